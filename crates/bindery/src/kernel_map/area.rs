@@ -133,8 +133,8 @@ impl Area {
         self.state.store(state as u8, Release);
     }
 
-    /// Has the claim's end told, if the area is busy still; says whether it is. The lock of the
-    /// freed list is held, so that the area is not freed.
+    /// Asks to be woken when the claim ends. Returns whether the area is still busy. The caller
+    /// holds the lock of the freed list, so that the area is not freed.
     fn want(&self) -> bool {
         self.state.fetch_or(WANTED, AcqRel) & !WANTED == State::Busy as u8
     }

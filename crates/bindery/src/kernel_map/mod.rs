@@ -117,8 +117,8 @@ pub use request::{
 /// The kernel's half of the addresses, and its mappings: `vmalloc`, `vmap`, `ioremap`.
 ///
 /// All functions take `&self` and may be called on all CPUs at the same time. Functions that change
-/// mappings may wait for each other ([`Platform::relax`]), so they are not for interrupt handlers.
-/// [`KernelMap::resolve`] and functions that only look ([`KernelMap::physical`]) are.
+/// mappings may sleep. [`KernelMap::resolve`] and functions that only read
+/// ([`KernelMap::physical`]) may be called in interrupt handlers.
 ///
 /// An address may be used from the call that returned it until the call that frees it, as far as
 /// its permissions allow. The core itself never touches mapped memory. Every area has an unmapped

@@ -55,7 +55,7 @@ pub(super) struct Lowest {
     pub(super) table: Frame,
     pub(super) level: Level,
     pub(super) index: u32,
-    /// What stands there; of a second look, nobody knows whether it is about the same.
+    /// The entry as read; a second read may differ.
     pub(super) entry: Entry,
 }
 
@@ -69,7 +69,7 @@ pub(super) struct Found {
 }
 
 /// The table that the entry for `at` in `table`, of `level`, names; one is made where the entry
-/// is empty. Called by who owns an address under the entry.
+/// is empty. Called by the owner of an address under the entry.
 #[inline]
 pub(super) fn child<T: KernelTree>(
     tree: &T,

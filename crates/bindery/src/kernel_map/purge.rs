@@ -28,8 +28,8 @@ pub(super) struct Batch {
     detached: TableStack,
 }
 
-/// Areas that are purged together: as many as may be looked at under a spin lock. A table that
-/// stands for areas of several rounds goes with the last of them.
+/// Areas that are purged together: as many as may be looked at under a spin lock. A table with
+/// entries of areas of several rounds is detached with the last of them.
 const ROUND: usize = 128;
 /// Areas that are taken out of the index under the lock at a time.
 const CHUNK: usize = 32;
@@ -55,8 +55,8 @@ impl<P: Platform> KernelMap<'_, P> {
         self.purge_now(&self.purging.lock());
     }
 
-    /// Purges if too much waits, unless another CPU is at it; and once more if too much came
-    /// meanwhile, whose CPUs found this one at it.
+    /// Purges if too much waits, unless another CPU does so already. Checks once more at the end:
+    /// CPUs that freed areas meanwhile found the purge lock taken and left.
     pub(super) fn purge_if_due(&self) {
         for _ in 0..2 {
             if self.freed_pages() <= self.purge_limit() {

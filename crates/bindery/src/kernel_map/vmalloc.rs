@@ -11,7 +11,7 @@ use super::request::{AreaKind, Content, Pieces, UnmapTime, VmallocOptions};
 use super::walk::{Holes, Stop, Walk};
 use super::{KernelMap, KernelMapError};
 
-/// At least so many pages are taken before the next question whether a fatal signal waits.
+/// Minimum pages allocated between two checks for a fatal signal.
 const PAGES_AT_ONCE: u64 = 512;
 
 /// Frames that follow each other, and the page of the area at which they begin.

@@ -21,10 +21,9 @@ impl<P: Platform> KernelMap<'_, P> {
     /// [`crate::Memory::allocate_frames`], from a pin, from another area, or from beyond the memory
     /// that the core knows.
     ///
-    /// Frames that are mapped elsewhere with another type of memory (by
-    /// [`crate::Platform::direct_map`]!) are mapped with anything but [`MemoryType::Normal`] only
-    /// by who cleans the caches first, as the architecture wants it (Arm ARM, "Mismatched memory
-    /// attributes"; SDM, "Programming the PAT").
+    /// If a frame is also mapped with another memory type ([`crate::Platform::direct_map`] counts),
+    /// clean the caches before mapping it with any type but [`MemoryType::Normal`] (Arm ARM,
+    /// "Mismatched memory attributes"; SDM, "Programming the PAT").
     ///
     /// # Errors
     /// [`KernelMapError::Empty`], [`KernelMapError::TooLarge`], [`KernelMapError::BadPermissions`],

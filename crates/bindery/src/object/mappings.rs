@@ -24,8 +24,7 @@ pub(crate) enum Copies {
     Kept,
 }
 
-/// Unmaps `count` pages from `first` on everywhere. Guards
-/// stay, as on Linux.
+/// Unmaps `count` pages from `first` on everywhere. Guards stay, as on Linux.
 pub(super) fn unmap<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,

@@ -37,7 +37,7 @@ struct ProtectCall<'a> {
 }
 
 impl Vma {
-    /// How entries of the mapping are made that say what the mapping allows.
+    /// The permissions and write policy for entries of this mapping.
     pub(super) fn entry_policy(&self) -> Change {
         let writable = match self.object() {
             _ if !self.is_shared() => Writable::Exclusive,

@@ -11,8 +11,7 @@ use super::fault::{Access, Resolved};
 use super::vma::{MappingFlags, Protection, Vma};
 use crate::collections::range_skip_list::Indexed;
 
-/// Tables of level 1 that are looked through for missing pages before the next question whether a
-/// fatal signal waits.
+/// Level-1 tables searched for missing pages between two checks for a fatal signal.
 const PIECE: u64 = 2;
 
 /// How pages are asked for.

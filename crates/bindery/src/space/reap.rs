@@ -32,6 +32,11 @@ impl<P: Platform> AddressSpace<'_, P> {
             .outermost(|| self.transaction(|mm, gather, _| self.reap_locked(mm, gather)))
     }
 
+    /// Sets the flag under the VMA's write lock, before the contents go:
+    ///
+    /// 1. A fault on CPU A reads the flags under the VMA's read lock.
+    /// 2. CPU B waits for that lock to be released, then sets the flag.
+    /// 3. CPU B drops the contents, and with them the page that CPU A has mapped.
     fn reap_locked(&self, mm: &MmapLocked, gather: &mut Gather) -> Result<(), Error> {
         for node in self.vmas.iter() {
             let vma = self.vma(node);
@@ -39,9 +44,6 @@ impl<P: Platform> AddressSpace<'_, P> {
                 continue;
             }
             interrupt::check(self.platform())?;
-            // 1. CPU A has looked at the flags, and holds the VMA for reading; 2. CPU B marks the
-            //    VMA
-            // once CPU A has let it go; 3. the contents go, the page of CPU A with them.
             let locked = vma.lock_write(self.platform());
             self.change_flags(mm, &locked, vma.flags() | MappingFlags::REAPED);
             drop(locked);

@@ -86,8 +86,8 @@ impl<'m, P: Platform> PageTable<'m, P> {
         }
     }
 
-    /// The front of `range` from where something stands on, up to the next multiple of `size`, a
-    /// power of two. The caller keeps new tables out of the range.
+    /// The part of `range` from its first non-empty entry to the next multiple of `size`, a power of
+    /// two. The caller keeps new tables out of the range.
     pub(crate) fn first_part(&self, range: VirtRange, size: u64) -> Option<VirtRange> {
         let end = range.end().0;
         let start = self.first_table(range.start().0, end, None);
@@ -95,8 +95,8 @@ impl<'m, P: Platform> PageTable<'m, P> {
         (start < stop).then(|| VirtRange::raw(start, stop))
     }
 
-    /// The first address from `start` on under which something stands, or `end`. What is passed
-    /// over is in no TLB any more.
+    /// The first address from `start` on whose entry is not empty, or `end`. No TLB has a
+    /// translation of the addresses before it any more.
     fn first_table(&self, mut start: u64, end: u64, own: Option<&Gather>) -> u64 {
         let mut counts = Counts::default();
         let mut found = false;

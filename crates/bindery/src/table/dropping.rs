@@ -160,21 +160,19 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
             index += count;
         }
         self.counts.entries_read += u64::from(index - indices.start);
-        // All entries at once, as if they were anonymous pages, which they mostly are. What is
-        // something else has been counted the other way.
+        // Counts all entries as anonymous pages, which most are. `run` has corrected the others.
         self.counts.unmapped(OwnerKind::Anonymous, dropped);
         dropped
     }
 
-    /// Drops the run of leaves that begins at `index` with `entry`. Returns how many that were. The
-    /// caller counts them all as anonymous pages that are gone; what is none is counted here so
-    /// that the sum is right.
+    /// Drops the run of leaves that begins at `index` with `entry`. Returns their number. The caller
+    /// counts every page as anonymous; other kinds are corrected here.
     #[inline]
     fn run(&mut self, slots: &[AtomicU64], index: u32, entry: Entry) -> u32 {
         let (memory, missing) = (self.memory, self.missing);
         let entry = P::Arch::clear_contig(entry, index);
         let frame = P::Arch::frame(entry);
-        // Pages of zeroes, and frames that are not ours, have no counts.
+        // Zero pages, and frames beyond the core's memory, have no counts.
         let Some(folio) = memory.frames.folio_of(frame) else {
             self.counts.mapped(OwnerKind::Anonymous, 1);
             return 1;
@@ -192,7 +190,7 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
         let left = folio.head.0 + folio.pages() - frame.0;
         let limit = left.min(slots.len() as u32 - index);
         let slots = &slots[..(index + limit) as usize];
-        // A folio of which these are all mappings takes nothing along of what they say.
+        // If these are the folio's only mappings, their accessed and dirty bits are not needed.
         let last = folio.order > Order::PAGE
             && memory.frames.is_mapped_only(folio, limit)
             && run::are_leaves::<P::Arch>(&slots[index as usize..], index, P::Arch::STEP, missing);

@@ -194,9 +194,8 @@ fn rewrite<P: Platform>(
     }
     let seen = P::Arch::attributes(template(old));
     let left = P::Arch::attributes(template(new));
-    // What another key allows is up to each thread, so it counts as less.
-    // A page that is guarded from now on allows less, and one that no longer is must not go on
-    // refusing branches.
+    // A key change counts as narrowing: each thread has its own rights. So does gaining or losing
+    // BTI.
     let guarded = P::Arch::BTI && (left.permissions - seen.permissions).contains(Permissions::BTI);
     let narrowed = !left.permissions.contains(seen.permissions) || left.key != seen.key || guarded;
     if narrowed {

@@ -112,9 +112,9 @@ pub(crate) fn leaves<A: Arch>(
     (count, A::gather_run(first, any, all))
 }
 
-/// Whether all entries of `slots` (at least one) continue the first, which stands at `index` of its
-/// level-1 table, by `step` each, and agree as runs do that are dropped. One pass without a branch
-/// an entry.
+/// Whether all entries of `slots` (at least one) continue the first, which is at `index` of its
+/// level-1 table, by `step` each, and agree as the runs do that are dropped. One pass, without a
+/// branch for each entry.
 #[inline]
 pub(crate) fn are_leaves<A: Arch>(
     slots: &[AtomicU64],
@@ -143,8 +143,8 @@ pub(crate) fn are_leaves<A: Arch>(
     differ & A::compare_mask(Equal::empty()) == 0
 }
 
-/// How many entries at the beginning of `slots` are empty, the first of which is known to be.
-/// Stops short of the next that is not by up to seven.
+/// How many entries at the beginning of `slots` are empty. The first is known to be. May return up
+/// to seven too few.
 #[inline]
 pub(crate) fn empty_ahead(slots: &[AtomicU64]) -> u32 {
     let (chunks, _) = slots.as_chunks::<8>();

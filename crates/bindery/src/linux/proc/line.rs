@@ -94,9 +94,8 @@ impl Columns {
     fn as_str(&self) -> &str {
         let written = &self.bytes[..self.length];
         // SAFETY: 1. The bytes up to `length` are written: the callers of `extend` do so.
-        // 2. They are whole texts, spaces and digits, one behind the other, so they are UTF-8.
-        //    Looking
-        // again would cost a tenth of a listing.
+        // 2. They are whole texts, spaces and digits in a row, so they are UTF-8. A check would
+        //    cost a tenth of a listing.
         unsafe {
             let bytes = core::slice::from_raw_parts(written.as_ptr().cast::<u8>(), written.len());
             core::str::from_utf8_unchecked(bytes)

@@ -156,10 +156,10 @@ impl<P: Platform> AddressSpace<'_, P> {
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Makes the page that `page`, in a private mapping that may not be written, shows just now the
-    /// program's own: a copy of the zero page, of what the object has, or of what another
-    /// process shares; read-only as it was. Nothing to do where it is its own, or where nothing
-    /// stands there any more. (Linux: `FAULT_FLAG_UNSHARE`.)
+    /// Gives the program its own read-only copy of the page at `page`, in a private read-only
+    /// mapping: a copy of the zero page, of the object's page, or of a page that other processes
+    /// map. Does nothing if the page is the program's own already, or is not mapped any more.
+    /// (Linux: `FAULT_FLAG_UNSHARE`.)
     pub(in crate::space) fn unshare(&self, page: VirtAddr) -> Result<(), FaultError> {
         loop {
             let locked = self.lock_vma(page).ok_or(FaultError::NotMapped)?;

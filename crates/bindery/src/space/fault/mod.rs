@@ -158,7 +158,7 @@ enum Tries {
     Last,
 }
 
-/// Why a program cannot have a page, given why its object has not.
+/// The fault for an object's error.
 fn refused(error: Error) -> FaultError {
     match error {
         Error::OutOfMemory => FaultError::OutOfMemory,

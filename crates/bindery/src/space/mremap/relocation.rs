@@ -55,8 +55,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             .find_map(|align| self.find_free(mm, length, align, start & (align - 1)))
     }
 
-    /// Moves what the source, a part of `vma`, maps. Nothing is mapped in the
-    /// target. Everything that can fail is done before anything is moved.
+    /// Moves what the source, a part of `vma`, maps. Nothing is mapped in the target. Everything
+    /// that can fail is done before anything is moved.
     pub(super) fn relocate(
         &self,
         mm: &MmapLocked,

@@ -51,7 +51,7 @@ pub(crate) struct PageMove {
     pub(crate) target: VirtAddr,
     /// In bytes.
     pub(crate) len: u64,
-    /// What nothing stands in at the source is passed over.
+    /// Skip holes in the source.
     pub(crate) allows_holes: bool,
     /// Who owns the pages of the target.
     pub(crate) owner: OwnerMark,
@@ -69,13 +69,13 @@ pub(crate) struct PageMove {
 /// Why a move has stopped before its end. What lies before has moved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Stop {
-    /// Nothing stands at the source, and holes are not allowed.
+    /// The source's entry is empty, and holes are not allowed.
     Missing,
-    /// Something stands at the target.
+    /// The target's entry is not empty.
     Exists,
     /// The page is not the program's own, or is pinned.
     Busy,
-    /// A marker stands at the source.
+    /// The source has a marker.
     Marked,
     /// No table for the target at once.
     OutOfMemory,
@@ -413,7 +413,7 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
         differ == 0
     }
 
-    /// The address in the source's hold of so many pages from its beginning.
+    /// The source address of page `page` of this hold.
     fn source_at(&self, page: u32) -> u64 {
         self.source + u64::from(page) * PAGE_SIZE
     }

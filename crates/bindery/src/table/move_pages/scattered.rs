@@ -1,8 +1,9 @@
 //! A folio whose entries are not one run of one table on each side: it lies across tables, or its
 //! entries differ. Page by page, and rarely.
 //!
-//! Nowhere is there room to remember the entries of up to 512 pages until the pins were looked at.
-//! So they wait in their places, as `PROT_NONE` entries, which keep all that the leaves said.
+//! The entries of up to 512 pages have to be remembered until the pins are checked, and there is no
+//! room for a copy. So they stay in their places as `PROT_NONE` entries. Permissions and key are
+//! lost; the target's VMA supplies them.
 
 use core::sync::atomic::{Ordering, fence};
 
@@ -117,7 +118,8 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
             && P::Arch::frame(P::Arch::clear_contig(entry, index)) == frame
     }
 
-    /// Takes the valid bit from the page's entry, which keeps all else.
+    /// Turns the page's leaf into a `PROT_NONE` entry, which keeps the frame and the bits accessed,
+    /// dirty, soft-dirty and userfault.
     fn hide(&mut self, page: u32) {
         let Some((table, index)) = self.source_slot(page) else { return };
         self.mark(table);

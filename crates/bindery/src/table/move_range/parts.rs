@@ -187,8 +187,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
                     break;
                 }
                 debug_assert!(false, "a table that was laid is gone");
-                // Rather ask for ever than tear the mapping apart. Each time is an allocation that
-                // may wait, so the embedder may let others run.
+                // Retry forever rather than leave the mapping half moved; each retry may sleep.
                 let _ = pool.refill();
             }
             next = self.next_piece(what, piece.offset + piece.len, Some(&*gather), counts);
