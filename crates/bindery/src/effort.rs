@@ -97,9 +97,9 @@ impl<P: Platform> Memory<P> {
     /// Frees all frames that are unused but kept: those of the core's caches, those that wait for
     /// readers, and those that the embedder keeps ([`Platform::collect_memory`]).
     ///
-    /// May sleep; called without locks, outside read sections. Linear in the frames freed.
+    /// Call it without locks, outside read sections.
     ///
-    /// Context: may sleep.
+    /// Context: may sleep. Complexity: linear in the frames freed.
     pub fn collect(&self) {
         self.drain_deferred();
         self.platform.collect_memory();

@@ -45,24 +45,21 @@ impl<P: Platform> Memory<P> {
     /// Existing mappings stay. The page takes the frames of one huge folio when a read first needs
     /// it, and keeps them.
     ///
-    /// Constant time.
-    ///
-    /// Context: any.
+    /// Context: any. Complexity: constant.
     pub fn set_huge_zero_page(&self, used: bool) {
         self.huge_zero.used.store(used, Ordering::Relaxed);
     }
 
-    /// What [`Memory::set_huge_zero_page`] has set. Does not sleep. Constant time.
+    /// What [`Memory::set_huge_zero_page`] has set.
     ///
-    /// Context: any.
+    /// Context: any. Complexity: constant.
     pub fn uses_huge_zero_page(&self) -> bool {
         self.huge_zero.used.load(Ordering::Relaxed)
     }
 
-    /// The frames of the huge zero page, if a read has needed it; they are never freed. Does not
-    /// sleep. Constant time.
+    /// The frames of the huge zero page, if a read has needed it; they are never freed.
     ///
-    /// Context: any.
+    /// Context: any. Complexity: constant.
     pub fn huge_zero_page(&self) -> Option<FrameRange> {
         let first = self.huge_zero.first()?;
         Some(FrameRange { first, count: self.huge_order().pages() })

@@ -90,10 +90,10 @@ pub fn scratch_words<P: Platform>(memory: &Memory<P>) -> usize {
 /// Verifies all invariants. `spaces` has all address spaces of `memory`, and nothing else runs.
 /// `scratch` has [`scratch_words`] words or more, with any content.
 ///
+/// Context: may sleep. Complexity: linear in the frames and in the entries of all tables.
+///
 /// # Errors
 /// The first violation.
-///
-/// Context: may sleep. Complexity: linear in the frames and in the entries of all tables.
 pub fn check<P: Platform>(
     memory: &Memory<P>,
     spaces: &[&AddressSpace<'_, P>],
@@ -104,10 +104,10 @@ pub fn check<P: Platform>(
 
 /// As [`check`], for a system with kernel maps: `kernel` has all of them.
 ///
+/// Context: may sleep. Complexity: as [`check`], plus linear in the pages of all areas.
+///
 /// # Errors
 /// The first violation.
-///
-/// Context: may sleep. Complexity: as [`check`], plus linear in the pages of all areas.
 pub fn check_with_kernel<P: Platform>(
     memory: &Memory<P>,
     spaces: &[&AddressSpace<'_, P>],

@@ -22,9 +22,9 @@ impl<P: Platform> KernelMap<'_, P> {
     }
 
     /// The physical address of `at`, if it is mapped (Linux: `vmalloc_to_page`, `vmalloc_to_pfn`,
-    /// and the same for all other areas). Constant time.
+    /// and the same for all other areas).
     ///
-    /// Context: any.
+    /// Context: any. Complexity: constant.
     pub fn physical(&self, at: VirtAddr) -> Option<PhysAddr> {
         if !self.arena.contains(at) {
             return None;
@@ -48,7 +48,9 @@ impl<P: Platform> KernelMap<'_, P> {
     /// What `at` is, for messages about faults and for debuggers.
     ///
     /// Takes no lock, so it may be called anywhere. Areas that are made or freed meanwhile may be
-    /// missed. Context: any. Complexity: logarithmic in the areas.
+    /// missed.
+    ///
+    /// Context: any. Complexity: logarithmic in the areas.
     pub fn explain(&self, at: VirtAddr) -> KernelAddress {
         if !self.arena.contains(at) {
             return KernelAddress::Outside;
@@ -133,7 +135,9 @@ impl<P: Platform> KernelMap<'_, P> {
     /// Calls `f` for all areas in use, in rising order (Linux: `/proc/vmallocinfo`).
     ///
     /// `f` is called without a lock, so it may do anything. Areas that are made or freed meanwhile
-    /// may be missed. Context: spins. Complexity: linear in the areas, times their logarithm.
+    /// may be missed.
+    ///
+    /// Context: spins. Complexity: linear in the areas, times their logarithm.
     pub fn for_each_area(&self, mut f: impl FnMut(KernelArea)) {
         let mut from = 0;
         loop {
@@ -156,8 +160,9 @@ impl<P: Platform> KernelMap<'_, P> {
     /// (Linux: `/sys/kernel/debug/kernel_page_tables`).
     ///
     /// Walks the tables with no lock, while other CPUs change them: what is mapped or unmapped
-    /// meanwhile may be reported, or not, or in part. Context: any. Complexity: linear in the
-    /// entries read.
+    /// meanwhile may be reported, or not, or in part.
+    ///
+    /// Context: any. Complexity: linear in the entries read.
     pub fn for_each_piece(&self, range: VirtRange, mut f: impl FnMut(KernelPiece)) {
         let range = range.intersection(self.arena);
         let (mut at, end) = (range.start(), range.end());

@@ -82,14 +82,14 @@ impl<P: Platform> KernelMap<'_, P> {
     /// Pieces across the bounds are cut, and a cut piece is never joined again. Meanwhile accesses
     /// to the piece pause ([`KernelMap::resolve`]), if the area's [`Pauses`] allow that.
     ///
+    /// Context: may sleep. Complexity: linear in the entries; one invalidation for all entries that
+    /// keep their size, and one for each table in which entries are paused.
+    ///
     /// # Errors
     /// [`KernelMapError::Empty`], [`KernelMapError::Unaligned`],
     /// [`KernelMapError::BadPermissions`], [`KernelMapError::NotAnArea`],
     /// [`KernelMapError::Freed`], [`KernelMapError::CrossesArea`], [`KernelMapError::WouldPause`],
     /// [`KernelMapError::OutOfMemory`] if a table cannot be allocated.
-    ///
-    /// Context: may sleep. Complexity: linear in the entries; one invalidation for all entries that
-    /// keep their size, and one for each table in which entries are paused.
     ///
     /// # Safety
     /// 1. The area is the caller's.

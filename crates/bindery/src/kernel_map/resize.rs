@@ -27,12 +27,12 @@ impl<P: Platform> KernelMap<'_, P> {
     /// have the content and permissions of `options`; pieces and pauses stay those of the area.
     /// When the call returns, the memory beyond a smaller size is free; its addresses are not yet.
     ///
+    /// Context: may sleep. Complexity: as [`KernelMap::vmalloc`] for the difference, as
+    /// [`KernelMap::vmap`] if it moves.
+    ///
     /// # Errors
     /// Those of [`KernelMap::vmalloc`] and [`KernelMap::vfree`]; [`KernelMapError::WouldPause`] if
     /// a huge piece would have to be cut. After an error the area is unchanged, at its old address.
-    ///
-    /// Context: may sleep. Complexity: as [`KernelMap::vmalloc`] for the difference, as
-    /// [`KernelMap::vmap`] if it moves.
     ///
     /// # Safety
     /// 1. The area is the caller's: it, or who handed it to it, got it from [`KernelMap::vmalloc`]

@@ -30,15 +30,15 @@ impl<P: Platform> KernelMap<'_, P> {
     /// had, that part alone is made of smaller ones. The memory is the caller's until
     /// [`KernelMap::vfree`].
     ///
+    /// Context: may sleep. Complexity: linear in the blocks of frames, plus one store for each
+    /// entry written.
+    ///
     /// # Errors
     /// [`KernelMapError::Empty`], [`KernelMapError::TooLarge`], [`KernelMapError::BadAlignment`],
     /// [`KernelMapError::BadPermissions`]; [`KernelMapError::OutOfAddresses`] and
     /// [`KernelMapError::OutOfMemory`] after a purge did not help (the latter at once for more than
     /// there is in all); [`KernelMapError::Interrupted`], asked for between blocks of frames,
     /// after 512 pages or more.
-    ///
-    /// Context: may sleep. Complexity: linear in the blocks of frames, plus one store for each
-    /// entry written.
     pub fn vmalloc(&self, size: u64, options: &VmallocOptions) -> Result<VirtAddr, KernelMapError> {
         self.memory.outermost(|| self.vmalloc_once(size, options))
     }
@@ -169,11 +169,11 @@ impl<P: Platform> KernelMap<'_, P> {
     /// Frees the [`KernelMap::vmalloc`] area at `start` (Linux: `vfree`). Its frames and addresses
     /// are used again after the next purge, which the call makes itself when enough waits for it.
     ///
+    /// Context: may sleep. Complexity: one store for each entry.
+    ///
     /// # Errors
     /// [`KernelMapError::NotAnArea`], [`KernelMapError::NotTheStart`], [`KernelMapError::Freed`],
     /// [`KernelMapError::WrongKind`].
-    ///
-    /// Context: may sleep. Complexity: one store for each entry.
     ///
     /// # Safety
     /// 1. The area is the caller's: it, or who handed it to it, got it from [`KernelMap::vmalloc`]

@@ -25,13 +25,13 @@ impl<P: Platform> KernelMap<'_, P> {
     /// clean the caches before mapping it with any type but [`MemoryType::Normal`] (Arm ARM,
     /// "Mismatched memory attributes"; SDM, "Programming the PAT").
     ///
+    /// Context: may sleep. Complexity: linear in the list; a run costs one search and a store for
+    /// each entry.
+    ///
     /// # Errors
     /// [`KernelMapError::Empty`], [`KernelMapError::TooLarge`], [`KernelMapError::BadPermissions`],
     /// [`KernelMapError::NoSuchMemoryType`], [`KernelMapError::OutOfAddresses`],
     /// [`KernelMapError::OutOfMemory`].
-    ///
-    /// Context: may sleep. Complexity: linear in the list; a run costs one search and a store for
-    /// each entry.
     pub fn vmap(&self, pages: &[Frame], options: &VmapOptions) -> Result<VirtAddr, KernelMapError> {
         let leaves = self.leaves(options.permissions, options.memory, options.pieces)?;
         let count = self.pages((pages.len() as u64) << PAGE_SHIFT)?;
@@ -45,10 +45,10 @@ impl<P: Platform> KernelMap<'_, P> {
     /// As [`KernelMap::vmap`], for ranges of frames: folios of any orders. Ranges that are adjacent
     /// in memory count as one.
     ///
+    /// Context: may sleep. Complexity: linear in the ranges, plus a store for each entry.
+    ///
     /// # Errors
     /// As [`KernelMap::vmap`]; [`KernelMapError::BadFrames`] if a range ends beyond 2^32 frames.
-    ///
-    /// Context: may sleep. Complexity: linear in the ranges, plus a store for each entry.
     pub fn vmap_ranges(
         &self,
         ranges: &[FrameRange],
@@ -84,19 +84,17 @@ impl<P: Platform> KernelMap<'_, P> {
     }
 
     /// Unmaps what [`KernelMap::vmap`] or [`KernelMap::vmap_ranges`] mapped at `start` (Linux:
-    /// `vunmap`).
+    /// `vunmap`). The frames stay the caller's; `time` says when it may free them ([`UnmapTime`]).
+    ///
+    /// Context: may sleep. Complexity: one store for each entry.
     ///
     /// # Errors
     /// As [`KernelMap::vfree`].
-    ///
-    /// Context: may sleep. Complexity: one store for each entry.
     ///
     /// # Safety
     /// 1. The area is the caller's: it, or who handed it to it, got it from [`KernelMap::vmap`] or
     ///    [`KernelMap::vmap_ranges`].
     /// 2. Nobody uses its addresses any more: no reference, no access, and no CPU executes there.
-    ///
-    /// The frames stay the caller's; when it may free them, `time` says ([`UnmapTime`]).
     pub unsafe fn vunmap(&self, start: VirtAddr, time: UnmapTime) -> Result<(), KernelMapError> {
         self.memory.outermost(|| {
             let claim = self.claim_start(start, AreaKind::Vmap)?;
@@ -114,12 +112,12 @@ impl<P: Platform> KernelMap<'_, P> {
     /// as large as possible. (On x86-64, for other types than uncached, the MTRRs give all of it
     /// one type.)
     ///
+    /// Context: may sleep. Complexity: a store for each entry.
+    ///
     /// # Errors
     /// [`KernelMapError::Empty`], [`KernelMapError::TooLarge`], [`KernelMapError::BadFrames`] if it
     /// ends beyond the physical addresses (2^44), [`KernelMapError::NoSuchMemoryType`],
     /// [`KernelMapError::OutOfAddresses`], [`KernelMapError::OutOfMemory`].
-    ///
-    /// Context: may sleep. Complexity: a store for each entry.
     pub fn ioremap(
         &self,
         from: PhysAddr,
@@ -159,10 +157,10 @@ impl<P: Platform> KernelMap<'_, P> {
     /// Unmaps an [`KernelMap::ioremap`] area; `at` is the address that `ioremap` returned (Linux:
     /// `iounmap`).
     ///
+    /// Context: may sleep. Complexity: one store for each entry.
+    ///
     /// # Errors
     /// As [`KernelMap::vfree`].
-    ///
-    /// Context: may sleep. Complexity: one store for each entry.
     ///
     /// # Safety
     /// 1. The area is the caller's: it, or who handed it to it, got it from [`KernelMap::ioremap`].

@@ -23,11 +23,11 @@ const EXCEPT_ADVISED: u64 = 1 << 1;
 /// | `PR_SET_MDWE`, `PR_GET_MDWE` | [`ExecGain`] |
 /// | `PR_SET_MEMORY_MERGE`, `PR_GET_MEMORY_MERGE` | [`AddressSpace::set_merging`] |
 ///
+/// Context: may sleep. Complexity: constant.
+///
 /// # Errors
 /// [`Errno::EINVAL`] for arguments that mean nothing; [`Errno::EPERM`] for `PR_SET_MDWE` that would
 /// take back what was set.
-///
-/// Context: may sleep. Complexity: constant.
 pub fn prctl<P: Platform>(
     space: &AddressSpace<'_, P>,
     option: u32,

@@ -202,10 +202,10 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// The use of a frame. Frames that do not belong to the memory are reported as such. Does not
-    /// sleep, and takes no lock but the allocator's for a moment. Constant time.
+    /// The use of a frame. Frames that do not belong to the memory are reported as such. Takes no
+    /// lock but the allocator's, for a moment.
     ///
-    /// Context: any.
+    /// Context: any. Complexity: constant.
     pub fn frame_view(&self, frame: Frame) -> FrameView {
         self.frames.view(frame)
     }
@@ -219,9 +219,9 @@ impl<P: Platform> Memory<P> {
     }
 
     /// Counts frames by use. It looks them up, so a frame that changes meanwhile is counted by its
-    /// old or its new use. Does not sleep. Linear in the blocks of frames.
+    /// old or its new use.
     ///
-    /// Context: spins.
+    /// Context: spins. Complexity: linear in the blocks of frames.
     pub fn frame_usage(&self) -> FrameUsage {
         self.frames.usage(self.huge_order())
     }
@@ -244,9 +244,7 @@ impl<P: Platform> Memory<P> {
     /// `None` if there is no such block, or if `order` is above 10. In the first case
     /// [`Memory::drain_deferred`] may help.
     ///
-    /// Does not sleep. Constant time.
-    ///
-    /// Context: spins.
+    /// Context: spins. Complexity: constant.
     pub fn allocate_frames(&self, order: Order) -> Option<FrameRange> {
         let first = self.frames.allocate(order)?;
         let state = meta::state_of(meta::Kind::Embedder, order);
@@ -257,9 +255,7 @@ impl<P: Platform> Memory<P> {
     /// Frees all frames of one [`Memory::allocate_frames`]. Returns whether they were allocated so;
     /// anything else is left alone.
     ///
-    /// Constant time.
-    ///
-    /// Context: spins.
+    /// Context: spins. Complexity: constant.
     ///
     /// # Safety
     /// 1. The frames are the caller's: it, or who handed them to it, got them from
@@ -309,9 +305,9 @@ impl<P: Platform> Memory<P> {
     }
 
     /// Frees the frames that caches keep for later, and what has waited for readers that have all
-    /// ended ([`Memory::deferred`]). Linear in the latter.
+    /// ended ([`Memory::deferred`]).
     ///
-    /// Context: spins.
+    /// Context: spins. Complexity: linear in what has waited.
     pub fn trim(&self) {
         self.free_ripe(u32::MAX);
         self.slabs().for_each(|slab| slab.trim(&self.frames, &self.platform));

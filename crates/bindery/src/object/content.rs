@@ -43,13 +43,13 @@ impl<P: Platform> Object<'_, P> {
     /// memory; those of a file are brought in. `into` is the caller's own memory, not a program's;
     /// for that see [`Object::read_with`].
     ///
+    /// Context: may sleep. Complexity: in the bytes, and the height of the page index for each run
+    /// of pages.
+    ///
     /// # Errors
     /// [`Error::Invalid`] if offset or end do not fit in 63 bits, as in `pread(2)`; for a file, the
     /// pager's error for the first page, and [`Error::OutOfMemory`]; [`Error::Interrupted`] if a
     /// fatal signal waits before anything was read.
-    ///
-    /// Context: may sleep. Complexity: in the bytes, and the height of the page index for each run
-    /// of pages.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<usize, Error> {
         let platform = &self.memory.platform;
         self.read_with(offset, into.len(), |done, from, length| {
@@ -76,10 +76,10 @@ impl<P: Platform> Object<'_, P> {
     /// for each time; it must not sleep, nor resolve a fault, nor call the object. It may be called
     /// again for bytes that it has taken already, where a reading had to begin anew.
     ///
+    /// Context: may sleep. Complexity: as there.
+    ///
     /// # Errors
     /// As [`Object::read`].
-    ///
-    /// Context: may sleep. Complexity: as there.
     pub fn read_with(
         &self,
         offset: u64,
@@ -197,15 +197,15 @@ impl<P: Platform> Object<'_, P> {
     /// signal, the pager, or [`Seals::GROW`], which lets through what fits into the object, in
     /// whole pages from the first page boundary on.
     ///
+    /// Context: may sleep. Complexity: in the bytes, and the height of the index for each run of
+    /// pages.
+    ///
     /// # Errors
     /// Where nothing was written: [`Error::Invalid`] if offset or end do not fit in 63 bits, as in
     /// `pwrite(2)`; [`Error::SealForbids`]; [`Error::OutOfMemory`]; [`Error::Overcommitted`] and
     /// [`Error::NoSpace`] if no more may be committed, where its [`crate::Quota`] is used up, or
     /// where no more frames are free than are kept for faults ([`Memory::set_fault_reserve`]); for
     /// a file, what the pager says; [`Error::Interrupted`] if a fatal signal waits.
-    ///
-    /// Context: may sleep. Complexity: in the bytes, and the height of the index for each run of
-    /// pages.
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<usize, Error> {
         let platform = &self.memory.platform;
         self.write_with(offset, from.len(), |done, to, length| {
@@ -231,10 +231,10 @@ impl<P: Platform> Object<'_, P> {
     /// with another call, and wants writes to be whole, holds a lock of its own (Linux: that of the
     /// inode).
     ///
+    /// Context: may sleep. Complexity: as there.
+    ///
     /// # Errors
     /// As [`Object::write`]. Where `copy` stops at once, 0 is returned.
-    ///
-    /// Context: may sleep. Complexity: as there.
     pub fn write_with(
         &self,
         offset: u64,

@@ -33,12 +33,12 @@ impl<P: Platform> Object<'_, P> {
     /// access to them is refused from then on ([`crate::FaultError::Bus`]). A larger size adds
     /// zeroes.
     ///
+    /// Context: may sleep. Complexity: in the runs removed, the mappings of the object, and their
+    /// mapped pages.
+    ///
     /// # Errors
     /// [`Error::TooLarge`] above 2^63 - 1; [`Error::SealForbids`]; [`Error::Overcommitted`] if all
     /// of the size counts as committed; for a file, the pager's error. An error changes nothing.
-    ///
-    /// Context: may sleep. Complexity: in the runs removed, the mappings of the object, and their
-    /// mapped pages.
     pub fn set_size(&self, bytes: u64) -> Result<(), Error> {
         if bytes > MAX_SIZE {
             return Err(Error::TooLarge);
@@ -93,13 +93,13 @@ impl<P: Platform> Object<'_, P> {
     /// size stays (Linux: `fallocate(2)` with `FALLOC_FL_PUNCH_HOLE`). Shared mappings see zeroes;
     /// copies that private mappings have made stay.
     ///
+    /// Context: may sleep. Complexity: as [`Object::set_size`].
+    ///
     /// # Errors
     /// [`Error::Invalid`] for a length of zero, or if offset or length do not fit in 63 bits;
     /// [`Error::TooLarge`] if their sum does not; [`Error::SealForbids`]; for a file, the pager's
     /// error, including [`Error::NotSupported`], and [`Error::OutOfMemory`]. An error changes
     /// nothing.
-    ///
-    /// Context: may sleep. Complexity: as [`Object::set_size`].
     pub fn punch_hole(&self, offset: u64, length: u64) -> Result<(), Error> {
         let end = end_of(offset, length)?;
         self.memory.outermost(|| self.punch_hole_once(offset, end))
@@ -122,8 +122,8 @@ impl<P: Platform> Object<'_, P> {
         })
     }
 
-    /// Brings those pages back from swap that are cut in two, and will be zeroed in part. The changes
-    /// are held, so they stay.
+    /// Brings those pages back from swap that are cut in two, and will be zeroed in part. The
+    /// changes are held, so they stay.
     fn bring_in_cut(&self, cuts: [u64; 2]) -> Result<(), Error> {
         let (memory, object) = (self.memory, self.state());
         for cut in cuts.into_iter().filter(|cut| !cut.is_multiple_of(PAGE_SIZE)) {
@@ -179,6 +179,8 @@ impl<P: Platform> Object<'_, P> {
     /// Brings in all pages of `length` bytes from `offset` on, so that writing them later needs no
     /// memory, and lets the object grow over them (Linux: `fallocate(2)`). Only for shared memory.
     ///
+    /// Context: may sleep. Complexity: in the pages.
+    ///
     /// # Errors
     /// [`Error::Invalid`] and [`Error::TooLarge`] as [`Object::punch_hole`];
     /// [`Error::NotSupported`] for files; [`Error::SealForbids`] if the end lies behind the
@@ -186,8 +188,6 @@ impl<P: Platform> Object<'_, P> {
     /// [`Object::write`]; [`Error::OutOfMemory`]; [`Error::Interrupted`], asked for before each
     /// folio (Linux stops for any signal). The content and size are as before then, and so is the
     /// memory that it takes, unless somebody has used the new pages already.
-    ///
-    /// Context: may sleep. Complexity: in the pages.
     pub fn allocate(&self, offset: u64, length: u64, growth: Growth) -> Result<(), Error> {
         let end = end_of(offset, length)?;
         let (memory, object) = (self.memory, self.state());

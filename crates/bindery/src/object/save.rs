@@ -36,16 +36,16 @@ const PAGES: u32 = 4096;
 
 impl<P: Platform> Object<'_, P> {
     /// Stores what was written to the file in `length` bytes from `offset` on, through mappings or
-    /// otherwise, and returns when the pager has it. Nothing to do for shared memory. May sleep,
-    /// and holds no lock while the pager works. (Linux: `fsync(2)`, `msync(2)` with `MS_SYNC`.)
+    /// otherwise, and returns when the pager has it. Nothing to do for shared memory. Holds no lock
+    /// while the pager works. (Linux: `fsync(2)`, `msync(2)` with `MS_SYNC`.)
+    ///
+    /// Context: may sleep. Complexity: in the dirty pages; for each batch of up to 32 runs, one
+    /// walk over the mappings that show one of them.
     ///
     /// # Errors
     /// What the pager says, [`Error::InputOutput`] mostly; the rest of the range is stored all the
     /// same. [`Error::Interrupted`] if a fatal signal waits, between two pieces of at most 16 MiB.
     /// What was not stored remains to be stored.
-    ///
-    /// Context: may sleep. Complexity: in the dirty pages; for each batch of up to 32 runs, one
-    /// walk over the mappings that show one of them.
     pub fn sync(&self, offset: u64, length: u64) -> Result<(), Error> {
         let end = offset.saturating_add(length);
         let first = offset >> PAGE_SHIFT;

@@ -140,12 +140,12 @@ impl<P: Platform> Object<'_, P> {
 
     /// Adds seals (Linux: `fcntl(2)` with `F_ADD_SEALS`).
     ///
+    /// Context: may sleep. Complexity: constant; for [`Seals::WRITE`] linear in the resident pages.
+    ///
     /// # Errors
     /// [`Error::Invalid`] for unknown bits and for files; [`Error::SealForbids`] if
     /// [`Seals::SEAL`] is there; [`Error::Busy`] for [`Seals::WRITE`] while somebody maps the
     /// object shared in a way that may be written, or has pages pinned. Nothing is added then.
-    ///
-    /// Context: may sleep. Complexity: constant; for [`Seals::WRITE`] linear in the resident pages.
     pub fn add_seals(&self, seals: Seals) -> Result<(), Error> {
         let object = self.state();
         if seals.bits() & !Seals::all().bits() != 0 || object.is_file() || object.is_secret() {

@@ -21,12 +21,12 @@ impl<P: Platform> Memory<P> {
     ///
     /// [`AddressSpace::swap_in_area`]: crate::AddressSpace::swap_in_area
     ///
-    /// # Errors
-    /// [`Error::OutOfMemory`]; [`Error::InputOutput`] if the area has lost a page, which stays lost;
-    /// [`Error::Interrupted`] for a fatal signal. What has come back stays, and everything can be
-    /// used as before.
-    ///
     /// Context: may sleep. Complexity: in the objects, and the runs that they have in swap.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`]; [`Error::InputOutput`] if the area has lost a page, which stays
+    /// lost; [`Error::Interrupted`] for a fatal signal. What has come back stays, and everything
+    /// can be used as before.
     pub fn swap_in_objects(&self, area: &SwapArea) -> Result<(), Error> {
         let mut last: Option<Object<'_, P>> = None;
         let behind = |last: &Option<Object<'_, P>>| {

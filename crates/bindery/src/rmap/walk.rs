@@ -111,11 +111,11 @@ pub(crate) struct Seen {
 /// is in the gather is flushed and finished before the lock is released, and before another VMA is
 /// visited. The ranges rise and do not overlap.
 ///
-/// # Errors
-/// [`Busy`], unless the walk waits for locks.
-///
 /// Complexity: O(log n) of the n VMAs that map the object, for each VMA that maps one of the ranges
 /// and for each range.
+///
+/// # Errors
+/// [`Busy`], unless the walk waits for locks.
 pub(crate) fn for_each_sight<'m, P: Platform>(
     memory: &'m Memory<P>,
     object: &ObjectState,

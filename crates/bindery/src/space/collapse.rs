@@ -103,6 +103,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Makes large folios, mapped by huge leaves, of all whole table spans in `range`, whatever the
     /// policy says (Linux: `madvise(2)` with `MADV_COLLAPSE`).
     ///
+    /// Context: may sleep. Complexity: linear in the pages.
+    ///
     /// # Errors
     /// [`Error::NotMapped`] for holes; [`Error::Invalid`] if a mapping is too small, has said that
     /// it wants no large folios, or is a private one of an object, or nothing is there to be
@@ -111,8 +113,6 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// [`Error::OutOfMemory`] if there is no folio of that size; [`Error::Interrupted`] if a fatal
     /// signal came first, which is asked for before each span (Linux does not ask). What could be
     /// collapsed is.
-    ///
-    /// Context: may sleep. Complexity: linear in the pages.
     pub fn collapse_range(&self, range: VirtRange) -> Result<(), Error> {
         let mut parts = Parts::of(range);
         loop {

@@ -14,12 +14,12 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Unmaps what is left of the System V segment that was attached at `at`, all its parts where
     /// it was cut. As on Linux, what was moved away, or mapped over, does not count.
     ///
+    /// Complexity: in the mappings from there to the first part, and as
+    /// [`AddressSpace::munmap`].
+    ///
     /// # Errors
     /// [`Error::Invalid`] if nothing of a segment that was attached there is left, or `at` is no
     /// multiple of the page size.
-    ///
-    /// Complexity: in the mappings from there to the first part, and as
-    /// [`AddressSpace::munmap`].
     pub(crate) fn detach_segment(&self, at: VirtAddr) -> Result<(), Error> {
         if !at.is_aligned(PAGE_SIZE) {
             return Err(Error::Invalid);

@@ -56,12 +56,12 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Splits the folio that is mapped at `addr` into folios of 2^`order` pages, and frees those
     /// that have no mapping any more. Contents, permissions, accessed and dirty stay.
     ///
+    /// Context: may sleep. Complexity: linear in the pages of the folio.
+    ///
     /// # Errors
     /// [`FolioError::NotMapped`]; [`FolioError::Unsuitable`] if the folio is not larger than that;
     /// [`FolioError::Busy`] if it has other mappings or holders, or a mapping of another VMA has a
     /// part.
-    ///
-    /// Context: may sleep. Complexity: linear in the pages of the folio.
     pub fn split_folio(&self, addr: VirtAddr, order: Order) -> Result<(), FolioError> {
         self.table.memory.retry(|| self.split_once(addr, order))
     }
@@ -173,11 +173,11 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Replaces the leaves around `addr` by one huge leaf. They must fill a level-1 table with all
     /// pages, in order, of one folio of that size.
     ///
+    /// Context: may sleep. Complexity: linear in the entries of one table. One invalidation.
+    ///
     /// # Errors
     /// [`FolioError::NotMapped`] if no VMA covers all of it; [`FolioError::Unsuitable`];
     /// [`FolioError::OutOfMemory`].
-    ///
-    /// Context: may sleep. Complexity: linear in the entries of one table. One invalidation.
     pub fn collapse(&self, addr: VirtAddr) -> Result<(), FolioError> {
         self.table.memory.outermost(|| self.collapse_leaves(addr))
     }

@@ -23,14 +23,14 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// If a mapping never had a private page or a guard, nothing is copied: the child's faults find
     /// what the parent's would.
     ///
+    /// Context: may sleep. Complexity: in the mappings and the runs of those that have private
+    /// pages; one write to a folio's counts for each run, one invalidation for each 64 tables.
+    ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::Overcommitted`], and [`Error::Interrupted`] if a fatal
     /// signal came before the end. Then there is no copy, and this address space is as it was,
     /// except that its next writes may fault once more. (Linux asks for signals at each mapping,
     /// too, and before it begins, where any signal restarts the call: that is the embedder's part.)
-    ///
-    /// Context: may sleep. Complexity: in the mappings and the runs of those that have private
-    /// pages; one write to a folio's counts for each run, one invalidation for each 64 tables.
     pub fn fork(&self) -> Result<Self, Error> {
         self.table.memory.outermost(|| self.fork_once())
     }

@@ -86,9 +86,9 @@ impl Mapping {
 
 impl<P: Platform> AddressSpace<'_, P> {
     /// The page table's entry for the page of `addr`; empty for addresses outside user space. Waits
-    /// for running operations. Constant time.
+    /// for running operations.
     ///
-    /// Context: may sleep.
+    /// Context: may sleep. Complexity: constant.
     pub fn inspect(&self, addr: VirtAddr) -> Inspection {
         if addr >= self.limit() {
             return Inspection::Empty;

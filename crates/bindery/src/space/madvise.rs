@@ -131,6 +131,9 @@ impl Advice {
 impl<P: Platform> AddressSpace<'_, P> {
     /// Applies advice to `length` bytes (rounded up to pages) at `start`.
     ///
+    /// Context: may sleep. Complexity: in the mappings and runs of the range; contents are dropped
+    /// by whole tables.
+    ///
     /// # Errors
     /// [`Error::Unaligned`]; [`Error::OutOfRange`] if the range wraps; [`Error::Invalid`] if the
     /// advice does not apply to a mapping's kind, or the mapping is locked; [`Error::AccessDenied`]
@@ -141,9 +144,6 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// [`Error::Interrupted`] if a fatal signal came before all pages of [`Advice::PopulateRead`]
     /// or [`Advice::PopulateWrite`], or before a mapping of [`Advice::Free`], [`Advice::Cold`] or
     /// [`Advice::PageOut`]. The part before an error is done.
-    ///
-    /// Context: may sleep. Complexity: in the mappings and runs of the range; contents are dropped
-    /// by whole tables.
     pub fn madvise(&self, start: VirtAddr, length: u64, advice: Advice) -> Result<(), Error> {
         self.madvise_with_keys(start, length, advice, KeyRights::ALL)
     }
@@ -209,11 +209,11 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Drops the contents of `length` bytes (rounded up to pages) at `start`: they read as zeroes
     /// again, or as the object's content. Tables that become empty are freed.
     ///
-    /// # Errors
-    /// As [`AddressSpace::madvise`] with [`Advice::DontNeed`].
-    ///
     /// Context: may sleep. Complexity: in the mappings and whole tables, plus the runs of the
     /// tables at the edges.
+    ///
+    /// # Errors
+    /// As [`AddressSpace::madvise`] with [`Advice::DontNeed`].
     pub fn discard(&self, start: VirtAddr, length: u64) -> Result<(), Error> {
         self.madvise(start, length, Advice::DontNeed)
     }

@@ -42,13 +42,13 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// that the program could neither write nor owns counts as resident throughout
     /// ([`crate::FileAccess::OWNER`]).
     ///
+    /// Context: may sleep. Complexity: in the entries of the range; what has no table costs
+    /// nothing.
+    ///
     /// # Errors
     /// [`Error::Unaligned`]; [`Error::OutOfRange`]; [`Error::NotMapped`] at the first hole, and
     /// [`Error::Interrupted`] before a mapping at which a fatal signal waits, after the stretches
     /// before it were told. (Linux does not ask for signals.)
-    ///
-    /// Context: may sleep. Complexity: in the entries of the range; what has no table costs
-    /// nothing.
     pub fn mincore(
         &self,
         start: VirtAddr,

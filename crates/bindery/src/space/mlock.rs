@@ -43,6 +43,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Locks the pages of the range into memory; the range is extended to whole pages. Locks do not
     /// nest: a second call changes nothing, and one `munlock` undoes both.
     ///
+    /// Context: may sleep. Complexity: in the mappings, and the folios that are allocated.
+    ///
     /// # Errors
     /// [`Error::LockForbidden`] if the process may lock nothing; [`Error::LockLimit`];
     /// [`Error::OutOfRange`] if the range wraps; [`Error::NotMapped`], after the part before the
@@ -50,8 +52,6 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// split; [`Error::Fault`] and [`Error::TryAgain`] if the range is locked, but a page is not
     /// available; [`Error::Interrupted`] if it is locked, and a fatal signal came before all pages
     /// did.
-    ///
-    /// Context: may sleep. Complexity: in the mappings, and the folios that are allocated.
     pub fn mlock(&self, start: VirtAddr, length: u64, pages: LockPages) -> Result<(), Error> {
         self.may_lock_at_all()?;
         let range = match self.lock_range(start, length) {
@@ -80,10 +80,10 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// Unlocks the range.
     ///
+    /// Context: may sleep. Complexity: in the mappings.
+    ///
     /// # Errors
     /// As [`AddressSpace::mlock`], without those about limits and pages.
-    ///
-    /// Context: may sleep. Complexity: in the mappings.
     pub fn munlock(&self, start: VirtAddr, length: u64) -> Result<(), Error> {
         let range = self.lock_range(start, length)?;
         self.table.memory.outermost(|| {
@@ -95,12 +95,12 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// Locks all existing mappings, all future ones, or both.
     ///
+    /// Context: may sleep. Complexity: as [`AddressSpace::mlock`] of everything.
+    ///
     /// # Errors
     /// [`Error::Invalid`] if `what` names neither; [`Error::LockForbidden`]; [`Error::LockLimit`].
     /// As on Linux, mappings that cannot be locked are skipped. [`Error::Interrupted`] as
     /// [`AddressSpace::mlock`] (on Linux the call succeeds then, in a thread that never sees it).
-    ///
-    /// Context: may sleep. Complexity: as [`AddressSpace::mlock`] of everything.
     pub fn mlockall(&self, what: LockAll) -> Result<(), Error> {
         if !what.intersects(LockAll::CURRENT | LockAll::FUTURE) {
             return Err(Error::Invalid);

@@ -41,17 +41,17 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// table's span (2 MiB) begins at a multiple of it if there is room, so that large folios and
     /// whole-table moves fit. Nothing is put within 1 MiB below a mapping that grows down.
     ///
+    /// Context: may sleep. Complexity: logarithmic in the mappings; for what
+    /// [`super::Place::Fixed`] replaces, as [`AddressSpace::munmap`].
+    ///
     /// # Errors
     /// [`Error::ZeroLength`]; [`Error::TooLong`] and [`Error::OutOfRange`] if it would not fit into
     /// user space; [`Error::Unaligned`] for a fixed address; [`Error::BelowMinimum`];
-    /// [`Error::Exists`] for [`super::Place::FixedNoReplace`]; [`Error::Invalid`] for flags that exclude
-    /// each other; [`Error::LockForbidden`], [`Error::LockLimit`]; [`Error::Sealed`] if a sealed
-    /// mapping would be replaced; [`Error::LimitReached`]; [`Error::Overcommitted`];
+    /// [`Error::Exists`] for [`super::Place::FixedNoReplace`]; [`Error::Invalid`] for flags that
+    /// exclude each other; [`Error::LockForbidden`], [`Error::LockLimit`]; [`Error::Sealed`] if a
+    /// sealed mapping would be replaced; [`Error::LimitReached`]; [`Error::Overcommitted`];
     /// [`Error::TooManyMappings`]; [`Error::NoRoom`]; [`Error::OutOfMemory`]. An error changes
     /// nothing.
-    ///
-    /// Context: may sleep. Complexity: logarithmic in the mappings; for what [`super::Place::Fixed`]
-    /// replaces, as [`AddressSpace::munmap`].
     pub fn mmap(&self, request: &MapRequest) -> Result<VirtAddr, Error> {
         let may = MappingFlags::MAY_ALL;
         if request.sharing == Sharing::Private {

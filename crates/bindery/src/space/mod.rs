@@ -239,7 +239,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 
     /// Records that the calling CPU is about to load the root. From here on the CPU receives
-    /// invalidations. Does not sleep.
+    /// invalidations.
     ///
     /// Context: any.
     pub fn enter(&self) {
@@ -250,8 +250,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         drop(section);
     }
 
-    /// Records that the calling CPU has loaded another root, and what its TLB may still hold. Does
-    /// not sleep.
+    /// Records that the calling CPU has loaded another root, and what its TLB may still hold.
     ///
     /// Context: any.
     pub fn leave(&self, tlb_on_leave: TlbOnLeave) {

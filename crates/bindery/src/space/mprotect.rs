@@ -57,15 +57,15 @@ impl Vma {
 impl<P: Platform> AddressSpace<'_, P> {
     /// Sets the permissions of `length` bytes (rounded up to pages) at `start` to `protection`.
     ///
+    /// Context: may sleep. Complexity: in the runs of the range. One invalidation for each 64
+    /// tables, none if the range only allows more than before.
+    ///
     /// # Errors
     /// [`Error::Unaligned`] and [`Error::OutOfRange`] change nothing. As on Linux, if a part of the
     /// range is not mapped ([`Error::NotMapped`]), does not allow the protection
     /// ([`Error::AccessDenied`]), is sealed ([`Error::Sealed`]), would exceed a limit
     /// ([`Error::LimitReached`], [`Error::Overcommitted`]) or cannot be split
     /// ([`Error::TooManyMappings`], [`Error::OutOfMemory`]), the part before it is changed.
-    ///
-    /// Context: may sleep. Complexity: in the runs of the range. One invalidation for each 64
-    /// tables, none if the range only allows more than before.
     pub fn mprotect(
         &self,
         start: VirtAddr,
@@ -94,11 +94,11 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// As [`AddressSpace::mprotect_from`], and gives the mappings a protection key
     /// (`pkey_mprotect(2)`). The other calls leave mappings the key that they have.
     ///
+    /// Context: may sleep. Complexity: as there. A change of the key is always invalidated.
+    ///
     /// # Errors
     /// As there; [`Error::Invalid`], with nothing changed, if the key is not allocated
     /// ([`AddressSpace::pkey_alloc`]).
-    ///
-    /// Context: may sleep. Complexity: as there. A change of the key is always invalidated.
     pub fn pkey_mprotect(
         &self,
         start: VirtAddr,

@@ -13,12 +13,12 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// longer be unmapped, moved, resized or replaced, their protection cannot change, and contents
     /// that the program could not overwrite cannot be discarded.
     ///
+    /// Context: may sleep. Complexity: in the mappings.
+    ///
     /// # Errors
     /// [`Error::Unaligned`]; [`Error::OutOfRange`]; [`Error::NotMapped`] if the range has holes,
     /// and [`Error::TooManyMappings`] or [`Error::OutOfMemory`] if a mapping cannot be split. A
     /// hole changes nothing; the part before another error is sealed.
-    ///
-    /// Context: may sleep. Complexity: in the mappings.
     pub fn mseal(&self, start: VirtAddr, length: u64) -> Result<(), Error> {
         if !start.is_aligned(PAGE_SIZE) {
             return Err(Error::Unaligned(start));

@@ -29,13 +29,13 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Saves what was written to the shared file mappings in `length` bytes (rounded up to pages)
     /// at `start`. May wait for storage.
     ///
+    /// Context: may sleep. Complexity: in the runs that were written.
+    ///
     /// # Errors
     /// [`Error::Unaligned`]; [`Error::Invalid`] for both kinds at once; [`Error::OutOfRange`];
     /// [`Error::Locked`] if [`SyncFlags::INVALIDATE`] meets locked memory; [`Error::InputOutput`];
     /// [`Error::Interrupted`] as [`crate::Object::sync`]; [`Error::NotMapped`] if the range has
     /// holes, after the rest is saved.
-    ///
-    /// Context: may sleep. Complexity: in the runs that were written.
     pub fn msync(&self, start: VirtAddr, length: u64, flags: SyncFlags) -> Result<(), Error> {
         if !start.is_aligned(PAGE_SIZE) {
             return Err(Error::Unaligned(start));

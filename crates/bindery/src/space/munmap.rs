@@ -15,15 +15,15 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Unmaps `length` bytes (rounded up to pages) at `start`. Mappings that extend beyond the ends
     /// keep the rest; a range without mappings is left alone.
     ///
-    /// # Errors
-    /// [`Error::Unaligned`], [`Error::ZeroLength`], [`Error::OutOfRange`]; [`Error::Sealed`];
-    /// [`Error::TooManyMappings`] or [`Error::OutOfMemory`] if a mapping would be split in two and
-    /// there is no room for the second. An error changes nothing.
-    ///
     /// Context: may sleep. Complexity: in the mappings and tables that are removed, plus the runs
     /// in the two tables at the edges that other mappings keep. One invalidation for each 1,024
     /// entries of the kept tables or 512 of the removed ones, usually one in all, and one for each
     /// contiguous run or huge leaf that an end cuts.
+    ///
+    /// # Errors
+    /// [`Error::Unaligned`], [`Error::ZeroLength`], [`Error::OutOfRange`]; [`Error::Sealed`];
+    /// [`Error::TooManyMappings`] or [`Error::OutOfMemory`] if a mapping would be split in two and
+    /// there is no room for the second. An error changes nothing.
     pub fn munmap(&self, start: VirtAddr, length: u64) -> Result<(), Error> {
         let range = self.unmap_range(start, length)?;
         self.table.memory.outermost(|| self.unmap_once(range))

@@ -103,13 +103,13 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// anonymous memory that is shared with another process until one of them writes, or that was
     /// never written. (Linux: `pin_user_pages`.)
     ///
+    /// Context: may sleep. Complexity: in the pages pinned; one atomic instruction.
+    ///
     /// # Errors
     /// [`PinError::Fault`] with the fault that the access would have had;
     /// [`PinError::LimitReached`] if the address space would exceed [`super::Limits::pinned`];
     /// [`PinError::FolioLimit`] if the folio has 2^15 pins, or 2^14 and the address space more than
     /// 1,024 pinned pages in all. An error pins nothing.
-    ///
-    /// Context: may sleep. Complexity: in the pages pinned; one atomic instruction.
     pub fn pin(
         &self,
         at: VirtAddr,

@@ -20,12 +20,12 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// reader gets the zero page in place of what the program has written. (Linux: `MMF_UNSTABLE`.)
     /// The mappings themselves stay. A second call finds nothing to do.
     ///
+    /// Context: may sleep. Complexity: in the mappings and whole tables, as
+    /// [`AddressSpace::discard`] of everything.
+    ///
     /// # Errors
     /// [`Error::Interrupted`] for a fatal signal of the caller, [`Error::OutOfMemory`]: work done
     /// stays done, and another call may go on.
-    ///
-    /// Context: may sleep. Complexity: in the mappings and whole tables, as
-    /// [`AddressSpace::discard`] of everything.
     pub fn reap(&self) -> Result<(), Error> {
         self.table
             .memory

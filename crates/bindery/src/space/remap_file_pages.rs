@@ -22,13 +22,13 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// The range may reach over several mappings that touch, all of one object and with the same
     /// flags.
     ///
+    /// Context: may sleep. Complexity: as [`AddressSpace::mmap_object`], and in the pages that have
+    /// to be made.
+    ///
     /// # Errors
     /// [`Error::Invalid`] if the range is empty or wraps, the page numbers wrap, or what is mapped
     /// there is not as said above, or its object cannot be written through it; those of
     /// [`AddressSpace::mmap_object`]. Nothing is changed then.
-    ///
-    /// Context: may sleep. Complexity: as [`AddressSpace::mmap_object`], and in the pages that have
-    /// to be made.
     pub fn remap_file_pages(
         &self,
         start: VirtAddr,

@@ -19,13 +19,13 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// meanwhile. A fork that runs at the same time may take entries to a child: the child is
     /// another address space. No lock is held from one run to the next.
     ///
+    /// Context: may sleep. Complexity: in the runs of swap entries, and the entries of the
+    /// mappings.
+    ///
     /// # Errors
     /// [`Error::OutOfMemory`]; [`Error::Fault`] if the area has lost a page, which stays lost;
     /// [`Error::Interrupted`] for a fatal signal. What has come back stays, and everything can be
     /// used as before.
-    ///
-    /// Context: may sleep. Complexity: in the runs of swap entries, and the entries of the
-    /// mappings.
     pub fn swap_in_area(&self, area: &SwapArea) -> Result<(), Error> {
         let mut at = VirtAddr(0);
         while let Some(page) = self.next_in_area(at, area.number) {

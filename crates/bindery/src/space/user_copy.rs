@@ -49,10 +49,10 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Reads `into.len()` bytes at `at`, like loads of the program: faults bring pages in. The
     /// program need not be the running one. (Linux: `copy_from_user`, `process_vm_readv(2)`.)
     ///
+    /// Context: may sleep. Complexity: in the pages that the bytes touch.
+    ///
     /// # Errors
     /// The fault of such a load; the bytes before it have been read.
-    ///
-    /// Context: may sleep. Complexity: in the pages that the bytes touch.
     pub fn read_user(&self, at: VirtAddr, into: &mut [u8]) -> Result<(), FaultError> {
         self.read_as(Asker::Program, at, into)
     }
@@ -60,10 +60,10 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// As [`AddressSpace::read_user`], for a caller other than the program: a debugger, or another
     /// process. (Linux: `access_remote_vm`.)
     ///
+    /// Context: may sleep. Complexity: as there.
+    ///
     /// # Errors
     /// As there; [`FaultError::Protection`] for secret memory ([`crate::Memory::secret_memory`]).
-    ///
-    /// Context: may sleep. Complexity: as there.
     pub fn read_foreign(&self, at: VirtAddr, into: &mut [u8]) -> Result<(), FaultError> {
         self.read_as(Asker::Other, at, into)
     }
@@ -84,20 +84,20 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// Writes `from` at `at`, like stores of the program.
     ///
+    /// Context: may sleep. Complexity: in the pages that the bytes touch.
+    ///
     /// # Errors
     /// The fault of such a store; the bytes before it have been written.
-    ///
-    /// Context: may sleep. Complexity: in the pages that the bytes touch.
     pub fn write_user(&self, at: VirtAddr, from: &[u8]) -> Result<(), FaultError> {
         self.write_as(Asker::Program, at, from)
     }
 
     /// As [`AddressSpace::write_user`], for a caller other than the program.
     ///
+    /// Context: may sleep. Complexity: as there.
+    ///
     /// # Errors
     /// As [`AddressSpace::read_foreign`], with the fault of a store.
-    ///
-    /// Context: may sleep. Complexity: as there.
     pub fn write_foreign(&self, at: VirtAddr, from: &[u8]) -> Result<(), FaultError> {
         self.write_as(Asker::Other, at, from)
     }
@@ -123,11 +123,11 @@ impl<P: Platform> AddressSpace<'_, P> {
     ///
     /// No lock is held from one piece of 1 KiB to the next.
     ///
+    /// Context: may sleep. Complexity: in the bytes.
+    ///
     /// # Errors
     /// [`PartialCopy`]: the fault that a load or a store would have had
     /// ([`AddressSpace::read_foreign`]), and how many bytes were copied before it.
-    ///
-    /// Context: may sleep. Complexity: in the bytes.
     pub fn copy_from(
         &self,
         to: VirtAddr,
@@ -144,10 +144,10 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// As [`AddressSpace::copy_from`], the other way round: the bytes at `from` in this memory go
     /// to `to` in another process'. (Linux: `process_vm_writev(2)`.)
     ///
+    /// Context: may sleep. Complexity: in the bytes.
+    ///
     /// # Errors
     /// As there.
-    ///
-    /// Context: may sleep. Complexity: in the bytes.
     pub fn copy_to(
         &self,
         from: VirtAddr,

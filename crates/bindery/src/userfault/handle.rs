@@ -116,10 +116,10 @@ impl<'m, P: Platform> Userfault<'m, P> {
 
     /// The next message; waits until there is one.
     ///
+    /// Context: may sleep.
+    ///
     /// # Errors
     /// [`Error::Interrupted`] if a signal came first ([`Platform::signal`]).
-    ///
-    /// Context: may sleep.
     pub fn read(&self) -> Result<UserfaultMessage<'m, P>, Error> {
         loop {
             let seen = self.state().messages_seen();

@@ -75,12 +75,12 @@ impl ClearRefs {
 /// Does what a write to `/proc/self/clear_refs` asks for. A store that is under way meanwhile may
 /// count as earlier.
 ///
+/// Context: may sleep. Complexity: in the entries of all mappings concerned, with the address
+/// space's mutex held, as on Linux; one invalidation.
+///
 /// # Errors
 /// [`Errno::ENOMEM`] if a huge leaf that two mappings share cannot be split; the mappings before
 /// it have forgotten.
-///
-/// Context: may sleep. Complexity: in the entries of all mappings concerned, with the address
-/// space's mutex held, as on Linux; one invalidation.
 pub fn clear_refs<P: Platform>(space: &AddressSpace<'_, P>, what: ClearRefs) -> Result<(), Errno> {
     let done = match what {
         ClearRefs::All => space.forget_in(Forget::Accessed, |_| true),

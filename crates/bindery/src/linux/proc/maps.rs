@@ -17,10 +17,10 @@ use super::naming::{FileId, NameSource, Naming};
 
 /// Writes what `/proc/self/maps` shows: a line for each mapping, in rising order.
 ///
+/// Context: may sleep. Complexity: logarithmic in the mappings, for each of them.
+///
 /// # Errors
 /// Those of `out` alone; nothing more is written then.
-///
-/// Context: may sleep. Complexity: logarithmic in the mappings, for each of them.
 pub fn maps<P: Platform>(
     space: &AddressSpace<'_, P>,
     naming: &dyn Naming,
@@ -40,10 +40,10 @@ pub fn maps<P: Platform>(
 /// A reader who is handed whole lines so, and keeps what did not fit, never sees a torn line, and
 /// the mappings before his place may come and go without moving it.
 ///
+/// Context: may sleep. Complexity: logarithmic in the mappings.
+///
 /// # Errors
 /// Those of `out` alone; nothing more is written then.
-///
-/// Context: may sleep. Complexity: logarithmic in the mappings.
 pub fn maps_entry<P: Platform>(
     space: &AddressSpace<'_, P>,
     naming: &dyn Naming,

@@ -93,14 +93,14 @@ impl<P: Platform> CallerMemory for AddressSpace<'_, P> {
 /// mappings of `space`, the process whose `maps` was opened; `None` if its memory is gone. Linux
 /// has this call since 6.11. The build ID of a file is not known, as if it had none.
 ///
+/// Context: may sleep. Complexity: logarithmic in the mappings, for each that is passed over.
+///
 /// # Errors
 /// [`Errno::EFAULT`] if the caller's memory cannot be read or written; [`Errno::E2BIG`] for a
 /// structure that is longer and has something in what is not known here; [`Errno::EINVAL`] for one
 /// that is too short, unknown flags, or a buffer without a size; [`Errno::ESRCH`] without a
 /// `space`; [`Errno::ENOENT`] if there is no such mapping; [`Errno::ENAMETOOLONG`] if the name does
 /// not fit.
-///
-/// Context: may sleep. Complexity: logarithmic in the mappings, for each that is passed over.
 pub fn procmap_query<P: Platform>(
     space: Option<&AddressSpace<'_, P>>,
     caller: &impl CallerMemory,

@@ -15,12 +15,12 @@ use super::tally::{Extent, Tally};
 /// Writes what `/proc/self/smaps` shows: for each mapping its line of `maps`, and what it has in
 /// memory. [The module](super) says which of the numbers are estimated.
 ///
-/// # Errors
-/// Those of `out` alone; nothing more is written then.
-///
 /// Context: may sleep. Complexity: for each mapping, in its entries; what has no table costs
 /// nothing. Operations of the address space wait while one mapping is looked at; faults wait for
 /// 1,024 entries at most.
+///
+/// # Errors
+/// Those of `out` alone; nothing more is written then.
 pub fn smaps<P: Platform>(
     space: &AddressSpace<'_, P>,
     naming: &dyn Naming,
@@ -35,10 +35,10 @@ pub fn smaps<P: Platform>(
 
 /// Writes one entry of [`smaps()`], as [`maps_entry`](super::maps_entry) writes one of `maps`.
 ///
+/// Context: may sleep. Complexity: logarithmic in the mappings, and in the entries of this one.
+///
 /// # Errors
 /// Those of `out` alone; nothing more is written then.
-///
-/// Context: may sleep. Complexity: logarithmic in the mappings, and in the entries of this one.
 pub fn smaps_entry<P: Platform>(
     space: &AddressSpace<'_, P>,
     naming: &dyn Naming,
@@ -67,10 +67,10 @@ pub fn smaps_entry<P: Platform>(
 
 /// Writes what `/proc/self/smaps_rollup` shows: the sums of all mappings.
 ///
+/// Context: may sleep. Complexity: as [`smaps()`].
+///
 /// # Errors
 /// Those of `out` alone.
-///
-/// Context: may sleep. Complexity: as [`smaps()`].
 pub fn smaps_rollup<P: Platform>(space: &AddressSpace<'_, P>, out: &mut dyn Write) -> fmt::Result {
     let mut tally = Tally::default();
     let mut whole: Option<VirtRange> = None;

@@ -12,10 +12,10 @@ use super::line::Columns;
 /// and shared memory, `text` (which the embedder knows: the pages of the program's code), 0, data
 /// and stack, 0.
 ///
+/// Context: any, as far as `out` allows. Complexity: constant.
+///
 /// # Errors
 /// Those of `out` alone.
-///
-/// Context: any, as far as `out` allows. Complexity: constant.
 pub fn statm<P: Platform>(
     space: &AddressSpace<'_, P>,
     text: u64,
@@ -38,10 +38,10 @@ pub fn statm<P: Platform>(
 /// `VmData`, `VmStk`, `VmPTE`, `VmSwap`, `THP_enabled`. `VmHWM` is noted whenever a call of the
 /// address space is about to take pages away, and when this is asked.
 ///
+/// Context: any, as far as `out` allows. Complexity: constant.
+///
 /// # Errors
 /// Those of `out` alone.
-///
-/// Context: any, as far as `out` allows. Complexity: constant.
 pub fn status<P: Platform>(space: &AddressSpace<'_, P>, out: &mut dyn Write) -> fmt::Result {
     let resident = space.resident();
     let usage = space.usage();

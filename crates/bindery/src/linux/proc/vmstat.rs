@@ -25,11 +25,11 @@ pub struct FaultCounts {
 /// All memory is one zone. The first eight are looked up when this is called, so that nothing has
 /// to keep them. Nothing says of a page that it is locked into memory, so there is no `nr_mlock`.
 ///
-/// # Errors
-/// Those of `out` alone.
-///
 /// Context: spins, and as far as `out` allows. Complexity: linear in the blocks of frames; no lock
 /// is held meanwhile.
+///
+/// # Errors
+/// Those of `out` alone.
 pub fn vmstat<P: Platform>(
     memory: &Memory<P>,
     faults: FaultCounts,

@@ -10,11 +10,11 @@ use super::Segments;
 /// Writes what `/proc/sysvipc/shm` shows: a line for each segment, those among them that are to be
 /// destroyed.
 ///
-/// # Errors
-/// Those of `out` alone; nothing more is written then.
-///
 /// Context: spins, and as far as `out` allows. Complexity: in the slots. Nobody waits for a slow
 /// reader.
+///
+/// # Errors
+/// Those of `out` alone; nothing more is written then.
 pub fn sysvipc_shm<P: Platform>(segments: &Segments<'_, P>, out: &mut dyn Write) -> fmt::Result {
     out.write_str(
         "       key      shmid perms                  size  cpid  lpid nattch   uid   gid  cuid  \

@@ -172,16 +172,15 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// A first write takes the largest folio that the policy, the mapping and its neighbors allow.
     /// A first read maps the zero page, the huge one if that is used and fits, or what the object
     /// has there and around it. A write to a private page that others see too copies it. An access
-    /// just below a mapping that grows down extends it.
-    ///
-    /// # Errors
-    /// As [`FaultError`] says; an error changes nothing. May sleep; not for interrupt context.
-    /// While a file's pager works, no lock is held, and the mapping may change; then the fault
-    /// looks again.
+    /// just below a mapping that grows down extends it. While a file's pager works, no lock is
+    /// held, and the mapping may change; then the fault starts again.
     ///
     /// Context: may sleep. Complexity: logarithmic in the mappings, linear in the pages of the
     /// folio. For a file, once more for each call on it that drops the page meanwhile, or has it
     /// stored.
+    ///
+    /// # Errors
+    /// As [`FaultError`] says; an error changes nothing.
     #[inline]
     pub fn fault(&self, addr: VirtAddr, access: Access) -> Result<Resolved, FaultError> {
         self.fault_with_keys(addr, access, KeyRights::ALL)

@@ -80,6 +80,10 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Where the destination is ours to choose, it is congruent with the source modulo the largest
     /// table that the range covers, so that whole tables move by one entry each.
     ///
+    /// Context: may sleep. Complexity: one entry for each table that moves whole; of the rest, the
+    /// base pages that are moved. One invalidation for each mapping and at most 64 tables; one more
+    /// for each contiguous run that an end of the range cuts.
+    ///
     /// # Errors
     /// In Linux's order: [`Error::Unaligned`], [`Error::ZeroLength`] (the new length),
     /// [`Error::OutOfRange`], [`Error::Invalid`] (a source that stays and another length),
@@ -90,10 +94,6 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// as on Linux: what was mapped at a destination that the caller chose may be gone, and what a
     /// smaller length leaves out of a mapping that was to move there; and of several mappings some
     /// may have moved.
-    ///
-    /// Context: may sleep. Complexity: one entry for each table that moves whole; of the rest, the
-    /// base pages that are moved. One invalidation for each mapping and at most 64 tables; one more
-    /// for each contiguous run that an end of the range cuts.
     pub fn mremap(
         &self,
         old: VirtAddr,

@@ -86,6 +86,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     ///
     /// Large folios are used where the range, the policy and the mapping allow.
     ///
+    /// Context: may sleep. Complexity: in the pages.
+    ///
     /// # Errors
     /// [`PartialFill`] with the bytes done, and [`Error::Unaligned`], [`Error::ZeroLength`],
     /// [`Error::OutOfRange`]; [`Error::TryAgain`] while the address space changes;
@@ -94,8 +96,6 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// for that, or if it is another address space's userfaultfd; [`Error::Exists`] if something
     /// is mapped; [`Error::Fault`] if `source` failed; [`Error::OutOfMemory`];
     /// [`Error::Interrupted`] for a fatal signal.
-    ///
-    /// Context: may sleep. Complexity: in the pages.
     pub fn fill_copy(
         &self,
         userfault: &Userfault<'_, P>,
@@ -123,10 +123,10 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// that wait for them (`UFFDIO_ZEROPAGE`). Anonymous memory shows the zero page, in runs, and
     /// the huge one where it fits.
     ///
+    /// Context: may sleep. Complexity: in the runs.
+    ///
     /// # Errors
     /// As [`AddressSpace::fill_copy`], but for the source.
-    ///
-    /// Context: may sleep. Complexity: in the runs.
     pub fn fill_zeroes(
         &self,
         userfault: &Userfault<'_, P>,

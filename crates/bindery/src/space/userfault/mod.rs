@@ -27,10 +27,10 @@ use super::AddressSpace;
 impl<'m, P: Platform> AddressSpace<'m, P> {
     /// A new userfaultfd of this address space, with nothing registered (`userfaultfd(2)`).
     ///
+    /// Context: may sleep.
+    ///
     /// # Errors
     /// [`Error::OutOfMemory`].
-    ///
-    /// Context: may sleep.
     pub fn userfault(
         &self,
         features: UserfaultFeatures,
@@ -44,10 +44,10 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Lets the faults that wait in `length` bytes at `start` go on: they look again
     /// (`UFFDIO_WAKE`).
     ///
+    /// Context: may sleep. Complexity: in the faults that wait.
+    ///
     /// # Errors
     /// [`Error::Unaligned`], [`Error::ZeroLength`], [`Error::OutOfRange`].
-    ///
-    /// Context: may sleep. Complexity: in the faults that wait.
     pub fn wake_userfaults(
         &self,
         userfault: &Userfault<'_, P>,

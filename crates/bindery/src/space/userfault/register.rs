@@ -34,6 +34,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Lets the userfaultfd serve the faults of these `modes` in all that is mapped of `length`
     /// bytes at `start`, instead of those that it has served there (`UFFDIO_REGISTER`).
     ///
+    /// Context: may sleep. Complexity: in the mappings of the range.
+    ///
     /// # Errors
     /// [`Error::Unaligned`], [`Error::ZeroLength`], [`Error::OutOfRange`]; [`Error::Invalid`] if
     /// there are no modes, if it is one of another address space, if nothing is mapped, or if a
@@ -41,8 +43,6 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// never be written; [`Error::Busy`] if a mapping belongs to another userfaultfd;
     /// [`Error::TooManyMappings`] or [`Error::OutOfMemory`] if a mapping cannot be split. Of the
     /// last two, the mappings before are registered.
-    ///
-    /// Context: may sleep. Complexity: in the mappings of the range.
     pub fn register_userfault(
         &self,
         userfault: &Userfault<'_, P>,
@@ -132,14 +132,14 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Lets the userfaultfd serve nothing any more in `length` bytes at `start`, and the faults
     /// that wait there go on (`UFFDIO_UNREGISTER`). Mappings that it does not serve are left alone.
     ///
+    /// Context: may sleep. Complexity: in the mappings of the range, and in the runs of those that
+    /// were registered for write-protection.
+    ///
     /// # Errors
     /// [`Error::Unaligned`], [`Error::ZeroLength`], [`Error::OutOfRange`]; [`Error::Invalid`] if
     /// nothing is mapped, if a mapping is neither anonymous nor shared memory, or if it belongs to
     /// another userfaultfd; [`Error::TooManyMappings`] or [`Error::OutOfMemory`] if a mapping
     /// cannot be split. Of the last two, the mappings before are unregistered.
-    ///
-    /// Context: may sleep. Complexity: in the mappings of the range, and in the runs of those that
-    /// were registered for write-protection.
     pub fn unregister_userfault(
         &self,
         userfault: &Userfault<'_, P>,
