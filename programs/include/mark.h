@@ -51,7 +51,7 @@ enum phase {
     PHASE_POPULATE_1G = 20,
     PHASE_MUNMAP_1G = 21,
 
-    /* System 3: pages of zeroes, and pages that have to be compressed. */
+    /* System 3: zero pages, and pages that have to be compressed. */
     PHASE_PAGEOUT = 32,
     PHASE_SWAP_IN = 33,
     PHASE_MUNMAP_SWAPPED = 34,

@@ -59,7 +59,7 @@
         }                                                                                          \
     } while (0)
 
-/* The pages that vmap is given, and those between them that keep them from being neighbours. */
+/* The pages that vmap is given, and those between them that keep them from being neighbors. */
 static struct page *pages[PAGES];
 static struct page *between[PAGES];
 

@@ -92,7 +92,7 @@ int main(void) {
     FAILS((long)mmap(sealed + PAGE, PAGE, both, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0), EPERM,
           "mseal: MAP_FIXED");
     CHECK(sealed[PAGE] == 'S' && !STORES(sealed + PAGE), "mseal: loads and stores go on");
-    WORKS(munmap(sealed, PAGE), "mseal: its neighbour is free");
+    WORKS(munmap(sealed, PAGE), "mseal: its neighbor is free");
     FAILS(syscall(SYS_mseal, sealed + PAGE, PAGE, 1), EINVAL, "mseal: unknown flags");
     FAILS(syscall(SYS_mseal, sealed, 2 * PAGE, 0), ENOMEM, "mseal: over a hole");
     EXITS(0, "mseal: a child's copy is sealed", STEP_FAILS(munmap(sealed + PAGE, PAGE), EPERM));

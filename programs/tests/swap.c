@@ -170,7 +170,7 @@ static void out_and_in(void) {
     EQUAL(smaps(memory, "SwapPss"), SIZE / 1024, "smaps: SwapPss");
     EQUAL(smaps(memory, "Rss"), 0, "smaps: Rss");
     EQUAL(meminfo("SwapTotal") - meminfo("SwapFree"), SIZE / 1024, "SwapFree");
-    // Linux counts pages of zeroes apart.
+    // Linux counts zero pages apart.
     CHECK(vmstat("pswpout") - out >= (long)(SIZE / PAGE / 2), "pswpout");
     CHECK(holds(memory, SIZE, 1), "contents come back");
     EQUAL(resident(memory, SIZE), SIZE / PAGE, "all pages are back");

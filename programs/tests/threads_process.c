@@ -85,7 +85,7 @@ static void note(int signal) {
 }
 
 static volatile pid_t other;
-static void *be_signalled(void *argument) {
+static void *be_signaled(void *argument) {
     (void)argument;
     other = syscall(SYS_gettid);
     while (!handled_by)
@@ -157,7 +157,7 @@ int main(int count, char **arguments) {
     EQUAL((intptr_t)result, 0, "fork in a thread copies this thread alone");
 
     signal(SIGUSR1, note);
-    NEED(pthread_create(&thread, 0, be_signalled, 0) == 0);
+    NEED(pthread_create(&thread, 0, be_signaled, 0) == 0);
     while (!other)
         test_sleep(1);
     CHECK(other != getpid(), "a thread has a tid of its own");

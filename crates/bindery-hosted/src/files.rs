@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 const PAGE: usize = PAGE_SIZE as usize;
 
-/// What one file holds. Pages of zeroes need not be there.
+/// What one file holds. Zero pages need not be there.
 #[derive(Debug, Default)]
 struct File {
     size: u64,

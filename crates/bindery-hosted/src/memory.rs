@@ -13,7 +13,7 @@
 //! other CPUs may be reading and writing theirs, and the MMU changes entries under everybody. So
 //! everything that this crate does to the region, entries and user data alike, is done by aligned
 //! 8-byte atomic accesses; a store of fewer bytes is a compare-exchange of the word around them
-//! and never disturbs its neighbours.
+//! and never disturbs its neighbors.
 
 use std::ops::Range;
 use std::ptr::{self, NonNull};
@@ -272,7 +272,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_store_of_a_few_bytes_leaves_its_neighbours_alone() {
+    fn a_store_of_a_few_bytes_leaves_its_neighbors_alone() {
         let memory = PhysicalMemory::reserve(Frame(100), 2);
         let direct_map = memory.direct_map();
         direct_map.fill(Frame(101), 0, 32, 0xaa);

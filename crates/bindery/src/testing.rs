@@ -95,7 +95,7 @@ fn plant_one<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr, level: Leve
         cursor.counts.swap_pages += u64::from(pages);
     }
     slot.store(entry.0, Relaxed);
-    tables.change_live(table, 1, 0);
+    tables.change_entry_count(table, 1, 0);
 }
 
 /// Removes the swap areas of [`plant`]. Panics if entries name their slots.
@@ -221,8 +221,8 @@ pub fn damage_table<P: Platform>(
     let mut counts = Counts::default();
     match damage {
         TableDamage::LiveCount(by) => {
-            let live = i64::from(tables.live(table)) + by;
-            raw.word.store(live as u64, Relaxed);
+            let entry_count = i64::from(tables.entry_count(table)) + by;
+            raw.word.store(entry_count as u64, Relaxed);
         }
         TableDamage::ToggleStray => _ = state.fetch_xor(meta::STRAY, Relaxed),
         TableDamage::ToggleLock => _ = state.fetch_xor(meta::LOCK, Relaxed),

@@ -155,18 +155,18 @@ fn results(outcome: &Outcome, tests: &[&'static Test]) -> Results {
 
 fn end(told: &Told, test: &Test, outcome: &Outcome) -> End {
     /// What the shell gives for a program that a signal has ended, less the signal.
-    const SIGNALLED: i32 = 128;
+    const SIGNALED: i32 = 128;
     /// As `timeout` sends it.
     const SIGKILL: i32 = 9;
     End::Broken(match (told.status, &outcome.panic) {
-        (Some(status), _) if status < SIGNALLED => return End::Status(status),
+        (Some(status), _) if status < SIGNALED => return End::Status(status),
         (Some(status), _)
-            if status == SIGNALLED + SIGKILL
+            if status == SIGNALED + SIGKILL
                 && told.seconds.is_none_or(|seconds| seconds + 1 >= test.seconds) =>
         {
             format!("it took more than its {} s", test.seconds)
         }
-        (Some(status), _) => format!("signal {} ended it", status - SIGNALLED),
+        (Some(status), _) => format!("signal {} ended it", status - SIGNALED),
         (None, Some(panic)) => format!("the kernel died: {panic}"),
         (None, None) => match outcome.timed_out {
             TimedOut::After(time) => format!("it hung; ended after {} s", time.as_secs()),

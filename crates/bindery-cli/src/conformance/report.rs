@@ -35,7 +35,7 @@ pub fn table(comparisons: &[Comparison]) -> String {
             linux_skipped,
             passed,
             skipped,
-            judgement(comparison),
+            judgment(comparison),
         ]);
     }
     table.trim_fmt()
@@ -46,7 +46,7 @@ fn cells(tally: Option<Tally>) -> [String; 2] {
     tally.map_or([const { String::new() }; 2], texts)
 }
 
-fn judgement(comparison: &Comparison) -> String {
+fn judgment(comparison: &Comparison) -> String {
     let count = |wanted: fn(&Verdict) -> bool| {
         comparison.cases.iter().filter(|case| wanted(&case.verdict)).count()
     };
@@ -162,7 +162,7 @@ mod tests {
     const LINUX: &str = "1..3\nok 1 a\nok 2 b\nok 3 mremap move multiple invalid vmas\n";
 
     #[test]
-    fn the_table_shows_both_kernels_and_the_judgement() {
+    fn the_table_shows_both_kernels_and_the_judgment() {
         let text = table(&[comparison(Some(LINUX))]);
         let row: Vec<&str> = text.lines().last().unwrap().split_whitespace().collect();
         let expected =

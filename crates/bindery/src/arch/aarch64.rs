@@ -18,7 +18,7 @@
 
 use super::{
     Arch, Attributes, ControlBit, Entry, Equal, Level, MemoryType, Permissions, Register,
-    RegisterRule, Settled, Severity, Symptom, Write,
+    RegisterRule, Saturated, Severity, Symptom, Write,
 };
 use crate::addr::{Frame, PAGE_SHIFT};
 
@@ -94,8 +94,8 @@ impl Arch for AArch64 {
     const STEP: u64 = 1 << PAGE_SHIFT;
     const SOFT_DIRTY: u64 = SOFT_DIRTY;
     const USERFAULT: u64 = USERFAULT;
-    const SATURATED: Settled =
-        Settled { mask: VALID | ACCESSED | READ_ONLY, value: VALID | ACCESSED };
+    const SATURATED: Saturated =
+        Saturated { mask: VALID | ACCESSED | READ_ONLY, value: VALID | ACCESSED };
 
     #[inline]
     fn table(frame: Frame) -> Entry {

@@ -43,7 +43,7 @@ pub enum Absent {
     Swap {
         /// The device, 0 to 31.
         device: u8,
-        /// The slot on the device, below 2^38; neighbours in a run have consecutive slots.
+        /// The slot on the device, below 2^38; neighbors in a run have consecutive slots.
         slot: u64,
         /// No other process names the slot.
         exclusive: bool,
@@ -185,7 +185,7 @@ pub fn step<A: Arch>(entry: Entry) -> u64 {
     }
 }
 
-/// The bits in which absent neighbours of one run must agree (after [`step`] per entry): all,
+/// The bits in which absent neighbors of one run must agree (after [`step`] per entry): all,
 /// but accessed, dirty and soft-dirty of `PROT_NONE` leaves, which [`gather`] adds up.
 #[inline]
 pub fn compare_mask<A: Arch>(entry: Entry) -> u64 {

@@ -240,7 +240,7 @@ pub trait Arch: Copy + fmt::Debug + Default + Send + Sync + 'static {
     const USERFAULT: u64;
     /// How to recognize the most frequent saturated leaf, accessed and dirty: the bits to test, and
     /// their values. It implies [`Arch::is_saturated`]; not all saturated leaves match.
-    const SATURATED: Settled;
+    const SATURATED: Saturated;
 
     /// An entry that names the table in `frame`.
     fn table(frame: Frame) -> Entry;
@@ -330,15 +330,15 @@ pub trait Arch: Copy + fmt::Debug + Default + Send + Sync + 'static {
 
 /// See [`Arch::SATURATED`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Settled {
+pub struct Saturated {
     /// The bits that count, the valid bit among them.
     pub mask: u64,
     /// What they are.
     pub value: u64,
 }
 
-impl Settled {
-    /// Settled, and with `bits` set besides.
+impl Saturated {
+    /// Saturated, and with `bits` set besides.
     pub(crate) const fn with(self, bits: u64) -> Self {
         Self { mask: self.mask | bits, value: self.value | bits }
     }

@@ -12,7 +12,7 @@
 
 use super::{
     Arch, Attributes, ControlBit, Entry, Equal, Level, MemoryType, Permissions, Register,
-    RegisterRule, Settled, Severity, Symptom, Write,
+    RegisterRule, Saturated, Severity, Symptom, Write,
 };
 use crate::addr::Frame;
 
@@ -89,8 +89,8 @@ impl<const LEVELS: u8> Arch for Riscv64<LEVELS> {
     const STEP: u64 = 1 << FRAME_SHIFT;
     const SOFT_DIRTY: u64 = SOFT_DIRTY;
     const USERFAULT: u64 = USERFAULT;
-    const SATURATED: Settled =
-        Settled { mask: VALID | ACCESSED | DIRTY, value: VALID | ACCESSED | DIRTY };
+    const SATURATED: Saturated =
+        Saturated { mask: VALID | ACCESSED | DIRTY, value: VALID | ACCESSED | DIRTY };
 
     #[inline]
     fn table(frame: Frame) -> Entry {

@@ -18,9 +18,9 @@ macro_rules! architecture {
             tables_leaves_and_empty_entries_are_told_apart
             software_bits_stand_where_the_constants_say
             gathering_adds_accessed_and_dirty_and_nothing_else
-            a_leaf_is_settled_when_the_mmu_has_nothing_to_record
+            a_leaf_is_saturated_when_the_mmu_has_nothing_to_record
             a_change_of_one_attribute_leaves_the_others_alone
-            neighbours_agree_exactly_in_what_a_run_shares
+            neighbors_agree_exactly_in_what_a_run_shares
             setting_and_clearing_contig_undo_each_other_at_every_index
             a_contig_run_folds_only_where_both_alignments_agree
             permissions_and_records_change_in_place
@@ -28,7 +28,7 @@ macro_rules! architecture {
             a_contig_run_is_entered_and_left_by_a_break
             what_was_not_there_needs_no_break
             absent_entries_are_read_back_and_never_empty_or_present
-            absent_neighbours_are_one_step_apart
+            absent_neighbors_are_one_step_apart
             prot_none_leaves_gather_what_they_recorded
             stripping_userfault_leaves_nothing_of_it
             soft_dirty_marks_pages_but_not_markers
@@ -229,7 +229,7 @@ fn gathering_adds_accessed_and_dirty_and_nothing_else<A: Arch>() {
     }
 }
 
-fn a_leaf_is_settled_when_the_mmu_has_nothing_to_record<A: Arch>() {
+fn a_leaf_is_saturated_when_the_mmu_has_nothing_to_record<A: Arch>() {
     for attributes in all_attributes() {
         let writable = attributes.permissions.contains(Permissions::WRITE);
         let saturated = attributes.accessed && (attributes.dirty || !writable);
@@ -253,7 +253,7 @@ fn a_change_of_one_attribute_leaves_the_others_alone<A: Arch>() {
     }
 }
 
-fn neighbours_agree_exactly_in_what_a_run_shares<A: Arch>() {
+fn neighbors_agree_exactly_in_what_a_run_shares<A: Arch>() {
     for equal in (0..4).map(Equal::from_bits_truncate) {
         for (a, b) in pairs() {
             let mut shared = a.userfault == b.userfault
@@ -419,7 +419,7 @@ fn absent_entries_are_read_back_and_never_empty_or_present<A: Arch>() {
     }
 }
 
-fn absent_neighbours_are_one_step_apart<A: Arch>() {
+fn absent_neighbors_are_one_step_apart<A: Arch>() {
     for absent in some_absent() {
         let next = match absent {
             Absent::Marker(_) => absent,

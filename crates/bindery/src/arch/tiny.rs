@@ -11,7 +11,7 @@
 //! AArch64 (a hosted MMU may cache a whole run, and misbehaves on the same changes), dirty and
 //! accessed bits set by hardware, global kernel pages.
 
-use super::{Arch, Attributes, Entry, Equal, Level, MemoryType, Permissions, Settled, Write};
+use super::{Arch, Attributes, Entry, Equal, Level, MemoryType, Permissions, Saturated, Write};
 use crate::addr::{Frame, PAGE_SHIFT};
 
 const VALID: u64 = 1 << 0;
@@ -56,8 +56,8 @@ impl Arch for Tiny {
     const STEP: u64 = 1 << PAGE_SHIFT;
     const SOFT_DIRTY: u64 = SOFT_DIRTY;
     const USERFAULT: u64 = USERFAULT;
-    const SATURATED: Settled =
-        Settled { mask: VALID | ACCESSED | DIRTY, value: VALID | ACCESSED | DIRTY };
+    const SATURATED: Saturated =
+        Saturated { mask: VALID | ACCESSED | DIRTY, value: VALID | ACCESSED | DIRTY };
 
     #[inline]
     fn table(frame: Frame) -> Entry {

@@ -4,7 +4,7 @@
 
 use super::{
     Arch, Attributes, ControlBit, Entry, Equal, Level, MemoryType, Permissions, ProtectionKey,
-    Register, RegisterRule, Settled, Severity, Symptom, Write,
+    Register, RegisterRule, Saturated, Severity, Symptom, Write,
 };
 use crate::addr::{Frame, PAGE_SHIFT};
 
@@ -69,8 +69,8 @@ impl<const LEVELS: u8> Arch for X86_64<LEVELS> {
     const ABSENT_FLIP: u64 = FRAME_MASK;
     const SOFT_DIRTY: u64 = SOFT_DIRTY;
     const USERFAULT: u64 = USERFAULT;
-    const SATURATED: Settled =
-        Settled { mask: PRESENT | ACCESSED | DIRTY, value: PRESENT | ACCESSED | DIRTY };
+    const SATURATED: Saturated =
+        Saturated { mask: PRESENT | ACCESSED | DIRTY, value: PRESENT | ACCESSED | DIRTY };
 
     #[inline]
     fn table(frame: Frame) -> Entry {

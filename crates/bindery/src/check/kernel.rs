@@ -100,7 +100,7 @@ impl<P: Platform> Audit<'_, '_, P> {
             return Err(Violation::TableOutsideMappings { table, at: base });
         }
         if level == Level::PTE {
-            let says = self.memory.frames.table(table).live();
+            let says = self.memory.frames.table(table).entry_count();
             let slots = self.slots(table).iter();
             let holds = slots.filter(|slot| slot.load(Ordering::Relaxed) != 0).count() as u32;
             if says != holds {

@@ -102,7 +102,7 @@ impl<P: Platform> Audit<'_, '_, P> {
                 }
             }
         }
-        let says = space.table.live(table);
+        let says = space.table.entry_count(table);
         if says != holds {
             return Err(Violation::LiveCount { table, says, holds });
         }
@@ -256,7 +256,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         let entry = P::Arch::clear_contig(head, first);
         let (limit, step) = self.memory.folio_limit(P::Arch::frame(entry), P::Arch::CONTIG_ENTRIES);
         let equal = arch::Equal::WRITABLE;
-        let (alike, _) = run::leaves::<P::Arch>(slots, first, limit, equal, step, 0);
+        let (alike, _) = run::match_leaves::<P::Arch>(slots, first, limit, equal, step, 0);
         let contigs = |at: u32| P::Arch::is_contig(run::load(slots, at));
         step != 0
             && alike == P::Arch::CONTIG_ENTRIES

@@ -10,7 +10,7 @@
 //! | Reserved: a hole, or the array itself | | | | | |
 //! | Free: block of the buddy allocator | order | the free list of its order | | | |
 //! | Raw: allocated, no meaning yet | order | [`NONE`] | 0 | 0 | 0 |
-//! | Table: node of a page table | level, [`LOCK`], [`STRAY`], [`GUARDS`] | `next`: link in a gather or in the deposit; `previous`: pending flushes, see `frame::pending` | first of the deposit | 0 | live entries |
+//! | Table: node of a page table | level, [`LOCK`], [`STRAY`], [`GUARDS`] | `next`: link in a gather or in the deposit; `previous`: pending flushes, see `frame::pending` | first of the deposit | 0 | entry count |
 //! | Folio: head of user memory | order, [`FOLIO_LOCK`], [`ORPHAN`], [`FOLIO_PARKED`], [`DIRTY`], [`LAZY`], [`FETCHABLE`], [`SWAP_CACHED`], [`REFERENCED`], [`HOT`], [`LOOKED`], [`WRITEBACK`], [`EXCLUSIVE`] (order 0) | with [`SWAP_CACHED`]: its swap slots, see [`super::swap_place`] | with `word`: the anon group or object, see [`super::owner`] | references, pins, mappings, see [`super::count`]; 0 while fresh | kind of owner, index of the first page there |
 //! | Tail of a folio | order of the head | | number of the head | 0 | of `head + 1` to `head + 8`: anon-exclusive bits |
 //! | Tail of another block | unspecified | | unspecified | | |
@@ -240,7 +240,7 @@ impl MetaArray {
     ///
     /// # Safety
     ///
-    /// 1. `base` is aligned to 32 bytes, and `count` entries from there are initialised (all
+    /// 1. `base` is aligned to 32 bytes, and `count` entries from there are initialized (all
     ///    zeroes is) and accessed only as [`FrameMeta`] for as long as the value or a copy lives.
     pub(super) unsafe fn new(base: *const FrameMeta, first: Frame, count: u32) -> Self {
         Self { bias: base.wrapping_sub(first.0 as usize), first: first.0, count }

@@ -343,7 +343,7 @@ impl<P: Platform> Frames<P> {
     ///
     /// A block that is not allocated, or was allocated with another order, is left alone and
     /// counted in [`Frames::refused`]: of a bug, a leak is the safest outcome. (A second free is
-    /// recognised for as long as the block has not been allocated again.)
+    /// recognized for as long as the block has not been allocated again.)
     ///
     /// Does not sleep. O([`MAX_ORDER`]), whatever the order.
     ///

@@ -96,15 +96,15 @@ impl<'a> TableMeta<'a> {
 
     /// The entry count: how many entries are not empty.
     #[inline]
-    pub(crate) fn live(self) -> u32 {
+    pub(crate) fn entry_count(self) -> u32 {
         self.0.word.load(Relaxed) as u32
     }
 
     /// Changes the entry count. The caller holds the lock, or nobody else knows the table.
     #[inline]
-    pub(crate) fn change_live(self, added: u32, removed: u32) {
-        let live = self.0.word.load(Relaxed);
-        self.0.word.store(live + u64::from(added) - u64::from(removed), Relaxed);
+    pub(crate) fn change_entry_count(self, added: u32, removed: u32) {
+        let entry_count = self.0.word.load(Relaxed);
+        self.0.word.store(entry_count + u64::from(added) - u64::from(removed), Relaxed);
     }
 
     /// Counts entries of a table without a lock in, and returns how many there were before. With

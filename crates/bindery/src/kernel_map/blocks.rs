@@ -128,7 +128,7 @@ impl Blocks {
             let meta = memory.frames.meta(head);
             next = link(meta.next.load(Relaxed));
             let order = meta.order();
-            // Neighbours join it, and a head inside of what is free would be none.
+            // Neighbors join it, and a head inside of what is free would be none.
             meta.state.store(state_of(Kind::Tail, Order::PAGE), Relaxed);
             batch.push(head, order.pages());
         }

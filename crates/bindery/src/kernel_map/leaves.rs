@@ -246,7 +246,7 @@ fn store_contig<A: Arch>(slots: &[AtomicU64], index: u32, leaf: u64, step: u64) 
     let entry = |ahead: u32| {
         A::set_contig(Entry(leaf.wrapping_add(step * u64::from(ahead))), index + ahead).0
     };
-    // What neighbours differ by is the same throughout: the frame, or nothing (Svnapot).
+    // What neighbors differ by is the same throughout: the frame, or nothing (Svnapot).
     store_run(slots, entry(0), entry(1).wrapping_sub(entry(0)));
 }
 

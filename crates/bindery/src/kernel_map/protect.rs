@@ -406,7 +406,7 @@ impl<P: Platform> KernelMap<'_, P> {
         let entries = arch::entries::<P::Arch>();
         counts.entries_written += u64::from(entries);
         if below == Level::PTE {
-            self.memory.frames.table(table).change_live(entries, 0);
+            self.memory.frames.table(table).change_entry_count(entries, 0);
         }
         Some(table)
     }

@@ -229,14 +229,14 @@ impl<P: Platform> KernelMap<'_, P> {
 
     /// The areas' addresses are right, and nobody has them busy. For the auditor.
     pub(crate) fn index_is_sound(&self) -> bool {
-        let in_window = |node: NonNull<Area>| {
+        let in_arena = |node: NonNull<Area>| {
             let area = self.area(node);
             let whole = VirtRange::raw(area.start(), area.end());
             let guarded = area.range().end() < whole.end();
             self.arena.covers(whole) && guarded && area.state() != State::Busy
         };
         let _writer = self.freed.lock();
-        self.index.check() && self.index.iter().all(in_window)
+        self.index.check() && self.index.iter().all(in_arena)
     }
 
     /// The areas, in rising order. For the auditor: nothing runs.

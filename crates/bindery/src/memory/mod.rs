@@ -362,8 +362,8 @@ impl<P: Platform> Memory<P> {
             .worked(crate::platform::Work { entries: _entries, tables_marked: _tables_marked });
     }
 
-    /// How far a run that begins with `frame` may go, at most `limit` pages, and what neighbours
-    /// differ by: the rest of the folio; neighbours that all map the zero page count as one run
+    /// How far a run that begins with `frame` may go, at most `limit` pages, and what neighbors
+    /// differ by: the rest of the folio; neighbors that all map the zero page count as one run
     /// too.
     #[inline]
     pub(crate) fn folio_limit(&self, frame: Frame, limit: u32) -> (u32, u64) {
@@ -445,7 +445,7 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// For a caller that unmaps many pages: what becomes free goes back with its neighbours.
+    /// For a caller that unmaps many pages: what becomes free goes back with its neighbors.
     pub(crate) fn free_batch(&self) -> FreeBatch<'_, P> {
         FreeBatch::new(&self.frames, &self.platform)
     }
@@ -459,7 +459,7 @@ impl<P: Platform> Memory<P> {
         batch: &mut FreeBatch<'_, P>,
         counts: &mut Counts,
     ) {
-        // Pages of zeroes, and frames that are not ours, have no counts.
+        // Zero pages, and frames that are not ours, have no counts.
         let Some(folio) = self.frames.folio_of(P::Arch::frame(first)) else { return };
         counts.folios_touched += 1;
         counts.unmapped(self.frames.owner_kind(folio), pages);

@@ -253,7 +253,7 @@ impl Writing<'_> {
 
 impl Fetch {
     /// Asks the pager. The reference keeps the folio that was fetched. `None` means that the caller
-    /// looks again: the page was there, another call fetched it, or a truncation cancelled the
+    /// looks again: the page was there, another call fetched it, or a truncation canceled the
     /// read. Called without locks. May sleep.
     ///
     /// # Errors
@@ -339,7 +339,7 @@ impl Fetch {
     }
 }
 
-/// Has the pager fill the folios, and puts them into the index, unless the read is cancelled
+/// Has the pager fill the folios, and puts them into the index, unless the read is canceled
 /// before. Keeps the first.
 fn enter<'m, P: Platform>(
     memory: &'m Memory<P>,
@@ -475,7 +475,7 @@ fn fill<P: Platform>(
 
 /// Puts a folio, which is filled, into the index, which holds it from then on; of one that a read
 /// has brought, returns another reference. Gives the folio back where one of the pages is there
-/// already, where the read was cancelled, or where it fails.
+/// already, where the read was canceled, or where it fails.
 fn add<'m, P: Platform>(
     memory: &'m Memory<P>,
     object: &ObjectState,
@@ -489,9 +489,9 @@ fn add<'m, P: Platform>(
     frames.set_fresh_owner(folio, object.as_owner(), first);
     frames.clear_exclusive(folio, 0, pages);
     let added = object.pages.change_with_nodes(memory, |index, nodes| {
-        // In one step with the look at the index: a call that drops pages has cancelled the read
+        // In one step with the look at the index: a call that drops pages has canceled the read
         // before.
-        let stale = read.is_some_and(Record::is_cancelled);
+        let stale = read.is_some_and(Record::is_canceled);
         if stale || index.run(first, count) != PageStretch::Empty(count) {
             return (Ok(None), 0);
         }

@@ -64,7 +64,7 @@ pub(super) struct Record {
     /// Later ones have higher numbers.
     number: Cell<u64>,
     /// Of a read: what it brings is old by now.
-    cancelled: Cell<bool>,
+    canceled: Cell<bool>,
     /// Somebody is parked, or about to be, until it ends.
     wanted: Cell<bool>,
     next: Cell<Option<NonNull<Self>>>,
@@ -79,7 +79,7 @@ impl Record {
             end: Cell::new(0),
             kind: Cell::new(TransferKind::Read),
             number: Cell::new(0),
-            cancelled: Cell::new(false),
+            canceled: Cell::new(false),
             wanted: Cell::new(false),
             next: Cell::new(None),
             previous: Cell::new(None),
@@ -87,8 +87,8 @@ impl Record {
     }
 
     /// Whether what a read brings must not enter the index. The index lock is held for writing.
-    pub(super) fn is_cancelled(&self) -> bool {
-        self.cancelled.get()
+    pub(super) fn is_canceled(&self) -> bool {
+        self.canceled.get()
     }
 
     fn overlaps(&self, first: u64, end: u64) -> bool {
@@ -241,7 +241,7 @@ impl InFlight {
     /// Cancels the reads that overlap the pages.
     pub(super) fn cancel_reads(&self, first: u64, end: u64) {
         let reads = self.overlapping(first, end, &[TransferKind::Read]);
-        reads.for_each(|read| read.cancelled.set(true));
+        reads.for_each(|read| read.canceled.set(true));
     }
 
     /// Puts a record into the list.
@@ -261,7 +261,7 @@ impl InFlight {
         record.end.set(end);
         record.kind.set(kind);
         record.number.set(self.next_number);
-        record.cancelled.set(false);
+        record.canceled.set(false);
         record.wanted.set(false);
         record.previous.set(None);
         record.next.set(self.first);
@@ -303,8 +303,8 @@ impl InFlight {
 pub(super) enum Reads {
     /// What they bring is as good afterwards, wherever the index has no page by then.
     Stay,
-    /// They are cancelled.
-    Cancelled,
+    /// They are canceled.
+    Canceled,
 }
 
 /// Why a read does not begin.
@@ -334,7 +334,7 @@ impl<P: Platform> Drop for Listed<'_, P> {
 
 impl Pages {
     /// Does `work`, which asks the pager for the pages, with a read in the list; it looks whether
-    /// that was cancelled, in one step with whatever it does to the index. Asks `needed` first, in
+    /// that was canceled, in one step with whatever it does to the index. Asks `needed` first, in
     /// one step with beginning the read.
     pub(super) fn with_read<P: Platform, R>(
         &self,
@@ -372,7 +372,7 @@ impl Pages {
     ) -> R {
         let record = Record::new();
         let number = self.alone(platform, |_, in_flight, ends| {
-            if reads == Reads::Cancelled {
+            if reads == Reads::Canceled {
                 in_flight.cancel_reads(first, end);
             }
             // SAFETY: as in `with_read`.

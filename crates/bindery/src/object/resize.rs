@@ -49,7 +49,7 @@ impl<P: Platform> Object<'_, P> {
     fn set_size_once(&self, bytes: u64) -> Result<(), Error> {
         let (memory, object) = (self.memory, self.state());
         // From the page that is cut in two on, if one is.
-        self.change_pages((bytes >> PAGE_SHIFT, PAGE_LIMIT), Reads::Cancelled, || {
+        self.change_pages((bytes >> PAGE_SHIFT, PAGE_LIMIT), Reads::Canceled, || {
             let old = object.size();
             if old > 0 {
                 object.refuse_secret(Error::Invalid)?;
@@ -109,7 +109,7 @@ impl<P: Platform> Object<'_, P> {
         let (memory, object) = (self.memory, self.state());
         object.refuse_secret(Error::NotSupported)?;
         let range = (offset >> PAGE_SHIFT, pages_of(end));
-        self.change_pages(range, Reads::Cancelled, || {
+        self.change_pages(range, Reads::Canceled, || {
             object.seals.forbid_writing()?;
             if object.is_file() {
                 return self.punch_file(offset, end.min(object.size()));

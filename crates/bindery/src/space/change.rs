@@ -192,7 +192,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Whether `high`, which begins where `low` ends, continues it in every respect (Linux:
     /// `can_vma_merge_after` and its siblings).
     ///
-    /// A VMA without an anon group of anonymous pages may take over its neighbour's, unless that
+    /// A VMA without an anon group of anonymous pages may take over its neighbor's, unless that
     /// one is inherited: the pages of an anon group above would be looked for in places where they
     /// cannot be.
     fn continues(&self, low: &Vma, high: &Vma) -> bool {
@@ -211,7 +211,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             }
     }
 
-    /// Joins `vma` with its neighbours where they continue each other in every respect, and
+    /// Joins `vma` with its neighbors where they continue each other in every respect, and
     /// returns what it has become.
     pub(super) fn merge_around<'a>(
         &'a self,
@@ -220,7 +220,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         removed: &mut Removed,
     ) -> &'a Vma {
         let mut vma = vma;
-        // As Linux: where both neighbours fit but not to each other, the lower one wins.
+        // As Linux: where both neighbors fit but not to each other, the lower one wins.
         if let Some(previous) = self.vmas.previous(NonNull::from(vma))
             && self.continues(self.vma(previous), vma)
         {
@@ -278,7 +278,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         Groups::release(self.table.memory, group, &mut removed.groups);
     }
 
-    /// Gives the VMA around `addr` an anon group for its anonymous pages: that of a neighbour with
+    /// Gives the VMA around `addr` an anon group for its anonymous pages: that of a neighbor with
     /// which it could be one VMA, or a new one (Linux: `anon_vma_prepare`). Takes the mutex.
     pub(super) fn prepare_group(&self, addr: VirtAddr) -> Result<(), Error> {
         let guard = self.mmap_lock.lock();

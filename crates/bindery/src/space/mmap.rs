@@ -241,7 +241,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let _kept = commitment.keep(kept);
         let offset = backing.offset.unwrap_or(range.start().0 >> PAGE_SHIFT);
         let purpose = Purpose { flags, object: backing.object, ..Purpose::default() };
-        if replaced == 0 && self.extend_neighbour(mm, range, &purpose, offset) {
+        if replaced == 0 && self.extend_neighbor(mm, range, &purpose, offset) {
             return Ok((range, flags));
         }
         let node = self.new_vma(range, purpose, offset)?;
@@ -273,7 +273,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
 
     /// Lets the VMA below or above a free `range` grow over it, where it would be its continuation
     /// and does not reach a third one. Needs no memory and no grace period.
-    pub(super) fn extend_neighbour(
+    pub(super) fn extend_neighbor(
         &self,
         mm: &MmapLocked,
         range: VirtRange,
@@ -304,7 +304,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         true
     }
 
-    /// As [`AddressSpace::extend_neighbour`], by the VMA below alone.
+    /// As [`AddressSpace::extend_neighbor`], by the VMA below alone.
     pub(super) fn extend_below(
         &self,
         mm: &MmapLocked,

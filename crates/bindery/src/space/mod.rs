@@ -244,7 +244,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Context: any.
     pub fn enter(&self) {
         let section = ReadSection::enter(self.platform());
-        self.table.presence.enter(self.platform().cpu());
+        self.table.active_cpus.enter(self.platform().cpu());
         // The mark must be out before this CPU's walker reads its first entry.
         self.platform().publish_entries();
         drop(section);
@@ -255,7 +255,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Context: any.
     pub fn leave(&self, tlb_on_leave: TlbOnLeave) {
         let section = ReadSection::enter(self.platform());
-        self.table.presence.leave(self.platform().cpu(), tlb_on_leave);
+        self.table.active_cpus.leave(self.platform().cpu(), tlb_on_leave);
         drop(section);
     }
 
@@ -469,8 +469,9 @@ impl<P: Platform> Drop for AddressSpace<'_, P> {
         let mm = &*guard;
         while let Some(node) = self.vmas.first_ending_after(0) {
             let vma = self.vma(node);
-            // SAFETY: 1. no handle of the address space is left, so nobody looks a VMA up in it, and
-            // a walker of the reverse map only reads what stays as it is; 2. it is removed at once.
+            // SAFETY: 1. no handle of the address space is left, so nobody looks a VMA up in it,
+            // and a walker of the reverse map only reads what stays as it is; 2. it is removed at
+            // once.
             self.remove(mm, unsafe { vma.written(self.platform()) }, &mut removed);
             // A reclaimer came by the reverse map before, and goes on without its locks.
             vma.wait_for_readers(self.platform());

@@ -288,7 +288,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// Cuts `part` out of `vma`, gives it `flags`, does `work` with its lock held for writing, and
-    /// joins it with its neighbours again. Nothing has changed where it cannot be cut.
+    /// joins it with its neighbors again. Nothing has changed where it cannot be cut.
     pub(super) fn with_flags(
         &self,
         mm: &MmapLocked,

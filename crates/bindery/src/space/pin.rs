@@ -186,7 +186,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             let slots = self.table.slots(node.table);
             let equal = arch::Equal::WRITABLE;
             let step = P::Arch::STEP;
-            crate::table::run::leaves::<P::Arch>(slots, index, wanted, equal, step, 0).0
+            crate::table::run::match_leaves::<P::Arch>(slots, index, wanted, equal, step, 0).0
         };
         let share = self.share_of_pins(count, pages)?;
         if !memory.frames.pin(folio, share.room) {

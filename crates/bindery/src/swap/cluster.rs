@@ -22,7 +22,7 @@ pub(super) struct Cluster<P: Platform> {
     /// The list that the cluster is on, as [`List::number`]. Changed under both the lock of the
     /// area's lists and the cluster's.
     pub(super) list: AtomicU32,
-    /// Its neighbours there. Guarded by the lock of the area's lists.
+    /// Its neighbors there. Guarded by the lock of the area's lists.
     pub(super) next: AtomicU32,
     pub(super) previous: AtomicU32,
 }

@@ -70,7 +70,7 @@ impl<P: Platform> PageTable<'_, P> {
         self.memory.worked(u64::from(entries), 0);
         // Release: a reader of the empty entry finds its table locked, or the flush done.
         self.slots(parent.table)[index as usize].store(0, Ordering::Release);
-        self.change_live(parent.table, 0, 1);
+        self.change_entry_count(parent.table, 0, 1);
         cursor.counts.entries_written += 1;
         gather.stale_tables(range);
         self.flush(gather, &mut cursor.counts);
@@ -93,7 +93,7 @@ impl<P: Platform> PageTable<'_, P> {
                 counts.bytes_copied += u64::from(count) * PAGE_SIZE;
                 count
             } else {
-                let count = run::empty(slots, index, entries - index);
+                let count = run::count_empty(slots, index, entries - index);
                 memory.platform.zero(to, count);
                 counts.bytes_zeroed += u64::from(count) * PAGE_SIZE;
                 count

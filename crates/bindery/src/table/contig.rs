@@ -58,7 +58,7 @@ impl<P: Platform> PageTable<'_, P> {
             }
             at += piece;
         }
-        self.change_live(table, count, 0);
+        self.change_entry_count(table, count, 0);
     }
 
     /// Clears the whole contiguous run at `index` (its first entry), and returns its first

@@ -86,8 +86,8 @@ impl<'m, P: Platform> PageTable<'m, P> {
         }
     }
 
-    /// The part of `range` from its first non-empty entry to the next multiple of `size`, a power of
-    /// two. The caller keeps new tables out of the range.
+    /// The part of `range` from its first non-empty entry to the next multiple of `size`, a power
+    /// of two. The caller keeps new tables out of the range.
     pub(crate) fn first_part(&self, range: VirtRange, size: u64) -> Option<VirtRange> {
         let end = range.end().0;
         let start = self.first_table(range.start().0, end, None);
@@ -191,7 +191,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
         self.range = range;
         self.counts.tables_locked = self.locks.len() as u64;
         if self.locks.is_pending() {
-            tables.honour_pending(range, &self.locks, own, &mut self.counts);
+            tables.honor_pending(range, &self.locks, own, &mut self.counts);
         }
     }
 
@@ -219,7 +219,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
             }
             let found = |count, what| Run { at, node, index, count, what };
             if kind == Kind::Empty {
-                let count = run::empty(slots, index, limit.max(1));
+                let count = run::count_empty(slots, index, limit.max(1));
                 self.counts.entries_read += u64::from(count);
                 return Ok(Some(self.pass(found(count, What::Empty))));
             }
@@ -287,7 +287,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
         let slots = tables.slots(node.table);
         let limit = limit.min(tables.longest_run());
         let (count, what) = match kind {
-            Kind::Empty => (run::empty(slots, index, limit), What::Empty),
+            Kind::Empty => (run::count_empty(slots, index, limit), What::Empty),
             Kind::Leaf => {
                 let offset = index & (P::Arch::CONTIG_ENTRIES - 1);
                 if P::Arch::is_contig(entry) && (offset != 0 || limit < P::Arch::CONTIG_ENTRIES) {
@@ -304,7 +304,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
                 let frame = P::Arch::frame(single);
                 let (limit, step) = tables.memory.folio_limit(frame, limit);
                 let (mut count, first) =
-                    run::leaves::<P::Arch>(slots, index, limit, equal, step, 0);
+                    run::match_leaves::<P::Arch>(slots, index, limit, equal, step, 0);
                 if P::Arch::CONTIG_ENTRIES > 1 {
                     // A contiguous run is equal throughout in what the MMU sees, but `equal` may
                     // also ask for software bits, and the range may end inside a contiguous run:
@@ -329,7 +329,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
                     }
                     _ => limit,
                 };
-                let (count, first) = run::absents::<P::Arch>(slots, index, limit);
+                let (count, first) = run::match_absent::<P::Arch>(slots, index, limit);
                 (count, What::Absent(first))
             }
         };
@@ -433,7 +433,7 @@ pub(crate) fn table_under<'m, P: Platform>(
             let slot = &tables.slots(at.table)[index as usize];
             slot.store(P::Arch::table(table).0, Ordering::Release);
             counts.entries_written += 1;
-            tables.change_live(at.table, 1, 0);
+            tables.change_entry_count(at.table, 1, 0);
             table
         } else {
             let base = addr.align_down(at.level.span::<P::Arch>());

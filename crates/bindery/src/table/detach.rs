@@ -28,13 +28,13 @@ impl<P: Platform> PageTable<'_, P> {
                 continue;
             }
             let table = P::Arch::frame(entry);
-            if self.live(table) > 0 {
+            if self.entry_count(table) > 0 {
                 return;
             }
             let what = What::Table(table);
             let run = Run { at: slot.start(), node, index, count: 1, what };
             self.detach(&run, table, slot, Some(level.below()), gather, &mut cursor.counts);
-            // Under the lock: the neighbour's next fault may install another table in its place,
+            // Under the lock: the neighbor's next fault may install another table in its place,
             // and no walker may then remember the old one.
             self.flush(gather, &mut cursor.counts);
         }
@@ -58,7 +58,7 @@ impl<P: Platform> PageTable<'_, P> {
         // Release: a reader of the empty entry finds its table locked, or the flush done.
         self.slots(run.node.table)[run.index as usize].store(0, Ordering::Release);
         counts.entries_written += 1;
-        self.change_live(run.node.table, 0, 1);
+        self.change_entry_count(run.node.table, 0, 1);
         // Where nothing was mapped, there was no table for a walker to remember.
         gather.stale_tables(run.range::<P::Arch>().intersection(mapped));
         let node = run.node.child(table);
@@ -108,7 +108,7 @@ impl<P: Platform> PageTable<'_, P> {
         counts.entries_descended += u64::from(children);
         counts.tables_locked += u64::from(children);
         // They are on the list themselves.
-        self.change_live(node.table, 0, children);
+        self.change_entry_count(node.table, 0, children);
         gather.detached.push(&self.memory.frames, node.table);
     }
 
@@ -126,7 +126,7 @@ impl<P: Platform> PageTable<'_, P> {
             counts.tables_locked += 1;
             self.memory.worked(0, 1);
             // The children are on the list themselves.
-            self.change_live(table, 0, children);
+            self.change_entry_count(table, 0, children);
             gather.detached.push(&self.memory.frames, table);
         });
     }

@@ -62,7 +62,7 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
         let meta = self.memory.frames.table(node.table);
         if node.level == Level::PTE {
             let dropped = self.leaves(node.table, first..last + 1);
-            meta.change_live(0, dropped);
+            meta.change_entry_count(0, dropped);
             return;
         }
         for index in first..=last {
@@ -79,7 +79,7 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
                 Kind::Absent => {
                     slot.store(0, Ordering::Relaxed);
                     self.counts.entries_written += 1;
-                    meta.change_live(0, 1);
+                    meta.change_entry_count(0, 1);
                     free_deposit(self.memory, node.table, self.counts);
                     self.huge(Entry(entry.0 | self.missing), node.level);
                 }
@@ -97,10 +97,10 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
             self.leaves(table, 0..arch::entries::<P::Arch>());
             return;
         }
-        let mut live = meta.live();
+        let mut entry_count = meta.entry_count();
         // SAFETY: 1. a table, by its metadata; 2. detached, and on the caller's list.
         for slot in unsafe { self.memory.slots(table) } {
-            if live == 0 {
+            if entry_count == 0 {
                 break;
             }
             self.counts.entries_read += 1;
@@ -112,7 +112,7 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
                     drop_absent(self.memory, Node { table, level }, entry, 1, self.counts);
                 }
             }
-            live -= 1;
+            entry_count -= 1;
         }
         while free_deposit(self.memory, table, self.counts) {}
     }
@@ -127,24 +127,24 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
     /// entries that were.
     fn leaves(&mut self, table: Frame, indices: Range<u32>) -> u32 {
         let (memory, missing) = (self.memory, self.missing);
-        let live = memory.frames.table(table).live();
+        let entry_count = memory.frames.table(table).entry_count();
         // SAFETY: 1. it has leaves, so it is a table; 2. it is locked, or detached and on the
         // caller's list.
         let slots = unsafe { &memory.slots(table)[..indices.end as usize] };
         let (mut index, mut dropped) = (indices.start, 0);
-        while dropped < live
+        while dropped < entry_count
             && let Some(slot) = slots.get(index as usize)
         {
             let raw = slot.load(Ordering::Relaxed);
             if raw == 0 {
-                index += run::empty_ahead(&slots[index as usize..]);
+                index += run::count_empty_ahead(&slots[index as usize..]);
                 continue;
             }
             let entry = Entry(raw | missing);
             let count = if entry.0 & P::Arch::PRESENT != 0 {
                 self.run(slots, index, entry)
             } else {
-                let limit = (slots.len() as u32 - index).min(live - dropped);
+                let limit = (slots.len() as u32 - index).min(entry_count - dropped);
                 let count = absent_run::<P>(slots, index, limit);
                 self.counts.mapped(OwnerKind::Anonymous, count);
                 drop_absent(memory, Node { table, level: Level::PTE }, entry, count, self.counts);
@@ -165,8 +165,8 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
         dropped
     }
 
-    /// Drops the run of leaves that begins at `index` with `entry`. Returns their number. The caller
-    /// counts every page as anonymous; other kinds are corrected here.
+    /// Drops the run of leaves that begins at `index` with `entry`. Returns their number. The
+    /// caller counts every page as anonymous; other kinds are corrected here.
     #[inline]
     fn run(&mut self, slots: &[AtomicU64], index: u32, entry: Entry) -> u32 {
         let (memory, missing) = (self.memory, self.missing);
@@ -209,7 +209,8 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
         let (mut count, mut first) = (limit, entry);
         if limit > 1 {
             let (equal, step) = (Equal::empty(), P::Arch::STEP);
-            (count, first) = run::leaves::<P::Arch>(slots, index, limit, equal, step, missing);
+            (count, first) =
+                run::match_leaves::<P::Arch>(slots, index, limit, equal, step, missing);
         }
         let owner = memory.frames.owner_kind(folio);
         if owner != OwnerKind::Anonymous {
@@ -255,7 +256,7 @@ fn drop_single_pages<P: Platform>(
 #[inline(never)]
 fn absent_run<P: Platform>(slots: &[AtomicU64], index: u32, limit: u32) -> u32 {
     if absent::is_swap::<P::Arch>(run::load(slots, index)) {
-        run::absents::<P::Arch>(slots, index, limit).0
+        run::match_absent::<P::Arch>(slots, index, limit).0
     } else {
         1
     }

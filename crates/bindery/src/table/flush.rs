@@ -17,12 +17,12 @@ impl<P: Platform> PageTable<'_, P> {
     pub(crate) fn invalidate_now(&self, range: VirtRange, level: Level, counts: &mut Counts) {
         let what =
             Invalidation { range, stride: level.span::<P::Arch>(), tables: Tables::Unchanged };
-        tlb::invalidate(&self.memory.platform, self.root, &self.presence, &what, counts);
+        tlb::invalidate(&self.memory.platform, self.root, &self.active_cpus, &what, counts);
     }
 
     /// Makes every TLB forget what is stale, and lowers the pending counts that waited for it.
     pub(crate) fn flush(&self, gather: &mut Gather, counts: &mut Counts) {
-        gather.flush(&self.memory.platform, self.root, &self.presence, counts);
+        gather.flush(&self.memory.platform, self.root, &self.active_cpus, counts);
         while let Some(table) = gather.take_mark() {
             self.lower_pending(table);
         }
@@ -64,7 +64,7 @@ impl<P: Platform> PageTable<'_, P> {
     /// Flushes `range` for a caller that has locked the tables in `locks` and found one of them
     /// pending. The marks of `own`, the caller's gather, are its own affair.
     #[cold]
-    pub(crate) fn honour_pending(
+    pub(crate) fn honor_pending(
         &self,
         range: VirtRange,
         locks: &LockSet,
@@ -86,14 +86,14 @@ impl<P: Platform> PageTable<'_, P> {
             stride: PAGE_SIZE,
             tables: Tables::Changed,
         };
-        tlb::invalidate(&self.memory.platform, self.root, &self.presence, &what, counts);
+        tlb::invalidate(&self.memory.platform, self.root, &self.active_cpus, &what, counts);
         // A move that is under way may have brought the table entries that TLBs know by their old
         // place. Callers with marks of their own make that flush too. A walk of the reverse map
         // comes by the move's source as well, and flushes it there, but nothing rests on that.
         let everything = VirtRange::raw(0, P::Arch::USER_END);
         if let Some(range) = self.moving.sources(everything) {
             let what = Invalidation { range, ..what };
-            tlb::invalidate(&self.memory.platform, self.root, &self.presence, &what, counts);
+            tlb::invalidate(&self.memory.platform, self.root, &self.active_cpus, &what, counts);
         }
     }
 

@@ -74,7 +74,7 @@ impl<P: Platform> PageTable<'_, P> {
     /// Writes one leaf above level 1 into an empty entry.
     pub(crate) fn publish_leaf(&self, table: Frame, index: u32, leaf: Entry) {
         self.slots(table)[index as usize].store(leaf.0, Ordering::Release);
-        self.change_live(table, 1, 0);
+        self.change_entry_count(table, 1, 0);
     }
 
     /// Replaces the huge leaf or the absent entry at `index` of `node`, whose slot begins at
@@ -125,7 +125,7 @@ impl<P: Platform> PageTable<'_, P> {
         }
         let entries = arch::entries::<P::Arch>();
         counts.entries_written += u64::from(entries);
-        self.change_live(table, entries, 0);
+        self.change_entry_count(table, entries, 0);
     }
 
     /// Makes one leaf of the leaves that fill the level-1 table for `base`, a multiple of its
@@ -168,7 +168,7 @@ fn collapse_locked<P: Platform>(
     let entries = arch::entries::<P::Arch>();
     let order = Level::PMD.order::<P::Arch>();
     let first = run::load(slots, 0);
-    if first.0 & P::Arch::PRESENT == 0 || tables.live(node.table) != entries {
+    if first.0 & P::Arch::PRESENT == 0 || tables.entry_count(node.table) != entries {
         return false;
     }
     let frame = P::Arch::frame(P::Arch::clear_contig(first, 0));
@@ -177,7 +177,7 @@ fn collapse_locked<P: Platform>(
         return false;
     }
     let equal = Equal::WRITABLE | Equal::SOFT_DIRTY;
-    let (count, _) = run::leaves::<P::Arch>(slots, 0, entries, equal, P::Arch::STEP, 0);
+    let (count, _) = run::match_leaves::<P::Arch>(slots, 0, entries, equal, P::Arch::STEP, 0);
     cursor.counts.entries_read += u64::from(count);
     if count != entries {
         return false;
@@ -191,11 +191,11 @@ fn collapse_locked<P: Platform>(
     gather.stale_tables(range);
     tables.flush(gather, &mut cursor.counts);
     // Nobody walks the table any more: what the MMU set until now is final.
-    let (_, gathered) = run::leaves::<P::Arch>(slots, 0, entries, equal, P::Arch::STEP, 0);
+    let (_, gathered) = run::match_leaves::<P::Arch>(slots, 0, entries, equal, P::Arch::STEP, 0);
     for slot in slots {
         slot.store(0, Ordering::Relaxed);
     }
-    tables.change_live(node.table, 0, entries);
+    tables.change_entry_count(node.table, 0, entries);
     let leaf = P::Arch::leaf(frame, Level::PMD, P::Arch::attributes(gathered));
     parent_slot.store(leaf.0, Ordering::Release);
     tables.deposit_table(parent.table, deposit);

@@ -110,7 +110,7 @@ pub(crate) trait LockTree {
         false
     }
     /// How many entries of the table are not empty, where that is known: a scan may stop there.
-    fn live(&self, _table: Frame) -> u32 {
+    fn entry_count(&self, _table: Frame) -> u32 {
         u32::MAX
     }
     /// The table that the entry names, if it names one. Called inside a read section.
@@ -439,8 +439,8 @@ impl From<VirtRange> for End {
 }
 
 /// Locks what a move between two disjoint ranges needs, in one pass, and returns the cover of
-/// each, in the order of the arguments. The caller holds the VMAs of both for writing. Called inside
-/// a read section.
+/// each, in the order of the arguments. The caller holds the VMAs of both for writing. Called
+/// inside a read section.
 pub(crate) fn lock_pair<T: LockTree>(
     tree: &T,
     root: Frame,

@@ -90,6 +90,6 @@ fn mark_pages<'m, P: Platform>(
         slot.store(entry.0, Ordering::Relaxed);
     }
     cursor.counts.entries_written += u64::from(count);
-    tables.change_live(table, count, 0);
+    tables.change_entry_count(table, count, 0);
     Ok(())
 }

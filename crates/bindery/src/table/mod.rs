@@ -108,7 +108,7 @@ impl<P: Platform> Drop for ReadSection<'_, P> {
 /// is mapped can be found from the other side too (`rmap`).
 pub(crate) struct TreeState {
     pub(crate) root: Frame,
-    pub(crate) presence: ActiveCpus,
+    pub(crate) active_cpus: ActiveCpus,
     pub(crate) stats: Stats,
     pub(crate) reach: RunLimit,
     /// The source of a move in several holds.
@@ -149,7 +149,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         let root = new_table(memory, P::Arch::ROOT, &mut counts)?;
         let state = TreeState {
             root,
-            presence: ActiveCpus::new(),
+            active_cpus: ActiveCpus::new(),
             stats: Stats::default(),
             reach,
             moving: Moving::new(),
@@ -227,7 +227,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     /// 1. Nobody uses the tree any more: no CPU has its root, and no reader knows a table of it.
     /// 2. No other handle of it is left, and this one is not used again.
     pub(crate) unsafe fn free_root(&mut self) {
-        debug_assert_eq!(self.live(self.root), 0);
+        debug_assert_eq!(self.entry_count(self.root), 0);
         let memory = self.memory;
         // SAFETY: 1. `PageTable::new` made it; 2. the caller's obligations 1 and 2.
         unsafe { free_table(memory, self.root, &mut Counts::default()) };
@@ -280,14 +280,14 @@ impl<'m, P: Platform> PageTable<'m, P> {
 
     /// Changes the entry count of a table whose lock the caller holds.
     #[inline]
-    pub(crate) fn change_live(&self, table: Frame, added: u32, removed: u32) {
-        self.meta(table).change_live(added, removed);
+    pub(crate) fn change_entry_count(&self, table: Frame, added: u32, removed: u32) {
+        self.meta(table).change_entry_count(added, removed);
     }
 
     /// How many entries of the table are not empty.
     #[inline]
-    pub(crate) fn live(&self, table: Frame) -> u32 {
-        self.meta(table).live()
+    pub(crate) fn entry_count(&self, table: Frame) -> u32 {
+        self.meta(table).entry_count()
     }
 
     /// Notes that entries of `from` may have come to `to`; the caller holds both locks.
@@ -398,8 +398,8 @@ impl<P: Platform> LockTree for PageTable<'_, P> {
     }
 
     #[inline]
-    fn live(&self, table: Frame) -> u32 {
-        PageTable::live(self, table)
+    fn entry_count(&self, table: Frame) -> u32 {
+        PageTable::entry_count(self, table)
     }
 
     #[inline]

@@ -79,9 +79,9 @@ fn protect_locked<P: Platform>(
     while let Some(run) = cursor.next_run(equal, Whole::Enter)? {
         match run.what {
             What::Empty | What::Table(_) => {}
-            What::Leaf(_) if !allows => hide(cursor, &run, gather),
+            What::Leaf(_) if !allows => make_prot_none(cursor, &run, gather),
             What::Leaf(first) => protect_leaves(cursor, run, first, change, gather),
-            What::Absent(_) if allows => show(cursor, &run, change),
+            What::Absent(_) if allows => restore_leaves(cursor, &run, change),
             What::Absent(_) => {}
         }
     }
@@ -89,7 +89,7 @@ fn protect_locked<P: Platform>(
 }
 
 /// How many of the run's entries, from the first on, are alike in whether they may become writable,
-/// and whether they may. Pages of zeroes are nobody's.
+/// and whether they may. Zero pages are nobody's.
 fn writable_part<P: Platform>(
     cursor: &Cursor<'_, '_, P>,
     run: &Run,
@@ -242,7 +242,7 @@ fn break_and_make<P: Platform>(
 }
 
 /// Makes `PROT_NONE` leaves of the run.
-fn hide<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run, gather: &mut Gather) {
+fn make_prot_none<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run, gather: &mut Gather) {
     let tables = cursor.tables;
     let slots = tables.slots(run.node.table);
     tables.mark_pending(run.node.table, gather, &mut cursor.counts);
@@ -276,7 +276,7 @@ fn suspend_contig<A: Arch>(slots: &[AtomicU64], index: u32) -> Entry {
     for slot in &slots[index as usize..(index + A::CONTIG_ENTRIES) as usize] {
         slot.fetch_and(!A::PRESENT, Ordering::Relaxed);
     }
-    run::leaves::<A>(slots, index, A::CONTIG_ENTRIES, Equal::empty(), A::STEP, A::PRESENT).1
+    run::match_leaves::<A>(slots, index, A::CONTIG_ENTRIES, Equal::empty(), A::STEP, A::PRESENT).1
 }
 
 /// The `PROT_NONE` form of a leaf without it.
@@ -293,7 +293,7 @@ fn prot_none<A: Arch>(leaf: Entry) -> Entry {
 
 /// Makes leaves of the run's `PROT_NONE` ones, and contiguous runs where alignment allows; other
 /// absent entries stay as they are. Nothing has to be broken: what was `PROT_NONE` is in no TLB.
-fn show<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run, change: &Change) {
+fn restore_leaves<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run, change: &Change) {
     let mut run = *run;
     while run.count > 0 {
         let slots = cursor.tables.slots(run.node.table);
@@ -304,23 +304,23 @@ fn show<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run, change: &Change)
         let (writable, alike) = writable_part(cursor, &run, probe, change);
         // Soft-dirty may differ within the run, so who watches it waits for the store.
         let writable = writable && !userfault && change.watched == Watched::No;
-        let mut shown = user_attributes(change.permissions, change.key);
-        shown
+        let mut restored = user_attributes(change.permissions, change.key);
+        restored
             .permissions
             .set(Permissions::WRITE, writable && change.permissions.contains(Permissions::WRITE));
-        cursor.tables.memory.before_execution_of(shown.permissions, frame);
-        show_part(cursor, &run, alike, shown);
+        cursor.tables.memory.before_execution_of(restored.permissions, frame);
+        restore_part(cursor, &run, alike, restored);
         run.at = run.at.offset(u64::from(alike) << run.node.level.span_shift::<P::Arch>());
         run.index += alike;
         run.count -= alike;
     }
 }
 
-fn show_part<P: Platform>(
+fn restore_part<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
     run: &Run,
     count: u32,
-    shown: Attributes,
+    restored: Attributes,
 ) {
     let slots = cursor.tables.slots(run.node.table);
     let level = run.node.level;
@@ -334,7 +334,7 @@ fn show_part<P: Platform>(
         else {
             continue;
         };
-        let attributes = Attributes { accessed, dirty, soft_dirty, userfault, ..shown };
+        let attributes = Attributes { accessed, dirty, soft_dirty, userfault, ..restored };
         let leaf = P::Arch::leaf(frame, level, attributes);
         if level == Level::PTE
             && arch::may_fold::<P::Arch>(leaf, index)

@@ -59,7 +59,7 @@ pub(crate) fn load(slots: &[AtomicU64], index: u32) -> Entry {
 }
 
 /// How many of the `limit` entries from `index` on are empty.
-pub(crate) fn empty(slots: &[AtomicU64], index: u32, limit: u32) -> u32 {
+pub(crate) fn count_empty(slots: &[AtomicU64], index: u32, limit: u32) -> u32 {
     let stretch = &slots[index as usize..(index + limit) as usize];
     let filled = stretch.iter().position(|slot| slot.load(Ordering::Relaxed) != 0);
     filled.map_or(limit, |index| index as u32)
@@ -82,7 +82,7 @@ pub(crate) fn are_empty(slots: &[AtomicU64]) -> bool {
 /// and the first with accessed and dirty of them all. `restored` is set in every entry before it
 /// is looked at (the valid bit, of entries that are being taken out).
 #[inline]
-pub(crate) fn leaves<A: Arch>(
+pub(crate) fn match_leaves<A: Arch>(
     slots: &[AtomicU64],
     index: u32,
     limit: u32,
@@ -146,7 +146,7 @@ pub(crate) fn are_leaves<A: Arch>(
 /// How many entries at the beginning of `slots` are empty. The first is known to be. May return up
 /// to seven too few.
 #[inline]
-pub(crate) fn empty_ahead(slots: &[AtomicU64]) -> u32 {
+pub(crate) fn count_empty_ahead(slots: &[AtomicU64]) -> u32 {
     let (chunks, _) = slots.as_chunks::<8>();
     let is_empty = |chunk: &&[AtomicU64; 8]| {
         chunk.iter().fold(0, |any, slot| any | slot.load(Ordering::Relaxed)) == 0
@@ -154,8 +154,8 @@ pub(crate) fn empty_ahead(slots: &[AtomicU64]) -> u32 {
     (chunks.iter().take_while(is_empty).count() as u32 * 8).max(1)
 }
 
-/// As [`leaves`], for absent entries.
-pub(crate) fn absents<A: Arch>(slots: &[AtomicU64], index: u32, limit: u32) -> (u32, Entry) {
+/// As [`match_leaves`], for absent entries.
+pub(crate) fn match_absent<A: Arch>(slots: &[AtomicU64], index: u32, limit: u32) -> (u32, Entry) {
     let first = load(slots, index);
     let mask = absent::compare_mask::<A>(first);
     let step = absent::step::<A>(first);

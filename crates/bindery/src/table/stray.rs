@@ -38,9 +38,9 @@ pub(crate) fn try_mark_stray<T: LockTree>(tree: &T, node: Node, keep: Keep) -> b
     if !free || node.level == Level::PTE {
         return free;
     }
-    let (live, mut children) = (tree.live(node.table), 0);
+    let (entry_count, mut children) = (tree.entry_count(node.table), 0);
     for index in 0..arch::entries::<T::Arch>() {
-        if children == live {
+        if children == entry_count {
             break;
         }
         let Some(table) = tree.child(node.table, node.level, index) else { continue };
@@ -79,9 +79,9 @@ fn unmark_subtree<T: LockTree>(tree: &T, node: Node) {
 /// Marks the tables that hang in the table of `node`, which is detached and marked itself, and
 /// shows each to `met`. Returns how many there are. Called inside a read section, without locks.
 pub(crate) fn mark_children<T: LockTree>(tree: &T, node: Node, met: &mut impl FnMut(Frame)) -> u32 {
-    let (live, mut children) = (tree.live(node.table), 0);
+    let (entry_count, mut children) = (tree.entry_count(node.table), 0);
     for index in 0..arch::entries::<T::Arch>() {
-        if children == live {
+        if children == entry_count {
             break;
         }
         let Some(table) = tree.child(node.table, node.level, index) else { continue };
@@ -112,9 +112,9 @@ pub(crate) fn mark_subtree_stray<T: LockTree>(
     }
     let mut children = 0;
     if node.level > Level::PTE {
-        let live = tree.live(node.table);
+        let entry_count = tree.entry_count(node.table);
         for index in 0..arch::entries::<T::Arch>() {
-            if children == live {
+            if children == entry_count {
                 break;
             }
             if let Some(table) = tree.child(node.table, node.level, index) {

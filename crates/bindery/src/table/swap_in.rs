@@ -148,7 +148,7 @@ impl<P: Platform> PageTable<'_, P> {
         };
         let attributes = what.attributes_of(exclusive, soft_dirty, userfault);
         if (device, slot) != (place.area, place.first)
-            || pages > 1 && run::absents::<P::Arch>(self.slots(table), index, pages).0 != pages
+            || pages > 1 && run::match_absent::<P::Arch>(self.slots(table), index, pages).0 != pages
             || self.memory.pages_in_cache(folio, place, 0, pages) != pages
             || !attributes.permissions.intersects(Permissions::ACCESS)
         {
@@ -164,7 +164,7 @@ impl<P: Platform> PageTable<'_, P> {
         let leaf = P::Arch::leaf(folio.head, Level::PTE, attributes);
         self.write_leaves(table, index, leaf, pages);
         // The entries were not empty.
-        self.change_live(table, 0, pages);
+        self.change_entry_count(table, 0, pages);
         self.stats.add(&Counts {
             entries_descended: u64::from(P::Arch::LEVELS) - 1,
             entries_read: u64::from(pages),
@@ -217,13 +217,13 @@ impl<P: Platform> PageTable<'_, P> {
     fn write_swapped_in(&self, run: &Run, folio: Folio, number: u32, attributes: Attributes) {
         let frame = folio.head.plus(number);
         if !attributes.permissions.intersects(Permissions::ACCESS) {
-            return self.write_hidden(run, frame, attributes);
+            return self.write_prot_none(run, frame, attributes);
         }
         let leaf = P::Arch::leaf(frame, run.node.level, attributes);
         if run.node.level == Level::PTE {
             self.write_leaves(run.node.table, run.index, leaf, run.count);
             // The entries were not empty.
-            self.change_live(run.node.table, 0, run.count);
+            self.change_entry_count(run.node.table, 0, run.count);
         } else {
             self.slots(run.node.table)[run.index as usize].store(leaf.0, Ordering::Release);
         }
@@ -233,10 +233,10 @@ impl<P: Platform> PageTable<'_, P> {
 impl<P: Platform> PageTable<'_, P> {
     /// The mapping allows no access: the entries have the pages, and the MMU sees none of them.
     #[cold]
-    fn write_hidden(&self, run: &Run, frame: Frame, attributes: Attributes) {
+    fn write_prot_none(&self, run: &Run, frame: Frame, attributes: Attributes) {
         let Attributes { accessed, dirty, soft_dirty, userfault, .. } = attributes;
-        let hidden = Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault };
-        let mut entry = absent::encode::<P::Arch>(hidden);
+        let absent = Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault };
+        let mut entry = absent::encode::<P::Arch>(absent);
         let step = absent::step::<P::Arch>(entry);
         let slots = self.slots(run.node.table);
         for slot in &slots[run.index as usize..(run.index + run.count) as usize] {

@@ -187,8 +187,8 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
             return true;
         }
         let lock = if held {
-            // SAFETY: 1. the caller holds a guard of the folio in `held`; 2. this one is left locked on
-            // every way out, and the caller leaves its own locked if the folio went out.
+            // SAFETY: 1. the caller holds a guard of the folio in `held`; 2. this one is left
+            // locked on every way out, and the caller leaves its own locked if the folio went out.
             unsafe { frames.folio_left_locked(&memory.platform, folio) }
         } else {
             let Some(lock) = frames.try_lock_folio(&memory.platform, folio) else { return true };
@@ -282,7 +282,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         for slot in slots {
             slot.store(0, Ordering::Relaxed);
         }
-        tables.change_live(run.node.table, 0, count);
+        tables.change_entry_count(run.node.table, 0, count);
         if run.node.level > Level::PTE {
             super::dropping::free_deposit(tables.memory, run.node.table, &mut self.cursor.counts);
         }

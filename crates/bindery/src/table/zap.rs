@@ -153,5 +153,5 @@ pub(super) fn clear_absent<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Ru
         slot.store(0, Ordering::Relaxed);
     }
     cursor.counts.entries_written += u64::from(run.count);
-    tables.change_live(run.node.table, 0, run.count);
+    tables.change_entry_count(run.node.table, 0, run.count);
 }

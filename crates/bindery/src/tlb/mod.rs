@@ -135,12 +135,12 @@ impl ActiveCpus {
 pub(crate) fn invalidate<P: Platform>(
     platform: &P,
     root: Frame,
-    presence: &ActiveCpus,
+    active_cpus: &ActiveCpus,
     what: &Invalidation,
     counts: &mut Counts,
 ) {
     platform.publish_entries();
-    let cpus = presence.snapshot();
+    let cpus = active_cpus.snapshot();
     if cpus.is_empty() {
         counts.invalidations_saved += 1;
         return;
@@ -271,7 +271,7 @@ impl Gather {
         &mut self,
         platform: &P,
         root: Frame,
-        presence: &ActiveCpus,
+        active_cpus: &ActiveCpus,
         counts: &mut Counts,
     ) {
         if let Some(range) = self.range.take() {
@@ -280,7 +280,7 @@ impl Gather {
                 stride: self.level.min(P::Arch::LARGEST_LEAF).span::<P::Arch>(),
                 tables: self.tables,
             };
-            invalidate(platform, root, presence, &what, counts);
+            invalidate(platform, root, active_cpus, &what, counts);
             self.level = Level(u8::MAX);
             self.tables = Tables::Unchanged;
         }

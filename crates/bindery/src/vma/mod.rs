@@ -222,7 +222,7 @@ impl MappingFlags {
     }
 }
 
-/// What a mapping is for: all that two neighbours must agree in to be one.
+/// What a mapping is for: all that two neighbors must agree in to be one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Purpose {
     pub(crate) flags: MappingFlags,
@@ -498,8 +498,8 @@ impl<P: Platform> VmaReadGuard<'_, P> {
     }
 }
 
-/// A VMA that is locked for reading until [`ReadLockedVma::unlock`] is called. It stays, and so does
-/// its address space: who removes a VMA waits for its readers.
+/// A VMA that is locked for reading until [`ReadLockedVma::unlock`] is called. It stays, and so
+/// does its address space: who removes a VMA waits for its readers.
 #[must_use = "it stays locked"]
 pub(crate) struct ReadLockedVma(NonNull<Vma>);
 

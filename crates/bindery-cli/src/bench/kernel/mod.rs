@@ -94,7 +94,7 @@ impl KernelCall {
 
 impl Area {
     /// Blocks of 2^`order` pages that are consecutive memory, by their position in a stretch of
-    /// memory: neighbours have changed places, so that none continues the one before.
+    /// memory: neighbors have changed places, so that none continues the one before.
     ///
     /// ```text
     /// the list   | 1 | 0 | 3 | 2 | 5 | 4 | ...

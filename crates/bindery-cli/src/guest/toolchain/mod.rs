@@ -146,7 +146,7 @@ fn release(verbose_version: &str) -> Option<&str> {
 }
 
 impl Toolchain {
-    /// A cargo that is about to do `subcommand` for `target` in `directory`, optimised. What must
+    /// A cargo that is about to do `subcommand` for `target` in `directory`, optimized. What must
     /// be built first, is.
     ///
     /// # Errors

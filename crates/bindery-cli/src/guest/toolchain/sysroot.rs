@@ -36,7 +36,7 @@ panic = \"abort\"
 
 const SOURCE: &str = "#![no_std]\n";
 
-/// The bitcode is what a kernel needs that is optimised as a whole. Cargo leaves it out where the
+/// The bitcode is what a kernel needs that is optimized as a whole. Cargo leaves it out where the
 /// package at hand does not ask for that.
 const FLAGS: [&str; 1] = ["-Cembed-bitcode=yes"];
 

@@ -61,7 +61,7 @@ fn fill<A: Walk>(space: &Space<'_, A>, filling: Filling) {
     }
 }
 
-/// A filled range with neighbours that keep its first and last table, so that the calls have edges.
+/// A filled range with neighbors that keep its first and last table, so that the calls have edges.
 fn filled<'m, A: Walk>(memory: &'m Memory<Measured<A>>, filling: Filling) -> Space<'m, A> {
     if filling.order > 0 {
         memory.folio_policy().set(Order(filling.order), SizeMode::Always);

@@ -189,7 +189,7 @@ fn resize<A: Walk>() {
     let options = VmallocOptions { content: Content::Zeroes, ..VmallocOptions::huge() };
     let mut at = map.vmalloc(3 * MIB, &options).unwrap();
     machine.write_kernel(map.root(), at, b"here").unwrap();
-    let mut neighbour = None;
+    let mut neighbor = None;
     for size in [5 * MIB, MIB + 12 * KIB, 2 * MIB, 9 * MIB, 4 * KIB, 3 * MIB + 1] {
         at = map.resize_vmalloc(at, size, &options).unwrap();
         let mut content = [0; 4];
@@ -201,7 +201,7 @@ fn resize<A: Walk>() {
         let behind = VirtAddr(at.0 + size.next_multiple_of(PAGE_SIZE));
         assert!(translate(&machine, &map, behind).is_err());
         audit(&machine, &memory, &[&map]);
-        neighbour = neighbour.or_else(|| map.vmalloc(1, &options).ok());
+        neighbor = neighbor.or_else(|| map.vmalloc(1, &options).ok());
     }
     map.free_vmalloc(at).unwrap();
     drop(map);

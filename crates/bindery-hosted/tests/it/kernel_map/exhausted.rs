@@ -117,7 +117,7 @@ fn fragmented<A: Walk>() {
     while memory.free_frame_count() > 1 {
         small.push(map.vmalloc(PAGE_SIZE, &base).unwrap());
     }
-    // Two blocks of 2 MiB, and single pages of which no two are neighbours.
+    // Two blocks of 2 MiB, and single pages of which no two are neighbors.
     map.free_vmalloc(large.pop().unwrap()).unwrap();
     map.free_vmalloc(large.remove(0)).unwrap();
     small.iter().skip(1).step_by(2).for_each(|at| map.free_vmalloc(*at).unwrap());
@@ -129,7 +129,7 @@ fn fragmented<A: Walk>() {
         let fits = found.iter().filter(|piece| piece.size == size);
         fits.map(|piece| piece.range.pages()).sum()
     };
-    // Two frees of whole blocks need not be neighbours of other free frames.
+    // Two frees of whole blocks need not be neighbors of other free frames.
     assert_eq!(of_size(2 * MIB), 1024, "{found:?}");
     assert_eq!(of_size(PAGE_SIZE) + of_size(64 * KIB), 200);
     assert!(of_size(PAGE_SIZE) > 100, "{found:?}");
@@ -171,7 +171,7 @@ fn full_window<A: Walk>() {
         assert_eq!(picture(&map), before);
     }
     for way in ways {
-        // Two neighbours wait for a purge: that is room enough.
+        // Two neighbors wait for a purge: that is room enough.
         map.free_vmalloc(areas[8]).unwrap();
         map.free_vmalloc(areas[9]).unwrap();
         let at = way().unwrap();

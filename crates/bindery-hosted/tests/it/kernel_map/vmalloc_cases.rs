@@ -339,7 +339,7 @@ fn resizing<A: Walk>() {
         for round in 0..rounds(60) {
             let new = numbers.of_any_size(11);
             // Now and then somebody is in the way.
-            let neighbour = (round % 3 == 0).then(|| map.vmalloc(1, &options).unwrap());
+            let neighbor = (round % 3 == 0).then(|| map.vmalloc(1, &options).unwrap());
             let moved = map.resize_vmalloc(at, new * PAGE_SIZE, &options).unwrap();
             let kept = new.min(count);
             assert_filled(machine, map.root(), pages(moved, kept), from, 0);
@@ -357,7 +357,7 @@ fn resizing<A: Walk>() {
             }
             (at, count, from) = (moved, new, moved);
             fill(machine, map.root(), pages(at, count), 0);
-            neighbour.iter().step_by(2).for_each(|at| map.free_vmalloc(*at).unwrap());
+            neighbor.iter().step_by(2).for_each(|at| map.free_vmalloc(*at).unwrap());
         }
     });
 }

@@ -513,7 +513,7 @@ fn a_sync_comes_to_its_end_while_others_write_the_page_without_a_pause() {
 }
 
 #[test]
-fn scattered_pages_are_stored_in_batches_and_neighbours_in_one_call() {
+fn scattered_pages_are_stored_in_batches_and_neighbors_in_one_call() {
     with_fixture(|fixture| {
         for page in [0, 2, 4, 5, 6, 9, 63] {
             fixture.space.write_user(at(page), b"written").unwrap();

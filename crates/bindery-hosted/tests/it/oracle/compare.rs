@@ -65,7 +65,7 @@ pub fn difference(
 /// An outcome without what is different in every sequence.
 fn sort(from: Outcome) -> String {
     match from {
-        Outcome::Returned(-4095..0) | Outcome::Signalled(_) => outcome(from),
+        Outcome::Returned(-4095..0) | Outcome::Signaled(_) => outcome(from),
         Outcome::Returned(_) | Outcome::Accessed(_) => "success".to_owned(),
         Outcome::Elsewhere | Outcome::Looked => outcome(from),
     }
@@ -77,7 +77,7 @@ fn outcome(outcome: Outcome) -> String {
         Outcome::Returned(value) => address(value as u64),
         Outcome::Elsewhere => "an address outside of the region".to_owned(),
         Outcome::Accessed(value) => format!("the value {value:#x}"),
-        Outcome::Signalled(signal) => format!("the signal {signal:?}"),
+        Outcome::Signaled(signal) => format!("the signal {signal:?}"),
         Outcome::Looked => "all contents".to_owned(),
     }
 }

@@ -25,12 +25,12 @@
 //!
 //! # Pages that `fallocate` takes are pages
 //! Linux takes them, counts them (`st_blocks`), and leaves clearing them to the first touch; until
-//! then `mincore` does not see them and no neighbour's fault maps them. The core clears them at
+//! then `mincore` does not see them and no neighbor's fault maps them. The core clears them at
 //! once.
 
 use super::names::{ADVICE, FALLOC_FL_PUNCH_HOLE, MADV_COLLAPSE, MREMAP_DONTUNMAP};
 use super::observation::{
-    ANONYMOUS, ActiveCpus, Area, Observation, Outcome, Snapshot, Stretch, letter,
+    ANONYMOUS, Area, Observation, Outcome, Presence, Snapshot, Stretch, letter,
 };
 use super::operation::{Operation, OperationKind};
 use super::place::PAGE;
@@ -141,7 +141,7 @@ fn collapsed_before(operations: &[Operation], step: usize) -> bool {
 
 /// Whether the only difference is that Linux has or tells of fewer pages of objects.
 fn sees_less(theirs: &Observation, now: &Observation) -> bool {
-    let pages = |stretches: &[Stretch]| -> Vec<(u64, ActiveCpus)> {
+    let pages = |stretches: &[Stretch]| -> Vec<(u64, Presence)> {
         let all = stretches.iter().flat_map(|stretch| {
             let addresses = (stretch.start..stretch.end).step_by(PAGE as usize);
             addresses.map(|at| (at, stretch.presence))
@@ -151,7 +151,7 @@ fn sees_less(theirs: &Observation, now: &Observation) -> bool {
     let (linux_has, we_have) = (pages(&theirs.snapshot.stretches), pages(&now.snapshot.stretches));
     let more = we_have.iter().filter(|page| !linux_has.contains(page));
     let fewer_pages = linux_has.iter().all(|page| we_have.contains(page))
-        && more.into_iter().all(|(_, presence)| *presence == ActiveCpus::Object);
+        && more.into_iter().all(|(_, presence)| *presence == Presence::Object);
     let fewer_bits = theirs.data.len() == now.data.len()
         && theirs.data.iter().zip(&now.data).all(|(theirs, ours)| theirs & !ours == 0);
     let else_alike =

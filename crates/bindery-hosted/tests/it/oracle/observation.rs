@@ -56,7 +56,7 @@ pub enum Outcome {
     /// What was loaded; 0 for what was stored.
     Accessed(u64),
     /// The access ended so.
-    Signalled(Signal),
+    Signaled(Signal),
     /// The memory was looked at as the program sees it.
     Looked,
 }
@@ -67,7 +67,7 @@ impl Outcome {
             Self::Returned(value) => [0, value as u64],
             Self::Elsewhere => [1, 0],
             Self::Accessed(value) => [2, value],
-            Self::Signalled(signal) => [3, signal.word()],
+            Self::Signaled(signal) => [3, signal.word()],
             Self::Looked => [4, 0],
         }
     }
@@ -77,7 +77,7 @@ impl Outcome {
             0 => Self::Returned(value as i64),
             1 => Self::Elsewhere,
             2 => Self::Accessed(value),
-            3 => Self::Signalled(Signal::from_word(value)),
+            3 => Self::Signaled(Signal::from_word(value)),
             _ => Self::Looked,
         }
     }
@@ -120,7 +120,7 @@ pub struct Area {
 
 /// What stands at a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ActiveCpus {
+pub enum Presence {
     /// A page of anonymous memory.
     Anonymous,
     /// A page of an object.
@@ -133,7 +133,7 @@ pub enum ActiveCpus {
     Other(u64),
 }
 
-impl ActiveCpus {
+impl Presence {
     fn word(self) -> u64 {
         match self {
             Self::Anonymous => 1,
@@ -155,12 +155,12 @@ impl ActiveCpus {
     }
 }
 
-/// Neighbouring pages at which the same stands.
+/// Neighboring pages at which the same stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stretch {
     pub start: u64,
     pub end: u64,
-    pub presence: ActiveCpus,
+    pub presence: Presence,
 }
 
 /// A file.
@@ -237,7 +237,7 @@ impl From<Result<u64, Signal>> for Outcome {
     fn from(access: Result<u64, Signal>) -> Self {
         match access {
             Ok(value) => Self::Accessed(value),
-            Err(signal) => Self::Signalled(signal),
+            Err(signal) => Self::Signaled(signal),
         }
     }
 }
@@ -262,7 +262,7 @@ impl Observation {
         let stretches = source.take_many(count, |source| Stretch {
             start: source.take(),
             end: source.take(),
-            presence: ActiveCpus::from_word(source.take()),
+            presence: Presence::from_word(source.take()),
         });
         let files = ALL_FILES.map(|_| FileState {
             size: source.take(),
@@ -286,10 +286,10 @@ pub fn digest(mut load: impl FnMut(u64) -> Result<u64, Signal>) -> u64 {
                 let factor = FACTOR.wrapping_mul(2 * index + 1);
                 sum = sum.wrapping_add(word.wrapping_mul(factor)).rotate_left(u32::from(word != 0));
             }
-            Err(signal) => return SIGNALLED | signal.word(),
+            Err(signal) => return SIGNALED | signal.word(),
         }
     }
-    sum & !SIGNALLED
+    sum & !SIGNALED
 }
 
 /// The digest of a page that is at hand.
@@ -310,12 +310,12 @@ pub fn significant(word: u64, bytes: u64) -> u64 {
 pub const FILE_PAGES_LOOKED_AT: u64 = 64;
 
 /// In a digest: there are no contents, but a signal.
-const SIGNALLED: u64 = 1 << 63;
+const SIGNALED: u64 = 1 << 63;
 
 /// Says a digest in words.
 pub fn digest_in_words(digest: u64) -> String {
-    if digest & SIGNALLED != 0 {
-        format!("{:?}", Signal::from_word(digest & !SIGNALLED))
+    if digest & SIGNALED != 0 {
+        format!("{:?}", Signal::from_word(digest & !SIGNALED))
     } else {
         format!("{digest:#x}")
     }

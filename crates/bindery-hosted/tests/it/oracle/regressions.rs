@@ -261,7 +261,7 @@ fn a_guard_in_shared_memory_keeps_no_child_from_joining_mappings() {
 }
 
 #[test]
-fn an_unlocked_mapping_joins_both_neighbours_though_only_one_has_pages_of_its_own() {
+fn an_unlocked_mapping_joins_both_neighbors_though_only_one_has_pages_of_its_own() {
     agrees(&[
         mmap(page(480), pages(29), RW, MAP_PRIVATE | MAP_FIXED, FILES[0], 0),
         mlock(page(500), pages(1)),

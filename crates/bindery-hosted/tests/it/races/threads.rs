@@ -22,7 +22,7 @@ on_every_architecture! {
     a_range_is_touched_while_it_is_replaced => while_it_is_replaced;
     a_range_is_touched_while_its_contents_leave => while_contents_leave;
     a_child_is_frozen_while_the_parent_writes => while_it_forks;
-    two_threads_change_neighbouring_mappings => two_changers;
+    two_threads_change_neighboring_mappings => two_changers;
 }
 
 /// Folio sizes to try: base pages, contiguous runs, huge leaves.
@@ -394,7 +394,7 @@ fn while_it_forks<A: Walk>() {
     });
 }
 
-/// All four CPUs change mappings, each its own stretch of 1 MiB and 3 pages, so that neighbours
+/// All four CPUs change mappings, each its own stretch of 1 MiB and 3 pages, so that neighbors
 /// share tables; what is refused is refused for want of nothing.
 fn two_changers<A: Walk>() {
     let own = MIB + 3 * PAGE_SIZE;

@@ -65,7 +65,7 @@ fn each_entry_of_a_mapping_is_guarded_and_no_tlb_holds_one_that_is_not() {
     program.execute(page(6)).unwrap(); // a first touch
     let guarded = [0, 1, 5, 6].map(|number| is_guarded(&space, page(number), Level::PTE));
     assert_eq!(guarded, [false, true, true, true]);
-    // Neighbours become one where they agree in it; what is asked for without is without.
+    // Neighbors become one where they agree in it; what is asked for without is without.
     protect(3, 1, CODE);
     assert_eq!(mappings(&space), [(1, false), (2, true), (1, false), (3, true), (1, false)]);
     assert!(!is_guarded(&space, page(3), Level::PTE));

@@ -279,7 +279,7 @@ fn reading_and_writing_count_what_went_through() {
 }
 
 #[test]
-fn ageing_stops_before_each_mapping() {
+fn aging_stops_before_each_mapping() {
     for advice in [Advice::Cold, Advice::PageOut, Advice::Free] {
         let asked = at_every_question(&Case {
             prepare: |scene| {

@@ -42,7 +42,7 @@ fn a_move_leaves_no_table_where_the_end_of_the_source_was_empty() {
     let (machine, memory) = strict::<X86_64<4>>(64 * MIB);
     let space = AddressSpace::new(&memory, options()).unwrap();
     let program = Program::new(&machine, &space);
-    // The source is bounded by neighbours on both sides, so its hull is the source itself.
+    // The source is bounded by neighbors on both sides, so its hull is the source itself.
     for (at, length) in [(GIB, 2 * GIB), (3 * GIB, 2 * GIB), (5 * GIB, GIB)] {
         space.mmap(&fixed(at, length)).unwrap();
         space.mprotect(VirtAddr(at), length, bindery::Protection::READ).unwrap();
@@ -83,7 +83,7 @@ fn a_move_that_ends_in_a_whole_gibibyte_frees_the_tables_of_its_beginning() {
 }
 
 #[test]
-fn a_table_that_is_pruned_is_forgotten_before_a_neighbour_hooks_another() {
+fn a_table_that_is_pruned_is_forgotten_before_a_neighbor_hooks_another() {
     let (machine, memory) = strict::<AArch64>(64 * MIB);
     let space = AddressSpace::new(&memory, options()).unwrap();
     let program = Program::new(&machine, &space);

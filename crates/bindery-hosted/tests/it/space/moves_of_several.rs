@@ -361,7 +361,7 @@ fn a_source_that_stays_whole_is_as_if_it_were_never_written() {
 }
 
 #[test]
-fn a_source_that_stays_is_not_joined_with_a_neighbour_that_is_like_it_now() {
+fn a_source_that_stays_is_not_joined_with_a_neighbor_that_is_like_it_now() {
     with_fixture::<X86_64<4>>(0, |fixture| {
         fixture.space.mmap(&fixed(AT, 8 * PAGE)).unwrap();
         // The lock is all that tells the two apart, and it goes with the contents.

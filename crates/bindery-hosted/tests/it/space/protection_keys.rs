@@ -119,7 +119,7 @@ fn each_entry_of_a_mapping_carries_its_key_and_no_tlb_an_older_one() {
     space.mprotect(page(1), 3 * PAGE_SIZE, READ_WRITE).unwrap();
     assert_eq!(vma_keys(&space), [(1, 0), (6, 1), (1, 0)]);
     assert_eq!(entry_key(&space, page(2), Level::PTE), 1);
-    // Neighbours with equal keys become one.
+    // Neighbors with equal keys become one.
     protect(&space, page(3), 1, 2).unwrap();
     assert_eq!(vma_keys(&space), [(1, 0), (2, 1), (1, 2), (3, 1), (1, 0)]);
     protect(&space, page(3), 1, 1).unwrap();

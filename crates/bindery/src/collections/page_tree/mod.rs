@@ -196,7 +196,7 @@ impl PageIndex {
         self.next_run_with(PageFlags::empty(), from, end)
     }
 
-    /// As [`PageIndex::next_run`], of pages that have all of `flags`; neighbours that lack one are
+    /// As [`PageIndex::next_run`], of pages that have all of `flags`; neighbors that lack one are
     /// not part of the run. The same costs, however many pages lack a flag.
     pub(crate) fn next_run_with(&self, flags: PageFlags, from: u64, end: u64) -> Option<PageRun> {
         let (page, words) = self.seek_with(flags, from).filter(|(page, _)| *page < end)?;
@@ -458,8 +458,8 @@ impl PageIndex {
         (next - u64::from(frame.0)) as u32
     }
 
-    /// Replaces the words of those of `count` pages from `first` on that are in memory, node by node;
-    /// those of nodes without a page that has `flags` stay.
+    /// Replaces the words of those of `count` pages from `first` on that are in memory, node by
+    /// node; those of nodes without a page that has `flags` stay.
     fn change(&mut self, first: u64, count: u64, flags: PageFlags, to: impl Fn(u64) -> u64) {
         let end = first.saturating_add(count);
         let mut from = first;

@@ -356,7 +356,7 @@ fn a_hole_punched_into_a_folio_leaves_both_its_ends() {
 }
 
 #[test]
-fn a_dirty_part_of_a_run_is_found_and_its_neighbours_are_not() {
+fn a_dirty_part_of_a_run_is_found_and_its_neighbors_are_not() {
     let mut world = World::new();
     world.add(60, 0x100, 100);
     world.add(1 << 40, 0x300, 1);

@@ -298,14 +298,14 @@ impl<T: Indexed> Index<T> {
         Spot { path: self.path_to(node) }
     }
 
-    /// Writer: what lies between the neighbours of `node`, which stands at `spot`: the end of the
+    /// Writer: what lies between the neighbors of `node`, which stands at `spot`: the end of the
     /// one in front and the start of the one behind.
-    pub(crate) fn between_neighbours(&self, spot: &Spot<T>, node: NonNull<T>) -> (u64, u64) {
+    pub(crate) fn between_neighbors(&self, spot: &Spot<T>, node: NonNull<T>) -> (u64, u64) {
         (self.end(spot.path[0]), self.start(self.links(Some(node)).next(0)))
     }
 
     /// Writer: tells the index that `node`'s start or end has changed in place, without passing a
-    /// neighbour's. Searches for gaps are right again when it was told of each node that changed.
+    /// neighbor's. Searches for gaps are right again when it was told of each node that changed.
     pub(crate) fn bounds_changed(&self, node: NonNull<T>) {
         self.bounds_changed_at(&self.spot(node), node);
     }

@@ -111,7 +111,7 @@ enum Step {
     /// A start and a length, cut where the next node begins.
     Insert(u64, u64),
     Remove(usize),
-    /// A node's new start and length, cut to the room between its neighbours.
+    /// A node's new start and length, cut to the room between its neighbors.
     Move(usize, u64, u64),
     /// A node, the length of its lower part, and whether the new node takes the upper.
     Split(usize, u64, bool),

@@ -153,7 +153,7 @@ fn two_areas_under_two_tables_never_meet() {
 }
 
 #[test]
-fn a_map_that_fails_leaves_the_table_that_its_neighbour_hooks_in() {
+fn a_map_that_fails_leaves_the_table_that_its_neighbor_hooks_in() {
     hold(|_| {}, [|cpu| cpu.fail_to_map(pages(0, 1)), |cpu| use_page(cpu, 1, frame(1))]);
 }
 
@@ -169,13 +169,13 @@ fn a_dump_beside_a_map_sees_nothing_or_what_is_mapped() {
 // Tables that go.
 
 #[test]
-fn a_map_beside_the_purge_of_its_neighbour_has_a_table_that_stays() {
+fn a_map_beside_the_purge_of_its_neighbor_has_a_table_that_stays() {
     let seen = hold(one_area, [give_back, |cpu| use_page(cpu, 1, frame(1))]);
     assert!(seen.waits.load(Relaxed) > 0);
 }
 
 #[test]
-fn an_area_is_there_while_its_neighbour_is_purged() {
+fn an_area_is_there_while_its_neighbor_is_purged() {
     hold(
         two_areas,
         [give_back, |cpu| {
@@ -186,7 +186,7 @@ fn an_area_is_there_while_its_neighbour_is_purged() {
 }
 
 #[test]
-fn two_neighbours_that_are_given_back_at_once_take_their_table_along() {
+fn two_neighbors_that_are_given_back_at_once_take_their_table_along() {
     hold(
         two_areas,
         [give_back, |cpu| {
@@ -240,7 +240,7 @@ fn purge_map_and_dump_are_in_order_on_three_cpus() {
 }
 
 #[test]
-fn two_maps_beside_the_purge_of_their_neighbour_share_a_table_that_stays() {
+fn two_maps_beside_the_purge_of_their_neighbor_share_a_table_that_stays() {
     let work: [fn(&Cpu); 3] =
         [give_back, |cpu| use_page(cpu, 1, frame(1)), |cpu| use_page(cpu, 2, frame(2))];
     let seen = hold(one_area, work);
@@ -347,7 +347,7 @@ fn who_detaches_a_table_that_is_not_free_takes_it_from_a_live_area() {
 
 #[test]
 #[should_panic]
-fn who_empties_an_empty_entry_once_more_loses_a_table_of_its_neighbour() {
+fn who_empties_an_empty_entry_once_more_loses_a_table_of_its_neighbor() {
     let work: [fn(&Cpu); 2] =
         [|cpu| cpu.fail_to_map(pages(0, 1)), |cpu| use_page(cpu, 1, frame(1))];
     explore(Omit::LeaveEmpty, |_| {}, work);

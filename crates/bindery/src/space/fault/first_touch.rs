@@ -96,8 +96,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// The sizes of folios, one bit for each order, that would fit around `page`: into the VMA,
-    /// into one table, and where nothing seems to stand. An entry that is not empty is returned instead.
-    /// Looks without locks, so a caller that acts on it looks again.
+    /// into one table, and where nothing seems to stand. An entry that is not empty is returned
+    /// instead. Looks without locks, so a caller that acts on it looks again.
     pub(in crate::space) fn vacant_orders(
         &self,
         vma: &Vma,
@@ -129,7 +129,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             let slots = self.table.slots(node.table);
             // Above level 1, the empty entry stands for all of the range.
             node.level > Level::PTE
-                || order < huge && run::empty(slots, first, order.pages()) == order.pages()
+                || order < huge && run::count_empty(slots, first, order.pages()) == order.pages()
         };
         let orders = Order::PAGE.up_to(MAX_FOLIO_ORDER).filter(|order| wanted.contains(*order));
         let fitting = orders.filter(|order| fits(*order)).map(Orders::of);
@@ -241,7 +241,7 @@ fn map_folio_locked<'m, P: Platform>(
     let table = cursor.table_at(range.start(), level, pool)?;
     let index = level.index_of::<P::Arch>(range.start());
     let count = if level == Level::PTE { folio.pages() } else { 1 };
-    let vacant = run::empty(tables.slots(table), index, count);
+    let vacant = run::count_empty(tables.slots(table), index, count);
     cursor.counts.entries_read += u64::from(vacant);
     if vacant != count {
         return Ok(Step::Again);
@@ -260,7 +260,7 @@ fn map_folio_locked<'m, P: Platform>(
         slot.store(entry.0, Ordering::Release);
         cursor.counts.entries_written += 1;
         RareEvents::note(&tables.memory.rare.huge_faults);
-        tables.change_live(table, 1, 0);
+        tables.change_entry_count(table, 1, 0);
         if let Some(deposit) = deposit {
             tables.deposit_table(table, deposit);
         }

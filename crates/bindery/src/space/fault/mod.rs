@@ -511,7 +511,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 let slot = &self.table.slots(node.table)[index as usize];
                 slot.store(0, Ordering::Relaxed);
                 cursor.counts.entries_written += 1;
-                self.table.change_live(node.table, 0, 1);
+                self.table.change_entry_count(node.table, 0, 1);
                 Ok(Step::Again)
             }
             Some(Absent::Swap { .. }) => Ok(Step::SwapIn),

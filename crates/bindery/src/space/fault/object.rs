@@ -209,7 +209,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let owner = self.table.memory.frames.owner_kind(folio);
         let mut at = begin;
         while at < end {
-            let vacant = run::empty(self.table.slots(table), at, end - at);
+            let vacant = run::count_empty(self.table.slots(table), at, end - at);
             cursor.counts.entries_read += u64::from(vacant.max(1));
             if vacant == 0 {
                 at += 1;

@@ -206,7 +206,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
         let pages = range.pages() as u32;
         node.level > Level::PTE
-            || run::absents::<P::Arch>(self.table.slots(node.table), index, pages).0 == pages
+            || run::match_absent::<P::Arch>(self.table.slots(node.table), index, pages).0 == pages
     }
 
     fn read_folio(

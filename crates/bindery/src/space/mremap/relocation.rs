@@ -73,8 +73,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         };
         let _reservation = self.table.memory.commitment().reserve(committed)?;
         // As Linux: what has no page yet may take a new page offset, and merge where it goes.
-        let newborn = vma.is_anonymous() && vma.group_pointer().is_none();
-        let page_offset = if newborn {
+        let never_written = vma.is_anonymous() && vma.group_pointer().is_none();
+        let page_offset = if never_written {
             target.start().0 >> PAGE_SHIFT
         } else {
             vma.page_offset_of(source.start())
@@ -92,7 +92,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         }
         if !stays && purpose.userfault.is_none() && source.covers(vma.range()) {
             let spot = self.vmas.spot(NonNull::from(vma));
-            let (floor, ceiling) = self.vmas.between_neighbours(&spot, NonNull::from(vma));
+            let (floor, ceiling) = self.vmas.between_neighbors(&spot, NonNull::from(vma));
             if floor <= target.start().0 && target.end().0 <= ceiling {
                 let flags = arriving.flags;
                 let slide = Slide { spot: &spot, floor, ceiling, flags, page_offset };
@@ -178,7 +178,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             self.change_flags(mm, vma, vma.flags() - locked);
         }
         drop(left);
-        // As Linux: what stays is not joined with its neighbours, though it may fit them now.
+        // As Linux: what stays is not joined with its neighbors, though it may fit them now.
         self.merge_around(mm, self.vma(moved), call.removed);
         Ok(to)
     }
@@ -242,7 +242,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         Ok(left)
     }
 
-    /// Moves all of a VMA to where it passes none of its neighbours: the index keeps its node where
+    /// Moves all of a VMA to where it passes none of its neighbors: the index keeps its node where
     /// it is. The locks are those of any other move. `None` if that takes more than one piece:
     /// between two of them, a walker would look at one of the places alone.
     fn slide(
@@ -314,11 +314,11 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 }
 
-/// A move of a whole VMA between its neighbours.
+/// A move of a whole VMA between its neighbors.
 struct Slide<'a> {
     /// The VMA's spot in the index, before and after.
     spot: &'a Spot<Vma>,
-    /// Where the neighbour in front ends and the one behind begins.
+    /// Where the neighbor in front ends and the one behind begins.
     floor: u64,
     ceiling: u64,
     /// What the VMA's flags and offset are to be.

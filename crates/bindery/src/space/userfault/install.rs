@@ -31,13 +31,13 @@ impl<P: Platform> AddressSpace<'_, P> {
             let table = cursor.table_at(start, Level::PTE, pool)?;
             let first = Level::PTE.index_of::<P::Arch>(start);
             let slots = self.table.slots(table);
-            let count = run::empty(slots, first, part.pages() as u32);
+            let count = run::count_empty(slots, first, part.pages() as u32);
             for slot in &slots[first as usize..(first + count) as usize] {
                 slot.store(leaf.0, Ordering::Relaxed);
             }
             cursor.counts.entries_read += u64::from(count);
             cursor.counts.entries_written += u64::from(count);
-            self.table.change_live(table, count, 0);
+            self.table.change_entry_count(table, count, 0);
             Ok(count)
         });
         self.published(part);

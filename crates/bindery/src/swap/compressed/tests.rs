@@ -49,7 +49,7 @@ fn text(seed: u64) -> Page {
     bytes.try_into().unwrap()
 }
 
-/// A page of zeroes with a few other words.
+/// A zero page with a few other words.
 fn sparse(seed: u64) -> Page {
     let mut numbers = Numbers(seed);
     let mut page = [0; PAGE];

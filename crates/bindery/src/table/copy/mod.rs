@@ -226,7 +226,7 @@ fn copy_leaves<P: Platform>(
         }
         theirs[index].store(protected.0 & !stripped, Ordering::Relaxed);
     }
-    target.tables.change_live(table, run.count, 0);
+    target.tables.change_entry_count(table, run.count, 0);
     target.counts.entries_written += u64::from(run.count);
     if narrowed {
         source.counts.entries_written += u64::from(run.count);
@@ -291,7 +291,7 @@ fn copy_absent<P: Platform>(
     }
     source.counts.entries_written += u64::from(run.count);
     target.counts.entries_written += u64::from(run.count);
-    target.tables.change_live(table, run.count, 0);
+    target.tables.change_entry_count(table, run.count, 0);
     Ok(())
 }
 

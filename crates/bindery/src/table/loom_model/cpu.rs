@@ -86,8 +86,8 @@ impl LockTree for Cpu {
         found == Some(node.table)
     }
 
-    fn live(&self, table: Frame) -> u32 {
-        self.table(table).inside(|inside| inside.live)
+    fn entry_count(&self, table: Frame) -> u32 {
+        self.table(table).inside(|inside| inside.entry_count)
     }
 
     fn child(&self, table: Frame, level: Level, index: u32) -> Option<Frame> {
@@ -179,7 +179,7 @@ impl Cpu {
         let released = self.world.omit != Omit::Release;
         let order = if released { Ordering::Release } else { Ordering::Relaxed };
         parent.entries[index_of(at, node.level)].store(Tiny::table(table).0, order);
-        parent.inside(|inside| inside.live += 1);
+        parent.inside(|inside| inside.entry_count += 1);
     }
 
     /// Clears the entry of `node` for `at`, and returns the table that it named.
@@ -190,7 +190,7 @@ impl Cpu {
         let released = self.world.omit != Omit::ReleaseClear;
         let order = if released { Ordering::Release } else { Ordering::Relaxed };
         parent.entries[index as usize].store(0, order);
-        parent.inside(|inside| inside.live -= 1);
+        parent.inside(|inside| inside.entry_count -= 1);
         Some(table)
     }
 
@@ -218,7 +218,7 @@ impl Cpu {
                 stray::mark_children(self, node, &mut |table| tables.push(table));
             });
         }
-        self.table(node.table).inside(|inside| inside.live -= tables.len() as u32);
+        self.table(node.table).inside(|inside| inside.entry_count -= tables.len() as u32);
         for table in tables {
             if level > Level::PTE {
                 self.gather_below(Node { table, level }, gathered);
@@ -233,7 +233,7 @@ impl Cpu {
     /// a table that is marked.
     pub(super) fn gather_subtree(&self, node: Node, held: Level, gathered: &mut Vec<Frame>) {
         stray::mark_subtree_stray(self, node, held, &mut |table, children| {
-            self.table(table).inside(|inside| inside.live -= children);
+            self.table(table).inside(|inside| inside.entry_count -= children);
             gathered.push(table);
         });
     }
@@ -241,7 +241,7 @@ impl Cpu {
     /// Drops the entries of the tables, waits for readers, and frees.
     pub(super) fn finish(&self, gathered: Vec<Frame>) {
         for frame in &gathered {
-            let left = self.table(*frame).inside(|inside| inside.live);
+            let left = self.table(*frame).inside(|inside| inside.entry_count);
             assert_eq!(left, 0, "a table below was not gathered");
         }
         self.synchronize();
@@ -352,7 +352,8 @@ impl Cpu {
                 assert_eq!(cover.level, level);
                 let index = level.index_of::<Tiny>(start);
                 let Some(table) = self.child(cover.table, level, index) else { return true };
-                let empty = |inside: &mut Inside| inside.live == 0 && inside.visits == [0; 4];
+                let empty =
+                    |inside: &mut Inside| inside.entry_count == 0 && inside.visits == [0; 4];
                 if !self.table(table).inside(empty) {
                     return false;
                 }

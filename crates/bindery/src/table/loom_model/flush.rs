@@ -38,7 +38,7 @@ impl Cpu {
         self.in_section(|locks| {
             let cover =
                 locking::lock_range(self, ROOT, pages(number, 1), Depth::Floor(Level::PTE), locks);
-            if locks.is_pending() && omit != Omit::Honour {
+            if locks.is_pending() && omit != Omit::Honor {
                 self.flush(number, number + 1);
             }
             if cover.level > Level::PTE {
@@ -285,8 +285,8 @@ fn who_leaves_no_mark_lets_the_next_return_too_early() {
 
 #[test]
 #[should_panic(expected = "a TLB still allows what the call has revoked")]
-fn who_does_not_honour_a_mark_returns_too_early() {
-    without(Omit::Honour, [|cpu| cpu.narrow(1), |cpu| cpu.narrow(1)]);
+fn who_does_not_honor_a_mark_returns_too_early() {
+    without(Omit::Honor, [|cpu| cpu.narrow(1), |cpu| cpu.narrow(1)]);
 }
 
 #[test]

@@ -372,7 +372,7 @@ fn faults_before_and_after_the_move_of_a_table_meet_in_it() {
 }
 
 #[test]
-fn neighbours_of_a_moved_table_work_on() {
+fn neighbors_of_a_moved_table_work_on() {
     hold(
         [
             |cpu| cpu.operate(pages(4, 1)),

@@ -65,7 +65,7 @@ pub(super) enum Omit {
     /// Who narrows an entry leaves no mark.
     Mark,
     /// Who meets a mark does not flush.
-    Honour,
+    Honor,
     /// The mark is a flag, which every flusher clears.
     Count,
     /// Who meets the mark of a move flushes its own range alone, not the move's source.
@@ -102,7 +102,7 @@ pub(super) enum Life {
 #[derive(Default)]
 pub(super) struct Inside {
     /// Entries that name a table.
-    pub(super) live: u32,
+    pub(super) entry_count: u32,
     /// How often each page was visited, at level 1.
     pub(super) visits: [u32; 4],
     /// Pages that may not be written any more, at level 1.
@@ -195,7 +195,7 @@ impl World {
             let (level, first) = STANDING[child];
             let slot = &tables[parent].entries[index_of(page(first), level.above())];
             slot.store(Tiny::table(Frame(child as u32)).0, Ordering::Relaxed);
-            tables[parent].inside(|inside| inside.live += 1);
+            tables[parent].inside(|inside| inside.entry_count += 1);
         }
         Self {
             tables,
@@ -275,16 +275,20 @@ impl World {
         table.life.with(|life| assert_eq!(unsafe { *life }, Life::Used));
         // SAFETY: loom panics if the table may be moved at the same time.
         table.place.with(|known| assert_eq!(unsafe { *known }, place));
-        let (mut live, mut reached) = (0, 1);
+        let (mut entry_count, mut reached) = (0, 1);
         for (index, slot) in (0..).zip(&table.entries) {
             let entry = slot.load(Ordering::Relaxed);
             if entry != 0 {
-                live += 1;
+                entry_count += 1;
                 let place = place.offset(index * table.level.span::<Tiny>());
                 reached += self.audit_below(Tiny::frame(Entry(entry)), place);
             }
         }
-        assert_eq!(table.inside(|inside| inside.live), live, "the entry count is wrong");
+        assert_eq!(
+            table.inside(|inside| inside.entry_count),
+            entry_count,
+            "the entry count is wrong"
+        );
         reached
     }
 }

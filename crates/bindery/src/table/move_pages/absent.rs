@@ -30,9 +30,9 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
         slots: &[AtomicU64],
         there: &[AtomicU64],
     ) -> Result<u32, Stop> {
-        let (count, first) = run::absents::<P::Arch>(slots, 0, slots.len() as u32);
+        let (count, first) = run::match_absent::<P::Arch>(slots, 0, slots.len() as u32);
         self.may_move_absent(first)?;
-        let count = run::empty(there, 0, count);
+        let count = run::count_empty(there, 0, count);
         for (slot, there) in slots[..count as usize].iter().zip(there) {
             let entry = Entry(slot.load(Ordering::Relaxed));
             slot.store(0, Ordering::Relaxed);

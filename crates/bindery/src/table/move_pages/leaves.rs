@@ -63,7 +63,7 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
             Below::Nothing => {
                 let vacant = there.map_or(count, |table| {
                     self.counts.entries_read += u64::from(count);
-                    run::empty(self.tables.slots(table), to, count)
+                    run::count_empty(self.tables.slots(table), to, count)
                 });
                 *done += vacant;
                 return (vacant < count).then_some(Stop::Exists);
@@ -75,7 +75,7 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
         let tables = self.tables;
         let slots = &tables.slots(table)[from as usize..(from + count) as usize];
         if there.is_none() {
-            let vacant = run::empty(slots, 0, count);
+            let vacant = run::count_empty(slots, 0, count);
             if vacant > 0 {
                 self.counts.entries_read += u64::from(vacant);
                 if !self.what.allows_holes {
@@ -108,8 +108,8 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
         self.counts.entries_read += u64::from(moved);
         self.counts.entries_written += 2 * u64::from(part.gone);
         tables.memory.worked(2 * u64::from(moved), 0);
-        tables.change_live(table, 0, part.gone);
-        tables.change_live(there, part.come, 0);
+        tables.change_entry_count(table, 0, part.gone);
+        tables.change_entry_count(there, part.come, 0);
         if part.stale {
             self.gather
                 .stale(VirtRange::raw(source, source + u64::from(moved) * PAGE_SIZE), Level::PTE);
@@ -132,7 +132,7 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
             let entry = Entry(slot.load(Ordering::Relaxed));
             let frame = P::Arch::frame(entry);
             // All that a leaf can say in one comparison: nearly all are as they will be.
-            if entry == self.settled_of(frame)
+            if entry == self.unchanged_leaf_of(frame)
                 && let Some(lock) = frames.try_lock_single(platform, frame)
             {
                 slot.swap(0, Ordering::SeqCst);
@@ -156,8 +156,8 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
         (at, None)
     }
 
-    /// Moves what is not a settled leaf of a single page. Returns how many entries it has got
-    /// through.
+    /// Moves what is not a single page whose leaf moves without a change. Returns how many entries
+    /// it has got through.
     #[inline(never)]
     fn move_other(&mut self, part: &mut Part<'_>, at: u32, entry: Entry) -> Result<u32, Stop> {
         let (slots, there) = (&part.slots[at as usize..], &part.there[at as usize..]);
@@ -166,8 +166,8 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
             if !self.what.allows_holes {
                 return Err(Stop::Missing);
             }
-            let hole = run::empty(slots, 0, left);
-            return Ok(run::empty(there, 0, hole));
+            let hole = run::count_empty(slots, 0, left);
+            return Ok(run::count_empty(there, 0, hole));
         }
         if entry.0 & P::Arch::PRESENT == 0 {
             let moved = self.move_absents(slots, there)?;
@@ -185,11 +185,11 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
         let number = frame.0 - folio.head.0;
         let limit = left.min(folio.pages() - number);
         let whole = self.tables.slots(part.table);
-        let (alike, gathered) = if self.are_settled(whole, first, limit) {
+        let (alike, gathered) = if self.are_unchanged(whole, first, limit) {
             (limit, P::Arch::clear_contig(entry, first))
         } else {
             let equal = Equal::WRITABLE | Equal::SOFT_DIRTY;
-            run::leaves::<P::Arch>(whole, first, limit, equal, P::Arch::STEP, 0)
+            run::match_leaves::<P::Arch>(whole, first, limit, equal, P::Arch::STEP, 0)
         };
         if !memory.frames.exclusive_run(folio, number, 1).0 {
             return Err(Stop::Busy);
@@ -225,7 +225,7 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
                 let range = VirtRange::raw(self.source_at(start), self.source_at(end));
                 tables.invalidate_now(range, Level::PTE, self.counts);
             }
-            tables.change_live(part.table, 0, alike);
+            tables.change_entry_count(part.table, 0, alike);
             tables.write_leaves(part.table, part.first + at, gathered, alike);
             return Err(Stop::Busy);
         }
@@ -255,8 +255,8 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
         1
     }
 
-    /// Makes entries of level 1 of a huge one, of which the hold moves a part, or which cannot stand
-    /// at the target.
+    /// Makes entries of level 1 of a huge one, of which the hold moves a part, or which cannot
+    /// stand at the target.
     #[cold]
     fn break_huge(
         &mut self,

@@ -12,10 +12,10 @@
 //! pages; forks, `mremap` and unmapping wait. One *hold* serves at most one table of the source:
 //! 1. The tables of both places are locked, in one pass.
 //! 2. The lock of a folio is tried. If somebody has it, everything is let go, and the caller waits.
-//! 3. The entries are cleared, by a sequentially consistent step, and then the pins are looked at. A
-//!    pinned folio gets its entries back.
-//! 4. The folio gets the owner and the index of its new place, its entries are written there, and it
-//!    is unlocked.
+//! 3. The entries are cleared, by a sequentially consistent step, and then the pins are looked at.
+//!    A pinned folio gets its entries back.
+//! 4. The folio gets the owner and the index of its new place, its entries are written there, and
+//!    it is unlocked.
 //! 5. The TLBs forget the old place before the tables are unlocked, or the tables are marked
 //!    ([`crate::tlb`]), and the flush comes after the last hold.
 //!
@@ -215,7 +215,7 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
             }
             let entries = u64::from(arch::entries::<P::Arch>() - index);
             let count = entries.min(hole / PAGE_SIZE) as u32;
-            let vacant = run::empty(tables.slots(there.table), index, count);
+            let vacant = run::count_empty(tables.slots(there.table), index, count);
             tables.memory.worked(u64::from(vacant), 0);
             self.counts.entries_read += u64::from(vacant);
             self.done += u64::from(vacant) * PAGE_SIZE;
@@ -254,8 +254,8 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
             locking::lock_pair_beside_moves(tables, tables.root, from, to, Level::PTE, &mut locks);
         self.counts.tables_locked += locks.len() as u64;
         if locks.is_pending() {
-            tables.honour_pending(from, &locks, Some(&self.gather), &mut self.counts);
-            tables.honour_pending(to, &locks, Some(&self.gather), &mut self.counts);
+            tables.honor_pending(from, &locks, Some(&self.gather), &mut self.counts);
+            tables.honor_pending(to, &locks, Some(&self.gather), &mut self.counts);
         }
         let whole = P::Arch::leaf(Frame(0), Level::PTE, what.attributes);
         let mut hold = Hold {
@@ -273,7 +273,7 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
             index: what.index + self.done / PAGE_SIZE,
             source_index: what.source_index + self.done / PAGE_SIZE,
             marks: !is_last,
-            settled: whole,
+            unchanged: whole,
             _section: section,
         };
         let (moved, stop) = if is_slot {
@@ -341,8 +341,8 @@ struct Hold<'a, 'm, 'p, P: Platform> {
     source_index: u64,
     /// The flush comes after the locks are released.
     marks: bool,
-    /// The leaf of frame 0 that needs no change to stand at the target.
-    settled: Entry,
+    /// The leaf of frame 0 that moves to the target without a change.
+    unchanged: Entry,
     _section: ReadSection<'m, P>,
 }
 
@@ -389,22 +389,22 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
         }
     }
 
-    /// The leaf of a frame that needs no change to stand at the target.
+    /// The leaf of a frame that moves to the target without a change.
     #[inline]
-    fn settled_of(&self, frame: Frame) -> Entry {
-        Entry(self.settled.0.wrapping_add(P::Arch::STEP.wrapping_mul(u64::from(frame.0))))
+    fn unchanged_leaf_of(&self, frame: Frame) -> Entry {
+        Entry(self.unchanged.0.wrapping_add(P::Arch::STEP.wrapping_mul(u64::from(frame.0))))
     }
 
-    /// Whether the `count` entries from `at` on are settled leaves of consecutive frames, be they in
-    /// contiguous runs or not. One pass without a branch an entry.
+    /// Whether the `count` entries from `at` on are leaves of consecutive frames that move without
+    /// a change, be they in contiguous runs or not. One pass without a branch an entry.
     #[inline]
-    fn are_settled(&self, slots: &[AtomicU64], at: u32, count: u32) -> bool {
+    fn are_unchanged(&self, slots: &[AtomicU64], at: u32, count: u32) -> bool {
         let entry = |raw: &AtomicU64, index| {
             P::Arch::clear_contig(Entry(raw.load(Ordering::Relaxed)), index)
         };
         let slots = &slots[at as usize..(at + count) as usize];
         let Some(first) = slots.first() else { return false };
-        let mut expected = self.settled_of(P::Arch::frame(entry(first, at))).0;
+        let mut expected = self.unchanged_leaf_of(P::Arch::frame(entry(first, at))).0;
         let mut differ = 0;
         for (slot, index) in slots.iter().zip(at..) {
             differ |= entry(slot, index).0 ^ expected;

@@ -45,7 +45,7 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
         }
         let lock = lock(memory, folio)?;
         for page in at..at + count {
-            self.hide(page);
+            self.make_prot_none(page);
         }
         fence(Ordering::SeqCst);
         let range = VirtRange::raw(self.source_at(at), self.source_at(at + count));
@@ -55,7 +55,7 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
                 self.tables.invalidate_now(range, Level::PTE, self.counts);
             }
             for page in at..at + count {
-                self.show_again(page);
+                self.restore_leaf(page);
             }
             return Err(Stop::Busy);
         }
@@ -63,7 +63,7 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
         lock.give_to(self.what.owner, index.wrapping_sub(u64::from(number)));
         let mut page = at;
         while page < at + count {
-            page += self.show_run(page, at + count - page);
+            page += self.restore_run(page, at + count - page);
         }
         self.gather.stale(range, Level::PTE);
         self.counts.entries_read += u64::from(count);
@@ -120,7 +120,7 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
 
     /// Turns the page's leaf into a `PROT_NONE` entry, which keeps the frame and the bits accessed,
     /// dirty, soft-dirty and userfault.
-    fn hide(&mut self, page: u32) {
+    fn make_prot_none(&mut self, page: u32) {
         let Some((table, index)) = self.source_slot(page) else { return };
         self.mark(table);
         // A contiguous run is hidden whole, since all pages of the folio are.
@@ -128,12 +128,12 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
         let entry = P::Arch::clear_contig(Entry(slot.swap(0, Ordering::Relaxed)), index);
         let Attributes { accessed, dirty, soft_dirty, userfault, .. } = P::Arch::attributes(entry);
         let frame = P::Arch::frame(entry);
-        let hidden = Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault };
-        slot.store(absent::encode::<P::Arch>(hidden).0, Ordering::Relaxed);
+        let absent = Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault };
+        slot.store(absent::encode::<P::Arch>(absent).0, Ordering::Relaxed);
     }
 
-    /// What a hidden entry of the source says, and its place.
-    fn hidden(&mut self, page: u32) -> Option<(Frame, u32, Frame, Attributes)> {
+    /// What a `PROT_NONE` entry of the source says, and its place.
+    fn prot_none_entry(&mut self, page: u32) -> Option<(Frame, u32, Frame, Attributes)> {
         let (table, index) = self.source_slot(page)?;
         let entry = run::load(self.tables.slots(table), index);
         match absent::decode::<P::Arch>(entry)? {
@@ -147,36 +147,38 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
     }
 
     /// Lets the page's entry be a leaf again. The next store asks whether it may be written.
-    fn show_again(&mut self, page: u32) {
-        let Some((table, index, frame, mut attributes)) = self.hidden(page) else { return };
+    fn restore_leaf(&mut self, page: u32) {
+        let Some((table, index, frame, mut attributes)) = self.prot_none_entry(page) else {
+            return;
+        };
         attributes.permissions -= Permissions::WRITE;
         let leaf = P::Arch::leaf(frame, Level::PTE, attributes);
         self.tables.slots(table)[index as usize].store(leaf.0, Ordering::Release);
     }
 
-    /// Moves hidden pages from `page` on, up to `most`, as far as they say the same and lie in one
-    /// table of the target. Returns how many those were.
-    fn show_run(&mut self, page: u32, most: u32) -> u32 {
+    /// Moves `PROT_NONE` pages from `page` on, up to `most`, as far as they say the same and lie in
+    /// one table of the target. Returns how many those were.
+    fn restore_run(&mut self, page: u32, most: u32) -> u32 {
         let target = self.target + u64::from(page) * PAGE_SIZE;
         let to = Level::PTE.index_of::<P::Arch>(VirtAddr(target));
         let most = most.min(arch::entries::<P::Arch>() - to);
-        let Some((.., frame, attributes)) = self.hidden(page) else { return most };
+        let Some((.., frame, attributes)) = self.prot_none_entry(page) else { return most };
         let mut count = 0;
         while count < most
-            && let Some((table, index, _, others)) = self.hidden(page + count)
+            && let Some((table, index, _, others)) = self.prot_none_entry(page + count)
             && others == attributes
         {
             self.tables.slots(table)[index as usize].store(0, Ordering::Relaxed);
-            self.tables.change_live(table, 0, 1);
+            self.tables.change_entry_count(table, 0, 1);
             count += 1;
         }
         if let Ok(table) = self.target_table(target) {
             self.mark(table);
-            let mut shown = attributes;
-            if shown.userfault {
-                shown.permissions -= Permissions::WRITE;
+            let mut restored = attributes;
+            if restored.userfault {
+                restored.permissions -= Permissions::WRITE;
             }
-            let leaf = self.arrived(P::Arch::leaf(frame, Level::PTE, shown));
+            let leaf = self.arrived(P::Arch::leaf(frame, Level::PTE, restored));
             self.tables.write_leaves(table, to, leaf, count);
         }
         count

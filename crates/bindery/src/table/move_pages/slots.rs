@@ -8,8 +8,8 @@
 //!    locked.
 //! 3. The entry is written at the target, and the folios are unlocked.
 //!
-//! If a folio cannot move, those before it get the index of the source back, and the table goes back
-//! to where it was. Then its pages move one by one, up to the one that cannot.
+//! If a folio cannot move, those before it get the index of the source back, and the table goes
+//! back to where it was. Then its pages move one by one, up to the one that cannot.
 //!
 //! An empty table at the target goes to the source in exchange. So nothing is allocated or freed.
 
@@ -70,7 +70,9 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
         let entry = run::load(tables.slots(table), index);
         let vacant = match arch::kind::<P::Arch>(entry, Level::PMD) {
             Kind::Empty => None,
-            Kind::Table if tables.live(P::Arch::frame(entry)) == 0 => Some(P::Arch::frame(entry)),
+            Kind::Table if tables.entry_count(P::Arch::frame(entry)) == 0 => {
+                Some(P::Arch::frame(entry))
+            }
             Kind::Table => return Err(Stop::Piecemeal),
             Kind::Leaf | Kind::Absent => return Err(Stop::Exists),
         };
@@ -96,8 +98,8 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
         self.counts.entries_written += 2;
         let Some(vacant) = to.vacant else {
             there.store(entry, Ordering::Release);
-            tables.change_live(from.table, 0, 1);
-            tables.change_live(to.table, 1, 0);
+            tables.change_entry_count(from.table, 0, 1);
+            tables.change_entry_count(to.table, 1, 0);
             return;
         };
         // A walker may know the empty table by the target's address, where it would go on to read
@@ -171,8 +173,8 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
     /// Carries a table of level 1.
     fn carry(&mut self, from: Node, index: u32, named: Entry) -> Result<(), Stop> {
         let (tables, table) = (self.tables, P::Arch::frame(named));
-        let (live, entries) = (tables.live(table), arch::entries::<P::Arch>());
-        if live == 0 || live < entries && !self.what.allows_holes {
+        let (entry_count, entries) = (tables.entry_count(table), arch::entries::<P::Arch>());
+        if entry_count == 0 || entry_count < entries && !self.what.allows_holes {
             return Err(Stop::Piecemeal);
         }
         let to = self.target_slot()?;
@@ -195,8 +197,8 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
         Ok(())
     }
 
-    /// Locks and renumbers the folios of a table that is out of the tree, and leaves them locked, up
-    /// to the first entry that may not move. Returns how many entries come before that.
+    /// Locks and renumbers the folios of a table that is out of the tree, and leaves them locked,
+    /// up to the first entry that may not move. Returns how many entries come before that.
     fn claim(&mut self, table: Frame) -> u32 {
         let memory = self.tables.memory;
         let (frames, platform) = (&memory.frames, &memory.platform);
@@ -205,7 +207,7 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
         while at < slots.len() as u32 {
             let entry = run::load(slots, at);
             let frame = P::Arch::frame(entry);
-            if entry == self.settled_of(frame)
+            if entry == self.unchanged_leaf_of(frame)
                 && let Some(lock) = frames.try_lock_single(platform, frame)
             {
                 if frames.is_pinned_since(Folio { head: frame, order: Order::PAGE }) {
@@ -224,20 +226,20 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
         at
     }
 
-    /// As [`Hold::claim`], for what is not a settled leaf of a single page. Returns how many entries
-    /// that are.
+    /// As [`Hold::claim`], for what is not a single page whose leaf moves without a change. Returns
+    /// how many entries that are.
     #[inline(never)]
     fn claim_other(&self, slots: &[AtomicU64], at: u32, entry: Entry) -> Option<u32> {
         let memory = self.tables.memory;
         let left = slots.len() as u32 - at;
         if entry.is_empty() {
-            return self.what.allows_holes.then(|| run::empty(slots, at, left));
+            return self.what.allows_holes.then(|| run::count_empty(slots, at, left));
         }
         let keeps = self.what.keeps_protection;
         if entry.0 & P::Arch::PRESENT == 0 {
             return match absent::decode::<P::Arch>(entry)? {
                 Absent::Swap { exclusive: true, userfault, .. } if keeps || !userfault => {
-                    Some(run::absents::<P::Arch>(slots, at, left).0)
+                    Some(run::match_absent::<P::Arch>(slots, at, left).0)
                 }
                 _ => None,
             };
@@ -250,7 +252,7 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
         let folio = memory.frames.folio_of(frame)?;
         let number = frame.0 - folio.head.0;
         let limit = left.min(folio.pages() - number);
-        let alike = if self.are_settled(slots, at, limit) {
+        let alike = if self.are_unchanged(slots, at, limit) {
             limit
         } else {
             let attributes = P::Arch::attributes(single);
@@ -261,7 +263,7 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
             };
             let equal = Equal::WRITABLE | Equal::SOFT_DIRTY;
             let step = P::Arch::STEP;
-            stays.then(|| run::leaves::<P::Arch>(slots, at, limit, equal, step, 0).0)?
+            stays.then(|| run::match_leaves::<P::Arch>(slots, at, limit, equal, step, 0).0)?
         };
         self.claim_folio(at, folio, number, alike).then_some(alike)
     }

@@ -258,8 +258,8 @@ impl<'m, P: Platform> PageTable<'m, P> {
         if locks.is_pending() {
             // Before anything is carried away: the flush of this move would name the old place
             // alone.
-            self.honour_pending(source, &locks, Some(&*locked.gather), locked.counts);
-            self.honour_pending(target, &locks, Some(&*locked.gather), locked.counts);
+            self.honor_pending(source, &locks, Some(&*locked.gather), locked.counts);
+            self.honor_pending(target, &locks, Some(&*locked.gather), locked.counts);
         }
         let from_span = source_cover.level.table_span::<P::Arch>();
         let mut pair = Pair {
@@ -360,7 +360,7 @@ fn for_each_target<P: Platform>(
             let vacant = if node.level > level {
                 0
             } else {
-                run::empty(tables.slots(node.table), first, count)
+                run::count_empty(tables.slots(node.table), first, count)
             };
             looked += vacant + 1;
             if vacant < count {

@@ -209,8 +209,8 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         self.counts.entries_read += moved;
         self.counts.entries_written += 2 * moved;
         self.counts.tables_moved += moved;
-        self.tables.change_live(table, 0, moved as u32);
-        self.tables.change_live(to, moved as u32, 0);
+        self.tables.change_entry_count(table, 0, moved as u32);
+        self.tables.change_entry_count(to, moved as u32, 0);
         let len = moved << level.span_shift::<P::Arch>();
         self.gather.stale_tables(VirtRange::raw(source, source + len));
         Ok(moved)
@@ -234,8 +234,8 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         };
         there.store(moved.0, Ordering::Release);
         self.counts.entries_written += 2;
-        self.tables.change_live(table, 0, 1);
-        self.tables.change_live(to, 1, 0);
+        self.tables.change_entry_count(table, 0, 1);
+        self.tables.change_entry_count(to, 1, 0);
     }
 
     /// Moves entries of level 1. Where there is no table at once, what went before has moved, and
@@ -249,7 +249,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
             let whole = self.tables.longest_run() > 1;
             let end = if whole { source + len } else { source + offset };
             let table = match self.source(source + offset, end) {
-                SourceLeaves::Table(table) if self.tables.live(table) > 0 => table,
+                SourceLeaves::Table(table) if self.tables.entry_count(table) > 0 => table,
                 SourceLeaves::Table(_) => {
                     let last = (source + offset) | (Level::PMD.span::<P::Arch>() - 1);
                     offset = last + 1 - source;
@@ -273,7 +273,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
             let count = u64::from(entries - from).min(left) as u32;
             // Where nothing stands, no target table was counted: what lives in this table may
             // have arrived with this very move, whose target can end in the source's last table.
-            let vacant = run::empty(self.tables.slots(table), from, count);
+            let vacant = run::count_empty(self.tables.slots(table), from, count);
             if vacant > 0 {
                 self.counts.entries_read += u64::from(vacant);
                 offset += u64::from(vacant) * PAGE_SIZE;
@@ -301,7 +301,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         let old = replace::<P::Arch>(slot, leaf, |_| Entry::EMPTY);
         self.counts.entries_read += 1;
         self.counts.entries_written += 1;
-        self.tables.change_live(holder, 0, 1);
+        self.tables.change_entry_count(holder, 0, 1);
         let range = VirtRange::raw(source, source + Level::PMD.span::<P::Arch>());
         self.gather.stale(range, Level::PMD);
         if let Some(deposit) = self.tables.withdraw_table(holder) {
@@ -357,8 +357,8 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         self.counts.entries_read += u64::from(count);
         self.counts.entries_written += 2 * u64::from(moved);
         if moved > 0 {
-            self.tables.change_live(source.0, 0, moved);
-            self.tables.change_live(target.0, moved, 0);
+            self.tables.change_entry_count(source.0, 0, moved);
+            self.tables.change_entry_count(target.0, moved, 0);
         }
         if moved > others.absent {
             self.stale_leaves(source.0, source.1, count);
@@ -393,7 +393,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         let first = node.level.index_of::<P::Arch>(part.start());
         let last = node.level.index_of::<P::Arch>(VirtAddr(part.end().0 - 1));
         for index in first..=last {
-            if tables.live(node.table) == 0 {
+            if tables.entry_count(node.table) == 0 {
                 break;
             }
             let Some(table) = locking::LockTree::child(tables, node.table, node.level, index)
@@ -408,7 +408,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
                 continue;
             }
             tables.slots(node.table)[index as usize].store(0, Ordering::Release);
-            tables.change_live(node.table, 0, 1);
+            tables.change_entry_count(node.table, 0, 1);
             self.counts.entries_written += 1;
             // Beyond the source nothing was mapped, so no walker has been below this table there.
             self.gather.stale_tables(slot.intersection(self.moved));

@@ -4,7 +4,7 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr};
-use crate::arch::{self, Arch, Entry, Equal, Level, Settled};
+use crate::arch::{self, Arch, Entry, Equal, Level, Saturated};
 use crate::platform::Platform;
 use crate::table::{OutOfMemory, run};
 
@@ -45,7 +45,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         if present && count >= size && arch::may_fold::<P::Arch>(raw, to) {
             let (limit, step) = self.tables.memory.folio_limit(P::Arch::frame(raw), size);
             let equal = Equal::WRITABLE;
-            let (alike, _) = run::leaves::<P::Arch>(slots, from, limit, equal, step, 0);
+            let (alike, _) = run::match_leaves::<P::Arch>(slots, from, limit, equal, step, 0);
             if alike == size && step != 0 {
                 return self.move_contig(table, from, target, to);
             }
@@ -79,7 +79,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         let there = &self.tables.slots(target_table)[to as usize..];
         let mut at = index;
         for (contig, pages) in slots.chunks_exact(size).zip(there.chunks_exact(size)) {
-            let Settled { mask, value } = const { P::Arch::SATURATED.with(P::Arch::SOFT_DIRTY) };
+            let Saturated { mask, value } = const { P::Arch::SATURATED.with(P::Arch::SOFT_DIRTY) };
             // Each entry is loaded once, and kept in a register until all of the contiguous run
             // have passed.
             let mut entries = [value; MOST_PAGES];
@@ -101,8 +101,8 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         if moved > 0 {
             self.counts.entries_read += u64::from(moved);
             self.counts.entries_written += 2 * u64::from(moved);
-            self.tables.change_live(table, 0, moved);
-            self.tables.change_live(target_table, moved, 0);
+            self.tables.change_entry_count(table, 0, moved);
+            self.tables.change_entry_count(target_table, moved, 0);
             self.stale_leaves(table, index, moved);
         }
         Ok(moved)
@@ -127,7 +127,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         }
         let target_table = self.target(target)?;
         let first = self.tables.take_contig(table, from, self.counts);
-        self.tables.change_live(table, 0, size);
+        self.tables.change_entry_count(table, 0, size);
         self.stale_leaves(table, from, size);
         let first = Entry(first.0 | P::Arch::SOFT_DIRTY);
         self.tables.fill(target_table, to, first, size, self.counts);
@@ -138,7 +138,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
     /// them.
     #[inline(never)]
     fn take_along(&mut self, table: Frame, index: u32, first: Entry, count: u32, target: u64) {
-        self.tables.change_live(table, 0, count);
+        self.tables.change_entry_count(table, 0, count);
         self.stale_leaves(table, index, count);
         self.arrive(first, count, target);
     }

@@ -79,7 +79,7 @@ fn aligned(at: u64) -> Result<(), Error> {
 #[derive(Clone, Debug)]
 pub struct Shadow {
     rules: Rules,
-    /// Of neighbours that allow the same the model does not know whether they are one mapping; who
+    /// Of neighbors that allow the same the model does not know whether they are one mapping; who
     /// asks for something that depends on it says so before ([`Shadow::adopt`]).
     pub areas: BTreeMap<u64, Area>,
     /// What was written, by page; all else is zero.

@@ -4,7 +4,7 @@
 use std::ffi::CStr;
 
 use super::super::observation::{
-    ANONYMOUS, ActiveCpus, Area, Backing, Counters, FIRST_FILE, FileState, OTHER_OBJECT, Stretch,
+    ANONYMOUS, Area, Backing, Counters, FIRST_FILE, FileState, OTHER_OBJECT, Presence, Stretch,
     digest, letter,
 };
 use super::super::place::{ALL_FILES, PAGE, REGION, REGION_END, ZEROES};
@@ -251,14 +251,14 @@ fn in_region(area: &Area) -> bool {
     area.start < REGION_END && area.end > REGION
 }
 
-fn presence(categories: u64) -> ActiveCpus {
+fn presence(categories: u64) -> Presence {
     match categories {
         // A guard is a marker, which stands where swapped-out pages would.
-        guard if guard & IS_GUARD != 0 => ActiveCpus::Guard,
-        IS_PRESENT => ActiveCpus::Anonymous,
-        _ if categories == IS_PRESENT | IS_ZERO => ActiveCpus::Zero,
-        _ if categories == IS_PRESENT | IS_FILE => ActiveCpus::Object,
-        _ => ActiveCpus::Other(categories),
+        guard if guard & IS_GUARD != 0 => Presence::Guard,
+        IS_PRESENT => Presence::Anonymous,
+        _ if categories == IS_PRESENT | IS_ZERO => Presence::Zero,
+        _ if categories == IS_PRESENT | IS_FILE => Presence::Object,
+        _ => Presence::Other(categories),
     }
 }
 

@@ -6,7 +6,7 @@ use bindery::{AddressSpace, FrameKind, Mapping, MappingFlags, Object, Usage};
 use bindery_hosted::{Machine, Walk};
 
 use super::super::observation::{
-    ANONYMOUS, ActiveCpus, Area, Counters, FIRST_FILE, FileState, LETTERS, OTHER_OBJECT, Snapshot,
+    ANONYMOUS, Area, Counters, FIRST_FILE, FileState, LETTERS, OTHER_OBJECT, Presence, Snapshot,
     Stretch,
 };
 use super::super::place::{PAGE, REGION, REGION_PAGES, in_region};
@@ -119,7 +119,7 @@ fn stretches<A: Walk>(space: &Space<'_, A>) -> Vec<Stretch> {
     stretches
 }
 
-fn presence<A: Walk>(space: &Space<'_, A>, word: u64) -> Option<ActiveCpus> {
+fn presence<A: Walk>(space: &Space<'_, A>, word: u64) -> Option<Presence> {
     let has = |bit: u32| word >> bit & 1 == 1;
     // The bits for frames, and soft-dirty, of which the kernel below us may know nothing.
     if word & !(1 << 55) == 0 {
@@ -127,13 +127,13 @@ fn presence<A: Walk>(space: &Space<'_, A>, word: u64) -> Option<ActiveCpus> {
     }
     let (present, file, guard) = (has(63), has(61), has(58));
     if !present {
-        return Some(if guard { ActiveCpus::Guard } else { ActiveCpus::Other(word) });
+        return Some(if guard { Presence::Guard } else { Presence::Other(word) });
     }
     let frame = Frame((word & ((1 << 55) - 1)) as u32);
     Some(match (space.memory().frame_kind(frame), file) {
-        (FrameKind::Zero, false) => ActiveCpus::Zero,
-        (FrameKind::Anonymous, false) => ActiveCpus::Anonymous,
-        (FrameKind::Object, true) => ActiveCpus::Object,
-        _ => ActiveCpus::Other(word),
+        (FrameKind::Zero, false) => Presence::Zero,
+        (FrameKind::Anonymous, false) => Presence::Anonymous,
+        (FrameKind::Object, true) => Presence::Object,
+        _ => Presence::Other(word),
     })
 }
