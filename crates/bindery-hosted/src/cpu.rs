@@ -227,7 +227,7 @@ impl Seats {
     /// `announce`:
     /// 1. CPU A reads the clock;
     /// 2. CPU B unlinks a VMA, lets the clock go forward, and finds CPU A's seat outside;
-    /// 3. CPU A announces the old time, and then, behind its fence, finds the VMA gone.
+    /// 3. CPU A announces the old time, and then, after its fence, finds the VMA gone.
     #[inline]
     pub(crate) fn grace_period(&self) -> GracePeriod {
         let period = GracePeriod(self.clock.0.fetch_add(1, Ordering::SeqCst) + 1);
@@ -261,7 +261,7 @@ impl Seat {
 #[inline]
 fn announce(section: &AtomicU64, inside: u64) {
     if cfg!(target_arch = "x86_64") {
-        // A locked exchange keeps later loads behind it, and costs half of what a fence does.
+        // A locked exchange keeps later loads after it, and costs half of what a fence does.
         section.swap(inside, Ordering::SeqCst);
         compiler_fence(Ordering::SeqCst);
     } else {

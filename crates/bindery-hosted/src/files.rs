@@ -49,7 +49,7 @@ impl File {
         self.size = self.size.max(offset + from.len() as u64);
     }
 
-    /// Cuts off what lies behind `size`, so that it reads as zeroes should the file grow again.
+    /// Cuts off what lies after `size`, so that it reads as zeroes should the file grow again.
     fn resize(&mut self, size: u64) {
         if size < self.size {
             drop(self.pages.split_off(&size.div_ceil(PAGE_SIZE)));

@@ -199,7 +199,7 @@ impl<A: Walk> Machine<A> {
 
     /// Compares all that strict TLBs hold with the tables as they are now, and reports what is
     /// stale. Call it while no call into the core is under way: in the middle of one, TLBs are
-    /// rightly behind.
+    /// rightly out of date.
     pub fn audit(&self) {
         for tlb in &self.shared.tlbs {
             tlb.0.lock().audit(self.world());

@@ -86,7 +86,7 @@ pub enum Violation {
     StaleTable {
         /// The first address that the entry covers.
         place: Place,
-        /// The level of the table in which the entry stood.
+        /// The level of the table that had the entry.
         level: u8,
         /// The table that the TLB remembers.
         cached: Frame,
@@ -122,7 +122,7 @@ pub enum Violation {
         first: Frame,
         /// How many.
         count: u32,
-        /// The level of the table in which the entry stood.
+        /// The level of the table that had the entry.
         level: u8,
         /// The table that the TLB remembers.
         cached: Frame,

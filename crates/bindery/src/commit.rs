@@ -98,7 +98,7 @@ impl Commitment {
         let refused = match self.mode() {
             Overcommit::Always => false,
             Overcommit::Heuristic => pages as u64 > self.total.load(Ordering::Relaxed),
-            // Who asks for nothing gets it, however much is committed already.
+            // A request for nothing succeeds, however much is committed already.
             Overcommit::Never => pages > 0 && after > self.limit().min(i64::MAX as u64) as i64,
         };
         if refused { Err(Error::Overcommitted) } else { Ok(reservation) }

@@ -34,7 +34,7 @@ use crate::stats::Counts;
 use crate::swap::SlotRun;
 use crate::table::leaf::replace;
 use crate::table::locking::{Depth, Node};
-use crate::table::look::Standing;
+use crate::table::look::MappedRun;
 use crate::table::spare::Spared;
 use crate::table::{ReadSection, TablePool, free_table, new_table, run};
 use crate::vma::{Purpose, Vma};
@@ -52,7 +52,7 @@ use crate::{AddressSpace, Memory, Object, Protection};
 /// [`FaultError::Bus`](crate::FaultError::Bus). [`forget_areas`] removes them when no entry is
 /// left.
 ///
-/// Panics where something stands already, and where memory runs out. ProtNone leaves belong to
+/// Panics if the entry is not empty, and where memory runs out. ProtNone leaves belong to
 /// folios, so `mprotect` makes them, not this.
 pub fn plant<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr, count: u32, first: Absent) {
     assert!(!matches!(first, Absent::ProtNone { .. }), "PROT_NONE leaves cannot be planted");
@@ -66,7 +66,7 @@ pub fn plant<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr, count: u32,
 }
 
 /// Writes one absent entry of level 2 (2 MiB) at `at`, a multiple of that, with the table in
-/// deposit that splits it. A swap entry stands for consecutive slots from its own on.
+/// deposit that splits it. A swap entry names consecutive slots from its own on.
 ///
 /// Panics as [`plant`].
 pub fn plant_huge<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr, first: Absent) {
@@ -83,7 +83,7 @@ fn plant_one<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr, level: Leve
     let table = cursor.table_at(at, level, pool).expect("memory for the tables");
     let index = level.index_of::<P::Arch>(at);
     let slot = &tables.slots(table)[index as usize];
-    assert_eq!(slot.load(Relaxed), 0, "something stands at {at}");
+    assert_eq!(slot.load(Relaxed), 0, "the entry of {at} is not empty");
     if level > Level::PTE {
         let deposit = new_table(tables.memory, level.below(), &mut cursor.counts);
         tables.deposit_table(table, deposit.expect("memory for the deposit"));
@@ -106,7 +106,7 @@ pub fn forget_areas<P: Platform>(memory: &Memory<P>) {
     }
 }
 
-/// The table of `level` that stands for `at`, if there is one.
+/// The table of `level` that covers `at`, if there is one.
 pub fn table_at<P: Platform>(
     space: &AddressSpace<'_, P>,
     at: VirtAddr,
@@ -140,7 +140,7 @@ pub fn raw_entry<P: Platform>(
 }
 
 /// Writes the entry of `level` for `at` and nothing else: no flush, no entry count. Returns what
-/// stood there. Panics where there is no table of that level.
+/// was there. Panics where there is no table of that level.
 pub fn set_raw_entry<P: Platform>(
     space: &AddressSpace<'_, P>,
     at: VirtAddr,
@@ -206,7 +206,7 @@ pub enum TableDamage {
     AnonymousPages(i64),
 }
 
-/// Damages the table of `level` that stands for `at`. Panics where there is none, or nothing to be
+/// Damages the table of `level` that covers `at`. Panics where there is none, or nothing to be
 /// taken from it.
 pub fn damage_table<P: Platform>(
     space: &AddressSpace<'_, P>,
@@ -265,7 +265,7 @@ pub fn damage_mapping<P: Platform>(
     damage: MappingDamage,
 ) {
     let guard = space.mmap_lock.lock();
-    let vma = space.first_behind(&guard, at.0).filter(|vma| vma.range().contains(at));
+    let vma = space.first_ending_after(&guard, at.0).filter(|vma| vma.range().contains(at));
     let vma: &Vma = vma.unwrap_or_else(|| panic!("no mapping at {at}"));
     match damage {
         MappingDamage::Protection(protection) => {
@@ -285,7 +285,7 @@ pub fn is_lazy<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr) -> bool {
     let page = VirtRange::raw(at.0, at.0 + PAGE_SIZE);
     let mut lazy = None;
     space.table.survey(page, |stretch| {
-        if let Standing::Pages { folio: Some(folio), .. } = stretch.what {
+        if let MappedRun::Pages { folio: Some(folio), .. } = stretch.what {
             lazy = Some(space.memory().frames.is_lazy(folio));
         }
     });
@@ -465,7 +465,7 @@ pub fn walk_anonymous<P: Platform>(
     let page = VirtRange::raw(at.0, at.0 + PAGE_SIZE);
     let mut folio = None;
     space.table.survey(page, |stretch| {
-        if let Standing::Pages { folio: Some(there), .. } = stretch.what {
+        if let MappedRun::Pages { folio: Some(there), .. } = stretch.what {
             assert!(frames.hold(there), "too many references");
             folio = Some(there);
         }
@@ -476,7 +476,7 @@ pub fn walk_anonymous<P: Platform>(
     let walked = locked.as_ref().map(|_| {
         rmap::for_each_anonymous_sight(memory, folio, Locking::Try, |sight, _| {
             sight.table.survey(sight.range, |stretch| {
-                if let Standing::Pages { folio: Some(there), .. } = stretch.what {
+                if let MappedRun::Pages { folio: Some(there), .. } = stretch.what {
                     found += if there == folio { stretch.range.pages() } else { 0 };
                 }
             });
@@ -514,7 +514,7 @@ pub fn with_folio_locked<P: Platform, R>(
 }
 
 /// Lets the next `after` allocations (frames, folios, VMAs; each counts as one) succeed, the one
-/// behind them fail, and all later ones succeed again; with `None`, none fails.
+/// after them fail, and all later ones succeed again; with `None`, none fails.
 pub fn fail_one_allocation<P: Platform>(memory: &Memory<P>, after: Option<u64>) {
     memory.frames.fail_once_after(after);
 }

@@ -6,7 +6,7 @@
 //!
 //! Addresses with bits 63:48 clear go through TTBR0, with all of them set through TTBR1; which of
 //! the two a root is loaded in follows from the address. `TCR_EL1.E0PD1` is set: for EL0 there is
-//! nothing behind TTBR1. `MAIR_EL1` is programmed as the core's documentation demands, with
+//! nothing in TTBR1. `MAIR_EL1` is programmed as the core's documentation demands, with
 //! attributes 0 to 4.
 //!
 //! Our level 4 is the manual's level 0, our level 1 its level 3.

@@ -52,11 +52,11 @@ impl Translation {
     /// The last address that it covers.
     #[inline]
     pub const fn last(&self) -> u64 {
-        // Aligned to its size, so that this cannot overflow, unlike the address behind it.
+        // Aligned to its size, so that this cannot overflow, unlike the address after it.
         self.start | (self.bytes() - 1)
     }
 
-    /// The address behind the last one that it covers; 0 where that is the last of all.
+    /// The address after the last one that it covers; 0 where that is the last of all.
     #[inline]
     pub const fn end(&self) -> u64 {
         self.start.wrapping_add(self.bytes())
@@ -129,7 +129,7 @@ pub struct Leaf {
     pub dirty: bool,
     /// The protection key; 0 where the architecture has none.
     pub key: u8,
-    /// Base-2 logarithm of the entries that form one translation with it; 0 where it stands alone.
+    /// Base-2 logarithm of the entries that form one translation with it; 0 where it is alone.
     pub block: u8,
     /// Further bits in which the entries of a block must agree.
     pub attributes: u64,

@@ -24,7 +24,7 @@ impl Space {
     }
 
     /// The translations that overlap `start..=last`. (Ranges go by their last address here: the one
-    /// behind it may be 2^64.)
+    /// after it may be 2^64.)
     pub(crate) fn leaves_in(&self, start: u64, last: u64) -> impl Iterator<Item = Translation> {
         let from = self.leaf(start).map_or(start, |leaf| leaf.start);
         self.leaves.range(from..=last).map(|(_, leaf)| *leaf)

@@ -12,7 +12,7 @@
 //!
 //! **An invalidation for leaves only, on RISC-V.** `SFENCE.VMA` with an address orders only what
 //! concerns *leaf* entries for the address (privileged specification, 4.2.1). Where the walk
-//! stopped at an invalid entry above level 1 and a *table* stands there now, that entry is none,
+//! stopped at an invalid entry above level 1 and a *table* is there now, that entry is none,
 //! so the TLB goes on believing it to be invalid until
 //! [`Tables::Changed`](bindery::platform::Tables) says otherwise.
 

@@ -272,7 +272,7 @@ impl VirtRange {
         self.start
     }
 
-    /// The address behind the last one.
+    /// The address after the last one.
     #[inline]
     pub const fn end(self) -> VirtAddr {
         self.end

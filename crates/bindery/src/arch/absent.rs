@@ -29,7 +29,7 @@ const OFFSET_SHIFT: u32 = 12;
 /// Swap offsets have this many bits.
 const OFFSET_BITS: u32 = 38;
 
-/// What an absent entry stands for.
+/// What an absent entry means.
 ///
 /// ```
 /// use bindery::arch::{Absent, Marker, X86_64, absent};
@@ -116,7 +116,7 @@ pub fn encode<A: Arch>(absent: Absent) -> Entry {
     Entry(plain ^ A::ABSENT_FLIP)
 }
 
-/// What the absent `entry` stands for; `None` for a bit pattern that [`encode`] never makes (the
+/// What the absent `entry` means; `None` for a bit pattern that [`encode`] never makes (the
 /// auditor reports it).
 pub fn decode<A: Arch>(entry: Entry) -> Option<Absent> {
     let plain = entry.0 ^ A::ABSENT_FLIP;

@@ -42,7 +42,7 @@ const LEAF: u64 = READ | WRITE | EXECUTE;
 const CONTIG_ENTRIES: u32 = 16;
 /// The frame bits that a NAPOT entry replaces: the MMU takes them from the address.
 const NAPOT_FRAME_MASK: u64 = ((CONTIG_ENTRIES - 1) as u64) << FRAME_SHIFT;
-/// What stands there instead: the region is of 2^4 pages.
+/// The value of the PPN bits instead: the region is of 2^4 pages.
 const NAPOT_FRAME_SIZE: u64 = 0b1000 << FRAME_SHIFT;
 
 const SUM: ControlBit =

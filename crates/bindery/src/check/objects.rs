@@ -154,7 +154,7 @@ impl<P: Platform> Audit<'_, '_, P> {
             let found =
                 spaces.iter().filter(|space| space.table.state() == vma.tree()).any(|space| {
                     space
-                        .first_behind(&space.mmap_lock.lock(), vma.start())
+                        .first_ending_after(&space.mmap_lock.lock(), vma.start())
                         .is_some_and(|own| ptr::eq(own, vma))
                 });
             if !found || vma.object_pointer() != Some(NonNull::from(object)) {

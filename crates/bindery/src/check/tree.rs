@@ -67,7 +67,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         let span = node.level.table_span::<P::Arch>();
         let last = base.0.saturating_add(span - 1);
         let mapped = |vma: &Vma| vma.start() <= last;
-        if !root && !space.first_behind(&space.mmap_lock.lock(), base.0).is_some_and(mapped) {
+        if !root && !space.first_ending_after(&space.mmap_lock.lock(), base.0).is_some_and(mapped) {
             return Err(Violation::TableOutsideMappings { table, at });
         }
         let (mut holds, mut needs) = (0, 0);
@@ -199,7 +199,7 @@ impl<P: Platform> Audit<'_, '_, P> {
     ) -> Result<&'s Vma, Violation> {
         let at = range.start();
         space
-            .first_behind(&space.mmap_lock.lock(), at.0)
+            .first_ending_after(&space.mmap_lock.lock(), at.0)
             .filter(|vma| vma.range().covers(range))
             .ok_or(Violation::OutsideMappings(at))
     }

@@ -29,21 +29,21 @@ pub enum Violation {
     StrayTable {
         /// The table.
         table: Frame,
-        /// The first address that it stands for.
+        /// The first address that it covers.
         at: VirtAddr,
     },
     /// A table is locked although nothing runs.
     LockedTable {
         /// The table.
         table: Frame,
-        /// The first address that it stands for.
+        /// The first address that it covers.
         at: VirtAddr,
     },
     /// A table is marked for a pending flush although nothing runs.
     PendingFlush {
         /// The table.
         table: Frame,
-        /// The first address that it stands for.
+        /// The first address that it covers.
         at: VirtAddr,
     },
     /// A table holds a guard marker but is not marked as holding any.
@@ -59,7 +59,7 @@ pub enum Violation {
     TableOutsideMappings {
         /// The table.
         table: Frame,
-        /// The first address that it stands for.
+        /// The first address that it covers.
         at: VirtAddr,
     },
     /// A table's entry count is not the number of its entries.
@@ -274,7 +274,7 @@ impl fmt::Display for Violation {
                 write!(f, "the table {table:?} hangs at {at} and elsewhere")
             }
             Self::TableOutsideMappings { table, at } => {
-                write!(f, "the table {table:?} at {at} stands where no VMA is")
+                write!(f, "the table {table:?} at {at} is where no VMA is")
             }
             Self::LiveCount { table, says, holds } => {
                 write!(f, "the table {table:?} counts {says} entries and holds {holds}")

@@ -37,7 +37,7 @@ impl<T> Default for Chain<T> {
 }
 
 impl<T: Linked> Chain<T> {
-    /// Adds a record in front of the others.
+    /// Adds a record before the others.
     ///
     /// # Safety
     /// 1. The record lives until it is freed as part of a [`Batch`].
@@ -113,7 +113,7 @@ impl Default for Tables {
 }
 
 impl Tables {
-    /// Adds a detached table in front of the others.
+    /// Adds a detached table before the others.
     ///
     /// # Safety
     /// 1. The table is in no tree and on no other list.
@@ -318,7 +318,7 @@ impl<P: Platform> Batch<P> {
         }
         for records in self.records.iter_mut().filter(|records| records.count > 0) {
             let before = records.count;
-            // SAFETY: 1. The function came with the records. 2. Who handed them over had taken them
+            // SAFETY: 1. The function came with the records. 2. The caller of `push` took them
             // out: a VMA of the index and all lists, an anon group that no VMA and no child holds,
             // an area of the index of its map. The readers have left.
             unsafe { (records.free)(records, memory, left) };
@@ -332,7 +332,7 @@ pub(super) const fn weight_of_frames(frames: u64) -> u64 {
     frames * TABLE
 }
 
-/// As many frames as a weight stands for, rounded up.
+/// As many frames as a weight represents, rounded up.
 pub(super) const fn frames_of_weight(weight: u64) -> u64 {
     weight.div_ceil(TABLE)
 }

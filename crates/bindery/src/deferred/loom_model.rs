@@ -35,7 +35,7 @@ enum Omit {
     AskWhetherOver,
     /// What is unlinked later gets a grace period of its own.
     PeriodOfItsOwn,
-    /// Who drains waits for readers before it frees.
+    /// A CPU that drains waits for readers before it frees.
     WaitBeforeFree,
     /// A thread that sees a section announced sees that the one before it was left.
     ReleaseAtEntry,

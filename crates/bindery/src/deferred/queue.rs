@@ -14,7 +14,7 @@ pub(super) trait Machine {
 
     /// Whether nothing is in a batch.
     fn is_empty(batch: &Self::Batch) -> bool;
-    /// Puts a batch behind another one.
+    /// Puts a batch after another one.
     fn append(&self, to: &mut Self::Batch, batch: Self::Batch);
     /// [`crate::Platform::grace_period`].
     fn grace_period(&self) -> GracePeriod;

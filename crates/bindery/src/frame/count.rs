@@ -31,7 +31,7 @@ use crate::sync::word::Word;
 
 /// One reference.
 pub(super) const REFERENCE: u64 = 1;
-/// Pins stand above the references: holders that read or write the pages behind the back of the
+/// Pins come on top of the references: holders that read or write the pages behind the back of the
 /// page tables.
 pub(super) const PIN: u64 = 1 << 16;
 /// The upper half counts mappings.

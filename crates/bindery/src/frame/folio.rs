@@ -166,7 +166,7 @@ impl<P: Platform> Frames<P> {
 
     /// Whether `page` (an index in the folio) is anon-exclusive, and how many of the `count`
     /// pages from there agree with it, at least 1. `(false, 0)` where `page` is not in the folio
-    /// or `count` is 0; pages behind the folio's end are not counted. O(words touched).
+    /// or `count` is 0; pages after the folio's end are not counted. O(words touched).
     pub(crate) fn exclusive_run(&self, folio: Folio, page: u32, count: u32) -> (bool, u32) {
         let count = count.min(folio.pages().saturating_sub(page));
         if count == 0 {
@@ -192,7 +192,7 @@ impl<P: Platform> Frames<P> {
         }
     }
 
-    /// Marks `count` pages from `page` (an index in the folio) anon-exclusive; pages behind the
+    /// Marks `count` pages from `page` (an index in the folio) anon-exclusive; pages after the
     /// folio's end are ignored. One atomic instruction for each 64 pages, none where they are so
     /// already.
     pub(crate) fn set_exclusive(&self, folio: Folio, page: u32, count: u32) {
@@ -269,7 +269,7 @@ impl<P: Platform> Frames<P> {
     }
 
     /// Notes that the folio was written since. After the store: a CPU that makes an executable
-    /// entry meanwhile either comes behind this, or is one of a program that executes what another
+    /// entry meanwhile either comes after this, or is one of a program that executes what another
     /// call is writing.
     pub(crate) fn clear_fetchable(&self, folio: Folio) {
         self.change_state_flag(folio, FETCHABLE, false);

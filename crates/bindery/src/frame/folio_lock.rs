@@ -60,7 +60,7 @@ pub(super) fn lock_unless_writeback<W: Word<u32>>(state: &W, parking: &impl Park
 }
 
 /// Hands the lock to a device's request. Those who wait for the lock are woken, to wait for the
-/// device. In one step with the bit: who parks behind it finds it.
+/// device. In one step with the bit: who parks after it finds it.
 pub(super) fn begin_writeback<W: Word<u32>>(state: &W, parking: &impl Parking<W>) {
     let mut seen = state.load(Ordering::Relaxed);
     loop {
@@ -196,8 +196,8 @@ impl<P: Platform> Frames<P> {
     /// The lock of a folio that the caller has left locked ([`FolioLock::leave_locked`]).
     ///
     /// # Safety
-    /// 1. The caller has the lock: it, or the thread that handed the folio to it, left it locked, or
-    ///    holds a guard of it. Owner and index, which are pointers, rest on that.
+    /// 1. The caller has the lock: it, or the thread that handed the folio to it, left it locked,
+    ///    or holds a guard of it. Owner and index, which are pointers, rest on that.
     /// 2. Of all guards that exist meanwhile, one is dropped, and the others are left locked.
     pub(crate) unsafe fn folio_left_locked<'a>(
         &'a self,

@@ -67,7 +67,8 @@ impl<P: Platform> Frames<P> {
         self.inject.set(after, false);
     }
 
-    /// As [`Frames::fail_after`], but only one allocation fails, the one behind the next `after`.
+    /// As [`Frames::fail_after`], but only one allocation fails, the one after the next `after`
+    /// ones.
     pub fn fail_once_after(&self, after: Option<u64>) {
         self.inject.set(after, true);
     }

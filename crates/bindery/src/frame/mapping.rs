@@ -148,8 +148,8 @@ impl<P: Platform> Frames<P> {
     }
 
     /// Whether somebody has pinned the folio, asked by a caller that has just taken its entries
-    /// away in a sequentially consistent step. Who pins a page counts the pin, and then looks
-    /// whether the entry still stands. So one of the two sees the other.
+    /// away in a sequentially consistent step. A thread that pins a page counts the pin, and then
+    /// looks whether the entry is still there. So one of the two sees the other.
     #[inline]
     #[cfg_attr(not(any(test, feature = "testing")), allow(dead_code, reason = "for userfaultfd"))]
     pub(crate) fn is_pinned_since(&self, folio: Folio) -> bool {

@@ -135,7 +135,7 @@ pub(crate) const fn state_of(kind: Kind, order: Order) -> u32 {
     kind as u32 | (order.0 as u32) << ORDER_SHIFT & ORDER_MASK
 }
 
-/// The value of `state` for a table, with no flag set: the level stands where others
+/// The value of `state` for a table, with no flag set: the level is where others
 /// have the order.
 #[inline]
 pub(crate) const fn state_of_table(level: Level) -> u32 {
@@ -230,7 +230,7 @@ pub(super) struct MetaArray {
 }
 
 // SAFETY: the array holds nothing but atomics, and everybody may share those; that it stays where
-// it is for as long as a copy lives is the promise of who calls `new`.
+// it is for as long as a copy lives is the promise of the caller of `new`.
 unsafe impl Send for MetaArray {}
 // SAFETY: as above.
 unsafe impl Sync for MetaArray {}

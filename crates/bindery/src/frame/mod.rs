@@ -112,8 +112,8 @@ impl FrameRange {
     /// 16 TiB.
     pub const fn inside(start: PhysAddr, end: PhysAddr) -> Option<Self> {
         let Some(start) = start.align_up(PAGE_SIZE) else { return None };
-        let (first, behind) = (start.0 >> PAGE_SHIFT, end.0 >> PAGE_SHIFT);
-        let count = behind.saturating_sub(first);
+        let (first, after) = (start.0 >> PAGE_SHIFT, end.0 >> PAGE_SHIFT);
+        let count = after.saturating_sub(first);
         if first > u32::MAX as u64 || count > u32::MAX as u64 || first + count > 1 << 32 {
             return None;
         }
@@ -131,7 +131,7 @@ impl FrameRange {
         (0..self.count).map(move |index| self.first.plus(index))
     }
 
-    /// The frame number behind the last one; it may not fit in 32 bits.
+    /// The frame number after the last one; it may not fit in 32 bits.
     fn end(self) -> u64 {
         u64::from(self.first.0) + u64::from(self.count)
     }
@@ -405,10 +405,10 @@ impl<P: Platform> Frames<P> {
         self.refused.fetch_add(1, Relaxed);
     }
 
-    /// Shows `f` every block: its head, its order (0 for tables, whose level stands there, and for
-    /// single reserved frames), its kind. Frames that are ready are shown as single free ones. A
-    /// frame that is shown as [`Kind::Tail`] belongs to no block: something is broken. For a quiet
-    /// system; O(frames).
+    /// Shows `f` every block: its head, its order (0 for tables, whose level is stored there, and
+    /// for single reserved frames), its kind. Frames that are ready are shown as single free ones.
+    /// A frame that is shown as [`Kind::Tail`] belongs to no block: something is broken. For a
+    /// quiet system; O(frames).
     pub(crate) fn for_each_block(&self, mut f: impl FnMut(Frame, Order, Kind)) {
         let (first, count) = self.metas.span();
         let (ready, kept) = self.buddy.lock().ready();
@@ -483,9 +483,9 @@ fn check_ranges<P: Platform>(
             return Err(FramesError::DirectMap);
         }
         let last = platform.direct_map(range.first.plus(range.count - 1)).as_ptr();
-        let behind = last.wrapping_add(PAGE_SIZE as usize);
+        let after = last.wrapping_add(PAGE_SIZE as usize);
         let mut touching = used().filter(|other| u64::from(other.first.0) == range.end());
-        if touching.any(|other| platform.direct_map(other.first).as_ptr() != behind) {
+        if touching.any(|other| platform.direct_map(other.first).as_ptr() != after) {
             return Err(FramesError::DirectMap);
         }
     }

@@ -112,7 +112,7 @@ impl<P: Platform> Frames<P> {
     /// yet:
     /// 1. CPU A takes a table out of the tree, and releases its locks;
     /// 2. CPU B truncates the object, finds no entry, and lets the pages go;
-    /// 3. CPU A counts what stood in the table, as pages of shared memory or of a file.
+    /// 3. CPU A counts what the table mapped, as pages of shared memory or of a file.
     ///
     /// The caller has the folio's lock.
     pub(super) fn let_go(&self, folio: Folio) {

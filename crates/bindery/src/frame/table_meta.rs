@@ -81,7 +81,7 @@ impl<'a> TableMeta<'a> {
         self.0.state.fetch_and(!STRAY, Relaxed);
     }
 
-    /// Whether a guard marker may stand in the table.
+    /// Whether the table may have a guard marker.
     #[inline]
     pub(crate) fn has_guards(self) -> bool {
         self.0.state.load(Relaxed) & GUARDS != 0
@@ -142,7 +142,7 @@ impl<'a> TableMeta<'a> {
         link(self.0.owner.load(Relaxed))
     }
 
-    /// Puts the table in front of `next` on a list.
+    /// Puts the table before `next` on a list.
     #[inline]
     pub(crate) fn set_next(self, next: Option<Frame>) {
         self.0.next.store(next.map_or(NONE, |next| next.0), Relaxed);

@@ -246,7 +246,7 @@ impl<P: Platform> Frames<P> {
         let state = self.meta(frame).state.load(Relaxed);
         let kind = kind_in(state);
         let order = match kind {
-            // The level stands there.
+            // The order field holds the level.
             Kind::Table | Kind::Reserved | Kind::Tail => Order::PAGE,
             _ => order_in(state).min(MAX_ORDER),
         };

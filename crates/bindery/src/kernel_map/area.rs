@@ -292,13 +292,13 @@ impl<P: Platform> KernelMap<'_, P> {
         let mut freed = self.freed.lock();
         // What did not do for the last does not do for one that asks for as much. (Mostly, areas of
         // one kind are made one after the other.)
-        let behind = freed.last_found.as_ref().and_then(|found| {
+        let after = freed.last_found.as_ref().and_then(|found| {
             let alike = (found.align, found.congruent) == (align, congruent);
-            let behind = || self.index.find_gap_behind(found.area, length, align, congruent, high);
-            (alike && found.length <= length).then(behind)?
+            let after = || self.index.find_gap_after(found.area, length, align, congruent, high);
+            (alike && found.length <= length).then(after)?
         });
         let anywhere = || self.index.find_gap_bottom_up(length, align, congruent, low, high);
-        let Some(start) = behind.or_else(anywhere) else {
+        let Some(start) = after.or_else(anywhere) else {
             return false;
         };
         freed.last_found = Some(Found { area, length, align, congruent });

@@ -26,7 +26,7 @@ impl Blocks {
         Self { first: AtomicU32::new(NONE), last: AtomicU32::new(NONE) }
     }
 
-    /// Adds a block, fresh from the allocator, behind the others.
+    /// Adds a block, fresh from the allocator, after the others.
     pub(super) fn push<P: Platform>(&self, memory: &Memory<P>, head: Frame, order: Order) {
         let meta = memory.frames.meta(head);
         meta.state.store(state_of(Kind::Kernel, order), Relaxed);
@@ -38,7 +38,7 @@ impl Blocks {
         self.last.store(head.0, Relaxed);
     }
 
-    /// Takes over the blocks of another list, in front of its own.
+    /// Takes over the blocks of another list, before its own.
     pub(super) fn prepend<P: Platform>(&self, memory: &Memory<P>, other: &Self) {
         let Some(last) = link(other.last.swap(NONE, Relaxed)) else { return };
         let own = self.first.swap(other.first.swap(NONE, Relaxed), Relaxed);
@@ -62,10 +62,10 @@ impl Blocks {
         })
     }
 
-    /// Cuts the list behind `pages` pages; a block that lies across the cut becomes several, of
-    /// which the front ones stay. What is behind is the result.
+    /// Cuts the list after `pages` pages; a block that lies across the cut becomes several, of
+    /// which the front ones stay. The part after the cut is the result.
     pub(super) fn cut<P: Platform>(&self, memory: &Memory<P>, pages: u64) -> Self {
-        let behind = Self::new();
+        let after = Self::new();
         let mut left = pages;
         let mut last = NONE;
         let mut next = link(self.first.load(Relaxed));
@@ -79,23 +79,23 @@ impl Blocks {
             last = head.0;
             next = link(meta.next.load(Relaxed));
         }
-        let Some(cut) = next else { return behind };
-        behind.first.store(cut.0, Relaxed);
-        behind.last.store(self.last.load(Relaxed), Relaxed);
+        let Some(cut) = next else { return after };
+        after.first.store(cut.0, Relaxed);
+        after.last.store(self.last.load(Relaxed), Relaxed);
         self.last.store(last, Relaxed);
         match link(last) {
             Some(last) => memory.frames.meta(last).next.store(NONE, Relaxed),
             None => self.first.store(NONE, Relaxed),
         }
         if left > 0 {
-            self.split_first(memory, &behind, left as u32);
+            self.split_first(memory, &after, left as u32);
         }
-        behind
+        after
     }
 
-    /// Moves the first `pages` frames of the first block of `behind` to this list.
-    fn split_first<P: Platform>(&self, memory: &Memory<P>, behind: &Self, pages: u32) {
-        let Some(block) = link(behind.first.load(Relaxed)) else { return };
+    /// Moves the first `pages` frames of the first block of `after` to this list.
+    fn split_first<P: Platform>(&self, memory: &Memory<P>, after: &Self, pages: u32) {
+        let Some(block) = link(after.first.load(Relaxed)) else { return };
         let meta = memory.frames.meta(block);
         let (end, next) = (meta.order().pages(), meta.next.load(Relaxed));
         let rest = Self::new();
@@ -108,15 +108,15 @@ impl Blocks {
             list.push(memory, block.plus(at), order);
             at += order.pages();
         }
-        // What was behind the block is behind its rest.
+        // What was after the block is after its rest.
         match link(rest.last.load(Relaxed)) {
             Some(last) => memory.frames.meta(last).next.store(next, Relaxed),
             None => rest.first.store(next, Relaxed),
         }
         if next == NONE {
-            behind.last.store(rest.last.load(Relaxed), Relaxed);
+            after.last.store(rest.last.load(Relaxed), Relaxed);
         }
-        behind.first.store(rest.first.load(Relaxed), Relaxed);
+        after.first.store(rest.first.load(Relaxed), Relaxed);
     }
 
     /// Gives all frames back. No TLB knows them any more.

@@ -25,7 +25,7 @@ pub(super) struct Leaves {
 }
 
 impl Leaves {
-    /// Leaves as they stand somewhere already, so that the architecture has their type of memory.
+    /// Leaves as they are somewhere already, so that the architecture has their type of memory.
     pub(super) fn of<P: Platform>(permissions: Permissions, memory: MemoryType) -> Self {
         let memory = P::Arch::memory_type(memory).unwrap_or(0);
         Self { permissions, memory, largest: Level::PTE, largest_contig: Level::NONE }
@@ -131,12 +131,12 @@ impl<P: Platform> KernelMap<'_, P> {
             store_run(slots, leaf, step);
             return Ok(());
         }
-        // Single leaves up to the first contiguous run, contiguous runs, single leaves behind the
+        // Single leaves up to the first contiguous run, contiguous runs, single leaves after the
         // last.
         let head = index.wrapping_neg() & (contig - 1);
         let contigs = entries.saturating_sub(head) & !(contig - 1);
         let (before, rest) = slots.split_at(head.min(entries) as usize);
-        let (folded, behind) = rest.split_at(contigs as usize);
+        let (folded, after) = rest.split_at(contigs as usize);
         let at = |ahead: u32| leaf.wrapping_add(step * u64::from(ahead));
         store_run(before, leaf, step);
         for (slots, ahead) in
@@ -144,7 +144,7 @@ impl<P: Platform> KernelMap<'_, P> {
         {
             store_contig::<P::Arch>(slots, index + ahead, at(ahead), step);
         }
-        store_run(behind, at(head + contigs), step);
+        store_run(after, at(head + contigs), step);
         Ok(())
     }
 

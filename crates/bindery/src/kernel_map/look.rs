@@ -188,7 +188,7 @@ impl<P: Platform> KernelMap<'_, P> {
     }
 
     /// The first leaves from `at` on that belong together, of one table, and where to look next.
-    /// `None` behind the last address.
+    /// `None` after the last address.
     fn next_piece(&self, at: VirtAddr, end: VirtAddr) -> (Option<VirtAddr>, Option<KernelPiece>) {
         let _section = ReadSection::enter(&self.memory.platform);
         let lowest = protocol::descend(self, at, &mut Counts::default());

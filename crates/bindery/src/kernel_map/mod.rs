@@ -122,7 +122,7 @@ pub use request::{
 ///
 /// An address may be used from the call that returned it until the call that frees it, as far as
 /// its permissions allow. The core itself never touches mapped memory. Every area has an unmapped
-/// guard page behind it.
+/// guard page after it.
 ///
 /// ```
 /// use bindery::{KernelMap, KernelMapError, Platform, VmallocOptions};
@@ -322,7 +322,7 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         Ok(self)
     }
 
-    /// The positions in the root that stand for an arena; `None` if it is no arena.
+    /// The positions in the root that cover an arena; `None` if it is no arena.
     fn root_indices(arena: VirtRange) -> Option<RangeInclusive<u32>> {
         let (start, last) = (arena.start(), VirtAddr(arena.end().0.wrapping_sub(1)));
         let level = P::Arch::ROOT;

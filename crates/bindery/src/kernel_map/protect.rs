@@ -39,7 +39,7 @@ struct ProtectionChange {
 struct LeafStretch {
     table: Frame,
     level: Level,
-    /// The first entry, and the one behind the last.
+    /// The first entry, and the one after the last.
     from: u32,
     until: u32,
     /// The address of the first.
@@ -172,7 +172,7 @@ impl<P: Platform> KernelMap<'_, P> {
         Ok(())
     }
 
-    /// Walks over all stretches of a range. What lies before and behind the range in a contiguous
+    /// Walks over all stretches of a range. What lies before and after the range in a contiguous
     /// run that it cuts is part of the stretch.
     fn for_each_stretch(
         &self,
@@ -205,9 +205,9 @@ impl<P: Platform> KernelMap<'_, P> {
                     change.position(self.range_of(&stretch, *index)) == Position::Inside
                 };
                 let first = (index..until).find(inside).unwrap_or(until);
-                let behind =
+                let after =
                     (first..index + count).rev().find(inside).map_or(first, |last| last + 1);
-                stretch.inside = first..behind;
+                stretch.inside = first..after;
                 stretch.new = change.permissions.map(|permissions| {
                     let memory = P::Arch::memory_type_of(self.entry(&stretch, index));
                     self.leaf(Frame(0), level, &Leaves::of::<P>(permissions, memory))
@@ -251,7 +251,7 @@ impl<P: Platform> KernelMap<'_, P> {
         [first, last.filter(|last| first != Some(*last))]
     }
 
-    /// What stands at a position afterwards.
+    /// The entry at a position afterwards.
     fn new_entry(
         &self,
         stretch: &LeafStretch,
@@ -365,7 +365,7 @@ impl<P: Platform> KernelMap<'_, P> {
         self.publish(range, counts);
     }
 
-    /// A table that stands for the huge `leaf` of `level` at `base`, with the change in it.
+    /// A table in place of the huge `leaf` of `level` at `base`, with the change in it.
     fn build(
         &self,
         pool: &mut TablePool<'_, P>,

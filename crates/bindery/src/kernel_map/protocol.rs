@@ -130,8 +130,8 @@ fn wait_for_flush<T: KernelTree>(tree: &T) {
     }
 }
 
-/// Goes down to the lowest table that exists for `at`. Called by who owns the address, or in a read
-/// section.
+/// Goes down to the lowest table that exists for `at`. Called by the owner of the address, or in a
+/// read section.
 #[inline]
 pub(super) fn descend<T: KernelTree>(tree: &T, at: VirtAddr, counts: &mut Counts) -> Lowest {
     let (mut table, mut level) = (tree.top(), T::Arch::ROOT);
@@ -152,7 +152,7 @@ pub(super) fn descend<T: KernelTree>(tree: &T, at: VirtAddr, counts: &mut Counts
 /// Each entry is looked at once. Were the last one read again, it could be a table by then:
 /// 1. a dump finds a huge leaf and remembers its level;
 /// 2. a cut replaces the leaf by a table;
-/// 3. the dump reads the entry again, finds no leaf, and goes on behind the table: a hole.
+/// 3. the dump reads the entry again, finds no leaf, and goes on after the table: a hole.
 pub(super) fn find<T: KernelTree>(tree: &T, at: VirtAddr) -> Found {
     let Lowest { level, index, entry, .. } = descend(tree, at, &mut Counts::default());
     let paused = !entry.is_empty() && entry.0 & T::Arch::PRESENT == 0;
@@ -166,9 +166,9 @@ pub(super) fn whole<A: Arch>(entry: Entry) -> Entry {
 }
 
 /// Empties the leaves at the beginning of `indices`, up to a table; says how many entries it has
-/// passed, at least one. Called by who owns an address under each of them.
+/// passed, at least one. Called by the owner of an address under each of them.
 ///
-/// An entry that is empty is left alone: it may stand for addresses of others too, and what names
+/// An entry that is empty is left alone: it may cover addresses of others too, and what names
 /// their table would be gone:
 /// 1. A, which never got a table here, reads the entry: it is empty;
 /// 2. B, whose area begins under the same entry, installs a table;
@@ -197,7 +197,7 @@ pub(super) fn clear_leaves<T: KernelTree>(
     passed.max(1)
 }
 
-/// Detaches the highest tables that stand for a part of `own` and for nothing outside of `free`,
+/// Detaches the highest tables that cover a part of `own` and nothing outside of `free`,
 /// and shows them to `met`. The root's entries stay. Called with the lock of the areas held.
 pub(super) fn detach<T: KernelTree>(
     tree: &T,
@@ -219,7 +219,7 @@ pub(super) fn detach<T: KernelTree>(
             }
             let child = T::Arch::frame(entry);
             let start = at.align_down(span).0;
-            // Saturating: behind the table of the highest addresses, all is free.
+            // Saturating: after the table of the highest addresses, all is free.
             let end = start.saturating_add(span);
             if free.start().0 <= start && end <= free.end().0 && level < T::Arch::ROOT {
                 // Relaxed: the lock tells who is given addresses under it from now on.

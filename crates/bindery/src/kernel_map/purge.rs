@@ -158,16 +158,16 @@ impl<P: Platform> KernelMap<'_, P> {
             before = self.index.previous(first);
         }
         let mut last = first;
-        let behind = loop {
+        let after = loop {
             self.area(last).set_state(State::Surveyed);
             match self.index.next(last) {
                 Some(other) if is_purged(&other) => last = other,
-                behind => break behind,
+                after => break after,
             }
         };
         let own = VirtRange::raw(self.area(first).start(), self.area(last).end());
         let low = before.map_or(0, |other| self.area(other).end());
-        let high = behind.map_or(u64::MAX, |other| self.area(other).start());
+        let high = after.map_or(u64::MAX, |other| self.area(other).start());
         (own, VirtRange::raw(low, high))
     }
 

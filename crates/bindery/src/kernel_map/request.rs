@@ -138,7 +138,7 @@ pub enum AreaKind {
 /// An area: a range of addresses with one purpose.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KernelArea {
-    /// Its addresses, without the guard page behind them.
+    /// Its addresses, without the guard page after them.
     pub range: VirtRange,
     /// The function that made it.
     pub kind: AreaKind,
@@ -177,7 +177,7 @@ pub enum KernelAddress {
         /// The area.
         area: KernelArea,
     },
-    /// In the guard page behind an area.
+    /// In the guard page after an area.
     Guard {
         /// The area.
         area: KernelArea,

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! smaller   |  stays  | freed, addresses kept  |g|
-//! larger    |  stays  | new frames        |g|               if the addresses behind are free
+//! larger    |  stays  | new frames        |g|               if the addresses after it are free
 //! moved     |(freed)  |g|    ...    |  the same frames  | new frames |g|
 //! ```
 
@@ -22,7 +22,7 @@ impl<P: Platform> KernelMap<'_, P> {
     /// Changes the size of the [`KernelMap::vmalloc`] area at `start` to `size` bytes, rounded up
     /// to pages, and returns its address (Linux: `vrealloc`).
     ///
-    /// The content within both sizes stays, and is never copied. If the addresses behind the area
+    /// The content within both sizes stays, and is never copied. If the addresses after the area
     /// are taken, the same frames are mapped elsewhere, and the old address is freed. New pages
     /// have the content and permissions of `options`; pieces and pauses stay those of the area.
     /// When the call returns, the memory beyond a smaller size is free; its addresses are not yet.
@@ -35,8 +35,8 @@ impl<P: Platform> KernelMap<'_, P> {
     /// a huge piece would have to be cut. After an error the area is unchanged, at its old address.
     ///
     /// # Safety
-    /// 1. The area is the caller's: it, or who handed it to it, got it from [`KernelMap::vmalloc`]
-    ///    or [`KernelMap::vrealloc`].
+    /// 1. The area is the caller's: the caller, or whoever passed it on, got it from
+    ///    [`KernelMap::vmalloc`] or [`KernelMap::vrealloc`].
     /// 2. Nobody uses its addresses from the call on: after success, the caller derives pointers
     ///    anew from the address that the call returns.
     /// 3. Nobody uses the frames beyond a smaller size by another way: another area, the direct
@@ -113,7 +113,7 @@ impl<P: Platform> KernelMap<'_, P> {
         self.stats.add(&counts);
     }
 
-    /// Makes a claimed area larger where it is. `None` if the addresses behind it are taken.
+    /// Makes a claimed area larger where it is. `None` if the addresses after it are taken.
     fn grow_in_place(
         &self,
         claim: Claim,
@@ -145,7 +145,7 @@ impl<P: Platform> KernelMap<'_, P> {
         grown.transpose()
     }
 
-    /// Makes room for `pages` pages and a guard page behind a claimed area's start, if the
+    /// Makes room for `pages` pages and a guard page after a claimed area's start, if the
     /// addresses there are free.
     fn extend(&self, claim: Claim, pages: u64) -> bool {
         let area = self.area(claim.0);
@@ -218,7 +218,7 @@ impl<P: Platform> KernelMap<'_, P> {
             self.populate(new_claim, kept, pages, leaves, options.content, &mut walk)
         });
         if let Err(stop) = result {
-            // What it has of its own is behind the old pages; the frames of those stay where they
+            // What it has of its own is after the old pages; the frames of those stay where they
             // are.
             self.stats.add(&walk.counts);
             self.abandon(new_claim);

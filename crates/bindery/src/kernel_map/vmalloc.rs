@@ -176,8 +176,8 @@ impl<P: Platform> KernelMap<'_, P> {
     /// [`KernelMapError::WrongKind`].
     ///
     /// # Safety
-    /// 1. The area is the caller's: it, or who handed it to it, got it from [`KernelMap::vmalloc`]
-    ///    or [`KernelMap::vrealloc`].
+    /// 1. The area is the caller's: the caller, or whoever passed it on, got it from
+    ///    [`KernelMap::vmalloc`] or [`KernelMap::vrealloc`].
     /// 2. Nobody uses its addresses any more: no reference, no access, and no CPU executes there.
     /// 3. Nobody uses its frames by another way: another area, the direct map, or a device.
     ///

@@ -92,8 +92,8 @@ impl<P: Platform> KernelMap<'_, P> {
     /// As [`KernelMap::vfree`].
     ///
     /// # Safety
-    /// 1. The area is the caller's: it, or who handed it to it, got it from [`KernelMap::vmap`] or
-    ///    [`KernelMap::vmap_ranges`].
+    /// 1. The area is the caller's: the caller, or whoever passed it on, got it from
+    ///    [`KernelMap::vmap`] or [`KernelMap::vmap_ranges`].
     /// 2. Nobody uses its addresses any more: no reference, no access, and no CPU executes there.
     pub unsafe fn vunmap(&self, start: VirtAddr, time: UnmapTime) -> Result<(), KernelMapError> {
         self.memory.outermost(|| {
@@ -163,7 +163,8 @@ impl<P: Platform> KernelMap<'_, P> {
     /// As [`KernelMap::vfree`].
     ///
     /// # Safety
-    /// 1. The area is the caller's: it, or who handed it to it, got it from [`KernelMap::ioremap`].
+    /// 1. The area is the caller's: the caller, or whoever passed it on, got it from
+    ///    [`KernelMap::ioremap`].
     /// 2. Nobody uses its addresses any more: no reference and no access.
     pub unsafe fn iounmap(&self, at: VirtAddr) -> Result<(), KernelMapError> {
         self.memory.outermost(|| {

@@ -45,7 +45,7 @@ pub(super) enum Holes {
 pub(super) enum Stop {
     /// A table was missing.
     OutOfMemory,
-    /// Something stands at the address.
+    /// The entry is not empty.
     Occupied(u64),
     /// A fatal signal waits.
     Interrupted,
@@ -68,7 +68,7 @@ impl Walk {
         Self { tables, at: 0, level: P::Arch::ROOT, counts: Counts::default() }
     }
 
-    /// The table of `level` that stands for `at`; those that are missing are made.
+    /// The table of `level` that covers `at`; those that are missing are made.
     #[inline]
     pub(super) fn table<P: Platform>(
         &mut self,
@@ -177,7 +177,7 @@ impl<P: Platform> KernelMap<'_, P> {
         Ok(())
     }
 
-    /// The highest level at which a leaf can stand at `at` for `first`.
+    /// The highest level at which a leaf can map `first` at `at`.
     #[inline]
     fn level_of_piece(at: u64, first: Frame, count: u64, largest: Level) -> Level {
         let mut level = largest;

@@ -7,7 +7,7 @@ use crate::space::{AddressSpace, Residence};
 
 use super::Outcome;
 
-/// Pages answered in one go; the answers stand on the stack.
+/// Pages answered in one go; the answers are on the stack.
 const PAGES_AT_ONCE: u64 = 512;
 
 pub(super) fn mincore<P: Platform>(

@@ -15,7 +15,7 @@ use super::Outcome;
 const EXCEPT_ADVISED: u64 = 1 << 1;
 
 /// Makes a `prctl(2)` about memory for the process with that address space: the option, and the
-/// four arguments behind it. `None` for options that are not about memory.
+/// four arguments after it. `None` for options that are not about memory.
 ///
 /// | options | what they set and tell |
 /// |---|---|

@@ -20,7 +20,7 @@ pub struct IoRange {
 }
 
 impl IoRange {
-    /// The range that stands at `vector`, or `index` ranges behind it.
+    /// The range at `vector`, or `index` ranges after it.
     pub(super) fn read<P: Platform>(
         space: &AddressSpace<'_, P>,
         vector: u64,

@@ -258,7 +258,7 @@ impl<P: Platform> Memory<P> {
     /// Context: spins. Complexity: constant.
     ///
     /// # Safety
-    /// 1. The frames are the caller's: it, or who handed them to it, got them from
+    /// 1. The frames are the caller's: the caller, or whoever passed them on, got them from
     ///    [`Memory::allocate_frames`].
     /// 2. Nobody uses them any more: no reference and no device reads or writes them, no table and
     ///    no TLB names them. (What [`crate::KernelMap::vunmap`] unmapped late is named until the
@@ -333,8 +333,8 @@ impl<P: Platform> Memory<P> {
         let arena = self.platform.direct_map(table).cast::<AtomicU64>();
         debug_assert!(PAGE_SIZE >= 8 << P::Arch::INDEX_BITS);
         // SAFETY: the arena shows all 4,096 bytes of the frame for as long as the platform lives
-        // (obligation 1 of `Platform`), aligned to 4,096; a table of 2^INDEX_BITS entries fits. Who
-        // else uses the bytes does so by atomics (the caller's obligation 1), and they stay a
+        // (obligation 1 of `Platform`), aligned to 4,096; a table of 2^INDEX_BITS entries fits. All
+        // others use the bytes by atomics (the caller's obligation 1), and they stay a
         // table's (its obligation 2).
         unsafe { core::slice::from_raw_parts(arena.as_ptr(), arch::entries::<P::Arch>() as usize) }
     }

@@ -115,7 +115,7 @@ impl<P: Platform> Object<'_, P> {
         Ok(done)
     }
 
-    /// Reads a piece; 0 at or behind the end.
+    /// Reads a piece; 0 at or after the end.
     fn read_piece(
         &self,
         offset: u64,
@@ -396,7 +396,7 @@ impl ObjectState {
         self.promise_size(memory, bytes)?;
         if let Some((pager, file)) = self.file() {
             pager.resize(file, bytes)?;
-            // What a program wrote behind the end of the last page was never part of the file, as
+            // What a program wrote after the end of the last page was never part of the file, as
             // in Linux's file systems. In shared memory it becomes so: Linux 6.18 leaves it there.
             let size = self.size();
             self.invalidate_lock.with_read(&memory.platform, |_| {
@@ -415,7 +415,7 @@ impl ObjectState {
         // Less than before can always be committed.
         let _ = self.promise_size(memory, size);
         if let Some((pager, file)) = self.file() {
-            // If it fails, the storage has zeroes behind the end until the next change.
+            // If it fails, the storage has zeroes after the end until the next change.
             let _ = pager.resize(file, size);
         }
     }

@@ -51,7 +51,7 @@ pub(super) struct Wanted<'a> {
     pub(super) for_fault: bool,
 }
 
-/// Moves up to so many bytes of what is written, from so many behind its beginning on, to an
+/// Moves up to so many bytes of what is written, from that many after its beginning on, to an
 /// address; says how many before it stopped.
 pub(super) type FillSource<'a> = dyn Fn(usize, NonNull<u8>, usize) -> usize + 'a;
 
@@ -102,8 +102,8 @@ pub(crate) struct Fetch {
     reserve: u64,
 }
 
-/// The frame that holds `page`, which is brought in if it is not in memory and needs no pager. Who
-/// does not hold the invalidate lock holds the changes.
+/// The frame that holds `page`, which is brought in if it is not in memory and needs no pager.
+/// The caller holds the invalidate lock or the changes.
 ///
 /// # Errors
 /// [`Error::OutOfMemory`]; [`Error::NoSpace`] if no more may be committed, or the reserve would be
@@ -298,7 +298,7 @@ impl Fetch {
         Err(failure)
     }
 
-    /// Fetches a folio of that order from `first` on, and others behind it. Fails only where the
+    /// Fetches a folio of that order from `first` on, and others after it. Fails only where the
     /// first cannot be had.
     fn fetch_from<'m, P: Platform>(
         &self,
@@ -310,10 +310,10 @@ impl Fetch {
         let folio = allocate(memory, object, order, self.reserve)?;
         let mut fresh = ArrayVec::<Fresh, FOLIOS>::new();
         fresh.push(Fresh { first, folio });
-        let behind = self.page.saturating_add(self.ahead).min(self.end);
-        let behind = behind.min(object.size_in_pages());
+        let after = self.page.saturating_add(self.ahead).min(self.end);
+        let after = after.min(object.size_in_pages());
         while !fresh.is_full()
-            && let Some(next) = following(memory, object, &fresh, behind, self.orders)
+            && let Some(next) = following(memory, object, &fresh, after, self.orders)
         {
             fresh.push(next);
         }
@@ -391,18 +391,18 @@ fn fits<P: Platform>(
 }
 
 /// The largest folio that may follow the last of `fresh`, if there is anything to be brought in up
-/// to page `behind`.
+/// to page `after`.
 fn following<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
     fresh: &[Fresh],
-    behind: u64,
+    after: u64,
     orders: Orders,
 ) -> Option<Fresh> {
     let first = fresh.last()?.end();
     let mut orders = orders & FOLIO_ORDERS | Orders::PAGE;
     while let Some(order) = orders.take_largest() {
-        if fits(memory, object, first, order, behind)
+        if fits(memory, object, first, order, after)
             && let Ok(folio) = allocate(memory, object, order, 0)
         {
             return Some(Fresh { first, folio });
@@ -463,7 +463,7 @@ fn fill<P: Platform>(
         pieces.push(unsafe { core::slice::from_raw_parts_mut(bytes, length) });
     }
     pager.read(file, first, &mut pieces)?;
-    // Whatever the storage has behind the end is not the file's.
+    // Whatever the storage has after the end is not the file's.
     let mut left = size.saturating_sub(first << PAGE_SHIFT);
     for piece in &mut pieces {
         let inside = left.min(piece.len() as u64);

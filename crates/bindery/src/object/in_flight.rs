@@ -23,7 +23,7 @@
 //! each in one step with its look at the list. So it begins before the change, and is canceled, or
 //! after it.
 //!
-//! # Bytes stand still
+//! # Stable bytes
 //! A write begins with the invalidate lock held for writing, after the mappings have lost their
 //! permission to write. A thread that wants to write holds that lock for reading, from its look at
 //! the list until it is done ([`super::pages::mark_dirty`]). Or it has a change of its own in the
@@ -45,7 +45,7 @@ use crate::platform::Platform;
 use super::state::Pages;
 use crate::collections::page_tree::PageIndex;
 
-/// What a record stands for.
+/// What a record represents.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum TransferKind {
     Read,

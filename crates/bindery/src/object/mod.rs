@@ -216,8 +216,8 @@ impl<P: Platform> Memory<P> {
         accounting: Accounting,
     ) -> Result<Object<'m, P>, Error> {
         let told: NonNull<dyn Attachments + 'm> = NonNull::from(told);
-        // SAFETY: as for a file's pager: the two types differ in a lifetime only, and who follows
-        // the pointer holds the object, with a lifetime that ends before this one does.
+        // SAFETY: as for a file's pager: the two types differ in a lifetime only, and a thread that
+        // follows the pointer holds the object, with a lifetime that ends before this one does.
         let told: NonNull<dyn Attachments> = unsafe { core::mem::transmute(told) };
         let segment = Some(SegmentMark { told, segment, key });
         let backing = Backing::Memory { accounting, quota: None, segment, content: Secrecy::None };
@@ -346,15 +346,16 @@ impl<'m, P: Platform> Object<'m, P> {
     }
 
     /// How many of its pages are in memory, those beyond its end included. (`st_blocks` is this and
-    /// [`Object::swapped_pages`], in base pages.) The answer may be out of date unless the caller keeps others out.
+    /// [`Object::swapped_pages`], in base pages.) The answer may be out of date unless the caller
+    /// keeps others out.
     ///
     /// Context: any.
     pub fn resident_pages(&self) -> u64 {
         self.state().pages.resident()
     }
 
-    /// How many of its pages are in swap; 0 for a file. They have content as those in memory do, and
-    /// count as committed. The answer may be out of date as that of [`Object::resident_pages`].
+    /// How many of its pages are in swap; 0 for a file. They have content as those in memory do,
+    /// and count as committed. The answer may be out of date as that of [`Object::resident_pages`].
     ///
     /// Context: any.
     pub fn swapped_pages(&self) -> u64 {

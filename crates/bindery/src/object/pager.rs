@@ -63,7 +63,7 @@ impl core::error::Error for PagerError {}
 /// reads whose result nobody will use.
 pub trait Pager: Send + Sync {
     /// Fills all of `into`, one piece after the other, with consecutive pages of a file from
-    /// `first_page` on. What lies behind the end of the file is zeroes.
+    /// `first_page` on. What lies after the end of the file is zeroes.
     ///
     /// Asked for as many pages at once as are known to be needed, in as few pieces as there are
     /// folios that they go into: at most 32, of 1 to 512 pages each. No page is asked for twice at

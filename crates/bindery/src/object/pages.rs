@@ -20,9 +20,9 @@ use crate::bytes;
 use crate::collections::page_tree::{PageFlags, PageRun, PageStretch, SwapSlot, SwappedRun};
 use crate::swap::SlotRun;
 
-/// What stands at `page`, and how far it goes on, at most `limit` pages: a run in consecutive
+/// What is at `page`, and how far it goes on, at most `limit` pages: a run in consecutive
 /// frames of one folio, which the first one names, or pages that are not in memory. What lies
-/// behind the object's end is not there, though it may be in memory already.
+/// after the object's end is not there, though it may be in memory already.
 pub(crate) fn resident_run<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -125,8 +125,8 @@ pub(crate) fn run_around<P: Platform>(
         };
         (1..=below).take_while(|distance| same(*distance)).count() as u64
     });
-    let (_, behind) = resident_run(memory, object, page, above.max(1));
-    (before, before + behind)
+    let (_, after) = resident_run(memory, object, page, above.max(1));
+    (before, before + after)
 }
 
 /// The frame that holds `page`, which lies within the object's size. If the page is not in memory,
@@ -373,9 +373,9 @@ fn for_each_part<P: Platform>(
 }
 
 /// Fills the bytes from `start` to `end` of the object, which lie in one page, with zeroes; if the
-/// page is not there, nothing happens. It is not in swap. Called with the invalidate lock held and without locks
-/// on tables. The bytes lie behind the end of the file, or the caller has a change of the page in
-/// the list.
+/// page is not there, nothing happens. It is not in swap. Called with the invalidate lock held and
+/// without locks on tables. The bytes lie after the end of the file, or the caller has a change of
+/// the page in the list.
 pub(super) fn zero_part<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,

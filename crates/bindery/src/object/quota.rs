@@ -61,7 +61,7 @@ impl Quota {
         let fits = |used: u64| used.checked_add(pages).filter(|after| *after <= self.limit());
         match self.used.fetch_update(Relaxed, Relaxed, fits) {
             Ok(_) => Ok(()),
-            // Who asks for nothing gets it, however much is used already.
+            // A request for nothing succeeds, however much is used already.
             Err(_) if pages == 0 => Ok(()),
             Err(_) => Err(Error::NoSpace),
         }

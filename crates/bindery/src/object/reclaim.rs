@@ -153,7 +153,7 @@ fn evict<P: Platform>(
     spare: Spare,
 ) -> ObjectFolio {
     // SAFETY: the object owns the folio, whose lock is held: it lives until it has let the folio
-    // go. Before it does, it waits for the invalidate lock, which is released behind the last use.
+    // go. Before it does, it waits for the invalidate lock, which is released after the last use.
     let object = unsafe { object.as_ref() };
     let Some(alone) = object.invalidate_lock.try_write(&memory.platform) else {
         return ObjectFolio::Busy;

@@ -76,7 +76,7 @@ impl<'m, P: Platform> Registry<'m, P> {
         })
     }
 
-    /// The object behind `last` in the list, or the first, of which the caller is a holder from now
+    /// The object after `last` in the list, or the first, of which the caller is a holder from now
     /// on. Objects that go meanwhile are passed over; those that come may be. The caller holds
     /// `last`.
     pub(super) fn next_held(

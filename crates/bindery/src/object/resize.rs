@@ -69,7 +69,7 @@ impl<P: Platform> Object<'_, P> {
         })
     }
 
-    /// Drops what lies behind `bytes`, which is not more than the size. The changes are held, and
+    /// Drops what lies after `bytes`, which is not more than the size. The changes are held, and
     /// the pager has none of the pages.
     fn cut(&self, old: u64, bytes: u64) -> Result<(), Error> {
         let (memory, object) = (self.memory, self.state());
@@ -139,16 +139,16 @@ impl<P: Platform> Object<'_, P> {
     fn punch_file(&self, offset: u64, end: u64) -> Result<(), Stop> {
         let (memory, object) = (self.memory, self.state());
         let Some((pager, file)) = object.file().filter(|_| offset < end) else { return Ok(()) };
-        // At the end of the file, what is behind it is zeroes already.
+        // At the end of the file, what is after it is zeroes already.
         let end = if end == object.size() { end.next_multiple_of(PAGE_SIZE) } else { end };
         let cuts = [offset, end].into_iter().filter(|cut| !cut.is_multiple_of(PAGE_SIZE));
         // What is zeroed in part must be there, so that the rest of it is saved with it.
         for page in cuts.clone().map(|cut| cut >> PAGE_SHIFT) {
             demand(memory, object, page, &Wanted::one(Orders::default(), object.size_in_pages()))?;
         }
-        let (first, behind) = (pages_of(offset), end >> PAGE_SHIFT);
-        if first < behind {
-            pager.discard(file, first, behind - first).map_err(Error::from)?;
+        let (first, after) = (pages_of(offset), end >> PAGE_SHIFT);
+        if first < after {
+            pager.discard(file, first, after - first).map_err(Error::from)?;
         }
         object.invalidate_lock.with_write(&memory.platform, |proof| {
             for page in cuts.map(|cut| cut >> PAGE_SHIFT) {
@@ -162,18 +162,18 @@ impl<P: Platform> Object<'_, P> {
     /// Drops the whole pages from `offset` to `end` and zeroes the parts.
     fn punch(&self, offset: u64, end: u64, proof: &PagesMayGo) {
         let (memory, object) = (self.memory, self.state());
-        let (first, behind) = (pages_of(offset), end >> PAGE_SHIFT);
-        if first > behind {
+        let (first, after) = (pages_of(offset), end >> PAGE_SHIFT);
+        if first > after {
             // Both ends lie in one page.
             pages::zero_part(memory, object, offset, end);
             return;
         }
-        if first < behind {
-            mappings::unmap(memory, object, first, behind - first, Copies::Kept, proof);
-            pages::drop_pages(memory, object, first, behind, proof);
+        if first < after {
+            mappings::unmap(memory, object, first, after - first, Copies::Kept, proof);
+            pages::drop_pages(memory, object, first, after, proof);
         }
         pages::zero_part(memory, object, offset, first << PAGE_SHIFT);
-        pages::zero_part(memory, object, behind << PAGE_SHIFT, end);
+        pages::zero_part(memory, object, after << PAGE_SHIFT, end);
     }
 
     /// Brings in all pages of `length` bytes from `offset` on, so that writing them later needs no
@@ -183,7 +183,7 @@ impl<P: Platform> Object<'_, P> {
     ///
     /// # Errors
     /// [`Error::Invalid`] and [`Error::TooLarge`] as [`Object::punch_hole`];
-    /// [`Error::NotSupported`] for files; [`Error::SealForbids`] if the end lies behind the
+    /// [`Error::NotSupported`] for files; [`Error::SealForbids`] if the end lies after the
     /// object's, whatever `growth` says; [`Error::Overcommitted`]; [`Error::NoSpace`] as for
     /// [`Object::write`]; [`Error::OutOfMemory`]; [`Error::Interrupted`], asked for before each
     /// folio (Linux stops for any signal). The content and size are as before then, and so is the

@@ -7,7 +7,7 @@
 //!    runs.
 //! 2. With no lock held, the pager stores the pages. Reads and faults go on. A thread that wants to
 //!    write one of these pages marks it first, and waits for the record
-//!    ([`super::pages::mark_dirty`]). So the bytes stand still, and a page that is written later is
+//!    ([`super::pages::mark_dirty`]). So the bytes are stable, and a page that is written later is
 //!    dirty again. A thread that wants to drop the pages waits too.
 //! 3. If the pager fails, the marks are set again, in one step with the records' end.
 //!
@@ -109,7 +109,7 @@ fn save_dirty<P: Platform>(
             .look(&memory.platform, |index| index.next_run_with(PageFlags::DIRTY, from, within));
         let Some(run) = dirty else { return result };
         let mut saved = save_batch(memory, object, run.page, end, u64::MAX);
-        if saved.behind == run.page {
+        if saved.after == run.page {
             // Another call is changing the page. Later ones wait until it is saved.
             let range = (run.page, run.page + u64::from(run.count));
             saved = object.pages.with_turn(&memory.platform, range, |turn| {
@@ -117,7 +117,7 @@ fn save_dirty<P: Platform>(
             });
         }
         result = result.and(saved.result);
-        from = saved.behind;
+        from = saved.after;
     }
 }
 
@@ -125,7 +125,7 @@ fn save_dirty<P: Platform>(
 struct Saved {
     result: Result<(), Error>,
     /// Where to go on.
-    behind: u64,
+    after: u64,
 }
 
 /// Saves the next dirty pages from `from` to `end`, up to the first that a change concerns which is
@@ -147,7 +147,7 @@ fn save_batch<P: Platform>(
         runs: ArrayVec::new(),
         done: 0,
         size: 0,
-        behind: from,
+        after: from,
     };
     object.invalidate_lock.with_write(&memory.platform, |proof| {
         batch.size = object.size();
@@ -163,7 +163,7 @@ fn save_batch<P: Platform>(
         batch.end(count, stored.is_ok());
         result = result.and(stored);
     }
-    Saved { result, behind: batch.behind }
+    Saved { result, after: batch.after }
 }
 
 fn pages_in(runs: &[PageRun]) -> u64 {
@@ -182,7 +182,7 @@ struct Batch<'a, P: Platform> {
     /// The size of the file, in bytes.
     size: u64,
     /// Where to go on.
-    behind: u64,
+    after: u64,
 }
 
 impl<P: Platform> Batch<'_, P> {
@@ -193,27 +193,27 @@ impl<P: Platform> Batch<'_, P> {
     fn begin(&mut self, end: u64, turn: u64) {
         let mut room = PAGES;
         while room > 0 && !self.runs.is_full() {
-            let from = self.behind;
+            let from = self.after;
             let record = &self.records[self.runs.len()];
             let run = self.object.pages.alone(&self.memory.platform, |index, in_flight, ends| {
                 let run = index.next_run_with(PageFlags::DIRTY, from, end)?;
                 let mut count = run.count.min(room);
-                let behind = run.page + u64::from(count);
+                let after = run.page + u64::from(count);
                 // In one step with the look at the list: a change that begins later waits for us.
-                if let Some(change) = in_flight.first_change(run.page, behind, turn) {
+                if let Some(change) = in_flight.first_change(run.page, after, turn) {
                     count = change.checked_sub(run.page).filter(|count| *count > 0)? as u32;
                 }
-                let behind = run.page + u64::from(count);
+                let after = run.page + u64::from(count);
                 index.clear_flags(run.page, u64::from(count), PageFlags::DIRTY);
                 // SAFETY: the record is used for this run alone, lies in the frame of `save_batch`,
                 // which has nothing but shared references to it, and is taken out by `end`, at the
                 // latest when the batch is dropped.
-                unsafe { in_flight.insert(ends, record, TransferKind::Write, run.page, behind) };
+                unsafe { in_flight.insert(ends, record, TransferKind::Write, run.page, after) };
                 Some(PageRun { count, ..run })
             });
             let Some(run) = run else { break };
             room -= run.count;
-            self.behind = run.page + u64::from(run.count);
+            self.after = run.page + u64::from(run.count);
             self.runs.push(run);
         }
     }

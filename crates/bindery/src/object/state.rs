@@ -269,7 +269,7 @@ impl ObjectState {
         self.size.load(Ordering::Acquire)
     }
 
-    /// The pages that the object has in whole or in part; those at or behind that number are
+    /// The pages that the object has in whole or in part; those at or after that number are
     /// beyond its end.
     pub(crate) fn size_in_pages(&self) -> u64 {
         pages_of(self.size())
@@ -405,8 +405,8 @@ impl ObjectState {
         self.holders.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// One handle more, unless the last one has gone. Says whether there is. The object is not freed
-    /// meanwhile.
+    /// One handle more, unless the last one has gone. Says whether there is. The object is not
+    /// freed meanwhile.
     pub(super) fn try_hold(&self) -> bool {
         let more = |holders: u64| (holders > 0).then_some(holders + 1);
         self.holders.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()

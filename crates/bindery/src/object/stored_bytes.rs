@@ -39,7 +39,7 @@ pub struct StoredBytes<'a> {
     bytes: PhantomData<&'a ()>,
 }
 
-/// Who reads the bytes: a platform, whichever it is.
+/// Reads the bytes: any platform.
 trait Source {
     /// # Safety
     /// As [`Platform::read_bytes`].

@@ -29,11 +29,11 @@ impl<P: Platform> Memory<P> {
     /// can be used as before.
     pub fn swap_in_objects(&self, area: &SwapArea) -> Result<(), Error> {
         let mut last: Option<Object<'_, P>> = None;
-        let behind = |last: &Option<Object<'_, P>>| {
+        let after = |last: &Option<Object<'_, P>>| {
             let last = last.as_ref().map(|object| object.state);
             Registry::of(self).next_held(last).map(|state| Object::of_holder(self, state))
         };
-        while let Some(object) = behind(&last) {
+        while let Some(object) = after(&last) {
             object.swap_in_area(area.number)?;
             last = Some(object);
         }
@@ -62,7 +62,7 @@ impl<'m, P: Platform> Object<'m, P> {
         Ok(())
     }
 
-    /// The first run at or behind `from` that is in the area.
+    /// The first run at or after `from` that is in the area.
     fn next_in_area(&self, from: u64, area: u8) -> Option<SwappedRun> {
         let object = self.state();
         if object.pages.swapped() == 0 {

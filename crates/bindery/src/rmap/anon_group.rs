@@ -237,7 +237,7 @@ impl AnonGroup {
         true
     }
 
-    /// Stands where `old` stood among the children of `parent`. The family lock is held.
+    /// Takes the place of `old` among the children of `parent`. The family lock is held.
     fn replace_child(&self, old: &Self, parent: &Self) {
         let node = self.node().as_ptr();
         self.parent.store(parent.node().as_ptr(), Ordering::Relaxed);
@@ -291,7 +291,8 @@ impl AnonGroup {
     /// Calls `f` for this anon group and all below it. The family lock is held.
     ///
     /// These are one for each mapped VMA that was forked from one of the anon group's, or from a
-    /// copy of it, and the dead ones above those, of which [`super::fork_chain`] leaves a few for each.
+    /// copy of it, and the dead ones above those, of which [`super::fork_chain`] leaves a few for
+    /// each.
     pub(super) fn for_each_below(&self, mut f: impl FnMut(&Self)) {
         let _ = self.try_for_each_below(|group| {
             f(group);
@@ -313,7 +314,7 @@ impl AnonGroup {
         ControlFlow::Continue(())
     }
 
-    /// The anon group behind this one among `top` and those below, parents before their children.
+    /// The anon group after this one among `top` and those below, parents before their children.
     /// The family lock is held.
     pub(super) fn next_below(&self, top: &Self) -> Option<&Self> {
         let mut at = self;

@@ -39,7 +39,7 @@
 //! - *A part of a VMA, or its contents.* They are counted down before the mutex is released.
 //! - *Private copies of an object's pages*, which a truncation drops without the mutex. It shares
 //!   the lock of the object's tree with other walkers until they are counted down, and the survey
-//!   takes that lock exclusively each time that it locks tables. Whatever a truncation drops behind
+//!   takes that lock exclusively each time that it locks tables. Whatever a truncation drops after
 //!   the survey was seen by the survey.
 //!
 //! After the survey no page of a dead group comes to the VMAs. New pages belong to their own group,
@@ -81,7 +81,7 @@ use crate::deferred::Chain;
 use crate::frame::Owner;
 use crate::platform::Platform;
 use crate::table::PageTable;
-use crate::table::look::{Standing, Stretch};
+use crate::table::look::{MappedRun, Stretch};
 use crate::vma::Vma;
 
 use super::anon_group::AnonGroup;
@@ -130,7 +130,7 @@ pub(crate) fn contract<P: Platform>(
     })
 }
 
-/// What stands above a group.
+/// What is above a group.
 struct Look {
     /// What the clock said.
     now: u64,
@@ -181,7 +181,7 @@ fn take_over<P: Platform>(memory: &Memory<P>, table: &PageTable<'_, P>, vma: &Vm
         None => hold(),
     };
     table.survey_within(vma.range(), within, |stretch: &Stretch| {
-        let Standing::Pages { folio: Some(folio), .. } = stretch.what else { return };
+        let MappedRun::Pages { folio: Some(folio), .. } = stretch.what else { return };
         // Read without the folio's lock ("why no folio is missed"). So a folio that stays as it is
         // does not put the contraction off because somebody walks to it.
         let (Owner::Group(owner), index) = frames.owner(&memory.platform, folio) else { return };

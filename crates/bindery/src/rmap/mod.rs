@@ -79,7 +79,7 @@ pub(crate) use walk::{
     HOLD, Locking, Pages, RmapHit, Seen, Walked, for_each_anonymous_sight, for_each_sight,
 };
 
-/// Says that the caller changes where a VMA lies, and sees to the trees in which it stands: made
+/// Says that the caller changes where a VMA lies, and sees to the trees that it is in: made
 /// here alone, so that nobody forgets them.
 pub(crate) struct Rekeyed(());
 
@@ -91,7 +91,7 @@ impl Rekeyed {
     }
 }
 
-/// The locks of the trees in which a VMA stands, held alone until the guard is dropped. What a VMA
+/// The locks of the trees that a VMA is in, held alone until the guard is dropped. What a VMA
 /// maps changes through its methods, which keep the trees as they should be.
 pub(crate) struct RmapGuard<'a, P: Platform> {
     vma: &'a Vma,

@@ -24,8 +24,8 @@
 //! hold in which entries arrive ends with a new stamp for M. An entry that moved before the walk
 //! began is in M, whose stamp is at least as old. An entry that moves later is met in V, or else:
 //! 1. The walk releases the lock before it has come to the entry in V.
-//! 2. The entry moves to M, behind or in front of the walk; M gets a stamp above those of this
-//!    pass.
+//! 2. The entry moves to M, after or before the place of the walk; M gets a stamp above those of
+//!    this pass.
 //! 3. The walk passes V. The next pass visits M.
 //!
 //! A VMA that moves whole (`AddressSpace::slide`) is V and M at once.
@@ -93,7 +93,7 @@ pub(crate) struct RmapHit<'a, 'm, P: Platform> {
     pub(crate) table: PageTable<'m, P>,
     /// The VMA; its bounds and offset stay as they are, its protection may change.
     pub(crate) vma: &'a Vma,
-    /// Where the stretch stands there.
+    /// Where the stretch is mapped there.
     pub(crate) range: VirtRange,
 }
 
@@ -182,7 +182,7 @@ struct Walk<'r> {
     pass: u32,
     /// The pass visits VMAs with stamps above the first and up to the second.
     stamps: (u64, u64),
-    /// The VMA where the walk stands.
+    /// The VMA that the walk has reached.
     place: Option<IntervalPlace>,
     /// Up to where the walk is done with it.
     page: u64,
@@ -263,11 +263,11 @@ impl<'r> Walk<'r> {
             let first = first.max(self.page);
             return Step::Part(vma, (first, end - first));
         }
-        // What stands behind the place overlaps no range in front of this one.
+        // What comes after the place overlaps no range before this one.
         let begin = self.place.map_or(0, |place| place.first);
         let Some((first, _)) = self.range_from(begin) else { return Step::End };
         let last = self.ranges.last().map_or(0, |(first, count)| first.saturating_add(count - 1));
-        let asked = Asked { first, last, since: self.stamps.0, behind: self.place };
+        let asked = Asked { first, last, since: self.stamps.0, after: self.place };
         let Some(vma) = tree.first(&asked) else { return Step::End };
         let place = IntervalTree::<Vma, M>::place(vma);
         self.place = Some(place);
@@ -277,7 +277,7 @@ impl<'r> Walk<'r> {
         Step::Arrived
     }
 
-    /// The first of the ranges that has a page at or behind `page`, as first page and end.
+    /// The first of the ranges that has a page at or after `page`, as first page and end.
     fn range_from(&self, page: u64) -> Option<(u64, u64)> {
         let end = |(first, count): &Pages| first.saturating_add(*count);
         let index = self.ranges.partition_point(|range| end(range) <= page);
@@ -363,7 +363,7 @@ fn walk_family<'m, P: Platform>(
 ) -> Result<u64, Busy> {
     let tree_lock = top.family_lock();
     let mut walk = FamilyWalk { top, at: top, walk: Walk::new(ranges), visited: 0 };
-    // Where the walk stands between two holds, so that it stays in the tree.
+    // The place of the walk between two holds, so that it stays in the tree.
     let mut kept: Option<NonNull<AnonGroup>> = None;
     let result = loop {
         let locked = lock(memory, tree_lock, locking);
@@ -393,7 +393,7 @@ struct FamilyWalk<'a, 'r> {
 
 impl FamilyWalk<'_, '_> {
     /// Goes on for the length of one hold. Says whether the walk is done; if not, the anon group
-    /// where it stands is held once more. The family lock is held.
+    /// its place is held once more. The family lock is held.
     fn hold<'m, P: Platform>(
         &mut self,
         memory: &'m Memory<P>,

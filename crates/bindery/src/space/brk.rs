@@ -90,7 +90,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         if new_end < old_end {
             let range = VirtRange::raw(new_end, old_end);
             // As Linux: the heap shrinks only where there is one.
-            let heap = self.first_behind(mm, new_end).filter(|vma| vma.start() < old_end);
+            let heap = self.first_ending_after(mm, new_end).filter(|vma| vma.start() < old_end);
             heap.ok_or(Error::NotMapped(VirtAddr(new_end)))?;
             self.unmap_locked(mm, range, gather, removed)?;
             return Ok(None);
@@ -108,7 +108,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
         // One page stays free above, and what a mapping there needs to grow down.
         let guard = VirtRange::raw(range.start().0, range.end().0.saturating_add(PAGE_SIZE));
-        if let Some(next) = self.first_behind(mm, range.start().0) {
+        if let Some(next) = self.first_ending_after(mm, range.start().0) {
             let grows = next.has(MappingFlags::GROWS_DOWN);
             let gap = if grows { super::STACK_GUARD_GAP } else { 0 };
             if guard.end().0 > next.start().saturating_sub(gap) {

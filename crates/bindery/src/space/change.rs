@@ -283,7 +283,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     pub(super) fn prepare_group(&self, addr: VirtAddr) -> Result<(), Error> {
         let guard = self.mmap_lock.lock();
         let mm = &*guard;
-        let found = self.first_behind(mm, addr.0).filter(|vma| vma.start() <= addr.0);
+        let found = self.first_ending_after(mm, addr.0).filter(|vma| vma.start() <= addr.0);
         let Some(vma) = found else { return Ok(()) };
         self.prepare_group_locked(mm, vma)
     }

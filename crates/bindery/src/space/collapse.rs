@@ -13,7 +13,7 @@ use crate::rmap::AnonGroup;
 use crate::stats::Counts;
 use crate::table::collapse::Replacement;
 use crate::table::leaf::CollapseError;
-use crate::table::look::Standing;
+use crate::table::look::MappedRun;
 use crate::table::{free_table, new_table};
 use crate::tlb::Gather;
 
@@ -66,7 +66,7 @@ pub struct CollapseProgress {
     pub out_of_memory: bool,
 }
 
-/// What stands under one entry of level 2.
+/// What one entry of level 2 maps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Census {
     huge: bool,
@@ -75,7 +75,7 @@ struct Census {
     zero: u32,
     shared: u32,
     pinned: bool,
-    /// Something that is no leaf stands there.
+    /// An entry is neither empty nor a leaf.
     absent: bool,
 }
 
@@ -213,7 +213,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let memory = self.table.memory;
         let mut at = at;
         loop {
-            let vma = self.first_behind(mm, at)?;
+            let vma = self.first_ending_after(mm, at)?;
             let base = at.max(vma.start()).next_multiple_of(span);
             let orders = match vma.object() {
                 None => memory.folio_policy().orders(vma.flags().huge_advice()),
@@ -270,7 +270,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 return Ok(());
             }
             if self.has_guards(range) {
-                // As Linux: the pages are in one folio, but no huge leaf can stand there.
+                // As Linux: the pages are in one folio, but a huge leaf cannot map them there.
                 return Err(Error::Invalid.into());
             }
             // As Linux: the huge leaf is there when the call returns, if it can be had.
@@ -346,7 +346,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// Unmaps pages of an object that are one folio and mapped one by one, so that the next touch
-    /// maps them large. False where nothing was done: something else stands there, or nothing.
+    /// maps them large. False where nothing was done: other entries are there by now, or none.
     fn retract(&self, range: VirtRange, gather: &mut Gather) -> bool {
         let guard = self.mmap_lock.lock();
         let mm = &*guard;
@@ -383,7 +383,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let vma = self.vma_at(mm, range.start());
         if vma.is_some_and(|vma| vma.has(MappingFlags::MAYBE_GUARDS)) {
             self.table.survey(range, |stretch| {
-                found |= stretch.what == Standing::Absent(Absent::Marker(Marker::Guard));
+                found |= stretch.what == MappedRun::Absent(Absent::Marker(Marker::Guard));
             });
         }
         found
@@ -429,7 +429,7 @@ fn may_collapse<P: Platform>(vma: &Vma) -> bool {
     let span = Level::PMD.span::<P::Arch>();
     let last = vma.end() & !(span - 1);
     let fits = last >= span && last - span >= vma.start();
-    // Pages of an object have to stand where huge leaves could.
+    // Pages of an object have to be where huge leaves could map them.
     let skew = (vma.start() >> PAGE_SHIFT).wrapping_sub(vma.page_offset());
     let aligned = vma.is_anonymous() || skew.is_multiple_of(span >> PAGE_SHIFT);
     // A folio that collapsing makes belongs to the object, or to an anon group of anonymous pages.

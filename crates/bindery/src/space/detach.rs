@@ -42,9 +42,9 @@ impl<P: Platform> AddressSpace<'_, P> {
                 && vma.object().is_some_and(|object| object.segment().is_some())
                 && (vma.start() - at.0) >> PAGE_SHIFT == vma.page_offset()
         };
-        let mut next = self.first_behind(mm, at.0);
+        let mut next = self.first_ending_after(mm, at.0);
         while let Some(vma) = next.filter(|vma| !is_part(vma)) {
-            next = self.first_behind(mm, vma.end());
+            next = self.first_ending_after(mm, vma.end());
         }
         let first = next.ok_or(Error::Invalid)?;
         let segment = first.object_pointer();
@@ -52,12 +52,12 @@ impl<P: Platform> AddressSpace<'_, P> {
         let end = at.0.saturating_add(pages << PAGE_SHIFT);
         let mut part = Some(first);
         while let Some(vma) = part {
-            let behind = vma.end();
+            let after = vma.end();
             if is_part(vma) && vma.object_pointer() == segment {
                 // As Linux: what is sealed stays, without an error.
                 let _ = self.unmap_locked(mm, vma.range(), gather, removed);
             }
-            part = self.first_behind(mm, behind).filter(|vma| vma.end() <= end);
+            part = self.first_ending_after(mm, after).filter(|vma| vma.end() <= end);
         }
         Ok(())
     }

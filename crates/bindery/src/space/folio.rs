@@ -71,7 +71,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let guard = self.mmap_lock.lock();
         let mm = &*guard;
         let vma = self
-            .first_behind(mm, page.0)
+            .first_ending_after(mm, page.0)
             .filter(|vma| vma.start() <= page.0)
             .ok_or(FolioError::NotMapped)?;
         self.split_locked(&vma.lock_write(self.platform()), page, order)
@@ -187,7 +187,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let range = VirtRange::from_len(base, Level::PMD.span::<P::Arch>());
         let guard = self.mmap_lock.lock();
         let mm = &*guard;
-        let vma = self.first_behind(mm, base.0).ok_or(FolioError::NotMapped)?;
+        let vma = self.first_ending_after(mm, base.0).ok_or(FolioError::NotMapped)?;
         if !range.is_some_and(|range| vma.range().covers(range)) {
             return Err(FolioError::NotMapped);
         }

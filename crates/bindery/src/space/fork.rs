@@ -134,7 +134,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let flags = if userfault.is_some() { flags } else { flags - unserved };
         let purpose = Purpose { flags, object: vma.object_pointer(), group, userfault };
         match child.new_vma(range, purpose, vma.page_offset()) {
-            // Before anything is copied, and behind this side's in the trees (`rmap::walk`).
+            // Before anything is copied, and after this side's in the trees (`rmap::walk`).
             Ok(node) => child.insert(&child.mmap_lock.lock(), node),
             Err(error) => {
                 if let Some(group) = group {

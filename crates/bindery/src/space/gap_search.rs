@@ -21,7 +21,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             Place::Fixed(start) => self.fixed_range(start, length),
             Place::FixedNoReplace(start) => {
                 let range = self.fixed_range(start, length)?;
-                match self.first_behind(mm, start.0) {
+                match self.first_ending_after(mm, start.0) {
                     Some(vma) if vma.start() < range.end().0 => {
                         Err(Error::Exists(VirtAddr(vma.start().max(start.0))))
                     }
@@ -33,7 +33,9 @@ impl<P: Platform> AddressSpace<'_, P> {
                 // As Linux: what lies too low is tried at the lowest address that may be.
                 let start = hint.align_down(PAGE_SIZE).max(self.lowest());
                 if let Ok(range) = self.fixed_range(start, length)
-                    && self.first_behind(mm, start.0).is_none_or(|vma| vma.start() >= range.end().0)
+                    && self
+                        .first_ending_after(mm, start.0)
+                        .is_none_or(|vma| vma.start() >= range.end().0)
                     && self.guard_gap_over(mm, range).is_none()
                 {
                     return Ok(range);
@@ -72,7 +74,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         aligned.or_else(|| self.find_free(mm, length, PAGE_SIZE, 0)).ok_or(Error::NoRoom)
     }
 
-    /// The highest free range of `length` bytes below the top that begins `congruent` bytes behind
+    /// The highest free range of `length` bytes below the top that begins `congruent` bytes after
     /// a multiple of `align`.
     pub(super) fn find_free(
         &self,
@@ -107,7 +109,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Where the gap begins that a mapping above `range` keeps free below it to grow into, if the
     /// range reaches into it.
     fn guard_gap_over(&self, mm: &MmapLocked, range: VirtRange) -> Option<u64> {
-        let next = self.first_behind(mm, range.end().0 - 1)?;
+        let next = self.first_ending_after(mm, range.end().0 - 1)?;
         let gap = next.start().saturating_sub(STACK_GUARD_GAP);
         (next.has(MappingFlags::GROWS_DOWN) && range.end().0 > gap).then_some(gap)
     }

@@ -21,11 +21,11 @@ use super::change::Removed;
 use super::{Access, AddressSpace, MmapLocked};
 
 /// The set of VMAs is looked at with the mutex.
-pub(crate) fn first_behind<P: Platform>(space: &AddressSpace<'_, P>, mm: &MmapLocked) {
+pub(crate) fn first_ending_after<P: Platform>(space: &AddressSpace<'_, P>, mm: &MmapLocked) {
     #[cfg(not(lock_violations = "types"))]
-    let _ = space.first_behind(mm, 0);
+    let _ = space.first_ending_after(mm, 0);
     #[cfg(lock_violations = "types")]
-    let _ = space.first_behind(0); //~ E0061
+    let _ = space.first_ending_after(0); //~ E0061
 }
 
 /// A guard of a VMA is no proof of the mutex.
@@ -74,11 +74,11 @@ pub(crate) fn outlive<P: Platform>(space: &AddressSpace<'_, P>) {
     let guard = space.mmap_lock.lock();
     let mm = &*guard;
     #[cfg(not(lock_violations = "moves"))]
-    let _ = space.first_behind(mm, 0);
+    let _ = space.first_ending_after(mm, 0);
     #[cfg(not(lock_violations = "moves"))]
     drop(guard);
     #[cfg(lock_violations = "moves")]
-    let _ = (drop(guard), space.first_behind(mm, 0)); //~ E0505
+    let _ = (drop(guard), space.first_ending_after(mm, 0)); //~ E0505
 }
 
 /// Tables are found without locks in a read section alone.

@@ -374,7 +374,7 @@ fn shared_memory(vma: &Vma) -> Option<&ObjectState> {
     vma.object().filter(|object| !object.is_file())
 }
 
-/// Whether a sealed mapping stands the advice: anonymous contents that the program could not
+/// Whether a sealed mapping allows the advice: anonymous contents that the program could not
 /// overwrite anyway must not vanish (mseal(2)).
 fn may_be_advised(vma: &Vma, advice: Advice, rights: KeyRights) -> bool {
     !vma.has(MappingFlags::SEALED)

@@ -30,7 +30,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             }
             self.settings.set_merges(merges);
             let mut at = 0;
-            while let Some(vma) = self.first_behind(mm, at) {
+            while let Some(vma) = self.first_ending_after(mm, at) {
                 at = vma.end();
                 let flags = match merges {
                     true => vma.flags() | mergeable(vma.flags()),

@@ -137,7 +137,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 let current =
                     if what.contains(LockAll::CURRENT) { locks } else { MappingFlags::empty() };
                 let mut at = 0;
-                while let Some(vma) = self.first_behind(mm, at) {
+                while let Some(vma) = self.first_ending_after(mm, at) {
                     at = vma.end();
                     let flags = lock_flags(vma, current);
                     if flags == vma.flags() {
@@ -159,7 +159,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             let range = {
                 let guard = self.mmap_lock.lock();
                 let mm = &*guard;
-                let Some(vma) = self.first_behind(mm, at) else { return Ok(()) };
+                let Some(vma) = self.first_ending_after(mm, at) else { return Ok(()) };
                 vma.range()
             };
             at = range.end().0;

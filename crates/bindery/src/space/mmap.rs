@@ -280,7 +280,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         purpose: &Purpose,
         offset: u64,
     ) -> bool {
-        let next = self.first_behind(mm, range.start().0);
+        let next = self.first_ending_after(mm, range.start().0);
         let previous = match next {
             Some(next) => self.vmas.previous(NonNull::from(next)),
             None => self.vmas.find_at_or_before(range.start().0),

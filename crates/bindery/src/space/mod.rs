@@ -306,7 +306,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         }
     }
 
-    /// The VMA behind `node`.
+    /// The VMA after `node`.
     ///
     /// The reference lives as long as `self` is borrowed, which is longer than the VMA may: every
     /// caller holds the mutex, or the VMA's lock, or is in a read section, and lets go of the
@@ -336,11 +336,11 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
 
     /// The VMA around `addr`.
     pub(crate) fn vma_at(&self, mm: &MmapLocked, addr: VirtAddr) -> Option<&Vma> {
-        self.first_behind(mm, addr.0).filter(|vma| vma.start() <= addr.0)
+        self.first_ending_after(mm, addr.0).filter(|vma| vma.start() <= addr.0)
     }
 
-    /// The first VMA that ends behind `addr`.
-    pub(crate) fn first_behind(&self, _mm: &MmapLocked, addr: u64) -> Option<&Vma> {
+    /// The first VMA that ends after `addr`.
+    pub(crate) fn first_ending_after(&self, _mm: &MmapLocked, addr: u64) -> Option<&Vma> {
         self.vmas.first_ending_after(addr).map(|node| self.vma(node))
     }
 
@@ -354,11 +354,11 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// freeable span                |<-------------------------->|
     /// ```
     fn freeable(&self, mm: &MmapLocked, range: VirtRange, occupied: VirtRange) -> VirtRange {
-        let next = self.first_behind(mm, range.start().0);
+        let next = self.first_ending_after(mm, range.start().0);
         let begins = next.map_or(u64::MAX, Indexed::start);
         let mut ceiling = begins;
         if begins < range.end().0 {
-            let above = self.first_behind(mm, range.end().0);
+            let above = self.first_ending_after(mm, range.end().0);
             ceiling = above.map_or(u64::MAX, |vma| vma.start().max(range.end().0));
         }
         let previous = match next {

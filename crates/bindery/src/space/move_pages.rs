@@ -126,7 +126,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         if valid { Ok(()) } else { Err(MoveError::Invalid) }
     }
 
-    /// Goes on behind `moved`.
+    /// Goes on after `moved`.
     fn move_on(
         &self,
         request: &MoveRequest,
@@ -200,8 +200,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         Ok(())
     }
 
-    /// Splits the folio at `at` into parts of 2^`order` pages, so that some of them can move. Nothing
-    /// to do where it has changed meanwhile.
+    /// Splits the folio at `at` into parts of 2^`order` pages, so that some of them can move.
+    /// Nothing to do where it has changed meanwhile.
     #[cold]
     fn split_to_move(
         &self,
@@ -213,7 +213,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             Ok(()) | Err(FolioError::NotMapped | FolioError::Unsuitable) => Ok(()),
             Err(FolioError::OutOfMemory) => Err(MoveError::OutOfMemory),
             Err(FolioError::Busy) => {
-                // Who only looks at the folio will let it go.
+                // A thread that only reads the folio will release its reference.
                 let looked_at = self.folio_to_wait_for(at).filter(|_| tries < TRIES);
                 self.wait_for_folio(looked_at.ok_or(MoveError::Busy)?);
                 self.platform().relax();

@@ -209,7 +209,8 @@ impl<P: Platform> AddressSpace<'_, P> {
             self.vma_at(mm, range.start()).ok_or(Error::NotMapped(range.start()))?;
             return Err(Error::Invalid);
         }
-        let vma = self.first_behind(mm, range.start().0).filter(|vma| vma.start() < range.end().0);
+        let vma =
+            self.first_ending_after(mm, range.start().0).filter(|vma| vma.start() < range.end().0);
         let vma = vma.ok_or(Error::NotMapped(range.start()))?;
         if !vma.has(MappingFlags::GROWS_DOWN) {
             return Err(Error::Invalid);

@@ -100,7 +100,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Says whether a VMA was cut, and stays.
     fn cut_out(&self, mm: &MmapLocked, range: VirtRange, removed: &mut Removed) -> bool {
         let mut cut = false;
-        while let Some(vma) = self.first_behind(mm, range.start().0) {
+        while let Some(vma) = self.first_ending_after(mm, range.start().0) {
             if vma.start() >= range.end().0 {
                 break;
             }

@@ -30,7 +30,7 @@ impl Parts {
         if self.at >= self.end {
             return None;
         }
-        let vma = space.first_behind(mm, self.at.0).filter(|vma| vma.start() < self.end.0);
+        let vma = space.first_ending_after(mm, self.at.0).filter(|vma| vma.start() < self.end.0);
         if vma.is_none_or(|vma| vma.start() > self.at.0) {
             self.hole = self.hole.or(Some(self.at));
         }

@@ -34,7 +34,7 @@ use crate::platform::Platform;
 use super::AddressSpace;
 use super::limits::Locking;
 
-/// Who has more pages pinned leaves the upper half of a folio's room to others.
+/// A user with more pages pinned leaves the upper half of a folio's room to others.
 const FEW: u64 = 1024;
 
 /// The address space has not been dropped.

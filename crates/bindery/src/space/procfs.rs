@@ -27,17 +27,17 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.account.resident_peak.store(0, Ordering::Relaxed);
     }
 
-    /// Looks at the first mapping that ends behind `at`, with the mutex held; `None` if there is
-    /// none. Who lists all mappings asks again from the end of the last, so that others get the
-    /// mutex in between.
-    pub(crate) fn look_behind<R>(
+    /// Looks at the first mapping that ends after `at`, with the mutex held; `None` if there is
+    /// none. A caller that lists all mappings asks again from the end of the last, so that others
+    /// get the mutex in between.
+    pub(crate) fn with_first_ending_after<R>(
         &self,
         at: VirtAddr,
         look: impl FnOnce(&MmapLocked, &Vma) -> R,
     ) -> Option<R> {
         let guard = self.mmap_lock.lock();
         let mm = &*guard;
-        self.first_behind(mm, at.0).map(|vma| look(mm, vma))
+        self.first_ending_after(mm, at.0).map(|vma| look(mm, vma))
     }
 
     /// Lets all leaves of the mappings that `concerned` names forget; with [`Forget::SoftDirty`],

@@ -17,7 +17,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let refused = FaultError::NotMapped;
         let guard = self.mmap_lock.lock();
         let mm = &*guard;
-        let vma = self.first_behind(mm, page.0).ok_or(refused)?;
+        let vma = self.first_ending_after(mm, page.0).ok_or(refused)?;
         if vma.start() <= page.0 {
             // Mapped meanwhile.
             return Ok(());

@@ -49,7 +49,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     fn next_in_area(&self, at: VirtAddr, area: u8) -> Option<VirtAddr> {
         let guard = self.mmap_lock.lock();
         let mut at = at;
-        while let Some(vma) = self.first_behind(&guard, at.0) {
+        while let Some(vma) = self.first_ending_after(&guard, at.0) {
             let range = VirtRange::raw(vma.start().max(at.0), vma.end());
             let mut found = None;
             self.table.look(range, |looked| {

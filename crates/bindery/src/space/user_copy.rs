@@ -11,7 +11,7 @@ use super::AddressSpace;
 use super::fault::Access;
 use super::vma::MappingFlags;
 
-/// Bytes that stand on the stack between a load and a store.
+/// Bytes that are on the stack between a load and a store.
 const COPIED_AT_ONCE: usize = 1024;
 
 /// On whose behalf memory is looked at.
@@ -228,7 +228,7 @@ fn in_pieces(
     Ok(())
 }
 
-/// Where the piece behind `done` bytes begins, and how long it is.
+/// Where the piece after `done` bytes begins, and how long it is.
 fn step(at: VirtAddr, done: usize, length: usize) -> Result<(VirtAddr, usize), FaultError> {
     let at = at.checked_add(done as u64).ok_or(FaultError::NotMapped)?;
     let inside = (at.0 & (PAGE_SIZE - 1)) as usize;

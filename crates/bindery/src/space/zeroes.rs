@@ -31,7 +31,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             let length = self.map_length(request)?;
             let accounting =
                 if self.may_skip_reserve(request) { Accounting::None } else { Accounting::Whole };
-            // As Linux: as long as the mapping, wherever that begins in it, so that a touch behind
+            // As Linux: as long as the mapping, wherever that begins in it, so that a touch after
             // its end fails.
             let object = self.memory().shared_memory(length, Sealing::Forbidden, accounting)?;
             return self.mmap_object(request, &MapObject { object: &object, offset, access });

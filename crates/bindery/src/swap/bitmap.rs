@@ -53,7 +53,7 @@ impl Bitmap {
         None
     }
 
-    /// Takes the first free slot, and those behind it that are free as well, up to `most`. Returns
+    /// Takes the first free slot, and those after it that are free as well, up to `most`. Returns
     /// the first and how many.
     pub(super) fn take_stretch(&mut self, most: u32) -> Option<(u32, u32)> {
         let (at, word) = self.0.iter().enumerate().find(|(_, word)| **word != u64::MAX)?;

@@ -29,9 +29,10 @@
 //!    the folio is evicted. A fault that finds the page by its slot waits for the lock.
 //! 2. *A busy slot* is let go by the holder of that lock, last. Entries that go meanwhile only
 //!    lower the count. So neither the slot nor its content is reused while I/O is under way.
-//! 3. *A folio is never written while a slot holds its content.* An entry allows writes only if it is
-//!    exclusive. Then nothing else names its slot, and the page leaves the cache before the folio's
-//!    lock is released. So the content of a slot is never stale, and a clean folio may be evicted.
+//! 3. *A folio is never written while a slot holds its content.* An entry allows writes only if it
+//!    is exclusive. Then nothing else names its slot, and the page leaves the cache before the
+//!    folio's lock is released. So the content of a slot is never stale, and a clean folio may be
+//!    evicted.
 //! 4. *A slot is reused* when entries, cache and I/O have all let go ([`cell`]).
 //! 5. *A page in the cache that cannot be stored stays there*: entries name its slot, and faults
 //!    find it.
@@ -154,7 +155,7 @@ pub enum SwapError {
     Interrupted,
 }
 
-/// A swap area, for who lists them (`/proc/swaps`).
+/// A swap area, for listings (`/proc/swaps`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SwapArea {
     /// Its number, from 0: the device in swap entries.
@@ -261,8 +262,9 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// Waits for the device, and removes an area of which no slot is taken: the last step of `swapoff(2)`, after
-    /// [`Memory::stop_swapping_to`] and [`AddressSpace::swap_in_area`] of each address space.
+    /// Waits for the device, and removes an area of which no slot is taken: the last step of
+    /// `swapoff(2)`, after [`Memory::stop_swapping_to`] and [`AddressSpace::swap_in_area`] of each
+    /// address space.
     ///
     /// [`AddressSpace::swap_in_area`]: crate::AddressSpace::swap_in_area
     ///

@@ -173,7 +173,7 @@ impl<P: Platform> Memory<P> {
 
     /// How many of `count` pages of a folio in the cache, from page `first` on, still are there;
     /// their slots are named by entries that the caller has locked. One that has left may have lost
-    /// its slot to another page that stands in the same place:
+    /// its slot to another page that is at the same address:
     /// 1. a folio comes back for one process and stays in the cache for another;
     /// 2. the first process drops a page of its part, and the slot is free, if the other has too;
     /// 3. it writes to a new page at that address, which goes out to the same slot.
@@ -187,7 +187,7 @@ impl<P: Platform> Memory<P> {
         first: u32,
         count: u32,
     ) -> u32 {
-        // Read behind the table's lock: the slot was free before the entry was stored.
+        // Read after the table's lock: the slot was free before the entry was stored.
         let all = self.frames.swap_place(folio).is_some_and(|now| now.cached == folio.pages());
         if all { count } else { self.count_in_cache(folio, place, first, count) }
     }

@@ -259,7 +259,7 @@ impl<P: Platform> Memory<P> {
     pub(crate) fn wait_for_devices(&self, is_over: &mut dyn FnMut() -> bool) -> u64 {
         let mut freed = 0;
         loop {
-            // Acquire, and before the look: what changes behind it changes the word too.
+            // Acquire, and before the look: what changes after it changes the word too.
             let seen = self.swap.completions.load(Acquire);
             freed += self.finish_swap_writes();
             if is_over() {

@@ -27,7 +27,7 @@ fn excludes<L: RawLock>() {
     assert_eq!(*sum.lock(), 4 * ROUNDS);
 }
 
-/// Who holds the lock shuts others out until the guard is dropped.
+/// The holder of the lock shuts others out until the guard is dropped.
 fn is_held_as_long_as_its_guard<L: RawLock>() {
     let mut mutex = Mutex::<L, u32>::new(1);
     let guard = mutex.lock();

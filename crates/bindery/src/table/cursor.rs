@@ -260,7 +260,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
         u64::from(table).min(left) as u32
     }
 
-    /// Goes behind the run. An empty slot above level 1 may reach over the range's end or begin
+    /// Goes after the run. An empty slot above level 1 may reach over the range's end or begin
     /// before the position.
     #[inline]
     fn pass(&mut self, found: Run) -> Run {
@@ -321,7 +321,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
                 let limit = match absent::decode::<P::Arch>(entry) {
                     Some(absent::Absent::ProtNone { frame, .. }) => {
                         // Frames count up in a run of `PROT_NONE` pages, so zero pages make none:
-                        // the frame behind the zero page is somebody else's.
+                        // the frame after the zero page is somebody else's.
                         match tables.memory.folio_limit(frame, limit) {
                             (_, 0) => 1,
                             (limit, _) => limit,
@@ -345,7 +345,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
         Ok(())
     }
 
-    /// The table at level `level` that stands for `addr`, with what is missing above it created.
+    /// The table at level `level` that covers `addr`, with what is missing above it created.
     /// A leaf or an absent entry in the way is split.
     pub(crate) fn table_at(
         &mut self,
@@ -383,7 +383,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
         Some((node, parent.index_of::<P::Arch>(addr)))
     }
 
-    /// Unfolds the contiguous runs that begin before the level-1 run or end behind it.
+    /// Unfolds the contiguous runs that begin before the level-1 run or end after it.
     pub(crate) fn unfold_edges(&mut self, run: &Run) {
         let slots = self.tables.slots(run.node.table);
         let mask = P::Arch::CONTIG_ENTRIES - 1;
@@ -406,7 +406,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
     }
 }
 
-/// The table at `level` that stands for `addr`, from `node` down, a locked table that spans it.
+/// The table at `level` that covers `addr`, from `node` down, a locked table that spans it.
 /// What is missing is created, locked; a leaf in the way is split. Fails where the pool is empty
 /// and the allocator has no table at once; what was created until then stays.
 pub(crate) fn table_under<'m, P: Platform>(

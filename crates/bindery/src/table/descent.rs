@@ -1,4 +1,4 @@
-//! The one descent: from a table to the entry or the table of a lower level that stands for an
+//! The one descent: from a table to the entry or the table of a lower level that covers an
 //! address.
 
 use core::sync::atomic::Ordering;

@@ -97,7 +97,7 @@ impl<P: Platform> PageTable<'_, P> {
         }
     }
 
-    /// Waits for the flush of what stood in the slot of `node` around `at`, which was read as empty
+    /// Waits for the flush of what was in the slot of `node` around `at`, which was read as empty
     /// without a lock, or makes it. What is pending for `own` alone is the caller's affair.
     #[cold]
     pub(crate) fn wait_for_pending_flushes(&self, node: Node, at: VirtAddr, own: Option<&Gather>) {

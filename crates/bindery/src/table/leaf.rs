@@ -54,7 +54,7 @@ pub(crate) enum CollapseError {
 }
 
 impl<P: Platform> PageTable<'_, P> {
-    /// Lets no entry stand for addresses on both sides of `at`, a multiple of the page size: VMAs
+    /// Lets no entry cover addresses on both sides of `at`, a multiple of the page size: VMAs
     /// meet there. A huge leaf or absent entry that does is split, with the tables on deposit.
     pub(crate) fn cut(&self, at: VirtAddr) {
         let (node, _, entry) = {

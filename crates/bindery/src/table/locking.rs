@@ -115,9 +115,9 @@ pub(crate) trait LockTree {
     }
     /// The table that the entry names, if it names one. Called inside a read section.
     fn child(&self, table: Frame, level: Level, index: u32) -> Option<Frame>;
-    /// Whether `node` is the table of its level that stands for `addr`. Called inside a read
+    /// Whether `node` is the table of its level that covers `addr`. Called inside a read
     /// section.
-    fn stands(&self, root: Frame, node: Node, addr: VirtAddr) -> bool {
+    fn is_at(&self, root: Frame, node: Node, addr: VirtAddr) -> bool {
         self.descend(root, addr, |above| above.level > node.level) == node
     }
     /// Goes from the root by the tables for `addr` down as long as there are any and `goes_on` says
@@ -386,16 +386,16 @@ fn lock_below<T: LockTree>(
 }
 
 /// Locks a table that was found without locks. `false` where it was detached, or moved to where
-/// `stands` does not find it, in between: it is not locked then, and the descent starts again.
+/// `is_at` does not find it, in between: it is not locked then, and the descent starts again.
 /// Called inside the read section of the descent.
 #[inline]
 pub(crate) fn lock_found<T: LockTree>(
     tree: &T,
     table: Frame,
-    stands: impl FnOnce() -> bool,
+    is_at: impl FnOnce() -> bool,
 ) -> bool {
     tree.lock(table);
-    if tree.is_stray(table) || !stands() {
+    if tree.is_stray(table) || !is_at() {
         tree.unlock(table);
         return false;
     }
@@ -413,7 +413,7 @@ pub(crate) fn lock_range<T: LockTree>(
 ) -> Node {
     loop {
         let cover = find_cover(tree, root, range, depth.floor());
-        if lock_found(tree, cover.table, || tree.stands(root, cover, range.start())) {
+        if lock_found(tree, cover.table, || tree.is_at(root, cover, range.start())) {
             set.admit(tree, cover.table);
             let base = base_of::<T::Arch>(cover, range);
             lock_below(tree, cover, base, &[range], depth, set);
@@ -496,12 +496,12 @@ fn lock_both<T: LockTree>(
     };
     let is_gone = |cover: Node, range: VirtRange| {
         tree.is_stray(cover.table)
-            || covers == Covers::MayBeCarried && !tree.stands(root, cover, range.start())
+            || covers == Covers::MayBeCarried && !tree.is_at(root, cover, range.start())
     };
     loop {
         let mut low_cover = find_cover(tree, root, low, floor);
         let mut high_cover = find_cover(tree, root, high, floor);
-        // One cover may stand above the other, or be the same: then it is the cover of both.
+        // One cover may be above the other, or be the same: then it is the cover of both.
         if spans(low_cover, low, high) && low_cover.level >= high_cover.level {
             high_cover = low_cover;
         } else if spans(high_cover, high, low) {

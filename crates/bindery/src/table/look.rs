@@ -18,25 +18,25 @@ use super::{PageTable, ReadSection, run};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Looked {
     /// The entry without the contiguous bit: of a huge leaf and of nothing, the one entry that
-    /// stands for it all.
+    /// covers it all.
     pub(crate) entry: Entry,
     /// As it is in memory.
     pub(crate) raw: Entry,
     pub(crate) node: Node,
     pub(crate) index: u32,
-    /// What it stands for, as far as the range reaches.
+    /// The part of the range that it covers.
     pub(crate) range: VirtRange,
 }
 
 /// The entries of a stretch of addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Standing {
+pub(crate) enum MappedRun {
     /// Pages that are equal in all that their entries say; those that are mapped with no permission
     /// are among them.
     Pages {
         /// The frame of the first page.
         first: Frame,
-        /// The folio of which the pages are a run; `None` for the zero page, which stands at
+        /// The folio of which the pages are a run; `None` for the zero page, which may be at
         /// each address of the stretch, for a huge leaf of the huge zero page, and for single
         /// pages that are not ours.
         folio: Option<Folio>,
@@ -47,17 +47,17 @@ pub(crate) enum Standing {
     Absent(Absent),
 }
 
-/// A stretch of addresses in which the same stands everywhere.
+/// A stretch of addresses that are all mapped alike.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Stretch {
     pub(crate) range: VirtRange,
     /// Of its entries.
     pub(crate) level: Level,
-    pub(crate) what: Standing,
+    pub(crate) what: MappedRun,
 }
 
 impl<P: Platform> PageTable<'_, P> {
-    /// Calls `f` for every entry that stands for a part of `range`, in rising order, until it says
+    /// Calls `f` for every entry that covers a part of `range`, in rising order, until it says
     /// false. One call for each leaf, absent entry, and empty entry of the lowest table that
     /// exists.
     pub(crate) fn look(&self, range: VirtRange, mut f: impl FnMut(Looked) -> bool) {
@@ -116,7 +116,7 @@ impl<P: Platform> PageTable<'_, P> {
         at
     }
 
-    /// Calls `f` for every stretch of `range` in which something stands, in rising order: once for
+    /// Calls `f` for every stretch of `range` that is not empty, in rising order: once for
     /// a run of pages of one folio, a run of equal markers, or a page that is swapped out.
     ///
     /// The tables are locked meanwhile, a few at a time, so what `f` receives is current, and
@@ -147,7 +147,7 @@ impl<P: Platform> PageTable<'_, P> {
     fn survey_locked(&self, range: VirtRange, f: &mut impl FnMut(&Stretch)) {
         let mut run: Option<Stretch> = None;
         self.look(range, |looked| {
-            if let Some(next) = self.standing(&looked) {
+            if let Some(next) = self.mapped_run(&looked) {
                 let next = Stretch { range: looked.range, level: looked.node.level, what: next };
                 self.lengthen(&mut run, next, f);
             }
@@ -158,13 +158,13 @@ impl<P: Platform> PageTable<'_, P> {
         }
     }
 
-    /// What the entry says, its folio apart; `None` if nothing stands.
-    fn standing(&self, looked: &Looked) -> Option<Standing> {
+    /// What the entry says, its folio apart; `None` if it is empty.
+    fn mapped_run(&self, looked: &Looked) -> Option<MappedRun> {
         let level = looked.node.level;
         // A huge entry names the first of its pages.
         let inside = looked.range.start().0 & (level.span::<P::Arch>() - 1);
         let inside = inside >> PAGE_SHIFT;
-        let pages = |frame: Frame, attributes| Standing::Pages {
+        let pages = |frame: Frame, attributes| MappedRun::Pages {
             first: frame.plus(inside as u32),
             folio: None,
             attributes,
@@ -189,9 +189,9 @@ impl<P: Platform> PageTable<'_, P> {
                 Absent::Swap { device, slot, exclusive, soft_dirty, userfault } => {
                     let slot = slot + inside;
                     let swap = Absent::Swap { device, slot, exclusive, soft_dirty, userfault };
-                    Standing::Absent(swap)
+                    MappedRun::Absent(swap)
                 }
-                marker @ Absent::Marker(_) => Standing::Absent(marker),
+                marker @ Absent::Marker(_) => MappedRun::Absent(marker),
             }),
         }
     }
@@ -219,7 +219,7 @@ impl<P: Platform> PageTable<'_, P> {
             run.range = VirtRange::raw(run.range.start().0, next.range.end().0);
             return;
         }
-        if let Standing::Pages { first, folio, .. } = &mut next.what {
+        if let MappedRun::Pages { first, folio, .. } = &mut next.what {
             *folio = self.memory.frames.folio_of(*first);
         }
         if let Some(run) = run.replace(next) {
@@ -227,12 +227,12 @@ impl<P: Platform> PageTable<'_, P> {
         }
     }
 
-    /// Whether `next` is what would stand behind the run.
-    fn continues(&self, run: &Stretch, next: &Standing) -> bool {
+    /// Whether `next` continues the run.
+    fn continues(&self, run: &Stretch, next: &MappedRun) -> bool {
         match (&run.what, next) {
             (
-                Standing::Pages { first, folio, attributes },
-                Standing::Pages { first: frame, attributes: others, .. },
+                MappedRun::Pages { first, folio, attributes },
+                MappedRun::Pages { first: frame, attributes: others, .. },
             ) => {
                 let placed = match folio {
                     Some(folio) => {
@@ -243,7 +243,7 @@ impl<P: Platform> PageTable<'_, P> {
                 };
                 placed && attributes == others
             }
-            (Standing::Absent(Absent::Marker(one)), Standing::Absent(Absent::Marker(other))) => {
+            (MappedRun::Absent(Absent::Marker(one)), MappedRun::Absent(Absent::Marker(other))) => {
                 one == other
             }
             _ => false,

@@ -13,7 +13,7 @@ use super::zap::clear_absent;
 use super::{OutOfMemory, PageTable, TablePool};
 
 impl<P: Platform> PageTable<'_, P> {
-    /// Puts `marker` everywhere in `range`, in which nothing stands. One entry for each slot of
+    /// Puts `marker` everywhere in `range`, whose entries are empty. One entry for each slot of
     /// level 2 that is covered whole, with a table on deposit, one for each page else. On failure
     /// what lies before is marked.
     pub(crate) fn mark(&self, range: VirtRange, marker: Marker) -> Result<(), OutOfMemory> {

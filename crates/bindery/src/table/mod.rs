@@ -180,7 +180,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     ///
     /// # Safety
     /// 1. The handle is dropped before the address space is: the holder of the lock of a list in
-    ///    which a VMA of the address space stands knows that.
+    ///    which a VMA of the address space is knows that.
     pub(crate) unsafe fn from_state(memory: &'m Memory<P>, state: NonNull<TreeState>) -> Self {
         // SAFETY: the state lives (the caller's obligation).
         let root = unsafe { state.as_ref() }.root;
@@ -235,7 +235,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         unsafe { memory.slab::<TreeState>().free(&memory.frames, &memory.platform, self.state) };
     }
 
-    /// The lowest entry that stands for `addr`, read without locks: a hint, unless the caller
+    /// The lowest entry that covers `addr`, read without locks: a hint, unless the caller
     /// keeps everyone else out.
     pub(crate) fn peek(
         &self,
@@ -248,7 +248,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         found
     }
 
-    /// The table of level 1 that stands for `addr`, found without locks.
+    /// The table of level 1 that covers `addr`, found without locks.
     #[inline]
     pub(crate) fn leaf_table(
         &self,
@@ -267,8 +267,8 @@ impl<'m, P: Platform> PageTable<'m, P> {
     #[inline]
     pub(crate) fn try_lock_leaf_table(&self, addr: VirtAddr, found: &LeafTable) -> bool {
         let index = Level::PMD.index_of::<P::Arch>(addr);
-        let stands = || self.child(found.parent, Level::PMD, index) == Some(found.table);
-        if !locking::lock_found(self, found.table, stands) {
+        let is_at = || self.child(found.parent, Level::PMD, index) == Some(found.table);
+        if !locking::lock_found(self, found.table, is_at) {
             return false;
         }
         if self.is_pending(found.table) {

@@ -11,7 +11,7 @@ use super::locking::Node;
 /// What the entries of a run are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum What {
-    /// Nothing stands there.
+    /// Empty.
     Empty,
     /// One entry that names this table; the operation's range covers all of its span.
     Table(Frame),
@@ -22,7 +22,7 @@ pub(crate) enum What {
     Absent(Entry),
 }
 
-/// A run: `count` entries from `index` on in the table of `node`, which stand for `at` and what
+/// A run: `count` entries from `index` on in the table of `node`, which cover `at` and what
 /// follows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Run {
@@ -34,7 +34,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// The addresses that the run stands for.
+    /// The addresses that the run covers.
     pub(crate) fn range<A: Arch>(&self) -> VirtRange {
         let bytes = u64::from(self.count) << self.node.level.span_shift::<A>();
         VirtRange::raw(self.at.0, self.at.0 + bytes)
@@ -47,7 +47,7 @@ impl Run {
         Self { at, index, count: self.count - count, ..*self }
     }
 
-    /// Base pages that the run stands for.
+    /// Base pages that the run covers.
     pub(crate) fn pages<A: Arch>(&self) -> u32 {
         self.count << self.node.level.order::<A>().0
     }

@@ -29,7 +29,7 @@ pub(crate) enum Spared {
 /// Whether whole tables may go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Pass {
-    /// Tables that the range covers and in which no guard may stand go whole; others are left.
+    /// Tables that the range covers and that can have no guard markers go whole; others are left.
     Tables,
     /// Every entry is looked at.
     Entries,

@@ -22,7 +22,7 @@ pub(crate) enum Keep {
 /// cleared the entry or the mark.
 ///
 /// The mark comes before the entry is cleared, so that a guard is never lost:
-/// 1. CPU A, truncating, clears the entry that names table X, in which no guard stands;
+/// 1. CPU A, truncating, clears the entry that names table X, which has no guard;
 /// 2. CPU B locks X, which it had found before, puts a guard into it, and returns;
 /// 3. CPU A marks X stray, and drops its entries.
 pub(crate) fn try_mark_stray<T: LockTree>(tree: &T, node: Node, keep: Keep) -> bool {

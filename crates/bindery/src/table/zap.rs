@@ -145,7 +145,7 @@ pub(super) fn drop_suspended<P: Platform>(cursor: &mut Cursor<'_, '_, P>, part: 
     Dropping::suspended(memory, &mut batch, &mut cursor.counts).range(node, base, part);
 }
 
-/// Clears the absent entries of the run, of which no TLB knows, and gives back what they stand for.
+/// Clears the absent entries of the run, of which no TLB knows, and gives back what they name.
 pub(super) fn clear_absent<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run, first: Entry) {
     let tables = cursor.tables;
     drop_absent(tables.memory, run.node, first, run.count, &mut cursor.counts);

@@ -58,7 +58,7 @@ impl Notices {
         Ok(())
     }
 
-    /// Adds others behind these.
+    /// Adds others after these.
     pub(crate) fn append(&mut self, others: Self) {
         match self.last {
             Some(last) => notice(last).next.set(others.first),
@@ -97,8 +97,8 @@ impl Notices {
         false
     }
 
-    /// Delivers the messages one by one, and waits until each is read, or its userfaultfd closed, or
-    /// a fatal signal comes. Called without locks.
+    /// Delivers the messages one by one, and waits until each is read, or its userfaultfd closed,
+    /// or a fatal signal comes. Called without locks.
     #[cold]
     pub(crate) fn deliver<P: Platform>(self, memory: &Memory<P>) {
         let platform = &memory.platform;

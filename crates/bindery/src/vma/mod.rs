@@ -356,7 +356,7 @@ impl Vma {
     pub(crate) fn object(&self) -> Option<&ObjectState> {
         // SAFETY: a VMA holds its object from before it is inserted until it is removed and what it
         // mapped is counted down (`AddressSpace::insert`, `AddressSpace::finish`). Callers keep it
-        // from that by its lock, the mutex, or the lock of a list in which it stands; a read
+        // from that by its lock, the mutex, or the lock of a list that it is in; a read
         // section alone, in which the VMA may have been removed, does not do.
         self.object_pointer().map(|object| unsafe { object.as_ref() })
     }

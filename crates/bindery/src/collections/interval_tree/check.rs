@@ -3,7 +3,7 @@
 use core::ptr;
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::{Asked, BEHIND, FRONT, IntervalTree, Member};
+use super::{Asked, IntervalTree, LEFT, Member, RIGHT};
 
 impl<T, M: Member<T>> IntervalTree<T, M> {
     /// Whether order, balance and what each node knows of its subtree are what they should be.
@@ -11,12 +11,12 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
     pub(crate) fn check(&self) -> bool {
         let mut last = None;
         let sound = self.iter(Asked::ALL).all(|node| {
-            let children = [FRONT, BEHIND].map(|side| self.child(node, side));
+            let children = [LEFT, RIGHT].map(|side| self.child(node, side));
             let linked = children
                 .into_iter()
                 .flatten()
                 .all(|child| ptr::eq(M::links(child).parent.load(Relaxed), node));
-            let heights = [FRONT, BEHIND].map(|side| self.height(node, side));
+            let heights = [LEFT, RIGHT].map(|side| self.height(node, side));
             let place = Self::place(node);
             let rising = last.is_none_or(|last| last < place);
             last = Some(place);
@@ -37,13 +37,13 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
         let (mut count, mut at) = (0, top);
         while let Some(node) = at {
             count += 1;
-            let down = [FRONT, BEHIND].into_iter().find_map(|side| self.child(node, side));
+            let down = [LEFT, RIGHT].into_iter().find_map(|side| self.child(node, side));
             at = down.or_else(|| {
-                // Up to where something stands behind that was not met.
+                // Up to where something comes next that was not met.
                 let mut below = node;
                 loop {
                     let parent = self.node(&M::links(below).parent)?;
-                    let other = self.child(parent, BEHIND).filter(|other| !ptr::eq(*other, below));
+                    let other = self.child(parent, RIGHT).filter(|other| !ptr::eq(*other, below));
                     if other.is_some() {
                         return other;
                     }

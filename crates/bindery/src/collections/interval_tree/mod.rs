@@ -34,7 +34,7 @@ const HEIGHT_BITS: u32 = 8;
 
 /// A node's part of a tree, embedded in the node. The tree's lock guards it.
 pub(crate) struct Links<T> {
-    /// The subtrees in front of the node and behind it.
+    /// The left and the right subtree.
     children: [AtomicPtr<T>; 2],
     parent: AtomicPtr<T>,
     /// The greatest index in the subtree.
@@ -111,13 +111,13 @@ pub(crate) struct Asked {
     pub(crate) last: u64,
     /// The stamps are above this one.
     pub(crate) since: u64,
-    /// The nodes stand behind this place, if one is named.
-    pub(crate) behind: Option<IntervalPlace>,
+    /// The nodes come after this place, if one is named.
+    pub(crate) after: Option<IntervalPlace>,
 }
 
 impl Asked {
     /// All nodes.
-    pub(crate) const ALL: Self = Self { first: 0, last: u64::MAX, since: 0, behind: None };
+    pub(crate) const ALL: Self = Self { first: 0, last: u64::MAX, since: 0, after: None };
 }
 
 /// Intervals by index. The owner of the tree has a lock for it, too: methods that change the tree
@@ -133,9 +133,9 @@ pub(crate) struct IntervalTree<T, M> {
     member: PhantomData<M>,
 }
 
-/// The children in front of a node and behind it.
-const FRONT: usize = 0;
-const BEHIND: usize = 1;
+/// The left and the right child of a node.
+const LEFT: usize = 0;
+const RIGHT: usize = 1;
 
 impl<T, M: Member<T>> IntervalTree<T, M> {
     /// A tree without nodes.
@@ -165,7 +165,7 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
         self.clock.load(Relaxed)
     }
 
-    /// Where `node`, which is in the tree, stands.
+    /// The place of `node`, which is in the tree.
     pub(crate) fn place(node: &T) -> IntervalPlace {
         IntervalPlace { first: M::interval(node).0, stamp: M::links(node).stamp() }
     }
@@ -217,14 +217,14 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
             let links = M::links(node);
             links.reach.load(Relaxed) >= asked.first && links.newest.load(Relaxed) > asked.since
         };
-        let behind = |node: &T| asked.behind.is_none_or(|place| Self::place(node) > place);
+        let after = |node: &T| asked.after.is_none_or(|place| Self::place(node) > place);
         let mut at = self.node(&self.root).filter(may_hold)?;
         loop {
-            // If a node is not behind the place, no node in front of it is.
-            while behind(at)
-                && let Some(front) = self.child(at, FRONT).filter(may_hold)
+            // If a node is not after the place, no node before it is.
+            while after(at)
+                && let Some(left) = self.child(at, LEFT).filter(may_hold)
             {
-                at = front;
+                at = left;
             }
             loop {
                 let (first, last) = M::interval(at);
@@ -232,14 +232,14 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
                     return None;
                 }
                 let newer = M::links(at).stamp() > asked.since;
-                if newer && last >= asked.first && behind(at) {
+                if newer && last >= asked.first && after(at) {
                     return Some(at);
                 }
-                if let Some(next) = self.child(at, BEHIND).filter(may_hold) {
+                if let Some(next) = self.child(at, RIGHT).filter(may_hold) {
                     at = next;
                     break;
                 }
-                at = self.parent_behind(at)?;
+                at = self.parent_after(at)?;
             }
         }
     }
@@ -249,7 +249,7 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
         let mut asked = asked;
         core::iter::from_fn(move || {
             let node = self.first(&asked)?;
-            asked.behind = Some(Self::place(node));
+            asked.after = Some(Self::place(node));
             Some(node)
         })
     }
@@ -324,25 +324,25 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
 
     fn take(&self, node: &T) {
         let links = M::links(node);
-        let (front, behind) = (self.child(node, FRONT), self.child(node, BEHIND));
-        let (Some(front), Some(behind)) = (front, behind) else {
+        let (left, right) = (self.child(node, LEFT), self.child(node, RIGHT));
+        let (Some(left), Some(right)) = (left, right) else {
             let parent = self.node(&links.parent);
-            self.replace(node, front.or(behind));
+            self.replace(node, left.or(right));
             self.mend(parent);
             return;
         };
         // The next in the order takes the node's place; it has no left child.
-        let mut next = behind;
-        while let Some(front) = self.child(next, FRONT) {
-            next = front;
+        let mut next = right;
+        while let Some(left) = self.child(next, LEFT) {
+            next = left;
         }
         let mut lowest = next;
-        if !ptr::eq(next, behind) {
-            lowest = self.node(&M::links(next).parent).unwrap_or(behind);
-            self.replace(next, self.child(next, BEHIND));
-            self.adopt(next, BEHIND, Some(behind));
+        if !ptr::eq(next, right) {
+            lowest = self.node(&M::links(next).parent).unwrap_or(right);
+            self.replace(next, self.child(next, RIGHT));
+            self.adopt(next, RIGHT, Some(right));
         }
-        self.adopt(next, FRONT, Some(front));
+        self.adopt(next, LEFT, Some(left));
         self.replace(node, Some(next));
         // As those above know it. So they are measured again if it is not what they know.
         M::links(next).set_summary(links.summary());
@@ -365,9 +365,9 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
     /// Measures `node`, after a rotation where one of its subtrees is higher by two. Returns the
     /// node in its place.
     fn balance<'a>(&'a self, node: &'a T) -> &'a T {
-        let (front, behind) = (self.height(node, FRONT), self.height(node, BEHIND));
-        if front.abs_diff(behind) > 1 {
-            let high = usize::from(behind > front);
+        let (left, right) = (self.height(node, LEFT), self.height(node, RIGHT));
+        if left.abs_diff(right) > 1 {
+            let high = usize::from(right > left);
             if let Some(child) = self.child(node, high) {
                 if self.height(child, 1 - high) > self.height(child, high) {
                     self.rotate(child, 1 - high);
@@ -384,7 +384,7 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
     /// ```text
     ///      node                child
     ///      /  \                /   \
-    ///     a   child    -->   node   c        side: BEHIND
+    ///     a   child    -->   node   c        side: RIGHT
     ///         /  \           /  \
     ///        b    c         a    b
     /// ```
@@ -402,8 +402,8 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
     fn replace(&self, node: &T, by: Option<&T>) {
         match self.node(&M::links(node).parent) {
             Some(parent) => {
-                let behind = self.child(parent, BEHIND).is_some_and(|child| ptr::eq(child, node));
-                self.adopt(parent, usize::from(behind), by);
+                let right = self.child(parent, RIGHT).is_some_and(|child| ptr::eq(child, node));
+                self.adopt(parent, usize::from(right), by);
             }
             None => {
                 self.root.store(by.map_or(ptr::null_mut(), pointer), Relaxed);
@@ -425,7 +425,7 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
     /// What `node` should know of its subtree, as its children know it.
     fn measured(&self, node: &T) -> Summary {
         let own = Summary { height: 0, reach: M::interval(node).1, newest: M::links(node).stamp() };
-        let sides = [FRONT, BEHIND].map(|side| self.child(node, side));
+        let sides = [LEFT, RIGHT].map(|side| self.child(node, side));
         let all = sides.into_iter().flatten().fold(own, |all, child| {
             let below = M::links(child).summary();
             Summary {
@@ -441,11 +441,11 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
         self.child(node, side).map_or(0, |child| M::links(child).height())
     }
 
-    /// The next above `node` that stands behind it.
-    fn parent_behind<'a>(&'a self, mut node: &'a T) -> Option<&'a T> {
+    /// The next above `node` that comes after it.
+    fn parent_after<'a>(&'a self, mut node: &'a T) -> Option<&'a T> {
         loop {
             let parent = self.node(&M::links(node).parent)?;
-            if self.child(parent, FRONT).is_some_and(|front| ptr::eq(front, node)) {
+            if self.child(parent, LEFT).is_some_and(|left| ptr::eq(left, node)) {
                 return Some(parent);
             }
             node = parent;

@@ -64,7 +64,7 @@ enum Step {
     Insert(u64, u64),
     Remove(prop::sample::Index),
     Change(prop::sample::Index, u64, u64),
-    Ask { first: u64, length: u64, since: u64, behind: Option<prop::sample::Index> },
+    Ask { first: u64, length: u64, since: u64, after: Option<prop::sample::Index> },
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -77,7 +77,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => (place(), first.clone(), length.clone())
             .prop_map(|(which, first, more)| Step::Change(which, first, more)),
         4 => (first, length, 0..80_u64, prop::option::of(place())).prop_map(
-            |(first, length, since, behind)| Step::Ask { first, length, since, behind }
+            |(first, length, since, after)| Step::Ask { first, length, since, after }
         ),
     ];
     prop::collection::vec(step, 1..160)
@@ -108,12 +108,12 @@ proptest! {
                     nodes[index].1 = clock;
                     set(&tree, &nodes[index].0, first, first + more);
                 }
-                Step::Ask { first, length, since, behind } => {
-                    let behind = behind
+                Step::Ask { first, length, since, after } => {
+                    let after = after
                         .filter(|_| !nodes.is_empty())
                         .map(|which| Tree::place(&nodes[which.index(nodes.len())].0));
                     let last = first + length;
-                    let asked = Asked { first, last, since, behind };
+                    let asked = Asked { first, last, since, after };
                     let mut model: Vec<_> = nodes
                         .iter()
                         .map(|(node, stamp)| (Tree::place(node), node.last.load(Relaxed), *stamp))
@@ -121,7 +121,7 @@ proptest! {
                             place.first <= last
                                 && *end >= first
                                 && *stamp > since
-                                && behind.is_none_or(|behind| *place > behind)
+                                && after.is_none_or(|after| *place > after)
                         })
                         .map(|(place, _, _)| place)
                         .collect();
@@ -198,9 +198,9 @@ fn a_walk_that_lets_go_meets_all_that_stay() {
     let (mut met, mut gone) = (Vec::new(), Vec::new());
     while let Some(found) = tree.first(&asked) {
         let place = Tree::place(found);
-        asked.behind = Some(place);
+        asked.after = Some(place);
         met.push(ptr::from_ref(found));
-        // Meanwhile the node where the walk stands goes, and one far behind it.
+        // Meanwhile the node that the walk has reached goes, and one far after it.
         let far = nodes.iter().rev().find(|node| tree.contains(node) && !ptr::eq(&***node, found));
         let far = far.map(|node| &**node).filter(|node| Tree::place(node) > place);
         for node in [Some(found), far].into_iter().flatten() {

@@ -85,7 +85,7 @@ pub(crate) struct PageRun {
     pub(crate) count: u32,
 }
 
-/// What stands at a page, and for how many pages from there.
+/// What is at a page, and for how many pages from there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum PageStretch {
     /// No page.
@@ -155,7 +155,7 @@ impl PageIndex {
         (word & PRESENT != 0).then_some(Slot { frame: frame_in(word), flags })
     }
 
-    /// What stands at `page`, and how far it goes on, `limit` pages at the most.
+    /// What is at `page`, and how far it goes on, `limit` pages at the most.
     ///
     /// O(h) for what is absent, however long it is. For a run one step for each page, and O(h) for
     /// each node of level 0 that it reaches into.
@@ -190,7 +190,7 @@ impl PageIndex {
         }
     }
 
-    /// The first run at or behind `from`, cut off at `end`. A run that begins before `from` is
+    /// The first run at or after `from`, cut off at `end`. A run that begins before `from` is
     /// found from there on. O(h) for the way there, and the run's length as in [`PageIndex::run`].
     pub(crate) fn next_run(&self, from: u64, end: u64) -> Option<PageRun> {
         self.next_run_with(PageFlags::empty(), from, end)
@@ -397,7 +397,7 @@ impl PageIndex {
         path
     }
 
-    /// The first page at or behind `from` that is in memory and has all of `flags`, and the slots
+    /// The first page at or after `from` that is in memory and has all of `flags`, and the slots
     /// of its node. O(h), and O(h) for each node without such pages on the way.
     fn seek_with(&self, flags: PageFlags, from: u64) -> Option<(u64, &Words)> {
         self.seek(from, |node, level| node.slots_with(flags, level))
@@ -408,7 +408,7 @@ impl PageIndex {
         self.seek(from, |node, _| node.used)
     }
 
-    /// The first page at or behind `from` to which the slots lead that `slots` says of a node and
+    /// The first page at or after `from` to which the slots lead that `slots` says of a node and
     /// its level.
     #[inline]
     fn seek(&self, from: u64, slots: impl Fn(&Node, usize) -> u64) -> Option<(u64, &Words)> {
@@ -416,7 +416,7 @@ impl PageIndex {
         loop {
             // Where to go on if the way down ends: at the used slot next to it, in the lowest node
             // that has one.
-            let mut behind = None;
+            let mut after = None;
             let mut at = self.root_over(page)?;
             for level in (0..=self.level).rev() {
                 let node = self.node(at);
@@ -428,14 +428,14 @@ impl PageIndex {
                 page = page.max(first_page(page, level, index));
                 let others = used & (used - 1);
                 if others != 0 {
-                    behind = Some(first_page(page, level, others.trailing_zeros() as usize));
+                    after = Some(first_page(page, level, others.trailing_zeros() as usize));
                 }
                 match &node.slots {
                     Slots::Pages(words) => return Some((page, words)),
                     Slots::Children(children) => at = children[index]?,
                 }
             }
-            page = behind?;
+            page = after?;
         }
     }
 

@@ -151,7 +151,7 @@ pub(super) fn first_page(page: u64, level: usize, index: usize) -> u64 {
     (page >> (shift + SLOT_BITS) << SLOT_BITS | index as u64) << shift
 }
 
-/// The first page behind the node of level 0 that has the slot of `page`.
+/// The first page after the node of level 0 that has the slot of `page`.
 #[inline]
 pub(super) fn leaf_end(page: u64) -> u64 {
     (page | (SLOTS as u64 - 1)).saturating_add(1)
@@ -163,10 +163,10 @@ pub(super) fn pieces(first: u64, end: u64) -> impl Iterator<Item = (u64, Range<u
     let mut next = first;
     core::iter::from_fn(move || {
         let page = next;
-        let behind = end.min(leaf_end(page));
-        next = behind;
+        let after = end.min(leaf_end(page));
+        next = after;
         let start = slot(page, 0);
-        (page < end).then(|| (page, start..start + (behind - page) as usize))
+        (page < end).then(|| (page, start..start + (after - page) as usize))
     })
 }
 

@@ -37,7 +37,7 @@ pub(crate) struct SwappedRun {
 }
 
 impl SwapSlot {
-    /// The slot of the page so many behind.
+    /// The slot of the page that many after the first.
     pub(crate) fn plus(self, pages: u64) -> Self {
         Self { slot: self.slot + pages, ..self }
     }
@@ -60,12 +60,12 @@ impl PageIndex {
         SwapSlot::in_word(self.words(page)?[slot(page, 0)])
     }
 
-    /// The first page at or behind `from` that is in memory or in swap, if it is before `end`. O(h).
+    /// The first page at or after `from` that is in memory or in swap, if it is before `end`. O(h).
     pub(crate) fn next_used(&self, from: u64, end: u64) -> Option<u64> {
         self.seek_used(from).map(|(page, _)| page).filter(|page| *page < end)
     }
 
-    /// The first run of pages in swap at or behind `from`, cut off at `end`. O(h), and one step for
+    /// The first run of pages in swap at or after `from`, cut off at `end`. O(h), and one step for
     /// each of its pages.
     pub(crate) fn next_swapped(&self, from: u64, end: u64) -> Option<SwappedRun> {
         let (page, words) = self.seek_swapped(from).filter(|(page, _)| *page < end)?;
@@ -108,7 +108,7 @@ impl PageIndex {
         self.turn(first, count, |n| word_of(frame.plus(n as u32)));
     }
 
-    /// Gives pages that are there other words, by their number behind the first.
+    /// Gives pages that are there other words, by their number after the first.
     fn turn(&mut self, first: u64, count: u32, word_for: impl Fn(u64) -> u64) {
         for (page, slots) in pieces(first, first.saturating_add(u64::from(count))) {
             let Some(Leaf { used, dirty, swapped, words }) = self.leaf_mut(page) else { continue };

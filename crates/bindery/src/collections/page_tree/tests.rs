@@ -63,8 +63,8 @@ impl World {
     /// All runs of pages that have `flags`.
     fn runs_with(&self, flags: PageFlags) -> Vec<PageRun> {
         let next = |from| self.index.next_run_with(flags, from, u64::MAX);
-        let behind = |run: &PageRun| next(run.page + u64::from(run.count));
-        std::iter::successors(next(0), behind).collect()
+        let after = |run: &PageRun| next(run.page + u64::from(run.count));
+        std::iter::successors(next(0), after).collect()
     }
 
     fn runs(&self) -> Vec<PageRun> {
@@ -232,8 +232,8 @@ impl Pair {
     fn compare_runs(&self) {
         for flags in [PageFlags::empty(), PageFlags::DIRTY] {
             let next = |from| self.next_run(flags, from, u64::MAX);
-            let behind = |run: &PageRun| next(run.page + u64::from(run.count));
-            assert!(std::iter::successors(next(0), behind).eq(self.world.runs_with(flags)));
+            let after = |run: &PageRun| next(run.page + u64::from(run.count));
+            assert!(std::iter::successors(next(0), after).eq(self.world.runs_with(flags)));
         }
     }
 

@@ -41,7 +41,7 @@
 //!
 //! *A node is complete before it is reachable* (its own links are written first, and each link to
 //! it is a Release store that the reader's Acquire load meets). Otherwise:
-//! 1. The writer links N behind A, and would fill in N's links afterwards.
+//! 1. The writer links N after A, and would fill in N's links afterwards.
 //! 2. A reader steps from A to N and finds no successor: it misses all of the list beyond N.
 //!
 //! *Links appear from the bottom and vanish from the top.* A reader that came to N on level l goes
@@ -56,7 +56,7 @@
 //!
 //! *A removed node does not come back within a grace period.* Otherwise:
 //! 1. A reader that looks for C is on A.
-//! 2. The writer removes A and inserts it again, behind C.
+//! 2. The writer removes A and inserts it again, after C.
 //! 3. The reader reads A's new link and has passed C without seeing it. If A were moved to the
 //!    front again and again, the reader would walk for ever.
 //!
@@ -149,11 +149,11 @@ pub(crate) trait Indexed: Sized {
     fn links(&self) -> &Links<Self>;
     /// The first byte. Read by readers while the writer may change it.
     fn start(&self) -> u64;
-    /// The byte behind the last.
+    /// The byte after the last.
     fn end(&self) -> u64;
 }
 
-/// Where a search stands: on a node, or with `None` on the head, in front of the first.
+/// The place of a search: on a node, or with `None` on the head, before the first.
 type LinkTarget<T> = Option<NonNull<T>>;
 
 /// The place of a node in an [`Index`]; right until any node is inserted or removed.
@@ -210,12 +210,12 @@ impl<T: Indexed> Index<T> {
         self.links(before).next(0)
     }
 
-    /// Writer: the node behind `node`, which may have been removed meanwhile.
+    /// Writer: the node after `node`, which may have been removed meanwhile.
     pub(crate) fn next(&self, node: NonNull<T>) -> Option<NonNull<T>> {
         self.links(Some(node)).next(0)
     }
 
-    /// Writer: the node in front of `node`.
+    /// Writer: the node before `node`.
     pub(crate) fn previous(&self, node: NonNull<T>) -> Option<NonNull<T>> {
         let start = self.node(node).start();
         self.last(|other| other.start() < start)
@@ -266,14 +266,14 @@ impl<T: Indexed> Index<T> {
 
     /// Writer: takes `node` out, and returns the pointer that was inserted: `node` may stem from a
     /// reference, which gives no right to free it. Its forward links stay, for the readers that
-    /// stand on it.
+    /// be on it.
     ///
     /// # Safety
     ///
     /// The caller promises:
     ///
     /// 1. It holds the writer lock.
-    /// 2. The node is in this index, and no node in front of it has the same start (the next one
+    /// 2. The node is in this index, and no node before it has the same start (the next one
     ///    may: a writer that merges may first lower the next node's start, then remove this).
     /// 3. The node's start stays as it is, and the node is neither freed nor inserted anywhere,
     ///    until a grace period has passed.
@@ -292,14 +292,14 @@ impl<T: Indexed> Index<T> {
         inserted
     }
 
-    /// Writer: where `node` stands.
+    /// Writer: the place of `node`.
     #[inline]
     pub(crate) fn spot(&self, node: NonNull<T>) -> Spot<T> {
         Spot { path: self.path_to(node) }
     }
 
-    /// Writer: what lies between the neighbors of `node`, which stands at `spot`: the end of the
-    /// one in front and the start of the one behind.
+    /// Writer: what lies between the neighbors of `node`, which is at `spot`: the end of the
+    /// one before and the start of the one after.
     pub(crate) fn between_neighbors(&self, spot: &Spot<T>, node: NonNull<T>) -> (u64, u64) {
         (self.end(spot.path[0]), self.start(self.links(Some(node)).next(0)))
     }
@@ -374,8 +374,8 @@ impl<T: Indexed> Index<T> {
         None
     }
 
-    /// Writer: as [`Index::find_gap_bottom_up`], in the gap right behind `node` alone. O(1).
-    pub(crate) fn find_gap_behind(
+    /// Writer: as [`Index::find_gap_bottom_up`], in the gap right after `node` alone. O(1).
+    pub(crate) fn find_gap_after(
         &self,
         node: NonNull<T>,
         len: u64,
@@ -439,7 +439,7 @@ impl<T: Indexed> Index<T> {
         self.path(|other| other.start() < start)
     }
 
-    /// A place from which on no gap will do, but for the one right behind it, which may.
+    /// A place from which on no gap will do, but for the one right after it, which may.
     fn last_candidate(&self, wanted: &Wanted) -> LinkTarget<T> {
         let mut place = None;
         let mut until = None;
@@ -474,12 +474,12 @@ impl<T: Indexed> Index<T> {
         place.map_or(&self.head, |node| self.node(node).links())
     }
 
-    /// Where the gap behind `place` begins.
+    /// Where the gap after `place` begins.
     fn end(&self, place: LinkTarget<T>) -> u64 {
         place.map_or(0, |node| self.node(node).end())
     }
 
-    /// Where the gap in front of `next` ends; `None` is the end of the list.
+    /// Where the gap before `next` ends; `None` is the end of the list.
     fn start(&self, next: Option<NonNull<T>>) -> u64 {
         next.map_or(u64::MAX, |node| self.node(node).start())
     }

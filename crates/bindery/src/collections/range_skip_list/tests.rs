@@ -374,7 +374,7 @@ fn searches_among_thirty_thousand_nodes_read_few_of_them() {
     assert!(worst < 400, "{worst} bounds read");
 }
 
-/// A node that never changes stands at the beginning of each stretch of addresses; the rest of
+/// A node that never changes begins each stretch of addresses; the rest of
 /// the stretch belongs to nodes that come, go, grow and shrink.
 const STRETCH: u64 = 32;
 const STRETCHES: u64 = 64;

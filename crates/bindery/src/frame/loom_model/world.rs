@@ -34,27 +34,27 @@ pub(super) enum Omit {
     Acquire,
     /// A reference is added to zero too.
     NeverFromZero,
-    /// Who has a reference from nothing does not look again.
+    /// A CPU that has a reference from nothing does not look again.
     LookAgain,
-    /// Who takes the last mapping away stores zero without looking at what it replaces.
+    /// A CPU that takes the last mapping away stores zero without looking at what it replaces.
     Freeze,
-    /// Who cuts a folio does not freeze it.
+    /// A CPU that cuts a folio does not freeze it.
     FreezeToCut,
     /// Tables count their entries in the field of references.
     CountElsewhere,
-    /// Who takes the last away does not acquire what the others did.
+    /// A CPU that takes the last away does not acquire what the others did.
     AcquireLast,
-    /// Who finds a folio by number locks it without a reference.
+    /// A CPU that finds a folio by number locks it without a reference.
     LockReferenced,
-    /// Who changes the owner does not have the lock.
+    /// A CPU that changes the owner does not have the lock.
     LockOwner,
-    /// Who takes the last mapping away leaves the owner.
+    /// A CPU that takes the last mapping away leaves the owner.
     Orphan,
     /// The mark of an orphan is asked for before the lock is given back, not together with it.
     MarkWithLock,
-    /// Who takes the last mapping away keeps no reference while it takes the owner away.
+    /// A CPU that takes the last mapping away keeps no reference while it takes the owner away.
     KeepToOrphan,
-    /// Who sleeps for the lock does not look once more when it can be found.
+    /// A CPU that sleeps for the lock does not look once more when it can be found.
     SecondLook,
 }
 
@@ -76,7 +76,7 @@ pub(super) fn note(counter: &AtomicUsize) {
     counter.fetch_add(1, Relaxed);
 }
 
-/// What a frame is, as who made it that knows.
+/// What a frame is, as its maker knows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Life {
     Free,

@@ -111,9 +111,9 @@ impl Purge for Cpu {
             for area in &batch {
                 let own = area.range;
                 let before = others.iter().map(|other| other.range.end().0);
-                let behind = others.iter().map(|other| other.range.start().0);
+                let after = others.iter().map(|other| other.range.start().0);
                 let low = before.filter(|end| *end <= own.start().0).max().unwrap_or(0);
-                let high = behind.filter(|start| *start >= own.end().0).min().unwrap_or(u64::MAX);
+                let high = after.filter(|start| *start >= own.end().0).min().unwrap_or(u64::MAX);
                 let asked = omit != Omit::AskWhetherFree;
                 let (low, high) = if asked { (low, high) } else { (0, u64::MAX) };
                 let free = VirtRange::raw(low, high);
@@ -164,7 +164,7 @@ impl Cpu {
         Self { world: Rc::clone(world), number }
     }
 
-    /// `Platform::synchronize`. An exchange stands for its barrier: a section that this one does
+    /// `Platform::synchronize`. An exchange models its barrier: a section that this one does
     /// not see began later, and sees what was detached before.
     fn wait_for_readers(&self) {
         if self.world.omit == Omit::Readers {

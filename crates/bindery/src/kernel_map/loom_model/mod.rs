@@ -45,7 +45,7 @@ use world::{Omit, Seen, World, count, frame, pages};
 
 const PREEMPTIONS: usize = 3;
 
-/// What stands before the CPUs begin, done by each of them in turn.
+/// What exists before the CPUs begin, done by each of them in turn.
 type Setup = fn(&[Cpu]);
 
 /// Explores what the operations of several CPUs may do to each other, and looks at what each

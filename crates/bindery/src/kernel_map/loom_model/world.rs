@@ -60,7 +60,7 @@ pub(super) enum Omit {
 #[derive(Default)]
 pub(super) struct Seen {
     pub(super) executions: AtomicUsize,
-    /// Tables that were offered where another stood by then.
+    /// Tables that were offered where another was installed by then.
     pub(super) lost: AtomicUsize,
     /// Makers of tables that waited for a flush.
     pub(super) waits: AtomicUsize,
@@ -121,7 +121,7 @@ pub(super) struct Locked<T> {
 }
 
 pub(super) struct World {
-    /// Those that stand, and for each CPU those that it may make.
+    /// Those that exist, and for each CPU those that it may make.
     pub(super) tables: Vec<Table>,
     frames: Vec<UnsafeCell<Life>>,
     pub(super) areas: Locked<Vec<Area>>,
@@ -247,8 +247,8 @@ impl World {
         }
     }
 
-    /// What stands at a page, by the tables: the leaf's frame there, the leaf, and how many pages
-    /// it or its contiguous run has. Nothing runs.
+    /// What is mapped at a page, by the tables: the leaf's frame there, the leaf, and how many
+    /// pages it or its contiguous run has. Nothing runs.
     fn mapped(&self, number: u64) -> Option<(Frame, Entry, u64)> {
         let (mut at, mut level) = (ROOT, Tiny::ROOT);
         loop {

@@ -39,7 +39,7 @@ pub const KPF_ZERO_PAGE: u32 = 24;
 pub const KPF_PGTABLE: u32 = 26;
 
 /// Fills `into` with what `/proc/kpageflags` has for the frames from number `first` on, and returns
-/// for how many: fewer than asked for only behind the last frame, where the file ends.
+/// for how many: fewer than asked for only after the last frame, where the file ends.
 ///
 /// Context: any. Complexity: in the words that are filled. No lock is held.
 pub fn kpageflags<P: Platform>(memory: &Memory<P>, first: u64, into: &mut [u64]) -> usize {

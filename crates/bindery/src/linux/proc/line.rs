@@ -8,11 +8,11 @@ use crate::space::MappingFlags;
 
 use super::naming::FileId;
 
-/// Bytes of a line before its path, with the space in front of it. As Linux's: enough for 64-bit
+/// Bytes of a line before its path, with the space before it. As Linux's: enough for 64-bit
 /// addresses and offset.
 const PATH_COLUMN: usize = 73;
 
-/// The width of the names in lines that tell a size, and of the numbers behind them.
+/// The width of the names in lines that tell a size, and of the numbers after them.
 const NAME_WIDTH: usize = 16;
 const NUMBER_WIDTH: usize = 8;
 
@@ -106,7 +106,7 @@ impl Columns {
         out.write_str(self.as_str())
     }
 
-    /// All of a mapping's line that stands before its path; `offset` is in bytes.
+    /// All of a mapping's line before its path; `offset` is in bytes.
     pub(super) fn of_mapping(
         range: VirtRange,
         flags: MappingFlags,

@@ -33,7 +33,7 @@ pub fn maps<P: Platform>(
     Ok(())
 }
 
-/// Writes one line of [`maps()`], that of the first mapping that ends behind `at`, and returns
+/// Writes one line of [`maps()`], that of the first mapping that ends after `at`, and returns
 /// where it ends: what a reader has to remember to go on. `None` if there is no such mapping;
 /// nothing is written then.
 ///
@@ -50,7 +50,7 @@ pub fn maps_entry<P: Platform>(
     at: VirtAddr,
     out: &mut dyn Write,
 ) -> Result<Option<VirtAddr>, fmt::Error> {
-    let Some(shown) = space.look_behind(at, |mm, vma| Shown::of(mm, space, vma)) else {
+    let Some(shown) = space.with_first_ending_after(at, |mm, vma| Shown::of(mm, space, vma)) else {
         return Ok(None);
     };
     shown.write_line(naming, out)?;

@@ -20,7 +20,7 @@
 //! # Nobody waits for a reader
 //! A listing looks at one mapping at a time, with the address space's mutex held, and writes its
 //! text with no lock held. So a slow reader, or one that faults in this very address space while it
-//! copies the text, stops no other thread. The next mapping is the first that ends behind the last
+//! copies the text, stops no other thread. The next mapping is the first that ends after the last
 //! one, as in Linux's listings. A change in between is shown before or after it was made, and a
 //! mapping that has grown over its neighbor may be shown again.
 //!

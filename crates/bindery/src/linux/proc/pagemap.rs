@@ -10,7 +10,7 @@ use crate::arch::{Absent, Arch, Attributes, Level, Marker};
 use crate::frame::Folio;
 use crate::platform::Platform;
 use crate::space::{AddressSpace, MappingFlags, MmapLocked};
-use crate::table::look::Standing;
+use crate::table::look::MappedRun;
 use crate::vma::Vma;
 
 use super::sharing::for_each_shared;
@@ -69,7 +69,7 @@ pub fn pagemap<P: Platform>(
         let start = VirtAddr((first_page + done as u64) << PAGE_SHIFT);
         let end = start.offset((words.len() as u64) << PAGE_SHIFT);
         let asked = VirtRange::raw(start.0, end.0);
-        let told = space.look_behind(start, |mm, vma| {
+        let told = space.with_first_ending_after(start, |mm, vma| {
             let gap = VirtRange::raw(start.0, vma.range().start().clamp(start, end).0);
             if !gap.is_empty() {
                 return fill_gap(words, gap.pages());
@@ -106,7 +106,7 @@ struct Told<'a, 'm, P: Platform> {
 impl<P: Platform> Told<'_, '_, P> {
     /// Fills the words of the part, and returns how many there are.
     fn fill(&self, _mm: &MmapLocked, words: &mut [u64]) -> usize {
-        // What is said of the mapping holds where nothing stands, too.
+        // What is said of the mapping holds for empty entries, too.
         let everywhere = if self.vma.has(MappingFlags::SOFT_DIRTY) { SOFT_DIRTY } else { 0 };
         words.fill(everywhere);
         self.space.table.survey(self.part, |stretch| {
@@ -114,10 +114,10 @@ impl<P: Platform> Told<'_, '_, P> {
             let first = first as usize;
             let words = &mut words[first..first + stretch.range.pages() as usize];
             match stretch.what {
-                Standing::Pages { first, folio, attributes } => {
+                MappedRun::Pages { first, folio, attributes } => {
                     self.tell_pages(words, first, folio, attributes);
                 }
-                Standing::Absent(absent) => self.tell_absent(words, absent),
+                MappedRun::Absent(absent) => self.tell_absent(words, absent),
             }
             if self.vma.has(MappingFlags::SOFT_DIRTY) {
                 words.iter_mut().for_each(|word| *word |= SOFT_DIRTY);

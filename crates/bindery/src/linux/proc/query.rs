@@ -173,7 +173,7 @@ fn read(caller: &impl CallerMemory, argument: u64) -> Result<(Fields, usize), Er
 }
 
 /// The mapping around `address` that is as the flags ask, or, if they allow it, the next one
-/// behind.
+/// above.
 fn find<P: Platform>(space: &AddressSpace<'_, P>, address: VirtAddr, flags: u64) -> Option<Shown> {
     let asks = |flag: Flags| flags & u64::from(flag as u32) != 0;
     let mut wanted = MappingFlags::empty();
@@ -183,7 +183,7 @@ fn find<P: Platform>(space: &AddressSpace<'_, P>, address: VirtAddr, flags: u64)
     let or_next = asks(Flags::PROCMAP_QUERY_COVERING_OR_NEXT_VMA);
     let mut at = address;
     loop {
-        let found = space.look_behind(at, |mm, vma| Shown::of(mm, space, vma))?;
+        let found = space.with_first_ending_after(at, |mm, vma| Shown::of(mm, space, vma))?;
         let mapping = &found.mapping;
         let of_file = mapping.object.is_some() || !asks(Flags::PROCMAP_QUERY_FILE_BACKED_VMA);
         let fits = of_file && mapping.flags.contains(wanted);

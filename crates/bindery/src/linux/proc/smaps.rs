@@ -50,7 +50,9 @@ pub fn smaps_entry<P: Platform>(
         tally.add(mm, space, vma, vma.range());
         (Shown::of(mm, space, vma), tally, may_be_huge(space, vma))
     };
-    let Some((shown, tally, huge)) = space.look_behind(at, look) else { return Ok(None) };
+    let Some((shown, tally, huge)) = space.with_first_ending_after(at, look) else {
+        return Ok(None);
+    };
     shown.write_line(naming, out)?;
     write_size(out, "Size:", shown.mapping.range.len())?;
     write_size(out, "KernelPageSize:", PAGE_SIZE)?;
@@ -76,7 +78,7 @@ pub fn smaps_rollup<P: Platform>(space: &AddressSpace<'_, P>, out: &mut dyn Writ
     let mut whole: Option<VirtRange> = None;
     let mut at = VirtAddr(0);
     let mut look = |at: VirtAddr| {
-        space.look_behind(at, |mm, vma| {
+        space.with_first_ending_after(at, |mm, vma| {
             // A mapping that has grown meanwhile is counted from where the last one ended.
             let range = VirtRange::raw(vma.range().start().max(at).0, vma.range().end().0);
             tally.add(mm, space, vma, range);
@@ -154,7 +156,7 @@ fn may_be_huge<P: Platform>(space: &AddressSpace<'_, P>, vma: &Vma) -> bool {
     let range = vma.range();
     let fits = |order: Order| {
         let size = order.bytes();
-        // Pages of an object stand where its index puts them.
+        // Pages of an object are where its index puts them.
         let shift = (range.start().0 >> PAGE_SHIFT).wrapping_sub(vma.page_offset());
         let congruent = vma.is_anonymous() || shift.trailing_zeros() >= u32::from(order.0);
         let last = range.end().0 & !(size - 1);

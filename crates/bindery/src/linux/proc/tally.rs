@@ -9,7 +9,7 @@ use crate::frame::{Folio, OwnerKind};
 use crate::object::pages;
 use crate::platform::Platform;
 use crate::space::{AddressSpace, MappingFlags, MmapLocked};
-use crate::table::look::{Standing, Stretch};
+use crate::table::look::{MappedRun, Stretch};
 use crate::vma::Vma;
 
 use super::line::write_size;
@@ -64,19 +64,19 @@ impl Tally {
         range: VirtRange,
     ) {
         space.table.survey(range, |stretch| match stretch.what {
-            Standing::Pages { folio: Some(folio), attributes, .. } => {
+            MappedRun::Pages { folio: Some(folio), attributes, .. } => {
                 self.add_pages(space, vma, stretch, folio, attributes);
             }
             // The zero page, and what is not ours, is nobody's.
-            Standing::Pages { folio: None, .. } => {}
-            Standing::Absent(Absent::Swap { device, slot, .. }) => {
+            MappedRun::Pages { folio: None, .. } => {}
+            MappedRun::Absent(Absent::Swap { device, slot, .. }) => {
                 self.swapped += stretch.range.len();
                 for slot in slot..slot + stretch.range.pages() {
                     let entries = space.table.memory.slot_entries(device, slot).max(1);
                     self.part_swapped += (PAGE_SIZE << PART_SHIFT) / u64::from(entries);
                 }
             }
-            Standing::Absent(_) => {}
+            MappedRun::Absent(_) => {}
         });
         self.add_swapped_shared(space, vma, range);
     }
@@ -116,7 +116,7 @@ impl Tally {
         folio: Folio,
         attributes: Attributes,
     ) {
-        let Standing::Pages { first, .. } = stretch.what else { return };
+        let MappedRun::Pages { first, .. } = stretch.what else { return };
         let memory = space.table.memory;
         let frames = &memory.frames;
         let owner = frames.owner_kind(folio);

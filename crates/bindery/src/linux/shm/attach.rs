@@ -32,7 +32,7 @@ pub fn shmat<'m, P: Platform>(
 
 /// `shmdt(2)`: 0 or `-errno`.
 ///
-/// Context: may sleep. Complexity: in the mappings behind the address, and as
+/// Context: may sleep. Complexity: in the mappings after the address, and as
 /// [`AddressSpace::munmap`].
 pub fn shmdt<P: Platform>(space: &AddressSpace<'_, P>, at: u64) -> i64 {
     let detached = space.detach_segment(VirtAddr(at));

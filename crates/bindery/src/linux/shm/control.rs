@@ -24,7 +24,7 @@ const READ_BY_ALL: u32 = 0o444;
 const STATUS_WORDS: usize = 14;
 
 /// `shmctl(2)`: raw arguments (identifier, command, buffer) in, the result or `-errno` out. `space`
-/// is the caller's memory, in which the buffer stands.
+/// is the caller's memory, which holds the buffer.
 ///
 /// A segment that is locked (`SHM_LOCK`) does not go to swap; what is there stays until it is
 /// touched. It counts against no limit.

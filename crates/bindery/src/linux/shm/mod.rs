@@ -74,7 +74,7 @@ struct Making(());
 pub struct Segments<'m, P: Platform> {
     memory: &'m Memory<P>,
     clock: IpcClock,
-    /// Held by who makes a segment: nobody else takes free slots.
+    /// Held by the thread that makes a segment: nobody else takes free slots.
     making: Mutex<P::Mutex, Making>,
     slots: Mutex<P::SpinLock, Slots<'m, P>>,
 }

@@ -221,7 +221,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 }
 
-/// Where the pages of `folio` stand around `page`, its page `number`, as far as the VMA reaches.
+/// Where the pages of `folio` are mapped around `page`, its page `number`, as far as the VMA
+/// reaches.
 pub(in crate::space) fn folio_range(
     vma: &Vma,
     page: VirtAddr,
@@ -234,7 +235,7 @@ pub(in crate::space) fn folio_range(
 }
 
 /// Replaces the read-only page of `range` by `copy`, by break-before-make, and returns the old
-/// frame and whether it is known to be dirty; `None` if no read-only page stands there any more.
+/// frame and whether it is known to be dirty; `None` if no read-only page is mapped there any more.
 fn replace_page<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
     vma: &Vma,

@@ -40,7 +40,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             | Orders::PAGE;
         while let Some(order) = orders.take_largest() {
             let Some(range) = folio_place(page, order) else { continue };
-            // One as large as the table would stand above it.
+            // One as large as the table would take the place of the table.
             if order >= Level::PMD.order::<P::Arch>() || !vma.range().covers(range) {
                 continue;
             }
@@ -96,8 +96,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// The sizes of folios, one bit for each order, that would fit around `page`: into the VMA,
-    /// into one table, and where nothing seems to stand. An entry that is not empty is returned
-    /// instead. Looks without locks, so a caller that acts on it looks again.
+    /// into one table, and where the entries seem to be empty. An entry that is not empty is
+    /// returned instead. Looks without locks, so a caller that acts on it looks again.
     pub(in crate::space) fn vacant_orders(
         &self,
         vma: &Vma,
@@ -127,7 +127,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             let Some(range) = range.filter(|_| order <= huge) else { return false };
             let first = Level::PTE.index_of::<P::Arch>(range.start());
             let slots = self.table.slots(node.table);
-            // Above level 1, the empty entry stands for all of the range.
+            // Above level 1, the empty entry covers all of the range.
             node.level > Level::PTE
                 || order < huge && run::count_empty(slots, first, order.pages()) == order.pages()
         };
@@ -136,7 +136,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         Ok(fitting.fold(Orders::default(), |set, order| set | order))
     }
 
-    /// Nothing stood at `page` when it was looked at; `orders` would fit.
+    /// The entry of `page` was empty when it was read; `orders` would fit.
     pub(super) fn first_touch(
         &self,
         vma: &Vma,
@@ -218,7 +218,7 @@ pub(in crate::space) fn written_attributes(flags: MappingFlags) -> Attributes {
     Attributes { accessed: true, dirty: true, soft_dirty: true, ..flags.attributes() }
 }
 
-/// Where a folio of 2^`order` pages around `page` would stand.
+/// Where a folio of 2^`order` pages around `page` would be mapped.
 #[inline]
 pub(in crate::space) fn folio_place(page: VirtAddr, order: Order) -> Option<VirtRange> {
     let size = PAGE_SIZE << order.0;

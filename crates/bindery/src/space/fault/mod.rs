@@ -118,10 +118,10 @@ pub enum Resolved {
     Spurious,
 }
 
-/// What to do about an entry that stands there already.
+/// What to do about an entry that is not empty.
 pub(super) enum Step {
     Done(Resolved),
-    /// Nothing stands there any more: begin again.
+    /// The entry is empty by now: begin again.
     Again,
     /// Every page here that is exclusive, or shared on purpose, may become writable.
     Reuse(VirtRange),
@@ -386,7 +386,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         }
     }
 
-    /// Whether a guard stands at `page`, whose VMA is locked.
+    /// Whether `page` has a guard marker, whose VMA is locked.
     fn is_guarded(&self, page: VirtAddr) -> bool {
         let section = ReadSection::enter(self.platform());
         let (node, _, entry) =
@@ -416,7 +416,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     fn lock_vma_of_writer(&self, addr: VirtAddr) -> Option<VmaReadGuard<'_, P>> {
         let guard = self.mmap_lock.lock();
         let mm = &*guard;
-        let vma = self.first_behind(mm, addr.0).filter(|vma| vma.start() <= addr.0);
+        let vma = self.first_ending_after(mm, addr.0).filter(|vma| vma.start() <= addr.0);
         let locked = vma.and_then(|vma| vma.try_read(self.platform()));
         drop(guard);
         locked
@@ -432,14 +432,14 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 
     fn forget_locally(&self, range: VirtRange) {
-        // A remembered "nothing there" may stand for an entry of any level.
+        // A remembered "nothing there" may concern an entry of any level.
         let tables =
             if P::Arch::INVALID_MAY_BE_CACHED { Tables::Changed } else { Tables::Unchanged };
         let what = Invalidation { range, stride: PAGE_SIZE, tables };
         self.platform().invalidate_local(self.table.root, &what);
     }
 
-    /// Something stood at `page`: decides, with the entry locked, what to do about it.
+    /// The entry of `page` was not empty: decides, with the entry locked, what to do about it.
     fn look_again(&self, vma: &Vma, page: VirtAddr, access: Access) -> Result<Step, FaultError> {
         let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
         let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
@@ -495,7 +495,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         if self.claim(vma, range, folio) { Ok(reuse) } else { Ok(Step::Copy) }
     }
 
-    /// An absent entry stands where the program went.
+    /// The program has touched an absent entry.
     fn absent(
         &self,
         cursor: &mut Cursor<'_, 'm, P>,

@@ -24,7 +24,7 @@ use super::{Access, Resolved, Step, refused};
 const FAULT_AROUND: u64 = 16 * PAGE_SIZE;
 
 impl<'m, P: Platform> AddressSpace<'m, P> {
-    /// Nothing stood at `page` when it was looked at: maps what the object has there, or a copy of
+    /// The entry of `page` was empty when it was read: maps what the object has there, or a copy of
     /// it.
     pub(in crate::space) fn map_object(
         &self,
@@ -106,9 +106,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         Ok(mapped)
     }
 
-    /// Where the pages of `folio`, of which `frame` is to be mapped at `page`, may stand at once:
-    /// in the VMA, under one entry of level 2, and only those around `page` that the object has
-    /// still.
+    /// Where the pages of `folio`, of which `frame` is to be mapped at `page`, may be mapped at
+    /// once: in the VMA, under one entry of level 2, and only those around `page` that the object
+    /// has still.
     fn folio_part(
         &self,
         vma: &Vma,
@@ -130,7 +130,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         VirtRange::raw(start, start + (count << PAGE_SHIFT))
     }
 
-    /// Maps consecutive frames of one folio from `first` on in `range`, wherever nothing stands.
+    /// Maps consecutive frames of one folio from `first` on in `range`, wherever the entry is
+    /// empty.
     fn map_frames(
         &self,
         vma: &Vma,
@@ -189,7 +190,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         Ok(Some(Ok(Step::Done(Resolved::Mapped(range)))))
     }
 
-    /// Maps the pages of `folio` that continue `leaf` one by one, wherever nothing stands.
+    /// Maps the pages of `folio` that continue `leaf` one by one, wherever the entry is empty.
     fn map_small(
         &self,
         range: VirtRange,

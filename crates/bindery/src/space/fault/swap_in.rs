@@ -39,7 +39,7 @@ struct Slot {
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Brings the page back that a swap entry stands for, with the pages around it that were
+    /// Brings the page back that a swap entry names, with the pages around it that were
     /// swapped out with it. Begins again where something has changed in between. May sleep.
     #[inline(never)]
     pub(in crate::space) fn swap_in(

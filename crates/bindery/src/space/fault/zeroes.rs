@@ -47,8 +47,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         mapped.map_err(|_| FaultError::OutOfMemory)
     }
 
-    /// Maps the huge zero page around `page`, where nothing seemed to stand. `None` if there is
-    /// no memory for it, or for the tables that it needs: a small one may do without.
+    /// Maps the huge zero page around `page`, where the entry seemed to be empty. `None` if there
+    /// is no memory for it, or for the tables that it needs: a small one may do without.
     pub(in crate::space) fn map_huge_zero_page(&self, vma: &Vma, page: VirtAddr) -> Option<Step> {
         let memory = self.table.memory;
         let range = folio_place(page, memory.huge_order())?;
@@ -118,7 +118,7 @@ pub(in crate::space) fn read_attributes(flags: MappingFlags) -> Attributes {
 }
 
 /// Puts the folio in the place of the huge zero page in `range`, by break-before-make. Says
-/// whether that still stands there.
+/// whether it is still mapped there.
 fn replace_huge_zero<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
     vma: &Vma,

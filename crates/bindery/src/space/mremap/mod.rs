@@ -228,7 +228,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let end = old.0.saturating_add(length);
         let mut at = old.0;
         let mut seen = false;
-        while let Some(vma) = self.first_behind(mm, at).filter(|vma| vma.start() < end) {
+        while let Some(vma) = self.first_ending_after(mm, at).filter(|vma| vma.start() < end) {
             if !seen && vma.start() > at {
                 break;
             }

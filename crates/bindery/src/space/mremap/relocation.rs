@@ -301,7 +301,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             Some(vma)
         };
         match upper {
-            // Not where the target was all in front of the source: then the VMA itself is what
+            // Not where the target was all before the source: then the VMA itself is what
             // is left above.
             Some(upper) if outer.start() < source.start() && source.end() < outer.end() => {
                 debug_assert_eq!(self.vma(upper).end(), outer.end().0);
@@ -318,7 +318,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
 struct Slide<'a> {
     /// The VMA's spot in the index, before and after.
     spot: &'a Spot<Vma>,
-    /// Where the neighbor in front ends and the one behind begins.
+    /// Where the neighbor below ends and the one above begins.
     floor: u64,
     ceiling: u64,
     /// What the VMA's flags and offset are to be.

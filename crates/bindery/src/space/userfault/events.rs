@@ -119,7 +119,8 @@ impl<P: Platform> AddressSpace<'_, P> {
             {
                 let guard = self.mmap_lock.lock();
                 let mm = &*guard;
-                let next = self.first_behind(mm, at.0).filter(|vma| vma.start() < range.end().0);
+                let next =
+                    self.first_ending_after(mm, at.0).filter(|vma| vma.start() < range.end().0);
                 let Some(vma) = next else { return Ok(()) };
                 let part = vma.range().intersection(range);
                 at = part.end();

@@ -2,7 +2,7 @@
 //!
 //! A copy is made before anything is locked, into folios that nobody else knows: the source may
 //! fault, and wait for a handler itself. Then the VMA is locked and looked at again, and the folio
-//! is mapped where nothing stands.
+//! is mapped where the entry is empty.
 
 use core::fmt;
 
@@ -75,7 +75,7 @@ impl From<Error> for PartialFill {
 /// in one page.
 pub type FillSource<'a> = dyn FnMut(u64, &mut [u8]) -> Result<(), FaultError> + 'a;
 
-/// Bytes that stand on the stack between the source and a folio.
+/// Bytes that are on the stack between the source and a folio.
 const COPIED_AT_ONCE: usize = 1024;
 
 impl<'m, P: Platform> AddressSpace<'m, P> {

@@ -13,8 +13,8 @@ use crate::table::run;
 use crate::vma::Vma;
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Maps the zero page from the beginning of `range` on, as far as nothing stands, in one table.
-    /// Returns the end of that, which is the beginning if something stands there.
+    /// Maps the zero page from the beginning of `range` on, as far as the entries are empty, in one
+    /// table. Returns the end of that, which is the beginning if the first entry is not empty.
     pub(super) fn install_zeroes(&self, vma: &Vma, range: VirtRange) -> Result<VirtAddr, Error> {
         let span = Level::PTE.table_span::<P::Arch>();
         let start = range.start();

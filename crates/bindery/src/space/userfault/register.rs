@@ -96,9 +96,9 @@ impl<P: Platform> AddressSpace<'_, P> {
     ) -> Result<(), Error> {
         self.userfaults.store(true, Ordering::Relaxed);
         let mut at = range.start();
-        // What was done may have been joined with what lies behind the range.
+        // What was done may have been joined with what lies after the range.
         while at < range.end()
-            && let Some(vma) = self.first_behind(mm, at.0)
+            && let Some(vma) = self.first_ending_after(mm, at.0)
             && vma.start() < range.end().0
         {
             let part = vma.range().intersection(VirtRange::raw(at.0, range.end().0));
@@ -179,9 +179,9 @@ impl<P: Platform> AddressSpace<'_, P> {
         removed: &mut Removed,
     ) -> Result<(), Error> {
         let mut at = range.start();
-        // What was done may have been joined with what lies behind the range.
+        // What was done may have been joined with what lies after the range.
         while at < range.end()
-            && let Some(vma) = self.first_behind(mm, at.0)
+            && let Some(vma) = self.first_ending_after(mm, at.0)
             && vma.start() < range.end().0
         {
             let part = vma.range().intersection(VirtRange::raw(at.0, range.end().0));

@@ -150,7 +150,7 @@ impl<P: Platform> CompressedStore<P> {
             // SAFETY: 1. and 2. the caller's.
             let object = unsafe { workspace.compress(platform, page) };
             let extents = self.pool.lock().reserve(frames, object.len())?;
-            // SAFETY: 1. reserved here, and the handle is made behind this.
+            // SAFETY: 1. reserved here, and the handle is made after this.
             unsafe { object::write(platform, &extents, object) };
             extents.first().and_then(|first| first.handle()).ok_or(StoreError::OutOfMemory)
         });

@@ -53,7 +53,7 @@ pub(super) unsafe fn bytes_in<P: Platform>(platform: &P, extent: Extent) -> &[u8
     &chunks[link..link + extent.bytes()]
 }
 
-/// The extent behind another; `None` if the object ends there.
+/// The extent after another; `None` if the object ends there.
 ///
 /// # Safety
 /// As of [`bytes_in`].

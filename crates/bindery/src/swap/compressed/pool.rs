@@ -146,7 +146,7 @@ impl Pool {
     /// caller's to free.
     ///
     /// # Errors
-    /// What is not stored, and what lies behind it in the object, is left alone.
+    /// What is not stored, and what lies after it in the object, is left alone.
     ///
     /// # Safety
     /// If its chunks are in use:

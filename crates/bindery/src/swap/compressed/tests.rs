@@ -33,7 +33,7 @@ impl Numbers {
     }
 }
 
-/// A page with `random` bytes that cannot be compressed, and zeroes behind them.
+/// A page with `random` bytes that cannot be compressed, and zeroes after them.
 fn page_of(random: usize, seed: u64) -> Page {
     let mut numbers = Numbers(seed);
     core::array::from_fn(|at| if at < random { numbers.next() as u8 } else { 0 })

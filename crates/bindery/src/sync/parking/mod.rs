@@ -20,7 +20,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use crate::platform::Platform;
 use crate::sync::word::Word;
 
-/// Who lets threads wait: a platform, or the model of one.
+/// Lets threads wait: a platform, or the model of one.
 pub(crate) trait Parking<W> {
     /// As [`Platform::park`].
     fn park(&self, word: &W, expected: u32);

@@ -1,5 +1,5 @@
 //! The lock under loom: its own code, over a word that loom answers with every value that the
-//! memory model allows, with sleepers that nobody wakes but who unparks them.
+//! memory model allows, with sleepers that only `unpark` wakes.
 //!
 //! Run with `scripts/loom gate`.
 //!
@@ -29,9 +29,9 @@ const PREEMPTIONS: usize = 3;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Omit {
     Nothing,
-    /// Who parks does not look once more when it can be found.
+    /// A CPU that parks does not look once more when it can be found.
     SecondLook,
-    /// Who parks does not say so in the word.
+    /// A CPU that parks does not say so in the word.
     Parked,
     /// The last reader wakes nobody.
     LastReader,

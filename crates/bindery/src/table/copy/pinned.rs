@@ -12,7 +12,7 @@
 //! 1. CPU A, in a fork, copies a page.
 //! 2. CPU B truncates the file: it removes the page from the parent, and finds nothing in the child
 //!    yet.
-//! 3. Without the second look, CPU A would give the child a page behind the file's end.
+//! 3. Without the second look, CPU A would give the child a page after the file's end.
 
 use arrayvec::ArrayVec;
 

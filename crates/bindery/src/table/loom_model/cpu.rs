@@ -11,9 +11,7 @@ use crate::frame::pending::{self, Last};
 use crate::table::locking::{self, Depth, LockSet, LockTree, Node};
 use crate::table::stray;
 
-use super::world::{
-    Inside, Life, Omit, ROOT, STANDING, Table, World, count, index_of, page, pages,
-};
+use super::world::{INITIAL, Inside, Life, Omit, ROOT, Table, World, count, index_of, page, pages};
 
 /// Bits of a table's state, as in `frame::meta`.
 const LOCK: u32 = 1;
@@ -72,7 +70,7 @@ impl LockTree for Cpu {
         pending::count(&self.table(table).pending) != 0
     }
 
-    fn stands(&self, root: Frame, node: Node, addr: VirtAddr) -> bool {
+    fn is_at(&self, root: Frame, node: Node, addr: VirtAddr) -> bool {
         if self.world.omit == Omit::SecondDescent {
             return true;
         }
@@ -126,7 +124,7 @@ impl Cpu {
         result
     }
 
-    /// `Platform::synchronize`. An exchange stands for its barrier: a section that this one does
+    /// `Platform::synchronize`. An exchange models its barrier: a section that this one does
     /// not see began later, and sees what was detached before.
     fn synchronize(&self) {
         if self.world.omit == Omit::Readers {
@@ -160,7 +158,7 @@ impl Cpu {
     /// A new table for `at`, installed in below `node` and locked.
     fn create(&self, node: Node, at: VirtAddr, locks: &mut LockSet) -> Frame {
         let level = node.level.below();
-        let own = STANDING.len() + 2 * self.number;
+        let own = INITIAL.len() + 2 * self.number;
         let frame = Frame((own + usize::from(level.0) - 1) as u32);
         let table = &self.world.tables[frame.0 as usize];
         table.set_life(Life::Used);
@@ -273,7 +271,7 @@ impl Cpu {
     }
 
     /// Looks for the lowest table of page `number` without locks, as `PageTable::peek`, and then
-    /// at what stands there.
+    /// at what is there.
     pub(super) fn peek(&self, number: u64) {
         let find = || {
             let (mut table, mut level) = (ROOT, Tiny::ROOT);
@@ -414,7 +412,7 @@ impl Cpu {
         });
     }
 
-    /// Tells the tables from `frame` down where they stand now. Only the model asks.
+    /// Tells the tables from `frame` down where they are now. Only the model asks.
     pub(super) fn tell_place(&self, frame: Frame, place: VirtAddr) {
         let table = self.table(frame);
         table.set_place(place);

@@ -254,7 +254,7 @@ fn three_moves_in_a_ring_never_wait_in_a_circle() {
 
 #[test]
 fn a_move_whose_ranges_share_a_table_locks_it_once() {
-    // All in X; from X and Y to Y; from Y to Y and what comes behind.
+    // All in X; from X and Y to Y; from Y to Y and what comes after.
     for work in [
         [(|cpu| cpu.transfer(3, 0, 1)) as fn(&Cpu), |cpu| cpu.operate(pages(1, 1))],
         [|cpu| cpu.transfer(2, 5, 3), |cpu| cpu.operate(pages(1, 1))],

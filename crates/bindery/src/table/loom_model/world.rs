@@ -23,8 +23,8 @@ use crate::table::move_range::Moving;
 
 const CPUS: usize = 3;
 
-/// The tables that stand when a model begins: their levels and first pages, by frame.
-pub(super) const STANDING: [(Level, u64); 6] = [
+/// The tables that exist when a model begins: their levels and first pages, by frame.
+pub(super) const INITIAL: [(Level, u64); 6] = [
     (Level::PUD, 0),
     (Level::PMD, 0),
     (Level::PMD, 16),
@@ -40,7 +40,7 @@ const HOOKED: [(usize, usize); 5] = [(0, 1), (0, 2), (1, 3), (1, 4), (2, 5)];
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Omit {
     Nothing,
-    /// Who has locked a table does not ask whether it is stray.
+    /// A CPU that has locked a table does not ask whether it is stray.
     StrayCheck,
     /// Only the detached table is marked, not those of level 1 below it.
     StrayBelow,
@@ -58,19 +58,19 @@ pub(super) enum Omit {
     LockedBirth,
     /// Tables are installed in by a relaxed store.
     Release,
-    /// Who has locked a table does not descend again.
+    /// A CPU that has locked a table does not descend again.
     SecondDescent,
     /// A mover that does not hold the VMA does not lock the table that it carries.
     LockCarried,
-    /// Who narrows an entry leaves no mark.
+    /// A CPU that narrows an entry leaves no mark.
     Mark,
-    /// Who meets a mark does not flush.
+    /// A CPU that meets a mark does not flush.
     Honor,
     /// The mark is a flag, which every flusher clears.
     Count,
-    /// Who meets the mark of a move flushes its own range alone, not the move's source.
+    /// A CPU that meets the mark of a move flushes its own range alone, not the move's source.
     OldPlace,
-    /// Who passes over an empty entry does not ask for its table's lock and marks.
+    /// A CPU that passes over an empty entry does not ask for its table's lock and marks.
     Settle,
     /// The entry of a detached table is cleared by a relaxed store.
     ReleaseClear,
@@ -120,16 +120,16 @@ pub(super) struct Table {
     pub(super) entries: Vec<AtomicU64>,
     pub(super) life: UnsafeCell<Life>,
     inside: UnsafeCell<Inside>,
-    /// The address that the table stands for. Who moves it does not hold its lock.
+    /// The first address that the table covers. The CPU that moves it does not hold its lock.
     pub(super) place: UnsafeCell<VirtAddr>,
 }
 
 pub(super) struct World {
-    /// Those that stand, and for each CPU one of level 1 and one of level 2 that it may create.
+    /// Those that exist, and for each CPU one of level 1 and one of level 2 that it may create.
     pub(super) tables: Vec<Table>,
     /// One a CPU: read sections must not order the CPUs among themselves.
     pub(super) reading: [AtomicU32; CPUS],
-    /// The lock and the bounds of the VMA that stands at X in the beginning.
+    /// The lock and the bounds of the VMA that is at X in the beginning.
     pub(super) vma: AtomicU32,
     pub(super) vma_start: AtomicU64,
     pub(super) vma_end: AtomicU64,
@@ -187,12 +187,12 @@ impl Table {
 
 impl World {
     pub(super) fn new(omit: Omit, seen: &Arc<Seen>) -> Self {
-        let standing = STANDING.map(|(level, first)| Table::new(level, Life::Used, page(first)));
+        let initial = INITIAL.map(|(level, first)| Table::new(level, Life::Used, page(first)));
         let unborn = [Level::PTE, Level::PMD].repeat(CPUS);
         let unborn = unborn.into_iter().map(|level| Table::new(level, Life::Unborn, page(0)));
-        let tables: Vec<Table> = standing.into_iter().chain(unborn).collect();
+        let tables: Vec<Table> = initial.into_iter().chain(unborn).collect();
         for (parent, child) in HOOKED {
-            let (level, first) = STANDING[child];
+            let (level, first) = INITIAL[child];
             let slot = &tables[parent].entries[index_of(page(first), level.above())];
             slot.store(Tiny::table(Frame(child as u32)).0, Ordering::Relaxed);
             tables[parent].inside(|inside| inside.entry_count += 1);
@@ -232,7 +232,7 @@ impl World {
         self.tables.iter().map(|table| table.inside(sum)).sum()
     }
 
-    /// The visits in the table that stands for page `number` now.
+    /// The visits in the table that covers page `number` now.
     pub(super) fn visits_at(&self, number: u64) -> u32 {
         let mut at = ROOT;
         loop {
@@ -250,7 +250,7 @@ impl World {
 
     /// How many tables were created.
     pub(super) fn tables_made(&self) -> usize {
-        let unborn = &self.tables[STANDING.len()..];
+        let unborn = &self.tables[INITIAL.len()..];
         // SAFETY: loom panics if the table may be created or freed at the same time.
         unborn
             .iter()
@@ -270,7 +270,7 @@ impl World {
     fn audit_below(&self, at: Frame, place: VirtAddr) -> usize {
         let table = &self.tables[at.0 as usize];
         assert_eq!(table.state.load(Ordering::Relaxed), 0, "locked or stray, but in the tree");
-        assert_eq!(table.pending.load(Ordering::Relaxed), 0, "a mark was left behind");
+        assert_eq!(table.pending.load(Ordering::Relaxed), 0, "a mark was left over");
         // SAFETY: as in `tables_made`.
         table.life.with(|life| assert_eq!(unsafe { *life }, Life::Used));
         // SAFETY: loom panics if the table may be moved at the same time.

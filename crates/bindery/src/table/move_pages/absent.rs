@@ -22,8 +22,8 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
         }
     }
 
-    /// Moves the run of swap entries at the beginning of `slots`, as far as nothing stands in
-    /// `there`. No TLB knows of it. Returns how many entries that were.
+    /// Moves the run of swap entries at the beginning of `slots`, as far as the entries are empty
+    /// in `there`. No TLB knows of it. Returns how many entries that were.
     #[inline(never)]
     pub(super) fn move_absents(
         &mut self,
@@ -41,7 +41,7 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
         Ok(count)
     }
 
-    /// What stands at the target for a swap entry.
+    /// The entry at the target for a swap entry.
     pub(super) fn arrived_absent(&self, entry: Entry) -> Entry {
         let entry = absent::mark_soft_dirty::<P::Arch>(entry);
         if self.what.keeps_protection { entry } else { absent::strip_userfault::<P::Arch>(entry) }

@@ -256,7 +256,7 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
     }
 
     /// Makes entries of level 1 of a huge one, of which the hold moves a part, or which cannot
-    /// stand at the target.
+    /// be at the target.
     #[cold]
     fn break_huge(
         &mut self,

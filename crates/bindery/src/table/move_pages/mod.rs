@@ -293,7 +293,7 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
         stop
     }
 
-    /// A move to where the page is: nothing moves to where something stands.
+    /// A move to where the page is: the target's entry is not empty.
     fn stays(&mut self, at: u64) -> Option<Stop> {
         let section = ReadSection::enter(&self.tables.memory.platform);
         let (_, _, entry) = self.tables.peek(&section, VirtAddr(at), &mut self.counts);
@@ -418,7 +418,7 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
         self.source + u64::from(page) * PAGE_SIZE
     }
 
-    /// What stands at the target for `entry`, a leaf that was taken from the source: soft-dirty,
+    /// The entry at the target for `entry`, a leaf that was taken from the source: soft-dirty,
     /// and writable unless a userfaultfd has write-protected the page.
     fn arrived(&self, entry: Entry) -> Entry {
         let mut entry = Entry(entry.0 | P::Arch::SOFT_DIRTY);

@@ -74,15 +74,15 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
     /// What becomes of a folio that does not move as it is, of which `count` pages from page
     /// `number` on are at page `at` of the hold and could move.
     fn part_of_folio(&self, at: u32, folio: Folio, number: u32, count: u32) -> Stop {
-        let behind = number + count;
+        let after = number + count;
         let held = (self.len / PAGE_SIZE) as u32 - at;
         let left = (self.what.target.0 + self.what.len - self.target) / PAGE_SIZE - u64::from(at);
-        if behind < folio.pages() && count == held && u64::from(held) < left {
+        if after < folio.pages() && count == held && u64::from(held) < left {
             let wanted = u64::from(folio.pages() - number).min(left);
             return Stop::Longer(wanted * PAGE_SIZE);
         }
         // The largest parts that have no page on both sides of an end.
-        let ends = [number, behind % folio.pages()];
+        let ends = [number, after % folio.pages()];
         let ends = ends.iter().filter(|end| **end > 0);
         let order = ends.map(|end| Order(end.trailing_zeros() as u8)).min();
         match order {
@@ -101,7 +101,7 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
         }
     }
 
-    /// Whether a page of the hold is this one, and nothing stands in its new place.
+    /// Whether a page of the hold is this one, and its new place is empty.
     fn may_come(&mut self, page: u32, frame: Frame) -> bool {
         let target = self.target + u64::from(page) * PAGE_SIZE;
         let vacant = match self.below(self.to, target) {

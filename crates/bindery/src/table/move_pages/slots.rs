@@ -30,7 +30,7 @@ use super::{Hold, Stop};
 struct TargetSlot {
     table: Frame,
     index: u32,
-    /// The empty table that stands there.
+    /// The empty table that is there.
     vacant: Option<Frame>,
 }
 

@@ -94,7 +94,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         }
     }
 
-    /// The first piece at or behind `offset` in which something may be mapped. What is pending for
+    /// The first piece at or after `offset` in which something may be mapped. What is pending for
     /// `own` alone is not waited for.
     #[inline]
     fn next_piece(
@@ -314,7 +314,7 @@ enum PieceFlush {
     Pending,
 }
 
-/// `len` bytes from `source` on, of which the entries go to `target` and behind it.
+/// `len` bytes from `source` on, of which the entries go to `target` and after it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Transfer {
     source: u64,
@@ -323,16 +323,16 @@ struct Transfer {
 }
 
 impl Transfer {
-    /// What is left behind the first `offset` bytes.
+    /// What is left after the first `offset` bytes.
     #[inline]
-    fn behind(self, offset: u64) -> Self {
+    fn after(self, offset: u64) -> Self {
         Self { source: self.source + offset, target: self.target + offset, len: self.len - offset }
     }
 }
 
 /// Calls `f` for an address of each target table that something of the source goes to. `look` finds
 /// the entry of the source at an address, of `level` or above it. Stops early where many entries
-/// were looked at, and returns the number of bytes behind which the rest begins.
+/// were looked at, and returns the number of bytes after which the rest begins.
 fn for_each_target<P: Platform>(
     tables: &PageTable<'_, P>,
     Transfer { source, target, len }: Transfer,

@@ -62,9 +62,9 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
             };
             self.counts.entries_descended += from.level.steps_to(node.level) + 1;
             let span = node.level.span::<P::Arch>();
-            let behind = (at | (span - 1)).saturating_add(1);
+            let after = (at | (span - 1)).saturating_add(1);
             if entry.is_empty() {
-                return SourceLeaves::EmptyTo(behind);
+                return SourceLeaves::EmptyTo(after);
             }
             let leaf = entry.0 & P::Arch::PRESENT != 0;
             if leaf && node.level == Level::PMD && at == base && end - at >= span {
@@ -74,7 +74,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
             let start = VirtAddr(at).align_down(span);
             let Ok(table) = self.tables.split(node, index, start, self.counts) else {
                 debug_assert!(false, "a huge leaf has lost its deposit");
-                return SourceLeaves::EmptyTo(behind);
+                return SourceLeaves::EmptyTo(after);
             };
             self.locks.push(table);
             from = node.child(table);
@@ -100,7 +100,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         let look = |at| tables.entry_below(from, VirtAddr(at), level, Ordering::Acquire);
         let mut laid = 0;
         while laid < what.len {
-            let rest = what.behind(laid);
+            let rest = what.after(laid);
             laid += for_each_target(tables, rest, level, look, |to| self.target(to).map(|_| ()))?;
         }
         Ok(())
@@ -155,7 +155,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
                 }
             };
             let index = self.level.index_of::<P::Arch>(VirtAddr(source + offset));
-            let moved = self.move_tables((table, index), what.behind(offset))?;
+            let moved = self.move_tables((table, index), what.after(offset))?;
             if moved > 0 {
                 offset += moved * span;
                 continue;
@@ -261,7 +261,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
                 }
                 SourceLeaves::Huge(holder, index, leaf) => {
                     self.targets(target + offset, arch::entries::<P::Arch>())?;
-                    self.move_huge((holder, index), leaf, what.behind(offset));
+                    self.move_huge((holder, index), leaf, what.after(offset));
                     offset += Level::PMD.span::<P::Arch>();
                     continue;
                 }
@@ -271,7 +271,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
             let left = (len - offset) >> PAGE_SHIFT;
             let entries = arch::entries::<P::Arch>();
             let count = u64::from(entries - from).min(left) as u32;
-            // Where nothing stands, no target table was counted: what lives in this table may
+            // For empty entries, no target table was counted: what lives in this table may
             // have arrived with this very move, whose target can end in the source's last table.
             let vacant = run::count_empty(self.tables.slots(table), from, count);
             if vacant > 0 {
@@ -286,15 +286,15 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
                 count
             } else {
                 let count = count.min(self.tables.longest_run());
-                self.move_shifted((table, from), count, what.behind(offset))?
+                self.move_shifted((table, from), count, what.after(offset))?
             };
             offset += u64::from(moved) * PAGE_SIZE;
         }
         Ok(())
     }
 
-    /// Moves a huge leaf to where none can stand: as single pages, written at their new place at
-    /// once. Nothing is broken and made, since the old place stays empty.
+    /// Moves a huge leaf to where no huge leaf is possible: as single pages, written at their new
+    /// place at once. Nothing is broken and made, since the old place stays empty.
     fn move_huge(&mut self, (holder, index): (Frame, u32), leaf: Entry, rest: Transfer) {
         let Transfer { source, target, .. } = rest;
         let slot = &self.tables.slots(holder)[index as usize];
@@ -375,7 +375,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         }
     }
 
-    /// Detaches the tables that `cleared` covers whole: all that stood in them has moved.
+    /// Detaches the tables that `cleared` covers whole: all their entries have moved.
     pub(super) fn detach_emptied(&mut self, node: Node, base: VirtAddr, cleared: VirtRange) {
         if node.level <= self.level {
             return;
