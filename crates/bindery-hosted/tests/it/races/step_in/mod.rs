@@ -23,10 +23,12 @@
 //! | `plan`, `blocked` | which runs are made; pairs that never succeed |
 //! | `named` | meetings that went wrong once |
 //! | `reclaim` | what steps into reclaim keeps its page |
+//! | `page_moves` | moves of pages between two places, and the calls beside them |
 
 pub mod blocked;
 mod named;
 pub mod operations;
+mod page_moves;
 pub mod plan;
 pub mod promises;
 mod reclaim;
