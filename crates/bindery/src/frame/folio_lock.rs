@@ -131,7 +131,6 @@ impl<P: Platform> FolioLock<'_, P> {
 
     /// As [`FolioLock::set_owner`], for a caller that gives many folios to one owner.
     #[inline]
-    #[cfg_attr(not(any(test, feature = "testing")), allow(dead_code, reason = "for userfaultfd"))]
     pub(crate) fn give_to(&self, owner: OwnerMark, index: u64) {
         self.frames.write_owner_mark(self.folio.head, owner, index);
     }
@@ -174,7 +173,6 @@ impl<P: Platform> Frames<P> {
     /// entry maps it, and nobody has the lock. `None` for all else, which the caller looks at more
     /// closely. The caller keeps the mapping until the lock is dropped.
     #[inline]
-    #[cfg_attr(not(any(test, feature = "testing")), allow(dead_code, reason = "for userfaultfd"))]
     pub(crate) fn try_lock_single<'a>(
         &'a self,
         platform: &'a P,

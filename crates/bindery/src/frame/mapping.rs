@@ -151,7 +151,6 @@ impl<P: Platform> Frames<P> {
     /// away in a sequentially consistent step. A thread that pins a page counts the pin, and then
     /// looks whether the entry is still there. So one of the two sees the other.
     #[inline]
-    #[cfg_attr(not(any(test, feature = "testing")), allow(dead_code, reason = "for userfaultfd"))]
     pub(crate) fn is_pinned_since(&self, folio: Folio) -> bool {
         pins_in(self.meta(folio.head).count.load(SeqCst)) > 0
     }

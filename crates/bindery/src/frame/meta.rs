@@ -59,7 +59,6 @@ pub(crate) const ORDER_SHIFT: u32 = 4;
 /// The bits of `state` that hold the order, or a table's level.
 pub(crate) const ORDER_MASK: u32 = 0xf << ORDER_SHIFT;
 /// The bits of `state` that say what a frame is.
-#[cfg_attr(not(any(test, feature = "testing")), allow(dead_code, reason = "for userfaultfd"))]
 pub(crate) const KIND_AND_ORDER: u32 = KIND_MASK | ORDER_MASK;
 /// Bit lock of a table.
 pub(crate) const LOCK: u32 = 1 << 8;

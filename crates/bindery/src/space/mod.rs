@@ -32,7 +32,6 @@ mod merging;
 mod mincore;
 mod mlock;
 mod mmap;
-#[cfg_attr(not(any(test, feature = "testing")), allow(dead_code, reason = "for userfaultfd"))]
 pub(crate) mod move_pages;
 mod mprotect;
 mod mremap;
@@ -78,7 +77,7 @@ use crate::table::{PageTable, ReadSection, RunLimit};
 use crate::tlb::{Gather, TlbOnLeave};
 use crate::userfault::release as release_userfault;
 
-pub use self::userfault::{FillMode, FillSource, PartialFill};
+pub use self::userfault::{FillMode, FillSource, MoveMode, PartialFill};
 pub use crate::vma::{MappingFlags, Protection};
 pub use collapse::{CollapseLimits, CollapseProgress};
 pub use fault::{Access, Resolved};

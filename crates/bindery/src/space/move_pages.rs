@@ -11,7 +11,7 @@
 use crate::addr::{Order, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::Level;
 use crate::deferred::Shortage;
-use crate::error::Errno;
+use crate::error::Error;
 use crate::frame::{Folio, OwnerMark};
 use crate::interrupt;
 use crate::platform::Platform;
@@ -48,17 +48,17 @@ pub(crate) enum MoveError {
 }
 
 impl MoveError {
-    /// Linux's errno for it.
-    pub(crate) fn errno(self) -> Errno {
+    /// What the program is told, of a page at `at`.
+    pub(crate) fn at(self, at: VirtAddr) -> Error {
         match self {
-            Self::Invalid => Errno::EINVAL,
-            Self::Missing => Errno::ENOENT,
-            Self::Exists => Errno::EEXIST,
-            Self::Busy => Errno::EBUSY,
-            Self::Marked => Errno::EFAULT,
-            Self::OutOfMemory => Errno::ENOMEM,
-            Self::Interrupted => Errno::EINTR,
-            Self::TryAgain => Errno::EAGAIN,
+            Self::Invalid => Error::Invalid,
+            Self::Missing => Error::NotMapped(at),
+            Self::Exists => Error::Exists(at),
+            Self::Busy => Error::Busy,
+            Self::Marked => Error::Fault(at),
+            Self::OutOfMemory => Error::OutOfMemory,
+            Self::Interrupted => Error::Interrupted,
+            Self::TryAgain => Error::TryAgain,
         }
     }
 }
@@ -100,7 +100,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// moved, and why not more.
     ///
     /// Context: may sleep. Complexity: in the pages moved, and for holes in the tables.
-    pub(crate) fn move_pages(
+    pub(crate) fn move_in_space(
         &self,
         request: &MoveRequest,
         permit: &impl MovePermit,
@@ -322,10 +322,12 @@ fn check_vmas(
     Ok(())
 }
 
-/// Calls of a move as a userfaultfd would make them, before there is one.
+/// Moves without a userfaultfd, which say what one would.
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod testing {
-    use super::{AddressSpace, Errno, MovePermit, MoveRequest, Platform, VirtAddr, Vma};
+    use crate::error::{Errno, Operation};
+
+    use super::{AddressSpace, MovePermit, MoveRequest, Platform, VirtAddr, Vma};
 
     /// A move of pages, and what a userfaultfd would say of the destination.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -381,7 +383,8 @@ pub(crate) mod testing {
     ) -> (u64, Result<(), Errno>) {
         let PageMove { destination, source, length, allows_holes, .. } = *what;
         let request = MoveRequest { destination, source, length, allows_holes };
-        let (moved, result) = space.move_pages(&request, what);
-        (moved, result.map_err(super::MoveError::errno))
+        let (moved, result) = space.move_in_space(&request, what);
+        let errno = |error: super::MoveError| error.at(source).errno(Operation::Userfault);
+        (moved, result.map_err(errno))
     }
 }

@@ -453,7 +453,6 @@ pub(crate) fn lock_pair<T: LockTree>(
 }
 
 /// As [`lock_pair`], for a caller that holds the VMAs of both for reading.
-#[cfg_attr(not(any(test, feature = "testing")), allow(dead_code, reason = "for userfaultfd"))]
 pub(crate) fn lock_pair_beside_moves<T: LockTree>(
     tree: &T,
     root: Frame,
@@ -469,7 +468,6 @@ pub(crate) fn lock_pair_beside_moves<T: LockTree>(
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Covers {
     Stay,
-    #[cfg_attr(not(any(test, feature = "testing")), allow(dead_code, reason = "for userfaultfd"))]
     MayBeCarried,
 }
 

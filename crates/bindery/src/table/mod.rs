@@ -49,7 +49,6 @@ pub(crate) mod look;
 #[cfg(all(test, loom))]
 mod loom_model;
 pub(crate) mod marker;
-#[cfg_attr(not(any(test, feature = "testing")), allow(dead_code, reason = "for userfaultfd"))]
 pub(crate) mod move_pages;
 pub(crate) mod move_range;
 pub(crate) mod out_batch;

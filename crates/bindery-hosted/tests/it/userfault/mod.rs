@@ -4,3 +4,4 @@ mod events;
 mod fill;
 mod fixture;
 mod missing;
+mod moves;

@@ -7,14 +7,17 @@
 //! | `events` | messages about changes of the address space |
 //! | `fill` | pages come: copied, or zeroes |
 //! | `install` | what comes is mapped |
+//! | `moves` | pages come from another place |
 
 mod events;
 mod fill;
 mod install;
+mod moves;
 mod register;
 mod wait;
 
 pub use fill::{FillMode, FillSource, PartialFill};
+pub use moves::MoveMode;
 pub(super) use wait::Served;
 
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};

@@ -40,14 +40,12 @@ impl Moving {
     }
 
     /// A move beside faults is about to mark its first table.
-    #[cfg_attr(not(any(test, feature = "testing")), allow(dead_code, reason = "for userfaultfd"))]
     pub(crate) fn begin_beside_faults(&self) {
         // Relaxed: the lock of the table that is marked publishes it.
         self.beside_faults.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Called after its last flush.
-    #[cfg_attr(not(any(test, feature = "testing")), allow(dead_code, reason = "for userfaultfd"))]
     pub(crate) fn end_beside_faults(&self) {
         self.beside_faults.fetch_sub(1, Ordering::Release);
     }

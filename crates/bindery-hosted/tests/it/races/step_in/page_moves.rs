@@ -12,7 +12,7 @@
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use bindery::addr::{PAGE_SIZE, VirtAddr};
+use bindery::addr::{Order, PAGE_SIZE, VirtAddr};
 use bindery::arch::{AArch64, Riscv64, X86_64};
 use bindery::platform::Cpu;
 use bindery::testing::{PageMove, move_pages};
@@ -158,7 +158,7 @@ impl<A: Walk> World<'_, A> {
 fn run<A: Walk>(held: &Call<A>, other: &Call<A>, hold_at: HoldAt, order: u8) -> Option<Phase> {
     let (machine, memory) = stepped::<A>(24 * MIB, Readers::Told);
     if order > 0 {
-        memory.folio_policy().set(order, SizeMode::Always);
+        memory.folio_policy().set(Order(order), SizeMode::Always);
     }
     memory.swap_on(4096, 0).unwrap();
     let space = AddressSpace::new(&memory, options()).unwrap();

@@ -1,0 +1,86 @@
+//! Pages that a handler has already, and moves to where they are missing (`UFFDIO_MOVE`).
+
+use bitflags::bitflags;
+
+use crate::addr::{VirtAddr, VirtRange};
+use crate::error::Error;
+use crate::platform::Platform;
+use crate::space::AddressSpace;
+use crate::space::move_pages::{MovePermit, MoveRequest};
+use crate::userfault::Userfault;
+use crate::vma::{MappingFlags, Vma};
+
+use super::PartialFill;
+
+bitflags! {
+    /// How pages are moved (`UFFDIO_MOVE_MODE_*`).
+    ///
+    /// # Context
+    /// Context: any.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
+    pub struct MoveMode: u8 {
+        /// The faults that wait for the pages go on waiting.
+        const DONT_WAKE = 1 << 0;
+        /// What is not there at the source is passed over, and counts as moved.
+        const ALLOW_SOURCE_HOLES = 1 << 1;
+    }
+}
+
+/// What a userfaultfd says of a destination.
+struct Permit<'a, 'm, P: Platform>(&'a Userfault<'m, P>);
+
+impl<P: Platform> MovePermit for Permit<'_, '_, P> {
+    fn is_changing(&self) -> bool {
+        self.0.state().is_changing()
+    }
+
+    fn serves(&self, destination: &Vma) -> bool {
+        destination.userfault_pointer() == Some(self.0.pointer())
+    }
+
+    fn keeps_protection(&self, destination: &Vma) -> bool {
+        destination.has(MappingFlags::USERFAULT_WRITE_PROTECT)
+    }
+}
+
+impl<P: Platform> AddressSpace<'_, P> {
+    /// Moves the pages of `length` bytes at `from`, in one private anonymous mapping, to `to`, where
+    /// nothing is mapped yet, in one of the same protection that is registered, and wakes the faults
+    /// that wait for them (`UFFDIO_MOVE`). Threads run and fault meanwhile. No page is copied: a
+    /// folio moves whole where the range covers it, and a page in swap stays there.
+    /// `docs/userfault.md` has the protocol.
+    ///
+    /// # Errors
+    /// [`PartialFill`] with the bytes moved, and [`Error::Invalid`] for a bad range, mappings that
+    /// cannot exchange pages, a destination that is not registered, or another address space's
+    /// userfaultfd; [`Error::NotMapped`] for no mapping, or a page that is not there;
+    /// [`Error::Exists`] if something is at the destination; [`Error::Busy`] for a page that another
+    /// process shares or somebody has pinned; [`Error::Fault`] for a guard or a poisoned page;
+    /// [`Error::TryAgain`] while the address space changes; [`Error::OutOfMemory`];
+    /// [`Error::Interrupted`] for a fatal signal.
+    ///
+    /// Context: may sleep. Complexity: in the runs; of whole tables and single pages, in the folios,
+    /// each of which gets another index. One invalidation for each 64 tables.
+    pub fn move_pages(
+        &self,
+        userfault: &Userfault<'_, P>,
+        to: VirtAddr,
+        from: VirtAddr,
+        length: u64,
+        mode: MoveMode,
+    ) -> Result<(), PartialFill> {
+        if userfault.state().is_changing() {
+            return Err(Error::TryAgain.into());
+        }
+        if userfault.state().root() != self.root() {
+            return Err(Error::Invalid.into());
+        }
+        let allows_holes = mode.contains(MoveMode::ALLOW_SOURCE_HOLES);
+        let request = MoveRequest { destination: to, source: from, length, allows_holes };
+        let (done, result) = self.move_in_space(&request, &Permit(userfault));
+        if done > 0 && !mode.contains(MoveMode::DONT_WAKE) {
+            userfault.state().wake(self.platform(), VirtRange::raw(to.0, to.0 + done));
+        }
+        result.map_err(|error| PartialFill { done, error: error.at(VirtAddr(from.0 + done)) })
+    }
+}
