@@ -382,7 +382,7 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     /// Frees memory that the embedder keeps for later: its caches, and what
     /// [`crate::KernelMap::purge`] frees. [`crate::Memory::collect`] calls it; faults and the
     /// background collapser call that if no large folio is free and [`crate::LargeFolioEffort`]
-    /// says so. No lock is held. May sleep. Does nothing by default.
+    /// says so, and each call does that is about to fail for lack of memory. No lock is held. May sleep. Does nothing by default.
     fn collect_memory(&self) {}
 
     /// Makes another thread call [`crate::Memory::collect`] soon. A VMA may be locked, so it does

@@ -37,29 +37,51 @@ impl<P: Platform> Memory<P> {
         &self,
         mut call: impl FnMut() -> Result<T, E>,
     ) -> Result<T, E> {
-        let mut round = 0;
+        let mut tried = Tried::default();
         loop {
             let result = call();
             match &result {
-                Err(error) if error.is_out_of_memory() && self.frees_for_call(&mut round) => {}
+                Err(error) if error.is_out_of_memory() && self.frees_for_call(&mut tried) => {}
                 _ => return result,
             }
         }
     }
 
-    /// Frees memory for a call that has failed `round` times. Says whether that may help.
+    /// Frees memory for a call that has failed. Says whether that may help.
     #[cold]
     #[inline(never)]
-    fn frees_for_call(&self, round: &mut u32) -> bool {
-        let this = *round;
-        *round += 1;
-        if this == 0 && self.has_deferred() {
+    fn frees_for_call(&self, tried: &mut Tried) -> bool {
+        let first = |tried: &mut bool| !core::mem::replace(tried, true);
+        if first(&mut tried.drain) && self.has_deferred() {
             self.drain_deferred();
             return true;
         }
-        if this >= ROUNDS {
+        if tried.rounds == ROUNDS {
             return false;
         }
-        self.reclaim(FIRST_ROUND << this).freed > 0 || this == 0 && self.platform.out_of_memory()
+        tried.rounds += 1;
+        if self.reclaim(FIRST_ROUND << (tried.rounds - 1)).freed > 0 {
+            return true;
+        }
+        if first(&mut tried.collect) {
+            let before = self.free_frame_count();
+            self.collect();
+            if self.free_frame_count() > before {
+                return true;
+            }
+        }
+        first(&mut tried.hook) && self.platform.out_of_memory()
     }
+}
+
+/// What was done for a call that finds no memory.
+#[derive(Default)]
+struct Tried {
+    rounds: u32,
+    /// What waited for readers was freed.
+    drain: bool,
+    /// What the embedder keeps was given back, the purge of its kernel map among it.
+    collect: bool,
+    /// The embedder was told.
+    hook: bool,
 }

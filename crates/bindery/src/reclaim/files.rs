@@ -2,6 +2,7 @@
 
 use crate::Memory;
 use crate::addr::Frame;
+use crate::frame::OwnerKind;
 use crate::object::reclaim::{ObjectFolio, Spare, reclaim_folio};
 use crate::platform::Platform;
 
@@ -13,5 +14,31 @@ impl<P: Platform> Memory<P> {
             ObjectFolio::Freed(pages) => u64::from(pages),
             _ => 0,
         }
+    }
+
+    /// Drops the clean pages of all files, used lately or not (`/proc/sys/vm/drop_caches`). Dirty,
+    /// locked and pinned ones stay, and those that somebody works with. Returns how many pages were
+    /// freed.
+    ///
+    /// Context: may sleep. Complexity: in the frames, and as a reclaim of each file's folio.
+    pub fn drop_clean_pages(&self) -> u64 {
+        let (first, count) = self.frames.span();
+        let (mut at, mut freed) = (0, 0);
+        while at < count {
+            let frame = first.plus(at);
+            at += self.frames.pages_of_block(frame);
+            let folio = self.frames.folio_of(frame).filter(|folio| folio.head == frame);
+            let of_file = |folio: &_| {
+                self.frames.is_of_object(*folio)
+                    && self.frames.owner_kind(*folio) == OwnerKind::File
+            };
+            if folio.filter(of_file).is_some()
+                && let Some(held) = self.frames.try_hold(&self.platform, frame)
+                && let ObjectFolio::Freed(pages) = reclaim_folio(self, held, Spare::Nothing)
+            {
+                freed += u64::from(pages);
+            }
+        }
+        freed
     }
 }

@@ -8,4 +8,5 @@ mod fixture;
 mod page_out;
 mod reclaim;
 mod shared;
+mod shrink;
 mod slots;

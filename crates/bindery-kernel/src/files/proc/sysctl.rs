@@ -53,10 +53,13 @@ fn number(text: &str, range: RangeInclusive<u64>) -> Result<u64, Errno> {
     if range.contains(&number) { Ok(number) } else { Err(Errno::EINVAL) }
 }
 
-/// 1: pages of files, of which none could be had again. 2: what the kernel keeps for itself. 3:
-/// both. 4: the same, silently.
+/// 1: clean pages of files. 2: what the kernel keeps for itself. 3: both. 4: neither, silently.
 fn drop_caches(text: &str) -> Result<(), Errno> {
-    if number(text, 1..=4)? & 2 != 0 {
+    let what = number(text, 1..=4)?;
+    if what & 1 != 0 {
+        memory().drop_clean_pages();
+    }
+    if what & 2 != 0 {
         memory().collect();
     }
     Ok(())
