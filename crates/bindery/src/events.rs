@@ -40,6 +40,9 @@ pub struct Events {
     /// Faults that had content read from a swap area or by a pager. Pages of one repeated word
     /// count as read, and what another thread had read already does not (Linux: `pgmajfault`).
     pub major_faults: u64,
+    /// Folios that somebody took a reference to while they went out: they were mapped again
+    /// (Linux: `EBUSY` of an unmapping).
+    pub swap_out_busy: u64,
     /// Requests of reads that a swap device could not do.
     pub swap_read_errors: u64,
     /// Requests of writes that a swap device could not do.
@@ -64,6 +67,7 @@ pub(crate) struct RareEvents {
     pub(crate) pages_swapped_in: AtomicU64,
     pub(crate) pages_swapped_out: AtomicU64,
     pub(crate) major_faults: AtomicU64,
+    pub(crate) swap_out_busy: AtomicU64,
     pub(crate) swap_read_errors: AtomicU64,
     pub(crate) swap_write_errors: AtomicU64,
     pub(crate) repeats: Repeats,
@@ -89,6 +93,7 @@ impl RareEvents {
             pages_swapped_in: read(&self.pages_swapped_in),
             pages_swapped_out: read(&self.pages_swapped_out),
             major_faults: read(&self.major_faults),
+            swap_out_busy: read(&self.swap_out_busy),
             swap_read_errors: read(&self.swap_read_errors),
             swap_write_errors: read(&self.swap_write_errors),
             spurious_faults: read(&self.repeats.spurious),

@@ -19,6 +19,7 @@ use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, Order, PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{self, Absent, Arch, Attributes, Entry, Equal, Kind, Level, Permissions, absent};
+use crate::events::RareEvents;
 use crate::frame::swap_place::SwapPlace;
 use crate::frame::{Eviction, Folio, OwnerKind, Turn};
 use crate::platform::Platform;
@@ -434,6 +435,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         let tables = self.cursor.tables;
         let memory = tables.memory;
         let Some(place) = memory.frames.swap_place(folio) else { return };
+        RareEvents::note(&memory.rare.swap_out_busy);
         let end = start.0.wrapping_add(u64::from(folio.pages()) << PAGE_SHIFT);
         let part = VirtRange::raw(start.0, end).intersection(self.cursor.range());
         let mut at = part.start();

@@ -5,13 +5,18 @@
 //! All CPUs send pages of all spaces to swap, bring them back, and reclaim. `BINDERY_DEEPER` lets
 //! it take minutes.
 
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread;
+use std::time::Duration;
 
 use bindery::addr::VirtAddr;
 use bindery::arch::{AArch64, Riscv64, X86_64};
 use bindery::platform::Cpu;
-use bindery::{Access, AddressSpace, Advice, PinTime, Remap, SwapArea};
-use bindery_hosted::{Config, Machine, Program, Walk};
+use bindery::{
+    Access, AddressSpace, Advice, FaultError, Memory, PinTime, Remap, SwapArea, SwapOperation,
+};
+use bindery_hosted::{Config, Machine, Program, SwapFile, SwapService, Walk};
 
 use crate::support::objects::Chance;
 use crate::support::{GIB, MIB, audit, fixed, memory_with, options, use_order};
@@ -25,6 +30,8 @@ const SLOTS: u64 = 64 * MIB / PAGE;
 /// Where the mapping is first; it moves to the other place and back.
 const PLACES: [u64; 2] = [GIB, 2 * GIB + 5 * PAGE];
 const STEPS: u64 = 3_000;
+/// The same on a device, of which each page takes as long as a thread's sleep.
+const STEPS_ON_DEVICE: u64 = 150;
 
 type Space<'m, A> = AddressSpace<'m, Machine<A>>;
 
@@ -33,6 +40,8 @@ struct Known<'s, 'm, A: Walk> {
     space: &'s Space<'m, A>,
     contents: Vec<u64>,
     at: u64,
+    /// A device that fails at times.
+    device: Option<&'static SwapFile>,
 }
 
 impl<A: Walk> Known<'_, '_, A> {
@@ -40,13 +49,16 @@ impl<A: Walk> Known<'_, '_, A> {
         VirtAddr(self.at + page * PAGE)
     }
 
-    /// Loads a page. Without memory it is not known what it holds.
+    /// Loads a page. Without memory, or where the device fails, it is not known what it holds.
     #[track_caller]
     fn verify(&self, machine: &Machine<A>, page: u64) {
         let at = self.page(page);
         match Program::new(machine, self.space).load(at) {
             Ok(found) => assert_eq!(found, self.contents[page as usize], "page {page} at {at:?}"),
-            Err(error) => assert_eq!(error, bindery::FaultError::OutOfMemory),
+            Err(error) => {
+                let failed = self.device.is_some() && error == FaultError::Bus;
+                assert!(failed || error == FaultError::OutOfMemory, "page {page}: {error:?}");
+            }
         }
     }
 
@@ -159,8 +171,7 @@ impl<A: Walk> Runner<'_, '_, A> {
     /// A child writes to its pages, and pages go out on both sides: neither sees the other.
     fn fork(&mut self, step: u64) {
         let Ok(space) = self.own.space.fork() else { return };
-        let mut child =
-            Known { space: &space, contents: self.own.contents.clone(), at: self.own.at };
+        let mut child = Known { space: &space, contents: self.own.contents.clone(), ..self.own };
         for round in 0..4 {
             let (first, count) = self.range();
             for page in (first..first + count).step_by(3) {
@@ -190,35 +201,76 @@ impl<A: Walk> Runner<'_, '_, A> {
     }
 }
 
-fn soak<A: Walk>(seed: u64, order: u8) {
+/// A device of two threads, which is slow, does requests in any order, and fails at times.
+fn bad_device(seed: u64) -> &'static SwapFile {
+    let service = SwapService::Shuffled(seed, Duration::from_micros(20));
+    let device: &SwapFile = Box::leak(Box::new(SwapFile::new(SLOTS, service).unwrap()));
+    let served = AtomicU64::new(0);
+    device.fail(move |request| {
+        let every = if request.operation() == SwapOperation::Read { 31 } else { 7 };
+        served.fetch_add(1, Relaxed) % every == every - 1
+    });
+    device
+}
+
+/// Does the work while two threads serve the device, if there is one.
+fn served<A: Walk>(
+    device: Option<&'static SwapFile>,
+    memory: &Memory<Machine<A>>,
+    work: impl FnOnce(),
+) {
+    let Some(device) = device else { return work() };
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| device.serve(memory));
+        }
+        let result = panic::catch_unwind(AssertUnwindSafe(|| {
+            work();
+            memory.wait_for_swap_writes().unwrap();
+        }));
+        // Before the scope waits for the threads.
+        device.stop();
+        result.unwrap_or_else(|problem| panic::resume_unwind(problem));
+    });
+}
+
+fn soak<A: Walk>(seed: u64, order: u8, device: Option<&'static SwapFile>) {
     let config = Config { memory: MEMORY, cpus: CPUS, ..Config::default() };
     let (machine, memory) = memory_with::<A>(config);
     use_order(&memory, order);
     let free = memory.free_frame_count();
-    let area = memory.swap_on(SLOTS, 0).unwrap();
+    let area = match device {
+        Some(device) => memory.swap_on_device(device, 0),
+        None => memory.swap_on(SLOTS, 0),
+    };
+    let area = area.unwrap();
     {
         let spaces: Vec<_> =
             (0..CPUS).map(|_| AddressSpace::new(&memory, options()).unwrap()).collect();
         for space in &spaces {
             space.mmap(&fixed(PLACES[0], PAGES * PAGE)).unwrap();
         }
-        thread::scope(|scope| {
-            for cpu in 0..CPUS {
-                let (machine, all) = (&machine, &spaces[..]);
-                scope.spawn(move || {
-                    machine.on_cpu(Cpu(cpu), || {
-                        let (space, contents) = (&all[usize::from(cpu)], vec![0; PAGES as usize]);
-                        let own = Known { space, contents, at: PLACES[0] };
-                        let chance = Chance::new(seed * 7919 + u64::from(cpu) * 104_729, (0, 1));
-                        let mut runner = Runner { machine, all, own, area, chance };
-                        for step in 1..STEPS {
-                            runner.run(step);
-                        }
-                        for page in 0..PAGES {
-                            runner.own.verify(machine, page);
-                        }
-                    });
-                });
+        let run = |cpu: u16| {
+            let (space, contents) = (&spaces[usize::from(cpu)], vec![0; PAGES as usize]);
+            let own = Known { space, contents, at: PLACES[0], device };
+            let chance = Chance::new(seed * 7919 + u64::from(cpu) * 104_729, (0, 1));
+            let mut runner = Runner { machine: &machine, all: &spaces, own, area, chance };
+            let steps = if device.is_some() { STEPS_ON_DEVICE } else { STEPS };
+            machine.on_cpu(Cpu(cpu), || (1..steps).for_each(|step| runner.run(step)));
+            runner.own
+        };
+        served(device, &memory, || {
+            let known: Vec<_> = thread::scope(|scope| {
+                let cpus: Vec<_> = (0..CPUS).map(|cpu| scope.spawn(move || run(cpu))).collect();
+                cpus.into_iter().map(|cpu| cpu.join().unwrap()).collect()
+            });
+            if let Some(device) = device {
+                assert!(device.counts().failed > 0, "{:?}", device.counts());
+                device.fail(|_| false);
+            }
+            for mut known in known {
+                known.device = None;
+                (0..PAGES).for_each(|page| known.verify(&machine, page));
             }
         });
         let spaces: Vec<_> = spaces.iter().collect();
@@ -237,9 +289,22 @@ fn contents_survive_swap_whatever_all_cpus_do() {
     for seed in 1..if deeper { 100 } else { 7 } {
         let order = [0, 4, 9][seed as usize % 3];
         match seed % 5 {
-            0 | 1 => soak::<AArch64>(seed, order),
-            2 => soak::<Riscv64<3>>(seed, order),
-            _ => soak::<X86_64<4>>(seed, order),
+            0 | 1 => soak::<AArch64>(seed, order, None),
+            2 => soak::<Riscv64<3>>(seed, order, None),
+            _ => soak::<X86_64<4>>(seed, order, None),
+        }
+    }
+}
+
+#[test]
+fn contents_survive_a_device_that_is_slow_and_fails() {
+    let deeper = std::env::var_os("BINDERY_DEEPER").is_some();
+    for seed in 1..if deeper { 60 } else { 4 } {
+        let order = [4, 0, 9][seed as usize % 3];
+        match seed % 3 {
+            0 => soak::<AArch64>(seed, order, Some(bad_device(seed))),
+            1 => soak::<Riscv64<3>>(seed, order, Some(bad_device(seed))),
+            _ => soak::<X86_64<4>>(seed, order, Some(bad_device(seed))),
         }
     }
 }

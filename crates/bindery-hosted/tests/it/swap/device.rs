@@ -3,14 +3,14 @@
 use std::thread;
 use std::time::Duration;
 
-use bindery::addr::VirtAddr;
+use bindery::addr::{Order, VirtAddr};
 use bindery::arch::X86_64;
 use bindery::platform::Cpu;
-use bindery::{Access, Error, PinTime, SwapError};
+use bindery::{Access, Error, MapRequest, PinTime, Sharing, SizeMode, SwapError};
 use bindery_hosted::{Program, SwapFile, SwapService, Walk};
 
 use super::fixture::{Swapping, device, with_device};
-use crate::support::{GIB, MIB, audit};
+use crate::support::{GIB, MIB, audit, fixed};
 
 const AT: u64 = GIB;
 const BYTES: u64 = 64 * MIB;
@@ -294,6 +294,44 @@ fn a_pin_waits_for_the_write() {
             drop(pinned);
             swapping.assert_filled(AT, 16, AT);
         });
+    });
+}
+
+/// Nothing is allocated on the way to a device, so the last frame need not be free.
+#[test]
+fn pages_go_to_a_device_without_a_free_frame() {
+    for order in [0, 4, 9] {
+        let device = device(SLOTS, SwapService::AtOnce);
+        with_device::<Amd64>(BYTES, order, device, |swapping| {
+            swapping.map(AT, 512);
+            swapping.fill(AT, 512);
+            swapping.memory.fail_allocations_after(Some(0));
+            swapping.page_out(AT, 512);
+            swapping.memory.fail_allocations_after(None);
+            assert_eq!((swapping.swapped(AT, 512), device.counts().pages_written), (512, 512));
+            swapping.assert_filled(AT, 512, AT);
+        });
+    }
+}
+
+/// Shared memory goes to the device as well, and waits for it.
+#[test]
+fn shared_memory_goes_to_a_device() {
+    let device = device(SLOTS, SwapService::Shuffled(2, Duration::from_micros(30)));
+    with_device::<Amd64>(BYTES, 0, device, |swapping| {
+        swapping.memory.shared_folio_policy().set(Order(4), SizeMode::Always);
+        let request = MapRequest { sharing: Sharing::Shared, ..fixed(AT, 256 * 4096) };
+        swapping.space.mmap(&request).unwrap();
+        swapping.fill(AT, 256);
+        swapping.served(device, || {
+            swapping.page_out(AT, 256);
+            swapping.assert_filled(AT, 128, AT);
+            swapping.page_out(AT, 256);
+            swapping.memory.wait_for_swap_writes().unwrap();
+            assert_eq!(swapping.taken(), 256);
+            swapping.assert_filled(AT, 256, AT);
+        });
+        assert!(device.counts().pages_read >= 256 && swapping.taken() == 0);
     });
 }
 
