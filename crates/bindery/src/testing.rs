@@ -35,7 +35,7 @@ use crate::swap::SlotRun;
 use crate::table::leaf::replace;
 use crate::table::locking::{Depth, Node};
 use crate::table::look::MappedRun;
-use crate::table::spare::Spared;
+use crate::table::zap_except::Spared;
 use crate::table::{ReadSection, TablePool, free_table, new_table, run};
 use crate::vma::{Purpose, Vma};
 use crate::{AddressSpace, Memory, Object, Protection};

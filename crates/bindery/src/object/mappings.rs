@@ -6,7 +6,7 @@ use crate::arch::Level;
 use crate::platform::Platform;
 use crate::rmap::{HOLD, Locking, Pages, Seen, for_each_sight};
 use crate::table::age::Forget;
-use crate::table::spare::Spared;
+use crate::table::zap_except::Spared;
 use crate::vma::MappingFlags;
 
 use super::ObjectState;

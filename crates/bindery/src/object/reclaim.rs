@@ -35,7 +35,7 @@ use crate::platform::Platform;
 use crate::rmap::{HOLD, Locking, RmapHit, Seen, for_each_sight};
 use crate::table::age::Forget;
 use crate::table::out_batch::OutBatch;
-use crate::table::spare::Spared;
+use crate::table::zap_except::Spared;
 use crate::tlb::Gather;
 use crate::vma::MappingFlags;
 

@@ -38,7 +38,7 @@ use crate::platform::Platform;
 use crate::rmap::{HOLD, Locking, Pages, Seen, for_each_sight};
 use crate::swap::SlotRun;
 use crate::table::out_batch::OutBatch;
-use crate::table::spare::Spared;
+use crate::table::zap_except::Spared;
 use crate::vma::MappingFlags;
 
 use super::ObjectState;

@@ -11,8 +11,8 @@ use crate::object;
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
 use crate::stats::Counts;
+use crate::table::collapse::JoinError;
 use crate::table::collapse::Replacement;
-use crate::table::leaf::CollapseError;
 use crate::table::look::MappedRun;
 use crate::table::{free_table, new_table};
 use crate::tlb::Gather;
@@ -306,10 +306,10 @@ impl<P: Platform> AddressSpace<'_, P> {
         if limits.is_some_and(|limits| missing > limits.missing || census.shared > limits.shared) {
             return Err(Error::Busy);
         }
-        match self.table.collapse(range.start()) {
+        match self.table.join_leaves(range.start()) {
             Ok(()) => return Ok(()),
-            Err(CollapseError::OutOfMemory) => return Err(Error::OutOfMemory),
-            Err(CollapseError::NotUniform) => {}
+            Err(JoinError::OutOfMemory) => return Err(Error::OutOfMemory),
+            Err(JoinError::NotUniform) => {}
         }
         if census.pinned {
             return Err(Error::TryAgain);

@@ -10,8 +10,8 @@ use crate::deferred::Shortage;
 use crate::events::RareEvents;
 use crate::frame::{Folio, MAX_FOLIO_ORDER};
 use crate::platform::Platform;
+use crate::table::collapse::JoinError;
 use crate::table::cursor::Cursor;
-use crate::table::leaf::CollapseError;
 use crate::table::locking::Depth;
 use crate::table::{TablePool, run};
 
@@ -178,11 +178,11 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// # Errors
     /// [`FolioError::NotMapped`] if no VMA covers all of it; [`FolioError::Unsuitable`];
     /// [`FolioError::OutOfMemory`].
-    pub fn collapse(&self, addr: VirtAddr) -> Result<(), FolioError> {
-        self.table.memory.outermost(|| self.collapse_leaves(addr))
+    pub fn join_leaves(&self, addr: VirtAddr) -> Result<(), FolioError> {
+        self.table.memory.outermost(|| self.join_leaves_locked(addr))
     }
 
-    fn collapse_leaves(&self, addr: VirtAddr) -> Result<(), FolioError> {
+    fn join_leaves_locked(&self, addr: VirtAddr) -> Result<(), FolioError> {
         let base = addr.align_down(Level::PMD.span::<P::Arch>());
         let range = VirtRange::from_len(base, Level::PMD.span::<P::Arch>());
         let guard = self.mmap_lock.lock();
@@ -192,11 +192,11 @@ impl<P: Platform> AddressSpace<'_, P> {
             return Err(FolioError::NotMapped);
         }
         let locked = vma.lock_write(self.platform());
-        let result = self.table.collapse(base);
+        let result = self.table.join_leaves(base);
         drop(locked);
         result.map_err(|error| match error {
-            CollapseError::NotUniform => FolioError::Unsuitable,
-            CollapseError::OutOfMemory => FolioError::OutOfMemory,
+            JoinError::NotUniform => FolioError::Unsuitable,
+            JoinError::OutOfMemory => FolioError::OutOfMemory,
         })
     }
 

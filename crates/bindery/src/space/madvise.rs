@@ -8,8 +8,8 @@ use crate::interrupt;
 use crate::object::ObjectState;
 use crate::platform::Platform;
 use crate::table::age::Forget;
-use crate::table::spare::Spared;
 use crate::table::zap::Flush;
+use crate::table::zap_except::Spared;
 use crate::tlb::Gather;
 
 use super::change::Removed;

@@ -10,18 +10,35 @@
 //!
 //! A fault that cannot take its VMA's lock waits for the mutex, never the other way round: a holder
 //! of the mutex waits for faults to leave, and faults inside wait only for table locks.
+//!
+//! # Files
+//! | file | contents |
+//! |---|---|
+//! | `mmap`, `map_request`, `gap_search` | `mmap(2)`; what a program asks for; where the mapping goes |
+//! | `munmap`, `mprotect`, `mremap`, `madvise`, `mlock`, `mincore`, `msync`, `mseal`, `brk`, `fork`, `remap_file_pages` | the call of that name |
+//! | `pkey`, `shmdt`, `dev_zero` | `pkey_alloc(2)`; `shmdt(2)`; `mmap(2)` of `/dev/zero` |
+//! | `guard_pages`, `collapse`, `page_out` | the larger operations of `madvise(2)` |
+//! | `populate` | pages that come before the first access (`MAP_POPULATE`, `mlock`) |
+//! | `fault`, `stack_growth` | page faults; mappings that grow down |
+//! | `userfault`, `move_pages` | the calls of a userfaultfd; `UFFDIO_MOVE` |
+//! | `swap_off`, `reap` | `swapoff(2)`; the OOM reaper |
+//! | `change`, `transaction`, `parts` | changes of the set of VMAs; one operation from its lock to its last free; the VMAs of a range |
+//! | `limits`, `settings`, `merging` | limits and usage; `prctl(2)`; the setting of KSM |
+//! | `pin`, `pin_count` | pinned pages, and how many there may be |
+//! | `folio` | splits mapped folios, and joins their leaves |
+//! | `user_copy` | a program's memory, read and written from outside |
+//! | `inspect`, `resident`, `procfs` | what tests, debuggers and `/proc` read |
 
 mod brk;
 mod change;
 mod collapse;
-mod detach;
+mod dev_zero;
 mod fault;
 mod folio;
 mod fork;
 mod gap_search;
-mod guard;
+mod guard_pages;
 mod inspect;
-mod key;
 mod limits;
 #[cfg(any(test, lock_violations = "types", lock_violations = "moves"))]
 #[allow(dead_code, reason = "it is there to be compiled")]
@@ -42,6 +59,7 @@ mod page_out;
 mod parts;
 mod pin;
 mod pin_count;
+mod pkey;
 mod populate;
 #[cfg(feature = "procfs")]
 mod procfs;
@@ -49,12 +67,12 @@ mod reap;
 mod remap_file_pages;
 mod resident;
 mod settings;
+mod shmdt;
 mod stack_growth;
 mod swap_off;
 mod transaction;
 mod user_copy;
 mod userfault;
-mod zeroes;
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -100,9 +118,9 @@ use crate::collections::range_skip_list::{Index, Indexed};
 use crate::vma::{self, Vma};
 use brk::ProgramBreak;
 use change::Removed;
-use key::Keys;
 use limits::Account;
 use pin_count::PinCounts;
+use pkey::Keys;
 use settings::Settings;
 
 /// What a mapping that grows down keeps free below itself, in bytes (Linux: `stack_guard_gap`).

@@ -1,17 +1,18 @@
-//! Collapse: copies the pages of a table of small leaves into one folio, and replaces the table by
-//! one huge leaf.
+//! Collapse: one huge leaf takes the place of a table of small ones. Their pages are copied into one
+//! folio, or are one already.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Attributes, Entry, Kind, Level};
+use crate::arch::{self, Arch, Attributes, Entry, Equal, Kind, Level};
 use crate::frame::Folio;
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::tlb::Gather;
 
+use super::cursor::Cursor;
 use super::locking::Depth;
-use super::{PageTable, run};
+use super::{PageTable, free_table, new_table, run};
 
 /// What becomes of a table of small leaves.
 pub(crate) struct Replacement {
@@ -24,6 +25,15 @@ pub(crate) struct Replacement {
     pub(crate) attributes: Attributes,
     /// For a later split of the leaf.
     pub(crate) deposit: Frame,
+}
+
+/// Why a leaf could not be made of the entries of a table.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum JoinError {
+    /// The entries are not all there, not of one folio in order, or not equal.
+    NotUniform,
+    /// No memory for the table that the new leaf has to keep on deposit.
+    OutOfMemory,
 }
 
 impl<P: Platform> PageTable<'_, P> {
@@ -117,6 +127,80 @@ impl<P: Platform> PageTable<'_, P> {
         cursor.counts.folios_touched += 1;
         cursor.counts.mapped(self.memory.frames.owner_kind(what.folio), what.folio.pages());
     }
+
+    /// Makes one leaf of the leaves that fill the level-1 table for `base`, a multiple of its
+    /// span: they must be all pages, in order, of one folio of that size, with equal attributes.
+    /// Accessed and dirty of the leaf are those of them all. One walk of the table, one
+    /// invalidation. The caller keeps faults out of the range.
+    pub(crate) fn join_leaves(&self, base: VirtAddr) -> Result<(), JoinError> {
+        let memory = self.memory;
+        let range = VirtRange::raw(base.0, base.0 + Level::PMD.span::<P::Arch>());
+        let mut counts = Counts::default();
+        memory.may_wait();
+        let deposit = new_table(memory, Level::PTE, &mut counts).ok_or(JoinError::OutOfMemory)?;
+        let mut gather = Gather::new();
+        let mut cursor = self.cursor(range, Depth::Floor(Level::PTE));
+        let done = join_leaves_locked(&mut cursor, base, deposit, &mut gather);
+        drop(cursor);
+        if !done {
+            // SAFETY: 1. made above; 2. what was not done has not shown it to anybody.
+            unsafe { free_table(memory, deposit, &mut counts) };
+        }
+        self.stats.add(&counts);
+        self.finish(&mut gather);
+        if done { Ok(()) } else { Err(JoinError::NotUniform) }
+    }
+}
+
+fn join_leaves_locked<P: Platform>(
+    cursor: &mut Cursor<'_, '_, P>,
+    base: VirtAddr,
+    deposit: Frame,
+    gather: &mut Gather,
+) -> bool {
+    let tables = cursor.tables;
+    let (node, _, _) = cursor.entry_at(base);
+    if node.level != Level::PTE {
+        return false;
+    }
+    let slots = tables.slots(node.table);
+    let entries = arch::entries::<P::Arch>();
+    let order = Level::PMD.order::<P::Arch>();
+    let first = run::load(slots, 0);
+    if first.0 & P::Arch::PRESENT == 0 || tables.entry_count(node.table) != entries {
+        return false;
+    }
+    let frame = P::Arch::frame(P::Arch::clear_contig(first, 0));
+    let whole = tables.memory.frames.folio_of(frame);
+    if !whole.is_some_and(|folio| folio.head == frame && folio.order == order) {
+        return false;
+    }
+    let equal = Equal::WRITABLE | Equal::SOFT_DIRTY;
+    let (count, _) = run::match_leaves::<P::Arch>(slots, 0, entries, equal, P::Arch::STEP, 0);
+    cursor.counts.entries_read += u64::from(count);
+    if count != entries {
+        return false;
+    }
+    // The table hangs in the table above it, which the cursor holds: the range is its whole slot.
+    let Some((parent, index)) = cursor.parent_of(base, Level::PTE) else { return false };
+    let parent_slot = &tables.slots(parent.table)[index as usize];
+    // Release: a reader of the empty entry finds its table locked, or the flush done.
+    parent_slot.store(0, Ordering::Release);
+    let range = VirtRange::raw(base.0, base.0 + Level::PMD.span::<P::Arch>());
+    gather.stale_tables(range);
+    tables.flush(gather, &mut cursor.counts);
+    // Nobody walks the table any more: what the MMU set until now is final.
+    let (_, gathered) = run::match_leaves::<P::Arch>(slots, 0, entries, equal, P::Arch::STEP, 0);
+    for slot in slots {
+        slot.store(0, Ordering::Relaxed);
+    }
+    tables.change_entry_count(node.table, 0, entries);
+    let leaf = P::Arch::leaf(frame, Level::PMD, P::Arch::attributes(gathered));
+    parent_slot.store(leaf.0, Ordering::Release);
+    tables.deposit_table(parent.table, deposit);
+    cursor.counts.entries_written += 2 + u64::from(entries);
+    tables.gather_subtree(node, Level::PTE, gather, &mut cursor.counts);
+    true
 }
 
 /// How many leaves from `index` on name consecutive frames from `first` on; the zero page has no

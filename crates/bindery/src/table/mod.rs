@@ -24,15 +24,17 @@
 //! | `run` | the longest stretch that can be treated as one |
 //! | `cursor` | a locked range that yields runs |
 //! | `contig` | contiguous (contpte) runs: folded and unfolded |
-//! | `leaf` | huge leaves: split, collapsed, published |
-//! | `zap`, `spare` | unmapping: whole tables by one entry, the rest in runs; with exceptions |
+//! | `leaf` | huge leaves: split and published |
+//! | `zap`, `zap_except` | unmapping: whole tables by one entry, the rest in runs; with exceptions |
 //! | `descent` | from a table down to the entry for an address |
 //! | `detach`, `dropping` | tables taken out of the tree; what entries name is given back |
 //! | `look` | reads what is mapped, without changing it |
-//! | `collapse` | one huge leaf for a table of small ones |
+//! | `collapse` | one huge leaf for a table of small ones: their pages copied, or joined in place |
 //! | `age`, `marker` | clears accessed, dirty and soft-dirty; sets and removes markers |
 //! | `protect`, `copy`, `move_range` | `mprotect`, `fork` and `mremap` on entries |
 //! | `move_pages` | `UFFDIO_MOVE` on entries: beside running faults |
+//! | `swap_out`, `swap_out_shared`, `out_batch` | leaves become swap entries; of folios that several VMAs map; folios on their way out |
+//! | `swap_in` | swap entries become leaves |
 
 pub(crate) mod age;
 pub(crate) mod collapse;
@@ -56,12 +58,12 @@ mod pool;
 pub(crate) mod protect;
 mod reach;
 pub(crate) mod run;
-pub(crate) mod spare;
 pub(crate) mod stray;
 pub(crate) mod swap_in;
 pub(crate) mod swap_out;
 mod swap_out_shared;
 pub(crate) mod zap;
+pub(crate) mod zap_except;
 
 use core::ops::Deref;
 use core::ptr::NonNull;

@@ -253,7 +253,7 @@ fn collapse<A: Walk>() {
             fixture.space.mprotect(VirtAddr(AT), PAGE, support::READ_WRITE).unwrap();
         },
         operation: |space| {
-            space.collapse(VirtAddr(AT)).map_err(no_memory_for_folio)?;
+            space.join_leaves(VirtAddr(AT)).map_err(no_memory_for_folio)?;
             assert!(testing::table_at(space, VirtAddr(AT), Level::PTE).is_none());
             Ok((0, None))
         },

@@ -140,7 +140,7 @@ impl<A: Walk> Runner<'_, '_, A> {
         let _ = space.madvise(at, length, advice);
         let _ = space.collapse_some(at, 1, &CollapseLimits::default());
         let _ = space.split_folio(at, Order::PAGE);
-        let _ = space.collapse(at);
+        let _ = space.join_leaves(at);
         self.swap();
     }
 

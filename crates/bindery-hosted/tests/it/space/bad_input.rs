@@ -242,7 +242,7 @@ fn look<A: Walk>() {
         let State { layout, free_frames, .. } = before;
         assert_eq!((layout, free_frames), (fixture.layout(), fixture.memory.free_frame_count()));
         for at in nowhere(end).into_iter().chain([0, AT - 1, AT + 32 * PAGE, u64::MAX]) {
-            refused(fixture, FolioError::NotMapped, |space| space.collapse(VirtAddr(at)));
+            refused(fixture, FolioError::NotMapped, |space| space.join_leaves(VirtAddr(at)));
             refused(fixture, FolioError::NotMapped, |space| {
                 space.split_folio(VirtAddr(at), Order::PAGE)
             });

@@ -143,7 +143,7 @@ fn join<A: Walk>() {
             testing::clear_accessed_and_dirty(fixture.space, VirtAddr(AT), 512);
             fixture.fill(AT + page * PAGE, 1);
             fixture.program.store(VirtAddr(AT + page * PAGE), AT + page).unwrap();
-            let cost = counted(fixture, || fixture.space.collapse(VirtAddr(AT)).unwrap());
+            let cost = counted(fixture, || fixture.space.join_leaves(VirtAddr(AT)).unwrap());
             assert_eq!(cost.invalidations, 1, "{cost:?}");
             assert!(testing::table_at(fixture.space, VirtAddr(AT), Level::PTE).is_none());
             assert_eq!(used(fixture, AT), (true, true), "page {page} was written");
@@ -178,7 +178,7 @@ fn refuse_to_join<A: Walk>() {
             }
             make_unlike(fixture);
             let before = fixture.memory.free_frame_count();
-            assert_eq!(fixture.space.collapse(VirtAddr(AT)), Err(FolioError::Unsuitable));
+            assert_eq!(fixture.space.join_leaves(VirtAddr(AT)), Err(FolioError::Unsuitable));
             assert_eq!(fixture.memory.free_frame_count(), before);
             fixture.assert_filled(AT, 5, AT);
             fixture.assert_filled(AT + 6 * PAGE, 506, AT + 6);

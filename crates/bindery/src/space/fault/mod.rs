@@ -4,7 +4,7 @@ mod copy_on_write;
 mod first_touch;
 mod object;
 mod swap_in;
-mod zeroes;
+mod zero_page;
 
 use core::sync::atomic::Ordering;
 
@@ -27,7 +27,7 @@ use crate::collections::range_skip_list::Indexed;
 pub(super) use copy_on_write::folio_range;
 pub(super) use first_touch::{folio_place, written_attributes};
 pub(super) use swap_in::Reading;
-pub(super) use zeroes::read_attributes;
+pub(super) use zero_page::read_attributes;
 
 /// The access that faulted.
 ///

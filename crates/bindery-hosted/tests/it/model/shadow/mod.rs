@@ -84,7 +84,7 @@ pub fn run<A: Walk>(machine: &Machine<A>, space: &AddressSpace<'_, Machine<A>>, 
             Outcome::Done(0)
         }
         Op::Collapse(at) => {
-            let _ = space.collapse(VirtAddr(at));
+            let _ = space.join_leaves(VirtAddr(at));
             Outcome::Done(0)
         }
     }
