@@ -466,7 +466,7 @@ pub fn walk_anonymous<P: Platform>(
     let mut folio = None;
     space.table.survey(page, |stretch| {
         if let MappedRun::Pages { folio: Some(there), .. } = stretch.what {
-            assert!(frames.hold(there), "too many references");
+            assert!(frames.try_get(there), "too many references");
             folio = Some(there);
         }
     });

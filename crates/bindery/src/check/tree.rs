@@ -13,7 +13,7 @@ use crate::vma::Vma;
 use super::{Audit, Violation};
 
 /// A leaf or `PROT_NONE` leaf: where, and how the table names it.
-struct Found {
+struct FoundLeaf {
     range: VirtRange,
     level: Level,
     frame: Frame,
@@ -153,7 +153,7 @@ impl<P: Platform> Audit<'_, '_, P> {
             return Err(Violation::WrongKey(at));
         }
         let writable = attributes.permissions.contains(Permissions::WRITE);
-        let found = Found { range, level: node.level, frame: P::Arch::frame(entry) };
+        let found = FoundLeaf { range, level: node.level, frame: P::Arch::frame(entry) };
         let exclusive = self.page(&found)?;
         if writable && !exclusive && !vma.is_shared() {
             return Err(Violation::WritableButShared(at));
@@ -179,7 +179,7 @@ impl<P: Platform> Audit<'_, '_, P> {
                 if !vma.protection().is_none() {
                     return Err(Violation::WrongProtNone(at));
                 }
-                let found = Found { range, level, frame };
+                let found = FoundLeaf { range, level, frame };
                 self.page(&found)?;
                 self.owned(vma, &found)
             }
@@ -205,13 +205,13 @@ impl<P: Platform> Audit<'_, '_, P> {
     }
 
     /// Whether the reverse map knows of the leaf; zero pages are nobody's.
-    fn owned(&self, vma: &Vma, found: &Found) -> Result<(), Violation> {
+    fn owned(&self, vma: &Vma, found: &FoundLeaf) -> Result<(), Violation> {
         let Some(folio) = self.memory.frames.folio_of(found.frame) else { return Ok(()) };
         self.owner(vma, found.range.start(), folio, found.frame.0 - folio.head.0)
     }
 
     /// Counts the pages of a leaf, and says whether they are exclusive.
-    fn page(&mut self, found: &Found) -> Result<bool, Violation> {
+    fn page(&mut self, found: &FoundLeaf) -> Result<bool, Violation> {
         let order = found.level.order::<P::Arch>();
         let pages = order.pages();
         self.report.pages += u64::from(pages);

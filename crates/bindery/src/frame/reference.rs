@@ -183,14 +183,14 @@ impl<P: Platform> Frames<P> {
     /// knows by a table's lock that a mapping stays.
     #[inline]
     #[must_use]
-    pub(crate) fn hold(&self, folio: Folio) -> bool {
+    pub(crate) fn try_get(&self, folio: Folio) -> bool {
         debug_assert_ne!(self.meta(folio.head).count.load(Relaxed), 0, "{folio:?} was free");
         count::refer(&self.meta(folio.head).count)
     }
 
     /// Adds a reference for the swap cache. The caller has one, which bounds how many there are.
     pub(crate) fn add_reference(&self, folio: Folio) {
-        let counted = self.hold(folio);
+        let counted = self.try_get(folio);
         debug_assert!(counted, "{folio:?} has too many references");
     }
 
@@ -201,9 +201,9 @@ impl<P: Platform> Frames<P> {
         count::refer_many(&self.meta(folio.head).count, references);
     }
 
-    /// As [`Frames::hold`], given back when what is returned is dropped.
+    /// As [`Frames::try_get`], given back when what is returned is dropped.
     pub(crate) fn keep<'a>(&'a self, platform: &'a P, folio: Folio) -> Option<Reference<'a, P>> {
-        self.hold(folio).then(|| Reference { frames: self, platform, folio })
+        self.try_get(folio).then(|| Reference { frames: self, platform, folio })
     }
 
     /// Takes away a reference; the folio is freed with the last one if nobody maps or pins it. A

@@ -197,11 +197,11 @@ pub(super) struct FreedList {
     /// From the lowest address to the highest of those, until the TLBs have forgotten them.
     pub(super) detached_freeable: Option<VirtRange>,
     /// Where the last search for free addresses ended; forgotten when any become free.
-    pub(super) last_found: Option<Found>,
+    pub(super) last_found: Option<LastFound>,
 }
 
 /// A stretch that was found: below it, there is none that would have done.
-pub(super) struct Found {
+pub(super) struct LastFound {
     area: NonNull<Area>,
     length: u64,
     align: u64,
@@ -301,7 +301,7 @@ impl<P: Platform> KernelMap<'_, P> {
         let Some(start) = after.or_else(anywhere) else {
             return false;
         };
-        freed.last_found = Some(Found { area, length, align, congruent });
+        freed.last_found = Some(LastFound { area, length, align, congruent });
         let place = self.area(area);
         place.start.store(start, Relaxed);
         place.end.store(start + length, Relaxed);

@@ -10,7 +10,7 @@ use crate::stats::Counts;
 use crate::table::run;
 
 use super::request::Pieces;
-use super::walk::{Stop, Walk};
+use super::walk::{Walk, WalkError};
 use super::{KernelMap, KernelMapError};
 
 /// What leaves say, but for their frames, and how large they may be.
@@ -155,12 +155,12 @@ impl<P: Platform> KernelMap<'_, P> {
         at: u64,
         pages: &[Frame],
         leaves: &Leaves,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), WalkError> {
         let table = walk.table(self, at, Level::PTE)?;
         let index = Level::PTE.index_of::<P::Arch>(VirtAddr(at));
         let slots = &self.slots(table)[index as usize..][..pages.len()];
         if !self.count_in(table, slots, &mut walk.counts) {
-            return Err(Stop::Occupied(at));
+            return Err(WalkError::Occupied(at));
         }
         walk.counts.entries_written += pages.len() as u64;
         let base = self.leaf(Frame(0), Level::PTE, leaves).0;

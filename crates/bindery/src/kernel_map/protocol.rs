@@ -18,7 +18,7 @@ use crate::stats::Counts;
 use crate::table::free_table;
 
 use super::KernelMap;
-use super::walk::Stop;
+use super::walk::WalkError;
 
 /// What the protocol needs to know of a tree of tables.
 pub(super) trait KernelTree {
@@ -77,7 +77,7 @@ pub(super) fn child<T: KernelTree>(
     level: Level,
     at: VirtAddr,
     counts: &mut Counts,
-) -> Result<Frame, Stop> {
+) -> Result<Frame, WalkError> {
     // Acquire: of the table, we see that it is empty, or what others have stored since.
     let index = level.index_of::<T::Arch>(at);
     let entry = tree.load(table, index, Ordering::Acquire);
@@ -85,7 +85,7 @@ pub(super) fn child<T: KernelTree>(
     match arch::kind::<T::Arch>(entry, level) {
         Kind::Table => Ok(T::Arch::frame(entry)),
         Kind::Empty => make_child(tree, table, level, at, counts),
-        Kind::Leaf | Kind::Absent => Err(Stop::Occupied(at.0)),
+        Kind::Leaf | Kind::Absent => Err(WalkError::Occupied(at.0)),
     }
 }
 
@@ -96,8 +96,8 @@ fn make_child<T: KernelTree>(
     level: Level,
     at: VirtAddr,
     counts: &mut Counts,
-) -> Result<Frame, Stop> {
-    let new = tree.make_table(level.below(), counts).ok_or(Stop::OutOfMemory)?;
+) -> Result<Frame, WalkError> {
+    let new = tree.make_table(level.below(), counts).ok_or(WalkError::OutOfMemory)?;
     // The entry may have named a table that was detached just now, and our addresses lay free under
     // it. A CPU that remembers that table finds none of what we map: see the module's text.
     // Acquire: what the flush has done comes before our table can be found.
@@ -117,7 +117,7 @@ fn make_child<T: KernelTree>(
             tree.drop_table(new, counts);
             match arch::kind::<T::Arch>(other, level) {
                 Kind::Table => Ok(T::Arch::frame(other)),
-                _ => Err(Stop::Occupied(at.0)),
+                _ => Err(WalkError::Occupied(at.0)),
             }
         }
     }

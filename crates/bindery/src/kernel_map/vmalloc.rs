@@ -8,7 +8,7 @@ use crate::platform::Platform;
 use super::area::{Area, Claim, Placement};
 use super::leaves::Leaves;
 use super::request::{AreaKind, Content, Pieces, UnmapTime, VmallocOptions};
-use super::walk::{Holes, Stop, Walk};
+use super::walk::{Holes, Walk, WalkError};
 use super::{KernelMap, KernelMapError};
 
 /// Minimum pages allocated between two checks for a fatal signal.
@@ -114,7 +114,7 @@ impl<P: Platform> KernelMap<'_, P> {
         leaves: &Leaves,
         content: Content,
         walk: &mut Walk,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), WalkError> {
         let memory = self.memory;
         let area = self.area(claim.0);
         let start = area.range().start().0;
@@ -125,7 +125,7 @@ impl<P: Platform> KernelMap<'_, P> {
         while at < until {
             if at >= pause {
                 if memory.platform.fatal_signal() {
-                    return Err(Stop::Interrupted);
+                    return Err(WalkError::Interrupted);
                 }
                 pause = at + PAGES_AT_ONCE;
             }
@@ -142,7 +142,7 @@ impl<P: Platform> KernelMap<'_, P> {
                 self.purge_freed();
                 memory.frames.allocate_up_to(order)
             });
-            let (head, order) = block.ok_or(Stop::OutOfMemory)?;
+            let (head, order) = block.ok_or(WalkError::OutOfMemory)?;
             area.blocks.push(memory, head, order);
             let pages = u64::from(order.pages());
             if content == Content::Zeroes {

@@ -8,7 +8,7 @@ use crate::platform::Platform;
 use super::area::{Area, Placement};
 use super::leaves::Leaves;
 use super::request::{AreaKind, Pauses, Pieces, UnmapTime, VmapOptions};
-use super::walk::{Stop, Walk};
+use super::walk::{Walk, WalkError};
 use super::{KernelMap, KernelMapError};
 
 impl<P: Platform> KernelMap<'_, P> {
@@ -180,7 +180,7 @@ impl<P: Platform> KernelMap<'_, P> {
         kind: AreaKind,
         place: Placement,
         options: &VmapOptions,
-        mut map: impl FnMut(&mut Walk, u64) -> Result<(), Stop>,
+        mut map: impl FnMut(&mut Walk, u64) -> Result<(), WalkError>,
     ) -> Result<VirtAddr, KernelMapError> {
         self.memory.outermost(|| self.map_at_once(kind, place, options, &mut map))
     }
@@ -190,7 +190,7 @@ impl<P: Platform> KernelMap<'_, P> {
         kind: AreaKind,
         place: Placement,
         options: &VmapOptions,
-        map: &mut impl FnMut(&mut Walk, u64) -> Result<(), Stop>,
+        map: &mut impl FnMut(&mut Walk, u64) -> Result<(), WalkError>,
     ) -> Result<VirtAddr, KernelMapError> {
         let make = || Area::new(kind, options.pieces, options.pauses, options.memory);
         let claim = self.reserve_at_best(place, PAGE_SIZE, make)?;
@@ -223,7 +223,7 @@ impl<P: Platform> KernelMap<'_, P> {
         mut at: u64,
         mut pages: &[Frame],
         leaves: &Leaves,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), WalkError> {
         while !pages.is_empty() {
             let large = self.large_run(at, pages, leaves);
             let count = if large > 0 {

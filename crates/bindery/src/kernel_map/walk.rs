@@ -42,7 +42,7 @@ pub(super) enum Holes {
 
 /// Why a walk stopped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Stop {
+pub(super) enum WalkError {
     /// A table was missing.
     OutOfMemory,
     /// The entry is not empty.
@@ -51,12 +51,12 @@ pub(super) enum Stop {
     Interrupted,
 }
 
-impl From<Stop> for KernelMapError {
-    fn from(stop: Stop) -> Self {
-        match stop {
-            Stop::OutOfMemory => Self::OutOfMemory,
-            Stop::Occupied(at) => Self::Occupied(VirtAddr(at)),
-            Stop::Interrupted => Self::Interrupted,
+impl From<WalkError> for KernelMapError {
+    fn from(error: WalkError) -> Self {
+        match error {
+            WalkError::OutOfMemory => Self::OutOfMemory,
+            WalkError::Occupied(at) => Self::Occupied(VirtAddr(at)),
+            WalkError::Interrupted => Self::Interrupted,
         }
     }
 }
@@ -75,7 +75,7 @@ impl Walk {
         map: &KernelMap<'_, P>,
         at: u64,
         level: Level,
-    ) -> Result<Frame, Stop> {
+    ) -> Result<Frame, WalkError> {
         let mut have = self.level.max(level);
         // The table of `have` covers both addresses if they differ in nothing above its span.
         let covers = |have: Level| {
@@ -126,7 +126,7 @@ impl<P: Platform> KernelMap<'_, P> {
         mut first: Frame,
         mut count: u64,
         leaves: &Leaves,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), WalkError> {
         while count > 0 {
             let level = Self::level_of_piece(at, first, count, leaves.largest());
             let order = level.order::<P::Arch>();
@@ -158,9 +158,9 @@ impl<P: Platform> KernelMap<'_, P> {
         first: Frame,
         (level, entries): (Level, u32),
         leaves: &Leaves,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), WalkError> {
         if level == Level::PTE {
-            return Err(Stop::Occupied(at));
+            return Err(WalkError::Occupied(at));
         }
         let order = level.order::<P::Arch>();
         let smaller = leaves.at_most(level.below());

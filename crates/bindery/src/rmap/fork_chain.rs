@@ -175,10 +175,10 @@ fn ancestors(group: &AnonGroup) -> impl Iterator<Item = &AnonGroup> {
 fn take_over<P: Platform>(memory: &Memory<P>, table: &PageTable<'_, P>, vma: &Vma) -> bool {
     let frames = &memory.frames;
     let complete = Cell::new(true);
-    // Passed for each hold of the tables, so that nobody waits for the whole mapping.
-    let within = |hold: &mut dyn FnMut()| match vma.object() {
-        Some(object) => object.mapping_lock.with_write(&memory.platform, hold),
-        None => hold(),
+    // Taken for each span of table locks, so that nobody waits for the whole mapping.
+    let within = |work: &mut dyn FnMut()| match vma.object() {
+        Some(object) => object.mapping_lock.with_write(&memory.platform, work),
+        None => work(),
     };
     table.survey_within(vma.range(), within, |stretch: &Stretch| {
         let MappedRun::Pages { folio: Some(folio), .. } = stretch.what else { return };

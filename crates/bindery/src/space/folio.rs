@@ -124,7 +124,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             // It has gone since the look at it.
             return Err(FolioError::NotMapped);
         }
-        if !frames.hold(folio) {
+        if !frames.try_get(folio) {
             return Err(FolioError::Busy);
         }
         let holds = |page: u32| (mapped[page as usize / 64] >> (page % 64) & 1) as u32;

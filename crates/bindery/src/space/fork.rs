@@ -6,7 +6,7 @@ use crate::error::Error;
 use crate::interrupt;
 use crate::platform::Platform;
 use crate::rmap::{self, AnonGroup, Groups};
-use crate::table::copy::{Copied, Copy};
+use crate::table::copy::{Copied, ForkCopy};
 use crate::tlb::Gather;
 use crate::userfault::Notices;
 
@@ -152,7 +152,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let copied = if vma.is_shared() { Copied::Shared } else { Copied::Private };
         let owner = AnonGroup::as_owner(group);
         let page_offset = vma.page_offset();
-        let what = Copy { range, copied, owner, page_offset, userfault: userfault.is_some() };
+        let what = ForkCopy { range, copied, owner, page_offset, userfault: userfault.is_some() };
         self.table.copy_to(&child.table, &what, gather)
     }
 }

@@ -6,7 +6,7 @@ use crate::error::Error;
 use crate::interrupt;
 use crate::object::pages;
 use crate::platform::Platform;
-use crate::table::locking::HELD_ENTRIES;
+use crate::table::locking::SPAN_ENTRIES;
 
 use super::AddressSpace;
 use super::vma::{MappingFlags, Vma};
@@ -144,7 +144,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         while at < stretch.end() {
             let left = (stretch.end().0 - at.0) >> PAGE_SHIFT;
             // The index is locked for a bounded time.
-            let limit = left.min(u64::from(HELD_ENTRIES));
+            let limit = left.min(u64::from(SPAN_ENTRIES));
             let page = vma.page_offset_of(at);
             let memory = self.table.memory;
             let (found, mut count) = pages::resident_run(memory, object, page, limit);

@@ -18,7 +18,7 @@ use crate::platform::Platform;
 use crate::rmap::AnonGroup;
 use crate::table::OutOfMemory;
 use crate::table::locking::Depth;
-use crate::table::move_pages::{PageMove, PageMover, Stop};
+use crate::table::move_pages::{MovePlan, MoveStop, PageMover};
 
 use super::AddressSpace;
 use super::fault::written_attributes;
@@ -134,7 +134,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         moved: &mut u64,
     ) -> Result<(), MoveError> {
         loop {
-            let locked = self.lock_both(request.destination, request.source)?;
+            let locked = self.lock_both_vmas(request.destination, request.source)?;
             let (destination, source) = locked.vmas();
             check_vmas(request, destination, source, permit)?;
             let Some(group) = destination.group_pointer() else {
@@ -145,7 +145,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 continue;
             };
             let at = VirtAddr(request.destination.0 + *moved);
-            let what = PageMove {
+            let what = MovePlan {
                 source: VirtAddr(request.source.0 + *moved),
                 target: at,
                 len: request.length - *moved,
@@ -179,19 +179,19 @@ impl<P: Platform> AddressSpace<'_, P> {
         while !mover.is_done() {
             match mover.step() {
                 None => {}
-                Some(Stop::Missing) => return Err(MoveError::Missing),
-                Some(Stop::Exists) => return Err(MoveError::Exists),
-                Some(Stop::Busy) => return Err(MoveError::Busy),
-                Some(Stop::Marked) => return Err(MoveError::Marked),
-                Some(Stop::OutOfMemory) => {
+                Some(MoveStop::Missing) => return Err(MoveError::Missing),
+                Some(MoveStop::Exists) => return Err(MoveError::Exists),
+                Some(MoveStop::Busy) => return Err(MoveError::Busy),
+                Some(MoveStop::Marked) => return Err(MoveError::Marked),
+                Some(MoveStop::OutOfMemory) => {
                     mover.refill().map_err(|OutOfMemory| MoveError::OutOfMemory)?;
                 }
-                Some(Stop::Locked(folio)) => self.wait_for_folio(folio),
-                Some(Stop::Split(at, order)) => {
+                Some(MoveStop::Locked(folio)) => self.wait_for_folio(folio),
+                Some(MoveStop::Split(at, order)) => {
                     tries += 1;
                     self.split_to_move(source, (at, order), tries)?;
                 }
-                Some(Stop::Longer(_) | Stop::Piecemeal) => {
+                Some(MoveStop::Longer(_) | MoveStop::Piecemeal) => {
                     debug_assert!(false, "the mover sees to that");
                 }
             }
@@ -228,7 +228,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let mut cursor =
             self.table.cursor(VirtRange::raw(at.0, at.0 + PAGE_SIZE), Depth::Floor(Level::PTE));
         let (folio, _) = self.folio_at(&mut cursor, at)?;
-        (frames.pins(folio) == 0 && frames.hold(folio)).then_some(folio)
+        (frames.pins(folio) == 0 && frames.try_get(folio)).then_some(folio)
     }
 
     /// Waits until nobody has the lock of a folio, to which the caller has a reference that goes.
@@ -240,7 +240,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// The VMAs of both addresses, locked for reading.
-    fn lock_both(
+    fn lock_both_vmas(
         &self,
         destination: VirtAddr,
         source: VirtAddr,
@@ -253,12 +253,12 @@ impl<P: Platform> AddressSpace<'_, P> {
             return Ok(BothVmas { destination: first, source: found });
         }
         drop(first);
-        self.lock_both_of_writer(destination, source)
+        self.lock_both_vmas_of_writer(destination, source)
     }
 
     /// A writer is at work on the source, or there is nothing: the mutex knows.
     #[cold]
-    fn lock_both_of_writer(
+    fn lock_both_vmas_of_writer(
         &self,
         destination: VirtAddr,
         source: VirtAddr,

@@ -6,7 +6,7 @@ use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, ProtectionKey};
 use crate::error::Error;
 use crate::platform::Platform;
-use crate::table::protect::{Change, Watched, Writable};
+use crate::table::protect::{EntryPolicy, Watched, Writable};
 use crate::tlb::Gather;
 
 use super::change::Removed;
@@ -38,14 +38,14 @@ struct ProtectCall<'a> {
 
 impl Vma {
     /// The permissions and write policy for entries of this mapping.
-    pub(super) fn entry_policy(&self) -> Change {
+    pub(super) fn entry_policy(&self) -> EntryPolicy {
         let writable = match self.object() {
             _ if !self.is_shared() => Writable::Exclusive,
             Some(object) if object.notices_writes() => Writable::Noticed,
             _ => Writable::All,
         };
         let soft_dirty = self.has(MappingFlags::SOFT_DIRTY);
-        Change {
+        EntryPolicy {
             permissions: self.protection().permissions(),
             key: self.flags().key(),
             writable,

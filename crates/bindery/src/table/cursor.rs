@@ -49,7 +49,7 @@ pub(crate) struct Cursor<'a, 'm, P: Platform> {
 
 impl<'m, P: Platform> PageTable<'m, P> {
     /// Locks `range`, which is not empty, or its front: one set of locks serves at most
-    /// [`locking::HELD_ENTRIES`] entries. A range of so many pages is locked whole. Where another
+    /// [`locking::SPAN_ENTRIES`] entries. A range of so many pages is locked whole. Where another
     /// flush is pending, makes it first, so that the TLBs allow what the entries say and no more.
     // Always: returned from a function of its own, the set of locks would be copied.
     #[inline(always)]
@@ -102,7 +102,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         let mut found = false;
         while start < end && !found {
             let section = ReadSection::enter(&self.memory.platform);
-            let looks = locking::HELD_ENTRIES / u32::from(P::Arch::LEVELS);
+            let looks = locking::SPAN_ENTRIES / u32::from(P::Arch::LEVELS);
             for _ in 0..looks {
                 if start >= end {
                     break;

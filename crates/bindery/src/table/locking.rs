@@ -58,7 +58,7 @@
 //! more, and whoever waits for it lets all locks go when it finds the table elsewhere.
 //!
 //! # How much is held at once
-//! Other CPUs spin for a table's lock. So one set of locks never serves more than [`HELD_ENTRIES`]
+//! Other CPUs spin for a table's lock. So one set of locks never serves more than [`SPAN_ENTRIES`]
 //! entries or [`HELD_DETACHED`] detached tables. The locks are taken in pre-order anyway, so they
 //! stop there. An operation gets the front of its range, up to [`LockSet::end_of`], and comes again
 //! for the rest. In a range with few tables one hold goes far; in a dense one it covers two tables.
@@ -74,7 +74,7 @@ use crate::addr::{Frame, VirtAddr, VirtRange};
 use crate::arch::{Arch, Entry, Level};
 
 /// Most entries that an operation looks at while it holds one set of locks.
-pub(crate) const HELD_ENTRIES: u32 = 1024;
+pub(crate) const SPAN_ENTRIES: u32 = 1024;
 
 /// Most tables that an operation detaches while it holds one set of locks.
 pub(crate) const HELD_DETACHED: u32 = 512;
@@ -222,7 +222,7 @@ impl LockSet {
         Self {
             tables: ArrayVec::new(),
             pending: false,
-            entries: HELD_ENTRIES,
+            entries: SPAN_ENTRIES,
             detached: HELD_DETACHED,
             stop: u64::MAX,
         }
@@ -449,7 +449,7 @@ pub(crate) fn lock_pair<T: LockTree>(
     floor: Level,
     set: &mut LockSet,
 ) -> (Node, Node) {
-    lock_both(tree, root, one, other, floor, set, Covers::Stay)
+    lock_two_covers(tree, root, one, other, floor, set, Covers::Stay)
 }
 
 /// As [`lock_pair`], for a caller that holds the VMAs of both for reading.
@@ -461,7 +461,7 @@ pub(crate) fn lock_pair_beside_moves<T: LockTree>(
     floor: Level,
     set: &mut LockSet,
 ) -> (Node, Node) {
-    lock_both(tree, root, one.into(), other.into(), floor, set, Covers::MayBeCarried)
+    lock_two_covers(tree, root, one.into(), other.into(), floor, set, Covers::MayBeCarried)
 }
 
 /// Whether another mover may carry a cover away between the look at it and its lock.
@@ -471,7 +471,7 @@ enum Covers {
     MayBeCarried,
 }
 
-fn lock_both<T: LockTree>(
+fn lock_two_covers<T: LockTree>(
     tree: &T,
     root: Frame,
     one: End,
@@ -481,7 +481,7 @@ fn lock_both<T: LockTree>(
     covers: Covers,
 ) -> (Node, Node) {
     if one.freeable.start() > other.freeable.start() {
-        let (low, high) = lock_both(tree, root, other, one, floor, set, covers);
+        let (low, high) = lock_two_covers(tree, root, other, one, floor, set, covers);
         return (high, low);
     }
     let (End { range: first, freeable: low }, End { range: second, freeable: high }) = (one, other);

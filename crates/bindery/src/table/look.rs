@@ -123,7 +123,7 @@ impl<P: Platform> PageTable<'_, P> {
     /// folios stay. `f` takes no lock but those that may be taken inside. The caller keeps moves of
     /// tables out of the range.
     pub(crate) fn survey(&self, range: VirtRange, f: impl FnMut(&Stretch)) {
-        self.survey_within(range, |hold| hold(), f);
+        self.survey_within(range, |work| work(), f);
     }
 
     /// As [`PageTable::survey`]; `within` does what it is given each time that tables are locked,

@@ -29,7 +29,7 @@ pub(crate) enum Writable {
 
 /// What is to be done to leaves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Change {
+pub(crate) struct EntryPolicy {
     /// What the mapping allows.
     pub(crate) permissions: Permissions,
     /// Its protection key.
@@ -55,7 +55,7 @@ impl<P: Platform> PageTable<'_, P> {
     pub(crate) fn protect(
         &self,
         range: VirtRange,
-        change: &Change,
+        change: &EntryPolicy,
         gather: &mut Gather,
     ) -> Result<(), OutOfMemory> {
         let mut chunks = Chunks::of(range);
@@ -68,7 +68,7 @@ impl<P: Platform> PageTable<'_, P> {
 
 fn protect_locked<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
-    change: &Change,
+    change: &EntryPolicy,
     gather: &mut Gather,
 ) -> Result<(), OutOfMemory> {
     let equal = match change.watched {
@@ -94,7 +94,7 @@ fn writable_part<P: Platform>(
     cursor: &Cursor<'_, '_, P>,
     run: &Run,
     first: Entry,
-    change: &Change,
+    change: &EntryPolicy,
 ) -> (bool, u32) {
     let memory = cursor.tables.memory;
     match change.writable {
@@ -118,7 +118,7 @@ fn protect_leaves<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
     mut run: Run,
     mut first: Entry,
-    change: &Change,
+    change: &EntryPolicy,
     gather: &mut Gather,
 ) {
     let permissions = change.permissions;
@@ -293,7 +293,7 @@ fn prot_none<A: Arch>(leaf: Entry) -> Entry {
 
 /// Makes leaves of the run's `PROT_NONE` ones, and contiguous runs where alignment allows; other
 /// absent entries stay as they are. Nothing has to be broken: what was `PROT_NONE` is in no TLB.
-fn restore_leaves<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run, change: &Change) {
+fn restore_leaves<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run, change: &EntryPolicy) {
     let mut run = *run;
     while run.count > 0 {
         let slots = cursor.tables.slots(run.node.table);

@@ -12,7 +12,7 @@ use crate::swap::page_set::PageSet;
 
 use super::cursor::Whole;
 use super::locking::{Depth, LockTree};
-use super::protect::{Change, Watched, Writable};
+use super::protect::{EntryPolicy, Watched, Writable};
 use super::run::{self, Run, What};
 use super::{OutOfMemory, PageTable, ReadSection};
 
@@ -27,7 +27,7 @@ pub(crate) struct SwapIn {
     /// What leaves of the VMA say.
     pub(crate) attributes: Attributes,
     /// Which of them may allow writes.
-    pub(crate) change: Change,
+    pub(crate) change: EntryPolicy,
 }
 
 /// What was mapped.

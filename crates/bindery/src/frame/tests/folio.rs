@@ -43,7 +43,7 @@ fn the_last_mapping_or_reference_frees() {
     frames.first_map(folio, 16);
     assert_eq!(counts(), (0, 16));
     frames.map(folio, 16).unwrap();
-    assert!(frames.hold(folio));
+    assert!(frames.try_get(folio));
     assert_eq!(counts(), (1, 32));
     assert_eq!(frames.unmap(&machine, folio, 16), Freed::No);
     assert_eq!(frames.unmap(&machine, folio, 16), Freed::No);
@@ -123,7 +123,7 @@ fn of_many_threads_exactly_one_frees() {
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
-                    assert!(frames.hold(folio));
+                    assert!(frames.try_get(folio));
                     let ends = [frames.unmap(&machine, folio, 8), frames.release(&machine, folio)];
                     freed.fetch_add(
                         ends.iter().filter(|e| **e == Freed::Yes).count() as u32,
@@ -163,7 +163,7 @@ fn a_split_is_refused_with_the_reason_and_changes_nothing() {
     let split = |order, each| frames.split(folio, order, |_| each);
     assert_eq!(split(Order(3), 0), Err(SplitError::Order));
     assert_eq!(split(Order::PAGE, 1), Err(SplitError::Mappings));
-    assert!(frames.hold(folio));
+    assert!(frames.try_get(folio));
     assert_eq!(split(Order::PAGE, 0), Err(SplitError::References));
     frames.meta(folio.head).count.store(8 << 32, Relaxed);
     assert_eq!(split(Order::PAGE, 1), Err(SplitError::References));

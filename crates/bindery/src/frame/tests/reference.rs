@@ -38,8 +38,8 @@ fn references_do_not_overflow_into_pins() {
     let (machine, frames) = machine(64);
     let folio = frames.new_folio(Order::PAGE).unwrap();
     frames.publish(folio, 1);
-    (1..TOO_MANY_REFERENCES).for_each(|_| assert!(frames.hold(folio)));
-    assert!(!frames.hold(folio) && frames.try_hold(&machine, folio.head).is_none());
+    (1..TOO_MANY_REFERENCES).for_each(|_| assert!(frames.try_get(folio)));
+    assert!(!frames.try_get(folio) && frames.try_hold(&machine, folio.head).is_none());
     assert_eq!((frames.references(folio), frames.pins(folio)), (TOO_MANY_REFERENCES, 0));
     assert_eq!(frames.release_last(&machine, folio, 1), Freed::No);
     assert_eq!(frames.release_last(&machine, folio, TOO_MANY_REFERENCES), Freed::Yes);

@@ -11,7 +11,7 @@ use crate::rmap::RmapGuard;
 use crate::space::{AddressSpace, MmapLocked};
 use crate::stats::Counts;
 use crate::table::OutOfMemory;
-use crate::table::move_range::{Holds, Move};
+use crate::table::move_range::{LockSpans, Move};
 use crate::vma::{MappingFlags, Purpose, Vma, VmaWriteGuard};
 
 use super::RemapCall;
@@ -199,8 +199,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let freeable = if stays { source } else { self.freeable(mm, source, target) };
         let mut counts = Counts::default();
         let moved = Move { source, to: target.start(), freeable };
-        let first = match self.table.holds(&moved, &mut counts) {
-            Holds::One(piece) => {
+        let first = match self.table.lock_spans(&moved, &mut counts) {
+            LockSpans::One(piece) => {
                 let held = RmapGuard::new(self.platform(), vma.vma());
                 let done = self.table.move_one_piece(&moved, piece, call.gather, &mut counts);
                 self.table.stats.add(&counts);
@@ -217,7 +217,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 self.insert_held(mm, nodes.moved, &held);
                 return Ok(left);
             }
-            Holds::Several(first) => first,
+            LockSpans::Several(first) => first,
         };
         if let Err(error) = self.table.lay(&moved, first, &mut counts) {
             self.table.stats.add(&counts);
@@ -225,9 +225,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         }
         // Before the first page comes: a walker that does not find it at the source comes here.
         self.link(mm, nodes.moved);
-        let within = |hold: &mut dyn FnMut()| {
+        let within = |work: &mut dyn FnMut()| {
             let held = RmapGuard::new(self.platform(), &vma);
-            hold();
+            work();
             held.moved(self.vma(nodes.moved));
         };
         self.table.move_in_pieces(&moved, first, call.gather, &mut counts, within);
@@ -258,7 +258,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let freeable = Self::freeable_between(source, slide.floor, slide.ceiling, target);
         let what = Move { source, to: target.start(), freeable };
         let mut counts = Counts::default();
-        let Holds::One(piece) = self.table.holds(&what, &mut counts) else { return None };
+        let LockSpans::One(piece) = self.table.lock_spans(&what, &mut counts) else { return None };
         let held = RmapGuard::new(self.platform(), vma);
         let done = self.table.move_one_piece(&what, piece, call.gather, &mut counts);
         self.table.stats.add(&counts);

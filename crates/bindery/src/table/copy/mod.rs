@@ -32,7 +32,7 @@ pub(crate) enum Copied {
 
 /// What a child gets of one mapping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Copy {
+pub(crate) struct ForkCopy {
     pub(crate) range: VirtRange,
     pub(crate) copied: Copied,
     /// To whom pages belong that are copied at once, and the offset of the first page there.
@@ -42,7 +42,7 @@ pub(crate) struct Copy {
     pub(crate) userfault: bool,
 }
 
-impl Copy {
+impl ForkCopy {
     /// The absent entry as the child has it.
     fn absent<A: Arch>(&self, entry: Entry) -> Entry {
         if self.userfault { entry } else { absent::strip_userfault::<A>(entry) }
@@ -61,7 +61,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     pub(crate) fn copy_to(
         &self,
         child: &Self,
-        what: &Copy,
+        what: &ForkCopy,
         gather: &mut Gather,
     ) -> Result<(), Error> {
         let mut supplies = Supplies { tables: TablePool::new(self.memory) };
@@ -77,7 +77,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     fn copy_parts(
         &self,
         child: &Self,
-        what: &Copy,
+        what: &ForkCopy,
         gather: &mut Gather,
         supplies: &mut Supplies<'m, P>,
     ) -> Result<(), Error> {
@@ -95,13 +95,13 @@ impl<'m, P: Platform> PageTable<'m, P> {
             };
             match stopped {
                 Ok(()) => {}
-                Err(Stop::Zeroed(at)) => parts.go_on_from(at),
-                Err(Stop::Refused) => return Err(Error::OutOfMemory),
-                Err(Stop::Short(at)) => {
+                Err(CopyStop::Zeroed(at)) => parts.go_on_from(at),
+                Err(CopyStop::Refused) => return Err(Error::OutOfMemory),
+                Err(CopyStop::Short(at)) => {
                     supplies.tables.refill().map_err(|OutOfMemory| Error::OutOfMemory)?;
                     parts.go_on_from(at);
                 }
-                Err(Stop::Pinned(run)) => {
+                Err(CopyStop::Pinned(run)) => {
                     self.copy_pinned(child, &run, what, supplies)?;
                     parts.go_on_from(run.range.end());
                 }
@@ -128,7 +128,7 @@ impl<'m, P: Platform> Supplies<'m, P> {
 const TABLES_ZEROED: u64 = 10;
 
 /// Why a copy stops before its end.
-enum Stop {
+enum CopyStop {
     /// There was no memory at once for what comes from this address on.
     Short(VirtAddr),
     /// So much was zeroed that the locks are let go; this address comes next.
@@ -142,15 +142,15 @@ enum Stop {
 fn copy_locked<'m, P: Platform>(
     source: &mut Cursor<'_, 'm, P>,
     target: &mut Cursor<'_, 'm, P>,
-    what: &Copy,
+    what: &ForkCopy,
     gather: &mut Gather,
     supplies: &mut Supplies<'m, P>,
-) -> Result<(), Stop> {
+) -> Result<(), CopyStop> {
     while let Some(run) =
-        source.next_run(Equal::empty(), Whole::Enter).map_err(|_| Stop::Refused)?
+        source.next_run(Equal::empty(), Whole::Enter).map_err(|_| CopyStop::Refused)?
     {
         if target.counts.tables_allocated >= TABLES_ZEROED && run.what != What::Empty {
-            return Err(Stop::Zeroed(run.at));
+            return Err(CopyStop::Zeroed(run.at));
         }
         match run.what {
             What::Empty | What::Table(_) => {}
@@ -185,8 +185,8 @@ fn target_table<'m, P: Platform>(
     target: &mut Cursor<'_, 'm, P>,
     run: &Run,
     supplies: &mut Supplies<'m, P>,
-) -> Result<Frame, Stop> {
-    let short = |_| Stop::Short(run.at);
+) -> Result<Frame, CopyStop> {
+    let short = |_| CopyStop::Short(run.at);
     let table = target.table_at(run.at, run.node.level, &mut supplies.tables).map_err(short)?;
     if run.node.level > Level::PTE {
         let deposit = supplies.tables.take(Level::PTE, &mut target.counts).map_err(short)?;
@@ -200,16 +200,16 @@ fn copy_leaves<P: Platform>(
     target: &mut Cursor<'_, '_, P>,
     run: &Run,
     (table, first): (Frame, Entry),
-    what: &Copy,
+    what: &ForkCopy,
     gather: &mut Gather,
-) -> Result<(), Stop> {
+) -> Result<(), CopyStop> {
     let stripped = if what.userfault { 0 } else { P::Arch::USERFAULT };
     let memory = source.tables.memory;
     let pages = run.pages::<P::Arch>();
     let (counts, theirs) = (&mut source.counts, &mut target.counts);
     if memory.share_frames(P::Arch::frame(first), pages, counts, theirs).is_err() {
         drop_target_deposit(target, run, table);
-        return Err(Stop::Refused);
+        return Err(CopyStop::Refused);
     }
     let ours = source.tables.slots(run.node.table);
     let theirs = target.tables.slots(table);
@@ -237,7 +237,7 @@ fn copy_leaves<P: Platform>(
 
 /// The folio of a run that begins with `first`, if it is a private one of this side alone and
 /// somebody has pinned it.
-fn pinned<P: Platform>(source: &Cursor<'_, '_, P>, first: Frame, what: &Copy) -> Option<Folio> {
+fn pinned<P: Platform>(source: &Cursor<'_, '_, P>, first: Frame, what: &ForkCopy) -> Option<Folio> {
     let frames = &source.tables.memory.frames;
     let folio = frames.folio_of(first).filter(|_| what.copied == Copied::Private)?;
     (frames.pins(folio) > 0 && frames.is_anonymous(folio)).then_some(folio)
@@ -250,11 +250,11 @@ fn stop_at_pinned<P: Platform>(
     first: Frame,
     folio: Folio,
     form: Form,
-) -> Stop {
-    if !source.tables.memory.frames.hold(folio) {
-        return Stop::Refused;
+) -> CopyStop {
+    if !source.tables.memory.frames.try_get(folio) {
+        return CopyStop::Refused;
     }
-    Stop::Pinned(PinnedRun { range: run.range::<P::Arch>(), first, folio, form })
+    CopyStop::Pinned(PinnedRun { range: run.range::<P::Arch>(), first, folio, form })
 }
 
 fn copy_absent<P: Platform>(
@@ -262,22 +262,22 @@ fn copy_absent<P: Platform>(
     target: &mut Cursor<'_, '_, P>,
     run: &Run,
     (table, first): (Frame, Entry),
-    what: &Copy,
-) -> Result<(), Stop> {
+    what: &ForkCopy,
+) -> Result<(), CopyStop> {
     let memory = source.tables.memory;
     if let Some(Absent::ProtNone { frame, .. }) = absent::decode::<P::Arch>(first) {
         let pages = run.pages::<P::Arch>();
         let (counts, theirs) = (&mut source.counts, &mut target.counts);
         if memory.share_frames(frame, pages, counts, theirs).is_err() {
             drop_target_deposit(target, run, table);
-            return Err(Stop::Refused);
+            return Err(CopyStop::Refused);
         }
     }
     if let Some(Absent::Swap { device, slot, .. }) = absent::decode::<P::Arch>(first) {
         let slots = SlotRun { area: device, first: slot, count: run.pages::<P::Arch>() };
         if memory.name_slots(slots).is_err() {
             drop_target_deposit(target, run, table);
-            return Err(Stop::Refused);
+            return Err(CopyStop::Refused);
         }
         target.counts.swap_pages += u64::from(slots.count);
     }

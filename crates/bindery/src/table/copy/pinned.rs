@@ -28,7 +28,7 @@ use crate::table::cursor::Cursor;
 use crate::table::locking::Depth;
 use crate::table::{OutOfMemory, PageTable};
 
-use super::{Copy, Supplies};
+use super::{ForkCopy, Supplies};
 
 /// So many pages are copied between two looks at the parent's entries.
 const BATCH: usize = 16;
@@ -79,7 +79,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         &self,
         child: &Self,
         run: &PinnedRun,
-        what: &Copy,
+        what: &ForkCopy,
         supplies: &mut Supplies<'m, P>,
     ) -> Result<(), Error> {
         let mut done = 0;
@@ -102,7 +102,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         child: &Self,
         run: &PinnedRun,
         (first, count): (u64, u64),
-        what: &Copy,
+        what: &ForkCopy,
         supplies: &mut Supplies<'m, P>,
     ) -> Result<(), OutOfMemory> {
         let (memory, frames) = (self.memory, &self.memory.frames);
@@ -145,7 +145,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         run: &PinnedRun,
         first: u64,
         copies: &[Folio],
-        what: &Copy,
+        what: &ForkCopy,
         supplies: &mut Supplies<'m, P>,
     ) -> (usize, Result<(), OutOfMemory>) {
         let frames = &self.memory.frames;

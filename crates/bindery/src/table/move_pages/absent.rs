@@ -10,15 +10,15 @@ use crate::arch::{Absent, Entry, absent};
 use crate::platform::Platform;
 use crate::table::run;
 
-use super::{Hold, Stop};
+use super::{LockSpan, MoveStop};
 
-impl<P: Platform> Hold<'_, '_, '_, P> {
+impl<P: Platform> LockSpan<'_, '_, '_, P> {
     /// Whether the entry may move: a page in swap that nobody else names.
-    pub(super) fn may_move_absent(&self, entry: Entry) -> Result<(), Stop> {
+    pub(super) fn may_move_absent(&self, entry: Entry) -> Result<(), MoveStop> {
         match absent::decode::<P::Arch>(entry) {
             Some(Absent::Swap { exclusive: true, .. }) => Ok(()),
-            Some(Absent::Swap { .. }) => Err(Stop::Busy),
-            _ => Err(Stop::Marked),
+            Some(Absent::Swap { .. }) => Err(MoveStop::Busy),
+            _ => Err(MoveStop::Marked),
         }
     }
 
@@ -29,7 +29,7 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
         &mut self,
         slots: &[AtomicU64],
         there: &[AtomicU64],
-    ) -> Result<u32, Stop> {
+    ) -> Result<u32, MoveStop> {
         let (count, first) = run::match_absent::<P::Arch>(slots, 0, slots.len() as u32);
         self.may_move_absent(first)?;
         let count = run::count_empty(there, 0, count);

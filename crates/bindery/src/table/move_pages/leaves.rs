@@ -1,4 +1,4 @@
-//! Level-1 entries of one hold: single pages, and folios whose entries are one run.
+//! Level-1 entries of one span: single pages, and folios whose entries are one run.
 
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -11,7 +11,7 @@ use crate::table::leaf::replace;
 use crate::table::locking::Node;
 use crate::table::run;
 
-use super::{Below, Hold, Stop};
+use super::{Below, LockSpan, MoveStop};
 
 /// A stretch of one table of the source, and of one of the target.
 pub(super) struct Part<'t> {
@@ -22,7 +22,7 @@ pub(super) struct Part<'t> {
     pub(super) target: Frame,
     pub(super) target_first: u32,
     pub(super) there: &'t [AtomicU64],
-    /// Pages of the hold before this part.
+    /// Pages of the span before this part.
     pub(super) page: u32,
     /// Entries that have gone from the source, and come to the target, and are not counted yet.
     gone: u32,
@@ -31,9 +31,9 @@ pub(super) struct Part<'t> {
     stale: bool,
 }
 
-impl<P: Platform> Hold<'_, '_, '_, P> {
-    /// Moves all of the hold. Returns how many bytes it has got through.
-    pub(super) fn move_leaves(&mut self) -> (u64, Option<Stop>) {
+impl<P: Platform> LockSpan<'_, '_, '_, P> {
+    /// Moves all of the span. Returns how many bytes it has got through.
+    pub(super) fn move_leaves(&mut self) -> (u64, Option<MoveStop>) {
         let pages = (self.len >> PAGE_SHIFT) as u32;
         let mut done = 0;
         while done < pages {
@@ -46,7 +46,7 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
     }
 
     /// Goes on at page `done`, as far as one table of the source and one of the target reach.
-    fn move_part(&mut self, done: &mut u32, pages: u32) -> Option<Stop> {
+    fn move_part(&mut self, done: &mut u32, pages: u32) -> Option<MoveStop> {
         let (source, target) = (self.source_at(*done), self.target + u64::from(*done) * PAGE_SIZE);
         let from = Level::PTE.index_of::<P::Arch>(VirtAddr(source));
         let to = Level::PTE.index_of::<P::Arch>(VirtAddr(target));
@@ -55,18 +55,18 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
         let there = match self.below(self.to, target) {
             Below::Table(table) => Some(table),
             Below::Nothing => None,
-            Below::Huge(..) => return Some(Stop::Exists),
+            Below::Huge(..) => return Some(MoveStop::Exists),
         };
         let table = match self.below(self.from, source) {
             Below::Table(table) => table,
-            Below::Nothing if !self.what.allows_holes => return Some(Stop::Missing),
+            Below::Nothing if !self.what.allows_holes => return Some(MoveStop::Missing),
             Below::Nothing => {
                 let vacant = there.map_or(count, |table| {
                     self.counts.entries_read += u64::from(count);
                     run::count_empty(self.tables.slots(table), to, count)
                 });
                 *done += vacant;
-                return (vacant < count).then_some(Stop::Exists);
+                return (vacant < count).then_some(MoveStop::Exists);
             }
             Below::Huge(node, index, entry) => {
                 return self.break_huge(node, index, entry, source).err();
@@ -79,7 +79,7 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
             if vacant > 0 {
                 self.counts.entries_read += u64::from(vacant);
                 if !self.what.allows_holes {
-                    return Some(Stop::Missing);
+                    return Some(MoveStop::Missing);
                 }
                 *done += vacant;
                 return None;
@@ -118,7 +118,7 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
     }
 
     /// Moves the entries of a part. Returns how many entries it has got through.
-    fn move_entries(&mut self, part: &mut Part<'_>) -> (u32, Option<Stop>) {
+    fn move_entries(&mut self, part: &mut Part<'_>) -> (u32, Option<MoveStop>) {
         let memory = self.tables.memory;
         let (frames, platform) = (&memory.frames, &memory.platform);
         let count = part.slots.len() as u32;
@@ -127,7 +127,7 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
         while at < count {
             let (slot, there) = (&part.slots[at as usize], &part.there[at as usize]);
             if there.load(Ordering::Relaxed) != 0 {
-                return (at, Some(Stop::Exists));
+                return (at, Some(MoveStop::Exists));
             }
             let entry = Entry(slot.load(Ordering::Relaxed));
             let frame = P::Arch::frame(entry);
@@ -138,7 +138,7 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
                 slot.swap(0, Ordering::SeqCst);
                 if frames.is_pinned_since(Folio { head: frame, order: Order::PAGE }) {
                     slot.store(entry.0, Ordering::Relaxed);
-                    return (at, Some(Stop::Busy));
+                    return (at, Some(MoveStop::Busy));
                 }
                 lock.give_to(self.what.owner, first_index + u64::from(at));
                 there.store(entry.0, Ordering::Relaxed);
@@ -159,12 +159,12 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
     /// Moves what is not a single page whose leaf moves without a change. Returns how many entries
     /// it has got through.
     #[inline(never)]
-    fn move_other(&mut self, part: &mut Part<'_>, at: u32, entry: Entry) -> Result<u32, Stop> {
+    fn move_other(&mut self, part: &mut Part<'_>, at: u32, entry: Entry) -> Result<u32, MoveStop> {
         let (slots, there) = (&part.slots[at as usize..], &part.there[at as usize..]);
         let left = slots.len() as u32;
         if entry.is_empty() {
             if !self.what.allows_holes {
-                return Err(Stop::Missing);
+                return Err(MoveStop::Missing);
             }
             let hole = run::count_empty(slots, 0, left);
             return Ok(run::count_empty(there, 0, hole));
@@ -181,7 +181,7 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
         if memory.is_zero(frame) {
             return Ok(self.move_zero_page(part, at, entry));
         }
-        let folio = memory.frames.folio_of(frame).ok_or(Stop::Busy)?;
+        let folio = memory.frames.folio_of(frame).ok_or(MoveStop::Busy)?;
         let number = frame.0 - folio.head.0;
         let limit = left.min(folio.pages() - number);
         let whole = self.tables.slots(part.table);
@@ -192,13 +192,13 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
             run::match_leaves::<P::Arch>(whole, first, limit, equal, P::Arch::STEP, 0)
         };
         if !memory.frames.exclusive_run(folio, number, 1).0 {
-            return Err(Stop::Busy);
+            return Err(MoveStop::Busy);
         }
         if memory.frames.mappings(folio) != alike || !run::are_empty(&there[..alike as usize]) {
             return self.move_scattered(part.page + at, folio, number);
         }
         if memory.frames.exclusive_run(folio, number, alike) != (true, alike) {
-            return Err(Stop::Busy);
+            return Err(MoveStop::Busy);
         }
         self.move_folio(part, at, gathered, (folio, number, alike))?;
         Ok(alike)
@@ -211,7 +211,7 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
         at: u32,
         gathered: Entry,
         (folio, number, alike): (Folio, u32, u32),
-    ) -> Result<(), Stop> {
+    ) -> Result<(), MoveStop> {
         let (tables, frames) = (self.tables, &self.tables.memory.frames);
         let lock = lock(tables.memory, folio)?;
         let taken = take_run::<P::Arch>(&part.slots[at as usize..(at + alike) as usize]);
@@ -227,7 +227,7 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
             }
             tables.change_entry_count(part.table, 0, alike);
             tables.write_leaves(part.table, part.first + at, gathered, alike);
-            return Err(Stop::Busy);
+            return Err(MoveStop::Busy);
         }
         let index = self.index + u64::from(part.page + at);
         lock.give_to(self.what.owner, index.wrapping_sub(u64::from(number)));
@@ -255,7 +255,7 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
         1
     }
 
-    /// Makes entries of level 1 of a huge one, of which the hold moves a part, or which cannot
+    /// Makes entries of level 1 of a huge one, of which the span moves a part, or which cannot
     /// be at the target.
     #[cold]
     fn break_huge(
@@ -264,20 +264,20 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
         index: u32,
         entry: Entry,
         source: u64,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), MoveStop> {
         let memory = self.tables.memory;
         if entry.0 & P::Arch::PRESENT == 0 {
             self.may_move_absent(entry)?;
         } else if !memory.is_zero(P::Arch::frame(entry)) {
-            let folio = memory.frames.folio_of(P::Arch::frame(entry)).ok_or(Stop::Busy)?;
+            let folio = memory.frames.folio_of(P::Arch::frame(entry)).ok_or(MoveStop::Busy)?;
             if !memory.frames.exclusive_run(folio, 0, 1).0 {
-                return Err(Stop::Busy);
+                return Err(MoveStop::Busy);
             }
         }
         let base = VirtAddr(source).align_down(node.level.span::<P::Arch>());
         let split = self.tables.split(node, index, base, self.counts);
         // A huge leaf has its table on deposit, whatever memory there is.
-        let table = split.map_err(|_| Stop::OutOfMemory)?;
+        let table = split.map_err(|_| MoveStop::OutOfMemory)?;
         self.locks.push(table);
         Ok(())
     }
@@ -287,11 +287,11 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
 pub(super) fn lock<P: Platform>(
     memory: &Memory<P>,
     folio: Folio,
-) -> Result<FolioLock<'_, P>, Stop> {
+) -> Result<FolioLock<'_, P>, MoveStop> {
     match memory.frames.try_lock_folio(&memory.platform, folio) {
         Some(lock) => Ok(lock),
-        None if memory.frames.hold(folio) => Err(Stop::Locked(folio)),
-        None => Err(Stop::Busy),
+        None if memory.frames.try_get(folio) => Err(MoveStop::Locked(folio)),
+        None => Err(MoveStop::Busy),
     }
 }
 

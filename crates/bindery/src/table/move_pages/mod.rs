@@ -9,7 +9,7 @@
 //! ```
 //!
 //! The caller holds the VMAs of both places for reading. So faults run, and so do other moves of
-//! pages; forks, `mremap` and unmapping wait. One *hold* serves at most one table of the source:
+//! pages; forks, `mremap` and unmapping wait. One *span* serves at most one table of the source:
 //! 1. The tables of both places are locked, in one pass.
 //! 2. The lock of a folio is tried. If somebody has it, everything is let go, and the caller waits.
 //! 3. The entries are cleared, by a sequentially consistent step, and then the pins are looked at.
@@ -17,7 +17,7 @@
 //! 4. The folio gets the owner and the index of its new place, its entries are written there, and
 //!    it is unlocked.
 //! 5. The TLBs forget the old place before the tables are unlocked, or the tables are marked
-//!    ([`crate::tlb`]), and the flush comes after the last hold.
+//!    ([`crate::tlb`]), and the flush comes after the last span.
 //!
 //! The reverse map goes by the folio's owner and index. A walker has the folio's lock, so it finds
 //! the old place with the entries there, or the new one. It may wait for the table of the new place
@@ -25,7 +25,7 @@
 //!
 //! A folio moves whole, at any alignment, if all its mappings are in the range. Of any other, the
 //! part must be split off first, because a folio has one index: the caller does that, and comes
-//! again ([`Stop::Split`]).
+//! again ([`MoveStop::Split`]).
 
 mod absent;
 mod leaves;
@@ -42,11 +42,11 @@ use crate::stats::Counts;
 use crate::tlb::Gather;
 
 use super::cursor::table_under;
-use super::locking::{self, HELD_ENTRIES, LockSet, Node};
+use super::locking::{self, LockSet, Node, SPAN_ENTRIES};
 use super::{OutOfMemory, PageTable, ReadSection, TablePool, run};
 
 /// What moves where. The caller holds the VMAs of both places for reading.
-pub(crate) struct PageMove {
+pub(crate) struct MovePlan {
     pub(crate) source: VirtAddr,
     pub(crate) target: VirtAddr,
     /// In bytes.
@@ -68,7 +68,7 @@ pub(crate) struct PageMove {
 
 /// Why a move has stopped before its end. What lies before has moved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Stop {
+pub(crate) enum MoveStop {
     /// The source's entry is empty, and holes are not allowed.
     Missing,
     /// The target's entry is not empty.
@@ -81,7 +81,7 @@ pub(crate) enum Stop {
     OutOfMemory,
     /// Somebody has the folio's lock. The caller has got a reference to it.
     Locked(Folio),
-    /// The next folio needs a hold of so many bytes.
+    /// The next folio needs a span of so many bytes.
     Longer(u64),
     /// The slot does not move as one entry: its pages shall.
     Piecemeal,
@@ -92,7 +92,7 @@ pub(crate) enum Stop {
 /// A move under way. What it has made stale is flushed when this is dropped.
 pub(crate) struct PageMover<'a, 'm, P: Platform> {
     tables: &'a PageTable<'m, P>,
-    what: &'a PageMove,
+    what: &'a MovePlan,
     pool: TablePool<'m, P>,
     gather: Gather,
     counts: Counts,
@@ -100,14 +100,14 @@ pub(crate) struct PageMover<'a, 'm, P: Platform> {
     marks: bool,
     /// Bytes that are done.
     done: u64,
-    /// The least length of the next hold, in bytes.
+    /// The least length of the next span, in bytes.
     least: u64,
-    /// The next hold goes page by page.
+    /// The next span goes page by page.
     piecemeal: bool,
 }
 
 impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
-    pub(crate) fn new(tables: &'a PageTable<'m, P>, what: &'a PageMove) -> Self {
+    pub(crate) fn new(tables: &'a PageTable<'m, P>, what: &'a MovePlan) -> Self {
         let (pool, gather) = (TablePool::new(tables.memory), Gather::new());
         let counts = Counts::default();
         Self {
@@ -132,26 +132,26 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
         self.done == self.what.len
     }
 
-    /// Goes on by one hold of the locks. `None` if it met nothing in its way.
-    pub(crate) fn step(&mut self) -> Option<Stop> {
+    /// Goes on by one span of the locks. `None` if it met nothing in its way.
+    pub(crate) fn step(&mut self) -> Option<MoveStop> {
         let holes = self.pass_holes();
         if holes.is_some() || self.is_done() {
             return holes;
         }
-        let len = self.length_of_hold();
-        let stop = self.hold(len);
+        let len = self.length_of_span();
+        let stop = self.move_span(len);
         self.least = 0;
         self.piecemeal = false;
         match stop {
-            Some(Stop::Piecemeal) => {
+            Some(MoveStop::Piecemeal) => {
                 self.piecemeal = true;
                 None
             }
-            Some(Stop::Longer(least)) => {
+            Some(MoveStop::Longer(least)) => {
                 let at = VirtAddr(self.what.source.0 + self.done);
                 // A hold of that length would lock an entry as source and as target.
                 if least > self.distance() || self.tables.reach.is_page() {
-                    return Some(Stop::Split(at, Order::PAGE));
+                    return Some(MoveStop::Split(at, Order::PAGE));
                 }
                 self.least = least;
                 None
@@ -160,7 +160,7 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
         }
     }
 
-    /// Gets tables for the next hold. Called where [`Stop::OutOfMemory`] was returned.
+    /// Gets tables for the next span. Called where [`MoveStop::OutOfMemory`] was returned.
     pub(crate) fn refill(&mut self) -> Result<(), OutOfMemory> {
         self.pool.refill()
     }
@@ -169,8 +169,8 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
         self.what.source.0.abs_diff(self.what.target.0)
     }
 
-    /// Up to the end of the source's table, and not so far that source and target of the hold meet.
-    fn length_of_hold(&self) -> u64 {
+    /// Up to the end of the source's table, and not so far that source and target of the span meet.
+    fn length_of_span(&self) -> u64 {
         let left = self.what.len - self.done;
         if self.tables.reach.is_page() {
             return PAGE_SIZE.min(left);
@@ -183,10 +183,10 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
 
     /// Passes over what no table is below, without locks, as far as one read section goes. Faults
     /// fill holes whenever they like, so nothing more is promised of one than that it was there.
-    fn pass_holes(&mut self) -> Option<Stop> {
+    fn pass_holes(&mut self) -> Option<MoveStop> {
         let (tables, what) = (self.tables, self.what);
         let section = ReadSection::enter(&tables.memory.platform);
-        for _ in 0..HELD_ENTRIES / 4 / u32::from(P::Arch::LEVELS) {
+        for _ in 0..SPAN_ENTRIES / 4 / u32::from(P::Arch::LEVELS) {
             let left = what.len - self.done;
             if left == 0 {
                 return None;
@@ -199,10 +199,10 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
             }
             let (there, index, entry) = tables.peek(&section, to, &mut self.counts);
             if there.level > Level::PTE && !entry.is_empty() {
-                return Some(Stop::Exists);
+                return Some(MoveStop::Exists);
             }
             if !what.allows_holes {
-                return Some(Stop::Missing);
+                return Some(MoveStop::Missing);
             }
             let to_end = |at: VirtAddr, level: Level| {
                 let span = level.span::<P::Arch>();
@@ -219,13 +219,13 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
             tables.memory.worked(u64::from(vacant), 0);
             self.counts.entries_read += u64::from(vacant);
             self.done += u64::from(vacant) * PAGE_SIZE;
-            return (vacant < count).then_some(Stop::Exists);
+            return (vacant < count).then_some(MoveStop::Exists);
         }
         None
     }
 
     /// Moves the next `len` bytes under one set of locks.
-    fn hold(&mut self, len: u64) -> Option<Stop> {
+    fn move_span(&mut self, len: u64) -> Option<MoveStop> {
         let (tables, what) = (self.tables, self.what);
         let (source, target) = (what.source.0 + self.done, what.target.0 + self.done);
         let is_last = self.done + len == what.len;
@@ -258,7 +258,7 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
             tables.honor_pending(to, &locks, Some(&self.gather), &mut self.counts);
         }
         let whole = P::Arch::leaf(Frame(0), Level::PTE, what.attributes);
-        let mut hold = Hold {
+        let mut locked = LockSpan {
             tables,
             what,
             locks: &mut locks,
@@ -277,31 +277,31 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
             _section: section,
         };
         let (moved, stop) = if is_slot {
-            match hold.move_slot() {
+            match locked.move_slot() {
                 Ok(()) => (len, None),
                 Err(stop) => (0, Some(stop)),
             }
         } else {
-            hold.move_leaves()
+            locked.move_leaves()
         };
         if is_last {
             // Before anybody gets the locks.
-            tables.flush(hold.gather, hold.counts);
+            tables.flush(locked.gather, locked.counts);
         }
-        drop(hold);
+        drop(locked);
         self.done += moved;
         stop
     }
 
     /// A move to where the page is: the target's entry is not empty.
-    fn stays(&mut self, at: u64) -> Option<Stop> {
+    fn stays(&mut self, at: u64) -> Option<MoveStop> {
         let section = ReadSection::enter(&self.tables.memory.platform);
         let (_, _, entry) = self.tables.peek(&section, VirtAddr(at), &mut self.counts);
         if !entry.is_empty() {
-            return Some(Stop::Exists);
+            return Some(MoveStop::Exists);
         }
         if !self.what.allows_holes {
-            return Some(Stop::Missing);
+            return Some(MoveStop::Missing);
         }
         self.done += PAGE_SIZE;
         None
@@ -322,10 +322,10 @@ impl<P: Platform> Drop for PageMover<'_, '_, P> {
     }
 }
 
-/// One hold: both places, locked.
-struct Hold<'a, 'm, 'p, P: Platform> {
+/// One span: both places, locked.
+struct LockSpan<'a, 'm, 'p, P: Platform> {
     tables: &'a PageTable<'m, P>,
-    what: &'a PageMove,
+    what: &'a MovePlan,
     locks: &'a mut LockSet,
     pool: &'p mut TablePool<'m, P>,
     gather: &'p mut Gather,
@@ -346,7 +346,7 @@ struct Hold<'a, 'm, 'p, P: Platform> {
     _section: ReadSection<'m, P>,
 }
 
-impl<P: Platform> Drop for Hold<'_, '_, '_, P> {
+impl<P: Platform> Drop for LockSpan<'_, '_, '_, P> {
     fn drop(&mut self) {
         self.locks.release(self.tables);
     }
@@ -362,7 +362,7 @@ enum Below {
     Huge(Node, u32, Entry),
 }
 
-impl<P: Platform> Hold<'_, '_, '_, P> {
+impl<P: Platform> LockSpan<'_, '_, '_, P> {
     fn below(&mut self, cover: Node, at: u64) -> Below {
         let found = self.tables.table_below(cover, VirtAddr(at), Level::PTE, Ordering::Relaxed);
         let lowest = found.map_or_else(|(node, ..)| node.level, |node| node.level);
@@ -375,10 +375,10 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
     }
 
     /// The table of level 1 of the target for `at`, created where it is missing.
-    fn target_table(&mut self, at: u64) -> Result<Frame, Stop> {
+    fn target_table(&mut self, at: u64) -> Result<Frame, MoveStop> {
         let (tables, cover, to) = (self.tables, self.to, VirtAddr(at));
         table_under(tables, self.locks, self.counts, cover, to, Level::PTE, self.pool)
-            .map_err(|OutOfMemory| Stop::OutOfMemory)
+            .map_err(|OutOfMemory| MoveStop::OutOfMemory)
     }
 
     /// Notes that entries are about to leave a table, or to come to it, whose flush comes after the
@@ -413,7 +413,7 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
         differ == 0
     }
 
-    /// The source address of page `page` of this hold.
+    /// The source address of page `page` of this span.
     fn source_at(&self, page: u32) -> u64 {
         self.source + u64::from(page) * PAGE_SIZE
     }

@@ -14,10 +14,10 @@ use crate::platform::Platform;
 use crate::table::run;
 
 use super::leaves::lock;
-use super::{Below, Hold, Stop};
+use super::{Below, LockSpan, MoveStop};
 
-impl<P: Platform> Hold<'_, '_, '_, P> {
-    /// Moves the folio whose page `number` is at page `at` of the hold, if all its mappings are the
+impl<P: Platform> LockSpan<'_, '_, '_, P> {
+    /// Moves the folio whose page `number` is at page `at` of the span, if all its mappings are the
     /// entries from there on. Returns how many those were.
     #[cold]
     #[inline(never)]
@@ -26,7 +26,7 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
         at: u32,
         folio: Folio,
         number: u32,
-    ) -> Result<u32, Stop> {
+    ) -> Result<u32, MoveStop> {
         let (memory, frames) = (self.tables.memory, &self.tables.memory.frames);
         let held = (self.len / PAGE_SIZE) as u32 - at;
         let rest = folio.pages() - number;
@@ -37,7 +37,7 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
             return Err(self.part_of_folio(at, folio, number, count));
         }
         if frames.exclusive_run(folio, number, count) != (true, count) {
-            return Err(Stop::Busy);
+            return Err(MoveStop::Busy);
         }
         for page in at..at + count {
             // Not in one table, perhaps.
@@ -57,7 +57,7 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
             for page in at..at + count {
                 self.restore_leaf(page);
             }
-            return Err(Stop::Busy);
+            return Err(MoveStop::Busy);
         }
         let index = self.index + u64::from(at);
         lock.give_to(self.what.owner, index.wrapping_sub(u64::from(number)));
@@ -72,27 +72,29 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
     }
 
     /// What becomes of a folio that does not move as it is, of which `count` pages from page
-    /// `number` on are at page `at` of the hold and could move.
-    fn part_of_folio(&self, at: u32, folio: Folio, number: u32, count: u32) -> Stop {
+    /// `number` on are at page `at` of the span and could move.
+    fn part_of_folio(&self, at: u32, folio: Folio, number: u32, count: u32) -> MoveStop {
         let after = number + count;
         let held = (self.len / PAGE_SIZE) as u32 - at;
         let left = (self.what.target.0 + self.what.len - self.target) / PAGE_SIZE - u64::from(at);
         if after < folio.pages() && count == held && u64::from(held) < left {
             let wanted = u64::from(folio.pages() - number).min(left);
-            return Stop::Longer(wanted * PAGE_SIZE);
+            return MoveStop::Longer(wanted * PAGE_SIZE);
         }
         // The largest parts that have no page on both sides of an end.
         let ends = [number, after % folio.pages()];
         let ends = ends.iter().filter(|end| **end > 0);
         let order = ends.map(|end| Order(end.trailing_zeros() as u8)).min();
         match order {
-            Some(order) if order < folio.order => Stop::Split(VirtAddr(self.source_at(at)), order),
+            Some(order) if order < folio.order => {
+                MoveStop::Split(VirtAddr(self.source_at(at)), order)
+            }
             // All of it is here, and somebody else maps it too.
-            _ => Stop::Busy,
+            _ => MoveStop::Busy,
         }
     }
 
-    /// The level-1 entry of the source for a page of the hold.
+    /// The level-1 entry of the source for a page of the span.
     fn source_slot(&mut self, page: u32) -> Option<(Frame, u32)> {
         let at = self.source_at(page);
         match self.below(self.from, at) {
@@ -101,7 +103,7 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
         }
     }
 
-    /// Whether a page of the hold is this one, and its new place is empty.
+    /// Whether a page of the span is this one, and its new place is empty.
     fn may_come(&mut self, page: u32, frame: Frame) -> bool {
         let target = self.target + u64::from(page) * PAGE_SIZE;
         let vacant = match self.below(self.to, target) {

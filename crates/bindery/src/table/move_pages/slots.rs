@@ -24,7 +24,7 @@ use crate::table::locking::Node;
 use crate::table::{OutOfMemory, run};
 
 use super::leaves::lock;
-use super::{Hold, Stop};
+use super::{LockSpan, MoveStop};
 
 /// Where a slot goes.
 struct TargetSlot {
@@ -43,29 +43,29 @@ enum Claimed {
     Back,
 }
 
-impl<P: Platform> Hold<'_, '_, '_, P> {
-    /// Moves the hold as one entry, if it is one slot on both sides and can. Otherwise says that it
-    /// must go page by page ([`Stop::Piecemeal`]).
-    pub(super) fn move_slot(&mut self) -> Result<(), Stop> {
+impl<P: Platform> LockSpan<'_, '_, '_, P> {
+    /// Moves the span as one entry, if it is one slot on both sides and can. Otherwise says that it
+    /// must go page by page ([`MoveStop::Piecemeal`]).
+    pub(super) fn move_slot(&mut self) -> Result<(), MoveStop> {
         let (tables, at) = (self.tables, VirtAddr(self.source));
         let found = tables.table_below(self.from, at, Level::PMD, Ordering::Relaxed);
-        let Ok(from) = found else { return Err(Stop::Piecemeal) };
+        let Ok(from) = found else { return Err(MoveStop::Piecemeal) };
         let index = Level::PMD.index_of::<P::Arch>(at);
         let entry = run::load(tables.slots(from.table), index);
         self.counts.entries_descended += self.from.level.steps_to(from.level);
         self.counts.entries_read += 1;
         match arch::kind::<P::Arch>(entry, Level::PMD) {
-            Kind::Empty => Err(Stop::Piecemeal),
+            Kind::Empty => Err(MoveStop::Piecemeal),
             Kind::Leaf => self.move_huge(from, index, entry),
             Kind::Absent => self.move_huge_absent(from, index, entry),
             Kind::Table => self.carry(from, index, entry),
         }
     }
 
-    fn target_slot(&mut self) -> Result<TargetSlot, Stop> {
+    fn target_slot(&mut self) -> Result<TargetSlot, MoveStop> {
         let (tables, cover, at) = (self.tables, self.to, VirtAddr(self.target));
         let made = table_under(tables, self.locks, self.counts, cover, at, Level::PMD, self.pool);
-        let table = made.map_err(|OutOfMemory| Stop::OutOfMemory)?;
+        let table = made.map_err(|OutOfMemory| MoveStop::OutOfMemory)?;
         let index = Level::PMD.index_of::<P::Arch>(at);
         let entry = run::load(tables.slots(table), index);
         let vacant = match arch::kind::<P::Arch>(entry, Level::PMD) {
@@ -73,8 +73,8 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
             Kind::Table if tables.entry_count(P::Arch::frame(entry)) == 0 => {
                 Some(P::Arch::frame(entry))
             }
-            Kind::Table => return Err(Stop::Piecemeal),
-            Kind::Leaf | Kind::Absent => return Err(Stop::Exists),
+            Kind::Table => return Err(MoveStop::Piecemeal),
+            Kind::Leaf | Kind::Absent => return Err(MoveStop::Exists),
         };
         Ok(TargetSlot { table, index, vacant })
     }
@@ -113,7 +113,7 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
         self.counts.entries_written += 2;
     }
 
-    fn move_huge(&mut self, from: Node, index: u32, entry: Entry) -> Result<(), Stop> {
+    fn move_huge(&mut self, from: Node, index: u32, entry: Entry) -> Result<(), MoveStop> {
         let (tables, memory) = (self.tables, self.tables.memory);
         let frames = &memory.frames;
         let head = P::Arch::frame(entry);
@@ -121,7 +121,7 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
             None
         } else {
             let folio = frames.folio_of(head).filter(|folio| folio.head == head);
-            Some(folio.ok_or(Stop::Busy)?)
+            Some(folio.ok_or(MoveStop::Busy)?)
         };
         let is_own = |folio: Folio| {
             let pages = folio.pages();
@@ -130,7 +130,7 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
         };
         let to = self.target_slot()?;
         if !folio.is_none_or(is_own) {
-            return Err(Stop::Busy);
+            return Err(MoveStop::Busy);
         }
         let lock = folio.map(|folio| lock(memory, folio)).transpose()?;
         self.mark_slots(from, &to);
@@ -138,7 +138,7 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
         let old = Entry(slot.swap(0, Ordering::SeqCst));
         if folio.is_some_and(|folio| frames.is_pinned_since(folio)) {
             slot.store(old.0, Ordering::Release);
-            return Err(Stop::Busy);
+            return Err(MoveStop::Busy);
         }
         self.gather.stale(self.ranges()[0], Level::PMD);
         let arrived = match lock {
@@ -153,7 +153,7 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
         Ok(())
     }
 
-    fn move_huge_absent(&mut self, from: Node, index: u32, entry: Entry) -> Result<(), Stop> {
+    fn move_huge_absent(&mut self, from: Node, index: u32, entry: Entry) -> Result<(), MoveStop> {
         self.may_move_absent(entry)?;
         let to = self.target_slot()?;
         self.mark_slots(from, &to);
@@ -171,11 +171,11 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
     }
 
     /// Carries a table of level 1.
-    fn carry(&mut self, from: Node, index: u32, named: Entry) -> Result<(), Stop> {
+    fn carry(&mut self, from: Node, index: u32, named: Entry) -> Result<(), MoveStop> {
         let (tables, table) = (self.tables, P::Arch::frame(named));
         let (entry_count, entries) = (tables.entry_count(table), arch::entries::<P::Arch>());
         if entry_count == 0 || entry_count < entries && !self.what.allows_holes {
-            return Err(Stop::Piecemeal);
+            return Err(MoveStop::Piecemeal);
         }
         let to = self.target_slot()?;
         self.mark_slots(from, &to);
@@ -188,7 +188,7 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
         if claimed < entries {
             self.settle(table, claimed, Claimed::Back);
             slot.store(named.0, Ordering::Release);
-            return Err(Stop::Piecemeal);
+            return Err(MoveStop::Piecemeal);
         }
         self.gather.stale_tables(self.ranges()[0]);
         self.arrive(from, index, &to, named.0);
@@ -226,8 +226,8 @@ impl<P: Platform> Hold<'_, '_, '_, P> {
         at
     }
 
-    /// As [`Hold::claim`], for what is not a single page whose leaf moves without a change. Returns
-    /// how many entries that are.
+    /// As [`LockSpan::claim`], for what is not a single page whose leaf moves without a change.
+    /// Returns how many entries that are.
     #[inline(never)]
     fn claim_other(&self, slots: &[AtomicU64], at: u32, entry: Entry) -> Option<u32> {
         let memory = self.tables.memory;

@@ -61,7 +61,7 @@ pub(crate) struct Piece {
 
 /// How a move is done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Holds {
+pub(crate) enum LockSpans {
     /// Under one set of locks; `None` if nothing is mapped.
     One(Option<Piece>),
     /// Piece by piece, of which this is the first.
@@ -84,13 +84,13 @@ pub(crate) struct Move {
 impl<'m, P: Platform> PageTable<'m, P> {
     /// Looks how `what` is moved.
     #[inline]
-    pub(crate) fn holds(&self, what: &Move, counts: &mut Counts) -> Holds {
+    pub(crate) fn lock_spans(&self, what: &Move, counts: &mut Counts) -> LockSpans {
         match self.next_piece(what, 0, None, counts) {
-            None => Holds::One(None),
+            None => LockSpans::One(None),
             Some(piece) if piece.offset == 0 && piece.len == what.source.len() => {
-                Holds::One(Some(piece))
+                LockSpans::One(Some(piece))
             }
-            Some(piece) => Holds::Several(piece),
+            Some(piece) => LockSpans::Several(piece),
         }
     }
 
@@ -127,7 +127,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         counts: &mut Counts,
     ) -> Option<Piece> {
         let (source, delta) = (what.source, what.to.0 ^ what.source.start().0);
-        for _ in 0..locking::HELD_ENTRIES / u32::from(P::Arch::LEVELS) {
+        for _ in 0..locking::SPAN_ENTRIES / u32::from(P::Arch::LEVELS) {
             if *offset >= source.len() {
                 break;
             }
@@ -343,7 +343,7 @@ fn for_each_target<P: Platform>(
     let span = level.table_span::<P::Arch>();
     let end = source + len;
     let (mut at, mut looked) = (source, 0);
-    while at < end && looked < locking::HELD_ENTRIES / 2 {
+    while at < end && looked < locking::SPAN_ENTRIES / 2 {
         let (node, _, entry) = look(at);
         if entry.is_empty() && node.level > level {
             let last = at | (node.level.span::<P::Arch>() - 1);
