@@ -27,7 +27,7 @@ pub(crate) enum Writable {
     Noticed,
 }
 
-/// What is to be done to leaves.
+/// What the leaves of a mapping say.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct EntryPolicy {
     /// What the mapping allows.
@@ -50,17 +50,17 @@ pub(crate) enum Watched {
 }
 
 impl<P: Platform> PageTable<'_, P> {
-    /// Gives every page in `range` the permissions of `change`. What is stale afterwards is in the
+    /// Gives every page in `range` the permissions of `policy`. What is stale afterwards is in the
     /// gather. The caller keeps faults out of the range.
     pub(crate) fn protect(
         &self,
         range: VirtRange,
-        change: &EntryPolicy,
+        policy: &EntryPolicy,
         gather: &mut Gather,
     ) -> Result<(), OutOfMemory> {
         let mut chunks = Chunks::of(range);
         while let Some(mut cursor) = chunks.next(self, Depth::Floor(Level::PTE), Some(&*gather)) {
-            protect_locked(&mut cursor, change, gather)?;
+            protect_locked(&mut cursor, policy, gather)?;
         }
         Ok(())
     }
@@ -68,20 +68,20 @@ impl<P: Platform> PageTable<'_, P> {
 
 fn protect_locked<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
-    change: &EntryPolicy,
+    policy: &EntryPolicy,
     gather: &mut Gather,
 ) -> Result<(), OutOfMemory> {
-    let equal = match change.watched {
+    let equal = match policy.watched {
         Watched::No => Equal::WRITABLE,
         Watched::SoftDirty => Equal::WRITABLE | Equal::SOFT_DIRTY,
     };
-    let allows = change.permissions.intersects(Permissions::ACCESS);
+    let allows = policy.permissions.intersects(Permissions::ACCESS);
     while let Some(run) = cursor.next_run(equal, Whole::Enter)? {
         match run.what {
             What::Empty | What::Table(_) => {}
             What::Leaf(_) if !allows => make_prot_none(cursor, &run, gather),
-            What::Leaf(first) => protect_leaves(cursor, run, first, change, gather),
-            What::Absent(_) if allows => restore_leaves(cursor, &run, change),
+            What::Leaf(first) => protect_leaves(cursor, run, first, policy, gather),
+            What::Absent(_) if allows => restore_leaves(cursor, &run, policy),
             What::Absent(_) => {}
         }
     }
@@ -94,10 +94,10 @@ fn writable_part<P: Platform>(
     cursor: &Cursor<'_, '_, P>,
     run: &Run,
     first: Entry,
-    change: &EntryPolicy,
+    policy: &EntryPolicy,
 ) -> (bool, u32) {
     let memory = cursor.tables.memory;
-    match change.writable {
+    match policy.writable {
         Writable::Exclusive => {}
         Writable::All => return (true, run.count),
         Writable::Noticed => return (false, run.count),
@@ -118,34 +118,32 @@ fn protect_leaves<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
     mut run: Run,
     mut first: Entry,
-    change: &EntryPolicy,
+    policy: &EntryPolicy,
     gather: &mut Gather,
 ) {
-    let permissions = change.permissions;
     loop {
         let attributes = P::Arch::attributes(first);
         let noticed =
-            attributes.userfault || change.watched == Watched::SoftDirty && !attributes.soft_dirty;
-        let (writable, alike) = if permissions.contains(Permissions::WRITE) && !noticed {
-            writable_part(cursor, &run, first, change)
+            attributes.userfault || policy.watched == Watched::SoftDirty && !attributes.soft_dirty;
+        let (writable, alike) = if policy.permissions.contains(Permissions::WRITE) && !noticed {
+            writable_part(cursor, &run, first, policy)
         } else {
             (false, run.count)
         };
-        let mut part = run;
-        part.count = alike;
-        let part_first = first;
-        let allowed = if writable { permissions } else { permissions - Permissions::WRITE };
-        rewrite(cursor, &part, part_first, user_attributes(allowed, change.key), gather);
+        let mut allowed = policy.permissions;
+        allowed.set(Permissions::WRITE, writable);
+        let part = Run { count: alike, ..run };
+        rewrite(cursor, &part, first, user_attributes(allowed, policy.key), gather);
         if alike == run.count {
             return;
         }
         first = Entry(first.0.wrapping_add(P::Arch::STEP.wrapping_mul(u64::from(alike))));
-        run.at = part.range::<P::Arch>().end();
-        run.index += alike;
-        run.count -= alike;
+        run = run.rest::<P::Arch>(alike);
     }
 }
 
+/// Gives the leaves of `run`, which agree with `first`, the permissions and the key of `new`. What
+/// is stale afterwards is in the gather.
 fn rewrite<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
     run: &Run,
@@ -153,22 +151,21 @@ fn rewrite<P: Platform>(
     new: Attributes,
     gather: &mut Gather,
 ) {
-    let tables = cursor.tables;
+    let frame = P::Arch::frame(first);
     let old = P::Arch::attributes(first);
     // What an architecture cannot express is implied, so compare what the entries say.
     let template = |Attributes { permissions, key, .. }: Attributes| {
         let attributes = Attributes { permissions, key, ..Attributes::default() };
-        P::Arch::leaf(P::Arch::frame(first), run.node.level, attributes)
+        P::Arch::leaf(frame, run.node.level, attributes)
     };
-    let fixed = |entry: Entry| P::Arch::write_protect(entry).0;
-    let difference = fixed(template(old)) ^ fixed(template(new));
-    let writable = new.permissions.contains(Permissions::WRITE);
-    if template(old) == template(new) {
+    let (before, after) = (template(old), template(new));
+    if before == after {
         return;
     }
     // Those that were executable before were synchronized then.
-    let gained = new.permissions - old.permissions;
-    tables.memory.before_execution_of(gained, P::Arch::frame(first));
+    cursor.tables.memory.before_execution_of(new.permissions - old.permissions, frame);
+    let writable = new.permissions.contains(Permissions::WRITE);
+    let difference = P::Arch::write_protect(before).0 ^ P::Arch::write_protect(after).0;
     let change = |entry: Entry| {
         let entry = Entry(entry.0 ^ difference);
         if writable {
@@ -181,42 +178,57 @@ fn rewrite<P: Platform>(
         // A part may cut contiguous runs that the run did not.
         cursor.unfold_edges(run);
     }
-    let slots = tables.slots(run.node.table);
-    let entries = &slots[run.index as usize..(run.index + run.count) as usize];
-    let contigs = run.node.level == Level::PTE
-        && entries.iter().any(|slot| P::Arch::is_contig(Entry(slot.load(Ordering::Relaxed))));
-    if contigs && (difference != 0 || writable) {
-        // Entries of a contiguous run must agree in all but accessed and dirty, so the contiguous
-        // run is broken first. Losing only the permission to write is safe in place: until the
-        // flush either answer is right.
+    // Entries of a contiguous run must agree in all but accessed and dirty, so the contiguous run
+    // is broken first. Losing only the permission to write is safe in place: until the flush either
+    // answer is right.
+    if (difference != 0 || writable) && has_contig(cursor, run) {
         break_and_make(cursor, run, change);
         return;
     }
-    let seen = P::Arch::attributes(template(old));
-    let left = P::Arch::attributes(template(new));
-    // A key change counts as narrowing: each thread has its own rights. So does gaining or losing
-    // BTI.
-    let guarded = P::Arch::BTI && (left.permissions - seen.permissions).contains(Permissions::BTI);
-    let narrowed = !left.permissions.contains(seen.permissions) || left.key != seen.key || guarded;
-    if narrowed {
-        tables.mark_pending(run.node.table, gather, &mut cursor.counts);
+    let narrower = is_narrower::<P::Arch>(before, after);
+    if narrower {
+        cursor.tables.mark_pending(run.node.table, gather, &mut cursor.counts);
     }
-    for slot in entries {
-        let entry = Entry(slot.load(Ordering::Relaxed));
-        debug_assert!(
-            !P::Arch::needs_break(entry, change(entry), run.node.level),
-            "a change in place that the architecture wants broken first"
-        );
-        replace::<P::Arch>(slot, entry, change);
-    }
-    cursor.counts.entries_read += u64::from(run.count);
-    cursor.counts.entries_written += u64::from(run.count);
-    if narrowed {
+    rewrite_in_place(cursor, run, change);
+    if narrower {
         gather.stale(run.range::<P::Arch>(), run.node.level);
     } else {
         // Entries only allow more: a TLB that remembers less raises a fault, which looks again.
         cursor.counts.invalidations_saved += 1;
     }
+}
+
+/// Whether an entry of `run` is in a contiguous run.
+fn has_contig<P: Platform>(cursor: &Cursor<'_, '_, P>, run: &Run) -> bool {
+    let is_contig = |slot: &AtomicU64| P::Arch::is_contig(Entry(slot.load(Ordering::Relaxed)));
+    run.node.level == Level::PTE && cursor.tables.slots_of(run).iter().any(is_contig)
+}
+
+/// Whether `new` refuses an access that `old` allows, so that a TLB must forget `old`. A key change
+/// counts as narrowing: each thread has its own rights. So does gaining or losing BTI.
+fn is_narrower<A: Arch>(old: Entry, new: Entry) -> bool {
+    let (old, new) = (A::attributes(old), A::attributes(new));
+    let gains_bti = A::BTI && (new.permissions - old.permissions).contains(Permissions::BTI);
+    !new.permissions.contains(old.permissions) || new.key != old.key || gains_bti
+}
+
+/// Applies `change` to each entry of `run`, which stays valid throughout.
+fn rewrite_in_place<P: Platform>(
+    cursor: &mut Cursor<'_, '_, P>,
+    run: &Run,
+    change: impl Fn(Entry) -> Entry,
+) {
+    let tables = cursor.tables;
+    for slot in tables.slots_of(run) {
+        let entry = Entry(slot.load(Ordering::Relaxed));
+        debug_assert!(
+            !P::Arch::needs_break(entry, change(entry), run.node.level),
+            "a change in place that the architecture wants broken first"
+        );
+        replace::<P::Arch>(slot, entry, &change);
+    }
+    cursor.counts.entries_read += u64::from(run.count);
+    cursor.counts.entries_written += u64::from(run.count);
 }
 
 /// Clears the run, invalidates it, and writes what `change` makes of each entry.
@@ -226,8 +238,7 @@ fn break_and_make<P: Platform>(
     change: impl Fn(Entry) -> Entry,
 ) {
     let tables = cursor.tables;
-    let slots = tables.slots(run.node.table);
-    let entries = &slots[run.index as usize..(run.index + run.count) as usize];
+    let entries = tables.slots_of(run);
     // Suspended: without the valid bit the MMU sees nothing, and the entry remembers the rest.
     for slot in entries {
         slot.fetch_and(!P::Arch::PRESENT, Ordering::Relaxed);
@@ -293,26 +304,24 @@ fn prot_none<A: Arch>(leaf: Entry) -> Entry {
 
 /// Makes leaves of the run's `PROT_NONE` ones, and contiguous runs where alignment allows; other
 /// absent entries stay as they are. Nothing has to be broken: what was `PROT_NONE` is in no TLB.
-fn restore_leaves<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run, change: &EntryPolicy) {
+fn restore_leaves<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run, policy: &EntryPolicy) {
     let mut run = *run;
     while run.count > 0 {
         let slots = cursor.tables.slots(run.node.table);
         let prot_none = absent::decode::<P::Arch>(run::load(slots, run.index));
         let Some(absent::Absent::ProtNone { frame, userfault, .. }) = prot_none else { return };
         let probe =
-            P::Arch::leaf(frame, run.node.level, user_attributes(Permissions::READ, change.key));
-        let (writable, alike) = writable_part(cursor, &run, probe, change);
+            P::Arch::leaf(frame, run.node.level, user_attributes(Permissions::READ, policy.key));
+        let (writable, alike) = writable_part(cursor, &run, probe, policy);
         // Soft-dirty may differ within the run, so who watches it waits for the store.
-        let writable = writable && !userfault && change.watched == Watched::No;
-        let mut restored = user_attributes(change.permissions, change.key);
+        let writable = writable && !userfault && policy.watched == Watched::No;
+        let mut restored = user_attributes(policy.permissions, policy.key);
         restored
             .permissions
-            .set(Permissions::WRITE, writable && change.permissions.contains(Permissions::WRITE));
+            .set(Permissions::WRITE, writable && policy.permissions.contains(Permissions::WRITE));
         cursor.tables.memory.before_execution_of(restored.permissions, frame);
         restore_part(cursor, &run, alike, restored);
-        run.at = run.at.offset(u64::from(alike) << run.node.level.span_shift::<P::Arch>());
-        run.index += alike;
-        run.count -= alike;
+        run = run.rest::<P::Arch>(alike);
     }
 }
 
