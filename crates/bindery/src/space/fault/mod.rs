@@ -121,6 +121,8 @@ pub enum Resolved {
 /// What to do about an entry that is not empty.
 pub(super) enum Step {
     Done(Resolved),
+    /// The page cannot be mapped.
+    Refused(FaultError),
     /// The entry is empty by now: begin again.
     Again,
     /// Every page here that is exclusive, or shared on purpose, may become writable.
@@ -138,6 +140,16 @@ pub(super) enum Step {
     Await(Awaited),
     /// No block for a large folio is free: begin again when memory was collected, without locks.
     Collect,
+}
+
+impl Step {
+    /// The step, or why there is none.
+    fn accepted(self) -> Result<Self, FaultError> {
+        match self {
+            Self::Refused(error) => Err(error),
+            step => Ok(step),
+        }
+    }
 }
 
 /// What came of a fault whose VMA was locked.
@@ -379,6 +391,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             };
             match step {
                 Step::Done(resolved) => return Ok(Outcome::Resolved(resolved)),
+                Step::Refused(error) => return Err(error),
                 Step::Await(awaited) => return Ok(Outcome::Await(awaited)),
                 Step::Collect => return Ok(Outcome::Collect),
                 _ => {}

@@ -148,13 +148,13 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             let leaf = P::Arch::leaf(first, Level::PMD, attributes);
             let mapped = self.table.with_tables(|pool| self.map_huge(range, folio, leaf, pool));
             // Where there is no table for its deposit, small leaves will do.
-            if let Ok(Some(mapped)) = mapped {
-                return mapped;
+            if let Ok(Some(step)) = mapped {
+                return step.accepted();
             }
         }
         let leaf = P::Arch::leaf(first, Level::PTE, attributes);
         let mapped = self.table.with_tables(|pool| self.map_small(range, folio, leaf, pool));
-        mapped.map_err(|_| FaultError::OutOfMemory)?
+        mapped.map_err(|_| FaultError::OutOfMemory)?.accepted()
     }
 
     /// Maps `leaf`, all of `folio`, as one huge leaf; `None` if there is a table already.
@@ -164,7 +164,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         folio: Folio,
         leaf: Entry,
         pool: &mut TablePool<'m, P>,
-    ) -> Result<Option<Result<Step, FaultError>>, OutOfMemory> {
+    ) -> Result<Option<Step>, OutOfMemory> {
         let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
         let (node, _, entry) = cursor.entry_at(range.start());
         if node.level < Level::PMD {
@@ -172,13 +172,13 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         }
         if !entry.is_empty() {
             // A huge leaf has come between.
-            return Ok(Some(Ok(Step::Again)));
+            return Ok(Some(Step::Again));
         }
         let holder = cursor.table_at(range.start(), Level::PMD, pool)?;
         let deposit = pool.take(Level::PTE, &mut cursor.counts)?;
         if self.table.memory.frames.map(folio, range.pages() as u32).is_err() {
             pool.put(deposit);
-            return Ok(Some(Err(FaultError::OutOfMemory)));
+            return Ok(Some(Step::Refused(FaultError::OutOfMemory)));
         }
         let index = Level::PMD.index_of::<P::Arch>(range.start());
         self.table.publish_leaf(holder, index, leaf);
@@ -187,7 +187,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         cursor.counts.folios_touched += 1;
         let owner = self.table.memory.frames.owner_kind(folio);
         cursor.counts.mapped(owner, range.pages() as u32);
-        Ok(Some(Ok(Step::Done(Resolved::Mapped(range)))))
+        Ok(Some(Step::Done(Resolved::Mapped(range))))
     }
 
     /// Maps the pages of `folio` that continue `leaf` one by one, wherever the entry is empty.
@@ -197,12 +197,12 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         folio: Folio,
         leaf: Entry,
         pool: &mut TablePool<'m, P>,
-    ) -> Result<Result<Step, FaultError>, OutOfMemory> {
+    ) -> Result<Step, OutOfMemory> {
         let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
         let (node, _, entry) = cursor.entry_at(range.start());
         if node.level > Level::PTE && !entry.is_empty() {
             // A huge leaf has come between.
-            return Ok(Ok(Step::Again));
+            return Ok(Step::Again);
         }
         let table = cursor.table_at(range.start(), Level::PTE, pool)?;
         let begin = Level::PTE.index_of::<P::Arch>(range.start());
@@ -217,7 +217,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 continue;
             }
             if self.table.memory.frames.map(folio, vacant).is_err() {
-                return Ok(Err(FaultError::OutOfMemory));
+                return Ok(Step::Refused(FaultError::OutOfMemory));
             }
             cursor.counts.folios_touched += 1;
             cursor.counts.mapped(owner, vacant);
@@ -226,7 +226,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             self.table.fill(table, at, part, vacant, &mut cursor.counts);
             at += vacant;
         }
-        Ok(Ok(Step::Done(Resolved::Mapped(range))))
+        Ok(Step::Done(Resolved::Mapped(range)))
     }
 
     /// Maps a copy of the object's page, which is the program's own.
@@ -255,17 +255,17 @@ fn frame_at(frame: Frame, page: VirtAddr, part: VirtRange) -> Frame {
 
 /// What entries say that map an object's pages for the first time.
 fn object_attributes(vma: &Vma, access: Access) -> Attributes {
-    let change = vma.entry_policy();
+    let policy = vma.entry_policy();
     let write = access == Access::Write;
-    let mut permissions = change.permissions;
-    let at_once = change.writable == Writable::All && change.watched == Watched::No;
-    if !write && !at_once || change.writable == Writable::Exclusive {
+    let mut permissions = policy.permissions;
+    let at_once = policy.writable == Writable::All && policy.watched == Watched::No;
+    if !write && !at_once || policy.writable == Writable::Exclusive {
         permissions -= Permissions::WRITE;
     }
     Attributes {
         accessed: true,
         dirty: write,
         soft_dirty: write,
-        ..user_attributes(permissions, change.key)
+        ..user_attributes(permissions, policy.key)
     }
 }
