@@ -5,7 +5,6 @@ use core::ptr::{self, NonNull};
 
 use crate::addr::{Frame, PAGE_SHIFT, VirtAddr};
 use crate::collections::page_tree::Node;
-use crate::collections::range_skip_list::Indexed;
 use crate::frame::{Folio, Owner};
 use crate::object::Registry;
 use crate::object::{Accounting, ObjectState, Quota};

@@ -1,7 +1,6 @@
 //! The reverse map: does it lead from every folio to the entries that map it?
 
 use crate::addr::VirtAddr;
-use crate::collections::range_skip_list::Indexed;
 use crate::frame::{Folio, Owner};
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;

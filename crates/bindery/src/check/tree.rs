@@ -2,7 +2,6 @@
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Absent, Arch, Entry, Kind, Level, Marker, Permissions, absent};
-use crate::collections::range_skip_list::Indexed;
 use crate::frame::{OwnerKind, pending};
 use crate::platform::Platform;
 use crate::space::{AddressSpace, Resident};

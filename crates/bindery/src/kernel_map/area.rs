@@ -67,12 +67,12 @@ impl Indexed for Area {
 
     #[inline]
     fn start(&self) -> u64 {
-        self.start.load(Relaxed)
+        self.start()
     }
 
     #[inline]
     fn end(&self) -> u64 {
-        self.end.load(Relaxed)
+        self.end()
     }
 }
 
@@ -83,6 +83,18 @@ impl Linked for Area {
 }
 
 impl Area {
+    /// The first byte.
+    #[inline]
+    pub(super) fn start(&self) -> u64 {
+        self.start.load(Relaxed)
+    }
+
+    /// The byte after the last.
+    #[inline]
+    pub(super) fn end(&self) -> u64 {
+        self.end.load(Relaxed)
+    }
+
     /// An area that a caller is about to make, nowhere yet.
     pub(super) fn new(kind: AreaKind, pieces: Pieces, pauses: Pauses, memory: MemoryType) -> Self {
         Self {

@@ -4,7 +4,6 @@ use core::sync::atomic::Ordering;
 
 use crate::addr::{PAGE_SIZE, PhysAddr, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Entry, Kind, Level, Permissions};
-use crate::collections::range_skip_list::Indexed;
 use crate::events::Unchanged;
 use crate::platform::{Invalidation, Platform, Tables};
 use crate::stats::Counts;

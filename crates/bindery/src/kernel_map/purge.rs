@@ -6,7 +6,6 @@ use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Entry, Kind, Level};
-use crate::collections::range_skip_list::Indexed;
 use crate::deferred::{Batch as Unlinked, Chain, Tables as DetachedTables};
 use crate::frame::table_meta::TableStack;
 use crate::platform::{Platform, Tables};

@@ -8,7 +8,6 @@
 
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Level, MemoryType};
-use crate::collections::range_skip_list::Indexed;
 use crate::platform::{Platform, Tables};
 use crate::stats::Counts;
 

@@ -63,7 +63,6 @@ mod walk;
 use core::ptr::NonNull;
 
 use crate::addr::VirtRange;
-use crate::collections::range_skip_list::Indexed;
 use crate::platform::Platform;
 use crate::vma::Vma;
 

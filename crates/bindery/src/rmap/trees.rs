@@ -4,7 +4,6 @@
 //! pages: in pages, from its offset on.
 
 use crate::addr::PAGE_SHIFT;
-use crate::collections::range_skip_list::Indexed;
 use crate::vma::Vma;
 
 use crate::collections::interval_tree::{IntervalTree, Links, Member};

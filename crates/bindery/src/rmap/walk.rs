@@ -50,7 +50,6 @@
 
 use crate::Memory;
 use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
-use crate::collections::range_skip_list::Indexed;
 use crate::object::ObjectState;
 use crate::platform::Platform;
 use crate::table::PageTable;

@@ -10,7 +10,6 @@ use crate::tlb::Gather;
 use super::change::Removed;
 use super::vma::{MappingFlags, Purpose};
 use super::{AddressSpace, MmapLocked};
-use crate::collections::range_skip_list::Indexed;
 
 /// Where the program's heap begins and ends. Both 0 until the embedder says where.
 #[derive(Default)]

@@ -14,7 +14,6 @@ use crate::userfault::Notices;
 
 use super::vma::{MappingFlags, Purpose, Vma, VmaWriteGuard};
 use super::{AddressSpace, MmapLocked};
-use crate::collections::range_skip_list::Indexed;
 
 /// What an operation has unlinked, for [`AddressSpace::finish`].
 #[derive(Default)]

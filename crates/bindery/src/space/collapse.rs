@@ -20,7 +20,6 @@ use crate::tlb::Gather;
 use super::parts::Parts;
 use super::vma::{MappingFlags, Vma};
 use super::{AddressSpace, MmapLocked};
-use crate::collections::range_skip_list::Indexed;
 
 /// Limits of the background collapser (Linux: `khugepaged/max_ptes_none`, `max_ptes_shared`), in
 /// pages of a table's span, and its effort for a folio.

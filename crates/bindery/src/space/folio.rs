@@ -18,7 +18,6 @@ use crate::table::{TablePool, run};
 use super::AddressSpace;
 use super::fault::folio_range;
 use super::vma::Vma;
-use crate::collections::range_skip_list::Indexed;
 
 /// The reason why a folio could not be split, or leaves could not be joined. Nothing that a program
 /// could see has changed.

@@ -2,7 +2,6 @@
 
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::Level;
-use crate::collections::range_skip_list::Indexed;
 use crate::error::Error;
 use crate::platform::Platform;
 

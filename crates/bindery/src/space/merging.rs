@@ -6,7 +6,6 @@ use crate::platform::Platform;
 
 use super::AddressSpace;
 use super::vma::MappingFlags;
-use crate::collections::range_skip_list::Indexed;
 
 /// [`MappingFlags::MERGEABLE`] for a mapping with these flags, or nothing where it does not apply:
 /// only private memory is merged, and none that may vanish.

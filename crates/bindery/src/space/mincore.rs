@@ -10,7 +10,6 @@ use crate::table::locking::SPAN_ENTRIES;
 
 use super::AddressSpace;
 use super::vma::{MappingFlags, Vma};
-use crate::collections::range_skip_list::Indexed;
 
 /// Whether a stretch of pages can be accessed without waiting for its content.
 ///

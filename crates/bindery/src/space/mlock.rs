@@ -12,7 +12,6 @@ use super::change::Removed;
 use super::limits::Locking;
 use super::vma::{MappingFlags, Vma};
 use super::{AddressSpace, MmapLocked};
-use crate::collections::range_skip_list::Indexed;
 
 /// When the pages of locked memory are brought in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

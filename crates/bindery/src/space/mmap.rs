@@ -13,7 +13,6 @@ use super::change::Removed;
 use super::map_request::{FileAccess, MapFlags, MapObject, MapRequest, Sharing};
 use super::vma::{MappingFlags, Protection, Purpose, Vma};
 use super::{AddressSpace, MmapLocked};
-use crate::collections::range_skip_list::Indexed;
 
 /// What is mapped, besides what was asked.
 pub(super) struct Backing {

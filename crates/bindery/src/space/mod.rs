@@ -114,7 +114,7 @@ pub use resident::Resident;
 pub use settings::{ExecGain, LargeFolios};
 pub use user_copy::PartialCopy;
 
-use crate::collections::range_skip_list::{Index, Indexed};
+use crate::collections::range_skip_list::Index;
 use crate::vma::{self, Vma};
 use brk::ProgramBreak;
 use change::Removed;
@@ -372,7 +372,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// ```
     fn freeable(&self, mm: &MmapLocked, range: VirtRange, occupied: VirtRange) -> VirtRange {
         let next = self.first_ending_after(mm, range.start().0);
-        let begins = next.map_or(u64::MAX, Indexed::start);
+        let begins = next.map_or(u64::MAX, Vma::start);
         let mut ceiling = begins;
         if begins < range.end().0 {
             let above = self.first_ending_after(mm, range.end().0);

@@ -24,7 +24,6 @@ use super::AddressSpace;
 use super::fault::written_attributes;
 use super::folio::FolioError;
 use super::vma::{MappingFlags, Protection, Vma, VmaReadGuard};
-use crate::collections::range_skip_list::Indexed;
 
 /// Why pages did not move. What lies before has moved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -13,7 +13,6 @@ use super::change::Removed;
 use super::mlock::LOCKS;
 use super::vma::{MappingFlags, Protection, Vma};
 use super::{AddressSpace, MmapLocked};
-use crate::collections::range_skip_list::Indexed;
 
 /// The start of a change of protection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -6,7 +6,6 @@ use crate::platform::Platform;
 
 use super::vma::MappingFlags;
 use super::{AddressSpace, MmapLocked};
-use crate::collections::range_skip_list::Indexed;
 
 impl<P: Platform> AddressSpace<'_, P> {
     /// Seals the mappings of `length` bytes (rounded up to pages) at `start`. They can no

@@ -9,7 +9,6 @@ use crate::tlb::Gather;
 use super::change::Removed;
 use super::vma::MappingFlags;
 use super::{AddressSpace, MmapLocked};
-use crate::collections::range_skip_list::Indexed;
 
 impl<P: Platform> AddressSpace<'_, P> {
     /// Unmaps `length` bytes (rounded up to pages) at `start`. Mappings that extend beyond the ends

@@ -6,7 +6,6 @@ use crate::platform::Platform;
 
 use super::vma::Vma;
 use super::{AddressSpace, MmapLocked};
-use crate::collections::range_skip_list::Indexed;
 
 /// A walk over what is mapped of a range, as `madvise` and `msync` do it: holes are passed over,
 /// and reported when the rest is done.

@@ -9,7 +9,6 @@ use crate::platform::Platform;
 use super::AddressSpace;
 use super::fault::{Access, Resolved};
 use super::vma::{MappingFlags, Protection, Vma};
-use crate::collections::range_skip_list::Indexed;
 
 /// Level-1 tables searched for missing pages between two checks for a fatal signal.
 const PIECE: u64 = 2;

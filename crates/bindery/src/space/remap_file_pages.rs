@@ -11,7 +11,6 @@ use super::mlock::LOCKS;
 use super::mmap::{Backing, admit};
 use super::vma::{MappingFlags, Protection};
 use super::{AddressSpace, MmapLocked};
-use crate::collections::range_skip_list::Indexed;
 
 impl<P: Platform> AddressSpace<'_, P> {
     /// Lets `length` bytes at `start` of a shared mapping (both rounded down to pages) show what

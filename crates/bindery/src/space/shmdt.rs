@@ -8,7 +8,6 @@ use crate::tlb::Gather;
 use super::change::Removed;
 use super::vma::Vma;
 use super::{AddressSpace, MmapLocked};
-use crate::collections::range_skip_list::Indexed;
 
 impl<P: Platform> AddressSpace<'_, P> {
     /// Unmaps what is left of the System V segment that was attached at `at`, all its parts where

@@ -8,7 +8,6 @@ use crate::platform::Platform;
 
 use super::vma::MappingFlags;
 use super::{AddressSpace, STACK_GUARD_GAP};
-use crate::collections::range_skip_list::Indexed;
 
 impl<P: Platform> AddressSpace<'_, P> {
     /// Lets the mapping above `page` grow down to it, if that is one that does and the limits and

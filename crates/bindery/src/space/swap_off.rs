@@ -3,7 +3,6 @@
 
 use crate::addr::{VirtAddr, VirtRange};
 use crate::arch::{self, Absent, Kind, absent};
-use crate::collections::range_skip_list::Indexed;
 use crate::error::{Error, FaultError};
 use crate::interrupt;
 use crate::platform::Platform;

@@ -262,11 +262,11 @@ impl Indexed for Vma {
     }
 
     fn start(&self) -> u64 {
-        self.start.load(Ordering::Relaxed)
+        self.start()
     }
 
     fn end(&self) -> u64 {
-        self.end.load(Ordering::Relaxed)
+        self.end()
     }
 }
 
@@ -281,6 +281,16 @@ fn raw<T>(pointer: Option<NonNull<T>>) -> *mut T {
 }
 
 impl Vma {
+    /// The first byte. Read by readers while the writer may change it.
+    pub(crate) fn start(&self) -> u64 {
+        self.start.load(Ordering::Relaxed)
+    }
+
+    /// The byte after the last.
+    pub(crate) fn end(&self) -> u64 {
+        self.end.load(Ordering::Relaxed)
+    }
+
     /// A VMA of the address space whose tree is `tree`. It is in no list yet, and holds nothing.
     #[inline(always)]
     pub(crate) fn new(

@@ -22,7 +22,6 @@ use crate::table::{ReadSection, run};
 use super::AddressSpace;
 use super::userfault::Served;
 use super::vma::{MappingFlags, Protection, Vma, VmaReadGuard};
-use crate::collections::range_skip_list::Indexed;
 
 pub(super) use copy_on_write::folio_range;
 pub(super) use first_touch::{folio_place, written_attributes};

@@ -2,7 +2,6 @@
 
 use crate::addr::{Frame, Order, Orders, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, Attributes, Entry, Level, Permissions};
-use crate::collections::range_skip_list::Indexed;
 use crate::error::FaultError;
 use crate::frame::Folio;
 use crate::object::PagesStay;

@@ -14,7 +14,6 @@ use super::change::Removed;
 use super::map_request::Place;
 use super::vma::{MappingFlags, Vma};
 use super::{AddressSpace, MmapLocked};
-use crate::collections::range_skip_list::Indexed;
 use relocation::{Relocation, SourceFate};
 
 /// The destination of a resized mapping.

@@ -4,7 +4,7 @@ use core::ptr::NonNull;
 
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, Level};
-use crate::collections::range_skip_list::{Indexed, Spot};
+use crate::collections::range_skip_list::Spot;
 use crate::error::Error;
 use crate::platform::Platform;
 use crate::rmap::RmapGuard;

@@ -8,7 +8,6 @@ use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 
 use crate::addr::{VirtAddr, VirtRange};
-use crate::collections::range_skip_list::Indexed;
 use crate::error::Error;
 use crate::platform::Platform;
 use crate::space::{AddressSpace, MmapLocked};

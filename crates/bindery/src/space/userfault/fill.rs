@@ -11,7 +11,6 @@ use bitflags::bitflags;
 use crate::addr::{Order, Orders, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch;
 use crate::bytes;
-use crate::collections::range_skip_list::Indexed;
 use crate::error::{Error, FaultError};
 use crate::frame::Folio;
 use crate::platform::Platform;
