@@ -60,7 +60,7 @@ pub(super) fn lock_unless_writeback<W: Word<u32>>(state: &W, parking: &impl Park
 }
 
 /// Hands the lock to a device's request. Those who wait for the lock are woken, to wait for the
-/// device. In one step with the bit: who parks after it finds it.
+/// device. In one step with the bit: a thread that parks after it finds it.
 pub(super) fn begin_writeback<W: Word<u32>>(state: &W, parking: &impl Parking<W>) {
     let mut seen = state.load(Ordering::Relaxed);
     loop {
@@ -211,8 +211,8 @@ impl<P: Platform> Frames<P> {
     }
 
     /// As [`Frames::try_lock_folio`], but waits for threads; not under a table's lock, and not in a
-    /// read section. `None` where a device writes the folio: who finds the request done unlocks it
-    /// ([`Memory::lock_folio`](crate::Memory::lock_folio) waits for that too).
+    /// read section. `None` where a device writes the folio: a thread that finds the request done
+    /// unlocks it ([`Memory::lock_folio`](crate::Memory::lock_folio) waits for that too).
     pub(crate) fn lock_folio_unless_writeback<'a>(
         &'a self,
         platform: &'a P,

@@ -250,8 +250,8 @@ impl<P: Platform> Frames<P> {
         match result {
             Ok(false) => Freed::No,
             Ok(true) => {
-                // SAFETY: 1. this step took the count to zero, and no other can; 2. who maps, pins
-                // or reads the folio is counted, and counts down after the flush.
+                // SAFETY: 1. this step took the count to zero, and no other can; 2. a thread that
+                // maps, pins or reads the folio is counted, and counts down after the flush.
                 unsafe { self.free(platform, folio.head, folio.order) };
                 Freed::Yes
             }

@@ -159,10 +159,10 @@ pub struct KernelMap<'m, P: Platform> {
     freed: Mutex<P::SpinLock, FreedList>,
     purging: Mutex<P::Mutex, Purging>,
     pausing: Mutex<P::SpinLock, Pausing>,
-    /// Not zero while a TLB may remember a table that a purge has detached; who makes tables parks
-    /// on it.
+    /// Not zero while a TLB may remember a table that a purge has detached; a thread that makes
+    /// tables parks on it.
     unflushed: AtomicU32,
-    /// Changes when a claim ends for which somebody waits, who parks on it.
+    /// Changes when a claim ends for which a thread waits, which parks on it.
     claims_ended: AtomicU32,
     /// Freed pages beyond which a purge is due.
     limit: AtomicU64,

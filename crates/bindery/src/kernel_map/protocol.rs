@@ -258,7 +258,7 @@ pub(super) trait Purge: KernelTree {
 pub(super) fn purge<T: Purge>(tree: &T, counts: &mut Counts) {
     while let Some(batch) = tree.take(counts) {
         tree.flush(&batch, counts);
-        // Release: who makes a table from here on makes it after the flush.
+        // Release: a thread that makes a table from here on makes it after the flush.
         tree.set_unflushed(false, Ordering::Release);
         tree.give_back(&batch);
         tree.free_after_readers(batch, counts);

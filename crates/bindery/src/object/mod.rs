@@ -136,8 +136,8 @@ pub struct Object<'m, P: Platform> {
     pager: PhantomData<&'m dyn Pager>,
 }
 
-// SAFETY: a handle is a counted reference to a state of atomics and what locks guard; who has it
-// may use the state from any CPU and let it go there. Pagers are `Send` and `Sync`.
+// SAFETY: a handle is a counted reference to a state of atomics and what locks guard; a thread that
+// has it may use the state from any CPU and let it go there. Pagers are `Send` and `Sync`.
 unsafe impl<P: Platform> Send for Object<'_, P> {}
 // SAFETY: as above.
 unsafe impl<P: Platform> Sync for Object<'_, P> {}

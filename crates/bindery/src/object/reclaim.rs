@@ -274,7 +274,8 @@ impl<P: Platform> Victim<'_, P> {
                 let concerned = |folio, _| folio == Some(self.folio);
                 let aged = hit.table.forget(hit.range, Forget::Accessed, gather, concerned);
                 debug_assert!(aged.is_ok(), "a huge leaf has lost its deposit");
-                // As Linux: who reads in order, or at random, says that it does not come again.
+                // As Linux: a thread that reads in order, or at random, says that it does not come
+                // again.
                 let recurs = MappingFlags::SEQUENTIAL | MappingFlags::RANDOM;
                 if !hit.vma.flags().intersects(recurs) {
                     used += aged.unwrap_or(0);

@@ -32,7 +32,8 @@ pub(super) enum Swapped {
     Read,
 }
 
-/// Brings `page` back if it is in swap: then the caller looks at the index again. May sleep. `orders` are those that the folio may have (bit n: order n; order 0 always).
+/// Brings `page` back if it is in swap: then the caller looks at the index again. May sleep.
+/// `orders` are those that the folio may have (bit n: order n; order 0 always).
 ///
 /// # Errors
 /// [`Error::OutOfMemory`]; [`Error::InputOutput`] if the content is lost. Nothing has changed.
@@ -128,8 +129,8 @@ fn read_folio<P: Platform>(
     let Some(lock) = frames.try_lock_folio(platform, folio) else { return Err(Unread::Slots) };
     frames.set_fresh_owner(folio, Owner::Nobody, 0);
     frames.clear_exclusive(folio, 0, folio.pages());
-    // The cache's reference, and ours. Published first: who finds the folio by a slot finds it
-    // counted.
+    // The cache's reference, and ours. Published first: a thread that finds the folio by a slot
+    // finds it counted.
     frames.publish_two(folio);
     if memory.claim_slots(folio, slots).is_err() {
         drop(lock);
@@ -148,8 +149,8 @@ fn read_folio<P: Platform>(
     if loaded { Ok(()) } else { Err(Unread::Content) }
 }
 
-/// Lets the index name the folio, which is in the cache and complete, and whose first page belongs at
-/// `first`, wherever it names its slots; and gives these up. The caller has a reference.
+/// Lets the index name the folio, which is in the cache and complete, and whose first page belongs
+/// at `first`, wherever it names its slots; and gives these up. The caller has a reference.
 fn enter<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,

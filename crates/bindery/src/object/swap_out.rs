@@ -11,9 +11,9 @@
 //! finds its slot in the index finds the folio by it, and waits for its lock.
 //!
 //! 1. The folios are locked and referred to; so their owner is known.
-//! 2. The invalidate lock is tried, for writing. From then on no fault maps pages of the object, and
-//!    no call reads or writes them. The changes are tried, for reading: who holds them relies on
-//!    pages that he has seen, without the invalidate lock.
+//! 2. The invalidate lock is tried, for writing. From then on no fault maps pages of the object,
+//!    and no call reads or writes them. The changes are tried, for reading: a thread that holds
+//!    them relies on pages that it has seen, without the invalidate lock.
 //! 3. All folios lose their mappings, in one walk. Entries are cleared, since the index knows where
 //!    the pages are. As on Linux, whether they were soft-dirty is forgotten with them. Copies of
 //!    private mappings stay.
@@ -89,8 +89,8 @@ struct Planned<'m, P: Platform> {
 /// batch, to be written out. Never waits for a sleeping lock; not in a read section. With
 /// [`Spare::Used`] there is one folio alone. Says what has become of the last that was looked at.
 ///
-/// Complexity: O(log n) for each of the VMAs that map pages of the folios, of n that map the object,
-/// and in the entries there and the slots of the index.
+/// Complexity: O(log n) for each of the VMAs that map pages of the folios, of n that map the
+/// object, and in the entries there and the slots of the index.
 pub(crate) fn swap_out<'m, P: Platform>(
     memory: &'m Memory<P>,
     object: &ObjectState,
@@ -124,7 +124,7 @@ pub(crate) fn swap_out<'m, P: Platform>(
         }
         return why;
     }
-    // After the entries, which lead to the folios: who has pinned one is seen.
+    // After the entries, which lead to the folios: a thread that has pinned one is seen.
     fence(Ordering::SeqCst);
     for plan in planned {
         last = match send(memory, object, plan, batch) {
@@ -156,8 +156,8 @@ fn plan<'m, P: Platform>(
     Ok(Planned { leaving, slots, mapped })
 }
 
-/// Takes away all entries that map the folios. A single folio stays mapped where one of them is used
-/// or locked into memory.
+/// Takes away all entries that map the folios. A single folio stays mapped where one of them is
+/// used or locked into memory.
 fn unmap<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -234,8 +234,8 @@ fn send<P: Platform>(
     Ok(folio.pages())
 }
 
-/// Names the slots of the victim's pages, and lets the index name them, or changes nothing but their
-/// counts. Says how many there are.
+/// Names the slots of the victim's pages, and lets the index name them, or changes nothing but
+/// their counts. Says how many there are.
 fn enter_slots<P: Platform>(victim: &Victim<'_, P>, slots: SlotRun) -> Result<u32, Obstacle> {
     let Victim { memory, object, first, .. } = *victim;
     let mut from = first;

@@ -17,8 +17,8 @@ use crate::vma::{MappingFlags, Vma};
 use super::pressure::Batch;
 
 impl<P: Platform> Memory<P> {
-    /// Looks at the folio of the frame, and at those around it where it is mapped: what is cold goes
-    /// into the batch. Returns how many pages were freed at once.
+    /// Looks at the folio of the frame, and at those around it where it is mapped: what is cold
+    /// goes into the batch. Returns how many pages were freed at once.
     pub(super) fn reclaim_anonymous<'m>(
         &'m self,
         frame: Frame,
@@ -75,8 +75,8 @@ impl<P: Platform> Memory<P> {
             });
             Seen { until: hit.range.end(), entries: u64::from(folio.pages()) }
         });
-        // After the entries, which lead to the folio, and before its content is read: who has
-        // pinned it writes to it meanwhile, and is seen here.
+        // After the entries, which lead to the folio, and before its content is read: a thread that
+        // has pinned it writes to it meanwhile, and is seen here.
         fence(Ordering::SeqCst);
         if self.frames.mappings(folio) > 0 || self.frames.pins(folio) > 0 {
             self.settle_slots(folio, place, &PageSet::EMPTY);

@@ -113,7 +113,7 @@ impl<'m, P: Platform> Batch<'m, P> {
             self.spaces.clear();
         }
         // SAFETY: the batch has a VMA of the address space locked for reading until the handle is
-        // gone (`unmap`): who drops the address space waits for that.
+        // gone (`unmap`): a thread that drops the address space waits for that.
         let table = unsafe { PageTable::from_state(self.memory, hit.vma.tree()) };
         let _ = self.spaces.try_push(Space { table, gather: Gather::new() });
         self.spaces.len() - 1

@@ -218,7 +218,7 @@ impl<P: Platform> Area<P> {
         self.taken.store(0, Relaxed);
         self.priority.store(priority, Relaxed);
         self.set_device(device);
-        // Release: who finds the pointer finds the clusters.
+        // Release: a thread that finds the pointer finds the clusters.
         self.clusters.store(clusters.as_ptr(), Release);
         let mut lists = self.lists.lock();
         *lists = Lists::EMPTY;

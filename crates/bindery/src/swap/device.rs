@@ -7,9 +7,10 @@
 //! thread    Memory::finish_swap_writes: evict the folio, or keep it
 //! ```
 //!
-//! A completion stores a few words of the core and wakes who waits ([`super::requests`]). It takes
-//! no lock and enters no read section, so it may come in an interrupt handler. A thread does the
-//! rest: one that waits for the device, one that reclaims, or one of the embedder's.
+//! A completion stores a few words of the core and wakes the threads that wait
+//! ([`super::requests`]). It takes no lock and enters no read section, so it may come in an
+//! interrupt handler. A thread does the rest: one that waits for the device, one that reclaims, or
+//! one of the embedder's.
 
 use crate::Memory;
 use crate::addr::Frame;

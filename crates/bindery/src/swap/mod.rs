@@ -37,7 +37,7 @@
 //! 5. *A page in the cache that cannot be stored stays there*: entries name its slot, and faults
 //!    find it.
 //! 6. *A folio that a device writes* is locked, with the writeback bit, until its request is done.
-//!    Who wants the page waits for the device ([`writeback`]).
+//!    A thread that wants the page waits for the device ([`writeback`]).
 //!
 //! # Locks
 //! The lock of a cluster is a spin lock below those of tables and folios, and above those of the
@@ -91,8 +91,8 @@ pub(crate) struct Swap<P: Platform> {
     pub(crate) store: CompressedStore<P>,
     /// Pages that devices are writing.
     writing: AtomicU64,
-    /// Changes when a request is done, and when a thread has dealt with it: who waits for a device
-    /// parks here.
+    /// Changes when a request is done, and when a thread has dealt with it: a thread that waits for
+    /// a device parks here.
     completions: AtomicU32,
 }
 

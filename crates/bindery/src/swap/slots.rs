@@ -321,7 +321,7 @@ impl<P: Platform> Memory<P> {
         }
         for (page, cell) in (0..).zip(cells) {
             let now = Cell(cell.load(Relaxed)).coming_in(folio.head.plus(page));
-            // Release, by the lock: who finds the folio finds it locked.
+            // Release, by the lock: a thread that finds the folio finds it locked.
             cell.store(now.0, Relaxed);
         }
         let place = SwapPlace { area: run.area, first: run.first, cached: run.count };
@@ -373,8 +373,8 @@ impl<P: Platform> Memory<P> {
             let content = written.map_or(0, |written| written.content(page));
             Cell(old.0 & !Cell::BUSY | content)
         };
-        // With the cluster's lock held: who finds the folio by a slot takes a reference, and looks
-        // at the slot again.
+        // With the cluster's lock held: a thread that finds the folio by a slot takes a reference,
+        // and looks at the slot again.
         self.change_slots(folio, place, || self.frames.freeze(folio, 2), done).evicted
     }
 

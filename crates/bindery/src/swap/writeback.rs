@@ -150,10 +150,10 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// Wakes who waits for a device. The requests were changed before.
+    /// Wakes the threads that wait for a device. The requests were changed before.
     fn note_completion(&self) {
         let completions = &self.swap.completions;
-        // Release: who sees the change sees the requests.
+        // Release: a thread that sees the change sees the requests.
         completions.fetch_add(1, Release);
         self.platform.unpark(completions);
     }
@@ -165,7 +165,7 @@ impl<P: Platform> Memory<P> {
     /// Context: may sleep. Complexity: in the requests that are done.
     #[inline]
     pub fn finish_swap_writes(&self) -> u64 {
-        // Acquire: who finds none left finds their folios unlocked.
+        // Acquire: a thread that finds none left finds their folios unlocked.
         if self.swap.writing.load(Acquire) == 0 { 0 } else { self.finish_writes() }
     }
 

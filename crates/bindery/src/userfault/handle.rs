@@ -43,8 +43,8 @@ pub struct Userfault<'m, P: Platform> {
     state: NonNull<UserfaultState>,
 }
 
-// SAFETY: a handle is a counted reference to a state of atomics and what a lock guards; who has it
-// may use the state from any CPU and let it go there.
+// SAFETY: a handle is a counted reference to a state of atomics and what a lock guards; a thread
+// that has it may use the state from any CPU and let it go there.
 unsafe impl<P: Platform> Send for Userfault<'_, P> {}
 // SAFETY: as above.
 unsafe impl<P: Platform> Sync for Userfault<'_, P> {}

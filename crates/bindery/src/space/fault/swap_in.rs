@@ -222,8 +222,8 @@ impl<P: Platform> AddressSpace<'_, P> {
             return Err(Unread::Slots);
         };
         frames.set_fresh_owner(folio, Owner::Nobody, 0);
-        // The cache's reference, and ours. Published first: who finds the folio by a slot finds it
-        // counted.
+        // The cache's reference, and ours. Published first: a thread that finds the folio by a slot
+        // finds it counted.
         frames.publish_two(folio);
         if let Err(ClaimError::Cached | ClaimError::Gone) = memory.claim_slots(folio, slots) {
             drop(lock);

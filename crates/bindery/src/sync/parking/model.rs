@@ -8,7 +8,7 @@ use loom::sync::Mutex;
 use loom::sync::atomic::AtomicU32;
 use loom::thread::{self, Thread};
 
-/// Whether who parks looks once more, when it can be found.
+/// Whether a thread that parks looks once more, when it can be found.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SecondLook {
     Taken,

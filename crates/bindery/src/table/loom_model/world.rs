@@ -52,7 +52,7 @@ pub(super) enum Omit {
     OneSection,
     /// A move locks its source, then its target.
     OnePass,
-    /// Nobody holds the VMA's lock: not who moves or unmaps, not who faults.
+    /// Nobody holds the VMA's lock: neither the CPU that moves or unmaps, nor the one that faults.
     VmaLock,
     /// New tables are installed in unlocked.
     LockedBirth,

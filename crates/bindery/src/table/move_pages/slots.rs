@@ -2,8 +2,8 @@
 //!
 //! A table is *carried* if every entry in it may move. The folios in it are locked one after the
 //! other and renumbered, with the table out of the tree:
-//! 1. The entry that names the table is cleared. Nobody comes to the table any more; who has found
-//!    it waits for its lock, and then finds it elsewhere.
+//! 1. The entry that names the table is cleared. Nobody comes to the table any more; a thread that
+//!    has found it waits for its lock, and then finds it elsewhere.
 //! 2. Each folio is locked, and its pins are looked at. It gets its new owner and index, and stays
 //!    locked.
 //! 3. The entry is written at the target, and the folios are unlocked.
