@@ -274,7 +274,7 @@ impl<'m, P: Platform> KernelMap<'m, P> {
             // Not in the root, which is copied.
             largest_leaf: P::Arch::LARGEST_LEAF.min(P::Arch::ROOT.below()),
             largest_contig: P::Arch::LARGEST_CONTIG_LEVEL,
-            index: Index::new([memory.platform.seed(), u64::from(root.0)]),
+            index: Index::new(memory.index_key()),
             freed: Mutex::new(FreedList::new()),
             purging: Mutex::new(Purging(())),
             pausing: Mutex::new(Pausing(())),

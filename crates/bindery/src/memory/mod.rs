@@ -61,6 +61,8 @@ pub struct Memory<P: Platform> {
     file_policy: FolioPolicy,
     commitment: Commitment,
     fault_reserve: AtomicU64,
+    /// How many lists of areas were made.
+    indexes: AtomicU64,
     pub(crate) rare: RareEvents,
 }
 
@@ -126,6 +128,7 @@ impl<P: Platform> Memory<P> {
             file_policy: FolioPolicy::new(SizeMode::Never, SizeMode::Never),
             commitment,
             fault_reserve: AtomicU64::new(0),
+            indexes: AtomicU64::new(0),
             rare: RareEvents::default(),
         })
     }
@@ -339,6 +342,13 @@ impl<P: Platform> Memory<P> {
         unsafe { core::slice::from_raw_parts(arena.as_ptr(), arch::entries::<P::Arch>() as usize) }
     }
 
+    /// The key of the heights of another list of areas. It rests on nothing but the platform's seed
+    /// and on how many lists came before: the same calls cost the same wherever the kernel and its
+    /// frames lie.
+    pub(crate) fn index_key(&self) -> [u64; 2] {
+        [self.platform.seed(), self.indexes.fetch_add(1, Ordering::Relaxed)]
+    }
+
     /// To be called before an allocation that may wait for memory: not under a table lock, and not
     /// in a read section, where a thread that has to free memory could wait for the caller. There,
     /// an allocation is only tried; where that fails, the caller lets everything go, allocates
@@ -412,25 +422,14 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// `count` frames from `first` on were written, all of which belong to folios: the next
-    /// executable leaf is made when instruction fetches see that.
+    /// Frames from `frame` on, all of one folio, were written: the next executable leaf of that is
+    /// made when instruction fetches see it.
     #[inline]
-    pub(crate) fn written_by_call(&self, first: Frame, count: u32) {
-        if !P::Arch::COHERENT_FETCHES {
-            self.forget_synchronized(first, count);
-        }
-    }
-
-    #[inline(never)]
-    fn forget_synchronized(&self, first: Frame, count: u32) {
-        let mut done = 0;
-        while done < count {
-            let frame = first.plus(done);
-            let folio = self.frames.folio_of(frame);
-            done += folio.map_or(1, |folio| folio.head.0 + folio.pages() - frame.0);
-            if let Some(folio) = folio {
-                self.frames.clear_fetchable(folio);
-            }
+    pub(crate) fn written_by_call(&self, frame: Frame) {
+        if !P::Arch::COHERENT_FETCHES
+            && let Some(folio) = self.frames.folio_of(frame)
+        {
+            self.frames.clear_fetchable(folio);
         }
     }
 

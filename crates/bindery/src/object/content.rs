@@ -371,7 +371,7 @@ impl<P: Platform> Object<'_, P> {
         // SAFETY: 1. `inside` is in the run of the object's frames, which is of one folio.
         let to = unsafe { bytes::place(&memory.platform, frame, inside as usize) };
         let count = (writing.source)(writing.done, to, length);
-        memory.written_by_call(frame, pages_of(inside + count as u64) as u32);
+        memory.written_by_call(frame);
         self.grow_to(at + count as u64);
         Ok(Moved { count, stopped: count < length })
     }

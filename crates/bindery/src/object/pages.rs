@@ -392,6 +392,6 @@ pub(super) fn zero_part<P: Platform>(
         // SAFETY: 1. and 2. the index names the frame, and the caller keeps the page; 3. who
         // truncates waits for pagers before.
         unsafe { bytes::zero(&memory.platform, slot.frame, inside(start)..inside(end)) };
-        memory.written_by_call(slot.frame, 1);
+        memory.written_by_call(slot.frame);
     }
 }

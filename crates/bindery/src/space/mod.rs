@@ -229,10 +229,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     ) -> Result<Self, Error> {
         let table = || PageTable::new(memory, reach).ok_or(Error::OutOfMemory);
         let table = memory.retry(table)?;
-        let key = [memory.platform.seed(), u64::from(table.root.0)];
         Ok(Self {
             table,
-            vmas: Index::new(key),
+            vmas: Index::new(memory.index_key()),
             mmap_lock: Mutex::new(MmapLocked(())),
             options,
             maximum_mappings: AtomicUsize::new(options.maximum_mappings),
