@@ -63,7 +63,8 @@ impl InvalidateLock {
         let mut left = PATIENCE;
         let guard = self.0.try_write_while(platform, || {
             platform.relax();
-            left -= 1;
+            // Asked again after a "no" if readers came or went in between.
+            left = left.saturating_sub(1);
             left > 0
         })?;
         Some(InvalidateGuard { proof: PagesMayGo(()), _guard: guard })

@@ -5,9 +5,9 @@
 //! want the same page meet at its slot: one claims it, the other finds the folio in the swap cache
 //! and waits for its lock.
 //!
-//! A page that is back gives its slot up at once, and counts as dirty. Nobody has to notice writes
-//! to shared memory then: no slot ever has content that is older than that of a page in memory.
-//! (Linux keeps the slot until the first write.)
+//! A page that is back gives its slot up at once, and counts as dirty, as on Linux. Nobody has to
+//! notice writes to shared memory then: no slot ever has content that is older than that of a page
+//! in memory.
 
 use crate::Memory;
 use crate::addr::{Order, Orders};

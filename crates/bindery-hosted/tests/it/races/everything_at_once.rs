@@ -152,6 +152,7 @@ impl<A: Walk> Runner<'_, '_, A> {
             0 => {
                 memory.stop_swapping_to(&self.area);
                 let _ = space.swap_in_area(&self.area);
+                let _ = memory.swap_in_objects(&self.area);
                 memory.resume_swapping_to(&self.area);
             }
             1 => drop(memory.reclaim(16)),

@@ -7,6 +7,7 @@ mod moves_in_parts;
 mod priorities;
 mod read_sections;
 mod references;
+mod shared_swap;
 mod step_in;
 mod swap_soak;
 mod threads;

@@ -10,5 +10,6 @@ mod pieces;
 mod reclaim;
 mod restored;
 mod shared;
+mod shared_failures;
 mod shrink;
 mod slots;

@@ -13,18 +13,18 @@ use crate::support::objects::use_object_order;
 use crate::support::objects_fixture::map;
 use crate::support::{GIB, audit, options};
 
-const AT: u64 = GIB;
-const PAGE: u64 = 4096;
-const ORDERS: [u8; 3] = [0, 4, 9];
+pub const AT: u64 = GIB;
+pub const PAGE: u64 = 4096;
+pub const ORDERS: [u8; 3] = [0, 4, 9];
 
 /// A memfd of `pages` pages, mapped shared at [`AT`] and filled there.
-struct Shared<'s, 'm, A: Walk> {
-    swapping: &'s Swapping<'s, 'm, A>,
-    object: Object<'m, Machine<A>>,
+pub struct Shared<'s, 'm, A: Walk> {
+    pub swapping: &'s Swapping<'s, 'm, A>,
+    pub object: Object<'m, Machine<A>>,
 }
 
 #[track_caller]
-fn with_shared<A: Walk>(order: u8, pages: u64, scenario: impl FnOnce(&Shared<'_, '_, A>)) {
+pub fn with_shared<A: Walk>(order: u8, pages: u64, scenario: impl FnOnce(&Shared<'_, '_, A>)) {
     with_swap::<A>(order, 4096, |swapping| {
         use_object_order(swapping.memory, order);
         let object =
@@ -38,14 +38,14 @@ fn with_shared<A: Walk>(order: u8, pages: u64, scenario: impl FnOnce(&Shared<'_,
 }
 
 impl<A: Walk> Shared<'_, '_, A> {
-    fn page_out(&self, page: u64, pages: u64) {
+    pub fn page_out(&self, page: u64, pages: u64) {
         let at = VirtAddr(AT + page * PAGE);
         self.swapping.space.madvise(at, pages * PAGE, Advice::PageOut).unwrap();
     }
 
     /// Pages in memory and in swap.
     #[track_caller]
-    fn assert_has(&self, resident: u64, swapped: u64) {
+    pub fn assert_has(&self, resident: u64, swapped: u64) {
         let has = (self.object.resident_pages(), self.object.swapped_pages());
         assert_eq!(has, (resident, swapped), "pages in memory and in swap");
         assert_eq!(self.swapping.taken(), swapped, "slots");
@@ -53,12 +53,12 @@ impl<A: Walk> Shared<'_, '_, A> {
     }
 
     #[track_caller]
-    fn audit(&self) {
+    pub fn audit(&self) {
         audit(self.swapping.machine, self.swapping.memory, &[self.swapping.space]);
     }
 
     /// What a call reads of a page's first word.
-    fn read(&self, page: u64) -> u64 {
+    pub fn read(&self, page: u64) -> u64 {
         let mut word = [0; 8];
         assert_eq!(self.object.read(page * PAGE, &mut word), Ok(8));
         u64::from_le_bytes(word)
