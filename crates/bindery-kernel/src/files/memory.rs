@@ -16,7 +16,8 @@ use crate::sync::{Mutex, SleepingMutex};
 use crate::{heap, time};
 
 use super::node::{Attributes, Change, Entry, Kind, Node, Patience, file_access};
-use super::transfer::{Segments, Step, by_steps};
+use super::segments::Segments;
+use super::transfer::{Step, by_steps};
 use linux_raw_sys::general::{O_RDWR, O_TRUNC};
 
 /// What making a node takes of the heap at most, in bytes.

@@ -31,6 +31,7 @@ mod permission;
 mod pipe;
 mod poll;
 mod proc;
+mod segments;
 mod socket;
 mod splice;
 mod status;

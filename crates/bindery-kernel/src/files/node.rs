@@ -13,7 +13,7 @@ use linux_raw_sys::general::{
 use crate::errno::{Errno, Outcome};
 use crate::platform::Machine;
 
-use super::transfer::Segments;
+use super::segments::Segments;
 
 /// The kind of a node, as `stat` reports it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -20,7 +20,8 @@ use super::descriptor::Description;
 use super::memory::new_number;
 use super::node::{Attributes, Kind, Node, Patience, Place, Special, may_read, may_write};
 use super::poll;
-use super::transfer::{Segments, Step, by_steps};
+use super::segments::Segments;
+use super::transfer::{Step, by_steps};
 
 /// How much a pipe holds, in bytes.
 pub const CAPACITY: usize = 64 << 10;

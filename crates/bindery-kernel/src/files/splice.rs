@@ -12,7 +12,8 @@ use crate::{heap, process, user};
 use super::descriptor::Description;
 use super::node::{Kind, Node, Patience, Special};
 use super::pipe::{CAPACITY, Pipe};
-use super::transfer::{Segments, fill};
+use super::segments::Segments;
+use super::transfer::fill;
 
 /// `SPLICE_F_MOVE`, `SPLICE_F_MORE` and `SPLICE_F_GIFT` are hints, and change nothing.
 const FLAGS: u32 = 0xf;

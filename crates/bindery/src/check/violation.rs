@@ -9,7 +9,7 @@ use crate::space::Resident;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Violation {
-    /// The scratch memory holds fewer words than [`scratch_words`] says.
+    /// The scratch memory holds fewer words than [`super::scratch_words`] says.
     ScratchTooSmall {
         /// How many words it takes.
         needed: usize,

@@ -2,21 +2,20 @@
 //! spaces share.
 
 mod folio_policy;
+mod instructions;
 mod record;
 
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, Order, PAGE_SIZE};
-use crate::arch::{self, Arch, Entry, Level, Permissions};
+use crate::arch::{self, Arch, Entry, Level};
 use crate::commit::Commitment;
 use crate::deferred::Deferral;
 use crate::effort::EffortSetting;
 use crate::events::{Events, RareEvents};
 use crate::frame::meta;
-use crate::frame::{
-    Folio, FrameRange, FrameUsage, FrameView, Frames, FramesError, FreeBatch, MAX_ORDER,
-};
+use crate::frame::{FrameRange, FrameUsage, FrameView, Frames, FramesError, FreeBatch, MAX_ORDER};
 use crate::huge_zero::HugeZero;
 use crate::platform::Platform;
 use crate::stats::Counts;
@@ -389,58 +388,6 @@ impl<P: Platform> Memory<P> {
                 0 => (limit, P::Arch::STEP),
                 left => (limit.min(left), P::Arch::STEP),
             },
-        }
-    }
-
-    /// Called before a leaf with these permissions names a page of `folio`, whose content is
-    /// complete: lets instruction fetches see it, once. Nothing for a leaf that is not executable.
-    #[inline]
-    pub(crate) fn before_execution(&self, permissions: Permissions, folio: Folio) {
-        if !P::Arch::COHERENT_FETCHES && permissions.contains(Permissions::EXECUTE) {
-            self.synchronize_instructions(folio);
-        }
-    }
-
-    /// As [`Memory::before_execution`], for a frame that may be of no folio: the zero page is
-    /// synchronized at boot, other frames by the embedder.
-    #[inline]
-    pub(crate) fn before_execution_of(&self, permissions: Permissions, frame: Frame) {
-        if !P::Arch::COHERENT_FETCHES
-            && permissions.contains(Permissions::EXECUTE)
-            && let Some(folio) = self.frames.folio_of(frame)
-        {
-            self.synchronize_instructions(folio);
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn synchronize_instructions(&self, folio: Folio) {
-        if !self.frames.is_fetchable(folio) {
-            self.platform.synchronize_instructions(folio.head, folio.pages());
-            self.frames.mark_fetchable(folio);
-        }
-    }
-
-    /// Frames from `frame` on, all of one folio, were written: the next executable leaf of that is
-    /// made when instruction fetches see it.
-    #[inline]
-    pub(crate) fn written_by_call(&self, frame: Frame) {
-        if !P::Arch::COHERENT_FETCHES
-            && let Some(folio) = self.frames.folio_of(frame)
-        {
-            self.frames.clear_fetchable(folio);
-        }
-    }
-
-    /// A page that may be mapped executable already was written on behalf of another process or a
-    /// debugger, which cannot synchronize it.
-    #[inline]
-    pub(crate) fn written_for_another(&self, frame: Frame) {
-        if !P::Arch::COHERENT_FETCHES
-            && self.frames.folio_of(frame).is_some_and(|folio| self.frames.is_fetchable(folio))
-        {
-            self.platform.synchronize_instructions(frame, 1);
         }
     }
 

@@ -50,7 +50,7 @@ use super::swap_out::{Leaving, swap_out};
 pub enum ObjectFolio {
     /// No mapping and no page index names it any more: its so many pages are free.
     Freed(u32),
-    /// It stays: programs have used it lately ([`crate::frame::Frames::look`]).
+    /// It stays: programs have used it lately (`Frames::look`).
     Used,
     /// It stays, since somebody works with it, or has one of the locks.
     Busy,

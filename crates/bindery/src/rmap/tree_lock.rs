@@ -1,5 +1,5 @@
 //! The lock of an object's tree, or of all trees of a family: a reader-writer lock. A measuring
-//! platform learns how long it is held ([`Platform::tree_locked`]).
+//! platform learns how long it is held (`Platform::tree_locked`, with the feature `measure`).
 
 use crate::platform::Platform;
 use crate::sync::rw_lock::{ReadGuard, RwLock, WriteGuard};

@@ -29,7 +29,8 @@ use super::names::{self, at_exec};
 use super::node::{Kind, Special};
 use super::path::{LastLink, user_place};
 use super::poll::{self, Fraction, deadline};
-use super::transfer::{self, Segments};
+use super::segments::Segments;
+use super::transfer;
 use super::{splice, status, swap};
 
 /// Makes a call; `None` where the number is another's.

@@ -299,7 +299,7 @@ impl Cpu {
                 let source = locking::lock_range(self, ROOT, from, Depth::Floor(Level::PTE), locks);
                 (source, locking::lock_range(self, ROOT, to, Depth::Floor(Level::PTE), locks))
             } else {
-                locking::lock_pair(self, ROOT, from.into(), to.into(), Level::PTE, locks)
+                locking::lock_both_ranges(self, ROOT, from.into(), to.into(), Level::PTE, locks)
             };
             self.visit(source, from.start(), locks);
             self.visit(target, VirtAddr(to.end().0 - PAGE_SIZE), locks);
@@ -371,7 +371,7 @@ impl Cpu {
     pub(super) fn empty(&self, freeable: VirtRange, to: u64) {
         let mut gathered = Vec::new();
         self.in_section(|locks| {
-            let (source, target) = locking::lock_pair(
+            let (source, target) = locking::lock_both_ranges(
                 self,
                 ROOT,
                 freeable.into(),
@@ -403,7 +403,7 @@ impl Cpu {
         self.change_vma(to, || {
             self.in_section(|locks| {
                 let (source, target) =
-                    locking::lock_pair(self, ROOT, from.into(), to.into(), level, locks);
+                    locking::lock_both_ranges(self, ROOT, from.into(), to.into(), level, locks);
                 assert_eq!((source.level, target.level), (level, level));
                 let Some(table) = self.detach(source, from.start()) else { return };
                 self.tell_place(table, to.start());

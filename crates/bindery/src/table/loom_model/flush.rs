@@ -136,7 +136,8 @@ impl Cpu {
         let mut marked = Vec::new();
         self.in_section(|locks| {
             let (one, other) = (source.into(), pages(to, 1).into());
-            let (source, target) = locking::lock_pair(self, ROOT, one, other, Level::PTE, locks);
+            let (source, target) =
+                locking::lock_both_ranges(self, ROOT, one, other, Level::PTE, locks);
             assert_eq!((source.level, target.level), (Level::PTE, Level::PTE));
             for node in [source, target] {
                 pending::raise(&self.table(node.table).pending);
@@ -185,7 +186,7 @@ impl Cpu {
         self.in_section(|locks| {
             let floor = if self.world.omit == Omit::LockCarried { Level::PMD } else { Level::PTE };
             let (source, target) =
-                locking::lock_pair(self, ROOT, from.into(), to.into(), floor, locks);
+                locking::lock_both_ranges(self, ROOT, from.into(), to.into(), floor, locks);
             let index = index_of(to.start(), target.level) as u32;
             if self.child(target.table, target.level, index).is_some() {
                 return;

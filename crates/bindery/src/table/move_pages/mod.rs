@@ -250,8 +250,14 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
             (VirtRange::raw(source, source + len), VirtRange::raw(target, target + len));
         let section = ReadSection::enter(&tables.memory.platform);
         let mut locks = LockSet::new();
-        let (from_cover, to_cover) =
-            locking::lock_pair_beside_moves(tables, tables.root, from, to, Level::PTE, &mut locks);
+        let (from_cover, to_cover) = locking::lock_both_ranges_beside_moves(
+            tables,
+            tables.root,
+            from,
+            to,
+            Level::PTE,
+            &mut locks,
+        );
         self.counts.tables_locked += locks.len() as u64;
         if locks.is_pending() {
             tables.honor_pending(from, &locks, Some(&self.gather), &mut self.counts);

@@ -252,7 +252,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         let mut locks = LockSet::new();
         let end = End { range: source, freeable: cleared };
         let (source_cover, target_cover) =
-            locking::lock_pair(self, self.root, end, target.into(), piece.level, &mut locks);
+            locking::lock_both_ranges(self, self.root, end, target.into(), piece.level, &mut locks);
         locked.counts.tables_locked += locks.len() as u64;
         self.memory.worked(piece.len >> piece.level.span_shift::<P::Arch>(), 0);
         if locks.is_pending() {

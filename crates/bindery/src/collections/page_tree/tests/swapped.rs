@@ -1,5 +1,10 @@
 //! Pages in swap beside pages in memory, compared with a `BTreeMap`.
 
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::model::{page, range};
 use super::*;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

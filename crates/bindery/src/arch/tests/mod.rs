@@ -2,9 +2,12 @@
 //! compare a changed entry with the one that [`Arch::leaf`] makes from changed attributes. That
 //! also shows that no other bit changed.
 
+mod absent_entries;
+
 use proptest::prelude::*;
 
 use super::*;
+use absent_entries::*;
 
 /// Runs the named functions as tests for one architecture.
 macro_rules! architecture {
@@ -376,140 +379,4 @@ fn what_was_not_there_needs_no_break<A: Arch>() {
             }
         }
     }
-}
-
-const MARKERS: [Marker; 3] = [Marker::UserfaultWriteProtect, Marker::Poison, Marker::Guard];
-
-/// Absent entries of every kind, with the smallest and largest numbers.
-fn some_absent() -> impl Iterator<Item = Absent> {
-    let flags =
-        || (0..16).map(|n| (BOOLS[n & 1], BOOLS[n >> 1 & 1], BOOLS[n >> 2 & 1], BOOLS[n >> 3 & 1]));
-    let numbers = [(0, 0), (31, (1 << 38) - 1), (5, 0x12_3456_789a)];
-    let swap = flags().flat_map(move |(exclusive, soft_dirty, userfault, _)| {
-        numbers.into_iter().map(move |(device, slot)| Absent::Swap {
-            device,
-            slot,
-            exclusive,
-            soft_dirty,
-            userfault,
-        })
-    });
-    let prot_none = flags().flat_map(|(accessed, dirty, soft_dirty, userfault)| {
-        [0, 0x1234_5678, u32::MAX].into_iter().map(move |frame| Absent::ProtNone {
-            frame: Frame(frame),
-            accessed,
-            dirty,
-            soft_dirty,
-            userfault,
-        })
-    });
-    swap.chain(prot_none).chain(MARKERS.map(Absent::Marker))
-}
-
-fn absent_entries_are_read_back_and_never_empty_or_present<A: Arch>() {
-    for absent in some_absent() {
-        let entry = absent::encode::<A>(absent);
-        assert_eq!(absent::decode::<A>(entry), Some(absent));
-        assert!(!entry.is_empty() && entry.0 & A::PRESENT == 0);
-        for level in Level::PTE.up_to(A::ROOT) {
-            assert_eq!(kind::<A>(entry, level), Kind::Absent);
-        }
-        let prot_none = matches!(absent, Absent::ProtNone { .. });
-        assert_eq!(absent::is_prot_none::<A>(entry), prot_none);
-    }
-}
-
-fn absent_neighbors_are_one_step_apart<A: Arch>() {
-    for absent in some_absent() {
-        let next = match absent {
-            Absent::Marker(_) => absent,
-            Absent::Swap { slot, device, exclusive, soft_dirty, userfault } => {
-                if slot + 1 == 1 << 38 {
-                    continue;
-                }
-                Absent::Swap { slot: slot + 1, device, exclusive, soft_dirty, userfault }
-            }
-            Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault } => {
-                if frame.0 == u32::MAX {
-                    continue;
-                }
-                Absent::ProtNone { frame: frame.plus(1), accessed, dirty, soft_dirty, userfault }
-            }
-        };
-        let entry = absent::encode::<A>(absent);
-        let stepped = Entry(entry.0.wrapping_add(absent::step::<A>(entry)));
-        assert_eq!(absent::decode::<A>(stepped), Some(next));
-    }
-}
-
-fn prot_none_leaves_gather_what_they_recorded<A: Arch>() {
-    let prot_none = |bits: usize| Absent::ProtNone {
-        frame: Frame(0x1234),
-        accessed: BOOLS[bits & 1],
-        dirty: BOOLS[bits >> 1 & 1],
-        soft_dirty: BOOLS[bits >> 2 & 1],
-        userfault: BOOLS[bits >> 3 & 1],
-    };
-    for (into, from) in (0..16).flat_map(|into| (0..16).map(move |from| (into, from))) {
-        let gathered = absent::encode::<A>(prot_none(into | (from & 0b111)));
-        let (into_entry, from_entry) =
-            (absent::encode::<A>(prot_none(into)), absent::encode::<A>(prot_none(from)));
-        assert_eq!(absent::gather::<A>(into_entry, from_entry), gathered);
-        let mask = absent::compare_mask::<A>(into_entry);
-        let agree = (into_entry.0 ^ from_entry.0) & mask == 0;
-        assert_eq!(agree, into & 0b1000 == from & 0b1000, "only userfault must agree");
-    }
-    let swap = some_absent().next().map(absent::encode::<A>).unwrap();
-    assert_eq!(absent::gather::<A>(swap, swap), swap);
-    assert_eq!(absent::compare_mask::<A>(swap), !0);
-}
-
-fn stripping_userfault_leaves_nothing_of_it<A: Arch>() {
-    for absent in some_absent() {
-        let stripped = absent::strip_userfault::<A>(absent::encode::<A>(absent));
-        let expected = match absent {
-            Absent::Marker(Marker::UserfaultWriteProtect) => None,
-            Absent::Marker(_) => Some(absent),
-            Absent::Swap { device, slot, exclusive, soft_dirty, .. } => {
-                Some(Absent::Swap { device, slot, exclusive, soft_dirty, userfault: false })
-            }
-            Absent::ProtNone { frame, accessed, dirty, soft_dirty, .. } => {
-                Some(Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault: false })
-            }
-        };
-        assert_eq!(stripped, expected.map_or(Entry::EMPTY, absent::encode::<A>));
-    }
-}
-
-fn soft_dirty_marks_pages_but_not_markers<A: Arch>() {
-    for absent in some_absent() {
-        let expected = match absent {
-            Absent::Marker(_) => absent,
-            Absent::Swap { device, slot, exclusive, userfault, .. } => {
-                Absent::Swap { device, slot, exclusive, soft_dirty: true, userfault }
-            }
-            Absent::ProtNone { frame, accessed, dirty, userfault, .. } => {
-                Absent::ProtNone { frame, accessed, dirty, soft_dirty: true, userfault }
-            }
-        };
-        let marked = absent::mark_soft_dirty::<A>(absent::encode::<A>(absent));
-        assert_eq!(marked, absent::encode::<A>(expected));
-    }
-}
-
-fn any_bits_that_decode_are_bits_that_were_encoded<A: Arch>() {
-    // Random bits nearly always have a stray one; so do valid entries with one bit turned.
-    proptest!(|(bits: u64, which in 0usize..99, turned in 0u32..64)| {
-        let valid = some_absent().nth(which).map_or(Entry::EMPTY, absent::encode::<A>);
-        for entry in [Entry(bits), Entry(valid.0 ^ 1 << turned)] {
-            if let Some(absent) = absent::decode::<A>(entry) {
-                prop_assert_eq!(absent::encode::<A>(absent), entry);
-            }
-        }
-    });
-    assert_eq!(
-        absent::decode::<A>(Entry(absent::encode::<A>(Absent::Marker(Marker::Guard)).0 | 1)),
-        None
-    );
-    assert_eq!(absent::decode::<A>(Entry(A::ABSENT_FLIP)), None, "no kind at all");
 }

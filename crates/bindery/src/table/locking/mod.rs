@@ -53,37 +53,30 @@
 //!
 //! A move that holds the VMAs of both places for writing needs no second descent itself. One that
 //! holds them for reading does, for both covers, because another such move may carry one of them
-//! ([`lock_pair_beside_moves`]). The tables below a cover hang in tables that it has locked. A
-//! carried table changes its place in the order of locks, but its carrier waits for nothing any
+//! ([`lock_both_ranges_beside_moves`]). The tables below a cover hang in tables that it has locked.
+//! A carried table changes its place in the order of locks, but its carrier waits for nothing any
 //! more, and whoever waits for it lets all locks go when it finds the table elsewhere.
 //!
 //! # How much is held at once
 //! Other CPUs spin for a table's lock. So one set of locks never serves more than [`SPAN_ENTRIES`]
-//! entries or [`HELD_DETACHED`] detached tables. The locks are taken in pre-order anyway, so they
-//! stop there. An operation gets the front of its range, up to [`LockSet::end_of`], and comes again
-//! for the rest. In a range with few tables one hold goes far; in a dense one it covers two tables.
-//! No table that the range covers whole is cut in two by that, because its entry counts as one.
+//! entries or [`lock_set::HELD_DETACHED`] detached tables. The locks are taken in pre-order anyway,
+//! so they stop there. An operation gets the front of its range, up to [`LockSet::end_of`], and
+//! comes again for the rest. In a range with few tables one hold goes far; in a dense one it covers
+//! two tables. No table that the range covers whole is cut in two by that, because its entry counts
+//! as one.
 //!
 //! # Pending flushes
 //! A thread that takes a lock learns whether the table is pending ([`crate::tlb`]), and flushes its
 //! own range before it acts. [`LockSet`] remembers that for all tables of an operation.
 
-use arrayvec::ArrayVec;
+mod both_ranges;
+mod lock_set;
 
 use crate::addr::{Frame, VirtAddr, VirtRange};
 use crate::arch::{Arch, Entry, Level};
 
-/// Most entries that an operation looks at while it holds one set of locks.
-pub(crate) const SPAN_ENTRIES: u32 = 1024;
-
-/// Most tables that an operation detaches while it holds one set of locks.
-pub(crate) const HELD_DETACHED: u32 = 512;
-
-/// Of each level an operation on a range locks at most two tables that lie in it as a whole, each
-/// of which holds 512 of its entries, and two at its edges, that is four on each of five levels; an
-/// edge may split a huge leaf on two levels. A move locks two or three tables at its level for
-/// either side, and on each level above two.
-const CAPACITY: usize = 32;
+pub(crate) use both_ranges::{End, lock_both_ranges, lock_both_ranges_beside_moves};
+pub(crate) use lock_set::{LockSet, SPAN_ENTRIES};
 
 /// What the protocol needs to know of a tree of tables.
 pub(crate) trait LockTree {
@@ -203,100 +196,9 @@ impl Node {
     }
 }
 
-/// The locks that an operation holds.
-pub(crate) struct LockSet {
-    tables: ArrayVec<Frame, CAPACITY>,
-    /// One of them was pending when it was locked.
-    pending: bool,
-    /// How many more entries may be looked at, and tables detached.
-    entries: u32,
-    detached: u32,
-    /// Where the locks end, if they do before their range.
-    stop: u64,
-}
-
-impl LockSet {
-    // Not `const`: a constant would be copied whole, room for tables and all.
-    #[inline(always)]
-    pub(crate) fn new() -> Self {
-        Self {
-            tables: ArrayVec::new(),
-            pending: false,
-            entries: SPAN_ENTRIES,
-            detached: HELD_DETACHED,
-            stop: u64::MAX,
-        }
-    }
-
-    /// Up to where the locks serve an operation on `range`.
-    #[inline]
-    pub(crate) fn end_of(&self, range: VirtRange) -> VirtAddr {
-        VirtAddr(range.end().0.min(self.stop))
-    }
-
-    /// Takes `count` entries from `start` on into account. `false` if they are too many: then the
-    /// locks stop there.
-    #[inline]
-    fn admit_entries(&mut self, count: u32, start: VirtAddr) -> bool {
-        if count > self.entries {
-            self.stop = start.0;
-            return false;
-        }
-        self.entries -= count;
-        true
-    }
-
-    /// Takes up to `count` entries that name tables to be detached into account. Returns how many.
-    #[inline]
-    fn admit_detached(&mut self, count: u32) -> u32 {
-        let count = count.min(self.entries).min(self.detached);
-        self.entries -= count;
-        self.detached -= count;
-        count
-    }
-
-    /// Whether one of the tables was pending when it was locked: the caller flushes before it acts.
-    #[inline]
-    pub(crate) fn is_pending(&self) -> bool {
-        self.pending
-    }
-
-    /// The tables that are locked.
-    pub(crate) fn tables(&self) -> &[Frame] {
-        &self.tables
-    }
-
-    /// Takes over the lock of `table`, which the caller has locked.
-    pub(crate) fn push(&mut self, table: Frame) {
-        self.tables.push(table);
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.tables.len()
-    }
-
-    /// Gives all locks back, the last first.
-    pub(crate) fn release<T: LockTree>(&mut self, tree: &T) {
-        while let Some(table) = self.tables.pop() {
-            tree.unlock(table);
-        }
-    }
-
-    fn acquire<T: LockTree>(&mut self, tree: &T, table: Frame) {
-        tree.lock(table);
-        self.admit(tree, table);
-    }
-
-    /// Takes over the lock of a table that hangs in the tree.
-    fn admit<T: LockTree>(&mut self, tree: &T, table: Frame) {
-        self.pending |= tree.is_pending(table);
-        self.tables.push(table);
-    }
-}
-
 /// The slots of the table at `level` that begins at or before `range` which `range` overlaps,
 /// first and last. The table's span holds a part of the range.
-fn slots<A: Arch>(base: VirtAddr, level: Level, range: VirtRange) -> Option<(u32, u32)> {
+fn overlapped_slots<A: Arch>(base: VirtAddr, level: Level, range: VirtRange) -> Option<(u32, u32)> {
     let table = VirtRange::from_len(base, level.table_span::<A>())?;
     let part = range.intersection(table);
     if part.is_empty() {
@@ -342,7 +244,9 @@ fn lock_below<T: LockTree>(
     }
     let mut next = 0;
     for range in ranges {
-        let Some((first, last)) = slots::<T::Arch>(base, node.level, *range) else { continue };
+        let Some((first, last)) = overlapped_slots::<T::Arch>(base, node.level, *range) else {
+            continue;
+        };
         // Two ranges may share a slot: it is visited once, with both.
         let mut index = first.max(next);
         while index <= last {
@@ -420,111 +324,5 @@ pub(crate) fn lock_range<T: LockTree>(
             return cover;
         }
         tree.start_again();
-    }
-}
-
-/// One end of a move.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct End {
-    /// What is locked.
-    pub(crate) range: VirtRange,
-    /// What the cover spans: the range, and around it what no table is in but those for the range.
-    pub(crate) freeable: VirtRange,
-}
-
-impl From<VirtRange> for End {
-    fn from(range: VirtRange) -> Self {
-        Self { range, freeable: range }
-    }
-}
-
-/// Locks what a move between two disjoint ranges needs, in one pass, and returns the cover of
-/// each, in the order of the arguments. The caller holds the VMAs of both for writing. Called
-/// inside a read section.
-pub(crate) fn lock_pair<T: LockTree>(
-    tree: &T,
-    root: Frame,
-    one: End,
-    other: End,
-    floor: Level,
-    set: &mut LockSet,
-) -> (Node, Node) {
-    lock_two_covers(tree, root, one, other, floor, set, Covers::Stay)
-}
-
-/// As [`lock_pair`], for a caller that holds the VMAs of both for reading.
-pub(crate) fn lock_pair_beside_moves<T: LockTree>(
-    tree: &T,
-    root: Frame,
-    one: VirtRange,
-    other: VirtRange,
-    floor: Level,
-    set: &mut LockSet,
-) -> (Node, Node) {
-    lock_two_covers(tree, root, one.into(), other.into(), floor, set, Covers::MayBeCarried)
-}
-
-/// Whether another mover may carry a cover away between the look at it and its lock.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Covers {
-    Stay,
-    MayBeCarried,
-}
-
-fn lock_two_covers<T: LockTree>(
-    tree: &T,
-    root: Frame,
-    one: End,
-    other: End,
-    floor: Level,
-    set: &mut LockSet,
-    covers: Covers,
-) -> (Node, Node) {
-    if one.freeable.start() > other.freeable.start() {
-        let (low, high) = lock_two_covers(tree, root, other, one, floor, set, covers);
-        return (high, low);
-    }
-    let (End { range: first, freeable: low }, End { range: second, freeable: high }) = (one, other);
-    let depth = Depth::Floor(floor);
-    // The mover has cut its piece to size.
-    set.entries = u32::MAX;
-    let spans = |node: Node, own: VirtRange, range: VirtRange| {
-        VirtRange::from_len(base_of::<T::Arch>(node, own), node.level.table_span::<T::Arch>())
-            .is_some_and(|span| span.covers(range))
-    };
-    let is_gone = |cover: Node, range: VirtRange| {
-        tree.is_stray(cover.table)
-            || covers == Covers::MayBeCarried && !tree.is_at(root, cover, range.start())
-    };
-    loop {
-        let mut low_cover = find_cover(tree, root, low, floor);
-        let mut high_cover = find_cover(tree, root, high, floor);
-        // One cover may be above the other, or be the same: then it is the cover of both.
-        if spans(low_cover, low, high) && low_cover.level >= high_cover.level {
-            high_cover = low_cover;
-        } else if spans(high_cover, high, low) {
-            low_cover = high_cover;
-        }
-        set.acquire(tree, low_cover.table);
-        if is_gone(low_cover, low) {
-            set.release(tree);
-            tree.start_again();
-            continue;
-        }
-        let base = base_of::<T::Arch>(low_cover, low);
-        if low_cover == high_cover {
-            lock_below(tree, low_cover, base, &[first, second], depth, set);
-            return (low_cover, high_cover);
-        }
-        lock_below(tree, low_cover, base, &[first], depth, set);
-        set.acquire(tree, high_cover.table);
-        if is_gone(high_cover, high) {
-            set.release(tree);
-            tree.start_again();
-            continue;
-        }
-        let base = base_of::<T::Arch>(high_cover, high);
-        lock_below(tree, high_cover, base, &[second], depth, set);
-        return (low_cover, high_cover);
     }
 }

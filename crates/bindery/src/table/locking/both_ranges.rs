@@ -1,0 +1,113 @@
+//! The locks of a move: the tables of both its ranges, in one pass.
+
+use crate::addr::{Frame, VirtRange};
+use crate::arch::Level;
+
+use super::lock_set::LockSet;
+use super::{Depth, LockTree, Node, base_of, find_cover, lock_below};
+
+/// One end of a move.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct End {
+    /// What is locked.
+    pub(crate) range: VirtRange,
+    /// What the cover spans: the range, and around it what no table is in but those for the range.
+    pub(crate) freeable: VirtRange,
+}
+
+impl From<VirtRange> for End {
+    fn from(range: VirtRange) -> Self {
+        Self { range, freeable: range }
+    }
+}
+
+/// Locks what a move between two disjoint ranges needs, in one pass, and returns the cover of
+/// each, in the order of the arguments. The caller holds the VMAs of both for writing. Called
+/// inside a read section.
+pub(crate) fn lock_both_ranges<T: LockTree>(
+    tree: &T,
+    root: Frame,
+    one: End,
+    other: End,
+    floor: Level,
+    set: &mut LockSet,
+) -> (Node, Node) {
+    lock_two_covers(tree, root, one, other, floor, set, Covers::Stay)
+}
+
+/// As [`lock_both_ranges`], for a caller that holds the VMAs of both for reading.
+pub(crate) fn lock_both_ranges_beside_moves<T: LockTree>(
+    tree: &T,
+    root: Frame,
+    one: VirtRange,
+    other: VirtRange,
+    floor: Level,
+    set: &mut LockSet,
+) -> (Node, Node) {
+    lock_two_covers(tree, root, one.into(), other.into(), floor, set, Covers::MayBeCarried)
+}
+
+/// Whether another mover may carry a cover away between the look at it and its lock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Covers {
+    Stay,
+    MayBeCarried,
+}
+
+fn lock_two_covers<T: LockTree>(
+    tree: &T,
+    root: Frame,
+    one: End,
+    other: End,
+    floor: Level,
+    set: &mut LockSet,
+    covers: Covers,
+) -> (Node, Node) {
+    if one.freeable.start() > other.freeable.start() {
+        let (low, high) = lock_two_covers(tree, root, other, one, floor, set, covers);
+        return (high, low);
+    }
+    let (End { range: first, freeable: low }, End { range: second, freeable: high }) = (one, other);
+    let depth = Depth::Floor(floor);
+    // The mover has cut its piece to size.
+    set.entries = u32::MAX;
+    let spans = |node: Node, own: VirtRange, range: VirtRange| {
+        VirtRange::from_len(base_of::<T::Arch>(node, own), node.level.table_span::<T::Arch>())
+            .is_some_and(|span| span.covers(range))
+    };
+    let is_gone = |cover: Node, range: VirtRange| {
+        tree.is_stray(cover.table)
+            || covers == Covers::MayBeCarried && !tree.is_at(root, cover, range.start())
+    };
+    loop {
+        let mut low_cover = find_cover(tree, root, low, floor);
+        let mut high_cover = find_cover(tree, root, high, floor);
+        // One cover may be above the other, or be the same: then it is the cover of both.
+        if spans(low_cover, low, high) && low_cover.level >= high_cover.level {
+            high_cover = low_cover;
+        } else if spans(high_cover, high, low) {
+            low_cover = high_cover;
+        }
+        set.acquire(tree, low_cover.table);
+        if is_gone(low_cover, low) {
+            set.release(tree);
+            tree.start_again();
+            continue;
+        }
+        let base = base_of::<T::Arch>(low_cover, low);
+        if low_cover == high_cover {
+            lock_below(tree, low_cover, base, &[first, second], depth, set);
+            return (low_cover, high_cover);
+        }
+        lock_below(tree, low_cover, base, &[first], depth, set);
+        set.acquire(tree, high_cover.table);
+        if is_gone(high_cover, high) {
+            set.release(tree);
+            tree.start_again();
+            continue;
+        }
+        let base = base_of::<T::Arch>(high_cover, high);
+        lock_below(tree, high_cover, base, &[second], depth, set);
+        return (low_cover, high_cover);
+    }
+}

@@ -1,0 +1,110 @@
+//! The locks that an operation holds, and how much it may do while it holds them.
+
+use arrayvec::ArrayVec;
+
+use crate::addr::{Frame, VirtAddr, VirtRange};
+
+use super::LockTree;
+
+/// Most entries that an operation looks at while it holds one set of locks.
+pub(crate) const SPAN_ENTRIES: u32 = 1024;
+
+/// Most tables that an operation detaches while it holds one set of locks.
+pub(crate) const HELD_DETACHED: u32 = 512;
+
+/// Of each level an operation on a range locks at most two tables that lie in it as a whole, each
+/// of which holds 512 of its entries, and two at its edges, that is four on each of five levels; an
+/// edge may split a huge leaf on two levels. A move locks two or three tables at its level for
+/// either side, and on each level above two.
+const CAPACITY: usize = 32;
+
+/// The locks that an operation holds.
+pub(crate) struct LockSet {
+    tables: ArrayVec<Frame, CAPACITY>,
+    /// One of them was pending when it was locked.
+    pending: bool,
+    /// How many more entries may be looked at, and tables detached.
+    pub(super) entries: u32,
+    detached: u32,
+    /// Where the locks end, if they do before their range.
+    pub(super) stop: u64,
+}
+
+impl LockSet {
+    // Not `const`: a constant would be copied whole, room for tables and all.
+    #[inline(always)]
+    pub(crate) fn new() -> Self {
+        Self {
+            tables: ArrayVec::new(),
+            pending: false,
+            entries: SPAN_ENTRIES,
+            detached: HELD_DETACHED,
+            stop: u64::MAX,
+        }
+    }
+
+    /// Up to where the locks serve an operation on `range`.
+    #[inline]
+    pub(crate) fn end_of(&self, range: VirtRange) -> VirtAddr {
+        VirtAddr(range.end().0.min(self.stop))
+    }
+
+    /// Takes `count` entries from `start` on into account. `false` if they are too many: then the
+    /// locks stop there.
+    #[inline]
+    pub(super) fn admit_entries(&mut self, count: u32, start: VirtAddr) -> bool {
+        if count > self.entries {
+            self.stop = start.0;
+            return false;
+        }
+        self.entries -= count;
+        true
+    }
+
+    /// Takes up to `count` entries that name tables to be detached into account. Returns how many.
+    #[inline]
+    pub(super) fn admit_detached(&mut self, count: u32) -> u32 {
+        let count = count.min(self.entries).min(self.detached);
+        self.entries -= count;
+        self.detached -= count;
+        count
+    }
+
+    /// Whether one of the tables was pending when it was locked: the caller flushes before it acts.
+    #[inline]
+    pub(crate) fn is_pending(&self) -> bool {
+        self.pending
+    }
+
+    /// The tables that are locked.
+    pub(crate) fn tables(&self) -> &[Frame] {
+        &self.tables
+    }
+
+    /// Takes over the lock of `table`, which the caller has locked.
+    pub(crate) fn push(&mut self, table: Frame) {
+        self.tables.push(table);
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.tables.len()
+    }
+
+    /// Gives all locks back, the last first.
+    pub(crate) fn release<T: LockTree>(&mut self, tree: &T) {
+        while let Some(table) = self.tables.pop() {
+            tree.unlock(table);
+        }
+    }
+
+    pub(super) fn acquire<T: LockTree>(&mut self, tree: &T, table: Frame) {
+        tree.lock(table);
+        self.admit(tree, table);
+    }
+
+    /// Takes over the lock of a table that hangs in the tree.
+    pub(super) fn admit<T: LockTree>(&mut self, tree: &T, table: Frame) {
+        self.pending |= tree.is_pending(table);
+        self.tables.push(table);
+    }
+}
