@@ -12,12 +12,13 @@ use crate::guest::{Program, stem, trial};
 use crate::terminal;
 
 /// The arguments with which each workload verifies contents, in a short time and little memory.
-const WORKLOADS: [(&str, &[&str]); 5] = [
+const WORKLOADS: [(&str, &[&str]); 6] = [
     ("copy", &["--verify"]),
     ("proc", &["--verify"]),
     ("system1", &["--verify", "--iterations", "8"]),
     ("system2", &["--verify", "--mib", "48", "--moves", "2"]),
     ("system3", &["--verify", "--mib", "8", "--random", "--swap"]),
+    ("working_set", &["--verify", "--moved", "--mib", "96", "--passes", "1", "--random", "--swap"]),
 ];
 
 /// The program that is also run on a machine with a second CPU.
@@ -49,7 +50,10 @@ pub fn all() -> Result<Vec<Trial>, String> {
         let (_, arguments) = arguments
             .ok_or_else(|| format!("{name}: with which arguments does this workload verify?"))?;
         let arguments = arguments.iter().map(|&word| word.to_owned()).collect();
-        let directives = Directives { arguments, ..Directives::default() };
+        let text = fs::read_to_string(&source).map_err(|error| unreadable(&source, &error))?;
+        let directives =
+            directives::read(&text).map_err(|why| format!("{}: {why}", source.display()))?;
+        let directives = Directives { arguments, ..directives };
         add(&mut trials, &format!("workload_{name}"), &Program::C(source), &directives);
     }
     trials.extend(Architecture::ALL.into_iter().flat_map(command::trials));
