@@ -263,16 +263,16 @@ impl<P: Platform> Memory<P> {
     }
 
     /// Waits for the device, and removes an area of which no slot is taken: the last step of
-    /// `swapoff(2)`, after [`Memory::stop_swapping_to`] and [`AddressSpace::swap_in_area`] of each
-    /// address space.
+    /// `swapoff(2)`, after [`Memory::stop_swapping_to`], [`AddressSpace::swap_in_area`] of each
+    /// address space, and [`Memory::swap_in_objects`].
     ///
     /// [`AddressSpace::swap_in_area`]: crate::AddressSpace::swap_in_area
     ///
     /// Context: may sleep.
     ///
     /// # Errors
-    /// [`SwapError::InUse`] if a slot is taken: another address space has entries, or was forked
-    /// meanwhile. [`SwapError::NotThere`]. [`SwapError::Interrupted`].
+    /// [`SwapError::InUse`] if a slot is taken: another address space or object has it, or one was
+    /// forked meanwhile. [`SwapError::NotThere`]. [`SwapError::Interrupted`].
     pub fn swap_off(&self, area: &SwapArea) -> Result<(), SwapError> {
         let area = self.swap.areas.get(usize::from(area.number)).ok_or(SwapError::NotThere)?;
         let _turning = self.swap.turning.lock();

@@ -10,6 +10,7 @@ mod pieces;
 mod reclaim;
 mod restored;
 mod shared;
+mod shared_device;
 mod shared_failures;
 mod shrink;
 mod slots;
