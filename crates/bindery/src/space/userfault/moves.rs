@@ -50,6 +50,9 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// folio moves whole where the range covers it, and a page in swap stays there.
     /// `docs/userfault.md` has the protocol.
     ///
+    /// Context: may sleep. Complexity: in the runs; of whole tables and single pages, in the folios,
+    /// each of which gets another index. One invalidation for each 64 tables.
+    ///
     /// # Errors
     /// [`PartialFill`] with the bytes moved, and [`Error::Invalid`] for a bad range, mappings that
     /// cannot exchange pages, a destination that is not registered, or another address space's
@@ -58,9 +61,6 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// process shares or somebody has pinned; [`Error::Fault`] for a guard or a poisoned page;
     /// [`Error::TryAgain`] while the address space changes; [`Error::OutOfMemory`];
     /// [`Error::Interrupted`] for a fatal signal.
-    ///
-    /// Context: may sleep. Complexity: in the runs; of whole tables and single pages, in the folios,
-    /// each of which gets another index. One invalidation for each 64 tables.
     pub fn move_pages(
         &self,
         userfault: &Userfault<'_, P>,
