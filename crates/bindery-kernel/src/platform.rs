@@ -8,6 +8,7 @@ use bindery::addr::Frame;
 use bindery::platform::{Cpu, CpuSet, GracePeriod, Invalidation};
 use bindery::sync::SpinLock;
 
+use crate::files::poll;
 use crate::process::{self, background, parking, scheduler, signal};
 use crate::sync::SleepingLock;
 use crate::{arch, options, time};
@@ -136,6 +137,18 @@ unsafe impl Platform for Machine {
     #[inline]
     fn fatal_signal(&self) -> bool {
         scheduler::is_in_thread() && signal::is_fatal_waiting(&scheduler::current())
+    }
+
+    fn signal(&self) -> bool {
+        scheduler::is_in_thread() && signal::is_waiting(&scheduler::current())
+    }
+
+    fn thread(&self) -> u32 {
+        if scheduler::is_in_thread() { scheduler::current().id() } else { 0 }
+    }
+
+    fn userfault_arrived(&self) {
+        poll::changed();
     }
 
     fn collect_memory(&self) {

@@ -142,7 +142,7 @@ pub use space::{
     FillSource, FolioError, Inspection, LargeFolios, Limits, LockAll, LockPages, Locking, MapFlags,
     MapObject, MapRequest, Mapping, MappingFlags, MoveMode, PartialCopy, PartialFill, PinTime,
     Pinned, Place, ProtectFrom, Protection, Remap, Residence, Resident, Resolved, Sharing,
-    SpaceOptions, SyncFlags, Usage,
+    SpaceOptions, SyncFlags, Usage, WriteProtectMode,
 };
 pub use stats::Counts;
 pub use swap::{

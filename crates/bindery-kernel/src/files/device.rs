@@ -1,4 +1,4 @@
-//! `/dev`: null, zero, full, random, the console, the swap device.
+//! `/dev`: null, zero, full, random, the console, the swap device, userfaultfds.
 
 use alloc::sync::Arc;
 
@@ -7,7 +7,7 @@ use crate::process;
 
 use super::memory::{Directory, Link, new_number};
 use super::node::{Attributes, Kind, Node, Patience, Place};
-use super::{console, directory_at, swap};
+use super::{console, directory_at, swap, userfault};
 
 /// A device of memory's family.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -71,6 +71,7 @@ pub fn begin(root: &Arc<Place>) -> Result<(), Errno> {
             .insert(name.as_bytes(), Arc::new(Device { number: new_number(), sort, minor }))?;
     }
     directory.insert(b"zram0", swap::Device::new())?;
+    directory.insert(b"userfaultfd", userfault::Device::new())?;
     for name in ["console", "tty"] {
         directory.insert(name.as_bytes(), console::node())?;
     }

@@ -51,7 +51,10 @@ impl Epoll {
     /// `epoll_ctl(2)`.
     pub fn change(&self, operation: u32, descriptor: i32, event: u64) -> Outcome {
         let description = process::current().files().get(descriptor)?;
-        if !matches!(description.node.special(), Special::None | Special::Pipe(_)) {
+        if !matches!(
+            description.node.special(),
+            Special::None | Special::Pipe(_) | Special::Userfault(_)
+        ) {
             return Err(Errno::EINVAL);
         }
         if description.node.is_seekable() {

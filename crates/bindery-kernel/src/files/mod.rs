@@ -29,7 +29,7 @@ mod node;
 mod path;
 mod permission;
 mod pipe;
-mod poll;
+pub mod poll;
 mod proc;
 mod segments;
 mod socket;
@@ -40,6 +40,7 @@ pub mod swap;
 pub mod symbols;
 mod sys;
 mod transfer;
+mod userfault;
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;

@@ -267,6 +267,8 @@ pub enum Special<'a> {
     Pipe(&'a super::pipe::Pipe),
     /// An epoll instance.
     Epoll(&'a super::epoll::Epoll),
+    /// A userfaultfd.
+    Userfault(&'a super::userfault::Userfaultfd),
 }
 
 /// A node, and the way that led to it.

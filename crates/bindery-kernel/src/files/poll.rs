@@ -15,7 +15,7 @@ use crate::process::{self, Interrupted, WaitQueue};
 use crate::{heap, time, user};
 
 use super::descriptor::{Description, HARD_LIMIT};
-use super::node::{may_read, may_write};
+use super::node::{Special, may_read, may_write};
 
 static CHANGED: WaitQueue = WaitQueue::new();
 
@@ -40,6 +40,9 @@ fn interrupted(deadline: Option<u64>) -> Errno {
 /// What of a description is ready.
 pub fn ready(description: &Description) -> u32 {
     let flags = description.flags();
+    if let Special::Userfault(userfault) = description.node.special() {
+        return userfault.ready_with(flags);
+    }
     let mut ready = description.node.ready();
     if !may_read(flags) {
         ready &= !(POLLIN | POLLHUP);

@@ -219,6 +219,16 @@ pub fn share<A: Arch>(entry: Entry) -> Entry {
     if is_swap::<A>(entry) { Entry(entry.0 & !EXCLUSIVE) } else { entry }
 }
 
+/// The entry with the userfault write-protect bit; markers have no such bit.
+#[inline]
+pub fn set_userfault<A: Arch>(entry: Entry) -> Entry {
+    if (entry.0 ^ A::ABSENT_FLIP) & KIND_MASK == MARKER {
+        entry
+    } else {
+        Entry(entry.0 | USERFAULT)
+    }
+}
+
 /// The entry as it may be in an area without userfault: the write-protect bit is gone, and a
 /// write-protect marker leaves nothing.
 #[inline]

@@ -25,6 +25,7 @@
 //! | `prctl` | `prctl`: the options about memory |
 //! | `vm_copy` | `process_vm_readv`, `process_vm_writev` |
 //! | `shm` | System V shared memory |
+//! | `userfault` | `ioctl_userfaultfd(2)` |
 //! | `vector` | `struct iovec` |
 //! | `proc` | the files of `/proc/self`; feature `procfs` |
 
@@ -40,6 +41,7 @@ mod prctl;
 pub mod proc;
 mod protect;
 mod shm;
+mod userfault;
 mod vector;
 mod vm_copy;
 
@@ -57,6 +59,10 @@ pub use file::{
 pub use number::{Call, Numbers};
 pub use prctl::prctl;
 pub use shm::{IpcClock, IpcUser, SegmentSlot, Segments, shmat, shmctl, shmdt, shmget};
+pub use userfault::{
+    USERFAULT_MESSAGE, UserMemory, UserfaultRequest, userfault_api, userfault_control,
+    userfault_message,
+};
 pub use vector::IoRange;
 pub use vm_copy::{CopyDirection, process_vm, process_vm_ranges};
 

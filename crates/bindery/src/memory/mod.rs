@@ -62,6 +62,8 @@ pub struct Memory<P: Platform> {
     fault_reserve: AtomicU64,
     /// How many lists of areas were made.
     indexes: AtomicU64,
+    /// The last number that an address space got for its userfaultfds.
+    last_identity: AtomicU64,
     pub(crate) rare: RareEvents,
 }
 
@@ -128,6 +130,7 @@ impl<P: Platform> Memory<P> {
             commitment,
             fault_reserve: AtomicU64::new(0),
             indexes: AtomicU64::new(0),
+            last_identity: AtomicU64::new(0),
             rare: RareEvents::default(),
         })
     }
@@ -164,6 +167,11 @@ impl<P: Platform> Memory<P> {
     /// Context: any.
     pub fn file_folio_policy(&self) -> &FolioPolicy {
         &self.file_policy
+    }
+
+    /// A number that was never given before, and is not 0.
+    pub(crate) fn new_identity(&self) -> u64 {
+        self.last_identity.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// Commit accounting: how much memory is committed, and what is refused.

@@ -437,5 +437,7 @@ fn may_collapse<P: Platform>(vma: &Vma) -> bool {
     fits && aligned
         && uniform
         && !vma.has(MappingFlags::NO_HUGE)
+        // A handler decides what is there.
+        && !vma.flags().intersects(MappingFlags::USERFAULT)
         && (!vma.is_anonymous() || vma.group_pointer().is_some())
 }

@@ -293,7 +293,10 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.note_resident();
         let locked = vma.lock_write(self.platform());
         gather.vma_stays();
-        let zapped = if vma.has(MappingFlags::MAYBE_GUARDS) {
+        let marked = vma.has(MappingFlags::USERFAULT_WRITE_PROTECT) && vma.is_shared();
+        let zapped = if marked {
+            self.drop_but_markers(part, gather)
+        } else if vma.has(MappingFlags::MAYBE_GUARDS) {
             self.table.zap_sparing(part, Spared::Guards, gather)
         } else {
             let zapped = self.table.zap(part, part, Flush::BeforeUnlock, gather);

@@ -77,7 +77,7 @@ mod userfault;
 use core::fmt;
 use core::marker::PhantomData;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::Memory;
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
@@ -95,7 +95,7 @@ use crate::table::{PageTable, ReadSection, RunLimit};
 use crate::tlb::{Gather, TlbOnLeave};
 use crate::userfault::release as release_userfault;
 
-pub use self::userfault::{FillMode, FillSource, MoveMode, PartialFill};
+pub use self::userfault::{FillMode, FillSource, MoveMode, PartialFill, WriteProtectMode};
 pub use crate::vma::{MappingFlags, Protection};
 pub use collapse::{CollapseLimits, CollapseProgress};
 pub use fault::{Access, Resolved};
@@ -190,8 +190,8 @@ pub struct AddressSpace<'m, P: Platform> {
     keys: Keys,
     /// The locks of mappings to come (`mlockall`).
     future: AtomicU64,
-    /// Whether something was ever registered with a userfaultfd.
-    userfaults: AtomicBool,
+    /// The number by which userfaultfds know it; 0 as long as there was none.
+    userfaults: AtomicU64,
     /// The pagers of the files that it maps live for `'m`, so it must not pass for one with a
     /// shorter life ([`crate::Memory::file`]).
     _pagers: PhantomData<fn(&'m ()) -> &'m ()>,
@@ -241,7 +241,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             settings: Settings::default(),
             keys: Keys::new(),
             future: AtomicU64::new(0),
-            userfaults: AtomicBool::new(false),
+            userfaults: AtomicU64::new(0),
             _pagers: PhantomData,
         })
     }

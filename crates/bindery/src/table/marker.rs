@@ -55,7 +55,7 @@ impl<P: Platform> PageTable<'_, P> {
     }
 }
 
-fn mark_slot<'m, P: Platform>(
+pub(super) fn mark_slot<'m, P: Platform>(
     cursor: &mut Cursor<'_, 'm, P>,
     part: VirtRange,
     entry: Entry,

@@ -35,6 +35,7 @@
 //! | `move_pages` | `UFFDIO_MOVE` on entries: beside running faults |
 //! | `swap_out`, `swap_out_shared`, `out_batch` | leaves become swap entries; of folios that several VMAs map; folios on their way out |
 //! | `swap_in` | swap entries become leaves |
+//! | `write_protect` | write-protection by a userfaultfd |
 
 pub(crate) mod age;
 pub(crate) mod collapse;
@@ -62,6 +63,7 @@ pub(crate) mod stray;
 pub(crate) mod swap_in;
 pub(crate) mod swap_out;
 mod swap_out_shared;
+pub(crate) mod write_protect;
 pub(crate) mod zap;
 pub(crate) mod zap_except;
 

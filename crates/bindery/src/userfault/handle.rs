@@ -4,7 +4,6 @@ use core::fmt;
 use core::ptr::NonNull;
 
 use crate::Memory;
-use crate::addr::Frame;
 use crate::error::Error;
 use crate::platform::Platform;
 
@@ -50,14 +49,14 @@ unsafe impl<P: Platform> Send for Userfault<'_, P> {}
 unsafe impl<P: Platform> Sync for Userfault<'_, P> {}
 
 impl<'m, P: Platform> Userfault<'m, P> {
-    /// A new one of the address space with this root.
+    /// A new one of the address space with this number.
     pub(crate) fn new(
         memory: &'m Memory<P>,
-        root: Frame,
+        space: u64,
         features: UserfaultFeatures,
         scope: UserfaultScope,
     ) -> Option<Self> {
-        let make = || UserfaultState::new(root, features, scope);
+        let make = || UserfaultState::new(space, features, scope);
         let state = memory.slab().allocate_with(&memory.frames, &memory.platform, make)?;
         Some(Self { memory, state })
     }

@@ -5,7 +5,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::Memory;
-use crate::addr::{Frame, VirtRange};
+use crate::addr::VirtRange;
 use crate::memory::{Record, RecordKind};
 use crate::platform::Platform;
 use crate::sync::rw_lock::RwLock;
@@ -17,8 +17,8 @@ use super::{UserfaultFeatures, UserfaultScope};
 pub(crate) struct UserfaultState {
     /// Handles, VMAs, waiting threads and queued forks that name it.
     holders: AtomicU32,
-    /// The address space that it belongs to.
-    root: Frame,
+    /// The number of the address space that it belongs to.
+    space: u64,
     features: UserfaultFeatures,
     scope: UserfaultScope,
     closed: AtomicBool,
@@ -39,11 +39,11 @@ unsafe impl Send for UserfaultState {}
 unsafe impl Sync for UserfaultState {}
 
 impl UserfaultState {
-    /// A userfaultfd of the address space with this root, held once.
-    pub(crate) fn new(root: Frame, features: UserfaultFeatures, scope: UserfaultScope) -> Self {
+    /// A userfaultfd of the address space with this number, held once.
+    pub(crate) fn new(space: u64, features: UserfaultFeatures, scope: UserfaultScope) -> Self {
         Self {
             holders: AtomicU32::new(1),
-            root,
+            space,
             features,
             scope,
             closed: AtomicBool::new(false),
@@ -68,8 +68,8 @@ impl UserfaultState {
     }
 
     /// The address space that it belongs to.
-    pub(crate) fn root(&self) -> Frame {
-        self.root
+    pub(crate) fn space(&self) -> u64 {
+        self.space
     }
 
     /// Whether nobody serves it any more.

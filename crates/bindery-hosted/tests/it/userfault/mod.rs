@@ -5,3 +5,4 @@ mod fill;
 mod fixture;
 mod missing;
 mod moves;
+mod protect;

@@ -31,7 +31,7 @@ use super::path::{LastLink, user_place};
 use super::poll::{self, Fraction, deadline};
 use super::segments::Segments;
 use super::transfer;
-use super::{splice, status, swap};
+use super::{splice, status, swap, userfault};
 
 /// Makes a call; `None` where the number is another's.
 pub fn call(number: u32, arguments: [u64; 6]) -> Option<Outcome> {
@@ -69,6 +69,7 @@ pub fn call(number: u32, arguments: [u64; 6]) -> Option<Outcome> {
         nr::__NR_flock => get(descriptor).map(|_| 0),
         nr::__NR_ioctl => descriptors::ioctl(descriptor, b as u32, c),
         nr::__NR_pipe2 => create::pipe(a, b as u32),
+        nr::__NR_userfaultfd => userfault::call(a as u32),
         nr::__NR_eventfd2 => create::event_counter(a as u32, b as u32),
         nr::__NR_memfd_create => create::memfd(a, b as u32),
         nr::__NR_memfd_secret => create::secret(a as u32),

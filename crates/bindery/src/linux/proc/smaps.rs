@@ -100,7 +100,7 @@ pub fn smaps_rollup<P: Platform>(space: &AddressSpace<'_, P>, out: &mut dyn Writ
 }
 
 /// The letters of flags, in Linux's order: that of the bits in its `vm_flags`.
-const LETTERS: [(MappingFlags, &str); 26] = [
+const LETTERS: [(MappingFlags, &str); 29] = [
     (MappingFlags::READ, "rd"),
     (MappingFlags::WRITE, "wr"),
     (MappingFlags::EXECUTE, "ex"),
@@ -112,7 +112,9 @@ const LETTERS: [(MappingFlags, &str); 26] = [
     (MappingFlags::MAY_EXECUTE, "me"),
     (MappingFlags::SHARED, "ms"),
     (MappingFlags::GROWS_DOWN, "gd"),
+    (MappingFlags::USERFAULT_MISSING, "um"),
     (MappingFlags::MAYBE_GUARDS, "gu"),
+    (MappingFlags::USERFAULT_WRITE_PROTECT, "uw"),
     (MappingFlags::LOCKED, "lo"),
     (MappingFlags::SEQUENTIAL, "sr"),
     (MappingFlags::RANDOM, "rr"),
@@ -127,6 +129,7 @@ const LETTERS: [(MappingFlags, &str); 26] = [
     (MappingFlags::HUGE, "hg"),
     (MappingFlags::NO_HUGE, "nh"),
     (MappingFlags::MERGEABLE, "mg"),
+    (MappingFlags::USERFAULT_MINOR, "ui"),
     (MappingFlags::DROPPABLE, "dp"),
     (MappingFlags::SEALED, "sl"),
 ];

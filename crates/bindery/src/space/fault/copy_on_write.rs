@@ -267,8 +267,18 @@ fn replace_page<P: Platform>(
         tables.memory.platform.copy(old, copy.head, 1);
         cursor.counts.bytes_copied += PAGE_SIZE;
     }
-    let attributes =
-        Attributes { accessed: true, dirty: true, soft_dirty: true, ..vma.flags().attributes() };
+    let userfault = P::Arch::attributes(entry).userfault;
+    let mut attributes = Attributes {
+        accessed: true,
+        dirty: true,
+        soft_dirty: true,
+        userfault,
+        ..vma.flags().attributes()
+    };
+    if userfault {
+        // The page that is the program's own from now on is as protected as the other was.
+        attributes.permissions -= Permissions::WRITE;
+    }
     tables.memory.before_execution(attributes.permissions, copy);
     // Read-only, so nothing but accessed can come in between, and the new entry has that anyway.
     slot.store(0, Ordering::Relaxed);

@@ -134,6 +134,10 @@ pub(super) enum Step {
     FillHuge,
     /// The page is in swap.
     SwapIn,
+    /// The page is write-protected, and no userfaultfd is to be told of a write to it.
+    Lift,
+    /// A page that is not there is write-protected, and is read.
+    MapProtected,
     /// The object does not have the page, or has it stored at the moment: begin again when this was
     /// waited for, without locks.
     Await(Awaited),
@@ -385,6 +389,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 Step::Note => self.note_write(vma, page)?,
                 Step::Copy => self.copy(vma, page)?.map_or(Step::Again, Step::Done),
                 Step::FillHuge => self.fill_huge(vma, page, tries)?,
+                Step::Lift => self.lift_protection(page)?,
+                Step::MapProtected => self.map_protected_page(vma, page)?,
                 Step::SwapIn => self.swap_in(vma, (page, access), Reading::ForFault)?,
                 step => step,
             };
@@ -459,7 +465,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         match arch::kind::<P::Arch>(raw, node.level) {
             Kind::Empty | Kind::Table => return Ok(Step::Again),
             Kind::Leaf => {}
-            Kind::Absent => return self.absent(&mut cursor, node, index, raw),
+            Kind::Absent => return absent_step(vma, absent::decode::<P::Arch>(raw), access),
         }
         let entry = node.single::<P::Arch>(raw, index);
         if P::Arch::attributes(entry).permissions.contains(access.permission()) {
@@ -476,6 +482,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         if access != Access::Write {
             // The VMA allows it and the entry does not, though `mprotect` rewrites entries.
             return Err(FaultError::Protection);
+        }
+        if P::Arch::attributes(entry).userfault {
+            return Ok(Step::Lift);
         }
         let frame = P::Arch::frame(entry);
         let offset = (page.0 & (node.level.span::<P::Arch>() - 1)) >> PAGE_SHIFT;
@@ -507,30 +516,6 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         if self.claim(vma, range, folio) { Ok(reuse) } else { Ok(Step::Copy) }
     }
 
-    /// The program has touched an absent entry.
-    fn absent(
-        &self,
-        cursor: &mut Cursor<'_, 'm, P>,
-        node: Node,
-        index: u32,
-        raw: Entry,
-    ) -> Result<Step, FaultError> {
-        match absent::decode::<P::Arch>(raw) {
-            Some(Absent::ProtNone { .. }) => Err(FaultError::Protection),
-            Some(Absent::Marker(Marker::Guard)) => Err(FaultError::NotMapped),
-            Some(Absent::Marker(Marker::UserfaultWriteProtect)) => {
-                // No userfaultfd watches: the marker means nothing any more.
-                let slot = &self.table.slots(node.table)[index as usize];
-                slot.store(0, Ordering::Relaxed);
-                cursor.counts.entries_written += 1;
-                self.table.change_entry_count(node.table, 0, 1);
-                Ok(Step::Again)
-            }
-            Some(Absent::Swap { .. }) => Ok(Step::SwapIn),
-            Some(Absent::Marker(Marker::Poison)) | None => Err(FaultError::Bus),
-        }
-    }
-
     /// The entry allows the access, and the fault came all the same: the MMU may be one that
     /// leaves accessed and dirty to software. A contiguous run is answered from any of its
     /// entries, so all of them say it.
@@ -560,5 +545,21 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 cursor.counts.entries_written += 1;
             }
         }
+    }
+}
+
+/// An absent entry stands where the program went.
+fn absent_step(vma: &Vma, entry: Option<Absent>, access: Access) -> Result<Step, FaultError> {
+    match entry {
+        Some(Absent::ProtNone { .. }) => Err(FaultError::Protection),
+        Some(Absent::Marker(Marker::Guard)) => Err(FaultError::NotMapped),
+        Some(Absent::Marker(Marker::UserfaultWriteProtect)) => {
+            let protects = vma.has(MappingFlags::USERFAULT_WRITE_PROTECT)
+                && vma.userfault().is_some_and(|userfault| !userfault.is_closed());
+            // A write comes here only where nobody is to be told of it.
+            Ok(if protects && access != Access::Write { Step::MapProtected } else { Step::Lift })
+        }
+        Some(Absent::Swap { .. }) => Ok(Step::SwapIn),
+        Some(Absent::Marker(Marker::Poison)) | None => Err(FaultError::Bus),
     }
 }

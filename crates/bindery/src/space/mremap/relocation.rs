@@ -126,11 +126,25 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             arriving.userfault = None;
         }
         let done = self.relocate_apart(mm, vma, what, (arriving, page_offset), call);
+        if done.is_ok() && arriving.userfault.is_none() {
+            self.strip_moved(mm, VirtRange::from_len(to, what.source.len()));
+        }
         match done {
             Ok(_) => call.removed.notices.append(notices),
             Err(_) => notices.cancel(self.table.memory),
         }
         done
+    }
+
+    /// Lifts what a userfaultfd had protected in what has moved and is served by nobody.
+    fn strip_moved(&self, mm: &MmapLocked, moved: Option<VirtRange>) {
+        let Some(moved) = moved.filter(|moved| !moved.is_empty()) else { return };
+        if let Some(vma) = self.vma_at(mm, moved.start()) {
+            let locked = vma.lock_write(self.platform());
+            // What cannot be lifted now is lifted by the first write.
+            let _ = self.strip_userfault(moved);
+            drop(locked);
+        }
     }
 
     /// Moves the source into a VMA of its own.

@@ -21,10 +21,10 @@ fn told(vma: &Vma, feature: UserfaultFeatures) -> Option<NonNull<UserfaultState>
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Whether anything was ever registered: what most calls ask first.
+    /// Whether there was ever a userfaultfd: what most calls ask first.
     #[inline]
     pub(in crate::space) fn has_userfaults(&self) -> bool {
-        self.userfaults.load(Ordering::Relaxed)
+        self.userfaults.load(Ordering::Relaxed) != 0
     }
 
     /// Prepares the messages about the unmapping of `range`.
@@ -96,7 +96,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         let Some(state) = vma.userfault() else { return Ok(None) };
         let memory = self.table.memory;
         memory.may_wait();
-        let make = || UserfaultState::new(child.root(), state.features(), state.scope());
+        let identity = child.userfault_identity();
+        let make = || UserfaultState::new(identity, state.features(), state.scope());
         let made = memory.slab().allocate_with(&memory.frames, &memory.platform, make);
         let made = made.ok_or(Error::OutOfMemory)?;
         if notices.push(memory, parent, Content::Fork(made)).is_err() {
@@ -104,7 +105,6 @@ impl<P: Platform> AddressSpace<'_, P> {
             unsafe { crate::userfault::release(memory, made) };
             return Err(Error::OutOfMemory);
         }
-        child.userfaults.store(true, Ordering::Relaxed);
         Ok(Some(made))
     }
 

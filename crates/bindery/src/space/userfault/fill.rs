@@ -193,7 +193,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         end: VirtAddr,
         mode: FillMode,
     ) -> Result<VmaReadGuard<'_, P>, Error> {
-        if userfault.state().root() != self.root() {
+        if !self.owns_userfault(userfault) {
             return Err(Error::Invalid);
         }
         loop {

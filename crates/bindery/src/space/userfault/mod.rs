@@ -6,6 +6,7 @@
 //! | `wait` | a fault waits for its handler |
 //! | `events` | messages about changes of the address space |
 //! | `fill` | pages come: copied, or zeroes |
+//! | `protect` | write-protection |
 //! | `install` | what comes is mapped |
 //! | `moves` | pages come from another place |
 
@@ -13,12 +14,16 @@ mod events;
 mod fill;
 mod install;
 mod moves;
+mod protect;
 mod register;
 mod wait;
 
 pub use fill::{FillMode, FillSource, PartialFill};
 pub use moves::MoveMode;
+pub use protect::WriteProtectMode;
 pub(super) use wait::Served;
+
+use core::sync::atomic::Ordering;
 
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
 use crate::error::Error;
@@ -40,7 +45,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         scope: UserfaultScope,
     ) -> Result<Userfault<'m, P>, Error> {
         let memory = self.table.memory;
-        let make = || Userfault::new(memory, self.root(), features, scope);
+        let make = || Userfault::new(memory, self.userfault_identity(), features, scope);
         memory.retry(|| make().ok_or(Error::OutOfMemory))
     }
 
@@ -60,6 +65,25 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let range = self.userfault_range(start, length)?;
         userfault.state().wake(self.platform(), range);
         Ok(())
+    }
+
+    /// Whether the userfaultfd belongs to this address space.
+    ///
+    /// Context: any.
+    pub fn owns_userfault(&self, userfault: &Userfault<'_, P>) -> bool {
+        userfault.state().space() == self.userfaults.load(Ordering::Relaxed)
+    }
+
+    /// The number by which userfaultfds know the address space. Never given to another one, so
+    /// that a handle outlives its address space harmlessly.
+    fn userfault_identity(&self) -> u64 {
+        let known = self.userfaults.load(Ordering::Relaxed);
+        if known != 0 {
+            return known;
+        }
+        let new = self.table.memory.new_identity();
+        let set = self.userfaults.compare_exchange(0, new, Ordering::Relaxed, Ordering::Relaxed);
+        set.err().unwrap_or(new)
     }
 
     /// The range of a call, which has to be pages that a program may have.

@@ -72,7 +72,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         if userfault.state().is_changing() {
             return Err(Error::TryAgain.into());
         }
-        if userfault.state().root() != self.root() {
+        if !self.owns_userfault(userfault) {
             return Err(Error::Invalid.into());
         }
         let allows_holes = mode.contains(MoveMode::ALLOW_SOURCE_HOLES);

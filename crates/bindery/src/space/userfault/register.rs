@@ -1,7 +1,6 @@
 //! Registration: which faults of which VMAs a userfaultfd serves.
 
 use core::ptr::NonNull;
-use core::sync::atomic::Ordering;
 
 use crate::addr::{VirtAddr, VirtRange};
 use crate::error::Error;
@@ -49,7 +48,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         length: u64,
         modes: UserfaultModes,
     ) -> Result<(), Error> {
-        if modes.is_empty() || userfault.state().root() != self.root() {
+        if modes.is_empty() || !self.owns_userfault(userfault) {
             return Err(Error::Invalid);
         }
         let range = self.userfault_range(start, length)?;
@@ -93,7 +92,6 @@ impl<P: Platform> AddressSpace<'_, P> {
         modes: UserfaultModes,
         removed: &mut Removed,
     ) -> Result<(), Error> {
-        self.userfaults.store(true, Ordering::Relaxed);
         let mut at = range.start();
         // What was done may have been joined with what lies after the range.
         while at < range.end()
@@ -146,7 +144,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         length: u64,
     ) -> Result<(), Error> {
         let range = self.userfault_range(start, length)?;
-        if userfault.state().root() != self.root() {
+        if !self.owns_userfault(userfault) {
             return Err(Error::Invalid);
         }
         let done = self.table.memory.outermost(|| {
@@ -189,9 +187,14 @@ impl<P: Platform> AddressSpace<'_, P> {
                 continue;
             }
             let flags = vma.flags() - MappingFlags::USERFAULT;
+            let protects = vma.has(MappingFlags::USERFAULT_WRITE_PROTECT);
             self.with_flags(mm, vma, part, flags, removed, |vma| {
                 self.name_userfault(vma, None);
-                Ok(())
+                if !protects {
+                    return Ok(());
+                }
+                // What cannot be lifted now is lifted by the first write.
+                self.strip_userfault(vma.range()).map_err(|_| Error::OutOfMemory)
             })?;
         }
         Ok(())
@@ -203,7 +206,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     ///
     /// Context: may sleep. Complexity: in the mappings.
     pub fn close_userfault(&self, userfault: Userfault<'_, P>) {
-        if userfault.state().root() == self.root() {
+        if self.owns_userfault(&userfault) {
             self.transaction(|mm, _, removed| {
                 let everything = VirtRange::raw(0, self.limit().0);
                 // Whole mappings are not cut, so nothing can fail.

@@ -1,7 +1,7 @@
 //! A fault waits for its handler.
 
 use crate::addr::VirtAddr;
-use crate::arch::{self, Absent, Kind, Marker, absent};
+use crate::arch::{self, Absent, Arch, Kind, Marker, absent};
 use crate::error::FaultError;
 use crate::platform::Platform;
 use crate::space::AddressSpace;
@@ -98,14 +98,23 @@ impl<P: Platform> AddressSpace<'_, P> {
         match arch::kind::<P::Arch>(entry, node.level) {
             Kind::Empty | Kind::Table => self.kind_of_vacant(vma),
             Kind::Leaf => {
-                let _ = access;
-                None
+                let protected = P::Arch::attributes(entry).userfault;
+                self.kind_of_write(vma, access).filter(|_| protected)
             }
             Kind::Absent => match absent::decode::<P::Arch>(entry) {
-                Some(Absent::Marker(Marker::UserfaultWriteProtect)) => self.kind_of_vacant(vma),
+                Some(Absent::Marker(Marker::UserfaultWriteProtect)) => {
+                    self.kind_of_vacant(vma).or_else(|| self.kind_of_write(vma, access))
+                }
                 _ => None,
             },
         }
+    }
+
+    /// As [`AddressSpace::userfault_kind`], of an access to what is write-protected.
+    fn kind_of_write(&self, vma: &Vma, access: Access) -> Option<UserfaultKind> {
+        let told = vma.has(MappingFlags::USERFAULT_WRITE_PROTECT)
+            && vma.userfault().is_some_and(|state| !state.has(UserfaultFeatures::WP_ASYNC));
+        (access == Access::Write && told).then_some(UserfaultKind::WriteProtected)
     }
 
     /// As [`AddressSpace::userfault_kind`], where no page is mapped.

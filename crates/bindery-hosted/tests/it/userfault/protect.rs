@@ -1,0 +1,222 @@
+//! Write-protection, and what becomes of it: faults, forks, moves, swaps, `mprotect`.
+
+use std::thread;
+
+use bindery::addr::{Order, VirtAddr};
+use bindery::{
+    Access, Error, FillMode, Inspection, Protection, Remap, Resolved, SizeMode, UserfaultFault,
+    UserfaultFeatures, UserfaultKind, UserfaultModes, WriteProtectMode,
+};
+
+use super::fixture::{AT, Fixture, PAGE, PAGES, Wish, at, with_wish};
+
+const PROTECT: WriteProtectMode = WriteProtectMode::PROTECT;
+const LIFT: WriteProtectMode = WriteProtectMode::empty();
+
+fn with_protection(features: UserfaultFeatures, scenario: impl FnOnce(&Fixture<'_, '_>)) {
+    let modes = UserfaultModes::WRITE_PROTECT;
+    with_wish(Wish { features, modes, ..Wish::default() }, scenario);
+}
+
+impl Fixture<'_, '_> {
+    fn fill_all(&self, pages: u64) {
+        for page in 0..pages {
+            self.space.write_user(at(page), &[page as u8]).unwrap();
+        }
+    }
+
+    fn protect(&self, page: u64, pages: u64, mode: WriteProtectMode) -> Result<(), Error> {
+        self.space.write_protect(self.fd, at(page), pages * PAGE, mode)
+    }
+
+    /// Whether a page is there, and protected.
+    fn is_protected(&self, at: VirtAddr) -> bool {
+        match self.space.inspect(at) {
+            Inspection::Page { attributes, .. } => attributes.userfault,
+            Inspection::Absent(absent) => matches!(
+                absent,
+                bindery::arch::Absent::Marker(bindery::arch::Marker::UserfaultWriteProtect)
+                    | bindery::arch::Absent::Swap { userfault: true, .. }
+                    | bindery::arch::Absent::ProtNone { userfault: true, .. }
+            ),
+            _ => false,
+        }
+    }
+
+    /// Writes to a page on another CPU; the write waits, and goes on after `serve`.
+    #[track_caller]
+    fn blocked(&self, page: u64, serve: impl FnOnce(UserfaultFault)) {
+        thread::scope(|scope| {
+            let writer = self.spawn(scope, 1, move |program| program.write(at(page), &[99]));
+            serve(self.fault());
+            writer.join().unwrap().unwrap();
+        });
+        assert_eq!(self.byte(page), 99);
+    }
+}
+
+#[test]
+fn a_write_to_a_protected_page_waits_until_that_is_lifted() {
+    with_protection(UserfaultFeatures::empty(), |fixture| {
+        fixture.fill_all(8);
+        fixture.protect(0, 8, PROTECT).unwrap();
+        assert_eq!(fixture.byte(3), 3, "reads go on");
+        fixture.blocked(3, |fault| {
+            let kind = UserfaultKind::WriteProtected;
+            assert_eq!(fault, UserfaultFault { address: at(3), kind, is_write: true, thread: 0 });
+            assert_eq!(fixture.byte(3), 3);
+            fixture.protect(3, 1, LIFT).unwrap();
+        });
+        assert!(!fixture.is_protected(at(3)) && fixture.is_protected(at(4)));
+        // What may be written is written without another fault.
+        fixture.protect(0, 8, LIFT).unwrap();
+        assert_eq!(fixture.space.fault(at(5), Access::Write), Ok(Resolved::Spurious));
+    });
+}
+
+#[test]
+fn large_folios_are_protected_in_runs_and_in_part() {
+    with_protection(UserfaultFeatures::empty(), |fixture| {
+        fixture.memory.folio_policy().set(Order(9), SizeMode::Always);
+        fixture.memory.folio_policy().set(Order(4), SizeMode::Always);
+        fixture.space.write_user(at(0), &[7; 16]).unwrap();
+        fixture.protect(0, 512, PROTECT).unwrap();
+        assert!(fixture.is_protected(at(0)) && fixture.is_protected(at(511)));
+        fixture.protect(100, 1, LIFT).unwrap();
+        assert!(fixture.is_protected(at(99)) && !fixture.is_protected(at(100)));
+        fixture.space.fault(at(100), Access::Write).unwrap();
+        fixture.blocked(0, |_| fixture.protect(0, 512, LIFT).unwrap());
+    });
+}
+
+#[test]
+fn only_what_is_there_is_protected_unless_the_rest_was_asked_for() {
+    with_protection(UserfaultFeatures::empty(), |fixture| {
+        fixture.protect(0, PAGES, PROTECT).unwrap();
+        assert_eq!(fixture.space.inspect(at(1)), Inspection::Empty);
+        fixture.space.fault(at(1), Access::Write).unwrap();
+        assert!(!fixture.fd.is_readable());
+    });
+    with_protection(UserfaultFeatures::WP_UNPOPULATED, |fixture| {
+        fixture.protect(1, PAGES - 1, PROTECT).unwrap();
+        assert!(fixture.is_protected(at(1)) && fixture.is_protected(at(600)));
+        assert!(!fixture.is_protected(at(0)));
+        assert_eq!(fixture.byte(600), 0);
+        assert!(fixture.is_protected(at(600)), "a read leaves it");
+        fixture.blocked(600, |_| fixture.protect(600, 1, LIFT).unwrap());
+        fixture.blocked(2, |_| fixture.protect(2, 1, LIFT).unwrap());
+        fixture.protect(0, PAGES, LIFT).unwrap();
+        fixture.space.fault(at(700), Access::Write).unwrap();
+    });
+}
+
+#[test]
+fn a_write_that_nobody_is_told_of_lifts_the_protection_of_its_page() {
+    let features = UserfaultFeatures::WP_ASYNC | UserfaultFeatures::WP_UNPOPULATED;
+    with_protection(features, |fixture| {
+        fixture.fill_all(4);
+        fixture.protect(0, 16, PROTECT).unwrap();
+        fixture.space.write_user(at(1), &[1]).unwrap();
+        fixture.space.write_user(at(9), &[1]).unwrap();
+        assert!(!fixture.fd.is_readable());
+        let protected: Vec<_> = (0..16).filter(|page| fixture.is_protected(at(*page))).collect();
+        assert_eq!(protected, [0, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 14, 15]);
+    });
+}
+
+#[test]
+fn a_child_is_not_protected_and_the_parent_stays_so() {
+    with_protection(UserfaultFeatures::WP_UNPOPULATED, |fixture| {
+        fixture.fill_all(4);
+        fixture.protect(0, 8, PROTECT).unwrap();
+        let child = fixture.space.fork().unwrap();
+        child.write_user(at(2), &[5]).unwrap();
+        child.write_user(at(6), &[5]).unwrap();
+        drop(child);
+        fixture.blocked(2, |_| fixture.protect(2, 1, LIFT).unwrap());
+        fixture.blocked(6, |_| fixture.protect(6, 1, LIFT).unwrap());
+    });
+}
+
+#[test]
+fn mprotect_keeps_the_protection() {
+    with_protection(UserfaultFeatures::empty(), |fixture| {
+        fixture.fill_all(4);
+        fixture.protect(0, 4, PROTECT).unwrap();
+        let both = Protection::READ | Protection::WRITE;
+        for protection in [Protection::READ, both, Protection::empty(), both] {
+            fixture.space.mprotect(at(0), 4 * PAGE, protection).unwrap();
+            assert!(fixture.is_protected(at(2)));
+        }
+        fixture.blocked(2, |_| fixture.protect(2, 1, LIFT).unwrap());
+    });
+}
+
+#[test]
+fn what_moves_to_where_nobody_serves_it_loses_its_protection() {
+    with_protection(UserfaultFeatures::WP_UNPOPULATED, |fixture| {
+        fixture.fill_all(1024);
+        fixture.protect(0, 512, PROTECT).unwrap();
+        fixture.protect(512, 512, LIFT).unwrap();
+        let to = VirtAddr(4 * AT);
+        fixture.space.mremap(at(0), PAGES * PAGE, PAGES * PAGE, Remap::To(to)).unwrap();
+        assert!(!fixture.is_protected(to) && !fixture.is_protected(VirtAddr(to.0 + 511 * PAGE)));
+        fixture.space.write_user(VirtAddr(to.0 + 5 * PAGE), &[1]).unwrap();
+        assert!(!fixture.fd.is_readable());
+        // The fixture registers no more than is left: nothing.
+        fixture.space.mmap(&crate::support::fixed(AT, PAGES * PAGE)).unwrap();
+    });
+}
+
+#[test]
+fn unregistering_and_closing_lift_it() {
+    with_protection(UserfaultFeatures::WP_UNPOPULATED, |fixture| {
+        fixture.fill_all(4);
+        fixture.protect(0, 8, PROTECT).unwrap();
+        fixture.space.unregister_userfault(fixture.fd, at(0), 2 * PAGE).unwrap();
+        assert!(!fixture.is_protected(at(1)) && fixture.is_protected(at(2)));
+        fixture.space.write_user(at(1), &[1]).unwrap();
+    });
+    let (machine, memory) = crate::support::strict::<super::fixture::A>(16 << 20);
+    let space = bindery::AddressSpace::new(&memory, Default::default()).unwrap();
+    space.mmap(&crate::support::fixed(AT, 8 * PAGE)).unwrap();
+    let fd = space.userfault(UserfaultFeatures::WP_UNPOPULATED, Default::default()).unwrap();
+    let modes = UserfaultModes::WRITE_PROTECT;
+    space.register_userfault(&fd, at(0), 8 * PAGE, modes).unwrap();
+    space.write_user(at(0), &[1]).unwrap();
+    space.write_protect(&fd, at(0), 8 * PAGE, PROTECT).unwrap();
+    // The VMA goes on to name it.
+    drop(fd);
+    space.write_user(at(0), &[2]).unwrap();
+    space.write_user(at(4), &[2]).unwrap();
+    crate::support::audit(&machine, &memory, &[&space]);
+}
+
+#[test]
+fn copies_can_be_protected_from_the_first() {
+    let modes = UserfaultModes::MISSING | UserfaultModes::WRITE_PROTECT;
+    with_wish(Wish { modes, ..Wish::default() }, |fixture| {
+        fixture.memory.folio_policy().set(Order(4), SizeMode::Always);
+        fixture.copy_as(0, 20 * PAGE, 5, FillMode::WRITE_PROTECT).unwrap();
+        assert!((0..20).all(|page| fixture.is_protected(at(page))));
+        fixture.blocked(7, |fault| {
+            assert_eq!(fault.kind, UserfaultKind::WriteProtected);
+            fixture.protect(0, 20, LIFT).unwrap();
+        });
+    });
+}
+
+#[test]
+fn protection_refuses_what_linux_refuses() {
+    with_protection(UserfaultFeatures::empty(), |fixture| {
+        let both = WriteProtectMode::all();
+        assert_eq!(fixture.protect(0, 1, both), Err(Error::Invalid));
+        assert_eq!(fixture.protect(0, 0, PROTECT), Err(Error::ZeroLength));
+        assert_eq!(fixture.protect(PAGES, 1, PROTECT), Err(Error::NotMapped(at(PAGES))));
+        fixture.space.unregister_userfault(fixture.fd, at(4), PAGE).unwrap();
+        assert_eq!(fixture.protect(2, 4, PROTECT), Err(Error::NotMapped(at(4))));
+    });
+    with_wish(Wish::default(), |fixture| {
+        assert_eq!(fixture.protect(0, 1, PROTECT), Err(Error::NotMapped(at(0))));
+    });
+}

@@ -1,0 +1,267 @@
+//! `userfaultfd(2)`: a descriptor for a [`Userfault`] of the core, and `/dev/userfaultfd`.
+
+use alloc::sync::{Arc, Weak};
+
+use bindery::addr::VirtAddr;
+use bindery::linux::{
+    USERFAULT_MESSAGE, UserfaultRequest, userfault_api, userfault_control, userfault_message,
+};
+use bindery::{FaultError, Userfault, UserfaultMessage, UserfaultScope};
+use linux_raw_sys::general::{
+    O_CLOEXEC, O_NONBLOCK, O_RDONLY, POLLERR, POLLIN, UFFD_USER_MODE_ONLY, UFFDIO,
+};
+
+use crate::errno::{Errno, Outcome};
+use crate::memory::Space;
+use crate::platform::Machine;
+use crate::process::{self, Capability, Interrupted};
+use crate::sync::Mutex;
+use crate::{heap, user};
+
+use super::descriptor::{AtExec, Description};
+use super::memory::new_number;
+use super::names::at_exec;
+use super::node::{Attributes, Kind, Node, Patience, Place, Special};
+use super::poll;
+
+type Handle = Arc<Userfault<'static, Machine>>;
+
+/// `USERFAULTFD_IOC_NEW`.
+const NEW: u32 = UFFDIO << 8;
+
+/// What a userfaultfd is for.
+enum Purpose {
+    /// The address space of who has made it; no request has said yet what is wanted.
+    New(Weak<Space>, UserfaultScope),
+    /// It serves this address space.
+    Serving(Weak<Space>, Handle),
+    /// It came with a fork, and serves a child, whose address space was not there yet then.
+    Inherited(Handle),
+    /// Closed.
+    Closed,
+}
+
+/// A userfaultfd.
+pub struct Userfaultfd {
+    number: u64,
+    purpose: Mutex<Purpose>,
+}
+
+/// `userfaultfd(2)`.
+///
+/// # Errors
+/// `EPERM` for faults of the kernel without `CAP_SYS_PTRACE`, `EINVAL` for unknown flags, `ENOMEM`,
+/// `EMFILE`.
+pub fn call(flags: u32) -> Outcome {
+    if flags & UFFD_USER_MODE_ONLY == 0 {
+        process::credentials().demand(Capability::Trace)?;
+    }
+    make(flags)
+}
+
+fn make(flags: u32) -> Outcome {
+    if flags & !(O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let scope = if flags & UFFD_USER_MODE_ONLY == 0 {
+        UserfaultScope::All
+    } else {
+        UserfaultScope::UserMode
+    };
+    let space = Arc::downgrade(&process::current().process.space());
+    insert(Purpose::New(space, scope), flags & O_NONBLOCK, at_exec(flags))
+}
+
+fn insert(purpose: Purpose, flags: u32, at_exec: AtExec) -> Outcome {
+    heap::room(512)?;
+    let node = Arc::new(Userfaultfd { number: new_number(), purpose: Mutex::new(purpose) });
+    let place = Place::alone(node.clone(), b"anon_inode:[userfaultfd]");
+    let description = Description::new(place, node, O_RDONLY | flags)?;
+    Ok(process::current().files().insert(description, at_exec)? as u64)
+}
+
+impl Userfaultfd {
+    /// The core's handle.
+    ///
+    /// # Errors
+    /// `EINVAL` before `UFFDIO_API`.
+    fn handle(&self) -> Result<Handle, Errno> {
+        match &*self.purpose.lock() {
+            Purpose::Serving(_, handle) | Purpose::Inherited(handle) => Ok(handle.clone()),
+            Purpose::New(..) | Purpose::Closed => Err(Errno::EINVAL),
+        }
+    }
+
+    /// The address space that it serves.
+    ///
+    /// # Errors
+    /// `ESRCH` where that is gone.
+    fn space(&self, handle: &Handle) -> Result<Arc<Space>, Errno> {
+        if let Purpose::Serving(space, _) = &*self.purpose.lock() {
+            return space.upgrade().ok_or(Errno::ESRCH);
+        }
+        let space = process::spaces().into_iter().find(|space| space.owns_userfault(handle));
+        let space = space.ok_or(Errno::ESRCH)?;
+        *self.purpose.lock() = Purpose::Serving(Arc::downgrade(&space), handle.clone());
+        Ok(space)
+    }
+
+    /// `UFFDIO_API`.
+    fn agree(&self, argument: u64) -> Outcome {
+        let mut words: [u64; 3] = user::read(argument)?;
+        let may_follow = process::credentials().demand(Capability::Trace).is_ok();
+        let agreed = userfault_api(&mut words, may_follow).map_err(Errno::from);
+        let made = agreed.and_then(|features| {
+            let (space, scope) = match &*self.purpose.lock() {
+                Purpose::New(space, scope) => (space.clone(), *scope),
+                _ => return Err(Errno::EINVAL),
+            };
+            let served = space.upgrade().ok_or(Errno::ESRCH)?;
+            let handle = served.userfault(features, scope).map_err(|_| Errno::ENOMEM)?;
+            *self.purpose.lock() = Purpose::Serving(space, Arc::new(handle));
+            Ok(0)
+        });
+        if made.is_err() {
+            words = [0; 3];
+        }
+        user::write(argument, &words)?;
+        made
+    }
+
+    /// Any other request.
+    fn serve(&self, request: UserfaultRequest, argument: u64) -> Outcome {
+        let handle = self.handle()?;
+        let mut words = [0; 5];
+        for (index, word) in words.iter_mut().enumerate().take(request.arguments()) {
+            *word = user::read(argument.wrapping_add(8 * index as u64))?;
+        }
+        let before = words;
+        let space = self.space(&handle)?;
+        let mut source = |at: VirtAddr, piece: &mut [u8]| {
+            user::read_bytes(at.0, piece).map_err(|_| FaultError::NotMapped)
+        };
+        let done = userfault_control(&space, &handle, request, &mut words, &mut source);
+        if let Some(index) = request.result()
+            && words != before
+        {
+            user::write(argument.wrapping_add(8 * index as u64), &words[index])?;
+        }
+        done.map_err(Errno::from)
+    }
+
+    /// The next message, as bytes.
+    fn next(&self, handle: &Handle) -> Option<Result<[u8; USERFAULT_MESSAGE], Errno>> {
+        let message: UserfaultMessage<'static, Machine> = handle.try_read()?;
+        Some(userfault_message(message, |child| {
+            let child = Purpose::Inherited(Arc::new(child));
+            insert(child, 0, AtExec::Closed).map(|descriptor| descriptor as u32)
+        }))
+    }
+
+    /// What of it is ready; a descriptor that waits in reads is not to be polled, as on Linux.
+    pub fn ready_with(&self, flags: u32) -> u32 {
+        match self.handle() {
+            Ok(handle) if flags & O_NONBLOCK != 0 => {
+                if handle.is_readable() {
+                    POLLIN
+                } else {
+                    0
+                }
+            }
+            _ => POLLERR,
+        }
+    }
+}
+
+impl Node for Userfaultfd {
+    fn kind(&self) -> Kind {
+        Kind::Anonymous
+    }
+
+    fn attributes(&self) -> Attributes {
+        Attributes::plain(self.number, 0o600)
+    }
+
+    fn read(&self, _: u64, into: &mut [u8], patience: Patience) -> Result<usize, Errno> {
+        let handle = self.handle()?;
+        if into.len() < USERFAULT_MESSAGE {
+            return Err(Errno::EINVAL);
+        }
+        let mut done = 0;
+        for slot in into.chunks_exact_mut(USERFAULT_MESSAGE) {
+            let message = loop {
+                if let Some(message) = self.next(&handle) {
+                    break Some(message);
+                }
+                if done > 0 {
+                    break None;
+                }
+                if patience == Patience::None {
+                    return Err(Errno::EAGAIN);
+                }
+                let waited = poll::wait(None, || handle.is_readable().then_some(()));
+                waited.map_err(|(Interrupted::Signal | Interrupted::Deadline)| Errno::RESTART)?;
+            };
+            match message {
+                None => break,
+                Some(Ok(message)) => slot.copy_from_slice(&message),
+                Some(Err(error)) if done == 0 => return Err(error),
+                Some(Err(_)) => break,
+            }
+            done += USERFAULT_MESSAGE;
+        }
+        Ok(done)
+    }
+
+    fn ready(&self) -> u32 {
+        self.ready_with(O_NONBLOCK)
+    }
+
+    fn control(&self, request: u32, argument: u64) -> Outcome {
+        match UserfaultRequest::from_number(request) {
+            Some(UserfaultRequest::Api) => self.agree(argument),
+            Some(request) => self.serve(request, argument),
+            None => Err(Errno::EINVAL),
+        }
+    }
+
+    fn closed(&self, _: u32) {
+        let purpose = core::mem::replace(&mut *self.purpose.lock(), Purpose::Closed);
+        if let Purpose::Serving(space, handle) = purpose
+            && let Some(space) = space.upgrade()
+            && let Some(handle) = Arc::into_inner(handle)
+        {
+            space.close_userfault(handle);
+        }
+    }
+
+    fn special(&self) -> Special<'_> {
+        Special::Userfault(self)
+    }
+}
+
+/// `/dev/userfaultfd`: who may open it may make userfaultfds.
+pub struct Device {
+    number: u64,
+}
+
+impl Device {
+    /// The device.
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self { number: new_number() })
+    }
+}
+
+impl Node for Device {
+    fn kind(&self) -> Kind {
+        Kind::Device
+    }
+
+    fn attributes(&self) -> Attributes {
+        Attributes { device: (10, 126), ..Attributes::plain(self.number, 0o600) }
+    }
+
+    fn control(&self, request: u32, argument: u64) -> Outcome {
+        if request == NEW { make(argument as u32) } else { Err(Errno::EINVAL) }
+    }
+}

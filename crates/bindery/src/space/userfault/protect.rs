@@ -1,0 +1,217 @@
+//! Write-protection (`UFFDIO_WRITEPROTECT`), and what becomes of it.
+
+use bitflags::bitflags;
+
+use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::{Absent, Arch, Attributes, Level, Marker, absent};
+use crate::error::{Error, FaultError};
+use crate::platform::Platform;
+use crate::space::fault::{Resolved, Step, read_attributes};
+use crate::space::{AddressSpace, MmapLocked};
+use crate::table::OutOfMemory;
+use crate::table::locking::Depth;
+use crate::table::zap::Flush;
+use crate::tlb::Gather;
+use crate::userfault::{Userfault, UserfaultFeatures, UserfaultState};
+use crate::vma::{MappingFlags, Vma};
+
+bitflags! {
+    /// What becomes of the protection of pages (`UFFDIO_WRITEPROTECT_MODE_*`, with the same bits).
+    ///
+    /// # Context
+    /// Context: any.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
+    pub struct WriteProtectMode: u8 {
+        /// They are protected; else the protection is lifted, and the faults that wait are woken.
+        const PROTECT = 1 << 0;
+        /// The faults go on waiting.
+        const DONT_WAKE = 1 << 1;
+    }
+}
+
+/// Whether markers stand for protected pages of the VMA that are not there.
+fn marks_vacant(vma: &Vma, state: &UserfaultState) -> bool {
+    !vma.is_anonymous() || state.has(UserfaultFeatures::WP_UNPOPULATED)
+}
+
+impl<P: Platform> AddressSpace<'_, P> {
+    /// Write-protects what is mapped of `length` bytes at `start`, or lifts that
+    /// (`UFFDIO_WRITEPROTECT`). A write to a protected page is a message, and waits.
+    ///
+    /// # Errors
+    /// [`Error::TryAgain`] while the address space changes; [`Error::Unaligned`],
+    /// [`Error::ZeroLength`], [`Error::OutOfRange`]; [`Error::Invalid`] for both flags at once, or
+    /// another address space's userfaultfd; [`Error::NotMapped`] if nothing is mapped, or a mapping
+    /// is not registered for write-protection; [`Error::OutOfMemory`]. What lies before an error is
+    /// done.
+    ///
+    /// Context: may sleep. Complexity: in the runs. One invalidation for each 64 tables.
+    pub fn write_protect(
+        &self,
+        userfault: &Userfault<'_, P>,
+        start: VirtAddr,
+        length: u64,
+        mode: WriteProtectMode,
+    ) -> Result<(), Error> {
+        if userfault.state().is_changing() {
+            return Err(Error::TryAgain);
+        }
+        let range = self.userfault_range(start, length)?;
+        if mode == WriteProtectMode::all() || !self.owns_userfault(userfault) {
+            return Err(Error::Invalid);
+        }
+        let protects = mode.contains(WriteProtectMode::PROTECT);
+        self.table.memory.outermost(|| {
+            self.transaction(|mm, gather, _| {
+                if userfault.state().is_changing() {
+                    return Err(Error::TryAgain);
+                }
+                self.write_protect_locked(mm, range, userfault, protects, gather)
+            })
+        })?;
+        if mode.is_empty() {
+            userfault.state().wake(self.platform(), range);
+        }
+        Ok(())
+    }
+
+    fn write_protect_locked(
+        &self,
+        mm: &MmapLocked,
+        range: VirtRange,
+        userfault: &Userfault<'_, P>,
+        protects: bool,
+        gather: &mut Gather,
+    ) -> Result<(), Error> {
+        let mut found = false;
+        for vma in self.vmas_in(mm, range) {
+            found = true;
+            let part = vma.range().intersection(range);
+            let served = vma.userfault_pointer() == Some(userfault.pointer());
+            if !served || !vma.has(MappingFlags::USERFAULT_WRITE_PROTECT) {
+                return Err(Error::NotMapped(part.start()));
+            }
+            let locked = vma.lock_write(self.platform());
+            let done = if protects {
+                let marks = marks_vacant(&locked, userfault.state());
+                self.protect_part(part, marks, gather)
+            } else {
+                self.lift_part(&locked, part, gather)
+            };
+            // Before a fault is let in, which relies on what the entries say.
+            self.flush(gather);
+            drop(locked);
+            done.map_err(|_| Error::OutOfMemory)?;
+        }
+        if found { Ok(()) } else { Err(Error::NotMapped(range.start())) }
+    }
+
+    fn protect_part(
+        &self,
+        part: VirtRange,
+        marks: bool,
+        gather: &mut Gather,
+    ) -> Result<(), OutOfMemory> {
+        self.table.userfault_protect(part, gather)?;
+        if marks { self.table.userfault_mark(part) } else { Ok(()) }
+    }
+
+    /// Lifts the protection, and lets pages be written at once that may be.
+    fn lift_part(
+        &self,
+        vma: &Vma,
+        part: VirtRange,
+        gather: &mut Gather,
+    ) -> Result<(), OutOfMemory> {
+        self.table.userfault_lift(part)?;
+        self.table.protect(part, &vma.entry_policy(), gather)?;
+        self.platform().publish_entries();
+        Ok(())
+    }
+
+    /// Lifts what a userfaultfd has protected in a VMA that is locked for writing, and that it
+    /// serves no more.
+    pub(in crate::space) fn strip_userfault(&self, range: VirtRange) -> Result<(), OutOfMemory> {
+        self.table.userfault_lift(range)
+    }
+
+    /// Drops the contents of `part`, whose VMA is of shared memory and locked for writing: what is
+    /// protected leaves markers behind.
+    #[cold]
+    pub(in crate::space) fn drop_but_markers(
+        &self,
+        part: VirtRange,
+        gather: &mut Gather,
+    ) -> Result<(), OutOfMemory> {
+        let mut at = part.start();
+        while at < part.end() {
+            let rest = VirtRange::raw(at.0, part.end().0);
+            let protected = self.table.first_protected(rest)?;
+            let stop = protected.map_or(part.end(), VirtRange::start);
+            for dropped in [Some(VirtRange::raw(at.0, stop.0)), protected] {
+                let Some(dropped) = dropped.filter(|range| !range.is_empty()) else { continue };
+                self.table.zap(dropped, dropped, Flush::BeforeUnlock, gather)?;
+            }
+            if let Some(protected) = protected {
+                self.table.userfault_mark(protected)?;
+            }
+            at = protected.map_or(part.end(), VirtRange::end);
+        }
+        Ok(())
+    }
+
+    /// A write met a protected page, and nobody is to be told of it: lifts the protection of the
+    /// page.
+    #[cold]
+    pub(in crate::space) fn lift_protection(&self, page: VirtAddr) -> Result<Step, FaultError> {
+        let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
+        let lifted = self.table.userfault_lift(range);
+        lifted.map_err(|_| FaultError::OutOfMemory)?;
+        Ok(Step::Again)
+    }
+
+    /// A read met a marker of a VMA that is registered: maps the page, protected.
+    #[cold]
+    pub(in crate::space) fn map_protected_page(
+        &self,
+        vma: &Vma,
+        page: VirtAddr,
+    ) -> Result<Step, FaultError> {
+        self.map_protected(vma, page, None)
+    }
+
+    /// As [`AddressSpace::map_protected_page`]; `frame` has the page, or it is one of zeroes.
+    fn map_protected(
+        &self,
+        vma: &Vma,
+        page: VirtAddr,
+        frame: Option<crate::addr::Frame>,
+    ) -> Result<Step, FaultError> {
+        let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
+        let memory = self.table.memory;
+        let attributes = Attributes { userfault: true, ..read_attributes(vma.flags()) };
+        let leaf = P::Arch::leaf(frame.unwrap_or(memory.zero_frame), Level::PTE, attributes);
+        let marker = absent::encode::<P::Arch>(Absent::Marker(Marker::UserfaultWriteProtect));
+        let mapped = self.table.with_tables(|pool| {
+            let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
+            if cursor.entry_at(page).2 != marker {
+                return Ok(Ok(Step::Again));
+            }
+            // Splits a marker of level 2.
+            let table = cursor.table_at(page, Level::PTE, pool)?;
+            let index = Level::PTE.index_of::<P::Arch>(page);
+            if let Some(folio) = frame.and_then(|frame| memory.frames.folio_of(frame)) {
+                if memory.frames.map(folio, 1).is_err() {
+                    return Ok(Err(FaultError::OutOfMemory));
+                }
+                cursor.counts.mapped(memory.frames.owner_kind(folio), 1);
+            }
+            let slot = &self.table.slots(table)[index as usize];
+            slot.store(leaf.0, core::sync::atomic::Ordering::Release);
+            cursor.counts.entries_written += 1;
+            Ok(Ok(Step::Done(Resolved::ZeroPage)))
+        });
+        self.published(range);
+        mapped.map_err(|_| FaultError::OutOfMemory)?
+    }
+}

@@ -1,0 +1,184 @@
+//! Write-protection by a userfaultfd: a bit of each entry, which allows no writes then, and markers
+//! where nothing stands.
+//!
+//! The bit lives in leaves, `PROT_NONE` entries and swap entries, and goes where they go. Whoever
+//! makes leaves writable passes over those that have it (`protect`).
+
+use core::sync::atomic::Ordering;
+
+use crate::addr::VirtRange;
+use crate::arch::{Absent, Arch, Entry, Equal, Level, Marker, absent};
+use crate::platform::Platform;
+use crate::tlb::Gather;
+
+use super::cursor::{Chunks, Cursor, Whole};
+use super::leaf::replace;
+use super::locking::Depth;
+use super::marker::mark_slot;
+use super::run::{self, Run, What};
+use super::zap::clear_absent;
+use super::{OutOfMemory, PageTable, TablePool};
+
+/// Whether a run has the bit, or is one of markers.
+fn is_protected<A: Arch>(run: &Run) -> bool {
+    match run.what {
+        What::Leaf(first) => A::attributes(first).userfault,
+        What::Absent(first) => match absent::decode::<A>(first) {
+            Some(Absent::Swap { userfault, .. } | Absent::ProtNone { userfault, .. }) => userfault,
+            Some(Absent::Marker(marker)) => marker == Marker::UserfaultWriteProtect,
+            None => false,
+        },
+        What::Empty | What::Table(_) => false,
+    }
+}
+
+impl<P: Platform> PageTable<'_, P> {
+    /// Write-protects what stands in `range`. What is stale afterwards is in the gather. The caller
+    /// keeps faults out of the range.
+    pub(crate) fn userfault_protect(
+        &self,
+        range: VirtRange,
+        gather: &mut Gather,
+    ) -> Result<(), OutOfMemory> {
+        let mut chunks = Chunks::of(range);
+        while let Some(mut cursor) = chunks.next(self, Depth::Floor(Level::PTE), Some(&*gather)) {
+            while let Some(run) = cursor.next_run(Equal::WRITABLE, Whole::Enter)? {
+                if is_protected::<P::Arch>(&run) {
+                    continue;
+                }
+                match run.what {
+                    What::Leaf(_) => protect_leaves(&mut cursor, &run, gather),
+                    What::Absent(_) => {
+                        each_absent(&mut cursor, &run, absent::set_userfault::<P::Arch>)
+                    }
+                    What::Empty | What::Table(_) => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the protection and its markers away from what stands in `range`. Leaves allow no
+    /// more than before. The caller keeps faults out of the range.
+    pub(crate) fn userfault_lift(&self, range: VirtRange) -> Result<(), OutOfMemory> {
+        let mut chunks = Chunks::of(range);
+        while let Some(mut cursor) = chunks.next(self, Depth::Floor(Level::PTE), None) {
+            while let Some(run) = cursor.next_run(Equal::empty(), Whole::Enter)? {
+                if !is_protected::<P::Arch>(&run) {
+                    continue;
+                }
+                match run.what {
+                    What::Leaf(_) => lift_leaves(&mut cursor, &run),
+                    What::Absent(first) if absent::strip_userfault::<P::Arch>(first).is_empty() => {
+                        clear_absent(&mut cursor, &run, first);
+                    }
+                    What::Absent(_) => {
+                        each_absent(&mut cursor, &run, absent::strip_userfault::<P::Arch>);
+                    }
+                    What::Empty | What::Table(_) => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The first stretch of `range` that is protected, or has markers.
+    pub(crate) fn first_protected(
+        &self,
+        range: VirtRange,
+    ) -> Result<Option<VirtRange>, OutOfMemory> {
+        let mut chunks = Chunks::of(range);
+        while let Some(mut cursor) = chunks.next(self, Depth::Floor(Level::PTE), None) {
+            while let Some(run) = cursor.next_run(Equal::empty(), Whole::Enter)? {
+                if is_protected::<P::Arch>(&run) {
+                    return Ok(Some(run.range::<P::Arch>()));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Puts markers wherever nothing stands in `range`. On failure what lies before has them.
+    pub(crate) fn userfault_mark(&self, range: VirtRange) -> Result<(), OutOfMemory> {
+        let span = Level::PTE.table_span::<P::Arch>();
+        let mut at = range.start();
+        while at < range.end() {
+            let end = (at.0 & !(span - 1)).saturating_add(span).min(range.end().0);
+            let part = VirtRange::raw(at.0, end);
+            self.with_tables(|pool| {
+                let mut cursor = self.cursor(part, Depth::Floor(Level::PTE));
+                mark_vacant(&mut cursor, part, pool)
+            })?;
+            at = part.end();
+        }
+        Ok(())
+    }
+}
+
+/// Takes the permission to write, and sets the bit. In place: until the flush, either answer is
+/// right, and the MMU does not look at the bit.
+fn protect_leaves<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run, gather: &mut Gather) {
+    let tables = cursor.tables;
+    tables.mark_pending(run.node.table, gather, &mut cursor.counts);
+    for slot in tables.slots_of(run) {
+        let entry = Entry(slot.load(Ordering::Relaxed));
+        replace::<P::Arch>(slot, entry, |entry| {
+            Entry(P::Arch::write_protect(entry).0 | P::Arch::USERFAULT)
+        });
+    }
+    cursor.counts.entries_read += u64::from(run.count);
+    cursor.counts.entries_written += u64::from(run.count);
+    gather.stale(run.range::<P::Arch>(), run.node.level);
+}
+
+fn lift_leaves<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run) {
+    for slot in cursor.tables.slots_of(run) {
+        let entry = Entry(slot.load(Ordering::Relaxed));
+        replace::<P::Arch>(slot, entry, |entry| Entry(entry.0 & !P::Arch::USERFAULT));
+    }
+    cursor.counts.entries_read += u64::from(run.count);
+    cursor.counts.entries_written += u64::from(run.count);
+}
+
+fn each_absent<P: Platform>(
+    cursor: &mut Cursor<'_, '_, P>,
+    run: &Run,
+    change: impl Fn(Entry) -> Entry,
+) {
+    for slot in cursor.tables.slots_of(run) {
+        let entry = Entry(slot.load(Ordering::Relaxed));
+        slot.store(change(entry).0, Ordering::Relaxed);
+    }
+    cursor.counts.entries_written += u64::from(run.count);
+}
+
+/// Marks what is empty in `part`, which lies under one entry of level 2.
+fn mark_vacant<'m, P: Platform>(
+    cursor: &mut Cursor<'_, 'm, P>,
+    part: VirtRange,
+    pool: &mut TablePool<'m, P>,
+) -> Result<(), OutOfMemory> {
+    let tables = cursor.tables;
+    let entry = absent::encode::<P::Arch>(Absent::Marker(Marker::UserfaultWriteProtect));
+    let (node, _, found) = cursor.entry_at(part.start());
+    if node.level > Level::PTE && !found.is_empty() {
+        // It stands for all of the part.
+        return Ok(());
+    }
+    if node.level > Level::PTE && part.len() == Level::PTE.table_span::<P::Arch>() {
+        return mark_slot(cursor, part, entry, pool);
+    }
+    let table = cursor.table_at(part.start(), Level::PTE, pool)?;
+    let first = Level::PTE.index_of::<P::Arch>(part.start());
+    let slots = tables.slots(table);
+    let mut marked = 0;
+    for index in first..first + part.pages() as u32 {
+        if run::load(slots, index).is_empty() {
+            slots[index as usize].store(entry.0, Ordering::Relaxed);
+            marked += 1;
+        }
+    }
+    cursor.counts.entries_written += u64::from(marked);
+    tables.change_entry_count(table, marked, 0);
+    Ok(())
+}
