@@ -29,7 +29,7 @@ pub use crate::object::damage::{ObjectDamage, damage_object};
 pub use crate::object::reclaim::{ObjectFolio, Spare, frame_of_page, reclaim_frame, reclaim_page};
 use crate::platform::Platform;
 use crate::rmap::{self, AnonGroup, HOLD, Locking, Rekeyed, Seen, Walked};
-pub use crate::space::move_pages::testing::{PageMove, move_pages};
+pub use crate::space::move_pages::testing::{PageMove, lock_folio, move_pages};
 use crate::stats::Counts;
 use crate::swap::SlotRun;
 use crate::table::leaf::replace;

@@ -386,4 +386,19 @@ pub(crate) mod testing {
         let errno = |error: super::MoveError| error.at(source).errno(Operation::Userfault);
         (moved, result.map_err(errno))
     }
+
+    /// Locks the folio that is mapped at `at`, and returns what unlocks it. Panics where none is, or
+    /// somebody has the lock.
+    pub fn lock_folio<'a, P: Platform>(
+        space: &'a AddressSpace<'_, P>,
+        at: VirtAddr,
+    ) -> impl FnOnce() + 'a {
+        let memory = space.memory();
+        let folio = space.folio_to_wait_for(at).expect("a folio");
+        let lock = memory.frames.try_lock_folio(&memory.platform, folio).expect("the lock");
+        move || {
+            drop(lock);
+            memory.frames.release(&memory.platform, folio);
+        }
+    }
 }

@@ -122,7 +122,12 @@ impl<P: Platform> PageTable<'_, P> {
     /// when its slots were claimed for it. Says whether all pages are exclusive. `None` if
     /// something differs; then no entry has changed.
     pub(crate) fn swap_in_whole(&self, what: &SwapIn, own: impl FnOnce(bool)) -> Option<bool> {
-        if what.range.start() != what.start || what.range.pages() != u64::from(what.folio.pages()) {
+        let pages = u64::from(what.folio.pages());
+        // A folio in the cache whose entries have moved may lie across tables.
+        if what.range.start() != what.start
+            || what.range.pages() != pages
+            || !what.start.is_aligned(pages << PAGE_SHIFT)
+        {
             return None;
         }
         let section = ReadSection::enter(&self.memory.platform);

@@ -4,4 +4,6 @@ mod contents;
 mod counts;
 mod errors;
 mod fixture;
+mod properties;
+mod stopped;
 mod swapped;

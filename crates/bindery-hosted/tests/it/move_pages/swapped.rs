@@ -7,11 +7,12 @@ use bindery::{Advice, Errno};
 use bindery_hosted::{Program, Walk};
 
 use super::fixture::{FROM, Moving, PAGE, TO, from_to, with_moving};
-use crate::support::audit;
+use crate::support::{MIB, audit};
 
 on_every_architecture! {
     swap_entries_move_in_runs => runs;
     pages_in_the_swap_cache_move_too => cached;
+    a_folio_in_the_swap_cache_may_come_to_lie_across_tables => across_tables;
     a_part_of_a_folio_in_the_swap_cache_is_copied_at_the_other_place => parted;
     pages_that_another_process_names_are_busy => shared;
     what_is_partly_in_swap_moves => mixed;
@@ -60,6 +61,22 @@ fn cached<A: Walk>() {
             assert_eq!((walk.found, walk.mappings), (1 << order, 1 << order));
             // The folios came from the cache, and none was made. A table may have been.
             assert!(moving.memory.free_frame_count() + 4 > frames);
+        });
+    }
+}
+
+fn across_tables<A: Walk>() {
+    for order in [4, 9] {
+        with_moving::<A>(order, |moving| {
+            let pages = 1 << order;
+            moving.memory.set_compressed_limit(0);
+            moving.fill(FROM, pages);
+            page_out(moving, FROM, pages);
+            let to = TO + 2 * MIB - 5 * PAGE;
+            moving.move_all(FROM, to, pages * PAGE);
+            moving.assert_filled(to, pages, FROM);
+            let walk = testing::walk_anonymous(moving.space, VirtAddr(to)).unwrap();
+            assert_eq!((walk.found, walk.mappings), (pages, pages));
         });
     }
 }

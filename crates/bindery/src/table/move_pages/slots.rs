@@ -54,6 +54,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         let entry = run::load(tables.slots(from.table), index);
         self.counts.entries_descended += self.from.level.steps_to(from.level);
         self.counts.entries_read += 1;
+        tables.memory.worked(1, 0);
         match arch::kind::<P::Arch>(entry, Level::PMD) {
             Kind::Empty => Err(MoveStop::Piecemeal),
             Kind::Leaf => self.move_huge(from, index, entry),
