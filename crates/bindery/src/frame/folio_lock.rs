@@ -48,7 +48,7 @@ pub(super) fn try_lock(state: &impl Word<u32>) -> bool {
 
 /// Takes the lock, asleep while a thread has it. Says no as soon as it is a device's request that
 /// has it.
-pub(super) fn lock_unless_writeback<W: Word<u32>>(state: &W, parking: &impl Parking<W>) -> bool {
+pub(crate) fn lock_unless_writeback<W: Word<u32>>(state: &W, parking: &impl Parking<W>) -> bool {
     while !try_lock(state) {
         if state.load(Ordering::Acquire) & WRITEBACK != 0 {
             return false;
@@ -61,7 +61,7 @@ pub(super) fn lock_unless_writeback<W: Word<u32>>(state: &W, parking: &impl Park
 
 /// Hands the lock to a device's request. Those who wait for the lock are woken, to wait for the
 /// device. In one step with the bit: a thread that parks after it finds it.
-pub(super) fn begin_writeback<W: Word<u32>>(state: &W, parking: &impl Parking<W>) {
+pub(crate) fn begin_writeback<W: Word<u32>>(state: &W, parking: &impl Parking<W>) {
     let mut seen = state.load(Ordering::Relaxed);
     loop {
         debug_assert_ne!(seen & FOLIO_LOCK, 0, "the folio was not locked");
@@ -79,7 +79,7 @@ pub(super) fn begin_writeback<W: Word<u32>>(state: &W, parking: &impl Parking<W>
 /// Gives the lock back. Calls `disown` where the owner should go; it looks whether that still
 /// holds, and may be called more than once.
 #[inline]
-pub(super) fn unlock<W: Word<u32>>(state: &W, parking: &impl Parking<W>, disown: impl Fn()) {
+pub(crate) fn unlock<W: Word<u32>>(state: &W, parking: &impl Parking<W>, disown: impl Fn()) {
     // Acquire: the mark came after the last mapping had gone.
     let mut seen = state.load(Ordering::Acquire);
     loop {

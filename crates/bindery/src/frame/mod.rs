@@ -75,6 +75,8 @@ pub use buddy::MAX_ORDER;
 pub(crate) use folio::FOLIO_ORDERS;
 pub(crate) use folio::Folio;
 pub use folio::MAX_FOLIO_ORDER;
+#[cfg(all(test, loom))]
+pub(crate) use folio_lock::{begin_writeback, lock_unless_writeback, unlock};
 pub use view::{FrameUsage, FrameUse, FrameView};
 #[allow(unused_imports, reason = "the layers above name those that they need")]
 pub(crate) use {

@@ -52,6 +52,8 @@ pub(crate) mod compressed;
 mod content;
 mod device;
 mod freed;
+#[cfg(all(test, loom))]
+mod loom_model;
 pub(crate) mod page_set;
 mod requests;
 mod same_filled;
@@ -60,7 +62,7 @@ pub(crate) mod slots;
 mod usage;
 mod writeback;
 
-use core::sync::atomic::{AtomicU32, AtomicU64};
+use core::sync::atomic::AtomicU64;
 
 use crate::Memory;
 use crate::addr::Frame;
@@ -71,6 +73,7 @@ use area::Area;
 pub use compressed::CompressedUsage;
 use compressed::{CompressedStore, Handle};
 pub use device::{SwapDevice, SwapDeviceError, SwapOperation, SwapRequest};
+use requests::Completions;
 pub use usage::SwapUsage;
 
 pub(crate) use area::SlotRun;
@@ -91,9 +94,8 @@ pub(crate) struct Swap<P: Platform> {
     pub(crate) store: CompressedStore<P>,
     /// Pages that devices are writing.
     writing: AtomicU64,
-    /// Changes when a request is done, and when a thread has dealt with it: a thread that waits for
-    /// a device parks here.
-    completions: AtomicU32,
+    /// Threads that wait for a device park here.
+    completions: Completions,
 }
 
 impl<P: Platform> Swap<P> {
@@ -105,7 +107,7 @@ impl<P: Platform> Swap<P> {
             turning: Mutex::new(()),
             store: CompressedStore::new(limit),
             writing: AtomicU64::new(0),
-            completions: AtomicU32::new(0),
+            completions: Completions::new(),
         }
     }
 

@@ -21,11 +21,13 @@
 //! A completion touches the request last when it counts its piece, or sets the bit. From then on
 //! the number may be another request's.
 
+use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicU32, Ordering};
 
 use super::device::SwapOperation;
 use crate::addr::Frame;
+use crate::sync::parking::Parking;
+use crate::sync::word::Word;
 
 /// How many folios of an area may be under way.
 pub(super) const REQUESTS: usize = 32;
@@ -34,18 +36,18 @@ pub(super) const REQUESTS: usize = 32;
 const FAILED: u32 = 1 << 31;
 
 /// A folio that is under way.
-struct Request {
+struct Request<W> {
     /// The folio's head.
-    head: AtomicU32,
+    head: W,
     /// Pieces that are not complete, and [`FAILED`].
-    pieces: AtomicU32,
+    pieces: W,
 }
 
 /// The table of an area.
-pub(super) struct Requests {
-    taken: AtomicU32,
-    done: AtomicU32,
-    table: [Request; REQUESTS],
+pub(super) struct Requests<W = AtomicU32, const N: usize = REQUESTS> {
+    taken: W,
+    done: W,
+    table: [Request<W>; N],
 }
 
 impl Requests {
@@ -54,22 +56,40 @@ impl Requests {
             [const { Request { head: AtomicU32::new(0), pieces: AtomicU32::new(0) } }; REQUESTS];
         Self { taken: AtomicU32::new(0), done: AtomicU32::new(0), table }
     }
+}
 
-    fn request(&self, number: u32) -> &Request {
-        &self.table[number as usize % REQUESTS]
+impl<W: Word<u32>, const N: usize> Requests<W, N> {
+    /// A table of other words.
+    #[cfg(all(test, loom))]
+    pub(super) fn of_words(word: impl Fn(u32) -> W) -> Self {
+        let request = |_| Request { head: word(0), pieces: word(0) };
+        Self { taken: word(0), done: word(0), table: core::array::from_fn(request) }
+    }
+
+    fn request(&self, number: u32) -> &Request<W> {
+        &self.table[number as usize % N]
     }
 
     /// Takes a request, if one is free.
     pub(super) fn take(&self) -> Option<u32> {
-        let first_free = |taken: u32| (taken != u32::MAX).then(|| taken | (taken + 1));
-        // Acquire: what was done with the request before is over.
-        let before = self.taken.fetch_update(Acquire, Relaxed, first_free).ok()?;
-        Some(before.trailing_ones())
+        let mut taken = self.taken.load(Relaxed);
+        loop {
+            let number = taken.trailing_ones();
+            if number as usize >= N {
+                return None;
+            }
+            // Acquire: what was done with the request before is over.
+            match self.taken.exchange(taken, taken | 1 << number, Acquire, Relaxed) {
+                Ok(_) => return Some(number),
+                Err(now) => taken = now,
+            }
+        }
     }
 
     /// Gives a request back that is complete, or was not begun.
     pub(super) fn free(&self, number: u32) {
-        self.taken.fetch_and(!(1 << number), Release);
+        // The bit is set, so this clears it.
+        self.taken.sub(1 << number, Release);
     }
 
     /// The request is for this folio from now on, with the submitter's own piece.
@@ -82,26 +102,26 @@ impl Requests {
     /// One piece more is submitted.
     pub(super) fn add_piece(&self, number: u32) {
         // Relaxed: the submitter's own piece keeps the count from zero.
-        self.request(number).pieces.fetch_add(1, Relaxed);
+        self.request(number).pieces.add(1, Relaxed);
     }
 
     /// A piece is complete. In any context.
     pub(super) fn complete(&self, number: u32, operation: SwapOperation, failed: bool) {
         let pieces = &self.request(number).pieces;
         if failed {
-            pieces.fetch_or(FAILED, Relaxed);
+            pieces.set(FAILED, Relaxed);
         }
         // Release: the transfer comes before. Acquire: so do those of the other pieces.
-        let last = pieces.fetch_sub(1, AcqRel) & !FAILED == 1;
+        let last = pieces.sub(1, AcqRel) & !FAILED == 1;
         if last && operation == SwapOperation::Write {
-            self.done.fetch_or(1 << number, Release);
+            self.done.set(1 << number, Release);
         }
     }
 
     /// Whether all pieces of the caller's request have been transferred, once none is left.
     pub(super) fn result(&self, number: u32) -> Option<bool> {
         // Acquire: the frames hold what the device has read.
-        let pieces = self.request(number).pieces.load(Ordering::Acquire);
+        let pieces = self.request(number).pieces.load(Acquire);
         (pieces & !FAILED == 0).then_some(pieces & FAILED == 0)
     }
 
@@ -119,6 +139,43 @@ impl Requests {
     /// The folio's head.
     pub(super) fn head(&self, number: u32) -> Frame {
         Frame(self.request(number).head.load(Relaxed))
+    }
+}
+
+/// The word that changes with each completion, and whenever a thread has dealt with some. Threads
+/// that wait for a device park on it.
+pub(super) struct Completions<W = AtomicU32>(W);
+
+impl Completions {
+    pub(super) const fn new() -> Self {
+        Self(AtomicU32::new(0))
+    }
+}
+
+impl<W: Word<u32>> Completions<W> {
+    /// The word itself, at zero.
+    #[cfg(all(test, loom))]
+    pub(super) fn of_word(word: W) -> Self {
+        Self(word)
+    }
+
+    /// Wakes the threads that wait. What they wait for was changed before. In any context.
+    pub(super) fn note(&self, parking: &impl Parking<W>) {
+        // Release: a thread that sees the change sees that too.
+        self.0.add(1, Release);
+        parking.unpark(&self.0);
+    }
+
+    /// Waits until `is_over`.
+    pub(super) fn wait(&self, parking: &impl Parking<W>, is_over: &mut dyn FnMut() -> bool) {
+        loop {
+            // Acquire, and before the look: what changes after the look changes the word too.
+            let seen = self.0.load(Acquire);
+            if is_over() {
+                return;
+            }
+            parking.park(&self.0, seen);
+        }
     }
 }
 

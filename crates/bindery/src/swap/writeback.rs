@@ -152,10 +152,7 @@ impl<P: Platform> Memory<P> {
 
     /// Wakes the threads that wait for a device. The requests were changed before.
     fn note_completion(&self) {
-        let completions = &self.swap.completions;
-        // Release: a thread that sees the change sees the requests.
-        completions.fetch_add(1, Release);
-        self.platform.unpark(completions);
+        self.swap.completions.note(&self.platform);
     }
 
     /// Frees the folios that devices have written, as far as nobody wants them again. The embedder
@@ -258,15 +255,11 @@ impl<P: Platform> Memory<P> {
     #[inline(never)]
     pub(crate) fn wait_for_devices(&self, is_over: &mut dyn FnMut() -> bool) -> u64 {
         let mut freed = 0;
-        loop {
-            // Acquire, and before the look: what changes after it changes the word too.
-            let seen = self.swap.completions.load(Acquire);
+        self.swap.completions.wait(&self.platform, &mut || {
             freed += self.finish_swap_writes();
-            if is_over() {
-                return freed;
-            }
-            self.platform.park(&self.swap.completions, seen);
-        }
+            is_over()
+        });
+        freed
     }
 
     /// A request of the area. Waits for one: those that are under way need no memory and no lock to

@@ -1,0 +1,226 @@
+//! Folios under writeback under loom: the code of [`super::requests`] and of the folio's lock itself,
+//! with a device and the threads that wait for it.
+//!
+//! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib swap::loom_model`.
+//!
+//! The content of a frame is a loom cell. The device reads it for a write, and a thread that has the
+//! folio's lock writes it. So a folio that is unlocked before the device is done is a race, and a
+//! thread that nobody wakes is a deadlock. The last tests leave out one rule each ([`Omit`]) and
+//! must fail. The others also require that somebody slept.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool as Flag, Ordering::Relaxed};
+
+use loom::cell::UnsafeCell;
+use loom::model::Builder;
+use loom::sync::atomic::{AtomicU32, Ordering};
+use loom::thread;
+
+use super::device::SwapOperation;
+use super::requests::{Completions, Requests};
+use crate::addr::Frame;
+use crate::frame::meta::{FOLIO_LOCK, WRITEBACK};
+use crate::frame::{begin_writeback, lock_unless_writeback, unlock};
+use crate::sync::parking::model::{SecondLook, Sleepers};
+
+/// The rule that a model leaves out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Omit {
+    Nothing,
+    /// Who has dealt with a request wakes the others.
+    NoteAfterFinish,
+    /// A completion changes the word on which threads park.
+    NoteAtCompletion,
+    /// The submitter counts a piece of its own.
+    OwnPiece,
+    /// Those who wait for the lock are sent to wait for the device.
+    WritebackBit,
+}
+
+struct World {
+    omit: Omit,
+    state: AtomicU32,
+    requests: Requests<AtomicU32, 2>,
+    completions: Completions<AtomicU32>,
+    sleepers: Sleepers,
+    content: UnsafeCell<u32>,
+}
+
+// SAFETY: loom watches each access to the cell, and finds those that race.
+unsafe impl Sync for World {}
+// SAFETY: as above.
+unsafe impl Send for World {}
+
+impl World {
+    fn new(omit: Omit) -> Self {
+        Self {
+            omit,
+            state: AtomicU32::new(FOLIO_LOCK),
+            requests: Requests::of_words(AtomicU32::new),
+            completions: Completions::of_word(AtomicU32::new(0)),
+            sleepers: Sleepers::new(SecondLook::Taken),
+            content: UnsafeCell::new(0),
+        }
+    }
+
+    /// The first half of `Memory::send_to_device`, of a folio with one piece so far.
+    fn submit(&self) -> u32 {
+        let number = self.requests.take().expect("one is free");
+        self.requests.begin(number, Frame(7));
+        if self.omit != Omit::WritebackBit {
+            begin_writeback(&self.state, &self.sleepers);
+        }
+        self.requests.add_piece(number);
+        if self.omit == Omit::OwnPiece {
+            self.complete(number);
+        }
+        number
+    }
+
+    /// The second half.
+    fn submitted(&self, number: u32) {
+        if self.omit != Omit::OwnPiece {
+            self.complete(number);
+        }
+    }
+
+    /// The device reads the frames of a piece, and is done.
+    fn transfer(&self, number: u32) {
+        // SAFETY: as of `Sync`.
+        self.content.with(|content| unsafe { content.read() });
+        self.complete(number);
+    }
+
+    fn complete(&self, number: u32) {
+        self.requests.complete(number, SwapOperation::Write, false);
+        if self.omit != Omit::NoteAtCompletion {
+            self.completions.note(&self.sleepers);
+        }
+    }
+
+    /// `Memory::finish_swap_writes`.
+    fn finish(&self) {
+        let done = self.requests.take_done();
+        if done == 0 {
+            return;
+        }
+        let number = done.trailing_zeros();
+        assert_eq!(self.requests.head(number), Frame(7));
+        unlock(&self.state, &self.sleepers, || ());
+        self.requests.free(number);
+        if self.omit != Omit::NoteAfterFinish {
+            self.completions.note(&self.sleepers);
+        }
+    }
+
+    /// A fault: `Memory::lock_folio`, a store to the page, and the end of the lock.
+    fn fault(&self) {
+        while !lock_unless_writeback(&self.state, &self.sleepers) {
+            self.completions.wait(&self.sleepers, &mut || {
+                self.finish();
+                self.state.load(Ordering::Acquire) & WRITEBACK == 0
+            });
+        }
+        // SAFETY: as of `Sync`.
+        self.content.with_mut(|content| unsafe { content.write(content.read() + 1) });
+        unlock(&self.state, &self.sleepers, || ());
+    }
+}
+
+fn check(omit: Omit, scenario: impl Fn(&Arc<World>) + Send + Sync + 'static) {
+    let slept = Arc::new(Flag::new(false));
+    let seen = Arc::clone(&slept);
+    let mut builder = Builder::new();
+    builder.preemption_bound = Some(2);
+    builder.check(move || {
+        let world = Arc::new(World::new(omit));
+        scenario(&world);
+        assert!(world.requests.is_idle(), "a request was not given back");
+        assert_eq!(world.state.load(Ordering::Acquire), 0, "the folio stays locked");
+        slept.fetch_or(world.sleepers.sleeps.load(Relaxed) > 0, Relaxed);
+    });
+    assert!(seen.load(Relaxed), "nobody slept");
+}
+
+fn spawn(world: &Arc<World>, work: impl FnOnce(&World) + Send + 'static) -> thread::JoinHandle<()> {
+    let world = Arc::clone(world);
+    thread::spawn(move || work(&world))
+}
+
+/// A device has a folio, and is done with it while two threads fault on it.
+fn two_faults(omit: Omit) {
+    check(omit, |world| {
+        let number = world.submit();
+        world.submitted(number);
+        let device = spawn(world, move |world| world.transfer(number));
+        let fault = spawn(world, World::fault);
+        world.fault();
+        fault.join().unwrap();
+        device.join().unwrap();
+    });
+}
+
+/// The fault comes first, and waits for the thread that sends the folio out.
+fn a_fault_before_the_write(omit: Omit) {
+    check(omit, |world| {
+        let fault = spawn(world, World::fault);
+        let number = world.submit();
+        let device = spawn(world, move |world| world.transfer(number));
+        world.submitted(number);
+        fault.join().unwrap();
+        device.join().unwrap();
+    });
+}
+
+/// A folio in two pieces, the second of which is submitted when the device is done with the first.
+fn two_pieces(omit: Omit) {
+    check(omit, |world| {
+        let fault = spawn(world, World::fault);
+        let number = world.submit();
+        world.transfer(number);
+        world.requests.add_piece(number);
+        let device = spawn(world, move |world| world.transfer(number));
+        world.submitted(number);
+        fault.join().unwrap();
+        device.join().unwrap();
+    });
+}
+
+#[test]
+fn two_faults_wait_for_a_device() {
+    two_faults(Omit::Nothing);
+}
+
+#[test]
+fn a_fault_waits_for_a_thread_and_then_for_its_device() {
+    a_fault_before_the_write(Omit::Nothing);
+}
+
+#[test]
+fn a_folio_is_done_with_its_last_piece() {
+    two_pieces(Omit::Nothing);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn without_a_note_after_finish_the_other_fault_sleeps_on() {
+    two_faults(Omit::NoteAfterFinish);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn without_a_note_at_completion_nobody_wakes() {
+    two_faults(Omit::NoteAtCompletion);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn without_the_bit_a_fault_sleeps_where_nobody_unlocks() {
+    a_fault_before_the_write(Omit::WritebackBit);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn without_a_piece_of_its_own_a_folio_is_done_too_early() {
+    two_pieces(Omit::OwnPiece);
+}
