@@ -280,11 +280,10 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Gives the VMA around `addr` an anon group for its anonymous pages: that of a neighbor with
     /// which it could be one VMA, or a new one (Linux: `anon_vma_prepare`). Takes the mutex.
     pub(super) fn prepare_group(&self, addr: VirtAddr) -> Result<(), Error> {
-        let guard = self.mmap_lock.lock();
-        let mm = &*guard;
-        let found = self.first_ending_after(mm, addr.0).filter(|vma| vma.start() <= addr.0);
+        let mm = self.mmap_lock.lock();
+        let found = self.first_ending_after(&mm, addr.0).filter(|vma| vma.start() <= addr.0);
         let Some(vma) = found else { return Ok(()) };
-        self.prepare_group_locked(mm, vma)
+        self.prepare_group_locked(&mm, vma)
     }
 
     /// As [`AddressSpace::prepare_group`], for a caller that has the mutex.

@@ -116,9 +116,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         let mut parts = Parts::of(range);
         loop {
             let part = {
-                let guard = self.mmap_lock.lock();
-                let mm = &*guard;
-                let Some((vma, part)) = parts.next(mm, self) else { break };
+                let mm = self.mmap_lock.lock();
+                let Some((vma, part)) = parts.next(&mm, self) else { break };
                 if !may_collapse::<P>(vma) || !self.may_collapse_on_demand() {
                     return Err(Error::Invalid);
                 }
@@ -168,9 +167,8 @@ impl<P: Platform> AddressSpace<'_, P> {
             CollapseProgress { looked_at: 0, collapsed: 0, next: from, out_of_memory: false };
         while progress.looked_at < spans {
             let next = {
-                let guard = self.mmap_lock.lock();
-                let mm = &*guard;
-                self.next_candidate(mm, progress.next.0)
+                let mm = self.mmap_lock.lock();
+                self.next_candidate(&mm, progress.next.0)
             };
             let Some(base) = next else {
                 progress.next = VirtAddr(0);
@@ -243,9 +241,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         let span = Level::PMD.span::<P::Arch>();
         let range = VirtRange::raw(base.0, base.0 + span);
         let mut gather = Gather::new();
-        let guard = self.mmap_lock.lock();
-        let mm = &*guard;
-        let vma = self.vma_at(mm, base).filter(|vma| vma.range().covers(range));
+        let mm = self.mmap_lock.lock();
+        let vma = self.vma_at(&mm, base).filter(|vma| vma.range().covers(range));
         // Asked again: the mutex was free since, and another mapping may be here.
         let vma = vma.ok_or(Error::NotMapped(base))?;
         if !may_collapse::<P>(vma) {
@@ -254,7 +251,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let object = self.object_of(vma).filter(|_| vma.is_shared());
         if let Some(object) = object {
             let first = vma.page_offset_of(base);
-            drop(guard);
+            drop(mm);
             let missing = limits.map(|limits| limits.missing);
             let collapsed = object::collapse(&object, first, missing);
             let is_retracted =
@@ -281,7 +278,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let result = self.collapse_locked(&locked, range, limits, &mut gather);
         self.flush(&mut gather);
         drop(locked);
-        drop(guard);
+        drop(mm);
         self.finish(&mut gather, super::change::Removed::default());
         Ok(result?)
     }
@@ -347,9 +344,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Unmaps pages of an object that are one folio and mapped one by one, so that the next touch
     /// maps them large. False where nothing was done: other entries are there by now, or none.
     fn retract(&self, range: VirtRange, gather: &mut Gather) -> bool {
-        let guard = self.mmap_lock.lock();
-        let mm = &*guard;
-        let Some(vma) = self.vma_at(mm, range.start()).filter(|vma| vma.range().covers(range))
+        let mm = self.mmap_lock.lock();
+        let Some(vma) = self.vma_at(&mm, range.start()).filter(|vma| vma.range().covers(range))
         else {
             return false;
         };
@@ -369,17 +365,16 @@ impl<P: Platform> AddressSpace<'_, P> {
             fits
         });
         let done = small && fits && self.drop_contents(vma, range, gather).is_ok();
-        drop(guard);
+        drop(mm);
         self.finish(gather, super::change::Removed::default());
         done
     }
 
     /// Whether `range` has a guard, a part of one mapping.
     fn has_guards(&self, range: VirtRange) -> bool {
-        let guard = self.mmap_lock.lock();
-        let mm = &*guard;
+        let mm = self.mmap_lock.lock();
         let mut found = false;
-        let vma = self.vma_at(mm, range.start());
+        let vma = self.vma_at(&mm, range.start());
         if vma.is_some_and(|vma| vma.has(MappingFlags::MAYBE_GUARDS)) {
             self.table.survey(range, |stretch| {
                 found |= stretch.what == MappedRun::Absent(Absent::Marker(Marker::Guard));

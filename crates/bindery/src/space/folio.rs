@@ -67,10 +67,9 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     fn split_once(&self, addr: VirtAddr, order: Order) -> Result<(), FolioError> {
         let page = addr.align_down(PAGE_SIZE);
-        let guard = self.mmap_lock.lock();
-        let mm = &*guard;
+        let mm = self.mmap_lock.lock();
         let vma = self
-            .first_ending_after(mm, page.0)
+            .first_ending_after(&mm, page.0)
             .filter(|vma| vma.start() <= page.0)
             .ok_or(FolioError::NotMapped)?;
         self.split_locked(&vma.lock_write(self.platform()), page, order)
@@ -184,9 +183,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     fn join_leaves_locked(&self, addr: VirtAddr) -> Result<(), FolioError> {
         let base = addr.align_down(Level::PMD.span::<P::Arch>());
         let range = VirtRange::from_len(base, Level::PMD.span::<P::Arch>());
-        let guard = self.mmap_lock.lock();
-        let mm = &*guard;
-        let vma = self.first_ending_after(mm, base.0).ok_or(FolioError::NotMapped)?;
+        let mm = self.mmap_lock.lock();
+        let vma = self.first_ending_after(&mm, base.0).ok_or(FolioError::NotMapped)?;
         if !range.is_some_and(|range| vma.range().covers(range)) {
             return Err(FolioError::NotMapped);
         }

@@ -348,9 +348,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         let mut parts = Parts::of(range);
         loop {
             let (object, offset, length) = {
-                let guard = self.mmap_lock.lock();
-                let mm = &*guard;
-                let Some((vma, part)) = parts.next(mm, self) else { break };
+                let mm = self.mmap_lock.lock();
+                let Some((vma, part)) = parts.next(&mm, self) else { break };
                 if !may_be_advised(vma, Advice::Remove, KeyRights::ALL) {
                     return Err(Error::Sealed(part.start()));
                 }

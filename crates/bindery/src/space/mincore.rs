@@ -63,12 +63,11 @@ impl<P: Platform> AddressSpace<'_, P> {
             .and_then(|length| VirtRange::from_len(start, length))
             .filter(|range| range.end() <= limit)
             .ok_or(Error::OutOfRange { limit })?;
-        let guard = self.mmap_lock.lock();
-        let mm = &*guard;
+        let mm = self.mmap_lock.lock();
         let mut at = range.start();
         while at < range.end() {
             interrupt::check(self.platform())?;
-            let vma = self.vma_at(mm, at).ok_or(Error::NotMapped(at))?;
+            let vma = self.vma_at(&mm, at).ok_or(Error::NotMapped(at))?;
             let part = VirtRange::raw(at.0, vma.end().min(range.end().0));
             if vma.has(MappingFlags::HIDES_RESIDENCE) {
                 tell(Residence::Resident, part.pages());
@@ -129,9 +128,8 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// Where the mapping around `addr` ends, if there is one.
     pub(crate) fn mapping_end(&self, addr: VirtAddr) -> Option<VirtAddr> {
-        let guard = self.mmap_lock.lock();
-        let mm = &*guard;
-        self.vma_at(mm, addr).map(|vma| VirtAddr(vma.end()))
+        let mm = self.mmap_lock.lock();
+        self.vma_at(&mm, addr).map(|vma| VirtAddr(vma.end()))
     }
 
     /// Nothing is mapped in `stretch`: the object may have it all the same.

@@ -156,9 +156,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         let mut at = 0;
         loop {
             let range = {
-                let guard = self.mmap_lock.lock();
-                let mm = &*guard;
-                let Some(vma) = self.first_ending_after(mm, at) else { return Ok(()) };
+                let mm = self.mmap_lock.lock();
+                let Some(vma) = self.first_ending_after(&mm, at) else { return Ok(()) };
                 vma.range()
             };
             at = range.end().0;

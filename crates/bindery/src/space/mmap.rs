@@ -113,11 +113,10 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Whether a place could be found for such a mapping: the first half of what `mmap` does.
     pub(crate) fn check_place(&self, request: &MapRequest) -> Result<(), Error> {
         let length = self.map_length(request)?;
-        let guard = self.mmap_lock.lock();
-        let mm = &*guard;
+        let mm = self.mmap_lock.lock();
         // As Linux, which lets a new mapping be the first that is too many.
         self.room_for(0)?;
-        self.find_place(mm, length, request.place)?;
+        self.find_place(&mm, length, request.place)?;
         let locked = request.flags.contains(MapFlags::LOCKED);
         if locked {
             self.may_lock_at_all()?;

@@ -481,19 +481,18 @@ impl<P: Platform> Drop for AddressSpace<'_, P> {
     fn drop(&mut self) {
         let mut removed = Removed::default();
         // Nobody else has it: a drop has the address space for itself.
-        let guard = self.mmap_lock.lock();
-        let mm = &*guard;
+        let mm = self.mmap_lock.lock();
         while let Some(node) = self.vmas.first_ending_after(0) {
             let vma = self.vma(node);
             // SAFETY: 1. no handle of the address space is left, so nobody looks a VMA up in it,
             // and a walker of the reverse map only reads what stays as it is; 2. it is removed at
             // once.
-            self.remove(mm, unsafe { vma.written(self.platform()) }, &mut removed);
+            self.remove(&mm, unsafe { vma.written(self.platform()) }, &mut removed);
             // A reclaimer came by the reverse map before, and goes on without its locks.
             vma.wait_for_readers(self.platform());
         }
         // What follows may wait for readers.
-        drop(guard);
+        drop(mm);
         let mut gather = Gather::new();
         let end = P::Arch::ROOT.span::<P::Arch>();
         let everything = VirtRange::raw(0, P::Arch::USER_END.next_multiple_of(end));

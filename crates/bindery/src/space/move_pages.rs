@@ -262,10 +262,9 @@ impl<P: Platform> AddressSpace<'_, P> {
         destination: VirtAddr,
         source: VirtAddr,
     ) -> Result<BothVmas<'_, P>, MoveError> {
-        let guard = self.mmap_lock.lock();
-        let mm = &*guard;
+        let mm = self.mmap_lock.lock();
         let lock = |at: VirtAddr| {
-            let vma = self.vma_at(mm, at)?;
+            let vma = self.vma_at(&mm, at)?;
             vma.try_read(self.platform())
         };
         let destination = lock(destination).ok_or(MoveError::Missing)?;

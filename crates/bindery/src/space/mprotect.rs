@@ -180,11 +180,10 @@ impl<P: Platform> AddressSpace<'_, P> {
         let mut at = range.start();
         while at < range.end() {
             let part = {
-                let guard = self.mmap_lock.lock();
-                let mm = &*guard;
+                let mm = self.mmap_lock.lock();
                 let wanted = MappingFlags::LOCKED | MappingFlags::WRITE;
                 let found = self
-                    .vmas_in(mm, VirtRange::raw(at.0, range.end().0))
+                    .vmas_in(&mm, VirtRange::raw(at.0, range.end().0))
                     .find(|vma| vma.has(wanted) && !vma.is_shared());
                 let Some(vma) = found else { return };
                 vma.range().intersection(VirtRange::raw(at.0, range.end().0))

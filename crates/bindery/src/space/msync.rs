@@ -50,9 +50,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         let mut parts = Parts::of(range);
         loop {
             let (object, offset, length) = {
-                let guard = self.mmap_lock.lock();
-                let mm = &*guard;
-                let Some((vma, part)) = parts.next(mm, self) else { break };
+                let mm = self.mmap_lock.lock();
+                let Some((vma, part)) = parts.next(&mm, self) else { break };
                 if flags.contains(SyncFlags::INVALIDATE) && vma.has(MappingFlags::LOCKED) {
                     return Err(Error::Locked(part.start()));
                 }

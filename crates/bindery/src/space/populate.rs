@@ -54,9 +54,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         let mut at = range.start();
         while at < range.end() {
             let (part, access) = {
-                let guard = self.mmap_lock.lock();
-                let mm = &*guard;
-                let Some(vma) = self.vma_at(mm, at) else { return Err(Error::NotMapped(at)) };
+                let mm = self.mmap_lock.lock();
+                let Some(vma) = self.vma_at(&mm, at) else { return Err(Error::NotMapped(at)) };
                 if vma.has(MappingFlags::SECRET) {
                     // As Linux, which takes hold of pages here as a pin does.
                     return Err(if want == Want::Usual {

@@ -35,9 +35,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         at: VirtAddr,
         look: impl FnOnce(&MmapLocked, &Vma) -> R,
     ) -> Option<R> {
-        let guard = self.mmap_lock.lock();
-        let mm = &*guard;
-        self.first_ending_after(mm, at.0).map(|vma| look(mm, vma))
+        let mm = self.mmap_lock.lock();
+        self.first_ending_after(&mm, at.0).map(|vma| look(&mm, vma))
     }
 
     /// Lets all leaves of the mappings that `concerned` names forget; with [`Forget::SoftDirty`],

@@ -14,9 +14,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// the mapping below allow it (Linux: `expand_stack`). Nothing is mapped at `page`.
     pub(super) fn grow_down_to(&self, page: VirtAddr) -> Result<(), FaultError> {
         let refused = FaultError::NotMapped;
-        let guard = self.mmap_lock.lock();
-        let mm = &*guard;
-        let vma = self.first_ending_after(mm, page.0).ok_or(refused)?;
+        let mm = self.mmap_lock.lock();
+        let vma = self.first_ending_after(&mm, page.0).ok_or(refused)?;
         if vma.start() <= page.0 {
             // Mapped meanwhile.
             return Ok(());
@@ -47,11 +46,11 @@ impl<P: Platform> AddressSpace<'_, P> {
         let committed = if accounted { added } else { 0 };
         let _reservation =
             self.table.memory.commitment().reserve(committed).map_err(|_| refused)?;
-        self.prepare_group_locked(mm, vma).map_err(|_| FaultError::OutOfMemory)?;
+        self.prepare_group_locked(&mm, vma).map_err(|_| FaultError::OutOfMemory)?;
         let vma = vma.lock_write(self.platform());
-        self.resize(mm, &vma, page.0, vma.end());
+        self.resize(&mm, &vma, page.0, vma.end());
         drop(vma);
-        drop(guard);
+        drop(mm);
         Ok(())
     }
 }

@@ -432,11 +432,10 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// A writer is at work, or there is really nothing: the mutex knows.
     #[cold]
     fn lock_vma_of_writer(&self, addr: VirtAddr) -> Option<VmaReadGuard<'_, P>> {
-        let guard = self.mmap_lock.lock();
-        let mm = &*guard;
-        let vma = self.first_ending_after(mm, addr.0).filter(|vma| vma.start() <= addr.0);
+        let mm = self.mmap_lock.lock();
+        let vma = self.first_ending_after(&mm, addr.0).filter(|vma| vma.start() <= addr.0);
         let locked = vma.and_then(|vma| vma.try_read(self.platform()));
-        drop(guard);
+        drop(mm);
         locked
     }
 

@@ -116,10 +116,9 @@ impl<P: Platform> AddressSpace<'_, P> {
         while at < range.end() {
             let mut notices = Notices::default();
             {
-                let guard = self.mmap_lock.lock();
-                let mm = &*guard;
+                let mm = self.mmap_lock.lock();
                 let next =
-                    self.first_ending_after(mm, at.0).filter(|vma| vma.start() < range.end().0);
+                    self.first_ending_after(&mm, at.0).filter(|vma| vma.start() < range.end().0);
                 let Some(vma) = next else { return Ok(()) };
                 let part = vma.range().intersection(range);
                 at = part.end();
