@@ -8,7 +8,7 @@ use crate::interrupt;
 use crate::platform::Platform;
 use crate::swap::SwapArea;
 
-use super::fault::Reading;
+use super::fault::{PageAccess, Reading};
 use super::{Access, AddressSpace};
 
 impl<P: Platform> AddressSpace<'_, P> {
@@ -30,9 +30,13 @@ impl<P: Platform> AddressSpace<'_, P> {
         while let Some(page) = self.next_in_area(at, area.number) {
             interrupt::check(self.platform())?;
             let fault = || match self.lock_vma(page) {
-                Some(locked) => {
-                    self.swap_in(locked.vma(), (page, Access::Read), Reading::ForSwapOff).map(drop)
-                }
+                Some(locked) => self
+                    .swap_in(
+                        locked.vma(),
+                        PageAccess { page, access: Access::Read },
+                        Reading::ForSwapOff,
+                    )
+                    .map(drop),
                 None => Ok(()),
             };
             self.table.memory.retry(fault).map_err(|error| match error {

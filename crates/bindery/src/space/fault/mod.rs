@@ -96,6 +96,13 @@ pub(super) struct Fault {
     pub(super) origin: Origin,
 }
 
+/// A page, and the access that it is wanted for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PageAccess {
+    pub(super) page: VirtAddr,
+    pub(super) access: Access,
+}
+
 /// How a fault was resolved, so that the access can be repeated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -340,12 +347,12 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             let outcome = match vma.object() {
                 None => {
                     let fill = |orders| self.first_touch(vma, page, access, orders, tries);
-                    self.resolve(vma, page, fill, (access, tries))
+                    self.resolve(vma, PageAccess { page, access }, tries, fill)
                 }
                 // Keeps the object's pages where they are until they are mapped.
                 Some(object) => object.invalidate_lock.with_read(self.platform(), |proof| {
                     let fill = |_| self.map_object(vma, object, page, access, proof);
-                    self.resolve(vma, page, fill, (access, tries))
+                    self.resolve(vma, PageAccess { page, access }, tries, fill)
                 }),
             };
             let awaited = match outcome? {
@@ -373,10 +380,11 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     fn resolve(
         &self,
         vma: &Vma,
-        page: VirtAddr,
+        wanted: PageAccess,
+        tries: Tries,
         fill: impl Fn(Orders) -> Result<Step, FaultError>,
-        (access, tries): (Access, Tries),
     ) -> Result<Outcome, FaultError> {
+        let PageAccess { page, access } = wanted;
         loop {
             let step = match self.vacant_orders(vma, page, access) {
                 Ok(orders) => fill(orders)?,
@@ -391,7 +399,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 Step::FillHuge => self.fill_huge(vma, page, tries)?,
                 Step::Lift => self.lift_protection(page)?,
                 Step::MapProtected => self.map_protected_page(vma, page)?,
-                Step::SwapIn => self.swap_in(vma, (page, access), Reading::ForFault)?,
+                Step::SwapIn => self.swap_in(vma, wanted, Reading::ForFault)?,
                 step => step,
             };
             match step {

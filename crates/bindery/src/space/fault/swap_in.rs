@@ -18,7 +18,7 @@ use crate::vma::Vma;
 
 use super::copy_on_write::folio_range;
 use super::first_touch::folio_place;
-use super::{Access, Resolved, Step};
+use super::{Access, PageAccess, Resolved, Step};
 
 /// Why a page comes back.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -27,6 +27,15 @@ pub(in crate::space) enum Reading {
     ForFault,
     /// Its area is turned off.
     ForSwapOff,
+}
+
+/// A page of a folio that is in the swap cache.
+#[derive(Clone, Copy)]
+struct CachedPage {
+    folio: Folio,
+    place: SwapPlace,
+    /// Its number in the folio.
+    number: u32,
 }
 
 /// The slot that an entry names for one page.
@@ -45,9 +54,10 @@ impl<P: Platform> AddressSpace<'_, P> {
     pub(in crate::space) fn swap_in(
         &self,
         vma: &Vma,
-        (page, access): (VirtAddr, Access),
+        wanted: PageAccess,
         reading: Reading,
     ) -> Result<Step, FaultError> {
+        let page = wanted.page;
         let Some(slot) = self.slot_at(page) else { return Ok(Step::Again) };
         let memory = self.table.memory;
         // Where no area has such a slot, the entry is corrupted.
@@ -64,15 +74,16 @@ impl<P: Platform> AddressSpace<'_, P> {
                 && place.area == slot.area
             {
                 let number = number as u32;
+                let found = CachedPage { folio: *cached, place, number };
                 let index = vma.page_offset_of(page).wrapping_sub(u64::from(number));
                 if memory.frames.is_anonymous(*cached) && !self.is_at_home(vma, &lock, index) {
-                    return self.map_copy_of_cached(vma, (page, access), (*cached, place, number));
+                    return self.map_copy_of_cached(vma, wanted, found);
                 }
-                return self.map_swapped(vma, (page, access), (*cached, place, number), &lock);
+                return self.map_swapped(vma, wanted, found, &lock);
             }
             return Ok(Step::Again);
         }
-        self.read_in(vma, (page, access), slot, reading)
+        self.read_in(vma, wanted, slot, reading)
     }
 
     /// Whether a mapped folio, whose first page would have this index in the VMA, has that index
@@ -93,9 +104,11 @@ impl<P: Platform> AddressSpace<'_, P> {
     fn map_copy_of_cached(
         &self,
         vma: &Vma,
-        (page, access): (VirtAddr, Access),
-        (folio, place, number): (Folio, SwapPlace, u32),
+        wanted: PageAccess,
+        cached: CachedPage,
     ) -> Result<Step, FaultError> {
+        let PageAccess { page, access } = wanted;
+        let CachedPage { folio, place, number } = cached;
         let memory = self.table.memory;
         memory.may_wait();
         let copy = self.own_folio(vma, page, Order::PAGE).ok_or(FaultError::OutOfMemory)?;
@@ -151,10 +164,11 @@ impl<P: Platform> AddressSpace<'_, P> {
     fn read_in(
         &self,
         vma: &Vma,
-        (page, access): (VirtAddr, Access),
+        wanted: PageAccess,
         slot: Slot,
         reading: Reading,
     ) -> Result<Step, FaultError> {
+        let page = wanted.page;
         let memory = self.table.memory;
         let policy = memory.folio_policy().orders(vma.flags().huge_advice());
         let mut orders = self.used_orders(policy, vma.flags()) | Orders::PAGE;
@@ -171,7 +185,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             memory.may_wait();
             let Some(folio) = memory.frames.new_folio(order) else { continue };
             let slots = SlotRun { area: slot.area, first, count: folio.pages() };
-            match self.read_folio(vma, (page, access), folio, slots) {
+            match self.read_folio(vma, wanted, folio, slots) {
                 Ok(step) => {
                     if reading == Reading::ForFault {
                         memory.note_major_fault();
@@ -212,10 +226,11 @@ impl<P: Platform> AddressSpace<'_, P> {
     fn read_folio(
         &self,
         vma: &Vma,
-        (page, access): (VirtAddr, Access),
+        wanted: PageAccess,
         folio: Folio,
         slots: SlotRun,
     ) -> Result<Step, Unread> {
+        let page = wanted.page;
         let memory = self.table.memory;
         let frames = &memory.frames;
         let Some(lock) = frames.try_lock_folio(self.platform(), folio) else {
@@ -240,7 +255,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         // Below the head there may be pages that the fault does not see: the address tells the
         // number.
         let inside = (page.0 & ((folio_bytes(folio)) - 1)) >> PAGE_SHIFT;
-        let step = self.map_swapped(vma, (page, access), (folio, place, inside as u32), &lock);
+        let cached = CachedPage { folio, place, number: inside as u32 };
+        let step = self.map_swapped(vma, wanted, cached, &lock);
         drop(lock);
         frames.release(self.platform(), folio);
         step.map_err(Unread::Refused)
@@ -253,10 +269,12 @@ impl<P: Platform> AddressSpace<'_, P> {
     fn map_swapped(
         &self,
         vma: &Vma,
-        (page, access): (VirtAddr, Access),
-        (folio, place, number): (Folio, SwapPlace, u32),
+        wanted: PageAccess,
+        cached: CachedPage,
         lock: &FolioLock<'_, P>,
     ) -> Result<Step, FaultError> {
+        let PageAccess { page, access } = wanted;
+        let CachedPage { folio, place, number } = cached;
         let memory = self.table.memory;
         let start = VirtAddr(page.0.wrapping_sub(u64::from(number) << PAGE_SHIFT));
         let what = SwapIn {
