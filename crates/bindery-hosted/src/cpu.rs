@@ -208,7 +208,7 @@ impl Seats {
     pub(crate) fn synchronize(&self) {
         assert!(
             !self.inside(),
-            "synchronize inside a read section on CPU {}: it would wait for itself for ever",
+            "synchronize inside a read section on CPU {}: it would wait for itself forever",
             self.cpu().0
         );
         let GracePeriod(began) = self.grace_period();

@@ -100,7 +100,7 @@ fn free_frame_count() -> u64 {
     memory().free_frame_count() + counts.tables_allocated - counts.tables_freed + zeroes
 }
 
-/// Maps the registers of a device, for ever.
+/// Maps the registers of a device, forever.
 ///
 /// # Panics
 /// Where there is no memory for that: at boot, which cannot go on without.

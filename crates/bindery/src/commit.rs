@@ -79,7 +79,7 @@ impl Commitment {
         self.committed.load(Ordering::Relaxed).max(0) as u64
     }
 
-    /// Swap areas came or went: so many slots more, or fewer.
+    /// Swap areas came or went: adds `slots` slots.
     pub(crate) fn swap_changed(&self, slots: i64) {
         self.total.fetch_add(slots as u64, Ordering::Relaxed);
     }

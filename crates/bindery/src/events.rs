@@ -152,7 +152,7 @@ impl Repeats {
     }
 }
 
-/// Why a fault may come again for ever.
+/// Why a fault may come again forever.
 struct Causes<A>(PhantomData<A>);
 
 impl<A: Arch> fmt::Display for Causes<A> {

@@ -271,7 +271,7 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     /// lost:
     /// 1. CPU A reads the word, finds the lock taken, and is about to sleep.
     /// 2. CPU B releases the lock, changes the word, and finds nobody to wake.
-    /// 3. CPU A sleeps for ever.
+    /// 3. CPU A sleeps forever.
     ///
     /// It may return early: the caller tests again. It is never called in a read section, or with a
     /// lock held for which other CPUs spin. The mutex of an address space, VMAs and objects may be
@@ -382,7 +382,8 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     /// Frees memory that the embedder keeps for later: its caches, and what
     /// [`crate::KernelMap::purge`] frees. [`crate::Memory::collect`] calls it; faults and the
     /// background collapser call that if no large folio is free and [`crate::LargeFolioEffort`]
-    /// says so, and each call does that is about to fail for lack of memory. No lock is held. May sleep. Does nothing by default.
+    /// says so, and each call does that is about to fail for lack of memory. No lock is held. May
+    /// sleep. Does nothing by default.
     fn collect_memory(&self) {}
 
     /// Makes another thread call [`crate::Memory::collect`] soon. A VMA may be locked, so it does

@@ -190,7 +190,7 @@ pub enum TableDamage {
     LiveCount(i64),
     /// The stray mark is the opposite of what it was.
     ToggleStray,
-    /// The lock bit is the opposite of what it was. A locked table is waited for for ever.
+    /// The lock bit is the opposite of what it was. A locked table is waited for forever.
     ToggleLock,
     /// The level in the metadata is off by one in its lowest bit.
     ToggleLevel,

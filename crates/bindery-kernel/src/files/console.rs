@@ -2,7 +2,7 @@
 //!
 //! Nothing tells the kernel that a byte has come: a thread that waits for one polls the line
 //! every ten milliseconds. Where somebody sits at the terminal (`terminal=` on the command line)
-//! that goes on for ever, so that a program that computes can be interrupted.
+//! that goes on forever, so that a program that computes can be interrupted.
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;

@@ -148,7 +148,7 @@ pub fn select(count: u64, sets: [u64; 3], deadline: Option<u64>) -> Outcome {
     Ok(bits)
 }
 
-/// A timeout of the running program, in nanoseconds from now, as a deadline; `None` for ever.
+/// A timeout of the running program, in nanoseconds from now, as a deadline; `None` forever.
 ///
 /// # Errors
 /// `EFAULT`; `EINVAL` for a negative time or a fraction beyond a second.

@@ -198,7 +198,7 @@ pub(super) fn prctl(what: u64, arguments: [u64; 4]) -> Outcome {
         PR_GET_NO_NEW_PRIVS => {}
         PR_GET_DUMPABLE => return Ok(process.is_dumpable().into()),
         PR_SET_DUMPABLE if argument <= 1 => process.set_dumpable(argument == 1),
-        // A process never loses a capability for ever.
+        // A process never loses a capability for good.
         PR_CAPBSET_READ if argument <= 40 => return Ok(1),
         PR_SET_NO_NEW_PRIVS if argument == 1 => {}
         _ => return Err(Errno::EINVAL),

@@ -20,7 +20,7 @@ use super::{Process, find, scheduler, table};
 /// A limit, in the unit of what it limits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limit {
-    /// What counts; `u64::MAX` is none.
+    /// What counts; `u64::MAX` means no limit.
     pub current: u64,
     /// What `current` may be raised to.
     pub maximum: u64,

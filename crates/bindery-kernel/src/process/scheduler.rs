@@ -56,7 +56,7 @@ static FIRST_CPU: FirstCpu = FirstCpu(UnsafeCell::new(Running {
     idle: arch::Context::EMPTY,
 }));
 
-/// The running thread, as long as it does not give the CPU away for ever.
+/// The running thread, as long as it does not give the CPU away forever.
 pub struct Current(&'static Thread, core::marker::PhantomData<*const ()>);
 
 impl Deref for Current {

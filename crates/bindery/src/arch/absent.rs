@@ -213,7 +213,7 @@ pub fn mark_soft_dirty<A: Arch>(entry: Entry) -> Entry {
     }
 }
 
-/// The entry as both sides of a `fork` have it: a swap entry is nobody's alone any more.
+/// The entry as both sides of a `fork` have it: a swap entry is not exclusive any more.
 #[inline]
 pub fn share<A: Arch>(entry: Entry) -> Entry {
     if is_swap::<A>(entry) { Entry(entry.0 & !EXCLUSIVE) } else { entry }

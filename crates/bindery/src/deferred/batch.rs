@@ -327,7 +327,7 @@ impl<P: Platform> Batch<P> {
     }
 }
 
-/// The weight of so many frames.
+/// The weight of `frames` frames.
 pub(super) const fn weight_of_frames(frames: u64) -> u64 {
     frames * TABLE
 }

@@ -50,9 +50,9 @@ use queue::{Machine, Queue};
 
 /// Items that one call frees of what others have left.
 const FREED_AT_ONCE: u32 = 64;
-/// At least so many frames may wait: 1 MiB.
+/// The lowest limit of the frames that may wait: 1 MiB.
 const LEAST_LIMIT: u64 = 256;
-/// At most so many frames may wait: 64 MiB.
+/// The highest limit of the frames that may wait: 64 MiB.
 const MOST_LIMIT: u64 = 16_384;
 
 /// Items that were unlinked and wait for readers, at one moment.

@@ -201,8 +201,8 @@ impl Buddy {
         Ok(())
     }
 
-    /// Puts `count` frames from `first`, all of them [`Kind::Tail`] and nobody's, on the lists, in
-    /// the largest blocks that their alignment allows, joined with their buddies.
+    /// Puts `count` frames from `first`, all of them [`Kind::Tail`] and without an owner, on the
+    /// lists, in the largest blocks that their alignment allows, joined with their buddies.
     pub(super) fn give_back_run(&mut self, metas: MetaArray, first: Frame, count: u32) {
         let mut done = 0;
         while done < count {

@@ -37,7 +37,7 @@ pub(super) const PIN: u64 = 1 << 16;
 /// The upper half counts mappings.
 pub(super) const MAPPING: u64 = 1 << 32;
 
-/// Nobody adds a reference to so many.
+/// A folio with this many references gets no further one.
 pub(super) const TOO_MANY_REFERENCES: u32 = 1 << 15;
 const TOO_MANY_PINS: u32 = 1 << 15;
 
@@ -142,7 +142,7 @@ pub(super) fn pin(count: &impl Word<u64>, room: PinRoom) -> bool {
     true
 }
 
-/// Takes away what the caller has: so many of one field. Says whether that was the last of all, so
+/// Takes away the caller's share of one field. Says whether that was the last of all, so
 /// that the folio is the caller's alone.
 #[inline]
 pub(super) fn take(

@@ -61,7 +61,7 @@ impl<P: Platform> Frames<P> {
         }
     }
 
-    /// Frees the folio into the batch, if so many mappings, the caller's, are all that keep it.
+    /// Frees the folio into the batch, if only the caller's `pages` mappings keep it.
     /// Says whether that was so; else nothing has changed. One compare-exchange freezes the folio,
     /// so that nobody comes by it any more, not even by its number.
     #[inline]
@@ -174,7 +174,7 @@ impl<P: Platform> Frames<P> {
         self.meta(folio.head).count.load(Relaxed) == u64::from(mappings) * MAPPING
     }
 
-    /// As [`Frames::is_mapped_only`], but for so many references, the caller's.
+    /// As [`Frames::is_mapped_only`], but for `held` references, the caller's.
     #[inline]
     pub(crate) fn is_mapped_and_held(&self, folio: Folio, mappings: u32, held: u32) -> bool {
         let count = u64::from(mappings) * MAPPING + u64::from(held) * REFERENCE;

@@ -289,7 +289,7 @@ impl<P: Platform> Frames<P> {
         self.take(order)
     }
 
-    /// Keeps so many frames for reclaim.
+    /// Keeps `frames` frames for reclaim.
     pub(crate) fn set_reserve(&self, frames: u64) {
         self.reserve.store(frames, Relaxed);
     }

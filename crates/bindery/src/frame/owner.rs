@@ -30,7 +30,7 @@ const FILE: u64 = 3;
 /// Of a word: the object names no page of the folio any more. The kind stays, since entries that go
 /// later take away from the count to which they were added.
 const LET_GO: u64 = 1 << 53;
-/// Owners are aligned to so many bytes.
+/// The alignment of owners, in bytes.
 pub(crate) const ALIGN: u64 = 16;
 
 const _: () = assert!(PAGE_SIZE / ALIGN <= 1 << (KIND_SHIFT - PLACE_SHIFT));

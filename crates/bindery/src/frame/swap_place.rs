@@ -67,7 +67,7 @@ impl<P: Platform> Frames<P> {
         head.state.fetch_or(SWAP_CACHED, Relaxed);
     }
 
-    /// Notes that so many pages of the folio are left in the cache. The cluster's lock is held.
+    /// Notes that `cached` pages of the folio are left in the cache. The cluster's lock is held.
     #[inline]
     pub(crate) fn set_cached_pages(&self, folio: Folio, place: SwapPlace, cached: u32) {
         if cached > 0 {

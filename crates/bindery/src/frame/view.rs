@@ -15,7 +15,8 @@ use crate::platform::Platform;
 /// What a frame is used for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FrameUse {
-    /// It is none of the memory's: a hole, the metadata of all frames, or outside of all ranges.
+    /// It does not belong to the memory: a hole, the metadata of all frames, or outside of all
+    /// ranges.
     NotManaged,
     /// Nobody uses it.
     Free,

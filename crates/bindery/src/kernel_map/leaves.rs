@@ -25,7 +25,7 @@ pub(super) struct Leaves {
 }
 
 impl Leaves {
-    /// Leaves as they are somewhere already, so that the architecture has their type of memory.
+    /// Leaves for a type of memory that the architecture is known to have.
     pub(super) fn of<P: Platform>(permissions: Permissions, memory: MemoryType) -> Self {
         let memory = P::Arch::memory_type(memory).unwrap_or(0);
         Self { permissions, memory, largest: Level::PTE, largest_contig: Level::NONE }

@@ -77,7 +77,7 @@ impl<P: Platform> KernelMap<'_, P> {
     /// address is paused, and says whether to retry.
     ///
     /// Call it only for faults that the tables explain: not mapped, or no permission. (It would
-    /// answer "retry" for ever to an alignment fault or an external abort of AArch64.)
+    /// answer "retry" forever to an alignment fault or an external abort of AArch64.)
     ///
     /// Takes no lock and waits only by [`Platform::relax`], so it may be called with interrupts
     /// off. (The CPU that pauses an address is another one, and goes on.)
@@ -120,7 +120,7 @@ impl<P: Platform> KernelMap<'_, P> {
     /// that yet, or may be waiting for this very CPU, whose fault handler runs with interrupts off:
     /// 1. CPU A pauses an entry; CPU B uses the address, and its MMU caches the invalid entry.
     /// 2. CPU A makes the entry again, and asks B to forget the old one.
-    /// 3. CPU B finds a good entry, retries, and faults by the cached one, for ever.
+    /// 3. CPU B finds a good entry, retries, and faults by the cached one, forever.
     fn forget(&self, at: VirtAddr) {
         let start = at.align_down(PAGE_SIZE).0;
         let range = VirtRange::raw(start, start + PAGE_SIZE);

@@ -87,7 +87,7 @@ impl<P: Platform> KernelMap<'_, P> {
         Ok((pages, leaves))
     }
 
-    /// How many pages `size` bytes take, if the arena has room for so many and a guard page.
+    /// How many pages `size` bytes take, if the arena has room for them and a guard page.
     pub(super) fn pages(&self, size: u64) -> Result<u64, KernelMapError> {
         match size.div_ceil(PAGE_SIZE) {
             0 => Err(KernelMapError::Empty),

@@ -86,7 +86,7 @@ impl<P: Platform> Memory<P> {
     /// Where ranges are empty, overlap, or are too small to hold their own metadata.
     ///
     /// # Safety
-    /// 1. The frames are the memory's alone, from the call on and for ever: they are RAM, and no
+    /// 1. The frames are the memory's alone, from the call on and forever: they are RAM, and no
     ///    part of the caller's image, heap, stacks, tables or initial file system; no device writes
     ///    them; no other `Memory` was made of them. (Leave such frames out of `ranges`.)
     /// 2. No translation leads to them, in any table that a CPU walks and in any TLB, but the

@@ -21,7 +21,7 @@ pub(crate) enum Awaited {
 impl Awaited {
     /// Waits for it, without any lock. A page that was fetched is kept, so that nobody takes it
     /// away before the caller has come again and drops the reference. `None` if there is nothing to
-    /// keep: somebody else was at it, or it is gone already.
+    /// keep: another thread does it, or it is gone already.
     ///
     /// # Errors
     /// What the pager says; [`Error::OutOfMemory`]; [`Error::NoSpace`] if no more may be committed.

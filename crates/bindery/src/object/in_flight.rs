@@ -130,7 +130,7 @@ impl Ends {
         self.writes.load(Ordering::Acquire) == 0
     }
 
-    /// Says that there are so many writes. The index lock is held for writing.
+    /// Sets the number of writes. The index lock is held for writing.
     pub(super) fn set_writes(&self, writes: u32) {
         self.writes.store(writes, Ordering::Release);
     }

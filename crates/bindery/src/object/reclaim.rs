@@ -48,7 +48,7 @@ use super::swap_out::{Leaving, swap_out};
 /// What became of a folio of an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ObjectFolio {
-    /// No mapping and no page index names it any more: its so many pages are free.
+    /// No mapping and no page index names it any more: its pages, this many, are free.
     Freed(u32),
     /// It stays: programs have used it lately (`Frames::look`).
     Used,

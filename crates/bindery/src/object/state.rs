@@ -150,7 +150,7 @@ impl Pages {
         unsafe { Nodes::new(memory.slab::<Node>(), &memory.frames, &memory.platform) }
     }
 
-    /// There are so many pages more or fewer. The index lock is held for writing.
+    /// Adds `by` pages to the count. The index lock is held for writing.
     #[inline]
     fn count_resident(&self, by: i64) {
         let resident = self.resident.load(Ordering::Relaxed);
@@ -213,7 +213,7 @@ impl Pages {
         self.resident.load(Ordering::Relaxed)
     }
 
-    /// There are so many pages more or fewer in swap. The index lock is held for writing.
+    /// Adds `by` pages to the count of those in swap. The index lock is held for writing.
     pub(super) fn count_swapped(&self, by: i64) {
         let swapped = self.swapped.load(Ordering::Relaxed);
         self.swapped.store(swapped.wrapping_add_signed(by), Ordering::Relaxed);
@@ -225,7 +225,7 @@ impl Pages {
     }
 }
 
-/// The whole pages that so many bytes touch.
+/// The number of pages that `bytes` bytes touch.
 pub(super) fn pages_of(bytes: u64) -> u64 {
     bytes.div_ceil(PAGE_SIZE)
 }

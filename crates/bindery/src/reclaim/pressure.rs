@@ -27,7 +27,7 @@ use crate::tlb::Gather;
 use crate::vma::{MappingFlags, ReadLockedVma};
 use crate::{addr::VirtRange, arch::Level};
 
-/// A batch is written out when it has so many folios.
+/// Folios of a batch that is due to be written out.
 const FOLIOS: u64 = 32;
 /// The most address spaces that have folios in one batch; a gather for each is on the stack.
 const SPACES: usize = 8;
@@ -119,7 +119,7 @@ impl<'m, P: Platform> Batch<'m, P> {
         self.spaces.len() - 1
     }
 
-    /// Whether it is to be written out, with the hand after so many frames.
+    /// Whether it is to be written out, with the hand after `scanned` frames.
     pub(super) fn is_due(&mut self, scanned: u64) -> bool {
         if self.vmas.is_empty() {
             self.began = scanned;

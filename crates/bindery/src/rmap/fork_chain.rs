@@ -89,7 +89,7 @@ use crate::collections::interval_tree::Asked;
 
 /// So many dead unary anon groups are worth a survey.
 const LONGEST: u32 = 4;
-/// For each dead anon group, so many anon groups below are looked at.
+/// Anon groups below a dead one that are looked at.
 const BELOW: u32 = 16;
 
 /// Whether there may be enough dead anon groups above that of `vma`. Takes no lock: a wrong answer

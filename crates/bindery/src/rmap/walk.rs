@@ -65,7 +65,7 @@ use {
 use super::{TreeLock, TreeReadGuard};
 use crate::collections::interval_tree::{Asked, IntervalPlace, IntervalTree, Member};
 
-/// A walk lets go of a tree's lock when it has looked at so many entries and VMAs.
+/// A walk releases a tree's lock after this many entries and VMAs.
 pub(crate) const HOLD: u64 = 1024;
 /// The pass that is made without letting go.
 const PASSES: u32 = 8;
@@ -298,7 +298,7 @@ impl<'r> Walk<'r> {
 /// What a walk for a folio of anonymous memory came to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Walked {
-    /// It has come to so many VMAs.
+    /// It has visited this many VMAs.
     Visited(u64),
     /// The folio is not mapped, or is no anonymous one.
     NotMapped,

@@ -9,7 +9,7 @@ use crate::platform::Platform;
 use super::vma::MappingFlags;
 use super::{AddressSpace, MmapLocked};
 
-/// The limits of a process (`getrlimit(2)`), in bytes; `u64::MAX` is none.
+/// The limits of a process (`getrlimit(2)`), in bytes; `u64::MAX` means no limit.
 ///
 /// ```
 /// use bindery::{AddressSpace, Limits, Platform};
@@ -218,7 +218,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     pub(super) fn may_expand(&self, flags: MappingFlags, pages: u64) -> Result<(), Error> {
         let (usage, limits) = (self.usage(), self.limits());
         let exceeds = |used: u64, limit: u64| used.saturating_add(pages) > limit >> PAGE_SHIFT;
-        // As Linux: a limit of nothing is none, since programs set it that use no heap.
+        // As Linux: a limit of zero means no limit: programs that use no heap set it.
         let limits_data = flags.is_data() && limits.data > 0;
         if exceeds(usage.total, limits.address_space)
             || limits_data && exceeds(usage.data, limits.data)

@@ -90,7 +90,7 @@ pub(crate) fn peek<P: Platform>(table: &PageTable<'_, P>, section: &ReadSection<
     let _ = (section, table.peek(VirtAddr(0), &mut counts)); //~ E0061
 }
 
-/// A section that was left is none.
+/// A section that was left proves nothing.
 pub(crate) fn leave<P: Platform>(table: &PageTable<'_, P>, section: ReadSection<'_, P>) {
     #[cfg(not(lock_violations = "moves"))]
     let _ = (table.leaf_table(&section, VirtAddr(0)), drop(section));

@@ -56,7 +56,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                     return Err(Error::Locked(part.start()));
                 }
                 let object = self.object_of(vma).filter(|_| vma.is_shared());
-                // As Linux, `mremap` lets a mapping reach after all that an object can have.
+                // As Linux, `mremap` lets a mapping reach beyond all that an object can have.
                 let offset = vma.page_offset_of(part.start()).saturating_mul(PAGE_SIZE);
                 (object, offset, part.len())
             };

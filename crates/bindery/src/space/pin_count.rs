@@ -126,7 +126,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         Ok(unsafe { count.as_ref() })
     }
 
-    /// Counts a pin of so many pages.
+    /// Counts a pin of `pages` pages.
     pub(super) fn share_of_pins(
         &self,
         count: &'m PinCount,

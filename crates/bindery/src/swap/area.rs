@@ -248,7 +248,7 @@ impl<P: Platform> Area<P> {
         let count = self.count.swap(0, Relaxed);
         self.slots.store(0, Relaxed);
         for number in 0..count {
-            // SAFETY: `turn_on` has written so many clusters, which are freed below.
+            // SAFETY: `turn_on` has written `count` clusters, which are freed below.
             let cluster = unsafe { clusters.add(number as usize).as_ref() };
             // Whoever freed the last slots did so under this lock, and may be about to release it.
             drop(cluster.state.lock());
@@ -268,7 +268,7 @@ impl<P: Platform> Area<P> {
         base: Frame,
     ) {
         for number in 0..count {
-            // SAFETY: `turn_on` has written so many clusters, and nobody looks at them any more.
+            // SAFETY: `turn_on` has written `count` clusters, and nobody looks at them any more.
             let frames = unsafe { clusters.add(number as usize).as_ref() }.frames.load(Relaxed);
             // SAFETY: 1. `turn_on` allocated them for this cluster. 2. Nobody looks at cells any
             // more.
@@ -385,7 +385,7 @@ fn take(state: &mut ClusterState, list: List, order: Order, most: u32) -> Option
     taken
 }
 
-/// The order of a block with room for so many clusters.
+/// The order of a block with room for `count` clusters.
 fn info_order<P: Platform>(count: u32) -> Option<Order> {
     let bytes = u64::from(count) * size_of::<Cluster<P>>() as u64;
     let order = Order(bytes.div_ceil(PAGE_SIZE).next_power_of_two().trailing_zeros() as u8);

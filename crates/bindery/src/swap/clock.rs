@@ -27,7 +27,7 @@ impl Clock {
         ((at % all) as u32, turn)
     }
 
-    /// Notes that so many pages were evicted.
+    /// Notes that `pages` pages were evicted.
     pub(crate) fn note_evicted(&self, pages: u32) {
         self.evicted.fetch_add(pages, Relaxed);
     }

@@ -74,7 +74,7 @@ impl List {
 }
 
 impl<P: Platform> Cluster<P> {
-    /// A cluster of which the device has `slots` slots; the rest is taken for ever.
+    /// A cluster of which the device has `slots` slots; the rest is taken forever.
     pub(super) fn new(frames: u32, slots: u32) -> Self {
         let mut taken = Bitmap::EMPTY;
         if slots < CLUSTER_SLOTS {

@@ -184,7 +184,7 @@ impl<P: Platform> Memory<P> {
 
     /// Adds a swap area on a device (Linux: `swapon(2)` of a partition or a file). Areas of both
     /// kinds may be on at once; slots come from those with the highest priority first. The device
-    /// stays for ever, since completions may come at any time.
+    /// stays forever, since completions may come at any time.
     ///
     /// Context: may sleep.
     ///

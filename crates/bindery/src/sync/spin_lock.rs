@@ -95,7 +95,7 @@ pub struct SpinLock<I = AlwaysOff> {
 
 // SAFETY: 1. `locked` goes from false to true by one exchange, and back by the holder's store
 // alone; the exchange acquires what the store released. 2. Nothing here panics, and a panic of `I`
-// in `disable` or `restore` leaves the lock as a lock that is held for ever.
+// in `disable` or `restore` leaves the lock as a lock that is held forever.
 unsafe impl<I: Interrupts> RawLock for SpinLock<I> {
     type State = I::State;
 

@@ -49,7 +49,7 @@ pub(crate) struct Cursor<'a, 'm, P: Platform> {
 
 impl<'m, P: Platform> PageTable<'m, P> {
     /// Locks `range`, which is not empty, or its front: one set of locks serves at most
-    /// [`locking::SPAN_ENTRIES`] entries. A range of so many pages is locked whole. Where another
+    /// [`locking::SPAN_ENTRIES`] entries. A range of that many pages is locked whole. Where another
     /// flush is pending, makes it first, so that the TLBs allow what the entries say and no more.
     // Always: returned from a function of its own, the set of locks would be copied.
     #[inline(always)]
@@ -260,7 +260,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
         u64::from(table).min(left) as u32
     }
 
-    /// Goes after the run. An empty slot above level 1 may reach over the range's end or begin
+    /// Advances past the run. An empty slot above level 1 may reach over the range's end or begin
     /// before the position.
     #[inline]
     fn pass(&mut self, found: Run) -> Run {

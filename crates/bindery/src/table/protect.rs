@@ -89,7 +89,7 @@ fn protect_locked<P: Platform>(
 }
 
 /// How many of the run's entries, from the first on, are alike in whether they may become writable,
-/// and whether they may. Zero pages are nobody's.
+/// and whether they may. Zero pages have no owner.
 fn writable_part<P: Platform>(
     cursor: &Cursor<'_, '_, P>,
     run: &Run,

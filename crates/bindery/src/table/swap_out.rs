@@ -76,7 +76,7 @@ impl Victims {
         elsewhere: (0, false),
     };
 
-    /// Those that were not used lately, up to about so many pages, and that were not looked at in
+    /// Those that were not used lately, up to about `pages` pages, and that were not looked at in
     /// this turn of the clock. The others get older.
     pub(crate) fn cold(held: Folio, turn: Turn, pages: u32) -> Self {
         let (elsewhere, held) = ((0, false), Some(held));

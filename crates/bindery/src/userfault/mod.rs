@@ -15,7 +15,7 @@
 //!    Without that:
 //!    1. CPU A finds the entry empty.
 //!    2. CPU B fills the page, and wakes all who wait for it: nobody.
-//!    3. CPU A queues its message, and waits for ever.
+//!    3. CPU A queues its message, and waits forever.
 //! 3. *A message lies in the memory of the thread that waits*, on its stack or in a slab. Whoever
 //!    wakes the thread takes the message out of the queue first, and names it no more.
 //!

@@ -19,7 +19,7 @@ on_every_architecture! {
     faults_after_changes_are_no_repetition => changes;
 }
 
-/// What a kernel says whose processor faults at one address for ever.
+/// What a kernel says whose processor faults at one address forever.
 #[cfg(debug_assertions)]
 fn faults_for_ever<A: Walk>() -> String {
     let (_machine, memory) = strict::<A>(16 << 20);

@@ -6,7 +6,7 @@
 //! a limit, or by a seal further on), and does not join them again; `mremap` has unmapped its
 //! destination by then. The core looks first, and refuses before it has changed anything.
 //!
-//! # What was locked is not counted for ever
+//! # What was locked is not counted forever
 //! `mremap` with `MREMAP_DONTUNMAP` unlocks the mapping that it leaves behind. Linux forgets to
 //! count its pages down, and counts them as locked until the process ends. Where what arrives was
 //! joined with what is left, Linux unlocks both.

@@ -432,7 +432,7 @@ fn other_cpus<A: Walk>() {
         }
     };
     let page_of = |round: u64| round * 29 % PAGES;
-    // Told afterwards: a panic here would let the writer wait for ever.
+    // Told afterwards: a panic here would let the writer wait forever.
     let mut marks = Vec::new();
     thread::scope(|scope| {
         scope.spawn(|| {

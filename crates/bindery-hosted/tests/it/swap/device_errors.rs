@@ -71,7 +71,7 @@ fn a_folio_goes_out_again_after_an_error<A: Walk>() {
         audit(swapping.machine, swapping.memory, &[swapping.space]);
         device.fail(|_| false);
         let freed = swapping.memory.reclaim(16).freed;
-        assert!(freed >= 16, "the folio stays for ever: {freed}");
+        assert!(freed >= 16, "the folio stays forever: {freed}");
         assert_eq!((device.counts().writes, device.counts().pages_read), (4, 0));
         swapping.assert_filled(AT, 5, AT);
         assert_eq!(swapping.program.load(VirtAddr(AT + 5 * 4096)), Ok(0));

@@ -56,7 +56,7 @@ pub fn with_device<A: Walk>(
     assert_eq!(device.counts().unstable, 0, "pages changed while the device wrote them");
 }
 
-/// A device that stays for ever, as the core wants it.
+/// A device that stays forever, as the core wants it.
 pub fn device(slots: u64, service: SwapService) -> &'static SwapFile {
     Box::leak(Box::new(SwapFile::new(slots, service).expect("a temporary file")))
 }

@@ -114,7 +114,7 @@ pub(super) extern "C" fn interrupt(registers: &mut Registers) {
 }
 
 /// Whether an abort is a translation or permission fault of a known address. All others (alignment,
-/// external aborts) would come again for ever, whatever the tables say.
+/// external aborts) would come again forever, whatever the tables say.
 fn is_about_tables(syndrome: u64) -> bool {
     const ADDRESS_UNKNOWN: u64 = 1 << 10;
     const TRANSLATION: u64 = 0b00_0100;

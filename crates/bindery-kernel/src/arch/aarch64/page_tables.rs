@@ -139,6 +139,6 @@ pub fn map_device_tree(physical: u64) -> Option<&'static [u8]> {
         return None;
     }
     map(address, tree(length), Mapping::Constants);
-    // SAFETY: mapped for ever, and kept out of free memory by `machine::read`.
+    // SAFETY: mapped forever, and kept out of free memory by `machine::read`.
     Some(unsafe { core::slice::from_raw_parts(at, length as usize) })
 }

@@ -78,7 +78,7 @@ impl Local {
     /// Makes the running CPU use it: from here on exceptions are caught, and [`cpu`] works.
     ///
     /// # Safety
-    /// 1. It stays there for ever, nobody else uses it, and the gates are made.
+    /// 1. It stays there forever, nobody else uses it, and the gates are made.
     pub unsafe fn load(this: *mut Self) {
         // SAFETY: the caller's promise; the descriptors and stacks belong to the block.
         unsafe {

@@ -1,7 +1,7 @@
 //! The boot self-test: whether the machine is set up as the page tables need it.
 //!
 //! A control bit that is wrong shows up late and far away. With `EFER.NXE` clear, bit 63 of an
-//! x86-64 entry is reserved: the kernel faults for ever at the first page that is not executable.
+//! x86-64 entry is reserved: the kernel faults forever at the first page that is not executable.
 //! With `CR0.WP` clear, the kernel writes through read-only entries, and a page that two processes
 //! share changes in both. [`machine`] maps a few pages, changes their protection, makes accesses
 //! that must succeed or fault, and names the bit.

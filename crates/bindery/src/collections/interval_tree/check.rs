@@ -39,7 +39,7 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
             count += 1;
             let down = [LEFT, RIGHT].into_iter().find_map(|side| self.child(node, side));
             at = down.or_else(|| {
-                // Up to where something comes next that was not met.
+                // Up to the next entry that was not met.
                 let mut below = node;
                 loop {
                     let parent = self.node(&M::links(below).parent)?;

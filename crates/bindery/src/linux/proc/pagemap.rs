@@ -26,7 +26,7 @@ const FILE: u64 = 1 << 61;
 const SWAPPED: u64 = 1 << 62;
 const PRESENT: u64 = 1 << 63;
 
-/// Swapped pages have their device in so many low bits of the frame, and the slot above.
+/// Low bits of the frame that name the device of a swapped page; the slot is above.
 const DEVICE_BITS: u32 = 5;
 /// The device that markers pretend to be on.
 const MARKERS: u64 = 31;

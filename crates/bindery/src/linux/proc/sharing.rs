@@ -31,7 +31,7 @@ pub(super) struct Shared {
     /// How many there are.
     pub(super) pages: u64,
     mappings: u64,
-    /// Of so many pages.
+    /// In pages.
     folio: u64,
 }
 

@@ -67,7 +67,7 @@ impl Tally {
             MappedRun::Pages { folio: Some(folio), attributes, .. } => {
                 self.add_pages(space, vma, stretch, folio, attributes);
             }
-            // The zero page, and what is not ours, is nobody's.
+            // The zero page, and frames beyond the core's memory, have no owner.
             MappedRun::Pages { folio: None, .. } => {}
             MappedRun::Absent(Absent::Swap { device, slot, .. }) => {
                 self.swapped += stretch.range.len();

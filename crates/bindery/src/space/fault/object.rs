@@ -18,7 +18,7 @@ use crate::vma::Vma;
 use super::first_touch::written_attributes;
 use super::{Access, Resolved, Step, refused};
 
-/// A read maps what the object has in a part of so many bytes around the address (Linux:
+/// A read maps what the object has in the part of this size around the address (Linux:
 /// `fault_around_bytes`).
 const FAULT_AROUND: u64 = 16 * PAGE_SIZE;
 

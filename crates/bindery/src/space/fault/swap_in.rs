@@ -264,7 +264,7 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// Maps the folio, which is in the cache and complete, wherever entries of the VMA name its
     /// slots around `page`, which is its page `number`. Fails where the page cannot be mapped
-    /// though nothing has changed: a fault that began again would do so for ever.
+    /// though nothing has changed: a fault that began again would do so forever.
     #[inline(never)]
     fn map_swapped(
         &self,

@@ -69,7 +69,7 @@ impl<W: Word<u32>> RwLock<W> {
     /// Locks for writing, unless another writer is inside, or waits to be, or the lock is closed.
     /// Where readers are inside, keeps further ones out and calls `goes_on` until the last has
     /// left, or it says no: then the lock is as it was found. So readers that always overlap do not
-    /// keep the caller out for ever.
+    /// keep the caller out forever.
     #[cold]
     pub(crate) fn try_write_while<'a, K: Parking<W>>(
         &'a self,
@@ -261,7 +261,7 @@ pub(crate) struct WriteGuard<'a, K: Parking<W>, W: Word<u32> = AtomicU32> {
 }
 
 impl<K: Parking<W>, W: Word<u32>> WriteGuard<'_, K, W> {
-    /// Tells all who still come that the lock guards nothing any more; it stays locked for ever.
+    /// Tells all who still come that the lock guards nothing any more; it stays locked forever.
     pub(crate) fn close(self) {
         self.lock.0.set(CLOSED, Ordering::Release);
         core::mem::forget(self);

@@ -31,7 +31,7 @@ impl Cpu {
     }
 
     /// Takes the permission to write page `number`: as `mprotect`, and as a call that saves a file,
-    /// with the flush after the lock. `rest` is what the call has still to do, elsewhere, before
+    /// with the flush after the unlock. `rest` is what the call has still to do, elsewhere, before
     /// it.
     fn narrow_and(&self, number: u64, rest: impl FnOnce()) {
         let (omit, mut marked) = (self.world.omit, None);

@@ -70,7 +70,7 @@ fn explore<const N: usize>(
     seen
 }
 
-/// The whole protocol. Each execution leaves so many visits.
+/// The whole protocol. Each execution leaves `visits` visits.
 fn hold<const N: usize>(work: [fn(&Cpu); N], visits: u32) -> Arc<Seen> {
     explore(Omit::Nothing, work, move |world| assert_eq!(world.visits(), visits))
 }

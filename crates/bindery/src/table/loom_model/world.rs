@@ -213,7 +213,7 @@ impl World {
 
     /// Waits until somebody changes `word`, in which the caller has just read that it must wait.
     ///
-    /// Not `yield_now`: two CPUs that wait for a third would be explored taking turns for ever. And
+    /// Not `yield_now`: two CPUs that wait for a third would be explored taking turns forever. And
     /// when all sleep, loom says "deadlock".
     pub(super) fn sleep(&self, word: &AtomicU32) {
         self.sleepers.borrow_mut().push((word, thread::current()));

@@ -81,7 +81,7 @@ pub(crate) enum MoveStop {
     OutOfMemory,
     /// Somebody has the folio's lock. The caller has got a reference to it.
     Locked(Folio),
-    /// The next folio needs a span of so many bytes.
+    /// The next folio needs a span of this many bytes.
     Longer(u64),
     /// The slot does not move as one entry: its pages shall.
     Piecemeal,

@@ -80,7 +80,7 @@ extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mut c_voi
 pub fn handle_signals() {
     let stack = Box::leak(vec![0_u8; STACK].into_boxed_slice());
     let stack = libc::stack_t { ss_sp: stack.as_mut_ptr().cast(), ss_flags: 0, ss_size: STACK };
-    // SAFETY: the stack lives for ever, and nobody else uses it.
+    // SAFETY: the stack lives forever, and nobody else uses it.
     let installed = unsafe { libc::sigaltstack(&stack, ptr::null_mut()) };
     assert_eq!(installed, 0, "sigaltstack");
     for signal in [libc::SIGSEGV, libc::SIGBUS] {

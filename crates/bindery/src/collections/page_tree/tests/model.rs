@@ -10,7 +10,7 @@ use super::*;
 enum Step {
     /// Writes the absent ones of the pages, in frames that begin with the second number.
     Set(u64, u32, u32),
-    /// As `Set`, but with so many allocations left.
+    /// As `Set`, but with this many allocations left.
     SetWithout(u64, u32, u32, u64),
     /// Prepares pages and prunes them again.
     Abandon(u64, u32),
