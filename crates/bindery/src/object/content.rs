@@ -4,7 +4,7 @@
 //! ```text
 //! object    | page | page | page | page | page |
 //!              '---- run ----'   '- run -'          consecutive frames: one step of the caller
-//!           '--- 64 KiB ---' '--- 64 KiB ---'       one hold of the invalidate lock
+//!           '--- 64 KiB ---' '--- 64 KiB ---'       one span of the invalidate lock
 //! ```
 //!
 //! A step may stop early: a kernel that copies straight to a program's memory finds a page missing,

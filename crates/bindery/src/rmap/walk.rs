@@ -138,7 +138,7 @@ impl<'a> ObjectWalk<'a> {
         Self { object, walk: Walk::new(ranges) }
     }
 
-    /// Goes on for the length of one hold. Says whether the walk is done.
+    /// Goes on for the length of one lock span. Says whether the walk is done.
     pub(crate) fn hold<'m, P: Platform>(
         &mut self,
         memory: &'m Memory<P>,
@@ -391,8 +391,8 @@ struct FamilyWalk<'a, 'r> {
 }
 
 impl FamilyWalk<'_, '_> {
-    /// Goes on for the length of one hold. Says whether the walk is done; if not, the anon group
-    /// its place is held once more. The family lock is held.
+    /// Goes on for the length of one lock span. Says whether the walk is done; if not, the anon
+    /// group its place is held once more. The family lock is held.
     fn hold<'m, P: Platform>(
         &mut self,
         memory: &'m Memory<P>,

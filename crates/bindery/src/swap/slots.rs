@@ -1,6 +1,6 @@
 //! What happens to slots: named and let go by entries, held by the swap cache, filled and read.
 //!
-//! All of it goes by runs of one cluster, under one hold of the cluster's lock.
+//! All of it goes by runs of one cluster, in one span of the cluster's lock.
 
 use core::sync::atomic::{
     AtomicU64,
@@ -410,7 +410,7 @@ impl<P: Platform> Memory<P> {
         Some(if stored == 0 { Stored::No } else { Stored::Yes })
     }
 
-    /// Changes the cells of the folio that still name it, by one hold of the cluster's lock.
+    /// Changes the cells of the folio that still name it, in one span of the cluster's lock.
     /// `freeze` says whether the folio goes out of memory.
     fn change_slots(
         &self,

@@ -1,4 +1,4 @@
-//! Detaches tables, with all that hangs in them, by clearing the one entry that names them.
+//! Detaches tables, with all tables below them, by clearing the one entry that names them.
 //! [`super::locking`] says which tables are marked when.
 
 use core::sync::atomic::Ordering;

@@ -21,8 +21,8 @@ pub(super) struct Dropping<'d, 'm, P: Platform> {
     memory: &'m Memory<P>,
     batch: &'d mut FreeBatch<'m, P>,
     counts: &'d mut Counts,
-    /// What is missing in the entries: the valid bit of suspended ones, whose table stays, so that
-    /// they are cleared; nothing in a detached table, where they stay as they are.
+    /// The bits that the entries lack: the valid bit of suspended ones, which are cleared because
+    /// their table stays; none in a detached table, whose entries stay as they are.
     missing: u64,
 }
 
@@ -88,7 +88,7 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
         }
     }
 
-    /// Drops all entries of a detached table but those of tables. Readers may still see the
+    /// Drops all entries of a detached table that do not name tables. Readers may still see the
     /// entries, and know that they are only hints. The entry count tells when the rest is empty.
     pub(super) fn contents(&mut self, table: Frame) {
         let meta = self.memory.frames.table(table);
@@ -178,10 +178,10 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
             return 1;
         };
         self.counts.folios_touched += 1;
-        // Nearly all folios of one page end here. One that an object has let go may be ours to free
-        // as well, and counts as the object's page that it was when it was mapped.
+        // Nearly all folios of one page end here. So may a page that its object has dropped; it
+        // counts as the object's page that it was when it was mapped.
         if folio.order == Order::PAGE && memory.frames.free_anonymous_into(self.batch, folio, 1) {
-            // Where one is a page of its own, the next mostly are as well.
+            // Folios of one page mostly come in a row.
             let rest = &slots[index as usize + 1..];
             let more = drop_single_pages(memory, rest, missing, self.batch);
             self.counts.folios_touched += u64::from(more);

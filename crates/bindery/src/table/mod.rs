@@ -114,7 +114,7 @@ pub(crate) struct TreeState {
     pub(crate) active_cpus: ActiveCpus,
     pub(crate) stats: Stats,
     pub(crate) reach: RunLimit,
-    /// The source of a move in several holds.
+    /// The source of a move in several lock spans.
     pub(crate) moving: Moving,
 }
 

@@ -18,7 +18,7 @@ pub(super) struct OutRun {
     pub(super) at: VirtAddr,
 }
 
-/// The most runs of one hold of the locks: with folios of 64 KiB and more, those of two tables.
+/// The most runs of one lock span: with folios of 64 KiB and more, those of two tables.
 const RUNS: usize = 64;
 /// The most folios that one flush drops.
 const LAZY: usize = 32;
@@ -33,7 +33,8 @@ pub(crate) struct OutBatch {
     pub(super) settled: usize,
     /// Folios that are dropped after the next flush, with their pages (`MADV_FREE`).
     pub(super) lazy: ArrayVec<(Folio, u32), LAZY>,
-    /// Some of the folios were held by others when they were to be unmapped: they stay in the cache.
+    /// Some of the folios were held by others when they were to be unmapped: they stay in the
+    /// cache.
     kept: bool,
 }
 
@@ -59,7 +60,8 @@ impl OutBatch {
     }
 
     /// After the flush of all address spaces concerned: the folios lose the mappings that their
-    /// entries were. What somebody else holds stays in the swap cache, where the entries lead to it. Says how many base pages of lazy folios were let go.
+    /// entries were. What somebody else holds stays in the swap cache, where the entries lead to
+    /// it. Says how many base pages of lazy folios were let go.
     pub(crate) fn unmap_deferred<P: Platform>(&mut self, memory: &Memory<P>) -> u64 {
         let mut dropped = 0;
         let mut batch = memory.free_batch();

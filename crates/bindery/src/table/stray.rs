@@ -1,4 +1,4 @@
-//! Stray marks: a table that was detached says so to the threads that still find it.
+//! Stray marks: they tell the threads that still find a table that it is detached.
 //!
 //! [`super::locking`] has the protocol. Here is how one table, or all below one, are marked.
 
@@ -17,9 +17,9 @@ pub(crate) enum Keep {
 }
 
 /// Marks the tables of `node` and below as stray, unless one of them has to be kept: then none is
-/// marked, and `false` is returned. The subtree still hangs in the tree, so a thread that meets the
-/// mark descends to it again, like a waiter for a lock, until the caller, who holds the parent, has
-/// cleared the entry or the mark.
+/// marked, and `false` is returned. The subtree is still in the tree. So a thread that meets the
+/// mark descends to it again, like a waiter for a lock, until the caller has cleared the entry or
+/// the mark. The caller holds the parent's lock.
 ///
 /// The mark comes before the entry is cleared, so that a guard is never lost:
 /// 1. CPU A, truncating, clears the entry that names table X, which has no guard;

@@ -17,8 +17,8 @@
 //! phase finds in them what to free. All other threads keep out, because the table's lock is held
 //! throughout.
 //!
-//! One hold of the locks serves a bounded number of entries ([`super::locking`]). A longer range,
-//! or one with many tables at its edges, takes several holds, each with its own flush.
+//! One lock span serves a bounded number of entries ([`super::locking`]). A longer range, or one
+//! with many tables at its edges, takes several spans, each with its own flush.
 //!
 //! The flush comes before the locks are released, with edges or without ([`crate::tlb`]): a
 //! detached table leaves an empty entry, from which other threads conclude that nothing is mapped.
@@ -69,7 +69,7 @@ impl<P: Platform> PageTable<'_, P> {
         }
         let mut left = freeable;
         loop {
-            // Mostly the whole span: one entry detaches a table with all that hangs in it. The
+            // Mostly the whole span: one entry detaches a table with all tables below it. The
             // gather's own marks are flushed with the rest.
             let mut cursor = self.cursor_beside(left, Depth::Edges, Some(&*gather));
             zap_locked(&mut cursor, range, Whole::Yield, flush, gather)?;

@@ -70,7 +70,8 @@ impl<P: Platform> PageTable<'_, P> {
         gather: &mut Gather,
     ) -> Result<bool, OutOfMemory> {
         let (depth, whole) = match pass {
-            // Those above keep: to detach one, all below it would have to be marked in one hold.
+            // Those above keep: to detach one, all below it would have to be marked in one lock
+            // span.
             Pass::Tables => (Depth::LeafEdges, Whole::YieldLowest),
             Pass::Entries => (Depth::Floor(Level::PTE), Whole::Enter),
         };

@@ -6,11 +6,11 @@ use crate::addr::{Frame, VirtAddr, VirtRange};
 
 use super::LockTree;
 
-/// Most entries that an operation looks at while it holds one set of locks.
+/// Most entries that an operation looks at in one lock span.
 pub(crate) const SPAN_ENTRIES: u32 = 1024;
 
-/// Most tables that an operation detaches while it holds one set of locks.
-pub(crate) const HELD_DETACHED: u32 = 512;
+/// Most tables that an operation detaches in one lock span.
+pub(crate) const SPAN_DETACHED: u32 = 512;
 
 /// Of each level an operation on a range locks at most two tables that lie in it as a whole, each
 /// of which holds 512 of its entries, and two at its edges, that is four on each of five levels; an
@@ -38,7 +38,7 @@ impl LockSet {
             tables: ArrayVec::new(),
             pending: false,
             entries: SPAN_ENTRIES,
-            detached: HELD_DETACHED,
+            detached: SPAN_DETACHED,
             stop: u64::MAX,
         }
     }

@@ -58,10 +58,11 @@
 //! more, and whoever waits for it lets all locks go when it finds the table elsewhere.
 //!
 //! # How much is held at once
-//! Other CPUs spin for a table's lock. So one set of locks never serves more than [`SPAN_ENTRIES`]
-//! entries or [`lock_set::HELD_DETACHED`] detached tables. The locks are taken in pre-order anyway,
+//! A *lock span* is the time in which an operation holds one set of locks. Other CPUs spin for a
+//! table's lock. So one span never serves more than [`SPAN_ENTRIES`]
+//! entries or [`lock_set::SPAN_DETACHED`] detached tables. The locks are taken in pre-order anyway,
 //! so they stop there. An operation gets the front of its range, up to [`LockSet::end_of`], and
-//! comes again for the rest. In a range with few tables one hold goes far; in a dense one it covers
+//! comes again for the rest. In a range with few tables one span goes far; in a dense one it covers
 //! two tables. No table that the range covers whole is cut in two by that, because its entry counts
 //! as one.
 //!

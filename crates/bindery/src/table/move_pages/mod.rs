@@ -149,7 +149,7 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
             }
             Some(MoveStop::Longer(least)) => {
                 let at = VirtAddr(self.what.source.0 + self.done);
-                // A hold of that length would lock an entry as source and as target.
+                // A span of that length would lock an entry as source and as target.
                 if least > self.distance() || self.tables.reach.is_page() {
                     return Some(MoveStop::Split(at, Order::PAGE));
                 }
