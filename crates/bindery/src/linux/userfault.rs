@@ -111,10 +111,10 @@ const fn bits(numbers: &[u32]) -> u64 {
 /// structure is zeroes, to be copied back, too. `may_follow_forks` says whether the caller may have
 /// the userfaultfds of children (`CAP_SYS_PTRACE`).
 ///
+/// Context: any.
+///
 /// # Errors
 /// `EINVAL` for another version, or features that there are not; `EPERM`.
-///
-/// Context: any.
 pub fn userfault_api(
     words: &mut [u64; 3],
     may_follow_forks: bool,
@@ -145,10 +145,10 @@ fn refused(error: Error) -> Errno {
 /// Any other request, given the words of its structure, of which one may get the result. `source`
 /// reads the caller's memory, for `UFFDIO_COPY`.
 ///
+/// Context: may sleep.
+///
 /// # Errors
 /// As ioctl_userfaultfd(2).
-///
-/// Context: may sleep.
 pub fn userfault_control<P: Platform>(
     space: &AddressSpace<'_, P>,
     userfault: &Userfault<'_, P>,
@@ -261,10 +261,10 @@ fn report(done: Result<(), PartialFill>, length: u64, word: &mut u64) -> Outcome
 
 /// A message as programs read it. `fork` makes a descriptor of a child's userfaultfd.
 ///
+/// Context: any, but for `fork`.
+///
 /// # Errors
 /// What `fork` says.
-///
-/// Context: any, but for `fork`.
 pub fn userfault_message<'m, P: Platform, E>(
     message: UserfaultMessage<'m, P>,
     fork: impl FnOnce(Userfault<'m, P>) -> Result<u32, E>,

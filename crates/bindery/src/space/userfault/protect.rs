@@ -38,14 +38,14 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Write-protects what is mapped of `length` bytes at `start`, or lifts that
     /// (`UFFDIO_WRITEPROTECT`). A write to a protected page is a message, and waits.
     ///
+    /// Context: may sleep. Complexity: in the runs. One invalidation for each 64 tables.
+    ///
     /// # Errors
     /// [`Error::TryAgain`] while the address space changes; [`Error::Unaligned`],
     /// [`Error::ZeroLength`], [`Error::OutOfRange`]; [`Error::Invalid`] for both flags at once, or
     /// another address space's userfaultfd; [`Error::NotMapped`] if nothing is mapped, or a mapping
     /// is not registered for write-protection; [`Error::OutOfMemory`]. What lies before an error is
     /// done.
-    ///
-    /// Context: may sleep. Complexity: in the runs. One invalidation for each 64 tables.
     pub fn write_protect(
         &self,
         userfault: &Userfault<'_, P>,
