@@ -228,7 +228,11 @@ impl<'r> Walk<'r> {
                     // SAFETY: the VMA is in a tree whose lock is held, and leaves it before its
                     // address space is gone.
                     let table = || unsafe { PageTable::from_state(memory, vma.tree()) };
-                    let hit = hit.get_or_insert_with(|| RmapHit { table: table(), vma, range });
+                    let hit = hit.get_or_insert_with(|| {
+                        let table = table();
+                        table.flush_source_of_move();
+                        RmapHit { table, vma, range }
+                    });
                     hit.range = range;
                     let seen = visit(hit, &mut gather);
                     debug_assert!(range.start() < seen.until, "nothing was done");

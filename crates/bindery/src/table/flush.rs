@@ -97,6 +97,23 @@ impl<P: Platform> PageTable<'_, P> {
         }
     }
 
+    /// Makes all TLBs forget the source of a move of several pieces, if one is under way in this
+    /// tree: for a walk of the reverse map, which holds a tree lock, so that no piece of its VMA
+    /// moves meanwhile. Only the tables of both ends are marked, not those that the move carries:
+    /// 1. CPU A moves a table from X to Y, and releases the locks without a flush.
+    /// 2. CPU B truncates the file: it locks the table alone, which has no mark, clears an entry,
+    ///    flushes Y, and frees the page.
+    /// 3. CPU C still writes through its translation of X.
+    pub(crate) fn flush_source_of_move(&self) {
+        if let Some(range) = self.moving.source() {
+            let what = Invalidation { range, stride: PAGE_SIZE, tables: Tables::Changed };
+            let mut counts = Counts::default();
+            let (platform, cpus) = (&self.memory.platform, &self.active_cpus);
+            tlb::invalidate(platform, self.root, cpus, &what, &mut counts);
+            self.stats.add(&counts);
+        }
+    }
+
     /// Waits for the flush of what was in the slot of `node` around `at`, which was read as empty
     /// without a lock, or makes it. What is pending for `own` alone is the caller's affair.
     #[cold]

@@ -22,6 +22,7 @@ use crate::support::{GIB, KIB, MIB, READ_WRITE, audit, memory_with, options};
 on_every_architecture! {
     a_sync_beside_a_move_leaves_no_store_unsaved => saved_on_the_way;
     a_truncation_finds_every_page_of_a_mapping_that_moves => truncated_on_the_way;
+    a_hole_in_a_table_that_was_carried_is_a_hole_at_the_old_place_too => punched_on_the_way;
 }
 
 /// Five tables; neither end lies at the edge of one, and the two places are not congruent.
@@ -84,6 +85,76 @@ fn truncated_on_the_way<A: Walk>() {
     }
     drop(object);
     audit(&machine, &memory, &[]);
+}
+
+/// Whole tables move between edges that go by leaves, so the move has several pieces. At each point
+/// where the mover holds no table, another CPU punches a hole of one page into the first table, and
+/// then loads from the old place with what its TLB remembers. The page is nobody's by then.
+fn punched_on_the_way<A: Walk>() {
+    const PIECE: u64 = 2 * MIB;
+    const EDGE: u64 = 64 * KIB;
+    const FROM: u64 = 2 * GIB - PIECE - EDGE;
+    const TO: u64 = 4 * GIB - PIECE - EDGE;
+    const LENGTH: u64 = 2 * (PIECE + EDGE);
+    const HOLE: u64 = EDGE;
+    for step in 0.. {
+        let (machine, memory) = measured::<A>(32 * MIB);
+        let object = memory.shared_memory(LENGTH, Sealing::Allowed, Accounting::PerPage).unwrap();
+        let space = AddressSpace::new(&memory, options()).unwrap();
+        let request = MapRequest {
+            length: LENGTH,
+            protection: READ_WRITE,
+            place: Place::Fixed(VirtAddr(FROM)),
+            sharing: Sharing::Shared,
+            ..MapRequest::default()
+        };
+        let access = FileAccess::READ | FileAccess::WRITE;
+        space.mmap_object(&request, &MapObject { object: &object, offset: 0, access }).unwrap();
+        let load = || machine.load_user(space.root(), VirtAddr(FROM + HOLE), |_| Err(()));
+        let (ask, asked) = mpsc::channel();
+        let (answer, answers) = mpsc::channel();
+        let (ready, is_ready) = mpsc::channel();
+        let points = Arc::new(AtomicU64::new(0));
+        thread::scope(|scope| {
+            let (machine, space, object, load) = (&machine, &space, &object, &load);
+            scope.spawn(move || {
+                machine.on_cpu(Cpu(1), || {
+                    space.enter();
+                    for offset in [0, HOLE, HOLE + PIECE, HOLE + 2 * PIECE] {
+                        space.fault(VirtAddr(FROM + offset), Access::Write).unwrap();
+                    }
+                    load().unwrap();
+                    ready.send(()).unwrap();
+                    while asked.recv().is_ok() {
+                        let waits = answer.clone();
+                        let tell = move || waits.send(()).unwrap_or(());
+                        waiting::told(tell, || object.punch_hole(HOLE, PAGE_SIZE).unwrap());
+                        assert!(load().is_err(), "the hole is still mapped at the old place");
+                        let _ = answer.send(());
+                    }
+                });
+            });
+            is_ready.recv().unwrap();
+            let passed = Arc::clone(&points);
+            let hook = Box::new(move || {
+                if passed.fetch_add(1, Relaxed) == step {
+                    ask.send(()).unwrap();
+                    answers.recv().unwrap();
+                }
+            });
+            machine.on_cpu(Cpu(0), || {
+                memory.platform().with_hook(hook, || {
+                    let to = Remap::To(VirtAddr(TO));
+                    space.mremap(VirtAddr(FROM), LENGTH, LENGTH, to).unwrap();
+                });
+            });
+        });
+        machine.assert_clean();
+        if points.load(Relaxed) <= step {
+            assert!(step > 4, "the mover has {step} points");
+            return;
+        }
+    }
 }
 
 /// A program that touches both places: what it can read is a page's own stamp, or zero.
