@@ -25,6 +25,7 @@ mod failure;
 mod files;
 mod heap;
 mod memory;
+mod memory_functions;
 mod options;
 mod page_fault;
 mod platform;

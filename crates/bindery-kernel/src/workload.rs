@@ -9,7 +9,7 @@ use bindery::arch::MemoryType;
 use bindery::{UnmapTime, VmallocOptions, VmapOptions};
 
 use crate::memory::kernel_map;
-use crate::{arch, log, options, process};
+use crate::{arch, log, memory_functions, options, process};
 
 /// How often each operation is measured; the large ones less often.
 const ITERATIONS: usize = 100;
@@ -42,6 +42,7 @@ pub fn run() {
     match options::value("workload") {
         None => {}
         Some("kernel-map") => kernel_mappings(),
+        Some("memory-functions") => memory_functions::verify(),
         Some(other) => panic!("there is no workload {other}"),
     }
 }

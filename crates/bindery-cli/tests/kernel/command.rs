@@ -70,6 +70,11 @@ pub fn trials(architecture: Architecture) -> Vec<Trial> {
         };
         run(architecture, &arguments, &Expected { status: 101, output: None, message })
     };
+    let memory_functions = move || {
+        let arguments = ["--option", "workload=memory-functions", "busybox", "true"];
+        let message = "memcpy, memmove, memset and memcmp do what loops over bytes do";
+        run(architecture, &arguments, &Expected { status: 0, output: None, message })
+    };
     let kernel_mappings = move || {
         let option = "workload=kernel-map";
         let arguments = ["--check", "--cpus", "2", "--option", option, "busybox", "true"];
@@ -116,6 +121,7 @@ pub fn trials(architecture: Architecture) -> Vec<Trial> {
         Trial::ignorable_test(name("tells_that_a_kernel_stack_has_run_over"), stack_runs_over),
         Trial::ignorable_test(name("tells_whose_address_the_kernel_used"), use_after_free),
         Trial::ignorable_test(name("tells_which_control_bit_is_wrong"), wrong_control_bit),
+        Trial::ignorable_test(name("copies_and_compares_every_byte"), memory_functions),
         Trial::ignorable_test(name("maps_for_the_kernel_itself"), kernel_mappings),
     ]
 }
