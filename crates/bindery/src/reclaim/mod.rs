@@ -132,10 +132,15 @@ impl<P: Platform> Memory<P> {
             return 0;
         };
         let anonymous = self.frames.is_anonymous(folio);
+        let cached = self.frames.is_swap_cached(folio);
         if anonymous && self.frames.is_looked_at(folio, turn) {
             return 0;
         }
-        if anonymous || self.frames.is_swap_cached(folio) {
+        if anonymous && !cached && !self.frames.is_lazy(folio) && !self.has_swap() {
+            // It has nowhere to go, so nobody needs to know whether it is used.
+            return 0;
+        }
+        if anonymous || cached {
             return self.reclaim_anonymous(frame, (turn, target), batch);
         }
         if self.frames.is_of_object(folio) {
