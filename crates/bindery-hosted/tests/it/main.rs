@@ -8,7 +8,7 @@
 //! | `space` | address spaces: what each system call does, refuses and costs, and what it leaves. |
 //! | `kernel_map` | kernel mappings: `vmalloc`, `vmap`, `ioremap`, and their purges. |
 //! | `swap` | swap: out, in, shared, moved, partly gone; areas and their slots. |
-//! | `userfault` | faults that wait for a program, and what that is told. |
+//! | `userfault` | userfaults: registration, faults that wait, filling, events. |
 //! | `objects` | objects: files and shared memory, with and without mappings. |
 //! | `move_pages` | pages that move between two places, beside faults (`UFFDIO_MOVE`) |
 //! | `procfs` | what `/proc` says of address spaces and frames. |

@@ -31,7 +31,7 @@ const NEW: u32 = UFFDIO << 8;
 
 /// What a userfaultfd is for.
 enum Purpose {
-    /// The address space of who has made it; no request has said yet what is wanted.
+    /// The address space of its creator. `UFFDIO_API` has not been called yet.
     New(Weak<Space>, UserfaultScope),
     /// It serves this address space.
     Serving(Weak<Space>, Handle),

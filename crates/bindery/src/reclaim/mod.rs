@@ -13,10 +13,9 @@
 //! The hand leads to a folio, the reverse map to a VMA that maps it, and there reclaim works on the
 //! run of the page table around it, of one table: it harvests the accessed bits of the window, and
 //! makes swap entries of the folios that are cold and mapped there alone. A folio is looked at once
-//! in a turn of the clock, whichever neighbor the hand has come to. The folios of several windows, 32 and more,
-//! are a batch, with one flush for each address space ([`pressure`]). So the cost is in the runs
-//! that are looked at. (Linux's multi-generational LRU looks around in the
-//! same way.)
+//! in a turn of the clock, whichever neighbor the hand has come to. The folios of several windows,
+//! 32 and more, are a batch, with one flush for each address space ([`pressure`]). So the cost is in
+//! the runs that are looked at. (Linux's multi-generational LRU looks around in the same way.)
 //!
 //! # It cannot deadlock
 //! Reclaim runs when its caller has no lock ([`direct`]). It only tries the locks of folios and of

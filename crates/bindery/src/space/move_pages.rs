@@ -47,7 +47,7 @@ pub(crate) enum MoveError {
 }
 
 impl MoveError {
-    /// What the program is told, of a page at `at`.
+    /// The error that the caller gets for a page at `at`.
     pub(crate) fn at(self, at: VirtAddr) -> Error {
         match self {
             Self::Invalid => Error::Invalid,

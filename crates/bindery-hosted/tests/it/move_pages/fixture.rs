@@ -70,7 +70,7 @@ impl<A: Walk> Moving<'_, '_, A> {
         }
     }
 
-    /// Whether nothing stands at the pages.
+    /// Asserts that the pages are empty.
     #[track_caller]
     pub fn assert_empty(&self, at: u64, pages: u64) {
         for page in 0..pages {
@@ -79,7 +79,7 @@ impl<A: Walk> Moving<'_, '_, A> {
         }
     }
 
-    /// Moves, audits, and says what came of it.
+    /// Moves, audits, and returns the result of the move.
     #[track_caller]
     pub fn try_move(&self, what: &PageMove) -> (u64, Result<(), Errno>) {
         let result = move_pages(self.space, what);

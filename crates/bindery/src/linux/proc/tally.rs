@@ -81,9 +81,9 @@ impl Tally {
         self.add_swapped_shared(space, vma, range);
     }
 
-    /// Adds what the mapping's shared memory has in swap, though nobody knows who has put it there.
-    /// As on Linux, that has no parts; and a private mapping counts the pages where it has nothing
-    /// of its own.
+    /// Adds the pages of the mapping's shared memory that are in swap, whichever process swapped them
+    /// out. As on Linux, they are not divided among the processes that map them. A private mapping
+    /// counts the pages of which it has no copy.
     fn add_swapped_shared<P: Platform>(
         &mut self,
         space: &AddressSpace<'_, P>,

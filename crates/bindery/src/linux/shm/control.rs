@@ -26,8 +26,8 @@ const STATUS_WORDS: usize = 14;
 /// `shmctl(2)`: raw arguments (identifier, command, buffer) in, the result or `-errno` out. `space`
 /// is the caller's memory, which holds the buffer.
 ///
-/// A segment that is locked (`SHM_LOCK`) does not go to swap; what is there stays until it is
-/// touched. It counts against no limit.
+/// A locked segment (`SHM_LOCK`) is not swapped out. Its pages that are in swap already stay there
+/// until a program touches them. It counts against no limit.
 ///
 /// Context: may sleep. Complexity: in the slots.
 pub fn shmctl<P: Platform>(

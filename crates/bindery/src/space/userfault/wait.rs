@@ -14,9 +14,9 @@ use crate::userfault::{
 };
 use crate::vma::{MappingFlags, Vma, VmaReadGuard};
 
-/// What came of a fault in a registered VMA.
+/// The outcome of a fault in a registered VMA.
 pub(in crate::space) enum Served<'a, P: Platform> {
-    /// Nobody serves it: it is resolved as any other.
+    /// No handler serves it: it is resolved like any other fault.
     GoOn(VmaReadGuard<'a, P>),
     /// It has waited, or something has changed.
     LookAgain,

@@ -104,7 +104,7 @@ pub fn areas<A: Walk>(space: &Space<'_, A>, files: &Files<'_, A>) -> Vec<Area> {
     mappings(space).iter().map(area).collect()
 }
 
-/// What stands at the pages of the region, as `/proc/self/pagemap` tells it.
+/// The stretches of the region with equal `/proc/self/pagemap` flags.
 fn stretches<A: Walk>(space: &Space<'_, A>) -> Vec<Stretch> {
     let mut words = vec![0; REGION_PAGES as usize];
     pagemap(space, REGION / PAGE, PhysicalAddresses::Shown, &mut words);

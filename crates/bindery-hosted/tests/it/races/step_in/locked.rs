@@ -16,7 +16,7 @@ use crate::support::{GIB, MIB, fixed, options};
 const AT: u64 = GIB;
 const PAGES: u64 = 32;
 
-/// What came of one run.
+/// The outcome of one run.
 struct Outcome {
     /// How far `mlock` was when the reclaimer was let go; `None` if that was never held.
     phase: Option<Phase>,

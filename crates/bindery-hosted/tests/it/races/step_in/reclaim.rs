@@ -20,7 +20,7 @@ const PAGES: u64 = 32;
 /// One page in each is cold as well.
 const TABLES: u64 = 8;
 
-/// What came of one run.
+/// The outcome of one run.
 struct Outcome {
     /// How far the second call was when the reclaimer was let go; `None` if that was never held.
     phase: Option<Phase>,
