@@ -33,7 +33,7 @@
 
 /*
  * Phases. `bindery compare` has the same numbers in crates/bindery-cli/src/compare/rows.rs.
- * Reserved: 48 to 63 for system 4, 80 to 95 for system 5.
+ * Reserved: 80 to 95 for system 5.
  */
 enum phase {
     /* System 1. The whole loop, and each of its calls. */
@@ -58,6 +58,17 @@ enum phase {
     PHASE_PAGEOUT_RANDOM = 35,
     PHASE_SWAP_IN_RANDOM = 36,
     PHASE_MUNMAP_SWAPPED_RANDOM = 37,
+
+    /* System 4: 16 MiB for a userfaultfd, in one call, in smaller ones, and fault by fault. */
+    PHASE_MOVE_PAGES_WHOLE = 48,
+    PHASE_MOVE_PAGES_BY_64K = 49,
+    PHASE_MOVE_PAGES_BY_4K = 50,
+    PHASE_COPY_PAGES_WHOLE = 51,
+    PHASE_COPY_PAGES_BY_64K = 52,
+    PHASE_COPY_PAGES_BY_4K = 53,
+    PHASE_RELEASE = 54,
+    PHASE_FAULTS_MOVE = 55,
+    PHASE_FAULTS_COPY = 56,
 
     /* System 5: 1 MiB for the kernel itself, or 16 MiB where it says so. */
     PHASE_VMALLOC = 64,

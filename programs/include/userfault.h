@@ -82,6 +82,7 @@ enum {
     EXACT_ADDRESS = 2048,
     UNPOPULATED = 8192,
     ASYNC = 32768,
+    MOVES = 65536,
 };
 
 // A userfaultfd with these features, or -1.

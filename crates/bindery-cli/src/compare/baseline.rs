@@ -190,6 +190,49 @@ const ENTRIES: &[Entry] = &[
         [(513_127_341, Some(16)), (534_500_396, Some(16))],
     ),
     Entry(
+        "uffd-move-16m",
+        Folios::Base,
+        [(823_464, Some(8)), (769_863, Some(8))],
+        [(180_000, Some(1)), (180_000, Some(1))],
+    ),
+    Entry(
+        "uffd-move-16m",
+        Folios::Kib64,
+        [(10_034_081, Some(8_192)), (9_510_647, Some(4_608))],
+        [(45_000, Some(1)), (45_000, Some(1))],
+    ),
+    Entry(
+        "uffd-move-16m",
+        Folios::Mib2,
+        [(10_860, Some(8)), (10_181, Some(8))],
+        [(8_000, Some(1)), (8_000, Some(1))],
+    ),
+    Entry(
+        "uffd-move-16m-by-4k",
+        Folios::Base,
+        [(9_873_356, Some(4_096)), (9_499_175, Some(4_096))],
+        [(4_000_000, Some(4_096)), (4_000_000, Some(4_096))],
+    ),
+    Entry(
+        "uffd-move-16m-by-4k",
+        Folios::Kib64,
+        [(18_748_338, Some(8_192)), (18_064_644, Some(8_448))],
+        [(5_000_000, Some(4_096)), (5_000_000, Some(4_096))],
+    ),
+    // On AArch64 with the copy itself: 11 instructions for 64 bytes.
+    Entry(
+        "uffd-copy-16m",
+        Folios::Any,
+        [(7_406_529, NONE), (13_240_693, NONE)],
+        [(2_000_000, NONE), (4_900_000, NONE)],
+    ),
+    Entry(
+        "uffd-faults-move",
+        Folios::Base,
+        [(63_619_254, Some(4_096)), (60_411_819, Some(4_096))],
+        [(25_000_000, Some(4_096)), (25_000_000, Some(4_096))],
+    ),
+    Entry(
         "vmalloc-1m",
         Folios::Any,
         [(32_396, NONE), (37_401, NONE)],

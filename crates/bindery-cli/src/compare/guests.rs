@@ -43,6 +43,9 @@ pub enum Kernel {
         image: PathBuf,
         /// For workloads of the kernel: the modules that are to be had.
         modules: BTreeMap<Workload, PathBuf>,
+        /// The modules that make its swap device, in the order in which they are loaded; none if
+        /// they are not to be had.
+        swap: Vec<PathBuf>,
     },
 }
 
@@ -50,8 +53,7 @@ impl Kernel {
     /// Whether this kernel has what the workload takes.
     pub fn can_run(&self, workload: Workload) -> bool {
         match (self, workload.runner()) {
-            // Its swap device is a module.
-            (Self::Linux { .. }, _) if workload == Workload::System3 => false,
+            (Self::Linux { swap, .. }, _) if workload.swaps() => !swap.is_empty(),
             (Self::Linux { modules, .. }, Runner::Kernel) => modules.contains_key(&workload),
             _ => true,
         }
@@ -167,7 +169,12 @@ impl Bench {
         }
         files.file("/init", EXECUTABLE, script::text(workload, folio))?;
         let (image, command_line) = match kernel {
-            Kernel::Linux { image, modules } => {
+            Kernel::Linux { image, modules, swap } => {
+                let needed = swap.iter().filter(|_| workload.swaps());
+                for (number, module) in needed.enumerate() {
+                    let path = format!("{}/{number}.ko", script::SWAP_MODULES);
+                    files.host_file(&path, module)?;
+                }
                 if workload.runner() == Runner::Kernel {
                     let module = modules.get(&workload).ok_or_else(not_built)?;
                     files.host_file(script::MODULE, module)?;
@@ -279,15 +286,15 @@ mod tests {
     }
 
     #[test]
-    fn linux_runs_a_workload_of_the_kernel_if_it_has_the_module() {
+    fn linux_runs_a_workload_if_it_has_the_modules_for_it() {
         let image = PathBuf::from("vmlinuz");
         let modules = BTreeMap::new();
-        let mut linux = Kernel::Linux { image: image.clone(), modules };
-        assert!(!linux.can_run(Workload::System3));
+        let mut linux = Kernel::Linux { image: image.clone(), modules, swap: Vec::new() };
         assert!(linux.can_run(Workload::System1) && !linux.can_run(Workload::KernelMap));
+        assert!(!linux.can_run(Workload::System3));
         let modules = BTreeMap::from([(Workload::KernelMap, PathBuf::from("kernel_map.ko"))]);
-        linux = Kernel::Linux { image: image.clone(), modules };
-        assert!(linux.can_run(Workload::KernelMap));
+        linux = Kernel::Linux { image: image.clone(), modules, swap: vec!["zram.ko".into()] };
+        assert!(linux.can_run(Workload::KernelMap) && linux.can_run(Workload::System3));
         assert!(Kernel::Bindery { image, symbols: String::new() }.can_run(Workload::KernelMap));
     }
 }

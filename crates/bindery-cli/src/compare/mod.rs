@@ -54,6 +54,8 @@ Workloads
   system3     256 MiB of zeroes go to compressed swap by MADV_PAGEOUT, come back page by page, and
               are unmapped while they are out; then 32 MiB with one word in eight random.
               Also called pageout.
+  system4     16 MiB come to a range that a userfaultfd serves, by UFFDIO_MOVE and by UFFDIO_COPY:
+              in one call, in 256, in 4,096, and fault by fault, served by a thread.
   kernel-map  The kernel maps 1 MiB for itself and unmaps it, 100 times each: vmalloc, with huge
               mappings too (and 16 MiB), vmap of single and of larger pages, ioremap. Linux does
               it in a module, Bindery's kernel at boot. Folio sizes do not matter.
@@ -69,7 +71,7 @@ Requirements
   QEMU, compilers and BusyBox (`bindery doctor`). Linux is Debian's newest kernel, fetched with
   apt-get and kept under target/guest (nothing is installed); --linux takes another one. For
   kernel-map, its headers and the compiler that built it are fetched as well (70 MB for each
-  architecture). What cannot be fetched is not run: recorded figures are shown, labeled as recorded.
+  architecture), for system3 its modules (24 MB; the swap device is one; xz unpacks it). What cannot be fetched is not run: recorded figures are shown, labeled as recorded.
   A machine that ran before, with the same QEMU, kernel and programs, would do exactly the same, so
   the counts of that run are shown; --again starts it anyway.
 
@@ -262,7 +264,32 @@ fn theirs(
             ),
         }
     }
-    Some(Kernel::Linux { image, modules })
+    let swap = if workloads.iter().any(|workload| workload.swaps()) {
+        swap_modules(arguments, architecture).unwrap_or_else(|problem| {
+            eprintln!(
+                "bindery: Linux has no swap device, and recorded figures are shown: {problem}"
+            );
+            Vec::new()
+        })
+    } else {
+        Vec::new()
+    };
+    Some(Kernel::Linux { image, modules, swap })
+}
+
+/// The modules of Linux's compressed swap device.
+fn swap_modules(
+    arguments: &Arguments,
+    architecture: Architecture,
+) -> Result<Vec<PathBuf>, Problem> {
+    match &arguments.linux {
+        // They have to be of the very kernel.
+        Some(image) => Err(Problem::Missing(format!(
+            "zram is a module, and those of {} are not known",
+            image.display()
+        ))),
+        None => linux::ready_made::modules(architecture, "zram"),
+    }
 }
 
 /// The module that is a workload on Linux.

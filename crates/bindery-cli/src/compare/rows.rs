@@ -17,6 +17,9 @@ pub enum Workload {
     /// 256 MiB go to swap by MADV_PAGEOUT, come back, and are unmapped there
     #[value(name = "system3", alias = "pageout")]
     System3,
+    /// 16 MiB come to a range of a userfaultfd by MOVE and by COPY
+    #[value(name = "system4")]
+    System4,
     /// the kernel maps memory and devices for itself: vmalloc, vmap, ioremap
     #[value(name = "kernel-map")]
     KernelMap,
@@ -45,6 +48,7 @@ impl Workload {
             Self::System1 => "system1",
             Self::System2 => "system2",
             Self::System3 => "system3",
+            Self::System4 => "system4",
             Self::KernelMap => "kernel-map",
             Self::Proc => "proc",
             Self::Copy => "copy",
@@ -61,6 +65,7 @@ impl Workload {
             Self::System3 => {
                 &[&["--mib", "256", "--rounds", "2"], &["--mib", "32", "--rounds", "2", "--random"]]
             }
+            Self::System4 => &[&["--mib", "16", "--rounds", "3"]],
             Self::Proc | Self::Copy => &[&["--rounds", "10"]],
             Self::KernelMap => return Runner::Kernel,
         })
@@ -70,11 +75,16 @@ impl Workload {
     /// part in it.
     pub fn folios(self, chosen: &[FolioSize]) -> Vec<Option<FolioSize>> {
         match self {
-            Self::System1 | Self::System2 | Self::System3 => {
+            Self::System1 | Self::System2 | Self::System3 | Self::System4 => {
                 chosen.iter().copied().map(Some).collect()
             }
             Self::KernelMap | Self::Proc | Self::Copy => vec![None],
         }
+    }
+
+    /// Whether it needs a swap device.
+    pub fn swaps(self) -> bool {
+        self == Self::System3
     }
 
     /// Its operations.
@@ -128,6 +138,15 @@ pub const ROWS: &[Row] = &[
     row(Workload::System3, 35, "pageout-32m-random", "pageout of 32 MiB, compressed"),
     row(Workload::System3, 36, "swap-in-32m-random", "swap-in of 32 MiB, compressed"),
     row(Workload::System3, 37, "munmap-32m-random", "munmap of 32 MiB swapped out, compressed"),
+    row(Workload::System4, 48, "uffd-move-16m", "UFFDIO_MOVE 16 MiB, one call"),
+    row(Workload::System4, 49, "uffd-move-16m-by-64k", "UFFDIO_MOVE 16 MiB, 256 calls"),
+    row(Workload::System4, 50, "uffd-move-16m-by-4k", "UFFDIO_MOVE 16 MiB, 4,096 calls"),
+    row(Workload::System4, 51, "uffd-copy-16m", "UFFDIO_COPY 16 MiB, one call"),
+    row(Workload::System4, 52, "uffd-copy-16m-by-64k", "UFFDIO_COPY 16 MiB, 256 calls"),
+    row(Workload::System4, 53, "uffd-copy-16m-by-4k", "UFFDIO_COPY 16 MiB, 4,096 calls"),
+    row(Workload::System4, 54, "uffd-release-16m", "MADV_DONTNEED of 16 MiB copied"),
+    row(Workload::System4, 55, "uffd-faults-move", "4,096 faults served with MOVE"),
+    row(Workload::System4, 56, "uffd-faults-copy", "4,096 faults served with COPY"),
     row(Workload::KernelMap, 64, "vmalloc-1m", "vmalloc 1 MiB"),
     row(Workload::KernelMap, 65, "vfree-1m", "vfree 1 MiB"),
     row(Workload::KernelMap, 66, "vmalloc-1m-huge", "vmalloc 1 MiB, huge mappings allowed"),
@@ -225,6 +244,15 @@ mod tests {
             ("pageout-32m-random", number_of("PHASE_PAGEOUT_RANDOM")),
             ("swap-in-32m-random", number_of("PHASE_SWAP_IN_RANDOM")),
             ("munmap-32m-random", number_of("PHASE_MUNMAP_SWAPPED_RANDOM")),
+            ("uffd-move-16m", number_of("PHASE_MOVE_PAGES_WHOLE")),
+            ("uffd-move-16m-by-64k", number_of("PHASE_MOVE_PAGES_BY_64K")),
+            ("uffd-move-16m-by-4k", number_of("PHASE_MOVE_PAGES_BY_4K")),
+            ("uffd-copy-16m", number_of("PHASE_COPY_PAGES_WHOLE")),
+            ("uffd-copy-16m-by-64k", number_of("PHASE_COPY_PAGES_BY_64K")),
+            ("uffd-copy-16m-by-4k", number_of("PHASE_COPY_PAGES_BY_4K")),
+            ("uffd-release-16m", number_of("PHASE_RELEASE")),
+            ("uffd-faults-move", number_of("PHASE_FAULTS_MOVE")),
+            ("uffd-faults-copy", number_of("PHASE_FAULTS_COPY")),
             ("vmalloc-1m", number_of("PHASE_VMALLOC")),
             ("vfree-1m", number_of("PHASE_VFREE")),
             ("vmalloc-1m-huge", number_of("PHASE_VMALLOC_HUGE")),

@@ -14,8 +14,12 @@ use crate::size::{FolioSize, KIB};
 
 const TO_HOST: &str = "compare: ";
 
-/// Makes a swap area of twice the workload's size. Nothing is read ahead of what is touched.
-const SWAP: &str = r#"echo 512M > /sys/block/zram0/disksize
+/// Makes a swap area of twice the workload's size. Nothing is read ahead of what is touched. Linux's
+/// device is a module; ours is there.
+const SWAP: &str = r#"for module in /swap-modules/*.ko; do
+    [ ! -e $module ] || $box insmod $module || echo "compare: refused $module"
+done
+echo 512M > /sys/block/zram0/disksize
 $box mkswap /dev/zram0
 $box swapon /dev/zram0 || echo "compare: refused swapon"
 cluster=/proc/sys/vm/page-cluster
@@ -23,6 +27,9 @@ cluster=/proc/sys/vm/page-cluster
 
 /// Where a kernel that needs one finds the module that is its workload.
 pub const MODULE: &str = "/workload.ko";
+
+/// Where a kernel finds the modules that make its swap device, named by their order.
+pub const SWAP_MODULES: &str = "/swap-modules";
 
 /// The script. Linux gets three seconds for the work that goes on after its boot.
 pub fn text(workload: Workload, folio: Option<FolioSize>) -> String {
@@ -47,7 +54,7 @@ choose never $sizes/enabled
     if let Some(folio) = folio.filter(|folio| *folio != FolioSize::BASE) {
         line(&format!("choose always $sizes/hugepages-{}kB/enabled", folio.bytes() / KIB));
     }
-    if workload == Workload::System3 {
+    if workload.swaps() {
         line(SWAP);
     }
     line("$box sleep 3");
@@ -140,6 +147,7 @@ mod tests {
     fn the_workload_that_swaps_has_an_area_before_it_runs() {
         let script = text(Workload::System3, Some(FolioSize::KIB_64));
         let place = |word: &str| script.find(word).unwrap_or_else(|| panic!("no {word}"));
+        assert!(SWAP.contains(SWAP_MODULES) && place("insmod") < place("disksize"));
         assert!(place("disksize") < place("mkswap") && place("swapon") < place("/bin/system3"));
         assert!(!text(Workload::System2, Some(FolioSize::KIB_64)).contains("swapon"));
         check(&script);

@@ -12,12 +12,13 @@ use crate::guest::{Program, stem, trial};
 use crate::terminal;
 
 /// The arguments with which each workload verifies contents, in a short time and little memory.
-const WORKLOADS: [(&str, &[&str]); 6] = [
+const WORKLOADS: [(&str, &[&str]); 7] = [
     ("copy", &["--verify"]),
     ("proc", &["--verify"]),
     ("system1", &["--verify", "--iterations", "8"]),
     ("system2", &["--verify", "--mib", "48", "--moves", "2"]),
     ("system3", &["--verify", "--mib", "8", "--random", "--swap"]),
+    ("system4", &["--verify", "--mib", "4", "--rounds", "1"]),
     ("working_set", &["--verify", "--moved", "--mib", "96", "--passes", "1", "--random", "--swap"]),
 ];
 

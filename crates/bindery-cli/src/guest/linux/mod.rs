@@ -5,11 +5,13 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | [`module`] | modules for it |
+//! | [`module`] | modules for it, built from sources of ours |
+//! | [`ready_made`] | modules that come with it |
 //! | `borrowed` | programs of a newer Debian, for a host with older libraries |
 
 mod borrowed;
 pub mod module;
+pub mod ready_made;
 
 use std::fs;
 use std::path::{Path, PathBuf};

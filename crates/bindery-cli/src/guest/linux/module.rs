@@ -72,7 +72,7 @@ pub fn build(architecture: Architecture, name: &str) -> Result<PathBuf, Problem>
 }
 
 /// The release of an unpacked kernel: it is the name of the directory that the image is in.
-fn release(image: &Path) -> Result<String, Problem> {
+pub(super) fn release(image: &Path) -> Result<String, Problem> {
     let directory = image.parent().and_then(Path::file_name);
     directory.map(|name| name.to_string_lossy().into_owned()).ok_or_else(|| {
         Problem::Failed(format!("{} is in no directory of a release", image.display()))
