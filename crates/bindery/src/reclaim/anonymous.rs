@@ -11,7 +11,7 @@ use crate::rmap::{self, Locking, Seen, Walked};
 use crate::swap::SlotRun;
 use crate::swap::page_set::PageSet;
 use crate::swap::slots::Stored;
-use crate::table::swap_out::Victims;
+use crate::table::victims::Victims;
 use crate::vma::{MappingFlags, Vma};
 
 use super::pressure::Batch;

@@ -22,7 +22,7 @@ use crate::stats::Counts;
 use crate::table::PageTable;
 use crate::table::locking::Depth;
 use crate::table::out_batch::OutBatch;
-use crate::table::swap_out::Victims;
+use crate::table::victims::Victims;
 use crate::tlb::Gather;
 use crate::vma::{MappingFlags, ReadLockedVma};
 use crate::{addr::VirtRange, arch::Level};

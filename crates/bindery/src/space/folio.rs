@@ -82,7 +82,6 @@ impl<P: Platform> AddressSpace<'_, P> {
         page: VirtAddr,
         order: Order,
     ) -> Result<(), FolioError> {
-        let frames = &self.table.memory.frames;
         let (folio, number) = {
             let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
             let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
@@ -91,17 +90,54 @@ impl<P: Platform> AddressSpace<'_, P> {
         if order >= folio.order {
             return Err(FolioError::Unsuitable);
         }
-        let range = folio_range(vma, page, number, folio);
+        self.split_mapped(folio, folio_range(vma, page, number, folio), order)
+    }
+
+    /// Splits the folio that is mapped at `page` into single pages, if nobody holds it and no other
+    /// address space maps it. Says whether it did; nothing has changed otherwise. The caller has the
+    /// mutex: pages of the folio may be mapped by VMAs beside that of `page`.
+    #[inline(never)]
+    pub(super) fn split_if_alone(&self, page: VirtAddr) -> bool {
+        let frames = &self.table.memory.frames;
+        let mut at_page = None;
+        self.table.look(VirtRange::raw(page.0, page.0 + PAGE_SIZE), |looked| {
+            at_page = looked.frame::<P::Arch>();
+            false
+        });
+        let folio = at_page.and_then(|frame| Some((frame, frames.folio_of(frame)?)));
+        let Some((frame, folio)) = folio else { return false };
+        let start = page.0.saturating_sub(u64::from(frame.0 - folio.head.0) << PAGE_SHIFT);
+        let end = start.saturating_add(u64::from(folio.pages()) << PAGE_SHIFT);
+        let range = VirtRange::raw(start, end.min(self.limit().0));
+        // Counted before anything changes: where others map it too, its leaves stay as they are.
+        let mut pages = 0;
+        self.table.look(range, |looked| {
+            let frame = looked.frame::<P::Arch>().map_or(u32::MAX, |frame| frame.0);
+            if frame.wrapping_sub(folio.head.0) < folio.pages() {
+                pages += looked.range.pages() as u32;
+            }
+            true
+        });
+        folio.order > Order::PAGE
+            && frames.is_mapped_only(folio, pages)
+            && self.split_mapped(folio, range, Order::PAGE).is_ok()
+    }
+
+    /// Splits a folio whose pages are mapped in `range`, in their order.
+    fn split_mapped(&self, folio: Folio, range: VirtRange, order: Order) -> Result<(), FolioError> {
+        let frames = &self.table.memory.frames;
         let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
         let mut mapped: Mapped = [0; _];
         let mut at = range.start();
         while at < range.end() {
-            let (node, _, raw) = cursor.entry_at(at);
-            if raw.is_empty() {
+            let (node, _, _) = cursor.entry_at(at);
+            let Some((_, page)) =
+                self.folio_at(&mut cursor, at).filter(|(found, _)| *found == folio)
+            else {
                 let last = at.0 | (node.level.span::<P::Arch>() - 1);
                 at = VirtAddr(last.saturating_add(1));
                 continue;
-            }
+            };
             // Splits a huge leaf, whose table is on deposit, and else creates nothing.
             let pool = &mut TablePool::new(self.table.memory);
             let table =
@@ -111,11 +147,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             if small && P::Arch::is_contig(run::load(self.table.slots(table), index)) {
                 self.table.unfold(table, index, at, &mut cursor.counts);
             }
-            if let Some((found, page)) = self.folio_at(&mut cursor, at)
-                && found == folio
-            {
-                mapped[page as usize / 64] |= 1 << (page % 64);
-            }
+            mapped[page as usize / 64] |= 1 << (page % 64);
             at = at.offset(PAGE_SIZE);
         }
         if mapped == [0; _] {

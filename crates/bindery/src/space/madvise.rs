@@ -3,7 +3,6 @@
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::KeyRights;
 use crate::error::Error;
-use crate::frame::Folio;
 use crate::interrupt;
 use crate::object::ObjectState;
 use crate::platform::Platform;
@@ -44,12 +43,14 @@ pub enum Advice {
     /// As `DontNeed`, of locked memory too (`MADV_DONTNEED_LOCKED`).
     DontNeedLocked,
     /// The contents are not needed any more, unless they are written again before memory is short
-    /// (`MADV_FREE`). Large folios that the range covers in part, or that another process maps or
-    /// somebody has pinned, are left alone.
+    /// (`MADV_FREE`). Those in swap are gone at once. A large folio that the range covers in part is
+    /// split; one that another process maps, or somebody has pinned, is left alone.
     Free,
-    /// The contents are not used for a while (`MADV_COLD`).
+    /// The contents are not used for a while (`MADV_COLD`). Large folios are split or left alone as
+    /// with [`Advice::Free`].
     Cold,
-    /// The contents are not used for a while, and may leave memory now (`MADV_PAGEOUT`).
+    /// The contents are not used for a while, and may leave memory now (`MADV_PAGEOUT`). Large
+    /// folios are split or left alone as with [`Advice::Free`].
     PageOut,
     /// The contents of the object are not needed any more (`MADV_REMOVE`).
     Remove,
@@ -308,39 +309,6 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.flush(gather);
         drop(locked);
         zapped.map_err(|_| Error::OutOfMemory)
-    }
-
-    fn forget_contents(
-        &self,
-        vma: &Vma,
-        part: VirtRange,
-        forget: Forget,
-        gather: &mut Gather,
-    ) -> Result<(), Error> {
-        let frames = &self.table.memory.frames;
-        // What becomes lazy becomes so as a whole: pages that the call does not name, or that
-        // others map or write, keep their contents, and then so does the rest of the folio.
-        let concerned = |folio: Option<Folio>, pages: u32| match (forget, folio) {
-            (Forget::Use, Some(folio)) => {
-                let whole = pages == folio.pages()
-                    && frames.mappings(folio) == pages
-                    && frames.pins(folio) == 0;
-                if whole {
-                    frames.mark_lazy(folio);
-                }
-                whole
-            }
-            (Forget::Accessed, Some(folio)) => {
-                frames.mark_cold(folio);
-                true
-            }
-            _ => true,
-        };
-        let locked = vma.lock_write(self.platform());
-        let done = self.table.forget(part, forget, gather, concerned);
-        self.flush(gather);
-        drop(locked);
-        done.map(|_| ()).map_err(|_| Error::OutOfMemory)
     }
 
     /// Throws away what objects have in the range (`MADV_REMOVE`).

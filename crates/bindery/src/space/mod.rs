@@ -35,6 +35,7 @@ mod collapse;
 mod dev_zero;
 mod fault;
 mod folio;
+mod forget;
 mod fork;
 mod gap_search;
 mod guard_pages;

@@ -15,7 +15,7 @@ use crate::table::PageTable;
 use crate::table::cursor::Chunks;
 use crate::table::locking::Depth;
 use crate::table::out_batch::OutBatch;
-use crate::table::swap_out::{SwapOutStop, Victims};
+use crate::table::victims::{SwapOutStop, Victims};
 use crate::tlb::Gather;
 use crate::vma::Vma;
 
@@ -33,13 +33,13 @@ impl<P: Platform> AddressSpace<'_, P> {
         part: VirtRange,
         gather: &mut Gather,
     ) -> Result<(), Error> {
-        // The mutex keeps writers out.
-        let Some(locked) = vma.try_read(self.platform()) else { return Ok(()) };
         let memory = self.table.memory;
         let attributes = vma.flags().attributes();
-        let mut chunks = Chunks::of(part);
+        let mut chunks = Chunks::of(self.without_shared_huge_edges(part));
         let mut batch = OutBatch::new();
         let mut victims = Victims::ALL;
+        // The mutex keeps writers out.
+        let Some(locked) = vma.try_read(self.platform()) else { return Ok(()) };
         loop {
             let stop = {
                 let Some(mut cursor) =
@@ -53,6 +53,12 @@ impl<P: Platform> AddressSpace<'_, P> {
             match stop.map_err(|_| Error::OutOfMemory)? {
                 SwapOutStop::End => {}
                 SwapOutStop::Full(at) => chunks.go_on_from(at),
+                SwapOutStop::Cut(folio, at) => {
+                    if !self.split_if_alone(at) {
+                        victims.leave(folio);
+                    }
+                    chunks.go_on_from(at);
+                }
                 SwapOutStop::NoSlots => break,
             }
             interrupt::check(self.platform())?;

@@ -13,6 +13,7 @@ use super::cursor::{Chunks, Cursor, Whole};
 use super::leaf::replace;
 use super::locking::Depth;
 use super::run::{Run, What};
+use super::zap::clear_absent;
 use super::{OutOfMemory, PageTable};
 
 /// What leaves shall forget.
@@ -20,7 +21,7 @@ use super::{OutOfMemory, PageTable};
 pub(crate) enum Forget {
     /// That they were used (`MADV_COLD`).
     Accessed,
-    /// That they were used and written (`MADV_FREE`).
+    /// That they were used and written, and what is in swap altogether (`MADV_FREE`).
     Use,
     /// That they were written since, and that they may be (`clear_refs`): the next store faults.
     SoftDirty,
@@ -72,6 +73,9 @@ impl<P: Platform> PageTable<'_, P> {
                     What::Absent(first) if forget == Forget::SoftDirty => {
                         forget_absent(&mut cursor, &run, first);
                     }
+                    What::Absent(first) if forget == Forget::Use && vanishes::<P>(first) => {
+                        clear_absent(&mut cursor, &run, first);
+                    }
                     _ => {}
                 }
             }
@@ -112,6 +116,15 @@ pub(super) fn forget_leaves<P: Platform>(
         gather.stale(run.range::<P::Arch>(), level);
     }
     changed
+}
+
+/// Whether the entry names content that is nowhere in memory: to bring it in would be more work than
+/// a new page is.
+fn vanishes<P: Platform>(entry: Entry) -> bool {
+    matches!(
+        absent::decode::<P::Arch>(entry),
+        Some(absent::Absent::Swap { .. } | absent::Absent::Marker(absent::Marker::Poison))
+    )
 }
 
 fn forget_absent<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run, first: Entry) {

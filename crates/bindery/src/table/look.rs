@@ -28,6 +28,23 @@ pub(crate) struct Looked {
     pub(crate) range: VirtRange,
 }
 
+impl Looked {
+    /// The frame of the first page of the range, if a leaf or a `PROT_NONE` entry names it.
+    pub(crate) fn frame<A: Arch>(&self) -> Option<Frame> {
+        let first = match arch::kind::<A>(self.raw, self.node.level) {
+            Kind::Leaf => A::frame(self.entry),
+            Kind::Absent => match absent::decode::<A>(self.raw) {
+                Some(Absent::ProtNone { frame, .. }) => frame,
+                _ => return None,
+            },
+            Kind::Empty | Kind::Table => return None,
+        };
+        // A huge entry names the first of its pages.
+        let inside = self.range.start().0 & (self.node.level.span::<A>() - 1);
+        Some(first.plus((inside >> PAGE_SHIFT) as u32))
+    }
+}
+
 /// The entries of a stretch of addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum MappedRun {

@@ -33,7 +33,7 @@
 //! | `age`, `marker` | clears accessed, dirty and soft-dirty; sets and removes markers |
 //! | `protect`, `copy`, `move_range` | `mprotect`, `fork` and `mremap` on entries |
 //! | `move_pages` | `UFFDIO_MOVE` on entries: beside running faults |
-//! | `swap_out`, `swap_out_shared`, `out_batch` | leaves become swap entries; of folios that several VMAs map; folios on their way out |
+//! | `swap_out`, `swap_out_shared`, `victims`, `out_batch` | leaves become swap entries; of folios that several VMAs map; which folios; those on their way out |
 //! | `swap_in` | swap entries become leaves |
 //! | `write_protect` | write-protection by a userfaultfd |
 
@@ -63,6 +63,7 @@ pub(crate) mod stray;
 pub(crate) mod swap_in;
 pub(crate) mod swap_out;
 mod swap_out_shared;
+pub(crate) mod victims;
 pub(crate) mod write_protect;
 pub(crate) mod zap;
 pub(crate) mod zap_except;

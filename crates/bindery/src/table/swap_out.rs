@@ -21,7 +21,7 @@ use crate::addr::{Frame, Order, PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{self, Absent, Arch, Attributes, Entry, Equal, Kind, Level, Permissions, absent};
 use crate::events::RareEvents;
 use crate::frame::swap_place::SwapPlace;
-use crate::frame::{Eviction, Folio, OwnerKind, Turn};
+use crate::frame::{Eviction, Folio, OwnerKind};
 use crate::platform::Platform;
 use crate::swap::SlotRun;
 use crate::tlb::Gather;
@@ -30,70 +30,8 @@ use super::age::{self, Forget};
 use super::cursor::{Cursor, Whole};
 use super::out_batch::{OutBatch, OutRun};
 use super::run::{self, Run, What};
+use super::victims::{Choice, SwapOutStop, Victims};
 use super::{OutOfMemory, PageTable};
-
-/// Why the entries of a part were not all looked at.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum SwapOutStop {
-    /// They were.
-    End,
-    /// The batch is full: it goes on from here when the batch is written out.
-    Full(VirtAddr),
-    /// There are no slots any more.
-    NoSlots,
-}
-
-/// Which folios are to go.
-pub(crate) struct Victims {
-    choice: Choice,
-    /// A folio of which the caller has the lock and a reference.
-    held: Option<Folio>,
-    /// That folio went out: lock and reference are the batch's.
-    took_held: bool,
-    /// The turn of the clock: what was looked at in it stays.
-    turn: Turn,
-    /// Pages that may still go.
-    left: u32,
-    /// Mappings of the held folio that were met where it is mapped elsewhere as well, and whether
-    /// one of them was used.
-    elsewhere: (u32, bool),
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Choice {
-    All,
-    Cold,
-}
-
-impl Victims {
-    /// All of them (`MADV_PAGEOUT`).
-    pub(crate) const ALL: Self = Self {
-        choice: Choice::All,
-        held: None,
-        took_held: false,
-        turn: Turn::Even,
-        left: u32::MAX,
-        elsewhere: (0, false),
-    };
-
-    /// Those that were not used lately, up to about `pages` pages, and that were not looked at in
-    /// this turn of the clock. The others get older.
-    pub(crate) fn cold(held: Folio, turn: Turn, pages: u32) -> Self {
-        let (elsewhere, held) = ((0, false), Some(held));
-        Self { choice: Choice::Cold, held, took_held: false, turn, left: pages, elsewhere }
-    }
-
-    /// How many mappings of the held folio were met that are not all in one place, and whether one
-    /// of them was used.
-    pub(crate) fn elsewhere(&self) -> (u32, bool) {
-        self.elsewhere
-    }
-
-    /// Whether the folio that the caller holds went out.
-    pub(crate) fn took_held(&self) -> bool {
-        self.took_held
-    }
-}
 
 /// What happens to the leaves of one part.
 struct SwapOut<'c, 'a, 'm, P: Platform> {
@@ -104,6 +42,16 @@ struct SwapOut<'c, 'a, 'm, P: Platform> {
     /// What leaves of the VMA say.
     attributes: Attributes,
     flush: Flush,
+}
+
+/// What comes after a run.
+enum Next {
+    /// The next one.
+    Run,
+    /// Nothing: there are no slots any more.
+    NoSlots,
+    /// Its folio is to be split first.
+    Cut(Folio),
 }
 
 /// When what is stale is flushed.
@@ -157,21 +105,22 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
             if self.batch.is_full() {
                 return Ok(SwapOutStop::Full(run.at));
             }
-            if !self.store_run(&run, first) {
-                return Ok(SwapOutStop::NoSlots);
+            match self.store_run(&run, first) {
+                Next::Run => {}
+                Next::NoSlots => return Ok(SwapOutStop::NoSlots),
+                Next::Cut(folio) => return Ok(SwapOutStop::Cut(folio, run.at)),
             }
         }
         Ok(SwapOutStop::End)
     }
 
-    /// Makes swap entries of the run if it is all that maps its folio. Says whether there are more
-    /// slots.
-    fn store_run(&mut self, run: &Run, first: Entry) -> bool {
+    /// Makes swap entries of the run if it is all that maps its folio. Says how to go on.
+    fn store_run(&mut self, run: &Run, first: Entry) -> Next {
         let memory = self.cursor.tables.memory;
         let frames = &memory.frames;
         let frame = P::Arch::frame(first);
         let Some(folio) = frames.folio_of(frame).filter(|folio| frames.is_anonymous(*folio)) else {
-            return true;
+            return Next::Run;
         };
         let number = frame.0 - folio.head.0;
         let held = self.victims.held == Some(folio);
@@ -180,19 +129,21 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         let cold = self.victims.choice == Choice::Cold;
         let decides_elsewhere = cold && held;
         if !(only_here || decides_elsewhere) {
-            return true;
+            return self.ask_for_split(folio);
         }
         if cold
             && (self.victims.left == 0 || self.is_used_or_elsewhere(run, first, folio, only_here))
         {
-            return true;
+            return Next::Run;
         }
         let lock = if held {
             // SAFETY: 1. the caller holds a guard of the folio in `held`; 2. this one is left
             // locked on every way out, and the caller leaves its own locked if the folio went out.
             unsafe { frames.folio_left_locked(&memory.platform, folio) }
         } else {
-            let Some(lock) = frames.try_lock_folio(&memory.platform, folio) else { return true };
+            let Some(lock) = frames.try_lock_folio(&memory.platform, folio) else {
+                return Next::Run;
+            };
             lock
         };
         if frames.is_lazy(folio) && !frames.is_dirty(folio) {
@@ -200,7 +151,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
             if held {
                 lock.leave_locked();
             }
-            return true;
+            return Next::Run;
         }
         let left = (self.cursor.range().end().0 - run.at.0) >> PAGE_SHIFT;
         let Some(slots) = self.batch.slots(memory, folio.order, left.min(512) as u32) else {
@@ -208,7 +159,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
                 lock.leave_locked();
             }
             // A large folio may find no block where single pages still find slots.
-            return folio.order > Order::PAGE;
+            return if folio.order > Order::PAGE { Next::Run } else { Next::NoSlots };
         };
         self.victims.took_held |= held;
         self.victims.left = self.victims.left.saturating_sub(pages);
@@ -220,7 +171,21 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         self.gather.stale(run.range::<P::Arch>(), run.node.level);
         let at = run.at.0.wrapping_sub(u64::from(number) << PAGE_SHIFT);
         self.batch.add(slots, VirtAddr(at));
-        true
+        Next::Run
+    }
+
+    /// Stops at a run of a folio that is mapped elsewhere as well, or with holes, if it may be split.
+    #[cold]
+    fn ask_for_split(&self, folio: Folio) -> Next {
+        let frames = &self.cursor.tables.memory.frames;
+        let tried = self.victims.choice == Choice::Cold || self.victims.left_alone == Some(folio);
+        // More mappings than pages: others map it, too.
+        let may = frames.mappings(folio) <= folio.pages()
+            && frames.is_mapped_only(folio, frames.mappings(folio));
+        if folio.order > Order::PAGE && !tried && may {
+            return Next::Cut(folio);
+        }
+        Next::Run
     }
 
     /// Looks at the accessed bits of a folio, and forgets them. Says whether the folio stays: it

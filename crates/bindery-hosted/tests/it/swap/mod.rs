@@ -6,6 +6,7 @@ mod failures;
 mod faults;
 mod fixture;
 mod page_out;
+mod parts;
 mod pieces;
 mod reclaim;
 mod restored;

@@ -1,0 +1,77 @@
+//! Which folios are to go to swap, and where a look for them stops.
+
+use crate::addr::VirtAddr;
+use crate::frame::{Folio, Turn};
+
+/// Why the entries of a part were not all looked at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum SwapOutStop {
+    /// They were.
+    End,
+    /// The batch is full: it goes on from here when the batch is written out.
+    Full(VirtAddr),
+    /// The entries from here on map a part of the folio, or map it with holes. It goes on from here
+    /// when the folio was split, or with [`Victims::leave`].
+    Cut(Folio, VirtAddr),
+    /// There are no slots any more.
+    NoSlots,
+}
+
+/// Which folios are to go.
+pub(crate) struct Victims {
+    pub(super) choice: Choice,
+    /// A folio of which the caller has the lock and a reference.
+    pub(super) held: Option<Folio>,
+    /// That folio went out: lock and reference are the batch's.
+    pub(super) took_held: bool,
+    /// The turn of the clock: what was looked at in it stays.
+    pub(super) turn: Turn,
+    /// Pages that may still go.
+    pub(super) left: u32,
+    /// A folio that is mapped here in part and cannot be split.
+    pub(super) left_alone: Option<Folio>,
+    /// Mappings of the held folio that were met where it is mapped elsewhere as well, and whether
+    /// one of them was used.
+    pub(super) elsewhere: (u32, bool),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Choice {
+    All,
+    Cold,
+}
+
+impl Victims {
+    /// All of them (`MADV_PAGEOUT`).
+    pub(crate) const ALL: Self = Self {
+        choice: Choice::All,
+        held: None,
+        took_held: false,
+        turn: Turn::Even,
+        left: u32::MAX,
+        left_alone: None,
+        elsewhere: (0, false),
+    };
+
+    /// Leaves that folio alone, which could not be split.
+    pub(crate) fn leave(&mut self, folio: Folio) {
+        self.left_alone = Some(folio);
+    }
+
+    /// Those that were not used lately, up to about `pages` pages, and that were not looked at in
+    /// this turn of the clock. The others get older.
+    pub(crate) fn cold(held: Folio, turn: Turn, pages: u32) -> Self {
+        Self { choice: Choice::Cold, held: Some(held), turn, left: pages, ..Self::ALL }
+    }
+
+    /// How many mappings of the held folio were met that are not all in one place, and whether one
+    /// of them was used.
+    pub(crate) fn elsewhere(&self) -> (u32, bool) {
+        self.elsewhere
+    }
+
+    /// Whether the folio that the caller holds went out.
+    pub(crate) fn took_held(&self) -> bool {
+        self.took_held
+    }
+}
