@@ -3,6 +3,8 @@
 
 #include "userfault.h"
 
+#include <sys/resource.h>
+
 #define PAGES 64
 
 static int fd;
@@ -49,6 +51,18 @@ static struct uf_message change(void *(*what)(void *), void *argument, pthread_t
     NEED(poll(&polled, 1, 5000) == 1);
     EQUAL(uf_copy(fd, memory + 60 * PAGE, page_of_ones, PAGE, 0), -EAGAIN, "copy: while memory changes");
     EQUAL(uf_zero(fd, memory + 60 * PAGE, PAGE, 0), -EAGAIN, "zeropage: while memory changes");
+    if (what == fork_once) {
+        // Without a descriptor for the child's, the message stays.
+        struct rlimit limit, none;
+        NEED(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+        none = limit;
+        none.rlim_cur = fd + 1;
+        NEED(setrlimit(RLIMIT_NOFILE, &none) == 0);
+        struct uf_message message;
+        FAILS(read(fd, &message, sizeof message), EMFILE, "no descriptor is left");
+        NEED(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+        EQUAL(uf_zero(fd, memory + 60 * PAGE, PAGE, 0), -EAGAIN, "the fork still waits");
+    }
     return uf_next(fd);
 }
 

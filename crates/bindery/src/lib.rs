@@ -153,8 +153,8 @@ pub use swap::{
 pub use table::Reach;
 pub use tlb::TlbOnLeave;
 pub use userfault::{
-    Userfault, UserfaultFault, UserfaultFeatures, UserfaultKind, UserfaultMessage, UserfaultModes,
-    UserfaultScope,
+    ForkIsNext, Userfault, UserfaultFault, UserfaultFeatures, UserfaultKind, UserfaultMessage,
+    UserfaultModes, UserfaultScope,
 };
 
 /// The example of the README, compiled and run as a test.

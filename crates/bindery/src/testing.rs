@@ -35,7 +35,7 @@ use crate::swap::SlotRun;
 use crate::table::leaf::replace;
 use crate::table::locking::{Depth, Node};
 use crate::table::look::MappedRun;
-use crate::table::zap_except::Spared;
+use crate::table::zap_except::{Protected, Spared};
 use crate::table::{ReadSection, TablePool, free_table, new_table, run};
 use crate::vma::{Purpose, Vma};
 use crate::{AddressSpace, Memory, Object, Protection};
@@ -441,7 +441,8 @@ impl<'a, 'm, P: Platform> UnmapWalk<'a, 'm, P> {
             let Some(rest) = sight.table.first_part(sight.range, PAGE_SIZE) else {
                 return Seen { until: sight.range.end(), entries: 1 };
             };
-            let zapped = sight.table.zap_sparing(rest, Spared::Guards, gather);
+            let zapped =
+                sight.table.zap_sparing(rest, (Spared::Guards, Protected::Forgotten), gather);
             assert!(zapped.is_ok(), "a huge leaf has lost its deposit");
             Seen { until: rest.end(), entries: HOLD }
         });

@@ -6,7 +6,7 @@ use bindery::addr::VirtAddr;
 use bindery::linux::{
     USERFAULT_MESSAGE, UserfaultRequest, userfault_api, userfault_control, userfault_message,
 };
-use bindery::{FaultError, Userfault, UserfaultMessage, UserfaultScope};
+use bindery::{FaultError, ForkIsNext, Userfault, UserfaultScope};
 use linux_raw_sys::general::{
     O_CLOEXEC, O_NONBLOCK, O_RDONLY, POLLERR, POLLIN, UFFD_USER_MODE_ONLY, UFFDIO,
 };
@@ -73,11 +73,21 @@ fn make(flags: u32) -> Outcome {
 }
 
 fn insert(purpose: Purpose, flags: u32, at_exec: AtExec) -> Outcome {
+    insert_new(purpose, flags, at_exec).map(|(_, descriptor)| u64::from(descriptor))
+}
+
+/// A new userfaultfd and its descriptor.
+fn insert_new(
+    purpose: Purpose,
+    flags: u32,
+    at_exec: AtExec,
+) -> Result<(Arc<Userfaultfd>, u32), Errno> {
     heap::room(512)?;
     let node = Arc::new(Userfaultfd { number: new_number(), purpose: Mutex::new(purpose) });
     let place = Place::alone(node.clone(), b"anon_inode:[userfaultfd]");
-    let description = Description::new(place, node, O_RDONLY | flags)?;
-    Ok(process::current().files().insert(description, at_exec)? as u64)
+    let description = Description::new(place, node.clone(), O_RDONLY | flags)?;
+    let descriptor = process::current().files().insert(description, at_exec)?;
+    Ok((node, descriptor as u32))
 }
 
 impl Userfaultfd {
@@ -151,11 +161,35 @@ impl Userfaultfd {
 
     /// The next message, as bytes.
     fn next(&self, handle: &Handle) -> Option<Result<[u8; USERFAULT_MESSAGE], Errno>> {
-        let message: UserfaultMessage<'static, Machine> = handle.try_read()?;
-        Some(userfault_message(message, |child| {
-            let child = Purpose::Inherited(Arc::new(child));
-            insert(child, 0, AtExec::Closed).map(|descriptor| descriptor as u32)
-        }))
+        match handle.try_read_but_fork() {
+            Ok(message) => {
+                message.map(|message| userfault_message(message, |_| Err(Errno::EINVAL)))
+            }
+            Err(ForkIsNext) => self.next_with_descriptor(handle).transpose(),
+        }
+    }
+
+    /// As [`Userfaultfd::next`], with a descriptor for a child's userfaultfd. Where there is none,
+    /// the message stays.
+    #[cold]
+    fn next_with_descriptor(
+        &self,
+        handle: &Handle,
+    ) -> Result<Option<[u8; USERFAULT_MESSAGE]>, Errno> {
+        let (child, descriptor) = insert_new(Purpose::Closed, 0, AtExec::Closed)?;
+        let mut used = false;
+        let message = handle.try_read().map(|message| {
+            userfault_message(message, |made| {
+                used = true;
+                *child.purpose.lock() = Purpose::Inherited(Arc::new(made));
+                Ok(descriptor)
+            })
+        });
+        if !used {
+            // Another reader has the fork.
+            process::current().files().close(descriptor as i32)?;
+        }
+        message.transpose()
     }
 
     /// What of it is ready; a descriptor that waits in reads is not to be polled, as on Linux.

@@ -23,7 +23,12 @@ pub type UserMemory<'a> = dyn FnMut(VirtAddr, &mut [u8]) -> Result<(), FaultErro
 
 /// The features that the core has beside those of [`UserfaultFeatures`], which are about kinds of
 /// memory and calls, and need not be chosen.
-const ALWAYS: u64 = (abi::UFFD_FEATURE_PAGEFAULT_FLAG_WP | abi::UFFD_FEATURE_MOVE) as u64;
+const ALWAYS: u64 = (abi::UFFD_FEATURE_PAGEFAULT_FLAG_WP
+    | abi::UFFD_FEATURE_MISSING_SHMEM
+    | abi::UFFD_FEATURE_MINOR_SHMEM
+    | abi::UFFD_FEATURE_WP_HUGETLBFS_SHMEM
+    | abi::UFFD_FEATURE_POISON
+    | abi::UFFD_FEATURE_MOVE) as u64;
 
 /// A request of `ioctl(2)` on a userfaultfd.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,6 +49,10 @@ pub enum UserfaultRequest {
     Move,
     /// `UFFDIO_WRITEPROTECT`.
     WriteProtect,
+    /// `UFFDIO_CONTINUE`.
+    Continue,
+    /// `UFFDIO_POISON`.
+    Poison,
 }
 
 /// The type of the requests.
@@ -58,7 +67,7 @@ const READ: u32 = 2;
 const BOTH: u32 = 3;
 
 /// Every request: its number, the words of its structure, and the word of its result, if any.
-const REQUESTS: [(u32, UserfaultRequest, usize, Option<usize>); 8] = [
+const REQUESTS: [(u32, UserfaultRequest, usize, Option<usize>); 10] = [
     (number(BOTH, 24, abi::_UFFDIO_API), UserfaultRequest::Api, 3, None),
     (number(BOTH, 32, abi::_UFFDIO_REGISTER), UserfaultRequest::Register, 3, Some(3)),
     (number(READ, 16, abi::_UFFDIO_UNREGISTER), UserfaultRequest::Unregister, 2, None),
@@ -67,6 +76,8 @@ const REQUESTS: [(u32, UserfaultRequest, usize, Option<usize>); 8] = [
     (number(BOTH, 32, abi::_UFFDIO_ZEROPAGE), UserfaultRequest::ZeroPage, 3, Some(3)),
     (number(BOTH, 40, abi::_UFFDIO_MOVE), UserfaultRequest::Move, 4, Some(4)),
     (number(BOTH, 24, abi::_UFFDIO_WRITEPROTECT), UserfaultRequest::WriteProtect, 3, None),
+    (number(BOTH, 32, abi::_UFFDIO_CONTINUE), UserfaultRequest::Continue, 3, Some(3)),
+    (number(BOTH, 32, abi::_UFFDIO_POISON), UserfaultRequest::Poison, 3, Some(3)),
 ];
 
 impl UserfaultRequest {
@@ -168,6 +179,21 @@ pub fn userfault_control<P: Platform>(
             space.wake_userfaults(userfault, at, length).map(|()| 0).map_err(refused)
         }
         UserfaultRequest::Copy => copy(space, userfault, words, source),
+        UserfaultRequest::Continue => {
+            let done = match u8::try_from(mode).ok().and_then(FillMode::from_bits) {
+                Some(mode) => space.fill_present(userfault, at, length, mode),
+                None => Err(Error::Invalid.into()),
+            };
+            report(done, length, &mut words[3])
+        }
+        UserfaultRequest::Poison => {
+            let done = match mode {
+                0 => space.fill_poison(userfault, at, length, FillMode::empty()),
+                1 => space.fill_poison(userfault, at, length, FillMode::DONT_WAKE),
+                _ => Err(Error::Invalid.into()),
+            };
+            report(done, length, &mut words[3])
+        }
         UserfaultRequest::ZeroPage => {
             let known = u64::from(abi::UFFDIO_ZEROPAGE_MODE_DONTWAKE);
             let mode = if mode & !known == 0 { FillMode::from_bits(mode as u8) } else { None };
@@ -195,8 +221,16 @@ fn register<P: Platform>(
     let modes = u32::try_from(mode).ok().and_then(UserfaultModes::from_bits);
     let modes = modes.filter(|modes| !modes.is_empty()).ok_or(Errno::EINVAL)?;
     space.register_userfault(userfault, VirtAddr(start), length, modes).map_err(refused)?;
-    let mut requests =
-        bits(&[abi::_UFFDIO_WAKE, abi::_UFFDIO_COPY, abi::_UFFDIO_ZEROPAGE, abi::_UFFDIO_MOVE]);
+    let mut requests = bits(&[
+        abi::_UFFDIO_WAKE,
+        abi::_UFFDIO_COPY,
+        abi::_UFFDIO_ZEROPAGE,
+        abi::_UFFDIO_MOVE,
+        abi::_UFFDIO_POISON,
+    ]);
+    if modes.contains(UserfaultModes::MINOR) {
+        requests |= bits(&[abi::_UFFDIO_CONTINUE]);
+    }
     if modes.contains(UserfaultModes::WRITE_PROTECT) {
         requests |= bits(&[abi::_UFFDIO_WRITEPROTECT]);
     }

@@ -27,10 +27,10 @@ use crate::platform::Platform;
 use super::awaited::{Awaited, Stop};
 use super::in_flight::{Record, Refused};
 use super::state::{Accounting, pages_of};
+use super::supply::add;
 use super::swap_in::{Swapped, swap_in};
 use super::{Object, ObjectState};
 use crate::collections::page_tree::{PageIndex, PageStretch};
-use crate::error::OutOfMemory;
 
 /// Folios that one call of the pager fills at the most.
 const FOLIOS: usize = 32;
@@ -363,9 +363,9 @@ fn enter<'m, P: Platform>(
 }
 
 /// A folio on its way into the index.
-struct Fresh {
-    first: u64,
-    folio: Folio,
+pub(super) struct Fresh {
+    pub(super) first: u64,
+    pub(super) folio: Folio,
 }
 
 impl Fresh {
@@ -412,7 +412,7 @@ fn following<P: Platform>(
 }
 
 /// How many pages of a folio of that order count as committed as they come.
-fn committed(object: &ObjectState, order: Order) -> u64 {
+pub(super) fn committed(object: &ObjectState, order: Order) -> u64 {
     if object.accounting() == Accounting::PerPage { u64::from(order.pages()) } else { 0 }
 }
 
@@ -437,7 +437,7 @@ fn allocate<P: Platform>(
 }
 
 /// Undoes [`allocate`].
-fn give_back<P: Platform>(memory: &Memory<P>, object: &ObjectState, folio: Folio) {
+pub(super) fn give_back<P: Platform>(memory: &Memory<P>, object: &ObjectState, folio: Folio) {
     memory.frames.discard(&memory.platform, folio);
     object.uncommit(memory, committed(object, folio.order));
 }
@@ -471,50 +471,4 @@ fn fill<P: Platform>(
         left -= inside;
     }
     Ok(())
-}
-
-/// Puts a folio, which is filled, into the index, which holds it from then on; of one that a read
-/// has brought, returns another reference. Gives the folio back where one of the pages is there
-/// already, where the read was canceled, or where it fails.
-fn add<'m, P: Platform>(
-    memory: &'m Memory<P>,
-    object: &ObjectState,
-    fresh: &Fresh,
-    read: Option<&Record>,
-) -> Result<Option<Reference<'m, P>>, Error> {
-    let frames = &memory.frames;
-    let Fresh { first, folio } = *fresh;
-    let pages = folio.pages();
-    let count = u64::from(pages);
-    frames.set_fresh_owner(folio, object.as_owner(), first);
-    frames.clear_exclusive(folio, 0, pages);
-    let added = object.pages.change_with_nodes(memory, |index, nodes| {
-        // In one step with the look at the index: a call that drops pages has canceled the read
-        // before.
-        let stale = read.is_some_and(Record::is_canceled);
-        if stale || index.run(first, count) != PageStretch::Empty(count) {
-            return (Ok(None), 0);
-        }
-        if let Err(error) = index.prepare(first, count, nodes) {
-            return (Err(error), 0);
-        }
-        // Nothing can fail any more. One reference for each page that the index will name, before
-        // anybody finds it there.
-        frames.publish(folio, pages);
-        index.set(first, folio.head, pages);
-        // Before anybody can drop the pages.
-        let kept = read.and_then(|_| frames.keep(&memory.platform, folio));
-        (Ok(Some(kept)), count as i64)
-    });
-    match added {
-        Ok(Some(kept)) => Ok(kept),
-        Ok(None) => {
-            give_back(memory, object, folio);
-            Ok(None)
-        }
-        Err(OutOfMemory) => {
-            give_back(memory, object, folio);
-            Err(Error::OutOfMemory)
-        }
-    }
 }

@@ -41,7 +41,8 @@ pub(super) fn unmap<P: Platform>(
                 _ => Spared::Guards,
             };
             let guards = sight.vma.has(MappingFlags::MAYBE_GUARDS);
-            let piece = if sight.table.takes_tables(spared) && !guards {
+            let protected = sight.vma.dropped_protection();
+            let piece = if sight.table.takes_tables(spared, protected) && !guards {
                 TABLES << Level::PMD.span::<P::Arch>().ilog2()
             } else {
                 // Each entry is looked at.
@@ -50,7 +51,7 @@ pub(super) fn unmap<P: Platform>(
             let Some(part) = sight.table.first_part(sight.range, piece) else {
                 return Seen { until: sight.range.end(), entries: 0 };
             };
-            let zapped = sight.table.zap_sparing(part, spared, gather);
+            let zapped = sight.table.zap_sparing(part, (spared, protected), gather);
             // A huge leaf without its deposit is a broken invariant, which the auditor reports.
             debug_assert!(zapped.is_ok(), "a huge leaf has lost its deposit");
             Seen { until: part.end(), entries: part.pages().min(HOLD) }

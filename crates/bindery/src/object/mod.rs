@@ -78,6 +78,7 @@ mod save;
 mod seals;
 mod state;
 mod stored_bytes;
+pub(crate) mod supply;
 mod swap_in;
 mod swap_off;
 pub(crate) mod swap_out;

@@ -129,6 +129,22 @@ pub(crate) fn run_around<P: Platform>(
     (before, before + after)
 }
 
+/// Whether the object has `page`, in memory or in swap.
+pub(crate) fn has<P: Platform>(memory: &Memory<P>, object: &ObjectState, page: u64) -> bool {
+    !lacks(memory, object, page, 1)
+}
+
+/// Whether the object has none of `count` pages from `first` on, in memory or in swap.
+pub(crate) fn lacks<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    first: u64,
+    count: u64,
+) -> bool {
+    let found = object.pages.look(&memory.platform, |index| index.run(first, count));
+    found == PageStretch::Empty(count)
+}
+
 /// The frame that holds `page`, which lies within the object's size. If the page is not in memory,
 /// brings it in, in a folio of the largest of `orders` (order 0 always) that fits:
 /// into the object's size, between what is there, and into memory. A page of a file has to be

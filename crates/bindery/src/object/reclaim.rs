@@ -284,7 +284,8 @@ impl<P: Platform> Victim<'_, P> {
             self.look(spare, used > 0)?;
         }
         self.visit(|hit, gather| {
-            let zapped = hit.table.zap_sparing(hit.range, Spared::AllBut(self.folio), gather);
+            let what = (Spared::AllBut(self.folio), hit.vma.dropped_protection());
+            let zapped = hit.table.zap_sparing(hit.range, what, gather);
             debug_assert!(zapped.is_ok(), "a huge leaf has lost its deposit");
         })
     }

@@ -190,7 +190,8 @@ fn unmap<P: Platform>(
         // `mlock` sets the flag with the VMA locked for writing, and then looks for the pages.
         let vma = hit.vma.try_read(&memory.platform);
         if vma.is_some() && !hit.vma.has(MappingFlags::LOCKED) {
-            let zapped = hit.table.zap_sparing(hit.range, Spared::AllButShared, gather);
+            let what = (Spared::AllButShared, hit.vma.dropped_protection());
+            let zapped = hit.table.zap_sparing(hit.range, what, gather);
             debug_assert!(zapped.is_ok(), "a huge leaf has lost its deposit");
         }
         Seen { until: hit.range.end(), entries: hit.range.pages().min(HOLD) }

@@ -8,7 +8,7 @@ use crate::object::ObjectState;
 use crate::platform::Platform;
 use crate::table::age::Forget;
 use crate::table::zap::Flush;
-use crate::table::zap_except::Spared;
+use crate::table::zap_except::{Protected, Spared};
 use crate::tlb::Gather;
 
 use super::change::Removed;
@@ -294,11 +294,10 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.note_resident();
         let locked = vma.lock_write(self.platform());
         gather.vma_stays();
-        let marked = vma.has(MappingFlags::USERFAULT_WRITE_PROTECT) && vma.is_shared();
-        let zapped = if marked {
-            self.drop_but_markers(part, gather)
-        } else if vma.has(MappingFlags::MAYBE_GUARDS) {
-            self.table.zap_sparing(part, Spared::Guards, gather)
+        let protected = vma.dropped_protection();
+        let spares = vma.has(MappingFlags::MAYBE_GUARDS) || protected == Protected::Marked;
+        let zapped = if spares {
+            self.table.zap_sparing(part, (Spared::Guards, protected), gather)
         } else {
             let zapped = self.table.zap(part, part, Flush::BeforeUnlock, gather);
             self.table.prune(part.start(), gather);

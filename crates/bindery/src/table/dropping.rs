@@ -270,7 +270,21 @@ pub(super) fn drop_absent<P: Platform>(
     count: u32,
     counts: &mut Counts,
 ) {
-    let pages = count << node.level.order::<P::Arch>().0;
+    release_absent(memory, node.level, first, count, counts);
+    if node.level > Level::PTE {
+        free_deposit(memory, node.table, counts);
+    }
+}
+
+/// As [`drop_absent`], of entries whose deposits stay.
+pub(super) fn release_absent<P: Platform>(
+    memory: &Memory<P>,
+    level: Level,
+    first: Entry,
+    count: u32,
+    counts: &mut Counts,
+) {
+    let pages = count << level.order::<P::Arch>().0;
     match absent::decode::<P::Arch>(first) {
         Some(absent::Absent::ProtNone { frame, dirty, .. }) => {
             memory.unmap_frames(frame, pages, dirty, counts);
@@ -280,9 +294,6 @@ pub(super) fn drop_absent<P: Platform>(
             memory.release_slots(SlotRun { area: device, first: slot, count: pages });
         }
         _ => {}
-    }
-    if node.level > Level::PTE {
-        free_deposit(memory, node.table, counts);
     }
 }
 

@@ -12,15 +12,16 @@ use crate::platform::Platform;
 use crate::tlb::Gather;
 
 use super::cursor::{Chunks, Cursor, Whole};
+use super::dropping::release_absent;
 use super::leaf::replace;
 use super::locking::Depth;
 use super::marker::mark_slot;
 use super::run::{self, Run, What};
-use super::zap::clear_absent;
+use super::zap::{clear_absent, suspend};
 use super::{OutOfMemory, PageTable, TablePool};
 
 /// Whether a run has the bit, or is one of markers.
-fn is_protected<A: Arch>(run: &Run) -> bool {
+pub(super) fn is_protected<A: Arch>(run: &Run) -> bool {
     match run.what {
         What::Leaf(first) => A::attributes(first).userfault,
         What::Absent(first) => match absent::decode::<A>(first) {
@@ -82,22 +83,6 @@ impl<P: Platform> PageTable<'_, P> {
         Ok(())
     }
 
-    /// The first stretch of `range` that is protected, or has markers.
-    pub(crate) fn first_protected(
-        &self,
-        range: VirtRange,
-    ) -> Result<Option<VirtRange>, OutOfMemory> {
-        let mut chunks = Chunks::of(range);
-        while let Some(mut cursor) = chunks.next(self, Depth::Floor(Level::PTE), None) {
-            while let Some(run) = cursor.next_run(Equal::empty(), Whole::Enter)? {
-                if is_protected::<P::Arch>(&run) {
-                    return Ok(Some(run.range::<P::Arch>()));
-                }
-            }
-        }
-        Ok(None)
-    }
-
     /// Puts markers wherever nothing stands in `range`. On failure what lies before has them.
     pub(crate) fn userfault_mark(&self, range: VirtRange) -> Result<(), OutOfMemory> {
         let span = Level::PTE.table_span::<P::Arch>();
@@ -113,6 +98,39 @@ impl<P: Platform> PageTable<'_, P> {
         }
         Ok(())
     }
+}
+
+/// Drops a run of protected pages, and leaves markers in their places.
+pub(super) fn leave_markers<P: Platform>(
+    cursor: &mut Cursor<'_, '_, P>,
+    run: &Run,
+    gather: &mut Gather,
+) {
+    let tables = cursor.tables;
+    let slots = tables.slots_of(run);
+    let marker = absent::encode::<P::Arch>(Absent::Marker(Marker::UserfaultWriteProtect));
+    match run.what {
+        What::Leaf(first) => {
+            suspend(cursor, run, gather);
+            tables.flush(gather, &mut cursor.counts);
+            // After the flush: the MMU may have noted a write until then.
+            let dirty = slots.iter().any(|slot| {
+                let entry = Entry(slot.load(Ordering::Relaxed) | P::Arch::PRESENT);
+                P::Arch::attributes(entry).dirty
+            });
+            let pages = run.pages::<P::Arch>();
+            let frame = P::Arch::frame(first);
+            tables.memory.unmap_frames(frame, pages, dirty, &mut cursor.counts);
+        }
+        What::Absent(first) => {
+            release_absent(tables.memory, run.node.level, first, run.count, &mut cursor.counts);
+        }
+        What::Empty | What::Table(_) => return,
+    }
+    for slot in slots {
+        slot.store(marker.0, Ordering::Relaxed);
+    }
+    cursor.counts.entries_written += u64::from(run.count);
 }
 
 /// Takes the permission to write, and sets the bit. In place: until the flush, either answer is

@@ -10,6 +10,7 @@ use super::cursor::{Chunks, Cursor, Whole};
 use super::locking::Depth;
 use super::run::{Run, What};
 use super::stray::{Keep, try_mark_stray};
+use super::write_protect::{is_protected, leave_markers};
 use super::zap::{clear_absent, drop_suspended, suspend};
 use super::{OutOfMemory, PageTable};
 
@@ -24,6 +25,15 @@ pub(crate) enum Spared {
     AllBut(Folio),
     /// All but pages that belong to an object.
     AllButShared,
+}
+
+/// What becomes of the write-protection of what goes (`userfaultfd(2)`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Protected {
+    /// It goes, too.
+    Forgotten,
+    /// Markers remember it.
+    Marked,
 }
 
 /// Whether whole tables may go.
@@ -44,28 +54,30 @@ impl<P: Platform> PageTable<'_, P> {
     pub(crate) fn zap_sparing(
         &self,
         range: VirtRange,
-        spared: Spared,
+        (spared, protected): (Spared, Protected),
         gather: &mut Gather,
     ) -> Result<(), OutOfMemory> {
-        let tables = self.takes_tables(spared);
-        if tables && !self.zap_sparing_in(range, spared, Pass::Tables, gather)? {
+        let tables = self.takes_tables(spared, protected);
+        let what = (spared, protected);
+        if tables && !self.zap_sparing_in(range, what, Pass::Tables, gather)? {
             return Ok(());
         }
-        self.zap_sparing_in(range, spared, Pass::Entries, gather).map(|_| ())
+        self.zap_sparing_in(range, what, Pass::Entries, gather).map(|_| ())
     }
 
     /// Whether tables may go whole. Not while a move brings entries here: it has laid tables, and
     /// needs them (`move_range`).
-    pub(crate) fn takes_tables(&self, spared: Spared) -> bool {
+    pub(crate) fn takes_tables(&self, spared: Spared, protected: Protected) -> bool {
         let moving = self.moving.source().is_some();
-        spared == Spared::Guards && self.reach.takes_tables() && !moving
+        let all = spared == Spared::Guards && protected == Protected::Forgotten;
+        all && self.reach.takes_tables() && !moving
     }
 
     /// Says whether tables were left.
     fn zap_sparing_in(
         &self,
         range: VirtRange,
-        spared: Spared,
+        (spared, protected): (Spared, Protected),
         pass: Pass,
         gather: &mut Gather,
     ) -> Result<bool, OutOfMemory> {
@@ -106,6 +118,11 @@ impl<P: Platform> PageTable<'_, P> {
                     _ if self.is_spared(&run, spared) => {
                         let stretch = from.take().map(|from: VirtAddr| (from, run.at));
                         drop_until(&mut cursor, stretch, gather);
+                    }
+                    _ if protected == Protected::Marked && is_protected::<P::Arch>(&run) => {
+                        let stretch = from.take().map(|from: VirtAddr| (from, run.at));
+                        drop_until(&mut cursor, stretch, gather);
+                        leave_markers(&mut cursor, &run, gather);
                     }
                     What::Leaf(_) => {
                         suspend(&mut cursor, &run, gather);

@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::platform::Platform;
 
 use super::message::UserfaultMessage;
-use super::queue::Content;
+use super::queue::{Content, ForkIsNext, Forks};
 use super::state::{UserfaultState, release};
 use super::{UserfaultFeatures, UserfaultScope};
 
@@ -98,10 +98,27 @@ impl<'m, P: Platform> Userfault<'m, P> {
     ///
     /// Context: may sleep, but not for a message.
     pub fn try_read(&self) -> Option<UserfaultMessage<'m, P>> {
+        self.next(Forks::Read).unwrap_or_default()
+    }
+
+    /// As [`Userfault::try_read`], but leaves a message about a fork where it is: for callers that
+    /// have to find room for the child's userfaultfd first. As long as it is not read, the fork
+    /// waits.
+    ///
+    /// Context: may sleep, but not for a message.
+    ///
+    /// # Errors
+    /// [`ForkIsNext`]. Another reader may have it by then.
+    pub fn try_read_but_fork(&self) -> Result<Option<UserfaultMessage<'m, P>>, ForkIsNext> {
+        self.next(Forks::Left)
+    }
+
+    fn next(&self, forks: Forks) -> Result<Option<UserfaultMessage<'m, P>>, ForkIsNext> {
         if !self.is_readable() {
-            return None;
+            return Ok(None);
         }
-        Some(match self.state().read(&self.memory.platform)? {
+        let read = self.state().read(&self.memory.platform, forks)?;
+        Ok(read.map(|content| match content {
             Content::Fault(fault) => UserfaultMessage::Fault(fault),
             Content::Fork(child) => {
                 // SAFETY: 1. the hold of the message, which was read once.
@@ -110,7 +127,7 @@ impl<'m, P: Platform> Userfault<'m, P> {
             Content::Remap { from, to, length } => UserfaultMessage::Remap { from, to, length },
             Content::Remove(range) => UserfaultMessage::Remove(range),
             Content::Unmap(range) => UserfaultMessage::Unmap(range),
-        })
+        }))
     }
 
     /// The next message; waits until there is one.

@@ -34,5 +34,6 @@ pub use features::{UserfaultFeatures, UserfaultModes, UserfaultScope};
 pub use handle::Userfault;
 pub use message::{UserfaultFault, UserfaultKind, UserfaultMessage};
 pub(crate) use notice::Notices;
+pub use queue::ForkIsNext;
 pub(crate) use queue::{Content, Ending, Waiter};
 pub(crate) use state::{UserfaultState, release};

@@ -34,6 +34,33 @@ pub(crate) enum Ending {
     Interrupted,
 }
 
+/// What a reader does about a message about a fork.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Forks {
+    Read,
+    Left,
+}
+
+/// The next message is about a fork, and was left ([`super::Userfault::try_read_but_fork`]).
+///
+/// ```
+/// use bindery::{ForkIsNext, Platform, Userfault, UserfaultMessage};
+///
+/// /// Reads a message; `has_room` says whether there is room for a child's userfaultfd.
+/// fn next<'m, P: Platform>(
+///     userfault: &Userfault<'m, P>,
+///     has_room: impl FnOnce() -> bool,
+/// ) -> Option<UserfaultMessage<'m, P>> {
+///     match userfault.try_read_but_fork() {
+///         Ok(message) => message,
+///         Err(ForkIsNext) if has_room() => userfault.try_read(),
+///         Err(ForkIsNext) => None,
+///     }
+/// }
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ForkIsNext;
+
 const WAITS: u32 = 0;
 const WOKEN: u32 = 1;
 const CLOSED: u32 = 2;
@@ -168,22 +195,30 @@ impl Queues {
     /// The next message: faults first, as on Linux. A fault stays queued until it is woken. An
     /// event is done: `done` is called before its thread may see that, and `wake` gets the address
     /// of its word afterwards.
+    ///
+    /// # Errors
+    /// The next message is about a fork, and is to be left.
     pub(super) fn read(
         &mut self,
+        forks: Forks,
         done: impl FnOnce(),
         wake: impl FnOnce(*const AtomicU32),
-    ) -> Option<Content> {
+    ) -> Result<Option<Content>, ForkIsNext> {
         if let Some(first) = self.unread.first {
             let fault = waiter(first);
             self.take(fault);
             self.push(fault, Place::ReadFaults);
-            return Some(fault.content);
+            return Ok(Some(fault.content));
         }
-        let event = waiter(self.events.first?);
+        let Some(first) = self.events.first else { return Ok(None) };
+        let event = waiter(first);
         let content = event.content;
+        if forks == Forks::Left && matches!(content, Content::Fork(_)) {
+            return Err(ForkIsNext);
+        }
         done();
         self.end(event, WOKEN, wake);
-        Some(content)
+        Ok(Some(content))
     }
 
     /// Takes a waiter out and lets it go on.

@@ -10,7 +10,7 @@ use crate::memory::{Record, RecordKind};
 use crate::platform::Platform;
 use crate::sync::rw_lock::RwLock;
 
-use super::queue::{Content, Ending, Queues, Waiter};
+use super::queue::{Content, Ending, ForkIsNext, Forks, Queues, Waiter};
 use super::{UserfaultFeatures, UserfaultScope};
 
 /// A userfaultfd.
@@ -163,10 +163,14 @@ impl UserfaultState {
     }
 
     /// The next message.
-    pub(crate) fn read<P: Platform>(&self, platform: &P) -> Option<Content> {
+    pub(super) fn read<P: Platform>(
+        &self,
+        platform: &P,
+        forks: Forks,
+    ) -> Result<Option<Content>, ForkIsNext> {
         self.alone(platform, |queues| {
             // With its message read, the change is over.
-            queues.read(|| self.end_change(), |word| platform.unpark(word))
+            queues.read(forks, || self.end_change(), |word| platform.unpark(word))
         })
     }
 

@@ -24,6 +24,7 @@ use crate::rmap::{AnonGroup, Rekeyed, TreeLinks};
 use crate::sync::rw_lock::{ReadGuard, RwLock, WriteGuard};
 use crate::table::TreeState;
 use crate::table::leaf::user_attributes;
+use crate::table::zap_except::Protected;
 use crate::userfault::UserfaultState;
 
 use crate::collections::range_skip_list::{Indexed, Links};
@@ -347,6 +348,13 @@ impl Vma {
 
     pub(crate) fn is_anonymous(&self) -> bool {
         self.object.load(Ordering::Relaxed).is_null()
+    }
+
+    /// What becomes of its pages' write-protection when they are dropped, and the mapping stays:
+    /// of those of an object, only the entries know.
+    pub(crate) fn dropped_protection(&self) -> Protected {
+        let kept = self.has(MappingFlags::USERFAULT_WRITE_PROTECT) && !self.is_anonymous();
+        if kept { Protected::Marked } else { Protected::Forgotten }
     }
 
     pub(crate) fn purpose(&self) -> Purpose {

@@ -6,7 +6,7 @@ use std::thread;
 use bindery::addr::{VirtAddr, VirtRange};
 use bindery::platform::Cpu;
 use bindery::{
-    Access, Advice, Error, FaultError, FillMode, PartialFill, Remap, UserfaultFeatures,
+    Access, Advice, Error, FaultError, FillMode, ForkIsNext, PartialFill, Remap, UserfaultFeatures,
     UserfaultMessage,
 };
 
@@ -40,6 +40,26 @@ fn changed<'m, T: Send>(
         read();
         change.join().unwrap()
     })
+}
+
+#[test]
+fn a_message_about_a_fork_can_be_left_until_there_is_room() {
+    with_features(MONITOR, |fixture| {
+        let fork = |space: &Space<'_>| drop(space.fork().unwrap());
+        changed(fixture, fork, || {
+            assert!(matches!(fixture.fd.try_read_but_fork(), Err(ForkIsNext)));
+            let again = Err(PartialFill { done: 0, error: Error::TryAgain });
+            assert_eq!(fixture.copy(900, PAGE, 1), again, "it waits still");
+            assert!(matches!(fixture.fd.try_read_but_fork(), Err(ForkIsNext)));
+            assert!(matches!(fixture.fd.try_read(), Some(UserfaultMessage::Fork(_))));
+        });
+        assert!(matches!(fixture.fd.try_read_but_fork(), Ok(None)));
+        let unmap = |space: &Space<'_>| space.munmap(at(4), 2 * PAGE).unwrap();
+        changed(fixture, unmap, || {
+            let read = fixture.fd.try_read_but_fork();
+            assert!(matches!(read, Ok(Some(UserfaultMessage::Unmap(_)))));
+        });
+    });
 }
 
 #[test]

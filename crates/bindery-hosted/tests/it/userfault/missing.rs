@@ -225,6 +225,29 @@ fn unregistering_wakes_who_waits_there() {
 }
 
 #[test]
+fn unregistering_wakes_nobody_where_it_fails_or_beside_it() {
+    with_fixture(|fixture| {
+        thread::scope(|scope| {
+            let reader = fixture.spawn(scope, 1, |program| program.load(at(3)));
+            fixture.fault();
+            let space = fixture.space;
+            let other = space.userfault(Default::default(), Default::default()).unwrap();
+            space.mmap(&fixed(AT + PAGES * PAGE, PAGE)).unwrap();
+            let next = VirtAddr(AT + PAGES * PAGE);
+            space.register_userfault(&other, next, PAGE, UserfaultModes::MISSING).unwrap();
+            let refused = space.unregister_userfault(fixture.fd, at(0), (PAGES + 1) * PAGE);
+            assert_eq!(refused, Err(Error::Invalid), "a part is the other's");
+            space.unregister_userfault(fixture.fd, at(4), PAGE).unwrap();
+            // A fault that was woken would queue its message again.
+            assert!(!reader.is_finished() && !fixture.fd.is_readable());
+            space.close_userfault(other);
+            space.unregister_userfault(fixture.fd, at(0), 4 * PAGE).unwrap();
+            assert_eq!(reader.join().unwrap(), Ok(0));
+        });
+    });
+}
+
+#[test]
 fn registration_refuses_what_linux_refuses() {
     with_fixture(|fixture| {
         let space = fixture.space;

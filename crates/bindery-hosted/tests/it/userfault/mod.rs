@@ -6,3 +6,4 @@ mod fixture;
 mod missing;
 mod moves;
 mod protect;
+mod shared;

@@ -25,6 +25,7 @@ use super::vma::{MappingFlags, Protection, Vma, VmaReadGuard};
 
 pub(super) use copy_on_write::folio_range;
 pub(super) use first_touch::{folio_place, written_attributes};
+pub(super) use object::object_attributes;
 pub(super) use swap_in::Reading;
 pub(super) use zero_page::read_attributes;
 
@@ -181,7 +182,7 @@ enum Tries {
 }
 
 /// The fault for an object's error.
-fn refused(error: Error) -> FaultError {
+pub(super) fn refused(error: Error) -> FaultError {
     match error {
         Error::OutOfMemory => FaultError::OutOfMemory,
         _ => FaultError::Bus,

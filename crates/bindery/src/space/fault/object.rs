@@ -13,7 +13,7 @@ use crate::table::leaf::user_attributes;
 use crate::table::locking::Depth;
 use crate::table::protect::{Watched, Writable};
 use crate::table::{OutOfMemory, TablePool, run};
-use crate::vma::Vma;
+use crate::vma::{MappingFlags, Vma};
 
 use super::first_touch::written_attributes;
 use super::{Access, Resolved, Step, refused};
@@ -83,6 +83,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let first = page.align_down(FAULT_AROUND).0.max(vma.start());
         let last = (first + FAULT_AROUND).min((page.0 & !(table - 1)).saturating_add(table));
         let around = VirtRange::raw(first, last.min(vma.end()));
+        let served = vma.flags().intersects(MappingFlags::USERFAULT);
+        let around = if served { part } else { around };
         let start = part.start().min(around.start());
         let end = part.end().max(around.end());
         let whole = VirtRange::raw(start.0, end.0);
@@ -107,7 +109,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
 
     /// Where the pages of `folio`, of which `frame` is to be mapped at `page`, may be mapped at
     /// once: in the VMA, under one entry of level 2, and only those around `page` that the object
-    /// has still.
+    /// has still. A userfaultfd serves each page by itself.
     fn folio_part(
         &self,
         vma: &Vma,
@@ -116,6 +118,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         frame: Frame,
         folio: Folio,
     ) -> VirtRange {
+        if vma.flags().intersects(MappingFlags::USERFAULT) {
+            return VirtRange::raw(page.0, page.0 + PAGE_SIZE);
+        }
         let part = super::folio_range(vma, page, frame.0 - folio.head.0, folio);
         let table = Level::PMD.span::<P::Arch>();
         let slot = VirtRange::from_len(page.align_down(table), table);
@@ -138,8 +143,17 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         first: Frame,
         access: Access,
     ) -> Result<Step, FaultError> {
+        self.map_frames_as(range, first, object_attributes(vma, access))
+    }
+
+    /// As [`AddressSpace::map_frames`], with these attributes.
+    pub(in crate::space) fn map_frames_as(
+        &self,
+        range: VirtRange,
+        first: Frame,
+        attributes: Attributes,
+    ) -> Result<Step, FaultError> {
         let folio = self.table.memory.frames.folio_of(first).ok_or(FaultError::Bus)?;
-        let attributes = object_attributes(vma, access);
         self.table.memory.before_execution(attributes.permissions, folio);
         let huge = range.len() == Level::PMD.span::<P::Arch>()
             && first.is_aligned(Level::PMD.order::<P::Arch>());
@@ -253,7 +267,7 @@ fn frame_at(frame: Frame, page: VirtAddr, part: VirtRange) -> Frame {
 }
 
 /// What entries say that map an object's pages for the first time.
-fn object_attributes(vma: &Vma, access: Access) -> Attributes {
+pub(in crate::space) fn object_attributes(vma: &Vma, access: Access) -> Attributes {
     let policy = vma.entry_policy();
     let write = access == Access::Write;
     let mut permissions = policy.permissions;

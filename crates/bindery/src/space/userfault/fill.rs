@@ -9,7 +9,7 @@ use core::fmt;
 use bitflags::bitflags;
 
 use crate::addr::{Order, Orders, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch;
+use crate::arch::{Absent, Attributes, Marker, absent};
 use crate::bytes;
 use crate::error::{Error, FaultError};
 use crate::frame::Folio;
@@ -20,6 +20,8 @@ use crate::space::fault::{Access, Resolved, Step, folio_place, written_attribute
 use crate::stats::Counts;
 use crate::userfault::Userfault;
 use crate::vma::{MappingFlags, Vma, VmaReadGuard};
+
+use super::shared::{Supply, memory_of, protected};
 
 bitflags! {
     /// How pages are filled (`UFFDIO_COPY_MODE_*`, `UFFDIO_ZEROPAGE_MODE_*`).
@@ -106,21 +108,18 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         self.fill(userfault, to, length, mode, |at, end| {
             let order = self.fill_order(userfault, at, end, mode)?;
             let folio = self.new_fill_folio(order)?;
-            let done = self
-                .copy_in(folio, |inside, piece| source(at.0 - to.0 + inside, piece))
-                .map_err(|_| Error::Fault(at))
-                .and_then(|()| self.fill_folio(userfault, at, end, mode, folio));
-            // Nothing of it is mapped.
-            if done.is_err() || done == Ok(at) {
+            let filled = self.copy_in(folio, |inside, piece| source(at.0 - to.0 + inside, piece));
+            if filled.is_err() {
                 self.table.memory.frames.discard(self.platform(), folio);
+                return Err(Error::Fault(at));
             }
-            done
+            self.fill_folio(userfault, at, end, mode, folio)
         })
     }
 
     /// Maps zeroes in `length` bytes at `to`, where nothing is mapped yet, and wakes the faults
     /// that wait for them (`UFFDIO_ZEROPAGE`). Anonymous memory shows the zero page, in runs, and
-    /// the huge one where it fits.
+    /// the huge one where it fits. Shared memory gets pages of zeroes.
     ///
     /// Context: may sleep. Complexity: in the runs.
     ///
@@ -134,6 +133,13 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         mode: FillMode,
     ) -> Result<(), PartialFill> {
         self.fill(userfault, to, length, mode, |at, end| {
+            let shared = self.lock_fill(userfault, at, end, mode)?.vma().is_shared();
+            if shared {
+                let order = self.fill_order(userfault, at, end, mode)?;
+                let folio = self.new_fill_folio(order)?;
+                self.platform().zero(folio.head, folio.pages());
+                return self.fill_folio(userfault, at, end, mode, folio);
+            }
             self.table.memory.retry(|| {
                 let locked = self.lock_fill(userfault, at, end, mode)?;
                 let vma = locked.vma();
@@ -144,17 +150,14 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 {
                     return Ok(range.end());
                 }
-                match self.install_zeroes(vma, VirtRange::raw(at.0, end.0))? {
-                    done if done == at => Err(Error::Exists(at)),
-                    done => Ok(done),
-                }
+                self.install(VirtRange::raw(at.0, end.0), self.zero_leaf(vma))
             })
         })
     }
 
     /// Lets `work` fill from an address on, up to an end at most, until all is done, and wakes who
     /// waits for what was done.
-    fn fill(
+    pub(super) fn fill(
         &self,
         userfault: &Userfault<'_, P>,
         to: VirtAddr,
@@ -227,8 +230,13 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         mode: FillMode,
     ) -> Result<Order, Error> {
         let locked = self.lock_fill(userfault, at, end, mode)?;
-        match self.vacant_orders(locked.vma(), at, Access::Write) {
+        let vma = locked.vma();
+        if let Some(object) = memory_of(vma).filter(|_| vma.is_shared()) {
+            return self.supplied_order(vma, object, at, end);
+        }
+        match self.vacant_orders(vma, at, Access::Write) {
             Err(entry) if self.is_occupied(entry) => Err(Error::Exists(at)),
+            Ok(_) if !vma.is_anonymous() => Ok(Order::PAGE),
             Err(_) => Ok(Order::PAGE),
             Ok(orders) => Ok(largest_at(orders, at, end)),
         }
@@ -261,7 +269,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         Ok(())
     }
 
-    /// Maps a filled folio at `at`, and returns its end; `at` if a smaller one may fit.
+    /// Maps a filled folio, or gives it back. Returns its end; `at` if a smaller one may fit.
     fn fill_folio(
         &self,
         userfault: &Userfault<'_, P>,
@@ -270,11 +278,15 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         mode: FillMode,
         folio: Folio,
     ) -> Result<VirtAddr, Error> {
-        let place = folio_place(at, folio.order).filter(|range| range.start() == at);
-        let range = place.ok_or(Error::Exists(at))?;
-        self.table.memory.retry(|| {
+        let mut supplied = Supply { folio, given: false };
+        let done = self.table.memory.retry(|| {
             let locked = self.lock_fill(userfault, at, end, mode)?;
             let vma = locked.vma();
+            if let Some(object) = memory_of(vma).filter(|_| vma.is_shared()) {
+                return self.fill_shared(vma, object, at, mode, &mut supplied);
+            }
+            let range = VirtRange::raw(at.0, at.0 + folio.order.bytes());
+            self.lift_markers(range)?;
             let owner = AnonGroup::as_owner(vma.group_pointer());
             self.table.memory.frames.set_fresh_owner(folio, owner, vma.page_offset_of(at));
             match self.map_folio(range, folio, self.fill_attributes(vma, mode)) {
@@ -283,15 +295,45 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 Ok(_) => Err(Error::Exists(at)),
                 Err(_) => Err(Error::OutOfMemory),
             }
+        });
+        // Nothing of it is mapped.
+        if !supplied.given && (done.is_err() || done == Ok(at)) {
+            self.table.memory.frames.discard(self.platform(), folio);
+        }
+        done
+    }
+
+    /// Lets accesses to `length` bytes at `to`, where nothing is mapped yet, fail with
+    /// [`FaultError::Bus`], and wakes the faults that wait there (`UFFDIO_POISON`). What unmaps or
+    /// drops contents takes the poison away, and so does a page that is supplied.
+    ///
+    /// Context: may sleep. Complexity: in the pages.
+    ///
+    /// # Errors
+    /// As [`AddressSpace::fill_copy`], but for the source. [`Error::Fault`] beyond the end of
+    /// shared memory.
+    pub fn fill_poison(
+        &self,
+        userfault: &Userfault<'_, P>,
+        to: VirtAddr,
+        length: u64,
+        mode: FillMode,
+    ) -> Result<(), PartialFill> {
+        let poison = absent::encode::<P::Arch>(Absent::Marker(Marker::Poison));
+        self.fill(userfault, to, length, mode, |at, end| {
+            self.table.memory.retry(|| {
+                let locked = self.lock_fill(userfault, at, end, mode)?;
+                let inside = self.end_of_object(locked.vma(), at, end)?;
+                self.install(VirtRange::raw(at.0, inside.0), poison)
+            })
         })
     }
 
     /// What the entries of filled pages say.
-    fn fill_attributes(&self, vma: &Vma, mode: FillMode) -> arch::Attributes {
+    fn fill_attributes(&self, vma: &Vma, mode: FillMode) -> Attributes {
         let mut attributes = written_attributes(vma.flags());
         if mode.contains(FillMode::WRITE_PROTECT) {
-            attributes.userfault = true;
-            attributes.permissions -= arch::Permissions::WRITE;
+            attributes = protected(attributes);
         }
         attributes
     }

@@ -3,29 +3,46 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{Arch, Entry, Level};
+use crate::arch::{Absent, Arch, Entry, Level, Marker, absent};
 use crate::error::Error;
 use crate::platform::Platform;
 use crate::space::AddressSpace;
 use crate::space::fault::read_attributes;
+use crate::stats::Counts;
 use crate::table::locking::Depth;
-use crate::table::run;
+use crate::table::{ReadSection, run};
 use crate::vma::Vma;
 
+/// Whether the entry is a marker that a page may replace.
+fn gives_way<A: Arch>(entry: Entry) -> bool {
+    let marker = || match absent::decode::<A>(entry) {
+        Some(Absent::Marker(marker)) => marker != Marker::Guard,
+        _ => false,
+    };
+    entry.0 & A::PRESENT == 0 && marker()
+}
+
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Maps the zero page from the beginning of `range` on, as far as the entries are empty, in one
-    /// table. Returns the end of that, which is the beginning if the first entry is not empty.
-    pub(super) fn install_zeroes(&self, vma: &Vma, range: VirtRange) -> Result<VirtAddr, Error> {
+    /// A leaf of the zero page.
+    pub(super) fn zero_leaf(&self, vma: &Vma) -> Entry {
+        let attributes = read_attributes(vma.flags());
+        P::Arch::leaf(self.table.memory.zero_frame, Level::PTE, attributes)
+    }
+
+    /// Writes `entry` for each page from the beginning of `range` on, as far as the entries are
+    /// empty, in one table. Returns the end of that.
+    ///
+    /// # Errors
+    /// [`Error::Exists`] if the first entry is not empty; [`Error::OutOfMemory`].
+    pub(super) fn install(&self, range: VirtRange, entry: Entry) -> Result<VirtAddr, Error> {
         let span = Level::PTE.table_span::<P::Arch>();
         let start = range.start();
         let end = start.align_down(span).0.saturating_add(span).min(range.end().0);
         let part = VirtRange::raw(start.0, end);
-        let attributes = read_attributes(vma.flags());
-        let leaf = P::Arch::leaf(self.table.memory.zero_frame, Level::PTE, attributes);
         let mapped = self.table.with_tables(|pool| {
             let mut cursor = self.table.cursor(part, Depth::Floor(Level::PTE));
-            let (node, _, entry) = cursor.entry_at(start);
-            if node.level > Level::PTE && !entry.is_empty() {
+            let (node, _, found) = cursor.entry_at(start);
+            if node.level > Level::PTE && !found.is_empty() {
                 return Ok(0);
             }
             let table = cursor.table_at(start, Level::PTE, pool)?;
@@ -33,7 +50,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             let slots = self.table.slots(table);
             let count = run::count_empty(slots, first, part.pages() as u32);
             for slot in &slots[first as usize..(first + count) as usize] {
-                slot.store(leaf.0, Ordering::Relaxed);
+                slot.store(entry.0, Ordering::Relaxed);
             }
             cursor.counts.entries_read += u64::from(count);
             cursor.counts.entries_written += u64::from(count);
@@ -42,11 +59,29 @@ impl<P: Platform> AddressSpace<'_, P> {
         });
         self.published(part);
         let count = mapped.map_err(|_| Error::OutOfMemory)?;
+        if count == 0 {
+            return Err(Error::Exists(start));
+        }
         Ok(start.offset(u64::from(count) * PAGE_SIZE))
     }
 
-    /// Whether `entry` is in the way of a page that a handler supplies.
+    /// Whether `entry` is in the way of a page that a handler supplies. Markers of userfaultfds are
+    /// not.
     pub(super) fn is_occupied(&self, entry: Entry) -> bool {
-        !entry.is_empty()
+        !entry.is_empty() && !gives_way::<P::Arch>(entry)
+    }
+
+    /// Takes markers away from the range of a folio, which comes in their place.
+    pub(super) fn lift_markers(&self, range: VirtRange) -> Result<(), Error> {
+        let entry = {
+            let section = ReadSection::enter(self.platform());
+            self.table.peek(&section, range.start(), &mut Counts::default()).2
+        };
+        if !gives_way::<P::Arch>(entry) {
+            return Ok(());
+        }
+        let lifted = self.table.userfault_lift(range);
+        let lifted = lifted.and_then(|()| self.table.unmark(range, Marker::Poison));
+        lifted.map_err(|_| Error::OutOfMemory)
     }
 }

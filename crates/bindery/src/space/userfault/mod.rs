@@ -5,7 +5,8 @@
 //! | `register` | ranges are registered and unregistered |
 //! | `wait` | a fault waits for its handler |
 //! | `events` | messages about changes of the address space |
-//! | `fill` | pages come: copied, or zeroes |
+//! | `fill` | pages come: copied, or zeroes; or poison |
+//! | `shared` | pages of shared memory |
 //! | `protect` | write-protection |
 //! | `install` | what comes is mapped |
 //! | `moves` | pages come from another place |
@@ -16,6 +17,7 @@ mod install;
 mod moves;
 mod protect;
 mod register;
+mod shared;
 mod wait;
 
 pub use fill::{FillMode, FillSource, PartialFill};

@@ -10,10 +10,11 @@ use crate::space::fault::{Resolved, Step, read_attributes};
 use crate::space::{AddressSpace, MmapLocked};
 use crate::table::OutOfMemory;
 use crate::table::locking::Depth;
-use crate::table::zap::Flush;
 use crate::tlb::Gather;
 use crate::userfault::{Userfault, UserfaultFeatures, UserfaultState};
 use crate::vma::{MappingFlags, Vma};
+
+use super::shared::step_of;
 
 bitflags! {
     /// What becomes of the protection of pages (`UFFDIO_WRITEPROTECT_MODE_*`, with the same bits).
@@ -135,31 +136,6 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.table.userfault_lift(range)
     }
 
-    /// Drops the contents of `part`, whose VMA is of shared memory and locked for writing: what is
-    /// protected leaves markers behind.
-    #[cold]
-    pub(in crate::space) fn drop_but_markers(
-        &self,
-        part: VirtRange,
-        gather: &mut Gather,
-    ) -> Result<(), OutOfMemory> {
-        let mut at = part.start();
-        while at < part.end() {
-            let rest = VirtRange::raw(at.0, part.end().0);
-            let protected = self.table.first_protected(rest)?;
-            let stop = protected.map_or(part.end(), VirtRange::start);
-            for dropped in [Some(VirtRange::raw(at.0, stop.0)), protected] {
-                let Some(dropped) = dropped.filter(|range| !range.is_empty()) else { continue };
-                self.table.zap(dropped, dropped, Flush::BeforeUnlock, gather)?;
-            }
-            if let Some(protected) = protected {
-                self.table.userfault_mark(protected)?;
-            }
-            at = protected.map_or(part.end(), VirtRange::end);
-        }
-        Ok(())
-    }
-
     /// A write met a protected page, and nobody is to be told of it: lifts the protection of the
     /// page.
     #[cold]
@@ -177,7 +153,12 @@ impl<P: Platform> AddressSpace<'_, P> {
         vma: &Vma,
         page: VirtAddr,
     ) -> Result<Step, FaultError> {
-        self.map_protected(vma, page, None)
+        let Some(object) = vma.object() else { return self.map_protected(vma, page, None) };
+        // The invalidate lock is held: the page stays until it is mapped.
+        match self.frame_of_object(vma, object, page) {
+            Ok(frame) => self.map_protected(vma, page, Some(frame)),
+            Err(stop) => step_of(stop),
+        }
     }
 
     /// As [`AddressSpace::map_protected_page`]; `frame` has the page, or it is one of zeroes.
@@ -209,7 +190,8 @@ impl<P: Platform> AddressSpace<'_, P> {
             let slot = &self.table.slots(table)[index as usize];
             slot.store(leaf.0, core::sync::atomic::Ordering::Release);
             cursor.counts.entries_written += 1;
-            Ok(Ok(Step::Done(Resolved::ZeroPage)))
+            let resolved = frame.map_or(Resolved::ZeroPage, |_| Resolved::Mapped(range));
+            Ok(Ok(Step::Done(resolved)))
         });
         self.published(range);
         mapped.map_err(|_| FaultError::OutOfMemory)?

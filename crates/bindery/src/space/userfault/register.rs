@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::platform::Platform;
 use crate::space::change::Removed;
 use crate::space::{AddressSpace, MmapLocked};
-use crate::userfault::{self, Userfault, UserfaultModes, UserfaultState};
+use crate::userfault::{self, Userfault, UserfaultFeatures, UserfaultModes, UserfaultState};
 use crate::vma::{MappingFlags, Vma};
 
 /// The flags of a VMA that say the same as `modes`.
@@ -21,11 +21,27 @@ fn flags_of(modes: UserfaultModes) -> MappingFlags {
 }
 
 /// Whether a userfaultfd can serve these faults of the VMA: it is anonymous, or of shared memory.
-fn can_be_served(vma: &Vma, modes: UserfaultModes) -> bool {
-    match vma.object() {
-        None => !modes.contains(UserfaultModes::MINOR) && !vma.has(MappingFlags::DROPPABLE),
-        Some(_) => false,
+/// Protection that nobody is told of can be anywhere.
+fn can_be_served(vma: &Vma, modes: UserfaultModes, state: &UserfaultState) -> bool {
+    if vma.has(MappingFlags::DROPPABLE) {
+        return false;
     }
+    if state.has(UserfaultFeatures::WP_ASYNC) && modes == UserfaultModes::WRITE_PROTECT {
+        return true;
+    }
+    match vma.object() {
+        None => !modes.contains(UserfaultModes::MINOR),
+        Some(object) => !object.is_file() && !object.is_secret(),
+    }
+}
+
+/// The modes in which the VMA is registered.
+fn modes_of(vma: &Vma) -> UserfaultModes {
+    let mut modes = UserfaultModes::empty();
+    modes.set(UserfaultModes::MISSING, vma.has(MappingFlags::USERFAULT_MISSING));
+    modes.set(UserfaultModes::WRITE_PROTECT, vma.has(MappingFlags::USERFAULT_WRITE_PROTECT));
+    modes.set(UserfaultModes::MINOR, vma.has(MappingFlags::USERFAULT_MINOR));
+    modes
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
@@ -70,7 +86,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let mut found = false;
         for vma in self.vmas_in(mm, range) {
             found = true;
-            if !can_be_served(vma, modes) {
+            if !can_be_served(vma, modes, userfault.state()) {
                 return Err(Error::Invalid);
             }
             if !vma.has(MappingFlags::MAY_WRITE) {
@@ -147,33 +163,43 @@ impl<P: Platform> AddressSpace<'_, P> {
         if !self.owns_userfault(userfault) {
             return Err(Error::Invalid);
         }
-        let done = self.table.memory.outermost(|| {
+        let mut done = range.start();
+        let result = self.table.memory.outermost(|| {
             self.transaction(|mm, _, removed| {
-                let mut found = false;
-                for vma in self.vmas_in(mm, range) {
-                    found = true;
-                    let other = vma.userfault_pointer();
-                    let others = other.is_some_and(|other| other != userfault.pointer());
-                    if others || !can_be_served(vma, UserfaultModes::empty()) {
-                        return Err(Error::Invalid);
-                    }
-                }
-                if !found {
-                    return Err(Error::Invalid);
-                }
-                self.unregister_locked(mm, range, userfault, removed)
+                self.may_unregister(mm, range, userfault)?;
+                self.unregister_locked(mm, range, userfault, (removed, &mut done))
             })
         });
-        userfault.state().wake(self.platform(), range);
-        done
+        // What is registered still is waited for.
+        userfault.state().wake(self.platform(), VirtRange::raw(range.start().0, done.0));
+        result
     }
 
+    fn may_unregister(
+        &self,
+        mm: &MmapLocked,
+        range: VirtRange,
+        userfault: &Userfault<'_, P>,
+    ) -> Result<(), Error> {
+        let mut found = false;
+        for vma in self.vmas_in(mm, range) {
+            found = true;
+            let other = vma.userfault_pointer();
+            let others = other.is_some_and(|other| other != userfault.pointer());
+            if others || !can_be_served(vma, modes_of(vma), userfault.state()) {
+                return Err(Error::Invalid);
+            }
+        }
+        if found { Ok(()) } else { Err(Error::Invalid) }
+    }
+
+    /// Notes in `done` how far it has come.
     fn unregister_locked(
         &self,
         mm: &MmapLocked,
         range: VirtRange,
         userfault: &Userfault<'_, P>,
-        removed: &mut Removed,
+        (removed, done): (&mut Removed, &mut VirtAddr),
     ) -> Result<(), Error> {
         let mut at = range.start();
         // What was done may have been joined with what lies after the range.
@@ -182,6 +208,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             && vma.start() < range.end().0
         {
             let part = vma.range().intersection(VirtRange::raw(at.0, range.end().0));
+            *done = at;
             at = part.end();
             if vma.userfault_pointer() != Some(userfault.pointer()) {
                 continue;
@@ -197,6 +224,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 self.strip_userfault(vma.range()).map_err(|_| Error::OutOfMemory)
             })?;
         }
+        *done = range.end();
         Ok(())
     }
 
@@ -210,8 +238,9 @@ impl<P: Platform> AddressSpace<'_, P> {
             self.transaction(|mm, _, removed| {
                 let everything = VirtRange::raw(0, self.limit().0);
                 // Whole mappings are not cut, so nothing can fail.
-                let done = self.unregister_locked(mm, everything, &userfault, removed);
-                debug_assert!(done.is_ok());
+                let done = &mut VirtAddr(0);
+                let result = self.unregister_locked(mm, everything, &userfault, (removed, done));
+                debug_assert!(result.is_ok());
             });
             self.table.memory.free_some();
         }

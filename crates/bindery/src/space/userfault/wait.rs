@@ -93,17 +93,19 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// Why the fault has to wait, in a VMA that is locked and registered.
     fn userfault_kind(&self, vma: &Vma, page: VirtAddr, access: Access) -> Option<UserfaultKind> {
-        let section = ReadSection::enter(self.platform());
-        let (node, _, entry) = self.table.peek(&section, page, &mut Counts::default());
+        let (node, _, entry) = {
+            let section = ReadSection::enter(self.platform());
+            self.table.peek(&section, page, &mut Counts::default())
+        };
         match arch::kind::<P::Arch>(entry, node.level) {
-            Kind::Empty | Kind::Table => self.kind_of_vacant(vma),
+            Kind::Empty | Kind::Table => self.kind_of_vacant(vma, page),
             Kind::Leaf => {
                 let protected = P::Arch::attributes(entry).userfault;
                 self.kind_of_write(vma, access).filter(|_| protected)
             }
             Kind::Absent => match absent::decode::<P::Arch>(entry) {
                 Some(Absent::Marker(Marker::UserfaultWriteProtect)) => {
-                    self.kind_of_vacant(vma).or_else(|| self.kind_of_write(vma, access))
+                    self.kind_of_vacant(vma, page).or_else(|| self.kind_of_write(vma, access))
                 }
                 _ => None,
             },
@@ -118,8 +120,14 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// As [`AddressSpace::userfault_kind`], where no page is mapped.
-    fn kind_of_vacant(&self, vma: &Vma) -> Option<UserfaultKind> {
-        vma.has(MappingFlags::USERFAULT_MISSING).then_some(UserfaultKind::Missing)
+    fn kind_of_vacant(&self, vma: &Vma, page: VirtAddr) -> Option<UserfaultKind> {
+        let has = if vma.is_anonymous() { false } else { self.object_has(vma, page)? };
+        let (mode, kind) = if has {
+            (MappingFlags::USERFAULT_MINOR, UserfaultKind::Minor)
+        } else {
+            (MappingFlags::USERFAULT_MISSING, UserfaultKind::Missing)
+        };
+        vma.has(mode).then_some(kind)
     }
 }
 

@@ -1,0 +1,87 @@
+//! Supply: puts folios that are filled into the page index, which holds them from then on.
+
+use crate::Memory;
+use crate::collections::page_tree::PageStretch;
+use crate::error::{Error, OutOfMemory};
+use crate::frame::{Folio, Reference};
+use crate::platform::Platform;
+
+use super::ObjectState;
+use super::fetch::{Fresh, committed, give_back};
+use super::in_flight::Record;
+
+/// Puts a folio, which is filled, into the index, which holds it from then on; of one that a read
+/// has brought, returns another reference. Gives the folio back where one of the pages is there
+/// already, where the read was canceled, or where it fails.
+pub(super) fn add<'m, P: Platform>(
+    memory: &'m Memory<P>,
+    object: &ObjectState,
+    fresh: &Fresh,
+    read: Option<&Record>,
+) -> Result<Option<Reference<'m, P>>, Error> {
+    match enter(memory, object, fresh, read) {
+        Ok(Some(kept)) => Ok(kept),
+        Ok(None) => {
+            give_back(memory, object, fresh.folio);
+            Ok(None)
+        }
+        Err(OutOfMemory) => {
+            give_back(memory, object, fresh.folio);
+            Err(Error::OutOfMemory)
+        }
+    }
+}
+
+/// Puts a folio that somebody else has filled, and that nobody else knows, into the index of shared
+/// memory. Says whether none of its pages was there; if not, and on an error, the folio is the
+/// caller's still. The invalidate lock is held.
+///
+/// # Errors
+/// [`Error::OutOfMemory`], also if no more may be committed.
+pub(crate) fn supply<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    first: u64,
+    folio: Folio,
+) -> Result<bool, Error> {
+    let committed = committed(object, folio.order);
+    object.commit(memory, committed).map_err(|_| Error::OutOfMemory)?;
+    let entered = enter(memory, object, &Fresh { first, folio }, None);
+    if !matches!(entered, Ok(Some(_))) {
+        object.uncommit(memory, committed);
+    }
+    entered.map(|entered| entered.is_some()).map_err(|OutOfMemory| Error::OutOfMemory)
+}
+
+/// As [`add`]; where it says `None`, or fails, the folio is the caller's still.
+fn enter<'m, P: Platform>(
+    memory: &'m Memory<P>,
+    object: &ObjectState,
+    fresh: &Fresh,
+    read: Option<&Record>,
+) -> Result<Option<Option<Reference<'m, P>>>, OutOfMemory> {
+    let frames = &memory.frames;
+    let Fresh { first, folio } = *fresh;
+    let pages = folio.pages();
+    let count = u64::from(pages);
+    frames.set_fresh_owner(folio, object.as_owner(), first);
+    frames.clear_exclusive(folio, 0, pages);
+    object.pages.change_with_nodes(memory, |index, nodes| {
+        // In one step with the look at the index: a call that drops pages has canceled the read
+        // before.
+        let stale = read.is_some_and(Record::is_canceled);
+        if stale || index.run(first, count) != PageStretch::Empty(count) {
+            return (Ok(None), 0);
+        }
+        if let Err(error) = index.prepare(first, count, nodes) {
+            return (Err(error), 0);
+        }
+        // Nothing can fail any more. One reference for each page that the index will name, before
+        // anybody finds it there.
+        frames.publish(folio, pages);
+        index.set(first, folio.head, pages);
+        // Before anybody can drop the pages.
+        let kept = read.and_then(|_| frames.keep(&memory.platform, folio));
+        (Ok(Some(kept)), count as i64)
+    })
+}

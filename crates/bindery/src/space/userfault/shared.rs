@@ -1,0 +1,261 @@
+//! Shared memory: the object gets what a handler supplies, and what the object has is mapped when
+//! the handler says so (`UFFDIO_CONTINUE`).
+
+use crate::addr::{Frame, Order, PAGE_SHIFT, VirtAddr, VirtRange};
+use crate::arch::{Attributes, Level, Permissions};
+use crate::error::{Error, FaultError};
+use crate::frame::Folio;
+use crate::object::{ObjectState, Stop, pages, supply};
+use crate::platform::Platform;
+use crate::space::AddressSpace;
+use crate::space::fault::{Access, Step, folio_place, object_attributes, refused};
+use crate::stats::Counts;
+use crate::table::{ReadSection, run};
+use crate::userfault::Userfault;
+use crate::vma::Vma;
+
+use super::fill::{FillMode, PartialFill};
+
+/// A folio that is filled, on its way to an object.
+pub(super) struct Supply {
+    pub(super) folio: Folio,
+    /// The object has it.
+    pub(super) given: bool,
+}
+
+/// The object, if it is shared memory.
+pub(super) fn memory_of(vma: &Vma) -> Option<&ObjectState> {
+    vma.object().filter(|object| !object.is_file())
+}
+
+impl<P: Platform> AddressSpace<'_, P> {
+    /// Maps what shared memory has behind `length` bytes at `to`, where nothing is mapped yet, and
+    /// wakes the faults that wait for it (`UFFDIO_CONTINUE`).
+    ///
+    /// Context: may sleep. Complexity: in the runs.
+    ///
+    /// # Errors
+    /// As [`AddressSpace::fill_copy`]; [`Error::Invalid`] if the mapping is not of shared memory,
+    /// or goes beyond its end; [`Error::Fault`] for a page that it does not have.
+    pub fn fill_present(
+        &self,
+        userfault: &Userfault<'_, P>,
+        to: VirtAddr,
+        length: u64,
+        mode: FillMode,
+    ) -> Result<(), PartialFill> {
+        self.fill(userfault, to, length, mode, |at, end| {
+            self.table.memory.retry(|| {
+                let locked = self.lock_fill(userfault, at, end, mode)?;
+                let vma = locked.vma();
+                let object = memory_of(vma).ok_or(Error::Invalid)?;
+                object.invalidate_lock.with_read(self.platform(), |_| {
+                    self.map_present(vma, object, VirtRange::raw(at.0, end.0), mode)
+                })
+            })
+        })
+    }
+
+    /// Maps a run of what the object has at the beginning of `range`, and returns its end. The
+    /// invalidate lock is held.
+    fn map_present(
+        &self,
+        vma: &Vma,
+        object: &ObjectState,
+        range: VirtRange,
+        mode: FillMode,
+    ) -> Result<VirtAddr, Error> {
+        let (memory, at) = (self.table.memory, range.start());
+        let index = vma.page_offset_of(at);
+        if index >= object.size_in_pages() {
+            return Err(Error::Invalid);
+        }
+        let vacant = self.vacant_pages(range)?;
+        let (mut found, mut count) = pages::resident_run(memory, object, index, vacant);
+        if found.is_none() && pages::has(memory, object, index) {
+            let orders = object.orders(memory, vma.flags());
+            match pages::get(memory, object, index, orders) {
+                Ok(_) => (found, count) = pages::resident_run(memory, object, index, vacant),
+                Err(Stop::Error(Error::OutOfMemory)) => return Err(Error::OutOfMemory),
+                Err(_) => return Err(Error::Fault(at)),
+            }
+        }
+        let first = found.ok_or(Error::Fault(at))?;
+        let part = VirtRange::raw(at.0, at.0 + (count.min(vacant) << PAGE_SHIFT));
+        self.map_supplied(vma, object, part, first, mode)?;
+        Ok(part.end())
+    }
+
+    /// On how many pages from the beginning of `range` on the entries are empty, in one table; one
+    /// page, if its entry is a marker that gives way.
+    ///
+    /// # Errors
+    /// [`Error::Exists`] if there are none.
+    fn vacant_pages(&self, range: VirtRange) -> Result<u64, Error> {
+        let at = range.start();
+        let section = ReadSection::enter(self.platform());
+        let (node, index, entry) = self.table.peek(&section, at, &mut Counts::default());
+        if self.is_occupied(entry) {
+            return Err(Error::Exists(at));
+        }
+        if !entry.is_empty() {
+            return Ok(1);
+        }
+        let span = Level::PTE.table_span::<P::Arch>();
+        let table_end = at.align_down(span).0.saturating_add(span);
+        let pages = (table_end.min(range.end().0) - at.0) >> PAGE_SHIFT;
+        if node.level > Level::PTE {
+            return Ok(pages);
+        }
+        Ok(u64::from(run::count_empty(self.table.slots(node.table), index, pages as u32)))
+    }
+
+    /// Maps pages of the object, consecutive ones of a folio from `first` on.
+    fn map_supplied(
+        &self,
+        vma: &Vma,
+        object: &ObjectState,
+        part: VirtRange,
+        first: Frame,
+        mode: FillMode,
+    ) -> Result<(), Error> {
+        self.lift_markers(part)?;
+        let mut attributes =
+            object_attributes(vma, if vma.is_shared() { Access::Write } else { Access::Read });
+        if mode.contains(FillMode::WRITE_PROTECT) {
+            attributes = protected(attributes);
+        }
+        if attributes.permissions.contains(Permissions::WRITE) {
+            let (index, count) = (vma.page_offset_of(part.start()), part.pages());
+            // Shared memory is stored by nobody, so nobody is to be waited for.
+            let marked = pages::mark_dirty(self.table.memory, object, index, count);
+            debug_assert!(marked.is_ok());
+        }
+        let mapped = self.map_frames_as(part, first, attributes);
+        self.published(part);
+        match mapped {
+            Ok(Step::Done(_)) => Ok(()),
+            // Another thread was faster.
+            Ok(_) => Err(Error::Exists(part.start())),
+            Err(_) => Err(Error::OutOfMemory),
+        }
+    }
+
+    /// The order of the folio that the object shall get at `at`: the largest that fits into the
+    /// range, the mapping, the entries and the object.
+    pub(super) fn supplied_order(
+        &self,
+        vma: &Vma,
+        object: &ObjectState,
+        at: VirtAddr,
+        end: VirtAddr,
+    ) -> Result<Order, Error> {
+        let memory = self.table.memory;
+        let vacant = self.vacant_pages(VirtRange::raw(at.0, end.0))?;
+        let index = vma.page_offset_of(at);
+        let left = object.size_in_pages().saturating_sub(index).min(vacant);
+        let mut orders = self.used_orders(object.orders(memory, vma.flags()), vma.flags());
+        while let Some(order) = orders.take_largest() {
+            let count = u64::from(order.pages());
+            let aligned = folio_place(at, order).is_some_and(|range| range.start() == at)
+                && index.is_multiple_of(count);
+            if aligned && count <= left && pages::lacks(memory, object, index, count) {
+                return Ok(order);
+            }
+        }
+        Ok(Order::PAGE)
+    }
+
+    /// Gives a filled folio to the object behind `at`, and maps it. Returns its end; `at` if a
+    /// smaller one may fit.
+    pub(super) fn fill_shared(
+        &self,
+        vma: &Vma,
+        object: &ObjectState,
+        at: VirtAddr,
+        mode: FillMode,
+        supplied: &mut Supply,
+    ) -> Result<VirtAddr, Error> {
+        let memory = self.table.memory;
+        let Folio { head, order } = supplied.folio;
+        let part = VirtRange::raw(at.0, at.0 + order.bytes());
+        let index = vma.page_offset_of(at);
+        let pages = u64::from(order.pages());
+        object.invalidate_lock.with_read(self.platform(), |_| {
+            if index >= object.size_in_pages() {
+                return Err(Error::Fault(at));
+            }
+            if !supplied.given {
+                let vacant = self.vacant_pages(part)?;
+                let fits = vacant >= pages && pages <= object.size_in_pages() - index;
+                if !fits || !supply::supply(memory, object, index, supplied.folio)? {
+                    return if order > Order::PAGE { Ok(at) } else { Err(Error::Exists(at)) };
+                }
+                supplied.given = true;
+                memory.frames.mark_dirty(supplied.folio);
+            }
+            // It was given before there was memory to map it, and may have gone since.
+            if pages::resident_run(memory, object, index, pages) == (Some(head), pages) {
+                self.map_supplied(vma, object, part, head, mode)?;
+            }
+            Ok(part.end())
+        })
+    }
+
+    /// The part of a range in the VMA that ends with its object, or before.
+    ///
+    /// # Errors
+    /// [`Error::Fault`] if nothing is left.
+    pub(super) fn end_of_object(
+        &self,
+        vma: &Vma,
+        at: VirtAddr,
+        end: VirtAddr,
+    ) -> Result<VirtAddr, Error> {
+        let Some(object) = vma.object() else { return Ok(end) };
+        let left = object.size_in_pages().saturating_sub(vma.page_offset_of(at));
+        if left == 0 {
+            return Err(Error::Fault(at));
+        }
+        Ok(at.offset(left << PAGE_SHIFT).min(end))
+    }
+
+    /// Whether the object behind the VMA has a page there, in memory or in swap; `None` beyond its
+    /// end.
+    pub(super) fn object_has(&self, vma: &Vma, page: VirtAddr) -> Option<bool> {
+        let object = vma.object()?;
+        let index = vma.page_offset_of(page);
+        (index < object.size_in_pages()).then(|| pages::has(self.table.memory, object, index))
+    }
+
+    /// The frame that the object behind the VMA has at `page`, which is brought in. The invalidate
+    /// lock is held.
+    pub(super) fn frame_of_object(
+        &self,
+        vma: &Vma,
+        object: &ObjectState,
+        page: VirtAddr,
+    ) -> Result<Frame, Stop> {
+        let index = vma.page_offset_of(page);
+        if index >= object.size_in_pages() {
+            return Err(Error::Fault(page).into());
+        }
+        let orders = object.orders(self.table.memory, vma.flags());
+        pages::get(self.table.memory, object, index, orders)
+    }
+}
+
+/// The fault for an error of [`AddressSpace::frame_of_object`].
+pub(super) fn step_of(stop: Stop) -> Result<Step, FaultError> {
+    match stop {
+        Stop::Await(awaited) => Ok(Step::Await(awaited)),
+        Stop::Error(error) => Err(refused(error)),
+    }
+}
+
+/// The attributes of pages that are write-protected.
+pub(super) fn protected(mut attributes: Attributes) -> Attributes {
+    attributes.userfault = true;
+    attributes.permissions -= Permissions::WRITE;
+    attributes
+}
