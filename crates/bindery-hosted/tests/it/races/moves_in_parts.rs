@@ -10,12 +10,12 @@ use std::thread;
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::platform::Cpu;
 use bindery::{
-    Access, Accounting, AddressSpace, Advice, FileAccess, MapObject, MapRequest, Place, Remap,
-    Sealing, Sharing,
+    Access, Accounting, AddressSpace, Advice, FileAccess, MapObject, MapRequest, Memory, Place,
+    Remap, Sealing, Sharing,
 };
 use bindery_hosted::{Config, Machine, MemoryFiles, Program, Walk};
 
-use crate::support::measured::measured;
+use crate::support::measured::{Measured, measured};
 use crate::support::waiting;
 use crate::support::{GIB, KIB, MIB, READ_WRITE, audit, memory_with, options};
 
@@ -111,50 +111,70 @@ fn punched_on_the_way<A: Walk>() {
         let access = FileAccess::READ | FileAccess::WRITE;
         space.mmap_object(&request, &MapObject { object: &object, offset: 0, access }).unwrap();
         let load = || machine.load_user(space.root(), VirtAddr(FROM + HOLE), |_| Err(()));
-        let (ask, asked) = mpsc::channel();
-        let (answer, answers) = mpsc::channel();
-        let (ready, is_ready) = mpsc::channel();
-        let points = Arc::new(AtomicU64::new(0));
-        thread::scope(|scope| {
-            let (machine, space, object, load) = (&machine, &space, &object, &load);
-            scope.spawn(move || {
-                machine.on_cpu(Cpu(1), || {
-                    space.enter();
-                    for offset in [0, HOLE, HOLE + PIECE, HOLE + 2 * PIECE] {
-                        space.fault(VirtAddr(FROM + offset), Access::Write).unwrap();
-                    }
-                    load().unwrap();
-                    ready.send(()).unwrap();
-                    while asked.recv().is_ok() {
-                        let waits = answer.clone();
-                        let tell = move || waits.send(()).unwrap_or(());
-                        waiting::told(tell, || object.punch_hole(HOLE, PAGE_SIZE).unwrap());
-                        assert!(load().is_err(), "the hole is still mapped at the old place");
-                        let _ = answer.send(());
-                    }
-                });
-            });
-            is_ready.recv().unwrap();
-            let passed = Arc::clone(&points);
-            let hook = Box::new(move || {
-                if passed.fetch_add(1, Relaxed) == step {
-                    ask.send(()).unwrap();
-                    answers.recv().unwrap();
+        let points = meet(
+            (&machine, &memory),
+            step,
+            || {
+                space.enter();
+                for offset in [0, HOLE, HOLE + PIECE, HOLE + 2 * PIECE] {
+                    space.fault(VirtAddr(FROM + offset), Access::Write).unwrap();
                 }
-            });
-            machine.on_cpu(Cpu(0), || {
-                memory.platform().with_hook(hook, || {
-                    let to = Remap::To(VirtAddr(TO));
-                    space.mremap(VirtAddr(FROM), LENGTH, LENGTH, to).unwrap();
-                });
-            });
-        });
+                load().unwrap();
+            },
+            || object.punch_hole(HOLE, PAGE_SIZE).unwrap(),
+            || assert!(load().is_err(), "the hole is still mapped at the old place"),
+            || {
+                let to = Remap::To(VirtAddr(TO));
+                space.mremap(VirtAddr(FROM), LENGTH, LENGTH, to).unwrap();
+            },
+        );
         machine.assert_clean();
-        if points.load(Relaxed) <= step {
+        if points <= step {
             assert!(step > 4, "the mover has {step} points");
             return;
         }
     }
+}
+
+/// Runs `moves` on CPU 0. Its points are where it holds no table; returns how many it has passed. CPU
+/// 1 runs `prepare` before the move begins. At point `step`, it runs `call` and then `after`, and the
+/// mover goes on when both are over, or when `call` waits for the mover.
+fn meet<A: Walk>(
+    (machine, memory): (&Machine<A>, &Memory<Measured<A>>),
+    step: u64,
+    prepare: impl FnOnce() + Send,
+    call: impl Fn() + Send,
+    after: impl Fn() + Send,
+    moves: impl FnOnce(),
+) -> u64 {
+    let (ask, asked) = mpsc::channel();
+    let (answer, answers) = mpsc::channel();
+    let (ready, is_ready) = mpsc::channel();
+    let points = Arc::new(AtomicU64::new(0));
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            machine.on_cpu(Cpu(1), || {
+                prepare();
+                ready.send(()).unwrap();
+                while asked.recv().is_ok() {
+                    let waits = answer.clone();
+                    waiting::told(move || waits.send(()).unwrap_or(()), &call);
+                    after();
+                    let _ = answer.send(());
+                }
+            });
+        });
+        is_ready.recv().unwrap();
+        let passed = Arc::clone(&points);
+        let hook = Box::new(move || {
+            if passed.fetch_add(1, Relaxed) == step {
+                ask.send(()).unwrap();
+                answers.recv().unwrap();
+            }
+        });
+        machine.on_cpu(Cpu(0), || memory.platform().with_hook(hook, moves));
+    });
+    points.load(Relaxed)
 }
 
 /// A program that touches both places: what it can read is a page's own stamp, or zero.
@@ -198,46 +218,26 @@ fn saved_on_the_way<A: Walk>() {
         space.mmap_object(&request, &MapObject { object: &file, offset: 0, access }).unwrap();
         let places = PAGES.map(|page| VirtAddr(PLACES[0] + page * PAGE_SIZE));
         let store = |at, value| machine.store_user(space.root(), at, value, |_| Err(()));
-        let (ask, asked) = mpsc::channel();
-        let (answer, answers) = mpsc::channel();
-        let (ready, is_ready) = mpsc::channel();
-        let points = Arc::new(AtomicU64::new(0));
-        thread::scope(|scope| {
-            let (machine, space, file, store) = (&machine, &space, &file, &store);
-            scope.spawn(move || {
-                machine.on_cpu(Cpu(1), || {
-                    space.enter();
-                    for at in places {
-                        space.fault(at, Access::Write).unwrap();
-                        store(at, 1).unwrap();
-                    }
-                    ready.send(()).unwrap();
-                    while asked.recv().is_ok() {
-                        let waits = answer.clone();
-                        let tell = move || waits.send(()).unwrap_or(());
-                        waiting::told(tell, || file.sync(0, u64::MAX).unwrap());
-                        // Refused where the TLB has forgotten the page.
-                        let _stored = places.map(|at| store(at, 2));
-                        let _ = answer.send(());
-                    }
-                });
-            });
-            is_ready.recv().unwrap();
-            let passed = Arc::clone(&points);
-            let hook = Box::new(move || {
-                if passed.fetch_add(1, Relaxed) == step {
-                    ask.send(()).unwrap();
-                    // Until both are done, or the sync waits for the mover.
-                    answers.recv().unwrap();
+        let points = meet(
+            (&machine, &memory),
+            step,
+            || {
+                space.enter();
+                for at in places {
+                    space.fault(at, Access::Write).unwrap();
+                    store(at, 1).unwrap();
                 }
-            });
-            machine.on_cpu(Cpu(0), || {
-                memory.platform().with_hook(hook, || {
-                    let to = Remap::To(VirtAddr(PLACES[1]));
-                    space.mremap(VirtAddr(PLACES[0]), SIZE, SIZE, to).unwrap();
-                });
-            });
-        });
+            },
+            || file.sync(0, u64::MAX).unwrap(),
+            || {
+                // Refused where the TLB has forgotten the page.
+                let _stored = places.map(|at| store(at, 2));
+            },
+            || {
+                let to = Remap::To(VirtAddr(PLACES[1]));
+                space.mremap(VirtAddr(PLACES[0]), SIZE, SIZE, to).unwrap();
+            },
+        );
         file.sync(0, u64::MAX).unwrap();
         let mut content = vec![0; SIZE as usize];
         file.read(0, &mut content).unwrap();
@@ -247,7 +247,7 @@ fn saved_on_the_way<A: Walk>() {
         let most = memory.platform().take_most();
         assert!(most.entries <= 1024 && most.bytes <= 64 * KIB, "{most:?}");
         assert!(most.tables <= 512, "{most:?}");
-        if points.load(Relaxed) <= step {
+        if points <= step {
             assert!(step > 8, "the mover has {step} points");
             return;
         }
