@@ -12,6 +12,7 @@
 //! | [`table_at`], [`damage_table`] | a table's metadata and deposit |
 //! | [`damage_mapping`] | a VMA without its tables |
 //! | [`damage_folio`], [`damage_memory`], [`leak_frame`] | counts, free lists, lost frames |
+//! | [`damage_slot`], [`with_pin`] | counts of swap slots; a folio that a driver has |
 //! | [`walk_anonymous`], [`UnmapWalk`], [`anon_groups`] | the reverse map, as walkers will use it |
 //! | [`reclaim_page`], [`reclaim_frame`] | what a reclaimer does with a folio of an object that it has found |
 //! | [`fail_one_allocation`], [`failed_allocations`] | the one allocation that fails, and whether any did |
@@ -32,6 +33,7 @@ use crate::rmap::{self, AnonGroup, HOLD, Locking, Rekeyed, Seen, Walked};
 pub use crate::space::move_pages::testing::{PageMove, lock_folio, move_pages};
 use crate::stats::Counts;
 use crate::swap::SlotRun;
+pub use crate::swap::damage::{damage_slot, with_pin};
 use crate::table::leaf::replace;
 use crate::table::locking::{Depth, Node};
 use crate::table::look::MappedRun;

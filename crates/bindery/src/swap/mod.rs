@@ -50,6 +50,8 @@ mod clock;
 mod cluster;
 pub(crate) mod compressed;
 mod content;
+#[cfg(any(test, feature = "testing"))]
+pub(crate) mod damage;
 mod device;
 mod freed;
 #[cfg(all(test, loom))]

@@ -132,6 +132,26 @@ fn allocations_fail_during_swapoff<A: Walk>() {
     });
 }
 
+/// Reclaim finds no frame to store pages in, not even of those that are kept for it: nothing goes,
+/// and nothing is lost. With one frame, it goes on by itself.
+#[test]
+fn an_empty_reserve_keeps_the_pages() {
+    with_swap::<X86_64<4>>(0, 4096, |swapping| {
+        let contents = scramble(swapping);
+        let memory = swapping.memory;
+        swapping.space.madvise(VirtAddr(AT), 512 * PAGE, Advice::Cold).unwrap();
+        memory.fail_allocations_after(Some(0));
+        assert_eq!(memory.reclaim(8).freed, 0);
+        assert!(testing::failed_allocations(memory) > 0, "nobody asked for a frame");
+        memory.fail_allocations_after(None);
+        audit(swapping.machine, memory, &[swapping.space]);
+        assert_holds(swapping, &contents);
+        swapping.space.madvise(VirtAddr(AT), 512 * PAGE, Advice::Cold).unwrap();
+        assert!(memory.reclaim(8).freed >= 8);
+        assert_holds(swapping, &contents);
+    });
+}
+
 /// The store takes no more: pages stay in memory, in the swap cache, and entries find them there.
 fn a_full_store_keeps_the_pages<A: Walk>() {
     for order in ORDERS {

@@ -5,6 +5,7 @@ mod device_errors;
 mod failures;
 mod faults;
 mod fixture;
+mod flags;
 mod page_out;
 mod parts;
 mod pieces;

@@ -5,6 +5,7 @@ use bindery::addr::{Order, VirtAddr};
 use bindery_hosted::{Program, SwapService, Walk};
 
 use super::fixture::{Swapping, device, with_device, with_swap};
+use crate::support::objects::Chance;
 use crate::support::{GIB, MIB, audit, use_order};
 
 const AT: u64 = GIB;
@@ -74,6 +75,40 @@ fn slots_that_were_freed_come_back_in_pieces<A: Walk>() {
         swapping.assert_filled(AT, 9, AT);
         swapping.assert_filled(AT + 10 * 4096, 6, AT + 10);
     });
+}
+
+/// Zeroes, one repeated word, and what cannot be compressed lie beside each other: one fault brings
+/// all of it back, as one folio.
+fn raw_pages_beside_zeroes_come_back_as_one_folio<A: Walk>() {
+    for order in [4, 9] {
+        with_swap::<A>(order, 4096, |swapping| {
+            let pages = 1 << order;
+            let content = |page: u64| -> Vec<u8> {
+                let mut chance = Chance::new(page + 1, (0, 1));
+                match page % 4 {
+                    0 => vec![0; 4096],
+                    1 => (0..4096).map(|_| chance.below(256) as u8).collect(),
+                    2 => vec![0x5a; 4096],
+                    _ => (0..4096u64).map(|byte| (byte / 64 + page) as u8).collect(),
+                }
+            };
+            swapping.map(AT, pages);
+            for page in 0..pages {
+                let at = VirtAddr(AT + page * 4096);
+                swapping.space.write_user(at, &content(page)).unwrap();
+            }
+            swapping.page_out(AT, pages);
+            assert_eq!(swapping.swapped(AT, pages), pages);
+            swapping.program.load(VirtAddr(AT + 5 * 4096)).unwrap();
+            assert_eq!(swapping.swapped(AT, pages), 0);
+            assert_eq!(swapping.memory.events().major_faults, 1);
+            for page in 0..pages {
+                let mut found = vec![0; 4096];
+                swapping.space.read_user(VirtAddr(AT + page * 4096), &mut found).unwrap();
+                assert!(found == content(page), "page {page}");
+            }
+        });
+    }
 }
 
 /// One run of entries names slots of two clusters: it is named once more, dropped in part, moved
@@ -150,6 +185,7 @@ fn all(taken: [u64; 3]) -> [Option<u64>; 3] {
 on_every_architecture! {
     cached => slots_that_are_partly_cached_come_back_in_pieces;
     freed => slots_that_were_freed_come_back_in_pieces;
+    raw => raw_pages_beside_zeroes_come_back_as_one_folio;
     clusters => runs_that_cross_clusters_are_whole;
     priorities => areas_are_used_by_priority;
 }

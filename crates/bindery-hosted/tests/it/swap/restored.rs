@@ -1,7 +1,7 @@
-//! Somebody takes a reference to a folio between the clearing of its entries and the check of its
-//! counts: then it is mapped again, and stays.
+//! Somebody pins a folio, or takes a reference to it, between the clearing of its entries and the
+//! check of its counts: then a call maps it again, and reclaim leaves it in the swap cache.
 //!
-//! The platform's `invalidate` is in between: there another thread takes the reference.
+//! The platform's `invalidate` is in between: there another thread takes what it wants.
 
 use std::sync::Mutex;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -68,7 +68,28 @@ fn audit(machine: &Machine<AArch64>, memory: &Memory<Held>, space: &AddressSpace
     }
 }
 
-fn a_folio_with_a_new_reference_is_mapped_again(order: u8) {
+/// What the other thread takes.
+#[derive(Clone, Copy)]
+enum Taken {
+    Reference,
+    Pin,
+}
+
+impl Taken {
+    /// Calls `f` while the folio around `frame` is held.
+    fn around(self, memory: &Memory<Held>, frame: Frame, f: impl FnOnce()) {
+        match self {
+            Self::Reference => testing::with_reference(memory, frame, |_, _| f()).unwrap(),
+            Self::Pin => testing::with_pin(memory, frame, f),
+        }
+    }
+}
+
+/// Lets `scenario` have an address space with [`PAGES`] pages, in folios of 2^`order`, and swap.
+fn with_pages(
+    order: u8,
+    scenario: impl FnOnce(&Machine<AArch64>, &Memory<Held>, &AddressSpace<'_, Held>),
+) {
     let config = Config { memory: 32 * MIB, cpus: 2, ..Config::default() };
     let machine = Machine::<AArch64>::new(config);
     let (first, count) = machine.frames();
@@ -85,63 +106,125 @@ fn a_folio_with_a_new_reference_is_mapped_again(order: u8) {
         // A CPU has it, so its TLB has to be invalidated.
         space.enter();
         space.mmap(&fixed(AT, PAGES * 4096)).unwrap();
-        let write = |page: u64, value: u64| {
-            space.write_user(VirtAddr(AT + page * 4096), &value.to_ne_bytes()).unwrap();
-        };
-        (0..PAGES).for_each(|page| write(page, page + 1));
-        let frame = frame_at(&space, 21);
-        let before = frame;
-        let (reached, reaches) = mpsc::channel();
-        let (lets_go_on, go_on) = mpsc::channel();
-        let (over, is_over) = mpsc::channel::<()>();
-        *memory.platform().between.lock().unwrap() = Some((reached, go_on));
-        thread::scope(|scope| {
-            let memory = &memory;
-            // Dropped even where the test fails: the other thread waits for it.
-            let over = over;
-            scope.spawn(move || {
-                if reaches.recv().is_err() {
-                    return;
-                }
-                testing::with_reference(memory, frame, |_, _| {
-                    lets_go_on.send(()).unwrap();
-                    // Until the other side is done, or has failed.
-                    let _ = is_over.recv();
-                })
-                .unwrap();
-            });
-            space.madvise(VirtAddr(AT), PAGES * 4096, Advice::PageOut).unwrap();
-            let unused = memory.platform().between.lock().unwrap().take();
-            assert!(unused.is_none(), "no invalidation");
-            assert_eq!(memory.events().swap_out_busy, 1);
-            assert_eq!(swapped(&space), PAGES - (1 << order), "all other folios are out");
-            assert_eq!(frame_at(&space, 21), before);
-            assert_eq!(memory.swap_areas().next().unwrap().taken, PAGES - (1 << order));
-            drop(over);
-        });
-        audit(&machine, &memory, &space);
-        // It is as it was: written in place, and sent out the next time.
-        space.fault(VirtAddr(AT + 21 * 4096), Access::Write).unwrap();
-        write(21, 7);
-        assert_eq!(frame_at(&space, 21), before, "an exclusive page was copied");
-        space.madvise(VirtAddr(AT), PAGES * 4096, Advice::PageOut).unwrap();
-        assert_eq!((swapped(&space), memory.events().swap_out_busy), (PAGES, 1));
-        for page in 0..PAGES {
-            let mut value = [0; 8];
-            space.read_user(VirtAddr(AT + page * 4096), &mut value).unwrap();
-            assert_eq!(u64::from_ne_bytes(value), if page == 21 { 7 } else { page + 1 });
-        }
+        (0..PAGES).for_each(|page| write(&space, page, page + 1));
+        scenario(&machine, &memory, &space);
         audit(&machine, &memory, &space);
     }
     assert_eq!(memory.swap_off(&area), Ok(()));
 }
 
+fn write(space: &AddressSpace<'_, Held>, page: u64, value: u64) {
+    space.write_user(VirtAddr(AT + page * 4096), &value.to_ne_bytes()).unwrap();
+}
+
+fn assert_holds(space: &AddressSpace<'_, Held>, changed: Option<(u64, u64)>) {
+    for page in 0..PAGES {
+        let mut value = [0; 8];
+        space.read_user(VirtAddr(AT + page * 4096), &mut value).unwrap();
+        let expected = changed.filter(|(at, _)| *at == page).map_or(page + 1, |(_, new)| new);
+        assert_eq!(u64::from_ne_bytes(value), expected, "page {page}");
+    }
+}
+
+/// Runs `send_out`, in whose first flush another thread takes hold of the folio, and `look` before
+/// that lets it go.
+fn while_taken(
+    memory: &Memory<Held>,
+    (taken, frame): (Taken, Frame),
+    send_out: impl FnOnce(),
+    look: impl FnOnce(),
+) {
+    let (reached, reaches) = mpsc::channel();
+    let (lets_go_on, go_on) = mpsc::channel();
+    let (over, is_over) = mpsc::channel::<()>();
+    *memory.platform().between.lock().unwrap() = Some((reached, go_on));
+    thread::scope(|scope| {
+        // Dropped even where the test fails: the other thread waits for it.
+        let over = over;
+        scope.spawn(move || {
+            if reaches.recv().is_err() {
+                return;
+            }
+            taken.around(memory, frame, || {
+                lets_go_on.send(()).unwrap();
+                // Until the other side is done, or has failed.
+                let _ = is_over.recv();
+            });
+        });
+        send_out();
+        let unused = memory.platform().between.lock().unwrap().take();
+        assert!(unused.is_none(), "no invalidation");
+        look();
+        drop(over);
+    });
+}
+
+fn a_folio_that_somebody_takes_is_mapped_again(order: u8, taken: Taken) {
+    with_pages(order, |machine, memory, space| {
+        let before = frame_at(space, 21);
+        let page_out = || space.madvise(VirtAddr(AT), PAGES * 4096, Advice::PageOut).unwrap();
+        while_taken(memory, (taken, before), page_out, || {
+            assert_eq!(memory.events().swap_out_busy, 1);
+            assert_eq!(swapped(space), PAGES - (1 << order), "all other folios are out");
+            assert_eq!(frame_at(space, 21), before);
+            assert_eq!(memory.swap_areas().next().unwrap().taken, PAGES - (1 << order));
+        });
+        audit(machine, memory, space);
+        // It is as it was: written in place, and sent out the next time.
+        space.fault(VirtAddr(AT + 21 * 4096), Access::Write).unwrap();
+        write(space, 21, 7);
+        assert_eq!(frame_at(space, 21), before, "an exclusive page was copied");
+        page_out();
+        assert_eq!((swapped(space), memory.events().swap_out_busy), (PAGES, 1));
+        assert_holds(space, Some((21, 7)));
+    });
+}
+
+/// Reclaim has changed entries of several places by then, and flushed them together. The entries
+/// lead to the folio in the cache.
+fn a_folio_that_somebody_takes_stays_in_the_cache(order: u8, taken: Taken) {
+    with_pages(order, |machine, memory, space| {
+        let frame = frame_at(space, 21);
+        space.madvise(VirtAddr(AT), PAGES * 4096, Advice::Cold).unwrap();
+        let send_out = || assert!(memory.reclaim(PAGES).freed >= PAGES - (1 << order));
+        while_taken(memory, (taken, frame), send_out, || {
+            assert_eq!(swapped(space), PAGES);
+            assert_eq!(memory.swap_areas().next().unwrap().taken, PAGES);
+        });
+        audit(machine, memory, space);
+        space.fault(VirtAddr(AT + 21 * 4096), Access::Read).unwrap();
+        assert_eq!(frame_at(space, 21), frame);
+        assert_eq!(memory.events().pages_swapped_in, 0, "it was there");
+        assert_holds(space, None);
+    });
+}
+
 #[test]
 fn a_page() {
-    a_folio_with_a_new_reference_is_mapped_again(0);
+    a_folio_that_somebody_takes_is_mapped_again(0, Taken::Reference);
 }
 
 #[test]
 fn a_folio() {
-    a_folio_with_a_new_reference_is_mapped_again(4);
+    a_folio_that_somebody_takes_is_mapped_again(4, Taken::Reference);
+}
+
+#[test]
+fn a_pinned_page() {
+    a_folio_that_somebody_takes_is_mapped_again(0, Taken::Pin);
+}
+
+#[test]
+fn a_pinned_folio() {
+    a_folio_that_somebody_takes_is_mapped_again(4, Taken::Pin);
+}
+
+#[test]
+fn a_page_that_reclaim_wanted() {
+    a_folio_that_somebody_takes_stays_in_the_cache(0, Taken::Pin);
+}
+
+#[test]
+fn a_folio_that_reclaim_wanted() {
+    a_folio_that_somebody_takes_stays_in_the_cache(4, Taken::Reference);
 }

@@ -1,11 +1,12 @@
 //! Slots: which are found, and whose they are.
 
 use bindery::addr::{Order, VirtAddr};
-use bindery::{Advice, SizeMode};
+use bindery::arch::Absent;
+use bindery::{Advice, Inspection, SizeMode, testing};
 use bindery_hosted::{Program, Walk};
 
 use super::fixture::{Swapping, with_swap};
-use crate::support::{GIB, audit, fixed, use_order};
+use crate::support::{GIB, MIB, audit, fixed, use_order};
 
 const AT: u64 = GIB;
 
@@ -96,7 +97,38 @@ fn a_slot_of_a_cached_folio_that_is_used_again_is_another_page<A: Walk>() {
     });
 }
 
+/// A fork that would name the slots of a run in two clusters, of which the last cannot be named once
+/// more: it fails, and none of them is. The auditor compares the counts with the entries.
+fn a_run_across_clusters_is_named_in_all_or_in_none<A: Walk>() {
+    with_swap::<A>(0, 1536, |swapping| {
+        let before = AT + 64 * MIB;
+        swapping.map(before, 256);
+        swapping.fill(before, 256);
+        page_out(swapping, before, 256);
+        swapping.map(AT, 512);
+        swapping.fill(AT, 512);
+        page_out(swapping, AT, 512);
+        let slot = |page: u64| match swapping.space.inspect(VirtAddr(AT + page * 4096)) {
+            Inspection::Absent(Absent::Swap { device, slot, .. }) => (device, slot),
+            other => panic!("page {page} is not in swap: {other:?}"),
+        };
+        let (area, last) = slot(511);
+        assert_eq!(last - slot(0).1, 511, "the slots are in a row");
+        assert_ne!(last / 512, slot(0).1 / 512, "and in two clusters");
+        testing::damage_slot(swapping.memory, area, last, i16::MAX);
+        assert!(swapping.space.fork().is_err());
+        testing::damage_slot(swapping.memory, area, last, -i16::MAX);
+        audit(swapping.machine, swapping.memory, &[swapping.space]);
+        let child = swapping.space.fork().unwrap();
+        audit(swapping.machine, swapping.memory, &[swapping.space, &child]);
+        drop(child);
+        swapping.assert_filled(AT, 512, AT);
+        assert_eq!(swapping.taken(), 256);
+    });
+}
+
 on_every_architecture! {
+    named => a_run_across_clusters_is_named_in_all_or_in_none;
     short => a_short_cluster_serves_what_fits;
     holes => holes_serve_single_pages_and_blocks_folios;
     again => a_slot_of_a_cached_folio_that_is_used_again_is_another_page;

@@ -1,0 +1,31 @@
+//! Hooks for tests: slots with a wrong count of entries, and folios that somebody pins.
+
+use core::sync::atomic::Ordering::Relaxed;
+
+use super::area::SlotRun;
+use crate::Memory;
+use crate::addr::Frame;
+use crate::frame::PinRoom;
+use crate::platform::Platform;
+
+/// Lets the count of the entries that name a slot be off by so much. Panics if the area has no such
+/// slot.
+pub fn damage_slot<P: Platform>(memory: &Memory<P>, area: u8, slot: u64, by: i16) {
+    let run = SlotRun { area, first: slot, count: 1 };
+    let (cluster, cells, _) = memory.cells(run).expect("a slot");
+    let _state = cluster.state.lock();
+    let cell = cells[0].load(Relaxed);
+    cells[0].store(cell.wrapping_add_signed(i64::from(by)), Relaxed);
+}
+
+/// Calls `f` while the folio around `frame` is pinned, as by a driver that has found the page just
+/// before its entry was cleared. Panics if there is no folio.
+pub fn with_pin<P: Platform, R>(memory: &Memory<P>, frame: Frame, f: impl FnOnce() -> R) -> R {
+    let reference = memory.frames.try_hold(&memory.platform, frame).expect("a folio");
+    let folio = *reference;
+    assert!(memory.frames.pin(folio, PinRoom::All), "too many pins");
+    drop(reference);
+    let result = f();
+    memory.frames.unpin(&memory.platform, folio);
+    result
+}
