@@ -5,6 +5,15 @@ use core::sync::atomic::{AtomicI64, AtomicU8, AtomicU64, Ordering};
 use crate::error::Error;
 
 /// The current mode.
+///
+/// ```
+/// use bindery::{Memory, Overcommit, Platform};
+///
+/// /// `sysctl vm.overcommit_memory=2`
+/// fn never<P: Platform>(memory: &Memory<P>) {
+///     memory.commitment().set_mode(Overcommit::Never);
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(u8)]
 pub enum Overcommit {

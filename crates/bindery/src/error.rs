@@ -89,6 +89,16 @@ pub enum Error {
 }
 
 /// Error numbers of Linux on all three architectures (`asm-generic/errno-base.h` values).
+///
+/// ```
+/// use bindery::Errno;
+///
+/// /// What a system call returns to its program.
+/// fn result(refused: Errno) -> i64 {
+///     -(refused as i64)
+/// }
+/// assert_eq!(result(Errno::EINVAL), -22);
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(i32)]
 pub enum Errno {
@@ -196,6 +206,16 @@ impl Error {
 }
 
 /// The calls that return different errnos for the same refusal.
+///
+/// ```
+/// use bindery::addr::VirtAddr;
+/// use bindery::{Errno, Error, Operation};
+///
+/// // The same refusal has another errno in another call.
+/// let refusal = Error::NotMapped(VirtAddr(0x1000));
+/// assert_eq!(refusal.errno(Operation::Mprotect), Errno::ENOMEM);
+/// assert_eq!(refusal.errno(Operation::Mremap), Errno::EFAULT);
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Operation {
     /// `mmap(2)`.
@@ -317,6 +337,13 @@ impl fmt::Display for FaultError {
 impl core::error::Error for FaultError {}
 
 /// The reason why nothing was pinned ([`crate::AddressSpace::pin`]).
+///
+/// ```
+/// use bindery::{Errno, FaultError, PinError};
+///
+/// assert_eq!(PinError::Fault(FaultError::NotMapped).errno(), Errno::EFAULT);
+/// assert_eq!(PinError::LimitReached.errno(), Errno::ENOMEM);
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum PinError {

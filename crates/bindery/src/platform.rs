@@ -11,6 +11,13 @@ use crate::arch::Arch;
 use crate::sync::RawLock;
 
 /// A CPU's number, from 0.
+///
+/// ```
+/// use bindery::platform::{Cpu, MAX_CPUS};
+///
+/// let boot = Cpu(0);
+/// assert!(usize::from(boot.0) < MAX_CPUS);
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct Cpu(pub u16);
 
@@ -99,6 +106,19 @@ pub struct Invalidation {
 }
 
 /// Whether cached intermediate entries must be invalidated.
+///
+/// ```
+/// use bindery::platform::Tables;
+///
+/// /// The AArch64 instruction that forgets one page on all CPUs.
+/// fn instruction(tables: Tables) -> &'static str {
+///     match tables {
+///         Tables::Unchanged => "tlbi vale1is",
+///         Tables::Changed => "tlbi vae1is",
+///     }
+/// }
+/// assert_eq!(instruction(Tables::Unchanged), "tlbi vale1is");
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Tables {
     /// Only leaves changed (AArch64: last-level invalidation will do).
@@ -109,6 +129,22 @@ pub enum Tables {
 
 /// The start of a grace period: [`Platform::grace_period`] returns it, and [`Platform::is_over`]
 /// takes it. The number has a meaning only for the platform.
+///
+/// ```
+/// use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+///
+/// use bindery::platform::GracePeriod;
+///
+/// /// Counted by a thread that waits for all CPUs, again and again.
+/// static PASSED: AtomicU64 = AtomicU64::new(0);
+///
+/// // The period under way may have begun too early, so the one after it counts.
+/// let start = GracePeriod(PASSED.load(SeqCst) + 2);
+/// let is_over = || PASSED.load(SeqCst) >= start.0;
+/// assert!(!is_over());
+/// PASSED.fetch_add(2, SeqCst);
+/// assert!(is_over());
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct GracePeriod(pub u64);
 

@@ -4,6 +4,13 @@
 use core::fmt;
 
 /// Something that a correctly configured processor never does.
+///
+/// ```
+/// use bindery::arch::Symptom;
+///
+/// // A boot log shows it by name.
+/// assert_eq!(format!("{:?}", Symptom::StaleWritten), "StaleWritten");
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[non_exhaustive]
 pub enum Symptom {

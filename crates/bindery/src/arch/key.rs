@@ -5,6 +5,14 @@
 //! no system call and changes no entry.
 
 /// The number of a key. Mappings are made with key 0, which always exists.
+///
+/// ```
+/// use bindery::arch::ProtectionKey;
+///
+/// // Key 0 is that of all memory without another one.
+/// assert_eq!(ProtectionKey::new(0), Some(ProtectionKey::default()));
+/// assert_eq!(ProtectionKey::new(16), None);
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 pub struct ProtectionKey(u8);
 

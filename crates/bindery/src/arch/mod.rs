@@ -129,6 +129,16 @@ impl Attributes {
 
 /// The memory type: how the processor may treat accesses to a leaf's memory. Only the kernel's own
 /// mappings ([`crate::KernelMap`]) have another type than [`MemoryType::Normal`].
+///
+/// ```
+/// use bindery::arch::MemoryType;
+///
+/// /// For a physical address of which the memory map says what is there.
+/// fn memory_type(is_ram: bool) -> MemoryType {
+///     if is_ram { MemoryType::Normal } else { MemoryType::Device }
+/// }
+/// assert_ne!(memory_type(true), memory_type(false));
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 pub enum MemoryType {
     /// Memory: cached, written back.

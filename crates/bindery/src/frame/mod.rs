@@ -146,6 +146,21 @@ impl fmt::Display for FrameRange {
 }
 
 /// The reason why the ranges of memory cannot be used.
+///
+/// ```
+/// use bindery::FramesError;
+///
+/// /// For the boot log.
+/// fn reason(error: FramesError) -> &'static str {
+///     match error {
+///         FramesError::Empty => "the firmware reports no memory",
+///         FramesError::Overlapping => "two ranges of the memory map overlap",
+///         FramesError::TooHigh | FramesError::TooSmall => "the memory map is out of bounds",
+///         FramesError::DirectMap => "the direct map is not contiguous",
+///     }
+/// }
+/// assert_eq!(reason(FramesError::Empty), "the firmware reports no memory");
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FramesError {
     /// There is no range, or all are empty.

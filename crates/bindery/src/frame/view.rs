@@ -13,6 +13,16 @@ use crate::addr::{Frame, Order};
 use crate::platform::Platform;
 
 /// What a frame is used for.
+///
+/// ```
+/// use bindery::addr::Frame;
+/// use bindery::{FrameUse, Memory, Platform};
+///
+/// /// Whether a wild physical address would hit a page table.
+/// fn is_table<P: Platform>(memory: &Memory<P>, frame: Frame) -> bool {
+///     memory.frame_view(frame).usage == FrameUse::Table
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FrameUse {
     /// It does not belong to the memory: a hole, the metadata of all frames, or outside of all

@@ -9,6 +9,16 @@ use crate::error::Errno;
 use super::request::{AreaKind, KernelArea};
 
 /// The reason for a refusal. A refused call has changed nothing.
+///
+/// ```
+/// use bindery::KernelMapError;
+///
+/// /// Whether a call should be made again after memory was freed.
+/// fn is_temporary(error: KernelMapError) -> bool {
+///     matches!(error, KernelMapError::OutOfMemory | KernelMapError::OutOfAddresses)
+/// }
+/// assert!(!is_temporary(KernelMapError::Empty));
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum KernelMapError {

@@ -4,6 +4,13 @@ use crate::addr::{PAGE_SIZE, PhysAddr, VirtAddr, VirtRange};
 use crate::arch::{MemoryType, Permissions};
 
 /// The size of a mapping's pieces.
+///
+/// ```
+/// use bindery::{Pieces, VmallocOptions};
+///
+/// /// Memory for code that is patched at run time, page by page.
+/// let options = VmallocOptions { pieces: Pieces::Base, ..VmallocOptions::default() };
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pieces {
     /// Only base pages: each page can be changed without a pause.
@@ -13,6 +20,13 @@ pub enum Pieces {
 }
 
 /// The content of new memory.
+///
+/// ```
+/// use bindery::{Content, VmallocOptions};
+///
+/// /// `vzalloc`
+/// let options = VmallocOptions { content: Content::Zeroes, ..VmallocOptions::default() };
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Content {
     /// Unspecified: what it held before.
@@ -33,6 +47,23 @@ pub enum Pauses {
 }
 
 /// When the TLBs forget an unmapped area.
+///
+/// ```
+/// use bindery::addr::VirtAddr;
+/// use bindery::{KernelMap, KernelMapError, Platform, UnmapTime};
+///
+/// /// Unmaps frames that go to a program next.
+/// ///
+/// /// # Safety
+/// /// Nobody uses the area any more.
+/// unsafe fn give_away<P: Platform>(
+///     map: &KernelMap<'_, P>,
+///     area: VirtAddr,
+/// ) -> Result<(), KernelMapError> {
+///     // SAFETY: the caller's obligation is that of `vunmap`.
+///     unsafe { map.vunmap(area, UnmapTime::Now) }
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum UnmapTime {
     /// At the next purge, together with others. Until then nobody may use the addresses. A wild
@@ -125,6 +156,19 @@ impl Default for VmapOptions {
 }
 
 /// The function that made an area.
+///
+/// ```
+/// use bindery::{AreaKind, KernelArea};
+///
+/// /// For an area listing, as Linux's /proc/vmallocinfo.
+/// fn word(area: &KernelArea) -> &'static str {
+///     match area.kind {
+///         AreaKind::Vmalloc => "vmalloc",
+///         AreaKind::Vmap => "vmap",
+///         AreaKind::Ioremap => "ioremap",
+///     }
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AreaKind {
     /// [`super::KernelMap::vmalloc`]: it owns its frames.
@@ -136,6 +180,16 @@ pub enum AreaKind {
 }
 
 /// An area: a range of addresses with one purpose.
+///
+/// ```
+/// use bindery::KernelArea;
+/// use bindery::addr::VirtAddr;
+///
+/// /// Whether a wild access hit the guard page after the area.
+/// fn is_overrun(area: &KernelArea, at: VirtAddr) -> bool {
+///     at >= area.range.end() && at < area.range.end() + 4096
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KernelArea {
     /// Its addresses, without the guard page after them.
@@ -190,6 +244,17 @@ pub enum KernelAddress {
 }
 
 /// The answer of [`super::KernelMap::resolve`].
+///
+/// ```
+/// use bindery::addr::VirtAddr;
+/// use bindery::arch::Permissions;
+/// use bindery::{KernelMap, Platform, Resolution};
+///
+/// /// Whether the kernel's page fault at `at` is over.
+/// fn is_resolved<P: Platform>(map: &KernelMap<'_, P>, at: VirtAddr) -> bool {
+///     map.resolve(at, Permissions::WRITE) == Resolution::Retry
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Resolution {
     /// The address is mapped and allows the access now: retry.
@@ -201,6 +266,15 @@ pub enum Resolution {
 }
 
 /// A mapped piece: adjacent leaves with equal attributes that lead to consecutive frames.
+///
+/// ```
+/// use bindery::KernelPiece;
+///
+/// /// Translations that the piece takes in a TLB.
+/// fn translations(piece: &KernelPiece) -> u64 {
+///     piece.range.len() / piece.size
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KernelPiece {
     /// Its addresses.

@@ -31,6 +31,13 @@ const ALWAYS: u64 = (abi::UFFD_FEATURE_PAGEFAULT_FLAG_WP
     | abi::UFFD_FEATURE_MOVE) as u64;
 
 /// A request of `ioctl(2)` on a userfaultfd.
+///
+/// ```
+/// use bindery::linux::UserfaultRequest;
+///
+/// // UFFDIO_API of asm-generic/ioctl.h: _IOWR(0xAA, 0x3F, 24 bytes).
+/// assert_eq!(UserfaultRequest::from_number(0xc018_aa3f), Some(UserfaultRequest::Api));
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum UserfaultRequest {
     /// `UFFDIO_API`: [`userfault_api`].

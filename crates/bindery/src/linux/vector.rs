@@ -11,6 +11,13 @@ pub(super) const MOST_RANGES: u64 = 1024;
 pub(super) const MOST_BYTES: u64 = i32::MAX as u64 & !(PAGE_SIZE - 1);
 
 /// A range of a program's memory: `struct iovec`.
+///
+/// ```
+/// use bindery::linux::IoRange;
+///
+/// let both = [IoRange { start: 0x1000, length: 16 }, IoRange { start: 0x8000, length: 4096 }];
+/// assert_eq!(both.iter().map(|range| range.length).sum::<u64>(), 4112);
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct IoRange {
     /// Its start.

@@ -11,6 +11,20 @@ use super::vector::{IoRange, MOST_BYTES, MOST_RANGES};
 use super::{Outcome, raw};
 
 /// The direction of [`process_vm`].
+///
+/// ```
+/// use bindery::linux::CopyDirection;
+///
+/// /// By the number of the system call on x86-64.
+/// fn direction(number: u64) -> Option<CopyDirection> {
+///     match number {
+///         310 => Some(CopyDirection::Read),
+///         311 => Some(CopyDirection::Write),
+///         _ => None,
+///     }
+/// }
+/// assert_eq!(direction(310), Some(CopyDirection::Read));
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CopyDirection {
     /// From the other process to the caller (`process_vm_readv(2)`).

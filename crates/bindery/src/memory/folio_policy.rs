@@ -19,6 +19,17 @@ pub(crate) enum HugeAdvice {
 
 /// When folios of one size are used, as in Linux's files
 /// `/sys/kernel/mm/transparent_hugepage/hugepages-*kB/enabled`.
+///
+/// ```
+/// use bindery::addr::Order;
+/// use bindery::{Memory, Platform, SizeMode};
+///
+/// /// 64 KiB folios everywhere, 2 MiB ones for those who ask.
+/// fn configure<P: Platform>(memory: &Memory<P>) {
+///     memory.folio_policy().set(Order(4), SizeMode::Always);
+///     memory.folio_policy().set(Order(9), SizeMode::Madvise);
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SizeMode {
     /// Not at all.

@@ -6,6 +6,21 @@ use super::StoredBytes;
 use crate::error::Error;
 
 /// The reason for a pager's failure.
+///
+/// ```
+/// use std::io;
+///
+/// use bindery::PagerError;
+///
+/// fn convert(error: &io::Error) -> PagerError {
+///     match error.kind() {
+///         io::ErrorKind::StorageFull => PagerError::NoSpace,
+///         io::ErrorKind::OutOfMemory => PagerError::OutOfMemory,
+///         _ => PagerError::InputOutput,
+///     }
+/// }
+/// assert_eq!(convert(&io::ErrorKind::StorageFull.into()), PagerError::NoSpace);
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum PagerError {
@@ -61,6 +76,30 @@ impl core::error::Error for PagerError {}
 /// of its size and content from outside of mappings: they must not write, resize or punch the same
 /// object. No other lock is held, and none of the pages concerned is being read or stored, but for
 /// reads whose result nobody will use.
+///
+/// ```
+/// use bindery::{Pager, PagerError, StoredBytes};
+///
+/// /// A disk without content that nobody can write.
+/// struct Zeroes;
+///
+/// impl Pager for Zeroes {
+///     fn read(&self, _file: u64, _page: u64, into: &mut [&mut [u8]]) -> Result<(), PagerError> {
+///         into.iter_mut().for_each(|piece| piece.fill(0));
+///         Ok(())
+///     }
+///
+///     fn write(&self, _file: u64, _page: u64, _from: &[StoredBytes<'_>]) -> Result<(), PagerError> {
+///         Err(PagerError::NotSupported)
+///     }
+///
+///     fn resize(&self, _file: u64, _size: u64) -> Result<(), PagerError> {
+///         Err(PagerError::NotSupported)
+///     }
+///
+///     fn removed(&self, _file: u64) {}
+/// }
+/// ```
 pub trait Pager: Send + Sync {
     /// Fills all of `into`, one piece after the other, with consecutive pages of a file from
     /// `first_page` on. What lies after the end of the file is zeroes.

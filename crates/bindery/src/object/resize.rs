@@ -18,6 +18,15 @@ use super::{MAX_SIZE, Object, pages};
 use crate::collections::page_tree::PAGE_LIMIT;
 
 /// Whether an object may grow when pages are allocated beyond its end.
+///
+/// ```
+/// use bindery::{Error, Growth, Object, Platform};
+///
+/// /// `fallocate(2)` with `FALLOC_FL_KEEP_SIZE`.
+/// fn reserve<P: Platform>(object: &Object<'_, P>, bytes: u64) -> Result<(), Error> {
+///     object.allocate(0, bytes, Growth::Forbidden)
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Growth {
     /// It grows over the pages.

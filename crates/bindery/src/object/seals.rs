@@ -12,6 +12,15 @@ use crate::collections::page_tree::PAGE_LIMIT;
 
 bitflags! {
     /// Changes of an object that stay forbidden; the bits are those of Linux's `F_SEAL_*`.
+    ///
+    /// ```
+    /// use bindery::{Error, Object, Platform, Seals};
+    ///
+    /// /// Makes a memfd safe to receive: its size is fixed from here on.
+    /// fn fix_size<P: Platform>(object: &Object<'_, P>) -> Result<(), Error> {
+    ///     object.add_seals(Seals::SHRINK | Seals::GROW)
+    /// }
+    /// ```
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
     pub struct Seals: u32 {
         /// No further seal can be added (`F_SEAL_SEAL`).
@@ -37,6 +46,15 @@ impl Seals {
 }
 
 /// Whether seals can be added to a new object.
+///
+/// ```
+/// use bindery::{Accounting, Error, Memory, Object, Platform, Sealing};
+///
+/// /// `memfd_create(2)` with `MFD_ALLOW_SEALING`.
+/// fn memfd<P: Platform>(memory: &Memory<P>) -> Result<Object<'_, P>, Error> {
+///     memory.shared_memory(0, Sealing::Allowed, Accounting::PerPage)
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Sealing {
     /// Yes (`MFD_ALLOW_SEALING`).

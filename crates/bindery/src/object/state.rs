@@ -26,6 +26,15 @@ use super::{pages, save};
 use crate::collections::page_tree::{NODES_OF_A_FOLIO, Node, Nodes, PAGE_LIMIT, PageIndex};
 
 /// How the memory of an object counts as committed ([`crate::Commitment`]).
+///
+/// ```
+/// use bindery::{Accounting, Error, Memory, Object, Platform, Sealing};
+///
+/// /// What a shared anonymous mapping is made of.
+/// fn anonymous<P: Platform>(memory: &Memory<P>, size: u64) -> Result<Object<'_, P>, Error> {
+///     memory.shared_memory(size, Sealing::Forbidden, Accounting::Whole)
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Accounting {
     /// All of its size, from the beginning: a shared anonymous mapping.

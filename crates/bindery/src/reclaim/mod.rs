@@ -44,6 +44,16 @@ use crate::platform::Platform;
 use pressure::Batch;
 
 /// What a call of [`Memory::reclaim`] has done, in pages.
+///
+/// ```
+/// use bindery::{Memory, Platform};
+///
+/// /// Whether reclaim still finds something worth its time.
+/// fn pays<P: Platform>(memory: &Memory<P>) -> bool {
+///     let reclaimed = memory.reclaim(32);
+///     8 * reclaimed.freed > reclaimed.scanned
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Reclaimed {
     /// Pages that were freed.

@@ -53,6 +53,24 @@ impl Default for CollapseLimits {
 }
 
 /// The progress of [`AddressSpace::collapse_some`].
+///
+/// ```
+/// use bindery::addr::VirtAddr;
+/// use bindery::{AddressSpace, CollapseLimits, Platform};
+///
+/// /// One turn of a background thread over an address space.
+/// fn turn<P: Platform>(space: &AddressSpace<'_, P>, limits: &CollapseLimits) -> u32 {
+///     let (mut from, mut collapsed) = (VirtAddr(0), 0);
+///     loop {
+///         let progress = space.collapse_some(from, 8, limits);
+///         collapsed += progress.collapsed;
+///         if progress.out_of_memory || progress.next == VirtAddr(0) {
+///             return collapsed;
+///         }
+///         from = progress.next;
+///     }
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CollapseProgress {
     /// Table spans that it has looked at.

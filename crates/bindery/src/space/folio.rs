@@ -21,6 +21,17 @@ use super::vma::Vma;
 
 /// The reason why a folio could not be split, or leaves could not be joined. Nothing that a program
 /// could see has changed.
+///
+/// ```
+/// use bindery::addr::{Order, VirtAddr};
+/// use bindery::{AddressSpace, FolioError, Platform};
+///
+/// /// Whether the folio consists of base pages afterwards.
+/// fn split<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr) -> bool {
+///     // A single page cannot be split.
+///     matches!(space.split_folio(at, Order(0)), Ok(()) | Err(FolioError::Unsuitable))
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum FolioError {

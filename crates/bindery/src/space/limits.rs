@@ -36,6 +36,13 @@ pub struct Limits {
 }
 
 /// Whether a process may lock and pin memory without limit (`CAP_IPC_LOCK`).
+///
+/// ```
+/// use bindery::Locking;
+///
+/// // A process without CAP_IPC_LOCK.
+/// assert_eq!(Locking::default(), Locking::Limited);
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Locking {
     /// Up to its limit.

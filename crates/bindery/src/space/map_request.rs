@@ -13,6 +13,17 @@ use super::AddressSpace;
 use super::vma::Protection;
 
 /// The requested address of a mapping.
+///
+/// ```
+/// use bindery::addr::VirtAddr;
+/// use bindery::{AddressSpace, Error, MapRequest, Place, Platform};
+///
+/// /// Reserves a range, or fails if something is mapped there.
+/// fn reserve<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr) -> Result<VirtAddr, Error> {
+///     let place = Place::FixedNoReplace(at);
+///     space.mmap(&MapRequest { length: 1 << 20, place, ..MapRequest::default() })
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Place {
     /// Any free address.
@@ -28,6 +39,17 @@ pub enum Place {
 }
 
 /// Whether writes are visible to others.
+///
+/// ```
+/// use bindery::addr::VirtAddr;
+/// use bindery::{AddressSpace, Error, MapRequest, Platform, Protection, Sharing};
+///
+/// /// Memory that a program shares with its children.
+/// fn shared<P: Platform>(space: &AddressSpace<'_, P>, length: u64) -> Result<VirtAddr, Error> {
+///     let protection = Protection::READ | Protection::WRITE;
+///     space.mmap(&MapRequest { length, protection, sharing: Sharing::Shared, ..Default::default() })
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Sharing {
     /// Private: they are not (`MAP_PRIVATE`).
@@ -39,6 +61,17 @@ pub enum Sharing {
 
 bitflags! {
     /// Further flags of a new mapping.
+    ///
+    /// ```
+    /// use bindery::{MapFlags, MapRequest};
+    ///
+    /// /// A stack that grows, up to its limit.
+    /// let stack = MapRequest {
+    ///     length: 128 << 10,
+    ///     flags: MapFlags::GROWS_DOWN | MapFlags::STACK,
+    ///     ..MapRequest::default()
+    /// };
+    /// ```
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
     pub struct MapFlags: u8 {
         /// Its pages are there at once and stay in memory (`MAP_LOCKED`).
@@ -58,6 +91,14 @@ bitflags! {
 
 bitflags! {
     /// The access with which a file was opened, and whether the opener owns it.
+    ///
+    /// ```
+    /// use bindery::FileAccess;
+    ///
+    /// // open(2) with O_RDWR, by the file's owner.
+    /// let access = FileAccess::READ | FileAccess::WRITE | FileAccess::OWNER;
+    /// assert!(access.contains(FileAccess::WRITE));
+    /// ```
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
     pub struct FileAccess: u8 {
         /// For reading.

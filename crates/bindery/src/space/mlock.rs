@@ -14,6 +14,16 @@ use super::vma::{MappingFlags, Vma};
 use super::{AddressSpace, MmapLocked};
 
 /// When the pages of locked memory are brought in.
+///
+/// ```
+/// use bindery::addr::VirtAddr;
+/// use bindery::{AddressSpace, Error, LockPages, Platform};
+///
+/// /// `mlock2(2)` with `MLOCK_ONFAULT`.
+/// fn lock<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr, size: u64) -> Result<(), Error> {
+///     space.mlock(at, size, LockPages::OnFault)
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum LockPages {
     /// At once.
@@ -25,6 +35,15 @@ pub enum LockPages {
 
 bitflags! {
     /// The mappings that `mlockall` locks.
+    ///
+    /// ```
+    /// use bindery::{AddressSpace, Error, LockAll, Platform};
+    ///
+    /// /// What a real-time program does first.
+    /// fn lock<P: Platform>(space: &AddressSpace<'_, P>) -> Result<(), Error> {
+    ///     space.mlockall(LockAll::CURRENT | LockAll::FUTURE)
+    /// }
+    /// ```
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
     pub struct LockAll: u8 {
         /// All mappings that there are (`MCL_CURRENT`).

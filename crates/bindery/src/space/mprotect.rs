@@ -15,6 +15,17 @@ use super::vma::{MappingFlags, Protection, Vma};
 use super::{AddressSpace, MmapLocked};
 
 /// The start of a change of protection.
+///
+/// ```
+/// use bindery::addr::VirtAddr;
+/// use bindery::{AddressSpace, Error, Platform, ProtectFrom, Protection};
+///
+/// /// Makes a stack executable, all of it, from any address in it.
+/// fn executable<P: Platform>(space: &AddressSpace<'_, P>, stack: VirtAddr) -> Result<(), Error> {
+///     let all = Protection::READ | Protection::WRITE | Protection::EXECUTE;
+///     space.mprotect_from(stack, 4096, all, ProtectFrom::GrowingStart)
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum ProtectFrom {
     /// The given address.

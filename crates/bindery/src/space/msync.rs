@@ -12,6 +12,16 @@ use super::vma::MappingFlags;
 
 bitflags! {
     /// What `msync` shall do.
+    ///
+    /// ```
+    /// use bindery::addr::VirtAddr;
+    /// use bindery::{AddressSpace, Error, Platform, SyncFlags};
+    ///
+    /// /// Saves one page of a mapped file, and waits for it.
+    /// fn save<P: Platform>(space: &AddressSpace<'_, P>, page: VirtAddr) -> Result<(), Error> {
+    ///     space.msync(page, 4096, SyncFlags::SYNC)
+    /// }
+    /// ```
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
     pub struct SyncFlags: u8 {
         /// Begin to save (`MS_ASYNC`); since what is written is known to the object anyway, nothing

@@ -18,6 +18,19 @@ use super::vma::{MappingFlags, Vma};
 use super::{AddressSpace, Protection};
 
 /// The duration of a pin.
+///
+/// ```
+/// use bindery::addr::VirtAddr;
+/// use bindery::{Access, AddressSpace, PinError, PinTime, Pinned, Platform};
+///
+/// /// For a device that keeps on reading the page.
+/// fn register<'m, P: Platform>(
+///     space: &AddressSpace<'m, P>,
+///     at: VirtAddr,
+/// ) -> Result<Pinned<'m, P>, PinError> {
+///     space.pin(at, 1, Access::Read, PinTime::Long)
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PinTime {
     /// For one transfer.

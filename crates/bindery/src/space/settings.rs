@@ -17,6 +17,15 @@ use super::AddressSpace;
 use super::vma::MappingFlags;
 
 /// Where an address space uses large folios (Linux: `PR_SET_THP_DISABLE`).
+///
+/// ```
+/// use bindery::{AddressSpace, LargeFolios, Platform};
+///
+/// /// `prctl(2)` with `PR_SET_THP_DISABLE`.
+/// fn disable<P: Platform>(space: &AddressSpace<'_, P>) {
+///     space.set_large_folios(LargeFolios::Never);
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum LargeFolios {
     /// Where the policies and the mappings allow them.
@@ -30,6 +39,15 @@ pub enum LargeFolios {
 }
 
 /// Whether memory of an address space may become executable (Linux: `PR_SET_MDWE`).
+///
+/// ```
+/// use bindery::{AddressSpace, Error, ExecGain, Platform};
+///
+/// /// `prctl(2)` with `PR_SET_MDWE`.
+/// fn harden<P: Platform>(space: &AddressSpace<'_, P>) -> Result<(), Error> {
+///     space.set_exec_gain(ExecGain::Refused)
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum ExecGain {
     /// As the mappings allow.

@@ -74,6 +74,19 @@ pub trait SwapDevice<P: Platform>: Send + Sync {
 }
 
 /// The direction of a transfer.
+///
+/// ```
+/// use bindery::SwapOperation;
+///
+/// /// The command of a virtio block device.
+/// fn command(operation: SwapOperation) -> u32 {
+///     match operation {
+///         SwapOperation::Read => 0,
+///         SwapOperation::Write => 1,
+///     }
+/// }
+/// assert_eq!(command(SwapOperation::Write), 1);
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SwapOperation {
     /// From the device to the frames.
@@ -83,6 +96,16 @@ pub enum SwapOperation {
 }
 
 /// The device could not do a transfer (`EIO`).
+///
+/// ```
+/// use bindery::SwapDeviceError;
+///
+/// /// From the status byte of a virtio block request.
+/// fn result(status: u8) -> Result<(), SwapDeviceError> {
+///     if status == 0 { Ok(()) } else { Err(SwapDeviceError) }
+/// }
+/// assert!(result(1).is_err());
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SwapDeviceError;
 

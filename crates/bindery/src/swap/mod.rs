@@ -142,6 +142,18 @@ impl<P: Platform> Swap<P> {
 }
 
 /// Why an area was not added.
+///
+/// ```
+/// use bindery::{Memory, Platform, SwapArea, SwapError};
+///
+/// /// 1 GiB of compressed memory, or less if there is no room for its account.
+/// fn add<P: Platform>(memory: &Memory<P>) -> Result<SwapArea, SwapError> {
+///     match memory.swap_on(262_144, 0) {
+///         Err(SwapError::OutOfMemory) => memory.swap_on(16_384, 0),
+///         other => other,
+///     }
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum SwapError {
@@ -160,6 +172,15 @@ pub enum SwapError {
 }
 
 /// A swap area, for listings (`/proc/swaps`).
+///
+/// ```
+/// use bindery::{Memory, Platform};
+///
+/// /// The size column of `/proc/swaps`, in KiB.
+/// fn sizes<P: Platform>(memory: &Memory<P>) -> Vec<u64> {
+///     memory.swap_areas().map(|area| area.slots * 4).collect()
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SwapArea {
     /// Its number, from 0: the device in swap entries.

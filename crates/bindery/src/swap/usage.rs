@@ -9,6 +9,16 @@ use crate::Memory;
 use crate::platform::Platform;
 
 /// How many slots hold what ([`Memory::swap_usage`]).
+///
+/// ```
+/// use bindery::{Memory, Platform};
+///
+/// /// `SwapFree` of `/proc/meminfo`, in KiB.
+/// fn free<P: Platform>(memory: &Memory<P>) -> u64 {
+///     let usage = memory.swap_usage();
+///     (usage.slots - usage.taken) * 4
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SwapUsage {
     /// Slots of all areas.

@@ -61,6 +61,13 @@ pub trait Interrupts: 'static {
 
 /// [`Interrupts`] of a machine where there is nothing to turn off: the core is never called with
 /// interrupts on and from their handlers as well.
+///
+/// ```
+/// use bindery::sync::{AlwaysOff, SpinLock};
+///
+/// /// For a platform whose handlers never call the core.
+/// type TableLock = SpinLock<AlwaysOff>;
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AlwaysOff {}
 

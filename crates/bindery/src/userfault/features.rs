@@ -42,6 +42,14 @@ bitflags! {
     ///
     /// # Context
     /// Context: any.
+    ///
+    /// ```
+    /// use bindery::UserfaultModes;
+    ///
+    /// // The bits are those of UFFDIO_REGISTER.
+    /// let modes = UserfaultModes::from_bits(0b11);
+    /// assert_eq!(modes, Some(UserfaultModes::MISSING | UserfaultModes::WRITE_PROTECT));
+    /// ```
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
     pub struct UserfaultModes: u32 {
         /// Pages that are not there.
@@ -54,6 +62,15 @@ bitflags! {
 }
 
 /// Whose faults a userfaultfd serves.
+///
+/// ```
+/// use bindery::{AddressSpace, Error, Platform, Userfault, UserfaultFeatures, UserfaultScope};
+///
+/// /// `userfaultfd(2)` of a program without privileges.
+/// fn create<'m, P: Platform>(space: &AddressSpace<'m, P>) -> Result<Userfault<'m, P>, Error> {
+///     space.userfault(UserfaultFeatures::empty(), UserfaultScope::UserMode)
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
 pub enum UserfaultScope {
     /// Those of programs, and those of the kernel on their behalf.

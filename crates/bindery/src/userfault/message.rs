@@ -8,6 +8,15 @@ use crate::platform::Platform;
 use super::Userfault;
 
 /// Why a fault waits.
+///
+/// ```
+/// use bindery::{UserfaultFault, UserfaultKind};
+///
+/// /// Whether the handler must supply a page; else it lifts a protection, or continues.
+/// fn needs_content(fault: &UserfaultFault) -> bool {
+///     fault.kind == UserfaultKind::Missing
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum UserfaultKind {
     /// There is no page.
@@ -19,6 +28,16 @@ pub enum UserfaultKind {
 }
 
 /// A fault that waits (`UFFD_EVENT_PAGEFAULT`).
+///
+/// ```
+/// use bindery::UserfaultFault;
+/// use bindery::addr::VirtAddr;
+///
+/// /// The page that the handler must supply.
+/// fn page(fault: &UserfaultFault) -> VirtAddr {
+///     fault.address.align_down(4096)
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct UserfaultFault {
     /// The address: of the page, or of the access itself
@@ -33,6 +52,19 @@ pub struct UserfaultFault {
 }
 
 /// What a handler reads (`struct uffd_msg`).
+///
+/// ```
+/// use bindery::{Error, Platform, Userfault, UserfaultMessage};
+///
+/// /// Counts faults until the next event.
+/// fn faults<P: Platform>(userfault: &Userfault<'_, P>) -> Result<u64, Error> {
+///     let mut count = 0;
+///     while let UserfaultMessage::Fault(_) = userfault.read()? {
+///         count += 1;
+///     }
+///     Ok(count)
+/// }
+/// ```
 pub enum UserfaultMessage<'m, P: Platform> {
     /// A fault, which waits until it is woken.
     Fault(UserfaultFault),

@@ -78,6 +78,16 @@ bitflags! {
     ///
     /// # Context
     /// Context: any.
+    ///
+    /// ```
+    /// use bindery::MappingFlags;
+    ///
+    /// /// The first column of `/proc/PID/maps`.
+    /// fn is_stack(flags: MappingFlags) -> bool {
+    ///     flags.contains(MappingFlags::GROWS_DOWN)
+    /// }
+    /// assert!(is_stack(MappingFlags::READ | MappingFlags::GROWS_DOWN));
+    /// ```
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
     pub struct MappingFlags: u64 {
         /// Loads are allowed (`rd`).

@@ -35,6 +35,20 @@ use crate::space::AddressSpace;
 use trial::Trial;
 
 /// Why an access was not made, as the processor reported it.
+///
+/// ```
+/// use bindery::check::AccessFault;
+///
+/// /// From the error code of an x86-64 page fault.
+/// fn fault(error: u64) -> AccessFault {
+///     match (error & 1, error & 8) {
+///         (0, _) => AccessFault::NotMapped,
+///         (_, 0) => AccessFault::Denied,
+///         _ => AccessFault::ReservedBit,
+///     }
+/// }
+/// assert_eq!(fault(0b0011), AccessFault::Denied);
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum AccessFault {
     /// There is no translation (x86-64: bit 0 of the error code clear; AArch64: Translation fault).
@@ -111,6 +125,23 @@ pub trait Accesses {
 }
 
 /// What [`machine`] found wrong.
+///
+/// ```
+/// use bindery::check::{Accesses, MachineReport, machine};
+/// use bindery::{AddressSpace, KernelMap, Platform};
+///
+/// /// At boot.
+/// fn verify<P: Platform>(
+///     map: &KernelMap<'_, P>,
+///     space: &AddressSpace<'_, P>,
+///     accesses: &mut impl Accesses,
+/// ) -> MachineReport {
+///     match machine(Some(map), Some(space), accesses) {
+///         Ok(report) => report,
+///         Err(error) => panic!("the machine is not set up: {error:?}"),
+///     }
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum MachineError {

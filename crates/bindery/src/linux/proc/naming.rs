@@ -6,6 +6,16 @@ use crate::addr::VirtAddr;
 use crate::object::{Accounting, ObjectState};
 
 /// The kind of object behind a mapping, as far as the core knows it.
+///
+/// ```
+/// use bindery::linux::proc::NameSource;
+///
+/// /// Whether a mapping of the object shows up under a path of the file system.
+/// fn has_path(backing: NameSource) -> bool {
+///     backing == NameSource::File
+/// }
+/// assert!(!has_path(NameSource::Secret));
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NameSource {
     /// Shared memory that counts as committed as a whole, or not at all: what a shared anonymous
@@ -43,6 +53,13 @@ impl NameSource {
 }
 
 /// The numbers that identify a file to programs.
+///
+/// ```
+/// use bindery::linux::proc::FileId;
+///
+/// let console = FileId { major: 5, minor: 1, inode: 4 };
+/// assert_eq!(format!("{:02x}:{:02x} {}", console.major, console.minor, console.inode), "05:01 4");
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FileId {
     /// The device's major number.
@@ -59,6 +76,21 @@ pub struct FileId {
 ///
 /// # Context
 /// Context: may sleep. The functions are called without locks of the core.
+///
+/// ```
+/// use std::fmt::{self, Write};
+///
+/// use bindery::linux::proc::{NameSource, Naming};
+///
+/// /// An embedder with one file.
+/// struct Names;
+///
+/// impl Naming for Names {
+///     fn write_path(&self, _identity: u64, _backing: NameSource, out: &mut dyn Write) -> fmt::Result {
+///         out.write_str("/init")
+///     }
+/// }
+/// ```
 pub trait Naming {
     /// The device and inode of the object's file. By default shared memory has device 0:1, as on
     /// Linux, files have none, and the inode is the identity, or a segment's identifier.
@@ -97,6 +129,20 @@ pub trait Naming {
 }
 
 /// The names of an embedder that has none.
+///
+/// ```
+/// use std::fmt;
+///
+/// use bindery::linux::proc::{Unnamed, maps};
+/// use bindery::{AddressSpace, Platform};
+///
+/// /// `/proc/PID/maps`
+/// fn listing<P: Platform>(space: &AddressSpace<'_, P>) -> Result<String, fmt::Error> {
+///     let mut text = String::new();
+///     maps(space, &Unnamed, &mut text)?;
+///     Ok(text)
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Unnamed;
 

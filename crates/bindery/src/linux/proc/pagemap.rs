@@ -33,6 +33,17 @@ const MARKERS: u64 = 31;
 
 /// Whether programs see the physical addresses of their pages. (Linux: only those with
 /// `CAP_SYS_ADMIN`.)
+///
+/// ```
+/// use bindery::linux::proc::{PhysicalAddresses, pagemap};
+/// use bindery::{AddressSpace, Platform};
+///
+/// /// The `pagemap` word of one page, as an unprivileged program reads it.
+/// fn word<P: Platform>(space: &AddressSpace<'_, P>, page: u64) -> Option<u64> {
+///     let mut word = [0];
+///     (pagemap(space, page, PhysicalAddresses::Withheld, &mut word) == 1).then_some(word[0])
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum PhysicalAddresses {
     /// No: the field reads as zero.

@@ -8,6 +8,13 @@ use crate::platform::Platform;
 use super::line::Columns;
 
 /// The faults of all programs, which the embedder counts.
+///
+/// ```
+/// use bindery::linux::proc::FaultCounts;
+///
+/// let counts = FaultCounts { all: 120, major: 3 };
+/// assert!(counts.major <= counts.all);
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FaultCounts {
     /// All of them (`pgfault`).

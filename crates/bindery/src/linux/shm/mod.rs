@@ -54,6 +54,14 @@ const MOST_SLOTS: usize = 1 << INDEX_BITS;
 const UNLIMITED: u64 = u64::MAX - (1 << 24);
 
 /// What the core asks when a segment is made or attached.
+///
+/// ```
+/// use bindery::linux::IpcClock;
+///
+/// // A unikernel has one process, and may have no clock.
+/// let clock = IpcClock { now: || 0, process: || 1 };
+/// assert_eq!((clock.process)(), 1);
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct IpcClock {
     /// The time, in seconds since 1970.

@@ -16,6 +16,13 @@ pub(super) const DESTROYED: u32 = 0o1000;
 pub(super) const LOCKED: u32 = 0o2000;
 
 /// The caller, as far as segments must know it.
+///
+/// ```
+/// use bindery::linux::IpcUser;
+///
+/// let root = IpcUser { privileged: true, ..IpcUser::default() };
+/// assert_eq!(root.user, 0);
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct IpcUser {
     /// The effective user.

@@ -105,6 +105,16 @@ pub(super) struct PageAccess {
 }
 
 /// How a fault was resolved, so that the access can be repeated.
+///
+/// ```
+/// use bindery::addr::VirtAddr;
+/// use bindery::{Access, AddressSpace, FaultError, Platform, Resolved};
+///
+/// /// Whether a touch of the page was a major fault, as `getrusage(2)` counts them.
+/// fn is_major<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr) -> Result<bool, FaultError> {
+///     Ok(matches!(space.fault(at, Access::Read)?, Resolved::FromSwap(_)))
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Resolved {

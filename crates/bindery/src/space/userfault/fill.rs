@@ -28,6 +28,20 @@ bitflags! {
     ///
     /// # Context
     /// Context: any.
+    ///
+    /// ```
+    /// use bindery::addr::VirtAddr;
+    /// use bindery::{AddressSpace, FillMode, PartialFill, Platform, Userfault};
+    ///
+    /// /// Supplies zeroes. The handler wakes the waiting threads later, for many ranges at once.
+    /// fn supply<P: Platform>(
+    ///     space: &AddressSpace<'_, P>,
+    ///     userfault: &Userfault<'_, P>,
+    ///     at: VirtAddr,
+    /// ) -> Result<(), PartialFill> {
+    ///     space.fill_zeroes(userfault, at, 2 << 20, FillMode::DONT_WAKE)
+    /// }
+    /// ```
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
     pub struct FillMode: u8 {
         /// The faults that wait for the pages go on waiting.
@@ -74,6 +88,18 @@ impl From<Error> for PartialFill {
 
 /// Supplies what pages are filled with: gets the offset from the beginning, and a buffer that lies
 /// in one page.
+///
+/// ```
+/// use bindery::FillSource;
+///
+/// let content = [7; 4096];
+/// let mut copy = |offset: u64, bytes: &mut [u8]| {
+///     let offset = offset as usize;
+///     bytes.copy_from_slice(&content[offset..offset + bytes.len()]);
+///     Ok(())
+/// };
+/// let _source: &mut FillSource<'_> = &mut copy;
+/// ```
 pub type FillSource<'a> = dyn FnMut(u64, &mut [u8]) -> Result<(), FaultError> + 'a;
 
 /// Bytes that are on the stack between the source and a folio.

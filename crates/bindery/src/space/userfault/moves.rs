@@ -17,6 +17,20 @@ bitflags! {
     ///
     /// # Context
     /// Context: any.
+    ///
+    /// ```
+    /// use bindery::addr::VirtAddr;
+    /// use bindery::{AddressSpace, MoveMode, PartialFill, Platform, Userfault};
+    ///
+    /// /// Moves what is there of 2 MiB.
+    /// fn compact<P: Platform>(
+    ///     space: &AddressSpace<'_, P>,
+    ///     userfault: &Userfault<'_, P>,
+    ///     (to, from): (VirtAddr, VirtAddr),
+    /// ) -> Result<(), PartialFill> {
+    ///     space.move_pages(userfault, to, from, 2 << 20, MoveMode::ALLOW_SOURCE_HOLES)
+    /// }
+    /// ```
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
     pub struct MoveMode: u8 {
         /// The faults that wait for the pages go on waiting.

@@ -21,6 +21,20 @@ bitflags! {
     ///
     /// # Context
     /// Context: any.
+    ///
+    /// ```
+    /// use bindery::addr::VirtAddr;
+    /// use bindery::{AddressSpace, Error, Platform, Userfault, WriteProtectMode};
+    ///
+    /// /// The start of a snapshot: from here on, writes are reported first.
+    /// fn begin<P: Platform>(
+    ///     space: &AddressSpace<'_, P>,
+    ///     userfault: &Userfault<'_, P>,
+    ///     (start, length): (VirtAddr, u64),
+    /// ) -> Result<(), Error> {
+    ///     space.write_protect(userfault, start, length, WriteProtectMode::PROTECT)
+    /// }
+    /// ```
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
     pub struct WriteProtectMode: u8 {
         /// They are protected; else the protection is lifted, and the faults that wait are woken.

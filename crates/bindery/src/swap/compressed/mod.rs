@@ -74,6 +74,15 @@ pub(crate) enum StoreError {
 pub(crate) struct Corrupt;
 
 /// What a store holds (Linux: `mm_stat` of zram).
+///
+/// ```
+/// use bindery::CompressedUsage;
+///
+/// /// The ratio of compression, in percent.
+/// fn ratio(usage: &CompressedUsage) -> Option<u64> {
+///     (100 * usage.bytes_compressed).checked_div(4096 * usage.pages_stored)
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CompressedUsage {
     /// Pages that are stored.
