@@ -140,9 +140,10 @@ pub use reclaim::Reclaimed;
 pub use space::{
     Access, AddressSpace, Advice, CollapseLimits, CollapseProgress, ExecGain, FileAccess, FillMode,
     FillSource, FolioError, Inspection, LargeFolios, Limits, LockAll, LockPages, Locking, MapFlags,
-    MapObject, MapRequest, Mapping, MappingFlags, MoveMode, PartialCopy, PartialFill, PinTime,
-    Pinned, Place, ProtectFrom, Protection, Remap, Residence, Resident, Resolved, Sharing,
-    SpaceOptions, SyncFlags, Usage, WriteProtectMode,
+    MapObject, MapRequest, Mapping, MappingFlags, MoveMode, PageCategories, PageRegion,
+    PageRegions, PageScan, PartialCopy, PartialFill, PinTime, Pinned, Place, ProtectFrom,
+    Protection, Remap, Residence, Resident, Resolved, Scanned, Sharing, SpaceOptions, SyncFlags,
+    Usage, WriteProtectMode,
 };
 pub use stats::Counts;
 pub use swap::{

@@ -43,11 +43,12 @@ The tests
   mremap_test, mremap_dontunmap, map_fixed_noreplace, map_populate, mlock2-tests, droppable,
   madv_populate, mkdirty, mseal_test, merge, process_madv, mrelease_test, mdwe_test,
   prctl_thp_disable, transhuge-stress, khugepaged, khugepaged-shmem, cow, guard-regions,
-  folio_split_race_test and va_high_addr_switch: Linux's own, from tools/testing/selftests/mm of
+  folio_split_race_test, va_high_addr_switch, uffd-unit-tests, uffd-stress, uffd-stress-shmem,
+  uffd-wp-mremap, pagemap_ioctl and soft-dirty: Linux's own, from tools/testing/selftests/mm of
   the source of Debian's newest kernel. The same static programs run on that kernel, in the same
   machine. A case that passes on Linux has failed if it fails or is skipped on Bindery. A test that
-  exceeds its time limit is stopped and has failed. Cases that need a missing feature (userfaultfd,
-  hugetlb) are set apart, and listed with the reason.
+  exceeds its time limit is stopped and has failed. Cases that need a missing feature (hugetlb) are
+  set apart, and listed with the reason.
 
 Requirements
   QEMU, compilers and BusyBox (`bindery doctor`). Debian's packages with Linux's source (160 MB),

@@ -28,6 +28,9 @@ pub fn build(source: &Source, architecture: Architecture, test: &Test) -> Result
     let directory = source.tests();
     let mut inputs = vec![directory.join(format!("{}.c", test.program))];
     inputs.extend(COMMON.map(|file| directory.join(file)));
+    if test.program.starts_with("uffd-") {
+        inputs.push(directory.join("uffd-common.c"));
+    }
     let place = format!("programs/{}/selftests", architecture.directory());
     let place = workspace::target(&place)?;
     let program = place.join(test.program);

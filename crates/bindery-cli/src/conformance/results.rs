@@ -233,12 +233,13 @@ mod tests {
     }
 
     #[test]
-    fn cases_that_wait_for_userfaultfd_are_set_apart() {
-        let text = |outcome: &str| format!("1..1\n{outcome} 1 mremap move multiple invalid vmas\n");
+    fn cases_that_need_what_is_missing_are_set_apart() {
+        let text = |outcome: &str| format!("1..1\n{outcome} 1 mmap(NULL, MAP_HUGETLB)\n");
         let (linux, ours) = (run(&text("ok")), run(&text("not ok")));
-        let set_apart = [Verdict::SetApart(Reason::Userfaultfd)];
+        let set_apart = [Verdict::SetApart(Reason::Hugetlb)];
+        let test = Test::from_name("va_high_addr_switch").unwrap();
         for linux in [Some(&linux), None] {
-            let comparison = Comparison::new(&TESTS[0], Some(&ours), linux);
+            let comparison = Comparison::new(test, Some(&ours), linux);
             assert_eq!(verdicts(&comparison), set_apart);
             assert!(comparison.is_good());
         }

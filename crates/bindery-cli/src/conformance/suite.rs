@@ -23,7 +23,7 @@ const fn test(name: &'static str, arguments: &'static [&'static str]) -> Test {
 }
 
 /// All tests, in the order in which they are shown.
-pub static TESTS: [Test; 21] = [
+pub static TESTS: [Test; 27] = [
     // The seed of its pattern, which else would be the time of day.
     test("mremap_test", &["-p", "1"]),
     test("mremap_dontunmap", &[]),
@@ -47,6 +47,13 @@ pub static TESTS: [Test; 21] = [
     test("guard-regions", &[]),
     test("folio_split_race_test", &[]),
     test("va_high_addr_switch", &[]),
+    Test { hides_hugetlb: true, ..test("uffd-unit-tests", &[]) },
+    // In 20 MiB, 16 times.
+    test("uffd-stress", &["anon", "20", "16"]),
+    Test { program: "uffd-stress", ..test("uffd-stress-shmem", &["shmem", "20", "16"]) },
+    Test { hides_hugetlb: true, ..test("uffd-wp-mremap", &[]) },
+    Test { hides_hugetlb: true, ..test("pagemap_ioctl", &[]) },
+    test("soft-dirty", &[]),
 ];
 
 impl Test {
@@ -65,10 +72,6 @@ impl Test {
 /// Why a case does not count against us.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reason {
-    /// It needs `userfaultfd`, which we do not have yet.
-    Userfaultfd,
-    /// It needs `ioctl(PAGEMAP_SCAN)`, which we do not have yet.
-    PagemapScan,
     /// It needs `hugetlb`'s pool of huge pages, which we do not have.
     Hugetlb,
     /// It needs probes in programs (`perf_event_open`), which are no part of memory management.
@@ -83,8 +86,6 @@ pub enum Reason {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Userfaultfd => "it needs userfaultfd, which is not there",
-            Self::PagemapScan => "it needs ioctl(PAGEMAP_SCAN), which is not there",
             Self::Hugetlb => "it needs hugetlb, which is not there",
             Self::Uprobe => "it needs uprobes (perf_event_open), which are tracing, not memory",
             Self::ForcedWrite => "Debian's Linux refuses forced writes by /proc/self/mem as well",
@@ -94,14 +95,10 @@ impl fmt::Display for Reason {
 }
 
 /// By the program, and a part of the case's name.
-const SET_APART: [(&str, &str, Reason); 8] = [
-    ("mremap_test", "mremap move multiple invalid vmas", Reason::Userfaultfd),
-    ("mkdirty", "UFFDIO_COPY", Reason::Userfaultfd),
+const SET_APART: [(&str, &str, Reason); 4] = [
     ("mkdirty", "PTRACE write access", Reason::ForcedWrite),
     ("merge", "handle_uprobe_upon_merged_vma", Reason::Uprobe),
     ("khugepaged", "swap", Reason::Swap),
-    ("guard-regions", ".uffd", Reason::Userfaultfd),
-    ("guard-regions", ".pagemap_scan", Reason::PagemapScan),
     ("va_high_addr_switch", "HUGETLB", Reason::Hugetlb),
 ];
 
@@ -128,16 +125,14 @@ mod tests {
     #[test]
     fn cases_are_set_apart_by_their_test_and_name() {
         let mkdirty = Test::from_name("mkdirty").unwrap();
-        let reason = set_apart(mkdirty, "UFFDIO_COPY: SIGSEGV generated, page not modified");
-        assert_eq!(reason, Some(Reason::Userfaultfd));
+        let reason = set_apart(mkdirty, "PTRACE write access: THP");
+        assert_eq!(reason, Some(Reason::ForcedWrite));
         assert_eq!(set_apart(mkdirty, "Page migration: SIGSEGV generated"), None);
         let apart = |test, case| set_apart(Test::from_name(test).unwrap(), case);
         assert_eq!(apart("khugepaged-shmem", "collapse_max_ptes_swap"), Some(Reason::Swap));
         assert_eq!(apart("khugepaged", "collapse_max_ptes_none"), None);
-        let guard = |case| apart("guard-regions", case);
-        assert_eq!(guard("guard_regions.file.pagemap_scan"), Some(Reason::PagemapScan));
-        assert_eq!(guard("guard_regions.file.pagemap"), None);
-        let populate = Test::from_name("madv_populate").unwrap();
-        assert_eq!(set_apart(populate, "UFFDIO_COPY"), None);
+        let merge = "merge.handle_uprobe_upon_merged_vma";
+        assert_eq!(apart("merge", merge), Some(Reason::Uprobe));
+        assert_eq!(apart("madv_populate", merge), None);
     }
 }

@@ -67,6 +67,7 @@ mod procfs;
 mod reap;
 mod remap_file_pages;
 mod resident;
+mod scan_pages;
 mod settings;
 mod shmdt;
 mod stack_growth;
@@ -112,6 +113,7 @@ pub use mremap::Remap;
 pub use msync::SyncFlags;
 pub use pin::{PinTime, Pinned};
 pub use resident::Resident;
+pub use scan_pages::{PageCategories, PageRegion, PageRegions, PageScan, Scanned};
 pub use settings::{ExecGain, LargeFolios};
 pub use user_copy::PartialCopy;
 

@@ -161,6 +161,14 @@ impl<P: Platform> PageTable<'_, P> {
         }
     }
 
+    /// As [`PageTable::survey`], until `f` says false.
+    pub(crate) fn survey_while(&self, range: VirtRange, mut f: impl FnMut(&Stretch) -> bool) {
+        let (mut chunks, mut goes_on) = (Chunks::of(range), true);
+        while goes_on && let Some(cursor) = chunks.next(self, Depth::Floor(Level::PTE), None) {
+            self.survey_locked(cursor.range(), &mut |stretch| goes_on = goes_on && f(stretch));
+        }
+    }
+
     fn survey_locked(&self, range: VirtRange, f: &mut impl FnMut(&Stretch)) {
         let mut run: Option<Stretch> = None;
         self.look(range, |looked| {

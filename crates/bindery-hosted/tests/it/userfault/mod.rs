@@ -6,4 +6,5 @@ mod fixture;
 mod missing;
 mod moves;
 mod protect;
+mod scan;
 mod shared;

@@ -4,10 +4,11 @@ use alloc::sync::{Arc, Weak};
 use core::fmt::{self, Write};
 use core::ops::Range;
 
+use bindery::FaultError;
 use bindery::addr::VirtAddr;
 use bindery::linux::proc::{
-    CallerMemory, ClearRefs, PhysicalAddresses, clear_refs, maps_entry, pagemap, procmap_query,
-    smaps_entry, smaps_rollup, statm,
+    CallerMemory, ClearRefs, PAGEMAP_SCAN, PhysicalAddresses, SCAN_END, SCAN_WORDS, clear_refs,
+    maps_entry, pagemap, pagemap_scan, procmap_query, smaps_entry, smaps_rollup, statm,
 };
 use linux_raw_sys::general::procmap_query as MapsQuery;
 
@@ -155,6 +156,23 @@ fn read_texts(space: &Space, range: &Range<u64>, at: u64, into: &mut [u8]) -> us
     read_memory(space, start, &mut into[..length]).unwrap_or(0)
 }
 
+impl File {
+    /// `PAGEMAP_SCAN`.
+    fn scan(&self, argument: u64) -> Outcome {
+        let space = self.space.upgrade().ok_or(Errno::ESRCH)?;
+        let mut words: [u64; SCAN_WORDS] = user::read(argument)?;
+        let before = words[SCAN_END];
+        let mut write = |at: VirtAddr, bytes: &[u8]| {
+            user::write_bytes(at.0, bytes).map_err(|_| FaultError::NotMapped)
+        };
+        let done = pagemap_scan(&space, &mut words, &mut write);
+        if words[SCAN_END] != before {
+            user::write(argument.wrapping_add(8 * SCAN_END as u64), &words[SCAN_END])?;
+        }
+        Ok(done?)
+    }
+}
+
 impl Node for File {
     fn kind(&self) -> Kind {
         Kind::Regular
@@ -226,8 +244,10 @@ impl Node for File {
     }
 
     fn control(&self, request: u32, argument: u64) -> Outcome {
-        if self.sort != Sort::Maps || request != PROCMAP_QUERY {
-            return Err(Errno::ENOTTY);
+        match (self.sort, request) {
+            (Sort::Maps, PROCMAP_QUERY) => {}
+            (Sort::Pagemap, PAGEMAP_SCAN) => return self.scan(argument),
+            _ => return Err(Errno::ENOTTY),
         }
         let names = process::find(self.process).map_or(Names { stack: 0 }, |it| Names::of(&it));
         let space = self.space.upgrade();

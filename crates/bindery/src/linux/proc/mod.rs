@@ -6,6 +6,7 @@
 //! | `PROCMAP_QUERY` of it | [`procmap_query`] | `query` |
 //! | `smaps`, `smaps_rollup` | [`smaps()`], [`smaps_entry`], [`smaps_rollup`] | `smaps`, `tally` |
 //! | `pagemap` | [`pagemap()`] | `pagemap` |
+//! | `PAGEMAP_SCAN` of it | [`pagemap_scan()`] | `pagemap_scan` |
 //! | `clear_refs` | [`clear_refs()`] | `clear_refs` |
 //! | `statm`, `status` | [`statm`], [`status()`] | `status` |
 //!
@@ -41,6 +42,7 @@ mod line;
 mod maps;
 mod naming;
 mod pagemap;
+mod pagemap_scan;
 mod query;
 mod sharing;
 mod smaps;
@@ -58,6 +60,7 @@ pub use frames::{
 pub use maps::{maps, maps_entry};
 pub use naming::{FileId, NameSource, Naming, Unnamed};
 pub use pagemap::{PhysicalAddresses, pagemap};
+pub use pagemap_scan::{PAGEMAP_SCAN, RegionSink, SCAN_END, SCAN_WORDS, pagemap_scan};
 pub use query::{CallerMemory, procmap_query};
 pub use smaps::{smaps, smaps_entry, smaps_rollup};
 pub use status::{statm, status};

@@ -121,7 +121,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         if found { Ok(()) } else { Err(Error::NotMapped(range.start())) }
     }
 
-    fn protect_part(
+    pub(in crate::space) fn protect_part(
         &self,
         part: VirtRange,
         marks: bool,
@@ -129,6 +129,14 @@ impl<P: Platform> AddressSpace<'_, P> {
     ) -> Result<(), OutOfMemory> {
         self.table.userfault_protect(part, gather)?;
         if marks { self.table.userfault_mark(part) } else { Ok(()) }
+    }
+
+    /// Whether the VMA's pages can be protected so that a write lifts that, and nobody is told.
+    pub(in crate::space) fn lifts_unseen(&self, vma: &Vma) -> bool {
+        let lifts = |state: &UserfaultState| {
+            state.has(UserfaultFeatures::WP_ASYNC) && !state.is_closed() && marks_vacant(vma, state)
+        };
+        vma.has(MappingFlags::USERFAULT_WRITE_PROTECT) && vma.userfault().is_some_and(lifts)
     }
 
     /// Lifts the protection, and lets pages be written at once that may be.
