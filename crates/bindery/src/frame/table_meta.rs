@@ -164,6 +164,24 @@ impl<P: Platform> Frames<P> {
         head.store(table.0, Relaxed);
     }
 
+    /// Moves `count` tables, or as many as there are, from the deposit of `from` to that of `to`. The
+    /// caller holds the locks of both. They stay linked: only the ends of their list are written.
+    pub(crate) fn move_deposits(&self, from: Frame, to: Frame, count: u32) {
+        let head = &self.meta(from).owner;
+        let Some(first) = link(head.load(Relaxed)) else { return };
+        let mut last = first;
+        for _ in 1..count {
+            match link(self.meta(last).next.load(Relaxed)) {
+                Some(next) => last = next,
+                None => break,
+            }
+        }
+        let (rest, to) = (&self.meta(last).next, &self.meta(to).owner);
+        head.store(rest.load(Relaxed), Relaxed);
+        rest.store(to.load(Relaxed), Relaxed);
+        to.store(first.0, Relaxed);
+    }
+
     /// Takes a table out of the deposit of `holder`, whose lock the caller holds.
     #[inline]
     pub(crate) fn withdraw_table(&self, holder: Frame) -> Option<Frame> {

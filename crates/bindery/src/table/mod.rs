@@ -306,6 +306,12 @@ impl<'m, P: Platform> PageTable<'m, P> {
         self.memory.frames.deposit_table(holder, table);
     }
 
+    /// Moves `count` tables, or as many as there are, from the deposit of `from` to that of `to`. The
+    /// caller holds the locks of both.
+    pub(crate) fn move_deposits(&self, from: Frame, to: Frame, count: u32) {
+        self.memory.frames.move_deposits(from, to, count);
+    }
+
     /// Takes a table out of the deposit of `holder`, whose lock the caller holds.
     pub(crate) fn withdraw_table(&self, holder: Frame) -> Option<Frame> {
         self.memory.frames.withdraw_table(holder)

@@ -131,6 +131,37 @@ fn shift_huge<A: Walk>() {
 on_every_architecture! {
     a_huge_leaf_that_is_shifted_is_written_once_as_pages => shift_huge;
     a_destination_that_is_ours_to_choose_lets_whole_tables_move => choose;
+    huge_leaves_that_part_take_one_deposit_each_along => part_huge;
+}
+
+/// From one table to two. Each half then splits its leaves, without memory for tables.
+fn part_huge<A: Walk>() {
+    let (machine, memory) = strict::<A>(64 * MIB);
+    use_order(&memory, 9);
+    let space = AddressSpace::new(&memory, options()).unwrap();
+    let program = Program::new(&machine, &space);
+    let (from, huge, leaves) = (GIB, 2 * MIB, 12);
+    let to = 4 * GIB - 5 * huge;
+    space.mmap(&fixed(from, leaves * huge)).unwrap();
+    for leaf in (0..leaves).filter(|leaf| *leaf != 7) {
+        program.store(VirtAddr(from + leaf * huge), leaf).unwrap();
+    }
+    let before = space.counts();
+    space.mremap(VirtAddr(from), leaves * huge, leaves * huge, Remap::To(VirtAddr(to))).unwrap();
+    let cost = space.counts() - before;
+    assert_eq!(cost.invalidations, 1, "{cost:?}");
+    assert!(cost.entries_written - cost.tables_allocated <= 2 * 11 + 3, "{cost:?}");
+    audit(&machine, &memory, &[&space]);
+    memory.fail_allocations_after(Some(0));
+    for leaf in (0..leaves).filter(|leaf| *leaf != 7) {
+        let at = VirtAddr(to + leaf * huge);
+        space.discard(VirtAddr(at.0 + 4 * KIB), 4 * KIB).unwrap();
+        assert_eq!(program.load(at), Ok(leaf));
+    }
+    memory.fail_allocations_after(None);
+    audit(&machine, &memory, &[&space]);
+    drop(space);
+    audit(&machine, &memory, &[]);
 }
 
 fn choose<A: Walk>() {

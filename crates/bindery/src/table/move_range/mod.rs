@@ -35,6 +35,7 @@
 mod pair;
 mod parts;
 mod shifted;
+mod upper_levels;
 
 use crate::addr::{VirtAddr, VirtRange};
 use crate::arch::{Arch, Entry, Level};

@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Entry, Kind, Level, absent};
+use crate::arch::{self, Arch, Entry, Level, absent};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::table::cursor::table_under;
@@ -43,7 +43,7 @@ impl<P: Platform> Drop for Pair<'_, '_, '_, P> {
 impl<P: Platform> Pair<'_, '_, '_, P> {
     /// The entry of the source at `at`; a huge leaf, or a huge absent entry, is yielded if it ends
     /// at `end` or before, and else split.
-    fn source(&mut self, at: u64, end: u64) -> SourceLeaves {
+    pub(super) fn source(&mut self, at: u64, end: u64) -> SourceLeaves {
         let base = at & !(self.level.table_span::<P::Arch>() - 1);
         if let Some((start, table)) = self.source_table
             && start == base
@@ -133,109 +133,6 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
     pub(super) fn targets(&mut self, at: u64, count: u32) -> Result<(), OutOfMemory> {
         self.target(at + u64::from(count - 1) * PAGE_SIZE)?;
         self.target(at).map(|_| ())
-    }
-
-    /// Moves the entries of a level above 1: tables, huge leaves, and absent entries. Fails as
-    /// [`Pair::move_leaves`].
-    pub(super) fn move_slots(&mut self, what: Transfer) -> Result<(), OutOfMemory> {
-        let Transfer { source, target, len } = what;
-        let span = self.level.span::<P::Arch>();
-        let mut offset = 0;
-        while offset < len {
-            let table = match self.source(source + offset, source + offset) {
-                SourceLeaves::Table(table) => table,
-                SourceLeaves::EmptyTo(end) => {
-                    offset = end - source;
-                    continue;
-                }
-                SourceLeaves::Huge(..) => {
-                    // Leaves above the level that moves are not asked for.
-                    offset += span;
-                    continue;
-                }
-            };
-            let index = self.level.index_of::<P::Arch>(VirtAddr(source + offset));
-            let moved = self.move_tables((table, index), what.after(offset))?;
-            if moved > 0 {
-                offset += moved * span;
-                continue;
-            }
-            let slot = &self.tables.slots(table)[index as usize];
-            let entry = Entry(slot.load(Ordering::Relaxed));
-            self.counts.entries_read += 1;
-            if !entry.is_empty() {
-                let to = self.target(target + offset)?;
-                self.move_slot(table, index, entry, to, target + offset);
-                let range = VirtRange::raw(source + offset, source + offset + span);
-                if let Some(deposit) = self.tables.withdraw_table(table) {
-                    self.tables.deposit_table(to, deposit);
-                }
-                if entry.0 & P::Arch::PRESENT != 0 {
-                    self.gather.stale(range, self.level);
-                }
-            }
-            offset += span;
-        }
-        Ok(())
-    }
-
-    /// Moves the tables of `rest` that are named side by side from the given entry on, as far as
-    /// both tables of this level reach. Returns how many that were.
-    fn move_tables(&mut self, from: (Frame, u32), rest: Transfer) -> Result<u64, OutOfMemory> {
-        let ((table, index), level) = (from, self.level);
-        let Transfer { source, target, len } = rest;
-        let left = len >> level.span_shift::<P::Arch>();
-        let first = run::load(self.tables.slots(table), index);
-        if arch::kind::<P::Arch>(first, level) != Kind::Table {
-            return Ok(0);
-        }
-        let to = self.target(target)?;
-        let there = level.index_of::<P::Arch>(VirtAddr(target));
-        let slots = &self.tables.slots(table)[index as usize..];
-        let there = &self.tables.slots(to)[there as usize..];
-        let count = slots.len().min(there.len()).min(left as usize);
-        let mut moved = 0;
-        for (slot, there) in slots[..count].iter().zip(&there[..count]) {
-            let entry = Entry(slot.load(Ordering::Relaxed));
-            if arch::kind::<P::Arch>(entry, level) != Kind::Table {
-                break;
-            }
-            debug_assert_eq!(there.load(Ordering::Relaxed), 0, "the target is mapped");
-            // Release: a reader of the empty entry finds its table locked, or the flush done.
-            slot.store(0, Ordering::Release);
-            there.store(entry.0, Ordering::Release);
-            moved += 1;
-        }
-        self.counts.entries_read += moved;
-        self.counts.entries_written += 2 * moved;
-        self.counts.tables_moved += moved;
-        self.tables.change_entry_count(table, 0, moved as u32);
-        self.tables.change_entry_count(to, moved as u32, 0);
-        let len = moved << level.span_shift::<P::Arch>();
-        self.gather.stale_tables(VirtRange::raw(source, source + len));
-        Ok(moved)
-    }
-
-    fn move_slot(&mut self, table: Frame, index: u32, entry: Entry, to: Frame, target: u64) {
-        let slot = &self.tables.slots(table)[index as usize];
-        let there = self.level.index_of::<P::Arch>(VirtAddr(target));
-        let there = &self.tables.slots(to)[there as usize];
-        debug_assert_eq!(there.load(Ordering::Relaxed), 0, "the target is mapped");
-        let moved = match arch::kind::<P::Arch>(entry, self.level) {
-            Kind::Leaf => {
-                let old = replace::<P::Arch>(slot, entry, |_| Entry::EMPTY);
-                Entry(old.0 | P::Arch::SOFT_DIRTY)
-            }
-            _ => {
-                self.tables.inherit_guards(table, to);
-                slot.store(0, Ordering::Relaxed);
-                absent::mark_soft_dirty::<P::Arch>(entry)
-            }
-        };
-        there.store(moved.0, Ordering::Release);
-        self.counts.entries_written += 2;
-        self.tables.change_entry_count(table, 0, 1);
-        self.tables.change_entry_count(to, 1, 0);
     }
 
     /// Moves entries of level 1. Where there is no table at once, what went before has moved, and
@@ -418,7 +315,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
 }
 
 /// An entry of the source of a move.
-enum SourceLeaves {
+pub(super) enum SourceLeaves {
     /// A table of the level that moves.
     Table(Frame),
     /// Nothing, up to this address.
