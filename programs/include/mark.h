@@ -109,6 +109,11 @@ enum phase {
     PHASE_PIPE_64K = 122,
     PHASE_PIPE_BYTE = 123,
 
+    /* Compaction, in ranges of each size: COPY and MOVE with pages recycled, the same with fresh ones. */
+    PHASE_COMPACT_BY_4K = 128,
+    PHASE_COMPACT_BY_64K = 132,
+    PHASE_COMPACT_BY_2M = 136,
+
     /* Added to a phase of system 1 when the destination is not congruent with the source. */
     PHASE_OFFSET = 256,
 };

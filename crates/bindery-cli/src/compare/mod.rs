@@ -12,11 +12,13 @@
 //! | `counts` | what the plugin has counted |
 //! | `measure` | all machines, several at a time |
 //! | `results` | both kernels side by side, and the verdict |
+//! | `compaction` | MOVE beside COPY, all their work |
 //! | `report`, `json` | the figures for people, and for programs |
 //! | `profile` | where the instructions of one operation go |
 
 mod baseline;
 mod cache;
+mod compaction;
 mod counts;
 mod guests;
 mod json;
@@ -56,6 +58,8 @@ Workloads
               Also called pageout.
   system4     16 MiB come to a range that a userfaultfd serves, by UFFDIO_MOVE and by UFFDIO_COPY:
               in one call, in 256, in 4,096, and fault by fault, served by a thread.
+  compaction  The live objects of a heap of 32 MiB move together, in ranges of 4 KiB, 64 KiB and 2 MiB,
+              by MOVE and by COPY, while two threads read and write them. Pages are recycled or fresh.
   kernel-map  The kernel maps 1 MiB for itself and unmaps it, 100 times each: vmalloc, with huge
               mappings too (and 16 MiB), vmap of single and of larger pages, ioremap. Linux does
               it in a module, Bindery's kernel at boot. Folio sizes do not matter.
@@ -188,11 +192,12 @@ fn compare(
     let linked = linked.unwrap_or_default();
     show(&format!(
         "\n{architecture}, QEMU {emulator}{linked}\n\
-         Bindery  {}\nLinux    {}\n\n{}\n\n{}",
+         Bindery  {}\nLinux    {}\n\n{}\n\n{}{}",
         bindery_kernel.as_deref().unwrap_or("not measured"),
         linux_kernel.as_deref().unwrap_or("not measured; recorded figures of Linux 7.2.13"),
         report::table(&comparisons),
         report::conclusion(&comparisons),
+        compaction::table(&comparisons),
     ))?;
     Ok(json::ArchitectureResults {
         architecture: architecture.to_string(),

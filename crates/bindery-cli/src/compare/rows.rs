@@ -20,6 +20,9 @@ pub enum Workload {
     /// 16 MiB come to a range of a userfaultfd by MOVE and by COPY
     #[value(name = "system4")]
     System4,
+    /// live objects move together while threads use them, by MOVE and by COPY
+    #[value(name = "compaction")]
+    Compaction,
     /// the kernel maps memory and devices for itself: vmalloc, vmap, ioremap
     #[value(name = "kernel-map")]
     KernelMap,
@@ -49,6 +52,7 @@ impl Workload {
             Self::System2 => "system2",
             Self::System3 => "system3",
             Self::System4 => "system4",
+            Self::Compaction => "compaction",
             Self::KernelMap => "kernel-map",
             Self::Proc => "proc",
             Self::Copy => "copy",
@@ -66,6 +70,7 @@ impl Workload {
                 &[&["--mib", "256", "--rounds", "2"], &["--mib", "32", "--rounds", "2", "--random"]]
             }
             Self::System4 => &[&["--mib", "16", "--rounds", "3"]],
+            Self::Compaction => &[&["--mib", "32"]],
             Self::Proc | Self::Copy => &[&["--rounds", "10"]],
             Self::KernelMap => return Runner::Kernel,
         })
@@ -75,7 +80,7 @@ impl Workload {
     /// part in it.
     pub fn folios(self, chosen: &[FolioSize]) -> Vec<Option<FolioSize>> {
         match self {
-            Self::System1 | Self::System2 | Self::System3 | Self::System4 => {
+            Self::System1 | Self::System2 | Self::System3 | Self::System4 | Self::Compaction => {
                 chosen.iter().copied().map(Some).collect()
             }
             Self::KernelMap | Self::Proc | Self::Copy => vec![None],
@@ -147,6 +152,18 @@ pub const ROWS: &[Row] = &[
     row(Workload::System4, 54, "uffd-release-16m", "MADV_DONTNEED of 16 MiB copied"),
     row(Workload::System4, 55, "uffd-faults-move", "4,096 faults served with MOVE"),
     row(Workload::System4, 56, "uffd-faults-copy", "4,096 faults served with COPY"),
+    row(Workload::Compaction, 128, "compact-copy-4k", "compaction by 4 KiB, COPY"),
+    row(Workload::Compaction, 129, "compact-move-4k", "compaction by 4 KiB, MOVE"),
+    row(Workload::Compaction, 130, "compact-copy-4k-fresh", "compaction by 4 KiB, COPY, fresh"),
+    row(Workload::Compaction, 131, "compact-move-4k-fresh", "compaction by 4 KiB, MOVE, fresh"),
+    row(Workload::Compaction, 132, "compact-copy-64k", "compaction by 64 KiB, COPY"),
+    row(Workload::Compaction, 133, "compact-move-64k", "compaction by 64 KiB, MOVE"),
+    row(Workload::Compaction, 134, "compact-copy-64k-fresh", "compaction by 64 KiB, COPY, fresh"),
+    row(Workload::Compaction, 135, "compact-move-64k-fresh", "compaction by 64 KiB, MOVE, fresh"),
+    row(Workload::Compaction, 136, "compact-copy-2m", "compaction by 2 MiB, COPY"),
+    row(Workload::Compaction, 137, "compact-move-2m", "compaction by 2 MiB, MOVE"),
+    row(Workload::Compaction, 138, "compact-copy-2m-fresh", "compaction by 2 MiB, COPY, fresh"),
+    row(Workload::Compaction, 139, "compact-move-2m-fresh", "compaction by 2 MiB, MOVE, fresh"),
     row(Workload::KernelMap, 64, "vmalloc-1m", "vmalloc 1 MiB"),
     row(Workload::KernelMap, 65, "vfree-1m", "vfree 1 MiB"),
     row(Workload::KernelMap, 66, "vmalloc-1m-huge", "vmalloc 1 MiB, huge mappings allowed"),
@@ -253,6 +270,12 @@ mod tests {
             ("uffd-release-16m", number_of("PHASE_RELEASE")),
             ("uffd-faults-move", number_of("PHASE_FAULTS_MOVE")),
             ("uffd-faults-copy", number_of("PHASE_FAULTS_COPY")),
+            ("compact-copy-4k", number_of("PHASE_COMPACT_BY_4K")),
+            ("compact-move-4k-fresh", number_of("PHASE_COMPACT_BY_4K") + 3),
+            ("compact-copy-64k", number_of("PHASE_COMPACT_BY_64K")),
+            ("compact-move-64k-fresh", number_of("PHASE_COMPACT_BY_64K") + 3),
+            ("compact-copy-2m", number_of("PHASE_COMPACT_BY_2M")),
+            ("compact-move-2m-fresh", number_of("PHASE_COMPACT_BY_2M") + 3),
             ("vmalloc-1m", number_of("PHASE_VMALLOC")),
             ("vfree-1m", number_of("PHASE_VFREE")),
             ("vmalloc-1m-huge", number_of("PHASE_VMALLOC_HUGE")),

@@ -12,7 +12,8 @@ use crate::guest::{Program, stem, trial};
 use crate::terminal;
 
 /// The arguments with which each workload verifies contents, in a short time and little memory.
-const WORKLOADS: [(&str, &[&str]); 7] = [
+const WORKLOADS: [(&str, &[&str]); 8] = [
+    ("compaction", &["--verify", "--mib", "8", "--accesses", "512"]),
     ("copy", &["--verify"]),
     ("proc", &["--verify"]),
     ("system1", &["--verify", "--iterations", "8"]),

@@ -206,6 +206,26 @@ impl<P: Platform> Frames<P> {
         FolioLock { frames: self, platform, folio }
     }
 
+    /// Unlocks the folio of one page at `frame`, if there is one and nobody waits for it or has
+    /// orphaned it. `false` for all else, which [`Frames::folio_left_locked`] unlocks.
+    ///
+    /// # Safety
+    /// 1. The caller has left the folio that `frame` is a page of locked, and no other guard of it
+    ///    exists.
+    #[inline]
+    pub(crate) unsafe fn try_unlock_single(&self, frame: Frame) -> bool {
+        if !self.metas.covers(frame) {
+            return false;
+        }
+        let state = &self.meta(frame).state;
+        let seen = state.load(Ordering::Relaxed);
+        let rare = KIND_AND_ORDER | ORPHAN | FOLIO_PARKED | WRITEBACK;
+        seen & rare == state_of(Kind::Folio, Order::PAGE)
+            && state
+                .compare_exchange(seen, seen & !FOLIO_LOCK, Ordering::Release, Ordering::Relaxed)
+                .is_ok()
+    }
+
     fn is_folio_locked(&self, folio: Folio) -> bool {
         self.meta(folio.head).state.load(Ordering::Relaxed) & FOLIO_LOCK != 0
     }

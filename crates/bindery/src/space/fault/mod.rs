@@ -332,6 +332,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 match self.serve_by_userfault(locked, fault) {
                     Served::GoOn(still) => locked = still,
                     Served::LookAgain => continue,
+                    Served::Mapped => return Ok(Resolved::Spurious),
                     Served::Refused(error) => return Err(error),
                 }
             }

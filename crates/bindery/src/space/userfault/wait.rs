@@ -20,6 +20,8 @@ pub(in crate::space) enum Served<'a, P: Platform> {
     GoOn(VmaReadGuard<'a, P>),
     /// It has waited, or something has changed.
     LookAgain,
+    /// It has waited for a page that was missing, and is there now.
+    Mapped,
     /// It fails.
     Refused(FaultError),
 }
@@ -71,6 +73,9 @@ impl<P: Platform> AddressSpace<'_, P> {
         };
         match held.state.wait(platform, &waiter, interrupted) {
             Ending::Interrupted => Served::Refused(FaultError::Interrupted),
+            Ending::Woken if kind == UserfaultKind::Missing && self.is_mapped(fault) => {
+                Served::Mapped
+            }
             Ending::Woken | Ending::Closed => Served::LookAgain,
         }
     }
@@ -89,6 +94,18 @@ impl<P: Platform> AddressSpace<'_, P> {
             is_write: fault.access == Access::Write,
             thread: if named { self.platform().thread() } else { 0 },
         }
+    }
+
+    /// Whether the entry of a page that was missing allows the access: the MMU remembers
+    /// no older one. Where it may remember that nothing was there, the fault looks again.
+    fn is_mapped(&self, fault: &Fault) -> bool {
+        if P::Arch::INVALID_MAY_BE_CACHED {
+            return false;
+        }
+        let section = ReadSection::enter(self.platform());
+        let (node, _, entry) = self.table.peek(&section, fault.page, &mut Counts::default());
+        arch::kind::<P::Arch>(entry, node.level) == Kind::Leaf
+            && P::Arch::attributes(entry).permissions.contains(fault.access.permission())
     }
 
     /// Why the fault has to wait, in a VMA that is locked and registered.
