@@ -11,7 +11,8 @@
  *
  * MOVE takes the buffer's pages themselves. So each range needs another buffer: one of the old heap
  * that has no live objects any more (recycled), or one that nobody has touched (fresh). COPY uses
- * the same buffer always, and gives old ranges back by MADV_DONTNEED (recycled) or keeps them (fresh).
+ * the same buffer always. What is left of the old heap is given back by MADV_DONTNEED as soon as no
+ * buffer is needed there (recycled), or kept (fresh).
  *
  * --mib N       the size of the old heap (32)
  * --accesses N  how many objects each thread reads and writes (4096)
@@ -55,7 +56,7 @@ static char *served;
 static uint32_t *left;
 /* Buffers that are free. */
 static char **buffers;
-static size_t free_buffers;
+static size_t free_buffers, most_buffers;
 static size_t written[THREADS];
 
 static int is_move(void)
@@ -147,13 +148,13 @@ static void deliver(char *buffer, size_t range)
     }
 }
 
-/* The objects of an old range are gone: another range can be gathered there, or it is given back. */
+/* The objects of an old range are gone: another range is gathered there, or it is given back. */
 static void empty(size_t range)
 {
     char *start = OLD + range * piece;
-    if (manner == MOVE_RECYCLED)
+    if (manner == MOVE_RECYCLED && free_buffers < most_buffers)
         buffers[free_buffers++] = start;
-    else if (manner == COPY_RECYCLED && madvise(start, piece, MADV_DONTNEED) != 0)
+    else if (manner <= MOVE_RECYCLED && madvise(start, piece, MADV_DONTNEED) != 0)
         FAIL("MADV_DONTNEED: errno %d", errno);
 }
 
@@ -271,6 +272,7 @@ static void prepare_buffers(void)
         memset(BUFFER, 0, count * piece);
     for (size_t buffer = count; is_move() && buffer > 0; buffer--)
         buffers[free_buffers++] = BUFFER + (buffer - 1) * piece;
+    most_buffers = free_buffers;
 }
 
 static void run(void)

@@ -142,6 +142,49 @@ fn a_gigabyte_moves_by_as_few_entries_as_its_addresses_allow() {
     }
 }
 
+#[test]
+fn pageout_flushes_once_for_each_span_of_locks() {
+    let (out, document) = figures("pageout", &["pageout"]);
+    narrow(&out);
+    assert_eq!(results(&document).len(), 2, "two folio sizes");
+    let of = ["entries_written", "invalidations"];
+    for result in results(&document) {
+        // An entry for each of 16,384 pages; two tables of 32 are one span.
+        assert_eq!(
+            counts(result, "pageout", "table", of),
+            [16_384, 16],
+            "{}",
+            result["folio_bytes"]
+        );
+        assert_eq!(counts(result, "pageout", "page", of), [16_384, 16_384]);
+        assert_eq!(counts(result, "munmap, swapped", "table", of), [1, 1]);
+    }
+}
+
+#[test]
+fn compaction_by_move_copies_nothing() {
+    let file = Scratch::new("compaction");
+    let output = bench(&["compaction", "--quick", "--json", file.path()]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    narrow(&text(&output.stdout));
+    let json = fs::read_to_string(Path::new(file.path())).expect("the file is written");
+    let document: Value = serde_json::from_str(&json).expect("it is JSON");
+    assert_eq!(results(&document).len(), 12);
+    for result in results(&document) {
+        let whole = |field: &str| result["whole"][field].as_u64().expect("a count");
+        let (copied, zeroed) = (whole("bytes_copied"), whole("bytes_zeroed"));
+        let heap = 4 << 20;
+        match (result["call"].as_str(), result["pages"].as_str()) {
+            (Some("MOVE"), Some("recycled")) => assert_eq!((copied, zeroed), (0, 0)),
+            (Some("MOVE"), _) => assert_eq!((copied, zeroed), (0, heap)),
+            _ => assert_eq!((copied, zeroed), (heap, 0)),
+        }
+        // One flush for each range that moves or is given back.
+        let ranges = heap / result["range_bytes"].as_u64().expect("a size");
+        assert!(whole("invalidations") <= 2 * ranges.max(8), "{result}");
+    }
+}
+
 /// Checks all counts of `kernel-map`, each beside its floor.
 fn check_kernel_map(result: &Value, what: &str, has_blocks: bool) {
     let work = ["entries_written", "invalidations", "tables_freed"];
@@ -276,7 +319,7 @@ fn refused(arguments: &[&str], words: &[&str]) {
 
 #[test]
 fn a_wrong_command_line_is_refused_with_what_would_be_right() {
-    refused(&["remap-2m"], &["remap-2m", "remap-1m", "remap-1g", "kernel-map"]);
+    refused(&["remap-2m"], &["remap-2m", "remap-1m", "remap-1g", "pageout", "kernel-map"]);
     refused(&["--folio", "3k"], &["3k", "powers of two", "64k"]);
     refused(&["--folio", "4m"], &["4m", "2m"]);
     refused(&["--arch", "vax"], &["vax", "aarch64", "riscv64"]);

@@ -1,16 +1,17 @@
 //! The engine as a subject: an address space on a hosted machine.
 
-use bindery::addr::{Order, PAGE_SIZE, VirtAddr};
+use bindery::addr::{Order, PAGE_SIZE, VirtAddr, VirtRange};
 use bindery::platform::{Cpu, CpuSet, Invalidation, Platform, Tables};
 use bindery::{
-    Access, AddressSpace, MapRequest, Memory, Place, Protection, Reach, Remap, Resolved, SizeMode,
-    SpaceOptions, TlbOnLeave,
+    Access, AddressSpace, Advice, MapRequest, Memory, Place, Protection, Reach, Remap, Resolved,
+    SizeMode, SpaceOptions, TlbOnLeave,
 };
-use bindery_hosted::{Config, Machine, TlbKind, Walk};
+use bindery_hosted::{Config, Machine, Program, TlbKind, Walk};
 
 use super::kernel::{self, KernelEngine};
 use super::linux::Linux;
 use super::measure::{Candidate, Clock, Outcome, Subject, Tally, measure};
+use super::pageout;
 use super::workload::{self, Call, Script, Workload};
 use crate::size::{FolioSize, GIB, MAX_ORDER, MIB};
 
@@ -63,6 +64,9 @@ impl Bench<'_> {
         touch_all(&memory)
             .map_err(|error| format!("the engine failed before the workload: {error}"))?;
         let invalidation = time_invalidation(&machine, self.clock);
+        if self.scripts.iter().any(|script| script.workload == Workload::Pageout) {
+            pageout::swap_on(&memory)?;
+        }
         for script in self.scripts {
             if script.workload == Workload::KernelMap {
                 let outcomes = self.run_kernel(&memory, script, &tick)?;
@@ -166,6 +170,16 @@ impl<'m, A: Walk> Engine<'m, A> {
         Ok(Self { machine, space })
     }
 
+    /// Writes to each page what tells it from others.
+    fn write(&self, range: VirtRange) -> Result<(), String> {
+        let program = Program::new(self.machine, &self.space);
+        for at in (range.start().0..range.end().0).step_by(PAGE_SIZE as usize) {
+            let stored = program.store(VirtAddr(at), at);
+            stored.map_err(|error| format!("a first write at {at:#x}: {error}"))?;
+        }
+        Ok(())
+    }
+
     /// Faults where the hardware would fault next: behind what the last fault mapped.
     fn touch(&self, mut at: VirtAddr, end: VirtAddr) -> Result<(), String> {
         while at < end {
@@ -196,6 +210,8 @@ impl<A: Walk> Subject for Engine<'_, A> {
                 self.space.mmap(&request).map(|_| ())
             }
             Call::Touch(at) => return self.touch(at.start(), at.end()),
+            Call::Write(at) => return self.write(at),
+            Call::PageOut(at) => self.space.madvise(at.start(), at.len(), Advice::PageOut),
             Call::Move { from, to } => {
                 let length = from.len();
                 self.space.mremap(from.start(), length, length, Remap::To(to)).map(|_| ())

@@ -83,13 +83,18 @@ impl Floor {
         match call {
             // Entries come with the first touch.
             Call::Map(_) | Call::Advise(_) => Self::default(),
-            Call::Touch(range) => {
+            Call::Touch(range) | Call::Write(range) => {
                 let mut hooks = Hooks::default();
                 let leaves = geometry.leaf_level(folio);
                 let pieces = pieces(range, 0, leaves, geometry);
                 pieces.iter().for_each(|piece| hooks.need(piece.at, piece.level, geometry));
                 let entries_written = pieces.len() as u64;
                 Self { entries_written, tables_installed: hooks.count(), invalidations: 0 }
+            }
+            Call::PageOut(range) => {
+                let leaves = pieces(range, 0, geometry.leaf_level(folio), geometry);
+                let entries_written = leaves.len() as u64;
+                Self { entries_written, tables_installed: 0, invalidations: 1 }
             }
             Call::Move { from, to } => {
                 let delta = to.0.wrapping_sub(from.start().0);

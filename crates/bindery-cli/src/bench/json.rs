@@ -138,7 +138,9 @@ impl Table {
             folio_bytes: script.folio.bytes(),
             linux_folios: match script.workload {
                 Workload::KernelMap => NO_LINUX.to_owned(),
-                Workload::Remap1m | Workload::Remap1g => describe_folios(script.folio),
+                Workload::Remap1m | Workload::Remap1g | Workload::Pageout => {
+                    describe_folios(script.folio)
+                }
             },
             invalidation_nanoseconds: comparison.invalidation,
             phases: phases.collect(),

@@ -13,7 +13,7 @@ use rustix::param::page_size;
 use super::host::{HostFolios, host_folios};
 use super::kernel::NO_LINUX;
 use super::measure::{Subject, Tally};
-use super::workload::{Call, Script, range};
+use super::workload::{Call, Script, Workload, range};
 use crate::size::{FolioSize, show_bytes};
 
 /// A stretch of this process's addresses in which a script runs.
@@ -30,6 +30,9 @@ impl Linux {
             HostFolios::Wanted => Advice::LinuxHugepage,
             HostFolios::Base | HostFolios::Unavailable => Advice::LinuxNoHugepage,
         };
+        if script.workload == Workload::Pageout && !has_swap() {
+            return Err("the host has no swap".to_owned());
+        }
         let mut linux = Self { advice, mapped: None };
         for range in script.ranges() {
             linux.map(range)?;
@@ -85,6 +88,23 @@ impl Linux {
         Ok(())
     }
 
+    /// As [`Linux::touch`], with the number of the page in its first word.
+    fn write(&self, range: VirtRange) -> Result<(), String> {
+        let start = self.mapped(range)?.cast::<u8>();
+        for offset in (0..range.len() as usize).step_by(page_size()) {
+            // SAFETY: as in `touch`; the offset is that of a page, and so aligned.
+            unsafe { start.add(offset).cast::<u64>().write_volatile(offset as u64 + 1) };
+        }
+        Ok(())
+    }
+
+    fn page_out(&self, range: VirtRange) -> Result<(), String> {
+        let start = self.mapped(range)?;
+        // SAFETY: the range is our own mapping, and where its pages are changes no byte.
+        unsafe { madvise(start, range.len() as usize, Advice::LinuxPageOut) }
+            .map_err(|error| failed("MADV_PAGEOUT", range, error))
+    }
+
     fn remap(&mut self, from: VirtRange, to: VirtRange) -> Result<(), String> {
         let start = self.mapped(from)?;
         let (length, target) = (from.len() as usize, address(to.start().0));
@@ -113,6 +133,8 @@ impl Subject for Linux {
             Call::Map(range) => self.map(range),
             Call::Advise(range) => self.advise(range),
             Call::Touch(range) => self.touch(range),
+            Call::Write(range) => self.write(range),
+            Call::PageOut(range) => self.page_out(range),
             Call::Move { from, to } => self.remap(from, range(to.0, from.len())),
             Call::Unmap(range) => self.unmap(range),
             Call::Kernel(_) => Err(NO_LINUX.to_owned()),
@@ -132,6 +154,11 @@ impl Drop for Linux {
             let _failed = self.unmap(range);
         }
     }
+}
+
+/// Whether the host has a swap area that is on.
+fn has_swap() -> bool {
+    std::fs::read_to_string("/proc/swaps").is_ok_and(|areas| areas.lines().count() > 1)
 }
 
 fn address(addr: u64) -> *mut c_void {
@@ -162,7 +189,6 @@ mod tests {
 
     use super::*;
     use crate::bench::floor::Geometry;
-    use crate::bench::workload::Workload;
 
     #[test]
     fn the_loop_runs_and_what_is_not_mapped_is_left_alone() {

@@ -7,6 +7,8 @@
 //! | `floor` | the fewest entry writes and invalidations that a call needs |
 //! | `engine`, `linux` | the engine and Linux make the calls |
 //! | `kernel` | the same for `kernel-map`, whose calls are of another kind |
+//! | `pageout` | the same for `pageout`, which needs a swap device |
+//! | `compaction` | `bindery bench compaction`: a heap by MOVE and by COPY |
 //! | `latency` | `bindery bench latency`: how much each call does in one section |
 //! | `scale` | `bindery bench scale`: calls among very many mappings |
 //! | `measure` | running a list of calls, and what each cost |
@@ -14,6 +16,7 @@
 //! | `host` | the host that it all ran on |
 //! | `report`, `json` | the figures for people, and for programs |
 
+mod compaction;
 mod engine;
 mod floor;
 mod host;
@@ -22,6 +25,7 @@ mod kernel;
 mod latency;
 mod linux;
 mod measure;
+mod pageout;
 mod report;
 mod scale;
 mod statistics;
@@ -53,6 +57,11 @@ Workloads
             by 4 KiB (262,144 pages). Folios of 4k are moved back, untimed, and used again. Larger
             folios are touched again for each move, because a move may split them. Their caches are
             cold, so small times are larger. Folios of 4k and 64k.
+  pageout   64 MiB of written memory goes to swap by MADV_PAGEOUT, and is unmapped there (system 3).
+            The engine's device takes no time and keeps nothing, and no page is zeroes: what is left is
+            the unmapping. Page by page, each page has its own swap entry, slot and invalidation.
+            Linux takes part where the host has swap, and its times include its device. Folios of 64k
+            and 4k.
   kernel-map
             Areas in the kernel's half of the addresses (system 5): ioremap, vmalloc, vmap of 1 MiB,
             vmap of 100 MiB, vmalloc of 16 MiB, and their frees. \"base\" allows only base pages,
@@ -121,10 +130,11 @@ pub struct Arguments {
     quick: bool,
 }
 
-/// Subcommands that only count, without Linux.
+/// Subcommands without Linux.
 #[derive(clap::Subcommand)]
 enum Counts {
     Latency(latency::Arguments),
+    Compaction(compaction::Arguments),
     Scale(scale::Arguments),
 }
 
@@ -146,6 +156,7 @@ fn parse_architecture(name: &str) -> Result<ArchitectureName, String> {
 pub fn run(arguments: &Arguments) -> Result<(), String> {
     match &arguments.counts {
         Some(Counts::Latency(arguments)) => return latency::run(arguments),
+        Some(Counts::Compaction(arguments)) => return compaction::run(arguments),
         Some(Counts::Scale(arguments)) => return scale::run(arguments),
         None => {}
     }

@@ -5,6 +5,7 @@ use clap::ValueEnum;
 
 use super::floor::{Floor, Geometry};
 use super::kernel::{self, KernelCall};
+use super::pageout;
 use crate::size::{FolioSize, GIB, KIB, MIB, show_bytes};
 
 /// Workloads by the names that users type.
@@ -16,6 +17,9 @@ pub enum Workload {
     /// mremap of 1 GiB of touched memory to four kinds of places, and its munmap (system 2)
     #[value(name = "remap-1g")]
     Remap1g,
+    /// 64 MiB of written memory goes to swap by MADV_PAGEOUT, and is unmapped there (system 3)
+    #[value(name = "pageout")]
+    Pageout,
     /// vmalloc, vmap and ioremap of 1 MiB, and of more, in the kernel's half (system 5)
     #[value(name = "kernel-map")]
     KernelMap,
@@ -30,6 +34,10 @@ pub enum Call {
     Advise(VirtRange),
     /// Write to each page for the first time.
     Touch(VirtRange),
+    /// Write to each page for the first time, so that no two words are the same.
+    Write(VirtRange),
+    /// Send the pages to swap.
+    PageOut(VirtRange),
     /// Move the mapping.
     Move { from: VirtRange, to: VirtAddr },
     /// Unmap it.
@@ -45,6 +53,8 @@ impl Call {
             Self::Map(_) => "mmap",
             Self::Advise(_) => "madvise",
             Self::Touch(_) => "first touch",
+            Self::Write(_) => "first write",
+            Self::PageOut(_) => "MADV_PAGEOUT",
             Self::Move { .. } => "mremap",
             Self::Unmap(_) => "munmap",
             Self::Kernel(call) => call.name(),
@@ -54,7 +64,12 @@ impl Call {
     /// The user addresses at which something is mapped after the call or before it.
     pub fn ranges(self) -> Vec<VirtRange> {
         match self {
-            Self::Map(at) | Self::Advise(at) | Self::Touch(at) | Self::Unmap(at) => vec![at],
+            Self::Map(at)
+            | Self::Advise(at)
+            | Self::Touch(at)
+            | Self::Write(at)
+            | Self::PageOut(at)
+            | Self::Unmap(at) => vec![at],
             Self::Move { from, to } => vec![from, range(to.0, from.len())],
             Self::Kernel(_) => Vec::new(),
         }
@@ -128,6 +143,7 @@ impl Workload {
         match self {
             Self::Remap1m => "remap-1m",
             Self::Remap1g => "remap-1g",
+            Self::Pageout => "pageout",
             Self::KernelMap => "kernel-map",
         }
     }
@@ -140,7 +156,7 @@ impl Workload {
     /// The folio sizes that are shown where the user asks for none.
     pub fn default_folios(self, quick: bool) -> &'static [FolioSize] {
         match self {
-            Self::Remap1m => &[FolioSize::KIB_64, FolioSize::BASE],
+            Self::Remap1m | Self::Pageout => &[FolioSize::KIB_64, FolioSize::BASE],
             // A list of one, for one table.
             Self::KernelMap => &[FolioSize::BASE],
             // To touch 1 GiB takes Linux a large part of a second.
@@ -154,6 +170,7 @@ impl Workload {
         match self {
             Self::Remap1m => 64 * MIB,
             Self::Remap1g => GIB + 256 * MIB,
+            Self::Pageout => 2 * pageout::DATA,
             Self::KernelMap => 192 * MIB,
         }
     }
@@ -163,6 +180,7 @@ impl Workload {
         match self {
             Self::Remap1m => MIB,
             Self::Remap1g => GIB,
+            Self::Pageout => pageout::DATA,
             // Linux takes no part.
             Self::KernelMap => 0,
         }
@@ -173,6 +191,7 @@ impl Workload {
         let mut scripts = match self {
             Self::Remap1m => [MIB, MIB + 4 * KIB].map(|by| remap_1m(by, folio, geometry)).into(),
             Self::Remap1g => vec![remap_1g(folio, geometry)],
+            Self::Pageout => vec![pageout::script(folio, geometry)],
             Self::KernelMap => vec![kernel::script(geometry)],
         };
         if quick {
@@ -319,7 +338,7 @@ mod tests {
                         assert_eq!(mapped, Some(at));
                         None
                     }
-                    Call::Touch(at) | Call::Advise(at) => {
+                    Call::Touch(at) | Call::Write(at) | Call::PageOut(at) | Call::Advise(at) => {
                         assert_eq!(mapped, Some(at));
                         mapped
                     }

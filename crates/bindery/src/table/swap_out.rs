@@ -163,12 +163,17 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         };
         self.victims.took_held |= held;
         self.victims.left = self.victims.left.saturating_sub(pages);
-        memory.send_out(folio, slots, number, pages);
+        let by_page = self.is_page_by_page(run);
+        memory.send_out(folio, slots, number, if by_page { 0 } else { pages });
         lock.leave_locked();
         self.defer(run.node.table, pages, pages);
         let run = Run { count: pages >> run.node.level.order::<P::Arch>().0, ..*run };
-        self.write_entries(&run, folio, number, slots);
-        self.gather.stale(run.range::<P::Arch>(), run.node.level);
+        if by_page {
+            self.store_page_by_page(&run, folio, number, slots);
+        } else {
+            self.write_entries(&run, folio, number, slots);
+            self.gather.stale(run.range::<P::Arch>(), run.node.level);
+        }
         let at = run.at.0.wrapping_sub(u64::from(number) << PAGE_SHIFT);
         self.batch.add(slots, VirtAddr(at));
         Next::Run
@@ -186,6 +191,31 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
             return Next::Cut(folio);
         }
         Next::Run
+    }
+
+    /// Whether the pages of the run go one by one: the baseline.
+    #[inline(always)]
+    fn is_page_by_page(&self, run: &Run) -> bool {
+        self.cursor.tables.reach.is_page()
+            && run.node.level == Level::PTE
+            && self.flush == Flush::Here
+    }
+
+    /// The baseline: each page by itself is named by an entry, under the lock of its slot's cluster,
+    /// and flushed.
+    #[cold]
+    fn store_page_by_page(&mut self, run: &Run, folio: Folio, number: u32, slots: SlotRun) {
+        let tables = self.cursor.tables;
+        for done in 0..run.count {
+            let at = VirtAddr(run.at.0 + (u64::from(done) << PAGE_SHIFT));
+            let page = Run { at, index: run.index + done, count: 1, ..*run };
+            let first = slots.first + u64::from(number + done);
+            let named = tables.memory.name_slots(SlotRun { first, count: 1, ..slots });
+            debug_assert!(named.is_ok(), "a slot that is new has no entries");
+            self.write_entries(&page, folio, number + done, slots);
+            self.gather.stale(page.range::<P::Arch>(), Level::PTE);
+            tables.flush(self.gather, &mut self.cursor.counts);
+        }
     }
 
     /// Looks at the accessed bits of a folio, and forgets them. Says whether the folio stays: it

@@ -1,0 +1,50 @@
+//! What `pageout` needs besides: a swap device that takes no time, and pages that reach it.
+
+use bindery::addr::PAGE_SIZE;
+use bindery::{Memory, SwapDevice, SwapRequest};
+use bindery_hosted::{Machine, Walk};
+
+use super::floor::Geometry;
+use super::workload::{Call, Effort, Script, Workload, range};
+use crate::size::{FolioSize, GIB, MIB, show_bytes};
+
+/// Bytes that are sent out at a time.
+pub const DATA: u64 = 64 * MIB;
+
+/// A device that is done at once and keeps nothing: what is left is the work of taking pages out of
+/// page tables. No page comes back from it.
+struct Sink;
+
+impl<A: Walk> SwapDevice<Machine<A>> for Sink {
+    fn slots(&self) -> u64 {
+        2 * DATA / PAGE_SIZE
+    }
+
+    fn submit(&self, memory: &Memory<Machine<A>>, request: SwapRequest) {
+        memory.complete_swap_request(request, Ok(()));
+    }
+}
+
+/// Turns the device on.
+///
+/// # Errors
+/// The engine refuses it.
+pub fn swap_on<A: Walk>(memory: &Memory<Machine<A>>) -> Result<(), String> {
+    let area = memory.swap_on_device(&Sink, 0);
+    area.map(drop).map_err(|error| format!("no swap area: {error:?}"))
+}
+
+/// System 3: written memory is sent out, and unmapped while it is out.
+pub fn script(folio: FolioSize, geometry: Geometry) -> Script {
+    let memory = range(GIB, DATA);
+    let variant =
+        format!("{} at 1 GiB, MADV_PAGEOUT to a device that takes no time", show_bytes(DATA));
+    let mut script = Script::new(Workload::Pageout, variant, folio, geometry);
+    script.effort = Effort { turns: 10, repeats: 2 };
+    script.untimed(Call::Map(memory));
+    script.untimed(Call::Advise(memory));
+    script.untimed(Call::Write(memory));
+    script.timed("pageout", Call::PageOut(memory));
+    script.timed("munmap, swapped", Call::Unmap(memory));
+    script
+}
