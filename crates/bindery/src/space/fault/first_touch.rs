@@ -166,6 +166,8 @@ impl<P: Platform> AddressSpace<'_, P> {
                 continue;
             };
             self.platform().zero(folio.head, folio.pages());
+            let zeroed = Counts { bytes_zeroed: range.len(), ..Counts::default() };
+            self.table.stats.add(&zeroed);
             let step = self.map_folio(range, folio, written_attributes(vma.flags()));
             if !matches!(step, Ok(Step::Done(_))) {
                 self.table.memory.frames.discard(self.platform(), folio);
@@ -202,8 +204,6 @@ impl<P: Platform> AddressSpace<'_, P> {
             let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
             map_folio_locked(&mut cursor, range, (folio, attributes), level, pool)
         });
-        let zeroed = Counts { bytes_zeroed: range.len(), ..Counts::default() };
-        self.table.stats.add(&zeroed);
         self.published(range);
         mapped.map_err(|_| FaultError::OutOfMemory)
     }
