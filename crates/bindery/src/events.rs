@@ -43,6 +43,10 @@ pub struct Events {
     /// Folios that somebody took a reference to while they went out: they were mapped again
     /// (Linux: `EBUSY` of an unmapping).
     pub swap_out_busy: u64,
+    /// Base pages that a fault on another page began to read (Linux: `swap_ra`).
+    pub swap_read_around: u64,
+    /// Those of them that a fault wanted later (Linux: `swap_ra_hit`).
+    pub swap_read_around_hits: u64,
     /// Requests of reads that a swap device could not do.
     pub swap_read_errors: u64,
     /// Requests of writes that a swap device could not do.
@@ -68,6 +72,8 @@ pub(crate) struct RareEvents {
     pub(crate) pages_swapped_out: AtomicU64,
     pub(crate) major_faults: AtomicU64,
     pub(crate) swap_out_busy: AtomicU64,
+    pub(crate) swap_read_around: AtomicU64,
+    pub(crate) swap_read_around_hits: AtomicU64,
     pub(crate) swap_read_errors: AtomicU64,
     pub(crate) swap_write_errors: AtomicU64,
     pub(crate) repeats: Repeats,
@@ -94,6 +100,8 @@ impl RareEvents {
             pages_swapped_out: read(&self.pages_swapped_out),
             major_faults: read(&self.major_faults),
             swap_out_busy: read(&self.swap_out_busy),
+            swap_read_around: read(&self.swap_read_around),
+            swap_read_around_hits: read(&self.swap_read_around_hits),
             swap_read_errors: read(&self.swap_read_errors),
             swap_write_errors: read(&self.swap_write_errors),
             spurious_faults: read(&self.repeats.spurious),

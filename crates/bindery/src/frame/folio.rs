@@ -30,7 +30,9 @@ use core::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
-use super::meta::{DIRTY, EXCLUSIVE, FETCHABLE, HOT, Kind, LAZY, LOOKED, REFERENCED, state_of};
+use super::meta::{
+    DIRTY, EXCLUSIVE, FETCHABLE, HOT, Kind, LAZY, LOOKED, READ_AROUND, REFERENCED, state_of,
+};
 use super::{Frames, reference};
 use crate::addr::{Frame, Order, Orders};
 use crate::platform::Platform;
@@ -327,6 +329,22 @@ impl<P: Platform> Frames<P> {
     /// Notes that the folio was wanted soon after it was evicted.
     pub(crate) fn mark_hot(&self, folio: Folio) {
         self.change_state_flag(folio, HOT, true);
+    }
+
+    /// Notes that the folio was read from swap since another page was wanted.
+    pub(crate) fn mark_read_around(&self, folio: Folio) {
+        self.change_state_flag(folio, READ_AROUND, true);
+    }
+
+    /// Whether [`Frames::mark_read_around`] has noted that; it is forgotten. The caller has the
+    /// folio's lock.
+    #[inline]
+    pub(crate) fn take_read_around(&self, folio: Folio) -> bool {
+        let is_noted = self.meta(folio.head).state.load(Relaxed) & READ_AROUND != 0;
+        if is_noted {
+            self.change_state_flag(folio, READ_AROUND, false);
+        }
+        is_noted
     }
 
     /// Forgets that the folio was used, for a program that says so (`MADV_COLD`).

@@ -87,6 +87,8 @@ pub(crate) const HOT: u32 = 1 << 17;
 /// Whether the last turn of reclaim's clock in which the folio was looked at has an odd number.
 pub(crate) const LOOKED: u32 = 1 << 18;
 
+/// The folio was read from swap since another page was wanted, and no fault has wanted it yet.
+pub(crate) const READ_AROUND: u32 = 1 << 19;
 /// The lock of the folio is that of a request which a swap device is writing. Set only beside the
 /// lock, and cleared with it.
 pub(crate) const WRITEBACK: u32 = 1 << 28;

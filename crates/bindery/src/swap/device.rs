@@ -67,6 +67,12 @@ pub trait SwapDevice<P: Platform>: Send + Sync {
     /// How many slots it has, of one page each. Asked once, by [`Memory::swap_on_device`].
     fn slots(&self) -> u64;
 
+    /// Whether a read is over in about the time of a page fault, as of memory. Then a fault reads
+    /// what it needs, and nothing around it ([`Memory::set_page_cluster`]).
+    fn is_synchronous(&self) -> bool {
+        false
+    }
+
     /// Begins a transfer. The device calls [`Memory::complete_swap_request`] exactly once for it:
     /// during the call, or later from any thread or interrupt handler. Requests may be done in any
     /// order. At most 32 folios of an area are under way at once.

@@ -9,6 +9,7 @@
 //! | `content`, `page_set` | written and read |
 //! | `device`, `requests` | [`SwapDevice`], and what it has to do |
 //! | `writeback` | folios that go out, at once or when a device is done |
+//! | `read_around` | pages that are read beside one that is wanted |
 //! | `clock` | where reclaim looks next, and how long pages were away |
 //! | `same_filled` | pages that need no store |
 //! | `usage` | counts for listings |
@@ -57,6 +58,7 @@ mod freed;
 #[cfg(all(test, loom))]
 mod loom_model;
 pub(crate) mod page_set;
+mod read_around;
 mod requests;
 mod same_filled;
 mod settle;
@@ -75,6 +77,7 @@ use area::Area;
 pub use compressed::CompressedUsage;
 use compressed::{CompressedStore, Handle};
 pub use device::{SwapDevice, SwapDeviceError, SwapOperation, SwapRequest};
+use read_around::ReadAround;
 use requests::Completions;
 pub use usage::SwapUsage;
 
@@ -96,6 +99,9 @@ pub(crate) struct Swap<P: Platform> {
     pub(crate) store: CompressedStore<P>,
     /// Pages that devices are writing.
     writing: AtomicU64,
+    /// Pages that devices are reading, and that nobody waits for.
+    reading: AtomicU64,
+    around: ReadAround,
     /// Threads that wait for a device park here.
     completions: Completions,
 }
@@ -109,6 +115,8 @@ impl<P: Platform> Swap<P> {
             turning: Mutex::new(()),
             store: CompressedStore::new(limit),
             writing: AtomicU64::new(0),
+            reading: AtomicU64::new(0),
+            around: ReadAround::new(),
             completions: Completions::new(),
         }
     }

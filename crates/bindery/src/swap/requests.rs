@@ -9,14 +9,14 @@
 //! begin       folio, 1 piece: the submitter's own
 //! add         one piece more, before each submit
 //! complete    one piece less                        any context
-//!             the last of a write: a bit in `done`
+//!             the last of one that nobody waits for: a bit in `done`
 //! take_done   `done` is emptied                     thread
 //! free        the bit in `taken` goes
 //! ```
 //!
 //! The submitter's own piece keeps a request from being done while some of it is yet to be
 //! submitted. Each bit of `done` goes to one thread, which then has the folio's lock. The reader of
-//! a page waits for its request, so that has no bit.
+//! a page waits for its request, so that has no bit; one of a page that is read around another has.
 //!
 //! A completion touches the request last when it counts its piece, or sets the bit. From then on
 //! the number may be another request's.
@@ -34,12 +34,15 @@ pub(super) const REQUESTS: usize = 32;
 
 /// In `pieces`: one of them failed.
 const FAILED: u32 = 1 << 31;
+/// In `pieces`: a read that nobody waits for.
+const AROUND: u32 = 1 << 30;
+const COUNT: u32 = !(FAILED | AROUND);
 
 /// A folio that is under way.
 struct Request<W> {
     /// The folio's head.
     head: W,
-    /// Pieces that are not complete, and [`FAILED`].
+    /// Pieces that are not complete, [`FAILED`] and [`AROUND`].
     pieces: W,
 }
 
@@ -99,6 +102,18 @@ impl<W: Word<u32>, const N: usize> Requests<W, N> {
         request.pieces.store(1, Relaxed);
     }
 
+    /// As [`Requests::begin`], of a read that nobody waits for.
+    pub(super) fn begin_around(&self, number: u32, head: Frame) {
+        let request = self.request(number);
+        request.head.store(head.0, Relaxed);
+        request.pieces.store(AROUND | 1, Relaxed);
+    }
+
+    /// Whether it is one of [`Requests::begin_around`].
+    pub(super) fn is_around(&self, number: u32) -> bool {
+        self.request(number).pieces.load(Relaxed) & AROUND != 0
+    }
+
     /// One piece more is submitted.
     pub(super) fn add_piece(&self, number: u32) {
         // Relaxed: the submitter's own piece keeps the count from zero.
@@ -112,8 +127,9 @@ impl<W: Word<u32>, const N: usize> Requests<W, N> {
             pieces.set(FAILED, Relaxed);
         }
         // Release: the transfer comes before. Acquire: so do those of the other pieces.
-        let last = pieces.sub(1, AcqRel) & !FAILED == 1;
-        if last && operation == SwapOperation::Write {
+        let before = pieces.sub(1, AcqRel);
+        let awaited = operation == SwapOperation::Read && before & AROUND == 0;
+        if before & COUNT == 1 && !awaited {
             self.done.set(1 << number, Release);
         }
     }
@@ -122,10 +138,10 @@ impl<W: Word<u32>, const N: usize> Requests<W, N> {
     pub(super) fn result(&self, number: u32) -> Option<bool> {
         // Acquire: the frames hold what the device has read.
         let pieces = self.request(number).pieces.load(Acquire);
-        (pieces & !FAILED == 0).then_some(pieces & FAILED == 0)
+        (pieces & COUNT == 0).then_some(pieces & FAILED == 0)
     }
 
-    /// The writes that are done, and that nobody has asked for yet: a bit for each.
+    /// The writes, and the reads that nobody waits for, that are done, and that nobody has asked for yet: a bit for each.
     pub(super) fn take_done(&self) -> u32 {
         if self.done.load(Relaxed) == 0 { 0 } else { self.done.swap(0, Acquire) }
     }
@@ -207,6 +223,21 @@ mod tests {
             requests.complete(number, SwapOperation::Write, false);
             assert_eq!((requests.take_done(), requests.take_done()), (1, 0));
             assert_eq!((requests.result(number), requests.head(number)), (Some(!failed), Frame(9)));
+        }
+    }
+
+    #[test]
+    fn a_read_that_nobody_waits_for_is_for_all() {
+        for failed in [false, true] {
+            let requests = Requests::new();
+            let number = requests.take().unwrap();
+            requests.begin_around(number, Frame(1));
+            requests.add_piece(number);
+            requests.complete(number, SwapOperation::Read, failed);
+            assert_eq!((requests.take_done(), requests.result(number)), (0, None));
+            requests.complete(number, SwapOperation::Read, false);
+            assert_eq!((requests.take_done(), requests.result(number)), (1, Some(!failed)));
+            assert!(requests.is_around(number));
         }
     }
 

@@ -163,7 +163,8 @@ impl<P: Platform> Memory<P> {
     #[inline]
     pub fn finish_swap_writes(&self) -> u64 {
         // Acquire: a thread that finds none left finds their folios unlocked.
-        if self.swap.writing.load(Acquire) == 0 { 0 } else { self.finish_writes() }
+        let left = self.swap.writing.load(Acquire) | self.swap.reading.load(Acquire);
+        if left == 0 { 0 } else { self.finish_writes() }
     }
 
     #[cold]
@@ -186,6 +187,10 @@ impl<P: Platform> Memory<P> {
     /// A device is done with the folio of a request. Lock and reference are the caller's now.
     /// Returns how many pages were freed.
     fn finish_write(&self, area: &Area<P>, number: u32) -> u64 {
+        if area.requests.is_around(number) {
+            self.finish_read_around(area, number);
+            return 0;
+        }
         let succeeded = area.requests.result(number) == Some(true);
         let head = area.requests.head(number);
         let Some(folio) = self.frames.folio_of(head) else { return 0 };
@@ -209,14 +214,17 @@ impl<P: Platform> Memory<P> {
         freed
     }
 
-    /// Waits until no device is writing, and frees what was written.
+    /// Waits until no device is writing, or reading what nobody waits for, and frees what was
+    /// written.
     ///
     /// Context: may sleep.
     ///
     /// # Errors
     /// [`Error::Interrupted`] for a fatal signal; the writes go on.
     pub fn wait_for_swap_writes(&self) -> Result<(), Error> {
-        self.wait_unless_killed(&|| self.swap.writing.load(Acquire) == 0)
+        self.wait_unless_killed(&|| {
+            self.swap.writing.load(Acquire) == 0 && self.swap.reading.load(Acquire) == 0
+        })
     }
 
     /// Waits until the device of a stopped area is idle.

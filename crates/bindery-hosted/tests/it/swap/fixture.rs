@@ -39,7 +39,8 @@ pub fn with_little_memory<A: Walk>(
 }
 
 /// As [`with_little_memory`], with the slots on a device whose requests the scenario serves: with
-/// threads of its own, or one by one. At the end, all that wait are served.
+/// threads of its own, or one by one. At the end, all that wait are served. Faults read nothing around
+/// what they need, unless the scenario says so.
 #[track_caller]
 pub fn with_device<A: Walk>(
     bytes: u64,
@@ -49,6 +50,7 @@ pub fn with_device<A: Walk>(
 ) {
     let turn_on = |memory: &Memory<_>| memory.swap_on_device(device, 0).expect("a swap area");
     with_area(bytes, order, turn_on, |swapping| {
+        swapping.memory.set_page_cluster(0);
         scenario(swapping);
         while device.serve_one(swapping.memory) {}
         swapping.memory.wait_for_swap_writes().unwrap();

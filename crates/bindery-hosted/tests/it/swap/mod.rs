@@ -9,6 +9,7 @@ mod flags;
 mod page_out;
 mod parts;
 mod pieces;
+mod read_around;
 mod reclaim;
 mod restored;
 mod shared;

@@ -32,8 +32,8 @@ pub fn directory() -> Arc<FixedDirectory> {
         ("overcommit_kbytes", Text::writable(make_kilobytes, take_kilobytes)),
         ("overcommit_memory", Text::writable(make_overcommit, take_overcommit)),
         ("overcommit_ratio", Text::writable(make_ratio, take_ratio)),
-        // Nothing is read around what is touched, but the folio that went out.
-        ("page-cluster", Text::new(|out| out.write_str("0\n"))),
+        // Nothing is read around a page of compressed memory, which is all that there is.
+        ("page-cluster", Text::writable(make_page_cluster, take_page_cluster)),
         ("unprivileged_userfaultfd", Text::new(|out| out.write_str("0\n"))),
     ]);
     let kernel = FixedDirectory::of([
@@ -45,6 +45,15 @@ pub fn directory() -> Arc<FixedDirectory> {
         ("printk", Text::new(|out| out.write_str("7\t4\t1\t7\n"))),
     ]);
     FixedDirectory::of([("kernel", kernel as _), ("vm", vm)])
+}
+
+fn make_page_cluster(out: &mut SequenceBuffer<'_>) -> fmt::Result {
+    writeln!(out, "{}", memory().page_cluster())
+}
+
+fn take_page_cluster(text: &str) -> Result<(), Errno> {
+    memory().set_page_cluster(number(text, 0..=31)? as u8);
+    Ok(())
 }
 
 /// A number of a range.

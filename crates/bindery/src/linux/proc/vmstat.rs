@@ -64,6 +64,8 @@ pub fn vmstat<P: Platform>(
         ("thp_split_page", events.folio_splits),
         ("thp_split_pmd", events.leaf_splits),
         ("thp_zero_page_alloc", events.huge_zero_pages),
+        ("swap_ra", events.swap_read_around),
+        ("swap_ra_hit", events.swap_read_around_hits),
     ];
     lines.into_iter().try_for_each(|(name, number)| {
         let mut line = Columns::new();

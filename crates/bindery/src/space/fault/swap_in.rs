@@ -67,6 +67,9 @@ impl<P: Platform> AddressSpace<'_, P> {
         {
             // Whoever writes the folio out, or reads it, has the lock.
             let lock = memory.lock_folio(*cached);
+            if memory.frames.take_read_around(*cached) {
+                memory.note_hit_of_read_around(page.0 >> PAGE_SHIFT);
+            }
             let place = memory.frames.swap_place(*cached);
             let number = place.map_or(u64::MAX, |place| slot.number.wrapping_sub(place.first));
             if let Some(place) = place
@@ -172,6 +175,9 @@ impl<P: Platform> AddressSpace<'_, P> {
         let memory = self.table.memory;
         let policy = memory.folio_policy().orders(vma.flags().huge_advice());
         let mut orders = self.used_orders(policy, vma.flags()) | Orders::PAGE;
+        if orders == Orders::PAGE && reading == Reading::ForFault {
+            self.read_around(vma, page, slot.area);
+        }
         while let Some(order) = orders.take_largest() {
             let Some(range) = folio_place(page, order) else { continue };
             if !vma.range().covers(range) || order > Level::PMD.order::<P::Arch>() {
@@ -204,6 +210,29 @@ impl<P: Platform> AddressSpace<'_, P> {
             }
         }
         Err(FaultError::OutOfMemory)
+    }
+
+    /// Begins to read pages of the VMA around `page`, of one table with it, that are in swap.
+    #[inline(never)]
+    fn read_around(&self, vma: &Vma, page: VirtAddr, area: u8) {
+        let memory = self.table.memory;
+        let number = page.0 >> PAGE_SHIFT;
+        let Some(window) = memory.window_around(area, number) else { return };
+        let table = page.align_down(Level::PMD.span::<P::Arch>());
+        let table = VirtRange::from_len(table, Level::PMD.span::<P::Arch>());
+        let Some(range) = table.map(|table| table.intersection(vma.range())) else { return };
+        for number in window.first..window.first + u64::from(window.pages) {
+            let at = VirtAddr(number << PAGE_SHIFT);
+            if at == page || at < range.start() || at >= range.end() {
+                continue;
+            }
+            let in_swap_alone = |slot: &Slot| slot.cell.is_some_and(|cell| cell.frame().is_none());
+            if let Some(slot) = self.slot_at(at).filter(in_swap_alone)
+                && !memory.begin_read_around(slot.area, slot.number)
+            {
+                break;
+            }
+        }
     }
 
     /// Whether the entries of `range` seem to name consecutive slots, in one table.
