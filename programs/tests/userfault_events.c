@@ -97,6 +97,8 @@ int main(void) {
     EQUAL(message.event, FORK, "a fork");
     int child = message.child;
     CHECK(child > fd, "the child's descriptor");
+    CHECK(fcntl(child, F_GETFL) & O_NONBLOCK, "it inherits how reads wait");
+    EQUAL(fcntl(child, F_GETFD), 0, "and what becomes of it in exec");
     fcntl(child, F_SETFL, 0);
     message = uf_next(child);
     EQUAL(message.event, FAULT, "a fault of the child");

@@ -155,7 +155,7 @@ pub use table::Reach;
 pub use tlb::TlbOnLeave;
 pub use userfault::{
     ForkIsNext, Userfault, UserfaultFault, UserfaultFeatures, UserfaultKind, UserfaultMessage,
-    UserfaultModes, UserfaultScope,
+    UserfaultModes, UserfaultScope, WaitingFaults,
 };
 
 /// The example of the README, compiled and run as a test.

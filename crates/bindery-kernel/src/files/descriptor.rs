@@ -336,7 +336,7 @@ impl Files {
         if description.node.is_zeroes() {
             return Ok(Mappable::Zeroes(file_access(description.flags())));
         }
-        description.open_file().map(Mappable::File).map_err(|_| Errno::ENODEV)
+        description.open_file().map(Mappable::File).map_err(|_| description.node.unmappable())
     }
 }
 

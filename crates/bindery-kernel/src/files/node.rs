@@ -2,6 +2,7 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::fmt;
 
 use bindery::linux::OpenFile;
 use bindery::{FileAccess, Object};
@@ -13,6 +14,7 @@ use linux_raw_sys::general::{
 use crate::errno::{Errno, Outcome};
 use crate::platform::Machine;
 
+use super::generated::SequenceBuffer;
 use super::segments::Segments;
 
 /// The kind of a node, as `stat` reports it.
@@ -218,6 +220,11 @@ pub trait Node: Send + Sync {
         None
     }
 
+    /// The errno of `mmap` where there is no object.
+    fn unmappable(&self) -> Errno {
+        Errno::ENODEV
+    }
+
     /// Whether there are positions in it.
     fn is_seekable(&self) -> bool {
         matches!(self.kind(), Kind::Regular | Kind::Directory)
@@ -246,6 +253,11 @@ pub trait Node: Send + Sync {
     /// `ioctl(2)`.
     fn control(&self, _request: u32, _argument: u64) -> Outcome {
         Err(Errno::ENOTTY)
+    }
+
+    /// What there is to tell of it in `/proc/PID/fdinfo`.
+    fn tell(&self, _out: &mut SequenceBuffer<'_>) -> fmt::Result {
+        Ok(())
     }
 
     /// The process that a pidfd names.

@@ -1,10 +1,13 @@
 //! `userfaultfd(2)`: a descriptor for a [`Userfault`] of the core, and `/dev/userfaultfd`.
 
 use alloc::sync::{Arc, Weak};
+use core::fmt;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use bindery::addr::VirtAddr;
 use bindery::linux::{
     USERFAULT_MESSAGE, UserfaultRequest, userfault_api, userfault_control, userfault_message,
+    userfault_text,
 };
 use bindery::{FaultError, ForkIsNext, Userfault, UserfaultScope};
 use linux_raw_sys::general::{
@@ -18,7 +21,8 @@ use crate::process::{self, Capability, Interrupted};
 use crate::sync::Mutex;
 use crate::{heap, user};
 
-use super::descriptor::{AtExec, Description};
+use super::descriptor::Description;
+use super::generated::SequenceBuffer;
 use super::memory::new_number;
 use super::names::at_exec;
 use super::node::{Attributes, Kind, Node, Patience, Place, Special};
@@ -28,6 +32,19 @@ type Handle = Arc<Userfault<'static, Machine>>;
 
 /// `USERFAULTFD_IOC_NEW`.
 const NEW: u32 = UFFDIO << 8;
+
+/// Whether every program may serve faults of the kernel (`vm.unprivileged_userfaultfd`).
+static UNPRIVILEGED: AtomicBool = AtomicBool::new(false);
+
+/// `vm.unprivileged_userfaultfd`.
+pub fn unprivileged() -> bool {
+    UNPRIVILEGED.load(Ordering::Relaxed)
+}
+
+/// Sets it.
+pub fn set_unprivileged(may: bool) {
+    UNPRIVILEGED.store(may, Ordering::Relaxed);
+}
 
 /// What a userfaultfd is for.
 enum Purpose {
@@ -44,16 +61,18 @@ enum Purpose {
 /// A userfaultfd.
 pub struct Userfaultfd {
     number: u64,
+    /// `O_CLOEXEC` and `O_NONBLOCK`, as it was made, which the userfaultfds of children inherit.
+    flags: u32,
     purpose: Mutex<Purpose>,
 }
 
 /// `userfaultfd(2)`.
 ///
 /// # Errors
-/// `EPERM` for faults of the kernel without `CAP_SYS_PTRACE`, `EINVAL` for unknown flags, `ENOMEM`,
+/// `EPERM` for faults of the kernel without `CAP_SYS_PTRACE`, unless every program may serve them, `EINVAL` for unknown flags, `ENOMEM`,
 /// `EMFILE`.
 pub fn call(flags: u32) -> Outcome {
-    if flags & UFFD_USER_MODE_ONLY == 0 {
+    if flags & UFFD_USER_MODE_ONLY == 0 && !unprivileged() {
         process::credentials().demand(Capability::Trace)?;
     }
     make(flags)
@@ -69,24 +88,17 @@ fn make(flags: u32) -> Outcome {
         UserfaultScope::UserMode
     };
     let space = Arc::downgrade(&process::current().process.space());
-    insert(Purpose::New(space, scope), flags & O_NONBLOCK, at_exec(flags))
-}
-
-fn insert(purpose: Purpose, flags: u32, at_exec: AtExec) -> Outcome {
-    insert_new(purpose, flags, at_exec).map(|(_, descriptor)| u64::from(descriptor))
+    insert(Purpose::New(space, scope), flags).map(|(_, descriptor)| u64::from(descriptor))
 }
 
 /// A new userfaultfd and its descriptor.
-fn insert_new(
-    purpose: Purpose,
-    flags: u32,
-    at_exec: AtExec,
-) -> Result<(Arc<Userfaultfd>, u32), Errno> {
+fn insert(purpose: Purpose, flags: u32) -> Result<(Arc<Userfaultfd>, u32), Errno> {
     heap::room(512)?;
-    let node = Arc::new(Userfaultfd { number: new_number(), purpose: Mutex::new(purpose) });
+    let flags = flags & (O_CLOEXEC | O_NONBLOCK);
+    let node = Arc::new(Userfaultfd { number: new_number(), flags, purpose: Mutex::new(purpose) });
     let place = Place::alone(node.clone(), b"anon_inode:[userfaultfd]");
-    let description = Description::new(place, node.clone(), O_RDONLY | flags)?;
-    let descriptor = process::current().files().insert(description, at_exec)?;
+    let description = Description::new(place, node.clone(), O_RDONLY | flags & O_NONBLOCK)?;
+    let descriptor = process::current().files().insert(description, at_exec(flags))?;
     Ok((node, descriptor as u32))
 }
 
@@ -176,7 +188,7 @@ impl Userfaultfd {
         &self,
         handle: &Handle,
     ) -> Result<Option<[u8; USERFAULT_MESSAGE]>, Errno> {
-        let (child, descriptor) = insert_new(Purpose::Closed, 0, AtExec::Closed)?;
+        let (child, descriptor) = insert(Purpose::Closed, self.flags)?;
         let mut used = false;
         let message = handle.try_read().map(|message| {
             userfault_message(message, |made| {
@@ -267,6 +279,11 @@ impl Node for Userfaultfd {
         {
             space.close_userfault(handle);
         }
+    }
+
+    fn tell(&self, out: &mut SequenceBuffer<'_>) -> fmt::Result {
+        let handle = self.handle().ok();
+        userfault_text(handle.as_deref(), out)
     }
 
     fn special(&self) -> Special<'_> {

@@ -61,7 +61,7 @@ pub use prctl::prctl;
 pub use shm::{IpcClock, IpcUser, SegmentSlot, Segments, shmat, shmctl, shmdt, shmget};
 pub use userfault::{
     USERFAULT_MESSAGE, UserMemory, UserfaultRequest, userfault_api, userfault_control,
-    userfault_message,
+    userfault_message, userfault_text,
 };
 pub use vector::IoRange;
 pub use vm_copy::{CopyDirection, process_vm, process_vm_ranges};

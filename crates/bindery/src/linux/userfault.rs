@@ -3,6 +3,8 @@
 //! Each structure is a few 64-bit words. The kernel copies them in, calls, and copies the word back
 //! that the request has for results.
 
+use core::fmt;
+
 use linux_raw_sys::general as abi;
 
 use crate::addr::VirtAddr;
@@ -10,7 +12,7 @@ use crate::error::{Errno, Error, FaultError, Operation};
 use crate::platform::Platform;
 use crate::space::{AddressSpace, FillMode, MoveMode, PartialFill, WriteProtectMode};
 use crate::userfault::{
-    Userfault, UserfaultFeatures, UserfaultKind, UserfaultMessage, UserfaultModes,
+    Userfault, UserfaultFeatures, UserfaultKind, UserfaultMessage, UserfaultModes, WaitingFaults,
 };
 
 use super::Outcome;
@@ -22,9 +24,12 @@ pub const USERFAULT_MESSAGE: usize = 32;
 pub type UserMemory<'a> = dyn FnMut(VirtAddr, &mut [u8]) -> Result<(), FaultError> + 'a;
 
 /// The features that the core has beside those of [`UserfaultFeatures`], which are about kinds of
-/// memory and calls, and need not be chosen.
+/// memory and calls, and need not be chosen. There is no pool of huge pages; as on a Linux whose
+/// pool is empty, its features are there all the same.
 const ALWAYS: u64 = (abi::UFFD_FEATURE_PAGEFAULT_FLAG_WP
+    | abi::UFFD_FEATURE_MISSING_HUGETLBFS
     | abi::UFFD_FEATURE_MISSING_SHMEM
+    | abi::UFFD_FEATURE_MINOR_HUGETLBFS
     | abi::UFFD_FEATURE_MINOR_SHMEM
     | abi::UFFD_FEATURE_WP_HUGETLBFS_SHMEM
     | abi::UFFD_FEATURE_POISON
@@ -298,6 +303,28 @@ fn report(done: Result<(), PartialFill>, length: u64, word: &mut u64) -> Outcome
             Err(errno)
         }
     }
+}
+
+/// What `/proc/PID/fdinfo` has of a userfaultfd; `None` before `UFFDIO_API`.
+///
+/// Context: may sleep. Complexity: in the faults that wait.
+///
+/// # Errors
+/// What the writer says.
+pub fn userfault_text<P: Platform>(
+    userfault: Option<&Userfault<'_, P>>,
+    out: &mut dyn fmt::Write,
+) -> fmt::Result {
+    // As Linux: a bit for the handshake.
+    let agreed = |handle: &Userfault<'_, P>| 1 << 31 | handle.features().bits();
+    let features = userfault.map_or(0, agreed);
+    let WaitingFaults { unread, all } = userfault.map_or_else(Default::default, Userfault::waiting);
+    let mut requests = 0u64;
+    for (number, ..) in REQUESTS {
+        requests |= 1 << (number & 0xff);
+    }
+    writeln!(out, "pending:\t{unread}\ntotal:\t{all}")?;
+    writeln!(out, "API:\t{:x}:{features:x}:{requests:x}", abi::UFFD_API)
 }
 
 /// A message as programs read it. `fork` makes a descriptor of a child's userfaultfd.

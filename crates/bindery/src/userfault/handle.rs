@@ -93,6 +93,14 @@ impl<'m, P: Platform> Userfault<'m, P> {
         self.state().is_readable()
     }
 
+    /// The faults that wait.
+    ///
+    /// Context: may sleep. Complexity: in them.
+    pub fn waiting(&self) -> WaitingFaults {
+        let (unread, all) = self.state().faults(&self.memory.platform);
+        WaitingFaults { unread, all }
+    }
+
     /// The next message, if there is one: faults first, then events in their order. What has made
     /// an event goes on when that is read.
     ///
@@ -148,6 +156,25 @@ impl<'m, P: Platform> Userfault<'m, P> {
             self.state().await_message(&self.memory.platform, seen);
         }
     }
+}
+
+/// How many faults wait for a handler ([`Userfault::waiting`]).
+///
+/// ```
+/// use bindery::{Platform, Userfault};
+///
+/// /// Whether a handler is at work.
+/// fn is_busy<P: Platform>(userfault: &Userfault<'_, P>) -> bool {
+///     let waiting = userfault.waiting();
+///     waiting.all > waiting.unread
+/// }
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct WaitingFaults {
+    /// Those whose message nobody has read.
+    pub unread: u64,
+    /// All.
+    pub all: u64,
 }
 
 impl<P: Platform> Drop for Userfault<'_, P> {

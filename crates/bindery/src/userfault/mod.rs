@@ -31,7 +31,7 @@ mod queue;
 mod state;
 
 pub use features::{UserfaultFeatures, UserfaultModes, UserfaultScope};
-pub use handle::Userfault;
+pub use handle::{Userfault, WaitingFaults};
 pub use message::{UserfaultFault, UserfaultKind, UserfaultMessage};
 pub(crate) use notice::Notices;
 pub use queue::ForkIsNext;

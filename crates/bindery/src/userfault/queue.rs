@@ -230,6 +230,16 @@ impl Queues {
         wake(word);
     }
 
+    /// How many faults wait that nobody has read yet, and how many in all.
+    pub(super) fn faults(&self) -> (u64, u64) {
+        let count = |list: &List| {
+            let next = |node: &NonNull<Waiter>| waiter(*node).next.get();
+            core::iter::successors(list.first, next).count() as u64
+        };
+        let unread = count(&self.unread);
+        (unread, unread + count(&self.read))
+    }
+
     /// Lets the faults in `range` go on. `wake` gets the address of each one's word.
     pub(super) fn wake(&mut self, range: VirtRange, mut wake: impl FnMut(*const AtomicU32)) {
         for first in [self.unread.first, self.read.first] {

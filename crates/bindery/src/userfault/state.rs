@@ -162,6 +162,11 @@ impl UserfaultState {
         self.alone(platform, |queues| queues.wake(range, |word| platform.unpark(word)));
     }
 
+    /// As [`Queues::faults`].
+    pub(super) fn faults<P: Platform>(&self, platform: &P) -> (u64, u64) {
+        self.alone(platform, |queues| queues.faults())
+    }
+
     /// The next message.
     pub(super) fn read<P: Platform>(
         &self,

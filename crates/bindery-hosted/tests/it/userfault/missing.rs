@@ -3,10 +3,11 @@
 use std::thread;
 
 use bindery::addr::VirtAddr;
+use bindery::linux::userfault_text;
 use bindery::platform::Cpu;
 use bindery::{
     Access, Error, FaultError, FillMode, Remap, UserfaultFault, UserfaultFeatures, UserfaultKind,
-    UserfaultModes, UserfaultScope,
+    UserfaultModes, UserfaultScope, WaitingFaults,
 };
 
 use super::fixture::{AT, PAGE, PAGES, Wish, at, with_features, with_fixture, with_wish};
@@ -129,6 +130,33 @@ fn a_message_has_the_address_and_the_thread_that_were_asked_for() {
             fixture.copy(3, PAGE, 1).unwrap();
             reader.join().unwrap().unwrap();
         });
+    });
+}
+
+#[test]
+fn the_faults_that_wait_are_counted() {
+    with_fixture(|fixture| {
+        let waiting = |unread, all| assert_eq!(fixture.fd.waiting(), WaitingFaults { unread, all });
+        waiting(0, 0);
+        thread::scope(|scope| {
+            let first = fixture.spawn(scope, 1, |program| program.load(at(1)));
+            fixture.fault();
+            waiting(0, 1);
+            let second = fixture.spawn(scope, 2, |program| program.load(at(2)));
+            while !fixture.fd.is_readable() {
+                thread::yield_now();
+            }
+            waiting(1, 2);
+            let mut text = String::new();
+            userfault_text(Some(fixture.fd), &mut text).unwrap();
+            let api = "API:\taa:80000000:80000000000001ff\n";
+            assert_eq!(text, format!("pending:\t1\ntotal:\t2\n{api}"));
+            fixture.space.wake_userfaults(fixture.fd, at(4), PAGE).unwrap();
+            fixture.copy(1, 2 * PAGE, 1).unwrap();
+            first.join().unwrap().unwrap();
+            second.join().unwrap().unwrap();
+        });
+        waiting(0, 0);
     });
 }
 

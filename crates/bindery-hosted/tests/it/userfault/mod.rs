@@ -1,5 +1,6 @@
 //! Userfaults: faults that wait for their handler, the pages that it supplies, and its messages.
 
+mod bad_input;
 mod events;
 mod fill;
 mod fixture;

@@ -9,13 +9,13 @@ use linux_raw_sys::net::{AF_UNIX, SOCK_SEQPACKET, SOCK_STREAM};
 
 use crate::errno::{Errno, Outcome};
 use crate::memory::memory;
-use crate::{process, user};
+use crate::{heap, process, user};
 
 use super::super::descriptor::{AtExec, Description, Files};
 use super::super::event::{EventCounter, ProcessHandle, Reading};
-use super::super::memory::Regular;
+use super::super::memory::{Regular, new_number};
 use super::super::names::at_exec;
-use super::super::node::Place;
+use super::super::node::{Attributes, Kind, Node, Place};
 use super::super::pipe::both_ends;
 use super::super::proc;
 use super::super::socket::{Boundaries, pair};
@@ -79,8 +79,38 @@ pub(super) fn event_counter(count: u32, flags: u32) -> Outcome {
 /// The longest name of a memfd (see memfd_create(2)).
 const MEMFD_NAME_MAX: usize = 249;
 
+/// A file on the pool of huge pages, of which there is none: nothing can be mapped, as on a Linux
+/// whose pool is empty.
+struct PoolFile {
+    number: u64,
+}
+
+impl Node for PoolFile {
+    fn kind(&self) -> Kind {
+        Kind::Regular
+    }
+
+    fn attributes(&self) -> Attributes {
+        Attributes::plain(self.number, 0o777)
+    }
+
+    fn unmappable(&self) -> Errno {
+        Errno::ENOMEM
+    }
+}
+
 /// `memfd_create(2)`.
 pub(super) fn memfd(name: u64, flags: u32) -> Outcome {
+    let at_exec = if flags & MFD_CLOEXEC != 0 { AtExec::Closed } else { AtExec::Kept };
+    if flags & nr::MFD_HUGETLB != 0 {
+        // What is wrong with the rest is told in the same order.
+        linux::memfd_create(memory(), flags & !nr::MFD_HUGETLB)?;
+        user::text(name, MEMFD_NAME_MAX + 1)?;
+        heap::room(128)?;
+        let file = Arc::new(PoolFile { number: new_number() });
+        let place = Place::alone(file.clone(), b"/memfd:hugetlb (deleted)");
+        return insert(Description::new(place, file, O_RDWR)?, at_exec);
+    }
     let object = linux::memfd_create(memory(), flags)?;
     let name = user::text(name, MEMFD_NAME_MAX + 1);
     let name =
@@ -90,11 +120,7 @@ pub(super) fn memfd(name: u64, flags: u32) -> Outcome {
     let path = [&b"/memfd:"[..], &name, b" (deleted)"].concat();
     let place = Place::alone(file.clone(), &path);
     proc::remember(&place);
-    let closes = flags & MFD_CLOEXEC != 0;
-    insert(
-        Description::new(place, file, O_RDWR)?,
-        if closes { AtExec::Closed } else { AtExec::Kept },
-    )
+    insert(Description::new(place, file, O_RDWR)?, at_exec)
 }
 
 /// `memfd_secret(2)`.

@@ -10,6 +10,7 @@ use crate::process::{self, Process};
 
 use super::super::generated::FixedDirectory;
 use super::super::node::{Attributes, Entry, Kind, Node, Place};
+use super::descriptors::DescriptorText;
 use super::file::{FILES, File};
 use super::{machine, number};
 
@@ -106,6 +107,7 @@ impl Node for Jump {
 enum DirectorySort {
     Process,
     Descriptors,
+    DescriptorTexts,
     Tasks,
 }
 
@@ -130,7 +132,8 @@ impl Node for Directory {
         let own = process::current().process.id == self.process;
         // A caller that may look into the process may look at its descriptors; the process itself
         // always may.
-        let mode = if self.sort == DirectorySort::Descriptors && !own { 0o500 } else { 0o555 };
+        let sorts = [DirectorySort::Descriptors, DirectorySort::DescriptorTexts];
+        let mode = if sorts.contains(&self.sort) && !own { 0o500 } else { 0o555 };
         let owner = super::owner(self.process);
         Attributes { links: 2, owner, ..Attributes::plain(number, mode) }
     }
@@ -149,6 +152,12 @@ impl Node for Directory {
                 }
                 Ok(Jump::to(description.place.clone()))
             }
+            DirectorySort::DescriptorTexts => {
+                let files = process.try_files().ok_or(Errno::ENOENT)?;
+                let descriptor: i32 = text.parse().map_err(|_| Errno::ENOENT)?;
+                files.get(descriptor).map_err(|_| Errno::ENOENT)?;
+                Ok(Arc::new(DescriptorText { process: id, descriptor }))
+            }
             DirectorySort::Tasks => {
                 let thread: u32 = text.parse().map_err(|_| Errno::ENOENT)?;
                 if !process.thread_ids().contains(&thread) {
@@ -158,6 +167,10 @@ impl Node for Directory {
             }
             DirectorySort::Process => match text {
                 "fd" => Ok(Arc::new(Directory { process: id, sort: DirectorySort::Descriptors })),
+                "fdinfo" => {
+                    let sort = DirectorySort::DescriptorTexts;
+                    Ok(Arc::new(Directory { process: id, sort }))
+                }
                 "task" => Ok(Arc::new(Directory { process: id, sort: DirectorySort::Tasks })),
                 "exe" | "cwd" | "root" if !process::may_look_into(&process) => {
                     Ok(Jump::to_nowhere())
@@ -186,9 +199,11 @@ impl Node for Directory {
             cookie: index as u64 + 3,
         };
         Ok(match self.sort {
-            DirectorySort::Descriptors => {
+            DirectorySort::Descriptors | DirectorySort::DescriptorTexts => {
+                let texts = self.sort == DirectorySort::DescriptorTexts;
+                let kind = if texts { Kind::Regular } else { Kind::Link };
                 let open = process.try_files().map_or(Vec::new(), |files| files.open_descriptors());
-                open.iter().map(|at| entry(format!("{at}"), Kind::Link, *at as usize)).collect()
+                open.iter().map(|at| entry(format!("{at}"), kind, *at as usize)).collect()
             }
             DirectorySort::Tasks => {
                 let threads = process.thread_ids();
@@ -197,7 +212,7 @@ impl Node for Directory {
             }
             DirectorySort::Process => {
                 let links = ["exe", "cwd", "root"].map(|name| (name, Kind::Link));
-                let directories = ["fd", "task"].map(|name| (name, Kind::Directory));
+                let directories = ["fd", "fdinfo", "task"].map(|name| (name, Kind::Directory));
                 let files = FILES.iter().map(|(name, _)| (*name, Kind::Regular));
                 let all = files.chain(links).chain(directories).enumerate();
                 all.map(|(index, (name, kind))| entry(name.into(), kind, index)).collect()

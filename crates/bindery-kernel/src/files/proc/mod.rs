@@ -4,12 +4,14 @@
 //! | file | what |
 //! |---|---|
 //! | [`directories`] | the directories, and the links in them |
+//! | [`descriptors`] | what is known of an open descriptor |
 //! | [`file`] | the files of a process |
 //! | [`texts`] | texts about a process |
 //! | [`names`] | the names of mappings |
 //! | [`machine`], [`frames`] | files of the machine as a whole |
 //! | [`sysctl`] | `/proc/sys`: the kernel's settings |
 
+mod descriptors;
 mod directories;
 mod file;
 mod frames;

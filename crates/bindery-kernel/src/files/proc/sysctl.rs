@@ -13,6 +13,7 @@ use crate::memory::memory;
 use crate::{options, process};
 
 use super::super::generated::{FixedDirectory, SequenceBuffer, Text};
+use super::super::userfault;
 
 /// The largest number of those files that hold an `int` on Linux.
 const INT_MAX: u64 = i32::MAX as u64;
@@ -34,7 +35,7 @@ pub fn directory() -> Arc<FixedDirectory> {
         ("overcommit_ratio", Text::writable(make_ratio, take_ratio)),
         // Nothing is read around a page of compressed memory, which is all that there is.
         ("page-cluster", Text::writable(make_page_cluster, take_page_cluster)),
-        ("unprivileged_userfaultfd", Text::new(|out| out.write_str("0\n"))),
+        ("unprivileged_userfaultfd", Text::writable(make_userfaults, take_userfaults)),
     ]);
     let kernel = FixedDirectory::of([
         ("hostname", Text::new(|out| out.write_str("bindery\n")) as _),
@@ -71,6 +72,15 @@ fn drop_caches(text: &str) -> Result<(), Errno> {
     if what & 2 != 0 {
         memory().collect();
     }
+    Ok(())
+}
+
+fn make_userfaults(out: &mut SequenceBuffer<'_>) -> fmt::Result {
+    writeln!(out, "{}", u8::from(userfault::unprivileged()))
+}
+
+fn take_userfaults(text: &str) -> Result<(), Errno> {
+    userfault::set_unprivileged(number(text, 0..=1)? == 1);
     Ok(())
 }
 
