@@ -7,6 +7,8 @@ use crate::error::Error;
 use crate::events::RareEvents;
 use crate::frame::{FOLIO_ORDERS, Folio, MAX_FOLIO_ORDER};
 use crate::platform::Platform;
+use crate::rmap::{Locking, Seen, for_each_sight};
+use crate::vma::MappingFlags;
 
 use super::awaited::Stop;
 use super::fetch::{Wanted, demand};
@@ -105,6 +107,9 @@ fn collapse_alone<P: Platform>(
     if most_missing.is_some_and(|most| missing > u64::from(most)) {
         return Err(Error::Busy);
     }
+    if missing > 0 && is_served(memory, object, first, count) {
+        return Err(if most_missing.is_some() { Error::Busy } else { Error::Invalid });
+    }
     memory.may_wait();
     let folio = frames.new_folio(order).ok_or(Error::OutOfMemory)?;
     RareEvents::note(&memory.rare.huge_collapses);
@@ -132,6 +137,23 @@ fn collapse_alone<P: Platform>(
     }
     replace(memory, object, first, folio, proof);
     Ok(())
+}
+
+/// Whether a userfaultfd serves what is missing of `count` pages from `first` on, in some mapping:
+/// pages that come with a folio would come without it.
+fn is_served<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    first: u64,
+    count: u64,
+) -> bool {
+    let mut served = false;
+    let walked = for_each_sight(memory, object, &[(first, count)], Locking::Wait, |hit, _| {
+        served |= hit.vma.has(MappingFlags::USERFAULT_MISSING);
+        Seen { until: hit.range.end(), entries: 1 }
+    });
+    debug_assert!(walked.is_ok(), "it waits for locks");
+    served
 }
 
 /// How many pages from `first` to `end` are in memory.

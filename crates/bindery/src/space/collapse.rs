@@ -236,7 +236,8 @@ impl<P: Platform> AddressSpace<'_, P> {
                 Some(object) => object.orders(memory, vma.flags()),
             };
             let wanted = self.used_orders(orders, vma.flags()).contains(order);
-            if wanted && may_collapse::<P>(vma) && base + span <= vma.end() {
+            let served = vma.has(MappingFlags::USERFAULT_MINOR);
+            if wanted && !served && may_collapse::<P>(vma) && base + span <= vma.end() {
                 return Some(base);
             }
             at = vma.end();
@@ -263,7 +264,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         let vma = self.vma_at(&mm, base).filter(|vma| vma.range().covers(range));
         // Asked again: the mutex was free since, and another mapping may be here.
         let vma = vma.ok_or(Error::NotMapped(base))?;
-        if !may_collapse::<P>(vma) {
+        let demanded = limits.is_none();
+        if !may_collapse::<P>(vma) || vma.has(MappingFlags::USERFAULT_MINOR) && !demanded {
             return Err(Error::Invalid.into());
         }
         let object = self.object_of(vma).filter(|_| vma.is_shared());
@@ -288,7 +290,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 return Err(Error::Invalid.into());
             }
             // As Linux: the huge leaf is there when the call returns, if it can be had.
-            let _ = self.populate(range);
+            let _ = self.populate_collapsed(range);
             return Ok(());
         }
         let locked = vma.lock_write(self.platform());
@@ -447,10 +449,12 @@ fn may_collapse<P: Platform>(vma: &Vma) -> bool {
     // A folio that collapsing makes belongs to the object, or to an anon group of anonymous pages.
     // What a private mapping shows is a mixture of both, which no large folio can be.
     let uniform = vma.is_anonymous() || vma.is_shared();
+    // What an object has, and a handler maps, may become one folio.
+    let served = MappingFlags::USERFAULT_MISSING | MappingFlags::USERFAULT_WRITE_PROTECT;
     fits && aligned
         && uniform
         && !vma.has(MappingFlags::NO_HUGE)
         // A handler decides what is there.
-        && !vma.flags().intersects(MappingFlags::USERFAULT)
+        && !vma.flags().intersects(served)
         && (!vma.is_anonymous() || vma.group_pointer().is_some())
 }

@@ -3,7 +3,7 @@
 
 use std::thread;
 
-use bindery::addr::VirtAddr;
+use bindery::addr::{VirtAddr, VirtRange};
 use bindery::arch::{Absent, Level, Marker};
 use bindery::platform::Cpu;
 use bindery::{
@@ -227,7 +227,7 @@ fn protection_of_a_huge_leaf_outlives_a_hole() {
 
 /// Maps an object of large folios at a multiple of their size.
 fn use_object_order_of_two_mib(
-    scenario: impl FnOnce(&Fixture<'_, '_>, &Object<'_, Machine<A>>, u64),
+    scenario: impl for<'m> FnOnce(&Fixture<'_, 'm>, &Object<'m, Machine<A>>, u64),
 ) {
     with_wish(Wish::default(), |fixture| {
         use_object_order(fixture.memory, 9);
@@ -255,6 +255,31 @@ fn supplied_pages_are_large_where_the_range_allows() {
         space.madvise(VirtAddr(start), HUGE, Advice::DontNeed).unwrap();
         space.fill_present(fd, VirtAddr(start), HUGE, FillMode::empty()).unwrap();
         assert!(is_huge());
+    });
+}
+
+#[test]
+fn collapsing_leaves_what_a_handler_serves_alone() {
+    use_object_order_of_two_mib(|fixture, object, start| {
+        use_object_order(fixture.memory, 0);
+        let (space, fd, start) = (fixture.space, fixture.fd, VirtAddr(start));
+        map(space, object, 2 * HERE, HUGE, Sharing::Shared).unwrap();
+        let other = VirtAddr(2 * HERE);
+        for page in 0..511 {
+            object.write(page * PAGE, &[page as u8]).unwrap();
+        }
+        let collapse = |at: VirtAddr| space.collapse_range(VirtRange::from_len(at, HUGE).unwrap());
+        let resolved = |at: VirtAddr| space.inspect(VirtAddr(at.0 + 5 * PAGE));
+        let is_huge = |found| matches!(found, Inspection::Page { level: Level::PMD, .. });
+        space.register_userfault(fd, start, HUGE, UserfaultModes::MISSING).unwrap();
+        assert_eq!(collapse(start), Err(Error::Invalid));
+        assert_eq!(collapse(other), Err(Error::Invalid), "a page is missing");
+        object.write(511 * PAGE, &[9]).unwrap();
+        space.register_userfault(fd, start, HUGE, UserfaultModes::MINOR).unwrap();
+        collapse(start).unwrap();
+        assert!(is_huge(resolved(start)), "it is mapped without a message");
+        assert!(!fd.is_readable());
+        space.munmap(other, HUGE).unwrap();
     });
 }
 

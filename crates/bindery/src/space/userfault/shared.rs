@@ -12,7 +12,7 @@ use crate::space::fault::{Access, Step, folio_place, object_attributes, refused}
 use crate::stats::Counts;
 use crate::table::{ReadSection, run};
 use crate::userfault::Userfault;
-use crate::vma::Vma;
+use crate::vma::{MappingFlags, Vma};
 
 use super::fill::{FillMode, PartialFill};
 
@@ -84,6 +84,21 @@ impl<P: Platform> AddressSpace<'_, P> {
         let part = VirtRange::raw(at.0, at.0 + (count.min(vacant) << PAGE_SHIFT));
         self.map_supplied(vma, object, part, first, mode)?;
         Ok(part.end())
+    }
+
+    /// Maps the folio that collapsing has made in `range`. No handler is asked, as on Linux.
+    pub(in crate::space) fn populate_collapsed(&self, range: VirtRange) -> Result<(), Error> {
+        {
+            let locked = self.lock_vma(range.start()).ok_or(Error::NotMapped(range.start()))?;
+            let vma = locked.vma();
+            if vma.has(MappingFlags::USERFAULT_MINOR) && vma.range().covers(range) {
+                let object = memory_of(vma).ok_or(Error::Invalid)?;
+                return object.invalidate_lock.with_read(self.platform(), |_| {
+                    self.map_present(vma, object, range, FillMode::empty()).map(|_| ())
+                });
+            }
+        }
+        self.populate(range)
     }
 
     /// On how many pages from the beginning of `range` on the entries are empty, in one table; one
