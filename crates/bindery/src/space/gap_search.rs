@@ -10,11 +10,14 @@ use super::vma::MappingFlags;
 use super::{AddressSpace, MmapLocked, STACK_GUARD_GAP};
 
 impl<P: Platform> AddressSpace<'_, P> {
+    /// The range of a new mapping. Where the place is free to choose, it begins at a multiple of
+    /// `align`, if there is such a gap.
     pub(super) fn find_place(
         &self,
         mm: &MmapLocked,
         length: u64,
         place: Place,
+        align: u64,
     ) -> Result<VirtRange, Error> {
         match place {
             Place::Fixed(start) => self.fixed_range(start, length),
@@ -27,7 +30,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                     _ => Ok(range),
                 }
             }
-            Place::Near(hint) if hint.0 < PAGE_SIZE => self.free_range(mm, length),
+            Place::Near(hint) if hint.0 < PAGE_SIZE => self.free_range(mm, length, align),
             Place::Near(hint) => {
                 // As Linux: what lies too low is tried at the lowest address that may be.
                 let start = hint.align_down(PAGE_SIZE).max(self.lowest());
@@ -39,9 +42,9 @@ impl<P: Platform> AddressSpace<'_, P> {
                 {
                     return Ok(range);
                 }
-                self.free_range(mm, length)
+                self.free_range(mm, length, align)
             }
-            Place::Anywhere => self.free_range(mm, length),
+            Place::Anywhere => self.free_range(mm, length, align),
         }
     }
 
@@ -67,9 +70,11 @@ impl<P: Platform> AddressSpace<'_, P> {
         VirtAddr(minimum.checked_next_multiple_of(PAGE_SIZE).unwrap_or(minimum))
     }
 
-    fn free_range(&self, mm: &MmapLocked, length: u64) -> Result<VirtRange, Error> {
+    fn free_range(&self, mm: &MmapLocked, length: u64, align: u64) -> Result<VirtRange, Error> {
         let table = Level::PMD.span::<P::Arch>();
-        let aligned = (length >= table).then(|| self.find_free(mm, length, table, 0)).flatten();
+        let align = if length >= table { table } else { align };
+        let search = || self.find_free(mm, length, align, 0);
+        let aligned = (align > PAGE_SIZE).then(search).flatten();
         aligned.or_else(|| self.find_free(mm, length, PAGE_SIZE, 0)).ok_or(Error::NoRoom)
     }
 

@@ -116,7 +116,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let mm = self.mmap_lock.lock();
         // As Linux, which lets a new mapping be the first that is too many.
         self.room_for(0)?;
-        self.find_place(&mm, length, request.place)?;
+        self.find_place(&mm, length, request.place, PAGE_SIZE)?;
         let locked = request.flags.contains(MapFlags::LOCKED);
         if locked {
             self.may_lock_at_all()?;
@@ -199,6 +199,31 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         })
     }
 
+    /// The alignment at which folios of shared memory are mapped whole: that of the largest which
+    /// the mapping has room for.
+    #[inline(never)]
+    fn object_alignment(
+        &self,
+        object: NonNull<ObjectState>,
+        backing: &Backing,
+        flags: MappingFlags,
+        length: u64,
+    ) -> u64 {
+        // SAFETY: the caller of `mmap` holds the object until the mapping does.
+        let object = unsafe { object.as_ref() };
+        let mut orders = object.orders(self.table.memory, flags);
+        while let Some(order) = orders.take_largest() {
+            let first = backing.offset.unwrap_or(0);
+            if !object.is_file()
+                && order.bytes() <= length
+                && first.is_multiple_of(u64::from(order.pages()))
+            {
+                return order.bytes();
+            }
+        }
+        PAGE_SIZE
+    }
+
     pub(super) fn map_locked(
         &self,
         mm: &MmapLocked,
@@ -210,8 +235,12 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     ) -> Result<(VirtRange, MappingFlags), Error> {
         // As Linux, which lets a new mapping be the first that is too many.
         self.room_for(0)?;
-        let range = self.find_place(mm, length, request.place)?;
         let flags = self.map_flags(request, backing);
+        let align = match backing.object {
+            Some(object) => self.object_alignment(object, backing, flags, length),
+            None => PAGE_SIZE,
+        };
+        let range = self.find_place(mm, length, request.place, align)?;
         if request.flags.contains(MapFlags::LOCKED) {
             self.may_lock_at_all()?;
         }

@@ -7,13 +7,14 @@ use bindery::addr::{VirtAddr, VirtRange};
 use bindery::arch::{Absent, Level, Marker};
 use bindery::platform::Cpu;
 use bindery::{
-    Access, Accounting, Advice, Error, FaultError, FillMode, Inspection, Object, PartialFill,
-    Sealing, Sharing, UserfaultFault, UserfaultFeatures, UserfaultKind, UserfaultMessage,
-    UserfaultModes, WriteProtectMode,
+    Access, Accounting, Advice, Error, FaultError, FileAccess, FillMode, Inspection, MapObject,
+    MapRequest, Object, PartialFill, Sealing, Sharing, UserfaultFault, UserfaultFeatures,
+    UserfaultKind, UserfaultMessage, UserfaultModes, WriteProtectMode,
 };
 use bindery_hosted::{Machine, MemoryFiles};
 
 use super::fixture::{A, AT, Fixture, PAGE, Wish, at, with_fixture, with_wish};
+use crate::support::READ_WRITE;
 use crate::support::objects::use_object_order;
 use crate::support::objects_fixture::map;
 
@@ -255,6 +256,37 @@ fn supplied_pages_are_large_where_the_range_allows() {
         space.madvise(VirtAddr(start), HUGE, Advice::DontNeed).unwrap();
         space.fill_present(fd, VirtAddr(start), HUGE, FillMode::empty()).unwrap();
         assert!(is_huge());
+    });
+}
+
+#[test]
+fn shared_memory_is_mapped_where_its_folios_fit_whole() {
+    with_wish(Wish::default(), |fixture| {
+        use_object_order(fixture.memory, 4);
+        let space = fixture.space;
+        space.mmap(&MapRequest { length: PAGE, ..MapRequest::default() }).unwrap();
+        let object = fixture.memory.shared_memory(LENGTH, Sealing::Allowed, Accounting::PerPage);
+        let object = object.unwrap();
+        let request = MapRequest {
+            length: LENGTH,
+            protection: READ_WRITE,
+            sharing: Sharing::Shared,
+            ..MapRequest::default()
+        };
+        let access = FileAccess::READ | FileAccess::WRITE;
+        let mapped = MapObject { object: &object, offset: 0, access };
+        let at = space.mmap_object(&request, &mapped).unwrap();
+        assert!(at.is_aligned(16 * PAGE), "{at:?}");
+        space.write_user(at, &[1]).unwrap();
+        let last = VirtAddr(at.0 + 15 * PAGE);
+        assert!(matches!(space.inspect(last), Inspection::Page { .. }));
+        // A part that begins inside a folio has no such place.
+        let mapped = MapObject { offset: PAGE, ..mapped };
+        let request = MapRequest { length: LENGTH - PAGE, ..request };
+        let next = space.mmap_object(&request, &mapped).unwrap();
+        assert_eq!(next.0, at.0 - (LENGTH - PAGE), "it lies just below");
+        space.munmap(next, LENGTH - PAGE).unwrap();
+        space.munmap(at, LENGTH).unwrap();
     });
 }
 

@@ -335,7 +335,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         } else if target.0 == 0 {
             self.congruent_place(mm, source, length).ok_or(Error::NoRoom)?
         } else {
-            self.find_place(mm, length, Place::Near(target))?
+            self.find_place(mm, length, Place::Near(target), PAGE_SIZE)?
         };
         if remap.fate() == SourceFate::Stays {
             // What the target replaces is not taken off: Linux counts before it unmaps.
