@@ -30,7 +30,7 @@ use core::sync::atomic::Ordering;
 use crate::sync::word::Word;
 
 /// One reference.
-pub(super) const REFERENCE: u64 = 1;
+pub(crate) const REFERENCE: u64 = 1;
 /// Pins come on top of the references: holders that read or write the pages behind the back of the
 /// page tables.
 pub(super) const PIN: u64 = 1 << 16;
@@ -89,14 +89,14 @@ pub(super) const fn mappings_in(count: u64) -> u32 {
 
 /// Shows a folio that only the caller knew to everybody, with what keeps it from now on.
 #[inline]
-pub(super) fn publish(count: &impl Word<u64>, value: u64) {
+pub(crate) fn publish(count: &impl Word<u64>, value: u64) {
     debug_assert_eq!(count.load(Ordering::Relaxed), 0, "the folio is not fresh");
     count.store(value, Ordering::Release);
 }
 
 /// Adds a reference, unless there is nothing or there are too many. Says whether it did.
 #[inline]
-pub(super) fn refer(count: &impl Word<u64>) -> bool {
+pub(crate) fn refer(count: &impl Word<u64>) -> bool {
     let mut seen = count.load(Ordering::Relaxed);
     loop {
         if seen == 0 || references_in(seen) >= TOO_MANY_REFERENCES {
@@ -167,7 +167,7 @@ pub(super) fn take(
 
 /// Freezes the word, if `all` is what it holds: afterwards the folio is the caller's alone.
 #[inline]
-pub(super) fn take_all(count: &impl Word<u64>, all: u64) -> bool {
+pub(crate) fn take_all(count: &impl Word<u64>, all: u64) -> bool {
     // The load spares a folio that is shared the atomic instruction. Acquire: as in `take`.
     count.load(Ordering::Relaxed) == all
         && count.exchange(all, 0, Ordering::Acquire, Ordering::Relaxed).is_ok()

@@ -72,6 +72,8 @@ use meta::{FrameMeta, Kind, META_SIZE, MetaArray, NONE};
 
 pub(crate) use batch::FreeBatch;
 pub use buddy::MAX_ORDER;
+#[cfg(all(test, loom))]
+pub(crate) use count::{REFERENCE, publish, refer, take_all};
 pub(crate) use folio::FOLIO_ORDERS;
 pub(crate) use folio::Folio;
 pub use folio::MAX_FOLIO_ORDER;

@@ -15,7 +15,10 @@
 //!
 //! A slot is free when entries, cache and I/O have all let go: no count, not `CACHED`, not `BUSY`.
 
+use core::sync::atomic::Ordering::Relaxed;
+
 use crate::addr::Frame;
+use crate::sync::word::Word;
 
 /// The most entries that may name a slot.
 pub(crate) const MAX_ENTRIES: u64 = 1 << 15;
@@ -55,6 +58,18 @@ impl Cell {
         (self.0 & ENTRIES_MASK) as u32
     }
 
+    /// The cell with one entry less.
+    #[inline]
+    pub(crate) fn let_go(self) -> Self {
+        Self(self.0.wrapping_sub(1))
+    }
+
+    /// Whether entries and I/O have let go; the cache may have the page, which goes with them.
+    #[inline]
+    pub(crate) fn is_let_go(self) -> bool {
+        self.entries() == 0 && !self.has(Self::BUSY)
+    }
+
     /// Whether all the bits are set.
     #[inline]
     pub(crate) fn has(self, bits: u64) -> bool {
@@ -85,4 +100,29 @@ impl Cell {
     pub(crate) fn shadow(self) -> Option<u32> {
         (!self.has(Self::CACHED)).then_some((self.0 >> FRAME_SHIFT) as u32)
     }
+}
+
+/// Lets one more entry name each of the cells, or none. Says whether that was possible. The lock of
+/// their cluster is held.
+#[inline]
+pub(super) fn name_all(cells: &[impl Word<u64>]) -> bool {
+    if cells.iter().any(|cell| u64::from(Cell(cell.load(Relaxed)).entries()) >= MAX_ENTRIES) {
+        return false;
+    }
+    for cell in cells {
+        cell.store(cell.load(Relaxed) + 1, Relaxed);
+    }
+    true
+}
+
+/// What `hold` makes of the frame that the cache has for a slot, if `look` finds it there before and
+/// after: in between, the page may leave the cache, and its frame become another's.
+#[inline]
+pub(super) fn hold_cached<R>(
+    look: impl Fn() -> Option<Frame>,
+    hold: impl FnOnce(Frame) -> Option<R>,
+) -> Option<R> {
+    let frame = look()?;
+    let held = hold(frame)?;
+    (look() == Some(frame)).then_some(held)
 }

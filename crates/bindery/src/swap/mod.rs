@@ -57,6 +57,8 @@ mod device;
 mod freed;
 #[cfg(all(test, loom))]
 mod loom_model;
+#[cfg(all(test, loom))]
+mod loom_model_of_slots;
 pub(crate) mod page_set;
 mod read_around;
 mod requests;
@@ -91,11 +93,36 @@ pub const MAX_SWAP_AREAS: usize = 8;
 const LEAST_RESERVE: u64 = 32;
 const MOST_RESERVE: u64 = 1024;
 
+/// The areas that are on, a bit for each.
+struct AreasOn(u8);
+
+impl AreasOn {
+    const MOST: () = assert!(MAX_SWAP_AREAS <= u8::BITS as usize);
+
+    fn has(&self, number: usize) -> bool {
+        self.0 >> number & 1 != 0
+    }
+
+    /// The number of an area that is off.
+    fn first_off(&self) -> Option<usize> {
+        let () = Self::MOST;
+        (0..MAX_SWAP_AREAS).find(|number| !self.has(*number))
+    }
+
+    fn insert(&mut self, number: usize) {
+        self.0 |= 1 << number;
+    }
+
+    fn remove(&mut self, number: usize) {
+        self.0 &= !(1 << number);
+    }
+}
+
 /// All swap areas, and the store that they share.
 pub(crate) struct Swap<P: Platform> {
     areas: [Area<P>; MAX_SWAP_AREAS],
-    /// Held while an area is turned on or off.
-    turning: Mutex<P::Mutex, ()>,
+    /// Which areas are on. Locked while one is turned on or off.
+    on: Mutex<P::Mutex, AreasOn>,
     pub(crate) store: CompressedStore<P>,
     /// Pages that devices are writing.
     writing: AtomicU64,
@@ -112,7 +139,7 @@ impl<P: Platform> Swap<P> {
         let areas = [const { Area::new() }; MAX_SWAP_AREAS];
         Self {
             areas,
-            turning: Mutex::new(()),
+            on: Mutex::new(AreasOn(0)),
             store: CompressedStore::new(limit),
             writing: AtomicU64::new(0),
             reading: AtomicU64::new(0),
@@ -237,18 +264,19 @@ impl<P: Platform> Memory<P> {
         if slots == 0 || slots > 1 << 30 {
             return Err(SwapError::Size);
         }
-        let _turning = self.swap.turning.lock();
-        let mut areas = self.swap.areas.iter().enumerate();
-        let (number, area) = areas.find(|(_, area)| !area.is_on()).ok_or(SwapError::TooMany)?;
+        let mut turned_on = self.swap.on.lock();
+        let number = turned_on.first_off().ok_or(SwapError::TooMany)?;
+        let area = &self.swap.areas[number];
         let prepared = match device {
             Some(_) => Ok(()),
             None => self.swap.store.prepare(&self.frames, &self.platform),
         };
         let on = prepared.ok().and_then(|()| area.turn_on(self, slots, (priority, device)));
         if on.is_none() {
-            self.release_unused_store();
+            self.release_unused_store(&turned_on);
             return Err(SwapError::OutOfMemory);
         }
+        turned_on.insert(number);
         // For the store, which needs frames to free frames.
         self.frames.set_reserve((self.total_frames() / 64).clamp(LEAST_RESERVE, MOST_RESERVE));
         self.commitment().swap_changed(slots as i64);
@@ -307,9 +335,10 @@ impl<P: Platform> Memory<P> {
     /// [`SwapError::InUse`] if a slot is taken: another address space or object has it, or one was
     /// forked meanwhile. [`SwapError::NotThere`]. [`SwapError::Interrupted`].
     pub fn swap_off(&self, area: &SwapArea) -> Result<(), SwapError> {
-        let area = self.swap.areas.get(usize::from(area.number)).ok_or(SwapError::NotThere)?;
-        let _turning = self.swap.turning.lock();
-        if !area.is_on() {
+        let number = usize::from(area.number);
+        let area = self.swap.areas.get(number).ok_or(SwapError::NotThere)?;
+        let mut turned_on = self.swap.on.lock();
+        if !turned_on.has(number) {
             return Err(SwapError::NotThere);
         }
         area.stop();
@@ -318,17 +347,28 @@ impl<P: Platform> Memory<P> {
         if !area.turn_off(self) {
             return Err(SwapError::InUse);
         }
+        turned_on.remove(number);
         self.commitment().swap_changed(-(slots as i64));
-        self.release_unused_store();
+        self.release_unused_store(&turned_on);
         Ok(())
     }
 
     /// Without areas, the store needs nothing.
-    fn release_unused_store(&self) {
-        if self.swap_areas().next().is_none() {
+    fn release_unused_store(&self, on: &AreasOn) {
+        if on.0 == 0 {
             self.frames.set_reserve(0);
             self.swap.store.release(&self.frames, &self.platform);
         }
+    }
+
+    /// Turns an area of so many slots on that hands none out.
+    #[cfg(any(test, feature = "testing"))]
+    fn plant_area(&self, number: u8, slots: u64) {
+        let mut on = self.swap.on.lock();
+        let area = &self.swap.areas[usize::from(number)];
+        area.turn_on(self, slots, (0, None)).expect("memory for the account");
+        area.stop();
+        on.insert(usize::from(number));
     }
 
     /// Frames of the account of all slots.

@@ -9,7 +9,7 @@ use core::sync::atomic::{
 
 use super::area::{Area, SlotRun};
 use super::bitmap::CLUSTER_SLOTS;
-use super::cell::{Cell, MAX_ENTRIES};
+use super::cell::{self, Cell};
 use super::cluster::Cluster;
 use super::content::Written;
 use super::freed::FreedSlots;
@@ -77,8 +77,7 @@ impl<P: Platform> Memory<P> {
         let area = self.area(run.area).expect("an area");
         if !area.is_on() {
             let slots = (run.first + u64::from(run.count)).next_multiple_of(1 << 15);
-            area.turn_on(self, slots, (0, None)).expect("memory for the account");
-            area.stop();
+            self.plant_area(run.area, slots);
         }
         let (mut left, mut part);
         left = run;
@@ -212,13 +211,8 @@ impl<P: Platform> Memory<P> {
         let Some((cluster, cells, _)) = self.cells(part) else { return Err(TooManyEntries) };
         {
             let _state = cluster.state.lock();
-            let full =
-                |cell: &AtomicU64| u64::from(Cell(cell.load(Relaxed)).entries()) >= MAX_ENTRIES;
-            if cells.iter().any(full) {
+            if !cell::name_all(cells) {
                 return Err(TooManyEntries);
-            }
-            for cell in cells {
-                cell.store(cell.load(Relaxed) + 1, Relaxed);
             }
         }
         self.name_slots(rest).inspect_err(|_| self.release_slots(part))
@@ -244,9 +238,9 @@ impl<P: Platform> Memory<P> {
         let mut state = cluster.state.lock();
         let mut freed = FreedSlots::new(area, cluster);
         for (at, (cell, value)) in (index(run.first)..).zip(cells.iter().zip(values)) {
-            let now = Cell(cell.load(Relaxed).wrapping_sub(1));
+            let now = Cell(cell.load(Relaxed)).let_go();
             debug_assert_ne!(now.entries(), 0xffff, "a slot was let go that nobody named");
-            if now.entries() > 0 || now.has(Cell::BUSY) {
+            if !now.is_let_go() {
                 cell.store(now.0, Relaxed);
                 continue;
             }
@@ -275,12 +269,10 @@ impl<P: Platform> Memory<P> {
     #[inline(never)]
     pub(crate) fn find_cached(&self, area: u8, slot: u64) -> Option<Reference<'_, P>> {
         self.while_areas_stay(|| {
-            let frame = self.swap_cell(area, slot)?.frame()?;
-            let folio = self.frames.try_hold(&self.platform, frame)?;
-            // Between the look and the reference, the page may have left, and its frame be
-            // another's.
-            let same = self.swap_cell(area, slot)?.frame() == Some(frame);
-            same.then_some(folio)
+            cell::hold_cached(
+                || self.swap_cell(area, slot)?.frame(),
+                |frame| self.frames.try_hold(&self.platform, frame),
+            )
         })
     }
 

@@ -60,3 +60,5 @@ word!(AtomicU32, u32);
 word!(AtomicU64, u64);
 #[cfg(all(test, loom))]
 word!(loom::sync::atomic::AtomicU32, u32);
+#[cfg(all(test, loom))]
+word!(loom::sync::atomic::AtomicU64, u64);

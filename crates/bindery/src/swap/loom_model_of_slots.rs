@@ -1,0 +1,263 @@
+//! Slots under loom: their counts, and a page that leaves the swap cache while a fault looks for it.
+//! The steps are those of [`super::cell`] and of the folio's count.
+//!
+//! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib swap::loom_model`.
+//!
+//! What a frame has, and what the store has for a slot, are loom cells: a thread that uses either
+//! after it was given away is a race, or finds another page's content. The last tests leave out one
+//! rule each ([`Omit`]) and must fail.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool as Flag, Ordering::Relaxed as Plain};
+
+use loom::cell::UnsafeCell;
+use loom::model::Builder;
+use loom::sync::Mutex;
+use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use loom::sync::atomic::{AtomicU32, AtomicU64};
+use loom::thread;
+
+use super::cell::{Cell, MAX_ENTRIES, hold_cached, name_all};
+use crate::addr::Frame;
+use crate::frame::{REFERENCE, publish, refer, take_all};
+
+const FRAME: Frame = Frame(7);
+/// The page that the slot is for, and the next one that has its frame, or its slot.
+const PAGE: u32 = 1;
+const NEXT_PAGE: u32 = 2;
+
+/// The rule that a model leaves out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Omit {
+    Nothing,
+    /// A thread that has taken a reference looks at the slot again.
+    SecondLook,
+    /// A busy slot is let go by the holder of the folio's lock.
+    Busy,
+    /// Slots are named under the lock of their cluster.
+    ClusterLock,
+}
+
+struct World {
+    omit: Omit,
+    /// The lock of the cluster.
+    cluster: Mutex<()>,
+    cells: [AtomicU64; 2],
+    /// The folio's count.
+    count: AtomicU64,
+    /// Which page the frame has.
+    frame: UnsafeCell<u32>,
+    /// Of which page the store has the content.
+    store: UnsafeCell<u32>,
+    /// How often the slot became free.
+    freed: AtomicU32,
+}
+
+/// A reference to the folio.
+struct Held<'a>(&'a AtomicU64);
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(REFERENCE, Release);
+    }
+}
+
+// SAFETY: loom watches each access to the cells, and finds those that race.
+unsafe impl Sync for World {}
+// SAFETY: as above.
+unsafe impl Send for World {}
+
+impl World {
+    fn new(omit: Omit, cells: [Cell; 2], references: u64) -> Self {
+        Self {
+            omit,
+            cluster: Mutex::new(()),
+            cells: cells.map(|cell| AtomicU64::new(cell.0)),
+            count: AtomicU64::new(references * REFERENCE),
+            frame: UnsafeCell::new(PAGE),
+            store: UnsafeCell::new(PAGE),
+            freed: AtomicU32::new(0),
+        }
+    }
+
+    fn cell(&self) -> Cell {
+        // Acquire: as `Memory::swap_cell`.
+        Cell(self.cells[0].load(Acquire))
+    }
+
+    /// `Memory::evict` by a thread that has the folio's lock and a reference. The frame is another
+    /// page's afterwards.
+    fn evict(&self) {
+        let cluster = self.cluster.lock().unwrap();
+        let frozen = take_all(&self.count, 2 * REFERENCE);
+        let now = if frozen { self.cell().uncached(3) } else { self.cell() };
+        self.cells[0].store(now.0 & !Cell::BUSY, Relaxed);
+        drop(cluster);
+        if frozen {
+            // SAFETY: as of `Sync`.
+            self.frame.with_mut(|frame| unsafe { frame.write(NEXT_PAGE) });
+            publish(&self.count, REFERENCE);
+        } else {
+            self.count.fetch_sub(REFERENCE, Release);
+        }
+    }
+
+    /// `Memory::find_cached`, and a look at the page. Says whether it was found.
+    fn find(&self) -> bool {
+        let first = self.cell().frame();
+        let look = || match self.omit {
+            Omit::SecondLook => first,
+            _ => self.cell().frame(),
+        };
+        let held = hold_cached(look, |frame| {
+            assert_eq!(frame, FRAME);
+            refer(&self.count).then(|| Held(&self.count))
+        });
+        if held.is_some() {
+            // SAFETY: as of `Sync`.
+            let page = self.frame.with(|frame| unsafe { frame.read() });
+            assert_eq!(page, PAGE, "another page has the frame");
+        }
+        held.is_some()
+    }
+
+    /// The slot is free: another page has it, and is stored there.
+    fn reuse(&self) {
+        self.freed.fetch_add(1, Relaxed);
+        // SAFETY: as of `Sync`.
+        self.store.with_mut(|store| unsafe { store.write(NEXT_PAGE) });
+    }
+
+    /// `Memory::release_slots`, of the only entry that names the slot.
+    fn release(&self) {
+        let cluster = self.cluster.lock().unwrap();
+        let now = self.cell().let_go();
+        let free = match self.omit {
+            Omit::Busy => now.entries() == 0,
+            _ => now.is_let_go(),
+        };
+        self.cells[0].store(if free { Cell::FREE.0 } else { now.0 }, Relaxed);
+        drop(cluster);
+        if free {
+            self.reuse();
+        }
+    }
+
+    /// The holder of the folio's lock stores the content, and settles the slot.
+    fn write_out(&self) {
+        // SAFETY: as of `Sync`.
+        self.store.with_mut(|store| unsafe { store.write(PAGE) });
+        let cluster = self.cluster.lock().unwrap();
+        let now = Cell(self.cell().0 & !Cell::BUSY | Cell::STORED);
+        let free = now.is_let_go();
+        self.cells[0].store(if free { Cell::FREE.0 } else { now.0 }, Relaxed);
+        drop(cluster);
+        if free {
+            self.reuse();
+        }
+    }
+
+    /// `Memory::name_slots`, of both.
+    fn name(&self) -> bool {
+        let cluster = (self.omit != Omit::ClusterLock).then(|| self.cluster.lock().unwrap());
+        let named = name_all(&self.cells);
+        drop(cluster);
+        named
+    }
+}
+
+fn check(world: impl Fn() -> World + Send + Sync + 'static, scenario: fn(&Arc<World>)) {
+    let mut builder = Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(move || scenario(&Arc::new(world())));
+}
+
+fn spawn<R: 'static>(
+    world: &Arc<World>,
+    work: impl FnOnce(&World) -> R + Send + 'static,
+) -> thread::JoinHandle<R> {
+    let world = Arc::clone(world);
+    thread::spawn(move || work(&world))
+}
+
+/// A folio is evicted while two faults look for it by its slot.
+fn eviction(omit: Omit) {
+    static FOUND: Flag = Flag::new(false);
+    static GONE: Flag = Flag::new(false);
+    let cached = Cell(Cell::going_out(FRAME, 1).0 | Cell::STORED);
+    check(
+        move || World::new(omit, [cached, Cell::FREE], 2),
+        |world| {
+            let fault = spawn(world, World::find);
+            let reclaim = spawn(world, World::evict);
+            let found = world.find();
+            FOUND.fetch_or(found | fault.join().unwrap(), Plain);
+            GONE.fetch_or(!found, Plain);
+            reclaim.join().unwrap();
+            assert_eq!(world.cell().entries(), 1);
+            assert_eq!(world.count.load(Acquire), REFERENCE, "a reference was lost");
+        },
+    );
+    assert!(FOUND.load(Plain) && GONE.load(Plain), "one of the outcomes was not seen");
+}
+
+/// The last entry goes while the page is written out.
+fn last_entry(omit: Omit) {
+    check(
+        move || World::new(omit, [Cell::going_out(FRAME, 1), Cell::FREE], 2),
+        |world| {
+            let writer = spawn(world, World::write_out);
+            world.release();
+            writer.join().unwrap();
+            assert_eq!((world.cell(), world.freed.load(Acquire)), (Cell::FREE, 1));
+        },
+    );
+}
+
+/// Two forks name a run, of which one slot can be named once more.
+fn two_names(omit: Omit) {
+    let nearly_full = Cell(Cell::STORED | (MAX_ENTRIES - 1));
+    check(
+        move || World::new(omit, [Cell(Cell::STORED | 5), nearly_full], 0),
+        |world| {
+            let fork = spawn(world, World::name);
+            let named = world.name();
+            assert!(named ^ fork.join().unwrap(), "both name the slots, or none does");
+            let entries = |cell: usize| Cell(world.cells[cell].load(Acquire)).entries();
+            assert_eq!([entries(0), entries(1)], [6, MAX_ENTRIES as u32]);
+        },
+    );
+}
+
+#[test]
+fn a_page_that_is_found_in_the_cache_is_the_slots() {
+    eviction(Omit::Nothing);
+}
+
+#[test]
+fn a_busy_slot_is_free_when_its_page_is_written() {
+    last_entry(Omit::Nothing);
+}
+
+#[test]
+fn a_run_is_named_in_all_or_in_none() {
+    two_names(Omit::Nothing);
+}
+
+#[test]
+#[should_panic(expected = "another page has the frame")]
+fn without_a_second_look_a_fault_gets_another_page() {
+    eviction(Omit::SecondLook);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn without_the_busy_bit_a_slot_is_reused_too_early() {
+    last_entry(Omit::Busy);
+}
+
+#[test]
+#[should_panic(expected = "both name the slots")]
+fn without_the_lock_a_slot_is_named_too_often() {
+    two_names(Omit::ClusterLock);
+}
