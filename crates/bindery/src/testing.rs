@@ -24,7 +24,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::Ordering::Relaxed;
 
 use crate::addr::{Frame, Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Absent, Arch, Attributes, Entry, Kind, Level, absent};
+use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Entry, Kind, Level};
 use crate::frame::meta;
 pub use crate::object::damage::{ObjectDamage, damage_object};
 pub use crate::object::reclaim::{ObjectFolio, Spare, frame_of_page, reclaim_frame, reclaim_page};
@@ -34,9 +34,9 @@ pub use crate::space::move_pages::testing::{PageMove, lock_folio, move_pages};
 use crate::stats::Counts;
 use crate::swap::SlotRun;
 pub use crate::swap::damage::{damage_slot, with_pin};
-use crate::table::leaf::replace;
 use crate::table::locking::{Depth, Node};
 use crate::table::look::MappedRun;
+use crate::table::run::Slots;
 use crate::table::zap_except::{Protected, Spared};
 use crate::table::{ReadSection, TablePool, free_table, new_table, run};
 use crate::vma::{Purpose, Vma};
@@ -58,8 +58,8 @@ use crate::{AddressSpace, Memory, Object, Protection};
 /// folios, so `mprotect` makes them, not this.
 pub fn plant<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr, count: u32, first: Absent) {
     assert!(!matches!(first, Absent::ProtNone { .. }), "PROT_NONE leaves cannot be planted");
-    let mut entry = absent::encode::<P::Arch>(first);
-    let step = absent::step::<P::Arch>(entry);
+    let mut entry = P::Arch::encode_absent(first);
+    let step = P::Arch::absent_step(entry);
     for page in 0..u64::from(count) {
         let at = at.offset(page << PAGE_SHIFT);
         plant_one(space, at, Level::PTE, entry);
@@ -73,17 +73,22 @@ pub fn plant<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr, count: u32,
 /// Panics as [`plant`].
 pub fn plant_huge<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr, first: Absent) {
     assert!(!matches!(first, Absent::ProtNone { .. }), "PROT_NONE leaves cannot be planted");
-    assert!(at.is_aligned(Level::PMD.span::<P::Arch>()), "{at} does not begin a slot of level 2");
-    plant_one(space, at, Level::PMD, absent::encode::<P::Arch>(first));
+    assert!(at.is_aligned(P::Arch::PMD.span()), "{at} does not begin a slot of level 2");
+    plant_one(space, at, Level::PMD, P::Arch::encode_absent(first));
 }
 
-fn plant_one<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr, level: Level, entry: Entry) {
+fn plant_one<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    at: VirtAddr,
+    level: Level<P::Arch>,
+    entry: Entry,
+) {
     let tables = &space.table;
-    let range = VirtRange::raw(at.0, at.0 + level.span::<P::Arch>());
+    let range = VirtRange::raw(at.0, at.0 + level.span());
     let mut cursor = tables.cursor(range, Depth::Floor(Level::PTE));
     let pool = &mut TablePool::new(tables.memory);
     let table = cursor.table_at(at, level, pool).expect("memory for the tables");
-    let index = level.index_of::<P::Arch>(at);
+    let index = level.index_of(at);
     let slot = &tables.slots(table)[index as usize];
     assert_eq!(slot.load(Relaxed), 0, "the entry of {at} is not empty");
     if level > Level::PTE {
@@ -91,8 +96,8 @@ fn plant_one<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr, level: Leve
         tables.deposit_table(table, deposit.expect("memory for the deposit"));
     }
     tables.meta(table).note_guards();
-    if let Some(Absent::Swap { device, slot, .. }) = absent::decode::<P::Arch>(entry) {
-        let pages = level.order::<P::Arch>().pages();
+    if let Some(Absent::Swap { device, slot, .. }) = P::Arch::decode_absent(entry) {
+        let pages = level.order().pages();
         tables.memory.plant_slots(SlotRun { area: device, first: slot, count: pages });
         cursor.counts.swap_pages += u64::from(pages);
     }
@@ -112,13 +117,13 @@ pub fn forget_areas<P: Platform>(memory: &Memory<P>) {
 pub fn table_at<P: Platform>(
     space: &AddressSpace<'_, P>,
     at: VirtAddr,
-    level: Level,
+    level: Level<P::Arch>,
 ) -> Option<Frame> {
     let mut node = Node { table: space.table.root, level: P::Arch::ROOT };
     while node.level > level {
-        let index = node.level.index_of::<P::Arch>(at);
+        let index = node.level.index_of(at);
         let entry = run::load(space.table.slots(node.table), index);
-        if arch::kind::<P::Arch>(entry, node.level) != Kind::Table {
+        if node.level.kind(entry) != Kind::Table {
             return None;
         }
         node = node.child(P::Arch::frame(entry));
@@ -126,7 +131,11 @@ pub fn table_at<P: Platform>(
     Some(node.table)
 }
 
-fn table_or_panic<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr, level: Level) -> Frame {
+fn table_or_panic<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    at: VirtAddr,
+    level: Level<P::Arch>,
+) -> Frame {
     table_at(space, at, level).unwrap_or_else(|| panic!("no table of level {level} at {at}"))
 }
 
@@ -135,10 +144,10 @@ fn table_or_panic<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr, level:
 pub fn raw_entry<P: Platform>(
     space: &AddressSpace<'_, P>,
     at: VirtAddr,
-    level: Level,
+    level: Level<P::Arch>,
 ) -> Option<Entry> {
     let table = table_at(space, at, level)?;
-    Some(run::load(space.table.slots(table), level.index_of::<P::Arch>(at)))
+    Some(run::load(space.table.slots(table), level.index_of(at)))
 }
 
 /// Writes the entry of `level` for `at` and nothing else: no flush, no entry count. Returns what
@@ -146,11 +155,11 @@ pub fn raw_entry<P: Platform>(
 pub fn set_raw_entry<P: Platform>(
     space: &AddressSpace<'_, P>,
     at: VirtAddr,
-    level: Level,
+    level: Level<P::Arch>,
     entry: Entry,
 ) -> Entry {
     let table = table_or_panic(space, at, level);
-    let slot = &space.table.slots(table)[level.index_of::<P::Arch>(at) as usize];
+    let slot = &space.table.slots(table)[level.index_of(at) as usize];
     Entry(slot.swap(entry.0, Relaxed))
 }
 
@@ -167,12 +176,12 @@ pub fn clear_accessed_and_dirty<P: Platform>(
     for at in (at.0..end).step_by(PAGE_SIZE as usize).map(VirtAddr) {
         let section = ReadSection::enter(&tables.memory.platform);
         let (node, index, raw) = tables.peek(&section, at, &mut Counts::default());
-        if arch::kind::<P::Arch>(raw, node.level) != Kind::Leaf {
+        if node.level.kind(raw) != Kind::Leaf {
             continue;
         }
-        let single = |entry| node.single::<P::Arch>(entry, index);
-        let contig = node.in_contig::<P::Arch>(raw);
-        replace::<P::Arch>(&tables.slots(node.table)[index as usize], raw, |entry| {
+        let single = |entry| node.single(entry, index);
+        let contig = node.in_contig(raw);
+        P::Arch::replace_entry(&tables.slots(node.table)[index as usize], raw, |entry| {
             let now = P::Arch::attributes(single(entry));
             let clean = Attributes { accessed: false, dirty: false, ..now };
             let clean = P::Arch::leaf(P::Arch::frame(single(entry)), node.level, clean);
@@ -213,7 +222,7 @@ pub enum TableDamage {
 pub fn damage_table<P: Platform>(
     space: &AddressSpace<'_, P>,
     at: VirtAddr,
-    level: Level,
+    level: Level<P::Arch>,
     damage: TableDamage,
 ) {
     let tables = &space.table;

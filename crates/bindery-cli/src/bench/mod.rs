@@ -231,9 +231,9 @@ impl Visitor for GeometryOf {
             levels: A::LEVELS,
             index_bits: <A as Arch>::INDEX_BITS,
             // Not in the root, which may be copied.
-            largest_leaf: A::LARGEST_LEAF.0.min(A::LEVELS - 1),
+            largest_leaf: A::LARGEST_LEAF.number().min(A::LEVELS - 1),
             block: A::CONTIG_ENTRIES,
-            largest_block: A::LARGEST_CONTIG_LEVEL.0,
+            largest_block: A::LARGEST_CONTIG_LEVEL.number(),
             remembers_invalid: A::INVALID_MAY_BE_CACHED,
         }
     }

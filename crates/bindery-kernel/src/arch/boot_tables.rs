@@ -13,7 +13,7 @@
 //! invalidated and no entry needs break-before-make.
 
 use bindery::addr::{Frame, PAGE_SIZE, VirtAddr};
-use bindery::arch::{self, Arch, Entry, Kind, Level, MemoryType, Permissions};
+use bindery::arch::{Arch, Entry, Kind, Level, MemoryType, Permissions};
 
 use crate::boot::Stretch;
 
@@ -35,7 +35,7 @@ pub enum Mapping {
 
 impl Mapping {
     /// The leaf at `level` that maps `frame` so.
-    pub const fn leaf(self, frame: Frame, level: Level) -> Entry {
+    pub const fn leaf(self, frame: Frame, level: Level<EntryFormat>) -> Entry {
         let (permissions, memory) = match self {
             Self::Code => (Permissions::READ.union(Permissions::EXECUTE), MemoryType::Normal),
             Self::Constants => (Permissions::READ, MemoryType::Normal),
@@ -78,8 +78,8 @@ impl<M: TableMemory> BootTables<M> {
         let mut physical = start;
         while physical < end {
             // The larger leaves are for what is left of `memory`.
-            let leaf = |frame, level: Level| {
-                let fits = level <= largest && level.span::<EntryFormat>() <= end - physical;
+            let leaf = |frame, level: Level<_>| {
+                let fits = level <= largest && level.span() <= end - physical;
                 fits.then(|| mapping.leaf(frame, level))
             };
             let covered = self.map_leaf(VirtAddr(at), physical, leaf);
@@ -95,16 +95,16 @@ impl<M: TableMemory> BootTables<M> {
         &mut self,
         at: VirtAddr,
         physical: u64,
-        leaf: impl Fn(Frame, Level) -> Option<Entry>,
+        leaf: impl Fn(Frame, Level<EntryFormat>) -> Option<Entry>,
     ) -> u64 {
         let frame = Frame((physical / PAGE_SIZE) as u32);
         let (mut table, mut level) = (self.root, EntryFormat::ROOT);
         loop {
-            let size = level.span::<EntryFormat>();
-            let index = level.index_of::<EntryFormat>(at) as usize;
+            let size = level.span();
+            let index = level.index_of(at) as usize;
             // SAFETY: an index within the table, which `TableMemory` lets us read and write.
             let entry = unsafe { &mut *self.memory.entries(table).add(index) };
-            table = match arch::kind::<EntryFormat>(*entry, level) {
+            table = match level.kind(*entry) {
                 Kind::Leaf => return size - at.0 % size,
                 Kind::Table => EntryFormat::frame(*entry),
                 Kind::Empty | Kind::Absent => {

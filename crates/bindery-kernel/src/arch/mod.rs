@@ -45,7 +45,7 @@
 //! | `copy_bytes` | any bytes of the kernel, also bytes that a program may change meanwhile |
 //! | `kernel_root() -> Option<Frame>` | the table whose upper half new roots copy; `None` with separate roots |
 //! | `own_root() -> Frame` | the root table of the kernel's own addresses |
-//! | `largest_leaf() -> Level` | the highest level at which the processor takes a leaf |
+//! | `largest_leaf() -> Level<EntryFormat>` | the highest level at which the processor takes a leaf |
 //! | `begin_devices()` | maps and sets up devices once memory can be mapped; time works afterwards |
 //! | `load_root(Frame)`, `unload_root()` | loads a program's tables; loads those of no program |
 //! | `invalidate(root, &Invalidation)` | this CPU's TLB (AArch64: all CPUs' TLBs) |

@@ -89,7 +89,7 @@ impl Arch for AArch64 {
     // The whole lower half: TTBR0 has 48 bits of its own.
     const USER_END: u64 = 1 << 48;
     const CONTIG_ENTRIES: u32 = 16;
-    const LARGEST_CONTIG_LEVEL: Level = Level::PMD;
+    const LARGEST_CONTIG_LEVEL: Level<Self> = Level::PMD;
     const BTI: bool = true;
     const STEP: u64 = 1 << PAGE_SHIFT;
     const SOFT_DIRTY: u64 = SOFT_DIRTY;
@@ -104,12 +104,12 @@ impl Arch for AArch64 {
 
     // Always: a first touch knows most of the attributes.
     #[inline(always)]
-    fn leaf(frame: Frame, level: Level, attributes: Attributes) -> Entry {
+    fn leaf(frame: Frame, level: Level<Self>, attributes: Attributes) -> Entry {
         Entry(leaf_bits(frame, level, attributes))
     }
 
     #[inline]
-    fn is_table(entry: Entry, level: Level) -> bool {
+    fn is_table(entry: Entry, level: Level<Self>) -> bool {
         level > Level::PTE && entry.0 & TABLE_OR_PAGE != 0
     }
 
@@ -215,7 +215,7 @@ impl Arch for AArch64 {
         }
     }
 
-    fn needs_break(old: Entry, new: Entry, _level: Level) -> bool {
+    fn needs_break(old: Entry, new: Entry, _level: Level<Self>) -> bool {
         // D8.16 demands it for another output address, contiguous run size, memory type or
         // shareability, and for a global entry where the TLB may hold one that is not. (The address
         // rule has exceptions for equal contents, the size rule for FEAT_BBM; we use neither.) A
@@ -277,7 +277,7 @@ impl AArch64 {
     #[inline]
     pub const fn kernel_leaf(
         frame: Frame,
-        level: Level,
+        level: Level<Self>,
         permissions: Permissions,
         memory: MemoryType,
     ) -> Entry {
@@ -295,10 +295,10 @@ impl AArch64 {
 
 // Always: a first touch knows most of the attributes.
 #[inline(always)]
-const fn leaf_bits(frame: Frame, level: Level, attributes: Attributes) -> u64 {
+const fn leaf_bits(frame: Frame, level: Level<AArch64>, attributes: Attributes) -> u64 {
     let permissions = attributes.permissions;
     let mut bits = frame.start().0 | VALID | INNER_SHAREABLE;
-    if level.0 == 1 {
+    if level.number() == 1 {
         bits |= TABLE_OR_PAGE;
     }
     // Each side may run only its own code.

@@ -32,10 +32,10 @@ const OFFSET_BITS: u32 = 38;
 /// What an absent entry means.
 ///
 /// ```
-/// use bindery::arch::{Absent, Marker, X86_64, absent};
+/// use bindery::arch::{Absent, AbsentFormat, Marker, X86_64};
 ///
-/// let guard = absent::encode::<X86_64>(Absent::Marker(Marker::Guard));
-/// assert_eq!(absent::decode::<X86_64>(guard), Some(Absent::Marker(Marker::Guard)));
+/// let guard = X86_64::<4>::encode_absent(Absent::Marker(Marker::Guard));
+/// assert_eq!(X86_64::<4>::decode_absent(guard), Some(Absent::Marker(Marker::Guard)));
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Absent {
@@ -85,157 +85,164 @@ const fn flag(set: bool, bit: u64) -> u64 {
     if set { bit } else { 0 }
 }
 
-/// The entry for `absent`. Bits that do not fit (a slot of 2^38 or more, a device above 31) are
-/// cut off: callers allocate slots below those bounds.
-pub fn encode<A: Arch>(absent: Absent) -> Entry {
-    let plain = match absent {
-        Absent::Swap { device, slot, exclusive, soft_dirty, userfault } => {
-            SWAP | flag(soft_dirty, SOFT_DIRTY)
-                | flag(userfault, USERFAULT)
-                | flag(exclusive, EXCLUSIVE)
-                | (u64::from(device) << TYPE_SHIFT) & TYPE_MASK
-                | (slot & ((1 << OFFSET_BITS) - 1)) << OFFSET_SHIFT
-        }
-        Absent::Marker(marker) => {
-            let number: u64 = match marker {
-                Marker::UserfaultWriteProtect => 0,
-                Marker::Poison => 1,
-                Marker::Guard => 2,
-            };
-            MARKER | number << TYPE_SHIFT
-        }
-        Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault } => {
-            HIDDEN
-                | flag(soft_dirty, SOFT_DIRTY)
-                | flag(userfault, USERFAULT)
-                | flag(dirty, DIRTY)
-                | flag(accessed, ACCESSED)
-                | u64::from(frame.0) << OFFSET_SHIFT
-        }
-    };
-    Entry(plain ^ A::ABSENT_FLIP)
-}
+/// The absent entries of an architecture. The format is the same for all, so every [`Arch`] has
+/// this trait and none implements it.
+pub trait AbsentFormat: Arch {
+    /// The entry for `absent`. Bits that do not fit (a slot of 2^38 or more, a device above 31) are
+    /// cut off: callers allocate slots below those bounds.
+    fn encode_absent(absent: Absent) -> Entry {
+        let plain = match absent {
+            Absent::Swap { device, slot, exclusive, soft_dirty, userfault } => {
+                SWAP | flag(soft_dirty, SOFT_DIRTY)
+                    | flag(userfault, USERFAULT)
+                    | flag(exclusive, EXCLUSIVE)
+                    | (u64::from(device) << TYPE_SHIFT) & TYPE_MASK
+                    | (slot & ((1 << OFFSET_BITS) - 1)) << OFFSET_SHIFT
+            }
+            Absent::Marker(marker) => {
+                let number: u64 = match marker {
+                    Marker::UserfaultWriteProtect => 0,
+                    Marker::Poison => 1,
+                    Marker::Guard => 2,
+                };
+                MARKER | number << TYPE_SHIFT
+            }
+            Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault } => {
+                HIDDEN
+                    | flag(soft_dirty, SOFT_DIRTY)
+                    | flag(userfault, USERFAULT)
+                    | flag(dirty, DIRTY)
+                    | flag(accessed, ACCESSED)
+                    | u64::from(frame.0) << OFFSET_SHIFT
+            }
+        };
+        Entry(plain ^ Self::ABSENT_FLIP)
+    }
 
-/// What the absent `entry` means; `None` for a bit pattern that [`encode`] never makes (the
-/// auditor reports it).
-pub fn decode<A: Arch>(entry: Entry) -> Option<Absent> {
-    let plain = entry.0 ^ A::ABSENT_FLIP;
-    let soft_dirty = plain & SOFT_DIRTY != 0;
-    let userfault = plain & USERFAULT != 0;
-    let number = (plain & TYPE_MASK) >> TYPE_SHIFT;
-    let offset = |bits: u32| ((1 << bits) - 1) << OFFSET_SHIFT;
-    let (absent, used) = match plain & KIND_MASK {
-        SWAP => {
-            let swap = Absent::Swap {
-                device: number as u8,
-                slot: (plain & offset(OFFSET_BITS)) >> OFFSET_SHIFT,
-                exclusive: plain & EXCLUSIVE != 0,
-                soft_dirty,
-                userfault,
-            };
-            (swap, SOFT_DIRTY | USERFAULT | EXCLUSIVE | TYPE_MASK | offset(OFFSET_BITS))
-        }
-        MARKER => {
-            let marker = match number {
-                0 => Marker::UserfaultWriteProtect,
-                1 => Marker::Poison,
-                2 => Marker::Guard,
-                _ => return None,
-            };
-            (Absent::Marker(marker), TYPE_MASK)
-        }
-        HIDDEN => {
-            let hidden = Absent::ProtNone {
-                frame: Frame((plain >> OFFSET_SHIFT) as u32),
-                accessed: plain & ACCESSED != 0,
-                dirty: plain & DIRTY != 0,
-                soft_dirty,
-                userfault,
-            };
-            (hidden, SOFT_DIRTY | USERFAULT | DIRTY | ACCESSED | offset(u32::BITS))
-        }
-        _ => return None,
-    };
-    // A stray bit anywhere else is a corrupted entry too.
-    (plain & !(KIND_MASK | used) == 0).then_some(absent)
-}
+    /// What the absent `entry` means; `None` for a bit pattern that [`AbsentFormat::encode_absent`]
+    /// never makes (the auditor reports it).
+    fn decode_absent(entry: Entry) -> Option<Absent> {
+        let plain = entry.0 ^ Self::ABSENT_FLIP;
+        let soft_dirty = plain & SOFT_DIRTY != 0;
+        let userfault = plain & USERFAULT != 0;
+        let number = (plain & TYPE_MASK) >> TYPE_SHIFT;
+        let offset = |bits: u32| ((1 << bits) - 1) << OFFSET_SHIFT;
+        let (absent, used) = match plain & KIND_MASK {
+            SWAP => {
+                let swap = Absent::Swap {
+                    device: number as u8,
+                    slot: (plain & offset(OFFSET_BITS)) >> OFFSET_SHIFT,
+                    exclusive: plain & EXCLUSIVE != 0,
+                    soft_dirty,
+                    userfault,
+                };
+                (swap, SOFT_DIRTY | USERFAULT | EXCLUSIVE | TYPE_MASK | offset(OFFSET_BITS))
+            }
+            MARKER => {
+                let marker = match number {
+                    0 => Marker::UserfaultWriteProtect,
+                    1 => Marker::Poison,
+                    2 => Marker::Guard,
+                    _ => return None,
+                };
+                (Absent::Marker(marker), TYPE_MASK)
+            }
+            HIDDEN => {
+                let hidden = Absent::ProtNone {
+                    frame: Frame((plain >> OFFSET_SHIFT) as u32),
+                    accessed: plain & ACCESSED != 0,
+                    dirty: plain & DIRTY != 0,
+                    soft_dirty,
+                    userfault,
+                };
+                (hidden, SOFT_DIRTY | USERFAULT | DIRTY | ACCESSED | offset(u32::BITS))
+            }
+            _ => return None,
+        };
+        // A stray bit anywhere else is a corrupted entry too.
+        (plain & !(KIND_MASK | used) == 0).then_some(absent)
+    }
 
-/// Whether the absent `entry` is a `PROT_NONE` leaf, which has a frame.
-#[inline]
-pub fn is_prot_none<A: Arch>(entry: Entry) -> bool {
-    (entry.0 ^ A::ABSENT_FLIP) & KIND_MASK == HIDDEN
-}
+    /// Whether the absent `entry` is a `PROT_NONE` leaf, which has a frame.
+    #[inline]
+    fn is_prot_none(entry: Entry) -> bool {
+        (entry.0 ^ Self::ABSENT_FLIP) & KIND_MASK == HIDDEN
+    }
 
-/// Whether the absent `entry` names a swap slot.
-#[inline]
-pub fn is_swap<A: Arch>(entry: Entry) -> bool {
-    (entry.0 ^ A::ABSENT_FLIP) & KIND_MASK == SWAP
-}
+    /// Whether the absent `entry` names a swap slot.
+    #[inline]
+    fn is_swap(entry: Entry) -> bool {
+        (entry.0 ^ Self::ABSENT_FLIP) & KIND_MASK == SWAP
+    }
 
-/// What to add to the absent `entry` to get its successor in a run: the next slot or frame, or
-/// nothing for markers, which are all alike.
-#[inline]
-pub fn step<A: Arch>(entry: Entry) -> u64 {
-    let plain = entry.0 ^ A::ABSENT_FLIP;
-    match plain & KIND_MASK {
-        MARKER => 0,
-        // An inverted field counts down.
-        _ if A::ABSENT_FLIP != 0 => 0u64.wrapping_sub(1 << OFFSET_SHIFT),
-        _ => 1 << OFFSET_SHIFT,
+    /// What to add to the absent `entry` to get its successor in a run: the next slot or frame, or
+    /// nothing for markers, which are all alike.
+    #[inline]
+    fn absent_step(entry: Entry) -> u64 {
+        let plain = entry.0 ^ Self::ABSENT_FLIP;
+        match plain & KIND_MASK {
+            MARKER => 0,
+            // An inverted field counts down.
+            _ if Self::ABSENT_FLIP != 0 => 0u64.wrapping_sub(1 << OFFSET_SHIFT),
+            _ => 1 << OFFSET_SHIFT,
+        }
+    }
+
+    /// The bits in which absent neighbors of one run must agree (after
+    /// [`AbsentFormat::absent_step`] per entry): all, but accessed, dirty and soft-dirty of
+    /// `PROT_NONE` leaves, which [`AbsentFormat::gather_absent`] adds up.
+    #[inline]
+    fn absent_compare_mask(entry: Entry) -> u64 {
+        if Self::is_prot_none(entry) { !(ACCESSED | DIRTY | SOFT_DIRTY) } else { !0 }
+    }
+
+    /// `into` with accessed, dirty and soft-dirty of the `PROT_NONE` leaf `from` added; other
+    /// absent entries have nothing to gather.
+    #[inline]
+    fn gather_absent(into: Entry, from: Entry) -> Entry {
+        if Self::is_prot_none(from) {
+            Entry(into.0 | from.0 & (ACCESSED | DIRTY | SOFT_DIRTY))
+        } else {
+            into
+        }
+    }
+
+    /// The absent entry marked soft-dirty, as a move leaves it; markers have no such bit.
+    #[inline]
+    fn mark_absent_soft_dirty(entry: Entry) -> Entry {
+        if (entry.0 ^ Self::ABSENT_FLIP) & KIND_MASK == MARKER {
+            entry
+        } else {
+            Entry(entry.0 | SOFT_DIRTY)
+        }
+    }
+
+    /// The entry as both sides of a `fork` have it: a swap entry is not exclusive any more.
+    #[inline]
+    fn share_absent(entry: Entry) -> Entry {
+        if Self::is_swap(entry) { Entry(entry.0 & !EXCLUSIVE) } else { entry }
+    }
+
+    /// The entry with the userfault write-protect bit; markers have no such bit.
+    #[inline]
+    fn set_absent_userfault(entry: Entry) -> Entry {
+        if (entry.0 ^ Self::ABSENT_FLIP) & KIND_MASK == MARKER {
+            entry
+        } else {
+            Entry(entry.0 | USERFAULT)
+        }
+    }
+
+    /// The entry as it may be in an area without userfault: the write-protect bit is gone, and a
+    /// write-protect marker leaves nothing.
+    #[inline]
+    fn strip_absent_userfault(entry: Entry) -> Entry {
+        if entry == Self::encode_absent(Absent::Marker(Marker::UserfaultWriteProtect)) {
+            Entry::EMPTY
+        } else {
+            Entry(entry.0 & !USERFAULT)
+        }
     }
 }
 
-/// The bits in which absent neighbors of one run must agree (after [`step`] per entry): all,
-/// but accessed, dirty and soft-dirty of `PROT_NONE` leaves, which [`gather`] adds up.
-#[inline]
-pub fn compare_mask<A: Arch>(entry: Entry) -> u64 {
-    if is_prot_none::<A>(entry) { !(ACCESSED | DIRTY | SOFT_DIRTY) } else { !0 }
-}
-
-/// `into` with accessed, dirty and soft-dirty of the `PROT_NONE` leaf `from` added; other absent
-/// entries have nothing to gather.
-#[inline]
-pub fn gather<A: Arch>(into: Entry, from: Entry) -> Entry {
-    if is_prot_none::<A>(from) {
-        Entry(into.0 | from.0 & (ACCESSED | DIRTY | SOFT_DIRTY))
-    } else {
-        into
-    }
-}
-
-/// The absent entry marked soft-dirty, as a move leaves it; markers have no such bit.
-#[inline]
-pub fn mark_soft_dirty<A: Arch>(entry: Entry) -> Entry {
-    if (entry.0 ^ A::ABSENT_FLIP) & KIND_MASK == MARKER {
-        entry
-    } else {
-        Entry(entry.0 | SOFT_DIRTY)
-    }
-}
-
-/// The entry as both sides of a `fork` have it: a swap entry is not exclusive any more.
-#[inline]
-pub fn share<A: Arch>(entry: Entry) -> Entry {
-    if is_swap::<A>(entry) { Entry(entry.0 & !EXCLUSIVE) } else { entry }
-}
-
-/// The entry with the userfault write-protect bit; markers have no such bit.
-#[inline]
-pub fn set_userfault<A: Arch>(entry: Entry) -> Entry {
-    if (entry.0 ^ A::ABSENT_FLIP) & KIND_MASK == MARKER {
-        entry
-    } else {
-        Entry(entry.0 | USERFAULT)
-    }
-}
-
-/// The entry as it may be in an area without userfault: the write-protect bit is gone, and a
-/// write-protect marker leaves nothing.
-#[inline]
-pub fn strip_userfault<A: Arch>(entry: Entry) -> Entry {
-    if entry == encode::<A>(Absent::Marker(Marker::UserfaultWriteProtect)) {
-        Entry::EMPTY
-    } else {
-        Entry(entry.0 & !USERFAULT)
-    }
-}
+impl<A: Arch> AbsentFormat for A {}

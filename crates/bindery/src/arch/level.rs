@@ -1,94 +1,172 @@
 //! The levels of a tree of tables, and what each of them covers.
 
+use core::cmp::Ordering;
 use core::fmt;
+use core::hash::{Hash, Hasher};
+use core::marker::PhantomData;
 
 use crate::addr::{Order, PAGE_SHIFT, VirtAddr};
 
-use super::Arch;
+use super::{Arch, Entry, Kind};
 
-/// A level of a tree of tables: the number of steps from its entries to memory. The levels of an
-/// architecture are [`Level::PTE`] to [`Arch::ROOT`].
+/// A level of a tree of tables of one architecture: the number of steps from its entries to memory.
+/// The levels are [`Level::PTE`] to [`Arch::ROOT`].
 ///
 /// ```
 /// use bindery::addr::VirtAddr;
-/// use bindery::arch::{Arch, Level, X86_64};
+/// use bindery::arch::{Arch, Entry, Kind, Level, X86_64};
 ///
-/// assert_eq!(Level::PMD.span::<X86_64>(), 2 << 20);
-/// assert_eq!(Level::PMD.index_of::<X86_64>(VirtAddr(0x60_0000)), 3);
-/// assert_eq!(Level::PMD.below(), Level::PTE);
+/// assert_eq!(Level::<X86_64>::PMD.span(), 2 << 20);
+/// assert_eq!(Level::<X86_64>::PMD.index_of(VirtAddr(0x60_0000)), 3);
+/// assert_eq!(Level::<X86_64>::PMD.below(), Level::PTE);
+/// assert_eq!(Level::<X86_64>::PTE.kind(Entry::EMPTY), Kind::Empty);
 /// assert_eq!(X86_64::<4>::ROOT.to_string(), "4");
 /// ```
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Level(pub u8);
+pub struct Level<A> {
+    number: u8,
+    arch: PhantomData<fn() -> A>,
+}
 
-impl Level {
+impl<A> Level<A> {
     /// No level: below them all.
-    pub const NONE: Self = Self(0);
+    pub const NONE: Self = Self::new(0);
     /// Tables of base pages, level 1 (Arm: level 3).
-    pub const PTE: Self = Self(1);
+    pub const PTE: Self = Self::new(1);
     /// The level above, of 2 MiB an entry on most architectures (Arm: level 2).
-    pub const PMD: Self = Self(2);
+    pub const PMD: Self = Self::new(2);
     /// The next, of 1 GiB an entry on most architectures (Arm: level 1).
-    pub const PUD: Self = Self(3);
+    pub const PUD: Self = Self::new(3);
+
+    /// The level of this number: 1 has base pages, [`Arch::LEVELS`] is the root.
+    #[inline]
+    pub const fn new(number: u8) -> Self {
+        Self { number, arch: PhantomData }
+    }
+
+    /// The level's number.
+    #[inline]
+    pub const fn number(self) -> u8 {
+        self.number
+    }
 
     /// The next lower level: that of the tables that entries of this one name.
     #[inline]
     pub const fn below(self) -> Self {
-        Self(self.0 - 1)
+        Self::new(self.number - 1)
     }
 
     /// The next higher level: that of the table in which a table of this one hangs.
     #[inline]
     pub const fn above(self) -> Self {
-        Self(self.0 + 1)
+        Self::new(self.number + 1)
     }
 
     /// How many tables a walker passes from a table of this level to one of `lower`.
     #[inline]
     pub(crate) const fn steps_to(self, lower: Self) -> u64 {
-        (self.0 - lower.0) as u64
+        (self.number - lower.number) as u64
     }
 
     /// The levels from this one up to `highest`, in rising order.
     #[inline]
     pub fn up_to(self, highest: Self) -> impl DoubleEndedIterator<Item = Self> + Clone {
-        (self.0..=highest.0).map(Self)
+        (self.number..=highest.number).map(Self::new)
     }
+}
 
+impl<A: Arch> Level<A> {
     /// Base-2 logarithm of the bytes that one entry covers.
     #[inline]
-    pub const fn span_shift<A: Arch>(self) -> u32 {
-        PAGE_SHIFT + A::INDEX_BITS * (self.0 as u32 - 1)
+    pub const fn span_shift(self) -> u32 {
+        PAGE_SHIFT + A::INDEX_BITS * (self.number as u32 - 1)
     }
 
     /// Bytes that one entry covers.
     #[inline]
-    pub const fn span<A: Arch>(self) -> u64 {
-        1 << self.span_shift::<A>()
+    pub const fn span(self) -> u64 {
+        1 << self.span_shift()
     }
 
     /// Bytes that a whole table covers; of the root of a full 64-bit tree, 2^63.
     #[inline]
-    pub const fn table_span<A: Arch>(self) -> u64 {
-        let shift = self.span_shift::<A>() + A::INDEX_BITS;
+    pub const fn table_span(self) -> u64 {
+        let shift = self.span_shift() + A::INDEX_BITS;
         1 << if shift < 63 { shift } else { 63 }
     }
 
     /// The folio order of a leaf.
     #[inline]
-    pub const fn order<A: Arch>(self) -> Order {
-        Order((A::INDEX_BITS * (self.0 as u32 - 1)) as u8)
+    pub const fn order(self) -> Order {
+        Order((A::INDEX_BITS * (self.number as u32 - 1)) as u8)
     }
 
     /// The index of `addr` in a table.
     #[inline]
-    pub const fn index_of<A: Arch>(self, addr: VirtAddr) -> u32 {
-        ((addr.0 >> self.span_shift::<A>()) & ((1 << A::INDEX_BITS) - 1)) as u32
+    pub const fn index_of(self, addr: VirtAddr) -> u32 {
+        ((addr.0 >> self.span_shift()) & ((1 << A::INDEX_BITS) - 1)) as u32
+    }
+
+    /// What an entry of a table of this level is.
+    #[inline]
+    pub fn kind(self, entry: Entry) -> Kind {
+        if entry.0 & A::PRESENT != 0 {
+            if self > Self::PTE && A::is_table(entry, self) { Kind::Table } else { Kind::Leaf }
+        } else if entry.is_empty() {
+            Kind::Empty
+        } else {
+            Kind::Absent
+        }
     }
 }
 
-impl fmt::Display for Level {
+// By hand: a derived implementation would ask the same of the architecture.
+
+impl<A> Clone for Level<A> {
+    #[inline]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<A> Copy for Level<A> {}
+
+impl<A> PartialEq for Level<A> {
+    #[inline]
+    fn eq(&self, other: &Self) -> bool {
+        self.number == other.number
+    }
+}
+
+impl<A> Eq for Level<A> {}
+
+impl<A> PartialOrd for Level<A> {
+    #[inline]
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl<A> Ord for Level<A> {
+    #[inline]
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.number.cmp(&other.number)
+    }
+}
+
+impl<A> Hash for Level<A> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.number.hash(state);
+    }
+}
+
+impl<A> fmt::Debug for Level<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        write!(f, "level {}", self.number)
+    }
+}
+
+impl<A> fmt::Display for Level<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.number.fmt(f)
     }
 }

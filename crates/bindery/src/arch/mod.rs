@@ -44,7 +44,7 @@ use bitflags::bitflags;
 use crate::addr::Frame;
 
 pub use aarch64::AArch64;
-pub use absent::{Absent, Marker};
+pub use absent::{Absent, AbsentFormat, Marker};
 pub use control::{ControlBit, Needed, Register, RegisterRule, Severity, Symptom};
 pub use key::{KeyRights, ProtectionKey};
 pub use level::Level;
@@ -193,7 +193,7 @@ pub enum Kind {
     Table,
     /// It maps memory and the MMU uses it.
     Leaf,
-    /// An absent entry: only software reads it ([`absent::decode`]).
+    /// An absent entry: only software reads it ([`AbsentFormat::decode_absent`]).
     Absent,
 }
 
@@ -201,25 +201,31 @@ pub enum Kind {
 ///
 /// All functions are pure. Unless a function says otherwise, entries are leaves without the
 /// contiguous bit (see the module documentation).
-pub trait Arch: Copy + fmt::Debug + Default + Send + Sync + 'static {
+pub trait Arch: Copy + Eq + fmt::Debug + Default + Send + Sync + 'static {
     /// The name by which users select it.
     const NAME: &'static str;
     /// Number of table levels; the root is at this level.
     const LEVELS: u8;
     /// The level of the root.
-    const ROOT: Level = Level(Self::LEVELS);
+    const ROOT: Level<Self> = Level::new(Self::LEVELS);
+    /// [`Level::PTE`] of this architecture.
+    const PTE: Level<Self> = Level::PTE;
+    /// [`Level::PMD`] of this architecture.
+    const PMD: Level<Self> = Level::PMD;
     /// Base-2 logarithm of the entries in a table.
     const INDEX_BITS: u32 = 9;
+    /// Entries in a table: follows from [`Arch::INDEX_BITS`].
+    const ENTRIES: u32 = 1 << Self::INDEX_BITS;
     /// End of the addresses that user space may have, exclusive (Linux: `TASK_SIZE_MAX`).
     const USER_END: u64;
     /// The highest level at which a leaf may be.
-    const LARGEST_LEAF: Level = Level::PUD;
+    const LARGEST_LEAF: Level<Self> = Level::PUD;
     /// Level-1 entries in a contiguous run, a power of two; 1 where there are none.
     const CONTIG_ENTRIES: u32 = 1;
     /// The highest level at which [`Arch::CONTIG_ENTRIES`] leaves may form a contiguous run;
     /// [`Level::NONE`] where there are none. User tables have contiguous runs at level
     /// 1 alone; the kernel's, at each.
-    const LARGEST_CONTIG_LEVEL: Level =
+    const LARGEST_CONTIG_LEVEL: Level<Self> =
         if Self::CONTIG_ENTRIES > 1 { Level::PTE } else { Level::NONE };
     /// The MMU may cache that an entry was invalid, so that a new entry is certain to be seen only
     /// after an invalidation (RISC-V privileged specification 1.12, section 4.2.1 `SFENCE.VMA`).
@@ -258,10 +264,10 @@ pub trait Arch: Copy + fmt::Debug + Default + Send + Sync + 'static {
     /// A leaf at `level` for `frame`, which is aligned to the level's size.
     /// `attributes.permissions` allows something: what allows nothing is
     /// [`Absent::ProtNone`] instead.
-    fn leaf(frame: Frame, level: Level, attributes: Attributes) -> Entry;
+    fn leaf(frame: Frame, level: Level<Self>, attributes: Attributes) -> Entry;
 
     /// Whether the present `entry`, read at `level`, names a table.
-    fn is_table(entry: Entry, level: Level) -> bool;
+    fn is_table(entry: Entry, level: Level<Self>) -> bool;
 
     /// The frame of a table entry or of a leaf.
     fn frame(entry: Entry) -> Frame;
@@ -326,7 +332,28 @@ pub trait Arch: Copy + fmt::Debug + Default + Send + Sync + 'static {
 
     /// Whether `old` may be replaced by `new` only by break-before-make: clear, invalidate, set.
     /// Takes entries of `level` as they are in memory. Accessed and dirty never matter.
-    fn needs_break(old: Entry, new: Entry, level: Level) -> bool;
+    fn needs_break(old: Entry, new: Entry, level: Level<Self>) -> bool;
+
+    /// What a leaf says that is made for `permissions`: what an architecture cannot express alone,
+    /// it implies (loads by stores everywhere, loads by fetches on some).
+    #[inline]
+    fn implied(permissions: Permissions) -> Permissions {
+        if !permissions.intersects(Permissions::ACCESS) {
+            return permissions - Permissions::BTI;
+        }
+        let attributes = Attributes { permissions, ..Attributes::default() };
+        Self::attributes(Self::leaf(Frame(0), Level::PTE, attributes)).permissions
+    }
+
+    /// Whether the [`Arch::CONTIG_ENTRIES`] leaves of one folio, without the contiguous bit, that
+    /// begin at `index` with `first` may form a contiguous run: virtual and physical alignment
+    /// agree. (That they are equal and of one folio is the caller's knowledge.)
+    #[inline]
+    fn may_fold(first: Entry, index: u32) -> bool {
+        Self::CONTIG_ENTRIES > 1
+            && index & (Self::CONTIG_ENTRIES - 1) == 0
+            && Self::frame(first).0 & (Self::CONTIG_ENTRIES - 1) == 0
+    }
 
     /// What the control registers must hold for these entries to mean what they say.
     const REGISTERS: &'static [RegisterRule] = &[];
@@ -378,47 +405,4 @@ pub enum Write {
     Now,
     /// A write may follow later: the MMU will record it.
     Later,
-}
-
-/// Entries in a table of `A`.
-#[inline]
-pub const fn entries<A: Arch>() -> u32 {
-    1 << A::INDEX_BITS
-}
-
-/// What the entry, read at `level`, is.
-#[inline]
-pub fn kind<A: Arch>(entry: Entry, level: Level) -> Kind {
-    if entry.0 & A::PRESENT != 0 {
-        if level > Level::PTE && A::is_table(entry, level) { Kind::Table } else { Kind::Leaf }
-    } else if entry.is_empty() {
-        Kind::Empty
-    } else {
-        Kind::Absent
-    }
-}
-
-/// What a leaf says that is made for `permissions`: what an architecture cannot express alone, it
-/// implies (loads by stores everywhere, loads by fetches on some).
-#[inline]
-pub fn implied<A: Arch>(permissions: Permissions) -> Permissions {
-    if !permissions.intersects(Permissions::ACCESS) {
-        return permissions - Permissions::BTI;
-    }
-    A::attributes(A::leaf(
-        Frame(0),
-        Level::PTE,
-        Attributes { permissions, ..Attributes::default() },
-    ))
-    .permissions
-}
-
-/// Whether the `A::CONTIG_ENTRIES` leaves of one folio, without the contiguous bit, that begin at
-/// `index` with `first` may form a contiguous run: virtual and physical alignment agree. (That they
-/// are equal and of one folio is the caller's knowledge.)
-#[inline]
-pub fn may_fold<A: Arch>(first: Entry, index: u32) -> bool {
-    A::CONTIG_ENTRIES > 1
-        && index & (A::CONTIG_ENTRIES - 1) == 0
-        && A::frame(first).0 & (A::CONTIG_ENTRIES - 1) == 0
 }

@@ -98,12 +98,12 @@ impl<const LEVELS: u8> Arch for Riscv64<LEVELS> {
     }
 
     #[inline]
-    fn leaf(frame: Frame, level: Level, attributes: Attributes) -> Entry {
+    fn leaf(frame: Frame, level: Level<Self>, attributes: Attributes) -> Entry {
         Entry(leaf_bits(frame, level, attributes))
     }
 
     #[inline]
-    fn is_table(entry: Entry, level: Level) -> bool {
+    fn is_table(entry: Entry, level: Level<Self>) -> bool {
         level > Level::PTE && entry.0 & LEAF == 0
     }
 
@@ -204,7 +204,7 @@ impl<const LEVELS: u8> Arch for Riscv64<LEVELS> {
         }
     }
 
-    fn needs_break(old: Entry, new: Entry, level: Level) -> bool {
+    fn needs_break(old: Entry, new: Entry, level: Level<Self>) -> bool {
         // Nothing is demanded for permissions: until the fence, a hart may use the old ones or
         // the new ones, inside a NAPOT region too. Two translations to different memory, of
         // different sizes (chapter 5 for NAPOT) or of different scope are another matter: which
@@ -256,7 +256,7 @@ impl<const LEVELS: u8> Riscv64<LEVELS> {
     #[inline]
     pub const fn kernel_leaf(
         frame: Frame,
-        level: Level,
+        level: Level<Self>,
         permissions: Permissions,
         memory: MemoryType,
     ) -> Entry {
@@ -273,7 +273,7 @@ impl<const LEVELS: u8> Riscv64<LEVELS> {
 }
 
 #[inline]
-const fn leaf_bits(frame: Frame, _level: Level, attributes: Attributes) -> u64 {
+const fn leaf_bits<A>(frame: Frame, _level: Level<A>, attributes: Attributes) -> u64 {
     let permissions = attributes.permissions;
     let mut bits = ((frame.0 as u64) << FRAME_SHIFT) | VALID;
     if permissions.contains(Permissions::READ) {

@@ -51,7 +51,7 @@ impl Arch for Tiny {
     const INDEX_BITS: u32 = 2;
     // All there is: 64 pages.
     const USER_END: u64 = 1 << (PAGE_SHIFT + 3 * 2);
-    const LARGEST_LEAF: Level = Level::PMD;
+    const LARGEST_LEAF: Level<Self> = Level::PMD;
     const CONTIG_ENTRIES: u32 = 2;
     const STEP: u64 = 1 << PAGE_SHIFT;
     const SOFT_DIRTY: u64 = SOFT_DIRTY;
@@ -64,7 +64,7 @@ impl Arch for Tiny {
         Entry(frame.start().0 | VALID | TABLE)
     }
 
-    fn leaf(frame: Frame, _level: Level, attributes: Attributes) -> Entry {
+    fn leaf(frame: Frame, _level: Level<Self>, attributes: Attributes) -> Entry {
         let permissions = attributes.permissions;
         let mut bits = frame.start().0 | VALID;
         for (set, bit) in [
@@ -82,7 +82,7 @@ impl Arch for Tiny {
     }
 
     #[inline]
-    fn is_table(entry: Entry, level: Level) -> bool {
+    fn is_table(entry: Entry, level: Level<Self>) -> bool {
         level > Level::PTE && entry.0 & TABLE != 0
     }
 
@@ -171,7 +171,7 @@ impl Arch for Tiny {
         MemoryType::Normal
     }
 
-    fn needs_break(old: Entry, new: Entry, _level: Level) -> bool {
+    fn needs_break(old: Entry, new: Entry, _level: Level<Self>) -> bool {
         // As AArch64: another frame, another size, and a leaf that becomes global.
         let changed = (old.0 ^ new.0) & (FRAME_MASK | TABLE | CONTIGUOUS);
         let becomes_global = old.0 & !new.0 & USER;
@@ -182,13 +182,12 @@ impl Arch for Tiny {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arch::entries;
 
     #[test]
     fn the_whole_tree_is_sixty_four_pages() {
-        assert_eq!(entries::<Tiny>(), 4);
-        assert_eq!(Level::PMD.span::<Tiny>(), 4 << PAGE_SHIFT);
-        assert_eq!(Tiny::ROOT.table_span::<Tiny>(), 64 << PAGE_SHIFT);
-        assert_eq!(Tiny::USER_END, Tiny::ROOT.table_span::<Tiny>());
+        assert_eq!(Tiny::ENTRIES, 4);
+        assert_eq!(Level::<Tiny>::PMD.span(), 4 << PAGE_SHIFT);
+        assert_eq!(Tiny::ROOT.table_span(), 64 << PAGE_SHIFT);
+        assert_eq!(Tiny::USER_END, Tiny::ROOT.table_span());
     }
 }

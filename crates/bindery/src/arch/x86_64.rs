@@ -79,12 +79,12 @@ impl<const LEVELS: u8> Arch for X86_64<LEVELS> {
 
     // Always: a first touch knows most of the attributes.
     #[inline(always)]
-    fn leaf(frame: Frame, level: Level, attributes: Attributes) -> Entry {
+    fn leaf(frame: Frame, level: Level<Self>, attributes: Attributes) -> Entry {
         Entry(leaf_bits(frame, level, attributes))
     }
 
     #[inline]
-    fn is_table(entry: Entry, level: Level) -> bool {
+    fn is_table(entry: Entry, level: Level<Self>) -> bool {
         level > Level::PTE && entry.0 & LARGE == 0
     }
 
@@ -169,7 +169,7 @@ impl<const LEVELS: u8> Arch for X86_64<LEVELS> {
         }
     }
 
-    fn needs_break(old: Entry, new: Entry, level: Level) -> bool {
+    fn needs_break(old: Entry, new: Entry, level: Level<Self>) -> bool {
         // Nothing is demanded for permissions. A change of frame or size while both are valid
         // would let one processor use the old translation and the new one by turns (SDM
         // section 4.10.2.3), so those go through an invalid entry.
@@ -232,7 +232,7 @@ impl<const LEVELS: u8> X86_64<LEVELS> {
     #[inline]
     pub const fn kernel_leaf(
         frame: Frame,
-        level: Level,
+        level: Level<Self>,
         permissions: Permissions,
         memory: MemoryType,
     ) -> Entry {
@@ -250,7 +250,11 @@ impl<const LEVELS: u8> X86_64<LEVELS> {
 
 // Always: a first touch knows most of the attributes.
 #[inline(always)]
-const fn leaf_bits(frame: Frame, level: Level, attributes: Attributes) -> u64 {
+const fn leaf_bits<const LEVELS: u8>(
+    frame: Frame,
+    level: Level<X86_64<LEVELS>>,
+    attributes: Attributes,
+) -> u64 {
     let permissions = attributes.permissions;
     let mut bits = frame.start().0 | PRESENT | (attributes.key.number() as u64) << KEY_SHIFT;
     if permissions.contains(Permissions::USER) {
@@ -261,7 +265,7 @@ const fn leaf_bits(frame: Frame, level: Level, attributes: Attributes) -> u64 {
     if !permissions.contains(Permissions::EXECUTE) {
         bits |= NO_EXECUTE;
     }
-    if level.0 > 1 {
+    if level.number() > 1 {
         bits |= LARGE;
     }
     if permissions.contains(Permissions::WRITE) {
@@ -295,7 +299,7 @@ const fn memory_bits(memory: MemoryType) -> u64 {
 mod tests {
     use super::*;
     use crate::addr::VirtAddr;
-    use crate::arch::{Absent, Marker, absent};
+    use crate::arch::{Absent, AbsentFormat, Marker};
 
     type A = X86_64<4>;
 
@@ -337,16 +341,16 @@ mod tests {
         assert_eq!((X86_64::<4>::LEVELS, X86_64::<5>::LEVELS), (4, 5));
         assert_eq!(X86_64::<5>::NAME, "x86-64-la57");
         assert_eq!(X86_64::<5>::table(Frame(7)), A::table(Frame(7)));
-        assert!(X86_64::<5>::is_table(A::table(Frame(7)), Level(5)));
-        assert_eq!(Level(5).table_span::<X86_64<5>>(), 1 << 57);
-        assert_eq!(Level(5).index_of::<X86_64<5>>(VirtAddr(0x00ff_ffff_ffff_f000)), 255);
+        assert!(X86_64::<5>::is_table(A::table(Frame(7)), Level::new(5)));
+        assert_eq!(Level::<X86_64<5>>::new(5).table_span(), 1 << 57);
+        assert_eq!(Level::<X86_64<5>>::new(5).index_of(VirtAddr(0x00ff_ffff_ffff_f000)), 255);
     }
 
     #[test]
     fn no_absent_entry_points_a_speculating_processor_at_low_memory() {
         // L1 terminal fault: the processor takes the bits for a frame, whatever bit 0 says. All
         // memory that a frame number reaches lies below 2^44.
-        let marker = absent::encode::<A>(Absent::Marker(Marker::Guard));
+        let marker = A::encode_absent(Absent::Marker(Marker::Guard));
         let swap = Absent::Swap {
             device: 1,
             slot: (1 << 38) - 1,
@@ -354,7 +358,7 @@ mod tests {
             soft_dirty: false,
             userfault: false,
         };
-        for entry in [marker, absent::encode::<A>(swap)] {
+        for entry in [marker, A::encode_absent(swap)] {
             assert!(entry.0 & FRAME_MASK >= 1 << 44);
         }
     }

@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering;
 
 use crate::KernelMap;
 use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Entry, Kind, Level, Permissions};
+use crate::arch::{Arch, Entry, Kind, Level, Permissions};
 use crate::frame::meta;
 use crate::platform::Platform;
 use crate::table::run;
@@ -67,12 +67,12 @@ impl<P: Platform> Audit<'_, '_, P> {
             self.meet_table(root, arena.start())?;
         }
         let level = P::Arch::ROOT;
-        let span = level.span::<P::Arch>();
+        let span = level.span();
         let mut at = arena.start().align_down(span);
         while at < arena.end() {
-            let index = level.index_of::<P::Arch>(at);
+            let index = level.index_of(at);
             let entry = run::load(self.slots(root), index);
-            if arch::kind::<P::Arch>(entry, level) != Kind::Table {
+            if level.kind(entry) != Kind::Table {
                 return Err(Violation::NotATable { table: root, at });
             }
             self.kernel_table(map, P::Arch::frame(entry), level.below(), at)?;
@@ -86,7 +86,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         &mut self,
         map: &KernelMap<'_, P>,
         table: Frame,
-        level: Level,
+        level: Level<P::Arch>,
         base: VirtAddr,
     ) -> Result<(), Violation> {
         let frames = &self.memory.frames;
@@ -96,7 +96,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         }
         self.meet_table(table, base)?;
         let top = level.above() == P::Arch::ROOT;
-        if !top && !map.has_area_under(base, level.table_span::<P::Arch>()) {
+        if !top && !map.has_area_under(base, level.table_span()) {
             return Err(Violation::TableOutsideMappings { table, at: base });
         }
         if level == Level::PTE {
@@ -107,10 +107,10 @@ impl<P: Platform> Audit<'_, '_, P> {
                 return Err(Violation::LiveCount { table, says, holds });
             }
         }
-        for index in 0..arch::entries::<P::Arch>() {
-            let at = base.offset(u64::from(index) << level.span_shift::<P::Arch>());
+        for index in 0..P::Arch::ENTRIES {
+            let at = base.offset(u64::from(index) << level.span_shift());
             let entry = run::load(self.slots(table), index);
-            match arch::kind::<P::Arch>(entry, level) {
+            match level.kind(entry) {
                 Kind::Empty => {}
                 Kind::Table => self.kernel_table(map, P::Arch::frame(entry), level.below(), at)?,
                 Kind::Absent => return Err(Violation::BadAbsent(at)),
@@ -124,14 +124,14 @@ impl<P: Platform> Audit<'_, '_, P> {
         &mut self,
         map: &KernelMap<'_, P>,
         table: Frame,
-        level: Level,
+        level: Level<P::Arch>,
         index: u32,
         at: VirtAddr,
     ) -> Result<(), Violation> {
         let slots = self.slots(table);
         let entry = run::load(slots, index);
         let single = P::Arch::clear_contig(entry, index);
-        let span = level.span::<P::Arch>();
+        let span = level.span();
         let whole = VirtRange::raw(at.0, at.0 + span);
         let Some(area) = map.owner_of(at).filter(|area| area.range().covers(whole)) else {
             return Err(Violation::OutsideMappings(at));
@@ -144,14 +144,14 @@ impl<P: Platform> Audit<'_, '_, P> {
         }
         if P::Arch::is_contig(entry) {
             let first = index & !(P::Arch::CONTIG_ENTRIES - 1);
-            let step = P::Arch::STEP << level.order::<P::Arch>().0;
+            let step = P::Arch::STEP << level.order().0;
             let head = P::Arch::clear_contig(run::load(slots, first), first).0;
             let continues = |ahead: u32| {
                 let other = run::load(slots, first + ahead);
                 let expected = Entry(head.wrapping_add(step * u64::from(ahead)));
                 P::Arch::is_contig(other) && P::Arch::clear_contig(other, first + ahead) == expected
             };
-            let frames = u32::from(level.order::<P::Arch>().0);
+            let frames = u32::from(level.order().0);
             let aligned =
                 P::Arch::frame(Entry(head)).0 >> frames & (P::Arch::CONTIG_ENTRIES - 1) == 0;
             if level > P::Arch::LARGEST_CONTIG_LEVEL
@@ -161,7 +161,7 @@ impl<P: Platform> Audit<'_, '_, P> {
                 return Err(Violation::BrokenBlock(at));
             }
         }
-        self.report.pages += u64::from(level.order::<P::Arch>().pages());
+        self.report.pages += u64::from(level.order().pages());
         Ok(())
     }
 }

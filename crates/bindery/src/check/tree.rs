@@ -1,20 +1,20 @@
 //! The tables and entries of one address space.
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Absent, Arch, Entry, Kind, Level, Marker, Permissions, absent};
+use crate::arch::{self, Absent, AbsentFormat, Arch, Entry, Kind, Level, Marker, Permissions};
 use crate::frame::{OwnerKind, pending};
 use crate::platform::Platform;
 use crate::space::{AddressSpace, Resident};
 use crate::table::locking::Node;
-use crate::table::run;
+use crate::table::run::{self, Slots};
 use crate::vma::Vma;
 
 use super::{Audit, Violation};
 
 /// A leaf or `PROT_NONE` leaf: where, and how the table names it.
-struct FoundLeaf {
+struct FoundLeaf<A: Arch> {
     range: VirtRange,
-    level: Level,
+    level: Level<A>,
     frame: Frame,
 }
 
@@ -44,7 +44,7 @@ impl<P: Platform> Audit<'_, '_, P> {
     fn table(
         &mut self,
         space: &AddressSpace<'_, P>,
-        node: Node,
+        node: Node<P::Arch>,
         base: VirtAddr,
     ) -> Result<(), Violation> {
         let (table, at) = (node.table, base);
@@ -63,28 +63,28 @@ impl<P: Platform> Audit<'_, '_, P> {
             return Err(Violation::PendingFlush { table, at });
         }
         let root = node.level == P::Arch::ROOT;
-        let span = node.level.table_span::<P::Arch>();
+        let span = node.level.table_span();
         let last = base.0.saturating_add(span - 1);
         let mapped = |vma: &Vma| vma.start() <= last;
         if !root && !space.first_ending_after(&space.mmap_lock.lock(), base.0).is_some_and(mapped) {
             return Err(Violation::TableOutsideMappings { table, at });
         }
         let (mut holds, mut needs) = (0, 0);
-        for index in 0..arch::entries::<P::Arch>() {
-            let start = base.offset(u64::from(index) * node.level.span::<P::Arch>());
+        for index in 0..P::Arch::ENTRIES {
+            let start = base.offset(u64::from(index) * node.level.span());
             if root && start >= space.limit() {
                 // The kernel's half, which the embedder owns.
                 break;
             }
             let entry = run::load(self.slots(table), index);
-            let kind = arch::kind::<P::Arch>(entry, node.level);
+            let kind = node.level.kind(entry);
             if kind != Kind::Empty {
                 holds += 1;
             }
             if node.level > Level::PTE && matches!(kind, Kind::Leaf | Kind::Absent) {
                 needs += 1;
             }
-            let range = VirtRange::raw(start.0, start.0 + node.level.span::<P::Arch>());
+            let range = VirtRange::raw(start.0, start.0 + node.level.span());
             match kind {
                 Kind::Empty => {}
                 Kind::Table => {
@@ -94,7 +94,7 @@ impl<P: Platform> Audit<'_, '_, P> {
                 Kind::Leaf => self.leaf(space, node, index, entry, range)?,
                 Kind::Absent => {
                     let guard = Some(Absent::Marker(Marker::Guard));
-                    if absent::decode::<P::Arch>(entry) == guard && !meta.has_guards() {
+                    if P::Arch::decode_absent(entry) == guard && !meta.has_guards() {
                         return Err(Violation::UnknownGuard(start));
                     }
                     self.absent(space, node.level, entry, range)?;
@@ -125,13 +125,13 @@ impl<P: Platform> Audit<'_, '_, P> {
     fn leaf(
         &mut self,
         space: &AddressSpace<'_, P>,
-        node: Node,
+        node: Node<P::Arch>,
         index: u32,
         raw: Entry,
         range: VirtRange,
     ) -> Result<(), Violation> {
         let at = range.start();
-        let entry = node.single::<P::Arch>(raw, index);
+        let entry = node.single(raw, index);
         let vma = self.mapping(space, range)?;
         let protection = vma.protection();
         let attributes = P::Arch::attributes(entry);
@@ -140,7 +140,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         if protection.is_none() {
             return Err(Violation::WrongProtNone(at));
         }
-        let allowed = arch::implied::<P::Arch>(widest | Permissions::USER);
+        let allowed = P::Arch::implied(widest | Permissions::USER);
         let user = attributes.permissions.contains(Permissions::USER);
         if !allowed.contains(attributes.permissions) || !user {
             return Err(Violation::TooWide(at));
@@ -157,7 +157,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         if writable && !exclusive && !vma.is_shared() {
             return Err(Violation::WritableButShared(at));
         }
-        if node.in_contig::<P::Arch>(raw) && !self.contig_is_whole(node, index) {
+        if node.in_contig(raw) && !self.contig_is_whole(node, index) {
             return Err(Violation::BrokenBlock(at));
         }
         self.owned(vma, &found)
@@ -166,13 +166,13 @@ impl<P: Platform> Audit<'_, '_, P> {
     fn absent(
         &mut self,
         space: &AddressSpace<'_, P>,
-        level: Level,
+        level: Level<P::Arch>,
         entry: Entry,
         range: VirtRange,
     ) -> Result<(), Violation> {
         let at = range.start();
         let vma = self.mapping(space, range)?;
-        match absent::decode::<P::Arch>(entry) {
+        match P::Arch::decode_absent(entry) {
             None => Err(Violation::BadAbsent(at)),
             Some(Absent::ProtNone { frame, .. }) => {
                 if !vma.protection().is_none() {
@@ -183,7 +183,7 @@ impl<P: Platform> Audit<'_, '_, P> {
                 self.owned(vma, &found)
             }
             Some(Absent::Swap { device, slot, exclusive, .. }) => {
-                let pages = level.order::<P::Arch>().pages();
+                let pages = level.order().pages();
                 self.swap_entry(at, (device, slot), pages, exclusive)
             }
             Some(Absent::Marker(_)) => Ok(()),
@@ -204,14 +204,14 @@ impl<P: Platform> Audit<'_, '_, P> {
     }
 
     /// Whether the reverse map knows of the leaf; zero pages are nobody's.
-    fn owned(&self, vma: &Vma, found: &FoundLeaf) -> Result<(), Violation> {
+    fn owned(&self, vma: &Vma, found: &FoundLeaf<P::Arch>) -> Result<(), Violation> {
         let Some(folio) = self.memory.frames.folio_of(found.frame) else { return Ok(()) };
         self.owner(vma, found.range.start(), folio, found.frame.0 - folio.head.0)
     }
 
     /// Counts the pages of a leaf, and says whether they are exclusive.
-    fn page(&mut self, found: &FoundLeaf) -> Result<bool, Violation> {
-        let order = found.level.order::<P::Arch>();
+    fn page(&mut self, found: &FoundLeaf<P::Arch>) -> Result<bool, Violation> {
+        let order = found.level.order();
         let pages = order.pages();
         self.report.pages += u64::from(pages);
         let zeroes = self.memory.huge_zero_pages_from(found.frame);
@@ -245,7 +245,7 @@ impl<P: Platform> Audit<'_, '_, P> {
 
     /// Whether the contiguous run around `index` is complete: aligned, consecutive, one folio,
     /// equal in all that the MMU sees.
-    fn contig_is_whole(&self, node: Node, index: u32) -> bool {
+    fn contig_is_whole(&self, node: Node<P::Arch>, index: u32) -> bool {
         let slots = self.slots(node.table);
         let first = index & !(P::Arch::CONTIG_ENTRIES - 1);
         let head = run::load(slots, first);
@@ -255,11 +255,11 @@ impl<P: Platform> Audit<'_, '_, P> {
         let entry = P::Arch::clear_contig(head, first);
         let (limit, step) = self.memory.folio_limit(P::Arch::frame(entry), P::Arch::CONTIG_ENTRIES);
         let equal = arch::Equal::WRITABLE;
-        let (alike, _) = run::match_leaves::<P::Arch>(slots, first, limit, equal, step, 0);
+        let (alike, _) = P::Arch::match_leaves(slots, first, limit, equal, step, 0);
         let contigs = |at: u32| P::Arch::is_contig(run::load(slots, at));
         step != 0
             && alike == P::Arch::CONTIG_ENTRIES
-            && arch::may_fold::<P::Arch>(entry, first)
+            && P::Arch::may_fold(entry, first)
             && (first..first + P::Arch::CONTIG_ENTRIES).all(contigs)
     }
 }

@@ -139,8 +139,8 @@ pub(crate) const fn state_of(kind: Kind, order: Order) -> u32 {
 /// The value of `state` for a table, with no flag set: the level is where others
 /// have the order.
 #[inline]
-pub(crate) const fn state_of_table(level: Level) -> u32 {
-    state_of(Kind::Table, Order(level.0))
+pub(crate) const fn state_of_table<A>(level: Level<A>) -> u32 {
+    state_of(Kind::Table, Order(level.number()))
 }
 
 /// The kind in a value of `state`.
@@ -176,8 +176,8 @@ pub(crate) const fn order_in(state: u32) -> Order {
 
 /// The level in a value of `state` of a table.
 #[inline]
-pub(crate) const fn level_in(state: u32) -> Level {
-    Level(order_in(state).0)
+pub(crate) const fn level_in<A>(state: u32) -> Level<A> {
+    Level::new(order_in(state).0)
 }
 
 /// What is known of one frame. The module's text says what the fields mean for each kind.

@@ -19,7 +19,7 @@ pub(crate) struct TableMeta<'a>(&'a FrameMeta);
 
 impl<'a> TableMeta<'a> {
     /// Makes a zeroed frame an empty, locked table of `level`.
-    pub(crate) fn init(self, level: Level) {
+    pub(crate) fn init<A>(self, level: Level<A>) {
         self.0.next.store(NONE, Relaxed);
         self.0.previous.store(0, Relaxed);
         self.0.owner.store(NONE, Relaxed);
@@ -34,13 +34,13 @@ impl<'a> TableMeta<'a> {
     }
 
     /// Whether the frame is a table of `level`.
-    pub(crate) fn is_table_of(self, level: Level) -> bool {
+    pub(crate) fn is_table_of<A>(self, level: Level<A>) -> bool {
         self.is_table() && self.level() == level
     }
 
     /// The table's level.
     #[inline]
-    pub(crate) fn level(self) -> Level {
+    pub(crate) fn level<A>(self) -> Level<A> {
         level_in(self.0.state.load(Relaxed))
     }
 

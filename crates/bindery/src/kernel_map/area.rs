@@ -177,7 +177,7 @@ impl Area {
 
     /// Whether a leaf of `level`, in a contiguous run or not, of this type may be in it. For the
     /// auditor.
-    pub(crate) fn allows(&self, level: Level, contig: bool, memory: MemoryType) -> bool {
+    pub(crate) fn allows<A>(&self, level: Level<A>, contig: bool, memory: MemoryType) -> bool {
         let single = level == Level::PTE && !contig;
         // Some architectures know fewer types.
         let strict = |memory| matches!(memory, MemoryType::Device | MemoryType::Uncached);

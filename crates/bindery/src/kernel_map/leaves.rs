@@ -15,19 +15,19 @@ use super::{KernelMap, KernelMapError};
 
 /// What leaves say, but for their frames, and how large they may be.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Leaves {
+pub(super) struct Leaves<A: Arch> {
     permissions: Permissions,
     memory: u64,
     /// The highest level that they may have.
-    largest: Level,
+    largest: Level<A>,
     /// The highest level at which they may form contiguous runs.
-    largest_contig: Level,
+    largest_contig: Level<A>,
 }
 
-impl Leaves {
+impl<A: Arch> Leaves<A> {
     /// Leaves for a type of memory that the architecture is known to have.
-    pub(super) fn of<P: Platform>(permissions: Permissions, memory: MemoryType) -> Self {
-        let memory = P::Arch::memory_type(memory).unwrap_or(0);
+    pub(super) fn of(permissions: Permissions, memory: MemoryType) -> Self {
+        let memory = A::memory_type(memory).unwrap_or(0);
         Self { permissions, memory, largest: Level::PTE, largest_contig: Level::NONE }
     }
 
@@ -37,23 +37,23 @@ impl Leaves {
     }
 
     /// As these, in smaller pieces.
-    pub(super) fn at_most(&self, largest: Level) -> Self {
+    pub(super) fn at_most(&self, largest: Level<A>) -> Self {
         Self { largest, ..*self }
     }
 
-    pub(super) fn largest(&self) -> Level {
+    pub(super) fn largest(&self) -> Level<A> {
         self.largest
     }
 
-    pub(super) fn largest_contig(&self) -> Level {
+    pub(super) fn largest_contig(&self) -> Level<A> {
         self.largest_contig
     }
 }
 
 /// Entries of one table, and the first of the consecutive frames for them.
-pub(super) struct LeafRun {
+pub(super) struct LeafRun<A: Arch> {
     pub(super) table: Frame,
-    pub(super) level: Level,
+    pub(super) level: Level<A>,
     pub(super) index: u32,
     pub(super) entries: u32,
     pub(super) first: Frame,
@@ -66,7 +66,7 @@ impl<P: Platform> KernelMap<'_, P> {
         permissions: Permissions,
         memory: MemoryType,
         pieces: Pieces,
-    ) -> Result<Leaves, KernelMapError> {
+    ) -> Result<Leaves<P::Arch>, KernelMapError> {
         let for_kernel =
             permissions.intersects(Permissions::ACCESS) && !permissions.contains(Permissions::USER);
         if !for_kernel {
@@ -85,7 +85,12 @@ impl<P: Platform> KernelMap<'_, P> {
 
     /// The leaf of `frame` at `level`. The MMU has nothing to add to it, so plain stores change it.
     #[inline]
-    pub(super) fn leaf(&self, frame: Frame, level: Level, leaves: &Leaves) -> Entry {
+    pub(super) fn leaf(
+        &self,
+        frame: Frame,
+        level: Level<P::Arch>,
+        leaves: &Leaves<P::Arch>,
+    ) -> Entry {
         let attributes = Attributes {
             permissions: leaves.permissions,
             accessed: true,
@@ -98,9 +103,9 @@ impl<P: Platform> KernelMap<'_, P> {
     /// Writes leaves into entries of one table, which are empty, folded where contiguous runs fit.
     pub(super) fn write_run(
         &self,
-        walk: &mut Walk,
-        run: &LeafRun,
-        leaves: &Leaves,
+        walk: &mut Walk<P::Arch>,
+        run: &LeafRun<P::Arch>,
+        leaves: &Leaves<P::Arch>,
     ) -> Result<(), ()> {
         let LeafRun { table, level, index, entries, first } = *run;
         let slots = &self.slots(table)[index as usize..(index + entries) as usize];
@@ -122,7 +127,7 @@ impl<P: Platform> KernelMap<'_, P> {
             return Ok(());
         }
         let leaf = self.leaf(first, level, leaves).0;
-        let order = level.order::<P::Arch>();
+        let order = level.order();
         let step = P::Arch::STEP << order.0;
         walk.counts.entries_written += u64::from(entries);
         let contig = P::Arch::CONTIG_ENTRIES;
@@ -151,13 +156,13 @@ impl<P: Platform> KernelMap<'_, P> {
     /// Maps pages into one table of level 1, one by one but for the contiguous runs among them.
     pub(super) fn map_pages(
         &self,
-        walk: &mut Walk,
+        walk: &mut Walk<P::Arch>,
         at: u64,
         pages: &[Frame],
-        leaves: &Leaves,
+        leaves: &Leaves<P::Arch>,
     ) -> Result<(), WalkError> {
         let table = walk.table(self, at, Level::PTE)?;
-        let index = Level::PTE.index_of::<P::Arch>(VirtAddr(at));
+        let index = P::Arch::PTE.index_of(VirtAddr(at));
         let slots = &self.slots(table)[index as usize..][..pages.len()];
         if !self.count_in(table, slots, &mut walk.counts) {
             return Err(WalkError::Occupied(at));

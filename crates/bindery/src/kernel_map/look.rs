@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::{PAGE_SIZE, PhysAddr, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Entry, Kind, Level, Permissions};
+use crate::arch::{Arch, Entry, Kind, Level, Permissions};
 use crate::events::Unchanged;
 use crate::platform::{Invalidation, Platform, Tables};
 use crate::stats::Counts;
@@ -16,7 +16,7 @@ use super::request::{KernelAddress, KernelArea, KernelPiece, Resolution};
 
 impl<P: Platform> KernelMap<'_, P> {
     /// What the tables say of `at`.
-    fn find(&self, _section: &ReadSection<'_, P>, at: VirtAddr) -> Found {
+    fn find(&self, _section: &ReadSection<'_, P>, at: VirtAddr) -> Found<P::Arch> {
         protocol::find(self, at)
     }
 
@@ -30,16 +30,16 @@ impl<P: Platform> KernelMap<'_, P> {
         }
         let section = ReadSection::enter(&self.memory.platform);
         let found = self.find(&section, at);
-        if arch::kind::<P::Arch>(found.entry, found.level) != Kind::Leaf {
+        if found.level.kind(found.entry) != Kind::Leaf {
             return None;
         }
         let leaf = self.whole_leaf(&found);
-        let offset = at.0 & (found.level.span::<P::Arch>() - 1);
+        let offset = at.0 & (found.level.span() - 1);
         Some(PhysAddr(leaf.0 + offset))
     }
 
     /// Where a leaf leads.
-    fn whole_leaf(&self, found: &Found) -> PhysAddr {
+    fn whole_leaf(&self, found: &Found<P::Arch>) -> PhysAddr {
         let single = P::Arch::clear_contig(found.entry, found.index);
         P::Arch::frame(single).start()
     }
@@ -97,7 +97,7 @@ impl<P: Platform> KernelMap<'_, P> {
                 self.memory.platform.relax();
                 continue;
             }
-            return match arch::kind::<P::Arch>(found.entry, found.level) {
+            return match found.level.kind(found.entry) {
                 Kind::Leaf => {
                     let allowed = P::Arch::attributes(found.entry).permissions;
                     if !allowed.contains(needed) {
@@ -192,12 +192,12 @@ impl<P: Platform> KernelMap<'_, P> {
         let _section = ReadSection::enter(&self.memory.platform);
         let lowest = protocol::descend(self, at, &mut Counts::default());
         let Lowest { table, level, mut index, mut entry } = lowest;
-        let span = level.span::<P::Arch>();
+        let span = level.span();
         let (mut at, mut joined) = (at, None::<KernelPiece>);
         loop {
             let next = at.align_down(span).checked_add(span);
             entry = protocol::whole::<P::Arch>(entry);
-            match arch::kind::<P::Arch>(entry, level) {
+            match level.kind(entry) {
                 // A leaf that was cut meanwhile: to be looked into.
                 Kind::Table => return (Some(at), joined),
                 Kind::Leaf => {
@@ -213,7 +213,7 @@ impl<P: Platform> KernelMap<'_, P> {
                 Kind::Empty | Kind::Absent => {}
             }
             index += 1;
-            let stays = index < arch::entries::<P::Arch>();
+            let stays = index < P::Arch::ENTRIES;
             let Some(next) = next.filter(|next| stays && *next < end) else {
                 return (next, joined);
             };
@@ -223,8 +223,8 @@ impl<P: Platform> KernelMap<'_, P> {
     }
 
     /// What a leaf at `index` of a table says of a part of its addresses.
-    fn piece(leaf: Entry, level: Level, index: u32, range: VirtRange) -> KernelPiece {
-        let span = level.span::<P::Arch>();
+    fn piece(leaf: Entry, level: Level<P::Arch>, index: u32, range: VirtRange) -> KernelPiece {
+        let span = level.span();
         let single = P::Arch::clear_contig(leaf, index);
         let entries = if P::Arch::is_contig(leaf) { u64::from(P::Arch::CONTIG_ENTRIES) } else { 1 };
         KernelPiece {

@@ -152,8 +152,8 @@ pub struct KernelMap<'m, P: Platform> {
     ownership: Ownership,
     arena: VirtRange,
     reach: RunLimit,
-    largest_leaf: Level,
-    largest_contig: Level,
+    largest_leaf: Level<P::Arch>,
+    largest_contig: Level<P::Arch>,
     /// All areas; its writer lock is that of `freed`.
     index: Index<Area>,
     freed: Mutex<P::SpinLock, FreedList>,
@@ -326,7 +326,7 @@ impl<'m, P: Platform> KernelMap<'m, P> {
     fn root_indices(arena: VirtRange) -> Option<RangeInclusive<u32>> {
         let (start, last) = (arena.start(), VirtAddr(arena.end().0.wrapping_sub(1)));
         let level = P::Arch::ROOT;
-        let top = level.span_shift::<P::Arch>() + P::Arch::INDEX_BITS;
+        let top = level.span_shift() + P::Arch::INDEX_BITS;
         let under_one_root = start.0.checked_shr(top) == last.0.checked_shr(top);
         let whole_pages = start.is_aligned(PAGE_SIZE) && arena.end().is_aligned(PAGE_SIZE);
         let useful = under_one_root && whole_pages && arena.len() >= 2 * PAGE_SIZE;
@@ -338,7 +338,7 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         let upper =
             above == ones && (start.0 >> (top - 1) & 1 == 1 || P::Arch::USER_END >> top != 0);
         let lower = above == 0 && start.0 != 0 && last.0 < P::Arch::USER_END;
-        let index = |at| level.index_of::<P::Arch>(at);
+        let index = |at| level.index_of(at);
         (useful && (upper || lower)).then(|| index(start)..=index(last))
     }
 
@@ -387,7 +387,7 @@ impl<'m, P: Platform> KernelMap<'m, P> {
     ///
     /// Context: any.
     #[must_use]
-    pub fn with_largest_leaf(self, level: Level) -> Self {
+    pub fn with_largest_leaf(self, level: Level<P::Arch>) -> Self {
         let largest_leaf = level.clamp(Level::PTE, self.largest_leaf);
         let mut map = self;
         map.largest_leaf = largest_leaf;

@@ -16,7 +16,7 @@ use core::ops::Range;
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Entry, Kind, Level, Permissions};
+use crate::arch::{Arch, Entry, Kind, Level, Permissions};
 use crate::platform::{Platform, Tables};
 use crate::stats::Counts;
 use crate::table::TablePool;
@@ -36,9 +36,9 @@ struct ProtectionChange {
 }
 
 /// Entries of one table that are, or may have to be, changed together.
-struct LeafStretch {
+struct LeafStretch<A: Arch> {
     table: Frame,
-    level: Level,
+    level: Level<A>,
     /// The first entry, and the one after the last.
     from: u32,
     until: u32,
@@ -160,7 +160,8 @@ impl<P: Platform> KernelMap<'_, P> {
             if self.needs_pause(stretch, change, &cuts) {
                 self.change_paused(stretch, change, &cuts, counts);
             } else if self.store(stretch, change, &cuts, counts) {
-                plain = Some(plain.map_or(stretch.level, |level: Level| level.min(stretch.level)));
+                plain =
+                    Some(plain.map_or(stretch.level, |level: Level<_>| level.min(stretch.level)));
             }
         });
         if let Some(lowest) = plain {
@@ -178,17 +179,16 @@ impl<P: Platform> KernelMap<'_, P> {
         &self,
         change: &ProtectionChange,
         counts: &mut Counts,
-        mut f: impl FnMut(&LeafStretch, &mut Counts),
+        mut f: impl FnMut(&LeafStretch<P::Arch>, &mut Counts),
     ) {
         let (mut at, end) = (change.range.start(), change.range.end());
         while at < end {
             let (table, level, index) = self.lowest(at, counts);
-            let shift = level.span_shift::<P::Arch>();
+            let shift = level.span_shift();
             let base = at.align_down(1 << shift).0;
             let left = (end.0 - base).div_ceil(1 << shift);
-            let room = left.min(u64::from(arch::entries::<P::Arch>() - index)) as u32;
-            let is_leaf =
-                |index: u32| arch::kind::<P::Arch>(self.raw(table, index), level) == Kind::Leaf;
+            let room = left.min(u64::from(P::Arch::ENTRIES - index)) as u32;
+            let is_leaf = |index: u32| level.kind(self.raw(table, index)) == Kind::Leaf;
             // A table among huge leaves is looked into by the next round.
             let count = (index..index + room).take_while(|index| is_leaf(*index)).count() as u32;
             if count > 0 {
@@ -210,7 +210,7 @@ impl<P: Platform> KernelMap<'_, P> {
                 stretch.inside = first..after;
                 stretch.new = change.permissions.map(|permissions| {
                     let memory = P::Arch::memory_type_of(self.entry(&stretch, index));
-                    self.leaf(Frame(0), level, &Leaves::of::<P>(permissions, memory))
+                    self.leaf(Frame(0), level, &Leaves::of(permissions, memory))
                 });
                 f(&stretch, counts);
             }
@@ -225,20 +225,24 @@ impl<P: Platform> KernelMap<'_, P> {
     }
 
     /// The leaf at a position, as it is when nothing is paused.
-    fn entry(&self, stretch: &LeafStretch, index: u32) -> Entry {
+    fn entry(&self, stretch: &LeafStretch<P::Arch>, index: u32) -> Entry {
         protocol::whole::<P::Arch>(self.raw(stretch.table, index))
     }
 
-    fn range_of(&self, stretch: &LeafStretch, index: u32) -> VirtRange {
-        let shift = stretch.level.span_shift::<P::Arch>();
+    fn range_of(&self, stretch: &LeafStretch<P::Arch>, index: u32) -> VirtRange {
+        let shift = stretch.level.span_shift();
         let start = stretch.base + (u64::from(index - stretch.from) << shift);
         VirtRange::raw(start, start + (1 << shift))
     }
 
     /// The entries of a stretch that lie across the bounds of the change; one that lies across both
     /// comes once.
-    fn across(&self, stretch: &LeafStretch, change: &ProtectionChange) -> [Option<u32>; 2] {
-        let shift = stretch.level.span_shift::<P::Arch>();
+    fn across(
+        &self,
+        stretch: &LeafStretch<P::Arch>,
+        change: &ProtectionChange,
+    ) -> [Option<u32>; 2] {
+        let shift = stretch.level.span_shift();
         let last = VirtAddr(change.range.end().0 - 1);
         let at = |at: VirtAddr| {
             let ahead = at.0.checked_sub(stretch.base)? >> shift;
@@ -254,7 +258,7 @@ impl<P: Platform> KernelMap<'_, P> {
     /// The entry at a position afterwards.
     fn new_entry(
         &self,
-        stretch: &LeafStretch,
+        stretch: &LeafStretch<P::Arch>,
         index: u32,
         change: &ProtectionChange,
         cuts: &Cuts,
@@ -281,23 +285,33 @@ impl<P: Platform> KernelMap<'_, P> {
     }
 
     /// A leaf with other permissions.
-    fn changed(&self, leaf: Entry, level: Level, permissions: Option<Permissions>) -> Entry {
+    fn changed(
+        &self,
+        leaf: Entry,
+        level: Level<P::Arch>,
+        permissions: Option<Permissions>,
+    ) -> Entry {
         match permissions {
             None => leaf,
             Some(permissions) => {
                 let memory = P::Arch::memory_type_of(leaf);
-                let leaves = Leaves::of::<P>(permissions, memory);
+                let leaves = Leaves::of(permissions, memory);
                 self.leaf(P::Arch::frame(leaf), level, &leaves)
             }
         }
     }
 
     /// Whether a change of the entry takes a pause.
-    fn breaks(old: Entry, new: Entry, level: Level) -> bool {
+    fn breaks(old: Entry, new: Entry, level: Level<P::Arch>) -> bool {
         old != new && (P::Arch::is_contig(old) || P::Arch::needs_break(old, new, level))
     }
 
-    fn needs_pause(&self, stretch: &LeafStretch, change: &ProtectionChange, cuts: &Cuts) -> bool {
+    fn needs_pause(
+        &self,
+        stretch: &LeafStretch<P::Arch>,
+        change: &ProtectionChange,
+        cuts: &Cuts,
+    ) -> bool {
         (stretch.from..stretch.until).any(|index| {
             let old = self.entry(stretch, index);
             Self::breaks(old, self.new_entry(stretch, index, change, cuts), stretch.level)
@@ -319,7 +333,7 @@ impl<P: Platform> KernelMap<'_, P> {
         let mut needed = 0;
         self.for_each_stretch(change, counts, |stretch, _| {
             let across = self.across(stretch, change).into_iter().flatten().count() as u64;
-            needed += 2 * across * u64::from(stretch.level.below().0);
+            needed += 2 * across * u64::from(stretch.level.below().number());
         });
         needed
     }
@@ -327,7 +341,7 @@ impl<P: Platform> KernelMap<'_, P> {
     /// Stores the new entry; says whether anything changed.
     fn store(
         &self,
-        stretch: &LeafStretch,
+        stretch: &LeafStretch<P::Arch>,
         change: &ProtectionChange,
         cuts: &Cuts,
         counts: &mut Counts,
@@ -339,7 +353,7 @@ impl<P: Platform> KernelMap<'_, P> {
     /// Breaks what has to be broken, makes every TLB forget it, and makes it anew.
     fn change_paused(
         &self,
-        stretch: &LeafStretch,
+        stretch: &LeafStretch<P::Arch>,
         change: &ProtectionChange,
         cuts: &Cuts,
         counts: &mut Counts,
@@ -370,7 +384,7 @@ impl<P: Platform> KernelMap<'_, P> {
         &self,
         pool: &mut TablePool<'_, P>,
         leaf: Entry,
-        level: Level,
+        level: Level<P::Arch>,
         base: VirtAddr,
         change: &ProtectionChange,
         counts: &mut Counts,
@@ -378,15 +392,15 @@ impl<P: Platform> KernelMap<'_, P> {
         let below = level.below();
         let table = pool.take(below, counts).ok()?;
         self.memory.frames.table(table).unlock();
-        let (shift, order) = (below.span_shift::<P::Arch>(), below.order::<P::Arch>());
+        let (shift, order) = (below.span_shift(), below.order());
         let leaves =
-            Leaves::of::<P>(P::Arch::attributes(leaf).permissions, P::Arch::memory_type_of(leaf));
+            Leaves::of(P::Arch::attributes(leaf).permissions, P::Arch::memory_type_of(leaf));
         let slots = self.slots(table);
         let part = |index: u32, count: u32| {
             let start = base.0 + (u64::from(index) << shift);
             VirtRange::raw(start, start + (u64::from(count) << shift))
         };
-        for index in 0..arch::entries::<P::Arch>() {
+        for index in 0..P::Arch::ENTRIES {
             let frame = P::Arch::frame(leaf).plus(index << order.0);
             let old = self.leaf(frame, below, &leaves);
             let entry = match change.position(part(index, 1)) {
@@ -403,7 +417,7 @@ impl<P: Platform> KernelMap<'_, P> {
             let entry = if folds { P::Arch::set_contig(entry, index) } else { entry };
             slots[index as usize].store(entry.0, Ordering::Relaxed);
         }
-        let entries = arch::entries::<P::Arch>();
+        let entries = P::Arch::ENTRIES;
         counts.entries_written += u64::from(entries);
         if below == Level::PTE {
             self.memory.frames.table(table).change_entry_count(entries, 0);

@@ -12,7 +12,7 @@ use core::ops::Range;
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Entry, Kind, Level};
+use crate::arch::{Arch, Entry, Kind, Level};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::table::free_table;
@@ -38,7 +38,7 @@ pub(super) trait KernelTree {
         order: (Ordering, Ordering),
     ) -> Result<(), Entry>;
     /// An empty table, which nobody else knows.
-    fn make_table(&self, level: Level, counts: &mut Counts) -> Option<Frame>;
+    fn make_table(&self, level: Level<Self::Arch>, counts: &mut Counts) -> Option<Frame>;
     /// Takes a table back that nobody else has seen.
     fn drop_table(&self, table: Frame, counts: &mut Counts);
     /// Whether a TLB may remember a table that is detached.
@@ -51,19 +51,19 @@ pub(super) trait KernelTree {
 }
 
 /// The lowest table that exists for an address.
-pub(super) struct Lowest {
+pub(super) struct Lowest<A: Arch> {
     pub(super) table: Frame,
-    pub(super) level: Level,
+    pub(super) level: Level<A>,
     pub(super) index: u32,
     /// The entry as read; a second read may differ.
     pub(super) entry: Entry,
 }
 
 /// What a walk without a claim found for an address.
-pub(super) struct Found {
+pub(super) struct Found<A: Arch> {
     /// Empty or a leaf; of one that is paused, with its valid bit.
     pub(super) entry: Entry,
-    pub(super) level: Level,
+    pub(super) level: Level<A>,
     pub(super) index: u32,
     pub(super) paused: bool,
 }
@@ -74,15 +74,15 @@ pub(super) struct Found {
 pub(super) fn child<T: KernelTree>(
     tree: &T,
     table: Frame,
-    level: Level,
+    level: Level<T::Arch>,
     at: VirtAddr,
     counts: &mut Counts,
 ) -> Result<Frame, WalkError> {
     // Acquire: of the table, we see that it is empty, or what others have stored since.
-    let index = level.index_of::<T::Arch>(at);
+    let index = level.index_of(at);
     let entry = tree.load(table, index, Ordering::Acquire);
     counts.entries_descended += 1;
-    match arch::kind::<T::Arch>(entry, level) {
+    match level.kind(entry) {
         Kind::Table => Ok(T::Arch::frame(entry)),
         Kind::Empty => make_child(tree, table, level, at, counts),
         Kind::Leaf | Kind::Absent => Err(WalkError::Occupied(at.0)),
@@ -93,7 +93,7 @@ pub(super) fn child<T: KernelTree>(
 fn make_child<T: KernelTree>(
     tree: &T,
     table: Frame,
-    level: Level,
+    level: Level<T::Arch>,
     at: VirtAddr,
     counts: &mut Counts,
 ) -> Result<Frame, WalkError> {
@@ -107,7 +107,7 @@ fn make_child<T: KernelTree>(
     // Release: a reader that finds the table by this entry sees it empty. Acquire: so do we, of
     // another's.
     let order = (Ordering::AcqRel, Ordering::Acquire);
-    let index = level.index_of::<T::Arch>(at);
+    let index = level.index_of(at);
     match tree.offer(table, index, T::Arch::table(new), order) {
         Ok(()) => {
             counts.entries_written += 1;
@@ -115,7 +115,7 @@ fn make_child<T: KernelTree>(
         }
         Err(other) => {
             tree.drop_table(new, counts);
-            match arch::kind::<T::Arch>(other, level) {
+            match level.kind(other) {
                 Kind::Table => Ok(T::Arch::frame(other)),
                 _ => Err(WalkError::Occupied(at.0)),
             }
@@ -133,13 +133,17 @@ fn wait_for_flush<T: KernelTree>(tree: &T) {
 /// Goes down to the lowest table that exists for `at`. Called by the owner of the address, or in a
 /// read section.
 #[inline]
-pub(super) fn descend<T: KernelTree>(tree: &T, at: VirtAddr, counts: &mut Counts) -> Lowest {
+pub(super) fn descend<T: KernelTree>(
+    tree: &T,
+    at: VirtAddr,
+    counts: &mut Counts,
+) -> Lowest<T::Arch> {
     let (mut table, mut level) = (tree.top(), T::Arch::ROOT);
     loop {
-        let index = level.index_of::<T::Arch>(at);
+        let index = level.index_of(at);
         let entry = tree.load(table, index, Ordering::Acquire);
         counts.entries_descended += 1;
-        if arch::kind::<T::Arch>(entry, level) != Kind::Table {
+        if level.kind(entry) != Kind::Table {
             return Lowest { table, level, index, entry };
         }
         table = T::Arch::frame(entry);
@@ -153,7 +157,7 @@ pub(super) fn descend<T: KernelTree>(tree: &T, at: VirtAddr, counts: &mut Counts
 /// 1. a dump finds a huge leaf and remembers its level;
 /// 2. a cut replaces the leaf by a table;
 /// 3. the dump reads the entry again, finds no leaf, and goes on after the table: a hole.
-pub(super) fn find<T: KernelTree>(tree: &T, at: VirtAddr) -> Found {
+pub(super) fn find<T: KernelTree>(tree: &T, at: VirtAddr) -> Found<T::Arch> {
     let Lowest { level, index, entry, .. } = descend(tree, at, &mut Counts::default());
     let paused = !entry.is_empty() && entry.0 & T::Arch::PRESENT == 0;
     Found { entry: whole::<T::Arch>(entry), level, index, paused }
@@ -176,14 +180,14 @@ pub(super) fn whole<A: Arch>(entry: Entry) -> Entry {
 pub(super) fn clear_leaves<T: KernelTree>(
     tree: &T,
     table: Frame,
-    level: Level,
+    level: Level<T::Arch>,
     indices: Range<u32>,
     counts: &mut Counts,
 ) -> u32 {
     let mut passed = 0;
     for index in indices {
         let entry = tree.load(table, index, Ordering::Relaxed);
-        match arch::kind::<T::Arch>(entry, level) {
+        match level.kind(entry) {
             Kind::Table => break,
             Kind::Empty => {}
             Kind::Leaf | Kind::Absent => {
@@ -210,11 +214,11 @@ pub(super) fn detach<T: KernelTree>(
     while at < own.end() {
         let (mut table, mut level) = (tree.top(), T::Arch::ROOT);
         let span = loop {
-            let span = level.span::<T::Arch>();
-            let index = level.index_of::<T::Arch>(at);
+            let span = level.span();
+            let index = level.index_of(at);
             let entry = tree.load(table, index, Ordering::Acquire);
             counts.entries_descended += 1;
-            if arch::kind::<T::Arch>(entry, level) != Kind::Table {
+            if level.kind(entry) != Kind::Table {
                 break span;
             }
             let child = T::Arch::frame(entry);
@@ -343,7 +347,7 @@ impl<P: Platform> KernelTree for KernelMap<'_, P> {
         slot.compare_exchange(0, entry.0, success, failure).map(drop).map_err(Entry)
     }
 
-    fn make_table(&self, level: Level, counts: &mut Counts) -> Option<Frame> {
+    fn make_table(&self, level: Level<P::Arch>, counts: &mut Counts) -> Option<Frame> {
         self.new_table(level, counts)
     }
 

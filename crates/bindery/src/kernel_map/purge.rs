@@ -5,7 +5,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Entry, Kind, Level};
+use crate::arch::{Arch, Entry, Kind, Level};
 use crate::deferred::{Batch as Unlinked, Chain, Tables as DetachedTables};
 use crate::frame::table_meta::TableStack;
 use crate::platform::{Platform, Tables};
@@ -190,11 +190,11 @@ impl<P: Platform> KernelMap<'_, P> {
 
     /// Gathers a detached table and those below it. Their leaves were cleared by those who owned
     /// them. Readers may still be there.
-    fn gather_below(&self, table: Frame, level: Level, tables: &mut DetachedTables) {
+    fn gather_below(&self, table: Frame, level: Level<P::Arch>, tables: &mut DetachedTables) {
         if level > Level::PTE {
             for slot in self.slots(table) {
                 let entry = Entry(slot.load(Ordering::Relaxed));
-                if arch::kind::<P::Arch>(entry, level) == Kind::Table {
+                if level.kind(entry) == Kind::Table {
                     // As deep as there are levels.
                     self.gather_below(P::Arch::frame(entry), level.below(), tables);
                 }

@@ -117,7 +117,7 @@ impl<P: Platform> KernelMap<'_, P> {
         &self,
         claim: Claim,
         pages: u64,
-        leaves: &Leaves,
+        leaves: &Leaves<P::Arch>,
         options: &VmallocOptions,
     ) -> Result<Option<()>, KernelMapError> {
         let (memory, area) = (self.memory, self.area(claim.0));
@@ -166,7 +166,7 @@ impl<P: Platform> KernelMap<'_, P> {
         claim: Claim,
         old: u64,
         pages: u64,
-        leaves: &Leaves,
+        leaves: &Leaves<P::Arch>,
         options: &VmallocOptions,
     ) -> Result<(), KernelMapError> {
         let area = self.area(claim.0);
@@ -190,7 +190,7 @@ impl<P: Platform> KernelMap<'_, P> {
         &self,
         claim: Claim,
         pages: u64,
-        leaves: &Leaves,
+        leaves: &Leaves<P::Arch>,
         options: &VmallocOptions,
     ) -> Result<VirtAddr, KernelMapError> {
         let old = self.area(claim.0);

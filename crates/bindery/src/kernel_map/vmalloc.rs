@@ -74,7 +74,7 @@ impl<P: Platform> KernelMap<'_, P> {
         &self,
         size: u64,
         options: &VmallocOptions,
-    ) -> Result<(u64, Leaves), KernelMapError> {
+    ) -> Result<(u64, Leaves<P::Arch>), KernelMapError> {
         let pages = self.pages(size)?;
         if !options.align.is_power_of_two() || options.align < PAGE_SIZE {
             return Err(KernelMapError::BadAlignment);
@@ -97,7 +97,7 @@ impl<P: Platform> KernelMap<'_, P> {
     }
 
     /// Pages of the largest piece that fits into `pages`.
-    pub(super) fn largest_piece(&self, pages: u64, leaves: &Leaves) -> u64 {
+    pub(super) fn largest_piece(&self, pages: u64, leaves: &Leaves<P::Arch>) -> u64 {
         let fits = |piece: &u64| *piece <= pages;
         self.piece_sizes(leaves).find(fits).unwrap_or(1)
     }
@@ -111,9 +111,9 @@ impl<P: Platform> KernelMap<'_, P> {
         claim: Claim,
         from: u64,
         until: u64,
-        leaves: &Leaves,
+        leaves: &Leaves<P::Arch>,
         content: Content,
-        walk: &mut Walk,
+        walk: &mut Walk<P::Arch>,
     ) -> Result<(), WalkError> {
         let memory = self.memory;
         let area = self.area(claim.0);
@@ -215,10 +215,13 @@ impl<P: Platform> KernelMap<'_, P> {
     }
 
     /// The sizes of pieces above a page, in pages, from the largest on.
-    pub(super) fn piece_sizes(&self, leaves: &Leaves) -> impl Iterator<Item = u64> + use<P> {
+    pub(super) fn piece_sizes(
+        &self,
+        leaves: &Leaves<P::Arch>,
+    ) -> impl Iterator<Item = u64> + use<P> {
         let (largest, largest_contig) = (leaves.largest(), leaves.largest_contig());
         Level::PTE.up_to(largest).rev().flat_map(move |level| {
-            let pages = 1_u64 << level.order::<P::Arch>().0;
+            let pages = 1_u64 << level.order().0;
             let block =
                 (level <= largest_contig).then_some(pages * u64::from(P::Arch::CONTIG_ENTRIES));
             block.into_iter().chain((level > Level::PTE).then_some(pages))

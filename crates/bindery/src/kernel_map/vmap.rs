@@ -1,7 +1,7 @@
 //! `vmap`, `vunmap`, `ioremap`, `iounmap`: the caller's frames, and device registers.
 
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, PhysAddr, VirtAddr};
-use crate::arch::{self, Level, MemoryType, Permissions};
+use crate::arch::{Arch, Level, MemoryType, Permissions};
 use crate::frame::FrameRange;
 use crate::platform::Platform;
 
@@ -143,7 +143,7 @@ impl<P: Platform> KernelMap<'_, P> {
         let align = if self.reach.is_page() {
             PAGE_SIZE
         } else {
-            (pages << PAGE_SHIFT).next_power_of_two().min(self.largest_leaf.span::<P::Arch>())
+            (pages << PAGE_SHIFT).next_power_of_two().min(self.largest_leaf.span())
         };
         let base = from.0 - offset;
         let place = Placement { pages, align, congruent: base & (align - 1) };
@@ -180,7 +180,7 @@ impl<P: Platform> KernelMap<'_, P> {
         kind: AreaKind,
         place: Placement,
         options: &VmapOptions,
-        mut map: impl FnMut(&mut Walk, u64) -> Result<(), WalkError>,
+        mut map: impl FnMut(&mut Walk<P::Arch>, u64) -> Result<(), WalkError>,
     ) -> Result<VirtAddr, KernelMapError> {
         self.memory.outermost(|| self.map_at_once(kind, place, options, &mut map))
     }
@@ -190,7 +190,7 @@ impl<P: Platform> KernelMap<'_, P> {
         kind: AreaKind,
         place: Placement,
         options: &VmapOptions,
-        map: &mut impl FnMut(&mut Walk, u64) -> Result<(), WalkError>,
+        map: &mut impl FnMut(&mut Walk<P::Arch>, u64) -> Result<(), WalkError>,
     ) -> Result<VirtAddr, KernelMapError> {
         let make = || Area::new(kind, options.pieces, options.pauses, options.memory);
         let claim = self.reserve_at_best(place, PAGE_SIZE, make)?;
@@ -219,10 +219,10 @@ impl<P: Platform> KernelMap<'_, P> {
     /// could begin, and a later large piece is still found.
     fn map_list(
         &self,
-        walk: &mut Walk,
+        walk: &mut Walk<P::Arch>,
         mut at: u64,
         mut pages: &[Frame],
-        leaves: &Leaves,
+        leaves: &Leaves<P::Arch>,
     ) -> Result<(), WalkError> {
         while !pages.is_empty() {
             let large = self.large_run(at, pages, leaves);
@@ -230,8 +230,8 @@ impl<P: Platform> KernelMap<'_, P> {
                 self.map_run(walk, at, pages[0], large as u64, leaves)?;
                 large
             } else {
-                let index = Level::PTE.index_of::<P::Arch>(VirtAddr(at));
-                let room = (arch::entries::<P::Arch>() - index) as usize;
+                let index = P::Arch::PTE.index_of(VirtAddr(at));
+                let room = (P::Arch::ENTRIES - index) as usize;
                 let count = room.min(pages.len());
                 self.map_pages(walk, at, &pages[..count], leaves)?;
                 count
@@ -243,8 +243,8 @@ impl<P: Platform> KernelMap<'_, P> {
     }
 
     /// How many of the pages are, from `at` on, whole huge leaves.
-    fn large_run(&self, at: u64, pages: &[Frame], leaves: &Leaves) -> usize {
-        let huge = arch::entries::<P::Arch>() as usize;
+    fn large_run(&self, at: u64, pages: &[Frame], leaves: &Leaves<P::Arch>) -> usize {
+        let huge = P::Arch::ENTRIES as usize;
         let first = pages[0].0;
         let may_be = leaves.largest() > Level::PTE
             && (at >> PAGE_SHIFT | u64::from(first)) & (huge as u64 - 1) == 0
@@ -257,7 +257,7 @@ impl<P: Platform> KernelMap<'_, P> {
     /// How a list wants its start aligned, in bytes: so that the first large piece in it that is
     /// complete can be one. A piece of n pages shows in the list by two entries that are n/2 - 1
     /// apart in place and in value; only every n/2-th place need be looked at.
-    fn place_of_list(&self, pages: &[Frame], leaves: &Leaves) -> (u64, u64) {
+    fn place_of_list(&self, pages: &[Frame], leaves: &Leaves<P::Arch>) -> (u64, u64) {
         for piece in self.piece_sizes(leaves).filter(|piece| *piece <= pages.len() as u64) {
             let (size, half) = (piece as usize, (piece as usize / 2).max(1));
             for (chunk, place) in pages.chunks_exact(half).zip((0..).step_by(half)) {

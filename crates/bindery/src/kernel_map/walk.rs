@@ -13,7 +13,7 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Level};
+use crate::arch::{Arch, Level};
 use crate::platform::{Invalidation, Platform, Tables};
 use crate::stats::Counts;
 use crate::table::new_table;
@@ -26,10 +26,10 @@ use super::{KernelMap, KernelMapError};
 const MAX_LEVELS: usize = 5;
 
 /// A walk under way: the tables from the root down to `level` that lead to `at`.
-pub(super) struct Walk {
+pub(super) struct Walk<A: Arch> {
     tables: [Frame; MAX_LEVELS + 1],
     at: u64,
-    level: Level,
+    level: Level<A>,
     pub(super) counts: Counts,
 }
 
@@ -61,37 +61,37 @@ impl From<WalkError> for KernelMapError {
     }
 }
 
-impl Walk {
-    pub(super) fn new<P: Platform>(map: &KernelMap<'_, P>) -> Self {
+impl<A: Arch> Walk<A> {
+    pub(super) fn new<P: Platform<Arch = A>>(map: &KernelMap<'_, P>) -> Self {
         let mut tables = [Frame(0); MAX_LEVELS + 1];
-        tables[usize::from(P::Arch::LEVELS)] = map.root;
-        Self { tables, at: 0, level: P::Arch::ROOT, counts: Counts::default() }
+        tables[usize::from(A::LEVELS)] = map.root;
+        Self { tables, at: 0, level: A::ROOT, counts: Counts::default() }
     }
 
     /// The table of `level` that covers `at`; those that are missing are made.
     #[inline]
-    pub(super) fn table<P: Platform>(
+    pub(super) fn table<P: Platform<Arch = A>>(
         &mut self,
         map: &KernelMap<'_, P>,
         at: u64,
-        level: Level,
+        level: Level<A>,
     ) -> Result<Frame, WalkError> {
         let mut have = self.level.max(level);
         // The table of `have` covers both addresses if they differ in nothing above its span.
-        let covers = |have: Level| {
-            let top = have.span_shift::<P::Arch>() + P::Arch::INDEX_BITS;
+        let covers = |have: Level<_>| {
+            let top = have.span_shift() + A::INDEX_BITS;
             (self.at ^ at).checked_shr(top).unwrap_or(0) == 0
         };
-        while have < P::Arch::ROOT && !covers(have) {
+        while have < A::ROOT && !covers(have) {
             have = have.above();
         }
         self.at = at;
         while have > level {
-            let parent = self.tables[usize::from(have.0)];
+            let parent = self.tables[usize::from(have.number())];
             let child = protocol::child(map, parent, have, VirtAddr(at), &mut self.counts);
             have = have.below();
             match child {
-                Ok(child) => self.tables[usize::from(have.0)] = child,
+                Ok(child) => self.tables[usize::from(have.number())] = child,
                 Err(stop) => {
                     self.level = have.above();
                     return Err(stop);
@@ -99,13 +99,13 @@ impl Walk {
             }
         }
         self.level = level;
-        Ok(self.tables[usize::from(level.0)])
+        Ok(self.tables[usize::from(level.number())])
     }
 }
 
 impl<P: Platform> KernelMap<'_, P> {
     /// An empty table, which nobody locks: see the protocol.
-    pub(super) fn new_table(&self, level: Level, counts: &mut Counts) -> Option<Frame> {
+    pub(super) fn new_table(&self, level: Level<P::Arch>, counts: &mut Counts) -> Option<Frame> {
         let table = new_table(self.memory, level, counts).or_else(|| {
             // What was freed may wait for a purge.
             self.purge();
@@ -121,18 +121,18 @@ impl<P: Platform> KernelMap<'_, P> {
     /// Some of it may be mapped then: the caller clears the range.
     pub(super) fn map_run(
         &self,
-        walk: &mut Walk,
+        walk: &mut Walk<P::Arch>,
         mut at: u64,
         mut first: Frame,
         mut count: u64,
-        leaves: &Leaves,
+        leaves: &Leaves<P::Arch>,
     ) -> Result<(), WalkError> {
         while count > 0 {
             let level = Self::level_of_piece(at, first, count, leaves.largest());
-            let order = level.order::<P::Arch>();
+            let order = level.order();
             let table = walk.table(self, at, level)?;
-            let index = level.index_of::<P::Arch>(VirtAddr(at));
-            let room = arch::entries::<P::Arch>() - index;
+            let index = level.index_of(VirtAddr(at));
+            let room = P::Arch::ENTRIES - index;
             let entries = (count >> order.0).min(u64::from(room)) as u32;
             let run = LeafRun { table, level, index, entries, first };
             if self.write_run(walk, &run, leaves).is_err() {
@@ -153,22 +153,22 @@ impl<P: Platform> KernelMap<'_, P> {
     #[cold]
     fn map_among_tables(
         &self,
-        walk: &mut Walk,
+        walk: &mut Walk<P::Arch>,
         at: u64,
         first: Frame,
-        (level, entries): (Level, u32),
-        leaves: &Leaves,
+        (level, entries): (Level<P::Arch>, u32),
+        leaves: &Leaves<P::Arch>,
     ) -> Result<(), WalkError> {
         if level == Level::PTE {
             return Err(WalkError::Occupied(at));
         }
-        let order = level.order::<P::Arch>();
+        let order = level.order();
         let smaller = leaves.at_most(level.below());
         for entry in 0..entries {
             let pages = entry << order.0;
             let (at, first) = (at + (u64::from(pages) << PAGE_SHIFT), first.plus(pages));
             let table = walk.table(self, at, level)?;
-            let index = level.index_of::<P::Arch>(VirtAddr(at));
+            let index = level.index_of(VirtAddr(at));
             let run = LeafRun { table, level, index, entries: 1, first };
             if self.write_run(walk, &run, leaves).is_err() {
                 self.map_run(walk, at, first, u64::from(order.pages()), &smaller)?;
@@ -179,10 +179,15 @@ impl<P: Platform> KernelMap<'_, P> {
 
     /// The highest level at which a leaf can map `first` at `at`.
     #[inline]
-    fn level_of_piece(at: u64, first: Frame, count: u64, largest: Level) -> Level {
+    fn level_of_piece(
+        at: u64,
+        first: Frame,
+        count: u64,
+        largest: Level<P::Arch>,
+    ) -> Level<P::Arch> {
         let mut level = largest;
         while level > Level::PTE {
-            let pages = u64::from(level.order::<P::Arch>().pages());
+            let pages = u64::from(level.order().pages());
             if count >= pages && (at >> PAGE_SHIFT | u64::from(first.0)) & (pages - 1) == 0 {
                 break;
             }
@@ -204,13 +209,13 @@ impl<P: Platform> KernelMap<'_, P> {
     pub(super) fn invalidate(
         &self,
         range: VirtRange,
-        level: Level,
+        level: Level<P::Arch>,
         tables: Tables,
         counts: &mut Counts,
     ) {
         let level =
             if self.reach.is_page() { Level::PTE } else { level.min(P::Arch::LARGEST_LEAF) };
-        let stride = level.span::<P::Arch>();
+        let stride = level.span();
         counts.invalidations += 1;
         counts.pages_invalidated += range.pages();
         self.memory.platform.publish_entries();
@@ -222,9 +227,9 @@ impl<P: Platform> KernelMap<'_, P> {
         let (mut at, end) = (range.start().0, range.end().0);
         while at < end {
             let (table, level, index) = self.lowest(VirtAddr(at), counts);
-            let shift = level.span_shift::<P::Arch>();
+            let shift = level.span_shift();
             let left = (end - at).div_ceil(1 << shift);
-            let room = u64::from(arch::entries::<P::Arch>() - index).min(left);
+            let room = u64::from(P::Arch::ENTRIES - index).min(left);
             let passed = if level == Level::PTE {
                 let slots = &self.slots(table)[index as usize..][..room as usize];
                 let is_used = |slot: &&AtomicU64| slot.load(Ordering::Relaxed) != 0;
@@ -255,7 +260,7 @@ impl<P: Platform> KernelMap<'_, P> {
 
     /// The lowest table that exists for `at`, its level, and the position there.
     #[inline]
-    pub(super) fn lowest(&self, at: VirtAddr, counts: &mut Counts) -> (Frame, Level, u32) {
+    pub(super) fn lowest(&self, at: VirtAddr, counts: &mut Counts) -> (Frame, Level<P::Arch>, u32) {
         let lowest = protocol::descend(self, at, counts);
         (lowest.table, lowest.level, lowest.index)
     }

@@ -9,7 +9,7 @@ use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, Order, PAGE_SIZE};
-use crate::arch::{self, Arch, Entry, Level};
+use crate::arch::{Arch, Entry};
 use crate::commit::Commitment;
 use crate::deferred::Deferral;
 use crate::effort::EffortSetting;
@@ -238,7 +238,7 @@ impl<P: Platform> Memory<P> {
 
     /// The order of folios that one entry above level 1 maps.
     pub(crate) fn huge_order(&self) -> Order {
-        Level::PMD.order::<P::Arch>()
+        P::Arch::PMD.order()
     }
 
     /// Counts of rare events so far.
@@ -346,7 +346,7 @@ impl<P: Platform> Memory<P> {
         // (obligation 1 of `Platform`), aligned to 4,096; a table of 2^INDEX_BITS entries fits. All
         // others use the bytes by atomics (the caller's obligation 1), and they stay a
         // table's (its obligation 2).
-        unsafe { core::slice::from_raw_parts(arena.as_ptr(), arch::entries::<P::Arch>() as usize) }
+        unsafe { core::slice::from_raw_parts(arena.as_ptr(), P::Arch::ENTRIES as usize) }
     }
 
     /// The key of the heights of another list of areas. It rests on nothing but the platform's seed

@@ -2,7 +2,7 @@
 
 use crate::Memory;
 use crate::addr::{Order, Orders};
-use crate::arch::Level;
+use crate::arch::Arch;
 use crate::error::Error;
 use crate::events::RareEvents;
 use crate::frame::{FOLIO_ORDERS, Folio, MAX_FOLIO_ORDER};
@@ -37,7 +37,7 @@ pub(crate) fn collapse<P: Platform>(
     most_missing: Option<u32>,
 ) -> Result<(), Error> {
     let (memory, object) = (handle.memory, handle.state());
-    let order = Level::PMD.order::<P::Arch>().min(MAX_FOLIO_ORDER);
+    let order = P::Arch::PMD.order().min(MAX_FOLIO_ORDER);
     let end = first.saturating_add(u64::from(order.pages()));
     // Others' fetches may go on: with the changes held, all pages are there.
     handle.change_pages((first, end), Reads::Stay, || {

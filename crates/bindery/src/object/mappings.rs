@@ -2,7 +2,7 @@
 
 use crate::Memory;
 use crate::addr::{PAGE_SHIFT, VirtRange};
-use crate::arch::Level;
+use crate::arch::Arch;
 use crate::platform::Platform;
 use crate::rmap::{HOLD, Locking, Pages, Seen, for_each_sight};
 use crate::table::age::Forget;
@@ -43,7 +43,7 @@ pub(super) fn unmap<P: Platform>(
             let guards = sight.vma.has(MappingFlags::MAYBE_GUARDS);
             let protected = sight.vma.dropped_protection();
             let piece = if sight.table.takes_tables(spared, protected) && !guards {
-                TABLES << Level::PMD.span::<P::Arch>().ilog2()
+                TABLES << P::Arch::PMD.span().ilog2()
             } else {
                 // Each entry is looked at.
                 HOLD << PAGE_SHIFT

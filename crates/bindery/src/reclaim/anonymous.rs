@@ -4,7 +4,7 @@ use core::sync::atomic::{Ordering, fence};
 
 use crate::Memory;
 use crate::addr::Frame;
-use crate::arch;
+use crate::arch::Arch;
 use crate::frame::{Eviction, Folio, FolioLock, Reference, Turn};
 use crate::platform::Platform;
 use crate::rmap::{self, Locking, Seen, Walked};
@@ -34,7 +34,7 @@ impl<P: Platform> Memory<P> {
         let folio = *held;
         let walked = rmap::for_each_anonymous_sight(self, folio, Locking::Try, |hit, _| {
             batch.take_window(hit, &mut victims);
-            Seen { until: hit.range.end(), entries: u64::from(arch::entries::<P::Arch>()) }
+            Seen { until: hit.range.end(), entries: u64::from(P::Arch::ENTRIES) }
         });
         let (met, used) = victims.elsewhere();
         let complete = matches!(walked, Walked::Visited(_)) && met >= self.frames.mappings(folio);

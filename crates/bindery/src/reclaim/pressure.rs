@@ -16,6 +16,7 @@
 use arrayvec::ArrayVec;
 
 use crate::Memory;
+use crate::arch::Arch;
 use crate::platform::Platform;
 use crate::rmap::RmapHit;
 use crate::stats::Counts;
@@ -156,7 +157,7 @@ impl<'m, P: Platform> Batch<'m, P> {
 
 /// What one table maps of the VMA around the hit.
 fn window<P: Platform>(hit: &RmapHit<'_, '_, P>) -> VirtRange {
-    let span = Level::PMD.span::<P::Arch>();
+    let span = P::Arch::PMD.span();
     let start = hit.range.start().align_down(span);
     let end = hit.range.end().0.checked_next_multiple_of(span).unwrap_or(hit.range.end().0);
     VirtRange::raw(start.0, end).intersection(hit.vma.range())

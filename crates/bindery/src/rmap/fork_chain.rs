@@ -180,7 +180,7 @@ fn take_over<P: Platform>(memory: &Memory<P>, table: &PageTable<'_, P>, vma: &Vm
         Some(object) => object.mapping_lock.with_write(&memory.platform, work),
         None => work(),
     };
-    table.survey_within(vma.range(), within, |stretch: &Stretch| {
+    table.survey_within(vma.range(), within, |stretch: &Stretch<_>| {
         let MappedRun::Pages { folio: Some(folio), .. } = stretch.what else { return };
         // Read without the folio's lock ("why no folio is missed"). So a folio that stays as it is
         // does not put the contraction off because somebody walks to it.

@@ -1,7 +1,7 @@
 //! Collapse: large folios replace small ones, on demand (`MADV_COLLAPSE`) and in the background.
 
 use crate::addr::{Orders, PAGE_SHIFT, VirtAddr, VirtRange};
-use crate::arch::{self, Absent, Arch, Attributes, Kind, Level, Marker, absent};
+use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Kind, Level, Marker};
 use crate::deferred::Shortage;
 use crate::error::Error;
 use crate::events::RareEvents;
@@ -148,7 +148,7 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// Collapses the whole table spans of a part of one mapping.
     fn collapse_part(&self, part: VirtRange) -> Result<(), Error> {
-        let span = Level::PMD.span::<P::Arch>();
+        let span = P::Arch::PMD.span();
         let first = part.start().0.next_multiple_of(span);
         let end = part.end().0 & !(span - 1);
         if first > end {
@@ -180,7 +180,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         spans: u32,
         limits: &CollapseLimits,
     ) -> CollapseProgress {
-        let span = Level::PMD.span::<P::Arch>();
+        let span = P::Arch::PMD.span();
         let mut progress =
             CollapseProgress { looked_at: 0, collapsed: 0, next: from, out_of_memory: false };
         while progress.looked_at < spans {
@@ -223,8 +223,8 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// The first table span from `at` on that lies whole in a mapping whose policy wants it.
     fn next_candidate(&self, mm: &MmapLocked, at: u64) -> Option<u64> {
-        let span = Level::PMD.span::<P::Arch>();
-        let order = Level::PMD.order::<P::Arch>();
+        let span = P::Arch::PMD.span();
+        let order = P::Arch::PMD.order();
         let memory = self.table.memory;
         let mut at = at;
         loop {
@@ -257,7 +257,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         base: VirtAddr,
         limits: Option<&CollapseLimits>,
     ) -> Result<(), Refusal> {
-        let span = Level::PMD.span::<P::Arch>();
+        let span = P::Arch::PMD.span();
         let range = VirtRange::raw(base.0, base.0 + span);
         let mut gather = Gather::new();
         let mm = self.mmap_lock.lock();
@@ -331,7 +331,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             return Err(Error::TryAgain);
         }
         let memory = self.table.memory;
-        let order = Level::PMD.order::<P::Arch>().min(MAX_FOLIO_ORDER);
+        let order = P::Arch::PMD.order().min(MAX_FOLIO_ORDER);
         let mut counts = Counts::default();
         memory.may_wait();
         let deposit = new_table(memory, Level::PTE, &mut counts).ok_or(Error::OutOfMemory)?;
@@ -370,10 +370,10 @@ impl<P: Platform> AddressSpace<'_, P> {
             return false;
         };
         let frames = &self.table.memory.frames;
-        let order = Level::PMD.order::<P::Arch>().min(MAX_FOLIO_ORDER);
+        let order = P::Arch::PMD.order().min(MAX_FOLIO_ORDER);
         let (mut small, mut fits) = (false, vma.is_shared() && may_collapse::<P>(vma));
         self.table.look(range, |looked| {
-            match arch::kind::<P::Arch>(looked.raw, looked.node.level) {
+            match looked.node.level.kind(looked.raw) {
                 Kind::Leaf if looked.node.level == Level::PTE => {
                     let folio = frames.folio_of(P::Arch::frame(looked.entry));
                     small = true;
@@ -408,7 +408,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let frames = &self.table.memory.frames;
         let mut census = Census::default();
         self.table.look(range, |looked| {
-            match arch::kind::<P::Arch>(looked.raw, looked.node.level) {
+            match looked.node.level.kind(looked.raw) {
                 Kind::Leaf if looked.node.level > Level::PTE => census.huge = true,
                 Kind::Leaf => {
                     let frame = P::Arch::frame(looked.entry);
@@ -425,7 +425,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                     }
                 }
                 Kind::Absent => {
-                    let prot_none = absent::is_prot_none::<P::Arch>(looked.raw);
+                    let prot_none = P::Arch::is_prot_none(looked.raw);
                     census.absent = true;
                     census.present += u32::from(prot_none);
                 }
@@ -440,7 +440,7 @@ impl<P: Platform> AddressSpace<'_, P> {
 /// Whether large folios may be made in a mapping: it has room for one at its end, as Linux asks it,
 /// and a page of its own.
 fn may_collapse<P: Platform>(vma: &Vma) -> bool {
-    let span = Level::PMD.span::<P::Arch>();
+    let span = P::Arch::PMD.span();
     let last = vma.end() & !(span - 1);
     let fits = last >= span && last - span >= vma.start();
     // Pages of an object have to be where huge leaves could map them.

@@ -5,7 +5,7 @@ use core::fmt;
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Absent, Arch, Entry, Kind, Level, absent};
+use crate::arch::{Absent, AbsentFormat, Arch, Entry, Kind, Level};
 use crate::deferred::Shortage;
 use crate::events::RareEvents;
 use crate::frame::{Folio, MAX_FOLIO_ORDER};
@@ -112,7 +112,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let frames = &self.table.memory.frames;
         let mut at_page = None;
         self.table.look(VirtRange::raw(page.0, page.0 + PAGE_SIZE), |looked| {
-            at_page = looked.frame::<P::Arch>();
+            at_page = looked.frame();
             false
         });
         let folio = at_page.and_then(|frame| Some((frame, frames.folio_of(frame)?)));
@@ -123,7 +123,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         // Counted before anything changes: where others map it too, its leaves stay as they are.
         let mut pages = 0;
         self.table.look(range, |looked| {
-            let frame = looked.frame::<P::Arch>().map_or(u32::MAX, |frame| frame.0);
+            let frame = looked.frame().map_or(u32::MAX, |frame| frame.0);
             if frame.wrapping_sub(folio.head.0) < folio.pages() {
                 pages += looked.range.pages() as u32;
             }
@@ -145,7 +145,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             let Some((_, page)) =
                 self.folio_at(&mut cursor, at).filter(|(found, _)| *found == folio)
             else {
-                let last = at.0 | (node.level.span::<P::Arch>() - 1);
+                let last = at.0 | (node.level.span() - 1);
                 at = VirtAddr(last.saturating_add(1));
                 continue;
             };
@@ -153,7 +153,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             let pool = &mut TablePool::new(self.table.memory);
             let table =
                 cursor.table_at(at, Level::PTE, pool).map_err(|_| FolioError::OutOfMemory)?;
-            let index = Level::PTE.index_of::<P::Arch>(at);
+            let index = P::Arch::PTE.index_of(at);
             let small = u32::from(order.0) < P::Arch::CONTIG_ENTRIES.trailing_zeros();
             if small && P::Arch::is_contig(run::load(self.table.slots(table), index)) {
                 self.table.unfold(table, index, at, &mut cursor.counts);
@@ -194,18 +194,16 @@ impl<P: Platform> AddressSpace<'_, P> {
         page: VirtAddr,
     ) -> Option<(Folio, u32)> {
         let (node, index, raw) = cursor.entry_at(page);
-        let first = match arch::kind::<P::Arch>(raw, node.level) {
-            Kind::Leaf if node.level == Level::PTE => {
-                P::Arch::frame(node.single::<P::Arch>(raw, index))
-            }
+        let first = match node.level.kind(raw) {
+            Kind::Leaf if node.level == Level::PTE => P::Arch::frame(node.single(raw, index)),
             Kind::Leaf => P::Arch::frame(raw),
-            Kind::Absent => match absent::decode::<P::Arch>(raw) {
+            Kind::Absent => match P::Arch::decode_absent(raw) {
                 Some(Absent::ProtNone { frame, .. }) => frame,
                 _ => return None,
             },
             Kind::Empty | Kind::Table => return None,
         };
-        let inside = (page.0 & (node.level.span::<P::Arch>() - 1)) >> PAGE_SHIFT;
+        let inside = (page.0 & (node.level.span() - 1)) >> PAGE_SHIFT;
         let frame = first.plus(inside as u32);
         let folio = self.table.memory.frames.folio_of(frame)?;
         Some((folio, frame.0 - folio.head.0))
@@ -224,8 +222,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     fn join_leaves_locked(&self, addr: VirtAddr) -> Result<(), FolioError> {
-        let base = addr.align_down(Level::PMD.span::<P::Arch>());
-        let range = VirtRange::from_len(base, Level::PMD.span::<P::Arch>());
+        let base = addr.align_down(P::Arch::PMD.span());
+        let range = VirtRange::from_len(base, P::Arch::PMD.span());
         let mm = self.mmap_lock.lock();
         let vma = self.first_ending_after(&mm, base.0).ok_or(FolioError::NotMapped)?;
         if !range.is_some_and(|range| vma.range().covers(range)) {
@@ -258,17 +256,17 @@ impl<P: Platform> AddressSpace<'_, P> {
         if folio.is_some_and(|(folio, _)| frames.is_dirty(folio)) {
             return true;
         }
-        match arch::kind::<P::Arch>(raw, node.level) {
+        match node.level.kind(raw) {
             Kind::Leaf => {
                 let slots = self.table.slots(node.table);
-                let size = if node.in_contig::<P::Arch>(raw) { P::Arch::CONTIG_ENTRIES } else { 1 };
+                let size = if node.in_contig(raw) { P::Arch::CONTIG_ENTRIES } else { 1 };
                 let first = (index & !(size - 1)) as usize;
                 slots[first..first + size as usize]
                     .iter()
                     .any(|slot| P::Arch::attributes(Entry(slot.load(Ordering::Relaxed))).dirty)
             }
             Kind::Absent => {
-                matches!(absent::decode::<P::Arch>(raw), Some(Absent::ProtNone { dirty: true, .. }))
+                matches!(P::Arch::decode_absent(raw), Some(Absent::ProtNone { dirty: true, .. }))
             }
             Kind::Empty | Kind::Table => false,
         }

@@ -9,7 +9,7 @@
 //! | a part of what others map or hold, too | nothing |
 
 use crate::addr::{Order, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Kind, Level};
+use crate::arch::{Arch, Kind, Level};
 use crate::error::Error;
 use crate::frame::Folio;
 use crate::platform::Platform;
@@ -115,7 +115,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let frames = &self.table.memory.frames;
         let mut seen: Option<Seen> = None;
         self.table.look(range, |looked| {
-            let frame = looked.frame::<P::Arch>();
+            let frame = looked.frame();
             let folio = frame
                 .and_then(|frame| frames.folio_of(frame))
                 .filter(|folio| folio.order > Order::PAGE && frames.is_anonymous(*folio));
@@ -142,7 +142,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// map or hold their folio.
     pub(super) fn without_shared_huge_edges(&self, part: VirtRange) -> VirtRange {
         let (mut start, mut end) = (part.start(), part.end());
-        let span = Level::PMD.span::<P::Arch>();
+        let span = P::Arch::PMD.span();
         if !start.is_aligned(span)
             && let Some(leaf) = self.shared_huge_leaf(start)
         {
@@ -163,13 +163,13 @@ impl<P: Platform> AddressSpace<'_, P> {
         let mut found = None;
         self.table.look(VirtRange::raw(page.0, page.0 + PAGE_SIZE), |looked| {
             let level = looked.node.level;
-            if level > Level::PTE && arch::kind::<P::Arch>(looked.raw, level) == Kind::Leaf {
+            if level > Level::PTE && level.kind(looked.raw) == Kind::Leaf {
                 let folio = frames.folio_of(P::Arch::frame(looked.entry));
                 let shared = |folio: &Folio| {
                     frames.is_anonymous(*folio) && !frames.is_mapped_only(*folio, folio.pages())
                 };
-                let start = page.align_down(level.span::<P::Arch>());
-                let leaf = VirtRange::from_len(start, level.span::<P::Arch>());
+                let start = page.align_down(level.span());
+                let leaf = VirtRange::from_len(start, level.span());
                 found = folio.filter(shared).and(leaf);
             }
             false

@@ -1,7 +1,7 @@
 //! Where a new mapping goes: at the place that is asked for, or in the highest gap that fits.
 
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::Level;
+use crate::arch::Arch;
 use crate::error::Error;
 use crate::platform::Platform;
 
@@ -71,7 +71,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     fn free_range(&self, mm: &MmapLocked, length: u64, align: u64) -> Result<VirtRange, Error> {
-        let table = Level::PMD.span::<P::Arch>();
+        let table = P::Arch::PMD.span();
         let align = if length >= table { table } else { align };
         let search = || self.find_free(mm, length, align, 0);
         let aligned = (align > PAGE_SIZE).then(search).flatten();

@@ -1,7 +1,7 @@
 //! Reads mappings and their use, for tests, debuggers and `/proc`.
 
 use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
-use crate::arch::{self, Absent, Arch, Attributes, Kind, Level, absent};
+use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Kind, Level};
 use crate::object::ObjectState;
 use crate::platform::Platform;
 use crate::table::locking::Depth;
@@ -23,7 +23,7 @@ use super::vma::{MappingFlags, Protection, Vma};
 /// }
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Inspection {
+pub enum Inspection<A: Arch> {
     /// The entry is empty.
     Empty,
     /// A page is mapped.
@@ -34,7 +34,7 @@ pub enum Inspection {
         /// entry of the contiguous run.
         attributes: Attributes,
         /// The level of the leaf: 1 for a base page.
-        level: Level,
+        level: Level<A>,
         /// Whether the entry belongs to a contiguous run.
         contiguous: bool,
     },
@@ -89,7 +89,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// for running operations.
     ///
     /// Context: may sleep. Complexity: constant.
-    pub fn inspect(&self, addr: VirtAddr) -> Inspection {
+    pub fn inspect(&self, addr: VirtAddr) -> Inspection<P::Arch> {
         if addr >= self.limit() {
             return Inspection::Empty;
         }
@@ -101,19 +101,19 @@ impl<P: Platform> AddressSpace<'_, P> {
         let (node, index, raw) = cursor.entry_at(page);
         cursor.counts = crate::stats::Counts::default();
         // A huge entry names the first of its pages.
-        let inside = (page.0 & (node.level.span::<P::Arch>() - 1)) >> PAGE_SHIFT;
-        match arch::kind::<P::Arch>(raw, node.level) {
+        let inside = (page.0 & (node.level.span() - 1)) >> PAGE_SHIFT;
+        match node.level.kind(raw) {
             Kind::Empty | Kind::Table => Inspection::Empty,
             Kind::Leaf => {
-                let entry = node.single::<P::Arch>(raw, index);
+                let entry = node.single(raw, index);
                 Inspection::Page {
                     frame: P::Arch::frame(entry).plus(inside as u32),
                     attributes: P::Arch::attributes(entry),
                     level: node.level,
-                    contiguous: node.in_contig::<P::Arch>(raw),
+                    contiguous: node.in_contig(raw),
                 }
             }
-            Kind::Absent => match absent::decode::<P::Arch>(raw) {
+            Kind::Absent => match P::Arch::decode_absent(raw) {
                 Some(Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault }) => {
                     let frame = frame.plus(inside as u32);
                     let prot_none =

@@ -1,7 +1,7 @@
 //! `mincore(2)`.
 
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Absent, Kind, absent};
+use crate::arch::{Absent, AbsentFormat, Kind};
 use crate::error::Error;
 use crate::interrupt;
 use crate::object::pages;
@@ -88,14 +88,14 @@ impl<P: Platform> AddressSpace<'_, P> {
             let mut vacant = at;
             self.table.look(VirtRange::raw(at.0, part.end().0), |looked| {
                 let stretch = looked.range;
-                let residence = match arch::kind::<P::Arch>(looked.raw, looked.node.level) {
+                let residence = match looked.node.level.kind(looked.raw) {
                     Kind::Leaf => Some(Residence::Resident),
-                    Kind::Absent => match absent::decode::<P::Arch>(looked.raw) {
+                    Kind::Absent => match P::Arch::decode_absent(looked.raw) {
                         Some(Absent::ProtNone { .. }) => Some(Residence::Resident),
                         Some(Absent::Marker(_)) => None,
                         Some(Absent::Swap { device, slot, .. }) => {
                             // A huge entry names the first of its slots.
-                            let span = looked.node.level.span::<P::Arch>();
+                            let span = looked.node.level.span();
                             let first = slot + ((stretch.start().0 & (span - 1)) >> PAGE_SHIFT);
                             let memory = self.table.memory;
                             let mut slots = first..first + stretch.pages();

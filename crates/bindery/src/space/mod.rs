@@ -407,7 +407,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         }
         let (mut start, mut end) = (range.start().0, range.end().0);
         for level in Level::PMD.up_to(P::Arch::ROOT) {
-            let mask = level.span::<P::Arch>() - 1;
+            let mask = level.span() - 1;
             let low = range.start().0 & !mask;
             if low < floor || low.saturating_add(mask) >= ceiling {
                 break;
@@ -415,7 +415,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             start = low;
         }
         for level in Level::PMD.up_to(P::Arch::ROOT) {
-            let mask = level.span::<P::Arch>() - 1;
+            let mask = level.span() - 1;
             let low = (range.end().0 - 1) & !mask;
             if low < floor || low.saturating_add(mask) >= ceiling {
                 break;
@@ -497,7 +497,7 @@ impl<P: Platform> Drop for AddressSpace<'_, P> {
         // What follows may wait for readers.
         drop(mm);
         let mut gather = Gather::new();
-        let end = P::Arch::ROOT.span::<P::Arch>();
+        let end = P::Arch::ROOT.span();
         let everything = VirtRange::raw(0, P::Arch::USER_END.next_multiple_of(end));
         // No CPU has the root loaded, so what leaves the lists before it leaves the TLBs hurts
         // nobody. All tables are covered whole, so no leaf has to be split and nothing can fail.

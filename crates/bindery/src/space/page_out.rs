@@ -3,7 +3,7 @@
 use arrayvec::ArrayVec;
 
 use crate::addr::{VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Kind, Level};
+use crate::arch::{Arch, Kind, Level};
 use crate::error::Error;
 use crate::frame::Folio;
 use crate::interrupt;
@@ -101,7 +101,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let mut mapped = ArrayVec::<(Folio, u32), FOLIOS>::new();
         let mut next = range.end();
         self.table.look(range, |looked| {
-            if arch::kind::<P::Arch>(looked.raw, looked.node.level) != Kind::Leaf {
+            if looked.node.level.kind(looked.raw) != Kind::Leaf {
                 return true;
             }
             let folio = frames.folio_of(P::Arch::frame(looked.entry));

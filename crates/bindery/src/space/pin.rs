@@ -11,6 +11,7 @@ use crate::frame::Folio;
 use crate::object::{Object, pages};
 use crate::platform::Platform;
 use crate::table::locking::Depth;
+use crate::table::run::Slots;
 
 use super::fault::Access;
 use super::pin_count::{PinCount, Share};
@@ -173,16 +174,16 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let memory = self.table.memory;
         let at = range.start();
         // One table at a time: the run ends with it at the latest.
-        let table = Level::PMD.span::<P::Arch>();
+        let table = P::Arch::PMD.span();
         let range = VirtRange::raw(at.0, range.end().0.min((at.0 | (table - 1)).saturating_add(1)));
         let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
         let (node, index, raw) = cursor.entry_at(at);
-        if arch::kind::<P::Arch>(raw, node.level) != Kind::Leaf {
+        if node.level.kind(raw) != Kind::Leaf {
             return Ok(None);
         }
-        let entry = node.single::<P::Arch>(raw, index);
+        let entry = node.single(raw, index);
         let permissions = P::Arch::attributes(entry).permissions;
-        let inside = (at.0 & (node.level.span::<P::Arch>() - 1)) >> PAGE_SHIFT;
+        let inside = (at.0 & (node.level.span() - 1)) >> PAGE_SHIFT;
         let first = P::Arch::frame(entry).plus(inside as u32);
         let Some(folio) = memory.frames.folio_of(first) else { return Ok(None) };
         let number = first.0 - folio.head.0;
@@ -199,7 +200,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             let slots = self.table.slots(node.table);
             let equal = arch::Equal::WRITABLE;
             let step = P::Arch::STEP;
-            crate::table::run::match_leaves::<P::Arch>(slots, index, wanted, equal, step, 0).0
+            P::Arch::match_leaves(slots, index, wanted, equal, step, 0).0
         };
         let share = self.share_of_pins(count, pages)?;
         if !memory.frames.pin(folio, share.room) {

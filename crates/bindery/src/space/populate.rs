@@ -1,7 +1,7 @@
 //! Population: brings pages into memory before the first access.
 
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{KeyRights, Level};
+use crate::arch::{Arch, KeyRights};
 use crate::error::{Error, FaultError};
 use crate::interrupt;
 use crate::platform::Platform;
@@ -86,7 +86,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let mut at = part.start();
         while at < part.end() {
             interrupt::check(self.platform())?;
-            let piece = PIECE * Level::PMD.span::<P::Arch>();
+            let piece = PIECE * P::Arch::PMD.span();
             let end = VirtAddr(part.end().0.min(at.0.saturating_add(piece)));
             at = self.table.skip_present(VirtRange::raw(at.0, end.0), access.permission());
             if at >= end {

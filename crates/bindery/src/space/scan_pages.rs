@@ -9,7 +9,7 @@ use arrayvec::ArrayVec;
 use bitflags::bitflags;
 
 use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
-use crate::arch::{Absent, Level, Marker};
+use crate::arch::{Absent, Arch, Level, Marker};
 use crate::error::Error;
 use crate::interrupt;
 use crate::platform::Platform;
@@ -340,7 +340,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         walk: &mut Walk<'_, '_>,
     ) -> VirtAddr {
         let vacant = common | PageCategories::WRITTEN;
-        let size = TABLES * Level::PMD.span::<P::Arch>();
+        let size = TABLES * P::Arch::PMD.span();
         let Some(mapped) = self.table.first_part(part, size) else {
             walk.report(part, vacant);
             return walk.resumes.unwrap_or(part.end());
@@ -356,7 +356,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         walk.resumes.unwrap_or(mapped.end())
     }
 
-    fn categories(&self, stretch: &Stretch) -> PageCategories {
+    fn categories(&self, stretch: &Stretch<P::Arch>) -> PageCategories {
         let mut categories = PageCategories::empty();
         let (protected, soft_dirty) = match stretch.what {
             MappedRun::Pages { first, folio, attributes } => {

@@ -2,7 +2,7 @@
 //! back.
 
 use crate::addr::{VirtAddr, VirtRange};
-use crate::arch::{self, Absent, Kind, absent};
+use crate::arch::{Absent, AbsentFormat, Kind};
 use crate::error::{Error, FaultError};
 use crate::interrupt;
 use crate::platform::Platform;
@@ -57,8 +57,8 @@ impl<P: Platform> AddressSpace<'_, P> {
             let mut found = None;
             self.table.look(range, |looked| {
                 let level = looked.node.level;
-                if arch::kind::<P::Arch>(looked.raw, level) == Kind::Absent
-                    && let Some(Absent::Swap { device, .. }) = absent::decode::<P::Arch>(looked.raw)
+                if level.kind(looked.raw) == Kind::Absent
+                    && let Some(Absent::Swap { device, .. }) = P::Arch::decode_absent(looked.raw)
                     && device == area
                 {
                     found = Some(looked.range.start());

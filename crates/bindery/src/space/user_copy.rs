@@ -1,7 +1,7 @@
 //! Reads and writes of a program's memory from outside, with the program's permissions.
 
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, KeyRights, Kind, Level};
+use crate::arch::{Arch, KeyRights, Kind, Level};
 use crate::bytes;
 use crate::error::FaultError;
 use crate::platform::Platform;
@@ -186,12 +186,12 @@ impl<P: Platform> AddressSpace<'_, P> {
                 let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
                 let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
                 let (node, index, raw) = cursor.entry_at(page);
-                if arch::kind::<P::Arch>(raw, node.level) == Kind::Leaf {
-                    let entry = node.single::<P::Arch>(raw, index);
+                if node.level.kind(raw) == Kind::Leaf {
+                    let entry = node.single(raw, index);
                     let allowed = P::Arch::attributes(entry).permissions;
                     if allowed.contains(access.permission()) {
                         self.record_access(&mut cursor, node, index, access);
-                        let span = node.level.span::<P::Arch>();
+                        let span = node.level.span();
                         let inside = at.0 & (span - 1);
                         let frame = P::Arch::frame(entry).plus((inside / PAGE_SIZE) as u32);
                         work(frame, (inside % PAGE_SIZE) as usize);

@@ -4,15 +4,14 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::VirtRange;
-use crate::arch::{self, Arch, Attributes, Entry, Equal, Level, absent};
+use crate::arch::{self, Absent, AbsentFormat, Arch, Attributes, Entry, Equal, Level, absent};
 use crate::frame::Folio;
 use crate::platform::Platform;
 use crate::tlb::Gather;
 
 use super::cursor::{Chunks, Cursor, Whole};
-use super::leaf::replace;
 use super::locking::Depth;
-use super::run::{Run, What};
+use super::run::{Run, Slots, What};
 use super::zap::clear_absent;
 use super::{OutOfMemory, PageTable};
 
@@ -66,7 +65,7 @@ impl<P: Platform> PageTable<'_, P> {
                 match run.what {
                     What::Leaf(first) => {
                         let folio = self.memory.frames.folio_of(P::Arch::frame(first));
-                        if concerned(folio, run.pages::<P::Arch>()) {
+                        if concerned(folio, run.pages()) {
                             changed += forget_leaves(&mut cursor, &run, forget, gather);
                         }
                     }
@@ -86,7 +85,7 @@ impl<P: Platform> PageTable<'_, P> {
 
 pub(super) fn forget_leaves<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
-    run: &Run,
+    run: &Run<P::Arch>,
     forget: Forget,
     gather: &mut Gather,
 ) -> u64 {
@@ -106,14 +105,14 @@ pub(super) fn forget_leaves<P: Platform>(
         };
         if change(raw) != raw {
             tables.mark_pending(run.node.table, gather, &mut cursor.counts);
-            replace::<P::Arch>(slot, raw, change);
+            P::Arch::replace_entry(slot, raw, change);
             changed += 1;
         }
     }
     cursor.counts.entries_read += u64::from(run.count);
     cursor.counts.entries_written += changed;
     if changed > 0 {
-        gather.stale(run.range::<P::Arch>(), level);
+        gather.stale(run.range(), level);
     }
     changed
 }
@@ -122,13 +121,13 @@ pub(super) fn forget_leaves<P: Platform>(
 /// a new page is.
 fn vanishes<P: Platform>(entry: Entry) -> bool {
     matches!(
-        absent::decode::<P::Arch>(entry),
-        Some(absent::Absent::Swap { .. } | absent::Absent::Marker(absent::Marker::Poison))
+        P::Arch::decode_absent(entry),
+        Some(Absent::Swap { .. } | Absent::Marker(absent::Marker::Poison))
     )
 }
 
-fn forget_absent<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run, first: Entry) {
-    if matches!(absent::decode::<P::Arch>(first), Some(absent::Absent::Marker(_)) | None) {
+fn forget_absent<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run<P::Arch>, first: Entry) {
+    if matches!(P::Arch::decode_absent(first), Some(Absent::Marker(_)) | None) {
         return;
     }
     let slots = cursor.tables.slots(run.node.table);

@@ -4,7 +4,7 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Attributes, Entry, Equal, Kind, Level};
+use crate::arch::{Arch, Attributes, Entry, Equal, Kind, Level};
 use crate::frame::Folio;
 use crate::platform::Platform;
 use crate::stats::Counts;
@@ -12,6 +12,7 @@ use crate::tlb::Gather;
 
 use super::cursor::Cursor;
 use super::locking::Depth;
+use super::run::Slots;
 use super::{PageTable, free_table, new_table, run};
 
 /// What becomes of a table of small leaves.
@@ -62,17 +63,14 @@ impl<P: Platform> PageTable<'_, P> {
 
     /// Takes the table for `base` out of the tree, if there is one with nothing in it but leaves.
     fn take_table(&self, base: VirtAddr, gather: &mut Gather) -> Option<Frame> {
-        let range = VirtRange::raw(base.0, base.0 + Level::PMD.span::<P::Arch>());
+        let range = VirtRange::raw(base.0, base.0 + P::Arch::PMD.span());
         let mut cursor = self.cursor(range, Depth::Floor(Level::PTE));
         let (node, _, _) = cursor.entry_at(base);
         let (parent, index) = cursor.parent_of(base, Level::PTE)?;
         let slots = self.slots(node.table);
-        let entries = arch::entries::<P::Arch>();
+        let entries = P::Arch::ENTRIES;
         let leaf_or_empty = |index: u32| {
-            matches!(
-                arch::kind::<P::Arch>(run::load(slots, index), Level::PTE),
-                Kind::Leaf | Kind::Empty
-            )
+            matches!(P::Arch::PTE.kind(run::load(slots, index)), Kind::Leaf | Kind::Empty)
         };
         if node.level != Level::PTE || !(0..entries).all(leaf_or_empty) {
             return None;
@@ -91,12 +89,12 @@ impl<P: Platform> PageTable<'_, P> {
     /// Copies what the leaves of `table`, which is out of the tree, name into the folio.
     fn copy_all(&self, table: Frame, folio: Folio, counts: &mut Counts) {
         let memory = self.memory;
-        let (slots, entries) = (self.slots(table), arch::entries::<P::Arch>());
+        let (slots, entries) = (self.slots(table), P::Arch::ENTRIES);
         let mut index = 0;
         while index < entries {
             let raw = run::load(slots, index);
             let to = folio.head.plus(index);
-            let count = if arch::kind::<P::Arch>(raw, Level::PTE) == Kind::Leaf {
+            let count = if P::Arch::PTE.kind(raw) == Kind::Leaf {
                 let first = P::Arch::frame(P::Arch::clear_contig(raw, index));
                 let count = consecutive::<P>(slots, index, first, memory.zero_frame);
                 memory.platform.copy(first, to, count);
@@ -115,7 +113,7 @@ impl<P: Platform> PageTable<'_, P> {
 
     /// Puts the leaf where the table was.
     fn put_leaf(&self, what: &Replacement) {
-        let range = VirtRange::raw(what.base.0, what.base.0 + Level::PMD.span::<P::Arch>());
+        let range = VirtRange::raw(what.base.0, what.base.0 + P::Arch::PMD.span());
         let mut cursor = self.cursor(range, Depth::Floor(Level::PMD));
         let (parent, index, found) = cursor.entry_at(what.base);
         debug_assert!(parent.level == Level::PMD && found.is_empty(), "the table's place is gone");
@@ -134,7 +132,7 @@ impl<P: Platform> PageTable<'_, P> {
     /// invalidation. The caller keeps faults out of the range.
     pub(crate) fn join_leaves(&self, base: VirtAddr) -> Result<(), JoinError> {
         let memory = self.memory;
-        let range = VirtRange::raw(base.0, base.0 + Level::PMD.span::<P::Arch>());
+        let range = VirtRange::raw(base.0, base.0 + P::Arch::PMD.span());
         let mut counts = Counts::default();
         memory.may_wait();
         let deposit = new_table(memory, Level::PTE, &mut counts).ok_or(JoinError::OutOfMemory)?;
@@ -164,8 +162,8 @@ fn join_leaves_locked<P: Platform>(
         return false;
     }
     let slots = tables.slots(node.table);
-    let entries = arch::entries::<P::Arch>();
-    let order = Level::PMD.order::<P::Arch>();
+    let entries = P::Arch::ENTRIES;
+    let order = P::Arch::PMD.order();
     let first = run::load(slots, 0);
     if first.0 & P::Arch::PRESENT == 0 || tables.entry_count(node.table) != entries {
         return false;
@@ -176,7 +174,7 @@ fn join_leaves_locked<P: Platform>(
         return false;
     }
     let equal = Equal::WRITABLE | Equal::SOFT_DIRTY;
-    let (count, _) = run::match_leaves::<P::Arch>(slots, 0, entries, equal, P::Arch::STEP, 0);
+    let (count, _) = P::Arch::match_leaves(slots, 0, entries, equal, P::Arch::STEP, 0);
     cursor.counts.entries_read += u64::from(count);
     if count != entries {
         return false;
@@ -186,11 +184,11 @@ fn join_leaves_locked<P: Platform>(
     let parent_slot = &tables.slots(parent.table)[index as usize];
     // Release: a reader of the empty entry finds its table locked, or the flush done.
     parent_slot.store(0, Ordering::Release);
-    let range = VirtRange::raw(base.0, base.0 + Level::PMD.span::<P::Arch>());
+    let range = VirtRange::raw(base.0, base.0 + P::Arch::PMD.span());
     gather.stale_tables(range);
     tables.flush(gather, &mut cursor.counts);
     // Nobody walks the table any more: what the MMU set until now is final.
-    let (_, gathered) = run::match_leaves::<P::Arch>(slots, 0, entries, equal, P::Arch::STEP, 0);
+    let (_, gathered) = P::Arch::match_leaves(slots, 0, entries, equal, P::Arch::STEP, 0);
     for slot in slots {
         slot.store(0, Ordering::Relaxed);
     }

@@ -7,11 +7,11 @@
 use core::sync::atomic::{Ordering, fence};
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Entry, Level};
+use crate::arch::{Arch, Entry, Level};
 use crate::platform::Platform;
 use crate::stats::Counts;
 
-use super::leaf::replace;
+use super::run::Slots;
 use super::{PageTable, run};
 
 impl<P: Platform> PageTable<'_, P> {
@@ -49,7 +49,7 @@ impl<P: Platform> PageTable<'_, P> {
             at = end;
         }
         while at < end {
-            let fold = end - at >= P::Arch::CONTIG_ENTRIES && arch::may_fold::<P::Arch>(entry, at);
+            let fold = end - at >= P::Arch::CONTIG_ENTRIES && P::Arch::may_fold(entry, at);
             let piece = if fold { P::Arch::CONTIG_ENTRIES } else { 1 };
             for slot in at..at + piece {
                 let written = if fold { P::Arch::set_contig(entry, slot) } else { entry };
@@ -96,7 +96,7 @@ impl<P: Platform> PageTable<'_, P> {
         for (at, page) in (first..).zip(pages.iter_mut()) {
             let slot = &slots[at as usize];
             let old = Entry(slot.load(Ordering::Relaxed));
-            *page = P::Arch::clear_contig(replace::<P::Arch>(slot, old, |_| Entry::EMPTY), at);
+            *page = P::Arch::clear_contig(P::Arch::replace_entry(slot, old, |_| Entry::EMPTY), at);
         }
         self.invalidate_now(VirtRange::raw(base.0, base.0 + size), Level::PTE, counts);
         let gathered = pages.iter().fold(pages[0], |all, page| P::Arch::gather(all, *page));

@@ -14,13 +14,14 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Entry, Equal, Kind, Level, absent};
+use crate::arch::{Absent, AbsentFormat, Arch, Entry, Equal, Kind, Level};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::tlb::Gather;
 
+use super::descent::EntryAt;
 use super::locking::{self, Depth, LockSet, Node};
-use super::run::{self, Run, What};
+use super::run::{self, Run, Slots, What};
 use super::{OutOfMemory, PageTable, ReadSection, TablePool};
 
 /// What a cursor does at a table that its range covers whole.
@@ -39,11 +40,11 @@ pub(crate) struct Cursor<'a, 'm, P: Platform> {
     pub(crate) tables: &'a PageTable<'m, P>,
     pub(crate) locks: LockSet,
     pub(crate) counts: Counts,
-    cover: Node,
+    cover: Node<P::Arch>,
     range: VirtRange,
     at: u64,
     /// The table in which `at` was found last, while `at` stays in it.
-    position: Option<Node>,
+    position: Option<Node<P::Arch>>,
     _section: ReadSection<'m, P>,
 }
 
@@ -53,7 +54,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     /// flush is pending, makes it first, so that the TLBs allow what the entries say and no more.
     // Always: returned from a function of its own, the set of locks would be copied.
     #[inline(always)]
-    pub(crate) fn cursor(&self, range: VirtRange, depth: Depth) -> Cursor<'_, 'm, P> {
+    pub(crate) fn cursor(&self, range: VirtRange, depth: Depth<P::Arch>) -> Cursor<'_, 'm, P> {
         self.cursor_beside(range, depth, None)
     }
 
@@ -63,7 +64,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     pub(crate) fn cursor_beside(
         &self,
         range: VirtRange,
-        depth: Depth,
+        depth: Depth<P::Arch>,
         own: Option<&Gather>,
     ) -> Cursor<'_, 'm, P> {
         let mut cursor = self.unlocked_cursor(range);
@@ -116,7 +117,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
                 if !locking::has_no_pending_flush(self, node.table) {
                     self.wait_for_pending_flushes(node, VirtAddr(start), own);
                 }
-                let last = start | (node.level.span::<P::Arch>() - 1);
+                let last = start | (node.level.span() - 1);
                 start = last.saturating_add(1);
             }
         }
@@ -152,14 +153,14 @@ impl Chunks {
     pub(crate) fn next<'a, 'm, P: Platform>(
         &mut self,
         tables: &'a PageTable<'m, P>,
-        depth: Depth,
+        depth: Depth<P::Arch>,
         own: Option<&Gather>,
     ) -> Option<Cursor<'a, 'm, P>> {
         let (start, end) = (self.range.start().0, self.range.end().0);
         let mut part = self.range;
         if start >= self.stop {
             let start = tables.first_table(start, end, own);
-            let size = Level::PMD.table_span::<P::Arch>();
+            let size = P::Arch::PMD.table_span();
             self.stop = (start & !(size - 1)).saturating_add(size).min(end);
             part = VirtRange::raw(start, end);
         }
@@ -184,7 +185,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
     /// Locks the range, once. Apart from the making of the cursor, so that the set of locks, which
     /// is large, need not be copied to where the cursor stays.
     #[inline(always)]
-    pub(super) fn lock(&mut self, depth: Depth, own: Option<&Gather>) {
+    pub(super) fn lock(&mut self, depth: Depth<P::Arch>, own: Option<&Gather>) {
         let (tables, range) = (self.tables, self.range);
         self.cover = locking::lock_range(tables, tables.root, range, depth, &mut self.locks);
         let range = VirtRange::raw(range.start().0, self.locks.end_of(range).0);
@@ -202,14 +203,14 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
         &mut self,
         equal: Equal,
         tables: Whole,
-    ) -> Result<Option<Run>, OutOfMemory> {
+    ) -> Result<Option<Run<P::Arch>>, OutOfMemory> {
         while self.at < self.range.end().0 {
             let node = self.position.unwrap_or(self.cover);
             let at = VirtAddr(self.at);
-            let index = node.level.index_of::<P::Arch>(at);
+            let index = node.level.index_of(at);
             let slots = self.tables.slots(node.table);
             let entry = run::load(slots, index);
-            let kind = arch::kind::<P::Arch>(entry, node.level);
+            let kind = node.level.kind(entry);
             let limit = self.limit(node.level, index);
             if node.level == Level::PTE {
                 if let Some(found) = self.level_one_run(node, index, limit, entry, kind, equal) {
@@ -223,7 +224,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
                 self.counts.entries_read += u64::from(count);
                 return Ok(Some(self.pass(found(count, What::Empty))));
             }
-            let whole = limit > 0 && at.is_aligned(node.level.span::<P::Arch>());
+            let whole = limit > 0 && at.is_aligned(node.level.span());
             match kind {
                 Kind::Table => {
                     let table = P::Arch::frame(entry);
@@ -254,21 +255,21 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
     /// How many whole slots at `level` lie between the position and the end of its table or of
     /// the range.
     #[inline]
-    fn limit(&self, level: Level, index: u32) -> u32 {
-        let left = (self.range.end().0 - self.at) >> level.span_shift::<P::Arch>();
-        let table = arch::entries::<P::Arch>() - index;
+    fn limit(&self, level: Level<P::Arch>, index: u32) -> u32 {
+        let left = (self.range.end().0 - self.at) >> level.span_shift();
+        let table = P::Arch::ENTRIES - index;
         u64::from(table).min(left) as u32
     }
 
     /// Advances past the run. An empty slot above level 1 may reach over the range's end or begin
     /// before the position.
     #[inline]
-    fn pass(&mut self, found: Run) -> Run {
-        let shift = found.node.level.span_shift::<P::Arch>();
+    fn pass(&mut self, found: Run<P::Arch>) -> Run<P::Arch> {
+        let shift = found.node.level.span_shift();
         self.tables.memory.worked(u64::from(found.count), 0);
         let begin = self.at >> shift << shift;
         self.at = begin.saturating_add(u64::from(found.count) << shift);
-        let stays = found.index + found.count < arch::entries::<P::Arch>();
+        let stays = found.index + found.count < P::Arch::ENTRIES;
         self.position = stays.then_some(found.node);
         found
     }
@@ -276,13 +277,13 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
     #[inline]
     fn level_one_run(
         &mut self,
-        node: Node,
+        node: Node<P::Arch>,
         index: u32,
         limit: u32,
         entry: Entry,
         kind: Kind,
         equal: Equal,
-    ) -> Option<Run> {
+    ) -> Option<Run<P::Arch>> {
         let tables = self.tables;
         let slots = tables.slots(node.table);
         let limit = limit.min(tables.longest_run());
@@ -303,8 +304,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
                 }
                 let frame = P::Arch::frame(single);
                 let (limit, step) = tables.memory.folio_limit(frame, limit);
-                let (mut count, first) =
-                    run::match_leaves::<P::Arch>(slots, index, limit, equal, step, 0);
+                let (mut count, first) = P::Arch::match_leaves(slots, index, limit, equal, step, 0);
                 if P::Arch::CONTIG_ENTRIES > 1 {
                     // A contiguous run is equal throughout in what the MMU sees, but `equal` may
                     // also ask for software bits, and the range may end inside a contiguous run:
@@ -318,8 +318,8 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
                 (count, What::Leaf(first))
             }
             _ => {
-                let limit = match absent::decode::<P::Arch>(entry) {
-                    Some(absent::Absent::ProtNone { frame, .. }) => {
+                let limit = match P::Arch::decode_absent(entry) {
+                    Some(Absent::ProtNone { frame, .. }) => {
                         // Frames count up in a run of `PROT_NONE` pages, so zero pages make none:
                         // the frame after the zero page is somebody else's.
                         match tables.memory.folio_limit(frame, limit) {
@@ -329,7 +329,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
                     }
                     _ => limit,
                 };
-                let (count, first) = run::match_absent::<P::Arch>(slots, index, limit);
+                let (count, first) = P::Arch::match_absent(slots, index, limit);
                 (count, What::Absent(first))
             }
         };
@@ -338,8 +338,8 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
     }
 
     /// Splits the huge leaf or the absent entry at `index`, of which the range covers a part.
-    fn split(&mut self, node: Node, index: u32) -> Result<(), OutOfMemory> {
-        let base = VirtAddr(self.at).align_down(node.level.span::<P::Arch>());
+    fn split(&mut self, node: Node<P::Arch>, index: u32) -> Result<(), OutOfMemory> {
+        let base = VirtAddr(self.at).align_down(node.level.span());
         let table = self.tables.split(node, index, base, &mut self.counts)?;
         self.locks.push(table);
         Ok(())
@@ -350,7 +350,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
     pub(crate) fn table_at(
         &mut self,
         addr: VirtAddr,
-        level: Level,
+        level: Level<P::Arch>,
         pool: &mut TablePool<'m, P>,
     ) -> Result<Frame, OutOfMemory> {
         let (tables, cover) = (self.tables, self.cover);
@@ -368,23 +368,27 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
     }
 
     /// The table under which all of the range lies.
-    pub(crate) fn cover(&self) -> Node {
+    pub(crate) fn cover(&self) -> Node<P::Arch> {
         self.cover
     }
 
     /// The table of level `level + 1` that holds the entry for `addr`, where it exists and the
     /// cursor holds it.
-    pub(crate) fn parent_of(&mut self, addr: VirtAddr, level: Level) -> Option<(Node, u32)> {
+    pub(crate) fn parent_of(
+        &mut self,
+        addr: VirtAddr,
+        level: Level<P::Arch>,
+    ) -> Option<(Node<P::Arch>, u32)> {
         let (cover, parent) = (self.cover, level.above());
         let found = self.tables.table_below(cover, addr, parent, Ordering::Relaxed);
         let lowest = found.map_or_else(|(node, ..)| node.level.below(), |node| node.level);
         self.counts.entries_descended += cover.level.steps_to(lowest);
         let node = found.ok().filter(|node| node.level == parent)?;
-        Some((node, parent.index_of::<P::Arch>(addr)))
+        Some((node, parent.index_of(addr)))
     }
 
     /// Unfolds the contiguous runs that begin before the level-1 run or end after it.
-    pub(crate) fn unfold_edges(&mut self, run: &Run) {
+    pub(crate) fn unfold_edges(&mut self, run: &Run<P::Arch>) {
         let slots = self.tables.slots(run.node.table);
         let mask = P::Arch::CONTIG_ENTRIES - 1;
         let last = run.index + run.count - 1;
@@ -397,7 +401,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
     }
 
     /// The lowest existing entry for `addr`: its table, level and index.
-    pub(crate) fn entry_at(&mut self, addr: VirtAddr) -> (Node, u32, Entry) {
+    pub(crate) fn entry_at(&mut self, addr: VirtAddr) -> EntryAt<P::Arch> {
         let found = self.tables.entry_below(self.cover, addr, Level::PTE, Ordering::Relaxed);
         self.counts.entries_descended += self.cover.level.steps_to(found.0.level);
         self.counts.entries_read += 1;
@@ -413,9 +417,9 @@ pub(crate) fn table_under<'m, P: Platform>(
     tables: &PageTable<'m, P>,
     locks: &mut LockSet,
     counts: &mut Counts,
-    mut node: Node,
+    mut node: Node<P::Arch>,
     addr: VirtAddr,
-    level: Level,
+    level: Level<P::Arch>,
     pool: &mut TablePool<'m, P>,
 ) -> Result<Frame, OutOfMemory> {
     loop {
@@ -436,7 +440,7 @@ pub(crate) fn table_under<'m, P: Platform>(
             tables.change_entry_count(at.table, 1, 0);
             table
         } else {
-            let base = addr.align_down(at.level.span::<P::Arch>());
+            let base = addr.align_down(at.level.span());
             tables.split(at, index, base, counts)?
         };
         locks.push(table);

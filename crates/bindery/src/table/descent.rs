@@ -4,11 +4,14 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::VirtAddr;
-use crate::arch::{self, Arch, Entry, Kind, Level};
+use crate::arch::{Arch, Entry, Kind, Level};
 use crate::platform::Platform;
 
 use super::PageTable;
 use super::locking::Node;
+
+/// An entry as it was read: its table, its index there, and itself.
+pub(crate) type EntryAt<A> = (Node<A>, u32, Entry);
 
 impl<P: Platform> PageTable<'_, P> {
     /// The table of `level` for `addr`, from `node` down, which spans it. Where there is none, the
@@ -17,14 +20,14 @@ impl<P: Platform> PageTable<'_, P> {
     #[inline(always)]
     pub(super) fn table_below(
         &self,
-        mut node: Node,
+        mut node: Node<P::Arch>,
         addr: VirtAddr,
-        level: Level,
+        level: Level<P::Arch>,
         order: Ordering,
-    ) -> Result<Node, (Node, u32, Entry)> {
+    ) -> Result<Node<P::Arch>, EntryAt<P::Arch>> {
         while node.level > level {
             let (_, index, entry) = self.entry_in(node, addr, order);
-            if arch::kind::<P::Arch>(entry, node.level) != Kind::Table {
+            if node.level.kind(entry) != Kind::Table {
                 return Err((node, index, entry));
             }
             node = node.child(P::Arch::frame(entry));
@@ -37,11 +40,11 @@ impl<P: Platform> PageTable<'_, P> {
     #[inline(always)]
     pub(super) fn entry_below(
         &self,
-        node: Node,
+        node: Node<P::Arch>,
         addr: VirtAddr,
-        level: Level,
+        level: Level<P::Arch>,
         order: Ordering,
-    ) -> (Node, u32, Entry) {
+    ) -> EntryAt<P::Arch> {
         match self.table_below(node, addr, level, order) {
             Ok(node) => self.entry_in(node, addr, order),
             Err(found) => found,
@@ -50,14 +53,14 @@ impl<P: Platform> PageTable<'_, P> {
 
     /// The entry for `addr` in the table of `node`.
     #[inline(always)]
-    fn entry_in(&self, node: Node, addr: VirtAddr, order: Ordering) -> (Node, u32, Entry) {
-        let index = node.level.index_of::<P::Arch>(addr);
+    fn entry_in(&self, node: Node<P::Arch>, addr: VirtAddr, order: Ordering) -> EntryAt<P::Arch> {
+        let index = node.level.index_of(addr);
         (node, index, Entry(self.slots(node.table)[index as usize].load(order)))
     }
 
     /// The root and its level.
     #[inline]
-    pub(super) fn root_node(&self) -> Node {
+    pub(super) fn root_node(&self) -> Node<P::Arch> {
         Node { table: self.root, level: P::Arch::ROOT }
     }
 }

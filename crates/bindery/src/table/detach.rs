@@ -4,7 +4,7 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Kind, Level};
+use crate::arch::{Arch, Kind, Level};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::tlb::Gather;
@@ -19,12 +19,12 @@ impl<P: Platform> PageTable<'_, P> {
     /// one level higher and looked at again, since a fault may have filled it in between.
     pub(crate) fn prune(&self, addr: VirtAddr, gather: &mut Gather) {
         for level in Level::PMD.up_to(P::Arch::ROOT) {
-            let span = level.span::<P::Arch>();
+            let span = level.span();
             let Some(slot) = VirtRange::from_len(addr.align_down(span), span) else { return };
             let mut cursor = self.cursor(slot, Depth::Floor(level.below()));
             let Some((node, index)) = cursor.parent_of(addr, level.below()) else { continue };
             let entry = run::load(self.slots(node.table), index);
-            if arch::kind::<P::Arch>(entry, level) != Kind::Table {
+            if level.kind(entry) != Kind::Table {
                 continue;
             }
             let table = P::Arch::frame(entry);
@@ -48,10 +48,10 @@ impl<P: Platform> PageTable<'_, P> {
     /// waited for.
     pub(super) fn detach(
         &self,
-        run: &Run,
+        run: &Run<P::Arch>,
         table: Frame,
         mapped: VirtRange,
-        held: Option<Level>,
+        held: Option<Level<P::Arch>>,
         gather: &mut Gather,
         counts: &mut Counts,
     ) {
@@ -60,7 +60,7 @@ impl<P: Platform> PageTable<'_, P> {
         counts.entries_written += 1;
         self.change_entry_count(run.node.table, 0, 1);
         // Where nothing was mapped, there was no table for a walker to remember.
-        gather.stale_tables(run.range::<P::Arch>().intersection(mapped));
+        gather.stale_tables(run.range().intersection(mapped));
         let node = run.node.child(table);
         if let Some(held) = held {
             return self.gather_subtree(node, held, gather, counts);
@@ -86,7 +86,7 @@ impl<P: Platform> PageTable<'_, P> {
         }
     }
 
-    fn gather_below(&self, node: Node, gather: &mut Gather, counts: &mut Counts) {
+    fn gather_below(&self, node: Node<P::Arch>, gather: &mut Gather, counts: &mut Counts) {
         let level = node.level.below();
         let children = {
             let _section = ReadSection::enter(&self.memory.platform);
@@ -99,7 +99,7 @@ impl<P: Platform> PageTable<'_, P> {
         };
         if level > Level::PTE {
             // Nobody changes the entries of a table that is marked.
-            for index in 0..arch::entries::<P::Arch>() {
+            for index in 0..P::Arch::ENTRIES {
                 if let Some(table) = self.child(node.table, node.level, index) {
                     self.gather_below(Node { table, level }, gather, counts);
                 }
@@ -116,8 +116,8 @@ impl<P: Platform> PageTable<'_, P> {
     /// that dropping them is no search. Tables at `held` and above are locked by the caller.
     pub(crate) fn gather_subtree(
         &self,
-        node: Node,
-        held: Level,
+        node: Node<P::Arch>,
+        held: Level<P::Arch>,
         gather: &mut Gather,
         counts: &mut Counts,
     ) {

@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Memory;
 use crate::addr::{Frame, Order, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Entry, Equal, Kind, Level, absent};
+use crate::arch::{Absent, AbsentFormat, Arch, Entry, Equal, Kind, Level};
 use crate::frame::{Folio, FreeBatch, OwnerKind};
 use crate::platform::Platform;
 use crate::stats::Counts;
@@ -14,7 +14,7 @@ use crate::swap::SlotRun;
 
 use super::free_table;
 use super::locking::Node;
-use super::run;
+use super::run::{self, Slots};
 
 /// Mappings that are being dropped.
 pub(super) struct Dropping<'d, 'm, P: Platform> {
@@ -49,16 +49,16 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
 
     /// Drops and clears the suspended entries of `range` in the tables from `node`, which begins at
     /// `base`, down.
-    pub(super) fn range(&mut self, node: Node, base: VirtAddr, range: VirtRange) {
-        let Some(span) = VirtRange::from_len(base, node.level.table_span::<P::Arch>()) else {
+    pub(super) fn range(&mut self, node: Node<P::Arch>, base: VirtAddr, range: VirtRange) {
+        let Some(span) = VirtRange::from_len(base, node.level.table_span()) else {
             return;
         };
         let part = range.intersection(span);
         if part.is_empty() {
             return;
         }
-        let first = node.level.index_of::<P::Arch>(part.start());
-        let last = node.level.index_of::<P::Arch>(VirtAddr(part.end().0 - 1));
+        let first = node.level.index_of(part.start());
+        let last = node.level.index_of(VirtAddr(part.end().0 - 1));
         let meta = self.memory.frames.table(node.table);
         if node.level == Level::PTE {
             let dropped = self.leaves(node.table, first..last + 1);
@@ -70,8 +70,8 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
             // lock.
             let slot = unsafe { &self.memory.slots(node.table)[index as usize] };
             let entry = Entry(slot.load(Ordering::Relaxed));
-            let start = VirtAddr(base.0 + u64::from(index) * node.level.span::<P::Arch>());
-            match arch::kind::<P::Arch>(entry, node.level) {
+            let start = VirtAddr(base.0 + u64::from(index) * node.level.span());
+            match node.level.kind(entry) {
                 Kind::Table => {
                     let child = node.child(P::Arch::frame(entry));
                     self.range(child, start, range);
@@ -94,7 +94,7 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
         let meta = self.memory.frames.table(table);
         let level = meta.level();
         if level == Level::PTE {
-            self.leaves(table, 0..arch::entries::<P::Arch>());
+            self.leaves(table, 0..P::Arch::ENTRIES);
             return;
         }
         let mut entry_count = meta.entry_count();
@@ -105,7 +105,7 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
             }
             self.counts.entries_read += 1;
             let entry = Entry(slot.load(Ordering::Relaxed));
-            match arch::kind::<P::Arch>(entry, level) {
+            match level.kind(entry) {
                 Kind::Empty | Kind::Table => continue,
                 Kind::Leaf => self.huge(entry, level),
                 Kind::Absent => {
@@ -118,8 +118,8 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
     }
 
     /// Drops the mapping of a huge leaf.
-    fn huge(&mut self, leaf: Entry, level: Level) {
-        let pages = level.order::<P::Arch>().pages();
+    fn huge(&mut self, leaf: Entry, level: Level<P::Arch>) {
+        let pages = level.order().pages();
         self.memory.unmap_pages(leaf, pages, self.batch, self.counts);
     }
 
@@ -193,7 +193,7 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
         // If these are the folio's only mappings, their accessed and dirty bits are not needed.
         let last = folio.order > Order::PAGE
             && memory.frames.is_mapped_only(folio, limit)
-            && run::are_leaves::<P::Arch>(&slots[index as usize..], index, P::Arch::STEP, missing);
+            && P::Arch::are_leaves(&slots[index as usize..], index, P::Arch::STEP, missing);
         if last && memory.frames.free_anonymous_into(self.batch, folio, limit) {
             return limit;
         }
@@ -209,8 +209,7 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
         let (mut count, mut first) = (limit, entry);
         if limit > 1 {
             let (equal, step) = (Equal::empty(), P::Arch::STEP);
-            (count, first) =
-                run::match_leaves::<P::Arch>(slots, index, limit, equal, step, missing);
+            (count, first) = P::Arch::match_leaves(slots, index, limit, equal, step, missing);
         }
         let owner = memory.frames.owner_kind(folio);
         if owner != OwnerKind::Anonymous {
@@ -255,8 +254,8 @@ fn drop_single_pages<P: Platform>(
 /// runs of slots, others one by one.
 #[inline(never)]
 fn absent_run<P: Platform>(slots: &[AtomicU64], index: u32, limit: u32) -> u32 {
-    if absent::is_swap::<P::Arch>(run::load(slots, index)) {
-        run::match_absent::<P::Arch>(slots, index, limit).0
+    if P::Arch::is_swap(run::load(slots, index)) {
+        P::Arch::match_absent(slots, index, limit).0
     } else {
         1
     }
@@ -265,7 +264,7 @@ fn absent_run<P: Platform>(slots: &[AtomicU64], index: u32, limit: u32) -> u32 {
 /// Gives back what a run of `count` absent entries of the table of `node` names.
 pub(super) fn drop_absent<P: Platform>(
     memory: &Memory<P>,
-    node: Node,
+    node: Node<P::Arch>,
     first: Entry,
     count: u32,
     counts: &mut Counts,
@@ -279,17 +278,17 @@ pub(super) fn drop_absent<P: Platform>(
 /// As [`drop_absent`], of entries whose deposits stay.
 pub(super) fn release_absent<P: Platform>(
     memory: &Memory<P>,
-    level: Level,
+    level: Level<P::Arch>,
     first: Entry,
     count: u32,
     counts: &mut Counts,
 ) {
-    let pages = count << level.order::<P::Arch>().0;
-    match absent::decode::<P::Arch>(first) {
-        Some(absent::Absent::ProtNone { frame, dirty, .. }) => {
+    let pages = count << level.order().0;
+    match P::Arch::decode_absent(first) {
+        Some(Absent::ProtNone { frame, dirty, .. }) => {
             memory.unmap_frames(frame, pages, dirty, counts);
         }
-        Some(absent::Absent::Swap { device, slot, .. }) => {
+        Some(Absent::Swap { device, slot, .. }) => {
             counts.swap_pages = counts.swap_pages.wrapping_sub(u64::from(pages));
             memory.release_slots(SlotRun { area: device, first: slot, count: pages });
         }

@@ -14,9 +14,13 @@ use crate::frame::pending::{self, Last};
 
 impl<P: Platform> PageTable<'_, P> {
     /// Invalidates at once, between breaking an entry and making the new one.
-    pub(crate) fn invalidate_now(&self, range: VirtRange, level: Level, counts: &mut Counts) {
-        let what =
-            Invalidation { range, stride: level.span::<P::Arch>(), tables: Tables::Unchanged };
+    pub(crate) fn invalidate_now(
+        &self,
+        range: VirtRange,
+        level: Level<P::Arch>,
+        counts: &mut Counts,
+    ) {
+        let what = Invalidation { range, stride: level.span(), tables: Tables::Unchanged };
         tlb::invalidate(&self.memory.platform, self.root, &self.active_cpus, &what, counts);
     }
 
@@ -76,9 +80,10 @@ impl<P: Platform> PageTable<'_, P> {
             pending > 0 && !own.is_some_and(|own| own.has_marked(*table, pending))
         };
         let pending = locks.tables().iter().filter(|table| others(table));
-        let Some(level) = pending.map(|table| self.meta(*table).level()).max() else { return };
+        let level: Option<Level<P::Arch>> = pending.map(|table| self.meta(*table).level()).max();
+        let Some(level) = level else { return };
         // What was below one of the table's slots may be anywhere in it.
-        let span = level.span::<P::Arch>();
+        let span = level.span();
         let start = range.start().align_down(span);
         let end = range.end().0.checked_next_multiple_of(span).unwrap_or(range.end().0);
         let what = Invalidation {
@@ -117,12 +122,17 @@ impl<P: Platform> PageTable<'_, P> {
     /// Waits for the flush of what was in the slot of `node` around `at`, which was read as empty
     /// without a lock, or makes it. What is pending for `own` alone is the caller's affair.
     #[cold]
-    pub(crate) fn wait_for_pending_flushes(&self, node: Node, at: VirtAddr, own: Option<&Gather>) {
+    pub(crate) fn wait_for_pending_flushes(
+        &self,
+        node: Node<P::Arch>,
+        at: VirtAddr,
+        own: Option<&Gather>,
+    ) {
         let pending = pending::count(self.meta(node.table).pending());
         if !self.is_locked(node.table) && pending == own.map_or(0, |own| own.marks_of(node.table)) {
             return;
         }
-        let span = node.level.span::<P::Arch>();
+        let span = node.level.span();
         let slot = at.align_down(span);
         let range = VirtRange::raw(slot.0, slot.0.saturating_add(span));
         // The cursor waits for the lock, and looks at the count.

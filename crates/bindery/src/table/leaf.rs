@@ -4,40 +4,17 @@
 //! middle step a TLB may hold both sizes at once. AArch64 may answer that with a conflict abort
 //! (Arm ARM DDI 0487, D8.16), and every architecture may use either size.
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Attributes, Entry, Level, Permissions, ProtectionKey, absent};
+use crate::arch::{AbsentFormat, Arch, Attributes, Entry, Level, Permissions, ProtectionKey};
 use crate::events::RareEvents;
 use crate::platform::Platform;
 use crate::stats::Counts;
 
 use super::locking::{Depth, Node};
+use super::run::Slots;
 use super::{OutOfMemory, PageTable, ReadSection, TablePool};
-
-/// Replaces `old`, just read from `slot`, by what `change` makes of it, and returns what was there
-/// with everything that the MMU added.
-#[inline]
-pub(crate) fn replace<A: Arch>(
-    slot: &AtomicU64,
-    old: Entry,
-    change: impl Fn(Entry) -> Entry,
-) -> Entry {
-    if old.0 & A::PRESENT == 0 || A::is_saturated(old) {
-        slot.store(change(old).0, Ordering::Relaxed);
-        return old;
-    }
-    let mut current = old.0;
-    while let Err(newer) = slot.compare_exchange_weak(
-        current,
-        change(Entry(current)).0,
-        Ordering::Relaxed,
-        Ordering::Relaxed,
-    ) {
-        current = newer;
-    }
-    Entry(current)
-}
 
 impl<P: Platform> PageTable<'_, P> {
     /// Lets no entry cover addresses on both sides of `at`, a multiple of the page size: VMAs
@@ -47,7 +24,7 @@ impl<P: Platform> PageTable<'_, P> {
             let section = ReadSection::enter(&self.memory.platform);
             self.peek(&section, at, &mut Counts::default())
         };
-        let whole = at.is_aligned(node.level.span::<P::Arch>());
+        let whole = at.is_aligned(node.level.span());
         if node.level > Level::PTE && !entry.is_empty() && !whole {
             let range = VirtRange::raw(at.0, at.0 + PAGE_SIZE);
             let mut cursor = self.cursor(range, Depth::Floor(Level::PTE));
@@ -67,7 +44,7 @@ impl<P: Platform> PageTable<'_, P> {
     /// `base`, by a table of smaller ones, and returns the table, locked.
     pub(crate) fn split(
         &self,
-        node: Node,
+        node: Node<P::Arch>,
         index: u32,
         base: VirtAddr,
         counts: &mut Counts,
@@ -78,24 +55,24 @@ impl<P: Platform> PageTable<'_, P> {
         let slot = &self.slots(node.table)[index as usize];
         let old = Entry(slot.load(Ordering::Relaxed));
         counts.entries_read += 1;
-        let entries = arch::entries::<P::Arch>();
+        let entries = P::Arch::ENTRIES;
         if old.0 & P::Arch::PRESENT != 0 {
             RareEvents::note(&self.memory.rare.leaf_splits);
-            let old = replace::<P::Arch>(slot, old, |_| Entry::EMPTY);
-            let range = VirtRange::raw(base.0, base.0 + node.level.span::<P::Arch>());
+            let old = P::Arch::replace_entry(slot, old, |_| Entry::EMPTY);
+            let range = VirtRange::raw(base.0, base.0 + node.level.span());
             self.invalidate_now(range, node.level, counts);
             counts.entries_written += 1;
             let first = P::Arch::leaf(P::Arch::frame(old), level, P::Arch::attributes(old));
             if level == Level::PTE {
                 self.fill(table, 0, first, entries, counts);
             } else {
-                let step = P::Arch::STEP << level.order::<P::Arch>().0;
+                let step = P::Arch::STEP << level.order().0;
                 self.write_steps(table, first, step, counts);
             }
         } else {
             self.inherit_guards(node.table, table);
-            let step = absent::step::<P::Arch>(old);
-            let shift = level.order::<P::Arch>();
+            let step = P::Arch::absent_step(old);
+            let shift = level.order();
             self.write_steps(table, old, step.wrapping_shl(u32::from(shift.0)), counts);
         }
         slot.store(P::Arch::table(table).0, Ordering::Release);
@@ -109,7 +86,7 @@ impl<P: Platform> PageTable<'_, P> {
             slot.store(entry.0, Ordering::Relaxed);
             entry = Entry(entry.0.wrapping_add(step));
         }
-        let entries = arch::entries::<P::Arch>();
+        let entries = P::Arch::ENTRIES;
         counts.entries_written += u64::from(entries);
         self.change_entry_count(table, entries, 0);
     }

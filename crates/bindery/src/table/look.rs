@@ -5,7 +5,7 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Absent, Arch, Attributes, Entry, Kind, Level, Permissions, absent};
+use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Entry, Kind, Level, Permissions};
 use crate::frame::Folio;
 use crate::platform::Platform;
 use crate::stats::Counts;
@@ -16,31 +16,31 @@ use super::{PageTable, ReadSection, run};
 
 /// A stretch of equal looks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Looked {
+pub(crate) struct Looked<A: Arch> {
     /// The entry without the contiguous bit: of a huge leaf and of nothing, the one entry that
     /// covers it all.
     pub(crate) entry: Entry,
     /// As it is in memory.
     pub(crate) raw: Entry,
-    pub(crate) node: Node,
+    pub(crate) node: Node<A>,
     pub(crate) index: u32,
     /// The part of the range that it covers.
     pub(crate) range: VirtRange,
 }
 
-impl Looked {
+impl<A: Arch> Looked<A> {
     /// The frame of the first page of the range, if a leaf or a `PROT_NONE` entry names it.
-    pub(crate) fn frame<A: Arch>(&self) -> Option<Frame> {
-        let first = match arch::kind::<A>(self.raw, self.node.level) {
+    pub(crate) fn frame(&self) -> Option<Frame> {
+        let first = match self.node.level.kind(self.raw) {
             Kind::Leaf => A::frame(self.entry),
-            Kind::Absent => match absent::decode::<A>(self.raw) {
+            Kind::Absent => match A::decode_absent(self.raw) {
                 Some(Absent::ProtNone { frame, .. }) => frame,
                 _ => return None,
             },
             Kind::Empty | Kind::Table => return None,
         };
         // A huge entry names the first of its pages.
-        let inside = self.range.start().0 & (self.node.level.span::<A>() - 1);
+        let inside = self.range.start().0 & (self.node.level.span() - 1);
         Some(first.plus((inside >> PAGE_SHIFT) as u32))
     }
 }
@@ -66,10 +66,10 @@ pub(crate) enum MappedRun {
 
 /// A stretch of addresses that are all mapped alike.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Stretch {
+pub(crate) struct Stretch<A: Arch> {
     pub(crate) range: VirtRange,
     /// Of its entries.
-    pub(crate) level: Level,
+    pub(crate) level: Level<A>,
     pub(crate) what: MappedRun,
 }
 
@@ -77,21 +77,21 @@ impl<P: Platform> PageTable<'_, P> {
     /// Calls `f` for every entry that covers a part of `range`, in rising order, until it says
     /// false. One call for each leaf, absent entry, and empty entry of the lowest table that
     /// exists.
-    pub(crate) fn look(&self, range: VirtRange, mut f: impl FnMut(Looked) -> bool) {
+    pub(crate) fn look(&self, range: VirtRange, mut f: impl FnMut(Looked<P::Arch>) -> bool) {
         let mut counts = Counts::default();
         let mut at = range.start();
         while at < range.end() {
             // One table at a time, so that no read section lasts long.
             let section = ReadSection::enter(&self.memory.platform);
             let (node, first, entry) = self.peek(&section, at, &mut counts);
-            let span = node.level.span::<P::Arch>();
+            let span = node.level.span();
             let slots = self.slots(node.table);
             let mut index = first;
             let mut raw = entry;
             loop {
                 let slot = at.0 & !(span - 1);
                 let end = slot.saturating_add(span).min(range.end().0);
-                let leaf = arch::kind::<P::Arch>(raw, node.level) == Kind::Leaf;
+                let leaf = node.level.kind(raw) == Kind::Leaf;
                 let entry = if leaf && node.level == Level::PTE {
                     P::Arch::clear_contig(raw, index)
                 } else {
@@ -105,11 +105,11 @@ impl<P: Platform> PageTable<'_, P> {
                 }
                 at = VirtAddr(end);
                 index += 1;
-                if at >= range.end() || index >= arch::entries::<P::Arch>() {
+                if at >= range.end() || index >= P::Arch::ENTRIES {
                     break;
                 }
                 raw = Entry(slots[index as usize].load(Ordering::Acquire));
-                if arch::kind::<P::Arch>(raw, node.level) == Kind::Table {
+                if node.level.kind(raw) == Kind::Table {
                     break;
                 }
             }
@@ -121,7 +121,7 @@ impl<P: Platform> PageTable<'_, P> {
     pub(crate) fn skip_present(&self, range: VirtRange, permission: Permissions) -> VirtAddr {
         let mut at = range.end();
         self.look(range, |looked| {
-            let leaf = arch::kind::<P::Arch>(looked.raw, looked.node.level) == Kind::Leaf;
+            let leaf = looked.node.level.kind(looked.raw) == Kind::Leaf;
             let allowed =
                 leaf && P::Arch::attributes(looked.entry).permissions.contains(permission);
             if !allowed {
@@ -139,7 +139,7 @@ impl<P: Platform> PageTable<'_, P> {
     /// The tables are locked meanwhile, a few at a time, so what `f` receives is current, and
     /// folios stay. `f` takes no lock but those that may be taken inside. The caller keeps moves of
     /// tables out of the range.
-    pub(crate) fn survey(&self, range: VirtRange, f: impl FnMut(&Stretch)) {
+    pub(crate) fn survey(&self, range: VirtRange, f: impl FnMut(&Stretch<P::Arch>)) {
         self.survey_within(range, |work| work(), f);
     }
 
@@ -149,7 +149,7 @@ impl<P: Platform> PageTable<'_, P> {
         &self,
         range: VirtRange,
         within: impl Fn(&mut dyn FnMut()),
-        mut f: impl FnMut(&Stretch),
+        mut f: impl FnMut(&Stretch<P::Arch>),
     ) {
         let mut chunks = Chunks::of(range);
         let mut over = false;
@@ -162,15 +162,19 @@ impl<P: Platform> PageTable<'_, P> {
     }
 
     /// As [`PageTable::survey`], until `f` says false.
-    pub(crate) fn survey_while(&self, range: VirtRange, mut f: impl FnMut(&Stretch) -> bool) {
+    pub(crate) fn survey_while(
+        &self,
+        range: VirtRange,
+        mut f: impl FnMut(&Stretch<P::Arch>) -> bool,
+    ) {
         let (mut chunks, mut goes_on) = (Chunks::of(range), true);
         while goes_on && let Some(cursor) = chunks.next(self, Depth::Floor(Level::PTE), None) {
             self.survey_locked(cursor.range(), &mut |stretch| goes_on = goes_on && f(stretch));
         }
     }
 
-    fn survey_locked(&self, range: VirtRange, f: &mut impl FnMut(&Stretch)) {
-        let mut run: Option<Stretch> = None;
+    fn survey_locked(&self, range: VirtRange, f: &mut impl FnMut(&Stretch<P::Arch>)) {
+        let mut run: Option<Stretch<P::Arch>> = None;
         self.look(range, |looked| {
             if let Some(next) = self.mapped_run(&looked) {
                 let next = Stretch { range: looked.range, level: looked.node.level, what: next };
@@ -184,23 +188,23 @@ impl<P: Platform> PageTable<'_, P> {
     }
 
     /// What the entry says, its folio apart; `None` if it is empty.
-    fn mapped_run(&self, looked: &Looked) -> Option<MappedRun> {
+    fn mapped_run(&self, looked: &Looked<P::Arch>) -> Option<MappedRun> {
         let level = looked.node.level;
         // A huge entry names the first of its pages.
-        let inside = looked.range.start().0 & (level.span::<P::Arch>() - 1);
+        let inside = looked.range.start().0 & (level.span() - 1);
         let inside = inside >> PAGE_SHIFT;
         let pages = |frame: Frame, attributes| MappedRun::Pages {
             first: frame.plus(inside as u32),
             folio: None,
             attributes,
         };
-        match arch::kind::<P::Arch>(looked.raw, level) {
+        match level.kind(looked.raw) {
             Kind::Empty | Kind::Table => None,
             Kind::Leaf => {
                 let entry = self.gathered(looked);
                 Some(pages(P::Arch::frame(entry), P::Arch::attributes(entry)))
             }
-            Kind::Absent => Some(match absent::decode::<P::Arch>(looked.raw)? {
+            Kind::Absent => Some(match P::Arch::decode_absent(looked.raw)? {
                 Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault } => {
                     let attributes = Attributes {
                         accessed,
@@ -223,8 +227,8 @@ impl<P: Platform> PageTable<'_, P> {
 
     /// The leaf, with accessed and dirty of all entries of its contiguous run: the MMU may have
     /// set them in any.
-    fn gathered(&self, looked: &Looked) -> Entry {
-        if !looked.node.in_contig::<P::Arch>(looked.raw) {
+    fn gathered(&self, looked: &Looked<P::Arch>) -> Entry {
+        if !looked.node.in_contig(looked.raw) {
             return looked.entry;
         }
         let slots = self.slots(looked.node.table);
@@ -235,7 +239,12 @@ impl<P: Platform> PageTable<'_, P> {
     }
 
     /// Lets `next` continue the run, or hands the run to `f` and begins another.
-    fn lengthen(&self, run: &mut Option<Stretch>, mut next: Stretch, f: &mut impl FnMut(&Stretch)) {
+    fn lengthen(
+        &self,
+        run: &mut Option<Stretch<P::Arch>>,
+        mut next: Stretch<P::Arch>,
+        f: &mut impl FnMut(&Stretch<P::Arch>),
+    ) {
         if let Some(run) = run
             && run.range.end() == next.range.start()
             && run.level == next.level
@@ -253,7 +262,7 @@ impl<P: Platform> PageTable<'_, P> {
     }
 
     /// Whether `next` continues the run.
-    fn continues(&self, run: &Stretch, next: &MappedRun) -> bool {
+    fn continues(&self, run: &Stretch<P::Arch>, next: &MappedRun) -> bool {
         match (&run.what, next) {
             (
                 MappedRun::Pages { first, folio, attributes },

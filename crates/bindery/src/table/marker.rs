@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::VirtRange;
-use crate::arch::{self, Absent, Entry, Equal, Kind, Level, Marker, absent};
+use crate::arch::{Absent, AbsentFormat, Arch, Entry, Equal, Kind, Level, Marker};
 use crate::platform::Platform;
 
 use super::cursor::{Chunks, Cursor, Whole};
@@ -17,8 +17,8 @@ impl<P: Platform> PageTable<'_, P> {
     /// level 2 that is covered whole, with a table on deposit, one for each page else. On failure
     /// what lies before is marked.
     pub(crate) fn mark(&self, range: VirtRange, marker: Marker) -> Result<(), OutOfMemory> {
-        let entry = absent::encode::<P::Arch>(Absent::Marker(marker));
-        let table = Level::PMD.span::<P::Arch>();
+        let entry = P::Arch::encode_absent(Absent::Marker(marker));
+        let table = P::Arch::PMD.span();
         let mut at = range.start();
         while at < range.end() {
             let end = (at.0 & !(table - 1)).saturating_add(table).min(range.end().0);
@@ -45,7 +45,7 @@ impl<P: Platform> PageTable<'_, P> {
         while let Some(mut cursor) = chunks.next(self, Depth::Floor(Level::PTE), None) {
             while let Some(run) = cursor.next_run(Equal::empty(), Whole::Enter)? {
                 if let What::Absent(first) = run.what
-                    && absent::decode::<P::Arch>(first) == wanted
+                    && P::Arch::decode_absent(first) == wanted
                 {
                     clear_absent(&mut cursor, &run, first);
                 }
@@ -64,7 +64,7 @@ pub(super) fn mark_slot<'m, P: Platform>(
     let tables = cursor.tables;
     let table = cursor.table_at(part.start(), Level::PMD, pool)?;
     let deposit = pool.take(Level::PTE, &mut cursor.counts)?;
-    let index = Level::PMD.index_of::<P::Arch>(part.start());
+    let index = P::Arch::PMD.index_of(part.start());
     tables.deposit_table(table, deposit);
     tables.meta(table).note_guards();
     tables.publish_leaf(table, index, entry);
@@ -80,10 +80,10 @@ fn mark_pages<'m, P: Platform>(
 ) -> Result<(), OutOfMemory> {
     let tables = cursor.tables;
     let table = cursor.table_at(part.start(), Level::PTE, pool)?;
-    let first = Level::PTE.index_of::<P::Arch>(part.start());
+    let first = P::Arch::PTE.index_of(part.start());
     let count = part.pages() as u32;
     let slots = tables.slots(table);
-    debug_assert_eq!(arch::kind::<P::Arch>(run::load(slots, first), Level::PTE), Kind::Empty);
+    debug_assert_eq!(P::Arch::PTE.kind(run::load(slots, first)), Kind::Empty);
     // Before the first marker: who detaches tables asks for it under the table's lock.
     tables.meta(table).note_guards();
     for slot in &slots[first as usize..(first + count) as usize] {

@@ -74,7 +74,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Memory;
 use crate::addr::{Frame, Order, VirtAddr};
-use crate::arch::{self, Arch, Entry, Kind, Level};
+use crate::arch::{Arch, Entry, Kind, Level};
 pub(crate) use crate::error::OutOfMemory;
 use crate::frame::pending;
 use crate::frame::table_meta::TableMeta;
@@ -83,7 +83,8 @@ use crate::platform::Platform;
 use crate::stats::{Counts, Stats};
 use crate::tlb::ActiveCpus;
 
-use locking::{LockTree, Node};
+use descent::EntryAt;
+use locking::LockTree;
 use move_range::Moving;
 use run::Run;
 
@@ -167,10 +168,10 @@ impl<'m, P: Platform> PageTable<'m, P> {
         };
         let table = Self { memory, root, state };
         if let Some(kernel) = memory.platform.kernel_root() {
-            let half = arch::entries::<P::Arch>() / 2;
+            let half = P::Arch::ENTRIES / 2;
             // SAFETY: 1. and 2. the platform's obligation 5.
             let theirs = unsafe { memory.slots(kernel) };
-            for index in half..arch::entries::<P::Arch>() {
+            for index in half..P::Arch::ENTRIES {
                 let entry = theirs[index as usize].load(Ordering::Relaxed);
                 table.slots(root)[index as usize].store(entry, Ordering::Relaxed);
             }
@@ -215,7 +216,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
 
     /// The entries of a run.
     #[inline]
-    pub(crate) fn slots_of(&self, run: &Run) -> &[AtomicU64] {
+    pub(crate) fn slots_of(&self, run: &Run<P::Arch>) -> &[AtomicU64] {
         &self.slots(run.node.table)[run.index as usize..(run.index + run.count) as usize]
     }
 
@@ -246,7 +247,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         _section: &ReadSection<'_, P>,
         addr: VirtAddr,
         counts: &mut Counts,
-    ) -> (Node, u32, Entry) {
+    ) -> EntryAt<P::Arch> {
         let found = self.entry_below(self.root_node(), addr, Level::PTE, Ordering::Acquire);
         counts.entries_descended += P::Arch::ROOT.steps_to(found.0.level) + 1;
         found
@@ -261,7 +262,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     ) -> Option<LeafTable> {
         let parent =
             self.table_below(self.root_node(), addr, Level::PMD, Ordering::Acquire).ok()?.table;
-        let table = self.child(parent, Level::PMD, Level::PMD.index_of::<P::Arch>(addr))?;
+        let table = self.child(parent, Level::PMD, P::Arch::PMD.index_of(addr))?;
         Some(LeafTable { parent, table })
     }
 
@@ -270,7 +271,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     /// reading, which keeps out the moves that carry the parent along.
     #[inline]
     pub(crate) fn try_lock_leaf_table(&self, addr: VirtAddr, found: &LeafTable) -> bool {
-        let index = Level::PMD.index_of::<P::Arch>(addr);
+        let index = P::Arch::PMD.index_of(addr);
         let is_at = || self.child(found.parent, Level::PMD, index) == Some(found.table);
         if !locking::lock_found(self, found.table, is_at) {
             return false;
@@ -327,7 +328,7 @@ pub(crate) struct LeafTable {
 /// A new empty table for `level`, locked, so that it can be installed in at once.
 pub(crate) fn new_table<P: Platform>(
     memory: &Memory<P>,
-    level: Level,
+    level: Level<P::Arch>,
     counts: &mut Counts,
 ) -> Option<Frame> {
     let table = memory.frames.allocate(Order::PAGE)?;
@@ -413,9 +414,9 @@ impl<P: Platform> LockTree for PageTable<'_, P> {
     }
 
     #[inline]
-    fn child(&self, table: Frame, level: Level, index: u32) -> Option<Frame> {
+    fn child(&self, table: Frame, level: Level<P::Arch>, index: u32) -> Option<Frame> {
         let entry = Entry(self.slots(table)[index as usize].load(Ordering::Acquire));
-        (arch::kind::<P::Arch>(entry, level) == Kind::Table).then(|| P::Arch::frame(entry))
+        (level.kind(entry) == Kind::Table).then(|| P::Arch::frame(entry))
     }
 }
 

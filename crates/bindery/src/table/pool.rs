@@ -60,7 +60,11 @@ impl<'m, P: Platform> TablePool<'m, P> {
     }
 
     /// A locked, empty table for `level`; counts it where it comes from the allocator.
-    pub(crate) fn take(&mut self, level: Level, counts: &mut Counts) -> Result<Frame, OutOfMemory> {
+    pub(crate) fn take(
+        &mut self,
+        level: Level<P::Arch>,
+        counts: &mut Counts,
+    ) -> Result<Frame, OutOfMemory> {
         let Some(table) = self.tables.pop(&self.memory.frames) else {
             return new_table(self.memory, level, counts).ok_or(OutOfMemory);
         };

@@ -4,15 +4,15 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::VirtRange;
 use crate::arch::{
-    self, Arch, Attributes, Entry, Equal, Level, Permissions, ProtectionKey, Write, absent,
+    Absent, AbsentFormat, Arch, Attributes, Entry, Equal, Level, Permissions, ProtectionKey, Write,
 };
 use crate::platform::Platform;
 use crate::tlb::Gather;
 
 use super::cursor::{Chunks, Cursor, Whole};
-use super::leaf::{replace, user_attributes};
+use super::leaf::user_attributes;
 use super::locking::Depth;
-use super::run::{self, Run, What};
+use super::run::{self, Run, Slots, What};
 use super::{OutOfMemory, PageTable};
 
 /// Which pages may become writable at once, where the mapping allows stores. The others do so with
@@ -92,7 +92,7 @@ fn protect_locked<P: Platform>(
 /// and whether they may. Zero pages have no owner.
 fn writable_part<P: Platform>(
     cursor: &Cursor<'_, '_, P>,
-    run: &Run,
+    run: &Run<P::Arch>,
     first: Entry,
     policy: &EntryPolicy,
 ) -> (bool, u32) {
@@ -104,7 +104,7 @@ fn writable_part<P: Platform>(
     }
     let frame = P::Arch::frame(first);
     let Some(folio) = memory.frames.folio_of(frame) else { return (false, run.count) };
-    let pages = run.pages::<P::Arch>();
+    let pages = run.pages();
     let (exclusive, alike) = memory.frames.exclusive_run(folio, frame.0 - folio.head.0, pages);
     if run.node.level > Level::PTE {
         // One leaf cannot be writable in part: it is writable where all of it is exclusive.
@@ -116,7 +116,7 @@ fn writable_part<P: Platform>(
 /// Rewrites the leaves of `run`, in parts of equal exclusivity where that matters.
 fn protect_leaves<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
-    mut run: Run,
+    mut run: Run<P::Arch>,
     mut first: Entry,
     policy: &EntryPolicy,
     gather: &mut Gather,
@@ -138,7 +138,7 @@ fn protect_leaves<P: Platform>(
             return;
         }
         first = Entry(first.0.wrapping_add(P::Arch::STEP.wrapping_mul(u64::from(alike))));
-        run = run.rest::<P::Arch>(alike);
+        run = run.rest(alike);
     }
 }
 
@@ -146,7 +146,7 @@ fn protect_leaves<P: Platform>(
 /// is stale afterwards is in the gather.
 fn rewrite<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
-    run: &Run,
+    run: &Run<P::Arch>,
     first: Entry,
     new: Attributes,
     gather: &mut Gather,
@@ -191,7 +191,7 @@ fn rewrite<P: Platform>(
     }
     rewrite_in_place(cursor, run, change);
     if narrower {
-        gather.stale(run.range::<P::Arch>(), run.node.level);
+        gather.stale(run.range(), run.node.level);
     } else {
         // Entries only allow more: a TLB that remembers less raises a fault, which looks again.
         cursor.counts.invalidations_saved += 1;
@@ -199,7 +199,7 @@ fn rewrite<P: Platform>(
 }
 
 /// Whether an entry of `run` is in a contiguous run.
-fn has_contig<P: Platform>(cursor: &Cursor<'_, '_, P>, run: &Run) -> bool {
+fn has_contig<P: Platform>(cursor: &Cursor<'_, '_, P>, run: &Run<P::Arch>) -> bool {
     let is_contig = |slot: &AtomicU64| P::Arch::is_contig(Entry(slot.load(Ordering::Relaxed)));
     run.node.level == Level::PTE && cursor.tables.slots_of(run).iter().any(is_contig)
 }
@@ -215,7 +215,7 @@ fn is_narrower<A: Arch>(old: Entry, new: Entry) -> bool {
 /// Applies `change` to each entry of `run`, which stays valid throughout.
 fn rewrite_in_place<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
-    run: &Run,
+    run: &Run<P::Arch>,
     change: impl Fn(Entry) -> Entry,
 ) {
     let tables = cursor.tables;
@@ -225,7 +225,7 @@ fn rewrite_in_place<P: Platform>(
             !P::Arch::needs_break(entry, change(entry), run.node.level),
             "a change in place that the architecture wants broken first"
         );
-        replace::<P::Arch>(slot, entry, &change);
+        P::Arch::replace_entry(slot, entry, &change);
     }
     cursor.counts.entries_read += u64::from(run.count);
     cursor.counts.entries_written += u64::from(run.count);
@@ -234,7 +234,7 @@ fn rewrite_in_place<P: Platform>(
 /// Clears the run, invalidates it, and writes what `change` makes of each entry.
 fn break_and_make<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
-    run: &Run,
+    run: &Run<P::Arch>,
     change: impl Fn(Entry) -> Entry,
 ) {
     let tables = cursor.tables;
@@ -243,7 +243,7 @@ fn break_and_make<P: Platform>(
     for slot in entries {
         slot.fetch_and(!P::Arch::PRESENT, Ordering::Relaxed);
     }
-    tables.invalidate_now(run.range::<P::Arch>(), Level::PTE, &mut cursor.counts);
+    tables.invalidate_now(run.range(), Level::PTE, &mut cursor.counts);
     for slot in entries {
         let entry = Entry(slot.load(Ordering::Relaxed) | P::Arch::PRESENT);
         slot.store(change(entry).0, Ordering::Relaxed);
@@ -253,7 +253,11 @@ fn break_and_make<P: Platform>(
 }
 
 /// Makes `PROT_NONE` leaves of the run.
-fn make_prot_none<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run, gather: &mut Gather) {
+fn make_prot_none<P: Platform>(
+    cursor: &mut Cursor<'_, '_, P>,
+    run: &Run<P::Arch>,
+    gather: &mut Gather,
+) {
     let tables = cursor.tables;
     let slots = tables.slots(run.node.table);
     tables.mark_pending(run.node.table, gather, &mut cursor.counts);
@@ -262,7 +266,7 @@ fn make_prot_none<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run, gather
         let slot = &slots[index as usize];
         let raw = Entry(slot.load(Ordering::Relaxed));
         if run.node.level > Level::PTE {
-            replace::<P::Arch>(slot, raw, prot_none::<P::Arch>);
+            P::Arch::replace_entry(slot, raw, prot_none::<P::Arch>);
             continue;
         }
         if P::Arch::is_contig(raw) && index & (P::Arch::CONTIG_ENTRIES - 1) == 0 {
@@ -270,7 +274,7 @@ fn make_prot_none<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run, gather
         } else if !P::Arch::is_contig(raw) {
             gathered = None;
         }
-        replace::<P::Arch>(slot, Entry(slot.load(Ordering::Relaxed)), |entry| {
+        P::Arch::replace_entry(slot, Entry(slot.load(Ordering::Relaxed)), |entry| {
             let entry = Entry(entry.0 | P::Arch::PRESENT);
             let entry = P::Arch::clear_contig(entry, index);
             prot_none::<P::Arch>(gathered.map_or(entry, |all| P::Arch::gather(entry, all)))
@@ -278,7 +282,7 @@ fn make_prot_none<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run, gather
     }
     cursor.counts.entries_read += u64::from(run.count);
     cursor.counts.entries_written += u64::from(run.count);
-    gather.stale(run.range::<P::Arch>(), run.node.level);
+    gather.stale(run.range(), run.node.level);
 }
 
 /// Takes the valid bit from all entries of a contiguous run, and only then gathers accessed and
@@ -287,13 +291,13 @@ fn suspend_contig<A: Arch>(slots: &[AtomicU64], index: u32) -> Entry {
     for slot in &slots[index as usize..(index + A::CONTIG_ENTRIES) as usize] {
         slot.fetch_and(!A::PRESENT, Ordering::Relaxed);
     }
-    run::match_leaves::<A>(slots, index, A::CONTIG_ENTRIES, Equal::empty(), A::STEP, A::PRESENT).1
+    A::match_leaves(slots, index, A::CONTIG_ENTRIES, Equal::empty(), A::STEP, A::PRESENT).1
 }
 
 /// The `PROT_NONE` form of a leaf without it.
 fn prot_none<A: Arch>(leaf: Entry) -> Entry {
     let attributes = A::attributes(leaf);
-    absent::encode::<A>(absent::Absent::ProtNone {
+    A::encode_absent(Absent::ProtNone {
         frame: A::frame(leaf),
         accessed: attributes.accessed,
         dirty: attributes.dirty,
@@ -304,12 +308,16 @@ fn prot_none<A: Arch>(leaf: Entry) -> Entry {
 
 /// Makes leaves of the run's `PROT_NONE` ones, and contiguous runs where alignment allows; other
 /// absent entries stay as they are. Nothing has to be broken: what was `PROT_NONE` is in no TLB.
-fn restore_leaves<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run, policy: &EntryPolicy) {
+fn restore_leaves<P: Platform>(
+    cursor: &mut Cursor<'_, '_, P>,
+    run: &Run<P::Arch>,
+    policy: &EntryPolicy,
+) {
     let mut run = *run;
     while run.count > 0 {
         let slots = cursor.tables.slots(run.node.table);
-        let prot_none = absent::decode::<P::Arch>(run::load(slots, run.index));
-        let Some(absent::Absent::ProtNone { frame, userfault, .. }) = prot_none else { return };
+        let prot_none = P::Arch::decode_absent(run::load(slots, run.index));
+        let Some(Absent::ProtNone { frame, userfault, .. }) = prot_none else { return };
         let probe =
             P::Arch::leaf(frame, run.node.level, user_attributes(Permissions::READ, policy.key));
         let (writable, alike) = writable_part(cursor, &run, probe, policy);
@@ -321,13 +329,13 @@ fn restore_leaves<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run, policy
             .set(Permissions::WRITE, writable && policy.permissions.contains(Permissions::WRITE));
         cursor.tables.memory.before_execution_of(restored.permissions, frame);
         restore_part(cursor, &run, alike, restored);
-        run = run.rest::<P::Arch>(alike);
+        run = run.rest(alike);
     }
 }
 
 fn restore_part<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
-    run: &Run,
+    run: &Run<P::Arch>,
     count: u32,
     restored: Attributes,
 ) {
@@ -338,15 +346,15 @@ fn restore_part<P: Platform>(
     for index in run.index..end {
         let slot = &slots[index as usize];
         let entry = Entry(slot.load(Ordering::Relaxed));
-        let Some(absent::Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault }) =
-            absent::decode::<P::Arch>(entry)
+        let Some(Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault }) =
+            P::Arch::decode_absent(entry)
         else {
             continue;
         };
         let attributes = Attributes { accessed, dirty, soft_dirty, userfault, ..restored };
         let leaf = P::Arch::leaf(frame, level, attributes);
         if level == Level::PTE
-            && arch::may_fold::<P::Arch>(leaf, index)
+            && P::Arch::may_fold(leaf, index)
             && end - index >= P::Arch::CONTIG_ENTRIES
         {
             contig_end = index + P::Arch::CONTIG_ENTRIES;

@@ -4,7 +4,7 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, VirtAddr, VirtRange};
-use crate::arch::{Arch, Entry, Equal, absent};
+use crate::arch::{AbsentFormat, Arch, Entry, Equal};
 
 use super::locking::Node;
 
@@ -25,31 +25,31 @@ pub(crate) enum What {
 /// A run: `count` entries from `index` on in the table of `node`, which cover `at` and what
 /// follows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Run {
+pub(crate) struct Run<A: Arch> {
     pub(crate) at: VirtAddr,
-    pub(crate) node: Node,
+    pub(crate) node: Node<A>,
     pub(crate) index: u32,
     pub(crate) count: u32,
     pub(crate) what: What,
 }
 
-impl Run {
+impl<A: Arch> Run<A> {
     /// The addresses that the run covers.
-    pub(crate) fn range<A: Arch>(&self) -> VirtRange {
-        let bytes = u64::from(self.count) << self.node.level.span_shift::<A>();
+    pub(crate) fn range(&self) -> VirtRange {
+        let bytes = u64::from(self.count) << self.node.level.span_shift();
         VirtRange::raw(self.at.0, self.at.0 + bytes)
     }
 
     /// The run without its first `count` entries.
-    pub(crate) fn rest<A: Arch>(&self, count: u32) -> Self {
-        let bytes = u64::from(count) << self.node.level.span_shift::<A>();
+    pub(crate) fn rest(&self, count: u32) -> Self {
+        let bytes = u64::from(count) << self.node.level.span_shift();
         let (at, index) = (VirtAddr(self.at.0.wrapping_add(bytes)), self.index + count);
         Self { at, index, count: self.count - count, ..*self }
     }
 
     /// Base pages that the run covers.
-    pub(crate) fn pages<A: Arch>(&self) -> u32 {
-        self.count << self.node.level.order::<A>().0
+    pub(crate) fn pages(&self) -> u32 {
+        self.count << self.node.level.order().0
     }
 }
 
@@ -78,71 +78,6 @@ pub(crate) fn are_empty(slots: &[AtomicU64]) -> bool {
     chunks.iter().fold(any(rest), |all, chunk| all | any(chunk)) == 0
 }
 
-/// How many of the `limit` level-1 leaves from `index` on continue the first, `step` more each;
-/// and the first with accessed and dirty of them all. `restored` is set in every entry before it
-/// is looked at (the valid bit, of entries that are being taken out).
-#[inline]
-pub(crate) fn match_leaves<A: Arch>(
-    slots: &[AtomicU64],
-    index: u32,
-    limit: u32,
-    equal: Equal,
-    step: u64,
-    restored: u64,
-) -> (u32, Entry) {
-    let mask = A::compare_mask(equal);
-    let first = A::clear_contig(Entry(load(slots, index).0 | restored), index);
-    let (mut any, mut all) = (first.0, first.0);
-    let mut expected = first.0;
-    let mut count = 1;
-    for slot in &slots[index as usize + 1..(index + limit) as usize] {
-        let raw = slot.load(Ordering::Relaxed);
-        if raw == 0 {
-            break;
-        }
-        expected = expected.wrapping_add(step);
-        let entry = A::clear_contig(Entry(raw | restored), index + count);
-        if (entry.0 ^ expected) & mask != 0 {
-            break;
-        }
-        any |= entry.0;
-        all &= entry.0;
-        count += 1;
-    }
-    (count, A::gather_run(first, any, all))
-}
-
-/// Whether all entries of `slots` (at least one) continue the first, which is at `index` of its
-/// level-1 table, by `step` each, and agree as the runs do that are dropped. One pass, without a
-/// branch for each entry.
-#[inline]
-pub(crate) fn are_leaves<A: Arch>(
-    slots: &[AtomicU64],
-    index: u32,
-    step: u64,
-    restored: u64,
-) -> bool {
-    let entry = |raw: &AtomicU64, index| {
-        A::clear_contig(Entry(raw.load(Ordering::Relaxed) | restored), index).0
-    };
-    let first = entry(&slots[0], index);
-    let mut differ = 0;
-    let mut compare = |slots: &[AtomicU64], passed: usize| {
-        let (index, expected) = (index + passed as u32, first.wrapping_add(step * passed as u64));
-        for (count, slot) in slots.iter().enumerate() {
-            let expected = expected.wrapping_add(step * count as u64);
-            differ |= entry(slot, index + count as u32) ^ expected;
-        }
-    };
-    // Of a length that the compiler knows, so that what is expected is one addition for each.
-    let (chunks, rest) = slots.as_chunks::<8>();
-    for (passed, chunk) in chunks.iter().enumerate() {
-        compare(chunk, passed * 8);
-    }
-    compare(rest, chunks.len() * 8);
-    differ & A::compare_mask(Equal::empty()) == 0
-}
-
 /// How many entries at the beginning of `slots` are empty. The first is known to be. May return up
 /// to seven too few.
 #[inline]
@@ -154,22 +89,108 @@ pub(crate) fn count_empty_ahead(slots: &[AtomicU64]) -> u32 {
     (chunks.iter().take_while(is_empty).count() as u32 * 8).max(1)
 }
 
-/// As [`match_leaves`], for absent entries.
-pub(crate) fn match_absent<A: Arch>(slots: &[AtomicU64], index: u32, limit: u32) -> (u32, Entry) {
-    let first = load(slots, index);
-    let mask = absent::compare_mask::<A>(first);
-    let step = absent::step::<A>(first);
-    let mut gathered = first;
-    let mut expected = first.0;
-    let mut count = 1;
-    for slot in &slots[index as usize + 1..(index + limit) as usize] {
-        let entry = Entry(slot.load(Ordering::Relaxed));
-        expected = expected.wrapping_add(step);
-        if (entry.0 ^ expected) & mask != 0 {
-            break;
+/// What is done with the slots of a table whatever the tree: the same for every architecture.
+pub(crate) trait Slots: Arch {
+    /// How many of the `limit` level-1 leaves from `index` on continue the first, `step` more each;
+    /// and the first with accessed and dirty of them all. `restored` is set in every entry before
+    /// it is looked at (the valid bit, of entries that are being taken out).
+    #[inline]
+    fn match_leaves(
+        slots: &[AtomicU64],
+        index: u32,
+        limit: u32,
+        equal: Equal,
+        step: u64,
+        restored: u64,
+    ) -> (u32, Entry) {
+        let mask = Self::compare_mask(equal);
+        let first = Self::clear_contig(Entry(load(slots, index).0 | restored), index);
+        let (mut any, mut all) = (first.0, first.0);
+        let mut expected = first.0;
+        let mut count = 1;
+        for slot in &slots[index as usize + 1..(index + limit) as usize] {
+            let raw = slot.load(Ordering::Relaxed);
+            if raw == 0 {
+                break;
+            }
+            expected = expected.wrapping_add(step);
+            let entry = Self::clear_contig(Entry(raw | restored), index + count);
+            if (entry.0 ^ expected) & mask != 0 {
+                break;
+            }
+            any |= entry.0;
+            all &= entry.0;
+            count += 1;
         }
-        gathered = absent::gather::<A>(gathered, entry);
-        count += 1;
+        (count, Self::gather_run(first, any, all))
     }
-    (count, gathered)
+
+    /// Whether all entries of `slots` (at least one) continue the first, which is at `index` of its
+    /// level-1 table, by `step` each, and agree as the runs do that are dropped. One pass, without
+    /// a branch for each entry.
+    #[inline]
+    fn are_leaves(slots: &[AtomicU64], index: u32, step: u64, restored: u64) -> bool {
+        let entry = |raw: &AtomicU64, index| {
+            Self::clear_contig(Entry(raw.load(Ordering::Relaxed) | restored), index).0
+        };
+        let first = entry(&slots[0], index);
+        let mut differ = 0;
+        let mut compare = |slots: &[AtomicU64], passed: usize| {
+            let (index, expected) =
+                (index + passed as u32, first.wrapping_add(step * passed as u64));
+            for (count, slot) in slots.iter().enumerate() {
+                let expected = expected.wrapping_add(step * count as u64);
+                differ |= entry(slot, index + count as u32) ^ expected;
+            }
+        };
+        // Of a length that the compiler knows, so that what is expected is one addition for each.
+        let (chunks, rest) = slots.as_chunks::<8>();
+        for (passed, chunk) in chunks.iter().enumerate() {
+            compare(chunk, passed * 8);
+        }
+        compare(rest, chunks.len() * 8);
+        differ & Self::compare_mask(Equal::empty()) == 0
+    }
+
+    /// As [`Slots::match_leaves`], for absent entries.
+    fn match_absent(slots: &[AtomicU64], index: u32, limit: u32) -> (u32, Entry) {
+        let first = load(slots, index);
+        let mask = Self::absent_compare_mask(first);
+        let step = Self::absent_step(first);
+        let mut gathered = first;
+        let mut expected = first.0;
+        let mut count = 1;
+        for slot in &slots[index as usize + 1..(index + limit) as usize] {
+            let entry = Entry(slot.load(Ordering::Relaxed));
+            expected = expected.wrapping_add(step);
+            if (entry.0 ^ expected) & mask != 0 {
+                break;
+            }
+            gathered = Self::gather_absent(gathered, entry);
+            count += 1;
+        }
+        (count, gathered)
+    }
+
+    /// Replaces `old`, just read from `slot`, by what `change` makes of it, and returns what was
+    /// there with everything that the MMU added.
+    #[inline]
+    fn replace_entry(slot: &AtomicU64, old: Entry, change: impl Fn(Entry) -> Entry) -> Entry {
+        if old.0 & Self::PRESENT == 0 || Self::is_saturated(old) {
+            slot.store(change(old).0, Ordering::Relaxed);
+            return old;
+        }
+        let mut current = old.0;
+        while let Err(newer) = slot.compare_exchange_weak(
+            current,
+            change(Entry(current)).0,
+            Ordering::Relaxed,
+            Ordering::Relaxed,
+        ) {
+            current = newer;
+        }
+        Entry(current)
+    }
 }
+
+impl<A: Arch> Slots for A {}

@@ -3,7 +3,7 @@
 //! [`super::locking`] has the protocol. Here is how one table, or all below one, are marked.
 
 use crate::addr::Frame;
-use crate::arch::{self, Level};
+use crate::arch::{Arch, Level};
 
 use super::locking::{LockTree, Node};
 
@@ -25,7 +25,7 @@ pub(crate) enum Keep {
 /// 1. CPU A, truncating, clears the entry that names table X, which has no guard;
 /// 2. CPU B locks X, which it had found before, puts a guard into it, and returns;
 /// 3. CPU A marks X stray, and drops its entries.
-pub(crate) fn try_mark_stray<T: LockTree>(tree: &T, node: Node, keep: Keep) -> bool {
+pub(crate) fn try_mark_stray<T: LockTree>(tree: &T, node: Node<T::Arch>, keep: Keep) -> bool {
     if keep == Keep::Nothing {
         return true;
     }
@@ -39,7 +39,7 @@ pub(crate) fn try_mark_stray<T: LockTree>(tree: &T, node: Node, keep: Keep) -> b
         return free;
     }
     let (entry_count, mut children) = (tree.entry_count(node.table), 0);
-    for index in 0..arch::entries::<T::Arch>() {
+    for index in 0..T::Arch::ENTRIES {
         if children == entry_count {
             break;
         }
@@ -65,10 +65,10 @@ fn unmark<T: LockTree>(tree: &T, table: Frame) {
     tree.unlock(table);
 }
 
-fn unmark_subtree<T: LockTree>(tree: &T, node: Node) {
+fn unmark_subtree<T: LockTree>(tree: &T, node: Node<T::Arch>) {
     unmark(tree, node.table);
     if node.level > Level::PTE {
-        for index in 0..arch::entries::<T::Arch>() {
+        for index in 0..T::Arch::ENTRIES {
             if let Some(table) = tree.child(node.table, node.level, index) {
                 unmark_subtree(tree, node.child(table));
             }
@@ -78,9 +78,13 @@ fn unmark_subtree<T: LockTree>(tree: &T, node: Node) {
 
 /// Marks the tables that hang in the table of `node`, which is detached and marked itself, and
 /// shows each to `met`. Returns how many there are. Called inside a read section, without locks.
-pub(crate) fn mark_children<T: LockTree>(tree: &T, node: Node, met: &mut impl FnMut(Frame)) -> u32 {
+pub(crate) fn mark_children<T: LockTree>(
+    tree: &T,
+    node: Node<T::Arch>,
+    met: &mut impl FnMut(Frame),
+) -> u32 {
     let (entry_count, mut children) = (tree.entry_count(node.table), 0);
-    for index in 0..arch::entries::<T::Arch>() {
+    for index in 0..T::Arch::ENTRIES {
         if children == entry_count {
             break;
         }
@@ -99,8 +103,8 @@ pub(crate) fn mark_children<T: LockTree>(tree: &T, node: Node, met: &mut impl Fn
 /// by the caller already.
 pub(crate) fn mark_subtree_stray<T: LockTree>(
     tree: &T,
-    node: Node,
-    held: Level,
+    node: Node<T::Arch>,
+    held: Level<T::Arch>,
     met: &mut impl FnMut(Frame, u32),
 ) {
     if node.level < held {
@@ -113,7 +117,7 @@ pub(crate) fn mark_subtree_stray<T: LockTree>(
     let mut children = 0;
     if node.level > Level::PTE {
         let entry_count = tree.entry_count(node.table);
-        for index in 0..arch::entries::<T::Arch>() {
+        for index in 0..T::Arch::ENTRIES {
             if children == entry_count {
                 break;
             }

@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{Absent, Arch, Attributes, Entry, Equal, Level, Permissions, absent};
+use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Entry, Equal, Level, Permissions};
 use crate::frame::swap_place::SwapPlace;
 use crate::frame::{Folio, OwnerKind};
 use crate::platform::Platform;
@@ -13,7 +13,7 @@ use crate::swap::page_set::PageSet;
 use super::cursor::Whole;
 use super::locking::{Depth, LockTree};
 use super::protect::{EntryPolicy, Watched, Writable};
-use super::run::{self, Run, What};
+use super::run::{self, Run, Slots, What};
 use super::{OutOfMemory, PageTable, ReadSection};
 
 /// A folio whose content is complete, and where its pages belong.
@@ -61,7 +61,7 @@ impl<P: Platform> PageTable<'_, P> {
             };
             let What::Absent(first) = run.what else { continue };
             let Some(Absent::Swap { device, slot, exclusive, soft_dirty, userfault }) =
-                absent::decode::<P::Arch>(first)
+                P::Arch::decode_absent(first)
             else {
                 continue;
             };
@@ -79,10 +79,10 @@ impl<P: Platform> PageTable<'_, P> {
                         done.refused = true;
                         return done;
                     }
-                    done.pages.add(what.number_of(part.at), part.pages::<P::Arch>());
+                    done.pages.add(what.number_of(part.at), part.pages());
                     done.exclusive &= exclusive;
                 }
-                left = left.rest::<P::Arch>(part.count.max(1));
+                left = left.rest(part.count.max(1));
             }
         }
         done
@@ -97,7 +97,7 @@ impl<P: Platform> PageTable<'_, P> {
         let Ok(Some(run)) = cursor.next_run(Equal::empty(), Whole::Enter) else { return false };
         let What::Absent(first) = run.what else { return false };
         let Some(Absent::Swap { device, slot, soft_dirty, userfault, .. }) =
-            absent::decode::<P::Arch>(first)
+            P::Arch::decode_absent(first)
         else {
             return false;
         };
@@ -143,17 +143,17 @@ impl<P: Platform> PageTable<'_, P> {
     /// Maps the folio, which ends in the table that holds its first page and is locked.
     #[inline(always)]
     fn map_whole(&self, table: Frame, what: &SwapIn, own: impl FnOnce(bool)) -> Option<bool> {
-        let index = Level::PTE.index_of::<P::Arch>(what.start);
+        let index = P::Arch::PTE.index_of(what.start);
         let (folio, place, pages) = (what.folio, what.place, what.folio.pages());
         let entry = run::load(self.slots(table), index);
         let Some(Absent::Swap { device, slot, exclusive, soft_dirty, userfault }) =
-            absent::decode::<P::Arch>(entry)
+            P::Arch::decode_absent(entry)
         else {
             return None;
         };
         let attributes = what.attributes_of(exclusive, soft_dirty, userfault);
         if (device, slot) != (place.area, place.first)
-            || pages > 1 && run::match_absent::<P::Arch>(self.slots(table), index, pages).0 != pages
+            || pages > 1 && P::Arch::match_absent(self.slots(table), index, pages).0 != pages
             || self.memory.pages_in_cache(folio, place, 0, pages) != pages
             || !attributes.permissions.intersects(Permissions::ACCESS)
         {
@@ -185,23 +185,23 @@ impl<P: Platform> PageTable<'_, P> {
 
     /// The front of the run, as far as the cache has its pages.
     #[inline]
-    fn cached_part(&self, run: &Run, what: &SwapIn) -> Run {
-        let (number, pages) = (what.number_of(run.at), run.pages::<P::Arch>());
+    fn cached_part(&self, run: &Run<P::Arch>, what: &SwapIn) -> Run<P::Arch> {
+        let (number, pages) = (what.number_of(run.at), run.pages());
         let cached = self.memory.pages_in_cache(what.folio, what.place, number, pages);
-        Run { count: cached >> run.node.level.order::<P::Arch>().0, ..*run }
+        Run { count: cached >> run.node.level.order().0, ..*run }
     }
 
     /// Maps a run whose pages are in the cache. Says whether that was possible.
     #[inline]
     fn map_part(
         &self,
-        run: &Run,
+        run: &Run<P::Arch>,
         what: &SwapIn,
         exclusive: bool,
         attributes: Attributes,
         counts: &mut Counts,
     ) -> bool {
-        let (number, pages) = (what.number_of(run.at), run.pages::<P::Arch>());
+        let (number, pages) = (what.number_of(run.at), run.pages());
         let frames = &self.memory.frames;
         if frames.map(what.folio, pages).is_err() {
             return false;
@@ -219,7 +219,13 @@ impl<P: Platform> PageTable<'_, P> {
         true
     }
 
-    fn write_swapped_in(&self, run: &Run, folio: Folio, number: u32, attributes: Attributes) {
+    fn write_swapped_in(
+        &self,
+        run: &Run<P::Arch>,
+        folio: Folio,
+        number: u32,
+        attributes: Attributes,
+    ) {
         let frame = folio.head.plus(number);
         if !attributes.permissions.intersects(Permissions::ACCESS) {
             return self.write_prot_none(run, frame, attributes);
@@ -238,11 +244,11 @@ impl<P: Platform> PageTable<'_, P> {
 impl<P: Platform> PageTable<'_, P> {
     /// The mapping allows no access: the entries have the pages, and the MMU sees none of them.
     #[cold]
-    fn write_prot_none(&self, run: &Run, frame: Frame, attributes: Attributes) {
+    fn write_prot_none(&self, run: &Run<P::Arch>, frame: Frame, attributes: Attributes) {
         let Attributes { accessed, dirty, soft_dirty, userfault, .. } = attributes;
         let absent = Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault };
-        let mut entry = absent::encode::<P::Arch>(absent);
-        let step = absent::step::<P::Arch>(entry);
+        let mut entry = P::Arch::encode_absent(absent);
+        let step = P::Arch::absent_step(entry);
         let slots = self.slots(run.node.table);
         for slot in &slots[run.index as usize..(run.index + run.count) as usize] {
             slot.store(entry.0, Ordering::Relaxed);

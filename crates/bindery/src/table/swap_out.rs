@@ -18,7 +18,7 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, Order, PAGE_SHIFT, VirtAddr, VirtRange};
-use crate::arch::{self, Absent, Arch, Attributes, Entry, Equal, Kind, Level, Permissions, absent};
+use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Entry, Equal, Kind, Level, Permissions};
 use crate::events::RareEvents;
 use crate::frame::swap_place::SwapPlace;
 use crate::frame::{Eviction, Folio, OwnerKind};
@@ -115,7 +115,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
     }
 
     /// Makes swap entries of the run if it is all that maps its folio. Says how to go on.
-    fn store_run(&mut self, run: &Run, first: Entry) -> Next {
+    fn store_run(&mut self, run: &Run<P::Arch>, first: Entry) -> Next {
         let memory = self.cursor.tables.memory;
         let frames = &memory.frames;
         let frame = P::Arch::frame(first);
@@ -167,12 +167,12 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         memory.send_out(folio, slots, number, if by_page { 0 } else { pages });
         lock.leave_locked();
         self.defer(run.node.table, pages, pages);
-        let run = Run { count: pages >> run.node.level.order::<P::Arch>().0, ..*run };
+        let run = Run { count: pages >> run.node.level.order().0, ..*run };
         if by_page {
             self.store_page_by_page(&run, folio, number, slots);
         } else {
             self.write_entries(&run, folio, number, slots);
-            self.gather.stale(run.range::<P::Arch>(), run.node.level);
+            self.gather.stale(run.range(), run.node.level);
         }
         let at = run.at.0.wrapping_sub(u64::from(number) << PAGE_SHIFT);
         self.batch.add(slots, VirtAddr(at));
@@ -195,7 +195,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
 
     /// Whether the pages of the run go one by one: the baseline.
     #[inline(always)]
-    fn is_page_by_page(&self, run: &Run) -> bool {
+    fn is_page_by_page(&self, run: &Run<P::Arch>) -> bool {
         self.cursor.tables.reach.is_page()
             && run.node.level == Level::PTE
             && self.flush == Flush::Here
@@ -204,7 +204,13 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
     /// The baseline: each page by itself is named by an entry, under the lock of its slot's cluster,
     /// and flushed.
     #[cold]
-    fn store_page_by_page(&mut self, run: &Run, folio: Folio, number: u32, slots: SlotRun) {
+    fn store_page_by_page(
+        &mut self,
+        run: &Run<P::Arch>,
+        folio: Folio,
+        number: u32,
+        slots: SlotRun,
+    ) {
         let tables = self.cursor.tables;
         for done in 0..run.count {
             let at = VirtAddr(run.at.0 + (u64::from(done) << PAGE_SHIFT));
@@ -213,7 +219,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
             let named = tables.memory.name_slots(SlotRun { first, count: 1, ..slots });
             debug_assert!(named.is_ok(), "a slot that is new has no entries");
             self.write_entries(&page, folio, number + done, slots);
-            self.gather.stale(page.range::<P::Arch>(), Level::PTE);
+            self.gather.stale(page.range(), P::Arch::PTE);
             tables.flush(self.gather, &mut self.cursor.counts);
         }
     }
@@ -222,7 +228,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
     /// was used lately, or others map it as well and decide with these.
     fn is_used_or_elsewhere(
         &mut self,
-        run: &Run,
+        run: &Run<P::Arch>,
         first: Entry,
         folio: Folio,
         only_here: bool,
@@ -240,7 +246,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
             frames.note_look(folio, turn);
             return self.cursor.tables.memory.frames.look(folio, used) == Eviction::Later;
         }
-        self.victims.elsewhere.0 += run.pages::<P::Arch>();
+        self.victims.elsewhere.0 += run.pages();
         self.victims.elsewhere.1 |= used;
         true
     }
@@ -248,7 +254,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
     /// Takes out entries whose folio's content may be dropped (`MADV_FREE`), unless it was written
     /// since: then they are restored, and the folio is not lazy any more.
     #[cold]
-    fn drop_lazy(&mut self, run: &Run, folio: Folio, pages: u32) {
+    fn drop_lazy(&mut self, run: &Run<P::Arch>, folio: Folio, pages: u32) {
         if self.batch.lazy.is_full() {
             if self.flush == Flush::Deferred {
                 return;
@@ -257,7 +263,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         }
         let tables = self.cursor.tables;
         let frames = &tables.memory.frames;
-        let count = pages >> run.node.level.order::<P::Arch>().0;
+        let count = pages >> run.node.level.order().0;
         let slots = tables.slots(run.node.table);
         let slots = &slots[run.index as usize..(run.index + count) as usize];
         self.defer(run.node.table, 0, 0);
@@ -283,7 +289,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
             super::dropping::free_deposit(tables.memory, run.node.table, &mut self.cursor.counts);
         }
         self.cursor.counts.entries_written += u64::from(count);
-        let range = Run { count, ..*run }.range::<P::Arch>();
+        let range = Run { count, ..*run }.range();
         self.gather.stale(range, run.node.level);
         // There is room: it was asked above.
         let _ = self.batch.lazy.try_push((folio, pages));
@@ -315,18 +321,18 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
 
     /// How many pages of the folio are mapped one after another from the run's first on. The run
     /// ends where the entries differ in more than the frame.
-    fn mapped_here(&mut self, run: &Run, folio: Folio, number: u32) -> u32 {
-        let pages = run.pages::<P::Arch>();
+    fn mapped_here(&mut self, run: &Run<P::Arch>, folio: Folio, number: u32) -> u32 {
+        let pages = run.pages();
         let rest = folio.pages() - number;
         if pages >= rest || run.node.level > Level::PTE {
             return pages;
         }
         let left = ((self.cursor.range().end().0 - run.at.0) >> PAGE_SHIFT) as u32;
-        let end = (run.index + rest.min(left)).min(arch::entries::<P::Arch>());
+        let end = (run.index + rest.min(left)).min(P::Arch::ENTRIES);
         let slots = self.cursor.tables.slots(run.node.table);
         let maps = |index: &u32| {
             let entry = run::load(slots, *index);
-            arch::kind::<P::Arch>(entry, Level::PTE) == Kind::Leaf
+            P::Arch::PTE.kind(entry) == Kind::Leaf
                 && P::Arch::frame(P::Arch::clear_contig(entry, *index))
                     == folio.head.plus(number + *index - run.index)
         };
@@ -338,10 +344,10 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
     }
 
     /// Stores the swap entries of the run, each with the bits that its leaf and its page had.
-    fn write_entries(&mut self, run: &Run, folio: Folio, number: u32, place: SlotRun) {
+    fn write_entries(&mut self, run: &Run<P::Arch>, folio: Folio, number: u32, place: SlotRun) {
         let tables = self.cursor.tables;
         let slots = tables.slots(run.node.table);
-        let scale = run.node.level.order::<P::Arch>().0;
+        let scale = run.node.level.order().0;
         let mut done = 0;
         while done < run.count {
             let index = run.index + done;
@@ -361,8 +367,8 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
                 soft_dirty: attributes.soft_dirty,
                 userfault: attributes.userfault,
             };
-            let mut entry = absent::encode::<P::Arch>(first);
-            let step = absent::step::<P::Arch>(entry);
+            let mut entry = P::Arch::encode_absent(first);
+            let step = P::Arch::absent_step(entry);
             let most = (same >> scale).max(1).min(run.count - done);
             let count = self.equal_software_bits(run, done, most, attributes);
             for slot in &slots[index as usize..(index + count) as usize] {
@@ -376,7 +382,13 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
     }
 
     /// How many of `most` entries agree in what a swap entry keeps.
-    fn equal_software_bits(&self, run: &Run, done: u32, most: u32, first: Attributes) -> u32 {
+    fn equal_software_bits(
+        &self,
+        run: &Run<P::Arch>,
+        done: u32,
+        most: u32,
+        first: Attributes,
+    ) -> u32 {
         let What::Leaf(_) = run.what else { return most };
         if self.is_uniform(run) {
             return most;
@@ -392,8 +404,8 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
     }
 
     /// Whether the run is one that the cursor has yielded whole: its entries agree.
-    fn is_uniform(&self, run: &Run) -> bool {
-        self.cursor.passed().end() == run.range::<P::Arch>().end()
+    fn is_uniform(&self, run: &Run<P::Arch>) -> bool {
+        self.cursor.passed().end() == run.range().end()
     }
 
     /// After the flush: the folios that nobody else holds lose their mappings, and the entries of
@@ -443,7 +455,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
                 tables.slots(node.table)[index as usize].store(leaf.0, Ordering::Release);
                 self.cursor.counts.entries_written += 1;
             }
-            at = VirtAddr(at.0 + node.level.span::<P::Arch>());
+            at = VirtAddr(at.0 + node.level.span());
         }
         memory.call_back(folio, place);
         if self.victims.held == Some(folio) {
@@ -457,7 +469,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
     /// What a leaf says in the place of the entry, if that names the slot of the folio's page.
     fn attributes_of(&self, raw: Entry, place: SwapPlace, page: u32) -> Option<Attributes> {
         let slot = place.first + u64::from(page);
-        match absent::decode::<P::Arch>(raw) {
+        match P::Arch::decode_absent(raw) {
             Some(Absent::Swap { device, slot: named, soft_dirty, userfault, .. })
                 if device == place.area && named == slot =>
             {

@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::VirtRange;
-use crate::arch::{Absent, Arch, Entry, Equal, Level, absent};
+use crate::arch::{Absent, AbsentFormat, Arch, Entry, Equal, Level};
 use crate::frame::{Folio, OwnerKind};
 use crate::platform::Platform;
 use crate::swap::SlotRun;
@@ -31,7 +31,7 @@ impl<P: Platform> PageTable<'_, P> {
         while let Ok(Some(run)) = cursor.next_run(Equal::SOFT_DIRTY, Whole::Enter) {
             let What::Leaf(first) = run.what else { continue };
             let number = P::Arch::frame(first).0.wrapping_sub(folio.head.0);
-            let pages = run.pages::<P::Arch>();
+            let pages = run.pages();
             if number >= folio.pages() || pages > folio.pages() - number {
                 continue;
             }
@@ -40,7 +40,7 @@ impl<P: Platform> PageTable<'_, P> {
                 break;
             }
             self.write_swap_entries(&run, first, (folio, number), slots);
-            gather.stale(run.range::<P::Arch>(), run.node.level);
+            gather.stale(run.range(), run.node.level);
             cursor.counts.entries_written += u64::from(run.count);
             cursor.counts.folios_touched += 1;
             unmapped += pages;
@@ -55,13 +55,13 @@ impl<P: Platform> PageTable<'_, P> {
 
     fn write_swap_entries(
         &self,
-        run: &Run,
+        run: &Run<P::Arch>,
         first: Entry,
         (folio, number): (Folio, u32),
         slots: SlotRun,
     ) {
         let attributes = P::Arch::attributes(first);
-        let scale = run.node.level.order::<P::Arch>().0;
+        let scale = run.node.level.order().0;
         let table = self.slots(run.node.table);
         let mut done = 0;
         while done < run.count {
@@ -69,14 +69,14 @@ impl<P: Platform> PageTable<'_, P> {
             let (exclusive, same) =
                 self.memory.frames.exclusive_run(folio, page, folio.pages() - page);
             let exclusive = exclusive && (scale == 0 || same == folio.pages());
-            let mut entry = absent::encode::<P::Arch>(Absent::Swap {
+            let mut entry = P::Arch::encode_absent(Absent::Swap {
                 device: slots.area,
                 slot: slots.first + u64::from(page),
                 exclusive,
                 soft_dirty: attributes.soft_dirty,
                 userfault: attributes.userfault,
             });
-            let step = absent::step::<P::Arch>(entry);
+            let step = P::Arch::absent_step(entry);
             let count = (same >> scale).max(1).min(run.count - done);
             let index = run.index + done;
             for slot in &table[index as usize..(index + count) as usize] {

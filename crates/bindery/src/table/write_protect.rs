@@ -7,24 +7,23 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::VirtRange;
-use crate::arch::{Absent, Arch, Entry, Equal, Level, Marker, absent};
+use crate::arch::{Absent, AbsentFormat, Arch, Entry, Equal, Level, Marker};
 use crate::platform::Platform;
 use crate::tlb::Gather;
 
 use super::cursor::{Chunks, Cursor, Whole};
 use super::dropping::release_absent;
-use super::leaf::replace;
 use super::locking::Depth;
 use super::marker::mark_slot;
-use super::run::{self, Run, What};
+use super::run::{self, Run, Slots, What};
 use super::zap::{clear_absent, suspend};
 use super::{OutOfMemory, PageTable, TablePool};
 
 /// Whether a run has the bit, or is one of markers.
-pub(super) fn is_protected<A: Arch>(run: &Run) -> bool {
+pub(super) fn is_protected<A: Arch>(run: &Run<A>) -> bool {
     match run.what {
         What::Leaf(first) => A::attributes(first).userfault,
-        What::Absent(first) => match absent::decode::<A>(first) {
+        What::Absent(first) => match A::decode_absent(first) {
             Some(Absent::Swap { userfault, .. } | Absent::ProtNone { userfault, .. }) => userfault,
             Some(Absent::Marker(marker)) => marker == Marker::UserfaultWriteProtect,
             None => false,
@@ -44,13 +43,13 @@ impl<P: Platform> PageTable<'_, P> {
         let mut chunks = Chunks::of(range);
         while let Some(mut cursor) = chunks.next(self, Depth::Floor(Level::PTE), Some(&*gather)) {
             while let Some(run) = cursor.next_run(Equal::WRITABLE, Whole::Enter)? {
-                if is_protected::<P::Arch>(&run) {
+                if is_protected(&run) {
                     continue;
                 }
                 match run.what {
                     What::Leaf(_) => protect_leaves(&mut cursor, &run, gather),
                     What::Absent(_) => {
-                        each_absent(&mut cursor, &run, absent::set_userfault::<P::Arch>)
+                        each_absent(&mut cursor, &run, P::Arch::set_absent_userfault)
                     }
                     What::Empty | What::Table(_) => {}
                 }
@@ -65,16 +64,16 @@ impl<P: Platform> PageTable<'_, P> {
         let mut chunks = Chunks::of(range);
         while let Some(mut cursor) = chunks.next(self, Depth::Floor(Level::PTE), None) {
             while let Some(run) = cursor.next_run(Equal::empty(), Whole::Enter)? {
-                if !is_protected::<P::Arch>(&run) {
+                if !is_protected(&run) {
                     continue;
                 }
                 match run.what {
                     What::Leaf(_) => lift_leaves(&mut cursor, &run),
-                    What::Absent(first) if absent::strip_userfault::<P::Arch>(first).is_empty() => {
+                    What::Absent(first) if P::Arch::strip_absent_userfault(first).is_empty() => {
                         clear_absent(&mut cursor, &run, first);
                     }
                     What::Absent(_) => {
-                        each_absent(&mut cursor, &run, absent::strip_userfault::<P::Arch>);
+                        each_absent(&mut cursor, &run, P::Arch::strip_absent_userfault);
                     }
                     What::Empty | What::Table(_) => {}
                 }
@@ -85,7 +84,7 @@ impl<P: Platform> PageTable<'_, P> {
 
     /// Puts markers wherever nothing stands in `range`. On failure what lies before has them.
     pub(crate) fn userfault_mark(&self, range: VirtRange) -> Result<(), OutOfMemory> {
-        let span = Level::PTE.table_span::<P::Arch>();
+        let span = P::Arch::PTE.table_span();
         let mut at = range.start();
         while at < range.end() {
             let end = (at.0 & !(span - 1)).saturating_add(span).min(range.end().0);
@@ -103,12 +102,12 @@ impl<P: Platform> PageTable<'_, P> {
 /// Drops a run of protected pages, and leaves markers in their places.
 pub(super) fn leave_markers<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
-    run: &Run,
+    run: &Run<P::Arch>,
     gather: &mut Gather,
 ) {
     let tables = cursor.tables;
     let slots = tables.slots_of(run);
-    let marker = absent::encode::<P::Arch>(Absent::Marker(Marker::UserfaultWriteProtect));
+    let marker = P::Arch::encode_absent(Absent::Marker(Marker::UserfaultWriteProtect));
     match run.what {
         What::Leaf(first) => {
             suspend(cursor, run, gather);
@@ -118,7 +117,7 @@ pub(super) fn leave_markers<P: Platform>(
                 let entry = Entry(slot.load(Ordering::Relaxed) | P::Arch::PRESENT);
                 P::Arch::attributes(entry).dirty
             });
-            let pages = run.pages::<P::Arch>();
+            let pages = run.pages();
             let frame = P::Arch::frame(first);
             tables.memory.unmap_frames(frame, pages, dirty, &mut cursor.counts);
         }
@@ -135,24 +134,28 @@ pub(super) fn leave_markers<P: Platform>(
 
 /// Takes the permission to write, and sets the bit. In place: until the flush, either answer is
 /// right, and the MMU does not look at the bit.
-fn protect_leaves<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run, gather: &mut Gather) {
+fn protect_leaves<P: Platform>(
+    cursor: &mut Cursor<'_, '_, P>,
+    run: &Run<P::Arch>,
+    gather: &mut Gather,
+) {
     let tables = cursor.tables;
     tables.mark_pending(run.node.table, gather, &mut cursor.counts);
     for slot in tables.slots_of(run) {
         let entry = Entry(slot.load(Ordering::Relaxed));
-        replace::<P::Arch>(slot, entry, |entry| {
+        P::Arch::replace_entry(slot, entry, |entry| {
             Entry(P::Arch::write_protect(entry).0 | P::Arch::USERFAULT)
         });
     }
     cursor.counts.entries_read += u64::from(run.count);
     cursor.counts.entries_written += u64::from(run.count);
-    gather.stale(run.range::<P::Arch>(), run.node.level);
+    gather.stale(run.range(), run.node.level);
 }
 
-fn lift_leaves<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run) {
+fn lift_leaves<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run<P::Arch>) {
     for slot in cursor.tables.slots_of(run) {
         let entry = Entry(slot.load(Ordering::Relaxed));
-        replace::<P::Arch>(slot, entry, |entry| Entry(entry.0 & !P::Arch::USERFAULT));
+        P::Arch::replace_entry(slot, entry, |entry| Entry(entry.0 & !P::Arch::USERFAULT));
     }
     cursor.counts.entries_read += u64::from(run.count);
     cursor.counts.entries_written += u64::from(run.count);
@@ -160,7 +163,7 @@ fn lift_leaves<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run) {
 
 fn each_absent<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
-    run: &Run,
+    run: &Run<P::Arch>,
     change: impl Fn(Entry) -> Entry,
 ) {
     for slot in cursor.tables.slots_of(run) {
@@ -177,17 +180,17 @@ fn mark_vacant<'m, P: Platform>(
     pool: &mut TablePool<'m, P>,
 ) -> Result<(), OutOfMemory> {
     let tables = cursor.tables;
-    let entry = absent::encode::<P::Arch>(Absent::Marker(Marker::UserfaultWriteProtect));
+    let entry = P::Arch::encode_absent(Absent::Marker(Marker::UserfaultWriteProtect));
     let (node, _, found) = cursor.entry_at(part.start());
     if node.level > Level::PTE && !found.is_empty() {
         // It stands for all of the part.
         return Ok(());
     }
-    if node.level > Level::PTE && part.len() == Level::PTE.table_span::<P::Arch>() {
+    if node.level > Level::PTE && part.len() == P::Arch::PTE.table_span() {
         return mark_slot(cursor, part, entry, pool);
     }
     let table = cursor.table_at(part.start(), Level::PTE, pool)?;
-    let first = Level::PTE.index_of::<P::Arch>(part.start());
+    let first = P::Arch::PTE.index_of(part.start());
     let slots = tables.slots(table);
     let mut marked = 0;
     for index in first..first + part.pages() as u32 {

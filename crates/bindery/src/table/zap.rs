@@ -123,7 +123,11 @@ fn zap_locked<P: Platform>(
 }
 
 /// Phase 1: takes the valid bit from the leaves of the run.
-pub(super) fn suspend<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run, gather: &mut Gather) {
+pub(super) fn suspend<P: Platform>(
+    cursor: &mut Cursor<'_, '_, P>,
+    run: &Run<P::Arch>,
+    gather: &mut Gather,
+) {
     for slot in cursor.tables.slots_of(run) {
         let raw = slot.load(Ordering::Relaxed);
         if P::Arch::is_saturated(Entry(raw)) {
@@ -133,20 +137,24 @@ pub(super) fn suspend<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run, ga
         }
     }
     cursor.counts.entries_written += u64::from(run.count);
-    gather.stale(run.range::<P::Arch>(), run.node.level);
+    gather.stale(run.range(), run.node.level);
 }
 
 /// Phase 2: gives back what the suspended entries in a part of the cursor's range name, and clears
 /// them.
 pub(super) fn drop_suspended<P: Platform>(cursor: &mut Cursor<'_, '_, P>, part: VirtRange) {
     let (memory, node) = (cursor.tables.memory, cursor.cover());
-    let base = cursor.range().start().align_down(node.level.table_span::<P::Arch>());
+    let base = cursor.range().start().align_down(node.level.table_span());
     let mut batch = memory.free_batch();
     Dropping::suspended(memory, &mut batch, &mut cursor.counts).range(node, base, part);
 }
 
 /// Clears the absent entries of the run, of which no TLB knows, and gives back what they name.
-pub(super) fn clear_absent<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run, first: Entry) {
+pub(super) fn clear_absent<P: Platform>(
+    cursor: &mut Cursor<'_, '_, P>,
+    run: &Run<P::Arch>,
+    first: Entry,
+) {
     let tables = cursor.tables;
     drop_absent(tables.memory, run.node, first, run.count, &mut cursor.counts);
     for slot in tables.slots_of(run) {

@@ -1,7 +1,7 @@
 //! Unmapping with exceptions: entries in the middle of the range that stay.
 
 use crate::addr::{VirtAddr, VirtRange};
-use crate::arch::{Absent, Arch, Equal, Level, Marker, absent};
+use crate::arch::{Absent, AbsentFormat, Arch, Equal, Level, Marker};
 use crate::frame::Folio;
 use crate::platform::Platform;
 use crate::tlb::Gather;
@@ -119,7 +119,7 @@ impl<P: Platform> PageTable<'_, P> {
                         let stretch = from.take().map(|from: VirtAddr| (from, run.at));
                         drop_until(&mut cursor, stretch, gather);
                     }
-                    _ if protected == Protected::Marked && is_protected::<P::Arch>(&run) => {
+                    _ if protected == Protected::Marked && is_protected(&run) => {
                         let stretch = from.take().map(|from: VirtAddr| (from, run.at));
                         drop_until(&mut cursor, stretch, gather);
                         leave_markers(&mut cursor, &run, gather);
@@ -137,7 +137,7 @@ impl<P: Platform> PageTable<'_, P> {
         Ok(left)
     }
 
-    fn is_spared(&self, run: &Run, spared: Spared) -> bool {
+    fn is_spared(&self, run: &Run<P::Arch>, spared: Spared) -> bool {
         let copies = spared != Spared::Guards;
         let is_copy = |frame| {
             let folio = self.memory.frames.folio_of(frame);
@@ -154,7 +154,7 @@ impl<P: Platform> PageTable<'_, P> {
         };
         match run.what {
             What::Leaf(first) => is_copy(P::Arch::frame(first)),
-            What::Absent(first) => match absent::decode::<P::Arch>(first) {
+            What::Absent(first) => match P::Arch::decode_absent(first) {
                 Some(Absent::Marker(Marker::Guard)) => true,
                 Some(Absent::Swap { .. }) => copies,
                 Some(Absent::ProtNone { frame, .. }) => is_copy(frame),

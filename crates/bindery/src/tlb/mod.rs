@@ -154,8 +154,8 @@ pub(crate) fn invalidate<P: Platform>(
 #[must_use = "what was gathered has to be flushed and finished"]
 pub(crate) struct Gather {
     range: Option<VirtRange>,
-    /// The lowest level at which a translation changed.
-    level: Level,
+    /// The number of the lowest level at which a translation changed.
+    level: u8,
     tables: Tables,
     /// Tables that this gather has marked as pending; the flush lowers their counts. A table that
     /// was marked twice is here twice.
@@ -190,7 +190,7 @@ impl Gather {
     pub(crate) fn new() -> Self {
         Self {
             range: None,
-            level: Level(u8::MAX),
+            level: u8::MAX,
             tables: Tables::Unchanged,
             marks: ArrayVec::new(),
             unscanned: TableStack::new(),
@@ -202,8 +202,13 @@ impl Gather {
 
     /// Adds translations in `range`, of entries at `level`, that are stale now.
     #[inline]
-    pub(crate) fn stale(&mut self, range: VirtRange, level: Level) {
-        self.level = self.level.min(level);
+    pub(crate) fn stale<A>(&mut self, range: VirtRange, level: Level<A>) {
+        self.stale_from(range, level.number());
+    }
+
+    #[inline]
+    fn stale_from(&mut self, range: VirtRange, number: u8) {
+        self.level = self.level.min(number);
         self.range = Some(match self.range {
             None => range,
             Some(old) => {
@@ -215,7 +220,7 @@ impl Gather {
     /// Adds a `range` whose tables are no longer where they were. They may have held leaves of any
     /// level.
     pub(crate) fn stale_tables(&mut self, range: VirtRange) {
-        self.stale(range, Level::PTE);
+        self.stale_from(range, 1);
         self.tables = Tables::Changed;
     }
 
@@ -277,11 +282,11 @@ impl Gather {
         if let Some(range) = self.range.take() {
             let what = Invalidation {
                 range,
-                stride: self.level.min(P::Arch::LARGEST_LEAF).span::<P::Arch>(),
+                stride: P::Arch::LARGEST_LEAF.min(Level::new(self.level)).span(),
                 tables: self.tables,
             };
             invalidate(platform, root, active_cpus, &what, counts);
-            self.level = Level(u8::MAX);
+            self.level = u8::MAX;
             self.tables = Tables::Unchanged;
         }
     }

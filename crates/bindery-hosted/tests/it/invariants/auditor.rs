@@ -5,7 +5,7 @@
 
 use bindery::addr::{Frame, VirtAddr};
 use bindery::arch::{AArch64, Absent, Arch, Attributes, Entry, Level, Marker, Riscv64, X86_64};
-use bindery::arch::{Permissions, absent};
+use bindery::arch::{AbsentFormat, Permissions};
 use bindery::check::{self, Violation};
 use bindery::testing::{self, FolioDamage, MappingDamage, MemoryDamage, TableDamage};
 use bindery::{Advice, Protection};
@@ -41,7 +41,7 @@ fn one_block<A: Walk>(scenario: impl FnOnce(&Fixture<'_, '_, A>)) {
 }
 
 /// Damages a table, sees what the auditor says, and repairs it.
-fn table_damaged(damage: TableDamage, undo: TableDamage, level: Level) -> (Violation, Frame) {
+fn table_damaged(damage: TableDamage, undo: TableDamage, level: Level<X86>) -> (Violation, Frame) {
     let mut found = None;
     two_tables::<X86>(if level == Level::PMD { 9 } else { 0 }, |fixture| {
         let table = testing::table_at(fixture.space, AT, level).unwrap();
@@ -56,7 +56,7 @@ fn table_damaged(damage: TableDamage, undo: TableDamage, level: Level) -> (Viola
 fn entry_damaged<A: Walk>(
     fixture: &Fixture<'_, '_, A>,
     at: VirtAddr,
-    level: Level,
+    level: Level<A>,
     change: impl FnOnce(Entry) -> Entry,
 ) -> Violation {
     let old = testing::raw_entry(fixture.space, at, level).unwrap();
@@ -253,7 +253,7 @@ fn a_page_that_is_prot_none_where_something_is_allowed_is_found() {
 #[test]
 fn an_absent_entry_that_means_nothing_is_found() {
     two_tables::<X86>(0, |fixture| {
-        let guard = absent::encode::<X86>(Absent::Marker(Marker::Guard));
+        let guard = X86::encode_absent(Absent::Marker(Marker::Guard));
         // No marker has this number, no entry this bit, and no kind is zero.
         for wrong in [1 << 11, 1 << 60, 0b100] {
             let found = entry_damaged(fixture, AT, Level::PTE, |_| Entry(guard.0 ^ wrong));

@@ -1,7 +1,7 @@
 //! The invariants of swap, broken on purpose: slots and the entries that name them.
 
 use bindery::addr::VirtAddr;
-use bindery::arch::{Absent, Level, Marker, X86_64, absent};
+use bindery::arch::{Absent, AbsentFormat, Level, Marker, X86_64};
 use bindery::check::{self, Violation};
 use bindery::{Advice, testing};
 
@@ -31,7 +31,7 @@ fn changed(change: impl FnOnce(Absent) -> Absent) -> Violation {
     let mut found = None;
     swapped(|fixture| {
         let old = testing::raw_entry(fixture.space, AT, Level::PTE).unwrap();
-        let entry = absent::encode::<X86>(change(absent::decode::<X86>(old).unwrap()));
+        let entry = X86::encode_absent(change(X86::decode_absent(old).unwrap()));
         testing::set_raw_entry(fixture.space, AT, Level::PTE, entry);
         found = Some(fixture.broken(&[]));
         testing::set_raw_entry(fixture.space, AT, Level::PTE, old);
@@ -66,10 +66,10 @@ fn an_exclusive_entry_is_the_only_one_that_names_its_slot() {
     swapped(|fixture| {
         let child = fixture.space.fork().unwrap();
         let old = testing::raw_entry(fixture.space, AT, Level::PTE).unwrap();
-        let shared = absent::decode::<X86>(old).unwrap();
+        let shared = X86::decode_absent(old).unwrap();
         let Absent::Swap { device, slot, soft_dirty, userfault, .. } = shared else { panic!() };
         let own = Absent::Swap { device, slot, exclusive: true, soft_dirty, userfault };
-        testing::set_raw_entry(fixture.space, AT, Level::PTE, absent::encode::<X86>(own));
+        testing::set_raw_entry(fixture.space, AT, Level::PTE, X86::encode_absent(own));
         let found = fixture.broken(&[&child]);
         assert!(matches!(found, Violation::WrongSlot { at: AT, .. }), "{found}");
         testing::set_raw_entry(fixture.space, AT, Level::PTE, old);

@@ -60,10 +60,10 @@ impl<A: Walk> Fixture<'_, '_, A> {
     }
 
     /// The entry of `level` for `at`, and the table in which it stands.
-    fn slot(&self, at: VirtAddr, level: Level) -> (Frame, &AtomicU64) {
+    fn slot(&self, at: VirtAddr, level: Level<A>) -> (Frame, &AtomicU64) {
         let mut table = self.map.root();
         for above in level.up_to(A::ROOT).rev() {
-            let index = (at.0 >> above.span_shift::<A>()) as usize & ((1 << A::INDEX_BITS) - 1);
+            let index = (at.0 >> above.span_shift()) as usize & ((1 << A::INDEX_BITS) - 1);
             let start = self.machine.direct_map(table).cast::<u64>().as_ptr();
             // SAFETY: the frame is a table in the machine's memory, which lives as long as the
             // machine, the index is one of its entries, and all use entries as atomics.
@@ -80,7 +80,7 @@ impl<A: Walk> Fixture<'_, '_, A> {
 
     /// What the auditor says of another entry in the place of the one of `level` for `at`.
     #[track_caller]
-    fn broken(&self, at: VirtAddr, level: Level, change: impl FnOnce(u64) -> u64) -> Violation {
+    fn broken(&self, at: VirtAddr, level: Level<A>, change: impl FnOnce(u64) -> u64) -> Violation {
         let (_, slot) = self.slot(at, level);
         let old = slot.load(Relaxed);
         slot.store(change(old), Relaxed);

@@ -127,7 +127,7 @@ fn large<A: Walk>() -> Case<A> {
 fn new_map<A: Walk>() {
     let (machine, memory) = strict::<A>(16 * MIB);
     let free = memory.free_frame_count();
-    let entries = (1_u64 << 33).div_ceil(A::ROOT.span::<A>());
+    let entries = (1_u64 << 33).div_ceil(A::ROOT.span());
     for point in 0..=entries {
         memory.fail_allocations_after(Some(point));
         let arena = kernel::arena::<A>(1 << 33);

@@ -174,7 +174,8 @@ fn huge<A: Walk>() {
         map(&space, &file, AT, 4 * MIB, Sharing::Shared).unwrap();
         let program = Program::new(fixture.machine, &space);
         assert_eq!(program.load(VirtAddr(AT + MIB)), Ok(0x0606_0606_0606_0606));
-        assert!(matches!(space.inspect(VirtAddr(AT)), Inspection::Page { level: Level::PMD, .. }));
+        let found = space.inspect(VirtAddr(AT));
+        assert!(matches!(found, Inspection::Page { level, .. } if level == Level::PMD));
         assert_eq!(reclaim(&file, 0), ObjectFolio::Used);
         assert_eq!(reclaim(&file, 256), ObjectFolio::Freed(512));
         assert_eq!((space.inspect(VirtAddr(AT)), file.resident_pages()), (Inspection::Empty, 0));

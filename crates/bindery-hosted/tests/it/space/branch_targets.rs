@@ -31,7 +31,11 @@ fn code(pages: u64) -> MapRequest {
     MapRequest { protection: ALL, ..fixed(AT.0, pages * PAGE_SIZE) }
 }
 
-fn is_guarded<A: Walk>(space: &AddressSpace<'_, Machine<A>>, at: VirtAddr, level: Level) -> bool {
+fn is_guarded<A: Walk>(
+    space: &AddressSpace<'_, Machine<A>>,
+    at: VirtAddr,
+    level: Level<A>,
+) -> bool {
     let entry = testing::raw_entry(space, at, level).unwrap();
     A::attributes(entry).permissions.contains(Permissions::BTI)
 }

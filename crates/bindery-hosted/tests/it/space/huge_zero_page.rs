@@ -59,7 +59,7 @@ fn with_huge_zeroes<A: Walk>(play: impl FnOnce(&Fixture<'_, '_, A>)) {
 
 /// Level of the leaf at `at`, and what its frame is.
 #[track_caller]
-fn leaf<A: Walk>(fixture: &Fixture<'_, '_, A>, at: u64) -> (Level, FrameKind) {
+fn leaf<A: Walk>(fixture: &Fixture<'_, '_, A>, at: u64) -> (Level<A>, FrameKind) {
     match fixture.space.inspect(VirtAddr(at)) {
         Inspection::Page { frame, level, .. } => (level, fixture.memory.frame_kind(frame)),
         other => panic!("{at:#x} is {other:?}"),
@@ -269,9 +269,10 @@ fn fork<A: Walk>() {
         reads_zero(fixture, AT, 1);
         let child = fixture.space.fork().unwrap();
         assert_eq!(child.counts().anonymous_pages, 512);
-        let Inspection::Page { frame, level: Level::PMD, .. } = child.inspect(VirtAddr(AT)) else {
+        let Inspection::Page { frame, level, .. } = child.inspect(VirtAddr(AT)) else {
             panic!("the child has not got it");
         };
+        assert_eq!(level, Level::PMD);
         assert_eq!(frame, fixture.frame(AT));
         let program = bindery_hosted::Program::new(fixture.machine, &child);
         program.store(VirtAddr(AT + PAGE), 5).unwrap();

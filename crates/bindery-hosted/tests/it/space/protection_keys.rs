@@ -38,7 +38,7 @@ fn protect<A: Walk>(
 }
 
 /// The key of the entry at an address.
-fn entry_key<A: Walk>(space: &AddressSpace<'_, Machine<A>>, at: VirtAddr, level: Level) -> u8 {
+fn entry_key<A: Walk>(space: &AddressSpace<'_, Machine<A>>, at: VirtAddr, level: Level<A>) -> u8 {
     A::attributes(testing::raw_entry(space, at, level).unwrap()).key.number()
 }
 

@@ -122,7 +122,7 @@ impl<'m> Scene<'m> {
     pub fn huge_leaves(&self, at: u64, spans: u64) -> u64 {
         let is_huge = |span: &u64| {
             let at = VirtAddr(at + span * 2 * MIB);
-            matches!(self.space.inspect(at), Inspection::Page { level: Level::PMD, .. })
+            matches!(self.space.inspect(at), Inspection::Page { level, .. } if level == Level::PMD)
         };
         (0..spans).filter(is_huge).count() as u64
     }

@@ -46,7 +46,7 @@ fn huge<A: Walk>(scenario: impl FnOnce(&Fixture<'_, '_, A>)) {
         fixture.fill(AT, 512);
         assert!(matches!(
             fixture.space.inspect(VirtAddr(AT)),
-            Inspection::Page { level: Level::PMD, .. }
+            Inspection::Page { level, .. } if level == Level::PMD
         ));
         scenario(fixture);
     });

@@ -4,7 +4,7 @@
 use bindery::addr::VirtAddr;
 use bindery::linux::{UserfaultRequest, userfault_api, userfault_control};
 use bindery::{
-    AddressSpace, Errno, Error, FillMode, Inspection, PartialFill, UserfaultFeatures,
+    AddressSpace, Errno, Error, FillMode, Inspection, PartialFill, Platform, UserfaultFeatures,
     UserfaultModes, WriteProtectMode,
 };
 use proptest::prelude::*;
@@ -42,9 +42,9 @@ fn with_scene(scenario: impl FnOnce(&Fixture<'_, '_>)) {
 }
 
 /// All that a refused request could have changed.
-fn state(
-    space: &AddressSpace<'_, impl bindery::Platform>,
-) -> (Vec<bindery::Mapping>, Vec<Inspection>) {
+fn state<P: Platform>(
+    space: &AddressSpace<'_, P>,
+) -> (Vec<bindery::Mapping>, Vec<Inspection<P::Arch>>) {
     let mut mappings = Vec::new();
     space.for_each_mapping(|mapping| mappings.push(mapping));
     let pages = (0..PAGES + OTHERS).step_by(7).map(|page| space.inspect(at(page)));

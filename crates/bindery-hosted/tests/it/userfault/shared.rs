@@ -250,7 +250,7 @@ fn supplied_pages_are_large_where_the_range_allows() {
         assert_eq!(object.resident_pages(), 512);
         let is_huge = || {
             let at = VirtAddr(start + 5 * PAGE);
-            matches!(space.inspect(at), Inspection::Page { level: Level::PMD, .. })
+            matches!(space.inspect(at), Inspection::Page { level, .. } if level == Level::PMD)
         };
         assert!(is_huge());
         space.madvise(VirtAddr(start), HUGE, Advice::DontNeed).unwrap();
@@ -302,7 +302,8 @@ fn collapsing_leaves_what_a_handler_serves_alone() {
         }
         let collapse = |at: VirtAddr| space.collapse_range(VirtRange::from_len(at, HUGE).unwrap());
         let resolved = |at: VirtAddr| space.inspect(VirtAddr(at.0 + 5 * PAGE));
-        let is_huge = |found| matches!(found, Inspection::Page { level: Level::PMD, .. });
+        let is_huge =
+            |found| matches!(found, Inspection::Page { level, .. } if level == Level::PMD);
         space.register_userfault(fd, start, HUGE, UserfaultModes::MISSING).unwrap();
         assert_eq!(collapse(start), Err(Error::Invalid));
         assert_eq!(collapse(other), Err(Error::Invalid), "a page is missing");

@@ -15,7 +15,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use bindery::addr::{Frame, PAGE_SIZE, VirtAddr};
-use bindery::arch::{self, Entry, Level};
+use bindery::arch::{Arch, Entry, Level};
 
 use crate::boot::Stretch;
 
@@ -23,7 +23,7 @@ use super::super::boot_tables::{BootTables, Mapping, TableMemory};
 use super::{EntryFormat, boot, tlb};
 
 /// Entries of a table.
-const ENTRIES: usize = arch::entries::<EntryFormat>() as usize;
+const ENTRIES: usize = EntryFormat::ENTRIES as usize;
 
 /// A translation table.
 #[repr(C, align(4096))]
@@ -109,7 +109,7 @@ pub fn direct_map(physical: u64) -> NonNull<u8> {
 }
 
 /// The highest level of a leaf that the processor takes.
-pub fn largest_leaf() -> Level {
+pub fn largest_leaf() -> Level<EntryFormat> {
     Level::PUD
 }
 

@@ -15,7 +15,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use bindery::FrameRange;
 use bindery::addr::{Frame, PAGE_SIZE, VirtAddr};
-use bindery::arch::{self, Arch, Entry, Kind, Level};
+use bindery::arch::{Arch, Entry, Kind, Level};
 
 use crate::boot::{Information, MAX_RANGES, Stretch};
 
@@ -176,7 +176,7 @@ pub fn own_root() -> Frame {
 }
 
 /// The highest level of a leaf that the processor takes.
-pub fn largest_leaf() -> Level {
+pub fn largest_leaf() -> Level<EntryFormat> {
     if cpu_features::has_giant_pages() { Level::PUD } else { Level::PMD }
 }
 
@@ -187,11 +187,11 @@ pub fn is_mapped(address: u64) -> bool {
         return false;
     }
     for level in Level::PTE.up_to(EntryFormat::ROOT).rev() {
-        let index = level.index_of::<EntryFormat>(VirtAddr(address)) as usize;
+        let index = level.index_of(VirtAddr(address)) as usize;
         let entries = direct_map(table).cast::<Entry>();
         // SAFETY: an entry of a table of the kernel, which lies in the direct map.
         let entry = unsafe { entries.add(index).read_volatile() };
-        match arch::kind::<EntryFormat>(entry, level) {
+        match level.kind(entry) {
             Kind::Table => table = EntryFormat::frame(entry).start().0,
             kind => return kind == Kind::Leaf,
         }

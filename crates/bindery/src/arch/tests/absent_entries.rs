@@ -32,14 +32,14 @@ pub(super) fn some_absent() -> impl Iterator<Item = Absent> {
 
 pub(super) fn absent_entries_are_read_back_and_never_empty_or_present<A: Arch>() {
     for absent in some_absent() {
-        let entry = absent::encode::<A>(absent);
-        assert_eq!(absent::decode::<A>(entry), Some(absent));
+        let entry = A::encode_absent(absent);
+        assert_eq!(A::decode_absent(entry), Some(absent));
         assert!(!entry.is_empty() && entry.0 & A::PRESENT == 0);
         for level in Level::PTE.up_to(A::ROOT) {
-            assert_eq!(kind::<A>(entry, level), Kind::Absent);
+            assert_eq!(level.kind(entry), Kind::Absent);
         }
         let prot_none = matches!(absent, Absent::ProtNone { .. });
-        assert_eq!(absent::is_prot_none::<A>(entry), prot_none);
+        assert_eq!(A::is_prot_none(entry), prot_none);
     }
 }
 
@@ -60,9 +60,9 @@ pub(super) fn absent_neighbors_are_one_step_apart<A: Arch>() {
                 Absent::ProtNone { frame: frame.plus(1), accessed, dirty, soft_dirty, userfault }
             }
         };
-        let entry = absent::encode::<A>(absent);
-        let stepped = Entry(entry.0.wrapping_add(absent::step::<A>(entry)));
-        assert_eq!(absent::decode::<A>(stepped), Some(next));
+        let entry = A::encode_absent(absent);
+        let stepped = Entry(entry.0.wrapping_add(A::absent_step(entry)));
+        assert_eq!(A::decode_absent(stepped), Some(next));
     }
 }
 
@@ -75,22 +75,22 @@ pub(super) fn prot_none_leaves_gather_what_they_recorded<A: Arch>() {
         userfault: BOOLS[bits >> 3 & 1],
     };
     for (into, from) in (0..16).flat_map(|into| (0..16).map(move |from| (into, from))) {
-        let gathered = absent::encode::<A>(prot_none(into | (from & 0b111)));
+        let gathered = A::encode_absent(prot_none(into | (from & 0b111)));
         let (into_entry, from_entry) =
-            (absent::encode::<A>(prot_none(into)), absent::encode::<A>(prot_none(from)));
-        assert_eq!(absent::gather::<A>(into_entry, from_entry), gathered);
-        let mask = absent::compare_mask::<A>(into_entry);
+            (A::encode_absent(prot_none(into)), A::encode_absent(prot_none(from)));
+        assert_eq!(A::gather_absent(into_entry, from_entry), gathered);
+        let mask = A::absent_compare_mask(into_entry);
         let agree = (into_entry.0 ^ from_entry.0) & mask == 0;
         assert_eq!(agree, into & 0b1000 == from & 0b1000, "only userfault must agree");
     }
-    let swap = some_absent().next().map(absent::encode::<A>).unwrap();
-    assert_eq!(absent::gather::<A>(swap, swap), swap);
-    assert_eq!(absent::compare_mask::<A>(swap), !0);
+    let swap = some_absent().next().map(A::encode_absent).unwrap();
+    assert_eq!(A::gather_absent(swap, swap), swap);
+    assert_eq!(A::absent_compare_mask(swap), !0);
 }
 
 pub(super) fn stripping_userfault_leaves_nothing_of_it<A: Arch>() {
     for absent in some_absent() {
-        let stripped = absent::strip_userfault::<A>(absent::encode::<A>(absent));
+        let stripped = A::strip_absent_userfault(A::encode_absent(absent));
         let expected = match absent {
             Absent::Marker(Marker::UserfaultWriteProtect) => None,
             Absent::Marker(_) => Some(absent),
@@ -101,7 +101,7 @@ pub(super) fn stripping_userfault_leaves_nothing_of_it<A: Arch>() {
                 Some(Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault: false })
             }
         };
-        assert_eq!(stripped, expected.map_or(Entry::EMPTY, absent::encode::<A>));
+        assert_eq!(stripped, expected.map_or(Entry::EMPTY, A::encode_absent));
     }
 }
 
@@ -116,24 +116,24 @@ pub(super) fn soft_dirty_marks_pages_but_not_markers<A: Arch>() {
                 Absent::ProtNone { frame, accessed, dirty, soft_dirty: true, userfault }
             }
         };
-        let marked = absent::mark_soft_dirty::<A>(absent::encode::<A>(absent));
-        assert_eq!(marked, absent::encode::<A>(expected));
+        let marked = A::mark_absent_soft_dirty(A::encode_absent(absent));
+        assert_eq!(marked, A::encode_absent(expected));
     }
 }
 
 pub(super) fn any_bits_that_decode_are_bits_that_were_encoded<A: Arch>() {
     // Random bits nearly always have a stray one; so do valid entries with one bit turned.
     proptest!(|(bits: u64, which in 0usize..99, turned in 0u32..64)| {
-        let valid = some_absent().nth(which).map_or(Entry::EMPTY, absent::encode::<A>);
+        let valid = some_absent().nth(which).map_or(Entry::EMPTY, A::encode_absent);
         for entry in [Entry(bits), Entry(valid.0 ^ 1 << turned)] {
-            if let Some(absent) = absent::decode::<A>(entry) {
-                prop_assert_eq!(absent::encode::<A>(absent), entry);
+            if let Some(absent) = A::decode_absent(entry) {
+                prop_assert_eq!(A::encode_absent(absent), entry);
             }
         }
     });
     assert_eq!(
-        absent::decode::<A>(Entry(absent::encode::<A>(Absent::Marker(Marker::Guard)).0 | 1)),
+        A::decode_absent(Entry(A::encode_absent(Absent::Marker(Marker::Guard)).0 | 1)),
         None
     );
-    assert_eq!(absent::decode::<A>(Entry(A::ABSENT_FLIP)), None, "no kind at all");
+    assert_eq!(A::decode_absent(Entry(A::ABSENT_FLIP)), None, "no kind at all");
 }

@@ -82,8 +82,8 @@ fn pairs() -> impl Iterator<Item = (Attributes, Attributes)> {
 }
 
 /// A few frames aligned for a leaf at `level`, among them the first and the last.
-fn frames<A: Arch>(level: Level) -> [Frame; 4] {
-    let mask = !0 << level.order::<A>().0;
+fn frames<A: Arch>(level: Level<A>) -> [Frame; 4] {
+    let mask = !0 << level.order().0;
     [0, 0x1234_5678, 0x8000_0000, u32::MAX].map(|frame| Frame(frame & mask))
 }
 
@@ -136,7 +136,7 @@ fn pages_are_guarded_where_they_can_be_and_are_run<A: Arch>() {
         }
     }
     for nothing in [Permissions::empty(), Permissions::USER] {
-        assert_eq!(implied::<A>(nothing | Permissions::BTI), nothing);
+        assert_eq!(A::implied(nothing | Permissions::BTI), nothing);
     }
 }
 
@@ -180,7 +180,7 @@ fn a_leaf_names_its_frame_at_every_level<A: Arch>() {
 
 fn the_step_leads_to_the_leaf_of_the_next_frame<A: Arch>() {
     for level in Level::PTE.up_to(A::LARGEST_LEAF) {
-        let count = level.order::<A>().pages();
+        let count = level.order().pages();
         for attributes in all_attributes() {
             let frame = frames::<A>(level)[1];
             let next = A::leaf(frame, level, attributes).0 + A::STEP * u64::from(count);
@@ -191,11 +191,11 @@ fn the_step_leads_to_the_leaf_of_the_next_frame<A: Arch>() {
 
 fn tables_leaves_and_empty_entries_are_told_apart<A: Arch>() {
     for level in Level::PTE.up_to(A::ROOT) {
-        assert_eq!(kind::<A>(Entry::EMPTY, level), Kind::Empty);
+        assert_eq!(level.kind(Entry::EMPTY), Kind::Empty);
     }
     for level in Level::PMD.up_to(A::ROOT) {
         for frame in frames::<A>(Level::PTE) {
-            assert_eq!(kind::<A>(A::table(frame), level), Kind::Table);
+            assert_eq!(level.kind(A::table(frame)), Kind::Table);
             assert_eq!(A::frame(A::table(frame)), frame);
         }
     }
@@ -203,7 +203,7 @@ fn tables_leaves_and_empty_entries_are_told_apart<A: Arch>() {
         for (frame, attributes) in
             frames::<A>(level).into_iter().flat_map(|f| all_attributes().map(move |a| (f, a)))
         {
-            assert_eq!(kind::<A>(A::leaf(frame, level, attributes), level), Kind::Leaf);
+            assert_eq!(level.kind(A::leaf(frame, level, attributes)), Kind::Leaf);
         }
     }
 }
@@ -279,7 +279,7 @@ fn neighbors_agree_exactly_in_what_a_run_shares<A: Arch>() {
 }
 
 fn setting_and_clearing_contig_undo_each_other_at_every_index<A: Arch>() {
-    for index in 0..entries::<A>() {
+    for index in 0..A::ENTRIES {
         for attributes in all_attributes() {
             // A contiguous run is aligned in both address spaces; the next one is any other.
             let frame = Frame(0x1_2340 + index);
@@ -289,7 +289,7 @@ fn setting_and_clearing_contig_undo_each_other_at_every_index<A: Arch>() {
             assert_eq!(A::clear_contig(single, index), single, "one in no contig stays as it is");
             assert!(!A::is_contig(single));
             assert_eq!(A::is_contig(contig), A::CONTIG_ENTRIES > 1);
-            assert_eq!(kind::<A>(contig, Level::PTE), Kind::Leaf);
+            assert_eq!(Level::<A>::PTE.kind(contig), Kind::Leaf);
             assert_eq!((contig.0 ^ single.0) & (A::SOFT_DIRTY | A::USERFAULT), 0);
         }
     }
@@ -297,14 +297,14 @@ fn setting_and_clearing_contig_undo_each_other_at_every_index<A: Arch>() {
 
 fn a_contig_run_folds_only_where_both_alignments_agree<A: Arch>() {
     let attributes = Attributes { permissions: Permissions::READ, ..Default::default() };
-    for index in 0..entries::<A>() {
+    for index in 0..A::ENTRIES {
         for offset in 0..2 * A::CONTIG_ENTRIES {
             let first = A::leaf(Frame(0x1_2340 + offset), Level::PTE, attributes);
             let aligned = index % A::CONTIG_ENTRIES == 0 && offset % A::CONTIG_ENTRIES == 0;
-            assert_eq!(may_fold::<A>(first, index), A::CONTIG_ENTRIES > 1 && aligned);
+            assert_eq!(A::may_fold(first, index), A::CONTIG_ENTRIES > 1 && aligned);
         }
     }
-    assert!(A::CONTIG_ENTRIES.is_power_of_two() && A::CONTIG_ENTRIES < entries::<A>());
+    assert!(A::CONTIG_ENTRIES.is_power_of_two() && A::CONTIG_ENTRIES < A::ENTRIES);
 }
 
 fn permissions_and_records_change_in_place<A: Arch>() {
@@ -318,7 +318,7 @@ fn permissions_and_records_change_in_place<A: Arch>() {
             let (old, new) = (A::leaf(frame, level, old), A::leaf(frame, level, new));
             assert!(!A::needs_break(old, new, level), "{old:?} to {new:?}");
             // Nor inside a contiguous run.
-            let index = frame.0 % entries::<A>();
+            let index = frame.0 % A::ENTRIES;
             assert!(
                 level > Level::PTE
                     || !A::needs_break(
@@ -373,7 +373,7 @@ fn what_was_not_there_needs_no_break<A: Arch>() {
             let leaf = A::leaf(frames::<A>(level)[1], level, attributes);
             assert!(!A::needs_break(Entry::EMPTY, leaf, level));
             assert!(!A::needs_break(leaf, Entry::EMPTY, level));
-            for absent in some_absent().map(absent::encode::<A>) {
+            for absent in some_absent().map(A::encode_absent) {
                 assert!(!A::needs_break(absent, leaf, level));
                 assert!(!A::needs_break(leaf, absent, level));
             }

@@ -256,7 +256,7 @@ pub fn machine<P: Platform>(
     space: Option<&AddressSpace<'_, P>>,
     accesses: &mut impl Accesses,
 ) -> Result<MachineReport, MachineError> {
-    let mut test = Trial { accesses, report: MachineReport::default() };
+    let mut test = Trial::new(accesses);
     let mut keys = 1;
     if let Some(map) = map {
         test.kernel(map)?;
@@ -266,6 +266,6 @@ pub fn machine<P: Platform>(
         test.user(space)?;
         keys = space.memory().platform.protection_keys();
     }
-    test.registers::<P::Arch>(keys)?;
+    test.registers(keys)?;
     Ok(test.report)
 }

@@ -1,10 +1,12 @@
 //! The accesses of the self-test, one function for each thing that an access can show.
 
+use core::marker::PhantomData;
+
 use arrayvec::ArrayVec;
 
 use crate::KernelMap;
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr};
-use crate::arch::{self, Arch, MemoryType, Permissions, Severity, Symptom};
+use crate::arch::{Arch, MemoryType, Permissions, Severity, Symptom};
 use crate::kernel_map::{Pieces, Resolution, UnmapTime, VmapOptions};
 use crate::platform::Platform;
 use crate::space::{Access, AddressSpace, Advice, Protection};
@@ -23,19 +25,20 @@ const READ: Permissions = Permissions::READ;
 const WRITE: Permissions = Permissions::WRITE;
 const EXECUTE: Permissions = Permissions::EXECUTE;
 
-pub(super) struct Trial<'t, A> {
-    pub(super) accesses: &'t mut A,
+pub(super) struct Trial<'t, A, P> {
+    accesses: &'t mut A,
     pub(super) report: MachineReport,
+    platform: PhantomData<fn() -> P>,
 }
 
-impl<A: Accesses> Trial<'_, A> {
+impl<'t, A: Accesses, P: Platform> Trial<'t, A, P> {
+    pub(super) fn new(accesses: &'t mut A) -> Self {
+        Self { accesses, report: MachineReport::default(), platform: PhantomData }
+    }
+
     /// Something was seen: names the bit, or notes it where all works nevertheless.
-    fn seen<F: Arch>(
-        &mut self,
-        symptom: Symptom,
-        fault: Option<AccessFault>,
-    ) -> Result<(), MachineError> {
-        match F::control_bit(symptom) {
+    fn seen(&mut self, symptom: Symptom, fault: Option<AccessFault>) -> Result<(), MachineError> {
+        match P::Arch::control_bit(symptom) {
             Some((bit, severity @ (Severity::Slow | Severity::Unprotected))) => {
                 self.report.add(bit, severity);
                 Ok(())
@@ -51,7 +54,7 @@ impl<A: Accesses> Trial<'_, A> {
 
     /// Makes an access of the kernel; a second time, where the processor may remember that nothing
     /// was mapped.
-    fn twice<P: Platform, T>(
+    fn twice<T>(
         &mut self,
         map: &KernelMap<'_, P>,
         at: VirtAddr,
@@ -64,15 +67,11 @@ impl<A: Accesses> Trial<'_, A> {
         })
     }
 
-    fn load<P: Platform>(
-        &mut self,
-        map: &KernelMap<'_, P>,
-        at: VirtAddr,
-    ) -> Result<u64, AccessFault> {
+    fn load(&mut self, map: &KernelMap<'_, P>, at: VirtAddr) -> Result<u64, AccessFault> {
         self.twice(map, at, READ, |accesses| accesses.read(at, AccessBy::Kernel))
     }
 
-    fn store<P: Platform>(
+    fn store(
         &mut self,
         map: &KernelMap<'_, P>,
         at: VirtAddr,
@@ -81,18 +80,11 @@ impl<A: Accesses> Trial<'_, A> {
         self.twice(map, at, WRITE, |accesses| accesses.write(at, value, AccessBy::Kernel))
     }
 
-    fn fetch<P: Platform>(
-        &mut self,
-        map: &KernelMap<'_, P>,
-        at: VirtAddr,
-    ) -> Result<(), AccessFault> {
+    fn fetch(&mut self, map: &KernelMap<'_, P>, at: VirtAddr) -> Result<(), AccessFault> {
         self.twice(map, at, EXECUTE, |accesses| accesses.execute(at))
     }
 
-    pub(super) fn kernel<P: Platform>(
-        &mut self,
-        map: &KernelMap<'_, P>,
-    ) -> Result<(), MachineError> {
+    pub(super) fn kernel(&mut self, map: &KernelMap<'_, P>) -> Result<(), MachineError> {
         let area = Area::new(map, PAGE_SIZE, READ | WRITE, Pieces::Base)?;
         self.data(&area)?;
         self.read_only(&area)?;
@@ -102,58 +94,58 @@ impl<A: Accesses> Trial<'_, A> {
     }
 
     /// A page that is writable and not executable.
-    fn data<P: Platform>(&mut self, area: &Area<'_, '_, P>) -> Result<(), MachineError> {
+    fn data(&mut self, area: &Area<'_, '_, P>) -> Result<(), MachineError> {
         let (map, at) = (area.map, area.at);
         let written = self.store(map, at, FIRST).and_then(|()| self.load(map, at));
         match written {
             Ok(FIRST) if first_word(map.memory(), area.physical(0)?) == FIRST => {}
-            Ok(_) => self.seen::<P::Arch>(Symptom::OtherFrame, None)?,
-            Err(fault) => self.seen::<P::Arch>(Symptom::DataFaulted, Some(fault))?,
+            Ok(_) => self.seen(Symptom::OtherFrame, None)?,
+            Err(fault) => self.seen(Symptom::DataFaulted, Some(fault))?,
         }
         area.fill(0, &self.code())?;
         if self.fetch(map, at).is_ok() {
-            self.seen::<P::Arch>(Symptom::DataExecuted, None)?;
+            self.seen(Symptom::DataExecuted, None)?;
         }
         Ok(())
     }
 
     /// A page that was never writable, and one that was until now.
-    fn read_only<P: Platform>(&mut self, area: &Area<'_, '_, P>) -> Result<(), MachineError> {
+    fn read_only(&mut self, area: &Area<'_, '_, P>) -> Result<(), MachineError> {
         let never = Area::new(area.map, PAGE_SIZE, READ, Pieces::Base)?;
         if self.store(area.map, never.at, SECOND).is_ok() {
-            self.seen::<P::Arch>(Symptom::ReadOnlyWritten, None)?;
+            self.seen(Symptom::ReadOnlyWritten, None)?;
         }
         // The TLB has the translation: it allows stores.
         let _ = self.store(area.map, area.at, FIRST);
         area.protect(READ)?;
         if self.store(area.map, area.at, SECOND).is_ok() {
-            self.seen::<P::Arch>(Symptom::StaleWritten, None)?;
+            self.seen(Symptom::StaleWritten, None)?;
         }
         Ok(())
     }
 
-    fn code_of_kernel<P: Platform>(&mut self, area: &Area<'_, '_, P>) -> Result<(), MachineError> {
+    fn code_of_kernel(&mut self, area: &Area<'_, '_, P>) -> Result<(), MachineError> {
         let (map, at) = (area.map, area.at);
         area.fill(0, &self.code())?;
         area.protect(READ | EXECUTE)?;
         if let Err(fault) = self.fetch(map, at) {
-            self.seen::<P::Arch>(Symptom::CodeFaulted, Some(fault))?;
+            self.seen(Symptom::CodeFaulted, Some(fault))?;
         }
         area.protect(READ | WRITE | EXECUTE)?;
         if let Err(fault) = self.fetch(map, at) {
-            self.seen::<P::Arch>(Symptom::WritableCodeFaulted, Some(fault))?;
+            self.seen(Symptom::WritableCodeFaulted, Some(fault))?;
         }
-        if !arch::implied::<P::Arch>(EXECUTE).contains(READ) {
+        if !P::Arch::implied(EXECUTE).contains(READ) {
             area.protect(EXECUTE)?;
             if self.load(map, at).is_ok() {
-                self.seen::<P::Arch>(Symptom::ExecuteOnlyRead, None)?;
+                self.seen(Symptom::ExecuteOnlyRead, None)?;
             }
         }
         area.protect(READ | WRITE)
     }
 
     /// Memory in one contiguous run, of which each page is read.
-    fn contiguous<P: Platform>(&mut self, map: &KernelMap<'_, P>) -> Result<(), MachineError> {
+    fn contiguous(&mut self, map: &KernelMap<'_, P>) -> Result<(), MachineError> {
         let pages = u64::from(P::Arch::CONTIG_ENTRIES);
         if pages == 1 {
             return Ok(());
@@ -165,8 +157,8 @@ impl<A: Accesses> Trial<'_, A> {
         for page in 0..pages {
             match self.load(map, area.at.offset(page << PAGE_SHIFT)) {
                 Ok(value) if value == FIRST + page => {}
-                Ok(_) => self.seen::<P::Arch>(Symptom::ContiguousFaulted, None)?,
-                Err(fault) => self.seen::<P::Arch>(Symptom::ContiguousFaulted, Some(fault))?,
+                Ok(_) => self.seen(Symptom::ContiguousFaulted, None)?,
+                Err(fault) => self.seen(Symptom::ContiguousFaulted, Some(fault))?,
             }
         }
         Ok(())
@@ -174,7 +166,7 @@ impl<A: Accesses> Trial<'_, A> {
 
     /// The same frame as memory of another type, where a control bit switches types on. (Elsewhere
     /// the two types of one frame would have to agree.)
-    fn memory_types<P: Platform>(&mut self, area: &Area<'_, '_, P>) -> Result<(), MachineError> {
+    fn memory_types(&mut self, area: &Area<'_, '_, P>) -> Result<(), MachineError> {
         if P::Arch::control_bit(Symptom::MemoryTypeFaulted).is_none() {
             return Ok(());
         }
@@ -185,60 +177,57 @@ impl<A: Accesses> Trial<'_, A> {
         unsafe { area.map.vunmap(at, UnmapTime::Now) }?;
         match loaded {
             Ok(_) => Ok(()),
-            Err(fault) => self.seen::<P::Arch>(Symptom::MemoryTypeFaulted, Some(fault)),
+            Err(fault) => self.seen(Symptom::MemoryTypeFaulted, Some(fault)),
         }
     }
 
-    pub(super) fn user<P: Platform>(
-        &mut self,
-        space: &AddressSpace<'_, P>,
-    ) -> Result<(), MachineError> {
+    pub(super) fn user(&mut self, space: &AddressSpace<'_, P>) -> Result<(), MachineError> {
         let writable = Protection::READ | Protection::WRITE;
         let page = UserPage::new(space, writable, Access::Write)?;
         let at = page.at;
         if self.accesses.read(at, AccessBy::Kernel).is_ok() {
-            self.seen::<P::Arch>(Symptom::UserPageRead, None)?;
+            self.seen(Symptom::UserPageRead, None)?;
         }
         let written = self.accesses.write(at, FIRST, AccessBy::UserCopy);
         match written.and_then(|()| self.accesses.read(at, AccessBy::UserCopy)) {
             Ok(FIRST) => {}
-            Ok(_) => self.seen::<P::Arch>(Symptom::OtherFrame, None)?,
-            Err(fault) => self.seen::<P::Arch>(Symptom::UserCopyFaulted, Some(fault))?,
+            Ok(_) => self.seen(Symptom::OtherFrame, None)?,
+            Err(fault) => self.seen(Symptom::UserCopyFaulted, Some(fault))?,
         }
         page.protect(Protection::READ)?;
         if self.accesses.write(at, SECOND, AccessBy::UserCopy).is_ok() {
-            self.seen::<P::Arch>(Symptom::StaleWritten, None)?;
+            self.seen(Symptom::StaleWritten, None)?;
         }
         page.protect(writable)?;
         space.write_user(at, &self.code())?;
         page.protect(Protection::READ | Protection::EXECUTE)?;
         if self.accesses.execute(at).is_ok() {
-            self.seen::<P::Arch>(Symptom::UserPageExecuted, None)?;
+            self.seen(Symptom::UserPageExecuted, None)?;
         }
         self.recorded(space)?;
         let never = UserPage::new(space, Protection::READ, Access::Read)?;
         if self.accesses.write(never.at, SECOND, AccessBy::UserCopy).is_ok() {
-            self.seen::<P::Arch>(Symptom::ReadOnlyWritten, None)?;
+            self.seen(Symptom::ReadOnlyWritten, None)?;
         }
         Ok(())
     }
 
     /// A page whose entry says that it was neither used nor written.
-    fn recorded<P: Platform>(&mut self, space: &AddressSpace<'_, P>) -> Result<(), MachineError> {
+    fn recorded(&mut self, space: &AddressSpace<'_, P>) -> Result<(), MachineError> {
         let page = UserPage::new(space, Protection::READ | Protection::WRITE, Access::Write)?;
         space.madvise(page.at, PAGE_SIZE, Advice::Free)?;
         if let Err(fault) = self.accesses.read(page.at, AccessBy::UserCopy) {
-            self.seen::<P::Arch>(Symptom::AccessedFaulted, Some(fault))?;
+            self.seen(Symptom::AccessedFaulted, Some(fault))?;
             space.fault(page.at, Access::Read)?;
         }
         if let Err(fault) = self.accesses.write(page.at, SECOND, AccessBy::UserCopy) {
-            self.seen::<P::Arch>(Symptom::DirtyFaulted, Some(fault))?;
+            self.seen(Symptom::DirtyFaulted, Some(fault))?;
         }
         Ok(())
     }
 
-    pub(super) fn registers<F: Arch>(&mut self, keys: u8) -> Result<(), MachineError> {
-        for rule in F::REGISTERS {
+    pub(super) fn registers(&mut self, keys: u8) -> Result<(), MachineError> {
+        for rule in P::Arch::REGISTERS {
             let Some(value) = self.accesses.register(rule.register) else { continue };
             if value & rule.mask == rule.value {
                 continue;

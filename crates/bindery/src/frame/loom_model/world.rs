@@ -15,7 +15,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, Ordering::Relaxed};
 
 use crate::addr::{Frame, Order};
-use crate::arch::Level;
+use crate::arch::{Level, Tiny};
 use crate::frame::count::{self, Left, MAPPING, PIN, REFERENCE, mappings_in, references_in};
 use crate::frame::folio::Folio;
 use crate::frame::folio_lock;
@@ -236,7 +236,7 @@ impl World {
     pub(super) fn make_table(&self, frame: Frame) {
         let meta = self.meta(frame);
         self.set_life(frame, Life::Table);
-        let table = state_of_table(Level::PTE);
+        let table = state_of_table(Level::<Tiny>::PTE);
         meta.state.store(table | LOCK, Relaxed);
         let entries = if self.omit == Omit::CountElsewhere { &meta.count.word } else { &meta.word };
         entries.store(2, Relaxed);
@@ -438,7 +438,7 @@ impl World {
                     assert_eq!(entries.max(meta.word.load(Relaxed)), 1, "a table's entries");
                     assert_eq!(
                         state,
-                        state_of_table(Level::PTE),
+                        state_of_table(Level::<Tiny>::PTE),
                         "a table was locked by a stranger"
                     );
                 }

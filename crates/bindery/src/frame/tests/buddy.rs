@@ -12,7 +12,7 @@ use super::super::meta::{NONE, state_of, state_of_table};
 use super::super::{FrameRange, Frames, FramesError, Kind, MAX_ORDER};
 use super::{Machine, assert_all_free, blocks, free, machine};
 use crate::addr::{Frame, Order};
-use crate::arch::Level;
+use crate::arch::{Level, X86_64};
 use crate::platform::Platform;
 
 fn range(first: u32, count: u32) -> FrameRange {
@@ -137,7 +137,7 @@ fn freeing_what_is_not_allocated_changes_nothing_and_is_counted() {
 fn a_table_is_freed_as_one_frame_whatever_its_level() {
     let (machine, frames) = machine(64);
     let table = frames.allocate(Order::PAGE).unwrap();
-    frames.meta(table).state.store(state_of_table(Level::PUD), Relaxed);
+    frames.meta(table).state.store(state_of_table(Level::<X86_64>::PUD), Relaxed);
     assert_eq!(blocks(&frames, Kind::Table), [(table, Order::PAGE)]);
     free(&frames, &machine, table, Order::PAGE);
     assert_all_free(&frames);

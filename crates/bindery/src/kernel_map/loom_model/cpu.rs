@@ -6,7 +6,7 @@ use std::vec::Vec;
 use loom::sync::atomic::Ordering;
 
 use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Attributes, Entry, Kind, Level, Permissions, Tiny};
+use crate::arch::{Arch, Attributes, Entry, Kind, Level, Permissions, Tiny};
 use crate::kernel_map::protocol::{self, KernelTree, Purge};
 use crate::platform::Tables;
 use crate::stats::Counts;
@@ -68,7 +68,7 @@ impl KernelTree for Cpu {
         })
     }
 
-    fn make_table(&self, _level: Level, _counts: &mut Counts) -> Option<Frame> {
+    fn make_table(&self, _level: Level<Tiny>, _counts: &mut Counts) -> Option<Frame> {
         let table = self.world.unborn(self.number);
         self.world.set_life(table, Life::Used);
         Some(table)
@@ -212,7 +212,7 @@ impl Cpu {
 }
 
 /// A leaf as the kernel has them.
-fn leaf(frame: Frame, level: Level, permissions: Permissions) -> Entry {
+fn leaf(frame: Frame, level: Level<Tiny>, permissions: Permissions) -> Entry {
     let attributes =
         Attributes { permissions, accessed: true, dirty: true, ..Attributes::default() };
     Tiny::leaf(frame, level, attributes)
@@ -271,11 +271,11 @@ impl Cpu {
                 let child = protocol::child(self, table, have, at, &mut Counts::default());
                 (table, have) = (child.expect("somebody else's leaf"), have.below());
             }
-            let index = level.index_of::<Tiny>(at);
+            let index = level.index_of(at);
             let old = self.load(table, index, Ordering::Relaxed);
             assert!(old.is_empty(), "mapped over something");
             self.store(table, index, leaf(frame, level, READ_WRITE), Ordering::Relaxed);
-            let pages = level.order::<Tiny>().pages();
+            let pages = level.order().pages();
             (at, frame) = (at.offset(u64::from(pages) << PAGE_SHIFT), frame.plus(pages));
         }
         self.set_state(range, State::Live);
@@ -295,7 +295,7 @@ impl Cpu {
         while at < range.end() {
             let lowest = protocol::descend(self, at, counts);
             let (table, level, index) = (lowest.table, lowest.level, lowest.index);
-            let span = level.span::<Tiny>();
+            let span = level.span();
             let passed = if level == Level::PTE || self.world.omit == Omit::LeaveEmpty {
                 self.store(table, index, Entry::EMPTY, Ordering::Relaxed);
                 1
@@ -320,12 +320,12 @@ impl Cpu {
 
     /// Write-protects one page of a huge leaf of four, which is cut.
     pub(super) fn cut(&self, number: u64) {
-        let first = page(number).align_down(Level::PMD.span::<Tiny>());
+        let first = page(number).align_down(Tiny::PMD.span());
         let counts = &mut Counts::default();
         let parent = protocol::descend(self, first, counts);
         assert_eq!(parent.level, Level::PMD);
         let below = self.make_table(Level::PTE, counts).expect("the model has tables enough");
-        for index in 0..arch::entries::<Tiny>() {
+        for index in 0..Tiny::ENTRIES {
             let at = first.offset(u64::from(index) << PAGE_SHIFT);
             let single = self.part(parent.entry, index, at == page(number));
             self.store(below, index, single, Ordering::Relaxed);
@@ -361,7 +361,7 @@ impl Cpu {
         index: u32,
         entries: u32,
         range: VirtRange,
-        level: Level,
+        level: Level<Tiny>,
         new: &impl Fn(u32) -> Entry,
     ) {
         let breaks =
@@ -402,9 +402,9 @@ impl Cpu {
             let again = self.in_section(|| protocol::find(self, at));
             found.entry = if again.level == found.level { again.entry } else { Entry::EMPTY };
         }
-        let span = found.level.span::<Tiny>();
+        let span = found.level.span();
         let next = VirtAddr(at.align_down(span).0 + span);
-        match arch::kind::<Tiny>(found.entry, found.level) {
+        match found.level.kind(found.entry) {
             Kind::Leaf => {
                 let single = Tiny::frame(Tiny::clear_contig(found.entry, found.index));
                 let offset = (at.0 & (span - 1)) >> PAGE_SHIFT;
@@ -478,12 +478,12 @@ impl Cpu {
         let (mut table, mut level) =
             known.map_or((ROOT, Tiny::ROOT), |(_, table)| (*table, Level::PTE));
         loop {
-            let index = level.index_of::<Tiny>(at);
+            let index = level.index_of(at);
             // Acquire: what a walk reads of a table depends on what it has read above.
             let entry = self.load(table, index, Ordering::Acquire);
-            let span = level.span::<Tiny>();
+            let span = level.span();
             let range = VirtRange::from_len(at.align_down(span), span)?;
-            match arch::kind::<Tiny>(entry, level) {
+            match level.kind(entry) {
                 Kind::Leaf => {
                     let (range, first) = whole_contig(range, entry, index);
                     tlb.leaves.push((range, first));

@@ -18,7 +18,7 @@ use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use loom::thread::{self, Thread};
 
 use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Entry, Kind, Level, Tiny};
+use crate::arch::{Arch, Entry, Kind, Level, Tiny};
 
 pub(super) const ROOT: Frame = Frame(0);
 const MIDDLE: Frame = Frame(1);
@@ -160,7 +160,7 @@ impl<T> Locked<T> {
 impl World {
     pub(super) fn new(omit: Omit, cpus: usize, seen: &Arc<Seen>) -> Self {
         let table = |life| Table {
-            entries: (0..arch::entries::<Tiny>()).map(|_| AtomicU64::new(0)).collect(),
+            entries: (0..Tiny::ENTRIES).map(|_| AtomicU64::new(0)).collect(),
             life: UnsafeCell::new(life),
         };
         let lives = [Life::Used; 2].into_iter().chain([Life::Unborn].repeat(OWN * cpus));
@@ -252,12 +252,12 @@ impl World {
     fn mapped(&self, number: u64) -> Option<(Frame, Entry, u64)> {
         let (mut at, mut level) = (ROOT, Tiny::ROOT);
         loop {
-            let index = level.index_of::<Tiny>(page(number));
+            let index = level.index_of(page(number));
             let entry = Entry(self.table(at).entries[index as usize].load(Ordering::Relaxed));
-            match arch::kind::<Tiny>(entry, level) {
+            match level.kind(entry) {
                 Kind::Table => (at, level) = (Tiny::frame(entry), level.below()),
                 Kind::Leaf => {
-                    let pages = u64::from(level.order::<Tiny>().pages());
+                    let pages = u64::from(level.order().pages());
                     let offset = (number & (pages - 1)) as u32;
                     let contig =
                         if Tiny::is_contig(entry) { u64::from(Tiny::CONTIG_ENTRIES) } else { 1 };
@@ -301,10 +301,10 @@ impl World {
         }
     }
 
-    fn reached(&self, at: Frame, level: Level) -> usize {
+    fn reached(&self, at: Frame, level: Level<Tiny>) -> usize {
         let entries = self.table(at).entries.iter();
         let entries = entries.map(|entry| Entry(entry.load(Ordering::Relaxed)));
-        let children = entries.filter(|entry| arch::kind::<Tiny>(*entry, level) == Kind::Table);
+        let children = entries.filter(|entry| level.kind(*entry) == Kind::Table);
         1 + children.map(|entry| self.reached(Tiny::frame(entry), level.below())).sum::<usize>()
     }
 }

@@ -6,7 +6,7 @@
 //! ```
 
 use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
-use crate::arch::{Absent, Arch, Attributes, Level, Marker};
+use crate::arch::{Absent, Arch, Attributes, Marker};
 use crate::frame::Folio;
 use crate::platform::Platform;
 use crate::space::{AddressSpace, MappingFlags, MmapLocked};
@@ -96,7 +96,7 @@ pub fn pagemap<P: Platform>(
 
 /// The mutex is held for one table of level 1 at most.
 fn next_table<A: Arch>(at: VirtAddr) -> VirtAddr {
-    VirtAddr((at.0 | (Level::PMD.span::<A>() - 1)).saturating_add(1))
+    VirtAddr((at.0 | (A::PMD.span() - 1)).saturating_add(1))
 }
 
 /// Nothing is mapped in the first `pages` pages. Returns how many words that are.

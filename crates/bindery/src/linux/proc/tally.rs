@@ -112,7 +112,7 @@ impl Tally {
         &mut self,
         space: &AddressSpace<'_, P>,
         vma: &Vma,
-        stretch: &Stretch,
+        stretch: &Stretch<P::Arch>,
         folio: Folio,
         attributes: Attributes,
     ) {

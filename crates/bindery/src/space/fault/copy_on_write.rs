@@ -12,8 +12,8 @@ use crate::rmap::AnonGroup;
 use crate::space::AddressSpace;
 use crate::stats::Counts;
 use crate::table::cursor::Cursor;
-use crate::table::leaf::replace;
 use crate::table::locking::Depth;
+use crate::table::run::Slots;
 use crate::table::{ReadSection, TablePool, run};
 use crate::tlb::Gather;
 use crate::vma::{Protection, Vma};
@@ -36,13 +36,13 @@ impl<P: Platform> AddressSpace<'_, P> {
         let mut at = range.start();
         while at < range.end() {
             let (node, index, raw) = cursor.entry_at(at);
-            let span = node.level.span::<P::Arch>();
-            if arch::kind::<P::Arch>(raw, node.level) == Kind::Leaf {
-                let entry = node.single::<P::Arch>(raw, index);
+            let span = node.level.span();
+            if node.level.kind(raw) == Kind::Leaf {
+                let entry = node.single(raw, index);
                 // Asked again, now that the entry is locked and keeps its folio alive: the one
                 // that was seen before may have been freed, and its frames be something else.
                 if frames.folio_of(P::Arch::frame(entry)) == Some(folio) {
-                    ours += node.level.order::<P::Arch>().pages();
+                    ours += node.level.order().pages();
                 }
             }
             at = VirtAddr((at.0 & !(span - 1)).saturating_add(span));
@@ -78,7 +78,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             self.table.cursor(VirtRange::raw(page.0, page.0 + PAGE_SIZE), Depth::Floor(Level::PTE));
         let (node, index, raw) = cursor.entry_at(page);
         let writable = P::Arch::attributes(raw).permissions.contains(Permissions::WRITE);
-        if writable && arch::kind::<P::Arch>(raw, node.level) == Kind::Leaf {
+        if writable && node.level.kind(raw) == Kind::Leaf {
             self.record_access(&mut cursor, node, index, Access::Write);
         }
         drop(cursor);
@@ -95,7 +95,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             let section = ReadSection::enter(self.platform());
             self.table.peek(&section, page, &mut Counts::default()).0
         };
-        let span = hint.level.span::<P::Arch>();
+        let span = hint.level.span();
         if let Some(object) = vma.object().filter(|object| object.notices_writes()) {
             let first = vma.page_offset_of(page.align_down(span));
             let marked = pages::mark_dirty(self.table.memory, object, first, span >> PAGE_SHIFT);
@@ -105,15 +105,17 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
         let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
         let (node, index, raw) = cursor.entry_at(page);
-        if node.level != hint.level || arch::kind::<P::Arch>(raw, node.level) != Kind::Leaf {
+        if node.level != hint.level || node.level.kind(raw) != Kind::Leaf {
             return Ok(Step::Again);
         }
-        if node.in_contig::<P::Arch>(raw) {
+        if node.in_contig(raw) {
             self.table.unfold(node.table, index, page, &mut cursor.counts);
         }
         let slot = &self.table.slots(node.table)[index as usize];
         let entry = Entry(slot.load(Ordering::Relaxed));
-        replace::<P::Arch>(slot, entry, |entry| P::Arch::make_writable(entry, arch::Write::Now));
+        P::Arch::replace_entry(slot, entry, |entry| {
+            P::Arch::make_writable(entry, arch::Write::Now)
+        });
         cursor.counts.entries_written += 1;
         drop(cursor);
         self.platform().publish_entries();
@@ -189,11 +191,11 @@ impl<P: Platform> AddressSpace<'_, P> {
             let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
             let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
             let (node, index, raw) = cursor.entry_at(page);
-            if arch::kind::<P::Arch>(raw, node.level) != Kind::Leaf {
+            if node.level.kind(raw) != Kind::Leaf {
                 return Ok(());
             }
-            let entry = node.single::<P::Arch>(raw, index);
-            let inside = (page.0 & (node.level.span::<P::Arch>() - 1)) >> PAGE_SHIFT;
+            let entry = node.single(raw, index);
+            let inside = (page.0 & (node.level.span() - 1)) >> PAGE_SHIFT;
             let frame = P::Arch::frame(entry).plus(inside as u32);
             if node.level == Level::PMD && self.table.memory.is_zero(frame) {
                 drop(cursor);
@@ -244,7 +246,7 @@ fn replace_page<P: Platform>(
 ) -> Result<Option<(Frame, bool)>, FaultError> {
     let tables = cursor.tables;
     let (node, _, raw) = cursor.entry_at(range.start());
-    if arch::kind::<P::Arch>(raw, node.level) != Kind::Leaf
+    if node.level.kind(raw) != Kind::Leaf
         || P::Arch::attributes(raw).permissions.contains(Permissions::WRITE)
     {
         return Ok(None);
@@ -253,7 +255,7 @@ fn replace_page<P: Platform>(
     let table = cursor
         .table_at(range.start(), Level::PTE, &mut TablePool::new(tables.memory))
         .map_err(|_| FaultError::OutOfMemory)?;
-    let index = Level::PTE.index_of::<P::Arch>(range.start());
+    let index = P::Arch::PTE.index_of(range.start());
     if P::Arch::is_contig(run::load(tables.slots(table), index)) {
         tables.unfold(table, index, range.start(), &mut cursor.counts);
     }

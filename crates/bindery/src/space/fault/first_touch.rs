@@ -41,10 +41,10 @@ impl<P: Platform> AddressSpace<'_, P> {
         while let Some(order) = orders.take_largest() {
             let Some(range) = folio_place(page, order) else { continue };
             // One as large as the table would take the place of the table.
-            if order >= Level::PMD.order::<P::Arch>() || !vma.range().covers(range) {
+            if order >= P::Arch::PMD.order() || !vma.range().covers(range) {
                 continue;
             }
-            let first = Level::PTE.index_of::<P::Arch>(range.start());
+            let first = P::Arch::PTE.index_of(range.start());
             let stretch = &slots[first as usize..(first + order.pages()) as usize];
             if !run::are_empty(stretch) {
                 continue;
@@ -121,11 +121,11 @@ impl<P: Platform> AddressSpace<'_, P> {
             Access::Read | Access::Execute if node.level == Level::PTE => return Ok(Orders::PAGE),
             Access::Read | Access::Execute => self.zero_orders(vma.flags()),
         };
-        let huge = Level::PMD.order::<P::Arch>();
+        let huge = P::Arch::PMD.order();
         let fits = |order: Order| {
             let range = folio_place(page, order).filter(|range| vma.range().covers(*range));
             let Some(range) = range.filter(|_| order <= huge) else { return false };
-            let first = Level::PTE.index_of::<P::Arch>(range.start());
+            let first = P::Arch::PTE.index_of(range.start());
             let slots = self.table.slots(node.table);
             // Above level 1, the empty entry covers all of the range.
             node.level > Level::PTE
@@ -197,7 +197,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         folio: Folio,
         attributes: Attributes,
     ) -> Result<Step, FaultError> {
-        let huge = folio.order == Level::PMD.order::<P::Arch>() && folio.order > Order::PAGE;
+        let huge = folio.order == P::Arch::PMD.order() && folio.order > Order::PAGE;
         let level = if huge { Level::PMD } else { Level::PTE };
         self.table.memory.before_execution(attributes.permissions, folio);
         let mapped = self.table.with_tables(|pool| {
@@ -229,7 +229,7 @@ fn map_folio_locked<'m, P: Platform>(
     cursor: &mut Cursor<'_, 'm, P>,
     range: VirtRange,
     (folio, attributes): (Folio, Attributes),
-    level: Level,
+    level: Level<P::Arch>,
     pool: &mut TablePool<'m, P>,
 ) -> Result<Step, OutOfMemory> {
     let tables = cursor.tables;
@@ -239,7 +239,7 @@ fn map_folio_locked<'m, P: Platform>(
         return Ok(Step::Again);
     }
     let table = cursor.table_at(range.start(), level, pool)?;
-    let index = level.index_of::<P::Arch>(range.start());
+    let index = level.index_of(range.start());
     let count = if level == Level::PTE { folio.pages() } else { 1 };
     let vacant = run::count_empty(tables.slots(table), index, count);
     cursor.counts.entries_read += u64::from(vacant);

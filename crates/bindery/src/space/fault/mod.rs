@@ -9,7 +9,9 @@ mod zero_page;
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Orders, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Absent, Arch, Entry, KeyRights, Kind, Level, Marker, Permissions, absent};
+use crate::arch::{
+    self, Absent, AbsentFormat, Arch, Entry, KeyRights, Kind, Level, Marker, Permissions,
+};
 use crate::error::{Error, FaultError};
 use crate::events::Unchanged;
 use crate::object::Awaited;
@@ -17,6 +19,7 @@ use crate::platform::{Invalidation, Platform, Tables};
 use crate::table::cursor::Cursor;
 use crate::table::locking::{Depth, Node};
 use crate::table::protect::{Watched, Writable};
+use crate::table::run::Slots;
 use crate::table::{ReadSection, run};
 
 use super::AddressSpace;
@@ -324,7 +327,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             if !allowed.contains(access.protection()) {
                 // What the entries of such a mapping say may imply more than was asked for.
                 let permissions = allowed.permissions() | Permissions::USER;
-                if !arch::implied::<P::Arch>(permissions).contains(access.permission()) {
+                if !P::Arch::implied(permissions).contains(access.permission()) {
                     return Err(FaultError::Protection);
                 }
             }
@@ -429,8 +432,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let section = ReadSection::enter(self.platform());
         let (node, _, entry) =
             self.table.peek(&section, page, &mut crate::stats::Counts::default());
-        arch::kind::<P::Arch>(entry, node.level) == Kind::Absent
-            && absent::decode::<P::Arch>(entry) == Some(Absent::Marker(Marker::Guard))
+        node.level.kind(entry) == Kind::Absent
+            && P::Arch::decode_absent(entry) == Some(Absent::Marker(Marker::Guard))
     }
 
     /// The VMA that holds `addr`, locked for reading.
@@ -481,12 +484,12 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
         let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
         let (node, index, raw) = cursor.entry_at(page);
-        match arch::kind::<P::Arch>(raw, node.level) {
+        match node.level.kind(raw) {
             Kind::Empty | Kind::Table => return Ok(Step::Again),
             Kind::Leaf => {}
-            Kind::Absent => return absent_step(vma, absent::decode::<P::Arch>(raw), access),
+            Kind::Absent => return absent_step(vma, P::Arch::decode_absent(raw), access),
         }
-        let entry = node.single::<P::Arch>(raw, index);
+        let entry = node.single(raw, index);
         if P::Arch::attributes(entry).permissions.contains(access.permission()) {
             let written = cursor.counts.entries_written;
             self.record_access(&mut cursor, node, index, access);
@@ -506,7 +509,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             return Ok(Step::Lift);
         }
         let frame = P::Arch::frame(entry);
-        let offset = (page.0 & (node.level.span::<P::Arch>() - 1)) >> PAGE_SHIFT;
+        let offset = (page.0 & (node.level.span() - 1)) >> PAGE_SHIFT;
         let frame = frame.plus(offset as u32);
         let Some(folio) = self.table.memory.frames.folio_of(frame) else {
             let huge = node.level == Level::PMD && self.table.memory.is_zero(frame);
@@ -541,12 +544,12 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     pub(super) fn record_access(
         &self,
         cursor: &mut Cursor<'_, 'm, P>,
-        node: Node,
+        node: Node<P::Arch>,
         index: u32,
         access: Access,
     ) {
         let slots = self.table.slots(node.table);
-        let contig = node.in_contig::<P::Arch>(run::load(slots, index));
+        let contig = node.in_contig(run::load(slots, index));
         let size = if contig { P::Arch::CONTIG_ENTRIES } else { 1 };
         let first = index & !(size - 1);
         for slot in &slots[first as usize..(first + size) as usize] {
@@ -560,7 +563,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             };
             cursor.counts.entries_read += 1;
             if record(old) != old {
-                crate::table::leaf::replace::<P::Arch>(slot, old, record);
+                P::Arch::replace_entry(slot, old, record);
                 cursor.counts.entries_written += 1;
             }
         }

@@ -79,7 +79,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     ) -> Result<Step, FaultError> {
         let memory = self.table.memory;
         // As Linux: what the mapping's beginning cuts off is added at the end.
-        let table = Level::PMD.span::<P::Arch>();
+        let table = P::Arch::PMD.span();
         let first = page.align_down(FAULT_AROUND).0.max(vma.start());
         let last = (first + FAULT_AROUND).min((page.0 & !(table - 1)).saturating_add(table));
         let around = VirtRange::raw(first, last.min(vma.end()));
@@ -122,7 +122,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             return VirtRange::raw(page.0, page.0 + PAGE_SIZE);
         }
         let part = super::folio_range(vma, page, frame.0 - folio.head.0, folio);
-        let table = Level::PMD.span::<P::Arch>();
+        let table = P::Arch::PMD.span();
         let slot = VirtRange::from_len(page.align_down(table), table);
         let part = slot.map_or(part, |slot| part.intersection(slot));
         let below = (page.0 - part.start().0) >> PAGE_SHIFT;
@@ -155,8 +155,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     ) -> Result<Step, FaultError> {
         let folio = self.table.memory.frames.folio_of(first).ok_or(FaultError::Bus)?;
         self.table.memory.before_execution(attributes.permissions, folio);
-        let huge = range.len() == Level::PMD.span::<P::Arch>()
-            && first.is_aligned(Level::PMD.order::<P::Arch>());
+        let huge = range.len() == P::Arch::PMD.span() && first.is_aligned(P::Arch::PMD.order());
         if huge {
             let leaf = P::Arch::leaf(first, Level::PMD, attributes);
             let mapped = self.table.with_tables(|pool| self.map_huge(range, folio, leaf, pool));
@@ -193,7 +192,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             pool.put(deposit);
             return Ok(Some(Step::Refused(FaultError::OutOfMemory)));
         }
-        let index = Level::PMD.index_of::<P::Arch>(range.start());
+        let index = P::Arch::PMD.index_of(range.start());
         self.table.publish_leaf(holder, index, leaf);
         self.table.deposit_table(holder, deposit);
         cursor.counts.entries_written += 1;
@@ -218,7 +217,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             return Ok(Step::Again);
         }
         let table = cursor.table_at(range.start(), Level::PTE, pool)?;
-        let begin = Level::PTE.index_of::<P::Arch>(range.start());
+        let begin = P::Arch::PTE.index_of(range.start());
         let end = begin + range.pages() as u32;
         let owner = self.table.memory.frames.owner_kind(folio);
         let mut at = begin;

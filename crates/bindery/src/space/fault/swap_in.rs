@@ -1,7 +1,7 @@
 //! Faults on pages in swap: the content comes back, as the largest folio that its slots allow.
 
 use crate::addr::{Order, Orders, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{Absent, Arch, Entry, Level, absent};
+use crate::arch::{Absent, AbsentFormat, Arch, Entry, Level};
 use crate::error::FaultError;
 use crate::frame::swap_place::SwapPlace;
 use crate::frame::{Folio, FolioLock, Owner};
@@ -12,8 +12,9 @@ use crate::stats::Counts;
 use crate::swap::SlotRun;
 use crate::swap::cell::Cell;
 use crate::swap::slots::ClaimError;
+use crate::table::ReadSection;
+use crate::table::run::Slots;
 use crate::table::swap_in::SwapIn;
-use crate::table::{ReadSection, run};
 use crate::vma::Vma;
 
 use super::copy_on_write::folio_range;
@@ -143,15 +144,15 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// Whether the entry, which is not empty, names a swap slot.
     pub(super) fn is_in_swap(&self, entry: Entry) -> bool {
-        entry.0 & P::Arch::PRESENT == 0 && absent::is_swap::<P::Arch>(entry)
+        entry.0 & P::Arch::PRESENT == 0 && P::Arch::is_swap(entry)
     }
 
     /// The slot that is named at `page`, read without locks.
     fn slot_at(&self, page: VirtAddr) -> Option<Slot> {
         let section = ReadSection::enter(self.platform());
         let (node, _, entry) = self.table.peek(&section, page, &mut Counts::default());
-        let inside = (page.0 & (node.level.span::<P::Arch>() - 1)) >> PAGE_SHIFT;
-        match absent::decode::<P::Arch>(entry)? {
+        let inside = (page.0 & (node.level.span() - 1)) >> PAGE_SHIFT;
+        match P::Arch::decode_absent(entry)? {
             Absent::Swap { device, slot, .. } if !entry.is_empty() => {
                 let number = slot + inside;
                 // Looked at in the section of the entry: the slot's area is not turned off.
@@ -180,7 +181,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
         while let Some(order) = orders.take_largest() {
             let Some(range) = folio_place(page, order) else { continue };
-            if !vma.range().covers(range) || order > Level::PMD.order::<P::Arch>() {
+            if !vma.range().covers(range) || order > P::Arch::PMD.order() {
                 continue;
             }
             let before = (page.0 - range.start().0) >> PAGE_SHIFT;
@@ -218,8 +219,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         let memory = self.table.memory;
         let number = page.0 >> PAGE_SHIFT;
         let Some(window) = memory.window_around(area, number) else { return };
-        let table = page.align_down(Level::PMD.span::<P::Arch>());
-        let table = VirtRange::from_len(table, Level::PMD.span::<P::Arch>());
+        let table = page.align_down(P::Arch::PMD.span());
+        let table = VirtRange::from_len(table, P::Arch::PMD.span());
         let Some(range) = table.map(|table| table.intersection(vma.range())) else { return };
         for number in window.first..window.first + u64::from(window.pages) {
             let at = VirtAddr(number << PAGE_SHIFT);
@@ -240,8 +241,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     fn names_run(&self, range: VirtRange, area: u8, first: u64) -> bool {
         let section = ReadSection::enter(self.platform());
         let (node, index, entry) = self.table.peek(&section, range.start(), &mut Counts::default());
-        let inside = (range.start().0 & (node.level.span::<P::Arch>() - 1)) >> PAGE_SHIFT;
-        let Some(Absent::Swap { device, slot, .. }) = absent::decode::<P::Arch>(entry) else {
+        let inside = (range.start().0 & (node.level.span() - 1)) >> PAGE_SHIFT;
+        let Some(Absent::Swap { device, slot, .. }) = P::Arch::decode_absent(entry) else {
             return false;
         };
         if entry.is_empty() || (device, slot + inside) != (area, first) {
@@ -249,7 +250,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
         let pages = range.pages() as u32;
         node.level > Level::PTE
-            || run::match_absent::<P::Arch>(self.table.slots(node.table), index, pages).0 == pages
+            || P::Arch::match_absent(self.table.slots(node.table), index, pages).0 == pages
     }
 
     fn read_folio(

@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Orders, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Attributes, Kind, Level, Permissions};
+use crate::arch::{Arch, Attributes, Kind, Level, Permissions};
 use crate::error::FaultError;
 use crate::events::RareEvents;
 use crate::frame::{Folio, OwnerKind};
@@ -37,7 +37,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 return Ok(Step::Again);
             }
             let table = cursor.table_at(page, Level::PTE, pool)?;
-            let index = Level::PTE.index_of::<P::Arch>(page);
+            let index = P::Arch::PTE.index_of(page);
             let attributes = read_attributes(vma.flags());
             let entry = P::Arch::leaf(self.table.memory.zero_frame, Level::PTE, attributes);
             self.table.fill(table, index, entry, 1, &mut cursor.counts);
@@ -62,7 +62,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             let table = cursor.table_at(range.start(), Level::PMD, pool)?;
             // A later split of the leaf must not fail.
             let deposit = pool.take(Level::PTE, &mut cursor.counts)?;
-            let index = Level::PMD.index_of::<P::Arch>(range.start());
+            let index = P::Arch::PMD.index_of(range.start());
             let leaf = P::Arch::leaf(frame, Level::PMD, read_attributes(vma.flags()));
             self.table.publish_leaf(table, index, leaf);
             self.table.deposit_table(table, deposit);
@@ -128,7 +128,7 @@ fn replace_huge_zero<P: Platform>(
     let tables = cursor.tables;
     let (node, index, raw) = cursor.entry_at(range.start());
     if node.level != Level::PMD
-        || arch::kind::<P::Arch>(raw, node.level) != Kind::Leaf
+        || node.level.kind(raw) != Kind::Leaf
         || !tables.memory.is_zero(P::Arch::frame(raw))
     {
         return false;

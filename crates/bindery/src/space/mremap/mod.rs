@@ -5,7 +5,7 @@ mod relocation;
 use core::ptr::NonNull;
 
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{Arch, Level};
+use crate::arch::Arch;
 use crate::error::Error;
 use crate::platform::Platform;
 use crate::tlb::Gather;
@@ -396,7 +396,7 @@ struct RemapCall<'a> {
 
 /// More frames than a move to `length` bytes of free addresses takes for tables and VMAs.
 fn tables_for<A: Arch>(length: u64) -> u64 {
-    length / Level::PMD.span::<A>() + 8 * u64::from(A::LEVELS)
+    length / A::PMD.span() + 8 * u64::from(A::LEVELS)
 }
 
 fn source_in(vma: &Vma, old: VirtAddr, length: u64) -> Result<VirtRange, Error> {

@@ -44,14 +44,14 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         length: u64,
     ) -> Option<VirtRange> {
         let start = source.start().0;
-        let spans = Level::PMD.up_to(P::Arch::ROOT).rev().map(Level::span::<P::Arch>);
+        let spans = P::Arch::PMD.up_to(P::Arch::ROOT).rev().map(Level::span);
         let whole = spans.filter(|span| {
             let first = start.next_multiple_of(*span);
             first.saturating_add(*span) <= source.end().0
         });
         let contig = u64::from(P::Arch::CONTIG_ENTRIES) * PAGE_SIZE;
         whole
-            .chain([Level::PMD.span::<P::Arch>(), contig, PAGE_SIZE])
+            .chain([P::Arch::PMD.span(), contig, PAGE_SIZE])
             .find_map(|align| self.find_free(mm, length, align, start & (align - 1)))
     }
 
@@ -81,7 +81,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         };
         let purpose = vma.purpose();
         let mut arriving = purpose;
-        if source.len() >= Level::PMD.span::<P::Arch>() {
+        if source.len() >= P::Arch::PMD.span() {
             // Tables that move whole carry entries along that are not looked at, and all that moves
             // counts as written.
             arriving.flags |= MappingFlags::SOFT_DIRTY;

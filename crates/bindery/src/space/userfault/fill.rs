@@ -9,7 +9,7 @@ use core::fmt;
 use bitflags::bitflags;
 
 use crate::addr::{Order, Orders, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{Absent, Attributes, Marker, absent};
+use crate::arch::{Absent, AbsentFormat, Attributes, Marker};
 use crate::bytes;
 use crate::error::{Error, FaultError};
 use crate::frame::Folio;
@@ -345,7 +345,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         length: u64,
         mode: FillMode,
     ) -> Result<(), PartialFill> {
-        let poison = absent::encode::<P::Arch>(Absent::Marker(Marker::Poison));
+        let poison = P::Arch::encode_absent(Absent::Marker(Marker::Poison));
         self.fill(userfault, to, length, mode, |at, end| {
             self.table.memory.retry(|| {
                 let locked = self.lock_fill(userfault, at, end, mode)?;

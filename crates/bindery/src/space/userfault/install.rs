@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{Absent, Arch, Entry, Level, Marker, absent};
+use crate::arch::{Absent, AbsentFormat, Arch, Entry, Level, Marker};
 use crate::error::Error;
 use crate::platform::Platform;
 use crate::space::AddressSpace;
@@ -15,7 +15,7 @@ use crate::vma::Vma;
 
 /// Whether the entry is a marker that a page may replace.
 fn gives_way<A: Arch>(entry: Entry) -> bool {
-    let marker = || match absent::decode::<A>(entry) {
+    let marker = || match A::decode_absent(entry) {
         Some(Absent::Marker(marker)) => marker != Marker::Guard,
         _ => false,
     };
@@ -35,7 +35,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// # Errors
     /// [`Error::Exists`] if the first entry is not empty; [`Error::OutOfMemory`].
     pub(super) fn install(&self, range: VirtRange, entry: Entry) -> Result<VirtAddr, Error> {
-        let span = Level::PTE.table_span::<P::Arch>();
+        let span = P::Arch::PTE.table_span();
         let start = range.start();
         let end = start.align_down(span).0.saturating_add(span).min(range.end().0);
         let part = VirtRange::raw(start.0, end);
@@ -46,7 +46,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 return Ok(0);
             }
             let table = cursor.table_at(start, Level::PTE, pool)?;
-            let first = Level::PTE.index_of::<P::Arch>(start);
+            let first = P::Arch::PTE.index_of(start);
             let slots = self.table.slots(table);
             let count = run::count_empty(slots, first, part.pages() as u32);
             for slot in &slots[first as usize..(first + count) as usize] {

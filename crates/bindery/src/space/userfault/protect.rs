@@ -3,7 +3,7 @@
 use bitflags::bitflags;
 
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{Absent, Arch, Attributes, Level, Marker, absent};
+use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Level, Marker};
 use crate::error::{Error, FaultError};
 use crate::platform::Platform;
 use crate::space::fault::{Resolved, Step, read_attributes};
@@ -194,7 +194,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let memory = self.table.memory;
         let attributes = Attributes { userfault: true, ..read_attributes(vma.flags()) };
         let leaf = P::Arch::leaf(frame.unwrap_or(memory.zero_frame), Level::PTE, attributes);
-        let marker = absent::encode::<P::Arch>(Absent::Marker(Marker::UserfaultWriteProtect));
+        let marker = P::Arch::encode_absent(Absent::Marker(Marker::UserfaultWriteProtect));
         let mapped = self.table.with_tables(|pool| {
             let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
             if cursor.entry_at(page).2 != marker {
@@ -202,7 +202,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             }
             // Splits a marker of level 2.
             let table = cursor.table_at(page, Level::PTE, pool)?;
-            let index = Level::PTE.index_of::<P::Arch>(page);
+            let index = P::Arch::PTE.index_of(page);
             if let Some(folio) = frame.and_then(|frame| memory.frames.folio_of(frame)) {
                 if memory.frames.map(folio, 1).is_err() {
                     return Ok(Err(FaultError::OutOfMemory));

@@ -2,7 +2,7 @@
 //! the handler says so (`UFFDIO_CONTINUE`).
 
 use crate::addr::{Frame, Order, PAGE_SHIFT, VirtAddr, VirtRange};
-use crate::arch::{Attributes, Level, Permissions};
+use crate::arch::{Arch, Attributes, Level, Permissions};
 use crate::error::{Error, FaultError};
 use crate::frame::Folio;
 use crate::object::{ObjectState, Stop, pages, supply};
@@ -116,7 +116,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         if !entry.is_empty() {
             return Ok(1);
         }
-        let span = Level::PTE.table_span::<P::Arch>();
+        let span = P::Arch::PTE.table_span();
         let table_end = at.align_down(span).0.saturating_add(span);
         let pages = (table_end.min(range.end().0) - at.0) >> PAGE_SHIFT;
         if node.level > Level::PTE {

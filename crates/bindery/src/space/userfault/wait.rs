@@ -1,7 +1,7 @@
 //! A fault waits for its handler.
 
 use crate::addr::VirtAddr;
-use crate::arch::{self, Absent, Arch, Kind, Marker, absent};
+use crate::arch::{Absent, AbsentFormat, Arch, Kind, Marker};
 use crate::error::FaultError;
 use crate::platform::Platform;
 use crate::space::AddressSpace;
@@ -104,7 +104,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
         let section = ReadSection::enter(self.platform());
         let (node, _, entry) = self.table.peek(&section, fault.page, &mut Counts::default());
-        arch::kind::<P::Arch>(entry, node.level) == Kind::Leaf
+        node.level.kind(entry) == Kind::Leaf
             && P::Arch::attributes(entry).permissions.contains(fault.access.permission())
     }
 
@@ -114,13 +114,13 @@ impl<P: Platform> AddressSpace<'_, P> {
             let section = ReadSection::enter(self.platform());
             self.table.peek(&section, page, &mut Counts::default())
         };
-        match arch::kind::<P::Arch>(entry, node.level) {
+        match node.level.kind(entry) {
             Kind::Empty | Kind::Table => self.kind_of_vacant(vma, page),
             Kind::Leaf => {
                 let protected = P::Arch::attributes(entry).userfault;
                 self.kind_of_write(vma, access).filter(|_| protected)
             }
-            Kind::Absent => match absent::decode::<P::Arch>(entry) {
+            Kind::Absent => match P::Arch::decode_absent(entry) {
                 Some(Absent::Marker(Marker::UserfaultWriteProtect)) => {
                     self.kind_of_vacant(vma, page).or_else(|| self.kind_of_write(vma, access))
                 }

@@ -6,7 +6,7 @@ mod pinned;
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, VirtAddr, VirtRange};
-use crate::arch::{Absent, Arch, Attributes, Entry, Equal, Level, absent};
+use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Entry, Equal, Level};
 use crate::error::Error;
 use crate::frame::{Folio, Owner};
 use crate::interrupt;
@@ -15,9 +15,8 @@ use crate::swap::SlotRun;
 use crate::tlb::Gather;
 
 use super::cursor::{Chunks, Cursor, Whole};
-use super::leaf::replace;
 use super::locking::Depth;
-use super::run::{Run, What};
+use super::run::{Run, Slots, What};
 use super::{OutOfMemory, PageTable, TablePool};
 use pinned::{Form, PinnedRun};
 
@@ -45,7 +44,7 @@ pub(crate) struct ForkCopy {
 impl ForkCopy {
     /// The absent entry as the child has it.
     fn absent<A: Arch>(&self, entry: Entry) -> Entry {
-        if self.userfault { entry } else { absent::strip_userfault::<A>(entry) }
+        if self.userfault { entry } else { A::strip_absent_userfault(entry) }
     }
 }
 
@@ -163,7 +162,7 @@ fn copy_locked<'m, P: Platform>(
                 let table = target_table(target, &run, supplies)?;
                 copy_leaves(source, target, &run, (table, first), what, gather)?;
             }
-            What::Absent(first) => match absent::decode::<P::Arch>(first) {
+            What::Absent(first) => match P::Arch::decode_absent(first) {
                 Some(Absent::ProtNone { frame, .. })
                     if let Some(folio) = pinned(source, frame, what) =>
                 {
@@ -183,7 +182,7 @@ fn copy_locked<'m, P: Platform>(
 /// The child's table for the run, with a deposit for a huge leaf or its like.
 fn target_table<'m, P: Platform>(
     target: &mut Cursor<'_, 'm, P>,
-    run: &Run,
+    run: &Run<P::Arch>,
     supplies: &mut Supplies<'m, P>,
 ) -> Result<Frame, CopyStop> {
     let short = |_| CopyStop::Short(run.at);
@@ -198,14 +197,14 @@ fn target_table<'m, P: Platform>(
 fn copy_leaves<P: Platform>(
     source: &mut Cursor<'_, '_, P>,
     target: &mut Cursor<'_, '_, P>,
-    run: &Run,
+    run: &Run<P::Arch>,
     (table, first): (Frame, Entry),
     what: &ForkCopy,
     gather: &mut Gather,
 ) -> Result<(), CopyStop> {
     let stripped = if what.userfault { 0 } else { P::Arch::USERFAULT };
     let memory = source.tables.memory;
-    let pages = run.pages::<P::Arch>();
+    let pages = run.pages();
     let (counts, theirs) = (&mut source.counts, &mut target.counts);
     if memory.share_frames(P::Arch::frame(first), pages, counts, theirs).is_err() {
         drop_target_deposit(target, run, table);
@@ -220,7 +219,7 @@ fn copy_leaves<P: Platform>(
             if what.copied == Copied::Private { P::Arch::write_protect(raw) } else { raw };
         if protected != raw {
             source.tables.mark_pending(run.node.table, gather, &mut source.counts);
-            let old = replace::<P::Arch>(&ours[index], raw, P::Arch::write_protect);
+            let old = P::Arch::replace_entry(&ours[index], raw, P::Arch::write_protect);
             protected = P::Arch::write_protect(old);
             narrowed = true;
         }
@@ -230,7 +229,7 @@ fn copy_leaves<P: Platform>(
     target.counts.entries_written += u64::from(run.count);
     if narrowed {
         source.counts.entries_written += u64::from(run.count);
-        gather.stale(run.range::<P::Arch>(), run.node.level);
+        gather.stale(run.range(), run.node.level);
     }
     Ok(())
 }
@@ -246,7 +245,7 @@ fn pinned<P: Platform>(source: &Cursor<'_, '_, P>, first: Frame, what: &ForkCopy
 /// Takes a reference for the copy, which keeps the pages when the locks are gone.
 fn stop_at_pinned<P: Platform>(
     source: &Cursor<'_, '_, P>,
-    run: &Run,
+    run: &Run<P::Arch>,
     first: Frame,
     folio: Folio,
     form: Form,
@@ -254,27 +253,27 @@ fn stop_at_pinned<P: Platform>(
     if !source.tables.memory.frames.try_get(folio) {
         return CopyStop::Refused;
     }
-    CopyStop::Pinned(PinnedRun { range: run.range::<P::Arch>(), first, folio, form })
+    CopyStop::Pinned(PinnedRun { range: run.range(), first, folio, form })
 }
 
 fn copy_absent<P: Platform>(
     source: &mut Cursor<'_, '_, P>,
     target: &mut Cursor<'_, '_, P>,
-    run: &Run,
+    run: &Run<P::Arch>,
     (table, first): (Frame, Entry),
     what: &ForkCopy,
 ) -> Result<(), CopyStop> {
     let memory = source.tables.memory;
-    if let Some(Absent::ProtNone { frame, .. }) = absent::decode::<P::Arch>(first) {
-        let pages = run.pages::<P::Arch>();
+    if let Some(Absent::ProtNone { frame, .. }) = P::Arch::decode_absent(first) {
+        let pages = run.pages();
         let (counts, theirs) = (&mut source.counts, &mut target.counts);
         if memory.share_frames(frame, pages, counts, theirs).is_err() {
             drop_target_deposit(target, run, table);
             return Err(CopyStop::Refused);
         }
     }
-    if let Some(Absent::Swap { device, slot, .. }) = absent::decode::<P::Arch>(first) {
-        let slots = SlotRun { area: device, first: slot, count: run.pages::<P::Arch>() };
+    if let Some(Absent::Swap { device, slot, .. }) = P::Arch::decode_absent(first) {
+        let slots = SlotRun { area: device, first: slot, count: run.pages() };
         if memory.name_slots(slots).is_err() {
             drop_target_deposit(target, run, table);
             return Err(CopyStop::Refused);
@@ -285,7 +284,7 @@ fn copy_absent<P: Platform>(
     let ours = source.tables.slots(run.node.table);
     let theirs = target.tables.slots(table);
     for index in run.index as usize..(run.index + run.count) as usize {
-        let entry = absent::share::<P::Arch>(Entry(ours[index].load(Ordering::Relaxed)));
+        let entry = P::Arch::share_absent(Entry(ours[index].load(Ordering::Relaxed)));
         ours[index].store(entry.0, Ordering::Relaxed);
         theirs[index].store(what.absent::<P::Arch>(entry).0, Ordering::Relaxed);
     }
@@ -295,7 +294,11 @@ fn copy_absent<P: Platform>(
     Ok(())
 }
 
-fn drop_target_deposit<P: Platform>(target: &mut Cursor<'_, '_, P>, run: &Run, table: Frame) {
+fn drop_target_deposit<P: Platform>(
+    target: &mut Cursor<'_, '_, P>,
+    run: &Run<P::Arch>,
+    table: Frame,
+) {
     if run.node.level > Level::PTE
         && let Some(deposit) = target.tables.withdraw_table(table)
     {

@@ -18,7 +18,7 @@ use arrayvec::ArrayVec;
 
 use crate::addr::{Frame, Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{
-    self, Absent, Arch, Attributes, Entry, Kind, Level, Permissions, ProtectionKey, absent,
+    Absent, AbsentFormat, Arch, Attributes, Entry, Kind, Level, Permissions, ProtectionKey,
 };
 use crate::error::Error;
 use crate::frame::{Folio, OwnerKind};
@@ -51,13 +51,9 @@ impl Form {
                     Attributes { permissions, accessed, dirty, soft_dirty, userfault, key };
                 A::leaf(frame, Level::PTE, attributes)
             }
-            Self::ProtNone => absent::encode::<A>(Absent::ProtNone {
-                frame,
-                accessed,
-                dirty,
-                soft_dirty,
-                userfault,
-            }),
+            Self::ProtNone => {
+                A::encode_absent(Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault })
+            }
         }
     }
 }
@@ -172,7 +168,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
             frames.first_map(*copy, 1);
             target.counts.mapped(OwnerKind::Anonymous, 1);
             let entry = run.form.entry::<P::Arch>(copy.head);
-            let index = Level::PTE.index_of::<P::Arch>(at);
+            let index = P::Arch::PTE.index_of(at);
             target.tables.fill(table, index, entry, 1, &mut target.counts);
             frame = frame.plus(1);
         }
@@ -183,17 +179,15 @@ impl<'m, P: Platform> PageTable<'m, P> {
 /// The frame that the entry for `at` names, be it shown or `PROT_NONE`.
 fn frame_at<P: Platform>(cursor: &mut Cursor<'_, '_, P>, at: VirtAddr) -> Option<Frame> {
     let (node, index, raw) = cursor.entry_at(at);
-    let first = match arch::kind::<P::Arch>(raw, node.level) {
-        Kind::Leaf if node.level == Level::PTE => {
-            P::Arch::frame(node.single::<P::Arch>(raw, index))
-        }
+    let first = match node.level.kind(raw) {
+        Kind::Leaf if node.level == Level::PTE => P::Arch::frame(node.single(raw, index)),
         Kind::Leaf => P::Arch::frame(raw),
-        Kind::Absent => match absent::decode::<P::Arch>(raw)? {
+        Kind::Absent => match P::Arch::decode_absent(raw)? {
             Absent::ProtNone { frame, .. } => frame,
             _ => return None,
         },
         Kind::Empty | Kind::Table => return None,
     };
-    let inside = (at.0 & (node.level.span::<P::Arch>() - 1)) >> PAGE_SHIFT;
+    let inside = (at.0 & (node.level.span() - 1)) >> PAGE_SHIFT;
     Some(first.plus(inside as u32))
 }

@@ -29,9 +29,9 @@ pub(crate) fn lock_both_ranges<T: LockTree>(
     root: Frame,
     one: End,
     other: End,
-    floor: Level,
+    floor: Level<T::Arch>,
     set: &mut LockSet,
-) -> (Node, Node) {
+) -> (Node<T::Arch>, Node<T::Arch>) {
     lock_two_covers(tree, root, one, other, floor, set, Covers::Stay)
 }
 
@@ -41,9 +41,9 @@ pub(crate) fn lock_both_ranges_beside_moves<T: LockTree>(
     root: Frame,
     one: VirtRange,
     other: VirtRange,
-    floor: Level,
+    floor: Level<T::Arch>,
     set: &mut LockSet,
-) -> (Node, Node) {
+) -> (Node<T::Arch>, Node<T::Arch>) {
     lock_two_covers(tree, root, one.into(), other.into(), floor, set, Covers::MayBeCarried)
 }
 
@@ -59,10 +59,10 @@ fn lock_two_covers<T: LockTree>(
     root: Frame,
     one: End,
     other: End,
-    floor: Level,
+    floor: Level<T::Arch>,
     set: &mut LockSet,
     covers: Covers,
-) -> (Node, Node) {
+) -> (Node<T::Arch>, Node<T::Arch>) {
     if one.freeable.start() > other.freeable.start() {
         let (low, high) = lock_two_covers(tree, root, other, one, floor, set, covers);
         return (high, low);
@@ -71,11 +71,11 @@ fn lock_two_covers<T: LockTree>(
     let depth = Depth::Floor(floor);
     // The mover has cut its piece to size.
     set.entries = u32::MAX;
-    let spans = |node: Node, own: VirtRange, range: VirtRange| {
-        VirtRange::from_len(base_of::<T::Arch>(node, own), node.level.table_span::<T::Arch>())
+    let spans = |node: Node<T::Arch>, own: VirtRange, range: VirtRange| {
+        VirtRange::from_len(base_of::<T::Arch>(node, own), node.level.table_span())
             .is_some_and(|span| span.covers(range))
     };
-    let is_gone = |cover: Node, range: VirtRange| {
+    let is_gone = |cover: Node<T::Arch>, range: VirtRange| {
         tree.is_stray(cover.table)
             || covers == Covers::MayBeCarried && !tree.is_at(root, cover, range.start())
     };

@@ -108,19 +108,24 @@ pub(crate) trait LockTree {
         u32::MAX
     }
     /// The table that the entry names, if it names one. Called inside a read section.
-    fn child(&self, table: Frame, level: Level, index: u32) -> Option<Frame>;
+    fn child(&self, table: Frame, level: Level<Self::Arch>, index: u32) -> Option<Frame>;
     /// Whether `node` is the table of its level that covers `addr`. Called inside a read
     /// section.
-    fn is_at(&self, root: Frame, node: Node, addr: VirtAddr) -> bool {
+    fn is_at(&self, root: Frame, node: Node<Self::Arch>, addr: VirtAddr) -> bool {
         self.descend(root, addr, |above| above.level > node.level) == node
     }
     /// Goes from the root by the tables for `addr` down as long as there are any and `goes_on` says
     /// so. Called inside a read section.
     #[inline]
-    fn descend(&self, root: Frame, addr: VirtAddr, goes_on: impl Fn(Node) -> bool) -> Node {
+    fn descend(
+        &self,
+        root: Frame,
+        addr: VirtAddr,
+        goes_on: impl Fn(Node<Self::Arch>) -> bool,
+    ) -> Node<Self::Arch> {
         let mut node = Node { table: root, level: Self::Arch::ROOT };
         while goes_on(node) {
-            let index = node.level.index_of::<Self::Arch>(addr);
+            let index = node.level.index_of(addr);
             match self.child(node.table, node.level, index) {
                 Some(table) => node = node.child(table),
                 None => break,
@@ -142,9 +147,9 @@ pub(crate) fn has_no_pending_flush<T: LockTree>(tree: &T, table: Frame) -> bool 
 
 /// How far down locks are taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Depth {
+pub(crate) enum Depth<A: Arch> {
     /// All overlapping tables at this level and above.
-    Floor(Level),
+    Floor(Level<A>),
     /// Overlapping tables that the range covers only in part: those covered whole will be
     /// detached, and are locked one at a time when they are marked.
     Edges,
@@ -152,8 +157,8 @@ pub(crate) enum Depth {
     LeafEdges,
 }
 
-impl Depth {
-    fn floor(self) -> Level {
+impl<A: Arch> Depth<A> {
+    fn floor(self) -> Level<A> {
         match self {
             Self::Floor(level) => level,
             Self::Edges | Self::LeafEdges => Level::PTE,
@@ -161,7 +166,7 @@ impl Depth {
     }
 
     /// Whether a table in a slot of `level` that the range covers whole is left alone.
-    fn spares(self, level: Level) -> bool {
+    fn spares(self, level: Level<A>) -> bool {
         match self {
             Self::Floor(_) => false,
             Self::Edges => true,
@@ -172,21 +177,21 @@ impl Depth {
 
 /// A table and its level.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Node {
+pub(crate) struct Node<A: Arch> {
     pub(crate) table: Frame,
-    pub(crate) level: Level,
+    pub(crate) level: Level<A>,
 }
 
-impl Node {
+impl<A: Arch> Node<A> {
     /// `raw`, which is at `index`, as a leaf of its own: without the mark of a contiguous run.
     #[inline(always)]
-    pub(crate) fn single<A: Arch>(self, raw: Entry, index: u32) -> Entry {
+    pub(crate) fn single(self, raw: Entry, index: u32) -> Entry {
         if self.level == Level::PTE { A::clear_contig(raw, index) } else { raw }
     }
 
     /// Whether `raw` belongs to a contiguous run.
     #[inline(always)]
-    pub(crate) fn in_contig<A: Arch>(self, raw: Entry) -> bool {
+    pub(crate) fn in_contig(self, raw: Entry) -> bool {
         self.level == Level::PTE && A::is_contig(raw)
     }
 
@@ -199,44 +204,53 @@ impl Node {
 
 /// The slots of the table at `level` that begins at or before `range` which `range` overlaps,
 /// first and last. The table's span holds a part of the range.
-fn overlapped_slots<A: Arch>(base: VirtAddr, level: Level, range: VirtRange) -> Option<(u32, u32)> {
-    let table = VirtRange::from_len(base, level.table_span::<A>())?;
+fn overlapped_slots<A: Arch>(
+    base: VirtAddr,
+    level: Level<A>,
+    range: VirtRange,
+) -> Option<(u32, u32)> {
+    let table = VirtRange::from_len(base, level.table_span())?;
     let part = range.intersection(table);
     if part.is_empty() {
         return None;
     }
     let last = VirtAddr(part.end().0 - 1);
-    Some((level.index_of::<A>(part.start()), level.index_of::<A>(last)))
+    Some((level.index_of(part.start()), level.index_of(last)))
 }
 
-fn slot_range<A: Arch>(base: VirtAddr, level: Level, index: u32) -> VirtRange {
-    let start = base.0 + u64::from(index) * level.span::<A>();
-    VirtRange::raw(start, start + level.span::<A>())
+fn slot_range<A: Arch>(base: VirtAddr, level: Level<A>, index: u32) -> VirtRange {
+    let start = base.0 + u64::from(index) * level.span();
+    VirtRange::raw(start, start + level.span())
 }
 
 /// Descends without locks to the cover of `range`, not below `floor`.
-fn find_cover<T: LockTree>(tree: &T, root: Frame, range: VirtRange, floor: Level) -> Node {
+fn find_cover<T: LockTree>(
+    tree: &T,
+    root: Frame,
+    range: VirtRange,
+    floor: Level<T::Arch>,
+) -> Node<T::Arch> {
     tree.descend(root, range.start(), |node| {
-        let slot = range.start().align_down(node.level.span::<T::Arch>());
-        let end = slot.0.wrapping_add(node.level.span::<T::Arch>());
+        let slot = range.start().align_down(node.level.span());
+        let end = slot.0.wrapping_add(node.level.span());
         let strictly_inside = range.end().0 < end || range.end().0 == end && slot < range.start();
         node.level > floor && strictly_inside
     })
 }
 
 /// Where the span of the node that covers `range` begins.
-fn base_of<A: Arch>(node: Node, range: VirtRange) -> VirtAddr {
-    range.start().align_down(node.level.table_span::<A>())
+fn base_of<A: Arch>(node: Node<A>, range: VirtRange) -> VirtAddr {
+    range.start().align_down(node.level.table_span())
 }
 
 /// Locks, in pre-order, the tables below `node` that overlap one of `ranges` (rising, disjoint).
 /// `false` where it stopped because there are enough.
 fn lock_below<T: LockTree>(
     tree: &T,
-    node: Node,
+    node: Node<T::Arch>,
     base: VirtAddr,
     ranges: &[VirtRange],
-    depth: Depth,
+    depth: Depth<T::Arch>,
     set: &mut LockSet,
 ) -> bool {
     let floor = depth.floor();
@@ -245,21 +259,21 @@ fn lock_below<T: LockTree>(
     }
     let mut next = 0;
     for range in ranges {
-        let Some((first, last)) = overlapped_slots::<T::Arch>(base, node.level, *range) else {
+        let Some((first, last)) = overlapped_slots(base, node.level, *range) else {
             continue;
         };
         // Two ranges may share a slot: it is visited once, with both.
         let mut index = first.max(next);
         while index <= last {
             next = index + 1;
-            let slot = slot_range::<T::Arch>(base, node.level, index);
+            let slot = slot_range(base, node.level, index);
             if depth.spares(node.level) && range.covers(slot) {
                 // So does the range all that follow, but perhaps the last.
-                let end = slot_range::<T::Arch>(base, node.level, last).end();
+                let end = slot_range(base, node.level, last).end();
                 let count = last + u32::from(end <= range.end()) - index;
                 let admitted = set.admit_detached(count);
                 if admitted < count {
-                    let span = node.level.span::<T::Arch>();
+                    let span = node.level.span();
                     set.stop = slot.start().0 + u64::from(admitted) * span;
                     return false;
                 }
@@ -272,7 +286,7 @@ fn lock_below<T: LockTree>(
                 Some(_) if node.level.below() > floor => 0,
                 None if part == slot => 1,
                 // Of a leaf that the range covers in part, those into which it is split.
-                _ => (part.len() >> node.level.below().span_shift::<T::Arch>()) as u32,
+                _ => (part.len() >> node.level.below().span_shift()) as u32,
             };
             if !set.admit_entries(entries, part.start()) {
                 return false;
@@ -313,14 +327,14 @@ pub(crate) fn lock_range<T: LockTree>(
     tree: &T,
     root: Frame,
     range: VirtRange,
-    depth: Depth,
+    depth: Depth<T::Arch>,
     set: &mut LockSet,
-) -> Node {
+) -> Node<T::Arch> {
     loop {
         let cover = find_cover(tree, root, range, depth.floor());
         if lock_found(tree, cover.table, || tree.is_at(root, cover, range.start())) {
             set.admit(tree, cover.table);
-            let base = base_of::<T::Arch>(cover, range);
+            let base = base_of(cover, range);
             lock_below(tree, cover, base, &[range], depth, set);
             return cover;
         }

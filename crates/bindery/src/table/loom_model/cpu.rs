@@ -6,7 +6,7 @@ use std::vec::Vec;
 use loom::sync::atomic::Ordering;
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Entry, Kind, Level, Tiny};
+use crate::arch::{Arch, Entry, Kind, Level, Tiny};
 use crate::frame::pending::{self, Last};
 use crate::table::locking::{self, Depth, LockSet, LockTree, Node};
 use crate::table::stray;
@@ -70,7 +70,7 @@ impl LockTree for Cpu {
         pending::count(&self.table(table).pending) != 0
     }
 
-    fn is_at(&self, root: Frame, node: Node, addr: VirtAddr) -> bool {
+    fn is_at(&self, root: Frame, node: Node<Tiny>, addr: VirtAddr) -> bool {
         if self.world.omit == Omit::SecondDescent {
             return true;
         }
@@ -88,9 +88,9 @@ impl LockTree for Cpu {
         self.table(table).inside(|inside| inside.entry_count)
     }
 
-    fn child(&self, table: Frame, level: Level, index: u32) -> Option<Frame> {
+    fn child(&self, table: Frame, level: Level<Tiny>, index: u32) -> Option<Frame> {
         let entry = Entry(self.table(table).entries[index as usize].load(Ordering::Acquire));
-        (arch::kind::<Tiny>(entry, level) == Kind::Table).then(|| Tiny::frame(entry))
+        (level.kind(entry) == Kind::Table).then(|| Tiny::frame(entry))
     }
 }
 
@@ -139,9 +139,9 @@ impl Cpu {
 
     /// Goes down from `node`, a locked table, to page `at`, and counts the visit there. What is
     /// missing is created, as `cursor::table_under` does.
-    fn visit(&self, mut node: Node, at: VirtAddr, locks: &mut LockSet) {
+    fn visit(&self, mut node: Node<Tiny>, at: VirtAddr, locks: &mut LockSet) {
         while node.level > Level::PTE {
-            let index = node.level.index_of::<Tiny>(at);
+            let index = node.level.index_of(at);
             let child = self.child(node.table, node.level, index);
             let table = child.unwrap_or_else(|| self.create(node, at, locks));
             node = node.child(table);
@@ -149,20 +149,20 @@ impl Cpu {
         let table = self.table(node.table);
         let state = table.state.load(Ordering::Relaxed);
         assert_eq!(state & GONE, 0, "wrote into a stray table");
-        let place = at.align_down(Level::PMD.span::<Tiny>());
+        let place = at.align_down(Tiny::PMD.span());
         // SAFETY: loom panics if the table may be moved at the same time.
         table.place.with(|known| assert_eq!(unsafe { *known }, place, "wrote to an old address"));
         table.inside(|inside| inside.visits[index_of(at, Level::PTE)] += 1);
     }
 
     /// A new table for `at`, installed in below `node` and locked.
-    fn create(&self, node: Node, at: VirtAddr, locks: &mut LockSet) -> Frame {
+    fn create(&self, node: Node<Tiny>, at: VirtAddr, locks: &mut LockSet) -> Frame {
         let level = node.level.below();
         let own = INITIAL.len() + 2 * self.number;
-        let frame = Frame((own + usize::from(level.0) - 1) as u32);
+        let frame = Frame((own + usize::from(level.number()) - 1) as u32);
         let table = &self.world.tables[frame.0 as usize];
         table.set_life(Life::Used);
-        table.set_place(at.align_down(level.table_span::<Tiny>()));
+        table.set_place(at.align_down(level.table_span()));
         if self.world.omit != Omit::LockedBirth {
             table.state.store(LOCK, Ordering::Release);
             locks.push(frame);
@@ -172,7 +172,7 @@ impl Cpu {
     }
 
     /// Lets the entry of `node` for `at` name `table`.
-    pub(super) fn install(&self, node: Node, at: VirtAddr, table: Frame) {
+    pub(super) fn install(&self, node: Node<Tiny>, at: VirtAddr, table: Frame) {
         let parent = self.table(node.table);
         let released = self.world.omit != Omit::Release;
         let order = if released { Ordering::Release } else { Ordering::Relaxed };
@@ -181,8 +181,8 @@ impl Cpu {
     }
 
     /// Clears the entry of `node` for `at`, and returns the table that it named.
-    pub(super) fn detach(&self, node: Node, at: VirtAddr) -> Option<Frame> {
-        let index = node.level.index_of::<Tiny>(at);
+    pub(super) fn detach(&self, node: Node<Tiny>, at: VirtAddr) -> Option<Frame> {
+        let index = node.level.index_of(at);
         let table = self.child(node.table, node.level, index)?;
         let parent = self.table(node.table);
         let released = self.world.omit != Omit::ReleaseClear;
@@ -193,7 +193,12 @@ impl Cpu {
     }
 
     /// As `PageTable::detach`: marks the table of `node` alone, and leaves those below for later.
-    fn mark_detached(&self, node: Node, detached: &mut Vec<Node>, gathered: &mut Vec<Frame>) {
+    fn mark_detached(
+        &self,
+        node: Node<Tiny>,
+        detached: &mut Vec<Node<Tiny>>,
+        gathered: &mut Vec<Frame>,
+    ) {
         self.lock(node.table);
         self.mark_stray(node.table);
         self.unlock(node.table);
@@ -205,11 +210,11 @@ impl Cpu {
     }
 
     /// As `PageTable::gather_below`.
-    fn gather_below(&self, node: Node, gathered: &mut Vec<Frame>) {
+    fn gather_below(&self, node: Node<Tiny>, gathered: &mut Vec<Frame>) {
         let level = node.level.below();
         let mut tables = Vec::new();
         if self.world.omit == Omit::WaitBelow {
-            let entries = 0..arch::entries::<Tiny>();
+            let entries = 0..Tiny::ENTRIES;
             tables.extend(entries.filter_map(|index| self.child(node.table, node.level, index)));
         } else {
             self.in_section(|_| {
@@ -229,7 +234,12 @@ impl Cpu {
 
     /// As `PageTable::gather_subtree`. Counts are changed without the lock: nobody else may be in
     /// a table that is marked.
-    pub(super) fn gather_subtree(&self, node: Node, held: Level, gathered: &mut Vec<Frame>) {
+    pub(super) fn gather_subtree(
+        &self,
+        node: Node<Tiny>,
+        held: Level<Tiny>,
+        gathered: &mut Vec<Frame>,
+    ) {
         stray::mark_subtree_stray(self, node, held, &mut |table, children| {
             self.table(table).inside(|inside| inside.entry_count -= children);
             gathered.push(table);
@@ -312,12 +322,12 @@ impl Cpu {
         let (mut detached, mut gathered) = (Vec::new(), Vec::new());
         self.in_section(|locks| {
             let cover = locking::lock_range(self, ROOT, range, Depth::Edges, locks);
-            let span = cover.level.span::<Tiny>();
+            let span = cover.level.span();
             let mut at = range.start();
             while at < range.end() {
                 let start = at.align_down(span);
                 let slot = VirtRange::raw(start.0, start.0 + span);
-                let index = cover.level.index_of::<Tiny>(at);
+                let index = cover.level.index_of(at);
                 if !range.covers(slot) {
                     if self.child(cover.table, cover.level, index).is_some() {
                         self.visit(cover, at, locks);
@@ -340,7 +350,7 @@ impl Cpu {
     pub(super) fn prune(&self, number: u64) {
         let mut gathered = Vec::new();
         for level in Level::PMD.up_to(Tiny::ROOT) {
-            let span = level.span::<Tiny>();
+            let span = level.span();
             let start = page(number).align_down(span);
             let slot = VirtRange::raw(start.0, start.0 + span);
             let pruned = self.in_section(|locks| {
@@ -348,7 +358,7 @@ impl Cpu {
                     locking::lock_range(self, ROOT, slot, Depth::Floor(level.below()), locks);
                 // No test prunes where a table above is missing.
                 assert_eq!(cover.level, level);
-                let index = level.index_of::<Tiny>(start);
+                let index = level.index_of(start);
                 let Some(table) = self.child(cover.table, level, index) else { return true };
                 let empty =
                     |inside: &mut Inside| inside.entry_count == 0 && inside.visits == [0; 4];
@@ -399,7 +409,7 @@ impl Cpu {
     }
 
     /// `mremap` of a VMA that fills a slot of `level`, whose parents alone are locked.
-    pub(super) fn move_table(&self, from: VirtRange, to: VirtRange, level: Level) {
+    pub(super) fn move_table(&self, from: VirtRange, to: VirtRange, level: Level<Tiny>) {
         self.change_vma(to, || {
             self.in_section(|locks| {
                 let (source, target) =
@@ -418,7 +428,7 @@ impl Cpu {
         table.set_place(place);
         for index in 0..table.entries.len() as u32 {
             if let Some(child) = self.child(frame, table.level, index) {
-                let offset = u64::from(index) * table.level.span::<Tiny>();
+                let offset = u64::from(index) * table.level.span();
                 self.tell_place(child, place.offset(offset));
             }
         }

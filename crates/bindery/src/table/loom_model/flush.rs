@@ -94,7 +94,7 @@ impl Cpu {
                 return false;
             }
             if self.world.omit != Omit::Settle && !locking::has_no_pending_flush(self, node.table) {
-                let span = node.level.span::<Tiny>();
+                let span = node.level.span();
                 let start = page(number).align_down(span);
                 let slot = VirtRange::raw(start.0, start.0 + span);
                 locking::lock_range(self, ROOT, slot, Depth::Floor(node.level), locks);
@@ -120,7 +120,7 @@ impl Cpu {
             let cover = locking::lock_range(self, ROOT, range, Depth::Edges, locks);
             if let Some(table) = self.detach(cover, range.start()) {
                 let node = cover.child(table);
-                self.gather_subtree(node, Level(u8::MAX), &mut gathered);
+                self.gather_subtree(node, Level::new(u8::MAX), &mut gathered);
                 self.flush(0, 4);
             }
         });

@@ -18,13 +18,13 @@ use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use loom::thread::{self, Thread};
 
 use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Entry, Level, Tiny};
+use crate::arch::{Arch, Entry, Level, Tiny};
 use crate::table::move_range::Moving;
 
 const CPUS: usize = 3;
 
 /// The tables that exist when a model begins: their levels and first pages, by frame.
-pub(super) const INITIAL: [(Level, u64); 6] = [
+pub(super) const INITIAL: [(Level<Tiny>, u64); 6] = [
     (Level::PUD, 0),
     (Level::PMD, 0),
     (Level::PMD, 16),
@@ -112,7 +112,7 @@ pub(super) struct Inside {
 }
 
 pub(super) struct Table {
-    pub(super) level: Level,
+    pub(super) level: Level<Tiny>,
     pub(super) state: AtomicU32,
     /// As in `frame::pending`.
     pub(super) pending: AtomicU32,
@@ -151,13 +151,13 @@ pub(super) fn page(number: u64) -> VirtAddr {
     VirtAddr(number << PAGE_SHIFT)
 }
 
-pub(super) fn index_of(addr: VirtAddr, level: Level) -> usize {
-    level.index_of::<Tiny>(addr) as usize
+pub(super) fn index_of(addr: VirtAddr, level: Level<Tiny>) -> usize {
+    level.index_of(addr) as usize
 }
 
 impl Table {
-    fn new(level: Level, life: Life, place: VirtAddr) -> Self {
-        let entries = if level > Level::PTE { arch::entries::<Tiny>() } else { 0 };
+    fn new(level: Level<Tiny>, life: Life, place: VirtAddr) -> Self {
+        let entries = if level > Level::PTE { Tiny::ENTRIES } else { 0 };
         Self {
             level,
             state: AtomicU32::new(0),
@@ -280,7 +280,7 @@ impl World {
             let entry = slot.load(Ordering::Relaxed);
             if entry != 0 {
                 entry_count += 1;
-                let place = place.offset(index * table.level.span::<Tiny>());
+                let place = place.offset(index * table.level.span());
                 reached += self.audit_below(Tiny::frame(Entry(entry)), place);
             }
         }

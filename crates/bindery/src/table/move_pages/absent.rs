@@ -6,16 +6,16 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::arch::{Absent, Entry, absent};
+use crate::arch::{Absent, AbsentFormat, Entry};
 use crate::platform::Platform;
-use crate::table::run;
+use crate::table::run::{self, Slots};
 
 use super::{LockSpan, MoveStop};
 
 impl<P: Platform> LockSpan<'_, '_, '_, P> {
     /// Whether the entry may move: a page in swap that nobody else names.
     pub(super) fn may_move_absent(&self, entry: Entry) -> Result<(), MoveStop> {
-        match absent::decode::<P::Arch>(entry) {
+        match P::Arch::decode_absent(entry) {
             Some(Absent::Swap { exclusive: true, .. }) => Ok(()),
             Some(Absent::Swap { .. }) => Err(MoveStop::Busy),
             _ => Err(MoveStop::Marked),
@@ -30,7 +30,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         slots: &[AtomicU64],
         there: &[AtomicU64],
     ) -> Result<u32, MoveStop> {
-        let (count, first) = run::match_absent::<P::Arch>(slots, 0, slots.len() as u32);
+        let (count, first) = P::Arch::match_absent(slots, 0, slots.len() as u32);
         self.may_move_absent(first)?;
         let count = run::count_empty(there, 0, count);
         for (slot, there) in slots[..count as usize].iter().zip(there) {
@@ -43,7 +43,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
 
     /// The entry at the target for a swap entry.
     pub(super) fn arrived_absent(&self, entry: Entry) -> Entry {
-        let entry = absent::mark_soft_dirty::<P::Arch>(entry);
-        if self.what.keeps_protection { entry } else { absent::strip_userfault::<P::Arch>(entry) }
+        let entry = P::Arch::mark_absent_soft_dirty(entry);
+        if self.what.keeps_protection { entry } else { P::Arch::strip_absent_userfault(entry) }
     }
 }

@@ -4,12 +4,11 @@ use core::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::Memory;
 use crate::addr::{Frame, Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Entry, Equal, Level};
+use crate::arch::{Arch, Entry, Equal, Level};
 use crate::frame::{Folio, FolioLock};
 use crate::platform::Platform;
-use crate::table::leaf::replace;
 use crate::table::locking::Node;
-use crate::table::run;
+use crate::table::run::{self, Slots};
 
 use super::{Below, LockSpan, MoveStop};
 
@@ -48,9 +47,9 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
     /// Goes on at page `done`, as far as one table of the source and one of the target reach.
     fn move_part(&mut self, done: &mut u32, pages: u32) -> Option<MoveStop> {
         let (source, target) = (self.source_at(*done), self.target + u64::from(*done) * PAGE_SIZE);
-        let from = Level::PTE.index_of::<P::Arch>(VirtAddr(source));
-        let to = Level::PTE.index_of::<P::Arch>(VirtAddr(target));
-        let entries = arch::entries::<P::Arch>();
+        let from = P::Arch::PTE.index_of(VirtAddr(source));
+        let to = P::Arch::PTE.index_of(VirtAddr(target));
+        let entries = P::Arch::ENTRIES;
         let count = (pages - *done).min(entries - from).min(entries - to);
         let there = match self.below(self.to, target) {
             Below::Table(table) => Some(table),
@@ -112,7 +111,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         tables.change_entry_count(there, part.come, 0);
         if part.stale {
             self.gather
-                .stale(VirtRange::raw(source, source + u64::from(moved) * PAGE_SIZE), Level::PTE);
+                .stale(VirtRange::raw(source, source + u64::from(moved) * PAGE_SIZE), P::Arch::PTE);
         }
         stop
     }
@@ -189,7 +188,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
             (limit, P::Arch::clear_contig(entry, first))
         } else {
             let equal = Equal::WRITABLE | Equal::SOFT_DIRTY;
-            run::match_leaves::<P::Arch>(whole, first, limit, equal, P::Arch::STEP, 0)
+            P::Arch::match_leaves(whole, first, limit, equal, P::Arch::STEP, 0)
         };
         if !memory.frames.exclusive_run(folio, number, 1).0 {
             return Err(MoveStop::Busy);
@@ -247,7 +246,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         }
         let slot = &part.slots[at as usize];
         let entry = Entry(slot.load(Ordering::Relaxed));
-        let old = replace::<P::Arch>(slot, entry, |_| Entry::EMPTY);
+        let old = P::Arch::replace_entry(slot, entry, |_| Entry::EMPTY);
         part.there[at as usize].store(old.0, Ordering::Relaxed);
         part.gone += 1;
         part.come += 1;
@@ -260,7 +259,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
     #[cold]
     fn break_huge(
         &mut self,
-        node: Node,
+        node: Node<P::Arch>,
         index: u32,
         entry: Entry,
         source: u64,
@@ -274,7 +273,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
                 return Err(MoveStop::Busy);
             }
         }
-        let base = VirtAddr(source).align_down(node.level.span::<P::Arch>());
+        let base = VirtAddr(source).align_down(node.level.span());
         let split = self.tables.split(node, index, base, self.counts);
         // A huge leaf has its table on deposit, whatever memory there is.
         let table = split.map_err(|_| MoveStop::OutOfMemory)?;

@@ -176,7 +176,7 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
             return PAGE_SIZE.min(left);
         }
         let at = self.what.source.0 + self.done;
-        let span = Level::PTE.table_span::<P::Arch>();
+        let span = P::Arch::PTE.table_span();
         let table = span - (at & (span - 1));
         table.max(self.least).min(left).min(self.distance())
     }
@@ -204,8 +204,8 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
             if !what.allows_holes {
                 return Some(MoveStop::Missing);
             }
-            let to_end = |at: VirtAddr, level: Level| {
-                let span = level.span::<P::Arch>();
+            let to_end = |at: VirtAddr, level: Level<P::Arch>| {
+                let span = level.span();
                 span - (at.0 & (span - 1))
             };
             let hole = left.min(to_end(from, node.level));
@@ -213,7 +213,7 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
                 self.done += hole.min(to_end(to, there.level));
                 continue;
             }
-            let entries = u64::from(arch::entries::<P::Arch>() - index);
+            let entries = u64::from(P::Arch::ENTRIES - index);
             let count = entries.min(hole / PAGE_SIZE) as u32;
             let vacant = run::count_empty(tables.slots(there.table), index, count);
             tables.memory.worked(u64::from(vacant), 0);
@@ -229,7 +229,7 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
         let (tables, what) = (self.tables, self.what);
         let (source, target) = (what.source.0 + self.done, what.target.0 + self.done);
         let is_last = self.done + len == what.len;
-        let span = Level::PTE.table_span::<P::Arch>();
+        let span = P::Arch::PTE.table_span();
         let is_slot = len == span
             && (source | target) & (span - 1) == 0
             && !self.piecemeal
@@ -336,8 +336,8 @@ struct LockSpan<'a, 'm, 'p, P: Platform> {
     pool: &'p mut TablePool<'m, P>,
     gather: &'p mut Gather,
     counts: &'p mut Counts,
-    from: Node,
-    to: Node,
+    from: Node<P::Arch>,
+    to: Node<P::Arch>,
     source: u64,
     target: u64,
     len: u64,
@@ -359,17 +359,17 @@ impl<P: Platform> Drop for LockSpan<'_, '_, '_, P> {
 }
 
 /// What is below an address.
-enum Below {
+enum Below<A: Arch> {
     /// A table of level 1.
     Table(Frame),
     /// Nothing, not even a table.
     Nothing,
     /// An entry of a higher level: its place.
-    Huge(Node, u32, Entry),
+    Huge(Node<A>, u32, Entry),
 }
 
 impl<P: Platform> LockSpan<'_, '_, '_, P> {
-    fn below(&mut self, cover: Node, at: u64) -> Below {
+    fn below(&mut self, cover: Node<P::Arch>, at: u64) -> Below<P::Arch> {
         let found = self.tables.table_below(cover, VirtAddr(at), Level::PTE, Ordering::Relaxed);
         let lowest = found.map_or_else(|(node, ..)| node.level, |node| node.level);
         self.counts.entries_descended += cover.level.steps_to(lowest);

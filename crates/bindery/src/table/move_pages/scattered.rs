@@ -8,7 +8,7 @@
 use core::sync::atomic::{Ordering, fence};
 
 use crate::addr::{Frame, Order, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Absent, Arch, Attributes, Entry, Level, Permissions, absent};
+use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Entry, Level, Permissions};
 use crate::frame::Folio;
 use crate::platform::Platform;
 use crate::table::run;
@@ -65,7 +65,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         while page < at + count {
             page += self.restore_run(page, at + count - page);
         }
-        self.gather.stale(range, Level::PTE);
+        self.gather.stale(range, P::Arch::PTE);
         self.counts.entries_read += u64::from(count);
         self.counts.entries_written += 3 * u64::from(count);
         Ok(count)
@@ -98,7 +98,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
     fn source_slot(&mut self, page: u32) -> Option<(Frame, u32)> {
         let at = self.source_at(page);
         match self.below(self.from, at) {
-            Below::Table(table) => Some((table, Level::PTE.index_of::<P::Arch>(VirtAddr(at)))),
+            Below::Table(table) => Some((table, P::Arch::PTE.index_of(VirtAddr(at)))),
             Below::Nothing | Below::Huge(..) => None,
         }
     }
@@ -108,7 +108,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         let target = self.target + u64::from(page) * PAGE_SIZE;
         let vacant = match self.below(self.to, target) {
             Below::Table(table) => {
-                let index = Level::PTE.index_of::<P::Arch>(VirtAddr(target));
+                let index = P::Arch::PTE.index_of(VirtAddr(target));
                 run::load(self.tables.slots(table), index).is_empty()
             }
             Below::Nothing => true,
@@ -131,14 +131,14 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         let Attributes { accessed, dirty, soft_dirty, userfault, .. } = P::Arch::attributes(entry);
         let frame = P::Arch::frame(entry);
         let absent = Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault };
-        slot.store(absent::encode::<P::Arch>(absent).0, Ordering::Relaxed);
+        slot.store(P::Arch::encode_absent(absent).0, Ordering::Relaxed);
     }
 
     /// What a `PROT_NONE` entry of the source says, and its place.
     fn prot_none_entry(&mut self, page: u32) -> Option<(Frame, u32, Frame, Attributes)> {
         let (table, index) = self.source_slot(page)?;
         let entry = run::load(self.tables.slots(table), index);
-        match absent::decode::<P::Arch>(entry)? {
+        match P::Arch::decode_absent(entry)? {
             Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault } => {
                 let attributes =
                     Attributes { accessed, dirty, soft_dirty, userfault, ..self.what.attributes };
@@ -162,8 +162,8 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
     /// one table of the target. Returns how many those were.
     fn restore_run(&mut self, page: u32, most: u32) -> u32 {
         let target = self.target + u64::from(page) * PAGE_SIZE;
-        let to = Level::PTE.index_of::<P::Arch>(VirtAddr(target));
-        let most = most.min(arch::entries::<P::Arch>() - to);
+        let to = P::Arch::PTE.index_of(VirtAddr(target));
+        let most = most.min(P::Arch::ENTRIES - to);
         let Some((.., frame, attributes)) = self.prot_none_entry(page) else { return most };
         let mut count = 0;
         while count < most

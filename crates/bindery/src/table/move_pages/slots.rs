@@ -16,11 +16,12 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, Order, VirtAddr, VirtRange};
-use crate::arch::{self, Absent, Arch, Entry, Equal, Kind, Level, Permissions, absent};
+use crate::arch::{Absent, AbsentFormat, Arch, Entry, Equal, Kind, Level, Permissions};
 use crate::frame::Folio;
 use crate::platform::Platform;
 use crate::table::cursor::table_under;
 use crate::table::locking::Node;
+use crate::table::run::Slots;
 use crate::table::{OutOfMemory, run};
 
 use super::leaves::lock;
@@ -50,12 +51,12 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         let (tables, at) = (self.tables, VirtAddr(self.source));
         let found = tables.table_below(self.from, at, Level::PMD, Ordering::Relaxed);
         let Ok(from) = found else { return Err(MoveStop::Piecemeal) };
-        let index = Level::PMD.index_of::<P::Arch>(at);
+        let index = P::Arch::PMD.index_of(at);
         let entry = run::load(tables.slots(from.table), index);
         self.counts.entries_descended += self.from.level.steps_to(from.level);
         self.counts.entries_read += 1;
         tables.memory.worked(1, 0);
-        match arch::kind::<P::Arch>(entry, Level::PMD) {
+        match P::Arch::PMD.kind(entry) {
             Kind::Empty => Err(MoveStop::Piecemeal),
             Kind::Leaf => self.move_huge(from, index, entry),
             Kind::Absent => self.move_huge_absent(from, index, entry),
@@ -67,9 +68,9 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         let (tables, cover, at) = (self.tables, self.to, VirtAddr(self.target));
         let made = table_under(tables, self.locks, self.counts, cover, at, Level::PMD, self.pool);
         let table = made.map_err(|OutOfMemory| MoveStop::OutOfMemory)?;
-        let index = Level::PMD.index_of::<P::Arch>(at);
+        let index = P::Arch::PMD.index_of(at);
         let entry = run::load(tables.slots(table), index);
-        let vacant = match arch::kind::<P::Arch>(entry, Level::PMD) {
+        let vacant = match P::Arch::PMD.kind(entry) {
             Kind::Empty => None,
             Kind::Table if tables.entry_count(P::Arch::frame(entry)) == 0 => {
                 Some(P::Arch::frame(entry))
@@ -80,7 +81,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         Ok(TargetSlot { table, index, vacant })
     }
 
-    fn mark_slots(&mut self, from: Node, to: &TargetSlot) {
+    fn mark_slots(&mut self, from: Node<P::Arch>, to: &TargetSlot) {
         self.mark(from.table);
         self.mark(to.table);
         if let Some(vacant) = to.vacant {
@@ -93,7 +94,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
     }
 
     /// Writes what has left the source's slot, and is in the gather, into the target's.
-    fn arrive(&mut self, from: Node, index: u32, to: &TargetSlot, entry: u64) {
+    fn arrive(&mut self, from: Node<P::Arch>, index: u32, to: &TargetSlot, entry: u64) {
         let tables = self.tables;
         let there = &tables.slots(to.table)[to.index as usize];
         self.counts.entries_written += 2;
@@ -114,7 +115,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         self.counts.entries_written += 2;
     }
 
-    fn move_huge(&mut self, from: Node, index: u32, entry: Entry) -> Result<(), MoveStop> {
+    fn move_huge(&mut self, from: Node<P::Arch>, index: u32, entry: Entry) -> Result<(), MoveStop> {
         let (tables, memory) = (self.tables, self.tables.memory);
         let frames = &memory.frames;
         let head = P::Arch::frame(entry);
@@ -141,7 +142,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
             slot.store(old.0, Ordering::Release);
             return Err(MoveStop::Busy);
         }
-        self.gather.stale(self.ranges()[0], Level::PMD);
+        self.gather.stale(self.ranges()[0], P::Arch::PMD);
         let arrived = match lock {
             Some(lock) => {
                 lock.give_to(self.what.owner, self.index);
@@ -154,7 +155,12 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         Ok(())
     }
 
-    fn move_huge_absent(&mut self, from: Node, index: u32, entry: Entry) -> Result<(), MoveStop> {
+    fn move_huge_absent(
+        &mut self,
+        from: Node<P::Arch>,
+        index: u32,
+        entry: Entry,
+    ) -> Result<(), MoveStop> {
         self.may_move_absent(entry)?;
         let to = self.target_slot()?;
         self.mark_slots(from, &to);
@@ -165,16 +171,16 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         Ok(())
     }
 
-    fn move_deposit(&self, from: Node, to: &TargetSlot) {
+    fn move_deposit(&self, from: Node<P::Arch>, to: &TargetSlot) {
         if let Some(deposit) = self.tables.withdraw_table(from.table) {
             self.tables.deposit_table(to.table, deposit);
         }
     }
 
     /// Carries a table of level 1.
-    fn carry(&mut self, from: Node, index: u32, named: Entry) -> Result<(), MoveStop> {
+    fn carry(&mut self, from: Node<P::Arch>, index: u32, named: Entry) -> Result<(), MoveStop> {
         let (tables, table) = (self.tables, P::Arch::frame(named));
-        let (entry_count, entries) = (tables.entry_count(table), arch::entries::<P::Arch>());
+        let (entry_count, entries) = (tables.entry_count(table), P::Arch::ENTRIES);
         if entry_count == 0 || entry_count < entries && !self.what.allows_holes {
             return Err(MoveStop::Piecemeal);
         }
@@ -238,9 +244,9 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         }
         let keeps = self.what.keeps_protection;
         if entry.0 & P::Arch::PRESENT == 0 {
-            return match absent::decode::<P::Arch>(entry)? {
+            return match P::Arch::decode_absent(entry)? {
                 Absent::Swap { exclusive: true, userfault, .. } if keeps || !userfault => {
-                    Some(run::match_absent::<P::Arch>(slots, at, left).0)
+                    Some(P::Arch::match_absent(slots, at, left).0)
                 }
                 _ => None,
             };
@@ -264,7 +270,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
             };
             let equal = Equal::WRITABLE | Equal::SOFT_DIRTY;
             let step = P::Arch::STEP;
-            stays.then(|| run::match_leaves::<P::Arch>(slots, at, limit, equal, step, 0).0)?
+            stays.then(|| P::Arch::match_leaves(slots, at, limit, equal, step, 0).0)?
         };
         self.claim_folio(at, folio, number, alike).then_some(alike)
     }
@@ -298,7 +304,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
             let entry = run::load(slots, at);
             if entry.0 & P::Arch::PRESENT == 0 {
                 if what == Claimed::Moved && !entry.is_empty() {
-                    let moved = absent::mark_soft_dirty::<P::Arch>(entry);
+                    let moved = P::Arch::mark_absent_soft_dirty(entry);
                     slots[at as usize].store(moved.0, Ordering::Relaxed);
                 }
                 at += 1;

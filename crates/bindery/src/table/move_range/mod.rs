@@ -38,12 +38,13 @@ mod shifted;
 mod upper_levels;
 
 use crate::addr::{VirtAddr, VirtRange};
-use crate::arch::{Arch, Entry, Level};
+use crate::arch::{Arch, Level};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::tlb::Gather;
 
-use super::locking::{self, End, LockSet, Node};
+use super::descent::EntryAt;
+use super::locking::{self, End, LockSet};
 use super::run;
 use super::zap::Flush;
 use super::{OutOfMemory, PageTable, ReadSection, TablePool};
@@ -53,8 +54,8 @@ pub(crate) use parts::Moving;
 
 /// A part of a move that is done under one set of locks: entries of one level.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Piece {
-    level: Level,
+pub(crate) struct Piece<A: Arch> {
+    level: Level<A>,
     /// Bytes from the beginning of the move.
     offset: u64,
     len: u64,
@@ -62,11 +63,11 @@ pub(crate) struct Piece {
 
 /// How a move is done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum LockSpans {
+pub(crate) enum LockSpans<A: Arch> {
     /// Under one set of locks; `None` if nothing is mapped.
-    One(Option<Piece>),
+    One(Option<Piece<A>>),
     /// Piece by piece, of which this is the first.
-    Several(Piece),
+    Several(Piece<A>),
 }
 
 /// Most leaf tables of a piece, and most slots of a higher level.
@@ -85,7 +86,7 @@ pub(crate) struct Move {
 impl<'m, P: Platform> PageTable<'m, P> {
     /// Looks how `what` is moved.
     #[inline]
-    pub(crate) fn lock_spans(&self, what: &Move, counts: &mut Counts) -> LockSpans {
+    pub(crate) fn lock_spans(&self, what: &Move, counts: &mut Counts) -> LockSpans<P::Arch> {
         match self.next_piece(what, 0, None, counts) {
             None => LockSpans::One(None),
             Some(piece) if piece.offset == 0 && piece.len == what.source.len() => {
@@ -104,7 +105,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         mut offset: u64,
         own: Option<&Gather>,
         counts: &mut Counts,
-    ) -> Option<Piece> {
+    ) -> Option<Piece<P::Arch>> {
         // Most moves are one piece: that there is no second costs no call.
         while offset < what.source.len() {
             let section = ReadSection::enter(&self.memory.platform);
@@ -126,7 +127,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         offset: &mut u64,
         own: Option<&Gather>,
         counts: &mut Counts,
-    ) -> Option<Piece> {
+    ) -> Option<Piece<P::Arch>> {
         let (source, delta) = (what.source, what.to.0 ^ what.source.start().0);
         for _ in 0..locking::SPAN_ENTRIES / u32::from(P::Arch::LEVELS) {
             if *offset >= source.len() {
@@ -134,8 +135,8 @@ impl<'m, P: Platform> PageTable<'m, P> {
             }
             let at = source.start().0 + *offset;
             let left = source.len() - *offset;
-            let fits = |level: Level| {
-                let mask = level.span::<P::Arch>() - 1;
+            let fits = |level: Level<P::Arch>| {
+                let mask = level.span() - 1;
                 (delta | at) & mask == 0 && left > mask
             };
             let mut level = Level::PTE;
@@ -148,13 +149,13 @@ impl<'m, P: Platform> PageTable<'m, P> {
                 if !locking::has_no_pending_flush(self, node.table) {
                     self.wait_for_pending_flushes(node, VirtAddr(at), own);
                 }
-                let slot_end = (at | (node.level.span::<P::Arch>() - 1)).saturating_add(1);
+                let slot_end = (at | (node.level.span() - 1)).saturating_add(1);
                 *offset += (slot_end - at).min(left);
                 continue;
             }
-            let span = level.span::<P::Arch>();
+            let span = level.span();
             // Up to where a higher level may fit, or as much as one set of locks serves.
-            let above = level.table_span::<P::Arch>();
+            let above = level.table_span();
             let len = if level == Level::PTE {
                 let congruent = self.reach.takes_tables() && delta & (above - 1) == 0;
                 let tables = if congruent { 1 } else { LEAF_TABLES };
@@ -184,7 +185,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     pub(crate) fn move_one_piece(
         &self,
         what: &Move,
-        piece: Option<Piece>,
+        piece: Option<Piece<P::Arch>>,
         gather: &mut Gather,
         counts: &mut Counts,
     ) -> Result<(), OutOfMemory> {
@@ -213,7 +214,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     /// Detaches the tables that a move has emptied.
     fn detach_source(&self, what: &Move, gather: &mut Gather) {
         // Those at the edges stay, whatever is left in them.
-        let span = Level::PMD.span::<P::Arch>();
+        let span = P::Arch::PMD.span();
         let start = what.freeable.start().0.next_multiple_of(span);
         let end = what.freeable.end().0 & !(span - 1);
         if start >= end {
@@ -228,7 +229,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     #[cold]
     fn take_laid(&self, what: &Move) {
         let mut gather = Gather::new();
-        let span = Level::PMD.span::<P::Arch>();
+        let span = P::Arch::PMD.span();
         let (start, end) = (what.to.0, what.to.0 + what.source.len());
         let slots = (start & !(span - 1)..end).step_by(span as usize);
         slots.for_each(|at| self.prune(VirtAddr(at), &mut gather));
@@ -239,7 +240,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     fn move_piece(
         &self,
         what: &Move,
-        piece: Piece,
+        piece: Piece<P::Arch>,
         locked: &mut Locked<'_, 'm, P>,
     ) -> Result<(), OutOfMemory> {
         let (from, to) = (what.source.start().0 + piece.offset, what.to.0 + piece.offset);
@@ -255,14 +256,14 @@ impl<'m, P: Platform> PageTable<'m, P> {
         let (source_cover, target_cover) =
             locking::lock_both_ranges(self, self.root, end, target.into(), piece.level, &mut locks);
         locked.counts.tables_locked += locks.len() as u64;
-        self.memory.worked(piece.len >> piece.level.span_shift::<P::Arch>(), 0);
+        self.memory.worked(piece.len >> piece.level.span_shift(), 0);
         if locks.is_pending() {
             // Before anything is carried away: the flush of this move would name the old place
             // alone.
             self.honor_pending(source, &locks, Some(&*locked.gather), locked.counts);
             self.honor_pending(target, &locks, Some(&*locked.gather), locked.counts);
         }
-        let from_span = source_cover.level.table_span::<P::Arch>();
+        let from_span = source_cover.level.table_span();
         let mut pair = Pair {
             tables: self,
             locks: &mut locks,
@@ -337,17 +338,17 @@ impl Transfer {
 fn for_each_target<P: Platform>(
     tables: &PageTable<'_, P>,
     Transfer { source, target, len }: Transfer,
-    level: Level,
-    look: impl Fn(u64) -> (Node, u32, Entry),
+    level: Level<P::Arch>,
+    look: impl Fn(u64) -> EntryAt<P::Arch>,
     mut f: impl FnMut(u64) -> Result<(), OutOfMemory>,
 ) -> Result<u64, OutOfMemory> {
-    let span = level.table_span::<P::Arch>();
+    let span = level.table_span();
     let end = source + len;
     let (mut at, mut looked) = (source, 0);
     while at < end && looked < locking::SPAN_ENTRIES / 2 {
         let (node, _, entry) = look(at);
         if entry.is_empty() && node.level > level {
-            let last = at | (node.level.span::<P::Arch>() - 1);
+            let last = at | (node.level.span() - 1);
             at = last.saturating_add(1);
             continue;
         }
@@ -356,8 +357,8 @@ fn for_each_target<P: Platform>(
             // As far as one table of the target reaches.
             let to = target + (at - source);
             let stop = (at + (to | (span - 1)) + 1 - to).min(table_end);
-            let count = ((stop - at) >> level.span_shift::<P::Arch>()) as u32;
-            let first = level.index_of::<P::Arch>(VirtAddr(at));
+            let count = ((stop - at) >> level.span_shift()) as u32;
+            let first = level.index_of(VirtAddr(at));
             let vacant = if node.level > level {
                 0
             } else {

@@ -3,13 +3,13 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Entry, Level, absent};
+use crate::arch::{AbsentFormat, Arch, Entry, Level};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::table::cursor::table_under;
-use crate::table::leaf::replace;
 use crate::table::locking::{self, LockSet, Node};
 use crate::table::move_range::{PieceFlush, Transfer, for_each_target};
+use crate::table::run::Slots;
 use crate::table::{OutOfMemory, PageTable, ReadSection, TablePool, run};
 use crate::tlb::Gather;
 
@@ -18,13 +18,13 @@ pub(super) struct Pair<'a, 'm, 'p, P: Platform> {
     pub(super) tables: &'a PageTable<'m, P>,
     pub(super) locks: &'a mut LockSet,
     pub(super) counts: &'p mut Counts,
-    pub(super) from: Node,
-    pub(super) to: Node,
+    pub(super) from: Node<P::Arch>,
+    pub(super) to: Node<P::Arch>,
     pub(super) from_base: VirtAddr,
     /// What this piece moves.
     pub(super) moved: VirtRange,
     /// The level of the entries that move.
-    pub(super) level: Level,
+    pub(super) level: Level<P::Arch>,
     /// The tables of `level` in use: where they begin, and which; the last first.
     pub(super) source_table: Option<(u64, Frame)>,
     pub(super) target_tables: [Option<(u64, Frame)>; 2],
@@ -44,7 +44,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
     /// The entry of the source at `at`; a huge leaf, or a huge absent entry, is yielded if it ends
     /// at `end` or before, and else split.
     pub(super) fn source(&mut self, at: u64, end: u64) -> SourceLeaves {
-        let base = at & !(self.level.table_span::<P::Arch>() - 1);
+        let base = at & !(self.level.table_span() - 1);
         if let Some((start, table)) = self.source_table
             && start == base
         {
@@ -61,7 +61,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
                 Err(found) => found,
             };
             self.counts.entries_descended += from.level.steps_to(node.level) + 1;
-            let span = node.level.span::<P::Arch>();
+            let span = node.level.span();
             let after = (at | (span - 1)).saturating_add(1);
             if entry.is_empty() {
                 return SourceLeaves::EmptyTo(after);
@@ -110,7 +110,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
     /// shall go there; fails where there is no table at once.
     #[inline]
     pub(super) fn target(&mut self, at: u64) -> Result<Frame, OutOfMemory> {
-        let base = at & !(self.level.table_span::<P::Arch>() - 1);
+        let base = at & !(self.level.table_span() - 1);
         // Two are in use where the ends are not congruent.
         let [last, before] = self.target_tables;
         match (last, before) {
@@ -148,7 +148,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
             let table = match self.source(source + offset, end) {
                 SourceLeaves::Table(table) if self.tables.entry_count(table) > 0 => table,
                 SourceLeaves::Table(_) => {
-                    let last = (source + offset) | (Level::PMD.span::<P::Arch>() - 1);
+                    let last = (source + offset) | (P::Arch::PMD.span() - 1);
                     offset = last + 1 - source;
                     continue;
                 }
@@ -157,16 +157,16 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
                     continue;
                 }
                 SourceLeaves::Huge(holder, index, leaf) => {
-                    self.targets(target + offset, arch::entries::<P::Arch>())?;
+                    self.targets(target + offset, P::Arch::ENTRIES)?;
                     self.move_huge((holder, index), leaf, what.after(offset));
-                    offset += Level::PMD.span::<P::Arch>();
+                    offset += P::Arch::PMD.span();
                     continue;
                 }
             };
-            let from = Level::PTE.index_of::<P::Arch>(VirtAddr(source + offset));
-            let to = Level::PTE.index_of::<P::Arch>(VirtAddr(target + offset));
+            let from = P::Arch::PTE.index_of(VirtAddr(source + offset));
+            let to = P::Arch::PTE.index_of(VirtAddr(target + offset));
             let left = (len - offset) >> PAGE_SHIFT;
-            let entries = arch::entries::<P::Arch>();
+            let entries = P::Arch::ENTRIES;
             let count = u64::from(entries - from).min(left) as u32;
             // For empty entries, no target table was counted: what lives in this table may
             // have arrived with this very move, whose target can end in the source's last table.
@@ -195,19 +195,19 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
     fn move_huge(&mut self, (holder, index): (Frame, u32), leaf: Entry, rest: Transfer) {
         let Transfer { source, target, .. } = rest;
         let slot = &self.tables.slots(holder)[index as usize];
-        let old = replace::<P::Arch>(slot, leaf, |_| Entry::EMPTY);
+        let old = P::Arch::replace_entry(slot, leaf, |_| Entry::EMPTY);
         self.counts.entries_read += 1;
         self.counts.entries_written += 1;
         self.tables.change_entry_count(holder, 0, 1);
-        let range = VirtRange::raw(source, source + Level::PMD.span::<P::Arch>());
-        self.gather.stale(range, Level::PMD);
+        let range = VirtRange::raw(source, source + P::Arch::PMD.span());
+        self.gather.stale(range, P::Arch::PMD);
         if let Some(deposit) = self.tables.withdraw_table(holder) {
             // SAFETY: 1. a table on deposit is a table, and the holder's lock is held; 2. no entry
             // and no TLB ever knew it, and it was just withdrawn.
             unsafe { crate::table::free_table(self.tables.memory, deposit, self.counts) };
         }
         let first = P::Arch::leaf(P::Arch::frame(old), Level::PTE, P::Arch::attributes(old));
-        self.arrive(first, arch::entries::<P::Arch>(), target);
+        self.arrive(first, P::Arch::ENTRIES, target);
     }
 
     /// Unfolds the contiguous runs that the run would cut at its ends.
@@ -268,18 +268,23 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         {
             let start = base + u64::from(index) * PAGE_SIZE;
             self.gather
-                .stale(VirtRange::raw(start, start + u64::from(count) * PAGE_SIZE), Level::PTE);
+                .stale(VirtRange::raw(start, start + u64::from(count) * PAGE_SIZE), P::Arch::PTE);
         }
     }
 
     /// Detaches the tables that `cleared` covers whole: all their entries have moved.
-    pub(super) fn detach_emptied(&mut self, node: Node, base: VirtAddr, cleared: VirtRange) {
+    pub(super) fn detach_emptied(
+        &mut self,
+        node: Node<P::Arch>,
+        base: VirtAddr,
+        cleared: VirtRange,
+    ) {
         if node.level <= self.level {
             return;
         }
         let tables = self.tables;
-        let span = node.level.span::<P::Arch>();
-        let Some(own) = VirtRange::from_len(base, node.level.table_span::<P::Arch>()) else {
+        let span = node.level.span();
+        let Some(own) = VirtRange::from_len(base, node.level.table_span()) else {
             return;
         };
         // No table lies in what is cleared but those of what has moved.
@@ -287,8 +292,8 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         if part.is_empty() {
             return;
         }
-        let first = node.level.index_of::<P::Arch>(part.start());
-        let last = node.level.index_of::<P::Arch>(VirtAddr(part.end().0 - 1));
+        let first = node.level.index_of(part.start());
+        let last = node.level.index_of(VirtAddr(part.end().0 - 1));
         for index in first..=last {
             if tables.entry_count(node.table) == 0 {
                 break;
@@ -383,9 +388,9 @@ impl Others {
         } else if entry.0 & A::PRESENT == 0 {
             self.absent += 1;
             slot.store(0, Ordering::Relaxed);
-            absent::mark_soft_dirty::<A>(entry).0
+            A::mark_absent_soft_dirty(entry).0
         } else {
-            replace::<A>(slot, entry, |_| Entry::EMPTY).0 | A::SOFT_DIRTY
+            A::replace_entry(slot, entry, |_| Entry::EMPTY).0 | A::SOFT_DIRTY
         };
         there.store(moved, Ordering::Relaxed);
     }

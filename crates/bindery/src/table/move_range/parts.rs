@@ -7,7 +7,7 @@ use core::sync::atomic::Ordering;
 use loom::sync::atomic::AtomicU64;
 
 use crate::addr::{VirtAddr, VirtRange};
-use crate::arch::Level;
+use crate::arch::{Arch, Level};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::table::locking::Depth;
@@ -84,7 +84,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     pub(crate) fn lay(
         &self,
         what: &Move,
-        first: Piece,
+        first: Piece<P::Arch>,
         counts: &mut Counts,
     ) -> Result<(), OutOfMemory> {
         let mut pool = TablePool::new(self.memory);
@@ -104,13 +104,13 @@ impl<'m, P: Platform> PageTable<'m, P> {
     fn lay_all(
         &self,
         what: &Move,
-        first: Piece,
+        first: Piece<P::Arch>,
         pool: &mut TablePool<'m, P>,
         counts: &mut Counts,
     ) -> Result<(), OutOfMemory> {
         let mut next = Some(first);
         while let Some(mut piece) = next {
-            let span = Level::PMD.span::<P::Arch>();
+            let span = P::Arch::PMD.span();
             if piece.level == Level::PTE && piece.len > span {
                 // Not congruent, so all that follows is of level 1 too.
                 let longest = (LAID_TABLES * span).min(what.source.len() - piece.offset);
@@ -133,7 +133,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     fn lay_piece(
         &self,
         what: &Move,
-        piece: Piece,
+        piece: Piece<P::Arch>,
         pool: &mut TablePool<'m, P>,
     ) -> Result<u64, OutOfMemory> {
         let (source, target) = (what.source.start().0 + piece.offset, what.to.0 + piece.offset);
@@ -146,7 +146,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         let mut last = None;
         let transfer = Transfer { source, target, len };
         for_each_target(self, transfer, piece.level, look, |to| {
-            let base = to & !(piece.level.table_span::<P::Arch>() - 1);
+            let base = to & !(piece.level.table_span() - 1);
             if last != Some(base) {
                 cursor.table_at(VirtAddr(to), piece.level, pool)?;
                 last = Some(base);
@@ -165,7 +165,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     pub(crate) fn move_in_pieces(
         &self,
         what: &Move,
-        first: Piece,
+        first: Piece<P::Arch>,
         gather: &mut Gather,
         counts: &mut Counts,
         within: impl Fn(&mut dyn FnMut()),

@@ -4,8 +4,9 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr};
-use crate::arch::{self, Arch, Entry, Equal, Level, Saturated};
+use crate::arch::{Arch, Entry, Equal, Saturated};
 use crate::platform::Platform;
+use crate::table::run::Slots;
 use crate::table::{OutOfMemory, run};
 
 use super::Transfer;
@@ -29,7 +30,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         let slots = self.tables.slots(table);
         let raw = run::load(slots, from);
         let size = P::Arch::CONTIG_ENTRIES;
-        let to = Level::PTE.index_of::<P::Arch>(VirtAddr(target));
+        let to = P::Arch::PTE.index_of(VirtAddr(target));
         if P::Arch::is_contig(raw) {
             if from & (size - 1) == 0 && count >= size {
                 let moved = self.scatter_contigs((table, from), to, count, target)?;
@@ -42,10 +43,10 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
             return Ok(0);
         }
         let present = raw.0 & P::Arch::PRESENT != 0;
-        if present && count >= size && arch::may_fold::<P::Arch>(raw, to) {
+        if present && count >= size && P::Arch::may_fold(raw, to) {
             let (limit, step) = self.tables.memory.folio_limit(P::Arch::frame(raw), size);
             let equal = Equal::WRITABLE;
-            let (alike, _) = run::match_leaves::<P::Arch>(slots, from, limit, equal, step, 0);
+            let (alike, _) = P::Arch::match_leaves(slots, from, limit, equal, step, 0);
             if alike == size && step != 0 {
                 return self.move_contig(table, from, target, to);
             }
@@ -119,7 +120,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         to: u32,
     ) -> Result<u32, OutOfMemory> {
         let size = P::Arch::CONTIG_ENTRIES;
-        if to + size > arch::entries::<P::Arch>() {
+        if to + size > P::Arch::ENTRIES {
             self.targets(target, size)?;
             let first = self.tables.take_contig(table, from, self.counts);
             self.take_along(table, from, first, size, target);
@@ -150,8 +151,8 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         let mut done = 0;
         while done < count {
             let at = target + u64::from(done) * PAGE_SIZE;
-            let to = Level::PTE.index_of::<P::Arch>(VirtAddr(at));
-            let part = (count - done).min(arch::entries::<P::Arch>() - to);
+            let to = P::Arch::PTE.index_of(VirtAddr(at));
+            let part = (count - done).min(P::Arch::ENTRIES - to);
             let Ok(target_table) = self.target(at) else {
                 debug_assert!(false, "pages were taken before there was a table for them");
                 return;

@@ -4,20 +4,20 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Entry, Kind, Level, absent};
+use crate::arch::{AbsentFormat, Arch, Entry, Kind, Level};
 use crate::platform::Platform;
 use crate::table::OutOfMemory;
-use crate::table::leaf::replace;
 use crate::table::move_range::Transfer;
 use crate::table::move_range::pair::{Pair, SourceLeaves};
 use crate::table::run;
+use crate::table::run::Slots;
 
 impl<P: Platform> Pair<'_, '_, '_, P> {
     /// Moves the entries of a level above 1: tables, huge leaves, and absent entries. Fails as
     /// [`Pair::move_leaves`].
     pub(super) fn move_slots(&mut self, what: Transfer) -> Result<(), OutOfMemory> {
         let Transfer { source, target, len } = what;
-        let span = self.level.span::<P::Arch>();
+        let span = self.level.span();
         let mut offset = 0;
         while offset < len {
             let table = match self.source(source + offset, source + offset) {
@@ -32,7 +32,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
                     continue;
                 }
             };
-            let index = self.level.index_of::<P::Arch>(VirtAddr(source + offset));
+            let index = self.level.index_of(VirtAddr(source + offset));
             let moved = self.move_alike((table, index), what.after(offset))?;
             if moved > 0 {
                 offset += moved * span;
@@ -56,28 +56,28 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
     fn move_alike(&mut self, from: (Frame, u32), rest: Transfer) -> Result<u64, OutOfMemory> {
         let ((table, index), level) = (from, self.level);
         let Transfer { source, target, len } = rest;
-        let left = len >> level.span_shift::<P::Arch>();
+        let left = len >> level.span_shift();
         let first = run::load(self.tables.slots(table), index);
-        let kind = arch::kind::<P::Arch>(first, level);
+        let kind = level.kind(first);
         if kind != Kind::Table && kind != Kind::Leaf {
             return Ok(0);
         }
         let to = self.target(target)?;
-        let there = level.index_of::<P::Arch>(VirtAddr(target));
+        let there = level.index_of(VirtAddr(target));
         let slots = &self.tables.slots(table)[index as usize..];
         let there = &self.tables.slots(to)[there as usize..];
         let count = slots.len().min(there.len()).min(left as usize);
         let (slots, there) = (&slots[..count], &there[..count]);
         let moved = if kind == Kind::Table {
-            move_names::<P::Arch>(slots, there, level)
+            move_names(slots, there, level)
         } else {
-            move_huge_leaves::<P::Arch>(slots, there, level)
+            move_huge_leaves(slots, there, level)
         };
         self.counts.entries_read += moved;
         self.counts.entries_written += 2 * moved;
         self.tables.change_entry_count(table, 0, moved as u32);
         self.tables.change_entry_count(to, moved as u32, 0);
-        let len = moved << level.span_shift::<P::Arch>();
+        let len = moved << level.span_shift();
         let range = VirtRange::raw(source, source + len);
         if kind == Kind::Table {
             self.counts.tables_moved += moved;
@@ -92,12 +92,12 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
     /// Moves an absent entry.
     fn move_absent(&mut self, table: Frame, index: u32, entry: Entry, to: Frame, target: u64) {
         let slot = &self.tables.slots(table)[index as usize];
-        let there = self.level.index_of::<P::Arch>(VirtAddr(target));
+        let there = self.level.index_of(VirtAddr(target));
         let there = &self.tables.slots(to)[there as usize];
         debug_assert_eq!(there.load(Ordering::Relaxed), 0, "the target is mapped");
         self.tables.inherit_guards(table, to);
         slot.store(0, Ordering::Relaxed);
-        there.store(absent::mark_soft_dirty::<P::Arch>(entry).0, Ordering::Release);
+        there.store(P::Arch::mark_absent_soft_dirty(entry).0, Ordering::Release);
         self.counts.entries_written += 2;
         self.tables.change_entry_count(table, 0, 1);
         self.tables.change_entry_count(to, 1, 0);
@@ -106,11 +106,11 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
 }
 
 /// Moves names of tables, up to the first other entry, and returns how many.
-fn move_names<A: Arch>(from: &[AtomicU64], to: &[AtomicU64], level: Level) -> u64 {
+fn move_names<A: Arch>(from: &[AtomicU64], to: &[AtomicU64], level: Level<A>) -> u64 {
     let mut moved = 0;
     for (slot, there) in from.iter().zip(to) {
         let entry = Entry(slot.load(Ordering::Relaxed));
-        if arch::kind::<A>(entry, level) != Kind::Table {
+        if level.kind(entry) != Kind::Table {
             break;
         }
         debug_assert_eq!(there.load(Ordering::Relaxed), 0, "the target is mapped");
@@ -123,15 +123,15 @@ fn move_names<A: Arch>(from: &[AtomicU64], to: &[AtomicU64], level: Level) -> u6
 }
 
 /// Moves huge leaves, up to the first other entry, and returns how many.
-fn move_huge_leaves<A: Arch>(from: &[AtomicU64], to: &[AtomicU64], level: Level) -> u64 {
+fn move_huge_leaves<A: Arch>(from: &[AtomicU64], to: &[AtomicU64], level: Level<A>) -> u64 {
     let mut moved = 0;
     for (slot, there) in from.iter().zip(to) {
         let entry = Entry(slot.load(Ordering::Relaxed));
-        if arch::kind::<A>(entry, level) != Kind::Leaf {
+        if level.kind(entry) != Kind::Leaf {
             break;
         }
         debug_assert_eq!(there.load(Ordering::Relaxed), 0, "the target is mapped");
-        let old = replace::<A>(slot, entry, |_| Entry::EMPTY);
+        let old = A::replace_entry(slot, entry, |_| Entry::EMPTY);
         there.store(old.0 | A::SOFT_DIRTY, Ordering::Release);
         moved += 1;
     }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bindery::addr::{Frame, Order, VirtAddr};
-use bindery::arch::Absent;
+use bindery::arch::{Absent, Arch};
 use bindery::platform::Platform;
 use bindery::{
     AddressSpace, Error, FaultError, Inspection, MapRequest, Memory, Place, Protection, Remap,
@@ -174,7 +174,7 @@ pub fn areas<A: Walk>(space: &AddressSpace<'_, Machine<A>>) -> BTreeMap<u64, Are
 }
 
 /// The frame that the table names for a page, if any; the MMU need not see it.
-pub fn frame_of(inspection: Inspection) -> Option<Frame> {
+pub fn frame_of<A: Arch>(inspection: Inspection<A>) -> Option<Frame> {
     match inspection {
         Inspection::Page { frame, .. } | Inspection::Absent(Absent::ProtNone { frame, .. }) => {
             Some(frame)
