@@ -70,7 +70,7 @@ static enum counter invalidation(uint32_t word)
 }
 
 /* The block of DC ZVA in QEMU's -cpu max; FEAT_MOPS decides as it goes how much it moves. */
-#define ZVA_BYTES 512
+#define ZVA_BYTES 64
 
 struct meaning classify_aarch64(uint32_t word)
 {
