@@ -162,7 +162,8 @@ impl Userfaultfd {
         let mut source = |at: VirtAddr, piece: &mut [u8]| {
             user::read_bytes(at.0, piece).map_err(|_| FaultError::NotMapped)
         };
-        let done = userfault_control(&space, &handle, request, &mut words, &mut source);
+        let caller = process::current().process.space();
+        let done = userfault_control(&space, &caller, &handle, request, &mut words, &mut source);
         if let Some(index) = request.result()
             && words != before
         {

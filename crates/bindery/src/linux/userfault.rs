@@ -165,8 +165,9 @@ fn refused(error: Error) -> Errno {
     error.errno(Operation::Userfault)
 }
 
-/// Any other request, given the words of its structure, of which one may get the result. `source`
-/// reads the caller's memory, for `UFFDIO_COPY`.
+/// Any other request of `caller`, given the words of its structure, of which one may get the
+/// result. `space` is the address space of the userfaultfd, which may be a child's or a parent's.
+/// `source` reads the caller's memory, for `UFFDIO_COPY`.
 ///
 /// Context: may sleep.
 ///
@@ -174,6 +175,7 @@ fn refused(error: Error) -> Errno {
 /// As ioctl_userfaultfd(2).
 pub fn userfault_control<P: Platform>(
     space: &AddressSpace<'_, P>,
+    caller: &AddressSpace<'_, P>,
     userfault: &Userfault<'_, P>,
     request: UserfaultRequest,
     words: &mut [u64; 5],
@@ -215,6 +217,8 @@ pub fn userfault_control<P: Platform>(
             };
             report(done, length, &mut words[3])
         }
+        // As Linux, nobody moves the pages of others.
+        UserfaultRequest::Move if !core::ptr::addr_eq(space, caller) => Err(Errno::EINVAL),
         UserfaultRequest::Move => move_pages(space, userfault, words),
         UserfaultRequest::WriteProtect => {
             let mode = u8::try_from(mode).ok().and_then(WriteProtectMode::from_bits);

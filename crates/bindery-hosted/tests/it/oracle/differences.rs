@@ -6,6 +6,16 @@
 //! a limit, or by a seal further on), and does not join them again; `mremap` has unmapped its
 //! destination by then. The core looks first, and refuses before it has changed anything.
 //!
+//! Likewise, Linux gives a mapping an anon group of its own before it knows whether a userfaultfd's
+//! request for pages there will be refused. Such a mapping joins none with another anon group, and
+//! stays counted as committed when it becomes read-only. `UFFDIO_COPY` reads a page of the source
+//! before it finds that the destination has one.
+//!
+//! # Where it arrives, a mapping joins its neighbors
+//! `mremap` takes a userfaultfd from what it moves. Linux does that when the mapping has arrived,
+//! and does not join it with its neighbors any more. Where it was joined with neighbors that are
+//! registered, Linux takes the userfaultfd from them as well.
+//!
 //! # What was locked is not counted forever
 //! `mremap` with `MREMAP_DONTUNMAP` unlocks the mapping that it leaves behind. Linux forgets to
 //! count its pages down, and counts them as locked until the process ends. Where what arrives was
@@ -49,6 +59,9 @@ pub fn level(operations: &[Operation], linux: &mut Vec<Observation>, ours: &mut 
     let by_intent = refuses
         || leaves_a_trace(operation, theirs, now, before)
         || counts_what_is_unlocked(operation, theirs, now)
+        || used_a_userfaultfd(operations, theirs.step) && joins_less(theirs, now)
+        || operation.operation == OperationKind::SupplyCopy && has_read_ahead(theirs, now)
+        || forgets_neighbors(operation, theirs, now)
         || (allocated_before(operations, &linux[..place])
             || collapsed_before(operations, theirs.step))
             && sees_less(theirs, now);
@@ -122,6 +135,51 @@ fn counts_what_is_unlocked(operation: &Operation, theirs: &Observation, now: &Ob
         corrected.areas.clone_from(&ours.areas);
     }
     unlocks && more && corrected == *ours
+}
+
+/// Whether something was registered with a userfaultfd, or pages were asked of it.
+fn used_a_userfaultfd(operations: &[Operation], step: usize) -> bool {
+    let kinds = operations.iter().take(step + 1).map(|operation| operation.operation);
+    kinds
+        .filter(|kind| *kind != OperationKind::Agree)
+        .any(|kind| kind.userfault_request().is_some())
+}
+
+/// Whether the only difference is that Linux keeps mappings apart that could be one, or counts more
+/// of them as committed.
+fn joins_less(theirs: &Observation, now: &Observation) -> bool {
+    let (linux, ours) = (&theirs.snapshot, &now.snapshot);
+    let uncounted = |areas: &[Area]| {
+        let account = letter(b"ac");
+        let all = areas.iter().map(|area| Area { letters: area.letters & !account, ..*area });
+        joined(&all.collect::<Vec<_>>())
+    };
+    uncounted(&linux.areas) == uncounted(&ours.areas)
+        && Snapshot { areas: ours.areas.clone(), ..linux.clone() } == *ours
+}
+
+/// Whether the only difference is that Linux has read one page more of the source.
+fn has_read_ahead(theirs: &Observation, now: &Observation) -> bool {
+    let pages = |observation: &Observation| -> u64 {
+        let stretches = observation.snapshot.stretches.iter();
+        stretches.map(|stretch| (stretch.end - stretch.start) / PAGE).sum()
+    };
+    let (linux, ours) = (&theirs.snapshot, &now.snapshot);
+    pages(theirs) == pages(now) + 1
+        && Snapshot { stretches: ours.stretches.clone(), ..linux.clone() } == *ours
+}
+
+/// Whether the only difference is that Linux has taken the userfaultfd from neighbors too.
+fn forgets_neighbors(operation: &Operation, theirs: &Observation, now: &Observation) -> bool {
+    let (linux, ours) = (&theirs.snapshot, &now.snapshot);
+    let unserved = |areas: &[Area]| {
+        let served = letter(b"um") | letter(b"uw") | letter(b"ui");
+        let all = areas.iter().map(|area| Area { letters: area.letters & !served, ..*area });
+        joined(&all.collect::<Vec<_>>())
+    };
+    operation.operation == OperationKind::Mremap
+        && unserved(&linux.areas) == unserved(&ours.areas)
+        && Snapshot { areas: ours.areas.clone(), ..linux.clone() } == *ours
 }
 
 /// Whether pages were taken in advance.

@@ -320,6 +320,57 @@ fn operation() -> impl Strategy<Value = Operation> {
     ]
 }
 
+/// What is asked of a userfaultfd, and what makes a difference to it.
+fn userfaults() -> impl Strategy<Value = Operation> {
+    let modes = prop_oneof![
+        4 => Just(UFFDIO_REGISTER_MODE_MISSING),
+        4 => Just(UFFDIO_REGISTER_MODE_WP),
+        4 => Just(UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_WP),
+        2 => Just(UFFDIO_REGISTER_MODE_MINOR),
+        1 => 0..16_u64,
+    ];
+    let mode = || prop_oneof![8 => Just(0), 4 => Just(UFFDIO_MODE_WP), 1 => 0..5_u64];
+    let protect = prop_oneof![6 => Just(UFFDIO_WRITEPROTECT_MODE_WP), 3 => Just(0), 1 => 0..5_u64];
+    let moves =
+        prop_oneof![1 => Just(0), 2 => Just(UFFDIO_MOVE_MODE_ALLOW_SRC_HOLES), 1 => 0..5_u64];
+    let source = prop_oneof![
+        3 => Just(SCRATCH),
+        1 => odd_range(Just(0)).prop_map(|(at, _)| at),
+        3 => stretch().prop_map(|(first, _)| page(first)),
+    ];
+    let place = || stretch().prop_map(|(first, _)| page(first));
+    prop_oneof![
+        6 => (range(), modes).prop_map(|((at, length), modes)| op::register(at, length, modes)),
+        1 => range().prop_map(|(at, length)| op::unregister(at, length)),
+        6 => (range(), source, mode())
+            .prop_map(|((to, length), from, mode)| op::supply_copy(to, from, length, mode)),
+        3 => (range(), mode())
+            .prop_map(|((at, length), mode)| op::supply_zeroes(at, length, mode)),
+        3 => (range(), mode())
+            .prop_map(|((at, length), mode)| op::supply_present(at, length, mode)),
+        2 => (range(), mode())
+            .prop_map(|((at, length), mode)| op::supply_poison(at, length, mode)),
+        6 => (range(), place(), moves)
+            .prop_map(|((to, length), from, mode)| op::move_pages(to, from, length, mode)),
+        6 => (range(), protect)
+            .prop_map(|((at, length), mode)| op::write_protect(at, length, mode)),
+    ]
+}
+
+/// As [`sequence`], with a userfaultfd.
+pub fn sequence_with_userfaults(length: usize) -> impl Strategy<Value = Vec<Operation>> {
+    let features = prop_oneof![
+        4 => Just(UFFD_FEATURE_SIGBUS),
+        2 => Just(UFFD_FEATURE_SIGBUS | UFFD_FEATURE_WP_UNPOPULATED),
+        2 => Just(UFFD_FEATURE_SIGBUS | UFFD_FEATURE_WP_ASYNC),
+    ];
+    let rest = vec(prop_oneof![operation(), userfaults()], 0..=2 * length);
+    (features, beginning(), rest).prop_map(|(features, first, rest)| {
+        let agreed = [op::agree(features)].into_iter();
+        agreed.chain(first).chain(rest).collect()
+    })
+}
+
 /// What sequences begin with: something in the files, and mappings that cover most of what calls
 /// will be about.
 fn beginning() -> impl Strategy<Value = Vec<Operation>> {

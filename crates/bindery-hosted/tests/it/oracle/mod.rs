@@ -47,10 +47,17 @@ fn the_judge() {
 
 #[test]
 fn linux_does_the_same_when_asked_twice() {
-    run::linux_agrees_with_itself(std::env::var("LINUX").map_or(100, |n| n.parse().unwrap()));
+    let count = std::env::var("LINUX").map_or(100, |n| n.parse().unwrap());
+    run::linux_agrees_with_itself(run::Theme::Memory, count);
+    run::linux_agrees_with_itself(run::Theme::Userfaults, count);
 }
 
 #[test]
 fn random_sequences_agree_with_linux() {
-    run::random_sequences();
+    run::random_sequences(run::Theme::Memory, 2000);
+}
+
+#[test]
+fn random_sequences_with_a_userfaultfd_agree_with_linux() {
+    run::random_sequences(run::Theme::Userfaults, 500);
 }

@@ -113,6 +113,34 @@ names! {
         UNLIMITED = u64::MAX,
         NOTHING = u64::MAX - 1,
     }
+    /// What a userfaultfd can do if it is asked for. (Without the first, a touch of what is missing
+    /// would wait for ever.)
+    FEATURES {
+        UFFD_FEATURE_SIGBUS = 1 << 7,
+        UFFD_FEATURE_WP_UNPOPULATED = 1 << 13,
+        UFFD_FEATURE_WP_ASYNC = 1 << 15,
+    }
+    /// What a userfaultfd serves.
+    REGISTER_MODES {
+        UFFDIO_REGISTER_MODE_MISSING = 1,
+        UFFDIO_REGISTER_MODE_WP = 2,
+        UFFDIO_REGISTER_MODE_MINOR = 4,
+    }
+    /// How pages are supplied.
+    SUPPLY_MODES {
+        UFFDIO_MODE_DONTWAKE = 1,
+        UFFDIO_MODE_WP = 2,
+    }
+    /// How pages are moved by a userfaultfd.
+    MOVE_MODES {
+        UFFDIO_MOVE_MODE_DONTWAKE = 1,
+        UFFDIO_MOVE_MODE_ALLOW_SRC_HOLES = 2,
+    }
+    /// How pages are protected by a userfaultfd.
+    PROTECT_MODES {
+        UFFDIO_WRITEPROTECT_MODE_WP = 1,
+        UFFDIO_WRITEPROTECT_MODE_DONTWAKE = 2,
+    }
     /// What may not be done with a file any more.
     SEALS {
         F_SEAL_SEAL = 1,

@@ -84,9 +84,9 @@ impl Outcome {
 }
 
 /// The letters of `VmFlags` that are looked at; the bit of each is its place here.
-pub const LETTERS: [&str; 20] = [
+pub const LETTERS: [&str; 23] = [
     "rd", "wr", "ex", "mr", "mw", "me", "ms", "gd", "lo", "nr", "ac", "dc", "wf", "hg", "nh", "sl",
-    "sr", "rr", "dd", "dp",
+    "sr", "rr", "dd", "dp", "um", "uw", "ui",
 ];
 
 /// The bit of a letter of `VmFlags`, or none where it is not looked at.

@@ -6,7 +6,8 @@ use std::fmt::{self, Debug, Formatter};
 use super::names::{
     ADVICE, ALLOCATE_MODES, ALLOWANCES,
     Argument::{self, Address, Descriptor, Flags, Length, Number, OneOf},
-    LOCK_ALL_FLAGS, LOCK_FLAGS, MAP_FLAGS, PROTECTIONS, REMAP_FLAGS, RESOURCES, SEALS, SYNC_FLAGS,
+    FEATURES, LOCK_ALL_FLAGS, LOCK_FLAGS, MAP_FLAGS, MOVE_MODES, PROTECT_MODES, PROTECTIONS,
+    REGISTER_MODES, REMAP_FLAGS, RESOURCES, SEALS, SUPPLY_MODES, SYNC_FLAGS,
 };
 use super::words::{Sink, Source};
 
@@ -91,6 +92,24 @@ operations! {
     WriteAt = write_at(file: Descriptor, offset: Length, length: Length, stamp: Number);
     /// `setrlimit`: what is used now, and so many pages, or a special allowance.
     Limit = limit(resource: OneOf(RESOURCES), pages: OneOf(ALLOWANCES));
+    /// `UFFDIO_API`.
+    Agree = agree(features: Flags(FEATURES));
+    /// `UFFDIO_REGISTER`.
+    Register = register(at: Address, length: Length, modes: Flags(REGISTER_MODES));
+    /// `UFFDIO_UNREGISTER`.
+    Unregister = unregister(at: Address, length: Length);
+    /// `UFFDIO_COPY`. Of this and the others that do a part, the result in the structure is seen.
+    SupplyCopy = supply_copy(to: Address, from: Address, length: Length, mode: Flags(SUPPLY_MODES));
+    /// `UFFDIO_ZEROPAGE`.
+    SupplyZeroes = supply_zeroes(at: Address, length: Length, mode: Flags(SUPPLY_MODES));
+    /// `UFFDIO_CONTINUE`.
+    SupplyPresent = supply_present(at: Address, length: Length, mode: Flags(SUPPLY_MODES));
+    /// `UFFDIO_POISON`.
+    SupplyPoison = supply_poison(at: Address, length: Length, mode: Flags(SUPPLY_MODES));
+    /// `UFFDIO_MOVE`.
+    MovePages = move_pages(to: Address, from: Address, length: Length, mode: Flags(MOVE_MODES));
+    /// `UFFDIO_WRITEPROTECT`.
+    WriteProtect = write_protect(at: Address, length: Length, mode: Flags(PROTECT_MODES));
     /// The program loads eight bytes.
     Load = load(at: Address);
     /// The program stores eight bytes.
@@ -119,7 +138,35 @@ pub fn process_madvise(process: u64, ranges: &[(u64, u64)], advice: u64, flags: 
     Operation { ranges: ranges.to_vec(), ..process_madvise_raw(process, advice, flags) }
 }
 
+impl OperationKind {
+    /// The request of `ioctl(2)` on a userfaultfd, and how many words its structure has, of which
+    /// the last gets a result.
+    pub fn userfault_request(self) -> Option<(u32, usize)> {
+        Some(match self {
+            Self::Agree => (0xc018_aa3f, 3),
+            Self::Register => (0xc020_aa00, 4),
+            Self::Unregister => (0x8010_aa01, 2),
+            Self::SupplyCopy => (0xc028_aa03, 5),
+            Self::SupplyZeroes => (0xc020_aa04, 4),
+            Self::MovePages => (0xc028_aa05, 5),
+            Self::WriteProtect => (0xc018_aa06, 3),
+            Self::SupplyPresent => (0xc020_aa07, 4),
+            Self::SupplyPoison => (0xc020_aa08, 4),
+            _ => return None,
+        })
+    }
+}
+
 impl Operation {
+    /// The structure of a request on a userfaultfd.
+    pub fn userfault_words(&self) -> [u64; 5] {
+        let a = self.arguments;
+        match self.operation {
+            OperationKind::Agree => [0xaa, a[0], 0, 0, 0],
+            _ => [a[0], a[1], a[2], a[3], 0],
+        }
+    }
+
     fn new(operation: OperationKind, given: &[u64]) -> Self {
         let mut arguments = [0; 6];
         arguments[..given.len()].copy_from_slice(given);

@@ -75,5 +75,8 @@ pub const CLOSED: u64 = 205;
 /// `/dev/zero`, opened for reading and writing, and for reading.
 pub const ZEROES: [u64; 2] = [207, 208];
 
+/// A userfaultfd of the first process, which has not agreed on anything yet.
+pub const USERFAULTFD: u64 = 209;
+
 /// The process with which the sequence begins.
 pub const FIRST_PROCESS: u64 = 206;

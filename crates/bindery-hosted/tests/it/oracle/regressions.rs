@@ -368,3 +368,55 @@ fn what_may_be_dropped_counts_against_the_limit_of_what_is_locked_in_future() {
         mmap(page(500), pages(1), RW, MAP_DROPPABLE | MAP_FIXED | MAP_ANONYMOUS, NO_FILE, 0),
     ]);
 }
+
+#[test]
+fn modes_of_a_userfaultfd_that_are_there_already_stay_with_others() {
+    let all = UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_WP | UFFDIO_REGISTER_MODE_MINOR;
+    agrees(&[
+        agree(UFFD_FEATURE_SIGBUS),
+        shared(480, 39),
+        register(page(516), pages(3), all),
+        register(page(501), pages(16), UFFDIO_REGISTER_MODE_MISSING),
+    ]);
+}
+
+#[test]
+fn what_a_userfaultfd_serves_moves_alone() {
+    let fixed = MREMAP_MAYMOVE | MREMAP_FIXED;
+    agrees(&[
+        agree(UFFD_FEATURE_SIGBUS),
+        private(480, 46),
+        register(page(522), pages(2), UFFDIO_REGISTER_MODE_MISSING),
+        mremap(page(521), pages(2), pages(2), fixed, page(502)),
+        mremap(page(523), pages(2), pages(2), fixed, page(490)),
+        mremap(page(522), pages(2), pages(2), fixed, page(485)),
+    ]);
+}
+
+#[test]
+fn a_child_moves_no_pages_of_its_parent() {
+    agrees(&[
+        agree(UFFD_FEATURE_SIGBUS),
+        private(480, 8),
+        register(page(480), pages(8), UFFDIO_REGISTER_MODE_MISSING),
+        fork(),
+        switch(),
+        move_pages(page(480), page(500), pages(1), 0),
+        supply_copy(page(480), SCRATCH, pages(1), 0),
+        switch(),
+        load(page(480)),
+        load(page(481)),
+    ]);
+}
+
+#[test]
+fn nothing_is_supplied_behind_the_end_of_a_file() {
+    agrees(&[
+        agree(UFFD_FEATURE_SIGBUS),
+        ftruncate(FILES[0], pages(1)),
+        mmap(page(505), pages(3), RW, MAP_PRIVATE | MAP_FIXED, FILES[0], 0),
+        register(page(505), pages(3), UFFDIO_REGISTER_MODE_MISSING),
+        supply_zeroes(page(505), pages(2), 0),
+        supply_copy(page(506), SCRATCH, pages(2), 0),
+    ]);
+}

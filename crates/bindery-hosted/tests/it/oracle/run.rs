@@ -16,7 +16,7 @@ use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 use super::compare::{Difference, difference};
-use super::generate::sequence;
+use super::generate::{sequence, sequence_with_userfaults};
 use super::linux::{Judge, Verdict, unable};
 use super::operation::Operation;
 use super::{differences, ours};
@@ -118,13 +118,26 @@ pub fn agrees(operations: &[Operation]) {
     }
 }
 
+/// What sequences are made of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Theme {
+    /// Calls of a program about its memory.
+    Memory,
+    /// Those, and requests on a userfaultfd.
+    Userfaults,
+}
+
 /// A sequence of its own for each seed.
-fn tree(seed: u64) -> impl ValueTree<Value = Vec<Operation>> {
+fn tree(theme: Theme, seed: u64) -> Box<dyn ValueTree<Value = Vec<Operation>>> {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
     let mut runner = TestRunner::new_with_rng(Config::default(), rng);
-    sequence(LENGTH).new_tree(&mut runner).expect("sequences are not rejected")
+    let sequences = match theme {
+        Theme::Memory => sequence(LENGTH).boxed(),
+        Theme::Userfaults => sequence_with_userfaults(LENGTH).boxed(),
+    };
+    sequences.new_tree(&mut runner).expect("sequences are not rejected")
 }
 
 /// The simplest form that fails in the same way, and how.
@@ -169,11 +182,11 @@ impl Found {
 /// Runs random sequences. From the environment: `ORACLE_SEQUENCES` (or `PROPTEST_CASES`), how many;
 /// `ORACLE_SEED`, the first seed, or `random`; `ORACLE_KINDS`, after how many kinds of differences
 /// to stop.
-pub fn random_sequences() {
+pub fn random_sequences(theme: Theme, usual: u64) {
     if !able() {
         return;
     }
-    let count = setting("ORACLE_SEQUENCES").or_else(|| setting("PROPTEST_CASES")).unwrap_or(2000);
+    let count = setting("ORACLE_SEQUENCES").or_else(|| setting("PROPTEST_CASES")).unwrap_or(usual);
     let most = setting("ORACLE_KINDS").unwrap_or(3) as usize;
     let seed = if std::env::var("ORACLE_SEED").is_ok_and(|seed| seed == "random") {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is after 1970");
@@ -186,7 +199,7 @@ pub fn random_sequences() {
     let found = Mutex::new(Found::default());
     thread::scope(|scope| {
         for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
-            scope.spawn(|| play_some(seed, count, most, &next, &found));
+            scope.spawn(|| play_some(theme, (seed, count), most, &next, &found));
         }
     });
     let Found(found) = found.into_inner().expect("no thread has failed");
@@ -198,7 +211,13 @@ pub fn random_sequences() {
     assert!(found.is_empty(), "{} kind(s) of differences:\n\n{text}", found.len());
 }
 
-fn play_some(seed: u64, count: u64, most: usize, next: &AtomicU64, found: &Mutex<Found>) {
+fn play_some(
+    theme: Theme,
+    (seed, count): (u64, u64),
+    most: usize,
+    next: &AtomicU64,
+    found: &Mutex<Found>,
+) {
     let mut judge = Judge::start(JUDGE);
     loop {
         let number = next.fetch_add(1, Ordering::Relaxed);
@@ -206,7 +225,7 @@ fn play_some(seed: u64, count: u64, most: usize, next: &AtomicU64, found: &Mutex
             return;
         }
         let seed = seed.wrapping_add(number);
-        let tree = tree(seed);
+        let tree = tree(theme, seed);
         let Some((trial, difference)) = verdict(&mut judge, &ARCHITECTURES, &tree.current()) else {
             continue;
         };
@@ -227,13 +246,13 @@ fn play_some(seed: u64, count: u64, most: usize, next: &AtomicU64, found: &Mutex
 }
 
 /// Asks Linux twice.
-pub fn linux_agrees_with_itself(count: u64) {
+pub fn linux_agrees_with_itself(theme: Theme, count: u64) {
     if !able() {
         return;
     }
     let mut judge = Judge::start(JUDGE);
     for seed in 0..count {
-        let operations = tree(seed).current();
+        let operations = tree(theme, seed).current();
         let (mut once, mut again) = (judge.ask(&operations), judge.ask(&operations));
         // The judge's own memory counts where everything is locked, and grows now and then.
         while once.before != again.before {

@@ -144,7 +144,7 @@ fn each_field_at_its_edges() {
                 Ok(())
             };
             let (space, fd) = (fixture.space, fixture.fd);
-            let done = userfault_control(space, fd, request, &mut words, &mut source);
+            let done = userfault_control(space, space, fd, request, &mut words, &mut source);
             prop_assert_eq!(done.map(|_| ()), expected);
             if request != UserfaultRequest::WriteProtect {
                 prop_assert_eq!(&state(space), &before.0);
@@ -194,7 +194,8 @@ fn another_address_space_is_refused() {
             let mode = u64::from(request == UserfaultRequest::Register);
             let mut words =
                 if copies { [start, AT, PAGE, 0, 5] } else { [start, PAGE, mode, 5, 6] };
-            let done = userfault_control(fixture.space, &theirs, request, &mut words, &mut source);
+            let space = fixture.space;
+            let done = userfault_control(space, space, &theirs, request, &mut words, &mut source);
             assert_eq!(done, Err(Errno::EINVAL), "{request:?}");
         }
         assert_eq!(state(fixture.space), before);

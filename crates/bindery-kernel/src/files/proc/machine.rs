@@ -55,22 +55,30 @@ fn make_filesystems(out: &mut SequenceBuffer<'_>) -> fmt::Result {
 fn make_meminfo(out: &mut SequenceBuffer<'_>) -> fmt::Result {
     let memory = memory();
     let commitment = memory.commitment();
-    let swap = memory.swap_usage();
-    let (total, free) = (memory.total_frames() * 4, memory.free_frame_count() * 4);
+    let (swap, usage) = (memory.swap_usage(), memory.frame_usage());
     let lines = [
-        ("MemTotal", total),
-        ("MemFree", free),
-        ("MemAvailable", free),
+        ("MemTotal", memory.total_frames()),
+        ("MemFree", usage.free),
+        // All files are in memory alone, and leave it only for swap.
+        ("MemAvailable", usage.free),
         ("Buffers", 0),
-        ("Cached", 0),
-        ("SwapCached", swap.cached * 4),
-        ("SwapTotal", swap.slots * 4),
-        ("SwapFree", (swap.slots - swap.taken) * 4),
-        ("CommitLimit", commitment.limit() * 4),
-        ("Committed_AS", commitment.committed() * 4),
+        ("Cached", usage.file + usage.shared_memory),
+        ("SwapCached", swap.cached),
+        ("SwapTotal", swap.slots),
+        ("SwapFree", swap.slots - swap.taken),
+        ("AnonPages", usage.anonymous),
+        ("Mapped", usage.mapped),
+        ("Shmem", usage.shared_memory),
+        ("Slab", usage.slab),
+        ("SReclaimable", 0),
+        ("SUnreclaim", usage.slab),
+        ("PageTables", usage.tables),
+        ("CommitLimit", commitment.limit()),
+        ("Committed_AS", commitment.committed()),
+        ("AnonHugePages", usage.anonymous_huge),
     ];
-    for (name, value) in lines {
-        writeln!(out, "{:<16}{value:>8} kB", alloc::format!("{name}:"))?;
+    for (name, pages) in lines {
+        writeln!(out, "{:<16}{:>8} kB", alloc::format!("{name}:"), pages * 4)?;
     }
     Ok(())
 }

@@ -73,7 +73,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// rounded up to pages), contents included, and returns its address. What is cut off by a
     /// smaller length may reach over several mappings. A move to a given place without a change of
     /// length takes all mappings of the range along, with the gaps between them; it goes one by
-    /// one, and what went before an error stays there. An old length of zero maps what a shared
+    /// one, and what went before an error stays there. A mapping that a userfaultfd serves moves
+    /// alone ([`Error::CrossesMapping`]). An old length of zero maps what a shared
     /// mapping shows a second time.
     ///
     /// Where the destination is ours to choose, it is congruent with the source modulo the largest
@@ -230,6 +231,11 @@ impl<P: Platform> AddressSpace<'_, P> {
         while let Some(vma) = self.first_ending_after(mm, at).filter(|vma| vma.start() < end) {
             if !seen && vma.start() > at {
                 break;
+            }
+            // As Linux: what a userfaultfd serves moves alone.
+            let alone = vma.flags().intersects(MappingFlags::USERFAULT);
+            if alone && (seen || vma.end() < end) {
+                return Err(Error::CrossesMapping { end: VirtAddr(vma.end()) });
             }
             seen = true;
             let start = at.max(vma.start());

@@ -169,6 +169,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             self.table.memory.retry(|| {
                 let locked = self.lock_fill(userfault, at, end, mode)?;
                 let vma = locked.vma();
+                let end = self.end_of_object(vma, at, end)?;
                 let huge = folio_place(at, self.table.memory.huge_order());
                 if let Some(range) = huge.filter(|range| range.start() == at && range.end() <= end)
                     && self.zero_orders(vma.flags()) != Orders::PAGE
@@ -257,6 +258,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     ) -> Result<Order, Error> {
         let locked = self.lock_fill(userfault, at, end, mode)?;
         let vma = locked.vma();
+        let end = self.end_of_object(vma, at, end)?;
         if let Some(object) = memory_of(vma).filter(|_| vma.is_shared()) {
             return self.supplied_order(vma, object, at, end);
         }

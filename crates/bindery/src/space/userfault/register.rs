@@ -116,10 +116,12 @@ impl<P: Platform> AddressSpace<'_, P> {
         {
             let part = vma.range().intersection(VirtRange::raw(at.0, range.end().0));
             at = part.end();
-            let flags = (vma.flags() - MappingFlags::USERFAULT) | flags_of(modes);
-            if vma.userfault_pointer() == Some(userfault.pointer()) && flags == vma.flags() {
+            let own = vma.userfault_pointer() == Some(userfault.pointer());
+            // As Linux: modes that are there already stay, and others with them.
+            if own && vma.flags().contains(flags_of(modes)) {
                 continue;
             }
+            let flags = (vma.flags() - MappingFlags::USERFAULT) | flags_of(modes);
             self.with_flags(mm, vma, part, flags, removed, |vma| {
                 self.name_userfault(vma, Some(userfault.pointer()));
                 Ok(())

@@ -10,7 +10,8 @@ use rustix::thread::{CapabilitySet, capabilities};
 use super::super::observation::{Counters, LONGEST};
 use super::super::operation::Operation;
 use super::super::place::{
-    BREAK, FILES, FIRST_PROCESS, PAGE, READ_ONLY, SCRATCH, SCRATCH_PAGES, WRITE_ONLY, ZEROES, page,
+    BREAK, FILES, FIRST_PROCESS, PAGE, READ_ONLY, SCRATCH, SCRATCH_PAGES, USERFAULTFD, WRITE_ONLY,
+    ZEROES, page,
 };
 use super::super::words::{Shared, Sink};
 use super::access::{self, handle_signals};
@@ -126,7 +127,7 @@ impl Fixture {
             self.shared.put(word);
         }
         let (shared, buffer) = (self.shared, &mut *self.buffer);
-        Runner { operations, shared, eyes, buffer, number: 0, other: None }.run();
+        Runner { operations, shared, eyes, buffer, words: [0; 5], number: 0, other: None }.run();
         // SAFETY: the process ends at once, as a copy of another one should.
         unsafe { libc::_exit(0) }
     }
@@ -161,6 +162,8 @@ fn open_files() {
     // SAFETY: asking for one's own number concerns no memory.
     let this = unsafe { libc::getpid() } as u64;
     rename(call(libc::SYS_pidfd_open, [this, 0, 0, 0, 0, 0]) as i32, FIRST_PROCESS);
+    let flags = (libc::O_NONBLOCK | libc::O_CLOEXEC) as u64;
+    rename(call(libc::SYS_userfaultfd, [flags, 0, 0, 0, 0, 0]) as i32, USERFAULTFD);
 }
 
 /// Gives an open file another descriptor.

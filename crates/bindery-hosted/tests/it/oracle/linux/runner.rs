@@ -12,7 +12,7 @@ use super::super::observation::{
     stamped,
 };
 use super::super::operation::{Operation, OperationKind};
-use super::super::place::{ALL_FILES, PAGE, SCRATCH, in_region};
+use super::super::place::{ALL_FILES, PAGE, SCRATCH, USERFAULTFD, in_region};
 use super::super::words::{Shared, Sink};
 use super::access;
 use super::fixture::hard_limit;
@@ -31,6 +31,8 @@ pub struct Runner<'a> {
     pub eyes: Eyes,
     /// What is read from files and written to them.
     pub buffer: &'a mut [u8],
+    /// The structure of the last request on the userfaultfd.
+    pub words: [u64; 5],
     /// 0 for the first process, 1 for its child.
     pub number: u64,
     pub other: Option<Other>,
@@ -285,6 +287,11 @@ impl Runner<'_> {
 
     fn perform(&mut self, operation: &Operation) -> Outcome {
         let a = operation.arguments;
+        if let Some((request, _)) = operation.operation.userfault_request() {
+            self.words = operation.userfault_words();
+            let words = self.words.as_mut_ptr() as u64;
+            return returned(call(libc::SYS_ioctl, [USERFAULTFD, request.into(), words, 0, 0, 0]));
+        }
         match operation.operation {
             OperationKind::Load => access::load(a[0]).into(),
             OperationKind::Store => access::store(a[0], a[1]).map(|()| 0).into(),
@@ -358,6 +365,10 @@ impl Runner<'_> {
     fn put_what_it_read(&mut self, operation: &Operation, outcome: Outcome) {
         let count_at = self.shared.len();
         self.shared.put(0);
+        if let Some((_, words @ 4..)) = operation.operation.userfault_request() {
+            self.shared.put(self.words[words - 1]);
+            self.shared.amend(count_at, 1);
+        }
         let Outcome::Returned(value @ 0..) = outcome else { return };
         let a = operation.arguments;
         match operation.operation {
@@ -371,7 +382,7 @@ impl Runner<'_> {
             OperationKind::ReadAt => {
                 put_bytes(&self.buffer[..value as usize], |word| self.shared.put(word));
             }
-            _ => {}
+            _ => return,
         }
         self.shared.amend(count_at, (self.shared.len() - count_at - 1) as u64);
     }

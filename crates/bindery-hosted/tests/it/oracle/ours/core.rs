@@ -3,10 +3,10 @@
 
 use bindery::addr::{Order, VirtAddr};
 use bindery::check::Violation;
-use bindery::linux::{self, OpenFile};
+use bindery::linux::{self, OpenFile, UserfaultRequest};
 use bindery::{
     AddressSpace, FileAccess, Limits, Locking, MapRequest, Memory, Object, Overcommit, Place,
-    Protection, SizeMode, SpaceOptions,
+    Protection, SizeMode, SpaceOptions, UserfaultScope,
 };
 use bindery_hosted::{Machine, Walk};
 
@@ -16,7 +16,7 @@ use super::super::names::{
 };
 use super::super::operation::OperationKind;
 use super::super::place::{BREAK, FILES, FIRST_PROCESS, READ_ONLY, WRITE_ONLY, ZEROES, page};
-use super::Theatre;
+use super::{Process, Theatre};
 
 type Space<'m, A> = AddressSpace<'m, Machine<A>>;
 
@@ -157,6 +157,36 @@ pub fn call<A: Walk>(
         _ => return file_call(caller.open_file(a[0]), operation, a, buffer),
     };
     linux::call(&caller, call, a)
+}
+
+/// A request on the userfaultfd, whichever process makes it.
+pub fn userfault_request<'m, A: Walk>(
+    theatre: &mut Theatre<'m, A>,
+    request: u32,
+    words: &mut [u64; 5],
+) -> i64 {
+    let request = UserfaultRequest::from_number(request).expect("a request");
+    let Some(Process { space }) = &theatre.processes[0] else { unreachable!("it lives longest") };
+    if request == UserfaultRequest::Api {
+        if theatre.userfault.is_some() {
+            return EINVAL;
+        }
+        let mut given = [words[0], words[1], words[2]];
+        let features = match linux::userfault_api(&mut given, true) {
+            Ok(features) => features,
+            Err(errno) => return -i64::from(errno as i32),
+        };
+        let made = space.userfault(features, UserfaultScope::All).expect("memory for a handle");
+        theatre.userfault = Some(made);
+        return 0;
+    }
+    let Some(userfault) = &theatre.userfault else { return EINVAL };
+    let program = theatre.program();
+    let mut read = |at, bytes: &mut [u8]| program.read(at, bytes);
+    match linux::userfault_control(space, theatre.space(), userfault, request, words, &mut read) {
+        Ok(value) => value as i64,
+        Err(errno) => -i64::from(errno as i32),
+    }
 }
 
 /// What is done to a file by its descriptor.

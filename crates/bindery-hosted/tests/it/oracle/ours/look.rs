@@ -11,6 +11,9 @@ use super::super::observation::{
 };
 use super::super::place::{PAGE, REGION, REGION_PAGES, in_region};
 
+/// The category of `PAGEMAP_SCAN`.
+const IS_SWAPPED: u64 = 1 << 4;
+
 type Space<'m, A> = AddressSpace<'m, Machine<A>>;
 type Files<'m, A> = [Object<'m, Machine<A>>];
 
@@ -36,6 +39,9 @@ const FLAGS: [MappingFlags; LETTERS.len()] = [
     MappingFlags::RANDOM,
     MappingFlags::DONT_DUMP,
     MappingFlags::DROPPABLE,
+    MappingFlags::USERFAULT_MISSING,
+    MappingFlags::USERFAULT_WRITE_PROTECT,
+    MappingFlags::USERFAULT_MINOR,
 ];
 
 fn letters(flags: MappingFlags) -> u64 {
@@ -127,7 +133,8 @@ fn presence<A: Walk>(space: &Space<'_, A>, word: u64) -> Option<Presence> {
     }
     let (present, file, guard) = (has(63), has(61), has(58));
     if !present {
-        return Some(if guard { Presence::Guard } else { Presence::Other(word) });
+        // Linux shows what is neither a guard nor a page as swapped: markers.
+        return Some(if guard { Presence::Guard } else { Presence::Other(IS_SWAPPED) });
     }
     let frame = Frame((word & ((1 << 55) - 1)) as u32);
     Some(match (space.memory().frame_kind(frame), file) {

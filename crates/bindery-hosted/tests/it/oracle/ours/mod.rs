@@ -8,7 +8,7 @@ mod look;
 
 use bindery::addr::VirtAddr;
 use bindery::check;
-use bindery::{AddressSpace, FaultError, Memory, Object, Usage};
+use bindery::{AddressSpace, FaultError, Memory, Object, Usage, Userfault};
 use bindery_hosted::{Config, Machine, Program, Walk};
 
 use super::names::{NOTHING, UNLIMITED};
@@ -45,6 +45,10 @@ pub struct Theatre<'m, A: Walk> {
     base: Usage,
     observations: Vec<Observation>,
     scratch: Vec<u32>,
+    /// The first process' userfaultfd, once the two have agreed.
+    userfault: Option<Userfault<'m, Machine<A>>>,
+    /// The structure of the last request on it.
+    words: [u64; 5],
 }
 
 /// Runs a sequence; `before` is what the process on Linux began with.
@@ -86,6 +90,8 @@ impl<'m, A: Walk> Theatre<'m, A> {
             base: Usage::default(),
             observations: Vec::new(),
             scratch: vec![0; check::scratch_words(memory)],
+            userfault: None,
+            words: [0; 5],
         };
         core::map_private(theatre.space(), SCRATCH, SCRATCH_PAGES * PAGE, core::Use::ReadWrite);
         let rest = (before.mapped - SCRATCH_PAGES) * PAGE;
@@ -189,6 +195,12 @@ impl<'m, A: Walk> Theatre<'m, A> {
 
     fn perform(&mut self, operation: &Operation, buffer: &mut [u8]) -> Outcome {
         let a = operation.arguments;
+        if let Some((request, _)) = operation.operation.userfault_request() {
+            let mut words = operation.userfault_words();
+            let outcome = core::userfault_request(self, request, &mut words);
+            self.words = words;
+            return Outcome::Returned(outcome);
+        }
         match operation.operation {
             OperationKind::Load => self.program().load(VirtAddr(a[0])).map_err(signal).into(),
             OperationKind::Store => self.store(a[0], a[1]).into(),
@@ -238,6 +250,9 @@ impl<'m, A: Walk> Theatre<'m, A> {
 
     fn what_it_read(&self, operation: &Operation, outcome: Outcome, buffer: &[u8]) -> Vec<u64> {
         let mut data = Vec::new();
+        if let Some((_, words @ 4..)) = operation.operation.userfault_request() {
+            data.push(self.words[words - 1]);
+        }
         let Outcome::Returned(value @ 0..) = outcome else { return data };
         let a = operation.arguments;
         match operation.operation {
