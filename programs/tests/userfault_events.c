@@ -25,7 +25,9 @@ static void *unmap(void *at) {
     return 0;
 }
 
+static volatile int number;
 static void *discard(void *at) {
+    number = syscall(SYS_gettid);
     STEP_EQUAL(madvise(at, 2 * PAGE, MADV_DONTNEED), 0);
     return 0;
 }
@@ -37,11 +39,19 @@ static void *move(void *at) {
     return 0;
 }
 
-static volatile int number;
 static void *touch(void *at) {
     number = syscall(SYS_gettid);
     *(volatile char *)at;
     return 0;
+}
+
+// Whether /proc shows the thread, under its own number, in a sleep that no signal ends.
+static int waits_for_good(int thread) {
+    char path[64], text[4096], line[64];
+    snprintf(path, sizeof path, "/proc/%d/status", thread);
+    NEED(test_read_file(path, text, sizeof text) > 0);
+    snprintf(line, sizeof line, "\nPid:\t%d\n", thread);
+    return strstr(text, "State:\tD") && strstr(text, line);
 }
 
 // A message about a change, during which nothing can be filled.
@@ -51,6 +61,8 @@ static struct uf_message change(void *(*what)(void *), void *argument, pthread_t
     NEED(poll(&polled, 1, 5000) == 1);
     EQUAL(uf_copy(fd, memory + 60 * PAGE, page_of_ones, PAGE, 0), -EAGAIN, "copy: while memory changes");
     EQUAL(uf_zero(fd, memory + 60 * PAGE, PAGE, 0), -EAGAIN, "zeropage: while memory changes");
+    if (what == discard)
+        CHECK(waits_for_good(number), "/proc of a thread that waits for a reader");
     if (what == fork_once) {
         // Without a descriptor for the child's, the message stays.
         struct rlimit limit, none;

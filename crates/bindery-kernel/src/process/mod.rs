@@ -225,6 +225,26 @@ impl Process {
         }
     }
 
+    /// What one of its threads does: `R`, `S`, or `D` where it waits in the core, which a signal may
+    /// not end.
+    pub fn letter_of(&self, id: u32) -> char {
+        let letter = self.letter();
+        let thread = {
+            let state = self.state.lock();
+            state.threads.iter().find(|thread| thread.id() == id).cloned()
+        };
+        match thread {
+            Some(thread) if matches!(letter, 'R' | 'S') => {
+                match (thread.asleep.load(Ordering::Relaxed), parking::is_parked(&thread)) {
+                    (false, _) => 'R',
+                    (true, true) => 'D',
+                    (true, false) => 'S',
+                }
+            }
+            _ => letter,
+        }
+    }
+
     /// The numbers of its threads.
     pub fn thread_ids(&self) -> Vec<u32> {
         self.state.lock().threads.iter().map(|thread| thread.id()).collect()

@@ -36,6 +36,11 @@ pub fn park(word: &AtomicU32, expected: u32) {
     change(|parked| parked.retain(|(_, parked)| !Arc::ptr_eq(parked, &thread)));
 }
 
+/// Whether the thread sleeps so.
+pub fn is_parked(thread: &Thread) -> bool {
+    PARKED.lock().iter().any(|(_, parked)| ptr::eq(&**parked, thread))
+}
+
 /// Wakes everybody who sleeps on the word at this address, which may be gone by now.
 #[inline]
 pub fn unpark(word: *const AtomicU32) {

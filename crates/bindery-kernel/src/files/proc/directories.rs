@@ -43,8 +43,11 @@ impl Node for Root {
             return Ok(Arc::new(Jump { target: target.into_bytes(), place: None }));
         }
         if let Ok(id) = text.parse::<u32>() {
-            process::find(id).ok_or(Errno::ENOENT)?;
-            return Ok(Arc::new(Directory { process: id, sort: DirectorySort::Process }));
+            // Threads have a directory too, though only those of processes are listed.
+            let has_thread = |process: &Arc<Process>| process.thread_ids().contains(&id);
+            let process = process::find(id).or_else(|| process::all().into_iter().find(has_thread));
+            let (process, sort) = (process.ok_or(Errno::ENOENT)?.id, DirectorySort::Process);
+            return Ok(Arc::new(Directory { process, thread: id, sort }));
         }
         self.machine.child(name)
     }
@@ -113,12 +116,19 @@ enum DirectorySort {
 
 struct Directory {
     process: u32,
+    /// The thread whose directory it is, or in which it is.
+    thread: u32,
     sort: DirectorySort,
 }
 
 impl Directory {
     fn process(&self) -> Result<Arc<Process>, Errno> {
         process::find(self.process).ok_or(Errno::ENOENT)
+    }
+
+    /// A directory in it.
+    fn inside(&self, sort: DirectorySort) -> Arc<Self> {
+        Arc::new(Self { process: self.process, thread: self.thread, sort })
     }
 }
 
@@ -163,15 +173,12 @@ impl Node for Directory {
                 if !process.thread_ids().contains(&thread) {
                     return Err(Errno::ENOENT);
                 }
-                Ok(Arc::new(Directory { process: id, sort: DirectorySort::Process }))
+                Ok(Arc::new(Directory { process: id, thread, sort: DirectorySort::Process }))
             }
             DirectorySort::Process => match text {
-                "fd" => Ok(Arc::new(Directory { process: id, sort: DirectorySort::Descriptors })),
-                "fdinfo" => {
-                    let sort = DirectorySort::DescriptorTexts;
-                    Ok(Arc::new(Directory { process: id, sort }))
-                }
-                "task" => Ok(Arc::new(Directory { process: id, sort: DirectorySort::Tasks })),
+                "fd" => Ok(self.inside(DirectorySort::Descriptors)),
+                "fdinfo" => Ok(self.inside(DirectorySort::DescriptorTexts)),
+                "task" => Ok(self.inside(DirectorySort::Tasks)),
                 "exe" | "cwd" | "root" if !process::may_look_into(&process) => {
                     Ok(Jump::to_nowhere())
                 }
@@ -184,7 +191,7 @@ impl Node for Directory {
                 _ => {
                     let found = FILES.iter().position(|(known, _)| *known == text);
                     let index = found.ok_or(Errno::ENOENT)?;
-                    Ok(Arc::new(File::new(id, index, Weak::new())))
+                    Ok(Arc::new(File::new((id, self.thread), index, Weak::new())))
                 }
             },
         }

@@ -85,6 +85,8 @@ pub(super) const FILES: [(&str, Sort); 17] = [
 /// A file of a process; opened, it has a reader.
 pub(super) struct File {
     process: u32,
+    /// The thread in whose directory it is.
+    thread: u32,
     index: usize,
     sort: Sort,
     /// The memory that the process had when the file was opened. As on Linux, files about memory
@@ -94,8 +96,8 @@ pub(super) struct File {
 }
 
 impl File {
-    pub(super) fn new(process: u32, index: usize, space: Weak<Space>) -> Self {
-        Self { process, index, sort: FILES[index].1, space, reader: Reader::new() }
+    pub(super) fn new((process, thread): (u32, u32), index: usize, space: Weak<Space>) -> Self {
+        Self { process, thread, index, sort: FILES[index].1, space, reader: Reader::new() }
     }
 
     fn process(&self) -> Result<Arc<Process>, Errno> {
@@ -137,8 +139,8 @@ impl File {
                 out.push(&process.name())?;
                 out.write_str("\n")
             }
-            (Sort::Status, _) => texts::status(process, space, out),
-            (Sort::Stat, _) => texts::stat(process, space, out),
+            (Sort::Status, _) => texts::status(process, self.thread, space, out),
+            (Sort::Stat, _) => texts::stat(process, self.thread, space, out),
             (Sort::Limits, _) => texts::limits(process, out),
             (Sort::KillAdjustment, _) => writeln!(out, "{}", process.kill_adjustment()),
             (Sort::OldKillAdjustment, _) => texts::old_kill_adjustment(process, out),
@@ -206,7 +208,7 @@ impl Node for File {
         }
         let space = process.try_space();
         let space = space.as_ref().map_or(Weak::new(), Arc::downgrade);
-        Ok(Some(Arc::new(Self::new(self.process, self.index, space))))
+        Ok(Some(Arc::new(Self::new((self.process, self.thread), self.index, space))))
     }
 
     fn read(&self, at: u64, into: &mut [u8], _: Patience) -> Result<usize, Errno> {

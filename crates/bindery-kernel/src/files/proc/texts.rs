@@ -13,13 +13,18 @@ use crate::time;
 use super::super::listing::EntryText;
 
 /// `status`.
-pub(super) fn status(process: &Process, space: Option<&Space>, out: &mut EntryText) -> fmt::Result {
+pub(super) fn status(
+    process: &Process,
+    thread: u32,
+    space: Option<&Space>,
+    out: &mut EntryText,
+) -> fmt::Result {
     out.write_str("Name:\t")?;
     out.push(&process.name())?;
-    let (letter, parent) = (process.letter(), process.parent_id());
+    let (letter, parent) = (process.letter_of(thread), process.parent_id());
     writeln!(out, "\nUmask:\t{:04o}", process.try_files().map_or(0, |files| files.umask()))?;
     writeln!(out, "State:\t{letter} ({})", state_name(letter))?;
-    writeln!(out, "Tgid:\t{0}\nNgid:\t0\nPid:\t{0}\nPPid:\t{parent}", process.id)?;
+    writeln!(out, "Tgid:\t{}\nNgid:\t0\nPid:\t{thread}\nPPid:\t{parent}", process.id)?;
     let who = process.credentials();
     writeln!(out, "TracerPid:\t0")?;
     for (name, ids) in [("Uid", who.user), ("Gid", who.group)] {
@@ -52,21 +57,27 @@ fn state_name(letter: char) -> &'static str {
     match letter {
         'R' => "running",
         'S' => "sleeping",
+        'D' => "disk sleep",
         'T' => "stopped",
         _ => "zombie",
     }
 }
 
 /// `stat`: one line of numbers; those that mean nothing here are 0 (see proc_pid_stat(5)).
-pub(super) fn stat(process: &Process, space: Option<&Space>, out: &mut EntryText) -> fmt::Result {
+pub(super) fn stat(
+    process: &Process,
+    thread: u32,
+    space: Option<&Space>,
+    out: &mut EntryText,
+) -> fmt::Result {
     const TICK: u64 = time::SECOND / 100;
     let (usage, resident) = match space {
         Some(space) => (space.usage().total << 12, space.resident().total()),
         None => (0, 0),
     };
-    write!(out, "{} (", process.id)?;
+    write!(out, "{thread} (")?;
     out.push(&process.name())?;
-    let (letter, parent, group) = (process.letter(), process.parent_id(), process.group());
+    let (letter, parent, group) = (process.letter_of(thread), process.parent_id(), process.group());
     let (time, children) = (process.processor_time() / TICK, process.children_time() / TICK);
     write!(out, ") {letter} {parent} {group} {} 0 -1 0 0 0 ", process.session())?;
     write!(out, "{} {} ", process.major_faults(), process.children_faults())?;

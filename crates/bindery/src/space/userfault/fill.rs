@@ -10,7 +10,6 @@ use bitflags::bitflags;
 
 use crate::addr::{Order, Orders, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Attributes, Marker};
-use crate::bytes;
 use crate::error::{Error, FaultError};
 use crate::frame::Folio;
 use crate::platform::Platform;
@@ -102,8 +101,8 @@ impl From<Error> for PartialFill {
 /// ```
 pub type FillSource<'a> = dyn FnMut(u64, &mut [u8]) -> Result<(), FaultError> + 'a;
 
-/// Bytes that are on the stack between the source and a folio.
-const COPIED_AT_ONCE: usize = 1024;
+/// The bytes of a page, as lengths of slices are counted.
+const PAGE: usize = PAGE_SIZE as usize;
 
 impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Fills the pages of `length` bytes at `to`, where nothing is mapped yet, with what `source`
@@ -286,12 +285,15 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         folio: Folio,
         mut source: impl FnMut(u64, &mut [u8]) -> Result<(), FaultError>,
     ) -> Result<(), FaultError> {
-        let mut piece = [0; COPIED_AT_ONCE];
         let length = u64::from(folio.pages()) * PAGE_SIZE;
-        for offset in (0..length).step_by(COPIED_AT_ONCE) {
-            source(offset, &mut piece)?;
-            // SAFETY: 1. the folio's own bytes; 2. and 3. nobody else knows the folio.
-            unsafe { bytes::write(self.platform(), folio.head, offset as usize, &piece) };
+        let bytes = self.platform().direct_map(folio.head).as_ptr();
+        // SAFETY: the direct map shows the bytes of the folio's frames, which are consecutive
+        // (obligation 1 of `Platform`, and `Frames::new` looked where two ranges touch); memory
+        // always holds some bytes. The folio is fresh: until it is mapped or supplied, nobody else
+        // has a way to them.
+        let bytes = unsafe { core::slice::from_raw_parts_mut(bytes, length as usize) };
+        for (offset, page) in (0..).step_by(PAGE).zip(bytes.chunks_mut(PAGE)) {
+            source(offset, page)?;
         }
         self.table.stats.add(&Counts { bytes_copied: length, ..Counts::default() });
         Ok(())
