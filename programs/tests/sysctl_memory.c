@@ -137,7 +137,14 @@ int main(void) {
     map_count();
     overcommit();
     caches();
-    static const char *fixed[] = {"vm/page-cluster", "vm/nr_hugepages", "vm/mmap_min_addr", "kernel/printk", "kernel/hostname", "kernel/pid_max"};
+    EQUAL(number("vm/page-cluster"), 3, "page-cluster begins with 3");
+    int cluster = test_failures;
+    STEP(set("vm/page-cluster", "0") > 0 && number("vm/page-cluster") == 0);
+    STEP(set("vm/page-cluster", "31") > 0 && number("vm/page-cluster") == 31);
+    STEP_FAILS(set("vm/page-cluster", "32"), EINVAL);
+    STEP(set_number("vm/page-cluster", 3) > 0 && number("vm/page-cluster") == 3);
+    ALL_STEPS(cluster, "page-cluster: 0 to 31");
+    static const char *fixed[] = {"vm/nr_hugepages", "vm/mmap_min_addr", "kernel/printk", "kernel/hostname", "kernel/pid_max"};
     int before = test_failures;
     for (unsigned index = 0; index < sizeof fixed / sizeof *fixed; index++)
         STEP_FAILS(set(fixed[index], "1"), EACCES);

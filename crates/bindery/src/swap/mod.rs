@@ -277,6 +277,8 @@ impl<P: Platform> Memory<P> {
             return Err(SwapError::OutOfMemory);
         }
         turned_on.insert(number);
+        let reads_around = device.is_some_and(|device| !device.is_synchronous());
+        self.swap.around.set_area(number, reads_around);
         // For the store, which needs frames to free frames.
         self.frames.set_reserve((self.total_frames() / 64).clamp(LEAST_RESERVE, MOST_RESERVE));
         self.commitment().swap_changed(slots as i64);
@@ -348,6 +350,7 @@ impl<P: Platform> Memory<P> {
             return Err(SwapError::InUse);
         }
         turned_on.remove(number);
+        self.swap.around.set_area(number, false);
         self.commitment().swap_changed(-(slots as i64));
         self.release_unused_store(&turned_on);
         Ok(())

@@ -42,6 +42,9 @@ const CLUSTER: u8 = 3;
 
 /// The account of the last windows.
 pub(super) struct ReadAround {
+    /// The areas on whose devices pages are read around others, a bit for each. A fault looks here
+    /// first: on compressed memory this one load is all that reading around costs it.
+    areas: AtomicU32,
     /// The binary logarithm of the largest window.
     cluster: AtomicU32,
     /// The number of the page around which the last window was, or that was wanted from it last.
@@ -63,7 +66,14 @@ impl ReadAround {
     pub(super) const fn new() -> Self {
         let cluster = AtomicU32::new(CLUSTER as u32);
         let (window, hits) = (AtomicU32::new(0), AtomicU32::new(0));
-        Self { cluster, last: AtomicU64::new(0), window, hits }
+        Self { areas: AtomicU32::new(0), cluster, last: AtomicU64::new(0), window, hits }
+    }
+
+    /// Notes that an area is on, or off again. The caller has the lock of the areas.
+    pub(super) fn set_area(&self, number: usize, reads_around: bool) {
+        let bit = 1 << number;
+        let old = self.areas.load(Relaxed) & !bit;
+        self.areas.store(if reads_around { old | bit } else { old }, Relaxed);
     }
 
     /// The window around a page that has to be read.
@@ -109,9 +119,15 @@ impl<P: Platform> Memory<P> {
         self.swap.around.cluster.load(Relaxed) as u8
     }
 
-    /// The pages to be read around one whose slot is in the area, if any are. Numbers of pages.
-    pub(crate) fn window_around(&self, area: u8, page: u64) -> Option<Window> {
-        self.area(area)?.device().filter(|device| !device.is_synchronous())?;
+    /// Whether pages are read around others on the area's device.
+    #[inline]
+    pub(crate) fn reads_around(&self, area: u8) -> bool {
+        self.swap.around.areas.load(Relaxed).checked_shr(area.into()).unwrap_or(0) & 1 != 0
+    }
+
+    /// The pages to be read around one whose slot is in an area that [`Memory::reads_around`]
+    /// names, if any are. Numbers of pages.
+    pub(crate) fn window_around(&self, page: u64) -> Option<Window> {
         Some(self.swap.around.around(page)).filter(|window| window.pages > 1)
     }
 

@@ -176,8 +176,9 @@ impl<P: Platform> AddressSpace<'_, P> {
         let memory = self.table.memory;
         let policy = memory.folio_policy().orders(vma.flags().huge_advice());
         let mut orders = self.used_orders(policy, vma.flags()) | Orders::PAGE;
-        if orders == Orders::PAGE && reading == Reading::ForFault {
-            self.read_around(vma, page, slot.area);
+        if orders == Orders::PAGE && reading == Reading::ForFault && memory.reads_around(slot.area)
+        {
+            self.read_around(vma, page);
         }
         while let Some(order) = orders.take_largest() {
             let Some(range) = folio_place(page, order) else { continue };
@@ -214,11 +215,11 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// Begins to read pages of the VMA around `page`, of one table with it, that are in swap.
-    #[inline(never)]
-    fn read_around(&self, vma: &Vma, page: VirtAddr, area: u8) {
+    #[cold]
+    fn read_around(&self, vma: &Vma, page: VirtAddr) {
         let memory = self.table.memory;
         let number = page.0 >> PAGE_SHIFT;
-        let Some(window) = memory.window_around(area, number) else { return };
+        let Some(window) = memory.window_around(number) else { return };
         let table = page.align_down(P::Arch::PMD.span());
         let table = VirtRange::from_len(table, P::Arch::PMD.span());
         let Some(range) = table.map(|table| table.intersection(vma.range())) else { return };
