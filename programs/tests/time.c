@@ -2,6 +2,7 @@
 
 #include "test.h"
 
+#include <pthread.h>
 #include <sys/resource.h>
 #include <sys/time.h>
 #include <sys/times.h>
@@ -11,6 +12,43 @@ static long long nanoseconds(clockid_t clock) {
     NEED(clock_gettime(clock, &now) == 0);
     STEP(now.tv_nsec >= 0 && now.tv_nsec < 1000000000);
     return now.tv_sec * 1000000000LL + now.tv_nsec;
+}
+
+enum { PAGES = 50 };
+
+static long minor_faults(int who) {
+    struct rusage usage;
+    NEED(getrusage(who, &usage) == 0);
+    return usage.ru_minflt;
+}
+
+// Runs into PAGES faults, and a few at most beside.
+static void touch_pages(void) {
+    volatile char *memory = test_map(PAGES * PAGE);
+    NEED(madvise((void *)memory, PAGES * PAGE, MADV_NOHUGEPAGE) == 0);
+    for (int page = 0; page < PAGES; page++)
+        memory[page * PAGE] = 1;
+}
+
+static void *touch_as_thread(void *faults) {
+    long before = minor_faults(RUSAGE_THREAD);
+    touch_pages();
+    *(long *)faults = minor_faults(RUSAGE_THREAD) - before;
+    return 0;
+}
+
+static void count_faults(void) {
+    long own = minor_faults(RUSAGE_THREAD), all = minor_faults(RUSAGE_SELF), others;
+    pthread_t thread;
+    NEED(pthread_create(&thread, 0, touch_as_thread, &others) == 0 && !pthread_join(thread, 0));
+    CHECK(others >= PAGES && others < 2 * PAGES, "a thread's minor faults");
+    CHECK(minor_faults(RUSAGE_THREAD) - own < PAGES, "are not those of another thread");
+    long both = minor_faults(RUSAGE_SELF) - all;
+    CHECK(both >= PAGES && both < 2 * PAGES, "but those of the process, after its end too");
+    long children = minor_faults(RUSAGE_CHILDREN);
+    CHILD(touch_pages());
+    wait(0);
+    CHECK(minor_faults(RUSAGE_CHILDREN) - children >= PAGES, "and those of a child");
 }
 
 int main(void) {
@@ -92,6 +130,7 @@ int main(void) {
           "with sensible values");
     EQUAL(getrusage(RUSAGE_CHILDREN, &usage), 0, "getrusage of children");
     FAILS(syscall(SYS_getrusage, 77, &usage), EINVAL, "getrusage: of whom?");
+    count_faults();
 
     // Sleepers wake in the order of their times, not of their start.
     int pipes[2];

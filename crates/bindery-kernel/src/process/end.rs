@@ -95,12 +95,11 @@ pub(super) fn end_thread() -> ! {
     futex::thread_ends(&thread);
     let process = thread.process.clone();
     process.ended_threads_time.fetch_add(thread.processor_time(), Ordering::Relaxed);
-    let faults = thread.major_faults.load(Ordering::Relaxed);
-    process.ended_threads_faults.fetch_add(faults, Ordering::Relaxed);
     table::remove_thread(thread.id());
     thread.set_files(None);
     let is_last = {
         let mut state = process.state.lock();
+        state.ended_threads_faults = state.ended_threads_faults + thread.faults();
         state.threads.retain(|other| !Arc::ptr_eq(other, &thread));
         state.threads.is_empty()
     };

@@ -1,5 +1,6 @@
 //! Resource limits (`getrlimit`) and usage (`getrusage`, `times`).
 
+use core::ops::Add;
 use core::sync::atomic::Ordering;
 
 use bindery::{Limits as SpaceLimits, Locking};
@@ -140,13 +141,31 @@ fn by_id(id: u64) -> Result<alloc::sync::Arc<Process>, Errno> {
     }
 }
 
+/// Faults of a thread, or of several.
+#[derive(Clone, Copy, Default)]
+pub struct Faults {
+    /// Those that had no content read.
+    pub minor: u64,
+    /// Those that had content read.
+    pub major: u64,
+}
+
+impl Add for Faults {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self { minor: self.minor + other.minor, major: self.major + other.major }
+    }
+}
+
 /// `struct rusage` for so much time and memory: all time counts as the program's own.
-pub(super) fn usage(nanoseconds: u64, resident_kilobytes: u64, major_faults: u64) -> [u64; 18] {
+pub(super) fn usage(nanoseconds: u64, resident_kilobytes: u64, faults: Faults) -> [u64; 18] {
     let mut usage = [0; 18];
     usage[0] = nanoseconds / time::SECOND;
     usage[1] = nanoseconds % time::SECOND / 1000;
     usage[4] = resident_kilobytes;
-    usage[9] = major_faults;
+    usage[8] = faults.minor;
+    usage[9] = faults.major;
     usage
 }
 
@@ -159,11 +178,10 @@ pub(super) fn getrusage(who: u64, at: u64) -> Outcome {
             usage(process.children_time(), 0, process.children_faults())
         }
         who if who == RUSAGE_SELF as i32 => {
-            usage(process.processor_time(), resident(process), process.major_faults())
+            usage(process.processor_time(), resident(process), process.faults())
         }
         who if who == RUSAGE_THREAD as i32 => {
-            let faults = thread.major_faults.load(Ordering::Relaxed);
-            usage(thread.processor_time(), resident(process), faults)
+            usage(thread.processor_time(), resident(process), thread.faults())
         }
         _ => return Err(Errno::EINVAL),
     };

@@ -59,12 +59,15 @@ pub mod wait_queue;
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
+use core::ops::Add;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::files::Files;
 use crate::memory::Space;
 use crate::sync::Mutex;
 use crate::time;
+
+use limits::Faults;
 
 pub use clone::keep_own_descriptors;
 pub use credentials::{
@@ -113,8 +116,6 @@ pub struct Process {
     life_changed: WaitQueue,
     /// Nanoseconds that its ended threads have run.
     ended_threads_time: AtomicU64,
-    /// Major faults of the threads that have ended.
-    ended_threads_faults: AtomicU64,
 }
 
 /// What changes in the life of a process.
@@ -141,8 +142,10 @@ struct State {
     report: Option<Report>,
     /// Nanoseconds that the children that were waited for had run.
     children_time: u64,
-    /// Major faults of the same children.
-    children_faults: u64,
+    /// Faults of the same children.
+    children_faults: Faults,
+    /// Faults of the threads that have ended.
+    ended_threads_faults: Faults,
     has_executed: bool,
     /// Whether its parent has ended, so that it became the first process's child.
     is_orphan: bool,
@@ -262,15 +265,18 @@ impl Process {
         self.state.lock().children_time
     }
 
-    /// Faults of its threads that had content read, those that have ended among them.
-    pub fn major_faults(&self) -> u64 {
-        let of = |thread: &Arc<Thread>| thread.major_faults.load(Ordering::Relaxed);
-        let running: u64 = self.state.lock().threads.iter().map(of).sum();
-        self.ended_threads_faults.load(Ordering::Relaxed) + running
+    /// Faults of its threads, those that have ended among them.
+    pub fn faults(&self) -> Faults {
+        let state = self.state.lock();
+        state
+            .threads
+            .iter()
+            .map(|thread| thread.faults())
+            .fold(state.ended_threads_faults, Faults::add)
     }
 
-    /// As [`Process::major_faults`], of the children that were waited for.
-    pub fn children_faults(&self) -> u64 {
+    /// As [`Process::faults`], of the children that were waited for.
+    pub fn children_faults(&self) -> Faults {
         self.state.lock().children_faults
     }
 
@@ -347,7 +353,6 @@ impl Process {
             has_own_memory: AtomicBool::new(false),
             life_changed: WaitQueue::new(),
             ended_threads_time: AtomicU64::new(0),
-            ended_threads_faults: AtomicU64::new(0),
         })
     }
 }
@@ -391,7 +396,8 @@ impl State {
             stopped: None,
             report: None,
             children_time: 0,
-            children_faults: 0,
+            children_faults: Faults::default(),
+            ended_threads_faults: Faults::default(),
             has_executed: false,
             is_orphan: false,
         }

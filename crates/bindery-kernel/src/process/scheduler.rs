@@ -14,6 +14,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use bindery::TlbOnLeave;
 
 use crate::memory::Space;
+use crate::page_fault::page_faults;
 use crate::sync::Mutex;
 use crate::time;
 use crate::{arch, process};
@@ -31,6 +32,9 @@ static CURRENT: AtomicPtr<Thread> = AtomicPtr::new(ptr::null_mut());
 
 /// When the running thread began to run.
 static RUNS_SINCE: AtomicU64 = AtomicU64::new(0);
+
+/// How many faults all programs had run into when it began.
+static FAULTS_AT_SWITCH: AtomicU64 = AtomicU64::new(0);
 
 /// When the running thread's turn ends.
 static TURN_ENDS: AtomicU64 = AtomicU64::new(u64::MAX);
@@ -108,6 +112,15 @@ pub fn check_stack(address: u64) {
 pub(super) fn time_of_this_run(thread: &Thread) -> u64 {
     if ptr::eq(CURRENT.load(Ordering::Relaxed), thread) {
         time::now().saturating_sub(RUNS_SINCE.load(Ordering::Relaxed))
+    } else {
+        0
+    }
+}
+
+/// Faults that the thread has run into since it got the CPU; 0 for one that does not have it.
+pub(super) fn faults_of_this_run(thread: &Thread) -> u64 {
+    if ptr::eq(CURRENT.load(Ordering::Relaxed), thread) {
+        page_faults() - FAULTS_AT_SWITCH.load(Ordering::Relaxed)
     } else {
         0
     }
@@ -275,6 +288,7 @@ fn switch() {
         let pointer = next.as_ref().map_or(ptr::null(), Arc::as_ptr);
         CURRENT.store(pointer.cast_mut(), Ordering::Relaxed);
         RUNS_SINCE.store(time::now(), Ordering::Relaxed);
+        FAULTS_AT_SWITCH.store(page_faults(), Ordering::Relaxed);
         running.thread = next;
         running.previous = previous;
         (from, to)
@@ -308,6 +322,7 @@ fn begin_turn() {
 /// 1. `thread` is the one that runs, about to stop.
 unsafe fn save(thread: &Thread) {
     thread.run_time.fetch_add(time_of_this_run(thread), Ordering::Relaxed);
+    thread.faults_before.fetch_add(faults_of_this_run(thread), Ordering::Relaxed);
     let saved: *mut Saved = thread.saved();
     // SAFETY: the thread's own place (see `Thread`).
     unsafe {

@@ -13,6 +13,7 @@ use crate::heap;
 use crate::memory::Pages;
 use crate::sync::Mutex;
 
+use super::limits::Faults;
 use super::signal::ThreadSignals;
 use super::{Credentials, Process, scheduler};
 
@@ -95,6 +96,8 @@ pub struct Thread {
     pub(super) deadline_of_restart: AtomicU64,
     /// Nanoseconds that it had run when it last gave the CPU away.
     pub(super) run_time: AtomicU64,
+    /// Faults that it had run into when it last gave the CPU away.
+    pub(super) faults_before: AtomicU64,
     /// Faults that had content read.
     pub major_faults: AtomicU64,
     /// Whether it sleeps; owned by the scheduler.
@@ -164,6 +167,7 @@ impl Thread {
             robust_list: AtomicU64::new(0),
             deadline_of_restart: AtomicU64::new(0),
             run_time: AtomicU64::new(0),
+            faults_before: AtomicU64::new(0),
             major_faults: AtomicU64::new(0),
             asleep: AtomicBool::new(true),
             stack,
@@ -213,6 +217,14 @@ impl Thread {
     /// Nanoseconds that it has run.
     pub fn processor_time(&self) -> u64 {
         self.run_time.load(Ordering::Relaxed) + scheduler::time_of_this_run(self)
+    }
+
+    /// The faults that it has run into.
+    pub fn faults(&self) -> Faults {
+        let all = self.faults_before.load(Ordering::Relaxed) + scheduler::faults_of_this_run(self);
+        let major = self.major_faults.load(Ordering::Relaxed);
+        // Copies of the kernel may have content read, too.
+        Faults { minor: all.saturating_sub(major), major }
     }
 
     pub(super) fn saved(&self) -> *mut Saved {

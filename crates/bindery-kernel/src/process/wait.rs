@@ -99,7 +99,7 @@ fn write_usage(at: u64, child: &Process) -> Result<(), Errno> {
         return Ok(());
     }
     let time = child.processor_time() + child.children_time();
-    let faults = child.major_faults() + child.children_faults();
+    let faults = child.faults() + child.children_faults();
     user::write(at, &limits::usage(time, 0, faults))
 }
 
@@ -133,10 +133,10 @@ fn look(
         if let Some(news) = news_of(child, options) {
             if matches!(news, News::Ended(_)) && options & WNOWAIT == 0 {
                 let time = child.processor_time() + child.children_time();
-                let faults = child.major_faults() + child.children_faults();
+                let faults = child.faults() + child.children_faults();
                 let mut state = process.state.lock();
                 state.children_time += time;
-                state.children_faults += faults;
+                state.children_faults = state.children_faults + faults;
                 drop(state);
                 end::bury(child);
             }

@@ -79,8 +79,9 @@ pub(super) fn stat(
     out.push(&process.name())?;
     let (letter, parent, group) = (process.letter_of(thread), process.parent_id(), process.group());
     let (time, children) = (process.processor_time() / TICK, process.children_time() / TICK);
-    write!(out, ") {letter} {parent} {group} {} 0 -1 0 0 0 ", process.session())?;
-    write!(out, "{} {} ", process.major_faults(), process.children_faults())?;
+    write!(out, ") {letter} {parent} {group} {} 0 -1 0 ", process.session())?;
+    let (own, inherited) = (process.faults(), process.children_faults());
+    write!(out, "{} {} {} {} ", own.minor, inherited.minor, own.major, inherited.major)?;
     write!(out, "{time} 0 {children} 0 20 0 {} 0 ", process.thread_ids().len())?;
     let facts = process.facts();
     write!(out, "{} {usage} {resident} ", process.start_time / TICK)?;
