@@ -38,7 +38,7 @@ use crate::table::locking::{Depth, Node};
 use crate::table::look::MappedRun;
 use crate::table::run::Slots;
 use crate::table::zap_except::{Protected, Spared};
-use crate::table::{ReadSection, TablePool, free_table, new_table, run};
+use crate::table::{EntryAt, ReadSection, TablePool, free_table, new_table, run};
 use crate::vma::{Purpose, Vma};
 use crate::{AddressSpace, Memory, Object, Protection};
 
@@ -89,7 +89,7 @@ fn plant_one<P: Platform>(
     let pool = &mut TablePool::new(tables.memory);
     let table = cursor.table_at(at, level, pool).expect("memory for the tables");
     let index = level.index_of(at);
-    let slot = &tables.slots(table)[index as usize];
+    let slot = &tables.slots(table)[index.slot()];
     assert_eq!(slot.load(Relaxed), 0, "the entry of {at} is not empty");
     if level > Level::PTE {
         let deposit = new_table(tables.memory, level.below(), &mut cursor.counts);
@@ -159,7 +159,7 @@ pub fn set_raw_entry<P: Platform>(
     entry: Entry,
 ) -> Entry {
     let table = table_or_panic(space, at, level);
-    let slot = &space.table.slots(table)[level.index_of(at) as usize];
+    let slot = &space.table.slots(table)[level.index_of(at).slot()];
     Entry(slot.swap(entry.0, Relaxed))
 }
 
@@ -175,13 +175,13 @@ pub fn clear_accessed_and_dirty<P: Platform>(
     let end = at.0 + (u64::from(count) << PAGE_SHIFT);
     for at in (at.0..end).step_by(PAGE_SIZE as usize).map(VirtAddr) {
         let section = ReadSection::enter(&tables.memory.platform);
-        let (node, index, raw) = tables.peek(&section, at, &mut Counts::default());
+        let EntryAt { node, index, entry: raw } = tables.peek(&section, at, &mut Counts::default());
         if node.level.kind(raw) != Kind::Leaf {
             continue;
         }
         let single = |entry| node.single(entry, index);
         let contig = node.in_contig(raw);
-        P::Arch::replace_entry(&tables.slots(node.table)[index as usize], raw, |entry| {
+        P::Arch::replace_entry(&tables.slots(node.table)[index.slot()], raw, |entry| {
             let now = P::Arch::attributes(single(entry));
             let clean = Attributes { accessed: false, dirty: false, ..now };
             let clean = P::Arch::leaf(P::Arch::frame(single(entry)), node.level, clean);

@@ -5,7 +5,9 @@
 #![allow(clippy::disallowed_methods, reason = "tests may use the whole standard library")]
 
 use bindery::addr::{Frame, VirtAddr};
-use bindery::arch::{AArch64, Arch, Attributes, Entry, Level, Permissions, Riscv64, Write, X86_64};
+use bindery::arch::{
+    AArch64, Arch, Attributes, Entry, EntryIndex, Level, Permissions, Riscv64, Write, X86_64,
+};
 
 const USER: Permissions = Permissions::USER.union(Permissions::READ);
 
@@ -72,8 +74,8 @@ mod x86 {
     struct Tables(Vec<Box<PageTable>>);
 
     impl Tables {
-        fn set(&mut self, table: Frame, index: u32, entry: Entry) {
-            self.0[table.0 as usize][index as usize] = theirs(entry);
+        fn set(&mut self, table: Frame, index: EntryIndex, entry: Entry) {
+            self.0[table.0 as usize][index.slot()] = theirs(entry);
         }
     }
 
@@ -185,7 +187,7 @@ mod arm {
                 let bytes = root.translation().as_bytes();
                 // Its tables lie one behind the other, in the order of the walk.
                 let entry = |table: u32, at: Level<_>| {
-                    let index = at.index_of(addr) as usize;
+                    let index = at.index_of(addr).slot();
                     let start = table as usize * 4096 + index * 8;
                     u64::from_le_bytes(bytes[start..start + 8].try_into().unwrap())
                 };
@@ -215,8 +217,11 @@ mod arm {
                     continue;
                 }
                 let singles = (page(old), page(new));
-                let joins = (page(old), AArch64::set_contig(page(new), 0));
-                let inside = (AArch64::set_contig(page(old), 0), AArch64::set_contig(page(new), 0));
+                let joins = (page(old), AArch64::set_contig(page(new), EntryIndex::FIRST));
+                let inside = (
+                    AArch64::set_contig(page(old), EntryIndex::FIRST),
+                    AArch64::set_contig(page(new), EntryIndex::FIRST),
+                );
                 for (old, new) in [singles, joins, inside] {
                     let safe = El1Attributes::is_bbm_safe(flags(old), flags(new));
                     assert_eq!(
@@ -236,7 +241,7 @@ mod arm {
             Level::PTE,
             Attributes { permissions: USER, ..Default::default() },
         );
-        let added = flags(AArch64::set_contig(leaf, 0)) - flags(leaf);
+        let added = flags(AArch64::set_contig(leaf, EntryIndex::FIRST)) - flags(leaf);
         assert_eq!(added, El1Attributes::CONTIGUOUS_OR_PROTECTED);
     }
 }
@@ -292,7 +297,7 @@ mod riscv {
         for index in 0..16 {
             let single = Sv39::leaf(Frame(0x1230 + index), Level::PTE, attributes(USER));
             let expected = 1 << 63 | 0x1238 << 10 | 0b0101_0011;
-            assert_eq!(Sv39::set_contig(single, index), Entry(expected));
+            assert_eq!(Sv39::set_contig(single, EntryIndex::new(index)), Entry(expected));
         }
     }
 

@@ -17,8 +17,8 @@
 //! | 0 | 1 | 1 | not writable, dirty |
 
 use super::{
-    Arch, Attributes, ControlBit, Entry, Equal, Level, MemoryType, Permissions, Register,
-    RegisterRule, Saturated, Severity, Symptom, Write,
+    Arch, Attributes, ControlBit, Entry, EntryIndex, Equal, Level, MemoryType, Permissions,
+    Register, RegisterRule, Saturated, Severity, Symptom, Write,
 };
 use crate::addr::{Frame, PAGE_SHIFT};
 
@@ -191,12 +191,12 @@ impl Arch for AArch64 {
     }
 
     #[inline]
-    fn set_contig(entry: Entry, _index: u32) -> Entry {
+    fn set_contig(entry: Entry, _index: EntryIndex) -> Entry {
         Entry(entry.0 | CONTIGUOUS)
     }
 
     #[inline]
-    fn clear_contig(entry: Entry, _index: u32) -> Entry {
+    fn clear_contig(entry: Entry, _index: EntryIndex) -> Entry {
         Entry(entry.0 & !CONTIGUOUS)
     }
 

@@ -7,7 +7,7 @@ use core::marker::PhantomData;
 
 use crate::addr::{Order, PAGE_SHIFT, VirtAddr};
 
-use super::{Arch, Entry, Kind};
+use super::{Arch, Entry, EntryIndex, Kind};
 
 /// A level of a tree of tables of one architecture: the number of steps from its entries to memory.
 /// The levels are [`Level::PTE`] to [`Arch::ROOT`].
@@ -17,7 +17,7 @@ use super::{Arch, Entry, Kind};
 /// use bindery::arch::{Arch, Entry, Kind, Level, X86_64};
 ///
 /// assert_eq!(Level::<X86_64>::PMD.span(), 2 << 20);
-/// assert_eq!(Level::<X86_64>::PMD.index_of(VirtAddr(0x60_0000)), 3);
+/// assert_eq!(Level::<X86_64>::PMD.index_of(VirtAddr(0x60_0000)).number(), 3);
 /// assert_eq!(Level::<X86_64>::PMD.below(), Level::PTE);
 /// assert_eq!(Level::<X86_64>::PTE.kind(Entry::EMPTY), Kind::Empty);
 /// assert_eq!(X86_64::<4>::ROOT.to_string(), "4");
@@ -102,8 +102,8 @@ impl<A: Arch> Level<A> {
 
     /// The index of `addr` in a table.
     #[inline]
-    pub const fn index_of(self, addr: VirtAddr) -> u32 {
-        ((addr.0 >> self.span_shift()) & ((1 << A::INDEX_BITS) - 1)) as u32
+    pub const fn index_of(self, addr: VirtAddr) -> EntryIndex {
+        EntryIndex::new(((addr.0 >> self.span_shift()) & ((1 << A::INDEX_BITS) - 1)) as u32)
     }
 
     /// What an entry of a table of this level is.

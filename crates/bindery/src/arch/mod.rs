@@ -29,6 +29,7 @@
 mod aarch64;
 pub mod absent;
 mod control;
+mod entry_index;
 mod key;
 mod level;
 mod riscv64;
@@ -46,6 +47,7 @@ use crate::addr::Frame;
 pub use aarch64::AArch64;
 pub use absent::{Absent, AbsentFormat, Marker};
 pub use control::{ControlBit, Needed, Register, RegisterRule, Severity, Symptom};
+pub use entry_index::EntryIndex;
 pub use key::{KeyRights, ProtectionKey};
 pub use level::Level;
 pub use riscv64::Riscv64;
@@ -312,14 +314,14 @@ pub trait Arch: Copy + Eq + fmt::Debug + Default + Send + Sync + 'static {
 
     /// The entry at `index` of a table as part of a contiguous run. Takes a leaf without it.
     #[inline]
-    fn set_contig(entry: Entry, _index: u32) -> Entry {
+    fn set_contig(entry: Entry, _index: EntryIndex) -> Entry {
         entry
     }
 
     /// The leaf at `index` of a level-1 table as a page of its own. Takes an entry as it is
     /// in memory; one that is in no contiguous run is returned as it is.
     #[inline]
-    fn clear_contig(entry: Entry, _index: u32) -> Entry {
+    fn clear_contig(entry: Entry, _index: EntryIndex) -> Entry {
         entry
     }
 
@@ -349,9 +351,9 @@ pub trait Arch: Copy + Eq + fmt::Debug + Default + Send + Sync + 'static {
     /// begin at `index` with `first` may form a contiguous run: virtual and physical alignment
     /// agree. (That they are equal and of one folio is the caller's knowledge.)
     #[inline]
-    fn may_fold(first: Entry, index: u32) -> bool {
+    fn may_fold(first: Entry, index: EntryIndex) -> bool {
         Self::CONTIG_ENTRIES > 1
-            && index & (Self::CONTIG_ENTRIES - 1) == 0
+            && index.offset_in(Self::CONTIG_ENTRIES) == 0
             && Self::frame(first).0 & (Self::CONTIG_ENTRIES - 1) == 0
     }
 

@@ -11,8 +11,8 @@
 //! "special" leaves, which have no folio. Here that follows from the leaf's frame.
 
 use super::{
-    Arch, Attributes, ControlBit, Entry, Equal, Level, MemoryType, Permissions, Register,
-    RegisterRule, Saturated, Severity, Symptom, Write,
+    Arch, Attributes, ControlBit, Entry, EntryIndex, Equal, Level, MemoryType, Permissions,
+    Register, RegisterRule, Saturated, Severity, Symptom, Write,
 };
 use crate::addr::Frame;
 
@@ -177,17 +177,17 @@ impl<const LEVELS: u8> Arch for Riscv64<LEVELS> {
     }
 
     #[inline]
-    fn set_contig(entry: Entry, _index: u32) -> Entry {
+    fn set_contig(entry: Entry, _index: EntryIndex) -> Entry {
         Entry((entry.0 & !NAPOT_FRAME_MASK) | NAPOT_FRAME_SIZE | NAPOT)
     }
 
     #[inline]
-    fn clear_contig(entry: Entry, index: u32) -> Entry {
+    fn clear_contig(entry: Entry, index: EntryIndex) -> Entry {
         if entry.0 & NAPOT == 0 {
             return entry;
         }
         // A region is aligned in both address spaces, so index and frame agree in their low bits.
-        let low = u64::from(index & (CONTIG_ENTRIES - 1)) << FRAME_SHIFT;
+        let low = u64::from(index.offset_in(CONTIG_ENTRIES)) << FRAME_SHIFT;
         Entry((entry.0 & !(NAPOT | NAPOT_FRAME_MASK)) | low)
     }
 
@@ -342,11 +342,13 @@ mod tests {
     #[test]
     fn the_entries_of_a_region_are_alike_as_written() {
         let user = Permissions::READ | Permissions::USER;
-        let first = A::set_contig(page(Frame(0x1230), user), 0x40);
-        for index in 0..CONTIG_ENTRIES {
-            let entry = A::set_contig(page(Frame(0x1230 + index), user), 0x40 + index);
+        let first = A::set_contig(page(Frame(0x1230), user), EntryIndex::new(0x40));
+        for page_number in 0..CONTIG_ENTRIES {
+            let index = EntryIndex::new(0x40 + page_number);
+            let frame = Frame(0x1230 + page_number);
+            let entry = A::set_contig(page(frame, user), index);
             assert_eq!(entry, first);
-            assert_eq!(A::frame(A::clear_contig(entry, 0x40 + index)), Frame(0x1230 + index));
+            assert_eq!(A::frame(A::clear_contig(entry, index)), frame);
         }
     }
 
@@ -354,7 +356,7 @@ mod tests {
     fn the_middle_page_of_a_region_still_needs_a_break_to_leave_it() {
         // Its frame bits happen to be those that a region stores; only N tells them apart.
         let single = page(Frame(0x1238), Permissions::READ | Permissions::USER);
-        let contig = A::set_contig(single, 8);
+        let contig = A::set_contig(single, EntryIndex::new(8));
         assert_eq!(contig.0 ^ single.0, NAPOT);
         assert!(
             A::needs_break(contig, single, Level::PTE)

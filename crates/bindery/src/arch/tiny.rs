@@ -11,7 +11,9 @@
 //! AArch64 (a hosted MMU may cache a whole run, and misbehaves on the same changes), dirty and
 //! accessed bits set by hardware, global kernel pages.
 
-use super::{Arch, Attributes, Entry, Equal, Level, MemoryType, Permissions, Saturated, Write};
+use super::{
+    Arch, Attributes, Entry, EntryIndex, Equal, Level, MemoryType, Permissions, Saturated, Write,
+};
 use crate::addr::{Frame, PAGE_SHIFT};
 
 const VALID: u64 = 1 << 0;
@@ -154,12 +156,12 @@ impl Arch for Tiny {
     }
 
     #[inline]
-    fn set_contig(entry: Entry, _index: u32) -> Entry {
+    fn set_contig(entry: Entry, _index: EntryIndex) -> Entry {
         Entry(entry.0 | CONTIGUOUS)
     }
 
     #[inline]
-    fn clear_contig(entry: Entry, _index: u32) -> Entry {
+    fn clear_contig(entry: Entry, _index: EntryIndex) -> Entry {
         Entry(entry.0 & !CONTIGUOUS)
     }
 

@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering;
 
 use crate::KernelMap;
 use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
-use crate::arch::{Arch, Entry, Kind, Level, Permissions};
+use crate::arch::{Arch, Entry, EntryIndex, Kind, Level, Permissions};
 use crate::frame::meta;
 use crate::platform::Platform;
 use crate::table::run;
@@ -107,7 +107,7 @@ impl<P: Platform> Audit<'_, '_, P> {
                 return Err(Violation::LiveCount { table, says, holds });
             }
         }
-        for index in 0..P::Arch::ENTRIES {
+        for index in EntryIndex::all::<P::Arch>() {
             let at = base.offset(u64::from(index) << level.span_shift());
             let entry = run::load(self.slots(table), index);
             match level.kind(entry) {
@@ -125,7 +125,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         map: &KernelMap<'_, P>,
         table: Frame,
         level: Level<P::Arch>,
-        index: u32,
+        index: EntryIndex,
         at: VirtAddr,
     ) -> Result<(), Violation> {
         let slots = self.slots(table);
@@ -143,7 +143,7 @@ impl<P: Platform> Audit<'_, '_, P> {
             return Err(Violation::TooWide(at));
         }
         if P::Arch::is_contig(entry) {
-            let first = index & !(P::Arch::CONTIG_ENTRIES - 1);
+            let first = index.align_down(P::Arch::CONTIG_ENTRIES);
             let step = P::Arch::STEP << level.order().0;
             let head = P::Arch::clear_contig(run::load(slots, first), first).0;
             let continues = |ahead: u32| {

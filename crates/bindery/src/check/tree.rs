@@ -1,7 +1,9 @@
 //! The tables and entries of one address space.
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Absent, AbsentFormat, Arch, Entry, Kind, Level, Marker, Permissions};
+use crate::arch::{
+    self, Absent, AbsentFormat, Arch, Entry, EntryIndex, Kind, Level, Marker, Permissions,
+};
 use crate::frame::{OwnerKind, pending};
 use crate::platform::Platform;
 use crate::space::{AddressSpace, Resident};
@@ -70,7 +72,7 @@ impl<P: Platform> Audit<'_, '_, P> {
             return Err(Violation::TableOutsideMappings { table, at });
         }
         let (mut holds, mut needs) = (0, 0);
-        for index in 0..P::Arch::ENTRIES {
+        for index in EntryIndex::all::<P::Arch>() {
             let start = base.offset(u64::from(index) * node.level.span());
             if root && start >= space.limit() {
                 // The kernel's half, which the embedder owns.
@@ -126,7 +128,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         &mut self,
         space: &AddressSpace<'_, P>,
         node: Node<P::Arch>,
-        index: u32,
+        index: EntryIndex,
         raw: Entry,
         range: VirtRange,
     ) -> Result<(), Violation> {
@@ -245,9 +247,9 @@ impl<P: Platform> Audit<'_, '_, P> {
 
     /// Whether the contiguous run around `index` is complete: aligned, consecutive, one folio,
     /// equal in all that the MMU sees.
-    fn contig_is_whole(&self, node: Node<P::Arch>, index: u32) -> bool {
+    fn contig_is_whole(&self, node: Node<P::Arch>, index: EntryIndex) -> bool {
         let slots = self.slots(node.table);
-        let first = index & !(P::Arch::CONTIG_ENTRIES - 1);
+        let first = index.align_down(P::Arch::CONTIG_ENTRIES);
         let head = run::load(slots, first);
         if head.0 & P::Arch::PRESENT == 0 {
             return false;
@@ -256,10 +258,10 @@ impl<P: Platform> Audit<'_, '_, P> {
         let (limit, step) = self.memory.folio_limit(P::Arch::frame(entry), P::Arch::CONTIG_ENTRIES);
         let equal = arch::Equal::WRITABLE;
         let (alike, _) = P::Arch::match_leaves(slots, first, limit, equal, step, 0);
-        let contigs = |at: u32| P::Arch::is_contig(run::load(slots, at));
+        let contigs = |at| P::Arch::is_contig(run::load(slots, at));
         step != 0
             && alike == P::Arch::CONTIG_ENTRIES
             && P::Arch::may_fold(entry, first)
-            && (first..first + P::Arch::CONTIG_ENTRIES).all(contigs)
+            && first.stretch(P::Arch::CONTIG_ENTRIES).all(contigs)
     }
 }

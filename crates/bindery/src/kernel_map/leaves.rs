@@ -4,7 +4,7 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, VirtAddr};
-use crate::arch::{Arch, Attributes, Entry, Level, MemoryType, Permissions};
+use crate::arch::{Arch, Attributes, Entry, EntryIndex, Level, MemoryType, Permissions};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::table::run;
@@ -54,7 +54,7 @@ impl<A: Arch> Leaves<A> {
 pub(super) struct LeafRun<A: Arch> {
     pub(super) table: Frame,
     pub(super) level: Level<A>,
-    pub(super) index: u32,
+    pub(super) index: EntryIndex,
     pub(super) entries: u32,
     pub(super) first: Frame,
 }
@@ -108,7 +108,7 @@ impl<P: Platform> KernelMap<'_, P> {
         leaves: &Leaves<P::Arch>,
     ) -> Result<(), ()> {
         let LeafRun { table, level, index, entries, first } = *run;
-        let slots = &self.slots(table)[index as usize..(index + entries) as usize];
+        let slots = &self.slots(table)[index.slots(entries)];
         let free = if level == Level::PTE {
             self.count_in(table, slots, &mut walk.counts)
         } else {
@@ -131,14 +131,14 @@ impl<P: Platform> KernelMap<'_, P> {
         let step = P::Arch::STEP << order.0;
         walk.counts.entries_written += u64::from(entries);
         let contig = P::Arch::CONTIG_ENTRIES;
-        let congruent = (first.0 >> order.0 ^ index) & (contig - 1) == 0;
+        let congruent = (first.0 >> order.0 ^ index.number()) & (contig - 1) == 0;
         if contig == 1 || level > leaves.largest_contig || !congruent || entries < contig {
             store_run(slots, leaf, step);
             return Ok(());
         }
         // Single leaves up to the first contiguous run, contiguous runs, single leaves after the
         // last.
-        let head = index.wrapping_neg() & (contig - 1);
+        let head = index.number().wrapping_neg() & (contig - 1);
         let contigs = entries.saturating_sub(head) & !(contig - 1);
         let (before, rest) = slots.split_at(head.min(entries) as usize);
         let (folded, after) = rest.split_at(contigs as usize);
@@ -163,7 +163,7 @@ impl<P: Platform> KernelMap<'_, P> {
     ) -> Result<(), WalkError> {
         let table = walk.table(self, at, Level::PTE)?;
         let index = P::Arch::PTE.index_of(VirtAddr(at));
-        let slots = &self.slots(table)[index as usize..][..pages.len()];
+        let slots = &self.slots(table)[index.slot()..][..pages.len()];
         if !self.count_in(table, slots, &mut walk.counts) {
             return Err(WalkError::Occupied(at));
         }
@@ -181,12 +181,13 @@ impl<P: Platform> KernelMap<'_, P> {
             return Ok(());
         }
         // Single pages up to the first place for a contiguous run.
-        let head = (index as usize).wrapping_neg() & (contig - 1);
+        let head = index.slot().wrapping_neg() & (contig - 1);
         let head = head.min(pages.len());
         singles(&slots[..head], &pages[..head]);
-        let index = index + head as u32;
-        let places = slots[head..].chunks(contig).zip((index..).step_by(contig));
-        for ((slots, index), pages) in places.zip(pages[head..].chunks(contig)) {
+        let mut index = index + head as u32;
+        for (slots, pages) in slots[head..].chunks(contig).zip(pages[head..].chunks(contig)) {
+            let at = index;
+            index += contig as u32;
             let first = pages[0].0;
             let last = pages[pages.len() - 1].0;
             // Nearly always enough to tell that it is none.
@@ -197,7 +198,7 @@ impl<P: Platform> KernelMap<'_, P> {
                 singles(slots, pages);
                 continue;
             }
-            store_contig::<P::Arch>(slots, index, leaf(Frame(first)), P::Arch::STEP);
+            store_contig::<P::Arch>(slots, at, leaf(Frame(first)), P::Arch::STEP);
         }
         Ok(())
     }
@@ -247,7 +248,7 @@ fn store_run(slots: &[AtomicU64], mut leaf: u64, step: u64) {
 
 /// Stores a contiguous run, of which `leaf` is the first as a page of its own, at `index`.
 #[inline]
-fn store_contig<A: Arch>(slots: &[AtomicU64], index: u32, leaf: u64, step: u64) {
+fn store_contig<A: Arch>(slots: &[AtomicU64], index: EntryIndex, leaf: u64, step: u64) {
     let entry = |ahead: u32| {
         A::set_contig(Entry(leaf.wrapping_add(step * u64::from(ahead))), index + ahead).0
     };

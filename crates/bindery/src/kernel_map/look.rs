@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::{PAGE_SIZE, PhysAddr, VirtAddr, VirtRange};
-use crate::arch::{Arch, Entry, Kind, Level, Permissions};
+use crate::arch::{Arch, Entry, EntryIndex, Kind, Level, Permissions};
 use crate::events::Unchanged;
 use crate::platform::{Invalidation, Platform, Tables};
 use crate::stats::Counts;
@@ -213,7 +213,7 @@ impl<P: Platform> KernelMap<'_, P> {
                 Kind::Empty | Kind::Absent => {}
             }
             index += 1;
-            let stays = index < P::Arch::ENTRIES;
+            let stays = index.left::<P::Arch>() > 0;
             let Some(next) = next.filter(|next| stays && *next < end) else {
                 return (next, joined);
             };
@@ -223,7 +223,12 @@ impl<P: Platform> KernelMap<'_, P> {
     }
 
     /// What a leaf at `index` of a table says of a part of its addresses.
-    fn piece(leaf: Entry, level: Level<P::Arch>, index: u32, range: VirtRange) -> KernelPiece {
+    fn piece(
+        leaf: Entry,
+        level: Level<P::Arch>,
+        index: EntryIndex,
+        range: VirtRange,
+    ) -> KernelPiece {
         let span = level.span();
         let single = P::Arch::clear_contig(leaf, index);
         let entries = if P::Arch::is_contig(leaf) { u64::from(P::Arch::CONTIG_ENTRIES) } else { 1 };

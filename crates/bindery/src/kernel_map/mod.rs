@@ -91,12 +91,12 @@ mod vmap;
 mod walk;
 
 use core::fmt;
-use core::ops::RangeInclusive;
+use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::Memory;
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{Arch, Level};
+use crate::arch::{Arch, EntryIndex, Level};
 use crate::collections::range_skip_list::Index;
 use crate::deferred::{Batch, Tables as DetachedTables};
 use crate::platform::{Platform, Tables};
@@ -303,17 +303,17 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         self.arena = VirtRange::raw(arena.start().0, arena.start().0);
         let slots = self.slots(self.root);
         let indices = Self::root_indices(arena).ok_or(KernelMapError::BadArena)?;
-        if indices.clone().any(|index| !run::load(slots, index).is_empty()) {
+        if indices.start.up_to(indices.end).any(|index| !run::load(slots, index).is_empty()) {
             return Err(KernelMapError::BadArena);
         }
         let mut counts = Counts::default();
-        for index in indices.clone() {
+        for index in indices.start.up_to(indices.end) {
             let Some(table) = new_table(self.memory, P::Arch::ROOT.below(), &mut counts) else {
-                self.empty_root_entries(arena, *indices.start()..=index);
+                self.empty_root_entries(arena, indices.start..index + 1);
                 return Err(KernelMapError::OutOfMemory);
             };
             self.memory.frames.table(table).unlock();
-            slots[index as usize].store(P::Arch::table(table).0, Ordering::Release);
+            slots[index.slot()].store(P::Arch::table(table).0, Ordering::Release);
             counts.entries_written += 1;
         }
         self.memory.platform.publish_entries();
@@ -323,7 +323,7 @@ impl<'m, P: Platform> KernelMap<'m, P> {
     }
 
     /// The positions in the root that cover an arena; `None` if it is no arena.
-    fn root_indices(arena: VirtRange) -> Option<RangeInclusive<u32>> {
+    fn root_indices(arena: VirtRange) -> Option<Range<EntryIndex>> {
         let (start, last) = (arena.start(), VirtAddr(arena.end().0.wrapping_sub(1)));
         let level = P::Arch::ROOT;
         let top = level.span_shift() + P::Arch::INDEX_BITS;
@@ -339,19 +339,19 @@ impl<'m, P: Platform> KernelMap<'m, P> {
             above == ones && (start.0 >> (top - 1) & 1 == 1 || P::Arch::USER_END >> top != 0);
         let lower = above == 0 && start.0 != 0 && last.0 < P::Arch::USER_END;
         let index = |at| level.index_of(at);
-        (useful && (upper || lower)).then(|| index(start)..=index(last))
+        (useful && (upper || lower)).then(|| index(start)..index(last) + 1)
     }
 
     /// Empties entries of the root, under which nothing is left, and frees the tables that they
     /// name: after every walker of the hardware has forgotten them, and every reader has left them.
-    fn empty_root_entries(&self, arena: VirtRange, indices: RangeInclusive<u32>) {
+    fn empty_root_entries(&self, arena: VirtRange, indices: Range<EntryIndex>) {
         let slots = self.slots(self.root);
         let mut counts = Counts::default();
         let mut tables = DetachedTables::default();
-        for index in indices {
+        for index in indices.start.up_to(indices.end) {
             let entry = run::load(slots, index);
             if !entry.is_empty() {
-                slots[index as usize].store(0, Ordering::Relaxed);
+                slots[index.slot()].store(0, Ordering::Relaxed);
                 // SAFETY: 1. its only entry was just cleared; 2. the flush follows.
                 unsafe { tables.push(&self.memory.frames, P::Arch::frame(entry)) };
             }

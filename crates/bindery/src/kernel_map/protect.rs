@@ -16,14 +16,14 @@ use core::ops::Range;
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{Arch, Entry, Kind, Level, Permissions};
+use crate::arch::{Arch, Entry, EntryIndex, Kind, Level, Permissions};
 use crate::platform::{Platform, Tables};
 use crate::stats::Counts;
 use crate::table::TablePool;
 
 use super::area::{Area, Claim};
 use super::leaves::{Leaves, check_executable};
-use super::protocol;
+use super::protocol::{self, Lowest};
 use super::request::Pauses;
 use super::{KernelMap, KernelMapError};
 
@@ -40,12 +40,12 @@ struct LeafStretch<A: Arch> {
     table: Frame,
     level: Level<A>,
     /// The first entry, and the one after the last.
-    from: u32,
-    until: u32,
+    from: EntryIndex,
+    until: EntryIndex,
     /// The address of the first.
     base: u64,
     /// The entries whose addresses all lie in the range of the change.
-    inside: Range<u32>,
+    inside: Range<EntryIndex>,
     /// What leaves inside become, but for their frames, if permissions change.
     new: Option<Entry>,
 }
@@ -58,9 +58,16 @@ enum Position {
     Across,
 }
 
-/// Tables that replace huge leaves at the range's bounds: positions in the stretch's table, and
-/// entries.
-type Cuts = [Option<(u32, Entry)>; 2];
+/// A table that replaces a huge leaf at a bound of the range.
+#[derive(Clone, Copy)]
+struct Cut {
+    index: EntryIndex,
+    /// Names the table.
+    entry: Entry,
+}
+
+/// Those at both bounds.
+type Cuts = [Option<Cut>; 2];
 
 impl ProtectionChange {
     fn position(&self, range: VirtRange) -> Position {
@@ -155,7 +162,7 @@ impl<P: Platform> KernelMap<'_, P> {
                 let single = P::Arch::clear_contig(self.entry(stretch, index), index);
                 let base = self.range_of(stretch, index).start();
                 let table = self.build(&mut pool, single, stretch.level, base, change, counts);
-                *cut = table.map(|table| (index, P::Arch::table(table)));
+                *cut = table.map(|table| Cut { index, entry: P::Arch::table(table) });
             }
             if self.needs_pause(stretch, change, &cuts) {
                 self.change_paused(stretch, change, &cuts, counts);
@@ -183,30 +190,31 @@ impl<P: Platform> KernelMap<'_, P> {
     ) {
         let (mut at, end) = (change.range.start(), change.range.end());
         while at < end {
-            let (table, level, index) = self.lowest(at, counts);
+            let Lowest { table, level, index, .. } = self.lowest(at, counts);
             let shift = level.span_shift();
             let base = at.align_down(1 << shift).0;
             let left = (end.0 - base).div_ceil(1 << shift);
-            let room = left.min(u64::from(P::Arch::ENTRIES - index)) as u32;
-            let is_leaf = |index: u32| level.kind(self.raw(table, index)) == Kind::Leaf;
+            let room = left.min(u64::from(index.left::<P::Arch>())) as u32;
+            let is_leaf = |index: EntryIndex| level.kind(self.raw(table, index)) == Kind::Leaf;
             // A table among huge leaves is looked into by the next round.
-            let count = (index..index + room).take_while(|index| is_leaf(*index)).count() as u32;
+            let count = index.stretch(room).take_while(|index| is_leaf(*index)).count() as u32;
             if count > 0 {
-                let mask = P::Arch::CONTIG_ENTRIES - 1;
-                let is_contig = |index: u32| P::Arch::is_contig(self.raw(table, index));
-                let from = if is_contig(index) { index & !mask } else { index };
+                let contig = P::Arch::CONTIG_ENTRIES;
+                let is_contig = |index: EntryIndex| P::Arch::is_contig(self.raw(table, index));
+                let from = if is_contig(index) { index.align_down(contig) } else { index };
                 let last = index + count - 1;
-                let until = if is_contig(last) { (last | mask) + 1 } else { last + 1 };
+                let until =
+                    if is_contig(last) { last.align_down(contig) + contig } else { last + 1 };
                 let base = base - (u64::from(index - from) << shift);
                 counts.entries_read += u64::from(until - from);
                 let mut stretch =
-                    LeafStretch { table, level, from, until, base, inside: 0..0, new: None };
-                let inside = |index: &u32| {
+                    LeafStretch { table, level, from, until, base, inside: from..from, new: None };
+                let inside = |index: &EntryIndex| {
                     change.position(self.range_of(&stretch, *index)) == Position::Inside
                 };
-                let first = (index..until).find(inside).unwrap_or(until);
-                let after =
-                    (first..index + count).rev().find(inside).map_or(first, |last| last + 1);
+                let first = index.up_to(until).find(inside).unwrap_or(until);
+                let after = first.up_to(index + count).rev().find(inside);
+                let after = after.map_or(first, |last| last + 1);
                 stretch.inside = first..after;
                 stretch.new = change.permissions.map(|permissions| {
                     let memory = P::Arch::memory_type_of(self.entry(&stretch, index));
@@ -220,16 +228,16 @@ impl<P: Platform> KernelMap<'_, P> {
         }
     }
 
-    fn raw(&self, table: Frame, index: u32) -> Entry {
-        Entry(self.slots(table)[index as usize].load(Ordering::Relaxed))
+    fn raw(&self, table: Frame, index: EntryIndex) -> Entry {
+        Entry(self.slots(table)[index.slot()].load(Ordering::Relaxed))
     }
 
     /// The leaf at a position, as it is when nothing is paused.
-    fn entry(&self, stretch: &LeafStretch<P::Arch>, index: u32) -> Entry {
+    fn entry(&self, stretch: &LeafStretch<P::Arch>, index: EntryIndex) -> Entry {
         protocol::whole::<P::Arch>(self.raw(stretch.table, index))
     }
 
-    fn range_of(&self, stretch: &LeafStretch<P::Arch>, index: u32) -> VirtRange {
+    fn range_of(&self, stretch: &LeafStretch<P::Arch>, index: EntryIndex) -> VirtRange {
         let shift = stretch.level.span_shift();
         let start = stretch.base + (u64::from(index - stretch.from) << shift);
         VirtRange::raw(start, start + (1 << shift))
@@ -241,13 +249,14 @@ impl<P: Platform> KernelMap<'_, P> {
         &self,
         stretch: &LeafStretch<P::Arch>,
         change: &ProtectionChange,
-    ) -> [Option<u32>; 2] {
+    ) -> [Option<EntryIndex>; 2] {
         let shift = stretch.level.span_shift();
         let last = VirtAddr(change.range.end().0 - 1);
         let at = |at: VirtAddr| {
             let ahead = at.0.checked_sub(stretch.base)? >> shift;
-            let index = u32::try_from(ahead).ok()?.checked_add(stretch.from)?;
-            let inside = index < stretch.until;
+            let ahead = u32::try_from(ahead).ok()?;
+            let inside = ahead < stretch.until - stretch.from;
+            let index = stretch.from + ahead;
             let across = |index| change.position(self.range_of(stretch, index)) == Position::Across;
             (inside && across(index)).then_some(index)
         };
@@ -259,7 +268,7 @@ impl<P: Platform> KernelMap<'_, P> {
     fn new_entry(
         &self,
         stretch: &LeafStretch<P::Arch>,
-        index: u32,
+        index: EntryIndex,
         change: &ProtectionChange,
         cuts: &Cuts,
     ) -> Entry {
@@ -270,8 +279,8 @@ impl<P: Platform> KernelMap<'_, P> {
                 None => single,
                 Some(new) => Entry(new.0 + P::Arch::STEP * u64::from(P::Arch::frame(single).0)),
             };
-            let first = index & !(P::Arch::CONTIG_ENTRIES - 1);
-            let last = first | (P::Arch::CONTIG_ENTRIES - 1);
+            let first = index.align_down(P::Arch::CONTIG_ENTRIES);
+            let last = first + (P::Arch::CONTIG_ENTRIES - 1);
             let inside = stretch.inside.contains(&first) && stretch.inside.contains(&last);
             let whole_contig = P::Arch::is_contig(old) && inside;
             return if whole_contig { P::Arch::set_contig(new, index) } else { new };
@@ -279,9 +288,9 @@ impl<P: Platform> KernelMap<'_, P> {
         if change.position(self.range_of(stretch, index)) == Position::Outside {
             return single;
         }
-        let cut = cuts.iter().flatten().find(|(position, _)| *position == index);
+        let cut = cuts.iter().flatten().find(|cut| cut.index == index);
         // Every piece across a bound has its table, or the change was not begun.
-        cut.map_or(old, |(_, entry)| *entry)
+        cut.map_or(old, |cut| cut.entry)
     }
 
     /// A leaf with other permissions.
@@ -312,7 +321,7 @@ impl<P: Platform> KernelMap<'_, P> {
         change: &ProtectionChange,
         cuts: &Cuts,
     ) -> bool {
-        (stretch.from..stretch.until).any(|index| {
+        stretch.from.up_to(stretch.until).any(|index| {
             let old = self.entry(stretch, index);
             Self::breaks(old, self.new_entry(stretch, index, change, cuts), stretch.level)
         })
@@ -396,12 +405,12 @@ impl<P: Platform> KernelMap<'_, P> {
         let leaves =
             Leaves::of(P::Arch::attributes(leaf).permissions, P::Arch::memory_type_of(leaf));
         let slots = self.slots(table);
-        let part = |index: u32, count: u32| {
+        let part = |index: EntryIndex, count: u32| {
             let start = base.0 + (u64::from(index) << shift);
             VirtRange::raw(start, start + (u64::from(count) << shift))
         };
-        for index in 0..P::Arch::ENTRIES {
-            let frame = P::Arch::frame(leaf).plus(index << order.0);
+        for index in EntryIndex::all::<P::Arch>() {
+            let frame = P::Arch::frame(leaf).plus(index.number() << order.0);
             let old = self.leaf(frame, below, &leaves);
             let entry = match change.position(part(index, 1)) {
                 Position::Outside => old,
@@ -413,9 +422,9 @@ impl<P: Platform> KernelMap<'_, P> {
             };
             let contig = P::Arch::CONTIG_ENTRIES;
             let folds = below <= self.largest_contig
-                && change.position(part(index & !(contig - 1), contig)) != Position::Across;
+                && change.position(part(index.align_down(contig), contig)) != Position::Across;
             let entry = if folds { P::Arch::set_contig(entry, index) } else { entry };
-            slots[index as usize].store(entry.0, Ordering::Relaxed);
+            slots[index.slot()].store(entry.0, Ordering::Relaxed);
         }
         let entries = P::Arch::ENTRIES;
         counts.entries_written += u64::from(entries);

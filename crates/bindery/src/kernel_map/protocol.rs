@@ -12,7 +12,7 @@ use core::ops::Range;
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, VirtAddr, VirtRange};
-use crate::arch::{Arch, Entry, Kind, Level};
+use crate::arch::{Arch, Entry, EntryIndex, Kind, Level};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::table::free_table;
@@ -26,14 +26,14 @@ pub(super) trait KernelTree {
     /// The table of the highest level.
     fn top(&self) -> Frame;
     /// Reads an entry.
-    fn load(&self, table: Frame, index: u32, order: Ordering) -> Entry;
+    fn load(&self, table: Frame, index: EntryIndex, order: Ordering) -> Entry;
     /// Writes an entry that the caller owns.
-    fn store(&self, table: Frame, index: u32, entry: Entry, order: Ordering);
+    fn store(&self, table: Frame, index: EntryIndex, entry: Entry, order: Ordering);
     /// Writes an entry if it is empty, and otherwise returns the entry that is there.
     fn offer(
         &self,
         table: Frame,
-        index: u32,
+        index: EntryIndex,
         entry: Entry,
         order: (Ordering, Ordering),
     ) -> Result<(), Entry>;
@@ -54,7 +54,7 @@ pub(super) trait KernelTree {
 pub(super) struct Lowest<A: Arch> {
     pub(super) table: Frame,
     pub(super) level: Level<A>,
-    pub(super) index: u32,
+    pub(super) index: EntryIndex,
     /// The entry as read; a second read may differ.
     pub(super) entry: Entry,
 }
@@ -64,7 +64,7 @@ pub(super) struct Found<A: Arch> {
     /// Empty or a leaf; of one that is paused, with its valid bit.
     pub(super) entry: Entry,
     pub(super) level: Level<A>,
-    pub(super) index: u32,
+    pub(super) index: EntryIndex,
     pub(super) paused: bool,
 }
 
@@ -169,8 +169,8 @@ pub(super) fn whole<A: Arch>(entry: Entry) -> Entry {
     Entry(if entry.is_empty() { 0 } else { entry.0 | A::PRESENT })
 }
 
-/// Empties the leaves at the beginning of `indices`, up to a table; says how many entries it has
-/// passed, at least one. Called by the owner of an address under each of them.
+/// Empties the leaves of `count` entries from `first` on, up to a table; says how many entries it
+/// has passed, at least one. Called by the owner of an address under each of them.
 ///
 /// An entry that is empty is left alone: it may cover addresses of others too, and what names
 /// their table would be gone:
@@ -181,11 +181,12 @@ pub(super) fn clear_leaves<T: KernelTree>(
     tree: &T,
     table: Frame,
     level: Level<T::Arch>,
-    indices: Range<u32>,
+    first: EntryIndex,
+    count: u32,
     counts: &mut Counts,
 ) -> u32 {
     let mut passed = 0;
-    for index in indices {
+    for index in first.stretch(count) {
         let entry = tree.load(table, index, Ordering::Relaxed);
         match level.kind(entry) {
             Kind::Table => break,
@@ -273,12 +274,12 @@ pub(super) fn purge<T: Purge>(tree: &T, counts: &mut Counts) {
 pub(super) fn write<T: KernelTree>(
     tree: &T,
     table: Frame,
-    indices: Range<u32>,
-    new: &impl Fn(u32) -> Entry,
+    indices: Range<EntryIndex>,
+    new: &impl Fn(EntryIndex) -> Entry,
     counts: &mut Counts,
 ) -> bool {
     let mut changed = false;
-    for index in indices {
+    for index in indices.start.up_to(indices.end) {
         let new = new(index);
         if tree.load(table, index, Ordering::Relaxed) != new {
             // Release: of a table, its entries come first.
@@ -295,13 +296,13 @@ pub(super) fn write<T: KernelTree>(
 pub(super) fn replace<T: KernelTree>(
     tree: &T,
     table: Frame,
-    indices: Range<u32>,
-    new: &impl Fn(u32) -> Entry,
+    indices: Range<EntryIndex>,
+    new: &impl Fn(EntryIndex) -> Entry,
     breaks: impl Fn(Entry, Entry) -> bool,
     flush: impl FnOnce(&mut Counts),
     counts: &mut Counts,
 ) {
-    for index in indices.clone() {
+    for index in indices.start.up_to(indices.end) {
         let old = whole::<T::Arch>(tree.load(table, index, Ordering::Relaxed));
         let new = new(index);
         // What needs no break is new at once, so that one invalidation does for both. What is
@@ -326,24 +327,24 @@ impl<P: Platform> KernelTree for KernelMap<'_, P> {
     }
 
     #[inline]
-    fn load(&self, table: Frame, index: u32, order: Ordering) -> Entry {
-        Entry(self.slots(table)[index as usize].load(order))
+    fn load(&self, table: Frame, index: EntryIndex, order: Ordering) -> Entry {
+        Entry(self.slots(table)[index.slot()].load(order))
     }
 
     #[inline]
-    fn store(&self, table: Frame, index: u32, entry: Entry, order: Ordering) {
-        self.slots(table)[index as usize].store(entry.0, order);
+    fn store(&self, table: Frame, index: EntryIndex, entry: Entry, order: Ordering) {
+        self.slots(table)[index.slot()].store(entry.0, order);
     }
 
     #[inline]
     fn offer(
         &self,
         table: Frame,
-        index: u32,
+        index: EntryIndex,
         entry: Entry,
         (success, failure): (Ordering, Ordering),
     ) -> Result<(), Entry> {
-        let slot = &self.slots(table)[index as usize];
+        let slot = &self.slots(table)[index.slot()];
         slot.compare_exchange(0, entry.0, success, failure).map(drop).map_err(Entry)
     }
 

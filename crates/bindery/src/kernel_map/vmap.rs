@@ -231,7 +231,7 @@ impl<P: Platform> KernelMap<'_, P> {
                 large
             } else {
                 let index = P::Arch::PTE.index_of(VirtAddr(at));
-                let room = (P::Arch::ENTRIES - index) as usize;
+                let room = index.left::<P::Arch>() as usize;
                 let count = room.min(pages.len());
                 self.map_pages(walk, at, &pages[..count], leaves)?;
                 count

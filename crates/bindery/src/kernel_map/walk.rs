@@ -19,7 +19,7 @@ use crate::stats::Counts;
 use crate::table::new_table;
 
 use super::leaves::{LeafRun, Leaves};
-use super::protocol;
+use super::protocol::{self, Lowest};
 use super::{KernelMap, KernelMapError};
 
 /// The most table levels that an architecture has.
@@ -132,7 +132,7 @@ impl<P: Platform> KernelMap<'_, P> {
             let order = level.order();
             let table = walk.table(self, at, level)?;
             let index = level.index_of(VirtAddr(at));
-            let room = P::Arch::ENTRIES - index;
+            let room = index.left::<P::Arch>();
             let entries = (count >> order.0).min(u64::from(room)) as u32;
             let run = LeafRun { table, level, index, entries, first };
             if self.write_run(walk, &run, leaves).is_err() {
@@ -226,12 +226,12 @@ impl<P: Platform> KernelMap<'_, P> {
     pub(super) fn clear(&self, range: VirtRange, holes: Holes, counts: &mut Counts) {
         let (mut at, end) = (range.start().0, range.end().0);
         while at < end {
-            let (table, level, index) = self.lowest(VirtAddr(at), counts);
+            let Lowest { table, level, index, .. } = self.lowest(VirtAddr(at), counts);
             let shift = level.span_shift();
             let left = (end - at).div_ceil(1 << shift);
-            let room = u64::from(P::Arch::ENTRIES - index).min(left);
+            let room = u64::from(index.left::<P::Arch>()).min(left);
             let passed = if level == Level::PTE {
-                let slots = &self.slots(table)[index as usize..][..room as usize];
+                let slots = &self.slots(table)[index.slot()..][..room as usize];
                 let is_used = |slot: &&AtomicU64| slot.load(Ordering::Relaxed) != 0;
                 let used = match holes {
                     Holes::None => slots.len(),
@@ -246,8 +246,7 @@ impl<P: Platform> KernelMap<'_, P> {
                 slots.len()
             } else {
                 // A table next to a huge leaf is looked into by the next round.
-                protocol::clear_leaves(self, table, level, index..index + room as u32, counts)
-                    as usize
+                protocol::clear_leaves(self, table, level, index, room as u32, counts) as usize
             };
             let next = (at >> shift) + passed as u64;
             if next >> (u64::BITS - shift) != 0 {
@@ -258,10 +257,9 @@ impl<P: Platform> KernelMap<'_, P> {
         }
     }
 
-    /// The lowest table that exists for `at`, its level, and the position there.
+    /// The lowest entry that exists for `at`.
     #[inline]
-    pub(super) fn lowest(&self, at: VirtAddr, counts: &mut Counts) -> (Frame, Level<P::Arch>, u32) {
-        let lowest = protocol::descend(self, at, counts);
-        (lowest.table, lowest.level, lowest.index)
+    pub(super) fn lowest(&self, at: VirtAddr, counts: &mut Counts) -> Lowest<P::Arch> {
+        protocol::descend(self, at, counts)
     }
 }

@@ -13,7 +13,7 @@ use crate::platform::Platform;
 use crate::table::collapse::JoinError;
 use crate::table::cursor::Cursor;
 use crate::table::locking::Depth;
-use crate::table::{TablePool, run};
+use crate::table::{EntryAt, TablePool, run};
 
 use super::AddressSpace;
 use super::fault::folio_range;
@@ -141,7 +141,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let mut mapped: Mapped = [0; _];
         let mut at = range.start();
         while at < range.end() {
-            let (node, _, _) = cursor.entry_at(at);
+            let EntryAt { node, .. } = cursor.entry_at(at);
             let Some((_, page)) =
                 self.folio_at(&mut cursor, at).filter(|(found, _)| *found == folio)
             else {
@@ -193,7 +193,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         cursor: &mut Cursor<'_, '_, P>,
         page: VirtAddr,
     ) -> Option<(Folio, u32)> {
-        let (node, index, raw) = cursor.entry_at(page);
+        let EntryAt { node, index, entry: raw } = cursor.entry_at(page);
         let first = match node.level.kind(raw) {
             Kind::Leaf if node.level == Level::PTE => P::Arch::frame(node.single(raw, index)),
             Kind::Leaf => P::Arch::frame(raw),
@@ -250,7 +250,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let page = page.align_down(PAGE_SIZE);
         let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
         let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
-        let (node, index, raw) = cursor.entry_at(page);
+        let EntryAt { node, index, entry: raw } = cursor.entry_at(page);
         let frames = &self.table.memory.frames;
         let folio = self.folio_at(&mut cursor, page);
         if folio.is_some_and(|(folio, _)| frames.is_dirty(folio)) {
@@ -260,8 +260,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             Kind::Leaf => {
                 let slots = self.table.slots(node.table);
                 let size = if node.in_contig(raw) { P::Arch::CONTIG_ENTRIES } else { 1 };
-                let first = (index & !(size - 1)) as usize;
-                slots[first..first + size as usize]
+                slots[index.align_down(size).slots(size)]
                     .iter()
                     .any(|slot| P::Arch::attributes(Entry(slot.load(Ordering::Relaxed))).dirty)
             }

@@ -4,6 +4,7 @@ use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Kind, Level};
 use crate::object::ObjectState;
 use crate::platform::Platform;
+use crate::table::EntryAt;
 use crate::table::locking::Depth;
 
 use super::AddressSpace;
@@ -98,7 +99,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let page = addr.align_down(crate::addr::PAGE_SIZE);
         let range = VirtRange::raw(page.0, page.0 + crate::addr::PAGE_SIZE);
         let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
-        let (node, index, raw) = cursor.entry_at(page);
+        let EntryAt { node, index, entry: raw } = cursor.entry_at(page);
         cursor.counts = crate::stats::Counts::default();
         // A huge entry names the first of its pages.
         let inside = (page.0 & (node.level.span() - 1)) >> PAGE_SHIFT;

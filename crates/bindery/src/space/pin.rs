@@ -10,6 +10,7 @@ use crate::error::{FaultError, PinError};
 use crate::frame::Folio;
 use crate::object::{Object, pages};
 use crate::platform::Platform;
+use crate::table::EntryAt;
 use crate::table::locking::Depth;
 use crate::table::run::Slots;
 
@@ -177,7 +178,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let table = P::Arch::PMD.span();
         let range = VirtRange::raw(at.0, range.end().0.min((at.0 | (table - 1)).saturating_add(1)));
         let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
-        let (node, index, raw) = cursor.entry_at(at);
+        let EntryAt { node, index, entry: raw } = cursor.entry_at(at);
         if node.level.kind(raw) != Kind::Leaf {
             return Ok(None);
         }

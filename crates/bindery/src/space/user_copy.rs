@@ -5,6 +5,7 @@ use crate::arch::{Arch, KeyRights, Kind, Level};
 use crate::bytes;
 use crate::error::FaultError;
 use crate::platform::Platform;
+use crate::table::EntryAt;
 use crate::table::locking::Depth;
 
 use super::AddressSpace;
@@ -185,7 +186,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 }
                 let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
                 let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
-                let (node, index, raw) = cursor.entry_at(page);
+                let EntryAt { node, index, entry: raw } = cursor.entry_at(page);
                 if node.level.kind(raw) == Kind::Leaf {
                     let entry = node.single(raw, index);
                     let allowed = P::Arch::attributes(entry).permissions;

@@ -93,8 +93,8 @@ pub(super) fn forget_leaves<P: Platform>(
     let tables = cursor.tables;
     let slots = tables.slots(run.node.table);
     let mut changed = 0;
-    for index in run.index..run.index + run.count {
-        let slot = &slots[index as usize];
+    for index in run.index.stretch(run.count) {
+        let slot = &slots[index.slot()];
         let raw = Entry(slot.load(Ordering::Relaxed));
         let change = |raw: Entry| {
             let contig = level == Level::PTE && P::Arch::is_contig(raw);
@@ -131,7 +131,7 @@ fn forget_absent<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run<P::Arch>
         return;
     }
     let slots = cursor.tables.slots(run.node.table);
-    for slot in &slots[run.index as usize..(run.index + run.count) as usize] {
+    for slot in &slots[run.index.slots(run.count)] {
         slot.fetch_and(!absent::SOFT_DIRTY, Ordering::Relaxed);
     }
     cursor.counts.entries_written += u64::from(run.count);

@@ -4,7 +4,7 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{Arch, Attributes, Entry, Equal, Kind, Level};
+use crate::arch::{Arch, Attributes, Entry, EntryIndex, Equal, Kind, Level};
 use crate::frame::Folio;
 use crate::platform::Platform;
 use crate::stats::Counts;
@@ -13,7 +13,7 @@ use crate::tlb::Gather;
 use super::cursor::Cursor;
 use super::locking::Depth;
 use super::run::Slots;
-use super::{PageTable, free_table, new_table, run};
+use super::{EntryAt, PageTable, free_table, new_table, run};
 
 /// What becomes of a table of small leaves.
 pub(crate) struct Replacement {
@@ -65,19 +65,19 @@ impl<P: Platform> PageTable<'_, P> {
     fn take_table(&self, base: VirtAddr, gather: &mut Gather) -> Option<Frame> {
         let range = VirtRange::raw(base.0, base.0 + P::Arch::PMD.span());
         let mut cursor = self.cursor(range, Depth::Floor(Level::PTE));
-        let (node, _, _) = cursor.entry_at(base);
-        let (parent, index) = cursor.parent_of(base, Level::PTE)?;
+        let EntryAt { node, .. } = cursor.entry_at(base);
+        let EntryAt { node: parent, index, .. } = cursor.parent_of(base, Level::PTE)?;
         let slots = self.slots(node.table);
         let entries = P::Arch::ENTRIES;
-        let leaf_or_empty = |index: u32| {
+        let leaf_or_empty = |index: EntryIndex| {
             matches!(P::Arch::PTE.kind(run::load(slots, index)), Kind::Leaf | Kind::Empty)
         };
-        if node.level != Level::PTE || !(0..entries).all(leaf_or_empty) {
+        if node.level != Level::PTE || !EntryIndex::all::<P::Arch>().all(leaf_or_empty) {
             return None;
         }
         self.memory.worked(u64::from(entries), 0);
         // Release: a reader of the empty entry finds its table locked, or the flush done.
-        self.slots(parent.table)[index as usize].store(0, Ordering::Release);
+        self.slots(parent.table)[index.slot()].store(0, Ordering::Release);
         self.change_entry_count(parent.table, 0, 1);
         cursor.counts.entries_written += 1;
         gather.stale_tables(range);
@@ -89,11 +89,11 @@ impl<P: Platform> PageTable<'_, P> {
     /// Copies what the leaves of `table`, which is out of the tree, name into the folio.
     fn copy_all(&self, table: Frame, folio: Folio, counts: &mut Counts) {
         let memory = self.memory;
-        let (slots, entries) = (self.slots(table), P::Arch::ENTRIES);
-        let mut index = 0;
-        while index < entries {
+        let slots = self.slots(table);
+        let mut index = EntryIndex::FIRST;
+        while index.left::<P::Arch>() > 0 {
             let raw = run::load(slots, index);
-            let to = folio.head.plus(index);
+            let to = folio.head.plus(index.number());
             let count = if P::Arch::PTE.kind(raw) == Kind::Leaf {
                 let first = P::Arch::frame(P::Arch::clear_contig(raw, index));
                 let count = consecutive::<P>(slots, index, first, memory.zero_frame);
@@ -101,7 +101,7 @@ impl<P: Platform> PageTable<'_, P> {
                 counts.bytes_copied += u64::from(count) * PAGE_SIZE;
                 count
             } else {
-                let count = run::count_empty(slots, index, entries - index);
+                let count = run::count_empty(&slots[index.slots(index.left::<P::Arch>())]);
                 memory.platform.zero(to, count);
                 counts.bytes_zeroed += u64::from(count) * PAGE_SIZE;
                 count
@@ -115,7 +115,7 @@ impl<P: Platform> PageTable<'_, P> {
     fn put_leaf(&self, what: &Replacement) {
         let range = VirtRange::raw(what.base.0, what.base.0 + P::Arch::PMD.span());
         let mut cursor = self.cursor(range, Depth::Floor(Level::PMD));
-        let (parent, index, found) = cursor.entry_at(what.base);
+        let EntryAt { node: parent, index, entry: found } = cursor.entry_at(what.base);
         debug_assert!(parent.level == Level::PMD && found.is_empty(), "the table's place is gone");
         self.memory.frames.first_map(what.folio, what.folio.pages());
         let leaf = P::Arch::leaf(what.folio.head, Level::PMD, what.attributes);
@@ -157,38 +157,41 @@ fn join_leaves_locked<P: Platform>(
     gather: &mut Gather,
 ) -> bool {
     let tables = cursor.tables;
-    let (node, _, _) = cursor.entry_at(base);
+    let EntryAt { node, .. } = cursor.entry_at(base);
     if node.level != Level::PTE {
         return false;
     }
     let slots = tables.slots(node.table);
     let entries = P::Arch::ENTRIES;
     let order = P::Arch::PMD.order();
-    let first = run::load(slots, 0);
+    let first = run::load(slots, EntryIndex::FIRST);
     if first.0 & P::Arch::PRESENT == 0 || tables.entry_count(node.table) != entries {
         return false;
     }
-    let frame = P::Arch::frame(P::Arch::clear_contig(first, 0));
+    let frame = P::Arch::frame(P::Arch::clear_contig(first, EntryIndex::FIRST));
     let whole = tables.memory.frames.folio_of(frame);
     if !whole.is_some_and(|folio| folio.head == frame && folio.order == order) {
         return false;
     }
     let equal = Equal::WRITABLE | Equal::SOFT_DIRTY;
-    let (count, _) = P::Arch::match_leaves(slots, 0, entries, equal, P::Arch::STEP, 0);
+    let match_all =
+        || P::Arch::match_leaves(slots, EntryIndex::FIRST, entries, equal, P::Arch::STEP, 0);
+    let (count, _) = match_all();
     cursor.counts.entries_read += u64::from(count);
     if count != entries {
         return false;
     }
     // The table hangs in the table above it, which the cursor holds: the range is its whole slot.
-    let Some((parent, index)) = cursor.parent_of(base, Level::PTE) else { return false };
-    let parent_slot = &tables.slots(parent.table)[index as usize];
+    let Some(above) = cursor.parent_of(base, Level::PTE) else { return false };
+    let EntryAt { node: parent, index, .. } = above;
+    let parent_slot = &tables.slots(parent.table)[index.slot()];
     // Release: a reader of the empty entry finds its table locked, or the flush done.
     parent_slot.store(0, Ordering::Release);
     let range = VirtRange::raw(base.0, base.0 + P::Arch::PMD.span());
     gather.stale_tables(range);
     tables.flush(gather, &mut cursor.counts);
     // Nobody walks the table any more: what the MMU set until now is final.
-    let (_, gathered) = P::Arch::match_leaves(slots, 0, entries, equal, P::Arch::STEP, 0);
+    let (_, gathered) = match_all();
     for slot in slots {
         slot.store(0, Ordering::Relaxed);
     }
@@ -203,7 +206,12 @@ fn join_leaves_locked<P: Platform>(
 
 /// How many leaves from `index` on name consecutive frames from `first` on; the zero page has no
 /// successor.
-fn consecutive<P: Platform>(slots: &[AtomicU64], index: u32, first: Frame, zero: Frame) -> u32 {
+fn consecutive<P: Platform>(
+    slots: &[AtomicU64],
+    index: EntryIndex,
+    first: Frame,
+    zero: Frame,
+) -> u32 {
     let follows = |(offset, slot): &(usize, &AtomicU64)| {
         let raw = Entry(slot.load(Ordering::Relaxed));
         let at = index + *offset as u32;
@@ -213,5 +221,5 @@ fn consecutive<P: Platform>(slots: &[AtomicU64], index: u32, first: Frame, zero:
     if first == zero {
         return 1;
     }
-    slots[index as usize..].iter().enumerate().take_while(follows).count() as u32
+    slots[index.slot()..].iter().enumerate().take_while(follows).count() as u32
 }

@@ -7,7 +7,7 @@
 use core::sync::atomic::{Ordering, fence};
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{Arch, Entry, Level};
+use crate::arch::{Arch, Entry, EntryIndex, Level};
 use crate::platform::Platform;
 use crate::stats::Counts;
 
@@ -20,7 +20,7 @@ impl<P: Platform> PageTable<'_, P> {
     pub(crate) fn fill(
         &self,
         table: Frame,
-        index: u32,
+        index: EntryIndex,
         first: Entry,
         count: u32,
         counts: &mut Counts,
@@ -31,7 +31,7 @@ impl<P: Platform> PageTable<'_, P> {
 
     /// As [`PageTable::fill`], for a caller that counts itself.
     #[inline]
-    pub(crate) fn write_leaves(&self, table: Frame, index: u32, first: Entry, count: u32) {
+    pub(crate) fn write_leaves(&self, table: Frame, index: EntryIndex, first: Entry, count: u32) {
         // A CPU that sees a leaf must see what was written to the page before, not what the frame
         // held in an earlier life. One fence serves all stores below.
         fence(Ordering::Release);
@@ -40,9 +40,10 @@ impl<P: Platform> PageTable<'_, P> {
         let end = index + count;
         let mut at = index;
         // Frames and slots rise together, so contiguous runs fit everywhere or nowhere.
-        let congruent = (P::Arch::frame(first).0 ^ index) & (P::Arch::CONTIG_ENTRIES - 1) == 0;
+        let congruent =
+            (P::Arch::frame(first).0 ^ index.number()) & (P::Arch::CONTIG_ENTRIES - 1) == 0;
         if P::Arch::CONTIG_ENTRIES == 1 || !congruent {
-            for slot in &slots[index as usize..end as usize] {
+            for slot in &slots[index.slots(count)] {
                 slot.store(entry.0, Ordering::Relaxed);
                 entry = Entry(entry.0.wrapping_add(P::Arch::STEP));
             }
@@ -51,9 +52,9 @@ impl<P: Platform> PageTable<'_, P> {
         while at < end {
             let fold = end - at >= P::Arch::CONTIG_ENTRIES && P::Arch::may_fold(entry, at);
             let piece = if fold { P::Arch::CONTIG_ENTRIES } else { 1 };
-            for slot in at..at + piece {
-                let written = if fold { P::Arch::set_contig(entry, slot) } else { entry };
-                slots[slot as usize].store(written.0, Ordering::Relaxed);
+            for at in at.stretch(piece) {
+                let written = if fold { P::Arch::set_contig(entry, at) } else { entry };
+                slots[at.slot()].store(written.0, Ordering::Relaxed);
                 entry = Entry(entry.0.wrapping_add(P::Arch::STEP));
             }
             at += piece;
@@ -63,9 +64,14 @@ impl<P: Platform> PageTable<'_, P> {
 
     /// Clears the whole contiguous run at `index` (its first entry), and returns its first
     /// entry, without the contiguous bit, with accessed and dirty of all.
-    pub(crate) fn take_contig(&self, table: Frame, index: u32, counts: &mut Counts) -> Entry {
-        let slots = &self.slots(table)[index as usize..(index + P::Arch::CONTIG_ENTRIES) as usize];
-        let first = P::Arch::clear_contig(run::load(slots, 0), index);
+    pub(crate) fn take_contig(
+        &self,
+        table: Frame,
+        index: EntryIndex,
+        counts: &mut Counts,
+    ) -> Entry {
+        let slots = &self.slots(table)[index.slots(P::Arch::CONTIG_ENTRIES)];
+        let first = P::Arch::clear_contig(run::load(slots, EntryIndex::FIRST), index);
         let (mut any, mut all) = (0, u64::MAX);
         for slot in slots {
             let mut raw = slot.load(Ordering::Relaxed);
@@ -85,24 +91,30 @@ impl<P: Platform> PageTable<'_, P> {
     /// Makes single pages of the contiguous run that the entry at `index`, for address `addr`,
     /// belongs to. Every page then counts as accessed or dirty if any did: the MMU may have set
     /// that in any entry of the contiguous run.
-    pub(crate) fn unfold(&self, table: Frame, index: u32, addr: VirtAddr, counts: &mut Counts) {
+    pub(crate) fn unfold(
+        &self,
+        table: Frame,
+        index: EntryIndex,
+        addr: VirtAddr,
+        counts: &mut Counts,
+    ) {
         let size = u64::from(P::Arch::CONTIG_ENTRIES) * PAGE_SIZE;
         let base = addr.align_down(size);
-        let first = index & !(P::Arch::CONTIG_ENTRIES - 1);
+        let first = index.align_down(P::Arch::CONTIG_ENTRIES);
         let slots = self.slots(table);
         // Software bits may differ inside a contiguous run, so every entry keeps its own.
         let mut pages = [Entry::EMPTY; 16];
         let pages = &mut pages[..(P::Arch::CONTIG_ENTRIES as usize).min(16)];
-        for (at, page) in (first..).zip(pages.iter_mut()) {
-            let slot = &slots[at as usize];
+        for (at, page) in first.stretch(P::Arch::CONTIG_ENTRIES).zip(pages.iter_mut()) {
+            let slot = &slots[at.slot()];
             let old = Entry(slot.load(Ordering::Relaxed));
             *page = P::Arch::clear_contig(P::Arch::replace_entry(slot, old, |_| Entry::EMPTY), at);
         }
         self.invalidate_now(VirtRange::raw(base.0, base.0 + size), Level::PTE, counts);
         let gathered = pages.iter().fold(pages[0], |all, page| P::Arch::gather(all, *page));
-        for (at, page) in (first..).zip(pages.iter()) {
+        for (at, page) in first.stretch(P::Arch::CONTIG_ENTRIES).zip(pages.iter()) {
             let entry = P::Arch::gather(*page, gathered);
-            slots[at as usize].store(entry.0, Ordering::Relaxed);
+            slots[at.slot()].store(entry.0, Ordering::Relaxed);
         }
         counts.entries_read += u64::from(P::Arch::CONTIG_ENTRIES);
         counts.entries_written += 2 * u64::from(P::Arch::CONTIG_ENTRIES);

@@ -14,12 +14,12 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
-use crate::arch::{Absent, AbsentFormat, Arch, Entry, Equal, Kind, Level};
+use crate::arch::{Absent, AbsentFormat, Arch, Entry, EntryIndex, Equal, Kind, Level};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::tlb::Gather;
 
-use super::descent::EntryAt;
+use super::EntryAt;
 use super::locking::{self, Depth, LockSet, Node};
 use super::run::{self, Run, Slots, What};
 use super::{OutOfMemory, PageTable, ReadSection, TablePool};
@@ -108,7 +108,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
                 if start >= end {
                     break;
                 }
-                let (node, _, entry) = self.peek(&section, VirtAddr(start), &mut counts);
+                let EntryAt { node, entry, .. } = self.peek(&section, VirtAddr(start), &mut counts);
                 self.memory.worked(P::Arch::ROOT.steps_to(node.level) + 1, 0);
                 found = node.level == Level::PTE || !entry.is_empty();
                 if found {
@@ -220,7 +220,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
             }
             let found = |count, what| Run { at, node, index, count, what };
             if kind == Kind::Empty {
-                let count = run::count_empty(slots, index, limit.max(1));
+                let count = run::count_empty(&slots[index.slots(limit.max(1))]);
                 self.counts.entries_read += u64::from(count);
                 return Ok(Some(self.pass(found(count, What::Empty))));
             }
@@ -255,10 +255,9 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
     /// How many whole slots at `level` lie between the position and the end of its table or of
     /// the range.
     #[inline]
-    fn limit(&self, level: Level<P::Arch>, index: u32) -> u32 {
+    fn limit(&self, level: Level<P::Arch>, index: EntryIndex) -> u32 {
         let left = (self.range.end().0 - self.at) >> level.span_shift();
-        let table = P::Arch::ENTRIES - index;
-        u64::from(table).min(left) as u32
+        u64::from(index.left::<P::Arch>()).min(left) as u32
     }
 
     /// Advances past the run. An empty slot above level 1 may reach over the range's end or begin
@@ -269,7 +268,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
         self.tables.memory.worked(u64::from(found.count), 0);
         let begin = self.at >> shift << shift;
         self.at = begin.saturating_add(u64::from(found.count) << shift);
-        let stays = found.index + found.count < P::Arch::ENTRIES;
+        let stays = found.count < found.index.left::<P::Arch>();
         self.position = stays.then_some(found.node);
         found
     }
@@ -278,7 +277,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
     fn level_one_run(
         &mut self,
         node: Node<P::Arch>,
-        index: u32,
+        index: EntryIndex,
         limit: u32,
         entry: Entry,
         kind: Kind,
@@ -288,9 +287,9 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
         let slots = tables.slots(node.table);
         let limit = limit.min(tables.longest_run());
         let (count, what) = match kind {
-            Kind::Empty => (run::count_empty(slots, index, limit), What::Empty),
+            Kind::Empty => (run::count_empty(&slots[index.slots(limit)]), What::Empty),
             Kind::Leaf => {
-                let offset = index & (P::Arch::CONTIG_ENTRIES - 1);
+                let offset = index.offset_in(P::Arch::CONTIG_ENTRIES);
                 if P::Arch::is_contig(entry) && (offset != 0 || limit < P::Arch::CONTIG_ENTRIES) {
                     // The run would cut the contiguous run.
                     tables.unfold(node.table, index, VirtAddr(self.at), &mut self.counts);
@@ -310,7 +309,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
                     // also ask for software bits, and the range may end inside a contiguous run:
                     // leave a contiguous run that would be cut to the next run.
                     let end = index + count;
-                    let cut = end & (P::Arch::CONTIG_ENTRIES - 1);
+                    let cut = end.offset_in(P::Arch::CONTIG_ENTRIES);
                     if cut != 0 && P::Arch::is_contig(run::load(slots, end - 1)) && cut < count {
                         count -= cut;
                     }
@@ -329,7 +328,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
                     }
                     _ => limit,
                 };
-                let (count, first) = P::Arch::match_absent(slots, index, limit);
+                let (count, first) = P::Arch::match_absent(&slots[index.slots(limit)]);
                 (count, What::Absent(first))
             }
         };
@@ -338,7 +337,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
     }
 
     /// Splits the huge leaf or the absent entry at `index`, of which the range covers a part.
-    fn split(&mut self, node: Node<P::Arch>, index: u32) -> Result<(), OutOfMemory> {
+    fn split(&mut self, node: Node<P::Arch>, index: EntryIndex) -> Result<(), OutOfMemory> {
         let base = VirtAddr(self.at).align_down(node.level.span());
         let table = self.tables.split(node, index, base, &mut self.counts)?;
         self.locks.push(table);
@@ -372,27 +371,32 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
         self.cover
     }
 
-    /// The table of level `level + 1` that holds the entry for `addr`, where it exists and the
-    /// cursor holds it.
+    /// The entry for `addr` above tables of `level`, where there is a table for it and the cursor
+    /// holds it.
     pub(crate) fn parent_of(
         &mut self,
         addr: VirtAddr,
         level: Level<P::Arch>,
-    ) -> Option<(Node<P::Arch>, u32)> {
+    ) -> Option<EntryAt<P::Arch>> {
         let (cover, parent) = (self.cover, level.above());
         let found = self.tables.table_below(cover, addr, parent, Ordering::Relaxed);
-        let lowest = found.map_or_else(|(node, ..)| node.level.below(), |node| node.level);
+        let lowest = found.map_or_else(|found| found.node.level.below(), |node| node.level);
         self.counts.entries_descended += cover.level.steps_to(lowest);
         let node = found.ok().filter(|node| node.level == parent)?;
-        Some((node, parent.index_of(addr)))
+        let index = parent.index_of(addr);
+        let entry = run::load(self.tables.slots(node.table), index);
+        Some(EntryAt { node, index, entry })
     }
 
     /// Unfolds the contiguous runs that begin before the level-1 run or end after it.
     pub(crate) fn unfold_edges(&mut self, run: &Run<P::Arch>) {
         let slots = self.tables.slots(run.node.table);
-        let mask = P::Arch::CONTIG_ENTRIES - 1;
+        let contig = P::Arch::CONTIG_ENTRIES;
         let last = run.index + run.count - 1;
-        for (index, cut) in [(run.index, run.index & mask != 0), (last, last & mask != mask)] {
+        for (index, cut) in [
+            (run.index, run.index.offset_in(contig) != 0),
+            (last, (last + 1).offset_in(contig) != 0),
+        ] {
             if cut && P::Arch::is_contig(run::load(slots, index)) {
                 let at = run.at.offset(u64::from(index - run.index) << PAGE_SHIFT);
                 self.tables.unfold(run.node.table, index, at, &mut self.counts);
@@ -403,7 +407,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
     /// The lowest existing entry for `addr`: its table, level and index.
     pub(crate) fn entry_at(&mut self, addr: VirtAddr) -> EntryAt<P::Arch> {
         let found = self.tables.entry_below(self.cover, addr, Level::PTE, Ordering::Relaxed);
-        self.counts.entries_descended += self.cover.level.steps_to(found.0.level);
+        self.counts.entries_descended += self.cover.level.steps_to(found.node.level);
         self.counts.entries_read += 1;
         self.tables.memory.worked(1, 0);
         found
@@ -423,18 +427,19 @@ pub(crate) fn table_under<'m, P: Platform>(
     pool: &mut TablePool<'m, P>,
 ) -> Result<Frame, OutOfMemory> {
     loop {
-        let (at, index, entry) = match tables.table_below(node, addr, level, Ordering::Relaxed) {
+        let found = match tables.table_below(node, addr, level, Ordering::Relaxed) {
             Ok(found) => {
                 counts.entries_descended += node.level.steps_to(found.level);
                 return Ok(found.table);
             }
             Err(found) => found,
         };
+        let EntryAt { node: at, index, entry } = found;
         counts.entries_descended += node.level.steps_to(at.level) + 1;
         let table = if entry.is_empty() {
             let table = pool.take(at.level.below(), counts)?;
             // Release: a reader that finds the table by this entry sees it empty.
-            let slot = &tables.slots(at.table)[index as usize];
+            let slot = &tables.slots(at.table)[index.slot()];
             slot.store(P::Arch::table(table).0, Ordering::Release);
             counts.entries_written += 1;
             tables.change_entry_count(at.table, 1, 0);

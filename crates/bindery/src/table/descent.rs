@@ -3,15 +3,30 @@
 
 use core::sync::atomic::Ordering;
 
-use crate::addr::VirtAddr;
-use crate::arch::{Arch, Entry, Kind, Level};
+use crate::addr::{Frame, VirtAddr};
+use crate::arch::{Arch, Entry, EntryIndex, Kind, Level};
 use crate::platform::Platform;
 
 use super::PageTable;
 use super::locking::Node;
 
-/// An entry as it was read: its table, its index there, and itself.
-pub(crate) type EntryAt<A> = (Node<A>, u32, Entry);
+/// Where an entry is.
+#[derive(Clone, Copy)]
+pub(crate) struct TableSlot {
+    pub(crate) table: Frame,
+    pub(crate) index: EntryIndex,
+}
+
+/// An entry as it was read.
+#[derive(Clone, Copy)]
+pub(crate) struct EntryAt<A: Arch> {
+    /// Its table.
+    pub(crate) node: Node<A>,
+    /// Its index there.
+    pub(crate) index: EntryIndex,
+    /// What was in memory.
+    pub(crate) entry: Entry,
+}
 
 impl<P: Platform> PageTable<'_, P> {
     /// The table of `level` for `addr`, from `node` down, which spans it. Where there is none, the
@@ -26,11 +41,11 @@ impl<P: Platform> PageTable<'_, P> {
         order: Ordering,
     ) -> Result<Node<P::Arch>, EntryAt<P::Arch>> {
         while node.level > level {
-            let (_, index, entry) = self.entry_in(node, addr, order);
-            if node.level.kind(entry) != Kind::Table {
-                return Err((node, index, entry));
+            let found = self.entry_in(node, addr, order);
+            if node.level.kind(found.entry) != Kind::Table {
+                return Err(found);
             }
-            node = node.child(P::Arch::frame(entry));
+            node = node.child(P::Arch::frame(found.entry));
         }
         Ok(node)
     }
@@ -55,7 +70,8 @@ impl<P: Platform> PageTable<'_, P> {
     #[inline(always)]
     fn entry_in(&self, node: Node<P::Arch>, addr: VirtAddr, order: Ordering) -> EntryAt<P::Arch> {
         let index = node.level.index_of(addr);
-        (node, index, Entry(self.slots(node.table)[index as usize].load(order)))
+        let entry = Entry(self.slots(node.table)[index.slot()].load(order));
+        EntryAt { node, index, entry }
     }
 
     /// The root and its level.

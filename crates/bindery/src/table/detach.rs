@@ -4,15 +4,15 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, VirtAddr, VirtRange};
-use crate::arch::{Arch, Kind, Level};
+use crate::arch::{Arch, EntryIndex, Kind, Level};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::tlb::Gather;
 
 use super::locking::{Depth, LockTree, Node};
-use super::run::{self, Run, What};
+use super::run::{Run, What};
 use super::stray::{mark_children, mark_subtree_stray};
-use super::{PageTable, ReadSection};
+use super::{EntryAt, PageTable, ReadSection};
 
 impl<P: Platform> PageTable<'_, P> {
     /// Detaches the tables for `addr` that are empty, from the lowest up: each is locked again from
@@ -22,8 +22,8 @@ impl<P: Platform> PageTable<'_, P> {
             let span = level.span();
             let Some(slot) = VirtRange::from_len(addr.align_down(span), span) else { return };
             let mut cursor = self.cursor(slot, Depth::Floor(level.below()));
-            let Some((node, index)) = cursor.parent_of(addr, level.below()) else { continue };
-            let entry = run::load(self.slots(node.table), index);
+            let Some(found) = cursor.parent_of(addr, level.below()) else { continue };
+            let EntryAt { node, index, entry } = found;
             if level.kind(entry) != Kind::Table {
                 continue;
             }
@@ -56,7 +56,7 @@ impl<P: Platform> PageTable<'_, P> {
         counts: &mut Counts,
     ) {
         // Release: a reader of the empty entry finds its table locked, or the flush done.
-        self.slots(run.node.table)[run.index as usize].store(0, Ordering::Release);
+        self.slots(run.node.table)[run.index.slot()].store(0, Ordering::Release);
         counts.entries_written += 1;
         self.change_entry_count(run.node.table, 0, 1);
         // Where nothing was mapped, there was no table for a walker to remember.
@@ -99,7 +99,7 @@ impl<P: Platform> PageTable<'_, P> {
         };
         if level > Level::PTE {
             // Nobody changes the entries of a table that is marked.
-            for index in 0..P::Arch::ENTRIES {
+            for index in EntryIndex::all::<P::Arch>() {
                 if let Some(table) = self.child(node.table, node.level, index) {
                     self.gather_below(Node { table, level }, gather, counts);
                 }

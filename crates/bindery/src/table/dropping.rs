@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Memory;
 use crate::addr::{Frame, Order, VirtAddr, VirtRange};
-use crate::arch::{Absent, AbsentFormat, Arch, Entry, Equal, Kind, Level};
+use crate::arch::{Absent, AbsentFormat, Arch, Entry, EntryIndex, Equal, Kind, Level};
 use crate::frame::{Folio, FreeBatch, OwnerKind};
 use crate::platform::Platform;
 use crate::stats::Counts;
@@ -65,10 +65,10 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
             meta.change_entry_count(0, dropped);
             return;
         }
-        for index in first..=last {
+        for index in first.up_to(last + 1) {
             // SAFETY: 1. a table, by the entry above it or its cursor; 2. the caller holds its
             // lock.
-            let slot = unsafe { &self.memory.slots(node.table)[index as usize] };
+            let slot = unsafe { &self.memory.slots(node.table)[index.slot()] };
             let entry = Entry(slot.load(Ordering::Relaxed));
             let start = VirtAddr(base.0 + u64::from(index) * node.level.span());
             match node.level.kind(entry) {
@@ -94,7 +94,8 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
         let meta = self.memory.frames.table(table);
         let level = meta.level();
         if level == Level::PTE {
-            self.leaves(table, 0..P::Arch::ENTRIES);
+            let first = EntryIndex::FIRST;
+            self.leaves(table, first..first + P::Arch::ENTRIES);
             return;
         }
         let mut entry_count = meta.entry_count();
@@ -125,33 +126,33 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
 
     /// Drops the mappings of the level-1 leaves (and absent entries) of `indices`. Returns how many
     /// entries that were.
-    fn leaves(&mut self, table: Frame, indices: Range<u32>) -> u32 {
+    fn leaves(&mut self, table: Frame, indices: Range<EntryIndex>) -> u32 {
         let (memory, missing) = (self.memory, self.missing);
         let entry_count = memory.frames.table(table).entry_count();
         // SAFETY: 1. it has leaves, so it is a table; 2. it is locked, or detached and on the
         // caller's list.
-        let slots = unsafe { &memory.slots(table)[..indices.end as usize] };
+        let slots = unsafe { &memory.slots(table)[..indices.end.slot()] };
         let (mut index, mut dropped) = (indices.start, 0);
         while dropped < entry_count
-            && let Some(slot) = slots.get(index as usize)
+            && let Some(slot) = slots.get(index.slot())
         {
             let raw = slot.load(Ordering::Relaxed);
             if raw == 0 {
-                index += run::count_empty_ahead(&slots[index as usize..]);
+                index += run::count_empty_ahead(&slots[index.slot()..]);
                 continue;
             }
             let entry = Entry(raw | missing);
             let count = if entry.0 & P::Arch::PRESENT != 0 {
                 self.run(slots, index, entry)
             } else {
-                let limit = (slots.len() as u32 - index).min(entry_count - dropped);
+                let limit = (slots.len() as u32 - index.number()).min(entry_count - dropped);
                 let count = absent_run::<P>(slots, index, limit);
                 self.counts.mapped(OwnerKind::Anonymous, count);
                 drop_absent(memory, Node { table, level: Level::PTE }, entry, count, self.counts);
                 count
             };
             if missing != 0 {
-                for slot in &slots[index as usize..(index + count) as usize] {
+                for slot in &slots[index.slots(count)] {
                     slot.store(0, Ordering::Relaxed);
                 }
                 self.counts.entries_written += u64::from(count);
@@ -168,7 +169,7 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
     /// Drops the run of leaves that begins at `index` with `entry`. Returns their number. The
     /// caller counts every page as anonymous; other kinds are corrected here.
     #[inline]
-    fn run(&mut self, slots: &[AtomicU64], index: u32, entry: Entry) -> u32 {
+    fn run(&mut self, slots: &[AtomicU64], index: EntryIndex, entry: Entry) -> u32 {
         let (memory, missing) = (self.memory, self.missing);
         let entry = P::Arch::clear_contig(entry, index);
         let frame = P::Arch::frame(entry);
@@ -182,30 +183,36 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
         // counts as the object's page that it was when it was mapped.
         if folio.order == Order::PAGE && memory.frames.free_anonymous_into(self.batch, folio, 1) {
             // Folios of one page mostly come in a row.
-            let rest = &slots[index as usize + 1..];
+            let rest = &slots[index.slot() + 1..];
             let more = drop_single_pages(memory, rest, missing, self.batch);
             self.counts.folios_touched += u64::from(more);
             return 1 + more;
         }
         let left = folio.head.0 + folio.pages() - frame.0;
-        let limit = left.min(slots.len() as u32 - index);
-        let slots = &slots[..(index + limit) as usize];
+        let limit = left.min(slots.len() as u32 - index.number());
+        let slots = &slots[..(index + limit).slot()];
         // If these are the folio's only mappings, their accessed and dirty bits are not needed.
         let last = folio.order > Order::PAGE
             && memory.frames.is_mapped_only(folio, limit)
-            && P::Arch::are_leaves(&slots[index as usize..], index, P::Arch::STEP, missing);
+            && P::Arch::are_leaves(&slots[index.slot()..], index, P::Arch::STEP, missing);
         if last && memory.frames.free_anonymous_into(self.batch, folio, limit) {
             return limit;
         }
-        self.shared(slots, index, (folio, entry))
+        self.shared(slots, index, folio, entry)
     }
 
     /// Drops the mappings of the pages of `folio` that begin at `index` with `entry`, without the
     /// contiguous bit, and end with the slots at the latest: others map or hold the folio, too.
     #[inline(never)]
-    fn shared(&mut self, slots: &[AtomicU64], index: u32, (folio, entry): (Folio, Entry)) -> u32 {
+    fn shared(
+        &mut self,
+        slots: &[AtomicU64],
+        index: EntryIndex,
+        folio: Folio,
+        entry: Entry,
+    ) -> u32 {
         let (memory, missing) = (self.memory, self.missing);
-        let limit = slots.len() as u32 - index;
+        let limit = slots.len() as u32 - index.number();
         let (mut count, mut first) = (limit, entry);
         if limit > 1 {
             let (equal, step) = (Equal::empty(), P::Arch::STEP);
@@ -253,9 +260,9 @@ fn drop_single_pages<P: Platform>(
 /// How many of the `limit` absent entries from `index` on can be dropped at once: swap entries by
 /// runs of slots, others one by one.
 #[inline(never)]
-fn absent_run<P: Platform>(slots: &[AtomicU64], index: u32, limit: u32) -> u32 {
+fn absent_run<P: Platform>(slots: &[AtomicU64], index: EntryIndex, limit: u32) -> u32 {
     if P::Arch::is_swap(run::load(slots, index)) {
-        P::Arch::match_absent(slots, index, limit).0
+        P::Arch::match_absent(&slots[index.slots(limit)]).0
     } else {
         1
     }

@@ -7,20 +7,22 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{AbsentFormat, Arch, Attributes, Entry, Level, Permissions, ProtectionKey};
+use crate::arch::{
+    AbsentFormat, Arch, Attributes, Entry, EntryIndex, Level, Permissions, ProtectionKey,
+};
 use crate::events::RareEvents;
 use crate::platform::Platform;
 use crate::stats::Counts;
 
 use super::locking::{Depth, Node};
 use super::run::Slots;
-use super::{OutOfMemory, PageTable, ReadSection, TablePool};
+use super::{EntryAt, OutOfMemory, PageTable, ReadSection, TablePool};
 
 impl<P: Platform> PageTable<'_, P> {
     /// Lets no entry cover addresses on both sides of `at`, a multiple of the page size: VMAs
     /// meet there. A huge leaf or absent entry that does is split, with the tables on deposit.
     pub(crate) fn cut(&self, at: VirtAddr) {
-        let (node, _, entry) = {
+        let EntryAt { node, entry, .. } = {
             let section = ReadSection::enter(&self.memory.platform);
             self.peek(&section, at, &mut Counts::default())
         };
@@ -35,8 +37,8 @@ impl<P: Platform> PageTable<'_, P> {
     }
 
     /// Writes one leaf above level 1 into an empty entry.
-    pub(crate) fn publish_leaf(&self, table: Frame, index: u32, leaf: Entry) {
-        self.slots(table)[index as usize].store(leaf.0, Ordering::Release);
+    pub(crate) fn publish_leaf(&self, table: Frame, index: EntryIndex, leaf: Entry) {
+        self.slots(table)[index.slot()].store(leaf.0, Ordering::Release);
         self.change_entry_count(table, 1, 0);
     }
 
@@ -45,14 +47,14 @@ impl<P: Platform> PageTable<'_, P> {
     pub(crate) fn split(
         &self,
         node: Node<P::Arch>,
-        index: u32,
+        index: EntryIndex,
         base: VirtAddr,
         counts: &mut Counts,
     ) -> Result<Frame, OutOfMemory> {
         let table = self.withdraw_table(node.table).ok_or(OutOfMemory)?;
         let level = node.level.below();
         self.meta(table).init(level);
-        let slot = &self.slots(node.table)[index as usize];
+        let slot = &self.slots(node.table)[index.slot()];
         let old = Entry(slot.load(Ordering::Relaxed));
         counts.entries_read += 1;
         let entries = P::Arch::ENTRIES;
@@ -64,7 +66,7 @@ impl<P: Platform> PageTable<'_, P> {
             counts.entries_written += 1;
             let first = P::Arch::leaf(P::Arch::frame(old), level, P::Arch::attributes(old));
             if level == Level::PTE {
-                self.fill(table, 0, first, entries, counts);
+                self.fill(table, EntryIndex::FIRST, first, entries, counts);
             } else {
                 let step = P::Arch::STEP << level.order().0;
                 self.write_steps(table, first, step, counts);

@@ -5,14 +5,16 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Entry, Kind, Level, Permissions};
+use crate::arch::{
+    Absent, AbsentFormat, Arch, Attributes, Entry, EntryIndex, Kind, Level, Permissions,
+};
 use crate::frame::Folio;
 use crate::platform::Platform;
 use crate::stats::Counts;
 
 use super::cursor::Chunks;
 use super::locking::{Depth, Node};
-use super::{PageTable, ReadSection, run};
+use super::{EntryAt, PageTable, ReadSection, run};
 
 /// A stretch of equal looks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,7 +25,7 @@ pub(crate) struct Looked<A: Arch> {
     /// As it is in memory.
     pub(crate) raw: Entry,
     pub(crate) node: Node<A>,
-    pub(crate) index: u32,
+    pub(crate) index: EntryIndex,
     /// The part of the range that it covers.
     pub(crate) range: VirtRange,
 }
@@ -83,7 +85,7 @@ impl<P: Platform> PageTable<'_, P> {
         while at < range.end() {
             // One table at a time, so that no read section lasts long.
             let section = ReadSection::enter(&self.memory.platform);
-            let (node, first, entry) = self.peek(&section, at, &mut counts);
+            let EntryAt { node, index: first, entry } = self.peek(&section, at, &mut counts);
             let span = node.level.span();
             let slots = self.slots(node.table);
             let mut index = first;
@@ -105,10 +107,10 @@ impl<P: Platform> PageTable<'_, P> {
                 }
                 at = VirtAddr(end);
                 index += 1;
-                if at >= range.end() || index >= P::Arch::ENTRIES {
+                if at >= range.end() || index.left::<P::Arch>() == 0 {
                     break;
                 }
-                raw = Entry(slots[index as usize].load(Ordering::Acquire));
+                raw = Entry(slots[index.slot()].load(Ordering::Acquire));
                 if node.level.kind(raw) == Kind::Table {
                     break;
                 }
@@ -232,8 +234,9 @@ impl<P: Platform> PageTable<'_, P> {
             return looked.entry;
         }
         let slots = self.slots(looked.node.table);
-        let first = looked.index & !(P::Arch::CONTIG_ENTRIES - 1);
-        (first..first + P::Arch::CONTIG_ENTRIES)
+        let first = looked.index.align_down(P::Arch::CONTIG_ENTRIES);
+        first
+            .stretch(P::Arch::CONTIG_ENTRIES)
             .map(|index| run::load(slots, index))
             .fold(looked.entry, P::Arch::gather)
     }

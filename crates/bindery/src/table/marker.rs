@@ -10,7 +10,7 @@ use super::cursor::{Chunks, Cursor, Whole};
 use super::locking::Depth;
 use super::run::{self, What};
 use super::zap::clear_absent;
-use super::{OutOfMemory, PageTable, TablePool};
+use super::{EntryAt, OutOfMemory, PageTable, TablePool};
 
 impl<P: Platform> PageTable<'_, P> {
     /// Puts `marker` everywhere in `range`, whose entries are empty. One entry for each slot of
@@ -26,7 +26,7 @@ impl<P: Platform> PageTable<'_, P> {
             self.with_tables(|pool| {
                 let mut cursor = self.cursor(part, Depth::Floor(Level::PTE));
                 let whole = part.len() == table;
-                let (node, _, found) = cursor.entry_at(part.start());
+                let EntryAt { node, entry: found, .. } = cursor.entry_at(part.start());
                 if whole && node.level > Level::PTE && found.is_empty() {
                     mark_slot(&mut cursor, part, entry, pool)
                 } else {
@@ -86,7 +86,7 @@ fn mark_pages<'m, P: Platform>(
     debug_assert_eq!(P::Arch::PTE.kind(run::load(slots, first)), Kind::Empty);
     // Before the first marker: who detaches tables asks for it under the table's lock.
     tables.meta(table).note_guards();
-    for slot in &slots[first as usize..(first + count) as usize] {
+    for slot in &slots[first.slots(count)] {
         slot.store(entry.0, Ordering::Relaxed);
     }
     cursor.counts.entries_written += u64::from(count);

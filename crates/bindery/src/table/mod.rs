@@ -74,7 +74,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Memory;
 use crate::addr::{Frame, Order, VirtAddr};
-use crate::arch::{Arch, Entry, Kind, Level};
+use crate::arch::{Arch, Entry, EntryIndex, Kind, Level};
 pub(crate) use crate::error::OutOfMemory;
 use crate::frame::pending;
 use crate::frame::table_meta::TableMeta;
@@ -83,11 +83,11 @@ use crate::platform::Platform;
 use crate::stats::{Counts, Stats};
 use crate::tlb::ActiveCpus;
 
-use descent::EntryAt;
 use locking::LockTree;
 use move_range::Moving;
 use run::Run;
 
+pub(crate) use descent::{EntryAt, TableSlot};
 pub(crate) use pool::TablePool;
 #[cfg(feature = "baseline")]
 pub use reach::Reach;
@@ -171,9 +171,9 @@ impl<'m, P: Platform> PageTable<'m, P> {
             let half = P::Arch::ENTRIES / 2;
             // SAFETY: 1. and 2. the platform's obligation 5.
             let theirs = unsafe { memory.slots(kernel) };
-            for index in half..P::Arch::ENTRIES {
-                let entry = theirs[index as usize].load(Ordering::Relaxed);
-                table.slots(root)[index as usize].store(entry, Ordering::Relaxed);
+            for index in EntryIndex::new(half).stretch(half) {
+                let entry = theirs[index.slot()].load(Ordering::Relaxed);
+                table.slots(root)[index.slot()].store(entry, Ordering::Relaxed);
             }
         }
         table.meta(root).unlock();
@@ -217,7 +217,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     /// The entries of a run.
     #[inline]
     pub(crate) fn slots_of(&self, run: &Run<P::Arch>) -> &[AtomicU64] {
-        &self.slots(run.node.table)[run.index as usize..(run.index + run.count) as usize]
+        &self.slots(run.node.table)[run.index.slots(run.count)]
     }
 
     /// The most entries that one run may have.
@@ -249,7 +249,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         counts: &mut Counts,
     ) -> EntryAt<P::Arch> {
         let found = self.entry_below(self.root_node(), addr, Level::PTE, Ordering::Acquire);
-        counts.entries_descended += P::Arch::ROOT.steps_to(found.0.level) + 1;
+        counts.entries_descended += P::Arch::ROOT.steps_to(found.node.level) + 1;
         found
     }
 
@@ -414,8 +414,8 @@ impl<P: Platform> LockTree for PageTable<'_, P> {
     }
 
     #[inline]
-    fn child(&self, table: Frame, level: Level<P::Arch>, index: u32) -> Option<Frame> {
-        let entry = Entry(self.slots(table)[index as usize].load(Ordering::Acquire));
+    fn child(&self, table: Frame, level: Level<P::Arch>, index: EntryIndex) -> Option<Frame> {
+        let entry = Entry(self.slots(table)[index.slot()].load(Ordering::Acquire));
         (level.kind(entry) == Kind::Table).then(|| P::Arch::frame(entry))
     }
 }

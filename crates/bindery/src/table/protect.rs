@@ -4,7 +4,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::VirtRange;
 use crate::arch::{
-    Absent, AbsentFormat, Arch, Attributes, Entry, Equal, Level, Permissions, ProtectionKey, Write,
+    Absent, AbsentFormat, Arch, Attributes, Entry, EntryIndex, Equal, Level, Permissions,
+    ProtectionKey, Write,
 };
 use crate::platform::Platform;
 use crate::tlb::Gather;
@@ -262,14 +263,14 @@ fn make_prot_none<P: Platform>(
     let slots = tables.slots(run.node.table);
     tables.mark_pending(run.node.table, gather, &mut cursor.counts);
     let mut gathered = None;
-    for index in run.index..run.index + run.count {
-        let slot = &slots[index as usize];
+    for index in run.index.stretch(run.count) {
+        let slot = &slots[index.slot()];
         let raw = Entry(slot.load(Ordering::Relaxed));
         if run.node.level > Level::PTE {
             P::Arch::replace_entry(slot, raw, prot_none::<P::Arch>);
             continue;
         }
-        if P::Arch::is_contig(raw) && index & (P::Arch::CONTIG_ENTRIES - 1) == 0 {
+        if P::Arch::is_contig(raw) && index.offset_in(P::Arch::CONTIG_ENTRIES) == 0 {
             gathered = Some(suspend_contig::<P::Arch>(slots, index));
         } else if !P::Arch::is_contig(raw) {
             gathered = None;
@@ -287,8 +288,8 @@ fn make_prot_none<P: Platform>(
 
 /// Takes the valid bit from all entries of a contiguous run, and only then gathers accessed and
 /// dirty: while one entry is valid, the MMU may set them there for any page of the contiguous run.
-fn suspend_contig<A: Arch>(slots: &[AtomicU64], index: u32) -> Entry {
-    for slot in &slots[index as usize..(index + A::CONTIG_ENTRIES) as usize] {
+fn suspend_contig<A: Arch>(slots: &[AtomicU64], index: EntryIndex) -> Entry {
+    for slot in &slots[index.slots(A::CONTIG_ENTRIES)] {
         slot.fetch_and(!A::PRESENT, Ordering::Relaxed);
     }
     A::match_leaves(slots, index, A::CONTIG_ENTRIES, Equal::empty(), A::STEP, A::PRESENT).1
@@ -342,9 +343,9 @@ fn restore_part<P: Platform>(
     let slots = cursor.tables.slots(run.node.table);
     let level = run.node.level;
     let end = run.index + count;
-    let mut contig_end = 0;
-    for index in run.index..end {
-        let slot = &slots[index as usize];
+    let mut contig_end = EntryIndex::FIRST;
+    for index in run.index.stretch(count) {
+        let slot = &slots[index.slot()];
         let entry = Entry(slot.load(Ordering::Relaxed));
         let Some(Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault }) =
             P::Arch::decode_absent(entry)

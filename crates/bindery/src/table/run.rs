@@ -4,7 +4,7 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, VirtAddr, VirtRange};
-use crate::arch::{AbsentFormat, Arch, Entry, Equal};
+use crate::arch::{AbsentFormat, Arch, Entry, EntryIndex, Equal};
 
 use super::locking::Node;
 
@@ -28,7 +28,7 @@ pub(crate) enum What {
 pub(crate) struct Run<A: Arch> {
     pub(crate) at: VirtAddr,
     pub(crate) node: Node<A>,
-    pub(crate) index: u32,
+    pub(crate) index: EntryIndex,
     pub(crate) count: u32,
     pub(crate) what: What,
 }
@@ -54,15 +54,14 @@ impl<A: Arch> Run<A> {
 }
 
 #[inline]
-pub(crate) fn load(slots: &[AtomicU64], index: u32) -> Entry {
-    Entry(slots[index as usize].load(Ordering::Relaxed))
+pub(crate) fn load(slots: &[AtomicU64], index: EntryIndex) -> Entry {
+    Entry(slots[index.slot()].load(Ordering::Relaxed))
 }
 
-/// How many of the `limit` entries from `index` on are empty.
-pub(crate) fn count_empty(slots: &[AtomicU64], index: u32, limit: u32) -> u32 {
-    let stretch = &slots[index as usize..(index + limit) as usize];
-    let filled = stretch.iter().position(|slot| slot.load(Ordering::Relaxed) != 0);
-    filled.map_or(limit, |index| index as u32)
+/// How many entries at the beginning of `slots` are empty.
+pub(crate) fn count_empty(slots: &[AtomicU64]) -> u32 {
+    let filled = slots.iter().position(|slot| slot.load(Ordering::Relaxed) != 0);
+    filled.unwrap_or(slots.len()) as u32
 }
 
 /// Whether all entries of `slots` are empty, in one pass without a branch an entry.
@@ -97,7 +96,7 @@ pub(crate) trait Slots: Arch {
     #[inline]
     fn match_leaves(
         slots: &[AtomicU64],
-        index: u32,
+        index: EntryIndex,
         limit: u32,
         equal: Equal,
         step: u64,
@@ -108,7 +107,7 @@ pub(crate) trait Slots: Arch {
         let (mut any, mut all) = (first.0, first.0);
         let mut expected = first.0;
         let mut count = 1;
-        for slot in &slots[index as usize + 1..(index + limit) as usize] {
+        for slot in &slots[(index + 1).slots(limit - 1)] {
             let raw = slot.load(Ordering::Relaxed);
             if raw == 0 {
                 break;
@@ -129,7 +128,7 @@ pub(crate) trait Slots: Arch {
     /// level-1 table, by `step` each, and agree as the runs do that are dropped. One pass, without
     /// a branch for each entry.
     #[inline]
-    fn are_leaves(slots: &[AtomicU64], index: u32, step: u64, restored: u64) -> bool {
+    fn are_leaves(slots: &[AtomicU64], index: EntryIndex, step: u64, restored: u64) -> bool {
         let entry = |raw: &AtomicU64, index| {
             Self::clear_contig(Entry(raw.load(Ordering::Relaxed) | restored), index).0
         };
@@ -152,15 +151,15 @@ pub(crate) trait Slots: Arch {
         differ & Self::compare_mask(Equal::empty()) == 0
     }
 
-    /// As [`Slots::match_leaves`], for absent entries.
-    fn match_absent(slots: &[AtomicU64], index: u32, limit: u32) -> (u32, Entry) {
-        let first = load(slots, index);
+    /// As [`Slots::match_leaves`], for absent entries: those at the beginning of `slots`.
+    fn match_absent(slots: &[AtomicU64]) -> (u32, Entry) {
+        let first = load(slots, EntryIndex::FIRST);
         let mask = Self::absent_compare_mask(first);
         let step = Self::absent_step(first);
         let mut gathered = first;
         let mut expected = first.0;
         let mut count = 1;
-        for slot in &slots[index as usize + 1..(index + limit) as usize] {
+        for slot in &slots[1..] {
             let entry = Entry(slot.load(Ordering::Relaxed));
             expected = expected.wrapping_add(step);
             if (entry.0 ^ expected) & mask != 0 {

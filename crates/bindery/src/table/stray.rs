@@ -3,7 +3,7 @@
 //! [`super::locking`] has the protocol. Here is how one table, or all below one, are marked.
 
 use crate::addr::Frame;
-use crate::arch::{Arch, Level};
+use crate::arch::{EntryIndex, Level};
 
 use super::locking::{LockTree, Node};
 
@@ -39,7 +39,7 @@ pub(crate) fn try_mark_stray<T: LockTree>(tree: &T, node: Node<T::Arch>, keep: K
         return free;
     }
     let (entry_count, mut children) = (tree.entry_count(node.table), 0);
-    for index in 0..T::Arch::ENTRIES {
+    for index in EntryIndex::all::<T::Arch>() {
         if children == entry_count {
             break;
         }
@@ -47,7 +47,7 @@ pub(crate) fn try_mark_stray<T: LockTree>(tree: &T, node: Node<T::Arch>, keep: K
         children += 1;
         let child = node.child(table);
         if !try_mark_stray(tree, child, keep) {
-            for index in 0..index {
+            for index in EntryIndex::FIRST.up_to(index) {
                 if let Some(table) = tree.child(node.table, node.level, index) {
                     unmark_subtree(tree, node.child(table));
                 }
@@ -68,7 +68,7 @@ fn unmark<T: LockTree>(tree: &T, table: Frame) {
 fn unmark_subtree<T: LockTree>(tree: &T, node: Node<T::Arch>) {
     unmark(tree, node.table);
     if node.level > Level::PTE {
-        for index in 0..T::Arch::ENTRIES {
+        for index in EntryIndex::all::<T::Arch>() {
             if let Some(table) = tree.child(node.table, node.level, index) {
                 unmark_subtree(tree, node.child(table));
             }
@@ -84,7 +84,7 @@ pub(crate) fn mark_children<T: LockTree>(
     met: &mut impl FnMut(Frame),
 ) -> u32 {
     let (entry_count, mut children) = (tree.entry_count(node.table), 0);
-    for index in 0..T::Arch::ENTRIES {
+    for index in EntryIndex::all::<T::Arch>() {
         if children == entry_count {
             break;
         }
@@ -117,7 +117,7 @@ pub(crate) fn mark_subtree_stray<T: LockTree>(
     let mut children = 0;
     if node.level > Level::PTE {
         let entry_count = tree.entry_count(node.table);
-        for index in 0..T::Arch::ENTRIES {
+        for index in EntryIndex::all::<T::Arch>() {
             if children == entry_count {
                 break;
             }

@@ -153,7 +153,7 @@ impl<P: Platform> PageTable<'_, P> {
         };
         let attributes = what.attributes_of(exclusive, soft_dirty, userfault);
         if (device, slot) != (place.area, place.first)
-            || pages > 1 && P::Arch::match_absent(self.slots(table), index, pages).0 != pages
+            || pages > 1 && P::Arch::match_absent(&self.slots(table)[index.slots(pages)]).0 != pages
             || self.memory.pages_in_cache(folio, place, 0, pages) != pages
             || !attributes.permissions.intersects(Permissions::ACCESS)
         {
@@ -236,7 +236,7 @@ impl<P: Platform> PageTable<'_, P> {
             // The entries were not empty.
             self.change_entry_count(run.node.table, 0, run.count);
         } else {
-            self.slots(run.node.table)[run.index as usize].store(leaf.0, Ordering::Release);
+            self.slots(run.node.table)[run.index.slot()].store(leaf.0, Ordering::Release);
         }
     }
 }
@@ -250,7 +250,7 @@ impl<P: Platform> PageTable<'_, P> {
         let mut entry = P::Arch::encode_absent(absent);
         let step = P::Arch::absent_step(entry);
         let slots = self.slots(run.node.table);
-        for slot in &slots[run.index as usize..(run.index + run.count) as usize] {
+        for slot in &slots[run.index.slots(run.count)] {
             slot.store(entry.0, Ordering::Relaxed);
             entry = Entry(entry.0.wrapping_add(step));
         }

@@ -18,7 +18,9 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, Order, PAGE_SHIFT, VirtAddr, VirtRange};
-use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Entry, Equal, Kind, Level, Permissions};
+use crate::arch::{
+    Absent, AbsentFormat, Arch, Attributes, Entry, EntryIndex, Equal, Kind, Level, Permissions,
+};
 use crate::events::RareEvents;
 use crate::frame::swap_place::SwapPlace;
 use crate::frame::{Eviction, Folio, OwnerKind};
@@ -31,7 +33,7 @@ use super::cursor::{Cursor, Whole};
 use super::out_batch::{OutBatch, OutRun};
 use super::run::{self, Run, What};
 use super::victims::{Choice, SwapOutStop, Victims};
-use super::{OutOfMemory, PageTable};
+use super::{EntryAt, OutOfMemory, PageTable};
 
 /// What happens to the leaves of one part.
 struct SwapOut<'c, 'a, 'm, P: Platform> {
@@ -265,7 +267,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         let frames = &tables.memory.frames;
         let count = pages >> run.node.level.order().0;
         let slots = tables.slots(run.node.table);
-        let slots = &slots[run.index as usize..(run.index + count) as usize];
+        let slots = &slots[run.index.slots(count)];
         self.defer(run.node.table, 0, 0);
         let mut dirty = false;
         for slot in slots {
@@ -328,15 +330,15 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
             return pages;
         }
         let left = ((self.cursor.range().end().0 - run.at.0) >> PAGE_SHIFT) as u32;
-        let end = (run.index + rest.min(left)).min(P::Arch::ENTRIES);
+        let most = rest.min(left).min(run.index.left::<P::Arch>());
         let slots = self.cursor.tables.slots(run.node.table);
-        let maps = |index: &u32| {
+        let maps = |index: &EntryIndex| {
             let entry = run::load(slots, *index);
             P::Arch::PTE.kind(entry) == Kind::Leaf
                 && P::Arch::frame(P::Arch::clear_contig(entry, *index))
-                    == folio.head.plus(number + *index - run.index)
+                    == folio.head.plus(number + (*index - run.index))
         };
-        let more = (run.index + pages..end).take_while(maps).count() as u32;
+        let more = run.index.stretch(most).skip(pages as usize).take_while(maps).count() as u32;
         if more > 0 {
             self.cursor.unfold_edges(&Run { count: pages + more, ..*run });
         }
@@ -371,7 +373,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
             let step = P::Arch::absent_step(entry);
             let most = (same >> scale).max(1).min(run.count - done);
             let count = self.equal_software_bits(run, done, most, attributes);
-            for slot in &slots[index as usize..(index + count) as usize] {
+            for slot in &slots[index.slots(count)] {
                 slot.store(entry.0, Ordering::Relaxed);
                 entry = Entry(entry.0.wrapping_add(step));
             }
@@ -394,13 +396,13 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
             return most;
         }
         let slots = self.cursor.tables.slots(run.node.table);
-        let agrees = |index: &u32| {
+        let agrees = |index: &EntryIndex| {
             let raw = run::load(slots, *index);
             let other = P::Arch::attributes(P::Arch::clear_contig(raw, *index));
             (other.soft_dirty, other.userfault) == (first.soft_dirty, first.userfault)
         };
         let start = run.index + done;
-        (start..start + most).take_while(agrees).count().max(1) as u32
+        start.stretch(most).take_while(agrees).count().max(1) as u32
     }
 
     /// Whether the run is one that the cursor has yielded whole: its entries agree.
@@ -447,12 +449,12 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         let part = VirtRange::raw(start.0, end).intersection(self.cursor.range());
         let mut at = part.start();
         while at < part.end() {
-            let (node, index, raw) = self.cursor.entry_at(at);
+            let EntryAt { node, index, entry: raw } = self.cursor.entry_at(at);
             let page = ((at.0 - start.0) >> PAGE_SHIFT) as u32;
             if let Some(attributes) = self.attributes_of(raw, place, page) {
                 let frame = folio.head.plus(page);
                 let leaf = P::Arch::leaf(frame, node.level, attributes);
-                tables.slots(node.table)[index as usize].store(leaf.0, Ordering::Release);
+                tables.slots(node.table)[index.slot()].store(leaf.0, Ordering::Release);
                 self.cursor.counts.entries_written += 1;
             }
             at = VirtAddr(at.0 + node.level.span());

@@ -79,7 +79,7 @@ impl<P: Platform> PageTable<'_, P> {
             let step = P::Arch::absent_step(entry);
             let count = (same >> scale).max(1).min(run.count - done);
             let index = run.index + done;
-            for slot in &table[index as usize..(index + count) as usize] {
+            for slot in &table[index.slots(count)] {
                 slot.store(entry.0, Ordering::Relaxed);
                 entry = Entry(entry.0.wrapping_add(step));
             }

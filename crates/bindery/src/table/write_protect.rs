@@ -17,7 +17,7 @@ use super::locking::Depth;
 use super::marker::mark_slot;
 use super::run::{self, Run, Slots, What};
 use super::zap::{clear_absent, suspend};
-use super::{OutOfMemory, PageTable, TablePool};
+use super::{EntryAt, OutOfMemory, PageTable, TablePool};
 
 /// Whether a run has the bit, or is one of markers.
 pub(super) fn is_protected<A: Arch>(run: &Run<A>) -> bool {
@@ -181,7 +181,7 @@ fn mark_vacant<'m, P: Platform>(
 ) -> Result<(), OutOfMemory> {
     let tables = cursor.tables;
     let entry = P::Arch::encode_absent(Absent::Marker(Marker::UserfaultWriteProtect));
-    let (node, _, found) = cursor.entry_at(part.start());
+    let EntryAt { node, entry: found, .. } = cursor.entry_at(part.start());
     if node.level > Level::PTE && !found.is_empty() {
         // It stands for all of the part.
         return Ok(());
@@ -193,9 +193,9 @@ fn mark_vacant<'m, P: Platform>(
     let first = P::Arch::PTE.index_of(part.start());
     let slots = tables.slots(table);
     let mut marked = 0;
-    for index in first..first + part.pages() as u32 {
+    for index in first.stretch(part.pages() as u32) {
         if run::load(slots, index).is_empty() {
-            slots[index as usize].store(entry.0, Ordering::Relaxed);
+            slots[index.slot()].store(entry.0, Ordering::Relaxed);
             marked += 1;
         }
     }

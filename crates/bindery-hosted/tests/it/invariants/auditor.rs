@@ -4,7 +4,9 @@
 //! `strict_tlb.rs`.
 
 use bindery::addr::{Frame, VirtAddr};
-use bindery::arch::{AArch64, Absent, Arch, Attributes, Entry, Level, Marker, Riscv64, X86_64};
+use bindery::arch::{
+    AArch64, Absent, Arch, Attributes, Entry, EntryIndex, Level, Marker, Riscv64, X86_64,
+};
 use bindery::arch::{AbsentFormat, Permissions};
 use bindery::check::{self, Violation};
 use bindery::testing::{self, FolioDamage, MappingDamage, MemoryDamage, TableDamage};
@@ -308,12 +310,15 @@ fn incomplete_blocks<A: Walk>() {
             |change: fn(Entry) -> Entry| entry_damaged(fixture, seventh, Level::PTE, change);
         assert_eq!(broken(|_| Entry::EMPTY), Violation::BrokenBlock(AT), "a hole");
         assert_eq!(
-            broken(|old| A::clear_contig(old, 7)),
+            broken(|old| A::clear_contig(old, EntryIndex::new(7))),
             Violation::BrokenBlock(AT),
             "a single page"
         );
         assert_eq!(broken(|old| A::write_protect(old)), Violation::BrokenBlock(AT), "unequal");
-        let other = |old| A::set_contig(Entry(A::clear_contig(old, 7).0 + 16 * A::STEP), 7);
+        let other = |old| {
+            let index = EntryIndex::new(7);
+            A::set_contig(Entry(A::clear_contig(old, index).0 + 16 * A::STEP), index)
+        };
         assert_eq!(broken(other), Violation::BrokenBlock(AT), "another frame");
     });
 }

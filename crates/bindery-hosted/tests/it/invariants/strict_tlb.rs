@@ -3,7 +3,7 @@
 //! without a break. Each is broken behind the core's back, and the strict TLB says so.
 
 use bindery::addr::VirtAddr;
-use bindery::arch::{AArch64, Arch, Attributes, Entry, Level, Riscv64};
+use bindery::arch::{AArch64, Arch, Attributes, Entry, EntryIndex, Level, Riscv64};
 use bindery::{Protection, TlbOnLeave, testing};
 use bindery_hosted::{AccessKind, Program, Violation, Walk};
 
@@ -125,7 +125,12 @@ fn fold_without_break<A: Walk>() {
             .map(|(at, index)| {
                 let old = testing::raw_entry(fixture.space, at, Level::PTE).unwrap();
                 assert!(!A::is_contig(old));
-                testing::set_raw_entry(fixture.space, at, Level::PTE, A::set_contig(old, index));
+                testing::set_raw_entry(
+                    fixture.space,
+                    at,
+                    Level::PTE,
+                    A::set_contig(old, EntryIndex::new(index)),
+                );
                 old
             })
             .collect();
@@ -145,7 +150,12 @@ fn a_block_whose_entries_disagree_is_met_by_the_mmu() {
         let seventh = VirtAddr(AT.0 + 7 * PAGE);
         testing::clear_accessed_and_dirty(fixture.space, AT, 16);
         let old = testing::raw_entry(fixture.space, seventh, Level::PTE).unwrap();
-        testing::set_raw_entry(fixture.space, seventh, Level::PTE, AArch64::clear_contig(old, 7));
+        testing::set_raw_entry(
+            fixture.space,
+            seventh,
+            Level::PTE,
+            AArch64::clear_contig(old, EntryIndex::new(7)),
+        );
         let denied = fixture.machine.translate(fixture.space.root(), AT, AccessKind::Read);
         assert!(denied.is_err());
         let found = fixture.machine.take_violations();

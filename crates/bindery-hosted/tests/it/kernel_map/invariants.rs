@@ -4,7 +4,9 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use bindery::addr::{Frame, PAGE_SIZE, VirtAddr};
-use bindery::arch::{AArch64, Arch, Attributes, Entry, Level, Permissions, Riscv64, X86_64};
+use bindery::arch::{
+    AArch64, Arch, Attributes, Entry, EntryIndex, Level, Permissions, Riscv64, X86_64,
+};
 use bindery::check::{self, Violation};
 use bindery::{KernelMap, Memory, Platform, VmallocOptions, VmapOptions};
 use bindery_hosted::{Machine, Walk};
@@ -253,7 +255,7 @@ fn a_contiguous_block_that_is_not_whole_is_found() {
             let at = fixture.map.vmalloc(MIB, &VmallocOptions::huge()).unwrap();
             for page in [0, 1, 15, 16, 255] {
                 let place = after(at, page);
-                let index = (place.0 >> 12) as u32 & 511;
+                let index = Level::<A>::PTE.index_of(place);
                 let single = |old: u64| A::clear_contig(Entry(old), index).0;
                 let found = fixture.broken(place, Level::PTE, single);
                 let first = after(at, page & !15);
@@ -272,7 +274,7 @@ fn a_contiguous_block_that_is_not_whole_is_found() {
         });
     }
     /// What tells a page that can be written from one that cannot.
-    fn single_write_bit<A: Arch>(old: u64, index: u32) -> u64 {
+    fn single_write_bit<A: Arch>(old: u64, index: EntryIndex) -> u64 {
         let single = A::clear_contig(Entry(old), index);
         let other = A::write_protect(single).0;
         single.0 ^ other

@@ -279,10 +279,10 @@ fn neighbors_agree_exactly_in_what_a_run_shares<A: Arch>() {
 }
 
 fn setting_and_clearing_contig_undo_each_other_at_every_index<A: Arch>() {
-    for index in 0..A::ENTRIES {
+    for index in EntryIndex::all::<A>() {
         for attributes in all_attributes() {
             // A contiguous run is aligned in both address spaces; the next one is any other.
-            let frame = Frame(0x1_2340 + index);
+            let frame = Frame(0x1_2340 + index.number());
             let single = A::leaf(frame, Level::PTE, attributes);
             let contig = A::set_contig(single, index);
             assert_eq!(A::clear_contig(contig, index), single);
@@ -297,10 +297,11 @@ fn setting_and_clearing_contig_undo_each_other_at_every_index<A: Arch>() {
 
 fn a_contig_run_folds_only_where_both_alignments_agree<A: Arch>() {
     let attributes = Attributes { permissions: Permissions::READ, ..Default::default() };
-    for index in 0..A::ENTRIES {
+    for index in EntryIndex::all::<A>() {
         for offset in 0..2 * A::CONTIG_ENTRIES {
             let first = A::leaf(Frame(0x1_2340 + offset), Level::PTE, attributes);
-            let aligned = index % A::CONTIG_ENTRIES == 0 && offset % A::CONTIG_ENTRIES == 0;
+            let aligned =
+                index.offset_in(A::CONTIG_ENTRIES) == 0 && offset % A::CONTIG_ENTRIES == 0;
             assert_eq!(A::may_fold(first, index), A::CONTIG_ENTRIES > 1 && aligned);
         }
     }
@@ -318,7 +319,7 @@ fn permissions_and_records_change_in_place<A: Arch>() {
             let (old, new) = (A::leaf(frame, level, old), A::leaf(frame, level, new));
             assert!(!A::needs_break(old, new, level), "{old:?} to {new:?}");
             // Nor inside a contiguous run.
-            let index = frame.0 % A::ENTRIES;
+            let index = EntryIndex::new(frame.0 % A::ENTRIES);
             assert!(
                 level > Level::PTE
                     || !A::needs_break(
@@ -355,8 +356,8 @@ fn another_frame_size_or_scope_needs_a_break<A: Arch>() {
 
 fn a_contig_run_is_entered_and_left_by_a_break<A: Arch>() {
     for (old, new) in pairs() {
-        for index in 0..A::CONTIG_ENTRIES {
-            let frame = Frame(0x1_2340 + index);
+        for index in EntryIndex::FIRST.stretch(A::CONTIG_ENTRIES) {
+            let frame = Frame(0x1_2340 + index.number());
             let single = A::leaf(frame, Level::PTE, old);
             let contig = A::set_contig(A::leaf(frame, Level::PTE, new), index);
             if A::CONTIG_ENTRIES > 1 {

@@ -6,7 +6,7 @@ use std::vec::Vec;
 use loom::sync::atomic::Ordering;
 
 use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
-use crate::arch::{Arch, Attributes, Entry, Kind, Level, Permissions, Tiny};
+use crate::arch::{Arch, Attributes, Entry, EntryIndex, Kind, Level, Permissions, Tiny};
 use crate::kernel_map::protocol::{self, KernelTree, Purge};
 use crate::platform::Tables;
 use crate::stats::Counts;
@@ -33,28 +33,28 @@ impl KernelTree for Cpu {
         ROOT
     }
 
-    fn load(&self, table: Frame, index: u32, order: Ordering) -> Entry {
-        Entry(self.world.table(table).entries[index as usize].load(order))
+    fn load(&self, table: Frame, index: EntryIndex, order: Ordering) -> Entry {
+        Entry(self.world.table(table).entries[index.slot()].load(order))
     }
 
-    fn store(&self, table: Frame, index: u32, entry: Entry, order: Ordering) {
+    fn store(&self, table: Frame, index: EntryIndex, entry: Entry, order: Ordering) {
         let paused = !entry.is_empty() && entry.0 & Tiny::PRESENT == 0;
         let entry = match self.world.omit {
             Omit::Pause if paused => return,
             Omit::KeepBits if paused => Entry::EMPTY,
             _ => entry,
         };
-        self.world.table(table).entries[index as usize].store(entry.0, order);
+        self.world.table(table).entries[index.slot()].store(entry.0, order);
     }
 
     fn offer(
         &self,
         table: Frame,
-        index: u32,
+        index: EntryIndex,
         entry: Entry,
         (success, failure): (Ordering, Ordering),
     ) -> Result<(), Entry> {
-        let slot = &self.world.table(table).entries[index as usize];
+        let slot = &self.world.table(table).entries[index.slot()];
         let relaxed = self.world.omit == Omit::Release;
         let success = if relaxed { Ordering::Relaxed } else { success };
         if self.world.omit == Omit::Exchange {
@@ -219,11 +219,11 @@ fn leaf(frame: Frame, level: Level<Tiny>, permissions: Permissions) -> Entry {
 }
 
 /// The contiguous run that a leaf is in, or itself: addresses, and the first entry.
-fn whole_contig(range: VirtRange, entry: Entry, index: u32) -> (VirtRange, Entry) {
+fn whole_contig(range: VirtRange, entry: Entry, index: EntryIndex) -> (VirtRange, Entry) {
     if !Tiny::is_contig(entry) {
         return (range, entry);
     }
-    let before = u64::from(index % Tiny::CONTIG_ENTRIES);
+    let before = u64::from(index.offset_in(Tiny::CONTIG_ENTRIES));
     let start = range.start().0 - before * range.len();
     let whole = VirtRange::raw(start, start + u64::from(Tiny::CONTIG_ENTRIES) * range.len());
     (whole, Entry(entry.0 - before * Tiny::STEP))
@@ -300,7 +300,7 @@ impl Cpu {
                 self.store(table, index, Entry::EMPTY, Ordering::Relaxed);
                 1
             } else {
-                protocol::clear_leaves(self, table, level, index..index + 1, counts)
+                protocol::clear_leaves(self, table, level, index, 1, counts)
             };
             at = VirtAddr(at.align_down(span).0 + u64::from(passed) * span);
         }
@@ -325,9 +325,9 @@ impl Cpu {
         let parent = protocol::descend(self, first, counts);
         assert_eq!(parent.level, Level::PMD);
         let below = self.make_table(Level::PTE, counts).expect("the model has tables enough");
-        for index in 0..Tiny::ENTRIES {
+        for index in EntryIndex::all::<Tiny>() {
             let at = first.offset(u64::from(index) << PAGE_SHIFT);
-            let single = self.part(parent.entry, index, at == page(number));
+            let single = self.part(parent.entry, index.number(), at == page(number));
             self.store(below, index, single, Ordering::Relaxed);
         }
         self.replace(
@@ -345,7 +345,7 @@ impl Cpu {
         let lowest = protocol::descend(self, page(number), &mut Counts::default());
         assert!(lowest.level == Level::PTE && Tiny::is_contig(lowest.entry));
         let first = Tiny::clear_contig(lowest.entry, lowest.index);
-        let new = |index| self.part(first, index - lowest.index, index == lowest.index);
+        let new = |index: EntryIndex| self.part(first, index - lowest.index, index == lowest.index);
         self.replace(lowest.table, lowest.index, 2, pages(number, 2), Level::PTE, &new);
     }
 
@@ -358,11 +358,11 @@ impl Cpu {
     fn replace(
         &self,
         table: Frame,
-        index: u32,
+        index: EntryIndex,
         entries: u32,
         range: VirtRange,
         level: Level<Tiny>,
-        new: &impl Fn(u32) -> Entry,
+        new: &impl Fn(EntryIndex) -> Entry,
     ) {
         let breaks =
             |old, new| old != new && (Tiny::is_contig(old) || Tiny::needs_break(old, new, level));

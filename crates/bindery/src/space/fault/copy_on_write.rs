@@ -14,7 +14,7 @@ use crate::stats::Counts;
 use crate::table::cursor::Cursor;
 use crate::table::locking::Depth;
 use crate::table::run::Slots;
-use crate::table::{ReadSection, TablePool, run};
+use crate::table::{EntryAt, ReadSection, TablePool, run};
 use crate::tlb::Gather;
 use crate::vma::{Protection, Vma};
 
@@ -35,7 +35,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let mut ours = 0;
         let mut at = range.start();
         while at < range.end() {
-            let (node, index, raw) = cursor.entry_at(at);
+            let EntryAt { node, index, entry: raw } = cursor.entry_at(at);
             let span = node.level.span();
             if node.level.kind(raw) == Kind::Leaf {
                 let entry = node.single(raw, index);
@@ -76,7 +76,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         done.map_err(|_| FaultError::OutOfMemory)?;
         let mut cursor =
             self.table.cursor(VirtRange::raw(page.0, page.0 + PAGE_SIZE), Depth::Floor(Level::PTE));
-        let (node, index, raw) = cursor.entry_at(page);
+        let EntryAt { node, index, entry: raw } = cursor.entry_at(page);
         let writable = P::Arch::attributes(raw).permissions.contains(Permissions::WRITE);
         if writable && node.level.kind(raw) == Kind::Leaf {
             self.record_access(&mut cursor, node, index, Access::Write);
@@ -93,7 +93,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
         let hint = {
             let section = ReadSection::enter(self.platform());
-            self.table.peek(&section, page, &mut Counts::default()).0
+            self.table.peek(&section, page, &mut Counts::default()).node
         };
         let span = hint.level.span();
         if let Some(object) = vma.object().filter(|object| object.notices_writes()) {
@@ -104,14 +104,14 @@ impl<P: Platform> AddressSpace<'_, P> {
             }
         }
         let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
-        let (node, index, raw) = cursor.entry_at(page);
+        let EntryAt { node, index, entry: raw } = cursor.entry_at(page);
         if node.level != hint.level || node.level.kind(raw) != Kind::Leaf {
             return Ok(Step::Again);
         }
         if node.in_contig(raw) {
             self.table.unfold(node.table, index, page, &mut cursor.counts);
         }
-        let slot = &self.table.slots(node.table)[index as usize];
+        let slot = &self.table.slots(node.table)[index.slot()];
         let entry = Entry(slot.load(Ordering::Relaxed));
         P::Arch::replace_entry(slot, entry, |entry| {
             P::Arch::make_writable(entry, arch::Write::Now)
@@ -190,7 +190,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let shown = {
             let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
             let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
-            let (node, index, raw) = cursor.entry_at(page);
+            let EntryAt { node, index, entry: raw } = cursor.entry_at(page);
             if node.level.kind(raw) != Kind::Leaf {
                 return Ok(());
             }
@@ -245,7 +245,7 @@ fn replace_page<P: Platform>(
     copy: Folio,
 ) -> Result<Option<(Frame, bool)>, FaultError> {
     let tables = cursor.tables;
-    let (node, _, raw) = cursor.entry_at(range.start());
+    let EntryAt { node, entry: raw, .. } = cursor.entry_at(range.start());
     if node.level.kind(raw) != Kind::Leaf
         || P::Arch::attributes(raw).permissions.contains(Permissions::WRITE)
     {
@@ -259,7 +259,7 @@ fn replace_page<P: Platform>(
     if P::Arch::is_contig(run::load(tables.slots(table), index)) {
         tables.unfold(table, index, range.start(), &mut cursor.counts);
     }
-    let slot = &tables.slots(table)[index as usize];
+    let slot = &tables.slots(table)[index.slot()];
     let entry = run::load(tables.slots(table), index);
     let old = P::Arch::frame(entry);
     if old == tables.memory.zero_frame {

@@ -13,7 +13,7 @@ use crate::space::AddressSpace;
 use crate::stats::Counts;
 use crate::table::cursor::Cursor;
 use crate::table::locking::{Depth, LockTree};
-use crate::table::{OutOfMemory, ReadSection, TablePool, run};
+use crate::table::{EntryAt, OutOfMemory, ReadSection, TablePool, run};
 use crate::vma::{MappingFlags, Vma};
 
 use super::{Access, Resolved, Step, Tries};
@@ -45,7 +45,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 continue;
             }
             let first = P::Arch::PTE.index_of(range.start());
-            let stretch = &slots[first as usize..(first + order.pages()) as usize];
+            let stretch = &slots[first.slots(order.pages())];
             if !run::are_empty(stretch) {
                 continue;
             }
@@ -106,7 +106,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     ) -> Result<Orders, Entry> {
         let mut counts = Counts::default();
         let section = ReadSection::enter(self.platform());
-        let (node, _, hint) = self.table.peek(&section, page, &mut counts);
+        let EntryAt { node, entry: hint, .. } = self.table.peek(&section, page, &mut counts);
         self.table.stats.add(&counts);
         if !hint.is_empty() {
             return Err(hint);
@@ -129,7 +129,8 @@ impl<P: Platform> AddressSpace<'_, P> {
             let slots = self.table.slots(node.table);
             // Above level 1, the empty entry covers all of the range.
             node.level > Level::PTE
-                || order < huge && run::count_empty(slots, first, order.pages()) == order.pages()
+                || order < huge
+                    && run::count_empty(&slots[first.slots(order.pages())]) == order.pages()
         };
         let orders = Order::PAGE.up_to(MAX_FOLIO_ORDER).filter(|order| wanted.contains(*order));
         let fitting = orders.filter(|order| fits(*order)).map(Orders::of);
@@ -233,7 +234,7 @@ fn map_folio_locked<'m, P: Platform>(
     pool: &mut TablePool<'m, P>,
 ) -> Result<Step, OutOfMemory> {
     let tables = cursor.tables;
-    let (node, _, entry) = cursor.entry_at(range.start());
+    let EntryAt { node, entry, .. } = cursor.entry_at(range.start());
     if node.level < level || !entry.is_empty() {
         // A table or a page has come between: the folio does not fit any more.
         return Ok(Step::Again);
@@ -241,7 +242,7 @@ fn map_folio_locked<'m, P: Platform>(
     let table = cursor.table_at(range.start(), level, pool)?;
     let index = level.index_of(range.start());
     let count = if level == Level::PTE { folio.pages() } else { 1 };
-    let vacant = run::count_empty(tables.slots(table), index, count);
+    let vacant = run::count_empty(&tables.slots(table)[index.slots(count)]);
     cursor.counts.entries_read += u64::from(vacant);
     if vacant != count {
         return Ok(Step::Again);
@@ -256,7 +257,7 @@ fn map_folio_locked<'m, P: Platform>(
     if level == Level::PTE {
         tables.fill(table, index, entry, count, &mut cursor.counts);
     } else {
-        let slot = &tables.slots(table)[index as usize];
+        let slot = &tables.slots(table)[index.slot()];
         slot.store(entry.0, Ordering::Release);
         cursor.counts.entries_written += 1;
         RareEvents::note(&tables.memory.rare.huge_faults);

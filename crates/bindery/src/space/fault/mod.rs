@@ -10,7 +10,8 @@ use core::sync::atomic::Ordering;
 
 use crate::addr::{Orders, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{
-    self, Absent, AbsentFormat, Arch, Entry, KeyRights, Kind, Level, Marker, Permissions,
+    self, Absent, AbsentFormat, Arch, Entry, EntryIndex, KeyRights, Kind, Level, Marker,
+    Permissions,
 };
 use crate::error::{Error, FaultError};
 use crate::events::Unchanged;
@@ -20,7 +21,7 @@ use crate::table::cursor::Cursor;
 use crate::table::locking::{Depth, Node};
 use crate::table::protect::{Watched, Writable};
 use crate::table::run::Slots;
-use crate::table::{ReadSection, run};
+use crate::table::{EntryAt, ReadSection, run};
 
 use super::AddressSpace;
 use super::userfault::Served;
@@ -430,7 +431,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Whether `page` has a guard marker, whose VMA is locked.
     fn is_guarded(&self, page: VirtAddr) -> bool {
         let section = ReadSection::enter(self.platform());
-        let (node, _, entry) =
+        let EntryAt { node, entry, .. } =
             self.table.peek(&section, page, &mut crate::stats::Counts::default());
         node.level.kind(entry) == Kind::Absent
             && P::Arch::decode_absent(entry) == Some(Absent::Marker(Marker::Guard))
@@ -483,7 +484,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     fn look_again(&self, vma: &Vma, page: VirtAddr, access: Access) -> Result<Step, FaultError> {
         let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
         let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
-        let (node, index, raw) = cursor.entry_at(page);
+        let EntryAt { node, index, entry: raw } = cursor.entry_at(page);
         match node.level.kind(raw) {
             Kind::Empty | Kind::Table => return Ok(Step::Again),
             Kind::Leaf => {}
@@ -545,14 +546,14 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         &self,
         cursor: &mut Cursor<'_, 'm, P>,
         node: Node<P::Arch>,
-        index: u32,
+        index: EntryIndex,
         access: Access,
     ) {
         let slots = self.table.slots(node.table);
         let contig = node.in_contig(run::load(slots, index));
         let size = if contig { P::Arch::CONTIG_ENTRIES } else { 1 };
-        let first = index & !(size - 1);
-        for slot in &slots[first as usize..(first + size) as usize] {
+        let first = index.align_down(size);
+        for slot in &slots[first.slots(size)] {
             let old = Entry(slot.load(Ordering::Relaxed));
             let record = |entry| {
                 if access == Access::Write {

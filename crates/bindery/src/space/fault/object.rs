@@ -12,7 +12,7 @@ use crate::stats::Counts;
 use crate::table::leaf::user_attributes;
 use crate::table::locking::Depth;
 use crate::table::protect::{Watched, Writable};
-use crate::table::{OutOfMemory, TablePool, run};
+use crate::table::{EntryAt, OutOfMemory, TablePool, run};
 use crate::vma::{MappingFlags, Vma};
 
 use super::first_touch::written_attributes;
@@ -178,7 +178,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         pool: &mut TablePool<'m, P>,
     ) -> Result<Option<Step>, OutOfMemory> {
         let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
-        let (node, _, entry) = cursor.entry_at(range.start());
+        let EntryAt { node, entry, .. } = cursor.entry_at(range.start());
         if node.level < Level::PMD {
             return Ok(None);
         }
@@ -211,7 +211,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         pool: &mut TablePool<'m, P>,
     ) -> Result<Step, OutOfMemory> {
         let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
-        let (node, _, entry) = cursor.entry_at(range.start());
+        let EntryAt { node, entry, .. } = cursor.entry_at(range.start());
         if node.level > Level::PTE && !entry.is_empty() {
             // A huge leaf has come between.
             return Ok(Step::Again);
@@ -222,7 +222,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let owner = self.table.memory.frames.owner_kind(folio);
         let mut at = begin;
         while at < end {
-            let vacant = run::count_empty(self.table.slots(table), at, end - at);
+            let vacant = run::count_empty(&self.table.slots(table)[at.slots(end - at)]);
             cursor.counts.entries_read += u64::from(vacant.max(1));
             if vacant == 0 {
                 at += 1;

@@ -12,9 +12,9 @@ use crate::stats::Counts;
 use crate::swap::SlotRun;
 use crate::swap::cell::Cell;
 use crate::swap::slots::ClaimError;
-use crate::table::ReadSection;
 use crate::table::run::Slots;
 use crate::table::swap_in::SwapIn;
+use crate::table::{EntryAt, ReadSection};
 use crate::vma::Vma;
 
 use super::copy_on_write::folio_range;
@@ -150,7 +150,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// The slot that is named at `page`, read without locks.
     fn slot_at(&self, page: VirtAddr) -> Option<Slot> {
         let section = ReadSection::enter(self.platform());
-        let (node, _, entry) = self.table.peek(&section, page, &mut Counts::default());
+        let EntryAt { node, entry, .. } = self.table.peek(&section, page, &mut Counts::default());
         let inside = (page.0 & (node.level.span() - 1)) >> PAGE_SHIFT;
         match P::Arch::decode_absent(entry)? {
             Absent::Swap { device, slot, .. } if !entry.is_empty() => {
@@ -241,7 +241,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     #[inline(never)]
     fn names_run(&self, range: VirtRange, area: u8, first: u64) -> bool {
         let section = ReadSection::enter(self.platform());
-        let (node, index, entry) = self.table.peek(&section, range.start(), &mut Counts::default());
+        let EntryAt { node, index, entry } =
+            self.table.peek(&section, range.start(), &mut Counts::default());
         let inside = (range.start().0 & (node.level.span() - 1)) >> PAGE_SHIFT;
         let Some(Absent::Swap { device, slot, .. }) = P::Arch::decode_absent(entry) else {
             return false;
@@ -251,7 +252,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
         let pages = range.pages() as u32;
         node.level > Level::PTE
-            || P::Arch::match_absent(self.table.slots(node.table), index, pages).0 == pages
+            || P::Arch::match_absent(&self.table.slots(node.table)[index.slots(pages)]).0 == pages
     }
 
     fn read_folio(

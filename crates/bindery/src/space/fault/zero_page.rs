@@ -9,6 +9,7 @@ use crate::events::RareEvents;
 use crate::frame::{Folio, OwnerKind};
 use crate::platform::Platform;
 use crate::space::AddressSpace;
+use crate::table::EntryAt;
 use crate::table::cursor::Cursor;
 use crate::table::locking::Depth;
 use crate::vma::{MappingFlags, Vma};
@@ -32,7 +33,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
         let mapped = self.table.with_tables(|pool| {
             let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
-            if !cursor.entry_at(page).2.is_empty() {
+            if !cursor.entry_at(page).entry.is_empty() {
                 // Another CPU was faster; what it mapped may be huge and must not be cut.
                 return Ok(Step::Again);
             }
@@ -55,7 +56,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let frame = memory.huge_zero_frame()?;
         let mapped = self.table.with_tables(|pool| {
             let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
-            let (node, _, entry) = cursor.entry_at(page);
+            let EntryAt { node, entry, .. } = cursor.entry_at(page);
             if node.level == Level::PTE || !entry.is_empty() {
                 return Ok(Step::Again);
             }
@@ -126,7 +127,7 @@ fn replace_huge_zero<P: Platform>(
     folio: Folio,
 ) -> bool {
     let tables = cursor.tables;
-    let (node, index, raw) = cursor.entry_at(range.start());
+    let EntryAt { node, index, entry: raw } = cursor.entry_at(range.start());
     if node.level != Level::PMD
         || node.level.kind(raw) != Kind::Leaf
         || !tables.memory.is_zero(P::Arch::frame(raw))
@@ -135,7 +136,7 @@ fn replace_huge_zero<P: Platform>(
     }
     // Read-only, so nothing but accessed can come in between, and the new leaf has that anyway. The
     // table on deposit stays for the new one.
-    let slot = &tables.slots(node.table)[index as usize];
+    let slot = &tables.slots(node.table)[index.slot()];
     slot.store(0, Ordering::Relaxed);
     tables.invalidate_now(range, node.level, &mut cursor.counts);
     tables.memory.frames.first_map(folio, folio.pages());

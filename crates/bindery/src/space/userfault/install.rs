@@ -10,7 +10,7 @@ use crate::space::AddressSpace;
 use crate::space::fault::read_attributes;
 use crate::stats::Counts;
 use crate::table::locking::Depth;
-use crate::table::{ReadSection, run};
+use crate::table::{EntryAt, ReadSection, run};
 use crate::vma::Vma;
 
 /// Whether the entry is a marker that a page may replace.
@@ -41,15 +41,15 @@ impl<P: Platform> AddressSpace<'_, P> {
         let part = VirtRange::raw(start.0, end);
         let mapped = self.table.with_tables(|pool| {
             let mut cursor = self.table.cursor(part, Depth::Floor(Level::PTE));
-            let (node, _, found) = cursor.entry_at(start);
+            let EntryAt { node, entry: found, .. } = cursor.entry_at(start);
             if node.level > Level::PTE && !found.is_empty() {
                 return Ok(0);
             }
             let table = cursor.table_at(start, Level::PTE, pool)?;
             let first = P::Arch::PTE.index_of(start);
             let slots = self.table.slots(table);
-            let count = run::count_empty(slots, first, part.pages() as u32);
-            for slot in &slots[first as usize..(first + count) as usize] {
+            let count = run::count_empty(&slots[first.slots(part.pages() as u32)]);
+            for slot in &slots[first.slots(count)] {
                 slot.store(entry.0, Ordering::Relaxed);
             }
             cursor.counts.entries_read += u64::from(count);
@@ -75,7 +75,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     pub(super) fn lift_markers(&self, range: VirtRange) -> Result<(), Error> {
         let entry = {
             let section = ReadSection::enter(self.platform());
-            self.table.peek(&section, range.start(), &mut Counts::default()).2
+            self.table.peek(&section, range.start(), &mut Counts::default()).entry
         };
         if !gives_way::<P::Arch>(entry) {
             return Ok(());

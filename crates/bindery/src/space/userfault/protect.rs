@@ -197,7 +197,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let marker = P::Arch::encode_absent(Absent::Marker(Marker::UserfaultWriteProtect));
         let mapped = self.table.with_tables(|pool| {
             let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
-            if cursor.entry_at(page).2 != marker {
+            if cursor.entry_at(page).entry != marker {
                 return Ok(Ok(Step::Again));
             }
             // Splits a marker of level 2.
@@ -209,7 +209,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 }
                 cursor.counts.mapped(memory.frames.owner_kind(folio), 1);
             }
-            let slot = &self.table.slots(table)[index as usize];
+            let slot = &self.table.slots(table)[index.slot()];
             slot.store(leaf.0, core::sync::atomic::Ordering::Release);
             cursor.counts.entries_written += 1;
             let resolved = frame.map_or(Resolved::ZeroPage, |_| Resolved::Mapped(range));

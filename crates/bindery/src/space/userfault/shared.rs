@@ -10,7 +10,7 @@ use crate::platform::Platform;
 use crate::space::AddressSpace;
 use crate::space::fault::{Access, Step, folio_place, object_attributes, refused};
 use crate::stats::Counts;
-use crate::table::{ReadSection, run};
+use crate::table::{EntryAt, ReadSection, run};
 use crate::userfault::Userfault;
 use crate::vma::{MappingFlags, Vma};
 
@@ -109,7 +109,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     fn vacant_pages(&self, range: VirtRange) -> Result<u64, Error> {
         let at = range.start();
         let section = ReadSection::enter(self.platform());
-        let (node, index, entry) = self.table.peek(&section, at, &mut Counts::default());
+        let EntryAt { node, index, entry } = self.table.peek(&section, at, &mut Counts::default());
         if self.is_occupied(entry) {
             return Err(Error::Exists(at));
         }
@@ -122,7 +122,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         if node.level > Level::PTE {
             return Ok(pages);
         }
-        Ok(u64::from(run::count_empty(self.table.slots(node.table), index, pages as u32)))
+        let slots = &self.table.slots(node.table)[index.slots(pages as u32)];
+        Ok(u64::from(run::count_empty(slots)))
     }
 
     /// Maps pages of the object, consecutive ones of a folio from `first` on.

@@ -7,7 +7,7 @@ use crate::platform::Platform;
 use crate::space::AddressSpace;
 use crate::space::fault::{Access, Fault, Origin};
 use crate::stats::Counts;
-use crate::table::ReadSection;
+use crate::table::{EntryAt, ReadSection};
 use crate::userfault::{
     self, Content, Ending, UserfaultFault, UserfaultFeatures, UserfaultKind, UserfaultScope,
     UserfaultState, Waiter,
@@ -103,14 +103,15 @@ impl<P: Platform> AddressSpace<'_, P> {
             return false;
         }
         let section = ReadSection::enter(self.platform());
-        let (node, _, entry) = self.table.peek(&section, fault.page, &mut Counts::default());
+        let EntryAt { node, entry, .. } =
+            self.table.peek(&section, fault.page, &mut Counts::default());
         node.level.kind(entry) == Kind::Leaf
             && P::Arch::attributes(entry).permissions.contains(fault.access.permission())
     }
 
     /// Why the fault has to wait, in a VMA that is locked and registered.
     fn userfault_kind(&self, vma: &Vma, page: VirtAddr, access: Access) -> Option<UserfaultKind> {
-        let (node, _, entry) = {
+        let EntryAt { node, entry, .. } = {
             let section = ReadSection::enter(self.platform());
             self.table.peek(&section, page, &mut Counts::default())
         };

@@ -213,7 +213,7 @@ fn copy_leaves<P: Platform>(
     let ours = source.tables.slots(run.node.table);
     let theirs = target.tables.slots(table);
     let mut narrowed = false;
-    for index in run.index as usize..(run.index + run.count) as usize {
+    for index in run.index.slots(run.count) {
         let raw = Entry(ours[index].load(Ordering::Relaxed));
         let mut protected =
             if what.copied == Copied::Private { P::Arch::write_protect(raw) } else { raw };
@@ -283,7 +283,7 @@ fn copy_absent<P: Platform>(
     source.tables.inherit_guards(run.node.table, table);
     let ours = source.tables.slots(run.node.table);
     let theirs = target.tables.slots(table);
-    for index in run.index as usize..(run.index + run.count) as usize {
+    for index in run.index.slots(run.count) {
         let entry = P::Arch::share_absent(Entry(ours[index].load(Ordering::Relaxed)));
         ours[index].store(entry.0, Ordering::Relaxed);
         theirs[index].store(what.absent::<P::Arch>(entry).0, Ordering::Relaxed);

@@ -26,7 +26,7 @@ use crate::interrupt;
 use crate::platform::Platform;
 use crate::table::cursor::Cursor;
 use crate::table::locking::Depth;
-use crate::table::{OutOfMemory, PageTable};
+use crate::table::{EntryAt, OutOfMemory, PageTable};
 
 use super::{ForkCopy, Supplies};
 
@@ -178,7 +178,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
 
 /// The frame that the entry for `at` names, be it shown or `PROT_NONE`.
 fn frame_at<P: Platform>(cursor: &mut Cursor<'_, '_, P>, at: VirtAddr) -> Option<Frame> {
-    let (node, index, raw) = cursor.entry_at(at);
+    let EntryAt { node, index, entry: raw } = cursor.entry_at(at);
     let first = match node.level.kind(raw) {
         Kind::Leaf if node.level == Level::PTE => P::Arch::frame(node.single(raw, index)),
         Kind::Leaf => P::Arch::frame(raw),

@@ -73,8 +73,10 @@
 mod both_ranges;
 mod lock_set;
 
+use core::ops::RangeInclusive;
+
 use crate::addr::{Frame, VirtAddr, VirtRange};
-use crate::arch::{Arch, Entry, Level};
+use crate::arch::{Arch, Entry, EntryIndex, Level};
 
 pub(crate) use both_ranges::{End, lock_both_ranges, lock_both_ranges_beside_moves};
 pub(crate) use lock_set::{LockSet, SPAN_ENTRIES};
@@ -108,7 +110,7 @@ pub(crate) trait LockTree {
         u32::MAX
     }
     /// The table that the entry names, if it names one. Called inside a read section.
-    fn child(&self, table: Frame, level: Level<Self::Arch>, index: u32) -> Option<Frame>;
+    fn child(&self, table: Frame, level: Level<Self::Arch>, index: EntryIndex) -> Option<Frame>;
     /// Whether `node` is the table of its level that covers `addr`. Called inside a read
     /// section.
     fn is_at(&self, root: Frame, node: Node<Self::Arch>, addr: VirtAddr) -> bool {
@@ -185,7 +187,7 @@ pub(crate) struct Node<A: Arch> {
 impl<A: Arch> Node<A> {
     /// `raw`, which is at `index`, as a leaf of its own: without the mark of a contiguous run.
     #[inline(always)]
-    pub(crate) fn single(self, raw: Entry, index: u32) -> Entry {
+    pub(crate) fn single(self, raw: Entry, index: EntryIndex) -> Entry {
         if self.level == Level::PTE { A::clear_contig(raw, index) } else { raw }
     }
 
@@ -208,17 +210,17 @@ fn overlapped_slots<A: Arch>(
     base: VirtAddr,
     level: Level<A>,
     range: VirtRange,
-) -> Option<(u32, u32)> {
+) -> Option<RangeInclusive<EntryIndex>> {
     let table = VirtRange::from_len(base, level.table_span())?;
     let part = range.intersection(table);
     if part.is_empty() {
         return None;
     }
     let last = VirtAddr(part.end().0 - 1);
-    Some((level.index_of(part.start()), level.index_of(last)))
+    Some(level.index_of(part.start())..=level.index_of(last))
 }
 
-fn slot_range<A: Arch>(base: VirtAddr, level: Level<A>, index: u32) -> VirtRange {
+fn slot_range<A: Arch>(base: VirtAddr, level: Level<A>, index: EntryIndex) -> VirtRange {
     let start = base.0 + u64::from(index) * level.span();
     VirtRange::raw(start, start + level.span())
 }
@@ -257,11 +259,10 @@ fn lock_below<T: LockTree>(
     if node.level <= floor {
         return true;
     }
-    let mut next = 0;
+    let mut next = EntryIndex::FIRST;
     for range in ranges {
-        let Some((first, last)) = overlapped_slots(base, node.level, *range) else {
-            continue;
-        };
+        let Some(slots) = overlapped_slots(base, node.level, *range) else { continue };
+        let (first, last) = slots.into_inner();
         // Two ranges may share a slot: it is visited once, with both.
         let mut index = first.max(next);
         while index <= last {

@@ -6,7 +6,7 @@ use std::vec::Vec;
 use loom::sync::atomic::Ordering;
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{Arch, Entry, Kind, Level, Tiny};
+use crate::arch::{Arch, Entry, EntryIndex, Kind, Level, Tiny};
 use crate::frame::pending::{self, Last};
 use crate::table::locking::{self, Depth, LockSet, LockTree, Node};
 use crate::table::stray;
@@ -76,7 +76,7 @@ impl LockTree for Cpu {
         }
         let mut found = Some(root);
         for level in node.level.above().up_to(Tiny::ROOT).rev() {
-            found = found.and_then(|table| self.child(table, level, index_of(addr, level) as u32));
+            found = found.and_then(|table| self.child(table, level, level.index_of(addr)));
         }
         if found != Some(node.table) {
             count(&self.world.seen.restarts);
@@ -88,8 +88,8 @@ impl LockTree for Cpu {
         self.table(table).inside(|inside| inside.entry_count)
     }
 
-    fn child(&self, table: Frame, level: Level<Tiny>, index: u32) -> Option<Frame> {
-        let entry = Entry(self.table(table).entries[index as usize].load(Ordering::Acquire));
+    fn child(&self, table: Frame, level: Level<Tiny>, index: EntryIndex) -> Option<Frame> {
+        let entry = Entry(self.table(table).entries[index.slot()].load(Ordering::Acquire));
         (level.kind(entry) == Kind::Table).then(|| Tiny::frame(entry))
     }
 }
@@ -187,7 +187,7 @@ impl Cpu {
         let parent = self.table(node.table);
         let released = self.world.omit != Omit::ReleaseClear;
         let order = if released { Ordering::Release } else { Ordering::Relaxed };
-        parent.entries[index as usize].store(0, order);
+        parent.entries[index.slot()].store(0, order);
         parent.inside(|inside| inside.entry_count -= 1);
         Some(table)
     }
@@ -214,7 +214,7 @@ impl Cpu {
         let level = node.level.below();
         let mut tables = Vec::new();
         if self.world.omit == Omit::WaitBelow {
-            let entries = 0..Tiny::ENTRIES;
+            let entries = EntryIndex::all::<Tiny>();
             tables.extend(entries.filter_map(|index| self.child(node.table, node.level, index)));
         } else {
             self.in_section(|_| {
@@ -286,7 +286,7 @@ impl Cpu {
         let find = || {
             let (mut table, mut level) = (ROOT, Tiny::ROOT);
             while level > Level::PTE
-                && let Some(child) = self.child(table, level, index_of(page(number), level) as u32)
+                && let Some(child) = self.child(table, level, level.index_of(page(number)))
             {
                 (table, level) = (child, level.below());
             }
@@ -426,7 +426,7 @@ impl Cpu {
     pub(super) fn tell_place(&self, frame: Frame, place: VirtAddr) {
         let table = self.table(frame);
         table.set_place(place);
-        for index in 0..table.entries.len() as u32 {
+        for index in EntryIndex::FIRST.stretch(table.entries.len() as u32) {
             if let Some(child) = self.child(frame, table.level, index) {
                 let offset = u64::from(index) * table.level.span();
                 self.tell_place(child, place.offset(offset));

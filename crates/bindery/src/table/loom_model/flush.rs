@@ -86,7 +86,7 @@ impl Cpu {
             let mut node = Node { table: ROOT, level: Tiny::ROOT };
             while node.level > Level::PTE
                 && let Some(table) =
-                    self.child(node.table, node.level, index_of(page(number), node.level) as u32)
+                    self.child(node.table, node.level, node.level.index_of(page(number)))
             {
                 node = node.child(table);
             }
@@ -187,7 +187,7 @@ impl Cpu {
             let floor = if self.world.omit == Omit::LockCarried { Level::PMD } else { Level::PTE };
             let (source, target) =
                 locking::lock_both_ranges(self, ROOT, from.into(), to.into(), floor, locks);
-            let index = index_of(to.start(), target.level) as u32;
+            let index = target.level.index_of(to.start());
             if self.child(target.table, target.level, index).is_some() {
                 return;
             }

@@ -30,9 +30,9 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         slots: &[AtomicU64],
         there: &[AtomicU64],
     ) -> Result<u32, MoveStop> {
-        let (count, first) = P::Arch::match_absent(slots, 0, slots.len() as u32);
+        let (count, first) = P::Arch::match_absent(slots);
         self.may_move_absent(first)?;
-        let count = run::count_empty(there, 0, count);
+        let count = run::count_empty(&there[..count as usize]);
         for (slot, there) in slots[..count as usize].iter().zip(there) {
             let entry = Entry(slot.load(Ordering::Relaxed));
             slot.store(0, Ordering::Relaxed);

@@ -4,22 +4,21 @@ use core::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::Memory;
 use crate::addr::{Frame, Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{Arch, Entry, Equal, Level};
+use crate::arch::{Arch, Entry, EntryIndex, Equal, Level};
 use crate::frame::{Folio, FolioLock};
 use crate::platform::Platform;
-use crate::table::locking::Node;
 use crate::table::run::{self, Slots};
 
-use super::{Below, LockSpan, MoveStop};
+use super::{Below, EntryAt, LockSpan, MoveStop};
 
 /// A stretch of one table of the source, and of one of the target.
 pub(super) struct Part<'t> {
     pub(super) table: Frame,
     /// The source's first entry.
-    pub(super) first: u32,
+    pub(super) first: EntryIndex,
     pub(super) slots: &'t [AtomicU64],
     pub(super) target: Frame,
-    pub(super) target_first: u32,
+    pub(super) target_first: EntryIndex,
     pub(super) there: &'t [AtomicU64],
     /// Pages of the span before this part.
     pub(super) page: u32,
@@ -28,6 +27,15 @@ pub(super) struct Part<'t> {
     come: u32,
     /// Whether TLBs may know one of them.
     stale: bool,
+}
+
+/// The pages of a folio that one run of entries maps.
+struct FolioRun {
+    folio: Folio,
+    /// The first of them.
+    number: u32,
+    /// How many.
+    alike: u32,
 }
 
 impl<P: Platform> LockSpan<'_, '_, '_, P> {
@@ -49,8 +57,8 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         let (source, target) = (self.source_at(*done), self.target + u64::from(*done) * PAGE_SIZE);
         let from = P::Arch::PTE.index_of(VirtAddr(source));
         let to = P::Arch::PTE.index_of(VirtAddr(target));
-        let entries = P::Arch::ENTRIES;
-        let count = (pages - *done).min(entries - from).min(entries - to);
+        let room = from.left::<P::Arch>().min(to.left::<P::Arch>());
+        let count = (pages - *done).min(room);
         let there = match self.below(self.to, target) {
             Below::Table(table) => Some(table),
             Below::Nothing => None,
@@ -62,19 +70,17 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
             Below::Nothing => {
                 let vacant = there.map_or(count, |table| {
                     self.counts.entries_read += u64::from(count);
-                    run::count_empty(self.tables.slots(table), to, count)
+                    run::count_empty(&self.tables.slots(table)[to.slots(count)])
                 });
                 *done += vacant;
                 return (vacant < count).then_some(MoveStop::Exists);
             }
-            Below::Huge(node, index, entry) => {
-                return self.break_huge(node, index, entry, source).err();
-            }
+            Below::Huge(found) => return self.break_huge(found, source).err(),
         };
         let tables = self.tables;
-        let slots = &tables.slots(table)[from as usize..(from + count) as usize];
+        let slots = &tables.slots(table)[from.slots(count)];
         if there.is_none() {
-            let vacant = run::count_empty(slots, 0, count);
+            let vacant = run::count_empty(slots);
             if vacant > 0 {
                 self.counts.entries_read += u64::from(vacant);
                 if !self.what.allows_holes {
@@ -96,7 +102,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
             slots,
             target: there,
             target_first: to,
-            there: &tables.slots(there)[to as usize..(to + count) as usize],
+            there: &tables.slots(there)[to.slots(count)],
             page: *done,
             gone: 0,
             come: 0,
@@ -165,8 +171,8 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
             if !self.what.allows_holes {
                 return Err(MoveStop::Missing);
             }
-            let hole = run::count_empty(slots, 0, left);
-            return Ok(run::count_empty(there, 0, hole));
+            let hole = run::count_empty(slots) as usize;
+            return Ok(run::count_empty(&there[..hole]));
         }
         if entry.0 & P::Arch::PRESENT == 0 {
             let moved = self.move_absents(slots, there)?;
@@ -199,7 +205,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         if memory.frames.exclusive_run(folio, number, alike) != (true, alike) {
             return Err(MoveStop::Busy);
         }
-        self.move_folio(part, at, gathered, (folio, number, alike))?;
+        self.move_folio(part, at, gathered, FolioRun { folio, number, alike })?;
         Ok(alike)
     }
 
@@ -209,8 +215,9 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         part: &mut Part<'_>,
         at: u32,
         gathered: Entry,
-        (folio, number, alike): (Folio, u32, u32),
+        run: FolioRun,
     ) -> Result<(), MoveStop> {
+        let FolioRun { folio, number, alike } = run;
         let (tables, frames) = (self.tables, &self.tables.memory.frames);
         let lock = lock(tables.memory, folio)?;
         let taken = take_run::<P::Arch>(&part.slots[at as usize..(at + alike) as usize]);
@@ -257,13 +264,8 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
     /// Makes entries of level 1 of a huge one, of which the span moves a part, or which cannot
     /// be at the target.
     #[cold]
-    fn break_huge(
-        &mut self,
-        node: Node<P::Arch>,
-        index: u32,
-        entry: Entry,
-        source: u64,
-    ) -> Result<(), MoveStop> {
+    fn break_huge(&mut self, found: EntryAt<P::Arch>, source: u64) -> Result<(), MoveStop> {
+        let EntryAt { node, index, entry } = found;
         let memory = self.tables.memory;
         if entry.0 & P::Arch::PRESENT == 0 {
             self.may_move_absent(entry)?;

@@ -35,7 +35,7 @@ mod slots;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, Order, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Attributes, Entry, Level};
+use crate::arch::{self, Arch, Attributes, Entry, EntryIndex, Level};
 use crate::frame::{Folio, OwnerMark};
 use crate::platform::Platform;
 use crate::stats::Counts;
@@ -43,7 +43,7 @@ use crate::tlb::Gather;
 
 use super::cursor::table_under;
 use super::locking::{self, LockSet, Node, SPAN_ENTRIES};
-use super::{OutOfMemory, PageTable, ReadSection, TablePool, run};
+use super::{EntryAt, OutOfMemory, PageTable, ReadSection, TablePool, run};
 
 /// What moves where. The caller holds the VMAs of both places for reading.
 pub(crate) struct MovePlan {
@@ -193,11 +193,11 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
             }
             let from = VirtAddr(what.source.0 + self.done);
             let to = VirtAddr(what.target.0 + self.done);
-            let (node, _, entry) = tables.peek(&section, from, &mut self.counts);
+            let EntryAt { node, entry, .. } = tables.peek(&section, from, &mut self.counts);
             if node.level == Level::PTE || !entry.is_empty() {
                 return None;
             }
-            let (there, index, entry) = tables.peek(&section, to, &mut self.counts);
+            let EntryAt { node: there, index, entry } = tables.peek(&section, to, &mut self.counts);
             if there.level > Level::PTE && !entry.is_empty() {
                 return Some(MoveStop::Exists);
             }
@@ -213,9 +213,9 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
                 self.done += hole.min(to_end(to, there.level));
                 continue;
             }
-            let entries = u64::from(P::Arch::ENTRIES - index);
+            let entries = u64::from(index.left::<P::Arch>());
             let count = entries.min(hole / PAGE_SIZE) as u32;
-            let vacant = run::count_empty(tables.slots(there.table), index, count);
+            let vacant = run::count_empty(&tables.slots(there.table)[index.slots(count)]);
             tables.memory.worked(u64::from(vacant), 0);
             self.counts.entries_read += u64::from(vacant);
             self.done += u64::from(vacant) * PAGE_SIZE;
@@ -302,7 +302,7 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
     /// A move to where the page is: the target's entry is not empty.
     fn stays(&mut self, at: u64) -> Option<MoveStop> {
         let section = ReadSection::enter(&self.tables.memory.platform);
-        let (_, _, entry) = self.tables.peek(&section, VirtAddr(at), &mut self.counts);
+        let EntryAt { entry, .. } = self.tables.peek(&section, VirtAddr(at), &mut self.counts);
         if !entry.is_empty() {
             return Some(MoveStop::Exists);
         }
@@ -364,19 +364,19 @@ enum Below<A: Arch> {
     Table(Frame),
     /// Nothing, not even a table.
     Nothing,
-    /// An entry of a higher level: its place.
-    Huge(Node<A>, u32, Entry),
+    /// An entry of a higher level.
+    Huge(EntryAt<A>),
 }
 
 impl<P: Platform> LockSpan<'_, '_, '_, P> {
     fn below(&mut self, cover: Node<P::Arch>, at: u64) -> Below<P::Arch> {
         let found = self.tables.table_below(cover, VirtAddr(at), Level::PTE, Ordering::Relaxed);
-        let lowest = found.map_or_else(|(node, ..)| node.level, |node| node.level);
+        let lowest = found.map_or_else(|found| found.node.level, |node| node.level);
         self.counts.entries_descended += cover.level.steps_to(lowest);
         match found {
             Ok(node) => Below::Table(node.table),
-            Err((.., entry)) if entry.is_empty() => Below::Nothing,
-            Err((node, index, entry)) => Below::Huge(node, index, entry),
+            Err(found) if found.entry.is_empty() => Below::Nothing,
+            Err(found) => Below::Huge(found),
         }
     }
 
@@ -404,15 +404,15 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
     /// Whether the `count` entries from `at` on are leaves of consecutive frames that move without
     /// a change, be they in contiguous runs or not. One pass without a branch an entry.
     #[inline]
-    fn are_unchanged(&self, slots: &[AtomicU64], at: u32, count: u32) -> bool {
+    fn are_unchanged(&self, slots: &[AtomicU64], at: EntryIndex, count: u32) -> bool {
         let entry = |raw: &AtomicU64, index| {
             P::Arch::clear_contig(Entry(raw.load(Ordering::Relaxed)), index)
         };
-        let slots = &slots[at as usize..(at + count) as usize];
+        let slots = &slots[at.slots(count)];
         let Some(first) = slots.first() else { return false };
         let mut expected = self.unchanged_leaf_of(P::Arch::frame(entry(first, at))).0;
         let mut differ = 0;
-        for (slot, index) in slots.iter().zip(at..) {
+        for (slot, index) in slots.iter().zip(at.stretch(count)) {
             differ |= entry(slot, index).0 ^ expected;
             expected = expected.wrapping_add(P::Arch::STEP);
         }

@@ -11,10 +11,17 @@ use crate::addr::{Frame, Order, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Entry, Level, Permissions};
 use crate::frame::Folio;
 use crate::platform::Platform;
-use crate::table::run;
+use crate::table::{TableSlot, run};
 
 use super::leaves::lock;
 use super::{Below, LockSpan, MoveStop};
+
+/// What a `PROT_NONE` entry of the source says.
+struct ProtNoneEntry {
+    slot: TableSlot,
+    frame: Frame,
+    attributes: Attributes,
+}
 
 impl<P: Platform> LockSpan<'_, '_, '_, P> {
     /// Moves the folio whose page `number` is at page `at` of the span, if all its mappings are the
@@ -95,10 +102,12 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
     }
 
     /// The level-1 entry of the source for a page of the span.
-    fn source_slot(&mut self, page: u32) -> Option<(Frame, u32)> {
+    fn source_slot(&mut self, page: u32) -> Option<TableSlot> {
         let at = self.source_at(page);
         match self.below(self.from, at) {
-            Below::Table(table) => Some((table, P::Arch::PTE.index_of(VirtAddr(at)))),
+            Below::Table(table) => {
+                Some(TableSlot { table, index: P::Arch::PTE.index_of(VirtAddr(at)) })
+            }
             Below::Nothing | Below::Huge(..) => None,
         }
     }
@@ -114,7 +123,8 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
             Below::Nothing => true,
             Below::Huge(..) => false,
         };
-        let Some((table, index)) = self.source_slot(page).filter(|_| vacant) else { return false };
+        let Some(slot) = self.source_slot(page).filter(|_| vacant) else { return false };
+        let TableSlot { table, index } = slot;
         let entry = run::load(self.tables.slots(table), index);
         entry.0 & P::Arch::PRESENT != 0
             && P::Arch::frame(P::Arch::clear_contig(entry, index)) == frame
@@ -123,10 +133,10 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
     /// Turns the page's leaf into a `PROT_NONE` entry, which keeps the frame and the bits accessed,
     /// dirty, soft-dirty and userfault.
     fn make_prot_none(&mut self, page: u32) {
-        let Some((table, index)) = self.source_slot(page) else { return };
+        let Some(TableSlot { table, index }) = self.source_slot(page) else { return };
         self.mark(table);
         // A contiguous run is hidden whole, since all pages of the folio are.
-        let slot = &self.tables.slots(table)[index as usize];
+        let slot = &self.tables.slots(table)[index.slot()];
         let entry = P::Arch::clear_contig(Entry(slot.swap(0, Ordering::Relaxed)), index);
         let Attributes { accessed, dirty, soft_dirty, userfault, .. } = P::Arch::attributes(entry);
         let frame = P::Arch::frame(entry);
@@ -134,15 +144,15 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         slot.store(P::Arch::encode_absent(absent).0, Ordering::Relaxed);
     }
 
-    /// What a `PROT_NONE` entry of the source says, and its place.
-    fn prot_none_entry(&mut self, page: u32) -> Option<(Frame, u32, Frame, Attributes)> {
-        let (table, index) = self.source_slot(page)?;
-        let entry = run::load(self.tables.slots(table), index);
+    /// A `PROT_NONE` entry of the source.
+    fn prot_none_entry(&mut self, page: u32) -> Option<ProtNoneEntry> {
+        let slot = self.source_slot(page)?;
+        let entry = run::load(self.tables.slots(slot.table), slot.index);
         match P::Arch::decode_absent(entry)? {
             Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault } => {
                 let attributes =
                     Attributes { accessed, dirty, soft_dirty, userfault, ..self.what.attributes };
-                Some((table, index, frame, attributes))
+                Some(ProtNoneEntry { slot, frame, attributes })
             }
             _ => None,
         }
@@ -150,12 +160,11 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
 
     /// Lets the page's entry be a leaf again. The next store asks whether it may be written.
     fn restore_leaf(&mut self, page: u32) {
-        let Some((table, index, frame, mut attributes)) = self.prot_none_entry(page) else {
-            return;
-        };
+        let Some(found) = self.prot_none_entry(page) else { return };
+        let ProtNoneEntry { slot: TableSlot { table, index }, frame, mut attributes } = found;
         attributes.permissions -= Permissions::WRITE;
         let leaf = P::Arch::leaf(frame, Level::PTE, attributes);
-        self.tables.slots(table)[index as usize].store(leaf.0, Ordering::Release);
+        self.tables.slots(table)[index.slot()].store(leaf.0, Ordering::Release);
     }
 
     /// Moves `PROT_NONE` pages from `page` on, up to `most`, as far as they say the same and lie in
@@ -163,14 +172,16 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
     fn restore_run(&mut self, page: u32, most: u32) -> u32 {
         let target = self.target + u64::from(page) * PAGE_SIZE;
         let to = P::Arch::PTE.index_of(VirtAddr(target));
-        let most = most.min(P::Arch::ENTRIES - to);
-        let Some((.., frame, attributes)) = self.prot_none_entry(page) else { return most };
+        let most = most.min(to.left::<P::Arch>());
+        let Some(found) = self.prot_none_entry(page) else { return most };
+        let ProtNoneEntry { frame, attributes, .. } = found;
         let mut count = 0;
         while count < most
-            && let Some((table, index, _, others)) = self.prot_none_entry(page + count)
-            && others == attributes
+            && let Some(next) = self.prot_none_entry(page + count)
+            && next.attributes == attributes
         {
-            self.tables.slots(table)[index as usize].store(0, Ordering::Relaxed);
+            let TableSlot { table, index } = next.slot;
+            self.tables.slots(table)[index.slot()].store(0, Ordering::Relaxed);
             self.tables.change_entry_count(table, 0, 1);
             count += 1;
         }

@@ -16,7 +16,7 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, Order, VirtAddr, VirtRange};
-use crate::arch::{Absent, AbsentFormat, Arch, Entry, Equal, Kind, Level, Permissions};
+use crate::arch::{Absent, AbsentFormat, Arch, Entry, EntryIndex, Equal, Kind, Level, Permissions};
 use crate::frame::Folio;
 use crate::platform::Platform;
 use crate::table::cursor::table_under;
@@ -30,7 +30,7 @@ use super::{LockSpan, MoveStop};
 /// Where a slot goes.
 struct TargetSlot {
     table: Frame,
-    index: u32,
+    index: EntryIndex,
     /// The empty table that is there.
     vacant: Option<Frame>,
 }
@@ -94,9 +94,9 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
     }
 
     /// Writes what has left the source's slot, and is in the gather, into the target's.
-    fn arrive(&mut self, from: Node<P::Arch>, index: u32, to: &TargetSlot, entry: u64) {
+    fn arrive(&mut self, from: Node<P::Arch>, index: EntryIndex, to: &TargetSlot, entry: u64) {
         let tables = self.tables;
-        let there = &tables.slots(to.table)[to.index as usize];
+        let there = &tables.slots(to.table)[to.index.slot()];
         self.counts.entries_written += 2;
         let Some(vacant) = to.vacant else {
             there.store(entry, Ordering::Release);
@@ -110,12 +110,17 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         self.gather.stale_tables(self.ranges()[1]);
         tables.flush(self.gather, self.counts);
         there.store(entry, Ordering::Release);
-        let slot = &tables.slots(from.table)[index as usize];
+        let slot = &tables.slots(from.table)[index.slot()];
         slot.store(P::Arch::table(vacant).0, Ordering::Release);
         self.counts.entries_written += 2;
     }
 
-    fn move_huge(&mut self, from: Node<P::Arch>, index: u32, entry: Entry) -> Result<(), MoveStop> {
+    fn move_huge(
+        &mut self,
+        from: Node<P::Arch>,
+        index: EntryIndex,
+        entry: Entry,
+    ) -> Result<(), MoveStop> {
         let (tables, memory) = (self.tables, self.tables.memory);
         let frames = &memory.frames;
         let head = P::Arch::frame(entry);
@@ -136,7 +141,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         }
         let lock = folio.map(|folio| lock(memory, folio)).transpose()?;
         self.mark_slots(from, &to);
-        let slot = &tables.slots(from.table)[index as usize];
+        let slot = &tables.slots(from.table)[index.slot()];
         let old = Entry(slot.swap(0, Ordering::SeqCst));
         if folio.is_some_and(|folio| frames.is_pinned_since(folio)) {
             slot.store(old.0, Ordering::Release);
@@ -158,13 +163,13 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
     fn move_huge_absent(
         &mut self,
         from: Node<P::Arch>,
-        index: u32,
+        index: EntryIndex,
         entry: Entry,
     ) -> Result<(), MoveStop> {
         self.may_move_absent(entry)?;
         let to = self.target_slot()?;
         self.mark_slots(from, &to);
-        self.tables.slots(from.table)[index as usize].store(0, Ordering::Release);
+        self.tables.slots(from.table)[index.slot()].store(0, Ordering::Release);
         let arrived = self.arrived_absent(entry);
         self.arrive(from, index, &to, arrived.0);
         self.move_deposit(from, &to);
@@ -178,7 +183,12 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
     }
 
     /// Carries a table of level 1.
-    fn carry(&mut self, from: Node<P::Arch>, index: u32, named: Entry) -> Result<(), MoveStop> {
+    fn carry(
+        &mut self,
+        from: Node<P::Arch>,
+        index: EntryIndex,
+        named: Entry,
+    ) -> Result<(), MoveStop> {
         let (tables, table) = (self.tables, P::Arch::frame(named));
         let (entry_count, entries) = (tables.entry_count(table), P::Arch::ENTRIES);
         if entry_count == 0 || entry_count < entries && !self.what.allows_holes {
@@ -187,7 +197,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         let to = self.target_slot()?;
         self.mark_slots(from, &to);
         self.mark(table);
-        let slot = &tables.slots(from.table)[index as usize];
+        let slot = &tables.slots(from.table)[index.slot()];
         slot.swap(0, Ordering::SeqCst);
         let claimed = self.claim(table);
         tables.memory.worked(u64::from(claimed), 0);
@@ -210,15 +220,15 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         let memory = self.tables.memory;
         let (frames, platform) = (&memory.frames, &memory.platform);
         let slots = self.tables.slots(table);
-        let mut at = 0;
-        while at < slots.len() as u32 {
+        let mut at = EntryIndex::FIRST;
+        while at.slot() < slots.len() {
             let entry = run::load(slots, at);
             let frame = P::Arch::frame(entry);
             if entry == self.unchanged_leaf_of(frame)
                 && let Some(lock) = frames.try_lock_single(platform, frame)
             {
                 if frames.is_pinned_since(Folio { head: frame, order: Order::PAGE }) {
-                    return at;
+                    return at.number();
                 }
                 lock.give_to(self.what.owner, self.index + u64::from(at));
                 lock.leave_locked();
@@ -227,26 +237,26 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
             }
             match self.claim_other(slots, at, entry) {
                 Some(claimed) => at += claimed,
-                None => return at,
+                None => return at.number(),
             }
         }
-        at
+        at.number()
     }
 
     /// As [`LockSpan::claim`], for what is not a single page whose leaf moves without a change.
     /// Returns how many entries that are.
     #[inline(never)]
-    fn claim_other(&self, slots: &[AtomicU64], at: u32, entry: Entry) -> Option<u32> {
+    fn claim_other(&self, slots: &[AtomicU64], at: EntryIndex, entry: Entry) -> Option<u32> {
         let memory = self.tables.memory;
-        let left = slots.len() as u32 - at;
+        let left = at.left::<P::Arch>();
         if entry.is_empty() {
-            return self.what.allows_holes.then(|| run::count_empty(slots, at, left));
+            return self.what.allows_holes.then(|| run::count_empty(&slots[at.slot()..]));
         }
         let keeps = self.what.keeps_protection;
         if entry.0 & P::Arch::PRESENT == 0 {
             return match P::Arch::decode_absent(entry)? {
                 Absent::Swap { exclusive: true, userfault, .. } if keeps || !userfault => {
-                    Some(P::Arch::match_absent(slots, at, left).0)
+                    Some(P::Arch::match_absent(&slots[at.slots(left)]).0)
                 }
                 _ => None,
             };
@@ -276,7 +286,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
     }
 
     /// Locks and renumbers a folio, all mappings of which are `alike` entries from `at` on.
-    fn claim_folio(&self, at: u32, folio: Folio, number: u32, alike: u32) -> bool {
+    fn claim_folio(&self, at: EntryIndex, folio: Folio, number: u32, alike: u32) -> bool {
         let memory = self.tables.memory;
         let frames = &memory.frames;
         if frames.mappings(folio) != alike
@@ -299,13 +309,13 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         let memory = self.tables.memory;
         let frames = &memory.frames;
         let slots = self.tables.slots(table);
-        let mut at = 0;
-        while at < claimed {
+        let mut at = EntryIndex::FIRST;
+        while at.number() < claimed {
             let entry = run::load(slots, at);
             if entry.0 & P::Arch::PRESENT == 0 {
                 if what == Claimed::Moved && !entry.is_empty() {
                     let moved = P::Arch::mark_absent_soft_dirty(entry);
-                    slots[at as usize].store(moved.0, Ordering::Relaxed);
+                    slots[at.slot()].store(moved.0, Ordering::Relaxed);
                 }
                 at += 1;
                 continue;
@@ -333,7 +343,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
                 let number = u64::from(frame.0 - folio.head.0);
                 lock.give_to(self.what.source_owner, index.wrapping_sub(number));
             } else if entry.0 & P::Arch::SOFT_DIRTY == 0 {
-                for slot in &slots[at as usize..(at + count) as usize] {
+                for slot in &slots[at.slots(count)] {
                     slot.fetch_or(P::Arch::SOFT_DIRTY, Ordering::Relaxed);
                 }
             }

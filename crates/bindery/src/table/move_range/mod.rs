@@ -43,7 +43,7 @@ use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::tlb::Gather;
 
-use super::descent::EntryAt;
+use super::EntryAt;
 use super::locking::{self, End, LockSet};
 use super::run;
 use super::zap::Flush;
@@ -143,7 +143,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
             while self.reach.takes_tables() && level < P::Arch::ROOT && fits(level.above()) {
                 level = level.above();
             }
-            let (node, _, entry) = self.peek(section, VirtAddr(at), counts);
+            let EntryAt { node, entry, .. } = self.peek(section, VirtAddr(at), counts);
             self.memory.worked(P::Arch::ROOT.steps_to(node.level) + 1, 0);
             if entry.is_empty() && node.level > level {
                 if !locking::has_no_pending_flush(self, node.table) {
@@ -346,7 +346,7 @@ fn for_each_target<P: Platform>(
     let end = source + len;
     let (mut at, mut looked) = (source, 0);
     while at < end && looked < locking::SPAN_ENTRIES / 2 {
-        let (node, _, entry) = look(at);
+        let EntryAt { node, entry, .. } = look(at);
         if entry.is_empty() && node.level > level {
             let last = at | (node.level.span() - 1);
             at = last.saturating_add(1);
@@ -362,7 +362,7 @@ fn for_each_target<P: Platform>(
             let vacant = if node.level > level {
                 0
             } else {
-                run::count_empty(tables.slots(node.table), first, count)
+                run::count_empty(&tables.slots(node.table)[first.slots(count)])
             };
             looked += vacant + 1;
             if vacant < count {

@@ -10,7 +10,7 @@ use crate::table::cursor::table_under;
 use crate::table::locking::{self, LockSet, Node};
 use crate::table::move_range::{PieceFlush, Transfer, for_each_target};
 use crate::table::run::Slots;
-use crate::table::{OutOfMemory, PageTable, ReadSection, TablePool, run};
+use crate::table::{EntryAt, OutOfMemory, PageTable, ReadSection, TablePool, TableSlot, run};
 use crate::tlb::Gather;
 
 /// Both ranges of a piece, locked.
@@ -43,7 +43,7 @@ impl<P: Platform> Drop for Pair<'_, '_, '_, P> {
 impl<P: Platform> Pair<'_, '_, '_, P> {
     /// The entry of the source at `at`; a huge leaf, or a huge absent entry, is yielded if it ends
     /// at `end` or before, and else split.
-    pub(super) fn source(&mut self, at: u64, end: u64) -> SourceLeaves {
+    pub(super) fn source(&mut self, at: u64, end: u64) -> SourceLeaves<P::Arch> {
         let base = at & !(self.level.table_span() - 1);
         if let Some((start, table)) = self.source_table
             && start == base
@@ -53,13 +53,14 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         let mut from = self.from;
         let node = loop {
             let found = self.tables.table_below(from, VirtAddr(at), self.level, Ordering::Relaxed);
-            let (node, index, entry) = match found {
+            let found = match found {
                 Ok(node) => {
                     self.counts.entries_descended += from.level.steps_to(node.level);
                     break node;
                 }
                 Err(found) => found,
             };
+            let EntryAt { node, index, entry } = found;
             self.counts.entries_descended += from.level.steps_to(node.level) + 1;
             let span = node.level.span();
             let after = (at | (span - 1)).saturating_add(1);
@@ -69,7 +70,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
             let leaf = entry.0 & P::Arch::PRESENT != 0;
             if leaf && node.level == Level::PMD && at == base && end - at >= span {
                 self.mark(node.table);
-                return SourceLeaves::Huge(node.table, index, entry);
+                return SourceLeaves::Huge(found);
             }
             let start = VirtAddr(at).align_down(span);
             let Ok(table) = self.tables.split(node, index, start, self.counts) else {
@@ -156,9 +157,9 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
                     offset = end - source;
                     continue;
                 }
-                SourceLeaves::Huge(holder, index, leaf) => {
+                SourceLeaves::Huge(leaf) => {
                     self.targets(target + offset, P::Arch::ENTRIES)?;
-                    self.move_huge((holder, index), leaf, what.after(offset));
+                    self.move_huge(leaf, what.after(offset));
                     offset += P::Arch::PMD.span();
                     continue;
                 }
@@ -166,24 +167,24 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
             let from = P::Arch::PTE.index_of(VirtAddr(source + offset));
             let to = P::Arch::PTE.index_of(VirtAddr(target + offset));
             let left = (len - offset) >> PAGE_SHIFT;
-            let entries = P::Arch::ENTRIES;
-            let count = u64::from(entries - from).min(left) as u32;
+            let count = u64::from(from.left::<P::Arch>()).min(left) as u32;
             // For empty entries, no target table was counted: what lives in this table may
             // have arrived with this very move, whose target can end in the source's last table.
-            let vacant = run::count_empty(self.tables.slots(table), from, count);
+            let vacant = run::count_empty(&self.tables.slots(table)[from.slots(count)]);
             if vacant > 0 {
                 self.counts.entries_read += u64::from(vacant);
                 offset += u64::from(vacant) * PAGE_SIZE;
                 continue;
             }
             let target_table = self.target(target + offset)?;
+            let from = TableSlot { table, index: from };
             let moved = if congruent {
-                let count = count.min(entries - to);
-                self.move_congruent((table, from), (target_table, to), count);
+                let count = count.min(to.left::<P::Arch>());
+                self.move_congruent(from, TableSlot { table: target_table, index: to }, count);
                 count
             } else {
                 let count = count.min(self.tables.longest_run());
-                self.move_shifted((table, from), count, what.after(offset))?
+                self.move_shifted(from, count, what.after(offset))?
             };
             offset += u64::from(moved) * PAGE_SIZE;
         }
@@ -192,10 +193,11 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
 
     /// Moves a huge leaf to where no huge leaf is possible: as single pages, written at their new
     /// place at once. Nothing is broken and made, since the old place stays empty.
-    fn move_huge(&mut self, (holder, index): (Frame, u32), leaf: Entry, rest: Transfer) {
+    fn move_huge(&mut self, leaf: EntryAt<P::Arch>, rest: Transfer) {
         let Transfer { source, target, .. } = rest;
-        let slot = &self.tables.slots(holder)[index as usize];
-        let old = P::Arch::replace_entry(slot, leaf, |_| Entry::EMPTY);
+        let holder = leaf.node.table;
+        let slot = &self.tables.slots(holder)[leaf.index.slot()];
+        let old = P::Arch::replace_entry(slot, leaf.entry, |_| Entry::EMPTY);
         self.counts.entries_read += 1;
         self.counts.entries_written += 1;
         self.tables.change_entry_count(holder, 0, 1);
@@ -211,11 +213,14 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
     }
 
     /// Unfolds the contiguous runs that the run would cut at its ends.
-    fn uncut_contigs(&mut self, table: Frame, from: u32, count: u32) {
-        let mask = P::Arch::CONTIG_ENTRIES - 1;
-        let last = from + count - 1;
-        for (index, cut) in [(from, from & mask != 0 || count <= mask), (last, last & mask != mask)]
-        {
+    fn uncut_contigs(&mut self, from: TableSlot, count: u32) {
+        let (TableSlot { table, index: first }, size) = (from, P::Arch::CONTIG_ENTRIES);
+        let end = first + count;
+        let edges = [
+            (first, first.offset_in(size) != 0 || count < size),
+            (end - 1, end.offset_in(size) != 0),
+        ];
+        for (index, cut) in edges {
             if cut
                 && P::Arch::is_contig(run::load(self.tables.slots(table), index))
                 && let Some((base, _)) = self.source_table
@@ -228,45 +233,39 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
 
     /// Moves `count` entries, in parts as long as a run may be. Their contiguous runs, if any, stay
     /// contiguous runs.
-    pub(super) fn move_congruent(
-        &mut self,
-        source: (Frame, u32),
-        target: (Frame, u32),
-        count: u32,
-    ) {
-        let range = |index: u32| index as usize..(index + count) as usize;
+    pub(super) fn move_congruent(&mut self, source: TableSlot, target: TableSlot, count: u32) {
         let longest = self.tables.longest_run().min(count);
-        let from = &self.tables.slots(source.0)[range(source.1)];
-        let to = &self.tables.slots(target.0)[range(target.1)];
+        let from = &self.tables.slots(source.table)[source.index.slots(count)];
+        let to = &self.tables.slots(target.table)[target.index.slots(count)];
         let mut others = Others { empty: 0, absent: 0 };
-        let mut index = source.1;
+        let mut at = source;
         for (part, there) in from.chunks(longest as usize).zip(to.chunks(longest as usize)) {
             if P::Arch::CONTIG_ENTRIES > 1 {
-                self.uncut_contigs(source.0, index, part.len() as u32);
-                index += part.len() as u32;
+                self.uncut_contigs(at, part.len() as u32);
+                at.index += part.len() as u32;
             }
             others.move_run::<P::Arch>(part, there);
         }
         if others.absent > 0 {
-            self.tables.inherit_guards(source.0, target.0);
+            self.tables.inherit_guards(source.table, target.table);
         }
         let moved = count - others.empty;
         self.counts.entries_read += u64::from(count);
         self.counts.entries_written += 2 * u64::from(moved);
         if moved > 0 {
-            self.tables.change_entry_count(source.0, 0, moved);
-            self.tables.change_entry_count(target.0, moved, 0);
+            self.tables.change_entry_count(source.table, 0, moved);
+            self.tables.change_entry_count(target.table, moved, 0);
         }
         if moved > others.absent {
-            self.stale_leaves(source.0, source.1, count);
+            self.stale_leaves(source, count);
         }
     }
 
-    pub(super) fn stale_leaves(&mut self, table: Frame, index: u32, count: u32) {
+    pub(super) fn stale_leaves(&mut self, from: TableSlot, count: u32) {
         if let Some((base, known)) = self.source_table
-            && known == table
+            && known == from.table
         {
-            let start = base + u64::from(index) * PAGE_SIZE;
+            let start = base + u64::from(from.index) * PAGE_SIZE;
             self.gather
                 .stale(VirtRange::raw(start, start + u64::from(count) * PAGE_SIZE), P::Arch::PTE);
         }
@@ -294,7 +293,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         }
         let first = node.level.index_of(part.start());
         let last = node.level.index_of(VirtAddr(part.end().0 - 1));
-        for index in first..=last {
+        for index in first.up_to(last + 1) {
             if tables.entry_count(node.table) == 0 {
                 break;
             }
@@ -309,7 +308,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
                 self.detach_emptied(child, start, cleared);
                 continue;
             }
-            tables.slots(node.table)[index as usize].store(0, Ordering::Release);
+            tables.slots(node.table)[index.slot()].store(0, Ordering::Release);
             tables.change_entry_count(node.table, 0, 1);
             self.counts.entries_written += 1;
             // Beyond the source nothing was mapped, so no walker has been below this table there.
@@ -320,13 +319,13 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
 }
 
 /// An entry of the source of a move.
-pub(super) enum SourceLeaves {
+pub(super) enum SourceLeaves<A: Arch> {
     /// A table of the level that moves.
     Table(Frame),
     /// Nothing, up to this address.
     EmptyTo(u64),
-    /// A leaf of level 2 in a move of single pages: its table, index and entry.
-    Huge(Frame, u32, Entry),
+    /// A leaf of level 2 in a move of single pages.
+    Huge(EntryAt<A>),
 }
 
 /// Entries of a run that are not plain saturated leaves.

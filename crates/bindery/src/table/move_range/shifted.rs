@@ -3,11 +3,11 @@
 
 use core::sync::atomic::Ordering;
 
-use crate::addr::{Frame, PAGE_SIZE, VirtAddr};
-use crate::arch::{Arch, Entry, Equal, Saturated};
+use crate::addr::{PAGE_SIZE, VirtAddr};
+use crate::arch::{Arch, Entry, EntryIndex, Equal, Saturated};
 use crate::platform::Platform;
 use crate::table::run::Slots;
-use crate::table::{OutOfMemory, run};
+use crate::table::{OutOfMemory, TableSlot, run};
 
 use super::Transfer;
 use super::pair::Pair;
@@ -22,41 +22,42 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
     /// single: one contiguous run in 2 MiB.)
     pub(super) fn move_shifted(
         &mut self,
-        (table, from): (Frame, u32),
+        from: TableSlot,
         count: u32,
         rest: Transfer,
     ) -> Result<u32, OutOfMemory> {
         let Transfer { source, target, .. } = rest;
+        let TableSlot { table, index } = from;
         let slots = self.tables.slots(table);
-        let raw = run::load(slots, from);
+        let raw = run::load(slots, index);
         let size = P::Arch::CONTIG_ENTRIES;
         let to = P::Arch::PTE.index_of(VirtAddr(target));
         if P::Arch::is_contig(raw) {
-            if from & (size - 1) == 0 && count >= size {
-                let moved = self.scatter_contigs((table, from), to, count, target)?;
+            if index.offset_in(size) == 0 && count >= size {
+                let moved = self.scatter_contigs(from, to, count, target)?;
                 if moved > 0 {
                     return Ok(moved);
                 }
-                return self.move_contig(table, from, target, to);
+                return self.move_contig(from, target, to);
             }
-            self.tables.unfold(table, from, VirtAddr(source), self.counts);
+            self.tables.unfold(table, index, VirtAddr(source), self.counts);
             return Ok(0);
         }
         let present = raw.0 & P::Arch::PRESENT != 0;
         if present && count >= size && P::Arch::may_fold(raw, to) {
             let (limit, step) = self.tables.memory.folio_limit(P::Arch::frame(raw), size);
             let equal = Equal::WRITABLE;
-            let (alike, _) = P::Arch::match_leaves(slots, from, limit, equal, step, 0);
+            let (alike, _) = P::Arch::match_leaves(slots, index, limit, equal, step, 0);
             if alike == size && step != 0 {
-                return self.move_contig(table, from, target, to);
+                return self.move_contig(from, target, to);
             }
         }
         // No contiguous run begins before the next multiple of its size, in the source or in the
         // target.
-        let up_to = |index: u32| size - (index & (size - 1));
-        let count = count.min(up_to(from)).min(up_to(to));
+        let up_to = |index: EntryIndex| size - index.offset_in(size);
+        let count = count.min(up_to(index)).min(up_to(to));
         let target_table = self.target(target)?;
-        self.move_congruent((table, from), (target_table, to), count);
+        self.move_congruent(from, TableSlot { table: target_table, index: to }, count);
         Ok(count)
     }
 
@@ -65,19 +66,19 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
     /// how many entries that were.
     fn scatter_contigs(
         &mut self,
-        from: (Frame, u32),
-        to: u32,
+        from: TableSlot,
+        to: EntryIndex,
         count: u32,
         target: u64,
     ) -> Result<u32, OutOfMemory> {
-        let (table, index) = from;
+        let TableSlot { table, index } = from;
         let target_table = self.target(target)?;
         let size = const {
             assert!(P::Arch::CONTIG_ENTRIES as usize <= MOST_PAGES);
             P::Arch::CONTIG_ENTRIES as usize
         };
-        let slots = &self.tables.slots(table)[index as usize..(index + count) as usize];
-        let there = &self.tables.slots(target_table)[to as usize..];
+        let slots = &self.tables.slots(table)[index.slots(count)];
+        let there = &self.tables.slots(target_table)[to.slot()..];
         let mut at = index;
         for (contig, pages) in slots.chunks_exact(size).zip(there.chunks_exact(size)) {
             let Saturated { mask, value } = const { P::Arch::SATURATED.with(P::Arch::SOFT_DIRTY) };
@@ -104,7 +105,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
             self.counts.entries_written += 2 * u64::from(moved);
             self.tables.change_entry_count(table, 0, moved);
             self.tables.change_entry_count(target_table, moved, 0);
-            self.stale_leaves(table, index, moved);
+            self.stale_leaves(from, moved);
         }
         Ok(moved)
     }
@@ -114,33 +115,32 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
     #[inline]
     fn move_contig(
         &mut self,
-        table: Frame,
-        from: u32,
+        from: TableSlot,
         target: u64,
-        to: u32,
+        to: EntryIndex,
     ) -> Result<u32, OutOfMemory> {
+        let TableSlot { table, index } = from;
         let size = P::Arch::CONTIG_ENTRIES;
-        if to + size > P::Arch::ENTRIES {
+        if size > to.left::<P::Arch>() {
             self.targets(target, size)?;
-            let first = self.tables.take_contig(table, from, self.counts);
-            self.take_along(table, from, first, size, target);
+            let first = self.tables.take_contig(table, index, self.counts);
+            self.take_along(from, first, size, target);
             return Ok(size);
         }
         let target_table = self.target(target)?;
-        let first = self.tables.take_contig(table, from, self.counts);
+        let first = self.tables.take_contig(table, index, self.counts);
         self.tables.change_entry_count(table, 0, size);
-        self.stale_leaves(table, from, size);
+        self.stale_leaves(from, size);
         let first = Entry(first.0 | P::Arch::SOFT_DIRTY);
         self.tables.fill(target_table, to, first, size, self.counts);
         Ok(size)
     }
 
-    /// Counts `count` pages out that were taken from `index` of the source `table`, and writes
-    /// them.
+    /// Counts `count` pages out that were taken from the source, and writes them.
     #[inline(never)]
-    fn take_along(&mut self, table: Frame, index: u32, first: Entry, count: u32, target: u64) {
-        self.tables.change_entry_count(table, 0, count);
-        self.stale_leaves(table, index, count);
+    fn take_along(&mut self, from: TableSlot, first: Entry, count: u32, target: u64) {
+        self.tables.change_entry_count(from.table, 0, count);
+        self.stale_leaves(from, count);
         self.arrive(first, count, target);
     }
 
@@ -152,7 +152,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         while done < count {
             let at = target + u64::from(done) * PAGE_SIZE;
             let to = P::Arch::PTE.index_of(VirtAddr(at));
-            let part = (count - done).min(P::Arch::ENTRIES - to);
+            let part = (count - done).min(to.left::<P::Arch>());
             let Ok(target_table) = self.target(at) else {
                 debug_assert!(false, "pages were taken before there was a table for them");
                 return;

@@ -6,11 +6,11 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use crate::addr::{Frame, VirtAddr, VirtRange};
 use crate::arch::{AbsentFormat, Arch, Entry, Kind, Level};
 use crate::platform::Platform;
-use crate::table::OutOfMemory;
 use crate::table::move_range::Transfer;
 use crate::table::move_range::pair::{Pair, SourceLeaves};
 use crate::table::run;
 use crate::table::run::Slots;
+use crate::table::{OutOfMemory, TableSlot};
 
 impl<P: Platform> Pair<'_, '_, '_, P> {
     /// Moves the entries of a level above 1: tables, huge leaves, and absent entries. Fails as
@@ -26,24 +26,25 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
                     offset = end - source;
                     continue;
                 }
-                SourceLeaves::Huge(..) => {
+                SourceLeaves::Huge(_) => {
                     // Leaves above the level that moves are not asked for.
                     offset += span;
                     continue;
                 }
             };
             let index = self.level.index_of(VirtAddr(source + offset));
-            let moved = self.move_alike((table, index), what.after(offset))?;
+            let from = TableSlot { table, index };
+            let moved = self.move_alike(from, what.after(offset))?;
             if moved > 0 {
                 offset += moved * span;
                 continue;
             }
-            let slot = &self.tables.slots(table)[index as usize];
+            let slot = &self.tables.slots(table)[index.slot()];
             let entry = Entry(slot.load(Ordering::Relaxed));
             self.counts.entries_read += 1;
             if !entry.is_empty() {
                 let to = self.target(target + offset)?;
-                self.move_absent(table, index, entry, to, target + offset);
+                self.move_absent(from, entry, to, target + offset);
             }
             offset += span;
         }
@@ -53,8 +54,8 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
     /// Moves the tables, or the huge leaves, of `rest` that are named side by side from the given
     /// entry on, as far as both tables of this level reach. Returns how many that were; none if the
     /// entry is neither.
-    fn move_alike(&mut self, from: (Frame, u32), rest: Transfer) -> Result<u64, OutOfMemory> {
-        let ((table, index), level) = (from, self.level);
+    fn move_alike(&mut self, from: TableSlot, rest: Transfer) -> Result<u64, OutOfMemory> {
+        let (TableSlot { table, index }, level) = (from, self.level);
         let Transfer { source, target, len } = rest;
         let left = len >> level.span_shift();
         let first = run::load(self.tables.slots(table), index);
@@ -64,8 +65,8 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         }
         let to = self.target(target)?;
         let there = level.index_of(VirtAddr(target));
-        let slots = &self.tables.slots(table)[index as usize..];
-        let there = &self.tables.slots(to)[there as usize..];
+        let slots = &self.tables.slots(table)[index.slot()..];
+        let there = &self.tables.slots(to)[there.slot()..];
         let count = slots.len().min(there.len()).min(left as usize);
         let (slots, there) = (&slots[..count], &there[..count]);
         let moved = if kind == Kind::Table {
@@ -90,10 +91,11 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
     }
 
     /// Moves an absent entry.
-    fn move_absent(&mut self, table: Frame, index: u32, entry: Entry, to: Frame, target: u64) {
-        let slot = &self.tables.slots(table)[index as usize];
+    fn move_absent(&mut self, from: TableSlot, entry: Entry, to: Frame, target: u64) {
+        let TableSlot { table, index } = from;
+        let slot = &self.tables.slots(table)[index.slot()];
         let there = self.level.index_of(VirtAddr(target));
-        let there = &self.tables.slots(to)[there as usize];
+        let there = &self.tables.slots(to)[there.slot()];
         debug_assert_eq!(there.load(Ordering::Relaxed), 0, "the target is mapped");
         self.tables.inherit_guards(table, to);
         slot.store(0, Ordering::Relaxed);
