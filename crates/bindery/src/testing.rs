@@ -83,26 +83,26 @@ fn plant_one<P: Platform>(
     level: Level<P::Arch>,
     entry: Entry,
 ) {
-    let tables = &space.table;
+    let page_table = &space.page_table;
     let range = VirtRange::raw(at.0, at.0 + level.span());
-    let mut cursor = tables.cursor(range, Depth::Floor(Level::PTE));
-    let pool = &mut TablePool::new(tables.memory);
-    let table = cursor.table_at(at, level, pool).expect("memory for the tables");
+    let mut cursor = page_table.cursor(range, Depth::Floor(Level::PTE));
+    let pool = &mut TablePool::new(page_table.memory);
+    let table = cursor.table_at(at, level, pool).expect("memory for the page_table");
     let index = level.index_of(at);
-    let slot = &tables.slots(table)[index.slot()];
+    let slot = &page_table.slots(table)[index.slot()];
     assert_eq!(slot.load(Relaxed), 0, "the entry of {at} is not empty");
     if level > Level::PTE {
-        let deposit = new_table(tables.memory, level.below(), &mut cursor.counts);
-        tables.deposit_table(table, deposit.expect("memory for the deposit"));
+        let deposit = new_table(page_table.memory, level.below(), &mut cursor.counts);
+        page_table.deposit_table(table, deposit.expect("memory for the deposit"));
     }
-    tables.meta(table).note_guards();
+    page_table.meta(table).note_guards();
     if let Some(Absent::Swap { device, slot, .. }) = P::Arch::decode_absent(entry) {
         let pages = level.order().pages();
-        tables.memory.plant_slots(SlotRun { area: device, first: slot, count: pages });
+        page_table.memory.plant_slots(SlotRun { area: device, first: slot, count: pages });
         cursor.counts.swap_pages += u64::from(pages);
     }
     slot.store(entry.0, Relaxed);
-    tables.change_entry_count(table, 1, 0);
+    page_table.change_entry_count(table, 1, 0);
 }
 
 /// Removes the swap areas of [`plant`]. Panics if entries name their slots.
@@ -119,10 +119,10 @@ pub fn table_at<P: Platform>(
     at: VirtAddr,
     level: Level<P::Arch>,
 ) -> Option<Frame> {
-    let mut node = Node { table: space.table.root, level: P::Arch::ROOT };
+    let mut node = Node { table: space.page_table.root, level: P::Arch::ROOT };
     while node.level > level {
         let index = node.level.index_of(at);
-        let entry = run::load(space.table.slots(node.table), index);
+        let entry = run::load(space.page_table.slots(node.table), index);
         if node.level.kind(entry) != Kind::Table {
             return None;
         }
@@ -147,7 +147,7 @@ pub fn raw_entry<P: Platform>(
     level: Level<P::Arch>,
 ) -> Option<Entry> {
     let table = table_at(space, at, level)?;
-    Some(run::load(space.table.slots(table), level.index_of(at)))
+    Some(run::load(space.page_table.slots(table), level.index_of(at)))
 }
 
 /// Writes the entry of `level` for `at` and nothing else: no flush, no entry count. Returns what
@@ -159,7 +159,7 @@ pub fn set_raw_entry<P: Platform>(
     entry: Entry,
 ) -> Entry {
     let table = table_or_panic(space, at, level);
-    let slot = &space.table.slots(table)[level.index_of(at).slot()];
+    let slot = &space.page_table.slots(table)[level.index_of(at).slot()];
     Entry(slot.swap(entry.0, Relaxed))
 }
 
@@ -170,18 +170,19 @@ pub fn clear_accessed_and_dirty<P: Platform>(
     at: VirtAddr,
     count: u32,
 ) {
-    let tables = &space.table;
-    let frames = &tables.memory.frames;
+    let page_table = &space.page_table;
+    let frames = &page_table.memory.frames;
     let end = at.0 + (u64::from(count) << PAGE_SHIFT);
     for at in (at.0..end).step_by(PAGE_SIZE as usize).map(VirtAddr) {
-        let section = ReadSection::enter(&tables.memory.platform);
-        let EntryAt { node, index, entry: raw } = tables.peek(&section, at, &mut Counts::default());
+        let section = ReadSection::enter(&page_table.memory.platform);
+        let EntryAt { node, index, entry: raw } =
+            page_table.peek(&section, at, &mut Counts::default());
         if node.level.kind(raw) != Kind::Leaf {
             continue;
         }
         let single = |entry| node.single(entry, index);
         let contig = node.in_contig(raw);
-        P::Arch::replace_entry(&tables.slots(node.table)[index.slot()], raw, |entry| {
+        P::Arch::replace_entry(&page_table.slots(node.table)[index.slot()], raw, |entry| {
             let now = P::Arch::attributes(single(entry));
             let clean = Attributes { accessed: false, dirty: false, ..now };
             let clean = P::Arch::leaf(P::Arch::frame(single(entry)), node.level, clean);
@@ -191,7 +192,7 @@ pub fn clear_accessed_and_dirty<P: Platform>(
             frames.meta(folio.head).state.fetch_and(!meta::DIRTY, Relaxed);
         }
     }
-    tables.invalidate_now(VirtRange::raw(at.0, end), Level::PTE, &mut Counts::default());
+    page_table.invalidate_now(VirtRange::raw(at.0, end), Level::PTE, &mut Counts::default());
 }
 
 /// What can be wrong with a table.
@@ -225,14 +226,14 @@ pub fn damage_table<P: Platform>(
     level: Level<P::Arch>,
     damage: TableDamage,
 ) {
-    let tables = &space.table;
+    let page_table = &space.page_table;
     let table = table_or_panic(space, at, level);
-    let raw = tables.memory.frames.meta(table);
+    let raw = page_table.memory.frames.meta(table);
     let state = &raw.state;
     let mut counts = Counts::default();
     match damage {
         TableDamage::LiveCount(by) => {
-            let entry_count = i64::from(tables.entry_count(table)) + by;
+            let entry_count = i64::from(page_table.entry_count(table)) + by;
             raw.word.store(entry_count as u64, Relaxed);
         }
         TableDamage::ToggleStray => _ = state.fetch_xor(meta::STRAY, Relaxed),
@@ -243,17 +244,17 @@ pub fn damage_table<P: Platform>(
         }
         TableDamage::ToggleGuards => _ = state.fetch_xor(meta::GUARDS, Relaxed),
         TableDamage::LessDeposit => {
-            let deposit = tables.withdraw_table(table).expect("a table on deposit");
+            let deposit = page_table.withdraw_table(table).expect("a table on deposit");
             // SAFETY: 1. a table on deposit is a table; 2. it was just withdrawn.
-            unsafe { free_table(tables.memory, deposit, &mut counts) };
+            unsafe { free_table(page_table.memory, deposit, &mut counts) };
         }
         TableDamage::MoreDeposit => {
-            let deposit = new_table(tables.memory, Level::PTE, &mut counts);
-            tables.deposit_table(table, deposit.expect("memory for the deposit"));
+            let deposit = new_table(page_table.memory, Level::PTE, &mut counts);
+            page_table.deposit_table(table, deposit.expect("memory for the deposit"));
         }
         // A level: what is added wraps.
         TableDamage::AnonymousPages(by) => {
-            tables.stats.add(&Counts { anonymous_pages: by as u64, ..Counts::default() });
+            page_table.stats.add(&Counts { anonymous_pages: by as u64, ..Counts::default() });
         }
     }
 }
@@ -295,7 +296,7 @@ pub fn damage_mapping<P: Platform>(
 pub fn is_lazy<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr) -> bool {
     let page = VirtRange::raw(at.0, at.0 + PAGE_SIZE);
     let mut lazy = None;
-    space.table.survey(page, |stretch| {
+    space.page_table.survey(page, |stretch| {
         if let MappedRun::Pages { folio: Some(folio), .. } = stretch.what {
             lazy = Some(space.memory().frames.is_lazy(folio));
         }
@@ -449,11 +450,11 @@ impl<'a, 'm, P: Platform> UnmapWalk<'a, 'm, P> {
     pub fn step(&mut self, mut inside: impl FnMut(VirtAddr)) -> Option<bool> {
         let done = self.walk.hold(self.memory, Locking::Try, &mut |sight, gather| {
             inside(sight.range.start());
-            let Some(rest) = sight.table.first_part(sight.range, PAGE_SIZE) else {
+            let Some(rest) = sight.page_table.first_part(sight.range, PAGE_SIZE) else {
                 return Seen { until: sight.range.end(), entries: 1 };
             };
             let zapped =
-                sight.table.zap_sparing(rest, (Spared::Guards, Protected::Forgotten), gather);
+                sight.page_table.zap_sparing(rest, (Spared::Guards, Protected::Forgotten), gather);
             assert!(zapped.is_ok(), "a huge leaf has lost its deposit");
             Seen { until: rest.end(), entries: HOLD }
         });
@@ -476,7 +477,7 @@ pub fn walk_anonymous<P: Platform>(
     let frames = &memory.frames;
     let page = VirtRange::raw(at.0, at.0 + PAGE_SIZE);
     let mut folio = None;
-    space.table.survey(page, |stretch| {
+    space.page_table.survey(page, |stretch| {
         if let MappedRun::Pages { folio: Some(there), .. } = stretch.what {
             assert!(frames.try_get(there), "too many references");
             folio = Some(there);
@@ -487,7 +488,7 @@ pub fn walk_anonymous<P: Platform>(
     let mut found = 0;
     let walked = locked.as_ref().map(|_| {
         rmap::for_each_anonymous_sight(memory, folio, Locking::Try, |sight, _| {
-            sight.table.survey(sight.range, |stretch| {
+            sight.page_table.survey(sight.range, |stretch| {
                 if let MappedRun::Pages { folio: Some(there), .. } = stretch.what {
                     found += if there == folio { stretch.range.pages() } else { 0 };
                 }

@@ -151,7 +151,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         }
         for vma in object.mappers.iter(Asked::ALL) {
             let found =
-                spaces.iter().filter(|space| space.table.state() == vma.tree()).any(|space| {
+                spaces.iter().filter(|space| space.page_table.state() == vma.tree()).any(|space| {
                     space
                         .first_ending_after(&space.mmap_lock.lock(), vma.start())
                         .is_some_and(|own| ptr::eq(own, vma))

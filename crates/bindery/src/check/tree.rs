@@ -33,7 +33,7 @@ impl<P: Platform> Audit<'_, '_, P> {
             }
             self.report.mappings += 1;
         }
-        let root = Node { table: space.table.root, level: P::Arch::ROOT };
+        let root = Node { table: space.page_table.root, level: P::Arch::ROOT };
         self.resident = Resident::default();
         self.table(space, root, VirtAddr(0))?;
         let says = space.resident();
@@ -103,7 +103,7 @@ impl<P: Platform> Audit<'_, '_, P> {
                 }
             }
         }
-        let says = space.table.entry_count(table);
+        let says = space.page_table.entry_count(table);
         if says != holds {
             return Err(Violation::LiveCount { table, says, holds });
         }

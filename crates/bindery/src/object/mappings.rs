@@ -42,16 +42,16 @@ pub(super) fn unmap<P: Platform>(
             };
             let guards = sight.vma.has(MappingFlags::MAYBE_GUARDS);
             let protected = sight.vma.dropped_protection();
-            let piece = if sight.table.takes_tables(spared, protected) && !guards {
+            let piece = if sight.page_table.takes_tables(spared, protected) && !guards {
                 TABLES << P::Arch::PMD.span().ilog2()
             } else {
                 // Each entry is looked at.
                 HOLD << PAGE_SHIFT
             };
-            let Some(part) = sight.table.first_part(sight.range, piece) else {
+            let Some(part) = sight.page_table.first_part(sight.range, piece) else {
                 return Seen { until: sight.range.end(), entries: 0 };
             };
-            let zapped = sight.table.zap_sparing(part, (spared, protected), gather);
+            let zapped = sight.page_table.zap_sparing(part, (spared, protected), gather);
             // A huge leaf without its deposit is a broken invariant, which the auditor reports.
             debug_assert!(zapped.is_ok(), "a huge leaf has lost its deposit");
             Seen { until: part.end(), entries: part.pages().min(HOLD) }
@@ -76,7 +76,7 @@ pub(super) fn write_protect<P: Platform>(
         let pages = sight.range.pages().min(HOLD);
         let end = sight.range.start().0 + (pages << PAGE_SHIFT);
         let part = VirtRange::raw(sight.range.start().0, end);
-        let done = sight.table.forget(part, Forget::Dirty, gather, |_, _| true);
+        let done = sight.page_table.forget(part, Forget::Dirty, gather, |_, _| true);
         debug_assert!(done.is_ok(), "a huge leaf has lost its deposit");
         Seen { until: part.end(), entries: pages }
     });

@@ -272,7 +272,7 @@ impl<P: Platform> Victim<'_, P> {
             let mut used = 0;
             self.visit(|hit, gather| {
                 let concerned = |folio, _| folio == Some(self.folio);
-                let aged = hit.table.forget(hit.range, Forget::Accessed, gather, concerned);
+                let aged = hit.page_table.forget(hit.range, Forget::Accessed, gather, concerned);
                 debug_assert!(aged.is_ok(), "a huge leaf has lost its deposit");
                 // As Linux: a thread that reads in order, or at random, says that it does not come
                 // again.
@@ -285,7 +285,7 @@ impl<P: Platform> Victim<'_, P> {
         }
         self.visit(|hit, gather| {
             let what = (Spared::AllBut(self.folio), hit.vma.dropped_protection());
-            let zapped = hit.table.zap_sparing(hit.range, what, gather);
+            let zapped = hit.page_table.zap_sparing(hit.range, what, gather);
             debug_assert!(zapped.is_ok(), "a huge leaf has lost its deposit");
         })
     }

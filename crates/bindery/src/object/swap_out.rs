@@ -191,7 +191,7 @@ fn unmap<P: Platform>(
         let vma = hit.vma.try_read(&memory.platform);
         if vma.is_some() && !hit.vma.has(MappingFlags::LOCKED) {
             let what = (Spared::AllButShared, hit.vma.dropped_protection());
-            let zapped = hit.table.zap_sparing(hit.range, what, gather);
+            let zapped = hit.page_table.zap_sparing(hit.range, what, gather);
             debug_assert!(zapped.is_ok(), "a huge leaf has lost its deposit");
         }
         Seen { until: hit.range.end(), entries: hit.range.pages().min(HOLD) }

@@ -71,7 +71,7 @@ impl<P: Platform> Memory<P> {
         let slots = SlotRun { area: place.area, first: place.first, count: folio.pages() };
         let _ = rmap::for_each_anonymous_sight(self, folio, Locking::Try, |hit, gather| {
             self.unless_locked(hit.vma, || {
-                hit.table.swap_out_shared(hit.range, folio, slots, gather);
+                hit.page_table.swap_out_shared(hit.range, folio, slots, gather);
             });
             Seen { until: hit.range.end(), entries: u64::from(folio.pages()) }
         });

@@ -40,7 +40,7 @@ const FRAMES: u64 = 1024;
 
 /// What was taken out of the tables of one address space, and is not flushed yet.
 struct Space<'m, P: Platform> {
-    table: PageTable<'m, P>,
+    page_table: PageTable<'m, P>,
     gather: Gather,
 }
 
@@ -95,7 +95,7 @@ impl<'m, P: Platform> Batch<'m, P> {
         let Some(space) = self.spaces.get_mut(number) else { return };
         let gather = &mut space.gather;
         let mut cursor =
-            hit.table.cursor_beside(window(hit), Depth::Floor(Level::PTE), Some(&*gather));
+            hit.page_table.cursor_beside(window(hit), Depth::Floor(Level::PTE), Some(&*gather));
         let attributes = hit.vma.flags().attributes();
         let _ =
             PageTable::swap_out_deferred(&mut cursor, attributes, victims, &mut self.out, gather);
@@ -105,8 +105,8 @@ impl<'m, P: Platform> Batch<'m, P> {
 
     /// The number of the hit's address space in the batch.
     fn space_of(&mut self, hit: &RmapHit<'_, 'm, P>) -> usize {
-        let root = hit.table.root;
-        if let Some(number) = self.spaces.iter().position(|space| space.table.root == root) {
+        let root = hit.page_table.root;
+        if let Some(number) = self.spaces.iter().position(|space| space.page_table.root == root) {
             return number;
         }
         if self.spaces.is_full() {
@@ -115,8 +115,8 @@ impl<'m, P: Platform> Batch<'m, P> {
         }
         // SAFETY: the batch has a VMA of the address space locked for reading until the handle is
         // gone (`unmap`): a thread that drops the address space waits for that.
-        let table = unsafe { PageTable::from_state(self.memory, hit.vma.tree()) };
-        let _ = self.spaces.try_push(Space { table, gather: Gather::new() });
+        let page_table = unsafe { PageTable::from_state(self.memory, hit.vma.tree()) };
+        let _ = self.spaces.try_push(Space { page_table, gather: Gather::new() });
         self.spaces.len() - 1
     }
 
@@ -129,10 +129,10 @@ impl<'m, P: Platform> Batch<'m, P> {
     }
 
     fn flush(&mut self) {
-        for Space { table, gather } in &mut self.spaces {
+        for Space { page_table, gather } in &mut self.spaces {
             let mut counts = Counts::default();
-            table.flush(gather, &mut counts);
-            table.stats.add(&counts);
+            page_table.flush(gather, &mut counts);
+            page_table.stats.add(&counts);
         }
     }
 

@@ -108,17 +108,17 @@ pub(crate) fn may_contract(vma: &Vma) -> bool {
 ///
 /// The caller holds the mutex of the VMA's address space and all its VMAs for writing.
 pub(crate) fn contract<P: Platform>(
-    table: &PageTable<'_, P>,
+    page_table: &PageTable<'_, P>,
     vma: &Vma,
 ) -> Option<Chain<AnonGroup>> {
     let group = vma.group().filter(|_| may_contract(vma))?;
-    let (memory, lock) = (table.memory, group.family_lock());
+    let (memory, lock) = (page_table.memory, group.family_lock());
     let look = lock.with_write(&memory.platform, || look(group, vma))?;
     // The tree is this address space's, and its mutex is held.
     let complete = group
         .vmas
         .iter(Asked::ALL)
-        .fold(true, |complete, vma| complete & take_over(memory, table, vma));
+        .fold(true, |complete, vma| complete & take_over(memory, page_table, vma));
     lock.with_write(&memory.platform, || {
         group.end_survey();
         let listed = group.vmas.iter(Asked::ALL).count() as u32;
@@ -172,7 +172,7 @@ fn ancestors(group: &AnonGroup) -> impl Iterator<Item = &AnonGroup> {
 
 /// Lets the folios that the VMA maps and that belong to dead anon groups belong to their heirs.
 /// Says whether it could lock them all.
-fn take_over<P: Platform>(memory: &Memory<P>, table: &PageTable<'_, P>, vma: &Vma) -> bool {
+fn take_over<P: Platform>(memory: &Memory<P>, page_table: &PageTable<'_, P>, vma: &Vma) -> bool {
     let frames = &memory.frames;
     let complete = Cell::new(true);
     // Taken for each span of table locks, so that nobody waits for the whole mapping.
@@ -180,7 +180,7 @@ fn take_over<P: Platform>(memory: &Memory<P>, table: &PageTable<'_, P>, vma: &Vm
         Some(object) => object.mapping_lock.with_write(&memory.platform, work),
         None => work(),
     };
-    table.survey_within(vma.range(), within, |stretch: &Stretch<_>| {
+    page_table.survey_within(vma.range(), within, |stretch: &Stretch<_>| {
         let MappedRun::Pages { folio: Some(folio), .. } = stretch.what else { return };
         // Read without the folio's lock ("why no folio is missed"). So a folio that stays as it is
         // does not put the contraction off because somebody walks to it.

@@ -89,7 +89,7 @@ pub(crate) struct Busy;
 /// A stretch of an object or anon group, as one VMA sees it.
 pub(crate) struct RmapHit<'a, 'm, P: Platform> {
     /// The tables in which it may be mapped.
-    pub(crate) table: PageTable<'m, P>,
+    pub(crate) page_table: PageTable<'m, P>,
     /// The VMA; its bounds and offset stay as they are, its protection may change.
     pub(crate) vma: &'a Vma,
     /// Where the stretch is mapped there.
@@ -227,11 +227,11 @@ impl<'r> Walk<'r> {
                     let Some(range) = part_of(vma, first, count) else { continue };
                     // SAFETY: the VMA is in a tree whose lock is held, and leaves it before its
                     // address space is gone.
-                    let table = || unsafe { PageTable::from_state(memory, vma.tree()) };
+                    let page_table = || unsafe { PageTable::from_state(memory, vma.tree()) };
                     let hit = hit.get_or_insert_with(|| {
-                        let table = table();
-                        table.flush_source_of_move();
-                        RmapHit { table, vma, range }
+                        let page_table = page_table();
+                        page_table.flush_source_of_move();
+                        RmapHit { page_table, vma, range }
                     });
                     hit.range = range;
                     let seen = visit(hit, &mut gather);
@@ -241,7 +241,7 @@ impl<'r> Walk<'r> {
                 }
                 Step::Arrived => {
                     if let Some(last) = hit.take() {
-                        last.table.finish(&mut gather);
+                        last.page_table.finish(&mut gather);
                     }
                     looked_at_one(memory);
                     *left = left.saturating_sub(1);
@@ -251,7 +251,7 @@ impl<'r> Walk<'r> {
             }
         };
         if let Some(last) = hit {
-            last.table.finish(&mut gather);
+            last.page_table.finish(&mut gather);
         }
         done
     }

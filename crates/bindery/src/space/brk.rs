@@ -50,7 +50,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// in the mappings if it grows.
     pub fn set_break(&self, end: VirtAddr) -> VirtAddr {
         let mut now = end;
-        let moved = self.table.memory.outermost(|| {
+        let moved = self.page_table.memory.outermost(|| {
             self.transaction(|mm, gather, removed| {
                 let moved = self.break_locked(mm, end, gather, removed);
                 if moved.is_ok() {
@@ -128,7 +128,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.may_expand(flags, range.pages())?;
         // As Linux, which lets a new mapping be the first that is too many.
         self.room_for(0)?;
-        let _reservation = self.table.memory.commitment().reserve(range.pages())?;
+        let _reservation = self.page_table.memory.commitment().reserve(range.pages())?;
         let offset = range.start().0 >> PAGE_SHIFT;
         let purpose = Purpose { flags, ..Purpose::default() };
         // As Linux: the heap grows by its own last mapping, and is joined with nothing else.

@@ -34,9 +34,9 @@ impl<P: Platform> AddressSpace<'_, P> {
         purpose: Purpose,
         page_offset: u64,
     ) -> Result<NonNull<Vma>, Error> {
-        let memory = self.table.memory;
+        let memory = self.page_table.memory;
         memory.may_wait();
-        let make = || Vma::new(range, purpose, page_offset, self.table.state());
+        let make = || Vma::new(range, purpose, page_offset, self.page_table.state());
         let node = memory.slab::<Vma>().allocate_with(&memory.frames, &memory.platform, make);
         node.ok_or(Error::OutOfMemory)
     }
@@ -149,7 +149,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let node =
             self.new_vma(VirtRange::raw(at.0, vma.end()), vma.purpose(), vma.page_offset_of(at))?;
         let vma = vma.lock_write(self.platform());
-        self.table.cut(at);
+        self.page_table.cut(at);
         self.split_with(mm, &vma, at, node);
         drop(vma);
         Ok(self.vma(node))
@@ -274,7 +274,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         if let Some(state) = vma.group() {
             state.leave(self.platform(), vma);
         }
-        Groups::release(self.table.memory, group, &mut removed.groups);
+        Groups::release(self.page_table.memory, group, &mut removed.groups);
     }
 
     /// Gives the VMA around `addr` an anon group for its anonymous pages: that of a neighbor with
@@ -300,7 +300,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
         let group = match group {
             Some(group) => group,
-            None => Groups::create(self.table.memory, None).ok_or(Error::OutOfMemory)?,
+            None => Groups::create(self.page_table.memory, None).ok_or(Error::OutOfMemory)?,
         };
         self.adopt(mm, vma, group);
         Ok(())
@@ -327,7 +327,7 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// Frees a VMA that was never in the index.
     pub(super) fn free_unused(&self, node: NonNull<Vma>) {
-        let memory = self.table.memory;
+        let memory = self.page_table.memory;
         // SAFETY: the node came from this slab (`new_vma`), was never put into the index, and so
         // is known to nobody else.
         unsafe { memory.slab::<Vma>().free(&memory.frames, self.platform(), node) };

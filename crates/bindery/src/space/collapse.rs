@@ -209,7 +209,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         base: VirtAddr,
         limits: &CollapseLimits,
     ) -> Result<(), Refusal> {
-        let memory = self.table.memory;
+        let memory = self.page_table.memory;
         let result = self.collapse_once(base, Some(limits));
         memory.free_some();
         match result {
@@ -225,7 +225,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     fn next_candidate(&self, mm: &MmapLocked, at: u64) -> Option<u64> {
         let span = P::Arch::PMD.span();
         let order = P::Arch::PMD.order();
-        let memory = self.table.memory;
+        let memory = self.page_table.memory;
         let mut at = at;
         loop {
             let vma = self.first_ending_after(mm, at)?;
@@ -249,7 +249,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         base: VirtAddr,
         limits: Option<&CollapseLimits>,
     ) -> Result<(), Refusal> {
-        self.table.memory.outermost(|| self.collapse_once(base, limits))
+        self.page_table.memory.outermost(|| self.collapse_once(base, limits))
     }
 
     fn collapse_once(
@@ -322,7 +322,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         if limits.is_some_and(|limits| missing > limits.missing || census.shared > limits.shared) {
             return Err(Error::Busy);
         }
-        match self.table.join_leaves(range.start()) {
+        match self.page_table.join_leaves(range.start()) {
             Ok(()) => return Ok(()),
             Err(JoinError::OutOfMemory) => return Err(Error::OutOfMemory),
             Err(JoinError::NotUniform) => {}
@@ -330,7 +330,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         if census.pinned {
             return Err(Error::TryAgain);
         }
-        let memory = self.table.memory;
+        let memory = self.page_table.memory;
         let order = P::Arch::PMD.order().min(MAX_FOLIO_ORDER);
         let mut counts = Counts::default();
         memory.may_wait();
@@ -338,7 +338,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let Some(folio) = memory.frames.new_folio(order) else {
             // SAFETY: 1. made above; 2. nobody else has seen it.
             unsafe { free_table(memory, deposit, &mut counts) };
-            self.table.stats.add(&counts);
+            self.page_table.stats.add(&counts);
             return Err(Error::OutOfMemory);
         };
         RareEvents::note(&memory.rare.huge_collapses);
@@ -351,13 +351,13 @@ impl<P: Platform> AddressSpace<'_, P> {
             ..vma.flags().attributes()
         };
         let what = Replacement { base: range.start(), folio, attributes, deposit };
-        let done = self.table.replace_by_copy(&what, gather);
+        let done = self.page_table.replace_by_copy(&what, gather);
         if !done {
             memory.frames.discard(self.platform(), folio);
             // SAFETY: 1. made above; 2. what was not done has not shown it to anybody.
             unsafe { free_table(memory, deposit, &mut counts) };
         }
-        self.table.stats.add(&counts);
+        self.page_table.stats.add(&counts);
         if done { Ok(()) } else { Err(Error::Invalid) }
     }
 
@@ -369,10 +369,10 @@ impl<P: Platform> AddressSpace<'_, P> {
         else {
             return false;
         };
-        let frames = &self.table.memory.frames;
+        let frames = &self.page_table.memory.frames;
         let order = P::Arch::PMD.order().min(MAX_FOLIO_ORDER);
         let (mut small, mut fits) = (false, vma.is_shared() && may_collapse::<P>(vma));
-        self.table.look(range, |looked| {
+        self.page_table.look(range, |looked| {
             match looked.node.level.kind(looked.raw) {
                 Kind::Leaf if looked.node.level == Level::PTE => {
                     let folio = frames.folio_of(P::Arch::frame(looked.entry));
@@ -396,7 +396,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let mut found = false;
         let vma = self.vma_at(&mm, range.start());
         if vma.is_some_and(|vma| vma.has(MappingFlags::MAYBE_GUARDS)) {
-            self.table.survey(range, |stretch| {
+            self.page_table.survey(range, |stretch| {
                 found |= stretch.what == MappedRun::Absent(Absent::Marker(Marker::Guard));
             });
         }
@@ -405,15 +405,15 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// The entries of the span; its VMA is locked for writing.
     fn census(&self, range: VirtRange) -> Census {
-        let frames = &self.table.memory.frames;
+        let frames = &self.page_table.memory.frames;
         let mut census = Census::default();
-        self.table.look(range, |looked| {
+        self.page_table.look(range, |looked| {
             match looked.node.level.kind(looked.raw) {
                 Kind::Leaf if looked.node.level > Level::PTE => census.huge = true,
                 Kind::Leaf => {
                     let frame = P::Arch::frame(looked.entry);
                     census.present += 1;
-                    census.zero += u32::from(self.table.memory.is_zero(frame));
+                    census.zero += u32::from(self.page_table.memory.is_zero(frame));
                     if let Some(folio) = frames.folio_of(frame) {
                         let number = frame.0 - folio.head.0;
                         // What a child has copied since may be nobody else's, and not be known as

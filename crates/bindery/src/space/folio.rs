@@ -73,7 +73,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// [`FolioError::Busy`] if it has other mappings or holders, or a mapping of another VMA has a
     /// part.
     pub fn split_folio(&self, addr: VirtAddr, order: Order) -> Result<(), FolioError> {
-        self.table.memory.retry(|| self.split_once(addr, order))
+        self.page_table.memory.retry(|| self.split_once(addr, order))
     }
 
     fn split_once(&self, addr: VirtAddr, order: Order) -> Result<(), FolioError> {
@@ -95,7 +95,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     ) -> Result<(), FolioError> {
         let (folio, number) = {
             let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
-            let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
+            let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
             self.folio_at(&mut cursor, page).ok_or(FolioError::NotMapped)?
         };
         if order >= folio.order {
@@ -109,9 +109,9 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// mutex: pages of the folio may be mapped by VMAs beside that of `page`.
     #[inline(never)]
     pub(super) fn split_if_alone(&self, page: VirtAddr) -> bool {
-        let frames = &self.table.memory.frames;
+        let frames = &self.page_table.memory.frames;
         let mut at_page = None;
-        self.table.look(VirtRange::raw(page.0, page.0 + PAGE_SIZE), |looked| {
+        self.page_table.look(VirtRange::raw(page.0, page.0 + PAGE_SIZE), |looked| {
             at_page = looked.frame();
             false
         });
@@ -122,7 +122,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let range = VirtRange::raw(start, end.min(self.limit().0));
         // Counted before anything changes: where others map it too, its leaves stay as they are.
         let mut pages = 0;
-        self.table.look(range, |looked| {
+        self.page_table.look(range, |looked| {
             let frame = looked.frame().map_or(u32::MAX, |frame| frame.0);
             if frame.wrapping_sub(folio.head.0) < folio.pages() {
                 pages += looked.range.pages() as u32;
@@ -136,8 +136,8 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// Splits a folio whose pages are mapped in `range`, in their order.
     fn split_mapped(&self, folio: Folio, range: VirtRange, order: Order) -> Result<(), FolioError> {
-        let frames = &self.table.memory.frames;
-        let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
+        let frames = &self.page_table.memory.frames;
+        let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
         let mut mapped: Mapped = [0; _];
         let mut at = range.start();
         while at < range.end() {
@@ -150,13 +150,13 @@ impl<P: Platform> AddressSpace<'_, P> {
                 continue;
             };
             // Splits a huge leaf, whose table is on deposit, and else creates nothing.
-            let pool = &mut TablePool::new(self.table.memory);
+            let pool = &mut TablePool::new(self.page_table.memory);
             let table =
                 cursor.table_at(at, Level::PTE, pool).map_err(|_| FolioError::OutOfMemory)?;
             let index = P::Arch::PTE.index_of(at);
             let small = u32::from(order.0) < P::Arch::CONTIG_ENTRIES.trailing_zeros();
-            if small && P::Arch::is_contig(run::load(self.table.slots(table), index)) {
-                self.table.unfold(table, index, at, &mut cursor.counts);
+            if small && P::Arch::is_contig(run::load(self.page_table.slots(table), index)) {
+                self.page_table.unfold(table, index, at, &mut cursor.counts);
             }
             mapped[page as usize / 64] |= 1 << (page % 64);
             at = at.offset(PAGE_SIZE);
@@ -172,7 +172,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let result = frames.split(folio, order, holds);
         match result {
             Ok(()) => {
-                RareEvents::note(&self.table.memory.rare.folio_splits);
+                RareEvents::note(&self.page_table.memory.rare.folio_splits);
                 for first in (0..folio.pages()).step_by(order.pages() as usize) {
                     let part = Folio { head: folio.head.plus(first), order };
                     frames.release(self.platform(), part);
@@ -205,7 +205,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         };
         let inside = (page.0 & (node.level.span() - 1)) >> PAGE_SHIFT;
         let frame = first.plus(inside as u32);
-        let folio = self.table.memory.frames.folio_of(frame)?;
+        let folio = self.page_table.memory.frames.folio_of(frame)?;
         Some((folio, frame.0 - folio.head.0))
     }
 
@@ -218,7 +218,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// [`FolioError::NotMapped`] if no VMA covers all of it; [`FolioError::Unsuitable`];
     /// [`FolioError::OutOfMemory`].
     pub fn join_leaves(&self, addr: VirtAddr) -> Result<(), FolioError> {
-        self.table.memory.outermost(|| self.join_leaves_locked(addr))
+        self.page_table.memory.outermost(|| self.join_leaves_locked(addr))
     }
 
     fn join_leaves_locked(&self, addr: VirtAddr) -> Result<(), FolioError> {
@@ -230,7 +230,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             return Err(FolioError::NotMapped);
         }
         let locked = vma.lock_write(self.platform());
-        let result = self.table.join_leaves(base);
+        let result = self.page_table.join_leaves(base);
         drop(locked);
         result.map_err(|error| match error {
             JoinError::NotUniform => FolioError::Unsuitable,
@@ -249,16 +249,16 @@ impl<P: Platform> AddressSpace<'_, P> {
         let _guard = self.mmap_lock.lock();
         let page = page.align_down(PAGE_SIZE);
         let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
-        let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
+        let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
         let EntryAt { node, index, entry: raw } = cursor.entry_at(page);
-        let frames = &self.table.memory.frames;
+        let frames = &self.page_table.memory.frames;
         let folio = self.folio_at(&mut cursor, page);
         if folio.is_some_and(|(folio, _)| frames.is_dirty(folio)) {
             return true;
         }
         match node.level.kind(raw) {
             Kind::Leaf => {
-                let slots = self.table.slots(node.table);
+                let slots = self.page_table.slots(node.table);
                 let size = if node.in_contig(raw) { P::Arch::CONTIG_ENTRIES } else { 1 };
                 slots[index.align_down(size).slots(size)]
                     .iter()

@@ -56,7 +56,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         gather: &mut Gather,
     ) -> Result<(), OutOfMemory> {
         let mut cut = false;
-        self.table.forget(part, forget, gather, |folio, pages| {
+        self.page_table.forget(part, forget, gather, |folio, pages| {
             let Some(folio) = folio else { return true };
             let concerned = self.forget_folio(folio, pages, forget);
             cut |= !concerned && folio.order > Order::PAGE;
@@ -67,7 +67,7 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// Lets a folio forget if these `pages` are all that is mapped of it. Says whether they are.
     fn forget_folio(&self, folio: Folio, pages: u32, forget: Forget) -> bool {
-        let frames = &self.table.memory.frames;
+        let frames = &self.page_table.memory.frames;
         let whole = frames.mappings(folio) == pages;
         match forget {
             // A pin may write at any moment.
@@ -93,13 +93,13 @@ impl<P: Platform> AddressSpace<'_, P> {
             let Seen { folio, number, range, pages } = seen;
             at = range.end();
             let unbroken = range.pages() == u64::from(pages);
-            let whole = unbroken && self.table.memory.frames.mappings(folio) == pages;
+            let whole = unbroken && self.page_table.memory.frames.mappings(folio) == pages;
             if !whole && !self.split_if_alone(range.start()) {
                 continue;
             }
             // Some of the pages may lie behind those of another folio.
             let all = folio_range(vma, range.start(), number, folio).intersection(part);
-            self.table.forget(all, forget, gather, |found, run| {
+            self.page_table.forget(all, forget, gather, |found, run| {
                 found.is_some_and(|found| {
                     let pages = if whole && found == folio { pages } else { run };
                     self.forget_folio(found, pages, forget)
@@ -112,9 +112,9 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// The first large folio of private memory that the range has, up to the first page of another
     /// folio.
     fn first_large_folio(&self, range: VirtRange) -> Option<Seen> {
-        let frames = &self.table.memory.frames;
+        let frames = &self.page_table.memory.frames;
         let mut seen: Option<Seen> = None;
-        self.table.look(range, |looked| {
+        self.page_table.look(range, |looked| {
             let frame = looked.frame();
             let folio = frame
                 .and_then(|frame| frames.folio_of(frame))
@@ -159,9 +159,9 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// The huge leaf that maps `page`, if others map or hold its anonymous folio.
     fn shared_huge_leaf(&self, page: VirtAddr) -> Option<VirtRange> {
-        let frames = &self.table.memory.frames;
+        let frames = &self.page_table.memory.frames;
         let mut found = None;
-        self.table.look(VirtRange::raw(page.0, page.0 + PAGE_SIZE), |looked| {
+        self.page_table.look(VirtRange::raw(page.0, page.0 + PAGE_SIZE), |looked| {
             let level = looked.node.level;
             if level > Level::PTE && level.kind(looked.raw) == Kind::Leaf {
                 let folio = frames.folio_of(P::Arch::frame(looked.entry));

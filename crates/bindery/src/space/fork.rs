@@ -32,13 +32,13 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// except that its next writes may fault once more. (Linux asks for signals at each mapping,
     /// too, and before it begins, where any signal restarts the call: that is the embedder's part.)
     pub fn fork(&self) -> Result<Self, Error> {
-        self.table.memory.outermost(|| self.fork_once())
+        self.page_table.memory.outermost(|| self.fork_once())
     }
 
     fn fork_once(&self) -> Result<Self, Error> {
         let maximum_mappings = self.maximum_mappings.load(Ordering::Relaxed);
         let options = SpaceOptions { maximum_mappings, ..self.options };
-        let child = Self::with_limit(self.table.memory, options, self.table.reach)?;
+        let child = Self::with_limit(self.page_table.memory, options, self.page_table.reach)?;
         child.set_limits(&self.limits());
         child.inherit_settings(self);
         let result = self.transaction(|mm, gather, removed| {
@@ -51,7 +51,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             if result.is_ok() {
                 removed.notices.append(notices);
             } else {
-                notices.cancel(self.table.memory);
+                notices.cancel(self.page_table.memory);
             }
             self.flush(gather);
             for node in self.vmas.iter() {
@@ -89,7 +89,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             // As Linux, which asks for each mapping by itself: heuristics refuse what is too much
             // at once. What was committed for the mappings before is in the child's account.
             let committed = if vma.has(MappingFlags::ACCOUNT) { vma.pages() } else { 0 };
-            let _reservation = self.table.memory.commitment().reserve(committed)?;
+            let _reservation = self.page_table.memory.commitment().reserve(committed)?;
             self.copy_vma(mm, child, vma, notices, gather)?;
         }
         Ok(())
@@ -100,7 +100,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     #[cold]
     fn contract_groups(&self, removed: &mut Removed) {
         for node in self.vmas.iter() {
-            if let Some(groups) = rmap::contract(&self.table, self.vma(node)) {
+            if let Some(groups) = rmap::contract(&self.page_table, self.vma(node)) {
                 removed.groups.append(groups);
             }
         }
@@ -125,7 +125,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let group = match parent {
             None => None,
             Some(parent) => {
-                let memory = self.table.memory;
+                let memory = self.page_table.memory;
                 Some(Groups::create(memory, Some(parent)).ok_or(Error::OutOfMemory)?)
             }
         };
@@ -138,7 +138,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             Ok(node) => child.insert(&child.mmap_lock.lock(), node),
             Err(error) => {
                 if let Some(group) = group {
-                    Groups::discard(self.table.memory, group);
+                    Groups::discard(self.page_table.memory, group);
                 }
                 return Err(error);
             }
@@ -153,6 +153,6 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let owner = AnonGroup::as_owner(group);
         let page_offset = vma.page_offset();
         let what = ForkCopy { range, copied, owner, page_offset, userfault: userfault.is_some() };
-        self.table.copy_to(&child.table, &what, gather)
+        self.page_table.copy_to(&child.page_table, &what, gather)
     }
 }

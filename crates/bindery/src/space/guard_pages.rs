@@ -31,9 +31,9 @@ impl<P: Platform> AddressSpace<'_, P> {
         let vma = vma.lock_write(self.platform());
         gather.vma_stays();
         self.change_flags(mm, &vma, vma.flags() | MappingFlags::MAYBE_GUARDS);
-        let zapped = self.table.zap(part, part, Flush::BeforeUnlock, gather);
+        let zapped = self.page_table.zap(part, part, Flush::BeforeUnlock, gather);
         self.flush(gather);
-        let done = zapped.and_then(|()| self.table.mark(part, Marker::Guard));
+        let done = zapped.and_then(|()| self.page_table.mark(part, Marker::Guard));
         drop(vma);
         done.map_err(|_| Error::OutOfMemory)
     }
@@ -41,7 +41,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Takes the guards of `part` away; what is touched then is new.
     pub(super) fn remove_guards(&self, vma: &Vma, part: VirtRange) -> Result<(), Error> {
         let _locked = vma.lock_write(self.platform());
-        let done = self.table.unmark(part, Marker::Guard);
+        let done = self.page_table.unmark(part, Marker::Guard);
         done.map_err(|_| Error::OutOfMemory)
     }
 }

@@ -98,7 +98,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let _guard = self.mmap_lock.lock();
         let page = addr.align_down(crate::addr::PAGE_SIZE);
         let range = VirtRange::raw(page.0, page.0 + crate::addr::PAGE_SIZE);
-        let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
+        let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
         let EntryAt { node, index, entry: raw } = cursor.entry_at(page);
         cursor.counts = crate::stats::Counts::default();
         // A huge entry names the first of its pages.

@@ -177,7 +177,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// them need not. (Others who take pages away, by a truncation, do not note it.)
     #[inline]
     pub(crate) fn note_resident(&self) {
-        let pages = self.table.stats.mapped_pages();
+        let pages = self.page_table.stats.mapped_pages();
         if pages > self.account.resident_peak.load(Ordering::Relaxed) {
             self.account.resident_peak.fetch_max(pages, Ordering::Relaxed);
         }
@@ -216,7 +216,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
         if flags.contains(MappingFlags::ACCOUNT) {
             add(&self.account.committed, pages);
-            self.table.memory.commitment().add(pages);
+            self.page_table.memory.commitment().add(pages);
         }
     }
 

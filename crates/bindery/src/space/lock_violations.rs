@@ -82,20 +82,20 @@ pub(crate) fn outlive<P: Platform>(space: &AddressSpace<'_, P>) {
 }
 
 /// Tables are found without locks in a read section alone.
-pub(crate) fn peek<P: Platform>(table: &PageTable<'_, P>, section: &ReadSection<'_, P>) {
+pub(crate) fn peek<P: Platform>(page_table: &PageTable<'_, P>, section: &ReadSection<'_, P>) {
     let mut counts = Counts::default();
     #[cfg(not(lock_violations = "types"))]
-    let _ = (section, table.peek(section, VirtAddr(0), &mut counts));
+    let _ = (section, page_table.peek(section, VirtAddr(0), &mut counts));
     #[cfg(lock_violations = "types")]
-    let _ = (section, table.peek(VirtAddr(0), &mut counts)); //~ E0061
+    let _ = (section, page_table.peek(VirtAddr(0), &mut counts)); //~ E0061
 }
 
 /// A section that was left proves nothing.
-pub(crate) fn leave<P: Platform>(table: &PageTable<'_, P>, section: ReadSection<'_, P>) {
+pub(crate) fn leave<P: Platform>(page_table: &PageTable<'_, P>, section: ReadSection<'_, P>) {
     #[cfg(not(lock_violations = "moves"))]
-    let _ = (table.leaf_table(&section, VirtAddr(0)), drop(section));
+    let _ = (page_table.leaf_table(&section, VirtAddr(0)), drop(section));
     #[cfg(lock_violations = "moves")]
-    let _ = (drop(section), table.leaf_table(&section, VirtAddr(0))); //~ E0382
+    let _ = (drop(section), page_table.leaf_table(&section, VirtAddr(0))); //~ E0382
 }
 
 /// A page of an object is mapped while the object's pages stay.

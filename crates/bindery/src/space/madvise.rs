@@ -184,7 +184,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             Advice::Collapse => return self.collapse_range(range),
             _ => {}
         }
-        let result = self.table.memory.outermost(|| self.advise_once(range, advice, rights));
+        let result = self.page_table.memory.outermost(|| self.advise_once(range, advice, rights));
         if advice.is_about_flags() {
             // As Linux: a mapping that cannot be cut now may be cut later.
             return result.map_err(|error| match error {
@@ -262,7 +262,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 self.drop_contents(vma, part, gather)
             }
             Advice::PageOut
-                if self.table.memory.has_swap()
+                if self.page_table.memory.has_swap()
                     && (vma.group_pointer().is_some() || shared_memory(vma).is_some()) =>
             {
                 if vma.group_pointer().is_some() {
@@ -297,11 +297,11 @@ impl<P: Platform> AddressSpace<'_, P> {
         let protected = vma.dropped_protection();
         let spares = vma.has(MappingFlags::MAYBE_GUARDS) || protected == Protected::Marked;
         let zapped = if spares {
-            self.table.zap_sparing(part, (Spared::Guards, protected), gather)
+            self.page_table.zap_sparing(part, (Spared::Guards, protected), gather)
         } else {
-            let zapped = self.table.zap(part, part, Flush::BeforeUnlock, gather);
-            self.table.prune(part.start(), gather);
-            self.table.prune(VirtAddr(part.end().0 - 1), gather);
+            let zapped = self.page_table.zap(part, part, Flush::BeforeUnlock, gather);
+            self.page_table.prune(part.start(), gather);
+            self.page_table.prune(VirtAddr(part.end().0 - 1), gather);
             zapped
         };
         // Before a fault is let in: it would map a new page while others still use the old.

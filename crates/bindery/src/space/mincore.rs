@@ -86,7 +86,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         while at < part.end() {
             // From `at` on up to here nothing is mapped.
             let mut vacant = at;
-            self.table.look(VirtRange::raw(at.0, part.end().0), |looked| {
+            self.page_table.look(VirtRange::raw(at.0, part.end().0), |looked| {
                 let stretch = looked.range;
                 let residence = match looked.node.level.kind(looked.raw) {
                     Kind::Leaf => Some(Residence::Resident),
@@ -97,7 +97,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                             // A huge entry names the first of its slots.
                             let span = looked.node.level.span();
                             let first = slot + ((stretch.start().0 & (span - 1)) >> PAGE_SHIFT);
-                            let memory = self.table.memory;
+                            let memory = self.page_table.memory;
                             let mut slots = first..first + stretch.pages();
                             Some(if slots.all(|slot| memory.is_slot_resident(device, slot)) {
                                 Residence::Resident
@@ -143,7 +143,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             // The index is locked for a bounded time.
             let limit = left.min(u64::from(SPAN_ENTRIES));
             let page = vma.page_offset_of(at);
-            let memory = self.table.memory;
+            let memory = self.page_table.memory;
             let (found, mut count) = pages::resident_run(memory, object, page, limit);
             let mut resident = found.is_some();
             if !resident && let Some(cached) = pages::cached_run(memory, object, page, limit) {

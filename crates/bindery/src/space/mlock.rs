@@ -84,7 +84,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             LockPages::Now => MappingFlags::LOCKED,
             LockPages::OnFault => LOCKS,
         };
-        self.table.memory.outermost(|| {
+        self.page_table.memory.outermost(|| {
             self.transaction(|mm, _, removed| {
                 self.may_lock_range(mm, range)?;
                 self.lock_mappings(mm, range, flags, removed)
@@ -104,7 +104,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// As [`AddressSpace::mlock`], without those about limits and pages.
     pub fn munlock(&self, start: VirtAddr, length: u64) -> Result<(), Error> {
         let range = self.lock_range(start, length)?;
-        self.table.memory.outermost(|| {
+        self.page_table.memory.outermost(|| {
             self.transaction(|mm, _, removed| {
                 self.lock_mappings(mm, range, MappingFlags::empty(), removed)
             })
@@ -167,7 +167,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 }
             }
         });
-        self.table.memory.free_some();
+        self.page_table.memory.free_some();
     }
 
     /// Populates all mappings, as far as pages can be had, until a fatal signal comes.

@@ -60,7 +60,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let length = self.map_length(request)?;
         let accounting =
             if self.may_skip_reserve(request) { Accounting::None } else { Accounting::Whole };
-        let memory = self.table.memory;
+        let memory = self.page_table.memory;
         let object = memory.shared_memory(length, Sealing::Forbidden, accounting)?;
         let backing =
             Backing { object: Some(object.state), offset: Some(0), may, is_secret: false };
@@ -93,7 +93,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         if offset.checked_add(length >> PAGE_SHIFT).is_none_or(|end| end > u64::MAX >> PAGE_SHIFT) {
             return Err(Error::TooLarge);
         }
-        if !core::ptr::eq(source.object.memory, self.table.memory) {
+        if !core::ptr::eq(source.object.memory, self.page_table.memory) {
             return Err(Error::Invalid);
         }
         match admit(request, source) {
@@ -143,7 +143,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         // As Linux: what may be dropped need not be committed, whatever the mode.
         request.flags.contains(MapFlags::DROPPABLE)
             || request.flags.contains(MapFlags::NO_RESERVE)
-                && self.table.memory.commitment().mode() != Overcommit::Never
+                && self.page_table.memory.commitment().mode() != Overcommit::Never
     }
 
     /// The flags of a mapping that is asked for.
@@ -178,7 +178,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     pub(super) fn map(&self, request: &MapRequest, backing: Backing) -> Result<VirtAddr, Error> {
         let length = self.map_length(request)?;
         let map = || self.map_once(request, length, &backing);
-        let (range, flags) = self.table.memory.outermost(map)?;
+        let (range, flags) = self.page_table.memory.outermost(map)?;
         let locked = flags & (MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT);
         if request.flags.contains(MapFlags::POPULATE) || locked == MappingFlags::LOCKED {
             // As Linux: the mapping is there, whether its pages could be had or not.
@@ -211,7 +211,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     ) -> u64 {
         // SAFETY: the caller of `mmap` holds the object until the mapping does.
         let object = unsafe { object.as_ref() };
-        let mut orders = object.orders(self.table.memory, flags);
+        let mut orders = object.orders(self.page_table.memory, flags);
         while let Some(order) = orders.take_largest() {
             let first = backing.offset.unwrap_or(0);
             if !object.is_file()
@@ -263,7 +263,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let committed = if flags.contains(MappingFlags::ACCOUNT) { range.pages() } else { 0 };
         // As Linux: what is replaced was committed already.
         let kept = given_back.min(committed);
-        let commitment = self.table.memory.commitment();
+        let commitment = self.page_table.memory.commitment();
         let _reservation = commitment.reserve(committed - kept)?;
         let _kept = commitment.keep(kept);
         let offset = backing.offset.unwrap_or(range.start().0 >> PAGE_SHIFT);

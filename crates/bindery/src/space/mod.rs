@@ -181,7 +181,7 @@ pub(crate) struct MmapLocked(());
 /// }
 /// ```
 pub struct AddressSpace<'m, P: Platform> {
-    pub(crate) table: PageTable<'m, P>,
+    pub(crate) page_table: PageTable<'m, P>,
     pub(crate) vmas: Index<Vma>,
     pub(crate) mmap_lock: Mutex<P::Mutex, MmapLocked>,
     options: SpaceOptions,
@@ -230,10 +230,10 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         options: SpaceOptions,
         reach: RunLimit,
     ) -> Result<Self, Error> {
-        let table = || PageTable::new(memory, reach).ok_or(Error::OutOfMemory);
-        let table = memory.retry(table)?;
+        let page_table = || PageTable::new(memory, reach).ok_or(Error::OutOfMemory);
+        let page_table = memory.retry(page_table)?;
         Ok(Self {
-            table,
+            page_table,
             vmas: Index::new(memory.index_key()),
             mmap_lock: Mutex::new(MmapLocked(())),
             options,
@@ -254,7 +254,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     ///
     /// Context: any.
     pub fn root(&self) -> Frame {
-        self.table.root
+        self.page_table.root
     }
 
     /// Records that the calling CPU is about to load the root. From here on the CPU receives
@@ -263,7 +263,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Context: any.
     pub fn enter(&self) {
         let section = ReadSection::enter(self.platform());
-        self.table.active_cpus.enter(self.platform().cpu());
+        self.page_table.active_cpus.enter(self.platform().cpu());
         // The mark must be out before this CPU's walker reads its first entry.
         self.platform().publish_entries();
         drop(section);
@@ -274,7 +274,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Context: any.
     pub fn leave(&self, tlb_on_leave: TlbOnLeave) {
         let section = ReadSection::enter(self.platform());
-        self.table.active_cpus.leave(self.platform().cpu(), tlb_on_leave);
+        self.page_table.active_cpus.leave(self.platform().cpu(), tlb_on_leave);
         drop(section);
     }
 
@@ -282,14 +282,14 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     ///
     /// Context: any.
     pub fn counts(&self) -> Counts {
-        self.table.stats.read()
+        self.page_table.stats.read()
     }
 
     /// The memory that the address space takes its frames from.
     ///
     /// Context: any.
     pub fn memory(&self) -> &'m Memory<P> {
-        self.table.memory
+        self.page_table.memory
     }
 
     /// Sets the maximum number of VMAs ([`SpaceOptions::maximum_mappings`]); existing ones stay. A
@@ -308,7 +308,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 
     pub(crate) fn platform(&self) -> &'m P {
-        &self.table.memory.platform
+        &self.page_table.memory.platform
     }
 
     /// The end of user space.
@@ -350,7 +350,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
 
     /// A handle to what backs the VMA, if it is not anonymous.
     pub(crate) fn object_of(&self, vma: &Vma) -> Option<Object<'m, P>> {
-        vma.object_pointer().map(|state| Object::of_mapping(self.table.memory, state))
+        vma.object_pointer().map(|state| Object::of_mapping(self.page_table.memory, state))
     }
 
     /// The VMA around `addr`.
@@ -432,11 +432,11 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     fn flush(&self, gather: &mut Gather) {
         if gather.is_stale() {
             let mut counts = Counts::default();
-            self.table.flush(gather, &mut counts);
-            self.table.stats.add(&counts);
+            self.page_table.flush(gather, &mut counts);
+            self.page_table.stats.add(&counts);
         }
         if gather.take_stays() {
-            self.table.drop_contents(gather);
+            self.page_table.drop_contents(gather);
         }
     }
 
@@ -447,9 +447,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// map that is in a read section and sees that a folio is mapped may rely on its owner
     /// (`rmap`).
     fn finish(&self, gather: &mut Gather, removed: Removed) {
-        let memory = self.table.memory;
+        let memory = self.page_table.memory;
         self.flush(gather);
-        self.table.drop_contents(gather);
+        self.page_table.drop_contents(gather);
         let Removed { vmas, mut groups, .. } = removed;
         for vma in vmas.iter() {
             if let Some(group) = vma.group_pointer() {
@@ -463,7 +463,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 unsafe { release_userfault(memory, userfault) };
             }
         }
-        let tables = self.table.take_emptied(gather);
+        let tables = self.page_table.take_emptied(gather);
         // SAFETY: 1. the VMAs are out of the index and the trees; no VMA and no child holds the
         // groups.
         unsafe { memory.free_unlinked(tables, vmas, groups) };
@@ -501,13 +501,13 @@ impl<P: Platform> Drop for AddressSpace<'_, P> {
         let everything = VirtRange::raw(0, P::Arch::USER_END.next_multiple_of(end));
         // No CPU has the root loaded, so what leaves the lists before it leaves the TLBs hurts
         // nobody. All tables are covered whole, so no leaf has to be split and nothing can fail.
-        let zapped = self.table.zap(everything, everything, Flush::AtEnd, &mut gather);
+        let zapped = self.page_table.zap(everything, everything, Flush::AtEnd, &mut gather);
         debug_assert!(zapped.is_ok(), "unmapping everything splits no leaf");
         self.finish(&mut gather, removed);
         self.let_go_of_pins();
         // SAFETY: 1. no CPU has the root, and readers find no VMA that leads to it; 2. no handle is
         // left: the VMAs, by which others made theirs, are out of all lists.
-        unsafe { self.table.free_root() };
-        self.table.memory.free_some();
+        unsafe { self.page_table.free_root() };
+        self.page_table.memory.free_some();
     }
 }

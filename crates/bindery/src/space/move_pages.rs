@@ -106,7 +106,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     ) -> (u64, Result<(), MoveError>) {
         let mut moved = 0;
         let result = self.check_move(request).and_then(|()| {
-            self.table.memory.outermost(|| self.move_on(request, permit, &mut moved))
+            self.page_table.memory.outermost(|| self.move_on(request, permit, &mut moved))
         });
         (moved, result)
     }
@@ -156,7 +156,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 attributes: written_attributes(destination.flags()),
                 keeps_protection: permit.keeps_protection(destination),
             };
-            let mut mover = PageMover::new(&self.table, &what);
+            let mut mover = PageMover::new(&self.page_table, &what);
             let result = self.move_between(&mut mover, source);
             let done = mover.done();
             drop(mover);
@@ -223,9 +223,10 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// The folio at `at`, with a reference, unless it is pinned.
     fn folio_to_wait_for(&self, at: VirtAddr) -> Option<Folio> {
-        let frames = &self.table.memory.frames;
-        let mut cursor =
-            self.table.cursor(VirtRange::raw(at.0, at.0 + PAGE_SIZE), Depth::Floor(Level::PTE));
+        let frames = &self.page_table.memory.frames;
+        let mut cursor = self
+            .page_table
+            .cursor(VirtRange::raw(at.0, at.0 + PAGE_SIZE), Depth::Floor(Level::PTE));
         let (folio, _) = self.folio_at(&mut cursor, at)?;
         (frames.pins(folio) == 0 && frames.try_get(folio)).then_some(folio)
     }
@@ -233,7 +234,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Waits until nobody has the lock of a folio, to which the caller has a reference that goes.
     #[cold]
     fn wait_for_folio(&self, folio: Folio) {
-        let memory = self.table.memory;
+        let memory = self.page_table.memory;
         drop(memory.lock_folio(folio));
         memory.frames.release(self.platform(), folio);
     }

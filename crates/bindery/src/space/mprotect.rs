@@ -157,7 +157,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let protection = self.heeded(protection);
         let mut unlocked = ArrayVec::new();
         let result = self
-            .table
+            .page_table
             .memory
             .outermost(|| self.protect_once(range, from, (protection, key), &mut unlocked));
         for range in unlocked {
@@ -273,9 +273,9 @@ impl<P: Platform> AddressSpace<'_, P> {
                 // Nothing was written, and nothing will be.
                 flags -= MappingFlags::ACCOUNT;
             }
-            let _reservation = self.table.memory.commitment().reserve(committed)?;
+            let _reservation = self.page_table.memory.commitment().reserve(committed)?;
             self.with_flags(mm, vma, part, flags, removed, |vma| {
-                let done = self.table.protect(part, &vma.entry_policy(), gather);
+                let done = self.page_table.protect(part, &vma.entry_policy(), gather);
                 done.map_err(|_| Error::OutOfMemory)
             })?;
             let locked = before & (MappingFlags::WRITE | MappingFlags::SHARED | LOCKS);

@@ -27,7 +27,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             .checked_next_multiple_of(PAGE_SIZE)
             .and_then(|length| VirtRange::from_len(start, length))
             .ok_or(Error::OutOfRange { limit })?;
-        self.table.memory.outermost(|| self.seal_once(range))
+        self.page_table.memory.outermost(|| self.seal_once(range))
     }
 
     /// What is sealed already is passed over.

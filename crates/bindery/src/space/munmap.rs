@@ -25,7 +25,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// there is no room for the second. An error changes nothing.
     pub fn munmap(&self, start: VirtAddr, length: u64) -> Result<(), Error> {
         let range = self.unmap_range(start, length)?;
-        self.table.memory.outermost(|| self.unmap_once(range))
+        self.page_table.memory.outermost(|| self.unmap_once(range))
     }
 
     fn unmap_once(&self, range: VirtRange) -> Result<(), Error> {
@@ -73,7 +73,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let freeable = self.freeable(mm, range, VirtRange::default());
         // A huge leaf without its deposit cannot be split. That is a broken invariant, which the
         // auditor reports; what could not be unmapped stays in the table.
-        let zapped = self.table.zap(range, freeable, Flush::BeforeUnlock, gather);
+        let zapped = self.page_table.zap(range, freeable, Flush::BeforeUnlock, gather);
         if self.cut_out(mm, range, removed) {
             gather.vma_stays();
         }

@@ -33,7 +33,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         part: VirtRange,
         gather: &mut Gather,
     ) -> Result<(), Error> {
-        let memory = self.table.memory;
+        let memory = self.page_table.memory;
         let attributes = vma.flags().attributes();
         let mut chunks = Chunks::of(self.without_shared_huge_edges(part));
         let mut batch = OutBatch::new();
@@ -43,7 +43,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         loop {
             let stop = {
                 let Some(mut cursor) =
-                    chunks.next(&self.table, Depth::Floor(Level::PTE), Some(&*gather))
+                    chunks.next(&self.page_table, Depth::Floor(Level::PTE), Some(&*gather))
                 else {
                     break;
                 };
@@ -76,7 +76,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         object: &ObjectState,
         part: VirtRange,
     ) -> Result<(), Error> {
-        let memory = self.table.memory;
+        let memory = self.page_table.memory;
         let mut folios = ArrayVec::new();
         let mut batch = OutBatch::new();
         let mut at = part.start();
@@ -97,10 +97,10 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// The first folios of objects that are mapped in the range, with how many of their pages, and
     /// up to where.
     fn mapped_folios(&self, range: VirtRange) -> (ArrayVec<(Folio, u32), FOLIOS>, VirtAddr) {
-        let frames = &self.table.memory.frames;
+        let frames = &self.page_table.memory.frames;
         let mut mapped = ArrayVec::<(Folio, u32), FOLIOS>::new();
         let mut next = range.end();
-        self.table.look(range, |looked| {
+        self.page_table.look(range, |looked| {
             if looked.node.level.kind(looked.raw) != Kind::Leaf {
                 return true;
             }

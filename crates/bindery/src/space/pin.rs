@@ -136,7 +136,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             return Err(FaultError::NotMapped.into());
         }
         let page = at.align_down(PAGE_SIZE);
-        let count = self.table.memory.retry(|| self.pin_count())?;
+        let count = self.page_table.memory.retry(|| self.pin_count())?;
         loop {
             let locked = self.lock_vma(page).ok_or(FaultError::NotMapped)?;
             let vma = locked.vma();
@@ -157,7 +157,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             let needed = if own && writable { Access::Write } else { access };
             self.fault_for_kernel(page, needed, KeyRights::ALL)?;
             if own && !writable {
-                self.table.memory.retry(|| self.unshare(page))?;
+                self.page_table.memory.retry(|| self.unshare(page))?;
             }
         }
     }
@@ -172,12 +172,12 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         own: bool,
         count: &'m PinCount,
     ) -> Result<Option<Pinned<'m, P>>, PinError> {
-        let memory = self.table.memory;
+        let memory = self.page_table.memory;
         let at = range.start();
         // One table at a time: the run ends with it at the latest.
         let table = P::Arch::PMD.span();
         let range = VirtRange::raw(at.0, range.end().0.min((at.0 | (table - 1)).saturating_add(1)));
-        let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
+        let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
         let EntryAt { node, index, entry: raw } = cursor.entry_at(at);
         if node.level.kind(raw) != Kind::Leaf {
             return Ok(None);
@@ -198,7 +198,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let pages = if node.level > Level::PTE {
             wanted
         } else {
-            let slots = self.table.slots(node.table);
+            let slots = self.page_table.slots(node.table);
             let equal = arch::Equal::WRITABLE;
             let step = P::Arch::STEP;
             P::Arch::match_leaves(slots, index, wanted, equal, step, 0).0

@@ -99,7 +99,7 @@ impl<P: Platform> Drop for Share<'_, P> {
 impl<'m, P: Platform> AddressSpace<'m, P> {
     /// The count of the address space, made with its first pin.
     pub(super) fn pin_count(&self) -> Result<&'m PinCount, FaultError> {
-        let memory = self.table.memory;
+        let memory = self.page_table.memory;
         let count = match self.pin_counts.get() {
             Some(count) => count,
             None => {
@@ -140,7 +140,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let pages = u64::from(pages);
         let all = count.add(pages, limit).ok_or(PinError::LimitReached)?;
         let room = if all <= FEW { PinRoom::All } else { PinRoom::LowerHalf };
-        Ok(Share { memory: self.table.memory, count, pages, room })
+        Ok(Share { memory: self.page_table.memory, count, pages, room })
     }
 
     /// The pages that are pinned, each counted once for each pin.
@@ -153,7 +153,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     pub(super) fn let_go_of_pins(&self) {
         if let Some(count) = self.pin_counts.get() {
             // SAFETY: the address space keeps the count until now.
-            unsafe { count.as_ref() }.take(self.table.memory, SPACE);
+            unsafe { count.as_ref() }.take(self.page_table.memory, SPACE);
         }
     }
 }

@@ -88,7 +88,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             interrupt::check(self.platform())?;
             let piece = PIECE * P::Arch::PMD.span();
             let end = VirtAddr(part.end().0.min(at.0.saturating_add(piece)));
-            at = self.table.skip_present(VirtRange::raw(at.0, end.0), access.permission());
+            at = self.page_table.skip_present(VirtRange::raw(at.0, end.0), access.permission());
             if at >= end {
                 continue;
             }

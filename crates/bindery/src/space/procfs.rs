@@ -47,7 +47,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         concerned: impl Fn(&Vma) -> bool,
     ) -> Result<(), Error> {
         // What has been forgotten already is forgotten once more, if it comes to that.
-        self.table.memory.outermost(|| self.forget_once(forget, &concerned))
+        self.page_table.memory.outermost(|| self.forget_once(forget, &concerned))
     }
 
     fn forget_once(&self, forget: Forget, concerned: &impl Fn(&Vma) -> bool) -> Result<(), Error> {
@@ -62,7 +62,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 if forget == Forget::SoftDirty {
                     self.change_flags(mm, &vma, vma.flags() - MappingFlags::SOFT_DIRTY);
                 }
-                let forgotten = self.table.forget(vma.range(), forget, gather, |_, _| true);
+                let forgotten = self.page_table.forget(vma.range(), forget, gather, |_, _| true);
                 result = forgotten.map(|_| ());
             }
             // One flush for up to 64 tables. A store that slips through before it is as if it had

@@ -27,7 +27,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// [`Error::Interrupted`] for a fatal signal of the caller, [`Error::OutOfMemory`]: work done
     /// stays done, and another call may go on.
     pub fn reap(&self) -> Result<(), Error> {
-        self.table
+        self.page_table
             .memory
             .outermost(|| self.transaction(|mm, gather, _| self.reap_locked(mm, gather)))
     }

@@ -40,7 +40,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let range = VirtRange::from_len(start, length).filter(|range| !range.is_empty());
         let range = range.ok_or(Error::Invalid)?;
         page.checked_add(range.pages()).ok_or(Error::Invalid)?;
-        let now = self.table.memory.outermost(|| self.remap_file_once(range, page))?;
+        let now = self.page_table.memory.outermost(|| self.remap_file_once(range, page))?;
         if flags.contains(MapFlags::POPULATE) || now & LOCKS == MappingFlags::LOCKED {
             // As Linux: the mapping is there, whether its pages could be had or not.
             let _ = self.populate(range);

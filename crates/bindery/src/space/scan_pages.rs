@@ -341,12 +341,12 @@ impl<P: Platform> AddressSpace<'_, P> {
     ) -> VirtAddr {
         let vacant = common | PageCategories::WRITTEN;
         let size = TABLES * P::Arch::PMD.span();
-        let Some(mapped) = self.table.first_part(part, size) else {
+        let Some(mapped) = self.page_table.first_part(part, size) else {
             walk.report(part, vacant);
             return walk.resumes.unwrap_or(part.end());
         };
         let mut at = part.start();
-        self.table.survey_while(mapped, |stretch| {
+        self.page_table.survey_while(mapped, |stretch| {
             walk.report(VirtRange::raw(at.0, stretch.range.start().0), vacant);
             walk.report(stretch.range, common | self.categories(stretch));
             at = stretch.range.end();
@@ -360,7 +360,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let mut categories = PageCategories::empty();
         let (protected, soft_dirty) = match stretch.what {
             MappedRun::Pages { first, folio, attributes } => {
-                let memory = self.table.memory;
+                let memory = self.page_table.memory;
                 categories |= PageCategories::PRESENT;
                 let of_object = folio.is_some_and(|folio| memory.frames.is_of_object(folio));
                 categories.set(PageCategories::FILE, of_object);

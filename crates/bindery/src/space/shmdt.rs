@@ -25,7 +25,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
         let result =
             self.transaction(|mm, gather, removed| self.detach_locked(mm, at, gather, removed));
-        self.table.memory.free_some();
+        self.page_table.memory.free_some();
         result
     }
 

@@ -45,7 +45,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let accounted = vma.has(MappingFlags::ACCOUNT);
         let committed = if accounted { added } else { 0 };
         let _reservation =
-            self.table.memory.commitment().reserve(committed).map_err(|_| refused)?;
+            self.page_table.memory.commitment().reserve(committed).map_err(|_| refused)?;
         self.prepare_group_locked(&mm, vma).map_err(|_| FaultError::OutOfMemory)?;
         let vma = vma.lock_write(self.platform());
         self.resize(&mm, &vma, page.0, vma.end());

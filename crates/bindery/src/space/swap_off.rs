@@ -39,7 +39,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                     .map(drop),
                 None => Ok(()),
             };
-            self.table.memory.retry(fault).map_err(|error| match error {
+            self.page_table.memory.retry(fault).map_err(|error| match error {
                 FaultError::OutOfMemory => Error::OutOfMemory,
                 _ => Error::Fault(page),
             })?;
@@ -55,7 +55,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         while let Some(vma) = self.first_ending_after(&guard, at.0) {
             let range = VirtRange::raw(vma.start().max(at.0), vma.end());
             let mut found = None;
-            self.table.look(range, |looked| {
+            self.page_table.look(range, |looked| {
                 let level = looked.node.level;
                 if level.kind(looked.raw) == Kind::Absent
                     && let Some(Absent::Swap { device, .. }) = P::Arch::decode_absent(looked.raw)

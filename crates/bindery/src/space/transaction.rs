@@ -32,7 +32,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let notices = mem::take(&mut removed.notices);
         self.finish(&mut gather, removed);
         if !notices.is_empty() {
-            notices.deliver(self.table.memory);
+            notices.deliver(self.page_table.memory);
         }
         result
     }

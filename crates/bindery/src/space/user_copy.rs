@@ -111,7 +111,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             self.with_page(part, Access::Write, asker, |frame, offset| {
                 // SAFETY: 1. and 2. as in `read_as`; 3. a page that is being saved is not writable.
                 unsafe { bytes::write(self.platform(), frame, offset, source) };
-                self.table.memory.written_for_another(frame);
+                self.page_table.memory.written_for_another(frame);
             })?;
             done += length;
         }
@@ -185,7 +185,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                     return Err(FaultError::Protection);
                 }
                 let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
-                let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
+                let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
                 let EntryAt { node, index, entry: raw } = cursor.entry_at(page);
                 if node.level.kind(raw) == Kind::Leaf {
                     let entry = node.single(raw, index);

@@ -90,8 +90,8 @@ pub(super) fn forget_leaves<P: Platform>(
     gather: &mut Gather,
 ) -> u64 {
     let level = run.node.level;
-    let tables = cursor.tables;
-    let slots = tables.slots(run.node.table);
+    let page_table = cursor.page_table;
+    let slots = page_table.slots(run.node.table);
     let mut changed = 0;
     for index in run.index.stretch(run.count) {
         let slot = &slots[index.slot()];
@@ -104,7 +104,7 @@ pub(super) fn forget_leaves<P: Platform>(
             if contig { P::Arch::set_contig(leaf, index) } else { leaf }
         };
         if change(raw) != raw {
-            tables.mark_pending(run.node.table, gather, &mut cursor.counts);
+            page_table.mark_pending(run.node.table, gather, &mut cursor.counts);
             P::Arch::replace_entry(slot, raw, change);
             changed += 1;
         }
@@ -130,7 +130,7 @@ fn forget_absent<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run<P::Arch>
     if matches!(P::Arch::decode_absent(first), Some(Absent::Marker(_)) | None) {
         return;
     }
-    let slots = cursor.tables.slots(run.node.table);
+    let slots = cursor.page_table.slots(run.node.table);
     for slot in &slots[run.index.slots(run.count)] {
         slot.fetch_and(!absent::SOFT_DIRTY, Ordering::Relaxed);
     }

@@ -156,20 +156,20 @@ fn join_leaves_locked<P: Platform>(
     deposit: Frame,
     gather: &mut Gather,
 ) -> bool {
-    let tables = cursor.tables;
+    let page_table = cursor.page_table;
     let EntryAt { node, .. } = cursor.entry_at(base);
     if node.level != Level::PTE {
         return false;
     }
-    let slots = tables.slots(node.table);
+    let slots = page_table.slots(node.table);
     let entries = P::Arch::ENTRIES;
     let order = P::Arch::PMD.order();
     let first = run::load(slots, EntryIndex::FIRST);
-    if first.0 & P::Arch::PRESENT == 0 || tables.entry_count(node.table) != entries {
+    if first.0 & P::Arch::PRESENT == 0 || page_table.entry_count(node.table) != entries {
         return false;
     }
     let frame = P::Arch::frame(P::Arch::clear_contig(first, EntryIndex::FIRST));
-    let whole = tables.memory.frames.folio_of(frame);
+    let whole = page_table.memory.frames.folio_of(frame);
     if !whole.is_some_and(|folio| folio.head == frame && folio.order == order) {
         return false;
     }
@@ -184,23 +184,23 @@ fn join_leaves_locked<P: Platform>(
     // The table hangs in the table above it, which the cursor holds: the range is its whole slot.
     let Some(above) = cursor.parent_of(base, Level::PTE) else { return false };
     let EntryAt { node: parent, index, .. } = above;
-    let parent_slot = &tables.slots(parent.table)[index.slot()];
+    let parent_slot = &page_table.slots(parent.table)[index.slot()];
     // Release: a reader of the empty entry finds its table locked, or the flush done.
     parent_slot.store(0, Ordering::Release);
     let range = VirtRange::raw(base.0, base.0 + P::Arch::PMD.span());
     gather.stale_tables(range);
-    tables.flush(gather, &mut cursor.counts);
+    page_table.flush(gather, &mut cursor.counts);
     // Nobody walks the table any more: what the MMU set until now is final.
     let (_, gathered) = match_all();
     for slot in slots {
         slot.store(0, Ordering::Relaxed);
     }
-    tables.change_entry_count(node.table, 0, entries);
+    page_table.change_entry_count(node.table, 0, entries);
     let leaf = P::Arch::leaf(frame, Level::PMD, P::Arch::attributes(gathered));
     parent_slot.store(leaf.0, Ordering::Release);
-    tables.deposit_table(parent.table, deposit);
+    page_table.deposit_table(parent.table, deposit);
     cursor.counts.entries_written += 2 + u64::from(entries);
-    tables.gather_subtree(node, Level::PTE, gather, &mut cursor.counts);
+    page_table.gather_subtree(node, Level::PTE, gather, &mut cursor.counts);
     true
 }
 

@@ -37,7 +37,7 @@ pub(crate) enum Whole {
 
 /// A locked range, as a rule a short one. The locks and the read section end when it is dropped.
 pub(crate) struct Cursor<'a, 'm, P: Platform> {
-    pub(crate) tables: &'a PageTable<'m, P>,
+    pub(crate) page_table: &'a PageTable<'m, P>,
     pub(crate) locks: LockSet,
     pub(crate) counts: Counts,
     cover: Node<P::Arch>,
@@ -76,7 +76,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     #[inline(always)]
     pub(super) fn unlocked_cursor(&self, range: VirtRange) -> Cursor<'_, 'm, P> {
         Cursor {
-            tables: self,
+            page_table: self,
             counts: Counts::default(),
             locks: LockSet::new(),
             cover: Node { table: self.root, level: P::Arch::ROOT },
@@ -152,14 +152,14 @@ impl Chunks {
     #[inline(always)]
     pub(crate) fn next<'a, 'm, P: Platform>(
         &mut self,
-        tables: &'a PageTable<'m, P>,
+        page_table: &'a PageTable<'m, P>,
         depth: Depth<P::Arch>,
         own: Option<&Gather>,
     ) -> Option<Cursor<'a, 'm, P>> {
         let (start, end) = (self.range.start().0, self.range.end().0);
         let mut part = self.range;
         if start >= self.stop {
-            let start = tables.first_table(start, end, own);
+            let start = page_table.first_table(start, end, own);
             let size = P::Arch::PMD.table_span();
             self.stop = (start & !(size - 1)).saturating_add(size).min(end);
             part = VirtRange::raw(start, end);
@@ -168,7 +168,7 @@ impl Chunks {
             return None;
         }
         let part = VirtRange::raw(part.start().0, self.stop);
-        let cursor = tables.cursor_beside(part, depth, own);
+        let cursor = page_table.cursor_beside(part, depth, own);
         self.range = VirtRange::raw(cursor.range().end().0, end);
         Some(cursor)
     }
@@ -176,8 +176,8 @@ impl Chunks {
 
 impl<P: Platform> Drop for Cursor<'_, '_, P> {
     fn drop(&mut self) {
-        self.locks.release(self.tables);
-        self.tables.stats.add(&self.counts);
+        self.locks.release(self.page_table);
+        self.page_table.stats.add(&self.counts);
     }
 }
 
@@ -186,13 +186,14 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
     /// is large, need not be copied to where the cursor stays.
     #[inline(always)]
     pub(super) fn lock(&mut self, depth: Depth<P::Arch>, own: Option<&Gather>) {
-        let (tables, range) = (self.tables, self.range);
-        self.cover = locking::lock_range(tables, tables.root, range, depth, &mut self.locks);
+        let (page_table, range) = (self.page_table, self.range);
+        self.cover =
+            locking::lock_range(page_table, page_table.root, range, depth, &mut self.locks);
         let range = VirtRange::raw(range.start().0, self.locks.end_of(range).0);
         self.range = range;
         self.counts.tables_locked = self.locks.len() as u64;
         if self.locks.is_pending() {
-            tables.honor_pending(range, &self.locks, own, &mut self.counts);
+            page_table.honor_pending(range, &self.locks, own, &mut self.counts);
         }
     }
 
@@ -208,7 +209,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
             let node = self.position.unwrap_or(self.cover);
             let at = VirtAddr(self.at);
             let index = node.level.index_of(at);
-            let slots = self.tables.slots(node.table);
+            let slots = self.page_table.slots(node.table);
             let entry = run::load(slots, index);
             let kind = node.level.kind(entry);
             let limit = self.limit(node.level, index);
@@ -265,7 +266,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
     #[inline]
     fn pass(&mut self, found: Run<P::Arch>) -> Run<P::Arch> {
         let shift = found.node.level.span_shift();
-        self.tables.memory.worked(u64::from(found.count), 0);
+        self.page_table.memory.worked(u64::from(found.count), 0);
         let begin = self.at >> shift << shift;
         self.at = begin.saturating_add(u64::from(found.count) << shift);
         let stays = found.count < found.index.left::<P::Arch>();
@@ -283,16 +284,16 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
         kind: Kind,
         equal: Equal,
     ) -> Option<Run<P::Arch>> {
-        let tables = self.tables;
-        let slots = tables.slots(node.table);
-        let limit = limit.min(tables.longest_run());
+        let page_table = self.page_table;
+        let slots = page_table.slots(node.table);
+        let limit = limit.min(page_table.longest_run());
         let (count, what) = match kind {
             Kind::Empty => (run::count_empty(&slots[index.slots(limit)]), What::Empty),
             Kind::Leaf => {
                 let offset = index.offset_in(P::Arch::CONTIG_ENTRIES);
                 if P::Arch::is_contig(entry) && (offset != 0 || limit < P::Arch::CONTIG_ENTRIES) {
                     // The run would cut the contiguous run.
-                    tables.unfold(node.table, index, VirtAddr(self.at), &mut self.counts);
+                    page_table.unfold(node.table, index, VirtAddr(self.at), &mut self.counts);
                     return None;
                 }
                 let single = P::Arch::clear_contig(entry, index);
@@ -302,7 +303,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
                     return Some(Run { at, node, index, count: 1, what });
                 }
                 let frame = P::Arch::frame(single);
-                let (limit, step) = tables.memory.folio_limit(frame, limit);
+                let (limit, step) = page_table.memory.folio_limit(frame, limit);
                 let (mut count, first) = P::Arch::match_leaves(slots, index, limit, equal, step, 0);
                 if P::Arch::CONTIG_ENTRIES > 1 {
                     // A contiguous run is equal throughout in what the MMU sees, but `equal` may
@@ -321,7 +322,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
                     Some(Absent::ProtNone { frame, .. }) => {
                         // Frames count up in a run of `PROT_NONE` pages, so zero pages make none:
                         // the frame after the zero page is somebody else's.
-                        match tables.memory.folio_limit(frame, limit) {
+                        match page_table.memory.folio_limit(frame, limit) {
                             (_, 0) => 1,
                             (limit, _) => limit,
                         }
@@ -339,7 +340,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
     /// Splits the huge leaf or the absent entry at `index`, of which the range covers a part.
     fn split(&mut self, node: Node<P::Arch>, index: EntryIndex) -> Result<(), OutOfMemory> {
         let base = VirtAddr(self.at).align_down(node.level.span());
-        let table = self.tables.split(node, index, base, &mut self.counts)?;
+        let table = self.page_table.split(node, index, base, &mut self.counts)?;
         self.locks.push(table);
         Ok(())
     }
@@ -352,8 +353,8 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
         level: Level<P::Arch>,
         pool: &mut TablePool<'m, P>,
     ) -> Result<Frame, OutOfMemory> {
-        let (tables, cover) = (self.tables, self.cover);
-        table_under(tables, &mut self.locks, &mut self.counts, cover, addr, level, pool)
+        let (page_table, cover) = (self.page_table, self.cover);
+        table_under(page_table, &mut self.locks, &mut self.counts, cover, addr, level, pool)
     }
 
     /// What is locked: the range, or its front.
@@ -379,18 +380,18 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
         level: Level<P::Arch>,
     ) -> Option<EntryAt<P::Arch>> {
         let (cover, parent) = (self.cover, level.above());
-        let found = self.tables.table_below(cover, addr, parent, Ordering::Relaxed);
+        let found = self.page_table.table_below(cover, addr, parent, Ordering::Relaxed);
         let lowest = found.map_or_else(|found| found.node.level.below(), |node| node.level);
         self.counts.entries_descended += cover.level.steps_to(lowest);
         let node = found.ok().filter(|node| node.level == parent)?;
         let index = parent.index_of(addr);
-        let entry = run::load(self.tables.slots(node.table), index);
+        let entry = run::load(self.page_table.slots(node.table), index);
         Some(EntryAt { node, index, entry })
     }
 
     /// Unfolds the contiguous runs that begin before the level-1 run or end after it.
     pub(crate) fn unfold_edges(&mut self, run: &Run<P::Arch>) {
-        let slots = self.tables.slots(run.node.table);
+        let slots = self.page_table.slots(run.node.table);
         let contig = P::Arch::CONTIG_ENTRIES;
         let last = run.index + run.count - 1;
         for (index, cut) in [
@@ -399,17 +400,17 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
         ] {
             if cut && P::Arch::is_contig(run::load(slots, index)) {
                 let at = run.at.offset(u64::from(index - run.index) << PAGE_SHIFT);
-                self.tables.unfold(run.node.table, index, at, &mut self.counts);
+                self.page_table.unfold(run.node.table, index, at, &mut self.counts);
             }
         }
     }
 
     /// The lowest existing entry for `addr`: its table, level and index.
     pub(crate) fn entry_at(&mut self, addr: VirtAddr) -> EntryAt<P::Arch> {
-        let found = self.tables.entry_below(self.cover, addr, Level::PTE, Ordering::Relaxed);
+        let found = self.page_table.entry_below(self.cover, addr, Level::PTE, Ordering::Relaxed);
         self.counts.entries_descended += self.cover.level.steps_to(found.node.level);
         self.counts.entries_read += 1;
-        self.tables.memory.worked(1, 0);
+        self.page_table.memory.worked(1, 0);
         found
     }
 }
@@ -418,7 +419,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
 /// What is missing is created, locked; a leaf in the way is split. Fails where the pool is empty
 /// and the allocator has no table at once; what was created until then stays.
 pub(crate) fn table_under<'m, P: Platform>(
-    tables: &PageTable<'m, P>,
+    page_table: &PageTable<'m, P>,
     locks: &mut LockSet,
     counts: &mut Counts,
     mut node: Node<P::Arch>,
@@ -427,7 +428,7 @@ pub(crate) fn table_under<'m, P: Platform>(
     pool: &mut TablePool<'m, P>,
 ) -> Result<Frame, OutOfMemory> {
     loop {
-        let found = match tables.table_below(node, addr, level, Ordering::Relaxed) {
+        let found = match page_table.table_below(node, addr, level, Ordering::Relaxed) {
             Ok(found) => {
                 counts.entries_descended += node.level.steps_to(found.level);
                 return Ok(found.table);
@@ -439,14 +440,14 @@ pub(crate) fn table_under<'m, P: Platform>(
         let table = if entry.is_empty() {
             let table = pool.take(at.level.below(), counts)?;
             // Release: a reader that finds the table by this entry sees it empty.
-            let slot = &tables.slots(at.table)[index.slot()];
+            let slot = &page_table.slots(at.table)[index.slot()];
             slot.store(P::Arch::table(table).0, Ordering::Release);
             counts.entries_written += 1;
-            tables.change_entry_count(at.table, 1, 0);
+            page_table.change_entry_count(at.table, 1, 0);
             table
         } else {
             let base = addr.align_down(at.level.span());
-            tables.split(at, index, base, counts)?
+            page_table.split(at, index, base, counts)?
         };
         locks.push(table);
         node = at.child(table);

@@ -61,13 +61,13 @@ pub(super) fn mark_slot<'m, P: Platform>(
     entry: Entry,
     pool: &mut TablePool<'m, P>,
 ) -> Result<(), OutOfMemory> {
-    let tables = cursor.tables;
+    let page_table = cursor.page_table;
     let table = cursor.table_at(part.start(), Level::PMD, pool)?;
     let deposit = pool.take(Level::PTE, &mut cursor.counts)?;
     let index = P::Arch::PMD.index_of(part.start());
-    tables.deposit_table(table, deposit);
-    tables.meta(table).note_guards();
-    tables.publish_leaf(table, index, entry);
+    page_table.deposit_table(table, deposit);
+    page_table.meta(table).note_guards();
+    page_table.publish_leaf(table, index, entry);
     cursor.counts.entries_written += 1;
     Ok(())
 }
@@ -78,18 +78,18 @@ fn mark_pages<'m, P: Platform>(
     entry: Entry,
     pool: &mut TablePool<'m, P>,
 ) -> Result<(), OutOfMemory> {
-    let tables = cursor.tables;
+    let page_table = cursor.page_table;
     let table = cursor.table_at(part.start(), Level::PTE, pool)?;
     let first = P::Arch::PTE.index_of(part.start());
     let count = part.pages() as u32;
-    let slots = tables.slots(table);
+    let slots = page_table.slots(table);
     debug_assert_eq!(P::Arch::PTE.kind(run::load(slots, first)), Kind::Empty);
     // Before the first marker: who detaches tables asks for it under the table's lock.
-    tables.meta(table).note_guards();
+    page_table.meta(table).note_guards();
     for slot in &slots[first.slots(count)] {
         slot.store(entry.0, Ordering::Relaxed);
     }
     cursor.counts.entries_written += u64::from(count);
-    tables.change_entry_count(table, count, 0);
+    page_table.change_entry_count(table, count, 0);
     Ok(())
 }

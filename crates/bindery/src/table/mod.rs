@@ -166,19 +166,19 @@ impl<'m, P: Platform> PageTable<'m, P> {
             unsafe { free_table(memory, root, &mut counts) };
             return None;
         };
-        let table = Self { memory, root, state };
+        let page_table = Self { memory, root, state };
         if let Some(kernel) = memory.platform.kernel_root() {
             let half = P::Arch::ENTRIES / 2;
             // SAFETY: 1. and 2. the platform's obligation 5.
             let theirs = unsafe { memory.slots(kernel) };
             for index in EntryIndex::new(half).stretch(half) {
                 let entry = theirs[index.slot()].load(Ordering::Relaxed);
-                table.slots(root)[index.slot()].store(entry, Ordering::Relaxed);
+                page_table.slots(root)[index.slot()].store(entry, Ordering::Relaxed);
             }
         }
-        table.meta(root).unlock();
-        table.stats.add(&counts);
-        Some(table)
+        page_table.meta(root).unlock();
+        page_table.stats.add(&counts);
+        Some(page_table)
     }
 
     /// The tree whose state this is.

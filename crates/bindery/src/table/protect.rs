@@ -97,7 +97,7 @@ fn writable_part<P: Platform>(
     first: Entry,
     policy: &EntryPolicy,
 ) -> (bool, u32) {
-    let memory = cursor.tables.memory;
+    let memory = cursor.page_table.memory;
     match policy.writable {
         Writable::Exclusive => {}
         Writable::All => return (true, run.count),
@@ -164,7 +164,7 @@ fn rewrite<P: Platform>(
         return;
     }
     // Those that were executable before were synchronized then.
-    cursor.tables.memory.before_execution_of(new.permissions - old.permissions, frame);
+    cursor.page_table.memory.before_execution_of(new.permissions - old.permissions, frame);
     let writable = new.permissions.contains(Permissions::WRITE);
     let difference = P::Arch::write_protect(before).0 ^ P::Arch::write_protect(after).0;
     let change = |entry: Entry| {
@@ -188,7 +188,7 @@ fn rewrite<P: Platform>(
     }
     let narrower = is_narrower::<P::Arch>(before, after);
     if narrower {
-        cursor.tables.mark_pending(run.node.table, gather, &mut cursor.counts);
+        cursor.page_table.mark_pending(run.node.table, gather, &mut cursor.counts);
     }
     rewrite_in_place(cursor, run, change);
     if narrower {
@@ -202,7 +202,7 @@ fn rewrite<P: Platform>(
 /// Whether an entry of `run` is in a contiguous run.
 fn has_contig<P: Platform>(cursor: &Cursor<'_, '_, P>, run: &Run<P::Arch>) -> bool {
     let is_contig = |slot: &AtomicU64| P::Arch::is_contig(Entry(slot.load(Ordering::Relaxed)));
-    run.node.level == Level::PTE && cursor.tables.slots_of(run).iter().any(is_contig)
+    run.node.level == Level::PTE && cursor.page_table.slots_of(run).iter().any(is_contig)
 }
 
 /// Whether `new` refuses an access that `old` allows, so that a TLB must forget `old`. A key change
@@ -219,8 +219,8 @@ fn rewrite_in_place<P: Platform>(
     run: &Run<P::Arch>,
     change: impl Fn(Entry) -> Entry,
 ) {
-    let tables = cursor.tables;
-    for slot in tables.slots_of(run) {
+    let page_table = cursor.page_table;
+    for slot in page_table.slots_of(run) {
         let entry = Entry(slot.load(Ordering::Relaxed));
         debug_assert!(
             !P::Arch::needs_break(entry, change(entry), run.node.level),
@@ -238,13 +238,13 @@ fn break_and_make<P: Platform>(
     run: &Run<P::Arch>,
     change: impl Fn(Entry) -> Entry,
 ) {
-    let tables = cursor.tables;
-    let entries = tables.slots_of(run);
+    let page_table = cursor.page_table;
+    let entries = page_table.slots_of(run);
     // Suspended: without the valid bit the MMU sees nothing, and the entry remembers the rest.
     for slot in entries {
         slot.fetch_and(!P::Arch::PRESENT, Ordering::Relaxed);
     }
-    tables.invalidate_now(run.range(), Level::PTE, &mut cursor.counts);
+    page_table.invalidate_now(run.range(), Level::PTE, &mut cursor.counts);
     for slot in entries {
         let entry = Entry(slot.load(Ordering::Relaxed) | P::Arch::PRESENT);
         slot.store(change(entry).0, Ordering::Relaxed);
@@ -259,9 +259,9 @@ fn make_prot_none<P: Platform>(
     run: &Run<P::Arch>,
     gather: &mut Gather,
 ) {
-    let tables = cursor.tables;
-    let slots = tables.slots(run.node.table);
-    tables.mark_pending(run.node.table, gather, &mut cursor.counts);
+    let page_table = cursor.page_table;
+    let slots = page_table.slots(run.node.table);
+    page_table.mark_pending(run.node.table, gather, &mut cursor.counts);
     let mut gathered = None;
     for index in run.index.stretch(run.count) {
         let slot = &slots[index.slot()];
@@ -316,7 +316,7 @@ fn restore_leaves<P: Platform>(
 ) {
     let mut run = *run;
     while run.count > 0 {
-        let slots = cursor.tables.slots(run.node.table);
+        let slots = cursor.page_table.slots(run.node.table);
         let prot_none = P::Arch::decode_absent(run::load(slots, run.index));
         let Some(Absent::ProtNone { frame, userfault, .. }) = prot_none else { return };
         let probe =
@@ -328,7 +328,7 @@ fn restore_leaves<P: Platform>(
         restored
             .permissions
             .set(Permissions::WRITE, writable && policy.permissions.contains(Permissions::WRITE));
-        cursor.tables.memory.before_execution_of(restored.permissions, frame);
+        cursor.page_table.memory.before_execution_of(restored.permissions, frame);
         restore_part(cursor, &run, alike, restored);
         run = run.rest(alike);
     }
@@ -340,7 +340,7 @@ fn restore_part<P: Platform>(
     count: u32,
     restored: Attributes,
 ) {
-    let slots = cursor.tables.slots(run.node.table);
+    let slots = cursor.page_table.slots(run.node.table);
     let level = run.node.level;
     let end = run.index + count;
     let mut contig_end = EntryIndex::FIRST;

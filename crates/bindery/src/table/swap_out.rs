@@ -118,7 +118,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
 
     /// Makes swap entries of the run if it is all that maps its folio. Says how to go on.
     fn store_run(&mut self, run: &Run<P::Arch>, first: Entry) -> Next {
-        let memory = self.cursor.tables.memory;
+        let memory = self.cursor.page_table.memory;
         let frames = &memory.frames;
         let frame = P::Arch::frame(first);
         let Some(folio) = frames.folio_of(frame).filter(|folio| frames.is_anonymous(*folio)) else {
@@ -184,7 +184,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
     /// Stops at a run of a folio that is mapped elsewhere as well, or with holes, if it may be split.
     #[cold]
     fn ask_for_split(&self, folio: Folio) -> Next {
-        let frames = &self.cursor.tables.memory.frames;
+        let frames = &self.cursor.page_table.memory.frames;
         let tried = self.victims.choice == Choice::Cold || self.victims.left_alone == Some(folio);
         // More mappings than pages: others map it, too.
         let may = frames.mappings(folio) <= folio.pages()
@@ -198,7 +198,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
     /// Whether the pages of the run go one by one: the baseline.
     #[inline(always)]
     fn is_page_by_page(&self, run: &Run<P::Arch>) -> bool {
-        self.cursor.tables.reach.is_page()
+        self.cursor.page_table.reach.is_page()
             && run.node.level == Level::PTE
             && self.flush == Flush::Here
     }
@@ -213,16 +213,16 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         number: u32,
         slots: SlotRun,
     ) {
-        let tables = self.cursor.tables;
+        let page_table = self.cursor.page_table;
         for done in 0..run.count {
             let at = VirtAddr(run.at.0 + (u64::from(done) << PAGE_SHIFT));
             let page = Run { at, index: run.index + done, count: 1, ..*run };
             let first = slots.first + u64::from(number + done);
-            let named = tables.memory.name_slots(SlotRun { first, count: 1, ..slots });
+            let named = page_table.memory.name_slots(SlotRun { first, count: 1, ..slots });
             debug_assert!(named.is_ok(), "a slot that is new has no entries");
             self.write_entries(&page, folio, number + done, slots);
             self.gather.stale(page.range(), P::Arch::PTE);
-            tables.flush(self.gather, &mut self.cursor.counts);
+            page_table.flush(self.gather, &mut self.cursor.counts);
         }
     }
 
@@ -236,7 +236,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         only_here: bool,
     ) -> bool {
         let used = P::Arch::attributes(first).accessed;
-        let frames = &self.cursor.tables.memory.frames;
+        let frames = &self.cursor.page_table.memory.frames;
         let turn = self.victims.turn;
         if only_here && frames.is_looked_at(folio, turn) {
             return true;
@@ -246,7 +246,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         }
         if only_here {
             frames.note_look(folio, turn);
-            return self.cursor.tables.memory.frames.look(folio, used) == Eviction::Later;
+            return self.cursor.page_table.memory.frames.look(folio, used) == Eviction::Later;
         }
         self.victims.elsewhere.0 += run.pages();
         self.victims.elsewhere.1 |= used;
@@ -263,10 +263,10 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
             }
             self.unmap_lazy();
         }
-        let tables = self.cursor.tables;
-        let frames = &tables.memory.frames;
+        let page_table = self.cursor.page_table;
+        let frames = &page_table.memory.frames;
         let count = pages >> run.node.level.order().0;
-        let slots = tables.slots(run.node.table);
+        let slots = page_table.slots(run.node.table);
         let slots = &slots[run.index.slots(count)];
         self.defer(run.node.table, 0, 0);
         let mut dirty = false;
@@ -286,9 +286,13 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         for slot in slots {
             slot.store(0, Ordering::Relaxed);
         }
-        tables.change_entry_count(run.node.table, 0, count);
+        page_table.change_entry_count(run.node.table, 0, count);
         if run.node.level > Level::PTE {
-            super::dropping::free_deposit(tables.memory, run.node.table, &mut self.cursor.counts);
+            super::dropping::free_deposit(
+                page_table.memory,
+                run.node.table,
+                &mut self.cursor.counts,
+            );
         }
         self.cursor.counts.entries_written += u64::from(count);
         let range = Run { count, ..*run }.range();
@@ -303,7 +307,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
     #[inline]
     fn defer(&mut self, table: Frame, unmapped: u32, named: u32) {
         if self.flush == Flush::Deferred {
-            self.cursor.tables.mark_pending(table, self.gather, &mut self.cursor.counts);
+            self.cursor.page_table.mark_pending(table, self.gather, &mut self.cursor.counts);
             let counts = &mut self.cursor.counts;
             counts.unmapped(OwnerKind::Anonymous, unmapped);
             counts.swap_pages = counts.swap_pages.wrapping_add(u64::from(named));
@@ -312,8 +316,8 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
 
     /// Frees the lazy folios, after a flush.
     fn unmap_lazy(&mut self) {
-        let memory = self.cursor.tables.memory;
-        self.cursor.tables.flush(self.gather, &mut self.cursor.counts);
+        let memory = self.cursor.page_table.memory;
+        self.cursor.page_table.flush(self.gather, &mut self.cursor.counts);
         let mut batch = memory.free_batch();
         for (folio, pages) in self.batch.lazy.drain(..) {
             self.cursor.counts.unmapped(OwnerKind::Anonymous, pages);
@@ -331,7 +335,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         }
         let left = ((self.cursor.range().end().0 - run.at.0) >> PAGE_SHIFT) as u32;
         let most = rest.min(left).min(run.index.left::<P::Arch>());
-        let slots = self.cursor.tables.slots(run.node.table);
+        let slots = self.cursor.page_table.slots(run.node.table);
         let maps = |index: &EntryIndex| {
             let entry = run::load(slots, *index);
             P::Arch::PTE.kind(entry) == Kind::Leaf
@@ -347,8 +351,8 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
 
     /// Stores the swap entries of the run, each with the bits that its leaf and its page had.
     fn write_entries(&mut self, run: &Run<P::Arch>, folio: Folio, number: u32, place: SlotRun) {
-        let tables = self.cursor.tables;
-        let slots = tables.slots(run.node.table);
+        let page_table = self.cursor.page_table;
+        let slots = page_table.slots(run.node.table);
         let scale = run.node.level.order().0;
         let mut done = 0;
         while done < run.count {
@@ -359,7 +363,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
             let attributes = P::Arch::attributes(leaf);
             let page = number + (done << scale);
             let (exclusive, same) =
-                tables.memory.frames.exclusive_run(folio, page, folio.pages() - page);
+                page_table.memory.frames.exclusive_run(folio, page, folio.pages() - page);
             // A huge leaf is exclusive as a whole, or nobody writes to it without a copy.
             let exclusive = exclusive && (scale == 0 || same == folio.pages());
             let first = Absent::Swap {
@@ -395,7 +399,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         if self.is_uniform(run) {
             return most;
         }
-        let slots = self.cursor.tables.slots(run.node.table);
+        let slots = self.cursor.page_table.slots(run.node.table);
         let agrees = |index: &EntryIndex| {
             let raw = run::load(slots, *index);
             let other = P::Arch::attributes(P::Arch::clear_contig(raw, *index));
@@ -413,7 +417,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
     /// After the flush: the folios that nobody else holds lose their mappings, and the entries of
     /// the others are restored.
     fn unmap_folios(&mut self) {
-        let memory = self.cursor.tables.memory;
+        let memory = self.cursor.page_table.memory;
         let mut unmapped = 0;
         for number in self.batch.settled..self.batch.runs.len() {
             let OutRun { slots, at } = self.batch.runs[number];
@@ -441,8 +445,8 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
     /// Lets the entries of a folio, whose first page belongs at `start`, map it again.
     #[cold]
     fn restore(&mut self, folio: Folio, start: VirtAddr) {
-        let tables = self.cursor.tables;
-        let memory = tables.memory;
+        let page_table = self.cursor.page_table;
+        let memory = page_table.memory;
         let Some(place) = memory.frames.swap_place(folio) else { return };
         RareEvents::note(&memory.rare.swap_out_busy);
         let end = start.0.wrapping_add(u64::from(folio.pages()) << PAGE_SHIFT);
@@ -454,7 +458,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
             if let Some(attributes) = self.attributes_of(raw, place, page) {
                 let frame = folio.head.plus(page);
                 let leaf = P::Arch::leaf(frame, node.level, attributes);
-                tables.slots(node.table)[index.slot()].store(leaf.0, Ordering::Release);
+                page_table.slots(node.table)[index.slot()].store(leaf.0, Ordering::Release);
                 self.cursor.counts.entries_written += 1;
             }
             at = VirtAddr(at.0 + node.level.span());

@@ -105,13 +105,13 @@ pub(super) fn leave_markers<P: Platform>(
     run: &Run<P::Arch>,
     gather: &mut Gather,
 ) {
-    let tables = cursor.tables;
-    let slots = tables.slots_of(run);
+    let page_table = cursor.page_table;
+    let slots = page_table.slots_of(run);
     let marker = P::Arch::encode_absent(Absent::Marker(Marker::UserfaultWriteProtect));
     match run.what {
         What::Leaf(first) => {
             suspend(cursor, run, gather);
-            tables.flush(gather, &mut cursor.counts);
+            page_table.flush(gather, &mut cursor.counts);
             // After the flush: the MMU may have noted a write until then.
             let dirty = slots.iter().any(|slot| {
                 let entry = Entry(slot.load(Ordering::Relaxed) | P::Arch::PRESENT);
@@ -119,10 +119,10 @@ pub(super) fn leave_markers<P: Platform>(
             });
             let pages = run.pages();
             let frame = P::Arch::frame(first);
-            tables.memory.unmap_frames(frame, pages, dirty, &mut cursor.counts);
+            page_table.memory.unmap_frames(frame, pages, dirty, &mut cursor.counts);
         }
         What::Absent(first) => {
-            release_absent(tables.memory, run.node.level, first, run.count, &mut cursor.counts);
+            release_absent(page_table.memory, run.node.level, first, run.count, &mut cursor.counts);
         }
         What::Empty | What::Table(_) => return,
     }
@@ -139,9 +139,9 @@ fn protect_leaves<P: Platform>(
     run: &Run<P::Arch>,
     gather: &mut Gather,
 ) {
-    let tables = cursor.tables;
-    tables.mark_pending(run.node.table, gather, &mut cursor.counts);
-    for slot in tables.slots_of(run) {
+    let page_table = cursor.page_table;
+    page_table.mark_pending(run.node.table, gather, &mut cursor.counts);
+    for slot in page_table.slots_of(run) {
         let entry = Entry(slot.load(Ordering::Relaxed));
         P::Arch::replace_entry(slot, entry, |entry| {
             Entry(P::Arch::write_protect(entry).0 | P::Arch::USERFAULT)
@@ -153,7 +153,7 @@ fn protect_leaves<P: Platform>(
 }
 
 fn lift_leaves<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run<P::Arch>) {
-    for slot in cursor.tables.slots_of(run) {
+    for slot in cursor.page_table.slots_of(run) {
         let entry = Entry(slot.load(Ordering::Relaxed));
         P::Arch::replace_entry(slot, entry, |entry| Entry(entry.0 & !P::Arch::USERFAULT));
     }
@@ -166,7 +166,7 @@ fn each_absent<P: Platform>(
     run: &Run<P::Arch>,
     change: impl Fn(Entry) -> Entry,
 ) {
-    for slot in cursor.tables.slots_of(run) {
+    for slot in cursor.page_table.slots_of(run) {
         let entry = Entry(slot.load(Ordering::Relaxed));
         slot.store(change(entry).0, Ordering::Relaxed);
     }
@@ -179,7 +179,7 @@ fn mark_vacant<'m, P: Platform>(
     part: VirtRange,
     pool: &mut TablePool<'m, P>,
 ) -> Result<(), OutOfMemory> {
-    let tables = cursor.tables;
+    let page_table = cursor.page_table;
     let entry = P::Arch::encode_absent(Absent::Marker(Marker::UserfaultWriteProtect));
     let EntryAt { node, entry: found, .. } = cursor.entry_at(part.start());
     if node.level > Level::PTE && !found.is_empty() {
@@ -191,7 +191,7 @@ fn mark_vacant<'m, P: Platform>(
     }
     let table = cursor.table_at(part.start(), Level::PTE, pool)?;
     let first = P::Arch::PTE.index_of(part.start());
-    let slots = tables.slots(table);
+    let slots = page_table.slots(table);
     let mut marked = 0;
     for index in first.stretch(part.pages() as u32) {
         if run::load(slots, index).is_empty() {
@@ -200,6 +200,6 @@ fn mark_vacant<'m, P: Platform>(
         }
     }
     cursor.counts.entries_written += u64::from(marked);
-    tables.change_entry_count(table, marked, 0);
+    page_table.change_entry_count(table, marked, 0);
     Ok(())
 }

@@ -88,7 +88,7 @@ fn zap_locked<P: Platform>(
     flush: Flush,
     gather: &mut Gather,
 ) -> Result<(), OutOfMemory> {
-    let tables = cursor.tables;
+    let page_table = cursor.page_table;
     let mut suspended = false;
     let mut failed = Ok(());
     loop {
@@ -103,7 +103,7 @@ fn zap_locked<P: Platform>(
         match run.what {
             What::Empty => {}
             What::Table(table) => {
-                tables.detach(&run, table, mapped, None, gather, &mut cursor.counts);
+                page_table.detach(&run, table, mapped, None, gather, &mut cursor.counts);
             }
             What::Leaf(_) => {
                 suspend(cursor, &run, gather);
@@ -113,7 +113,7 @@ fn zap_locked<P: Platform>(
         }
     }
     if suspended || flush == Flush::BeforeUnlock {
-        tables.flush(gather, &mut cursor.counts);
+        page_table.flush(gather, &mut cursor.counts);
     }
     if suspended {
         // What was not reached was not suspended either.
@@ -128,7 +128,7 @@ pub(super) fn suspend<P: Platform>(
     run: &Run<P::Arch>,
     gather: &mut Gather,
 ) {
-    for slot in cursor.tables.slots_of(run) {
+    for slot in cursor.page_table.slots_of(run) {
         let raw = slot.load(Ordering::Relaxed);
         if P::Arch::is_saturated(Entry(raw)) {
             slot.store(raw & !P::Arch::PRESENT, Ordering::Relaxed);
@@ -143,7 +143,7 @@ pub(super) fn suspend<P: Platform>(
 /// Phase 2: gives back what the suspended entries in a part of the cursor's range name, and clears
 /// them.
 pub(super) fn drop_suspended<P: Platform>(cursor: &mut Cursor<'_, '_, P>, part: VirtRange) {
-    let (memory, node) = (cursor.tables.memory, cursor.cover());
+    let (memory, node) = (cursor.page_table.memory, cursor.cover());
     let base = cursor.range().start().align_down(node.level.table_span());
     let mut batch = memory.free_batch();
     Dropping::suspended(memory, &mut batch, &mut cursor.counts).range(node, base, part);
@@ -155,11 +155,11 @@ pub(super) fn clear_absent<P: Platform>(
     run: &Run<P::Arch>,
     first: Entry,
 ) {
-    let tables = cursor.tables;
-    drop_absent(tables.memory, run.node, first, run.count, &mut cursor.counts);
-    for slot in tables.slots_of(run) {
+    let page_table = cursor.page_table;
+    drop_absent(page_table.memory, run.node, first, run.count, &mut cursor.counts);
+    for slot in page_table.slots_of(run) {
         slot.store(0, Ordering::Relaxed);
     }
     cursor.counts.entries_written += u64::from(run.count);
-    tables.change_entry_count(run.node.table, 0, run.count);
+    page_table.change_entry_count(run.node.table, 0, run.count);
 }

@@ -181,6 +181,6 @@ fn drop_until<P: Platform>(
     gather: &mut Gather,
 ) {
     let Some((from, end)) = stretch else { return };
-    cursor.tables.flush(gather, &mut cursor.counts);
+    cursor.page_table.flush(gather, &mut cursor.counts);
     drop_suspended(cursor, VirtRange::raw(from.0, end.0.max(from.0)));
 }

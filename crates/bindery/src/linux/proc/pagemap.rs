@@ -120,7 +120,7 @@ impl<P: Platform> Told<'_, '_, P> {
         // What is said of the mapping holds for empty entries, too.
         let everywhere = if self.vma.has(MappingFlags::SOFT_DIRTY) { SOFT_DIRTY } else { 0 };
         words.fill(everywhere);
-        self.space.table.survey(self.part, |stretch| {
+        self.space.page_table.survey(self.part, |stretch| {
             let first = (stretch.range.start().0 - self.part.start().0) >> PAGE_SHIFT;
             let first = first as usize;
             let words = &mut words[first..first + stretch.range.pages() as usize];
@@ -144,7 +144,7 @@ impl<P: Platform> Told<'_, '_, P> {
         folio: Option<Folio>,
         attributes: Attributes,
     ) {
-        let memory = self.space.table.memory;
+        let memory = self.space.page_table.memory;
         let flag = |set: bool, bit: u64| if set { bit } else { 0 };
         let common = PRESENT
             | flag(attributes.soft_dirty, SOFT_DIRTY)

@@ -150,7 +150,7 @@ fn write_flags(flags: MappingFlags, out: &mut dyn Write) -> fmt::Result {
 /// Whether a fault could use a folio above order 0 somewhere in the mapping: the policy allows one
 /// that fits.
 fn may_be_huge<P: Platform>(space: &AddressSpace<'_, P>, vma: &Vma) -> bool {
-    let memory = space.table.memory;
+    let memory = space.page_table.memory;
     let orders = match vma.object() {
         Some(object) => object.orders(memory, vma.flags()),
         None => memory.folio_policy().orders(vma.flags().huge_advice()),

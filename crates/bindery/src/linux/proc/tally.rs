@@ -63,7 +63,7 @@ impl Tally {
         vma: &Vma,
         range: VirtRange,
     ) {
-        space.table.survey(range, |stretch| match stretch.what {
+        space.page_table.survey(range, |stretch| match stretch.what {
             MappedRun::Pages { folio: Some(folio), attributes, .. } => {
                 self.add_pages(space, vma, stretch, folio, attributes);
             }
@@ -72,7 +72,7 @@ impl Tally {
             MappedRun::Absent(Absent::Swap { device, slot, .. }) => {
                 self.swapped += stretch.range.len();
                 for slot in slot..slot + stretch.range.pages() {
-                    let entries = space.table.memory.slot_entries(device, slot).max(1);
+                    let entries = space.page_table.memory.slot_entries(device, slot).max(1);
                     self.part_swapped += (PAGE_SIZE << PART_SHIFT) / u64::from(entries);
                 }
             }
@@ -90,7 +90,7 @@ impl Tally {
         vma: &Vma,
         range: VirtRange,
     ) {
-        let memory = space.table.memory;
+        let memory = space.page_table.memory;
         let Some(object) = vma.object().filter(|object| object.pages.swapped() > 0) else { return };
         let mut add = |range: VirtRange| {
             let (first, end) = (vma.page_offset_of(range.start()), range.pages());
@@ -101,7 +101,7 @@ impl Tally {
             return add(range);
         }
         let mut at = range.start();
-        space.table.survey(range, |stretch| {
+        space.page_table.survey(range, |stretch| {
             add(VirtRange::raw(at.0, stretch.range.start().0));
             at = stretch.range.end();
         });
@@ -117,7 +117,7 @@ impl Tally {
         attributes: Attributes,
     ) {
         let MappedRun::Pages { first, .. } = stretch.what else { return };
-        let memory = space.table.memory;
+        let memory = space.page_table.memory;
         let frames = &memory.frames;
         let owner = frames.owner_kind(folio);
         let bytes = stretch.range.len();
@@ -218,7 +218,7 @@ fn dirty_pages<P: Platform>(
     let Some(object) = vma.object() else { return 0 };
     let mut from = vma.page_offset_of(at);
     let end = from.saturating_add(pages);
-    object.pages.look(&space.table.memory.platform, |index| {
+    object.pages.look(&space.page_table.memory.platform, |index| {
         let mut dirty = 0;
         while let Some(run) = index.next_run_with(PageFlags::DIRTY, from, end) {
             dirty += u64::from(run.count);

@@ -23,15 +23,15 @@ use super::{Access, Resolved, Step, Tries};
 impl<P: Platform> AddressSpace<'_, P> {
     pub(super) fn exclusive_whole(&self, folio: Folio) -> bool {
         let pages = folio.pages();
-        self.table.memory.frames.exclusive_run(folio, 0, pages) == (true, pages)
+        self.page_table.memory.frames.exclusive_run(folio, 0, pages) == (true, pages)
     }
 
     /// If all mappings of the folio are here, it is nobody else's: marks it exclusive, and lets it
     /// belong to this VMA's anon group, so that the reverse map need not look at those above any
     /// more.
     pub(super) fn claim(&self, vma: &Vma, range: VirtRange, folio: Folio) -> bool {
-        let frames = &self.table.memory.frames;
-        let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
+        let frames = &self.page_table.memory.frames;
+        let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
         let mut ours = 0;
         let mut at = range.start();
         while at < range.end() {
@@ -71,11 +71,12 @@ impl<P: Platform> AddressSpace<'_, P> {
         range: VirtRange,
     ) -> Result<Resolved, FaultError> {
         let mut gather = Gather::new();
-        let done = self.table.protect(range, &vma.entry_policy(), &mut gather);
-        self.table.finish(&mut gather);
+        let done = self.page_table.protect(range, &vma.entry_policy(), &mut gather);
+        self.page_table.finish(&mut gather);
         done.map_err(|_| FaultError::OutOfMemory)?;
-        let mut cursor =
-            self.table.cursor(VirtRange::raw(page.0, page.0 + PAGE_SIZE), Depth::Floor(Level::PTE));
+        let mut cursor = self
+            .page_table
+            .cursor(VirtRange::raw(page.0, page.0 + PAGE_SIZE), Depth::Floor(Level::PTE));
         let EntryAt { node, index, entry: raw } = cursor.entry_at(page);
         let writable = P::Arch::attributes(raw).permissions.contains(Permissions::WRITE);
         if writable && node.level.kind(raw) == Kind::Leaf {
@@ -93,25 +94,26 @@ impl<P: Platform> AddressSpace<'_, P> {
         let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
         let hint = {
             let section = ReadSection::enter(self.platform());
-            self.table.peek(&section, page, &mut Counts::default()).node
+            self.page_table.peek(&section, page, &mut Counts::default()).node
         };
         let span = hint.level.span();
         if let Some(object) = vma.object().filter(|object| object.notices_writes()) {
             let first = vma.page_offset_of(page.align_down(span));
-            let marked = pages::mark_dirty(self.table.memory, object, first, span >> PAGE_SHIFT);
+            let marked =
+                pages::mark_dirty(self.page_table.memory, object, first, span >> PAGE_SHIFT);
             if let Err(ticket) = marked {
                 return Ok(Step::Await(Awaited::End(ticket)));
             }
         }
-        let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
+        let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
         let EntryAt { node, index, entry: raw } = cursor.entry_at(page);
         if node.level != hint.level || node.level.kind(raw) != Kind::Leaf {
             return Ok(Step::Again);
         }
         if node.in_contig(raw) {
-            self.table.unfold(node.table, index, page, &mut cursor.counts);
+            self.page_table.unfold(node.table, index, page, &mut cursor.counts);
         }
-        let slot = &self.table.slots(node.table)[index.slot()];
+        let slot = &self.page_table.slots(node.table)[index.slot()];
         let entry = Entry(slot.load(Ordering::Relaxed));
         P::Arch::replace_entry(slot, entry, |entry| {
             P::Arch::make_writable(entry, arch::Write::Now)
@@ -129,19 +131,19 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Puts a copy in the place of the page, or a new zero page in the place of the zero
     /// page. `None` if the page has changed in between.
     pub(super) fn copy(&self, vma: &Vma, page: VirtAddr) -> Result<Option<Resolved>, FaultError> {
-        let frames = &self.table.memory.frames;
-        self.table.memory.may_wait();
+        let frames = &self.page_table.memory.frames;
+        self.page_table.memory.may_wait();
         let copy = self.own_folio(vma, page, Order::PAGE).ok_or(FaultError::OutOfMemory)?;
         let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
         let copied = {
-            let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
+            let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
             replace_page(&mut cursor, vma, range, copy)
         };
         match copied {
             Ok(Some((old, dirty))) => {
                 let mut counts = Counts::default();
-                self.table.memory.unmap_frames(old, 1, dirty, &mut counts);
-                self.table.stats.add(&counts);
+                self.page_table.memory.unmap_frames(old, 1, dirty, &mut counts);
+                self.page_table.stats.add(&counts);
                 self.published(range);
                 Ok(Some(Resolved::Copied))
             }
@@ -186,10 +188,10 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     fn unshare_locked(&self, vma: &Vma, page: VirtAddr) -> Result<(), FaultError> {
-        let frames = &self.table.memory.frames;
+        let frames = &self.page_table.memory.frames;
         let shown = {
             let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
-            let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
+            let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
             let EntryAt { node, index, entry: raw } = cursor.entry_at(page);
             if node.level.kind(raw) != Kind::Leaf {
                 return Ok(());
@@ -197,7 +199,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             let entry = node.single(raw, index);
             let inside = (page.0 & (node.level.span() - 1)) >> PAGE_SHIFT;
             let frame = P::Arch::frame(entry).plus(inside as u32);
-            if node.level == Level::PMD && self.table.memory.is_zero(frame) {
+            if node.level == Level::PMD && self.page_table.memory.is_zero(frame) {
                 drop(cursor);
                 return self.fill_huge(vma, page, Tries::Last).map(|_| ());
             }
@@ -215,7 +217,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// A fresh folio of 2^`order` pages that belongs to the VMA's anon group, for the pages from
     /// `start`.
     pub(super) fn own_folio(&self, vma: &Vma, start: VirtAddr, order: Order) -> Option<Folio> {
-        let frames = &self.table.memory.frames;
+        let frames = &self.page_table.memory.frames;
         let folio = frames.new_folio(order)?;
         let owner = AnonGroup::as_owner(vma.group_pointer());
         frames.set_fresh_owner(folio, owner, vma.page_offset_of(start));
@@ -244,7 +246,7 @@ fn replace_page<P: Platform>(
     range: VirtRange,
     copy: Folio,
 ) -> Result<Option<(Frame, bool)>, FaultError> {
-    let tables = cursor.tables;
+    let page_table = cursor.page_table;
     let EntryAt { node, entry: raw, .. } = cursor.entry_at(range.start());
     if node.level.kind(raw) != Kind::Leaf
         || P::Arch::attributes(raw).permissions.contains(Permissions::WRITE)
@@ -253,20 +255,20 @@ fn replace_page<P: Platform>(
     }
     // Splits a huge leaf, whose deposit is the table.
     let table = cursor
-        .table_at(range.start(), Level::PTE, &mut TablePool::new(tables.memory))
+        .table_at(range.start(), Level::PTE, &mut TablePool::new(page_table.memory))
         .map_err(|_| FaultError::OutOfMemory)?;
     let index = P::Arch::PTE.index_of(range.start());
-    if P::Arch::is_contig(run::load(tables.slots(table), index)) {
-        tables.unfold(table, index, range.start(), &mut cursor.counts);
+    if P::Arch::is_contig(run::load(page_table.slots(table), index)) {
+        page_table.unfold(table, index, range.start(), &mut cursor.counts);
     }
-    let slot = &tables.slots(table)[index.slot()];
-    let entry = run::load(tables.slots(table), index);
+    let slot = &page_table.slots(table)[index.slot()];
+    let entry = run::load(page_table.slots(table), index);
     let old = P::Arch::frame(entry);
-    if old == tables.memory.zero_frame {
-        tables.memory.platform.zero(copy.head, 1);
+    if old == page_table.memory.zero_frame {
+        page_table.memory.platform.zero(copy.head, 1);
         cursor.counts.bytes_zeroed += PAGE_SIZE;
     } else {
-        tables.memory.platform.copy(old, copy.head, 1);
+        page_table.memory.platform.copy(old, copy.head, 1);
         cursor.counts.bytes_copied += PAGE_SIZE;
     }
     let userfault = P::Arch::attributes(entry).userfault;
@@ -281,11 +283,11 @@ fn replace_page<P: Platform>(
         // The page that is the program's own from now on is as protected as the other was.
         attributes.permissions -= Permissions::WRITE;
     }
-    tables.memory.before_execution(attributes.permissions, copy);
+    page_table.memory.before_execution(attributes.permissions, copy);
     // Read-only, so nothing but accessed can come in between, and the new entry has that anyway.
     slot.store(0, Ordering::Relaxed);
-    tables.invalidate_now(range, Level::PTE, &mut cursor.counts);
-    tables.memory.frames.first_map(copy, 1);
+    page_table.invalidate_now(range, Level::PTE, &mut cursor.counts);
+    page_table.memory.frames.first_map(copy, 1);
     slot.store(P::Arch::leaf(copy.head, Level::PTE, attributes).0, Ordering::Release);
     cursor.counts.entries_written += 2;
     cursor.counts.mapped(OwnerKind::Anonymous, 1);

@@ -31,11 +31,11 @@ impl<P: Platform> AddressSpace<'_, P> {
         page: VirtAddr,
         flags: MappingFlags,
     ) -> Option<Resolved> {
-        let memory = self.table.memory;
+        let memory = self.page_table.memory;
         let section = ReadSection::enter(self.platform());
-        let found = self.table.leaf_table(&section, page)?;
+        let found = self.page_table.leaf_table(&section, page)?;
         let table = found.table;
-        let slots = self.table.slots(table);
+        let slots = self.page_table.slots(table);
         let mut orders = self.used_orders(memory.folio_policy().orders(flags.huge_advice()), flags)
             | Orders::PAGE;
         while let Some(order) = orders.take_largest() {
@@ -55,19 +55,19 @@ impl<P: Platform> AddressSpace<'_, P> {
             // Where there is none at once, the slow way waits for one outside of the read section.
             let folio = self.own_folio(vma, range.start(), order)?;
             self.platform().zero(folio.head, folio.pages());
-            let locked = self.table.try_lock_leaf_table(page, &found);
+            let locked = self.page_table.try_lock_leaf_table(page, &found);
             if !locked || !run::are_empty(stretch) {
                 if locked {
-                    self.table.unlock(table);
+                    self.page_table.unlock(table);
                 }
                 memory.frames.discard(self.platform(), folio);
                 return None;
             }
             let entry = P::Arch::leaf(folio.head, Level::PTE, written_attributes(flags));
             memory.frames.first_map(folio, folio.pages());
-            self.table.write_leaves(table, first, entry, folio.pages());
-            self.table.unlock(table);
-            self.table.stats.add(&Counts {
+            self.page_table.write_leaves(table, first, entry, folio.pages());
+            self.page_table.unlock(table);
+            self.page_table.stats.add(&Counts {
                 entries_descended: u64::from(P::Arch::LEVELS) - 1,
                 entries_read: u64::from(folio.pages()),
                 entries_written: u64::from(folio.pages()),
@@ -106,14 +106,14 @@ impl<P: Platform> AddressSpace<'_, P> {
     ) -> Result<Orders, Entry> {
         let mut counts = Counts::default();
         let section = ReadSection::enter(self.platform());
-        let EntryAt { node, entry: hint, .. } = self.table.peek(&section, page, &mut counts);
-        self.table.stats.add(&counts);
+        let EntryAt { node, entry: hint, .. } = self.page_table.peek(&section, page, &mut counts);
+        self.page_table.stats.add(&counts);
         if !hint.is_empty() {
             return Err(hint);
         }
         let wanted = match access {
             Access::Write => {
-                let policy = self.table.memory.folio_policy();
+                let policy = self.page_table.memory.folio_policy();
                 self.used_orders(policy.orders(vma.flags().huge_advice()), vma.flags())
                     | Orders::PAGE
             }
@@ -126,7 +126,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             let range = folio_place(page, order).filter(|range| vma.range().covers(*range));
             let Some(range) = range.filter(|_| order <= huge) else { return false };
             let first = P::Arch::PTE.index_of(range.start());
-            let slots = self.table.slots(node.table);
+            let slots = self.page_table.slots(node.table);
             // Above level 1, the empty entry covers all of the range.
             node.level > Level::PTE
                 || order < huge
@@ -156,7 +156,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let mut asked = tries == Tries::Last;
         while let Some(order) = orders.take_largest() {
             let Some(range) = folio_place(page, order) else { continue };
-            self.table.memory.may_wait();
+            self.page_table.memory.may_wait();
             let Some(folio) = self.own_folio(vma, range.start(), order) else {
                 if order > Order::PAGE && !asked {
                     asked = true;
@@ -168,10 +168,10 @@ impl<P: Platform> AddressSpace<'_, P> {
             };
             self.platform().zero(folio.head, folio.pages());
             let zeroed = Counts { bytes_zeroed: range.len(), ..Counts::default() };
-            self.table.stats.add(&zeroed);
+            self.page_table.stats.add(&zeroed);
             let step = self.map_folio(range, folio, written_attributes(vma.flags()));
             if !matches!(step, Ok(Step::Done(_))) {
-                self.table.memory.frames.discard(self.platform(), folio);
+                self.page_table.memory.frames.discard(self.platform(), folio);
             }
             if matches!(step, Err(FaultError::OutOfMemory)) && order > Order::PAGE {
                 // A smaller one needs no table on deposit.
@@ -184,7 +184,7 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// What a fault does that has found no block for a large folio: `None` if it makes do without.
     pub(super) fn without_block(&self, vma: &Vma) -> Option<Step> {
-        match self.table.memory.collecting(vma.flags().huge_advice()) {
+        match self.page_table.memory.collecting(vma.flags().huge_advice()) {
             Collecting::Now => return Some(Step::Collect),
             Collecting::Later => self.platform().collect_memory_later(),
             Collecting::Never => {}
@@ -200,9 +200,9 @@ impl<P: Platform> AddressSpace<'_, P> {
     ) -> Result<Step, FaultError> {
         let huge = folio.order == P::Arch::PMD.order() && folio.order > Order::PAGE;
         let level = if huge { Level::PMD } else { Level::PTE };
-        self.table.memory.before_execution(attributes.permissions, folio);
-        let mapped = self.table.with_tables(|pool| {
-            let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
+        self.page_table.memory.before_execution(attributes.permissions, folio);
+        let mapped = self.page_table.with_tables(|pool| {
+            let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
             map_folio_locked(&mut cursor, range, (folio, attributes), level, pool)
         });
         self.published(range);
@@ -233,7 +233,7 @@ fn map_folio_locked<'m, P: Platform>(
     level: Level<P::Arch>,
     pool: &mut TablePool<'m, P>,
 ) -> Result<Step, OutOfMemory> {
-    let tables = cursor.tables;
+    let page_table = cursor.page_table;
     let EntryAt { node, entry, .. } = cursor.entry_at(range.start());
     if node.level < level || !entry.is_empty() {
         // A table or a page has come between: the folio does not fit any more.
@@ -242,7 +242,7 @@ fn map_folio_locked<'m, P: Platform>(
     let table = cursor.table_at(range.start(), level, pool)?;
     let index = level.index_of(range.start());
     let count = if level == Level::PTE { folio.pages() } else { 1 };
-    let vacant = run::count_empty(&tables.slots(table)[index.slots(count)]);
+    let vacant = run::count_empty(&page_table.slots(table)[index.slots(count)]);
     cursor.counts.entries_read += u64::from(vacant);
     if vacant != count {
         return Ok(Step::Again);
@@ -251,19 +251,19 @@ fn map_folio_locked<'m, P: Platform>(
     let deposit =
         if level > Level::PTE { Some(pool.take(Level::PTE, &mut cursor.counts)?) } else { None };
     let entry = P::Arch::leaf(folio.head, level, attributes);
-    tables.memory.frames.first_map(folio, folio.pages());
+    page_table.memory.frames.first_map(folio, folio.pages());
     cursor.counts.folios_touched += 1;
     cursor.counts.mapped(OwnerKind::Anonymous, folio.pages());
     if level == Level::PTE {
-        tables.fill(table, index, entry, count, &mut cursor.counts);
+        page_table.fill(table, index, entry, count, &mut cursor.counts);
     } else {
-        let slot = &tables.slots(table)[index.slot()];
+        let slot = &page_table.slots(table)[index.slot()];
         slot.store(entry.0, Ordering::Release);
         cursor.counts.entries_written += 1;
-        RareEvents::note(&tables.memory.rare.huge_faults);
-        tables.change_entry_count(table, 1, 0);
+        RareEvents::note(&page_table.memory.rare.huge_faults);
+        page_table.change_entry_count(table, 1, 0);
         if let Some(deposit) = deposit {
-            tables.deposit_table(table, deposit);
+            page_table.deposit_table(table, deposit);
         }
     }
     Ok(Step::Done(Resolved::New(range)))

@@ -295,7 +295,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             locked = Some(guard);
         }
         let fault = Fault { addr, page, access, rights, origin };
-        self.table.memory.retry(|| self.fault_beside(&fault, locked.take()))
+        self.page_table.memory.retry(|| self.fault_beside(&fault, locked.take()))
     }
 
     /// As [`AddressSpace::fault`], of any kind; `locked` may be the VMA of the page, in which the
@@ -376,7 +376,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 Outcome::Await(awaited) => awaited,
                 Outcome::Collect => {
                     drop(locked);
-                    self.table.memory.collect();
+                    self.page_table.memory.collect();
                     tries = Tries::Last;
                     continue;
                 }
@@ -386,7 +386,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             if let Some(object) = object {
                 _kept = awaited.wait(&object).map_err(refused)?;
                 if _kept.is_some() {
-                    self.table.memory.note_major_fault();
+                    self.page_table.memory.note_major_fault();
                 }
             }
         }
@@ -432,7 +432,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     fn is_guarded(&self, page: VirtAddr) -> bool {
         let section = ReadSection::enter(self.platform());
         let EntryAt { node, entry, .. } =
-            self.table.peek(&section, page, &mut crate::stats::Counts::default());
+            self.page_table.peek(&section, page, &mut crate::stats::Counts::default());
         node.level.kind(entry) == Kind::Absent
             && P::Arch::decode_absent(entry) == Some(Absent::Marker(Marker::Guard))
     }
@@ -477,13 +477,13 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let tables =
             if P::Arch::INVALID_MAY_BE_CACHED { Tables::Changed } else { Tables::Unchanged };
         let what = Invalidation { range, stride: PAGE_SIZE, tables };
-        self.platform().invalidate_local(self.table.root, &what);
+        self.platform().invalidate_local(self.page_table.root, &what);
     }
 
     /// The entry of `page` was not empty: decides, with the entry locked, what to do about it.
     fn look_again(&self, vma: &Vma, page: VirtAddr, access: Access) -> Result<Step, FaultError> {
         let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
-        let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
+        let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
         let EntryAt { node, index, entry: raw } = cursor.entry_at(page);
         match node.level.kind(raw) {
             Kind::Empty | Kind::Table => return Ok(Step::Again),
@@ -495,9 +495,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             let written = cursor.counts.entries_written;
             self.record_access(&mut cursor, node, index, access);
             if cursor.counts.entries_written == written {
-                let written = self.table.stats.read().entries_written;
-                let fault = Unchanged { root: self.table.root, page, written };
-                self.table.memory.rare.repeats.note::<P::Arch>(&fault);
+                let written = self.page_table.stats.read().entries_written;
+                let fault = Unchanged { root: self.page_table.root, page, written };
+                self.page_table.memory.rare.repeats.note::<P::Arch>(&fault);
             }
             self.forget_locally(range);
             return Ok(Step::Done(Resolved::Spurious));
@@ -512,8 +512,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let frame = P::Arch::frame(entry);
         let offset = (page.0 & (node.level.span() - 1)) >> PAGE_SHIFT;
         let frame = frame.plus(offset as u32);
-        let Some(folio) = self.table.memory.frames.folio_of(frame) else {
-            let huge = node.level == Level::PMD && self.table.memory.is_zero(frame);
+        let Some(folio) = self.page_table.memory.frames.folio_of(frame) else {
+            let huge = node.level == Level::PMD && self.page_table.memory.is_zero(frame);
             return Ok(if huge { Step::FillHuge } else { Step::Copy });
         };
         let number = frame.0 - folio.head.0;
@@ -524,14 +524,14 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             Writable::All if change.watched == Watched::SoftDirty => return Ok(Step::Note),
             Writable::All => return Ok(Step::Reuse(range)),
             // What an object has is never a private mapping's to write to.
-            Writable::Exclusive if !self.table.memory.frames.is_anonymous(folio) => {
+            Writable::Exclusive if !self.page_table.memory.frames.is_anonymous(folio) => {
                 return Ok(Step::Copy);
             }
             Writable::Exclusive => {}
         }
         let reuse =
             if change.watched == Watched::SoftDirty { Step::Note } else { Step::Reuse(range) };
-        let (exclusive, _) = self.table.memory.frames.exclusive_run(folio, number, 1);
+        let (exclusive, _) = self.page_table.memory.frames.exclusive_run(folio, number, 1);
         if exclusive && (node.level == Level::PTE || self.exclusive_whole(folio)) {
             return Ok(reuse);
         }
@@ -549,7 +549,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         index: EntryIndex,
         access: Access,
     ) {
-        let slots = self.table.slots(node.table);
+        let slots = self.page_table.slots(node.table);
         let contig = node.in_contig(run::load(slots, index));
         let size = if contig { P::Arch::CONTIG_ENTRIES } else { 1 };
         let first = index.align_down(size);

@@ -33,7 +33,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         access: Access,
         _: &PagesStay,
     ) -> Result<Step, FaultError> {
-        let memory = self.table.memory;
+        let memory = self.page_table.memory;
         let index = vma.page_offset_of(page);
         if index >= object.size_in_pages() {
             if access != Access::Write {
@@ -77,7 +77,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         part: VirtRange,
         page: VirtAddr,
     ) -> Result<Step, FaultError> {
-        let memory = self.table.memory;
+        let memory = self.page_table.memory;
         // As Linux: what the mapping's beginning cuts off is added at the end.
         let table = P::Arch::PMD.span();
         let first = page.align_down(FAULT_AROUND).0.max(vma.start());
@@ -129,7 +129,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let above = (part.end().0 - page.0) >> PAGE_SHIFT;
         let index = vma.page_offset_of(page);
         let (before, count) =
-            pages::run_around(self.table.memory, object, index, frame, below, above);
+            pages::run_around(self.page_table.memory, object, index, frame, below, above);
         let start = page.0 - (before << PAGE_SHIFT);
         VirtRange::raw(start, start + (count << PAGE_SHIFT))
     }
@@ -153,19 +153,20 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         first: Frame,
         attributes: Attributes,
     ) -> Result<Step, FaultError> {
-        let folio = self.table.memory.frames.folio_of(first).ok_or(FaultError::Bus)?;
-        self.table.memory.before_execution(attributes.permissions, folio);
+        let folio = self.page_table.memory.frames.folio_of(first).ok_or(FaultError::Bus)?;
+        self.page_table.memory.before_execution(attributes.permissions, folio);
         let huge = range.len() == P::Arch::PMD.span() && first.is_aligned(P::Arch::PMD.order());
         if huge {
             let leaf = P::Arch::leaf(first, Level::PMD, attributes);
-            let mapped = self.table.with_tables(|pool| self.map_huge(range, folio, leaf, pool));
+            let mapped =
+                self.page_table.with_tables(|pool| self.map_huge(range, folio, leaf, pool));
             // Where there is no table for its deposit, small leaves will do.
             if let Ok(Some(step)) = mapped {
                 return step.accepted();
             }
         }
         let leaf = P::Arch::leaf(first, Level::PTE, attributes);
-        let mapped = self.table.with_tables(|pool| self.map_small(range, folio, leaf, pool));
+        let mapped = self.page_table.with_tables(|pool| self.map_small(range, folio, leaf, pool));
         mapped.map_err(|_| FaultError::OutOfMemory)?.accepted()
     }
 
@@ -177,7 +178,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         leaf: Entry,
         pool: &mut TablePool<'m, P>,
     ) -> Result<Option<Step>, OutOfMemory> {
-        let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
+        let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
         let EntryAt { node, entry, .. } = cursor.entry_at(range.start());
         if node.level < Level::PMD {
             return Ok(None);
@@ -188,16 +189,16 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         }
         let holder = cursor.table_at(range.start(), Level::PMD, pool)?;
         let deposit = pool.take(Level::PTE, &mut cursor.counts)?;
-        if self.table.memory.frames.map(folio, range.pages() as u32).is_err() {
+        if self.page_table.memory.frames.map(folio, range.pages() as u32).is_err() {
             pool.put(deposit);
             return Ok(Some(Step::Refused(FaultError::OutOfMemory)));
         }
         let index = P::Arch::PMD.index_of(range.start());
-        self.table.publish_leaf(holder, index, leaf);
-        self.table.deposit_table(holder, deposit);
+        self.page_table.publish_leaf(holder, index, leaf);
+        self.page_table.deposit_table(holder, deposit);
         cursor.counts.entries_written += 1;
         cursor.counts.folios_touched += 1;
-        let owner = self.table.memory.frames.owner_kind(folio);
+        let owner = self.page_table.memory.frames.owner_kind(folio);
         cursor.counts.mapped(owner, range.pages() as u32);
         Ok(Some(Step::Done(Resolved::Mapped(range))))
     }
@@ -210,7 +211,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         leaf: Entry,
         pool: &mut TablePool<'m, P>,
     ) -> Result<Step, OutOfMemory> {
-        let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
+        let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
         let EntryAt { node, entry, .. } = cursor.entry_at(range.start());
         if node.level > Level::PTE && !entry.is_empty() {
             // A huge leaf has come between.
@@ -219,23 +220,23 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let table = cursor.table_at(range.start(), Level::PTE, pool)?;
         let begin = P::Arch::PTE.index_of(range.start());
         let end = begin + range.pages() as u32;
-        let owner = self.table.memory.frames.owner_kind(folio);
+        let owner = self.page_table.memory.frames.owner_kind(folio);
         let mut at = begin;
         while at < end {
-            let vacant = run::count_empty(&self.table.slots(table)[at.slots(end - at)]);
+            let vacant = run::count_empty(&self.page_table.slots(table)[at.slots(end - at)]);
             cursor.counts.entries_read += u64::from(vacant.max(1));
             if vacant == 0 {
                 at += 1;
                 continue;
             }
-            if self.table.memory.frames.map(folio, vacant).is_err() {
+            if self.page_table.memory.frames.map(folio, vacant).is_err() {
                 return Ok(Step::Refused(FaultError::OutOfMemory));
             }
             cursor.counts.folios_touched += 1;
             cursor.counts.mapped(owner, vacant);
             let offset = P::Arch::STEP.wrapping_mul(u64::from(at - begin));
             let part = Entry(leaf.0.wrapping_add(offset));
-            self.table.fill(table, at, part, vacant, &mut cursor.counts);
+            self.page_table.fill(table, at, part, vacant, &mut cursor.counts);
             at += vacant;
         }
         Ok(Step::Done(Resolved::Mapped(range)))
@@ -243,11 +244,11 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
 
     /// Maps a copy of the object's page, which is the program's own.
     fn map_copy(&self, vma: &Vma, page: VirtAddr, frame: Frame) -> Result<Step, FaultError> {
-        let memory = self.table.memory;
+        let memory = self.page_table.memory;
         let copy = self.own_folio(vma, page, Order::PAGE).ok_or(FaultError::OutOfMemory)?;
         memory.platform.copy(frame, copy.head, 1);
         let counts = Counts { bytes_copied: PAGE_SIZE, ..Counts::default() };
-        self.table.stats.add(&counts);
+        self.page_table.stats.add(&counts);
         let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
         let step = self.map_folio(range, copy, written_attributes(vma.flags()));
         match step {

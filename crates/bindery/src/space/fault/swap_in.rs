@@ -60,7 +60,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     ) -> Result<Step, FaultError> {
         let page = wanted.page;
         let Some(slot) = self.slot_at(page) else { return Ok(Step::Again) };
-        let memory = self.table.memory;
+        let memory = self.page_table.memory;
         // Where no area has such a slot, the entry is corrupted.
         let cell = slot.cell.ok_or(FaultError::Bus)?;
         if cell.frame().is_some()
@@ -113,7 +113,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     ) -> Result<Step, FaultError> {
         let PageAccess { page, access } = wanted;
         let CachedPage { folio, place, number } = cached;
-        let memory = self.table.memory;
+        let memory = self.page_table.memory;
         memory.may_wait();
         let copy = self.own_folio(vma, page, Order::PAGE).ok_or(FaultError::OutOfMemory)?;
         self.platform().copy(folio.head.plus(number), copy.head, 1);
@@ -127,7 +127,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             change: vma.entry_policy(),
         };
         memory.before_execution(what.attributes.permissions, copy);
-        if !self.table.swap_in_copy(&what, copy) {
+        if !self.page_table.swap_in_copy(&what, copy) {
             memory.frames.discard(self.platform(), copy);
             return Ok(Step::Again);
         }
@@ -150,13 +150,14 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// The slot that is named at `page`, read without locks.
     fn slot_at(&self, page: VirtAddr) -> Option<Slot> {
         let section = ReadSection::enter(self.platform());
-        let EntryAt { node, entry, .. } = self.table.peek(&section, page, &mut Counts::default());
+        let EntryAt { node, entry, .. } =
+            self.page_table.peek(&section, page, &mut Counts::default());
         let inside = (page.0 & (node.level.span() - 1)) >> PAGE_SHIFT;
         match P::Arch::decode_absent(entry)? {
             Absent::Swap { device, slot, .. } if !entry.is_empty() => {
                 let number = slot + inside;
                 // Looked at in the section of the entry: the slot's area is not turned off.
-                let cell = self.table.memory.swap_cell(device, number);
+                let cell = self.page_table.memory.swap_cell(device, number);
                 Some(Slot { area: device, number, cell })
             }
             _ => None,
@@ -173,7 +174,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         reading: Reading,
     ) -> Result<Step, FaultError> {
         let page = wanted.page;
-        let memory = self.table.memory;
+        let memory = self.page_table.memory;
         let policy = memory.folio_policy().orders(vma.flags().huge_advice());
         let mut orders = self.used_orders(policy, vma.flags()) | Orders::PAGE;
         if orders == Orders::PAGE && reading == Reading::ForFault && memory.reads_around(slot.area)
@@ -217,7 +218,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Begins to read pages of the VMA around `page`, of one table with it, that are in swap.
     #[cold]
     fn read_around(&self, vma: &Vma, page: VirtAddr) {
-        let memory = self.table.memory;
+        let memory = self.page_table.memory;
         let number = page.0 >> PAGE_SHIFT;
         let Some(window) = memory.window_around(number) else { return };
         let table = page.align_down(P::Arch::PMD.span());
@@ -242,7 +243,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     fn names_run(&self, range: VirtRange, area: u8, first: u64) -> bool {
         let section = ReadSection::enter(self.platform());
         let EntryAt { node, index, entry } =
-            self.table.peek(&section, range.start(), &mut Counts::default());
+            self.page_table.peek(&section, range.start(), &mut Counts::default());
         let inside = (range.start().0 & (node.level.span() - 1)) >> PAGE_SHIFT;
         let Some(Absent::Swap { device, slot, .. }) = P::Arch::decode_absent(entry) else {
             return false;
@@ -252,7 +253,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
         let pages = range.pages() as u32;
         node.level > Level::PTE
-            || P::Arch::match_absent(&self.table.slots(node.table)[index.slots(pages)]).0 == pages
+            || P::Arch::match_absent(&self.page_table.slots(node.table)[index.slots(pages)]).0
+                == pages
     }
 
     fn read_folio(
@@ -263,7 +265,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         slots: SlotRun,
     ) -> Result<Step, Unread> {
         let page = wanted.page;
-        let memory = self.table.memory;
+        let memory = self.page_table.memory;
         let frames = &memory.frames;
         let Some(lock) = frames.try_lock_folio(self.platform(), folio) else {
             return Err(Unread::Slots);
@@ -307,7 +309,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     ) -> Result<Step, FaultError> {
         let PageAccess { page, access } = wanted;
         let CachedPage { folio, place, number } = cached;
-        let memory = self.table.memory;
+        let memory = self.page_table.memory;
         let start = VirtAddr(page.0.wrapping_sub(u64::from(number) << PAGE_SHIFT));
         let what = SwapIn {
             folio,
@@ -332,7 +334,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             }
         };
         // Whether the page is mapped now, and whether all that are, are exclusive.
-        let (mapped, exclusive) = match self.table.swap_in_whole(&what, own) {
+        let (mapped, exclusive) = match self.page_table.swap_in_whole(&what, own) {
             Some(exclusive) => {
                 memory.settle_all_slots(folio, place);
                 (true, exclusive)
@@ -357,8 +359,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         number: u32,
         own: &dyn Fn(bool),
     ) -> Result<(bool, bool), FaultError> {
-        let done = self.table.swap_in(what, own);
-        self.table.memory.settle_slots(what.folio, what.place, &done.pages);
+        let done = self.page_table.swap_in(what, own);
+        self.page_table.memory.settle_slots(what.folio, what.place, &done.pages);
         let mapped = done.pages.has(number);
         if done.refused && !mapped {
             return Err(FaultError::OutOfMemory);

@@ -21,7 +21,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// The orders of zero pages, one bit for each, that a read may map in a mapping with these
     /// flags: the huge one where a write might take a huge folio.
     pub(in crate::space) fn zero_orders(&self, flags: MappingFlags) -> Orders {
-        let memory = self.table.memory;
+        let memory = self.page_table.memory;
         if !memory.uses_huge_zero_page() {
             return Orders::PAGE;
         }
@@ -31,8 +31,8 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     pub(super) fn map_zero_page(&self, vma: &Vma, page: VirtAddr) -> Result<Step, FaultError> {
         let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
-        let mapped = self.table.with_tables(|pool| {
-            let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
+        let mapped = self.page_table.with_tables(|pool| {
+            let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
             if !cursor.entry_at(page).entry.is_empty() {
                 // Another CPU was faster; what it mapped may be huge and must not be cut.
                 return Ok(Step::Again);
@@ -40,8 +40,8 @@ impl<P: Platform> AddressSpace<'_, P> {
             let table = cursor.table_at(page, Level::PTE, pool)?;
             let index = P::Arch::PTE.index_of(page);
             let attributes = read_attributes(vma.flags());
-            let entry = P::Arch::leaf(self.table.memory.zero_frame, Level::PTE, attributes);
-            self.table.fill(table, index, entry, 1, &mut cursor.counts);
+            let entry = P::Arch::leaf(self.page_table.memory.zero_frame, Level::PTE, attributes);
+            self.page_table.fill(table, index, entry, 1, &mut cursor.counts);
             Ok(Step::Done(Resolved::ZeroPage))
         });
         self.published(range);
@@ -51,11 +51,11 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Maps the huge zero page around `page`, where the entry seemed to be empty. `None` if there
     /// is no memory for it, or for the tables that it needs: a small one may do without.
     pub(in crate::space) fn map_huge_zero_page(&self, vma: &Vma, page: VirtAddr) -> Option<Step> {
-        let memory = self.table.memory;
+        let memory = self.page_table.memory;
         let range = folio_place(page, memory.huge_order())?;
         let frame = memory.huge_zero_frame()?;
-        let mapped = self.table.with_tables(|pool| {
-            let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
+        let mapped = self.page_table.with_tables(|pool| {
+            let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
             let EntryAt { node, entry, .. } = cursor.entry_at(page);
             if node.level == Level::PTE || !entry.is_empty() {
                 return Ok(Step::Again);
@@ -65,8 +65,8 @@ impl<P: Platform> AddressSpace<'_, P> {
             let deposit = pool.take(Level::PTE, &mut cursor.counts)?;
             let index = P::Arch::PMD.index_of(range.start());
             let leaf = P::Arch::leaf(frame, Level::PMD, read_attributes(vma.flags()));
-            self.table.publish_leaf(table, index, leaf);
-            self.table.deposit_table(table, deposit);
+            self.page_table.publish_leaf(table, index, leaf);
+            self.page_table.deposit_table(table, deposit);
             cursor.counts.entries_written += 1;
             Ok(Step::Done(Resolved::ZeroPage))
         });
@@ -82,7 +82,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         page: VirtAddr,
         tries: Tries,
     ) -> Result<Step, FaultError> {
-        let memory = self.table.memory;
+        let memory = self.page_table.memory;
         let order = memory.huge_order();
         let Some(range) = folio_place(page, order) else { return Ok(Step::Again) };
         memory.may_wait();
@@ -97,7 +97,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.platform().zero(folio.head, folio.pages());
         memory.before_execution(vma.flags().attributes().permissions, folio);
         let filled = {
-            let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
+            let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
             cursor.counts.bytes_zeroed += range.len();
             replace_huge_zero(&mut cursor, vma, range, folio)
         };
@@ -126,21 +126,21 @@ fn replace_huge_zero<P: Platform>(
     range: VirtRange,
     folio: Folio,
 ) -> bool {
-    let tables = cursor.tables;
+    let page_table = cursor.page_table;
     let EntryAt { node, index, entry: raw } = cursor.entry_at(range.start());
     if node.level != Level::PMD
         || node.level.kind(raw) != Kind::Leaf
-        || !tables.memory.is_zero(P::Arch::frame(raw))
+        || !page_table.memory.is_zero(P::Arch::frame(raw))
     {
         return false;
     }
     // Read-only, so nothing but accessed can come in between, and the new leaf has that anyway. The
     // table on deposit stays for the new one.
-    let slot = &tables.slots(node.table)[index.slot()];
+    let slot = &page_table.slots(node.table)[index.slot()];
     slot.store(0, Ordering::Relaxed);
-    tables.invalidate_now(range, node.level, &mut cursor.counts);
-    tables.memory.frames.first_map(folio, folio.pages());
-    RareEvents::note(&tables.memory.rare.huge_faults);
+    page_table.invalidate_now(range, node.level, &mut cursor.counts);
+    page_table.memory.frames.first_map(folio, folio.pages());
+    RareEvents::note(&page_table.memory.rare.huge_faults);
     let leaf = P::Arch::leaf(folio.head, node.level, written_attributes(vma.flags()));
     slot.store(leaf.0, Ordering::Release);
     cursor.counts.entries_written += 2;

@@ -105,7 +105,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         if let Some(target) = remap.target() {
             self.check_target(old, old_length, target, new_length, remap.fate())?;
         }
-        let memory = self.table.memory;
+        let memory = self.page_table.memory;
         let mut grown = None;
         let mut work = || self.remap_once(old, old_length, new_length, remap, &mut grown);
         let result = if remap.is_fixed() {
@@ -365,7 +365,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             let added = length - source.len();
             let accounted = vma.has(MappingFlags::ACCOUNT);
             let committed = if accounted { added >> PAGE_SHIFT } else { 0 };
-            let _reservation = self.table.memory.commitment().reserve(committed)?;
+            let _reservation = self.page_table.memory.commitment().reserve(committed)?;
             let held = vma.lock_write(self.platform());
             self.resize(mm, &held, vma.start(), old.0 + length);
             drop(held);

@@ -71,7 +71,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             SourceFate::Stays => target.pages(),
             SourceFate::Goes => target.pages() - source.pages(),
         };
-        let _reservation = self.table.memory.commitment().reserve(committed)?;
+        let _reservation = self.page_table.memory.commitment().reserve(committed)?;
         // As Linux: what has no page yet may take a new page offset, and merge where it goes.
         let never_written = vma.is_anonymous() && vma.group_pointer().is_none();
         let page_offset = if never_written {
@@ -131,7 +131,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         }
         match done {
             Ok(_) => call.removed.notices.append(notices),
-            Err(_) => notices.cancel(self.table.memory),
+            Err(_) => notices.cancel(self.page_table.memory),
         }
         done
     }
@@ -213,11 +213,11 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let freeable = if stays { source } else { self.freeable(mm, source, target) };
         let mut counts = Counts::default();
         let moved = Move { source, to: target.start(), freeable };
-        let first = match self.table.lock_spans(&moved, &mut counts) {
+        let first = match self.page_table.lock_spans(&moved, &mut counts) {
             LockSpans::One(piece) => {
                 let held = RmapGuard::new(self.platform(), vma.vma());
-                let done = self.table.move_one_piece(&moved, piece, call.gather, &mut counts);
-                self.table.stats.add(&counts);
+                let done = self.page_table.move_one_piece(&moved, piece, call.gather, &mut counts);
+                self.page_table.stats.add(&counts);
                 if done.is_err() {
                     drop(held);
                     drop(vma);
@@ -233,8 +233,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             }
             LockSpans::Several(first) => first,
         };
-        if let Err(error) = self.table.lay(&moved, first, &mut counts) {
-            self.table.stats.add(&counts);
+        if let Err(error) = self.page_table.lay(&moved, first, &mut counts) {
+            self.page_table.stats.add(&counts);
             return Err(error);
         }
         // Before the first page comes: a walker that does not find it at the source comes here.
@@ -244,7 +244,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             work();
             held.moved(self.vma(nodes.moved));
         };
-        self.table.move_in_pieces(&moved, first, call.gather, &mut counts, within);
+        self.page_table.move_in_pieces(&moved, first, call.gather, &mut counts, within);
         let left = if stays {
             Some(vma)
         } else {
@@ -252,7 +252,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             self.cut_away(mm, vma, source, nodes.upper, &held, call)
         };
         self.insert_linked(mm, nodes.moved);
-        self.table.stats.add(&counts);
+        self.page_table.stats.add(&counts);
         Ok(left)
     }
 
@@ -272,10 +272,12 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let freeable = Self::freeable_between(source, slide.floor, slide.ceiling, target);
         let what = Move { source, to: target.start(), freeable };
         let mut counts = Counts::default();
-        let LockSpans::One(piece) = self.table.lock_spans(&what, &mut counts) else { return None };
+        let LockSpans::One(piece) = self.page_table.lock_spans(&what, &mut counts) else {
+            return None;
+        };
         let held = RmapGuard::new(self.platform(), vma);
-        let done = self.table.move_one_piece(&what, piece, call.gather, &mut counts);
-        self.table.stats.add(&counts);
+        let done = self.page_table.move_one_piece(&what, piece, call.gather, &mut counts);
+        self.page_table.stats.add(&counts);
         if done.is_err() {
             return Some(Err(Error::OutOfMemory));
         }

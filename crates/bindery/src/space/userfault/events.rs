@@ -41,8 +41,8 @@ impl<P: Platform> AddressSpace<'_, P> {
             if prepared.concerns(state) {
                 continue;
             }
-            if prepared.push(self.table.memory, state, Content::Unmap(range)).is_err() {
-                prepared.cancel(self.table.memory);
+            if prepared.push(self.page_table.memory, state, Content::Unmap(range)).is_err() {
+                prepared.cancel(self.page_table.memory);
                 return Err(Error::OutOfMemory);
             }
         }
@@ -72,8 +72,8 @@ impl<P: Platform> AddressSpace<'_, P> {
             unmapped.map(|state| (state, Content::Unmap(source))),
         ];
         for (state, content) in contents.into_iter().flatten() {
-            if notices.push(self.table.memory, state, content).is_err() {
-                notices.cancel(self.table.memory);
+            if notices.push(self.page_table.memory, state, content).is_err() {
+                notices.cancel(self.page_table.memory);
                 return Err(Error::OutOfMemory);
             }
         }
@@ -94,7 +94,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             return Ok(Some(found));
         }
         let Some(state) = vma.userfault() else { return Ok(None) };
-        let memory = self.table.memory;
+        let memory = self.page_table.memory;
         memory.may_wait();
         let identity = child.userfault_identity();
         let make = || UserfaultState::new(identity, state.features(), state.scope());
@@ -124,12 +124,12 @@ impl<P: Platform> AddressSpace<'_, P> {
                 at = part.end();
                 if let Some(state) = told(vma, UserfaultFeatures::EVENT_REMOVE) {
                     let content = Content::Remove(part);
-                    let pushed = notices.push(self.table.memory, state, content);
+                    let pushed = notices.push(self.page_table.memory, state, content);
                     pushed.map_err(|_| Error::OutOfMemory)?;
                 }
             }
             if !notices.is_empty() {
-                notices.deliver(self.table.memory);
+                notices.deliver(self.page_table.memory);
             }
         }
         Ok(())

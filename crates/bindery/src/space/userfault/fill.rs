@@ -135,7 +135,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             let folio = self.new_fill_folio(order)?;
             let filled = self.copy_in(folio, |inside, piece| source(at.0 - to.0 + inside, piece));
             if filled.is_err() {
-                self.table.memory.frames.discard(self.platform(), folio);
+                self.page_table.memory.frames.discard(self.platform(), folio);
                 return Err(Error::Fault(at));
             }
             self.fill_folio(userfault, at, end, mode, folio)
@@ -165,11 +165,11 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 self.platform().zero(folio.head, folio.pages());
                 return self.fill_folio(userfault, at, end, mode, folio);
             }
-            self.table.memory.retry(|| {
+            self.page_table.memory.retry(|| {
                 let locked = self.lock_fill(userfault, at, end, mode)?;
                 let vma = locked.vma();
                 let end = self.end_of_object(vma, at, end)?;
-                let huge = folio_place(at, self.table.memory.huge_order());
+                let huge = folio_place(at, self.page_table.memory.huge_order());
                 if let Some(range) = huge.filter(|range| range.start() == at && range.end() <= end)
                     && self.zero_orders(vma.flags()) != Orders::PAGE
                     && let Some(Step::Done(Resolved::ZeroPage)) = self.map_huge_zero_page(vma, at)
@@ -243,7 +243,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 return Ok(locked);
             }
             drop(locked);
-            self.table.memory.retry(|| self.prepare_group(at))?;
+            self.page_table.memory.retry(|| self.prepare_group(at))?;
         }
     }
 
@@ -271,7 +271,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
 
     /// A fresh folio of this order, or of the smallest.
     fn new_fill_folio(&self, order: Order) -> Result<Folio, Error> {
-        let memory = self.table.memory;
+        let memory = self.page_table.memory;
         memory.may_wait();
         if let Some(folio) = memory.frames.new_folio(order) {
             return Ok(folio);
@@ -295,7 +295,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         for (offset, page) in (0..).step_by(PAGE).zip(bytes.chunks_mut(PAGE)) {
             source(offset, page)?;
         }
-        self.table.stats.add(&Counts { bytes_copied: length, ..Counts::default() });
+        self.page_table.stats.add(&Counts { bytes_copied: length, ..Counts::default() });
         Ok(())
     }
 
@@ -309,7 +309,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         folio: Folio,
     ) -> Result<VirtAddr, Error> {
         let mut supplied = Supply { folio, given: false };
-        let done = self.table.memory.retry(|| {
+        let done = self.page_table.memory.retry(|| {
             let locked = self.lock_fill(userfault, at, end, mode)?;
             let vma = locked.vma();
             if let Some(object) = memory_of(vma).filter(|_| vma.is_shared()) {
@@ -318,7 +318,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             let range = VirtRange::raw(at.0, at.0 + folio.order.bytes());
             self.lift_markers(range)?;
             let owner = AnonGroup::as_owner(vma.group_pointer());
-            self.table.memory.frames.set_fresh_owner(folio, owner, vma.page_offset_of(at));
+            self.page_table.memory.frames.set_fresh_owner(folio, owner, vma.page_offset_of(at));
             match self.map_folio(range, folio, self.fill_attributes(vma, mode)) {
                 Ok(Step::Done(_)) => Ok(range.end()),
                 Ok(_) if folio.order > Order::PAGE => Ok(at),
@@ -328,7 +328,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         });
         // Nothing of it is mapped.
         if !supplied.given && (done.is_err() || done == Ok(at)) {
-            self.table.memory.frames.discard(self.platform(), folio);
+            self.page_table.memory.frames.discard(self.platform(), folio);
         }
         done
     }
@@ -351,7 +351,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     ) -> Result<(), PartialFill> {
         let poison = P::Arch::encode_absent(Absent::Marker(Marker::Poison));
         self.fill(userfault, to, length, mode, |at, end| {
-            self.table.memory.retry(|| {
+            self.page_table.memory.retry(|| {
                 let locked = self.lock_fill(userfault, at, end, mode)?;
                 let inside = self.end_of_object(locked.vma(), at, end)?;
                 self.install(VirtRange::raw(at.0, inside.0), poison)

@@ -26,7 +26,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// A leaf of the zero page.
     pub(super) fn zero_leaf(&self, vma: &Vma) -> Entry {
         let attributes = read_attributes(vma.flags());
-        P::Arch::leaf(self.table.memory.zero_frame, Level::PTE, attributes)
+        P::Arch::leaf(self.page_table.memory.zero_frame, Level::PTE, attributes)
     }
 
     /// Writes `entry` for each page from the beginning of `range` on, as far as the entries are
@@ -39,22 +39,22 @@ impl<P: Platform> AddressSpace<'_, P> {
         let start = range.start();
         let end = start.align_down(span).0.saturating_add(span).min(range.end().0);
         let part = VirtRange::raw(start.0, end);
-        let mapped = self.table.with_tables(|pool| {
-            let mut cursor = self.table.cursor(part, Depth::Floor(Level::PTE));
+        let mapped = self.page_table.with_tables(|pool| {
+            let mut cursor = self.page_table.cursor(part, Depth::Floor(Level::PTE));
             let EntryAt { node, entry: found, .. } = cursor.entry_at(start);
             if node.level > Level::PTE && !found.is_empty() {
                 return Ok(0);
             }
             let table = cursor.table_at(start, Level::PTE, pool)?;
             let first = P::Arch::PTE.index_of(start);
-            let slots = self.table.slots(table);
+            let slots = self.page_table.slots(table);
             let count = run::count_empty(&slots[first.slots(part.pages() as u32)]);
             for slot in &slots[first.slots(count)] {
                 slot.store(entry.0, Ordering::Relaxed);
             }
             cursor.counts.entries_read += u64::from(count);
             cursor.counts.entries_written += u64::from(count);
-            self.table.change_entry_count(table, count, 0);
+            self.page_table.change_entry_count(table, count, 0);
             Ok(count)
         });
         self.published(part);
@@ -75,13 +75,13 @@ impl<P: Platform> AddressSpace<'_, P> {
     pub(super) fn lift_markers(&self, range: VirtRange) -> Result<(), Error> {
         let entry = {
             let section = ReadSection::enter(self.platform());
-            self.table.peek(&section, range.start(), &mut Counts::default()).entry
+            self.page_table.peek(&section, range.start(), &mut Counts::default()).entry
         };
         if !gives_way::<P::Arch>(entry) {
             return Ok(());
         }
-        let lifted = self.table.userfault_lift(range);
-        let lifted = lifted.and_then(|()| self.table.unmark(range, Marker::Poison));
+        let lifted = self.page_table.userfault_lift(range);
+        let lifted = lifted.and_then(|()| self.page_table.unmark(range, Marker::Poison));
         lifted.map_err(|_| Error::OutOfMemory)
     }
 }

@@ -46,7 +46,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         features: UserfaultFeatures,
         scope: UserfaultScope,
     ) -> Result<Userfault<'m, P>, Error> {
-        let memory = self.table.memory;
+        let memory = self.page_table.memory;
         let make = || Userfault::new(memory, self.userfault_identity(), features, scope);
         memory.retry(|| make().ok_or(Error::OutOfMemory))
     }
@@ -83,7 +83,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         if known != 0 {
             return known;
         }
-        let new = self.table.memory.new_identity();
+        let new = self.page_table.memory.new_identity();
         let set = self.userfaults.compare_exchange(0, new, Ordering::Relaxed, Ordering::Relaxed);
         set.err().unwrap_or(new)
     }

@@ -76,7 +76,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             return Err(Error::Invalid);
         }
         let protects = mode.contains(WriteProtectMode::PROTECT);
-        self.table.memory.outermost(|| {
+        self.page_table.memory.outermost(|| {
             self.transaction(|mm, gather, _| {
                 if userfault.state().is_changing() {
                     return Err(Error::TryAgain);
@@ -127,8 +127,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         marks: bool,
         gather: &mut Gather,
     ) -> Result<(), OutOfMemory> {
-        self.table.userfault_protect(part, gather)?;
-        if marks { self.table.userfault_mark(part) } else { Ok(()) }
+        self.page_table.userfault_protect(part, gather)?;
+        if marks { self.page_table.userfault_mark(part) } else { Ok(()) }
     }
 
     /// Whether the VMA's pages can be protected so that a write lifts that, and nobody is told.
@@ -146,8 +146,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         part: VirtRange,
         gather: &mut Gather,
     ) -> Result<(), OutOfMemory> {
-        self.table.userfault_lift(part)?;
-        self.table.protect(part, &vma.entry_policy(), gather)?;
+        self.page_table.userfault_lift(part)?;
+        self.page_table.protect(part, &vma.entry_policy(), gather)?;
         self.platform().publish_entries();
         Ok(())
     }
@@ -155,7 +155,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Lifts what a userfaultfd has protected in a VMA that is locked for writing, and that it
     /// serves no more.
     pub(in crate::space) fn strip_userfault(&self, range: VirtRange) -> Result<(), OutOfMemory> {
-        self.table.userfault_lift(range)
+        self.page_table.userfault_lift(range)
     }
 
     /// A write met a protected page, and nobody is to be told of it: lifts the protection of the
@@ -163,7 +163,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     #[cold]
     pub(in crate::space) fn lift_protection(&self, page: VirtAddr) -> Result<Step, FaultError> {
         let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
-        let lifted = self.table.userfault_lift(range);
+        let lifted = self.page_table.userfault_lift(range);
         lifted.map_err(|_| FaultError::OutOfMemory)?;
         Ok(Step::Again)
     }
@@ -191,12 +191,12 @@ impl<P: Platform> AddressSpace<'_, P> {
         frame: Option<crate::addr::Frame>,
     ) -> Result<Step, FaultError> {
         let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
-        let memory = self.table.memory;
+        let memory = self.page_table.memory;
         let attributes = Attributes { userfault: true, ..read_attributes(vma.flags()) };
         let leaf = P::Arch::leaf(frame.unwrap_or(memory.zero_frame), Level::PTE, attributes);
         let marker = P::Arch::encode_absent(Absent::Marker(Marker::UserfaultWriteProtect));
-        let mapped = self.table.with_tables(|pool| {
-            let mut cursor = self.table.cursor(range, Depth::Floor(Level::PTE));
+        let mapped = self.page_table.with_tables(|pool| {
+            let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
             if cursor.entry_at(page).entry != marker {
                 return Ok(Ok(Step::Again));
             }
@@ -209,7 +209,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 }
                 cursor.counts.mapped(memory.frames.owner_kind(folio), 1);
             }
-            let slot = &self.table.slots(table)[index.slot()];
+            let slot = &self.page_table.slots(table)[index.slot()];
             slot.store(leaf.0, core::sync::atomic::Ordering::Release);
             cursor.counts.entries_written += 1;
             let resolved = frame.map_or(Resolved::ZeroPage, |_| Resolved::Mapped(range));

@@ -68,7 +68,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             return Err(Error::Invalid);
         }
         let range = self.userfault_range(start, length)?;
-        self.table.memory.outermost(|| {
+        self.page_table.memory.outermost(|| {
             self.transaction(|mm, _, removed| {
                 self.may_register(mm, range, userfault, modes)?;
                 self.register_locked(mm, range, userfault, modes, removed)
@@ -140,7 +140,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
         if let Some(old) = old {
             // SAFETY: 1. the VMA's own hold; it names another one now.
-            unsafe { userfault::release(self.table.memory, old) };
+            unsafe { userfault::release(self.page_table.memory, old) };
         }
     }
 
@@ -166,7 +166,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             return Err(Error::Invalid);
         }
         let mut done = range.start();
-        let result = self.table.memory.outermost(|| {
+        let result = self.page_table.memory.outermost(|| {
             self.transaction(|mm, _, removed| {
                 self.may_unregister(mm, range, userfault)?;
                 self.unregister_locked(mm, range, userfault, (removed, &mut done))
@@ -244,7 +244,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 let result = self.unregister_locked(mm, everything, &userfault, (removed, done));
                 debug_assert!(result.is_ok());
             });
-            self.table.memory.free_some();
+            self.page_table.memory.free_some();
         }
         drop(userfault);
     }

@@ -45,7 +45,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         mode: FillMode,
     ) -> Result<(), PartialFill> {
         self.fill(userfault, to, length, mode, |at, end| {
-            self.table.memory.retry(|| {
+            self.page_table.memory.retry(|| {
                 let locked = self.lock_fill(userfault, at, end, mode)?;
                 let vma = locked.vma();
                 let object = memory_of(vma).ok_or(Error::Invalid)?;
@@ -65,7 +65,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         range: VirtRange,
         mode: FillMode,
     ) -> Result<VirtAddr, Error> {
-        let (memory, at) = (self.table.memory, range.start());
+        let (memory, at) = (self.page_table.memory, range.start());
         let index = vma.page_offset_of(at);
         if index >= object.size_in_pages() {
             return Err(Error::Invalid);
@@ -109,7 +109,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     fn vacant_pages(&self, range: VirtRange) -> Result<u64, Error> {
         let at = range.start();
         let section = ReadSection::enter(self.platform());
-        let EntryAt { node, index, entry } = self.table.peek(&section, at, &mut Counts::default());
+        let EntryAt { node, index, entry } =
+            self.page_table.peek(&section, at, &mut Counts::default());
         if self.is_occupied(entry) {
             return Err(Error::Exists(at));
         }
@@ -122,7 +123,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         if node.level > Level::PTE {
             return Ok(pages);
         }
-        let slots = &self.table.slots(node.table)[index.slots(pages as u32)];
+        let slots = &self.page_table.slots(node.table)[index.slots(pages as u32)];
         Ok(u64::from(run::count_empty(slots)))
     }
 
@@ -144,7 +145,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         if attributes.permissions.contains(Permissions::WRITE) {
             let (index, count) = (vma.page_offset_of(part.start()), part.pages());
             // Shared memory is stored by nobody, so nobody is to be waited for.
-            let marked = pages::mark_dirty(self.table.memory, object, index, count);
+            let marked = pages::mark_dirty(self.page_table.memory, object, index, count);
             debug_assert!(marked.is_ok());
         }
         let mapped = self.map_frames_as(part, first, attributes);
@@ -166,7 +167,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         at: VirtAddr,
         end: VirtAddr,
     ) -> Result<Order, Error> {
-        let memory = self.table.memory;
+        let memory = self.page_table.memory;
         let vacant = self.vacant_pages(VirtRange::raw(at.0, end.0))?;
         let index = vma.page_offset_of(at);
         let left = object.size_in_pages().saturating_sub(index).min(vacant);
@@ -192,7 +193,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         mode: FillMode,
         supplied: &mut Supply,
     ) -> Result<VirtAddr, Error> {
-        let memory = self.table.memory;
+        let memory = self.page_table.memory;
         let Folio { head, order } = supplied.folio;
         let part = VirtRange::raw(at.0, at.0 + order.bytes());
         let index = vma.page_offset_of(at);
@@ -241,7 +242,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     pub(super) fn object_has(&self, vma: &Vma, page: VirtAddr) -> Option<bool> {
         let object = vma.object()?;
         let index = vma.page_offset_of(page);
-        (index < object.size_in_pages()).then(|| pages::has(self.table.memory, object, index))
+        (index < object.size_in_pages()).then(|| pages::has(self.page_table.memory, object, index))
     }
 
     /// The frame that the object behind the VMA has at `page`, which is brought in. The invalidate
@@ -256,8 +257,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         if index >= object.size_in_pages() {
             return Err(Error::Fault(page).into());
         }
-        let orders = object.orders(self.table.memory, vma.flags());
-        pages::get(self.table.memory, object, index, orders)
+        let orders = object.orders(self.page_table.memory, vma.flags());
+        pages::get(self.page_table.memory, object, index, orders)
     }
 }
 

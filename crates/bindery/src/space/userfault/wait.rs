@@ -104,7 +104,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
         let section = ReadSection::enter(self.platform());
         let EntryAt { node, entry, .. } =
-            self.table.peek(&section, fault.page, &mut Counts::default());
+            self.page_table.peek(&section, fault.page, &mut Counts::default());
         node.level.kind(entry) == Kind::Leaf
             && P::Arch::attributes(entry).permissions.contains(fault.access.permission())
     }
@@ -113,7 +113,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     fn userfault_kind(&self, vma: &Vma, page: VirtAddr, access: Access) -> Option<UserfaultKind> {
         let EntryAt { node, entry, .. } = {
             let section = ReadSection::enter(self.platform());
-            self.table.peek(&section, page, &mut Counts::default())
+            self.page_table.peek(&section, page, &mut Counts::default())
         };
         match node.level.kind(entry) {
             Kind::Empty | Kind::Table => self.kind_of_vacant(vma, page),
@@ -159,6 +159,6 @@ struct Held<'s, 'm, P: Platform> {
 impl<P: Platform> Drop for Held<'_, '_, P> {
     fn drop(&mut self) {
         // SAFETY: 1. taken when this was made.
-        unsafe { userfault::release(self.space.table.memory, self.pointer) };
+        unsafe { userfault::release(self.space.page_table.memory, self.pointer) };
     }
 }

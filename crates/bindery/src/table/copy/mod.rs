@@ -116,9 +116,9 @@ struct Supplies<'m, P: Platform> {
 }
 
 impl<'m, P: Platform> Supplies<'m, P> {
-    fn give_back(mut self, tables: &PageTable<'m, P>) {
+    fn give_back(mut self, page_table: &PageTable<'m, P>) {
         self.tables.give_back();
-        tables.stats.add(&self.tables.counts);
+        page_table.stats.add(&self.tables.counts);
     }
 }
 
@@ -189,7 +189,7 @@ fn target_table<'m, P: Platform>(
     let table = target.table_at(run.at, run.node.level, &mut supplies.tables).map_err(short)?;
     if run.node.level > Level::PTE {
         let deposit = supplies.tables.take(Level::PTE, &mut target.counts).map_err(short)?;
-        target.tables.deposit_table(table, deposit);
+        target.page_table.deposit_table(table, deposit);
     }
     Ok(table)
 }
@@ -203,29 +203,29 @@ fn copy_leaves<P: Platform>(
     gather: &mut Gather,
 ) -> Result<(), CopyStop> {
     let stripped = if what.userfault { 0 } else { P::Arch::USERFAULT };
-    let memory = source.tables.memory;
+    let memory = source.page_table.memory;
     let pages = run.pages();
     let (counts, theirs) = (&mut source.counts, &mut target.counts);
     if memory.share_frames(P::Arch::frame(first), pages, counts, theirs).is_err() {
         drop_target_deposit(target, run, table);
         return Err(CopyStop::Refused);
     }
-    let ours = source.tables.slots(run.node.table);
-    let theirs = target.tables.slots(table);
+    let ours = source.page_table.slots(run.node.table);
+    let theirs = target.page_table.slots(table);
     let mut narrowed = false;
     for index in run.index.slots(run.count) {
         let raw = Entry(ours[index].load(Ordering::Relaxed));
         let mut protected =
             if what.copied == Copied::Private { P::Arch::write_protect(raw) } else { raw };
         if protected != raw {
-            source.tables.mark_pending(run.node.table, gather, &mut source.counts);
+            source.page_table.mark_pending(run.node.table, gather, &mut source.counts);
             let old = P::Arch::replace_entry(&ours[index], raw, P::Arch::write_protect);
             protected = P::Arch::write_protect(old);
             narrowed = true;
         }
         theirs[index].store(protected.0 & !stripped, Ordering::Relaxed);
     }
-    target.tables.change_entry_count(table, run.count, 0);
+    target.page_table.change_entry_count(table, run.count, 0);
     target.counts.entries_written += u64::from(run.count);
     if narrowed {
         source.counts.entries_written += u64::from(run.count);
@@ -237,7 +237,7 @@ fn copy_leaves<P: Platform>(
 /// The folio of a run that begins with `first`, if it is a private one of this side alone and
 /// somebody has pinned it.
 fn pinned<P: Platform>(source: &Cursor<'_, '_, P>, first: Frame, what: &ForkCopy) -> Option<Folio> {
-    let frames = &source.tables.memory.frames;
+    let frames = &source.page_table.memory.frames;
     let folio = frames.folio_of(first).filter(|_| what.copied == Copied::Private)?;
     (frames.pins(folio) > 0 && frames.is_anonymous(folio)).then_some(folio)
 }
@@ -250,7 +250,7 @@ fn stop_at_pinned<P: Platform>(
     folio: Folio,
     form: Form,
 ) -> CopyStop {
-    if !source.tables.memory.frames.try_get(folio) {
+    if !source.page_table.memory.frames.try_get(folio) {
         return CopyStop::Refused;
     }
     CopyStop::Pinned(PinnedRun { range: run.range(), first, folio, form })
@@ -263,7 +263,7 @@ fn copy_absent<P: Platform>(
     (table, first): (Frame, Entry),
     what: &ForkCopy,
 ) -> Result<(), CopyStop> {
-    let memory = source.tables.memory;
+    let memory = source.page_table.memory;
     if let Some(Absent::ProtNone { frame, .. }) = P::Arch::decode_absent(first) {
         let pages = run.pages();
         let (counts, theirs) = (&mut source.counts, &mut target.counts);
@@ -280,9 +280,9 @@ fn copy_absent<P: Platform>(
         }
         target.counts.swap_pages += u64::from(slots.count);
     }
-    source.tables.inherit_guards(run.node.table, table);
-    let ours = source.tables.slots(run.node.table);
-    let theirs = target.tables.slots(table);
+    source.page_table.inherit_guards(run.node.table, table);
+    let ours = source.page_table.slots(run.node.table);
+    let theirs = target.page_table.slots(table);
     for index in run.index.slots(run.count) {
         let entry = P::Arch::share_absent(Entry(ours[index].load(Ordering::Relaxed)));
         ours[index].store(entry.0, Ordering::Relaxed);
@@ -290,7 +290,7 @@ fn copy_absent<P: Platform>(
     }
     source.counts.entries_written += u64::from(run.count);
     target.counts.entries_written += u64::from(run.count);
-    target.tables.change_entry_count(table, run.count, 0);
+    target.page_table.change_entry_count(table, run.count, 0);
     Ok(())
 }
 
@@ -300,10 +300,10 @@ fn drop_target_deposit<P: Platform>(
     table: Frame,
 ) {
     if run.node.level > Level::PTE
-        && let Some(deposit) = target.tables.withdraw_table(table)
+        && let Some(deposit) = target.page_table.withdraw_table(table)
     {
         // SAFETY: 1. a table on deposit is a table, and the holder's lock is held; 2. no entry and
         // no TLB ever knew it, and it was just withdrawn.
-        unsafe { super::free_table(target.tables.memory, deposit, &mut target.counts) };
+        unsafe { super::free_table(target.page_table.memory, deposit, &mut target.counts) };
     }
 }

@@ -169,7 +169,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
             target.counts.mapped(OwnerKind::Anonymous, 1);
             let entry = run.form.entry::<P::Arch>(copy.head);
             let index = P::Arch::PTE.index_of(at);
-            target.tables.fill(table, index, entry, 1, &mut target.counts);
+            target.page_table.fill(table, index, entry, 1, &mut target.counts);
             frame = frame.plus(1);
         }
         (copies.len(), Ok(()))

@@ -70,15 +70,15 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
             Below::Nothing => {
                 let vacant = there.map_or(count, |table| {
                     self.counts.entries_read += u64::from(count);
-                    run::count_empty(&self.tables.slots(table)[to.slots(count)])
+                    run::count_empty(&self.page_table.slots(table)[to.slots(count)])
                 });
                 *done += vacant;
                 return (vacant < count).then_some(MoveStop::Exists);
             }
             Below::Huge(found) => return self.break_huge(found, source).err(),
         };
-        let tables = self.tables;
-        let slots = &tables.slots(table)[from.slots(count)];
+        let page_table = self.page_table;
+        let slots = &page_table.slots(table)[from.slots(count)];
         if there.is_none() {
             let vacant = run::count_empty(slots);
             if vacant > 0 {
@@ -102,7 +102,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
             slots,
             target: there,
             target_first: to,
-            there: &tables.slots(there)[to.slots(count)],
+            there: &page_table.slots(there)[to.slots(count)],
             page: *done,
             gone: 0,
             come: 0,
@@ -112,9 +112,9 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         *done += moved;
         self.counts.entries_read += u64::from(moved);
         self.counts.entries_written += 2 * u64::from(part.gone);
-        tables.memory.worked(2 * u64::from(moved), 0);
-        tables.change_entry_count(table, 0, part.gone);
-        tables.change_entry_count(there, part.come, 0);
+        page_table.memory.worked(2 * u64::from(moved), 0);
+        page_table.change_entry_count(table, 0, part.gone);
+        page_table.change_entry_count(there, part.come, 0);
         if part.stale {
             self.gather
                 .stale(VirtRange::raw(source, source + u64::from(moved) * PAGE_SIZE), P::Arch::PTE);
@@ -124,7 +124,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
 
     /// Moves the entries of a part. Returns how many entries it has got through.
     fn move_entries(&mut self, part: &mut Part<'_>) -> (u32, Option<MoveStop>) {
-        let memory = self.tables.memory;
+        let memory = self.page_table.memory;
         let (frames, platform) = (&memory.frames, &memory.platform);
         let count = part.slots.len() as u32;
         let first_index = self.index + u64::from(part.page);
@@ -180,7 +180,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
             part.come += moved;
             return Ok(moved);
         }
-        let memory = self.tables.memory;
+        let memory = self.page_table.memory;
         let first = part.first + at;
         let frame = P::Arch::frame(P::Arch::clear_contig(entry, first));
         if memory.is_zero(frame) {
@@ -189,7 +189,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         let folio = memory.frames.folio_of(frame).ok_or(MoveStop::Busy)?;
         let number = frame.0 - folio.head.0;
         let limit = left.min(folio.pages() - number);
-        let whole = self.tables.slots(part.table);
+        let whole = self.page_table.slots(part.table);
         let (alike, gathered) = if self.are_unchanged(whole, first, limit) {
             (limit, P::Arch::clear_contig(entry, first))
         } else {
@@ -218,8 +218,8 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         run: FolioRun,
     ) -> Result<(), MoveStop> {
         let FolioRun { folio, number, alike } = run;
-        let (tables, frames) = (self.tables, &self.tables.memory.frames);
-        let lock = lock(tables.memory, folio)?;
+        let (page_table, frames) = (self.page_table, &self.page_table.memory.frames);
+        let lock = lock(page_table.memory, folio)?;
         let taken = take_run::<P::Arch>(&part.slots[at as usize..(at + alike) as usize]);
         // Before the look at the pins: see `is_pinned_since`.
         fence(Ordering::SeqCst);
@@ -229,16 +229,16 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
                 // Pages that were single may be a contiguous run when they are written.
                 let (start, end) = (part.page + at, part.page + at + alike);
                 let range = VirtRange::raw(self.source_at(start), self.source_at(end));
-                tables.invalidate_now(range, Level::PTE, self.counts);
+                page_table.invalidate_now(range, Level::PTE, self.counts);
             }
-            tables.change_entry_count(part.table, 0, alike);
-            tables.write_leaves(part.table, part.first + at, gathered, alike);
+            page_table.change_entry_count(part.table, 0, alike);
+            page_table.write_leaves(part.table, part.first + at, gathered, alike);
             return Err(MoveStop::Busy);
         }
         let index = self.index + u64::from(part.page + at);
         lock.give_to(self.what.owner, index.wrapping_sub(u64::from(number)));
         let to = part.target_first + at;
-        tables.write_leaves(part.target, to, self.arrived(gathered), alike);
+        page_table.write_leaves(part.target, to, self.arrived(gathered), alike);
         part.gone += alike;
         part.stale = true;
         Ok(())
@@ -249,7 +249,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
     fn move_zero_page(&mut self, part: &mut Part<'_>, at: u32, entry: Entry) -> u32 {
         if P::Arch::is_contig(entry) {
             let addr = VirtAddr(self.source_at(part.page + at));
-            self.tables.unfold(part.table, part.first + at, addr, self.counts);
+            self.page_table.unfold(part.table, part.first + at, addr, self.counts);
         }
         let slot = &part.slots[at as usize];
         let entry = Entry(slot.load(Ordering::Relaxed));
@@ -266,7 +266,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
     #[cold]
     fn break_huge(&mut self, found: EntryAt<P::Arch>, source: u64) -> Result<(), MoveStop> {
         let EntryAt { node, index, entry } = found;
-        let memory = self.tables.memory;
+        let memory = self.page_table.memory;
         if entry.0 & P::Arch::PRESENT == 0 {
             self.may_move_absent(entry)?;
         } else if !memory.is_zero(P::Arch::frame(entry)) {
@@ -276,7 +276,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
             }
         }
         let base = VirtAddr(source).align_down(node.level.span());
-        let split = self.tables.split(node, index, base, self.counts);
+        let split = self.page_table.split(node, index, base, self.counts);
         // A huge leaf has its table on deposit, whatever memory there is.
         let table = split.map_err(|_| MoveStop::OutOfMemory)?;
         self.locks.push(table);

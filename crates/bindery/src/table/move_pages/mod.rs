@@ -91,7 +91,7 @@ pub(crate) enum MoveStop {
 
 /// A move under way. What it has made stale is flushed when this is dropped.
 pub(crate) struct PageMover<'a, 'm, P: Platform> {
-    tables: &'a PageTable<'m, P>,
+    page_table: &'a PageTable<'m, P>,
     what: &'a MovePlan,
     pool: TablePool<'m, P>,
     gather: Gather,
@@ -107,11 +107,11 @@ pub(crate) struct PageMover<'a, 'm, P: Platform> {
 }
 
 impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
-    pub(crate) fn new(tables: &'a PageTable<'m, P>, what: &'a MovePlan) -> Self {
-        let (pool, gather) = (TablePool::new(tables.memory), Gather::new());
+    pub(crate) fn new(page_table: &'a PageTable<'m, P>, what: &'a MovePlan) -> Self {
+        let (pool, gather) = (TablePool::new(page_table.memory), Gather::new());
         let counts = Counts::default();
         Self {
-            tables,
+            page_table,
             what,
             pool,
             gather,
@@ -150,7 +150,7 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
             Some(MoveStop::Longer(least)) => {
                 let at = VirtAddr(self.what.source.0 + self.done);
                 // A span of that length would lock an entry as source and as target.
-                if least > self.distance() || self.tables.reach.is_page() {
+                if least > self.distance() || self.page_table.reach.is_page() {
                     return Some(MoveStop::Split(at, Order::PAGE));
                 }
                 self.least = least;
@@ -172,7 +172,7 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
     /// Up to the end of the source's table, and not so far that source and target of the span meet.
     fn length_of_span(&self) -> u64 {
         let left = self.what.len - self.done;
-        if self.tables.reach.is_page() {
+        if self.page_table.reach.is_page() {
             return PAGE_SIZE.min(left);
         }
         let at = self.what.source.0 + self.done;
@@ -184,8 +184,8 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
     /// Passes over what no table is below, without locks, as far as one read section goes. Faults
     /// fill holes whenever they like, so nothing more is promised of one than that it was there.
     fn pass_holes(&mut self) -> Option<MoveStop> {
-        let (tables, what) = (self.tables, self.what);
-        let section = ReadSection::enter(&tables.memory.platform);
+        let (page_table, what) = (self.page_table, self.what);
+        let section = ReadSection::enter(&page_table.memory.platform);
         for _ in 0..SPAN_ENTRIES / 4 / u32::from(P::Arch::LEVELS) {
             let left = what.len - self.done;
             if left == 0 {
@@ -193,11 +193,12 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
             }
             let from = VirtAddr(what.source.0 + self.done);
             let to = VirtAddr(what.target.0 + self.done);
-            let EntryAt { node, entry, .. } = tables.peek(&section, from, &mut self.counts);
+            let EntryAt { node, entry, .. } = page_table.peek(&section, from, &mut self.counts);
             if node.level == Level::PTE || !entry.is_empty() {
                 return None;
             }
-            let EntryAt { node: there, index, entry } = tables.peek(&section, to, &mut self.counts);
+            let EntryAt { node: there, index, entry } =
+                page_table.peek(&section, to, &mut self.counts);
             if there.level > Level::PTE && !entry.is_empty() {
                 return Some(MoveStop::Exists);
             }
@@ -215,8 +216,8 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
             }
             let entries = u64::from(index.left::<P::Arch>());
             let count = entries.min(hole / PAGE_SIZE) as u32;
-            let vacant = run::count_empty(&tables.slots(there.table)[index.slots(count)]);
-            tables.memory.worked(u64::from(vacant), 0);
+            let vacant = run::count_empty(&page_table.slots(there.table)[index.slots(count)]);
+            page_table.memory.worked(u64::from(vacant), 0);
             self.counts.entries_read += u64::from(vacant);
             self.done += u64::from(vacant) * PAGE_SIZE;
             return (vacant < count).then_some(MoveStop::Exists);
@@ -226,33 +227,33 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
 
     /// Moves the next `len` bytes under one set of locks.
     fn move_span(&mut self, len: u64) -> Option<MoveStop> {
-        let (tables, what) = (self.tables, self.what);
+        let (page_table, what) = (self.page_table, self.what);
         let (source, target) = (what.source.0 + self.done, what.target.0 + self.done);
         let is_last = self.done + len == what.len;
         let span = P::Arch::PTE.table_span();
         let is_slot = len == span
             && (source | target) & (span - 1) == 0
             && !self.piecemeal
-            && tables.reach.takes_tables();
+            && page_table.reach.takes_tables();
         if source == target {
             return self.stays(source);
         }
         if !is_last {
             if !self.marks {
                 self.marks = true;
-                tables.moving.begin_beside_faults();
+                page_table.moving.begin_beside_faults();
             }
             if !self.gather.has_room_for_piece() {
-                tables.flush(&mut self.gather, &mut self.counts);
+                page_table.flush(&mut self.gather, &mut self.counts);
             }
         }
         let (from, to) =
             (VirtRange::raw(source, source + len), VirtRange::raw(target, target + len));
-        let section = ReadSection::enter(&tables.memory.platform);
+        let section = ReadSection::enter(&page_table.memory.platform);
         let mut locks = LockSet::new();
         let (from_cover, to_cover) = locking::lock_both_ranges_beside_moves(
-            tables,
-            tables.root,
+            page_table,
+            page_table.root,
             from,
             to,
             Level::PTE,
@@ -260,12 +261,12 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
         );
         self.counts.tables_locked += locks.len() as u64;
         if locks.is_pending() {
-            tables.honor_pending(from, &locks, Some(&self.gather), &mut self.counts);
-            tables.honor_pending(to, &locks, Some(&self.gather), &mut self.counts);
+            page_table.honor_pending(from, &locks, Some(&self.gather), &mut self.counts);
+            page_table.honor_pending(to, &locks, Some(&self.gather), &mut self.counts);
         }
         let whole = P::Arch::leaf(Frame(0), Level::PTE, what.attributes);
         let mut locked = LockSpan {
-            tables,
+            page_table,
             what,
             locks: &mut locks,
             pool: &mut self.pool,
@@ -292,7 +293,7 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
         };
         if is_last {
             // Before anybody gets the locks.
-            tables.flush(locked.gather, locked.counts);
+            page_table.flush(locked.gather, locked.counts);
         }
         drop(locked);
         self.done += moved;
@@ -301,8 +302,8 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
 
     /// A move to where the page is: the target's entry is not empty.
     fn stays(&mut self, at: u64) -> Option<MoveStop> {
-        let section = ReadSection::enter(&self.tables.memory.platform);
-        let EntryAt { entry, .. } = self.tables.peek(&section, VirtAddr(at), &mut self.counts);
+        let section = ReadSection::enter(&self.page_table.memory.platform);
+        let EntryAt { entry, .. } = self.page_table.peek(&section, VirtAddr(at), &mut self.counts);
         if !entry.is_empty() {
             return Some(MoveStop::Exists);
         }
@@ -316,21 +317,21 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
 
 impl<P: Platform> Drop for PageMover<'_, '_, P> {
     fn drop(&mut self) {
-        self.tables.flush(&mut self.gather, &mut self.counts);
+        self.page_table.flush(&mut self.gather, &mut self.counts);
         if self.marks {
-            self.tables.moving.end_beside_faults();
+            self.page_table.moving.end_beside_faults();
         }
         if self.pool.is_used() {
             self.pool.give_back();
             self.counts += self.pool.counts;
         }
-        self.tables.stats.add(&self.counts);
+        self.page_table.stats.add(&self.counts);
     }
 }
 
 /// One span: both places, locked.
 struct LockSpan<'a, 'm, 'p, P: Platform> {
-    tables: &'a PageTable<'m, P>,
+    page_table: &'a PageTable<'m, P>,
     what: &'a MovePlan,
     locks: &'a mut LockSet,
     pool: &'p mut TablePool<'m, P>,
@@ -354,7 +355,7 @@ struct LockSpan<'a, 'm, 'p, P: Platform> {
 
 impl<P: Platform> Drop for LockSpan<'_, '_, '_, P> {
     fn drop(&mut self) {
-        self.locks.release(self.tables);
+        self.locks.release(self.page_table);
     }
 }
 
@@ -370,7 +371,7 @@ enum Below<A: Arch> {
 
 impl<P: Platform> LockSpan<'_, '_, '_, P> {
     fn below(&mut self, cover: Node<P::Arch>, at: u64) -> Below<P::Arch> {
-        let found = self.tables.table_below(cover, VirtAddr(at), Level::PTE, Ordering::Relaxed);
+        let found = self.page_table.table_below(cover, VirtAddr(at), Level::PTE, Ordering::Relaxed);
         let lowest = found.map_or_else(|found| found.node.level, |node| node.level);
         self.counts.entries_descended += cover.level.steps_to(lowest);
         match found {
@@ -382,8 +383,8 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
 
     /// The table of level 1 of the target for `at`, created where it is missing.
     fn target_table(&mut self, at: u64) -> Result<Frame, MoveStop> {
-        let (tables, cover, to) = (self.tables, self.to, VirtAddr(at));
-        table_under(tables, self.locks, self.counts, cover, to, Level::PTE, self.pool)
+        let (page_table, cover, to) = (self.page_table, self.to, VirtAddr(at));
+        table_under(page_table, self.locks, self.counts, cover, to, Level::PTE, self.pool)
             .map_err(|OutOfMemory| MoveStop::OutOfMemory)
     }
 
@@ -391,7 +392,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
     /// locks are released.
     fn mark(&mut self, table: Frame) {
         if self.marks {
-            self.tables.mark_moving(table, self.gather);
+            self.page_table.mark_moving(table, self.gather);
         }
     }
 

@@ -34,7 +34,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         folio: Folio,
         number: u32,
     ) -> Result<u32, MoveStop> {
-        let (memory, frames) = (self.tables.memory, &self.tables.memory.frames);
+        let (memory, frames) = (self.page_table.memory, &self.page_table.memory.frames);
         let held = (self.len / PAGE_SIZE) as u32 - at;
         let rest = folio.pages() - number;
         let count = (0..rest.min(held))
@@ -59,7 +59,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         if frames.is_pinned_since(folio) {
             if P::Arch::CONTIG_ENTRIES > 1 {
                 // Contiguous runs come back as single pages.
-                self.tables.invalidate_now(range, Level::PTE, self.counts);
+                self.page_table.invalidate_now(range, Level::PTE, self.counts);
             }
             for page in at..at + count {
                 self.restore_leaf(page);
@@ -118,14 +118,14 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         let vacant = match self.below(self.to, target) {
             Below::Table(table) => {
                 let index = P::Arch::PTE.index_of(VirtAddr(target));
-                run::load(self.tables.slots(table), index).is_empty()
+                run::load(self.page_table.slots(table), index).is_empty()
             }
             Below::Nothing => true,
             Below::Huge(..) => false,
         };
         let Some(slot) = self.source_slot(page).filter(|_| vacant) else { return false };
         let TableSlot { table, index } = slot;
-        let entry = run::load(self.tables.slots(table), index);
+        let entry = run::load(self.page_table.slots(table), index);
         entry.0 & P::Arch::PRESENT != 0
             && P::Arch::frame(P::Arch::clear_contig(entry, index)) == frame
     }
@@ -136,7 +136,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         let Some(TableSlot { table, index }) = self.source_slot(page) else { return };
         self.mark(table);
         // A contiguous run is hidden whole, since all pages of the folio are.
-        let slot = &self.tables.slots(table)[index.slot()];
+        let slot = &self.page_table.slots(table)[index.slot()];
         let entry = P::Arch::clear_contig(Entry(slot.swap(0, Ordering::Relaxed)), index);
         let Attributes { accessed, dirty, soft_dirty, userfault, .. } = P::Arch::attributes(entry);
         let frame = P::Arch::frame(entry);
@@ -147,7 +147,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
     /// A `PROT_NONE` entry of the source.
     fn prot_none_entry(&mut self, page: u32) -> Option<ProtNoneEntry> {
         let slot = self.source_slot(page)?;
-        let entry = run::load(self.tables.slots(slot.table), slot.index);
+        let entry = run::load(self.page_table.slots(slot.table), slot.index);
         match P::Arch::decode_absent(entry)? {
             Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault } => {
                 let attributes =
@@ -164,7 +164,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         let ProtNoneEntry { slot: TableSlot { table, index }, frame, mut attributes } = found;
         attributes.permissions -= Permissions::WRITE;
         let leaf = P::Arch::leaf(frame, Level::PTE, attributes);
-        self.tables.slots(table)[index.slot()].store(leaf.0, Ordering::Release);
+        self.page_table.slots(table)[index.slot()].store(leaf.0, Ordering::Release);
     }
 
     /// Moves `PROT_NONE` pages from `page` on, up to `most`, as far as they say the same and lie in
@@ -181,8 +181,8 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
             && next.attributes == attributes
         {
             let TableSlot { table, index } = next.slot;
-            self.tables.slots(table)[index.slot()].store(0, Ordering::Relaxed);
-            self.tables.change_entry_count(table, 0, 1);
+            self.page_table.slots(table)[index.slot()].store(0, Ordering::Relaxed);
+            self.page_table.change_entry_count(table, 0, 1);
             count += 1;
         }
         if let Ok(table) = self.target_table(target) {
@@ -192,7 +192,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
                 restored.permissions -= Permissions::WRITE;
             }
             let leaf = self.arrived(P::Arch::leaf(frame, Level::PTE, restored));
-            self.tables.write_leaves(table, to, leaf, count);
+            self.page_table.write_leaves(table, to, leaf, count);
         }
         count
     }

@@ -48,14 +48,14 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
     /// Moves the span as one entry, if it is one slot on both sides and can. Otherwise says that it
     /// must go page by page ([`MoveStop::Piecemeal`]).
     pub(super) fn move_slot(&mut self) -> Result<(), MoveStop> {
-        let (tables, at) = (self.tables, VirtAddr(self.source));
-        let found = tables.table_below(self.from, at, Level::PMD, Ordering::Relaxed);
+        let (page_table, at) = (self.page_table, VirtAddr(self.source));
+        let found = page_table.table_below(self.from, at, Level::PMD, Ordering::Relaxed);
         let Ok(from) = found else { return Err(MoveStop::Piecemeal) };
         let index = P::Arch::PMD.index_of(at);
-        let entry = run::load(tables.slots(from.table), index);
+        let entry = run::load(page_table.slots(from.table), index);
         self.counts.entries_descended += self.from.level.steps_to(from.level);
         self.counts.entries_read += 1;
-        tables.memory.worked(1, 0);
+        page_table.memory.worked(1, 0);
         match P::Arch::PMD.kind(entry) {
             Kind::Empty => Err(MoveStop::Piecemeal),
             Kind::Leaf => self.move_huge(from, index, entry),
@@ -65,14 +65,15 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
     }
 
     fn target_slot(&mut self) -> Result<TargetSlot, MoveStop> {
-        let (tables, cover, at) = (self.tables, self.to, VirtAddr(self.target));
-        let made = table_under(tables, self.locks, self.counts, cover, at, Level::PMD, self.pool);
+        let (page_table, cover, at) = (self.page_table, self.to, VirtAddr(self.target));
+        let made =
+            table_under(page_table, self.locks, self.counts, cover, at, Level::PMD, self.pool);
         let table = made.map_err(|OutOfMemory| MoveStop::OutOfMemory)?;
         let index = P::Arch::PMD.index_of(at);
-        let entry = run::load(tables.slots(table), index);
+        let entry = run::load(page_table.slots(table), index);
         let vacant = match P::Arch::PMD.kind(entry) {
             Kind::Empty => None,
-            Kind::Table if tables.entry_count(P::Arch::frame(entry)) == 0 => {
+            Kind::Table if page_table.entry_count(P::Arch::frame(entry)) == 0 => {
                 Some(P::Arch::frame(entry))
             }
             Kind::Table => return Err(MoveStop::Piecemeal),
@@ -95,22 +96,22 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
 
     /// Writes what has left the source's slot, and is in the gather, into the target's.
     fn arrive(&mut self, from: Node<P::Arch>, index: EntryIndex, to: &TargetSlot, entry: u64) {
-        let tables = self.tables;
-        let there = &tables.slots(to.table)[to.index.slot()];
+        let page_table = self.page_table;
+        let there = &page_table.slots(to.table)[to.index.slot()];
         self.counts.entries_written += 2;
         let Some(vacant) = to.vacant else {
             there.store(entry, Ordering::Release);
-            tables.change_entry_count(from.table, 0, 1);
-            tables.change_entry_count(to.table, 1, 0);
+            page_table.change_entry_count(from.table, 0, 1);
+            page_table.change_entry_count(to.table, 1, 0);
             return;
         };
         // A walker may know the empty table by the target's address, where it would go on to read
         // what is mapped at the source from now on.
         there.store(0, Ordering::Release);
         self.gather.stale_tables(self.ranges()[1]);
-        tables.flush(self.gather, self.counts);
+        page_table.flush(self.gather, self.counts);
         there.store(entry, Ordering::Release);
-        let slot = &tables.slots(from.table)[index.slot()];
+        let slot = &page_table.slots(from.table)[index.slot()];
         slot.store(P::Arch::table(vacant).0, Ordering::Release);
         self.counts.entries_written += 2;
     }
@@ -121,7 +122,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         index: EntryIndex,
         entry: Entry,
     ) -> Result<(), MoveStop> {
-        let (tables, memory) = (self.tables, self.tables.memory);
+        let (page_table, memory) = (self.page_table, self.page_table.memory);
         let frames = &memory.frames;
         let head = P::Arch::frame(entry);
         let folio = if memory.is_zero(head) {
@@ -141,7 +142,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         }
         let lock = folio.map(|folio| lock(memory, folio)).transpose()?;
         self.mark_slots(from, &to);
-        let slot = &tables.slots(from.table)[index.slot()];
+        let slot = &page_table.slots(from.table)[index.slot()];
         let old = Entry(slot.swap(0, Ordering::SeqCst));
         if folio.is_some_and(|folio| frames.is_pinned_since(folio)) {
             slot.store(old.0, Ordering::Release);
@@ -169,7 +170,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         self.may_move_absent(entry)?;
         let to = self.target_slot()?;
         self.mark_slots(from, &to);
-        self.tables.slots(from.table)[index.slot()].store(0, Ordering::Release);
+        self.page_table.slots(from.table)[index.slot()].store(0, Ordering::Release);
         let arrived = self.arrived_absent(entry);
         self.arrive(from, index, &to, arrived.0);
         self.move_deposit(from, &to);
@@ -177,8 +178,8 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
     }
 
     fn move_deposit(&self, from: Node<P::Arch>, to: &TargetSlot) {
-        if let Some(deposit) = self.tables.withdraw_table(from.table) {
-            self.tables.deposit_table(to.table, deposit);
+        if let Some(deposit) = self.page_table.withdraw_table(from.table) {
+            self.page_table.deposit_table(to.table, deposit);
         }
     }
 
@@ -189,18 +190,18 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         index: EntryIndex,
         named: Entry,
     ) -> Result<(), MoveStop> {
-        let (tables, table) = (self.tables, P::Arch::frame(named));
-        let (entry_count, entries) = (tables.entry_count(table), P::Arch::ENTRIES);
+        let (page_table, table) = (self.page_table, P::Arch::frame(named));
+        let (entry_count, entries) = (page_table.entry_count(table), P::Arch::ENTRIES);
         if entry_count == 0 || entry_count < entries && !self.what.allows_holes {
             return Err(MoveStop::Piecemeal);
         }
         let to = self.target_slot()?;
         self.mark_slots(from, &to);
         self.mark(table);
-        let slot = &tables.slots(from.table)[index.slot()];
+        let slot = &page_table.slots(from.table)[index.slot()];
         slot.swap(0, Ordering::SeqCst);
         let claimed = self.claim(table);
-        tables.memory.worked(u64::from(claimed), 0);
+        page_table.memory.worked(u64::from(claimed), 0);
         self.counts.entries_read += u64::from(claimed);
         if claimed < entries {
             self.settle(table, claimed, Claimed::Back);
@@ -217,9 +218,9 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
     /// Locks and renumbers the folios of a table that is out of the tree, and leaves them locked,
     /// up to the first entry that may not move. Returns how many entries come before that.
     fn claim(&mut self, table: Frame) -> u32 {
-        let memory = self.tables.memory;
+        let memory = self.page_table.memory;
         let (frames, platform) = (&memory.frames, &memory.platform);
-        let slots = self.tables.slots(table);
+        let slots = self.page_table.slots(table);
         let mut at = EntryIndex::FIRST;
         while at.slot() < slots.len() {
             let entry = run::load(slots, at);
@@ -247,7 +248,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
     /// Returns how many entries that are.
     #[inline(never)]
     fn claim_other(&self, slots: &[AtomicU64], at: EntryIndex, entry: Entry) -> Option<u32> {
-        let memory = self.tables.memory;
+        let memory = self.page_table.memory;
         let left = at.left::<P::Arch>();
         if entry.is_empty() {
             return self.what.allows_holes.then(|| run::count_empty(&slots[at.slot()..]));
@@ -287,7 +288,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
 
     /// Locks and renumbers a folio, all mappings of which are `alike` entries from `at` on.
     fn claim_folio(&self, at: EntryIndex, folio: Folio, number: u32, alike: u32) -> bool {
-        let memory = self.tables.memory;
+        let memory = self.page_table.memory;
         let frames = &memory.frames;
         if frames.mappings(folio) != alike
             || frames.exclusive_run(folio, number, alike) != (true, alike)
@@ -306,9 +307,9 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
 
     /// Unlocks the folios of the first `claimed` entries.
     fn settle(&mut self, table: Frame, claimed: u32, what: Claimed) {
-        let memory = self.tables.memory;
+        let memory = self.page_table.memory;
         let frames = &memory.frames;
-        let slots = self.tables.slots(table);
+        let slots = self.page_table.slots(table);
         let mut at = EntryIndex::FIRST;
         while at.number() < claimed {
             let entry = run::load(slots, at);

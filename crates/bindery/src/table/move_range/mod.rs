@@ -265,7 +265,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         }
         let from_span = source_cover.level.table_span();
         let mut pair = Pair {
-            tables: self,
+            page_table: self,
             locks: &mut locks,
             counts: &mut *locked.counts,
             from: source_cover,
@@ -336,7 +336,7 @@ impl Transfer {
 /// the entry of the source at an address, of `level` or above it. Stops early where many entries
 /// were looked at, and returns the number of bytes after which the rest begins.
 fn for_each_target<P: Platform>(
-    tables: &PageTable<'_, P>,
+    page_table: &PageTable<'_, P>,
     Transfer { source, target, len }: Transfer,
     level: Level<P::Arch>,
     look: impl Fn(u64) -> EntryAt<P::Arch>,
@@ -362,7 +362,7 @@ fn for_each_target<P: Platform>(
             let vacant = if node.level > level {
                 0
             } else {
-                run::count_empty(&tables.slots(node.table)[first.slots(count)])
+                run::count_empty(&page_table.slots(node.table)[first.slots(count)])
             };
             looked += vacant + 1;
             if vacant < count {
@@ -371,6 +371,6 @@ fn for_each_target<P: Platform>(
             at = stop;
         }
     }
-    tables.memory.worked(u64::from(looked), 0);
+    page_table.memory.worked(u64::from(looked), 0);
     Ok(at.min(end) - source)
 }

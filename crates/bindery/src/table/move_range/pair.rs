@@ -15,7 +15,7 @@ use crate::tlb::Gather;
 
 /// Both ranges of a piece, locked.
 pub(super) struct Pair<'a, 'm, 'p, P: Platform> {
-    pub(super) tables: &'a PageTable<'m, P>,
+    pub(super) page_table: &'a PageTable<'m, P>,
     pub(super) locks: &'a mut LockSet,
     pub(super) counts: &'p mut Counts,
     pub(super) from: Node<P::Arch>,
@@ -36,7 +36,7 @@ pub(super) struct Pair<'a, 'm, 'p, P: Platform> {
 
 impl<P: Platform> Drop for Pair<'_, '_, '_, P> {
     fn drop(&mut self) {
-        self.locks.release(self.tables);
+        self.locks.release(self.page_table);
     }
 }
 
@@ -52,7 +52,8 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         }
         let mut from = self.from;
         let node = loop {
-            let found = self.tables.table_below(from, VirtAddr(at), self.level, Ordering::Relaxed);
+            let found =
+                self.page_table.table_below(from, VirtAddr(at), self.level, Ordering::Relaxed);
             let found = match found {
                 Ok(node) => {
                     self.counts.entries_descended += from.level.steps_to(node.level);
@@ -73,7 +74,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
                 return SourceLeaves::Huge(found);
             }
             let start = VirtAddr(at).align_down(span);
-            let Ok(table) = self.tables.split(node, index, start, self.counts) else {
+            let Ok(table) = self.page_table.split(node, index, start, self.counts) else {
                 debug_assert!(false, "a huge leaf has lost its deposit");
                 return SourceLeaves::EmptyTo(after);
             };
@@ -90,19 +91,20 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
     #[inline]
     fn mark(&mut self, table: Frame) {
         if self.flush == PieceFlush::Pending {
-            self.tables.mark_moving(table, self.gather);
+            self.page_table.mark_moving(table, self.gather);
         }
     }
 
     /// Creates the tables that the target lacks, before anything is taken from the source. Fails
     /// where there is no table at once; what was created stays, empty.
     pub(super) fn lay(&mut self, what: Transfer) -> Result<(), OutOfMemory> {
-        let (tables, from, level) = (self.tables, self.from, self.level);
-        let look = |at| tables.entry_below(from, VirtAddr(at), level, Ordering::Acquire);
+        let (page_table, from, level) = (self.page_table, self.from, self.level);
+        let look = |at| page_table.entry_below(from, VirtAddr(at), level, Ordering::Acquire);
         let mut laid = 0;
         while laid < what.len {
             let rest = what.after(laid);
-            laid += for_each_target(tables, rest, level, look, |to| self.target(to).map(|_| ()))?;
+            laid +=
+                for_each_target(page_table, rest, level, look, |to| self.target(to).map(|_| ()))?;
         }
         Ok(())
     }
@@ -122,9 +124,9 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
 
     #[inline(never)]
     fn new_target(&mut self, at: u64, base: u64) -> Result<Frame, OutOfMemory> {
-        let (tables, level, to) = (self.tables, self.level, VirtAddr(at));
+        let (page_table, level, to) = (self.page_table, self.level, VirtAddr(at));
         let table =
-            table_under(tables, self.locks, self.counts, self.to, to, level, &mut *self.pool)?;
+            table_under(page_table, self.locks, self.counts, self.to, to, level, &mut *self.pool)?;
         self.target_tables = [Some((base, table)), self.target_tables[0]];
         self.mark(table);
         Ok(table)
@@ -144,10 +146,10 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         let congruent = (source ^ target) & contig_mask == 0;
         let mut offset = 0;
         while offset < len {
-            let whole = self.tables.longest_run() > 1;
+            let whole = self.page_table.longest_run() > 1;
             let end = if whole { source + len } else { source + offset };
             let table = match self.source(source + offset, end) {
-                SourceLeaves::Table(table) if self.tables.entry_count(table) > 0 => table,
+                SourceLeaves::Table(table) if self.page_table.entry_count(table) > 0 => table,
                 SourceLeaves::Table(_) => {
                     let last = (source + offset) | (P::Arch::PMD.span() - 1);
                     offset = last + 1 - source;
@@ -170,7 +172,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
             let count = u64::from(from.left::<P::Arch>()).min(left) as u32;
             // For empty entries, no target table was counted: what lives in this table may
             // have arrived with this very move, whose target can end in the source's last table.
-            let vacant = run::count_empty(&self.tables.slots(table)[from.slots(count)]);
+            let vacant = run::count_empty(&self.page_table.slots(table)[from.slots(count)]);
             if vacant > 0 {
                 self.counts.entries_read += u64::from(vacant);
                 offset += u64::from(vacant) * PAGE_SIZE;
@@ -183,7 +185,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
                 self.move_congruent(from, TableSlot { table: target_table, index: to }, count);
                 count
             } else {
-                let count = count.min(self.tables.longest_run());
+                let count = count.min(self.page_table.longest_run());
                 self.move_shifted(from, count, what.after(offset))?
             };
             offset += u64::from(moved) * PAGE_SIZE;
@@ -196,17 +198,17 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
     fn move_huge(&mut self, leaf: EntryAt<P::Arch>, rest: Transfer) {
         let Transfer { source, target, .. } = rest;
         let holder = leaf.node.table;
-        let slot = &self.tables.slots(holder)[leaf.index.slot()];
+        let slot = &self.page_table.slots(holder)[leaf.index.slot()];
         let old = P::Arch::replace_entry(slot, leaf.entry, |_| Entry::EMPTY);
         self.counts.entries_read += 1;
         self.counts.entries_written += 1;
-        self.tables.change_entry_count(holder, 0, 1);
+        self.page_table.change_entry_count(holder, 0, 1);
         let range = VirtRange::raw(source, source + P::Arch::PMD.span());
         self.gather.stale(range, P::Arch::PMD);
-        if let Some(deposit) = self.tables.withdraw_table(holder) {
+        if let Some(deposit) = self.page_table.withdraw_table(holder) {
             // SAFETY: 1. a table on deposit is a table, and the holder's lock is held; 2. no entry
             // and no TLB ever knew it, and it was just withdrawn.
-            unsafe { crate::table::free_table(self.tables.memory, deposit, self.counts) };
+            unsafe { crate::table::free_table(self.page_table.memory, deposit, self.counts) };
         }
         let first = P::Arch::leaf(P::Arch::frame(old), Level::PTE, P::Arch::attributes(old));
         self.arrive(first, P::Arch::ENTRIES, target);
@@ -222,11 +224,11 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         ];
         for (index, cut) in edges {
             if cut
-                && P::Arch::is_contig(run::load(self.tables.slots(table), index))
+                && P::Arch::is_contig(run::load(self.page_table.slots(table), index))
                 && let Some((base, _)) = self.source_table
             {
                 let at = VirtAddr(base + u64::from(index) * PAGE_SIZE);
-                self.tables.unfold(table, index, at, self.counts);
+                self.page_table.unfold(table, index, at, self.counts);
             }
         }
     }
@@ -234,9 +236,9 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
     /// Moves `count` entries, in parts as long as a run may be. Their contiguous runs, if any, stay
     /// contiguous runs.
     pub(super) fn move_congruent(&mut self, source: TableSlot, target: TableSlot, count: u32) {
-        let longest = self.tables.longest_run().min(count);
-        let from = &self.tables.slots(source.table)[source.index.slots(count)];
-        let to = &self.tables.slots(target.table)[target.index.slots(count)];
+        let longest = self.page_table.longest_run().min(count);
+        let from = &self.page_table.slots(source.table)[source.index.slots(count)];
+        let to = &self.page_table.slots(target.table)[target.index.slots(count)];
         let mut others = Others { empty: 0, absent: 0 };
         let mut at = source;
         for (part, there) in from.chunks(longest as usize).zip(to.chunks(longest as usize)) {
@@ -247,14 +249,14 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
             others.move_run::<P::Arch>(part, there);
         }
         if others.absent > 0 {
-            self.tables.inherit_guards(source.table, target.table);
+            self.page_table.inherit_guards(source.table, target.table);
         }
         let moved = count - others.empty;
         self.counts.entries_read += u64::from(count);
         self.counts.entries_written += 2 * u64::from(moved);
         if moved > 0 {
-            self.tables.change_entry_count(source.table, 0, moved);
-            self.tables.change_entry_count(target.table, moved, 0);
+            self.page_table.change_entry_count(source.table, 0, moved);
+            self.page_table.change_entry_count(target.table, moved, 0);
         }
         if moved > others.absent {
             self.stale_leaves(source, count);
@@ -281,7 +283,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         if node.level <= self.level {
             return;
         }
-        let tables = self.tables;
+        let page_table = self.page_table;
         let span = node.level.span();
         let Some(own) = VirtRange::from_len(base, node.level.table_span()) else {
             return;
@@ -294,10 +296,10 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         let first = node.level.index_of(part.start());
         let last = node.level.index_of(VirtAddr(part.end().0 - 1));
         for index in first.up_to(last + 1) {
-            if tables.entry_count(node.table) == 0 {
+            if page_table.entry_count(node.table) == 0 {
                 break;
             }
-            let Some(table) = locking::LockTree::child(tables, node.table, node.level, index)
+            let Some(table) = locking::LockTree::child(page_table, node.table, node.level, index)
             else {
                 continue;
             };
@@ -308,12 +310,12 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
                 self.detach_emptied(child, start, cleared);
                 continue;
             }
-            tables.slots(node.table)[index.slot()].store(0, Ordering::Release);
-            tables.change_entry_count(node.table, 0, 1);
+            page_table.slots(node.table)[index.slot()].store(0, Ordering::Release);
+            page_table.change_entry_count(node.table, 0, 1);
             self.counts.entries_written += 1;
             // Beyond the source nothing was mapped, so no walker has been below this table there.
             self.gather.stale_tables(slot.intersection(self.moved));
-            tables.gather_subtree(child, self.level, self.gather, self.counts);
+            page_table.gather_subtree(child, self.level, self.gather, self.counts);
         }
     }
 }

@@ -28,7 +28,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
     ) -> Result<u32, OutOfMemory> {
         let Transfer { source, target, .. } = rest;
         let TableSlot { table, index } = from;
-        let slots = self.tables.slots(table);
+        let slots = self.page_table.slots(table);
         let raw = run::load(slots, index);
         let size = P::Arch::CONTIG_ENTRIES;
         let to = P::Arch::PTE.index_of(VirtAddr(target));
@@ -40,12 +40,12 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
                 }
                 return self.move_contig(from, target, to);
             }
-            self.tables.unfold(table, index, VirtAddr(source), self.counts);
+            self.page_table.unfold(table, index, VirtAddr(source), self.counts);
             return Ok(0);
         }
         let present = raw.0 & P::Arch::PRESENT != 0;
         if present && count >= size && P::Arch::may_fold(raw, to) {
-            let (limit, step) = self.tables.memory.folio_limit(P::Arch::frame(raw), size);
+            let (limit, step) = self.page_table.memory.folio_limit(P::Arch::frame(raw), size);
             let equal = Equal::WRITABLE;
             let (alike, _) = P::Arch::match_leaves(slots, index, limit, equal, step, 0);
             if alike == size && step != 0 {
@@ -77,8 +77,8 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
             assert!(P::Arch::CONTIG_ENTRIES as usize <= MOST_PAGES);
             P::Arch::CONTIG_ENTRIES as usize
         };
-        let slots = &self.tables.slots(table)[index.slots(count)];
-        let there = &self.tables.slots(target_table)[to.slot()..];
+        let slots = &self.page_table.slots(table)[index.slots(count)];
+        let there = &self.page_table.slots(target_table)[to.slot()..];
         let mut at = index;
         for (contig, pages) in slots.chunks_exact(size).zip(there.chunks_exact(size)) {
             let Saturated { mask, value } = const { P::Arch::SATURATED.with(P::Arch::SOFT_DIRTY) };
@@ -103,8 +103,8 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         if moved > 0 {
             self.counts.entries_read += u64::from(moved);
             self.counts.entries_written += 2 * u64::from(moved);
-            self.tables.change_entry_count(table, 0, moved);
-            self.tables.change_entry_count(target_table, moved, 0);
+            self.page_table.change_entry_count(table, 0, moved);
+            self.page_table.change_entry_count(target_table, moved, 0);
             self.stale_leaves(from, moved);
         }
         Ok(moved)
@@ -123,23 +123,23 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         let size = P::Arch::CONTIG_ENTRIES;
         if size > to.left::<P::Arch>() {
             self.targets(target, size)?;
-            let first = self.tables.take_contig(table, index, self.counts);
+            let first = self.page_table.take_contig(table, index, self.counts);
             self.take_along(from, first, size, target);
             return Ok(size);
         }
         let target_table = self.target(target)?;
-        let first = self.tables.take_contig(table, index, self.counts);
-        self.tables.change_entry_count(table, 0, size);
+        let first = self.page_table.take_contig(table, index, self.counts);
+        self.page_table.change_entry_count(table, 0, size);
         self.stale_leaves(from, size);
         let first = Entry(first.0 | P::Arch::SOFT_DIRTY);
-        self.tables.fill(target_table, to, first, size, self.counts);
+        self.page_table.fill(target_table, to, first, size, self.counts);
         Ok(size)
     }
 
     /// Counts `count` pages out that were taken from the source, and writes them.
     #[inline(never)]
     fn take_along(&mut self, from: TableSlot, first: Entry, count: u32, target: u64) {
-        self.tables.change_entry_count(from.table, 0, count);
+        self.page_table.change_entry_count(from.table, 0, count);
         self.stale_leaves(from, count);
         self.arrive(first, count, target);
     }
@@ -157,7 +157,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
                 debug_assert!(false, "pages were taken before there was a table for them");
                 return;
             };
-            self.tables.fill(target_table, to, entry, part, self.counts);
+            self.page_table.fill(target_table, to, entry, part, self.counts);
             let step = P::Arch::STEP.wrapping_mul(u64::from(part));
             entry = Entry(entry.0.wrapping_add(step));
             done += part;

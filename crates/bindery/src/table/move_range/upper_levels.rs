@@ -39,7 +39,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
                 offset += moved * span;
                 continue;
             }
-            let slot = &self.tables.slots(table)[index.slot()];
+            let slot = &self.page_table.slots(table)[index.slot()];
             let entry = Entry(slot.load(Ordering::Relaxed));
             self.counts.entries_read += 1;
             if !entry.is_empty() {
@@ -58,15 +58,15 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         let (TableSlot { table, index }, level) = (from, self.level);
         let Transfer { source, target, len } = rest;
         let left = len >> level.span_shift();
-        let first = run::load(self.tables.slots(table), index);
+        let first = run::load(self.page_table.slots(table), index);
         let kind = level.kind(first);
         if kind != Kind::Table && kind != Kind::Leaf {
             return Ok(0);
         }
         let to = self.target(target)?;
         let there = level.index_of(VirtAddr(target));
-        let slots = &self.tables.slots(table)[index.slot()..];
-        let there = &self.tables.slots(to)[there.slot()..];
+        let slots = &self.page_table.slots(table)[index.slot()..];
+        let there = &self.page_table.slots(to)[there.slot()..];
         let count = slots.len().min(there.len()).min(left as usize);
         let (slots, there) = (&slots[..count], &there[..count]);
         let moved = if kind == Kind::Table {
@@ -76,15 +76,15 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         };
         self.counts.entries_read += moved;
         self.counts.entries_written += 2 * moved;
-        self.tables.change_entry_count(table, 0, moved as u32);
-        self.tables.change_entry_count(to, moved as u32, 0);
+        self.page_table.change_entry_count(table, 0, moved as u32);
+        self.page_table.change_entry_count(to, moved as u32, 0);
         let len = moved << level.span_shift();
         let range = VirtRange::raw(source, source + len);
         if kind == Kind::Table {
             self.counts.tables_moved += moved;
             self.gather.stale_tables(range);
         } else {
-            self.tables.move_deposits(table, to, moved as u32);
+            self.page_table.move_deposits(table, to, moved as u32);
             self.gather.stale(range, level);
         }
         Ok(moved)
@@ -93,17 +93,17 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
     /// Moves an absent entry.
     fn move_absent(&mut self, from: TableSlot, entry: Entry, to: Frame, target: u64) {
         let TableSlot { table, index } = from;
-        let slot = &self.tables.slots(table)[index.slot()];
+        let slot = &self.page_table.slots(table)[index.slot()];
         let there = self.level.index_of(VirtAddr(target));
-        let there = &self.tables.slots(to)[there.slot()];
+        let there = &self.page_table.slots(to)[there.slot()];
         debug_assert_eq!(there.load(Ordering::Relaxed), 0, "the target is mapped");
-        self.tables.inherit_guards(table, to);
+        self.page_table.inherit_guards(table, to);
         slot.store(0, Ordering::Relaxed);
         there.store(P::Arch::mark_absent_soft_dirty(entry).0, Ordering::Release);
         self.counts.entries_written += 2;
-        self.tables.change_entry_count(table, 0, 1);
-        self.tables.change_entry_count(to, 1, 0);
-        self.tables.move_deposits(table, to, 1);
+        self.page_table.change_entry_count(table, 0, 1);
+        self.page_table.change_entry_count(to, 1, 0);
+        self.page_table.move_deposits(table, to, 1);
     }
 }
 
