@@ -23,7 +23,7 @@
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::Relaxed;
 
-use crate::addr::{Frame, Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::addr::{Frame, Order, PAGE_SHIFT, PAGE_SIZE, PageRange, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Entry, Kind, Level};
 use crate::frame::meta;
 pub use crate::object::damage::{ObjectDamage, damage_object};
@@ -37,7 +37,7 @@ pub use crate::swap::damage::{damage_slot, with_pin};
 use crate::table::locking::{Depth, Node};
 use crate::table::look::MappedRun;
 use crate::table::run::Slots;
-use crate::table::zap_except::{Protected, Spared};
+use crate::table::zap_except::{Exceptions, Protected, Spared};
 use crate::table::{EntryAt, ReadSection, TablePool, free_table, new_table, run};
 use crate::vma::{Purpose, Vma};
 use crate::{AddressSpace, Memory, Object, Protection};
@@ -438,9 +438,8 @@ impl<P: Platform> core::fmt::Debug for UnmapWalk<'_, '_, P> {
 }
 
 impl<'a, 'm, P: Platform> UnmapWalk<'a, 'm, P> {
-    /// A walk for `ranges`, each the number of a first page and how many. They rise and do not
-    /// overlap. The caller keeps the pages from being mapped anew while the walk is under way.
-    pub fn new(object: &'a Object<'m, P>, ranges: &'a [(u64, u64)]) -> Self {
+    /// A walk for `ranges`, which rise and do not overlap. The caller keeps the pages from being mapped anew while the walk is under way.
+    pub fn new(object: &'a Object<'m, P>, ranges: &'a [PageRange]) -> Self {
         Self { memory: object.memory, walk: rmap::ObjectWalk::new(object.state(), ranges) }
     }
 
@@ -453,8 +452,8 @@ impl<'a, 'm, P: Platform> UnmapWalk<'a, 'm, P> {
             let Some(rest) = sight.page_table.first_part(sight.range, PAGE_SIZE) else {
                 return Seen { until: sight.range.end(), entries: 1 };
             };
-            let zapped =
-                sight.page_table.zap_sparing(rest, (Spared::Guards, Protected::Forgotten), gather);
+            let except = Exceptions { spared: Spared::Guards, protected: Protected::Forgotten };
+            let zapped = sight.page_table.zap_sparing(rest, except, gather);
             assert!(zapped.is_ok(), "a huge leaf has lost its deposit");
             Seen { until: rest.end(), entries: HOLD }
         });

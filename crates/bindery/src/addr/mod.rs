@@ -6,18 +6,21 @@
 //! | [`PhysAddr`] | an address on the memory bus | bytes |
 //! | [`Frame`] | a base page of physical memory, by number (32 bits: up to 16 TiB) | frames of [`PAGE_SIZE`] |
 //! | [`VirtRange`] | a half-open range of virtual addresses | bytes |
+//! | [`PageRange`] | a half-open range of pages of an object, by number | pages |
 //! | [`Order`] | the size of a block of frames | base-2 logarithm of pages |
 //!
 //! # Context
 //! All functions only compute. Context: any.
 
 mod order;
+mod page_range;
 
 use core::fmt;
 use core::ops::{Add, Sub};
 
 pub use order::Order;
 pub(crate) use order::Orders;
+pub use page_range::PageRange;
 
 /// Base-2 logarithm of [`PAGE_SIZE`].
 pub const PAGE_SHIFT: u32 = 12;

@@ -11,6 +11,7 @@ use crate::object::{Accounting, ObjectState, Quota};
 use crate::platform::Platform;
 use crate::rmap::Asked;
 use crate::space::{AddressSpace, MappingFlags};
+use crate::swap::SlotRun;
 use crate::vma::Vma;
 
 use super::{Audit, Violation};
@@ -109,7 +110,8 @@ impl<P: Platform> Audit<'_, '_, P> {
         let (mut pages, mut from) = (0, 0);
         while let Some(run) = next(from) {
             let at = VirtAddr(run.page << PAGE_SHIFT);
-            self.swap_entry(at, (run.first.area, run.first.slot), run.count, true)?;
+            let slots = SlotRun { area: run.first.area, first: run.first.slot, count: run.count };
+            self.swap_entry(at, slots, true)?;
             pages += u64::from(run.count);
             from = run.page + u64::from(run.count);
         }

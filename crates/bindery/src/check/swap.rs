@@ -3,20 +3,21 @@
 use crate::addr::VirtAddr;
 use crate::frame::meta::Kind;
 use crate::platform::Platform;
+use crate::swap::SlotRun;
 use crate::swap::cell::Cell;
 
 use super::{Audit, Violation};
 
 impl<P: Platform> Audit<'_, '_, P> {
-    /// An entry at `at` names `pages` slots from this one on.
+    /// An entry at `at` names these slots.
     pub(super) fn swap_entry(
         &mut self,
         at: VirtAddr,
-        (area, first): (u8, u64),
-        pages: u32,
+        slots: SlotRun,
         exclusive: bool,
     ) -> Result<(), Violation> {
-        for slot in first..first + u64::from(pages) {
+        let SlotRun { area, first, count } = slots;
+        for slot in first..first + u64::from(count) {
             let cell = self.memory.swap_cell(area, slot).ok_or(Violation::NoSlot(at))?;
             let content = cell.0 & Cell::CONTENT != 0 || self.cached(cell, area, slot);
             let named = cell.entries() == 1 || cell.entries() > 1 && !exclusive;
@@ -24,7 +25,7 @@ impl<P: Platform> Audit<'_, '_, P> {
                 return Err(Violation::WrongSlot { at, area, slot });
             }
         }
-        self.swap_entries += u64::from(pages);
+        self.swap_entries += u64::from(count);
         Ok(())
     }
 

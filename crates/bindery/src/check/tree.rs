@@ -7,6 +7,7 @@ use crate::arch::{
 use crate::frame::{OwnerKind, pending};
 use crate::platform::Platform;
 use crate::space::{AddressSpace, Resident};
+use crate::swap::SlotRun;
 use crate::table::locking::Node;
 use crate::table::run::{self, Slots};
 use crate::vma::Vma;
@@ -185,8 +186,8 @@ impl<P: Platform> Audit<'_, '_, P> {
                 self.owned(vma, &found)
             }
             Some(Absent::Swap { device, slot, exclusive, .. }) => {
-                let pages = level.order().pages();
-                self.swap_entry(at, (device, slot), pages, exclusive)
+                let count = level.order().pages();
+                self.swap_entry(at, SlotRun { area: device, first: slot, count }, exclusive)
             }
             Some(Absent::Marker(_)) => Ok(()),
         }

@@ -29,14 +29,9 @@ pub(super) trait KernelTree {
     fn load(&self, table: Frame, index: EntryIndex, order: Ordering) -> Entry;
     /// Writes an entry that the caller owns.
     fn store(&self, table: Frame, index: EntryIndex, entry: Entry, order: Ordering);
-    /// Writes an entry if it is empty, and otherwise returns the entry that is there.
-    fn offer(
-        &self,
-        table: Frame,
-        index: EntryIndex,
-        entry: Entry,
-        order: (Ordering, Ordering),
-    ) -> Result<(), Entry>;
+    /// Writes an entry if it is empty, with acquire and release, and otherwise returns the entry
+    /// that is there, read with acquire.
+    fn offer(&self, table: Frame, index: EntryIndex, entry: Entry) -> Result<(), Entry>;
     /// An empty table, which nobody else knows.
     fn make_table(&self, level: Level<Self::Arch>, counts: &mut Counts) -> Option<Frame>;
     /// Takes a table back that nobody else has seen.
@@ -104,11 +99,10 @@ fn make_child<T: KernelTree>(
     if tree.is_unflushed(Ordering::Acquire) {
         wait_for_flush(tree);
     }
+    let index = level.index_of(at);
     // Release: a reader that finds the table by this entry sees it empty. Acquire: so do we, of
     // another's.
-    let order = (Ordering::AcqRel, Ordering::Acquire);
-    let index = level.index_of(at);
-    match tree.offer(table, index, T::Arch::table(new), order) {
+    match tree.offer(table, index, T::Arch::table(new)) {
         Ok(()) => {
             counts.entries_written += 1;
             Ok(new)
@@ -337,15 +331,10 @@ impl<P: Platform> KernelTree for KernelMap<'_, P> {
     }
 
     #[inline]
-    fn offer(
-        &self,
-        table: Frame,
-        index: EntryIndex,
-        entry: Entry,
-        (success, failure): (Ordering, Ordering),
-    ) -> Result<(), Entry> {
+    fn offer(&self, table: Frame, index: EntryIndex, entry: Entry) -> Result<(), Entry> {
         let slot = &self.slots(table)[index.slot()];
-        slot.compare_exchange(0, entry.0, success, failure).map(drop).map_err(Entry)
+        let stored = slot.compare_exchange(0, entry.0, Ordering::AcqRel, Ordering::Acquire);
+        stored.map(drop).map_err(Entry)
     }
 
     fn make_table(&self, level: Level<P::Arch>, counts: &mut Counts) -> Option<Frame> {

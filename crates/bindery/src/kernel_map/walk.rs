@@ -136,7 +136,7 @@ impl<P: Platform> KernelMap<'_, P> {
             let entries = (count >> order.0).min(u64::from(room)) as u32;
             let run = LeafRun { table, level, index, entries, first };
             if self.write_run(walk, &run, leaves).is_err() {
-                self.map_among_tables(walk, at, first, (level, entries), leaves)?;
+                self.map_among_tables(walk, at, &run, leaves)?;
             }
             let pages = entries << order.0;
             at = at.wrapping_add(u64::from(pages) << PAGE_SHIFT);
@@ -155,10 +155,10 @@ impl<P: Platform> KernelMap<'_, P> {
         &self,
         walk: &mut Walk<P::Arch>,
         at: u64,
-        first: Frame,
-        (level, entries): (Level<P::Arch>, u32),
+        run: &LeafRun<P::Arch>,
         leaves: &Leaves<P::Arch>,
     ) -> Result<(), WalkError> {
+        let LeafRun { level, entries, first, .. } = *run;
         if level == Level::PTE {
             return Err(WalkError::Occupied(at));
         }

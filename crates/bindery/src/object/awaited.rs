@@ -1,5 +1,6 @@
 //! The value that a call on an object waits for, with all of its locks released.
 
+use crate::addr::PageRange;
 use crate::error::Error;
 use crate::frame::Reference;
 use crate::platform::Platform;
@@ -61,12 +62,12 @@ impl From<Ticket> for Stop {
 }
 
 impl<P: Platform> Object<'_, P> {
-    /// Does `work`, which changes the pages from `first` to `end`, with the object's changes held;
+    /// Does `work`, which changes the pages, with the object's changes held;
     /// of a file, while the pager has none of the pages. Where `work` has to wait, all locks are
     /// given back meanwhile, and it is done again. Called without locks.
     pub(super) fn change_pages<R>(
         &self,
-        (first, end): (u64, u64),
+        pages: PageRange,
         reads: Reads,
         mut work: impl FnMut() -> Result<R, Stop>,
     ) -> Result<R, Error> {
@@ -76,7 +77,7 @@ impl<P: Platform> Object<'_, P> {
         loop {
             let mut locked = || state.changes.with_write(platform, &mut work);
             let done = if state.is_file() {
-                state.pages.with_change(platform, (first, end), reads, locked)
+                state.pages.with_change(platform, pages, reads, locked)
             } else {
                 locked()
             };

@@ -1,7 +1,7 @@
 //! Collapse: one large folio replaces many folios of an object (Linux: `collapse_file`).
 
 use crate::Memory;
-use crate::addr::{Order, Orders};
+use crate::addr::{Order, Orders, PageRange};
 use crate::arch::Arch;
 use crate::error::Error;
 use crate::events::RareEvents;
@@ -38,9 +38,10 @@ pub(crate) fn collapse<P: Platform>(
 ) -> Result<(), Error> {
     let (memory, object) = (handle.memory, handle.state());
     let order = P::Arch::PMD.order().min(MAX_FOLIO_ORDER);
-    let end = first.saturating_add(u64::from(order.pages()));
+    let pages = PageRange::from_count(first, u64::from(order.pages()));
+    let end = pages.end;
     // Others' fetches may go on: with the changes held, all pages are there.
-    handle.change_pages((first, end), Reads::Stay, || {
+    handle.change_pages(pages, Reads::Stay, || {
         if !first.is_multiple_of(u64::from(order.pages())) || end > object.size_in_pages() {
             return Err(Error::Invalid.into());
         }
@@ -57,10 +58,9 @@ pub(crate) fn collapse<P: Platform>(
                 )?;
             }
         }
-        bring_in(memory, object, (first, end), most_missing)?;
-        let collapse = |proof: &PagesMayGo| {
-            collapse_alone(memory, object, first, (order, most_missing), proof)
-        };
+        bring_in(memory, object, pages, most_missing)?;
+        let collapse =
+            |proof: &PagesMayGo| collapse_alone(memory, object, first, order, most_missing, proof);
         object.invalidate_lock.with_write(&memory.platform, collapse).map_err(Stop::from)
     })
 }
@@ -70,10 +70,11 @@ pub(crate) fn collapse<P: Platform>(
 fn bring_in<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
-    (first, end): (u64, u64),
+    pages: PageRange,
     most_missing: Option<u32>,
 ) -> Result<(), Error> {
-    let next = || object.pages.look(&memory.platform, |index| index.next_swapped(first, end));
+    let next =
+        || object.pages.look(&memory.platform, |index| index.next_swapped(pages.first, pages.end));
     while object.pages.swapped() > 0
         && let Some(run) = next()
     {
@@ -90,7 +91,8 @@ fn collapse_alone<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
     first: u64,
-    (order, most_missing): (Order, Option<u32>),
+    order: Order,
+    most_missing: Option<u32>,
     proof: &PagesMayGo,
 ) -> Result<(), Error> {
     let frames = &memory.frames;
@@ -147,8 +149,9 @@ fn is_served<P: Platform>(
     first: u64,
     count: u64,
 ) -> bool {
+    let pages = [PageRange::from_count(first, count)];
     let mut served = false;
-    let walked = for_each_sight(memory, object, &[(first, count)], Locking::Wait, |hit, _| {
+    let walked = for_each_sight(memory, object, &pages, Locking::Wait, |hit, _| {
         served |= hit.vma.has(MappingFlags::USERFAULT_MISSING);
         Seen { until: hit.range.end(), entries: 1 }
     });
@@ -205,7 +208,7 @@ fn replace<P: Platform>(
             if frames.is_dirty(old) {
                 frames.mark_dirty(folio);
             }
-            pages::let_go(memory, object, old_first, (old, count), proof);
+            pages::let_go(memory, object, old_first, old, count, proof);
         }
         from += u64::from(count);
     }

@@ -15,7 +15,7 @@ use core::ops::Range;
 use core::ptr::NonNull;
 
 use crate::Memory;
-use crate::addr::{PAGE_SHIFT, PAGE_SIZE};
+use crate::addr::{PAGE_SHIFT, PAGE_SIZE, PageRange};
 use crate::bytes;
 use crate::error::Error;
 use crate::interrupt;
@@ -28,7 +28,7 @@ use super::in_flight::Reads;
 use super::seals::Seals;
 use super::state::pages_of;
 use super::{MAX_SIZE, Object, ObjectState, pages};
-use crate::collections::page_tree::PageStretch;
+use crate::collections::page_tree::{PageRun, PageStretch};
 
 /// No more bytes than this are copied before others may hold the invalidate lock; a new folio is
 /// filled whole.
@@ -36,6 +36,15 @@ const PIECE: usize = 64 << 10;
 
 /// No more bytes than this are asked of the pager at a time.
 const AHEAD: usize = 2 << 20;
+
+/// How many bytes are left to be read.
+#[derive(Clone, Copy)]
+struct Left {
+    /// By this piece.
+    now: usize,
+    /// By the whole call.
+    all: usize,
+}
 
 impl<P: Platform> Object<'_, P> {
     /// Reads from `offset`, in bytes, and returns the number of bytes read: less than the size of
@@ -131,7 +140,8 @@ impl<P: Platform> Object<'_, P> {
                 let end = all.min(part.start.saturating_add(PIECE));
                 let mut done = part.start;
                 while done < end {
-                    let (at, left) = (offset + done as u64, (end - done, all - done));
+                    let at = offset + done as u64;
+                    let left = Left { now: end - done, all: all - done };
                     let copy = |from, length| copy(done, from, length).min(length);
                     match self.read_run(at, left, copy) {
                         Ok(Moved { count, stopped }) => {
@@ -155,21 +165,21 @@ impl<P: Platform> Object<'_, P> {
         }
     }
 
-    /// Reads the bytes of consecutive frames, if it is in memory: at most so many bytes, of all
-    /// that are left. The invalidate lock is held.
+    /// Reads the bytes of consecutive frames, if it is in memory: at most what is left for
+    /// now. The invalidate lock is held.
     fn read_run(
         &self,
         at: u64,
-        (left, all): (usize, usize),
+        left: Left,
         copy: impl FnOnce(NonNull<u8>, usize) -> usize,
     ) -> Result<Moved, Stop> {
         let (memory, object) = (self.memory, self.state());
         let (page, inside) = (at >> PAGE_SHIFT, at % PAGE_SIZE);
-        let wanted = pages_of(inside + left as u64);
+        let wanted = pages_of(inside + left.now as u64);
         if object.is_file() {
             let orders = object.orders(memory, MappingFlags::empty());
             let one = Wanted::one(orders, object.size_in_pages());
-            let ahead = pages_of(inside + all.min(AHEAD) as u64);
+            let ahead = pages_of(inside + left.all.min(AHEAD) as u64);
             obtain(memory, object, page, &Wanted { ahead, ..one })?;
         }
         let (frame, count) =
@@ -182,7 +192,7 @@ impl<P: Platform> Object<'_, P> {
                     (obtain(memory, object, page, &one)?, 1)
                 }
             };
-        let length = ((count * PAGE_SIZE - inside) as usize).min(left);
+        let length = ((count * PAGE_SIZE - inside) as usize).min(left.now);
         // SAFETY: 1. `inside` is in the run of the object's frames, which is of one folio.
         let from = unsafe { bytes::place(&memory.platform, frame, inside as usize) };
         let count = copy(from, length);
@@ -261,7 +271,8 @@ impl<P: Platform> Object<'_, P> {
         length: usize,
         source: &FillSource<'_>,
     ) -> Result<usize, Error> {
-        let range = (offset >> PAGE_SHIFT, pages_of(offset + length as u64));
+        let end = pages_of(offset + length as u64);
+        let range = PageRange { first: offset >> PAGE_SHIFT, end };
         let mut done = 0;
         // What is fetched by others meanwhile is as good as before: where we write, the index has a
         // page.
@@ -291,7 +302,7 @@ impl<P: Platform> Object<'_, P> {
         let length = within_seal(object, offset, length)?;
         let end = offset + length as u64;
         let filled = Cell::new(None);
-        let writing = Writing { left: (offset, end), done: 0, source, filled: &filled };
+        let writing = Writing { at: offset, end, done: 0, source, filled: &filled };
         if object.is_file() {
             for page in [offset >> PAGE_SHIFT, (end - 1) >> PAGE_SHIFT] {
                 demand(memory, object, page, &self.wanted_to_write(writing))?;
@@ -310,16 +321,16 @@ impl<P: Platform> Object<'_, P> {
 
     fn write_pieces(&self, writing: Writing<'_>, done: &mut usize) -> Result<(), Stop> {
         let (platform, object) = (&self.memory.platform, self.state());
-        let (start, end) = writing.left;
+        let Writing { at: start, end, .. } = writing;
         let mut stopped = false;
         while start + (*done as u64) < end && !stopped {
             interrupt::check(platform)?;
             let before = *done;
             object.invalidate_lock.with_read(platform, |_| -> Result<(), Stop> {
                 while start + (*done as u64) < end && *done - before < PIECE && !stopped {
-                    let left = (start + *done as u64, end);
+                    let at = start + *done as u64;
                     let most = PIECE - (*done - before);
-                    let moved = self.write_run(Writing { left, done: *done, ..writing }, most)?;
+                    let moved = self.write_run(Writing { at, done: *done, ..writing }, most)?;
                     *done += moved.count;
                     stopped = moved.stopped;
                 }
@@ -333,7 +344,7 @@ impl<P: Platform> Object<'_, P> {
     fn wanted_to_write<'a>(&self, writing: Writing<'a>) -> Wanted<'a> {
         let object = self.state();
         let orders = object.orders(self.memory, MappingFlags::empty());
-        let end = object.size_in_pages().max(pages_of(writing.left.1));
+        let end = object.size_in_pages().max(pages_of(writing.end));
         let reserve = self.memory.fault_reserve();
         Wanted { writing: Some(writing), reserve, ..Wanted::one(orders, end) }
     }
@@ -342,7 +353,7 @@ impl<P: Platform> Object<'_, P> {
     /// invalidate lock is passed.
     fn write_run(&self, writing: Writing<'_>, most: usize) -> Result<Moved, Stop> {
         let (memory, object) = (self.memory, self.state());
-        let (at, end) = writing.left;
+        let Writing { at, end, .. } = writing;
         let left = (end - at).min(most as u64);
         let (page, inside) = (at >> PAGE_SHIFT, at % PAGE_SIZE);
         let wanted = pages_of(inside + left);
@@ -366,7 +377,7 @@ impl<P: Platform> Object<'_, P> {
         let PageStretch::Frames(frame, count) = found else {
             return Err(Error::OutOfMemory.into());
         };
-        pages::mark_run_dirty(memory, object, page, (frame, count))?;
+        pages::mark_run_dirty(memory, object, PageRun { page, frame, count })?;
         let length = ((u64::from(count) * PAGE_SIZE - inside).min(left)) as usize;
         // SAFETY: 1. `inside` is in the run of the object's frames, which is of one folio.
         let to = unsafe { bytes::place(&memory.platform, frame, inside as usize) };

@@ -19,7 +19,7 @@ use core::ptr::NonNull;
 use arrayvec::ArrayVec;
 
 use crate::Memory;
-use crate::addr::{Frame, Order, Orders, PAGE_SHIFT};
+use crate::addr::{Frame, Order, Orders, PAGE_SHIFT, PageRange};
 use crate::error::Error;
 use crate::frame::{FOLIO_ORDERS, Folio, Reference};
 use crate::platform::Platform;
@@ -58,8 +58,9 @@ pub(super) type FillSource<'a> = dyn Fn(usize, NonNull<u8>, usize) -> usize + 'a
 /// A write, as far as it has come.
 #[derive(Clone, Copy)]
 pub(super) struct Writing<'a> {
-    /// What is to be written, in bytes of the object.
-    pub(super) left: (u64, u64),
+    /// Where what is left to be written begins and ends, in bytes of the object.
+    pub(super) at: u64,
+    pub(super) end: u64,
     /// So much of the write was done before.
     pub(super) done: usize,
     pub(super) source: &'a FillSource<'a>,
@@ -83,7 +84,7 @@ impl<'a> Wanted<'a> {
     /// The write, if all of `count` pages from `first` on will be written.
     fn overwrites(&self, first: u64, count: u64) -> Option<Writing<'a>> {
         let (start, end) = (first << PAGE_SHIFT, (first + count) << PAGE_SHIFT);
-        self.writing.filter(|writing| writing.left.0 <= start && end <= writing.left.1)
+        self.writing.filter(|writing| writing.at <= start && end <= writing.end)
     }
 }
 
@@ -241,7 +242,7 @@ impl Writing<'_> {
     fn fill<P: Platform>(&self, memory: &Memory<P>, first: u64, folio: Folio) -> Moved {
         let whole = (folio.pages() as usize) << PAGE_SHIFT;
         let bytes = memory.platform.direct_map(folio.head);
-        let before = ((first << PAGE_SHIFT) - self.left.0) as usize;
+        let before = ((first << PAGE_SHIFT) - self.at) as usize;
         let count = (self.source)(self.done + before, bytes, whole).min(whole);
         if count < whole {
             // SAFETY: the direct map shows the folio's bytes, which are ours alone.
@@ -318,12 +319,13 @@ impl Fetch {
             fresh.push(next);
         }
         let end = fresh.last().map_or(first, Fresh::end);
+        let pages = PageRange { first, end };
         let size = Cell::new(0);
         let needed = |index: &PageIndex| {
             size.set(object.size());
             index.get(self.page).is_none() && self.page < pages_of(size.get())
         };
-        let fetched = object.pages.with_read(&memory.platform, (first, end), needed, |read| {
+        let fetched = object.pages.with_read(&memory.platform, pages, needed, |read| {
             enter(memory, object, &fresh, size.get(), read)
         });
         match fetched {
@@ -385,8 +387,8 @@ fn fits<P: Platform>(
 ) -> bool {
     let count = u64::from(order.pages());
     let vacant = |index: &PageIndex| index.run(first, count) == PageStretch::Empty(count);
-    let free =
-        || object.pages.is_free_for_reading(&memory.platform, (first, first + count), vacant);
+    let pages = PageRange::from_count(first, count);
+    let free = || object.pages.is_free_for_reading(&memory.platform, pages, vacant);
     first.is_multiple_of(count) && first + count <= end && free()
 }
 

@@ -40,6 +40,7 @@ use core::cell::Cell;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering};
 
+use crate::addr::PageRange;
 use crate::platform::Platform;
 
 use super::state::Pages;
@@ -339,7 +340,7 @@ impl Pages {
     pub(super) fn with_read<P: Platform, R>(
         &self,
         platform: &P,
-        (first, end): (u64, u64),
+        PageRange { first, end }: PageRange,
         needed: impl FnOnce(&PageIndex) -> bool,
         work: impl FnOnce(&Record) -> R,
     ) -> Result<R, Refused> {
@@ -366,7 +367,7 @@ impl Pages {
     pub(super) fn with_change<P: Platform, R>(
         &self,
         platform: &P,
-        (first, end): (u64, u64),
+        PageRange { first, end }: PageRange,
         reads: Reads,
         work: impl FnOnce() -> R,
     ) -> R {
@@ -392,7 +393,7 @@ impl Pages {
     pub(super) fn with_turn<P: Platform, R>(
         &self,
         platform: &P,
-        (first, end): (u64, u64),
+        PageRange { first, end }: PageRange,
         work: impl FnOnce(u64) -> R,
     ) -> R {
         let record = Record::new();
@@ -467,7 +468,7 @@ impl Pages {
     pub(super) fn is_free_for_reading<P: Platform>(
         &self,
         platform: &P,
-        (first, end): (u64, u64),
+        PageRange { first, end }: PageRange,
         vacant: impl FnOnce(&PageIndex) -> bool,
     ) -> bool {
         self.alone(platform, |index, in_flight, _| {

@@ -1,12 +1,12 @@
 //! Updates of an object's mappings when its pages are dropped or saved.
 
 use crate::Memory;
-use crate::addr::{PAGE_SHIFT, VirtRange};
+use crate::addr::{PAGE_SHIFT, PageRange, VirtRange};
 use crate::arch::Arch;
 use crate::platform::Platform;
-use crate::rmap::{HOLD, Locking, Pages, Seen, for_each_sight};
+use crate::rmap::{HOLD, Locking, Seen, for_each_sight};
 use crate::table::age::Forget;
-use crate::table::zap_except::Spared;
+use crate::table::zap_except::{Exceptions, Spared};
 use crate::vma::MappingFlags;
 
 use super::ObjectState;
@@ -33,29 +33,29 @@ pub(super) fn unmap<P: Platform>(
     copies: Copies,
     _: &PagesMayGo,
 ) {
-    let walked =
-        for_each_sight(memory, object, &[(first, count)], Locking::Wait, |sight, gather| {
-            let private = !sight.vma.is_shared();
-            let spared = match copies {
-                Copies::Kept if private => Spared::GuardsAndCopies,
-                _ => Spared::Guards,
-            };
-            let guards = sight.vma.has(MappingFlags::MAYBE_GUARDS);
-            let protected = sight.vma.dropped_protection();
-            let piece = if sight.page_table.takes_tables(spared, protected) && !guards {
-                TABLES << P::Arch::PMD.span().ilog2()
-            } else {
-                // Each entry is looked at.
-                HOLD << PAGE_SHIFT
-            };
-            let Some(part) = sight.page_table.first_part(sight.range, piece) else {
-                return Seen { until: sight.range.end(), entries: 0 };
-            };
-            let zapped = sight.page_table.zap_sparing(part, (spared, protected), gather);
-            // A huge leaf without its deposit is a broken invariant, which the auditor reports.
-            debug_assert!(zapped.is_ok(), "a huge leaf has lost its deposit");
-            Seen { until: part.end(), entries: part.pages().min(HOLD) }
-        });
+    let pages = [PageRange::from_count(first, count)];
+    let walked = for_each_sight(memory, object, &pages, Locking::Wait, |sight, gather| {
+        let private = !sight.vma.is_shared();
+        let spared = match copies {
+            Copies::Kept if private => Spared::GuardsAndCopies,
+            _ => Spared::Guards,
+        };
+        let guards = sight.vma.has(MappingFlags::MAYBE_GUARDS);
+        let except = Exceptions { spared, protected: sight.vma.dropped_protection() };
+        let piece = if sight.page_table.takes_tables(except) && !guards {
+            TABLES << P::Arch::PMD.span().ilog2()
+        } else {
+            // Each entry is looked at.
+            HOLD << PAGE_SHIFT
+        };
+        let Some(part) = sight.page_table.first_part(sight.range, piece) else {
+            return Seen { until: sight.range.end(), entries: 0 };
+        };
+        let zapped = sight.page_table.zap_sparing(part, except, gather);
+        // A huge leaf without its deposit is a broken invariant, which the auditor reports.
+        debug_assert!(zapped.is_ok(), "a huge leaf has lost its deposit");
+        Seen { until: part.end(), entries: part.pages().min(HOLD) }
+    });
     debug_assert!(walked.is_ok(), "it waits for locks");
 }
 
@@ -66,7 +66,7 @@ pub(super) fn unmap<P: Platform>(
 pub(super) fn write_protect<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
-    ranges: &[Pages],
+    ranges: &[PageRange],
     _: &PagesMayGo,
 ) {
     let walked = for_each_sight(memory, object, ranges, Locking::Wait, |sight, gather| {

@@ -211,13 +211,12 @@ pub(crate) fn mark_dirty<P: Platform>(
 pub(super) fn mark_run_dirty<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
-    page: u64,
-    (frame, count): (Frame, u32),
+    run: PageRun,
 ) -> Result<(), Ticket> {
     if object.notices_writes() {
-        return mark_dirty(memory, object, page, u64::from(count));
+        return mark_dirty(memory, object, run.page, u64::from(run.count));
     }
-    for_each_part(memory, PageRun { page, frame, count }, |_, _, folio, _| {
+    for_each_part(memory, run, |_, _, folio, _| {
         memory.frames.mark_dirty(folio);
         true
     });
@@ -258,7 +257,7 @@ pub(super) fn drop_pages<P: Platform>(
         for_each_part(memory, run, |page, frame, folio, count| {
             debug_assert!(frame.0 >= folio.head.0);
             let first = page - u64::from(frame.0 - folio.head.0);
-            let_go(memory, object, first, (folio, count), proof);
+            let_go(memory, object, first, folio, count, proof);
             true
         });
         if object.accounting() == Accounting::PerPage {
@@ -300,7 +299,8 @@ pub(super) fn let_go<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
     first: u64,
-    (folio, count): (Folio, u32),
+    folio: Folio,
+    count: u32,
     _: &PagesMayGo,
 ) {
     let (frames, platform) = (&memory.frames, &memory.platform);

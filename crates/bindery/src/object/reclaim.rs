@@ -29,13 +29,14 @@ use arrayvec::ArrayVec;
 use crate::Memory;
 #[cfg(any(test, feature = "testing"))]
 use crate::addr::Frame;
+use crate::addr::PageRange;
 use crate::collections::page_tree::{PageFlags, PageIndex, PageRun};
 use crate::frame::{Eviction, Folio, FolioLock, Owner, Reference};
 use crate::platform::Platform;
 use crate::rmap::{HOLD, Locking, RmapHit, Seen, for_each_sight};
 use crate::table::age::Forget;
 use crate::table::out_batch::OutBatch;
-use crate::table::zap_except::Spared;
+use crate::table::zap_except::{Exceptions, Spared};
 use crate::tlb::Gather;
 use crate::vma::MappingFlags;
 
@@ -83,7 +84,7 @@ pub(crate) fn reclaim_folio<P: Platform>(
     let lock = memory.frames.try_lock_folio(&memory.platform, *held);
     let Some(lock) = lock else { return ObjectFolio::Busy };
     match lock.owner(&memory.platform) {
-        (Owner::File(object), first) => evict(memory, object.cast(), (*held, first), &lock, spare),
+        (Owner::File(object), first) => evict(memory, object.cast(), *held, first, &lock, spare),
         (Owner::Memory(object), first) if memory.has_swap() => {
             send_to_swap(memory, object.cast(), Leaving::locked(lock, held, first), spare)
         }
@@ -144,11 +145,12 @@ pub fn frame_of_page<P: Platform>(object: &Object<'_, P>, page: u64) -> Option<F
     slot.map(|slot| slot.frame)
 }
 
-/// Drops the pages of a folio of `object`, whose first page belongs at the second.
+/// Drops the pages of a folio of `object`, whose first page belongs at `first`.
 fn evict<P: Platform>(
     memory: &Memory<P>,
     object: NonNull<ObjectState>,
-    (folio, first): (Folio, u64),
+    folio: Folio,
+    first: u64,
     lock: &FolioLock<'_, P>,
     spare: Spare,
 ) -> ObjectFolio {
@@ -220,7 +222,8 @@ impl<P: Platform> Victim<'_, P> {
     /// Takes the folio's pages out of the index, if nobody needs them. Says how many those are,
     /// whose references are the caller's then.
     fn take(&self, spare: Spare, _: &PagesMayGo) -> Result<u32, Obstacle> {
-        let (memory, range) = (self.memory, (self.first, self.end()));
+        let memory = self.memory;
+        let range = PageRange { first: self.first, end: self.end() };
         let taken = self.object.pages.change_at_rest(memory, range, |index, nodes| {
             let named = match self.may_go(index, spare) {
                 Ok(named) => named,
@@ -284,8 +287,9 @@ impl<P: Platform> Victim<'_, P> {
             self.look(spare, used > 0)?;
         }
         self.visit(|hit, gather| {
-            let what = (Spared::AllBut(self.folio), hit.vma.dropped_protection());
-            let zapped = hit.page_table.zap_sparing(hit.range, what, gather);
+            let protected = hit.vma.dropped_protection();
+            let except = Exceptions { spared: Spared::AllBut(self.folio), protected };
+            let zapped = hit.page_table.zap_sparing(hit.range, except, gather);
             debug_assert!(zapped.is_ok(), "a huge leaf has lost its deposit");
         })
     }
@@ -299,7 +303,7 @@ impl<P: Platform> Victim<'_, P> {
     where
         Self: 'm,
     {
-        let ranges = [(self.first, u64::from(self.folio.pages()))];
+        let ranges = [PageRange { first: self.first, end: self.end() }];
         let mut stop = None;
         let walked =
             for_each_sight(self.memory, self.object, &ranges, Locking::Try, |hit, gather| {

@@ -1,6 +1,6 @@
 //! Size, holes, and pages in advance (`ftruncate(2)`, `fallocate(2)`).
 
-use crate::addr::{Orders, PAGE_SHIFT, PAGE_SIZE};
+use crate::addr::{Orders, PAGE_SHIFT, PAGE_SIZE, PageRange};
 use crate::error::Error;
 use crate::interrupt;
 use crate::platform::Platform;
@@ -58,7 +58,8 @@ impl<P: Platform> Object<'_, P> {
     fn set_size_once(&self, bytes: u64) -> Result<(), Error> {
         let (memory, object) = (self.memory, self.state());
         // From the page that is cut in two on, if one is.
-        self.change_pages((bytes >> PAGE_SHIFT, PAGE_LIMIT), Reads::Canceled, || {
+        let beyond = PageRange { first: bytes >> PAGE_SHIFT, end: PAGE_LIMIT };
+        self.change_pages(beyond, Reads::Canceled, || {
             let old = object.size();
             if old > 0 {
                 object.refuse_secret(Error::Invalid)?;
@@ -117,7 +118,7 @@ impl<P: Platform> Object<'_, P> {
     fn punch_hole_once(&self, offset: u64, end: u64) -> Result<(), Error> {
         let (memory, object) = (self.memory, self.state());
         object.refuse_secret(Error::NotSupported)?;
-        let range = (offset >> PAGE_SHIFT, pages_of(end));
+        let range = PageRange { first: offset >> PAGE_SHIFT, end: pages_of(end) };
         self.change_pages(range, Reads::Canceled, || {
             object.seals.forbid_writing()?;
             if object.is_file() {
@@ -208,7 +209,7 @@ impl<P: Platform> Object<'_, P> {
 
     fn allocate_once(&self, offset: u64, end: u64, growth: Growth) -> Result<(), Error> {
         let (memory, object) = (self.memory, self.state());
-        let range = (offset >> PAGE_SHIFT, pages_of(end));
+        let range = PageRange { first: offset >> PAGE_SHIFT, end: pages_of(end) };
         self.change_pages(range, Reads::Stay, || {
             let grows = end > object.size();
             if grows {

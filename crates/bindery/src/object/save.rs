@@ -18,7 +18,7 @@
 use arrayvec::ArrayVec;
 
 use crate::Memory;
-use crate::addr::{PAGE_SHIFT, PAGE_SIZE};
+use crate::addr::{PAGE_SHIFT, PAGE_SIZE, PageRange};
 use crate::error::Error;
 use crate::interrupt;
 use crate::platform::Platform;
@@ -111,9 +111,9 @@ fn save_dirty<P: Platform>(
         let mut saved = save_batch(memory, object, run.page, end, u64::MAX);
         if saved.after == run.page {
             // Another call is changing the page. Later ones wait until it is saved.
-            let range = (run.page, run.page + u64::from(run.count));
+            let range = PageRange::from_count(run.page, u64::from(run.count));
             saved = object.pages.with_turn(&memory.platform, range, |turn| {
-                save_batch(memory, object, range.0, range.1, turn)
+                save_batch(memory, object, range.first, range.end, turn)
             });
         }
         result = result.and(saved.result);
@@ -152,8 +152,10 @@ fn save_batch<P: Platform>(
     object.invalidate_lock.with_write(&memory.platform, |proof| {
         batch.size = object.size();
         batch.begin(end.min(pages_of(batch.size)), turn);
-        let ranges: ArrayVec<(u64, u64), RUNS> =
-            batch.groups().map(|runs| (runs[0].page, pages_in(runs))).collect();
+        let ranges: ArrayVec<PageRange, RUNS> = batch
+            .groups()
+            .map(|runs| PageRange::from_count(runs[0].page, pages_in(runs)))
+            .collect();
         if !ranges.is_empty() {
             mappings::write_protect(memory, object, &ranges, proof);
         }

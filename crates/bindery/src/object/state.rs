@@ -5,7 +5,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::Memory;
-use crate::addr::{Orders, PAGE_SIZE};
+use crate::addr::{Orders, PAGE_SIZE, PageRange};
 use crate::error::Error;
 use crate::error::OutOfMemory;
 use crate::frame::{OWNER_ALIGN, Owner};
@@ -166,16 +166,16 @@ impl Pages {
         self.resident.store(resident.wrapping_add_signed(by), Ordering::Relaxed);
     }
 
-    /// As [`Pages::change`], where nothing of the pages from `first` to `end` is in flight.
+    /// As [`Pages::change`], where nothing of the pages is in flight.
     pub(super) fn change_at_rest<P: Platform, R>(
         &self,
         memory: &Memory<P>,
-        (first, end): (u64, u64),
+        range: PageRange,
         work: impl FnOnce(&mut PageIndex, &Nodes<'_, P>) -> (R, i64),
     ) -> Option<R> {
         let nodes = Self::nodes(memory);
         self.alone(&memory.platform, |index, in_flight, _| {
-            if in_flight.overlaps_any(first, end) {
+            if in_flight.overlaps_any(range.first, range.end) {
                 return None;
             }
             let (result, by) = work(index, &nodes);

@@ -48,7 +48,7 @@ pub(super) fn swap_in<P: Platform>(
     let look = |index: &PageIndex| index.swapped(page);
     let Some(slot) = object.pages.look(&memory.platform, look) else { return Ok(Swapped::No) };
     let Some(cached) = memory.find_cached(slot.area, slot.slot) else {
-        return read_in(memory, object, (page, slot), orders);
+        return read_in(memory, object, page, slot, orders);
     };
     // Whoever writes the folio out, or reads it, has the lock.
     let lock = memory.lock_folio(*cached);
@@ -58,7 +58,7 @@ pub(super) fn swap_in<P: Platform>(
         && place.area == slot.area
         && let Some(first) = page.checked_sub(number)
     {
-        enter(memory, object, (*cached, place, first), &lock);
+        enter(memory, object, *cached, place, first, &lock);
     }
     Ok(Swapped::Cached)
 }
@@ -67,7 +67,8 @@ pub(super) fn swap_in<P: Platform>(
 fn read_in<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
-    (page, slot): (u64, SwapSlot),
+    page: u64,
+    slot: SwapSlot,
     orders: Orders,
 ) -> Result<Swapped, Error> {
     let mut orders = orders & FOLIO_ORDERS | Orders::PAGE;
@@ -80,7 +81,7 @@ fn read_in<P: Platform>(
         }
         memory.may_wait();
         let Some(folio) = memory.frames.new_folio(order) else { continue };
-        match read_folio(memory, object, (folio, first), slots) {
+        match read_folio(memory, object, folio, first, slots) {
             Ok(()) => return Ok(Swapped::Read),
             Err(Unread::Content) if order == Order::PAGE => return Err(Error::InputOutput),
             Err(Unread::Slots) if order == Order::PAGE => {
@@ -122,7 +123,8 @@ enum Unread {
 fn read_folio<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
-    (folio, first): (Folio, u64),
+    folio: Folio,
+    first: u64,
     slots: SlotRun,
 ) -> Result<(), Unread> {
     let (frames, platform) = (&memory.frames, &memory.platform);
@@ -140,7 +142,7 @@ fn read_folio<P: Platform>(
     let place = SwapPlace { area: slots.area, first: slots.first, cached: slots.count };
     let loaded = memory.load_folio(folio, slots);
     if loaded {
-        enter(memory, object, (folio, place, first), &lock);
+        enter(memory, object, folio, place, first, &lock);
     } else {
         memory.give_up(folio, place);
     }
@@ -154,7 +156,9 @@ fn read_folio<P: Platform>(
 fn enter<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
-    (folio, place, first): (Folio, SwapPlace, u64),
+    folio: Folio,
+    place: SwapPlace,
+    first: u64,
     lock: &FolioLock<'_, P>,
 ) {
     let end = first + u64::from(folio.pages());

@@ -31,14 +31,14 @@ use core::sync::atomic::{Ordering, fence};
 use arrayvec::ArrayVec;
 
 use crate::Memory;
-use crate::addr::{Frame, PAGE_SHIFT, VirtAddr};
+use crate::addr::{Frame, PAGE_SHIFT, PageRange, VirtAddr};
 use crate::collections::page_tree::{PageFlags, SwapSlot};
 use crate::frame::{FolioLock, Owner, Reference};
 use crate::platform::Platform;
-use crate::rmap::{HOLD, Locking, Pages, Seen, for_each_sight};
+use crate::rmap::{HOLD, Locking, Seen, for_each_sight};
 use crate::swap::SlotRun;
 use crate::table::out_batch::OutBatch;
-use crate::table::zap_except::Spared;
+use crate::table::zap_except::{Exceptions, Spared};
 use crate::vma::MappingFlags;
 
 use super::ObjectState;
@@ -172,15 +172,13 @@ fn unmap<P: Platform>(
             Obstacle::Mapped => ObjectFolio::Busy,
         });
     }
-    let mut ranges = ArrayVec::<Pages, FOLIOS>::new();
+    let mut ranges = ArrayVec::<PageRange, FOLIOS>::new();
     for Planned { leaving, .. } in planned.iter().filter(|plan| plan.mapped) {
-        let (first, count) = (leaving.first, u64::from(leaving.held.pages()));
+        let pages = PageRange::from_count(leaving.first, u64::from(leaving.held.pages()));
         match ranges.last_mut() {
             // A folio that fills a hole of another lies within its range.
-            Some((start, length)) if first <= *start + *length => {
-                *length = (*length).max((first + count).saturating_sub(*start));
-            }
-            _ => ranges.push((first, count)),
+            Some(last) if pages.first <= last.end => last.end = last.end.max(pages.end),
+            _ => ranges.push(pages),
         }
     }
     if ranges.is_empty() {
@@ -190,8 +188,9 @@ fn unmap<P: Platform>(
         // `mlock` sets the flag with the VMA locked for writing, and then looks for the pages.
         let vma = hit.vma.try_read(&memory.platform);
         if vma.is_some() && !hit.vma.has(MappingFlags::LOCKED) {
-            let what = (Spared::AllButShared, hit.vma.dropped_protection());
-            let zapped = hit.page_table.zap_sparing(hit.range, what, gather);
+            let protected = hit.vma.dropped_protection();
+            let except = Exceptions { spared: Spared::AllButShared, protected };
+            let zapped = hit.page_table.zap_sparing(hit.range, except, gather);
             debug_assert!(zapped.is_ok(), "a huge leaf has lost its deposit");
         }
         Seen { until: hit.range.end(), entries: hit.range.pages().min(HOLD) }

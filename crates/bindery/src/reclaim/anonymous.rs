@@ -22,7 +22,8 @@ impl<P: Platform> Memory<P> {
     pub(super) fn reclaim_anonymous<'m>(
         &'m self,
         frame: Frame,
-        (turn, target): (Turn, u64),
+        turn: Turn,
+        target: u64,
         batch: &mut Batch<'m, P>,
     ) -> u64 {
         let Some(held) = self.frames.try_hold(&self.platform, frame) else { return 0 };

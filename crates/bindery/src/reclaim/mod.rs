@@ -110,7 +110,7 @@ impl<P: Platform> Memory<P> {
                 let frame = first.plus(at);
                 at += self.frames.pages_of_block(frame);
                 let left = target - done.freed - batch.pages();
-                done.freed += self.reclaim_at(frame, (turn, left), &mut batch);
+                done.freed += self.reclaim_at(frame, turn, left, &mut batch);
                 if batch.is_due(done.scanned) {
                     done.freed += batch.finish();
                 }
@@ -134,7 +134,8 @@ impl<P: Platform> Memory<P> {
     fn reclaim_at<'m>(
         &'m self,
         frame: Frame,
-        (turn, target): (Turn, u64),
+        turn: Turn,
+        target: u64,
         batch: &mut Batch<'m, P>,
     ) -> u64 {
         let Some(folio) = self.frames.folio_of(frame).filter(|folio| folio.head == frame) else {
@@ -150,7 +151,7 @@ impl<P: Platform> Memory<P> {
             return 0;
         }
         if anonymous || cached {
-            return self.reclaim_anonymous(frame, (turn, target), batch);
+            return self.reclaim_anonymous(frame, turn, target, batch);
         }
         if self.frames.is_of_object(folio) {
             // A device may have to be waited for, which a batch must not.

@@ -75,7 +75,7 @@ pub(crate) use trees::{ObjectTree, TreeLinks};
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use walk::ObjectWalk;
 pub(crate) use walk::{
-    HOLD, Locking, Pages, RmapHit, Seen, Walked, for_each_anonymous_sight, for_each_sight,
+    HOLD, Locking, RmapHit, Seen, Walked, for_each_anonymous_sight, for_each_sight,
 };
 
 /// Says that the caller changes where a VMA lies, and sees to the trees that it is in: made

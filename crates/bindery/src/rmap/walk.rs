@@ -49,7 +49,7 @@
 //! is added below one that the walk has passed, or is in, the same holds.
 
 use crate::Memory;
-use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
+use crate::addr::{PAGE_SHIFT, PageRange, VirtAddr, VirtRange};
 use crate::object::ObjectState;
 use crate::platform::Platform;
 use crate::table::PageTable;
@@ -69,9 +69,6 @@ use crate::collections::interval_tree::{Asked, IntervalPlace, IntervalTree, Memb
 pub(crate) const HOLD: u64 = 1024;
 /// The pass that is made without letting go.
 const PASSES: u32 = 8;
-
-/// Consecutive pages: the index of the first, and how many.
-pub(crate) type Pages = (u64, u64);
 
 /// How a walk takes locks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -118,7 +115,7 @@ pub(crate) struct Seen {
 pub(crate) fn for_each_sight<'m, P: Platform>(
     memory: &'m Memory<P>,
     object: &ObjectState,
-    ranges: &[Pages],
+    ranges: &[PageRange],
     locking: Locking,
     mut visit: impl FnMut(&RmapHit<'_, 'm, P>, &mut Gather) -> Seen,
 ) -> Result<(), Busy> {
@@ -134,7 +131,7 @@ pub(crate) struct ObjectWalk<'a> {
 }
 
 impl<'a> ObjectWalk<'a> {
-    pub(crate) fn new(object: &'a ObjectState, ranges: &'a [Pages]) -> Self {
+    pub(crate) fn new(object: &'a ObjectState, ranges: &'a [PageRange]) -> Self {
         Self { object, walk: Walk::new(ranges) }
     }
 
@@ -176,7 +173,7 @@ fn lock<'a, P: Platform>(
 
 /// A walk over one tree; see the module.
 struct Walk<'r> {
-    ranges: &'r [Pages],
+    ranges: &'r [PageRange],
     /// From 1; 0 before the first hold.
     pass: u32,
     /// The pass visits VMAs with stamps above the first and up to the second.
@@ -192,7 +189,7 @@ struct Walk<'r> {
 /// What comes next on a walk.
 enum Step<'t> {
     /// A part of a range, in a VMA that maps it.
-    Part(&'t Vma, Pages),
+    Part(&'t Vma, PageRange),
     /// A VMA.
     Arrived,
     /// No VMA of the pass is left.
@@ -200,7 +197,7 @@ enum Step<'t> {
 }
 
 impl<'r> Walk<'r> {
-    fn new(ranges: &'r [Pages]) -> Self {
+    fn new(ranges: &'r [PageRange]) -> Self {
         Self { ranges, pass: 0, stamps: (0, 0), place: None, page: 0, visited: 0 }
     }
 
@@ -223,8 +220,8 @@ impl<'r> Walk<'r> {
                 break false;
             }
             match self.step(tree) {
-                Step::Part(vma, (first, count)) => {
-                    let Some(range) = part_of(vma, first, count) else { continue };
+                Step::Part(vma, pages) => {
+                    let Some(range) = part_of(vma, pages) else { continue };
                     // SAFETY: the VMA is in a tree whose lock is held, and leaves it before its
                     // address space is gone.
                     let page_table = || unsafe { PageTable::from_state(memory, vma.tree()) };
@@ -260,16 +257,15 @@ impl<'r> Walk<'r> {
     fn step<'t, M: Member<Vma>>(&mut self, tree: &'t IntervalTree<Vma, M>) -> Step<'t> {
         let here = self.place.and_then(|place| tree.at(place));
         if let Some(vma) = here
-            && let Some((first, end)) = self.range_from(self.page)
+            && let Some(PageRange { first, end }) = self.range_from(self.page)
             && first.max(self.page) <= M::interval(vma).1
         {
-            let first = first.max(self.page);
-            return Step::Part(vma, (first, end - first));
+            return Step::Part(vma, PageRange { first: first.max(self.page), end });
         }
         // What comes after the place overlaps no range before this one.
         let begin = self.place.map_or(0, |place| place.first);
-        let Some((first, _)) = self.range_from(begin) else { return Step::End };
-        let last = self.ranges.last().map_or(0, |(first, count)| first.saturating_add(count - 1));
+        let Some(PageRange { first, .. }) = self.range_from(begin) else { return Step::End };
+        let last = self.ranges.last().map_or(0, |pages| pages.end - 1);
         let asked = Asked { first, last, since: self.stamps.0, after: self.place };
         let Some(vma) = tree.first(&asked) else { return Step::End };
         let place = IntervalTree::<Vma, M>::place(vma);
@@ -280,11 +276,10 @@ impl<'r> Walk<'r> {
         Step::Arrived
     }
 
-    /// The first of the ranges that has a page at or after `page`, as first page and end.
-    fn range_from(&self, page: u64) -> Option<(u64, u64)> {
-        let end = |(first, count): &Pages| first.saturating_add(*count);
-        let index = self.ranges.partition_point(|range| end(range) <= page);
-        self.ranges.get(index).map(|range| (range.0, end(range)))
+    /// The first of the ranges that has a page at or after `page`.
+    fn range_from(&self, page: u64) -> Option<PageRange> {
+        let index = self.ranges.partition_point(|pages| pages.end <= page);
+        self.ranges.get(index).copied()
     }
 
     /// Begins another pass, if VMAs were renewed or added since the last one began.
@@ -349,7 +344,7 @@ pub(crate) fn for_each_anonymous_sight<'m, P: Platform>(
         }
         (node, first)
     };
-    let ranges = [(first, u64::from(folio.pages()))];
+    let ranges = [PageRange::from_count(first, u64::from(folio.pages()))];
     // SAFETY: it is held now.
     let walked = walk_family(memory, unsafe { node.as_ref() }, &ranges, locking, &mut visit);
     Groups::release_now(memory, node);
@@ -360,7 +355,7 @@ pub(crate) fn for_each_anonymous_sight<'m, P: Platform>(
 fn walk_family<'m, P: Platform>(
     memory: &'m Memory<P>,
     top: &AnonGroup,
-    ranges: &[Pages],
+    ranges: &[PageRange],
     locking: Locking,
     visit: &mut impl FnMut(&RmapHit<'_, 'm, P>, &mut Gather) -> Seen,
 ) -> Result<u64, Busy> {
@@ -420,12 +415,12 @@ impl FamilyWalk<'_, '_> {
     }
 }
 
-/// Where pages `first` to `first + count` are in the VMA, as far as it reaches.
-pub(crate) fn part_of(vma: &Vma, first: u64, count: u64) -> Option<VirtRange> {
+/// Where the pages are in the VMA, as far as it reaches.
+pub(crate) fn part_of(vma: &Vma, pages: PageRange) -> Option<VirtRange> {
     let offset = vma.page_offset();
-    let pages = (vma.end() - vma.start()) >> PAGE_SHIFT;
-    let begin = first.max(offset);
-    let end = first.saturating_add(count).min(offset.saturating_add(pages));
+    let length = (vma.end() - vma.start()) >> PAGE_SHIFT;
+    let begin = pages.first.max(offset);
+    let end = pages.end.min(offset.saturating_add(length));
     (begin < end).then(|| {
         let at = |page: u64| vma.start() + ((page - offset) << PAGE_SHIFT);
         VirtRange::raw(at(begin), at(end))

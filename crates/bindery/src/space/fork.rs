@@ -47,7 +47,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             // All VMAs stay locked until the flush, which is one for up to 64 tables: a fault would
             // meet the mark of the pending flush, and make one of its own.
             let mut notices = Notices::default();
-            let result = self.copy_vmas(mm, &child, gather, (&mut *removed, &mut notices));
+            let result = self.copy_vmas(mm, &child, gather, removed, &mut notices);
             if result.is_ok() {
                 removed.notices.append(notices);
             } else {
@@ -69,7 +69,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         mm: &MmapLocked,
         child: &Self,
         gather: &mut Gather,
-        (removed, notices): (&mut Removed, &mut Notices),
+        removed: &mut Removed,
+        notices: &mut Notices,
     ) -> Result<(), Error> {
         let mut chains = false;
         for node in self.vmas.iter() {

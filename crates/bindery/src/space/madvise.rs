@@ -8,7 +8,7 @@ use crate::object::ObjectState;
 use crate::platform::Platform;
 use crate::table::age::Forget;
 use crate::table::zap::Flush;
-use crate::table::zap_except::{Protected, Spared};
+use crate::table::zap_except::{Exceptions, Protected, Spared};
 use crate::tlb::Gather;
 
 use super::change::Removed;
@@ -203,7 +203,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         rights: KeyRights,
     ) -> Result<(), Error> {
         self.transaction(|mm, gather, removed| {
-            self.advise_locked(mm, range, (advice, rights), gather, removed)
+            self.advise_locked(mm, range, advice, rights, gather, removed)
         })
     }
 
@@ -223,7 +223,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         &self,
         mm: &MmapLocked,
         range: VirtRange,
-        (advice, rights): (Advice, KeyRights),
+        advice: Advice,
+        rights: KeyRights,
         gather: &mut Gather,
         removed: &mut Removed,
     ) -> Result<(), Error> {
@@ -297,7 +298,11 @@ impl<P: Platform> AddressSpace<'_, P> {
         let protected = vma.dropped_protection();
         let spares = vma.has(MappingFlags::MAYBE_GUARDS) || protected == Protected::Marked;
         let zapped = if spares {
-            self.page_table.zap_sparing(part, (Spared::Guards, protected), gather)
+            self.page_table.zap_sparing(
+                part,
+                Exceptions { spared: Spared::Guards, protected },
+                gather,
+            )
         } else {
             let zapped = self.page_table.zap(part, part, Flush::BeforeUnlock, gather);
             self.page_table.prune(part.start(), gather);

@@ -188,7 +188,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 Some(MoveStop::Locked(folio)) => self.wait_for_folio(folio),
                 Some(MoveStop::Split(at, order)) => {
                     tries += 1;
-                    self.split_to_move(source, (at, order), tries)?;
+                    self.split_to_move(source, at, order, tries)?;
                 }
                 Some(MoveStop::Longer(_) | MoveStop::Piecemeal) => {
                     debug_assert!(false, "the mover sees to that");
@@ -205,7 +205,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     fn split_to_move(
         &self,
         source: &Vma,
-        (at, order): (VirtAddr, Order),
+        at: VirtAddr,
+        order: Order,
         tries: u32,
     ) -> Result<(), MoveError> {
         match self.split_locked(source, at, order) {

@@ -159,7 +159,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let result = self
             .page_table
             .memory
-            .outermost(|| self.protect_once(range, from, (protection, key), &mut unlocked));
+            .outermost(|| self.protect_once(range, from, protection, key, &mut unlocked));
         for range in unlocked {
             self.populate_writable(range);
         }
@@ -171,7 +171,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         &self,
         range: VirtRange,
         from: ProtectFrom,
-        (protection, key): (Protection, Option<ProtectionKey>),
+        protection: Protection,
+        key: Option<ProtectionKey>,
         unlocked: &mut ArrayVec<VirtRange, 16>,
     ) -> Result<(), Error> {
         self.transaction(|mm, gather, removed| {

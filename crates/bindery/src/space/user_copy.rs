@@ -136,7 +136,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         from: VirtAddr,
         length: u64,
     ) -> Result<(), PartialCopy> {
-        in_pieces((to, from), length, |here, there, piece| {
+        in_pieces(to, from, length, |here, there, piece| {
             other.read_foreign(there, piece)?;
             self.write_user(here, piece)
         })
@@ -156,7 +156,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         to: VirtAddr,
         length: u64,
     ) -> Result<(), PartialCopy> {
-        in_pieces((from, to), length, |here, there, piece| {
+        in_pieces(from, to, length, |here, there, piece| {
             self.read_user(here, piece)?;
             other.write_foreign(there, piece)
         })
@@ -211,7 +211,8 @@ impl<P: Platform> AddressSpace<'_, P> {
 /// Lets `copy` have `length` bytes in pieces, none of which crosses a page of either side, so that
 /// a fault leaves nothing of a piece copied.
 fn in_pieces(
-    (here, there): (VirtAddr, VirtAddr),
+    here: VirtAddr,
+    there: VirtAddr,
     length: u64,
     mut copy: impl FnMut(VirtAddr, VirtAddr, &mut [u8]) -> Result<(), FaultError>,
 ) -> Result<(), PartialCopy> {

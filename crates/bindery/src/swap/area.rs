@@ -188,7 +188,8 @@ impl<P: Platform> Area<P> {
         &self,
         memory: &Memory<P>,
         slots: u64,
-        (priority, device): (i16, Option<&'static dyn SwapDevice<P>>),
+        priority: i16,
+        device: Option<&'static dyn SwapDevice<P>>,
     ) -> Option<()> {
         let count = u32::try_from(slots.div_ceil(u64::from(CLUSTER_SLOTS))).ok()?;
         let order = info_order::<P>(count)?;

@@ -8,6 +8,7 @@ use super::cell::Cell;
 use super::device::SwapOperation;
 use super::page_set::PageSet;
 use super::same_filled;
+use super::writeback::FolioTransfer;
 use crate::Memory;
 use crate::addr::Frame;
 use crate::frame::Folio;
@@ -109,9 +110,8 @@ impl<P: Platform> Memory<P> {
         let number = self.take_request(area);
         area.requests.begin(number, folio.head);
         let place = SwapPlace { area: run.area, first: run.first, cached: run.count };
-        self.submit_pieces(area, device, (SwapOperation::Read, number), folio, place, |page| {
-            has(page, Cell::STORED)
-        });
+        let what = FolioTransfer { operation: SwapOperation::Read, number, folio, place };
+        self.submit_pieces(area, device, &what, |page| has(page, Cell::STORED));
         let mut result = None;
         self.wait_for_devices(&mut || {
             result = area.requests.result(number);

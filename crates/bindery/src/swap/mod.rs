@@ -237,7 +237,7 @@ impl<P: Platform> Memory<P> {
     /// # Errors
     /// As [`SwapError`] says; nothing has changed.
     pub fn swap_on(&self, slots: u64, priority: i16) -> Result<SwapArea, SwapError> {
-        self.turn_area_on(slots, (priority, None))
+        self.turn_area_on(slots, priority, None)
     }
 
     /// Adds a swap area on a device (Linux: `swapon(2)` of a partition or a file). Areas of both
@@ -253,13 +253,14 @@ impl<P: Platform> Memory<P> {
         device: &'static dyn SwapDevice<P>,
         priority: i16,
     ) -> Result<SwapArea, SwapError> {
-        self.turn_area_on(device.slots(), (priority, Some(device)))
+        self.turn_area_on(device.slots(), priority, Some(device))
     }
 
     fn turn_area_on(
         &self,
         slots: u64,
-        (priority, device): (i16, Option<&'static dyn SwapDevice<P>>),
+        priority: i16,
+        device: Option<&'static dyn SwapDevice<P>>,
     ) -> Result<SwapArea, SwapError> {
         if slots == 0 || slots > 1 << 30 {
             return Err(SwapError::Size);
@@ -271,7 +272,7 @@ impl<P: Platform> Memory<P> {
             Some(_) => Ok(()),
             None => self.swap.store.prepare(&self.frames, &self.platform),
         };
-        let on = prepared.ok().and_then(|()| area.turn_on(self, slots, (priority, device)));
+        let on = prepared.ok().and_then(|()| area.turn_on(self, slots, priority, device));
         if on.is_none() {
             self.release_unused_store(&turned_on);
             return Err(SwapError::OutOfMemory);
@@ -369,7 +370,7 @@ impl<P: Platform> Memory<P> {
     fn plant_area(&self, number: u8, slots: u64) {
         let mut on = self.swap.on.lock();
         let area = &self.swap.areas[usize::from(number)];
-        area.turn_on(self, slots, (0, None)).expect("memory for the account");
+        area.turn_on(self, slots, 0, None).expect("memory for the account");
         area.stop();
         on.insert(usize::from(number));
     }

@@ -28,6 +28,7 @@ use super::area::{Area, SlotRun};
 use super::cell::Cell;
 use super::device::SwapOperation;
 use super::page_set::PageSet;
+use super::writeback::FolioTransfer;
 use crate::Memory;
 use crate::addr::Order;
 use crate::events::RareEvents;
@@ -170,7 +171,8 @@ impl<P: Platform> Memory<P> {
         lock.leave_locked();
         // From here on, the folio is the request's.
         self.frames.begin_writeback(&self.platform, folio);
-        self.submit_pieces(area, device, (SwapOperation::Read, number), folio, place, |_| true);
+        let what = FolioTransfer { operation: SwapOperation::Read, number, folio, place };
+        self.submit_pieces(area, device, &what, |_| true);
         true
     }
 

@@ -27,6 +27,15 @@ use crate::frame::{Folio, FolioLock};
 use crate::interrupt;
 use crate::platform::Platform;
 
+/// A folio that goes to a device, or comes from one.
+pub(super) struct FolioTransfer {
+    pub(super) operation: SwapOperation,
+    /// The number of the request.
+    pub(super) number: u32,
+    pub(super) folio: Folio,
+    pub(super) place: SwapPlace,
+}
+
 impl<P: Platform> Memory<P> {
     /// Writes a folio out, unless its content is in swap, that the caller has left locked in the
     /// swap cache, its slots busy, with a reference. Says whether it is the caller's now, frozen.
@@ -89,9 +98,8 @@ impl<P: Platform> Memory<P> {
         self.swap.writing.fetch_add(u64::from(folio.pages()), Relaxed);
         // From here on, the folio is the request's.
         self.frames.begin_writeback(&self.platform, folio);
-        self.submit_pieces(area, device, (SwapOperation::Write, number), folio, place, |page| {
-            !written.is_filled(page)
-        });
+        let what = FolioTransfer { operation: SwapOperation::Write, number, folio, place };
+        self.submit_pieces(area, device, &what, |page| !written.is_filled(page));
         false
     }
 
@@ -101,11 +109,10 @@ impl<P: Platform> Memory<P> {
         &self,
         area: &Area<P>,
         device: &dyn SwapDevice<P>,
-        (operation, number): (SwapOperation, u32),
-        folio: Folio,
-        place: SwapPlace,
+        what: &FolioTransfer,
         wanted: impl Fn(u32) -> bool,
     ) {
+        let FolioTransfer { operation, number, folio, place } = *what;
         let mut page = 0;
         while page < folio.pages() {
             let pages = (page..folio.pages()).take_while(|page| wanted(*page)).count() as u32;

@@ -39,7 +39,7 @@ impl<P: Platform> PageTable<'_, P> {
             if memory.name_slots(named).is_err() {
                 break;
             }
-            self.write_swap_entries(&run, first, (folio, number), slots);
+            self.write_swap_entries(&run, first, folio, number, slots);
             gather.stale(run.range(), run.node.level);
             cursor.counts.entries_written += u64::from(run.count);
             cursor.counts.folios_touched += 1;
@@ -57,7 +57,8 @@ impl<P: Platform> PageTable<'_, P> {
         &self,
         run: &Run<P::Arch>,
         first: Entry,
-        (folio, number): (Folio, u32),
+        folio: Folio,
+        number: u32,
         slots: SlotRun,
     ) {
         let attributes = P::Arch::attributes(first);

@@ -36,6 +36,13 @@ pub(crate) enum Protected {
     Marked,
 }
 
+/// What stays when the rest is unmapped.
+#[derive(Clone, Copy)]
+pub(crate) struct Exceptions {
+    pub(crate) spared: Spared,
+    pub(crate) protected: Protected,
+}
+
 /// Whether whole tables may go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Pass {
@@ -54,20 +61,19 @@ impl<P: Platform> PageTable<'_, P> {
     pub(crate) fn zap_sparing(
         &self,
         range: VirtRange,
-        (spared, protected): (Spared, Protected),
+        except: Exceptions,
         gather: &mut Gather,
     ) -> Result<(), OutOfMemory> {
-        let tables = self.takes_tables(spared, protected);
-        let what = (spared, protected);
-        if tables && !self.zap_sparing_in(range, what, Pass::Tables, gather)? {
+        let tables = self.takes_tables(except);
+        if tables && !self.zap_sparing_in(range, except, Pass::Tables, gather)? {
             return Ok(());
         }
-        self.zap_sparing_in(range, what, Pass::Entries, gather).map(|_| ())
+        self.zap_sparing_in(range, except, Pass::Entries, gather).map(|_| ())
     }
 
     /// Whether tables may go whole. Not while a move brings entries here: it has laid tables, and
     /// needs them (`move_range`).
-    pub(crate) fn takes_tables(&self, spared: Spared, protected: Protected) -> bool {
+    pub(crate) fn takes_tables(&self, Exceptions { spared, protected }: Exceptions) -> bool {
         let moving = self.moving.source().is_some();
         let all = spared == Spared::Guards && protected == Protected::Forgotten;
         all && self.reach.takes_tables() && !moving
@@ -77,10 +83,11 @@ impl<P: Platform> PageTable<'_, P> {
     fn zap_sparing_in(
         &self,
         range: VirtRange,
-        (spared, protected): (Spared, Protected),
+        except: Exceptions,
         pass: Pass,
         gather: &mut Gather,
     ) -> Result<bool, OutOfMemory> {
+        let Exceptions { spared, protected } = except;
         let (depth, whole) = match pass {
             // Those above keep: to detach one, all below it would have to be marked in one lock
             // span.

@@ -3,7 +3,7 @@
 
 use std::thread;
 
-use bindery::addr::VirtAddr;
+use bindery::addr::{PageRange, VirtAddr};
 use bindery::arch::X86_64;
 use bindery::platform::Cpu;
 use bindery::testing::UnmapWalk;
@@ -87,7 +87,7 @@ fn apply<'m>(op: Op, spaces: &mut Vec<Space<'m>>, object: &Object<'m, Machine<X>
 }
 
 /// Where pages of `ranges` are mapped still.
-fn left(space: &Space<'_>, ranges: &[(u64, u64)]) -> Vec<VirtAddr> {
+fn left(space: &Space<'_>, ranges: &[PageRange]) -> Vec<VirtAddr> {
     let mut mappings = Vec::new();
     space.for_each_mapping(|mapping| mappings.push(mapping));
     let mut left = Vec::new();
@@ -95,8 +95,7 @@ fn left(space: &Space<'_>, ranges: &[(u64, u64)]) -> Vec<VirtAddr> {
         for page in 0..mapping.range.pages() {
             let at = VirtAddr(mapping.range.start().0 + page * PAGE);
             let index = mapping.page_offset + page;
-            let asked =
-                ranges.iter().any(|(first, count)| (*first..first + count).contains(&index));
+            let asked = ranges.iter().any(|pages| (pages.first..pages.end).contains(&index));
             if asked && space.inspect(at) != Inspection::Empty {
                 left.push(at);
             }
@@ -137,7 +136,8 @@ proptest! {
             for op in before {
                 apply(op, &mut spaces, &object);
             }
-            let ranges = [(first, count), (first + count + gap, 3)];
+            let ranges = [(first, count), (first + count + gap, 3)]
+                .map(|(first, count)| PageRange::from_count(first, count));
             let mut walk = UnmapWalk::new(&object, &ranges);
             let mut meanwhile = meanwhile.into_iter();
             while !walk.step(|_| ()).expect("nobody changes the mappings now") {
@@ -166,7 +166,7 @@ fn pages_that_move_behind_the_walk_are_unmapped() {
     with_fixture::<X>(0, |fixture| {
         let object = memfd(fixture.memory, PAGES * PAGE);
         let space = &two_spaces(fixture, &object)[0];
-        let ranges = [(0, PAGES)];
+        let ranges = [PageRange::from_count(0, PAGES)];
         let mut walk = UnmapWalk::new(&object, &ranges);
         step_past(&mut walk, area(false, 10));
         // What is left goes to a lower address in a VMA of its own; then all of it once more.
@@ -185,7 +185,7 @@ fn a_merge_across_the_place_of_a_walk_hides_nothing() {
         let space = &two_spaces(fixture, &object)[0];
         space.mprotect(area(false, 0), 12 * PAGE, Protection::READ).unwrap();
         assert_eq!(space.mapping_count(), 2);
-        let ranges = [(0, PAGES)];
+        let ranges = [PageRange::from_count(0, PAGES)];
         let mut walk = UnmapWalk::new(&object, &ranges);
         // All of the lower VMA, nothing of the upper one.
         step_past(&mut walk, area(false, 11));
@@ -201,7 +201,7 @@ fn a_walk_ends_though_its_mapping_is_renewed_at_each_step() {
     with_fixture::<X>(0, |fixture| {
         let object = memfd(fixture.memory, PAGES * PAGE);
         let spaces = two_spaces(fixture, &object);
-        let ranges = [(0, PAGES)];
+        let ranges = [PageRange::from_count(0, PAGES)];
         let mut walk = UnmapWalk::new(&object, &ranges);
         let (mut steps, mut at) = (0, [AT, ELSEWHERE]);
         while !walk.step(|_| ()).unwrap() {
@@ -242,7 +242,7 @@ fn a_walk_comes_to_the_mappings_of_its_pages_alone() {
             };
             space.mmap_object(&request, &source).unwrap();
         }
-        let ranges: Vec<_> = (0..10).map(|n| (100 * n + 7, 2)).collect();
+        let ranges: Vec<_> = (0..10).map(|n| PageRange::from_count(100 * n + 7, 2)).collect();
         let mut walk = UnmapWalk::new(&object, &ranges);
         while !walk.step(|_| ()).unwrap() {}
         // Two for each range, and at most one in the gap behind it.
@@ -257,7 +257,7 @@ fn walks_go_side_by_side_and_a_change_of_the_mappings_keeps_them_out() {
     let object = memfd(&memory, PAGES * PAGE);
     let space = AddressSpace::new(&memory, support::options()).unwrap();
     map(&space, &object, AT, PAGES * PAGE, Sharing::Shared).unwrap();
-    let ranges = [(0, PAGES)];
+    let ranges = [PageRange::from_count(0, PAGES)];
     let (mut one, mut other) = (UnmapWalk::new(&object, &ranges), UnmapWalk::new(&object, &ranges));
     thread::scope(|scope| {
         let mut refused = false;

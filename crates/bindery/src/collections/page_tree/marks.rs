@@ -1,6 +1,6 @@
 //! The marks of dirty and of swapped pages in the nodes of the tree, and their verification.
 
-use super::node::{PRESENT, SLOTS, has, leaf_end, level_of, slot};
+use super::node::{Marks, PRESENT, SLOTS, has, leaf_end, level_of, slot};
 use super::{PageFlags, PageIndex, SwapSlot};
 
 impl PageIndex {
@@ -25,7 +25,8 @@ impl PageIndex {
             let marks = below.map(|below| self.node(below).marks());
             let bit = |marks: u64| marks >> slot(page, level) & 1 == 1;
             let above = above.map(|above| self.node(above));
-            let marked = above.map(|node| (bit(node.dirty), bit(node.swapped)));
+            let marked =
+                above.map(|node| Marks { dirty: bit(node.dirty), swapped: bit(node.swapped) });
             // What is beneath an unused slot is neither.
             let beyond = above.is_some_and(|node| (node.dirty | node.swapped) & !node.used != 0);
             marked == marks && !beyond

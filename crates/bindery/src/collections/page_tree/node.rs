@@ -56,6 +56,13 @@ unsafe impl Send for Link {}
 // SAFETY: through a shared index nodes are only read.
 unsafe impl Sync for Link {}
 
+/// Whether a node has pages with these flags.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Marks {
+    pub(super) dirty: bool,
+    pub(super) swapped: bool,
+}
+
 impl Node {
     pub(super) fn new(level: usize) -> Self {
         let slots = match level {
@@ -84,16 +91,16 @@ impl Node {
         }
     }
 
-    /// Whether the node has dirty pages, and whether it has swapped ones.
-    pub(super) fn marks(&self) -> (bool, bool) {
-        (self.dirty != 0, self.swapped != 0)
+    /// What the node has.
+    pub(super) fn marks(&self) -> Marks {
+        Marks { dirty: self.dirty != 0, swapped: self.swapped != 0 }
     }
 
     /// Notes what [`Node::marks`] says of the child beneath slot `index`. Says whether that is new.
-    pub(super) fn mark(&mut self, index: usize, (dirty, swapped): (bool, bool)) -> bool {
+    pub(super) fn mark(&mut self, index: usize, marks: Marks) -> bool {
         let before = (self.dirty, self.swapped);
-        self.dirty = before.0 & !(1 << index) | u64::from(dirty) << index;
-        self.swapped = before.1 & !(1 << index) | u64::from(swapped) << index;
+        self.dirty = before.0 & !(1 << index) | u64::from(marks.dirty) << index;
+        self.swapped = before.1 & !(1 << index) | u64::from(marks.swapped) << index;
         (self.dirty, self.swapped) != before
     }
 

@@ -47,21 +47,15 @@ impl KernelTree for Cpu {
         self.world.table(table).entries[index.slot()].store(entry.0, order);
     }
 
-    fn offer(
-        &self,
-        table: Frame,
-        index: EntryIndex,
-        entry: Entry,
-        (success, failure): (Ordering, Ordering),
-    ) -> Result<(), Entry> {
+    fn offer(&self, table: Frame, index: EntryIndex, entry: Entry) -> Result<(), Entry> {
         let slot = &self.world.table(table).entries[index.slot()];
         let relaxed = self.world.omit == Omit::Release;
-        let success = if relaxed { Ordering::Relaxed } else { success };
+        let success = if relaxed { Ordering::Relaxed } else { Ordering::AcqRel };
         if self.world.omit == Omit::Exchange {
             slot.store(entry.0, Ordering::Release);
             return Ok(());
         }
-        let result = slot.compare_exchange(0, entry.0, success, failure);
+        let result = slot.compare_exchange(0, entry.0, success, Ordering::Acquire);
         result.map(drop).map_err(|other| {
             count(&self.world.seen.lost);
             Entry(other)

@@ -203,7 +203,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.page_table.memory.before_execution(attributes.permissions, folio);
         let mapped = self.page_table.with_tables(|pool| {
             let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
-            map_folio_locked(&mut cursor, range, (folio, attributes), level, pool)
+            map_folio_locked(&mut cursor, range, folio, attributes, level, pool)
         });
         self.published(range);
         mapped.map_err(|_| FaultError::OutOfMemory)
@@ -229,7 +229,8 @@ pub(in crate::space) fn folio_place(page: VirtAddr, order: Order) -> Option<Virt
 fn map_folio_locked<'m, P: Platform>(
     cursor: &mut Cursor<'_, 'm, P>,
     range: VirtRange,
-    (folio, attributes): (Folio, Attributes),
+    folio: Folio,
+    attributes: Attributes,
     level: Level<P::Arch>,
     pool: &mut TablePool<'m, P>,
 ) -> Result<Step, OutOfMemory> {

@@ -102,9 +102,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             }
         }
         if purpose.userfault.is_some() {
-            return self.relocate_served(mm, vma, what, (arriving, page_offset), call);
+            return self.relocate_served(mm, vma, what, arriving, page_offset, call);
         }
-        self.relocate_apart(mm, vma, what, (arriving, page_offset), call)
+        self.relocate_apart(mm, vma, what, arriving, page_offset, call)
     }
 
     /// As [`AddressSpace::relocate`], of memory that a userfaultfd serves: it follows, if it is
@@ -115,7 +115,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         mm: &MmapLocked,
         vma: &Vma,
         what: &Relocation,
-        (mut arriving, page_offset): (Purpose, u64),
+        mut arriving: Purpose,
+        page_offset: u64,
         call: &mut RemapCall<'_>,
     ) -> Result<VirtAddr, Error> {
         let (to, goes) = (what.target.start(), what.fate == SourceFate::Goes);
@@ -125,7 +126,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             arriving.flags -= MappingFlags::USERFAULT;
             arriving.userfault = None;
         }
-        let done = self.relocate_apart(mm, vma, what, (arriving, page_offset), call);
+        let done = self.relocate_apart(mm, vma, what, arriving, page_offset, call);
         if done.is_ok() && arriving.userfault.is_none() {
             self.strip_moved(mm, VirtRange::from_len(to, what.source.len()));
         }
@@ -153,7 +154,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         mm: &MmapLocked,
         vma: &Vma,
         what: &Relocation,
-        (arriving, page_offset): (Purpose, u64),
+        arriving: Purpose,
+        page_offset: u64,
         call: &mut RemapCall<'_>,
     ) -> Result<VirtAddr, Error> {
         let (source, target) = (what.source, what.target);

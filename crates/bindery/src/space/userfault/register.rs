@@ -169,7 +169,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let result = self.page_table.memory.outermost(|| {
             self.transaction(|mm, _, removed| {
                 self.may_unregister(mm, range, userfault)?;
-                self.unregister_locked(mm, range, userfault, (removed, &mut done))
+                self.unregister_locked(mm, range, userfault, removed, &mut done)
             })
         });
         // What is registered still is waited for.
@@ -201,7 +201,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         mm: &MmapLocked,
         range: VirtRange,
         userfault: &Userfault<'_, P>,
-        (removed, done): (&mut Removed, &mut VirtAddr),
+        removed: &mut Removed,
+        done: &mut VirtAddr,
     ) -> Result<(), Error> {
         let mut at = range.start();
         // What was done may have been joined with what lies after the range.
@@ -241,7 +242,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 let everything = VirtRange::raw(0, self.limit().0);
                 // Whole mappings are not cut, so nothing can fail.
                 let done = &mut VirtAddr(0);
-                let result = self.unregister_locked(mm, everything, &userfault, (removed, done));
+                let result = self.unregister_locked(mm, everything, &userfault, removed, done);
                 debug_assert!(result.is_ok());
             });
             self.page_table.memory.free_some();

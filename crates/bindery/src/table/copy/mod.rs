@@ -160,7 +160,7 @@ fn copy_locked<'m, P: Platform>(
             }
             What::Leaf(first) => {
                 let table = target_table(target, &run, supplies)?;
-                copy_leaves(source, target, &run, (table, first), what, gather)?;
+                copy_leaves(source, target, &run, first, table, what, gather)?;
             }
             What::Absent(first) => match P::Arch::decode_absent(first) {
                 Some(Absent::ProtNone { frame, .. })
@@ -171,7 +171,7 @@ fn copy_locked<'m, P: Platform>(
                 _ if what.absent::<P::Arch>(first).is_empty() => {}
                 _ => {
                     let table = target_table(target, &run, supplies)?;
-                    copy_absent(source, target, &run, (table, first), what)?;
+                    copy_absent(source, target, &run, first, table, what)?;
                 }
             },
         }
@@ -198,7 +198,8 @@ fn copy_leaves<P: Platform>(
     source: &mut Cursor<'_, '_, P>,
     target: &mut Cursor<'_, '_, P>,
     run: &Run<P::Arch>,
-    (table, first): (Frame, Entry),
+    first: Entry,
+    table: Frame,
     what: &ForkCopy,
     gather: &mut Gather,
 ) -> Result<(), CopyStop> {
@@ -260,7 +261,8 @@ fn copy_absent<P: Platform>(
     source: &mut Cursor<'_, '_, P>,
     target: &mut Cursor<'_, '_, P>,
     run: &Run<P::Arch>,
-    (table, first): (Frame, Entry),
+    first: Entry,
+    table: Frame,
     what: &ForkCopy,
 ) -> Result<(), CopyStop> {
     let memory = source.page_table.memory;

@@ -14,6 +14,8 @@
 //!    yet.
 //! 3. Without the second look, CPU A would give the child a page after the file's end.
 
+use core::ops::Range;
+
 use arrayvec::ArrayVec;
 
 use crate::addr::{Frame, Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
@@ -82,7 +84,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         let mut result = Ok(());
         while result.is_ok() && done < run.range.pages() {
             let count = (run.range.pages() - done).min(BATCH as u64);
-            let copied = self.copy_batch(child, run, (done, count), what, supplies);
+            let copied = self.copy_batch(child, run, done..done + count, what, supplies);
             result = copied
                 .map_err(|OutOfMemory| Error::OutOfMemory)
                 .and_then(|()| interrupt::check(&self.memory.platform));
@@ -92,12 +94,12 @@ impl<'m, P: Platform> PageTable<'m, P> {
         result
     }
 
-    /// Copies `count` pages from page `first` of the run on.
+    /// Copies pages of the run.
     fn copy_batch(
         &self,
         child: &Self,
         run: &PinnedRun,
-        (first, count): (u64, u64),
+        pages: Range<u64>,
         what: &ForkCopy,
         supplies: &mut Supplies<'m, P>,
     ) -> Result<(), OutOfMemory> {
@@ -105,7 +107,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         let mut copies: ArrayVec<Folio, BATCH> = ArrayVec::new();
         let mut installed = 0;
         let mut copied = Ok(());
-        for page in first..first + count {
+        for page in pages.clone() {
             memory.may_wait();
             let Some(copy) = frames.new_folio(Order::PAGE) else {
                 copied = Err(OutOfMemory);
@@ -115,7 +117,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
             copies.push(copy);
         }
         while copied.is_ok() && installed < copies.len() {
-            let from = first + installed as u64;
+            let from = pages.start + installed as u64;
             let (done, stopped) =
                 self.install(child, run, from, &copies[installed..], what, supplies);
             installed += done;
