@@ -34,7 +34,7 @@ pub struct Tunables {
     pub pages_to_scan: AtomicU32,
     /// As [`CollapseLimits::missing`].
     pub max_missing: AtomicU32,
-    /// How many pages of a span may be on a swap device; there is none.
+    /// As [`CollapseLimits::swapped`].
     pub max_swapped: AtomicU32,
     /// As [`CollapseLimits::shared`].
     pub max_shared: AtomicU32,
@@ -224,6 +224,7 @@ fn look(at: &mut Position) -> Option<CollapseProgress> {
     }
     let limits = CollapseLimits {
         missing: TUNABLES.max_missing.load(Ordering::Relaxed),
+        swapped: TUNABLES.max_swapped.load(Ordering::Relaxed),
         shared: TUNABLES.max_shared.load(Ordering::Relaxed),
         collects: TUNABLES.defrag.load(Ordering::Relaxed) != 0,
     };

@@ -1,7 +1,7 @@
 //! Collapse: large folios replace small ones, on demand (`MADV_COLLAPSE`) and in the background.
 
 use crate::addr::{Orders, PAGE_SHIFT, VirtAddr, VirtRange};
-use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Kind, Level, Marker};
+use crate::arch::{Absent, Arch, Attributes, Kind, Level, Marker};
 use crate::deferred::Shortage;
 use crate::error::Error;
 use crate::events::RareEvents;
@@ -21,8 +21,8 @@ use super::parts::Parts;
 use super::vma::{MappingFlags, Vma};
 use super::{AddressSpace, MmapLocked};
 
-/// Limits of the background collapser (Linux: `khugepaged/max_ptes_none`, `max_ptes_shared`), in
-/// pages of a table's span, and its effort for a folio.
+/// Limits of the background collapser in pages of a table's span (Linux: `khugepaged/max_ptes_none`,
+/// `max_ptes_swap`, `max_ptes_shared`), and its effort for a folio.
 ///
 /// ```
 /// use bindery::addr::VirtAddr;
@@ -39,6 +39,8 @@ pub struct CollapseLimits {
     /// The most pages that may be missing, or be the zero page: they would take memory that nobody
     /// uses.
     pub missing: u32,
+    /// The most pages that may be in swap: they come back first.
+    pub swapped: u32,
     /// The most pages that may also be mapped elsewhere: they are copied.
     pub shared: u32,
     /// Whether memory is collected ([`crate::Memory::collect`]) if no folio is free (Linux:
@@ -48,7 +50,7 @@ pub struct CollapseLimits {
 
 impl Default for CollapseLimits {
     fn default() -> Self {
-        Self { missing: 511, shared: 256, collects: true }
+        Self { missing: 511, swapped: 64, shared: 256, collects: true }
     }
 }
 
@@ -83,25 +85,14 @@ pub struct CollapseProgress {
     pub out_of_memory: bool,
 }
 
-/// What one entry of level 2 maps.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-struct Census {
-    huge: bool,
-    present: u32,
-    /// Of these, mappings of the zero page.
-    zero: u32,
-    shared: u32,
-    pinned: bool,
-    /// An entry is neither empty nor a leaf.
-    absent: bool,
-}
-
 /// Why a span was not collapsed.
 enum Refusal {
     /// The call goes on with the next one, and fails at its end.
     Here(Error),
     /// The call ends, as on Linux.
     Ends(Error),
+    /// Pages are in swap, and no more than may be.
+    InSwap,
 }
 
 impl Shortage for Refusal {
@@ -161,6 +152,8 @@ impl<P: Platform> AddressSpace<'_, P> {
             match self.collapse_span(VirtAddr(base), None) {
                 Err(Refusal::Ends(error)) => return Err(error),
                 Err(Refusal::Here(error)) => result = Err(error),
+                // It has gone there again.
+                Err(Refusal::InSwap) => result = Err(Error::TryAgain),
                 Ok(()) => {}
             }
         }
@@ -257,8 +250,21 @@ impl<P: Platform> AddressSpace<'_, P> {
         base: VirtAddr,
         limits: Option<&CollapseLimits>,
     ) -> Result<(), Refusal> {
-        let span = P::Arch::PMD.span();
-        let range = VirtRange::raw(base.0, base.0 + span);
+        let range = VirtRange::raw(base.0, base.0 + P::Arch::PMD.span());
+        let result = self.try_collapse(range, limits);
+        if let Err(Refusal::InSwap) = result {
+            self.swap_in_range(range)?;
+            return self.try_collapse(range, limits);
+        }
+        result
+    }
+
+    fn try_collapse(
+        &self,
+        range: VirtRange,
+        limits: Option<&CollapseLimits>,
+    ) -> Result<(), Refusal> {
+        let base = range.start();
         let mut gather = Gather::new();
         let mm = self.mmap_lock.lock();
         let vma = self.vma_at(&mm, base).filter(|vma| vma.range().covers(range));
@@ -300,7 +306,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         drop(locked);
         drop(mm);
         self.finish(&mut gather, super::change::Removed::default());
-        Ok(result?)
+        result
     }
 
     fn collapse_locked(
@@ -309,27 +315,38 @@ impl<P: Platform> AddressSpace<'_, P> {
         range: VirtRange,
         limits: Option<&CollapseLimits>,
         gather: &mut Gather,
-    ) -> Result<(), Error> {
+    ) -> Result<(), Refusal> {
         let census = self.census(range);
         if census.huge {
             // Nothing was done, as far as the background is concerned.
-            return if limits.is_some() { Err(Error::Busy) } else { Ok(()) };
+            return if limits.is_some() { Err(Error::Busy.into()) } else { Ok(()) };
         }
-        if census.present == 0 || census.absent {
-            return Err(Error::Invalid);
+        if census.present + census.swapped == 0 || census.absent {
+            return Err(Error::Invalid.into());
         }
-        let missing = range.pages() as u32 - census.present + census.zero;
-        if limits.is_some_and(|limits| missing > limits.missing || census.shared > limits.shared) {
-            return Err(Error::Busy);
+        if limits.is_some_and(|limits| census.exceeds(limits, range.pages() as u32)) {
+            return Err(Error::Busy.into());
+        }
+        if census.swapped > 0 {
+            return Err(Refusal::InSwap);
         }
         match self.page_table.join_leaves(range.start()) {
             Ok(()) => return Ok(()),
-            Err(JoinError::OutOfMemory) => return Err(Error::OutOfMemory),
+            Err(JoinError::OutOfMemory) => return Err(Error::OutOfMemory.into()),
             Err(JoinError::NotUniform) => {}
         }
         if census.pinned {
-            return Err(Error::TryAgain);
+            return Err(Error::TryAgain.into());
         }
+        Ok(self.collapse_by_copy(vma, range, gather)?)
+    }
+
+    fn collapse_by_copy(
+        &self,
+        vma: &Vma,
+        range: VirtRange,
+        gather: &mut Gather,
+    ) -> Result<(), Error> {
         let memory = self.page_table.memory;
         let order = P::Arch::PMD.order().min(MAX_FOLIO_ORDER);
         let mut counts = Counts::default();
@@ -401,39 +418,6 @@ impl<P: Platform> AddressSpace<'_, P> {
             });
         }
         found
-    }
-
-    /// The entries of the span; its VMA is locked for writing.
-    fn census(&self, range: VirtRange) -> Census {
-        let frames = &self.page_table.memory.frames;
-        let mut census = Census::default();
-        self.page_table.look(range, |looked| {
-            match looked.node.level.kind(looked.raw) {
-                Kind::Leaf if looked.node.level > Level::PTE => census.huge = true,
-                Kind::Leaf => {
-                    let frame = P::Arch::frame(looked.entry);
-                    census.present += 1;
-                    census.zero += u32::from(self.page_table.memory.is_zero(frame));
-                    if let Some(folio) = frames.folio_of(frame) {
-                        let number = frame.0 - folio.head.0;
-                        // What a child has copied since may be nobody else's, and not be known as
-                        // such.
-                        let elsewhere = || frames.mappings(folio) > folio.pages();
-                        let exclusive = frames.exclusive_run(folio, number, 1).0;
-                        census.shared += u32::from(!exclusive && elsewhere());
-                        census.pinned |= frames.pins(folio) > 0;
-                    }
-                }
-                Kind::Absent => {
-                    let prot_none = P::Arch::is_prot_none(looked.raw);
-                    census.absent = true;
-                    census.present += u32::from(prot_none);
-                }
-                Kind::Empty | Kind::Table => {}
-            }
-            true
-        });
-        census
     }
 }
 

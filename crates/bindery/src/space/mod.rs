@@ -17,7 +17,7 @@
 //! | `mmap`, `map_request`, `gap_search` | `mmap(2)`; what a program asks for; where the mapping goes |
 //! | `munmap`, `mprotect`, `mremap`, `madvise`, `mlock`, `mincore`, `msync`, `mseal`, `brk`, `fork`, `remap_file_pages` | the call of that name |
 //! | `pkey`, `shmdt`, `dev_zero` | `pkey_alloc(2)`; `shmdt(2)`; `mmap(2)` of `/dev/zero` |
-//! | `guard_pages`, `collapse`, `page_out` | the larger operations of `madvise(2)` |
+//! | `guard_pages`, `collapse` and `census`, `page_out` | the larger operations of `madvise(2)` |
 //! | `populate` | pages that come before the first access (`MAP_POPULATE`, `mlock`) |
 //! | `fault`, `stack_growth` | page faults; mappings that grow down |
 //! | `userfault`, `move_pages` | the calls of a userfaultfd; `UFFDIO_MOVE` |
@@ -30,6 +30,7 @@
 //! | `inspect`, `resident`, `procfs` | what tests, debuggers and `/proc` read |
 
 mod brk;
+mod census;
 mod change;
 mod collapse;
 mod dev_zero;

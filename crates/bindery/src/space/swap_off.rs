@@ -1,5 +1,5 @@
-//! The part of `swapoff(2)` that one address space has: everything that it has in an area comes
-//! back.
+//! What an address space has in swap comes back: of an area (its part of `swapoff(2)`), or of a
+//! range.
 
 use crate::addr::{VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Kind};
@@ -26,8 +26,26 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// [`Error::Interrupted`] for a fatal signal. What has come back stays, and everything can be
     /// used as before.
     pub fn swap_in_area(&self, area: &SwapArea) -> Result<(), Error> {
+        self.bring_back(|at| self.next_in_area(at, area.number))
+    }
+
+    /// Brings back what is in swap in a range of one mapping. No lock is held.
+    ///
+    /// # Errors
+    /// As of [`AddressSpace::swap_in_area`].
+    #[cold]
+    pub(super) fn swap_in_range(&self, range: VirtRange) -> Result<(), Error> {
+        self.bring_back(|at| {
+            let _guard = self.mmap_lock.lock();
+            let rest = VirtRange::raw(range.start().max(at).0, range.end().0);
+            self.first_in_swap(rest, |_| true)
+        })
+    }
+
+    /// Brings back each page that `next` gives, which gets the page before.
+    fn bring_back(&self, next: impl Fn(VirtAddr) -> Option<VirtAddr>) -> Result<(), Error> {
         let mut at = VirtAddr(0);
-        while let Some(page) = self.next_in_area(at, area.number) {
+        while let Some(page) = next(at) {
             interrupt::check(self.platform())?;
             let fault = || match self.lock_vma(page) {
                 Some(locked) => self
@@ -54,22 +72,28 @@ impl<P: Platform> AddressSpace<'_, P> {
         let mut at = at;
         while let Some(vma) = self.first_ending_after(&guard, at.0) {
             let range = VirtRange::raw(vma.start().max(at.0), vma.end());
-            let mut found = None;
-            self.page_table.look(range, |looked| {
-                let level = looked.node.level;
-                if level.kind(looked.raw) == Kind::Absent
-                    && let Some(Absent::Swap { device, .. }) = P::Arch::decode_absent(looked.raw)
-                    && device == area
-                {
-                    found = Some(looked.range.start());
-                }
-                found.is_none()
-            });
+            let found = self.first_in_swap(range, |device| device == area);
             if found.is_some() {
                 return found;
             }
             at = VirtAddr(vma.end());
         }
         None
+    }
+
+    /// The first page of `range` that is in swap, in an area that is `wanted`. The mutex is held.
+    fn first_in_swap(&self, range: VirtRange, wanted: impl Fn(u8) -> bool) -> Option<VirtAddr> {
+        let mut found = None;
+        self.page_table.look(range, |looked| {
+            let level = looked.node.level;
+            if level.kind(looked.raw) == Kind::Absent
+                && let Some(Absent::Swap { device, .. }) = P::Arch::decode_absent(looked.raw)
+                && wanted(device)
+            {
+                found = Some(looked.range.start());
+            }
+            found.is_none()
+        });
+        found
     }
 }

@@ -1,5 +1,6 @@
 //! Swap: what goes out, comes back, and what becomes of the slots.
 
+mod collapse;
 mod device;
 mod device_errors;
 mod failures;
