@@ -63,7 +63,8 @@ pub struct Results {
 }
 
 impl Bench {
-    /// Builds all tests, and gathers what the machines start with.
+    /// Builds all tests, and gathers what the machines start with. `swap`: the modules that make
+    /// Linux's swap device, in their order.
     ///
     /// # Errors
     /// A compiler or BusyBox is missing, or a test does not compile.
@@ -71,6 +72,7 @@ impl Bench {
         architecture: Architecture,
         source: &Source,
         kernel: &kernel::Kernel,
+        swap: &[PathBuf],
     ) -> Result<Self, Problem> {
         let mut files = Initramfs::new();
         for directory in ["/dev", "/proc", "/sys", "/tmp"] {
@@ -86,7 +88,10 @@ impl Bench {
             files.host_file(&format!("{}/{}", script::DIRECTORY, test.program), &program)?;
         }
         files.file("/init", EXECUTABLE, script::text())?;
-        // Linux leaves it alone; it is there so that both boot the same archive.
+        // Each kernel leaves alone what is for the other; both boot the same archive.
+        for (number, module) in swap.iter().enumerate() {
+            files.host_file(&format!("{}/{number}.ko", script::SWAP_MODULES), module)?;
+        }
         files.file(SYMBOLS_PATH, PLAIN, kernel.symbols.as_str())?;
         Ok(Self { architecture, initramfs: files.archive() })
     }

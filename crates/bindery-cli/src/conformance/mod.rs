@@ -147,8 +147,8 @@ fn compare(
     tests: &[&'static Test],
 ) -> Result<(Vec<Comparison>, json::ArchitectureResults, String), Problem> {
     let kernel = kernel::build(architecture)?;
-    let bench = Bench::prepare(architecture, source, &kernel)?;
-    let image = if arguments.no_linux { None } else { linux_image(architecture) };
+    let (image, swap) = if arguments.no_linux { None } else { linux_to_run(architecture) }.unzip();
+    let bench = Bench::prepare(architecture, source, &kernel, &swap.unwrap_or_default())?;
     let progress = progress(architecture, tests.len() + usize::from(image.is_some()));
     let (ours, theirs) = thread::scope(|scope| {
         let linux = image.map(|image| {
@@ -206,10 +206,12 @@ fn write_logs(directory: &Path, kernel: &str, results: &Results) -> Result<(), P
     Ok(())
 }
 
-/// Linux, if it is to be had; if it is not, a sentence on standard error says why.
-fn linux_image(architecture: Architecture) -> Option<PathBuf> {
-    match linux::newest(architecture) {
-        Ok(image) => Some(image),
+/// Linux and the modules of its swap device, if they are to be had; if they are not, a sentence on
+/// standard error says why.
+fn linux_to_run(architecture: Architecture) -> Option<(PathBuf, Vec<PathBuf>)> {
+    let image = linux::newest(architecture);
+    match image.and_then(|image| Ok((image, linux::ready_made::modules(architecture, "zram")?))) {
+        Ok(found) => Some(found),
         Err(problem) => {
             eprintln!("bindery: Linux is not run beside: {problem}");
             None

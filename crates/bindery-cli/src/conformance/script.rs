@@ -12,7 +12,11 @@ pub const DIRECTORY: &str = "/selftests";
 
 const TO_HOST: &str = "conformance: ";
 
-/// The script. Huge pages are as on a Linux that just booted, on both kernels.
+/// Where Linux finds the modules that make its swap device, named by their order.
+pub const SWAP_MODULES: &str = "/swap-modules";
+
+/// The script. Huge pages are as on a Linux that just booted, on both kernels. Both have swap: the
+/// device is a module on Linux, and there on ours.
 pub fn text() -> String {
     let mut script = String::from(
         r#"#!/bin/busybox sh
@@ -26,6 +30,10 @@ pool=/sys/kernel/mm/hugepages
 sizes=/sys/kernel/mm/transparent_hugepage
 echo always > $sizes/enabled
 echo inherit > $sizes/hugepages-2048kB/enabled
+[ -e /sys/block/zram0 ] || for module in /swap-modules/*.ko; do $box insmod $module; done
+echo 512M > /sys/block/zram0/disksize
+$box mkswap /dev/zram0
+$box swapon /dev/zram0 || echo "conformance: refused swapon"
 now() {
     read -r up idle < /proc/uptime
     echo ${up%.*}
@@ -74,13 +82,14 @@ pub struct Told {
 
 /// What came out of the console, by the tests' names, and the kernel as it names itself.
 pub fn read(console: &str) -> (Option<String>, BTreeMap<String, Told>) {
-    let mut kernel = None;
+    let (mut kernel, mut refused) = (None, String::new());
     let mut tests: BTreeMap<String, Told> = BTreeMap::new();
     let mut current: Option<String> = None;
     for line in console.lines() {
         let told = line.split_once(TO_HOST).and_then(|(_, told)| told.trim_end().split_once(' '));
         match (told, &current) {
-            (Some(("kernel", name)), _) => kernel = Some(name.to_owned()),
+            (Some(("refused", what)), _) => refused = format!(" (refused {what})"),
+            (Some(("kernel", name)), _) => kernel = Some(format!("{name}{refused}")),
             (Some(("begin", name)), _) => {
                 tests.insert(name.to_owned(), Told::default());
                 current = Some(name.to_owned());
@@ -121,6 +130,8 @@ mod tests {
         assert_eq!(tests["a"], told("ok 1\n\n", Some(0), Some(12)));
         assert_eq!(tests["b"], told("not ok 1\n", None, None));
         assert_eq!(read(""), (None, BTreeMap::new()));
+        let (kernel, _) = read("conformance: refused swapon\nconformance: kernel Linux 7.2\n");
+        assert_eq!(kernel.as_deref(), Some("Linux 7.2 (refused swapon)"));
     }
 
     #[test]
@@ -131,7 +142,9 @@ mod tests {
             assert!(script.contains(test.program), "{}", test.program);
         }
         assert!(script.contains(DIRECTORY));
-        assert_eq!(script.matches(TO_HOST).count(), 3);
+        assert_eq!(script.matches(TO_HOST).count(), 4);
+        let place = |part: &str| script.find(part).unwrap();
+        assert!(place("disksize") < place("swapon") && place("swapon") < place("begin"));
         let checked = Command::new("sh").args(["-n", "-c", &script]).status().unwrap();
         assert!(checked.success());
     }

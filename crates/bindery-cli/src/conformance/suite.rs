@@ -47,12 +47,12 @@ pub static TESTS: [Test; 27] = [
     test("guard-regions", &[]),
     test("folio_split_race_test", &[]),
     test("va_high_addr_switch", &[]),
-    Test { hides_hugetlb: true, ..test("uffd-unit-tests", &[]) },
+    test("uffd-unit-tests", &[]),
     // In 20 MiB, 16 times.
     test("uffd-stress", &["anon", "20", "16"]),
     Test { program: "uffd-stress", ..test("uffd-stress-shmem", &["shmem", "20", "16"]) },
     Test { hides_hugetlb: true, ..test("uffd-wp-mremap", &[]) },
-    Test { hides_hugetlb: true, ..test("pagemap_ioctl", &[]) },
+    test("pagemap_ioctl", &[]),
     test("soft-dirty", &[]),
 ];
 
@@ -79,8 +79,6 @@ pub enum Reason {
     /// It writes to what it may only read, through `/proc/self/mem`. Debian's Linux refuses that
     /// unless it is booted with `proc_mem.force_override=always`, and so do we.
     ForcedWrite,
-    /// It needs swap, which neither machine has.
-    Swap,
 }
 
 impl fmt::Display for Reason {
@@ -89,17 +87,17 @@ impl fmt::Display for Reason {
             Self::Hugetlb => "it needs hugetlb, which is not there",
             Self::Uprobe => "it needs uprobes (perf_event_open), which are tracing, not memory",
             Self::ForcedWrite => "Debian's Linux refuses forced writes by /proc/self/mem as well",
-            Self::Swap => "it needs swap, which neither machine has",
         })
     }
 }
 
 /// By the program, and a part of the case's name.
-const SET_APART: [(&str, &str, Reason); 4] = [
+const SET_APART: [(&str, &str, Reason); 5] = [
     ("mkdirty", "PTRACE write access", Reason::ForcedWrite),
     ("merge", "handle_uprobe_upon_merged_vma", Reason::Uprobe),
-    ("khugepaged", "swap", Reason::Swap),
     ("va_high_addr_switch", "HUGETLB", Reason::Hugetlb),
+    ("uffd-unit-tests", " on hugetlb", Reason::Hugetlb),
+    ("pagemap_ioctl", "Hugetlb ", Reason::Hugetlb),
 ];
 
 /// Why this case is set apart, if it is.
@@ -129,8 +127,8 @@ mod tests {
         assert_eq!(reason, Some(Reason::ForcedWrite));
         assert_eq!(set_apart(mkdirty, "Page migration: SIGSEGV generated"), None);
         let apart = |test, case| set_apart(Test::from_name(test).unwrap(), case);
-        assert_eq!(apart("khugepaged-shmem", "collapse_max_ptes_swap"), Some(Reason::Swap));
-        assert_eq!(apart("khugepaged", "collapse_max_ptes_none"), None);
+        assert_eq!(apart("uffd-unit-tests", "minor-wp on hugetlb"), Some(Reason::Hugetlb));
+        assert_eq!(apart("uffd-unit-tests", "minor-wp on shmem"), None);
         let merge = "merge.handle_uprobe_upon_merged_vma";
         assert_eq!(apart("merge", merge), Some(Reason::Uprobe));
         assert_eq!(apart("madv_populate", merge), None);
