@@ -25,6 +25,8 @@
 
 mod features;
 mod handle;
+#[cfg(all(test, loom))]
+mod loom_model;
 mod message;
 mod notice;
 mod queue;

@@ -5,6 +5,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::addr::{VirtAddr, VirtRange};
+use crate::sync::word::Word;
 
 use super::{UserfaultFault, UserfaultState};
 
@@ -77,10 +78,10 @@ enum Place {
 /// A message and the thread that waits with it. All but the word is used with the lock of the state
 /// held.
 #[derive(Debug)]
-pub(crate) struct Waiter {
+pub(crate) struct Waiter<W = AtomicU32> {
     content: Content,
     /// The thread parks on it; the last that whoever wakes the thread writes.
-    pub(super) word: AtomicU32,
+    pub(super) word: W,
     place: Cell<Place>,
     next: Cell<Option<NonNull<Self>>>,
     previous: Cell<Option<NonNull<Self>>>,
@@ -89,9 +90,16 @@ pub(crate) struct Waiter {
 impl Waiter {
     /// In no queue.
     pub(crate) const fn new(content: Content) -> Self {
+        Self::of_word(content, AtomicU32::new(WAITS))
+    }
+}
+
+impl<W> Waiter<W> {
+    /// In no queue. The word is 0.
+    pub(super) const fn of_word(content: Content, word: W) -> Self {
         Self {
             content,
-            word: AtomicU32::new(WAITS),
+            word,
             place: Cell::new(Place::Nowhere),
             next: Cell::new(None),
             previous: Cell::new(None),
@@ -103,6 +111,12 @@ impl Waiter {
         self.content
     }
 
+    fn concerns(&self, range: VirtRange) -> bool {
+        matches!(self.content, Content::Fault(fault) if range.contains(fault.address))
+    }
+}
+
+impl<W: Word<u32>> Waiter<W> {
     /// How the wait ended; `None` as long as it lasts.
     pub(super) fn ending(&self) -> Option<Ending> {
         // Acquire: what was done before the thread was woken is seen by it.
@@ -112,36 +126,40 @@ impl Waiter {
             _ => Some(Ending::Closed),
         }
     }
-
-    fn concerns(&self, range: VirtRange) -> bool {
-        matches!(self.content, Content::Fault(fault) if range.contains(fault.address))
-    }
 }
 
 /// A doubly linked list of waiters, oldest first.
-#[derive(Debug, Default)]
-struct List {
-    first: Option<NonNull<Waiter>>,
-    last: Option<NonNull<Waiter>>,
+#[derive(Debug)]
+struct List<W> {
+    first: Option<NonNull<Waiter<W>>>,
+    last: Option<NonNull<Waiter<W>>>,
+}
+
+impl<W> List<W> {
+    const EMPTY: Self = Self { first: None, last: None };
 }
 
 /// The queues of one userfaultfd.
-#[derive(Debug, Default)]
-pub(super) struct Queues {
-    unread: List,
-    read: List,
-    events: List,
+#[derive(Debug)]
+pub(super) struct Queues<W> {
+    unread: List<W>,
+    read: List<W>,
+    events: List<W>,
 }
 
 /// A queued waiter.
-fn waiter<'a>(node: NonNull<Waiter>) -> &'a Waiter {
+fn waiter<'a, W>(node: NonNull<Waiter<W>>) -> &'a Waiter<W> {
     // SAFETY: waiters are in a queue from `Queues::add` until `Queues::take`, and live as long (the
     // promise of those who add). Callers hold the lock of the queues.
     unsafe { node.as_ref() }
 }
 
-impl Queues {
-    fn list(&mut self, place: Place) -> Option<&mut List> {
+impl<W: Word<u32>> Queues<W> {
+    pub(super) const fn new() -> Self {
+        Self { unread: List::EMPTY, read: List::EMPTY, events: List::EMPTY }
+    }
+
+    fn list(&mut self, place: Place) -> Option<&mut List<W>> {
         match place {
             Place::Nowhere => None,
             Place::UnreadFaults => Some(&mut self.unread),
@@ -150,7 +168,7 @@ impl Queues {
         }
     }
 
-    fn push(&mut self, node: &Waiter, place: Place) {
+    fn push(&mut self, node: &Waiter<W>, place: Place) {
         let Some(list) = self.list(place) else { return };
         let pointer = NonNull::from(node);
         node.place.set(place);
@@ -164,7 +182,7 @@ impl Queues {
     }
 
     /// Takes a waiter out of the queue that it is in.
-    pub(super) fn take(&mut self, node: &Waiter) {
+    pub(super) fn take(&mut self, node: &Waiter<W>) {
         let (next, previous) = (node.next.get(), node.previous.get());
         let Some(list) = self.list(node.place.get()) else { return };
         match previous {
@@ -182,7 +200,7 @@ impl Queues {
     ///
     /// # Safety
     /// 1. The waiter stays where it is, and lives, until it is taken out.
-    pub(super) unsafe fn add(&mut self, node: &Waiter) {
+    pub(super) unsafe fn add(&mut self, node: &Waiter<W>) {
         let fault = matches!(node.content, Content::Fault(_));
         self.push(node, if fault { Place::UnreadFaults } else { Place::Events });
     }
@@ -202,7 +220,7 @@ impl Queues {
         &mut self,
         forks: Forks,
         done: impl FnOnce(),
-        wake: impl FnOnce(*const AtomicU32),
+        wake: impl FnOnce(*const W),
     ) -> Result<Option<Content>, ForkIsNext> {
         if let Some(first) = self.unread.first {
             let fault = waiter(first);
@@ -222,7 +240,7 @@ impl Queues {
     }
 
     /// Takes a waiter out and lets it go on.
-    fn end(&mut self, node: &Waiter, how: u32, wake: impl FnOnce(*const AtomicU32)) {
+    fn end(&mut self, node: &Waiter<W>, how: u32, wake: impl FnOnce(*const W)) {
         self.take(node);
         let word = &raw const node.word;
         // Last: the thread may be gone, and the waiter with it, as soon as it sees this.
@@ -232,8 +250,8 @@ impl Queues {
 
     /// How many faults wait that nobody has read yet, and how many in all.
     pub(super) fn faults(&self) -> (u64, u64) {
-        let count = |list: &List| {
-            let next = |node: &NonNull<Waiter>| waiter(*node).next.get();
+        let count = |list: &List<W>| {
+            let next = |node: &NonNull<Waiter<W>>| waiter(*node).next.get();
             core::iter::successors(list.first, next).count() as u64
         };
         let unread = count(&self.unread);
@@ -241,7 +259,7 @@ impl Queues {
     }
 
     /// Lets the faults in `range` go on. `wake` gets the address of each one's word.
-    pub(super) fn wake(&mut self, range: VirtRange, mut wake: impl FnMut(*const AtomicU32)) {
+    pub(super) fn wake(&mut self, range: VirtRange, mut wake: impl FnMut(*const W)) {
         for first in [self.unread.first, self.read.first] {
             let mut next = first;
             while let Some(node) = next {
@@ -255,7 +273,7 @@ impl Queues {
     }
 
     /// Lets all who wait go on, because there is nobody to serve them any more.
-    pub(super) fn close(&mut self, mut wake: impl FnMut(*const AtomicU32)) {
+    pub(super) fn close(&mut self, mut wake: impl FnMut(*const W)) {
         for place in [Place::UnreadFaults, Place::ReadFaults, Place::Events] {
             while let Some(node) = self.list(place).and_then(|list| list.first) {
                 self.end(waiter(node), CLOSED, &mut wake);

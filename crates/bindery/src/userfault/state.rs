@@ -2,56 +2,90 @@
 
 use core::cell::UnsafeCell;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::Memory;
 use crate::addr::VirtRange;
 use crate::memory::{Record, RecordKind};
 use crate::platform::Platform;
+use crate::sync::parking::Parking;
 use crate::sync::rw_lock::RwLock;
+use crate::sync::word::Word;
 
 use super::queue::{Content, Ending, ForkIsNext, Forks, Queues, Waiter};
 use super::{UserfaultFeatures, UserfaultScope};
 
-/// A userfaultfd.
-pub(crate) struct UserfaultState {
+/// A userfaultfd. Its words are those of the core library or of a model checker (`loom_model`).
+pub(crate) struct UserfaultState<W = AtomicU32> {
     /// Handles, VMAs, waiting threads and queued forks that name it.
     holders: AtomicU32,
     /// The number of the address space that it belongs to.
     space: u64,
     features: UserfaultFeatures,
     scope: UserfaultScope,
-    closed: AtomicBool,
+    /// 1 if nobody serves it any more.
+    closed: W,
     /// Changes of the address space whose messages were not read yet.
-    changing: AtomicU32,
-    /// Whether there are unread messages; to be asked without the lock.
-    readable: AtomicBool,
+    changing: W,
+    /// 1 if there are unread messages; to be asked without the lock.
+    readable: W,
     /// Changes with each message, and when it is closed; readers park on it.
-    arrived: AtomicU32,
-    lock: RwLock,
-    queues: UnsafeCell<Queues>,
+    arrived: W,
+    lock: RwLock<W>,
+    queues: UnsafeCell<Queues<W>>,
 }
 
 // SAFETY: all is atomic but the queues, which only `alone` uses, with the lock held for writing.
 // Waiters are used so too, from any thread.
-unsafe impl Send for UserfaultState {}
+unsafe impl<W: Send + Sync> Send for UserfaultState<W> {}
 // SAFETY: as above.
-unsafe impl Sync for UserfaultState {}
+unsafe impl<W: Send + Sync> Sync for UserfaultState<W> {}
 
 impl UserfaultState {
     /// A userfaultfd of the address space with this number, held once.
     pub(crate) fn new(space: u64, features: UserfaultFeatures, scope: UserfaultScope) -> Self {
+        Self::of_words(space, features, scope, || AtomicU32::new(0))
+    }
+
+    /// Queues a message. Says whether there is somebody to read it.
+    ///
+    /// # Safety
+    /// 1. The waiter stays where it is, and lives, until [`UserfaultState::wait`] has returned.
+    pub(crate) unsafe fn queue<P: Platform>(&self, platform: &P, waiter: &Waiter) -> bool {
+        // SAFETY: 1. the caller's obligation.
+        let queued = unsafe { self.add(platform, waiter) };
+        if queued {
+            platform.userfault_arrived();
+        }
+        queued
+    }
+
+    /// Lets all who wait go on; nobody waits any more.
+    pub(crate) fn close<P: Platform>(&self, platform: &P) {
+        self.end_all(platform);
+        platform.userfault_arrived();
+    }
+}
+
+impl<W: Word<u32>> UserfaultState<W> {
+    /// As [`UserfaultState::new`], of words that are 0.
+    pub(super) fn of_words(
+        space: u64,
+        features: UserfaultFeatures,
+        scope: UserfaultScope,
+        word: impl Fn() -> W,
+    ) -> Self {
         Self {
             holders: AtomicU32::new(1),
             space,
             features,
             scope,
-            closed: AtomicBool::new(false),
-            changing: AtomicU32::new(0),
-            readable: AtomicBool::new(false),
-            arrived: AtomicU32::new(0),
-            lock: RwLock::new(),
-            queues: UnsafeCell::new(Queues::default()),
+            closed: word(),
+            changing: word(),
+            readable: word(),
+            arrived: word(),
+            lock: RwLock::of_word(word()),
+            queues: UnsafeCell::new(Queues::new()),
         }
     }
 
@@ -74,7 +108,7 @@ impl UserfaultState {
 
     /// Whether nobody serves it any more.
     pub(crate) fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Acquire)
+        self.closed.load(Ordering::Acquire) != 0
     }
 
     /// Whether the address space changes: some message about that was not read yet. Asked with the
@@ -85,17 +119,17 @@ impl UserfaultState {
 
     /// A change begins, with the mutex of the address space held.
     pub(crate) fn begin_change(&self) {
-        self.changing.fetch_add(1, Ordering::AcqRel);
+        self.changing.add(1, Ordering::AcqRel);
     }
 
     /// A change is over, because its message was read, or will never be.
     pub(crate) fn end_change(&self) {
-        self.changing.fetch_sub(1, Ordering::AcqRel);
+        self.changing.sub(1, Ordering::AcqRel);
     }
 
     /// Whether a read gives a message at once. Takes no lock.
     pub(crate) fn is_readable(&self) -> bool {
-        self.readable.load(Ordering::Acquire)
+        self.readable.load(Ordering::Acquire) != 0
     }
 
     /// One holder more.
@@ -103,85 +137,88 @@ impl UserfaultState {
         self.holders.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn alone<P: Platform, R>(&self, platform: &P, work: impl FnOnce(&mut Queues) -> R) -> R {
-        self.lock.with_write(platform, || {
+    pub(super) fn alone<R>(
+        &self,
+        parking: &impl Parking<W>,
+        work: impl FnOnce(&mut Queues<W>) -> R,
+    ) -> R {
+        self.lock.with_write(parking, || {
             // SAFETY: the lock is held for writing, and `work` does not come here again.
             let queues = unsafe { &mut *self.queues.get() };
             let result = work(queues);
-            self.readable.store(!queues.is_read(), Ordering::Release);
+            self.readable.store(u32::from(!queues.is_read()), Ordering::Release);
             result
         })
     }
 
-    /// Queues a message. Says whether there is somebody to read it.
+    /// As [`UserfaultState::queue`], and wakes those who wait for a message.
     ///
     /// # Safety
-    /// 1. The waiter stays where it is, and lives, until [`UserfaultState::wait`] has returned.
-    pub(crate) unsafe fn queue<P: Platform>(&self, platform: &P, waiter: &Waiter) -> bool {
-        let queued = self.alone(platform, |queues| {
+    /// As of [`UserfaultState::queue`].
+    pub(super) unsafe fn add(&self, parking: &impl Parking<W>, waiter: &Waiter<W>) -> bool {
+        let queued = self.alone(parking, |queues| {
+            // With the lock held: who closes takes it once more, and would not find the message.
             if self.is_closed() {
                 return false;
             }
             // SAFETY: 1. the caller's obligation: `wait` takes it out.
             unsafe { queues.add(waiter) };
-            self.arrived.fetch_add(1, Ordering::Release);
             true
         });
         if queued {
-            platform.unpark(&self.arrived);
-            platform.userfault_arrived();
+            self.note_arrival(parking);
         }
         queued
     }
 
     /// Waits, without locks, until a queued message has served its purpose, or until `interrupted`
     /// says so. The message is in no queue then.
-    pub(crate) fn wait<P: Platform>(
+    pub(crate) fn wait(
         &self,
-        platform: &P,
-        waiter: &Waiter,
+        parking: &impl Parking<W>,
+        waiter: &Waiter<W>,
         interrupted: impl Fn() -> bool,
     ) -> Ending {
         while waiter.ending().is_none() {
             if interrupted() {
-                return self.withdraw(platform, waiter);
+                return self.withdraw(parking, waiter);
             }
-            platform.park(&waiter.word, 0);
+            parking.park(&waiter.word, 0);
         }
         waiter.ending().unwrap_or(Ending::Interrupted)
     }
 
     /// Takes a message back, unless it has just served its purpose.
-    pub(crate) fn withdraw<P: Platform>(&self, platform: &P, waiter: &Waiter) -> Ending {
-        self.alone(platform, |queues| queues.take(waiter));
+    pub(crate) fn withdraw(&self, parking: &impl Parking<W>, waiter: &Waiter<W>) -> Ending {
+        self.alone(parking, |queues| queues.take(waiter));
         waiter.ending().unwrap_or(Ending::Interrupted)
     }
 
     /// Lets the faults in `range` go on, which look again.
-    pub(crate) fn wake<P: Platform>(&self, platform: &P, range: VirtRange) {
-        self.alone(platform, |queues| queues.wake(range, |word| platform.unpark(word)));
+    pub(crate) fn wake(&self, parking: &impl Parking<W>, range: VirtRange) {
+        self.alone(parking, |queues| queues.wake(range, |word| parking.unpark(word)));
     }
 
     /// As [`Queues::faults`].
-    pub(super) fn faults<P: Platform>(&self, platform: &P) -> (u64, u64) {
-        self.alone(platform, |queues| queues.faults())
+    pub(super) fn faults(&self, parking: &impl Parking<W>) -> (u64, u64) {
+        self.alone(parking, |queues| queues.faults())
     }
 
     /// The next message.
-    pub(super) fn read<P: Platform>(
+    pub(super) fn read(
         &self,
-        platform: &P,
+        parking: &impl Parking<W>,
         forks: Forks,
     ) -> Result<Option<Content>, ForkIsNext> {
-        self.alone(platform, |queues| {
+        self.alone(parking, |queues| {
             // With its message read, the change is over.
-            queues.read(forks, || self.end_change(), |word| platform.unpark(word))
+            queues.read(forks, || self.end_change(), |word| parking.unpark(word))
         })
     }
 
     /// Sleeps until a message comes, unless one has since `seen`, or until it is closed.
-    pub(crate) fn await_message<P: Platform>(&self, platform: &P, seen: u32) {
-        platform.park(&self.arrived, seen);
+    pub(crate) fn await_message(&self, parking: &impl Parking<W>, seen: u32) {
+        parking.park(&self.arrived, seen);
     }
 
     /// To be asked before a look at the queue that [`UserfaultState::await_message`] follows.
@@ -189,15 +226,24 @@ impl UserfaultState {
         self.arrived.load(Ordering::Acquire)
     }
 
-    /// Lets all who wait go on; nobody waits any more.
-    pub(crate) fn close<P: Platform>(&self, platform: &P) {
-        self.alone(platform, |queues| {
-            self.closed.store(true, Ordering::Release);
-            queues.close(|word| platform.unpark(word));
-            self.arrived.fetch_add(1, Ordering::Release);
+    /// As [`UserfaultState::close`], and wakes those who wait for a message.
+    pub(super) fn end_all(&self, parking: &impl Parking<W>) {
+        self.alone(parking, |queues| {
+            self.closed.store(1, Ordering::Release);
+            queues.close(|word| parking.unpark(word));
         });
-        platform.unpark(&self.arrived);
-        platform.userfault_arrived();
+        self.note_arrival(parking);
+    }
+
+    /// Wakes those who wait for a message. After `alone`, which says that there is one. Before:
+    /// 1. CPU A, in `alone`, changes `arrived`.
+    /// 2. CPU B reads `arrived`, and finds nothing readable yet.
+    /// 3. CPU A says that there is a message, and wakes nobody.
+    /// 4. CPU B sleeps, since `arrived` is as it was read.
+    pub(super) fn note_arrival(&self, parking: &impl Parking<W>) {
+        // Release: who sees the change sees what is readable.
+        self.arrived.add(1, Ordering::Release);
+        parking.unpark(&self.arrived);
     }
 }
 

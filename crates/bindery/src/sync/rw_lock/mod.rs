@@ -37,6 +37,11 @@ impl RwLock {
 }
 
 impl<W: Word<u32>> RwLock<W> {
+    /// Unlocked; the word is 0.
+    pub(crate) const fn of_word(word: W) -> Self {
+        Self(word)
+    }
+
     /// Locks for reading, together with other readers, unless somebody writes or the lock is
     /// closed.
     #[inline]

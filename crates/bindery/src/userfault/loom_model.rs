@@ -1,0 +1,317 @@
+//! The queue of a userfaultfd under loom: the code of [`super::state`] and of [`super::queue`]
+//! itself, with threads that fault, change mappings, read, serve and close.
+//!
+//! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib userfault::loom_model`.
+//!
+//! A page is a word: 0 where nothing is mapped. It is read and written relaxed, so that what orders
+//! it is the queue. A thread that nobody wakes is a deadlock, which loom reports. The last tests
+//! leave out one rule each ([`Omit`]) and must fail. The others also require that somebody slept,
+//! and that nothing is queued in the end.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool as Flag, Ordering::Relaxed as Plain};
+use std::vec::Vec;
+
+use loom::model::Builder;
+use loom::sync::atomic::AtomicU32;
+use loom::sync::atomic::Ordering::Relaxed;
+use loom::thread;
+
+use super::queue::{Content, Ending, Forks, Waiter};
+use super::{UserfaultFault, UserfaultFeatures, UserfaultKind, UserfaultScope, UserfaultState};
+use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
+use crate::sync::parking::model::{SecondLook, Sleepers};
+
+/// The rule that a model leaves out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Omit {
+    Nothing,
+    /// A fault looks at its page again when its message is queued.
+    SecondLook,
+    /// A handler maps the page before it wakes those who wait for it.
+    MapBeforeWake,
+    /// Who queues a message looks with the lock held whether the userfaultfd is closed.
+    ClosedUnderLock,
+    /// A reader counts the messages that came before it looks for one.
+    CountBeforeLook,
+    /// Who queues a message says so to those who wait for one.
+    Arrival,
+    /// It does so when the message can be read.
+    ReadableBeforeArrival,
+    /// A change is over before the thread that makes it goes on.
+    OverBeforeWake,
+    /// A thread that parks looks at its word once more, when it can be found.
+    LookBeforeSleep,
+}
+
+struct World {
+    omit: Omit,
+    state: UserfaultState<AtomicU32>,
+    sleepers: Sleepers,
+    pages: [AtomicU32; 2],
+}
+
+fn range_of(page: usize) -> VirtRange {
+    VirtRange::from_len(VirtAddr(page as u64 * PAGE_SIZE), PAGE_SIZE).unwrap()
+}
+
+impl World {
+    fn new(omit: Omit) -> Self {
+        let look = match omit {
+            Omit::LookBeforeSleep => SecondLook::LeftOut,
+            _ => SecondLook::Taken,
+        };
+        let (features, scope) = (UserfaultFeatures::empty(), UserfaultScope::All);
+        Self {
+            omit,
+            state: UserfaultState::of_words(1, features, scope, || AtomicU32::new(0)),
+            sleepers: Sleepers::new(look),
+            pages: [AtomicU32::new(0), AtomicU32::new(0)],
+        }
+    }
+
+    fn is_mapped(&self, page: usize) -> bool {
+        self.pages[page].load(Relaxed) != 0
+    }
+
+    /// Queues a message. Says whether somebody will read it.
+    fn queue(&self, waiter: &Waiter<AtomicU32>) -> bool {
+        // SAFETY: 1. callers keep the waiter until `wait` or `withdraw` has returned.
+        let add = |queues: &mut super::queue::Queues<AtomicU32>| unsafe { queues.add(waiter) };
+        match self.omit {
+            Omit::ClosedUnderLock if self.state.is_closed() => false,
+            Omit::ClosedUnderLock | Omit::Arrival => {
+                self.state.alone(&self.sleepers, add);
+                true
+            }
+            Omit::ReadableBeforeArrival => {
+                self.state.alone(&self.sleepers, |queues| {
+                    add(queues);
+                    self.state.note_arrival(&self.sleepers);
+                });
+                true
+            }
+            // SAFETY: 1. as above.
+            _ => unsafe { self.state.add(&self.sleepers, waiter) },
+        }
+    }
+
+    /// As `AddressSpace::serve_by_userfault`, until the page is there or nobody serves it. Says
+    /// whether the thread went on without its page.
+    fn fault(&self, page: usize, is_interrupted: bool) -> bool {
+        while !self.is_mapped(page) && !self.state.is_closed() {
+            let address = range_of(page).start();
+            let kind = UserfaultKind::Missing;
+            let fault = UserfaultFault { address, kind, is_write: false, thread: 0 };
+            let waiter = Waiter::of_word(Content::Fault(fault), AtomicU32::new(0));
+            if !self.queue(&waiter) {
+                continue;
+            }
+            if self.omit != Omit::SecondLook && self.is_mapped(page) {
+                self.state.withdraw(&self.sleepers, &waiter);
+                continue;
+            }
+            if self.state.wait(&self.sleepers, &waiter, || is_interrupted) == Ending::Interrupted {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// As `Notices::deliver`, of one message.
+    fn change(&self) {
+        self.state.begin_change();
+        let waiter = Waiter::of_word(Content::Remove(range_of(0)), AtomicU32::new(0));
+        let ending = match self.queue(&waiter) {
+            true => self.state.wait(&self.sleepers, &waiter, || false),
+            false => Ending::Closed,
+        };
+        if ending != Ending::Woken {
+            self.state.end_change();
+        }
+        assert!(!self.state.is_changing(), "handlers have to try again for nothing");
+    }
+
+    /// As `Userfault::read`.
+    fn read(&self) -> Content {
+        loop {
+            let mut seen = self.state.messages_seen();
+            if self.state.is_readable()
+                && let Ok(Some(content)) = self.next()
+            {
+                return content;
+            }
+            if self.omit == Omit::CountBeforeLook {
+                seen = self.state.messages_seen();
+            }
+            self.state.await_message(&self.sleepers, seen);
+        }
+    }
+
+    fn next(&self) -> Result<Option<Content>, super::ForkIsNext> {
+        if self.omit != Omit::OverBeforeWake {
+            return self.state.read(&self.sleepers, Forks::Read);
+        }
+        let wake = |word| self.sleepers.unpark(word);
+        let read = self.state.alone(&self.sleepers, |queues| queues.read(Forks::Read, || (), wake));
+        self.state.end_change();
+        read
+    }
+
+    /// `UFFDIO_COPY`, of which the thread that waits may know nothing yet.
+    fn fill(&self, page: usize) {
+        let map = || self.pages[page].store(1, Relaxed);
+        if self.omit == Omit::MapBeforeWake {
+            self.state.wake(&self.sleepers, range_of(page));
+            map();
+        } else {
+            map();
+            self.state.wake(&self.sleepers, range_of(page));
+        }
+    }
+
+    /// Serves the fault of the next message.
+    fn serve(&self) {
+        match self.read() {
+            Content::Fault(fault) => self.fill((fault.address.0 / PAGE_SIZE) as usize),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn close(&self) {
+        self.state.end_all(&self.sleepers);
+    }
+}
+
+type Work = fn(&World);
+
+/// Each of `work` on a thread of its own, with three preemptions of two threads, and fewer of more. Says whether anybody ever slept.
+fn explore<const N: usize>(omit: Omit, work: [Work; N]) -> bool {
+    let slept = Arc::new(Flag::new(false));
+    let seen = Arc::clone(&slept);
+    let mut builder = Builder::new();
+    builder.preemption_bound = Some(5 - N);
+    builder.check(move || {
+        let world = Arc::new(World::new(omit));
+        let spawn = |work: &Work| {
+            let (world, work) = (Arc::clone(&world), *work);
+            thread::spawn(move || work(&world))
+        };
+        let others: Vec<_> = work[1..].iter().map(spawn).collect();
+        work[0](&world);
+        others.into_iter().for_each(|thread| thread.join().unwrap());
+        assert_eq!(world.state.faults(&world.sleepers), (0, 0), "a message is left");
+        assert!(!world.state.is_readable() && !world.state.is_changing());
+        seen.fetch_or(world.sleepers.sleeps.load(Plain) > 0, Plain);
+    });
+    slept.load(Plain)
+}
+
+fn fault(world: &World) {
+    world.fault(0, false);
+}
+
+fn fault_elsewhere(world: &World) {
+    world.fault(1, false);
+}
+
+fn interrupted_fault(world: &World) {
+    world.fault(0, true);
+}
+
+fn fill(world: &World) {
+    world.fill(0);
+}
+
+fn read_event(world: &World) {
+    assert!(matches!(world.read(), Content::Remove(_)));
+}
+
+#[test]
+fn a_fault_is_served() {
+    assert!(explore(Omit::Nothing, [fault, World::serve]));
+}
+
+#[test]
+fn two_faults_are_served_by_two_readers() {
+    let work = [fault, fault_elsewhere, World::serve, World::serve];
+    assert!(explore(Omit::Nothing, work));
+}
+
+#[test]
+fn two_faults_of_one_page_wait_for_one_page() {
+    assert!(explore(Omit::Nothing, [fault, fault, fill]));
+}
+
+#[test]
+fn a_fault_finds_the_page_that_was_filled_before_its_message() {
+    assert!(explore(Omit::Nothing, [fault, fill]));
+}
+
+#[test]
+fn an_interrupted_fault_leaves_no_message() {
+    explore(Omit::Nothing, [interrupted_fault, fill]);
+}
+
+#[test]
+fn a_fault_beside_a_close_goes_on() {
+    assert!(explore(Omit::Nothing, [fault, World::close]));
+}
+
+#[test]
+fn two_faults_and_a_change_beside_a_close_go_on() {
+    assert!(explore(Omit::Nothing, [fault, World::change, fault_elsewhere, World::close]));
+}
+
+#[test]
+fn a_change_is_over_when_its_thread_goes_on() {
+    assert!(explore(Omit::Nothing, [World::change, read_event]));
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn without_a_second_look_a_fault_waits_for_a_page_that_is_there() {
+    explore(Omit::SecondLook, [fault, fill]);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn a_page_that_is_mapped_after_the_wake_leaves_its_fault_asleep() {
+    explore(Omit::MapBeforeWake, [fault, fill]);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn a_message_that_is_queued_after_the_close_waits_forever() {
+    explore(Omit::ClosedUnderLock, [fault, World::close]);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn a_reader_that_counts_after_its_look_sleeps_on_a_message() {
+    explore(Omit::CountBeforeLook, [fault, World::serve]);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn a_message_that_nobody_is_woken_for_is_not_read() {
+    explore(Omit::Arrival, [fault, World::serve]);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn a_reader_that_is_woken_before_it_can_read_sleeps_again() {
+    explore(Omit::ReadableBeforeArrival, [fault, World::serve]);
+}
+
+#[test]
+#[should_panic(expected = "try again")]
+fn a_change_that_is_over_too_late_refuses_its_own_thread() {
+    explore(Omit::OverBeforeWake, [World::change, read_event]);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn a_thread_that_sleeps_without_a_look_is_not_woken() {
+    explore(Omit::LookBeforeSleep, [fault, fill]);
+}
