@@ -24,6 +24,7 @@
 //! | `named` | meetings that went wrong once |
 //! | `reclaim` | what steps into reclaim keeps its page |
 //! | `page_moves` | moves of pages between two places, and the calls beside them |
+//! | `userfaults` | faults that wait, beside closes, dying handlers, moves and unread messages |
 
 pub mod blocked;
 mod named;
@@ -35,6 +36,7 @@ mod reclaim;
 pub mod run;
 pub mod stepped;
 pub mod stops;
+mod userfaults;
 pub mod world;
 
 use bindery::arch::{AArch64, Riscv64, X86_64};
