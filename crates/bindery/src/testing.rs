@@ -329,7 +329,7 @@ pub fn damage_folio<P: Platform>(memory: &Memory<P>, page: Frame, damage: FolioD
         }
         FolioDamage::ToggleExclusive => {
             let number = page.0 - folio.head.0;
-            if frames.exclusive_run(folio, number, 1).0 {
+            if frames.is_exclusive(folio, number) {
                 frames.clear_exclusive(folio, number, 1);
             } else {
                 frames.set_exclusive(folio, number, 1);

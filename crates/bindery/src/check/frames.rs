@@ -63,7 +63,7 @@ impl<P: Platform> Audit<'_, '_, P> {
             }
             holds += mappings;
             names += u32::from(named);
-            if mappings > 1 && frames.exclusive_run(folio, page, 1).0 {
+            if mappings > 1 && frames.is_exclusive(folio, page) {
                 return Err(Violation::ExclusiveButShared { frame, mappings });
             }
         }
@@ -77,7 +77,9 @@ impl<P: Platform> Audit<'_, '_, P> {
         if says == 0 && names == 0 && frames.pins(folio) == 0 && !frames.is_swap_cached(folio) {
             return Err(Violation::Leaked(folio.head));
         }
-        if says == 0 && names == 0 && frames.owner(&self.memory.platform, folio).0 != Owner::Nobody
+        if says == 0
+            && names == 0
+            && frames.owner(&self.memory.platform, folio).owner != Owner::Nobody
         {
             return Err(Violation::StaleOwner(folio.head));
         }

@@ -84,7 +84,7 @@ pub struct Report {
 ///
 /// Context: any.
 pub fn scratch_words<P: Platform>(memory: &Memory<P>) -> usize {
-    memory.frames.span().1 as usize
+    memory.frames.span().count as usize
 }
 
 /// Verifies all invariants. `spaces` has all address spaces of `memory`, and nothing else runs.
@@ -121,7 +121,7 @@ pub fn check_with_kernel<P: Platform>(
     tally.fill(0);
     let mut audit = Audit {
         memory,
-        first: memory.frames.span().0,
+        first: memory.frames.span().first,
         tally,
         groups: 0,
         waiting: Waiting::default(),

@@ -5,7 +5,7 @@ use core::ptr::{self, NonNull};
 
 use crate::addr::{Frame, PAGE_SHIFT, VirtAddr};
 use crate::collections::page_tree::Node;
-use crate::frame::{Folio, Owner};
+use crate::frame::{Folio, FolioOwner, Owner};
 use crate::object::Registry;
 use crate::object::{Accounting, ObjectState, Quota};
 use crate::platform::Platform;
@@ -126,7 +126,7 @@ impl<P: Platform> Audit<'_, '_, P> {
             return Err(broken);
         }
         let folio = frames.folio_of(frame).ok_or(broken)?;
-        let (owner, first) = frames.owner(&self.memory.platform, folio);
+        let FolioOwner { owner, first } = frames.owner(&self.memory.platform, folio);
         let place = first + u64::from(frame.0 - folio.head.0);
         if owner != object.as_owner() || place != page {
             return Err(broken);
@@ -194,7 +194,7 @@ impl<P: Platform> Audit<'_, '_, P> {
     /// Whether the page of `folio` may be mapped: where it is an object's, that has it still,
     /// within its size.
     pub(super) fn may_be_mapped(&self, folio: Folio, page: u32, named: bool) -> bool {
-        let (owner, first) = self.memory.frames.owner(&self.memory.platform, folio);
+        let FolioOwner { owner, first } = self.memory.frames.owner(&self.memory.platform, folio);
         let (Owner::Memory(object) | Owner::File(object)) = owner else { return true };
         let object = object.cast::<ObjectState>();
         // SAFETY: an object names the page, and `name` has compared it with the owner; nobody frees

@@ -1,7 +1,7 @@
 //! The reverse map: does it lead from every folio to the entries that map it?
 
 use crate::addr::VirtAddr;
-use crate::frame::{Folio, Owner};
+use crate::frame::{Folio, FolioOwner, Owner};
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
 use crate::space::{AddressSpace, MappingFlags};
@@ -19,7 +19,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         number: u32,
     ) -> Result<(), Violation> {
         let memory = self.memory;
-        let (owner, first) = memory.frames.owner(&memory.platform, folio);
+        let FolioOwner { owner, first } = memory.frames.owner(&memory.platform, folio);
         let index = first.wrapping_add(u64::from(number));
         let found = match owner {
             Owner::Nobody => false,

@@ -243,7 +243,7 @@ impl<P: Platform> Audit<'_, '_, P> {
                 *count += 1;
             }
         }
-        Ok(self.memory.frames.exclusive_run(folio, number, pages) == (true, pages))
+        Ok(self.memory.frames.are_exclusive(folio, number, pages))
     }
 
     /// Whether the contiguous run around `index` is complete: aligned, consecutive, one folio,

@@ -23,6 +23,7 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
+use super::FrameRange;
 use super::meta::{Kind, MetaArray, NONE, kind_in, order_in, state_of};
 use crate::addr::{Frame, Order};
 
@@ -274,7 +275,7 @@ impl Buddy {
     ///
     /// A frame at which they disagree; the first frame of all where only a total is wrong.
     pub(super) fn check(&self, metas: MetaArray) -> Result<(), Frame> {
-        let (first, count) = metas.span();
+        let FrameRange { first, count } = metas.span();
         let mut listed_blocks = 0u64;
         let mut listed_frames = 0u64;
         for order in Order::PAGE.up_to(MAX_ORDER) {

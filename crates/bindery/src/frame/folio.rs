@@ -101,6 +101,14 @@ pub(crate) enum Turn {
     Odd,
 }
 
+/// Pages of a folio that are alike in whether they are anon-exclusive.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct ExclusiveRun {
+    pub(crate) exclusive: bool,
+    /// How many they are.
+    pub(crate) count: u32,
+}
+
 impl<P: Platform> Frames<P> {
     /// A fresh folio, which only the caller knows: its count stays zero until it is mapped
     /// ([`Frames::first_map`]) or published ([`Frames::publish`]); one that is not goes back by
@@ -166,16 +174,31 @@ impl<P: Platform> Frames<P> {
         reference::guess(self, frame)
     }
 
+    /// Whether `page` (an index in the folio) is anon-exclusive. O(1).
+    #[inline]
+    pub(crate) fn is_exclusive(&self, folio: Folio, page: u32) -> bool {
+        self.exclusive_run(folio, page, 1).exclusive
+    }
+
+    /// Whether all `count` pages from `page` (an index in the folio) on are in the folio and
+    /// anon-exclusive. O(words touched).
+    #[inline]
+    pub(crate) fn are_exclusive(&self, folio: Folio, page: u32, count: u32) -> bool {
+        self.exclusive_run(folio, page, count) == ExclusiveRun { exclusive: true, count }
+    }
+
     /// Whether `page` (an index in the folio) is anon-exclusive, and how many of the `count`
-    /// pages from there agree with it, at least 1. `(false, 0)` where `page` is not in the folio
-    /// or `count` is 0; pages after the folio's end are not counted. O(words touched).
-    pub(crate) fn exclusive_run(&self, folio: Folio, page: u32, count: u32) -> (bool, u32) {
+    /// pages from there agree with it, at least 1. None, which are not exclusive, where `page` is
+    /// not in the folio or `count` is 0; pages after the folio's end are not counted. O(words
+    /// touched).
+    pub(crate) fn exclusive_run(&self, folio: Folio, page: u32, count: u32) -> ExclusiveRun {
         let count = count.min(folio.pages().saturating_sub(page));
         if count == 0 {
-            return (false, 0);
+            return ExclusiveRun { exclusive: false, count: 0 };
         }
         if folio.order == Order::PAGE {
-            return (self.meta(folio.head).state.load(Relaxed) & EXCLUSIVE != 0, 1);
+            let exclusive = self.meta(folio.head).state.load(Relaxed) & EXCLUSIVE != 0;
+            return ExclusiveRun { exclusive, count: 1 };
         }
         let mut index = (page / WORD_PAGES) as usize;
         let mut word = self.word(folio, index).load(Relaxed) >> (page % WORD_PAGES);
@@ -186,7 +209,7 @@ impl<P: Platform> Frames<P> {
             let equal = if exclusive { word.trailing_ones() } else { word.trailing_zeros() };
             run += equal.min(room);
             if equal < room || run >= count {
-                return (exclusive, run.min(count));
+                return ExclusiveRun { exclusive, count: run.min(count) };
             }
             index += 1;
             room = WORD_PAGES;

@@ -34,7 +34,7 @@ use super::folio::Folio;
 use super::meta::{
     EXCLUSIVE, FOLIO_LOCK, FOLIO_PARKED, KIND_AND_ORDER, Kind, ORPHAN, WRITEBACK, state_of,
 };
-use super::owner::{Owner, OwnerMark};
+use super::owner::{FolioOwner, Owner, OwnerMark};
 use crate::addr::{Frame, Order};
 use crate::platform::Platform;
 use crate::sync::parking::{Parking, park_while};
@@ -120,7 +120,7 @@ impl<P: Platform> FolioLock<'_, P> {
     /// Whom the folio belongs to, and the index of its first page there. An anon group is only
     /// to be trusted while the folio is mapped, and in a read section that began before that was
     /// seen.
-    pub(crate) fn owner(&self, platform: &P) -> (Owner, u64) {
+    pub(crate) fn owner(&self, platform: &P) -> FolioOwner {
         self.frames.owner(platform, self.folio)
     }
 

@@ -42,6 +42,7 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
+use super::FrameRange;
 use crate::addr::{Frame, Order};
 use crate::arch::Level;
 
@@ -249,8 +250,8 @@ impl MetaArray {
 
     /// The first frame and the number of frames that the array speaks of.
     #[inline]
-    pub(super) fn span(self) -> (Frame, u32) {
-        (Frame(self.first), self.count)
+    pub(super) fn span(self) -> FrameRange {
+        FrameRange { first: Frame(self.first), count: self.count }
     }
 
     /// Whether the array has an entry for `frame`.

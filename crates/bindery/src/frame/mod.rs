@@ -75,16 +75,16 @@ pub use buddy::MAX_ORDER;
 #[cfg(all(test, loom))]
 pub(crate) use count::{REFERENCE, publish, refer, take_all};
 pub(crate) use folio::FOLIO_ORDERS;
-pub(crate) use folio::Folio;
 pub use folio::MAX_FOLIO_ORDER;
+pub(crate) use folio::{ExclusiveRun, Folio};
 #[cfg(all(test, loom))]
 pub(crate) use folio_lock::{begin_writeback, lock_unless_writeback, unlock};
 pub use view::{FrameUsage, FrameUse, FrameView};
 #[allow(unused_imports, reason = "the layers above name those that they need")]
 pub(crate) use {
     count::PinRoom, count::TooManyMappings, folio::Eviction, folio::Freed, folio::Turn,
-    folio_lock::FolioLock, owner::ALIGN as OWNER_ALIGN, owner::Owner, owner::OwnerKind,
-    owner::OwnerMark, reference::Reference, split::SplitError,
+    folio_lock::FolioLock, owner::ALIGN as OWNER_ALIGN, owner::FolioOwner, owner::Owner,
+    owner::OwnerKind, owner::OwnerMark, reference::Reference, split::SplitError,
 };
 
 /// Consecutive frames of memory, by number.
@@ -211,6 +211,12 @@ pub(crate) struct Frames<P: Platform> {
     inject: inject::Inject,
 }
 
+/// How many frames went both ways so far.
+pub(crate) struct FrameTraffic {
+    pub(crate) taken: u64,
+    pub(crate) returned: u64,
+}
+
 impl<P: Platform> Frames<P> {
     /// Takes over the memory in `ranges`, in any order. The metadata of all frames from the lowest
     /// to the highest, holes included, is kept at the end of the largest range: 32 bytes each, or
@@ -278,7 +284,7 @@ impl<P: Platform> Frames<P> {
     }
 
     /// The first frame that has metadata, and how many have, holes included.
-    pub(crate) fn span(&self) -> (Frame, u32) {
+    pub(crate) fn span(&self) -> FrameRange {
         self.metas.span()
     }
 
@@ -352,10 +358,11 @@ impl<P: Platform> Frames<P> {
     }
 
     /// How many frames were taken so far, and how many came back.
-    pub(crate) fn traffic(&self) -> (u64, u64) {
+    pub(crate) fn traffic(&self) -> FrameTraffic {
         let taken = self.taken.load(Relaxed);
         // What is neither free nor taken now was never there.
-        (taken, taken.saturating_sub(self.total.saturating_sub(self.free_frame_count())))
+        let returned = taken.saturating_sub(self.total.saturating_sub(self.free_frame_count()));
+        FrameTraffic { taken, returned }
     }
 
     /// Gives an allocated block back, whatever it was used for, and tells the platform first.
@@ -429,7 +436,7 @@ impl<P: Platform> Frames<P> {
     /// A frame that is shown as [`Kind::Tail`] belongs to no block: something is broken. For a
     /// quiet system; O(frames).
     pub(crate) fn for_each_block(&self, mut f: impl FnMut(Frame, Order, Kind)) {
-        let (first, count) = self.metas.span();
+        let FrameRange { first, count } = self.metas.span();
         let (ready, kept) = self.buddy.lock().ready();
         let mut at = 0;
         while at < count {
@@ -465,7 +472,7 @@ impl<P: Platform> Frames<P> {
     pub(crate) fn check_free_lists(&self) -> Result<(), Frame> {
         let buddy = self.buddy.lock();
         if self.free.load(Relaxed) != buddy.free_frame_count() {
-            return Err(self.metas.span().0);
+            return Err(self.metas.span().first);
         }
         buddy.check(self.metas)
     }

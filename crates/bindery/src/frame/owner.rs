@@ -85,6 +85,14 @@ pub(crate) enum OwnerKind {
     File,
 }
 
+/// To whom a folio belongs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct FolioOwner {
+    pub(crate) owner: Owner,
+    /// The index of its first page there.
+    pub(crate) first: u64,
+}
+
 impl<P: Platform> Frames<P> {
     /// Notes whom a fresh folio belongs to, and the index of its first page there. Its owner
     /// outlives its mappings. Of any other folio, [`super::FolioLock::set_owner`] does.
@@ -124,7 +132,7 @@ impl<P: Platform> Frames<P> {
 
     /// Whom the folio belongs to, and the index of its first page there. For the holder of the
     /// folio's lock, and for the auditor of a quiet system; for anybody else the answer is a guess.
-    pub(crate) fn owner(&self, platform: &P, folio: Folio) -> (Owner, u64) {
+    pub(crate) fn owner(&self, platform: &P, folio: Folio) -> FolioOwner {
         let head = self.meta(folio.head);
         let word = head.word.load(Relaxed);
         let address = || {
@@ -139,7 +147,7 @@ impl<P: Platform> Frames<P> {
             FILE => Owner::File(address().cast()),
             _ => Owner::Nobody,
         };
-        (owner, word & INDEX_MASK)
+        FolioOwner { owner, first: word & INDEX_MASK }
     }
 
     /// Whether the folio is anonymous memory, which only its anon group may map. One that nobody

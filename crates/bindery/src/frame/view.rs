@@ -182,7 +182,7 @@ impl<P: Platform> Frames<P> {
     /// The sums over all frames. O(blocks).
     pub(crate) fn usage(&self, huge_order: Order) -> FrameUsage {
         let mut sums = FrameUsage { free: self.free_frame_count(), ..FrameUsage::default() };
-        let (first, count) = self.metas.span();
+        let FrameRange { first, count } = self.metas.span();
         let (ready, kept) = self.buddy.lock().ready();
         let mut at = 0;
         while at < count {

@@ -33,6 +33,14 @@ const ROUND: usize = 128;
 /// Areas that are taken out of the index under the lock at a time.
 const CHUNK: usize = 32;
 
+/// Areas next to each other that are being purged.
+struct Purged {
+    /// All their addresses.
+    own: VirtRange,
+    /// Those up to the nearest areas that stay, at which nothing is left either.
+    free: VirtRange,
+}
+
 impl<P: Platform> KernelMap<'_, P> {
     /// Makes freed areas free: every TLB forgets them, once for all areas (and again for each
     /// further 128 of them if tables are detached there). From then on addresses and frames can be
@@ -115,7 +123,7 @@ impl<P: Platform> KernelMap<'_, P> {
         self.for_each_in(first, |node| self.area(node).set_state(State::Purging));
         self.for_each_in(first, |node| {
             if self.area(node).state() == State::Purging {
-                let (own, free) = self.survey(node);
+                let Purged { own, free } = self.survey(node);
                 protocol::detach(self, own, free, counts, |table| {
                     batch.detached.push(&self.memory.frames, table);
                 });
@@ -145,10 +153,9 @@ impl<P: Platform> KernelMap<'_, P> {
         }
     }
 
-    /// The areas next to each other that are being purged, of which `node` is one: all their
-    /// addresses; and those up to the nearest areas that stay, at which nothing is left either. The
-    /// areas are surveyed then. Called with the lock held.
-    fn survey(&self, node: NonNull<Area>) -> (VirtRange, VirtRange) {
+    /// The areas next to each other that are being purged, of which `node` is one. They are
+    /// surveyed then. Called with the lock held.
+    fn survey(&self, node: NonNull<Area>) -> Purged {
         let is_purged = |node: &NonNull<Area>| self.area(*node).state() == State::Purging;
         let mut first = node;
         let mut before = self.index.previous(first);
@@ -167,7 +174,7 @@ impl<P: Platform> KernelMap<'_, P> {
         let own = VirtRange::raw(self.area(first).start(), self.area(last).end());
         let low = before.map_or(0, |other| self.area(other).end());
         let high = after.map_or(u64::MAX, |other| self.area(other).start());
-        (own, VirtRange::raw(low, high))
+        Purged { own, free: VirtRange::raw(low, high) }
     }
 
     /// Frees everything that a purge has taken, after the flush: the frames now, what readers may

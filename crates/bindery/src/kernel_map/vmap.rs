@@ -35,8 +35,7 @@ impl<P: Platform> KernelMap<'_, P> {
     pub fn vmap(&self, pages: &[Frame], options: &VmapOptions) -> Result<VirtAddr, KernelMapError> {
         let leaves = self.leaves(options.permissions, options.memory, options.pieces)?;
         let count = self.pages((pages.len() as u64) << PAGE_SHIFT)?;
-        let (align, congruent) = self.place_of_list(pages, &leaves);
-        let place = Placement { pages: count, align, congruent };
+        let place = self.place_of_list(pages, count, &leaves);
         self.map_at(AreaKind::Vmap, place, options, |walk, at| {
             self.map_list(walk, at, pages, &leaves)
         })
@@ -254,10 +253,10 @@ impl<P: Platform> KernelMap<'_, P> {
         if may_be { run_length(pages) & !(huge - 1) } else { 0 }
     }
 
-    /// How a list wants its start aligned, in bytes: so that the first large piece in it that is
+    /// How a list of `count` pages wants its start aligned: so that the first large piece in it that is
     /// complete can be one. A piece of n pages shows in the list by two entries that are n/2 - 1
     /// apart in place and in value; only every n/2-th place need be looked at.
-    fn place_of_list(&self, pages: &[Frame], leaves: &Leaves<P::Arch>) -> (u64, u64) {
+    fn place_of_list(&self, pages: &[Frame], count: u64, leaves: &Leaves<P::Arch>) -> Placement {
         for piece in self.piece_sizes(leaves).filter(|piece| *piece <= pages.len() as u64) {
             let (size, half) = (piece as usize, (piece as usize / 2).max(1));
             for (chunk, place) in pages.chunks_exact(half).zip((0..).step_by(half)) {
@@ -272,11 +271,15 @@ impl<P: Platform> KernelMap<'_, P> {
                 let ends = pages.get(begin).zip(pages.get(begin + size - 1));
                 if ends.is_some_and(|(a, b)| b.0.wrapping_sub(a.0) as usize == size - 1) {
                     let congruent = (pages[begin].0 as usize).wrapping_sub(begin) & (size - 1);
-                    return (piece << PAGE_SHIFT, (congruent as u64) << PAGE_SHIFT);
+                    return Placement {
+                        pages: count,
+                        align: piece << PAGE_SHIFT,
+                        congruent: (congruent as u64) << PAGE_SHIFT,
+                    };
                 }
             }
         }
-        (PAGE_SIZE, 0)
+        Placement { pages: count, align: PAGE_SIZE, congruent: 0 }
     }
 }
 

@@ -15,7 +15,9 @@ use crate::deferred::Deferral;
 use crate::effort::EffortSetting;
 use crate::events::{Events, RareEvents};
 use crate::frame::meta;
-use crate::frame::{FrameRange, FrameUsage, FrameView, Frames, FramesError, FreeBatch, MAX_ORDER};
+use crate::frame::{
+    FrameRange, FrameTraffic, FrameUsage, FrameView, Frames, FramesError, FreeBatch, MAX_ORDER,
+};
 use crate::huge_zero::HugeZero;
 use crate::platform::Platform;
 use crate::stats::Counts;
@@ -224,8 +226,7 @@ impl<P: Platform> Memory<P> {
     ///
     /// Context: any.
     pub fn frame_span(&self) -> FrameRange {
-        let (first, count) = self.frames.span();
-        FrameRange { first, count }
+        self.frames.span()
     }
 
     /// Counts frames by use. It looks them up, so a frame that changes meanwhile is counted by its
@@ -245,7 +246,7 @@ impl<P: Platform> Memory<P> {
     ///
     /// Context: any.
     pub fn events(&self) -> Events {
-        let (taken, returned) = self.frames.traffic();
+        let FrameTraffic { taken, returned } = self.frames.traffic();
         self.rare.read(taken, returned)
     }
 

@@ -6,7 +6,7 @@
 //! the page's until the caller releases its lock.
 
 use crate::Memory;
-use crate::addr::{Frame, Orders, PAGE_SHIFT, PAGE_SIZE};
+use crate::addr::{Frame, Orders, PAGE_SHIFT, PAGE_SIZE, PageRange};
 use crate::frame::{Folio, Freed};
 use crate::platform::Platform;
 
@@ -101,12 +101,12 @@ pub(crate) fn swapped_pages<P: Platform>(
 }
 
 /// The pages around `page`, which `frame` holds, that are in the same folio without a gap, at
-/// most `below` before it and `above` from it on: how many before it, and how many in all. Parts of
-/// the folio that were dropped end the run.
+/// most `below` before it and `above` from it on, by their numbers. Parts of the folio that were
+/// dropped end the run.
 ///
 /// ```text
 /// folio    |f0 f1 f2 f3 f4 f5 f6 f7|
-/// index    | 0  1  .  3  4  5  6  .|        around page 4: 1 before it, 4 in all
+/// index    | 0  1  .  3  4  5  6  .|        around page 4: pages 3 to 6
 /// ```
 pub(crate) fn run_around<P: Platform>(
     memory: &Memory<P>,
@@ -115,7 +115,7 @@ pub(crate) fn run_around<P: Platform>(
     frame: Frame,
     below: u64,
     above: u64,
-) -> (u64, u64) {
+) -> PageRange {
     let inside = memory.frames.folio_of(frame).map_or(0, |folio| frame.0 - folio.head.0);
     let below = below.min(u64::from(inside)).min(page);
     let before = object.pages.look(&memory.platform, |index| {
@@ -126,7 +126,7 @@ pub(crate) fn run_around<P: Platform>(
         (1..=below).take_while(|distance| same(*distance)).count() as u64
     });
     let (_, after) = resident_run(memory, object, page, above.max(1));
-    (before, before + after)
+    PageRange::from_count(page - before, before + after)
 }
 
 /// Whether the object has `page`, in memory or in swap.

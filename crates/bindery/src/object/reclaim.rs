@@ -31,7 +31,7 @@ use crate::Memory;
 use crate::addr::Frame;
 use crate::addr::PageRange;
 use crate::collections::page_tree::{PageFlags, PageIndex, PageRun};
-use crate::frame::{Eviction, Folio, FolioLock, Owner, Reference};
+use crate::frame::{Eviction, Folio, FolioLock, FolioOwner, Owner, Reference};
 use crate::platform::Platform;
 use crate::rmap::{HOLD, Locking, RmapHit, Seen, for_each_sight};
 use crate::table::age::Forget;
@@ -83,13 +83,14 @@ pub(crate) fn reclaim_folio<P: Platform>(
 ) -> ObjectFolio {
     let lock = memory.frames.try_lock_folio(&memory.platform, *held);
     let Some(lock) = lock else { return ObjectFolio::Busy };
-    match lock.owner(&memory.platform) {
-        (Owner::File(object), first) => evict(memory, object.cast(), *held, first, &lock, spare),
-        (Owner::Memory(object), first) if memory.has_swap() => {
+    let FolioOwner { owner, first } = lock.owner(&memory.platform);
+    match owner {
+        Owner::File(object) => evict(memory, object.cast(), *held, first, &lock, spare),
+        Owner::Memory(object) if memory.has_swap() => {
             send_to_swap(memory, object.cast(), Leaving::locked(lock, held, first), spare)
         }
-        (Owner::Memory(_), _) => ObjectFolio::NotReclaimable,
-        (Owner::Group(_) | Owner::Nobody, _) => ObjectFolio::Busy,
+        Owner::Memory(_) => ObjectFolio::NotReclaimable,
+        Owner::Group(_) | Owner::Nobody => ObjectFolio::Busy,
     }
 }
 

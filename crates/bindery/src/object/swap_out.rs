@@ -33,7 +33,7 @@ use arrayvec::ArrayVec;
 use crate::Memory;
 use crate::addr::{Frame, PAGE_SHIFT, PageRange, VirtAddr};
 use crate::collections::page_tree::{PageFlags, SwapSlot};
-use crate::frame::{FolioLock, Owner, Reference};
+use crate::frame::{FolioLock, FolioOwner, Owner, Reference};
 use crate::platform::Platform;
 use crate::rmap::{HOLD, Locking, Seen, for_each_sight};
 use crate::swap::SlotRun;
@@ -67,7 +67,7 @@ impl<'m, P: Platform> Leaving<'m, P> {
     ) -> Option<Self> {
         let held = memory.frames.try_hold(&memory.platform, frame)?;
         let lock = memory.frames.try_lock_folio(&memory.platform, *held)?;
-        let (owner, first) = lock.owner(&memory.platform);
+        let FolioOwner { owner, first } = lock.owner(&memory.platform);
         let ours = matches!(owner, Owner::Memory(owner) if ptr::addr_eq(owner.as_ptr(), object));
         (ours && memory.frames.mappings(*held) <= mappings).then_some(Self { lock, held, first })
     }

@@ -2,7 +2,7 @@
 
 use crate::Memory;
 use crate::addr::Frame;
-use crate::frame::OwnerKind;
+use crate::frame::{FrameRange, OwnerKind};
 use crate::object::reclaim::{ObjectFolio, Spare, reclaim_folio};
 use crate::platform::Platform;
 
@@ -22,7 +22,7 @@ impl<P: Platform> Memory<P> {
     ///
     /// Context: may sleep. Complexity: in the frames, and as a reclaim of each file's folio.
     pub fn drop_clean_pages(&self) -> u64 {
-        let (first, count) = self.frames.span();
+        let FrameRange { first, count } = self.frames.span();
         let (mut at, mut freed) = (0, 0);
         while at < count {
             let frame = first.plus(at);

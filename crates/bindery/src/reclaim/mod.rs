@@ -38,7 +38,7 @@ mod pressure;
 
 use crate::Memory;
 use crate::addr::Frame;
-use crate::frame::{OwnerKind, Turn};
+use crate::frame::{FrameRange, OwnerKind, Turn};
 use crate::platform::Platform;
 
 use pressure::Batch;
@@ -83,7 +83,7 @@ impl<P: Platform> Memory<P> {
         self.trim();
         let mut done =
             Reclaimed { freed: self.free_frame_count().saturating_sub(before), scanned: 0 };
-        let (first, count) = self.frames.span();
+        let FrameRange { first, count } = self.frames.span();
         let most = u64::from(count) * TURNS;
         done.freed += self.finish_swap_writes();
         let mut batch = Batch::new(self);

@@ -6,7 +6,7 @@
 use crate::addr::PAGE_SHIFT;
 use crate::vma::Vma;
 
-use crate::collections::interval_tree::{IntervalTree, Links, Member};
+use crate::collections::interval_tree::{Interval, IntervalTree, Links, Member};
 
 /// A VMA's place in one tree.
 pub(crate) type TreeLinks = Links<Vma>;
@@ -20,7 +20,7 @@ impl Member<Vma> for OfObject {
     }
 
     #[inline]
-    fn interval(vma: &Vma) -> (u64, u64) {
+    fn interval(vma: &Vma) -> Interval {
         pages_of(vma)
     }
 }
@@ -34,7 +34,7 @@ impl Member<Vma> for OfGroup {
     }
 
     #[inline]
-    fn interval(vma: &Vma) -> (u64, u64) {
+    fn interval(vma: &Vma) -> Interval {
         pages_of(vma)
     }
 }
@@ -46,8 +46,8 @@ pub(crate) type GroupTree = IntervalTree<Vma, OfGroup>;
 
 /// The indexes of the first and the last page of a VMA.
 #[inline]
-fn pages_of(vma: &Vma) -> (u64, u64) {
+fn pages_of(vma: &Vma) -> Interval {
     let first = vma.page_offset();
     let more = (vma.end() - vma.start()).saturating_sub(1) >> PAGE_SHIFT;
-    (first, first.saturating_add(more))
+    Interval { first, last: first.saturating_add(more) }
 }

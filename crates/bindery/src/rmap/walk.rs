@@ -57,7 +57,7 @@ use crate::tlb::Gather;
 use crate::vma::Vma;
 use {
     super::anon_group::{AnonGroup, Groups},
-    crate::frame::{Folio, Owner},
+    crate::frame::{Folio, FolioOwner, Owner},
     crate::table::ReadSection,
     core::ptr::NonNull,
 };
@@ -258,7 +258,7 @@ impl<'r> Walk<'r> {
         let here = self.place.and_then(|place| tree.at(place));
         if let Some(vma) = here
             && let Some(PageRange { first, end }) = self.range_from(self.page)
-            && first.max(self.page) <= M::interval(vma).1
+            && first.max(self.page) <= M::interval(vma).last
         {
             return Step::Part(vma, PageRange { first: first.max(self.page), end });
         }
@@ -332,7 +332,7 @@ pub(crate) fn for_each_anonymous_sight<'m, P: Platform>(
     let frames = &memory.frames;
     let (node, first) = {
         let _section = ReadSection::enter(&memory.platform);
-        let (owner, first) = frames.owner(&memory.platform, folio);
+        let FolioOwner { owner, first } = frames.owner(&memory.platform, folio);
         let Owner::Group(node) = owner else { return Walked::NotMapped };
         let node = node.cast::<AnonGroup>();
         if frames.mappings(folio) == 0 {

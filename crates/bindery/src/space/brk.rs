@@ -38,9 +38,9 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Where the heap begins and ends (Linux: `start_brk`, `brk`); both 0 until the embedder says
     /// where. The two agree only while the mutex is held.
     #[cfg(feature = "procfs")]
-    pub(crate) fn heap(&self) -> (u64, u64) {
+    pub(crate) fn heap(&self) -> VirtRange {
         let read = |at: &AtomicU64| at.load(Ordering::Relaxed);
-        (read(&self.program_break.start), read(&self.program_break.end))
+        VirtRange::raw(read(&self.program_break.start), read(&self.program_break.end))
     }
 
     /// Moves the end of the heap to `end`, and returns the end afterwards: `end`, or the old end if

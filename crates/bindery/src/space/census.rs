@@ -46,7 +46,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                         // What a child has copied since may be nobody else's, and not be known as
                         // such.
                         let elsewhere = || frames.mappings(folio) > folio.pages();
-                        let exclusive = frames.exclusive_run(folio, number, 1).0;
+                        let exclusive = frames.is_exclusive(folio, number);
                         census.shared += u32::from(!exclusive && elsewhere());
                         census.pinned |= frames.pins(folio) > 0;
                     }

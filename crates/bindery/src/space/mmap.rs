@@ -32,6 +32,13 @@ impl Backing {
     }
 }
 
+/// How many pages of a range are mapped.
+struct MappedPages {
+    all: u64,
+    /// Those that count as committed.
+    committed: u64,
+}
+
 impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Maps anonymous memory, and returns its address. It reads as zeroes; frames are allocated at
     /// the first access. (Linux: `mmap(2)` with `MAP_ANONYMOUS`.)
@@ -258,7 +265,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             return Err(Error::Invalid);
         }
         self.refuse_exec_gain(flags, flags)?;
-        let (replaced, given_back) = self.pages_mapped(mm, range)?;
+        let MappedPages { all: replaced, committed: given_back } = self.pages_mapped(mm, range)?;
         self.may_expand(flags, range.pages() - replaced)?;
         let committed = if flags.contains(MappingFlags::ACCOUNT) { range.pages() } else { 0 };
         // As Linux: what is replaced was committed already.
@@ -283,19 +290,18 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         Ok((range, flags))
     }
 
-    /// How many pages of `range` are mapped, and how many of those count as committed; none of them
-    /// may be sealed.
-    fn pages_mapped(&self, mm: &MmapLocked, range: VirtRange) -> Result<(u64, u64), Error> {
-        let (mut pages, mut committed) = (0, 0);
+    /// How many pages of `range` are mapped; none of them may be sealed.
+    fn pages_mapped(&self, mm: &MmapLocked, range: VirtRange) -> Result<MappedPages, Error> {
+        let mut pages = MappedPages { all: 0, committed: 0 };
         for vma in self.vmas_in(mm, range) {
             if vma.has(MappingFlags::SEALED) {
                 return Err(Error::Sealed(VirtAddr(vma.start())));
             }
             let part = vma.range().intersection(range).pages();
-            pages += part;
-            committed += if vma.has(MappingFlags::ACCOUNT) { part } else { 0 };
+            pages.all += part;
+            pages.committed += if vma.has(MappingFlags::ACCOUNT) { part } else { 0 };
         }
-        Ok((pages, committed))
+        Ok(pages)
     }
 
     /// Lets the VMA below or above a free `range` grow over it, where it would be its continuation

@@ -189,12 +189,12 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let Some(folio) = memory.frames.folio_of(first) else { return Ok(None) };
         let number = first.0 - folio.head.0;
         let limit = (folio.pages() - number).min(range.pages() as u32);
-        let (exclusive, alike) = memory.frames.exclusive_run(folio, number, limit);
+        let found = memory.frames.exclusive_run(folio, number, limit);
         let shared_object = memory.frames.is_of_object(folio) && !own;
-        if !permissions.contains(access.permission()) || own && !exclusive {
+        if !permissions.contains(access.permission()) || own && !found.exclusive {
             return Ok(None);
         }
-        let wanted = if shared_object { limit } else { alike };
+        let wanted = if shared_object { limit } else { found.count };
         let pages = if node.level > Level::PTE {
             wanted
         } else {

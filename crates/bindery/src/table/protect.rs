@@ -89,6 +89,13 @@ fn protect_locked<P: Platform>(
     Ok(())
 }
 
+/// Entries of a run, from the first on.
+struct WritablePart {
+    /// Whether they may become writable.
+    writable: bool,
+    count: u32,
+}
+
 /// How many of the run's entries, from the first on, are alike in whether they may become writable,
 /// and whether they may. Zero pages have no owner.
 fn writable_part<P: Platform>(
@@ -96,22 +103,23 @@ fn writable_part<P: Platform>(
     run: &Run<P::Arch>,
     first: Entry,
     policy: &EntryPolicy,
-) -> (bool, u32) {
+) -> WritablePart {
     let memory = cursor.page_table.memory;
+    let whole = |writable| WritablePart { writable, count: run.count };
     match policy.writable {
         Writable::Exclusive => {}
-        Writable::All => return (true, run.count),
-        Writable::Noticed => return (false, run.count),
+        Writable::All => return whole(true),
+        Writable::Noticed => return whole(false),
     }
     let frame = P::Arch::frame(first);
-    let Some(folio) = memory.frames.folio_of(frame) else { return (false, run.count) };
+    let Some(folio) = memory.frames.folio_of(frame) else { return whole(false) };
     let pages = run.pages();
-    let (exclusive, alike) = memory.frames.exclusive_run(folio, frame.0 - folio.head.0, pages);
+    let found = memory.frames.exclusive_run(folio, frame.0 - folio.head.0, pages);
     if run.node.level > Level::PTE {
         // One leaf cannot be writable in part: it is writable where all of it is exclusive.
-        return (exclusive && alike == pages, run.count);
+        return whole(found.exclusive && found.count == pages);
     }
-    (exclusive, alike)
+    WritablePart { writable: found.exclusive, count: found.count }
 }
 
 /// Rewrites the leaves of `run`, in parts of equal exclusivity where that matters.
@@ -126,11 +134,12 @@ fn protect_leaves<P: Platform>(
         let attributes = P::Arch::attributes(first);
         let noticed =
             attributes.userfault || policy.watched == Watched::SoftDirty && !attributes.soft_dirty;
-        let (writable, alike) = if policy.permissions.contains(Permissions::WRITE) && !noticed {
-            writable_part(cursor, &run, first, policy)
-        } else {
-            (false, run.count)
-        };
+        let WritablePart { writable, count: alike } =
+            if policy.permissions.contains(Permissions::WRITE) && !noticed {
+                writable_part(cursor, &run, first, policy)
+            } else {
+                WritablePart { writable: false, count: run.count }
+            };
         let mut allowed = policy.permissions;
         allowed.set(Permissions::WRITE, writable);
         let part = Run { count: alike, ..run };
@@ -321,7 +330,7 @@ fn restore_leaves<P: Platform>(
         let Some(Absent::ProtNone { frame, userfault, .. }) = prot_none else { return };
         let probe =
             P::Arch::leaf(frame, run.node.level, user_attributes(Permissions::READ, policy.key));
-        let (writable, alike) = writable_part(cursor, &run, probe, policy);
+        let WritablePart { writable, count: alike } = writable_part(cursor, &run, probe, policy);
         // Soft-dirty may differ within the run, so who watches it waits for the store.
         let writable = writable && !userfault && policy.watched == Watched::No;
         let mut restored = user_attributes(policy.permissions, policy.key);

@@ -23,7 +23,7 @@ use crate::arch::{
 };
 use crate::events::RareEvents;
 use crate::frame::swap_place::SwapPlace;
-use crate::frame::{Eviction, Folio, OwnerKind};
+use crate::frame::{Eviction, ExclusiveRun, Folio, OwnerKind};
 use crate::platform::Platform;
 use crate::swap::SlotRun;
 use crate::tlb::Gather;
@@ -362,7 +362,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
                 if run.node.level == Level::PTE { P::Arch::clear_contig(raw, index) } else { raw };
             let attributes = P::Arch::attributes(leaf);
             let page = number + (done << scale);
-            let (exclusive, same) =
+            let ExclusiveRun { exclusive, count: same } =
                 page_table.memory.frames.exclusive_run(folio, page, folio.pages() - page);
             // A huge leaf is exclusive as a whole, or nobody writes to it without a copy.
             let exclusive = exclusive && (scale == 0 || same == folio.pages());

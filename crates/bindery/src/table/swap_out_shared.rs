@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering;
 
 use crate::addr::VirtRange;
 use crate::arch::{Absent, AbsentFormat, Arch, Entry, Equal, Level};
-use crate::frame::{Folio, OwnerKind};
+use crate::frame::{ExclusiveRun, Folio, OwnerKind};
 use crate::platform::Platform;
 use crate::swap::SlotRun;
 use crate::tlb::Gather;
@@ -67,7 +67,7 @@ impl<P: Platform> PageTable<'_, P> {
         let mut done = 0;
         while done < run.count {
             let page = number + (done << scale);
-            let (exclusive, same) =
+            let ExclusiveRun { exclusive, count: same } =
                 self.memory.frames.exclusive_run(folio, page, folio.pages() - page);
             let exclusive = exclusive && (scale == 0 || same == folio.pages());
             let mut entry = P::Arch::encode_absent(Absent::Swap {

@@ -97,8 +97,7 @@ impl<'m, P: Platform> Userfault<'m, P> {
     ///
     /// Context: may sleep. Complexity: in them.
     pub fn waiting(&self) -> WaitingFaults {
-        let (unread, all) = self.state().faults(&self.memory.platform);
-        WaitingFaults { unread, all }
+        self.state().faults(&self.memory.platform)
     }
 
     /// The next message, if there is one: faults first, then events in their order. What has made

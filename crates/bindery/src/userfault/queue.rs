@@ -7,6 +7,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use crate::addr::{VirtAddr, VirtRange};
 use crate::sync::word::Word;
 
+use super::WaitingFaults;
 use super::{UserfaultFault, UserfaultState};
 
 /// What a message says, while it is queued.
@@ -248,14 +249,14 @@ impl<W: Word<u32>> Queues<W> {
         wake(word);
     }
 
-    /// How many faults wait that nobody has read yet, and how many in all.
-    pub(super) fn faults(&self) -> (u64, u64) {
+    /// How many faults wait.
+    pub(super) fn faults(&self) -> WaitingFaults {
         let count = |list: &List<W>| {
             let next = |node: &NonNull<Waiter<W>>| waiter(*node).next.get();
             core::iter::successors(list.first, next).count() as u64
         };
         let unread = count(&self.unread);
-        (unread, unread + count(&self.read))
+        WaitingFaults { unread, all: unread + count(&self.read) }
     }
 
     /// Lets the faults in `range` go on. `wake` gets the address of each one's word.

@@ -12,6 +12,7 @@ use crate::sync::parking::Parking;
 use crate::sync::rw_lock::RwLock;
 use crate::sync::word::Word;
 
+use super::WaitingFaults;
 use super::queue::{Content, Ending, ForkIsNext, Forks, Queues, Waiter};
 use super::{UserfaultFeatures, UserfaultScope};
 
@@ -200,7 +201,7 @@ impl<W: Word<u32>> UserfaultState<W> {
     }
 
     /// As [`Queues::faults`].
-    pub(super) fn faults(&self, parking: &impl Parking<W>) -> (u64, u64) {
+    pub(super) fn faults(&self, parking: &impl Parking<W>) -> WaitingFaults {
         self.alone(parking, |queues| queues.faults())
     }
 

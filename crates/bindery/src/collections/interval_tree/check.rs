@@ -3,7 +3,7 @@
 use core::ptr;
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::{Asked, IntervalTree, LEFT, Member, RIGHT};
+use super::{Asked, Interval, IntervalTree, LEFT, Member, RIGHT};
 
 impl<T, M: Member<T>> IntervalTree<T, M> {
     /// Whether order, balance and what each node knows of its subtree are what they should be.
@@ -20,7 +20,7 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
             let place = Self::place(node);
             let rising = last.is_none_or(|last| last < place);
             last = Some(place);
-            let (first, end) = M::interval(node);
+            let Interval { first, last: end } = M::interval(node);
             rising
                 && linked
                 && first <= end

@@ -88,12 +88,19 @@ struct Summary {
     newest: u64,
 }
 
+/// The indexes that a node spans; the first is not above the last.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Interval {
+    pub(crate) first: u64,
+    pub(crate) last: u64,
+}
+
 /// How nodes of type `T` are linked in one kind of tree.
 pub(crate) trait Member<T> {
     /// The node's links in such a tree, always the same.
     fn links(node: &T) -> &Links<T>;
-    /// The first and the last index; the first is not above the last.
-    fn interval(node: &T) -> (u64, u64);
+    /// What the node spans.
+    fn interval(node: &T) -> Interval;
 }
 
 /// A node's place in the order.
@@ -167,7 +174,7 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
 
     /// The place of `node`, which is in the tree.
     pub(crate) fn place(node: &T) -> IntervalPlace {
-        IntervalPlace { first: M::interval(node).0, stamp: M::links(node).stamp() }
+        IntervalPlace { first: M::interval(node).first, stamp: M::links(node).stamp() }
     }
 
     /// Adds `node`, with a new stamp. O(log n).
@@ -227,7 +234,7 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
                 at = left;
             }
             loop {
-                let (first, last) = M::interval(at);
+                let Interval { first, last } = M::interval(at);
                 if first > asked.last {
                     return None;
                 }
@@ -286,7 +293,7 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
         }
         links.parent.store(ptr::null_mut(), Relaxed);
         links.own.store(stamp << HEIGHT_BITS | 1, Relaxed);
-        links.reach.store(M::interval(node).1, Relaxed);
+        links.reach.store(M::interval(node).last, Relaxed);
         links.newest.store(stamp, Relaxed);
         self.root.store(pointer(node), Relaxed);
     }
@@ -424,7 +431,8 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
 
     /// What `node` should know of its subtree, as its children know it.
     fn measured(&self, node: &T) -> Summary {
-        let own = Summary { height: 0, reach: M::interval(node).1, newest: M::links(node).stamp() };
+        let own =
+            Summary { height: 0, reach: M::interval(node).last, newest: M::links(node).stamp() };
         let sides = [LEFT, RIGHT].map(|side| self.child(node, side));
         let all = sides.into_iter().flatten().fold(own, |all, child| {
             let below = M::links(child).summary();

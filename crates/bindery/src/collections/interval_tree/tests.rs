@@ -28,9 +28,9 @@ impl Member<Node> for OfTest {
         &node.links
     }
 
-    fn interval(node: &Node) -> (u64, u64) {
+    fn interval(node: &Node) -> Interval {
         READS.set(READS.get() + 1);
-        (node.first.load(Relaxed), node.last.load(Relaxed))
+        Interval { first: node.first.load(Relaxed), last: node.last.load(Relaxed) }
     }
 }
 

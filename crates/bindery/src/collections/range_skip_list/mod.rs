@@ -79,6 +79,7 @@ mod gap_search;
 mod measure;
 
 use core::iter;
+use core::ops::Range;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
@@ -300,8 +301,8 @@ impl<T: Indexed> Index<T> {
 
     /// Writer: what lies between the neighbors of `node`, which is at `spot`: the end of the
     /// one before and the start of the one after.
-    pub(crate) fn between_neighbors(&self, spot: &Spot<T>, node: NonNull<T>) -> (u64, u64) {
-        (self.end(spot.path[0]), self.start(self.links(Some(node)).next(0)))
+    pub(crate) fn between_neighbors(&self, spot: &Spot<T>, node: NonNull<T>) -> Range<u64> {
+        self.end(spot.path[0])..self.start(self.links(Some(node)).next(0))
     }
 
     /// Writer: tells the index that `node`'s start or end has changed in place, without passing a

@@ -43,7 +43,7 @@ fn the_metadata_lies_at_the_end_of_the_largest_range_and_holes_are_reserved() {
     let ranges = [range(1900, 100), range(3, 50), range(100, 1500), range(80, 0)];
     // SAFETY: 1. the machine has no other user; 2. it outlives the frames.
     let frames = unsafe { Frames::new(&machine, &ranges) }.unwrap();
-    assert_eq!(frames.span(), (Frame(3), 1997));
+    assert_eq!(frames.span(), FrameRange { first: Frame(3), count: 1997 });
     let metadata = (1997u64 * 32).div_ceil(4096) as u32;
     assert_eq!(frames.total_frames(), u64::from(1650 - metadata));
     for frame in 0..2100 {

@@ -9,7 +9,7 @@ use std::vec::Vec;
 use proptest::prelude::*;
 
 use super::super::count::TooManyMappings;
-use super::super::folio::{Folio, Freed, MAX_FOLIO_ORDER};
+use super::super::folio::{ExclusiveRun, Folio, Freed, MAX_FOLIO_ORDER};
 use super::super::meta::{EXCLUSIVE, FOLIO_LOCK, state_of};
 use super::super::split::SplitError;
 use super::super::{Frames, Kind};
@@ -23,7 +23,7 @@ fn a_fresh_folio_is_its_makers_alone_and_exclusive_all_over() {
         let folio = frames.new_folio(order).unwrap();
         assert_eq!((frames.references(folio), frames.mappings(folio)), (0, 0));
         assert!(frames.try_hold(&machine, folio.head).is_none());
-        assert_eq!(frames.exclusive_run(folio, 0, folio.pages()), (true, folio.pages()));
+        assert!(frames.are_exclusive(folio, 0, folio.pages()));
         assert!(!frames.is_dirty(folio));
         for page in 0..folio.pages() {
             assert_eq!(frames.folio_of(folio.head.plus(page)), Some(folio));
@@ -152,7 +152,7 @@ fn dirty_and_the_lock_do_not_disturb_each_other() {
     frames.clear_dirty(folio);
     assert!(!frames.is_dirty(folio) && frames.try_lock_folio(&machine, folio).is_none());
     drop(lock);
-    assert_eq!(frames.exclusive_run(folio, 0, 9), (false, 1));
+    assert_eq!(frames.exclusive_run(folio, 0, 9), ExclusiveRun { exclusive: false, count: 1 });
 }
 
 #[test]
@@ -169,14 +169,14 @@ fn a_split_is_refused_with_the_reason_and_changes_nothing() {
     assert_eq!(split(Order::PAGE, 1), Err(SplitError::References));
     frames.meta(folio.head).count.store(8 << 32 | 1, Relaxed);
     assert!((0..8).all(|page| frames.folio_of(folio.head.plus(page)) == Some(folio)));
-    assert_eq!(frames.exclusive_run(folio, 0, 8), (true, 8));
+    assert_eq!(frames.exclusive_run(folio, 0, 8), ExclusiveRun { exclusive: true, count: 8 });
     assert_eq!(split(Order::PAGE, 1), Ok(()));
     assert_eq!(blocks(&frames, Kind::Folio).len(), 8);
 }
 
 /// Everything that can be seen of a folio's bits, page by page.
 fn exclusive_pages(frames: &Frames<Machine>, folio: Folio) -> Vec<bool> {
-    (0..folio.pages()).map(|page| frames.exclusive_run(folio, page, 1).0).collect()
+    (0..folio.pages()).map(|page| frames.is_exclusive(folio, page)).collect()
 }
 
 proptest! {
@@ -202,9 +202,9 @@ proptest! {
         prop_assert_eq!(exclusive_pages(&frames, folio), model.clone());
         let rest = model.get(from as usize..).unwrap_or_default();
         let rest = &rest[..rest.len().min(count as usize)];
-        let expected = rest.first().map_or((false, 0), |first| {
-            (*first, rest.iter().take_while(|bit| *bit == first).count() as u32)
-        });
+        let first = rest.first().copied().unwrap_or(false);
+        let count = rest.iter().take_while(|bit| **bit == first).count() as u32;
+        let expected = ExclusiveRun { exclusive: first, count };
         prop_assert_eq!(frames.exclusive_run(folio, from, count), expected);
     }
 

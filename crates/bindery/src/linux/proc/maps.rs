@@ -78,11 +78,11 @@ impl Shown {
         space: &AddressSpace<'_, P>,
         vma: &Vma,
     ) -> Self {
-        let (start, end) = space.heap();
+        let heap = space.heap();
         let mapping = Mapping::of(vma);
         // As Linux: whatever of the heap lies in it.
-        let heap = mapping.range.start().0 < end && mapping.range.end().0 > start;
-        let place = if heap { MapsPosition::Heap } else { MapsPosition::Elsewhere };
+        let inside = mapping.range.start() < heap.end() && mapping.range.end() > heap.start();
+        let place = if inside { MapsPosition::Heap } else { MapsPosition::Elsewhere };
         Self { mapping, backing: vma.object().map(NameSource::of), place }
     }
 

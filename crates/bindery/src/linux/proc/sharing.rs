@@ -68,9 +68,9 @@ pub(super) fn for_each_shared<P: Platform>(
     let mut at = 0;
     while at < pages {
         let left = (pages - at) as u32;
-        let (exclusive, alike) = frames.exclusive_run(folio, number + at as u32, left);
-        let alike = u64::from(alike.max(1));
-        let mappings = if exclusive { size } else { mappings };
+        let run = frames.exclusive_run(folio, number + at as u32, left);
+        let alike = u64::from(run.count.max(1));
+        let mappings = if run.exclusive { size } else { mappings };
         f(Shared { first: at, pages: alike, mappings, folio: size });
         at += alike;
     }

@@ -23,7 +23,7 @@ use super::{Access, Resolved, Step, Tries};
 impl<P: Platform> AddressSpace<'_, P> {
     pub(super) fn exclusive_whole(&self, folio: Folio) -> bool {
         let pages = folio.pages();
-        self.page_table.memory.frames.exclusive_run(folio, 0, pages) == (true, pages)
+        self.page_table.memory.frames.are_exclusive(folio, 0, pages)
     }
 
     /// If all mappings of the folio are here, it is nobody else's: marks it exclusive, and lets it
@@ -55,8 +55,8 @@ impl<P: Platform> AddressSpace<'_, P> {
             if let group @ Some(_) = vma.group_pointer()
                 && let Some(lock) = frames.try_lock_folio(self.platform(), folio)
             {
-                let (_, index) = lock.owner(self.platform());
-                lock.set_owner(AnonGroup::as_owner(group), index);
+                let first = lock.owner(self.platform()).first;
+                lock.set_owner(AnonGroup::as_owner(group), first);
             }
         }
         alone
@@ -206,7 +206,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             frames.folio_of(frame).map(|folio| (folio, frame.0 - folio.head.0))
         };
         if let Some((folio, number)) = shown.filter(|(folio, _)| frames.is_anonymous(*folio))
-            && (frames.exclusive_run(folio, number, 1).0
+            && (frames.is_exclusive(folio, number)
                 || self.claim(vma, folio_range(vma, page, number, folio), folio))
         {
             return Ok(());

@@ -531,7 +531,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         }
         let reuse =
             if change.watched == Watched::SoftDirty { Step::Note } else { Step::Reuse(range) };
-        let (exclusive, _) = self.page_table.memory.frames.exclusive_run(folio, number, 1);
+        let exclusive = self.page_table.memory.frames.is_exclusive(folio, number);
         if exclusive && (node.level == Level::PTE || self.exclusive_whole(folio)) {
             return Ok(reuse);
         }

@@ -128,10 +128,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let below = (page.0 - part.start().0) >> PAGE_SHIFT;
         let above = (part.end().0 - page.0) >> PAGE_SHIFT;
         let index = vma.page_offset_of(page);
-        let (before, count) =
-            pages::run_around(self.page_table.memory, object, index, frame, below, above);
-        let start = page.0 - (before << PAGE_SHIFT);
-        VirtRange::raw(start, start + (count << PAGE_SHIFT))
+        let run = pages::run_around(self.page_table.memory, object, index, frame, below, above);
+        let at = |number: u64| page.0.wrapping_add(number.wrapping_sub(index) << PAGE_SHIFT);
+        VirtRange::raw(at(run.first), at(run.end))
     }
 
     /// Maps consecutive frames of one folio from `first` on in `range`, wherever the entry is

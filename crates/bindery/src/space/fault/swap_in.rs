@@ -4,7 +4,7 @@ use crate::addr::{Order, Orders, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Entry, Level};
 use crate::error::FaultError;
 use crate::frame::swap_place::SwapPlace;
-use crate::frame::{Folio, FolioLock, Owner};
+use crate::frame::{Folio, FolioLock, FolioOwner, Owner};
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
 use crate::space::AddressSpace;
@@ -94,7 +94,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// and an owner from whom the reverse map comes by the VMA.
     #[cold]
     fn is_at_home(&self, vma: &Vma, lock: &FolioLock<'_, P>, index: u64) -> bool {
-        let (owner, first) = lock.owner(self.platform());
+        let FolioOwner { owner, first } = lock.owner(self.platform());
         let is_related = |group: &AnonGroup| group.is_related(self.platform(), owner);
         first == index && vma.group().is_some_and(is_related)
     }

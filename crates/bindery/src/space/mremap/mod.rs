@@ -68,6 +68,12 @@ impl Remap {
     }
 }
 
+/// Both lengths of a call, rounded up to pages.
+struct RemapLengths {
+    old: u64,
+    new: u64,
+}
+
 impl<P: Platform> AddressSpace<'_, P> {
     /// Resizes or moves the mapping of `old_length` bytes at `old` to `new_length` bytes (both
     /// rounded up to pages), contents included, and returns its address. What is cut off by a
@@ -101,7 +107,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         new_length: u64,
         remap: Remap,
     ) -> Result<VirtAddr, Error> {
-        let (old_length, new_length) = self.check_lengths(old, old_length, new_length)?;
+        let lengths = self.check_lengths(old, old_length, new_length)?;
+        let RemapLengths { old: old_length, new: new_length } = lengths;
         if let Some(target) = remap.target() {
             self.check_target(old, old_length, target, new_length, remap.fate())?;
         }
@@ -150,7 +157,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         old: VirtAddr,
         old_length: u64,
         length: u64,
-    ) -> Result<(u64, u64), Error> {
+    ) -> Result<RemapLengths, Error> {
         if !old.is_aligned(PAGE_SIZE) {
             return Err(Error::Unaligned(old));
         }
@@ -164,7 +171,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         if length > limit.0 {
             return Err(Error::OutOfRange { limit });
         }
-        Ok((old_length, length))
+        Ok(RemapLengths { old: old_length, new: length })
     }
 
     fn check_target(

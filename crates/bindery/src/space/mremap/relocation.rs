@@ -1,5 +1,6 @@
 //! Moves a part of one VMA to a place of its own.
 
+use core::ops::Range;
 use core::ptr::NonNull;
 
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
@@ -92,7 +93,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         }
         if !stays && purpose.userfault.is_none() && source.covers(vma.range()) {
             let spot = self.vmas.spot(NonNull::from(vma));
-            let (floor, ceiling) = self.vmas.between_neighbors(&spot, NonNull::from(vma));
+            let Range { start: floor, end: ceiling } =
+                self.vmas.between_neighbors(&spot, NonNull::from(vma));
             if floor <= target.start().0 && target.end().0 <= ceiling {
                 let flags = arriving.flags;
                 let slide = Slide { spot: &spot, floor, ceiling, flags, page_offset };

@@ -196,13 +196,13 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
             let equal = Equal::WRITABLE | Equal::SOFT_DIRTY;
             P::Arch::match_leaves(whole, first, limit, equal, P::Arch::STEP, 0)
         };
-        if !memory.frames.exclusive_run(folio, number, 1).0 {
+        if !memory.frames.is_exclusive(folio, number) {
             return Err(MoveStop::Busy);
         }
         if memory.frames.mappings(folio) != alike || !run::are_empty(&there[..alike as usize]) {
             return self.move_scattered(part.page + at, folio, number);
         }
-        if memory.frames.exclusive_run(folio, number, alike) != (true, alike) {
+        if !memory.frames.are_exclusive(folio, number, alike) {
             return Err(MoveStop::Busy);
         }
         self.move_folio(part, at, gathered, FolioRun { folio, number, alike })?;
@@ -271,7 +271,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
             self.may_move_absent(entry)?;
         } else if !memory.is_zero(P::Arch::frame(entry)) {
             let folio = memory.frames.folio_of(P::Arch::frame(entry)).ok_or(MoveStop::Busy)?;
-            if !memory.frames.exclusive_run(folio, 0, 1).0 {
+            if !memory.frames.is_exclusive(folio, 0) {
                 return Err(MoveStop::Busy);
             }
         }

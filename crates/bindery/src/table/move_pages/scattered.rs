@@ -43,7 +43,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         if frames.mappings(folio) != count {
             return Err(self.part_of_folio(at, folio, number, count));
         }
-        if frames.exclusive_run(folio, number, count) != (true, count) {
+        if !frames.are_exclusive(folio, number, count) {
             return Err(MoveStop::Busy);
         }
         for page in at..at + count {

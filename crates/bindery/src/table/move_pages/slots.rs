@@ -133,8 +133,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         };
         let is_own = |folio: Folio| {
             let pages = folio.pages();
-            frames.exclusive_run(folio, 0, pages) == (true, pages)
-                && frames.mappings(folio) == pages
+            frames.are_exclusive(folio, 0, pages) && frames.mappings(folio) == pages
         };
         let to = self.target_slot()?;
         if !folio.is_none_or(is_own) {
@@ -290,9 +289,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
     fn claim_folio(&self, at: EntryIndex, folio: Folio, number: u32, alike: u32) -> bool {
         let memory = self.page_table.memory;
         let frames = &memory.frames;
-        if frames.mappings(folio) != alike
-            || frames.exclusive_run(folio, number, alike) != (true, alike)
-        {
+        if frames.mappings(folio) != alike || !frames.are_exclusive(folio, number, alike) {
             return false;
         }
         let Some(lock) = frames.try_lock_folio(&memory.platform, folio) else { return false };
