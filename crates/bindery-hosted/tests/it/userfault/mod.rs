@@ -1,6 +1,7 @@
 //! Userfaults: faults that wait for their handler, the pages that it supplies, and its messages.
 
 mod bad_input;
+mod bad_moves_and_scans;
 mod events;
 mod fill;
 mod fixture;
