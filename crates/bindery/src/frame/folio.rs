@@ -370,6 +370,11 @@ impl<P: Platform> Frames<P> {
         is_noted
     }
 
+    /// Whether the next look at the folio finds that it was used often.
+    pub(crate) fn is_hot(&self, folio: Folio) -> bool {
+        self.meta(folio.head).state.load(Relaxed) & HOT != 0
+    }
+
     /// Forgets that the folio was used, for a program that says so (`MADV_COLD`).
     pub(crate) fn mark_cold(&self, folio: Folio) {
         let state = &self.meta(folio.head).state;

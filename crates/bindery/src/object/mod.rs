@@ -15,7 +15,7 @@
 //! | `content` | reads and writes from outside mappings |
 //! | `collapse` | one large folio for small ones |
 //! | `holes` | where it has pages |
-//! | `reclaim` | clean pages that go when memory is short |
+//! | `reclaim`, `reclaim_shared` | clean pages that go when memory is short; shared memory |
 //! | `resize` | its size, holes, pages in advance |
 //! | `quota` | [`Quota`]: how many pages a file system in memory may have |
 //! | `save` | dirty pages go to the pager |
@@ -72,6 +72,7 @@ mod pager;
 pub(crate) mod pages;
 mod quota;
 pub(crate) mod reclaim;
+pub(crate) mod reclaim_shared;
 mod registry;
 mod resize;
 mod save;

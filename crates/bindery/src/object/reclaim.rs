@@ -271,7 +271,7 @@ impl<P: Platform> Victim<'_, P> {
     }
 
     /// Takes away all entries that map the folio, unless it was used, or is locked into memory.
-    pub(super) fn unmap(&self, spare: Spare, _: &PagesMayGo) -> Result<(), Obstacle> {
+    fn unmap(&self, spare: Spare, _: &PagesMayGo) -> Result<(), Obstacle> {
         if spare == Spare::Used {
             let mut used = 0;
             self.visit(|hit, gather| {

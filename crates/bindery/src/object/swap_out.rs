@@ -14,7 +14,7 @@
 //! 2. The invalidate lock is tried, for writing. From then on no fault maps pages of the object,
 //!    and no call reads or writes them. The changes are tried, for reading: a thread that holds
 //!    them relies on pages that it has seen, without the invalidate lock.
-//! 3. All folios lose their mappings, in one walk. Entries are cleared, since the index knows where
+//! 3. All folios lose their mappings, in one walk ([`crate::table::zap_chosen`]). Entries are cleared, since the index knows where
 //!    the pages are. As on Linux, whether they were soft-dirty is forgotten with them. Copies of
 //!    private mappings stay.
 //! 4. In one step, under the index lock, it looks whether the folio is unmapped and held by nobody
@@ -33,12 +33,12 @@ use arrayvec::ArrayVec;
 use crate::Memory;
 use crate::addr::{Frame, PAGE_SHIFT, PageRange, VirtAddr};
 use crate::collections::page_tree::{PageFlags, SwapSlot};
-use crate::frame::{FolioLock, FolioOwner, Owner, Reference};
+use crate::frame::{Eviction, FolioLock, FolioOwner, Owner, Reference, Turn};
 use crate::platform::Platform;
 use crate::rmap::{HOLD, Locking, Seen, for_each_sight};
 use crate::swap::SlotRun;
 use crate::table::out_batch::OutBatch;
-use crate::table::zap_except::{Exceptions, Spared};
+use crate::table::zap_chosen::{Fate, Mapped};
 use crate::vma::MappingFlags;
 
 use super::ObjectState;
@@ -51,9 +51,9 @@ pub(crate) const FOLIOS: usize = 32;
 /// A folio of an object that is to go, locked, with a reference.
 pub(crate) struct Leaving<'m, P: Platform> {
     lock: FolioLock<'m, P>,
-    held: Reference<'m, P>,
+    pub(super) held: Reference<'m, P>,
     /// Where its first page belongs.
-    first: u64,
+    pub(crate) first: u64,
 }
 
 impl<'m, P: Platform> Leaving<'m, P> {
@@ -72,10 +72,53 @@ impl<'m, P: Platform> Leaving<'m, P> {
         (ours && memory.frames.mappings(*held) <= mappings).then_some(Self { lock, held, first })
     }
 
+    /// Whether reclaim has looked at it in this turn; from now on it has.
+    pub(super) fn is_looked_at(&self, memory: &Memory<P>, turn: Turn) -> bool {
+        let looked = memory.frames.is_looked_at(*self.held, turn);
+        memory.frames.note_look(*self.held, turn);
+        looked
+    }
+
+    /// Where the pages after it belong.
+    pub(crate) fn end(&self) -> u64 {
+        self.first + u64::from(self.held.pages())
+    }
+
     /// The same of a folio that is locked and known to be the object's.
     pub(super) fn locked(lock: FolioLock<'m, P>, held: Reference<'m, P>, first: u64) -> Self {
         Self { lock, held, first }
     }
+}
+
+/// Adds the folios of the pages that [`Leaving::new`] finds and `accept` takes,
+/// as long as there is room for them. Says from where to go on; the end if they are all.
+pub(crate) fn add_folios<'m, P: Platform>(
+    memory: &'m Memory<P>,
+    object: &ObjectState,
+    pages: PageRange,
+    mappings: u32,
+    folios: &mut ArrayVec<Leaving<'m, P>, FOLIOS>,
+    accept: impl Fn(&Leaving<'m, P>) -> bool,
+) -> u64 {
+    let PageRange { first: mut from, end } = pages;
+    while !folios.is_full() {
+        let next = object
+            .pages
+            .look(&memory.platform, |index| index.next_run_with(PageFlags::empty(), from, end));
+        let Some(run) = next else { return end };
+        let after = run.page + u64::from(run.count);
+        from = run.page;
+        while from < after && !folios.is_full() {
+            let frame = run.frame.plus((from - run.page) as u32);
+            from += 1;
+            let leaving = Leaving::new(memory, object, frame, mappings);
+            if let Some(leaving) = leaving.filter(&accept) {
+                from = leaving.end().max(from);
+                folios.push(leaving);
+            }
+        }
+    }
+    from
 }
 
 /// A folio that is to go, and where to.
@@ -83,11 +126,22 @@ struct Planned<'m, P: Platform> {
     leaving: Leaving<'m, P>,
     slots: SlotRun,
     mapped: bool,
+    /// An entry was used since the last look.
+    used: bool,
+    /// Why it stays after all.
+    stays: Option<ObjectFolio>,
+}
+
+impl<P: Platform> Planned<'_, P> {
+    /// Whether it has one of the pages.
+    fn has_any(&self, pages: PageRange) -> bool {
+        self.leaving.first < pages.end && pages.first < self.leaving.end()
+    }
 }
 
 /// Sends folios of `object`, which rise, to swap, as far as they can go; those that do are in the
-/// batch, to be written out. Never waits for a sleeping lock; not in a read section. With
-/// [`Spare::Used`] there is one folio alone. Says what has become of the last that was looked at.
+/// batch, to be written out. Never waits for a sleeping lock; not in a read section. Says what has
+/// become of the last that was looked at.
 ///
 /// Complexity: O(log n) for each of the VMAs that map pages of the folios, of n that map the
 /// object, and in the entries there and the slots of the index.
@@ -118,18 +172,21 @@ pub(crate) fn swap_out<'m, P: Platform>(
             Err(why) => last = why,
         }
     }
-    if let Err(why) = unmap(memory, object, &planned, spare, &alone.proof) {
-        for Planned { slots, .. } in planned {
-            memory.free_unused_slots(slots);
-        }
-        return why;
+    if planned.iter().any(|plan| plan.mapped) {
+        unmap(memory, object, &mut planned, spare, &alone.proof);
     }
     // After the entries, which lead to the folios: a thread that has pinned one is seen.
     fence(Ordering::SeqCst);
     for plan in planned {
-        last = match send(memory, object, plan, batch) {
-            Ok(pages) => ObjectFolio::Freed(pages),
-            Err(why) => why,
+        last = match plan.stays {
+            Some(why) => {
+                memory.free_unused_slots(plan.slots);
+                why
+            }
+            None => match send(memory, object, plan, batch) {
+                Ok(pages) => ObjectFolio::Freed(pages),
+                Err(why) => why,
+            },
         };
     }
     last
@@ -153,51 +210,82 @@ fn plan<'m, P: Platform>(
     };
     let order = leaving.held.order;
     let slots = batch.slots(memory, order, left).ok_or(ObjectFolio::NotReclaimable)?;
-    Ok(Planned { leaving, slots, mapped })
+    Ok(Planned { leaving, slots, mapped, used: false, stays: None })
 }
 
-/// Takes away all entries that map the folios. A single folio stays mapped where one of them is
-/// used or locked into memory.
+/// Takes away all entries that map the folios, in one walk with one flush for each VMA. What was
+/// used lately is noted and stays, if that is to be spared; so does what is locked into memory.
 fn unmap<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
-    planned: &[Planned<'_, P>],
+    planned: &mut [Planned<'_, P>],
     spare: Spare,
-    proof: &PagesMayGo,
-) -> Result<(), ObjectFolio> {
-    if let [Planned { leaving, mapped: true, .. }] = planned {
-        let victim = Victim { memory, object, folio: *leaving.held, first: leaving.first };
-        return victim.unmap(spare, proof).map_err(|obstacle| match obstacle {
-            Obstacle::Stays(why) => why,
-            Obstacle::Mapped => ObjectFolio::Busy,
-        });
-    }
-    let mut ranges = ArrayVec::<PageRange, FOLIOS>::new();
-    for Planned { leaving, .. } in planned.iter().filter(|plan| plan.mapped) {
-        let pages = PageRange::from_count(leaving.first, u64::from(leaving.held.pages()));
-        match ranges.last_mut() {
-            // A folio that fills a hole of another lies within its range.
-            Some(last) if pages.first <= last.end => last.end = last.end.max(pages.end),
-            _ => ranges.push(pages),
-        }
-    }
-    if ranges.is_empty() {
-        return Ok(());
-    }
+    _: &PagesMayGo,
+) {
+    let mapped = || planned.iter().filter(|plan| plan.mapped).map(|plan| &plan.leaving);
+    let first = mapped().map(|leaving| leaving.first).min().unwrap_or(0);
+    let end = mapped().map(Leaving::end).max();
+    let ranges = [PageRange { first, end: end.unwrap_or(first) }];
     let walked = for_each_sight(memory, object, &ranges, Locking::Try, |hit, gather| {
+        let part = hit.range;
         // `mlock` sets the flag with the VMA locked for writing, and then looks for the pages.
-        let vma = hit.vma.try_read(&memory.platform);
-        if vma.is_some() && !hit.vma.has(MappingFlags::LOCKED) {
+        let locked = hit.vma.try_read(&memory.platform);
+        let stays = match &locked {
+            None => Some(ObjectFolio::Busy),
+            Some(_) if hit.vma.has(MappingFlags::LOCKED) => Some(ObjectFolio::NotReclaimable),
+            Some(_) => None,
+        };
+        if stays.is_some() {
+            let pages = PageRange::from_count(hit.vma.page_offset_of(part.start()), part.pages());
+            planned
+                .iter_mut()
+                .filter(|plan| plan.has_any(pages))
+                .for_each(|plan| plan.stays = stays);
+        } else {
+            // As Linux: a thread that reads in order, or at random, says that it does not come
+            // again.
+            let once = MappingFlags::SEQUENTIAL | MappingFlags::RANDOM;
+            let recurs = !hit.vma.flags().intersects(once);
             let protected = hit.vma.dropped_protection();
-            let except = Exceptions { spared: Spared::AllButShared, protected };
-            let zapped = hit.page_table.zap_sparing(hit.range, except, gather);
+            let zapped = hit.page_table.zap_chosen(part, protected, gather, |mapped| {
+                fate(memory, planned, spare, mapped, recurs)
+            });
             debug_assert!(zapped.is_ok(), "a huge leaf has lost its deposit");
         }
-        Seen { until: hit.range.end(), entries: hit.range.pages().min(HOLD) }
+        Seen { until: part.end(), entries: part.pages().min(HOLD) }
     });
-    // Folios that are still mapped stay.
-    let _busy = walked;
-    Ok(())
+    for plan in planned.iter_mut().filter(|plan| plan.mapped && plan.stays.is_none()) {
+        if walked.is_err() {
+            plan.stays = Some(ObjectFolio::Busy);
+        } else if spare == Spare::Used
+            && memory.frames.look(*plan.leaving.held, plan.used) == Eviction::Later
+        {
+            plan.stays = Some(ObjectFolio::Used);
+        }
+    }
+}
+
+/// What becomes of entries, given what is known of their folio by now.
+fn fate<P: Platform>(
+    memory: &Memory<P>,
+    planned: &mut [Planned<'_, P>],
+    spare: Spare,
+    mapped: Mapped,
+    recurs: bool,
+) -> Fate {
+    let known = planned.iter_mut().find(|plan| *plan.leaving.held == mapped.folio);
+    let Some(plan) = known.filter(|plan| plan.stays.is_none()) else { return Fate::Stays };
+    plan.used |= mapped.used && recurs;
+    match spare {
+        Spare::Used if plan.used || memory.frames.is_hot(mapped.folio) => {
+            if mapped.used {
+                Fate::Ages
+            } else {
+                Fate::Stays
+            }
+        }
+        _ => Fate::Goes,
+    }
 }
 
 /// Lets the index name the slots of a folio, if nobody has it. Says how many pages those are.

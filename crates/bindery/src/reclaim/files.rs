@@ -2,13 +2,20 @@
 
 use crate::Memory;
 use crate::addr::Frame;
-use crate::frame::{FrameRange, OwnerKind};
+use crate::frame::{FrameRange, OwnerKind, Turn};
 use crate::object::reclaim::{ObjectFolio, Spare, reclaim_folio};
+use crate::object::reclaim_shared::reclaim_around;
 use crate::platform::Platform;
 
 impl<P: Platform> Memory<P> {
+    /// Looks at the folio of the frame, and at those after it, up to `most` pages. Returns how many pages were freed.
+    pub(super) fn reclaim_shared_memory(&self, frame: Frame, turn: Turn, most: u64) -> u64 {
+        let held = self.frames.try_hold(&self.platform, frame);
+        held.map_or(0, |held| reclaim_around(self, held, turn, most))
+    }
+
     /// Looks at the folio of the frame. Returns how many pages were freed.
-    pub(super) fn reclaim_of_object(&self, frame: Frame) -> u64 {
+    pub(super) fn reclaim_of_file(&self, frame: Frame) -> u64 {
         let Some(held) = self.frames.try_hold(&self.platform, frame) else { return 0 };
         match reclaim_folio(self, held, Spare::Used) {
             ObjectFolio::Freed(pages) => u64::from(pages),

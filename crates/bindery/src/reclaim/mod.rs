@@ -154,10 +154,14 @@ impl<P: Platform> Memory<P> {
             return self.reclaim_anonymous(frame, turn, target, batch);
         }
         if self.frames.is_of_object(folio) {
+            if self.frames.owner_kind(folio) != OwnerKind::SharedMemory {
+                return self.reclaim_of_file(frame);
+            }
+            if !self.has_swap() || self.frames.is_looked_at(folio, turn) {
+                return 0;
+            }
             // A device may have to be waited for, which a batch must not.
-            let writes = self.frames.owner_kind(folio) == OwnerKind::SharedMemory;
-            let freed = if writes { batch.finish() } else { 0 };
-            return freed + self.reclaim_of_object(frame);
+            return batch.finish() + self.reclaim_shared_memory(frame, turn, target);
         }
         0
     }

@@ -157,7 +157,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         VirtRange::raw(start.0, end.0)
     }
 
-    /// The huge leaf that maps `page`, if others map or hold its anonymous folio.
+    /// The huge leaf that maps `page`, unless an anonymous folio is mapped and held there alone.
     fn shared_huge_leaf(&self, page: VirtAddr) -> Option<VirtRange> {
         let frames = &self.page_table.memory.frames;
         let mut found = None;
@@ -165,12 +165,12 @@ impl<P: Platform> AddressSpace<'_, P> {
             let level = looked.node.level;
             if level > Level::PTE && level.kind(looked.raw) == Kind::Leaf {
                 let folio = frames.folio_of(P::Arch::frame(looked.entry));
-                let shared = |folio: &Folio| {
-                    frames.is_anonymous(*folio) && !frames.is_mapped_only(*folio, folio.pages())
+                let alone = |folio: Folio| {
+                    frames.is_anonymous(folio) && frames.is_mapped_only(folio, folio.pages())
                 };
                 let start = page.align_down(level.span());
                 let leaf = VirtRange::from_len(start, level.span());
-                found = folio.filter(shared).and(leaf);
+                found = leaf.filter(|_| !folio.is_some_and(alone));
             }
             false
         });

@@ -269,7 +269,8 @@ impl<P: Platform> AddressSpace<'_, P> {
                 if vma.group_pointer().is_some() {
                     self.page_out(vma, part, gather)?;
                 }
-                shared_memory(vma).map_or(Ok(()), |object| self.page_out_shared(object, part))
+                shared_memory(vma)
+                    .map_or(Ok(()), |object| self.page_out_shared(vma, object, part, gather))
             }
             Advice::Cold | Advice::PageOut => {
                 self.forget_contents(vma, part, Forget::Accessed, gather)

@@ -2,20 +2,22 @@
 
 use arrayvec::ArrayVec;
 
-use crate::addr::{VirtAddr, VirtRange};
+use crate::addr::{PAGE_SHIFT, PageRange, VirtRange};
 use crate::arch::{Arch, Kind, Level};
 use crate::error::Error;
 use crate::frame::Folio;
 use crate::interrupt;
 use crate::object::ObjectState;
 use crate::object::reclaim::Spare;
-use crate::object::swap_out::{FOLIOS, Leaving, swap_out};
+use crate::object::swap_out::{FOLIOS, Leaving, add_folios, swap_out};
 use crate::platform::Platform;
+use crate::swap::page_set::PageSet;
 use crate::table::PageTable;
 use crate::table::cursor::Chunks;
 use crate::table::locking::Depth;
 use crate::table::out_batch::OutBatch;
 use crate::table::victims::{SwapOutStop, Victims};
+use crate::table::zap_chosen::{Fate, Mapped};
 use crate::tlb::Gather;
 use crate::vma::Vma;
 
@@ -67,56 +69,174 @@ impl<P: Platform> AddressSpace<'_, P> {
         Ok(())
     }
 
-    /// Sends the folios of shared memory that are mapped in `part` alone to swap: one walk through
-    /// the reverse map for each [`FOLIOS`]. As on Linux, what other VMAs map too stays, and so does
-    /// what nobody has touched here.
+    /// Sends the folios of shared memory that are mapped in `part` alone to swap, table by table. As
+    /// on Linux, what other VMAs map too stays, and so does what nobody has touched here.
     #[inline(never)]
     pub(super) fn page_out_shared(
         &self,
+        vma: &Vma,
         object: &ObjectState,
         part: VirtRange,
+        gather: &mut Gather,
     ) -> Result<(), Error> {
-        let memory = self.page_table.memory;
-        let mut folios = ArrayVec::new();
-        let mut batch = OutBatch::new();
+        if !object.may_be_swapped() {
+            return Ok(());
+        }
+        let mut leaving =
+            SharedOut { page_table: &self.page_table, object, folios: ArrayVec::new() };
         let mut at = part.start();
         while at < part.end() {
             interrupt::check(self.platform())?;
-            let (mapped, next) = self.mapped_folios(VirtRange::raw(at.0, part.end().0));
-            let leaving = mapped
-                .iter()
-                .filter_map(|(folio, pages)| Leaving::new(memory, object, folio.head, *pages));
-            folios.extend(leaving);
-            swap_out(memory, object, &mut folios, Spare::Nothing, &mut batch);
-            batch.write_out(memory);
-            at = next;
+            let table = at.align_down(P::Arch::PMD.span()).0.saturating_add(P::Arch::PMD.span());
+            let here = VirtRange::raw(at.0, table.min(part.end().0));
+            if let Some(folio) = self.huge_folio(here) {
+                leaving.add_huge(folio);
+            } else {
+                // No folio is locked while another table is.
+                leaving.send();
+                let unmapped = self.unmap_alone(vma, here, gather)?;
+                leaving.send_unmapped(vma.page_offset_of(at), &unmapped);
+            }
+            at = here.end();
         }
+        leaving.send();
         Ok(())
     }
 
-    /// The first folios of objects that are mapped in the range, with how many of their pages, and
-    /// up to where.
-    fn mapped_folios(&self, range: VirtRange) -> (ArrayVec<(Folio, u32), FOLIOS>, VirtAddr) {
-        let frames = &self.page_table.memory.frames;
-        let mut mapped = ArrayVec::<(Folio, u32), FOLIOS>::new();
-        let mut next = range.end();
-        self.page_table.look(range, |looked| {
-            if looked.node.level.kind(looked.raw) != Kind::Leaf {
-                return true;
+    /// The folio that a huge leaf maps at all of the range.
+    fn huge_folio(&self, here: VirtRange) -> Option<Folio> {
+        let mut found = None;
+        self.page_table.look(here, |looked| {
+            let is_leaf = looked.node.level.kind(looked.raw) == Kind::Leaf;
+            if looked.node.level > Level::PTE && is_leaf && looked.range == here {
+                found = self.page_table.memory.frames.folio_of(P::Arch::frame(looked.entry));
             }
-            let folio = frames.folio_of(P::Arch::frame(looked.entry));
+            false
+        });
+        found
+    }
+
+    /// Unmaps the pages of a range in one table whose folios are mapped there alone, with one flush.
+    /// Says which those are, counted from its start.
+    fn unmap_alone(
+        &self,
+        vma: &Vma,
+        here: VirtRange,
+        gather: &mut Gather,
+    ) -> Result<PageSet, Error> {
+        let alone = self.mapped_alone(here);
+        // The mutex keeps writers out.
+        let Some(_locked) = vma.try_read(self.platform()) else { return Ok(PageSet::EMPTY) };
+        if alone.next_run(0).is_none() {
+            return Ok(PageSet::EMPTY);
+        }
+        let frames = &self.page_table.memory.frames;
+        let fate = |mapped: Mapped| {
+            let goes = alone.has(mapped.number) && frames.is_of_object(mapped.folio);
+            if goes { Fate::Goes } else { Fate::Stays }
+        };
+        let zapped = self.page_table.zap_chosen(here, vma.dropped_protection(), gather, fate);
+        zapped.map_err(|_| Error::OutOfMemory)?;
+        Ok(alone)
+    }
+
+    /// Which pages of a range in one table belong to folios of objects that are mapped there alone.
+    fn mapped_alone(&self, here: VirtRange) -> PageSet {
+        let frames = &self.page_table.memory.frames;
+        let mut alone = PageSet::EMPTY;
+        let mut last: Option<Met> = None;
+        let decide = |alone: &mut PageSet, last: Option<Met>| {
+            if let Some(Met { folio, first, end, count }) = last
+                && frames.mappings(folio) > count
+            {
+                alone.remove(first, end - first);
+            }
+        };
+        self.page_table.look(here, |looked| {
+            let folio = (looked.node.level.kind(looked.raw) == Kind::Leaf)
+                .then(|| frames.folio_of(P::Arch::frame(looked.entry)))
+                .flatten();
             let Some(folio) = folio.filter(|folio| frames.is_of_object(*folio)) else {
                 return true;
             };
+            let first = ((looked.range.start().0 - here.start().0) >> PAGE_SHIFT) as u32;
             let pages = looked.range.pages() as u32;
-            let full = mapped.is_full();
-            match mapped.last_mut() {
-                Some((last, count)) if *last == folio => *count += pages,
-                _ if full => next = looked.range.start(),
-                _ => mapped.push((folio, pages)),
+            alone.add(first, pages);
+            match &mut last {
+                Some(last) if last.folio == folio => {
+                    (last.end, last.count) = (first + pages, last.count + pages);
+                }
+                _ => {
+                    let met = Met { folio, first, end: first + pages, count: pages };
+                    decide(&mut alone, last.replace(met));
+                }
             }
-            next == range.end()
+            true
         });
-        (mapped, next)
+        decide(&mut alone, last);
+        alone
+    }
+}
+
+/// A folio of which pages are mapped in a range.
+struct Met {
+    folio: Folio,
+    /// The first that is mapped.
+    first: u32,
+    /// The one after the last.
+    end: u32,
+    /// How many are.
+    count: u32,
+}
+
+/// Folios of shared memory on their way out.
+struct SharedOut<'a, 'm, P: Platform> {
+    page_table: &'a PageTable<'m, P>,
+    object: &'a ObjectState,
+    folios: ArrayVec<Leaving<'m, P>, FOLIOS>,
+}
+
+impl<P: Platform> SharedOut<'_, '_, P> {
+    /// Adds a folio that a huge leaf maps, if nothing else does.
+    fn add_huge(&mut self, folio: Folio) {
+        let memory = self.page_table.memory;
+        self.folios.extend(Leaving::new(memory, self.object, folio.head, folio.pages()));
+        if self.folios.is_full() {
+            self.send();
+        }
+    }
+
+    /// Sends the folios of pages to swap that were unmapped just now; the set counts from page
+    /// `first` of the object on.
+    fn send_unmapped(&mut self, first: u64, unmapped: &PageSet) {
+        let (memory, object) = (self.page_table.memory, self.object);
+        let mut next = unmapped.next_run(0);
+        while let Some(run) = next {
+            let (mut page, end) = (first + u64::from(run.first), first + u64::from(run.end()));
+            while page < end {
+                page = add_folios(
+                    memory,
+                    object,
+                    PageRange { first: page, end },
+                    0,
+                    &mut self.folios,
+                    |_| true,
+                );
+                if self.folios.is_full() {
+                    self.send();
+                }
+            }
+            next = unmapped.next_run(run.end());
+        }
+        self.send();
+    }
+
+    fn send(&mut self) {
+        if !self.folios.is_empty() {
+            let mut batch = OutBatch::new();
+            let memory = self.page_table.memory;
+            swap_out(memory, self.object, &mut self.folios, Spare::Nothing, &mut batch);
+            batch.write_out(memory);
+        }
     }
 }

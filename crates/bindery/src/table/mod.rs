@@ -25,7 +25,7 @@
 //! | `cursor` | a locked range that yields runs |
 //! | `contig` | contiguous (contpte) runs: folded and unfolded |
 //! | `leaf` | huge leaves: split and published |
-//! | `zap`, `zap_except` | unmapping: whole tables by one entry, the rest in runs; with exceptions |
+//! | `zap`, `zap_except`, `zap_chosen` | unmapping: whole tables by one entry, the rest in runs; with exceptions; of chosen runs |
 //! | `descent` | from a table down to the entry for an address |
 //! | `detach`, `dropping` | tables taken out of the tree; what entries name is given back |
 //! | `look` | reads what is mapped, without changing it |
@@ -66,6 +66,7 @@ mod swap_out_shared;
 pub(crate) mod victims;
 pub(crate) mod write_protect;
 pub(crate) mod zap;
+pub(crate) mod zap_chosen;
 pub(crate) mod zap_except;
 
 use core::ops::Deref;

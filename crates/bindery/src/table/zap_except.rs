@@ -23,8 +23,6 @@ pub(crate) enum Spared {
     GuardsAndCopies,
     /// All but the pages of this folio.
     AllBut(Folio),
-    /// All but pages that belong to an object.
-    AllButShared,
 }
 
 /// What becomes of the write-protection of what goes (`userfaultfd(2)`).
@@ -154,9 +152,6 @@ impl<P: Platform> PageTable<'_, P> {
                     folio.is_some_and(|folio| self.memory.frames.is_anonymous(folio))
                 }
                 Spared::AllBut(dropped) => folio != Some(dropped),
-                Spared::AllButShared => {
-                    !folio.is_some_and(|folio| self.memory.frames.is_of_object(folio))
-                }
             }
         };
         match run.what {
@@ -165,7 +160,7 @@ impl<P: Platform> PageTable<'_, P> {
                 Some(Absent::Marker(Marker::Guard)) => true,
                 Some(Absent::Swap { .. }) => copies,
                 Some(Absent::ProtNone { frame, .. }) => is_copy(frame),
-                _ => matches!(spared, Spared::AllBut(_) | Spared::AllButShared),
+                _ => matches!(spared, Spared::AllBut(_)),
             },
             What::Empty | What::Table(_) => false,
         }

@@ -33,6 +33,9 @@
 //! Linux unmaps a huge page of shared memory as a whole where a part of it is changed, and lets
 //! faults map the rest again. The core leaves the rest mapped.
 //!
+//! # Pages in swap
+//! What is in memory is the affair of each; [`super::swapped`] says how it is compared.
+//!
 //! # Pages that `fallocate` takes are pages
 //! Linux takes them, counts them (`st_blocks`), and leaves clearing them to the first touch; until
 //! then `mincore` does not see them and no neighbor's fault maps them. The core clears them at
@@ -101,7 +104,7 @@ fn advises_of_nothing(operation: &Operation) -> bool {
 }
 
 /// The advice that an operation gives.
-fn advice_of(operation: &Operation) -> Option<u64> {
+pub fn advice(operation: &Operation) -> Option<u64> {
     match operation.operation {
         OperationKind::Madvise => Some(operation.arguments[2]),
         OperationKind::ProcessMadvise => Some(operation.arguments[1]),
@@ -114,7 +117,7 @@ fn collapses_prot_none(operation: &Operation, before: Option<&Observation>) -> b
     let accessible = letter(b"rd") | letter(b"wr") | letter(b"ex");
     let is_prot_none = |area: &Area| area.letters & accessible == 0;
     let areas = before.map(|before| &before.snapshot.areas);
-    advice_of(operation) == Some(MADV_COLLAPSE)
+    advice(operation) == Some(MADV_COLLAPSE)
         && areas.is_some_and(|areas| areas.iter().any(is_prot_none))
 }
 
@@ -194,7 +197,7 @@ fn allocated_before(operations: &[Operation], linux: &[Observation]) -> bool {
 
 /// Whether there may be a huge leaf of shared memory.
 fn collapsed_before(operations: &[Operation], step: usize) -> bool {
-    operations.iter().take(step).any(|operation| advice_of(operation) == Some(MADV_COLLAPSE))
+    operations.iter().take(step).any(|operation| advice(operation) == Some(MADV_COLLAPSE))
 }
 
 /// Whether the only difference is that Linux has or tells of fewer pages of objects.

@@ -15,7 +15,7 @@ use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 
 use super::names::*;
-use super::operation::{self as op, Operation};
+use super::operation::{self as op, Operation, OperationKind};
 use super::place::{
     BREAK, CLOSED, FILES, FIRST_PROCESS, HIGH, LOW, NO_FILE, PAGE, READ_ONLY, SCRATCH, WRITE_ONLY,
     ZEROES, page, pages,
@@ -194,6 +194,11 @@ fn mremap() -> impl Strategy<Value = Operation> {
     })
 }
 
+/// All advice that leaves pages where they are.
+fn all_but_pageout() -> Vec<u64> {
+    ADVICE.iter().map(|(advice, _)| *advice).filter(|advice| *advice != MADV_PAGEOUT).collect()
+}
+
 fn advice() -> impl Strategy<Value = u64> {
     prop_oneof![
         5 => Just(MADV_DONTNEED),
@@ -204,7 +209,7 @@ fn advice() -> impl Strategy<Value = u64> {
         3 => Just(MADV_GUARD_REMOVE),
         2 => Just(MADV_REMOVE),
         2 => Just(MADV_COLLAPSE),
-        8 => select(ADVICE.iter().map(|(advice, _)| *advice).collect::<Vec<_>>()),
+        8 => select(all_but_pageout()),
         1 => select(vec![5, 6, 7, 26, 104, 1000]),
     ]
 }
@@ -368,6 +373,69 @@ pub fn sequence_with_userfaults(length: usize) -> impl Strategy<Value = Vec<Oper
     (features, beginning(), rest).prop_map(|(features, first, rest)| {
         let agreed = [op::agree(features)].into_iter();
         agreed.chain(first).chain(rest).collect()
+    })
+}
+
+/// What sends pages out, and brings them back.
+fn swaps() -> impl Strategy<Value = Operation> {
+    let outward = || select(vec![MADV_PAGEOUT, MADV_PAGEOUT, MADV_PAGEOUT, MADV_COLD]);
+    let before = select(vec![0, 0, MADV_PAGEOUT, MADV_COLD]);
+    let huge = select(vec![(0, 512_u64), (512, 512), (3, 509), (500, 24), (1, 1)]);
+    let areas = select(SWAPS.iter().map(|(area, _)| *area).collect::<Vec<_>>());
+    prop_oneof![
+        8 => (gentle_range(), outward()).prop_map(|((at, length), advice)| {
+            op::madvise(at, length, advice)
+        }),
+        4 => (huge, outward()).prop_map(|((first, count), advice)| {
+            op::madvise(page(HIGH.0 + first), pages(count), advice)
+        }),
+        2 => (vec(gentle_range(), 0..3), outward()).prop_map(|(ranges, advice)| {
+            op::process_madvise(FIRST_PROCESS, &ranges, advice, 0)
+        }),
+        2 => (stretch(), before).prop_map(|((first, count), before)| {
+            op::free_wiped(page(first), pages(count), before)
+        }),
+        5 => select(vec![1, 7, 32, 1000, 8000_u64]).prop_map(op::reclaim),
+        2 => areas.prop_map(op::swap_to),
+        4 => word().prop_map(op::load),
+        4 => (word(), 1..=255_u64).prop_map(|(at, value)| op::store(at, value)),
+    ]
+}
+
+/// As [`sequence`], while the core has swap.
+pub fn sequence_with_swap(length: usize) -> impl Strategy<Value = Vec<Operation>> {
+    let huge = op::madvise(page(HIGH.0), pages(HIGH.1), MADV_HUGEPAGE);
+    let areas = select(vec![COMPRESSED_MEMORY, COMPRESSED_MEMORY, SWAP_DEVICE, FEW_SLOTS]);
+    let rest = vec(prop_oneof![operation().boxed(), swaps().boxed()], 0..=2 * length);
+    let first = (areas, beginning(), weighted(0.5, Just(huge)));
+    (first, rest).prop_map(|((area, first, huge), rest)| {
+        let all = [op::swap_to(area)].into_iter().chain(first).chain(huge);
+        all.chain(without_chance(rest)).collect()
+    })
+}
+
+/// The same operations without those whose results depend on when lazily freed pages go.
+fn without_chance(operations: Vec<Operation>) -> impl Iterator<Item = Operation> {
+    let mut freed = false;
+    operations.into_iter().map(move |mut operation| {
+        let a = operation.arguments;
+        freed |= operation.operation == OperationKind::FreeWiped;
+        match operation.operation {
+            OperationKind::Madvise if a[2] == MADV_FREE => {
+                freed = true;
+                return op::free_wiped(a[0], a[1], 0);
+            }
+            OperationKind::Madvise if freed && a[2] == MADV_COLLAPSE => {
+                operation.arguments[2] = MADV_COLD;
+            }
+            OperationKind::ProcessMadvise
+                if a[1] == MADV_FREE || freed && a[1] == MADV_COLLAPSE =>
+            {
+                operation.arguments[1] = MADV_COLD;
+            }
+            _ => {}
+        }
+        operation
     })
 }
 

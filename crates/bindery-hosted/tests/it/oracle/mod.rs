@@ -21,6 +21,7 @@
 //! | `ours/` | the hosted machine that runs them; all that knows the core's interface |
 //! | `observation`, `words` | what is seen, the same for both; the way between processes |
 //! | `compare`, `differences` | what differs, in words; what may |
+//! | `swapped` | how pages in swap are compared with pages in memory |
 //! | `run`, `regressions` | many sequences; those that were found once |
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
@@ -36,6 +37,7 @@ pub mod ours;
 pub mod place;
 pub mod regressions;
 pub mod run;
+pub mod swapped;
 pub mod words;
 
 /// What the random sequences are compared with: this program is started once more for it, and does
@@ -60,4 +62,10 @@ fn random_sequences_agree_with_linux() {
 #[test]
 fn random_sequences_with_a_userfaultfd_agree_with_linux() {
     run::random_sequences(run::Theme::Userfaults, 500);
+}
+
+/// Linux may have no swap: then its pages stay, and the core's must seem to.
+#[test]
+fn random_sequences_with_swap_agree_with_linux() {
+    run::random_sequences(run::Theme::Swap, 500);
 }

@@ -72,12 +72,20 @@ names! {
         MADV_WIPEONFORK = 18,
         MADV_KEEPONFORK = 19,
         MADV_COLD = 20,
+        MADV_PAGEOUT = 21,
         MADV_POPULATE_READ = 22,
         MADV_POPULATE_WRITE = 23,
         MADV_DONTNEED_LOCKED = 24,
         MADV_COLLAPSE = 25,
         MADV_GUARD_INSTALL = 102,
         MADV_GUARD_REMOVE = 103,
+    }
+    /// Where pages go out to.
+    SWAPS {
+        NO_SWAP = 0,
+        COMPRESSED_MEMORY = 1,
+        SWAP_DEVICE = 2,
+        FEW_SLOTS = 3,
     }
     /// How memory is locked.
     LOCK_FLAGS {

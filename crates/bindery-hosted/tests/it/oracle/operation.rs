@@ -7,7 +7,7 @@ use super::names::{
     ADVICE, ALLOCATE_MODES, ALLOWANCES,
     Argument::{self, Address, Descriptor, Flags, Length, Number, OneOf},
     FEATURES, LOCK_ALL_FLAGS, LOCK_FLAGS, MAP_FLAGS, MOVE_MODES, PROTECT_MODES, PROTECTIONS,
-    REGISTER_MODES, REMAP_FLAGS, RESOURCES, SEALS, SUPPLY_MODES, SYNC_FLAGS,
+    REGISTER_MODES, REMAP_FLAGS, RESOURCES, SEALS, SUPPLY_MODES, SWAPS, SYNC_FLAGS,
 };
 use super::words::{Sink, Source};
 
@@ -110,6 +110,13 @@ operations! {
     MovePages = move_pages(to: Address, from: Address, length: Length, mode: Flags(MOVE_MODES));
     /// `UFFDIO_WRITEPROTECT`.
     WriteProtect = write_protect(at: Address, length: Length, mode: Flags(PROTECT_MODES));
+    /// The core's swap area goes (`swapoff`), and another takes its place. Linux stays without swap.
+    SwapTo = swap_to(area: OneOf(SWAPS));
+    /// The core frees so many pages if it can. Linux has enough memory.
+    Reclaim = reclaim(pages: Number);
+    /// Zeroes in all words that can be written, the first advice if it is not 0, and `MADV_FREE`:
+    /// what such a page holds afterwards is the same, whether it was freed yet or not.
+    FreeWiped = free_wiped(at: Address, length: Length, first: OneOf(ADVICE));
     /// The program loads eight bytes.
     Load = load(at: Address);
     /// The program stores eight bytes.

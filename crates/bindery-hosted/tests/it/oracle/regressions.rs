@@ -420,3 +420,17 @@ fn nothing_is_supplied_behind_the_end_of_a_file() {
         supply_copy(page(506), SCRATCH, pages(2), 0),
     ]);
 }
+
+#[test]
+fn advice_about_a_part_of_the_huge_zero_page_does_not_cut_it() {
+    for advice in [MADV_PAGEOUT, MADV_COLD] {
+        agrees(&[
+            swap_to(COMPRESSED_MEMORY),
+            private(2048, 512),
+            madvise(page(2048), pages(512), MADV_HUGEPAGE),
+            load(page(2048)),
+            madvise(page(2048), pages(1), advice),
+            store(page(2048), 1),
+        ]);
+    }
+}

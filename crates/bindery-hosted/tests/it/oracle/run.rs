@@ -16,10 +16,10 @@ use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 use super::compare::{Difference, difference};
-use super::generate::{sequence, sequence_with_userfaults};
+use super::generate::{sequence, sequence_with_swap, sequence_with_userfaults};
 use super::linux::{Judge, Verdict, unable};
 use super::operation::Operation;
-use super::{differences, ours};
+use super::{differences, ours, swapped};
 
 /// The name of the test that is the judge in its process.
 pub const JUDGE: &str = "oracle::the_judge";
@@ -61,6 +61,7 @@ fn differs<A: Walk>(operations: &[Operation], linux: &Verdict) -> Option<Differe
         Err(panic) => return Some(Difference { kind: shortened(&panic), text: panic }),
     };
     let mut theirs = linux.observations.clone();
+    swapped::level(operations, &theirs, &mut observations);
     differences::level(operations, &mut theirs, &mut observations);
     let mut found = difference(operations, &theirs, &observations)?;
     found.text = format!("on {}, {}", A::NAME, found.text);
@@ -125,6 +126,8 @@ pub enum Theme {
     Memory,
     /// Those, and requests on a userfaultfd.
     Userfaults,
+    /// Those, while the core swaps.
+    Swap,
 }
 
 /// A sequence of its own for each seed.
@@ -136,6 +139,7 @@ fn tree(theme: Theme, seed: u64) -> Box<dyn ValueTree<Value = Vec<Operation>>> {
     let sequences = match theme {
         Theme::Memory => sequence(LENGTH).boxed(),
         Theme::Userfaults => sequence_with_userfaults(LENGTH).boxed(),
+        Theme::Swap => sequence_with_swap(LENGTH).boxed(),
     };
     sequences.new_tree(&mut runner).expect("sequences are not rejected")
 }

@@ -16,5 +16,6 @@ mod restored;
 mod shared;
 mod shared_device;
 mod shared_failures;
+mod shared_flushes;
 mod shrink;
 mod slots;

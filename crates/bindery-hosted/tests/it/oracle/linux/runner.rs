@@ -13,6 +13,7 @@ use super::super::observation::{
 };
 use super::super::operation::{Operation, OperationKind};
 use super::super::place::{ALL_FILES, PAGE, SCRATCH, USERFAULTFD, in_region};
+use super::super::swapped::free_wiped;
 use super::super::words::{Shared, Sink};
 use super::access;
 use super::fixture::hard_limit;
@@ -98,6 +99,15 @@ fn be_limited(limited: bool) {
 
 fn returned(value: i64) -> Outcome {
     Outcome::Returned(value)
+}
+
+/// Zeroes a page. Whether all of it could be read and written.
+fn wipe(page: u64) -> bool {
+    (page..page + PAGE).step_by(8).all(|at| match access::load(at) {
+        Ok(0) => true,
+        Ok(_) => access::store(at, 0).is_ok(),
+        Err(_) => false,
+    })
 }
 
 fn pipe() -> (i32, i32) {
@@ -326,6 +336,12 @@ impl Runner<'_> {
                 returned(call(libc::SYS_pwrite64, [a[0], from, length, a[1], 0, 0]))
             }
             OperationKind::Limit => self.limit(a[0], a[1]),
+            OperationKind::SwapTo | OperationKind::Reclaim => returned(0),
+            OperationKind::FreeWiped => {
+                let advise =
+                    |at, length, advice| call(libc::SYS_madvise, [at, length, advice, 0, 0, 0]);
+                returned(free_wiped([a[0], a[1], a[2]], wipe, advise))
+            }
             operation => returned(call(number_of(operation), a)),
         }
     }

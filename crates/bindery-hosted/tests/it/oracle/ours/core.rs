@@ -1,6 +1,8 @@
 //! The core's calls, by name: what the rest of this test asks of it, and nothing else. If the
 //! core's interface changes, this file does.
 
+use std::time::Duration;
+
 use bindery::addr::{Order, VirtAddr};
 use bindery::check::Violation;
 use bindery::linux::{self, OpenFile, UserfaultRequest};
@@ -8,11 +10,11 @@ use bindery::{
     AddressSpace, FileAccess, Limits, Locking, MapRequest, Memory, Object, Overcommit, Place,
     Protection, SizeMode, SpaceOptions, UserfaultScope,
 };
-use bindery_hosted::{Machine, Walk};
+use bindery_hosted::{Machine, SwapFile, SwapService, Walk};
 
 use super::super::names::{
-    F_SEAL_EXEC, F_SEAL_FUTURE_WRITE, F_SEAL_GROW, F_SEAL_SHRINK, F_SEAL_WRITE, RLIMIT_AS,
-    RLIMIT_DATA, UNLIMITED,
+    COMPRESSED_MEMORY, F_SEAL_EXEC, F_SEAL_FUTURE_WRITE, F_SEAL_GROW, F_SEAL_SHRINK, F_SEAL_WRITE,
+    FEW_SLOTS, RLIMIT_AS, RLIMIT_DATA, SWAP_DEVICE, UNLIMITED,
 };
 use super::super::operation::OperationKind;
 use super::super::place::{BREAK, FILES, FIRST_PROCESS, READ_ONLY, WRITE_ONLY, ZEROES, page};
@@ -25,6 +27,9 @@ pub enum Use {
     ReadWrite,
     None,
 }
+
+/// The slots of an area with room for all that a sequence can touch.
+const SLOTS: u64 = 8192;
 
 /// The order of a folio of 2 MiB.
 const HUGE: u8 = 9;
@@ -222,6 +227,32 @@ fn file_call<A: Walk>(
 fn with_all_that_follow(seals: u32) -> u32 {
     let follows = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_FUTURE_WRITE;
     if u64::from(seals) & F_SEAL_EXEC != 0 { seals | follows as u32 } else { seals }
+}
+
+/// Takes the swap area away, and lets another take its place.
+pub fn swap_to<A: Walk>(theatre: &mut Theatre<'_, A>, area: u64) {
+    let memory = theatre.memory;
+    if let Some(area) = theatre.area.take() {
+        memory.stop_swapping_to(&area);
+        for process in theatre.processes.iter().flatten() {
+            process.space.swap_in_area(&area).expect("memory for all of it");
+        }
+        memory.swap_in_objects(&area).expect("memory for all of it");
+        assert_eq!(memory.swap_off(&area), Ok(()), "everything is back");
+    }
+    let area = match area {
+        COMPRESSED_MEMORY => Some(memory.swap_on(SLOTS, 0)),
+        SWAP_DEVICE => Some(memory.swap_on_device(theatre.device, 0)),
+        FEW_SLOTS => Some(memory.swap_on(16, 0)),
+        _ => None,
+    };
+    theatre.area = area.map(|area| area.expect("memory for an area"));
+}
+
+/// A swap device that answers when it likes.
+pub fn device() -> &'static SwapFile {
+    let service = SwapService::Shuffled(1, Duration::ZERO);
+    Box::leak(Box::new(SwapFile::new(SLOTS, service).expect("a temporary file")))
 }
 
 /// Reads an object past all rules; how much there was.

@@ -66,7 +66,8 @@ pub fn snapshot<A: Walk>(space: &Space<'_, A>, files: &Files<'_, A>, base: &Usag
 
 fn file_state<A: Walk>(file: &Object<'_, Machine<A>>) -> FileState {
     let seals = u64::from(file.seals().bits());
-    FileState { size: file.size(), pages: file.resident_pages(), seals }
+    let pages = file.resident_pages() + file.swapped_pages();
+    FileState { size: file.size(), pages, seals }
 }
 
 /// The mappings in the region, by rising address.

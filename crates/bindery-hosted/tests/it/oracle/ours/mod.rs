@@ -6,18 +6,22 @@
 mod core;
 mod look;
 
+use std::cell::Cell;
+use std::thread;
+
 use bindery::addr::VirtAddr;
 use bindery::check;
-use bindery::{AddressSpace, FaultError, Memory, Object, Usage, Userfault};
-use bindery_hosted::{Config, Machine, Program, Walk};
+use bindery::{AddressSpace, FaultError, Memory, Object, SwapArea, Usage, Userfault};
+use bindery_hosted::{Config, Machine, Program, SwapFile, Walk};
 
-use super::names::{NOTHING, UNLIMITED};
+use super::names::{NO_SWAP, NOTHING, UNLIMITED};
 use super::observation::{
     Counters, FILE_PAGES_LOOKED_AT, LONGEST, Observation, Outcome, Signal, digest_of_bytes,
     put_bytes, significant, stamped,
 };
 use super::operation::{Operation, OperationKind};
 use super::place::{PAGE, SCRATCH, SCRATCH_PAGES, in_region};
+use super::swapped::free_wiped;
 
 /// The machine's memory in bytes: enough for all that a sequence can touch.
 const MEMORY: u64 = 64 << 20;
@@ -49,6 +53,9 @@ pub struct Theatre<'m, A: Walk> {
     userfault: Option<Userfault<'m, Machine<A>>>,
     /// The structure of the last request on it.
     words: [u64; 5],
+    /// Where pages go out to.
+    area: Option<SwapArea>,
+    device: &'static SwapFile,
 }
 
 /// Runs a sequence; `before` is what the process on Linux began with.
@@ -60,24 +67,62 @@ pub fn scenario<A: Walk>(operations: &[Operation], before: &Counters) -> Vec<Obs
     memory.folio_policy().set_global(bindery::SizeMode::Never);
     core::prepare(&memory);
     let free = memory.free_frame_count();
-    let observations = {
-        let mut theatre = Theatre::new(&machine, &memory, *before);
+    let observations = with_device(&memory, |device| {
+        let mut theatre = Theatre::new(&machine, &memory, *before, device);
         for (step, operation) in operations.iter().enumerate() {
             theatre.act(step, operations.len(), operation);
-            theatre.audit();
+            // The audit wants a device that is idle; mostly, calls shall meet one that is not.
+            if theatre.area.is_none() || step % 4 == 0 {
+                theatre.audit();
+            }
         }
         theatre.finish(operations.len());
         theatre.audit();
         std::mem::take(&mut theatre.observations)
-    };
+    });
     machine.assert_clean();
     memory.trim();
-    assert_eq!(memory.free_frame_count(), free, "frames have leaked");
+    let kept = memory.huge_zero_page().map_or(0, |page| u64::from(page.count));
+    assert_eq!(memory.free_frame_count() + kept, free, "frames have leaked");
     observations
 }
 
+struct StopAtEnd(&'static SwapFile);
+
+impl Drop for StopAtEnd {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
+/// Lets `scenario` use a swap device, which a thread of its own serves.
+fn with_device<A: Walk, R>(
+    memory: &Memory<Machine<A>>,
+    scenario: impl FnOnce(&'static SwapFile) -> R,
+) -> R {
+    thread_local! {
+        /// What the last scenario has left in order.
+        static DEVICE: Cell<Option<&'static SwapFile>> = const { Cell::new(None) };
+    }
+    let device = DEVICE.take().unwrap_or_else(core::device);
+    device.start();
+    let result = thread::scope(|scope| {
+        scope.spawn(|| device.serve(memory));
+        // Stopped even where a scenario fails: a scope waits for its threads.
+        let _stop = StopAtEnd(device);
+        scenario(device)
+    });
+    DEVICE.set(Some(device));
+    result
+}
+
 impl<'m, A: Walk> Theatre<'m, A> {
-    fn new(machine: &'m Machine<A>, memory: &'m Memory<Machine<A>>, before: Counters) -> Self {
+    fn new(
+        machine: &'m Machine<A>,
+        memory: &'m Memory<Machine<A>>,
+        before: Counters,
+        device: &'static SwapFile,
+    ) -> Self {
         let files = core::files(memory);
         let space = core::space(memory, before.locked * PAGE);
         let mut theatre = Self {
@@ -92,6 +137,8 @@ impl<'m, A: Walk> Theatre<'m, A> {
             scratch: vec![0; check::scratch_words(memory)],
             userfault: None,
             words: [0; 5],
+            area: None,
+            device,
         };
         core::map_private(theatre.space(), SCRATCH, SCRATCH_PAGES * PAGE, core::Use::ReadWrite);
         let rest = (before.mapped - SCRATCH_PAGES) * PAGE;
@@ -145,6 +192,7 @@ impl<'m, A: Walk> Theatre<'m, A> {
     fn finish(&mut self, end: usize) {
         self.end_the_child(end);
         self.look_at_contents(end);
+        core::swap_to(self, NO_SWAP);
     }
 
     fn end_the_child(&mut self, end: usize) {
@@ -193,6 +241,14 @@ impl<'m, A: Walk> Theatre<'m, A> {
         self.program().store(VirtAddr(at), value).map(|()| 0).map_err(signal)
     }
 
+    /// Zeroes a page. Whether all of it could be read and written.
+    fn wipe(&self, page: u64) -> bool {
+        let mut bytes = [0; PAGE as usize];
+        let read = self.program().read(VirtAddr(page), &mut bytes).is_ok();
+        let words = (page..).step_by(8).zip(bytes.as_chunks::<8>().0);
+        read && words.filter(|(_, word)| **word != [0; 8]).all(|(at, _)| self.store(at, 0).is_ok())
+    }
+
     fn perform(&mut self, operation: &Operation, buffer: &mut [u8]) -> Outcome {
         let a = operation.arguments;
         if let Some((request, _)) = operation.operation.userfault_request() {
@@ -223,6 +279,21 @@ impl<'m, A: Walk> Theatre<'m, A> {
                 Outcome::Returned(core::call(self, operation.operation, a, buffer))
             }
             OperationKind::Limit => self.limit(a[0], a[1]),
+            OperationKind::SwapTo => {
+                core::swap_to(self, a[0]);
+                Outcome::Returned(0)
+            }
+            OperationKind::Reclaim => {
+                self.memory.reclaim(a[0]);
+                Outcome::Returned(0)
+            }
+            OperationKind::FreeWiped => {
+                let advise = |at, length, advice| {
+                    core::call(self, OperationKind::Madvise, [at, length, advice, 0, 0, 0], &mut [])
+                };
+                let wipe = |page| self.wipe(page);
+                Outcome::Returned(free_wiped([a[0], a[1], a[2]], wipe, advise))
+            }
             operation => Outcome::Returned(core::call(self, operation, a, buffer)),
         }
     }
@@ -272,6 +343,7 @@ impl<'m, A: Walk> Theatre<'m, A> {
     /// Panics with what is broken.
     fn audit(&mut self) {
         self.machine.assert_clean();
+        self.memory.wait_for_swap_writes().expect("nobody interrupts it");
         let spaces: Vec<_> = self.processes.iter().flatten().map(|p| &p.space).collect();
         if let Err(violation) = core::check(self.memory, &spaces, &mut self.scratch) {
             panic!("the audit found: {violation}");

@@ -1,0 +1,139 @@
+//! Unmapping of the runs that the caller chooses, with one flush for all of them.
+//!
+//! As in [`super::zap`], leaves are suspended under the lock, flushed, and dropped. Entries that
+//! stay may lie between them, so a set for each table says which were suspended.
+
+use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
+use crate::arch::{Absent, AbsentFormat, Arch, Equal, Level};
+use crate::frame::Folio;
+use crate::platform::Platform;
+use crate::swap::page_set::PageSet;
+use crate::tlb::Gather;
+
+use super::age::{Forget, forget_leaves};
+use super::cursor::{Chunks, Cursor, Whole};
+use super::locking::{Depth, Node};
+use super::run::{Run, What};
+use super::write_protect::{is_protected, leave_markers};
+use super::zap::{clear_absent, drop_suspended, suspend};
+use super::zap_except::Protected;
+use super::{OutOfMemory, PageTable};
+
+/// A run of entries that map pages of one folio.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Mapped {
+    /// The folio.
+    pub(crate) folio: Folio,
+    /// Where the run begins, in pages from the start of the range.
+    pub(crate) number: u32,
+    /// Whether one of the entries was used lately.
+    pub(crate) used: bool,
+}
+
+/// What becomes of a run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Fate {
+    /// It stays.
+    Stays,
+    /// It stays, and forgets that it was used.
+    Ages,
+    /// It goes.
+    Goes,
+}
+
+/// Entries of a table that are suspended.
+struct Suspended<A: Arch> {
+    node: Node<A>,
+    /// The address of the table's first entry.
+    start: u64,
+    entries: PageSet,
+}
+
+impl<P: Platform> PageTable<'_, P> {
+    /// Unmaps those runs of `range` that `fate` says so of: it is asked about each run that maps
+    /// pages of one folio. At most one flush for each table; what only ages is in the gather.
+    pub(crate) fn zap_chosen(
+        &self,
+        range: VirtRange,
+        protected: Protected,
+        gather: &mut Gather,
+        mut fate: impl FnMut(Mapped) -> Fate,
+    ) -> Result<(), OutOfMemory> {
+        let mut chunks = Chunks::of(range);
+        while let Some(mut cursor) = chunks.next(self, Depth::Floor(Level::PTE), Some(&*gather)) {
+            let mut suspended = None;
+            let done = loop {
+                let run = match cursor.next_run(Equal::empty(), Whole::Enter) {
+                    Ok(Some(run)) => run,
+                    Ok(None) => break Ok(()),
+                    Err(error) => break Err(error),
+                };
+                let Some(mapped) = self.mapped_by(&run, range.start()) else { continue };
+                match (fate(mapped), run.what) {
+                    (Fate::Goes, _) if protected == Protected::Marked && is_protected(&run) => {
+                        leave_markers(&mut cursor, &run, gather);
+                    }
+                    (Fate::Goes, What::Leaf(_)) => {
+                        suspend_one_of_many(&mut cursor, &run, &mut suspended, gather);
+                    }
+                    (Fate::Goes, What::Absent(first)) => clear_absent(&mut cursor, &run, first),
+                    (Fate::Ages, What::Leaf(_)) => {
+                        forget_leaves(&mut cursor, &run, Forget::Accessed, gather);
+                    }
+                    _ => {}
+                }
+            };
+            drop_all(&mut cursor, suspended.take(), gather);
+            done?;
+        }
+        Ok(())
+    }
+
+    /// The folio that the run maps, present or `PROT_NONE`.
+    fn mapped_by(&self, run: &Run<P::Arch>, start: VirtAddr) -> Option<Mapped> {
+        let of = |frame, used| {
+            let number = ((run.at.0 - start.0) >> PAGE_SHIFT) as u32;
+            Some(Mapped { folio: self.memory.frames.folio_of(frame)?, number, used })
+        };
+        match run.what {
+            What::Leaf(first) => of(P::Arch::frame(first), P::Arch::attributes(first).accessed),
+            What::Absent(first) => match P::Arch::decode_absent(first)? {
+                Absent::ProtNone { frame, .. } => of(frame, false),
+                _ => None,
+            },
+            What::Empty | What::Table(_) => None,
+        }
+    }
+}
+
+/// Suspends the run; those of another table are dropped first.
+fn suspend_one_of_many<P: Platform>(
+    cursor: &mut Cursor<'_, '_, P>,
+    run: &Run<P::Arch>,
+    suspended: &mut Option<Suspended<P::Arch>>,
+    gather: &mut Gather,
+) {
+    if suspended.as_ref().is_some_and(|before| before.node.table != run.node.table) {
+        drop_all(cursor, suspended.take(), gather);
+    }
+    let start = run.at.0 - (u64::from(run.index.number()) << run.node.level.span_shift());
+    let new = || Suspended { node: run.node, start, entries: PageSet::EMPTY };
+    suspended.get_or_insert_with(new).entries.add(run.index.number(), run.count);
+    suspend(cursor, run, gather);
+}
+
+/// Flushes, and drops what was suspended.
+fn drop_all<P: Platform>(
+    cursor: &mut Cursor<'_, '_, P>,
+    suspended: Option<Suspended<P::Arch>>,
+    gather: &mut Gather,
+) {
+    let Some(Suspended { node, start, entries }) = suspended else { return };
+    cursor.page_table.flush(gather, &mut cursor.counts);
+    let at = |index: u32| start + (u64::from(index) << node.level.span_shift());
+    let mut next = entries.next_run(0);
+    while let Some(run) = next {
+        drop_suspended(cursor, VirtRange::raw(at(run.first), at(run.end())));
+        next = entries.next_run(run.end());
+    }
+}
