@@ -9,7 +9,7 @@ use crate::frame::Folio;
 use crate::platform::Platform;
 use crate::tlb::Gather;
 
-use super::cursor::{Chunks, Cursor, Whole};
+use super::cursor::{Chunks, Cursor};
 use super::locking::Depth;
 use super::run::{Run, Slots, What};
 use super::zap::clear_absent;
@@ -61,7 +61,7 @@ impl<P: Platform> PageTable<'_, P> {
         let mut changed = 0;
         let mut chunks = Chunks::of(range);
         while let Some(mut cursor) = chunks.next(self, Depth::Floor(Level::PTE), Some(&*gather)) {
-            while let Some(run) = cursor.next_run(Equal::empty(), Whole::Enter)? {
+            while let Some(run) = cursor.next_run(Equal::empty())? {
                 match run.what {
                     What::Leaf(first) => {
                         let folio = self.memory.frames.folio_of(P::Arch::frame(first));

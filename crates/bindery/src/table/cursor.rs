@@ -26,13 +26,13 @@ use super::{OutOfMemory, PageTable, ReadSection, TablePool};
 
 /// What a cursor does at a table that its range covers whole.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Whole {
-    /// Yields it as one run.
-    Yield,
-    /// Yields those of level 1 so, and goes into all others.
-    YieldLowest,
-    /// Goes into it: the operation concerns every leaf.
-    Enter,
+pub(crate) enum WholeTables {
+    /// The cursor yields it as one run.
+    Yielded,
+    /// It yields those of level 1 so, and goes into all others.
+    LowestYielded,
+    /// It goes into it: the operation concerns every leaf.
+    Entered,
 }
 
 /// A locked range, as a rule a short one. The locks and the read section end when it is dropped.
@@ -197,13 +197,19 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
         }
     }
 
-    /// The next run, whose leaves agree in what `equal` names; `None` at the end of the range.
-    /// Fails where a huge leaf has to be split and its deposit is missing.
+    /// The next run, whose leaves agree in what `equal` names; `None` at the end of the range. All
+    /// tables are entered. Fails where a huge leaf has to be split and its deposit is missing.
     #[inline]
-    pub(crate) fn next_run(
+    pub(crate) fn next_run(&mut self, equal: Equal) -> Result<Option<Run<P::Arch>>, OutOfMemory> {
+        self.next_run_or_table(equal, WholeTables::Entered)
+    }
+
+    /// As [`Cursor::next_run`], but tables that the range covers whole may be runs themselves.
+    #[inline]
+    pub(crate) fn next_run_or_table(
         &mut self,
         equal: Equal,
-        tables: Whole,
+        tables: WholeTables,
     ) -> Result<Option<Run<P::Arch>>, OutOfMemory> {
         while self.at < self.range.end().0 {
             let node = self.position.unwrap_or(self.cover);
@@ -230,9 +236,9 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
                 Kind::Table => {
                     let table = P::Arch::frame(entry);
                     let yields = match tables {
-                        Whole::Yield => true,
-                        Whole::YieldLowest => node.level == Level::PMD,
-                        Whole::Enter => false,
+                        WholeTables::Yielded => true,
+                        WholeTables::LowestYielded => node.level == Level::PMD,
+                        WholeTables::Entered => false,
                     };
                     if whole && yields {
                         self.counts.entries_read += 1;

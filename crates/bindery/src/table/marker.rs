@@ -6,7 +6,7 @@ use crate::addr::VirtRange;
 use crate::arch::{Absent, AbsentFormat, Arch, Entry, Equal, Kind, Level, Marker};
 use crate::platform::Platform;
 
-use super::cursor::{Chunks, Cursor, Whole};
+use super::cursor::{Chunks, Cursor};
 use super::locking::Depth;
 use super::run::{self, What};
 use super::zap::clear_absent;
@@ -43,7 +43,7 @@ impl<P: Platform> PageTable<'_, P> {
         let wanted = Some(Absent::Marker(marker));
         let mut chunks = Chunks::of(range);
         while let Some(mut cursor) = chunks.next(self, Depth::Floor(Level::PTE), None) {
-            while let Some(run) = cursor.next_run(Equal::empty(), Whole::Enter)? {
+            while let Some(run) = cursor.next_run(Equal::empty())? {
                 if let What::Absent(first) = run.what
                     && P::Arch::decode_absent(first) == wanted
                 {

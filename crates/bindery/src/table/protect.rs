@@ -10,7 +10,7 @@ use crate::arch::{
 use crate::platform::Platform;
 use crate::tlb::Gather;
 
-use super::cursor::{Chunks, Cursor, Whole};
+use super::cursor::{Chunks, Cursor};
 use super::leaf::user_attributes;
 use super::locking::Depth;
 use super::run::{self, Run, Slots, What};
@@ -77,7 +77,7 @@ fn protect_locked<P: Platform>(
         Watched::SoftDirty => Equal::WRITABLE | Equal::SOFT_DIRTY,
     };
     let allows = policy.permissions.intersects(Permissions::ACCESS);
-    while let Some(run) = cursor.next_run(equal, Whole::Enter)? {
+    while let Some(run) = cursor.next_run(equal)? {
         match run.what {
             What::Empty | What::Table(_) => {}
             What::Leaf(_) if !allows => make_prot_none(cursor, &run, gather),

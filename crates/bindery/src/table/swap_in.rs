@@ -10,7 +10,6 @@ use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::swap::page_set::PageSet;
 
-use super::cursor::Whole;
 use super::locking::{Depth, LockTree};
 use super::protect::{EntryPolicy, Watched, Writable};
 use super::run::{self, Run, Slots, What};
@@ -51,7 +50,7 @@ impl<P: Platform> PageTable<'_, P> {
         let mut done = SwappedIn { pages: PageSet::EMPTY, exclusive: true, refused: false };
         let mut cursor = self.cursor(what.range, Depth::Floor(Level::PTE));
         loop {
-            let run = match cursor.next_run(Equal::empty(), Whole::Enter) {
+            let run = match cursor.next_run(Equal::empty()) {
                 Ok(Some(run)) => run,
                 Ok(None) => break,
                 Err(OutOfMemory) => {
@@ -94,7 +93,7 @@ impl<P: Platform> PageTable<'_, P> {
     #[cold]
     pub(crate) fn swap_in_copy(&self, what: &SwapIn, copy: Folio) -> bool {
         let mut cursor = self.cursor(what.range, Depth::Floor(Level::PTE));
-        let Ok(Some(run)) = cursor.next_run(Equal::empty(), Whole::Enter) else { return false };
+        let Ok(Some(run)) = cursor.next_run(Equal::empty()) else { return false };
         let What::Absent(first) = run.what else { return false };
         let Some(Absent::Swap { device, slot, soft_dirty, userfault, .. }) =
             P::Arch::decode_absent(first)

@@ -29,7 +29,7 @@ use crate::swap::SlotRun;
 use crate::tlb::Gather;
 
 use super::age::{self, Forget};
-use super::cursor::{Cursor, Whole};
+use super::cursor::Cursor;
 use super::out_batch::{OutBatch, OutRun};
 use super::run::{self, Run, What};
 use super::victims::{Choice, SwapOutStop, Victims};
@@ -102,7 +102,7 @@ impl<P: Platform> PageTable<'_, P> {
 
 impl<P: Platform> SwapOut<'_, '_, '_, P> {
     fn store_entries(&mut self) -> Result<SwapOutStop, OutOfMemory> {
-        while let Some(run) = self.cursor.next_run(Equal::SOFT_DIRTY, Whole::Enter)? {
+        while let Some(run) = self.cursor.next_run(Equal::SOFT_DIRTY)? {
             let What::Leaf(first) = run.what else { continue };
             if self.batch.is_full() {
                 return Ok(SwapOutStop::Full(run.at));

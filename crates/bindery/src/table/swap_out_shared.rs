@@ -10,7 +10,6 @@ use crate::swap::SlotRun;
 use crate::tlb::Gather;
 
 use super::PageTable;
-use super::cursor::Whole;
 use super::locking::Depth;
 use super::run::{Run, What};
 
@@ -28,7 +27,7 @@ impl<P: Platform> PageTable<'_, P> {
         let memory = self.memory;
         let mut cursor = self.cursor_beside(range, Depth::Floor(Level::PTE), Some(&*gather));
         let mut unmapped = 0;
-        while let Ok(Some(run)) = cursor.next_run(Equal::SOFT_DIRTY, Whole::Enter) {
+        while let Ok(Some(run)) = cursor.next_run(Equal::SOFT_DIRTY) {
             let What::Leaf(first) = run.what else { continue };
             let number = P::Arch::frame(first).0.wrapping_sub(folio.head.0);
             let pages = run.pages();

@@ -11,7 +11,7 @@ use crate::arch::{Absent, AbsentFormat, Arch, Entry, Equal, Level, Marker};
 use crate::platform::Platform;
 use crate::tlb::Gather;
 
-use super::cursor::{Chunks, Cursor, Whole};
+use super::cursor::{Chunks, Cursor};
 use super::dropping::release_absent;
 use super::locking::Depth;
 use super::marker::mark_slot;
@@ -42,7 +42,7 @@ impl<P: Platform> PageTable<'_, P> {
     ) -> Result<(), OutOfMemory> {
         let mut chunks = Chunks::of(range);
         while let Some(mut cursor) = chunks.next(self, Depth::Floor(Level::PTE), Some(&*gather)) {
-            while let Some(run) = cursor.next_run(Equal::WRITABLE, Whole::Enter)? {
+            while let Some(run) = cursor.next_run(Equal::WRITABLE)? {
                 if is_protected(&run) {
                     continue;
                 }
@@ -63,7 +63,7 @@ impl<P: Platform> PageTable<'_, P> {
     pub(crate) fn userfault_lift(&self, range: VirtRange) -> Result<(), OutOfMemory> {
         let mut chunks = Chunks::of(range);
         while let Some(mut cursor) = chunks.next(self, Depth::Floor(Level::PTE), None) {
-            while let Some(run) = cursor.next_run(Equal::empty(), Whole::Enter)? {
+            while let Some(run) = cursor.next_run(Equal::empty())? {
                 if !is_protected(&run) {
                     continue;
                 }

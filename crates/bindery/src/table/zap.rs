@@ -30,7 +30,7 @@ use crate::arch::{Arch, Entry, Equal, Level};
 use crate::platform::Platform;
 use crate::tlb::Gather;
 
-use super::cursor::{Chunks, Cursor, Whole};
+use super::cursor::{Chunks, Cursor, WholeTables};
 use super::dropping::{Dropping, drop_absent};
 use super::locking::Depth;
 use super::run::{Run, What};
@@ -64,7 +64,7 @@ impl<P: Platform> PageTable<'_, P> {
             // The baseline looks at every leaf first, and finds the tables empty afterwards.
             let mut chunks = Chunks::of(range);
             while let Some(mut cursor) = chunks.next(self, Depth::Floor(Level::PTE), None) {
-                zap_locked(&mut cursor, range, Whole::Enter, flush, gather)?;
+                zap_locked(&mut cursor, range, WholeTables::Entered, flush, gather)?;
             }
         }
         let mut left = freeable;
@@ -72,7 +72,7 @@ impl<P: Platform> PageTable<'_, P> {
             // Mostly the whole span: one entry detaches a table with all tables below it. The
             // gather's own marks are flushed with the rest.
             let mut cursor = self.cursor_beside(left, Depth::Edges, Some(&*gather));
-            zap_locked(&mut cursor, range, Whole::Yield, flush, gather)?;
+            zap_locked(&mut cursor, range, WholeTables::Yielded, flush, gather)?;
             left = VirtRange::raw(cursor.range().end().0, freeable.end().0);
             if left.is_empty() {
                 return Ok(());
@@ -84,7 +84,7 @@ impl<P: Platform> PageTable<'_, P> {
 fn zap_locked<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
     mapped: VirtRange,
-    whole: Whole,
+    whole: WholeTables,
     flush: Flush,
     gather: &mut Gather,
 ) -> Result<(), OutOfMemory> {
@@ -92,7 +92,7 @@ fn zap_locked<P: Platform>(
     let mut suspended = false;
     let mut failed = Ok(());
     loop {
-        let run = match cursor.next_run(Equal::empty(), whole) {
+        let run = match cursor.next_run_or_table(Equal::empty(), whole) {
             Ok(Some(run)) => run,
             Ok(None) => break,
             Err(error) => {

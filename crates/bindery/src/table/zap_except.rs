@@ -6,7 +6,7 @@ use crate::frame::Folio;
 use crate::platform::Platform;
 use crate::tlb::Gather;
 
-use super::cursor::{Chunks, Cursor, Whole};
+use super::cursor::{Chunks, Cursor, WholeTables};
 use super::locking::Depth;
 use super::run::{Run, What};
 use super::stray::{Keep, try_mark_stray};
@@ -89,8 +89,8 @@ impl<P: Platform> PageTable<'_, P> {
         let (depth, whole) = match pass {
             // Those above keep: to detach one, all below it would have to be marked in one lock
             // span.
-            Pass::Tables => (Depth::LeafEdges, Whole::YieldLowest),
-            Pass::Entries => (Depth::Floor(Level::PTE), Whole::Enter),
+            Pass::Tables => (Depth::LeafEdges, WholeTables::LowestYielded),
+            Pass::Entries => (Depth::Floor(Level::PTE), WholeTables::Entered),
         };
         let mut left = false;
         let mut chunks = Chunks::of(range);
@@ -98,7 +98,7 @@ impl<P: Platform> PageTable<'_, P> {
             // From here to the cursor's position leaves are suspended.
             let mut from = None;
             loop {
-                let run = match cursor.next_run(Equal::empty(), whole) {
+                let run = match cursor.next_run_or_table(Equal::empty(), whole) {
                     Ok(Some(run)) => run,
                     Ok(None) => break,
                     Err(error) => {

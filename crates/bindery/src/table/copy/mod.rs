@@ -14,7 +14,7 @@ use crate::platform::Platform;
 use crate::swap::SlotRun;
 use crate::tlb::Gather;
 
-use super::cursor::{Chunks, Cursor, Whole};
+use super::cursor::{Chunks, Cursor};
 use super::locking::Depth;
 use super::run::{Run, Slots, What};
 use super::{OutOfMemory, PageTable, TablePool};
@@ -145,9 +145,7 @@ fn copy_locked<'m, P: Platform>(
     gather: &mut Gather,
     supplies: &mut Supplies<'m, P>,
 ) -> Result<(), CopyStop> {
-    while let Some(run) =
-        source.next_run(Equal::empty(), Whole::Enter).map_err(|_| CopyStop::Refused)?
-    {
+    while let Some(run) = source.next_run(Equal::empty()).map_err(|_| CopyStop::Refused)? {
         if target.counts.tables_allocated >= TABLES_ZEROED && run.what != What::Empty {
             return Err(CopyStop::Zeroed(run.at));
         }
