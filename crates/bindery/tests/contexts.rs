@@ -230,6 +230,7 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
         "tests",
         "tests.rs",
         "testing.rs",
+        "testing",
         "loom_model",
         "loom_model.rs",
         "inject.rs",

@@ -3,6 +3,7 @@
 //! | file | contents |
 //! |---|---|
 //! | `meta` | `FrameMeta`: 32 bytes about each frame, one layout for each use |
+//! | `range` | [`FrameRange`]: consecutive frames |
 //! | `buddy` | the allocator of blocks of 2^order frames |
 //! | `batch` | frames that are freed together |
 //! | `folio` | [`Folio`]: user memory; fresh folios, anon-exclusive, dirty |
@@ -51,6 +52,7 @@ mod mapping;
 pub(crate) mod meta;
 pub(crate) mod owner;
 pub(crate) mod pending;
+mod range;
 mod reference;
 pub(crate) mod slab;
 pub(crate) mod split;
@@ -63,7 +65,7 @@ mod view;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use crate::addr::{Frame, Order, PAGE_SHIFT, PAGE_SIZE, PhysAddr};
+use crate::addr::{Frame, Order, PAGE_SIZE};
 use crate::platform::Platform;
 use crate::sync::Mutex;
 
@@ -79,6 +81,7 @@ pub use folio::MAX_FOLIO_ORDER;
 pub(crate) use folio::{ExclusiveRun, Folio};
 #[cfg(all(test, loom))]
 pub(crate) use folio_lock::{begin_writeback, lock_unless_writeback, unlock};
+pub use range::FrameRange;
 pub use view::{FrameUsage, FrameUse, FrameView};
 #[allow(unused_imports, reason = "the layers above name those that they need")]
 pub(crate) use {
@@ -86,66 +89,6 @@ pub(crate) use {
     folio_lock::FolioLock, owner::ALIGN as OWNER_ALIGN, owner::FolioOwner, owner::Owner,
     owner::OwnerKind, owner::OwnerMark, reference::Reference, split::SplitError,
 };
-
-/// Consecutive frames of memory, by number.
-///
-/// ```
-/// use bindery::FrameRange;
-/// use bindery::addr::{Frame, PhysAddr};
-///
-/// // The boot protocol says that 0x1234..0x9000 is free: whole frames of it.
-/// let free = FrameRange::inside(PhysAddr(0x1234), PhysAddr(0x9000)).expect("below 16 TiB");
-/// assert_eq!(free, FrameRange { first: Frame(2), count: 7 });
-/// assert!(free.contains(Frame(8)) && !free.contains(Frame(9)));
-/// assert_eq!(free.frames().next(), Some(Frame(2)));
-/// assert_eq!(free.to_string(), "0x2..0x9");
-/// ```
-///
-/// # Context
-/// Context: any.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct FrameRange {
-    /// The first frame.
-    pub first: Frame,
-    /// How many frames, in units of [`PAGE_SIZE`]; a range of none is ignored.
-    pub count: u32,
-}
-
-impl FrameRange {
-    /// The whole frames between two physical addresses, perhaps none; `None` if they reach above
-    /// 16 TiB.
-    pub const fn inside(start: PhysAddr, end: PhysAddr) -> Option<Self> {
-        let Some(start) = start.align_up(PAGE_SIZE) else { return None };
-        let (first, after) = (start.0 >> PAGE_SHIFT, end.0 >> PAGE_SHIFT);
-        let count = after.saturating_sub(first);
-        if first > u32::MAX as u64 || count > u32::MAX as u64 || first + count > 1 << 32 {
-            return None;
-        }
-        Some(Self { first: Frame(first as u32), count: count as u32 })
-    }
-
-    /// Whether `frame` is one of them.
-    #[inline]
-    pub const fn contains(self, frame: Frame) -> bool {
-        frame.0.wrapping_sub(self.first.0) < self.count
-    }
-
-    /// The frames, in rising order.
-    pub fn frames(self) -> impl Iterator<Item = Frame> + use<> {
-        (0..self.count).map(move |index| self.first.plus(index))
-    }
-
-    /// The frame number after the last one; it may not fit in 32 bits.
-    fn end(self) -> u64 {
-        u64::from(self.first.0) + u64::from(self.count)
-    }
-}
-
-impl fmt::Display for FrameRange {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:#x}..{:#x}", self.first.0, self.end())
-    }
-}
 
 /// The reason why the ranges of memory cannot be used.
 ///

@@ -43,7 +43,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use crate::addr::PageRange;
 use crate::platform::Platform;
 
-use super::state::Pages;
+use super::page_index::Pages;
 use crate::collections::page_tree::PageIndex;
 
 /// What a record represents.

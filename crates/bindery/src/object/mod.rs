@@ -7,6 +7,7 @@
 //! | file | contents |
 //! |---|---|
 //! | `state` | `ObjectState`: the object's state, its holders, its committed memory |
+//! | `page_index` | the index of its pages, with its lock |
 //! | `attachments` | reports of its mappings |
 //! | `pages` | pages found, marked dirty, dropped |
 //! | `fetch` | pages brought in |
@@ -68,6 +69,7 @@ mod holes;
 mod in_flight;
 mod invalidate;
 mod mappings;
+mod page_index;
 mod pager;
 pub(crate) mod pages;
 mod quota;

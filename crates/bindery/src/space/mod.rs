@@ -23,6 +23,7 @@
 //! | `userfault`, `move_pages` | the calls of a userfaultfd; `UFFDIO_MOVE` |
 //! | `swap_off`, `reap` | `swapoff(2)`; the OOM reaper |
 //! | `change`, `transaction`, `parts` | changes of the set of VMAs; one operation from its lock to its last free; the VMAs of a range |
+//! | `freeable` | how far page tables go with an unmapped range |
 //! | `limits`, `settings`, `merging` | limits and usage; `prctl(2)`; the setting of KSM |
 //! | `pin`, `pin_count` | pinned pages, and how many there may be |
 //! | `folio` | splits mapped folios, and joins their leaves |
@@ -38,6 +39,7 @@ mod fault;
 mod folio;
 mod forget;
 mod fork;
+mod freeable;
 mod gap_search;
 mod guard_pages;
 mod inspect;
@@ -84,7 +86,7 @@ use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::Memory;
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{Arch, Level};
+use crate::arch::Arch;
 use crate::error::Error;
 use crate::object::{self, Object};
 use crate::platform::Platform;
@@ -362,68 +364,6 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// The first VMA that ends after `addr`.
     pub(crate) fn first_ending_after(&self, _mm: &MmapLocked, addr: u64) -> Option<&Vma> {
         self.vmas.first_ending_after(addr).map(|node| self.vma(node))
-    }
-
-    /// `range`, in which nothing will be mapped any more, and around it whole table spans in which
-    /// nothing is mapped either: what the page table may lose with it. `occupied` counts as
-    /// mapped.
-    ///
-    /// ```text
-    /// VMAs     |  A  |                 (range)             | B |
-    /// tables   |----------|----------|----------|----------|----------|
-    /// freeable span                |<-------------------------->|
-    /// ```
-    fn freeable(&self, mm: &MmapLocked, range: VirtRange, occupied: VirtRange) -> VirtRange {
-        let next = self.first_ending_after(mm, range.start().0);
-        let begins = next.map_or(u64::MAX, Vma::start);
-        let mut ceiling = begins;
-        if begins < range.end().0 {
-            let above = self.first_ending_after(mm, range.end().0);
-            ceiling = above.map_or(u64::MAX, |vma| vma.start().max(range.end().0));
-        }
-        let previous = match next {
-            Some(next) => self.vmas.previous(NonNull::from(next)),
-            None => self.vmas.find_at_or_before(range.start().0),
-        };
-        let mut floor = previous.map_or(0, |previous| self.vma(previous).end());
-        if begins < range.start().0 {
-            floor = range.start().0;
-        }
-        Self::freeable_between(range, floor, ceiling, occupied)
-    }
-
-    /// As [`AddressSpace::freeable`], where nothing else is mapped from `floor` to `ceiling`.
-    fn freeable_between(
-        range: VirtRange,
-        mut floor: u64,
-        mut ceiling: u64,
-        occupied: VirtRange,
-    ) -> VirtRange {
-        if !occupied.is_empty() {
-            if occupied.start() >= range.end() {
-                ceiling = ceiling.min(occupied.start().0);
-            } else {
-                floor = floor.max(occupied.end().0);
-            }
-        }
-        let (mut start, mut end) = (range.start().0, range.end().0);
-        for level in Level::PMD.up_to(P::Arch::ROOT) {
-            let mask = level.span() - 1;
-            let low = range.start().0 & !mask;
-            if low < floor || low.saturating_add(mask) >= ceiling {
-                break;
-            }
-            start = low;
-        }
-        for level in Level::PMD.up_to(P::Arch::ROOT) {
-            let mask = level.span() - 1;
-            let low = (range.end().0 - 1) & !mask;
-            if low < floor || low.saturating_add(mask) >= ceiling {
-                break;
-            }
-            end = low + mask + 1;
-        }
-        VirtRange::raw(start, end)
     }
 
     /// Makes every TLB forget what is stale, and counts down what was taken from VMAs that stay.

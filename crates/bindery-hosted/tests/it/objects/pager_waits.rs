@@ -1,7 +1,6 @@
 //! No lock is held while a pager works: whatever else is done to the same mapping or the same file
 //! goes on meanwhile, and what the pager brings afterwards is put where it belongs, or nowhere.
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 
 use bindery::addr::VirtAddr;
@@ -20,22 +19,22 @@ type A = X86_64<4>;
 type Space<'m> = AddressSpace<'m, Machine<A>>;
 type File<'m> = Object<'m, Machine<A>>;
 
-const PAGE: u64 = 4096;
-const PAGES: u64 = 64;
+pub(super) const PAGE: u64 = 4096;
+pub(super) const PAGES: u64 = 64;
 const AT: u64 = GIB;
 /// The page that the pager is held with.
-const SLOW: u64 = 5;
+pub(super) const SLOW: u64 = 5;
 
-fn at(page: u64) -> VirtAddr {
+pub(super) fn at(page: u64) -> VirtAddr {
     VirtAddr(AT + page * PAGE)
 }
 
 /// A machine with a file of [`PAGES`] pages, mapped shared at [`AT`].
-struct Fixture<'m> {
-    machine: &'m Machine<A>,
-    pager: &'m HeldFiles,
-    file: File<'m>,
-    space: Space<'m>,
+pub(super) struct Fixture<'m> {
+    pub(super) machine: &'m Machine<A>,
+    pub(super) pager: &'m HeldFiles,
+    pub(super) file: File<'m>,
+    pub(super) space: Space<'m>,
 }
 
 fn map<'m>(space: &Space<'m>, file: &File<'m>, sharing: Sharing) {
@@ -51,7 +50,7 @@ fn map<'m>(space: &Space<'m>, file: &File<'m>, sharing: Sharing) {
 }
 
 /// Lets `scenario` use a fixture; nothing is left of it afterwards.
-fn with_fixture(scenario: impl FnOnce(&Fixture<'_>)) {
+pub(super) fn with_fixture(scenario: impl FnOnce(&Fixture<'_>)) {
     let (machine, memory) =
         memory_with::<A>(Config { memory: 64 * MIB, cpus: 3, ..Config::default() });
     let free = memory.free_frame_count();
@@ -76,7 +75,7 @@ impl Fixture<'_> {
     /// Does `slow` on another CPU, holds the pager in it, and lets it go on when `meanwhile` has
     /// returned. Panics where that waits for the pager.
     #[track_caller]
-    fn hold<T: Send, M>(
+    pub(super) fn hold<T: Send, M>(
         &self,
         io: Io,
         slow: impl FnOnce() -> T + Send,
@@ -103,12 +102,12 @@ impl Fixture<'_> {
 
     /// Holds a `sync` of one page.
     #[track_caller]
-    fn hold_sync<M>(&self, meanwhile: impl FnOnce() -> M) -> Result<(), Error> {
+    pub(super) fn hold_sync<M>(&self, meanwhile: impl FnOnce() -> M) -> Result<(), Error> {
         self.space.write_user(at(SLOW), b"written").unwrap();
         self.hold(Io::Write, || self.file.sync(SLOW * PAGE, PAGE), meanwhile).0
     }
 
-    fn first_byte(&self, page: u64) -> u8 {
+    pub(super) fn first_byte(&self, page: u64) -> u8 {
         let mut byte = [0];
         self.space.read_user(at(page), &mut byte).unwrap();
         byte[0]
@@ -336,192 +335,5 @@ fn a_fault_of_a_page_that_is_dropped_again_and_again_comes_back_once_for_each_ti
             assert!(fault.join().unwrap().is_ok());
         });
         assert_eq!(fixture.pager.times(Io::Read, SLOW), TIMES + 1);
-    });
-}
-
-#[test]
-fn a_sync_of_another_range_goes_on_while_one_is_held() {
-    with_fixture(|fixture| {
-        fixture.space.write_user(at(40), b"other").unwrap();
-        let synced = fixture.hold_sync(|| {
-            fixture.file.sync(40 * PAGE, PAGE).unwrap();
-            assert_eq!(&fixture.pager.files.content(1)[40 * PAGE as usize..][..5], b"other");
-        });
-        assert_eq!(synced, Ok(()));
-    });
-}
-
-#[test]
-fn all_that_does_not_write_the_page_goes_on_while_it_is_stored() {
-    with_fixture(|fixture| {
-        let synced = fixture.hold_sync(|| {
-            assert_eq!(fixture.first_byte(SLOW), b'w');
-            fixture.space.write_user(at(SLOW + 1), b"other").unwrap();
-            fixture.file.write((SLOW + 2) * PAGE, b"other").unwrap();
-            fixture.file.set_size((PAGES + 3) * PAGE).unwrap();
-            fixture.file.set_size(PAGES * PAGE).unwrap();
-            fixture.file.punch_hole((SLOW + 3) * PAGE, PAGE).unwrap();
-            drop(fixture.space.fork().unwrap());
-            fixture.space.mprotect(at(0), PAGES * PAGE, Protection::READ).unwrap();
-            fixture.space.munmap(at(0), PAGES * PAGE).unwrap();
-        });
-        assert_eq!(synced, Ok(()));
-        assert_eq!(&fixture.pager.files.content(1)[(SLOW * PAGE) as usize..][..7], b"written");
-    });
-}
-
-/// A call that writes, drops or replaces a page waits while the pager stores it. No other call
-/// waits for that one.
-#[track_caller]
-fn waits_for_the_sync_alone(call: impl Fn(&Fixture<'_>) + Sync, check: impl FnOnce(&Fixture<'_>)) {
-    with_fixture(|fixture| {
-        fixture.space.write_user(at(SLOW), b"written").unwrap();
-        fixture.pager.hold_next(Io::Write, SLOW);
-        thread::scope(|scope| {
-            let sync = scope
-                .spawn(|| fixture.machine.on_cpu(Cpu(1), || fixture.file.sync(SLOW * PAGE, PAGE)));
-            fixture.pager.wait_until_held();
-            let call = scope.spawn(|| fixture.machine.on_cpu(Cpu(2), || call(fixture)));
-            for page in 20..30 {
-                // Faults, writes and mappings of other pages go on, whatever the two do.
-                fixture.space.write_user(at(page), b"other").unwrap();
-                fixture.file.write(page * PAGE + 64, b"outside").unwrap();
-                fixture.file.sync(page * PAGE, PAGE).unwrap();
-                fixture.space.mprotect(at(page), PAGE, Protection::READ).unwrap();
-                fixture.space.mprotect(at(page), PAGE, READ_WRITE).unwrap();
-            }
-            assert!(!call.is_finished(), "the page was changed while the pager had it");
-            fixture.pager.release();
-            assert_eq!(sync.join().unwrap(), Ok(()));
-            call.join().unwrap();
-        });
-        check(fixture);
-    });
-}
-
-#[test]
-fn a_store_to_a_page_that_is_being_saved_waits_without_a_lock() {
-    waits_for_the_sync_alone(
-        |fixture| fixture.space.write_user(at(SLOW), b"later").unwrap(),
-        |fixture| {
-            assert_eq!(&fixture.pager.files.content(1)[(SLOW * PAGE) as usize..][..7], b"written");
-            fixture.file.sync(0, u64::MAX).unwrap();
-            assert_eq!(&fixture.pager.files.content(1)[(SLOW * PAGE) as usize..][..7], b"lateren");
-        },
-    );
-}
-
-#[test]
-fn a_write_to_a_page_that_is_being_saved_waits_without_a_lock() {
-    waits_for_the_sync_alone(
-        |fixture| assert_eq!(fixture.file.write(SLOW * PAGE, b"later"), Ok(5)),
-        |fixture| {
-            fixture.file.sync(0, u64::MAX).unwrap();
-            assert_eq!(&fixture.pager.files.content(1)[(SLOW * PAGE) as usize..][..7], b"lateren");
-        },
-    );
-}
-
-#[test]
-fn a_hole_in_a_page_that_is_being_saved_waits_without_a_lock() {
-    waits_for_the_sync_alone(
-        |fixture| fixture.file.punch_hole(SLOW * PAGE, PAGE).unwrap(),
-        |fixture| assert_eq!(fixture.first_byte(SLOW), 0),
-    );
-}
-
-#[test]
-fn a_second_sync_of_a_page_waits_for_the_first_and_does_not_store_it_again() {
-    waits_for_the_sync_alone(
-        |fixture| fixture.file.sync(SLOW * PAGE, PAGE).unwrap(),
-        |fixture| assert_eq!(fixture.pager.times(Io::Write, SLOW), 1),
-    );
-}
-
-#[test]
-fn truncation_of_a_page_that_is_being_saved_waits_for_that_alone() {
-    with_fixture(|fixture| {
-        fixture.space.write_user(at(SLOW), b"written").unwrap();
-        fixture.pager.hold_next(Io::Write, SLOW);
-        thread::scope(|scope| {
-            let sync = scope
-                .spawn(|| fixture.machine.on_cpu(Cpu(1), || fixture.file.sync(SLOW * PAGE, PAGE)));
-            fixture.pager.wait_until_held();
-            let cut =
-                scope.spawn(|| fixture.machine.on_cpu(Cpu(2), || fixture.file.set_size(PAGE)));
-            // The first page is not cut off: it can be written and saved.
-            fixture.file.write(0, b"outside").unwrap();
-            fixture.space.write_user(at(0), b"other").unwrap();
-            fixture.file.sync(0, PAGE).unwrap();
-            assert!(!cut.is_finished(), "the page was dropped while the pager had it");
-            fixture.pager.release();
-            assert_eq!(sync.join().unwrap(), Ok(()));
-            assert_eq!(cut.join().unwrap(), Ok(()));
-        });
-        assert_eq!(fixture.pager.files.size(1), PAGE, "the pager has stored what was cut off");
-    });
-}
-
-#[test]
-fn what_the_pager_refuses_is_dirty_again_and_both_who_saved_are_told() {
-    with_fixture(|fixture| {
-        fixture.space.write_user(at(SLOW), b"written").unwrap();
-        *fixture.pager.failures.lock().unwrap() = 2;
-        fixture.pager.hold_next(Io::Write, SLOW);
-        let sync = || fixture.file.sync(SLOW * PAGE, PAGE);
-        thread::scope(|scope| {
-            let first = scope.spawn(|| fixture.machine.on_cpu(Cpu(1), sync));
-            fixture.pager.wait_until_held();
-            let second = scope.spawn(|| fixture.machine.on_cpu(Cpu(2), sync));
-            // The second one comes to wait for the first, or finds the page dirty again.
-            thread::yield_now();
-            fixture.pager.release();
-            assert_eq!(first.join().unwrap(), Err(Error::InputOutput));
-            assert_eq!(second.join().unwrap(), Err(Error::InputOutput));
-        });
-        assert_ne!(&fixture.pager.files.content(1)[(SLOW * PAGE) as usize..][..7], b"written");
-        assert_eq!(sync(), Ok(()));
-        assert_eq!(&fixture.pager.files.content(1)[(SLOW * PAGE) as usize..][..7], b"written");
-    });
-}
-
-#[test]
-fn a_sync_comes_to_its_end_while_others_write_the_page_without_a_pause() {
-    const WRITES: u64 = 200_000;
-    with_fixture(|fixture| {
-        let over = AtomicBool::new(false);
-        let write = |cpu| {
-            fixture.machine.on_cpu(Cpu(cpu), || {
-                let left = (0..WRITES).find(|_| {
-                    assert_eq!(fixture.file.write(SLOW * PAGE, b"line of a log"), Ok(13));
-                    over.load(Relaxed)
-                });
-                left.is_some()
-            })
-        };
-        thread::scope(|scope| {
-            let write = &write;
-            let writers = [1, 2].map(|cpu| scope.spawn(move || write(cpu)));
-            for _ in 0..20 {
-                fixture.file.sync(0, u64::MAX).unwrap();
-            }
-            over.store(true, Relaxed);
-            let stopped = writers.map(|writer| writer.join().unwrap());
-            assert_eq!(stopped, [true; 2], "the sync came when nobody wrote any more");
-        });
-    });
-}
-
-#[test]
-fn scattered_pages_are_stored_in_batches_and_neighbors_in_one_call() {
-    with_fixture(|fixture| {
-        for page in [0, 2, 4, 5, 6, 9, 63] {
-            fixture.space.write_user(at(page), b"written").unwrap();
-        }
-        fixture.pager.asked.lock().unwrap().clear();
-        fixture.file.sync(0, u64::MAX).unwrap();
-        let asked = fixture.pager.asked.lock().unwrap().clone();
-        let write = |first, count| (Io::Write, first, count);
-        assert_eq!(asked, [write(0, 1), write(2, 1), write(4, 3), write(9, 1), write(63, 1)]);
     });
 }

@@ -1,12 +1,8 @@
 //! Reclaim of files' pages: what is clean and unused goes, and comes again as it was; all else
 //! stays.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::thread;
-
-use bindery::addr::{Frame, VirtAddr};
+use bindery::addr::VirtAddr;
 use bindery::arch::{Level, X86_64};
-use bindery::platform::Cpu;
 use bindery::testing::{
     ObjectFolio, Spare, frame_of_page, reclaim_frame, reclaim_page, with_folio_locked,
     with_reference,
@@ -14,13 +10,11 @@ use bindery::testing::{
 use bindery::{
     Access, AddressSpace, Advice, Inspection, LockPages, Object, PinTime, Protection, Sharing,
 };
-use bindery_hosted::{Config, Machine, MemoryFiles, Program, Walk};
+use bindery_hosted::{Machine, MemoryFiles, Program, Walk};
 
-use super::held_pager::{HeldFiles, Io};
-use crate::support::kernel::rounds;
-use crate::support::objects::{Chance, PAGE, content, memfd, use_object_order};
+use crate::support::objects::{PAGE, content, memfd, use_object_order};
 use crate::support::objects_fixture::{AT, Fixture, map, with_fixture};
-use crate::support::{MIB, audit, memory_with, options, strict};
+use crate::support::{MIB, audit, options, strict};
 
 on_every_architecture! {
     clean_pages_go_and_come_again => clean;
@@ -36,18 +30,18 @@ on_every_architecture! {
     shared_memory_stays => shared;
 }
 
-const PAGES: u64 = 32;
+pub(super) const PAGES: u64 = 32;
 
-fn at(page: u64) -> VirtAddr {
+pub(super) fn at(page: u64) -> VirtAddr {
     VirtAddr(AT + page * PAGE)
 }
 
-fn bytes() -> Vec<u8> {
+pub(super) fn bytes() -> Vec<u8> {
     (0..PAGES * PAGE).map(|n| (n / PAGE) as u8 + 1).collect()
 }
 
 /// What a program loads from the page.
-fn word(page: u64) -> u64 {
+pub(super) fn word(page: u64) -> u64 {
     (page + 1) * 0x0101_0101_0101_0101
 }
 
@@ -65,7 +59,7 @@ fn with_file<A: Walk>(
     });
 }
 
-fn reclaim<A: Walk>(file: &Object<'_, Machine<A>>, page: u64) -> ObjectFolio {
+pub(super) fn reclaim<A: Walk>(file: &Object<'_, Machine<A>>, page: u64) -> ObjectFolio {
     reclaim_page(file, page, Spare::Used).expect("a page in memory")
 }
 
@@ -268,7 +262,7 @@ fn shared<A: Walk>() {
     });
 }
 
-type X = X86_64<4>;
+pub(super) type X = X86_64<4>;
 
 #[test]
 fn a_file_is_read_that_is_larger_than_memory() {
@@ -301,206 +295,4 @@ fn a_file_is_read_that_is_larger_than_memory() {
         }
         audit(&machine, &memory, &[&space]);
     }
-}
-
-/// Lets `scenario` use a file whose pager can be held, on a machine with three CPUs.
-fn with_held_file(scenario: impl FnOnce(&Machine<X>, &HeldFiles, &Object<'_, Machine<X>>)) {
-    let (machine, memory) =
-        memory_with::<X>(Config { memory: 64 * MIB, cpus: 3, ..Config::default() });
-    let pager = HeldFiles::new();
-    pager.files.put(1, &bytes());
-    let file = memory.file(&pager, 1, PAGES * PAGE).unwrap();
-    scenario(&machine, &pager, &file);
-    drop(file);
-    audit(&machine, &memory, &[]);
-}
-
-/// The page that the pager is held with.
-const SLOW: u64 = 5;
-
-/// Does `slow` on another CPU, holds the pager in it, and does `meanwhile`.
-fn hold(
-    machine: &Machine<X>,
-    pager: &HeldFiles,
-    io: Io,
-    slow: impl FnOnce() + Send,
-    meanwhile: impl FnOnce(),
-) {
-    pager.hold_next(io, SLOW);
-    thread::scope(|scope| {
-        let slow = scope.spawn(|| machine.on_cpu(Cpu(1), slow));
-        pager.wait_until_held();
-        meanwhile();
-        pager.release();
-        slow.join().unwrap();
-    });
-}
-
-#[test]
-fn a_page_stays_that_was_written_while_its_old_content_is_being_read() {
-    with_held_file(|machine, pager, file| {
-        let read = || {
-            let mut byte = [0];
-            assert_eq!(file.read(SLOW * PAGE, &mut byte), Ok(1));
-            assert_eq!(byte, [77], "the page is older than what was written and saved");
-        };
-        hold(machine, pager, Io::Read, read, || {
-            assert_eq!(file.write(SLOW * PAGE, &[77; PAGE as usize]), Ok(PAGE as usize));
-            file.sync(0, u64::MAX).unwrap();
-            assert_eq!(reclaim(file, SLOW), ObjectFolio::Busy);
-        });
-        assert_eq!(reclaim(file, SLOW), ObjectFolio::Freed(1));
-    });
-}
-
-#[test]
-fn a_page_stays_while_it_is_being_saved() {
-    with_held_file(|machine, pager, file| {
-        file.write(SLOW * PAGE, &[77; PAGE as usize]).unwrap();
-        let save = || file.sync(0, u64::MAX).unwrap();
-        hold(machine, pager, Io::Write, save, || {
-            assert_eq!(reclaim(file, SLOW), ObjectFolio::Busy);
-        });
-        assert_eq!(reclaim(file, SLOW), ObjectFolio::Freed(1));
-        assert_eq!(content(file)[(SLOW * PAGE) as usize], 77);
-    });
-}
-
-#[test]
-fn the_pages_at_both_ends_of_a_write_stay_while_it_fetches_one() {
-    with_held_file(|machine, pager, file| {
-        let write = || {
-            let bytes = vec![50; 3 * PAGE as usize];
-            assert_eq!(file.write((SLOW - 3) * PAGE + 1, &bytes), Ok(bytes.len()));
-        };
-        hold(machine, pager, Io::Read, write, || {
-            assert_eq!(reclaim(file, SLOW - 3), ObjectFolio::Busy);
-        });
-        let content = content(file);
-        assert_eq!(content[((SLOW - 3) * PAGE) as usize], (SLOW - 2) as u8);
-        assert_eq!(content[(SLOW * PAGE) as usize + 1], SLOW as u8 + 1);
-    });
-}
-
-#[test]
-fn programs_and_calls_see_what_they_have_written_while_pages_are_reclaimed() {
-    const CALLS: u64 = 8;
-    let files = MemoryFiles::new();
-    files.put(1, &bytes());
-    let (machine, memory) =
-        memory_with::<X>(Config { memory: 64 * MIB, cpus: 5, ..Config::default() });
-    use_object_order(&memory, 2);
-    let file = memory.file(&files, 1, PAGES * PAGE).unwrap();
-    let space = AddressSpace::new(&memory, options()).unwrap();
-    map(&space, &file, AT, PAGES * PAGE, Sharing::Shared).unwrap();
-    let (over, freed) = (AtomicBool::new(false), AtomicU64::new(0));
-    thread::scope(|scope| {
-        let (machine, space, file) = (&machine, &space, &file);
-        let (over, freed) = (&over, &freed);
-        // Each word has one writer.
-        let writers = [(1, 0), (2, 8)].map(|(cpu, place)| {
-            scope.spawn(move || {
-                machine.on_cpu(Cpu(cpu), || {
-                    let program = Program::new(machine, space);
-                    let mut chance = Chance::new(u64::from(cpu), (AT, PAGES * PAGE));
-                    let mut last = [None; PAGES as usize];
-                    let most = rounds(6_000);
-                    // Until the reclaimer had its turn, too: on a busy machine it comes late.
-                    let enough = |round| round >= most && freed.load(Relaxed) > 0;
-                    for round in (0..100 * most).take_while(|round| !enough(*round)) {
-                        let page = chance.below(PAGES);
-                        let place = page * PAGE + place;
-                        if let Some(last) = last[page as usize] {
-                            assert_eq!(program.load(VirtAddr(AT + place)), Ok(last));
-                        }
-                        if round % CALLS == 0 {
-                            file.write(place, &round.to_le_bytes()).unwrap();
-                        } else {
-                            program.store(VirtAddr(AT + place), round).unwrap();
-                        }
-                        last[page as usize] = Some(round);
-                    }
-                });
-            })
-        });
-        scope.spawn(move || {
-            machine.on_cpu(Cpu(3), || {
-                while !over.load(Relaxed) {
-                    file.sync(0, u64::MAX).unwrap();
-                }
-            });
-        });
-        scope.spawn(move || {
-            machine.on_cpu(Cpu(4), || {
-                while !over.load(Relaxed) {
-                    for page in 0..PAGES {
-                        let third = freed.load(Relaxed).is_multiple_of(3);
-                        let spare = if third { Spare::Nothing } else { Spare::Used };
-                        if let Some(ObjectFolio::Freed(pages)) = reclaim_page(file, page, spare) {
-                            freed.fetch_add(u64::from(pages), Relaxed);
-                        }
-                    }
-                }
-            });
-        });
-        for writer in writers {
-            writer.join().unwrap();
-        }
-        over.store(true, Relaxed);
-    });
-    assert!(freed.into_inner() > 0, "nothing was reclaimed");
-    audit(&machine, &memory, &[&space]);
-}
-
-#[test]
-fn a_file_is_cut_and_dropped_while_its_pages_are_reclaimed() {
-    let files = MemoryFiles::new();
-    files.put(1, &bytes());
-    let (machine, memory) =
-        memory_with::<X>(Config { memory: 64 * MIB, cpus: 2, ..Config::default() });
-    let (over, seen) = (AtomicBool::new(false), AtomicU32::new(0));
-    let freed = AtomicU64::new(0);
-    thread::scope(|scope| {
-        let (machine, memory, over, seen) = (&machine, &memory, &over, &seen);
-        let freed = &freed;
-        scope.spawn(move || {
-            machine.on_cpu(Cpu(1), || {
-                while !over.load(Relaxed) {
-                    // Around a frame that the file has, or has had.
-                    let middle = seen.load(Relaxed);
-                    for frame in middle.saturating_sub(32)..middle + 32 {
-                        let found = reclaim_frame(memory, Frame(frame), Spare::Nothing);
-                        let gone = u64::from(matches!(found, Some(ObjectFolio::Freed(_))));
-                        freed.fetch_add(gone, Relaxed);
-                    }
-                }
-            });
-        });
-        let most = rounds(640);
-        // Until the reclaimer had its turn, too: on a busy machine it comes late.
-        let enough = |round| round >= most && freed.load(Relaxed) > 0;
-        for round in (0..100 * most).take_while(|round| !enough(*round)) {
-            use_object_order(memory, (round % 4) as u8);
-            let file = memory.file(&files, 1, PAGES * PAGE).unwrap();
-            assert_eq!(content(&file), bytes());
-            if let Some(frame) = frame_of_page(&file, round % PAGES) {
-                seen.store(frame.0, Relaxed);
-            }
-            if round % 3 == 0 {
-                let space = AddressSpace::new(memory, options()).unwrap();
-                map(&space, &file, AT, PAGES * PAGE, Sharing::Shared).unwrap();
-                let program = Program::new(machine, &space);
-                (0..PAGES).for_each(|page| assert_eq!(program.load(at(page)), Ok(word(page))));
-            }
-            drop(file);
-            let file = memory.file(&files, 1, PAGES * PAGE).unwrap();
-            let mut some = [0; 3 * PAGE as usize];
-            file.read(round % 8 * PAGE, &mut some).unwrap();
-            file.set_size(PAGE).unwrap();
-            files.put(1, &bytes());
-        }
-        over.store(true, Relaxed);
-    });
-    assert!(freed.into_inner() > 0, "nothing was reclaimed");
-    audit(&machine, &memory, &[]);
 }

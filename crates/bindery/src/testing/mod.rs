@@ -20,16 +20,18 @@
 //! No other call may run on the address space meanwhile. All of it exists only with the feature
 //! `testing`.
 
+mod walks;
+
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::Relaxed;
 
-use crate::addr::{Frame, Order, PAGE_SHIFT, PAGE_SIZE, PageRange, VirtAddr, VirtRange};
+use crate::addr::{Frame, Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Entry, Kind, Level};
 use crate::frame::meta;
 pub use crate::object::damage::{ObjectDamage, damage_object};
 pub use crate::object::reclaim::{ObjectFolio, Spare, frame_of_page, reclaim_frame, reclaim_page};
 use crate::platform::Platform;
-use crate::rmap::{self, AnonGroup, HOLD, Locking, Rekeyed, Seen, Walked};
+use crate::rmap::{AnonGroup, Rekeyed};
 pub use crate::space::move_pages::testing::{PageMove, lock_folio, move_pages};
 use crate::stats::Counts;
 use crate::swap::SlotRun;
@@ -37,10 +39,10 @@ pub use crate::swap::damage::{damage_slot, with_pin};
 use crate::table::locking::{Depth, Node};
 use crate::table::look::MappedRun;
 use crate::table::run::Slots;
-use crate::table::zap_except::{Exceptions, Protected, Spared};
 use crate::table::{EntryAt, ReadSection, TablePool, free_table, new_table, run};
 use crate::vma::{Purpose, Vma};
-use crate::{AddressSpace, Memory, Object, Protection};
+use crate::{AddressSpace, Memory, Protection};
+pub use walks::{AnonymousWalk, UnmapWalk, walk_anonymous};
 
 /// Writes `count` absent entries from `at` on, the first of which is `first` and each later one
 /// its successor (the next slot; markers are all alike).
@@ -410,99 +412,6 @@ pub fn leak_frame<P: Platform>(memory: &Memory<P>) -> Frame {
 pub unsafe fn free_frame<P: Platform>(memory: &Memory<P>, frame: Frame) {
     // SAFETY: 1. and 2. the caller's obligation 1; a wrong free is what a test may be about.
     unsafe { memory.frames.free(&memory.platform, frame, Order::PAGE) };
-}
-
-/// What a walk of the reverse map saw.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct AnonymousWalk {
-    /// VMAs that it looked at.
-    pub visited: u64,
-    /// Pages of the folio that it found mapped, those with no permission included; a page that is
-    /// mapped twice counts twice.
-    pub found: u64,
-    /// The folio's count of mappings.
-    pub mappings: u64,
-}
-
-/// A walk over the mappings of an object that unmaps one page, and lets everything go: what a
-/// truncation does, step by step, so that a test can put other calls in between.
-pub struct UnmapWalk<'a, 'm, P: Platform> {
-    memory: &'m Memory<P>,
-    walk: rmap::ObjectWalk<'a>,
-}
-
-impl<P: Platform> core::fmt::Debug for UnmapWalk<'_, '_, P> {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("UnmapWalk").finish_non_exhaustive()
-    }
-}
-
-impl<'a, 'm, P: Platform> UnmapWalk<'a, 'm, P> {
-    /// A walk for `ranges`, which rise and do not overlap. The caller keeps the pages from being mapped anew while the walk is under way.
-    pub fn new(object: &'a Object<'m, P>, ranges: &'a [PageRange]) -> Self {
-        Self { memory: object.memory, walk: rmap::ObjectWalk::new(object.state(), ranges) }
-    }
-
-    /// Unmaps the next page, or passes a hole. Calls `inside` with the lock of the object's
-    /// mappings held. Says whether the walk is done. `None` if the lock is held by somebody who
-    /// changes the set of mappings: it is only tried.
-    pub fn step(&mut self, mut inside: impl FnMut(VirtAddr)) -> Option<bool> {
-        let done = self.walk.hold(self.memory, Locking::Try, &mut |sight, gather| {
-            inside(sight.range.start());
-            let Some(rest) = sight.page_table.first_part(sight.range, PAGE_SIZE) else {
-                return Seen { until: sight.range.end(), entries: 1 };
-            };
-            let except = Exceptions { spared: Spared::Guards, protected: Protected::Forgotten };
-            let zapped = sight.page_table.zap_sparing(rest, except, gather);
-            assert!(zapped.is_ok(), "a huge leaf has lost its deposit");
-            Seen { until: rest.end(), entries: HOLD }
-        });
-        done.ok()
-    }
-
-    /// To how many mappings it has come, those counted twice that it came to twice.
-    pub fn visited(&self) -> u64 {
-        self.walk.visited()
-    }
-}
-
-/// Walks the reverse map for the folio of anonymous memory that is mapped at `at`. `None` if the
-/// folio is busy. Panics where none is mapped.
-pub fn walk_anonymous<P: Platform>(
-    space: &AddressSpace<'_, P>,
-    at: VirtAddr,
-) -> Option<AnonymousWalk> {
-    let memory = space.memory();
-    let frames = &memory.frames;
-    let page = VirtRange::raw(at.0, at.0 + PAGE_SIZE);
-    let mut folio = None;
-    space.page_table.survey(page, |stretch| {
-        if let MappedRun::Pages { folio: Some(there), .. } = stretch.what {
-            assert!(frames.try_get(there), "too many references");
-            folio = Some(there);
-        }
-    });
-    let folio = folio.unwrap_or_else(|| panic!("no folio at {at}"));
-    let locked = frames.try_lock_folio(&memory.platform, folio);
-    let mut found = 0;
-    let walked = locked.as_ref().map(|_| {
-        rmap::for_each_anonymous_sight(memory, folio, Locking::Try, |sight, _| {
-            sight.page_table.survey(sight.range, |stretch| {
-                if let MappedRun::Pages { folio: Some(there), .. } = stretch.what {
-                    found += if there == folio { stretch.range.pages() } else { 0 };
-                }
-            });
-            Seen { until: sight.range.end(), entries: sight.range.pages() }
-        })
-    });
-    let mappings = u64::from(frames.mappings(folio));
-    drop(locked);
-    frames.release(&memory.platform, folio);
-    match walked {
-        Some(Walked::Visited(visited)) => Some(AnonymousWalk { visited, found, mappings }),
-        Some(Walked::NotMapped) => panic!("no anonymous folio is mapped at {at}"),
-        Some(Walked::Busy) | None => None,
-    }
 }
 
 /// How many anon groups there are, those that wait to be freed included.

@@ -1,0 +1,147 @@
+//! The index of an object's pages, and its lock.
+
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::Memory;
+use crate::addr::PageRange;
+use crate::error::OutOfMemory;
+use crate::platform::Platform;
+use crate::sync::rw_lock::RwLock;
+
+use super::in_flight::{Ends, InFlight};
+use crate::collections::page_tree::{NODES_OF_A_FOLIO, Node, Nodes, PageIndex};
+
+/// The index of an object's pages, what is in flight between them and the pager, and the lock of
+/// both, for which waiters spin: the index is asked in read sections and with tables locked.
+pub(crate) struct Pages {
+    lock: RwLock,
+    index: UnsafeCell<PageIndex>,
+    in_flight: UnsafeCell<InFlight>,
+    pub(super) ends: Ends,
+    /// How many pages the index has in memory; to be read without the lock.
+    resident: AtomicU64,
+    /// How many it has in swap.
+    swapped: AtomicU64,
+}
+
+impl Pages {
+    pub(super) const fn new() -> Self {
+        Self {
+            lock: RwLock::new(),
+            index: UnsafeCell::new(PageIndex::new()),
+            in_flight: UnsafeCell::new(InFlight::new()),
+            ends: Ends::new(),
+            resident: AtomicU64::new(0),
+            swapped: AtomicU64::new(0),
+        }
+    }
+
+    /// Looks at the index, together with others. `work` takes no lock.
+    pub(crate) fn look<P: Platform, R>(
+        &self,
+        platform: &P,
+        work: impl FnOnce(&PageIndex) -> R,
+    ) -> R {
+        self.lock.with_read_spinning(platform, || {
+            // SAFETY: changes hold the lock for writing (`change`), so there is none meanwhile.
+            work(unsafe { &*self.index.get() })
+        })
+    }
+
+    /// Changes the index, alone. `work` takes no lock but those of the frames and slabs. It says by
+    /// how many pages there are more or fewer in memory.
+    pub(super) fn change<P: Platform, R>(
+        &self,
+        memory: &Memory<P>,
+        work: impl FnOnce(&mut PageIndex, &Nodes<'_, P>) -> (R, i64),
+    ) -> R {
+        let nodes = Self::nodes(memory);
+        self.lock.with_write_spinning(&memory.platform, || {
+            // SAFETY: all other users of the index hold its lock, which we hold for writing.
+            let (result, by) = work(unsafe { &mut *self.index.get() }, &nodes);
+            self.count_resident(by);
+            result
+        })
+    }
+
+    fn nodes<P: Platform>(memory: &Memory<P>) -> Nodes<'_, P> {
+        // SAFETY: 1. the index belongs to one object, which belongs to one memory, whose slab,
+        // frames and platform these are.
+        unsafe { Nodes::new(memory.slab::<Node>(), &memory.frames, &memory.platform) }
+    }
+
+    /// Adds `by` pages to the count. The index lock is held for writing.
+    #[inline]
+    fn count_resident(&self, by: i64) {
+        let resident = self.resident.load(Ordering::Relaxed);
+        self.resident.store(resident.wrapping_add_signed(by), Ordering::Relaxed);
+    }
+
+    /// As [`Pages::change`], where nothing of the pages is in flight.
+    pub(super) fn change_at_rest<P: Platform, R>(
+        &self,
+        memory: &Memory<P>,
+        range: PageRange,
+        work: impl FnOnce(&mut PageIndex, &Nodes<'_, P>) -> (R, i64),
+    ) -> Option<R> {
+        let nodes = Self::nodes(memory);
+        self.alone(&memory.platform, |index, in_flight, _| {
+            if in_flight.overlaps_any(range.first, range.end) {
+                return None;
+            }
+            let (result, by) = work(index, &nodes);
+            self.count_resident(by);
+            Some(result)
+        })
+    }
+
+    /// Looks at the index and at what is in flight, and changes the latter or flags of pages,
+    /// alone. `work` takes no lock.
+    pub(super) fn alone<P: Platform, R>(
+        &self,
+        platform: &P,
+        work: impl FnOnce(&mut PageIndex, &mut InFlight, &Ends) -> R,
+    ) -> R {
+        self.lock.with_write_spinning(platform, || {
+            // SAFETY: all users of either hold the lock, which we hold for writing.
+            let (index, in_flight) =
+                unsafe { (&mut *self.index.get(), &mut *self.in_flight.get()) };
+            work(index, in_flight, &self.ends)
+        })
+    }
+
+    /// As [`Pages::change`], where `work` prepares the index for pages of one folio and may find no
+    /// memory for the nodes: then lets the index lock go, waits for memory, and does it once more.
+    pub(super) fn change_with_nodes<P: Platform, R>(
+        &self,
+        memory: &Memory<P>,
+        mut work: impl FnMut(&mut PageIndex, &Nodes<'_, P>) -> (Result<R, OutOfMemory>, i64),
+    ) -> Result<R, OutOfMemory> {
+        if let Ok(done) = self.change(memory, &mut work) {
+            return Ok(done);
+        }
+        memory.may_wait();
+        let nodes = NODES_OF_A_FOLIO;
+        if !memory.slab::<Node>().stock(&memory.frames, &memory.platform, nodes) {
+            return Err(OutOfMemory);
+        }
+        self.change(memory, work)
+    }
+
+    /// How many pages there are in memory.
+    pub(crate) fn resident(&self) -> u64 {
+        self.resident.load(Ordering::Relaxed)
+    }
+
+    /// Adds `by` pages to the count of those in swap. The index lock is held for writing.
+    pub(super) fn count_swapped(&self, by: i64) {
+        let swapped = self.swapped.load(Ordering::Relaxed);
+        self.swapped.store(swapped.wrapping_add_signed(by), Ordering::Relaxed);
+    }
+
+    /// How many pages there are in swap.
+    pub(crate) fn swapped(&self) -> u64 {
+        self.swapped.load(Ordering::Relaxed)
+    }
+}

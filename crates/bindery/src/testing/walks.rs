@@ -1,0 +1,101 @@
+//! Walks of the reverse map, as a reclaimer or a truncation makes them.
+
+use crate::addr::{PAGE_SIZE, PageRange, VirtAddr, VirtRange};
+use crate::platform::Platform;
+use crate::rmap::{self, HOLD, Locking, Seen, Walked};
+use crate::table::look::MappedRun;
+use crate::table::zap_except::{Exceptions, Protected, Spared};
+use crate::{AddressSpace, Memory, Object};
+
+/// What a walk of the reverse map saw.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AnonymousWalk {
+    /// VMAs that it looked at.
+    pub visited: u64,
+    /// Pages of the folio that it found mapped, those with no permission included; a page that is
+    /// mapped twice counts twice.
+    pub found: u64,
+    /// The folio's count of mappings.
+    pub mappings: u64,
+}
+
+/// A walk over the mappings of an object that unmaps one page, and lets everything go: what a
+/// truncation does, step by step, so that a test can put other calls in between.
+pub struct UnmapWalk<'a, 'm, P: Platform> {
+    memory: &'m Memory<P>,
+    walk: rmap::ObjectWalk<'a>,
+}
+
+impl<P: Platform> core::fmt::Debug for UnmapWalk<'_, '_, P> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("UnmapWalk").finish_non_exhaustive()
+    }
+}
+
+impl<'a, 'm, P: Platform> UnmapWalk<'a, 'm, P> {
+    /// A walk for `ranges`, which rise and do not overlap. The caller keeps the pages from being mapped anew while the walk is under way.
+    pub fn new(object: &'a Object<'m, P>, ranges: &'a [PageRange]) -> Self {
+        Self { memory: object.memory, walk: rmap::ObjectWalk::new(object.state(), ranges) }
+    }
+
+    /// Unmaps the next page, or passes a hole. Calls `inside` with the lock of the object's
+    /// mappings held. Says whether the walk is done. `None` if the lock is held by somebody who
+    /// changes the set of mappings: it is only tried.
+    pub fn step(&mut self, mut inside: impl FnMut(VirtAddr)) -> Option<bool> {
+        let done = self.walk.hold(self.memory, Locking::Try, &mut |sight, gather| {
+            inside(sight.range.start());
+            let Some(rest) = sight.page_table.first_part(sight.range, PAGE_SIZE) else {
+                return Seen { until: sight.range.end(), entries: 1 };
+            };
+            let except = Exceptions { spared: Spared::Guards, protected: Protected::Forgotten };
+            let zapped = sight.page_table.zap_sparing(rest, except, gather);
+            assert!(zapped.is_ok(), "a huge leaf has lost its deposit");
+            Seen { until: rest.end(), entries: HOLD }
+        });
+        done.ok()
+    }
+
+    /// To how many mappings it has come, those counted twice that it came to twice.
+    pub fn visited(&self) -> u64 {
+        self.walk.visited()
+    }
+}
+
+/// Walks the reverse map for the folio of anonymous memory that is mapped at `at`. `None` if the
+/// folio is busy. Panics where none is mapped.
+pub fn walk_anonymous<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    at: VirtAddr,
+) -> Option<AnonymousWalk> {
+    let memory = space.memory();
+    let frames = &memory.frames;
+    let page = VirtRange::raw(at.0, at.0 + PAGE_SIZE);
+    let mut folio = None;
+    space.page_table.survey(page, |stretch| {
+        if let MappedRun::Pages { folio: Some(there), .. } = stretch.what {
+            assert!(frames.try_get(there), "too many references");
+            folio = Some(there);
+        }
+    });
+    let folio = folio.unwrap_or_else(|| panic!("no folio at {at}"));
+    let locked = frames.try_lock_folio(&memory.platform, folio);
+    let mut found = 0;
+    let walked = locked.as_ref().map(|_| {
+        rmap::for_each_anonymous_sight(memory, folio, Locking::Try, |sight, _| {
+            sight.page_table.survey(sight.range, |stretch| {
+                if let MappedRun::Pages { folio: Some(there), .. } = stretch.what {
+                    found += if there == folio { stretch.range.pages() } else { 0 };
+                }
+            });
+            Seen { until: sight.range.end(), entries: sight.range.pages() }
+        })
+    });
+    let mappings = u64::from(frames.mappings(folio));
+    drop(locked);
+    frames.release(&memory.platform, folio);
+    match walked {
+        Some(Walked::Visited(visited)) => Some(AnonymousWalk { visited, found, mappings }),
+        Some(Walked::NotMapped) => panic!("no anonymous folio is mapped at {at}"),
+        Some(Walked::Busy) | None => None,
+    }
+}

@@ -1,0 +1,211 @@
+//! What a mapping allows, and how it behaves.
+
+use bitflags::bitflags;
+
+use crate::arch::{Attributes, Permissions, ProtectionKey};
+use crate::memory::HugeAdvice;
+use crate::table::leaf::user_attributes;
+
+bitflags! {
+    /// The permissions of a mapping (`PROT_READ`, `PROT_WRITE`, `PROT_EXEC`; none of them is
+    /// `PROT_NONE`).
+    ///
+    /// ```
+    /// use bindery::Protection;
+    ///
+    /// let text = Protection::READ | Protection::EXECUTE;
+    /// assert!(!text.contains(Protection::WRITE));
+    /// ```
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
+    pub struct Protection: u8 {
+        /// Loads.
+        const READ = 1 << 0;
+        /// Stores. Implies loads, as no page-table format separates the two.
+        const WRITE = 1 << 1;
+        /// Instruction fetches.
+        const EXECUTE = 1 << 2;
+        /// Indirect branches into it must meet a landing pad (`PROT_BTI` of AArch64). Ignored where
+        /// the machine has no such thing ([`Platform::branch_target_identification`]).
+        const BTI = 1 << 4;
+    }
+}
+
+impl Protection {
+    /// What page-table entries of such a mapping say.
+    #[inline]
+    pub(crate) fn permissions(self) -> Permissions {
+        let mut permissions = Permissions::empty();
+        permissions.set(Permissions::READ, self.intersects(Self::READ | Self::WRITE));
+        permissions.set(Permissions::WRITE, self.contains(Self::WRITE));
+        permissions.set(Permissions::EXECUTE, self.contains(Self::EXECUTE));
+        permissions.set(Permissions::BTI, self.contains(Self::BTI));
+        permissions
+    }
+
+    /// Whether the program may do nothing with the mapping (`PROT_NONE`).
+    #[inline]
+    pub(crate) fn is_none(self) -> bool {
+        !self.intersects(Self::READ | Self::WRITE | Self::EXECUTE)
+    }
+}
+
+bitflags! {
+    /// The flags of a whole mapping (Linux: `vm_flags`, the letters of `VmFlags` in
+    /// `/proc/self/smaps`).
+    ///
+    /// # Context
+    /// Context: any.
+    ///
+    /// ```
+    /// use bindery::MappingFlags;
+    ///
+    /// /// The first column of `/proc/PID/maps`.
+    /// fn is_stack(flags: MappingFlags) -> bool {
+    ///     flags.contains(MappingFlags::GROWS_DOWN)
+    /// }
+    /// assert!(is_stack(MappingFlags::READ | MappingFlags::GROWS_DOWN));
+    /// ```
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
+    pub struct MappingFlags: u64 {
+        /// Loads are allowed (`rd`).
+        const READ = 1 << 0;
+        /// Stores are allowed (`wr`).
+        const WRITE = 1 << 1;
+        /// Instruction fetches are allowed (`ex`).
+        const EXECUTE = 1 << 2;
+        /// What is written is seen by all who map the same object (`MAP_SHARED`, `ms`).
+        const SHARED = 1 << 3;
+        /// Indirect branches into it must meet a landing pad (`PROT_BTI`, `bt`).
+        const BTI = 1 << 4;
+        /// `mprotect` may allow loads (`mr`).
+        const MAY_READ = 1 << 5;
+        /// `mprotect` may allow stores (`mw`).
+        const MAY_WRITE = 1 << 6;
+        /// `mprotect` may allow fetches (`me`).
+        const MAY_EXECUTE = 1 << 7;
+        /// A touch just below makes it longer (`MAP_GROWSDOWN`, `gd`).
+        const GROWS_DOWN = 1 << 8;
+        /// Its pages stay in memory (`mlock`, `lo`).
+        const LOCKED = 1 << 9;
+        /// Locked, but pages come with their first touch (`MLOCK_ONFAULT`).
+        const LOCK_ON_FAULT = 1 << 10;
+        /// Not counted as committed (`MAP_NORESERVE`, `nr`).
+        const NO_RESERVE = 1 << 11;
+        /// Counted as committed (`ac`).
+        const ACCOUNT = 1 << 12;
+        /// A child does not get it (`MADV_DONTFORK`, `dc`).
+        const DONT_FORK = 1 << 13;
+        /// A child gets it empty (`MADV_WIPEONFORK`, `wf`).
+        const WIPE_ON_FORK = 1 << 14;
+        /// Large folios are wanted (`MADV_HUGEPAGE`, `hg`).
+        const HUGE = 1 << 15;
+        /// Large folios are not wanted (`MADV_NOHUGEPAGE`, `nh`).
+        const NO_HUGE = 1 << 16;
+        /// It cannot be changed or removed any more (`mseal`, `sl`).
+        const SEALED = 1 << 17;
+        /// Pages are used in order (`MADV_SEQUENTIAL`, `sr`).
+        const SEQUENTIAL = 1 << 18;
+        /// Pages are used in no order (`MADV_RANDOM`, `rr`).
+        const RANDOM = 1 << 19;
+        /// Not part of a core dump (`MADV_DONTDUMP`, `dd`).
+        const DONT_DUMP = 1 << 20;
+        /// All of it counts as written since soft-dirty was last cleared (`sd`).
+        const SOFT_DIRTY = 1 << 21;
+        /// Its pages may vanish when memory is short (`MAP_DROPPABLE`, `dp`).
+        const DROPPABLE = 1 << 22;
+        /// There may be guard pages in it (`MADV_GUARD_INSTALL`, `gu`).
+        const MAYBE_GUARDS = 1 << 23;
+        /// All its pages count as resident for every caller: it maps a file of somebody else's
+        /// ([`crate::FileAccess::OWNER`]).
+        const HIDES_RESIDENCE = 1 << 32;
+        /// Pages with the same contents may be one (`MADV_MERGEABLE`, `mg`).
+        const MERGEABLE = 1 << 33;
+        /// Its contents were taken because its process is about to end; no page comes any more
+        /// ([`crate::AddressSpace::reap`]).
+        const REAPED = 1 << 26;
+        /// Nobody but the program looks at its pages ([`crate::Memory::secret_memory`]).
+        const SECRET = 1 << 34;
+        /// A userfaultfd serves what is missing (`um`).
+        const USERFAULT_MISSING = 1 << 24;
+        /// A userfaultfd serves writes to pages that it has write-protected (`uw`).
+        const USERFAULT_WRITE_PROTECT = 1 << 25;
+        /// A userfaultfd serves pages that the object has and no entry maps (`ui`).
+        const USERFAULT_MINOR = 1 << 27;
+        /// The number of its protection key ([`MappingFlags::key`]).
+        const KEY = 0xf << Self::KEY_SHIFT;
+    }
+}
+
+impl MappingFlags {
+    /// All three kinds of access may be allowed later.
+    pub const MAY_ALL: Self = Self::MAY_READ.union(Self::MAY_WRITE).union(Self::MAY_EXECUTE);
+    /// The accesses that [`Protection`] allows.
+    pub const PROTECTION: Self = Self::READ.union(Self::WRITE).union(Self::EXECUTE);
+    /// All that [`Protection`] says.
+    const OF_PROTECTION: Self = Self::PROTECTION.union(Self::BTI);
+
+    /// Some userfaultfd serves faults.
+    pub(crate) const USERFAULT: Self =
+        Self::USERFAULT_MISSING.union(Self::USERFAULT_WRITE_PROTECT).union(Self::USERFAULT_MINOR);
+
+    const KEY_SHIFT: u32 = 28;
+
+    /// What the program has asked for about large folios.
+    #[inline(always)]
+    pub(crate) fn huge_advice(self) -> HugeAdvice {
+        if self.contains(Self::NO_HUGE) {
+            HugeAdvice::Avoid
+        } else if self.contains(Self::HUGE) {
+            HugeAdvice::Use
+        } else {
+            HugeAdvice::None
+        }
+    }
+
+    /// What does not matter when two mappings might be one: what is joined has it if either had.
+    pub(crate) const STICKY: Self = Self::SOFT_DIRTY.union(Self::MAYBE_GUARDS);
+
+    /// The flags that say the same as `protection`.
+    pub(crate) fn of(protection: Protection) -> Self {
+        Self::from_bits_truncate(u64::from(protection.bits()))
+    }
+
+    /// The same with what another protection says.
+    #[inline]
+    pub(crate) fn with_protection(self, protection: Protection) -> Self {
+        (self - Self::OF_PROTECTION) | Self::of(protection)
+    }
+
+    /// The permissions.
+    pub fn protection(self) -> Protection {
+        Protection::from_bits_truncate((self & Self::OF_PROTECTION).bits() as u8)
+    }
+
+    /// The protection key of its pages (`pkeys(7)`).
+    #[inline]
+    pub const fn key(self) -> ProtectionKey {
+        ProtectionKey::truncated((self.bits() & Self::KEY.bits()) >> Self::KEY_SHIFT)
+    }
+
+    /// The same with another protection key.
+    pub(crate) const fn with_key(self, key: ProtectionKey) -> Self {
+        let others = self.bits() & !Self::KEY.bits();
+        Self::from_bits_truncate(others | (key.number() as u64) << Self::KEY_SHIFT)
+    }
+
+    /// What a leaf of such a mapping says that was not used yet.
+    #[inline]
+    pub(crate) fn attributes(self) -> Attributes {
+        user_attributes(self.protection().permissions(), self.key())
+    }
+
+    /// Whether the mapping counts as committed memory (Linux: `accountable_mapping`).
+    pub(crate) fn is_accountable(self) -> bool {
+        self & (Self::NO_RESERVE | Self::SHARED | Self::WRITE) == Self::WRITE
+    }
+
+    /// Whether the pages are counted as this process' data: private and writable.
+    pub(crate) fn is_data(self) -> bool {
+        self & (Self::WRITE | Self::SHARED | Self::GROWS_DOWN) == Self::WRITE
+    }
+}
