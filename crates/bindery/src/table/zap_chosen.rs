@@ -11,7 +11,7 @@ use crate::swap::page_set::PageSet;
 use crate::tlb::Gather;
 
 use super::age::{Forget, forget_leaves};
-use super::cursor::{Chunks, Cursor, Whole};
+use super::cursor::{Chunks, Cursor};
 use super::locking::{Depth, Node};
 use super::run::{Run, What};
 use super::write_protect::{is_protected, leave_markers};
@@ -63,7 +63,7 @@ impl<P: Platform> PageTable<'_, P> {
         while let Some(mut cursor) = chunks.next(self, Depth::Floor(Level::PTE), Some(&*gather)) {
             let mut suspended = None;
             let done = loop {
-                let run = match cursor.next_run(Equal::empty(), Whole::Enter) {
+                let run = match cursor.next_run(Equal::empty()) {
                     Ok(Some(run)) => run,
                     Ok(None) => break Ok(()),
                     Err(error) => break Err(error),
