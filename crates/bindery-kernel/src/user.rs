@@ -147,6 +147,14 @@ pub fn read<T: Plain>(at: u64) -> Result<T, Errno> {
     Ok(unsafe { value.assume_init() })
 }
 
+/// Reads values that follow each other.
+pub fn read_into<T: Plain>(at: u64, values: &mut [T]) -> Result<(), Errno> {
+    // SAFETY: the bytes belong to `values`, and `Plain` says that any bytes make a value.
+    let bytes =
+        unsafe { core::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) };
+    read_bytes(at, bytes)
+}
+
 /// Writes a value.
 pub fn write<T: Plain>(at: u64, value: &T) -> Result<(), Errno> {
     write_bytes(at, bytes_of(value))

@@ -154,18 +154,16 @@ impl Userfaultfd {
     fn serve(&self, request: UserfaultRequest, argument: u64) -> Outcome {
         let handle = self.handle()?;
         let mut words = [0; 5];
-        for (index, word) in words.iter_mut().enumerate().take(request.arguments()) {
-            *word = user::read(argument.wrapping_add(8 * index as u64))?;
-        }
-        let before = words;
+        user::read_into(argument, &mut words[..request.arguments()])?;
         let space = self.space(&handle)?;
         let mut source = |at: VirtAddr, piece: &mut [u8]| {
             user::read_bytes(at.0, piece).map_err(|_| FaultError::NotMapped)
         };
         let caller = process::current().process.space();
         let done = userfault_control(&space, &caller, &handle, request, &mut words, &mut source);
+        // Nothing was read of the result's word, and no result is 0.
         if let Some(index) = request.result()
-            && words != before
+            && words[index] != 0
         {
             user::write(argument.wrapping_add(8 * index as u64), &words[index])?;
         }

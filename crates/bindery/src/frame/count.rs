@@ -31,6 +31,8 @@ use crate::sync::word::Word;
 
 /// One reference.
 pub(crate) const REFERENCE: u64 = 1;
+/// The bits that count references.
+pub(super) const REFERENCES: u64 = PIN - 1;
 /// Pins come on top of the references: holders that read or write the pages behind the back of the
 /// page tables.
 pub(super) const PIN: u64 = 1 << 16;
@@ -72,7 +74,7 @@ pub(super) struct NotThere;
 /// The references in a value of the word.
 #[inline]
 pub(super) const fn references_in(count: u64) -> u32 {
-    count as u32 & (PIN as u32 - 1)
+    (count & REFERENCES) as u32
 }
 
 /// The pins in a value of the word.

@@ -22,6 +22,11 @@
 //! 3. CPU B sets both bits and sees that the lock was taken. It drops its reference, and returns.
 //! 4. CPU A unlocks: it finds the mark, removes the owner, and clears mark and lock together.
 //!
+//! A thread that unlocks many folios takes the lock bit away by one subtraction instead
+//! ([`super::Numbered::unlock`]), and sees by the result whether a mark was there. If so, it takes
+//! the lock again, and unlocks as above. If another thread has the lock by then, that one finds the
+//! mark.
+//!
 //! If A tested the mark before it unlocked, B could come between the two steps. If the folio is
 //! mapped again before anybody acts on the mark, it has a new owner, which stays: an unmapped folio
 //! is mapped only under the lock.
@@ -29,13 +34,9 @@
 use core::sync::atomic::Ordering;
 
 use super::Frames;
-use super::count::mappings_in;
 use super::folio::Folio;
-use super::meta::{
-    EXCLUSIVE, FOLIO_LOCK, FOLIO_PARKED, KIND_AND_ORDER, Kind, ORPHAN, WRITEBACK, state_of,
-};
+use super::meta::{FOLIO_LOCK, FOLIO_PARKED, ORPHAN, WRITEBACK};
 use super::owner::{FolioOwner, Owner, OwnerMark};
-use crate::addr::{Frame, Order};
 use crate::platform::Platform;
 use crate::sync::parking::{Parking, park_while};
 use crate::sync::word::Word;
@@ -95,6 +96,25 @@ pub(crate) fn unlock<W: Word<u32>>(state: &W, parking: &impl Parking<W>, disown:
     }
     if seen & FOLIO_PARKED != 0 {
         parking.unpark(state);
+    }
+}
+
+/// Gives the lock back by one subtraction, which may leave the marks of others behind. `false` if it
+/// did: the caller goes on with [`see_to_marks`], unless it knows that somebody else will.
+#[inline(always)]
+#[must_use]
+pub(super) fn unlock_at_once(state: &impl Word<u32>) -> bool {
+    let seen = state.sub(FOLIO_LOCK, Ordering::Release);
+    debug_assert_ne!(seen & FOLIO_LOCK, 0, "the folio was not locked");
+    seen & (ORPHAN | FOLIO_PARKED | WRITEBACK) == 0
+}
+
+/// Sees to the marks that [`unlock_at_once`] has left behind, as an unlocking thread does. A thread
+/// that has the lock meanwhile does so when it unlocks.
+#[cold]
+pub(super) fn see_to_marks<W: Word<u32>>(state: &W, parking: &impl Parking<W>, disown: impl Fn()) {
+    if try_lock(state) {
+        unlock(state, parking, disown);
     }
 }
 
@@ -169,28 +189,6 @@ impl<P: Platform> Frames<P> {
         locked.then(|| FolioLock { frames: self, platform, folio })
     }
 
-    /// Takes the lock of the folio of one page at `frame`, where the page is anon-exclusive, one
-    /// entry maps it, and nobody has the lock. `None` for all else, which the caller looks at more
-    /// closely. The caller keeps the mapping until the lock is dropped.
-    #[inline]
-    pub(crate) fn try_lock_single<'a>(
-        &'a self,
-        platform: &'a P,
-        frame: Frame,
-    ) -> Option<FolioLock<'a, P>> {
-        if !self.metas.covers(frame) {
-            return None;
-        }
-        let head = self.meta(frame);
-        let wanted = state_of(Kind::Folio, Order::PAGE) | EXCLUSIVE;
-        let single = head.state.load(Ordering::Relaxed) & (KIND_AND_ORDER | EXCLUSIVE) == wanted
-            && mappings_in(head.count.load(Ordering::Relaxed)) == 1;
-        if !single {
-            return None;
-        }
-        self.try_lock_folio(platform, Folio { head: frame, order: Order::PAGE })
-    }
-
     /// The lock of a folio that the caller has left locked ([`FolioLock::leave_locked`]).
     ///
     /// # Safety
@@ -206,24 +204,11 @@ impl<P: Platform> Frames<P> {
         FolioLock { frames: self, platform, folio }
     }
 
-    /// Unlocks the folio of one page at `frame`, if there is one and nobody waits for it or has
-    /// orphaned it. `false` for all else, which [`Frames::folio_left_locked`] unlocks.
-    ///
-    /// # Safety
-    /// 1. The caller has left the folio that `frame` is a page of locked, and no other guard of it
-    ///    exists.
-    #[inline]
-    pub(crate) unsafe fn try_unlock_single(&self, frame: Frame) -> bool {
-        if !self.metas.covers(frame) {
-            return false;
-        }
-        let state = &self.meta(frame).state;
-        let seen = state.load(Ordering::Relaxed);
-        let rare = KIND_AND_ORDER | ORPHAN | FOLIO_PARKED | WRITEBACK;
-        seen & rare == state_of(Kind::Folio, Order::PAGE)
-            && state
-                .compare_exchange(seen, seen & !FOLIO_LOCK, Ordering::Release, Ordering::Relaxed)
-                .is_ok()
+    /// Sees to what others have left to do for a folio that was unlocked a moment ago
+    /// ([`super::Numbered::unlock`]). The caller has a mapping of it.
+    #[cold]
+    pub(crate) fn see_to_marks(&self, platform: &P, folio: Folio) {
+        see_to_marks(&self.meta(folio.head).state, platform, || self.disown(folio));
     }
 
     fn is_folio_locked(&self, folio: Folio) -> bool {

@@ -94,9 +94,10 @@ pub(crate) const READ_AROUND: u32 = 1 << 19;
 /// lock, and cleared with it.
 pub(crate) const WRITEBACK: u32 = 1 << 28;
 /// A thread may be parked on `state`, for the folio's lock. Set only beside the lock, and cleared
-/// with it.
+/// with it or right after it (`folio_lock::see_to_marks`).
 pub(crate) const FOLIO_PARKED: u32 = 1 << 29;
-/// The folio loses its owner when the lock is released. Set only beside the lock.
+/// The folio loses its owner when the lock is released. Set only beside the lock, and cleared as
+/// [`FOLIO_PARKED`] is.
 pub(crate) const ORPHAN: u32 = 1 << 30;
 /// Bit lock of a folio, taken only by a holder of a reference or a mapping. Tables have another.
 pub(crate) const FOLIO_LOCK: u32 = 1 << 31;
@@ -268,5 +269,17 @@ impl MetaArray {
         // allocator, out of links and tails that the allocator wrote, or passed `covers`; so the
         // address lies in the array that `new` was promised.
         unsafe { &*self.bias.wrapping_add(frame.0 as usize) }
+    }
+
+    /// The entry of the frame `number` frames after the first, which the array covers. `'a` is not
+    /// longer than the array's life.
+    #[inline(always)]
+    pub(super) fn nth<'a>(self, number: usize) -> &'a FrameMeta {
+        debug_assert!(number < self.count as usize, "frame {number} has no metadata");
+        // Two steps: the first is the same for all frames of a pass.
+        let base = self.bias.wrapping_add(self.first as usize);
+        // SAFETY: `Numbered` has compared the number with the count, now or when it locked the frame;
+        // so the address lies in the array that `new` was promised.
+        unsafe { &*base.wrapping_add(number) }
     }
 }

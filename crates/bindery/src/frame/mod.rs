@@ -11,6 +11,7 @@
 //! | `mapping` | mappings and pins |
 //! | `reference` | references, also from a frame number |
 //! | `folio_lock` | the lock of a folio |
+//! | `numbered` | passes over many folios |
 //! | `split` | one folio into several |
 //! | `owner` | the owner of a folio |
 //! | `pending`, `table_meta` | page tables: pending flushes; what else is known of one |
@@ -50,6 +51,7 @@ mod inject;
 mod loom_model;
 mod mapping;
 pub(crate) mod meta;
+mod numbered;
 pub(crate) mod owner;
 pub(crate) mod pending;
 mod range;
@@ -86,8 +88,9 @@ pub use view::{FrameUsage, FrameUse, FrameView};
 #[allow(unused_imports, reason = "the layers above name those that they need")]
 pub(crate) use {
     count::PinRoom, count::TooManyMappings, folio::Eviction, folio::Freed, folio::Turn,
-    folio_lock::FolioLock, owner::ALIGN as OWNER_ALIGN, owner::FolioOwner, owner::Owner,
-    owner::OwnerKind, owner::OwnerMark, reference::Reference, split::SplitError,
+    folio_lock::FolioLock, numbered::Numbered, owner::ALIGN as OWNER_ALIGN, owner::FolioOwner,
+    owner::Owner, owner::OwnerKind, owner::OwnerMark, owner::OwnerRun, reference::Reference,
+    split::SplitError,
 };
 
 /// The reason why the ranges of memory cannot be used.

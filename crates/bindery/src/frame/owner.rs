@@ -15,6 +15,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::folio::Folio;
+use super::meta::FrameMeta;
 use super::{Frames, slab};
 use crate::addr::{Frame, PAGE_SIZE};
 use crate::platform::Platform;
@@ -72,6 +73,39 @@ impl OwnerMark {
         });
         Self { frame, word: kind << KIND_SHIFT | place << PLACE_SHIFT }
     }
+
+    /// The owner of `count` pages with consecutive indexes. `None` where those wrap around.
+    #[inline]
+    pub(crate) fn run_from(self, first: u64, count: u64) -> Option<OwnerRun> {
+        let first = first & INDEX_MASK;
+        (count <= INDEX_MASK - first)
+            .then_some(OwnerRun { frame: self.frame, word: self.word | first })
+    }
+
+    /// Notes the owner in the metadata of a folio, and the index of its first page there. The folio
+    /// is fresh, or the caller has its lock.
+    #[inline(always)]
+    pub(super) fn write(self, head: &FrameMeta, index: u64) {
+        head.owner.store(self.frame, Relaxed);
+        head.word.store(self.word | index & INDEX_MASK, Relaxed);
+    }
+}
+
+/// The owner of pages with consecutive indexes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct OwnerRun {
+    frame: u32,
+    /// With the index of the first page.
+    word: u64,
+}
+
+impl OwnerRun {
+    /// As [`OwnerMark::write`], for the page `number` after the first.
+    #[inline(always)]
+    pub(super) fn write(self, head: &FrameMeta, number: u64) {
+        head.owner.store(self.frame, Relaxed);
+        head.word.store(self.word + number, Relaxed);
+    }
 }
 
 /// What sort of owner a folio has.
@@ -110,9 +144,7 @@ impl<P: Platform> Frames<P> {
     /// As [`Frames::write_owner`], of the folio whose first frame is `head`.
     #[inline]
     pub(super) fn write_owner_mark(&self, head: Frame, owner: OwnerMark, index: u64) {
-        let head = self.meta(head);
-        head.owner.store(owner.frame, Relaxed);
-        head.word.store(owner.word | index & INDEX_MASK, Relaxed);
+        owner.write(self.meta(head), index);
     }
 
     /// The object that owns the folio names no page of it any more: nobody owns it, and what

@@ -10,7 +10,7 @@ use linux_raw_sys::general as abi;
 use crate::addr::VirtAddr;
 use crate::error::{Errno, Error, FaultError, Operation};
 use crate::platform::Platform;
-use crate::space::{AddressSpace, FillMode, MoveMode, PartialFill, WriteProtectMode};
+use crate::space::{AddressSpace, Batches, FillMode, MoveMode, PartialFill, WriteProtectMode};
 use crate::userfault::{
     Userfault, UserfaultFeatures, UserfaultKind, UserfaultMessage, UserfaultModes, WaitingFaults,
 };
@@ -263,9 +263,11 @@ fn copy<P: Platform>(
     let [to, from, length, mode, _] = *words;
     let mode = u8::try_from(mode).ok().and_then(FillMode::from_bits);
     let done = match (mode, from.checked_add(length)) {
-        (Some(mode), Some(_)) => {
+        (Some(mode), Some(end)) => {
             let mut read = |offset, piece: &mut [u8]| source(VirtAddr(from + offset), piece);
-            space.fill_copy(userfault, VirtAddr(to), length, mode, &mut read)
+            // A page that was copied is the source of a later one.
+            let batches = if from < to && to < end { Batches::No } else { Batches::Yes };
+            space.fill_copy_by(userfault, VirtAddr(to), length, mode, (batches, &mut read))
         }
         _ => Err(Error::Invalid.into()),
     };

@@ -100,6 +100,7 @@ use crate::table::{PageTable, ReadSection, RunLimit};
 use crate::tlb::{Gather, TlbOnLeave};
 use crate::userfault::release as release_userfault;
 
+pub(crate) use self::userfault::Batches;
 pub use self::userfault::{FillMode, FillSource, MoveMode, PartialFill, WriteProtectMode};
 pub use crate::vma::{MappingFlags, Protection};
 pub use collapse::{CollapseLimits, CollapseProgress};

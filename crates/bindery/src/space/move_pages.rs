@@ -156,10 +156,10 @@ impl<P: Platform> AddressSpace<'_, P> {
                 attributes: written_attributes(destination.flags()),
                 keeps_protection: permit.keeps_protection(destination),
             };
-            let mut mover = PageMover::new(&self.page_table, &what);
-            let result = self.move_between(&mut mover, source);
-            let done = mover.done();
-            drop(mover);
+            let (result, done) = {
+                let mut mover = PageMover::new(&self.page_table, &what);
+                (self.move_between(&mut mover, source), mover.done())
+            };
             *moved += done;
             if done > 0 {
                 self.published(VirtRange::raw(at.0, at.0 + done));

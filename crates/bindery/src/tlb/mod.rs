@@ -238,7 +238,12 @@ impl Gather {
 
     /// Whether the marks of another piece of a move fit.
     pub(crate) fn has_room_for_piece(&self) -> bool {
-        self.marks.len() + 8 <= MARKS
+        self.has_room_for(8)
+    }
+
+    /// Whether so many more marks fit.
+    pub(crate) fn has_room_for(&self, marks: usize) -> bool {
+        self.marks.len() + marks <= MARKS
     }
 
     /// Whether `table` is one of those that were marked last, by this piece of a move or the one

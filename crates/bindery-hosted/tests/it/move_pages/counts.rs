@@ -13,6 +13,7 @@ on_every_architecture! {
     an_empty_table_at_the_target_goes_to_the_source => exchanged;
     a_table_with_a_page_that_cannot_move_stays => stays;
     a_huge_leaf_is_one_entry => huge;
+    huge_leaves_move_eight_at_a_time => huge_together;
     a_huge_swap_entry_is_one_entry => huge_swapped;
     a_call_flushes_once => one_flush;
 }
@@ -105,6 +106,24 @@ fn huge<A: Walk>() {
         let back = from_to(TO + TABLE, FROM, TABLE);
         assert_eq!(moving.try_move(&back), (0, Err(Errno::EBUSY)));
         assert_eq!(moving.frame(TO + TABLE), pinned.first());
+    });
+}
+
+fn huge_together<A: Walk>() {
+    with_moving::<A>(9, |moving| {
+        moving.fill(FROM, 10 * 512);
+        let cost = moving.move_all(FROM, TO, 10 * TABLE);
+        // And the entry of a new table of level 2.
+        assert_eq!((cost.entries_written, cost.invalidations), (21, 1), "{cost:?}");
+        // One table on each side, for eight leaves and for two.
+        assert_eq!(cost.tables_locked, 4, "{cost:?}");
+        moving.assert_filled(TO, 10 * 512, FROM);
+        // A page in the way ends the move at its slot.
+        moving.program.store(VirtAddr(FROM + 3 * TABLE), 1).unwrap();
+        let back = moving.try_move(&from_to(TO, FROM, 10 * TABLE));
+        assert_eq!(back, (3 * TABLE, Err(Errno::EEXIST)));
+        moving.assert_filled(FROM, 3 * 512, FROM);
+        moving.assert_filled(TO + 3 * TABLE, 7 * 512, FROM + 3 * 512);
     });
 }
 

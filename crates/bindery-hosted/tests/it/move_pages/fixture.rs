@@ -13,7 +13,7 @@ pub const PAGE: u64 = 4096;
 pub const FROM: u64 = 4 * GIB;
 pub const TO: u64 = 8 * GIB;
 /// How much is mapped at either place.
-pub const LENGTH: u64 = 8 * MIB;
+pub const LENGTH: u64 = 24 * MIB;
 
 /// What a scenario may use.
 pub struct Moving<'s, 'm, A: Walk> {

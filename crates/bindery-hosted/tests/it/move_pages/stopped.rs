@@ -69,19 +69,20 @@ fn where_memory_runs_out_each_page_is_at_one_place_aarch64() {
 
 #[test]
 fn a_fatal_signal_ends_a_move_between_two_holds() {
-    for (order, shift) in [(0, 0), (4, PAGE), (9, 0)] {
+    // One hold serves eight huge leaves.
+    for (order, shift, pages) in [(0, 0, 1024), (4, PAGE, 1024), (9, 0, 10 * 512)] {
         let mut stopped = 0;
         for questions in 0.. {
             let mut over = false;
             with_moving::<X86_64<4>>(order, |moving| {
-                moving.fill(FROM, 1024);
+                moving.fill(FROM, pages);
                 moving.machine.fatal_signal_after(Some(questions));
-                let (moved, result) = moving.try_move(&from_to(FROM, TO + shift, 1024 * PAGE));
+                let (moved, result) = moving.try_move(&from_to(FROM, TO + shift, pages * PAGE));
                 moving.machine.fatal_signal_after(None);
                 over = result.is_ok();
                 stopped += u32::from(!over);
                 assert!(over || result == Err(Errno::EINTR), "{result:?}");
-                assert_moved(moving, TO + shift, 1024, moved);
+                assert_moved(moving, TO + shift, pages, moved);
             });
             if over {
                 break;

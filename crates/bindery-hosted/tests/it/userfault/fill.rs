@@ -1,7 +1,8 @@
 //! Pages that a handler supplies, and what it is refused.
 
 use bindery::addr::{Order, VirtAddr};
-use bindery::{Error, FaultError, FillMode, PartialFill, SizeMode};
+use bindery::linux::{UserfaultRequest, userfault_control};
+use bindery::{Error, FaultError, FillMode, Inspection, PartialFill, SizeMode};
 
 use super::fixture::{AT, PAGE, PAGES, at, with_fixture};
 use crate::support::fixed;
@@ -27,6 +28,46 @@ fn copies_fill_large_folios_where_the_range_allows() {
         for (page, byte) in [(0, 1), (15, 1), (31, 2), (48, 2), (512, 3), (1023, 3)] {
             assert_eq!(fixture.byte(page), byte, "page {page}");
         }
+    });
+}
+
+#[test]
+fn base_pages_are_copied_one_by_one_and_mapped_together() {
+    with_fixture(|fixture| {
+        fixture.copy(0, PAGE, 9).unwrap();
+        let before = fixture.space.counts();
+        fixture.copy(1, 600 * PAGE, 1).unwrap();
+        let cost = fixture.space.counts() - before;
+        // And the entry of the second table.
+        assert_eq!((cost.folios_touched, cost.entries_written), (600, 601), "{cost:?}");
+        assert_eq!(cost.bytes_copied, 600 * PAGE);
+        // 32 under one lock, and the rest of each table.
+        assert!(cost.tables_locked <= 600 / 32 + 4, "{cost:?}");
+        assert_eq!((fixture.byte(0), fixture.byte(1), fixture.byte(600)), (9, 1, 1));
+        // What is in the way ends the call before it.
+        let over = fixture.copy(590, 40 * PAGE, 2);
+        assert_eq!(over, refused(0, Error::Exists(at(590))));
+        fixture.copy(620, PAGE, 3).unwrap();
+        assert_eq!(fixture.copy(601, 40 * PAGE, 2), refused(19 * PAGE, Error::Exists(at(620))));
+    });
+}
+
+#[test]
+fn a_page_that_was_copied_may_be_the_source_of_the_next() {
+    with_fixture(|fixture| {
+        fixture.memory.folio_policy().set(Order(4), SizeMode::Always);
+        let space = fixture.space;
+        fixture.copy(15, PAGE, 7).unwrap();
+        let mut words = [at(16).0, at(15).0, 64 * PAGE, 0, 0];
+        // No thread waits here: a source that is missing is an error.
+        let mut source = |from: VirtAddr, piece: &mut [u8]| match space.inspect(from) {
+            Inspection::Page { .. } => space.read_foreign(from, piece),
+            _ => Err(FaultError::NotMapped),
+        };
+        let (request, fd) = (UserfaultRequest::Copy, fixture.fd);
+        let done = userfault_control(space, space, fd, request, &mut words, &mut source);
+        assert_eq!((done, words[4]), (Ok(0), 64 * PAGE));
+        assert_eq!((fixture.byte(16), fixture.byte(79)), (7, 7));
     });
 }
 

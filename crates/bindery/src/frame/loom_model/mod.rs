@@ -111,6 +111,15 @@ fn wait_to_read_owner(world: &World) {
     });
 }
 
+/// As [`read_owner`], for a walker that gives the lock back by one subtraction.
+fn read_owner_at_once(world: &World) {
+    world.walk(Frame(1), |folio| {
+        world.with_lock_at_once(folio, || {
+            world.owner(folio);
+        });
+    });
+}
+
 fn unmap(world: &World) {
     world.unmap(FIRST, 2);
 }
@@ -229,6 +238,15 @@ fn who_sleeps_for_the_lock_is_woken_by_whoever_gives_it_back() {
     assert!(seen.slept.load(Relaxed) > 0);
 }
 
+#[test]
+fn marks_that_an_unlocking_thread_left_behind_are_seen_to() {
+    let seen = hold(nothing, [read_owner_at_once, wait_to_read_owner]);
+    assert!(seen.marked.load(Relaxed) > 0 && seen.slept.load(Relaxed) > 0);
+    let seen = hold(pinned, [unmap, read_owner_at_once]);
+    assert!(seen.marked.load(Relaxed) > 0);
+    hold(nothing, [read_owner_at_once, read_owner_at_once, wait_to_read_owner]);
+}
+
 // Each rule is needed: without it, one of the models above fails.
 
 #[test]
@@ -313,4 +331,16 @@ fn who_keeps_no_reference_while_the_owner_goes_locks_a_table() {
 #[should_panic(expected = "deadlock")]
 fn who_sleeps_for_the_lock_without_a_second_look_sleeps_for_ever() {
     without(Omit::SecondLook, nothing, [wait_to_read_owner, wait_to_read_owner]);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn who_leaves_the_mark_of_a_sleeper_behind_lets_it_sleep_for_ever() {
+    without(Omit::MarksLeftBehind, nothing, [read_owner_at_once, wait_to_read_owner]);
+}
+
+#[test]
+#[should_panic(expected = "a folio stays locked")]
+fn who_leaves_the_mark_of_an_orphan_behind_lets_its_owner_dangle() {
+    without(Omit::MarksLeftBehind, pinned, [unmap, read_owner_at_once]);
 }

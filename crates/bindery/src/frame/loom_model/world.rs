@@ -56,6 +56,8 @@ pub(super) enum Omit {
     KeepToOrphan,
     /// A CPU that sleeps for the lock does not look once more when it can be found.
     SecondLook,
+    /// A CPU that gave the lock back at once does not see to the marks that it left behind.
+    MarksLeftBehind,
 }
 
 /// What happened in any of the executions of a model.
@@ -67,6 +69,7 @@ pub(super) struct Seen {
     pub(super) busy: AtomicUsize,
     pub(super) left_to_the_other: AtomicUsize,
     pub(super) slept: AtomicUsize,
+    pub(super) marked: AtomicUsize,
 }
 
 /// What a folio's state must not have once nobody knows it.
@@ -339,6 +342,21 @@ impl World {
             return;
         }
         folio_lock::unlock(state, &self.sleepers, || self.disown(folio));
+    }
+
+    /// As [`World::with_lock`], but gives the lock back by one subtraction.
+    pub(super) fn with_lock_at_once(&self, folio: Folio, f: impl FnOnce()) {
+        let state = &self.meta(folio.head).state;
+        if !folio_lock::try_lock(state) {
+            return note(&self.seen.busy);
+        }
+        f();
+        if !folio_lock::unlock_at_once(state) {
+            note(&self.seen.marked);
+            if self.omit != Omit::MarksLeftBehind {
+                folio_lock::see_to_marks(state, &self.sleepers, || self.disown(folio));
+            }
+        }
     }
 
     /// Calls `f` with the folio's lock, once it can be had.

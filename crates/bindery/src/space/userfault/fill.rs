@@ -108,7 +108,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Fills the pages of `length` bytes at `to`, where nothing is mapped yet, with what `source`
     /// supplies, and wakes the faults that wait for them (`UFFDIO_COPY`). `source` gets the offset
     /// from the beginning, and a buffer that lies in one page. It is called without locks, and
-    /// may fault itself.
+    /// may fault itself. It is asked for up to a large folio, or 32 pages, before the first of them
+    /// is mapped. So it reads none of the pages that it is asked for.
     ///
     /// Large folios are used where the range, the policy and the mapping allow.
     ///
@@ -130,8 +131,28 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         mode: FillMode,
         source: &mut FillSource<'_>,
     ) -> Result<(), PartialFill> {
+        self.fill_copy_by(userfault, to, length, mode, (Batches::Yes, source))
+    }
+
+    /// As [`AddressSpace::fill_copy`], perhaps page by page.
+    pub(crate) fn fill_copy_by(
+        &self,
+        userfault: &Userfault<'_, P>,
+        to: VirtAddr,
+        length: u64,
+        mode: FillMode,
+        (batches, source): (Batches, &mut FillSource<'_>),
+    ) -> Result<(), PartialFill> {
         self.fill(userfault, to, length, mode, |at, end| {
-            let order = self.fill_order(userfault, at, end, mode)?;
+            let (order, count) = match self.next_fill(userfault, at, end, mode)? {
+                _ if batches == Batches::No => (Order::PAGE, 1),
+                NextFill::Folio(order) => (order, 1),
+                NextFill::Pages(count) => (Order::PAGE, count),
+            };
+            if count > 1 {
+                let source = |page: VirtAddr, bytes: &mut [u8]| source(page.0 - to.0, bytes);
+                return self.copy_pages(userfault, at, count, mode, source);
+            }
             let folio = self.new_fill_folio(order)?;
             let filled = self.copy_in(folio, |inside, piece| source(at.0 - to.0 + inside, piece));
             if filled.is_err() {
@@ -160,8 +181,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         self.fill(userfault, to, length, mode, |at, end| {
             let shared = self.lock_fill(userfault, at, end, mode)?.vma().is_shared();
             if shared {
-                let order = self.fill_order(userfault, at, end, mode)?;
-                let folio = self.new_fill_folio(order)?;
+                let next = self.next_fill(userfault, at, end, mode)?;
+                let folio = self.new_fill_folio(next.order())?;
                 self.platform().zero(folio.head, folio.pages());
                 return self.fill_folio(userfault, at, end, mode, folio);
             }
@@ -247,30 +268,34 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         }
     }
 
-    /// The order of the folio that shall be mapped at `at`: the largest that fits.
-    fn fill_order(
+    /// What shall be mapped at `at`: the largest folio that fits, or base pages.
+    fn next_fill(
         &self,
         userfault: &Userfault<'_, P>,
         at: VirtAddr,
         end: VirtAddr,
         mode: FillMode,
-    ) -> Result<Order, Error> {
+    ) -> Result<NextFill, Error> {
         let locked = self.lock_fill(userfault, at, end, mode)?;
         let vma = locked.vma();
         let end = self.end_of_object(vma, at, end)?;
         if let Some(object) = memory_of(vma).filter(|_| vma.is_shared()) {
-            return self.supplied_order(vma, object, at, end);
+            return self.supplied_order(vma, object, at, end).map(NextFill::Folio);
         }
-        match self.vacant_orders(vma, at, Access::Write) {
-            Err(entry) if self.is_occupied(entry) => Err(Error::Exists(at)),
-            Ok(_) if !vma.is_anonymous() => Ok(Order::PAGE),
-            Err(_) => Ok(Order::PAGE),
-            Ok(orders) => Ok(largest_at(orders, at, end)),
+        let order = match self.vacant_orders(vma, at, Access::Write) {
+            Err(entry) if self.is_occupied(entry) => return Err(Error::Exists(at)),
+            Err(_) => return Ok(NextFill::Folio(Order::PAGE)),
+            Ok(orders) if vma.is_anonymous() => largest_at(orders, at, end),
+            Ok(_) => Order::PAGE,
+        };
+        if order > Order::PAGE {
+            return Ok(NextFill::Folio(order));
         }
+        Ok(NextFill::Pages(self.pages_together(vma, at, end)))
     }
 
     /// A fresh folio of this order, or of the smallest.
-    fn new_fill_folio(&self, order: Order) -> Result<Folio, Error> {
+    pub(super) fn new_fill_folio(&self, order: Order) -> Result<Folio, Error> {
         let memory = self.page_table.memory;
         memory.may_wait();
         if let Some(folio) = memory.frames.new_folio(order) {
@@ -280,7 +305,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 
     /// Fills a folio that nobody else knows.
-    fn copy_in(
+    pub(super) fn copy_in(
         &self,
         folio: Folio,
         mut source: impl FnMut(u64, &mut [u8]) -> Result<(), FaultError>,
@@ -360,12 +385,36 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 
     /// What the entries of filled pages say.
-    fn fill_attributes(&self, vma: &Vma, mode: FillMode) -> Attributes {
+    pub(super) fn fill_attributes(&self, vma: &Vma, mode: FillMode) -> Attributes {
         let mut attributes = written_attributes(vma.flags());
         if mode.contains(FillMode::WRITE_PROTECT) {
             attributes = protected(attributes);
         }
         attributes
+    }
+}
+
+/// Whether several pages may be copied before the first is mapped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Batches {
+    Yes,
+    No,
+}
+
+/// What is filled next.
+enum NextFill {
+    /// A folio of this order.
+    Folio(Order),
+    /// So many base pages, perhaps none: something has come between.
+    Pages(u32),
+}
+
+impl NextFill {
+    fn order(&self) -> Order {
+        match self {
+            Self::Folio(order) => *order,
+            Self::Pages(_) => Order::PAGE,
+        }
     }
 }
 

@@ -11,6 +11,7 @@
 //! | `install` | what comes is mapped |
 //! | `moves` | pages come from another place |
 
+mod copies;
 mod events;
 mod fill;
 mod install;
@@ -20,6 +21,7 @@ mod register;
 mod shared;
 mod wait;
 
+pub(crate) use fill::Batches;
 pub use fill::{FillMode, FillSource, PartialFill};
 pub use moves::MoveMode;
 pub use protect::WriteProtectMode;

@@ -44,7 +44,51 @@ pub(crate) fn lock_both_ranges_beside_moves<T: LockTree>(
     floor: Level<T::Arch>,
     set: &mut LockSet,
 ) -> (Node<T::Arch>, Node<T::Arch>) {
+    if floor == Level::PTE
+        && let Some([first, second]) = lock_leaf_tables(tree, root, one, other, set)
+    {
+        return (first, second);
+    }
     lock_two_covers(tree, root, one.into(), other.into(), floor, set, Covers::MayBeCarried)
+}
+
+/// The shortest way for ranges that each lie in one table of level 1, as a page does, and do not
+/// fill it: such a table is the cover. `None` where there is no such table, or it is carried away
+/// at this moment.
+#[inline]
+fn lock_leaf_tables<T: LockTree>(
+    tree: &T,
+    root: Frame,
+    one: VirtRange,
+    other: VirtRange,
+    set: &mut LockSet,
+) -> Option<[Node<T::Arch>; 2]> {
+    let span = Level::<T::Arch>::PTE.table_span();
+    let is_part_of_one = |range: VirtRange| {
+        range.len() < span && (range.start().0 ^ (range.end().0 - 1)) & !(span - 1) == 0
+    };
+    if !is_part_of_one(one) || !is_part_of_one(other) {
+        return None;
+    }
+    let leaf_table = |range: VirtRange| {
+        let node = tree.descend(root, range.start(), |node| node.level > Level::PTE);
+        (node.level == Level::PTE).then_some(node)
+    };
+    let (first, second) = (leaf_table(one)?, leaf_table(other)?);
+    let ends = [(first, one), (second, other)];
+    let [low, high] = if one.start() < other.start() { ends } else { [ends[1], ends[0]] };
+    let mut lock = |(node, range): (Node<T::Arch>, VirtRange)| {
+        set.acquire(tree, node.table);
+        !tree.is_stray(node.table) && tree.is_at(root, node, range.start())
+    };
+    if !lock(low) || high.0 != low.0 && !lock(high) {
+        set.release(tree);
+        tree.start_again();
+        return None;
+    }
+    // The mover has cut its piece to size.
+    set.entries = u32::MAX;
+    Some([first, second])
 }
 
 /// Whether another mover may carry a cover away between the look at it and its lock.

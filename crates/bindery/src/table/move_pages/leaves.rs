@@ -124,10 +124,12 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
 
     /// Moves the entries of a part. Returns how many entries it has got through.
     fn move_entries(&mut self, part: &mut Part<'_>) -> (u32, Option<MoveStop>) {
-        let memory = self.page_table.memory;
-        let (frames, platform) = (&memory.frames, &memory.platform);
         let count = part.slots.len() as u32;
+        let numbered = self.numbered;
         let first_index = self.index + u64::from(part.page);
+        let Some(owner) = self.what.owner.run_from(first_index, count.into()) else {
+            return (0, Some(MoveStop::Busy));
+        };
         let mut at = 0;
         while at < count {
             let (slot, there) = (&part.slots[at as usize], &part.there[at as usize]);
@@ -135,18 +137,21 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
                 return (at, Some(MoveStop::Exists));
             }
             let entry = Entry(slot.load(Ordering::Relaxed));
-            let frame = P::Arch::frame(entry);
             // All that a leaf can say in one comparison: nearly all are as they will be.
-            if entry == self.unchanged_leaf_of(frame)
-                && let Some(lock) = frames.try_lock_single(platform, frame)
-            {
+            let number = self.number_of(entry);
+            if let Some(single) = numbered.try_lock_single(number) {
                 slot.swap(0, Ordering::SeqCst);
-                if frames.is_pinned_since(Folio { head: frame, order: Order::PAGE }) {
+                if !single.is_free_to_move(1) {
                     slot.store(entry.0, Ordering::Relaxed);
+                    self.unlock_head(entry, Order::PAGE);
                     return (at, Some(MoveStop::Busy));
                 }
-                lock.give_to(self.what.owner, first_index + u64::from(at));
+                single.give_to(owner, at.into());
                 there.store(entry.0, Ordering::Relaxed);
+                // SAFETY: 1. it was locked above, and no guard of it exists.
+                if !unsafe { numbered.unlock(number) } {
+                    self.see_to_marks(entry, Order::PAGE);
+                }
                 part.gone += 1;
                 part.come += 1;
                 part.stale = true;

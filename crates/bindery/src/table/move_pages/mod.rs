@@ -35,8 +35,8 @@ mod slots;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, Order, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Attributes, Entry, EntryIndex, Level};
-use crate::frame::{Folio, OwnerMark};
+use crate::arch::{self, Arch, Attributes, Entry, EntryIndex, Kind, Level};
+use crate::frame::{Folio, Numbered, OwnerMark};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::tlb::Gather;
@@ -65,6 +65,11 @@ pub(crate) struct MovePlan {
     /// Whether pages that a userfaultfd has write-protected stay so.
     pub(crate) keeps_protection: bool,
 }
+
+/// Slots with huge leaves that one span serves.
+const SLOTS_TOGETHER: u64 = 8;
+/// Tables that one span marks at most: two of level 2, and two for each slot.
+const MARKS_OF_SPAN: usize = 2 + 2 * SLOTS_TOGETHER as usize;
 
 /// Why a move has stopped before its end. What lies before has moved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -108,14 +113,13 @@ pub(crate) struct PageMover<'a, 'm, P: Platform> {
 
 impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
     pub(crate) fn new(page_table: &'a PageTable<'m, P>, what: &'a MovePlan) -> Self {
-        let (pool, gather) = (TablePool::new(page_table.memory), Gather::new());
-        let counts = Counts::default();
+        // In their places: they are too large to be copied.
         Self {
             page_table,
             what,
-            pool,
-            gather,
-            counts,
+            pool: TablePool::new(page_table.memory),
+            gather: Gather::new(),
+            counts: Counts::default(),
             marks: false,
             done: 0,
             least: 0,
@@ -134,9 +138,12 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
 
     /// Goes on by one span of the locks. `None` if it met nothing in its way.
     pub(crate) fn step(&mut self) -> Option<MoveStop> {
-        let holes = self.pass_holes();
-        if holes.is_some() || self.is_done() {
-            return holes;
+        // A hole in one table is as well passed under its lock.
+        if self.what.len - self.done >= P::Arch::PTE.table_span() {
+            let holes = self.pass_holes();
+            if holes.is_some() || self.is_done() {
+                return holes;
+            }
         }
         let len = self.length_of_span();
         let stop = self.move_span(len);
@@ -170,7 +177,7 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
     }
 
     /// Up to the end of the source's table, and not so far that source and target of the span meet.
-    fn length_of_span(&self) -> u64 {
+    fn length_of_span(&mut self) -> u64 {
         let left = self.what.len - self.done;
         if self.page_table.reach.is_page() {
             return PAGE_SIZE.min(left);
@@ -178,7 +185,42 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
         let at = self.what.source.0 + self.done;
         let span = P::Arch::PTE.table_span();
         let table = span - (at & (span - 1));
+        if self.moves_slots(left) {
+            return self.huge_leaves_ahead() * span;
+        }
         table.max(self.least).min(left).min(self.distance())
+    }
+
+    /// Whether the next span, of at most `left` bytes, goes by slots of level 2.
+    fn moves_slots(&self, left: u64) -> bool {
+        let span = P::Arch::PTE.table_span();
+        let (source, target) = (self.what.source.0 + self.done, self.what.target.0 + self.done);
+        (source | target) & (span - 1) == 0
+            && left.min(self.distance()) >= span
+            && self.least <= span
+            && !self.piecemeal
+            && self.page_table.reach.takes_tables()
+    }
+
+    /// How many slots of level 2 the next span serves: one, or as many as there are huge leaves, in
+    /// one table on each side. A guess.
+    fn huge_leaves_ahead(&mut self) -> u64 {
+        let section = ReadSection::enter(&self.page_table.memory.platform);
+        let from = VirtAddr(self.what.source.0 + self.done);
+        let to = VirtAddr(self.what.target.0 + self.done);
+        let node = self.page_table.peek(&section, from, &mut self.counts).node;
+        if node.level != Level::PMD {
+            return 1;
+        }
+        let first = P::Arch::PMD.index_of(from);
+        let room = P::Arch::ENTRIES - first.number().max(P::Arch::PMD.index_of(to).number());
+        let left = (self.what.len - self.done).min(self.distance()) / P::Arch::PMD.span();
+        let most = left.min(room.into()).min(SLOTS_TOGETHER) as u32;
+        let slots = &self.page_table.slots(node.table)[first.slots(most)];
+        let is_huge = |slot: &&AtomicU64| {
+            P::Arch::PMD.kind(Entry(slot.load(Ordering::Relaxed))) == Kind::Leaf
+        };
+        slots.iter().take_while(is_huge).count().max(1) as u64
     }
 
     /// Passes over what no table is below, without locks, as far as one read section goes. Faults
@@ -230,11 +272,7 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
         let (page_table, what) = (self.page_table, self.what);
         let (source, target) = (what.source.0 + self.done, what.target.0 + self.done);
         let is_last = self.done + len == what.len;
-        let span = P::Arch::PTE.table_span();
-        let is_slot = len == span
-            && (source | target) & (span - 1) == 0
-            && !self.piecemeal
-            && page_table.reach.takes_tables();
+        let by_slots = self.moves_slots(len);
         if source == target {
             return self.stays(source);
         }
@@ -243,7 +281,7 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
                 self.marks = true;
                 page_table.moving.begin_beside_faults();
             }
-            if !self.gather.has_room_for_piece() {
+            if !self.gather.has_room_for(MARKS_OF_SPAN) {
                 page_table.flush(&mut self.gather, &mut self.counts);
             }
         }
@@ -264,7 +302,7 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
             page_table.honor_pending(from, &locks, Some(&self.gather), &mut self.counts);
             page_table.honor_pending(to, &locks, Some(&self.gather), &mut self.counts);
         }
-        let whole = P::Arch::leaf(Frame(0), Level::PTE, what.attributes);
+        let (first, numbered) = page_table.memory.frames.numbered();
         let mut locked = LockSpan {
             page_table,
             what,
@@ -280,17 +318,11 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
             index: what.index + self.done / PAGE_SIZE,
             source_index: what.source_index + self.done / PAGE_SIZE,
             marks: !is_last,
-            unchanged: whole,
+            unchanged: P::Arch::leaf(first, Level::PTE, what.attributes),
+            numbered,
             _section: section,
         };
-        let (moved, stop) = if is_slot {
-            match locked.move_slot() {
-                Ok(()) => (len, None),
-                Err(stop) => (0, Some(stop)),
-            }
-        } else {
-            locked.move_leaves()
-        };
+        let (moved, stop) = if by_slots { locked.move_slots() } else { locked.move_leaves() };
         if is_last {
             // Before anybody gets the locks.
             page_table.flush(locked.gather, locked.counts);
@@ -348,8 +380,9 @@ struct LockSpan<'a, 'm, 'p, P: Platform> {
     source_index: u64,
     /// The flush comes after the locks are released.
     marks: bool,
-    /// The leaf of frame 0 that moves to the target without a change.
+    /// The leaf of the machine's first frame that moves to the target without a change.
     unchanged: Entry,
+    numbered: Numbered<'m>,
     _section: ReadSection<'m, P>,
 }
 
@@ -396,10 +429,13 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         }
     }
 
-    /// The leaf of a frame that moves to the target without a change.
-    #[inline]
-    fn unchanged_leaf_of(&self, frame: Frame) -> Entry {
-        Entry(self.unchanged.0.wrapping_add(P::Arch::STEP.wrapping_mul(u64::from(frame.0))))
+    /// The frame of a leaf that moves to the target without a change, counted from the machine's
+    /// first one. Of any other entry, a number that no frame has: where other bits than those of a
+    /// frame differ, the difference is no multiple of the step, or far beyond 2^32 of them.
+    #[inline(always)]
+    fn number_of(&self, entry: Entry) -> u64 {
+        const { assert!(P::Arch::STEP.is_power_of_two()) };
+        entry.0.wrapping_sub(self.unchanged.0).rotate_right(P::Arch::STEP.trailing_zeros())
     }
 
     /// Whether the `count` entries from `at` on are leaves of consecutive frames that move without
@@ -411,7 +447,11 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         };
         let slots = &slots[at.slots(count)];
         let Some(first) = slots.first() else { return false };
-        let mut expected = self.unchanged_leaf_of(P::Arch::frame(entry(first, at))).0;
+        let first = entry(first, at);
+        if self.number_of(first) > u64::from(u32::MAX) {
+            return false;
+        }
+        let mut expected = first.0;
         let mut differ = 0;
         for (slot, index) in slots.iter().zip(at.stretch(count)) {
             differ |= entry(slot, index).0 ^ expected;

@@ -15,9 +15,9 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::addr::{Frame, Order, VirtAddr, VirtRange};
+use crate::addr::{Frame, Order, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Entry, EntryIndex, Equal, Kind, Level, Permissions};
-use crate::frame::Folio;
+use crate::frame::{Folio, OwnerRun};
 use crate::platform::Platform;
 use crate::table::cursor::table_under;
 use crate::table::locking::Node;
@@ -35,6 +35,22 @@ struct TargetSlot {
     vacant: Option<Frame>,
 }
 
+/// What was claimed of a table.
+struct Claims {
+    /// Entries before the first that may not move.
+    entries: u32,
+    sort: Sort,
+}
+
+/// What claimed entries map.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sort {
+    /// Folios of this order, each in the table as a whole, by leaves that move without a change.
+    Alike(Order),
+    /// Others too.
+    Mixed,
+}
+
 /// What becomes of folios that were claimed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Claimed {
@@ -45,9 +61,27 @@ enum Claimed {
 }
 
 impl<P: Platform> LockSpan<'_, '_, '_, P> {
-    /// Moves the span as one entry, if it is one slot on both sides and can. Otherwise says that it
-    /// must go page by page ([`MoveStop::Piecemeal`]).
-    pub(super) fn move_slot(&mut self) -> Result<(), MoveStop> {
+    /// Moves the slots of the span, each as one entry. Returns how many bytes it has got through.
+    pub(super) fn move_slots(&mut self) -> (u64, Option<MoveStop>) {
+        let (all, slot) = (self.len, P::Arch::PMD.span());
+        let mut moved = 0;
+        self.len = slot;
+        while moved < all {
+            if let Err(stop) = self.move_slot() {
+                return (moved, Some(stop));
+            }
+            moved += slot;
+            self.source += slot;
+            self.target += slot;
+            self.index += slot / PAGE_SIZE;
+            self.source_index += slot / PAGE_SIZE;
+        }
+        (moved, None)
+    }
+
+    /// Moves a slot as one entry, if it can. Otherwise says that it must go page by page
+    /// ([`MoveStop::Piecemeal`]).
+    fn move_slot(&mut self) -> Result<(), MoveStop> {
         let (page_table, at) = (self.page_table, VirtAddr(self.source));
         let found = page_table.table_below(self.from, at, Level::PMD, Ordering::Relaxed);
         let Ok(from) = found else { return Err(MoveStop::Piecemeal) };
@@ -199,7 +233,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         self.mark(table);
         let slot = &page_table.slots(from.table)[index.slot()];
         slot.swap(0, Ordering::SeqCst);
-        let claimed = self.claim(table);
+        let Claims { entries: claimed, sort } = self.claim(table);
         page_table.memory.worked(u64::from(claimed), 0);
         self.counts.entries_read += u64::from(claimed);
         if claimed < entries {
@@ -209,38 +243,125 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         }
         self.gather.stale_tables(self.ranges()[0]);
         self.arrive(from, index, &to, named.0);
-        self.settle(table, claimed, Claimed::Moved);
+        match sort {
+            Sort::Alike(Order::PAGE) => self.settle_singles(table),
+            Sort::Alike(order) => self.settle_large(table, order),
+            Sort::Mixed => self.settle(table, claimed, Claimed::Moved),
+        }
         self.counts.tables_moved += 1;
         Ok(())
     }
 
     /// Locks and renumbers the folios of a table that is out of the tree, and leaves them locked,
-    /// up to the first entry that may not move. Returns how many entries come before that.
-    fn claim(&mut self, table: Frame) -> u32 {
-        let memory = self.page_table.memory;
-        let (frames, platform) = (&memory.frames, &memory.platform);
+    /// up to the first entry that may not move.
+    // In a function of its own, where all that a page needs is in registers.
+    #[inline(never)]
+    fn claim(&self, table: Frame) -> Claims {
         let slots = self.page_table.slots(table);
-        let mut at = EntryIndex::FIRST;
-        while at.slot() < slots.len() {
-            let entry = run::load(slots, at);
-            let frame = P::Arch::frame(entry);
-            if entry == self.unchanged_leaf_of(frame)
-                && let Some(lock) = frames.try_lock_single(platform, frame)
-            {
-                if frames.is_pinned_since(Folio { head: frame, order: Order::PAGE }) {
-                    return at.number();
+        let numbered = self.numbered;
+        let Some(owner) = self.what.owner.run_from(self.index, slots.len() as u64) else {
+            return Claims { entries: 0, sort: Sort::Mixed };
+        };
+        let first = P::Arch::clear_contig(run::load(slots, EntryIndex::FIRST), EntryIndex::FIRST);
+        let large = numbered.large_order(self.number_of(first));
+        let (mut at, mut sort) = (0, Sort::Alike(Order::PAGE));
+        if let Some(order) = large {
+            at = self.claim_large(slots, order, owner);
+            sort = if at == slots.len() { Sort::Alike(order) } else { Sort::Mixed };
+        }
+        while let Some(slot) = slots.get(at) {
+            let entry = Entry(slot.load(Ordering::Relaxed));
+            if let Some(single) = numbered.try_lock_single(self.number_of(entry)) {
+                if !single.is_free_to_move(1) {
+                    self.unlock_head(entry, Order::PAGE);
+                    break;
                 }
-                lock.give_to(self.what.owner, self.index + u64::from(at));
-                lock.leave_locked();
+                single.give_to(owner, at as u64);
                 at += 1;
                 continue;
             }
-            match self.claim_other(slots, at, entry) {
-                Some(claimed) => at += claimed,
-                None => return at.number(),
+            sort = Sort::Mixed;
+            match self.claim_other(slots, EntryIndex::new(at as u32), entry) {
+                Some(claimed) => at += claimed as usize,
+                None => break,
             }
         }
-        at.number()
+        Claims { entries: at as u32, sort }
+    }
+
+    /// As [`LockSpan::claim`], for large folios of one order, each of which is in the table as a
+    /// whole, at its natural place, by leaves that move without a change. Returns how many entries
+    /// they have.
+    #[inline(never)]
+    fn claim_large(&self, slots: &[AtomicU64], order: Order, owner: OwnerRun) -> usize {
+        let (numbered, pages) = (self.numbered, order.pages());
+        let mut at = EntryIndex::FIRST;
+        for run in slots.chunks_exact(pages as usize) {
+            let leaf = |slot: &AtomicU64, index| {
+                P::Arch::clear_contig(Entry(slot.load(Ordering::Relaxed)), index)
+            };
+            let first = leaf(&run[0], at);
+            let Some(large) = numbered.try_lock_large(self.number_of(first), order) else { break };
+            let mut expected = first.0;
+            let mut differ = 0;
+            for (slot, index) in run.iter().zip(at.number()..) {
+                differ |= leaf(slot, EntryIndex::new(index)).0 ^ expected;
+                expected = expected.wrapping_add(P::Arch::STEP);
+            }
+            if differ != 0 || !large.is_free_to_move(pages) {
+                self.unlock_head(first, order);
+                break;
+            }
+            large.give_to(owner, at.number().into());
+            at += pages;
+        }
+        at.number() as usize
+    }
+
+    /// Unlocks the folios of a table that has moved, which [`LockSpan::claim_large`] has locked.
+    #[inline(never)]
+    fn settle_large(&self, table: Frame, order: Order) {
+        let slots = self.page_table.slots(table);
+        let mut at = EntryIndex::FIRST;
+        for run in slots.chunks_exact(order.pages() as usize) {
+            let leaf = P::Arch::clear_contig(Entry(run[0].load(Ordering::Relaxed)), at);
+            // SAFETY: 1. `claim_large` has locked it by this number, and no guard of it exists.
+            if !unsafe { self.numbered.unlock(self.number_of(leaf)) } {
+                self.see_to_marks(leaf, order);
+            }
+            at += order.pages();
+        }
+    }
+
+    /// Unlocks the folios of a table that has moved, each of one page, by a leaf that has not
+    /// changed.
+    #[inline(never)]
+    fn settle_singles(&self, table: Frame) {
+        for slot in self.page_table.slots(table) {
+            let leaf = Entry(slot.load(Ordering::Relaxed));
+            // SAFETY: 1. `claim` has locked it by this number, and no guard of it exists.
+            if !unsafe { self.numbered.unlock(self.number_of(leaf)) } {
+                self.see_to_marks(leaf, Order::PAGE);
+            }
+        }
+    }
+
+    /// Unlocks the folio whose first page the leaf maps, whoever waits for it.
+    #[cold]
+    pub(super) fn unlock_head(&self, leaf: Entry, order: Order) {
+        let memory = self.page_table.memory;
+        let folio = Folio { head: P::Arch::frame(leaf), order };
+        // SAFETY: 1. the caller has locked it; 2. no other guard exists.
+        drop(unsafe { memory.frames.folio_left_locked(&memory.platform, folio) });
+    }
+
+    /// Sees to what others have left to do for the folio whose first page the leaf maps, and which
+    /// was unlocked.
+    #[cold]
+    pub(super) fn see_to_marks(&self, leaf: Entry, order: Order) {
+        let memory = self.page_table.memory;
+        let folio = Folio { head: P::Arch::frame(leaf), order };
+        memory.frames.see_to_marks(&memory.platform, folio);
     }
 
     /// As [`LockSpan::claim`], for what is not a single page whose leaf moves without a change.
@@ -319,15 +440,6 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
                 continue;
             }
             let frame = P::Arch::frame(P::Arch::clear_contig(entry, at));
-            // Nearly all: pages whose leaves move without a change, which nobody waits for.
-            if what == Claimed::Moved
-                && entry == self.unchanged_leaf_of(frame)
-                // SAFETY: 1. `claim` left it locked, and dropped no guard.
-                && unsafe { frames.try_unlock_single(frame) }
-            {
-                at += 1;
-                continue;
-            }
             let Some(folio) = frames.folio_of(frame) else {
                 at += 1;
                 continue;

@@ -1,0 +1,119 @@
+//! Passes over many folios that entries of one table map: each is locked, given to another owner,
+//! and unlocked, by a few instructions. What needs more is left to the ways for any folio.
+//!
+//! A frame has a *number* here: its distance from the machine's first frame.
+
+use core::sync::atomic::Ordering;
+
+use super::count::{MAPPING, REFERENCES};
+use super::folio::WORD_PAGES;
+use super::meta::{
+    EXCLUSIVE, FOLIO_LOCK, FrameMeta, KIND_AND_ORDER, Kind, MetaArray, ORDER_MASK, ORDER_SHIFT,
+    state_of,
+};
+use super::owner::OwnerRun;
+use super::{FrameRange, Frames, folio_lock};
+use crate::addr::{Frame, Order};
+use crate::platform::Platform;
+
+/// All frames, by their numbers.
+#[derive(Clone, Copy)]
+pub(crate) struct Numbered<'a> {
+    metas: MetaArray,
+    /// Frames that there are.
+    count: u64,
+    _array: core::marker::PhantomData<&'a FrameMeta>,
+}
+
+/// The lock of a folio. It is not given back when this is dropped: see [`Numbered::unlock`], and
+/// [`Frames::folio_left_locked`].
+pub(crate) struct LockedHead<'a>(&'a FrameMeta);
+
+impl<P: Platform> Frames<P> {
+    /// The first frame of the machine, and a view of all frames.
+    #[inline]
+    pub(crate) fn numbered(&self) -> (Frame, Numbered<'_>) {
+        let FrameRange { first, count } = self.metas.span();
+        let _array = core::marker::PhantomData;
+        (first, Numbered { metas: self.metas, count: count.into(), _array })
+    }
+}
+
+impl<'a> Numbered<'a> {
+    #[inline(always)]
+    fn get(self, number: u64) -> Option<&'a FrameMeta> {
+        (number < self.count).then(|| self.metas.nth(number as usize))
+    }
+
+    /// Takes the lock of the folio of one page at frame `number`, where the page is anon-exclusive
+    /// and nobody has the lock. `None` for all else, and perhaps where somebody else sets a flag.
+    /// The caller keeps a mapping of it until it is unlocked.
+    #[inline(always)]
+    pub(crate) fn try_lock_single(self, number: u64) -> Option<LockedHead<'a>> {
+        let head = self.get(number)?;
+        let free = state_of(Kind::Folio, Order::PAGE) | EXCLUSIVE;
+        Self::try_lock(head, KIND_AND_ORDER | EXCLUSIVE, free)
+    }
+
+    /// Takes the lock where nobody has it and the bits of `mask` are `free`.
+    #[inline(always)]
+    fn try_lock(head: &'a FrameMeta, mask: u32, free: u32) -> Option<LockedHead<'a>> {
+        let seen = head.state.load(Ordering::Relaxed);
+        let lock = || {
+            let locked = seen | FOLIO_LOCK;
+            head.state.compare_exchange(seen, locked, Ordering::Acquire, Ordering::Relaxed)
+        };
+        (seen & (mask | FOLIO_LOCK) == free && lock().is_ok()).then_some(LockedHead(head))
+    }
+
+    /// The order of the folio whose head is frame `number`, if that has from 2 to 64 pages.
+    #[inline(always)]
+    pub(crate) fn large_order(self, number: u64) -> Option<Order> {
+        let state = self.get(number)?.state.load(Ordering::Relaxed);
+        let order = Order((state >> ORDER_SHIFT & ORDER_MASK >> ORDER_SHIFT) as u8);
+        let is_large = order > Order::PAGE && order.pages() <= WORD_PAGES;
+        (is_large && state & KIND_AND_ORDER == state_of(Kind::Folio, order)).then_some(order)
+    }
+
+    /// As [`Numbered::try_lock_single`], of the folio of an order that [`Numbered::large_order`] has
+    /// said.
+    #[inline(always)]
+    pub(crate) fn try_lock_large(self, number: u64, order: Order) -> Option<LockedHead<'a>> {
+        let head = self.get(number)?;
+        // Of 64 pages, the bits are in the first tail.
+        let exclusive = self.get(number + 1)?.word.load(Ordering::Relaxed);
+        let all = u64::MAX >> (WORD_PAGES - order.pages());
+        if exclusive & all != all {
+            return None;
+        }
+        Self::try_lock(head, KIND_AND_ORDER, state_of(Kind::Folio, order))
+    }
+
+    /// Gives the lock of a folio back. `false` if somebody waits for it or has orphaned
+    /// the folio: then [`Frames::see_to_marks`] is left to do.
+    ///
+    /// # Safety
+    /// 1. The caller has got the lock here, by this number, and no guard of the folio exists.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) unsafe fn unlock(self, number: u64) -> bool {
+        debug_assert!(number < self.count, "no frame has the number {number}");
+        folio_lock::unlock_at_once(&self.metas.nth(number as usize).state)
+    }
+}
+
+impl LockedHead<'_> {
+    /// Whether exactly `mappings` entries map the folio, and nobody has pinned it, asked by a caller
+    /// that has just taken those entries away in a sequentially consistent step: see
+    /// [`Frames::is_pinned_since`].
+    #[inline(always)]
+    pub(crate) fn is_free_to_move(&self, mappings: u32) -> bool {
+        self.0.count.load(Ordering::SeqCst) & !REFERENCES == u64::from(mappings) * MAPPING
+    }
+
+    /// Gives the folio to another owner, with the index `number` after the first of the run.
+    #[inline(always)]
+    pub(crate) fn give_to(&self, owner: OwnerRun, number: u64) {
+        owner.write(self.0, number);
+    }
+}

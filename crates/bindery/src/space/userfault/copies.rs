@@ -1,0 +1,170 @@
+//! Base pages that a handler supplies: copied one after the other, and mapped together.
+//!
+//! ```text
+//! no locks     | copy | copy | copy | .....  into folios that nobody else knows
+//! one lock     | the entries of all of them, as far as they are empty |
+//! ```
+
+use core::sync::atomic::{Ordering, fence};
+
+use arrayvec::ArrayVec;
+
+use crate::addr::{Frame, Order, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::{Arch, Attributes, Level};
+use crate::error::{Error, FaultError};
+use crate::frame::{Folio, OwnerKind};
+use crate::platform::Platform;
+use crate::rmap::AnonGroup;
+use crate::space::AddressSpace;
+use crate::table::locking::Depth;
+use crate::table::{OutOfMemory, ReadSection, TablePool, run};
+use crate::userfault::Userfault;
+use crate::vma::Vma;
+
+use super::fill::FillMode;
+
+/// Pages that are copied before the first of them is mapped: 128 KiB, some ten microseconds.
+const TOGETHER: usize = 32;
+
+impl<'m, P: Platform> AddressSpace<'m, P> {
+    /// How many base pages may be supplied together, of those between `at` and `end`: as far as the
+    /// entries of one table are empty, and before the next place where a large folio could begin.
+    /// A guess: nothing is locked but the VMA.
+    pub(super) fn pages_together(&self, vma: &Vma, at: VirtAddr, end: VirtAddr) -> u32 {
+        let policy = self.page_table.memory.folio_policy().orders(vma.flags().huge_advice());
+        let mut larger = self.used_orders(policy, vma.flags());
+        let mut step = P::Arch::PMD.order();
+        while let Some(order) = larger.take_largest() {
+            step = if order > Order::PAGE { order.min(step) } else { step };
+        }
+        let bytes = PAGE_SIZE << step.0;
+        let end = end.0.min(at.align_down(bytes).0.saturating_add(bytes));
+        let pages = ((end - at.0) / PAGE_SIZE).min(TOGETHER as u64) as u32;
+        let section = ReadSection::enter(self.platform());
+        let Some(found) = self.page_table.leaf_table(&section, at) else { return pages };
+        let first = P::Arch::PTE.index_of(at);
+        run::count_empty(&self.page_table.slots(found.table)[first.slots(pages)])
+    }
+
+    /// Fills `count` base pages from `at` on, as far as the source and memory suffice, and maps
+    /// them as far as the entries are empty. Returns the end of that.
+    ///
+    /// # Errors
+    /// As [`AddressSpace::fill_copy`], of the first page.
+    pub(super) fn copy_pages(
+        &self,
+        userfault: &Userfault<'_, P>,
+        at: VirtAddr,
+        count: u32,
+        mode: FillMode,
+        mut source: impl FnMut(VirtAddr, &mut [u8]) -> Result<(), FaultError>,
+    ) -> Result<VirtAddr, Error> {
+        let mut folios = ArrayVec::<Frame, TOGETHER>::new();
+        let mut failed = None;
+        for number in 0..(count as usize).min(TOGETHER) {
+            let page = at.offset(number as u64 * PAGE_SIZE);
+            match self.copied_page(page, &mut source) {
+                Ok(folio) => folios.push(folio.head),
+                Err(error) => {
+                    // Of a later page, the next call says the same again, or knows better.
+                    failed = Some(error);
+                    break;
+                }
+            }
+        }
+        if let (Some(error), true) = (failed, folios.is_empty()) {
+            return Err(error);
+        }
+        let range = VirtRange::raw(at.0, at.0 + folios.len() as u64 * PAGE_SIZE);
+        let mapped = self.page_table.memory.retry(|| {
+            let locked = self.lock_fill(userfault, at, range.end(), mode)?;
+            let vma = locked.vma();
+            let owner = AnonGroup::as_owner(vma.group_pointer());
+            let frames = &self.page_table.memory.frames;
+            for (head, index) in folios.iter().zip(vma.page_offset_of(at)..) {
+                frames.set_fresh_owner(Folio { head: *head, order: Order::PAGE }, owner, index);
+            }
+            self.map_pages(range, &folios, self.fill_attributes(vma, mode))
+        });
+        for head in folios.iter().skip(*mapped.as_ref().unwrap_or(&0)) {
+            let folio = Folio { head: *head, order: Order::PAGE };
+            self.page_table.memory.frames.discard(self.platform(), folio);
+        }
+        match mapped? {
+            // What has come between is the next look's.
+            0 => Ok(at),
+            pages => Ok(at.offset(pages as u64 * PAGE_SIZE)),
+        }
+    }
+
+    /// A fresh page with what the source has for `page`.
+    fn copied_page(
+        &self,
+        page: VirtAddr,
+        source: &mut impl FnMut(VirtAddr, &mut [u8]) -> Result<(), FaultError>,
+    ) -> Result<Folio, Error> {
+        let folio = self.new_fill_folio(Order::PAGE)?;
+        let filled = self.copy_in(folio, |_, bytes| source(page, bytes));
+        if filled.is_err() {
+            self.page_table.memory.frames.discard(self.platform(), folio);
+            return Err(Error::Fault(page));
+        }
+        Ok(folio)
+    }
+
+    /// Maps fresh folios of one page at the beginning of `range`, which lies in one table, as far as
+    /// the entries are empty. Returns how many it has mapped.
+    fn map_pages(
+        &self,
+        range: VirtRange,
+        folios: &[Frame],
+        attributes: Attributes,
+    ) -> Result<usize, Error> {
+        let memory = self.page_table.memory;
+        for head in folios {
+            let folio = Folio { head: *head, order: Order::PAGE };
+            memory.before_execution(attributes.permissions, folio);
+        }
+        let mapped = self
+            .page_table
+            .with_tables(|pool| self.map_pages_locked(range, folios, attributes, pool));
+        self.published(range);
+        mapped.map_err(|OutOfMemory| Error::OutOfMemory)
+    }
+
+    fn map_pages_locked(
+        &self,
+        range: VirtRange,
+        folios: &[Frame],
+        attributes: Attributes,
+        pool: &mut TablePool<'m, P>,
+    ) -> Result<usize, OutOfMemory> {
+        let frames = &self.page_table.memory.frames;
+        let start = range.start();
+        let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
+        let found = cursor.entry_at(start);
+        if found.node.level > Level::PTE && !found.entry.is_empty() {
+            return Ok(0);
+        }
+        let table = cursor.table_at(start, Level::PTE, pool)?;
+        let first = P::Arch::PTE.index_of(start);
+        let slots = &self.page_table.slots(table)[first.slots(folios.len() as u32)];
+        let vacant = run::count_empty(slots);
+        let leaf = P::Arch::leaf(Frame(0), Level::PTE, attributes);
+        for head in &folios[..vacant as usize] {
+            frames.first_map(Folio { head: *head, order: Order::PAGE }, 1);
+        }
+        // A CPU that sees a leaf sees the page's contents, and its count.
+        fence(Ordering::Release);
+        for (slot, head) in slots.iter().zip(&folios[..vacant as usize]) {
+            let step = P::Arch::STEP.wrapping_mul(u64::from(head.0));
+            slot.store(leaf.0.wrapping_add(step), Ordering::Relaxed);
+        }
+        self.page_table.change_entry_count(table, vacant, 0);
+        cursor.counts.entries_read += u64::from(vacant);
+        cursor.counts.entries_written += u64::from(vacant);
+        cursor.counts.folios_touched += u64::from(vacant);
+        cursor.counts.mapped(OwnerKind::Anonymous, vacant);
+        Ok(vacant as usize)
+    }
+}
