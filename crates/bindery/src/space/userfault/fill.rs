@@ -20,6 +20,7 @@ use crate::stats::Counts;
 use crate::userfault::Userfault;
 use crate::vma::{MappingFlags, Vma, VmaReadGuard};
 
+use super::is_served;
 use super::shared::{Supply, memory_of, protected};
 
 bitflags! {
@@ -235,7 +236,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         result
     }
 
-    /// The VMA of the range, locked for reading, if it is registered and may be filled.
+    /// The VMA of the range, locked for reading, if it is registered and may be filled. As on Linux,
+    /// it may be registered with another userfaultfd of the address space.
     pub(super) fn lock_fill(
         &self,
         userfault: &Userfault<'_, P>,
@@ -253,7 +255,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             if userfault.state().is_changing() {
                 return Err(Error::TryAgain);
             }
-            if vma.end() < end.0 || vma.userfault_pointer() != Some(userfault.pointer()) {
+            if vma.end() < end.0 || !is_served(vma) {
                 return Err(Error::NotMapped(at));
             }
             let protects = vma.has(MappingFlags::USERFAULT_WRITE_PROTECT);

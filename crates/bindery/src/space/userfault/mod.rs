@@ -33,6 +33,7 @@ use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
 use crate::error::Error;
 use crate::platform::Platform;
 use crate::userfault::{Userfault, UserfaultFeatures, UserfaultScope};
+use crate::vma::Vma;
 
 use super::AddressSpace;
 
@@ -104,4 +105,10 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             .filter(|range| minimum <= range.start() && range.end() <= limit)
             .ok_or(Error::OutOfRange { limit })
     }
+}
+
+/// Whether a handler serves the VMA, or write-protects it. As on Linux, pages may come by any
+/// userfaultfd of the address space.
+fn is_served(vma: &Vma) -> bool {
+    vma.userfault().is_some_and(|state| !state.is_closed())
 }

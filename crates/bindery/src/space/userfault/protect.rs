@@ -14,6 +14,7 @@ use crate::tlb::Gather;
 use crate::userfault::{Userfault, UserfaultFeatures, UserfaultState};
 use crate::vma::{MappingFlags, Vma};
 
+use super::is_served;
 use super::shared::step_of;
 
 bitflags! {
@@ -81,7 +82,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 if userfault.state().is_changing() {
                     return Err(Error::TryAgain);
                 }
-                self.write_protect_locked(mm, range, userfault, protects, gather)
+                self.write_protect_locked(mm, range, protects, gather)
             })
         })?;
         if mode.is_empty() {
@@ -94,7 +95,6 @@ impl<P: Platform> AddressSpace<'_, P> {
         &self,
         mm: &MmapLocked,
         range: VirtRange,
-        userfault: &Userfault<'_, P>,
         protects: bool,
         gather: &mut Gather,
     ) -> Result<(), Error> {
@@ -102,13 +102,12 @@ impl<P: Platform> AddressSpace<'_, P> {
         for vma in self.vmas_in(mm, range) {
             found = true;
             let part = vma.range().intersection(range);
-            let served = vma.userfault_pointer() == Some(userfault.pointer());
-            if !served || !vma.has(MappingFlags::USERFAULT_WRITE_PROTECT) {
+            if !is_served(vma) || !vma.has(MappingFlags::USERFAULT_WRITE_PROTECT) {
                 return Err(Error::NotMapped(part.start()));
             }
             let locked = vma.lock_write(self.platform());
             let done = if protects {
-                let marks = marks_vacant(&locked, userfault.state());
+                let marks = locked.userfault().is_some_and(|state| marks_vacant(&locked, state));
                 self.protect_part(part, marks, gather)
             } else {
                 self.lift_part(&locked, part, gather)
