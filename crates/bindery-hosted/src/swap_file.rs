@@ -4,9 +4,9 @@
 //! complete them: to the core, each completion is an interrupt. Transfers can fail, take their
 //! time, and be done in any order.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use std::{env, fmt, io, process, thread};
@@ -14,6 +14,7 @@ use std::{env, fmt, io, process, thread};
 use bindery::addr::PAGE_SIZE;
 use bindery::{Memory, Platform, SwapDevice, SwapDeviceError, SwapOperation, SwapRequest};
 use parking_lot::{Condvar, Mutex};
+use rustix::fs::{FallocateFlags, fallocate};
 
 use crate::{Machine, Walk};
 
@@ -45,6 +46,8 @@ pub struct SwapFileCounts {
     pub failed: u64,
     /// Writes whose pages changed meanwhile. A device that checksums them could not read them.
     pub unstable: u64,
+    /// Slots that were told to be free: the file has holes there.
+    pub discarded: u64,
 }
 
 /// Decides which requests fail.
@@ -54,6 +57,8 @@ struct Queue {
     waiting: VecDeque<SwapRequest>,
     /// First slots and pages of the requests that a thread is serving.
     served: Vec<(u64, u32)>,
+    /// Slots of which the file has no content any more.
+    holes: HashSet<u64>,
     service: SwapService,
     fails: Box<Fails>,
     stopped: bool,
@@ -105,6 +110,7 @@ impl SwapFile {
         let queue = Queue {
             waiting: VecDeque::new(),
             served: Vec::new(),
+            holes: HashSet::new(),
             service,
             fails: Box::new(|_| false),
             stopped: false,
@@ -122,6 +128,11 @@ impl SwapFile {
     /// What it has done so far.
     pub fn counts(&self) -> SwapFileCounts {
         self.queue.lock().counts
+    }
+
+    /// Pages that the file takes on the host's disk, if that can be told.
+    pub fn pages_on_disk(&self) -> Option<u64> {
+        Some(self.file.metadata().ok()?.blocks() * 512 / PAGE_SIZE)
     }
 
     /// Requests that wait to be served.
@@ -223,6 +234,16 @@ impl Queue {
             |(other, pages): &(u64, u32)| *other < end && first < other + u64::from(*pages);
         assert!(!self.served.iter().any(overlaps), "slot {first} has two requests at once");
         self.served.push((first, pages));
+        let slots = first..end;
+        match request.operation() {
+            SwapOperation::Read => assert!(
+                !slots.clone().any(|slot| self.holes.contains(&slot)),
+                "slot {first} is read after it was free",
+            ),
+            SwapOperation::Write => slots.for_each(|slot| {
+                self.holes.remove(&slot);
+            }),
+        }
         let counts = &mut self.counts;
         let (requests, moved) = match request.operation() {
             SwapOperation::Read => (&mut counts.reads, &mut counts.pages_read),
@@ -230,6 +251,16 @@ impl Queue {
         };
         *requests += 1;
         *moved += u64::from(pages);
+    }
+
+    fn discard(&mut self, first: u64, count: u64) {
+        let slots = first..first + count;
+        let is_used = |slot: &u64, pages: u32| *slot < slots.end && first < slot + u64::from(pages);
+        let served = self.served.iter().any(|(slot, pages)| is_used(slot, *pages));
+        let waits = self.waiting.iter().any(|request| is_used(&request.slot(), request.pages()));
+        assert!(!served && !waits, "slot {first} is discarded while a request has it");
+        self.holes.extend(slots);
+        self.counts.discarded += count;
     }
 
     fn end(&mut self, request: &SwapRequest, failed: bool, unstable: bool) {
@@ -242,6 +273,19 @@ impl Queue {
 impl<A: Walk> SwapDevice<Machine<A>> for SwapFile {
     fn slots(&self) -> u64 {
         self.slots
+    }
+
+    fn discards(&self) -> bool {
+        true
+    }
+
+    fn discard(&self, _memory: &Memory<Machine<A>>, first: u64, count: u64) {
+        let mut queue = self.queue.lock();
+        queue.discard(first, count);
+        // With the queue locked: a transfer that begins too early would lose its content.
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        // A file system without holes keeps the content, which nobody needs.
+        let _ = fallocate(&self.file, punch, first * PAGE_SIZE, count * PAGE_SIZE);
     }
 
     fn submit(&self, memory: &Memory<Machine<A>>, request: SwapRequest) {

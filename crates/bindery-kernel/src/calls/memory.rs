@@ -50,6 +50,10 @@ impl linux::Process<'static, Machine> for Caller<'_> {
     fn process(&self, _descriptor: i32) -> Option<&Space> {
         self.other
     }
+
+    fn may_advise_others(&self) -> bool {
+        process::may_advise_others()
+    }
 }
 
 /// Makes a call about memory; `None` where the number is another call's.
@@ -77,6 +81,7 @@ fn make(call: Call, arguments: [u64; 6], file: Option<Mappable>, other: Option<&
 #[inline(never)]
 fn with_more(call: Call, arguments: [u64; 6]) -> Outcome {
     let (mut file, mut other) = (None, None);
+    let mut refused = Errno::EBADF;
     match call {
         Call::Mmap if arguments[3] as u32 & MAP_ANONYMOUS == 0 => {
             match process::current().files().mappable(arguments[4] as i32) {
@@ -88,13 +93,15 @@ fn with_more(call: Call, arguments: [u64; 6]) -> Outcome {
         }
         Call::ProcessMadvise => match process::space_behind(arguments[0] as i32) {
             Ok(space) => other = Some(space),
-            // As above.
-            Err(Errno::EBADF) => {}
-            Err(errno) => return Err(errno),
+            // As above, whatever the reason.
+            Err(errno) => refused = errno,
         },
         _ => {}
     }
     let outcome = make(call, arguments, file, other.as_deref());
+    if call == Call::ProcessMadvise && outcome == Err(Errno::EBADF) {
+        return Err(refused);
+    }
     // As Linux: `mmap` does not tell that there was no memory for pages in advance, but somebody
     // has to make room.
     if call == Call::Mmap

@@ -55,17 +55,19 @@ fn process_behind(descriptor: i32) -> Result<Arc<Process>, Errno> {
 /// The memory of the process that a pidfd names.
 ///
 /// # Errors
-/// `EBADF`; `ESRCH` where the process has ended; `EACCES` and `EPERM` where it is others'.
+/// `EBADF`; `ESRCH` where the process has ended; `EACCES` where it is others'.
 pub fn space_behind(descriptor: i32) -> Result<Arc<Space>, Errno> {
     let process = process_behind(descriptor)?;
-    // As Linux: to advise others asks for more than to look at them.
-    if !scheduler::is_running(&process) {
-        if !may_look_into(&process) {
-            return Err(Errno::EACCES);
-        }
-        credentials().demand(Capability::Nice)?;
+    if !scheduler::is_running(&process) && !may_look_into(&process) {
+        return Err(Errno::EACCES);
     }
     process.try_space().ok_or(Errno::ESRCH)
+}
+
+/// Whether the running thread may advise other processes about their memory.
+pub fn may_advise_others() -> bool {
+    // As Linux: that asks for more than to look at them.
+    credentials().can(Capability::Nice)
 }
 
 /// The memory of the process that a pidfd names, if that is about to end, and all others that have

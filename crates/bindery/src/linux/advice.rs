@@ -5,7 +5,7 @@ use core::ops::Deref;
 use linux_raw_sys::general as raw;
 
 use crate::addr::{PAGE_SIZE, VirtAddr};
-use crate::arch::KeyRights;
+use crate::arch::{Arch, KeyRights};
 use crate::error::{Errno, Error, Operation};
 use crate::platform::Platform;
 use crate::space::{AddressSpace, Advice};
@@ -74,7 +74,7 @@ pub(super) fn process_madvise<'m, P: Platform>(
         Ok((range.start, range.length))
     };
     // All of the vector is looked at before anything is done.
-    let (mut left, mut skewed) = (false, false);
+    let (mut left, mut skewed, mut beyond) = (false, false, false);
     for index in 0..count {
         let (addr, length) = range_at(index)?;
         skewed |= index == 0 && length == 0 && !addr.is_multiple_of(PAGE_SIZE);
@@ -82,13 +82,22 @@ pub(super) fn process_madvise<'m, P: Platform>(
             return Err(Errno::EINVAL);
         }
         left |= length > 0;
+        beyond |= addr.saturating_add(length) > P::Arch::USER_END;
+    }
+    if beyond {
+        return Err(Errno::EFAULT);
     }
     let target = process.process(pidfd as i32).ok_or(Errno::EBADF)?;
     // As Linux 7.2: also where there is nothing to say it of.
     let advice = advice(number as i32).ok_or(Errno::EINVAL)?;
     let own = core::ptr::eq(target, process.space());
-    if !own && !is_for_others(advice) {
-        return Err(Errno::EINVAL);
+    if !own {
+        if !is_for_others(advice) {
+            return Err(Errno::EINVAL);
+        }
+        if !process.may_advise_others() {
+            return Err(Errno::EPERM);
+        }
     }
     if left && skewed {
         // As Linux, which looks at the first range even if there is nothing in it.

@@ -103,6 +103,12 @@ pub trait Process<'m, P: Platform> {
     /// The memory of the process behind a pidfd; `None` if there is none.
     fn process(&self, descriptor: i32) -> Option<&AddressSpace<'m, P>>;
 
+    /// Whether it may give other processes advice about their memory (Linux: `CAP_SYS_NICE`); by
+    /// default it may.
+    fn may_advise_others(&self) -> bool {
+        true
+    }
+
     /// Sets the calling thread's rights to a key that was allocated for it: `forbidden` is the two
     /// bits of [`KeyRights`]. Called only if [`Platform::protection_keys`] says that there are
     /// keys.

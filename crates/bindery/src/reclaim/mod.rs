@@ -86,6 +86,7 @@ impl<P: Platform> Memory<P> {
         let FrameRange { first, count } = self.frames.span();
         let most = u64::from(count) * TURNS;
         done.freed += self.finish_swap_writes();
+        self.discard_free_slots();
         let mut batch = Batch::new(self);
         while done.freed < target {
             let over = done.scanned >= most;

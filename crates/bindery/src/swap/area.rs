@@ -37,24 +37,40 @@ pub(crate) struct SlotRun {
     pub(crate) count: u32,
 }
 
+/// A cluster that is on no list, and of which no slot is taken.
+pub(super) struct FreedCluster {
+    number: u32,
+    slots: u32,
+}
+
+impl FreedCluster {
+    /// Its slots on the device.
+    pub(super) fn slots(&self) -> core::ops::Range<u64> {
+        let first = u64::from(self.number) * u64::from(CLUSTER_SLOTS);
+        first..first + u64::from(self.slots)
+    }
+}
+
 /// The block that holds the cells of a cluster.
 const CELLS: Order = Order(1);
 
 /// The heads of the lists of clusters.
 struct Lists {
     free: u32,
+    freed: u32,
     holes: u32,
     room: [u32; MAX_FOLIO_ORDER.0 as usize + 1],
 }
 
 impl Lists {
     const EMPTY: Self =
-        Self { free: NONE, holes: NONE, room: [NONE; MAX_FOLIO_ORDER.0 as usize + 1] };
+        Self { free: NONE, freed: NONE, holes: NONE, room: [NONE; MAX_FOLIO_ORDER.0 as usize + 1] };
 
     fn head(&mut self, list: List) -> Option<&mut u32> {
         match list {
             List::Full => None,
             List::Free => Some(&mut self.free),
+            List::Freed => Some(&mut self.freed),
             List::Holes => Some(&mut self.holes),
             List::Room(order) => self.room.get_mut(usize::from(order.0)),
         }
@@ -77,6 +93,10 @@ pub(crate) struct Area<P: Platform> {
     lists: Mutex<P::SpinLock, Lists>,
     /// Whether there is a device: without one, the content is in compressed memory.
     on_device: AtomicBool,
+    /// Whether that wants to know which slots are free.
+    discards: AtomicBool,
+    /// Whether it may be told of some.
+    has_freed: AtomicBool,
     /// Changed while no slot is taken.
     device: Mutex<P::SpinLock, Option<&'static dyn SwapDevice<P>>>,
     /// What the device is doing.
@@ -95,6 +115,8 @@ impl<P: Platform> Area<P> {
             priority: AtomicI16::new(0),
             lists: Mutex::new(Lists::EMPTY),
             on_device: AtomicBool::new(false),
+            discards: AtomicBool::new(false),
+            has_freed: AtomicBool::new(false),
             device: Mutex::new(None),
             requests: Requests::new(),
         }
@@ -113,6 +135,8 @@ impl<P: Platform> Area<P> {
 
     fn set_device(&self, device: Option<&'static dyn SwapDevice<P>>) {
         self.on_device.store(device.is_some(), Relaxed);
+        self.discards.store(device.is_some_and(SwapDevice::discards), Relaxed);
+        self.has_freed.store(false, Relaxed);
         *self.device.lock() = device;
     }
 
@@ -289,16 +313,17 @@ impl<P: Platform> Area<P> {
             return None;
         }
         let rooms = Order::PAGE.up_to(MAX_FOLIO_ORDER).map(List::Room);
-        let all = [List::Room(order), List::Free, List::Holes].into_iter().chain(rooms);
-        // Blocks come from the first two, single slots from all.
-        let choices = all.take(if order == Order::PAGE { usize::MAX } else { 2 });
+        let own = [List::Room(order), List::Free, List::Freed, List::Holes];
+        let all = own.into_iter().chain(rooms);
+        // Blocks come from the first three, single slots from all.
+        let choices = all.take(if order == Order::PAGE { usize::MAX } else { 3 });
         for list in choices {
             let mut next = lists.head(list).map_or(NONE, |head| *head);
             while let Some(found) = link(next) {
                 let cluster = self.cluster_at(found.0)?;
                 next = cluster.next.load(Relaxed);
                 let mut state = cluster.state.lock();
-                if list == List::Free && state.size < order.pages() {
+                if state.free == state.size && state.size < order.pages() {
                     // The last cluster of a device, which stays free for smaller blocks.
                     continue;
                 }
@@ -310,6 +335,7 @@ impl<P: Platform> Area<P> {
                 };
                 self.move_to(&mut lists, found.0, belongs);
                 if let Some((first, count)) = taken {
+                    state.stale = self.discards.load(Relaxed);
                     self.taken.fetch_add(u64::from(count), Relaxed);
                     let base = u64::from(found.0) * u64::from(CLUSTER_SLOTS);
                     return Some(SlotRun { area: number, first: base + u64::from(first), count });
@@ -330,6 +356,37 @@ impl<P: Platform> Area<P> {
         self.move_to(&mut lists, number, Cluster::<P>::list_of(&state));
     }
 
+    /// Whether the device may be told of slots that are free.
+    #[inline]
+    pub(super) fn has_freed(&self) -> bool {
+        self.has_freed.load(Relaxed)
+    }
+
+    /// Takes a cluster off the lists of which the device is to be told that its slots are free.
+    /// None where there is none, or the area is stopped.
+    pub(super) fn take_freed(&self) -> Option<FreedCluster> {
+        let mut lists = self.lists.lock();
+        if !self.allocates.load(Acquire) {
+            return None;
+        }
+        let Some(number) = link(lists.freed) else {
+            self.has_freed.store(false, Relaxed);
+            return None;
+        };
+        self.take_off(&mut lists, number.0);
+        let slots = self.cluster_at(number.0)?.state.lock().size;
+        Some(FreedCluster { number: number.0, slots })
+    }
+
+    /// The device knows that the slots of the cluster are free: it can be used again.
+    pub(super) fn put_back(&self, freed: &FreedCluster) {
+        let mut lists = self.lists.lock();
+        let Some(cluster) = self.cluster_at(freed.number) else { return };
+        let mut state = cluster.state.lock();
+        state.stale = false;
+        self.move_to(&mut lists, freed.number, Cluster::<P>::list_of(&state));
+    }
+
     /// Moves a cluster, whose lock is held as well, to the list where it belongs.
     fn move_to(&self, lists: &mut Lists, number: u32, list: List) {
         if self.cluster_at(number).is_some_and(|cluster| !cluster.is_on(list)) {
@@ -343,6 +400,9 @@ impl<P: Platform> Area<P> {
             return;
         };
         let next = core::mem::replace(head, number);
+        if list == List::Freed {
+            self.has_freed.store(true, Relaxed);
+        }
         cluster.next.store(next, Relaxed);
         cluster.previous.store(NONE, Relaxed);
         cluster.list.store(list.number(), Relaxed);
@@ -372,7 +432,7 @@ impl<P: Platform> Area<P> {
 
 /// Takes slots out of a cluster that is on `list`.
 fn take(state: &mut ClusterState, list: List, order: Order, most: u32) -> Option<(u32, u32)> {
-    if list == List::Free {
+    if matches!(list, List::Free | List::Freed) {
         state.order = order;
     }
     let taken = if order > Order::PAGE {

@@ -35,6 +35,8 @@ pub(super) struct ClusterState {
     pub(super) size: u32,
     /// The order of the blocks that are taken here: blocks of one size leave no holes of another.
     pub(super) order: Order,
+    /// The device may have content here that nobody needs: slots were taken since it was told.
+    pub(super) stale: bool,
 }
 
 /// The list that a cluster is on.
@@ -44,6 +46,8 @@ pub(super) enum List {
     Full,
     /// Nothing is taken.
     Free,
+    /// Nothing is taken any more, and the device was not told yet.
+    Freed,
     /// Blocks of this order are taken, and some may be free.
     Room(Order),
     /// What is free is no block of the cluster's order: single slots find it here.
@@ -58,7 +62,8 @@ impl List {
             Self::Full => Self::NONE,
             Self::Free => 0,
             Self::Holes => 1,
-            Self::Room(order) => 2 + u32::from(order.0),
+            Self::Freed => 2,
+            Self::Room(order) => 3 + u32::from(order.0),
         }
     }
 
@@ -68,7 +73,8 @@ impl List {
             Self::NONE => None,
             0 => Some(Self::Free),
             1 => Some(Self::Holes),
-            order => Some(Self::Room(Order((order - 2) as u8))),
+            2 => Some(Self::Freed),
+            order => Some(Self::Room(Order((order - 3) as u8))),
         }
     }
 }
@@ -83,8 +89,9 @@ impl<P: Platform> Cluster<P> {
             let _ = taken.take_stretch(CLUSTER_SLOTS);
             taken.give_back(0, slots);
         }
+        let (free, size, order) = (slots, slots, Order::PAGE);
         Self {
-            state: Mutex::new(ClusterState { taken, free: slots, size: slots, order: Order::PAGE }),
+            state: Mutex::new(ClusterState { taken, free, size, order, stale: false }),
             frames: AtomicU32::new(frames),
             list: AtomicU32::new(List::NONE),
             next: AtomicU32::new(NONE),
@@ -97,7 +104,7 @@ impl<P: Platform> Cluster<P> {
         if state.free == 0 {
             List::Full
         } else if state.free == state.size {
-            List::Free
+            if state.stale { List::Freed } else { List::Free }
         } else {
             List::Room(state.order)
         }

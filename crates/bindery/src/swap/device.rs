@@ -57,7 +57,8 @@ use crate::platform::Platform;
 ///
 /// # Stable pages
 /// Nobody writes to the frames while a request is under way: no entry maps the folio, and its lock
-/// is held. So a device may compress, encrypt or checksum what it writes.
+/// is held. So a device may compress, encrypt or checksum what it writes. All devices have that:
+/// there is no switch for it, and an access to the page, to read or to write, waits for the device.
 ///
 /// # Context
 /// Context: may sleep. [`SwapDevice::submit`] is called with the locks of folios and perhaps a VMA
@@ -72,6 +73,18 @@ pub trait SwapDevice<P: Platform>: Send + Sync {
     fn is_synchronous(&self) -> bool {
         false
     }
+
+    /// Whether it wants to know which slots are free. Asked once, by [`Memory::swap_on_device`].
+    fn discards(&self) -> bool {
+        false
+    }
+
+    /// Nobody needs the content of `count` slots from `first` on any more: none of them is read
+    /// before it is written again (Linux: `SWAP_FLAG_DISCARD`; an SSD's TRIM). Runs are of 512
+    /// slots, but the last of the device. No transfer of these slots is under way, and none begins
+    /// before it returns. It may fail without telling. Called by [`Memory::discard_free_slots`] and
+    /// reclaim, perhaps by several threads, without locks.
+    fn discard(&self, _memory: &Memory<P>, _first: u64, _count: u64) {}
 
     /// Begins a transfer. The device calls [`Memory::complete_swap_request`] exactly once for it:
     /// during the call, or later from any thread or interrupt handler. Requests may be done in any

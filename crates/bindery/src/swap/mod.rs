@@ -8,6 +8,7 @@
 //! | `slots`, `settle`, `freed` | named, let go, cached: by runs, under one lock |
 //! | `content`, `page_set` | written and read |
 //! | `device`, `requests` | [`SwapDevice`], and what it has to do |
+//! | `discard` | what devices are told of free slots |
 //! | `writeback` | folios that go out, at once or when a device is done |
 //! | `read_around` | pages that are read beside one that is wanted |
 //! | `clock` | where reclaim looks next, and how long pages were away |
@@ -54,6 +55,7 @@ mod content;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod damage;
 mod device;
+mod discard;
 mod freed;
 #[cfg(all(test, loom))]
 mod loom_model;

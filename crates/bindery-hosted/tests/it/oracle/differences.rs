@@ -33,6 +33,10 @@
 //! Linux unmaps a huge page of shared memory as a whole where a part of it is changed, and lets
 //! faults map the rest again. The core leaves the rest mapped.
 //!
+//! # The huge zero page is no memory of one's own
+//! Linux gives a mapping an anon group where it maps the huge zero page. Such a mapping stays
+//! counted as committed when it becomes read-only. Linux also collapses zeroes that were only read.
+//!
 //! # Pages in swap
 //! What is in memory is the affair of each; [`super::swapped`] says how it is compared.
 //!
@@ -41,7 +45,7 @@
 //! then `mincore` does not see them and no neighbor's fault maps them. The core clears them at
 //! once.
 
-use super::names::{ADVICE, FALLOC_FL_PUNCH_HOLE, MADV_COLLAPSE, MREMAP_DONTUNMAP};
+use super::names::{ADVICE, FALLOC_FL_PUNCH_HOLE, MADV_COLLAPSE, MADV_HUGEPAGE, MREMAP_DONTUNMAP};
 use super::observation::{
     ANONYMOUS, Area, Observation, Outcome, Presence, Snapshot, Stretch, letter,
 };
@@ -55,14 +59,17 @@ pub fn level(operations: &[Operation], linux: &mut Vec<Observation>, ours: &mut 
     let (theirs, now) = (&linux[place], &ours[place]);
     let Some(operation) = operations.get(theirs.step) else { return };
     let before = ours[..place].iter().rev().find(|before| before.process == now.process);
-    let refuses = collapses_prot_none(operation, before) || advises_of_nothing(operation);
+    let huge = wants_huge_pages(operations, theirs.step);
+    let refuses = collapses_prot_none(operation, before)
+        || huge && collapses_zeroes(operation, before)
+        || advises_of_nothing(operation);
     if theirs.outcome != now.outcome && !refuses {
         return;
     }
     let by_intent = refuses
         || leaves_a_trace(operation, theirs, now, before)
         || counts_what_is_unlocked(operation, theirs, now)
-        || used_a_userfaultfd(operations, theirs.step) && joins_less(theirs, now)
+        || (huge || used_a_userfaultfd(operations, theirs.step)) && joins_less(theirs, now)
         || operation.operation == OperationKind::SupplyCopy && has_read_ahead(theirs, now)
         || forgets_neighbors(operation, theirs, now)
         || (allocated_before(operations, &linux[..place])
@@ -119,6 +126,19 @@ fn collapses_prot_none(operation: &Operation, before: Option<&Observation>) -> b
     let areas = before.map(|before| &before.snapshot.areas);
     advice(operation) == Some(MADV_COLLAPSE)
         && areas.is_some_and(|areas| areas.iter().any(is_prot_none))
+}
+
+/// Whether zeroes may have been collapsed.
+fn collapses_zeroes(operation: &Operation, before: Option<&Observation>) -> bool {
+    let stretches = before.map(|before| &before.snapshot.stretches);
+    let is_zero = |stretch: &Stretch| stretch.presence == Presence::Zero;
+    advice(operation) == Some(MADV_COLLAPSE)
+        && stretches.is_some_and(|stretches| stretches.iter().any(is_zero))
+}
+
+/// Whether there may be huge pages of private memory.
+fn wants_huge_pages(operations: &[Operation], step: usize) -> bool {
+    operations.iter().take(step).any(|operation| advice(operation) == Some(MADV_HUGEPAGE))
 }
 
 /// Whether the only difference is that Linux counts more as locked, after a call that unlocks.

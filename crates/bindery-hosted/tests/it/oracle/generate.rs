@@ -18,7 +18,7 @@ use super::names::*;
 use super::operation::{self as op, Operation, OperationKind};
 use super::place::{
     BREAK, CLOSED, FILES, FIRST_PROCESS, HIGH, LOW, NO_FILE, PAGE, READ_ONLY, SCRATCH, WRITE_ONLY,
-    ZEROES, page, pages,
+    ZEROES, in_region, page, pages,
 };
 
 /// A page of the region, and how many pages a call there may be about.
@@ -414,7 +414,7 @@ pub fn sequence_with_swap(length: usize) -> impl Strategy<Value = Vec<Operation>
     })
 }
 
-/// The same operations without those whose results depend on when lazily freed pages go.
+/// The same operations without those whose results depend on when pages go.
 fn without_chance(operations: Vec<Operation>) -> impl Iterator<Item = Operation> {
     let mut freed = false;
     operations.into_iter().map(move |mut operation| {
@@ -425,6 +425,8 @@ fn without_chance(operations: Vec<Operation>) -> impl Iterator<Item = Operation>
                 freed = true;
                 return op::free_wiped(a[0], a[1], 0);
             }
+            // What it writes depends on what is in memory.
+            OperationKind::Mincore if in_region(a[2]) => operation.arguments[2] = SCRATCH,
             OperationKind::Madvise if freed && a[2] == MADV_COLLAPSE => {
                 operation.arguments[2] = MADV_COLD;
             }

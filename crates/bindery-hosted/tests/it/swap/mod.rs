@@ -3,6 +3,7 @@
 mod collapse;
 mod device;
 mod device_errors;
+mod discard;
 mod failures;
 mod faults;
 mod fixture;

@@ -8,7 +8,9 @@ use bindery::{Access, AddressSpace, Advice, LockPages, PinTime, Protection, Rema
 use bindery_hosted::Walk;
 
 use super::stepped::Stepped;
-use super::world::{ANON, ELSEWHERE, FILE, LENGTH, PRIVATE, SLOTS, Which, World};
+use super::world::{
+    ANON, ELSEWHERE, FILE, LENGTH, PRIVATE, SHARED, SHARED_LENGTH, SLOTS, Which, World,
+};
 use crate::support::{MIB, READ_WRITE, fixed};
 
 /// What nobody may do any more.
@@ -125,7 +127,8 @@ const CHANGES_PROTECTION: &[&str] = &["mprotect", "munmap", "map over", "move"];
 
 /// All operations.
 pub fn operations<A: Walk>() -> Vec<Operation<A>> {
-    [mappings(), contents(), objects(), users(), swap()].into_iter().flatten().collect()
+    let all = [mappings(), contents(), objects(), users(), swap(), shared_memory()];
+    all.into_iter().flatten().collect()
 }
 
 fn mappings<A: Walk>() -> Vec<Operation<A>> {
@@ -310,6 +313,37 @@ fn with_children<'m, A: Walk>(
     done
 }
 
+fn shared_memory<A: Walk>() -> Vec<Operation<A>> {
+    let page = |number: u64| SHARED + number * PAGE_SIZE;
+    vec![
+        // It maps pages 4 to 7 alone.
+        Operation::new("page out shared", |w| {
+            advise(&w.space, SHARED, SHARED_LENGTH, Advice::PageOut)
+        }),
+        Operation::new("swap in shared, read", |w| {
+            touch(&w.space, SHARED, &[5, 9, 10], Access::Read)
+        }),
+        Operation::new("swap in shared at the other's, write", |w| {
+            touch(&w.other, SHARED, &[1, 9], Access::Write)
+        }),
+        Operation::new("read shared", |w| {
+            w.shared.read(7 * PAGE_SIZE + 100, &mut [0; 5000]).is_ok()
+        }),
+        Operation::new("punch shared", |w| {
+            w.shared.punch_hole(5 * PAGE_SIZE, 6 * PAGE_SIZE).is_ok()
+        })
+        .revokes(Which::Space, page(5), 6 * PAGE_SIZE, Denied::Everything)
+        .revokes(Which::Other, page(5), 6 * PAGE_SIZE, Denied::Everything)
+        .loses(page(5), 6 * PAGE_SIZE),
+        // A page that is in swap is cut in two.
+        Operation::new("truncate shared", |w| w.shared.set_size(9 * PAGE_SIZE - 100).is_ok())
+            .revokes(Which::Space, page(9), 7 * PAGE_SIZE, Denied::Everything)
+            .revokes(Which::Other, page(9), 7 * PAGE_SIZE, Denied::Everything)
+            .holds_until(&[])
+            .loses(page(9), 7 * PAGE_SIZE),
+    ]
+}
+
 fn swap<A: Walk>() -> Vec<Operation<A>> {
     vec![
         Operation::new("page out anon", |w| advise(&w.space, ANON, LENGTH, Advice::PageOut)),
@@ -338,6 +372,7 @@ fn swap<A: Walk>() -> Vec<Operation<A>> {
                 let mut spaces = children.iter().chain([&w.space, &w.other]);
                 spaces.all(|space| space.swap_in_area(&w.area).is_ok())
             });
+            let done = done && memory.swap_in_objects(&w.area).is_ok();
             if memory.swap_off(&w.area).is_ok() {
                 // The next call finds it as it was.
                 return memory.swap_on(SLOTS, 0) == Ok(w.area);

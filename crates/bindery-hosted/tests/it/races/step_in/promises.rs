@@ -7,7 +7,7 @@ use bindery_hosted::{Violation, Walk};
 
 use super::operations::{Denied, Holds, Move, Operation, Revoked};
 use super::world::{
-    ANON, BEFORE, FILE, FILE_PAGES, NUMBER, PRIVATE, PROBES, Probe, Which, World, value,
+    ANON, BEFORE, FILE, FILE_PAGES, NUMBER, PRIVATE, PROBES, Probe, Which, World, is_shared, value,
 };
 
 /// The CPU that looks.
@@ -155,16 +155,23 @@ impl<A: Walk> Audit<'_, '_, A> {
         }
     }
 
-    /// What anonymous memory holds is what it held before the two calls, in memory or in swap.
+    /// What anonymous and shared memory hold is what they held before the two calls, in memory or in swap.
     /// `seen` is what the watcher stored or loaded, in rising order of time.
     pub fn swapped_contents(&mut self, seen: &[Vec<Option<u64>>]) {
         for (number, probe) in PROBES.into_iter().enumerate() {
-            let stored = seen.iter().rev().find_map(|round| round[number]);
-            if probe.at < ANON || self.loses(probe) {
+            let mut stored = seen.iter().rev().find_map(|round| round[number]);
+            if probe.at < ANON && !is_shared(probe.at) || self.loses(probe) {
                 continue;
+            }
+            if is_shared(probe.at) {
+                // The watcher may have stored to the page in the other space. Values grow.
+                let same = |(other, _): &(&Probe, _)| other.at == probe.at;
+                let rounds = seen.iter().flat_map(|round| PROBES.iter().zip(round).filter(same));
+                stored = rounds.filter_map(|(_, stored)| *stored).max();
             }
             let children = self.world.children.lock().unwrap();
             let (space, expected) = match probe.which {
+                Which::Other => (&self.world.other, stored.unwrap_or(value(probe, BEFORE))),
                 Which::Space => (&self.world.space, stored.unwrap_or(value(probe, BEFORE))),
                 Which::Child if self.child_stays() => (&children[0], value(probe, BEFORE)),
                 _ => continue,
@@ -218,7 +225,8 @@ impl<A: Walk> Audit<'_, '_, A> {
         let root = child.root();
         drop(children);
         for (probe, stored) in PROBES.into_iter().zip(stored) {
-            let private = probe.which == Which::Space && probe.at >= PRIVATE;
+            let private =
+                probe.which == Which::Space && probe.at >= PRIVATE && !is_shared(probe.at);
             let Some(stored) = stored.filter(|_| private && !self.loses(probe)) else { continue };
             self.world.store(probe, value(probe, AFTER_RETURN));
             let found = self.world.load_at(root, probe.at);

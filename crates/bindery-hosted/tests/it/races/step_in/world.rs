@@ -7,7 +7,10 @@
 //!         ANON     4 MiB, anonymous  pages 0, 1 the space's own, pages 5, 512 shared with the child;
 //!                                    pages 560 to 567 in swap and shared, 576 to 583 in swap and own;
 //!                                    guards at 776 and 777
+//!         SHARED   memory that is shared, 16 pages: 0 to 3 of both spaces, 4 to 7 the space's,
+//!                  8 to 15 in swap
 //! other   FILE     4 MiB, shared
+//!         SHARED   the same
 //! child   as the space when it forked
 //! ```
 //!
@@ -18,8 +21,8 @@ use std::sync::Mutex;
 
 use bindery::addr::{Frame, Order, PAGE_SIZE, VirtAddr};
 use bindery::{
-    Access, AddressSpace, Advice, FileAccess, MapObject, MapRequest, Memory, Object, Place,
-    Sharing, SizeMode, SwapArea,
+    Access, Accounting, AddressSpace, Advice, FileAccess, MapObject, MapRequest, Memory, Object,
+    Place, Sealing, Sharing, SizeMode, SwapArea,
 };
 use bindery_hosted::{Machine, Walk};
 
@@ -29,6 +32,9 @@ use crate::support::{GIB, MIB, READ_WRITE, fixed, options};
 pub const FILE: u64 = GIB;
 pub const PRIVATE: u64 = GIB + 8 * MIB;
 pub const ANON: u64 = 2 * GIB;
+/// Shared memory.
+pub const SHARED: u64 = GIB + 32 * MIB;
+pub const SHARED_LENGTH: u64 = 16 * PAGE_SIZE;
 /// Keeps the upper table of `ANON` when that has moved: a table is freed after a grace period.
 const ANCHOR: u64 = ANON + 16 * MIB;
 pub const ELSEWHERE: u64 = 3 * GIB;
@@ -60,7 +66,7 @@ const fn probe(which: Which, base: u64, page: u64) -> Probe {
     Probe { which, at: base + page * PAGE_SIZE + 8 }
 }
 
-pub const PROBES: [Probe; 23] = [
+pub const PROBES: [Probe; 28] = [
     probe(Which::Space, FILE, 0),
     probe(Which::Space, FILE, 1),
     probe(Which::Space, FILE, 513),
@@ -84,9 +90,19 @@ pub const PROBES: [Probe; 23] = [
     probe(Which::Child, ANON, 5),
     probe(Which::Child, ANON, 561),
     probe(Which::Child, ANON, 577),
+    probe(Which::Space, SHARED, 1),
+    probe(Which::Space, SHARED, 5),
+    probe(Which::Space, SHARED, 9),
+    probe(Which::Other, SHARED, 1),
+    probe(Which::Other, SHARED, 9),
 ];
 
-/// What the probe stores in a round: the same at all addresses of one page of the file.
+/// Whether the address is in [`SHARED`].
+pub fn is_shared(at: u64) -> bool {
+    (SHARED..SHARED + SHARED_LENGTH).contains(&at)
+}
+
+/// What the probe stores in a round: the same at all addresses of one page of an object.
 pub fn value(probe: Probe, round: u64) -> u64 {
     round << 32 | probe.at
 }
@@ -103,6 +119,7 @@ pub struct World<'m, A: Walk> {
     pub space: AddressSpace<'m, Stepped<A>>,
     pub other: AddressSpace<'m, Stepped<A>>,
     pub file: Object<'m, Stepped<A>>,
+    pub shared: Object<'m, Stepped<A>>,
     pub children: Mutex<Vec<AddressSpace<'m, Stepped<A>>>>,
     pub area: SwapArea,
     child_root: Frame,
@@ -124,9 +141,13 @@ impl<'m, A: Walk> World<'m, A> {
         let file = memory.file(files, NUMBER, LENGTH).unwrap();
         let space = AddressSpace::new(memory, options()).unwrap();
         let other = AddressSpace::new(memory, options()).unwrap();
-        map_file(&space, &file, FILE, Sharing::Shared);
-        map_file(&other, &file, FILE, Sharing::Shared);
-        map_file(&space, &file, PRIVATE, Sharing::Private);
+        map(&space, &file, FILE, LENGTH, Sharing::Shared);
+        map(&other, &file, FILE, LENGTH, Sharing::Shared);
+        map(&space, &file, PRIVATE, LENGTH, Sharing::Private);
+        let shared = memory.shared_memory(SHARED_LENGTH, Sealing::Allowed, Accounting::PerPage);
+        let shared = shared.unwrap();
+        map(&space, &shared, SHARED, SHARED_LENGTH, Sharing::Shared);
+        map(&other, &shared, SHARED, SHARED_LENGTH, Sharing::Shared);
         space.mmap(&fixed(ANON, LENGTH)).unwrap();
         space.mmap(&fixed(ANCHOR, PAGE_SIZE)).unwrap();
         space.enter();
@@ -136,7 +157,7 @@ impl<'m, A: Walk> World<'m, A> {
         let child_root = child.root();
         let children = Mutex::new(vec![child]);
         let machine = machine.clone();
-        Self { machine, files, space, other, file, children, area, child_root }
+        Self { machine, files, space, other, file, shared, children, area, child_root }
     }
 
     fn fault_in(
@@ -157,11 +178,13 @@ impl<'m, A: Walk> World<'m, A> {
             let pages: Vec<u64> = (first..first + SWAPPED).collect();
             touch(space, ANON, &pages, Access::Write);
         }
+        touch(space, SHARED, &(0..16).collect::<Vec<_>>(), Access::Write);
         touch(space, ANCHOR, &[0], Access::Write);
         let guards = VirtAddr(ANON + 776 * PAGE_SIZE);
         space.madvise(guards, 2 * PAGE_SIZE, Advice::GuardInstall).unwrap();
         for probe in PROBES.into_iter().filter(|probe| probe.which == Which::Space) {
-            if probe.at < PRIVATE || probe.at >= ANON || probe.at == PRIVATE + 3 * PAGE_SIZE + 8 {
+            let own = probe.at == PRIVATE + 3 * PAGE_SIZE + 8;
+            if probe.at < PRIVATE || probe.at >= ANON || is_shared(probe.at) || own {
                 let content = value(probe, BEFORE).to_ne_bytes();
                 space.write_user(VirtAddr(probe.at), &content).unwrap();
             }
@@ -171,6 +194,11 @@ impl<'m, A: Walk> World<'m, A> {
             space.madvise(at, SWAPPED * PAGE_SIZE, Advice::PageOut).unwrap();
         };
         page_out(SWAPPED_PAGES[0]);
+        let swapped = VirtAddr(SHARED + 8 * PAGE_SIZE);
+        space.madvise(swapped, 8 * PAGE_SIZE, Advice::PageOut).unwrap();
+        for page in 0..4 {
+            touch(other, SHARED, &[page], Access::Write);
+        }
         let child = space.fork().unwrap();
         // Copied before they go out: the child's are in memory.
         let own: Vec<u64> = (SWAPPED_PAGES[1]..SWAPPED_PAGES[1] + SWAPPED).collect();
@@ -221,20 +249,16 @@ impl<'m, A: Walk> World<'m, A> {
     }
 }
 
-fn map_file<'m, A: Walk>(
+fn map<'m, A: Walk>(
     space: &AddressSpace<'m, Stepped<A>>,
     object: &Object<'m, Stepped<A>>,
     at: u64,
+    length: u64,
     sharing: Sharing,
 ) {
     let place = Place::Fixed(VirtAddr(at));
-    let request = MapRequest {
-        length: LENGTH,
-        protection: READ_WRITE,
-        place,
-        sharing,
-        ..MapRequest::default()
-    };
+    let request =
+        MapRequest { length, protection: READ_WRITE, place, sharing, ..MapRequest::default() };
     let access = FileAccess::READ | FileAccess::WRITE;
     space.mmap_object(&request, &MapObject { object, offset: 0, access }).unwrap();
 }
