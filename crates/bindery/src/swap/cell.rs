@@ -115,6 +115,38 @@ pub(super) fn name_all(cells: &[impl Word<u64>]) -> bool {
     true
 }
 
+/// Why content does not come in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ClaimError {
+    /// A slot of the run is in the cache, or busy.
+    Cached,
+    /// No entry names a slot of the run any more.
+    Gone,
+}
+
+/// The cache has the pages from `head` on for the cells of a run, and they are busy; or, where an
+/// entry is missing or another thread has one of them, nothing has changed. The lock of their
+/// cluster is held.
+#[inline]
+pub(super) fn claim_all(cells: &[impl Word<u64>], head: Frame) -> Result<(), ClaimError> {
+    let (least, any) = cells.iter().fold((u32::MAX, 0), |(least, any), cell| {
+        let cell = Cell(cell.load(Relaxed));
+        (least.min(cell.entries()), any | cell.0)
+    });
+    if least == 0 {
+        return Err(ClaimError::Gone);
+    }
+    if any & (Cell::CACHED | Cell::BUSY) != 0 {
+        return Err(ClaimError::Cached);
+    }
+    for (page, cell) in (0..).zip(cells) {
+        let now = Cell(cell.load(Relaxed)).coming_in(head.plus(page));
+        // Release, by the lock: a thread that finds the folio finds it locked.
+        cell.store(now.0, Relaxed);
+    }
+    Ok(())
+}
+
 /// What `hold` makes of the frame that the cache has for a slot, if `look` finds it there before and
 /// after: in between, the page may leave the cache, and its frame become another's.
 #[inline]

@@ -60,6 +60,8 @@ mod freed;
 #[cfg(all(test, loom))]
 mod loom_model;
 #[cfg(all(test, loom))]
+mod loom_model_of_faults;
+#[cfg(all(test, loom))]
 mod loom_model_of_slots;
 pub(crate) mod page_set;
 mod read_around;

@@ -9,7 +9,7 @@ use core::sync::atomic::{
 
 use super::area::{Area, SlotRun};
 use super::bitmap::CLUSTER_SLOTS;
-use super::cell::{self, Cell};
+use super::cell::{self, Cell, ClaimError};
 use super::cluster::Cluster;
 use super::content::Written;
 use super::freed::FreedSlots;
@@ -23,15 +23,6 @@ use crate::platform::Platform;
 /// A slot cannot be named once more; nothing has changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct TooManyEntries;
-
-/// Why content did not come in.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum ClaimError {
-    /// A slot of the run is in the cache, or busy.
-    Cached,
-    /// No entry names a slot of the run any more.
-    Gone,
-}
 
 /// The part of `run` that is in the cluster of its first slot, and what is left.
 fn first_part(run: SlotRun) -> (SlotRun, SlotRun) {
@@ -301,21 +292,7 @@ impl<P: Platform> Memory<P> {
         };
         let _state = cluster.state.lock();
         let shadow = cells.first().and_then(|cell| Cell(cell.load(Relaxed)).shadow());
-        let (least, any) = cells.iter().fold((u32::MAX, 0), |(least, any), cell| {
-            let cell = Cell(cell.load(Relaxed));
-            (least.min(cell.entries()), any | cell.0)
-        });
-        if least == 0 {
-            return Err(ClaimError::Gone);
-        }
-        if any & (Cell::CACHED | Cell::BUSY) != 0 {
-            return Err(ClaimError::Cached);
-        }
-        for (page, cell) in (0..).zip(cells) {
-            let now = Cell(cell.load(Relaxed)).coming_in(folio.head.plus(page));
-            // Release, by the lock: a thread that finds the folio finds it locked.
-            cell.store(now.0, Relaxed);
-        }
+        cell::claim_all(cells, folio.head)?;
         let place = SwapPlace { area: run.area, first: run.first, cached: run.count };
         self.frames.set_swap_place(folio, place);
         if shadow.is_some_and(|shadow| self.is_wanted_soon(shadow)) {

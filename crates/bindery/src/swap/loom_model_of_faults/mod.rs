@@ -1,0 +1,131 @@
+//! Faults on pages in swap under loom: two that want one run of slots at once, and one beside a fork.
+//! The steps are those of [`super::cell`], of the folio's count and of its lock.
+//!
+//! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib swap::loom_model`.
+//!
+//! What a frame has, and what the store has for a slot, are loom cells. A slot that is free gets
+//! another page's content at once, and so does a frame that nobody holds. So a fault that reads too
+//! early or too late is a race, or finds another page. The last tests leave out one rule each
+//! ([`Omit`]) and must fail. The others also require that each of their outcomes was seen.
+
+mod world;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32 as Flags, Ordering::Relaxed};
+
+use loom::model::Builder;
+use loom::thread;
+
+use world::{Access, CONTENT, Omit, PAGES, STORED, World};
+
+fn check(omit: Omit, sharers: usize, scenario: impl Fn(&Arc<World>) + Send + Sync + 'static) {
+    let mut builder = Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(move || scenario(&Arc::new(World::new(omit, sharers))));
+}
+
+fn spawn(world: &Arc<World>, what: Access, own: usize) -> thread::JoinHandle<u32> {
+    let world = Arc::clone(world);
+    thread::spawn(move || world.access(what, own))
+}
+
+/// Two threads of a process fault on pages of one run, of which each may read `most` at once. The
+/// run comes back in as many folios as the flags say that are returned: bit n for n folios.
+fn two_faults(omit: Omit, most: [usize; 2]) -> u32 {
+    let seen = Arc::new(Flags::new(0));
+    let folios = Arc::clone(&seen);
+    check(omit, 1, move |world| {
+        let [first, second] =
+            [0, 1].map(|page| Access { space: 0, page, most: most[page], write: false });
+        let other = spawn(world, second, 2);
+        assert_eq!(world.access(first, 0), CONTENT, "another page came back");
+        assert_eq!(other.join().unwrap(), CONTENT + 1, "another page came back");
+        world.assert_all_is_back(PAGES);
+        folios.fetch_or(1 << world.folios_in_use(), Relaxed);
+    });
+    seen.load(Relaxed)
+}
+
+/// A process forks while an older child of it faults on the page that all of them share.
+fn a_fork_beside_another_child(omit: Omit) {
+    check(omit, 2, |world| {
+        world.take_second_page_away();
+        let older = Access { space: 1, page: 0, most: 1, write: false };
+        let fault = spawn(world, older, 0);
+        world.fork(0, 2);
+        assert_eq!(world.access(Access { space: 2, ..older }, 2), CONTENT, "the child's page");
+        assert_eq!(fault.join().unwrap(), CONTENT, "the older child's page");
+        assert_eq!(world.access(Access { space: 0, ..older }, 1), CONTENT, "the parent's page");
+        world.assert_all_is_back(1);
+    });
+}
+
+/// A process writes to the page that it has in swap, and forks at the same time. The child has what
+/// was there when it was made. Returns whether it was made before the store and after it.
+fn a_fork_beside_a_write(omit: Omit) -> u32 {
+    let seen = Arc::new(Flags::new(0));
+    let outcomes = Arc::clone(&seen);
+    check(omit, 1, move |world| {
+        world.take_second_page_away();
+        let write = Access { space: 0, page: 0, most: 1, write: true };
+        let parent = spawn(world, write, 0);
+        world.fork(0, 2);
+        let load = Access { space: 2, write: false, ..write };
+        let found = world.access(load, 2);
+        assert_eq!(parent.join().unwrap(), STORED);
+        assert_eq!(world.access(load, 2), found, "the child sees a store of its parent");
+        world.assert_all_is_back(1);
+        outcomes.fetch_or(if found == CONTENT { 1 } else { 2 }, Relaxed);
+    });
+    seen.load(Relaxed)
+}
+
+#[test]
+fn two_faults_read_a_run_once() {
+    assert_eq!(two_faults(Omit::Nothing, [PAGES, PAGES]), 1 << 1, "one folio");
+}
+
+#[test]
+fn a_run_of_which_another_fault_has_a_part_comes_back_in_pieces() {
+    assert_eq!(two_faults(Omit::Nothing, [PAGES, 1]), 1 << 1 | 1 << 2, "one folio, or two");
+}
+
+#[test]
+fn a_fork_names_the_slot_that_an_older_child_lets_go() {
+    a_fork_beside_another_child(Omit::Nothing);
+}
+
+#[test]
+fn a_child_has_what_was_in_swap_when_it_was_made() {
+    assert_eq!(a_fork_beside_a_write(Omit::Nothing), 1 | 2, "one of the outcomes was not seen");
+}
+
+#[test]
+#[should_panic(expected = "freed more than once")]
+fn without_a_claim_of_the_whole_run_a_slot_is_freed_twice() {
+    two_faults(Omit::WholeClaim, [PAGES, 1]);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn without_the_lock_two_faults_claim_a_slot() {
+    two_faults(Omit::ClaimUnderLock, [PAGES, PAGES]);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn without_the_folios_lock_a_fault_reads_too_early() {
+    two_faults(Omit::FolioLock, [PAGES, PAGES]);
+}
+
+#[test]
+#[should_panic(expected = "the count of a folio is wrong")]
+fn without_the_lock_a_fork_names_a_slot_that_is_let_go() {
+    a_fork_beside_another_child(Omit::NameUnderLock);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn without_shared_entries_a_child_sees_a_store_of_its_parent() {
+    a_fork_beside_a_write(Omit::Shared);
+}

@@ -1,0 +1,397 @@
+//! What the threads of the models share, and their steps.
+
+use loom::cell::UnsafeCell;
+use loom::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use loom::sync::atomic::{AtomicU32, AtomicU64};
+use loom::sync::{Mutex, MutexGuard, RwLock};
+use loom::thread;
+
+use crate::addr::Frame;
+use crate::frame::meta::FOLIO_LOCK;
+use crate::frame::{REFERENCE, lock_unless_writeback, publish, refer, unlock};
+use crate::swap::cell::{Cell, ClaimError, claim_all, hold_cached, name_all};
+use crate::sync::parking::model::{SecondLook, Sleepers};
+
+/// The pages of the run, and its slots.
+pub(super) const PAGES: usize = 2;
+/// What page 0 holds; page 1 holds one more.
+pub(super) const CONTENT: u32 = 10;
+/// What the parent stores in page 0.
+pub(super) const STORED: u32 = 20;
+/// What the next user of a slot or a frame stores.
+const OTHER: u32 = 99;
+
+/// An entry that names the slot of its page. Bits 8 and up of a leaf are the number of its frame.
+const SWAPPED: u32 = 1;
+/// An entry that maps a page.
+const LEAF: u32 = 2;
+/// Nobody else has the page; a leaf may be written.
+const EXCLUSIVE: u32 = 4;
+const FRAME_SHIFT: u32 = 8;
+
+/// The rule that a model leaves out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Omit {
+    Nothing,
+    /// The slots of a run are claimed in all or in none.
+    WholeClaim,
+    /// Slots are claimed under the lock of their cluster.
+    ClaimUnderLock,
+    /// A fault that finds the page in the cache waits for the folio's lock.
+    FolioLock,
+    /// A fork names slots under the lock of their cluster.
+    NameUnderLock,
+    /// A fork takes the exclusive bit from the entries whose slots it names.
+    Shared,
+}
+
+/// A folio of the run's pages.
+struct Folio {
+    state: AtomicU32,
+    count: AtomicU64,
+    /// How many of its pages the swap cache has. Changes under the lock of the cluster.
+    cached: AtomicU32,
+    content: [UnsafeCell<u32>; PAGES],
+}
+
+/// An address space with one VMA and one table.
+struct Space {
+    vma: RwLock<()>,
+    table: Mutex<()>,
+    entries: [AtomicU32; PAGES],
+}
+
+pub(super) struct World {
+    omit: Omit,
+    sleepers: Sleepers,
+    /// The lock of the cluster.
+    cluster: Mutex<()>,
+    cells: [AtomicU64; PAGES],
+    /// What the store has for each slot.
+    store: [UnsafeCell<u32>; PAGES],
+    /// How often each slot became free.
+    freed: [AtomicU32; PAGES],
+    folios: [Folio; 4],
+    spaces: [Space; 3],
+}
+
+// SAFETY: loom watches each access to the cells, and finds those that race.
+unsafe impl Sync for World {}
+// SAFETY: as above.
+unsafe impl Send for World {}
+
+/// A reference to a folio.
+struct Held<'a> {
+    world: &'a World,
+    folio: usize,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.world.let_go(self.folio);
+    }
+}
+
+/// What a thread does at an address.
+#[derive(Clone, Copy)]
+pub(super) struct Access {
+    pub(super) space: usize,
+    pub(super) page: usize,
+    /// How many pages the folio may have that the thread reads into.
+    pub(super) most: usize,
+    pub(super) write: bool,
+}
+
+impl World {
+    /// The first of the spaces have their pages in swap, and share them if they are several.
+    pub(super) fn new(omit: Omit, sharers: usize) -> Self {
+        let exclusive = if sharers == 1 { EXCLUSIVE } else { 0 };
+        let folio = |_| Folio {
+            state: AtomicU32::new(0),
+            count: AtomicU64::new(0),
+            cached: AtomicU32::new(0),
+            content: core::array::from_fn(|_| UnsafeCell::new(OTHER)),
+        };
+        let space = |number: usize| Space {
+            vma: RwLock::new(()),
+            table: Mutex::new(()),
+            entries: core::array::from_fn(|_| {
+                AtomicU32::new(if number < sharers { SWAPPED | exclusive } else { 0 })
+            }),
+        };
+        let cell = Cell::STORED | sharers as u64;
+        Self {
+            omit,
+            sleepers: Sleepers::new(SecondLook::Taken),
+            cluster: Mutex::new(()),
+            cells: core::array::from_fn(|_| AtomicU64::new(cell)),
+            store: core::array::from_fn(|page| UnsafeCell::new(CONTENT + page as u32)),
+            freed: core::array::from_fn(|_| AtomicU32::new(0)),
+            folios: core::array::from_fn(folio),
+            spaces: core::array::from_fn(space),
+        }
+    }
+
+    fn cell(&self, page: usize) -> Cell {
+        // Acquire: as `Memory::swap_cell`.
+        Cell(self.cells[page].load(Acquire))
+    }
+
+    fn lock_cluster_unless(&self, omit: Omit) -> Option<MutexGuard<'_, ()>> {
+        (self.omit != omit).then(|| self.cluster.lock().unwrap())
+    }
+
+    fn content(&self, frame: Frame) -> &UnsafeCell<u32> {
+        &self.folios[frame.0 as usize / PAGES].content[frame.0 as usize % PAGES]
+    }
+
+    /// A reference or a mapping goes. Whoever lets the last one go frees the folio, and another
+    /// page has its frames.
+    fn let_go(&self, folio: usize) {
+        let folio = &self.folios[folio];
+        if folio.count.fetch_sub(REFERENCE, AcqRel) == REFERENCE {
+            for content in &folio.content {
+                // SAFETY: as of `Sync`.
+                content.with_mut(|content| unsafe { content.write(OTHER) });
+            }
+        }
+    }
+
+    /// An access: as often as it faults, and then the load or the store. Returns what it has found,
+    /// or stored. `own` and the folio after it are the thread's, and fresh.
+    pub(super) fn access(&self, what: Access, own: usize) -> u32 {
+        let space = &self.spaces[what.space];
+        loop {
+            let vma = space.vma.read().unwrap();
+            let entry = space.entries[what.page].load(Acquire);
+            let done = if entry & LEAF == 0 {
+                self.swap_in(what, own)
+            } else if what.write && entry & EXCLUSIVE == 0 {
+                self.copy_on_write(what, own + 1)
+            } else {
+                let content = self.content(Frame(entry >> FRAME_SHIFT));
+                if what.write {
+                    // SAFETY: as of `Sync`.
+                    content.with_mut(|content| unsafe { content.write(STORED) });
+                    return STORED;
+                }
+                // SAFETY: as of `Sync`.
+                return content.with(|content| unsafe { content.read() });
+            };
+            drop(vma);
+            if !done {
+                thread::yield_now();
+            }
+        }
+    }
+
+    /// `AddressSpace::swap_in`. Says whether something has changed.
+    fn swap_in(&self, what: Access, own: usize) -> bool {
+        if self.cell(what.page).frame().is_none() {
+            return self.read_in(what, own);
+        }
+        let look = || self.cell(what.page).frame();
+        let found = hold_cached(look, |frame| {
+            let folio = frame.0 as usize / PAGES;
+            refer(&self.folios[folio].count).then(|| Held { world: self, folio })
+        });
+        let Some(found) = found else { return false };
+        let state = &self.folios[found.folio].state;
+        let locked = self.omit != Omit::FolioLock;
+        if locked {
+            assert!(lock_unless_writeback(state, &self.sleepers), "no device writes here");
+        }
+        self.map(what.space, found.folio);
+        if locked {
+            unlock(state, &self.sleepers, || ());
+        }
+        true
+    }
+
+    /// `AddressSpace::read_in`: the largest folio whose slots can be claimed.
+    fn read_in(&self, what: Access, own: usize) -> bool {
+        if what.most == PAGES && self.read_folio(what.space, own, 0, PAGES).is_ok() {
+            return true;
+        }
+        match self.read_folio(what.space, own, what.page, 1) {
+            Ok(()) => true,
+            Err(ClaimError::Cached) => false,
+            Err(ClaimError::Gone) => {
+                let entry = self.spaces[what.space].entries[what.page].load(Acquire);
+                assert_ne!(entry & LEAF, 0, "an entry names a slot that is free");
+                true
+            }
+        }
+    }
+
+    /// `AddressSpace::read_folio`, of so many pages from `first` on.
+    fn read_folio(
+        &self,
+        space: usize,
+        own: usize,
+        first: usize,
+        pages: usize,
+    ) -> Result<(), ClaimError> {
+        let folio = &self.folios[own];
+        folio.state.store(FOLIO_LOCK, Relaxed);
+        publish(&folio.count, 2 * REFERENCE);
+        if let Err(error) = self.claim(own, first, pages) {
+            folio.state.store(0, Relaxed);
+            folio.count.store(0, Release);
+            return Err(error);
+        }
+        for page in first..first + pages {
+            // SAFETY: as of `Sync`.
+            let stored = self.store[page].with(|stored| unsafe { stored.read() });
+            // SAFETY: as of `Sync`.
+            folio.content[page].with_mut(|content| unsafe { content.write(stored) });
+        }
+        self.map(space, own);
+        unlock(&folio.state, &self.sleepers, || ());
+        self.let_go(own);
+        Ok(())
+    }
+
+    /// `Memory::claim_slots`.
+    fn claim(&self, own: usize, first: usize, pages: usize) -> Result<(), ClaimError> {
+        let head = Frame((own * PAGES + first) as u32);
+        let cluster = self.lock_cluster_unless(Omit::ClaimUnderLock);
+        let cells = &self.cells[first..first + pages];
+        match self.omit {
+            Omit::WholeClaim => {
+                claim_all(&cells[..1], head)?;
+                for (page, cell) in (1..).zip(&cells[1..]) {
+                    cell.store(Cell(cell.load(Relaxed)).coming_in(head.plus(page)).0, Relaxed);
+                }
+            }
+            _ => claim_all(cells, head)?,
+        }
+        self.folios[own].cached.store(pages as u32, Relaxed);
+        drop(cluster);
+        Ok(())
+    }
+
+    /// `AddressSpace::map_swapped`: entries that name slots of the folio map its pages, and let the
+    /// slots go.
+    fn map(&self, space: usize, folio: usize) {
+        let space = &self.spaces[space];
+        let ours =
+            |page: usize| self.cell(page).frame() == Some(Frame((folio * PAGES + page) as u32));
+        let mut put = [false; PAGES];
+        let table = space.table.lock().unwrap();
+        for page in 0..PAGES {
+            let entry = space.entries[page].load(Relaxed);
+            if entry & SWAPPED != 0 && ours(page) {
+                self.folios[folio].count.fetch_add(REFERENCE, Relaxed);
+                let frame = ((folio * PAGES + page) as u32) << FRAME_SHIFT;
+                space.entries[page].store(frame | LEAF | entry & EXCLUSIVE, Release);
+                put[page] = true;
+            }
+        }
+        drop(table);
+        self.settle(folio, put);
+    }
+
+    /// `Memory::settle_slots`.
+    fn settle(&self, folio: usize, put: [bool; PAGES]) {
+        let cluster = self.cluster.lock().unwrap();
+        let before = self.folios[folio].cached.load(Relaxed);
+        let mut cached = before;
+        for page in 0..PAGES {
+            let old = self.cell(page);
+            if old.frame() != Some(Frame((folio * PAGES + page) as u32)) {
+                continue;
+            }
+            let mut now = Cell((old.0 & !Cell::BUSY) - u64::from(put[page]));
+            if now.entries() == 0 {
+                now = Cell::FREE;
+                cached -= 1;
+                self.reuse(page);
+            }
+            self.cells[page].store(now.0, Relaxed);
+        }
+        self.folios[folio].cached.store(cached, Relaxed);
+        drop(cluster);
+        if before > 0 && cached == 0 {
+            self.let_go(folio);
+        }
+    }
+
+    /// The slot is free: another page is stored there.
+    fn reuse(&self, slot: usize) {
+        self.freed[slot].fetch_add(1, Relaxed);
+        // SAFETY: as of `Sync`.
+        self.store[slot].with_mut(|stored| unsafe { stored.write(OTHER) });
+    }
+
+    /// A write fault on a leaf that does not allow it: the space gets a copy. The VMA is locked.
+    fn copy_on_write(&self, what: Access, own: usize) -> bool {
+        let space = &self.spaces[what.space];
+        let _table = space.table.lock().unwrap();
+        let shared = Frame(space.entries[what.page].load(Relaxed) >> FRAME_SHIFT);
+        // SAFETY: as of `Sync`.
+        let found = self.content(shared).with(|content| unsafe { content.read() });
+        let copy = Frame((own * PAGES + what.page) as u32);
+        // SAFETY: as of `Sync`.
+        self.content(copy).with_mut(|content| unsafe { content.write(found) });
+        publish(&self.folios[own].count, REFERENCE);
+        space.entries[what.page].store(copy.0 << FRAME_SHIFT | LEAF | EXCLUSIVE, Release);
+        self.let_go(shared.0 as usize / PAGES);
+        true
+    }
+
+    /// `PageTable::copy_to`, of page 0: what the parent has, the child shares. A store holds the
+    /// VMA, which stands for the flush.
+    pub(super) fn fork(&self, parent: usize, child: usize) {
+        let [parent, child] = [parent, child].map(|space| &self.spaces[space]);
+        let _vma = parent.vma.write().unwrap();
+        let _table = parent.table.lock().unwrap();
+        let entry = parent.entries[0].load(Relaxed);
+        if entry & SWAPPED != 0 {
+            let cluster = self.lock_cluster_unless(Omit::NameUnderLock);
+            assert!(name_all(&self.cells[..1]));
+            drop(cluster);
+        } else {
+            let folio = (entry >> FRAME_SHIFT) as usize / PAGES;
+            self.folios[folio].count.fetch_add(REFERENCE, Relaxed);
+        }
+        let shared = entry & !EXCLUSIVE;
+        child.entries[0].store(shared, Relaxed);
+        let keeps = self.omit == Omit::Shared && entry & SWAPPED != 0;
+        parent.entries[0].store(if keeps { entry } else { shared }, Relaxed);
+    }
+
+    /// Nothing is in swap any more, and nothing has leaked: each folio has as many references as
+    /// entries map it.
+    pub(super) fn assert_all_is_back(&self, pages: usize) {
+        for slot in 0..pages {
+            assert_eq!(self.cell(slot), Cell::FREE, "a slot is named by nothing, and not free");
+            assert_eq!(self.freed[slot].load(Acquire), 1, "a slot was freed more than once");
+        }
+        let entries = self.spaces.iter().flat_map(|space| &space.entries[..pages]);
+        let entries: std::vec::Vec<_> = entries.map(|entry| entry.load(Acquire)).collect();
+        for (number, folio) in self.folios.iter().enumerate() {
+            let maps = |entry: &&u32| {
+                **entry & LEAF != 0 && (**entry >> FRAME_SHIFT) as usize / PAGES == number
+            };
+            let mappings = entries.iter().filter(maps).count() as u64;
+            assert_eq!(
+                folio.count.load(Acquire),
+                mappings * REFERENCE,
+                "the count of a folio is wrong"
+            );
+            assert_eq!(folio.state.load(Acquire), 0, "a folio stays locked");
+        }
+    }
+
+    /// How many folios somebody holds.
+    pub(super) fn folios_in_use(&self) -> usize {
+        self.folios.iter().filter(|folio| folio.count.load(Acquire) > 0).count()
+    }
+
+    /// For the models of one page.
+    pub(super) fn take_second_page_away(&self) {
+        self.cells[1].store(Cell::FREE.0, Relaxed);
+        self.spaces.iter().for_each(|space| space.entries[1].store(0, Relaxed));
+    }
+}
