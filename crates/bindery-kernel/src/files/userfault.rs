@@ -2,6 +2,7 @@
 
 use alloc::sync::{Arc, Weak};
 use core::fmt;
+use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use bindery::addr::VirtAddr;
@@ -9,7 +10,7 @@ use bindery::linux::{
     USERFAULT_MESSAGE, UserfaultRequest, userfault_api, userfault_control, userfault_message,
     userfault_text,
 };
-use bindery::{FaultError, ForkIsNext, Userfault, UserfaultScope};
+use bindery::{Access, FaultError, ForkIsNext, Userfault, UserfaultScope};
 use linux_raw_sys::general::{
     O_CLOEXEC, O_NONBLOCK, O_RDONLY, POLLERR, POLLIN, UFFD_USER_MODE_ONLY, UFFDIO,
 };
@@ -27,6 +28,8 @@ use super::memory::new_number;
 use super::names::at_exec;
 use super::node::{Attributes, Kind, Node, Patience, Place, Special};
 use super::poll;
+use super::segments::Segments;
+use super::transfer::move_all;
 
 type Handle = Arc<Userfault<'static, Machine>>;
 
@@ -69,8 +72,8 @@ pub struct Userfaultfd {
 /// `userfaultfd(2)`.
 ///
 /// # Errors
-/// `EPERM` for faults of the kernel without `CAP_SYS_PTRACE`, unless every program may serve them, `EINVAL` for unknown flags, `ENOMEM`,
-/// `EMFILE`.
+/// `EPERM` for faults of the kernel without `CAP_SYS_PTRACE`, unless every program may serve them;
+/// `EINVAL` for unknown flags; `ENOMEM`; `EMFILE`.
 pub fn call(flags: u32) -> Outcome {
     if flags & UFFD_USER_MODE_ONLY == 0 && !unprivileged() {
         process::credentials().demand(Capability::Trace)?;
@@ -203,6 +206,40 @@ impl Userfaultfd {
         message.transpose()
     }
 
+    /// Hands out messages as long as there are any and room for them, the first after a wait.
+    /// Returns their bytes.
+    fn read_messages(
+        &self,
+        room: usize,
+        patience: Patience,
+        mut put: impl FnMut(usize, &[u8; USERFAULT_MESSAGE]) -> Result<(), Errno>,
+    ) -> Result<usize, Errno> {
+        let handle = self.handle()?;
+        if room < USERFAULT_MESSAGE {
+            return Err(Errno::EINVAL);
+        }
+        let mut done = 0;
+        while done + USERFAULT_MESSAGE <= room {
+            let next = match self.next(&handle) {
+                Some(next) => next,
+                None if done > 0 => break,
+                None if patience == Patience::None => return Err(Errno::EAGAIN),
+                None => {
+                    let waited = poll::wait(None, || handle.is_readable().then_some(()));
+                    waited
+                        .map_err(|(Interrupted::Signal | Interrupted::Deadline)| Errno::RESTART)?;
+                    continue;
+                }
+            };
+            match next.and_then(|message| put(done, &message)) {
+                Ok(()) => done += USERFAULT_MESSAGE,
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(done)
+    }
+
     /// What of it is ready; a descriptor that waits in reads is not to be polled, as on Linux.
     pub fn ready_with(&self, flags: u32) -> u32 {
         match self.handle() {
@@ -228,34 +265,26 @@ impl Node for Userfaultfd {
     }
 
     fn read(&self, _: u64, into: &mut [u8], patience: Patience) -> Result<usize, Errno> {
-        let handle = self.handle()?;
-        if into.len() < USERFAULT_MESSAGE {
-            return Err(Errno::EINVAL);
-        }
-        let mut done = 0;
-        for slot in into.chunks_exact_mut(USERFAULT_MESSAGE) {
-            let message = loop {
-                if let Some(message) = self.next(&handle) {
-                    break Some(message);
-                }
-                if done > 0 {
-                    break None;
-                }
-                if patience == Patience::None {
-                    return Err(Errno::EAGAIN);
-                }
-                let waited = poll::wait(None, || handle.is_readable().then_some(()));
-                waited.map_err(|(Interrupted::Signal | Interrupted::Deadline)| Errno::RESTART)?;
-            };
-            match message {
-                None => break,
-                Some(Ok(message)) => slot.copy_from_slice(&message),
-                Some(Err(error)) if done == 0 => return Err(error),
-                Some(Err(_)) => break,
+        self.read_messages(into.len(), patience, |done, message| {
+            into[done..done + message.len()].copy_from_slice(message);
+            Ok(())
+        })
+    }
+
+    fn read_into(&self, _: u64, to: &Segments, patience: Patience) -> Option<Outcome> {
+        let read = self.read_messages(to.total() as usize, patience, |done, message| {
+            let from = NonNull::from(message).cast::<u8>();
+            // SAFETY: the message has the bytes.
+            let put =
+                |moved| unsafe { to.put(done + moved, from.add(moved), message.len() - moved) };
+            let fault_in = |moved: usize| to.fault_in((done + moved) as u64, Access::Write);
+            // As on Linux, a message that does not fit into the program's memory is gone.
+            match move_all(message.len(), put, fault_in)? {
+                moved if moved == message.len() => Ok(()),
+                _ => Err(Errno::EFAULT),
             }
-            done += USERFAULT_MESSAGE;
-        }
-        Ok(done)
+        });
+        Some(read.map(|count| count as u64))
     }
 
     fn ready(&self) -> u32 {

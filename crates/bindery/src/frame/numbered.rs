@@ -40,9 +40,16 @@ impl<P: Platform> Frames<P> {
 }
 
 impl<'a> Numbered<'a> {
+    // A bare `bool`, and a pointer after it: an `Option` of the pointer would be tested once more.
     #[inline(always)]
-    fn get(self, number: u64) -> Option<&'a FrameMeta> {
-        (number < self.count).then(|| self.metas.nth(number as usize))
+    fn has(self, number: u64) -> bool {
+        number < self.count
+    }
+
+    #[inline(always)]
+    fn head(self, number: u64) -> &'a FrameMeta {
+        debug_assert!(self.has(number), "no frame has the number {number}");
+        self.metas.nth(number as usize)
     }
 
     /// Takes the lock of the folio of one page at frame `number`, where the page is anon-exclusive
@@ -50,9 +57,11 @@ impl<'a> Numbered<'a> {
     /// The caller keeps a mapping of it until it is unlocked.
     #[inline(always)]
     pub(crate) fn try_lock_single(self, number: u64) -> Option<LockedHead<'a>> {
-        let head = self.get(number)?;
+        if !self.has(number) {
+            return None;
+        }
         let free = state_of(Kind::Folio, Order::PAGE) | EXCLUSIVE;
-        Self::try_lock(head, KIND_AND_ORDER | EXCLUSIVE, free)
+        Self::try_lock(self.head(number), KIND_AND_ORDER | EXCLUSIVE, free)
     }
 
     /// Takes the lock where nobody has it and the bits of `mask` are `free`.
@@ -69,7 +78,10 @@ impl<'a> Numbered<'a> {
     /// The order of the folio whose head is frame `number`, if that has from 2 to 64 pages.
     #[inline(always)]
     pub(crate) fn large_order(self, number: u64) -> Option<Order> {
-        let state = self.get(number)?.state.load(Ordering::Relaxed);
+        if !self.has(number) {
+            return None;
+        }
+        let state = self.head(number).state.load(Ordering::Relaxed);
         let order = Order((state >> ORDER_SHIFT & ORDER_MASK >> ORDER_SHIFT) as u8);
         let is_large = order > Order::PAGE && order.pages() <= WORD_PAGES;
         (is_large && state & KIND_AND_ORDER == state_of(Kind::Folio, order)).then_some(order)
@@ -79,14 +91,16 @@ impl<'a> Numbered<'a> {
     /// said.
     #[inline(always)]
     pub(crate) fn try_lock_large(self, number: u64, order: Order) -> Option<LockedHead<'a>> {
-        let head = self.get(number)?;
-        // Of 64 pages, the bits are in the first tail.
-        let exclusive = self.get(number + 1)?.word.load(Ordering::Relaxed);
+        if !self.has(number) || !self.has(number + 1) {
+            return None;
+        }
+        // Of up to 64 pages, the bits are in the first tail.
+        let exclusive = self.head(number + 1).word.load(Ordering::Relaxed);
         let all = u64::MAX >> (WORD_PAGES - order.pages());
         if exclusive & all != all {
             return None;
         }
-        Self::try_lock(head, KIND_AND_ORDER, state_of(Kind::Folio, order))
+        Self::try_lock(self.head(number), KIND_AND_ORDER, state_of(Kind::Folio, order))
     }
 
     /// Gives the lock of a folio back. `false` if somebody waits for it or has orphaned
@@ -97,8 +111,7 @@ impl<'a> Numbered<'a> {
     #[inline(always)]
     #[must_use]
     pub(crate) unsafe fn unlock(self, number: u64) -> bool {
-        debug_assert!(number < self.count, "no frame has the number {number}");
-        folio_lock::unlock_at_once(&self.metas.nth(number as usize).state)
+        folio_lock::unlock_at_once(&self.head(number).state)
     }
 }
 

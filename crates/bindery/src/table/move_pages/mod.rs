@@ -9,7 +9,8 @@
 //! ```
 //!
 //! The caller holds the VMAs of both places for reading. So faults run, and so do other moves of
-//! pages; forks, `mremap` and unmapping wait. One *span* serves at most one table of the source:
+//! pages; forks, `mremap` and unmapping wait. One *span* serves at most one table of the source, two
+//! that move whole, or eight huge leaves:
 //! 1. The tables of both places are locked, in one pass.
 //! 2. The lock of a folio is tried. If somebody has it, everything is let go, and the caller waits.
 //! 3. The entries are cleared, by a sequentially consistent step, and then the pins are looked at.
@@ -66,7 +67,7 @@ pub(crate) struct MovePlan {
     pub(crate) keeps_protection: bool,
 }
 
-/// Slots with huge leaves that one span serves.
+/// Slots that one span serves at most.
 const SLOTS_TOGETHER: u64 = 8;
 /// Tables that one span marks at most: two of level 2, and two for each slot.
 const MARKS_OF_SPAN: usize = 2 + 2 * SLOTS_TOGETHER as usize;
@@ -186,7 +187,7 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
         let span = P::Arch::PTE.table_span();
         let table = span - (at & (span - 1));
         if self.moves_slots(left) {
-            return self.huge_leaves_ahead() * span;
+            return self.slots_ahead() * span;
         }
         table.max(self.least).min(left).min(self.distance())
     }
@@ -202,25 +203,31 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
             && self.page_table.reach.takes_tables()
     }
 
-    /// How many slots of level 2 the next span serves: one, or as many as there are huge leaves, in
-    /// one table on each side. A guess.
-    fn huge_leaves_ahead(&mut self) -> u64 {
-        let section = ReadSection::enter(&self.page_table.memory.platform);
+    /// How many slots of level 2 the next span serves, in one table on each side: two tables, or
+    /// eight huge leaves, as far as there are such. At least one. A guess.
+    fn slots_ahead(&mut self) -> u64 {
+        let _section = ReadSection::enter(&self.page_table.memory.platform);
         let from = VirtAddr(self.what.source.0 + self.done);
         let to = VirtAddr(self.what.target.0 + self.done);
-        let node = self.page_table.peek(&section, from, &mut self.counts).node;
-        if node.level != Level::PMD {
-            return 1;
-        }
+        let root = self.page_table.root_node();
+        let found = self.page_table.table_below(root, from, Level::PMD, Ordering::Acquire);
+        let Ok(node) = found else { return 1 };
+        self.counts.entries_descended += root.level.steps_to(node.level);
         let first = P::Arch::PMD.index_of(from);
         let room = P::Arch::ENTRIES - first.number().max(P::Arch::PMD.index_of(to).number());
         let left = (self.what.len - self.done).min(self.distance()) / P::Arch::PMD.span();
         let most = left.min(room.into()).min(SLOTS_TOGETHER) as u32;
         let slots = &self.page_table.slots(node.table)[first.slots(most)];
-        let is_huge = |slot: &&AtomicU64| {
-            P::Arch::PMD.kind(Entry(slot.load(Ordering::Relaxed))) == Kind::Leaf
+        let mut room = SPAN_ENTRIES;
+        let fits = |slot: &&AtomicU64| {
+            let entries = match P::Arch::PMD.kind(Entry(slot.load(Ordering::Relaxed))) {
+                Kind::Leaf => SPAN_ENTRIES / SLOTS_TOGETHER as u32,
+                Kind::Table => P::Arch::ENTRIES,
+                Kind::Empty | Kind::Absent => u32::MAX,
+            };
+            room.checked_sub(entries).inspect(|left| room = *left).is_some()
         };
-        slots.iter().take_while(is_huge).count().max(1) as u64
+        slots.iter().take_while(fits).count().max(1) as u64
     }
 
     /// Passes over what no table is below, without locks, as far as one read section goes. Faults
