@@ -47,15 +47,11 @@ impl<P: Platform> AddressSpace<'_, P> {
         let mut at = VirtAddr(0);
         while let Some(page) = next(at) {
             interrupt::check(self.platform())?;
-            let fault = || match self.lock_vma(page) {
-                Some(locked) => self
-                    .swap_in(
-                        locked.vma(),
-                        PageAccess { page, access: Access::Read },
-                        Reading::ForSwapOff,
-                    )
-                    .map(drop),
-                None => Ok(()),
+            let fault = || {
+                let Some(locked) = self.lock_vma(page) else { return Ok(()) };
+                let Some(slot) = self.slot_at(page) else { return Ok(()) };
+                let wanted = PageAccess { page, access: Access::Read };
+                self.swap_in(locked.vma(), wanted, slot, Reading::ForSwapOff).map(drop)
             };
             self.page_table.memory.retry(fault).map_err(|error| match error {
                 FaultError::OutOfMemory => Error::OutOfMemory,

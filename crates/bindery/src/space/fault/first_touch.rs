@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Order, Orders, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{Arch, Attributes, Entry, Level};
+use crate::arch::{AbsentFormat, Arch, Attributes, Entry, Level};
 use crate::effort::Collecting;
 use crate::error::FaultError;
 use crate::events::RareEvents;
@@ -16,7 +16,16 @@ use crate::table::locking::{Depth, LockTree};
 use crate::table::{EntryAt, OutOfMemory, ReadSection, TablePool, run};
 use crate::vma::{MappingFlags, Vma};
 
+use super::swap_in::Slot;
 use super::{Access, Resolved, Step, Tries};
+
+/// What an entry holds that is not empty.
+pub(in crate::space) enum Occupant {
+    /// The name of a swap slot.
+    Slot(Slot),
+    /// Anything else.
+    Entry(Entry),
+}
 
 impl<P: Platform> AddressSpace<'_, P> {
     /// The commonest fault, a first write to anonymous memory where there is a table already and no
@@ -96,20 +105,23 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// The sizes of folios, one bit for each order, that would fit around `page`: into the VMA,
-    /// into one table, and where the entries seem to be empty. An entry that is not empty is
-    /// returned instead. Looks without locks, so a caller that acts on it looks again.
+    /// into one table, and where the entries seem to be empty. What an entry holds that is not
+    /// empty is returned instead. Looks without locks, so a caller that acts on it looks again.
     pub(in crate::space) fn vacant_orders(
         &self,
         vma: &Vma,
         page: VirtAddr,
         access: Access,
-    ) -> Result<Orders, Entry> {
+    ) -> Result<Orders, Occupant> {
         let mut counts = Counts::default();
         let section = ReadSection::enter(self.platform());
-        let EntryAt { node, entry: hint, .. } = self.page_table.peek(&section, page, &mut counts);
+        let seen = self.page_table.peek(&section, page, &mut counts);
         self.page_table.stats.add(&counts);
-        if !hint.is_empty() {
-            return Err(hint);
+        let EntryAt { node, entry, .. } = seen;
+        if !entry.is_empty() {
+            let in_swap = entry.0 & P::Arch::PRESENT == 0 && P::Arch::is_swap(entry);
+            let slot = if in_swap { self.slot_of(&section, seen, page) } else { None };
+            return Err(slot.map_or(Occupant::Entry(entry), Occupant::Slot));
         }
         let wanted = match access {
             Access::Write => {

@@ -124,7 +124,8 @@ fn absent_step(vma: &Vma, entry: Option<Absent>, access: Access) -> Result<Step,
             // A write comes here only where nobody is to be told of it.
             Ok(if protects && access != Access::Write { Step::MapProtected } else { Step::Lift })
         }
-        Some(Absent::Swap { .. }) => Ok(Step::SwapIn),
+        // Swapped out meanwhile.
+        Some(Absent::Swap { .. }) => Ok(Step::Again),
         Some(Absent::Marker(Marker::Poison)) | None => Err(FaultError::Bus),
     }
 }

@@ -19,7 +19,7 @@ use super::userfault::Served;
 use super::vma::{MappingFlags, Protection, Vma, VmaReadGuard};
 
 pub(super) use copy_on_write::folio_range;
-pub(super) use first_touch::{folio_place, written_attributes};
+pub(super) use first_touch::{Occupant, folio_place, written_attributes};
 pub(super) use object::object_attributes;
 pub(super) use swap_in::Reading;
 pub(super) use zero_page::read_attributes;
@@ -145,8 +145,6 @@ pub(super) enum Step {
     Copy,
     /// A huge folio must come into the place of the huge zero page.
     FillHuge,
-    /// The page is in swap.
-    SwapIn,
     /// The page is write-protected, and no userfaultfd is to be told of a write to it.
     Lift,
     /// A page that is not there is write-protected, and is read.
@@ -396,8 +394,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             let step = match self.vacant_orders(vma, page, access) {
                 Ok(orders) => fill(orders)?,
                 // What it says now counts: it is looked at again where it is replaced.
-                Err(entry) if self.is_in_swap(entry) => Step::SwapIn,
-                Err(_) => self.look_again(vma, page, access)?,
+                Err(Occupant::Slot(slot)) => self.swap_in(vma, wanted, slot, Reading::ForFault)?,
+                Err(Occupant::Entry(_)) => self.look_again(vma, page, access)?,
             };
             let step = match step {
                 Step::Reuse(range) => Step::Done(self.reuse(vma, page, range)?),
@@ -406,7 +404,6 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 Step::FillHuge => self.fill_huge(vma, page, tries)?,
                 Step::Lift => self.lift_protection(page)?,
                 Step::MapProtected => self.map_protected_page(vma, page)?,
-                Step::SwapIn => self.swap_in(vma, wanted, Reading::ForFault)?,
                 step => step,
             };
             match step {

@@ -1,7 +1,7 @@
 //! Faults on pages in swap: the content comes back, as the largest folio that its slots allow.
 
 use crate::addr::{Order, Orders, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{Absent, AbsentFormat, Arch, Entry, Level};
+use crate::arch::{Absent, AbsentFormat, Arch, Level};
 use crate::error::FaultError;
 use crate::frame::swap_place::SwapPlace;
 use crate::frame::{Folio, FolioLock, FolioOwner, Owner};
@@ -40,7 +40,7 @@ struct CachedPage {
 
 /// The slot that an entry names for one page.
 #[derive(Clone, Copy)]
-struct Slot {
+pub(in crate::space) struct Slot {
     area: u8,
     number: u64,
     /// As it was in the read section of the look; `None` if no area has such a slot.
@@ -55,10 +55,10 @@ impl<P: Platform> AddressSpace<'_, P> {
         &self,
         vma: &Vma,
         wanted: PageAccess,
+        slot: Slot,
         reading: Reading,
     ) -> Result<Step, FaultError> {
         let page = wanted.page;
-        let Some(slot) = self.slot_at(page) else { return Ok(Step::Again) };
         let memory = self.page_table.memory;
         // Where no area has such a slot, the entry is corrupted.
         let cell = slot.cell.ok_or(FaultError::Bus)?;
@@ -141,21 +141,28 @@ impl<P: Platform> AddressSpace<'_, P> {
         })
     }
 
-    /// Whether the entry, which is not empty, names a swap slot.
-    pub(super) fn is_in_swap(&self, entry: Entry) -> bool {
-        entry.0 & P::Arch::PRESENT == 0 && P::Arch::is_swap(entry)
+    /// The slot that is named at `page`, read without locks.
+    pub(in crate::space) fn slot_at(&self, page: VirtAddr) -> Option<Slot> {
+        let section = ReadSection::enter(self.platform());
+        let seen = self.page_table.peek(&section, page, &mut Counts::default());
+        self.slot_of(&section, seen, page)
     }
 
-    /// The slot that is named at `page`, read without locks.
-    fn slot_at(&self, page: VirtAddr) -> Option<Slot> {
-        let section = ReadSection::enter(self.platform());
-        let EntryAt { node, entry, .. } =
-            self.page_table.peek(&section, page, &mut Counts::default());
+    /// The slot that an entry names for `page`. It is looked up in the read section in which the
+    /// entry was read: until that ends, the slot's area stays.
+    // In a function of its own: faults that find nothing in swap keep nothing for it.
+    #[inline(never)]
+    pub(super) fn slot_of(
+        &self,
+        _section: &ReadSection<'_, P>,
+        seen: EntryAt<P::Arch>,
+        page: VirtAddr,
+    ) -> Option<Slot> {
+        let EntryAt { node, entry, .. } = seen;
         let inside = (page.0 & (node.level.span() - 1)) >> PAGE_SHIFT;
         match P::Arch::decode_absent(entry)? {
             Absent::Swap { device, slot, .. } if !entry.is_empty() => {
                 let number = slot + inside;
-                // Looked at in the section of the entry: the slot's area is not turned off.
                 let cell = self.page_table.memory.swap_cell(device, number);
                 Some(Slot { area: device, number, cell })
             }

@@ -15,7 +15,7 @@ use crate::frame::Folio;
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
 use crate::space::AddressSpace;
-use crate::space::fault::{Access, Resolved, Step, folio_place, written_attributes};
+use crate::space::fault::{Access, Occupant, Resolved, Step, folio_place, written_attributes};
 use crate::stats::Counts;
 use crate::userfault::Userfault;
 use crate::vma::{MappingFlags, Vma, VmaReadGuard};
@@ -285,8 +285,11 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             return self.supplied_order(vma, object, at, end).map(NextFill::Folio);
         }
         let order = match self.vacant_orders(vma, at, Access::Write) {
-            Err(entry) if self.is_occupied(entry) => return Err(Error::Exists(at)),
-            Err(_) => return Ok(NextFill::Folio(Order::PAGE)),
+            Err(Occupant::Slot(_)) => return Err(Error::Exists(at)),
+            Err(Occupant::Entry(entry)) if self.is_occupied(entry) => {
+                return Err(Error::Exists(at));
+            }
+            Err(Occupant::Entry(_)) => return Ok(NextFill::Folio(Order::PAGE)),
             Ok(orders) if vma.is_anonymous() => largest_at(orders, at, end),
             Ok(_) => Order::PAGE,
         };
