@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bindery_cli::guest::command_line::CommandLine;
@@ -154,11 +154,7 @@ impl Bench {
         job: Job,
         arguments: Vec<(String, std::ffi::OsString)>,
     ) -> Result<Machine, Problem> {
-        let mut files = Initramfs::new();
-        for directory in ["/dev", "/proc", "/sys", "/tmp"] {
-            files.directory(directory)?;
-        }
-        files.host_file("/bin/busybox", &self.busybox)?;
+        let mut files = file_system(&self.busybox)?;
         let Job { workload, folio } = job;
         let not_built = || Problem::Failed(format!("{} was not built", workload.name()));
         if let Runner::Program(_) = workload.runner() {
@@ -170,10 +166,8 @@ impl Bench {
         files.file("/init", EXECUTABLE, script::text(workload, folio))?;
         let (image, command_line) = match kernel {
             Kernel::Linux { image, modules, swap } => {
-                let needed = swap.iter().filter(|_| workload.swaps());
-                for (number, module) in needed.enumerate() {
-                    let path = format!("{}/{number}.ko", script::SWAP_MODULES);
-                    files.host_file(&path, module)?;
+                if workload.swaps() {
+                    add_swap_modules(&mut files, swap)?;
                 }
                 if workload.runner() == Runner::Kernel {
                     let module = modules.get(&workload).ok_or_else(not_built)?;
@@ -206,8 +200,26 @@ impl Bench {
     }
 }
 
+/// The files that every machine has.
+pub fn file_system(busybox: &Path) -> Result<Initramfs, Problem> {
+    let mut files = Initramfs::new();
+    for directory in ["/dev", "/proc", "/sys", "/tmp"] {
+        files.directory(directory)?;
+    }
+    files.host_file("/bin/busybox", busybox)?;
+    Ok(files)
+}
+
+/// Adds the modules of Linux's swap device, named by the order in which they are loaded.
+pub fn add_swap_modules(files: &mut Initramfs, modules: &[PathBuf]) -> Result<(), Problem> {
+    for (number, module) in modules.iter().enumerate() {
+        files.host_file(&format!("{}/{number}.ko", script::SWAP_MODULES), module)?;
+    }
+    Ok(())
+}
+
 /// Linux without what would cost it instructions here and that we do not have: fair to it.
-fn lean_command_line(architecture: Architecture) -> String {
+pub fn lean_command_line(architecture: Architecture) -> String {
     let (console, more) = match architecture {
         Architecture::X86_64 => ("ttyS0", "no5lvl"),
         Architecture::AArch64 => ("ttyAMA0", "kpti=0"),

@@ -15,6 +15,7 @@
 //! | `compaction` | MOVE beside COPY, all their work |
 //! | `report`, `json` | the figures for people, and for programs |
 //! | `profile` | where the instructions of one operation go |
+//! | `working_set` | a comparison of its own: pages moved where memory is short |
 
 mod baseline;
 mod cache;
@@ -30,6 +31,7 @@ mod report;
 mod results;
 mod rows;
 mod script;
+mod working_set;
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -84,12 +86,17 @@ Examples
   bindery compare system1 --arch x86-64 --folio 64k     one row of machines
   bindery compare kernel-map                            mappings of the kernel, both architectures
   bindery compare --no-linux --json figures.json        Bindery's kernel beside recorded figures
-  bindery compare --profile mremap-1m --folio 64k       the hottest functions of Bindery's kernel";
+  bindery compare --profile mremap-1m --folio 64k       the hottest functions of Bindery's kernel
+  bindery compare working-set                           pages moved where memory is short, an hour";
 
 /// Run the same work on Bindery's kernel and on Linux, and count what each executes
 #[derive(clap::Args)]
-#[command(after_long_help = HELP, after_help = "More, with examples: bindery compare --help")]
+#[command(after_long_help = HELP, after_help = "More, with examples: bindery compare --help",
+          args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
 pub struct Arguments {
+    #[command(subcommand)]
+    other: Option<Other>,
+
     /// The workloads to run [default: all]
     #[arg(value_name = "WORKLOAD")]
     workloads: Vec<Workload>,
@@ -124,11 +131,20 @@ pub struct Arguments {
     profile: Option<Row>,
 }
 
+/// Comparisons that are not made of counted operations.
+#[derive(clap::Subcommand)]
+enum Other {
+    WorkingSet(working_set::Arguments),
+}
+
 /// Runs what the arguments ask for.
 ///
 /// # Errors
 /// Something is missing, or a machine failed.
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
+    if let Some(Other::WorkingSet(arguments)) = &arguments.other {
+        return working_set::run(arguments);
+    }
     let architectures = match &*arguments.arch {
         [] => Architecture::ALL.to_vec(),
         chosen => chosen.to_vec(),
@@ -221,7 +237,7 @@ fn prepare(
     let mut library = None;
     for &workload in workloads {
         if let Runner::Program(_) = workload.runner() {
-            let program = programs::build(architecture, workload)?;
+            let program = programs::build(architecture, workload.name())?;
             programs.insert(workload, program.path);
             library = Some(program.library);
         }
@@ -334,4 +350,27 @@ fn profiles(
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    #[test]
+    fn workloads_and_the_working_set_are_told_apart() {
+        let parsed = |words: &[&str]| Cli::try_parse_from([&["compare"], words].concat());
+        let counted = parsed(&["system1", "--no-linux"]).unwrap().arguments;
+        assert!(counted.other.is_none() && counted.workloads == [Workload::System1]);
+        let other = parsed(&["working-set", "--no-linux", "--seeds", "2"]).unwrap().arguments;
+        assert!(matches!(other.other, Some(Other::WorkingSet(_))) && !other.no_linux);
+        assert!(parsed(&["--no-linux", "working-set"]).is_err());
+    }
 }

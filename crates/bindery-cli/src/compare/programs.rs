@@ -13,8 +13,6 @@ use std::process::Command;
 use bindery_cli::guest::requirements::Requirement;
 use bindery_cli::guest::{Architecture, Problem, linux, process, programs, workspace};
 
-use super::rows::Workload;
-
 /// A workload, and the C library in it.
 #[derive(Clone, Debug)]
 pub struct Program {
@@ -24,12 +22,12 @@ pub struct Program {
     pub library: String,
 }
 
-/// Builds a workload.
+/// Builds the workload of this name.
 ///
 /// # Errors
 /// There is no compiler for it, or it does not compile.
-pub fn build(architecture: Architecture, workload: Workload) -> Result<Program, Problem> {
-    let source = workspace::root()?.join(format!("programs/workloads/{}.c", workload.name()));
+pub fn build(architecture: Architecture, name: &str) -> Result<Program, Problem> {
+    let source = workspace::root()?.join(format!("programs/workloads/{name}.c"));
     match architecture {
         Architecture::X86_64 => {
             let path = programs::build(architecture, &source)?;

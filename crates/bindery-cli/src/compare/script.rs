@@ -12,29 +12,11 @@ use bindery_cli::guest::Problem;
 use super::rows::{Runner, Workload};
 use crate::size::{FolioSize, KIB};
 
-const TO_HOST: &str = "compare: ";
+/// How a line for the host begins.
+pub const TO_HOST: &str = "compare: ";
 
-/// Makes a swap area of twice the workload's size. Nothing is read ahead of what is touched. Linux's
-/// device is a module; ours is there.
-const SWAP: &str = r#"for module in /swap-modules/*.ko; do
-    [ ! -e $module ] || $box insmod $module || echo "compare: refused $module"
-done
-echo 512M > /sys/block/zram0/disksize
-$box mkswap /dev/zram0
-$box swapon /dev/zram0 || echo "compare: refused swapon"
-cluster=/proc/sys/vm/page-cluster
-[ "$($box cat $cluster)" = 0 ] || echo 0 > $cluster"#;
-
-/// Where a kernel that needs one finds the module that is its workload.
-pub const MODULE: &str = "/workload.ko";
-
-/// Where a kernel finds the modules that make its swap device, named by their order.
-pub const SWAP_MODULES: &str = "/swap-modules";
-
-/// The script. Linux gets three seconds for the work that goes on after its boot.
-pub fn text(workload: Workload, folio: Option<FolioSize>) -> String {
-    let mut script = String::from(
-        r#"#!/bin/busybox sh
+/// What every script begins with: the files of the kernel, and folios of base pages alone.
+pub const BEGIN: &str = r#"#!/bin/busybox sh
 box=/bin/busybox
 $box mount -t proc proc /proc
 $box mount -t sysfs sysfs /sys
@@ -48,14 +30,36 @@ sizes=/sys/kernel/mm/transparent_hugepage
 for size in $sizes/hugepages-*kB/enabled; do choose never $size; done
 choose never $sizes/enabled
 [ ! -e $sizes/khugepaged/defrag ] || echo 0 > $sizes/khugepaged/defrag
-"#,
-    );
+"#;
+
+/// Loads the swap device, which is a module of Linux; ours is there.
+pub const LOAD_SWAP: &str = r#"for module in /swap-modules/*.ko; do
+    [ ! -e $module ] || $box insmod $module || echo "compare: refused $module"
+done"#;
+
+/// Makes a swap area of twice the workload's size. Nothing is read ahead of what is touched.
+const SWAP_AREA: &str = r#"echo 512M > /sys/block/zram0/disksize
+$box mkswap /dev/zram0
+$box swapon /dev/zram0 || echo "compare: refused swapon"
+cluster=/proc/sys/vm/page-cluster
+[ "$($box cat $cluster)" = 0 ] || echo 0 > $cluster"#;
+
+/// Where a kernel that needs one finds the module that is its workload.
+pub const MODULE: &str = "/workload.ko";
+
+/// Where a kernel finds the modules that make its swap device, named by their order.
+pub const SWAP_MODULES: &str = "/swap-modules";
+
+/// The script. Linux gets three seconds for the work that goes on after its boot.
+pub fn text(workload: Workload, folio: Option<FolioSize>) -> String {
+    let mut script = String::from(BEGIN);
     let mut line = |text: &str| writeln!(script, "{text}").expect("a string takes all");
     if let Some(folio) = folio.filter(|folio| *folio != FolioSize::BASE) {
         line(&format!("choose always $sizes/hugepages-{}kB/enabled", folio.bytes() / KIB));
     }
     if workload.swaps() {
-        line(SWAP);
+        line(LOAD_SWAP);
+        line(SWAP_AREA);
     }
     line("$box sleep 3");
     line(&format!("echo \"{TO_HOST}kernel $($box uname -srv)\""));
@@ -83,9 +87,7 @@ pub fn judge(console: &str, workload: Workload) -> Result<String, Problem> {
         Runner::Program(runs) => runs.len(),
         Runner::Kernel => 1,
     };
-    // A message of the kernel may stand before it on the line.
-    let told = console.lines().filter_map(|line| Some(line.split_once(TO_HOST)?.1.trim_end()));
-    for line in told {
+    for line in told(console) {
         match line.split_once(' ') {
             Some(("kernel", name)) => kernel = Some(name.to_owned()),
             Some(("status", "0")) => successes += 1,
@@ -98,8 +100,13 @@ pub fn judge(console: &str, workload: Workload) -> Result<String, Problem> {
     }
 }
 
-/// With the end of the console, where the reason most likely is.
-fn failed(what: &str, console: &str) -> Problem {
+/// The lines for the host. A message of the kernel may stand before one on its line.
+pub fn told(console: &str) -> impl Iterator<Item = &str> {
+    console.lines().filter_map(|line| Some(line.split_once(TO_HOST)?.1.trim_end()))
+}
+
+/// A problem with the end of the console, where the reason most likely is.
+pub fn failed(what: &str, console: &str) -> Problem {
     const LINES: usize = 12;
     let lines: Vec<&str> = console.lines().collect();
     let end = lines[lines.len().saturating_sub(LINES)..].join("\n");
@@ -107,7 +114,7 @@ fn failed(what: &str, console: &str) -> Problem {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use std::process::Command;
 
     use super::*;
@@ -147,7 +154,7 @@ mod tests {
     fn the_workload_that_swaps_has_an_area_before_it_runs() {
         let script = text(Workload::System3, Some(FolioSize::KIB_64));
         let place = |word: &str| script.find(word).unwrap_or_else(|| panic!("no {word}"));
-        assert!(SWAP.contains(SWAP_MODULES) && place("insmod") < place("disksize"));
+        assert!(LOAD_SWAP.contains(SWAP_MODULES) && place("insmod") < place("disksize"));
         assert!(place("disksize") < place("mkswap") && place("swapon") < place("/bin/system3"));
         assert!(!text(Workload::System2, Some(FolioSize::KIB_64)).contains("swapon"));
         check(&script);
@@ -163,7 +170,7 @@ mod tests {
         assert!(judge(GOOD, Workload::KernelMap).is_err());
     }
 
-    fn check(script: &str) {
+    pub fn check(script: &str) {
         let checked = Command::new("sh").args(["-n", "-c", script]).status().unwrap();
         assert!(checked.success());
     }

@@ -1,4 +1,5 @@
-//! The command `bindery run` itself: what it passes through, and how it ends.
+//! The command `bindery run` itself: what it passes through, and how it ends. And
+//! `bindery compare working-set`, without Linux.
 
 use std::fs;
 use std::process::{Command, Output};
@@ -124,7 +125,63 @@ pub fn trials(architecture: Architecture) -> Vec<Trial> {
         Trial::ignorable_test(name("tells_which_control_bit_is_wrong"), wrong_control_bit),
         Trial::ignorable_test(name("copies_and_compares_every_byte"), memory_functions),
         Trial::ignorable_test(name("maps_for_the_kernel_itself"), kernel_mappings),
+        Trial::ignorable_test(
+            format!("{}::compare_counts_the_pages_of_a_working_set", architecture.directory()),
+            move || working_set(architecture),
+        ),
     ]
+}
+
+/// What `bindery run` needs.
+const TO_RUN: [fn(Architecture) -> Requirement; 3] =
+    [Requirement::Emulator, Requirement::Rust, Requirement::BusyBox];
+
+/// A working set of 64 MiB in a machine of 56 MiB: some of its pages must have gone and come back.
+fn working_set(architecture: Architecture) -> Result<Completion, Failed> {
+    if let Some(ignored) =
+        missing(&[&TO_RUN[..], &[Requirement::CCompiler]].concat(), architecture)?
+    {
+        return Ok(ignored);
+    }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_bindery"));
+    command.args(["compare", "working-set", "--no-linux", "--arch", architecture.name()]);
+    command.args(["--size", "64m", "--memory", "56m", "--order", "random"]);
+    command.args(["--processes", "2", "--seeds", "2"]);
+    let Output { status, stdout, stderr } = command.output()?;
+    let (output, messages) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+    let lines: Vec<Vec<&str>> =
+        output.lines().map(|line| line.split_whitespace().collect()).collect();
+    let moved = |seed: &str| {
+        let beginning = ["random", "2", seed, "Bindery"];
+        let line = lines.iter().find(|line| line.starts_with(&beginning))?;
+        line.last()?.replace(',', "").parse::<u64>().ok()
+    };
+    let seeds = [moved("1"), moved("2")];
+    // Each page that is not in memory at the end goes out and comes back at least once.
+    let (least, most) = (2 * 2_048, 2 * 4 * 16_384);
+    let plausible = |pages: Option<u64>| pages.is_some_and(|pages| (least..most).contains(&pages));
+    if status.success() && seeds.into_iter().all(plausible) {
+        return Ok(Completion::Completed);
+    }
+    Err(Failed::from(format!(
+        "it ended with {status}\n--- output ---\n{output}\n--- messages ---\n{messages}"
+    )))
+}
+
+/// What a trial ends with where something that it needs is not installed.
+fn missing(
+    needed: &[fn(Architecture) -> Requirement],
+    architecture: Architecture,
+) -> Result<Option<Completion>, Failed> {
+    for requirement in needed.iter().map(|requirement| requirement(architecture)) {
+        match requirement.demand() {
+            Err(problem) if !is_required() => {
+                return Ok(Some(Completion::ignored_with(problem)));
+            }
+            other => other?,
+        }
+    }
+    Ok(None)
 }
 
 fn run(
@@ -132,12 +189,8 @@ fn run(
     arguments: &[&str],
     expected: &Expected,
 ) -> Result<Completion, Failed> {
-    let needed = [Requirement::Emulator, Requirement::Rust, Requirement::BusyBox];
-    for requirement in needed.map(|requirement| requirement(architecture)) {
-        match requirement.demand() {
-            Err(problem) if !is_required() => return Ok(Completion::ignored_with(problem)),
-            other => other?,
-        }
+    if let Some(ignored) = missing(&TO_RUN, architecture)? {
+        return Ok(ignored);
     }
     let mut command = Command::new(env!("CARGO_BIN_EXE_bindery"));
     command.args(["run", "--arch", architecture.name()]).args(arguments);

@@ -1,0 +1,204 @@
+//! `bindery compare working-set`: a working set larger than memory, and how many pages each kernel
+//! moves between memory and its compressed swap device.
+//!
+//! Nothing is counted by a plugin, and the machines run by the host's clock: what is compared is
+//! what each kernel says of itself in `/proc/vmstat`.
+//!
+//! | file | what |
+//! |---|---|
+//! | `run` | one run of the workload, and what it has told |
+//! | `machines` | the machines: both kernels have as much memory for programs |
+//! | `report` | a line for each run, and the medians |
+
+mod machines;
+mod report;
+mod run;
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+
+use bindery_cli::guest::{Architecture, Problem, busybox, linux};
+
+use super::guests::Kernel;
+use super::plugin::Emulator;
+use super::{ours, programs};
+use crate::output::show;
+use crate::size::{GIB, MIB, parse_bytes};
+use machines::{Bench, Booted};
+use report::Line;
+use run::{Moved, Order, Run, WORKLOAD};
+
+const HELP: &str = "\
+The workload
+  programs/workloads/working_set.c writes all pages of its working set, visits each once on average,
+  and reads all again. Each page is checked whenever it is visited. One visit in four writes the page anew.
+
+The machines
+  Both kernels run the same program under the same BusyBox, with base pages and a swap device as
+  large as the working set: /dev/zram0, with the compressor that each kernel has by default. Bindery's
+  machine has --memory. Linux needs more memory for itself, so its machine gets as much more as makes
+  MemAvailable the same. It is found by starting Linux a few times. One machine runs at a time.
+
+Examples
+  bindery compare working-set --arch x86-64                     an hour
+  bindery compare working-set --size 256m --memory 128m         some minutes
+  bindery compare working-set --seeds 1 --order random --processes 1 --no-linux";
+
+/// Count the pages that a working set larger than memory moves to swap and back, beside Linux
+#[derive(clap::Args)]
+#[command(after_long_help = HELP,
+          after_help = "More, with examples: bindery compare working-set --help")]
+pub struct Arguments {
+    /// The architectures, separated by commas [default: all]
+    #[arg(long, value_name = "ARCH", value_delimiter = ',')]
+    arch: Vec<Architecture>,
+
+    /// How large the working set is, of all processes together
+    #[arg(long, value_name = "SIZE", default_value = "1g", value_parser = parse_size)]
+    size: u64,
+
+    /// The memory of Bindery's machine
+    #[arg(long, value_name = "SIZE", default_value = "512m", value_parser = parse_size)]
+    memory: u64,
+
+    /// How many seeds: the numbers from 1
+    #[arg(long, value_name = "N", default_value_t = 5,
+          value_parser = clap::value_parser!(u64).range(1..=1000))]
+    seeds: u64,
+
+    /// In which order pages are visited, separated by commas
+    #[arg(long, value_name = "ORDER", value_delimiter = ',',
+          default_values_t = [Order::Sequential, Order::Random])]
+    order: Vec<Order>,
+
+    /// How many processes share the working set, separated by commas
+    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1, 4],
+          value_parser = clap::value_parser!(u64).range(1..=16))]
+    processes: Vec<u64>,
+
+    /// Do not run Linux
+    #[arg(long)]
+    no_linux: bool,
+}
+
+/// Whole MiB: the workload takes no other sizes.
+fn parse_size(text: &str) -> Result<u64, String> {
+    match parse_bytes(text) {
+        Some(bytes) if bytes >= MIB && bytes.is_multiple_of(MIB) && bytes <= MOST => Ok(bytes),
+        Some(_) => Err("this is a multiple of 1 MiB, at most 1 TiB".to_owned()),
+        None => Err("sizes are written as in 256m or 1g".to_owned()),
+    }
+}
+
+/// No machine is larger.
+const MOST: u64 = 1024 * GIB;
+
+/// Runs what the arguments ask for, and prints each run as it ends.
+///
+/// # Errors
+/// Something is missing, or a machine failed: what was measured before it has been printed.
+pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
+    let architectures = match &*arguments.arch {
+        [] => Architecture::ALL.to_vec(),
+        chosen => chosen.to_vec(),
+    };
+    for architecture in architectures {
+        compare(arguments, architecture)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn compare(arguments: &Arguments, architecture: Architecture) -> Result<(), Problem> {
+    let program = programs::build(architecture, WORKLOAD)?;
+    let bench =
+        Bench { architecture, busybox: busybox::program(architecture)?, program: program.path };
+    let bindery = bench.boot("Bindery", ours(architecture)?, arguments.memory)?;
+    let linux = match linux(arguments, architecture)? {
+        Some(kernel) => Some(bench.boot_like(&bindery, "Linux", kernel)?),
+        None => None,
+    };
+    let kernels: Vec<Booted> = [Some(bindery), linux].into_iter().flatten().collect();
+    let emulator = Emulator::installed(architecture)?.version;
+    show(&report::heading(architecture, &emulator, &program.library, arguments.size, &kernels))?;
+    let mut lines = Vec::new();
+    for run in runs(arguments) {
+        for kernel in &kernels {
+            let moved: Moved = bench.measure(kernel, run)?;
+            let line = Line { run, kernel: kernel.name, moved };
+            show(&line.to_string())?;
+            lines.push(line);
+        }
+    }
+    show(&report::medians(&lines))
+}
+
+/// Linux, unless it is not wanted.
+///
+/// # Errors
+/// It or its swap device cannot be had: there are no recorded figures for machines of any size.
+fn linux(arguments: &Arguments, architecture: Architecture) -> Result<Option<Kernel>, Problem> {
+    if arguments.no_linux {
+        return Ok(None);
+    }
+    let image = linux::newest(architecture)?;
+    let swap = linux::ready_made::modules(architecture, "zram")?;
+    Ok(Some(Kernel::Linux { image, modules: BTreeMap::new(), swap }))
+}
+
+/// All runs, those of one row of the medians one after the other.
+fn runs(arguments: &Arguments) -> Vec<Run> {
+    let mut runs = Vec::new();
+    for &order in &arguments.order {
+        for &processes in &arguments.processes {
+            let seeds = 1..=arguments.seeds;
+            runs.extend(seeds.map(|seed| Run { size: arguments.size, order, processes, seed }));
+        }
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    fn parsed(words: &[&str]) -> Result<Arguments, String> {
+        let words = ["working-set"].iter().chain(words);
+        Cli::try_parse_from(words).map(|cli| cli.arguments).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn by_default_both_orders_run_in_one_process_and_in_four_with_five_seeds() {
+        let runs = runs(&parsed(&[]).unwrap());
+        assert_eq!(runs.len(), 20);
+        let (first, last) = (runs[0], runs[19]);
+        assert_eq!((first.order, first.processes, first.seed), (Order::Sequential, 1, 1));
+        assert_eq!((last.order, last.processes, last.seed), (Order::Random, 4, 5));
+        assert!(runs.iter().all(|run| run.size == GIB));
+    }
+
+    #[test]
+    fn runs_are_chosen_by_order_processes_and_seeds() {
+        let words = ["--order", "random", "--processes", "2", "--seeds", "3", "--size", "64m"];
+        let runs = runs(&parsed(&words).unwrap());
+        let seeds: Vec<u64> = runs.iter().map(|run| run.seed).collect();
+        assert_eq!(seeds, [1, 2, 3]);
+        assert!(runs.iter().all(|run| run.processes == 2 && run.size == 64 * MIB));
+    }
+
+    #[test]
+    fn sizes_are_whole_mebibytes() {
+        for wrong in ["0", "4k", "1500k", "much", "2048g"] {
+            let problem = parsed(&["--size", wrong]).err().unwrap();
+            assert!(problem.contains("--size"), "{problem}");
+        }
+        assert!(parsed(&["--processes", "17"]).is_err() && parsed(&["--seeds", "0"]).is_err());
+    }
+}
