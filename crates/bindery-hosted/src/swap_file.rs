@@ -6,6 +6,7 @@
 
 use std::collections::{HashSet, VecDeque};
 use std::fs::{self, File};
+use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -84,6 +85,7 @@ struct Queue {
 pub struct SwapFile {
     file: File,
     slots: u64,
+    needs_stable_pages: bool,
     queue: Mutex<Queue>,
     changed: Condvar,
 }
@@ -116,7 +118,15 @@ impl SwapFile {
             stopped: false,
             counts: SwapFileCounts::default(),
         };
-        Ok(Self { file, slots, queue: Mutex::new(queue), changed: Condvar::new() })
+        let (queue, changed) = (Mutex::new(queue), Condvar::new());
+        Ok(Self { file, slots, needs_stable_pages: true, queue, changed })
+    }
+
+    /// Lets pages change while the device writes them
+    /// ([`SwapDevice::needs_stable_pages`]).
+    #[must_use]
+    pub fn without_stable_pages(self) -> Self {
+        Self { needs_stable_pages: false, ..self }
     }
 
     /// Lets the requests fail of which `fails` says so. It is asked once for each, in the order in
@@ -227,14 +237,18 @@ impl SwapFile {
 }
 
 impl Queue {
+    /// Whether a request has some of the slots.
+    fn has(&self, slots: &Range<u64>) -> bool {
+        let is_used =
+            |first: u64, pages: u32| first < slots.end && slots.start < first + u64::from(pages);
+        self.served.iter().any(|(first, pages)| is_used(*first, *pages))
+            || self.waiting.iter().any(|request| is_used(request.slot(), request.pages()))
+    }
+
     fn begin(&mut self, request: &SwapRequest) {
         let (first, pages) = (request.slot(), request.pages());
-        let end = first + u64::from(pages);
-        let overlaps =
-            |(other, pages): &(u64, u32)| *other < end && first < other + u64::from(*pages);
-        assert!(!self.served.iter().any(overlaps), "slot {first} has two requests at once");
         self.served.push((first, pages));
-        let slots = first..end;
+        let slots = first..first + u64::from(pages);
         match request.operation() {
             SwapOperation::Read => assert!(
                 !slots.clone().any(|slot| self.holes.contains(&slot)),
@@ -255,10 +269,7 @@ impl Queue {
 
     fn discard(&mut self, first: u64, count: u64) {
         let slots = first..first + count;
-        let is_used = |slot: &u64, pages: u32| *slot < slots.end && first < slot + u64::from(pages);
-        let served = self.served.iter().any(|(slot, pages)| is_used(slot, *pages));
-        let waits = self.waiting.iter().any(|request| is_used(&request.slot(), request.pages()));
-        assert!(!served && !waits, "slot {first} is discarded while a request has it");
+        assert!(!self.has(&slots), "slot {first} is discarded while a request has it");
         self.holes.extend(slots);
         self.counts.discarded += count;
     }
@@ -273,6 +284,10 @@ impl Queue {
 impl<A: Walk> SwapDevice<Machine<A>> for SwapFile {
     fn slots(&self) -> u64 {
         self.slots
+    }
+
+    fn needs_stable_pages(&self) -> bool {
+        self.needs_stable_pages
     }
 
     fn discards(&self) -> bool {
@@ -290,6 +305,9 @@ impl<A: Walk> SwapDevice<Machine<A>> for SwapFile {
 
     fn submit(&self, memory: &Memory<Machine<A>>, request: SwapRequest) {
         let mut queue = self.queue.lock();
+        let first = request.slot();
+        let slots = first..first + u64::from(request.pages());
+        assert!(!queue.has(&slots), "slot {first} has two requests at once");
         if queue.service == SwapService::AtOnce {
             queue.begin(&request);
             drop(queue);
@@ -306,7 +324,7 @@ fn bytes_of<A: Walk>(memory: &Memory<Machine<A>>, request: &SwapRequest) -> Vec<
     for (page, bytes) in (0..).zip(bytes.chunks_mut(PAGE)) {
         let from = memory.platform().direct_map(request.frame().plus(page));
         // SAFETY: the frame is the request's until that is complete, and no reference to its bytes
-        // exists.
+        // exists. A program that writes to it meanwhile does so by atomics, as this reads.
         unsafe { memory.platform().read_bytes(from, bytes) };
     }
     bytes

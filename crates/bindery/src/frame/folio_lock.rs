@@ -77,6 +77,20 @@ pub(crate) fn begin_writeback<W: Word<u32>>(state: &W, parking: &impl Parking<W>
     }
 }
 
+/// Takes the lock over from a device's request. Says whether that still had it.
+pub(crate) fn take_from_request(state: &impl Word<u32>) -> bool {
+    let mut seen = state.load(Ordering::Relaxed);
+    while seen & WRITEBACK != 0 {
+        // Acquire: what was done to the folio before the request had it.
+        let taken = seen & !WRITEBACK;
+        match state.exchange(seen, taken, Ordering::Acquire, Ordering::Relaxed) {
+            Ok(_) => return true,
+            Err(now) => seen = now,
+        }
+    }
+    false
+}
+
 /// Gives the lock back. Calls `disown` where the owner should go; it looks whether that still
 /// holds, and may be called more than once.
 #[inline]
@@ -231,6 +245,12 @@ impl<P: Platform> Frames<P> {
     /// that is done.
     pub(crate) fn begin_writeback(&self, platform: &P, folio: Folio) {
         begin_writeback(&self.meta(folio.head).state, platform);
+    }
+
+    /// Takes the folio's lock over from a device's request, if that still has it: the caller has
+    /// left it locked then.
+    pub(crate) fn take_from_request(&self, folio: Folio) -> bool {
+        take_from_request(&self.meta(folio.head).state)
     }
 
     /// Whether a device's request has the folio's lock.

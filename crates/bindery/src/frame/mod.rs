@@ -82,7 +82,7 @@ pub(crate) use folio::FOLIO_ORDERS;
 pub use folio::MAX_FOLIO_ORDER;
 pub(crate) use folio::{ExclusiveRun, Folio};
 #[cfg(all(test, loom))]
-pub(crate) use folio_lock::{begin_writeback, lock_unless_writeback, unlock};
+pub(crate) use folio_lock::{begin_writeback, lock_unless_writeback, take_from_request, unlock};
 pub use range::FrameRange;
 pub use view::{FrameUsage, FrameUse, FrameView};
 #[allow(unused_imports, reason = "the layers above name those that they need")]

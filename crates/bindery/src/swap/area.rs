@@ -95,6 +95,8 @@ pub(crate) struct Area<P: Platform> {
     on_device: AtomicBool,
     /// Whether that wants to know which slots are free.
     discards: AtomicBool,
+    /// Whether pages may change while it writes them.
+    lets_pages_change: AtomicBool,
     /// Whether it may be told of some.
     has_freed: AtomicBool,
     /// Changed while no slot is taken.
@@ -116,6 +118,7 @@ impl<P: Platform> Area<P> {
             lists: Mutex::new(Lists::EMPTY),
             on_device: AtomicBool::new(false),
             discards: AtomicBool::new(false),
+            lets_pages_change: AtomicBool::new(false),
             has_freed: AtomicBool::new(false),
             device: Mutex::new(None),
             requests: Requests::new(),
@@ -133,9 +136,16 @@ impl<P: Platform> Area<P> {
         *self.device.lock()
     }
 
+    /// Whether pages may change while the device writes them.
+    pub(super) fn lets_pages_change(&self) -> bool {
+        self.lets_pages_change.load(Relaxed)
+    }
+
     fn set_device(&self, device: Option<&'static dyn SwapDevice<P>>) {
         self.on_device.store(device.is_some(), Relaxed);
         self.discards.store(device.is_some_and(SwapDevice::discards), Relaxed);
+        let changes = device.is_some_and(|device| !device.needs_stable_pages());
+        self.lets_pages_change.store(changes, Relaxed);
         self.has_freed.store(false, Relaxed);
         *self.device.lock() = device;
     }

@@ -1,8 +1,8 @@
 //! The cell of a swap slot: who names the slot, and where its content is.
 //!
 //! ```text
-//! 63 ........... 32   31 ... 21   20     19       18       17       16       15 ... 0
-//! frame or shadow     spare       LOST   STORED   FILLED   BUSY     CACHED   entries
+//! 63 ........... 32   31 ... 22   21        20     19       18       17       16       15 ... 0
+//! frame or shadow     spare       WRITING   LOST   STORED   FILLED   BUSY     CACHED   entries
 //! ```
 //!
 //! | state | cell |
@@ -12,8 +12,10 @@
 //! | going out, coming in | `CACHED`, `BUSY`: the folio's locker writes or reads the content |
 //! | in swap and in memory | `CACHED`, and where the content is |
 //! | in swap alone | where the content is, and when it was evicted: the *shadow* |
+//! | going out, and wanted again | `WRITING`, and as far as the cache has the page, `CACHED` |
 //!
-//! A slot is free when entries, cache and I/O have all let go: no count, not `CACHED`, not `BUSY`.
+//! A slot is free when entries, cache and I/O have all let go: no count, not `CACHED`, not `BUSY`,
+//! not `WRITING`.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -43,6 +45,9 @@ impl Cell {
     pub(crate) const STORED: u64 = 1 << 19;
     /// The content could not be read: whoever touches it gets SIGBUS.
     pub(crate) const LOST: u64 = 1 << 20;
+    /// A device writes to the slot what nobody wants any more ([`super::take_back`]). It lets go
+    /// last.
+    pub(crate) const WRITING: u64 = 1 << 21;
     /// Where content is, or was.
     pub(crate) const CONTENT: u64 = Self::FILLED | Self::STORED | Self::LOST;
 
@@ -67,7 +72,13 @@ impl Cell {
     /// Whether entries and I/O have let go; the cache may have the page, which goes with them.
     #[inline]
     pub(crate) fn is_let_go(self) -> bool {
-        self.entries() == 0 && !self.has(Self::BUSY)
+        self.0 & (ENTRIES_MASK | Self::BUSY | Self::WRITING) == 0
+    }
+
+    /// Whether entries name the slot, or a device writes to it.
+    #[inline]
+    pub(crate) fn is_named_or_written(self) -> bool {
+        self.0 & (ENTRIES_MASK | Self::WRITING) != 0
     }
 
     /// Whether all the bits are set.

@@ -108,7 +108,7 @@ impl<P: Platform> Memory<P> {
             );
         }
         let number = self.take_request(area);
-        area.requests.begin(number, folio.head);
+        area.requests.begin(number, folio.head, run.first);
         let place = SwapPlace { area: run.area, first: run.first, cached: run.count };
         let what = FolioTransfer { operation: SwapOperation::Read, number, folio, place };
         self.submit_pieces(area, device, &what, |page| has(page, Cell::STORED));

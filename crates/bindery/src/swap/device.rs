@@ -57,8 +57,9 @@ use crate::platform::Platform;
 ///
 /// # Stable pages
 /// Nobody writes to the frames while a request is under way: no entry maps the folio, and its lock
-/// is held. So a device may compress, encrypt or checksum what it writes. All devices have that:
-/// there is no switch for it, and an access to the page, to read or to write, waits for the device.
+/// is held. So a device may compress, encrypt or checksum what it writes, and an access to the
+/// page, to read or to write, waits for the device. A device that bears it if the frames change
+/// while it reads them says so ([`SwapDevice::needs_stable_pages`]): then nobody waits.
 ///
 /// # Context
 /// Context: may sleep. [`SwapDevice::submit`] is called with the locks of folios and perhaps a VMA
@@ -72,6 +73,15 @@ pub trait SwapDevice<P: Platform>: Send + Sync {
     /// what it needs, and nothing around it ([`Memory::set_page_cluster`]).
     fn is_synchronous(&self) -> bool {
         false
+    }
+
+    /// Whether nobody may write to the frames of a request to write before that is complete (Linux:
+    /// `SWP_STABLE_WRITES`). Without this need, a page that is wanted again is used at once, and
+    /// changes perhaps while the device reads it. What is in the slot then is never read: it is not
+    /// free before the request is complete, and has no content afterwards. Asked once, by
+    /// [`Memory::swap_on_device`].
+    fn needs_stable_pages(&self) -> bool {
+        true
     }
 
     /// Whether it wants to know which slots are free. Asked once, by [`Memory::swap_on_device`].

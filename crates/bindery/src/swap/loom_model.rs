@@ -66,7 +66,7 @@ impl World {
     /// The first half of `Memory::send_to_device`, of a folio with one piece so far.
     fn submit(&self) -> u32 {
         let number = self.requests.take().expect("one is free");
-        self.requests.begin(number, Frame(7));
+        self.requests.begin(number, Frame(7), 0);
         if self.omit != Omit::WritebackBit {
             begin_writeback(&self.state, &self.sleepers);
         }

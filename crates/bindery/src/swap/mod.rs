@@ -9,6 +9,7 @@
 //! | `content`, `page_set` | written and read |
 //! | `device`, `requests` | [`SwapDevice`], and what it has to do |
 //! | `discard` | what devices are told of free slots |
+//! | `take_back` | folios that are wanted again while a device writes them |
 //! | `writeback` | folios that go out, at once or when a device is done |
 //! | `read_around` | pages that are read beside one that is wanted |
 //! | `clock` | where reclaim looks next, and how long pages were away |
@@ -39,7 +40,8 @@
 //! 5. *A page in the cache that cannot be stored stays there*: entries name its slot, and faults
 //!    find it.
 //! 6. *A folio that a device writes* is locked, with the writeback bit, until its request is done.
-//!    A thread that wants the page waits for the device ([`writeback`]).
+//!    A thread that wants the page waits for the device ([`writeback`]), unless pages may change
+//!    while that writes. Then the thread takes the lock over ([`take_back`]).
 //!
 //! # Locks
 //! The lock of a cluster is a spin lock below those of tables and folios, and above those of the
@@ -63,12 +65,15 @@ mod loom_model;
 mod loom_model_of_faults;
 #[cfg(all(test, loom))]
 mod loom_model_of_slots;
+#[cfg(all(test, loom))]
+mod loom_model_of_take_back;
 pub(crate) mod page_set;
 mod read_around;
 mod requests;
 mod same_filled;
 mod settle;
 pub(crate) mod slots;
+mod take_back;
 mod usage;
 mod writeback;
 

@@ -42,6 +42,8 @@ const COUNT: u32 = !(FAILED | AROUND);
 struct Request<W> {
     /// The folio's head.
     head: W,
+    /// The slot of its first page.
+    slot: W,
     /// Pieces that are not complete, [`FAILED`] and [`AROUND`].
     pieces: W,
 }
@@ -55,8 +57,9 @@ pub(super) struct Requests<W = AtomicU32, const N: usize = REQUESTS> {
 
 impl Requests {
     pub(super) const fn new() -> Self {
-        let table =
-            [const { Request { head: AtomicU32::new(0), pieces: AtomicU32::new(0) } }; REQUESTS];
+        let table = [const {
+            Request { head: AtomicU32::new(0), slot: AtomicU32::new(0), pieces: AtomicU32::new(0) }
+        }; REQUESTS];
         Self { taken: AtomicU32::new(0), done: AtomicU32::new(0), table }
     }
 }
@@ -65,7 +68,7 @@ impl<W: Word<u32>, const N: usize> Requests<W, N> {
     /// A table of other words.
     #[cfg(all(test, loom))]
     pub(super) fn of_words(word: impl Fn(u32) -> W) -> Self {
-        let request = |_| Request { head: word(0), pieces: word(0) };
+        let request = |_| Request { head: word(0), slot: word(0), pieces: word(0) };
         Self { taken: word(0), done: word(0), table: core::array::from_fn(request) }
     }
 
@@ -95,10 +98,13 @@ impl<W: Word<u32>, const N: usize> Requests<W, N> {
         self.taken.sub(1 << number, Release);
     }
 
-    /// The request is for this folio from now on, with the submitter's own piece.
-    pub(super) fn begin(&self, number: u32, head: Frame) {
+    /// The request is for this folio, and its slots from `slot` on, from now on, with the
+    /// submitter's own piece.
+    pub(super) fn begin(&self, number: u32, head: Frame, slot: u64) {
         let request = self.request(number);
         request.head.store(head.0, Relaxed);
+        // An area has at most 2^30.
+        request.slot.store(slot as u32, Relaxed);
         request.pieces.store(1, Relaxed);
     }
 
@@ -155,6 +161,11 @@ impl<W: Word<u32>, const N: usize> Requests<W, N> {
     /// The folio's head.
     pub(super) fn head(&self, number: u32) -> Frame {
         Frame(self.request(number).head.load(Relaxed))
+    }
+
+    /// The slot of the folio's first page, as [`Requests::begin`] was told.
+    pub(super) fn first_slot(&self, number: u32) -> u64 {
+        u64::from(self.request(number).slot.load(Relaxed))
     }
 }
 
@@ -214,7 +225,7 @@ mod tests {
         for failed in [false, true] {
             let requests = Requests::new();
             let number = requests.take().unwrap();
-            requests.begin(number, Frame(9));
+            requests.begin(number, Frame(9), 0);
             requests.add_piece(number);
             requests.complete(number, SwapOperation::Write, failed);
             requests.add_piece(number);
@@ -245,7 +256,7 @@ mod tests {
     fn a_read_is_for_its_reader_alone() {
         let requests = Requests::new();
         let number = requests.take().unwrap();
-        requests.begin(number, Frame(1));
+        requests.begin(number, Frame(1), 0);
         requests.complete(number, SwapOperation::Read, true);
         assert_eq!((requests.take_done(), requests.result(number)), (0, Some(false)));
     }

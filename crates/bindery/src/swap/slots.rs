@@ -360,15 +360,18 @@ impl<P: Platform> Memory<P> {
 
     /// Makes the slots of a folio that is in the cache busy, so that they stay its own: to be
     /// written out, or named by more entries. `None`, with nothing changed, if some of its pages
-    /// have left the cache, or came from another folio. Says whether all content is in swap
-    /// already. The caller has the folio's lock and a reference.
+    /// have left the cache, or came from another folio, or a device still writes what they were.
+    /// Says whether all content is in swap already. The caller has the folio's lock, and a
+    /// reference.
     pub(crate) fn prepare_out(&self, folio: Folio, place: SwapPlace) -> Option<Stored> {
         let run = SlotRun { area: place.area, first: place.first, count: folio.pages() };
         let (cluster, cells, _) = self.cells(run)?;
         let _state = cluster.state.lock();
         let load = |cell: &AtomicU64| Cell(cell.load(Relaxed));
-        let ours =
-            |(page, cell): (u32, &AtomicU64)| load(cell).frame() == Some(folio.head.plus(page));
+        let ours = |(page, cell): (u32, &AtomicU64)| {
+            let cell = load(cell);
+            cell.frame() == Some(folio.head.plus(page)) && !cell.has(Cell::WRITING)
+        };
         let stored = cells.iter().filter(|cell| load(cell).0 & Cell::CONTENT != 0).count();
         if !(0..).zip(cells).all(ours) || stored != 0 && stored != cells.len() {
             return None;
@@ -410,7 +413,12 @@ impl<P: Platform> Memory<P> {
                 continue;
             }
             let now = change(page, old);
-            if now.entries() > 0 {
+            if now.is_named_or_written() {
+                if now.entries() == 0 {
+                    // The page leaves the cache; the device lets the slot go.
+                    cell.store(Cell::WRITING, Relaxed);
+                    continue;
+                }
                 let now = if changed.evicted { now.uncached(shadow) } else { now };
                 cell.store(now.0, Relaxed);
                 changed.cached += 1;

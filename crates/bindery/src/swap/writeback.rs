@@ -94,7 +94,7 @@ impl<P: Platform> Memory<P> {
             return self.finish_write_out(folio, place, Some(&written));
         };
         let number = self.take_request(area);
-        area.requests.begin(number, folio.head);
+        area.requests.begin(number, folio.head, place.first);
         self.swap.writing.fetch_add(u64::from(folio.pages()), Relaxed);
         // From here on, the folio is the request's.
         self.frames.begin_writeback(&self.platform, folio);
@@ -177,11 +177,11 @@ impl<P: Platform> Memory<P> {
     #[cold]
     fn finish_writes(&self) -> u64 {
         let (mut freed, mut some) = (0, false);
-        for area in &self.swap.areas {
+        for (area_number, area) in (0..).zip(&self.swap.areas) {
             let mut done = area.requests.take_done();
             some |= done != 0;
             while done != 0 {
-                freed += self.finish_write(area, done.trailing_zeros());
+                freed += self.finish_write(area_number, area, done.trailing_zeros());
                 done &= done - 1;
             }
         }
@@ -193,7 +193,7 @@ impl<P: Platform> Memory<P> {
 
     /// A device is done with the folio of a request. Lock and reference are the caller's now.
     /// Returns how many pages were freed.
-    fn finish_write(&self, area: &Area<P>, number: u32) -> u64 {
+    fn finish_write(&self, area_number: u8, area: &Area<P>, number: u32) -> u64 {
         if area.requests.is_around(number) {
             self.finish_read_around(area, number);
             return 0;
@@ -203,7 +203,14 @@ impl<P: Platform> Memory<P> {
         let Some(folio) = self.frames.folio_of(head) else { return 0 };
         let pages = u64::from(folio.pages());
         let mut freed = 0;
+        let first = area.requests.first_slot(number);
+        let slots = SlotRun { area: area_number, first, count: folio.pages() };
         match self.frames.swap_place(folio) {
+            _ if area.lets_pages_change() && self.was_taken_back(folio, slots) => {
+                let written = if succeeded { pages } else { 0 };
+                self.rare.pages_swapped_out.fetch_add(written, Relaxed);
+                self.frames.release(&self.platform, folio);
+            }
             Some(place) if succeeded => {
                 self.rare.pages_swapped_out.fetch_add(pages, Relaxed);
                 let written = self.sorted_pages(folio, place);
@@ -297,11 +304,14 @@ impl<P: Platform> Memory<P> {
     }
 
     /// Locks a folio of which the caller has a reference. Waits for whoever has the lock, be it a
-    /// device that writes the folio. The caller holds no lock of a table, and is in no read
-    /// section.
+    /// device that writes the folio, unless the folio can be taken back. The caller holds no lock
+    /// of a table, and is in no read section.
     pub(crate) fn lock_folio(&self, folio: Folio) -> FolioLock<'_, P> {
         loop {
             if let Some(lock) = self.frames.lock_folio_unless_writeback(&self.platform, folio) {
+                return lock;
+            }
+            if let Some(lock) = self.take_back(folio) {
                 return lock;
             }
             self.wait_for_devices(&mut || !self.frames.is_under_writeback(folio));

@@ -202,9 +202,11 @@ impl<A: Walk> Runner<'_, '_, A> {
 }
 
 /// A device of two threads, which is slow, does requests in any order, and fails at times.
-fn bad_device(seed: u64) -> &'static SwapFile {
+fn bad_device(seed: u64, stable: bool) -> &'static SwapFile {
     let service = SwapService::Shuffled(seed, Duration::from_micros(20));
-    let device: &SwapFile = Box::leak(Box::new(SwapFile::new(SLOTS, service).unwrap()));
+    let device = SwapFile::new(SLOTS, service).unwrap();
+    let device = if stable { device } else { device.without_stable_pages() };
+    let device: &SwapFile = Box::leak(Box::new(device));
     let served = AtomicU64::new(0);
     device.fail(move |request| {
         let every = if request.operation() == SwapOperation::Read { 31 } else { 7 };
@@ -296,15 +298,26 @@ fn contents_survive_swap_whatever_all_cpus_do() {
     }
 }
 
-#[test]
-fn contents_survive_a_device_that_is_slow_and_fails() {
+fn soak_on_devices(stable: bool) {
     let deeper = std::env::var_os("BINDERY_DEEPER").is_some();
     for seed in 1..if deeper { 60 } else { 4 } {
         let order = [4, 0, 9][seed as usize % 3];
+        let device = Some(bad_device(seed, stable));
         match seed % 3 {
-            0 => soak::<AArch64>(seed, order, Some(bad_device(seed))),
-            1 => soak::<Riscv64<3>>(seed, order, Some(bad_device(seed))),
-            _ => soak::<X86_64<4>>(seed, order, Some(bad_device(seed))),
+            0 => soak::<AArch64>(seed, order, device),
+            1 => soak::<Riscv64<3>>(seed, order, device),
+            _ => soak::<X86_64<4>>(seed, order, device),
         }
     }
+}
+
+#[test]
+fn contents_survive_a_device_that_is_slow_and_fails() {
+    soak_on_devices(true);
+}
+
+/// Pages are taken back from it while it writes them.
+#[test]
+fn contents_survive_a_device_that_bears_changes() {
+    soak_on_devices(false);
 }

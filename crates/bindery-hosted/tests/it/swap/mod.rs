@@ -20,3 +20,4 @@ mod shared_failures;
 mod shared_flushes;
 mod shrink;
 mod slots;
+mod unstable_pages;

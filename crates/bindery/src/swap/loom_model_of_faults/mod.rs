@@ -1,4 +1,5 @@
-//! Faults on pages in swap under loom: two that want one run of slots at once, and one beside a fork.
+//! Faults on pages in swap under loom: two that want one run of slots at once, and one beside a
+//! fork.
 //! The steps are those of [`super::cell`], of the folio's count and of its lock.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib swap::loom_model`.

@@ -1,0 +1,248 @@
+//! Folios that are taken back from a device under loom: the code of [`super::requests`] and of the
+//! folio's lock, and the steps of [`super::take_back`].
+//!
+//! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib swap::loom_model`.
+//!
+//! What the device has for a slot is a loom cell, which the device writes, and the next user of the
+//! slot. So a slot that is free before the device is done is a race. The content of the folio is
+//! another, which whoever has the lock writes. The last tests leave out one rule each ([`Omit`])
+//! and must fail. The other requires that folios were taken back, and that others were not.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool as Flag, Ordering::Relaxed as Plain};
+
+use loom::cell::UnsafeCell;
+use loom::model::Builder;
+use loom::sync::Mutex;
+use loom::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use loom::sync::atomic::{AtomicU32, AtomicU64};
+use loom::thread;
+
+use super::cell::Cell;
+use super::device::SwapOperation;
+use super::requests::{Completions, Requests};
+use crate::addr::Frame;
+use crate::frame::meta::{FOLIO_LOCK, WRITEBACK};
+use crate::frame::{
+    REFERENCE, begin_writeback, lock_unless_writeback, take_all, take_from_request, unlock,
+};
+use crate::sync::parking::model::{SecondLook, Sleepers};
+
+const FRAME: Frame = Frame(7);
+/// Address spaces that name the slot.
+const SPACES: u32 = 2;
+
+/// The rule that a model leaves out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Omit {
+    Nothing,
+    /// The lock is taken over, and the slot marked, in one step.
+    OneStep,
+    /// The slot is marked, and not free before the device is done.
+    Mark,
+}
+
+struct World {
+    omit: Omit,
+    state: AtomicU32,
+    count: AtomicU64,
+    requests: Requests<AtomicU32, 1>,
+    completions: Completions<AtomicU32>,
+    sleepers: Sleepers,
+    cluster: Mutex<()>,
+    cell: AtomicU64,
+    content: UnsafeCell<u32>,
+    /// What the device has for the slot.
+    stored: UnsafeCell<u32>,
+    freed: AtomicU32,
+    taken_back: Flag,
+}
+
+// SAFETY: loom watches each access to the cells, and finds those that race.
+unsafe impl Sync for World {}
+// SAFETY: as above.
+unsafe impl Send for World {}
+
+impl World {
+    /// A folio that a device has, as `Memory::send_to_device` leaves it. The faults have seen the
+    /// entries that name its slot, and have a reference each.
+    fn new(omit: Omit) -> Self {
+        let world = Self {
+            omit,
+            state: AtomicU32::new(FOLIO_LOCK),
+            count: AtomicU64::new((2 + u64::from(SPACES)) * REFERENCE),
+            requests: Requests::of_words(AtomicU32::new),
+            completions: Completions::of_word(AtomicU32::new(0)),
+            sleepers: Sleepers::new(SecondLook::Taken),
+            cluster: Mutex::new(()),
+            cell: AtomicU64::new(Cell::going_out(FRAME, SPACES).0),
+            content: UnsafeCell::new(0),
+            stored: UnsafeCell::new(0),
+            freed: AtomicU32::new(0),
+            taken_back: Flag::new(false),
+        };
+        let number = world.requests.take().expect("it is free");
+        world.requests.begin(number, FRAME, 0);
+        begin_writeback(&world.state, &world.sleepers);
+        world
+    }
+
+    /// The device writes the slot, and is done. The thread that is told so sees to the request.
+    fn transfer(&self) {
+        // SAFETY: as of `Sync`.
+        self.stored.with_mut(|stored| unsafe { stored.write(1) });
+        self.requests.complete(0, SwapOperation::Write, false);
+        self.completions.note(&self.sleepers);
+        self.finish();
+    }
+
+    /// `Memory::finish_swap_writes`.
+    fn finish(&self) {
+        if self.requests.take_done() == 0 {
+            return;
+        }
+        if !self.was_taken_back() {
+            self.evict();
+            unlock(&self.state, &self.sleepers, || ());
+        }
+        self.count.fetch_sub(REFERENCE, AcqRel);
+        self.requests.free(0);
+        self.completions.note(&self.sleepers);
+    }
+
+    /// `Memory::was_taken_back`.
+    fn was_taken_back(&self) -> bool {
+        let _cluster = self.cluster.lock().unwrap();
+        let now = Cell(self.cell.load(Relaxed));
+        if !now.has(Cell::WRITING) {
+            take_from_request(&self.state);
+            return false;
+        }
+        let now = Cell(now.0 & !Cell::WRITING);
+        self.let_go_if_free(now);
+        true
+    }
+
+    /// `Memory::evict`, where the faults still have their references.
+    fn evict(&self) {
+        let _cluster = self.cluster.lock().unwrap();
+        assert!(!take_all(&self.count, 2 * REFERENCE), "a fault has lost its reference");
+        let now = Cell(self.cell.load(Relaxed) & !Cell::BUSY | Cell::STORED);
+        self.let_go_if_free(now);
+    }
+
+    /// The slot is free if nothing holds it any more. The lock of the cluster is held.
+    fn let_go_if_free(&self, now: Cell) {
+        if !now.is_let_go() {
+            self.cell.store(now.0, Relaxed);
+            return;
+        }
+        self.cell.store(Cell::FREE.0, Relaxed);
+        self.leave_cache_of(now);
+        self.freed.fetch_add(1, Relaxed);
+        // SAFETY: as of `Sync`.
+        self.stored.with_mut(|stored| unsafe { stored.write(2) });
+    }
+
+    fn leave_cache_of(&self, cell: Cell) {
+        if cell.has(Cell::CACHED) {
+            self.count.fetch_sub(REFERENCE, AcqRel);
+        }
+    }
+
+    /// `Memory::take_back`. Says whether the lock is the caller's.
+    fn take_back(&self) -> bool {
+        let cluster = self.cluster.lock().unwrap();
+        let now = Cell(self.cell.load(Relaxed));
+        let written = now.has(Cell::BUSY | Cell::CACHED) && !now.has(Cell::STORED);
+        if !written || !take_from_request(&self.state) {
+            return false;
+        }
+        let cluster = match self.omit {
+            Omit::OneStep => {
+                drop(cluster);
+                self.cluster.lock().unwrap()
+            }
+            _ => cluster,
+        };
+        let mark = if self.omit == Omit::Mark { 0 } else { Cell::WRITING };
+        let now = self.cell.load(Relaxed) & !(Cell::BUSY | Cell::CONTENT) | mark;
+        self.cell.store(now, Relaxed);
+        drop(cluster);
+        self.taken_back.store(true, Plain);
+        true
+    }
+
+    /// A fault: `Memory::lock_folio`, the page is mapped and written to, and the slot let go.
+    fn fault(&self) {
+        while !lock_unless_writeback(&self.state, &self.sleepers) && !self.take_back() {
+            self.completions.wait(&self.sleepers, &mut || {
+                self.finish();
+                self.state.load(Acquire) & WRITEBACK == 0
+            });
+        }
+        // SAFETY: as of `Sync`.
+        self.content.with_mut(|content| unsafe { content.write(content.read() + 1) });
+        self.settle();
+        unlock(&self.state, &self.sleepers, || ());
+        // The reference is the mapping's.
+    }
+
+    /// `Memory::settle_slots`, of a page that has lost an entry.
+    fn settle(&self) {
+        let _cluster = self.cluster.lock().unwrap();
+        let now = Cell((self.cell.load(Relaxed) & !Cell::BUSY) - 1);
+        if now.entries() == 0 && now.has(Cell::WRITING) {
+            self.cell.store(Cell::WRITING, Relaxed);
+            self.leave_cache_of(now);
+        } else {
+            self.let_go_if_free(now);
+        }
+    }
+}
+
+/// Two spaces that share a page fault on it while a device writes it. Says whether the folio was
+/// taken back at times, and at others was not.
+fn two_faults(omit: Omit) -> [bool; 2] {
+    let seen = Arc::new([Flag::new(false), Flag::new(false)]);
+    let outcomes = Arc::clone(&seen);
+    let mut builder = Builder::new();
+    builder.preemption_bound = Some(2);
+    builder.check(move || {
+        let world = Arc::new(World::new(omit));
+        let spawn = |work: fn(&World)| {
+            let world = Arc::clone(&world);
+            thread::spawn(move || work(&world))
+        };
+        let (device, other) = (spawn(World::transfer), spawn(World::fault));
+        world.fault();
+        device.join().unwrap();
+        other.join().unwrap();
+        world.finish();
+        assert!(world.requests.is_idle(), "a request was not given back");
+        let (state, cell) = (world.state.load(Acquire), Cell(world.cell.load(Acquire)));
+        assert_eq!((state, cell), (0, Cell::FREE), "the folio stays locked, or its slot taken");
+        assert_eq!(world.freed.load(Acquire), 1, "the slot was freed more than once");
+        let references = u64::from(SPACES) * REFERENCE;
+        assert_eq!(world.count.load(Acquire), references, "the count of the folio is wrong");
+        outcomes[usize::from(world.taken_back.load(Plain))].store(true, Plain);
+    });
+    [0, 1].map(|outcome| seen[outcome].load(Plain))
+}
+
+#[test]
+fn a_folio_is_the_faults_or_the_finishers() {
+    assert_eq!(two_faults(Omit::Nothing), [true; 2], "one of the outcomes was not seen");
+}
+
+#[test]
+#[should_panic(expected = "the folio stays locked, or its slot taken")]
+fn without_one_step_nobody_lets_the_slot_go() {
+    two_faults(Omit::OneStep);
+}
+
+#[test]
+#[should_panic(expected = "freed more than once")]
+fn without_a_mark_a_slot_is_reused_while_the_device_writes() {
+    two_faults(Omit::Mark);
+}
