@@ -46,6 +46,37 @@ pub fn trials(architecture: Architecture) -> Vec<Trial> {
         let arguments = ["--check", "busybox", "sh", "-c", "kill -KILL $$"];
         run(architecture, &arguments, &Expected { status: 137, output: Some(""), message: "" })
     };
+    let memory_functions = move || {
+        let arguments = ["--option", "workload=memory-functions", "busybox", "true"];
+        let output =
+            Some("[bindery] memcpy, memmove, memset and memcmp do what loops over bytes do\n");
+        run(architecture, &arguments, &Expected { status: 0, output, message: "" })
+    };
+    let kernel_mappings = move || {
+        let option = "workload=kernel-map";
+        let arguments = ["--check", "--cpus", "2", "--option", option, "busybox", "true"];
+        let message = "";
+        run(architecture, &arguments, &Expected { status: 0, output: None, message })
+    };
+    let mut trials = vec![
+        Trial::ignorable_test(name("passes_files_words_output_and_status"), passes),
+        Trial::ignorable_test(name("has_no_terminal_where_the_host_has_none"), no_terminal),
+        Trial::ignorable_test(name("ends_the_machine_when_the_time_is_up"), time_is_up),
+        Trial::ignorable_test(name("gives_128_and_the_signal_of_a_killed_program"), killed),
+        Trial::ignorable_test(name("copies_and_compares_every_byte"), memory_functions),
+        Trial::ignorable_test(name("maps_for_the_kernel_itself"), kernel_mappings),
+        Trial::ignorable_test(
+            format!("{}::compare_counts_the_pages_of_a_working_set", architecture.directory()),
+            move || working_set(architecture),
+        ),
+    ];
+    trials.extend(deaths(architecture));
+    trials
+}
+
+/// The trials in which the kernel does not live.
+fn deaths(architecture: Architecture) -> [Trial; 6] {
+    let name = |what: &str| format!("{}::run_{what}", architecture.directory());
     let kernel_dies = move || {
         let arguments = ["--option", "init=/nonexistent", "busybox"];
         let message = "error: the kernel died";
@@ -70,18 +101,6 @@ pub fn trials(architecture: Architecture) -> Vec<Trial> {
             }
         };
         run(architecture, &arguments, &Expected { status: 101, output: None, message })
-    };
-    let memory_functions = move || {
-        let arguments = ["--option", "workload=memory-functions", "busybox", "true"];
-        let output =
-            Some("[bindery] memcpy, memmove, memset and memcmp do what loops over bytes do\n");
-        run(architecture, &arguments, &Expected { status: 0, output, message: "" })
-    };
-    let kernel_mappings = move || {
-        let option = "workload=kernel-map";
-        let arguments = ["--check", "--cpus", "2", "--option", option, "busybox", "true"];
-        let message = "";
-        run(architecture, &arguments, &Expected { status: 0, output: None, message })
     };
     let processor_is_too_old = move || {
         let (model, message) = match architecture {
@@ -112,23 +131,13 @@ pub fn trials(architecture: Architecture) -> Vec<Trial> {
         let message = "error: the kernel died: this processor has no 64-bit mode";
         run(architecture, &arguments, &Expected { status: 101, output: None, message })
     };
-    vec![
+    [
         Trial::ignorable_test(name("tells_that_the_processor_is_too_old"), processor_is_too_old),
         Trial::ignorable_test(name("tells_that_there_is_no_64_bit_mode"), no_long_mode),
-        Trial::ignorable_test(name("passes_files_words_output_and_status"), passes),
-        Trial::ignorable_test(name("has_no_terminal_where_the_host_has_none"), no_terminal),
-        Trial::ignorable_test(name("ends_the_machine_when_the_time_is_up"), time_is_up),
-        Trial::ignorable_test(name("gives_128_and_the_signal_of_a_killed_program"), killed),
         Trial::ignorable_test(name("tells_that_the_kernel_died"), kernel_dies),
         Trial::ignorable_test(name("tells_that_a_kernel_stack_has_run_over"), stack_runs_over),
         Trial::ignorable_test(name("tells_whose_address_the_kernel_used"), use_after_free),
         Trial::ignorable_test(name("tells_which_control_bit_is_wrong"), wrong_control_bit),
-        Trial::ignorable_test(name("copies_and_compares_every_byte"), memory_functions),
-        Trial::ignorable_test(name("maps_for_the_kernel_itself"), kernel_mappings),
-        Trial::ignorable_test(
-            format!("{}::compare_counts_the_pages_of_a_working_set", architecture.directory()),
-            move || working_set(architecture),
-        ),
     ]
 }
 

@@ -83,6 +83,32 @@ pub fn call(number: u32, arguments: [u64; 6]) -> Option<Outcome> {
         nr::__NR_epoll_pwait => {
             masked(e, || with_epoll(descriptor, |epoll| epoll.wait(b, c as i32, milliseconds(d))))
         }
+        nr::__NR_truncate => sizes::truncate(a, b as i64),
+        nr::__NR_ftruncate => sizes::ftruncate(descriptor, b as i64),
+        nr::__NR_fallocate => sizes::fallocate(descriptor, b as u32, c as i64, d as i64),
+        nr::__NR_fsync | nr::__NR_fdatasync => sizes::synchronize(descriptor),
+        nr::__NR_syncfs => get(descriptor).map(|_| 0),
+        nr::__NR_fadvise64 | nr::__NR_readahead => get(descriptor).map(|_| 0),
+        nr::__NR_sync => Ok(0),
+        nr::__NR_umask => Ok(process::current().files().set_umask(a as u32).into()),
+        nr::__NR_mount => mount(b, c),
+        nr::__NR_umount2 => user_place(AT_FDCWD, a, LastLink::Followed).map(|_| 0),
+        nr::__NR_swapon => swap::turn_on(a, b as u32),
+        nr::__NR_swapoff => swap::turn_off(a),
+        nr::__NR_chroot => Err(Errno::EPERM),
+        nr::__NR_socketpair => create::socket_pair(a as u32, b as u32, c as u32, d),
+        // There is no network.
+        nr::__NR_socket => Err(Errno::EAFNOSUPPORT),
+        _ => return name_call(number, arguments),
+    };
+    Some(outcome)
+}
+
+/// Makes a call that concerns names, or what they stand for.
+fn name_call(number: u32, arguments: [u64; 6]) -> Option<Outcome> {
+    let [a, b, c, d, e, _] = arguments;
+    let descriptor = a as i32;
+    let outcome = match number {
         nr::__NR_mkdirat => names::make_directory(descriptor, b, c as u32),
         nr::__NR_mknodat => names::make_node(descriptor, b, c as u32),
         nr::__NR_unlinkat => names::unlink(descriptor, b, c as u32),
@@ -106,22 +132,6 @@ pub fn call(number: u32, arguments: [u64; 6]) -> Option<Outcome> {
         nr::__NR_utimensat => status::change_times(descriptor, b, c, d as u32),
         nr::__NR_statfs => status::statfs(a, b),
         nr::__NR_fstatfs => status::statfs_of(descriptor, b),
-        nr::__NR_truncate => sizes::truncate(a, b as i64),
-        nr::__NR_ftruncate => sizes::ftruncate(descriptor, b as i64),
-        nr::__NR_fallocate => sizes::fallocate(descriptor, b as u32, c as i64, d as i64),
-        nr::__NR_fsync | nr::__NR_fdatasync => sizes::synchronize(descriptor),
-        nr::__NR_syncfs => get(descriptor).map(|_| 0),
-        nr::__NR_fadvise64 | nr::__NR_readahead => get(descriptor).map(|_| 0),
-        nr::__NR_sync => Ok(0),
-        nr::__NR_umask => Ok(process::current().files().set_umask(a as u32).into()),
-        nr::__NR_mount => mount(b, c),
-        nr::__NR_umount2 => user_place(AT_FDCWD, a, LastLink::Followed).map(|_| 0),
-        nr::__NR_swapon => swap::turn_on(a, b as u32),
-        nr::__NR_swapoff => swap::turn_off(a),
-        nr::__NR_chroot => Err(Errno::EPERM),
-        nr::__NR_socketpair => create::socket_pair(a as u32, b as u32, c as u32, d),
-        // There is no network.
-        nr::__NR_socket => Err(Errno::EAFNOSUPPORT),
         nr::__NR_renameat => names::rename((descriptor, b), (c as i32, d), 0),
         _ => return legacy_call(number, arguments),
     };

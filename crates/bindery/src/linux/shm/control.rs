@@ -59,17 +59,9 @@ fn control<P: Platform>(
             Ok(last as u64)
         }
         SHM_INFO => {
-            let (used, pages, (resident, swapped), last) = {
-                let slots = segments.slots.lock();
-                let there = slots.slots.iter().filter_map(|slot| slot.segment.as_ref());
-                let resident = there.fold((0, 0), |(resident, swapped), segment| {
-                    let object = &segment.object;
-                    (resident + object.resident_pages(), swapped + object.swapped_pages())
-                });
-                (slots.used, slots.pages, resident, slots.last_index())
-            };
-            put(&[used.into(), pages, resident, swapped, 0, 0])?;
-            Ok(last as u64)
+            let usage = Usage::of(segments);
+            put(&[usage.segments, usage.pages, usage.resident, usage.swapped, 0, 0])?;
+            Ok(usage.last_index)
         }
         SHM_STAT | SHM_STAT_ANY => {
             let (id, words) = {
@@ -92,20 +84,8 @@ fn control<P: Platform>(
             Ok(0)
         }
         IPC_SET => {
-            let words: [u64; STATUS_WORDS] = words_of_user(space, buffer)?;
-            let owner = ((words[0] >> 32) as u32, words[1] as u32);
-            let mode = (words[2] >> 32) as u32;
-            let now = (segments.clock.now)();
-            segments.change(id, |segment| {
-                segment.check_owner(user)?;
-                if owner.0 == u32::MAX || owner.1 == u32::MAX {
-                    return Err(Errno::EINVAL);
-                }
-                segment.owner = owner;
-                segment.mode = segment.mode & !PERMISSIONS | mode & PERMISSIONS;
-                segment.changed_at = now;
-                Ok(0)
-            })
+            let words = words_of_user(space, buffer)?;
+            set_owner_and_mode(segments, user, id, &words)
         }
         IPC_RMID => segments.change(id, |segment| {
             segment.check_owner(user)?;
@@ -126,6 +106,56 @@ fn control<P: Platform>(
         }),
         _ => Err(Errno::EINVAL),
     }
+}
+
+/// What all segments take.
+struct Usage {
+    segments: u64,
+    pages: u64,
+    resident: u64,
+    swapped: u64,
+    /// The highest index that a segment has.
+    last_index: u64,
+}
+
+impl Usage {
+    fn of<P: Platform>(segments: &Segments<'_, P>) -> Self {
+        let slots = segments.slots.lock();
+        let mut usage = Self {
+            segments: slots.used.into(),
+            pages: slots.pages,
+            resident: 0,
+            swapped: 0,
+            last_index: slots.last_index() as u64,
+        };
+        for segment in slots.slots.iter().filter_map(|slot| slot.segment.as_ref()) {
+            usage.resident += segment.object.resident_pages();
+            usage.swapped += segment.object.swapped_pages();
+        }
+        usage
+    }
+}
+
+/// `IPC_SET`: takes owner and permissions from a `struct shmid_ds`, given in words.
+fn set_owner_and_mode<P: Platform>(
+    segments: &Segments<'_, P>,
+    user: &IpcUser,
+    id: u32,
+    words: &[u64; STATUS_WORDS],
+) -> Outcome {
+    let owner = ((words[0] >> 32) as u32, words[1] as u32);
+    let mode = (words[2] >> 32) as u32;
+    let now = (segments.clock.now)();
+    segments.change(id, |segment| {
+        segment.check_owner(user)?;
+        if owner.0 == u32::MAX || owner.1 == u32::MAX {
+            return Err(Errno::EINVAL);
+        }
+        segment.owner = owner;
+        segment.mode = segment.mode & !PERMISSIONS | mode & PERMISSIONS;
+        segment.changed_at = now;
+        Ok(0)
+    })
 }
 
 /// `struct shmid_ds`, in words.

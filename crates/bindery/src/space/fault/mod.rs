@@ -192,6 +192,27 @@ pub(super) fn refused(error: Error) -> FaultError {
     }
 }
 
+/// Whether a VMA with these flags allows the access.
+#[inline(always)]
+fn check_access<A: Arch>(fault: &Fault, flags: MappingFlags) -> Result<(), FaultError> {
+    let &Fault { access, rights, .. } = fault;
+    if !access.is_allowed(rights, flags) {
+        return Err(FaultError::ProtectionKey(flags.key()));
+    }
+    if flags.contains(MappingFlags::REAPED) {
+        return Err(FaultError::Bus);
+    }
+    let allowed = flags.protection();
+    if !allowed.contains(access.protection()) {
+        // What the entries of such a mapping say may imply more than was asked for.
+        let permissions = allowed.permissions() | Permissions::USER;
+        if !A::implied(permissions).contains(access.permission()) {
+            return Err(FaultError::Protection);
+        }
+    }
+    Ok(())
+}
+
 impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Resolves a fault at `addr`, so that the access can be repeated.
     ///
@@ -295,7 +316,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         fault: &Fault,
         mut locked: Option<VmaReadGuard<'_, P>>,
     ) -> Result<Resolved, FaultError> {
-        let &Fault { page, access, rights, .. } = fault;
+        let &Fault { page, access, .. } = fault;
         // What was fetched for the page stays until it is mapped.
         let mut _kept = None;
         let mut tries = Tries::First;
@@ -307,20 +328,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             };
             let vma = locked.vma();
             let flags = vma.flags();
-            if !access.is_allowed(rights, flags) {
-                return Err(FaultError::ProtectionKey(flags.key()));
-            }
-            if flags.contains(MappingFlags::REAPED) {
-                return Err(FaultError::Bus);
-            }
-            let allowed = flags.protection();
-            if !allowed.contains(access.protection()) {
-                // What the entries of such a mapping say may imply more than was asked for.
-                let permissions = allowed.permissions() | Permissions::USER;
-                if !P::Arch::implied(permissions).contains(access.permission()) {
-                    return Err(FaultError::Protection);
-                }
-            }
+            check_access::<P::Arch>(fault, flags)?;
             if flags.intersects(MappingFlags::USERFAULT) {
                 match self.serve_by_userfault(locked, fault) {
                     Served::GoOn(still) => locked = still,

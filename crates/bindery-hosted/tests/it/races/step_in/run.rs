@@ -131,16 +131,10 @@ pub fn run<A: Walk>(
         for role in [Role::Held, Role::Obstacle] {
             stops.release(role);
         }
-        let mut done = |who: &str, call: Option<thread::ScopedJoinHandle<'_, Option<bool>>>| {
-            let result = call.map(|call| call.join().unwrap());
-            if result == Some(None) {
-                audit.problems.push(format!("{who} panicked"));
-            }
-            result.flatten().unwrap_or(false)
-        };
-        let held_done = done("A", Some(call));
-        let other_done = done("B", other) || verdict == Verdict::Audited;
-        done("C", obstacle);
+        let problems = &mut audit.problems;
+        let held_done = is_done("A", Some(call), problems);
+        let other_done = is_done("B", other, problems) || verdict == Verdict::Audited;
+        is_done("C", obstacle, problems);
         (verdict, [held_done, other_done])
     });
     let (step, steps) = stops.steps(Role::Held);
@@ -153,6 +147,19 @@ pub fn run<A: Walk>(
     }
     let problems = audit.problems;
     Outcome { verdict, steps, step, problems }
+}
+
+/// Waits for the end of a call, if there is one; says whether it did what it was to do.
+fn is_done(
+    who: &str,
+    call: Option<thread::ScopedJoinHandle<'_, Option<bool>>>,
+    problems: &mut Vec<String>,
+) -> bool {
+    let result = call.map(|call| call.join().unwrap());
+    if result == Some(None) {
+        problems.push(format!("{who} panicked"));
+    }
+    result.flatten().unwrap_or(false)
 }
 
 /// A fault that flushes with the table of `ANON` locked.
