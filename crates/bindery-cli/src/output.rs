@@ -4,9 +4,37 @@ use std::fs::File;
 use std::io::{self, ErrorKind, Write};
 use std::path::Path;
 
+use serde::Serialize;
+
 use crate::guest::Problem;
 
-/// Makes the file that an option such as `--json` names.
+/// The file that `--json` names, in which all figures of a run go.
+pub struct JsonFile<'a> {
+    path: &'a Path,
+    file: File,
+}
+
+impl<'a> JsonFile<'a> {
+    /// Makes it. Called before the work, so that a wrong name costs no minute.
+    ///
+    /// # Errors
+    /// As [`create`].
+    pub fn create(path: &'a Path) -> Result<Self, Problem> {
+        create(path).map(|(path, file)| Self { path, file })
+    }
+
+    /// Writes the document, and a newline.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn write(mut self, document: &impl Serialize) -> Result<(), Problem> {
+        let text = serde_json::to_string_pretty(document)
+            .map_err(|error| Problem::Failed(error.to_string()))?;
+        writeln!(self.file, "{text}").map_err(|error| Problem::io("write", self.path, &error))
+    }
+}
+
+/// Makes the file that an option names.
 ///
 /// # Errors
 /// It cannot be written; the problem is the user's.

@@ -5,7 +5,6 @@
 //! call. All calls are those of one thread; `examples/compactor.rs` of `bindery-hosted` and the
 //! workload `compaction` of `bindery compare` have threads that use the heap meanwhile.
 
-use std::io::Write;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -21,8 +20,8 @@ use serde::Serialize;
 
 use super::report::table;
 use super::statistics::Summary;
-use super::{cannot_write, create, enough_memory, parse_architecture, show};
-use crate::output::thousands;
+use super::{enough_memory, parse_architecture};
+use crate::output::{JsonFile, show, thousands};
 use crate::size::{GIB, KIB, MIB, show_bytes};
 
 const HELP: &str = "\
@@ -126,20 +125,19 @@ struct Document<'a> {
 /// # Errors
 /// What to tell the user.
 pub fn run(arguments: &Arguments) -> Result<(), String> {
-    let file = arguments.json.as_deref().map(create).transpose()?;
+    let file = arguments.json.as_deref().map(JsonFile::create).transpose()?;
     let (heap, repeats) = if arguments.quick { (8 * MIB, 2) } else { (32 * MIB, 9) };
     enough_memory(4 * heap)?;
     let rows = dispatch(arguments.arch, Run { heap, repeats })?;
     show(&report(&rows))?;
-    if let Some((path, mut file)) = file {
+    if let Some(file) = file {
         let document = Document {
             bindery: env!("CARGO_PKG_VERSION"),
             architecture: arguments.arch.to_string(),
             quick: arguments.quick,
             results: &rows,
         };
-        let text = serde_json::to_string_pretty(&document).map_err(|error| error.to_string())?;
-        writeln!(file, "{text}").map_err(|error| cannot_write(path, &error))?;
+        file.write(&document)?;
     }
     Ok(())
 }

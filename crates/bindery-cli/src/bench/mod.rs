@@ -31,15 +31,14 @@ mod scale;
 mod statistics;
 mod workload;
 
-use std::fs::File;
-use std::io::{self, ErrorKind, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use bindery::arch::Arch;
 use bindery_hosted::{ArchitectureName, Visitor, Walk, dispatch};
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::output::{JsonFile, show};
 use crate::size::{FolioSize, MIB};
 use engine::{Bench, Comparison};
 use floor::Geometry;
@@ -161,7 +160,7 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
         None => {}
     }
     // Before the work, so that a wrong name costs no minute.
-    let file = arguments.json.as_deref().map(create).transpose()?;
+    let file = arguments.json.as_deref().map(JsonFile::create).transpose()?;
     let (host, clock) = (Host::look(), Clock::calibrate());
     show(&report::heading(&host, arguments.arch, clock))?;
     let mut document = json::Document::new(host, arguments.arch, arguments.quick, clock);
@@ -176,25 +175,10 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     }
     progress.finish_and_clear();
     show(report::LEGEND)?;
-    if let Some((path, mut file)) = file {
-        let text = serde_json::to_string_pretty(&document).map_err(|error| error.to_string())?;
-        writeln!(file, "{text}").map_err(|error| cannot_write(path, &error))?;
+    if let Some(file) = file {
+        file.write(&document)?;
     }
     if problems.is_empty() { Ok(()) } else { Err(problems.join("\nerror: ")) }
-}
-
-fn create(path: &Path) -> Result<(&Path, File), String> {
-    match File::create(path) {
-        Ok(file) => Ok((path, file)),
-        Err(error) => Err(cannot_write(path, &error)),
-    }
-}
-
-fn cannot_write(path: &Path, error: &io::Error) -> String {
-    format!(
-        "cannot write {}: {error}; give --json a file in a directory that exists and is yours",
-        path.display()
-    )
 }
 
 /// All that is asked for of one workload. It shares a machine.
@@ -298,15 +282,4 @@ fn progress(plan: &[Group]) -> ProgressBar {
     let length: usize = scripts.map(|script| ticks(script, 3)).sum();
     let style = ProgressStyle::with_template("{msg:8} [{bar:40}] {percent:>3} %  {eta} left");
     ProgressBar::new(length as u64).with_style(style.expect("the template is a constant"))
-}
-
-/// Prints to standard output. A reader who has seen enough (`| head`) is no error.
-fn show(text: &str) -> Result<(), String> {
-    let mut out = io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            Err(format!("cannot write to standard output: {error}"))
-        }
-        _ => Ok(()),
-    }
 }

@@ -34,7 +34,7 @@ mod words;
 
 use std::cell::Cell;
 use std::fs::File;
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Read as _};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
@@ -42,6 +42,7 @@ use bindery::platform::Cpu;
 use bindery_hosted::{ArchitectureName, Config, Machine, MemoryFiles, Visitor, Walk, dispatch};
 
 use crate::Problem;
+use crate::output::JsonFile;
 use crate::size::{FolioSize, GIB, KIB, parse_bytes};
 use fixture::{Fixture, Stop};
 use mistake::{Mistake, Source};
@@ -98,7 +99,8 @@ const SHOWN_MISTAKES: usize = 20;
 pub fn run(arguments: &Arguments) -> Result<(), Problem> {
     let source = source(&arguments.script).map_err(Problem::Wrong)?;
     let script = read::script(source).map_err(|(source, mistakes)| wrong(&source, &mistakes))?;
-    let json = arguments.json.as_deref().map(create).transpose().map_err(Problem::Failed)?;
+    let json = arguments.json.as_deref().map(JsonFile::create).transpose();
+    let json = json.map_err(|problem| Problem::Failed(problem.into()))?;
     let memory = arguments.memory;
     let mut report = Report::new(&script.source.name, arguments.arch.to_string(), memory);
     let line = Cell::new(0);
@@ -131,11 +133,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Problem> {
             Ok(())
         }
     };
-    if let Some((path, mut file)) = json {
-        let text = serde_json::to_string_pretty(&report).map_err(|error| error.to_string());
-        let written = text
-            .and_then(|text| writeln!(file, "{text}").map_err(|error| cannot_write(path, &error)));
-        written.map_err(Problem::Failed)?;
+    if let Some(file) = json {
+        file.write(&report)?;
     }
     result?;
     report.problem().map_or(Ok(()), |problem| Err(Problem::Failed(problem)))
@@ -162,20 +161,6 @@ fn wrong(source: &Source, mistakes: &[Mistake]) -> Problem {
         text.push_str(&format!("\n\nerror: {more} more lines are wrong"));
     }
     Problem::Wrong(text)
-}
-
-fn create(path: &Path) -> Result<(&Path, File), String> {
-    match File::create(path) {
-        Ok(file) => Ok((path, file)),
-        Err(error) => Err(cannot_write(path, &error)),
-    }
-}
-
-fn cannot_write(path: &Path, error: &io::Error) -> String {
-    format!(
-        "cannot write {}: {error}; give --json a file in a directory that exists and is yours",
-        path.display()
-    )
 }
 
 /// Why a run did not come to its end.

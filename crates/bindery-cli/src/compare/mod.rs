@@ -34,14 +34,13 @@ mod script;
 mod working_set;
 
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use bindery_cli::guest::{Architecture, Problem, busybox, kernel, linux};
 use clap::ValueEnum;
 
-use crate::output::{create, show};
+use crate::output::{JsonFile, show};
 use crate::size::FolioSize;
 use guests::{Bench, Kernel, Repeat};
 use measure::Plan;
@@ -157,7 +156,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
         return profiles(row, &architectures, &arguments.folio);
     }
     // Before the work, so that a wrong name costs no minute.
-    let file = arguments.json.as_deref().map(create).transpose()?;
+    let file = arguments.json.as_deref().map(JsonFile::create).transpose()?;
     let mut document =
         json::Document { bindery: env!("CARGO_PKG_VERSION"), architectures: Vec::new() };
     let mut problems = Vec::new();
@@ -165,10 +164,8 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
         document.architectures.push(compare(arguments, architecture, &mut problems)?);
     }
     show(report::LEGEND)?;
-    if let Some((path, mut file)) = file {
-        let text = serde_json::to_string_pretty(&document)
-            .map_err(|error| Problem::Failed(error.to_string()))?;
-        writeln!(file, "{text}").map_err(|error| Problem::io("write", path, &error))?;
+    if let Some(file) = file {
+        file.write(&document)?;
     }
     match &*problems {
         [] => Ok(ExitCode::SUCCESS),

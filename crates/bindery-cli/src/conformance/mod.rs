@@ -32,7 +32,7 @@ use bindery_cli::guest::requirements::Requirement;
 use bindery_cli::guest::{Architecture, Problem, kernel, linux};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::output::{create, show};
+use crate::output::{JsonFile, create, show};
 use machines::{Bench, Results};
 use results::Comparison;
 use source::Source;
@@ -107,7 +107,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
         chosen => TESTS.iter().filter(|test| chosen.contains(test)).collect(),
     };
     // Before the work, so that a wrong name costs no minute.
-    let file = arguments.json.as_deref().map(create).transpose()?;
+    let file = arguments.json.as_deref().map(JsonFile::create).transpose()?;
     let mut output = arguments.output.as_deref().map(create).transpose()?;
     if let Some(logs) = &arguments.logs {
         fs::create_dir_all(logs).map_err(|error| Problem::io("make", logs, &error))?;
@@ -131,10 +131,8 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
         is_good &= comparisons.iter().all(Comparison::is_good);
         document.architectures.push(results);
     }
-    if let Some((path, mut file)) = file {
-        let text = serde_json::to_string_pretty(&document)
-            .map_err(|error| Problem::Failed(error.to_string()))?;
-        writeln!(file, "{text}").map_err(|error| Problem::io("write", path, &error))?;
+    if let Some(file) = file {
+        file.write(&document)?;
     }
     Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -16,14 +16,14 @@ mod platform;
 mod report;
 mod shapes;
 
-use std::io::Write;
 use std::path::PathBuf;
 
 use bindery::arch::{AArch64, Riscv64, X86_64};
 use bindery_hosted::{ArchitectureName, MemoryFiles, Walk};
 use serde::Serialize;
 
-use super::{cannot_write, create, enough_memory, show};
+use super::enough_memory;
+use crate::output::{JsonFile, show};
 use crate::size::{GIB, MIB};
 use meter::{BOUNDS, Bounds, Meter, Row};
 
@@ -108,7 +108,7 @@ struct Document<'a> {
 /// # Errors
 /// What to tell the user: a call that failed, or one that goes beyond the bounds.
 pub fn run(arguments: &Arguments) -> Result<(), String> {
-    let file = arguments.json.as_deref().map(create).transpose()?;
+    let file = arguments.json.as_deref().map(JsonFile::create).transpose()?;
     let extent = if arguments.quick { QUICK } else { FULL };
     enough_memory(extent.memory)?;
     let rows = match arguments.arch {
@@ -117,7 +117,7 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
         _ => measure::<X86_64<4>>(&extent)?,
     };
     show(&format!("{}{}", report::rows(&rows), report::legend()))?;
-    if let Some((path, mut file)) = file {
+    if let Some(file) = file {
         let document = Document {
             bindery: env!("CARGO_PKG_VERSION"),
             architecture: arguments.arch.to_string(),
@@ -125,8 +125,7 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
             bounds: BOUNDS,
             results: &rows,
         };
-        let text = serde_json::to_string_pretty(&document).map_err(|error| error.to_string())?;
-        writeln!(file, "{text}").map_err(|error| cannot_write(path, &error))?;
+        file.write(&document)?;
     }
     match rows.iter().filter(|row| !row.within_bounds).count() {
         0 => Ok(()),

@@ -85,6 +85,17 @@ impl<A: Walk> Fixture<'_, '_, A> {
         self.space.mappings_looked_at() + objects
     }
 
+    /// Forks, which visits `mappings` mappings: what it has cost. The child's steps count too.
+    pub fn measure_fork(&self, mappings: u64) -> Result<Sample, String> {
+        let mut child = None;
+        let mut fork = self.measure(mappings, || {
+            child = Some(self.space.fork()?);
+            Ok(())
+        })?;
+        fork.steps += child.map_or(0, |child| child.mappings_looked_at());
+        Ok(fork)
+    }
+
     /// Makes `calls` calls: what they have cost.
     pub fn measure(
         &self,

@@ -13,13 +13,13 @@ mod objects;
 mod report;
 mod spaces;
 
-use std::io::Write;
 use std::path::PathBuf;
 
 use bindery_hosted::{ArchitectureName, Visitor, Walk, dispatch};
 use serde::Serialize;
 
-use super::{cannot_write, create, enough_memory, parse_architecture, show};
+use super::{enough_memory, parse_architecture};
+use crate::output::{JsonFile, show};
 use crate::size::MIB;
 use fixture::Sample;
 
@@ -107,20 +107,19 @@ struct Document<'a> {
 /// # Errors
 /// What to tell the user: a call that failed, or one whose steps grow faster than a logarithm.
 pub fn run(arguments: &Arguments) -> Result<(), String> {
-    let file = arguments.json.as_deref().map(create).transpose()?;
+    let file = arguments.json.as_deref().map(JsonFile::create).transpose()?;
     let extent = if arguments.quick { QUICK } else { FULL };
     enough_memory(extent.memory)?;
     let rows = dispatch(arguments.arch, Run { extent })?;
     show(&format!("{}{}", report::rows(&rows), report::LEGEND))?;
-    if let Some((path, mut file)) = file {
+    if let Some(file) = file {
         let document = Document {
             bindery: env!("CARGO_PKG_VERSION"),
             architecture: arguments.arch.to_string(),
             quick: arguments.quick,
             results: &rows,
         };
-        let text = serde_json::to_string_pretty(&document).map_err(|error| error.to_string())?;
-        writeln!(file, "{text}").map_err(|error| cannot_write(path, &error))?;
+        file.write(&document)?;
     }
     match rows.iter().filter(|row| !row.logarithmic).count() {
         0 => Ok(()),

@@ -24,13 +24,7 @@ pub fn measure<A: Walk>(count: u64, bytes: u64) -> Result<Vec<(&'static str, Sam
     };
     let map = each(&|number| map(&space, &object, number, 0))?;
     let fault = each(&|number| write(&space, number))?;
-    let mut child = None;
-    let mut fork = fixture.measure(count, || {
-        child = Some(space.fork()?);
-        Ok(())
-    })?;
-    fork.steps += child.as_ref().map_or(0, |child| child.mappings_looked_at());
-    drop(child);
+    let fork = fixture.measure_fork(count)?;
     // One more, of the other page.
     self::map(&space, &object, count, 1).and_then(|()| write(&space, count)).map_err(failed)?;
     let punch = fixture.measure(1, || object.punch_hole(PAGE_SIZE, PAGE_SIZE))?;

@@ -27,13 +27,7 @@ pub fn measure<A: Walk>(count: u64, bytes: u64) -> Result<Vec<(&'static str, Sam
         // Memory is what there may be too little of.
         space.fault(at(number), Access::Write).map_err(|_| Error::OutOfMemory).map(|_| ())
     })?;
-    let mut child = None;
-    let mut fork = fixture.measure(count, || {
-        child = Some(space.fork()?);
-        Ok(())
-    })?;
-    fork.steps += child.as_ref().map_or(0, |child| child.mappings_looked_at());
-    drop(child);
+    let fork = fixture.measure_fork(count)?;
     let unmap = each(&|number| space.munmap(at(number), PAGE_SIZE))?;
     Ok(vec![("mmap", map), ("fault", fault), ("fork", fork), ("munmap", unmap)])
 }

@@ -6,6 +6,7 @@ use crate::addr::{VirtAddr, VirtRange};
 use crate::error::Error;
 use crate::platform::Platform;
 use crate::space::change::Removed;
+use crate::space::parts::Parts;
 use crate::space::{AddressSpace, MmapLocked};
 use crate::userfault::{self, Userfault, UserfaultFeatures, UserfaultModes, UserfaultState};
 use crate::vma::{MappingFlags, Vma};
@@ -108,14 +109,9 @@ impl<P: Platform> AddressSpace<'_, P> {
         modes: UserfaultModes,
         removed: &mut Removed,
     ) -> Result<(), Error> {
-        let mut at = range.start();
         // What was done may have been joined with what lies after the range.
-        while at < range.end()
-            && let Some(vma) = self.first_ending_after(mm, at.0)
-            && vma.start() < range.end().0
-        {
-            let part = vma.range().intersection(VirtRange::raw(at.0, range.end().0));
-            at = part.end();
+        let mut parts = Parts::of(range);
+        while let Some((vma, part)) = parts.next(mm, self) {
             let own = vma.userfault_pointer() == Some(userfault.pointer());
             // As Linux: modes that are there already stay, and others with them.
             if own && vma.flags().contains(flags_of(modes)) {
@@ -204,15 +200,10 @@ impl<P: Platform> AddressSpace<'_, P> {
         removed: &mut Removed,
         done: &mut VirtAddr,
     ) -> Result<(), Error> {
-        let mut at = range.start();
         // What was done may have been joined with what lies after the range.
-        while at < range.end()
-            && let Some(vma) = self.first_ending_after(mm, at.0)
-            && vma.start() < range.end().0
-        {
-            let part = vma.range().intersection(VirtRange::raw(at.0, range.end().0));
-            *done = at;
-            at = part.end();
+        let mut parts = Parts::of(range);
+        while let Some((vma, part)) = parts.next(mm, self) {
+            *done = part.start();
             if vma.userfault_pointer() != Some(userfault.pointer()) {
                 continue;
             }
