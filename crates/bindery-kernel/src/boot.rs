@@ -45,8 +45,11 @@ impl Information {
     pub fn free_memory(&self, taken: Stretch, out: &mut [FrameRange; MAX_RANGES]) -> usize {
         let mut count = 0;
         let mut memory = self.memory;
-        memory.sort_unstable_by_key(|stretch| stretch.start);
-        for stretch in memory {
+        // The stretch that begins lowest, again and again: they are few, and a sort is much code.
+        while let Some(stretch) =
+            memory.iter_mut().filter(|left| left.start < left.end).min_by_key(|left| left.start)
+        {
+            let stretch = core::mem::take(stretch);
             let mut at = stretch.start.next_multiple_of(4096);
             let end = stretch.end & !4095;
             while at < end && count < MAX_RANGES {

@@ -4,7 +4,7 @@
 //! makes a lasting object calls [`room`] first. That keeps a margin which no single call can use
 //! up, and refuses with `ENOMEM` beyond it.
 
-use core::alloc::Layout;
+use core::alloc::{GlobalAlloc, Layout};
 
 use talc::TalcLock;
 use talc::source::Manual;
@@ -14,7 +14,37 @@ use crate::boot::{Information, Stretch};
 use crate::errno::Errno;
 
 #[global_allocator]
-static HEAP: TalcLock<spin::Mutex<()>, Manual> = TalcLock::new(Manual);
+static HEAP: Heap = Heap(TalcLock::new(Manual));
+
+/// The allocator, with functions that are not inlined: hundreds of places call them.
+struct Heap(TalcLock<spin::Mutex<()>, Manual>);
+
+// SAFETY: each call goes on, as it is, to an allocator that obeys the trait.
+unsafe impl GlobalAlloc for Heap {
+    #[inline(never)]
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's obligations are the same.
+        unsafe { self.0.alloc(layout) }
+    }
+
+    #[inline(never)]
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        // SAFETY: the caller's obligations are the same.
+        unsafe { self.0.dealloc(block, layout) }
+    }
+
+    #[inline(never)]
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's obligations are the same.
+        unsafe { self.0.alloc_zeroed(layout) }
+    }
+
+    #[inline(never)]
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // SAFETY: the caller's obligations are the same.
+        unsafe { self.0.realloc(block, layout, size) }
+    }
+}
 
 /// What stays free for calls that have begun, in bytes.
 const MARGIN: usize = 1 << 20;
@@ -38,7 +68,7 @@ pub fn begin(information: &Information) -> Stretch {
     // SAFETY: the stretch is free memory by the boot information, in the direct map, and
     // kept out of what the core gets (`memory::begin`).
     let claimed =
-        unsafe { HEAP.lock().claim(arch::direct_map(taken.start).as_ptr(), size as usize) };
+        unsafe { HEAP.0.lock().claim(arch::direct_map(taken.start).as_ptr(), size as usize) };
     assert!(claimed.is_some(), "the heap cannot be used");
     taken
 }
@@ -48,8 +78,9 @@ pub fn begin(information: &Information) -> Stretch {
 const LARGEST_GROWTH: usize = 128 << 10;
 
 /// Refuses where the heap cannot take `bytes` more with the margin left, or not in one piece.
+#[inline(never)]
 pub fn room(bytes: usize) -> Result<(), Errno> {
-    let mut heap = HEAP.lock();
+    let mut heap = HEAP.0.lock();
     if heap.counters().available_bytes < bytes.saturating_add(MARGIN) {
         return Err(Errno::ENOMEM);
     }

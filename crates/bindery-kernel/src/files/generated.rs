@@ -66,16 +66,19 @@ pub struct Text {
 
 impl Text {
     /// A file that can only be read.
+    #[inline(never)]
     pub fn new(make: Make) -> Arc<Self> {
         Arc::new(Self { number: new_number(), make: Some(make), take: None })
     }
 
     /// A file that can be written too.
+    #[inline(never)]
     pub fn writable(make: Make, take: Take) -> Arc<Self> {
         Arc::new(Self { number: new_number(), make: Some(make), take: Some(take) })
     }
 
     /// A file that can only be written.
+    #[inline(never)]
     pub fn write_only(take: Take) -> Arc<Self> {
         Arc::new(Self { number: new_number(), make: None, take: Some(take) })
     }
@@ -121,13 +124,19 @@ pub struct FixedDirectory {
 
 impl FixedDirectory {
     /// A directory with these.
+    #[inline(never)]
     pub fn new(entries: Vec<(String, Arc<dyn Node>)>) -> Arc<Self> {
         Arc::new(Self { number: new_number(), entries })
     }
 
     /// As [`FixedDirectory::new`], with names that are known.
     pub fn of<const N: usize>(entries: [(&str, Arc<dyn Node>); N]) -> Arc<Self> {
-        Self::new(entries.into_iter().map(|(name, node)| (name.into(), node)).collect())
+        Self::with_all(&mut entries.into_iter())
+    }
+
+    #[inline(never)]
+    fn with_all(entries: &mut dyn Iterator<Item = (&str, Arc<dyn Node>)>) -> Arc<Self> {
+        Self::new(entries.map(|(name, node)| (name.into(), node)).collect())
     }
 }
 

@@ -42,15 +42,13 @@ pub fn is_parked(thread: &Thread) -> bool {
 }
 
 /// Wakes everybody who sleeps on the word at this address, which may be gone by now.
-#[inline]
-pub fn unpark(word: *const AtomicU32) {
-    if COUNT.load(Ordering::Relaxed) != 0 {
-        wake_all(word.addr());
-    }
-}
-
 #[cold]
-fn wake_all(address: usize) {
+#[inline(never)]
+pub fn unpark(word: *const AtomicU32) {
+    if COUNT.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    let address = word.addr();
     change(|parked| {
         parked.retain(|(at, thread)| {
             let found = *at == address;

@@ -359,10 +359,15 @@ pub(super) fn take(thread: &Thread, allowed: u64) -> Option<Information> {
 }
 
 /// Whether the thread has a signal to look at, or has to stop or to end.
+#[inline]
 pub fn is_waiting(thread: &Thread) -> bool {
-    if thread.work.load(Ordering::Relaxed) & (work::SIGNAL | work::END) == 0 {
-        return false;
-    }
+    thread.work.load(Ordering::Relaxed) & (work::SIGNAL | work::END) != 0 && has_work(thread)
+}
+
+/// [`is_waiting`], for a thread with a note that it may be so.
+#[cold]
+#[inline(never)]
+fn has_work(thread: &Thread) -> bool {
     let signals = thread.signals.lock();
     let set = signals.pending.set | thread.process.pending.lock().set;
     must_end(thread) || set & !signals.blocked != 0 || thread.process.state.lock().stopped.is_some()

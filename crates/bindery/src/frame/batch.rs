@@ -4,6 +4,8 @@
 //! them in order. A batch remembers one range of consecutive frames and frees it whole, as few
 //! large blocks, instead of joining each frame with its buddy, and each pair with the next.
 
+use core::sync::atomic::Ordering::Relaxed;
+
 use super::Frames;
 use super::buddy::MAX_ORDER;
 use crate::addr::Frame;
@@ -53,5 +55,15 @@ impl<'a, P: Platform> FreeBatch<'a, P> {
 impl<P: Platform> Drop for FreeBatch<'_, P> {
     fn drop(&mut self) {
         self.give_back();
+    }
+}
+
+impl<P: Platform> Frames<P> {
+    /// Gives back `count` consecutive frames that are [`Kind::Tail`] and that nobody has any more.
+    fn free_run(&self, platform: &P, first: Frame, count: u32) {
+        platform.frames_released(first, count);
+        let mut buddy = self.buddy.lock();
+        buddy.give_back_run(self.metas, first, count);
+        self.free.store(buddy.free_frame_count(), Relaxed);
     }
 }

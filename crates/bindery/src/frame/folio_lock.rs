@@ -266,6 +266,8 @@ impl<P: Platform> Frames<P> {
     }
 
     /// Takes the owner of an anonymous folio that nobody maps away; the lock is held.
+    #[cold]
+    #[inline(never)]
     fn disown(&self, folio: Folio) {
         if self.mappings(folio) == 0 && self.is_anonymous(folio) {
             self.write_owner(folio, Owner::Nobody, 0);

@@ -324,7 +324,44 @@ impl<P: Platform> Frames<P> {
     /// 1. It is the caller's, and nobody else frees it.
     /// 2. Nobody uses its frames any more: no reference, no entry, no TLB, no reader in a read
     ///    section, no device.
+    #[inline]
     pub(crate) unsafe fn free(&self, platform: &P, first: Frame, order: Order) {
+        // Most callers free one page, and the compiler knows of it.
+        if order == Order::PAGE {
+            // SAFETY: the caller's obligations are the same.
+            unsafe { self.free_page(platform, first) };
+        } else {
+            // SAFETY: the caller's obligations are the same.
+            unsafe { self.free_block(platform, first, order) };
+        }
+    }
+
+    /// [`Frames::free`] of a page, apart so that its order is a constant.
+    ///
+    /// # Safety
+    /// As for [`Frames::free`].
+    #[inline(never)]
+    unsafe fn free_page(&self, platform: &P, page: Frame) {
+        // SAFETY: the caller's obligations are the same.
+        unsafe { self.free_any(platform, page, Order::PAGE) };
+    }
+
+    /// [`Frames::free`] of a larger block.
+    ///
+    /// # Safety
+    /// As for [`Frames::free`].
+    #[inline(never)]
+    unsafe fn free_block(&self, platform: &P, first: Frame, order: Order) {
+        // SAFETY: the caller's obligations are the same.
+        unsafe { self.free_any(platform, first, order) };
+    }
+
+    /// [`Frames::free`], in each of its two functions.
+    ///
+    /// # Safety
+    /// As for [`Frames::free`].
+    #[inline(always)]
+    unsafe fn free_any(&self, platform: &P, first: Frame, order: Order) {
         if order <= MAX_ORDER {
             platform.frames_released(first, order.pages());
         }
@@ -335,14 +372,6 @@ impl<P: Platform> Frames<P> {
         if freed.is_err() {
             self.refuse();
         }
-    }
-
-    /// Gives back `count` consecutive frames that are [`Kind::Tail`] and that nobody has any more.
-    fn free_run(&self, platform: &P, first: Frame, count: u32) {
-        platform.frames_released(first, count);
-        let mut buddy = self.buddy.lock();
-        buddy.give_back_run(self.metas, first, count);
-        self.free.store(buddy.free_frame_count(), Relaxed);
     }
 
     /// Lets free frames that are kept ready for single allocations join the large blocks. O(log

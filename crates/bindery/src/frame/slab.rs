@@ -159,13 +159,20 @@ impl<T, P: Platform> Slab<T, P> {
         let frame = match Self::take_spare(lists, frames) {
             Some(spare) => spare,
             None => {
-                let frame = frames.take(Order::PAGE)?;
-                Self::make_empty(frames, platform, frame);
+                let frame = Self::new_frame(frames, platform)?;
                 lists.frames += 1;
                 frame
             }
         };
         Self::link(lists, frames, frame);
+        Some(frame)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn new_frame(frames: &Frames<P>, platform: &P) -> Option<Frame> {
+        let frame = frames.take(Order::PAGE)?;
+        Self::make_empty(frames, platform, frame);
         Some(frame)
     }
 

@@ -110,14 +110,9 @@ unsafe impl<I: Interrupts> RawLock for SpinLock<I> {
 
     #[inline]
     fn lock(&self) -> I::State {
-        loop {
-            if let Some(state) = self.try_lock() {
-                return state;
-            }
-            // Plain loads keep the line shared while another CPU holds the lock.
-            while self.locked.load(Ordering::Relaxed) {
-                I::relax();
-            }
+        match self.try_lock() {
+            Some(state) => state,
+            None => self.lock_contended(),
         }
     }
 
@@ -135,6 +130,22 @@ unsafe impl<I: Interrupts> RawLock for SpinLock<I> {
     unsafe fn unlock(&self, state: I::State) {
         self.locked.store(false, Ordering::Release);
         I::restore(state);
+    }
+}
+
+impl<I: Interrupts> SpinLock<I> {
+    #[cold]
+    #[inline(never)]
+    fn lock_contended(&self) -> I::State {
+        loop {
+            // Plain loads keep the line shared while another CPU holds the lock.
+            while self.locked.load(Ordering::Relaxed) {
+                I::relax();
+            }
+            if let Some(state) = self.try_lock() {
+                return state;
+            }
+        }
     }
 }
 

@@ -327,6 +327,7 @@ pub(crate) struct LeafTable {
 }
 
 /// A new empty table for `level`, locked, so that it can be installed in at once.
+#[inline(never)]
 pub(crate) fn new_table<P: Platform>(
     memory: &Memory<P>,
     level: Level<P::Arch>,

@@ -1,5 +1,7 @@
 //! Spare tables for an operation that holds locks.
 
+use core::mem;
+
 use crate::Memory;
 use crate::addr::Frame;
 use crate::arch::{Arch, Level};
@@ -34,8 +36,10 @@ impl<'m, P: Platform> TablePool<'m, P> {
     /// A pool of `count` tables. May wait for memory.
     pub(crate) fn fill(memory: &'m Memory<P>, count: u64) -> Result<Self, OutOfMemory> {
         let mut pool = Self::new(memory);
-        // On failure the pool is dropped, and gives back what it has.
-        pool.add(count)?;
+        if count > 0 {
+            // On failure the pool is dropped, and gives back what it has.
+            pool.add(count)?;
+        }
         Ok(pool)
     }
 
@@ -45,6 +49,7 @@ impl<'m, P: Platform> TablePool<'m, P> {
         self.add(u64::from(P::Arch::LEVELS))
     }
 
+    #[inline(never)]
     fn add(&mut self, count: u64) -> Result<(), OutOfMemory> {
         for _ in 0..count {
             self.memory.may_wait();
@@ -60,6 +65,7 @@ impl<'m, P: Platform> TablePool<'m, P> {
     }
 
     /// A locked, empty table for `level`; counts it where it comes from the allocator.
+    #[inline(never)]
     pub(crate) fn take(
         &mut self,
         level: Level<P::Arch>,
@@ -78,6 +84,7 @@ impl<'m, P: Platform> TablePool<'m, P> {
     }
 
     /// Frees the tables that were not needed.
+    #[inline(never)]
     pub(crate) fn give_back(&mut self) {
         while let Some(table) = self.tables.pop(&self.memory.frames) {
             // SAFETY: 1. and 2. the pool has tables that nobody else knows (`put`).
@@ -104,29 +111,32 @@ impl<'m, P: Platform> PageTable<'m, P> {
         mut work: impl FnMut(&mut TablePool<'m, P>) -> Result<R, OutOfMemory>,
     ) -> Result<R, OutOfMemory> {
         let mut pool = TablePool::new(self.memory);
-        match work(&mut pool) {
-            Err(OutOfMemory) => self.with_more_tables(pool, work),
-            done => done,
-        }
-    }
-
-    #[cold]
-    fn with_more_tables<R>(
-        &self,
-        mut pool: TablePool<'m, P>,
-        mut work: impl FnMut(&mut TablePool<'m, P>) -> Result<R, OutOfMemory>,
-    ) -> Result<R, OutOfMemory> {
         let result = loop {
-            if pool.refill().is_err() {
-                break Err(OutOfMemory);
-            }
-            let done = work(&mut pool);
-            if done.is_ok() {
-                break done;
+            match work(&mut pool) {
+                Err(OutOfMemory) if self.add_tables(&mut pool).is_ok() => {}
+                done => break done,
             }
         };
-        pool.give_back();
-        self.stats.add(&pool.counts);
+        if !pool.tables.is_empty() {
+            self.give_back_tables(&mut pool);
+        }
         result
+    }
+
+    /// Refills the pool, and adds to the statistics what that took.
+    #[cold]
+    #[inline(never)]
+    fn add_tables(&self, pool: &mut TablePool<'m, P>) -> Result<(), OutOfMemory> {
+        let result = pool.refill();
+        self.stats.add(&mem::take(&mut pool.counts));
+        result
+    }
+
+    /// Empties the pool, and adds to the statistics what that freed.
+    #[cold]
+    #[inline(never)]
+    fn give_back_tables(&self, pool: &mut TablePool<'m, P>) {
+        pool.give_back();
+        self.stats.add(&mem::take(&mut pool.counts));
     }
 }

@@ -128,6 +128,7 @@ impl File {
     }
 
     /// Writes a text that is one entry.
+    #[inline(never)]
     fn make(&self, process: &Process, space: Option<&Space>, out: &mut EntryText) -> fmt::Result {
         match (self.sort, space) {
             (Sort::SmapsRollup, Some(space)) => smaps_rollup(space, out),

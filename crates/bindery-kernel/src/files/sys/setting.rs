@@ -34,7 +34,12 @@ pub struct Setting {
 impl Setting {
     /// A file that can be read and written.
     pub fn file(value: impl Value + 'static) -> Arc<dyn Node> {
-        Arc::new(Self { number: new_number(), value: Box::new(value) })
+        Self::of(Box::new(value))
+    }
+
+    #[inline(never)]
+    fn of(value: Box<dyn Value>) -> Arc<dyn Node> {
+        Arc::new(Self { number: new_number(), value })
     }
 }
 
