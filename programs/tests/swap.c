@@ -11,6 +11,7 @@
 #include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/sysinfo.h>
+#include <sys/time.h>
 
 #define MIB ((size_t)1 << 20)
 #define SIZE (4 * MIB)
@@ -261,6 +262,69 @@ static void off(void) {
     STEP_EQUAL(munmap(memory, SIZE), 0);
 }
 
+// A process that has pages in swap, and children that come and go meanwhile.
+static void come_and_go(uint64_t seed, int ready, int go) {
+    char byte = 0, *memory = filled(MIB, seed);
+    page_out(memory, MIB);
+    STEP_EQUAL(write(ready, "", 1), 1);
+    STEP_EQUAL(read(go, &byte, 1), 1);
+    for (int round = 0; round < 8; round++) {
+        pid_t child = CHILD({
+            if (round % 2)
+                STEP(holds(memory, MIB / 4, seed));
+        });
+        // Where the area is off already, they stay.
+        STEP_EQUAL(madvise(memory + MIB / 2, MIB / 2, MADV_PAGEOUT), 0);
+        STEP_EQUAL(test_wait(child), 0);
+    }
+    STEP(holds(memory, MIB, seed));
+}
+
+static void off_beside_others(void) {
+    enum { OTHERS = 3 };
+    pid_t others[OTHERS];
+    char byte = 0;
+    int ready[2], go[2];
+    STEP_EQUAL(swapon(SWAP_DEVICE, 0), 0);
+    NEED(pipe(ready) == 0 && pipe(go) == 0);
+    for (int number = 0; number < OTHERS; number++)
+        others[number] = CHILD({ come_and_go(11 + number, ready[1], go[0]); });
+    for (int number = 0; number < OTHERS; number++)
+        STEP_EQUAL(read(ready[0], &byte, 1), 1);
+    char *memory = filled(SIZE, 10);
+    page_out(memory, SIZE);
+    STEP_EQUAL(write(go[1], "123", OTHERS), OTHERS);
+    EQUAL(swapoff(SWAP_DEVICE), 0, "swapoff beside forks and exits");
+    EQUAL(status("VmSwap"), 0, "swapoff beside them: all is back");
+    for (int number = 0; number < OTHERS; number++)
+        STEP_EQUAL(test_wait(others[number]), 0);
+    CHECK(holds(memory, SIZE, 10), "swapoff beside them: contents");
+    STEP_EQUAL(munmap(memory, SIZE), 0);
+}
+
+static void on_alarm(int signal) { (void)signal; }
+
+// A signal ends it where it comes in time: then the area is used as before.
+static void off_with_signals(void) {
+    struct sigaction action = {.sa_handler = on_alarm};
+    struct itimerval soon = {{0, 2000}, {0, 2000}}, never = {{0, 0}, {0, 0}};
+    STEP_EQUAL(swapon(SWAP_DEVICE, 0), 0);
+    char *memory = filled(SIZE, 20);
+    page_out(memory, SIZE);
+    STEP_EQUAL(sigaction(SIGALRM, &action, 0), 0);
+    STEP_EQUAL(setitimer(ITIMER_REAL, &soon, 0), 0);
+    int outcome = swapoff(SWAP_DEVICE), problem = errno;
+    STEP_EQUAL(setitimer(ITIMER_REAL, &never, 0), 0);
+    CHECK(outcome == 0 || problem == EINTR, "swapoff with signals");
+    if (outcome != 0) {
+        STEP_EQUAL(meminfo("SwapTotal"), (DISK - PAGE) / 1024);
+        page_out(memory, SIZE);
+        STEP_EQUAL(swapoff(SWAP_DEVICE), 0);
+    }
+    CHECK(holds(memory, SIZE, 20), "swapoff with signals: contents");
+    STEP_EQUAL(munmap(memory, SIZE), 0);
+}
+
 static void full(void) {
     STEP_EQUAL(swap_make(65), 0);
     STEP_EQUAL(swapon(SWAP_DEVICE, 0), 0);
@@ -282,6 +346,8 @@ int main(void) {
     forked();
     changed();
     off();
+    off_beside_others();
+    off_with_signals();
     full();
     return test_end();
 }

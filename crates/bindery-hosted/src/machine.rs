@@ -250,6 +250,11 @@ impl<A: Walk> Machine<A> {
         self.shared.signals.set(questions);
     }
 
+    /// As [`Machine::fatal_signal_after`], for a signal that is not fatal ([`Platform::signal`]).
+    pub fn signal_after(&self, questions: Option<u64>) {
+        self.shared.signals.set_other(questions);
+    }
+
     /// Kills the thread on `cpu`: [`Platform::fatal_signal`] says so there from now on. Where that
     /// thread is parked, it looks within [`PARKED`].
     pub fn kill(&self, cpu: Cpu) {
@@ -413,6 +418,10 @@ unsafe impl<A: Walk> Platform for Machine<A> {
     fn fatal_signal(&self) -> bool {
         assert!(!self.shared.seats.inside(), "a call that would stop inside a read section");
         self.shared.signals.waits() || self.shared.signals.has_killed(self.cpu())
+    }
+
+    fn signal(&self) -> bool {
+        self.shared.signals.other_waits() || self.fatal_signal()
     }
 
     fn thread(&self) -> u32 {

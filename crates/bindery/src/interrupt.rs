@@ -13,3 +13,10 @@ use crate::platform::Platform;
 pub(crate) fn check<P: Platform>(platform: &P) -> Result<(), Error> {
     if platform.fatal_signal() { Err(Error::Interrupted) } else { Ok(()) }
 }
+
+/// As [`check`], for a call that any signal ends (Linux: `signal_pending`): its caller can repeat
+/// it.
+#[inline]
+pub(crate) fn check_any<P: Platform>(platform: &P) -> Result<(), Error> {
+    if platform.signal() { Err(Error::Interrupted) } else { Ok(()) }
+}

@@ -25,7 +25,7 @@ impl<P: Platform> Memory<P> {
     ///
     /// # Errors
     /// [`Error::OutOfMemory`]; [`Error::InputOutput`] if the area has lost a page, which stays
-    /// lost; [`Error::Interrupted`] for a fatal signal. What has come back stays, and everything
+    /// lost; [`Error::Interrupted`] for a signal. What has come back stays, and everything
     /// can be used as before.
     pub fn swap_in_objects(&self, area: &SwapArea) -> Result<(), Error> {
         let mut last: Option<Object<'_, P>> = None;
@@ -52,7 +52,7 @@ impl<'m, P: Platform> Object<'m, P> {
         let orders = object.orders(memory, MappingFlags::empty());
         let mut from = 0;
         while let Some(run) = self.next_in_area(from, area) {
-            interrupt::check(&memory.platform)?;
+            interrupt::check_any(&memory.platform)?;
             memory.retry(|| {
                 let bring = |_: &_| swap_in(memory, object, run.page, orders);
                 object.invalidate_lock.with_read(&memory.platform, bring)

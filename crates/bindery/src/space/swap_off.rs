@@ -23,30 +23,34 @@ impl<P: Platform> AddressSpace<'_, P> {
     ///
     /// # Errors
     /// [`Error::OutOfMemory`]; [`Error::Fault`] if the area has lost a page, which stays lost;
-    /// [`Error::Interrupted`] for a fatal signal. What has come back stays, and everything can be
-    /// used as before.
+    /// [`Error::Interrupted`] for a signal. What has come back stays, and everything can be used as
+    /// before.
     pub fn swap_in_area(&self, area: &SwapArea) -> Result<(), Error> {
-        self.bring_back(|at| self.next_in_area(at, area.number))
+        self.bring_back(interrupt::check_any, |at| self.next_in_area(at, area.number))
     }
 
     /// Brings back what is in swap in a range of one mapping. No lock is held.
     ///
     /// # Errors
-    /// As of [`AddressSpace::swap_in_area`].
+    /// As of [`AddressSpace::swap_in_area`], but for fatal signals alone.
     #[cold]
     pub(super) fn swap_in_range(&self, range: VirtRange) -> Result<(), Error> {
-        self.bring_back(|at| {
+        self.bring_back(interrupt::check, |at| {
             let _guard = self.mmap_lock.lock();
             let rest = VirtRange::raw(range.start().max(at).0, range.end().0);
             self.first_in_swap(rest, |_| true)
         })
     }
 
-    /// Brings back each page that `next` gives, which gets the page before.
-    fn bring_back(&self, next: impl Fn(VirtAddr) -> Option<VirtAddr>) -> Result<(), Error> {
+    /// Brings back each page that `next` gives, which gets the page before, until `check` refuses.
+    fn bring_back(
+        &self,
+        check: fn(&P) -> Result<(), Error>,
+        next: impl Fn(VirtAddr) -> Option<VirtAddr>,
+    ) -> Result<(), Error> {
         let mut at = VirtAddr(0);
         while let Some(page) = next(at) {
-            interrupt::check(self.platform())?;
+            check(self.platform())?;
             let fault = || {
                 let Some(locked) = self.lock_vma(page) else { return Ok(()) };
                 let Some(slot) = self.slot_at(page) else { return Ok(()) };

@@ -79,6 +79,30 @@ fn filled_pages_never_reach_the_device<A: Walk>() {
     });
 }
 
+/// A folio of a huge leaf stays one: one entry, one run of slots, one request, of private memory and
+/// of shared.
+fn a_huge_folio_is_one_run<A: Walk>() {
+    for sharing in [Sharing::Private, Sharing::Shared] {
+        let device = device(SLOTS, SwapService::AtOnce);
+        with_device::<A>(BYTES, 9, device, |swapping| {
+            swapping.memory.shared_folio_policy().set(Order(9), SizeMode::Always);
+            let request = MapRequest { sharing, ..fixed(AT, 1024 * 4096) };
+            swapping.space.mmap(&request).unwrap();
+            swapping.fill(AT, 1024);
+            let before = swapping.space.counts();
+            swapping.page_out(AT, 1024);
+            let cost = swapping.space.counts() - before;
+            // The leaf, and of shared memory the table on deposit, which goes.
+            assert!(cost.entries_written <= 4, "{cost:?}");
+            let counts = device.counts();
+            assert_eq!((counts.writes, counts.pages_written, swapping.taken()), (2, 1024, 1024));
+            swapping.assert_filled(AT, 1024, AT);
+            assert_eq!((device.counts().reads, device.counts().pages_read), (2, 1024));
+            swapping.space.munmap(VirtAddr(AT), 1024 * 4096).unwrap();
+        });
+    }
+}
+
 /// A fault finds the folio that the device has, and waits for the device: nothing is read.
 #[test]
 fn a_fault_waits_for_the_write() {
@@ -337,5 +361,6 @@ fn shared_memory_goes_to_a_device() {
 
 on_every_architecture! {
     to_a_device => pages_go_to_a_device_and_come_back;
+    huge => a_huge_folio_is_one_run;
     filled => filled_pages_never_reach_the_device;
 }

@@ -20,4 +20,5 @@ mod shared_failures;
 mod shared_flushes;
 mod shrink;
 mod slots;
+mod swap_off;
 mod unstable_pages;

@@ -1,7 +1,10 @@
 //! Runs that do not come back whole, or lie in two clusters or two areas.
 
+use std::thread;
+
 use bindery::SizeMode;
 use bindery::addr::{Order, VirtAddr};
+use bindery::platform::Cpu;
 use bindery_hosted::{Program, SwapService, Walk};
 
 use super::fixture::{Swapping, device, with_device, with_swap};
@@ -46,6 +49,44 @@ fn slots_that_are_partly_cached_come_back_in_pieces<A: Walk>() {
         }
         swapping.assert_filled(AT, 16, AT);
         assert_eq!(swapping.taken(), 0);
+    });
+}
+
+/// 1. A folio of 16 pages goes out. One thread reads page 5 alone; the device takes its time.
+/// 2. Another wants the whole run: 5 is busy, so it gets the largest folio beside it.
+/// 3. When 5 is there, the next fault gets what is left around it.
+fn slots_that_two_faults_want_come_back_in_pieces<A: Walk>() {
+    let device = device(4096, SwapService::InOrder);
+    with_device::<A>(BYTES, 4, device, |swapping| {
+        swapping.map(AT, 16);
+        swapping.fill(AT, 16);
+        swapping.served(device, || swapping.page_out(AT, 16));
+        let load = |cpu: u16, page: u64| {
+            swapping.machine.on_cpu(Cpu(cpu), || {
+                let program = Program::new(swapping.machine, swapping.space);
+                assert_eq!(program.load(VirtAddr(AT + page * 4096)), Ok(AT + page));
+            });
+        };
+        thread::scope(|scope| {
+            use_orders(swapping, &[]);
+            let first = scope.spawn(|| load(1, 5));
+            device.wait_for_request();
+            use_orders(swapping, &[2, 3, 4]);
+            let second = scope.spawn(|| load(2, 0));
+            while device.waiting() < 2 {
+                assert!(!second.is_finished(), "it has read nothing");
+                thread::yield_now();
+            }
+            while !(first.is_finished() && second.is_finished()) {
+                device.serve_one(swapping.memory);
+            }
+        });
+        let out = |page: u64| swapping.swapped(AT + page * 4096, 1) == 1;
+        let back: Vec<_> = (0..16).filter(|page| !out(*page)).collect();
+        assert_eq!(back, [0, 1, 2, 3, 5], "one page, and the four before it");
+        swapping.served(device, || swapping.assert_filled(AT, 16, AT));
+        // 5; 0 to 3; 4, 6 and 7 alone; 8 to 15.
+        assert_eq!((device.counts().reads, device.counts().pages_read), (6, 16));
     });
 }
 
@@ -184,6 +225,7 @@ fn all(taken: [u64; 3]) -> [Option<u64>; 3] {
 
 on_every_architecture! {
     cached => slots_that_are_partly_cached_come_back_in_pieces;
+    wanted => slots_that_two_faults_want_come_back_in_pieces;
     freed => slots_that_were_freed_come_back_in_pieces;
     raw => raw_pages_beside_zeroes_come_back_as_one_folio;
     clusters => runs_that_cross_clusters_are_whole;
