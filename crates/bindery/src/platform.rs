@@ -370,7 +370,8 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
 
     /// Whether the running thread has a signal to deal with (Linux: `signal_pending`). A program
     /// that waits for a userfaultfd's handler stops waiting then, and so does a thread that reads
-    /// its messages, or brings back what is in a swap area. The provided answer is that of [`Platform::fatal_signal`].
+    /// its messages, or brings back what is in a swap area. The provided answer is that of
+    /// [`Platform::fatal_signal`].
     fn signal(&self) -> bool {
         self.fatal_signal()
     }

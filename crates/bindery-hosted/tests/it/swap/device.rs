@@ -79,8 +79,8 @@ fn filled_pages_never_reach_the_device<A: Walk>() {
     });
 }
 
-/// A folio of a huge leaf stays one: one entry, one run of slots, one request, of private memory and
-/// of shared.
+/// A folio of a huge leaf stays one: one entry, one run of slots, one request, of private memory
+/// and of shared.
 fn a_huge_folio_is_one_run<A: Walk>() {
     for sharing in [Sharing::Private, Sharing::Shared] {
         let device = device(SLOTS, SwapService::AtOnce);

@@ -1,9 +1,11 @@
 //! `MADV_PAGEOUT`: pages go to swap and come back, with everything that they were.
 
-use bindery::addr::VirtAddr;
-use bindery::arch::{Absent, Level, X86_64};
+use bindery::addr::{Order, VirtAddr};
+use bindery::arch::{AArch64, Absent, Level, X86_64};
 use bindery::linux::proc::{ClearRefs, clear_refs};
-use bindery::{Access, Advice, Inspection, PinTime, Protection, Remap};
+use bindery::{
+    Access, Advice, Inspection, MapRequest, PinTime, Protection, Remap, Sharing, SizeMode,
+};
 use bindery_hosted::{Program, Walk};
 
 use super::fixture::{Swapping, with_swap};
@@ -74,6 +76,50 @@ fn a_run_comes_back_as_one_folio<A: Walk>() {
             assert_eq!(level, if order == 9 { Level::PMD } else { Level::PTE });
         });
     }
+}
+
+/// Which of the pages the MMU may hold together.
+fn folded<A: Walk>(swapping: &Swapping<'_, '_, A>, pages: u64) -> Vec<bool> {
+    let is_folded = |page: u64| match swapping.space.inspect(VirtAddr(AT + page * 4096)) {
+        Inspection::Page { contiguous, .. } => contiguous,
+        other => panic!("{other:?}"),
+    };
+    (0..pages).map(is_folded).collect()
+}
+
+/// Where the architecture folds entries, those of a folio that comes back are folded as before: of
+/// private memory and of shared.
+fn a_run_that_comes_back_is_folded<A: Walk>() {
+    for sharing in [Sharing::Private, Sharing::Shared] {
+        with_swap::<A>(4, 4096, |swapping| {
+            swapping.memory.shared_folio_policy().set(Order(4), SizeMode::Always);
+            let request = MapRequest { sharing, ..fixed(AT, 64 * 4096) };
+            swapping.space.mmap(&request).unwrap();
+            swapping.fill(AT, 64);
+            let before = folded(swapping, 64);
+            assert!(before.iter().all(|page| *page == before[0]));
+            page_out(swapping, AT, 64);
+            assert_eq!(swapping.swapped(AT, 64), if sharing == Sharing::Private { 64 } else { 0 });
+            assert_eq!(swapping.taken(), 64);
+            swapping.assert_filled(AT, 64, AT);
+            assert_eq!(folded(swapping, 64), before);
+            swapping.space.munmap(VirtAddr(AT), 64 * 4096).unwrap();
+        });
+    }
+}
+
+#[test]
+fn the_entries_of_64_kib_are_folded_again_on_aarch64() {
+    with_swap::<AArch64>(4, 4096, |swapping| {
+        map(swapping, 64);
+        swapping.fill(AT, 64);
+        page_out(swapping, AT, 64);
+        for folio in 0..4 {
+            let at = AT + (folio * 16 + 5) * 4096;
+            swapping.assert_filled(at, 1, AT + folio * 16 + 5);
+        }
+        assert_eq!(folded(swapping, 64), [true; 64]);
+    });
 }
 
 fn zeroes_and_patterns_need_no_store<A: Walk>() {
@@ -291,6 +337,7 @@ on_every_architecture! {
     folios => folios_go_out_and_come_back;
     huge_folios => huge_folios_go_out_and_come_back;
     one_folio => a_run_comes_back_as_one_folio;
+    folded => a_run_that_comes_back_is_folded;
     zeroes => zeroes_and_patterns_need_no_store;
     unmapping => unmapping_frees_the_slots;
     moves => a_move_takes_swap_entries_along;
