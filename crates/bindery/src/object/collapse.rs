@@ -27,8 +27,8 @@ use super::{Object, ObjectState};
 ///
 /// # Errors
 /// [`Error::Invalid`] if the pages do not begin at a multiple of their number, or reach over the
-/// object's end, or where shared memory has none of them; [`Error::Busy`] if more are missing, or
-/// there is nothing to do for the background; [`Error::TryAgain`] if one is pinned;
+/// object's end, or where shared memory has none of them; [`Error::Busy`] if more are missing, if a
+/// userfaultfd serves those, or there is nothing to do for the background; [`Error::TryAgain`] if one is pinned;
 /// [`Error::OutOfMemory`], [`Error::NoSpace`], and for a file what the pager says. The pages stay
 /// as they are then.
 pub(crate) fn collapse<P: Platform>(
@@ -110,7 +110,7 @@ fn collapse_alone<P: Platform>(
         return Err(Error::Busy);
     }
     if missing > 0 && is_served(memory, object, first, count) {
-        return Err(if most_missing.is_some() { Error::Busy } else { Error::Invalid });
+        return Err(Error::Busy);
     }
     memory.may_wait();
     let folio = frames.new_folio(order).ok_or(Error::OutOfMemory)?;

@@ -117,7 +117,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// [`Error::NotMapped`] for holes; [`Error::Invalid`] if a mapping is too small, has said that
     /// it wants no large folios, or is a private one of an object, or nothing is there to be
     /// collapsed, or what is there cannot be (guards among it: pages of an object come into one
-    /// folio, but are not mapped large); [`Error::TryAgain`] if somebody has pinned a page;
+    /// folio, but are not mapped large), or a userfaultfd write-protects it; [`Error::Busy`] if a
+    /// userfaultfd serves what is missing; [`Error::TryAgain`] if somebody has pinned a page;
     /// [`Error::OutOfMemory`] if there is no folio of that size; [`Error::Interrupted`] if a fatal
     /// signal came first, which is asked for before each span (Linux does not ask). What could be
     /// collapsed is.
@@ -127,9 +128,10 @@ impl<P: Platform> AddressSpace<'_, P> {
             let part = {
                 let mm = self.mmap_lock.lock();
                 let Some((vma, part)) = parts.next(&mm, self) else { break };
-                if !may_collapse::<P>(vma) || !self.may_collapse_on_demand() {
+                if !self.may_collapse_on_demand() {
                     return Err(Error::Invalid);
                 }
+                check_collapsible::<P>(vma)?;
                 part
             };
             self.collapse_part(part)?;
@@ -230,7 +232,8 @@ impl<P: Platform> AddressSpace<'_, P> {
             };
             let wanted = self.used_orders(orders, vma.flags()).contains(order);
             let served = vma.has(MappingFlags::USERFAULT_MINOR);
-            if wanted && !served && may_collapse::<P>(vma) && base + span <= vma.end() {
+            let possible = !served && check_collapsible::<P>(vma).is_ok();
+            if wanted && possible && base + span <= vma.end() {
                 return Some(base);
             }
             at = vma.end();
@@ -271,7 +274,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         // Asked again: the mutex was free since, and another mapping may be here.
         let vma = vma.ok_or(Error::NotMapped(base))?;
         let demanded = limits.is_none();
-        if !may_collapse::<P>(vma) || vma.has(MappingFlags::USERFAULT_MINOR) && !demanded {
+        check_collapsible::<P>(vma)?;
+        if vma.has(MappingFlags::USERFAULT_MINOR) && !demanded {
             return Err(Error::Invalid.into());
         }
         let object = self.object_of(vma).filter(|_| vma.is_shared());
@@ -388,7 +392,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         };
         let frames = &self.page_table.memory.frames;
         let order = P::Arch::PMD.order().min(MAX_FOLIO_ORDER);
-        let (mut small, mut fits) = (false, vma.is_shared() && may_collapse::<P>(vma));
+        let (mut small, mut fits) = (false, vma.is_shared() && check_collapsible::<P>(vma).is_ok());
         self.page_table.look(range, |looked| {
             match looked.node.level.kind(looked.raw) {
                 Kind::Leaf if looked.node.level == Level::PTE => {
@@ -422,8 +426,11 @@ impl<P: Platform> AddressSpace<'_, P> {
 }
 
 /// Whether large folios may be made in a mapping: it has room for one at its end, as Linux asks it,
-/// and a page of its own.
-fn may_collapse<P: Platform>(vma: &Vma) -> bool {
+/// and a page of its own, and no handler decides what is there.
+///
+/// # Errors
+/// [`Error::Invalid`]; [`Error::Busy`] if a userfaultfd serves what is missing.
+fn check_collapsible<P: Platform>(vma: &Vma) -> Result<(), Error> {
     let span = P::Arch::PMD.span();
     let last = vma.end() & !(span - 1);
     let fits = last >= span && last - span >= vma.start();
@@ -433,12 +440,14 @@ fn may_collapse<P: Platform>(vma: &Vma) -> bool {
     // A folio that collapsing makes belongs to the object, or to an anon group of anonymous pages.
     // What a private mapping shows is a mixture of both, which no large folio can be.
     let uniform = vma.is_anonymous() || vma.is_shared();
-    // What an object has, and a handler maps, may become one folio.
-    let served = MappingFlags::USERFAULT_MISSING | MappingFlags::USERFAULT_WRITE_PROTECT;
-    fits && aligned
+    let possible = fits
+        && aligned
         && uniform
         && !vma.has(MappingFlags::NO_HUGE)
-        // A handler decides what is there.
-        && !vma.flags().intersects(served)
-        && (!vma.is_anonymous() || vma.group_pointer().is_some())
+        && (!vma.is_anonymous() || vma.group_pointer().is_some());
+    // In minor mode, what the object has may become one folio.
+    if !possible || vma.has(MappingFlags::USERFAULT_WRITE_PROTECT) {
+        return Err(Error::Invalid);
+    }
+    if vma.has(MappingFlags::USERFAULT_MISSING) { Err(Error::Busy) } else { Ok(()) }
 }

@@ -8,8 +8,7 @@
 //!
 //! Likewise, Linux gives a mapping an anon group of its own before it knows whether a userfaultfd's
 //! request for pages there will be refused. Such a mapping joins none with another anon group, and
-//! stays counted as committed when it becomes read-only. `UFFDIO_COPY` reads a page of the source
-//! before it finds that the destination has one.
+//! stays counted as committed when it becomes read-only.
 //!
 //! # Where it arrives, a mapping joins its neighbors
 //! `mremap` takes a userfaultfd from what it moves. Linux does that when the mapping has arrived,
@@ -24,6 +23,11 @@
 //! # What nobody may access is not collapsed
 //! Linux makes huge pages of memory with no permissions too. No TLB has anything of it, so nothing
 //! is won; the core refuses, as it does where nothing was ever touched.
+//!
+//! # What a userfaultfd serves is not collapsed
+//! Linux collapses registered memory of which nothing is missing and nothing is write-protected. It
+//! unmaps pages of shared memory before it finds that one is missing, and looks for mappings that
+//! are registered one page too far. The core refuses, and changes nothing.
 //!
 //! # Advice that there is not is refused
 //! `process_madvise` of no bytes accepts any number on Linux 6.18. Linux 7.2 refuses what it does
@@ -61,6 +65,7 @@ pub fn level(operations: &[Operation], linux: &mut Vec<Observation>, ours: &mut 
     let before = ours[..place].iter().rev().find(|before| before.process == now.process);
     let huge = wants_huge_pages(operations, theirs.step);
     let refuses = collapses_prot_none(operation, before)
+        || collapses_what_is_served(operations, operation)
         || huge && collapses_zeroes(operation, before)
         || advises_of_nothing(operation);
     if theirs.outcome != now.outcome && !refuses {
@@ -70,7 +75,6 @@ pub fn level(operations: &[Operation], linux: &mut Vec<Observation>, ours: &mut 
         || leaves_a_trace(operation, theirs, now, before)
         || counts_what_is_unlocked(operation, theirs, now)
         || (huge || used_a_userfaultfd(operations, theirs.step)) && joins_less(theirs, now)
-        || operation.operation == OperationKind::SupplyCopy && has_read_ahead(theirs, now)
         || forgets_neighbors(operation, theirs, now)
         || (allocated_before(operations, &linux[..place])
             || collapsed_before(operations, theirs.step))
@@ -128,6 +132,12 @@ fn collapses_prot_none(operation: &Operation, before: Option<&Observation>) -> b
         && areas.is_some_and(|areas| areas.iter().any(is_prot_none))
 }
 
+/// Whether something may have been collapsed that is registered with a userfaultfd.
+fn collapses_what_is_served(operations: &[Operation], operation: &Operation) -> bool {
+    let registers = |earlier: &Operation| earlier.operation == OperationKind::Register;
+    advice(operation) == Some(MADV_COLLAPSE) && operations.iter().any(registers)
+}
+
 /// Whether zeroes may have been collapsed.
 fn collapses_zeroes(operation: &Operation, before: Option<&Observation>) -> bool {
     let stretches = before.map(|before| &before.snapshot.stretches);
@@ -179,17 +189,6 @@ fn joins_less(theirs: &Observation, now: &Observation) -> bool {
     };
     uncounted(&linux.areas) == uncounted(&ours.areas)
         && Snapshot { areas: ours.areas.clone(), ..linux.clone() } == *ours
-}
-
-/// Whether the only difference is that Linux has read one page more of the source.
-fn has_read_ahead(theirs: &Observation, now: &Observation) -> bool {
-    let pages = |observation: &Observation| -> u64 {
-        let stretches = observation.snapshot.stretches.iter();
-        stretches.map(|stretch| (stretch.end - stretch.start) / PAGE).sum()
-    };
-    let (linux, ours) = (&theirs.snapshot, &now.snapshot);
-    pages(theirs) == pages(now) + 1
-        && Snapshot { stretches: ours.stretches.clone(), ..linux.clone() } == *ours
 }
 
 /// Whether the only difference is that Linux has taken the userfaultfd from neighbors too.

@@ -305,8 +305,11 @@ fn collapsing_leaves_what_a_handler_serves_alone() {
         let is_huge =
             |found| matches!(found, Inspection::Page { level, .. } if level == Level::PMD);
         space.register_userfault(fd, start, HUGE, UserfaultModes::MISSING).unwrap();
-        assert_eq!(collapse(start), Err(Error::Invalid));
-        assert_eq!(collapse(other), Err(Error::Invalid), "a page is missing");
+        assert_eq!(collapse(start), Err(Error::Busy));
+        assert_eq!(collapse(other), Err(Error::Busy), "a page is missing");
+        space.register_userfault(fd, start, HUGE, UserfaultModes::WRITE_PROTECT).unwrap();
+        assert_eq!(collapse(start), Err(Error::Invalid), "it is write-protected");
+        space.register_userfault(fd, start, HUGE, UserfaultModes::MISSING).unwrap();
         object.write(511 * PAGE, &[9]).unwrap();
         space.register_userfault(fd, start, HUGE, UserfaultModes::MINOR).unwrap();
         collapse(start).unwrap();

@@ -20,11 +20,11 @@ use super::swap_in::Slot;
 use super::{Access, Resolved, Step, Tries};
 
 /// What an entry holds that is not empty.
-pub(in crate::space) enum Occupant {
+pub(in crate::space) enum Occupant<A: Arch> {
     /// The name of a swap slot.
     Slot(Slot),
-    /// Anything else.
-    Entry(Entry),
+    /// Anything else, at its level.
+    Entry(Entry, Level<A>),
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
@@ -112,7 +112,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         vma: &Vma,
         page: VirtAddr,
         access: Access,
-    ) -> Result<Orders, Occupant> {
+    ) -> Result<Orders, Occupant<P::Arch>> {
         let mut counts = Counts::default();
         let section = ReadSection::enter(self.platform());
         let seen = self.page_table.peek(&section, page, &mut counts);
@@ -121,7 +121,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         if !entry.is_empty() {
             let in_swap = entry.0 & P::Arch::PRESENT == 0 && P::Arch::is_swap(entry);
             let slot = if in_swap { self.slot_of(&section, seen, page) } else { None };
-            return Err(slot.map_or(Occupant::Entry(entry), Occupant::Slot));
+            return Err(slot.map_or(Occupant::Entry(entry, node.level), Occupant::Slot));
         }
         let wanted = match access {
             Access::Write => {

@@ -403,7 +403,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 Ok(orders) => fill(orders)?,
                 // What it says now counts: it is looked at again where it is replaced.
                 Err(Occupant::Slot(slot)) => self.swap_in(vma, wanted, slot, Reading::ForFault)?,
-                Err(Occupant::Entry(_)) => self.look_again(vma, page, access)?,
+                Err(Occupant::Entry(..)) => self.look_again(vma, page, access)?,
             };
             let step = match step {
                 Step::Reuse(range) => Step::Done(self.reuse(vma, page, range)?),

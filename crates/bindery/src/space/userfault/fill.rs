@@ -9,7 +9,7 @@ use core::fmt;
 use bitflags::bitflags;
 
 use crate::addr::{Order, Orders, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{Absent, AbsentFormat, Attributes, Marker};
+use crate::arch::{Absent, AbsentFormat, Attributes, Level, Marker};
 use crate::error::{Error, FaultError};
 use crate::frame::Folio;
 use crate::platform::Platform;
@@ -285,11 +285,11 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             return self.supplied_order(vma, object, at, end).map(NextFill::Folio);
         }
         let order = match self.vacant_orders(vma, at, Access::Write) {
-            Err(Occupant::Slot(_)) => return Err(Error::Exists(at)),
-            Err(Occupant::Entry(entry)) if self.is_occupied(entry) => {
+            Err(Occupant::Entry(entry, level)) if level > Level::PTE && self.is_occupied(entry) => {
                 return Err(Error::Exists(at));
             }
-            Err(Occupant::Entry(_)) => return Ok(NextFill::Folio(Order::PAGE)),
+            // As on Linux, an error of the source comes before a page that is in the way.
+            Err(_) => return Ok(NextFill::Folio(Order::PAGE)),
             Ok(orders) if vma.is_anonymous() => largest_at(orders, at, end),
             Ok(_) => Order::PAGE,
         };

@@ -71,6 +71,9 @@ impl<P: Platform> AddressSpace<'_, P> {
             return Err(Error::Invalid);
         }
         let vacant = self.vacant_pages(range)?;
+        if vacant == 0 {
+            return Err(Error::Exists(at));
+        }
         let (mut found, mut count) = pages::resident_run(memory, object, index, vacant);
         if found.is_none() && pages::has(memory, object, index) {
             let orders = object.orders(memory, vma.flags());
@@ -101,18 +104,19 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.populate(range)
     }
 
-    /// On how many pages from the beginning of `range` on the entries are empty, in one table; one
-    /// page, if its entry is a marker that gives way.
+    /// On how many pages from the beginning of `range` on the entries are empty, in one table,
+    /// perhaps none; one page, if its entry is a marker that gives way.
     ///
     /// # Errors
-    /// [`Error::Exists`] if there are none.
+    /// [`Error::Exists`] for a huge leaf.
     fn vacant_pages(&self, range: VirtRange) -> Result<u64, Error> {
         let at = range.start();
         let section = ReadSection::enter(self.platform());
         let EntryAt { node, index, entry } =
             self.page_table.peek(&section, at, &mut Counts::default());
         if self.is_occupied(entry) {
-            return Err(Error::Exists(at));
+            // As on Linux, an error of the source comes before a page that is in the way.
+            return if node.level > Level::PTE { Err(Error::Exists(at)) } else { Ok(0) };
         }
         if !entry.is_empty() {
             return Ok(1);
