@@ -59,7 +59,7 @@ impl<P: Platform> Drop for FreeBatch<'_, P> {
 }
 
 impl<P: Platform> Frames<P> {
-    /// Gives back `count` consecutive frames that are [`Kind::Tail`] and that nobody has any more.
+    /// Gives back `count` consecutive frames that are `Kind::Tail` and that nobody has any more.
     fn free_run(&self, platform: &P, first: Frame, count: u32) {
         platform.frames_released(first, count);
         let mut buddy = self.buddy.lock();
