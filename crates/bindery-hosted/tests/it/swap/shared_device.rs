@@ -1,10 +1,14 @@
 //! Shared memory on a device: pages under writeback, and requests that fail.
 
+use std::thread;
 use std::time::Duration;
 
-use bindery::addr::VirtAddr;
-use bindery::{Accounting, Advice, Error, FaultError, Object, Sealing, Sharing, SwapOperation};
-use bindery_hosted::{Machine, SwapFile, SwapService, Walk};
+use bindery::addr::{Order, VirtAddr};
+use bindery::platform::Cpu;
+use bindery::{
+    Accounting, Advice, Error, FaultError, Object, Sealing, Sharing, SizeMode, SwapOperation,
+};
+use bindery_hosted::{Machine, Program, SwapFile, SwapService, Walk};
 
 use super::fixture::{Swapping, device, with_device};
 use crate::support::objects::use_object_order;
@@ -71,6 +75,44 @@ fn pages_go_to_a_device_and_come_back<A: Walk>() {
     }
 }
 
+/// One thread reads page 5 alone; the device takes its time. Another wants the whole run, and gets
+/// the largest folio beside that page.
+fn slots_that_two_faults_want_come_back_in_pieces<A: Walk>() {
+    let device = device(SLOTS, SwapService::InOrder);
+    with_shared::<A>(4, device, |swapping, object| {
+        swapping.served(device, || page_out(swapping));
+        let use_orders = |orders: &[u8]| {
+            for order in 1..=9 {
+                let mode = if orders.contains(&order) { SizeMode::Always } else { SizeMode::Never };
+                swapping.memory.shared_folio_policy().set(Order(order), mode);
+            }
+        };
+        let load = |cpu: u16, page: u64| {
+            swapping.machine.on_cpu(Cpu(cpu), || {
+                let program = Program::new(swapping.machine, swapping.space);
+                assert_eq!(program.load(VirtAddr(AT + page * PAGE)), Ok(AT + page));
+            });
+        };
+        thread::scope(|scope| {
+            use_orders(&[]);
+            let first = scope.spawn(|| load(1, 5));
+            device.wait_for_request();
+            use_orders(&[2, 3, 4]);
+            let second = scope.spawn(|| load(2, 0));
+            while device.waiting() < 2 {
+                assert!(!second.is_finished(), "it has read nothing");
+                thread::yield_now();
+            }
+            while !(first.is_finished() && second.is_finished()) {
+                device.serve_one(swapping.memory);
+            }
+        });
+        assert_eq!((object.resident_pages(), device.counts().pages_read), (5, 5));
+        swapping.served(device, || swapping.assert_filled(AT, PAGES, AT));
+        assert_eq!((device.counts().pages_read, swapping.taken()), (PAGES, 0));
+    });
+}
+
 fn a_failed_write_keeps_the_pages<A: Walk>() {
     for order in [0, 4, 9] {
         let device = device(SLOTS, SwapService::AtOnce);
@@ -118,6 +160,7 @@ fn a_read_error_loses_nothing_else<A: Walk>() {
 }
 
 on_every_architecture! {
+    wanted => slots_that_two_faults_want_come_back_in_pieces;
     device => pages_go_to_a_device_and_come_back;
     write => a_failed_write_keeps_the_pages;
     read => a_read_error_loses_nothing_else;
