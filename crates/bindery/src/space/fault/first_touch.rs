@@ -119,9 +119,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.page_table.stats.add(&counts);
         let EntryAt { node, entry, .. } = seen;
         if !entry.is_empty() {
-            let in_swap = entry.0 & P::Arch::PRESENT == 0 && P::Arch::is_swap(entry);
-            let slot = if in_swap { self.slot_of(&section, seen, page) } else { None };
-            return Err(slot.map_or(Occupant::Entry(entry, node.level), Occupant::Slot));
+            return self.occupied(&section, seen, page);
         }
         let wanted = match access {
             Access::Write => {
@@ -147,6 +145,25 @@ impl<P: Platform> AddressSpace<'_, P> {
         let orders = Order::PAGE.up_to(MAX_FOLIO_ORDER).filter(|order| wanted.contains(*order));
         let fitting = orders.filter(|order| fits(*order)).map(Orders::of);
         Ok(fitting.fold(Orders::default(), |set, order| set | order))
+    }
+
+    /// What [`AddressSpace::vacant_orders`] says of an entry that is not empty.
+    // Returns all of the result: the caller passes on where it is to be written.
+    #[inline(never)]
+    fn occupied(
+        &self,
+        section: &ReadSection<'_, P>,
+        seen: EntryAt<P::Arch>,
+        page: VirtAddr,
+    ) -> Result<Orders, Occupant<P::Arch>> {
+        let EntryAt { node, entry, .. } = seen;
+        if entry.0 & P::Arch::PRESENT == 0
+            && P::Arch::is_swap(entry)
+            && let Some(slot) = self.slot_of(section, seen, page)
+        {
+            return Err(Occupant::Slot(slot));
+        }
+        Err(Occupant::Entry(entry, node.level))
     }
 
     /// The entry of `page` was empty when it was read; `orders` would fit.

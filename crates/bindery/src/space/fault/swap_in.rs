@@ -150,8 +150,7 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// The slot that an entry names for `page`. It is looked up in the read section in which the
     /// entry was read: until that ends, the slot's area stays.
-    // In a function of its own: faults that find nothing in swap keep nothing for it.
-    #[inline(never)]
+    #[inline]
     pub(super) fn slot_of(
         &self,
         _section: &ReadSection<'_, P>,
