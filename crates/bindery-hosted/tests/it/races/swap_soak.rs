@@ -288,7 +288,7 @@ fn soak<A: Walk>(seed: u64, order: u8, device: Option<&'static SwapFile>) {
 #[test]
 fn contents_survive_swap_whatever_all_cpus_do() {
     let deeper = std::env::var_os("BINDERY_DEEPER").is_some();
-    for seed in 1..if deeper { 100 } else { 7 } {
+    for seed in 1..if deeper { 100 } else { 31 } {
         let order = [0, 4, 9][seed as usize % 3];
         match seed % 5 {
             0 | 1 => soak::<AArch64>(seed, order, None),
@@ -300,7 +300,7 @@ fn contents_survive_swap_whatever_all_cpus_do() {
 
 fn soak_on_devices(stable: bool) {
     let deeper = std::env::var_os("BINDERY_DEEPER").is_some();
-    for seed in 1..if deeper { 60 } else { 4 } {
+    for seed in 1..if deeper { 60 } else { 25 } {
         let order = [4, 0, 9][seed as usize % 3];
         let device = Some(bad_device(seed, stable));
         match seed % 3 {
