@@ -426,7 +426,7 @@ impl<P: Platform> AddressSpace<'_, P> {
 }
 
 /// Whether large folios may be made in a mapping: it has room for one at its end, as Linux asks it,
-/// and a page of its own, and no handler decides what is there.
+/// and a page of its own, and no userfaultfd supplies its pages or guards its writes.
 ///
 /// # Errors
 /// [`Error::Invalid`]; [`Error::Busy`] if a userfaultfd serves what is missing.

@@ -5,7 +5,7 @@
 //!
 //! What the device has for a slot is a loom cell, which the device writes, and the next user of the
 //! slot. So a slot that is free before the device is done is a race. The content of the folio is
-//! another, which whoever has the lock writes. The last tests leave out one rule each ([`Omit`])
+//! another, which the holder of the lock writes. The last tests leave out one rule each ([`Omit`])
 //! and must fail. The other requires that folios were taken back, and that others were not.
 
 use std::sync::Arc;
@@ -87,7 +87,7 @@ impl World {
         world
     }
 
-    /// The device writes the slot, and is done. The thread that is told so sees to the request.
+    /// The device writes the slot, and completes. The thread that learns of it ends the request.
     fn transfer(&self) {
         // SAFETY: as of `Sync`.
         self.stored.with_mut(|stored| unsafe { stored.write(1) });

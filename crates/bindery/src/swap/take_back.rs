@@ -13,9 +13,9 @@
 //! finisher                                                     cluster's lock: WRITING goes
 //! ```
 //!
-//! Who has the folio is decided under the lock of its cluster, by the slots' marks. The writeback
-//! bit does not tell: the folio may have gone out again, to other slots, when the first request is
-//! done.
+//! The slots' marks, under the lock of their cluster, decide which thread has the folio. The
+//! writeback bit does not: the folio may have gone out again, to other slots, when the first request
+//! is done.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

@@ -130,7 +130,7 @@ fn what_a_child_unmaps_meanwhile_is_free_afterwards<A: Walk>() {
     }
 }
 
-/// Parent and child share the slots: whoever comes first takes the folio back, and the other finds
+/// Parent and child share the slots: the first of them takes the folio back, and the other finds
 /// it in the cache, before the device is done or afterwards.
 fn both_sides_of_a_fork_find_the_folio<A: Walk>() {
     for order in [0, 4, 9] {
