@@ -14,8 +14,8 @@
 //! ```
 //!
 //! The slots' marks, under the lock of their cluster, decide which thread has the folio. The
-//! writeback bit does not: the folio may have gone out again, to other slots, when the first request
-//! is done.
+//! writeback bit does not: the folio may have gone out again, to other slots, when the first
+//! request is done.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
