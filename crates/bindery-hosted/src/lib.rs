@@ -46,6 +46,7 @@ mod instructions;
 mod machine;
 mod memory;
 mod mmu;
+mod parking;
 mod pass_on;
 mod program;
 mod signals;
@@ -59,7 +60,7 @@ pub use cpu::OnCpu;
 pub use dispatch::{ArchitectureName, UnknownArchitecture, Visitor, dispatch};
 pub use files::{MemoryFiles, PagerCounts};
 pub use instructions::InstructionCache;
-pub use machine::{Config, Machine, PARKED};
+pub use machine::{Config, Machine};
 pub use mmu::{
     AccessKind, Denial, Fetches, InvalidEntries, Leaf, Meaning, MmuFault, Mode, Rights, Rules,
     Translation, Walk,

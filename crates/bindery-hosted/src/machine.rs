@@ -1,17 +1,16 @@
 //! [`Machine`]: memory, CPUs and MMUs put together, and the core's [`Platform`].
 
 use std::fmt;
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bindery::addr::{Frame, PAGE_SHIFT};
 use bindery::platform::{Cpu, CpuSet, GracePeriod, Invalidation, MAX_CPUS, Platform};
 use bindery::sync::LockApi05;
 use bindery::{FrameRange, FramesError, Memory};
 use parking_lot::Mutex;
-use parking_lot_core::{DEFAULT_PARK_TOKEN, DEFAULT_UNPARK_TOKEN};
 
 use crate::collections::Collections;
 use crate::control::BrokenControl;
@@ -20,6 +19,7 @@ use crate::instructions::{InstructionCache, Instructions};
 use crate::memory::{DirectMap, PhysicalMemory};
 use crate::mmu::walk::World;
 use crate::mmu::{Translation, Walk};
+use crate::parking::Parking;
 use crate::signals::Signals;
 use crate::stats::{Requests, Statistics};
 use crate::tlb::{Tlb, TlbKind};
@@ -48,11 +48,11 @@ pub struct Config {
     pub broken: Option<BrokenControl>,
     /// What instruction fetches see; coherent by default.
     pub instructions: InstructionCache,
+    /// The longest that a thread may be parked ([`Platform::park`]): 30 s by default. Beyond, its
+    /// wake-up counts as lost. The standard error then says which thread sleeps on which word, and
+    /// the process aborts. A limit beyond what the clock can show is none.
+    pub park_limit: Duration,
 }
-
-/// The longest that a thread is parked before it looks again, as [`Platform::park`] allows: a
-/// signal does not wake it.
-pub const PARKED: Duration = Duration::from_millis(50);
 
 impl Default for Config {
     fn default() -> Self {
@@ -66,6 +66,7 @@ impl Default for Config {
             branch_target_identification: false,
             broken: None,
             instructions: InstructionCache::Coherent,
+            park_limit: Duration::from_secs(30),
         }
     }
 }
@@ -103,6 +104,7 @@ pub(crate) struct Shared<A: Walk> {
     pub(crate) log: Log,
     requests: Requests,
     signals: Signals,
+    parking: Parking,
     collections: Collections,
     seed: u64,
     protection_keys: u8,
@@ -134,7 +136,8 @@ impl<A: Walk> Machine<A> {
             tlbs,
             log: Log::default(),
             requests: Requests::default(),
-            signals: Signals::default(),
+            signals: Signals::new(cpus),
+            parking: Parking::new(config.park_limit, seed),
             collections: Collections::default(),
             seed,
             protection_keys: config.protection_keys,
@@ -245,20 +248,30 @@ impl<A: Walk> Machine<A> {
     }
 
     /// Lets a fatal signal come, for the running thread: [`Platform::fatal_signal`] says "no" so
-    /// many times more, and "yes" from then on. `None` takes it back.
+    /// many times more, and "yes" from then on. `None` takes it back. Until then no thread sleeps
+    /// in [`Platform::park`], and those that do wake up: a sleeping thread would not ask.
     pub fn fatal_signal_after(&self, questions: Option<u64>) {
         self.shared.signals.set(questions);
+        self.shared.parking.interrupt(|_| true);
     }
 
     /// As [`Machine::fatal_signal_after`], for a signal that is not fatal ([`Platform::signal`]).
     pub fn signal_after(&self, questions: Option<u64>) {
         self.shared.signals.set_other(questions);
+        self.shared.parking.interrupt(|_| true);
     }
 
-    /// Kills the thread on `cpu`: [`Platform::fatal_signal`] says so there from now on. Where that
-    /// thread is parked, it looks within [`PARKED`].
+    /// Kills the thread on `cpu`: [`Platform::fatal_signal`] says so there from now on. If that
+    /// thread is parked, it wakes up, and does not sleep in [`Platform::park`] again. Panics if
+    /// there is no such CPU.
     pub fn kill(&self, cpu: Cpu) {
         self.shared.signals.kill(cpu);
+        self.shared.parking.interrupt(|other| other == cpu);
+    }
+
+    /// How many threads sleep in [`Platform::park`]: the next wake-up of its word finds each.
+    pub fn parked_threads(&self) -> u32 {
+        self.shared.parking.asleep()
     }
 
     /// Has [`Platform::collect_memory`] call `collect`, as an embedder that keeps frames for later
@@ -382,23 +395,11 @@ unsafe impl<A: Walk> Platform for Machine<A> {
             "a thread sleeps inside a read section on CPU {}",
             self.cpu().0
         );
-        // Acquire: a thread that finds the word changed comes after what was done before the
-        // change.
-        let unchanged = || word.load(Ordering::Acquire) == expected;
-        let key = ptr::from_ref(word).addr();
-        // SAFETY: 1. The key is the address of a word that is there, in which no lock of the
-        // crate's lies, and which others use as a key through `unpark` alone. 2. The closures
-        // neither panic nor come back to the crate.
-        unsafe {
-            let until = Some(Instant::now() + PARKED);
-            parking_lot_core::park(key, unchanged, || (), |_, _| (), DEFAULT_PARK_TOKEN, until);
-        }
+        self.shared.parking.park(self.cpu(), word, expected, &self.shared.signals);
     }
 
     fn unpark(&self, word: *const AtomicU32) {
-        // SAFETY: as in `park`. If the word is gone, a thread that waits under its address for
-        // something else looks again.
-        unsafe { parking_lot_core::unpark_all(word.addr(), DEFAULT_UNPARK_TOKEN) };
+        self.shared.parking.unpark(word);
     }
 
     #[inline]

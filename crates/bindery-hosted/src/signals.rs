@@ -1,9 +1,8 @@
 //! The signals that end long calls.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use bindery::platform::{Cpu, CpuSet};
-use parking_lot::Mutex;
+use bindery::platform::Cpu;
 
 /// No signal is to come.
 const NEVER: u64 = u64::MAX;
@@ -14,17 +13,16 @@ pub(crate) struct Signals {
     left: AtomicU64,
     /// For one that is not.
     others: AtomicU64,
-    killed: Mutex<CpuSet>,
-}
-
-impl Default for Signals {
-    fn default() -> Self {
-        let [left, others] = [NEVER; 2].map(AtomicU64::new);
-        Self { left, others, killed: Mutex::default() }
-    }
+    /// By CPU, whether the thread there was killed.
+    killed: Box<[AtomicBool]>,
 }
 
 impl Signals {
+    pub(crate) fn new(cpus: u16) -> Self {
+        let [left, others] = [NEVER; 2].map(AtomicU64::new);
+        Self { left, others, killed: (0..cpus).map(|_| AtomicBool::new(false)).collect() }
+    }
+
     pub(crate) fn set(&self, questions: Option<u64>) {
         self.left.store(questions.unwrap_or(NEVER), Ordering::Relaxed);
     }
@@ -35,12 +33,19 @@ impl Signals {
 
     /// A signal kills the thread on this CPU, and every later one there.
     pub(crate) fn kill(&self, cpu: Cpu) {
-        self.killed.lock().insert(cpu);
+        self.killed[usize::from(cpu.0)].store(true, Ordering::Relaxed);
     }
 
     /// Whether the thread on this CPU was killed.
     pub(crate) fn has_killed(&self, cpu: Cpu) -> bool {
-        self.killed.lock().contains(cpu)
+        self.killed[usize::from(cpu.0)].load(Ordering::Relaxed)
+    }
+
+    /// Whether a thread on this CPU must not sleep: it has a signal to look at, or is to ask for one
+    /// that is counted, and a thread that sleeps does not ask.
+    pub(crate) fn keep_awake(&self, cpu: Cpu) -> bool {
+        let is_counted = |left: &AtomicU64| left.load(Ordering::Relaxed) != NEVER;
+        is_counted(&self.left) || is_counted(&self.others) || self.has_killed(cpu)
     }
 
     /// Whether a fatal one has come; one question less until it does.

@@ -8,6 +8,7 @@ mod cpus;
 mod hand;
 mod instructions;
 mod kernel_half;
+mod parking;
 mod repeats;
 mod riscv64;
 mod strict;

@@ -1,7 +1,8 @@
-//! Tests that look at the mappings of their own process need one to themselves: others map and
-//! unmap memory all the time.
+//! Tests in a process of their own. Those that look at the mappings of their process need it:
+//! others map and unmap memory all the time. So do those that end their process.
 
-use std::process::Command;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Output};
 
 /// The environment variable that says that a process runs one test alone.
 const ENVIRONMENT: &str = "BINDERY_ALONE";
@@ -11,19 +12,35 @@ const ENVIRONMENT: &str = "BINDERY_ALONE";
 /// failed there.
 #[track_caller]
 pub fn ran_alone(module: &str, name: &str) -> bool {
-    if std::env::var_os(ENVIRONMENT).is_some() {
-        return false;
-    }
-    let (_, folders) = module.split_once("::").expect("a module of this program");
-    let program = std::env::current_exe().expect("the program's path");
-    let output = Command::new(program)
-        .args(["--exact", &format!("{folders}::{name}"), "--nocapture", "--test-threads=1"])
-        .env(ENVIRONMENT, "1")
-        .output()
-        .expect("this program starts once more");
+    let Some(output) = run_alone(module, name) else { return false };
     let text = String::from_utf8_lossy(&output.stdout);
     eprint!("{}", String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "it fails alone:\n{text}");
-    assert!(text.contains("1 passed"), "there is no test {folders}::{name}:\n{text}");
+    assert!(text.contains("1 passed"), "there is no test {name} in {module}:\n{text}");
     true
+}
+
+/// As [`ran_alone`], for a test that is to abort its process: the standard error of that process.
+/// Panics if it ended in another way.
+#[track_caller]
+pub fn aborted_alone(module: &str, name: &str) -> Option<String> {
+    const SIGABRT: i32 = 6;
+    let output = run_alone(module, name)?;
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    let status = output.status;
+    assert_eq!(status.signal(), Some(SIGABRT), "{module}::{name}: {status:?}:\n{text}");
+    Some(text)
+}
+
+/// Runs the test in a process of its own. `None` in that process.
+#[track_caller]
+fn run_alone(module: &str, name: &str) -> Option<Output> {
+    if std::env::var_os(ENVIRONMENT).is_some() {
+        return None;
+    }
+    let (_, folders) = module.split_once("::").expect("a module of this program");
+    let program = std::env::current_exe().expect("the program's path");
+    let mut command = Command::new(program);
+    command.args(["--exact", &format!("{folders}::{name}"), "--nocapture", "--test-threads=1"]);
+    Some(command.env(ENVIRONMENT, "1").output().expect("this program starts once more"))
 }

@@ -1,0 +1,200 @@
+//! Threads that sleep on words ([`Platform::park`]), and the watchdog over them.
+//!
+//! A sleep ends when the word's address is unparked, and not before: a wake-up that the core loses
+//! shows as a thread that sleeps for good. The watchdog then says which thread sleeps on which
+//! word, and aborts the process.
+//!
+//! Two things end a sleep early:
+//! - A signal. A thread with one to look at does not sleep at all, and the call that sends one
+//!   wakes the threads that it concerns.
+//! - The feature `spurious_wakeups`. Sleeps end at random then, as [`Platform::park`] allows, so
+//!   that a caller is found that does not look again.
+//!
+//! [`Platform::park`]: bindery::Platform::park
+
+use std::backtrace::Backtrace;
+use std::cell::Cell;
+use std::fmt::{self, Write as _};
+use std::io::{self, Write as _};
+use std::process::abort;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+
+use bindery::platform::Cpu;
+use parking_lot::Mutex;
+use parking_lot_core::{
+    DEFAULT_UNPARK_TOKEN, FilterOp, ParkResult, ParkToken, park, unpark_all, unpark_filter,
+};
+
+use crate::signals::Signals;
+
+/// Whether sleeps end at random.
+const SPURIOUS_WAKEUPS: bool = cfg!(feature = "spurious_wakeups");
+
+/// The parked threads of one machine.
+pub(crate) struct Parking {
+    /// The longest sleep.
+    limit: Duration,
+    /// The thread that built the machine: among tests, its name is the test's.
+    builder: Thread,
+    sleepers: Mutex<Vec<Sleeper>>,
+    /// Those of them that a wake-up finds.
+    asleep: AtomicU32,
+    /// The number of the next sleep.
+    next: AtomicU64,
+    seed: u64,
+}
+
+/// A thread that sleeps, or is about to.
+struct Sleeper {
+    sleep: u64,
+    cpu: Cpu,
+    /// Borrowed by the thread for as long as this is in the list.
+    word: NonNull<AtomicU32>,
+    expected: u32,
+    thread: Thread,
+}
+
+// SAFETY: all but the word may be sent, and an atomic word may be read by any thread.
+unsafe impl Send for Sleeper {}
+
+impl Parking {
+    /// No thread sleeps. The seed decides about spurious wake-ups.
+    pub(crate) fn new(limit: Duration, seed: u64) -> Self {
+        let builder = thread::current();
+        let (sleepers, asleep, next) = (Mutex::default(), AtomicU32::new(0), AtomicU64::new(0));
+        Self { limit, builder, sleepers, asleep, next, seed }
+    }
+
+    /// Puts the calling thread, on `cpu`, to sleep until `word` is unparked.
+    pub(crate) fn park(&self, cpu: Cpu, word: &AtomicU32, expected: u32, signals: &Signals) {
+        let sleep = self.next.fetch_add(1, Ordering::Relaxed);
+        let spurious = SPURIOUS_WAKEUPS.then(|| spurious_wakeup(self.seed ^ sleep));
+        if signals.keep_awake(cpu) || spurious == Some(Duration::ZERO) {
+            // The thread that it waits for may need the host's CPU.
+            thread::yield_now();
+            return;
+        }
+        self.begin(Sleeper { sleep, cpu, word: word.into(), expected, thread: thread::current() });
+        // Acquire: a thread that finds the word changed comes after what was done before the
+        // change. The signals, too, are looked at once the thread can be found: `interrupt` looks
+        // for sleepers after they were sent.
+        let stays = || word.load(Ordering::Acquire) == expected && !signals.keep_awake(cpu);
+        let slept = Cell::new(0);
+        let sleeps = || {
+            slept.set(1);
+            self.asleep.fetch_add(1, Ordering::Release);
+        };
+        let key = ptr::from_ref(word).addr();
+        let until = Instant::now().checked_add(spurious.unwrap_or(self.limit));
+        // SAFETY: 1. The key is the address of a word that is there, in which no lock of the
+        // crate's lies, and which others use as a key through this room alone. 2. The closures
+        // neither panic nor come back to the crate.
+        let result = unsafe { park(key, stays, sleeps, |_, _| (), token_of(sleep), until) };
+        self.asleep.fetch_sub(slept.get(), Ordering::Relaxed);
+        if result == ParkResult::TimedOut && spurious.is_none() {
+            self.give_up(sleep);
+        }
+        self.end(sleep);
+    }
+
+    fn begin(&self, sleeper: Sleeper) {
+        self.sleepers.lock().push(sleeper);
+    }
+
+    fn end(&self, sleep: u64) {
+        self.sleepers.lock().retain(|sleeper| sleeper.sleep != sleep);
+    }
+
+    /// How many threads sleep: each is found by the next wake-up of its word.
+    pub(crate) fn asleep(&self) -> u32 {
+        self.asleep.load(Ordering::Acquire)
+    }
+
+    /// Wakes all threads that sleep on the word.
+    pub(crate) fn unpark(&self, word: *const AtomicU32) {
+        // SAFETY: as in `park`. If the word is gone, a thread that waits under its address for
+        // something else looks again.
+        unsafe { unpark_all(word.addr(), DEFAULT_UNPARK_TOKEN) };
+    }
+
+    /// Wakes the threads on the CPUs that `concerns` names. They have a signal to look at, which
+    /// was sent before.
+    pub(crate) fn interrupt(&self, concerns: impl Fn(Cpu) -> bool) {
+        let concerned = |sleeper: &&Sleeper| concerns(sleeper.cpu);
+        let found = |sleeper: &Sleeper| (sleeper.word.addr().get(), token_of(sleeper.sleep));
+        let found: Vec<_> = self.sleepers.lock().iter().filter(concerned).map(found).collect();
+        for (key, token) in found {
+            let is_found = |other| if other == token { FilterOp::Unpark } else { FilterOp::Skip };
+            // SAFETY: as in `park`. A thread that has woken since is under the key no more, or with
+            // another token.
+            unsafe { unpark_filter(key, is_found, |_| DEFAULT_UNPARK_TOKEN) };
+        }
+    }
+
+    /// Ends the process: nothing has woken the thread. A panic would not do. It would unwind through
+    /// calls of the core that own locks, and be lost with a helper thread that is never joined.
+    fn give_up(&self, sleep: u64) -> ! {
+        let report = self.report(sleep).unwrap_or_default();
+        // Not by `eprintln`: what a test prints is kept until its end, which does not come.
+        let _ = io::stderr().write_all(report.as_bytes());
+        abort()
+    }
+
+    fn report(&self, sleep: u64) -> Result<String, fmt::Error> {
+        let mut text = String::new();
+        writeln!(
+            text,
+            "\na machine that {} built hangs: {:?} asleep",
+            Name(&self.builder),
+            self.limit
+        )?;
+        let mut sleepers = self.sleepers.lock();
+        sleepers.sort_by_key(|sleeper| sleeper.sleep != sleep);
+        for Sleeper { cpu, word, expected, thread, .. } in sleepers.iter() {
+            // SAFETY: the sleeper is in the list, which is locked, so its thread borrows the word.
+            let now = unsafe { word.as_ref() }.load(Ordering::Acquire);
+            let (thread, at) = (Name(thread), word.addr());
+            write!(text, "{thread} on CPU {} sleeps on the word at {at:#x}", cpu.0)?;
+            match now == *expected {
+                true => writeln!(text, " while it holds {now:#x}, which it does")?,
+                false => writeln!(
+                    text,
+                    " while it holds {expected:#x}; it holds {now:#x}: a lost wake-up"
+                )?,
+            }
+        }
+        writeln!(text, "the first was parked here:\n{}", Backtrace::force_capture())?;
+        Ok(text)
+    }
+}
+
+/// The name of a thread, or its number if it has none.
+struct Name<'a>(&'a Thread);
+
+impl fmt::Display for Name<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.name() {
+            Some(name) => write!(f, "thread `{name}`"),
+            None => write!(f, "{:?}", self.0.id()),
+        }
+    }
+}
+
+/// Tells the sleeps on one word apart.
+fn token_of(sleep: u64) -> ParkToken {
+    ParkToken(sleep as usize)
+}
+
+/// After how long a sleep ends by itself: for every other one at once, and after at most a
+/// millisecond for the others.
+fn spurious_wakeup(number: u64) -> Duration {
+    // The mixer of SplitMix64: neighbouring numbers have nothing to do with each other.
+    let mut mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^= mixed >> 31;
+    if mixed & 1 == 0 { Duration::ZERO } else { Duration::from_micros(mixed >> 54) }
+}
