@@ -17,7 +17,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use crate::addr::Frame;
 use crate::arch::Arch;
 use crate::events::RareEvents;
-use crate::frame::{FrameRange, meta};
+use crate::frame::{AllocateFor, FrameRange, meta};
 use crate::memory::Memory;
 use crate::platform::Platform;
 
@@ -73,7 +73,7 @@ impl<P: Platform> Memory<P> {
         }
         let order = self.huge_order();
         self.may_wait();
-        let first = self.frames.allocate(order)?;
+        let first = self.frames.allocate(order, AllocateFor::Use)?;
         self.platform.zero(first, order.pages());
         if !P::Arch::COHERENT_FETCHES {
             self.platform.synchronize_instructions(first, order.pages());

@@ -23,8 +23,8 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::FrameRange;
 use super::meta::{Kind, MetaArray, NONE, kind_in, order_in, state_of};
+use super::{AllocateFor, FrameRange};
 use crate::addr::{Frame, Order};
 
 /// The largest order of a block: 2^10 frames, 4 MiB.
@@ -46,6 +46,8 @@ pub(super) struct Buddy {
     occupied: u32,
     /// Frames in the lists and those that are ready.
     free_frames: u64,
+    /// How many of them are kept for [`AllocateFor::Reclaim`].
+    reserve: u64,
     ready: Ready,
 }
 
@@ -59,7 +61,7 @@ struct Ready {
 impl Buddy {
     pub(super) const fn new() -> Self {
         let ready = Ready { first: 0, end: 0 };
-        Self { heads: [NONE; ORDERS], occupied: 0, free_frames: 0, ready }
+        Self { heads: [NONE; ORDERS], occupied: 0, free_frames: 0, reserve: 0, ready }
     }
 
     /// Frames that can be allocated.
@@ -76,9 +78,33 @@ impl Buddy {
         self.give_back_run(metas, first, count);
     }
 
-    /// Takes a block of `order`; its head is [`Kind::Raw`].
+    /// Keeps so many frames for [`AllocateFor::Reclaim`].
+    pub(super) fn set_reserve(&mut self, frames: u64) {
+        self.reserve = frames;
+    }
+
+    /// How many frames an allocation for this purpose may take: the only place where the reserve
+    /// is asked. Nothing changes between the answer and the allocation, so the reserve is exact.
     #[inline]
-    pub(super) fn allocate(&mut self, metas: MetaArray, order: Order) -> Option<Frame> {
+    fn available(&self, purpose: AllocateFor) -> u64 {
+        match purpose {
+            AllocateFor::Use => self.free_frames.saturating_sub(self.reserve),
+            AllocateFor::Reclaim => self.free_frames,
+        }
+    }
+
+    /// Takes a block of `order`; its head is [`Kind::Raw`]. Frames leave the allocator here and
+    /// nowhere else.
+    #[inline]
+    pub(super) fn allocate(
+        &mut self,
+        metas: MetaArray,
+        order: Order,
+        purpose: AllocateFor,
+    ) -> Option<Frame> {
+        if self.available(purpose) < u64::from(order.min(MAX_ORDER).pages()) {
+            return None;
+        }
         let frame = if order == Order::PAGE {
             if self.ready.first == self.ready.end {
                 self.make_ready(metas)?;
@@ -111,8 +137,10 @@ impl Buddy {
         &mut self,
         metas: MetaArray,
         order: Order,
+        purpose: AllocateFor,
     ) -> Option<(Frame, Order)> {
-        let order = order.min(MAX_ORDER);
+        let most = self.available(purpose).checked_ilog2()? as u8;
+        let order = order.min(MAX_ORDER).min(Order(most));
         if self.occupied >> order.0 == 0 {
             // What is ready may be what is missing.
             self.join_ready(metas);
@@ -122,7 +150,7 @@ impl Buddy {
             occupied if occupied >> order.0 != 0 => order,
             occupied => Order(occupied.ilog2() as u8),
         };
-        Some((self.allocate(metas, order)?, order))
+        Some((self.allocate(metas, order, purpose)?, order))
     }
 
     fn take_or_join(&mut self, metas: MetaArray, order: Order) -> Option<Frame> {

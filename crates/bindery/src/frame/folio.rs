@@ -33,7 +33,7 @@ use core::sync::atomic::{
 use super::meta::{
     DIRTY, EXCLUSIVE, FETCHABLE, HOT, Kind, LAZY, LOOKED, READ_AROUND, REFERENCED, state_of,
 };
-use super::{Frames, reference};
+use super::{AllocateFor, Frames, reference};
 use crate::addr::{Frame, Order, Orders};
 use crate::platform::Platform;
 
@@ -120,7 +120,7 @@ impl<P: Platform> Frames<P> {
         if order > MAX_FOLIO_ORDER {
             return None;
         }
-        let folio = Folio { head: self.allocate(order)?, order };
+        let folio = Folio { head: self.allocate(order, AllocateFor::Use)?, order };
         let head = self.meta(folio.head);
         let exclusive = if order == Order::PAGE { EXCLUSIVE } else { 0 };
         self.write_tails(folio);

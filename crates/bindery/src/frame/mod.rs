@@ -147,7 +147,7 @@ pub(crate) struct Frames<P: Platform> {
     /// As in `buddy`, to be read without the lock.
     free: AtomicU64,
     total: u64,
-    /// Frames that only reclaim may take, by [`Frames::allocate_from_reserve`].
+    /// As in `buddy`: frames that are kept for [`AllocateFor::Reclaim`].
     reserve: AtomicU64,
     /// Frames that were taken so far; changes with the lock of `buddy` held.
     taken: AtomicU64,
@@ -155,6 +155,17 @@ pub(crate) struct Frames<P: Platform> {
     refused: AtomicU64,
     #[cfg(any(test, feature = "testing"))]
     inject: inject::Inject,
+}
+
+/// The purpose of an allocation. Each names its own, and none is the default: an allocation that
+/// takes the reserve without need leaves reclaim unable to free anything.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum AllocateFor {
+    /// Memory that is used: folios, tables, objects of the core, areas. It leaves the reserve, and
+    /// fails instead.
+    Use,
+    /// Memory that frees more memory, in a call that frees it: reclaim may take all that there is.
+    Reclaim,
 }
 
 /// How many frames went both ways so far.
@@ -236,62 +247,51 @@ impl<P: Platform> Frames<P> {
 
     /// A block of 2^`order` frames, aligned to its size, contents unspecified. Its head is
     /// [`Kind::Raw`] with all fields empty, the other frames are [`Kind::Tail`]. `None` if no
-    /// free block is large enough or `order` is above [`MAX_ORDER`].
+    /// free block is large enough, `order` is above [`MAX_ORDER`], or the block would be one of the
+    /// reserve, and `purpose` is not [`AllocateFor::Reclaim`].
     ///
     /// Does not sleep. O([`MAX_ORDER`]).
     #[inline]
-    pub(crate) fn allocate(&self, order: Order) -> Option<Frame> {
-        if self.fails_on_purpose()
-            || self.would_take_reserve(u64::from(order.min(MAX_ORDER).pages()))
-        {
-            return None;
-        }
-        self.take(order)
-    }
-
-    /// As [`Frames::allocate`], for reclaim: it needs memory to free memory, and takes what is kept
-    /// for it.
-    pub(crate) fn allocate_from_reserve(&self, order: Order) -> Option<Frame> {
+    pub(crate) fn allocate(&self, order: Order, purpose: AllocateFor) -> Option<Frame> {
         if self.fails_on_purpose() {
             return None;
         }
-        self.take(order)
+        self.take(order, purpose)
     }
 
-    /// Keeps `frames` frames for reclaim.
+    /// Keeps `frames` frames for [`AllocateFor::Reclaim`].
     pub(crate) fn set_reserve(&self, frames: u64) {
+        let mut buddy = self.buddy.lock();
+        buddy.set_reserve(frames);
         self.reserve.store(frames, Relaxed);
     }
 
-    /// Frames that are kept for reclaim.
+    /// Frames that are kept for [`AllocateFor::Reclaim`].
     pub(crate) fn reserve(&self) -> u64 {
         self.reserve.load(Relaxed)
     }
 
-    /// Old news by the time that the frames are taken: CPUs that ask at the same moment may take a
-    /// few of the reserve.
-    #[inline]
-    fn would_take_reserve(&self, frames: u64) -> bool {
-        self.free.load(Relaxed) < self.reserve.load(Relaxed) + frames
-    }
-
-    /// A block of 2^`order` frames, or the largest that there is where none is so large, and its
-    /// order. `None` if no frame is free. Does not sleep. O([`MAX_ORDER`]).
-    pub(crate) fn allocate_up_to(&self, order: Order) -> Option<(Frame, Order)> {
+    /// As [`Frames::allocate`], of a smaller block where none is so large, and its order. `None` if
+    /// `purpose` may not take a single frame. Does not sleep. O([`MAX_ORDER`]).
+    pub(crate) fn allocate_up_to(
+        &self,
+        order: Order,
+        purpose: AllocateFor,
+    ) -> Option<(Frame, Order)> {
         if self.fails_on_purpose() {
             return None;
         }
         let mut buddy = self.buddy.lock();
-        let block = buddy.allocate_up_to(self.metas, order);
+        let block = buddy.allocate_up_to(self.metas, order, purpose);
         self.free.store(buddy.free_frame_count(), Relaxed);
         self.note_taken(block.map_or(0, |(_, order)| u64::from(order.pages())));
         block
     }
 
     /// [`Frames::allocate`], for callers that have asked [`Frames::fails_on_purpose`] themselves.
-    fn take(&self, order: Order) -> Option<Frame> {
+    fn take(&self, order: Order, purpose: AllocateFor) -> Option<Frame> {
         let mut buddy = self.buddy.lock();
-        let frame = buddy.allocate(self.metas, order);
+        let frame = buddy.allocate(self.metas, order, purpose);
         self.free.store(buddy.free_frame_count(), Relaxed);
         self.note_taken(frame.map_or(0, |_| u64::from(order.pages())));
         frame

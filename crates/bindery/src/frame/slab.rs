@@ -20,8 +20,8 @@ use core::marker::PhantomData;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::Frames;
 use super::meta::{FrameMeta, Kind, NONE};
+use super::{AllocateFor, Frames};
 use crate::addr::{Frame, Order, PAGE_SIZE};
 use crate::platform::Platform;
 use crate::sync::Mutex;
@@ -171,7 +171,8 @@ impl<T, P: Platform> Slab<T, P> {
     #[cold]
     #[inline(never)]
     fn new_frame(frames: &Frames<P>, platform: &P) -> Option<Frame> {
-        let frame = frames.take(Order::PAGE)?;
+        // Reclaim makes no objects.
+        let frame = frames.take(Order::PAGE, AllocateFor::Use)?;
         Self::make_empty(frames, platform, frame);
         Some(frame)
     }
@@ -202,7 +203,8 @@ impl<T, P: Platform> Slab<T, P> {
     #[cold]
     pub(crate) fn stock(&self, frames: &Frames<P>, platform: &P, objects: u16) -> bool {
         (0..objects.div_ceil(Self::PER_FRAME)).all(|_| {
-            let Some(frame) = frames.allocate(Order::PAGE) else { return false };
+            let frame = frames.allocate(Order::PAGE, AllocateFor::Use);
+            let Some(frame) = frame else { return false };
             Self::make_empty(frames, platform, frame);
             let mut lists = self.lists.lock();
             frames.meta(frame).next.store(lists.spare, Relaxed);

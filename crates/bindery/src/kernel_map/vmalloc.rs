@@ -2,7 +2,7 @@
 
 use crate::addr::{Frame, Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr};
 use crate::arch::{Arch, Level, MemoryType};
-use crate::frame::MAX_ORDER;
+use crate::frame::{AllocateFor, MAX_ORDER};
 use crate::platform::Platform;
 
 use super::area::{Area, Claim, Placement};
@@ -137,10 +137,10 @@ impl<P: Platform> KernelMap<'_, P> {
             if self.reach.is_page() {
                 order = Order::PAGE;
             }
-            let block = memory.frames.allocate_up_to(order).or_else(|| {
+            let block = memory.frames.allocate_up_to(order, AllocateFor::Use).or_else(|| {
                 // What was freed may wait for a purge.
                 self.purge_freed();
-                memory.frames.allocate_up_to(order)
+                memory.frames.allocate_up_to(order, AllocateFor::Use)
             });
             let (head, order) = block.ok_or(WalkError::OutOfMemory)?;
             area.blocks.push(memory, head, order);

@@ -16,7 +16,8 @@ use crate::effort::EffortSetting;
 use crate::events::{Events, RareEvents};
 use crate::frame::meta;
 use crate::frame::{
-    FrameRange, FrameTraffic, FrameUsage, FrameView, Frames, FramesError, FreeBatch, MAX_ORDER,
+    AllocateFor, FrameRange, FrameTraffic, FrameUsage, FrameView, Frames, FramesError, FreeBatch,
+    MAX_ORDER,
 };
 use crate::huge_zero::HugeZero;
 use crate::platform::Platform;
@@ -106,7 +107,8 @@ impl<P: Platform> Memory<P> {
     pub unsafe fn new(platform: P, ranges: &[FrameRange]) -> Result<Self, FramesError> {
         // SAFETY: 1. is the caller's promise 1; 2. `platform` moves into the same value below.
         let frames = unsafe { Frames::new(&platform, ranges) }?;
-        let zero_frame = frames.allocate(Order::PAGE).ok_or(FramesError::TooSmall)?;
+        let zero_frame = frames.allocate(Order::PAGE, AllocateFor::Use);
+        let zero_frame = zero_frame.ok_or(FramesError::TooSmall)?;
         platform.zero(zero_frame, 1);
         if !P::Arch::COHERENT_FETCHES {
             platform.synchronize_instructions(zero_frame, 1);
@@ -252,12 +254,12 @@ impl<P: Platform> Memory<P> {
 
     /// Allocates 2^`order` consecutive frames, aligned to their size, for the embedder's own use:
     /// to map them by [`crate::KernelMap::vmap`], or for a device. Their content is unspecified.
-    /// `None` if there is no such block, or if `order` is above 10. In the first case
-    /// [`Memory::drain_deferred`] may help.
+    /// `None` if there is no such block beside the frames that are kept for reclaim, or if `order`
+    /// is above 10. In the first case [`Memory::drain_deferred`] may help.
     ///
     /// Context: spins. Complexity: constant.
     pub fn allocate_frames(&self, order: Order) -> Option<FrameRange> {
-        let first = self.frames.allocate(order)?;
+        let first = self.frames.allocate(order, AllocateFor::Use)?;
         let state = meta::state_of(meta::Kind::Embedder, order);
         self.frames.meta(first).state.store(state, Ordering::Relaxed);
         Some(FrameRange { first, count: order.pages() })

@@ -22,7 +22,7 @@ use super::requests::Requests;
 use crate::Memory;
 use crate::addr::{Frame, Order, PAGE_SIZE};
 use crate::frame::meta::{self, NONE, link};
-use crate::frame::{MAX_FOLIO_ORDER, MAX_ORDER};
+use crate::frame::{AllocateFor, MAX_FOLIO_ORDER, MAX_ORDER};
 use crate::platform::Platform;
 use crate::sync::Mutex;
 
@@ -227,11 +227,11 @@ impl<P: Platform> Area<P> {
     ) -> Option<()> {
         let count = u32::try_from(slots.div_ceil(u64::from(CLUSTER_SLOTS))).ok()?;
         let order = info_order::<P>(count)?;
-        let base = memory.frames.allocate(order)?;
+        let base = memory.frames.allocate(order, AllocateFor::Use)?;
         memory.frames.meta(base).state.store(meta::state_of(meta::Kind::Swap, order), Relaxed);
         let clusters = memory.platform.direct_map(base).cast::<Cluster<P>>();
         for number in 0..count {
-            let Some(frames) = memory.frames.allocate(CELLS) else {
+            let Some(frames) = memory.frames.allocate(CELLS, AllocateFor::Use) else {
                 self.free_clusters(memory, clusters, number, base);
                 return None;
             };

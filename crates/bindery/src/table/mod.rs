@@ -77,8 +77,8 @@ use crate::Memory;
 use crate::addr::{Frame, Order, VirtAddr};
 use crate::arch::{Arch, Entry, EntryIndex, Kind, Level};
 pub(crate) use crate::error::OutOfMemory;
-use crate::frame::pending;
 use crate::frame::table_meta::TableMeta;
+use crate::frame::{AllocateFor, pending};
 use crate::memory::{Record, RecordKind};
 use crate::platform::Platform;
 use crate::stats::{Counts, Stats};
@@ -333,7 +333,7 @@ pub(crate) fn new_table<P: Platform>(
     level: Level<P::Arch>,
     counts: &mut Counts,
 ) -> Option<Frame> {
-    let table = memory.frames.allocate(Order::PAGE)?;
+    let table = memory.frames.allocate(Order::PAGE, AllocateFor::Use)?;
     memory.platform.zero(table, 1);
     memory.frames.table(table).init(level);
     counts.tables_allocated += 1;

@@ -27,7 +27,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use crate::addr::{Frame, Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Entry, Kind, Level};
-use crate::frame::meta;
+use crate::frame::{AllocateFor, meta};
 pub use crate::object::damage::{ObjectDamage, damage_object};
 pub use crate::object::reclaim::{ObjectFolio, Spare, frame_of_page, reclaim_frame, reclaim_page};
 use crate::platform::Platform;
@@ -401,7 +401,7 @@ pub fn damage_memory<P: Platform>(memory: &Memory<P>, damage: MemoryDamage) {
 
 /// Takes a frame out of the allocator, which nobody can reach then. Panics where none is free.
 pub fn leak_frame<P: Platform>(memory: &Memory<P>) -> Frame {
-    memory.frames.allocate(Order::PAGE).expect("a free frame")
+    memory.frames.allocate(Order::PAGE, AllocateFor::Use).expect("a free frame")
 }
 
 /// Gives a frame back to the allocator, whatever it is used for: a leaked one to make the memory

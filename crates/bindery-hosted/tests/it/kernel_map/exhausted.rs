@@ -4,7 +4,8 @@
 use bindery::addr::{PAGE_SIZE, PhysAddr, VirtAddr};
 use bindery::arch::{MemoryType, Permissions};
 use bindery::{
-    KernelMap, KernelMapError, Memory, Pieces, Reach, UnmapTime, VmallocOptions, VmapOptions,
+    AddressSpace, KernelMap, KernelMapError, Memory, Pieces, Reach, UnmapTime, VmallocOptions,
+    VmapOptions,
 };
 use bindery_hosted::{Machine, Walk};
 
@@ -12,10 +13,11 @@ use crate::support::areas::Areas;
 use crate::support::kernel::{
     self, assert_filled, audit, fill, map_with, pages, picture, pieces, scattered,
 };
-use crate::support::{GIB, KIB, MIB, strict};
+use crate::support::{GIB, KIB, MIB, fixed, options, strict};
 
 on_every_architecture! {
     memory_that_really_runs_out_is_no_different => really_out;
+    areas_leave_the_frames_that_reclaim_needs => leaves_the_reserve;
     what_waits_for_a_purge_is_memory => freed_is_memory;
     a_part_for_which_there_is_no_large_block_alone_is_small => fragmented;
     a_full_window_says_so => full_window;
@@ -63,6 +65,34 @@ fn really_out<A: Walk>() {
     audit(&machine, &memory, &[]);
     memory.trim();
     assert_eq!(memory.free_frame_count(), free);
+}
+
+/// Areas take all that they may. Reclaim still has frames to store pages in, and so it frees some.
+fn leaves_the_reserve<A: Walk>() {
+    let (machine, memory) = strict::<A>(32 * MIB);
+    let swap = memory.swap_on(8192, 0).unwrap();
+    let map = kernel::map(&memory);
+    {
+        let space = AddressSpace::new(&memory, options()).unwrap();
+        space.mmap(&fixed(GIB, 16 * MIB)).unwrap();
+        for page in 0..16 * MIB / PAGE_SIZE {
+            // One word fills no page: each has to be stored.
+            let bytes = [page + 1, page + 2].map(u64::to_ne_bytes).concat();
+            space.write_user(VirtAddr(GIB + page * PAGE_SIZE), &bytes).unwrap();
+        }
+        let mut areas = Vec::new();
+        for size in [MIB, 64 * KIB, PAGE_SIZE] {
+            while let Ok(area) = map.vmalloc(size, &VmallocOptions::huge()) {
+                areas.push(area);
+            }
+        }
+        assert!(memory.free_frame_count() >= 32, "{} are free", memory.free_frame_count());
+        let freed = (0..4).map(|_| memory.reclaim(64).freed).sum::<u64>();
+        assert!(freed > 0, "nothing can be freed any more");
+        areas.into_iter().for_each(|at| map.free_vmalloc(at).unwrap());
+    }
+    audit(&machine, &memory, &[&map]);
+    assert_eq!(memory.swap_off(&swap), Ok(()));
 }
 
 /// Frames and tables that wait for a purge are found by every call that needs memory.

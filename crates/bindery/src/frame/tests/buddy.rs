@@ -9,7 +9,7 @@ use std::vec::Vec;
 use proptest::prelude::*;
 
 use super::super::meta::{NONE, state_of, state_of_table};
-use super::super::{FrameRange, Frames, FramesError, Kind, MAX_ORDER};
+use super::super::{AllocateFor, FrameRange, Frames, FramesError, Kind, MAX_ORDER};
 use super::{Machine, assert_all_free, blocks, free, machine};
 use crate::addr::{Frame, Order};
 use crate::arch::{Level, X86_64};
@@ -23,7 +23,8 @@ fn range(first: u32, count: u32) -> FrameRange {
 fn every_frame_is_given_out_once_and_all_join_again() {
     let (machine, frames) = machine(3000);
     let before = blocks(&frames, Kind::Free);
-    let mut got: Vec<Frame> = core::iter::from_fn(|| frames.allocate(Order::PAGE)).collect();
+    let mut got: Vec<Frame> =
+        core::iter::from_fn(|| frames.allocate(Order::PAGE, AllocateFor::Use)).collect();
     assert_eq!(got.len() as u64, frames.total_frames());
     assert_eq!(frames.free_frame_count(), 0);
     got.sort();
@@ -56,7 +57,7 @@ fn the_metadata_lies_at_the_end_of_the_largest_range_and_holes_are_reserved() {
     assert_eq!(frames.meta(Frame(60)).kind(), Kind::Reserved);
     assert_all_free(&frames);
     let mut got = 0;
-    while let Some(frame) = frames.allocate(Order::PAGE) {
+    while let Some(frame) = frames.allocate(Order::PAGE, AllocateFor::Use) {
         assert!(frames.manages(frame));
         got += 1;
     }
@@ -89,7 +90,12 @@ fn ranges_that_touch_join_only_if_their_windows_do() {
     let mut machine = Machine::new(0, 64);
     let ranges = [range(32, 32), range(0, 32)];
     // SAFETY: 1. the machine has no other user; 2. it outlives the frames.
-    assert!(unsafe { Frames::new(&machine, &ranges) }.unwrap().allocate(Order(5)).is_some());
+    assert!(
+        unsafe { Frames::new(&machine, &ranges) }
+            .unwrap()
+            .allocate(Order(5), AllocateFor::Use)
+            .is_some()
+    );
     machine.torn_at = Some(Frame(32));
     // SAFETY: 1. the machine has no other user; 2. it outlives the frames.
     assert_eq!(unsafe { Frames::new(&machine, &ranges) }.err(), Some(FramesError::DirectMap));
@@ -100,15 +106,15 @@ fn ranges_that_touch_join_only_if_their_windows_do() {
 #[test]
 fn orders_above_the_largest_are_not_given_out() {
     let (_machine, frames) = machine(4096);
-    assert!(frames.allocate(MAX_ORDER).is_some());
-    assert_eq!(frames.allocate(MAX_ORDER.above()), None);
-    assert_eq!(frames.allocate(Order(u8::MAX)), None);
+    assert!(frames.allocate(MAX_ORDER, AllocateFor::Use).is_some());
+    assert_eq!(frames.allocate(MAX_ORDER.above(), AllocateFor::Use), None);
+    assert_eq!(frames.allocate(Order(u8::MAX), AllocateFor::Use), None);
 }
 
 #[test]
 fn the_platform_hears_of_every_release() {
     let (machine, frames) = machine(64);
-    let block = frames.allocate(Order(3)).unwrap();
+    let block = frames.allocate(Order(3), AllocateFor::Use).unwrap();
     free(&frames, &machine, block, Order(3));
     assert_eq!(*machine.released.lock().unwrap(), [(block, 8)]);
 }
@@ -116,7 +122,7 @@ fn the_platform_hears_of_every_release() {
 #[test]
 fn freeing_what_is_not_allocated_changes_nothing_and_is_counted() {
     let (machine, frames) = machine(256);
-    let block = frames.allocate(Order(3)).unwrap();
+    let block = frames.allocate(Order(3), AllocateFor::Use).unwrap();
     let count = frames.free_frame_count();
     free(&frames, &machine, block, Order(2)); // too small
     free(&frames, &machine, block, Order(4)); // too large
@@ -136,7 +142,7 @@ fn freeing_what_is_not_allocated_changes_nothing_and_is_counted() {
 #[test]
 fn a_table_is_freed_as_one_frame_whatever_its_level() {
     let (machine, frames) = machine(64);
-    let table = frames.allocate(Order::PAGE).unwrap();
+    let table = frames.allocate(Order::PAGE, AllocateFor::Use).unwrap();
     frames.meta(table).state.store(state_of_table(Level::<X86_64>::PUD), Relaxed);
     assert_eq!(blocks(&frames, Kind::Table), [(table, Order::PAGE)]);
     free(&frames, &machine, table, Order::PAGE);
@@ -146,7 +152,7 @@ fn a_table_is_freed_as_one_frame_whatever_its_level() {
 #[test]
 fn allocations_fail_when_they_are_told_to() {
     let (_machine, frames) = machine(64);
-    let tries = || [(); 4].map(|()| frames.allocate(Order::PAGE).is_some());
+    let tries = || [(); 4].map(|()| frames.allocate(Order::PAGE, AllocateFor::Use).is_some());
     frames.fail_after(Some(2));
     assert_eq!(tries(), [true, true, false, false]);
     assert_eq!(frames.failed_on_purpose(), 2);
@@ -193,7 +199,7 @@ fn threads_never_get_the_same_frame() {
             scope.spawn(move || {
                 for round in 0..2000u32 {
                     let order = Order((round % 5) as u8);
-                    let Some(block) = frames.allocate(order) else {
+                    let Some(block) = frames.allocate(order, AllocateFor::Use) else {
                         continue;
                     };
                     let bytes = 4096 << order.0;
@@ -236,7 +242,7 @@ proptest! {
         let mut model: BTreeMap<Frame, Order> = BTreeMap::new();
         for (allocate, order, index) in steps {
             if allocate || model.is_empty() {
-                match frames.allocate(order) {
+                match frames.allocate(order, AllocateFor::Use) {
                     Some(block) => {
                         prop_assert!(block.is_aligned(order));
                         let end = block.plus(order.pages());

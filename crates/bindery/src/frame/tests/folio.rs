@@ -12,7 +12,7 @@ use super::super::count::TooManyMappings;
 use super::super::folio::{ExclusiveRun, Folio, Freed, MAX_FOLIO_ORDER};
 use super::super::meta::{EXCLUSIVE, FOLIO_LOCK, state_of};
 use super::super::split::SplitError;
-use super::super::{Frames, Kind};
+use super::super::{AllocateFor, Frames, Kind};
 use super::{Machine, assert_all_free, blocks, free, machine};
 use crate::addr::{Frame, Order};
 
@@ -62,7 +62,7 @@ fn only_pages_of_live_folios_have_a_folio() {
     let (machine, frames) = machine(64);
     let folio = frames.new_folio(Order(4)).unwrap();
     // From now on this is the only memory.
-    while frames.allocate(Order::PAGE).is_some() {}
+    while frames.allocate(Order::PAGE, AllocateFor::Use).is_some() {}
     frames.discard(&machine, folio);
     let nothing = |frame: Frame| assert_eq!(frames.folio_of(frame), None, "{frame:?}");
     (0..16).map(|page| folio.head.plus(page)).for_each(nothing);
@@ -70,7 +70,7 @@ fn only_pages_of_live_folios_have_a_folio() {
     nothing(Frame(u32::MAX));
     nothing(Frame(0x100 + 63));
 
-    let raw = frames.allocate(Order(4)).unwrap();
+    let raw = frames.allocate(Order(4), AllocateFor::Use).unwrap();
     assert_eq!(raw, folio.head);
     (0..16).map(|page| folio.head.plus(page)).for_each(nothing);
     for kind in [Kind::Table, Kind::Slab, Kind::Zero] {

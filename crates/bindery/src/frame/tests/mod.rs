@@ -6,6 +6,7 @@ extern crate std;
 mod buddy;
 mod folio;
 mod reference;
+mod reserve;
 mod slab;
 
 use core::ptr::NonNull;

@@ -1,9 +1,9 @@
 //! References from nothing.
 
-use super::super::Kind;
 use super::super::count::TOO_MANY_REFERENCES;
 use super::super::folio::Freed;
 use super::super::slab::Slab;
+use super::super::{AllocateFor, Kind};
 use super::{Machine, assert_all_free, free, machine};
 use crate::addr::{Frame, Order};
 
@@ -11,7 +11,7 @@ use crate::addr::{Frame, Order};
 fn only_a_folio_that_others_may_know_is_referenced_from_nothing() {
     let (machine, frames) = machine(64);
     let folio = frames.new_folio(Order(2)).unwrap();
-    let raw = frames.allocate(Order::PAGE).unwrap();
+    let raw = frames.allocate(Order::PAGE, AllocateFor::Use).unwrap();
     let slab: Slab<u64, Machine> = Slab::new();
     let object = slab.allocate(&frames, &machine, 7).unwrap();
     let holds = |frame| frames.try_hold(&machine, frame).map(|held| *held);

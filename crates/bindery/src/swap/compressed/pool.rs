@@ -22,8 +22,8 @@ use arrayvec::ArrayVec;
 use super::extent::{CHUNK, CHUNKS, Extent};
 use super::{CompressedUsage, Corrupt, StoreError, object};
 use crate::addr::{Frame, Order, PAGE_SIZE};
-use crate::frame::Frames;
 use crate::frame::meta::{Kind, NONE, is_kind, link, order_in};
+use crate::frame::{AllocateFor, Frames};
 use crate::platform::Platform;
 
 /// Into how many pieces an object is split at most.
@@ -120,7 +120,8 @@ impl Pool {
         if self.usage.frames_used >= self.limit {
             return Err(StoreError::Limit);
         }
-        let frame = frames.allocate_from_reserve(Order::PAGE).ok_or(StoreError::OutOfMemory)?;
+        let frame =
+            frames.allocate(Order::PAGE, AllocateFor::Reclaim).ok_or(StoreError::OutOfMemory)?;
         frames.meta(frame).reset(Kind::Compressed, Order::PAGE);
         self.usage.frames_used += 1;
         self.usage.frames_used_max = self.usage.frames_used_max.max(self.usage.frames_used);

@@ -10,7 +10,7 @@ use super::workspace::WORKSPACE_FRAMES;
 use super::*;
 use crate::addr::Order;
 use crate::bytes;
-use crate::frame::FrameUse;
+use crate::frame::{AllocateFor, FrameUse};
 use crate::frame::meta::Kind;
 use crate::frame::tests::{Machine, assert_all_free, machine};
 
@@ -102,7 +102,7 @@ struct Fixture {
 impl Fixture {
     fn new(frames: u32, limit: u64) -> Self {
         let (machine, frames) = machine(frames);
-        let page = frames.allocate(Order::PAGE).unwrap();
+        let page = frames.allocate(Order::PAGE, AllocateFor::Use).unwrap();
         let store = CompressedStore::new(limit);
         store.prepare(&frames, &machine).unwrap();
         Self { machine, frames, store, page }
@@ -317,7 +317,7 @@ fn a_store_that_finds_no_memory_leaves_all_as_it_was() {
 #[test]
 fn without_memory_for_a_compressor_nothing_is_stored() {
     let (machine, frames) = machine(64);
-    let page = frames.allocate(Order::PAGE).unwrap();
+    let page = frames.allocate(Order::PAGE, AllocateFor::Use).unwrap();
     let store = CompressedStore::new(8);
     frames.fail_after(Some(0));
     assert_eq!(store.prepare(&frames, &machine), Err(OutOfMemory));
@@ -388,7 +388,7 @@ fn threads_store_load_and_free_beside_each_other_within_the_limit() {
         for thread in 0..4u64 {
             let Fixture { machine, frames, store, .. } = &fixture;
             scope.spawn(move || {
-                let page = frames.allocate(Order::PAGE).unwrap();
+                let page = frames.allocate(Order::PAGE, AllocateFor::Use).unwrap();
                 let mut numbers = Numbers(thread);
                 let mut live: Vec<(Handle, u64)> = Vec::new();
                 for _ in 0..1_500 {

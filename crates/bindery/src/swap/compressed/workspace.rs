@@ -19,8 +19,8 @@ use lz4_flex::block::{
 use super::{Corrupt, LARGEST};
 use crate::addr::{Frame, Order, PAGE_SIZE};
 use crate::bytes;
-use crate::frame::Frames;
 use crate::frame::meta::Kind;
+use crate::frame::{AllocateFor, Frames};
 use crate::platform::Platform;
 use crate::sync::Mutex;
 
@@ -131,7 +131,7 @@ impl<P: Platform> Workspaces<P> {
 /// Builds a workspace in frames of its own, and tells the first of them.
 #[cold]
 fn make<P: Platform>(frames: &Frames<P>, platform: &P) -> Option<Frame> {
-    let head = frames.allocate_from_reserve(ORDER)?;
+    let head = frames.allocate(ORDER, AllocateFor::Reclaim)?;
     frames.meta(head).reset(Kind::Compressed, ORDER);
     platform.zero(head, ORDER.pages());
     let workspace = platform.direct_map(head).cast::<Workspace>().as_ptr();
