@@ -89,11 +89,11 @@ impl<P: Platform> Memory<P> {
         if self.write_out_locked(folio, stored) { self.free_frozen(folio) } else { 0 }
     }
 
-    /// A folio that nobody maps, and that the swap cache holds: it goes if its content is in swap.
+    /// A folio that nobody maps, and that the swap cache holds: it goes once its content is in swap.
     fn reclaim_cached(&self, held: Reference<'_, P>, lock: FolioLock<'_, P>) -> u64 {
         let folio = *held;
         let Some(place) = self.frames.swap_place(folio) else { return 0 };
-        let Some(stored) = self.prepare_out(folio, place) else { return 0 };
+        let Some(stored) = self.prepare_eviction(folio, place) else { return 0 };
         lock.leave_locked();
         core::mem::forget(held);
         // Lock and reference are the callee's.

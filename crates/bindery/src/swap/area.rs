@@ -16,7 +16,7 @@ use core::sync::atomic::{
 };
 
 use super::bitmap::CLUSTER_SLOTS;
-use super::cluster::{Cluster, ClusterState, List};
+use super::cluster::{Cluster, List, LiveCluster};
 use super::device::SwapDevice;
 use super::requests::Requests;
 use crate::Memory;
@@ -87,7 +87,8 @@ pub(crate) struct Area<P: Platform> {
     slots: AtomicU64,
     /// Slots that are taken.
     pub(super) taken: AtomicU64,
-    /// Whether slots are handed out.
+    /// Whether slots are handed out: read under the lock of a cluster, by
+    /// [`LiveCluster::lock`].
     pub(super) allocates: AtomicBool,
     priority: AtomicI16,
     lists: Mutex<P::SpinLock, Lists>,
@@ -160,11 +161,24 @@ impl<P: Platform> Area<P> {
         self.taken.load(Relaxed)
     }
 
-    /// Hands no more slots out.
+    /// Hands no more slots out, and no slot that is taken already to a further page or entry. O(n)
+    /// in the clusters.
+    ///
+    /// 1. A thread locks a cluster, and finds that the area hands slots out.
+    /// 2. The area is stopped.
+    /// 3. The thread takes slots of the cluster.
+    ///
+    /// So each cluster's lock is passed once between the store and the return: a thread that had
+    /// the lock before has its slots, and they count as taken; one that gets it later sees the
+    /// store.
     pub(super) fn stop(&self) {
         self.allocates.store(false, Release);
-        // An allocation that began before has its slots, and they count as taken.
-        drop(self.lists.lock());
+        for number in 0..self.count.load(Relaxed) {
+            // The area may be turned off beside, but not while its lists are locked.
+            let _lists = self.lists.lock();
+            let Some(cluster) = self.cluster_at(number) else { return };
+            drop(cluster.state.lock());
+        }
     }
 
     /// Hands slots out again.
@@ -319,9 +333,6 @@ impl<P: Platform> Area<P> {
     /// follow one another.
     pub(super) fn allocate(&self, number: u8, order: Order, most: u32) -> Option<SlotRun> {
         let mut lists = self.lists.lock();
-        if !self.allocates.load(Acquire) {
-            return None;
-        }
         let rooms = Order::PAGE.up_to(MAX_FOLIO_ORDER).map(List::Room);
         let own = [List::Room(order), List::Free, List::Freed, List::Holes];
         let all = own.into_iter().chain(rooms);
@@ -332,20 +343,22 @@ impl<P: Platform> Area<P> {
             while let Some(found) = link(next) {
                 let cluster = self.cluster_at(found.0)?;
                 next = cluster.next.load(Relaxed);
-                let mut state = cluster.state.lock();
+                let mut live = LiveCluster::lock(self, cluster)?;
+                let state = live.state();
                 if state.free == state.size && state.size < order.pages() {
                     // The last cluster of a device, which stays free for smaller blocks.
                     continue;
                 }
-                let taken = take(&mut state, list, order, most);
+                let stale = self.discards.load(Relaxed);
+                let taken = live.take(list, order, most, stale);
+                let state = live.state();
                 let belongs = match taken {
                     None if state.free > 0 => List::Holes,
                     _ if list == List::Holes && state.free > 0 => List::Holes,
-                    _ => Cluster::<P>::list_of(&state),
+                    _ => Cluster::<P>::list_of(state),
                 };
                 self.move_to(&mut lists, found.0, belongs);
                 if let Some((first, count)) = taken {
-                    state.stale = self.discards.load(Relaxed);
                     self.taken.fetch_add(u64::from(count), Relaxed);
                     let base = u64::from(found.0) * u64::from(CLUSTER_SLOTS);
                     return Some(SlotRun { area: number, first: base + u64::from(first), count });
@@ -438,22 +451,6 @@ impl<P: Platform> Area<P> {
         }
         cluster.list.store(List::NONE, Relaxed);
     }
-}
-
-/// Takes slots out of a cluster that is on `list`.
-fn take(state: &mut ClusterState, list: List, order: Order, most: u32) -> Option<(u32, u32)> {
-    if matches!(list, List::Free | List::Freed) {
-        state.order = order;
-    }
-    let taken = if order > Order::PAGE {
-        state.taken.take_block(order).map(|first| (first, order.pages()))
-    } else {
-        state.taken.take_stretch(most)
-    };
-    if let Some((_, count)) = taken {
-        state.free -= count;
-    }
-    taken
 }
 
 /// The order of a block with room for `count` clusters.

@@ -8,11 +8,12 @@
 
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
+use super::area::Area;
 use super::bitmap::{Bitmap, CLUSTER_SLOTS};
 use crate::addr::Order;
 use crate::frame::meta::NONE;
 use crate::platform::Platform;
-use crate::sync::Mutex;
+use crate::sync::{Mutex, MutexGuard};
 
 /// What is known of one cluster.
 pub(super) struct Cluster<P: Platform> {
@@ -29,7 +30,7 @@ pub(super) struct Cluster<P: Platform> {
 
 /// What the cluster's lock guards beside the cells.
 pub(super) struct ClusterState {
-    pub(super) taken: Bitmap,
+    taken: Bitmap,
     pub(super) free: u32,
     /// Slots that the device has here.
     pub(super) size: u32,
@@ -112,5 +113,70 @@ impl<P: Platform> Cluster<P> {
 
     pub(super) fn is_on(&self, list: List) -> bool {
         self.list.load(Relaxed) == list.number()
+    }
+}
+
+impl ClusterState {
+    /// Slots from `first` on are free.
+    pub(super) fn give_back(&mut self, first: u32, count: u32) {
+        self.taken.give_back(first, count);
+        self.free += count;
+    }
+
+    /// Takes these slots, whatever the area says.
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) fn plant(&mut self, first: u32, count: u32) {
+        self.taken.take(first, count);
+        self.free -= count;
+    }
+}
+
+/// A locked cluster of an area that hands slots out. Having one tells:
+///
+/// 1. The area was not stopped when the cluster was locked.
+/// 2. [`Area::stop`] does not return before the lock is released.
+///
+/// So the slots that a thread gets by it count as taken once the area is stopped. Nothing else
+/// takes slots, or lets more entries name slots that a folio in the cache has.
+pub(super) struct LiveCluster<'a, P: Platform> {
+    state: MutexGuard<'a, P::SpinLock, ClusterState>,
+}
+
+impl<'a, P: Platform> LiveCluster<'a, P> {
+    /// Locks a cluster of `area`. `None` if the area is stopped.
+    #[inline]
+    pub(super) fn lock(area: &Area<P>, cluster: &'a Cluster<P>) -> Option<Self> {
+        let state = cluster.state.lock();
+        // After the lock: `Area::stop` stores, and then waits for it.
+        area.may_allocate().then_some(Self { state })
+    }
+
+    /// What the lock guards.
+    #[inline]
+    pub(super) fn state(&self) -> &ClusterState {
+        &self.state
+    }
+
+    /// Takes slots of the cluster, which is on `list`: a block of 2^`order`, or up to `most` single
+    /// ones. `stale`: the device has to be told when they are free.
+    pub(super) fn take(
+        &mut self,
+        list: List,
+        order: Order,
+        most: u32,
+        stale: bool,
+    ) -> Option<(u32, u32)> {
+        let state = &mut *self.state;
+        if matches!(list, List::Free | List::Freed) {
+            state.order = order;
+        }
+        let (first, count) = if order > Order::PAGE {
+            (state.taken.take_block(order)?, order.pages())
+        } else {
+            state.taken.take_stretch(most)?
+        };
+        state.free -= count;
+        state.stale = stale;
+        Some((first, count))
     }
 }

@@ -33,8 +33,7 @@ impl<'a, P: Platform> FreedSlots<'a, P> {
         if self.count == 0 {
             return;
         }
-        state.taken.give_back(self.first, self.count);
-        state.free += self.count;
+        state.give_back(self.first, self.count);
         self.relist = !self.cluster.is_on(Cluster::<P>::list_of(state));
         // Release: what was done to the slots comes before the area is turned off.
         self.area.taken.fetch_sub(u64::from(self.count), Release);

@@ -10,7 +10,7 @@ use core::sync::atomic::{
 use super::area::{Area, SlotRun};
 use super::bitmap::CLUSTER_SLOTS;
 use super::cell::{self, Cell, ClaimError};
-use super::cluster::Cluster;
+use super::cluster::{Cluster, ClusterState, LiveCluster};
 use super::content::Written;
 use super::freed::FreedSlots;
 use super::page_set::PageSet;
@@ -76,8 +76,7 @@ impl<P: Platform> Memory<P> {
             (part, left) = first_part(left);
             let (cluster, cells, _) = self.cells(part).expect("the area reaches so far");
             let mut state = cluster.state.lock();
-            state.taken.take(index(part.first), part.count);
-            state.free -= part.count;
+            state.plant(index(part.first), part.count);
             area.taken.fetch_add(u64::from(part.count), Relaxed);
             for cell in cells {
                 assert_eq!(cell.load(Relaxed), Cell::FREE.0, "the slot is taken");
@@ -359,27 +358,31 @@ impl<P: Platform> Memory<P> {
     }
 
     /// Makes the slots of a folio that is in the cache busy, so that they stay its own: to be
-    /// written out, or named by more entries. `None`, with nothing changed, if some of its pages
-    /// have left the cache, or came from another folio, or a device still writes what they were.
-    /// Says whether all content is in swap already. The caller has the folio's lock, and a
-    /// reference.
+    /// written out, or named by more entries. `None`, with nothing changed, if the area is stopped,
+    /// or some of its pages have left the cache, or came from another folio, or a device still
+    /// writes what they were. Says whether all content is in swap already. The caller has the
+    /// folio's lock, and a reference.
     pub(crate) fn prepare_out(&self, folio: Folio, place: SwapPlace) -> Option<Stored> {
         let run = SlotRun { area: place.area, first: place.first, count: folio.pages() };
         let (cluster, cells, _) = self.cells(run)?;
-        let _state = cluster.state.lock();
-        let load = |cell: &AtomicU64| Cell(cell.load(Relaxed));
-        let ours = |(page, cell): (u32, &AtomicU64)| {
-            let cell = load(cell);
-            cell.frame() == Some(folio.head.plus(page)) && !cell.has(Cell::WRITING)
-        };
-        let stored = cells.iter().filter(|cell| load(cell).0 & Cell::CONTENT != 0).count();
-        if !(0..).zip(cells).all(ours) || stored != 0 && stored != cells.len() {
-            return None;
+        let live = LiveCluster::lock(self.area(place.area)?, cluster)?;
+        let stored = stored_of(live.state(), folio, cells)?;
+        make_busy(cells);
+        Some(stored)
+    }
+
+    /// As [`Memory::prepare_out`], of a folio that nothing maps: a stopped area lets it leave
+    /// memory, too, if nothing has to be written to the area for that.
+    pub(crate) fn prepare_eviction(&self, folio: Folio, place: SwapPlace) -> Option<Stored> {
+        if let Some(stored) = self.prepare_out(folio, place) {
+            return Some(stored);
         }
-        for cell in cells {
-            cell.store(load(cell).0 | Cell::BUSY, Relaxed);
-        }
-        Some(if stored == 0 { Stored::No } else { Stored::Yes })
+        let run = SlotRun { area: place.area, first: place.first, count: folio.pages() };
+        let (cluster, cells, _) = self.cells(run)?;
+        let state = cluster.state.lock();
+        let stored = stored_of(&state, folio, cells).filter(|stored| *stored == Stored::Yes)?;
+        make_busy(cells);
+        Some(stored)
     }
 
     /// Changes the cells of the folio that still name it, in one span of the cluster's lock.
@@ -440,6 +443,28 @@ impl<P: Platform> Memory<P> {
             self.frames.release(&self.platform, folio);
         }
         changed
+    }
+}
+
+/// Whether all content of a folio in the cache is in swap. `None` if its slots, whose cells these
+/// are, may not be made busy ([`Memory::prepare_out`]).
+fn stored_of(_: &ClusterState, folio: Folio, cells: &[AtomicU64]) -> Option<Stored> {
+    let load = |cell: &AtomicU64| Cell(cell.load(Relaxed));
+    let ours = |(page, cell): (u32, &AtomicU64)| {
+        let cell = load(cell);
+        cell.frame() == Some(folio.head.plus(page)) && !cell.has(Cell::WRITING)
+    };
+    let stored = cells.iter().filter(|cell| load(cell).0 & Cell::CONTENT != 0).count();
+    if !(0..).zip(cells).all(ours) || stored != 0 && stored != cells.len() {
+        return None;
+    }
+    Some(if stored == 0 { Stored::No } else { Stored::Yes })
+}
+
+/// The thread that has the folio's lock works on the content. The cluster's lock is held.
+fn make_busy(cells: &[AtomicU64]) {
+    for cell in cells {
+        cell.store(cell.load(Relaxed) | Cell::BUSY, Relaxed);
     }
 }
 

@@ -1,12 +1,17 @@
 //! `swapoff`: what ends it early leaves everything as it can be used.
 
-use bindery::addr::VirtAddr;
-use bindery::{Accounting, Error, Sealing, Sharing, SwapError};
-use bindery_hosted::{Program, Walk};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
-use super::fixture::{Swapping, with_swap};
+use bindery::addr::VirtAddr;
+use bindery::arch::X86_64;
+use bindery::platform::Cpu;
+use bindery::{Accounting, Error, Sealing, Sharing, SwapError};
+use bindery_hosted::{Program, SwapService, Walk};
+
+use super::fixture::{Swapping, device, with_device, with_swap};
 use crate::support::objects_fixture::map;
-use crate::support::{GIB, audit};
+use crate::support::{GIB, MIB, audit};
 
 const AT: u64 = GIB;
 const PAGES: u64 = 64;
@@ -103,8 +108,114 @@ fn forks_and_ends_are_met_again<A: Walk>() {
     }
 }
 
+/// Pages that came back to a parent keep their slots, which the child still names. Reclaim must not
+/// send them there again.
+fn a_stopped_area_gets_no_page_again<A: Walk>() {
+    for order in [0, 4] {
+        with_swap::<A>(order, 4096, |swapping| {
+            let Swapping { machine, memory, space, area, .. } = *swapping;
+            swapping.map(AT, PAGES);
+            swapping.fill(AT, PAGES);
+            let child = space.fork().unwrap();
+            while memory.reclaim(PAGES).freed > 0 {}
+            assert_eq!(swapping.swapped(AT, PAGES), PAGES);
+            memory.stop_swapping_to(&area);
+            space.swap_in_area(&area).unwrap();
+            (0..8).for_each(|_| assert_eq!(memory.reclaim(PAGES).freed, 0));
+            assert_eq!(swapping.swapped(AT, PAGES), 0, "pages went to a stopped area");
+            audit(machine, memory, &[space, &child]);
+            child.swap_in_area(&area).unwrap();
+            assert_eq!(memory.swap_off(&area), Ok(()));
+            swapping.assert_filled(AT, PAGES, AT);
+            drop(child);
+            // The fixture wants an area at the end.
+            assert_eq!(memory.swap_on(4096, 0), Ok(area));
+        });
+    }
+}
+
+/// Pages that were read beside a page that was needed are in the cache, and in swap as they are: a
+/// stopped area lets them go, and nothing is written.
+#[test]
+fn a_stopped_area_lets_pages_go_that_it_has_already() {
+    let device = device(4096, SwapService::AtOnce);
+    with_device::<X86_64<4>>(64 * MIB, 0, device, |swapping| {
+        let memory = swapping.memory;
+        swapping.map(AT, PAGES);
+        swapping.fill(AT, PAGES);
+        // One word fills no page.
+        for page in 0..PAGES {
+            swapping.program.store(VirtAddr(AT + page * 4096 + 64), page + 1).unwrap();
+        }
+        swapping.page_out(AT, PAGES);
+        memory.wait_for_swap_writes().unwrap();
+        memory.set_page_cluster(3);
+        swapping.program.load(VirtAddr(AT + 16 * 4096)).unwrap();
+        memory.set_page_cluster(0);
+        let (written, free) = (device.counts().pages_written, memory.free_frame_count());
+        memory.stop_swapping_to(&swapping.area);
+        (0..4).for_each(|_| _ = memory.reclaim(PAGES));
+        assert!(memory.free_frame_count() > free, "what was read around stays");
+        assert_eq!(device.counts().pages_written, written);
+        swapping.space.swap_in_area(&swapping.area).unwrap();
+        assert_eq!(memory.swap_off(&swapping.area), Ok(()));
+        swapping.assert_filled(AT, PAGES, AT);
+        assert_eq!(memory.swap_on_device(device, 0), Ok(swapping.area));
+    });
+}
+
+/// Reclaimers on other CPUs want the area all the time. Those that began before it was stopped end,
+/// and then one round is the last.
+fn it_ends_while_others_reclaim<A: Walk>() {
+    for order in [0, 4] {
+        with_swap::<A>(order, 4096, |swapping| {
+            let Swapping { machine, memory, space, area, .. } = *swapping;
+            swapping.map(AT, PAGES);
+            swapping.fill(AT, PAGES);
+            let spaces = [space.fork().unwrap(), space.fork().unwrap(), space.fork().unwrap()];
+            let over = AtomicBool::new(false);
+            thread::scope(|scope| {
+                for cpu in [Cpu(1), Cpu(2)] {
+                    let over = &over;
+                    scope.spawn(move || {
+                        machine.on_cpu(cpu, || {
+                            while !over.load(Ordering::Relaxed) {
+                                memory.reclaim(PAGES);
+                            }
+                        });
+                    });
+                }
+                for _ in 0..8 {
+                    memory.resume_swapping_to(&area);
+                    for at in 0..PAGES {
+                        swapping.program.store(VirtAddr(AT + at * 4096), AT + at).unwrap();
+                    }
+                    memory.stop_swapping_to(&area);
+                    let round = || {
+                        spaces.iter().chain([space]).for_each(|s| s.swap_in_area(&area).unwrap());
+                        memory.swap_areas().all(|area| area.taken == 0)
+                    };
+                    let ended = (0..200).any(|_| round());
+                    if !ended {
+                        over.store(true, Ordering::Relaxed);
+                    }
+                    assert!(ended, "pages go to the stopped area all the time");
+                }
+                over.store(true, Ordering::Relaxed);
+            });
+            assert_eq!(memory.swap_off(&area), Ok(()));
+            swapping.assert_filled(AT, PAGES, AT);
+            audit(machine, memory, &[space, &spaces[0], &spaces[1], &spaces[2]]);
+            drop(spaces);
+            assert_eq!(memory.swap_on(4096, 0), Ok(area));
+        });
+    }
+}
+
 on_every_architecture! {
     signals => a_signal_interrupts_it;
+    stopped => a_stopped_area_gets_no_page_again;
+    reclaimers => it_ends_while_others_reclaim;
     shared_signals => a_signal_interrupts_it_in_shared_memory;
     forks => forks_and_ends_are_met_again;
 }

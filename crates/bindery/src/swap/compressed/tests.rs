@@ -10,9 +10,9 @@ use super::workspace::WORKSPACE_FRAMES;
 use super::*;
 use crate::addr::Order;
 use crate::bytes;
-use crate::frame::{AllocateFor, FrameUse};
 use crate::frame::meta::Kind;
 use crate::frame::tests::{Machine, assert_all_free, machine};
+use crate::frame::{AllocateFor, FrameUse};
 
 const PAGE: usize = PAGE_SIZE as usize;
 
