@@ -275,6 +275,16 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
 
     /// Records that the calling CPU has loaded another root, and what its TLB may still hold.
     ///
+    /// With [`TlbOnLeave::Flushed`], the CPU gets no invalidation of this address space until it
+    /// calls [`AddressSpace::enter`] again. The caller must meet this contract, which the core
+    /// cannot check; otherwise a program reaches frames that were freed:
+    /// 1. The CPU has loaded another root before the call. It loads this one again only after
+    ///    [`AddressSpace::enter`].
+    /// 2. Since then, its TLB and its walker's caches hold nothing of this address space.
+    /// 3. The caller runs on that CPU, and does not change CPUs between the load and the return.
+    ///
+    /// If in doubt, pass [`TlbOnLeave::Kept`], which asks for the first and the third only.
+    ///
     /// Context: any.
     pub fn leave(&self, tlb_on_leave: TlbOnLeave) {
         let section = ReadSection::enter(self.platform());

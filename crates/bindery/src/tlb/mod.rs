@@ -72,6 +72,15 @@ use crate::stats::Counts;
 
 /// What a CPU's TLB holds of an address space after the CPU has switched to another.
 ///
+/// The core believes it. [`TlbOnLeave::Flushed`] ends the invalidations to the CPU, so an embedder
+/// that says it by mistake lets programs reach frames that were freed:
+/// 1. CPU A loads another root with a load that keeps translations, and says `Flushed`.
+/// 2. CPU B unmaps a page. No CPU is to be invalidated, and the frame is freed.
+/// 3. CPU A loads the first root again, and its program writes through its old translation, into a
+///    frame that has another owner by now.
+///
+/// `Kept` is always right. It costs invalidations that the CPU may not need.
+///
 /// ```
 /// use bindery::{AddressSpace, Platform, TlbOnLeave};
 ///
@@ -86,7 +95,10 @@ use crate::stats::Counts;
 pub enum TlbOnLeave {
     /// Translations may remain (tagged with an ASID or PCID): the CPU still needs invalidations.
     Kept,
-    /// The switch flushed them.
+    /// The switch flushed them. The calling CPU's TLB, and the caches of its walker, must hold
+    /// nothing of the address space, neither under its tag nor under another: not from its root,
+    /// which is no longer loaded, and not from a flush that is still under way. Global entries do
+    /// not matter, since no program's mapping is one.
     Flushed,
 }
 
