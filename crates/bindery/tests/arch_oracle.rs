@@ -44,7 +44,7 @@ mod x86 {
         for level in Level::PTE.up_to(Level::PUD) {
             for attributes in all_attributes() {
                 let has = |permission| attributes.permissions.contains(permission);
-                let entry = theirs(X86_64::<4>::leaf(Frame(0x1234 << 18), level, attributes));
+                let entry = theirs(X86_64::<4>::page_entry(Frame(0x1234 << 18), level, attributes));
                 let flags = entry.flags();
                 assert_eq!(entry.addr().as_u64(), 0x1234 << 30);
                 assert!(flags.contains(PageTableFlags::PRESENT));
@@ -105,7 +105,7 @@ mod x86 {
                 table = table.plus(1);
             }
             let leaf = Frame(0x1234_5678 & !0 << level.order().0);
-            tables.set(table, level.index_of(addr), A::leaf(leaf, level, attributes));
+            tables.set(table, level.index_of(addr), A::page_entry(leaf, level, attributes));
 
             let pointers = Pointers(tables.0.iter_mut().map(|table| &raw mut **table).collect());
             let root = pointers.0[0];
@@ -195,7 +195,7 @@ mod arm {
                     let next = Frame((base >> 12) as u32 + table as u32 + 1);
                     assert_eq!(Entry(entry(table as u32, above)), AArch64::table(next));
                 }
-                let ours = AArch64::leaf(leaf, level, attributes);
+                let ours = AArch64::page_entry(leaf, level, attributes);
                 assert_eq!(
                     Entry(entry(4 - u32::from(level.number()), level)),
                     ours,
@@ -207,7 +207,7 @@ mod arm {
 
     #[test]
     fn both_crates_demand_a_break_for_the_same_changes() {
-        let page = |attributes| AArch64::leaf(Frame(0x1230), Level::PTE, attributes);
+        let page = |attributes| AArch64::page_entry(Frame(0x1230), Level::PTE, attributes);
         for old in all_attributes() {
             for new in all_attributes() {
                 // The other crate is stricter for AP[1], the user's permission, and for GP, the
@@ -236,7 +236,7 @@ mod arm {
 
     #[test]
     fn the_contiguous_bit_is_the_one_of_the_other_crate() {
-        let leaf = AArch64::leaf(
+        let leaf = AArch64::page_entry(
             Frame(0x1230),
             Level::PTE,
             Attributes { permissions: USER, ..Default::default() },
@@ -278,8 +278,8 @@ mod riscv {
             for level in 1..=3 {
                 let expected = Entry(0x1234_0000 << 10 | flags);
                 let frame = Frame(0x1234_0000);
-                assert_eq!(Sv39::leaf(frame, Level::new(level), attributes), expected);
-                assert_eq!(Sv48::leaf(frame, Level::new(level), attributes), expected);
+                assert_eq!(Sv39::page_entry(frame, Level::new(level), attributes), expected);
+                assert_eq!(Sv48::page_entry(frame, Level::new(level), attributes), expected);
             }
         }
     }
@@ -295,7 +295,7 @@ mod riscv {
     #[test]
     fn a_region_is_written_with_the_low_frame_bits_1000() {
         for index in 0..16 {
-            let single = Sv39::leaf(Frame(0x1230 + index), Level::PTE, attributes(USER));
+            let single = Sv39::page_entry(Frame(0x1230 + index), Level::PTE, attributes(USER));
             let expected = 1 << 63 | 0x1238 << 10 | 0b0101_0011;
             assert_eq!(Sv39::set_contig(single, EntryIndex::new(index)), Entry(expected));
         }
@@ -303,8 +303,11 @@ mod riscv {
 
     #[test]
     fn the_first_write_sets_accessed_and_dirty_at_bits_6_and_7() {
-        let clean =
-            Sv39::leaf(Frame(1), Level::PTE, Attributes { accessed: false, ..attributes(USER) });
+        let clean = Sv39::page_entry(
+            Frame(1),
+            Level::PTE,
+            Attributes { accessed: false, ..attributes(USER) },
+        );
         let written = Sv39::make_writable(clean, Write::Now);
         assert_eq!(written.0 ^ clean.0, 1 << 2 | 1 << 6 | 1 << 7 | Sv39::SOFT_DIRTY);
     }

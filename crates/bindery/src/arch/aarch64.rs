@@ -17,8 +17,8 @@
 //! | 0 | 1 | 1 | not writable, dirty |
 
 use super::{
-    Arch, Attributes, ControlBit, Entry, EntryIndex, Equal, Level, MemoryType, Permissions,
-    Register, RegisterRule, Saturated, Severity, Symptom, Write,
+    Arch, Attributes, ControlBit, Entry, EntryIndex, Equal, LeafAttributes, Level, MemoryType,
+    Permissions, Register, RegisterRule, Saturated, Severity, Symptom, Write,
 };
 use crate::addr::{Frame, PAGE_SHIFT};
 
@@ -104,7 +104,7 @@ impl Arch for AArch64 {
 
     // Always: a first touch knows most of the attributes.
     #[inline(always)]
-    fn leaf(frame: Frame, level: Level<Self>, attributes: Attributes) -> Entry {
+    fn leaf(frame: Frame, level: Level<Self>, attributes: LeafAttributes) -> Entry {
         Entry(leaf_bits(frame, level, attributes))
     }
 
@@ -255,8 +255,8 @@ impl Arch for AArch64 {
 impl AArch64 {
     /// A leaf of the kernel's own at `level` for `frame`, for tables that an embedder builds itself
     /// at boot, before there is a [`crate::KernelMap`]: global, accessed, and dirty where stores
-    /// are allowed, so that the MMU never changes it. `permissions` allows something, and not
-    /// [`Permissions::USER`]; `frame` is aligned to the level's size.
+    /// are allowed, so that the MMU never changes it. `permissions` has no [`Permissions::USER`];
+    /// `frame` is aligned to the level's size. The empty entry where `permissions` allows nothing.
     ///
     /// A constant of constant arguments: code that runs before the MMU is on adds a frame's address
     /// to the leaf of frame 0.
@@ -281,8 +281,10 @@ impl AArch64 {
         permissions: Permissions,
         memory: MemoryType,
     ) -> Entry {
-        let attributes = Attributes::of_kernel(permissions);
-        Entry(leaf_bits(frame, level, attributes) | memory_bits(memory))
+        match LeafAttributes::of_kernel(permissions) {
+            Some(attributes) => Entry(leaf_bits(frame, level, attributes) | memory_bits(memory)),
+            None => Entry::EMPTY,
+        }
     }
 
     /// [`Arch::table`] as a constant function: an entry that names the table in `frame`.
@@ -295,7 +297,8 @@ impl AArch64 {
 
 // Always: a first touch knows most of the attributes.
 #[inline(always)]
-const fn leaf_bits(frame: Frame, level: Level<AArch64>, attributes: Attributes) -> u64 {
+const fn leaf_bits(frame: Frame, level: Level<AArch64>, attributes: LeafAttributes) -> u64 {
+    let attributes = attributes.get();
     let permissions = attributes.permissions;
     let mut bits = frame.start().0 | VALID | INNER_SHAREABLE;
     if level.number() == 1 {
@@ -351,7 +354,7 @@ mod tests {
     const USER_READ: Permissions = Permissions::READ.union(Permissions::USER);
 
     fn page(permissions: Permissions, dirty: bool) -> Entry {
-        A::leaf(
+        A::page_entry(
             Frame(7),
             Level::PTE,
             Attributes { permissions, accessed: true, dirty, ..Default::default() },
@@ -389,9 +392,9 @@ mod tests {
     #[test]
     fn a_page_and_a_block_differ_in_their_lowest_bits() {
         let attributes = Attributes { permissions: USER_READ, ..Default::default() };
-        assert_eq!(A::leaf(Frame(0), Level::PTE, attributes).0 & 0b11, 0b11);
-        assert_eq!(A::leaf(Frame(0), Level::PMD, attributes).0 & 0b11, 0b01);
-        assert_eq!(A::leaf(Frame(0), Level::PUD, attributes).0 & 0b11, 0b01);
+        assert_eq!(A::page_entry(Frame(0), Level::PTE, attributes).0 & 0b11, 0b11);
+        assert_eq!(A::page_entry(Frame(0), Level::PMD, attributes).0 & 0b11, 0b01);
+        assert_eq!(A::page_entry(Frame(0), Level::PUD, attributes).0 & 0b11, 0b01);
         assert_eq!(A::table(Frame(0)).0, 0b11);
     }
 

@@ -9,7 +9,7 @@
 //! The kind is never 0, so no absent entry looks like an empty one. A mask of offset bits may be
 //! stored inverted ([`Arch::ABSENT_FLIP`]).
 
-use super::{Arch, Entry};
+use super::{Arch, Attributes, Entry};
 use crate::addr::Frame;
 
 const KIND_SHIFT: u32 = 1;
@@ -117,6 +117,13 @@ pub trait AbsentFormat: Arch {
             }
         };
         Entry(plain ^ Self::ABSENT_FLIP)
+    }
+
+    /// The `PROT_NONE` entry of a page, which keeps all of `attributes` but permissions and key: the
+    /// mapping supplies those again.
+    fn encode_prot_none(frame: Frame, attributes: Attributes) -> Entry {
+        let Attributes { accessed, dirty, soft_dirty, userfault, .. } = attributes;
+        Self::encode_absent(Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault })
     }
 
     /// What the absent `entry` means; `None` for a bit pattern that [`AbsentFormat::encode_absent`]

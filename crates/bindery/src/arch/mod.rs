@@ -32,6 +32,7 @@ mod control;
 mod entry_index;
 mod key;
 mod level;
+mod page_entry;
 mod riscv64;
 #[cfg(test)]
 mod tests;
@@ -50,6 +51,7 @@ pub use control::{ControlBit, Needed, Register, RegisterRule, Severity, Symptom}
 pub use entry_index::EntryIndex;
 pub use key::{KeyRights, ProtectionKey};
 pub use level::Level;
+pub use page_entry::LeafAttributes;
 pub use riscv64::Riscv64;
 pub use tiny::Tiny;
 pub use x86_64::X86_64;
@@ -263,10 +265,26 @@ pub trait Arch: Copy + Eq + fmt::Debug + Default + Send + Sync + 'static {
     /// An entry that names the table in `frame`.
     fn table(frame: Frame) -> Entry;
 
-    /// A leaf at `level` for `frame`, which is aligned to the level's size.
-    /// `attributes.permissions` allows something: what allows nothing is
-    /// [`Absent::ProtNone`] instead.
-    fn leaf(frame: Frame, level: Level<Self>, attributes: Attributes) -> Entry;
+    /// A leaf at `level` for `frame`, which is aligned to the level's size. Called by
+    /// [`Arch::page_entry`] alone: the type of the attributes says that they allow something.
+    fn leaf(frame: Frame, level: Level<Self>, attributes: LeafAttributes) -> Entry;
+
+    /// The entry at `level` of the page, or the pages, of `frame`, which is aligned to the level's
+    /// size: a leaf, or [`Absent::ProtNone`] where `attributes.permissions` allows nothing. No
+    /// architecture has another one.
+    // Always: a first touch knows most of the attributes.
+    #[inline(always)]
+    fn page_entry(frame: Frame, level: Level<Self>, attributes: Attributes) -> Entry {
+        page_entry::page_entry(frame, level, attributes)
+    }
+
+    /// The entry of the page `count` pages after that of `first`, a leaf or a `PROT_NONE` entry of
+    /// the same folio.
+    #[inline]
+    fn nth_page(first: Entry, count: u32) -> Entry {
+        let step = if first.0 & Self::PRESENT != 0 { Self::STEP } else { Self::absent_step(first) };
+        Entry(first.0.wrapping_add(step.wrapping_mul(u64::from(count))))
+    }
 
     /// Whether the present `entry`, read at `level`, names a table.
     fn is_table(entry: Entry, level: Level<Self>) -> bool;
@@ -340,11 +358,10 @@ pub trait Arch: Copy + Eq + fmt::Debug + Default + Send + Sync + 'static {
     /// it implies (loads by stores everywhere, loads by fetches on some).
     #[inline]
     fn implied(permissions: Permissions) -> Permissions {
-        if !permissions.intersects(Permissions::ACCESS) {
-            return permissions - Permissions::BTI;
-        }
         let attributes = Attributes { permissions, ..Attributes::default() };
-        Self::attributes(Self::leaf(Frame(0), Level::PTE, attributes)).permissions
+        LeafAttributes::new(attributes).map_or(permissions - Permissions::BTI, |attributes| {
+            Self::attributes(Self::leaf(Frame(0), Level::PTE, attributes)).permissions
+        })
     }
 
     /// Whether the [`Arch::CONTIG_ENTRIES`] leaves of one folio, without the contiguous bit, that

@@ -11,8 +11,8 @@
 //! "special" leaves, which have no folio. Here that follows from the leaf's frame.
 
 use super::{
-    Arch, Attributes, ControlBit, Entry, EntryIndex, Equal, Level, MemoryType, Permissions,
-    Register, RegisterRule, Saturated, Severity, Symptom, Write,
+    Arch, Attributes, ControlBit, Entry, EntryIndex, Equal, LeafAttributes, Level, MemoryType,
+    Permissions, Register, RegisterRule, Saturated, Severity, Symptom, Write,
 };
 use crate::addr::Frame;
 
@@ -98,7 +98,7 @@ impl<const LEVELS: u8> Arch for Riscv64<LEVELS> {
     }
 
     #[inline]
-    fn leaf(frame: Frame, level: Level<Self>, attributes: Attributes) -> Entry {
+    fn leaf(frame: Frame, level: Level<Self>, attributes: LeafAttributes) -> Entry {
         Entry(leaf_bits(frame, level, attributes))
     }
 
@@ -234,8 +234,8 @@ impl<const LEVELS: u8> Arch for Riscv64<LEVELS> {
 impl<const LEVELS: u8> Riscv64<LEVELS> {
     /// A leaf of the kernel's own at `level` for `frame`, for tables that an embedder builds itself
     /// at boot, before there is a [`crate::KernelMap`]: global, accessed, and dirty where stores
-    /// are allowed, so that the MMU never changes it. `permissions` allows something, and not
-    /// [`Permissions::USER`]; `frame` is aligned to the level's size.
+    /// are allowed, so that the MMU never changes it. `permissions` has no [`Permissions::USER`];
+    /// `frame` is aligned to the level's size. The empty entry where `permissions` allows nothing.
     ///
     /// A constant of constant arguments: code that runs before the MMU is on adds a frame's address
     /// to the leaf of frame 0. There is no write-through memory: that is uncached.
@@ -260,8 +260,10 @@ impl<const LEVELS: u8> Riscv64<LEVELS> {
         permissions: Permissions,
         memory: MemoryType,
     ) -> Entry {
-        let attributes = Attributes::of_kernel(permissions);
-        Entry(leaf_bits(frame, level, attributes) | memory_bits(memory))
+        match LeafAttributes::of_kernel(permissions) {
+            Some(attributes) => Entry(leaf_bits(frame, level, attributes) | memory_bits(memory)),
+            None => Entry::EMPTY,
+        }
     }
 
     /// [`Arch::table`] as a constant function: an entry that names the table in `frame`.
@@ -273,7 +275,8 @@ impl<const LEVELS: u8> Riscv64<LEVELS> {
 }
 
 #[inline]
-const fn leaf_bits<A>(frame: Frame, _level: Level<A>, attributes: Attributes) -> u64 {
+const fn leaf_bits<A>(frame: Frame, _level: Level<A>, attributes: LeafAttributes) -> u64 {
+    let attributes = attributes.get();
     let permissions = attributes.permissions;
     let mut bits = ((frame.0 as u64) << FRAME_SHIFT) | VALID;
     if permissions.contains(Permissions::READ) {
@@ -285,7 +288,6 @@ const fn leaf_bits<A>(frame: Frame, _level: Level<A>, attributes: Attributes) ->
     if permissions.contains(Permissions::EXECUTE) {
         bits |= EXECUTE;
     }
-    debug_assert!(bits & LEAF != 0, "a leaf without permissions would be a table");
     if permissions.contains(Permissions::USER) {
         bits |= USER;
     } else {
@@ -322,7 +324,11 @@ mod tests {
     type A = Riscv64<3>;
 
     fn page(frame: Frame, permissions: Permissions) -> Entry {
-        A::leaf(frame, Level::PTE, Attributes { permissions, accessed: true, ..Default::default() })
+        A::page_entry(
+            frame,
+            Level::PTE,
+            Attributes { permissions, accessed: true, ..Default::default() },
+        )
     }
 
     #[test]

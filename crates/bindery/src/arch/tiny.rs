@@ -12,7 +12,8 @@
 //! accessed bits set by hardware, global kernel pages.
 
 use super::{
-    Arch, Attributes, Entry, EntryIndex, Equal, Level, MemoryType, Permissions, Saturated, Write,
+    Arch, Attributes, Entry, EntryIndex, Equal, LeafAttributes, Level, MemoryType, Permissions,
+    Saturated, Write,
 };
 use crate::addr::{Frame, PAGE_SHIFT};
 
@@ -66,7 +67,8 @@ impl Arch for Tiny {
         Entry(frame.start().0 | VALID | TABLE)
     }
 
-    fn leaf(frame: Frame, _level: Level<Self>, attributes: Attributes) -> Entry {
+    fn leaf(frame: Frame, _level: Level<Self>, attributes: LeafAttributes) -> Entry {
+        let attributes = attributes.get();
         let permissions = attributes.permissions;
         let mut bits = frame.start().0 | VALID;
         for (set, bit) in [

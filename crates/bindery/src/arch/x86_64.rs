@@ -3,8 +3,8 @@
 //! stacks, protection keys), section 4.8 (accessed and dirty), section 4.10.4 (invalidation).
 
 use super::{
-    Arch, Attributes, ControlBit, Entry, Equal, Level, MemoryType, Permissions, ProtectionKey,
-    Register, RegisterRule, Saturated, Severity, Symptom, Write,
+    Arch, Attributes, ControlBit, Entry, Equal, LeafAttributes, Level, MemoryType, Permissions,
+    ProtectionKey, Register, RegisterRule, Saturated, Severity, Symptom, Write,
 };
 use crate::addr::{Frame, PAGE_SHIFT};
 
@@ -79,7 +79,7 @@ impl<const LEVELS: u8> Arch for X86_64<LEVELS> {
 
     // Always: a first touch knows most of the attributes.
     #[inline(always)]
-    fn leaf(frame: Frame, level: Level<Self>, attributes: Attributes) -> Entry {
+    fn leaf(frame: Frame, level: Level<Self>, attributes: LeafAttributes) -> Entry {
         Entry(leaf_bits(frame, level, attributes))
     }
 
@@ -210,8 +210,8 @@ impl<const LEVELS: u8> Arch for X86_64<LEVELS> {
 impl<const LEVELS: u8> X86_64<LEVELS> {
     /// A leaf of the kernel's own at `level` for `frame`, for tables that an embedder builds itself
     /// at boot, before there is a [`crate::KernelMap`]: global, accessed, and dirty where stores
-    /// are allowed, so that the MMU never changes it. `permissions` allows something, and not
-    /// [`Permissions::USER`]; `frame` is aligned to the level's size.
+    /// are allowed, so that the MMU never changes it. `permissions` has no [`Permissions::USER`];
+    /// `frame` is aligned to the level's size. The empty entry where `permissions` allows nothing.
     ///
     /// A constant of constant arguments: code that runs before the MMU is on adds a frame's address
     /// to the leaf of frame 0.
@@ -236,8 +236,10 @@ impl<const LEVELS: u8> X86_64<LEVELS> {
         permissions: Permissions,
         memory: MemoryType,
     ) -> Entry {
-        let attributes = Attributes::of_kernel(permissions);
-        Entry(leaf_bits(frame, level, attributes) | memory_bits(memory))
+        match LeafAttributes::of_kernel(permissions) {
+            Some(attributes) => Entry(leaf_bits(frame, level, attributes) | memory_bits(memory)),
+            None => Entry::EMPTY,
+        }
     }
 
     /// [`Arch::table`] as a constant function: an entry that names the table in `frame`.
@@ -253,8 +255,9 @@ impl<const LEVELS: u8> X86_64<LEVELS> {
 const fn leaf_bits<const LEVELS: u8>(
     frame: Frame,
     level: Level<X86_64<LEVELS>>,
-    attributes: Attributes,
+    attributes: LeafAttributes,
 ) -> u64 {
+    let attributes = attributes.get();
     let permissions = attributes.permissions;
     let mut bits = frame.start().0 | PRESENT | (attributes.key.number() as u64) << KEY_SHIFT;
     if permissions.contains(Permissions::USER) {
@@ -310,19 +313,21 @@ mod tests {
     #[test]
     fn a_dirty_page_that_is_write_protected_is_no_shadow_stack() {
         let user = Permissions::READ | Permissions::USER;
-        let dirty = A::leaf(Frame(7), Level::PTE, attributes(user | Permissions::WRITE, true));
+        let dirty =
+            A::page_entry(Frame(7), Level::PTE, attributes(user | Permissions::WRITE, true));
         let protected = A::write_protect(dirty);
         assert_eq!(protected.0 & (DIRTY | WRITABLE), 0);
         assert!(A::attributes(protected).dirty);
-        assert_eq!(protected, A::leaf(Frame(7), Level::PTE, attributes(user, true)));
+        assert_eq!(protected, A::page_entry(Frame(7), Level::PTE, attributes(user, true)));
         assert_eq!(A::make_writable(protected, Write::Later), dirty);
     }
 
     #[test]
     fn gathering_puts_dirty_where_the_receiver_keeps_it() {
         let user = Permissions::READ | Permissions::USER;
-        let writable = A::leaf(Frame(7), Level::PTE, attributes(user | Permissions::WRITE, false));
-        let read_only = A::leaf(Frame(8), Level::PTE, attributes(user, false));
+        let writable =
+            A::page_entry(Frame(7), Level::PTE, attributes(user | Permissions::WRITE, false));
+        let read_only = A::page_entry(Frame(8), Level::PTE, attributes(user, false));
         let dirty = A::make_writable(writable, Write::Now);
         assert!(A::attributes(A::gather(read_only, dirty)).dirty);
         assert_eq!(A::gather(read_only, dirty).0 & DIRTY, 0);

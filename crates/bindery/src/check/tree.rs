@@ -138,6 +138,9 @@ impl<P: Platform> Audit<'_, '_, P> {
         let vma = self.mapping(space, range)?;
         let protection = vma.protection();
         let attributes = P::Arch::attributes(entry);
+        if !attributes.permissions.intersects(Permissions::ACCESS) {
+            return Err(Violation::LeafWithoutAccess(at));
+        }
         // What the architecture implies when it is asked for the VMA's permissions.
         let widest = protection.permissions();
         if protection.is_none() {

@@ -86,6 +86,8 @@ pub enum Violation {
     TooWide(VirtAddr),
     /// The entry has another protection key than its VMA.
     WrongKey(VirtAddr),
+    /// A leaf allows neither loads nor stores nor fetches. Only RISC-V can write one down.
+    LeafWithoutAccess(VirtAddr),
     /// A page is `PROT_NONE` although its VMA allows an access, or mapped although its VMA allows
     /// none.
     WrongProtNone(VirtAddr),
@@ -285,6 +287,7 @@ impl fmt::Display for Violation {
             Self::OutsideMappings(at) => write!(f, "something is mapped at {at}, where no VMA is"),
             Self::TooWide(at) => write!(f, "the entry at {at} allows more than its VMA"),
             Self::WrongKey(at) => write!(f, "the entry at {at} has another key than its VMA"),
+            Self::LeafWithoutAccess(at) => write!(f, "the leaf at {at} allows nothing"),
             Self::WrongProtNone(at) => {
                 write!(f, "the page at {at} is PROT_NONE or shown against its VMA")
             }

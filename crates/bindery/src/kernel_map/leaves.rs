@@ -91,13 +91,9 @@ impl<P: Platform> KernelMap<'_, P> {
         level: Level<P::Arch>,
         leaves: &Leaves<P::Arch>,
     ) -> Entry {
-        let attributes = Attributes {
-            permissions: leaves.permissions,
-            accessed: true,
-            dirty: leaves.permissions.contains(Permissions::WRITE),
-            ..Attributes::default()
-        };
-        Entry(P::Arch::leaf(frame, level, attributes).0 | leaves.memory)
+        let entry = P::Arch::page_entry(frame, level, Attributes::of_kernel(leaves.permissions));
+        debug_assert!(entry.0 & P::Arch::PRESENT != 0, "`KernelMapError::BadPermissions` says no");
+        Entry(entry.0 | leaves.memory)
     }
 
     /// Writes leaves into entries of one table, which are empty, folded where contiguous runs fit.

@@ -100,7 +100,7 @@ pub(super) fn forget_leaves<P: Platform>(
             let contig = level == Level::PTE && P::Arch::is_contig(raw);
             let entry = if level == Level::PTE { P::Arch::clear_contig(raw, index) } else { raw };
             let attributes = forget.of(P::Arch::attributes(entry));
-            let leaf = P::Arch::leaf(P::Arch::frame(entry), level, attributes);
+            let leaf = P::Arch::page_entry(P::Arch::frame(entry), level, attributes);
             if contig { P::Arch::set_contig(leaf, index) } else { leaf }
         };
         if change(raw) != raw {

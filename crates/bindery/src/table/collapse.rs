@@ -118,8 +118,8 @@ impl<P: Platform> PageTable<'_, P> {
         let EntryAt { node: parent, index, entry: found } = cursor.entry_at(what.base);
         debug_assert!(parent.level == Level::PMD && found.is_empty(), "the table's place is gone");
         self.memory.frames.first_map(what.folio, what.folio.pages());
-        let leaf = P::Arch::leaf(what.folio.head, Level::PMD, what.attributes);
-        self.publish_leaf(parent.table, index, leaf);
+        let leaf = P::Arch::page_entry(what.folio.head, Level::PMD, what.attributes);
+        self.publish_huge(parent.table, index, leaf);
         self.deposit_table(parent.table, what.deposit);
         cursor.counts.entries_written += 1;
         cursor.counts.folios_touched += 1;
@@ -196,7 +196,7 @@ fn join_leaves_locked<P: Platform>(
         slot.store(0, Ordering::Relaxed);
     }
     page_table.change_entry_count(node.table, 0, entries);
-    let leaf = P::Arch::leaf(frame, Level::PMD, P::Arch::attributes(gathered));
+    let leaf = P::Arch::page_entry(frame, Level::PMD, P::Arch::attributes(gathered));
     parent_slot.store(leaf.0, Ordering::Release);
     page_table.deposit_table(parent.table, deposit);
     cursor.counts.entries_written += 2 + u64::from(entries);

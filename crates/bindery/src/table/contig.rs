@@ -15,8 +15,9 @@ use super::run::Slots;
 use super::{PageTable, run};
 
 impl<P: Platform> PageTable<'_, P> {
-    /// Writes `count` leaves that continue `first` into empty entries from `index` on, folding
-    /// where alignment allows. All belong to one folio.
+    /// Writes the entries of `count` pages that continue `first`, leaves or `PROT_NONE` entries, into
+    /// empty entries from `index` on, folding leaves where alignment allows. All belong to one
+    /// folio.
     pub(crate) fn fill(
         &self,
         table: Frame,
@@ -35,6 +36,9 @@ impl<P: Platform> PageTable<'_, P> {
         // A CPU that sees a leaf must see what was written to the page before, not what the frame
         // held in an earlier life. One fence serves all stores below.
         fence(Ordering::Release);
+        if first.0 & P::Arch::PRESENT == 0 {
+            return self.write_prot_none(table, index, first, count);
+        }
         let slots = self.slots(table);
         let mut entry = first;
         let end = index + count;
@@ -58,6 +62,16 @@ impl<P: Platform> PageTable<'_, P> {
                 entry = Entry(entry.0.wrapping_add(P::Arch::STEP));
             }
             at += piece;
+        }
+        self.change_entry_count(table, count, 0);
+    }
+
+    /// As [`PageTable::write_leaves`], in a mapping that allows nothing: the entries have the pages,
+    /// and the MMU sees none of them.
+    #[cold]
+    fn write_prot_none(&self, table: Frame, index: EntryIndex, first: Entry, count: u32) {
+        for (page, slot) in (0..).zip(&self.slots(table)[index.slots(count)]) {
+            slot.store(P::Arch::nth_page(first, page).0, Ordering::Relaxed);
         }
         self.change_entry_count(table, count, 0);
     }

@@ -36,9 +36,9 @@ impl<P: Platform> PageTable<'_, P> {
         }
     }
 
-    /// Writes one leaf above level 1 into an empty entry.
-    pub(crate) fn publish_leaf(&self, table: Frame, index: EntryIndex, leaf: Entry) {
-        self.slots(table)[index.slot()].store(leaf.0, Ordering::Release);
+    /// Writes a huge leaf, or an absent entry like it, into an empty entry above level 1.
+    pub(crate) fn publish_huge(&self, table: Frame, index: EntryIndex, entry: Entry) {
+        self.slots(table)[index.slot()].store(entry.0, Ordering::Release);
         self.change_entry_count(table, 1, 0);
     }
 
@@ -64,7 +64,7 @@ impl<P: Platform> PageTable<'_, P> {
             let range = VirtRange::raw(base.0, base.0 + node.level.span());
             self.invalidate_now(range, node.level, counts);
             counts.entries_written += 1;
-            let first = P::Arch::leaf(P::Arch::frame(old), level, P::Arch::attributes(old));
+            let first = P::Arch::page_entry(P::Arch::frame(old), level, P::Arch::attributes(old));
             if level == Level::PTE {
                 self.fill(table, EntryIndex::FIRST, first, entries, counts);
             } else {

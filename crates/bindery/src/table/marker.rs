@@ -67,7 +67,7 @@ pub(super) fn mark_slot<'m, P: Platform>(
     let index = P::Arch::PMD.index_of(part.start());
     page_table.deposit_table(table, deposit);
     page_table.meta(table).note_guards();
-    page_table.publish_leaf(table, index, entry);
+    page_table.publish_huge(table, index, entry);
     cursor.counts.entries_written += 1;
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::addr::VirtRange;
+use crate::addr::{Frame, VirtRange};
 use crate::arch::{
     Absent, AbsentFormat, Arch, Attributes, Entry, EntryIndex, Equal, Level, Permissions,
     ProtectionKey, Write,
@@ -101,7 +101,7 @@ struct WritablePart {
 fn writable_part<P: Platform>(
     cursor: &Cursor<'_, '_, P>,
     run: &Run<P::Arch>,
-    first: Entry,
+    first: Frame,
     policy: &EntryPolicy,
 ) -> WritablePart {
     let memory = cursor.page_table.memory;
@@ -111,10 +111,9 @@ fn writable_part<P: Platform>(
         Writable::All => return whole(true),
         Writable::Noticed => return whole(false),
     }
-    let frame = P::Arch::frame(first);
-    let Some(folio) = memory.frames.folio_of(frame) else { return whole(false) };
+    let Some(folio) = memory.frames.folio_of(first) else { return whole(false) };
     let pages = run.pages();
-    let found = memory.frames.exclusive_run(folio, frame.0 - folio.head.0, pages);
+    let found = memory.frames.exclusive_run(folio, first.0 - folio.head.0, pages);
     if run.node.level > Level::PTE {
         // One leaf cannot be writable in part: it is writable where all of it is exclusive.
         return whole(found.exclusive && found.count == pages);
@@ -136,7 +135,7 @@ fn protect_leaves<P: Platform>(
             attributes.userfault || policy.watched == Watched::SoftDirty && !attributes.soft_dirty;
         let WritablePart { writable, count: alike } =
             if policy.permissions.contains(Permissions::WRITE) && !noticed {
-                writable_part(cursor, &run, first, policy)
+                writable_part(cursor, &run, P::Arch::frame(first), policy)
             } else {
                 WritablePart { writable: false, count: run.count }
             };
@@ -166,7 +165,7 @@ fn rewrite<P: Platform>(
     // What an architecture cannot express is implied, so compare what the entries say.
     let template = |Attributes { permissions, key, .. }: Attributes| {
         let attributes = Attributes { permissions, key, ..Attributes::default() };
-        P::Arch::leaf(frame, run.node.level, attributes)
+        P::Arch::page_entry(frame, run.node.level, attributes)
     };
     let (before, after) = (template(old), template(new));
     if before == after {
@@ -306,14 +305,7 @@ fn suspend_contig<A: Arch>(slots: &[AtomicU64], index: EntryIndex) -> Entry {
 
 /// The `PROT_NONE` form of a leaf without it.
 fn prot_none<A: Arch>(leaf: Entry) -> Entry {
-    let attributes = A::attributes(leaf);
-    A::encode_absent(Absent::ProtNone {
-        frame: A::frame(leaf),
-        accessed: attributes.accessed,
-        dirty: attributes.dirty,
-        soft_dirty: attributes.soft_dirty,
-        userfault: attributes.userfault,
-    })
+    A::encode_prot_none(A::frame(leaf), A::attributes(leaf))
 }
 
 /// Makes leaves of the run's `PROT_NONE` ones, and contiguous runs where alignment allows; other
@@ -328,9 +320,7 @@ fn restore_leaves<P: Platform>(
         let slots = cursor.page_table.slots(run.node.table);
         let prot_none = P::Arch::decode_absent(run::load(slots, run.index));
         let Some(Absent::ProtNone { frame, userfault, .. }) = prot_none else { return };
-        let probe =
-            P::Arch::leaf(frame, run.node.level, user_attributes(Permissions::READ, policy.key));
-        let WritablePart { writable, count: alike } = writable_part(cursor, &run, probe, policy);
+        let WritablePart { writable, count: alike } = writable_part(cursor, &run, frame, policy);
         // Soft-dirty may differ within the run, so who watches it waits for the store.
         let writable = writable && !userfault && policy.watched == Watched::No;
         let mut restored = user_attributes(policy.permissions, policy.key);
@@ -362,7 +352,7 @@ fn restore_part<P: Platform>(
             continue;
         };
         let attributes = Attributes { accessed, dirty, soft_dirty, userfault, ..restored };
-        let leaf = P::Arch::leaf(frame, level, attributes);
+        let leaf = P::Arch::page_entry(frame, level, attributes);
         if level == Level::PTE
             && P::Arch::may_fold(leaf, index)
             && end - index >= P::Arch::CONTIG_ENTRIES

@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Entry, Equal, Level, Permissions};
+use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Equal, Level, Permissions};
 use crate::frame::swap_place::SwapPlace;
 use crate::frame::{Folio, OwnerKind};
 use crate::platform::Platform;
@@ -154,7 +154,6 @@ impl<P: Platform> PageTable<'_, P> {
         if (device, slot) != (place.area, place.first)
             || pages > 1 && P::Arch::match_absent(&self.slots(table)[index.slots(pages)]).0 != pages
             || self.memory.pages_in_cache(folio, place, 0, pages) != pages
-            || !attributes.permissions.intersects(Permissions::ACCESS)
         {
             return None;
         }
@@ -165,8 +164,8 @@ impl<P: Platform> PageTable<'_, P> {
         } else {
             self.memory.frames.clear_exclusive(folio, 0, pages);
         }
-        let leaf = P::Arch::leaf(folio.head, Level::PTE, attributes);
-        self.write_leaves(table, index, leaf, pages);
+        let first = P::Arch::page_entry(folio.head, Level::PTE, attributes);
+        self.write_leaves(table, index, first, pages);
         // The entries were not empty.
         self.change_entry_count(table, 0, pages);
         self.stats.add(&Counts {
@@ -225,33 +224,13 @@ impl<P: Platform> PageTable<'_, P> {
         number: u32,
         attributes: Attributes,
     ) {
-        let frame = folio.head.plus(number);
-        if !attributes.permissions.intersects(Permissions::ACCESS) {
-            return self.write_prot_none(run, frame, attributes);
-        }
-        let leaf = P::Arch::leaf(frame, run.node.level, attributes);
+        let first = P::Arch::page_entry(folio.head.plus(number), run.node.level, attributes);
         if run.node.level == Level::PTE {
-            self.write_leaves(run.node.table, run.index, leaf, run.count);
+            self.write_leaves(run.node.table, run.index, first, run.count);
             // The entries were not empty.
             self.change_entry_count(run.node.table, 0, run.count);
         } else {
-            self.slots(run.node.table)[run.index.slot()].store(leaf.0, Ordering::Release);
-        }
-    }
-}
-
-impl<P: Platform> PageTable<'_, P> {
-    /// The mapping allows no access: the entries have the pages, and the MMU sees none of them.
-    #[cold]
-    fn write_prot_none(&self, run: &Run<P::Arch>, frame: Frame, attributes: Attributes) {
-        let Attributes { accessed, dirty, soft_dirty, userfault, .. } = attributes;
-        let absent = Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault };
-        let mut entry = P::Arch::encode_absent(absent);
-        let step = P::Arch::absent_step(entry);
-        let slots = self.slots(run.node.table);
-        for slot in &slots[run.index.slots(run.count)] {
-            slot.store(entry.0, Ordering::Relaxed);
-            entry = Entry(entry.0.wrapping_add(step));
+            self.slots(run.node.table)[run.index.slot()].store(first.0, Ordering::Release);
         }
     }
 }

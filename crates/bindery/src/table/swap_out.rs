@@ -457,7 +457,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
             let page = ((at.0 - start.0) >> PAGE_SHIFT) as u32;
             if let Some(attributes) = self.attributes_of(raw, place, page) {
                 let frame = folio.head.plus(page);
-                let leaf = P::Arch::leaf(frame, node.level, attributes);
+                let leaf = P::Arch::page_entry(frame, node.level, attributes);
                 page_table.slots(node.table)[index.slot()].store(leaf.0, Ordering::Release);
                 self.cursor.counts.entries_written += 1;
             }

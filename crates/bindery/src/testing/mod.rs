@@ -187,7 +187,7 @@ pub fn clear_accessed_and_dirty<P: Platform>(
         P::Arch::replace_entry(&page_table.slots(node.table)[index.slot()], raw, |entry| {
             let now = P::Arch::attributes(single(entry));
             let clean = Attributes { accessed: false, dirty: false, ..now };
-            let clean = P::Arch::leaf(P::Arch::frame(single(entry)), node.level, clean);
+            let clean = P::Arch::page_entry(P::Arch::frame(single(entry)), node.level, clean);
             if contig { P::Arch::set_contig(clean, index) } else { clean }
         });
         if let Some(folio) = frames.folio_of(P::Arch::frame(single(raw))) {

@@ -78,7 +78,11 @@ fn mapping_damaged<A: Walk>(fixture: &Fixture<'_, '_, A>, damage: MappingDamage)
 }
 
 fn page<A: Arch>(frame: Frame, permissions: Permissions) -> Entry {
-    A::leaf(frame, Level::PTE, Attributes { permissions, accessed: true, ..Attributes::default() })
+    A::page_entry(
+        frame,
+        Level::PTE,
+        Attributes { permissions, accessed: true, ..Attributes::default() },
+    )
 }
 
 #[test]
@@ -232,6 +236,15 @@ fn a_page_of_the_kernel_in_user_space_is_found() {
             page::<X86>(X86::frame(old), Permissions::READ)
         });
         assert_eq!(found, Violation::TooWide(AT));
+    });
+}
+
+#[test]
+fn a_leaf_that_allows_nothing_is_found() {
+    // Of the architectures, RISC-V alone has bits for it.
+    two_tables::<Riscv64<3>>(0, |fixture| {
+        let found = entry_damaged(fixture, AT, Level::PTE, |old| Entry(old.0 & !0b1110));
+        assert_eq!(found, Violation::LeafWithoutAccess(AT));
     });
 }
 

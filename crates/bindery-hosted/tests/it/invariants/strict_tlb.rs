@@ -48,7 +48,7 @@ fn clean<A: Walk>() {
             fixture.space,
             AT,
             Level::PTE,
-            A::leaf(A::frame(old), Level::PTE, attributes),
+            A::page_entry(A::frame(old), Level::PTE, attributes),
         );
         fixture.machine.audit();
         let found = fixture.machine.take_violations();

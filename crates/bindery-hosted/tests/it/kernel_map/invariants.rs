@@ -94,7 +94,7 @@ impl<A: Walk> Fixture<'_, '_, A> {
     /// A leaf of level 2.
     fn huge(&self) -> u64 {
         let permissions = Permissions::READ;
-        A::leaf(
+        A::page_entry(
             Frame(0x8_0000),
             Level::PMD,
             Attributes { permissions, accessed: true, ..Default::default() },
@@ -103,8 +103,12 @@ impl<A: Walk> Fixture<'_, '_, A> {
     }
 
     fn page(&self, frame: Frame, permissions: Permissions) -> u64 {
-        A::leaf(frame, Level::PTE, Attributes { permissions, accessed: true, ..Default::default() })
-            .0
+        A::page_entry(
+            frame,
+            Level::PTE,
+            Attributes { permissions, accessed: true, ..Default::default() },
+        )
+        .0
     }
 }
 

@@ -7,6 +7,7 @@ mod fill;
 mod fixture;
 mod missing;
 mod moves;
+mod prot_none;
 mod protect;
 mod scan;
 mod shared;

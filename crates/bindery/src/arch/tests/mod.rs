@@ -1,5 +1,5 @@
 //! What every architecture guarantees: each sentence below is tested on all of them. Most tests
-//! compare a changed entry with the one that [`Arch::leaf`] makes from changed attributes. That
+//! compare a changed entry with the one that [`Arch::page_entry`] makes from changed attributes. That
 //! also shows that no other bit changed.
 
 mod absent_entries;
@@ -18,6 +18,7 @@ macro_rules! architecture {
             pages_are_guarded_where_they_can_be_and_are_run
             a_leaf_names_its_frame_at_every_level
             the_step_leads_to_the_leaf_of_the_next_frame
+            a_page_that_nothing_is_allowed_with_is_prot_none_at_every_level
             tables_leaves_and_empty_entries_are_told_apart
             software_bits_stand_where_the_constants_say
             gathering_adds_accessed_and_dirty_and_nothing_else
@@ -88,7 +89,7 @@ fn frames<A: Arch>(level: Level<A>) -> [Frame; 4] {
 }
 
 fn page<A: Arch>(attributes: Attributes) -> Entry {
-    A::leaf(Frame(0x1_2340), Level::PTE, attributes)
+    A::page_entry(Frame(0x1_2340), Level::PTE, attributes)
 }
 
 fn with(attributes: Attributes, permissions: Permissions) -> Attributes {
@@ -102,7 +103,7 @@ fn without(attributes: Attributes, permissions: Permissions) -> Attributes {
 fn what_is_written_into_a_leaf_is_read_back<A: Arch>() {
     for level in Level::PTE.up_to(A::LARGEST_LEAF) {
         for attributes in readable() {
-            let leaf = A::leaf(frames::<A>(level)[1], level, attributes);
+            let leaf = A::page_entry(frames::<A>(level)[1], level, attributes);
             assert_eq!(A::attributes(leaf), attributes, "{leaf:?} at level {level}");
         }
     }
@@ -121,8 +122,8 @@ fn pages_are_guarded_where_they_can_be_and_are_run<A: Arch>() {
         for plain in readable() {
             let run = plain.permissions.contains(Permissions::EXECUTE);
             let (old, new) = (
-                A::leaf(frame, level, plain),
-                A::leaf(frame, level, with(plain, Permissions::BTI)),
+                A::page_entry(frame, level, plain),
+                A::page_entry(frame, level, with(plain, Permissions::BTI)),
             );
             let guarded = A::attributes(new).permissions.contains(Permissions::BTI);
             assert_eq!(guarded, A::BTI && run, "{plain:?}");
@@ -155,7 +156,7 @@ fn a_kernel_leaf_has_its_permissions_and_memory_type_and_the_mmu_adds_nothing() 
                         let dirty = permissions.contains(Permissions::WRITE);
                         let attributes =
                             Attributes { permissions, accessed: true, dirty, ..Default::default() };
-                        let expected = <$arch>::leaf(Frame(1 << 18), level, attributes);
+                        let expected = <$arch>::page_entry(Frame(1 << 18), level, attributes);
                         assert_eq!(leaf, Entry(expected.0 | bits));
                         assert!(<$arch>::is_saturated(leaf));
                     }
@@ -173,7 +174,7 @@ fn a_leaf_names_its_frame_at_every_level<A: Arch>() {
         for (frame, attributes) in
             frames::<A>(level).into_iter().flat_map(|f| all_attributes().map(move |a| (f, a)))
         {
-            assert_eq!(A::frame(A::leaf(frame, level, attributes)), frame);
+            assert_eq!(A::frame(A::page_entry(frame, level, attributes)), frame);
         }
     }
 }
@@ -183,10 +184,39 @@ fn the_step_leads_to_the_leaf_of_the_next_frame<A: Arch>() {
         let count = level.order().pages();
         for attributes in all_attributes() {
             let frame = frames::<A>(level)[1];
-            let next = A::leaf(frame, level, attributes).0 + A::STEP * u64::from(count);
-            assert_eq!(Entry(next), A::leaf(frame.plus(count), level, attributes));
+            let next = A::page_entry(frame, level, attributes).0 + A::STEP * u64::from(count);
+            assert_eq!(Entry(next), A::page_entry(frame.plus(count), level, attributes));
         }
     }
+}
+
+fn a_page_that_nothing_is_allowed_with_is_prot_none_at_every_level<A: Arch>() {
+    let nothing = [Permissions::empty(), Permissions::USER, Permissions::USER | Permissions::BTI];
+    let key = ProtectionKey::truncated(5);
+    for level in Level::PTE.up_to(A::LARGEST_LEAF) {
+        let frame = frames::<A>(level)[1];
+        for (permissions, records) in
+            nothing.into_iter().flat_map(|none| all_attributes().map(move |other| (none, other)))
+        {
+            let Attributes { accessed, dirty, soft_dirty, userfault, .. } = records;
+            let entry = A::page_entry(frame, level, Attributes { permissions, key, ..records });
+            let hidden = |frame| Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault };
+            assert_eq!(level.kind(entry), Kind::Absent);
+            assert_eq!(A::decode_absent(entry), Some(hidden(frame)));
+            let next = A::nth_page(entry, 3);
+            assert_eq!(A::decode_absent(next), Some(hidden(frame.plus(3))));
+            let leaf = A::page_entry(frame, Level::PTE, records);
+            assert_eq!(A::nth_page(leaf, 3), A::page_entry(frame.plus(3), Level::PTE, records));
+        }
+    }
+}
+
+#[test]
+fn a_kernel_leaf_that_allows_nothing_is_no_entry() {
+    let (frame, nothing, memory) = (Frame(7), Permissions::empty(), MemoryType::Device);
+    assert_eq!(X86_64::<4>::kernel_leaf(frame, Level::PTE, nothing, memory), Entry::EMPTY);
+    assert_eq!(AArch64::kernel_leaf(frame, Level::PTE, nothing, memory), Entry::EMPTY);
+    assert_eq!(Riscv64::<3>::kernel_leaf(frame, Level::PMD, nothing, memory), Entry::EMPTY);
 }
 
 fn tables_leaves_and_empty_entries_are_told_apart<A: Arch>() {
@@ -203,7 +233,7 @@ fn tables_leaves_and_empty_entries_are_told_apart<A: Arch>() {
         for (frame, attributes) in
             frames::<A>(level).into_iter().flat_map(|f| all_attributes().map(move |a| (f, a)))
         {
-            assert_eq!(level.kind(A::leaf(frame, level, attributes)), Kind::Leaf);
+            assert_eq!(level.kind(A::page_entry(frame, level, attributes)), Kind::Leaf);
         }
     }
 }
@@ -227,7 +257,7 @@ fn gathering_adds_accessed_and_dirty_and_nothing_else<A: Arch>() {
             dirty: into.dirty | from.dirty,
             ..into
         };
-        let other = A::leaf(Frame(0xffff_ffff), Level::PTE, from);
+        let other = A::page_entry(Frame(0xffff_ffff), Level::PTE, from);
         assert_eq!(A::gather(page::<A>(into), other), page::<A>(sum), "{into:?} {from:?}");
     }
 }
@@ -268,7 +298,7 @@ fn neighbors_agree_exactly_in_what_a_run_shares<A: Arch>() {
             if equal.contains(Equal::SOFT_DIRTY) {
                 shared &= a.soft_dirty == b.soft_dirty;
             }
-            let next = A::leaf(Frame(0x1_2341), Level::PTE, b).0 - A::STEP;
+            let next = A::page_entry(Frame(0x1_2341), Level::PTE, b).0 - A::STEP;
             let agree = (page::<A>(a).0 ^ next) & A::compare_mask(equal) == 0;
             assert_eq!(agree, shared, "{equal:?} {a:?} {b:?}");
         }
@@ -283,7 +313,7 @@ fn setting_and_clearing_contig_undo_each_other_at_every_index<A: Arch>() {
         for attributes in all_attributes() {
             // A contiguous run is aligned in both address spaces; the next one is any other.
             let frame = Frame(0x1_2340 + index.number());
-            let single = A::leaf(frame, Level::PTE, attributes);
+            let single = A::page_entry(frame, Level::PTE, attributes);
             let contig = A::set_contig(single, index);
             assert_eq!(A::clear_contig(contig, index), single);
             assert_eq!(A::clear_contig(single, index), single, "one in no contig stays as it is");
@@ -299,7 +329,7 @@ fn a_contig_run_folds_only_where_both_alignments_agree<A: Arch>() {
     let attributes = Attributes { permissions: Permissions::READ, ..Default::default() };
     for index in EntryIndex::all::<A>() {
         for offset in 0..2 * A::CONTIG_ENTRIES {
-            let first = A::leaf(Frame(0x1_2340 + offset), Level::PTE, attributes);
+            let first = A::page_entry(Frame(0x1_2340 + offset), Level::PTE, attributes);
             let aligned =
                 index.offset_in(A::CONTIG_ENTRIES) == 0 && offset % A::CONTIG_ENTRIES == 0;
             assert_eq!(A::may_fold(first, index), A::CONTIG_ENTRIES > 1 && aligned);
@@ -316,7 +346,7 @@ fn permissions_and_records_change_in_place<A: Arch>() {
         }
         for level in Level::PTE.up_to(A::LARGEST_LEAF) {
             let frame = frames::<A>(level)[1];
-            let (old, new) = (A::leaf(frame, level, old), A::leaf(frame, level, new));
+            let (old, new) = (A::page_entry(frame, level, old), A::page_entry(frame, level, new));
             assert!(!A::needs_break(old, new, level), "{old:?} to {new:?}");
             // Nor inside a contiguous run.
             let index = EntryIndex::new(frame.0 % A::ENTRIES);
@@ -336,8 +366,8 @@ fn another_frame_size_or_scope_needs_a_break<A: Arch>() {
     for (old, new) in pairs() {
         for level in Level::PTE.up_to(A::LARGEST_LEAF) {
             let [first, second, ..] = frames::<A>(level);
-            let old = A::leaf(first, level, old);
-            assert!(A::needs_break(old, A::leaf(second, level, new), level), "frame");
+            let old = A::page_entry(first, level, old);
+            assert!(A::needs_break(old, A::page_entry(second, level, new), level), "frame");
             if level > Level::PTE {
                 let table = A::table(first);
                 assert!(A::needs_break(old, table, level) && A::needs_break(table, old, level));
@@ -358,8 +388,8 @@ fn a_contig_run_is_entered_and_left_by_a_break<A: Arch>() {
     for (old, new) in pairs() {
         for index in EntryIndex::FIRST.stretch(A::CONTIG_ENTRIES) {
             let frame = Frame(0x1_2340 + index.number());
-            let single = A::leaf(frame, Level::PTE, old);
-            let contig = A::set_contig(A::leaf(frame, Level::PTE, new), index);
+            let single = A::page_entry(frame, Level::PTE, old);
+            let contig = A::set_contig(A::page_entry(frame, Level::PTE, new), index);
             if A::CONTIG_ENTRIES > 1 {
                 assert!(A::needs_break(single, contig, Level::PTE));
                 assert!(A::needs_break(contig, single, Level::PTE));
@@ -371,7 +401,7 @@ fn a_contig_run_is_entered_and_left_by_a_break<A: Arch>() {
 fn what_was_not_there_needs_no_break<A: Arch>() {
     for attributes in all_attributes() {
         for level in Level::PTE.up_to(A::LARGEST_LEAF) {
-            let leaf = A::leaf(frames::<A>(level)[1], level, attributes);
+            let leaf = A::page_entry(frames::<A>(level)[1], level, attributes);
             assert!(!A::needs_break(Entry::EMPTY, leaf, level));
             assert!(!A::needs_break(leaf, Entry::EMPTY, level));
             for absent in some_absent().map(A::encode_absent) {

@@ -209,7 +209,7 @@ impl Cpu {
 fn leaf(frame: Frame, level: Level<Tiny>, permissions: Permissions) -> Entry {
     let attributes =
         Attributes { permissions, accessed: true, dirty: true, ..Attributes::default() };
-    Tiny::leaf(frame, level, attributes)
+    Tiny::page_entry(frame, level, attributes)
 }
 
 /// The contiguous run that a leaf is in, or itself: addresses, and the first entry.

@@ -288,7 +288,7 @@ fn replace_page<P: Platform>(
     slot.store(0, Ordering::Relaxed);
     page_table.invalidate_now(range, Level::PTE, &mut cursor.counts);
     page_table.memory.frames.first_map(copy, 1);
-    slot.store(P::Arch::leaf(copy.head, Level::PTE, attributes).0, Ordering::Release);
+    slot.store(P::Arch::page_entry(copy.head, Level::PTE, attributes).0, Ordering::Release);
     cursor.counts.entries_written += 2;
     cursor.counts.mapped(OwnerKind::Anonymous, 1);
     Ok(Some((old, P::Arch::attributes(entry).dirty)))

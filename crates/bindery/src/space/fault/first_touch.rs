@@ -72,7 +72,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 memory.frames.discard(self.platform(), folio);
                 return None;
             }
-            let entry = P::Arch::leaf(folio.head, Level::PTE, written_attributes(flags));
+            let entry = P::Arch::page_entry(folio.head, Level::PTE, written_attributes(flags));
             memory.frames.first_map(folio, folio.pages());
             self.page_table.write_leaves(table, first, entry, folio.pages());
             self.page_table.unlock(table);
@@ -280,7 +280,7 @@ fn map_folio_locked<'m, P: Platform>(
     // A later split of a huge leaf must not fail.
     let deposit =
         if level > Level::PTE { Some(pool.take(Level::PTE, &mut cursor.counts)?) } else { None };
-    let entry = P::Arch::leaf(folio.head, level, attributes);
+    let entry = P::Arch::page_entry(folio.head, level, attributes);
     page_table.memory.frames.first_map(folio, folio.pages());
     cursor.counts.folios_touched += 1;
     cursor.counts.mapped(OwnerKind::Anonymous, folio.pages());

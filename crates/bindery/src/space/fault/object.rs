@@ -156,25 +156,25 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         self.page_table.memory.before_execution(attributes.permissions, folio);
         let huge = range.len() == P::Arch::PMD.span() && first.is_aligned(P::Arch::PMD.order());
         if huge {
-            let leaf = P::Arch::leaf(first, Level::PMD, attributes);
+            let entry = P::Arch::page_entry(first, Level::PMD, attributes);
             let mapped =
-                self.page_table.with_tables(|pool| self.map_huge(range, folio, leaf, pool));
+                self.page_table.with_tables(|pool| self.map_huge(range, folio, entry, pool));
             // Where there is no table for its deposit, small leaves will do.
             if let Ok(Some(step)) = mapped {
                 return step.accepted();
             }
         }
-        let leaf = P::Arch::leaf(first, Level::PTE, attributes);
-        let mapped = self.page_table.with_tables(|pool| self.map_small(range, folio, leaf, pool));
+        let entry = P::Arch::page_entry(first, Level::PTE, attributes);
+        let mapped = self.page_table.with_tables(|pool| self.map_small(range, folio, entry, pool));
         mapped.map_err(|_| FaultError::OutOfMemory)?.accepted()
     }
 
-    /// Maps `leaf`, all of `folio`, as one huge leaf; `None` if there is a table already.
+    /// Maps all of `folio` by one huge entry; `None` if there is a table already.
     fn map_huge(
         &self,
         range: VirtRange,
         folio: Folio,
-        leaf: Entry,
+        huge: Entry,
         pool: &mut TablePool<'m, P>,
     ) -> Result<Option<Step>, OutOfMemory> {
         let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
@@ -193,7 +193,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             return Ok(Some(Step::Refused(FaultError::OutOfMemory)));
         }
         let index = P::Arch::PMD.index_of(range.start());
-        self.page_table.publish_leaf(holder, index, leaf);
+        self.page_table.publish_huge(holder, index, huge);
         self.page_table.deposit_table(holder, deposit);
         cursor.counts.entries_written += 1;
         cursor.counts.folios_touched += 1;
@@ -202,12 +202,12 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         Ok(Some(Step::Done(Resolved::Mapped(range))))
     }
 
-    /// Maps the pages of `folio` that continue `leaf` one by one, wherever the entry is empty.
+    /// Maps the pages of `folio` that continue `first` one by one, wherever the entry is empty.
     fn map_small(
         &self,
         range: VirtRange,
         folio: Folio,
-        leaf: Entry,
+        first: Entry,
         pool: &mut TablePool<'m, P>,
     ) -> Result<Step, OutOfMemory> {
         let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
@@ -233,8 +233,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             }
             cursor.counts.folios_touched += 1;
             cursor.counts.mapped(owner, vacant);
-            let offset = P::Arch::STEP.wrapping_mul(u64::from(at - begin));
-            let part = Entry(leaf.0.wrapping_add(offset));
+            let part = P::Arch::nth_page(first, at - begin);
             self.page_table.fill(table, at, part, vacant, &mut cursor.counts);
             at += vacant;
         }

@@ -40,7 +40,8 @@ impl<P: Platform> AddressSpace<'_, P> {
             let table = cursor.table_at(page, Level::PTE, pool)?;
             let index = P::Arch::PTE.index_of(page);
             let attributes = read_attributes(vma.flags());
-            let entry = P::Arch::leaf(self.page_table.memory.zero_frame, Level::PTE, attributes);
+            let entry =
+                P::Arch::page_entry(self.page_table.memory.zero_frame, Level::PTE, attributes);
             self.page_table.fill(table, index, entry, 1, &mut cursor.counts);
             Ok(Step::Done(Resolved::ZeroPage))
         });
@@ -56,16 +57,16 @@ impl<P: Platform> AddressSpace<'_, P> {
         let frame = memory.huge_zero_frame()?;
         let mapped = self.page_table.with_tables(|pool| {
             let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
-            let EntryAt { node, entry, .. } = cursor.entry_at(page);
-            if node.level == Level::PTE || !entry.is_empty() {
+            let EntryAt { node, entry: found, .. } = cursor.entry_at(page);
+            if node.level == Level::PTE || !found.is_empty() {
                 return Ok(Step::Again);
             }
             let table = cursor.table_at(range.start(), Level::PMD, pool)?;
             // A later split of the leaf must not fail.
             let deposit = pool.take(Level::PTE, &mut cursor.counts)?;
             let index = P::Arch::PMD.index_of(range.start());
-            let leaf = P::Arch::leaf(frame, Level::PMD, read_attributes(vma.flags()));
-            self.page_table.publish_leaf(table, index, leaf);
+            let entry = P::Arch::page_entry(frame, Level::PMD, read_attributes(vma.flags()));
+            self.page_table.publish_huge(table, index, entry);
             self.page_table.deposit_table(table, deposit);
             cursor.counts.entries_written += 1;
             Ok(Step::Done(Resolved::ZeroPage))
@@ -141,7 +142,7 @@ fn replace_huge_zero<P: Platform>(
     page_table.invalidate_now(range, node.level, &mut cursor.counts);
     page_table.memory.frames.first_map(folio, folio.pages());
     RareEvents::note(&page_table.memory.rare.huge_faults);
-    let leaf = P::Arch::leaf(folio.head, node.level, written_attributes(vma.flags()));
+    let leaf = P::Arch::page_entry(folio.head, node.level, written_attributes(vma.flags()));
     slot.store(leaf.0, Ordering::Release);
     cursor.counts.entries_written += 2;
     cursor.counts.folios_touched += 1;

@@ -150,15 +150,14 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let first = P::Arch::PTE.index_of(start);
         let slots = &self.page_table.slots(table)[first.slots(folios.len() as u32)];
         let vacant = run::count_empty(slots);
-        let leaf = P::Arch::leaf(Frame(0), Level::PTE, attributes);
         for head in &folios[..vacant as usize] {
             frames.first_map(Folio { head: *head, order: Order::PAGE }, 1);
         }
         // A CPU that sees a leaf sees the page's contents, and its count.
         fence(Ordering::Release);
         for (slot, head) in slots.iter().zip(&folios[..vacant as usize]) {
-            let step = P::Arch::STEP.wrapping_mul(u64::from(head.0));
-            slot.store(leaf.0.wrapping_add(step), Ordering::Relaxed);
+            let entry = P::Arch::page_entry(*head, Level::PTE, attributes);
+            slot.store(entry.0, Ordering::Relaxed);
         }
         self.page_table.change_entry_count(table, vacant, 0);
         cursor.counts.entries_read += u64::from(vacant);

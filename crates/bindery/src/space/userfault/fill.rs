@@ -198,7 +198,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 {
                     return Ok(range.end());
                 }
-                self.install(VirtRange::raw(at.0, end.0), self.zero_leaf(vma))
+                self.install(VirtRange::raw(at.0, end.0), self.zero_entry(vma))
             })
         })
     }

@@ -23,10 +23,10 @@ fn gives_way<A: Arch>(entry: Entry) -> bool {
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// A leaf of the zero page.
-    pub(super) fn zero_leaf(&self, vma: &Vma) -> Entry {
+    /// The entry of a zero page.
+    pub(super) fn zero_entry(&self, vma: &Vma) -> Entry {
         let attributes = read_attributes(vma.flags());
-        P::Arch::leaf(self.page_table.memory.zero_frame, Level::PTE, attributes)
+        P::Arch::page_entry(self.page_table.memory.zero_frame, Level::PTE, attributes)
     }
 
     /// Writes `entry` for each page from the beginning of `range` on, as far as the entries are

@@ -192,7 +192,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
         let memory = self.page_table.memory;
         let attributes = Attributes { userfault: true, ..read_attributes(vma.flags()) };
-        let leaf = P::Arch::leaf(frame.unwrap_or(memory.zero_frame), Level::PTE, attributes);
+        let leaf = P::Arch::page_entry(frame.unwrap_or(memory.zero_frame), Level::PTE, attributes);
         let marker = P::Arch::encode_absent(Absent::Marker(Marker::UserfaultWriteProtect));
         let mapped = self.page_table.with_tables(|pool| {
             let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));

@@ -6,7 +6,9 @@ mod pinned;
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, VirtAddr, VirtRange};
-use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Entry, Equal, Level};
+use crate::arch::{
+    Absent, AbsentFormat, Arch, Attributes, Entry, Equal, Level, Permissions, ProtectionKey,
+};
 use crate::error::Error;
 use crate::frame::{Folio, Owner};
 use crate::interrupt;
@@ -18,7 +20,7 @@ use super::cursor::{Chunks, Cursor};
 use super::locking::Depth;
 use super::run::{Run, Slots, What};
 use super::{OutOfMemory, PageTable, TablePool};
-use pinned::{Form, PinnedRun};
+use pinned::{PinnedRun, copy_attributes};
 
 /// Whether the child's writes are its own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -153,8 +155,8 @@ fn copy_locked<'m, P: Platform>(
             What::Empty | What::Table(_) => {}
             What::Leaf(first) if let Some(folio) = pinned(source, P::Arch::frame(first), what) => {
                 let Attributes { permissions, key, .. } = P::Arch::attributes(first);
-                let form = Form::Shown(permissions, key);
-                return Err(stop_at_pinned(source, &run, P::Arch::frame(first), folio, form));
+                let says = copy_attributes(permissions, key);
+                return Err(stop_at_pinned(source, &run, P::Arch::frame(first), folio, says));
             }
             What::Leaf(first) => {
                 let table = target_table(target, &run, supplies)?;
@@ -164,7 +166,8 @@ fn copy_locked<'m, P: Platform>(
                 Some(Absent::ProtNone { frame, .. })
                     if let Some(folio) = pinned(source, frame, what) =>
                 {
-                    return Err(stop_at_pinned(source, &run, frame, folio, Form::ProtNone));
+                    let says = copy_attributes(Permissions::empty(), ProtectionKey::default());
+                    return Err(stop_at_pinned(source, &run, frame, folio, says));
                 }
                 _ if what.absent::<P::Arch>(first).is_empty() => {}
                 _ => {
@@ -247,12 +250,12 @@ fn stop_at_pinned<P: Platform>(
     run: &Run<P::Arch>,
     first: Frame,
     folio: Folio,
-    form: Form,
+    attributes: Attributes,
 ) -> CopyStop {
     if !source.page_table.memory.frames.try_get(folio) {
         return CopyStop::Refused;
     }
-    CopyStop::Pinned(PinnedRun { range: run.range(), first, folio, form })
+    CopyStop::Pinned(PinnedRun { range: run.range(), first, folio, attributes })
 }
 
 fn copy_absent<P: Platform>(

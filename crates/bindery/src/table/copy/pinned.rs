@@ -20,7 +20,7 @@ use arrayvec::ArrayVec;
 
 use crate::addr::{Frame, Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{
-    Absent, AbsentFormat, Arch, Attributes, Entry, Kind, Level, Permissions, ProtectionKey,
+    Absent, AbsentFormat, Arch, Attributes, Kind, Level, Permissions, ProtectionKey,
 };
 use crate::error::Error;
 use crate::frame::{Folio, OwnerKind};
@@ -35,29 +35,10 @@ use super::{ForkCopy, Supplies};
 /// So many pages are copied between two looks at the parent's entries.
 const BATCH: usize = 16;
 
-/// What the child's entries say.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Form {
-    /// That the program may do this with the page, if it may with its key.
-    Shown(Permissions, ProtectionKey),
-    /// That there is a page, of a mapping that allows nothing.
-    ProtNone,
-}
-
-impl Form {
-    fn entry<A: Arch>(self, frame: Frame) -> Entry {
-        let (accessed, dirty, soft_dirty, userfault) = (true, true, true, false);
-        match self {
-            Self::Shown(permissions, key) => {
-                let attributes =
-                    Attributes { permissions, accessed, dirty, soft_dirty, userfault, key };
-                A::leaf(frame, Level::PTE, attributes)
-            }
-            Self::ProtNone => {
-                A::encode_absent(Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault })
-            }
-        }
-    }
+/// The attributes of the child's entries, with these permissions, perhaps none, and this key.
+pub(super) fn copy_attributes(permissions: Permissions, key: ProtectionKey) -> Attributes {
+    let (accessed, dirty, soft_dirty, userfault) = (true, true, true, false);
+    Attributes { permissions, accessed, dirty, soft_dirty, userfault, key }
 }
 
 /// A run of pinned pages, whose folio has a reference for it.
@@ -67,7 +48,8 @@ pub(super) struct PinnedRun {
     /// The frame of its first page, and the folio of all.
     pub(super) first: Frame,
     pub(super) folio: Folio,
-    pub(super) form: Form,
+    /// Of the entries of the copies.
+    pub(super) attributes: Attributes,
 }
 
 impl<'m, P: Platform> PageTable<'m, P> {
@@ -164,12 +146,10 @@ impl<'m, P: Platform> PageTable<'m, P> {
             let index = what.page_offset + ((at.0 - what.range.start().0) >> PAGE_SHIFT);
             let owner = what.owner;
             frames.set_fresh_owner(*copy, owner, index);
-            if let Form::Shown(permissions, _) = run.form {
-                self.memory.before_execution(permissions, *copy);
-            }
+            self.memory.before_execution(run.attributes.permissions, *copy);
             frames.first_map(*copy, 1);
             target.counts.mapped(OwnerKind::Anonymous, 1);
-            let entry = run.form.entry::<P::Arch>(copy.head);
+            let entry = P::Arch::page_entry(copy.head, Level::PTE, run.attributes);
             let index = P::Arch::PTE.index_of(at);
             target.page_table.fill(table, index, entry, 1, &mut target.counts);
             frame = frame.plus(1);

@@ -325,7 +325,7 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
             index: what.index + self.done / PAGE_SIZE,
             source_index: what.source_index + self.done / PAGE_SIZE,
             marks: !is_last,
-            unchanged: P::Arch::leaf(first, Level::PTE, what.attributes),
+            unchanged: P::Arch::page_entry(first, Level::PTE, what.attributes),
             numbered,
             _section: section,
         };

@@ -138,10 +138,8 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         // A contiguous run is hidden whole, since all pages of the folio are.
         let slot = &self.page_table.slots(table)[index.slot()];
         let entry = P::Arch::clear_contig(Entry(slot.swap(0, Ordering::Relaxed)), index);
-        let Attributes { accessed, dirty, soft_dirty, userfault, .. } = P::Arch::attributes(entry);
-        let frame = P::Arch::frame(entry);
-        let absent = Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault };
-        slot.store(P::Arch::encode_absent(absent).0, Ordering::Relaxed);
+        let hidden = P::Arch::encode_prot_none(P::Arch::frame(entry), P::Arch::attributes(entry));
+        slot.store(hidden.0, Ordering::Relaxed);
     }
 
     /// A `PROT_NONE` entry of the source.
@@ -163,7 +161,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         let Some(found) = self.prot_none_entry(page) else { return };
         let ProtNoneEntry { slot: TableSlot { table, index }, frame, mut attributes } = found;
         attributes.permissions -= Permissions::WRITE;
-        let leaf = P::Arch::leaf(frame, Level::PTE, attributes);
+        let leaf = P::Arch::page_entry(frame, Level::PTE, attributes);
         self.page_table.slots(table)[index.slot()].store(leaf.0, Ordering::Release);
     }
 
@@ -191,7 +189,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
             if restored.userfault {
                 restored.permissions -= Permissions::WRITE;
             }
-            let leaf = self.arrived(P::Arch::leaf(frame, Level::PTE, restored));
+            let leaf = self.arrived(P::Arch::page_entry(frame, Level::PTE, restored));
             self.page_table.write_leaves(table, to, leaf, count);
         }
         count

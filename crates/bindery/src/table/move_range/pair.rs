@@ -210,7 +210,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
             // and no TLB ever knew it, and it was just withdrawn.
             unsafe { crate::table::free_table(self.page_table.memory, deposit, self.counts) };
         }
-        let first = P::Arch::leaf(P::Arch::frame(old), Level::PTE, P::Arch::attributes(old));
+        let first = P::Arch::page_entry(P::Arch::frame(old), Level::PTE, P::Arch::attributes(old));
         self.arrive(first, P::Arch::ENTRIES, target);
     }
 

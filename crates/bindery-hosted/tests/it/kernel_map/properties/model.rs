@@ -49,7 +49,7 @@ pub struct Model {
 /// What a leaf says for which this was asked.
 pub fn as_told<A: Walk>(permissions: Permissions, memory: MemoryType) -> (Permissions, MemoryType) {
     let attributes = Attributes { permissions, accessed: true, ..Attributes::default() };
-    let leaf = A::leaf(Frame(0), Level::PTE, attributes).0;
+    let leaf = A::page_entry(Frame(0), Level::PTE, attributes).0;
     let typed = Entry(leaf | A::memory_type(memory).expect("a type that there is"));
     (A::attributes(Entry(leaf)).permissions, A::memory_type_of(typed))
 }
