@@ -142,3 +142,15 @@ pub fn process_mrelease<'m, P: Platform, S: Deref<Target = AddressSpace<'m, P>>>
     };
     raw_result(release())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_number_means_another_advice_and_all_advice_has_a_number() {
+        let named: std::vec::Vec<_> = (0..i32::from(u16::MAX)).filter_map(advice).collect();
+        assert_eq!(named.len(), Advice::ALL.len());
+        assert!(Advice::ALL.iter().all(|advice| named.contains(advice)));
+    }
+}

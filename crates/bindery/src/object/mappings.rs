@@ -48,7 +48,7 @@ pub(super) fn unmap<P: Platform>(
             // Each entry is looked at.
             HOLD << PAGE_SHIFT
         };
-        let Some(part) = sight.page_table.first_part(sight.range, piece) else {
+        let Some(part) = sight.page_table.first_part(sight.range, piece, None) else {
             return Seen { until: sight.range.end(), entries: 0 };
         };
         let zapped = sight.page_table.zap_sparing(part, except, gather);

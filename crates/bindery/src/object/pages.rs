@@ -80,6 +80,19 @@ pub(crate) fn cached_run<P: Platform>(
     Some((first, alike.max(1) as u64))
 }
 
+/// How many of the `limit` pages from `page` on the object has neither in memory nor in swap. One
+/// descent of the index, however many they are.
+pub(crate) fn hole<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    page: u64,
+    limit: u64,
+) -> u64 {
+    let end = page.saturating_add(limit);
+    let next = object.pages.look(&memory.platform, |index| index.next_used(page, end));
+    next.unwrap_or(end) - page
+}
+
 /// How many of the pages from `first` to `end` are in swap.
 #[cfg(feature = "procfs")]
 pub(crate) fn swapped_pages<P: Platform>(

@@ -149,9 +149,18 @@ impl<P: Platform> AddressSpace<'_, P> {
             return Err(Error::Invalid);
         }
         let mut result = Ok(());
-        for base in (first..end).step_by(span as usize) {
+        let mut base = first;
+        while base < end {
             interrupt::check(self.platform())?;
-            match self.collapse_span(VirtAddr(base), None) {
+            let filled = self.first_collapsible(VirtRange::raw(base, end));
+            if filled > base {
+                result = Err(Error::Invalid);
+                base = filled;
+                continue;
+            }
+            let collapsed = self.collapse_span(VirtAddr(base), None);
+            base += span;
+            match collapsed {
                 Err(Refusal::Ends(error)) => return Err(error),
                 Err(Refusal::Here(error)) => result = Err(error),
                 // It has gone there again.
@@ -160,6 +169,19 @@ impl<P: Platform> AddressSpace<'_, P> {
             }
         }
         result
+    }
+
+    /// The first table span of a range of whole ones that is not known to be empty: of anonymous
+    /// memory, such a span cannot be collapsed. An object's pages need no table here.
+    fn first_collapsible(&self, range: VirtRange) -> u64 {
+        let mm = self.mmap_lock.lock();
+        let vma = self.vma_at(&mm, range.start());
+        if !vma.is_some_and(|vma| vma.is_anonymous() && vma.range().covers(range)) {
+            return range.start().0;
+        }
+        let span = P::Arch::PMD.span();
+        let part = self.page_table.first_part(range, span, None);
+        part.map_or(range.end().0, |part| part.start().align_down(span).0)
     }
 
     /// Looks at up to `spans` table spans from `from` on, and collapses those that the policy and

@@ -88,6 +88,36 @@ pub enum Advice {
 }
 
 impl Advice {
+    /// All of them, for tests of what holds for each.
+    #[cfg(any(test, feature = "testing"))]
+    pub const ALL: &[Self] = &[
+        Self::Normal,
+        Self::Random,
+        Self::Sequential,
+        Self::WillNeed,
+        Self::DontNeed,
+        Self::DontNeedLocked,
+        Self::Free,
+        Self::Cold,
+        Self::PageOut,
+        Self::Remove,
+        Self::DontFork,
+        Self::DoFork,
+        Self::WipeOnFork,
+        Self::KeepOnFork,
+        Self::DontDump,
+        Self::DoDump,
+        Self::Mergeable,
+        Self::Unmergeable,
+        Self::Huge,
+        Self::NoHuge,
+        Self::Collapse,
+        Self::PopulateRead,
+        Self::PopulateWrite,
+        Self::GuardInstall,
+        Self::GuardRemove,
+    ];
+
     /// Whether each page is looked at and nothing depends on its being all of them, so that the
     /// call may stop anywhere.
     fn looks_at_pages(self) -> bool {

@@ -149,7 +149,11 @@ impl<P: Platform> AddressSpace<'_, P> {
             if !resident && let Some(cached) = pages::cached_run(memory, object, page, limit) {
                 (resident, count) = cached;
             }
-            let count = count.clamp(1, limit);
+            let mut count = count.clamp(1, limit);
+            if found.is_none() && !resident && count == limit {
+                // A hole as long as that may be much longer.
+                count = pages::hole(memory, object, page, left).max(count);
+            }
             tell(if resident { Residence::Resident } else { Residence::Absent }, count);
             at = at.offset(count << PAGE_SHIFT);
         }

@@ -70,7 +70,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// Sends the folios of shared memory that are mapped in `part` alone to swap, table by table. As
-    /// on Linux, what other VMAs map too stays, and so does what nobody has touched here.
+    /// on Linux, what other VMAs map too stays, and so does what nobody has touched here. Linear in
+    /// the entries of the tables that are there.
     #[inline(never)]
     pub(super) fn page_out_shared(
         &self,
@@ -84,20 +85,20 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
         let mut leaving =
             SharedOut { page_table: &self.page_table, object, folios: ArrayVec::new() };
-        let mut at = part.start();
-        while at < part.end() {
+        let (mut left, span) = (part, P::Arch::PMD.span());
+        // Stretches without tables are passed over in one step. A page that a fault maps there
+        // meanwhile stays.
+        while let Some(here) = self.page_table.first_part(left, span, Some(&*gather)) {
             interrupt::check(self.platform())?;
-            let table = at.align_down(P::Arch::PMD.span()).0.saturating_add(P::Arch::PMD.span());
-            let here = VirtRange::raw(at.0, table.min(part.end().0));
             if let Some(folio) = self.huge_folio(here) {
                 leaving.add_huge(folio);
             } else {
                 // No folio is locked while another table is.
                 leaving.send();
                 let unmapped = self.unmap_alone(vma, here, gather)?;
-                leaving.send_unmapped(vma.page_offset_of(at), &unmapped);
+                leaving.send_unmapped(vma.page_offset_of(here.start()), &unmapped);
             }
-            at = here.end();
+            left = VirtRange::raw(here.end().0, part.end().0);
         }
         leaving.send();
         Ok(())

@@ -341,7 +341,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     ) -> VirtAddr {
         let vacant = common | PageCategories::WRITTEN;
         let size = TABLES * P::Arch::PMD.span();
-        let Some(mapped) = self.page_table.first_part(part, size) else {
+        let Some(mapped) = self.page_table.first_part(part, size, None) else {
             walk.report(part, vacant);
             return walk.resumes.unwrap_or(part.end());
         };

@@ -88,10 +88,16 @@ impl<'m, P: Platform> PageTable<'m, P> {
     }
 
     /// The part of `range` from its first non-empty entry to the next multiple of `size`, a power
-    /// of two. The caller keeps new tables out of the range.
-    pub(crate) fn first_part(&self, range: VirtRange, size: u64) -> Option<VirtRange> {
+    /// of two. Flushes that are pending for `own` stay so. The caller keeps new tables out of the
+    /// range, or does without those that come meanwhile.
+    pub(crate) fn first_part(
+        &self,
+        range: VirtRange,
+        size: u64,
+        own: Option<&Gather>,
+    ) -> Option<VirtRange> {
         let end = range.end().0;
-        let start = self.first_table(range.start().0, end, None);
+        let start = self.first_table(range.start().0, end, own);
         let stop = (start & !(size - 1)).saturating_add(size).min(end);
         (start < stop).then(|| VirtRange::raw(start, stop))
     }

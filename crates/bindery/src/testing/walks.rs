@@ -44,7 +44,7 @@ impl<'a, 'm, P: Platform> UnmapWalk<'a, 'm, P> {
     pub fn step(&mut self, mut inside: impl FnMut(VirtAddr)) -> Option<bool> {
         let done = self.walk.hold(self.memory, Locking::Try, &mut |sight, gather| {
             inside(sight.range.start());
-            let Some(rest) = sight.page_table.first_part(sight.range, PAGE_SIZE) else {
+            let Some(rest) = sight.page_table.first_part(sight.range, PAGE_SIZE, None) else {
                 return Seen { until: sight.range.end(), entries: 1 };
             };
             let except = Exceptions { spared: Spared::Guards, protected: Protected::Forgotten };

@@ -2,5 +2,6 @@
 
 mod counts;
 mod large_folio_effort;
+mod nothing_there;
 mod scale;
 mod sections;

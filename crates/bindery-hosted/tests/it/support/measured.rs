@@ -36,6 +36,7 @@ pub struct Measured<A: Walk> {
     entries: AtomicU64,
     tables: AtomicU64,
     bytes: AtomicU64,
+    steps: AtomicU64,
     hook: Mutex<Option<Hook>>,
 }
 
@@ -61,6 +62,12 @@ impl<A: Walk> Measured<A> {
         }
     }
 
+    /// Entries looked at, read sections, and questions for signals so far: what each turn of a loop
+    /// does at least once.
+    pub fn steps(&self) -> u64 {
+        self.steps.load(Relaxed)
+    }
+
     fn moved(&self, frames: u32) {
         add(Section { bytes: u64::from(frames) * PAGE_SIZE, ..Section::default() });
     }
@@ -83,7 +90,12 @@ unsafe impl<A: Walk> Platform for Measured<A> {
 
     pass_on! { machine:
         direct_map invalidate invalidate_local invalidate_kernel publish_entries cpu unpark synchronize
-        grace_period is_over seed fatal_signal allocation_may_wait frames_released
+        grace_period is_over seed allocation_may_wait frames_released
+    }
+
+    fn fatal_signal(&self) -> bool {
+        self.steps.fetch_add(1, Relaxed);
+        self.machine.fatal_signal()
     }
 
     fn zero(&self, first: Frame, count: u32) {
@@ -116,6 +128,7 @@ unsafe impl<A: Walk> Platform for Measured<A> {
             hook();
         }
         self.machine.enter_read();
+        self.steps.fetch_add(1, Relaxed);
         if DEPTH.get() == 0 {
             DONE.set(Section::default());
         }
@@ -134,6 +147,7 @@ unsafe impl<A: Walk> Platform for Measured<A> {
     }
 
     fn worked(&self, work: Work) {
+        self.steps.fetch_add(work.entries, Relaxed);
         add(Section { entries: work.entries, tables: work.tables_marked, bytes: 0 });
     }
 }
@@ -147,6 +161,7 @@ pub fn measured<A: Walk>(bytes: u64) -> (Machine<A>, Memory<Measured<A>>) {
         entries: AtomicU64::new(0),
         tables: AtomicU64::new(0),
         bytes: AtomicU64::new(0),
+        steps: AtomicU64::new(0),
         hook: Mutex::new(None),
     };
     // SAFETY: 1. the frames of a machine that has no other memory; 2. it has no table yet.
