@@ -450,11 +450,13 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         let Some(place) = memory.frames.swap_place(folio) else { return };
         RareEvents::note(&memory.rare.swap_out_busy);
         let end = start.0.wrapping_add(u64::from(folio.pages()) << PAGE_SHIFT);
-        let part = VirtRange::raw(start.0, end).intersection(self.cursor.range());
+        // The first page may belong below address zero, where none is mapped.
+        let first = if start.0 < end { start.0 } else { 0 };
+        let part = VirtRange::raw(first, end).intersection(self.cursor.range());
         let mut at = part.start();
         while at < part.end() {
             let EntryAt { node, index, entry: raw } = self.cursor.entry_at(at);
-            let page = ((at.0 - start.0) >> PAGE_SHIFT) as u32;
+            let page = (at.0.wrapping_sub(start.0) >> PAGE_SHIFT) as u32;
             if let Some(attributes) = self.attributes_of(raw, place, page) {
                 let frame = folio.head.plus(page);
                 let leaf = P::Arch::page_entry(frame, node.level, attributes);

@@ -11,7 +11,7 @@ use bindery::addr::{Frame, Order, VirtAddr};
 use bindery::arch::AArch64;
 use bindery::platform::{CpuSet, Invalidation, Platform};
 use bindery::{
-    Access, AddressSpace, Advice, FrameRange, Inspection, Memory, SizeMode, check, testing,
+    Access, AddressSpace, Advice, FrameRange, Inspection, Memory, Remap, SizeMode, check, testing,
 };
 use bindery_hosted::{Config, Machine, pass_on};
 
@@ -227,4 +227,31 @@ fn a_page_that_reclaim_wanted() {
 #[test]
 fn a_folio_that_reclaim_wanted() {
     a_folio_that_somebody_takes_stays_in_the_cache(4, Taken::Reference);
+}
+
+/// The address of the folio's first page would be below zero.
+#[test]
+fn the_end_of_a_folio_at_the_lowest_addresses() {
+    const LOW: VirtAddr = VirtAddr(64 * 1024);
+    const KEPT: u64 = 8;
+    with_pages(5, |machine, memory, space| {
+        let length = KEPT * 4096;
+        let end = VirtAddr(AT + 24 * 4096);
+        space.munmap(VirtAddr(AT), 24 * 4096).unwrap();
+        assert_eq!(space.mremap(end, length, length, Remap::To(LOW)), Ok(LOW));
+        let Inspection::Page { frame, .. } = space.inspect(LOW) else { panic!("not mapped") };
+        let page_out = || space.madvise(LOW, length, Advice::PageOut).unwrap();
+        while_taken(memory, (Taken::Reference, frame), page_out, || {
+            assert_eq!(memory.events().swap_out_busy, 1);
+            assert!(
+                matches!(space.inspect(LOW), Inspection::Page { frame: now, .. } if now == frame)
+            );
+        });
+        audit(machine, memory, space);
+        for page in 0..KEPT {
+            let mut value = [0; 8];
+            space.read_user(VirtAddr(LOW.0 + page * 4096), &mut value).unwrap();
+            assert_eq!(u64::from_ne_bytes(value), 24 + page + 1, "page {page}");
+        }
+    });
 }
