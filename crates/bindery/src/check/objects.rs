@@ -127,7 +127,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         }
         let folio = frames.folio_of(frame).ok_or(broken)?;
         let FolioOwner { owner, first } = frames.owner(&self.memory.platform, folio);
-        let place = first + u64::from(frame.0 - folio.head.0);
+        let place = first.page(frame.0 - folio.head.0);
         if owner != object.as_owner() || place != page {
             return Err(broken);
         }
@@ -199,7 +199,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         let object = object.cast::<ObjectState>();
         // SAFETY: an object names the page, and `name` has compared it with the owner; nobody frees
         // objects now.
-        named && first + u64::from(page) < unsafe { object.as_ref() }.size_in_pages()
+        named && first.page(page) < unsafe { object.as_ref() }.size_in_pages()
     }
 
     /// Whether `folio`, of which objects name `named` pages, may have those names.

@@ -1,7 +1,7 @@
 //! The reverse map: does it lead from every folio to the entries that map it?
 
 use crate::addr::VirtAddr;
-use crate::frame::{Folio, FolioOwner, Owner};
+use crate::frame::{Folio, FolioIndex, FolioOwner, Owner};
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
 use crate::space::{AddressSpace, MappingFlags};
@@ -20,7 +20,6 @@ impl<P: Platform> Audit<'_, '_, P> {
     ) -> Result<(), Violation> {
         let memory = self.memory;
         let FolioOwner { owner, first } = memory.frames.owner(&memory.platform, folio);
-        let index = first.wrapping_add(u64::from(number));
         let found = match owner {
             Owner::Nobody => false,
             // SAFETY: the folio is mapped, so one of the VMAs below the anon group holds it.
@@ -29,8 +28,8 @@ impl<P: Platform> Audit<'_, '_, P> {
                 vma.object_pointer() == Some(object.cast())
             }
         };
-        // A word has room for 52 bits of the index.
-        let same = (index ^ vma.page_offset_of(at)) & ((1 << 52) - 1) == 0;
+        // As a walk compares them, without wrapping.
+        let same = first.page(number) == vma.page_offset_of(at);
         if found && same && vma.is_listed() { Ok(()) } else { Err(Violation::WrongOwner(at)) }
     }
 
@@ -47,7 +46,9 @@ impl<P: Platform> Audit<'_, '_, P> {
             sums.locked += if flags.contains(MappingFlags::LOCKED) { pages } else { 0 };
             sums.stack += if flags.contains(MappingFlags::GROWS_DOWN) { pages } else { 0 };
             sums.committed += if flags.contains(MappingFlags::ACCOUNT) { pages } else { 0 };
-            if !vma.is_listed() {
+            // Owners have no room for an index that is higher.
+            let end = vma.page_offset().checked_add(pages);
+            if !vma.is_listed() || end.is_none_or(|end| end > FolioIndex::END) {
                 return Err(Violation::WrongOwner(VirtAddr(vma.start())));
             }
             if let Some(group) = vma.group().filter(|group| group.is_first(vma)) {

@@ -30,13 +30,37 @@
 //! If A tested the mark before it unlocked, B could come between the two steps. If the folio is
 //! mapped again before anybody acts on the mark, it has a new owner, which stays: an unmapped folio
 //! is mapped only under the lock.
+//!
+//! Between steps 2 and 3, the folio is not mapped, and there is no mark yet. So a thread that maps
+//! a folio under the lock asks for the mappings first. If there are none, the owner says nothing,
+//! and the folio gets a new one.
+//!
+//! # A lock without a guard
+//! A [`FolioLock`] unlocks the folio when it is dropped. In three cases the lock stays, and the
+//! guard goes. `docs/lock-order.md` lists the places; `tests/handovers.rs` knows them too.
+//!
+//! | from guard | to guard | meanwhile, the lock is |
+//! |---|---|---|
+//! | [`FolioLock::leave_to_batch`] | [`Frames::lock_of_batch`] | a batch's, of folios that the same thread goes through once more |
+//! | [`LockedFolio::into_request`] | [`Frames::lock_of_request`] | a device's request's; the thread that ends the request, or takes the folio back, gets it |
+//! | [`LockedFolio::into_frozen`] | none | gone with the folio, which the holder of the lock has frozen |
+//!
+//! A guard of any origin sees to the marks when it is dropped. A request has no guard, perhaps for
+//! long, and its end may be a thread that maps the folio. So the marks are acted on when the lock
+//! goes to a request, and when it comes from there:
+//!
+//! 1. CPU A holds the lock, and unmaps the folio. Others hold it: the mark is A's to see to.
+//! 2. CPU A hands the lock to a request.
+//! 3. CPU B takes the lock from the request, and maps the folio.
+//! 4. CPU B unlocks. It finds the mark, and the folio mapped: the old owner would stay.
 
 use core::sync::atomic::Ordering;
 
 use super::Frames;
 use super::folio::Folio;
 use super::meta::{FOLIO_LOCK, FOLIO_PARKED, ORPHAN, WRITEBACK};
-use super::owner::{FolioOwner, Owner, OwnerMark};
+use super::owner::{FolioIndex, FolioOwner, Owner, OwnerMark};
+use super::reference::Reference;
 use crate::platform::Platform;
 use crate::sync::parking::{Parking, park_while};
 use crate::sync::word::Word;
@@ -61,13 +85,22 @@ pub(crate) fn lock_unless_writeback<W: Word<u32>>(state: &W, parking: &impl Park
 }
 
 /// Hands the lock to a device's request. Those who wait for the lock are woken, to wait for the
-/// device. In one step with the bit: a thread that parks after it finds it.
-pub(crate) fn begin_writeback<W: Word<u32>>(state: &W, parking: &impl Parking<W>) {
-    let mut seen = state.load(Ordering::Relaxed);
+/// device. In one step with the bit: a thread that parks after it finds it. Calls `disown` as
+/// [`unlock`] does.
+pub(crate) fn begin_writeback<W: Word<u32>>(
+    state: &W,
+    parking: &impl Parking<W>,
+    disown: impl Fn(),
+) {
+    // Acquire: as in `unlock`.
+    let mut seen = state.load(Ordering::Acquire);
     loop {
         debug_assert_ne!(seen & FOLIO_LOCK, 0, "the folio was not locked");
-        let marked = seen & !FOLIO_PARKED | WRITEBACK;
-        match state.exchange(seen, marked, Ordering::Release, Ordering::Relaxed) {
+        if seen & ORPHAN != 0 {
+            disown();
+        }
+        let marked = seen & !(FOLIO_PARKED | ORPHAN) | WRITEBACK;
+        match state.exchange(seen, marked, Ordering::Release, Ordering::Acquire) {
             Ok(_) => break,
             Err(now) => seen = now,
         }
@@ -77,14 +110,20 @@ pub(crate) fn begin_writeback<W: Word<u32>>(state: &W, parking: &impl Parking<W>
     }
 }
 
-/// Takes the lock over from a device's request. Says whether that still had it.
-pub(crate) fn take_from_request(state: &impl Word<u32>) -> bool {
+/// Takes the lock over from a device's request. Says whether that still had it. Calls `disown`,
+/// with the lock, where the owner should go.
+pub(crate) fn take_from_request(state: &impl Word<u32>, disown: impl FnOnce()) -> bool {
     let mut seen = state.load(Ordering::Relaxed);
     while seen & WRITEBACK != 0 {
         // Acquire: what was done to the folio before the request had it.
-        let taken = seen & !WRITEBACK;
+        let taken = seen & !(WRITEBACK | ORPHAN);
         match state.exchange(seen, taken, Ordering::Acquire, Ordering::Relaxed) {
-            Ok(_) => return true,
+            Ok(_) => {
+                if seen & ORPHAN != 0 {
+                    disown();
+                }
+                return true;
+            }
             Err(now) => seen = now,
         }
     }
@@ -159,13 +198,13 @@ impl<P: Platform> FolioLock<'_, P> {
     }
 
     /// Gives the folio to another owner, with the index of its first page there.
-    pub(crate) fn set_owner(&self, owner: Owner, index: u64) {
+    pub(crate) fn set_owner(&self, owner: Owner, index: FolioIndex) {
         self.frames.write_owner(self.folio, owner, index);
     }
 
     /// As [`FolioLock::set_owner`], for a caller that gives many folios to one owner.
     #[inline]
-    pub(crate) fn give_to(&self, owner: OwnerMark, index: u64) {
+    pub(crate) fn give_to(&self, owner: OwnerMark, index: FolioIndex) {
         self.frames.write_owner_mark(self.folio.head, owner, index);
     }
 
@@ -175,10 +214,74 @@ impl<P: Platform> FolioLock<'_, P> {
     }
 }
 
-impl<P: Platform> FolioLock<'_, P> {
-    /// Leaves the folio locked; [`Frames::folio_left_locked`] makes another guard of it.
-    pub(crate) fn leave_locked(self) {
+impl<'a, P: Platform> FolioLock<'a, P> {
+    /// Leaves the folio locked. The batch that has it then owes a [`Frames::lock_of_batch`], whose
+    /// guard sees to what is pending.
+    pub(crate) fn leave_to_batch(self) {
         core::mem::forget(self);
+    }
+
+    /// As [`LockedFolio::new`], with a reference that the caller has without a guard.
+    #[inline]
+    pub(crate) fn with_reference(self) -> LockedFolio<'a, P> {
+        let Self { frames, platform, folio } = self;
+        debug_assert_ne!(frames.references(folio), 0, "{folio:?} has no reference");
+        core::mem::forget(self);
+        LockedFolio { frames, platform, folio }
+    }
+}
+
+/// A folio with its lock and a reference, on its way out of memory. Handed on by value; when it is
+/// dropped, the folio stays.
+#[must_use = "dropping it unlocks and releases the folio"]
+pub(crate) struct LockedFolio<'a, P: Platform> {
+    frames: &'a Frames<P>,
+    platform: &'a P,
+    folio: Folio,
+}
+
+impl<'a, P: Platform> LockedFolio<'a, P> {
+    #[inline]
+    pub(crate) fn new(lock: FolioLock<'a, P>, held: Reference<'a, P>) -> Self {
+        debug_assert_eq!(lock.folio, *held);
+        held.leave();
+        lock.with_reference()
+    }
+
+    #[inline]
+    pub(crate) fn folio(&self) -> Folio {
+        self.folio
+    }
+
+    /// As [`FolioLock::leave_to_batch`], of lock and reference ([`Frames::folio_of_batch`]).
+    #[inline]
+    pub(crate) fn leave_to_batch(self) {
+        core::mem::forget(self);
+    }
+
+    /// Lock and reference are a device's request's until that is done
+    /// ([`Frames::lock_of_request`]). What is pending is done first. What others leave to do
+    /// meanwhile is done by the thread that gets the lock from there.
+    pub(crate) fn into_request(self) {
+        let state = &self.frames.meta(self.folio.head).state;
+        begin_writeback(state, self.platform, || self.frames.disown(self.folio));
+        core::mem::forget(self);
+    }
+
+    /// The folio was frozen by the holder of the lock, with this reference as one of the last:
+    /// nobody else has it or waits for it, and lock and reference go with it.
+    #[inline]
+    pub(crate) fn into_frozen(self) {
+        core::mem::forget(self);
+    }
+}
+
+impl<P: Platform> Drop for LockedFolio<'_, P> {
+    fn drop(&mut self) {
+        let Self { frames, platform, folio } = *self;
+        drop(FolioLock { frames, platform, folio });
+        // After that: the reference keeps the folio while it is unlocked.
+        frames.release(platform, folio);
     }
 }
 
@@ -203,19 +306,33 @@ impl<P: Platform> Frames<P> {
         locked.then(|| FolioLock { frames: self, platform, folio })
     }
 
-    /// The lock of a folio that the caller has left locked ([`FolioLock::leave_locked`]).
+    /// The lock of a folio that the caller's batch has ([`FolioLock::leave_to_batch`]).
     ///
     /// # Safety
-    /// 1. The caller has the lock: it, or the thread that handed the folio to it, left it locked,
-    ///    or holds a guard of it. Owner and index, which are pointers, rest on that.
-    /// 2. Of all guards that exist meanwhile, one is dropped, and the others are left locked.
-    pub(crate) unsafe fn folio_left_locked<'a>(
+    /// 1. The batch has the lock: its guard was left to it, or it was taken by
+    ///    [`super::Numbered`], and no guard was made of it since. Owner and index, which are
+    ///    pointers, rest on that.
+    pub(crate) unsafe fn lock_of_batch<'a>(
         &'a self,
         platform: &'a P,
         folio: Folio,
     ) -> FolioLock<'a, P> {
         debug_assert!(self.is_folio_locked(folio), "{folio:?} was not left locked");
         FolioLock { frames: self, platform, folio }
+    }
+
+    /// As [`Frames::lock_of_batch`], of a folio of which the batch has a reference, too.
+    ///
+    /// # Safety
+    /// 1. As there.
+    #[inline]
+    pub(crate) unsafe fn folio_of_batch<'a>(
+        &'a self,
+        platform: &'a P,
+        folio: Folio,
+    ) -> LockedFolio<'a, P> {
+        // SAFETY: 1. passed on.
+        unsafe { self.lock_of_batch(platform, folio) }.with_reference()
     }
 
     /// Sees to what others have left to do for a folio that was unlocked a moment ago
@@ -241,16 +358,17 @@ impl<P: Platform> Frames<P> {
         locked.then(|| FolioLock { frames: self, platform, folio })
     }
 
-    /// The lock of the folio, which the caller has left locked, belongs to a device's request until
-    /// that is done.
-    pub(crate) fn begin_writeback(&self, platform: &P, folio: Folio) {
-        begin_writeback(&self.meta(folio.head).state, platform);
-    }
-
-    /// Takes the folio's lock over from a device's request, if that still has it: the caller has
-    /// left it locked then.
-    pub(crate) fn take_from_request(&self, folio: Folio) -> bool {
-        take_from_request(&self.meta(folio.head).state)
+    /// Takes the folio's lock over from a device's request, if that still has it. The caller has a
+    /// reference, or that of the request.
+    pub(crate) fn lock_of_request<'a>(
+        &'a self,
+        platform: &'a P,
+        folio: Folio,
+    ) -> Option<FolioLock<'a, P>> {
+        // The bit is there since a guard went, and one thread takes it away.
+        let state = &self.meta(folio.head).state;
+        let taken = take_from_request(state, || self.disown(folio));
+        taken.then(|| FolioLock { frames: self, platform, folio })
     }
 
     /// Whether a device's request has the folio's lock.
@@ -270,7 +388,7 @@ impl<P: Platform> Frames<P> {
     #[inline(never)]
     fn disown(&self, folio: Folio) {
         if self.mappings(folio) == 0 && self.is_anonymous(folio) {
-            self.write_owner(folio, Owner::Nobody, 0);
+            self.write_owner(folio, Owner::Nobody, FolioIndex::NONE);
         }
     }
 }

@@ -109,7 +109,7 @@ impl<P: Platform> Frames<P> {
         let from = u64::from(pages) * MAPPING + u64::from(held) * REFERENCE;
         let unmapped = count::exchange(&self.meta(folio.head).count, from, 2 * REFERENCE);
         if unmapped {
-            self.write_owner(folio, super::Owner::Nobody, 0);
+            self.write_owner(folio, super::Owner::Nobody, owner::FolioIndex::NONE);
         }
         unmapped
     }

@@ -88,9 +88,9 @@ pub use view::{FrameUsage, FrameUse, FrameView};
 #[allow(unused_imports, reason = "the layers above name those that they need")]
 pub(crate) use {
     count::PinRoom, count::TooManyMappings, folio::Eviction, folio::Freed, folio::Turn,
-    folio_lock::FolioLock, numbered::Numbered, owner::ALIGN as OWNER_ALIGN, owner::FolioOwner,
-    owner::Owner, owner::OwnerKind, owner::OwnerMark, owner::OwnerRun, reference::Reference,
-    split::SplitError,
+    folio_lock::FolioLock, folio_lock::LockedFolio, numbered::Numbered,
+    owner::ALIGN as OWNER_ALIGN, owner::FolioIndex, owner::FolioOwner, owner::Owner,
+    owner::OwnerKind, owner::OwnerMark, owner::OwnerRun, reference::Reference, split::SplitError,
 };
 
 /// The reason why the ranges of memory cannot be used.

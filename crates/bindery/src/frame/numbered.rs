@@ -26,7 +26,7 @@ pub(crate) struct Numbered<'a> {
 }
 
 /// The lock of a folio. It is not given back when this is dropped: see [`Numbered::unlock`], and
-/// [`Frames::folio_left_locked`].
+/// [`Frames::lock_of_batch`].
 pub(crate) struct LockedHead<'a>(&'a FrameMeta);
 
 impl<P: Platform> Frames<P> {

@@ -10,6 +10,9 @@
 //! ([`super::folio_lock`]), except while the folio is fresh. A holder of a mapping or a reference
 //! may read the kind from the second word without the lock: it does not change while the folio is
 //! mapped.
+//!
+//! An index is a [`FolioIndex`], which has 52 bits and no sign. The last pages of a folio may be
+//! wanted where the first would have an index below zero: then they become folios of their own.
 
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::Relaxed;
@@ -35,6 +38,46 @@ const LET_GO: u64 = 1 << 53;
 pub(crate) const ALIGN: u64 = 16;
 
 const _: () = assert!(PAGE_SIZE / ALIGN <= 1 << (KIND_SHIFT - PLACE_SHIFT));
+
+/// The index of a folio's first page in its owner: below [`FolioIndex::END`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct FolioIndex(u64);
+
+impl FolioIndex {
+    /// All pages of VMAs and objects have indexes below: `mmap` and `mremap` refuse others.
+    pub(crate) const END: u64 = 1 << INDEX_BITS;
+    /// Of a folio without an owner.
+    pub(crate) const NONE: Self = Self(0);
+
+    /// Of a folio whose first page has the index `page`, which a VMA or an object has.
+    #[inline(always)]
+    pub(crate) const fn new(page: u64) -> Self {
+        debug_assert!(page < Self::END);
+        Self(page & INDEX_MASK)
+    }
+
+    /// Of a folio whose page `number` has the index `page`. `None` if the folio has no room there:
+    /// the index of its first page would be below zero.
+    #[inline(always)]
+    pub(crate) const fn for_folio(page: u64, number: u32) -> Option<Self> {
+        match page.checked_sub(number as u64) {
+            Some(first) if first < Self::END => Some(Self(first)),
+            _ => None,
+        }
+    }
+
+    /// The index of the first page.
+    #[inline(always)]
+    pub(crate) const fn first(self) -> u64 {
+        self.0
+    }
+
+    /// The index of page `number` of the folio.
+    #[inline(always)]
+    pub(crate) const fn page(self, number: u32) -> u64 {
+        self.0 + number as u64
+    }
+}
 
 /// Whom a folio belongs to. What the pointers lead to is known above: an `AnonGroup` of `rmap` and
 /// an `ObjectState` of `object`, each in a slab and aligned to [`ALIGN`].
@@ -74,20 +117,19 @@ impl OwnerMark {
         Self { frame, word: kind << KIND_SHIFT | place << PLACE_SHIFT }
     }
 
-    /// The owner of `count` pages with consecutive indexes. `None` where those wrap around.
+    /// The owner of `count` pages with consecutive indexes. `None` if some are too high.
     #[inline]
     pub(crate) fn run_from(self, first: u64, count: u64) -> Option<OwnerRun> {
-        let first = first & INDEX_MASK;
-        (count <= INDEX_MASK - first)
-            .then_some(OwnerRun { frame: self.frame, word: self.word | first })
+        let fits = first.checked_add(count).is_some_and(|end| end <= FolioIndex::END);
+        fits.then_some(OwnerRun { frame: self.frame, word: self.word | first })
     }
 
     /// Notes the owner in the metadata of a folio, and the index of its first page there. The folio
     /// is fresh, or the caller has its lock.
     #[inline(always)]
-    pub(super) fn write(self, head: &FrameMeta, index: u64) {
+    pub(super) fn write(self, head: &FrameMeta, index: FolioIndex) {
         head.owner.store(self.frame, Relaxed);
-        head.word.store(self.word | index & INDEX_MASK, Relaxed);
+        head.word.store(self.word | index.0, Relaxed);
     }
 }
 
@@ -124,26 +166,26 @@ pub(crate) enum OwnerKind {
 pub(crate) struct FolioOwner {
     pub(crate) owner: Owner,
     /// The index of its first page there.
-    pub(crate) first: u64,
+    pub(crate) first: FolioIndex,
 }
 
 impl<P: Platform> Frames<P> {
     /// Notes whom a fresh folio belongs to, and the index of its first page there. Its owner
     /// outlives its mappings. Of any other folio, [`super::FolioLock::set_owner`] does.
     #[inline]
-    pub(crate) fn set_fresh_owner(&self, folio: Folio, owner: Owner, index: u64) {
+    pub(crate) fn set_fresh_owner(&self, folio: Folio, owner: Owner, index: FolioIndex) {
         debug_assert_eq!(self.meta(folio.head).count.load(Relaxed), 0, "{folio:?} is not fresh");
         self.write_owner(folio, owner, index);
     }
 
     /// The folio is fresh, or the caller has its lock.
-    pub(super) fn write_owner(&self, folio: Folio, owner: Owner, index: u64) {
+    pub(super) fn write_owner(&self, folio: Folio, owner: Owner, index: FolioIndex) {
         self.write_owner_mark(folio.head, OwnerMark::of(owner), index);
     }
 
     /// As [`Frames::write_owner`], of the folio whose first frame is `head`.
     #[inline]
-    pub(super) fn write_owner_mark(&self, head: Frame, owner: OwnerMark, index: u64) {
+    pub(super) fn write_owner_mark(&self, head: Frame, owner: OwnerMark, index: FolioIndex) {
         owner.write(self.meta(head), index);
     }
 
@@ -179,7 +221,7 @@ impl<P: Platform> Frames<P> {
             FILE => Owner::File(address().cast()),
             _ => Owner::Nobody,
         };
-        FolioOwner { owner, first: word & INDEX_MASK }
+        FolioOwner { owner, first: FolioIndex(word & INDEX_MASK) }
     }
 
     /// Whether the folio is anonymous memory, which only its anon group may map. One that nobody

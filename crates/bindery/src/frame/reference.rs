@@ -134,6 +134,14 @@ impl<P: Platform> Deref for Reference<'_, P> {
     }
 }
 
+impl<P: Platform> Reference<'_, P> {
+    /// Leaves the folio referred to: the caller keeps the reference by other means.
+    #[inline]
+    pub(super) fn leave(self) {
+        core::mem::forget(self);
+    }
+}
+
 impl<P: Platform> Drop for Reference<'_, P> {
     fn drop(&mut self) {
         self.frames.release(self.platform, self.folio);

@@ -5,7 +5,7 @@ use crate::addr::{Order, Orders, PageRange};
 use crate::arch::Arch;
 use crate::error::Error;
 use crate::events::RareEvents;
-use crate::frame::{FOLIO_ORDERS, Folio, MAX_FOLIO_ORDER};
+use crate::frame::{FOLIO_ORDERS, Folio, FolioIndex, MAX_FOLIO_ORDER};
 use crate::platform::Platform;
 use crate::rmap::{Locking, Seen, for_each_sight};
 use crate::vma::MappingFlags;
@@ -180,7 +180,7 @@ fn replace<P: Platform>(
 ) {
     let (frames, platform) = (&memory.frames, &memory.platform);
     let end = first + u64::from(folio.pages());
-    frames.set_fresh_owner(folio, object.as_owner(), first);
+    frames.set_fresh_owner(folio, object.as_owner(), FolioIndex::new(first));
     frames.clear_exclusive(folio, 0, folio.pages());
     // All at once: only a folio that is frozen or fresh may be found with less than the index
     // names.

@@ -84,6 +84,7 @@ pub(crate) fn reclaim_folio<P: Platform>(
     let lock = memory.frames.try_lock_folio(&memory.platform, *held);
     let Some(lock) = lock else { return ObjectFolio::Busy };
     let FolioOwner { owner, first } = lock.owner(&memory.platform);
+    let first = first.first();
     match owner {
         Owner::File(object) => evict(memory, object.cast(), *held, first, &lock, spare),
         Owner::Memory(object) if memory.has_swap() => {

@@ -37,7 +37,7 @@ pub(crate) fn reclaim_around<P: Platform>(
     let FolioOwner { owner: Owner::Memory(object), first } = lock.owner(&memory.platform) else {
         return 0;
     };
-    let object: NonNull<ObjectState> = object.cast();
+    let (object, first): (NonNull<ObjectState>, u64) = (object.cast(), first.first());
     // SAFETY: the object owns the folio, whose lock is held: it lives until it has let the folio
     // go. Before it does, it waits for the invalidate lock, which `swap_out` releases after its last
     // use.

@@ -3,7 +3,7 @@
 use crate::Memory;
 use crate::collections::page_tree::PageStretch;
 use crate::error::{Error, OutOfMemory};
-use crate::frame::{Folio, Reference};
+use crate::frame::{Folio, FolioIndex, Reference};
 use crate::platform::Platform;
 
 use super::ObjectState;
@@ -64,7 +64,7 @@ fn enter<'m, P: Platform>(
     let Fresh { first, folio } = *fresh;
     let pages = folio.pages();
     let count = u64::from(pages);
-    frames.set_fresh_owner(folio, object.as_owner(), first);
+    frames.set_fresh_owner(folio, object.as_owner(), FolioIndex::new(first));
     frames.clear_exclusive(folio, 0, pages);
     object.pages.change_with_nodes(memory, |index, nodes| {
         // In one step with the look at the index: a call that drops pages has canceled the read

@@ -14,7 +14,7 @@ use crate::addr::{Order, Orders};
 use crate::collections::page_tree::{PageIndex, SwapSlot};
 use crate::error::Error;
 use crate::frame::swap_place::SwapPlace;
-use crate::frame::{FOLIO_ORDERS, Folio, FolioLock, Owner};
+use crate::frame::{FOLIO_ORDERS, Folio, FolioIndex, FolioLock, Owner};
 use crate::platform::Platform;
 use crate::swap::SlotRun;
 use crate::swap::page_set::PageSet;
@@ -129,7 +129,7 @@ fn read_folio<P: Platform>(
 ) -> Result<(), Unread> {
     let (frames, platform) = (&memory.frames, &memory.platform);
     let Some(lock) = frames.try_lock_folio(platform, folio) else { return Err(Unread::Slots) };
-    frames.set_fresh_owner(folio, Owner::Nobody, 0);
+    frames.set_fresh_owner(folio, Owner::Nobody, FolioIndex::NONE);
     frames.clear_exclusive(folio, 0, folio.pages());
     // The cache's reference, and ours. Published first: a thread that finds the folio by a slot
     // finds it counted.
@@ -175,7 +175,7 @@ fn enter<P: Platform>(
                 continue;
             }
             if count == 0 {
-                lock.set_owner(object.as_owner(), first);
+                lock.set_owner(object.as_owner(), FolioIndex::new(first));
             }
             // Before anybody finds them there, and can drop them.
             memory.frames.add_references(folio, pages);

@@ -33,7 +33,7 @@ use arrayvec::ArrayVec;
 use crate::Memory;
 use crate::addr::{Frame, PAGE_SHIFT, PageRange, VirtAddr};
 use crate::collections::page_tree::{PageFlags, SwapSlot};
-use crate::frame::{Eviction, FolioLock, FolioOwner, Owner, Reference, Turn};
+use crate::frame::{Eviction, FolioLock, FolioOwner, LockedFolio, Owner, Reference, Turn};
 use crate::platform::Platform;
 use crate::rmap::{HOLD, Locking, Seen, for_each_sight};
 use crate::swap::SlotRun;
@@ -69,6 +69,7 @@ impl<'m, P: Platform> Leaving<'m, P> {
         let lock = memory.frames.try_lock_folio(&memory.platform, *held)?;
         let FolioOwner { owner, first } = lock.owner(&memory.platform);
         let ours = matches!(owner, Owner::Memory(owner) if ptr::addr_eq(owner.as_ptr(), object));
+        let first = first.first();
         (ours && memory.frames.mappings(*held) <= mappings).then_some(Self { lock, held, first })
     }
 
@@ -317,8 +318,7 @@ fn send<P: Platform>(
         memory.frames.release_pages(&memory.platform, folio, named - 1);
     }
     batch.add(slots, VirtAddr(first << PAGE_SHIFT));
-    lock.leave_locked();
-    core::mem::forget(held);
+    LockedFolio::new(lock, held).leave_to_batch();
     Ok(folio.pages())
 }
 

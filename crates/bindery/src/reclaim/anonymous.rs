@@ -5,7 +5,7 @@ use core::sync::atomic::{Ordering, fence};
 use crate::Memory;
 use crate::addr::Frame;
 use crate::arch::Arch;
-use crate::frame::{Eviction, Folio, FolioLock, Reference, Turn};
+use crate::frame::{Eviction, Folio, FolioLock, LockedFolio, Reference, Turn};
 use crate::platform::Platform;
 use crate::rmap::{self, Locking, Seen, Walked};
 use crate::swap::SlotRun;
@@ -45,7 +45,7 @@ impl<P: Platform> Memory<P> {
         };
         if victims.took_held() {
             // The lock is the batch's now, and keeps the folio with its mappings.
-            lock.leave_locked();
+            lock.leave_to_batch();
         } else if shared {
             return batch.finish() + self.reclaim_shared(held, lock);
         }
@@ -83,10 +83,8 @@ impl<P: Platform> Memory<P> {
             self.settle_slots(folio, place, &PageSet::EMPTY);
             return 0;
         }
-        lock.leave_locked();
-        core::mem::forget(held);
-        // Lock and reference are the callee's.
-        if self.write_out_locked(folio, stored) { self.free_frozen(folio) } else { 0 }
+        let leaving = LockedFolio::new(lock, held);
+        if self.write_out_locked(leaving, stored) { self.free_frozen(folio) } else { 0 }
     }
 
     /// A folio that nobody maps, and that the swap cache holds: it goes once its content is in swap.
@@ -94,10 +92,8 @@ impl<P: Platform> Memory<P> {
         let folio = *held;
         let Some(place) = self.frames.swap_place(folio) else { return 0 };
         let Some(stored) = self.prepare_eviction(folio, place) else { return 0 };
-        lock.leave_locked();
-        core::mem::forget(held);
-        // Lock and reference are the callee's.
-        if self.write_out_locked(folio, stored) { self.free_frozen(folio) } else { 0 }
+        let leaving = LockedFolio::new(lock, held);
+        if self.write_out_locked(leaving, stored) { self.free_frozen(folio) } else { 0 }
     }
 
     fn free_frozen(&self, folio: Folio) -> u64 {

@@ -344,7 +344,7 @@ pub(crate) fn for_each_anonymous_sight<'m, P: Platform>(
         }
         (node, first)
     };
-    let ranges = [PageRange::from_count(first, u64::from(folio.pages()))];
+    let ranges = [PageRange::from_count(first.first(), u64::from(folio.pages()))];
     // SAFETY: it is held now.
     let walked = walk_family(memory, unsafe { node.as_ref() }, &ranges, locking, &mut visit);
     Groups::release_now(memory, node);

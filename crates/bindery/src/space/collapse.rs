@@ -386,7 +386,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         };
         RareEvents::note(&memory.rare.huge_collapses);
         let owner = AnonGroup::as_owner(vma.group_pointer());
-        memory.frames.set_fresh_owner(folio, owner, vma.page_offset_of(range.start()));
+        memory.frames.set_fresh_owner(folio, owner, vma.folio_index_at(range.start()));
         let attributes = Attributes {
             accessed: true,
             dirty: true,

@@ -8,7 +8,7 @@
 use core::ptr::NonNull;
 
 use crate::addr::VirtAddr;
-use crate::frame::{FolioLock, Frames, Owner};
+use crate::frame::{FolioIndex, FolioLock, Frames, LockedFolio, Owner};
 use crate::object::PagesStay;
 use crate::platform::Platform;
 use crate::rmap::{RmapGuard, TreeLock, TreeReadGuard};
@@ -115,9 +115,17 @@ pub(crate) fn map_object<P: Platform>(
 /// A folio gets another owner with its lock.
 pub(crate) fn set_owner<P: Platform>(frames: &Frames<P>, lock: &FolioLock<'_, P>) {
     #[cfg(not(lock_violations = "types"))]
-    let _ = (frames, lock.set_owner(Owner::Nobody, 0));
+    let _ = (frames, lock.set_owner(Owner::Nobody, FolioIndex::NONE));
     #[cfg(lock_violations = "types")]
-    let _ = (lock, frames.set_owner(Owner::Nobody, 0)); //~ E0599
+    let _ = (lock, frames.set_owner(Owner::Nobody, FolioIndex::NONE)); //~ E0599
+}
+
+/// The index of a folio has room for its first page.
+pub(crate) fn set_index<P: Platform>(lock: &FolioLock<'_, P>, page: u64, number: u32) {
+    #[cfg(not(lock_violations = "types"))]
+    let _ = FolioIndex::for_folio(page, number).map(|index| lock.set_owner(Owner::Nobody, index));
+    #[cfg(lock_violations = "types")]
+    let _ = lock.set_owner(Owner::Nobody, page.wrapping_sub(number.into())); //~ E0308
 }
 
 /// A VMA changes its place with its trees locked.
@@ -139,6 +147,14 @@ pub(crate) fn tree<'a, P: Platform>(platform: &'a P, lock: &'a TreeLock) {
     let _guard: TreeReadGuard<'a, P> = lock.read(platform);
     #[cfg(lock_violations = "types")]
     let _guard: TreeReadGuard<'a, P> = lock.write(platform); //~ E0308
+}
+
+/// A device's request gets the only guard of a folio's lock.
+pub(crate) fn hand_over<P: Platform>(leaving: LockedFolio<'_, P>) {
+    #[cfg(not(lock_violations = "moves"))]
+    leaving.into_request();
+    #[cfg(lock_violations = "moves")]
+    let _ = (leaving.into_request(), leaving.into_frozen()); //~ E0382
 }
 
 /// Closing a lock consumes its guard.

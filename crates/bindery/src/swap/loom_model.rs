@@ -20,7 +20,7 @@ use super::device::SwapOperation;
 use super::requests::{Completions, Requests};
 use crate::addr::Frame;
 use crate::frame::meta::{FOLIO_LOCK, WRITEBACK};
-use crate::frame::{begin_writeback, lock_unless_writeback, unlock};
+use crate::frame::{begin_writeback, lock_unless_writeback, take_from_request, unlock};
 use crate::sync::parking::model::{SecondLook, Sleepers};
 
 /// The rule that a model leaves out.
@@ -68,7 +68,7 @@ impl World {
         let number = self.requests.take().expect("one is free");
         self.requests.begin(number, Frame(7), 0);
         if self.omit != Omit::WritebackBit {
-            begin_writeback(&self.state, &self.sleepers);
+            begin_writeback(&self.state, &self.sleepers, || ());
         }
         self.requests.add_piece(number);
         if self.omit == Omit::OwnPiece {
@@ -106,6 +106,7 @@ impl World {
         }
         let number = done.trailing_zeros();
         assert_eq!(self.requests.head(number), Frame(7));
+        take_from_request(&self.state, || ());
         unlock(&self.state, &self.sleepers, || ());
         self.requests.free(number);
         if self.omit != Omit::NoteAfterFinish {

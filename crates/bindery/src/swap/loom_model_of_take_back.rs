@@ -83,7 +83,7 @@ impl World {
         };
         let number = world.requests.take().expect("it is free");
         world.requests.begin(number, FRAME, 0);
-        begin_writeback(&world.state, &world.sleepers);
+        begin_writeback(&world.state, &world.sleepers, || ());
         world
     }
 
@@ -101,7 +101,7 @@ impl World {
         if self.requests.take_done() == 0 {
             return;
         }
-        if !self.was_taken_back() {
+        if self.lock_written() {
             self.evict();
             unlock(&self.state, &self.sleepers, || ());
         }
@@ -110,17 +110,16 @@ impl World {
         self.completions.note(&self.sleepers);
     }
 
-    /// `Memory::was_taken_back`.
-    fn was_taken_back(&self) -> bool {
+    /// `Memory::lock_written`. Says whether the lock is the caller's.
+    fn lock_written(&self) -> bool {
         let _cluster = self.cluster.lock().unwrap();
         let now = Cell(self.cell.load(Relaxed));
         if !now.has(Cell::WRITING) {
-            take_from_request(&self.state);
-            return false;
+            return take_from_request(&self.state, || ());
         }
         let now = Cell(now.0 & !Cell::WRITING);
         self.let_go_if_free(now);
-        true
+        false
     }
 
     /// `Memory::evict`, where the faults still have their references.
@@ -155,7 +154,7 @@ impl World {
         let cluster = self.cluster.lock().unwrap();
         let now = Cell(self.cell.load(Relaxed));
         let written = now.has(Cell::BUSY | Cell::CACHED) && !now.has(Cell::STORED);
-        if !written || !take_from_request(&self.state) {
+        if !written || !take_from_request(&self.state, || ()) {
             return false;
         }
         let cluster = match self.omit {

@@ -32,8 +32,8 @@ use super::writeback::FolioTransfer;
 use crate::Memory;
 use crate::addr::Order;
 use crate::events::RareEvents;
-use crate::frame::Owner;
 use crate::frame::swap_place::SwapPlace;
+use crate::frame::{FolioIndex, Owner};
 use crate::platform::Platform;
 
 /// The largest window: no more requests may be under way.
@@ -144,7 +144,7 @@ impl<P: Platform> Memory<P> {
             self.frames.discard(&self.platform, folio);
             return false;
         };
-        self.frames.set_fresh_owner(folio, Owner::Nobody, 0);
+        self.frames.set_fresh_owner(folio, Owner::Nobody, FolioIndex::NONE);
         // The cache's reference, and the request's.
         self.frames.publish_two(folio);
         if self.claim_slots(folio, run).is_err() {
@@ -168,9 +168,8 @@ impl<P: Platform> Memory<P> {
         area.requests.begin_around(number, folio.head);
         self.swap.reading.fetch_add(1, Relaxed);
         self.frames.mark_read_around(folio);
-        lock.leave_locked();
         // From here on, the folio is the request's.
-        self.frames.begin_writeback(&self.platform, folio);
+        lock.with_reference().into_request();
         let what = FolioTransfer { operation: SwapOperation::Read, number, folio, place };
         self.submit_pieces(area, device, &what, |_| true);
         true
@@ -181,9 +180,8 @@ impl<P: Platform> Memory<P> {
     pub(super) fn finish_read_around(&self, area: &Area<P>, number: u32) {
         let read = area.requests.result(number) == Some(true);
         if let Some(folio) = self.frames.folio_of(area.requests.head(number)) {
-            // SAFETY: 1. `begin_read_around` left it locked, and the request, which had the lock, is
-            // done; 2. no other guard is dropped.
-            let lock = unsafe { self.frames.folio_left_locked(&self.platform, folio) };
+            let lock = self.frames.lock_of_request(&self.platform, folio);
+            debug_assert!(lock.is_some(), "a folio that a device reads is not taken back");
             match self.frames.swap_place(folio) {
                 Some(place) if read => {
                     self.rare.pages_swapped_in.fetch_add(1, Relaxed);

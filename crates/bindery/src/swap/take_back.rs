@@ -34,15 +34,13 @@ impl<P: Platform> Memory<P> {
     /// needs stable pages, reads the folio, or is done with it.
     #[cold]
     pub(super) fn take_back(&self, folio: Folio) -> Option<FolioLock<'_, P>> {
-        let place = self.while_areas_stay(|| self.take_lock_over(folio))?;
-        // SAFETY: 1. the lock was taken over from the request; 2. no other guard exists.
-        let lock = unsafe { self.frames.folio_left_locked(&self.platform, folio) };
+        let (lock, place) = self.while_areas_stay(|| self.take_lock_over(folio))?;
         self.settle_slots(folio, place, &PageSet::EMPTY);
         Some(lock)
     }
 
     /// The lock of the folio is the caller's, and its slots are marked, in one step.
-    fn take_lock_over(&self, folio: Folio) -> Option<SwapPlace> {
+    fn take_lock_over(&self, folio: Folio) -> Option<(FolioLock<'_, P>, SwapPlace)> {
         let place = self.frames.swap_place(folio)?;
         if !self.area(place.area)?.lets_pages_change() {
             return None;
@@ -56,29 +54,32 @@ impl<P: Platform> Memory<P> {
                 && load(cell).has(Cell::BUSY)
                 && !load(cell).has(Cell::STORED)
         };
-        if !(0..).zip(cells).all(is_written) || !self.frames.take_from_request(folio) {
+        if !(0..).zip(cells).all(is_written) {
             return None;
         }
+        let lock = self.frames.lock_of_request(&self.platform, folio)?;
         for cell in cells {
             cell.store(load(cell).0 & !Cell::CONTENT | Cell::WRITING, Relaxed);
         }
-        Some(place)
+        Some((lock, place))
     }
 
-    /// A device is done with the folio that it has written to these slots. Says whether that was
-    /// taken back: then the slots are let go, and the request's reference is left. Otherwise the
-    /// lock is the caller's as well, and nobody takes it over any more.
-    pub(super) fn was_taken_back(&self, folio: Folio, slots: SlotRun) -> bool {
+    /// A device is done with the folio that it has written to these slots. Returns the lock, unless
+    /// the folio was taken back: then the slots are let go.
+    pub(super) fn lock_written(&self, folio: Folio, slots: SlotRun) -> Option<FolioLock<'_, P>> {
+        let lock = || self.frames.lock_of_request(&self.platform, folio);
         let (Some(area), Some((cluster, cells, values))) =
             (self.area(slots.area), self.cells(slots))
         else {
-            return false;
+            return lock();
         };
+        if !area.lets_pages_change() {
+            return lock();
+        }
         let mut state = cluster.state.lock();
         let load = |cell: &AtomicU64| Cell(cell.load(Relaxed));
         if !cells.iter().any(|cell| load(cell).has(Cell::WRITING)) {
-            self.frames.take_from_request(folio);
-            return false;
+            return lock();
         }
         let mut freed = FreedSlots::new(area, cluster);
         for (at, (cell, value)) in (index(slots.first)..).zip(cells.iter().zip(values)) {
@@ -95,6 +96,6 @@ impl<P: Platform> Memory<P> {
         freed.give_back(&mut state);
         drop(state);
         freed.relist(slots.first);
-        true
+        None
     }
 }

@@ -23,7 +23,7 @@ use crate::Memory;
 use crate::error::Error;
 use crate::events::RareEvents;
 use crate::frame::swap_place::SwapPlace;
-use crate::frame::{Folio, FolioLock};
+use crate::frame::{Folio, FolioLock, LockedFolio};
 use crate::interrupt;
 use crate::platform::Platform;
 
@@ -37,67 +37,61 @@ pub(super) struct FolioTransfer {
 }
 
 impl<P: Platform> Memory<P> {
-    /// Writes a folio out, unless its content is in swap, that the caller has left locked in the
-    /// swap cache, its slots busy, with a reference. Says whether it is the caller's now, frozen.
-    /// Otherwise the lock and the reference are gone: a device has them, or the folio stays.
-    pub(crate) fn write_out_locked(&self, folio: Folio, stored: Stored) -> bool {
-        let Some(place) = self.frames.swap_place(folio) else {
-            self.keep(folio, None);
-            return false;
-        };
+    /// Writes a folio out that is in the swap cache, its slots busy, unless its content is in swap.
+    /// Says whether it is the caller's now, frozen. Otherwise a device has it, or it stays.
+    pub(crate) fn write_out_locked(&self, leaving: LockedFolio<'_, P>, stored: Stored) -> bool {
+        let folio = leaving.folio();
+        let Some(place) = self.frames.swap_place(folio) else { return false };
         if stored == Stored::Yes {
-            return self.finish_write_out(folio, place, None);
+            return self.finish_write_out(leaving, place, None);
         }
         if let Some(area) = self.area(place.area)
             && area.has_device()
         {
-            return self.send_to_device(area, folio, place);
+            return self.send_to_device(area, leaving, place);
         }
-        match self.write_out(folio, place) {
-            Some(written) => self.finish_write_out(folio, place, Some(&written)),
-            None => {
-                self.keep(folio, Some(place));
-                false
-            }
+        let written = self.write_out(folio, place);
+        if written.is_none() {
+            self.settle_unwritten(folio, place);
+            return false;
         }
+        self.finish_write_out(leaving, place, written.as_ref())
     }
 
     /// The content of a folio has gone out. Says whether the folio is the caller's now, frozen.
-    fn finish_write_out(&self, folio: Folio, place: SwapPlace, written: Option<&Written>) -> bool {
-        if self.evict(folio, place, written) {
-            // The lock goes with the folio.
-            return true;
+    fn finish_write_out(
+        &self,
+        leaving: LockedFolio<'_, P>,
+        place: SwapPlace,
+        written: Option<&Written>,
+    ) -> bool {
+        let evicted = self.evict(leaving.folio(), place, written);
+        if evicted {
+            leaving.into_frozen();
         }
-        self.keep(folio, None);
-        false
-    }
-
-    /// The folio stays: in the cache, if `place` says where. Lock and reference go.
-    fn keep(&self, folio: Folio, place: Option<SwapPlace>) {
-        // SAFETY: 1. the callers of `write_out_locked` left it locked, or the request that they
-        // handed the lock to is done; 2. no other guard is dropped.
-        let lock = unsafe { self.frames.folio_left_locked(&self.platform, folio) };
-        if let Some(place) = place {
-            self.settle_unwritten(folio, place);
-        }
-        drop(lock);
-        self.frames.release(&self.platform, folio);
+        evicted
     }
 
     /// As [`Memory::write_out_locked`], of a folio whose slots a device has.
     #[cold]
     #[inline(never)]
-    fn send_to_device(&self, area: &Area<P>, folio: Folio, place: SwapPlace) -> bool {
+    fn send_to_device(
+        &self,
+        area: &Area<P>,
+        leaving: LockedFolio<'_, P>,
+        place: SwapPlace,
+    ) -> bool {
+        let folio = leaving.folio();
         let written = self.sort_pages(folio, place);
         let Some(device) = area.device().filter(|_| written.in_store(folio) > 0) else {
             self.rare.pages_swapped_out.fetch_add(u64::from(folio.pages()), Relaxed);
-            return self.finish_write_out(folio, place, Some(&written));
+            return self.finish_write_out(leaving, place, Some(&written));
         };
         let number = self.take_request(area);
         area.requests.begin(number, folio.head, place.first);
         self.swap.writing.fetch_add(u64::from(folio.pages()), Relaxed);
         // From here on, the folio is the request's.
-        self.frames.begin_writeback(&self.platform, folio);
+        leaving.into_request();
         let what = FolioTransfer { operation: SwapOperation::Write, number, folio, place };
         self.submit_pieces(area, device, &what, |page| !written.is_filled(page));
         false
@@ -205,21 +199,26 @@ impl<P: Platform> Memory<P> {
         let mut freed = 0;
         let first = area.requests.first_slot(number);
         let slots = SlotRun { area: area_number, first, count: folio.pages() };
-        match self.frames.swap_place(folio) {
-            _ if area.lets_pages_change() && self.was_taken_back(folio, slots) => {
+        match (self.lock_written(folio, slots), self.frames.swap_place(folio)) {
+            (None, _) => {
                 let written = if succeeded { pages } else { 0 };
                 self.rare.pages_swapped_out.fetch_add(written, Relaxed);
                 self.frames.release(&self.platform, folio);
             }
-            Some(place) if succeeded => {
+            (Some(lock), Some(place)) if succeeded => {
                 self.rare.pages_swapped_out.fetch_add(pages, Relaxed);
                 let written = self.sorted_pages(folio, place);
-                if self.finish_write_out(folio, place, Some(&written)) {
+                if self.finish_write_out(lock.with_reference(), place, Some(&written)) {
                     self.frames.free_frozen_into(&mut self.free_batch(), folio);
                     freed = pages;
                 }
             }
-            place => self.keep(folio, place),
+            (Some(lock), place) => {
+                if let Some(place) = place {
+                    self.settle_unwritten(folio, place);
+                }
+                drop(lock.with_reference());
+            }
         }
         // Last: an area whose requests are free has no folio that a device knows.
         area.requests.free(number);

@@ -143,10 +143,12 @@ impl OutBatch {
                     continue;
                 };
                 slot += u64::from(folio.pages());
+                // SAFETY: 1. the folios of runs were left to this batch, and each is met once.
+                let leaving = unsafe { memory.frames.folio_of_batch(&memory.platform, folio) };
                 if self.kept && memory.stays_in_cache(folio) {
                     continue;
                 }
-                if memory.write_out_locked(folio, Stored::No) {
+                if memory.write_out_locked(leaving, Stored::No) {
                     memory.frames.free_frozen_into(&mut batch, folio);
                     freed += u64::from(folio.pages());
                     if memory.shortage() > 0 {
@@ -171,9 +173,8 @@ impl<P: Platform> Memory<P> {
         self.frames.folio_of(frame).filter(|folio| folio.head == frame)
     }
 
-    /// Whether somebody besides the cache and the caller holds a folio that the caller has left
-    /// locked, as for [`Memory::write_out_locked`]: a device may write to it. Then it is unlocked,
-    /// the caller's reference is gone, and the entries that name its slots find it in the cache.
+    /// Whether somebody besides the cache and the caller holds a folio that is leaving: a device may
+    /// write to it. Then the entries that name its slots find it in the cache.
     fn stays_in_cache(&self, folio: Folio) -> bool {
         if self.frames.pins(folio) == 0 && self.frames.references(folio) == 2 {
             return false;
@@ -181,9 +182,6 @@ impl<P: Platform> Memory<P> {
         if let Some(place) = self.frames.swap_place(folio) {
             self.settle_slots(folio, place, &PageSet::EMPTY);
         }
-        // SAFETY: 1. the caller has left it locked; 2. no other guard is dropped.
-        drop(unsafe { self.frames.folio_left_locked(&self.platform, folio) });
-        self.frames.release(&self.platform, folio);
         true
     }
 }

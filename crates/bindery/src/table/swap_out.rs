@@ -138,28 +138,18 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         {
             return Next::Run;
         }
-        let lock = if held {
-            // SAFETY: 1. the caller holds a guard of the folio in `held`; 2. this one is left
-            // locked on every way out, and the caller leaves its own locked if the folio went out.
-            unsafe { frames.folio_left_locked(&memory.platform, folio) }
-        } else {
-            let Some(lock) = frames.try_lock_folio(&memory.platform, folio) else {
-                return Next::Run;
-            };
-            lock
-        };
+        // The caller has the guard of a folio that it holds, and leaves it to the batch if the folio
+        // goes out.
+        let lock = if held { None } else { frames.try_lock_folio(&memory.platform, folio) };
+        if !held && lock.is_none() {
+            return Next::Run;
+        }
         if frames.is_lazy(folio) && !frames.is_dirty(folio) {
             self.drop_lazy(run, folio, pages);
-            if held {
-                lock.leave_locked();
-            }
             return Next::Run;
         }
         let left = (self.cursor.range().end().0 - run.at.0) >> PAGE_SHIFT;
         let Some(slots) = self.batch.slots(memory, folio.order, left.min(512) as u32) else {
-            if held {
-                lock.leave_locked();
-            }
             // A large folio may find no block where single pages still find slots.
             return if folio.order > Order::PAGE { Next::Run } else { Next::NoSlots };
         };
@@ -167,7 +157,9 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         self.victims.left = self.victims.left.saturating_sub(pages);
         let by_page = self.is_page_by_page(run);
         memory.send_out(folio, slots, number, if by_page { 0 } else { pages });
-        lock.leave_locked();
+        if let Some(lock) = lock {
+            lock.leave_to_batch();
+        }
         self.defer(run.node.table, pages, pages);
         let run = Run { count: pages >> run.node.level.order().0, ..*run };
         if by_page {
@@ -469,8 +461,8 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         if self.victims.held == Some(folio) {
             self.victims.took_held = false;
         } else {
-            // SAFETY: 1. `store_run` left it locked; 2. no other guard exists.
-            drop(unsafe { memory.frames.folio_left_locked(&memory.platform, folio) });
+            // SAFETY: 1. `store_run` left it to the batch, which leaves it out from now on.
+            drop(unsafe { memory.frames.lock_of_batch(&memory.platform, folio) });
         }
     }
 

@@ -16,6 +16,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::deferred::Linked;
+use crate::frame::FolioIndex;
 use crate::memory::{Record, RecordKind};
 use crate::object::ObjectState;
 use crate::platform::Platform;
@@ -236,6 +237,19 @@ impl Vma {
     /// The offset in what backs the mapping, in pages, of an address in it.
     pub(crate) fn page_offset_of(&self, addr: VirtAddr) -> u64 {
         self.page_offset().wrapping_add((addr.0 - self.start()) >> PAGE_SHIFT)
+    }
+
+    /// The index of a folio whose first page is at `addr`, in the mapping: its pages, anonymous and
+    /// of an object, have indexes below [`FolioIndex::END`].
+    #[inline]
+    pub(crate) fn folio_index_at(&self, addr: VirtAddr) -> FolioIndex {
+        FolioIndex::new(self.page_offset_of(addr))
+    }
+
+    /// The index of a folio whose page `number` is at `addr`, in the mapping. `None` if the index of
+    /// its first page, which need not be in the mapping, would be below zero.
+    pub(crate) fn folio_index_around(&self, addr: VirtAddr, number: u32) -> Option<FolioIndex> {
+        FolioIndex::for_folio(self.page_offset_of(addr), number)
     }
 
     /// Lets the mapping end at `end`.

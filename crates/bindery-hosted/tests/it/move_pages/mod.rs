@@ -4,6 +4,7 @@ mod contents;
 mod counts;
 mod errors;
 mod fixture;
+mod lowest;
 mod properties;
 mod stopped;
 mod swapped;

@@ -8,6 +8,7 @@ mod failures;
 mod faults;
 mod fixture;
 mod flags;
+mod owners;
 mod page_out;
 mod parts;
 mod pieces;

@@ -18,6 +18,7 @@
 //!
 //! Two CPUs are explored completely, three with at most [`PREEMPTIONS`] preemptions.
 
+mod hand_over;
 mod world;
 
 use std::rc::Rc;
@@ -118,6 +119,16 @@ fn read_owner_at_once(world: &World) {
             world.owner(folio);
         });
     });
+}
+
+/// A device writes the folio, which is taken back and stays unmapped.
+fn take_back(world: &World) {
+    world.with_lock_of_request(FIRST, || {});
+}
+
+/// As [`take_back`], for a fault of another anon group, which maps it.
+fn take_back_to_map(world: &World) {
+    world.with_lock_of_request(FIRST, || world.map_again(FIRST));
 }
 
 fn unmap(world: &World) {
@@ -247,6 +258,15 @@ fn marks_that_an_unlocking_thread_left_behind_are_seen_to() {
     hold(nothing, [read_owner_at_once, read_owner_at_once, wait_to_read_owner]);
 }
 
+#[test]
+fn a_folio_that_is_taken_back_from_a_device_has_no_owner_of_before() {
+    let seen = hold(pinned, [unmap, take_back]);
+    assert!(seen.left_to_the_other.load(Relaxed) > 0);
+    let seen = hold(pinned, [unmap, take_back_to_map]);
+    assert!(seen.left_to_the_other.load(Relaxed) > 0 && seen.mapped_again.load(Relaxed) > 0);
+    hold(pinned, [unmap_by_pages, unmap_by_pages, take_back_to_map]);
+}
+
 // Each rule is needed: without it, one of the models above fails.
 
 #[test]
@@ -319,6 +339,18 @@ fn who_unmaps_last_and_leaves_the_owner_lets_it_dangle() {
 #[should_panic(expected = "an owner dangles")]
 fn who_asks_for_the_mark_before_unlocking_misses_it() {
     without(Omit::MarkWithLock, pinned, [unmap, read_owner]);
+}
+
+#[test]
+#[should_panic(expected = "an owner dangles")]
+fn a_lock_that_is_handed_over_without_its_mark_lets_the_owner_dangle() {
+    without(Omit::SettleHandOver, pinned, [unmap, take_back]);
+}
+
+#[test]
+#[should_panic(expected = "mapped with the owner of before")]
+fn a_folio_that_is_mapped_by_its_owner_alone_keeps_one_of_before() {
+    without(Omit::LookAtMappings, pinned, [unmap, take_back_to_map]);
 }
 
 #[test]

@@ -19,7 +19,9 @@ use crate::arch::{Level, Tiny};
 use crate::frame::count::{self, Left, MAPPING, PIN, REFERENCE, mappings_in, references_in};
 use crate::frame::folio::Folio;
 use crate::frame::folio_lock;
-use crate::frame::meta::{FOLIO_LOCK, FOLIO_PARKED, Kind, LOCK, ORPHAN, state_of, state_of_table};
+use crate::frame::meta::{
+    FOLIO_LOCK, FOLIO_PARKED, Kind, LOCK, ORPHAN, WRITEBACK, state_of, state_of_table,
+};
 use crate::frame::reference::{self, Heads, Mistaken};
 use crate::sync::parking::model::{SecondLook, Sleepers};
 use crate::sync::word::Word;
@@ -58,6 +60,10 @@ pub(super) enum Omit {
     SecondLook,
     /// A CPU that gave the lock back at once does not see to the marks that it left behind.
     MarksLeftBehind,
+    /// A CPU that hands the lock over drops the mark, and does not act on it.
+    SettleHandOver,
+    /// A CPU that maps a folio goes by its owner, and does not ask for the mappings.
+    LookAtMappings,
 }
 
 /// What happened in any of the executions of a model.
@@ -70,10 +76,11 @@ pub(super) struct Seen {
     pub(super) left_to_the_other: AtomicUsize,
     pub(super) slept: AtomicUsize,
     pub(super) marked: AtomicUsize,
+    pub(super) mapped_again: AtomicUsize,
 }
 
 /// What a folio's state must not have once nobody knows it.
-const LOCKING: u32 = FOLIO_LOCK | ORPHAN | FOLIO_PARKED;
+const LOCKING: u32 = FOLIO_LOCK | ORPHAN | FOLIO_PARKED | WRITEBACK;
 
 pub(super) fn note(counter: &AtomicUsize) {
     counter.fetch_add(1, Relaxed);
@@ -133,10 +140,10 @@ impl Word<u64> for Count {
     }
 }
 
-struct Meta {
-    state: AtomicU32,
+pub(super) struct Meta {
+    pub(super) state: AtomicU32,
     head: AtomicU32,
-    count: Count,
+    pub(super) count: Count,
     /// Entries of a table, objects of a slab.
     word: AtomicU64,
     /// The number of the anon group that owns the folio; none for zero.
@@ -146,7 +153,9 @@ struct Meta {
 
 pub(super) struct World {
     metas: Vec<Meta>,
-    sleepers: Sleepers,
+    pub(super) sleepers: Sleepers,
+    /// The anon group for which a folio was mapped again.
+    pub(super) heir: UnsafeCell<u32>,
     pub(super) omit: Omit,
     pub(super) seen: Arc<Seen>,
 }
@@ -187,12 +196,18 @@ impl World {
         let metas = (0..4).map(meta).collect();
         let look = if omit == Omit::SecondLook { SecondLook::LeftOut } else { SecondLook::Taken };
         let sleepers = Sleepers::new(look);
-        let world = Rc::new(Self { metas, sleepers, omit, seen: Arc::clone(seen) });
+        let world = Rc::new(Self {
+            metas,
+            sleepers,
+            heir: UnsafeCell::new(0),
+            omit,
+            seen: Arc::clone(seen),
+        });
         world.make_folio(FIRST, 2 * MAPPING);
         world
     }
 
-    fn meta(&self, frame: Frame) -> &Meta {
+    pub(super) fn meta(&self, frame: Frame) -> &Meta {
         &self.metas[frame.0 as usize]
     }
 
@@ -210,7 +225,7 @@ impl World {
         self.meta(frame).life.with(|life| unsafe { *life })
     }
 
-    fn set_owner(&self, folio: Folio, owner: u32) {
+    pub(super) fn set_owner(&self, folio: Folio, owner: u32) {
         // SAFETY: loom panics if there is an access which this CPU does not know to be over.
         self.meta(folio.head).owner.with_mut(|old| unsafe { *old = owner });
     }
@@ -310,7 +325,7 @@ impl World {
         }
     }
 
-    fn disown(&self, folio: Folio) {
+    pub(super) fn disown(&self, folio: Folio) {
         if mappings_in(self.meta(folio.head).count.word.load(Relaxed)) == 0 {
             self.set_owner(folio, 0);
         }
@@ -469,6 +484,9 @@ impl World {
                     assert_eq!(state & LOCKING, 0, "a folio stays locked");
                     let owner = self.owner(folio);
                     assert!(mappings_in(count) > 0 || owner == 0, "an owner dangles");
+                    // SAFETY: all CPUs are done.
+                    let heir = self.heir.with(|heir| unsafe { *heir });
+                    assert!(heir == 0 || owner == heir, "mapped with the owner of before");
                 }
                 Life::Folio(_) => assert_eq!(count, 0, "a tail has a count"),
             }

@@ -11,8 +11,9 @@ use proptest::prelude::*;
 use super::super::count::TooManyMappings;
 use super::super::folio::{ExclusiveRun, Folio, Freed, MAX_FOLIO_ORDER};
 use super::super::meta::{EXCLUSIVE, FOLIO_LOCK, state_of};
+use super::super::owner::FolioIndex;
 use super::super::split::SplitError;
-use super::super::{AllocateFor, Frames, Kind};
+use super::super::{AllocateFor, Frames, Kind, LockedFolio};
 use super::{Machine, assert_all_free, blocks, free, machine};
 use crate::addr::{Frame, Order};
 
@@ -153,6 +154,43 @@ fn dirty_and_the_lock_do_not_disturb_each_other() {
     assert!(!frames.is_dirty(folio) && frames.try_lock_folio(&machine, folio).is_none());
     drop(lock);
     assert_eq!(frames.exclusive_run(folio, 0, 9), ExclusiveRun { exclusive: false, count: 1 });
+}
+
+/// The last mapping goes while the lock is taken, before a device's request has it and after.
+#[test]
+fn the_owner_of_an_unmapped_folio_goes_where_its_lock_is_handed_over() {
+    const GROUP: u64 = 1 << 62;
+    let (machine, frames) = machine(64);
+    let folio = frames.new_folio(Order::PAGE).unwrap();
+    let head = frames.meta(folio.head);
+    head.word.store(GROUP, Relaxed);
+    frames.first_map(folio, 1);
+    let kept = frames.keep(&machine, folio).unwrap();
+    let lock = frames.try_lock_folio(&machine, folio).unwrap();
+    assert_eq!(frames.unmap(&machine, folio, 1), Freed::No);
+    assert!(frames.is_anonymous(folio), "it is left to the holder of the lock");
+    LockedFolio::new(lock, kept).into_request();
+    assert!(!frames.is_anonymous(folio) && frames.is_under_writeback(folio));
+    head.word.store(GROUP, Relaxed);
+    frames.orphan(&machine, folio);
+    assert!(frames.is_anonymous(folio));
+    let lock = frames.lock_of_request(&machine, folio).unwrap();
+    assert!(!frames.is_anonymous(folio) && !frames.is_under_writeback(folio));
+    assert!(frames.lock_of_request(&machine, folio).is_none());
+    assert!(frames.try_lock_folio(&machine, folio).is_none());
+    drop(lock.with_reference());
+    assert_all_free(&frames);
+}
+
+#[test]
+fn a_folio_whose_first_page_would_be_below_zero_has_no_index() {
+    let index = |page, number| FolioIndex::for_folio(page, number).map(FolioIndex::first);
+    assert_eq!([index(24, 24), index(23, 24), index(0, 511)], [Some(0), None, None]);
+    let last = FolioIndex::END - 1;
+    assert_eq!([index(last, 0), index(last + 1, 0), index(u64::MAX, 0)], [Some(last), None, None]);
+    assert_eq!(index(last + 1, 1), Some(last));
+    // The pages after it need no room in the metadata.
+    assert_eq!(FolioIndex::new(last).page(511), last + 511);
 }
 
 #[test]

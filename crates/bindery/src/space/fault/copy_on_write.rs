@@ -220,7 +220,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let frames = &self.page_table.memory.frames;
         let folio = frames.new_folio(order)?;
         let owner = AnonGroup::as_owner(vma.group_pointer());
-        frames.set_fresh_owner(folio, owner, vma.page_offset_of(start));
+        frames.set_fresh_owner(folio, owner, vma.folio_index_at(start));
         Some(folio)
     }
 }

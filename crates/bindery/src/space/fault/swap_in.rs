@@ -1,16 +1,18 @@
 //! Faults on pages in swap: the content comes back, as the largest folio that its slots allow.
 
+use core::cell::Cell;
+
 use crate::addr::{Order, Orders, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Level};
 use crate::error::FaultError;
 use crate::frame::swap_place::SwapPlace;
-use crate::frame::{Folio, FolioLock, FolioOwner, Owner};
+use crate::frame::{Folio, FolioIndex, FolioLock, FolioOwner, Owner};
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
 use crate::space::AddressSpace;
 use crate::stats::Counts;
 use crate::swap::SlotRun;
-use crate::swap::cell::{Cell, ClaimError};
+use crate::swap::cell::{self, ClaimError};
 use crate::table::run::Slots;
 use crate::table::swap_in::SwapIn;
 use crate::table::{EntryAt, ReadSection};
@@ -38,13 +40,22 @@ struct CachedPage {
     number: u32,
 }
 
+/// Whose the pages of a folio are that come back.
+#[derive(Clone, Copy)]
+struct Home {
+    /// The index that the folio's first page has in the VMA.
+    index: FolioIndex,
+    /// The folio is mapped elsewhere, and belongs to another group of the VMA's family.
+    is_shared: bool,
+}
+
 /// The slot that an entry names for one page.
 #[derive(Clone, Copy)]
 pub(in crate::space) struct Slot {
     area: u8,
     number: u64,
     /// As it was in the read section of the look; `None` if no area has such a slot.
-    cell: Option<Cell>,
+    cell: Option<cell::Cell>,
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
@@ -78,31 +89,47 @@ impl<P: Platform> AddressSpace<'_, P> {
             {
                 let number = number as u32;
                 let found = CachedPage { folio: *cached, place, number };
-                let index = vma.page_offset_of(page).wrapping_sub(u64::from(number));
-                if memory.frames.is_anonymous(*cached) && !self.is_at_home(vma, &lock, index) {
-                    return self.map_copy_of_cached(vma, wanted, found);
-                }
-                return self.map_swapped(vma, wanted, found, &lock);
+                return match self.home_of(vma, &lock, page, found) {
+                    Some(home) => self.map_swapped(vma, wanted, found, home, &lock),
+                    None => self.map_copy_of_cached(vma, wanted, found),
+                };
             }
             return Ok(Step::Again);
         }
         self.read_in(vma, wanted, slot, reading)
     }
 
-    /// Whether a mapped folio, whose first page would have this index in the VMA, has that index
-    /// and an owner from whom the reverse map comes by the VMA.
-    #[cold]
-    fn is_at_home(&self, vma: &Vma, lock: &FolioLock<'_, P>, index: u64) -> bool {
+    /// Where a folio belongs of which a page comes to `page`. `None` if it cannot come there as it
+    /// is: its pages are mapped with another index, or for another family, or its first page would
+    /// have an index below zero.
+    ///
+    /// Of a folio that is not mapped, the owner says nothing: the thread that has unmapped it last
+    /// may be about to take the owner away (`frame::folio_lock`), whose memory may be another's by
+    /// now. It is mapped only under the lock, which is held here.
+    fn home_of(
+        &self,
+        vma: &Vma,
+        lock: &FolioLock<'_, P>,
+        page: VirtAddr,
+        cached: CachedPage,
+    ) -> Option<Home> {
+        let index = vma.folio_index_around(page, cached.number)?;
+        let frames = &self.page_table.memory.frames;
+        if frames.mappings(cached.folio) == 0 {
+            return Some(Home { index, is_shared: false });
+        }
         let FolioOwner { owner, first } = lock.owner(self.platform());
-        let is_related = |group: &AnonGroup| group.is_related(self.platform(), owner);
-        first == index && vma.group().is_some_and(is_related)
+        let group = vma.group().filter(|group| group.is_related(self.platform(), owner))?;
+        let is_own = AnonGroup::as_owner(Some(group.node())) == owner;
+        (first == index).then_some(Home { index, is_shared: !is_own })
     }
 
-    /// Maps a copy of a page that is in the cache, and that is not mapped: pages of its folio are,
-    /// at another place. A folio has one index, so the page cannot come here as it is:
+    /// Maps a copy of a page that is in the cache, and that is not mapped. A folio has one index, so
+    /// the page cannot come here as it is:
     /// 1. a folio of 16 pages goes out, and stays in the cache;
     /// 2. the swap entries of the last eight move (`UFFDIO_MOVE`);
-    /// 3. a fault at the old place maps the first eight.
+    /// 3. a fault at the old place maps the first eight. Or the new place begins at index 4, and the
+    ///    first page of the folio would have the index -4.
     #[cold]
     fn map_copy_of_cached(
         &self,
@@ -275,7 +302,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let Some(lock) = frames.try_lock_folio(self.platform(), folio) else {
             return Err(Unread::Slots);
         };
-        frames.set_fresh_owner(folio, Owner::Nobody, 0);
+        frames.set_fresh_owner(folio, Owner::Nobody, FolioIndex::NONE);
         // The cache's reference, and ours. Published first: a thread that finds the folio by a slot
         // finds it counted.
         frames.publish_two(folio);
@@ -295,7 +322,9 @@ impl<P: Platform> AddressSpace<'_, P> {
         // number.
         let inside = (page.0 & ((folio_bytes(folio)) - 1)) >> PAGE_SHIFT;
         let cached = CachedPage { folio, place, number: inside as u32 };
-        let step = self.map_swapped(vma, wanted, cached, &lock);
+        let start = VirtAddr(page.0 - (inside << PAGE_SHIFT));
+        let home = Home { index: vma.folio_index_at(start), is_shared: false };
+        let step = self.map_swapped(vma, wanted, cached, home, &lock);
         drop(lock);
         frames.release(self.platform(), folio);
         step.map_err(Unread::Refused)
@@ -310,6 +339,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         vma: &Vma,
         wanted: PageAccess,
         cached: CachedPage,
+        home: Home,
         lock: &FolioLock<'_, P>,
     ) -> Result<Step, FaultError> {
         let PageAccess { page, access } = wanted;
@@ -325,18 +355,17 @@ impl<P: Platform> AddressSpace<'_, P> {
             change: vma.entry_policy(),
         };
         memory.before_execution(what.attributes.permissions, folio);
-        let index = vma.page_offset_of(page).wrapping_sub(u64::from(number));
-        let own = |exclusive| {
-            // Others may name the slots of pages that are not exclusive: they all are below the
-            // root.
-            let group = if exclusive {
-                vma.group_pointer()
-            } else {
+        let is_shared = Cell::new(home.is_shared);
+        let own = |exclusive: bool| {
+            // Others may name the slots of pages that are not exclusive, or map other pages of the
+            // folio: they all are below the root.
+            is_shared.set(is_shared.get() || !exclusive);
+            let group = if is_shared.get() {
                 vma.group().map(AnonGroup::root_pointer)
+            } else {
+                vma.group_pointer()
             };
-            if !exclusive || !memory.frames.is_anonymous(folio) {
-                lock.set_owner(AnonGroup::as_owner(group), index);
-            }
+            lock.set_owner(AnonGroup::as_owner(group), home.index);
         };
         // Whether the page is mapped now, and whether all that are, are exclusive.
         let (mapped, exclusive) = match self.page_table.swap_in_whole(&what, own) {

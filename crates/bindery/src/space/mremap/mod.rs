@@ -7,6 +7,7 @@ use core::ptr::NonNull;
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::Arch;
 use crate::error::Error;
+use crate::frame::FolioIndex;
 use crate::platform::Platform;
 use crate::tlb::Gather;
 
@@ -284,7 +285,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         let source = source_in(vma, old, old_length.min(length))?;
         let grown = length.saturating_sub(old_length) >> PAGE_SHIFT;
         if grown > 0 {
-            if vma.page_offset_of(old).checked_add(length >> PAGE_SHIFT).is_none() {
+            let end = vma.page_offset_of(old).checked_add(length >> PAGE_SHIFT);
+            if end.is_none_or(|end| end > FolioIndex::END) {
                 return Err(Error::Invalid);
             }
             if vma.has(MappingFlags::LOCKED) {

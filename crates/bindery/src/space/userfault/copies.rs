@@ -12,7 +12,7 @@ use arrayvec::ArrayVec;
 use crate::addr::{Frame, Order, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, Attributes, Level};
 use crate::error::{Error, FaultError};
-use crate::frame::{Folio, OwnerKind};
+use crate::frame::{Folio, FolioIndex, OwnerKind};
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
 use crate::space::AddressSpace;
@@ -82,7 +82,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             let owner = AnonGroup::as_owner(vma.group_pointer());
             let frames = &self.page_table.memory.frames;
             for (head, index) in folios.iter().zip(vma.page_offset_of(at)..) {
-                frames.set_fresh_owner(Folio { head: *head, order: Order::PAGE }, owner, index);
+                let folio = Folio { head: *head, order: Order::PAGE };
+                frames.set_fresh_owner(folio, owner, FolioIndex::new(index));
             }
             self.map_pages(range, &folios, self.fill_attributes(vma, mode))
         });

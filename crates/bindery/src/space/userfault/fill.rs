@@ -348,7 +348,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             let range = VirtRange::raw(at.0, at.0 + folio.order.bytes());
             self.lift_markers(range)?;
             let owner = AnonGroup::as_owner(vma.group_pointer());
-            self.page_table.memory.frames.set_fresh_owner(folio, owner, vma.page_offset_of(at));
+            self.page_table.memory.frames.set_fresh_owner(folio, owner, vma.folio_index_at(at));
             match self.map_folio(range, folio, self.fill_attributes(vma, mode)) {
                 Ok(Step::Done(_)) => Ok(range.end()),
                 Ok(_) if folio.order > Order::PAGE => Ok(at),

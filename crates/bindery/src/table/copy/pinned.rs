@@ -23,7 +23,7 @@ use crate::arch::{
     Absent, AbsentFormat, Arch, Attributes, Kind, Level, Permissions, ProtectionKey,
 };
 use crate::error::Error;
-use crate::frame::{Folio, OwnerKind};
+use crate::frame::{Folio, FolioIndex, OwnerKind};
 use crate::interrupt;
 use crate::platform::Platform;
 use crate::table::cursor::Cursor;
@@ -144,8 +144,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
             };
             target.counts.bytes_copied += PAGE_SIZE;
             let index = what.page_offset + ((at.0 - what.range.start().0) >> PAGE_SHIFT);
-            let owner = what.owner;
-            frames.set_fresh_owner(*copy, owner, index);
+            frames.set_fresh_owner(*copy, what.owner, FolioIndex::new(index));
             self.memory.before_execution(run.attributes.permissions, *copy);
             frames.first_map(*copy, 1);
             target.counts.mapped(OwnerKind::Anonymous, 1);

@@ -224,6 +224,10 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
     ) -> Result<(), MoveStop> {
         let FolioRun { folio, number, alike } = run;
         let (page_table, frames) = (self.page_table, &self.page_table.memory.frames);
+        let place = part.page + at;
+        let Some(index) = self.index_of_folio(place, number) else {
+            return Err(self.parts_of_folio(place, folio, number, alike));
+        };
         let lock = lock(page_table.memory, folio)?;
         let taken = take_run::<P::Arch>(&part.slots[at as usize..(at + alike) as usize]);
         // Before the look at the pins: see `is_pinned_since`.
@@ -240,8 +244,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
             page_table.write_leaves(part.table, part.first + at, gathered, alike);
             return Err(MoveStop::Busy);
         }
-        let index = self.index + u64::from(part.page + at);
-        lock.give_to(self.what.owner, index.wrapping_sub(u64::from(number)));
+        lock.give_to(self.what.owner, index);
         let to = part.target_first + at;
         page_table.write_leaves(part.target, to, self.arrived(gathered), alike);
         part.gone += alike;

@@ -9,7 +9,7 @@ use core::sync::atomic::{Ordering, fence};
 
 use crate::addr::{Frame, Order, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Entry, Level, Permissions};
-use crate::frame::Folio;
+use crate::frame::{Folio, FolioIndex};
 use crate::platform::Platform;
 use crate::table::{TableSlot, run};
 
@@ -46,6 +46,9 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         if !frames.are_exclusive(folio, number, count) {
             return Err(MoveStop::Busy);
         }
+        let Some(index) = self.index_of_folio(at, number) else {
+            return Err(self.parts_of_folio(at, folio, number, count));
+        };
         for page in at..at + count {
             // Not in one table, perhaps.
             self.target_table(self.target + u64::from(page) * PAGE_SIZE)?;
@@ -66,8 +69,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
             }
             return Err(MoveStop::Busy);
         }
-        let index = self.index + u64::from(at);
-        lock.give_to(self.what.owner, index.wrapping_sub(u64::from(number)));
+        lock.give_to(self.what.owner, index);
         let mut page = at;
         while page < at + count {
             page += self.restore_run(page, at + count - page);
@@ -88,8 +90,26 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
             let wanted = u64::from(folio.pages() - number).min(left);
             return MoveStop::Longer(wanted * PAGE_SIZE);
         }
+        self.parts_of_folio(at, folio, number, count)
+    }
+
+    /// The index at the target of a folio whose page `number` is at page `at` of the span. `None` if
+    /// that of the folio's first page would be below zero.
+    pub(super) fn index_of_folio(&self, at: u32, number: u32) -> Option<FolioIndex> {
+        FolioIndex::for_folio(self.index + u64::from(at), number)
+    }
+
+    /// The size of the parts into which a folio must be split, of which only the `count` pages from
+    /// page `number` on, at page `at` of the span, can move.
+    pub(super) fn parts_of_folio(
+        &self,
+        at: u32,
+        folio: Folio,
+        number: u32,
+        count: u32,
+    ) -> MoveStop {
         // The largest parts that have no page on both sides of an end.
-        let ends = [number, after % folio.pages()];
+        let ends = [number, (number + count) % folio.pages()];
         let ends = ends.iter().filter(|end| **end > 0);
         let order = ends.map(|end| Order(end.trailing_zeros() as u8)).min();
         match order {

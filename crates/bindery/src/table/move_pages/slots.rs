@@ -17,7 +17,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, Order, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Entry, EntryIndex, Equal, Kind, Level, Permissions};
-use crate::frame::{Folio, OwnerRun};
+use crate::frame::{Folio, FolioIndex, OwnerRun};
 use crate::platform::Platform;
 use crate::table::cursor::table_under;
 use crate::table::locking::Node;
@@ -184,7 +184,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         self.gather.stale(self.ranges()[0], P::Arch::PMD);
         let arrived = match lock {
             Some(lock) => {
-                lock.give_to(self.what.owner, self.index);
+                lock.give_to(self.what.owner, FolioIndex::new(self.index));
                 self.arrived(old)
             }
             None => old,
@@ -362,8 +362,8 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
     pub(super) fn unlock_head(&self, leaf: Entry, order: Order) {
         let memory = self.page_table.memory;
         let folio = Folio { head: P::Arch::frame(leaf), order };
-        // SAFETY: 1. the caller has locked it; 2. no other guard exists.
-        drop(unsafe { memory.frames.folio_left_locked(&memory.platform, folio) });
+        // SAFETY: 1. the caller has locked it by its number.
+        drop(unsafe { memory.frames.lock_of_batch(&memory.platform, folio) });
     }
 
     /// Sees to what others have left to do for the folio whose first page the leaf maps, and which
@@ -424,13 +424,13 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         if frames.mappings(folio) != alike || !frames.are_exclusive(folio, number, alike) {
             return false;
         }
+        let Some(index) = self.index_of_folio(at.number(), number) else { return false };
         let Some(lock) = frames.try_lock_folio(&memory.platform, folio) else { return false };
         if frames.is_pinned_since(folio) {
             return false;
         }
-        let index = self.index + u64::from(at);
-        lock.give_to(self.what.owner, index.wrapping_sub(u64::from(number)));
-        lock.leave_locked();
+        lock.give_to(self.what.owner, index);
+        lock.leave_to_batch();
         true
     }
 
@@ -457,12 +457,15 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
             };
             // The folio is locked, and so are the tables of all entries that map it.
             let count = if folio.order == Order::PAGE { 1 } else { frames.mappings(folio) };
-            // SAFETY: 1. `claim` left it locked; 2. no other guard exists.
-            let lock = unsafe { frames.folio_left_locked(&memory.platform, folio) };
+            // SAFETY: 1. `claim` left it locked, and each folio of the table is met once.
+            let lock = unsafe { frames.lock_of_batch(&memory.platform, folio) };
             if what == Claimed::Back {
                 let index = self.source_index + u64::from(at);
-                let number = u64::from(frame.0 - folio.head.0);
-                lock.give_to(self.what.source_owner, index.wrapping_sub(number));
+                let index = FolioIndex::for_folio(index, frame.0 - folio.head.0);
+                debug_assert!(index.is_some(), "the folio was at its index before");
+                if let Some(index) = index {
+                    lock.give_to(self.what.source_owner, index);
+                }
             } else if entry.0 & P::Arch::SOFT_DIRTY == 0 {
                 for slot in &slots[at.slots(count)] {
                     slot.fetch_or(P::Arch::SOFT_DIRTY, Ordering::Relaxed);

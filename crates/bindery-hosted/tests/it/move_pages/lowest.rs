@@ -1,0 +1,136 @@
+//! The end of a folio at an address, or an index, below which the folio's other pages have no room.
+
+use bindery::addr::VirtAddr;
+use bindery::testing::{self, PageMove, move_pages};
+use bindery::{AddressSpace, Advice, Remap};
+use bindery_hosted::{Machine, Program, Walk};
+
+use super::fixture::{FROM, Moving, PAGE, with_moving};
+use crate::support::{audit, fixed, use_order};
+
+on_every_architecture! {
+    the_end_of_a_folio_moves_to_the_lowest_addresses_as_pages_of_its_own => moved;
+    the_end_of_a_folio_in_the_swap_cache_comes_to_the_lowest_addresses_as_copies => cached;
+    slots_at_the_lowest_addresses_come_in_as_folios => read_in;
+    the_end_of_a_folio_keeps_its_index_where_mremap_takes_it_to_the_lowest_addresses => remapped;
+}
+
+/// Pages of the folio that move.
+const KEPT: u64 = 8;
+/// As low as programs may map, and lower than the length of the largest folio.
+const LOW: u64 = 64 * 1024;
+
+const ORDERS: [u8; 2] = [5, 9];
+
+/// The last [`KEPT`] pages of a folio are left of it, and their address is `at`. At [`LOW`] there is
+/// room for them.
+fn with_end<A: Walk>(scenario: impl Fn(&Moving<'_, '_, A>, u64)) {
+    for order in ORDERS {
+        with_moving::<A>(order, |moving| {
+            let pages = 1 << order;
+            moving.fill(FROM, pages);
+            moving.space.mmap(&fixed(LOW, 2 * KEPT * PAGE)).unwrap();
+            scenario(moving, FROM + (pages - KEPT) * PAGE);
+        });
+    }
+}
+
+/// What [`Moving::fill`] has written at the end of the folio.
+fn written(end: u64) -> u64 {
+    FROM + (end - FROM) / PAGE
+}
+
+fn to_low(from: u64) -> PageMove {
+    let (source, destination) = (VirtAddr(from), VirtAddr(LOW));
+    PageMove { source, destination, length: KEPT * PAGE, ..PageMove::default() }
+}
+
+#[track_caller]
+fn assert_found<A: Walk>(space: &AddressSpace<'_, Machine<A>>, at: u64) {
+    for page in 0..KEPT {
+        let walk = testing::walk_anonymous(space, VirtAddr(at + page * PAGE)).expect("no lock");
+        assert!(walk.found > 0 && walk.found == walk.mappings, "page {page}: {walk:?}");
+    }
+}
+
+fn moved<A: Walk>() {
+    for munmapped in [true, false] {
+        with_end::<A>(|moving, end| {
+            if munmapped {
+                moving.space.munmap(VirtAddr(FROM), end - FROM).unwrap();
+            }
+            assert_eq!(moving.try_move(&to_low(end)), (KEPT * PAGE, Ok(())));
+            moving.assert_empty(end, KEPT);
+            moving.assert_filled(LOW, KEPT, written(end));
+            assert_found(moving.space, LOW);
+            moving.space.madvise(VirtAddr(LOW), KEPT * PAGE, Advice::PageOut).unwrap();
+            assert_eq!(moving.swapped(LOW, KEPT), KEPT);
+            moving.assert_filled(LOW, KEPT, written(end));
+        });
+    }
+}
+
+/// The other pages of the folio stay in swap, come in at their place, or are gone.
+fn cached<A: Walk>() {
+    for (low_first, others) in [(true, true), (false, true), (true, false)] {
+        with_end::<A>(|moving, end| {
+            moving.memory.set_compressed_limit(0);
+            let pages = (end - FROM) / PAGE;
+            moving
+                .space
+                .madvise(VirtAddr(FROM), end - FROM + KEPT * PAGE, Advice::PageOut)
+                .unwrap();
+            assert_eq!(moving.swapped(FROM, pages + KEPT), pages + KEPT);
+            if !others {
+                moving.space.munmap(VirtAddr(FROM), end - FROM).unwrap();
+            }
+            assert_eq!(moving.try_move(&to_low(end)), (KEPT * PAGE, Ok(())));
+            if !low_first {
+                moving.assert_filled(FROM, pages, FROM);
+            }
+            moving.assert_filled(LOW, KEPT, written(end));
+            audit(moving.machine, moving.memory, &[moving.space]);
+            assert_found(moving.space, LOW);
+            if others {
+                moving.assert_filled(FROM, pages, FROM);
+                assert_found(moving.space, FROM);
+            }
+            moving.memory.set_compressed_limit(4096);
+        });
+    }
+}
+
+/// The slots follow each other at the lowest addresses as they did in the folio that went out.
+fn read_in<A: Walk>() {
+    with_end::<A>(|moving, end| {
+        moving.space.madvise(VirtAddr(FROM), end - FROM + KEPT * PAGE, Advice::PageOut).unwrap();
+        assert_eq!(moving.try_move(&to_low(end)), (KEPT * PAGE, Ok(())));
+        use_order(moving.memory, 3);
+        moving.assert_filled(LOW, KEPT, written(end));
+        assert_eq!(moving.frame(LOW).0 + 7, moving.frame(LOW + 7 * PAGE).0, "one folio");
+        assert_found(moving.space, LOW);
+    });
+}
+
+/// `mremap` moves the VMA with its offset: the index has room where the address has none.
+fn remapped<A: Walk>() {
+    with_end::<A>(|moving, end| {
+        let (space, length) = (moving.space, KEPT * PAGE);
+        space.munmap(VirtAddr(FROM), end - FROM).unwrap();
+        let low = VirtAddr(LOW);
+        assert_eq!(space.mremap(VirtAddr(end), length, length, Remap::To(low)), Ok(low));
+        moving.assert_filled(LOW, KEPT, written(end));
+        let child = space.fork().unwrap();
+        assert_found(space, LOW);
+        assert_found(&child, LOW);
+        Program::new(moving.machine, &child).store(low, 1).unwrap();
+        audit(moving.machine, moving.memory, &[space, &child]);
+        drop(child);
+        for _ in 0..2 {
+            space.madvise(low, length, Advice::PageOut).unwrap();
+            assert_eq!(moving.swapped(LOW, KEPT), KEPT);
+            moving.assert_filled(LOW, KEPT, written(end));
+            assert_found(space, LOW);
+        }
+    });
+}

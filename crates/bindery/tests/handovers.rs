@@ -1,0 +1,106 @@
+//! Folio locks and references whose guards go while the lock or the reference stays: the table in
+//! `docs/lock-order.md` names each place, and what ends the hand-over.
+
+#![allow(clippy::disallowed_methods, reason = "tests may use the whole standard library")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+const HEADING: &str = "## Folio locks without a guard";
+
+/// Calls that take a guard away, or make one of what is held already.
+const CALLS: [&str; 7] = [
+    "leave_to_batch",
+    "lock_of_batch",
+    "folio_of_batch",
+    "into_request",
+    "lock_of_request",
+    "into_frozen",
+    "with_reference",
+];
+
+/// The calls themselves, and wrong uses of guards for the compiler to find.
+const UNLISTED: [&str; 2] = ["frame/folio_lock.rs", "space/lock_violations.rs"];
+
+/// The files that define guards which may be left: no other may forget a value.
+const GUARDS: [&str; 4] =
+    ["frame/folio_lock.rs", "frame/reference.rs", "sync/mutex.rs", "sync/rw_lock/mod.rs"];
+
+type Places = BTreeMap<String, BTreeSet<String>>;
+
+/// The rows of the table: file, calls.
+fn documented(page: &str) -> Places {
+    let section = page.split_once(HEADING).expect("the section").1;
+    let section = section.split_once("\n## ").map_or(section, |(section, _)| section);
+    let rows = section.lines().filter_map(|line| line.strip_prefix("| `"));
+    rows.map(|row| {
+        let (file, rest) = row.split_once('`').expect("a file");
+        let calls = rest.split('|').nth(1).expect("its calls");
+        let calls = calls.split(',').map(|call| call.trim().trim_matches('`').to_owned());
+        (file.to_owned(), calls.collect())
+    })
+    .collect()
+}
+
+/// The names of `calls` that the source calls, its comments left out.
+fn calls_in<'a>(source: &str, calls: &[&'a str]) -> BTreeSet<&'a str> {
+    let code = source.lines().map(|line| line.split_once("//").map_or(line, |(code, _)| code));
+    let code: Vec<_> = code.collect();
+    let is_called = |name: &&str| {
+        let (method, path) = (format!(".{name}("), format!("::{name}("));
+        code.iter().any(|line| line.contains(&method) || line.contains(&path))
+    };
+    calls.iter().copied().filter(is_called).collect()
+}
+
+/// Calls `visit` with each source file of the product, and its name below `src`.
+fn for_each_source(root: &Path, folder: &Path, visit: &mut impl FnMut(&str, &str)) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.strip_prefix(root).unwrap().to_str().unwrap().replace('\\', "/");
+        if path.is_dir() {
+            if !name.ends_with("tests") && !name.contains("loom_model") {
+                for_each_source(root, &path, visit);
+            }
+        } else if name.ends_with(".rs") && !name.contains("loom_model") {
+            visit(&name, &fs::read_to_string(&path).unwrap());
+        }
+    }
+}
+
+#[test]
+fn each_place_that_hands_a_folio_lock_over_is_documented() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page = fs::read_to_string(root.join("../../docs/lock-order.md")).unwrap();
+    let mut found = Places::new();
+    let source = root.join("src");
+    for_each_source(&source, &source, &mut |name, text| {
+        let calls = calls_in(text, &CALLS);
+        if !calls.is_empty() && !UNLISTED.contains(&name) {
+            found.insert(name.to_owned(), calls.into_iter().map(str::to_owned).collect());
+        }
+    });
+    assert!(found.len() > 4, "{found:?}");
+    assert_eq!(found, documented(&page));
+}
+
+#[test]
+fn only_files_of_guards_forget_values() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut found = BTreeSet::new();
+    for_each_source(&source, &source, &mut |name, text| {
+        let names = ["mem::forget", "mem::{forget", "ManuallyDrop"];
+        if names.iter().any(|name| text.contains(name)) {
+            found.insert(name.to_owned());
+        }
+    });
+    assert_eq!(found, BTreeSet::from(GUARDS.map(str::to_owned)));
+}
+
+#[test]
+fn a_call_in_code_is_found_and_one_in_a_comment_is_not() {
+    let source = "// lock.leave_to_batch();\n/// [`FolioLock::into_request`]\nlock.into_frozen();\n\
+                  fn lock_of_batch(self) {}\nFolioLock::with_reference(lock);";
+    assert_eq!(calls_in(source, &CALLS), BTreeSet::from(["into_frozen", "with_reference"]));
+}
