@@ -9,6 +9,7 @@
 //! | `folio` | [`Folio`]: user memory; fresh folios, anon-exclusive, dirty |
 //! | `count` | the word of references, pins and mappings, and its transitions |
 //! | `mapping` | mappings and pins |
+//! | `alone` | whether one process may have all mappings of a folio |
 //! | `reference` | references, also from a frame number |
 //! | `folio_lock` | the lock of a folio |
 //! | `numbered` | passes over many folios |
@@ -40,6 +41,7 @@
 //! the folio is a folio of this order. With the lock as well, it may rely on the owner. A folio
 //! that is mapped, but of which no entry is found, is busy: entries are moved between tables.
 
+mod alone;
 mod batch;
 mod buddy;
 mod count;

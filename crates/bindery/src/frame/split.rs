@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use super::Frames;
 use super::count::{self, MAPPING, REFERENCE, mappings_in};
 use super::folio::{Folio, MAX_WORDS, WORD_PAGES, bits};
-use super::meta::{DIRTY, EXCLUSIVE, FETCHABLE, Kind, ORDER_MASK, state_of};
+use super::meta::{DIRTY, EXCLUSIVE, FETCHABLE, Kind, ORDER_MASK, SHARED_EIGHTHS, state_of};
 use super::owner::is_anonymous;
 use crate::addr::Order;
 use crate::platform::Platform;
@@ -91,7 +91,8 @@ impl<P: Platform> Frames<P> {
             let meta = self.meta(part.head);
             if first == 0 {
                 // The caller may have the lock.
-                let change = |state: u32| state & !ORDER_MASK | state_of(Kind::Folio, order) | flag;
+                let kept = |state: u32| state & !(ORDER_MASK | SHARED_EIGHTHS);
+                let change = |state| kept(state) | state_of(Kind::Folio, order) | flag;
                 let _ = head.state.fetch_update(Relaxed, Relaxed, |state| Some(change(state)));
             } else {
                 meta.reset(Kind::Folio, order);

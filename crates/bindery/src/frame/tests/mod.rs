@@ -3,6 +3,7 @@
 
 extern crate std;
 
+mod alone;
 mod buddy;
 mod folio;
 mod reference;

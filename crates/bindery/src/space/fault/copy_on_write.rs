@@ -12,7 +12,7 @@ use crate::rmap::AnonGroup;
 use crate::space::AddressSpace;
 use crate::stats::Counts;
 use crate::table::cursor::Cursor;
-use crate::table::locking::Depth;
+use crate::table::locking::{Depth, Node};
 use crate::table::run::Slots;
 use crate::table::{EntryAt, ReadSection, TablePool, run};
 use crate::tlb::Gather;
@@ -26,29 +26,23 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.page_table.memory.frames.are_exclusive(folio, 0, pages)
     }
 
-    /// If all mappings of the folio are here, it is nobody else's: marks it exclusive, and lets it
-    /// belong to this VMA's anon group, so that the reverse map need not look at those above any
-    /// more.
+    /// If all mappings of the folio are in `range`, no other process maps it: marks it exclusive,
+    /// and lets it belong to this VMA's anon group, so that the reverse map need not look at those
+    /// above any more. The folio's counts answer where they can; the entries are walked at most
+    /// eight times without success ([`crate::frame`], `alone`).
     pub(super) fn claim(&self, vma: &Vma, range: VirtRange, folio: Folio) -> bool {
         let frames = &self.page_table.memory.frames;
-        let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
-        let mut ours = 0;
-        let mut at = range.start();
-        while at < range.end() {
-            let EntryAt { node, index, entry: raw } = cursor.entry_at(at);
-            let span = node.level.span();
-            if node.level.kind(raw) == Kind::Leaf {
-                let entry = node.single(raw, index);
-                // Asked again, now that the entry is locked and keeps its folio alive: the one
-                // that was seen before may have been freed, and its frames be something else.
-                if frames.folio_of(P::Arch::frame(entry)) == Some(folio) {
-                    ours += node.level.order().pages();
-                }
-            }
-            at = VirtAddr((at.0 & !(span - 1)).saturating_add(span));
+        if !frames.may_be_mapped_by_one(folio, range.pages() as u32) {
+            return false;
         }
+        let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
+        let ours = mappings_of(&mut cursor, range, folio);
         let alone = ours > 0 && frames.is_mapped_only(folio, ours);
+        if ours > 0 && !alone {
+            frames.note_other_mappings(folio, ours);
+        }
         if alone {
+            frames.forget_other_mappings(folio);
             frames.set_exclusive(folio, 0, folio.pages());
             // The tables are locked, so the folio's lock is only tried. Where somebody has it, the
             // owner stays the anon group above, from where the reverse map comes by here too.
@@ -236,6 +230,44 @@ pub(in crate::space) fn folio_range(
     let start = page.0.saturating_sub(u64::from(number) << PAGE_SHIFT);
     let after = u64::from(folio.pages() - number) << PAGE_SHIFT;
     VirtRange::raw(start, page.0.saturating_add(after)).intersection(vma.range())
+}
+
+/// How many mappings of the folio the entries of `range` are, which the cursor has locked.
+fn mappings_of<P: Platform>(cursor: &mut Cursor<'_, '_, P>, range: VirtRange, folio: Folio) -> u32 {
+    let page_table = cursor.page_table;
+    let (mut ours, mut one_of_them) = (0, None);
+    let mut add = |node: Node<P::Arch>, index, raw| {
+        let frame = P::Arch::frame(node.single(raw, index));
+        let offset = frame.0.wrapping_sub(folio.head.0);
+        if node.level.kind(raw) == Kind::Leaf && offset < folio.pages() {
+            ours += node.level.order().pages();
+            one_of_them = Some(frame);
+        }
+    };
+    let mut at = range.start();
+    while at < range.end() {
+        let EntryAt { node, index, entry } = cursor.entry_at(at);
+        let span = node.level.span();
+        let mut next = (at.0 & !(span - 1)).saturating_add(span);
+        if node.level == Level::PTE {
+            let left = (range.end().0 - at.0) >> PAGE_SHIFT;
+            let count = u64::from(index.left::<P::Arch>()).min(left) as u32;
+            for index in index.stretch(count) {
+                let raw = run::load(page_table.slots(node.table), index);
+                add(node, index, raw);
+            }
+            cursor.counts.entries_read += u64::from(count) - 1;
+            page_table.memory.worked(u64::from(count) - 1, 0);
+            next = at.0.saturating_add(u64::from(count) << PAGE_SHIFT);
+        } else {
+            add(node, index, entry);
+        }
+        at = VirtAddr(next);
+    }
+    // Asked again, now that a locked entry keeps its folio alive and whole: the one that was seen
+    // before may have been freed, and its frames be several other folios.
+    let is_alive = one_of_them.and_then(|frame| page_table.memory.frames.folio_of(frame));
+    if is_alive == Some(folio) { ours } else { 0 }
 }
 
 /// Replaces the read-only page of `range` by `copy`, by break-before-make, and returns the old

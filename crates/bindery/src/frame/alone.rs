@@ -1,0 +1,87 @@
+//! Whether a process may be the only one that maps a folio, as far as the folio itself can tell.
+//!
+//! Which process an entry belongs to is not counted. So a process that wants to know whether all
+//! mappings are its own walks its entries for the folio, and compares. After a fork, each fault of
+//! 512 would do so. Two bounds spare the walk:
+//!
+//! 1. A process has at most one entry for each page that fits into the mapping. More mappings
+//!    than that, a reference or a pin: not alone.
+//! 2. A walk that finds `n` entries of one process among more mappings leaves a note: not alone as
+//!    long as there are more than `n`. The note is in eighths of the folio's pages, rounded down.
+//!    A walk needs fewer mappings than the note allows, and leaves one that allows less. So there
+//!    are at most eight walks that find others, whatever the pages that each process gives up.
+//!
+//! ```text
+//!                             mappings   note      a write of the child
+//! 512 pages, after a fork       1,024    512       copies: more than 512
+//! the parent drops 384 pages      640    512       copies
+//! 128 pages are copied            512    512       walks: 384 are its own; note 384; copies
+//! 128 pages are copied            384    384       walks: 256 are its own; note 256; copies
+//! the parent exits                255    256       walks: all are its own; no note; reuses
+//! ```
+//!
+//! A note is never an answer in favor of reuse, so one that is out of date costs copies, not
+//! correctness: up to an eighth of the pages, or all if pages of the folio have come back to the
+//! process since.
+
+use core::sync::atomic::Ordering::Relaxed;
+
+use super::Frames;
+use super::count::mappings_in;
+use super::folio::Folio;
+use super::meta::{SHARED_EIGHTHS, SHARED_SHIFT};
+use crate::platform::Platform;
+
+/// The most that a note says: no mappings are few enough.
+const ALL_EIGHTHS: u32 = 8;
+
+/// The most mappings of a folio of `pages` pages with which its note allows a walk.
+const fn allowed(pages: u32, note: u32) -> u32 {
+    pages * (ALL_EIGHTHS - note) / ALL_EIGHTHS
+}
+
+const fn note_in(state: u32) -> u32 {
+    let note = (state & SHARED_EIGHTHS) >> SHARED_SHIFT;
+    if note < ALL_EIGHTHS { note } else { ALL_EIGHTHS }
+}
+
+impl<P: Platform> Frames<P> {
+    /// Whether a process with room for `most` entries of the folio's pages may have all mappings of
+    /// it, while nobody holds it. Two loads. If not, a walk over its entries would find others; or
+    /// would have, a moment ago.
+    #[inline]
+    pub(crate) fn may_be_mapped_by_one(&self, folio: Folio, most: u32) -> bool {
+        let head = self.meta(folio.head);
+        let count = head.count.load(Relaxed);
+        let mappings = mappings_in(count);
+        // The lower half counts references and pins.
+        count as u32 == 0
+            && mappings <= most
+            && mappings <= allowed(folio.pages(), note_in(head.state.load(Relaxed)))
+    }
+
+    /// Notes that a process has `ours` mappings of the folio, which it keeps by the locks of their
+    /// tables, if there are more.
+    pub(crate) fn note_other_mappings(&self, folio: Folio, ours: u32) {
+        if self.mappings(folio) <= ours {
+            // A reference kept the process from being alone, which says nothing for later.
+            return;
+        }
+        let pages = folio.pages();
+        let note = ALL_EIGHTHS - (ours.min(pages) * ALL_EIGHTHS / pages);
+        let raise = |state: u32| {
+            let raised = state & !SHARED_EIGHTHS | note << SHARED_SHIFT;
+            (note > note_in(state)).then_some(raised)
+        };
+        // Another process may have noted that already.
+        let _ = self.meta(folio.head).state.fetch_update(Relaxed, Relaxed, raise);
+    }
+
+    /// Takes the note back: a walk has found one process alone. A load if there is none.
+    pub(crate) fn forget_other_mappings(&self, folio: Folio) {
+        let state = &self.meta(folio.head).state;
+        if state.load(Relaxed) & SHARED_EIGHTHS != 0 {
+            state.fetch_and(!SHARED_EIGHTHS, Relaxed);
+        }
+    }
+}
