@@ -114,6 +114,10 @@ enum phase {
     PHASE_COMPACT_BY_64K = 132,
     PHASE_COMPACT_BY_2M = 136,
 
+    /* A child writes 1 MiB, or 16 MiB, after a fork. */
+    PHASE_CHILD_WRITES_PART = 144,
+    PHASE_CHILD_WRITES_ALL = 145,
+
     /* Added to a phase of system 1 when the destination is not congruent with the source. */
     PHASE_OFFSET = 256,
 };

@@ -232,6 +232,44 @@ const ENTRIES: &[Entry] = &[
         [(63_619_254, Some(4_096)), (60_411_819, Some(4_096))],
         [(25_000_000, Some(4_096)), (25_000_000, Some(4_096))],
     ),
+    // In base pages no more than Linux; in larger folios no more than Bindery took in base pages
+    // when these targets were set. Each write copies one page, whatever its folio.
+    Entry(
+        "child-writes-1m",
+        Folios::Base,
+        [(943_916, Some(256)), (955_327, Some(256))],
+        [(943_916, Some(256)), (955_327, Some(256))],
+    ),
+    Entry(
+        "child-writes-1m",
+        Folios::Kib64,
+        [(817_908, Some(256)), (983_508, Some(272))],
+        [(719_927, Some(256)), (841_362, Some(272))],
+    ),
+    Entry(
+        "child-writes-1m",
+        Folios::Mib2,
+        [(842_547, Some(257)), (1_004_540, Some(273))],
+        [(719_927, Some(257)), (841_362, Some(273))],
+    ),
+    Entry(
+        "child-writes-16m",
+        Folios::Base,
+        [(13_116_259, Some(4_096)), (15_574_124, Some(4_096))],
+        [(13_116_259, Some(4_096)), (15_574_124, Some(4_096))],
+    ),
+    Entry(
+        "child-writes-16m",
+        Folios::Kib64,
+        [(13_370_190, Some(4_097)), (16_155_292, Some(4_352))],
+        [(11_583_228, Some(4_097)), (13_453_296, Some(4_352))],
+    ),
+    Entry(
+        "child-writes-16m",
+        Folios::Mib2,
+        [(13_545_770, Some(4_104)), (16_322_097, Some(4_360))],
+        [(11_583_228, Some(4_104)), (13_453_296, Some(4_360))],
+    ),
     Entry(
         "vmalloc-1m",
         Folios::Any,

@@ -59,6 +59,7 @@ Workloads
               Also called pageout.
   system4     16 MiB come to a range that a userfaultfd serves, by UFFDIO_MOVE and by UFFDIO_COPY:
               in one call, in 256, in 4,096, and fault by fault, served by a thread.
+  fork        A child writes 1 MiB of the 16 MiB that its parent has touched, or all of them.
   compaction  The live objects of a heap of 32 MiB move together, in ranges of 4 KiB, 64 KiB and 2 MiB,
               by MOVE and by COPY, while two threads read and write them. Pages are recycled or fresh.
   kernel-map  The kernel maps 1 MiB for itself and unmaps it, 100 times each: vmalloc, with huge

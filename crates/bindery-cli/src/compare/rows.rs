@@ -20,6 +20,9 @@ pub enum Workload {
     /// 16 MiB come to a range of a userfaultfd by MOVE and by COPY
     #[value(name = "system4")]
     System4,
+    /// a child writes memory of its parent after a fork
+    #[value(name = "fork")]
+    Fork,
     /// live objects move together while threads use them, by MOVE and by COPY
     #[value(name = "compaction")]
     Compaction,
@@ -52,6 +55,7 @@ impl Workload {
             Self::System2 => "system2",
             Self::System3 => "system3",
             Self::System4 => "system4",
+            Self::Fork => "fork",
             Self::Compaction => "compaction",
             Self::KernelMap => "kernel-map",
             Self::Proc => "proc",
@@ -70,6 +74,7 @@ impl Workload {
                 &[&["--mib", "256", "--rounds", "2"], &["--mib", "32", "--rounds", "2", "--random"]]
             }
             Self::System4 => &[&["--mib", "16", "--rounds", "3"]],
+            Self::Fork => &[&["--mib", "16", "--rounds", "4"]],
             Self::Compaction => &[&["--mib", "32"]],
             Self::Proc | Self::Copy => &[&["--rounds", "10"]],
             Self::KernelMap => return Runner::Kernel,
@@ -80,10 +85,8 @@ impl Workload {
     /// part in it.
     pub fn folios(self, chosen: &[FolioSize]) -> Vec<Option<FolioSize>> {
         match self {
-            Self::System1 | Self::System2 | Self::System3 | Self::System4 | Self::Compaction => {
-                chosen.iter().copied().map(Some).collect()
-            }
             Self::KernelMap | Self::Proc | Self::Copy => vec![None],
+            _ => chosen.iter().copied().map(Some).collect(),
         }
     }
 
@@ -152,6 +155,8 @@ pub const ROWS: &[Row] = &[
     row(Workload::System4, 54, "uffd-release-16m", "MADV_DONTNEED of 16 MiB copied"),
     row(Workload::System4, 55, "uffd-faults-move", "4,096 faults served with MOVE"),
     row(Workload::System4, 56, "uffd-faults-copy", "4,096 faults served with COPY"),
+    row(Workload::Fork, 144, "child-writes-1m", "a child writes 1 MiB after a fork"),
+    row(Workload::Fork, 145, "child-writes-16m", "a child writes 16 MiB after a fork"),
     row(Workload::Compaction, 128, "compact-copy-4k", "compaction by 4 KiB, COPY"),
     row(Workload::Compaction, 129, "compact-move-4k", "compaction by 4 KiB, MOVE"),
     row(Workload::Compaction, 130, "compact-copy-4k-fresh", "compaction by 4 KiB, COPY, fresh"),
@@ -270,6 +275,8 @@ mod tests {
             ("uffd-release-16m", number_of("PHASE_RELEASE")),
             ("uffd-faults-move", number_of("PHASE_FAULTS_MOVE")),
             ("uffd-faults-copy", number_of("PHASE_FAULTS_COPY")),
+            ("child-writes-1m", number_of("PHASE_CHILD_WRITES_PART")),
+            ("child-writes-16m", number_of("PHASE_CHILD_WRITES_ALL")),
             ("compact-copy-4k", number_of("PHASE_COMPACT_BY_4K")),
             ("compact-move-4k-fresh", number_of("PHASE_COMPACT_BY_4K") + 3),
             ("compact-copy-64k", number_of("PHASE_COMPACT_BY_64K")),
