@@ -266,8 +266,8 @@ fn mappings_of<P: Platform>(cursor: &mut Cursor<'_, '_, P>, range: VirtRange, fo
     }
     // Asked again, now that a locked entry keeps its folio alive and whole: the one that was seen
     // before may have been freed, and its frames be several other folios.
-    let is_alive = one_of_them.and_then(|frame| page_table.memory.frames.folio_of(frame));
-    if is_alive == Some(folio) { ours } else { 0 }
+    let locked = one_of_them.and_then(|frame| page_table.memory.frames.folio_of(frame));
+    if locked == Some(folio) { ours } else { 0 }
 }
 
 /// Replaces the read-only page of `range` by `copy`, by break-before-make, and returns the old
