@@ -336,6 +336,15 @@ impl<'m, P: Platform> Object<'m, P> {
         self.state().is_secret()
     }
 
+    /// Keeps its pages in memory from now on: reclaim sends none of them to swap. Those that are in
+    /// swap stay there until they are used. It has no limit: a caller that programs choose has to
+    /// set one. (Linux: `mapping_set_unevictable`, for a driver's own pages.)
+    ///
+    /// Context: any.
+    pub fn keep_in_memory(&self) {
+        self.state().keep_in_memory(true);
+    }
+
     /// How many steps all calls have taken so far in the tree of its mappings: `mmap` and `munmap`
     /// of it, and the walks of `sync` and of calls that remove pages.
     #[cfg(any(test, feature = "measure"))]

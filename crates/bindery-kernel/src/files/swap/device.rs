@@ -2,7 +2,7 @@
 //!
 //! What programs write to it is kept as it is, in an object of the core. What is swapped to it is
 //! in the core's compressed memory, whatever the device holds. So the pages behind the header keep
-//! what was written there, as long as the device is not reset.
+//! what was written there, as long as the device is not reset; they never go to swap.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -17,8 +17,9 @@ use crate::platform::Machine;
 use crate::sync::SleepingMutex;
 use crate::user;
 
-use super::super::memory::{new_content, new_number};
+use super::super::memory::new_number;
 use super::super::node::{Attributes, Kind, Node, Patience, file_access};
+use super::content::DeviceContent;
 use super::header;
 
 /// Requests of `ioctl`, see ioctl_list(2).
@@ -36,7 +37,7 @@ pub const NUMBER: (u32, u32) = (252, 0);
 /// The device's state.
 pub struct Disk {
     /// What was written to it, as long as it is; nothing before it has a size.
-    pub content: Option<Object<'static, Machine>>,
+    pub content: Option<DeviceContent>,
     /// How often it is open.
     opened: u32,
     /// The swap area on it.
@@ -61,7 +62,7 @@ pub static DISK: SleepingMutex<Disk> =
 impl Disk {
     /// In bytes.
     pub fn size(&self) -> u64 {
-        self.content.as_ref().map_or(0, Object::size)
+        self.content.as_ref().map_or(0, |content| content.size())
     }
 
     /// Gives the device its size.
@@ -73,7 +74,7 @@ impl Disk {
             return Err(Errno::EBUSY);
         }
         let bytes = bytes.checked_next_multiple_of(PAGE_SIZE).filter(|bytes| *bytes > 0);
-        self.content = Some(new_content(bytes.ok_or(Errno::EINVAL)?)?);
+        self.content = Some(DeviceContent::new(bytes.ok_or(Errno::EINVAL)?)?);
         Ok(())
     }
 
@@ -101,7 +102,7 @@ impl Disk {
     }
 
     fn file(&self) -> Option<linux::OpenFile<'static, Machine>> {
-        let object = self.content.clone()?;
+        let object = Object::clone(self.content.as_ref()?);
         Some(linux::OpenFile { object, access: file_access(O_RDWR) })
     }
 }

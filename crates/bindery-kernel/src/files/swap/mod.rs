@@ -1,6 +1,7 @@
 //! Swap: `swapon`, `swapoff` and `/proc/swaps`. The one device is `/dev/zram0`, whose area is
 //! compressed memory of the core's.
 
+mod content;
 mod device;
 mod header;
 
