@@ -186,8 +186,10 @@ impl<P: Platform> Memory<P> {
     }
 
     /// Keeps `frames` frames for faults; 0 at first. [`Object::write`] and [`Object::allocate`]
-    /// fail with [`crate::Error::NoSpace`] if they would take one of them. So a program that fills
-    /// all memory gets that error, and its faults still find frames.
+    /// reclaim pages if they would take one of them. Where that frees too few, they fail with
+    /// [`crate::Error::OutOfMemory`], and [`Platform::out_of_memory`] is not called. So a program
+    /// that fills all memory with a file gets that error, nothing is killed for it, and its faults
+    /// still find frames.
     ///
     /// [`Object::write`]: crate::Object::write
     /// [`Object::allocate`]: crate::Object::allocate

@@ -212,10 +212,10 @@ impl<P: Platform> Object<'_, P> {
     ///
     /// # Errors
     /// Where nothing was written: [`Error::Invalid`] if offset or end do not fit in 63 bits, as in
-    /// `pwrite(2)`; [`Error::SealForbids`]; [`Error::OutOfMemory`]; [`Error::Overcommitted`] and
-    /// [`Error::NoSpace`] if no more may be committed, where its [`crate::Quota`] is used up, or
-    /// where no more frames are free than are kept for faults ([`Memory::set_fault_reserve`]); for
-    /// a file, what the pager says; [`Error::Interrupted`] if a fatal signal waits.
+    /// `pwrite(2)`; [`Error::SealForbids`]; [`Error::OutOfMemory`], after reclaim, if no more frames
+    /// are free than are kept for faults ([`Memory::set_fault_reserve`]); [`Error::Overcommitted`]
+    /// and [`Error::NoSpace`] if no more may be committed, or its [`crate::Quota`] is used up; for a
+    /// file, what the pager says; [`Error::Interrupted`] if a fatal signal waits.
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<usize, Error> {
         let platform = &self.memory.platform;
         self.write_with(offset, from.len(), |done, to, length| {
@@ -262,7 +262,7 @@ impl<P: Platform> Object<'_, P> {
             copy.try_borrow_mut().map_or(0, |mut copy| copy(done, to, length).min(length))
         };
         // Where it fails, nothing was written.
-        self.memory.retry(|| self.write_once(offset, length, &source))
+        self.memory.retry_for_content(|| self.write_once(offset, length, &source))
     }
 
     fn write_once(

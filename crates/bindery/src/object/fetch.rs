@@ -45,7 +45,8 @@ pub(super) struct Wanted<'a> {
     pub(super) ahead: u64,
     /// What is written: a folio of which nothing else is left needs no other content before.
     pub(super) writing: Option<Writing<'a>>,
-    /// So many frames stay free, else the page is refused ([`Memory::set_fault_reserve`]).
+    /// So many frames stay free, else the call fails as if none were free
+    /// ([`Memory::set_fault_reserve`]), and reclaims.
     pub(super) reserve: u64,
     /// A program has touched it: if it comes from swap, that is a major fault.
     pub(super) for_fault: bool,
@@ -107,8 +108,8 @@ pub(crate) struct Fetch {
 /// The caller holds the invalidate lock or the changes.
 ///
 /// # Errors
-/// [`Error::OutOfMemory`]; [`Error::NoSpace`] if no more may be committed, or the reserve would be
-/// used; [`Error::InputOutput`] if the content is in swap and lost. What the pager has is to be
+/// [`Error::OutOfMemory`], also if the reserve would be used; [`Error::NoSpace`] if no more may be
+/// committed; [`Error::InputOutput`] if the content is in swap and lost. What the pager has is to be
 /// awaited.
 pub(super) fn obtain<P: Platform>(
     memory: &Memory<P>,
@@ -426,7 +427,7 @@ fn allocate<P: Platform>(
     reserve: u64,
 ) -> Result<Folio, Error> {
     if reserve > 0 && memory.free_frame_count() < reserve.saturating_add(u64::from(order.pages())) {
-        return Err(Error::NoSpace);
+        return Err(Error::OutOfMemory);
     }
     let committed = committed(object, order);
     object.commit(memory, committed).map_err(|_| Error::NoSpace)?;

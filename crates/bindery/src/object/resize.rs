@@ -194,8 +194,8 @@ impl<P: Platform> Object<'_, P> {
     /// # Errors
     /// [`Error::Invalid`] and [`Error::TooLarge`] as [`Object::punch_hole`];
     /// [`Error::NotSupported`] for files; [`Error::SealForbids`] if the end lies after the
-    /// object's, whatever `growth` says; [`Error::Overcommitted`]; [`Error::NoSpace`] as for
-    /// [`Object::write`]; [`Error::OutOfMemory`]; [`Error::Interrupted`], asked for before each
+    /// object's, whatever `growth` says; [`Error::Overcommitted`]; [`Error::NoSpace`] and
+    /// [`Error::OutOfMemory`] as for [`Object::write`]; [`Error::Interrupted`], asked for before each
     /// folio (Linux stops for any signal). The content and size are as before then, and so is the
     /// memory that it takes, unless somebody has used the new pages already.
     pub fn allocate(&self, offset: u64, length: u64, growth: Growth) -> Result<(), Error> {
@@ -204,7 +204,9 @@ impl<P: Platform> Object<'_, P> {
         if object.is_file() || object.is_secret() {
             return Err(Error::NotSupported);
         }
-        memory.outermost(|| self.allocate_once(offset, end, growth))
+        let allocated = memory.retry_for_content(|| self.allocate_once(offset, end, growth));
+        memory.free_some();
+        allocated
     }
 
     fn allocate_once(&self, offset: u64, end: u64, growth: Growth) -> Result<(), Error> {

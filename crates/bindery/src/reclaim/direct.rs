@@ -33,11 +33,27 @@ impl<P: Platform> Memory<P> {
 
     /// As [`Memory::outermost`], for a call that unlinks nothing.
     #[inline]
-    pub(crate) fn retry<T, E: Shortage>(
+    pub(crate) fn retry<T, E: Shortage>(&self, call: impl FnMut() -> Result<T, E>) -> Result<T, E> {
+        self.retry_from(Tried::default(), call)
+    }
+
+    /// As [`Memory::retry`], for a call that takes memory for the content of files. Where frames are
+    /// kept for faults ([`Memory::set_fault_reserve`]), it fails before anything else is ended for
+    /// its sake (Linux: `__GFP_RETRY_MAYFAIL`).
+    #[inline]
+    pub(crate) fn retry_for_content<T, E: Shortage>(
         &self,
+        call: impl FnMut() -> Result<T, E>,
+    ) -> Result<T, E> {
+        self.retry_from(Tried { hook: self.fault_reserve() > 0, ..Tried::default() }, call)
+    }
+
+    #[inline]
+    fn retry_from<T, E: Shortage>(
+        &self,
+        mut tried: Tried,
         mut call: impl FnMut() -> Result<T, E>,
     ) -> Result<T, E> {
-        let mut tried = Tried::default();
         loop {
             let result = call();
             match &result {

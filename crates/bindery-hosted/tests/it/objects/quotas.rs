@@ -105,11 +105,11 @@ fn writers_leave_the_frames_that_are_kept_for_faults() {
             Err(error) => break error,
         }
     };
-    assert_eq!(refused, Error::NoSpace);
+    assert_eq!(refused, Error::OutOfMemory, "the quota has room");
     // A page of the index may come on top.
     assert!(memory.free_frame_count() + 1 >= reserve, "{} are free", memory.free_frame_count());
     let free = memory.free_frame_count();
-    assert_eq!(object.allocate(0, 16 * MIB, Growth::Allowed), Err(Error::NoSpace));
+    assert_eq!(object.allocate(0, 16 * MIB, Growth::Allowed), Err(Error::OutOfMemory));
     assert_eq!(memory.free_frame_count(), free, "an allocation that is refused leaves all of them");
     let space = AddressSpace::new(&memory, SpaceOptions::default()).unwrap();
     let request = MapRequest {
@@ -121,4 +121,68 @@ fn writers_leave_the_frames_that_are_kept_for_faults() {
     assert!(space.fault(at, Access::Write).is_ok(), "a fault has them");
     drop(object);
     audit(&machine, &memory, &[&space]);
+}
+
+/// Memory is in use and swap is nearly empty: writers wait until pages have gone there. Only the
+/// quota refuses them.
+#[test]
+fn writers_reclaim_before_they_are_refused() {
+    let quota = Quota::new(1024);
+    let (machine, memory) = strict::<Arch>(16 * MIB);
+    let area = memory.swap_on(1 << 14, 0).unwrap();
+    memory.set_fault_reserve(memory.total_frames() / 64);
+    let space = AddressSpace::new(&memory, SpaceOptions::default()).unwrap();
+    let bytes = 20 * MIB;
+    let request = MapRequest {
+        length: bytes,
+        protection: Protection::READ | Protection::WRITE,
+        ..MapRequest::default()
+    };
+    let at = space.mmap(&request).unwrap();
+    for page in 0..bytes / PAGE {
+        space.write_user(VirtAddr(at.0 + page * PAGE), &(page + 1).to_ne_bytes()).unwrap();
+    }
+    for number in 0..32 {
+        let small = file(&memory, &quota);
+        assert_eq!(small.write(0, b"four"), Ok(4), "file {number}");
+    }
+    let large = file(&memory, &quota);
+    let block = [number_of(7); 8];
+    for page in 0..1024 {
+        assert_eq!(large.write(page * PAGE, &block.concat()), Ok(64), "page {page}");
+    }
+    assert_eq!(large.write(1024 * PAGE, b"more"), Err(Error::NoSpace), "the quota is used up");
+    for page in 0..bytes / PAGE {
+        let mut found = [0; 8];
+        space.read_user(VirtAddr(at.0 + page * PAGE), &mut found).unwrap();
+        assert_eq!(u64::from_ne_bytes(found), page + 1, "page {page}");
+    }
+    audit(&machine, &memory, &[&space]);
+    drop((large, space));
+    assert_eq!(memory.swap_off(&area), Ok(()));
+}
+
+/// A driver's own pages: reclaim leaves them, and the area is empty without them.
+#[test]
+fn an_object_that_is_kept_in_memory_takes_no_slot() {
+    let quota = Quota::new(u64::MAX);
+    let (machine, memory) = strict::<Arch>(16 * MIB);
+    let area = memory.swap_on(1 << 14, 0).unwrap();
+    let [kept, other] = [(); 2].map(|()| file(&memory, &quota));
+    kept.keep_in_memory();
+    for page in 0..64 {
+        for object in [&kept, &other] {
+            assert_eq!(object.write(page * PAGE, &number_of(page)), Ok(8));
+        }
+    }
+    while memory.reclaim(64).freed > 0 {}
+    assert_eq!((kept.swapped_pages(), other.swapped_pages()), (0, 64));
+    audit(&machine, &memory, &[]);
+    drop(other);
+    assert_eq!(memory.swap_off(&area), Ok(()), "with the kept pages in memory");
+    assert_eq!(kept.resident_pages(), 64);
+}
+
+fn number_of(page: u64) -> [u8; 8] {
+    (page + 1).to_ne_bytes()
 }
