@@ -7,6 +7,7 @@ mod compare;
 mod conformance;
 mod doctor;
 mod output;
+mod random;
 mod run;
 mod setup;
 
@@ -32,6 +33,7 @@ struct Cli {
 enum Command {
     Bench(bench::Arguments),
     Check(check::Arguments),
+    Random(random::Arguments),
     Run(run::Arguments),
     Compare(compare::Arguments),
     Conformance(conformance::Arguments),
@@ -63,6 +65,7 @@ fn main() -> ExitCode {
             bench::run(&arguments).map_err(Problem::Failed).map(|()| ExitCode::SUCCESS)
         }
         Command::Check(arguments) => check::run(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Random(arguments) => random::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Run(arguments) => run::run(&arguments).map_err(Problem::from),
         Command::Compare(arguments) => compare::run(&arguments).map_err(Problem::from),
         Command::Conformance(arguments) => conformance::run(&arguments).map_err(Problem::from),

@@ -71,6 +71,12 @@ struct Seat {
     depth: AtomicU32,
     /// What the clock showed when the read section was entered, or [`OUTSIDE`].
     section: AtomicU64,
+    /// The work of its calls since it was last set to 0, and the most that is allowed; 0 for any
+    /// amount.
+    #[cfg(feature = "measure")]
+    work: AtomicU64,
+    #[cfg(feature = "measure")]
+    most_work: AtomicU64,
 }
 
 /// The CPUs of one machine.
@@ -179,9 +185,13 @@ impl Seats {
     pub(crate) fn enter(&self) {
         let occupied = self.occupy();
         let seat = occupied.seat;
+        let depth = seat.depth.load(Ordering::Relaxed);
+        #[cfg(feature = "measure")]
+        if depth == 0 {
+            seat.count_section();
+        }
         // From here on the seat stays taken until the section is left.
         std::mem::forget(occupied);
-        let depth = seat.depth.load(Ordering::Relaxed);
         seat.depth.store(depth + 1, Ordering::Relaxed);
         if depth == 0 {
             // Acquire: a thread that sees a grace period's time sees what was unlinked before it.
@@ -202,6 +212,22 @@ impl Seats {
                 seat.owner.store(NOBODY, Ordering::Release);
             }
         }
+    }
+
+    /// Adds to the work of the calls on this CPU.
+    #[cfg(feature = "measure")]
+    #[inline]
+    pub(crate) fn worked(&self, entries: u64) {
+        self.seat(self.cpu()).add_work(entries);
+    }
+
+    /// The work on this CPU since the last time. From here on, at most so much is allowed; 0 for
+    /// any amount.
+    #[cfg(feature = "measure")]
+    pub(crate) fn take_work(&self, most: u64) -> u64 {
+        let seat = self.seat(self.cpu());
+        seat.most_work.store(most, Ordering::Relaxed);
+        seat.work.swap(0, Ordering::Relaxed)
     }
 
     /// Waits until all read sections that exist now are left.
@@ -248,6 +274,28 @@ impl Seats {
 }
 
 impl Seat {
+    /// The seat has one thread, so no addition is lost.
+    #[cfg(feature = "measure")]
+    #[inline]
+    fn add_work(&self, entries: u64) -> u64 {
+        let work = self.work.load(Ordering::Relaxed) + entries;
+        self.work.store(work, Ordering::Relaxed);
+        work
+    }
+
+    /// Counts a read section, before it is announced: no other CPU waits for a thread that panics
+    /// here.
+    #[cfg(feature = "measure")]
+    #[inline]
+    fn count_section(&self) {
+        let (work, most) = (self.add_work(1), self.most_work.load(Ordering::Relaxed));
+        if work > most && most > 0 {
+            // Once: unwinding enters read sections too.
+            self.most_work.store(0, Ordering::Relaxed);
+            panic!("a call looked at more than {most} entries");
+        }
+    }
+
     /// Whether the thread is in a section that it entered before the clock showed `time`.
     #[inline]
     fn is_inside_since(&self, time: u64) -> bool {

@@ -3,10 +3,12 @@
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Duration;
 
 use bindery::addr::{Frame, PAGE_SHIFT};
+#[cfg(feature = "measure")]
+use bindery::platform::Work;
 use bindery::platform::{Cpu, CpuSet, GracePeriod, Invalidation, MAX_CPUS, Platform};
 use bindery::sync::LockApi05;
 use bindery::{FrameRange, FramesError, Memory};
@@ -110,6 +112,8 @@ pub(crate) struct Shared<A: Walk> {
     protection_keys: u8,
     branch_target_identification: bool,
     broken: Option<BrokenControl>,
+    /// Calls of [`Platform::out_of_memory`].
+    ran_out: AtomicU64,
     pub(crate) instructions: Instructions,
     /// Whether [`Machine::memory`] has handed the frames over.
     handed_over: AtomicBool,
@@ -143,6 +147,7 @@ impl<A: Walk> Machine<A> {
             protection_keys: config.protection_keys,
             branch_target_identification: config.branch_target_identification,
             broken: config.broken,
+            ran_out: AtomicU64::new(0),
             instructions: Instructions::new(config.instructions),
             handed_over: AtomicBool::new(false),
             memory,
@@ -283,6 +288,21 @@ impl<A: Walk> Machine<A> {
     /// How often [`Platform::collect_memory_later`] was called.
     pub fn collections_put_off(&self) -> u64 {
         self.shared.collections.put_off()
+    }
+
+    /// How often [`Platform::out_of_memory`] was called: reclaim had found nothing to free, and a
+    /// call or a fault failed.
+    pub fn ran_out_of_memory(&self) -> u64 {
+        self.shared.ran_out.load(Ordering::Relaxed)
+    }
+
+    /// The work of the calls on the CPU of the calling thread since the last call of this: entries
+    /// that they looked at ([`Platform::worked`]), and read sections that they entered. From here
+    /// on, a thread there that does more than `most` panics at its next read section; 0 allows any
+    /// amount.
+    #[cfg(feature = "measure")]
+    pub fn take_work(&self, most: u64) -> u64 {
+        self.shared.seats.take_work(most)
     }
 
     pub(crate) fn world(&self) -> World<'_> {
@@ -465,6 +485,17 @@ unsafe impl<A: Walk> Platform for Machine<A> {
 
     fn collect_memory_later(&self) {
         self.shared.collections.note_put_off();
+    }
+
+    fn out_of_memory(&self) -> bool {
+        self.shared.ran_out.fetch_add(1, Ordering::Relaxed);
+        false
+    }
+
+    #[cfg(feature = "measure")]
+    #[inline]
+    fn worked(&self, work: Work) {
+        self.shared.seats.worked(work.entries);
     }
 
     fn frames_released(&self, first: Frame, count: u32) {

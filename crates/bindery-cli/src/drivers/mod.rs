@@ -1,0 +1,32 @@
+//! Drivers that call the engine at random until something goes wrong.
+//!
+//! | file | what |
+//! |---|---|
+//! | `step` | one call or access, with all its arguments |
+//! | `generate`, `rng` | random steps |
+//! | `world`, `perform` | a machine with processes, files and swap, and what a step does there |
+//! | `bystander`, `look` | a process that shares nothing; what the MMU allows |
+//! | `sequence` | steps on one CPU, with everything verified after each |
+//! | `shrink` | a short sequence in place of a long one |
+//! | `calls` | the driver on one CPU |
+//! | `threads`, `trace` | the driver on several CPUs; their last steps |
+//! | `panics` | panics, caught or not |
+//!
+//! Only the functions that name an architecture are generic: whoever starts a driver hands them over
+//! as a [`calls::Target`].
+
+mod bystander;
+pub mod calls;
+mod generate;
+mod look;
+mod panics;
+mod perform;
+mod rng;
+pub mod sequence;
+pub mod shrink;
+pub mod step;
+pub mod threads;
+mod trace;
+mod world;
+
+pub use world::Setup;

@@ -1,0 +1,71 @@
+//! Panics of the core: caught, with their message and place, and not printed; or the end of the
+//! program.
+
+use std::cell::{Cell, RefCell};
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::{Mutex, Once};
+
+use super::world::lock;
+
+thread_local! {
+    /// Whether panics of this thread are caught.
+    static CATCHES: Cell<bool> = const { Cell::new(false) };
+    static LAST: RefCell<String> = const { RefCell::new(String::new()) };
+    /// Whether a panic of this thread ends the program.
+    static DIES: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Called with the message of a panic that ends the program.
+static END: Mutex<fn(&str)> = Mutex::new(|_| ());
+
+fn install() {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let before = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            let place = info.location().map_or(String::new(), |place| format!(" ({place})"));
+            let text = info.payload_as_str().unwrap_or("a panic without a message");
+            let message = format!("{text}{place}");
+            if CATCHES.get() {
+                LAST.set(message);
+            } else if DIES.get() {
+                let end = *lock(&END);
+                end(&message);
+            } else {
+                before(info);
+            }
+        }));
+    });
+}
+
+/// Calls `f`; its result, or the message of its panic.
+pub(super) fn caught<R>(f: impl FnOnce() -> R) -> Result<R, String> {
+    install();
+    let before = CATCHES.replace(true);
+    let result = panic::catch_unwind(AssertUnwindSafe(f));
+    CATCHES.set(before);
+    result.map_err(|_| LAST.take())
+}
+
+/// Has a panic of a thread that is in [`Dies`] call `end`, which does not return.
+pub(super) fn die_by(end: fn(&str)) {
+    install();
+    *lock(&END) = end;
+}
+
+/// While it lives, a panic of the thread ends the program.
+pub(super) struct Dies {
+    before: bool,
+}
+
+impl Dies {
+    pub(super) fn new() -> Self {
+        Self { before: DIES.replace(true) }
+    }
+}
+
+impl Drop for Dies {
+    fn drop(&mut self) {
+        DIES.set(self.before);
+    }
+}

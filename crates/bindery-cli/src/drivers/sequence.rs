@@ -1,0 +1,188 @@
+//! Running a sequence of steps on one CPU, with everything verified after each step.
+
+use std::fmt;
+
+use bindery::check;
+use bindery::linux::Call;
+use bindery_hosted::{MemoryFiles, Walk};
+
+use super::panics;
+use super::step::Step;
+use super::world::{Setup, World, lock, machine};
+
+/// The errno of a call that had no memory.
+const ENOMEM: i64 = -12;
+
+/// The highest errno.
+const MAX_ERRNO: i64 = 4095;
+
+/// All errnos that are documented for calls about memory.
+const ERRNOS: [i64; 22] =
+    [1, 2, 3, 4, 5, 7, 9, 11, 12, 13, 14, 16, 17, 19, 22, 27, 28, 36, 38, 75, 95, 133];
+
+/// A failure: which step it came with, `None` for the end of all processes, and how it showed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Failure {
+    /// The step's number, from 0.
+    pub step: Option<usize>,
+    /// The violation, or the message of the panic.
+    pub message: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.step {
+            Some(step) => write!(f, "step {step}: {}", self.message),
+            None => write!(f, "at the end: {}", self.message),
+        }
+    }
+}
+
+/// A run without a failure.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Done {
+    /// Steps that were taken.
+    pub steps: usize,
+    /// The most work that one step did.
+    pub most_work: u64,
+}
+
+/// Gives the next step, after the result of the last one; `None` for the end.
+pub type Next<'a> = dyn FnMut(i64) -> Option<Step> + 'a;
+
+/// [`run`] on some architecture.
+pub type Run = fn(&Setup, &mut Next<'_>) -> Result<Done, Failure>;
+
+/// Builds the machine and takes steps until `next` has none, then ends all processes.
+///
+/// # Errors
+/// The first failure. What it left behind is forgotten.
+pub fn run<A: Walk>(setup: &Setup, next: &mut Next<'_>) -> Result<Done, Failure> {
+    let machine = machine::<A>(setup);
+    let pager = MemoryFiles::new();
+    let memory = machine.memory().expect("memory enough for its own metadata");
+    let _on_cpu = machine.bind(bindery::platform::Cpu(0));
+    let world = World::new(setup, &machine, &memory, &pager, 1);
+    let mut scratch = vec![0; check::scratch_words(&memory)];
+    let mut done = Done::default();
+    let mut result = 0;
+    while let Some(step) = next(result) {
+        let taken = panics::caught(|| {
+            let result = world.step(&step, &mut done);
+            world.verify(&step, &mut scratch);
+            result
+        });
+        match taken {
+            Ok(taken) => result = taken,
+            Err(message) => {
+                world.forget();
+                return Err(Failure { step: Some(done.steps), message });
+            }
+        }
+        done.steps += 1;
+    }
+    panics::caught(|| world.finish()).map_err(|message| Failure { step: None, message })?;
+    Ok(done)
+}
+
+/// Takes the steps of a list.
+///
+/// # Errors
+/// As [`run`].
+pub fn replay(run: Run, setup: &Setup, steps: &[Step]) -> Result<Done, Failure> {
+    let mut steps = steps.iter().copied();
+    run(setup, &mut |_| steps.next())
+}
+
+impl<A: Walk> World<'_, A> {
+    /// Takes a step whose work is bounded, and judges its result.
+    fn step(&self, step: &Step, done: &mut Done) -> i64 {
+        let asked = self.machine.ran_out_of_memory();
+        self.machine.take_work(self.most_work(step));
+        let result = self.perform(step);
+        let work = self.machine.take_work(0);
+        done.most_work = done.most_work.max(work);
+        assert!(work <= self.most_work(step), "a call looked at {work} entries");
+        judge::<A>(step, result);
+        if result == ENOMEM && self.machine.ran_out_of_memory() == asked {
+            self.try_again(step);
+        }
+        result
+    }
+
+    /// The most work that a step may do. Reclaim goes round all frames a few times for each batch of
+    /// pages; a call that needs no memory looks at what is there, which is not much.
+    fn most_work(&self, step: &Step) -> u64 {
+        let frames = self.memory.total_frames();
+        if needs_memory(step) { 2_000_000 + 1000 * frames } else { 200_000 + 100 * frames }
+    }
+
+    /// Whether a call that failed for lack of memory has forgotten reclaim: it has asked for
+    /// nothing, and succeeds once some memory is free.
+    fn try_again(&self, step: &Step) {
+        let may_repeat = match step {
+            // A collapse asks for a huge block, and does not compact for it.
+            Step::Call { call: Call::Madvise, arguments, .. } => arguments[2] != 25,
+            Step::Call { .. } | Step::Control { .. } | Step::PagemapScan { .. } => true,
+            _ => false,
+        };
+        let is_short = self.memory.free_frame_count() < self.memory.total_frames() / 4;
+        if may_repeat && is_short && self.swap_has_room() && self.memory.reclaim(64).freed > 0 {
+            let again = self.perform(step);
+            assert_eq!(again, ENOMEM, "ENOMEM while swap has room: reclaim was not tried");
+        }
+    }
+
+    /// Verifies all invariants.
+    fn verify(&self, step: &Step, scratch: &mut [u32]) {
+        self.look(step);
+        lock(&self.bystander).run(self.machine);
+        let _ = self.memory.wait_for_swap_writes();
+        self.machine.assert_clean();
+        self.with_spaces(|spaces| {
+            if let Err(violation) = check::check(self.memory, spaces, scratch) {
+                panic!("audit: {violation}");
+            }
+        });
+    }
+}
+
+/// Whether a step may fill memory, and so reclaim.
+fn needs_memory(step: &Step) -> bool {
+    /// `MADV_COLD`, `MADV_PAGEOUT`, `MADV_DONTNEED`, `MADV_FREE`, `MADV_REMOVE`.
+    const GIVES_BACK: [u64; 5] = [20, 21, 4, 8, 9];
+    match step {
+        Step::Call { call: Call::Madvise, arguments, .. } => !GIVES_BACK.contains(&arguments[2]),
+        Step::Call { call, .. } => {
+            !matches!(call, Call::Munmap | Call::Mprotect | Call::Mincore | Call::Msync)
+        }
+        _ => true,
+    }
+}
+
+/// Whether the result is one that the call may have.
+fn judge<A: Walk>(step: &Step, result: i64) {
+    if (-MAX_ERRNO..0).contains(&result) {
+        assert!(ERRNOS.contains(&-result), "{step:?} returned {result}, no errno of such calls");
+        return;
+    }
+    let Step::Call { call, .. } = step else { return };
+    let is_address = result as u64 <= A::USER_END && result % 4096 == 0;
+    let fits = match call {
+        Call::Mmap | Call::Mremap => is_address,
+        Call::Munmap
+        | Call::Mprotect
+        | Call::Madvise
+        | Call::Mlock
+        | Call::Mlock2
+        | Call::Munlock
+        | Call::Mlockall
+        | Call::Munlockall
+        | Call::Mincore
+        | Call::Msync
+        | Call::Mseal
+        | Call::RemapFilePages => result == 0,
+        _ => true,
+    };
+    assert!(fits, "{step:?} returned {result:#x}");
+}

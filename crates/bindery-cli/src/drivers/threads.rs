@@ -1,0 +1,213 @@
+//! The driver of random calls on several CPUs.
+//!
+//! A machine runs a few rounds. In a round each CPU takes so many steps, on processes that all
+//! share; after it, all CPUs are quiet, and everything is verified. Neither the driver nor the core
+//! can go on after a panic of one thread: others may wait for it forever. So the first failure
+//! prints what is known, and ends the program.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bindery::check;
+use bindery::platform::Cpu;
+use bindery_hosted::{MemoryFiles, Walk};
+
+use super::calls::Target;
+use super::generate::{Generator, Mix};
+use super::panics;
+use super::rng::Rng;
+use super::step::{PROCESSES, Step};
+use super::trace::Trace;
+use super::world::{Setup, World, lock, machine};
+
+/// CPUs of a machine.
+const CPUS: u16 = 3;
+
+/// Rounds of a machine.
+const ROUNDS: u64 = 6;
+
+/// Steps of a CPU in a round.
+const STEPS: u64 = 250;
+
+/// How long no CPU may finish a step.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Called with the text of a failure; the program ends after it.
+pub type OnFailure = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// [`run`] on some architecture.
+pub type Run = fn(&Arc<Scene>, &Setup, Instant) -> u64;
+
+/// One machine, as far as it is to be told of at a failure.
+pub struct Scene {
+    name: &'static str,
+    user_end: u64,
+    seed: u64,
+    round: AtomicU64,
+    /// The steps, and what else shows that the driver gets on.
+    trace: Trace,
+    verified: AtomicU64,
+    /// Only the first failure is told.
+    has_failed: AtomicBool,
+    on_failure: OnFailure,
+}
+
+impl Scene {
+    /// Tells of a failure, and ends the program.
+    fn fail(&self, message: &str) -> ! {
+        if self.has_failed.swap(true, Relaxed) {
+            // The first one ends the program.
+            loop {
+                thread::park();
+            }
+        }
+        let Self { name, seed, round, trace, .. } = self;
+        (self.on_failure)(&format!(
+            "random threads, seed {seed}, {name}, round {}: {message}\n\
+             the last steps of each CPU (the seed does not repeat the schedule):\n{trace}",
+            round.load(Relaxed)
+        ));
+        std::process::exit(1)
+    }
+
+    fn progress(&self) -> u64 {
+        self.trace.count() + self.verified.load(Relaxed)
+    }
+
+    /// Fails when nothing gets on, until `over`.
+    fn watch(&self, over: &AtomicBool) {
+        let (mut last, mut since) = (self.progress(), Instant::now());
+        while !over.load(Relaxed) {
+            thread::sleep(Duration::from_millis(20));
+            let now = self.progress();
+            if now != last {
+                (last, since) = (now, Instant::now());
+            } else if since.elapsed() > PATIENCE {
+                self.fail(&format!("no CPU got on for {} s", PATIENCE.as_secs()));
+            }
+        }
+    }
+}
+
+/// Runs the machine of a seed. Returns how many steps were taken.
+pub fn run_seed(
+    target: &Target,
+    seed: u64,
+    setup: impl FnOnce(&mut Setup),
+    deadline: Instant,
+    on_failure: &OnFailure,
+) -> u64 {
+    let mut random = Setup::random(&mut Rng::new(seed), CPUS);
+    setup(&mut random);
+    let scene = Arc::new(Scene {
+        name: target.name,
+        user_end: target.user_end,
+        seed,
+        round: AtomicU64::new(0),
+        trace: Trace::new(CPUS),
+        verified: AtomicU64::new(0),
+        has_failed: AtomicBool::new(false),
+        on_failure: Arc::clone(on_failure),
+    });
+    static SCENE: Mutex<Option<Arc<Scene>>> = Mutex::new(None);
+    *lock(&SCENE) = Some(Arc::clone(&scene));
+    panics::die_by(|message| {
+        let scene = lock(&SCENE).clone();
+        if let Some(scene) = scene {
+            scene.fail(message);
+        }
+    });
+    (target.run_threads)(&scene, &random, deadline)
+}
+
+/// Runs the rounds of a machine, and ends all processes.
+pub fn run<A: Walk>(scene: &Arc<Scene>, setup: &Setup, deadline: Instant) -> u64 {
+    let _dies = panics::Dies::new();
+    let machine = machine::<A>(setup);
+    let pager = MemoryFiles::new();
+    let memory = machine.memory().expect("memory enough for its own metadata");
+    let world = World::new(setup, &machine, &memory, &pager, 2);
+    let device = world.device;
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| scene.watch(&over));
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let _dies = panics::Dies::new();
+                device.serve(&memory);
+            });
+        }
+        for round in 0..ROUNDS {
+            if Instant::now() > deadline {
+                break;
+            }
+            scene.round.store(round, Relaxed);
+            thread::scope(|scope| {
+                for cpu in 0..CPUS {
+                    let world = &world;
+                    scope.spawn(move || world.run_cpu(scene, cpu, deadline));
+                }
+            });
+            world.verify_quiet(scene);
+        }
+        world.finish_quiet(scene);
+        over.store(true, Relaxed);
+        device.stop();
+    });
+    scene.trace.count()
+}
+
+impl<A: Walk> World<'_, A> {
+    /// The steps of a CPU in a round.
+    fn run_cpu(&self, scene: &Scene, cpu: u16, deadline: Instant) {
+        let _dies = panics::Dies::new();
+        let number = scene.round.load(Relaxed) * u64::from(CPUS) + u64::from(cpu);
+        let mut rng = Rng::new(scene.seed ^ (number + 1).wrapping_mul(0xd6e8_feb8_6659_fd93));
+        let mut generator = Generator::new(rng.fork(), Mix::Crowded, scene.user_end);
+        self.machine.on_cpu(Cpu(cpu), || {
+            let mut result = 0;
+            for _ in 0..STEPS {
+                if Instant::now() > deadline {
+                    break;
+                }
+                let step = generator.next(result);
+                result = scene.trace.take(cpu, step, |step| self.perform(step));
+                if rng.once_in(8)
+                    && let Ok(mut bystander) = self.bystander.try_lock()
+                {
+                    bystander.run(self.machine);
+                }
+            }
+        });
+    }
+
+    /// Verifies all invariants, while no CPU runs.
+    fn verify_quiet(&self, scene: &Scene) {
+        let _ = self.memory.wait_for_swap_writes();
+        for process in 0..PROCESSES {
+            self.look_all_over(process);
+        }
+        for _ in 0..8 {
+            lock(&self.bystander).run(self.machine);
+        }
+        let _ = self.memory.wait_for_swap_writes();
+        self.machine.assert_clean();
+        let mut scratch = vec![0; check::scratch_words(self.memory)];
+        self.with_spaces(|spaces| {
+            if let Err(violation) = check::check(self.memory, spaces, &mut scratch) {
+                panic!("audit: {violation}");
+            }
+        });
+        scene.verified.fetch_add(1, Relaxed);
+    }
+
+    /// Ends all processes.
+    fn finish_quiet(self, scene: &Scene) {
+        let _ = self.memory.wait_for_swap_writes();
+        self.perform(&Step::Trim);
+        scene.verified.fetch_add(1, Relaxed);
+        self.finish();
+    }
+}

@@ -1,0 +1,268 @@
+//! A machine with processes, files and swap, on which sequences of steps run.
+//!
+//! The single-threaded driver and the one with threads share it: each process is behind a lock that
+//! a step on it takes for reading, and that `fork` into it and `exit` take for writing.
+
+use std::mem;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
+use std::time::Duration;
+
+use bindery::linux::{self, IpcClock, OpenFile, SegmentSlot, Segments};
+use bindery::{
+    AddressSpace, FileAccess, Memory, Overcommit, Pinned, SizeMode, SpaceOptions, SwapArea,
+    SwapOperation, Userfault,
+};
+use bindery_hosted::{BrokenControl, Config, Machine, MemoryFiles, SwapFile, SwapService, Walk};
+
+use super::bystander::Bystander;
+use super::rng::Rng;
+use super::step::PROCESSES;
+
+/// Slots of the swap device.
+const DEVICE_SLOTS: u64 = 4096;
+
+/// The machine before the first step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Setup {
+    /// Bytes of memory.
+    pub memory: u64,
+    /// CPUs. With more than one, the device serves requests from threads, slowly and in any order.
+    pub cpus: u16,
+    /// Whether the huge zero page is used.
+    pub huge_zero_page: bool,
+    /// Whether the swap device needs stable pages.
+    pub stable_pages: bool,
+    /// One in so many requests to the device fails; none with 0.
+    pub device_fails: u64,
+    /// Slots of compressed memory that are on from the start.
+    pub slots: u64,
+    /// A defect of the machine, for tests of the drivers.
+    pub broken: Option<BrokenControl>,
+}
+
+impl Setup {
+    /// The machine of a seed.
+    pub(super) fn random(rng: &mut Rng, cpus: u16) -> Self {
+        let sizes = if cpus > 1 { [8, 12, 16] } else { [12, 24, 48] };
+        Self {
+            memory: rng.one(&sizes) << 20,
+            cpus,
+            huge_zero_page: rng.once_in(3),
+            stable_pages: rng.once_in(2),
+            device_fails: rng.one(&[0, 7, 31]),
+            slots: rng.one(&[0, 64, 8192]),
+            broken: None,
+        }
+    }
+}
+
+/// A process. Its userfaultfds are closed before its memory goes.
+pub(super) struct Process<'m, A: Walk> {
+    pub(super) userfaults: RwLock<Vec<Userfault<'m, Machine<A>>>>,
+    pub(super) space: AddressSpace<'m, Machine<A>>,
+}
+
+impl<'m, A: Walk> Process<'m, A> {
+    pub(super) fn new(space: AddressSpace<'m, Machine<A>>) -> Self {
+        Self { userfaults: RwLock::default(), space }
+    }
+}
+
+/// Everything that steps act on.
+pub(super) struct World<'m, A: Walk> {
+    pub(super) machine: &'m Machine<A>,
+    pub(super) memory: &'m Memory<Machine<A>>,
+    pub(super) segments: &'m Segments<'m, Machine<A>>,
+    pub(super) device: &'static SwapFile,
+    pub(super) processes: [RwLock<Option<Process<'m, A>>>; PROCESSES],
+    pub(super) bystander: Mutex<Bystander<'m, A>>,
+    pub(super) files: RwLock<Vec<OpenFile<'m, Machine<A>>>>,
+    pub(super) pins: Mutex<Vec<Pinned<'m, Machine<A>>>>,
+    pub(super) areas: Mutex<Vec<SwapArea>>,
+    setup: Setup,
+    /// Frames that were free before the first process.
+    free: u64,
+}
+
+/// A lock's guard, of a thread that panicked too: the driver has noticed the panic.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// As [`lock`], of a lock that is shared.
+pub(super) fn read<T>(rw_lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
+    rw_lock.read().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// The machine of a setup.
+pub(super) fn machine<A: Walk>(setup: &Setup) -> Machine<A> {
+    let Setup { memory, cpus, broken, .. } = *setup;
+    Machine::new(Config { memory, cpus, broken, ..Config::default() })
+}
+
+impl<'m, A: Walk> World<'m, A> {
+    /// A world with `first` processes.
+    pub(super) fn new(
+        setup: &Setup,
+        machine: &'m Machine<A>,
+        memory: &'m Memory<Machine<A>>,
+        pager: &'m MemoryFiles,
+        first: usize,
+    ) -> Self {
+        memory.folio_policy().set_global(SizeMode::Never);
+        memory.commitment().set_mode(Overcommit::Always);
+        memory.set_huge_zero_page(setup.huge_zero_page);
+        let free = memory.free_frame_count();
+        let space = || AddressSpace::new(memory, SpaceOptions::default()).expect("memory enough");
+        let processes = [(); PROCESSES].map(|()| RwLock::new(None));
+        for process in &processes[..first] {
+            *process.write().expect("nobody has it") = Some(Process::new(space()));
+        }
+        let mut areas = Vec::new();
+        if setup.slots > 0 {
+            areas.push(memory.swap_on(setup.slots, 0).expect("memory enough"));
+        }
+        let device = Devices::take(setup);
+        if setup.cpus > 1 {
+            areas.push(memory.swap_on_device(device, 1).expect("memory enough"));
+        }
+        Self {
+            machine,
+            memory,
+            segments: segments(memory),
+            device,
+            processes,
+            bystander: Mutex::new(Bystander::new(space(), setup.device_fails > 0)),
+            files: RwLock::new(files(memory, pager)),
+            pins: Mutex::default(),
+            areas: Mutex::new(areas),
+            setup: *setup,
+            free,
+        }
+    }
+
+    /// The process of that number, as long as the guard lives.
+    pub(super) fn process(&self, number: usize) -> RwLockReadGuard<'_, Option<Process<'m, A>>> {
+        read(&self.processes[number % PROCESSES])
+    }
+
+    /// Calls `f` with all address spaces, while none comes or goes.
+    pub(super) fn with_spaces<R>(
+        &self,
+        f: impl FnOnce(&[&AddressSpace<'m, Machine<A>>]) -> R,
+    ) -> R {
+        let guards: Vec<_> = self.processes.iter().map(read).collect();
+        let bystander = lock(&self.bystander);
+        let processes = guards.iter().filter_map(|guard| guard.as_ref());
+        let mut spaces: Vec<_> = processes.map(|process| &process.space).collect();
+        spaces.push(&bystander.space);
+        f(&spaces)
+    }
+
+    /// Whether an area that is on has room for another page.
+    pub(super) fn swap_has_room(&self) -> bool {
+        self.memory.swap_areas().any(|area| area.taken + 64 < area.slots)
+    }
+
+    /// Ends all processes, and verifies that nothing of them is left. The caller has waited for the
+    /// device.
+    pub(super) fn finish(self) {
+        let Self { machine, memory, segments, device, setup, free, .. } = self;
+        lock(&self.pins).clear();
+        drop(self.processes);
+        drop(self.bystander);
+        drop(self.files);
+        segments.clear();
+        for area in lock(&self.areas).iter() {
+            memory.stop_swapping_to(area);
+            memory.swap_off(area).unwrap_or_else(|error| {
+                panic!("swapoff says {error:?} without any process: slots have leaked")
+            });
+        }
+        memory.drain_deferred();
+        memory.trim();
+        let kept = memory.huge_zero_page().map_or(0, |page| u64::from(page.count));
+        let now = memory.free_frame_count() + kept;
+        assert_eq!(now, free, "frames have leaked");
+        assert_eq!(memory.commitment().committed(), 0, "committed memory has leaked");
+        machine.assert_clean();
+        Devices::put_back(&setup, device);
+    }
+
+    /// Forgets a world in which something has gone wrong: its end would go wrong too.
+    pub(super) fn forget(self) {
+        if self.setup.cpus == 1 {
+            Devices::put_back(&self.setup, self.device);
+        }
+        mem::forget(self);
+    }
+}
+
+/// Room for segments. It borrows itself, so it stays until the program ends; what its segments have
+/// is freed by [`Segments::clear`].
+fn segments<'m, A: Walk>(memory: &'m Memory<Machine<A>>) -> &'m Segments<'m, Machine<A>> {
+    let slots: Vec<_> = (0..8).map(|_| SegmentSlot::new()).collect();
+    let clock = IpcClock { now: || 0, process: || 1 };
+    Box::leak(Box::new(Segments::new(memory, Box::leak(slots.into_boxed_slice()), clock)))
+}
+
+/// Two memfds that can be sealed, one that cannot, files with a pager, secret memory.
+fn files<'m, A: Walk>(
+    memory: &'m Memory<Machine<A>>,
+    pager: &'m MemoryFiles,
+) -> Vec<OpenFile<'m, Machine<A>>> {
+    let both = FileAccess::READ | FileAccess::WRITE;
+    let file = |number| memory.file(pager, number, 0x60_0005).expect("memory enough");
+    let memfd = |flags| linux::memfd_create(memory, flags).expect("memory enough");
+    let files = vec![
+        OpenFile { object: memfd(2), access: both },
+        OpenFile { object: memfd(2), access: both },
+        OpenFile { object: memfd(0), access: both },
+        OpenFile { object: file(1), access: both },
+        OpenFile { object: file(2), access: FileAccess::READ },
+        OpenFile { object: linux::memfd_secret(memory, 0).expect("memory enough"), access: both },
+    ];
+    for file in &files[..2] {
+        linux::ftruncate(file, 8 << 20);
+    }
+    files
+}
+
+/// Swap devices. The core keeps a reference to each forever, so they are used again.
+struct Devices;
+
+/// A device, whether it serves from threads, and whether it needs stable pages.
+static IDLE: Mutex<Vec<(&SwapFile, bool, bool)>> = Mutex::new(Vec::new());
+
+impl Devices {
+    fn take(setup: &Setup) -> &'static SwapFile {
+        let kind = (setup.cpus > 1, setup.stable_pages);
+        let mut idle = lock(&IDLE);
+        let found = idle.iter().position(|(_, slow, stable)| (*slow, *stable) == kind);
+        let device = found.map(|at| idle.swap_remove(at).0).unwrap_or_else(|| {
+            let service = match kind.0 {
+                true => SwapService::Shuffled(1, Duration::from_micros(20)),
+                false => SwapService::AtOnce,
+            };
+            let device = SwapFile::new(DEVICE_SLOTS, service).expect("room for a temporary file");
+            let device = if kind.1 { device } else { device.without_stable_pages() };
+            Box::leak(Box::new(device))
+        });
+        let (every, served) = (setup.device_fails, AtomicU64::new(0));
+        device.fail(move |request| {
+            // A read that fails loses a page; too many leave no content to look at.
+            let every = match request.operation() {
+                SwapOperation::Write => every,
+                SwapOperation::Read => every * 4,
+            };
+            every > 0 && served.fetch_add(1, Relaxed) % every == every - 1
+        });
+        device.start();
+        device
+    }
+
+    fn put_back(setup: &Setup, device: &'static SwapFile) {
+        lock(&IDLE).push((device, setup.cpus > 1, setup.stable_pages));
+    }
+}
