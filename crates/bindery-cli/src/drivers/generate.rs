@@ -21,6 +21,13 @@ const BASES: [u64; 8] = [
     7 << 30,
 ];
 
+/// `MAP_LOCKED`.
+const LOCKED: u64 = 0x2000;
+/// `MAP_POPULATE`.
+const POPULATE: u64 = 0x8000;
+/// `MADV_POPULATE_READ` and `MADV_POPULATE_WRITE`.
+const POPULATES: [u64; 2] = [22, 23];
+
 /// Addresses that calls have returned and that are used again.
 const MOST_HOT: usize = 24;
 
@@ -39,32 +46,36 @@ pub(super) struct Generator {
     rng: Rng,
     mix: Mix,
     user_end: u64,
-    hot: Vec<u64>,
-    /// The last step returned an address, if it succeeded.
-    returns_address: bool,
+    /// Addresses that calls have returned, and lengths that they had.
+    hot: Vec<(u64, u64)>,
+    /// The length that the last step asked for, if it returns an address.
+    asked: Option<u64>,
     /// Steps that are to come before new ones.
     planned: Vec<Step>,
 }
 
 impl Generator {
     pub(super) fn new(rng: Rng, mix: Mix, user_end: u64) -> Self {
-        Self { rng, mix, user_end, hot: Vec::new(), returns_address: false, planned: Vec::new() }
+        Self { rng, mix, user_end, hot: Vec::new(), asked: None, planned: Vec::new() }
     }
 
     /// The next step, after the result of the last.
     pub(super) fn next(&mut self, result: i64) -> Step {
-        if self.returns_address && result > PAGE as i64 {
+        if let Some(length) = self.asked
+            && result > PAGE as i64
+        {
             if self.hot.len() == MOST_HOT {
                 let old = self.rng.index(MOST_HOT);
                 self.hot.swap_remove(old);
             }
-            self.hot.push(result as u64);
+            self.hot.push((result as u64, length));
         }
         let step = self.planned.pop().unwrap_or_else(|| self.step());
-        self.returns_address = match step {
-            Step::Call { call, .. } => matches!(call, Call::Mmap | Call::Mremap),
-            Step::Segment { call, .. } => call == SegmentCall::Attach,
-            _ => false,
+        self.asked = match step {
+            Step::Call { call: Call::Mmap, arguments, .. } => Some(arguments[1]),
+            Step::Call { call: Call::Mremap, arguments, .. } => Some(arguments[2]),
+            Step::Segment { call: SegmentCall::Attach, .. } => Some(HUGE),
+            _ => None,
         };
         step
     }
@@ -94,8 +105,8 @@ impl Generator {
             2 => end - self.rng.below(6) * PAGE,
             3 => end - self.rng.below(3) * HUGE,
             4..10 if !self.hot.is_empty() => {
-                let hot = self.rng.one(&self.hot.clone());
-                hot.wrapping_add(self.rng.below(5) * PAGE)
+                let hot = self.rng.index(self.hot.len());
+                self.hot[hot].0.wrapping_add(self.rng.below(5) * PAGE)
             }
             5..13 => self.rng.one(&BASES) + self.rng.below(40) * PAGE,
             13..16 => self.rng.one(&BASES) + self.rng.below(8) * HUGE,
@@ -132,6 +143,13 @@ impl Generator {
         }
     }
 
+    /// A length that is filled at once. A call that fills all memory and fails costs as much as a
+    /// thousand others.
+    fn filled_length(&mut self) -> u64 {
+        let length = self.length();
+        if self.rng.once_in(24) { length } else { length % (4 * HUGE) }
+    }
+
     /// A word to store. Its highest bits are never the bystander's.
     fn value(&mut self) -> u64 {
         self.rng.next() >> 16 | 1 << 62
@@ -156,7 +174,13 @@ impl Generator {
             }
             27..39 => {
                 let advice = self.advice();
-                self.three(process, Call::Madvise, advice)
+                let mut step = self.three(process, Call::Madvise, advice);
+                if let Step::Call { arguments, .. } = &mut step
+                    && POPULATES.contains(&advice)
+                {
+                    arguments[1] = self.filled_length();
+                }
+                step
             }
             39..44 => self.rare_call(process),
             44..57 => Step::Store { process, at: self.address(), value: self.value() },
@@ -168,7 +192,7 @@ impl Generator {
             63..66 => Step::Fork { process, child: self.process() },
             66 if self.rng.once_in(2) => Step::Exit { process },
             66..70 => {
-                let pages = self.rng.one(&[1, 1, 2, 16, 512, u32::MAX]);
+                let pages = self.rng.one(&[1, 1, 2, 3, 16, 16, 512, u32::MAX]);
                 let (write, long) = (self.rng.once_in(2), self.rng.once_in(2));
                 Step::Pin { process, at: self.address(), pages, write, long }
             }
@@ -224,7 +248,16 @@ impl Generator {
 
     /// A call on a range, with a third argument.
     fn three(&mut self, process: usize, call: Call, third: u64) -> Step {
-        Step::Call { process, call, arguments: [self.address(), self.length(), third, 0, 0, 0] }
+        let (start, length) = self.range();
+        Step::Call { process, call, arguments: [start, length, third, 0, 0, 0] }
+    }
+
+    /// A start and a length; now and then, those of a whole mapping.
+    fn range(&mut self) -> (u64, u64) {
+        if !self.hot.is_empty() && self.rng.once_in(4) {
+            return self.hot[self.rng.index(self.hot.len())];
+        }
+        (self.address(), self.length())
     }
 
     fn advice(&mut self) -> u64 {
@@ -240,9 +273,9 @@ impl Generator {
             (0x10, 2),
             (0x20, 2),
             (0x100, 8),
-            (0x2000, 12),
+            (LOCKED, 12),
             (0x4000, 4),
-            (0x8000, 6),
+            (POPULATE, 6),
             (0x10000, 8),
             (0x20000, 8),
             (0x40000, 30),
@@ -262,7 +295,9 @@ impl Generator {
         let offsets = [0, 0, 0, PAGE, HUGE, 3 * PAGE, i64::MAX as u64 & !(PAGE - 1), 1 << 43];
         let offset = self.rng.one(&offsets[..if self.mix == Mix::Crowded { 5 } else { 8 }]);
         let descriptor = 2 + self.rng.below(8);
-        let (start, length) = (self.address(), self.length());
+        let is_filled = flags & (POPULATE | LOCKED) != 0;
+        let start = self.address();
+        let length = if is_filled { self.filled_length() } else { self.length() };
         let arguments = [start, length, protection, flags, descriptor, offset];
         Step::Call { process, call: Call::Mmap, arguments }
     }
@@ -280,7 +315,10 @@ impl Generator {
         let (call, arguments) = match self.rng.below(12) {
             0 => (Mlockall, [self.rng.below(8), 0, 0, 0, 0, 0]),
             1 => (Munlockall, [0; 6]),
-            2 | 3 => (self.rng.one(&[Mlock, Munlock, Mlock2]), [a, b, self.rng.below(2), 0, 0, 0]),
+            2 | 3 => {
+                let b = self.filled_length();
+                (self.rng.one(&[Mlock, Munlock, Mlock2]), [a, b, self.rng.below(2), 0, 0, 0])
+            }
             4 => (Mincore, [a, b, self.address(), 0, 0, 0]),
             5 => (Msync, [a, b, self.rng.below(8), 0, 0, 0]),
             6 | 7 => {
@@ -325,7 +363,8 @@ impl Generator {
         let mut words = match request {
             Register => {
                 let modes = self.rng.one(&[1, 1, 1, 2, 3, 4, 5, 7, 8]);
-                [self.page(), self.length(), modes, 0, 0]
+                let (start, length) = self.range();
+                [start, length, modes, 0, 0]
             }
             Copy | Move => [self.page(), self.page(), self.length(), self.rng.below(4), 0],
             _ => [self.page(), self.length(), self.rng.below(4), 0, 0],
@@ -398,11 +437,11 @@ impl Generator {
         let number = self.rng.index(4);
         match self.rng.below(8) {
             0..3 => {
-                let slots = self.rng.one(&[16, 600, 4000]);
+                let slots = self.rng.one(&[64, 4000, 4000]);
                 let priority = self.rng.below(3) as i16;
                 Step::SwapOn { device: self.rng.once_in(2), slots, priority }
             }
-            3 | 4 => Step::SwapOff { number },
+            3 | 4 => Step::SwapOff { number, between: self.rng.one(&[0, 1, 32, 200]) },
             5 => {
                 // Pages leave while the area is stopped.
                 self.planned.push(Step::ResumeSwapping { number });

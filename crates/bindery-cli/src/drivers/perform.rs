@@ -95,7 +95,7 @@ impl<'m, A: Walk> World<'m, A> {
             Step::NewFile { file } => self.new_file(file),
             Step::Reclaim { pages } => self.memory.reclaim(pages).freed as i64,
             Step::SwapOn { device, slots, priority } => self.swap_on(device, slots, priority),
-            Step::SwapOff { number } => self.swap_off(number),
+            Step::SwapOff { number, between } => self.swap_off(number, between),
             Step::StopSwapping { number } => {
                 self.with_area(number, |area| self.memory.stop_swapping_to(&area))
             }
@@ -143,16 +143,9 @@ impl<'m, A: Walk> World<'m, A> {
             }
             Step::Load { at, .. } => raw_fault(program.load(VirtAddr(at)).map(|_| 0)),
             Step::Fill { at, pages, value, .. } => {
-                let mut filled = Ok(0);
-                for page in 0..pages {
-                    let at = VirtAddr(at.wrapping_add(page << PAGE_SHIFT));
-                    match program.store(at, value) {
-                        Ok(()) => {}
-                        Err(FaultError::OutOfMemory) => filled = Err(FaultError::OutOfMemory),
-                        Err(fault) => return raw_fault(Err(fault)),
-                    }
-                }
-                raw_fault(filled)
+                let page = |page| VirtAddr(at.wrapping_add(page << PAGE_SHIFT));
+                let filled = (0..pages).try_for_each(|number| program.store(page(number), value));
+                raw_fault(filled.map(|()| 0))
             }
             Step::Pin { at, pages, write, long, .. } => {
                 let access = if write { Access::Write } else { Access::Read };
@@ -392,7 +385,7 @@ impl<'m, A: Walk> World<'m, A> {
     }
 
     /// `swapoff(2)`, one try. On one CPU it must succeed if everything could be brought back.
-    fn swap_off(&self, number: usize) -> i64 {
+    fn swap_off(&self, number: usize, between: u64) -> i64 {
         let Ok(mut areas) = self.areas.try_lock() else { return NOTHING };
         if areas.is_empty() {
             return NOTHING;
@@ -405,6 +398,9 @@ impl<'m, A: Walk> World<'m, A> {
         for process in everyone {
             if let Some(process) = process.as_ref() {
                 back = back.and(process.space.swap_in_area(&area));
+            }
+            if between > 0 {
+                self.memory.reclaim(between);
             }
         }
         back = back.and(lock(&self.bystander).space.swap_in_area(&area));

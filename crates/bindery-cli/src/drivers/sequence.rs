@@ -110,11 +110,12 @@ impl<A: Walk> World<'_, A> {
         result
     }
 
-    /// The most work that a step may do. Reclaim goes round all frames a few times for each batch of
-    /// pages; a call that needs no memory looks at what is there, which is not much.
+    /// The most work that a step may do. A call that needs no memory looks at what is mapped, which is
+    /// not much on a small machine. One that does may reclaim, and before it gives up it goes round
+    /// all frames many times.
     fn most_work(&self, step: &Step) -> u64 {
         let frames = self.memory.total_frames();
-        if needs_memory(step) { 2_000_000 + 1000 * frames } else { 200_000 + 100 * frames }
+        if needs_memory(step) { 20_000 * frames } else { 100_000 + 50 * frames }
     }
 
     /// Whether a call that failed for lack of memory has forgotten reclaim: it has asked for

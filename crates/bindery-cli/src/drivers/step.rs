@@ -54,8 +54,9 @@ pub enum Step {
     Reclaim { pages: u64 },
     /// `swapon` of so many slots, of the device or of compressed memory.
     SwapOn { device: bool, slots: u64, priority: i16 },
-    /// `swapoff`, with everything that it needs.
-    SwapOff { number: usize },
+    /// `swapoff`, with everything that it needs. After each process' pages have come back, so many
+    /// are reclaimed, as others may at any time.
+    SwapOff { number: usize, between: u64 },
     /// The first step of `swapoff`; the others come later or never.
     StopSwapping { number: usize },
     /// Takes [`Step::StopSwapping`] back.

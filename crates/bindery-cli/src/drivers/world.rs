@@ -51,7 +51,7 @@ impl Setup {
             huge_zero_page: rng.once_in(3),
             stable_pages: rng.once_in(2),
             device_fails: rng.one(&[0, 7, 31]),
-            slots: rng.one(&[0, 64, 8192]),
+            slots: rng.one(&[0, 8192, 8192]),
             broken: None,
         }
     }

@@ -23,10 +23,12 @@
 //! | `plan`, `blocked` | which runs are made; pairs that never succeed |
 //! | `named` | meetings that went wrong once |
 //! | `reclaim` | what steps into reclaim keeps its page |
+//! | `triples`, `late_device` | three calls: swap areas that stop, folios taken back, fills of `PROT_NONE` |
 //! | `page_moves` | moves of pages between two places, and the calls beside them |
 //! | `userfaults` | faults that wait, beside closes, dying handlers, moves and unread messages |
 
 pub mod blocked;
+mod late_device;
 mod named;
 pub mod operations;
 mod page_moves;
@@ -36,6 +38,7 @@ mod reclaim;
 pub mod run;
 pub mod stepped;
 pub mod stops;
+mod triples;
 mod userfaults;
 pub mod world;
 
