@@ -119,8 +119,8 @@ pub trait AbsentFormat: Arch {
         Entry(plain ^ Self::ABSENT_FLIP)
     }
 
-    /// The `PROT_NONE` entry of a page, which keeps all of `attributes` but permissions and key: the
-    /// mapping supplies those again.
+    /// The `PROT_NONE` entry of a page, which keeps all of `attributes` but permissions and key:
+    /// the mapping supplies those again.
     fn encode_prot_none(frame: Frame, attributes: Attributes) -> Entry {
         let Attributes { accessed, dirty, soft_dirty, userfault, .. } = attributes;
         Self::encode_absent(Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault })

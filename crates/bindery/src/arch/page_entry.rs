@@ -1,15 +1,15 @@
 //! The entry of a page: the one place that decides between a leaf and a `PROT_NONE` entry.
 //!
 //! A leaf that allows nothing cannot be written down. On x86-64 and AArch64 its bits are those of a
-//! readable page. On RISC-V they are those of a table, whose entries would be the bytes of the page.
-//! So a format makes a leaf of [`LeafAttributes`] alone, which allow something, and only
+//! readable page. On RISC-V they are those of a table, whose entries would be the bytes of the
+//! page. So a format makes a leaf of [`LeafAttributes`] alone, which allow something, and only
 //! [`Arch::page_entry`] makes those for a mapping of a program.
 
 use super::{AbsentFormat, Arch, Attributes, Entry, Level, Permissions};
 use crate::addr::Frame;
 
-/// The attributes of a leaf, which allows loads, stores or fetches. [`Arch::page_entry`] makes them of
-/// [`Attributes`] that do, and no caller of it sees one.
+/// The attributes of a leaf, which allows loads, stores or fetches. [`Arch::page_entry`] makes them
+/// of [`Attributes`] that do, and no caller of it sees one.
 ///
 /// # Context
 /// Context: any.

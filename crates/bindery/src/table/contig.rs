@@ -15,8 +15,8 @@ use super::run::Slots;
 use super::{PageTable, run};
 
 impl<P: Platform> PageTable<'_, P> {
-    /// Writes the entries of `count` pages that continue `first`, leaves or `PROT_NONE` entries, into
-    /// empty entries from `index` on, folding leaves where alignment allows. All belong to one
+    /// Writes the entries of `count` pages that continue `first`, leaves or `PROT_NONE` entries,
+    /// into empty entries from `index` on, folding leaves where alignment allows. All belong to one
     /// folio.
     pub(crate) fn fill(
         &self,
@@ -66,8 +66,8 @@ impl<P: Platform> PageTable<'_, P> {
         self.change_entry_count(table, count, 0);
     }
 
-    /// As [`PageTable::write_leaves`], in a mapping that allows nothing: the entries have the pages,
-    /// and the MMU sees none of them.
+    /// As [`PageTable::write_leaves`], in a mapping that allows nothing: the entries have the
+    /// pages, and the MMU sees none of them.
     #[cold]
     fn write_prot_none(&self, table: Frame, index: EntryIndex, first: Entry, count: u32) {
         for (page, slot) in (0..).zip(&self.slots(table)[index.slots(count)]) {

@@ -1,6 +1,6 @@
 //! What every architecture guarantees: each sentence below is tested on all of them. Most tests
-//! compare a changed entry with the one that [`Arch::page_entry`] makes from changed attributes. That
-//! also shows that no other bit changed.
+//! compare a changed entry with the one that [`Arch::page_entry`] makes from changed attributes.
+//! That also shows that no other bit changed.
 
 mod absent_entries;
 
