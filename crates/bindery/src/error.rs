@@ -387,6 +387,76 @@ impl fmt::Display for PinError {
 
 impl core::error::Error for PinError {}
 
-/// Physical memory ran out while a table or a record was needed; nothing was changed.
+/// No frame was free for a page, a table or a record; nothing was changed for it.
+///
+/// It is no public error, and becomes none but in [`Memory::retry`] and [`Memory::outermost`],
+/// which reclaim memory first: a public call that does not reclaim has no error to return.
+///
+/// [`Memory::retry`]: crate::Memory::retry
+/// [`Memory::outermost`]: crate::Memory::outermost
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct OutOfMemory;
+pub(crate) struct NoMemory;
+
+/// Why one attempt of a call failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Failure<E = Error> {
+    /// For want of a frame: the call reclaims memory, and makes another attempt.
+    NoMemory,
+    /// For a reason that memory does not change. A limit of the process or of the machine
+    /// ([`Error::LimitReached`], [`Error::Overcommitted`]) is one, although Linux calls it `ENOMEM`.
+    Refused(E),
+}
+
+/// An error of public calls.
+pub(crate) trait CallError {
+    /// Says that memory ran out, and that reclaim found none.
+    const OUT_OF_MEMORY: Self;
+}
+
+impl CallError for Error {
+    const OUT_OF_MEMORY: Self = Self::OutOfMemory;
+}
+
+impl CallError for FaultError {
+    const OUT_OF_MEMORY: Self = Self::OutOfMemory;
+}
+
+impl<E> From<NoMemory> for Failure<E> {
+    #[inline]
+    fn from(NoMemory: NoMemory) -> Self {
+        Self::NoMemory
+    }
+}
+
+impl<E: CallError> From<E> for Failure<E> {
+    #[inline]
+    fn from(error: E) -> Self {
+        Self::Refused(error)
+    }
+}
+
+impl<E: CallError> Failure<E> {
+    /// The failure of a call that has changed what a second attempt would change once more: it ends
+    /// here, without reclaim. The only way around [`Memory::retry`]; `docs/swap.md` has a list of
+    /// the calls that take it.
+    ///
+    /// [`Memory::retry`]: crate::Memory::retry
+    #[cold]
+    pub(crate) fn without_second_attempt(self) -> Self {
+        match self {
+            Self::NoMemory => Self::Refused(E::OUT_OF_MEMORY),
+            refused => refused,
+        }
+    }
+}
+
+impl<E> Failure<E> {
+    /// The same failure, refused with another error.
+    #[inline]
+    pub(crate) fn map<F>(self, refused: impl FnOnce(E) -> F) -> Failure<F> {
+        match self {
+            Self::NoMemory => Failure::NoMemory,
+            Self::Refused(error) => Failure::Refused(refused(error)),
+        }
+    }
+}

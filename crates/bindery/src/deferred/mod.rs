@@ -41,7 +41,6 @@ mod queue;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::Memory;
-use crate::error::{Error, FaultError};
 use crate::platform::{GracePeriod, Platform};
 use crate::sync::Mutex;
 
@@ -222,14 +221,6 @@ impl<P: Platform> Memory<P> {
         self.note_freed(weight - left);
     }
 
-    /// Drains the deferred frees if fewer than `frames` frames are free. For a call that cannot be
-    /// retried after it has run out of memory. The caller holds no lock.
-    pub(crate) fn make_room(&self, frames: u64) {
-        if self.deferred.waiting() > 0 && self.free_frame_count() < frames {
-            self.drain_deferred();
-        }
-    }
-
     /// Waits for the readers of everything that was unlinked before the call, and frees it: page
     /// tables and records of the core. The core does so itself before it fails for lack of memory.
     /// An embedder calls it before it allocates memory for itself ([`Memory::allocate_frames`]), or
@@ -295,25 +286,5 @@ impl<P: Platform> Memory<P> {
     /// Context: any.
     pub fn deferred_limit(&self) -> u64 {
         batch::frames_of_weight(self.deferred.limit)
-    }
-}
-
-/// An error that may say that there is no memory.
-pub(crate) trait Shortage {
-    /// Whether it says so.
-    fn is_out_of_memory(&self) -> bool;
-}
-
-impl Shortage for Error {
-    #[inline]
-    fn is_out_of_memory(&self) -> bool {
-        *self == Self::OutOfMemory
-    }
-}
-
-impl Shortage for FaultError {
-    #[inline]
-    fn is_out_of_memory(&self) -> bool {
-        *self == Self::OutOfMemory
     }
 }

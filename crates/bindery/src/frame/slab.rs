@@ -42,6 +42,23 @@ pub(crate) fn frame_of(object: NonNull<u8>) -> Frame {
     Frame(unsafe { page.cast::<Header>().read() }.frame)
 }
 
+/// Memory for an object of a slab, which nobody else uses. Must be filled or given back.
+#[must_use]
+pub(crate) struct Reserved<T> {
+    slot: NonNull<T>,
+}
+
+impl<T> Reserved<T> {
+    /// Builds the object where it stays until [`Slab::free`].
+    #[inline]
+    pub(crate) fn fill(self, make: impl FnOnce() -> T) -> NonNull<T> {
+        // SAFETY: `Slab::reserve` has taken a slot, aligned and large enough for a `T`, that no
+        // object occupies, and that nobody else gets until it is freed.
+        unsafe { self.slot.write(make()) };
+        self.slot
+    }
+}
+
 /// The free-slot number that means "none".
 const NO_SLOT: u16 = u16::MAX;
 
@@ -135,20 +152,32 @@ impl<T, P: Platform> Slab<T, P> {
         platform: &P,
         make: impl FnOnce() -> T,
     ) -> Option<NonNull<T>> {
+        Some(self.reserve(frames, platform)?.fill(make))
+    }
+
+    /// Takes memory for one object, for a caller that must not fail once it has begun: it fills the
+    /// memory later ([`Reserved::fill`]), or gives it back ([`Slab::give_back`]). `None` as
+    /// [`Slab::allocate`]. Does not sleep. O(1).
+    #[inline]
+    pub(crate) fn reserve(&self, frames: &Frames<P>, platform: &P) -> Option<Reserved<T>> {
         if frames.fails_on_purpose() {
             return None;
         }
-        let slot = {
-            let mut lists = self.lists.lock();
-            let frame = Self::frame_with_room(&mut lists, frames, platform)?;
-            lists.objects += 1;
-            Self::take_slot(&mut lists, frames, platform, frame)
-        };
-        let object = slot.cast::<T>();
-        // SAFETY: `take_slot` returns a slot of our frame, aligned and large enough for a `T`,
-        // that no object occupies and that nobody else gets until it is freed.
-        unsafe { object.write(make()) };
-        Some(object)
+        let mut lists = self.lists.lock();
+        let frame = Self::frame_with_room(&mut lists, frames, platform)?;
+        lists.objects += 1;
+        Some(Reserved { slot: Self::take_slot(&mut lists, frames, platform, frame).cast() })
+    }
+
+    /// Takes back the memory of an object that was not needed. Does not sleep. O(1).
+    ///
+    /// # Safety
+    ///
+    /// 1. The memory came from [`Slab::reserve`] of this slab with the same `frames` and `platform`.
+    #[cold]
+    pub(crate) unsafe fn give_back(&self, frames: &Frames<P>, platform: &P, reserved: Reserved<T>) {
+        // SAFETY: 1. as the caller promises; 2. there is no object in the slot.
+        unsafe { self.free_slot(frames, platform, reserved.slot) };
     }
 
     /// A frame that is on the partial list, if need be a new one.
@@ -248,6 +277,16 @@ impl<T, P: Platform> Slab<T, P> {
     pub(crate) unsafe fn free(&self, frames: &Frames<P>, platform: &P, object: NonNull<T>) {
         // SAFETY: by 1 and 2 it is a live object that is ours alone.
         unsafe { object.drop_in_place() };
+        // SAFETY: 1. as the caller promises; 2. the object is gone.
+        unsafe { self.free_slot(frames, platform, object) };
+    }
+
+    /// # Safety
+    ///
+    /// 1. As of [`Slab::free`].
+    /// 2. The slot has no object.
+    #[inline]
+    unsafe fn free_slot(&self, frames: &Frames<P>, platform: &P, object: NonNull<T>) {
         let page = object.as_ptr().map_addr(|address| address & !(PAGE_SIZE as usize - 1));
         // SAFETY: by 1 the object lies in a frame of this slab, which begins aligned to a page
         // with a header that nobody changes while the frame has objects.

@@ -4,6 +4,7 @@
 //! address, in logarithmic time. The lock of the freed list is the index's writer lock; it is held
 //! for one search.
 
+use crate::error::Failure;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64};
@@ -258,7 +259,7 @@ impl<P: Platform> KernelMap<'_, P> {
         &self,
         placement: Placement,
         make: impl Fn() -> Area,
-    ) -> Result<Claim, KernelMapError> {
+    ) -> Result<Claim, Failure<KernelMapError>> {
         let memory = self.memory;
         let mut area = None;
         // Freed areas may hold what is missing: addresses, and memory.
@@ -275,10 +276,10 @@ impl<P: Platform> KernelMap<'_, P> {
                 return Ok(Claim(area));
             }
         }
-        let Some(area) = area else { return Err(KernelMapError::OutOfMemory) };
+        let Some(area) = area else { return Err(Failure::NoMemory) };
         // SAFETY: it came from this slab and was in no index, so nobody has seen it.
         unsafe { memory.slab::<Area>().free(&memory.frames, &memory.platform, area) };
-        Err(KernelMapError::OutOfAddresses)
+        Err(KernelMapError::OutOfAddresses.into())
     }
 
     /// As [`KernelMap::reserve`] at the best place, else where only `least` is asked for, in bytes.
@@ -287,9 +288,9 @@ impl<P: Platform> KernelMap<'_, P> {
         best: Placement,
         least: u64,
         make: impl Fn() -> Area,
-    ) -> Result<Claim, KernelMapError> {
+    ) -> Result<Claim, Failure<KernelMapError>> {
         match self.reserve(best, &make) {
-            Err(KernelMapError::OutOfAddresses) if best.align > least => {
+            Err(Failure::Refused(KernelMapError::OutOfAddresses)) if best.align > least => {
                 self.reserve(Placement { align: least, congruent: 0, ..best }, make)
             }
             result => result,

@@ -3,7 +3,7 @@
 use core::fmt;
 
 use crate::addr::VirtAddr;
-use crate::deferred::Shortage;
+use crate::error::CallError;
 use crate::error::Errno;
 
 use super::request::{AreaKind, KernelArea};
@@ -137,9 +137,6 @@ impl fmt::Display for KernelMapError {
 
 impl core::error::Error for KernelMapError {}
 
-impl Shortage for KernelMapError {
-    #[inline]
-    fn is_out_of_memory(&self) -> bool {
-        *self == Self::OutOfMemory
-    }
+impl CallError for KernelMapError {
+    const OUT_OF_MEMORY: Self = Self::OutOfMemory;
 }

@@ -90,6 +90,7 @@ mod vmalloc;
 mod vmap;
 mod walk;
 
+use crate::error::{Failure, NoMemory};
 use core::fmt;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -224,7 +225,7 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         memory.outermost(|| {
             let mut counts = Counts::default();
             let root = new_table(memory, P::Arch::ROOT, &mut counts);
-            let root = root.ok_or(KernelMapError::OutOfMemory)?;
+            let root = root.ok_or(NoMemory)?;
             let map = Self::with_ownership(memory, root, Ownership::Own, arena, reach);
             map.stats.add(&counts);
             map.begin()
@@ -297,20 +298,20 @@ impl<'m, P: Platform> KernelMap<'m, P> {
     }
 
     /// Fills the root's entries for the arena with tables.
-    fn begin(mut self) -> Result<Self, KernelMapError> {
+    fn begin(mut self) -> Result<Self, Failure<KernelMapError>> {
         let arena = self.arena;
         // Until the entries are the map's, it has none to empty when it is dropped.
         self.arena = VirtRange::raw(arena.start().0, arena.start().0);
         let slots = self.slots(self.root);
         let indices = Self::root_indices(arena).ok_or(KernelMapError::BadArena)?;
         if indices.start.up_to(indices.end).any(|index| !run::load(slots, index).is_empty()) {
-            return Err(KernelMapError::BadArena);
+            return Err(KernelMapError::BadArena.into());
         }
         let mut counts = Counts::default();
         for index in indices.start.up_to(indices.end) {
             let Some(table) = new_table(self.memory, P::Arch::ROOT.below(), &mut counts) else {
                 self.empty_root_entries(arena, indices.start..index + 1);
-                return Err(KernelMapError::OutOfMemory);
+                return Err(Failure::NoMemory);
             };
             self.memory.frames.table(table).unlock();
             slots[index.slot()].store(P::Arch::table(table).0, Ordering::Release);

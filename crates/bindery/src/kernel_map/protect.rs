@@ -12,6 +12,7 @@
 //! documentation. The table that replaces a huge leaf is built beforehand, with the new
 //! permissions, and may be folded: no walker reaches it yet.
 
+use crate::error::Failure;
 use core::ops::Range;
 use core::sync::atomic::Ordering;
 
@@ -135,17 +136,21 @@ impl<P: Platform> KernelMap<'_, P> {
     }
 
     /// Sees to it that no piece of a claimed area lies across `at`.
-    pub(super) fn cut(&self, claim: Claim, at: VirtAddr) -> Result<(), KernelMapError> {
+    pub(super) fn cut(&self, claim: Claim, at: VirtAddr) -> Result<(), Failure<KernelMapError>> {
         let area = self.area(claim.0);
         let range = VirtRange::raw(at.0, area.range().end().0);
         self.change(area, &ProtectionChange { range, permissions: None })
     }
 
-    fn change(&self, area: &Area, change: &ProtectionChange) -> Result<(), KernelMapError> {
+    fn change(
+        &self,
+        area: &Area,
+        change: &ProtectionChange,
+    ) -> Result<(), Failure<KernelMapError>> {
         let mut counts = Counts::default();
         if area.pauses == Pauses::Never && self.would_pause(change, &mut counts) {
             self.stats.add(&counts);
-            return Err(KernelMapError::WouldPause { area: area.describe() });
+            return Err(KernelMapError::WouldPause { area: area.describe() }.into());
         }
         let needed = self.tables_for(change, &mut counts);
         let pool = TablePool::fill(self.memory, needed).or_else(|_| {
@@ -153,7 +158,7 @@ impl<P: Platform> KernelMap<'_, P> {
             self.purge_freed();
             TablePool::fill(self.memory, needed)
         });
-        let mut pool = pool.map_err(|_| KernelMapError::OutOfMemory)?;
+        let mut pool = pool?;
         let mut plain = None;
         self.for_each_stretch(change, &mut counts, |stretch, counts| {
             let mut cuts = Cuts::default();

@@ -92,7 +92,7 @@ fn make_child<T: KernelTree>(
     at: VirtAddr,
     counts: &mut Counts,
 ) -> Result<Frame, WalkError> {
-    let new = tree.make_table(level.below(), counts).ok_or(WalkError::OutOfMemory)?;
+    let new = tree.make_table(level.below(), counts).ok_or(WalkError::NoMemory)?;
     // The entry may have named a table that was detached just now, and our addresses lay free under
     // it. A CPU that remembers that table finds none of what we map: see the module's text.
     // Acquire: what the flush has done comes before our table can be found.

@@ -8,6 +8,7 @@
 
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Level, MemoryType};
+use crate::error::{Failure, NoMemory};
 use crate::platform::{Platform, Tables};
 use crate::stats::Counts;
 
@@ -54,7 +55,7 @@ impl<P: Platform> KernelMap<'_, P> {
         start: VirtAddr,
         size: u64,
         options: &VmallocOptions,
-    ) -> Result<VirtAddr, KernelMapError> {
+    ) -> Result<VirtAddr, Failure<KernelMapError>> {
         let (pages, _) = self.check_vmalloc(size, options)?;
         let claim = self.claim_start(start, AreaKind::Vmalloc)?;
         let old = self.area(claim.0).pages();
@@ -88,7 +89,7 @@ impl<P: Platform> KernelMap<'_, P> {
         }
     }
 
-    fn shrink(&self, claim: Claim, pages: u64) -> Result<(), KernelMapError> {
+    fn shrink(&self, claim: Claim, pages: u64) -> Result<(), Failure<KernelMapError>> {
         let area = self.area(claim.0);
         let range = area.range();
         let cut = VirtAddr(range.start().0 + (pages << PAGE_SHIFT));
@@ -119,7 +120,7 @@ impl<P: Platform> KernelMap<'_, P> {
         pages: u64,
         leaves: &Leaves<P::Arch>,
         options: &VmallocOptions,
-    ) -> Result<Option<()>, KernelMapError> {
+    ) -> Result<Option<()>, Failure<KernelMapError>> {
         let (memory, area) = (self.memory, self.area(claim.0));
         // What gives the addresses back if the memory runs out.
         let make = || Area::new(area.kind, area.pieces, area.pauses, area.memory);
@@ -129,7 +130,7 @@ impl<P: Platform> KernelMap<'_, P> {
             self.purge_freed();
             allocate()
         });
-        let spare = spare.ok_or(KernelMapError::OutOfMemory)?;
+        let spare = spare.ok_or(NoMemory)?;
         let (old, end) = (area.pages(), area.end());
         let grown =
             self.extend(claim, pages).then(|| self.grow(claim, old, pages, leaves, options));
@@ -168,7 +169,7 @@ impl<P: Platform> KernelMap<'_, P> {
         pages: u64,
         leaves: &Leaves<P::Arch>,
         options: &VmallocOptions,
-    ) -> Result<(), KernelMapError> {
+    ) -> Result<(), Failure<KernelMapError>> {
         let area = self.area(claim.0);
         let mut walk = Walk::new(self);
         area.set_pages(pages);
@@ -192,7 +193,7 @@ impl<P: Platform> KernelMap<'_, P> {
         pages: u64,
         leaves: &Leaves<P::Arch>,
         options: &VmallocOptions,
-    ) -> Result<VirtAddr, KernelMapError> {
+    ) -> Result<VirtAddr, Failure<KernelMapError>> {
         let old = self.area(claim.0);
         // Fewer pages where the alignment alone asks for another place.
         let kept = pages.min(old.pages());

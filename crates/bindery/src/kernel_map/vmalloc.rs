@@ -2,6 +2,7 @@
 
 use crate::addr::{Frame, Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr};
 use crate::arch::{Arch, Level, MemoryType};
+use crate::error::Failure;
 use crate::frame::{AllocateFor, MAX_ORDER};
 use crate::platform::Platform;
 
@@ -47,7 +48,7 @@ impl<P: Platform> KernelMap<'_, P> {
         &self,
         size: u64,
         options: &VmallocOptions,
-    ) -> Result<VirtAddr, KernelMapError> {
+    ) -> Result<VirtAddr, Failure<KernelMapError>> {
         let (pages, leaves) = self.check_vmalloc(size, options)?;
         let piece = self.largest_piece(pages, &leaves) << PAGE_SHIFT;
         let make = || {
@@ -81,7 +82,7 @@ impl<P: Platform> KernelMap<'_, P> {
         }
         let leaves = self.leaves(options.permissions, MemoryType::Normal, options.pieces)?;
         if pages > self.memory.total_frames() {
-            // Before all others are left without.
+            // Before all others are left without: reclaim makes no machine larger.
             return Err(KernelMapError::OutOfMemory);
         }
         Ok((pages, leaves))
@@ -142,7 +143,7 @@ impl<P: Platform> KernelMap<'_, P> {
                 self.purge_freed();
                 memory.frames.allocate_up_to(order, AllocateFor::Use)
             });
-            let (head, order) = block.ok_or(WalkError::OutOfMemory)?;
+            let (head, order) = block.ok_or(WalkError::NoMemory)?;
             area.blocks.push(memory, head, order);
             let pages = u64::from(order.pages());
             if content == Content::Zeroes {

@@ -2,6 +2,7 @@
 
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, PhysAddr, VirtAddr};
 use crate::arch::{Arch, Level, MemoryType, Permissions};
+use crate::error::Failure;
 use crate::frame::FrameRange;
 use crate::platform::Platform;
 
@@ -190,7 +191,7 @@ impl<P: Platform> KernelMap<'_, P> {
         place: Placement,
         options: &VmapOptions,
         map: &mut impl FnMut(&mut Walk<P::Arch>, u64) -> Result<(), WalkError>,
-    ) -> Result<VirtAddr, KernelMapError> {
+    ) -> Result<VirtAddr, Failure<KernelMapError>> {
         let make = || Area::new(kind, options.pieces, options.pauses, options.memory);
         let claim = self.reserve_at_best(place, PAGE_SIZE, make)?;
         let range = self.area(claim.0).range();

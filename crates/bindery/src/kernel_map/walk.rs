@@ -10,6 +10,7 @@
 //! of them that covers its address, not at the root. A run is written a table at a time: all its
 //! entries of one level in one table, contiguous runs included.
 
+use crate::error::Failure;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
@@ -44,19 +45,19 @@ pub(super) enum Holes {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum WalkError {
     /// A table was missing.
-    OutOfMemory,
+    NoMemory,
     /// The entry is not empty.
     Occupied(u64),
     /// A fatal signal waits.
     Interrupted,
 }
 
-impl From<WalkError> for KernelMapError {
+impl From<WalkError> for Failure<KernelMapError> {
     fn from(error: WalkError) -> Self {
         match error {
-            WalkError::OutOfMemory => Self::OutOfMemory,
-            WalkError::Occupied(at) => Self::Occupied(VirtAddr(at)),
-            WalkError::Interrupted => Self::Interrupted,
+            WalkError::NoMemory => Self::NoMemory,
+            WalkError::Occupied(at) => KernelMapError::Occupied(VirtAddr(at)).into(),
+            WalkError::Interrupted => KernelMapError::Interrupted.into(),
         }
     }
 }

@@ -24,7 +24,7 @@ use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::swap::{Clock, Swap};
 
-use crate::error::OutOfMemory;
+use crate::error::NoMemory;
 pub(crate) use folio_policy::HugeAdvice;
 pub use folio_policy::{FolioPolicy, SizeMode};
 use record::Slabs;
@@ -445,9 +445,9 @@ impl<P: Platform> Memory<P> {
         pages: u32,
         counts: &mut Counts,
         theirs: &mut Counts,
-    ) -> Result<(), OutOfMemory> {
+    ) -> Result<(), NoMemory> {
         let Some(folio) = self.frames.folio_of(first) else { return Ok(()) };
-        self.frames.map(folio, pages).map_err(|_| OutOfMemory)?;
+        self.frames.map(folio, pages).map_err(|_| NoMemory)?;
         self.frames.clear_exclusive(folio, first.0 - folio.head.0, pages);
         counts.folios_touched += 1;
         theirs.mapped(self.frames.owner_kind(folio), pages);

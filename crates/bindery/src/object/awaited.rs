@@ -1,7 +1,7 @@
 //! The value that a call on an object waits for, with all of its locks released.
 
 use crate::addr::PageRange;
-use crate::error::Error;
+use crate::error::{Error, Failure, NoMemory};
 use crate::frame::Reference;
 use crate::platform::Platform;
 
@@ -29,7 +29,7 @@ impl Awaited {
     pub(crate) fn wait<'m, P: Platform>(
         self,
         object: &Object<'m, P>,
-    ) -> Result<Option<Reference<'m, P>>, Error> {
+    ) -> Result<Option<Reference<'m, P>>, Failure> {
         match self {
             Self::Pages(fetch) => fetch.serve(object),
             Self::End(ticket) => {
@@ -43,15 +43,27 @@ impl Awaited {
 /// Why a call cannot have a page under its locks.
 #[derive(Debug)]
 pub(crate) enum Stop {
-    /// It never will.
-    Error(Error),
+    /// The attempt has failed.
+    Failed(Failure),
     /// It has to wait, and come again.
     Await(Awaited),
 }
 
+impl From<Failure> for Stop {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
 impl From<Error> for Stop {
     fn from(error: Error) -> Self {
-        Self::Error(error)
+        Self::Failed(error.into())
+    }
+}
+
+impl From<NoMemory> for Stop {
+    fn from(NoMemory: NoMemory) -> Self {
+        Self::Failed(Failure::NoMemory)
     }
 }
 
@@ -70,7 +82,7 @@ impl<P: Platform> Object<'_, P> {
         pages: PageRange,
         reads: Reads,
         mut work: impl FnMut() -> Result<R, Stop>,
-    ) -> Result<R, Error> {
+    ) -> Result<R, Failure> {
         let (platform, state) = (&self.memory.platform, self.state());
         // What was fetched last: the first and the last page of a range may both be needed at once.
         let (mut _kept, mut _kept_before) = (None, None);
@@ -83,7 +95,7 @@ impl<P: Platform> Object<'_, P> {
             };
             match done {
                 Ok(result) => return Ok(result),
-                Err(Stop::Error(error)) => return Err(error),
+                Err(Stop::Failed(failure)) => return Err(failure),
                 Err(Stop::Await(awaited)) => {
                     let fetched = awaited.wait(self)?;
                     _kept_before = core::mem::replace(&mut _kept, fetched);

@@ -3,7 +3,7 @@
 use crate::Memory;
 use crate::addr::{Order, Orders, PageRange};
 use crate::arch::Arch;
-use crate::error::Error;
+use crate::error::{Error, Failure, NoMemory};
 use crate::events::RareEvents;
 use crate::frame::{FOLIO_ORDERS, Folio, FolioIndex, MAX_FOLIO_ORDER};
 use crate::platform::Platform;
@@ -35,7 +35,7 @@ pub(crate) fn collapse<P: Platform>(
     handle: &Object<'_, P>,
     first: u64,
     most_missing: Option<u32>,
-) -> Result<(), Error> {
+) -> Result<(), Failure> {
     let (memory, object) = (handle.memory, handle.state());
     let order = P::Arch::PMD.order().min(MAX_FOLIO_ORDER);
     let pages = PageRange::from_count(first, u64::from(order.pages()));
@@ -72,14 +72,14 @@ fn bring_in<P: Platform>(
     object: &ObjectState,
     pages: PageRange,
     most_missing: Option<u32>,
-) -> Result<(), Error> {
+) -> Result<(), Failure> {
     let next =
         || object.pages.look(&memory.platform, |index| index.next_swapped(pages.first, pages.end));
     while object.pages.swapped() > 0
         && let Some(run) = next()
     {
         if most_missing.is_some() {
-            return Err(Error::Busy);
+            return Err(Error::Busy.into());
         }
         swap_in(memory, object, run.page, FOLIO_ORDERS)?;
     }
@@ -94,40 +94,41 @@ fn collapse_alone<P: Platform>(
     order: Order,
     most_missing: Option<u32>,
     proof: &PagesMayGo,
-) -> Result<(), Error> {
+) -> Result<(), Failure> {
     let frames = &memory.frames;
     let count = u64::from(order.pages());
     let (found, run) = pages::run_at(memory, object, first, count);
     let folio = found.and_then(|frame| frames.folio_of(frame));
     if run == count && folio.is_some_and(|folio| folio.order == order) {
-        return if most_missing.is_some() { Err(Error::Busy) } else { Ok(()) };
+        return if most_missing.is_some() { Err(Error::Busy.into()) } else { Ok(()) };
     }
     if found.is_none() && run == count && !object.is_file() {
-        return Err(Error::Invalid);
+        return Err(Error::Invalid.into());
     }
     let missing = count - present(memory, object, first, first + count);
     if most_missing.is_some_and(|most| missing > u64::from(most)) {
-        return Err(Error::Busy);
+        return Err(Error::Busy.into());
     }
     if missing > 0 && is_served(memory, object, first, count) {
-        return Err(Error::Busy);
+        return Err(Error::Busy.into());
     }
     memory.may_wait();
-    let folio = frames.new_folio(order).ok_or(Error::OutOfMemory)?;
+    let folio = frames.new_folio(order).ok_or(NoMemory)?;
     RareEvents::note(&memory.rare.huge_collapses);
     let committed = if object.accounting() == Accounting::PerPage { missing } else { 0 };
-    let ready = object.commit(memory, committed).map_err(|_| Error::NoSpace).and_then(|()| {
+    let ready = object.commit(memory, committed).map_err(|_| Failure::from(Error::NoSpace));
+    let ready = ready.and_then(|()| {
         let prepared = object
             .pages
             .change_with_nodes(memory, |index, nodes| (index.prepare(first, count, nodes), 0));
-        prepared.map_err(|_| {
+        prepared.map_err(|error| {
             object.uncommit(memory, committed);
-            Error::OutOfMemory
+            error.into()
         })
     });
-    if let Err(error) = ready {
+    if let Err(failure) = ready {
         frames.discard(&memory.platform, folio);
-        return Err(error);
+        return Err(failure);
     }
     mappings::unmap(memory, object, first, count, Copies::Kept, proof);
     // Pins come through mappings, so there can be no more of them now.
@@ -135,7 +136,7 @@ fn collapse_alone<P: Platform>(
         object.pages.change(memory, |index, nodes| (index.prune(first, count, nodes), 0));
         object.uncommit(memory, committed);
         frames.discard(&memory.platform, folio);
-        return Err(Error::TryAgain);
+        return Err(Error::TryAgain.into());
     }
     replace(memory, object, first, folio, proof);
     Ok(())

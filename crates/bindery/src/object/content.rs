@@ -17,7 +17,7 @@ use core::ptr::NonNull;
 use crate::Memory;
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, PageRange};
 use crate::bytes;
-use crate::error::Error;
+use crate::error::{Error, Failure, NoMemory};
 use crate::interrupt;
 use crate::platform::Platform;
 use crate::vma::MappingFlags;
@@ -130,7 +130,7 @@ impl<P: Platform> Object<'_, P> {
         offset: u64,
         part: Range<usize>,
         copy: &mut dyn FnMut(usize, NonNull<u8>, usize) -> usize,
-    ) -> Result<Moved, Error> {
+    ) -> Result<Moved, Failure> {
         let (memory, object) = (self.memory, self.state());
         interrupt::check(&memory.platform)?;
         let mut _kept = None;
@@ -159,7 +159,7 @@ impl<P: Platform> Object<'_, P> {
             });
             match read {
                 Ok(moved) => return Ok(moved),
-                Err(Stop::Error(error)) => return Err(error),
+                Err(Stop::Failed(failure)) => return Err(failure),
                 Err(Stop::Await(awaited)) => _kept = awaited.wait(self)?,
             }
         }
@@ -270,7 +270,7 @@ impl<P: Platform> Object<'_, P> {
         offset: u64,
         length: usize,
         source: &FillSource<'_>,
-    ) -> Result<usize, Error> {
+    ) -> Result<usize, Failure> {
         let end = pages_of(offset + length as u64);
         let range = PageRange { first: offset >> PAGE_SHIFT, end };
         let mut done = 0;
@@ -375,7 +375,7 @@ impl<P: Platform> Object<'_, P> {
         }
         // The invalidate lock keeps what is there.
         let PageStretch::Frames(frame, count) = found else {
-            return Err(Error::OutOfMemory.into());
+            return Err(NoMemory.into());
         };
         pages::mark_run_dirty(memory, object, PageRun { page, frame, count })?;
         let length = ((u64::from(count) * PAGE_SIZE - inside).min(left)) as usize;
@@ -403,7 +403,7 @@ impl ObjectState {
         &self,
         memory: &Memory<P>,
         bytes: u64,
-    ) -> Result<(), Error> {
+    ) -> Result<(), Failure> {
         self.promise_size(memory, bytes)?;
         if let Some((pager, file)) = self.file() {
             pager.resize(file, bytes)?;

@@ -20,7 +20,7 @@ use arrayvec::ArrayVec;
 
 use crate::Memory;
 use crate::addr::{Frame, Order, Orders, PAGE_SHIFT, PageRange};
-use crate::error::Error;
+use crate::error::{Error, Failure, NoMemory};
 use crate::frame::{FOLIO_ORDERS, Folio, Reference};
 use crate::platform::Platform;
 
@@ -183,7 +183,7 @@ fn make<P: Platform>(
     wanted: &Wanted<'_>,
 ) -> Result<(), Stop> {
     let mut orders = wanted.orders & FOLIO_ORDERS | Orders::PAGE;
-    let mut failure = Error::OutOfMemory;
+    let mut failure = Failure::NoMemory;
     while let Some(order) = orders.take_largest() {
         let (first, count) = (order.align_down(page), u64::from(order.pages()));
         let overwritten = wanted.overwrites(first, count);
@@ -263,7 +263,7 @@ impl Fetch {
     pub(super) fn serve<'m, P: Platform>(
         &self,
         object: &Object<'m, P>,
-    ) -> Result<Option<Reference<'m, P>>, Error> {
+    ) -> Result<Option<Reference<'m, P>>, Failure> {
         let (platform, state) = (&object.memory.platform, object.state());
         // Before there is a folio that may not be needed.
         let busy = state.pages.keeps_from_reading(platform, self.page, self.page + 1);
@@ -283,9 +283,9 @@ impl Fetch {
         &self,
         memory: &'m Memory<P>,
         object: &ObjectState,
-    ) -> Result<Option<Reference<'m, P>>, Error> {
+    ) -> Result<Option<Reference<'m, P>>, Failure> {
         let mut orders = self.orders & FOLIO_ORDERS | Orders::PAGE;
-        let mut failure = Error::OutOfMemory;
+        let mut failure = Failure::NoMemory;
         while let Some(order) = orders.take_largest() {
             let first = order.align_down(self.page);
             if order > Order::PAGE && !fits(memory, object, first, order, self.end) {
@@ -308,7 +308,7 @@ impl Fetch {
         object: &ObjectState,
         first: u64,
         order: Order,
-    ) -> Result<Option<Reference<'m, P>>, Error> {
+    ) -> Result<Option<Reference<'m, P>>, Failure> {
         let folio = allocate(memory, object, order, self.reserve)?;
         let mut fresh = ArrayVec::<Fresh, FOLIOS>::new();
         fresh.push(Fresh { first, folio });
@@ -350,7 +350,7 @@ fn enter<'m, P: Platform>(
     fresh: &[Fresh],
     size: u64,
     read: &Record,
-) -> Result<Option<Reference<'m, P>>, Error> {
+) -> Result<Option<Reference<'m, P>>, Failure> {
     if let Err(error) = fill(memory, object, fresh, size) {
         fresh.iter().for_each(|fresh| give_back(memory, object, fresh.folio));
         return Err(error);
@@ -425,9 +425,9 @@ fn allocate<P: Platform>(
     object: &ObjectState,
     order: Order,
     reserve: u64,
-) -> Result<Folio, Error> {
+) -> Result<Folio, Failure> {
     if reserve > 0 && memory.free_frame_count() < reserve.saturating_add(u64::from(order.pages())) {
-        return Err(Error::OutOfMemory);
+        return Err(Failure::NoMemory);
     }
     let committed = committed(object, order);
     object.commit(memory, committed).map_err(|_| Error::NoSpace)?;
@@ -436,7 +436,7 @@ fn allocate<P: Platform>(
     if folio.is_none() {
         object.uncommit(memory, committed);
     }
-    folio.ok_or(Error::OutOfMemory)
+    Ok(folio.ok_or(NoMemory)?)
 }
 
 /// Undoes [`allocate`].
@@ -452,7 +452,7 @@ fn fill<P: Platform>(
     object: &ObjectState,
     fresh: &[Fresh],
     size: u64,
-) -> Result<(), Error> {
+) -> Result<(), Failure> {
     let Some(first) = fresh.first().map(|fresh| fresh.first) else { return Ok(()) };
     let Some((pager, file)) = object.file() else { return Ok(()) };
     let mut pieces = ArrayVec::<&mut [u8], FOLIOS>::new();

@@ -91,7 +91,7 @@ use core::marker::PhantomData;
 use core::ptr::NonNull;
 
 use crate::Memory;
-use crate::error::Error;
+use crate::error::{Error, NoMemory};
 use crate::platform::Platform;
 
 use state::{Backing, Secrecy};
@@ -290,10 +290,10 @@ impl<P: Platform> Memory<P> {
         }
         self.may_wait();
         let identity = Registry::of(self).new_identity();
-        let state = self.retry(|| {
+        let state = self.retry::<_, Error>(|| {
             let state = ObjectState::new(identity, backing, size, seals);
             let objects = self.slab::<ObjectState>();
-            objects.allocate(&self.frames, &self.platform, state).ok_or(Error::OutOfMemory)
+            Ok(objects.allocate(&self.frames, &self.platform, state).ok_or(NoMemory)?)
         })?;
         Registry::of(self).add(state);
         Ok(Object { memory: self, state, pager: PhantomData })

@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Memory;
 use crate::addr::PageRange;
-use crate::error::OutOfMemory;
+use crate::error::NoMemory;
 use crate::platform::Platform;
 use crate::sync::rw_lock::RwLock;
 
@@ -116,15 +116,15 @@ impl Pages {
     pub(super) fn change_with_nodes<P: Platform, R>(
         &self,
         memory: &Memory<P>,
-        mut work: impl FnMut(&mut PageIndex, &Nodes<'_, P>) -> (Result<R, OutOfMemory>, i64),
-    ) -> Result<R, OutOfMemory> {
+        mut work: impl FnMut(&mut PageIndex, &Nodes<'_, P>) -> (Result<R, NoMemory>, i64),
+    ) -> Result<R, NoMemory> {
         if let Ok(done) = self.change(memory, &mut work) {
             return Ok(done);
         }
         memory.may_wait();
         let nodes = NODES_OF_A_FOLIO;
         if !memory.slab::<Node>().stock(&memory.frames, &memory.platform, nodes) {
-            return Err(OutOfMemory);
+            return Err(NoMemory);
         }
         self.change(memory, work)
     }

@@ -3,7 +3,7 @@
 use core::fmt;
 
 use super::StoredBytes;
-use crate::error::Error;
+use crate::error::{Error, Failure};
 
 /// The reason for a pager's failure.
 ///
@@ -34,20 +34,26 @@ pub enum PagerError {
     NotSupported,
 }
 
-impl From<PagerError> for Error {
+/// The pager's want of memory is the call's: reclaim may help, as it does with the core's own.
+impl From<PagerError> for Failure {
     fn from(error: PagerError) -> Self {
         match error {
-            PagerError::InputOutput => Self::InputOutput,
-            PagerError::NoSpace => Self::NoSpace,
-            PagerError::OutOfMemory => Self::OutOfMemory,
-            PagerError::NotSupported => Self::NotSupported,
+            PagerError::InputOutput => Error::InputOutput.into(),
+            PagerError::NoSpace => Error::NoSpace.into(),
+            PagerError::OutOfMemory => Self::NoMemory,
+            PagerError::NotSupported => Error::NotSupported.into(),
         }
     }
 }
 
 impl fmt::Display for PagerError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Error::from(*self).fmt(f)
+        f.write_str(match self {
+            Self::InputOutput => "the content could not be read or written",
+            Self::NoSpace => "the storage is full",
+            Self::OutOfMemory => "memory ran out",
+            Self::NotSupported => "the storage cannot do that",
+        })
     }
 }
 

@@ -1,7 +1,7 @@
 //! Size, holes, and pages in advance (`ftruncate(2)`, `fallocate(2)`).
 
 use crate::addr::{Orders, PAGE_SHIFT, PAGE_SIZE, PageRange};
-use crate::error::Error;
+use crate::error::{Error, Failure};
 use crate::interrupt;
 use crate::platform::Platform;
 use crate::vma::MappingFlags;
@@ -55,7 +55,7 @@ impl<P: Platform> Object<'_, P> {
         self.memory.outermost(|| self.set_size_once(bytes))
     }
 
-    fn set_size_once(&self, bytes: u64) -> Result<(), Error> {
+    fn set_size_once(&self, bytes: u64) -> Result<(), Failure> {
         let (memory, object) = (self.memory, self.state());
         // From the page that is cut in two on, if one is.
         let beyond = PageRange { first: bytes >> PAGE_SHIFT, end: PAGE_LIMIT };
@@ -81,7 +81,7 @@ impl<P: Platform> Object<'_, P> {
 
     /// Drops what lies after `bytes`, which is not more than the size. The changes are held, and
     /// the pager has none of the pages.
-    fn cut(&self, old: u64, bytes: u64) -> Result<(), Error> {
+    fn cut(&self, old: u64, bytes: u64) -> Result<(), Failure> {
         let (memory, object) = (self.memory, self.state());
         if let Some((pager, file)) = object.file().filter(|_| bytes != old) {
             // Before anybody is kept out: nothing of what is cut off is read or stored any more.
@@ -115,7 +115,7 @@ impl<P: Platform> Object<'_, P> {
         self.memory.outermost(|| self.punch_hole_once(offset, end))
     }
 
-    fn punch_hole_once(&self, offset: u64, end: u64) -> Result<(), Error> {
+    fn punch_hole_once(&self, offset: u64, end: u64) -> Result<(), Failure> {
         let (memory, object) = (self.memory, self.state());
         object.refuse_secret(Error::NotSupported)?;
         let range = PageRange { first: offset >> PAGE_SHIFT, end: pages_of(end) };
@@ -134,7 +134,7 @@ impl<P: Platform> Object<'_, P> {
 
     /// Brings those pages back from swap that are cut in two, and will be zeroed in part. The
     /// changes are held, so they stay.
-    fn bring_in_cut(&self, cuts: [u64; 2]) -> Result<(), Error> {
+    fn bring_in_cut(&self, cuts: [u64; 2]) -> Result<(), Failure> {
         let (memory, object) = (self.memory, self.state());
         for cut in cuts.into_iter().filter(|cut| !cut.is_multiple_of(PAGE_SIZE)) {
             let page = cut >> PAGE_SHIFT;
@@ -158,7 +158,7 @@ impl<P: Platform> Object<'_, P> {
         }
         let (first, after) = (pages_of(offset), end >> PAGE_SHIFT);
         if first < after {
-            pager.discard(file, first, after - first).map_err(Error::from)?;
+            pager.discard(file, first, after - first).map_err(Failure::from)?;
         }
         object.invalidate_lock.with_write(&memory.platform, |proof| {
             for page in cuts.map(|cut| cut >> PAGE_SHIFT) {
@@ -209,7 +209,7 @@ impl<P: Platform> Object<'_, P> {
         allocated
     }
 
-    fn allocate_once(&self, offset: u64, end: u64, growth: Growth) -> Result<(), Error> {
+    fn allocate_once(&self, offset: u64, end: u64, growth: Growth) -> Result<(), Failure> {
         let (memory, object) = (self.memory, self.state());
         let range = PageRange { first: offset >> PAGE_SHIFT, end: pages_of(end) };
         self.change_pages(range, Reads::Stay, || {

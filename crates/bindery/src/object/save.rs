@@ -19,7 +19,7 @@ use arrayvec::ArrayVec;
 
 use crate::Memory;
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, PageRange};
-use crate::error::Error;
+use crate::error::{Error, Failure};
 use crate::interrupt;
 use crate::platform::Platform;
 
@@ -49,7 +49,9 @@ impl<P: Platform> Object<'_, P> {
     pub fn sync(&self, offset: u64, length: u64) -> Result<(), Error> {
         let end = offset.saturating_add(length);
         let first = offset >> PAGE_SHIFT;
-        save(self.memory, self.state(), first, pages_of(end), Until::FatalSignal)
+        let (memory, end) = (self.memory, pages_of(end));
+        // What was stored is not dirty any more, and is not stored once more.
+        memory.retry(|| save(memory, self.state(), first, end, Until::FatalSignal))
     }
 }
 
@@ -69,7 +71,7 @@ pub(super) fn save<P: Platform>(
     first: u64,
     end: u64,
     until: Until,
-) -> Result<(), Error> {
+) -> Result<(), Failure> {
     if !object.is_file() {
         return Ok(());
     }
@@ -95,12 +97,12 @@ fn save_dirty<P: Platform>(
     first: u64,
     end: u64,
     until: Until,
-) -> Result<(), Error> {
+) -> Result<(), Failure> {
     let (mut result, mut from) = (Ok(()), first);
     loop {
         if until == Until::FatalSignal {
             // What the pager refused before is the more important news.
-            result.and_then(|()| interrupt::check(&memory.platform))?;
+            result.and_then(|()| Ok(interrupt::check(&memory.platform)?))?;
         }
         // Looked for before anybody is kept out: often, nothing is dirty.
         let within = end.min(object.size_in_pages());
@@ -123,7 +125,7 @@ fn save_dirty<P: Platform>(
 
 /// What became of a batch.
 struct Saved {
-    result: Result<(), Error>,
+    result: Result<(), Failure>,
     /// Where to go on.
     after: u64,
 }
@@ -227,12 +229,12 @@ impl<P: Platform> Batch<'_, P> {
     }
 
     /// Stores the next runs that follow each other, and says how many they are.
-    fn store_next(&self) -> Option<(usize, Result<(), Error>)> {
+    fn store_next(&self) -> Option<(usize, Result<(), Failure>)> {
         self.groups().next().map(|runs| (runs.len(), self.store(runs)))
     }
 
     /// Hands runs that follow each other to the pager.
-    fn store(&self, runs: &[PageRun]) -> Result<(), Error> {
+    fn store(&self, runs: &[PageRun]) -> Result<(), Failure> {
         let Some((pager, file)) = self.object.file() else { return Ok(()) };
         let pieces: ArrayVec<StoredBytes<'_>, RUNS> = runs
             .iter()

@@ -2,7 +2,7 @@
 
 use crate::Memory;
 use crate::collections::page_tree::PageStretch;
-use crate::error::{Error, OutOfMemory};
+use crate::error::{Failure, NoMemory};
 use crate::frame::{Folio, FolioIndex, Reference};
 use crate::platform::Platform;
 
@@ -18,16 +18,16 @@ pub(super) fn add<'m, P: Platform>(
     object: &ObjectState,
     fresh: &Fresh,
     read: Option<&Record>,
-) -> Result<Option<Reference<'m, P>>, Error> {
+) -> Result<Option<Reference<'m, P>>, Failure> {
     match enter(memory, object, fresh, read) {
         Ok(Some(kept)) => Ok(kept),
         Ok(None) => {
             give_back(memory, object, fresh.folio);
             Ok(None)
         }
-        Err(OutOfMemory) => {
+        Err(NoMemory) => {
             give_back(memory, object, fresh.folio);
-            Err(Error::OutOfMemory)
+            Err(Failure::NoMemory)
         }
     }
 }
@@ -43,14 +43,14 @@ pub(crate) fn supply<P: Platform>(
     object: &ObjectState,
     first: u64,
     folio: Folio,
-) -> Result<bool, Error> {
+) -> Result<bool, Failure> {
     let committed = committed(object, folio.order);
-    object.commit(memory, committed).map_err(|_| Error::OutOfMemory)?;
+    object.commit(memory, committed)?;
     let entered = enter(memory, object, &Fresh { first, folio }, None);
     if !matches!(entered, Ok(Some(_))) {
         object.uncommit(memory, committed);
     }
-    entered.map(|entered| entered.is_some()).map_err(|OutOfMemory| Error::OutOfMemory)
+    Ok(entered.map(|entered| entered.is_some())?)
 }
 
 /// As [`add`]; where it says `None`, or fails, the folio is the caller's still.
@@ -59,7 +59,7 @@ fn enter<'m, P: Platform>(
     object: &ObjectState,
     fresh: &Fresh,
     read: Option<&Record>,
-) -> Result<Option<Option<Reference<'m, P>>>, OutOfMemory> {
+) -> Result<Option<Option<Reference<'m, P>>>, NoMemory> {
     let frames = &memory.frames;
     let Fresh { first, folio } = *fresh;
     let pages = folio.pages();

@@ -12,7 +12,7 @@
 use crate::Memory;
 use crate::addr::{Order, Orders};
 use crate::collections::page_tree::{PageIndex, SwapSlot};
-use crate::error::Error;
+use crate::error::{Error, Failure};
 use crate::frame::swap_place::SwapPlace;
 use crate::frame::{FOLIO_ORDERS, Folio, FolioIndex, FolioLock, Owner};
 use crate::platform::Platform;
@@ -44,7 +44,7 @@ pub(super) fn swap_in<P: Platform>(
     object: &ObjectState,
     page: u64,
     orders: Orders,
-) -> Result<Swapped, Error> {
+) -> Result<Swapped, Failure> {
     let look = |index: &PageIndex| index.swapped(page);
     let Some(slot) = object.pages.look(&memory.platform, look) else { return Ok(Swapped::No) };
     let Some(cached) = memory.find_cached(slot.area, slot.slot) else {
@@ -70,7 +70,7 @@ fn read_in<P: Platform>(
     page: u64,
     slot: SwapSlot,
     orders: Orders,
-) -> Result<Swapped, Error> {
+) -> Result<Swapped, Failure> {
     let mut orders = orders & FOLIO_ORDERS | Orders::PAGE;
     while let Some(order) = orders.take_largest() {
         let first = order.align_down(page);
@@ -83,7 +83,7 @@ fn read_in<P: Platform>(
         let Some(folio) = memory.frames.new_folio(order) else { continue };
         match read_folio(memory, object, folio, first, slots) {
             Ok(()) => return Ok(Swapped::Read),
-            Err(Unread::Content) if order == Order::PAGE => return Err(Error::InputOutput),
+            Err(Unread::Content) if order == Order::PAGE => return Err(Error::InputOutput.into()),
             Err(Unread::Slots) if order == Order::PAGE => {
                 // Another thread reads the page, or has it.
                 memory.platform.relax();
@@ -92,7 +92,7 @@ fn read_in<P: Platform>(
             Err(_) => {}
         }
     }
-    Err(Error::OutOfMemory)
+    Err(Failure::NoMemory)
 }
 
 /// Whether the pages from `first` on are in these slots, one after the other.

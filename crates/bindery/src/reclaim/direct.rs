@@ -6,7 +6,7 @@
 //! holds; nor does it call itself, since it does not use `retry`.
 
 use crate::Memory;
-use crate::deferred::Shortage;
+use crate::error::{CallError, Failure};
 use crate::platform::Platform;
 
 /// Pages that the first round wants; each later round wants twice as much.
@@ -22,9 +22,9 @@ impl<P: Platform> Memory<P> {
     /// A call that fails so has changed nothing, or does what it has done once more: its
     /// documentation says which.
     #[inline]
-    pub(crate) fn outermost<T, E: Shortage>(
+    pub(crate) fn outermost<T, E: CallError>(
         &self,
-        call: impl FnMut() -> Result<T, E>,
+        call: impl FnMut() -> Result<T, Failure<E>>,
     ) -> Result<T, E> {
         let result = self.retry(call);
         self.free_some();
@@ -33,7 +33,10 @@ impl<P: Platform> Memory<P> {
 
     /// As [`Memory::outermost`], for a call that unlinks nothing.
     #[inline]
-    pub(crate) fn retry<T, E: Shortage>(&self, call: impl FnMut() -> Result<T, E>) -> Result<T, E> {
+    pub(crate) fn retry<T, E: CallError>(
+        &self,
+        call: impl FnMut() -> Result<T, Failure<E>>,
+    ) -> Result<T, E> {
         self.retry_from(Tried::default(), call)
     }
 
@@ -41,24 +44,25 @@ impl<P: Platform> Memory<P> {
     /// kept for faults ([`Memory::set_fault_reserve`]), it fails before anything else is ended for
     /// its sake (Linux: `__GFP_RETRY_MAYFAIL`).
     #[inline]
-    pub(crate) fn retry_for_content<T, E: Shortage>(
+    pub(crate) fn retry_for_content<T, E: CallError>(
         &self,
-        call: impl FnMut() -> Result<T, E>,
+        call: impl FnMut() -> Result<T, Failure<E>>,
     ) -> Result<T, E> {
         self.retry_from(Tried { hook: self.fault_reserve() > 0, ..Tried::default() }, call)
     }
 
     #[inline]
-    fn retry_from<T, E: Shortage>(
+    fn retry_from<T, E: CallError>(
         &self,
         mut tried: Tried,
-        mut call: impl FnMut() -> Result<T, E>,
+        mut call: impl FnMut() -> Result<T, Failure<E>>,
     ) -> Result<T, E> {
         loop {
-            let result = call();
-            match &result {
-                Err(error) if error.is_out_of_memory() && self.frees_for_call(&mut tried) => {}
-                _ => return result,
+            match call() {
+                Ok(value) => return Ok(value),
+                Err(Failure::Refused(error)) => return Err(error),
+                Err(Failure::NoMemory) if self.frees_for_call(&mut tried) => {}
+                Err(Failure::NoMemory) => return Err(E::OUT_OF_MEMORY),
             }
         }
     }

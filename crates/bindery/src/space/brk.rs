@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::error::Error;
+use crate::error::{Error, Failure};
 use crate::platform::Platform;
 use crate::tlb::Gather;
 
@@ -73,13 +73,13 @@ impl<P: Platform> AddressSpace<'_, P> {
         end: VirtAddr,
         gather: &mut Gather,
         removed: &mut Removed,
-    ) -> Result<Option<VirtRange>, Error> {
+    ) -> Result<Option<VirtRange>, Failure> {
         let limit = self.limit();
         let start = self.program_break.start.load(Ordering::Relaxed);
         let old = self.program_break.end.load(Ordering::Relaxed);
         let round = |addr: u64| addr.checked_next_multiple_of(PAGE_SIZE);
         if end.0 < start || end.0 - start > self.limits().data {
-            return Err(Error::LimitReached);
+            return Err(Error::LimitReached.into());
         }
         let new_end = round(end.0).ok_or(Error::OutOfRange { limit })?;
         let old_end = round(old).ok_or(Error::OutOfRange { limit })?;
@@ -97,13 +97,13 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.grow_break(mm, VirtRange::raw(old_end, new_end))
     }
 
-    fn grow_break(&self, mm: &MmapLocked, range: VirtRange) -> Result<Option<VirtRange>, Error> {
+    fn grow_break(&self, mm: &MmapLocked, range: VirtRange) -> Result<Option<VirtRange>, Failure> {
         let limit = self.limit();
         if range.end() > limit {
-            return Err(Error::OutOfRange { limit });
+            return Err(Error::OutOfRange { limit }.into());
         }
         if range.start() < self.options.minimum_address {
-            return Err(Error::BelowMinimum { minimum: self.options.minimum_address });
+            return Err(Error::BelowMinimum { minimum: self.options.minimum_address }.into());
         }
         // One page stays free above, and what a mapping there needs to grow down.
         let guard = VirtRange::raw(range.start().0, range.end().0.saturating_add(PAGE_SIZE));
@@ -111,7 +111,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             let grows = next.has(MappingFlags::GROWS_DOWN);
             let gap = if grows { super::STACK_GUARD_GAP } else { 0 };
             if guard.end().0 > next.start().saturating_sub(gap) {
-                return Err(Error::Exists(VirtAddr(next.start())));
+                return Err(Error::Exists(VirtAddr(next.start())).into());
             }
         }
         let flags = MappingFlags::READ

@@ -7,7 +7,8 @@ use core::sync::atomic::Ordering;
 
 use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::deferred::Chain;
-use crate::error::Error;
+use crate::error::{Error, NoMemory};
+use crate::frame::slab::Reserved;
 use crate::platform::Platform;
 use crate::rmap::{self, AnonGroup, Groups, RmapGuard};
 use crate::userfault::Notices;
@@ -33,12 +34,38 @@ impl<P: Platform> AddressSpace<'_, P> {
         range: VirtRange,
         purpose: Purpose,
         page_offset: u64,
-    ) -> Result<NonNull<Vma>, Error> {
+    ) -> Result<NonNull<Vma>, NoMemory> {
+        Ok(self.vma_in(self.reserve_vma()?, range, purpose, page_offset))
+    }
+
+    /// Memory for a VMA, which [`AddressSpace::vma_in`] takes, or
+    /// [`AddressSpace::give_back_reserved`].
+    #[inline]
+    pub(super) fn reserve_vma(&self) -> Result<Reserved<Vma>, NoMemory> {
         let memory = self.page_table.memory;
         memory.may_wait();
-        let make = || Vma::new(range, purpose, page_offset, self.page_table.state());
-        let node = memory.slab::<Vma>().allocate_with(&memory.frames, &memory.platform, make);
-        node.ok_or(Error::OutOfMemory)
+        memory.slab::<Vma>().reserve(&memory.frames, &memory.platform).ok_or(NoMemory)
+    }
+
+    /// As [`AddressSpace::new_vma`], in memory that was reserved before.
+    #[inline]
+    pub(super) fn vma_in(
+        &self,
+        reserved: Reserved<Vma>,
+        range: VirtRange,
+        purpose: Purpose,
+        page_offset: u64,
+    ) -> NonNull<Vma> {
+        reserved.fill(|| Vma::new(range, purpose, page_offset, self.page_table.state()))
+    }
+
+    /// Gives back what was reserved and is not needed.
+    #[cold]
+    pub(super) fn give_back_reserved(&self, reserved: Reserved<Vma>) {
+        let memory = self.page_table.memory;
+        // SAFETY: 1. an address space has reserved it (`reserve_vma`), of the one slab for VMAs of
+        // its memory; memory for VMAs does not pass from one address space to another.
+        unsafe { memory.slab::<Vma>().give_back(&memory.frames, self.platform(), reserved) };
     }
 
     /// Refuses where `more` VMAs would be too many.
@@ -145,14 +172,25 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// Cuts a VMA in two at `at`, an address inside, and returns the upper part.
-    pub(super) fn split(&self, mm: &MmapLocked, vma: &Vma, at: VirtAddr) -> Result<&Vma, Error> {
-        let node =
-            self.new_vma(VirtRange::raw(at.0, vma.end()), vma.purpose(), vma.page_offset_of(at))?;
+    pub(super) fn split(&self, mm: &MmapLocked, vma: &Vma, at: VirtAddr) -> Result<&Vma, NoMemory> {
+        Ok(self.split_in(mm, vma, at, self.reserve_vma()?))
+    }
+
+    /// As [`AddressSpace::split`], with the memory for the upper part.
+    pub(super) fn split_in(
+        &self,
+        mm: &MmapLocked,
+        vma: &Vma,
+        at: VirtAddr,
+        upper: Reserved<Vma>,
+    ) -> &Vma {
+        let range = VirtRange::raw(at.0, vma.end());
+        let node = self.vma_in(upper, range, vma.purpose(), vma.page_offset_of(at));
         let vma = vma.lock_write(self.platform());
         self.page_table.cut(at);
         self.split_with(mm, &vma, at, node);
         drop(vma);
-        Ok(self.vma(node))
+        self.vma(node)
     }
 
     /// Cuts a VMA in two at `at`; `node` is the upper part.
@@ -279,7 +317,7 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// Gives the VMA around `addr` an anon group for its anonymous pages: that of a neighbor with
     /// which it could be one VMA, or a new one (Linux: `anon_vma_prepare`). Takes the mutex.
-    pub(super) fn prepare_group(&self, addr: VirtAddr) -> Result<(), Error> {
+    pub(super) fn prepare_group(&self, addr: VirtAddr) -> Result<(), NoMemory> {
         let mm = self.mmap_lock.lock();
         let found = self.first_ending_after(&mm, addr.0).filter(|vma| vma.start() <= addr.0);
         let Some(vma) = found else { return Ok(()) };
@@ -287,7 +325,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// As [`AddressSpace::prepare_group`], for a caller that has the mutex.
-    pub(super) fn prepare_group_locked(&self, mm: &MmapLocked, vma: &Vma) -> Result<(), Error> {
+    pub(super) fn prepare_group_locked(&self, mm: &MmapLocked, vma: &Vma) -> Result<(), NoMemory> {
         if vma.group_pointer().is_some() {
             return Ok(());
         }
@@ -300,7 +338,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
         let group = match group {
             Some(group) => group,
-            None => Groups::create(self.page_table.memory, None).ok_or(Error::OutOfMemory)?,
+            None => Groups::create(self.page_table.memory, None).ok_or(NoMemory)?,
         };
         self.adopt(mm, vma, group);
         Ok(())
@@ -320,7 +358,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// Frees VMAs that were never in the index, and hands the error on.
-    pub(super) fn give_back(&self, nodes: [Option<NonNull<Vma>>; 2], error: Error) -> Error {
+    pub(super) fn give_back<E>(&self, nodes: [Option<NonNull<Vma>>; 2], error: E) -> E {
         nodes.into_iter().flatten().for_each(|node| self.free_unused(node));
         error
     }

@@ -2,8 +2,7 @@
 
 use crate::addr::{Orders, PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{Absent, Arch, Attributes, Kind, Level, Marker};
-use crate::deferred::Shortage;
-use crate::error::Error;
+use crate::error::{CallError, Error, Failure, NoMemory};
 use crate::events::RareEvents;
 use crate::frame::MAX_FOLIO_ORDER;
 use crate::interrupt;
@@ -95,15 +94,13 @@ enum Refusal {
     InSwap,
 }
 
-impl Shortage for Refusal {
-    fn is_out_of_memory(&self) -> bool {
-        matches!(self, Self::Here(Error::OutOfMemory) | Self::Ends(Error::OutOfMemory))
-    }
+impl CallError for Refusal {
+    const OUT_OF_MEMORY: Self = Self::Ends(Error::OUT_OF_MEMORY);
 }
 
-impl From<Error> for Refusal {
+impl From<Error> for Failure<Refusal> {
     fn from(error: Error) -> Self {
-        if error == Error::OutOfMemory { Self::Ends(error) } else { Self::Here(error) }
+        Self::Refused(Refusal::Here(error))
     }
 }
 
@@ -213,7 +210,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             progress.looked_at += 1;
             progress.collapsed += u32::from(result.is_ok());
             progress.next = VirtAddr(base + span);
-            progress.out_of_memory = result.is_err_and(|refusal| refusal.is_out_of_memory());
+            progress.out_of_memory = matches!(result, Err(Failure::NoMemory));
             if progress.out_of_memory || interrupt::check(self.platform()).is_err() {
                 break;
             }
@@ -225,14 +222,14 @@ impl<P: Platform> AddressSpace<'_, P> {
         &self,
         base: VirtAddr,
         limits: &CollapseLimits,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), Failure<Refusal>> {
         let memory = self.page_table.memory;
         let result = self.collapse_once(base, Some(limits));
         memory.free_some();
         match result {
-            Err(refusal) if refusal.is_out_of_memory() && limits.collects => {
+            Err(Failure::NoMemory) if limits.collects => {
                 memory.collect();
-                self.collapse_span(base, Some(limits))
+                Ok(self.collapse_span(base, Some(limits))?)
             }
             result => result,
         }
@@ -274,10 +271,10 @@ impl<P: Platform> AddressSpace<'_, P> {
         &self,
         base: VirtAddr,
         limits: Option<&CollapseLimits>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), Failure<Refusal>> {
         let range = VirtRange::raw(base.0, base.0 + P::Arch::PMD.span());
         let result = self.try_collapse(range, limits);
-        if let Err(Refusal::InSwap) = result {
+        if let Err(Failure::Refused(Refusal::InSwap)) = result {
             self.swap_in_range(range)?;
             return self.try_collapse(range, limits);
         }
@@ -288,7 +285,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         &self,
         range: VirtRange,
         limits: Option<&CollapseLimits>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), Failure<Refusal>> {
         let base = range.start();
         let mut gather = Gather::new();
         let mm = self.mmap_lock.lock();
@@ -306,12 +303,16 @@ impl<P: Platform> AddressSpace<'_, P> {
             drop(mm);
             let missing = limits.map(|limits| limits.missing);
             let collapsed = object::collapse(&object, first, missing);
-            let is_retracted =
-                matches!(collapsed, Ok(()) | Err(Error::Busy)) && self.retract(range, &mut gather);
+            let is_retracted = matches!(collapsed, Ok(()) | Err(Failure::Refused(Error::Busy)))
+                && self.retract(range, &mut gather);
             match collapsed {
-                Err(Error::Busy) if is_retracted => {}
-                Err(error @ Error::TryAgain) => return Err(Refusal::Here(error)),
-                Err(error) => return Err(Refusal::Ends(error)),
+                Err(Failure::Refused(Error::Busy)) if is_retracted => {}
+                Err(failure) => {
+                    return Err(failure.map(|error| match error {
+                        Error::TryAgain => Refusal::Here(error),
+                        _ => Refusal::Ends(error),
+                    }));
+                }
                 Ok(()) => {}
             }
             if limits.is_some() {
@@ -341,7 +342,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         range: VirtRange,
         limits: Option<&CollapseLimits>,
         gather: &mut Gather,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), Failure<Refusal>> {
         let census = self.census(range);
         if census.huge {
             // Nothing was done, as far as the background is concerned.
@@ -354,17 +355,17 @@ impl<P: Platform> AddressSpace<'_, P> {
             return Err(Error::Busy.into());
         }
         if census.swapped > 0 {
-            return Err(Refusal::InSwap);
+            return Err(Refusal::InSwap.into());
         }
         match self.page_table.join_leaves(range.start()) {
             Ok(()) => return Ok(()),
-            Err(JoinError::OutOfMemory) => return Err(Error::OutOfMemory.into()),
+            Err(JoinError::NoMemory) => return Err(Failure::NoMemory),
             Err(JoinError::NotUniform) => {}
         }
         if census.pinned {
             return Err(Error::TryAgain.into());
         }
-        Ok(self.collapse_by_copy(vma, range, gather)?)
+        self.collapse_by_copy(vma, range, gather)
     }
 
     fn collapse_by_copy(
@@ -372,17 +373,17 @@ impl<P: Platform> AddressSpace<'_, P> {
         vma: &Vma,
         range: VirtRange,
         gather: &mut Gather,
-    ) -> Result<(), Error> {
+    ) -> Result<(), Failure<Refusal>> {
         let memory = self.page_table.memory;
         let order = P::Arch::PMD.order().min(MAX_FOLIO_ORDER);
         let mut counts = Counts::default();
         memory.may_wait();
-        let deposit = new_table(memory, Level::PTE, &mut counts).ok_or(Error::OutOfMemory)?;
+        let deposit = new_table(memory, Level::PTE, &mut counts).ok_or(NoMemory)?;
         let Some(folio) = memory.frames.new_folio(order) else {
             // SAFETY: 1. made above; 2. nobody else has seen it.
             unsafe { free_table(memory, deposit, &mut counts) };
             self.page_table.stats.add(&counts);
-            return Err(Error::OutOfMemory);
+            return Err(Failure::NoMemory);
         };
         RareEvents::note(&memory.rare.huge_collapses);
         let owner = AnonGroup::as_owner(vma.group_pointer());
@@ -401,7 +402,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             unsafe { free_table(memory, deposit, &mut counts) };
         }
         self.page_table.stats.add(&counts);
-        if done { Ok(()) } else { Err(Error::Invalid) }
+        if done { Ok(()) } else { Err(Error::Invalid.into()) }
     }
 
     /// Unmaps pages of an object that are one folio and mapped one by one, so that the next touch

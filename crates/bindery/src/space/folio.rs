@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 
 use crate::addr::{Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Entry, Kind, Level};
-use crate::deferred::Shortage;
+use crate::error::{CallError, Failure};
 use crate::events::RareEvents;
 use crate::frame::{Folio, MAX_FOLIO_ORDER};
 use crate::platform::Platform;
@@ -76,7 +76,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.page_table.memory.retry(|| self.split_once(addr, order))
     }
 
-    fn split_once(&self, addr: VirtAddr, order: Order) -> Result<(), FolioError> {
+    fn split_once(&self, addr: VirtAddr, order: Order) -> Result<(), Failure<FolioError>> {
         let page = addr.align_down(PAGE_SIZE);
         let mm = self.mmap_lock.lock();
         let vma = self
@@ -92,14 +92,14 @@ impl<P: Platform> AddressSpace<'_, P> {
         vma: &Vma,
         page: VirtAddr,
         order: Order,
-    ) -> Result<(), FolioError> {
+    ) -> Result<(), Failure<FolioError>> {
         let (folio, number) = {
             let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
             let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
             self.folio_at(&mut cursor, page).ok_or(FolioError::NotMapped)?
         };
         if order >= folio.order {
-            return Err(FolioError::Unsuitable);
+            return Err(FolioError::Unsuitable.into());
         }
         self.split_mapped(folio, folio_range(vma, page, number, folio), order)
     }
@@ -135,7 +135,12 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// Splits a folio whose pages are mapped in `range`, in their order.
-    fn split_mapped(&self, folio: Folio, range: VirtRange, order: Order) -> Result<(), FolioError> {
+    fn split_mapped(
+        &self,
+        folio: Folio,
+        range: VirtRange,
+        order: Order,
+    ) -> Result<(), Failure<FolioError>> {
         let frames = &self.page_table.memory.frames;
         let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
         let mut mapped: Mapped = [0; _];
@@ -151,8 +156,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             };
             // Splits a huge leaf, whose table is on deposit, and else creates nothing.
             let pool = &mut TablePool::new(self.page_table.memory);
-            let table =
-                cursor.table_at(at, Level::PTE, pool).map_err(|_| FolioError::OutOfMemory)?;
+            let table = cursor.table_at(at, Level::PTE, pool)?;
             let index = P::Arch::PTE.index_of(at);
             let small = u32::from(order.0) < P::Arch::CONTIG_ENTRIES.trailing_zeros();
             if small && P::Arch::is_contig(run::load(self.page_table.slots(table), index)) {
@@ -163,10 +167,10 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
         if mapped == [0; _] {
             // It has gone since the look at it.
-            return Err(FolioError::NotMapped);
+            return Err(FolioError::NotMapped.into());
         }
         if !frames.try_get(folio) {
-            return Err(FolioError::Busy);
+            return Err(FolioError::Busy.into());
         }
         let holds = |page: u32| (mapped[page as usize / 64] >> (page % 64) & 1) as u32;
         let result = frames.split(folio, order, holds);
@@ -181,7 +185,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             }
             Err(_) => {
                 frames.release(self.platform(), folio);
-                Err(FolioError::Busy)
+                Err(FolioError::Busy.into())
             }
         }
     }
@@ -218,7 +222,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// [`FolioError::NotMapped`] if no VMA covers all of it; [`FolioError::Unsuitable`];
     /// [`FolioError::OutOfMemory`].
     pub fn join_leaves(&self, addr: VirtAddr) -> Result<(), FolioError> {
-        self.page_table.memory.outermost(|| self.join_leaves_locked(addr))
+        self.page_table.memory.outermost(|| Ok(self.join_leaves_locked(addr)?))
     }
 
     fn join_leaves_locked(&self, addr: VirtAddr) -> Result<(), FolioError> {
@@ -234,7 +238,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         drop(locked);
         result.map_err(|error| match error {
             JoinError::NotUniform => FolioError::Unsuitable,
-            JoinError::OutOfMemory => FolioError::OutOfMemory,
+            JoinError::NoMemory => FolioError::OutOfMemory,
         })
     }
 
@@ -272,8 +276,6 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 }
 
-impl Shortage for FolioError {
-    fn is_out_of_memory(&self) -> bool {
-        *self == Self::OutOfMemory
-    }
+impl CallError for FolioError {
+    const OUT_OF_MEMORY: Self = Self::OutOfMemory;
 }

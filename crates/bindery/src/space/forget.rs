@@ -10,10 +10,9 @@
 
 use crate::addr::{Order, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, Kind, Level};
-use crate::error::Error;
 use crate::frame::Folio;
 use crate::platform::Platform;
-use crate::table::OutOfMemory;
+use crate::table::NoMemory;
 use crate::table::age::Forget;
 use crate::tlb::Gather;
 use crate::vma::Vma;
@@ -39,13 +38,13 @@ impl<P: Platform> AddressSpace<'_, P> {
         part: VirtRange,
         forget: Forget,
         gather: &mut Gather,
-    ) -> Result<(), Error> {
+    ) -> Result<(), NoMemory> {
         let part = self.without_shared_huge_edges(part);
         let locked = vma.lock_write(self.platform());
         let done = self.forget_folios(&locked, part, forget, gather);
         self.flush(gather);
         drop(locked);
-        done.map_err(|_| Error::OutOfMemory)
+        done
     }
 
     fn forget_folios(
@@ -54,7 +53,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         part: VirtRange,
         forget: Forget,
         gather: &mut Gather,
-    ) -> Result<(), OutOfMemory> {
+    ) -> Result<(), NoMemory> {
         let mut cut = false;
         self.page_table.forget(part, forget, gather, |folio, pages| {
             let Some(folio) = folio else { return true };
@@ -87,7 +86,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         part: VirtRange,
         forget: Forget,
         gather: &mut Gather,
-    ) -> Result<(), OutOfMemory> {
+    ) -> Result<(), NoMemory> {
         let mut at = part.start();
         while let Some(seen) = self.first_large_folio(VirtRange::raw(at.0, part.end().0)) {
             let Seen { folio, number, range, pages } = seen;

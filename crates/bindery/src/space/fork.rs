@@ -2,7 +2,7 @@
 
 use core::sync::atomic::Ordering;
 
-use crate::error::Error;
+use crate::error::{Error, Failure, NoMemory};
 use crate::interrupt;
 use crate::platform::Platform;
 use crate::rmap::{self, AnonGroup, Groups};
@@ -35,7 +35,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         self.page_table.memory.outermost(|| self.fork_once())
     }
 
-    fn fork_once(&self) -> Result<Self, Error> {
+    fn fork_once(&self) -> Result<Self, Failure> {
         let maximum_mappings = self.maximum_mappings.load(Ordering::Relaxed);
         let options = SpaceOptions { maximum_mappings, ..self.options };
         let child = Self::with_limit(self.page_table.memory, options, self.page_table.reach)?;
@@ -71,7 +71,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         gather: &mut Gather,
         removed: &mut Removed,
         notices: &mut Notices,
-    ) -> Result<(), Error> {
+    ) -> Result<(), Failure> {
         let mut chains = false;
         for node in self.vmas.iter() {
             let vma = self.vma(node);
@@ -114,7 +114,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         vma: &Vma,
         notices: &mut Notices,
         gather: &mut Gather,
-    ) -> Result<(), Error> {
+    ) -> Result<(), Failure> {
         let range = vma.range();
         // Before the child can run, and before anything else is made that would have to go again.
         let userfault = match vma.userfault_pointer() {
@@ -127,7 +127,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             None => None,
             Some(parent) => {
                 let memory = self.page_table.memory;
-                Some(Groups::create(memory, Some(parent)).ok_or(Error::OutOfMemory)?)
+                Some(Groups::create(memory, Some(parent)).ok_or(NoMemory)?)
             }
         };
         let flags = vma.flags() - (MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT);
@@ -141,7 +141,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 if let Some(group) = group {
                     Groups::discard(self.page_table.memory, group);
                 }
-                return Err(error);
+                return Err(error.into());
             }
         }
         let guarded = vma.has(MappingFlags::MAYBE_GUARDS);

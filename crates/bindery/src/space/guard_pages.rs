@@ -3,7 +3,7 @@
 
 use crate::addr::VirtRange;
 use crate::arch::Marker;
-use crate::error::Error;
+use crate::error::{Error, Failure, NoMemory};
 use crate::platform::Platform;
 use crate::table::zap::Flush;
 use crate::tlb::Gather;
@@ -20,9 +20,9 @@ impl<P: Platform> AddressSpace<'_, P> {
         vma: &Vma,
         part: VirtRange,
         gather: &mut Gather,
-    ) -> Result<(), Error> {
+    ) -> Result<(), Failure> {
         if vma.has(MappingFlags::LOCKED) {
-            return Err(Error::Invalid);
+            return Err(Error::Invalid.into());
         }
         if vma.is_anonymous() {
             // As Linux, which joins mappings by it.
@@ -35,13 +35,12 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.flush(gather);
         let done = zapped.and_then(|()| self.page_table.mark(part, Marker::Guard));
         drop(vma);
-        done.map_err(|_| Error::OutOfMemory)
+        Ok(done?)
     }
 
     /// Takes the guards of `part` away; what is touched then is new.
-    pub(super) fn remove_guards(&self, vma: &Vma, part: VirtRange) -> Result<(), Error> {
+    pub(super) fn remove_guards(&self, vma: &Vma, part: VirtRange) -> Result<(), NoMemory> {
         let _locked = vma.lock_write(self.platform());
-        let done = self.page_table.unmark(part, Marker::Guard);
-        done.map_err(|_| Error::OutOfMemory)
+        self.page_table.unmark(part, Marker::Guard)
     }
 }

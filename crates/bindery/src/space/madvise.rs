@@ -2,7 +2,7 @@
 
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::KeyRights;
-use crate::error::Error;
+use crate::error::{Error, Failure, NoMemory};
 use crate::interrupt;
 use crate::object::ObjectState;
 use crate::platform::Platform;
@@ -231,7 +231,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         range: VirtRange,
         advice: Advice,
         rights: KeyRights,
-    ) -> Result<(), Error> {
+    ) -> Result<(), Failure> {
         self.transaction(|mm, gather, removed| {
             self.advise_locked(mm, range, advice, rights, gather, removed)
         })
@@ -257,18 +257,18 @@ impl<P: Platform> AddressSpace<'_, P> {
         rights: KeyRights,
         gather: &mut Gather,
         removed: &mut Removed,
-    ) -> Result<(), Error> {
+    ) -> Result<(), Failure> {
         let mut parts = Parts::of(range);
         while let Some((vma, part)) = parts.next(mm, self) {
             if !may_be_advised(vma, advice, rights) {
-                return Err(Error::Sealed(part.start()));
+                return Err(Error::Sealed(part.start()).into());
             }
             if advice.looks_at_pages() {
                 interrupt::check(self.platform())?;
             }
             self.advise(mm, vma, part, advice, gather, removed)?;
         }
-        parts.end()
+        Ok(parts.end()?)
     }
 
     fn advise(
@@ -279,18 +279,18 @@ impl<P: Platform> AddressSpace<'_, P> {
         advice: Advice,
         gather: &mut Gather,
         removed: &mut Removed,
-    ) -> Result<(), Error> {
+    ) -> Result<(), Failure> {
         let locked = vma.has(MappingFlags::LOCKED);
         match advice {
             Advice::WillNeed => Ok(()),
-            Advice::DontNeed if locked => Err(Error::Invalid),
-            Advice::DontNeed | Advice::DontNeedLocked => self.drop_contents(vma, part, gather),
-            Advice::Free if locked || !vma.is_anonymous() => Err(Error::Invalid),
-            Advice::Free => self.forget_contents(vma, part, Forget::Use, gather),
-            Advice::Cold | Advice::PageOut if locked => Err(Error::Invalid),
+            Advice::DontNeed if locked => Err(Error::Invalid.into()),
+            Advice::DontNeed | Advice::DontNeedLocked => Ok(self.drop_contents(vma, part, gather)?),
+            Advice::Free if locked || !vma.is_anonymous() => Err(Error::Invalid.into()),
+            Advice::Free => Ok(self.forget_contents(vma, part, Forget::Use, gather)?),
+            Advice::Cold | Advice::PageOut if locked => Err(Error::Invalid.into()),
             // What may vanish when memory is short vanishes: there is no need of a place for it.
             Advice::PageOut if vma.has(MappingFlags::DROPPABLE) => {
-                self.drop_contents(vma, part, gather)
+                Ok(self.drop_contents(vma, part, gather)?)
             }
             Advice::PageOut
                 if self.page_table.memory.has_swap()
@@ -303,10 +303,10 @@ impl<P: Platform> AddressSpace<'_, P> {
                     .map_or(Ok(()), |object| self.page_out_shared(vma, object, part, gather))
             }
             Advice::Cold | Advice::PageOut => {
-                self.forget_contents(vma, part, Forget::Accessed, gather)
+                Ok(self.forget_contents(vma, part, Forget::Accessed, gather)?)
             }
             Advice::GuardInstall => self.install_guards(mm, vma, part, gather),
-            Advice::GuardRemove => self.remove_guards(vma, part),
+            Advice::GuardRemove => Ok(self.remove_guards(vma, part)?),
             _ => {
                 let flags = advised_flags(vma, advice)?;
                 if flags == vma.flags() {
@@ -322,7 +322,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         vma: &Vma,
         part: VirtRange,
         gather: &mut Gather,
-    ) -> Result<(), Error> {
+    ) -> Result<(), NoMemory> {
         self.note_resident();
         let locked = vma.lock_write(self.platform());
         gather.vma_stays();
@@ -343,7 +343,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         // Before a fault is let in: it would map a new page while others still use the old.
         self.flush(gather);
         drop(locked);
-        zapped.map_err(|_| Error::OutOfMemory)
+        zapped
     }
 
     /// Throws away what objects have in the range (`MADV_REMOVE`).

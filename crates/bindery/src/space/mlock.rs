@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 use bitflags::bitflags;
 
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::error::Error;
+use crate::error::{Error, Failure};
 use crate::platform::Platform;
 
 use super::change::Removed;
@@ -225,7 +225,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         range: VirtRange,
         locks: MappingFlags,
         removed: &mut Removed,
-    ) -> Result<(), Error> {
+    ) -> Result<(), Failure> {
         let mut at = range.start();
         while at < range.end() {
             let vma = self.vma_at(mm, at).ok_or(Error::NotMapped(at))?;

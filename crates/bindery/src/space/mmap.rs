@@ -4,7 +4,7 @@ use core::ptr::NonNull;
 
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::commit::Overcommit;
-use crate::error::Error;
+use crate::error::{Error, Failure};
 use crate::object::{Accounting, MAX_SIZE, ObjectState, Sealing, WritableMapping};
 use crate::platform::Platform;
 use crate::tlb::Gather;
@@ -200,7 +200,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         request: &MapRequest,
         length: u64,
         backing: &Backing,
-    ) -> Result<(VirtRange, MappingFlags), Error> {
+    ) -> Result<(VirtRange, MappingFlags), Failure> {
         self.transaction(|mm, gather, removed| {
             self.map_locked(mm, request, length, backing, gather, removed)
         })
@@ -239,7 +239,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         backing: &Backing,
         gather: &mut Gather,
         removed: &mut Removed,
-    ) -> Result<(VirtRange, MappingFlags), Error> {
+    ) -> Result<(VirtRange, MappingFlags), Failure> {
         // As Linux, which lets a new mapping be the first that is too many.
         self.room_for(0)?;
         let flags = self.map_flags(request, backing);
@@ -262,7 +262,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         if grows && (request.sharing == Sharing::Shared || droppable)
             || droppable && asked.contains(MapFlags::LOCKED)
         {
-            return Err(Error::Invalid);
+            return Err(Error::Invalid.into());
         }
         self.refuse_exec_gain(flags, flags)?;
         let MappedPages { all: replaced, committed: given_back } = self.pages_mapped(mm, range)?;

@@ -87,7 +87,7 @@ use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crate::Memory;
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::Arch;
-use crate::error::Error;
+use crate::error::{Error, NoMemory};
 use crate::object::{self, Object};
 use crate::platform::Platform;
 use crate::rmap::Groups;
@@ -234,8 +234,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         options: SpaceOptions,
         reach: RunLimit,
     ) -> Result<Self, Error> {
-        let page_table = || PageTable::new(memory, reach).ok_or(Error::OutOfMemory);
-        let page_table = memory.retry(page_table)?;
+        let page_table = || Ok(PageTable::new(memory, reach).ok_or(NoMemory)?);
+        let page_table = memory.retry::<_, Error>(page_table)?;
         Ok(Self {
             page_table,
             vmas: Index::new(memory.index_key()),

@@ -10,13 +10,12 @@
 
 use crate::addr::{Order, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::Level;
-use crate::deferred::Shortage;
 use crate::error::Error;
+use crate::error::{CallError, Failure};
 use crate::frame::{Folio, OwnerMark};
 use crate::interrupt;
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
-use crate::table::OutOfMemory;
 use crate::table::locking::Depth;
 use crate::table::move_pages::{MovePlan, MoveStop, PageMover};
 
@@ -62,10 +61,8 @@ impl MoveError {
     }
 }
 
-impl Shortage for MoveError {
-    fn is_out_of_memory(&self) -> bool {
-        *self == Self::OutOfMemory
-    }
+impl CallError for MoveError {
+    const OUT_OF_MEMORY: Self = Self::OutOfMemory;
 }
 
 /// What is to move.
@@ -131,7 +128,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         request: &MoveRequest,
         permit: &impl MovePermit,
         moved: &mut u64,
-    ) -> Result<(), MoveError> {
+    ) -> Result<(), Failure<MoveError>> {
         loop {
             let locked = self.lock_both_vmas(request.destination, request.source)?;
             let (destination, source) = locked.vmas();
@@ -139,8 +136,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             let Some(group) = destination.group_pointer() else {
                 // Whose the pages will be is settled under the mutex.
                 drop(locked);
-                let prepared = self.prepare_group(request.destination);
-                prepared.map_err(|_| MoveError::OutOfMemory)?;
+                self.prepare_group(request.destination)?;
                 continue;
             };
             let at = VirtAddr(request.destination.0 + *moved);
@@ -173,17 +169,17 @@ impl<P: Platform> AddressSpace<'_, P> {
         &self,
         mover: &mut PageMover<'_, '_, P>,
         source: &Vma,
-    ) -> Result<(), MoveError> {
+    ) -> Result<(), Failure<MoveError>> {
         let mut tries = 0;
         while !mover.is_done() {
             match mover.step() {
                 None => {}
-                Some(MoveStop::Missing) => return Err(MoveError::Missing),
-                Some(MoveStop::Exists) => return Err(MoveError::Exists),
-                Some(MoveStop::Busy) => return Err(MoveError::Busy),
-                Some(MoveStop::Marked) => return Err(MoveError::Marked),
-                Some(MoveStop::OutOfMemory) => {
-                    mover.refill().map_err(|OutOfMemory| MoveError::OutOfMemory)?;
+                Some(MoveStop::Missing) => return Err(MoveError::Missing.into()),
+                Some(MoveStop::Exists) => return Err(MoveError::Exists.into()),
+                Some(MoveStop::Busy) => return Err(MoveError::Busy.into()),
+                Some(MoveStop::Marked) => return Err(MoveError::Marked.into()),
+                Some(MoveStop::NoMemory) => {
+                    mover.refill()?;
                 }
                 Some(MoveStop::Locked(folio)) => self.wait_for_folio(folio),
                 Some(MoveStop::Split(at, order)) => {
@@ -208,17 +204,18 @@ impl<P: Platform> AddressSpace<'_, P> {
         at: VirtAddr,
         order: Order,
         tries: u32,
-    ) -> Result<(), MoveError> {
+    ) -> Result<(), Failure<MoveError>> {
         match self.split_locked(source, at, order) {
-            Ok(()) | Err(FolioError::NotMapped | FolioError::Unsuitable) => Ok(()),
-            Err(FolioError::OutOfMemory) => Err(MoveError::OutOfMemory),
-            Err(FolioError::Busy) => {
+            Ok(()) => Ok(()),
+            Err(Failure::NoMemory) => Err(Failure::NoMemory),
+            Err(Failure::Refused(FolioError::Busy)) => {
                 // A thread that only reads the folio will release its reference.
                 let looked_at = self.folio_to_wait_for(at).filter(|_| tries < TRIES);
                 self.wait_for_folio(looked_at.ok_or(MoveError::Busy)?);
                 self.platform().relax();
                 Ok(())
             }
+            Err(Failure::Refused(_)) => Ok(()),
         }
     }
 

@@ -4,7 +4,7 @@ use arrayvec::ArrayVec;
 
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, ProtectionKey};
-use crate::error::Error;
+use crate::error::{Error, Failure, NoMemory};
 use crate::platform::Platform;
 use crate::table::protect::{EntryPolicy, Watched, Writable};
 use crate::tlb::Gather;
@@ -174,15 +174,13 @@ impl<P: Platform> AddressSpace<'_, P> {
         protection: Protection,
         key: Option<ProtectionKey>,
         unlocked: &mut ArrayVec<VirtRange, 16>,
-    ) -> Result<(), Error> {
+    ) -> Result<(), Failure> {
         self.transaction(|mm, gather, removed| {
             let allowed = key.is_none_or(|key| self.keys.has(key));
             let range =
                 if allowed { self.protected_range(mm, range, from) } else { Err(Error::Invalid) };
-            range.and_then(|range| {
-                let mut call = ProtectCall { protection, key, gather, removed };
-                self.protect_locked(mm, range, &mut call, unlocked)
-            })
+            let mut call = ProtectCall { protection, key, gather, removed };
+            self.protect_locked(mm, range?, &mut call, unlocked)
         })
     }
 
@@ -234,7 +232,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         range: VirtRange,
         call: &mut ProtectCall<'_>,
         unlocked: &mut ArrayVec<VirtRange, 16>,
-    ) -> Result<(), Error> {
+    ) -> Result<(), Failure> {
         let ProtectCall { protection, key, gather, removed } = call;
         let mut at = range.start();
         while at < range.end() {
@@ -247,11 +245,11 @@ impl<P: Platform> AddressSpace<'_, P> {
                     >> MappingFlags::MAY_READ.bits().trailing_zeros(),
             );
             if !possible.contains(wanted & MappingFlags::PROTECTION) {
-                return Err(Error::AccessDenied);
+                return Err(Error::AccessDenied.into());
             }
             self.refuse_exec_gain(vma.flags(), wanted)?;
             if vma.has(MappingFlags::SEALED) {
-                return Err(Error::Sealed(part.start()));
+                return Err(Error::Sealed(part.start()).into());
             }
             let before = vma.flags();
             let key = key.unwrap_or(before.key());
@@ -264,7 +262,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 if self.may_expand(flags, part.pages()).is_err()
                     && self.may_expand(before, part.pages()).is_ok()
                 {
-                    return Err(Error::LimitReached);
+                    return Err(Error::LimitReached.into());
                 }
                 if flags.is_accountable() && !flags.contains(MappingFlags::ACCOUNT) {
                     committed = part.pages();
@@ -276,8 +274,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             }
             let _reservation = self.page_table.memory.commitment().reserve(committed)?;
             self.with_flags(mm, vma, part, flags, removed, |vma| {
-                let done = self.page_table.protect(part, &vma.entry_policy(), gather);
-                done.map_err(|_| Error::OutOfMemory)
+                self.page_table.protect(part, &vma.entry_policy(), gather)
             })?;
             let locked = before & (MappingFlags::WRITE | MappingFlags::SHARED | LOCKS);
             if locked == MappingFlags::LOCKED && flags.contains(MappingFlags::WRITE) {
@@ -307,19 +304,20 @@ impl<P: Platform> AddressSpace<'_, P> {
         part: VirtRange,
         flags: MappingFlags,
         removed: &mut Removed,
-        work: impl FnOnce(&Vma) -> Result<(), Error>,
-    ) -> Result<(), Error> {
+        work: impl FnOnce(&Vma) -> Result<(), NoMemory>,
+    ) -> Result<(), Failure> {
         let mut vma = vma;
         if vma.start() < part.start().0 {
             self.room_for(1)?;
             vma = self.split(mm, vma, part.start())?;
         }
         if part.end().0 < vma.end() {
-            let cut = self.room_for(1).and_then(|()| self.split(mm, vma, part.end()));
-            if let Err(error) = cut {
+            let cut = self.room_for(1).map_err(Failure::from);
+            let cut = cut.and_then(|()| Ok(self.split(mm, vma, part.end())?));
+            if let Err(failure) = cut {
                 // Nothing has changed here: what was cut off below belongs to it again.
                 self.merge_around(mm, vma, removed);
-                return Err(error);
+                return Err(failure);
             }
         }
         let locked = vma.lock_write(self.platform());
@@ -327,6 +325,6 @@ impl<P: Platform> AddressSpace<'_, P> {
         let done = work(&locked);
         drop(locked);
         self.merge_around(mm, vma, removed);
-        done
+        Ok(done?)
     }
 }

@@ -1,7 +1,7 @@
 //! `mseal(2)`.
 
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
-use crate::error::Error;
+use crate::error::{Error, Failure};
 use crate::platform::Platform;
 
 use super::vma::MappingFlags;
@@ -31,7 +31,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// What is sealed already is passed over.
-    fn seal_once(&self, range: VirtRange) -> Result<(), Error> {
+    fn seal_once(&self, range: VirtRange) -> Result<(), Failure> {
         self.transaction(|mm, _, removed| {
             self.covered(mm, range)?;
             let mut at = range.start();

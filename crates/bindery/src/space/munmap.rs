@@ -1,14 +1,31 @@
 //! `munmap(2)`.
 
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
-use crate::error::Error;
+use crate::error::{Error, Failure, NoMemory};
+use crate::frame::slab::Reserved;
 use crate::platform::Platform;
 use crate::table::zap::Flush;
 use crate::tlb::Gather;
+use crate::userfault::Notices;
 
 use super::change::Removed;
-use super::vma::MappingFlags;
+use super::vma::{MappingFlags, Vma};
 use super::{AddressSpace, MmapLocked};
+
+/// The memory that unmapping takes: reserved before its first change. Must be used or given back.
+#[derive(Default)]
+#[must_use]
+pub(super) struct UnmapSupplies {
+    /// For the upper part of a VMA that is cut in two.
+    upper: Option<Reserved<Vma>>,
+    /// For the userfaultfds that are told.
+    notices: Notices,
+}
+
+/// Whether the range leaves something of the VMA on both sides.
+fn is_inside(range: VirtRange, vma: &Vma) -> bool {
+    vma.start() < range.start().0 && range.end().0 < vma.end()
+}
 
 impl<P: Platform> AddressSpace<'_, P> {
     /// Unmaps `length` bytes (rounded up to pages) at `start`. Mappings that extend beyond the ends
@@ -28,7 +45,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.page_table.memory.outermost(|| self.unmap_once(range))
     }
 
-    fn unmap_once(&self, range: VirtRange) -> Result<(), Error> {
+    fn unmap_once(&self, range: VirtRange) -> Result<(), Failure> {
         self.transaction(|mm, gather, removed| self.unmap_locked(mm, range, gather, removed))
     }
 
@@ -56,15 +73,73 @@ impl<P: Platform> AddressSpace<'_, P> {
         range: VirtRange,
         gather: &mut Gather,
         removed: &mut Removed,
-    ) -> Result<(), Error> {
+    ) -> Result<(), Failure> {
         let Some(first) = self.vmas_in(mm, range).next() else { return Ok(()) };
+        self.may_unmap(mm, range, first)?;
+        let supplies = self.supply_unmapping(mm, range)?;
+        Ok(self.unmap_supplied(mm, range, supplies, gather, removed)?)
+    }
+
+    /// Whether what is mapped in `range`, of which `first` is the first, may be unmapped.
+    pub(super) fn may_unmap(
+        &self,
+        mm: &MmapLocked,
+        range: VirtRange,
+        first: &Vma,
+    ) -> Result<(), Error> {
         self.refuse_sealed(mm, range)?;
-        if first.start() < range.start().0 && range.end().0 < first.end() {
-            self.room_for(1)?;
-            self.split(mm, first, range.end())?;
-        }
+        if is_inside(range, first) { self.room_for(1) } else { Ok(()) }
+    }
+
+    /// Gets what it takes to unmap `range`. Where there is no memory, nothing has changed.
+    pub(super) fn supply_unmapping(
+        &self,
+        mm: &MmapLocked,
+        range: VirtRange,
+    ) -> Result<UnmapSupplies, NoMemory> {
+        let mut supplies = UnmapSupplies::default();
         if self.has_userfaults() {
-            self.tell_of_unmapping(mm, range, &mut removed.notices)?;
+            self.tell_of_unmapping(mm, range, &mut supplies.notices)?;
+        }
+        if self.vmas_in(mm, range).next().is_some_and(|first| is_inside(range, first)) {
+            match self.reserve_vma() {
+                Ok(upper) => supplies.upper = Some(upper),
+                Err(error) => {
+                    supplies.notices.cancel(self.page_table.memory);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(supplies)
+    }
+
+    /// Gives back what was to serve for unmapping.
+    #[cold]
+    pub(super) fn give_back_unmapping(&self, supplies: UnmapSupplies) {
+        supplies.notices.cancel(self.page_table.memory);
+        if let Some(upper) = supplies.upper {
+            self.give_back_reserved(upper);
+        }
+    }
+
+    /// As [`AddressSpace::unmap_locked`], of what may be unmapped, with what that takes.
+    pub(super) fn unmap_supplied(
+        &self,
+        mm: &MmapLocked,
+        range: VirtRange,
+        supplies: UnmapSupplies,
+        gather: &mut Gather,
+        removed: &mut Removed,
+    ) -> Result<(), NoMemory> {
+        removed.notices.append(supplies.notices);
+        if let Some(upper) = supplies.upper {
+            match self.vmas_in(mm, range).next() {
+                Some(first) if is_inside(range, first) => {
+                    self.split_in(mm, first, range.end(), upper);
+                }
+                // The caller has unmapped something since.
+                _ => self.give_back_reserved(upper),
+            }
         }
         for vma in self.vmas_in(mm, range) {
             vma.lock_write(self.platform()).leave_locked();
@@ -77,7 +152,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         if self.cut_out(mm, range, removed) {
             gather.vma_stays();
         }
-        zapped.map_err(|_| Error::OutOfMemory)
+        zapped
     }
 
     /// Refuses a range with a part of a sealed VMA.

@@ -4,7 +4,7 @@ use arrayvec::ArrayVec;
 
 use crate::addr::{PAGE_SHIFT, PageRange, VirtRange};
 use crate::arch::{Arch, Kind, Level};
-use crate::error::Error;
+use crate::error::{Failure, NoMemory};
 use crate::frame::Folio;
 use crate::interrupt;
 use crate::object::ObjectState;
@@ -34,7 +34,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         vma: &Vma,
         part: VirtRange,
         gather: &mut Gather,
-    ) -> Result<(), Error> {
+    ) -> Result<(), Failure> {
         let memory = self.page_table.memory;
         let attributes = vma.flags().attributes();
         let mut chunks = Chunks::of(self.without_shared_huge_edges(part));
@@ -52,7 +52,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 PageTable::swap_out(&mut cursor, attributes, &mut victims, &mut batch, gather)
             };
             batch.write_out(memory);
-            match stop.map_err(|_| Error::OutOfMemory)? {
+            match stop? {
                 SwapOutStop::End => {}
                 SwapOutStop::Full(at) => chunks.go_on_from(at),
                 SwapOutStop::Cut(folio, at) => {
@@ -79,7 +79,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         object: &ObjectState,
         part: VirtRange,
         gather: &mut Gather,
-    ) -> Result<(), Error> {
+    ) -> Result<(), Failure> {
         if !object.may_be_swapped() {
             return Ok(());
         }
@@ -124,7 +124,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         vma: &Vma,
         here: VirtRange,
         gather: &mut Gather,
-    ) -> Result<PageSet, Error> {
+    ) -> Result<PageSet, NoMemory> {
         let alone = self.mapped_alone(here);
         // The mutex keeps writers out.
         let Some(_locked) = vma.try_read(self.platform()) else { return Ok(PageSet::EMPTY) };
@@ -136,8 +136,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             let goes = alone.has(mapped.number) && frames.is_of_object(mapped.folio);
             if goes { Fate::Goes } else { Fate::Stays }
         };
-        let zapped = self.page_table.zap_chosen(here, vma.dropped_protection(), gather, fate);
-        zapped.map_err(|_| Error::OutOfMemory)?;
+        self.page_table.zap_chosen(here, vma.dropped_protection(), gather, fate)?;
         Ok(alone)
     }
 

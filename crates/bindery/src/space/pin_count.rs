@@ -26,7 +26,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 use crate::Memory;
 use crate::addr::PAGE_SIZE;
-use crate::error::{FaultError, PinError};
+use crate::error::{Failure, FaultError, NoMemory, PinError};
 use crate::frame::PinRoom;
 use crate::memory::{Record, RecordKind};
 use crate::platform::Platform;
@@ -98,7 +98,7 @@ impl<P: Platform> Drop for Share<'_, P> {
 
 impl<'m, P: Platform> AddressSpace<'m, P> {
     /// The count of the address space, made with its first pin.
-    pub(super) fn pin_count(&self) -> Result<&'m PinCount, FaultError> {
+    pub(super) fn pin_count(&self) -> Result<&'m PinCount, Failure<FaultError>> {
         let memory = self.page_table.memory;
         let count = match self.pin_counts.get() {
             Some(count) => count,
@@ -106,7 +106,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 memory.may_wait();
                 let new = PinCount(AtomicU64::new(SPACE));
                 let new = memory.slab::<PinCount>().allocate(&memory.frames, &memory.platform, new);
-                let new = new.ok_or(FaultError::OutOfMemory)?;
+                let new = new.ok_or(NoMemory)?;
                 let (null, made) = (ptr::null_mut(), new.as_ptr());
                 let order = (Ordering::AcqRel, Ordering::Acquire);
                 match self.pin_counts.0.compare_exchange(null, made, order.0, order.1) {
@@ -116,7 +116,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                         unsafe {
                             memory.slab::<PinCount>().free(&memory.frames, &memory.platform, new)
                         };
-                        NonNull::new(other).ok_or(FaultError::OutOfMemory)?
+                        NonNull::new(other).ok_or(NoMemory)?
                     }
                 }
             }

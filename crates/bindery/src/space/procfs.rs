@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::VirtAddr;
-use crate::error::Error;
+use crate::error::{Error, NoMemory};
 use crate::platform::Platform;
 use crate::table::age::Forget;
 
@@ -47,11 +47,15 @@ impl<P: Platform> AddressSpace<'_, P> {
         concerned: impl Fn(&Vma) -> bool,
     ) -> Result<(), Error> {
         // What has been forgotten already is forgotten once more, if it comes to that.
-        self.page_table.memory.outermost(|| self.forget_once(forget, &concerned))
+        self.page_table.memory.outermost(|| Ok(self.forget_once(forget, &concerned)?))
     }
 
-    fn forget_once(&self, forget: Forget, concerned: &impl Fn(&Vma) -> bool) -> Result<(), Error> {
-        let result = self.transaction(|mm, gather, _| {
+    fn forget_once(
+        &self,
+        forget: Forget,
+        concerned: &impl Fn(&Vma) -> bool,
+    ) -> Result<(), NoMemory> {
+        self.transaction(|mm, gather, _| {
             let mut result = Ok(());
             for node in self.vmas.iter() {
                 let vma = self.vma(node);
@@ -68,7 +72,6 @@ impl<P: Platform> AddressSpace<'_, P> {
             // One flush for up to 64 tables. A store that slips through before it is as if it had
             // come before the call.
             result
-        });
-        result.map_err(|_| Error::OutOfMemory)
+        })
     }
 }

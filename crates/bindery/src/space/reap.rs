@@ -1,6 +1,6 @@
 //! Takes the memory of a process that is about to end (`process_mrelease(2)`, Linux's OOM reaper).
 
-use crate::error::Error;
+use crate::error::{Error, Failure};
 use crate::interrupt;
 use crate::platform::Platform;
 use crate::tlb::Gather;
@@ -37,7 +37,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// 1. A fault on CPU A reads the flags under the VMA's read lock.
     /// 2. CPU B waits for that lock to be released, then sets the flag.
     /// 3. CPU B drops the contents, and with them the page that CPU A has mapped.
-    fn reap_locked(&self, mm: &MmapLocked, gather: &mut Gather) -> Result<(), Error> {
+    fn reap_locked(&self, mm: &MmapLocked, gather: &mut Gather) -> Result<(), Failure> {
         for node in self.vmas.iter() {
             let vma = self.vma(node);
             if vma.has(MappingFlags::SHARED) || vma.has(MappingFlags::REAPED) {
@@ -50,7 +50,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             if let Err(error) = self.drop_contents(vma, vma.range(), gather) {
                 let locked = vma.lock_write(self.platform());
                 self.change_flags(mm, &locked, vma.flags() - MappingFlags::REAPED);
-                return Err(error);
+                return Err(error.into());
             }
         }
         Ok(())

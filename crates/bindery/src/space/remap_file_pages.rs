@@ -1,7 +1,7 @@
 //! `remap_file_pages(2)`.
 
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::error::Error;
+use crate::error::{Error, Failure};
 use crate::platform::Platform;
 use crate::tlb::Gather;
 
@@ -49,7 +49,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// Nothing has changed where it fails. Gives the flags of the new mapping.
-    fn remap_file_once(&self, range: VirtRange, page: u64) -> Result<MappingFlags, Error> {
+    fn remap_file_once(&self, range: VirtRange, page: u64) -> Result<MappingFlags, Failure> {
         self.transaction(|mm, gather, removed| {
             self.remap_file_locked(mm, range, page, gather, removed)
         })
@@ -62,12 +62,12 @@ impl<P: Platform> AddressSpace<'_, P> {
         page: u64,
         gather: &mut Gather,
         removed: &mut Removed,
-    ) -> Result<MappingFlags, Error> {
+    ) -> Result<MappingFlags, Failure> {
         let first = self.vma_at(mm, range.start()).ok_or(Error::Invalid)?;
         let flags = first.flags();
         let object = self.object_of(first).ok_or(Error::Invalid)?;
         if !flags.contains(MappingFlags::SHARED | MappingFlags::MAY_WRITE) {
-            return Err(Error::Invalid);
+            return Err(Error::Invalid.into());
         }
         let alike = |flags: MappingFlags| flags - MappingFlags::STICKY;
         let mut end = first.end();
@@ -76,12 +76,12 @@ impl<P: Platform> AddressSpace<'_, P> {
                 && alike(vma.flags()) == alike(flags)
                 && vma.object_pointer() == first.object_pointer();
             if !continues {
-                return Err(Error::Invalid);
+                return Err(Error::Invalid.into());
             }
             end = vma.end();
         }
         if end < range.end().0 {
-            return Err(Error::Invalid);
+            return Err(Error::Invalid.into());
         }
         let mut asked = MapFlags::empty();
         asked.set(MapFlags::LOCKED, flags.contains(MappingFlags::LOCKED));

@@ -10,7 +10,7 @@ use bitflags::bitflags;
 
 use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{Absent, Arch, Level, Marker};
-use crate::error::Error;
+use crate::error::{Error, Failure};
 use crate::interrupt;
 use crate::platform::Platform;
 use crate::table::look::{MappedRun, Stretch};
@@ -191,7 +191,8 @@ impl<'a> PageRegions<'a> {
 /// How far a scan has come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Scanned {
-    /// The end of the range, or the first matching page that was not reported any more.
+    /// The end of the range, or the first matching page that was not reported any more; or where
+    /// there was no memory to protect what matches.
     pub end: VirtAddr,
     /// Pages that were reported.
     pub pages: u64,
@@ -209,6 +210,8 @@ struct Walk<'a, 'r> {
     pages: u64,
     /// The first matching page that cannot be reported.
     stopped: Option<VirtAddr>,
+    /// Where to go on.
+    at: VirtAddr,
     /// What is to be protected before anything else is looked at.
     matches: ArrayVec<VirtRange, MATCHES>,
     /// There was no room for more of them: the scan goes on from here.
@@ -250,6 +253,26 @@ impl Walk<'_, '_> {
     }
 }
 
+impl PageRegions<'_> {
+    /// Takes back what was reported from `at` on, and says how many pages that was.
+    #[cold]
+    fn take_back(&mut self, at: VirtAddr) -> u64 {
+        let mut pages = 0;
+        while let Some(last) = self.room[..self.count].last_mut()
+            && last.range.end() > at
+        {
+            let start = last.range.start();
+            pages += VirtRange::raw(start.max(at).0, last.range.end().0).pages();
+            if start < at {
+                last.range = VirtRange::raw(start.0, at.0);
+            } else {
+                self.count -= 1;
+            }
+        }
+        pages
+    }
+}
+
 impl<P: Platform> AddressSpace<'_, P> {
     /// Looks at the pages of a range, reports those that match, and protects them if that is asked
     /// for (`ioctl(PAGEMAP_SCAN)`). Ends where there is no room for more. Without `regions`,
@@ -263,30 +286,38 @@ impl<P: Platform> AddressSpace<'_, P> {
     ///
     /// # Errors
     /// [`Error::AccessDenied`] for a mapping that cannot be protected, if such are refused;
-    /// [`Error::OutOfMemory`]; [`Error::Interrupted`] for a fatal signal. What was reported before
-    /// an error may be protected.
+    /// [`Error::Interrupted`] for a fatal signal; what was reported before either may be protected.
+    /// [`Error::OutOfMemory`] if nothing can be protected. A scan that could protect something
+    /// before the memory ran out ends there ([`Scanned::end`]): what was protected is reported, and
+    /// nothing behind it is protected.
     pub fn scan_pages(
         &self,
         scan: &PageScan,
         regions: Option<&mut PageRegions<'_>>,
     ) -> Result<Scanned, Error> {
+        let start = scan.range.start();
         let mut walk = Walk {
             scan,
             regions,
             pages: 0,
+            at: start,
             stopped: None,
             matches: ArrayVec::new(),
             resumes: None,
         };
         let end = scan.range.end().min(self.limit());
-        let mut at = scan.range.start();
-        while at < end {
-            interrupt::check(self.platform())?;
-            walk.resumes = None;
-            let rest = VirtRange::raw(at.0, end.0);
-            let next =
-                self.transaction(|mm, gather, _| self.scan_part(mm, rest, &mut walk, gather));
-            at = next?;
+        while walk.at < end {
+            // Part by part: what was protected would not match once more.
+            let scanned = self.page_table.memory.retry(|| {
+                interrupt::check(self.platform())?;
+                self.transaction(|mm, gather, _| self.scan_part(mm, end, &mut walk, gather))
+            });
+            match scanned {
+                Ok(()) => {}
+                // The next scan returns the error.
+                Err(Error::OutOfMemory) if walk.at > start => walk.stopped = Some(walk.at),
+                Err(error) => return Err(error),
+            }
             if let Some(end) = walk.stopped {
                 return Ok(Scanned { end, pages: walk.pages });
             }
@@ -294,42 +325,58 @@ impl<P: Platform> AddressSpace<'_, P> {
         Ok(Scanned { end: scan.range.end(), pages: walk.pages })
     }
 
-    /// Scans the front of `range`, and returns where to go on.
+    /// Goes on up to `end` at most. Where it fails for want of memory, all is as if the walk had
+    /// come to where it is, and not looked any further.
     fn scan_part(
         &self,
         mm: &MmapLocked,
-        range: VirtRange,
+        end: VirtAddr,
         walk: &mut Walk<'_, '_>,
         gather: &mut Gather,
-    ) -> Result<VirtAddr, Error> {
+    ) -> Result<(), Failure> {
+        walk.resumes = None;
+        let range = VirtRange::raw(walk.at.0, end.0);
         let next = self.first_ending_after(mm, range.start().0);
         let Some(vma) = next.filter(|vma| vma.start() < range.end().0) else {
-            return Ok(range.end());
+            walk.at = range.end();
+            return Ok(());
         };
         let part = vma.range().intersection(range);
         let protectable = self.lifts_unseen(vma);
         if !protectable && walk.scan.refuses_others {
-            return Err(Error::AccessDenied);
+            return Err(Error::AccessDenied.into());
         }
         let mut common = PageCategories::empty();
         common.set(PageCategories::PROTECTABLE, protectable);
         common.set(PageCategories::SOFT_DIRTY, vma.has(MappingFlags::SOFT_DIRTY));
         if !walk.scan.protects {
-            return Ok(self.scan_tables(part, common, walk));
+            walk.at = self.scan_tables(part, common, walk);
+            return Ok(());
         }
         if !protectable {
-            return Ok(part.end());
+            walk.at = part.end();
+            return Ok(());
         }
         // Keeps faults out, as `userfault_protect` demands.
         let locked = vma.lock_write(self.platform());
         let end = self.scan_tables(part, common, walk);
-        let mut done = Ok(());
-        for range in walk.matches.drain(..) {
-            done = done.and_then(|()| self.protect_part(range, true, gather));
-        }
+        let mut protect = |range: VirtRange| {
+            let reached = self.protect_front(range, gather);
+            (reached < range.end()).then_some(reached)
+        };
+        let short = walk.matches.drain(..).find_map(&mut protect);
         self.flush(gather);
         drop(locked);
-        done.map(|()| end).map_err(|_| Error::OutOfMemory)
+        let Some(reached) = short else {
+            walk.at = end;
+            return Ok(());
+        };
+        if let Some(regions) = &mut walk.regions {
+            walk.pages -= regions.take_back(reached);
+        }
+        walk.stopped = None;
+        walk.at = reached;
+        Err(Failure::NoMemory)
     }
 
     /// Scans the front of a part of a mapping, whose pages have the `common` categories.

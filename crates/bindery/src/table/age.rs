@@ -13,7 +13,7 @@ use super::cursor::{Chunks, Cursor};
 use super::locking::Depth;
 use super::run::{Run, Slots, What};
 use super::zap::clear_absent;
-use super::{OutOfMemory, PageTable};
+use super::{NoMemory, PageTable};
 
 /// What leaves shall forget.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,7 +57,7 @@ impl<P: Platform> PageTable<'_, P> {
         forget: Forget,
         gather: &mut Gather,
         mut concerned: impl FnMut(Option<Folio>, u32) -> bool,
-    ) -> Result<u64, OutOfMemory> {
+    ) -> Result<u64, NoMemory> {
         let mut changed = 0;
         let mut chunks = Chunks::of(range);
         while let Some(mut cursor) = chunks.next(self, Depth::Floor(Level::PTE), Some(&*gather)) {

@@ -34,7 +34,7 @@ pub(crate) enum JoinError {
     /// The entries are not all there, not of one folio in order, or not equal.
     NotUniform,
     /// No memory for the table that the new leaf has to keep on deposit.
-    OutOfMemory,
+    NoMemory,
 }
 
 impl<P: Platform> PageTable<'_, P> {
@@ -135,7 +135,7 @@ impl<P: Platform> PageTable<'_, P> {
         let range = VirtRange::raw(base.0, base.0 + P::Arch::PMD.span());
         let mut counts = Counts::default();
         memory.may_wait();
-        let deposit = new_table(memory, Level::PTE, &mut counts).ok_or(JoinError::OutOfMemory)?;
+        let deposit = new_table(memory, Level::PTE, &mut counts).ok_or(JoinError::NoMemory)?;
         let mut gather = Gather::new();
         let mut cursor = self.cursor(range, Depth::Floor(Level::PTE));
         let done = join_leaves_locked(&mut cursor, base, deposit, &mut gather);

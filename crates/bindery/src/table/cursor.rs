@@ -22,7 +22,7 @@ use crate::tlb::Gather;
 use super::EntryAt;
 use super::locking::{self, Depth, LockSet, Node};
 use super::run::{self, Run, Slots, What};
-use super::{OutOfMemory, PageTable, ReadSection, TablePool};
+use super::{NoMemory, PageTable, ReadSection, TablePool};
 
 /// What a cursor does at a table that its range covers whole.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -206,7 +206,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
     /// The next run, whose leaves agree in what `equal` names; `None` at the end of the range. All
     /// tables are entered. Fails where a huge leaf has to be split and its deposit is missing.
     #[inline]
-    pub(crate) fn next_run(&mut self, equal: Equal) -> Result<Option<Run<P::Arch>>, OutOfMemory> {
+    pub(crate) fn next_run(&mut self, equal: Equal) -> Result<Option<Run<P::Arch>>, NoMemory> {
         self.next_run_or_table(equal, WholeTables::Entered)
     }
 
@@ -216,7 +216,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
         &mut self,
         equal: Equal,
         tables: WholeTables,
-    ) -> Result<Option<Run<P::Arch>>, OutOfMemory> {
+    ) -> Result<Option<Run<P::Arch>>, NoMemory> {
         while self.at < self.range.end().0 {
             let node = self.position.unwrap_or(self.cover);
             let at = VirtAddr(self.at);
@@ -350,7 +350,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
     }
 
     /// Splits the huge leaf or the absent entry at `index`, of which the range covers a part.
-    fn split(&mut self, node: Node<P::Arch>, index: EntryIndex) -> Result<(), OutOfMemory> {
+    fn split(&mut self, node: Node<P::Arch>, index: EntryIndex) -> Result<(), NoMemory> {
         let base = VirtAddr(self.at).align_down(node.level.span());
         let table = self.page_table.split(node, index, base, &mut self.counts)?;
         self.locks.push(table);
@@ -364,7 +364,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
         addr: VirtAddr,
         level: Level<P::Arch>,
         pool: &mut TablePool<'m, P>,
-    ) -> Result<Frame, OutOfMemory> {
+    ) -> Result<Frame, NoMemory> {
         let (page_table, cover) = (self.page_table, self.cover);
         table_under(page_table, &mut self.locks, &mut self.counts, cover, addr, level, pool)
     }
@@ -438,7 +438,7 @@ pub(crate) fn table_under<'m, P: Platform>(
     addr: VirtAddr,
     level: Level<P::Arch>,
     pool: &mut TablePool<'m, P>,
-) -> Result<Frame, OutOfMemory> {
+) -> Result<Frame, NoMemory> {
     loop {
         let found = match page_table.table_below(node, addr, level, Ordering::Relaxed) {
             Ok(found) => {

@@ -16,7 +16,7 @@ use crate::stats::Counts;
 
 use super::locking::{Depth, Node};
 use super::run::Slots;
-use super::{EntryAt, OutOfMemory, PageTable, ReadSection, TablePool};
+use super::{EntryAt, NoMemory, PageTable, ReadSection, TablePool};
 
 impl<P: Platform> PageTable<'_, P> {
     /// Lets no entry cover addresses on both sides of `at`, a multiple of the page size: VMAs
@@ -50,8 +50,8 @@ impl<P: Platform> PageTable<'_, P> {
         index: EntryIndex,
         base: VirtAddr,
         counts: &mut Counts,
-    ) -> Result<Frame, OutOfMemory> {
-        let table = self.withdraw_table(node.table).ok_or(OutOfMemory)?;
+    ) -> Result<Frame, NoMemory> {
+        let table = self.withdraw_table(node.table).ok_or(NoMemory)?;
         let level = node.level.below();
         self.meta(table).init(level);
         let slot = &self.slots(node.table)[index.slot()];

@@ -10,13 +10,13 @@ use super::cursor::{Chunks, Cursor};
 use super::locking::Depth;
 use super::run::{self, What};
 use super::zap::clear_absent;
-use super::{EntryAt, OutOfMemory, PageTable, TablePool};
+use super::{EntryAt, NoMemory, PageTable, TablePool};
 
 impl<P: Platform> PageTable<'_, P> {
     /// Puts `marker` everywhere in `range`, whose entries are empty. One entry for each slot of
     /// level 2 that is covered whole, with a table on deposit, one for each page else. On failure
     /// what lies before is marked.
-    pub(crate) fn mark(&self, range: VirtRange, marker: Marker) -> Result<(), OutOfMemory> {
+    pub(crate) fn mark(&self, range: VirtRange, marker: Marker) -> Result<(), NoMemory> {
         let entry = P::Arch::encode_absent(Absent::Marker(marker));
         let table = P::Arch::PMD.span();
         let mut at = range.start();
@@ -39,7 +39,7 @@ impl<P: Platform> PageTable<'_, P> {
     }
 
     /// Takes all of `marker` out of `range`.
-    pub(crate) fn unmark(&self, range: VirtRange, marker: Marker) -> Result<(), OutOfMemory> {
+    pub(crate) fn unmark(&self, range: VirtRange, marker: Marker) -> Result<(), NoMemory> {
         let wanted = Some(Absent::Marker(marker));
         let mut chunks = Chunks::of(range);
         while let Some(mut cursor) = chunks.next(self, Depth::Floor(Level::PTE), None) {
@@ -60,7 +60,7 @@ pub(super) fn mark_slot<'m, P: Platform>(
     part: VirtRange,
     entry: Entry,
     pool: &mut TablePool<'m, P>,
-) -> Result<(), OutOfMemory> {
+) -> Result<(), NoMemory> {
     let page_table = cursor.page_table;
     let table = cursor.table_at(part.start(), Level::PMD, pool)?;
     let deposit = pool.take(Level::PTE, &mut cursor.counts)?;
@@ -77,7 +77,7 @@ fn mark_pages<'m, P: Platform>(
     part: VirtRange,
     entry: Entry,
     pool: &mut TablePool<'m, P>,
-) -> Result<(), OutOfMemory> {
+) -> Result<(), NoMemory> {
     let page_table = cursor.page_table;
     let table = cursor.table_at(part.start(), Level::PTE, pool)?;
     let first = P::Arch::PTE.index_of(part.start());

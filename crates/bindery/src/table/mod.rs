@@ -76,7 +76,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use crate::Memory;
 use crate::addr::{Frame, Order, VirtAddr};
 use crate::arch::{Arch, Entry, EntryIndex, Kind, Level};
-pub(crate) use crate::error::OutOfMemory;
+pub(crate) use crate::error::NoMemory;
 use crate::frame::table_meta::TableMeta;
 use crate::frame::{AllocateFor, pending};
 use crate::memory::{Record, RecordKind};

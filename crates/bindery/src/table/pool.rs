@@ -9,7 +9,7 @@ use crate::frame::table_meta::TableStack;
 use crate::platform::Platform;
 use crate::stats::Counts;
 
-use super::{OutOfMemory, PageTable, free_table, new_table};
+use super::{NoMemory, PageTable, free_table, new_table};
 
 /// Where new tables come from while locks are held: from those that were allocated beforehand, else
 /// from the allocator if it has one at once.
@@ -34,7 +34,7 @@ impl<'m, P: Platform> TablePool<'m, P> {
     }
 
     /// A pool of `count` tables. May wait for memory.
-    pub(crate) fn fill(memory: &'m Memory<P>, count: u64) -> Result<Self, OutOfMemory> {
+    pub(crate) fn fill(memory: &'m Memory<P>, count: u64) -> Result<Self, NoMemory> {
         let mut pool = Self::new(memory);
         if count > 0 {
             // On failure the pool is dropped, and gives back what it has.
@@ -45,15 +45,15 @@ impl<'m, P: Platform> TablePool<'m, P> {
 
     /// Adds as many tables as one place of the tree can need: one on each level, and one on
     /// deposit. May wait for memory.
-    pub(crate) fn refill(&mut self) -> Result<(), OutOfMemory> {
+    pub(crate) fn refill(&mut self) -> Result<(), NoMemory> {
         self.add(u64::from(P::Arch::LEVELS))
     }
 
     #[inline(never)]
-    fn add(&mut self, count: u64) -> Result<(), OutOfMemory> {
+    pub(crate) fn add(&mut self, count: u64) -> Result<(), NoMemory> {
         for _ in 0..count {
             self.memory.may_wait();
-            let table = new_table(self.memory, Level::PTE, &mut self.counts).ok_or(OutOfMemory)?;
+            let table = new_table(self.memory, Level::PTE, &mut self.counts).ok_or(NoMemory)?;
             self.put(table);
         }
         Ok(())
@@ -70,17 +70,26 @@ impl<'m, P: Platform> TablePool<'m, P> {
         &mut self,
         level: Level<P::Arch>,
         counts: &mut Counts,
-    ) -> Result<Frame, OutOfMemory> {
+    ) -> Result<Frame, NoMemory> {
         let Some(table) = self.tables.pop(&self.memory.frames) else {
-            return new_table(self.memory, level, counts).ok_or(OutOfMemory);
+            return new_table(self.memory, level, counts).ok_or(NoMemory);
         };
         self.memory.frames.table(table).init(level);
         Ok(table)
     }
 
-    /// Whether tables were allocated beforehand.
+    /// Whether tables were allocated beforehand, and are not counted yet.
     pub(crate) fn is_used(&self) -> bool {
         self.counts.tables_allocated > 0
+    }
+
+    /// Frees the tables that were not needed, and adds to `counts` what those in the pool have cost.
+    #[inline]
+    pub(crate) fn settle(&mut self, counts: &mut Counts) {
+        if self.is_used() {
+            self.give_back();
+            *counts += mem::take(&mut self.counts);
+        }
     }
 
     /// Frees the tables that were not needed.
@@ -108,12 +117,12 @@ impl<'m, P: Platform> PageTable<'m, P> {
     #[inline]
     pub(crate) fn with_tables<R>(
         &self,
-        mut work: impl FnMut(&mut TablePool<'m, P>) -> Result<R, OutOfMemory>,
-    ) -> Result<R, OutOfMemory> {
+        mut work: impl FnMut(&mut TablePool<'m, P>) -> Result<R, NoMemory>,
+    ) -> Result<R, NoMemory> {
         let mut pool = TablePool::new(self.memory);
         let result = loop {
             match work(&mut pool) {
-                Err(OutOfMemory) if self.add_tables(&mut pool).is_ok() => {}
+                Err(NoMemory) if self.add_tables(&mut pool).is_ok() => {}
                 done => break done,
             }
         };
@@ -126,7 +135,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     /// Refills the pool, and adds to the statistics what that took.
     #[cold]
     #[inline(never)]
-    fn add_tables(&self, pool: &mut TablePool<'m, P>) -> Result<(), OutOfMemory> {
+    fn add_tables(&self, pool: &mut TablePool<'m, P>) -> Result<(), NoMemory> {
         let result = pool.refill();
         self.stats.add(&mem::take(&mut pool.counts));
         result

@@ -14,7 +14,7 @@ use super::cursor::{Chunks, Cursor};
 use super::leaf::user_attributes;
 use super::locking::Depth;
 use super::run::{self, Run, Slots, What};
-use super::{OutOfMemory, PageTable};
+use super::{NoMemory, PageTable};
 
 /// Which pages may become writable at once, where the mapping allows stores. The others do so with
 /// the next store, which faults.
@@ -58,7 +58,7 @@ impl<P: Platform> PageTable<'_, P> {
         range: VirtRange,
         policy: &EntryPolicy,
         gather: &mut Gather,
-    ) -> Result<(), OutOfMemory> {
+    ) -> Result<(), NoMemory> {
         let mut chunks = Chunks::of(range);
         while let Some(mut cursor) = chunks.next(self, Depth::Floor(Level::PTE), Some(&*gather)) {
             protect_locked(&mut cursor, policy, gather)?;
@@ -71,7 +71,7 @@ fn protect_locked<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
     policy: &EntryPolicy,
     gather: &mut Gather,
-) -> Result<(), OutOfMemory> {
+) -> Result<(), NoMemory> {
     let equal = match policy.watched {
         Watched::No => Equal::WRITABLE,
         Watched::SoftDirty => Equal::WRITABLE | Equal::SOFT_DIRTY,

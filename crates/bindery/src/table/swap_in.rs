@@ -13,7 +13,7 @@ use crate::swap::page_set::PageSet;
 use super::locking::{Depth, LockTree};
 use super::protect::{EntryPolicy, Watched, Writable};
 use super::run::{self, Run, Slots, What};
-use super::{OutOfMemory, PageTable, ReadSection};
+use super::{NoMemory, PageTable, ReadSection};
 
 /// A folio whose content is complete, and where its pages belong.
 pub(crate) struct SwapIn {
@@ -53,7 +53,7 @@ impl<P: Platform> PageTable<'_, P> {
             let run = match cursor.next_run(Equal::empty()) {
                 Ok(Some(run)) => run,
                 Ok(None) => break,
-                Err(OutOfMemory) => {
+                Err(NoMemory) => {
                     done.refused = true;
                     break;
                 }

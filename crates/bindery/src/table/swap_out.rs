@@ -33,7 +33,7 @@ use super::cursor::Cursor;
 use super::out_batch::{OutBatch, OutRun};
 use super::run::{self, Run, What};
 use super::victims::{Choice, SwapOutStop, Victims};
-use super::{EntryAt, OutOfMemory, PageTable};
+use super::{EntryAt, NoMemory, PageTable};
 
 /// What happens to the leaves of one part.
 struct SwapOut<'c, 'a, 'm, P: Platform> {
@@ -76,7 +76,7 @@ impl<P: Platform> PageTable<'_, P> {
         victims: &mut Victims,
         batch: &mut OutBatch,
         gather: &mut Gather,
-    ) -> Result<SwapOutStop, OutOfMemory> {
+    ) -> Result<SwapOutStop, NoMemory> {
         let flush = Flush::Here;
         let mut work = SwapOut { victims, cursor, batch, gather, attributes, flush };
         let stop = work.store_entries();
@@ -94,14 +94,14 @@ impl<P: Platform> PageTable<'_, P> {
         victims: &mut Victims,
         batch: &mut OutBatch,
         gather: &mut Gather,
-    ) -> Result<SwapOutStop, OutOfMemory> {
+    ) -> Result<SwapOutStop, NoMemory> {
         let flush = Flush::Deferred;
         SwapOut { victims, cursor, batch, gather, attributes, flush }.store_entries()
     }
 }
 
 impl<P: Platform> SwapOut<'_, '_, '_, P> {
-    fn store_entries(&mut self) -> Result<SwapOutStop, OutOfMemory> {
+    fn store_entries(&mut self) -> Result<SwapOutStop, NoMemory> {
         while let Some(run) = self.cursor.next_run(Equal::SOFT_DIRTY)? {
             let What::Leaf(first) = run.what else { continue };
             if self.batch.is_full() {

@@ -6,7 +6,7 @@
 
 use core::sync::atomic::Ordering;
 
-use crate::addr::VirtRange;
+use crate::addr::{VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Entry, Equal, Level, Marker};
 use crate::platform::Platform;
 use crate::tlb::Gather;
@@ -17,7 +17,7 @@ use super::locking::Depth;
 use super::marker::mark_slot;
 use super::run::{self, Run, Slots, What};
 use super::zap::{clear_absent, suspend};
-use super::{EntryAt, OutOfMemory, PageTable, TablePool};
+use super::{EntryAt, NoMemory, PageTable, TablePool};
 
 /// Whether a run has the bit, or is one of markers.
 pub(super) fn is_protected<A: Arch>(run: &Run<A>) -> bool {
@@ -39,7 +39,7 @@ impl<P: Platform> PageTable<'_, P> {
         &self,
         range: VirtRange,
         gather: &mut Gather,
-    ) -> Result<(), OutOfMemory> {
+    ) -> Result<(), NoMemory> {
         let mut chunks = Chunks::of(range);
         while let Some(mut cursor) = chunks.next(self, Depth::Floor(Level::PTE), Some(&*gather)) {
             while let Some(run) = cursor.next_run(Equal::WRITABLE)? {
@@ -60,7 +60,7 @@ impl<P: Platform> PageTable<'_, P> {
 
     /// Takes the protection and its markers away from what stands in `range`. Leaves allow no
     /// more than before. The caller keeps faults out of the range.
-    pub(crate) fn userfault_lift(&self, range: VirtRange) -> Result<(), OutOfMemory> {
+    pub(crate) fn userfault_lift(&self, range: VirtRange) -> Result<(), NoMemory> {
         let mut chunks = Chunks::of(range);
         while let Some(mut cursor) = chunks.next(self, Depth::Floor(Level::PTE), None) {
             while let Some(run) = cursor.next_run(Equal::empty())? {
@@ -82,8 +82,13 @@ impl<P: Platform> PageTable<'_, P> {
         Ok(())
     }
 
-    /// Puts markers wherever nothing stands in `range`. On failure what lies before has them.
-    pub(crate) fn userfault_mark(&self, range: VirtRange) -> Result<(), OutOfMemory> {
+    /// Puts markers wherever nothing stands in `range`. On failure what lies before `reached` has
+    /// them, and nothing behind it.
+    pub(crate) fn userfault_mark(
+        &self,
+        range: VirtRange,
+        reached: &mut VirtAddr,
+    ) -> Result<(), NoMemory> {
         let span = P::Arch::PTE.table_span();
         let mut at = range.start();
         while at < range.end() {
@@ -94,6 +99,7 @@ impl<P: Platform> PageTable<'_, P> {
                 mark_vacant(&mut cursor, part, pool)
             })?;
             at = part.end();
+            *reached = at;
         }
         Ok(())
     }
@@ -178,7 +184,7 @@ fn mark_vacant<'m, P: Platform>(
     cursor: &mut Cursor<'_, 'm, P>,
     part: VirtRange,
     pool: &mut TablePool<'m, P>,
-) -> Result<(), OutOfMemory> {
+) -> Result<(), NoMemory> {
     let page_table = cursor.page_table;
     let entry = P::Arch::encode_absent(Absent::Marker(Marker::UserfaultWriteProtect));
     let EntryAt { node, entry: found, .. } = cursor.entry_at(part.start());

@@ -34,7 +34,7 @@ use super::cursor::{Chunks, Cursor, WholeTables};
 use super::dropping::{Dropping, drop_absent};
 use super::locking::Depth;
 use super::run::{Run, What};
-use super::{OutOfMemory, PageTable};
+use super::{NoMemory, PageTable};
 
 /// When the TLBs forget what is unmapped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,7 +59,7 @@ impl<P: Platform> PageTable<'_, P> {
         freeable: VirtRange,
         flush: Flush,
         gather: &mut Gather,
-    ) -> Result<(), OutOfMemory> {
+    ) -> Result<(), NoMemory> {
         if !self.reach.takes_tables() {
             // The baseline looks at every leaf first, and finds the tables empty afterwards.
             let mut chunks = Chunks::of(range);
@@ -87,7 +87,7 @@ fn zap_locked<P: Platform>(
     whole: WholeTables,
     flush: Flush,
     gather: &mut Gather,
-) -> Result<(), OutOfMemory> {
+) -> Result<(), NoMemory> {
     let page_table = cursor.page_table;
     let mut suspended = false;
     let mut failed = Ok(());

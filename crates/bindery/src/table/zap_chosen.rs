@@ -17,7 +17,7 @@ use super::run::{Run, What};
 use super::write_protect::{is_protected, leave_markers};
 use super::zap::{clear_absent, drop_suspended, suspend};
 use super::zap_except::Protected;
-use super::{OutOfMemory, PageTable};
+use super::{NoMemory, PageTable};
 
 /// A run of entries that map pages of one folio.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,7 +58,7 @@ impl<P: Platform> PageTable<'_, P> {
         protected: Protected,
         gather: &mut Gather,
         mut fate: impl FnMut(Mapped) -> Fate,
-    ) -> Result<(), OutOfMemory> {
+    ) -> Result<(), NoMemory> {
         let mut chunks = Chunks::of(range);
         while let Some(mut cursor) = chunks.next(self, Depth::Floor(Level::PTE), Some(&*gather)) {
             let mut suspended = None;

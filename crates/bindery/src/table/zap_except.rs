@@ -12,7 +12,7 @@ use super::run::{Run, What};
 use super::stray::{Keep, try_mark_stray};
 use super::write_protect::{is_protected, leave_markers};
 use super::zap::{clear_absent, drop_suspended, suspend};
-use super::{OutOfMemory, PageTable};
+use super::{NoMemory, PageTable};
 
 /// What stays.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -61,7 +61,7 @@ impl<P: Platform> PageTable<'_, P> {
         range: VirtRange,
         except: Exceptions,
         gather: &mut Gather,
-    ) -> Result<(), OutOfMemory> {
+    ) -> Result<(), NoMemory> {
         let tables = self.takes_tables(except);
         if tables && !self.zap_sparing_in(range, except, Pass::Tables, gather)? {
             return Ok(());
@@ -84,7 +84,7 @@ impl<P: Platform> PageTable<'_, P> {
         except: Exceptions,
         pass: Pass,
         gather: &mut Gather,
-    ) -> Result<bool, OutOfMemory> {
+    ) -> Result<bool, NoMemory> {
         let Exceptions { spared, protected } = except;
         let (depth, whole) = match pass {
             // Those above keep: to detach one, all below it would have to be marked in one lock

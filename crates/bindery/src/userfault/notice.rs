@@ -4,7 +4,7 @@ use core::cell::Cell;
 use core::ptr::NonNull;
 
 use crate::Memory;
-use crate::error::OutOfMemory;
+use crate::error::NoMemory;
 use crate::memory::{Record, RecordKind};
 use crate::platform::Platform;
 
@@ -44,12 +44,12 @@ impl Notices {
         memory: &Memory<P>,
         state: NonNull<UserfaultState>,
         content: Content,
-    ) -> Result<(), OutOfMemory> {
+    ) -> Result<(), NoMemory> {
         memory.may_wait();
         let make = || Notice { state, waiter: Waiter::new(content), next: Cell::new(None) };
         let slab = memory.slab::<Notice>();
         let node = slab.allocate_with(&memory.frames, &memory.platform, make);
-        let node = node.ok_or(OutOfMemory)?;
+        let node = node.ok_or(NoMemory)?;
         // SAFETY: the caller keeps the VMA that holds it.
         let named = unsafe { state.as_ref() };
         named.hold();

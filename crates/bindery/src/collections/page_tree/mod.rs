@@ -42,7 +42,7 @@ mod swapped;
 use bitflags::bitflags;
 
 use crate::addr::{Frame, PAGE_SHIFT};
-use crate::error::OutOfMemory;
+use crate::error::NoMemory;
 use crate::platform::Platform;
 
 use node::{
@@ -221,12 +221,12 @@ impl PageIndex {
         first: u64,
         count: u64,
         nodes: &Nodes<'_, P>,
-    ) -> Result<(), OutOfMemory> {
-        let end = first.checked_add(count).filter(|end| *end <= PAGE_LIMIT).ok_or(OutOfMemory)?;
+    ) -> Result<(), NoMemory> {
+        let end = first.checked_add(count).filter(|end| *end <= PAGE_LIMIT).ok_or(NoMemory)?;
         for (page, _) in pieces(first, end) {
             if self.make_path(page, nodes).is_none() {
                 self.prune(first, page + 1 - first, nodes);
-                return Err(OutOfMemory);
+                return Err(NoMemory);
             }
         }
         Ok(())

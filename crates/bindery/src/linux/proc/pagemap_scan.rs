@@ -34,7 +34,8 @@ pub type RegionSink<'a> = dyn FnMut(VirtAddr, &[u8]) -> Result<(), FaultError> +
 /// # Errors
 /// `EINVAL` for another size, unknown flags or categories, an unaligned start, or room for regions
 /// that is nowhere; `EFAULT` for a range or room beyond user space, or room that cannot be written;
-/// `EPERM`, `ENOMEM`, `EINTR`.
+/// `EPERM`, `EINTR`; `ENOMEM` where nothing can be protected: a scan for which the memory runs out
+/// later ends there.
 pub fn pagemap_scan<P: Platform>(
     space: &AddressSpace<'_, P>,
     words: &mut [u64; SCAN_WORDS],
@@ -43,7 +44,9 @@ pub fn pagemap_scan<P: Platform>(
     let (scan, room) = arguments::<P>(words)?;
     words[SCAN_END] = scan.range.end().0;
     if room.length == 0 {
-        return space.scan_pages(&scan, None).map(|_| 0).map_err(refused);
+        let scanned = space.scan_pages(&scan, None).map_err(refused)?;
+        words[SCAN_END] = scanned.end.0;
+        return Ok(0);
     }
     let mut done = 0;
     let end = report(space, scan, &room, &mut done, write)?;
@@ -112,7 +115,7 @@ fn report<P: Platform>(
     done: &mut u64,
     write: &mut RegionSink<'_>,
 ) -> Result<VirtAddr, Errno> {
-    let end = scan.range.end();
+    let (start, end) = (scan.range.start(), scan.range.end());
     let mut buffer = [PageRegion::default(); AT_ONCE];
     let mut last = None;
     loop {
@@ -121,14 +124,23 @@ fn report<P: Platform>(
             None => PageRegions::new(&mut buffer[..left]),
             Some(region) => PageRegions::after(&mut buffer[..left], region),
         };
-        let scanned = space.scan_pages(&scan, Some(&mut regions)).map_err(refused)?;
+        let scanned = match space.scan_pages(&scan, Some(&mut regions)) {
+            Ok(scanned) => scanned,
+            Err(error) => {
+                if let Some(region) = last {
+                    write_region(room, done, &region, write)?;
+                }
+                // What was protected before the memory ran out is not lost: the next scan returns
+                // the error.
+                let short = error == Error::OutOfMemory && scan.range.start() > start;
+                return if short { Ok(scan.range.start()) } else { Err(refused(error)) };
+            }
+        };
         let found = regions.found();
         let more = scanned.end < end && regions.is_full() && *done + (left as u64) < room.length;
         let kept = usize::from(more);
         for region in &found[..found.len() - kept] {
-            let place = VirtAddr(room.start + *done * REGION);
-            write(place, &bytes_of(region)).map_err(|_| Errno::EFAULT)?;
-            *done += 1;
+            write_region(room, done, region, write)?;
         }
         if !more {
             return Ok(scanned.end);
@@ -137,6 +149,18 @@ fn report<P: Platform>(
         scan.range = VirtRange::raw(scanned.end.0, end.0);
         scan.maximum_pages -= scanned.pages;
     }
+}
+
+fn write_region(
+    room: &Room,
+    done: &mut u64,
+    region: &PageRegion,
+    write: &mut RegionSink<'_>,
+) -> Result<(), Errno> {
+    let place = VirtAddr(room.start + *done * REGION);
+    write(place, &bytes_of(region)).map_err(|_| Errno::EFAULT)?;
+    *done += 1;
+    Ok(())
 }
 
 fn bytes_of(region: &PageRegion) -> [u8; REGION as usize] {

@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Attributes, Entry, Kind, Level, Permissions};
-use crate::error::FaultError;
+use crate::error::{Failure, FaultError, NoMemory};
 use crate::frame::{Folio, OwnerKind};
 use crate::object::{Awaited, pages};
 use crate::platform::Platform;
@@ -63,11 +63,11 @@ impl<P: Platform> AddressSpace<'_, P> {
         vma: &Vma,
         page: VirtAddr,
         range: VirtRange,
-    ) -> Result<Resolved, FaultError> {
+    ) -> Result<Resolved, Failure<FaultError>> {
         let mut gather = Gather::new();
         let done = self.page_table.protect(range, &vma.entry_policy(), &mut gather);
         self.page_table.finish(&mut gather);
-        done.map_err(|_| FaultError::OutOfMemory)?;
+        done?;
         let mut cursor = self
             .page_table
             .cursor(VirtRange::raw(page.0, page.0 + PAGE_SIZE), Depth::Floor(Level::PTE));
@@ -124,10 +124,14 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// Puts a copy in the place of the page, or a new zero page in the place of the zero
     /// page. `None` if the page has changed in between.
-    pub(super) fn copy(&self, vma: &Vma, page: VirtAddr) -> Result<Option<Resolved>, FaultError> {
+    pub(super) fn copy(
+        &self,
+        vma: &Vma,
+        page: VirtAddr,
+    ) -> Result<Option<Resolved>, Failure<FaultError>> {
         let frames = &self.page_table.memory.frames;
         self.page_table.memory.may_wait();
-        let copy = self.own_folio(vma, page, Order::PAGE).ok_or(FaultError::OutOfMemory)?;
+        let copy = self.own_folio(vma, page, Order::PAGE).ok_or(NoMemory)?;
         let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
         let copied = {
             let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
@@ -158,7 +162,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// mapping: a copy of the zero page, of the object's page, or of a page that other processes
     /// map. Does nothing if the page is the program's own already, or is not mapped any more.
     /// (Linux: `FAULT_FLAG_UNSHARE`.)
-    pub(in crate::space) fn unshare(&self, page: VirtAddr) -> Result<(), FaultError> {
+    pub(in crate::space) fn unshare(&self, page: VirtAddr) -> Result<(), Failure<FaultError>> {
         loop {
             let locked = self.lock_vma(page).ok_or(FaultError::NotMapped)?;
             let vma = locked.vma();
@@ -168,7 +172,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             }
             if vma.group_pointer().is_none() {
                 drop(locked);
-                self.prepare_group(page).map_err(|_| FaultError::OutOfMemory)?;
+                self.prepare_group(page)?;
                 continue;
             }
             let Some(object) = vma.object() else {
@@ -181,7 +185,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
     }
 
-    fn unshare_locked(&self, vma: &Vma, page: VirtAddr) -> Result<(), FaultError> {
+    fn unshare_locked(&self, vma: &Vma, page: VirtAddr) -> Result<(), Failure<FaultError>> {
         let frames = &self.page_table.memory.frames;
         let shown = {
             let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
@@ -277,7 +281,7 @@ fn replace_page<P: Platform>(
     vma: &Vma,
     range: VirtRange,
     copy: Folio,
-) -> Result<Option<(Frame, bool)>, FaultError> {
+) -> Result<Option<(Frame, bool)>, Failure<FaultError>> {
     let page_table = cursor.page_table;
     let EntryAt { node, entry: raw, .. } = cursor.entry_at(range.start());
     if node.level.kind(raw) != Kind::Leaf
@@ -286,9 +290,8 @@ fn replace_page<P: Platform>(
         return Ok(None);
     }
     // Splits a huge leaf, whose deposit is the table.
-    let table = cursor
-        .table_at(range.start(), Level::PTE, &mut TablePool::new(page_table.memory))
-        .map_err(|_| FaultError::OutOfMemory)?;
+    let table =
+        cursor.table_at(range.start(), Level::PTE, &mut TablePool::new(page_table.memory))?;
     let index = P::Arch::PTE.index_of(range.start());
     if P::Arch::is_contig(run::load(page_table.slots(table), index)) {
         page_table.unfold(table, index, range.start(), &mut cursor.counts);

@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 use crate::addr::{Order, Orders, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{AbsentFormat, Arch, Attributes, Entry, Level};
 use crate::effort::Collecting;
-use crate::error::FaultError;
+use crate::error::{Failure, FaultError};
 use crate::events::RareEvents;
 use crate::frame::{Folio, MAX_FOLIO_ORDER, OwnerKind};
 use crate::platform::Platform;
@@ -13,7 +13,7 @@ use crate::space::AddressSpace;
 use crate::stats::Counts;
 use crate::table::cursor::Cursor;
 use crate::table::locking::{Depth, LockTree};
-use crate::table::{EntryAt, OutOfMemory, ReadSection, TablePool, run};
+use crate::table::{EntryAt, NoMemory, ReadSection, TablePool, run};
 use crate::vma::{MappingFlags, Vma};
 
 use super::swap_in::Slot;
@@ -174,7 +174,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         access: Access,
         mut orders: Orders,
         tries: Tries,
-    ) -> Result<Step, FaultError> {
+    ) -> Result<Step, Failure<FaultError>> {
         if access != Access::Write {
             let huge = if orders.has_large() { self.map_huge_zero_page(vma, page) } else { None };
             return huge.map_or_else(|| self.map_zero_page(vma, page), Ok);
@@ -202,13 +202,13 @@ impl<P: Platform> AddressSpace<'_, P> {
             if !matches!(step, Ok(Step::Done(_))) {
                 self.page_table.memory.frames.discard(self.platform(), folio);
             }
-            if matches!(step, Err(FaultError::OutOfMemory)) && order > Order::PAGE {
+            if matches!(step, Err(Failure::NoMemory)) && order > Order::PAGE {
                 // A smaller one needs no table on deposit.
                 continue;
             }
             return step;
         }
-        Err(FaultError::OutOfMemory)
+        Err(Failure::NoMemory)
     }
 
     /// What a fault does that has found no block for a large folio: `None` if it makes do without.
@@ -226,7 +226,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         range: VirtRange,
         folio: Folio,
         attributes: Attributes,
-    ) -> Result<Step, FaultError> {
+    ) -> Result<Step, Failure<FaultError>> {
         let huge = folio.order == P::Arch::PMD.order() && folio.order > Order::PAGE;
         let level = if huge { Level::PMD } else { Level::PTE };
         self.page_table.memory.before_execution(attributes.permissions, folio);
@@ -235,7 +235,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             map_folio_locked(&mut cursor, range, folio, attributes, level, pool)
         });
         self.published(range);
-        mapped.map_err(|_| FaultError::OutOfMemory)
+        Ok(mapped?)
     }
 }
 
@@ -262,7 +262,7 @@ fn map_folio_locked<'m, P: Platform>(
     attributes: Attributes,
     level: Level<P::Arch>,
     pool: &mut TablePool<'m, P>,
-) -> Result<Step, OutOfMemory> {
+) -> Result<Step, NoMemory> {
     let page_table = cursor.page_table;
     let EntryAt { node, entry, .. } = cursor.entry_at(range.start());
     if node.level < level || !entry.is_empty() {

@@ -9,7 +9,7 @@ mod zero_page;
 
 use crate::addr::{Orders, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, KeyRights, Kind, Marker, Permissions};
-use crate::error::{Error, FaultError};
+use crate::error::{Failure, FaultError};
 use crate::object::Awaited;
 use crate::platform::{Invalidation, Platform, Tables};
 use crate::table::{EntryAt, ReadSection};
@@ -185,11 +185,8 @@ enum Tries {
 }
 
 /// The fault for an object's error.
-pub(super) fn refused(error: Error) -> FaultError {
-    match error {
-        Error::OutOfMemory => FaultError::OutOfMemory,
-        _ => FaultError::Bus,
-    }
+pub(super) fn refused(failure: Failure) -> Failure<FaultError> {
+    failure.map(|_| FaultError::Bus)
 }
 
 /// Whether a VMA with these flags allows the access.
@@ -315,7 +312,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         &self,
         fault: &Fault,
         mut locked: Option<VmaReadGuard<'_, P>>,
-    ) -> Result<Resolved, FaultError> {
+    ) -> Result<Resolved, Failure<FaultError>> {
         let &Fault { page, access, .. } = fault;
         // What was fetched for the page stays until it is mapped.
         let mut _kept = None;
@@ -334,7 +331,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                     Served::GoOn(still) => locked = still,
                     Served::LookAgain => continue,
                     Served::Mapped => return Ok(Resolved::Spurious),
-                    Served::Refused(error) => return Err(error),
+                    Served::Refused(error) => return Err(error.into()),
                 }
             }
             let private = !flags.contains(MappingFlags::SHARED);
@@ -342,11 +339,11 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 if vma.group_pointer().is_none() {
                     if vma.has(MappingFlags::MAYBE_GUARDS) && self.is_guarded(page) {
                         // As Linux: a guard leaves no trace of who ran into it.
-                        return Err(FaultError::NotMapped);
+                        return Err(FaultError::NotMapped.into());
                     }
                     // Once for each mapping: who owns its pages is settled under the mutex.
                     drop(locked);
-                    self.prepare_group(page).map_err(|_| FaultError::OutOfMemory)?;
+                    self.prepare_group(page)?;
                     continue;
                 }
                 if !touched
@@ -395,8 +392,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         vma: &Vma,
         wanted: PageAccess,
         tries: Tries,
-        fill: impl Fn(Orders) -> Result<Step, FaultError>,
-    ) -> Result<Outcome, FaultError> {
+        fill: impl Fn(Orders) -> Result<Step, Failure<FaultError>>,
+    ) -> Result<Outcome, Failure<FaultError>> {
         let PageAccess { page, access } = wanted;
         loop {
             let step = match self.vacant_orders(vma, page, access) {
@@ -416,7 +413,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             };
             match step {
                 Step::Done(resolved) => return Ok(Outcome::Resolved(resolved)),
-                Step::Refused(error) => return Err(error),
+                Step::Refused(error) => return Err(error.into()),
                 Step::Await(awaited) => return Ok(Outcome::Await(awaited)),
                 Step::Collect => return Ok(Outcome::Collect),
                 _ => {}

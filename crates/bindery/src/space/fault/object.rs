@@ -2,7 +2,7 @@
 
 use crate::addr::{Frame, Order, Orders, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, Attributes, Entry, Level, Permissions};
-use crate::error::FaultError;
+use crate::error::{Failure, FaultError};
 use crate::frame::Folio;
 use crate::object::PagesStay;
 use crate::object::{Awaited, ObjectState, Stop, pages};
@@ -12,7 +12,7 @@ use crate::stats::Counts;
 use crate::table::leaf::user_attributes;
 use crate::table::locking::Depth;
 use crate::table::protect::{Watched, Writable};
-use crate::table::{EntryAt, OutOfMemory, TablePool, run};
+use crate::table::{EntryAt, NoMemory, TablePool, run};
 use crate::vma::{MappingFlags, Vma};
 
 use super::first_touch::written_attributes;
@@ -32,7 +32,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         page: VirtAddr,
         access: Access,
         _: &PagesStay,
-    ) -> Result<Step, FaultError> {
+    ) -> Result<Step, Failure<FaultError>> {
         let memory = self.page_table.memory;
         let index = vma.page_offset_of(page);
         if index >= object.size_in_pages() {
@@ -40,14 +40,14 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 // As Linux, which looks around first.
                 self.map_around(vma, object, VirtRange::raw(page.0, page.0 + PAGE_SIZE), page)?;
             }
-            return Err(FaultError::Bus);
+            return Err(FaultError::Bus.into());
         }
         let orders =
             self.used_orders(object.orders(memory, vma.flags()), vma.flags()) | Orders::PAGE;
         let frame = match pages::get(memory, object, index, orders) {
             Ok(frame) => frame,
             Err(Stop::Await(awaited)) => return Ok(Step::Await(awaited)),
-            Err(Stop::Error(error)) => return Err(refused(error)),
+            Err(Stop::Failed(failure)) => return Err(refused(failure)),
         };
         if access == Access::Write && !vma.is_shared() {
             return self.map_copy(vma, page, frame);
@@ -76,7 +76,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         object: &ObjectState,
         part: VirtRange,
         page: VirtAddr,
-    ) -> Result<Step, FaultError> {
+    ) -> Result<Step, Failure<FaultError>> {
         let memory = self.page_table.memory;
         // As Linux: what the mapping's beginning cuts off is added at the end.
         let table = P::Arch::PMD.span();
@@ -141,7 +141,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         range: VirtRange,
         first: Frame,
         access: Access,
-    ) -> Result<Step, FaultError> {
+    ) -> Result<Step, Failure<FaultError>> {
         self.map_frames_as(range, first, object_attributes(vma, access))
     }
 
@@ -151,7 +151,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         range: VirtRange,
         first: Frame,
         attributes: Attributes,
-    ) -> Result<Step, FaultError> {
+    ) -> Result<Step, Failure<FaultError>> {
         let folio = self.page_table.memory.frames.folio_of(first).ok_or(FaultError::Bus)?;
         self.page_table.memory.before_execution(attributes.permissions, folio);
         let huge = range.len() == P::Arch::PMD.span() && first.is_aligned(P::Arch::PMD.order());
@@ -161,12 +161,12 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 self.page_table.with_tables(|pool| self.map_huge(range, folio, entry, pool));
             // Where there is no table for its deposit, small leaves will do.
             if let Ok(Some(step)) = mapped {
-                return step.accepted();
+                return Ok(step.accepted()?);
             }
         }
         let entry = P::Arch::page_entry(first, Level::PTE, attributes);
         let mapped = self.page_table.with_tables(|pool| self.map_small(range, folio, entry, pool));
-        mapped.map_err(|_| FaultError::OutOfMemory)?.accepted()
+        Ok(mapped?.accepted()?)
     }
 
     /// Maps all of `folio` by one huge entry; `None` if there is a table already.
@@ -176,7 +176,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         folio: Folio,
         huge: Entry,
         pool: &mut TablePool<'m, P>,
-    ) -> Result<Option<Step>, OutOfMemory> {
+    ) -> Result<Option<Step>, NoMemory> {
         let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
         let EntryAt { node, entry, .. } = cursor.entry_at(range.start());
         if node.level < Level::PMD {
@@ -209,7 +209,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         folio: Folio,
         first: Entry,
         pool: &mut TablePool<'m, P>,
-    ) -> Result<Step, OutOfMemory> {
+    ) -> Result<Step, NoMemory> {
         let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
         let EntryAt { node, entry, .. } = cursor.entry_at(range.start());
         if node.level > Level::PTE && !entry.is_empty() {
@@ -241,9 +241,14 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 
     /// Maps a copy of the object's page, which is the program's own.
-    fn map_copy(&self, vma: &Vma, page: VirtAddr, frame: Frame) -> Result<Step, FaultError> {
+    fn map_copy(
+        &self,
+        vma: &Vma,
+        page: VirtAddr,
+        frame: Frame,
+    ) -> Result<Step, Failure<FaultError>> {
         let memory = self.page_table.memory;
-        let copy = self.own_folio(vma, page, Order::PAGE).ok_or(FaultError::OutOfMemory)?;
+        let copy = self.own_folio(vma, page, Order::PAGE).ok_or(NoMemory)?;
         memory.platform.copy(frame, copy.head, 1);
         let counts = Counts { bytes_copied: PAGE_SIZE, ..Counts::default() };
         self.page_table.stats.add(&counts);

@@ -4,7 +4,7 @@ use core::cell::Cell;
 
 use crate::addr::{Order, Orders, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Level};
-use crate::error::FaultError;
+use crate::error::{Failure, FaultError, NoMemory};
 use crate::frame::swap_place::SwapPlace;
 use crate::frame::{Folio, FolioIndex, FolioLock, FolioOwner, Owner};
 use crate::platform::Platform;
@@ -68,7 +68,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         wanted: PageAccess,
         slot: Slot,
         reading: Reading,
-    ) -> Result<Step, FaultError> {
+    ) -> Result<Step, Failure<FaultError>> {
         let page = wanted.page;
         let memory = self.page_table.memory;
         // Where no area has such a slot, the entry is corrupted.
@@ -136,12 +136,12 @@ impl<P: Platform> AddressSpace<'_, P> {
         vma: &Vma,
         wanted: PageAccess,
         cached: CachedPage,
-    ) -> Result<Step, FaultError> {
+    ) -> Result<Step, Failure<FaultError>> {
         let PageAccess { page, access } = wanted;
         let CachedPage { folio, place, number } = cached;
         let memory = self.page_table.memory;
         memory.may_wait();
-        let copy = self.own_folio(vma, page, Order::PAGE).ok_or(FaultError::OutOfMemory)?;
+        let copy = self.own_folio(vma, page, Order::PAGE).ok_or(NoMemory)?;
         self.platform().copy(folio.head.plus(number), copy.head, 1);
         let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
         let what = SwapIn {
@@ -204,7 +204,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         wanted: PageAccess,
         slot: Slot,
         reading: Reading,
-    ) -> Result<Step, FaultError> {
+    ) -> Result<Step, Failure<FaultError>> {
         let page = wanted.page;
         let memory = self.page_table.memory;
         let policy = memory.folio_policy().orders(vma.flags().huge_advice());
@@ -235,8 +235,8 @@ impl<P: Platform> AddressSpace<'_, P> {
                 }
                 Err(Unread::Slots) => {}
                 Err(Unread::Content) if order > Order::PAGE => {}
-                Err(Unread::Content) => return Err(FaultError::Bus),
-                Err(Unread::Refused(error)) => return Err(error),
+                Err(Unread::Content) => return Err(FaultError::Bus.into()),
+                Err(Unread::Refused(failure)) => return Err(failure),
             }
             if order == Order::PAGE {
                 // Another thread reads the page, or has it, or it is gone.
@@ -244,7 +244,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 return Ok(Step::Again);
             }
         }
-        Err(FaultError::OutOfMemory)
+        Err(Failure::NoMemory)
     }
 
     /// Begins to read pages of the VMA around `page`, of one table with it, that are in swap.
@@ -341,7 +341,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         cached: CachedPage,
         home: Home,
         lock: &FolioLock<'_, P>,
-    ) -> Result<Step, FaultError> {
+    ) -> Result<Step, Failure<FaultError>> {
         let PageAccess { page, access } = wanted;
         let CachedPage { folio, place, number } = cached;
         let memory = self.page_table.memory;
@@ -392,12 +392,12 @@ impl<P: Platform> AddressSpace<'_, P> {
         what: &SwapIn,
         number: u32,
         own: &dyn Fn(bool),
-    ) -> Result<(bool, bool), FaultError> {
+    ) -> Result<(bool, bool), Failure<FaultError>> {
         let done = self.page_table.swap_in(what, own);
         self.page_table.memory.settle_slots(what.folio, what.place, &done.pages);
         let mapped = done.pages.has(number);
         if done.refused && !mapped {
-            return Err(FaultError::OutOfMemory);
+            return Err(Failure::NoMemory);
         }
         Ok((mapped, done.exclusive))
     }
@@ -410,7 +410,7 @@ enum Unread {
     /// The device has lost the content.
     Content,
     /// The content came, and the page cannot be mapped.
-    Refused(FaultError),
+    Refused(Failure<FaultError>),
 }
 
 fn folio_bytes(folio: Folio) -> u64 {

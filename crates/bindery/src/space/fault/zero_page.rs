@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering;
 
 use crate::addr::{Orders, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, Attributes, Kind, Level, Permissions};
-use crate::error::FaultError;
+use crate::error::{Failure, FaultError};
 use crate::events::RareEvents;
 use crate::frame::{Folio, OwnerKind};
 use crate::platform::Platform;
@@ -29,7 +29,11 @@ impl<P: Platform> AddressSpace<'_, P> {
         Orders::PAGE | orders & Orders::of(memory.huge_order())
     }
 
-    pub(super) fn map_zero_page(&self, vma: &Vma, page: VirtAddr) -> Result<Step, FaultError> {
+    pub(super) fn map_zero_page(
+        &self,
+        vma: &Vma,
+        page: VirtAddr,
+    ) -> Result<Step, Failure<FaultError>> {
         let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
         let mapped = self.page_table.with_tables(|pool| {
             let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
@@ -46,7 +50,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             Ok(Step::Done(Resolved::ZeroPage))
         });
         self.published(range);
-        mapped.map_err(|_| FaultError::OutOfMemory)
+        Ok(mapped?)
     }
 
     /// Maps the huge zero page around `page`, where the entry seemed to be empty. `None` if there
@@ -82,7 +86,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         vma: &Vma,
         page: VirtAddr,
         tries: Tries,
-    ) -> Result<Step, FaultError> {
+    ) -> Result<Step, Failure<FaultError>> {
         let memory = self.page_table.memory;
         let order = memory.huge_order();
         let Some(range) = folio_place(page, order) else { return Ok(Step::Again) };

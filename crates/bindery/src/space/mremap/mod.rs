@@ -1,12 +1,12 @@
 //! `mremap(2)`: shrink, grow, move, duplicate.
 
 mod relocation;
+mod supplies;
 
 use core::ptr::NonNull;
 
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::Arch;
-use crate::error::Error;
+use crate::error::{Error, Failure};
 use crate::frame::FolioIndex;
 use crate::platform::Platform;
 use crate::tlb::Gather;
@@ -16,6 +16,7 @@ use super::map_request::Place;
 use super::vma::{MappingFlags, Vma};
 use super::{AddressSpace, MmapLocked};
 use relocation::{Relocation, SourceFate};
+use supplies::RemapSupplies;
 
 /// The destination of a resized mapping.
 ///
@@ -75,7 +76,7 @@ struct RemapLengths {
     new: u64,
 }
 
-impl<P: Platform> AddressSpace<'_, P> {
+impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Resizes or moves the mapping of `old_length` bytes at `old` to `new_length` bytes (both
     /// rounded up to pages), contents included, and returns its address. What is cut off by a
     /// smaller length may reach over several mappings. A move to a given place without a change of
@@ -114,41 +115,32 @@ impl<P: Platform> AddressSpace<'_, P> {
             self.check_target(old, old_length, target, new_length, remap.fate())?;
         }
         let memory = self.page_table.memory;
-        let mut grown = None;
-        let mut work = || self.remap_once(old, old_length, new_length, remap, &mut grown);
-        let result = if remap.is_fixed() {
-            // What has gone or moved when the memory runs out cannot be unmapped or moved once
-            // more:
-            // 1. CPU A unmaps the target, finds no memory for a table, and releases the mutex;
-            // 2. CPU B maps something there, and returns;
-            // 3. CPU A begins again, and unmaps it.
-            memory.make_room(tables_for::<P::Arch>(new_length));
-            let result = work();
-            memory.free_some();
-            result
-        } else {
-            memory.outermost(work)
-        };
-        if let Some(range) = grown {
+        let mut progress = Progress { moved_to: old.0, grown: None };
+        let result =
+            memory.outermost(|| self.remap_once(old, old_length, new_length, remap, &mut progress));
+        if let Some(range) = progress.grown {
             // As Linux: what was to be locked is there if it can be had.
             let _ = self.populate(range);
         }
         result
     }
 
-    /// Without a fixed target, nothing has changed where it fails.
+    /// Where it fails for want of memory, nothing has changed but what `progress` tells.
     fn remap_once(
         &self,
         old: VirtAddr,
         old_length: u64,
         new_length: u64,
         remap: Remap,
-        grown: &mut Option<VirtRange>,
-    ) -> Result<VirtAddr, Error> {
+        progress: &mut Progress,
+    ) -> Result<VirtAddr, Failure> {
         self.transaction(|mm, gather, removed| {
-            let mut call = RemapCall { remap, gather, removed, grown: None };
+            let supplies = RemapSupplies::none(self.page_table.memory);
+            let moved_to = progress.moved_to;
+            let mut call = RemapCall { remap, gather, removed, grown: None, moved_to, supplies };
             let result = self.remap_locked(mm, old, old_length, new_length, &mut call);
-            *grown = call.grown.filter(|_| result.is_ok());
+            progress.grown = call.grown.filter(|_| result.is_ok());
+            progress.moved_to = call.moved_to;
             result
         })
     }
@@ -207,8 +199,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         old: VirtAddr,
         old_length: u64,
         length: u64,
-        call: &mut RemapCall<'_>,
-    ) -> Result<VirtAddr, Error> {
+        call: &mut RemapCall<'_, 'm, P>,
+    ) -> Result<VirtAddr, Failure> {
         if call.remap.target().is_some() {
             // As Linux, before anything is looked at: source and destination may each be cut.
             self.room_for(6)?;
@@ -231,11 +223,12 @@ impl<P: Platform> AddressSpace<'_, P> {
         old: VirtAddr,
         length: u64,
         target: VirtAddr,
-        call: &mut RemapCall<'_>,
-    ) -> Result<VirtAddr, Error> {
+        call: &mut RemapCall<'_, 'm, P>,
+    ) -> Result<VirtAddr, Failure> {
         let end = old.0.saturating_add(length);
-        let mut at = old.0;
-        let mut seen = false;
+        // An attempt that found no memory for a mapping has moved those before it.
+        let mut at = call.moved_to;
+        let mut seen = at > old.0;
         while let Some(vma) = self.first_ending_after(mm, at).filter(|vma| vma.start() < end) {
             if !seen && vma.start() > at {
                 break;
@@ -243,7 +236,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             // As Linux: what a userfaultfd serves moves alone.
             let alone = vma.flags().intersects(MappingFlags::USERFAULT);
             if alone && (seen || vma.end() < end) {
-                return Err(Error::CrossesMapping { end: VirtAddr(vma.end()) });
+                return Err(Error::CrossesMapping { end: VirtAddr(vma.end()) }.into());
             }
             seen = true;
             let start = at.max(vma.start());
@@ -256,11 +249,12 @@ impl<P: Platform> AddressSpace<'_, P> {
             let length = stop - start;
             self.remap_one(mm, vma, VirtAddr(start), length, length, call)?;
             at = stop;
+            call.moved_to = at;
             if at >= end {
                 break;
             }
         }
-        if seen { Ok(target) } else { Err(Error::NotMapped(old)) }
+        if seen { Ok(target) } else { Err(Error::NotMapped(old).into()) }
     }
 
     /// Resizes or moves what begins at `old`, in `vma`.
@@ -271,23 +265,23 @@ impl<P: Platform> AddressSpace<'_, P> {
         old: VirtAddr,
         old_length: u64,
         length: u64,
-        call: &mut RemapCall<'_>,
-    ) -> Result<VirtAddr, Error> {
+        call: &mut RemapCall<'_, 'm, P>,
+    ) -> Result<VirtAddr, Failure> {
         if vma.has(MappingFlags::SEALED) {
-            return Err(Error::Sealed(old));
+            return Err(Error::Sealed(old).into());
         }
         if call.remap.target().is_none() && length <= old_length {
             return self.shrink(mm, old, old_length, length, call).map(|()| old);
         }
         if old_length == 0 && !vma.is_shared() {
-            return Err(Error::NotShared);
+            return Err(Error::NotShared.into());
         }
         let source = source_in(vma, old, old_length.min(length))?;
         let grown = length.saturating_sub(old_length) >> PAGE_SHIFT;
         if grown > 0 {
             let end = vma.page_offset_of(old).checked_add(length >> PAGE_SHIFT);
             if end.is_none_or(|end| end > FolioIndex::END) {
-                return Err(Error::Invalid);
+                return Err(Error::Invalid.into());
             }
             if vma.has(MappingFlags::LOCKED) {
                 self.may_lock(grown)?;
@@ -306,8 +300,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         old: VirtAddr,
         old_length: u64,
         length: u64,
-        call: &mut RemapCall<'_>,
-    ) -> Result<(), Error> {
+        call: &mut RemapCall<'_, 'm, P>,
+    ) -> Result<(), Failure> {
         if length < old_length {
             let tail = self.unmap_range(VirtAddr(old.0 + length), old_length - length)?;
             self.unmap_locked(mm, tail, call.gather, call.removed)?;
@@ -323,28 +317,94 @@ impl<P: Platform> AddressSpace<'_, P> {
         source: VirtRange,
         old_length: u64,
         length: u64,
-        call: &mut RemapCall<'_>,
-    ) -> Result<VirtAddr, Error> {
+        call: &mut RemapCall<'_, 'm, P>,
+    ) -> Result<VirtAddr, Failure> {
         let remap = call.remap;
         let target = remap.target().unwrap_or_default();
         if remap.is_fixed() {
             let minimum = self.options.minimum_address;
             if target < minimum {
-                return Err(Error::BelowMinimum { minimum });
+                return Err(Error::BelowMinimum { minimum }.into());
             }
         }
-        let mut vma = vma;
-        if remap.is_fixed() {
-            // In Linux's order: what is there goes before anything else can be refused.
-            let range = VirtRange::raw(target.0, target.0 + length);
-            if self.vmas_in(mm, range).next().is_some() {
-                self.unmap_locked(mm, range, call.gather, call.removed)?;
-                self.flush(call.gather);
-                // It may have been a part of the same VMA, which is shorter now.
-                vma = self.vma_at(mm, source.start()).ok_or(Error::NotMapped(source.start()))?;
-            }
+        let range = VirtRange::raw(target.0, target.0 + length);
+        let replaces = remap.is_fixed() && self.vmas_in(mm, range).next().is_some();
+        if replaces || length < old_length {
+            return self.remap_over(mm, vma, source, old_length, range, call);
         }
-        self.shrink(mm, source.start(), old_length, length.min(old_length), call)?;
+        self.remap_free(mm, vma, source, length, call)
+    }
+
+    /// As [`AddressSpace::remap_to`], where something is unmapped before the source moves: what is
+    /// in the target, or the source's tail. All memory is had before that. Otherwise:
+    /// 1. CPU A unmaps the target, finds no memory for a table, and releases the mutex;
+    /// 2. CPU B maps something there, and returns;
+    /// 3. CPU A makes another attempt, and unmaps it.
+    #[cold]
+    fn remap_over(
+        &self,
+        mm: &MmapLocked,
+        vma: &Vma,
+        source: VirtRange,
+        old_length: u64,
+        target: VirtRange,
+        call: &mut RemapCall<'_, 'm, P>,
+    ) -> Result<VirtAddr, Failure> {
+        let start = source.start();
+        let tail = VirtRange::raw(start.0 + old_length.min(target.len()), start.0 + old_length);
+        self.supply_remap(mm, vma, source, tail, target, call)?;
+        let done = self.remap_supplied(mm, source, tail, target, call);
+        self.give_back_supplies(call);
+        // The supplies are short if a fault has mapped more of the source meanwhile.
+        done.map_err(Failure::without_second_attempt)
+    }
+
+    fn remap_supplied(
+        &self,
+        mm: &MmapLocked,
+        source: VirtRange,
+        tail: VirtRange,
+        target: VirtRange,
+        call: &mut RemapCall<'_, 'm, P>,
+    ) -> Result<VirtAddr, Failure> {
+        // In Linux's order: what is there goes before anything else can be refused.
+        if call.remap.is_fixed() {
+            self.unmap_next(mm, target, call)?;
+            self.flush(call.gather);
+        }
+        if !tail.is_empty() {
+            self.unmap_range(tail.start(), tail.len())?;
+            self.unmap_next(mm, tail, call)?;
+        }
+        // The target or the tail may have been a part of the same VMA, which is shorter now.
+        let vma = self.vma_at(mm, source.start()).ok_or(Error::NotMapped(source.start()))?;
+        self.remap_free(mm, vma, source, target.len(), call)
+    }
+
+    /// Unmaps what is in `range` with the first of the supplies.
+    fn unmap_next(
+        &self,
+        mm: &MmapLocked,
+        range: VirtRange,
+        call: &mut RemapCall<'_, 'm, P>,
+    ) -> Result<(), Failure> {
+        let Some(first) = self.vmas_in(mm, range).next() else { return Ok(()) };
+        self.may_unmap(mm, range, first)?;
+        let unmapping = call.supplies.unmappings.pop_at(0).unwrap_or_default();
+        Ok(self.unmap_supplied(mm, range, unmapping, call.gather, call.removed)?)
+    }
+
+    /// Moves `source` to where the caller wants it, and where nothing is mapped any more.
+    fn remap_free(
+        &self,
+        mm: &MmapLocked,
+        vma: &Vma,
+        source: VirtRange,
+        length: u64,
+        call: &mut RemapCall<'_, 'm, P>,
+    ) -> Result<VirtAddr, Failure> {
+        let remap = call.remap;
+        let target = remap.target().unwrap_or_default();
         let target = if remap.is_fixed() {
             VirtRange::raw(target.0, target.0 + length)
         } else if target.0 == 0 {
@@ -366,8 +426,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         vma: &Vma,
         source: VirtRange,
         length: u64,
-        call: &mut RemapCall<'_>,
-    ) -> Result<VirtAddr, Error> {
+        call: &mut RemapCall<'_, 'm, P>,
+    ) -> Result<VirtAddr, Failure> {
         let old = source.start();
         let locked = vma.has(MappingFlags::LOCKED) && !vma.has(MappingFlags::LOCK_ON_FAULT);
         if vma.end() == source.end().0 && !source.is_empty() && self.can_grow(vma, old.0, length) {
@@ -385,7 +445,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             return Ok(old);
         }
         if call.remap == Remap::InPlace {
-            return Err(Error::NoRoom);
+            return Err(Error::NoRoom.into());
         }
         self.room_for(4)?;
         let target = self.congruent_place(mm, source, length).ok_or(Error::NoRoom)?;
@@ -400,18 +460,23 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 }
 
-/// One call, as it goes down.
-struct RemapCall<'a> {
+/// One attempt, as it goes down.
+struct RemapCall<'a, 'm, P: Platform> {
     remap: Remap,
     gather: &'a mut Gather,
     removed: &'a mut Removed,
     /// Locked pages that are new.
     grown: Option<VirtRange>,
+    /// Of several mappings, those before this address of the source have moved.
+    moved_to: u64,
+    supplies: RemapSupplies<'m, P>,
 }
 
-/// More frames than a move to `length` bytes of free addresses takes for tables and VMAs.
-fn tables_for<A: Arch>(length: u64) -> u64 {
-    length / A::PMD.span() + 8 * u64::from(A::LEVELS)
+/// What the attempts of a call have done.
+struct Progress {
+    /// As in [`RemapCall`].
+    moved_to: u64,
+    grown: Option<VirtRange>,
 }
 
 fn source_in(vma: &Vma, old: VirtAddr, length: u64) -> Result<VirtRange, Error> {

@@ -6,12 +6,12 @@ use core::ptr::NonNull;
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, Level};
 use crate::collections::range_skip_list::Spot;
-use crate::error::Error;
+use crate::error::{Error, Failure};
 use crate::platform::Platform;
 use crate::rmap::RmapGuard;
 use crate::space::{AddressSpace, MmapLocked};
 use crate::stats::Counts;
-use crate::table::OutOfMemory;
+use crate::table::NoMemory;
 use crate::table::move_range::{LockSpans, Move};
 use crate::vma::{MappingFlags, Purpose, Vma, VmaWriteGuard};
 
@@ -63,8 +63,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         mm: &MmapLocked,
         vma: &Vma,
         what: &Relocation,
-        call: &mut RemapCall<'_>,
-    ) -> Result<VirtAddr, Error> {
+        call: &mut RemapCall<'_, 'm, P>,
+    ) -> Result<VirtAddr, Failure> {
         let (source, target) = (what.source, what.target);
         let stays = what.fate == SourceFate::Stays || source.is_empty();
         let committed = match what.fate {
@@ -99,7 +99,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 let flags = arriving.flags;
                 let slide = Slide { spot: &spot, floor, ceiling, flags, page_offset };
                 if let Some(slid) = self.slide(mm, vma, what, &slide, call) {
-                    return slid;
+                    return Ok(slid?);
                 }
             }
         }
@@ -119,10 +119,13 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         what: &Relocation,
         mut arriving: Purpose,
         page_offset: u64,
-        call: &mut RemapCall<'_>,
-    ) -> Result<VirtAddr, Error> {
+        call: &mut RemapCall<'_, 'm, P>,
+    ) -> Result<VirtAddr, Failure> {
         let (to, goes) = (what.target.start(), what.fate == SourceFate::Goes);
-        let (notices, follows) = self.tell_of_move(vma, what.source, to, goes)?;
+        let (notices, follows) = match call.supplies.told.take() {
+            Some(told) => told,
+            None => self.tell_of_move(vma, what.source, to, goes)?,
+        };
         // A second view of shared memory is served by nobody.
         if !follows || what.source.is_empty() {
             arriving.flags -= MappingFlags::USERFAULT;
@@ -158,19 +161,20 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         what: &Relocation,
         arriving: Purpose,
         page_offset: u64,
-        call: &mut RemapCall<'_>,
-    ) -> Result<VirtAddr, Error> {
+        call: &mut RemapCall<'_, 'm, P>,
+    ) -> Result<VirtAddr, Failure> {
         let (source, target) = (what.source, what.target);
         let stays = what.fate == SourceFate::Stays || source.is_empty();
         let purpose = vma.purpose();
         let locked = MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT;
-        let moved = self.new_vma(target, arriving, page_offset)?;
+        let reserved = call.supplies.moved.take().map_or_else(|| self.reserve_vma(), Ok)?;
+        let moved = self.vma_in(reserved, target, arriving, page_offset);
         // Cut out of the middle, the VMA leaves two parts.
         let upper = if !stays && vma.start() < source.start().0 && source.end().0 < vma.end() {
             let range = VirtRange::raw(source.end().0, vma.end());
             match self.new_vma(range, purpose, vma.page_offset_of(source.end())) {
                 Ok(node) => Some(node),
-                Err(error) => return Err(self.give_back([Some(moved), None], error)),
+                Err(error) => return Err(self.give_back([Some(moved), None], error.into())),
             }
         } else {
             None
@@ -186,7 +190,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let to = target.start();
         let whole = source.covers(vma.range());
         let Ok(left) = self.move_held(mm, vma, what, &Nodes { moved, upper }, call) else {
-            return Err(self.give_back([Some(moved), upper], Error::OutOfMemory));
+            return Err(self.give_back([Some(moved), upper], Error::OutOfMemory.into()));
         };
         if stays && let Some(vma) = &left {
             if whole {
@@ -210,8 +214,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         vma: VmaWriteGuard<'v, P>,
         what: &Relocation,
         nodes: &Nodes,
-        call: &mut RemapCall<'_>,
-    ) -> Result<Option<VmaWriteGuard<'v, P>>, OutOfMemory> {
+        call: &mut RemapCall<'_, 'm, P>,
+    ) -> Result<Option<VmaWriteGuard<'v, P>>, NoMemory> {
         let (source, target) = (what.source, what.target);
         let stays = what.fate == SourceFate::Stays;
         let freeable = if stays { source } else { self.freeable(mm, source, target) };
@@ -220,12 +224,18 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let first = match self.page_table.lock_spans(&moved, &mut counts) {
             LockSpans::One(piece) => {
                 let held = RmapGuard::new(self.platform(), vma.vma());
-                let done = self.page_table.move_one_piece(&moved, piece, call.gather, &mut counts);
+                let done = self.page_table.move_one_piece(
+                    &moved,
+                    piece,
+                    &mut call.supplies.tables,
+                    call.gather,
+                    &mut counts,
+                );
                 self.page_table.stats.add(&counts);
                 if done.is_err() {
                     drop(held);
                     drop(vma);
-                    return Err(OutOfMemory);
+                    return Err(NoMemory);
                 }
                 let left = if stays {
                     Some(vma)
@@ -237,7 +247,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             }
             LockSpans::Several(first) => first,
         };
-        if let Err(error) = self.page_table.lay(&moved, first, &mut counts) {
+        if let Err(error) =
+            self.page_table.lay(&moved, first, &mut call.supplies.tables, &mut counts)
+        {
             self.page_table.stats.add(&counts);
             return Err(error);
         }
@@ -269,8 +281,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         vma: &Vma,
         what: &Relocation,
         slide: &Slide<'_>,
-        call: &mut RemapCall<'_>,
-    ) -> Option<Result<VirtAddr, Error>> {
+        call: &mut RemapCall<'_, 'm, P>,
+    ) -> Option<Result<VirtAddr, NoMemory>> {
         let (source, target) = (what.source, what.target);
         let locked = vma.lock_write(self.platform());
         let freeable = Self::freeable_between(source, slide.floor, slide.ceiling, target);
@@ -280,10 +292,16 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             return None;
         };
         let held = RmapGuard::new(self.platform(), vma);
-        let done = self.page_table.move_one_piece(&what, piece, call.gather, &mut counts);
+        let done = self.page_table.move_one_piece(
+            &what,
+            piece,
+            &mut call.supplies.tables,
+            call.gather,
+            &mut counts,
+        );
         self.page_table.stats.add(&counts);
         if done.is_err() {
-            return Some(Err(Error::OutOfMemory));
+            return Some(Err(NoMemory));
         }
         held.set_place(target, slide.page_offset);
         vma.set_flags(slide.flags);
@@ -307,7 +325,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         source: VirtRange,
         upper: Option<NonNull<Vma>>,
         held: &RmapGuard<'_, P>,
-        call: &mut RemapCall<'_>,
+        call: &mut RemapCall<'_, 'm, P>,
     ) -> Option<VmaWriteGuard<'v, P>> {
         let outer = vma.range();
         let left = if source.covers(outer) {

@@ -17,7 +17,7 @@ use crate::platform::Platform;
 use crate::rmap::AnonGroup;
 use crate::space::AddressSpace;
 use crate::table::locking::Depth;
-use crate::table::{OutOfMemory, ReadSection, TablePool, run};
+use crate::table::{NoMemory, ReadSection, TablePool, run};
 use crate::userfault::Userfault;
 use crate::vma::Vma;
 
@@ -76,7 +76,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             return Err(error);
         }
         let range = VirtRange::raw(at.0, at.0 + folios.len() as u64 * PAGE_SIZE);
-        let mapped = self.page_table.memory.retry(|| {
+        let mapped: Result<_, Error> = self.page_table.memory.retry(|| {
             let locked = self.lock_fill(userfault, at, range.end(), mode)?;
             let vma = locked.vma();
             let owner = AnonGroup::as_owner(vma.group_pointer());
@@ -85,7 +85,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 let folio = Folio { head: *head, order: Order::PAGE };
                 frames.set_fresh_owner(folio, owner, FolioIndex::new(index));
             }
-            self.map_pages(range, &folios, self.fill_attributes(vma, mode))
+            Ok(self.map_pages(range, &folios, self.fill_attributes(vma, mode))?)
         });
         for head in folios.iter().skip(*mapped.as_ref().unwrap_or(&0)) {
             let folio = Folio { head: *head, order: Order::PAGE };
@@ -120,7 +120,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         range: VirtRange,
         folios: &[Frame],
         attributes: Attributes,
-    ) -> Result<usize, Error> {
+    ) -> Result<usize, NoMemory> {
         let memory = self.page_table.memory;
         for head in folios {
             let folio = Folio { head: *head, order: Order::PAGE };
@@ -130,7 +130,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             .page_table
             .with_tables(|pool| self.map_pages_locked(range, folios, attributes, pool));
         self.published(range);
-        mapped.map_err(|OutOfMemory| Error::OutOfMemory)
+        mapped
     }
 
     fn map_pages_locked(
@@ -139,7 +139,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         folios: &[Frame],
         attributes: Attributes,
         pool: &mut TablePool<'m, P>,
-    ) -> Result<usize, OutOfMemory> {
+    ) -> Result<usize, NoMemory> {
         let frames = &self.page_table.memory.frames;
         let start = range.start();
         let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));

@@ -8,7 +8,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 
 use crate::addr::{VirtAddr, VirtRange};
-use crate::error::Error;
+use crate::error::{Error, NoMemory};
 use crate::platform::Platform;
 use crate::space::{AddressSpace, MmapLocked};
 use crate::userfault::{Content, Notices, UserfaultFeatures, UserfaultState};
@@ -34,7 +34,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         mm: &MmapLocked,
         range: VirtRange,
         notices: &mut Notices,
-    ) -> Result<(), Error> {
+    ) -> Result<(), NoMemory> {
         let mut prepared = Notices::default();
         for vma in self.vmas_in(mm, range) {
             let Some(state) = told(vma, UserfaultFeatures::EVENT_UNMAP) else { continue };
@@ -43,7 +43,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             }
             if prepared.push(self.page_table.memory, state, Content::Unmap(range)).is_err() {
                 prepared.cancel(self.page_table.memory);
-                return Err(Error::OutOfMemory);
+                return Err(NoMemory);
             }
         }
         notices.append(prepared);
@@ -59,7 +59,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         source: VirtRange,
         to: VirtAddr,
         unmapped: bool,
-    ) -> Result<(Notices, bool), Error> {
+    ) -> Result<(Notices, bool), NoMemory> {
         let mut notices = Notices::default();
         if source.is_empty() {
             return Ok((notices, false));
@@ -74,7 +74,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         for (state, content) in contents.into_iter().flatten() {
             if notices.push(self.page_table.memory, state, content).is_err() {
                 notices.cancel(self.page_table.memory);
-                return Err(Error::OutOfMemory);
+                return Err(NoMemory);
             }
         }
         Ok((notices, moved.is_some()))
@@ -88,7 +88,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         child: &Self,
         vma: &Vma,
         notices: &mut Notices,
-    ) -> Result<Option<NonNull<UserfaultState>>, Error> {
+    ) -> Result<Option<NonNull<UserfaultState>>, NoMemory> {
         let Some(parent) = told(vma, UserfaultFeatures::EVENT_FORK) else { return Ok(None) };
         if let Some(found) = notices.child_of(parent) {
             return Ok(Some(found));
@@ -99,11 +99,11 @@ impl<P: Platform> AddressSpace<'_, P> {
         let identity = child.userfault_identity();
         let make = || UserfaultState::new(identity, state.features(), state.scope());
         let made = memory.slab().allocate_with(&memory.frames, &memory.platform, make);
-        let made = made.ok_or(Error::OutOfMemory)?;
+        let made = made.ok_or(NoMemory)?;
         if notices.push(memory, parent, Content::Fork(made)).is_err() {
             // SAFETY: 1. the only hold, which nobody was told of.
             unsafe { crate::userfault::release(memory, made) };
-            return Err(Error::OutOfMemory);
+            return Err(NoMemory);
         }
         Ok(Some(made))
     }
@@ -112,26 +112,32 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// until that is read. Called without locks.
     #[cold]
     pub(in crate::space) fn tell_of_removal(&self, range: VirtRange) -> Result<(), Error> {
+        let memory = self.page_table.memory;
         let mut at = range.start();
         while at < range.end() {
-            let mut notices = Notices::default();
-            {
-                let mm = self.mmap_lock.lock();
-                let next =
-                    self.first_ending_after(&mm, at.0).filter(|vma| vma.start() < range.end().0);
-                let Some(vma) = next else { return Ok(()) };
-                let part = vma.range().intersection(range);
-                at = part.end();
-                if let Some(state) = told(vma, UserfaultFeatures::EVENT_REMOVE) {
-                    let content = Content::Remove(part);
-                    let pushed = notices.push(self.page_table.memory, state, content);
-                    pushed.map_err(|_| Error::OutOfMemory)?;
-                }
-            }
+            // Mapping by mapping: what was delivered is not delivered once more.
+            let rest = VirtRange::raw(at.0, range.end().0);
+            let next = memory.retry::<_, Error>(|| Ok(self.notice_of_removal(rest)?))?;
+            let Some((end, notices)) = next else { break };
             if !notices.is_empty() {
-                notices.deliver(self.page_table.memory);
+                notices.deliver(memory);
             }
+            at = end;
         }
         Ok(())
+    }
+
+    /// Prepares the message about the first mapping in `range`, if there is one to be told of it.
+    /// Returns where that mapping's part of the range ends; `None` if nothing is mapped.
+    fn notice_of_removal(&self, range: VirtRange) -> Result<Option<(VirtAddr, Notices)>, NoMemory> {
+        let mm = self.mmap_lock.lock();
+        let next = self.first_ending_after(&mm, range.start().0);
+        let Some(vma) = next.filter(|vma| vma.start() < range.end().0) else { return Ok(None) };
+        let part = vma.range().intersection(range);
+        let mut notices = Notices::default();
+        if let Some(state) = told(vma, UserfaultFeatures::EVENT_REMOVE) {
+            notices.push(self.page_table.memory, state, Content::Remove(part))?;
+        }
+        Ok(Some((part.end(), notices)))
     }
 }

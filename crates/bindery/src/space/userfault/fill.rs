@@ -10,7 +10,7 @@ use bitflags::bitflags;
 
 use crate::addr::{Order, Orders, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Attributes, Level, Marker};
-use crate::error::{Error, FaultError};
+use crate::error::{Error, Failure, FaultError, NoMemory};
 use crate::frame::Folio;
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
@@ -266,7 +266,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 return Ok(locked);
             }
             drop(locked);
-            self.page_table.memory.retry(|| self.prepare_group(at))?;
+            self.page_table.memory.retry::<_, Error>(|| Ok(self.prepare_group(at)?))?;
         }
     }
 
@@ -306,7 +306,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         if let Some(folio) = memory.frames.new_folio(order) {
             return Ok(folio);
         }
-        memory.retry(|| memory.frames.new_folio(Order::PAGE).ok_or(Error::OutOfMemory))
+        memory.retry(|| Ok(memory.frames.new_folio(Order::PAGE).ok_or(NoMemory)?))
     }
 
     /// Fills a folio that nobody else knows.
@@ -352,8 +352,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             match self.map_folio(range, folio, self.fill_attributes(vma, mode)) {
                 Ok(Step::Done(_)) => Ok(range.end()),
                 Ok(_) if folio.order > Order::PAGE => Ok(at),
-                Ok(_) => Err(Error::Exists(at)),
-                Err(_) => Err(Error::OutOfMemory),
+                Ok(_) => Err(Error::Exists(at).into()),
+                Err(_) => Err(Failure::NoMemory),
             }
         });
         // Nothing of it is mapped.

@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering;
 
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Entry, Level, Marker};
-use crate::error::Error;
+use crate::error::{Error, Failure, NoMemory};
 use crate::platform::Platform;
 use crate::space::AddressSpace;
 use crate::space::fault::read_attributes;
@@ -34,7 +34,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     ///
     /// # Errors
     /// [`Error::Exists`] if the first entry is not empty; [`Error::OutOfMemory`].
-    pub(super) fn install(&self, range: VirtRange, entry: Entry) -> Result<VirtAddr, Error> {
+    pub(super) fn install(&self, range: VirtRange, entry: Entry) -> Result<VirtAddr, Failure> {
         let span = P::Arch::PTE.table_span();
         let start = range.start();
         let end = start.align_down(span).0.saturating_add(span).min(range.end().0);
@@ -58,9 +58,9 @@ impl<P: Platform> AddressSpace<'_, P> {
             Ok(count)
         });
         self.published(part);
-        let count = mapped.map_err(|_| Error::OutOfMemory)?;
+        let count = mapped?;
         if count == 0 {
-            return Err(Error::Exists(start));
+            return Err(Error::Exists(start).into());
         }
         Ok(start.offset(u64::from(count) * PAGE_SIZE))
     }
@@ -72,7 +72,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// Takes markers away from the range of a folio, which comes in their place.
-    pub(super) fn lift_markers(&self, range: VirtRange) -> Result<(), Error> {
+    pub(super) fn lift_markers(&self, range: VirtRange) -> Result<(), NoMemory> {
         let entry = {
             let section = ReadSection::enter(self.platform());
             self.page_table.peek(&section, range.start(), &mut Counts::default()).entry
@@ -81,7 +81,6 @@ impl<P: Platform> AddressSpace<'_, P> {
             return Ok(());
         }
         let lifted = self.page_table.userfault_lift(range);
-        let lifted = lifted.and_then(|()| self.page_table.unmark(range, Marker::Poison));
-        lifted.map_err(|_| Error::OutOfMemory)
+        lifted.and_then(|()| self.page_table.unmark(range, Marker::Poison))
     }
 }

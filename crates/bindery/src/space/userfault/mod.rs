@@ -30,7 +30,7 @@ pub(super) use wait::Served;
 use core::sync::atomic::Ordering;
 
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
-use crate::error::Error;
+use crate::error::{Error, NoMemory};
 use crate::platform::Platform;
 use crate::userfault::{Userfault, UserfaultFeatures, UserfaultScope};
 use crate::vma::Vma;
@@ -51,7 +51,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     ) -> Result<Userfault<'m, P>, Error> {
         let memory = self.page_table.memory;
         let make = || Userfault::new(memory, self.userfault_identity(), features, scope);
-        memory.retry(|| make().ok_or(Error::OutOfMemory))
+        memory.retry(|| Ok(make().ok_or(NoMemory)?))
     }
 
     /// Lets the faults that wait in `length` bytes at `start` go on: they look again

@@ -4,11 +4,11 @@ use bitflags::bitflags;
 
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Level, Marker};
-use crate::error::{Error, FaultError};
+use crate::error::{Error, Failure, FaultError};
 use crate::platform::Platform;
 use crate::space::fault::{Resolved, Step, read_attributes};
 use crate::space::{AddressSpace, MmapLocked};
-use crate::table::OutOfMemory;
+use crate::table::NoMemory;
 use crate::table::locking::Depth;
 use crate::tlb::Gather;
 use crate::userfault::{Userfault, UserfaultFeatures, UserfaultState};
@@ -80,7 +80,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.page_table.memory.outermost(|| {
             self.transaction(|mm, gather, _| {
                 if userfault.state().is_changing() {
-                    return Err(Error::TryAgain);
+                    return Err(Error::TryAgain.into());
                 }
                 self.write_protect_locked(mm, range, protects, gather)
             })
@@ -97,13 +97,13 @@ impl<P: Platform> AddressSpace<'_, P> {
         range: VirtRange,
         protects: bool,
         gather: &mut Gather,
-    ) -> Result<(), Error> {
+    ) -> Result<(), Failure> {
         let mut found = false;
         for vma in self.vmas_in(mm, range) {
             found = true;
             let part = vma.range().intersection(range);
             if !is_served(vma) || !vma.has(MappingFlags::USERFAULT_WRITE_PROTECT) {
-                return Err(Error::NotMapped(part.start()));
+                return Err(Error::NotMapped(part.start()).into());
             }
             let locked = vma.lock_write(self.platform());
             let done = if protects {
@@ -115,9 +115,9 @@ impl<P: Platform> AddressSpace<'_, P> {
             // Before a fault is let in, which relies on what the entries say.
             self.flush(gather);
             drop(locked);
-            done.map_err(|_| Error::OutOfMemory)?;
+            done?;
         }
-        if found { Ok(()) } else { Err(Error::NotMapped(range.start())) }
+        if found { Ok(()) } else { Err(Error::NotMapped(range.start()).into()) }
     }
 
     pub(in crate::space) fn protect_part(
@@ -125,9 +125,21 @@ impl<P: Platform> AddressSpace<'_, P> {
         part: VirtRange,
         marks: bool,
         gather: &mut Gather,
-    ) -> Result<(), OutOfMemory> {
+    ) -> Result<(), NoMemory> {
         self.page_table.userfault_protect(part, gather)?;
-        if marks { self.page_table.userfault_mark(part) } else { Ok(()) }
+        let mut reached = part.start();
+        if marks { self.page_table.userfault_mark(part, &mut reached) } else { Ok(()) }
+    }
+
+    /// Protects the front of `part`, as far as there is memory, and says where that ends; nothing
+    /// behind it is protected. So the markers come first, which alone take memory.
+    pub(in crate::space) fn protect_front(&self, part: VirtRange, gather: &mut Gather) -> VirtAddr {
+        let mut reached = part.start();
+        let marked = self.page_table.userfault_mark(part, &mut reached);
+        let front = VirtRange::raw(part.start().0, reached.0);
+        let protected = self.page_table.userfault_protect(front, gather);
+        debug_assert!(protected.is_ok(), "a huge leaf has lost its deposit");
+        if marked.is_ok() { part.end() } else { reached }
     }
 
     /// Whether the VMA's pages can be protected so that a write lifts that, and nobody is told.
@@ -139,12 +151,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// Lifts the protection, and lets pages be written at once that may be.
-    fn lift_part(
-        &self,
-        vma: &Vma,
-        part: VirtRange,
-        gather: &mut Gather,
-    ) -> Result<(), OutOfMemory> {
+    fn lift_part(&self, vma: &Vma, part: VirtRange, gather: &mut Gather) -> Result<(), NoMemory> {
         self.page_table.userfault_lift(part)?;
         self.page_table.protect(part, &vma.entry_policy(), gather)?;
         self.platform().publish_entries();
@@ -153,17 +160,19 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// Lifts what a userfaultfd has protected in a VMA that is locked for writing, and that it
     /// serves no more.
-    pub(in crate::space) fn strip_userfault(&self, range: VirtRange) -> Result<(), OutOfMemory> {
+    pub(in crate::space) fn strip_userfault(&self, range: VirtRange) -> Result<(), NoMemory> {
         self.page_table.userfault_lift(range)
     }
 
     /// A write met a protected page, and nobody is to be told of it: lifts the protection of the
     /// page.
     #[cold]
-    pub(in crate::space) fn lift_protection(&self, page: VirtAddr) -> Result<Step, FaultError> {
+    pub(in crate::space) fn lift_protection(
+        &self,
+        page: VirtAddr,
+    ) -> Result<Step, Failure<FaultError>> {
         let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
-        let lifted = self.page_table.userfault_lift(range);
-        lifted.map_err(|_| FaultError::OutOfMemory)?;
+        self.page_table.userfault_lift(range)?;
         Ok(Step::Again)
     }
 
@@ -173,7 +182,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         &self,
         vma: &Vma,
         page: VirtAddr,
-    ) -> Result<Step, FaultError> {
+    ) -> Result<Step, Failure<FaultError>> {
         let Some(object) = vma.object() else { return self.map_protected(vma, page, None) };
         // The invalidate lock is held: the page stays until it is mapped.
         match self.frame_of_object(vma, object, page) {
@@ -188,7 +197,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         vma: &Vma,
         page: VirtAddr,
         frame: Option<crate::addr::Frame>,
-    ) -> Result<Step, FaultError> {
+    ) -> Result<Step, Failure<FaultError>> {
         let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
         let memory = self.page_table.memory;
         let attributes = Attributes { userfault: true, ..read_attributes(vma.flags()) };
@@ -204,7 +213,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             let index = P::Arch::PTE.index_of(page);
             if let Some(folio) = frame.and_then(|frame| memory.frames.folio_of(frame)) {
                 if memory.frames.map(folio, 1).is_err() {
-                    return Ok(Err(FaultError::OutOfMemory));
+                    return Ok(Err(Failure::NoMemory));
                 }
                 cursor.counts.mapped(memory.frames.owner_kind(folio), 1);
             }
@@ -215,6 +224,6 @@ impl<P: Platform> AddressSpace<'_, P> {
             Ok(Ok(Step::Done(resolved)))
         });
         self.published(range);
-        mapped.map_err(|_| FaultError::OutOfMemory)?
+        mapped?
     }
 }

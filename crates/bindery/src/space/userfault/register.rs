@@ -3,7 +3,7 @@
 use core::ptr::NonNull;
 
 use crate::addr::{VirtAddr, VirtRange};
-use crate::error::Error;
+use crate::error::{Error, Failure};
 use crate::platform::Platform;
 use crate::space::change::Removed;
 use crate::space::parts::Parts;
@@ -108,7 +108,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         userfault: &Userfault<'_, P>,
         modes: UserfaultModes,
         removed: &mut Removed,
-    ) -> Result<(), Error> {
+    ) -> Result<(), Failure> {
         // What was done may have been joined with what lies after the range.
         let mut parts = Parts::of(range);
         while let Some((vma, part)) = parts.next(mm, self) {
@@ -199,7 +199,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         userfault: &Userfault<'_, P>,
         removed: &mut Removed,
         done: &mut VirtAddr,
-    ) -> Result<(), Error> {
+    ) -> Result<(), Failure> {
         // What was done may have been joined with what lies after the range.
         let mut parts = Parts::of(range);
         while let Some((vma, part)) = parts.next(mm, self) {
@@ -215,7 +215,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                     return Ok(());
                 }
                 // What cannot be lifted now is lifted by the first write.
-                self.strip_userfault(vma.range()).map_err(|_| Error::OutOfMemory)
+                self.strip_userfault(vma.range())
             })?;
         }
         *done = range.end();

@@ -3,7 +3,7 @@
 
 use crate::addr::{Frame, Order, PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{Arch, Attributes, Level, Permissions};
-use crate::error::{Error, FaultError};
+use crate::error::{Error, Failure, FaultError};
 use crate::frame::Folio;
 use crate::object::{ObjectState, Stop, pages, supply};
 use crate::platform::Platform;
@@ -64,23 +64,23 @@ impl<P: Platform> AddressSpace<'_, P> {
         object: &ObjectState,
         range: VirtRange,
         mode: FillMode,
-    ) -> Result<VirtAddr, Error> {
+    ) -> Result<VirtAddr, Failure> {
         let (memory, at) = (self.page_table.memory, range.start());
         let index = vma.page_offset_of(at);
         if index >= object.size_in_pages() {
-            return Err(Error::Invalid);
+            return Err(Error::Invalid.into());
         }
         let vacant = self.vacant_pages(range)?;
         if vacant == 0 {
-            return Err(Error::Exists(at));
+            return Err(Error::Exists(at).into());
         }
         let (mut found, mut count) = pages::resident_run(memory, object, index, vacant);
         if found.is_none() && pages::has(memory, object, index) {
             let orders = object.orders(memory, vma.flags());
             match pages::get(memory, object, index, orders) {
                 Ok(_) => (found, count) = pages::resident_run(memory, object, index, vacant),
-                Err(Stop::Error(Error::OutOfMemory)) => return Err(Error::OutOfMemory),
-                Err(_) => return Err(Error::Fault(at)),
+                Err(Stop::Failed(Failure::NoMemory)) => return Err(Failure::NoMemory),
+                Err(_) => return Err(Error::Fault(at).into()),
             }
         }
         let first = found.ok_or(Error::Fault(at))?;
@@ -90,7 +90,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// Maps the folio that collapsing has made in `range`. No handler is asked, as on Linux.
-    pub(in crate::space) fn populate_collapsed(&self, range: VirtRange) -> Result<(), Error> {
+    pub(in crate::space) fn populate_collapsed(&self, range: VirtRange) -> Result<(), Failure> {
         {
             let locked = self.lock_vma(range.start()).ok_or(Error::NotMapped(range.start()))?;
             let vma = locked.vma();
@@ -101,7 +101,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 });
             }
         }
-        self.populate(range)
+        Ok(self.populate(range)?)
     }
 
     /// On how many pages from the beginning of `range` on the entries are empty, in one table,
@@ -139,7 +139,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         part: VirtRange,
         first: Frame,
         mode: FillMode,
-    ) -> Result<(), Error> {
+    ) -> Result<(), Failure> {
         self.lift_markers(part)?;
         let mut attributes =
             object_attributes(vma, if vma.is_shared() { Access::Write } else { Access::Read });
@@ -157,8 +157,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         match mapped {
             Ok(Step::Done(_)) => Ok(()),
             // Another thread was faster.
-            Ok(_) => Err(Error::Exists(part.start())),
-            Err(_) => Err(Error::OutOfMemory),
+            Ok(_) => Err(Error::Exists(part.start()).into()),
+            Err(_) => Err(Failure::NoMemory),
         }
     }
 
@@ -196,7 +196,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         at: VirtAddr,
         mode: FillMode,
         supplied: &mut Supply,
-    ) -> Result<VirtAddr, Error> {
+    ) -> Result<VirtAddr, Failure> {
         let memory = self.page_table.memory;
         let Folio { head, order } = supplied.folio;
         let part = VirtRange::raw(at.0, at.0 + order.bytes());
@@ -204,13 +204,17 @@ impl<P: Platform> AddressSpace<'_, P> {
         let pages = u64::from(order.pages());
         object.invalidate_lock.with_read(self.platform(), |_| {
             if index >= object.size_in_pages() {
-                return Err(Error::Fault(at));
+                return Err(Error::Fault(at).into());
             }
             if !supplied.given {
                 let vacant = self.vacant_pages(part)?;
                 let fits = vacant >= pages && pages <= object.size_in_pages() - index;
                 if !fits || !supply::supply(memory, object, index, supplied.folio)? {
-                    return if order > Order::PAGE { Ok(at) } else { Err(Error::Exists(at)) };
+                    return if order > Order::PAGE {
+                        Ok(at)
+                    } else {
+                        Err(Error::Exists(at).into())
+                    };
                 }
                 supplied.given = true;
                 memory.frames.mark_dirty(supplied.folio);
@@ -267,10 +271,10 @@ impl<P: Platform> AddressSpace<'_, P> {
 }
 
 /// The fault for an error of [`AddressSpace::frame_of_object`].
-pub(super) fn step_of(stop: Stop) -> Result<Step, FaultError> {
+pub(super) fn step_of(stop: Stop) -> Result<Step, Failure<FaultError>> {
     match stop {
         Stop::Await(awaited) => Ok(Step::Await(awaited)),
-        Stop::Error(error) => Err(refused(error)),
+        Stop::Failed(failure) => Err(refused(failure)),
     }
 }
 

@@ -47,7 +47,7 @@ mod tests;
 mod workspace;
 
 use crate::addr::{Frame, Order, PAGE_SIZE};
-use crate::error::OutOfMemory;
+use crate::error::NoMemory;
 use crate::frame::Frames;
 use crate::platform::Platform;
 use crate::sync::Mutex;
@@ -66,7 +66,7 @@ pub(crate) enum StoreError {
     /// The store may take no more frames.
     Limit,
     /// No frame is free.
-    OutOfMemory,
+    NoMemory,
 }
 
 /// The handle names nothing that is stored, or the bytes there are not those of a page.
@@ -133,8 +133,8 @@ impl<P: Platform> CompressedStore<P> {
     ///
     /// # Errors
     /// Where 2^3 consecutive frames are not free.
-    pub(crate) fn prepare(&self, frames: &Frames<P>, platform: &P) -> Result<(), OutOfMemory> {
-        self.workspaces.with(frames, platform, |_| ()).ok_or(OutOfMemory)
+    pub(crate) fn prepare(&self, frames: &Frames<P>, platform: &P) -> Result<(), NoMemory> {
+        self.workspaces.with(frames, platform, |_| ()).ok_or(NoMemory)
     }
 
     /// Stores the content of `page`, which nobody writes meanwhile. (Where somebody does, the
@@ -161,9 +161,9 @@ impl<P: Platform> CompressedStore<P> {
             let extents = self.pool.lock().reserve(frames, object.len())?;
             // SAFETY: 1. reserved here, and the handle is made after this.
             unsafe { object::write(platform, &extents, object) };
-            extents.first().and_then(|first| first.handle()).ok_or(StoreError::OutOfMemory)
+            extents.first().and_then(|first| first.handle()).ok_or(StoreError::NoMemory)
         });
-        stored.unwrap_or(Err(StoreError::OutOfMemory))
+        stored.unwrap_or(Err(StoreError::NoMemory))
     }
 
     /// Writes what is stored to `page`, which holds anything after an error. As after

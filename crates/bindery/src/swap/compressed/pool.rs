@@ -121,7 +121,7 @@ impl Pool {
             return Err(StoreError::Limit);
         }
         let frame =
-            frames.allocate(Order::PAGE, AllocateFor::Reclaim).ok_or(StoreError::OutOfMemory)?;
+            frames.allocate(Order::PAGE, AllocateFor::Reclaim).ok_or(StoreError::NoMemory)?;
         frames.meta(frame).reset(Kind::Compressed, Order::PAGE);
         self.usage.frames_used += 1;
         self.usage.frames_used_max = self.usage.frames_used_max.max(self.usage.frames_used);

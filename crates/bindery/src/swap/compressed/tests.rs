@@ -293,7 +293,7 @@ fn a_store_that_finds_no_memory_leaves_all_as_it_was() {
             assert!(random < PAGE);
             fixture.free(handle);
         } else {
-            assert_eq!(result, Err(StoreError::OutOfMemory));
+            assert_eq!(result, Err(StoreError::NoMemory));
             assert_eq!(fixture.store.usage(), before);
         }
         fixture.check();
@@ -305,7 +305,7 @@ fn a_store_that_finds_no_memory_leaves_all_as_it_was() {
             Err(error) => break error,
         }
     };
-    assert_eq!((error, fixture.frames.free_frame_count()), (StoreError::OutOfMemory, 0));
+    assert_eq!((error, fixture.frames.free_frame_count()), (StoreError::NoMemory, 0));
     for (seed, handle) in rest.into_iter().enumerate() {
         assert!(fixture.load(&handle) == Ok(page_of(2_900, seed as u64)));
         fixture.free(handle);
@@ -320,10 +320,10 @@ fn without_memory_for_a_compressor_nothing_is_stored() {
     let page = frames.allocate(Order::PAGE, AllocateFor::Use).unwrap();
     let store = CompressedStore::new(8);
     frames.fail_after(Some(0));
-    assert_eq!(store.prepare(&frames, &machine), Err(OutOfMemory));
+    assert_eq!(store.prepare(&frames, &machine), Err(NoMemory));
     // SAFETY: 1. and 2. the page is ours, and this thread is the only one.
     let stored = || unsafe { store.store(&frames, &machine, page) };
-    assert_eq!(stored(), Err(StoreError::OutOfMemory));
+    assert_eq!(stored(), Err(StoreError::NoMemory));
     frames.fail_after(None);
     let handle = stored().unwrap();
     assert_eq!(store.frames_held(), store.usage().frames_used + WORKSPACE_FRAMES);

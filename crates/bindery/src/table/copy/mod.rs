@@ -9,7 +9,7 @@ use crate::addr::{Frame, VirtAddr, VirtRange};
 use crate::arch::{
     Absent, AbsentFormat, Arch, Attributes, Entry, Equal, Level, Permissions, ProtectionKey,
 };
-use crate::error::Error;
+use crate::error::Failure;
 use crate::frame::{Folio, Owner};
 use crate::interrupt;
 use crate::platform::Platform;
@@ -19,7 +19,7 @@ use crate::tlb::Gather;
 use super::cursor::{Chunks, Cursor};
 use super::locking::Depth;
 use super::run::{Run, Slots, What};
-use super::{OutOfMemory, PageTable, TablePool};
+use super::{PageTable, TablePool};
 use pinned::{PinnedRun, copy_attributes};
 
 /// Whether the child's writes are its own.
@@ -64,7 +64,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         child: &Self,
         what: &ForkCopy,
         gather: &mut Gather,
-    ) -> Result<(), Error> {
+    ) -> Result<(), Failure> {
         let mut supplies = Supplies { tables: TablePool::new(self.memory) };
         let result = self.copy_parts(child, what, gather, &mut supplies);
         supplies.give_back(self);
@@ -81,7 +81,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         what: &ForkCopy,
         gather: &mut Gather,
         supplies: &mut Supplies<'m, P>,
-    ) -> Result<(), Error> {
+    ) -> Result<(), Failure> {
         let mut parts = Chunks::of(what.range);
         loop {
             let stopped = {
@@ -97,9 +97,9 @@ impl<'m, P: Platform> PageTable<'m, P> {
             match stopped {
                 Ok(()) => {}
                 Err(CopyStop::Zeroed(at)) => parts.go_on_from(at),
-                Err(CopyStop::Refused) => return Err(Error::OutOfMemory),
+                Err(CopyStop::Refused) => return Err(Failure::NoMemory),
                 Err(CopyStop::Short(at)) => {
-                    supplies.tables.refill().map_err(|OutOfMemory| Error::OutOfMemory)?;
+                    supplies.tables.refill()?;
                     parts.go_on_from(at);
                 }
                 Err(CopyStop::Pinned(run)) => {

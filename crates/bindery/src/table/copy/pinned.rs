@@ -22,13 +22,13 @@ use crate::addr::{Frame, Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{
     Absent, AbsentFormat, Arch, Attributes, Kind, Level, Permissions, ProtectionKey,
 };
-use crate::error::Error;
+use crate::error::Failure;
 use crate::frame::{Folio, FolioIndex, OwnerKind};
 use crate::interrupt;
 use crate::platform::Platform;
 use crate::table::cursor::Cursor;
 use crate::table::locking::Depth;
-use crate::table::{EntryAt, OutOfMemory, PageTable};
+use crate::table::{EntryAt, NoMemory, PageTable};
 
 use super::{ForkCopy, Supplies};
 
@@ -61,15 +61,14 @@ impl<'m, P: Platform> PageTable<'m, P> {
         run: &PinnedRun,
         what: &ForkCopy,
         supplies: &mut Supplies<'m, P>,
-    ) -> Result<(), Error> {
+    ) -> Result<(), Failure> {
         let mut done = 0;
         let mut result = Ok(());
         while result.is_ok() && done < run.range.pages() {
             let count = (run.range.pages() - done).min(BATCH as u64);
             let copied = self.copy_batch(child, run, done..done + count, what, supplies);
-            result = copied
-                .map_err(|OutOfMemory| Error::OutOfMemory)
-                .and_then(|()| interrupt::check(&self.memory.platform));
+            let copied = copied.map_err(Failure::from);
+            result = copied.and_then(|()| Ok(interrupt::check(&self.memory.platform)?));
             done += count;
         }
         self.memory.frames.release(&self.memory.platform, run.folio);
@@ -84,7 +83,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         pages: Range<u64>,
         what: &ForkCopy,
         supplies: &mut Supplies<'m, P>,
-    ) -> Result<(), OutOfMemory> {
+    ) -> Result<(), NoMemory> {
         let (memory, frames) = (self.memory, &self.memory.frames);
         let mut copies: ArrayVec<Folio, BATCH> = ArrayVec::new();
         let mut installed = 0;
@@ -92,7 +91,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         for page in pages.clone() {
             memory.may_wait();
             let Some(copy) = frames.new_folio(Order::PAGE) else {
-                copied = Err(OutOfMemory);
+                copied = Err(NoMemory);
                 break;
             };
             memory.platform.copy(run.first.plus(page as u32), copy.head, 1);
@@ -127,7 +126,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         copies: &[Folio],
         what: &ForkCopy,
         supplies: &mut Supplies<'m, P>,
-    ) -> (usize, Result<(), OutOfMemory>) {
+    ) -> (usize, Result<(), NoMemory>) {
         let frames = &self.memory.frames;
         let start = run.range.start().0 + (first << PAGE_SHIFT);
         let range = VirtRange::raw(start, start + copies.len() as u64 * PAGE_SIZE);
@@ -140,7 +139,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
                 return (done, Ok(()));
             }
             let Ok(table) = target.table_at(at, Level::PTE, &mut supplies.tables) else {
-                return (done, Err(OutOfMemory));
+                return (done, Err(NoMemory));
             };
             target.counts.bytes_copied += PAGE_SIZE;
             let index = what.page_offset + ((at.0 - what.range.start().0) >> PAGE_SHIFT);

@@ -286,7 +286,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         let base = VirtAddr(source).align_down(node.level.span());
         let split = self.page_table.split(node, index, base, self.counts);
         // A huge leaf has its table on deposit, whatever memory there is.
-        let table = split.map_err(|_| MoveStop::OutOfMemory)?;
+        let table = split.map_err(|_| MoveStop::NoMemory)?;
         self.locks.push(table);
         Ok(())
     }

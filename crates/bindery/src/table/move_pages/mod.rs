@@ -44,7 +44,7 @@ use crate::tlb::Gather;
 
 use super::cursor::table_under;
 use super::locking::{self, LockSet, Node, SPAN_ENTRIES};
-use super::{EntryAt, OutOfMemory, PageTable, ReadSection, TablePool, run};
+use super::{EntryAt, NoMemory, PageTable, ReadSection, TablePool, run};
 
 /// What moves where. The caller holds the VMAs of both places for reading.
 pub(crate) struct MovePlan {
@@ -84,7 +84,7 @@ pub(crate) enum MoveStop {
     /// The source has a marker.
     Marked,
     /// No table for the target at once.
-    OutOfMemory,
+    NoMemory,
     /// Somebody has the folio's lock. The caller has got a reference to it.
     Locked(Folio),
     /// The next folio needs a span of this many bytes.
@@ -168,8 +168,8 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
         }
     }
 
-    /// Gets tables for the next span. Called where [`MoveStop::OutOfMemory`] was returned.
-    pub(crate) fn refill(&mut self) -> Result<(), OutOfMemory> {
+    /// Gets tables for the next span. Called where [`MoveStop::NoMemory`] was returned.
+    pub(crate) fn refill(&mut self) -> Result<(), NoMemory> {
         self.pool.refill()
     }
 
@@ -425,7 +425,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
     fn target_table(&mut self, at: u64) -> Result<Frame, MoveStop> {
         let (page_table, cover, to) = (self.page_table, self.to, VirtAddr(at));
         table_under(page_table, self.locks, self.counts, cover, to, Level::PTE, self.pool)
-            .map_err(|OutOfMemory| MoveStop::OutOfMemory)
+            .map_err(|NoMemory| MoveStop::NoMemory)
     }
 
     /// Notes that entries are about to leave a table, or to come to it, whose flush comes after the

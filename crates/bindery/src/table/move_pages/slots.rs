@@ -22,7 +22,7 @@ use crate::platform::Platform;
 use crate::table::cursor::table_under;
 use crate::table::locking::Node;
 use crate::table::run::Slots;
-use crate::table::{OutOfMemory, run};
+use crate::table::{NoMemory, run};
 
 use super::leaves::lock;
 use super::{LockSpan, MoveStop};
@@ -102,7 +102,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         let (page_table, cover, at) = (self.page_table, self.to, VirtAddr(self.target));
         let made =
             table_under(page_table, self.locks, self.counts, cover, at, Level::PMD, self.pool);
-        let table = made.map_err(|OutOfMemory| MoveStop::OutOfMemory)?;
+        let table = made.map_err(|NoMemory| MoveStop::NoMemory)?;
         let index = P::Arch::PMD.index_of(at);
         let entry = run::load(page_table.slots(table), index);
         let vacant = match P::Arch::PMD.kind(entry) {

@@ -47,7 +47,7 @@ use super::EntryAt;
 use super::locking::{self, End, LockSet};
 use super::run;
 use super::zap::Flush;
-use super::{OutOfMemory, PageTable, ReadSection, TablePool};
+use super::{NoMemory, PageTable, ReadSection, TablePool};
 use pair::Pair;
 
 pub(crate) use parts::Moving;
@@ -177,7 +177,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
 
     /// Moves everything by one piece, or nothing where memory runs out. The caller holds the VMAs
     /// of both ranges for writing, and the rmap locks of the source; nothing is mapped in the
-    /// target. May wait for memory.
+    /// target. Tables come from the pool first. May wait for memory.
     ///
     /// Reads and writes the entries that are moved: one for each table that moves whole, one for
     /// each base page else. One invalidation, and one for each contiguous run or huge leaf that
@@ -186,17 +186,17 @@ impl<'m, P: Platform> PageTable<'m, P> {
         &self,
         what: &Move,
         piece: Option<Piece<P::Arch>>,
+        pool: &mut TablePool<'m, P>,
         gather: &mut Gather,
         counts: &mut Counts,
-    ) -> Result<(), OutOfMemory> {
+    ) -> Result<(), NoMemory> {
         let Some(piece) = piece else {
             // There may be empty tables.
             self.detach_source(what, gather);
             return Ok(());
         };
-        let mut pool = TablePool::new(self.memory);
         let flush = PieceFlush::BeforeUnlock;
-        let mut locked = Locked { pool: &mut pool, gather, counts: &mut *counts, flush };
+        let mut locked = Locked { pool: &mut *pool, gather, counts: &mut *counts, flush };
         let mut done = Ok(());
         while done.is_ok() && self.move_piece(what, piece, &mut locked).is_err() {
             done = locked.pool.refill();
@@ -204,10 +204,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         if done.is_err() {
             self.take_laid(what);
         }
-        if pool.is_used() {
-            pool.give_back();
-            *counts += pool.counts;
-        }
+        pool.settle(counts);
         done
     }
 
@@ -242,7 +239,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         what: &Move,
         piece: Piece<P::Arch>,
         locked: &mut Locked<'_, 'm, P>,
-    ) -> Result<(), OutOfMemory> {
+    ) -> Result<(), NoMemory> {
         let (from, to) = (what.source.start().0 + piece.offset, what.to.0 + piece.offset);
         let transfer = Transfer { source: from, target: to, len: piece.len };
         let source = VirtRange::raw(from, from + piece.len);
@@ -340,8 +337,8 @@ fn for_each_target<P: Platform>(
     Transfer { source, target, len }: Transfer,
     level: Level<P::Arch>,
     look: impl Fn(u64) -> EntryAt<P::Arch>,
-    mut f: impl FnMut(u64) -> Result<(), OutOfMemory>,
-) -> Result<u64, OutOfMemory> {
+    mut f: impl FnMut(u64) -> Result<(), NoMemory>,
+) -> Result<u64, NoMemory> {
     let span = level.table_span();
     let end = source + len;
     let (mut at, mut looked) = (source, 0);

@@ -10,7 +10,7 @@ use crate::table::cursor::table_under;
 use crate::table::locking::{self, LockSet, Node};
 use crate::table::move_range::{PieceFlush, Transfer, for_each_target};
 use crate::table::run::Slots;
-use crate::table::{EntryAt, OutOfMemory, PageTable, ReadSection, TablePool, TableSlot, run};
+use crate::table::{EntryAt, NoMemory, PageTable, ReadSection, TablePool, TableSlot, run};
 use crate::tlb::Gather;
 
 /// Both ranges of a piece, locked.
@@ -97,7 +97,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
 
     /// Creates the tables that the target lacks, before anything is taken from the source. Fails
     /// where there is no table at once; what was created stays, empty.
-    pub(super) fn lay(&mut self, what: Transfer) -> Result<(), OutOfMemory> {
+    pub(super) fn lay(&mut self, what: Transfer) -> Result<(), NoMemory> {
         let (page_table, from, level) = (self.page_table, self.from, self.level);
         let look = |at| page_table.entry_below(from, VirtAddr(at), level, Ordering::Acquire);
         let mut laid = 0;
@@ -112,7 +112,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
     /// The target table for `at`, created where it is missing. Asked before anything is taken that
     /// shall go there; fails where there is no table at once.
     #[inline]
-    pub(super) fn target(&mut self, at: u64) -> Result<Frame, OutOfMemory> {
+    pub(super) fn target(&mut self, at: u64) -> Result<Frame, NoMemory> {
         let base = at & !(self.level.table_span() - 1);
         // Two are in use where the ends are not congruent.
         let [last, before] = self.target_tables;
@@ -123,7 +123,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
     }
 
     #[inline(never)]
-    fn new_target(&mut self, at: u64, base: u64) -> Result<Frame, OutOfMemory> {
+    fn new_target(&mut self, at: u64, base: u64) -> Result<Frame, NoMemory> {
         let (page_table, level, to) = (self.page_table, self.level, VirtAddr(at));
         let table =
             table_under(page_table, self.locks, self.counts, self.to, to, level, &mut *self.pool)?;
@@ -133,14 +133,14 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
     }
 
     /// Makes sure of the one or two target tables for `count` pages from `at` on.
-    pub(super) fn targets(&mut self, at: u64, count: u32) -> Result<(), OutOfMemory> {
+    pub(super) fn targets(&mut self, at: u64, count: u32) -> Result<(), NoMemory> {
         self.target(at + u64::from(count - 1) * PAGE_SIZE)?;
         self.target(at).map(|_| ())
     }
 
     /// Moves entries of level 1. Where there is no table at once, what went before has moved, and
     /// the rest is as it was.
-    pub(super) fn move_leaves(&mut self, what: Transfer) -> Result<(), OutOfMemory> {
+    pub(super) fn move_leaves(&mut self, what: Transfer) -> Result<(), NoMemory> {
         let Transfer { source, target, len } = what;
         let contig_mask = (u64::from(P::Arch::CONTIG_ENTRIES) << PAGE_SHIFT) - 1;
         let congruent = (source ^ target) & contig_mask == 0;

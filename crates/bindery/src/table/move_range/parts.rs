@@ -11,7 +11,7 @@ use crate::arch::{Arch, Level};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::table::locking::Depth;
-use crate::table::{OutOfMemory, PageTable, TablePool};
+use crate::table::{NoMemory, PageTable, ReadSection, TablePool};
 use crate::tlb::Gather;
 
 use super::{Locked, Move, Piece, PieceFlush, Transfer, for_each_target};
@@ -73,6 +73,8 @@ impl Moving {
 
 /// So many leaf tables are laid under one set of locks; with those above, 64 KiB.
 const LAID_TABLES: u64 = 12;
+/// More levels than any architecture has.
+const MAX_LEVELS: u8 = 5;
 
 impl<'m, P: Platform> PageTable<'m, P> {
     /// Makes a move of several pieces, the first of which is `first`, ready: creates all tables
@@ -85,14 +87,11 @@ impl<'m, P: Platform> PageTable<'m, P> {
         &self,
         what: &Move,
         first: Piece<P::Arch>,
+        pool: &mut TablePool<'m, P>,
         counts: &mut Counts,
-    ) -> Result<(), OutOfMemory> {
-        let mut pool = TablePool::new(self.memory);
-        let done = self.lay_all(what, first, &mut pool, counts);
-        if pool.is_used() {
-            pool.give_back();
-            *counts += pool.counts;
-        }
+    ) -> Result<(), NoMemory> {
+        let done = self.lay_all(what, first, pool, counts);
+        pool.settle(counts);
         if done.is_ok() {
             self.moving.begin(what.source);
         } else {
@@ -107,7 +106,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         first: Piece<P::Arch>,
         pool: &mut TablePool<'m, P>,
         counts: &mut Counts,
-    ) -> Result<(), OutOfMemory> {
+    ) -> Result<(), NoMemory> {
         let mut next = Some(first);
         while let Some(mut piece) = next {
             let span = P::Arch::PMD.span();
@@ -121,12 +120,40 @@ impl<'m, P: Platform> PageTable<'m, P> {
                 let rest = Piece { offset: piece.offset + laid, len: piece.len - laid, ..piece };
                 match self.lay_piece(what, rest, pool) {
                     Ok(more) => laid += more,
-                    Err(OutOfMemory) => pool.refill()?,
+                    Err(NoMemory) => pool.refill()?,
                 }
             }
             next = self.next_piece(what, piece.offset + piece.len, None, counts);
         }
         Ok(())
+    }
+
+    /// How many tables the target of a move can lack, whatever is mapped there now. More if a fault
+    /// fills the source meanwhile.
+    #[cold]
+    pub(crate) fn tables_to_lay(&self, what: &Move, counts: &mut Counts) -> u64 {
+        let root = self.root_node();
+        let (mut tables, mut offset) = (0, 0);
+        // Where the last table of each level begins.
+        const { assert!(P::Arch::LEVELS <= MAX_LEVELS) };
+        let mut last = [None; MAX_LEVELS as usize + 1];
+        while let Some(piece) = self.next_piece(what, offset, None, counts) {
+            let (from, to) = (what.source.start().0 + piece.offset, what.to.0 + piece.offset);
+            let section = ReadSection::enter(&self.memory.platform);
+            let look = |at| self.entry_below(root, VirtAddr(at), piece.level, Ordering::Acquire);
+            let transfer = Transfer { source: from, target: to, len: piece.len };
+            let looked = for_each_target(self, transfer, piece.level, look, |to| {
+                for level in piece.level.up_to(P::Arch::ROOT) {
+                    let base = Some(to & !(level.table_span() - 1));
+                    tables += u64::from(last[usize::from(level.number())] != base);
+                    last[usize::from(level.number())] = base;
+                }
+                Ok(())
+            });
+            drop(section);
+            offset = piece.offset + looked.unwrap_or(piece.len);
+        }
+        tables
     }
 
     /// Returns how many bytes of the piece it has got tables for.
@@ -135,7 +162,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         what: &Move,
         piece: Piece<P::Arch>,
         pool: &mut TablePool<'m, P>,
-    ) -> Result<u64, OutOfMemory> {
+    ) -> Result<u64, NoMemory> {
         let (source, target) = (what.source.start().0 + piece.offset, what.to.0 + piece.offset);
         let range = VirtRange::raw(target, target + piece.len);
         let mut cursor = self.unlocked_cursor(range);
@@ -194,9 +221,6 @@ impl<'m, P: Platform> PageTable<'m, P> {
         // Where there was nothing to detach.
         self.flush(gather, counts);
         self.moving.end();
-        if pool.is_used() {
-            pool.give_back();
-            *counts += pool.counts;
-        }
+        pool.settle(counts);
     }
 }

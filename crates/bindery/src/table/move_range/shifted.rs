@@ -7,7 +7,7 @@ use crate::addr::{PAGE_SIZE, VirtAddr};
 use crate::arch::{Arch, Entry, EntryIndex, Equal, Saturated};
 use crate::platform::Platform;
 use crate::table::run::Slots;
-use crate::table::{OutOfMemory, TableSlot, run};
+use crate::table::{NoMemory, TableSlot, run};
 
 use super::Transfer;
 use super::pair::Pair;
@@ -25,7 +25,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         from: TableSlot,
         count: u32,
         rest: Transfer,
-    ) -> Result<u32, OutOfMemory> {
+    ) -> Result<u32, NoMemory> {
         let Transfer { source, target, .. } = rest;
         let TableSlot { table, index } = from;
         let slots = self.page_table.slots(table);
@@ -70,7 +70,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         to: EntryIndex,
         count: u32,
         target: u64,
-    ) -> Result<u32, OutOfMemory> {
+    ) -> Result<u32, NoMemory> {
         let TableSlot { table, index } = from;
         let target_table = self.target(target)?;
         let size = const {
@@ -118,7 +118,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         from: TableSlot,
         target: u64,
         to: EntryIndex,
-    ) -> Result<u32, OutOfMemory> {
+    ) -> Result<u32, NoMemory> {
         let TableSlot { table, index } = from;
         let size = P::Arch::CONTIG_ENTRIES;
         if size > to.left::<P::Arch>() {

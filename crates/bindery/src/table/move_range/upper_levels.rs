@@ -10,12 +10,12 @@ use crate::table::move_range::Transfer;
 use crate::table::move_range::pair::{Pair, SourceLeaves};
 use crate::table::run;
 use crate::table::run::Slots;
-use crate::table::{OutOfMemory, TableSlot};
+use crate::table::{NoMemory, TableSlot};
 
 impl<P: Platform> Pair<'_, '_, '_, P> {
     /// Moves the entries of a level above 1: tables, huge leaves, and absent entries. Fails as
     /// [`Pair::move_leaves`].
-    pub(super) fn move_slots(&mut self, what: Transfer) -> Result<(), OutOfMemory> {
+    pub(super) fn move_slots(&mut self, what: Transfer) -> Result<(), NoMemory> {
         let Transfer { source, target, len } = what;
         let span = self.level.span();
         let mut offset = 0;
@@ -54,7 +54,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
     /// Moves the tables, or the huge leaves, of `rest` that are named side by side from the given
     /// entry on, as far as both tables of this level reach. Returns how many that were; none if the
     /// entry is neither.
-    fn move_alike(&mut self, from: TableSlot, rest: Transfer) -> Result<u64, OutOfMemory> {
+    fn move_alike(&mut self, from: TableSlot, rest: Transfer) -> Result<u64, NoMemory> {
         let (TableSlot { table, index }, level) = (from, self.level);
         let Transfer { source, target, len } = rest;
         let left = len >> level.span_shift();

@@ -34,7 +34,7 @@ impl World {
         (&mut self.index, nodes)
     }
 
-    fn prepare(&mut self, first: u64, count: u64) -> Result<(), OutOfMemory> {
+    fn prepare(&mut self, first: u64, count: u64) -> Result<(), NoMemory> {
         let (index, nodes) = self.parts();
         index.prepare(first, count, &nodes)
     }
@@ -154,7 +154,7 @@ fn the_last_page_of_the_largest_file_is_found_at_once_from_the_first() {
 fn pages_beyond_the_limit_are_refused() {
     let mut world = World::new();
     for (first, count) in [(PAGE_LIMIT, 1), (PAGE_LIMIT - 1, 2), (u64::MAX, 1), (1, u64::MAX)] {
-        assert_eq!(world.prepare(first, count), Err(OutOfMemory));
+        assert_eq!(world.prepare(first, count), Err(NoMemory));
     }
     assert_eq!(world.prepare(PAGE_LIMIT, 0), Ok(()));
     assert_eq!(world.slab.objects(), 0);
@@ -254,7 +254,7 @@ fn memory_that_runs_out_at_any_point_leaves_the_index_as_it_was() {
 fn memory_that_is_really_full_is_reported_and_all_of_it_comes_back() {
     let mut world = World::new();
     world.add(9, 1, 1);
-    assert_eq!(world.prepare(0, PAGE_LIMIT), Err(OutOfMemory));
+    assert_eq!(world.prepare(0, PAGE_LIMIT), Err(NoMemory));
     assert!(world.index.check());
     assert_eq!(world.runs(), [run(9, 1, 1)]);
     assert_eq!(world.index.node_count(), 1);
