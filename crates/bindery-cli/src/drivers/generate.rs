@@ -28,6 +28,9 @@ const POPULATE: u64 = 0x8000;
 /// `MADV_POPULATE_READ` and `MADV_POPULATE_WRITE`.
 const POPULATES: [u64; 2] = [22, 23];
 
+/// Mappings that are longer have hardly any of their pages.
+const VAST: u64 = 1 << 36;
+
 /// Addresses that calls have returned and that are used again.
 const MOST_HOT: usize = 24;
 
@@ -48,8 +51,8 @@ pub(super) struct Generator {
     user_end: u64,
     /// Addresses that calls have returned, and lengths that they had.
     hot: Vec<(u64, u64)>,
-    /// The length that the last step asked for, if it returns an address.
-    asked: Option<u64>,
+    /// The process of the last step and the length that it asked for, if it returns an address.
+    asked: Option<(usize, u64)>,
     /// Steps that are to come before new ones.
     planned: Vec<Step>,
 }
@@ -61,9 +64,15 @@ impl Generator {
 
     /// The next step, after the result of the last.
     pub(super) fn next(&mut self, result: i64) -> Step {
-        if let Some(length) = self.asked
+        if let Some((process, length)) = self.asked
             && result > PAGE as i64
         {
+            if length > VAST && self.rng.once_in(2) {
+                // Whatever is linear in the addresses and not in the pages takes long here.
+                let advice = self.rng.one(&[20, 21, 21, 4, 8, 14, 25, 102]);
+                let arguments = [result as u64, length, advice, 0, 0, 0];
+                self.planned.push(Step::Call { process, call: Call::Madvise, arguments });
+            }
             if self.hot.len() == MOST_HOT {
                 let old = self.rng.index(MOST_HOT);
                 self.hot.swap_remove(old);
@@ -72,9 +81,9 @@ impl Generator {
         }
         let step = self.planned.pop().unwrap_or_else(|| self.step());
         self.asked = match step {
-            Step::Call { call: Call::Mmap, arguments, .. } => Some(arguments[1]),
-            Step::Call { call: Call::Mremap, arguments, .. } => Some(arguments[2]),
-            Step::Segment { call: SegmentCall::Attach, .. } => Some(HUGE),
+            Step::Call { process, call: Call::Mmap, arguments } => Some((process, arguments[1])),
+            Step::Call { process, call: Call::Mremap, arguments } => Some((process, arguments[2])),
+            Step::Segment { process, call: SegmentCall::Attach, .. } => Some((process, HUGE)),
             _ => None,
         };
         step
@@ -297,7 +306,13 @@ impl Generator {
         let descriptor = 2 + self.rng.below(8);
         let is_filled = flags & (POPULATE | LOCKED) != 0;
         let start = self.address();
-        let length = if is_filled { self.filled_length() } else { self.length() };
+        let length = match is_filled {
+            true => self.filled_length(),
+            false if self.mix == Mix::Extreme && self.rng.once_in(24) => {
+                (self.user_end >> (1 + self.rng.below(6))) & !(PAGE - 1)
+            }
+            false => self.length(),
+        };
         let arguments = [start, length, protection, flags, descriptor, offset];
         Step::Call { process, call: Call::Mmap, arguments }
     }

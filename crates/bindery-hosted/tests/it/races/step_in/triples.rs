@@ -260,6 +260,7 @@ fn meet<A: Walk>(calls: [&Verb<A>; 3], places: [u32; 2]) -> Met {
         held
     });
     while device.complete(&memory) {}
+    memory.wait_for_swap_writes().unwrap();
     verify(&machine, &world, calls);
     let steps = [Role::Held, Role::Meanwhile].map(|role| stops.steps(role).1);
     Met { held, steps }
