@@ -202,7 +202,7 @@ const TRIPLES: [[&str; 3]; 9] = [
     ["swapoff", "fork", "exit"],
     ["swapoff", "pageout", "stop swapping"],
     ["swapoff of the device", "take back", "complete"],
-    ["take back", "complete", "pageout"],
+    ["pageout", "take back", "complete"],
     ["reclaim", "take back", "exit"],
     ["COPY into PROT_NONE", "fork", "ZEROPAGE into PROT_NONE"],
     ["COPY into PROT_NONE", "CONTINUE in PROT_NONE", "pageout of PROT_NONE"],
