@@ -21,12 +21,14 @@
 //! # The fields do not overflow into each other
 //! | field | bits | bound |
 //! |---|---|---|
-//! | references | 16 | a page index publishes at most 512, or adds them under the folio's lock ([`refer_many`]); [`refer`] refuses from 2^15 on by compare-exchange; each CPU in [`unmap_owned`] adds one for a moment |
+//! | references | 16 | a page index publishes at most 512; under the folio's lock, the index adds its own, and the swap cache two ([`refer_locked`]); [`refer`] refuses from 2^15 on by compare-exchange; each CPU in [`unmap_owned`] adds one for a moment |
 //! | pins | 16 | refused from 2^15 on ([`PinRoom`]), after they were added: 2^15 CPUs may find out at once |
 //! | mappings | 32 | refused from 2^31 on, after they were added: 512 for each CPU that finds out at once |
 
 use core::sync::atomic::Ordering;
 
+use super::folio::MAX_FOLIO_ORDER;
+use crate::platform::MAX_CPUS;
 use crate::sync::word::Word;
 
 /// One reference.
@@ -66,6 +68,11 @@ const TOO_MANY_MAPPINGS: u32 = 1 << 31;
 /// The folio would have 2^31 mappings; none was added.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct TooManyMappings;
+
+/// The folio is free, or its count has no room: none of the references was added. The holder of a
+/// folio's lock never sees it unless a count is wrong; it leaves the folio as it is then.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct ReferencesRefused;
 
 /// More is taken away than was there; nothing has changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -112,11 +119,32 @@ pub(crate) fn refer(count: &impl Word<u64>) -> bool {
     }
 }
 
-/// Adds references; the caller has one, and no other thread adds many at the same time.
+/// The most references that are added beyond [`TOO_MANY_REFERENCES`]: one for each page that an
+/// index keeps, two for the swap cache and the thread that writes the folio out, and one for each
+/// CPU in [`unmap_owned`].
+const BEYOND: usize = MAX_FOLIO_ORDER.pages() as usize + 2 + MAX_CPUS;
+const _: () = assert!(TOO_MANY_REFERENCES as usize + BEYOND <= REFERENCES as usize);
+
+/// Adds references that cannot be refused because others hold many: the room beyond
+/// [`TOO_MANY_REFERENCES`] is for them. The caller has the folio's lock. Adds nothing to zero, and
+/// nothing that would reach the pins.
 #[inline]
-pub(super) fn refer_many(count: &impl Word<u64>, references: u32) {
-    let before = count.add(u64::from(references) * REFERENCE, Ordering::Relaxed);
-    debug_assert_ne!(before, 0, "the folio was free");
+pub(super) fn refer_locked(
+    count: &impl Word<u64>,
+    references: u32,
+) -> Result<(), ReferencesRefused> {
+    let mut seen = count.load(Ordering::Relaxed);
+    loop {
+        let room = REFERENCES as u32 - references_in(seen);
+        if seen == 0 || references > room {
+            return Err(ReferencesRefused);
+        }
+        let more = seen + u64::from(references) * REFERENCE;
+        match count.exchange(seen, more, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => return Ok(()),
+            Err(now) => seen = now,
+        }
+    }
 }
 
 /// Adds mappings; the caller has one, or another way to keep the folio.

@@ -25,7 +25,7 @@ use core::ops::Deref;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::Frames;
-use super::count::{self, NotThere, REFERENCE, references_in};
+use super::count::{self, NotThere, REFERENCE, ReferencesRefused, references_in};
 use super::folio::{Folio, Freed};
 use super::meta::{Kind, is_kind, order_in};
 use crate::addr::Frame;
@@ -196,17 +196,17 @@ impl<P: Platform> Frames<P> {
         count::refer(&self.meta(folio.head).count)
     }
 
-    /// Adds a reference for the swap cache. The caller has one, which bounds how many there are.
-    pub(crate) fn add_reference(&self, folio: Folio) {
-        let counted = self.try_get(folio);
-        debug_assert!(counted, "{folio:?} has too many references");
-    }
-
-    /// Adds `references` references: one for each page that an object keeps of the folio from now
-    /// on. The caller has the folio's lock and a reference.
-    pub(crate) fn add_references(&self, folio: Folio, references: u32) {
-        debug_assert!(references <= folio.pages());
-        count::refer_many(&self.meta(folio.head).count, references);
+    /// Adds references that do not depend on how many others hold the folio: one for each page that
+    /// an object keeps of it from now on, or the swap cache's and that of the thread that writes it
+    /// out. The caller has the folio's lock, and a reference or mappings. A refusal is counted in
+    /// [`Frames::refused`].
+    pub(crate) fn add_references(
+        &self,
+        folio: Folio,
+        references: u32,
+    ) -> Result<(), ReferencesRefused> {
+        let added = count::refer_locked(&self.meta(folio.head).count, references);
+        added.inspect_err(|_| self.refuse())
     }
 
     /// As [`Frames::try_get`], given back when what is returned is dropped.

@@ -178,7 +178,9 @@ fn enter<P: Platform>(
                 lock.set_owner(object.as_owner(), FolioIndex::new(first));
             }
             // Before anybody finds them there, and can drop them.
-            memory.frames.add_references(folio, pages);
+            if memory.frames.add_references(folio, pages).is_err() {
+                continue;
+            }
             index.bring_in(run.page, folio.head.plus(number), pages);
             put.add(number, pages);
             count += i64::from(pages);

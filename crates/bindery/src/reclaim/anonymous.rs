@@ -65,7 +65,10 @@ impl<P: Platform> Memory<P> {
             },
             None => {
                 let Some(slots) = self.allocate_slots(folio.order, 1) else { return 0 };
-                self.frames.add_reference(folio);
+                if self.frames.add_references(folio, 1).is_err() {
+                    self.free_unused_slots(slots);
+                    return 0;
+                }
                 (self.send_out(folio, slots, 0, 0), Stored::No)
             }
         };

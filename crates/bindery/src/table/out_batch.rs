@@ -77,10 +77,10 @@ impl OutBatch {
                 let pages = memory.frames.mappings(folio);
                 if !memory.frames.unmap_all(folio, pages, 0) {
                     self.kept = true;
-                    // The cache's, and that of `write_out`.
-                    memory.frames.add_reference(folio);
-                    memory.frames.add_reference(folio);
-                    memory.frames.unmap(&memory.platform, folio, pages);
+                    // The cache's, and that of `write_out`. Refused, the mappings keep the folio.
+                    if memory.frames.add_references(folio, 2).is_ok() {
+                        memory.frames.unmap(&memory.platform, folio, pages);
+                    }
                 }
                 done += folio.pages();
             }

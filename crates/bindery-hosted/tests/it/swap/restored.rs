@@ -72,6 +72,8 @@ fn audit(machine: &Machine<AArch64>, memory: &Memory<Held>, space: &AddressSpace
 #[derive(Clone, Copy)]
 enum Taken {
     Reference,
+    /// As many as the folio's count has room for.
+    AllReferences,
     Pin,
 }
 
@@ -80,8 +82,19 @@ impl Taken {
     fn around(self, memory: &Memory<Held>, frame: Frame, f: impl FnOnce()) {
         match self {
             Self::Reference => testing::with_reference(memory, frame, |_, _| f()).unwrap(),
+            Self::AllReferences => with_all_references(memory, frame, Box::new(f)),
             Self::Pin => testing::with_pin(memory, frame, f),
         }
+    }
+}
+
+/// Each call of this holds one of the references.
+fn with_all_references<'a>(memory: &Memory<Held>, frame: Frame, f: Box<dyn FnOnce() + 'a>) {
+    let mut f = Some(f);
+    let further = |_, _| f.take().map(|f| with_all_references(memory, frame, f));
+    let held = testing::with_reference(memory, frame, further);
+    if held.is_none() {
+        f.take().into_iter().for_each(|f| f());
     }
 }
 
@@ -141,7 +154,9 @@ fn while_taken(
     thread::scope(|scope| {
         // Dropped even where the test fails: the other thread waits for it.
         let over = over;
-        scope.spawn(move || {
+        // The stack is for `Taken::AllReferences`.
+        let other = thread::Builder::new().stack_size(64 << 20);
+        let other = other.spawn_scoped(scope, move || {
             if reaches.recv().is_err() {
                 return;
             }
@@ -151,6 +166,7 @@ fn while_taken(
                 let _ = is_over.recv();
             });
         });
+        other.unwrap();
         send_out();
         let unused = memory.platform().between.lock().unwrap().take();
         assert!(unused.is_none(), "no invalidation");
@@ -222,6 +238,16 @@ fn a_pinned_folio() {
 #[test]
 fn a_page_that_reclaim_wanted() {
     a_folio_that_somebody_takes_stays_in_the_cache(0, Taken::Pin);
+}
+
+#[test]
+fn a_page_with_all_its_references_that_reclaim_wanted() {
+    a_folio_that_somebody_takes_stays_in_the_cache(0, Taken::AllReferences);
+}
+
+#[test]
+fn a_folio_with_all_its_references_that_reclaim_wanted() {
+    a_folio_that_somebody_takes_stays_in_the_cache(4, Taken::AllReferences);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! References from nothing.
 
-use super::super::count::TOO_MANY_REFERENCES;
+use super::super::count::{ReferencesRefused, TOO_MANY_REFERENCES};
 use super::super::folio::Freed;
 use super::super::slab::Slab;
 use super::super::{AllocateFor, Kind};
@@ -44,6 +44,35 @@ fn references_do_not_overflow_into_pins() {
     assert_eq!(frames.release_last(&machine, folio, 1), Freed::No);
     assert_eq!(frames.release_last(&machine, folio, TOO_MANY_REFERENCES), Freed::Yes);
     assert_all_free(&frames);
+}
+
+#[test]
+fn a_folio_that_many_hold_has_room_for_the_swap_cache() {
+    let (machine, frames) = machine(64);
+    let folio = frames.new_folio(Order::PAGE).unwrap();
+    frames.publish(folio, 1);
+    (1..TOO_MANY_REFERENCES).for_each(|_| assert!(frames.try_get(folio)));
+    assert_eq!(frames.add_references(folio, 2), Ok(()));
+    assert!(!frames.try_get(folio));
+    assert_eq!((frames.references(folio), frames.pins(folio)), (TOO_MANY_REFERENCES + 2, 0));
+    assert_eq!(frames.release_last(&machine, folio, TOO_MANY_REFERENCES + 2), Freed::Yes);
+    assert_all_free(&frames);
+}
+
+#[test]
+fn references_that_would_reach_the_pins_or_a_free_folio_are_refused() {
+    let (machine, frames) = machine(64);
+    let folio = frames.new_folio(Order::PAGE).unwrap();
+    assert_eq!(frames.add_references(folio, 1), Err(ReferencesRefused));
+    frames.publish(folio, 1);
+    let room = (1 << 16) - 2;
+    assert_eq!(frames.add_references(folio, room + 1), Err(ReferencesRefused));
+    assert_eq!((frames.references(folio), frames.refused()), (1, 2));
+    assert_eq!(frames.add_references(folio, room), Ok(()));
+    assert_eq!(frames.add_references(folio, 1), Err(ReferencesRefused));
+    assert_eq!((frames.references(folio), frames.pins(folio)), (room + 1, 0));
+    assert_eq!(frames.release_last(&machine, folio, room + 1), Freed::Yes);
+    assert_eq!(frames.refused(), 3);
 }
 
 #[test]
