@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use bindery::addr::PAGE_SIZE;
-use bindery::{Pager, PagerError, StoredBytes};
+use bindery::{Pager, PagerError, ReadBuffer, StoredBytes};
 use parking_lot::Mutex;
 
 const PAGE: usize = PAGE_SIZE as usize;
@@ -125,18 +125,25 @@ impl MemoryFiles {
 }
 
 impl Pager for MemoryFiles {
-    fn read(&self, file: u64, first_page: u64, into: &mut [&mut [u8]]) -> Result<(), PagerError> {
+    fn read(
+        &self,
+        file: u64,
+        first_page: u64,
+        into: &mut ReadBuffer<'_>,
+    ) -> Result<(), PagerError> {
         let files = self.files.lock();
         let mut counts = self.counts.lock();
         counts.reads += 1;
+        counts.pages_read += into.length() as u64 / PAGE_SIZE;
+        // A file without content: nothing is appended, so it is zeroes.
+        let Some(file) = files.get(&file) else { return Ok(()) };
         let mut offset = first_page * PAGE_SIZE;
-        for piece in into {
-            match files.get(&file) {
-                Some(file) => file.read(offset, piece),
-                None => piece.fill(0),
-            }
-            offset += piece.len() as u64;
-            counts.pages_read += piece.len() as u64 / PAGE_SIZE;
+        while into.left() > 0 {
+            let read = |piece: &mut [u8]| {
+                file.read(offset, piece);
+                Ok(piece.len())
+            };
+            offset += into.append_with(read)? as u64;
         }
         Ok(())
     }
@@ -201,7 +208,7 @@ mod tests {
         let files = MemoryFiles::new();
         files.write(1, 2, &[(&[3; PAGE][..]).into(), (&[4; 10][..]).into()]).unwrap();
         let mut page = [9; PAGE];
-        files.read(1, 3, &mut [&mut page]).unwrap();
+        ReadBuffer::over(&mut page, |into| files.read(1, 3, into)).unwrap();
         assert!(page[..10].iter().all(|byte| *byte == 4));
         assert!(page[10..].iter().all(|byte| *byte == 0));
         assert_eq!(files.size(1), 3 * PAGE_SIZE + 10);

@@ -133,7 +133,7 @@ pub use kernel_map::{
 };
 pub use memory::{FolioPolicy, FrameKind, Memory, SizeMode};
 pub use object::{
-    Accounting, Growth, Object, Pager, PagerError, Quota, Sealing, Seals, StoredBytes,
+    Accounting, Growth, Object, Pager, PagerError, Quota, ReadBuffer, Sealing, Seals, StoredBytes,
 };
 pub use platform::Platform;
 pub use reclaim::Reclaimed;

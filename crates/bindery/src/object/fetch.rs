@@ -26,14 +26,13 @@ use crate::platform::Platform;
 
 use super::awaited::{Awaited, Stop};
 use super::in_flight::{Record, Refused};
+use super::read_buffer::{FOLIOS, ReadBuffer};
 use super::state::{Accounting, pages_of};
 use super::supply::add;
 use super::swap_in::{Swapped, swap_in};
 use super::{Object, ObjectState};
 use crate::collections::page_tree::{PageIndex, PageStretch};
 
-/// Folios that one call of the pager fills at the most.
-const FOLIOS: usize = 32;
 /// How a page shall be brought in.
 #[derive(Clone, Copy)]
 pub(super) struct Wanted<'a> {
@@ -465,13 +464,8 @@ fn fill<P: Platform>(
         // way to them, and no two folios share any.
         pieces.push(unsafe { core::slice::from_raw_parts_mut(bytes, length) });
     }
-    pager.read(file, first, &mut pieces)?;
-    // Whatever the storage has after the end is not the file's.
-    let mut left = size.saturating_sub(first << PAGE_SHIFT);
-    for piece in &mut pieces {
-        let inside = left.min(piece.len() as u64);
-        piece[inside as usize..].fill(0);
-        left -= inside;
-    }
+    let mut buffer = ReadBuffer::new(pieces);
+    pager.read(file, first, &mut buffer)?;
+    buffer.zero_rest(size.saturating_sub(first << PAGE_SHIFT));
     Ok(())
 }

@@ -23,6 +23,7 @@
 //! | `swap_out`, `swap_in`, `swap_off` | pages of shared memory go to swap, and come back |
 //! | `seals` | forbidden changes |
 //! | `pager` | [`Pager`]: the storage of files |
+//! | `read_buffer`, `stored_bytes` | the pages that a pager fills, and the bytes that it stores |
 //! | `mappings` | updates of mappings when pages are dropped or saved |
 //! | `registry` | all objects of a memory |
 //!
@@ -73,6 +74,7 @@ mod page_index;
 mod pager;
 pub(crate) mod pages;
 mod quota;
+mod read_buffer;
 pub(crate) mod reclaim;
 pub(crate) mod reclaim_shared;
 mod registry;
@@ -101,6 +103,7 @@ pub(crate) use awaited::{Awaited, Stop};
 pub(crate) use invalidate::PagesStay;
 pub use pager::{Pager, PagerError};
 pub use quota::Quota;
+pub use read_buffer::ReadBuffer;
 pub use resize::Growth;
 pub use seals::{Sealing, Seals};
 pub use state::Accounting;

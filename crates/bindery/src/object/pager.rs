@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use super::StoredBytes;
+use super::{ReadBuffer, StoredBytes};
 use crate::error::{Error, Failure};
 
 /// The reason for a pager's failure.
@@ -84,14 +84,14 @@ impl core::error::Error for PagerError {}
 /// reads whose result nobody will use.
 ///
 /// ```
-/// use bindery::{Pager, PagerError, StoredBytes};
+/// use bindery::{Pager, PagerError, ReadBuffer, StoredBytes};
 ///
 /// /// A disk without content that nobody can write.
 /// struct Zeroes;
 ///
 /// impl Pager for Zeroes {
-///     fn read(&self, _file: u64, _page: u64, into: &mut [&mut [u8]]) -> Result<(), PagerError> {
-///         into.iter_mut().for_each(|piece| piece.fill(0));
+///     fn read(&self, _file: u64, _page: u64, _into: &mut ReadBuffer) -> Result<(), PagerError> {
+///         // Nothing was appended, so the pages are zeroes.
 ///         Ok(())
 ///     }
 ///
@@ -107,8 +107,8 @@ impl core::error::Error for PagerError {}
 /// }
 /// ```
 pub trait Pager: Send + Sync {
-    /// Fills all of `into`, one piece after the other, with consecutive pages of a file from
-    /// `first_page` on. What lies after the end of the file is zeroes.
+    /// Appends consecutive pages of a file from `first_page` on to `into`. Pages and parts of pages
+    /// that it does not append are zeroes, and so is what lies after the end of the file.
     ///
     /// Asked for as many pages at once as are known to be needed, in as few pieces as there are
     /// folios that they go into: at most 32, of 1 to 512 pages each. No page is asked for twice at
@@ -118,7 +118,8 @@ pub trait Pager: Send + Sync {
     /// # Errors
     /// As [`PagerError`] says; whatever is in `into` then is not used. Where more than one page was
     /// asked for, fewer may be asked for next.
-    fn read(&self, file: u64, first_page: u64, into: &mut [&mut [u8]]) -> Result<(), PagerError>;
+    fn read(&self, file: u64, first_page: u64, into: &mut ReadBuffer<'_>)
+    -> Result<(), PagerError>;
 
     /// Stores consecutive pages of a file from `first_page` on: the bytes of all of `from`, one
     /// piece after the other. All pieces but the last are whole pages; the last ends with the file

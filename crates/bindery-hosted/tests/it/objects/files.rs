@@ -3,7 +3,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use bindery::{Error, Growth, Pager, PagerError, Seals, StoredBytes};
+use bindery::{Error, Growth, Pager, PagerError, ReadBuffer, Seals, StoredBytes};
 use bindery_hosted::MemoryFiles;
 
 use crate::support::MIB;
@@ -193,8 +193,8 @@ fn what_cannot_be_read_is_not_there() {
 struct Rigid;
 
 impl Pager for Rigid {
-    fn read(&self, _: u64, _: u64, into: &mut [&mut [u8]]) -> Result<(), PagerError> {
-        into.iter_mut().for_each(|piece| piece.fill(2));
+    fn read(&self, _: u64, _: u64, into: &mut ReadBuffer<'_>) -> Result<(), PagerError> {
+        into.append_all(2);
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use bindery::{Pager, PagerError, StoredBytes};
+use bindery::{Pager, PagerError, ReadBuffer, StoredBytes};
 use bindery_hosted::MemoryFiles;
 
 /// How long a held call waits to be let go: beyond, what the test does meanwhile hangs.
@@ -122,9 +122,14 @@ pub fn stored_content(piece: &StoredBytes<'_>) -> Vec<u8> {
 }
 
 impl Pager for HeldFiles {
-    fn read(&self, file: u64, first_page: u64, into: &mut [&mut [u8]]) -> Result<(), PagerError> {
+    fn read(
+        &self,
+        file: u64,
+        first_page: u64,
+        into: &mut ReadBuffer<'_>,
+    ) -> Result<(), PagerError> {
         self.files.read(file, first_page, into)?;
-        self.enter(Io::Read, first_page, pages(into.iter().map(|piece| piece.len())));
+        self.enter(Io::Read, first_page, into.length() as u64 / 4096);
         Ok(())
     }
 

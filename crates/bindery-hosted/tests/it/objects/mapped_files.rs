@@ -7,19 +7,20 @@ use std::thread;
 use bindery::addr::{VirtAddr, VirtRange};
 use bindery::platform::{Cpu, Platform as _};
 use bindery::{
-    Access, AddressSpace, Error, FaultError, Object, Pager, PagerError, PinTime, Pinned, Sharing,
-    StoredBytes,
+    Access, AddressSpace, Error, FaultError, Object, Pager, PagerError, PinTime, Pinned,
+    ReadBuffer, Sharing, StoredBytes,
 };
 use bindery_hosted::{Config, Machine, MemoryFiles, PagerCounts, Program, TlbKind, Walk};
 
 use super::held_pager::stored_content;
 use crate::support::objects::{Failing, PAGE, content, memfd, use_object_order};
 use crate::support::objects_fixture::{AT, map, with_fixture};
-use crate::support::{MIB, audit, memory_with, options};
+use crate::support::{MIB, audit, fixed, memory_with, options};
 
 on_every_architecture! {
     what_is_written_behind_the_end_comes_with_memory_and_not_with_files => behind_the_end;
     what_the_storage_has_behind_the_end_is_not_seen => garbage;
+    what_a_pager_does_not_fill_is_zeroes_and_not_another_programs_bytes => short;
     a_file_is_read_in_to_become_one_folio => collapse_file;
     a_file_is_saved_as_it_was_written_through_a_mapping => saved;
     what_is_written_after_saving_is_saved_again => saved_again;
@@ -61,8 +62,8 @@ fn behind_the_end<A: Walk>() {
 struct Garbage;
 
 impl Pager for Garbage {
-    fn read(&self, _: u64, _: u64, into: &mut [&mut [u8]]) -> Result<(), PagerError> {
-        into.iter_mut().for_each(|piece| piece.fill(0xdd));
+    fn read(&self, _: u64, _: u64, into: &mut ReadBuffer<'_>) -> Result<(), PagerError> {
+        into.append_all(0xdd);
         Ok(())
     }
 
@@ -88,6 +89,57 @@ fn garbage<A: Walk>() {
             assert_eq!(program.load(VirtAddr(AT + 3 * PAGE + 8)), Ok(0));
             assert_eq!(program.load(VirtAddr(AT + 4 * PAGE - 8)), Ok(0));
         });
+    }
+}
+
+/// Says that it has read all, and has appended so many bytes.
+struct Short(usize);
+
+impl Pager for Short {
+    fn read(&self, _: u64, _: u64, into: &mut ReadBuffer<'_>) -> Result<(), PagerError> {
+        into.append(&vec![0xdd; self.0]);
+        Ok(())
+    }
+
+    fn write(&self, _: u64, _: u64, _: &[StoredBytes<'_>]) -> Result<(), PagerError> {
+        Ok(())
+    }
+
+    fn resize(&self, _: u64, _: u64) -> Result<(), PagerError> {
+        Ok(())
+    }
+
+    fn removed(&self, _: u64) {}
+}
+
+fn short<A: Walk>() {
+    const PAGES: u64 = 64;
+    for (order, filled) in [(0, 0), (0, 100), (2, 0), (2, 100), (2, PAGE as usize + 8)] {
+        let config = Config { memory: 4 * MIB, ..Config::default() };
+        let (machine, memory) = memory_with::<A>(config);
+        use_object_order(&memory, order);
+        // Another program's bytes, in all frames that are free.
+        let other = AddressSpace::new(&memory, options()).unwrap();
+        other.mmap(&fixed(AT, 8 * MIB)).unwrap();
+        let page = [0xee; PAGE as usize];
+        let mut at = AT;
+        while other.write_user(VirtAddr(at), &page).is_ok() {
+            at += PAGE;
+        }
+        drop(other);
+        let pager = Short(filled);
+        let file = memory.file(&pager, 1, PAGES * PAGE).unwrap();
+        let space = AddressSpace::new(&memory, options()).unwrap();
+        map(&space, &file, AT, PAGES * PAGE, Sharing::Shared).unwrap();
+        let mut bytes = vec![1; (PAGES * PAGE) as usize];
+        space.read_user(VirtAddr(AT), &mut bytes).unwrap();
+        // The pager says so anew for each call.
+        assert!(bytes.iter().all(|byte| [0, 0xdd].contains(byte)), "another program's bytes");
+        assert_eq!(bytes[..filled], vec![0xdd; filled]);
+        let folio = (PAGE as usize) << order;
+        assert_eq!(bytes[filled..folio], vec![0; folio - filled]);
+        drop((space, file));
+        machine.assert_clean();
     }
 }
 
@@ -282,7 +334,12 @@ fn last_mapping<A: Walk>() {
 struct Slow(MemoryFiles);
 
 impl Pager for Slow {
-    fn read(&self, file: u64, first_page: u64, into: &mut [&mut [u8]]) -> Result<(), PagerError> {
+    fn read(
+        &self,
+        file: u64,
+        first_page: u64,
+        into: &mut ReadBuffer<'_>,
+    ) -> Result<(), PagerError> {
         self.0.read(file, first_page, into)
     }
 

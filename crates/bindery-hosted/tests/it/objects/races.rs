@@ -11,7 +11,8 @@ use bindery::addr::VirtAddr;
 use bindery::arch::X86_64;
 use bindery::platform::Cpu;
 use bindery::{
-    AddressSpace, Advice, Inspection, MapRequest, Memory, Object, Pager, Place, Protection, Sharing,
+    AddressSpace, Advice, Inspection, MapRequest, Memory, Object, Pager, Place, Protection,
+    ReadBuffer, Sharing,
 };
 use bindery_hosted::{Config, Machine, MemoryFiles, Program};
 
@@ -139,7 +140,7 @@ fn a_child_maps_nothing_that_its_object_has_lost_during_the_fork() {
 /// What the storage has of the first word of a page.
 fn stored(files: &MemoryFiles, page: u64) -> u64 {
     let mut bytes = vec![0; PAGE as usize];
-    files.read(1, page, &mut [&mut bytes[..]]).unwrap();
+    ReadBuffer::over(&mut bytes, |into| files.read(1, page, into)).unwrap();
     u64::from_le_bytes(bytes[..8].try_into().unwrap())
 }
 

@@ -7,8 +7,8 @@ use bindery::addr::{Order, VirtAddr};
 use bindery::arch::X86_64;
 use bindery::check::Report;
 use bindery::{
-    Accounting, Errno, Error, Growth, Memory, Object, Operation, Pager, PagerError, Sealing, Seals,
-    SizeMode, StoredBytes,
+    Accounting, Errno, Error, Growth, Memory, Object, Operation, Pager, PagerError, ReadBuffer,
+    Sealing, Seals, SizeMode, StoredBytes,
 };
 use bindery_hosted::{Machine, MemoryFiles, Walk};
 use proptest::prelude::*;
@@ -277,12 +277,17 @@ impl Failing {
 }
 
 impl Pager for Failing {
-    fn read(&self, file: u64, first_page: u64, into: &mut [&mut [u8]]) -> Result<(), PagerError> {
-        // Whatever it has written by then must not be seen.
-        into.iter_mut().for_each(|piece| piece.fill(0xdd));
-        Self::ask(&self.reads_left)?;
-        let pages = into.iter().map(|piece| piece.len() as u64 / PAGE).sum::<u64>();
-        if (first_page..first_page + pages).contains(&self.bad_page.load(Relaxed)) {
+    fn read(
+        &self,
+        file: u64,
+        first_page: u64,
+        into: &mut ReadBuffer<'_>,
+    ) -> Result<(), PagerError> {
+        let pages = first_page..first_page + into.length() as u64 / PAGE;
+        let asked = Self::ask(&self.reads_left);
+        if asked.is_err() || pages.contains(&self.bad_page.load(Relaxed)) {
+            // What it has written by then must not be seen.
+            into.append_all(0xdd);
             return Err(PagerError::InputOutput);
         }
         self.files.read(file, first_page, into)

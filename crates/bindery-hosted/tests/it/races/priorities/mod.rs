@@ -13,7 +13,7 @@ use bindery::arch::X86_64;
 use bindery::platform::{Cpu, Platform};
 use bindery::{
     Access, AddressSpace, FileAccess, FrameRange, MapObject, MapRequest, Memory, Object,
-    Overcommit, Pager, PagerError, Place, Protection, Sharing, StoredBytes,
+    Overcommit, Pager, PagerError, Place, Protection, ReadBuffer, Sharing, StoredBytes,
 };
 use bindery_hosted::{Config, Machine, MemoryFiles, pass_on};
 
@@ -81,7 +81,12 @@ unsafe impl<const SLEEP: bool> Platform for Prioritized<SLEEP> {
 struct Disk(MemoryFiles);
 
 impl Pager for Disk {
-    fn read(&self, file: u64, first_page: u64, into: &mut [&mut [u8]]) -> Result<(), PagerError> {
+    fn read(
+        &self,
+        file: u64,
+        first_page: u64,
+        into: &mut ReadBuffer<'_>,
+    ) -> Result<(), PagerError> {
         scheduler::sleep(50);
         self.0.read(file, first_page, into)
     }

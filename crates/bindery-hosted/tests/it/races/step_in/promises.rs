@@ -2,7 +2,7 @@
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::platform::Cpu;
-use bindery::{Inspection, Pager};
+use bindery::{Inspection, Pager, ReadBuffer};
 use bindery_hosted::{Violation, Walk};
 
 use super::operations::{Denied, Holds, Move, Operation, Revoked};
@@ -288,7 +288,8 @@ impl<A: Walk> Audit<'_, '_, A> {
             let (mut ours, mut theirs) = (vec![0; 4096], vec![0; 4096]);
             let read =
                 world.file.read(page * PAGE_SIZE, &mut ours).map_err(|error| format!("{error:?}"));
-            let stored = world.files.read(NUMBER, page, &mut [&mut theirs]);
+            let load = |into: &mut ReadBuffer<'_>| world.files.read(NUMBER, page, into);
+            let stored = ReadBuffer::over(&mut theirs, load);
             if read.is_err() || stored.is_err() || ours != theirs {
                 self.problem(format!("page {page} of the file was not saved, {when}"));
             }

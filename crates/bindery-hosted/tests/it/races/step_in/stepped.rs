@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use bindery::addr::Frame;
 use bindery::platform::{CpuSet, GracePeriod, Invalidation, Platform};
 use bindery::sync::{LockApi05, RawLock};
-use bindery::{FrameRange, Memory, Overcommit, Pager, PagerError, StoredBytes};
+use bindery::{FrameRange, Memory, Overcommit, Pager, PagerError, ReadBuffer, StoredBytes};
 use bindery_hosted::{Config, Machine, MemoryFiles, TlbKind, Walk, pass_on};
 
 use super::stops::{self, Step};
@@ -42,7 +42,12 @@ pub fn stepped<A: Walk>(bytes: u64, readers: Readers) -> (Machine<A>, Memory<Ste
 pub struct SteppedFiles(MemoryFiles);
 
 impl Pager for SteppedFiles {
-    fn read(&self, file: u64, first_page: u64, into: &mut [&mut [u8]]) -> Result<(), PagerError> {
+    fn read(
+        &self,
+        file: u64,
+        first_page: u64,
+        into: &mut ReadBuffer<'_>,
+    ) -> Result<(), PagerError> {
         self.0.read(file, first_page, into)?;
         stops::pass(Step::Pager);
         Ok(())
