@@ -403,7 +403,7 @@ pub(crate) enum Failure<E = Error> {
     /// For want of a frame: the call reclaims memory, and makes another attempt.
     NoMemory,
     /// For a reason that memory does not change. A limit of the process or of the machine
-    /// ([`Error::LimitReached`], [`Error::Overcommitted`]) is one, although Linux calls it `ENOMEM`.
+    /// ([`Error::LimitReached`], [`Error::Overcommitted`]) is one, though Linux calls it `ENOMEM`.
     Refused(E),
 }
 

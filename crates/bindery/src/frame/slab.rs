@@ -173,7 +173,8 @@ impl<T, P: Platform> Slab<T, P> {
     ///
     /// # Safety
     ///
-    /// 1. The memory came from [`Slab::reserve`] of this slab with the same `frames` and `platform`.
+    /// 1. The memory came from [`Slab::reserve`] of this slab, with the same `frames` and
+    ///    `platform`.
     #[cold]
     pub(crate) unsafe fn give_back(&self, frames: &Frames<P>, platform: &P, reserved: Reserved<T>) {
         // SAFETY: 1. as the caller promises; 2. there is no object in the slot.

@@ -2,7 +2,7 @@
 
 use crate::Memory;
 use crate::collections::page_tree::PageStretch;
-use crate::error::{Failure, NoMemory};
+use crate::error::{Error, Failure, NoMemory};
 use crate::frame::{Folio, FolioIndex, Reference};
 use crate::platform::Platform;
 
@@ -37,7 +37,8 @@ pub(super) fn add<'m, P: Platform>(
 /// caller's still. The invalidate lock is held.
 ///
 /// # Errors
-/// [`Error::OutOfMemory`], also if no more may be committed.
+/// [`Error::Overcommitted`] if no more may be committed, or the quota is used up (`ENOMEM`, as on
+/// Linux).
 pub(crate) fn supply<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -45,7 +46,7 @@ pub(crate) fn supply<P: Platform>(
     folio: Folio,
 ) -> Result<bool, Failure> {
     let committed = committed(object, folio.order);
-    object.commit(memory, committed)?;
+    object.commit(memory, committed).map_err(|_| Error::Overcommitted)?;
     let entered = enter(memory, object, &Fresh { first, folio }, None);
     if !matches!(entered, Ok(Some(_))) {
         object.uncommit(memory, committed);

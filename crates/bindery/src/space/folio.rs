@@ -222,23 +222,23 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// [`FolioError::NotMapped`] if no VMA covers all of it; [`FolioError::Unsuitable`];
     /// [`FolioError::OutOfMemory`].
     pub fn join_leaves(&self, addr: VirtAddr) -> Result<(), FolioError> {
-        self.page_table.memory.outermost(|| Ok(self.join_leaves_locked(addr)?))
+        self.page_table.memory.outermost(|| self.join_leaves_locked(addr))
     }
 
-    fn join_leaves_locked(&self, addr: VirtAddr) -> Result<(), FolioError> {
+    fn join_leaves_locked(&self, addr: VirtAddr) -> Result<(), Failure<FolioError>> {
         let base = addr.align_down(P::Arch::PMD.span());
         let range = VirtRange::from_len(base, P::Arch::PMD.span());
         let mm = self.mmap_lock.lock();
         let vma = self.first_ending_after(&mm, base.0).ok_or(FolioError::NotMapped)?;
         if !range.is_some_and(|range| vma.range().covers(range)) {
-            return Err(FolioError::NotMapped);
+            return Err(FolioError::NotMapped.into());
         }
         let locked = vma.lock_write(self.platform());
         let result = self.page_table.join_leaves(base);
         drop(locked);
         result.map_err(|error| match error {
-            JoinError::NotUniform => FolioError::Unsuitable,
-            JoinError::NoMemory => FolioError::OutOfMemory,
+            JoinError::NotUniform => FolioError::Unsuitable.into(),
+            JoinError::NoMemory => Failure::NoMemory,
         })
     }
 

@@ -1,4 +1,4 @@
-//! Calls without the lock that they need: none of them compiles.
+//! Calls without the lock that they need, or without reclaim: none of them compiles.
 //!
 //! Each pair of lines is one call, as it is right and with the lock left out. `tests/locks.rs`
 //! builds the crate with the wrong lines of one kind, and expects the error that the comment names
@@ -7,7 +7,9 @@
 
 use core::ptr::NonNull;
 
+use crate::Memory;
 use crate::addr::VirtAddr;
+use crate::error::{Error, NoMemory};
 use crate::frame::{FolioIndex, FolioLock, Frames, LockedFolio, Owner};
 use crate::object::PagesStay;
 use crate::platform::Platform;
@@ -164,4 +166,16 @@ pub(crate) fn close<'a, P: Platform>(platform: &'a P, lock: &'a RwLock) {
     guard.close();
     #[cfg(lock_violations = "moves")]
     let _ = (guard.close(), guard.leave_locked()); //~ E0382
+}
+
+/// A call that finds no memory reclaims before it fails.
+pub(crate) fn fail<P: Platform>(
+    memory: &Memory<P>,
+    attempt: impl Fn() -> Result<(), NoMemory>,
+) -> Result<(), Error> {
+    #[cfg(not(lock_violations = "types"))]
+    memory.retry(|| Ok(attempt()?))?;
+    #[cfg(lock_violations = "types")]
+    let _ = (memory, attempt()?); //~ E0277
+    Ok(())
 }

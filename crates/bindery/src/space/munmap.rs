@@ -76,7 +76,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     ) -> Result<(), Failure> {
         let Some(first) = self.vmas_in(mm, range).next() else { return Ok(()) };
         self.may_unmap(mm, range, first)?;
-        let supplies = self.supply_unmapping(mm, range)?;
+        let supplies = self.supply_unmapping(mm, range, first)?;
         Ok(self.unmap_supplied(mm, range, supplies, gather, removed)?)
     }
 
@@ -91,17 +91,19 @@ impl<P: Platform> AddressSpace<'_, P> {
         if is_inside(range, first) { self.room_for(1) } else { Ok(()) }
     }
 
-    /// Gets what it takes to unmap `range`. Where there is no memory, nothing has changed.
+    /// Gets what it takes to unmap what is in `range`, of which `first` is the first. Where there
+    /// is no memory, nothing has changed.
     pub(super) fn supply_unmapping(
         &self,
         mm: &MmapLocked,
         range: VirtRange,
+        first: &Vma,
     ) -> Result<UnmapSupplies, NoMemory> {
         let mut supplies = UnmapSupplies::default();
         if self.has_userfaults() {
             self.tell_of_unmapping(mm, range, &mut supplies.notices)?;
         }
-        if self.vmas_in(mm, range).next().is_some_and(|first| is_inside(range, first)) {
+        if is_inside(range, first) {
             match self.reserve_vma() {
                 Ok(upper) => supplies.upper = Some(upper),
                 Err(error) => {

@@ -372,7 +372,8 @@ impl<P: Platform> AddressSpace<'_, P> {
             return Ok(());
         };
         if let Some(regions) = &mut walk.regions {
-            walk.pages -= regions.take_back(reached);
+            // Never less than nothing, whatever the caller's regions were before.
+            walk.pages = walk.pages.saturating_sub(regions.take_back(reached));
         }
         walk.stopped = None;
         walk.at = reached;

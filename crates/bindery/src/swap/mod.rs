@@ -81,6 +81,7 @@ use core::sync::atomic::AtomicU64;
 
 use crate::Memory;
 use crate::addr::Frame;
+use crate::error::{CallError, Failure};
 use crate::platform::Platform;
 use crate::sync::Mutex;
 
@@ -215,6 +216,10 @@ pub enum SwapError {
     Interrupted,
 }
 
+impl CallError for SwapError {
+    const OUT_OF_MEMORY: Self = Self::OutOfMemory;
+}
+
 /// A swap area, for listings (`/proc/swaps`).
 ///
 /// ```
@@ -274,6 +279,15 @@ impl<P: Platform> Memory<P> {
         if slots == 0 || slots > 1 << 30 {
             return Err(SwapError::Size);
         }
+        self.retry(|| self.turn_area_on_once(slots, priority, device))
+    }
+
+    fn turn_area_on_once(
+        &self,
+        slots: u64,
+        priority: i16,
+        device: Option<&'static dyn SwapDevice<P>>,
+    ) -> Result<SwapArea, Failure<SwapError>> {
         let mut turned_on = self.swap.on.lock();
         let number = turned_on.first_off().ok_or(SwapError::TooMany)?;
         let area = &self.swap.areas[number];
@@ -284,7 +298,7 @@ impl<P: Platform> Memory<P> {
         let on = prepared.ok().and_then(|()| area.turn_on(self, slots, priority, device));
         if on.is_none() {
             self.release_unused_store(&turned_on);
-            return Err(SwapError::OutOfMemory);
+            return Err(Failure::NoMemory);
         }
         turned_on.insert(number);
         let reads_around = device.is_some_and(|device| !device.is_synchronous());

@@ -83,7 +83,7 @@ impl<'m, P: Platform> TablePool<'m, P> {
         self.counts.tables_allocated > 0
     }
 
-    /// Frees the tables that were not needed, and adds to `counts` what those in the pool have cost.
+    /// Frees the tables that were not needed, and adds to `counts` what the pool has cost.
     #[inline]
     pub(crate) fn settle(&mut self, counts: &mut Counts) {
         if self.is_used() {

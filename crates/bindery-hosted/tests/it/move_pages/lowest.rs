@@ -1,7 +1,7 @@
 //! The end of a folio at an address, or an index, below which the folio's other pages have no room.
 
 use bindery::addr::VirtAddr;
-use bindery::testing::{self, PageMove, move_pages};
+use bindery::testing::{self, PageMove};
 use bindery::{AddressSpace, Advice, Remap};
 use bindery_hosted::{Machine, Program, Walk};
 

@@ -3,5 +3,6 @@
 mod calls;
 mod linux_calls;
 mod moves;
+mod reclaim;
 mod shortage;
 mod tries;

@@ -2,7 +2,7 @@
 //! `mprotect` shows them.
 
 use bindery::addr::{Order, VirtAddr};
-use bindery::arch::{Absent, Arch, Attributes, Level, Permissions};
+use bindery::arch::{Absent, Attributes, Level, Permissions};
 use bindery::{
     Accounting, AddressSpace, FaultError, FileAccess, FillMode, FrameKind, Inspection, MapObject,
     MapRequest, Memory, PartialFill, Protection, Sealing, Sharing, SizeMode, Userfault,

@@ -101,7 +101,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// [`Error::Overcommitted`], [`Error::OutOfMemory`]. Nothing is changed then, with exceptions
     /// as on Linux: what was mapped at a destination that the caller chose may be gone, and what a
     /// smaller length leaves out of a mapping that was to move there; and of several mappings some
-    /// may have moved.
+    /// may have moved. For want of memory, only the last can be, unless a fault in the source takes
+    /// the memory while the call runs.
     pub fn mremap(
         &self,
         old: VirtAddr,
@@ -351,7 +352,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         call: &mut RemapCall<'_, 'm, P>,
     ) -> Result<VirtAddr, Failure> {
         let start = source.start();
-        let tail = VirtRange::raw(start.0 + old_length.min(target.len()), start.0 + old_length);
+        // An end beyond user space is refused where the tail is unmapped.
+        let tail_start = start.0 + old_length.min(target.len());
+        let tail = VirtRange::raw(tail_start, start.0.saturating_add(old_length));
         self.supply_remap(mm, vma, source, tail, target, call)?;
         let done = self.remap_supplied(mm, source, tail, target, call);
         self.give_back_supplies(call);

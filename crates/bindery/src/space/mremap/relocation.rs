@@ -6,12 +6,11 @@ use core::ptr::NonNull;
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, Level};
 use crate::collections::range_skip_list::Spot;
-use crate::error::{Error, Failure};
+use crate::error::{Failure, NoMemory};
 use crate::platform::Platform;
 use crate::rmap::RmapGuard;
 use crate::space::{AddressSpace, MmapLocked};
 use crate::stats::Counts;
-use crate::table::NoMemory;
 use crate::table::move_range::{LockSpans, Move};
 use crate::vma::{MappingFlags, Purpose, Vma, VmaWriteGuard};
 
@@ -172,8 +171,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         // Cut out of the middle, the VMA leaves two parts.
         let upper = if !stays && vma.start() < source.start().0 && source.end().0 < vma.end() {
             let range = VirtRange::raw(source.end().0, vma.end());
-            match self.new_vma(range, purpose, vma.page_offset_of(source.end())) {
-                Ok(node) => Some(node),
+            let offset = vma.page_offset_of(source.end());
+            match call.supplies.upper.take().map_or_else(|| self.reserve_vma(), Ok) {
+                Ok(reserved) => Some(self.vma_in(reserved, range, purpose, offset)),
                 Err(error) => return Err(self.give_back([Some(moved), None], error.into())),
             }
         } else {
@@ -190,7 +190,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let to = target.start();
         let whole = source.covers(vma.range());
         let Ok(left) = self.move_held(mm, vma, what, &Nodes { moved, upper }, call) else {
-            return Err(self.give_back([Some(moved), upper], Error::OutOfMemory.into()));
+            return Err(self.give_back([Some(moved), upper], Failure::NoMemory));
         };
         if stays && let Some(vma) = &left {
             if whole {

@@ -68,8 +68,10 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     ) -> Result<(), NoMemory> {
         let supplies = &mut call.supplies;
         for range in [target, tail] {
-            if self.vmas_in(mm, range).next().is_some() {
-                supplies.unmappings.push(self.supply_unmapping(mm, range)?);
+            if !range.is_empty()
+                && let Some(first) = self.vmas_in(mm, range).next()
+            {
+                supplies.unmappings.push(self.supply_unmapping(mm, range, first)?);
             }
         }
         if vma.userfault_pointer().is_some() {

@@ -143,7 +143,8 @@ impl<'m, P: Platform> PageTable<'m, P> {
             let look = |at| self.entry_below(root, VirtAddr(at), piece.level, Ordering::Acquire);
             let transfer = Transfer { source: from, target: to, len: piece.len };
             let looked = for_each_target(self, transfer, piece.level, look, |to| {
-                for level in piece.level.up_to(P::Arch::ROOT) {
+                let below_root = |level: &Level<P::Arch>| *level < P::Arch::ROOT;
+                for level in piece.level.up_to(P::Arch::ROOT).filter(below_root) {
                     let base = Some(to & !(level.table_span() - 1));
                     tables += u64::from(last[usize::from(level.number())] != base);
                     last[usize::from(level.number())] = base;

@@ -1,0 +1,72 @@
+//! Want of memory becomes a public error in one place alone, after reclaim.
+//!
+//! `NoMemory` has no conversion into a public error, so `?` makes none. What is left is code that
+//! names the error itself: this test knows all of it.
+
+#![allow(clippy::disallowed_methods, reason = "tests may use the whole standard library")]
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::{env, fs};
+
+/// Files that name `OutOfMemory` of a public error, how often, and why that is no allocation that
+/// forgets to reclaim.
+const NAMED: &[(&str, usize, &str)] = &[
+    ("error.rs", 7, "the errors themselves"),
+    ("kernel_map/error.rs", 3, "the error itself"),
+    ("kernel_map/vmalloc.rs", 1, "more frames than the machine has"),
+    ("linux/advice.rs", 1, "its errno"),
+    ("linux/proc/pagemap_scan.rs", 1, "what a scan has said after reclaim"),
+    ("linux/vm_copy.rs", 1, "what a fault has said after reclaim"),
+    ("object/pager.rs", 2, "what a pager says, which is no call's error yet"),
+    ("reclaim/direct.rs", 1, "the place"),
+    ("space/collapse.rs", 1, "the error itself"),
+    ("space/fault/object.rs", 2, "a folio that has the most mappings that can be counted"),
+    ("space/folio.rs", 2, "the error itself"),
+    ("space/madvise.rs", 1, "another error for what a call has said after reclaim"),
+    ("space/mlock.rs", 1, "another error for what a call has said after reclaim"),
+    ("space/move_pages.rs", 2, "the error itself"),
+    ("space/mremap/mod.rs", 1, "a second attempt would unmap the target again"),
+    ("space/populate.rs", 1, "what a fault has said after reclaim"),
+    ("space/scan_pages.rs", 1, "what an attempt has said after reclaim"),
+    ("space/swap_off.rs", 1, "what a fault has said after reclaim"),
+    ("swap/mod.rs", 1, "the error itself"),
+];
+
+#[test]
+fn only_reclaim_says_that_memory_ran_out() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut found = BTreeMap::new();
+    count(&root, &root, &mut found);
+    let known: BTreeMap<_, _> =
+        NAMED.iter().map(|(file, count, _)| (String::from(*file), *count)).collect();
+    assert_eq!(found, known);
+}
+
+/// Counts the lines that name the error, or make one without reclaim, but for comments and tests.
+fn count(root: &Path, folder: &Path, found: &mut BTreeMap<String, usize>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            if path.file_name().is_some_and(|name| name != "tests") {
+                count(root, &path, found);
+            }
+            continue;
+        }
+        if path.file_name().is_some_and(|name| name == "tests.rs") {
+            continue;
+        }
+        let text = fs::read_to_string(&path).unwrap();
+        let lines = text.lines().map(str::trim).filter(|line| !line.starts_with("//"));
+        let named = lines
+            .filter(|line| {
+                let words = ["::OutOfMemory", "::OUT_OF_MEMORY", ".without_second_attempt"];
+                words.iter().any(|word| line.contains(word)) || line.contains("::without_second")
+            })
+            .count();
+        if named > 0 {
+            let name = path.strip_prefix(root).unwrap().to_str().unwrap().to_owned();
+            found.insert(name, named);
+        }
+    }
+}
