@@ -64,7 +64,7 @@ impl<'m, A: Walk> Bystander<'m, A> {
             }
             Err(fault) => panic!("the bystander's load at {at} failed: {fault}"),
         }
-        if self.turns % 3 == 0 {
+        if self.turns.is_multiple_of(3) {
             let word = TAG << 48 | self.turns;
             match program.store(at, word) {
                 Ok(()) => self.words[page] = Some(word),

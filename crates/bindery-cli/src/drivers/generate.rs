@@ -400,9 +400,9 @@ impl Generator {
             words[6] = self.rng.one(&[0, 1, 5, 100, u64::MAX / 24]);
         }
         words[7] = self.rng.one(&[0, 1, 5, 600]);
-        for categories in 8..11 {
+        for categories in &mut words[8..11] {
             if self.rng.once_in(3) {
-                words[categories] = self.rng.below(512);
+                *categories = self.rng.below(512);
             }
         }
         Step::PagemapScan { process, words }

@@ -90,12 +90,8 @@ fn ranges_that_touch_join_only_if_their_windows_do() {
     let mut machine = Machine::new(0, 64);
     let ranges = [range(32, 32), range(0, 32)];
     // SAFETY: 1. the machine has no other user; 2. it outlives the frames.
-    assert!(
-        unsafe { Frames::new(&machine, &ranges) }
-            .unwrap()
-            .allocate(Order(5), AllocateFor::Use)
-            .is_some()
-    );
+    let joined = unsafe { Frames::new(&machine, &ranges) }.unwrap();
+    assert!(joined.allocate(Order(5), AllocateFor::Use).is_some());
     machine.torn_at = Some(Frame(32));
     // SAFETY: 1. the machine has no other user; 2. it outlives the frames.
     assert_eq!(unsafe { Frames::new(&machine, &ranges) }.err(), Some(FramesError::DirectMap));
