@@ -134,7 +134,13 @@ fn shorten(
     Found { seed, target: *target, setup, steps, failure }
 }
 
-/// A failure's message without its numbers: two that agree are taken for one.
+/// A failure's message without its numbers: two that agree are taken for one. Of a list, such as
+/// violations of the TLB, the heading and what the first item says before its details: a shorter
+/// sequence has fewer items.
 fn kind(failure: &Failure) -> String {
-    failure.message.chars().filter(|letter| !letter.is_ascii_hexdigit()).collect()
+    let mut lines = failure.message.lines();
+    let heading = lines.next().unwrap_or_default();
+    let item = lines.next().and_then(|line| line.split(':').next()).unwrap_or_default();
+    let letters = heading.chars().chain(item.chars());
+    letters.filter(|letter| !letter.is_ascii_hexdigit()).collect()
 }
