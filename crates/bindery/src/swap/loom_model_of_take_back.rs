@@ -241,7 +241,7 @@ fn without_one_step_nobody_lets_the_slot_go() {
 }
 
 #[test]
-#[should_panic(expected = "freed more than once")]
+#[should_panic(expected = "Concurrent write accesses")]
 fn without_a_mark_a_slot_is_reused_while_the_device_writes() {
     two_faults(Omit::Mark);
 }
