@@ -194,6 +194,8 @@ fn dump<A: Walk>(
     let (first, count) = machine.frames();
     let memory = first.start().0..first.start().0 + u64::from(count) * PAGE_SIZE;
     while !shared.finished.load(SeqCst) {
+        // Read before the address, which the next area may have again.
+        let taken = shared.taken.load(SeqCst);
         let cut = shared.cut.load(SeqCst);
         let (mut last, mut end, mut seen) = (map.arena().start(), stays, 0);
         map.for_each_piece(map.arena(), |piece| {
@@ -209,7 +211,8 @@ fn dump<A: Walk>(
             seen += overlap(piece.range, cut);
         });
         assert_eq!(end, range.end(), "a part of what stays is missing");
-        if cut != 0 && shared.cut.load(SeqCst) == cut {
+        let is_same = shared.cut.load(SeqCst) == cut && shared.taken.load(SeqCst) == taken;
+        if cut != 0 && is_same {
             assert_eq!(seen, CUT_PAGES, "pages of the area that is being cut");
         }
         for _ in 0..50 {
