@@ -13,9 +13,11 @@ use crate::mmu::{Access, AccessKind, MmuFault, Mode, Translation, Walk};
 use crate::tlb::Refusal;
 use crate::violation::Place;
 
-/// How often one page may fault in one access. A fault that is resolved can recur when another
-/// CPU revokes what was granted, and once more when the TLB remembers an older entry; not more.
-const FAULTS_PER_PAGE: u32 = 8;
+/// How often one page may fault in one access. A fault that is resolved recurs when the TLB
+/// remembers an older entry, which is once; and when another CPU revokes what was granted before the
+/// access comes to it. A CPU that does nothing else has revoked a page ten times in a row. The bound
+/// is far above that: a fault handler that resolves nothing reaches it all the same.
+const FAULTS_PER_PAGE: u32 = 500;
 
 /// Where in memory a piece of an access ended up: a frame and an offset in it.
 type At = (Frame, usize);

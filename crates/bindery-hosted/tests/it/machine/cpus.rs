@@ -4,6 +4,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
+use crate::support::kernel::Finished;
 use bindery::arch::Tiny;
 use bindery::platform::{Cpu, Platform};
 use bindery_hosted::{Config, Machine};
@@ -112,6 +113,7 @@ fn synchronize_does_not_wait_for_sections_that_come_later() {
     let machine = machine(2);
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
+        let _finished = Finished(&stop);
         scope.spawn(|| {
             machine.on_cpu(Cpu(1), || {
                 while !stop.load(Ordering::Relaxed) {
@@ -123,7 +125,6 @@ fn synchronize_does_not_wait_for_sections_that_come_later() {
         for _ in 0..1000 {
             machine.synchronize();
         }
-        stop.store(true, Ordering::Relaxed);
     });
 }
 

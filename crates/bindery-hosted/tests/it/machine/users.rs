@@ -9,6 +9,7 @@ use bindery::platform::{Cpu, Platform, Tables};
 use bindery_hosted::{Config, Machine, MmuFault, TlbKind};
 
 use super::hand::*;
+use crate::support::kernel::Finished;
 
 const TABLE: u64 = 0x27;
 const RW: u64 = 0x8000_0000_0000_0007;
@@ -109,6 +110,7 @@ fn revoke_under_writers(machine: &Machine<X86_64>) {
         }
     };
     thread::scope(|scope| {
+        let _finished = Finished(&stop);
         for cpu in 1..4 {
             let (writes, stop) = (&writes, &stop);
             let write = move || {
@@ -132,7 +134,6 @@ fn revoke_under_writers(machine: &Machine<X86_64>) {
             assert_eq!(bytes, [0; 4096], "somebody wrote after the invalidation");
             entry.store(old, Ordering::SeqCst);
         }
-        stop.store(true, Ordering::Relaxed);
     });
 }
 

@@ -13,6 +13,7 @@ use bindery::{
 use bindery_hosted::{Config, Machine, MemoryFiles, PagerCounts, Program, TlbKind, Walk};
 
 use super::held_pager::stored_content;
+use crate::support::kernel::Finished;
 use crate::support::objects::{Failing, PAGE, content, memfd, use_object_order};
 use crate::support::objects_fixture::{AT, map, with_fixture};
 use crate::support::{MIB, audit, fixed, memory_with, options};
@@ -386,6 +387,7 @@ fn write_while_saving<A: Walk>() {
     }
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
+        let finished = Finished(&done);
         let writers: Vec<_> = (0..PROGRAMS)
             .map(|number| {
                 let (machine, space, file) = (&machine, &spaces[usize::from(number)], &file);
@@ -413,7 +415,7 @@ fn write_while_saving<A: Walk>() {
             file.sync(0, u64::MAX).unwrap();
         });
         writers.into_iter().for_each(|writer| writer.join().unwrap());
-        done.store(true, Relaxed);
+        drop(finished);
         saver.join().unwrap();
     });
     assert_eq!(files.0.content(1), content(&file));

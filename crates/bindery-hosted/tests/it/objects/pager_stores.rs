@@ -10,6 +10,7 @@ use bindery::{Error, Protection};
 use super::held_pager::Io;
 use super::pager_waits::{Fixture, PAGE, PAGES, SLOW, at, with_fixture};
 use crate::support::READ_WRITE;
+use crate::support::kernel::Finished;
 
 #[test]
 fn a_sync_of_another_range_goes_on_while_one_is_held() {
@@ -172,12 +173,12 @@ fn a_sync_comes_to_its_end_while_others_write_the_page_without_a_pause() {
             })
         };
         thread::scope(|scope| {
-            let write = &write;
+            let (write, finished) = (&write, Finished(&over));
             let writers = [1, 2].map(|cpu| scope.spawn(move || write(cpu)));
             for _ in 0..20 {
                 fixture.file.sync(0, u64::MAX).unwrap();
             }
-            over.store(true, Relaxed);
+            drop(finished);
             let stopped = writers.map(|writer| writer.join().unwrap());
             assert_eq!(stopped, [true; 2], "the sync came when nobody wrote any more");
         });

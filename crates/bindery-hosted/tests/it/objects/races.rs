@@ -16,7 +16,7 @@ use bindery::{
 };
 use bindery_hosted::{Config, Machine, MemoryFiles, Program};
 
-use crate::support::kernel::rounds;
+use crate::support::kernel::{Finished, rounds};
 use crate::support::objects::{PAGE, memfd};
 use crate::support::objects_fixture::map;
 use crate::support::{GIB, MIB, READ_WRITE, audit, fixed, memory_with, options};
@@ -183,6 +183,7 @@ fn saved_while_it_goes(length: u64, extra: impl Fn(&Space<'_>), takes_away: impl
         extra(&space);
         let (over, stores) = (AtomicBool::new(false), AtomicU64::new(0));
         value = thread::scope(|scope| {
+            let _finished = Finished(&over);
             let writer = scope.spawn(|| {
                 machine.on_cpu(Cpu(1), || {
                     let program = Program::new(&machine, &space);
@@ -205,9 +206,7 @@ fn saved_while_it_goes(length: u64, extra: impl Fn(&Space<'_>), takes_away: impl
                 thread::yield_now();
             }
             takes_away(&space);
-            let last = writer.join().unwrap();
-            over.store(true, Relaxed);
-            last
+            writer.join().unwrap()
         });
         object.sync(0, PAGE).unwrap();
         let mut cached = [0; 8];

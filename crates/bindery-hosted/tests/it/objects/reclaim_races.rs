@@ -11,7 +11,7 @@ use bindery_hosted::{Config, Machine, MemoryFiles, Program};
 
 use super::held_pager::{HeldFiles, Io};
 use super::reclaim::{PAGES, X, at, bytes, reclaim, word};
-use crate::support::kernel::rounds;
+use crate::support::kernel::{Finished, rounds};
 use crate::support::objects::{Chance, PAGE, content, use_object_order};
 use crate::support::objects_fixture::{AT, map};
 use crate::support::{MIB, audit, memory_with, options};
@@ -110,6 +110,7 @@ fn programs_and_calls_see_what_they_have_written_while_pages_are_reclaimed() {
     thread::scope(|scope| {
         let (machine, space, file) = (&machine, &space, &file);
         let (over, freed) = (&over, &freed);
+        let _finished = Finished(over);
         // Each word has one writer.
         let writers = [(1, 0), (2, 8)].map(|(cpu, place)| {
             scope.spawn(move || {
@@ -159,7 +160,6 @@ fn programs_and_calls_see_what_they_have_written_while_pages_are_reclaimed() {
         for writer in writers {
             writer.join().unwrap();
         }
-        over.store(true, Relaxed);
     });
     assert!(freed.into_inner() > 0, "nothing was reclaimed");
     audit(&machine, &memory, &[&space]);
@@ -176,6 +176,7 @@ fn a_file_is_cut_and_dropped_while_its_pages_are_reclaimed() {
     thread::scope(|scope| {
         let (machine, memory, over, seen) = (&machine, &memory, &over, &seen);
         let freed = &freed;
+        let _finished = Finished(over);
         scope.spawn(move || {
             machine.on_cpu(Cpu(1), || {
                 while !over.load(Relaxed) {
@@ -212,7 +213,6 @@ fn a_file_is_cut_and_dropped_while_its_pages_are_reclaimed() {
             file.set_size(PAGE).unwrap();
             files.put(1, &bytes());
         }
-        over.store(true, Relaxed);
     });
     assert!(freed.into_inner() > 0, "nothing was reclaimed");
     audit(&machine, &memory, &[]);

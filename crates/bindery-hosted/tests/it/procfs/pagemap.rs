@@ -13,6 +13,7 @@ use bindery::{
 use bindery_hosted::{Config, Program, Walk};
 
 use super::fixture::*;
+use crate::support::kernel::Finished;
 use crate::support::{GIB, MIB, READ_WRITE, audit, fixed, memory_with, options, use_order};
 
 on_every_architecture! {
@@ -285,15 +286,6 @@ fn windows<A: Walk>() {
     });
 }
 
-/// Lets the others end, even where this thread panics.
-struct Stop<'a>(&'a AtomicBool);
-
-impl Drop for Stop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 /// While programs write (each first store unfolds a block) and an object is cut and grows again.
 fn readers<A: Walk>() {
     const PAGES: u64 = 128;
@@ -329,7 +321,7 @@ fn readers<A: Walk>() {
         let _on_cpu = machine.bind(Cpu(0));
         // Invalidations wait for this CPU too, with entries taken out meanwhile.
         Program::new(&machine, &space).load(VirtAddr(AT)).unwrap();
-        let _stop = Stop(&done);
+        let _stop = Finished(&done);
         for _ in 0..150 {
             watch(&space);
             for _ in 0..20 {

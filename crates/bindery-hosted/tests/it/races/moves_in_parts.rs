@@ -15,6 +15,7 @@ use bindery::{
 };
 use bindery_hosted::{Config, Machine, MemoryFiles, Program, Walk};
 
+use crate::support::kernel::Finished;
 use crate::support::measured::{Measured, measured};
 use crate::support::waiting;
 use crate::support::{GIB, KIB, MIB, READ_WRITE, audit, memory_with, options};
@@ -51,6 +52,7 @@ fn truncated_on_the_way<A: Walk>() {
         space.mmap_object(&request, &MapObject { object: &object, offset: 0, access }).unwrap();
         let over = AtomicBool::new(false);
         thread::scope(|scope| {
+            let _finished = Finished(&over);
             scope.spawn(|| machine.on_cpu(Cpu(1), || touch_until(&machine, &space, &over)));
             scope.spawn(|| {
                 machine.on_cpu(Cpu(2), || {
@@ -68,7 +70,6 @@ fn truncated_on_the_way<A: Walk>() {
                     let to = Remap::To(VirtAddr(to));
                     space.mremap(VirtAddr(from), SIZE, SIZE, to).unwrap();
                 }
-                over.store(true, Relaxed);
             });
         });
         audit(&machine, &memory, &[&space]);

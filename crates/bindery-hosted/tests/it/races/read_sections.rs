@@ -14,6 +14,7 @@ use bindery::{
 };
 use bindery_hosted::{Config, Machine, MemoryFiles, pass_on};
 
+use crate::support::kernel::Finished;
 use crate::support::{GIB, MIB, READ_WRITE, options};
 
 const PAGE: u64 = 4096;
@@ -125,6 +126,7 @@ fn who_asks_an_object_for_its_pages_while_they_come_and_go_spins() {
     }
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
+        let _finished = Finished(&over);
         scope.spawn(|| {
             machine.on_cpu(Cpu(1), || {
                 while !over.load(Relaxed) {
@@ -142,7 +144,6 @@ fn who_asks_an_object_for_its_pages_while_they_come_and_go_spins() {
                 space.mincore(VirtAddr(AT), 4 * MIB, |_, _| ()).unwrap();
                 proc::smaps(&space, &Unnamed, &mut String::new()).unwrap();
             }
-            over.store(true, Relaxed);
         });
     });
     let watching = memory.platform();

@@ -12,6 +12,7 @@ use bindery::platform::Cpu;
 use bindery::{AddressSpace, Error, FaultError, Memory, Protection, Remap};
 use bindery_hosted::{Config, Machine, Program, Walk};
 
+use crate::support::kernel::Finished;
 use crate::support::{
     GIB, KIB, MIB, READ_WRITE, READ_WRITE_EXECUTE, audit, fixed, memory_with, options, use_order,
 };
@@ -58,15 +59,6 @@ impl Numbers {
         self.0 =
             self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % limit
-    }
-}
-
-/// Sets the flag when it is dropped, so that nobody waits for a thread that has panicked.
-struct Finished<'a>(&'a AtomicBool);
-
-impl Drop for Finished<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
     }
 }
 

@@ -11,6 +11,7 @@ use bindery::{Access, AddressSpace, Advice, Error, Inspection, Memory, PinTime, 
 use bindery_hosted::{Config, Machine, Program, TlbKind, Walk};
 
 use super::families::{Space, X, assert_walk, free, new_space, page, write};
+use crate::support::kernel::Finished;
 use crate::support::{MIB, READ_WRITE, audit, fixed, memory_with, options, strict};
 
 on_every_architecture! {
@@ -244,6 +245,7 @@ fn a_walker_meets_a_chain_that_contracts<A: Walk>() {
     let walks = AtomicU64::new(0);
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
+        let _finished = Finished(&over);
         scope.spawn(|| {
             machine.on_cpu(Cpu(1), || {
                 while !over.load(Relaxed) {
@@ -262,7 +264,6 @@ fn a_walker_meets_a_chain_that_contracts<A: Walk>() {
                 space = child;
                 generations += 1;
             }
-            over.store(true, Relaxed);
         });
     });
     audit(&machine, &memory, &[&sister, &space]);

@@ -14,6 +14,7 @@ use bindery::{Access, Advice, Error, Protection};
 use bindery_hosted::{Config, TlbKind, Walk};
 
 use super::families::{Space, X, assert_walk, free, new_space, page, write};
+use crate::support::kernel::Finished;
 use crate::support::{MIB, READ_WRITE, audit, fixed, memory_with, strict};
 
 on_every_architecture! {
@@ -283,6 +284,7 @@ fn overlapping_generations_exit_while_others_fork<A: Walk>() {
     let over = AtomicBool::new(false);
     let line = thread::scope(|scope| {
         let (send, receive) = mpsc::sync_channel::<Space<'_, A>>(2);
+        let _finished = Finished(&over);
         scope.spawn(|| {
             machine.on_cpu(Cpu(1), || {
                 while !over.load(Relaxed) {
@@ -319,7 +321,6 @@ fn overlapping_generations_exit_while_others_fork<A: Walk>() {
             line
         });
         exiting.join().unwrap();
-        over.store(true, Relaxed);
         line
     });
     let spaces: Vec<_> = line.iter().chain([&sister]).collect();

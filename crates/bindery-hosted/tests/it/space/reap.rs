@@ -13,6 +13,7 @@ use bindery::{
 };
 use bindery_hosted::{Config, Machine, Program, Walk};
 
+use crate::support::kernel::Finished;
 use crate::support::{GIB, MIB, audit, fixed, memory_with, options, strict, use_order};
 
 on_every_architecture! {
@@ -98,6 +99,7 @@ fn under_faults<A: Walk>() {
         space.mmap(&fixed(AT, 4 * MIB)).unwrap();
         let stop = AtomicBool::new(false);
         thread::scope(|scope| {
+            let finished = Finished(&stop);
             for cpu in 1..4 {
                 let (machine, space, stop) = (&machine, &space, &stop);
                 scope.spawn(move || touch(machine, space, stop, cpu));
@@ -107,7 +109,7 @@ fn under_faults<A: Walk>() {
             }
             let reaped = space.reap();
             let left = resident(&space, AT, 1024);
-            stop.store(true, Ordering::Relaxed);
+            drop(finished);
             assert_eq!((reaped, left), (Ok(()), 0));
         });
         assert_eq!(resident(&space, AT, 1024), 0, "nothing has come back");

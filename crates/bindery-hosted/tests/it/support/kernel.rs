@@ -154,7 +154,8 @@ impl Numbers {
     }
 }
 
-/// Sets the flag when it is dropped, so that nobody waits for a thread that has panicked.
+/// Sets the flag when it is dropped: no thread waits for one that has panicked. Made before the
+/// threads that look at the flag.
 pub struct Finished<'a>(pub &'a AtomicBool);
 
 impl Drop for Finished<'_> {

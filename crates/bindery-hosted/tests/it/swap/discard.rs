@@ -9,6 +9,7 @@ use bindery::addr::VirtAddr;
 use bindery_hosted::{SwapService, Walk};
 
 use super::fixture::{device, with_device};
+use crate::support::kernel::Finished;
 use crate::support::{GIB, MIB};
 
 const AT: u64 = GIB;
@@ -90,6 +91,7 @@ fn beside_transfers<A: Walk>() {
         swapping.served(file, || {
             let over = AtomicBool::new(false);
             thread::scope(|scope| {
+                let _finished = Finished(&over);
                 scope.spawn(|| {
                     while !over.load(Relaxed) {
                         swapping.memory.discard_free_slots();
@@ -102,7 +104,6 @@ fn beside_transfers<A: Walk>() {
                         swapping.assert_filled(AT, 2 * RUN, AT);
                     }
                 }
-                over.store(true, Relaxed);
             });
         });
         swapping.memory.discard_free_slots();

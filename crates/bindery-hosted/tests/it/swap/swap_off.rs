@@ -10,6 +10,7 @@ use bindery::{Accounting, Error, Sealing, Sharing, SwapError};
 use bindery_hosted::{Program, SwapService, Walk};
 
 use super::fixture::{Swapping, device, with_device, with_swap};
+use crate::support::kernel::Finished;
 use crate::support::objects_fixture::map;
 use crate::support::{GIB, MIB, audit};
 
@@ -176,6 +177,7 @@ fn it_ends_while_others_reclaim<A: Walk>() {
             let spaces = [space.fork().unwrap(), space.fork().unwrap(), space.fork().unwrap()];
             let over = AtomicBool::new(false);
             thread::scope(|scope| {
+                let _finished = Finished(&over);
                 for cpu in [Cpu(1), Cpu(2)] {
                     let over = &over;
                     scope.spawn(move || {
@@ -197,12 +199,8 @@ fn it_ends_while_others_reclaim<A: Walk>() {
                         memory.swap_areas().all(|area| area.taken == 0)
                     };
                     let ended = (0..200).any(|_| round());
-                    if !ended {
-                        over.store(true, Ordering::Relaxed);
-                    }
                     assert!(ended, "pages go to the stopped area all the time");
                 }
-                over.store(true, Ordering::Relaxed);
             });
             assert_eq!(memory.swap_off(&area), Ok(()));
             swapping.assert_filled(AT, PAGES, AT);

@@ -11,6 +11,7 @@ use bindery::{
 use bindery_hosted::Program;
 
 use super::fixture::{AT, Fixture, PAGE, PAGES, Wish, at, with_fixture, with_wish};
+use crate::support::kernel::Finished;
 use crate::support::{GIB, fixed};
 
 /// Where the handler has its pages, which are not registered.
@@ -139,6 +140,7 @@ fn programs_use_their_pages_while_these_move() {
         let is_over = || over.load(std::sync::atomic::Ordering::Relaxed);
         // What a program wants is where it is, or on its way there: the handler says so again.
         thread::scope(|scope| {
+            let finished = Finished(&over);
             for cpu in [1, 2] {
                 fixture.spawn(scope, cpu, move |program| {
                     let mut number = u64::from(cpu);
@@ -167,7 +169,7 @@ fn programs_use_their_pages_while_these_move() {
                         space.move_pages(fixture.fd, to, from, count * PAGE, mode).unwrap();
                     }
                 }
-                over.store(true, std::sync::atomic::Ordering::Relaxed);
+                drop(finished);
                 while fixture.fd.is_readable() {
                     let _ = fixture.fd.try_read();
                 }

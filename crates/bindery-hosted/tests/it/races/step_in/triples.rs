@@ -30,6 +30,7 @@ use bindery_hosted::{AccessKind, Machine, Walk};
 use super::late_device::LateDevice;
 use super::stepped::{Readers, Stepped, stepped};
 use super::stops::{HoldAt, Phase, Role, Stops};
+use crate::support::kernel::Finished;
 use crate::support::{GIB, MIB, fixed, options};
 
 const FROM: u64 = GIB;
@@ -287,6 +288,7 @@ fn verify<A: Walk>(machine: &Machine<A>, world: &World<'_, A>, calls: [&Verb<A>;
     let is_unmapped = names.contains(&"munmap");
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
+        let _finished = Finished(&over);
         scope.spawn(|| {
             while !over.load(Relaxed) {
                 world.device.complete(world.memory);
@@ -308,7 +310,6 @@ fn verify<A: Walk>(machine: &Machine<A>, world: &World<'_, A>, calls: [&Verb<A>;
                 }
             }
         }
-        over.store(true, Relaxed);
         assert!(wrong.is_empty(), "{names:?}: pages without their content: {wrong:x?}");
     });
 }
