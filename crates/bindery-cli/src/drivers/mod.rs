@@ -1,4 +1,4 @@
-//! Drivers that call the engine at random until something goes wrong.
+//! Drivers that call the core at random until something goes wrong.
 //!
 //! | file | what |
 //! |---|---|

@@ -98,11 +98,12 @@ impl<A: Walk> World<'_, A> {
     /// Takes a step whose work is bounded, and judges its result.
     fn step(&self, step: &Step, done: &mut Done) -> i64 {
         let asked = self.machine.ran_out_of_memory();
-        self.machine.take_work(self.most_work(step));
+        let most = self.most_work(step);
+        self.machine.take_work(most);
         let result = self.perform(step);
         let work = self.machine.take_work(0);
         done.most_work = done.most_work.max(work);
-        assert!(work <= self.most_work(step), "a call looked at {work} entries");
+        assert!(work <= most, "a call looked at {work} entries");
         judge::<A>(step, result);
         if result == ENOMEM && self.machine.ran_out_of_memory() == asked {
             self.try_again(step);
@@ -110,12 +111,18 @@ impl<A: Walk> World<'_, A> {
         result
     }
 
-    /// The most work that a step may do. A call that needs no memory looks at what is mapped, which is
-    /// not much on a small machine. One that does may reclaim, and before it gives up it goes round
-    /// all frames many times.
+    /// The most work that a step may do, which has not begun. A call that needs no memory looks at
+    /// what is mapped, which is not much on a small machine. One that does may reclaim, and before it
+    /// gives up it goes round all frames many times. One that cuts a mapping or a table in two needs
+    /// a few frames, which are there unless memory is short.
     fn most_work(&self, step: &Step) -> u64 {
         let frames = self.memory.total_frames();
-        if needs_memory(step) { 20_000 * frames } else { 100_000 + 50 * frames }
+        let reclaims = needs_memory(step) || cuts(step) && self.is_short();
+        if reclaims { 20_000 * frames } else { 100_000 + 50 * frames }
+    }
+
+    fn is_short(&self) -> bool {
+        self.memory.free_frame_count() < self.memory.total_frames() / 4
     }
 
     /// Whether a call that failed for lack of memory has forgotten reclaim: it has asked for
@@ -127,8 +134,11 @@ impl<A: Walk> World<'_, A> {
             Step::Call { .. } | Step::Control { .. } | Step::PagemapScan { .. } => true,
             _ => false,
         };
-        let is_short = self.memory.free_frame_count() < self.memory.total_frames() / 4;
-        if may_repeat && is_short && self.swap_has_room() && self.memory.reclaim(64).freed > 0 {
+        if may_repeat
+            && self.is_short()
+            && self.swap_has_room()
+            && self.memory.reclaim(64).freed > 0
+        {
             let again = self.perform(step);
             assert_eq!(again, ENOMEM, "ENOMEM while swap has room: reclaim was not tried");
         }
@@ -155,9 +165,14 @@ fn needs_memory(step: &Step) -> bool {
     const GIVES_BACK: [u64; 5] = [20, 21, 4, 8, 9];
     match step {
         Step::Call { call: Call::Madvise, arguments, .. } => !GIVES_BACK.contains(&arguments[2]),
-        Step::Call { call, .. } => !matches!(call, Call::Munmap | Call::Mprotect | Call::Msync),
+        Step::Call { call, .. } => !cuts(step) && *call != Call::Msync,
         _ => true,
     }
+}
+
+/// Whether a step that needs no memory otherwise may cut a mapping, or a table, in two.
+fn cuts(step: &Step) -> bool {
+    matches!(step, Step::Call { call: Call::Munmap | Call::Mprotect, .. })
 }
 
 /// Whether the result is one that the call may have.

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use bindery::check;
 use bindery::platform::Cpu;
-use bindery_hosted::{MemoryFiles, Walk};
+use bindery::{Events, Memory};
+use bindery_hosted::{Machine, MemoryFiles, Walk};
 
 use super::calls::Target;
 use super::generate::{Generator, Mix};
@@ -31,8 +32,13 @@ const ROUNDS: u64 = 6;
 /// Steps of a CPU in a round.
 const STEPS: u64 = 250;
 
-/// How long no CPU may finish a step.
+/// How long nothing at all may happen.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long no CPU may finish a step, although frames are allocated, or pages go to swap and back.
+/// A step calls many times for memory, and each call looks at all memory again and again while swap
+/// is full: that takes more than half a minute on a host that has more to do.
+const PATIENCE_IN_SHORTAGE: Duration = Duration::from_secs(300);
 
 /// Called with the text of a failure; the program ends after it.
 pub type OnFailure = Arc<dyn Fn(&str) + Send + Sync>;
@@ -49,7 +55,7 @@ pub struct Scene {
     /// The steps, and what else shows that the driver gets on.
     trace: Trace,
     verified: AtomicU64,
-    /// Only the first failure is told.
+    /// The first failure ends the program, and is the one that is printed.
     has_failed: AtomicBool,
     on_failure: OnFailure,
 }
@@ -77,17 +83,49 @@ impl Scene {
     }
 
     /// Fails when nothing gets on, until `over`.
-    fn watch(&self, over: &AtomicBool) {
-        let (mut last, mut since) = (self.progress(), Instant::now());
+    fn watch<A: Walk>(&self, memory: &Memory<Machine<A>>, over: &AtomicBool) {
+        let (mut steps, mut activity) = (self.progress(), Activity::of(memory));
+        let (mut step_since, mut active_since) = (Instant::now(), Instant::now());
         while !over.load(Relaxed) {
             thread::sleep(Duration::from_millis(20));
-            let now = self.progress();
-            if now != last {
-                (last, since) = (now, Instant::now());
-            } else if since.elapsed() > PATIENCE {
-                self.fail(&format!("no CPU got on for {} s", PATIENCE.as_secs()));
+            let now = (self.progress(), Activity::of(memory));
+            if now.0 != steps {
+                (step_since, active_since) = (Instant::now(), Instant::now());
+            } else if now.1 != activity {
+                active_since = Instant::now();
+            }
+            (steps, activity) = now;
+            if active_since.elapsed() > PATIENCE {
+                let areas: Vec<_> = memory.swap_areas().collect();
+                self.fail(&format!(
+                    "nothing happened for {} s; {activity:?}, {areas:?}",
+                    PATIENCE.as_secs()
+                ));
+            }
+            if step_since.elapsed() > PATIENCE_IN_SHORTAGE {
+                self.fail(&format!(
+                    "no CPU got on for {} s; {activity:?}",
+                    PATIENCE_IN_SHORTAGE.as_secs()
+                ));
             }
         }
+    }
+}
+
+/// All that a call does which takes long.
+#[derive(PartialEq, Eq, Debug)]
+struct Activity {
+    frames_allocated: u64,
+    pages_swapped_in: u64,
+    pages_swapped_out: u64,
+    free_frames: u64,
+}
+
+impl Activity {
+    fn of<A: Walk>(memory: &Memory<Machine<A>>) -> Self {
+        let Events { frames_allocated, pages_swapped_in, pages_swapped_out, .. } = memory.events();
+        let free_frames = memory.free_frame_count();
+        Self { frames_allocated, pages_swapped_in, pages_swapped_out, free_frames }
     }
 }
 
@@ -132,7 +170,7 @@ pub fn run<A: Walk>(scene: &Arc<Scene>, setup: &Setup, deadline: Instant) -> u64
     let device = world.device;
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
-        scope.spawn(|| scene.watch(&over));
+        scope.spawn(|| scene.watch(&memory, &over));
         for _ in 0..2 {
             scope.spawn(|| {
                 let _dies = panics::Dies::new();

@@ -117,7 +117,7 @@ impl<'m, A: Walk> World<'m, A> {
         let space = || AddressSpace::new(memory, SpaceOptions::default()).expect("memory enough");
         let processes = [(); PROCESSES].map(|()| RwLock::new(None));
         for process in &processes[..first] {
-            *process.write().expect("nobody has it") = Some(Process::new(space()));
+            *process.write().expect("no thread has it") = Some(Process::new(space()));
         }
         let mut areas = Vec::new();
         if setup.slots > 0 {

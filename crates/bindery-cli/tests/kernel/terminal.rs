@@ -61,24 +61,20 @@ fn ends(architecture: Architecture) -> Result<Completion, Failed> {
 }
 
 fn quits(architecture: Architecture) -> Result<Completion, Failed> {
-    at_terminal(
-        architecture,
-        "echo ready; read line; echo \"got $line\"; exec cat",
-        |session| {
-            session.expect("ready")?;
-            // Nobody could continue the first program.
-            session.send(&[CTRL_Z])?;
-            session.send(b"worx\x7fd\r")?;
-            session.expect("got word")?;
-            // BusyBox's shell ignores the signal of Ctrl-\, on Linux as well: the program that takes
-            // its place must have begun. The terminal and the program say the line.
-            session.send(b"again\r")?;
-            session.expect("again")?;
-            session.expect("again")?;
-            session.send(&[CTRL_BACKSLASH])?;
-            session.status(128 + 3)
-        },
-    )
+    at_terminal(architecture, "echo ready; read line; echo \"got $line\"; exec cat", |session| {
+        session.expect("ready")?;
+        // Nobody could continue the first program.
+        session.send(&[CTRL_Z])?;
+        session.send(b"worx\x7fd\r")?;
+        session.expect("got word")?;
+        // BusyBox's shell ignores the signal of Ctrl-\, on Linux as well: the program that takes
+        // its place must have begun. The terminal and the program say the line.
+        session.send(b"again\r")?;
+        session.expect("again")?;
+        session.expect("again")?;
+        session.send(&[CTRL_BACKSLASH])?;
+        session.status(128 + 3)
+    })
 }
 
 /// Runs a script of BusyBox's at a terminal of 31 rows and 117 columns, and looks whether the
