@@ -29,6 +29,8 @@ impl<'a, P: Platform> FreedSlots<'a, P> {
         self.count += 1;
     }
 
+    // Once in a stretch, so that `add`, once for each slot, stays small.
+    #[inline(never)]
     pub(super) fn give_back(&mut self, state: &mut ClusterState) {
         if self.count == 0 {
             return;

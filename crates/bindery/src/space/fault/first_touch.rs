@@ -47,6 +47,10 @@ impl<P: Platform> AddressSpace<'_, P> {
         let slots = self.page_table.slots(table);
         let mut orders = self.used_orders(memory.folio_policy().orders(flags.huge_advice()), flags)
             | Orders::PAGE;
+        if orders.has_large() && !run::load(slots, P::Arch::PTE.index_of(page)).is_empty() {
+            // A copy on write, most often: its neighbors need not be read.
+            return None;
+        }
         while let Some(order) = orders.take_largest() {
             let Some(range) = folio_place(page, order) else { continue };
             // One as large as the table would take the place of the table.
