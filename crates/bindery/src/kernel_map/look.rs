@@ -148,7 +148,9 @@ impl<P: Platform> KernelMap<'_, P> {
                 })
             };
             let Some((area, state, end)) = found else { break };
-            if matches!(state, State::Live | State::Busy) {
+            // One that begins before was made meanwhile, where the last one was freed.
+            let is_new = area.range.start().0 < from;
+            if !is_new && matches!(state, State::Live | State::Busy) {
                 f(area);
             }
             from = end;
