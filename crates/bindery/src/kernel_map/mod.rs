@@ -412,8 +412,8 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         self.stats.read()
     }
 
-    /// Sets about how many freed pages may wait for a purge. With 0, a purge follows every free,
-    /// unless another CPU purges at that moment.
+    /// Sets how many freed pages may wait for a purge. While another CPU purges, twice as many may
+    /// wait; a CPU that frees more waits until that purge ends. With 0, a purge follows every free.
     ///
     /// Context: any.
     pub fn set_purge_limit(&self, pages: u64) {

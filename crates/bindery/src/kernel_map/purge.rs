@@ -64,13 +64,23 @@ impl<P: Platform> KernelMap<'_, P> {
 
     /// Purges if too much waits, unless another CPU does so already. Checks once more at the end:
     /// CPUs that freed areas meanwhile found the purge lock taken and left.
+    ///
+    /// The CPU that purges may be preempted for long, and all memory could pass through areas that
+    /// wait for it: above twice the limit, a free waits as well.
     pub(super) fn purge_if_due(&self) {
+        let limit = self.purge_limit();
         for _ in 0..2 {
-            if self.freed_pages() <= self.purge_limit() {
+            let waiting = self.freed_pages();
+            if waiting <= limit {
                 return;
             }
-            let Some(purging) = self.purging.try_lock() else { return };
-            self.purge_now(&purging);
+            if let Some(purging) = self.purging.try_lock() {
+                self.purge_now(&purging);
+            } else if waiting > limit.saturating_mul(2) {
+                drop(self.purging.lock());
+            } else {
+                return;
+            }
         }
     }
 
