@@ -1,0 +1,12 @@
+//! Work, counted: entries, tables, invalidations, steps.
+
+#[macro_use]
+extern crate bindery_scenarios as support;
+
+mod copy_on_write;
+mod counts;
+mod faults;
+mod large_folio_effort;
+mod nothing_there;
+mod scale;
+mod sections;

@@ -1,0 +1,8 @@
+//! Sequences of calls, compared with a model: all of them up to a depth, and random ones.
+
+#[macro_use]
+extern crate bindery_scenarios as support;
+
+mod exhaustive;
+mod properties;
+mod shadow;

@@ -1,0 +1,13 @@
+//! Pages that move between two places of one address space, beside running faults (`UFFDIO_MOVE`).
+
+#[macro_use]
+extern crate bindery_scenarios as support;
+
+mod contents;
+mod counts;
+mod errors;
+mod fixture;
+mod lowest;
+mod properties;
+mod stopped;
+mod swapped;

@@ -1,0 +1,22 @@
+//! Objects: files and shared memory, with and without mappings.
+
+#[macro_use]
+extern crate bindery_scenarios as support;
+
+mod calls;
+mod files;
+mod held_pager;
+mod in_place;
+mod invariants;
+mod linux;
+mod mapped;
+mod mapped_files;
+mod out_of_memory;
+mod pager_stores;
+mod pager_waits;
+mod properties;
+mod quotas;
+mod races;
+mod reclaim;
+mod reclaim_races;
+mod rmap_walks;

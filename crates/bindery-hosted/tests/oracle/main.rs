@@ -1,0 +1,73 @@
+//! Linux as the judge: random sequences of memory calls are run by a process on the Linux below
+//! us and on the hosted machine, in the formats of three architectures. Results, errno, mappings
+//! with their flags, residence, accounts and contents agree after every operation, and the auditor
+//! finds nothing.
+//!
+//! `ORACLE_SEQUENCES` (or `PROPTEST_CASES`) sets the number of sequences. They begin with the seed
+//! in `ORACLE_SEED`, a fixed one by default; with `random`, each run has others. The seed is
+//! printed. Differences are simplified, and printed as the operations that show them; those that
+//! were found once are in `regressions.rs`. Those that are right are in
+//! `differences.rs`.
+//!
+//! Linux must be 6.18 or newer, set to large folios on request and none in shared memory (as
+//! distributions set it), and this test must be root: it moves limits. Otherwise it says why it is
+//! skipped.
+//!
+//! | file | what |
+//! |---|---|
+//! | `place`, `names`, `operation` | where sequences run, and what they are made of |
+//! | `generate` | sequences at random |
+//! | `linux/` | the process that runs them on Linux, and looks at itself |
+//! | `ours/` | the hosted machine that runs them; all that knows the core's interface |
+//! | `observation`, `words` | what is seen, the same for both; the way between processes |
+//! | `compare`, `differences` | what differs, in words; what may |
+//! | `swapped` | how pages in swap are compared with pages in memory |
+//! | `run`, `regressions` | many sequences; those that were found once |
+
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+
+extern crate bindery_scenarios as support;
+
+mod compare;
+mod differences;
+mod generate;
+mod linux;
+mod names;
+mod observation;
+mod operation;
+mod ours;
+mod place;
+mod regressions;
+mod run;
+mod swapped;
+mod words;
+
+/// What the random sequences are compared with: this program is started once more for it, and does
+/// nothing otherwise.
+#[test]
+fn the_judge() {
+    linux::serve();
+}
+
+#[test]
+fn linux_does_the_same_when_asked_twice() {
+    let count = std::env::var("LINUX").map_or(100, |n| n.parse().unwrap());
+    run::linux_agrees_with_itself(run::Theme::Memory, count);
+    run::linux_agrees_with_itself(run::Theme::Userfaults, count);
+}
+
+#[test]
+fn random_sequences_agree_with_linux() {
+    run::random_sequences(run::Theme::Memory, 2000);
+}
+
+#[test]
+fn random_sequences_with_a_userfaultfd_agree_with_linux() {
+    run::random_sequences(run::Theme::Userfaults, 500);
+}
+
+/// Linux may have no swap: then its pages stay, and the core's must seem to.
+#[test]
+fn random_sequences_with_swap_agree_with_linux() {
+    run::random_sequences(run::Theme::Swap, 500);
+}

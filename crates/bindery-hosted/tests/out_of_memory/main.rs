@@ -1,0 +1,11 @@
+//! Allocations fail, each in its turn: nothing is lost, and nothing leaks.
+
+#[macro_use]
+extern crate bindery_scenarios as support;
+
+mod calls;
+mod linux_calls;
+mod moves;
+mod reclaim;
+mod shortage;
+mod tries;

@@ -1,0 +1,32 @@
+//! Address spaces: what each system call does, refuses and costs, and what it leaves.
+
+#[macro_use]
+extern crate bindery_scenarios as support;
+
+mod advice;
+mod bad_input;
+mod bad_input_moves;
+mod branch_targets;
+mod commitment;
+mod entries;
+mod families;
+mod fork_chains;
+mod fork_overlaps;
+mod huge_zero_page;
+mod interrupted;
+mod linux_errno;
+mod mincore;
+mod moves;
+mod moves_of_several;
+mod pin_limits;
+mod pins;
+mod prctl;
+mod protection_keys;
+mod reap;
+mod refusal;
+mod remap_file_pages;
+mod scene;
+mod secret;
+mod segments;
+mod splits;
+mod vm_copy;

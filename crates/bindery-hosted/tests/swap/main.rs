@@ -1,0 +1,28 @@
+//! Swap: what goes out, comes back, and what becomes of the slots.
+
+#[macro_use]
+extern crate bindery_scenarios as support;
+
+mod collapse;
+mod device;
+mod device_errors;
+mod discard;
+mod failures;
+mod faults;
+mod fixture;
+mod flags;
+mod owners;
+mod page_out;
+mod parts;
+mod pieces;
+mod read_around;
+mod reclaim;
+mod restored;
+mod shared;
+mod shared_device;
+mod shared_failures;
+mod shared_flushes;
+mod shrink;
+mod slots;
+mod swap_off;
+mod unstable_pages;

@@ -1,0 +1,74 @@
+//! The core's public functions, compiled for each machine of the tests.
+//!
+//! A generic function is compiled in the crate that names its types. Up to `opt-level` 1 the
+//! compiler takes an instance from a crate below instead, where there is one ("share generics"). So
+//! each test program finds the core ready, and compiles only its own code. A function that is
+//! missing here is compiled by each program that calls it: that costs time and breaks nothing.
+
+use std::hint::black_box;
+
+use bindery::arch::{AArch64, Riscv64, X86_64};
+use bindery::{AddressSpace, KernelMap, Memory, Object, Pinned, Userfault, check, linux, testing};
+use bindery_hosted::{Machine, Walk};
+
+/// Names functions of types. An address must be taken, or nothing is compiled.
+macro_rules! functions {
+    ($($owner:ty { $($function:ident)* })*) => {
+        $($(black_box(<$owner>::$function as *const ());)*)*
+    };
+}
+
+/// Names functions of modules, for the platform `$platform`.
+macro_rules! free_functions {
+    ($platform:ty: $($($name:ident)::+),* $(,)?) => {
+        $(black_box($($name)::+::<$platform> as *const ());)*
+    };
+}
+
+fn machine<A: Walk>() {
+    functions! {
+        Memory<Machine<A>> {
+            set_large_folio_effort collect set_huge_zero_page shared_memory secret_memory
+            drain_deferred swap_in_objects discard_free_slots complete_swap_request
+            finish_swap_writes wait_for_swap_writes swap_usage swap_on swap_on_device
+            set_compressed_limit compressed_usage swap_off drop_clean_pages reclaim new
+            set_fault_reserve frame_kind frame_view frame_span frame_usage events allocate_frames
+            free_frames trim
+        }
+        AddressSpace<'static, Machine<A>> {
+            set_merging merging protection_keys pkey_alloc pkey_free set_break_start set_break
+            madvise madvise_with_keys discard inspect collapse_range collapse_some resident
+            mprotect mprotect_from pkey_mprotect msync set_limits limits usage copy_from copy_to
+            split_folio join_leaves mlock munlock mlockall munlockall swap_in_area mseal munmap
+            set_large_folios inherit_settings remap_file_pages reap move_pages
+            register_userfault unregister_userfault close_userfault fill_present write_protect
+            fork mmap mmap_object new with_reach enter leave counts memory pin fault
+            fault_with_keys fault_for_kernel fill_copy fill_zeroes fill_poison userfault
+            wake_userfaults owns_userfault mremap
+        }
+        KernelMap<'static, Machine<A>> {
+            vrealloc purge vmalloc vfree physical explain resolve protect vmap vunmap ioremap iounmap
+            new with_reach with_root counts
+        }
+        Object<'static, Machine<A>> {
+            next_data next_hole seals add_seals read write set_size punch_hole allocate sync
+            resident_pages swapped_pages
+        }
+        Pinned<'static, Machine<A>> { first }
+        Userfault<'static, Machine<A>> { try_read try_read_but_fork read }
+    }
+    free_functions! { Machine<A>:
+        linux::prctl, linux::pread, linux::pwrite, linux::ftruncate, linux::fallocate,
+        check::check, check::check_with_kernel, check::scratch_words,
+        testing::fail_one_allocation,
+    }
+}
+
+/// Compiles the core for all machines that are real ones.
+pub fn all() {
+    machine::<X86_64<4>>();
+    machine::<X86_64<5>>();
+    machine::<AArch64>();
+    machine::<Riscv64<3>>();
+    machine::<Riscv64<4>>();
+}
