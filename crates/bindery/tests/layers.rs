@@ -6,6 +6,10 @@
 //! a module to a higher layer. Other paths begin with a name that a `use` or a child module has
 //! brought, or with another crate. A name that `lib.rs` re-exports counts as what it stands for.
 //!
+//! A method has no path, and an `impl` of a type may stand in a higher layer than the type. So a call
+//! of a method that only such an `impl` has counts as naming the layer of the `impl`. Methods are
+//! told apart by name only; names of the standard library's methods are listed.
+//!
 //! Code that no product is built of is left out by its `cfg`: tests, models, fault injection. Doc
 //! comments may link up.
 
@@ -13,9 +17,10 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::{env, fs, process};
 
-use proc_macro2::{TokenStream, TokenTree};
+use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use syn::punctuated::Punctuated;
 use syn::visit::{self, Visit};
 use syn::{Attribute, ImplItem, Item, Meta, Token, TraitItem, UseTree};
@@ -98,6 +103,26 @@ fn each_form_of_a_planted_violation_is_found() {
 }
 
 #[test]
+fn a_method_of_a_higher_layer_is_found() {
+    let tree = TemporaryTree::new(&[
+        ("lib.rs", "//! # Layers\n//! | `low` | below |\n//! | `high` | above |\nmod low; mod high;"),
+        (
+            "low.rs",
+            "pub struct Low; impl Low { fn both(&self) {} }
+            fn call(low: &Low) { low.above(); low.both(); low.insert(1); assert!(low.in_macro()); }",
+        ),
+        (
+            "high.rs",
+            "use crate::low::Low; impl Low { pub fn above(&self) {} fn in_macro(&self) {} }
+            struct High; impl High { fn both(&self) {} fn insert(&self) {} }",
+        ),
+    ]);
+    let found = violations(&tree.0);
+    let lines: Vec<_> = found.iter().map(|line| line.split(" (").next().unwrap()).collect();
+    assert_eq!(lines, ["low: .above()", "low: .in_macro()"]);
+}
+
+#[test]
 #[should_panic(expected = "`extra` is in no layer")]
 fn a_module_that_no_layer_names_is_refused() {
     let tree = TemporaryTree::new(&[
@@ -118,11 +143,20 @@ fn violations(source: &Path) -> Vec<String> {
     let mut modules = Vec::new();
     follow(&root.items, &mut Vec::new(), source, &mut modules);
     let exports = exports(&root.items);
+    let methods = raised_methods(&modules, &layers);
     let mut found = Vec::new();
     for (module, items) in &modules {
         let from = layers.of_path(module);
-        let mut finder = Finder { paths: Vec::new() };
+        let mut finder = Finder::default();
         items.iter().for_each(|item| finder.visit_item(item));
+        finder.calls.sort_unstable();
+        finder.calls.dedup();
+        let up = finder.calls.iter().filter(|name| !STANDARD.contains(&name.as_str()));
+        found.extend(up.filter_map(|name| {
+            let to = *methods.get(name)?;
+            let module = module.join("::");
+            (to > from).then(|| format!("{module}: .{name}() (layer {from} calls layer {to})"))
+        }));
         let paths = finder.paths.iter().filter_map(|path| resolve(path, module, &exports));
         found.extend(paths.filter(|path| !path.is_empty()).filter_map(|path| {
             let to = layers.of_path(&path);
@@ -249,9 +283,56 @@ fn resolve(path: &[String], module: &[String], exports: &HashMap<String, Names>)
     Some(base)
 }
 
-/// Finds the paths of a module.
+/// Methods of the standard library that a higher layer defines as well.
+const STANDARD: &[&str] = &["inspect"];
+
+/// For each method that only an `impl` above its type's layer has, the layer of the `impl`.
+fn raised_methods(modules: &[(Names, Vec<Item>)], layers: &Layers) -> HashMap<String, usize> {
+    let mut homes: HashMap<String, usize> = HashMap::new();
+    for (module, items) in modules {
+        let layer = layers.of_path(module);
+        for item in items {
+            let name = match item {
+                Item::Struct(item) => item.ident.to_string(),
+                Item::Enum(item) => item.ident.to_string(),
+                _ => continue,
+            };
+            let home = homes.entry(name).or_insert(layer);
+            *home = layer.min(*home);
+        }
+    }
+    let (mut raised, mut others) = (HashMap::new(), HashMap::new());
+    for (module, items) in modules {
+        let layer = layers.of_path(module);
+        for item in items.iter().filter(|item| is_built(attributes(item))) {
+            let mut finder = Finder::default();
+            finder.visit_item(item);
+            let is_raised = own_type(item).and_then(|name| homes.get(&name)) < Some(&layer)
+                && own_type(item).is_some_and(|name| homes.contains_key(&name));
+            let methods = if is_raised { &mut raised } else { &mut others };
+            for name in finder.functions {
+                let lowest = methods.entry(name).or_insert(layer);
+                *lowest = layer.min(*lowest);
+            }
+        }
+    }
+    raised.retain(|name, layer| others.get(name).is_none_or(|other| other >= layer));
+    raised
+}
+
+/// The type of an inherent `impl`.
+fn own_type(item: &Item) -> Option<String> {
+    let Item::Impl(syn::ItemImpl { trait_: None, self_ty, .. }) = item else { return None };
+    let syn::Type::Path(path) = &**self_ty else { return None };
+    Some(path.path.segments.last()?.ident.to_string())
+}
+
+/// Finds the paths of a module, the methods that it calls, and the functions that it defines.
+#[derive(Default)]
 struct Finder {
     paths: Vec<Names>,
+    calls: Names,
+    functions: Names,
 }
 
 impl<'a> Visit<'a> for Finder {
@@ -294,6 +375,16 @@ impl<'a> Visit<'a> for Finder {
         visit::visit_path(self, path);
     }
 
+    fn visit_expr_method_call(&mut self, call: &'a syn::ExprMethodCall) {
+        self.calls.push(call.method.to_string());
+        visit::visit_expr_method_call(self, call);
+    }
+
+    fn visit_signature(&mut self, signature: &'a syn::Signature) {
+        self.functions.push(signature.ident.to_string());
+        visit::visit_signature(self, signature);
+    }
+
     fn visit_macro(&mut self, invocation: &'a syn::Macro) {
         self.visit_path(&invocation.path);
         self.tokens(invocation.tokens.clone());
@@ -310,9 +401,14 @@ impl Finder {
     fn tokens(&mut self, tokens: TokenStream) {
         let mut path = Names::new();
         let mut colons = 0;
+        let mut after_dot = false;
+        let mut method = None;
         for token in tokens {
+            let called = method.take();
+            let dotted = std::mem::replace(&mut after_dot, false);
             match token {
                 TokenTree::Ident(name) => {
+                    method = dotted.then(|| name.to_string());
                     if colons != 2 {
                         self.paths.push(std::mem::take(&mut path));
                     }
@@ -320,7 +416,14 @@ impl Finder {
                     colons = 0;
                 }
                 TokenTree::Punct(mark) if mark.as_char() == ':' => colons += 1,
+                TokenTree::Punct(mark) if mark.as_char() == '.' => {
+                    after_dot = true;
+                    colons = 0;
+                }
                 TokenTree::Group(group) => {
+                    if group.delimiter() == Delimiter::Parenthesis {
+                        self.calls.extend(called);
+                    }
                     let groups = (colons == 2).then(|| path.clone());
                     self.tokens_in(groups, group.stream());
                     colons = 0;
@@ -402,7 +505,9 @@ struct TemporaryTree(PathBuf);
 
 impl TemporaryTree {
     fn new(files: &[(&str, &str)]) -> Self {
-        let name = format!("bindery-layers-{}-{}", process::id(), files.len());
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("bindery-layers-{}-{number}", process::id());
         let root = env::temp_dir().join(name);
         for (file, text) in files {
             let file = root.join(file);

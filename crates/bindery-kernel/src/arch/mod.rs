@@ -1,10 +1,12 @@
 //! The architectures. Each submodule exports the same names; the rest of the kernel uses them
 //! through this one, and holds no instruction of its own.
 //!
-//! Both have the same files:
+//! Both, `x86_64` and `aarch64`, have the same files:
 //!
 //! | file | what |
 //! |---|---|
+//! | `x86_64`, `aarch64` | the two |
+//! | `boot_tables` | for both: the mappings that the kernel makes at boot |
 //! | `boot` | from the boot protocol to `crate::start` |
 //! | `cpu_check` | features without which the kernel cannot run |
 //! | `cpu_features` | features that it uses where they are there; `AT_HWCAP` |

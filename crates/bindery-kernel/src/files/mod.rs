@@ -11,6 +11,10 @@
 //! | [`console`], [`stream`], [`device`], [`pipe`], [`socket`], [`event`], [`epoll`] | everything else that is read and written |
 //! | [`generated`], [`proc`], [`sys`] | files whose text is made when it is read |
 //! | [`swap`] | swap areas and their device |
+//! | [`listing`] | texts that are made entry by entry, for `/proc` |
+//! | [`userfault`] | descriptors of userfaultfds |
+//! | [`segments`] | the memory of a program that a call reads or writes |
+//! | [`symbols`] | the kernel's symbols, for a panic |
 //! | [`manner`] | flags of one transfer, and the largest size of a file |
 //! | [`calls`], [`transfer`], [`splice`], [`names`], [`status`], [`poll`] | the system calls |
 

@@ -312,6 +312,15 @@ impl<P: Platform> Memory<P> {
         self.frames.free_frame_count()
     }
 
+    /// How many pages are missing until allocations are far from the reserve: a reclaimer of the
+    /// embedder's frees as many. 0 where no swap area is on.
+    ///
+    /// Context: any.
+    pub fn shortage(&self) -> u64 {
+        let high = self.frames.reserve() * 3;
+        high.saturating_sub(self.free_frame_count())
+    }
+
     /// The number of usable frames: all frames of the ranges, without the metadata.
     ///
     /// Context: any.

@@ -8,9 +8,10 @@
 //! |---|---|
 //! | `state` | `ObjectState`: the object's state, its holders, its committed memory |
 //! | `page_index` | the index of its pages, with its lock |
+//! | `invalidate` | its invalidate lock, and the proofs that it is held |
 //! | `attachments` | reports of its mappings |
 //! | `pages` | pages found, marked dirty, dropped |
-//! | `fetch` | pages brought in |
+//! | `fetch`, `supply` | pages brought in; filled folios enter the page index |
 //! | `in_flight` | the pages that the pager works on, and the waiters for them |
 //! | `awaited` | waits with all locks released |
 //! | `content` | reads and writes from outside mappings |
@@ -55,9 +56,8 @@
 //!   change. Inside it, only the spin locks of frames and slabs are taken. Its holder is in a read
 //!   section, so waiters spin, and it may be taken with tables locked.
 //!
-//! Order: the address space's mutex, a VMA's lock, changes, the invalidate lock, the mapping lock,
-//! table locks, the index lock. While the pager reads or stores pages, the call holds none of them,
-//! but has a record in a list ([`in_flight`]).
+//! `docs/lock-order.md` has the order of all locks. While the pager reads or stores pages, the call
+//! holds none of them, but has a record in a list ([`in_flight`]).
 
 mod attachments;
 mod awaited;

@@ -30,11 +30,13 @@
 //! | `anonymous` | folios of anonymous memory |
 //! | `files` | folios of files: what is clean needs no swap |
 //! | `pressure` | folios of any place, flushed and written out together |
+//! | `swap_on` | swap areas that are added |
 
 mod anonymous;
 mod direct;
 mod files;
 mod pressure;
+mod swap_on;
 
 use crate::Memory;
 use crate::addr::Frame;
@@ -120,15 +122,6 @@ impl<P: Platform> Memory<P> {
         }
         done.freed += batch.finish();
         done
-    }
-
-    /// How many pages are missing until allocations are far from the reserve: a reclaimer of the
-    /// embedder's frees as many. 0 where no swap area is on.
-    ///
-    /// Context: any.
-    pub fn shortage(&self) -> u64 {
-        let high = self.frames.reserve() * 3;
-        high.saturating_sub(self.free_frame_count())
     }
 
     /// Looks at the folio that begins at `frame`, if one does.

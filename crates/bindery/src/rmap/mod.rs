@@ -51,8 +51,7 @@
 //! for unmapped. Another operation may have detached a table and not yet lowered the count, or have
 //! raised the count and not yet written its entries.
 //!
-//! Order: the address space's mutex, the VMA's lock, the folio's lock, the object's tree, the
-//! family's lock, table locks.
+//! `docs/lock-order.md` has the order of the locks of folios, objects and families.
 
 mod anon_group;
 mod fork_chain;

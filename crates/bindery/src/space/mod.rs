@@ -18,6 +18,8 @@
 //! | `munmap`, `mprotect`, `mremap`, `madvise`, `mlock`, `mincore`, `msync`, `mseal`, `brk`, `fork`, `remap_file_pages` | the call of that name |
 //! | `pkey`, `shmdt`, `dev_zero` | `pkey_alloc(2)`; `shmdt(2)`; `mmap(2)` of `/dev/zero` |
 //! | `guard_pages`, `collapse` and `census`, `page_out` | the larger operations of `madvise(2)` |
+//! | `forget` | `MADV_COLD` and `MADV_FREE` |
+//! | `scan_pages` | `ioctl(PAGEMAP_SCAN)` |
 //! | `populate` | pages that come before the first access (`MAP_POPULATE`, `mlock`) |
 //! | `fault`, `stack_growth` | page faults; mappings that grow down |
 //! | `userfault`, `move_pages` | the calls of a userfaultfd; `UFFDIO_MOVE` |

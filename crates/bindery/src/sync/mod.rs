@@ -6,6 +6,8 @@
 //! | `mutex` | [`Mutex`]: a value and the lock that guards it |
 //! | `rw_lock` | the core's own reader-writer lock: one word, for VMAs, objects and anon groups |
 //! | `spin_lock` | [`SpinLock`]: spins, with interrupts off if the platform says how |
+//! | `parking` | threads that sleep until a word changes |
+//! | `word` | an atomic word of the core library or of a model checker |
 //! | `lock_api` | `LockApi04` and `LockApi05`: any lock of the `lock_api` crate |
 //!
 //! The order in which the core takes its locks is in `docs/lock-order.md`.

@@ -5,7 +5,7 @@
 //! | `register` | ranges are registered and unregistered |
 //! | `wait` | a fault waits for its handler |
 //! | `events` | messages about changes of the address space |
-//! | `fill` | pages come: copied, or zeroes; or poison |
+//! | `fill`, `copies` | pages come: copied, or zeroes; or poison; several copies mapped together |
 //! | `shared` | pages of shared memory |
 //! | `protect` | write-protection |
 //! | `install` | what comes is mapped |

@@ -1,0 +1,47 @@
+//! Swap areas that are added. The calls are here because they reclaim: the tables of a large area take
+//! memory.
+
+use crate::Memory;
+use crate::platform::Platform;
+use crate::swap::{SwapArea, SwapDevice, SwapError};
+
+impl<P: Platform> Memory<P> {
+    /// Adds a swap area of `slots` pages in compressed memory (Linux: `swapon(2)` of a zram
+    /// device).
+    ///
+    /// Context: may sleep.
+    ///
+    /// # Errors
+    /// As [`SwapError`] says; nothing has changed.
+    pub fn swap_on(&self, slots: u64, priority: i16) -> Result<SwapArea, SwapError> {
+        self.turn_area_on(slots, priority, None)
+    }
+
+    /// Adds a swap area on a device (Linux: `swapon(2)` of a partition or a file). Areas of both
+    /// kinds may be on at once; slots come from those with the highest priority first. The device
+    /// stays forever, since completions may come at any time.
+    ///
+    /// Context: may sleep.
+    ///
+    /// # Errors
+    /// As [`SwapError`] says; nothing has changed.
+    pub fn swap_on_device(
+        &self,
+        device: &'static dyn SwapDevice<P>,
+        priority: i16,
+    ) -> Result<SwapArea, SwapError> {
+        self.turn_area_on(device.slots(), priority, Some(device))
+    }
+
+    fn turn_area_on(
+        &self,
+        slots: u64,
+        priority: i16,
+        device: Option<&'static dyn SwapDevice<P>>,
+    ) -> Result<SwapArea, SwapError> {
+        if slots == 0 || slots > 1 << 30 {
+            return Err(SwapError::Size);
+        }
+        self.retry(|| self.turn_area_on_once(slots, priority, device))
+    }
+}

@@ -1,0 +1,255 @@
+//! The tree of source files checks itself: each file is compiled, tables of files are complete, the
+//! bits of the frame metadata are those of their table, and one page orders the locks.
+
+#![allow(clippy::disallowed_methods, reason = "tests may use the whole standard library")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use syn::{Attribute, Expr, Item, ItemMod, Lit, Meta};
+
+fn crates() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// All `.rs` files under a folder, but for those that builds make.
+fn sources(folder: &Path, found: &mut BTreeSet<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() && path.file_name().is_some_and(|name| name != "target") {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.insert(path);
+        }
+    }
+}
+
+/// A file that Cargo compiles by itself: the root of a library, a program, a test or an example.
+fn is_root(file: &Path) -> bool {
+    let from_crate = file.strip_prefix(crates()).unwrap();
+    let parts: Vec<_> = from_crate.iter().skip(1).map(|part| part.to_str().unwrap()).collect();
+    matches!(
+        parts.as_slice(),
+        ["build.rs"]
+            | ["src", "lib.rs" | "main.rs"]
+            | ["src", "bin", _]
+            | ["tests" | "examples" | "benches", _]
+            | ["tests" | "examples" | "benches", _, "main.rs"]
+    )
+}
+
+/// The modules that each file declares, whatever their `cfg`, from the roots on.
+struct Tree {
+    compiled: BTreeSet<PathBuf>,
+    /// For each file, the children that have files of their own: name, and whether a product has it.
+    children: BTreeMap<PathBuf, Vec<(String, bool)>>,
+    missing: Vec<String>,
+}
+
+impl Tree {
+    fn of(roots: impl IntoIterator<Item = PathBuf>) -> Self {
+        let mut tree =
+            Self { compiled: BTreeSet::new(), children: BTreeMap::new(), missing: Vec::new() };
+        for root in roots {
+            let folder = root.parent().unwrap().to_owned();
+            tree.file(&root, &folder);
+        }
+        tree
+    }
+
+    /// Reads a file, whose modules are in `folder`.
+    fn file(&mut self, file: &Path, folder: &Path) {
+        if self.compiled.insert(file.to_owned()) {
+            let parsed = syn::parse_file(&read(file));
+            let parsed = parsed.unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+            self.items(&parsed.items, file, folder);
+        }
+    }
+
+    fn items(&mut self, items: &[Item], file: &Path, folder: &Path) {
+        for item in items {
+            let Item::Mod(module) = item else { continue };
+            let name = module.ident.to_string();
+            let inside = folder.join(&name);
+            if let Some((_, items)) = &module.content {
+                self.items(items, file, &inside);
+                continue;
+            }
+            let candidates = match path_of(module) {
+                Some(path) => vec![file.with_file_name(path)],
+                None => vec![inside.with_extension("rs"), inside.join("mod.rs")],
+            };
+            let children = self.children.entry(file.to_owned()).or_default();
+            children.push((name.clone(), !module.attrs.iter().any(is_for_tests)));
+            match candidates.into_iter().find(|candidate| candidate.exists()) {
+                Some(child) => self.file(&child, &inside),
+                None => self.missing.push(format!("{}: {name}", file.display())),
+            }
+        }
+    }
+}
+
+impl Tree {
+    /// The modules in the folder of a file: a table may name what is in folders of its folder, too.
+    fn names_below(&self, file: &Path) -> BTreeSet<&str> {
+        let folder = file.parent().unwrap();
+        let below = self.children.iter().filter(|(parent, _)| parent.starts_with(folder));
+        below.flat_map(|(_, children)| children.iter().map(|(name, _)| name.as_str())).collect()
+    }
+}
+
+/// `#[path = "..."]`.
+fn path_of(module: &ItemMod) -> Option<String> {
+    module.attrs.iter().find_map(|attribute| match &attribute.meta {
+        Meta::NameValue(pair) if pair.path.is_ident("path") => match &pair.value {
+            Expr::Lit(literal) => match &literal.lit {
+                Lit::Str(text) => Some(text.value()),
+                _ => None,
+            },
+            _ => None,
+        },
+        _ => None,
+    })
+}
+
+/// A module of tests or models, which a table of files need not name.
+fn is_for_tests(attribute: &Attribute) -> bool {
+    let Meta::List(list) = &attribute.meta else { return false };
+    let condition = list.tokens.to_string();
+    attribute.path().is_ident("cfg")
+        && ["test", "loom", "lock_violations"].iter().any(|word| condition.contains(word))
+}
+
+fn tree() -> (BTreeSet<PathBuf>, Tree) {
+    let mut all = BTreeSet::new();
+    sources(&crates(), &mut all);
+    let roots: Vec<_> = all.iter().filter(|file| is_root(file)).cloned().collect();
+    (all, Tree::of(roots))
+}
+
+#[test]
+fn every_source_file_is_compiled() {
+    let (all, tree) = tree();
+    let orphans: Vec<_> = all.difference(&tree.compiled).collect();
+    assert!(orphans.is_empty(), "nothing compiles {orphans:#?}");
+    assert!(tree.missing.is_empty(), "modules without a file: {:#?}", tree.missing);
+}
+
+/// The names in the first table of files of a module's documentation.
+fn listed_files(text: &str) -> Option<BTreeSet<String>> {
+    let docs = text.lines().map_while(|line| line.strip_prefix("//!")).map(str::trim);
+    let rows = docs.skip_while(|line| !is_table_of_files(line)).skip(2);
+    let mut listed = BTreeSet::new();
+    for row in rows.take_while(|line| line.starts_with('|')) {
+        let column = row.split('|').nth(1).unwrap();
+        let names = column.split('`').skip(1).step_by(2);
+        listed.extend(
+            names.map(|name| name.trim_end_matches('/').trim_end_matches(".rs").to_owned()),
+        );
+    }
+    (!listed.is_empty()).then_some(listed)
+}
+
+fn is_table_of_files(line: &str) -> bool {
+    let Some(columns) = line.strip_prefix("| file |").map(|rest| rest.split('|').count()) else {
+        return line.starts_with("| file in ");
+    };
+    columns == 2
+}
+
+#[test]
+fn tables_of_files_name_every_file() {
+    let (_, tree) = tree();
+    let mut wrong = Vec::new();
+    let mut tables = 0;
+    for (file, children) in &tree.children {
+        let Some(listed) = listed_files(&read(file)) else { continue };
+        tables += 1;
+        for (name, _) in
+            children.iter().filter(|(name, product)| *product && !listed.contains(name))
+        {
+            wrong.push(format!("{}: lacks `{name}`", file.display()));
+        }
+        // A path leads elsewhere, and another extension is no module.
+        let local = listed.iter().filter(|name| !name.contains([':', '.']));
+        let below = tree.names_below(file);
+        for name in local.filter(|name| !below.contains(name.as_str())) {
+            wrong.push(format!("{}: `{name}` is no module of it", file.display()));
+        }
+    }
+    assert!(tables > 20, "only {tables} tables were found");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// The table of `frame/meta.rs` names each bit of the metadata's state, and calls none spare that a
+/// constant uses.
+#[test]
+fn the_table_of_frame_metadata_has_the_bits_of_the_constants() {
+    let text = read(&crates().join("bindery/src/frame/meta.rs"));
+    let row = |start: &str| {
+        let line = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("//! "))
+            .find(|line| line.starts_with(start));
+        line.unwrap_or_else(|| panic!("no row {start}")).to_owned()
+    };
+    let bits = columns(row("state").trim_start_matches("state"));
+    let lines: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("//! ")).collect();
+    let at = lines.iter().position(|line| line.starts_with("state")).unwrap();
+    let names = columns(lines[at + 1]);
+    assert_eq!(bits.len(), names.len(), "{bits:?} {names:?}");
+    let table: BTreeMap<_, _> = names.into_iter().zip(bits).collect();
+    let mut checked = 0;
+    for line in text.lines() {
+        let Some(rest) = line.split("const ").nth(1) else { continue };
+        let Some((name, value)) = rest.split_once(": u32 = 1 << ") else { continue };
+        let bit = value.trim_end_matches(';');
+        if let Some(column) = table.get(name) {
+            assert_eq!(column, bit, "{name}");
+            checked += 1;
+        } else {
+            let number: u32 = bit.parse().unwrap_or_else(|_| panic!("{line}"));
+            let spare = table.iter().filter(|(name, _)| name.starts_with("spare"));
+            for (_, range) in spare {
+                assert!(!is_in(number, range), "bit {number} is spare, and {name}");
+            }
+        }
+    }
+    assert!(checked >= 10, "only {checked} bits were found");
+}
+
+/// The columns of a table that are two spaces or more apart.
+fn columns(line: &str) -> Vec<String> {
+    line.split("  ").map(str::trim).filter(|column| !column.is_empty()).map(str::to_owned).collect()
+}
+
+fn is_in(bit: u32, range: &str) -> bool {
+    match range.split_once(" .. ") {
+        Some((high, low)) => (low.parse().unwrap()..=high.parse().unwrap()).contains(&bit),
+        None => range.parse() == Ok(bit),
+    }
+}
+
+/// Two lists of the order of locks would differ sooner or later.
+#[test]
+fn only_one_page_orders_the_locks() {
+    let mut orders = Vec::new();
+    let (all, _) = tree();
+    let docs = fs::read_dir(crates().join("../docs")).unwrap().map(|entry| entry.unwrap().path());
+    for file in docs.filter(|path| path.extension().is_some_and(|e| e == "md")).chain(all) {
+        if file.ends_with("docs/lock-order.md") || file.ends_with("tests/tree.rs") {
+            continue;
+        }
+        for (number, line) in read(&file).lines().enumerate() {
+            if line.contains("Order: the") || line.contains("ocks are taken in this order") {
+                orders.push(format!("{}:{}: {line}", file.display(), number + 1));
+            }
+        }
+    }
+    assert!(orders.is_empty(), "docs/lock-order.md has the order:\n{}", orders.join("\n"));
+}
