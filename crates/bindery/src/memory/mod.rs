@@ -317,8 +317,12 @@ impl<P: Platform> Memory<P> {
     ///
     /// Context: any.
     pub fn shortage(&self) -> u64 {
-        let high = self.frames.reserve() * 3;
-        high.saturating_sub(self.free_frame_count())
+        self.enough_free_frames().saturating_sub(self.free_frame_count())
+    }
+
+    /// With so many free frames, allocations are far from the reserve.
+    pub(crate) fn enough_free_frames(&self) -> u64 {
+        self.frames.reserve() * 3
     }
 
     /// The number of usable frames: all frames of the ranges, without the metadata.

@@ -131,6 +131,8 @@ impl OutBatch {
         }
         let mut freed = 0;
         let mut batch = memory.free_batch();
+        let enough = memory.enough_free_frames();
+        let kept = core::mem::take(&mut self.kept);
         for run in self.runs.drain(..) {
             let mut slot = run.slots.first;
             let end = slot + u64::from(run.slots.count);
@@ -142,16 +144,17 @@ impl OutBatch {
                     slot += 1;
                     continue;
                 };
-                slot += u64::from(folio.pages());
+                let pages = u64::from(folio.pages());
+                slot += pages;
                 // SAFETY: 1. the folios of runs were left to this batch, and each is met once.
                 let leaving = unsafe { memory.frames.folio_of_batch(&memory.platform, folio) };
-                if self.kept && memory.stays_in_cache(folio) {
+                if kept && memory.stays_in_cache(folio) {
                     continue;
                 }
                 if memory.write_out_locked(leaving, Stored::No) {
                     memory.frames.free_frozen_into(&mut batch, folio);
-                    freed += u64::from(folio.pages());
-                    if memory.shortage() > 0 {
+                    freed += pages;
+                    if memory.free_frame_count() < enough {
                         // The next may have to be stored in these.
                         batch.give_back();
                     }
@@ -159,7 +162,6 @@ impl OutBatch {
             }
         }
         self.settled = 0;
-        self.kept = false;
         drop(batch);
         freed + memory.finish_swap_writes()
     }
