@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::baseline::Figure;
 use super::counts::Summary;
-use super::results::{Comparison, Pair, Verdict};
+use super::results::{Comparison, Pair, Verdict, weighed};
 use super::rows::ROWS;
 use crate::size::FolioSize;
 
@@ -53,6 +53,10 @@ pub struct Operation {
     pub linux: Option<Summary>,
     /// Recorded figures of Linux 7.2.13.
     pub linux_recorded: Option<Figure>,
+    /// What our counts would take, by the weights of the table's legend.
+    pub bindery_weighed_ns: Option<f64>,
+    /// What Linux's counts would take.
+    pub linux_weighed_ns: Option<f64>,
     /// Linux's instructions, measured or else recorded, divided by ours.
     pub ratio: Option<f64>,
     /// The target.
@@ -79,7 +83,12 @@ pub struct Phase {
 impl Operation {
     pub fn new(comparison: &Comparison<'_>) -> Self {
         let Comparison { row, folio, .. } = comparison;
+        let nanoseconds = |summary: Option<&Summary>| {
+            summary.map(|summary| weighed(&summary.mean, comparison.architecture))
+        };
         Self {
+            bindery_weighed_ns: nanoseconds(comparison.bindery),
+            linux_weighed_ns: nanoseconds(comparison.linux),
             operation: row.key,
             name: row.name,
             workload: row.workload.name(),
