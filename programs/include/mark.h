@@ -118,6 +118,9 @@ enum phase {
     PHASE_CHILD_WRITES_PART = 144,
     PHASE_CHILD_WRITES_ALL = 145,
 
+    /* A step of the workload random, whichever. */
+    PHASE_STEP = 160,
+
     /* Added to a phase of system 1 when the destination is not congruent with the source. */
     PHASE_OFFSET = 256,
 };

@@ -117,6 +117,15 @@ impl Summary {
 /// # Errors
 /// It is not what the plugin writes.
 pub fn read(text: &str) -> Result<BTreeMap<u16, Summary>, Problem> {
+    let summaries = occurrences(text)?.into_iter();
+    Ok(summaries.filter_map(|(phase, all)| Some((phase, Summary::new(&all)?))).collect())
+}
+
+/// As [`read`], with each occurrence of a phase by itself, in the order in which they ended.
+///
+/// # Errors
+/// As [`read`].
+pub fn occurrences(text: &str) -> Result<BTreeMap<u16, Vec<Counts<u64>>>, Problem> {
     let mut lines = text.lines();
     let names = lines.next().unwrap_or_default();
     if !names.split('\t').eq(["phase"].iter().chain(NAMES).copied()) {
@@ -131,8 +140,7 @@ pub fn read(text: &str) -> Result<BTreeMap<u16, Summary>, Problem> {
         })?;
         phases.entry(phase).or_default().push(counts);
     }
-    let summaries = phases.into_iter();
-    Ok(summaries.filter_map(|(phase, all)| Some((phase, Summary::new(&all)?))).collect())
+    Ok(phases)
 }
 
 fn read_line(line: &str) -> Option<(u16, Counts<u64>)> {
@@ -142,8 +150,15 @@ fn read_line(line: &str) -> Option<(u16, Counts<u64>)> {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
+
+    /// Nothing but instructions of the kernel.
+    pub fn with_kernel(instructions: u64) -> Counts<u64> {
+        let mut counts = [0; COUNTERS];
+        counts[Counter::Kernel as usize] = instructions;
+        Counts(counts)
+    }
 
     fn line(phase: u16, kernel: u64) -> String {
         let mut counts = [7; COUNTERS];

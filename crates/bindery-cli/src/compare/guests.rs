@@ -268,7 +268,8 @@ fn measurement(record: Record, job: Job) -> Result<Measurement, Problem> {
     }
 }
 
-fn temporary_directory() -> Result<tempfile::TempDir, Problem> {
+/// A directory for what the plugin writes.
+pub fn temporary_directory() -> Result<tempfile::TempDir, Problem> {
     tempfile::Builder::new()
         .prefix("bindery-")
         .tempdir()

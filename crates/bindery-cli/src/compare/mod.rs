@@ -16,6 +16,7 @@
 //! | `report`, `json` | the figures for people, and for programs |
 //! | `profile` | where the instructions of one operation go |
 //! | `working_set` | a comparison of its own: pages moved where memory is short |
+//! | `random` | programs at random, step by step |
 
 mod baseline;
 mod cache;
@@ -27,6 +28,7 @@ mod measure;
 mod plugin;
 mod profile;
 mod programs;
+mod random;
 mod report;
 mod results;
 mod rows;
@@ -87,7 +89,8 @@ Examples
   bindery compare kernel-map                            mappings of the kernel, both architectures
   bindery compare --no-linux --json figures.json        Bindery's kernel beside recorded figures
   bindery compare --profile mremap-1m --folio 64k       the hottest functions of Bindery's kernel
-  bindery compare working-set                           pages moved where memory is short, an hour";
+  bindery compare working-set                           pages moved where memory is short, an hour
+  bindery compare random --programs 300                 programs at random, dearest steps first";
 
 /// Run the same work on Bindery's kernel and on Linux, and count what each executes
 #[derive(clap::Args)]
@@ -131,10 +134,11 @@ pub struct Arguments {
     profile: Option<Row>,
 }
 
-/// Comparisons that are not made of counted operations.
+/// Comparisons other than that of the workloads' operations.
 #[derive(clap::Subcommand)]
 enum Other {
     WorkingSet(working_set::Arguments),
+    Random(random::Arguments),
 }
 
 /// Runs what the arguments ask for.
@@ -142,8 +146,10 @@ enum Other {
 /// # Errors
 /// Something is missing, or a machine failed.
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
-    if let Some(Other::WorkingSet(arguments)) = &arguments.other {
-        return working_set::run(arguments);
+    match &arguments.other {
+        Some(Other::WorkingSet(arguments)) => return working_set::run(arguments),
+        Some(Other::Random(arguments)) => return random::run(arguments),
+        None => {}
     }
     let architectures = match &*arguments.arch {
         [] => Architecture::ALL.to_vec(),

@@ -37,8 +37,9 @@ pub const LOAD_SWAP: &str = r#"for module in /swap-modules/*.ko; do
     [ ! -e $module ] || $box insmod $module || echo "compare: refused $module"
 done"#;
 
-/// Makes a swap area of twice the workload's size. Nothing is read ahead of what is touched.
-const SWAP_AREA: &str = r#"echo 512M > /sys/block/zram0/disksize
+/// Makes a swap area of 512 MiB, twice what a workload sends there. Nothing is read ahead of what is
+/// touched.
+pub const SWAP_AREA: &str = r#"echo 512M > /sys/block/zram0/disksize
 $box mkswap /dev/zram0
 $box swapon /dev/zram0 || echo "compare: refused swapon"
 cluster=/proc/sys/vm/page-cluster

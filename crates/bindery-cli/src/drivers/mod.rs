@@ -21,7 +21,7 @@ mod generate;
 mod look;
 mod panics;
 mod perform;
-mod rng;
+pub mod rng;
 pub mod sequence;
 pub mod shrink;
 pub mod step;

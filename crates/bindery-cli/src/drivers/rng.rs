@@ -2,19 +2,22 @@
 
 /// A generator of 64 bits of state (SplitMix64).
 #[derive(Clone, Debug)]
-pub(super) struct Rng(u64);
+pub struct Rng(u64);
 
 impl Rng {
-    pub(super) fn new(seed: u64) -> Self {
+    /// The generator of a seed.
+    pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
     /// A generator of other numbers.
-    pub(super) fn fork(&mut self) -> Self {
+    pub fn fork(&mut self) -> Self {
         Self(self.next())
     }
 
-    pub(super) fn next(&mut self) -> u64 {
+    /// The next number.
+    #[expect(clippy::should_implement_trait, reason = "it never ends")]
+    pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut bits = self.0;
         bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -23,21 +26,22 @@ impl Rng {
     }
 
     /// A number below `end`; 0 if that is 0.
-    pub(super) fn below(&mut self, end: u64) -> u64 {
+    pub fn below(&mut self, end: u64) -> u64 {
         self.next() % end.max(1)
     }
 
     /// As [`Rng::below`], for an index.
-    pub(super) fn index(&mut self, count: usize) -> usize {
+    pub fn index(&mut self, count: usize) -> usize {
         self.below(count as u64) as usize
     }
 
-    pub(super) fn one<T: Copy>(&mut self, of: &[T]) -> T {
+    /// One of some values, each as likely.
+    pub fn one<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.index(of.len())]
     }
 
     /// True once in so many times.
-    pub(super) fn once_in(&mut self, times: u64) -> bool {
+    pub fn once_in(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }
 }

@@ -1,0 +1,233 @@
+//! Operations that are known to be dearer than on Linux, and why.
+
+/// An operation that may take up to so many times Linux's instructions.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    /// The operation of the class.
+    operation: &'static str,
+    /// The most that was seen, and 2 %.
+    up_to: f64,
+    /// The cause.
+    reason: &'static str,
+}
+
+/// The reason for an operation's ratio, where it is known.
+pub fn reason(operation: &str, ratio: f64) -> Option<&'static str> {
+    let fits = |known: &&Known| known.operation == operation && ratio <= known.up_to;
+    KNOWN.iter().find(fits).map(|known| known.reason)
+}
+
+/// All that is known, from 300 programs on each architecture. The causes are from profiles (`--profile`).
+const KNOWN: &[Known] = &[
+    Known {
+        operation: "MADV_COLD",
+        up_to: 3.7,
+        reason: "folios are looked up one at a time for the age of each; a folio of which the range \
+         has a part is split first",
+    },
+    Known {
+        operation: "MADV_DONTNEED",
+        up_to: 4.7,
+        reason: "a lock span with room for 64 tables is set up for any range, and its tables are \
+         searched for emptiness: some 3,600 instructions more than Linux for a range of few \
+         pages",
+    },
+    Known {
+        operation: "MADV_FREE",
+        up_to: 3.1,
+        reason: "base pages are looked up one at a time; a folio of which the range has a part is \
+         split first",
+    },
+    Known {
+        operation: "MADV_HUGEPAGE",
+        up_to: 1.8,
+        reason: "a huge leaf across the end of the range is split, which Linux puts off",
+    },
+    Known {
+        operation: "MADV_PAGEOUT",
+        up_to: 5.2,
+        reason: "the records of a batch are cleared on the stack before the first page: some 7,000 \
+         instructions for a range of few pages; on AArch64 the compressor takes 1.6 times as \
+         many as Linux's",
+    },
+    Known {
+        operation: "MADV_PAGEOUT",
+        up_to: 60.8,
+        reason: "folios that several processes map are compressed, which Linux leaves in memory",
+    },
+    Known {
+        operation: "MADV_POPULATE_READ",
+        up_to: 2.8,
+        reason: "each page of shared memory takes the table locks and the page index by itself; on \
+         AArch64 a huge page of zeroes is made of contiguous stores at first use",
+    },
+    Known {
+        operation: "MADV_POPULATE_WRITE",
+        up_to: 2.6,
+        reason: "a write to a page that is its process' own again takes the table locks by a cursor: \
+         1,500 instructions more a page; pages come back from swap: the decompressor takes \
+         22,000 instructions a page, three times Linux's",
+    },
+    Known {
+        operation: "UFFDIO_COPY",
+        up_to: 2.1,
+        reason: "the source comes back from swap first: pages come back from swap: the decompressor \
+         takes 22,000 instructions a page, three times Linux's",
+    },
+    Known {
+        operation: "UFFDIO_MOVE",
+        up_to: 3.5,
+        reason: "the call fails on both kernels; ours has set its locks up by then; a folio of which \
+         the range has a part is split first",
+    },
+    Known {
+        operation: "UFFDIO_REGISTER",
+        up_to: 1.4,
+        reason: "the reference kernel's heap: its allocator takes 500 to 2,000 instructions a call",
+    },
+    Known {
+        operation: "UFFDIO_WRITEPROTECT",
+        up_to: 3.6,
+        reason: "a folio of which the range has a part is split first: on AArch64 also its contiguous \
+         runs are unfolded",
+    },
+    Known {
+        operation: "UFFDIO_WRITEPROTECT, removed",
+        up_to: 3.0,
+        reason: "entries of base pages are changed one at a time, at 120 to 160 instructions each",
+    },
+    Known {
+        operation: "UFFDIO_ZEROPAGE",
+        up_to: 1.6,
+        reason: "the VMA, its object of the userfaultfd and the table are locked for each call: 220 \
+         instructions more than Linux",
+    },
+    Known {
+        operation: "exit and wait",
+        up_to: 3.2,
+        reason: "folios that several processes map are unmapped entry by entry",
+    },
+    Known {
+        operation: "first writes",
+        up_to: 2.9,
+        reason: "a write to a page that is its process' own again takes the table locks by a cursor: \
+         1,500 instructions more a page (the page of zeroes was there); each page of shared \
+         memory takes the table locks and the page index by itself",
+    },
+    Known {
+        operation: "fork",
+        up_to: 2.7,
+        reason: "entries of base pages are copied one at a time, at 110 instructions each; Linux \
+         copies them in batches",
+    },
+    Known {
+        operation: "memfd_create, ftruncate",
+        up_to: 1.2,
+        reason: "the reference kernel's heap: its allocator takes 500 to 2,000 instructions a call",
+    },
+    Known {
+        operation: "mincore",
+        up_to: 7.3,
+        reason: "entries are reported one at a time to a callback, and the buffer is cleared first",
+    },
+    Known {
+        operation: "mlock",
+        up_to: 2.1,
+        reason: "each page of shared memory takes the table locks and the page index by itself; pages \
+         come back from swap: the decompressor takes 22,000 instructions a page, three times \
+         Linux's",
+    },
+    Known {
+        operation: "mmap with MAP_POPULATE",
+        up_to: 2.1,
+        reason: "each page of shared memory takes the table locks and the page index by itself",
+    },
+    Known {
+        operation: "mprotect to nothing",
+        up_to: 1.6,
+        reason: "entries of base pages are changed one at a time, at 120 to 160 instructions each; on \
+         AArch64 with a store that the MMU may race",
+    },
+    Known {
+        operation: "mprotect to read",
+        up_to: 2.4,
+        reason: "entries of base pages are changed one at a time, at 120 to 160 instructions each; on \
+         AArch64 with a store that the MMU may race",
+    },
+    Known {
+        operation: "mprotect to read and write",
+        up_to: 2.3,
+        reason: "entries of base pages are changed one at a time, at 120 to 160 instructions each; on \
+         AArch64 with a store that the MMU may race",
+    },
+    Known {
+        operation: "mremap, larger",
+        up_to: 2.2,
+        reason: "the call fails on both kernels; ours has set its locks up by then",
+    },
+    Known {
+        operation: "mremap, moved",
+        up_to: 1.4,
+        reason: "256 tables are moved one at a time within a lock span",
+    },
+    Known {
+        operation: "mremap, smaller",
+        up_to: 1.7,
+        reason: "base pages of a private copy are unmapped one at a time, at 120 instructions each",
+    },
+    Known {
+        operation: "munmap of a part",
+        up_to: 1.7,
+        reason: "base pages of a private copy are unmapped one at a time, at 120 instructions each",
+    },
+    Known {
+        operation: "reads",
+        up_to: 9.0,
+        reason: "each page of shared memory takes the table locks and the page index by itself; pages \
+         come back from swap: the decompressor takes 22,000 instructions a page, three times \
+         Linux's",
+    },
+    Known {
+        operation: "writes",
+        up_to: 3.8,
+        reason: "a write to a page that is its process' own again takes the table locks by a cursor: \
+         1,500 instructions more a page; pages come back from swap: the decompressor takes \
+         22,000 instructions a page, three times Linux's",
+    },
+    Known {
+        operation: "writes",
+        up_to: 101.8,
+        reason: "the last page that comes back from swap frees the slots of the whole folio in one \
+         call: 400 instructions a slot",
+    },
+    Known {
+        operation: "writes again",
+        up_to: 3.4,
+        reason: "a write to a page that is its process' own again takes the table locks by a cursor: \
+         1,500 instructions more a page; pages come back from swap: the decompressor takes \
+         22,000 instructions a page, three times Linux's",
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_operation_has_the_reason_of_the_least_bound_that_is_not_exceeded() {
+        assert!(reason("fork", 1.5).is_some());
+        assert!(reason("fork", 1_000.0).is_none());
+        assert!(reason("mmap", 1.2).is_none());
+        assert_ne!(reason("writes", 2.0), reason("writes", 50.0));
+    }
+
+    #[test]
+    fn bounds_of_an_operation_rise() {
+        for (number, known) in KNOWN.iter().enumerate() {
+            assert!(known.up_to > 1.1 && !known.reason.is_empty());
+            let later = KNOWN[number + 1..].iter();
+            let same = later.filter(|other| other.operation == known.operation);
+            assert!(same.clone().all(|other| other.up_to > known.up_to), "{}", known.operation);
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! Programs in machines: several in each, one after the other, with the plugin counting.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fmt::Write;
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bindery_cli::guest::command_line::CommandLine;
+use bindery_cli::guest::initramfs::{EXECUTABLE, PLAIN};
+use bindery_cli::guest::kernel::SYMBOLS_PATH;
+use bindery_cli::guest::machine::{Clock, Machine, Output, Plugin, TimedOut};
+use bindery_cli::guest::{Architecture, Problem};
+
+use super::super::cache::{self, Record};
+use super::super::counts::{self, Counts};
+use super::super::guests::{self, Kernel};
+use super::super::script;
+use super::grammar::Program;
+use crate::size::{FolioSize, GIB, KIB};
+
+/// The workload's name.
+pub const WORKLOAD: &str = "random";
+/// The number of the phase in `programs/include/mark.h`.
+const PHASE_STEP: u16 = 160;
+
+const MEMORY: u64 = 3 * GIB;
+const TIMEOUT: Duration = Duration::from_secs(30 * 60);
+
+/// All that the machines of one architecture have in common.
+#[derive(Debug)]
+pub struct Bench {
+    pub architecture: Architecture,
+    pub emulator: String,
+    pub plugin: PathBuf,
+    pub busybox: PathBuf,
+    pub program: PathBuf,
+}
+
+/// A step as it was executed.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Executed {
+    /// 0 or more, `-errno`, or `-(1000 + signal)`.
+    pub result: i64,
+    pub counts: Counts<u64>,
+}
+
+/// The steps of each program on one kernel, in the order of the programs.
+#[derive(Clone, Debug)]
+pub struct Measured {
+    /// The kernel, as it names itself.
+    pub kernel: String,
+    pub programs: Vec<Vec<Executed>>,
+}
+
+impl Bench {
+    /// Boots the kernel, runs the programs, and counts; or finds what was counted before.
+    ///
+    /// # Errors
+    /// QEMU does not start, the kernel dies, or a program does not come to its end.
+    pub fn measure(&self, kernel: &Kernel, programs: &[Program]) -> Result<Measured, Problem> {
+        let directory = guests::temporary_directory()?;
+        let counts = directory.path().join("counts");
+        let machine =
+            self.machine(kernel, programs, vec![("out".to_owned(), counts.clone().into())])?;
+        let place = cache::place(&machine, &self.emulator)?;
+        if let Some(record) = cache::read(&place) {
+            return measured(&record, programs);
+        }
+        let (kernel, results) = self.run(&machine, programs)?;
+        let counts =
+            fs::read_to_string(&counts).map_err(|error| Problem::io("read", &counts, &error))?;
+        let record = Record { kernel, counts: format!("{results}{counts}") };
+        let measured = measured(&record, programs)?;
+        cache::write(&place, &record)?;
+        Ok(measured)
+    }
+
+    /// Runs one program and counts each of the kernel's instructions in one of its steps: lines of an
+    /// address and a number.
+    ///
+    /// # Errors
+    /// As [`Self::measure`].
+    pub fn profile(
+        &self,
+        kernel: &Kernel,
+        program: &Program,
+        step: usize,
+    ) -> Result<String, Problem> {
+        let directory = guests::temporary_directory()?;
+        let [counts, profile] = ["counts", "profile"].map(|name| directory.path().join(name));
+        let arguments = vec![
+            ("out".to_owned(), counts.into()),
+            ("profile".to_owned(), profile.clone().into()),
+            ("phase".to_owned(), PHASE_STEP.to_string().into()),
+            ("occurrence".to_owned(), (step + 1).to_string().into()),
+        ];
+        let programs = std::slice::from_ref(program);
+        self.run(&self.machine(kernel, programs, arguments)?, programs)?;
+        fs::read_to_string(&profile).map_err(|error| Problem::io("read", &profile, &error))
+    }
+
+    /// Runs a machine to its end: the name of its kernel, and the programs' results.
+    fn run(&self, machine: &Machine, programs: &[Program]) -> Result<(String, String), Problem> {
+        let outcome = machine.run(Output::Capture)?;
+        let console = String::from_utf8_lossy(&outcome.console);
+        let seeds = match programs {
+            [only] => format!("seed {}", only.seed),
+            [first, .., last] => format!("seeds {} to {}", first.seed, last.seed),
+            [] => "no seed".to_owned(),
+        };
+        let failed = |problem: &dyn std::fmt::Display| {
+            Problem::Failed(format!("{WORKLOAD}, {seeds}, {}: {problem}", self.architecture))
+        };
+        if let Some(panic) = outcome.panic {
+            return Err(failed(&format!("the kernel died: {panic}")));
+        }
+        if let TimedOut::After(time) = outcome.timed_out {
+            let seconds = time.as_secs();
+            return Err(failed(&format!(
+                "it was ended after {seconds} s; the console:\n{console}"
+            )));
+        }
+        judge(&console, programs.len()).map_err(|error| failed(&error))
+    }
+
+    fn machine(
+        &self,
+        kernel: &Kernel,
+        programs: &[Program],
+        arguments: Vec<(String, OsString)>,
+    ) -> Result<Machine, Problem> {
+        let mut files = guests::file_system(&self.busybox)?;
+        let program =
+            fs::read(&self.program).map_err(|error| Problem::io("read", &self.program, &error))?;
+        files.file(&format!("/bin/{WORKLOAD}"), EXECUTABLE, program)?;
+        files.directory("/programs")?;
+        for program in programs {
+            files.file(&format!("/programs/{}", program.seed), PLAIN, program.text())?;
+        }
+        files.file("/init", EXECUTABLE, text(programs))?;
+        let (image, command_line) = match kernel {
+            Kernel::Linux { image, swap, .. } => {
+                guests::add_swap_modules(&mut files, swap)?;
+                (image, guests::lean_command_line(self.architecture))
+            }
+            Kernel::Bindery { image, symbols } => {
+                files.file(SYMBOLS_PATH, PLAIN, symbols.as_str())?;
+                let mut line = CommandLine::new();
+                line.option("seed", "1");
+                line.option("self-test", "off");
+                line.argument("/bin/busybox").argument("sh").argument("/init");
+                (image, line.to_string())
+            }
+        };
+        let mut machine = Machine::new(self.architecture, image.clone());
+        machine.memory = MEMORY;
+        machine.clock = Clock::Instructions;
+        machine.plugin = Some(Plugin { path: self.plugin.clone(), arguments });
+        machine.initramfs = files.archive();
+        machine.command_line = command_line;
+        machine.timeout = Some(TIMEOUT);
+        Ok(machine)
+    }
+}
+
+/// The first program of both kernels.
+fn text(programs: &[Program]) -> String {
+    let mut script = String::from(script::BEGIN);
+    let mut line = |text: &str| writeln!(script, "{text}").expect("a string takes all");
+    line(script::LOAD_SWAP);
+    line(script::SWAP_AREA);
+    line("$box sleep 3");
+    line(&format!("echo \"{}kernel $($box uname -srv)\"", script::TO_HOST));
+    for Program { seed, folio, .. } in programs {
+        let sizes = format!("$sizes/hugepages-{}kB/enabled", folio.bytes() / KIB);
+        let large = *folio != FolioSize::BASE;
+        if large {
+            line(&format!("choose always {sizes}"));
+        }
+        line(&format!("/bin/{WORKLOAD} /programs/{seed}"));
+        line(&format!("echo \"{}status $?\"", script::TO_HOST));
+        if large {
+            line(&format!("choose never {sizes}"));
+        }
+    }
+    line("$box poweroff -f");
+    script
+}
+
+/// The kernel's name, and the lines of results.
+fn judge(console: &str, programs: usize) -> Result<(String, String), Problem> {
+    let mut kernel = None;
+    let mut results = String::new();
+    let mut successes = 0;
+    for line in script::told(console) {
+        match line.split_once(' ') {
+            Some(("kernel", name)) => kernel = Some(name.to_owned()),
+            Some(("status", "0")) => successes += 1,
+            Some(("results", _)) => {
+                results.push_str(line);
+                results.push('\n');
+            }
+            _ => return Err(script::failed(line, console)),
+        }
+    }
+    match kernel {
+        Some(kernel) if successes == programs => Ok((kernel, results)),
+        _ => Err(script::failed("it did not come to its end", console)),
+    }
+}
+
+/// The parts of a record: a line of results for each program, and the plugin's output.
+fn measured(record: &Record, programs: &[Program]) -> Result<Measured, Problem> {
+    let wrong = |what: &str| Problem::Failed(format!("{}: {what}", record.kernel));
+    let mut results = Vec::new();
+    let mut counts = record.counts.as_str();
+    while let Some((line, rest)) = counts.split_once('\n')
+        && let Some(numbers) = line.strip_prefix("results")
+    {
+        let numbers: Result<Vec<i64>, _> = numbers.split_whitespace().map(str::parse).collect();
+        results.push(numbers.map_err(|_| wrong("results that are no numbers"))?);
+        counts = rest;
+    }
+    let mut phases: BTreeMap<u16, Vec<Counts<u64>>> = counts::occurrences(counts)?;
+    let mut all = phases.remove(&PHASE_STEP).unwrap_or_default().into_iter();
+    let mut executed = Vec::new();
+    for (program, results) in programs.iter().zip(&results) {
+        if results.len() != program.steps.len() {
+            return Err(wrong(&format!("seed {} has not made all steps", program.seed)));
+        }
+        let steps = results.iter().map(|&result| Some(Executed { result, counts: all.next()? }));
+        let steps: Option<Vec<_>> = steps.collect();
+        executed.push(steps.ok_or_else(|| wrong("steps that were not counted"))?);
+    }
+    if executed.len() != programs.len() || all.next().is_some() {
+        return Err(wrong("other steps were counted than made"));
+    }
+    Ok(Measured { kernel: record.kernel.clone(), programs: executed })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::script::tests::check;
+    use super::*;
+
+    #[test]
+    fn the_script_is_one_for_a_shell_and_runs_each_program_with_its_folios() {
+        let programs: Vec<_> = (0..20).map(Program::from_seed).collect();
+        let script = text(&programs);
+        check(&script);
+        assert_eq!(script.matches("/bin/random /programs/").count(), 20);
+        let large = programs.iter().filter(|program| program.folio != FolioSize::BASE).count();
+        assert_eq!(script.matches("choose always").count(), large);
+    }
+
+    #[test]
+    fn steps_get_their_results_and_their_counts_in_order() {
+        let program = Program::from_seed(1);
+        let count = program.steps.len();
+        let results: Vec<_> = (0..count).map(|number| number.to_string()).collect();
+        let mut text =
+            format!("results {}\nphase\t{}\n", results.join(" "), counts::NAMES.join("\t"));
+        for number in 0..count {
+            text += &format!("160\t{}{}\n", 100 + number, "\t0".repeat(counts::NAMES.len() - 1));
+        }
+        let record = Record { kernel: "Kernel 1".to_owned(), counts: text.clone() };
+        let found = measured(&record, std::slice::from_ref(&program)).unwrap();
+        let kernel = |step: usize| found.programs[0][step].counts.of(counts::Counter::Kernel);
+        assert_eq!((found.programs[0][3].result, kernel(3)), (3, 103));
+        let short = text.trim_end().rsplit_once('\n').unwrap().0.to_owned() + "\n";
+        let record = Record { kernel: "Kernel 1".to_owned(), counts: short };
+        assert!(measured(&record, &[program]).is_err());
+    }
+}

@@ -1,0 +1,60 @@
+//! A step of a program: one call or access of one process.
+
+use std::fmt::{self, Write};
+
+use serde::Serialize;
+
+use crate::size::{KIB, MIB};
+
+/// A step, with what a reader wants to know of it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Step {
+    /// The process that makes it.
+    pub process: usize,
+    /// The operation, as `programs/workloads/random.c` calls it.
+    pub operation: char,
+    /// Its numbers.
+    pub arguments: [u64; 6],
+    /// What it is counted as.
+    pub class: Class,
+    /// Its size and what is special about it.
+    pub detail: String,
+}
+
+impl Step {
+    /// A line of the program's file.
+    pub fn write(&self, file: &mut String) {
+        let Self { process, operation, arguments, .. } = self;
+        write!(file, "{process} {operation}").expect("a string takes all");
+        for argument in arguments {
+            write!(file, " {argument:#x}").expect("a string takes all");
+        }
+        file.push('\n');
+    }
+}
+
+/// An operation on memory of one kind: what the list of dearer operations names.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+pub struct Class {
+    /// The call or the access.
+    pub operation: &'static str,
+    /// The memory.
+    pub memory: &'static str,
+}
+
+impl fmt::Display for Class {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.memory {
+            "" => f.write_str(self.operation),
+            memory => write!(f, "{}, {memory}", self.operation),
+        }
+    }
+}
+
+/// A size in bytes, as short as it can be said.
+pub fn size(bytes: u64) -> String {
+    match bytes {
+        _ if bytes.is_multiple_of(MIB) => format!("{} MiB", bytes / MIB),
+        _ => format!("{} KiB", bytes / KIB),
+    }
+}
