@@ -17,11 +17,13 @@
 //! | `profile` | where the instructions of one operation go |
 //! | `working_set` | a comparison of its own: pages moved where memory is short |
 //! | `random` | programs at random, step by step |
+//! | `gate` | our kernel beside the committed table |
 
 mod baseline;
 mod cache;
 mod compaction;
 mod counts;
+mod gate;
 mod guests;
 mod json;
 mod measure;
@@ -139,6 +141,7 @@ pub struct Arguments {
 enum Other {
     WorkingSet(working_set::Arguments),
     Random(random::Arguments),
+    Gate(gate::Arguments),
 }
 
 /// Runs what the arguments ask for.
@@ -149,6 +152,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
     match &arguments.other {
         Some(Other::WorkingSet(arguments)) => return working_set::run(arguments),
         Some(Other::Random(arguments)) => return random::run(arguments),
+        Some(Other::Gate(arguments)) => return gate::run(arguments),
         None => {}
     }
     let architectures = match &*arguments.arch {
