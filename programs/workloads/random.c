@@ -3,6 +3,7 @@
  * random` writes the file; both kernels run the same program with the same file.
  *
  *      usage: random FILE
+ *             random --verify      a few steps of its own, whose results and contents are checked
  *
  * A line of the file is a step: a process, an operation, and up to six numbers.
  *
@@ -119,9 +120,30 @@ static long read_memory(const char *start, size_t length, size_t stride)
     return 0;
 }
 
+/* Whether write_memory has written these words: 0, or the number of the first wrong one and 1. */
+static long check_memory(const char *start, size_t length, size_t stride)
+{
+    for (size_t at = 0; at < length; at += stride) {
+        const volatile uint64_t *word = (const volatile uint64_t *)(start + at);
+        if (*word != mix((uintptr_t)word))
+            return (long)(at / stride) + 1;
+    }
+    return 0;
+}
+
 static long failed(long result)
 {
     return result == -1 ? -errno : result;
+}
+
+/* So many mappings of a page, `stride` bytes apart. */
+static long map_many(char *at, size_t number, size_t stride)
+{
+    for (size_t i = 0; i < number; i++)
+        if (mmap(at + i * stride, BASE_PAGE, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED)
+            return -errno;
+    return 0;
 }
 
 /* A call that returns an address or MAP_FAILED. */
@@ -230,6 +252,8 @@ static long perform(const struct step *step)
         return write_memory(at, of[1], of[2], of[3]);
     case 'D':
         return read_memory(at, of[1], of[2]);
+    case 'J':
+        return check_memory(at, of[1], of[2]);
     case 'F':
         return start_child((unsigned)of[0]);
     case 'X':
@@ -242,6 +266,10 @@ static long perform(const struct step *step)
     case 'H': /* file, offset, length: a hole */
         return failed(fallocate(files[of[0]], FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
                                 (off_t)of[1], (off_t)of[2]));
+    case 'B': /* address, count, distance */
+        return map_many(at, of[1], of[2]);
+    case 'C':
+        return syscall(SYS_getppid) < 0 ? -errno : 0;
     case 'I':
         return failed(mincore(at, of[1], residence));
     case 'S':
@@ -271,8 +299,32 @@ static __attribute__((noinline)) long run(const struct step *step)
     return result;
 }
 
+/* For --verify: a child that writes changes nothing for its parent, whether pages are in memory or in
+ * swap. */
+static char verified[] = "0 M 0x1000000000 0x100000 3 0x32 0 0\n"
+                         "0 W 0x1000000000 0x100000 0x1000 1\n"
+                         "0 F 1\n"
+                         "1 J 0x1000000000 0x100000 0x1000\n"
+                         "1 W 0x1000000000 0x80000 0x1000 0\n"
+                         "0 J 0x1000000000 0x100000 0x1000\n"
+                         "1 J 0x1000080000 0x80000 0x1000\n"
+                         "0 X 1\n"
+                         "0 P 0x1000000000 0x100000 1\n"
+                         "0 J 0x1000000000 0x100000 0x1000\n"
+                         "0 A 0x1000000000 0x80000 4\n"
+                         "0 J 0x1000080000 0x80000 0x1000\n"
+                         "0 U 0x1000000000 0x100000\n";
+static int verify;
+
 static void finish(void)
 {
+    for (int i = 0; verify && i < count; i++)
+        if (shared->results[i] != 0)
+            FAIL("step %d: %ld", i, shared->results[i]);
+    if (verify) {
+        say("random: contents are right after %d steps\n", count);
+        _exit(0);
+    }
     say("compare: results");
     for (int i = 0; i < count; i++)
         say(" %ld", shared->results[i]);
@@ -301,7 +353,7 @@ static void take_part(void)
     }
 }
 
-static void read_steps(const char *name)
+static char *read_file(const char *name)
 {
     static char text[FILE_BYTES];
     int file = open(name, O_RDONLY);
@@ -317,6 +369,11 @@ static void read_steps(const char *name)
         length += (size_t)got;
     }
     close(file);
+    return text;
+}
+
+static void read_steps(const char *name, char *text)
+{
     for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) {
         if (count == STEPS)
             FAIL("%s has more than %d steps", name, STEPS);
@@ -339,7 +396,8 @@ int main(int words, char **word)
         say("usage: random FILE\n");
         return 2;
     }
-    read_steps(word[1]);
+    verify = flag(words, word, "--verify");
+    read_steps(word[1], verify ? verified : read_file(word[1]));
     shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (shared == MAP_FAILED)
         FAIL("mmap: errno %d", errno);

@@ -18,6 +18,7 @@
 //! | `working_set` | a comparison of its own: pages moved where memory is short |
 //! | `random` | programs at random, step by step |
 //! | `gate` | our kernel beside the committed table |
+//! | `wide` | every operation there is, dearest first |
 
 mod baseline;
 mod cache;
@@ -35,6 +36,7 @@ mod report;
 mod results;
 mod rows;
 mod script;
+mod wide;
 mod working_set;
 
 use std::collections::BTreeMap;
@@ -92,7 +94,9 @@ Examples
   bindery compare --no-linux --json figures.json        Bindery's kernel beside recorded figures
   bindery compare --profile mremap-1m --folio 64k       the hottest functions of Bindery's kernel
   bindery compare working-set                           pages moved where memory is short, an hour
-  bindery compare random --programs 300                 programs at random, dearest steps first";
+  bindery compare wide                                  every operation there is, dearest first
+  bindery compare random --programs 300                 programs at random, dearest steps first
+  bindery compare gate                                  Bindery beside the committed table";
 
 /// Run the same work on Bindery's kernel and on Linux, and count what each executes
 #[derive(clap::Args)]
@@ -142,6 +146,7 @@ enum Other {
     WorkingSet(working_set::Arguments),
     Random(random::Arguments),
     Gate(gate::Arguments),
+    Wide(wide::Arguments),
 }
 
 /// Runs what the arguments ask for.
@@ -153,6 +158,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
         Some(Other::WorkingSet(arguments)) => return working_set::run(arguments),
         Some(Other::Random(arguments)) => return random::run(arguments),
         Some(Other::Gate(arguments)) => return gate::run(arguments),
+        Some(Other::Wide(arguments)) => return wide::run(arguments),
         None => {}
     }
     let architectures = match &*arguments.arch {
@@ -263,6 +269,22 @@ fn prepare(
 fn ours(architecture: Architecture) -> Result<Kernel, Problem> {
     let kernel::Kernel { image, symbols, .. } = kernel::build(architecture)?;
     Ok(Kernel::Bindery { image, symbols })
+}
+
+/// Debian's newest Linux, if it is to be had.
+fn newest(architecture: Architecture, workloads: &[Workload]) -> Option<Kernel> {
+    let arguments = Arguments {
+        other: None,
+        workloads: Vec::new(),
+        arch: Vec::new(),
+        folio: Vec::new(),
+        json: None,
+        linux: None,
+        no_linux: false,
+        again: false,
+        profile: None,
+    };
+    theirs(&arguments, architecture, workloads)
 }
 
 /// Linux, if it is wanted and to be had; if it is not, a sentence on standard error says why.

@@ -12,11 +12,12 @@ use crate::guest::{Program, stem, trial};
 use crate::terminal;
 
 /// The arguments with which each workload verifies contents, in a short time and little memory.
-const WORKLOADS: [(&str, &[&str]); 9] = [
+const WORKLOADS: [(&str, &[&str]); 10] = [
     ("compaction", &["--verify", "--mib", "8", "--accesses", "512"]),
     ("copy", &["--verify"]),
     ("fork", &["--verify", "--mib", "4", "--rounds", "1"]),
     ("proc", &["--verify"]),
+    ("random", &["--verify"]),
     ("system1", &["--verify", "--iterations", "8"]),
     ("system2", &["--verify", "--mib", "48", "--moves", "2"]),
     ("system3", &["--verify", "--mib", "8", "--random", "--swap"]),

@@ -9,10 +9,10 @@
 //! | `dearer` | operations that are known to be dearer, and why |
 
 mod dearer;
-mod grammar;
-mod machines;
+pub mod grammar;
+pub mod machines;
 mod report;
-mod step;
+pub mod step;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -157,8 +157,23 @@ fn profile(
     Ok(ExitCode::SUCCESS)
 }
 
+/// Debian's newest Linux, with a swap device.
+///
+/// # Errors
+/// It cannot be fetched.
+pub fn linux(architecture: Architecture) -> Result<Kernel, Problem> {
+    Ok(Kernel::Linux {
+        image: linux::newest(architecture)?,
+        modules: Default::default(),
+        swap: linux::ready_made::modules(architecture, "zram")?,
+    })
+}
+
 /// Builds what both kernels need; the second value is the C library in the programs.
-fn prepare(architecture: Architecture) -> Result<(Bench, String), Problem> {
+///
+/// # Errors
+/// QEMU or a compiler is missing.
+pub fn prepare(architecture: Architecture) -> Result<(Bench, String), Problem> {
     let emulator = Emulator::installed(architecture)?;
     let workload = programs::build(architecture, machines::WORKLOAD)?;
     let bench = Bench {
@@ -178,12 +193,7 @@ fn compare(
     worst: usize,
 ) -> Result<Vec<Line>, Problem> {
     let (bench, library) = prepare(architecture)?;
-    let linux = Kernel::Linux {
-        image: linux::newest(architecture)?,
-        modules: Default::default(),
-        swap: linux::ready_made::modules(architecture, "zram")?,
-    };
-    let [ours, linux] = measure(&bench, [&ours(architecture)?, &linux], programs)?;
+    let [ours, linux] = measure(&bench, [&ours(architecture)?, &linux(architecture)?], programs)?;
     let lines = report::lines(architecture, programs, &ours, &linux);
     show(&format!(
         "\n{architecture}, QEMU {}, programs linked with {}\nBindery  {}\nLinux    {}\n\n{}\n{}",
@@ -198,7 +208,10 @@ fn compare(
 }
 
 /// Runs all batches on both kernels, several machines at a time.
-fn measure(
+///
+/// # Errors
+/// A machine failed.
+pub fn measure(
     bench: &Bench,
     kernels: [&Kernel; 2],
     programs: &[Program],

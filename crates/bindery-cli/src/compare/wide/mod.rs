@@ -1,0 +1,222 @@
+//! `bindery compare wide`: every operation there is, beside Linux, dearest first.
+//!
+//! | file | what |
+//! |---|---|
+//! | `cases` | operations that no workload has |
+
+mod cases;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use bindery_cli::guest::{Architecture, Problem};
+use clap::ValueEnum;
+use serde::Serialize;
+
+use super::counts::{Counter, Counts};
+use super::guests::Repeat;
+use super::measure::{self, Plan};
+use super::random::grammar::Program;
+use super::random::{self, machines};
+use super::results::Comparison;
+use super::rows::{FOLIOS, Workload};
+use crate::output::{JsonFile, show, thousands};
+use crate::size::FolioSize;
+use cases::Case;
+
+const HELP: &str = "\
+The operations are those of all workloads of `bindery compare`, and some two dozen more, which the
+interpreter of `bindery compare random` makes (crates/bindery-cli/src/compare/wide/cases.rs): each
+several times in a row, with folios of 4 KiB, 64 KiB and 2 MiB.
+
+Examples
+  bindery compare wide
+  bindery compare wide --arch x86-64 --json wide.json";
+
+/// Compare every operation there is with Linux, in one table sorted by ratio
+#[derive(clap::Args)]
+#[command(after_long_help = HELP, after_help = "More, with examples: bindery compare wide --help")]
+pub struct Arguments {
+    /// The architectures, separated by commas [default: all]
+    #[arg(long, value_name = "ARCH", value_delimiter = ',')]
+    arch: Vec<Architecture>,
+
+    /// Write all operations to a file, as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// Below so many instructions an operation is none: nothing of it was left to do for the kernel.
+const LEAST: f64 = 100.0;
+
+/// An operation on both kernels.
+#[derive(Debug, Serialize)]
+struct Line {
+    architecture: String,
+    operation: String,
+    folio_bytes: Option<u64>,
+    /// Our instructions divided by Linux's.
+    ratio: f64,
+    bindery: f64,
+    linux: f64,
+}
+
+/// Runs what the arguments ask for.
+///
+/// # Errors
+/// Something is missing, or a machine failed.
+pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
+    let architectures = match &*arguments.arch {
+        [] => Architecture::ALL.to_vec(),
+        chosen => chosen.to_vec(),
+    };
+    let file = arguments.json.as_deref().map(JsonFile::create).transpose()?;
+    let mut all = Vec::new();
+    for architecture in architectures {
+        let mut lines = of_workloads(architecture)?;
+        lines.extend(of_cases(architecture)?);
+        lines.sort_by(|one, other| other.ratio.total_cmp(&one.ratio));
+        show(&table(architecture, &lines))?;
+        all.extend(lines);
+    }
+    if let Some(file) = file {
+        file.write(&all)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn of_workloads(architecture: Architecture) -> Result<Vec<Line>, Problem> {
+    let workloads = Workload::value_variants();
+    let (bench, _) = super::prepare(architecture, workloads)?;
+    let plan = Plan {
+        bindery: Some(super::ours(architecture)?),
+        linux: super::newest(architecture, workloads),
+        workloads,
+        folios: &FOLIOS,
+        repeat: Repeat::Never,
+    };
+    let mut problems = Vec::new();
+    let pairs = measure::all(&bench, &plan, &mut problems);
+    if let Some(problem) = problems.into_iter().next() {
+        return Err(problem);
+    }
+    let comparisons = Comparison::all(architecture, &pairs);
+    let lines = comparisons.iter().filter_map(|comparison| {
+        let linux = comparison.linux_instructions()?;
+        let ours = comparison.bindery?.mean.of(Counter::Kernel);
+        Some(line(architecture, comparison.row.name, comparison.folio, ours, linux))
+    });
+    Ok(lines.collect())
+}
+
+fn of_cases(architecture: Architecture) -> Result<Vec<Line>, Problem> {
+    let (bench, _) = random::prepare(architecture)?;
+    let linux = random::linux(architecture)?;
+    let ours = super::ours(architecture)?;
+    let cases = cases::all();
+    let mut lines = Vec::new();
+    for folio in FOLIOS {
+        let programs: Vec<Program> = (0..)
+            .zip(&cases)
+            .map(|(seed, case)| Program { seed, folio, steps: case.steps.clone() })
+            .collect();
+        let [ours, linux] = random::measure(&bench, [&ours, &linux], &programs)?;
+        for (number, case) in cases.iter().enumerate() {
+            let ours = means(case, &ours.programs[number])?;
+            let linux = means(case, &linux.programs[number])?;
+            let both = ours.iter().zip(&linux);
+            lines.extend(both.map(|((name, ours), (_, linux))| {
+                line(architecture, name, Some(folio), *ours, *linux)
+            }));
+        }
+    }
+    Ok(lines)
+}
+
+/// The mean instructions of each operation of a case. A step that fails is no operation.
+fn means(
+    case: &Case,
+    executed: &[machines::Executed],
+) -> Result<BTreeMap<&'static str, f64>, Problem> {
+    let mut sums: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
+    for ((name, step), made) in case.names.iter().zip(executed).zip(&case.steps) {
+        if step.result < 0 {
+            let text = format!("step {made:?} of {name:?} ended with {}", step.result);
+            return Err(Problem::Failed(text));
+        }
+        let Some(name) = name else { continue };
+        let (sum, count) = sums.entry(name).or_default();
+        *sum += instructions(&step.counts);
+        // A fork and its exit are one operation.
+        *count += u64::from(made.operation != 'X');
+    }
+    Ok(sums
+        .into_iter()
+        .map(|(name, (sum, count))| (name, sum as f64 / count.max(1) as f64))
+        .collect())
+}
+
+fn instructions(counts: &Counts<u64>) -> u64 {
+    counts.of(Counter::Kernel)
+}
+
+fn line(
+    architecture: Architecture,
+    name: &str,
+    folio: Option<FolioSize>,
+    ours: f64,
+    linux: f64,
+) -> Line {
+    Line {
+        architecture: architecture.name().to_owned(),
+        operation: name.to_owned(),
+        folio_bytes: folio.map(FolioSize::bytes),
+        ratio: ours / linux.max(1.0),
+        bindery: ours,
+        linux,
+    }
+}
+
+fn table(architecture: Architecture, lines: &[Line]) -> String {
+    let mut text = format!(
+        "\n{architecture}, kernel instructions\n\nratio         Bindery           Linux  folios  operation\n"
+    );
+    let (compared, idle): (Vec<_>, Vec<_>) = lines.iter().partition(|line| line.linux >= LEAST);
+    for Line { operation, folio_bytes, ratio, bindery, linux, .. } in &compared {
+        let [bindery, linux] = [bindery, linux].map(|count| thousands(count.round() as u64));
+        let folio =
+            folio_bytes.map_or_else(|| "-".to_owned(), |bytes| format!("{}k", bytes / 1024));
+        text += &format!("{ratio:5.2}  {bindery:>14}  {linux:>14}  {folio:>6}  {operation}\n");
+    }
+    for Line { operation, folio_bytes, bindery, .. } in idle {
+        let folio = folio_bytes.map_or(0, |bytes| bytes / 1024);
+        text += &format!(
+            "{operation}, folios of {folio}k: {} here; Linux has nothing to do\n",
+            thousands(bindery.round() as u64)
+        );
+    }
+    let dearer = compared.iter().filter(|line| line.ratio > 1.0).count();
+    text + &format!("\n{dearer} of {} rows are dearer than on Linux.\n", compared.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_line_counts_what_is_dearer() {
+        let lines = [
+            line(Architecture::X86_64, "one", None, 200.0, 100.0),
+            line(Architecture::X86_64, "other", Some(FolioSize::BASE), 50.0, 100.0),
+            line(Architecture::X86_64, "none", Some(FolioSize::BASE), 2_000.0, 0.0),
+        ];
+        let text = table(Architecture::X86_64, &lines);
+        assert!(text.contains(" 2.00             200             100       -  one\n"), "{text}");
+        assert!(
+            text.contains("none, folios of 4k: 2,000 here; Linux has nothing to do\n"),
+            "{text}"
+        );
+        assert!(text.ends_with("1 of 2 rows are dearer than on Linux.\n"), "{text}");
+    }
+}
