@@ -30,7 +30,7 @@ const HELP: &str = "\
 The table
   docs/figures/gate-x86-64.txt has Bindery's instructions for each operation, the best figure
   ever reached, and the reason of each row that is above its best by more than 3 %. Counts depend
-  on the compiler and on QEMU. Where they differ from those that the table names, the commit of
+  on the compiler and on QEMU. With others than those that the table names, the commit of
   the table is built and measured as well, under target/gate, and the two are compared.
 
 Exit status
@@ -177,7 +177,7 @@ struct Line {
 }
 
 const MADE_WITH: &str = "# Made with ";
-/// What stands between two columns.
+/// Between two columns.
 const GAP: &str = "  ";
 
 impl Table {
@@ -238,7 +238,7 @@ impl Table {
     }
 
     /// Takes the present figures of a table that other tools made of the same commit. The best ones
-    /// move in proportion: with other tools, nobody has reached them.
+    /// move in proportion: no run with other tools has reached them.
     fn adopt(&mut self, then: Self) {
         for line in &mut self.rows {
             let same = then
@@ -252,7 +252,7 @@ impl Table {
         }
     }
 
-    /// What fails.
+    /// The rows that fail, each as a sentence.
     fn check(&self, measured: &Measured) -> Vec<String> {
         let mut problems = Vec::new();
         for (row, folio, figure) in measured {
@@ -287,7 +287,7 @@ impl Table {
         problems
     }
 
-    /// Writes new figures. What is above its best keeps its reason, and what grew needs one.
+    /// Writes new figures. A row above its best keeps its reason, and a row that grew needs one.
     fn update(
         &mut self,
         tools: String,

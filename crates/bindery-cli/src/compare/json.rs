@@ -53,9 +53,9 @@ pub struct Operation {
     pub linux: Option<Summary>,
     /// Recorded figures of Linux 7.2.13.
     pub linux_recorded: Option<Figure>,
-    /// What our counts would take, by the weights of the table's legend.
+    /// Our counts in nanoseconds, by the weights of the table's legend.
     pub bindery_weighed_ns: Option<f64>,
-    /// What Linux's counts would take.
+    /// Linux's counts in nanoseconds.
     pub linux_weighed_ns: Option<f64>,
     /// Linux's instructions, measured or else recorded, divided by ours.
     pub ratio: Option<f64>,

@@ -1,8 +1,8 @@
 //! Programs at random: a seed makes a list of steps, with folios of one size.
 //!
 //! Each process has areas of memory in slots of 1 GiB. The grammar knows what is mapped, so most
-//! steps are calls that succeed; what it does not know (whether a page is in swap, whether a folio
-//! is large) is what differs between kernels.
+//! steps are calls that succeed; the state that it does not know (whether a page is in swap,
+//! whether a folio is large) may differ between kernels.
 
 use bindery_cli::drivers::rng::Rng;
 

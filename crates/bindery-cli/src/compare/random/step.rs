@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::size::{KIB, MIB};
 
-/// A step, with what a reader wants to know of it.
+/// A step, with its class and its size in words.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Step {
     /// The process that makes it.
@@ -15,7 +15,7 @@ pub struct Step {
     pub operation: char,
     /// Its numbers.
     pub arguments: [u64; 6],
-    /// What it is counted as.
+    /// The class that it is counted in.
     pub class: Class,
     /// Its size and what is special about it.
     pub detail: String,

@@ -12,7 +12,7 @@ pub struct Case {
 }
 
 const PAGE: u64 = 4 * KIB;
-/// Where mappings begin: at a multiple of 1 GiB.
+/// The place of most mappings: a multiple of 1 GiB.
 const AT: u64 = 64 * GIB;
 /// Another place.
 const TO: u64 = 96 * GIB;
