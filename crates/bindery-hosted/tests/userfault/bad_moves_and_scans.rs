@@ -222,7 +222,9 @@ fn expected_scan(words: &[u64; SCAN_WORDS]) -> Option<Result<(), Errno>> {
     if room != 0 && !accessible(room, length.checked_mul(24)) {
         return Some(Err(Errno::EFAULT));
     }
-    let touches = |first: u64, pages: u64| start < first + pages * PAGE && end > first;
+    // An empty range touches nothing, wherever it lies.
+    let touches =
+        |first: u64, pages: u64| start < end && start < first + pages * PAGE && end > first;
     let others = touches(AT + PAGES * PAGE, OTHERS) || touches(FROM, SOURCES);
     match others && flags & 2 != 0 {
         true if most == 0 && length == 0 => Some(Err(Errno::EPERM)),
