@@ -6,9 +6,9 @@
 //! a module to a higher layer. Other paths begin with a name that a `use` or a child module has
 //! brought, or with another crate. A name that `lib.rs` re-exports counts as what it stands for.
 //!
-//! A method has no path, and an `impl` of a type may stand in a higher layer than the type. So a call
-//! of a method that only such an `impl` has counts as naming the layer of the `impl`. Methods are
-//! told apart by name only; names of the standard library's methods are listed.
+//! A call of a method names no path. An inherent `impl` may stand in a layer above its type: calling
+//! a method that only such an `impl` defines counts as naming the layer of the `impl`. The test tells
+//! methods apart by name only, and leaves out a list of names of the standard library.
 //!
 //! Code that no product is built of is left out by its `cfg`: tests, models, fault injection. Doc
 //! comments may link up.

@@ -17,7 +17,8 @@ pub fn reason(operation: &str, ratio: f64) -> Option<&'static str> {
     KNOWN.iter().find(fits).map(|known| known.reason)
 }
 
-/// All that is known, from 300 programs on each architecture. The causes are from profiles (`--profile`).
+/// All that is known, from 300 programs on each architecture. The causes are from profiles
+/// (`--profile`) of the dearest steps.
 const KNOWN: &[Known] = &[
     Known {
         operation: "MADV_COLD",
@@ -35,20 +36,19 @@ const KNOWN: &[Known] = &[
     Known {
         operation: "MADV_FREE",
         up_to: 3.1,
-        reason: "base pages are looked up one at a time; a folio of which the range has a part is \
-         split first",
+        reason: "runs of base pages are found one at a time; a folio of which the range has a part \
+         is split first",
     },
     Known {
         operation: "MADV_HUGEPAGE",
         up_to: 1.8,
-        reason: "a huge leaf across the end of the range is split, which Linux puts off",
+        reason: "a huge leaf is split where the VMA is: 5,200 instructions",
     },
     Known {
         operation: "MADV_PAGEOUT",
         up_to: 5.2,
-        reason: "the records of a batch are cleared on the stack before the first page: some 7,000 \
-         instructions for a range of few pages; on AArch64 the compressor takes 1.6 times as \
-         many as Linux's",
+        reason: "the call for shared memory takes 7,600 instructions before its first page; on \
+         AArch64 the compressor takes 1.6 times as many as Linux's",
     },
     Known {
         operation: "MADV_PAGEOUT",
@@ -59,20 +59,19 @@ const KNOWN: &[Known] = &[
         operation: "MADV_POPULATE_READ",
         up_to: 2.8,
         reason: "each page of shared memory takes the table locks and the page index by itself; on \
-         AArch64 a huge page of zeroes is made of contiguous stores at first use",
+         AArch64 the first use of the huge zero page clears it",
     },
     Known {
         operation: "MADV_POPULATE_WRITE",
         up_to: 2.6,
-        reason: "a write to a page that is its process' own again takes the table locks by a cursor: \
-         1,500 instructions more a page; pages come back from swap: the decompressor takes \
-         22,000 instructions a page, three times Linux's",
+        reason: "a write to a page that is its process' own again takes 2,300 instructions more \
+         than on Linux, most of them for table locks",
     },
     Known {
         operation: "UFFDIO_COPY",
         up_to: 2.1,
-        reason: "the source comes back from swap first: pages come back from swap: the decompressor \
-         takes 22,000 instructions a page, three times Linux's",
+        reason: "the source is in swap: a page is decompressed for 22,000 instructions, where the \
+         whole of Linux's step takes fewer",
     },
     Known {
         operation: "UFFDIO_MOVE",
@@ -83,24 +82,24 @@ const KNOWN: &[Known] = &[
     Known {
         operation: "UFFDIO_REGISTER",
         up_to: 1.4,
-        reason: "the reference kernel's heap: its allocator takes 500 to 2,000 instructions a call",
+        reason: "the reference kernel's heap takes 1,000 instructions, and a page of the program \
+         that is its own again is written in the call",
     },
     Known {
         operation: "UFFDIO_WRITEPROTECT",
         up_to: 3.6,
-        reason: "a folio of which the range has a part is split first: on AArch64 also its contiguous \
-         runs are unfolded",
+        reason: "on AArch64 a huge leaf is split first: 5,200 instructions",
     },
     Known {
         operation: "UFFDIO_WRITEPROTECT, removed",
         up_to: 3.0,
-        reason: "entries of base pages are changed one at a time, at 120 to 160 instructions each",
+        reason: "entries of base pages are changed one at a time, at 370 to 640 instructions each",
     },
     Known {
         operation: "UFFDIO_ZEROPAGE",
         up_to: 1.6,
-        reason: "the VMA, its object of the userfaultfd and the table are locked for each call: 220 \
-         instructions more than Linux",
+        reason: "the call takes 220 instructions more than on Linux before it maps; not analyzed \
+         further",
     },
     Known {
         operation: "exit and wait",
@@ -110,15 +109,15 @@ const KNOWN: &[Known] = &[
     Known {
         operation: "first writes",
         up_to: 2.9,
-        reason: "a write to a page that is its process' own again takes the table locks by a cursor: \
-         1,500 instructions more a page (the page of zeroes was there); each page of shared \
-         memory takes the table locks and the page index by itself",
+        reason: "a write to a page that is its process' own again takes 2,300 instructions more \
+         than on Linux, most of them for table locks (the page of zeroes was mapped); each \
+         page of shared memory takes the table locks and the page index by itself",
     },
     Known {
         operation: "fork",
         up_to: 2.7,
-        reason: "entries of base pages are copied one at a time, at 110 instructions each; Linux \
-         copies them in batches",
+        reason: "the entry of a base page takes 450 instructions, of them 160 to find runs; Linux \
+         takes 190",
     },
     Known {
         operation: "memfd_create, ftruncate",
@@ -128,14 +127,14 @@ const KNOWN: &[Known] = &[
     Known {
         operation: "mincore",
         up_to: 7.3,
-        reason: "entries are reported one at a time to a callback, and the buffer is cleared first",
+        reason: "entries are reported one at a time, and the vector is cleared first",
     },
     Known {
         operation: "mlock",
         up_to: 2.1,
-        reason: "each page of shared memory takes the table locks and the page index by itself; pages \
-         come back from swap: the decompressor takes 22,000 instructions a page, three times \
-         Linux's",
+        reason: "each page of shared memory takes the table locks and the page index by itself; a \
+         page is decompressed for 22,000 instructions, where the whole of Linux's step \
+         takes fewer",
     },
     Known {
         operation: "mmap with MAP_POPULATE",
@@ -145,20 +144,17 @@ const KNOWN: &[Known] = &[
     Known {
         operation: "mprotect to nothing",
         up_to: 1.6,
-        reason: "entries of base pages are changed one at a time, at 120 to 160 instructions each; on \
-         AArch64 with a store that the MMU may race",
+        reason: "entries of base pages are changed one at a time, at 370 to 640 instructions each",
     },
     Known {
         operation: "mprotect to read",
         up_to: 2.4,
-        reason: "entries of base pages are changed one at a time, at 120 to 160 instructions each; on \
-         AArch64 with a store that the MMU may race",
+        reason: "entries of base pages are changed one at a time, at 370 to 640 instructions each",
     },
     Known {
         operation: "mprotect to read and write",
         up_to: 2.3,
-        reason: "entries of base pages are changed one at a time, at 120 to 160 instructions each; on \
-         AArch64 with a store that the MMU may race",
+        reason: "entries of base pages are changed one at a time, at 370 to 640 instructions each",
     },
     Known {
         operation: "mremap, larger",
@@ -168,44 +164,45 @@ const KNOWN: &[Known] = &[
     Known {
         operation: "mremap, moved",
         up_to: 1.4,
-        reason: "256 tables are moved one at a time within a lock span",
+        reason: "seen once: 22,800 instructions for 8 MiB of a shared file, 10,000 of them in \
+         move_congruent; not analyzed further",
     },
     Known {
         operation: "mremap, smaller",
         up_to: 1.7,
-        reason: "base pages of a private copy are unmapped one at a time, at 120 instructions each",
+        reason: "base pages of private copies are unmapped one at a time, at 440 instructions each",
     },
     Known {
         operation: "munmap of a part",
         up_to: 1.7,
-        reason: "base pages of a private copy are unmapped one at a time, at 120 instructions each",
+        reason: "base pages of private copies are unmapped one at a time, at 440 instructions each",
     },
     Known {
         operation: "reads",
         up_to: 9.0,
-        reason: "each page of shared memory takes the table locks and the page index by itself; pages \
-         come back from swap: the decompressor takes 22,000 instructions a page, three times \
-         Linux's",
+        reason: "each page of shared memory takes the table locks and the page index by itself; a \
+         page is decompressed for 22,000 instructions, where the whole of Linux's step \
+         takes fewer",
     },
     Known {
         operation: "writes",
         up_to: 3.8,
-        reason: "a write to a page that is its process' own again takes the table locks by a cursor: \
-         1,500 instructions more a page; pages come back from swap: the decompressor takes \
-         22,000 instructions a page, three times Linux's",
+        reason: "a write to a page that is its process' own again takes 2,300 instructions more \
+         than on Linux, most of them for table locks; a page is decompressed for 22,000 \
+         instructions, where the whole of Linux's step takes fewer",
     },
     Known {
         operation: "writes",
         up_to: 101.8,
-        reason: "the last page that comes back from swap frees the slots of the whole folio in one \
-         call: 400 instructions a slot",
+        reason: "a fault on one page settles the slots of a folio of 2 MiB at once: 550 \
+         instructions a slot",
     },
     Known {
         operation: "writes again",
         up_to: 3.4,
-        reason: "a write to a page that is its process' own again takes the table locks by a cursor: \
-         1,500 instructions more a page; pages come back from swap: the decompressor takes \
-         22,000 instructions a page, three times Linux's",
+        reason: "a write to a page that is its process' own again takes 2,300 instructions more \
+         than on Linux, most of them for table locks; a page is decompressed for 22,000 \
+         instructions, where the whole of Linux's step takes fewer",
     },
 ];
 
