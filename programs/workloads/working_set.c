@@ -12,7 +12,8 @@
  * --seed N       another order (1)
  * --swap         makes the swap area itself, on /dev/zram0, and takes it away at the end
  * --verify       says that contents are right; they are checked anyway
- * --moved        says how many pages went to swap and came back (/proc/vmstat)
+ * --moved        says how many pages went to swap and came back (/proc/vmstat), and how many frames held pages
+ *                of the working set during the visits, on average
  */
 #define _GNU_SOURCE
 #include "swap.h"
@@ -20,7 +21,7 @@
 
 #include <sys/wait.h>
 
-enum { WORDS = 64, MOST_PROCESSES = 16, WRITES = 4 };
+enum { WORDS = 64, MOST_PROCESSES = 16, WRITES = 4, SAMPLES = 8 };
 
 /* The versions of the pages, which the process knows beside their contents. */
 static uint8_t *versions;
@@ -66,18 +67,39 @@ static void visit(char *start, size_t page, uint64_t seed, uint64_t number)
     }
 }
 
-static void work(size_t pages, unsigned long passes, int random, uint64_t seed)
+/* The frames that hold pages of the process. mincore counts those of the swap cache as well. */
+static unsigned long frames_of(char *start, size_t pages)
 {
+    static unsigned char held[BASE_PAGE];
+    unsigned long frames = 0;
+    for (size_t first = 0; first < pages; first += sizeof held) {
+        size_t count = pages - first < sizeof held ? pages - first : sizeof held;
+        if (mincore(start + first * BASE_PAGE, count * BASE_PAGE, held) != 0)
+            FAIL("mincore: errno %d", errno);
+        for (size_t page = 0; page < count; page++)
+            frames += held[page] & 1;
+    }
+    return frames;
+}
+
+/* Returns how many frames held pages of the process, on average. */
+static unsigned long work(size_t pages, unsigned long passes, int random, uint64_t seed)
+{
+    unsigned long frames = 0;
+    uint64_t visits = pages * passes, between = visits / SAMPLES;
     char *start = map_at(0, pages * BASE_PAGE, 0);
     versions = (uint8_t *)map_at(0, (pages + BASE_PAGE - 1) & ~(BASE_PAGE - 1), 0);
     for (size_t page = 0; page < pages; page++)
         write_page((volatile uint64_t *)(start + page * BASE_PAGE), key_of(seed, page));
-    for (uint64_t number = 0; number < pages * passes; number++) {
+    for (uint64_t number = 0; number < visits; number++) {
         size_t page = random ? word(seed, number) % pages : number % pages;
         visit(start, page, seed, number + seed);
+        if (between != 0 && (number + 1) % between == 0 && (number + 1) / between <= SAMPLES)
+            frames += frames_of(start, pages);
     }
     for (size_t page = 0; page < pages; page++)
         check_page((volatile uint64_t *)(start + page * BASE_PAGE), key_of(seed, page), page, 1);
+    return frames / SAMPLES;
 }
 
 /* A number of /proc/vmstat. */
@@ -109,13 +131,18 @@ int main(int count, char **words)
     }
     if (swaps && swap_begin(pages * BASE_PAGE + MIB) != 0)
         FAIL("no swap: errno %d", errno);
+    /* Of each process. */
+    unsigned long *frames =
+        mmap(NULL, BASE_PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (frames == MAP_FAILED)
+        FAIL("mmap: errno %d", errno);
     unsigned long in = event("pswpin "), out = event("pswpout ");
     for (unsigned long number = 0; number < processes; number++) {
         pid_t child = fork();
         if (child == -1)
             FAIL("fork: errno %d", errno);
         if (child == 0) {
-            work(pages / processes, passes, random, seed * MOST_PROCESSES + number);
+            frames[number] = work(pages / processes, passes, random, seed * MOST_PROCESSES + number);
             _exit(0);
         }
     }
@@ -124,6 +151,9 @@ int main(int count, char **words)
         int status = 0;
         failed |= wait(&status) == -1 || status != 0;
     }
+    unsigned long held = 0;
+    for (unsigned long number = 0; number < processes; number++)
+        held += frames[number];
     in = event("pswpin ") - in;
     out = event("pswpout ") - out;
     if (swaps && swap_end() != 0)
@@ -133,6 +163,7 @@ int main(int count, char **words)
     if (flag(count, words, "--verify"))
         say("working_set: contents are right after %lu passes\n", passes);
     if (flag(count, words, "--moved"))
-        say("working_set: %lu pages came back, %lu went out, %lu in all\n", in, out, in + out);
+        say("working_set: %lu pages came back, %lu went out, %lu in all, in %lu frames\n", in, out, in + out,
+            held);
     return 0;
 }

@@ -2,6 +2,7 @@
 //! size, and the plugin counts.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -164,8 +165,9 @@ impl Bench {
             files.file(&format!("/bin/{}", workload.name()), EXECUTABLE, program)?;
         }
         files.file("/init", EXECUTABLE, script::text(workload, folio))?;
-        let (image, command_line) = match kernel {
-            Kernel::Linux { image, modules, swap } => {
+        let mut options = CALM.to_vec();
+        match kernel {
+            Kernel::Linux { modules, swap, .. } => {
                 if workload.swaps() {
                     add_swap_modules(&mut files, swap)?;
                 }
@@ -173,31 +175,71 @@ impl Bench {
                     let module = modules.get(&workload).ok_or_else(not_built)?;
                     files.host_file(script::MODULE, module)?;
                 }
-                (image, lean_command_line(self.architecture))
             }
-            Kernel::Bindery { image, symbols } => {
-                files.file(SYMBOLS_PATH, PLAIN, symbols.as_str())?;
-                let mut line = CommandLine::new();
-                // Or chance would decide how high the towers of a dozen mappings are.
-                line.option("seed", "1");
-                // What it maps would draw the first of them.
-                line.option("self-test", "off");
-                if workload.runner() == Runner::Kernel {
-                    line.option("workload", workload.name());
-                }
-                line.argument("/bin/busybox").argument("sh").argument("/init");
-                (image, line.to_string())
+            Kernel::Bindery { .. } if workload.runner() == Runner::Kernel => {
+                options.push(("workload", workload.name()));
             }
-        };
-        let mut machine = Machine::new(self.architecture, image.clone());
-        machine.memory = MEMORY;
-        machine.clock = Clock::Instructions;
+            Kernel::Bindery { .. } => {}
+        }
+        let mut machine = machine(self.architecture, kernel, files, &options)?;
         machine.plugin = Some(Plugin { path: self.plugin.clone(), arguments });
-        machine.initramfs = files.archive();
-        machine.command_line = command_line;
-        machine.timeout = Some(TIMEOUT);
         Ok(machine)
     }
+}
+
+/// Options of our kernel under which a program takes the same instructions every time. Without a seed
+/// chance decides how high the towers of a dozen mappings are; the self-test's mappings would draw
+/// the first of them.
+pub const CALM: [(&str, &str); 2] = [("seed", "1"), ("self-test", "off")];
+
+/// A machine with this kernel, whose first program is the script `/init`, and whose clock counts
+/// instructions.
+///
+/// # Errors
+/// The files are too many.
+pub fn machine(
+    architecture: Architecture,
+    kernel: &Kernel,
+    mut files: Initramfs,
+    options: &[(&str, &str)],
+) -> Result<Machine, Problem> {
+    let (image, command_line) = match kernel {
+        Kernel::Linux { image, .. } => (image, lean_command_line(architecture)),
+        Kernel::Bindery { image, symbols } => {
+            files.file(SYMBOLS_PATH, PLAIN, symbols.as_str())?;
+            let mut line = CommandLine::new();
+            for (name, value) in options {
+                line.option(name, value);
+            }
+            line.argument("/bin/busybox").argument("sh").argument("/init");
+            (image, line.to_string())
+        }
+    };
+    let mut machine = Machine::new(architecture, image.clone());
+    machine.memory = MEMORY;
+    machine.clock = Clock::Instructions;
+    machine.initramfs = files.archive();
+    machine.command_line = command_line;
+    machine.timeout = Some(TIMEOUT);
+    Ok(machine)
+}
+
+/// Runs a machine to its end: its console.
+///
+/// # Errors
+/// `what` (the machine's task) and how it failed: QEMU does not start, the kernel dies or hangs.
+pub fn console(machine: &Machine, what: &dyn fmt::Display) -> Result<String, Problem> {
+    let outcome = machine.run(Output::Capture)?;
+    let console = String::from_utf8_lossy(&outcome.console).into_owned();
+    if let Some(panic) = outcome.panic {
+        return Err(Problem::Failed(format!("{what}: the kernel died: {panic}")));
+    }
+    if let TimedOut::After(time) = outcome.timed_out {
+        let seconds = time.as_secs();
+        let text = format!("{what}: it was ended after {seconds} s; the console:\n{console}");
+        return Err(Problem::Failed(text));
+    }
+    Ok(console)
 }
 
 /// The files that every machine has.
@@ -219,7 +261,7 @@ pub fn add_swap_modules(files: &mut Initramfs, modules: &[PathBuf]) -> Result<()
 }
 
 /// Linux without what would cost it instructions here and that we do not have: fair to it.
-pub fn lean_command_line(architecture: Architecture) -> String {
+fn lean_command_line(architecture: Architecture) -> String {
     let (console, more) = match architecture {
         Architecture::X86_64 => ("ttyS0", "no5lvl"),
         Architecture::AArch64 => ("ttyAMA0", "kpti=0"),
@@ -232,22 +274,12 @@ pub fn lean_command_line(architecture: Architecture) -> String {
 
 /// Runs a machine to its end, and gives the name of its kernel.
 fn run(machine: &Machine, job: Job) -> Result<String, Problem> {
-    let outcome = machine.run(Output::Capture)?;
-    let console = String::from_utf8_lossy(&outcome.console);
     let Job { workload, folio } = job;
-    let failed = |problem: &dyn std::fmt::Display| {
-        let (name, architecture) = (workload.name(), machine.architecture);
-        let folios = folio.map_or_else(String::new, |folio| format!(" with folios of {folio}"));
-        Problem::Failed(format!("{name}{folios} on {architecture}: {problem}"))
-    };
-    if let Some(panic) = outcome.panic {
-        return Err(failed(&format!("the kernel died: {panic}")));
-    }
-    if let TimedOut::After(time) = outcome.timed_out {
-        let seconds = time.as_secs();
-        return Err(failed(&format!("it was ended after {seconds} s; the console:\n{console}")));
-    }
-    script::judge(&console, workload).map_err(|problem| failed(&problem))
+    let folios = folio.map_or_else(String::new, |folio| format!(" with folios of {folio}"));
+    let what = format!("{}{folios} on {}", workload.name(), machine.architecture);
+    let console = console(machine, &what)?;
+    script::judge(&console, workload)
+        .map_err(|problem| Problem::Failed(format!("{what}: {problem}")))
 }
 
 /// What a record tells.

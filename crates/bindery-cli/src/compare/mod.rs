@@ -10,13 +10,15 @@
 //! | `guests` | one kernel, one workload, one folio size: a machine is run |
 //! | `cache` | machines that were run before |
 //! | `counts` | what the plugin has counted |
-//! | `measure` | all machines, several at a time |
+//! | `measure` | all measurements of one architecture |
+//! | `parallel` | machines beside each other |
 //! | `results` | both kernels side by side, and the verdict |
 //! | `compaction` | MOVE beside COPY, all their work |
 //! | `report`, `json` | the figures for people, and for programs |
 //! | `profile` | where the instructions of one operation go |
 //! | `working_set` | a comparison of its own: pages moved where memory is short |
-//! | `random` | programs at random, step by step |
+//! | `interpreter` | programs of steps, each counted |
+//! | `random` | such programs at random |
 //! | `gate` | our kernel beside the committed table |
 //! | `wide` | every operation there is, dearest first |
 
@@ -26,8 +28,10 @@ mod compaction;
 mod counts;
 mod gate;
 mod guests;
+mod interpreter;
 mod json;
 mod measure;
+mod parallel;
 mod plugin;
 mod profile;
 mod programs;

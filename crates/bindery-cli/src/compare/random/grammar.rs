@@ -6,39 +6,23 @@
 
 use bindery_cli::drivers::rng::Rng;
 
-use super::step::{Class, Step, size};
+use super::super::interpreter::Program;
+use super::super::interpreter::step::{Class, Step, size};
 use crate::size::{FolioSize, GIB, KIB, MIB};
 
-/// Steps of a program, and the size of the folios that its first touches get.
-#[derive(Clone, Debug)]
-pub struct Program {
-    pub seed: u64,
-    pub folio: FolioSize,
-    pub steps: Vec<Step>,
-}
-
-impl Program {
-    /// The file that `programs/workloads/random.c` reads.
-    pub fn text(&self) -> String {
-        let mut text = String::new();
-        self.steps.iter().for_each(|step| step.write(&mut text));
-        text
+/// The program of a seed.
+pub fn program(seed: u64) -> Program {
+    let mut rng = Rng::new(seed);
+    let folio = rng.one(&[FolioSize::BASE, FolioSize::KIB_64, FolioSize::MIB_2]);
+    let mut grammar =
+        Grammar { rng, processes: Default::default(), files: [0; FILES], steps: Vec::new() };
+    grammar.processes[0].alive = true;
+    let count = 24 + grammar.rng.below(24);
+    for _ in 0..count {
+        grammar.step();
     }
-
-    /// The program of a seed.
-    pub fn from_seed(seed: u64) -> Self {
-        let mut rng = Rng::new(seed);
-        let folio = rng.one(&[FolioSize::BASE, FolioSize::KIB_64, FolioSize::MIB_2]);
-        let mut grammar =
-            Grammar { rng, processes: Default::default(), files: [0; FILES], steps: Vec::new() };
-        grammar.processes[0].alive = true;
-        let count = 24 + grammar.rng.below(24);
-        for _ in 0..count {
-            grammar.step();
-        }
-        grammar.end();
-        Self { seed, folio, steps: grammar.steps }
-    }
+    grammar.end();
+    Program { seed, folio, steps: grammar.steps }
 }
 
 const PAGE: u64 = 4 * KIB;
@@ -533,7 +517,7 @@ mod tests {
 
     #[test]
     fn a_seed_makes_the_same_program_each_time() {
-        let text = |seed| Program::from_seed(seed).text();
+        let text = |seed| program(seed).text();
         assert_eq!(text(7), text(7));
         assert_ne!(text(7), text(8));
     }
@@ -549,7 +533,7 @@ mod tests {
         let mut operations = BTreeSet::new();
         let mut folios = BTreeSet::new();
         for seed in 0..300 {
-            let program = Program::from_seed(seed);
+            let program = program(seed);
             assert!(program.steps.len() as u64 <= limit("STEPS"), "{}", program.steps.len());
             folios.insert(program.folio.bytes());
             for step in &program.steps {
@@ -565,7 +549,7 @@ mod tests {
     fn only_processes_that_are_there_make_steps() {
         for seed in 0..300 {
             let mut alive = [true, false, false, false];
-            for step in Program::from_seed(seed).steps {
+            for step in program(seed).steps {
                 assert!(alive[step.process], "seed {seed}: {step:?}");
                 match step.operation {
                     'F' => alive[step.arguments[0] as usize] = true,

@@ -3,34 +3,23 @@
 //! | file | what |
 //! |---|---|
 //! | `grammar` | programs at random |
-//! | `step` | one call or access, and its class |
-//! | `machines` | several programs in one machine, and what was counted |
 //! | `report` | both kernels side by side, dearest against Linux first |
 //! | `dearer` | operations that are known to be dearer, and why |
 
 mod dearer;
 pub mod grammar;
-pub mod machines;
 mod report;
-pub mod step;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
-use std::time::Duration;
 
-use bindery_cli::guest::{Architecture, Problem, busybox, linux};
-use indicatif::{ProgressBar, ProgressStyle};
+use bindery_cli::guest::{Architecture, Problem};
 use serde::Serialize;
 
 use super::guests::Kernel;
-use super::plugin::{self, Emulator};
-use super::{ours, programs};
+use super::interpreter::{Program, linux, measure, prepare};
+use super::ours;
 use crate::output::{JsonFile, show};
-use grammar::Program;
-use machines::{Bench, Measured};
 use report::Line;
 
 const HELP: &str = "\
@@ -51,11 +40,6 @@ Examples
   bindery compare random --seed 17 --programs 1 --arch x86-64 one program
   bindery compare random --programs 300 --json random.json
   bindery compare random --seed 17 --profile 23 --arch x86-64 the hottest functions of one step";
-
-/// Programs in a machine: booting one takes as long as some of them.
-const BATCH: usize = 20;
-/// Each machine takes 3 GiB.
-const MOST_AT_A_TIME: usize = 4;
 
 /// Run random programs on both kernels, and list the operations that are dearest against Linux
 #[derive(clap::Args)]
@@ -107,11 +91,11 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
         chosen => chosen.to_vec(),
     };
     if let Some(step) = arguments.profile {
-        return profile(&Program::from_seed(arguments.seed), step, &architectures);
+        return profile(&grammar::program(arguments.seed), step, &architectures);
     }
     let file = arguments.json.as_deref().map(JsonFile::create).transpose()?;
     let programs: Vec<Program> = (0..arguments.programs)
-        .map(|number| Program::from_seed(arguments.seed.wrapping_add(number)))
+        .map(|number| grammar::program(arguments.seed.wrapping_add(number)))
         .collect();
     let mut document = Document {
         bindery: env!("CARGO_PKG_VERSION"),
@@ -157,35 +141,6 @@ fn profile(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Debian's newest Linux, with a swap device.
-///
-/// # Errors
-/// It cannot be fetched.
-pub fn linux(architecture: Architecture) -> Result<Kernel, Problem> {
-    Ok(Kernel::Linux {
-        image: linux::newest(architecture)?,
-        modules: Default::default(),
-        swap: linux::ready_made::modules(architecture, "zram")?,
-    })
-}
-
-/// Builds what both kernels need; the second value is the C library in the programs.
-///
-/// # Errors
-/// QEMU or a compiler is missing.
-pub fn prepare(architecture: Architecture) -> Result<(Bench, String), Problem> {
-    let emulator = Emulator::installed(architecture)?;
-    let workload = programs::build(architecture, machines::WORKLOAD)?;
-    let bench = Bench {
-        architecture,
-        plugin: plugin::build(&emulator)?,
-        emulator: emulator.version,
-        busybox: busybox::program(architecture)?,
-        program: workload.path,
-    };
-    Ok((bench, workload.library))
-}
-
 /// Measures both kernels on one architecture, and shows the tables.
 fn compare(
     architecture: Architecture,
@@ -205,61 +160,4 @@ fn compare(
         report::conclusion(&lines),
     ))?;
     Ok(lines)
-}
-
-/// Runs all batches on both kernels, several machines at a time.
-///
-/// # Errors
-/// A machine failed.
-pub fn measure(
-    bench: &Bench,
-    kernels: [&Kernel; 2],
-    programs: &[Program],
-) -> Result<[Measured; 2], Problem> {
-    let batches: Vec<_> = programs.chunks(BATCH).collect();
-    let tasks: Vec<_> =
-        batches.iter().flat_map(|batch| kernels.map(|kernel| (kernel, *batch))).collect();
-    let progress = progress(bench, tasks.len());
-    let next = AtomicUsize::new(0);
-    let results = Mutex::new(Vec::new());
-    let work = || {
-        loop {
-            let number = next.fetch_add(1, Ordering::Relaxed);
-            let Some((kernel, batch)) = tasks.get(number) else { break };
-            let result = bench.measure(kernel, batch);
-            progress.inc(1);
-            match results.lock() {
-                Ok(mut results) => results.push((number, result)),
-                Err(poisoned) => poisoned.into_inner().push((number, result)),
-            }
-        }
-    };
-    let workers = thread::available_parallelism().map_or(1, usize::from).min(MOST_AT_A_TIME);
-    thread::scope(|scope| {
-        for _ in 0..workers {
-            scope.spawn(work);
-        }
-    });
-    progress.finish_and_clear();
-    let mut results = results.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
-    results.sort_by_key(|(number, _)| *number);
-    let nothing = || Measured { kernel: String::new(), programs: Vec::new() };
-    let mut all = [nothing(), nothing()];
-    for (number, result) in results {
-        let Measured { kernel, programs } = result?;
-        let sum = &mut all[number % 2];
-        sum.kernel = kernel;
-        sum.programs.extend(programs);
-    }
-    Ok(all)
-}
-
-/// A bar on standard error; indicatif hides it where that is no terminal.
-fn progress(bench: &Bench, machines: usize) -> ProgressBar {
-    let template = "{msg:8} [{bar:40}] {pos} of {len} machines  {elapsed}";
-    let style = ProgressStyle::with_template(template).expect("the template is a constant");
-    let progress = ProgressBar::new(machines as u64).with_style(style);
-    progress.set_message(bench.architecture.name());
-    progress.enable_steady_tick(Duration::from_secs(1));
-    progress
 }

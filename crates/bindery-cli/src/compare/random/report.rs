@@ -6,10 +6,10 @@ use bindery_cli::guest::Architecture;
 use serde::Serialize;
 
 use super::super::counts::{Counter, Counts};
+use super::super::interpreter::Program;
+use super::super::interpreter::machines::{Executed, Measured};
+use super::super::interpreter::step::Class;
 use super::dearer;
-use super::grammar::Program;
-use super::machines::{Executed, Measured};
-use super::step::Class;
 use crate::output::thousands;
 
 /// A step that takes more than so many times Linux's instructions is dearer.
@@ -30,7 +30,7 @@ pub struct Line {
     /// Our instructions divided by Linux's.
     pub ratio: f64,
     /// Why it is dearer, where it is and that is known.
-    pub reason: Option<&'static str>,
+    pub reason: Option<String>,
     pub bindery_result: i64,
     pub linux_result: i64,
     pub bindery: Counts<u64>,
@@ -109,7 +109,7 @@ pub fn tables(lines: &[Line], worst: usize) -> String {
         text += &format!(
             "{ratio:5.2}  {ours:>13}  {linux:>13}  {place:12}  {class}: {detail}, folios of {folios} KiB\n"
         );
-        if let Some(reason) = line.reason {
+        if let Some(reason) = &line.reason {
             text += &format!("{:48}known: {reason}\n", "");
         }
     }
@@ -180,6 +180,7 @@ pub fn conclusion(lines: &[Line]) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::super::counts::tests::with_kernel;
+    use super::super::grammar;
     use super::*;
 
     fn measured(program: &Program, kernel: impl Fn(usize) -> (i64, u64)) -> Measured {
@@ -191,7 +192,7 @@ mod tests {
     }
 
     fn compared(ours: impl Fn(usize) -> (i64, u64)) -> Vec<Line> {
-        let program = Program::from_seed(3);
+        let program = grammar::program(3);
         let linux = measured(&program, |_| (0, 1_000));
         let ours = measured(&program, ours);
         lines(Architecture::X86_64, &[program], &ours, &linux)
@@ -200,7 +201,7 @@ mod tests {
     #[test]
     fn the_dearest_step_comes_first() {
         let lines = compared(|step| (0, 1_000 + step as u64));
-        let last = Program::from_seed(3).steps.len() - 1;
+        let last = grammar::program(3).steps.len() - 1;
         assert_eq!(lines[0].step, last);
         assert!(lines.iter().all(|line| !line.is_unexplained()));
     }
@@ -225,7 +226,7 @@ mod tests {
 
     #[test]
     fn steps_without_work_of_the_kernel_are_left_out() {
-        let program = Program::from_seed(3);
+        let program = grammar::program(3);
         let idle = measured(&program, |_| (0, 20));
         assert!(lines(Architecture::X86_64, &[program], &idle, &idle).is_empty());
     }

@@ -1,6 +1,6 @@
-//! Operations that no workload has, each as a short program for the interpreter of `compare random`.
+//! Operations that no workload has, each as a short program for the interpreter.
 
-use super::super::random::step::{Class, Step};
+use super::super::interpreter::step::{Class, Step};
 use crate::size::{GIB, KIB, MIB};
 
 /// A program, some of whose steps are an operation of the table.

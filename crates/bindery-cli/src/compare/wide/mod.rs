@@ -16,9 +16,8 @@ use serde::Serialize;
 
 use super::counts::{Counter, Counts};
 use super::guests::Repeat;
+use super::interpreter::{self, Program, machines};
 use super::measure::{self, Plan};
-use super::random::grammar::Program;
-use super::random::{self, machines};
 use super::results::Comparison;
 use super::rows::{FOLIOS, Workload};
 use crate::output::{JsonFile, show, thousands};
@@ -111,8 +110,8 @@ fn of_workloads(architecture: Architecture) -> Result<Vec<Line>, Problem> {
 }
 
 fn of_cases(architecture: Architecture) -> Result<Vec<Line>, Problem> {
-    let (bench, _) = random::prepare(architecture)?;
-    let linux = random::linux(architecture)?;
+    let (bench, _) = interpreter::prepare(architecture)?;
+    let linux = interpreter::linux(architecture)?;
     let ours = super::ours(architecture)?;
     let cases = cases::all();
     let mut lines = Vec::new();
@@ -121,7 +120,7 @@ fn of_cases(architecture: Architecture) -> Result<Vec<Line>, Problem> {
             .zip(&cases)
             .map(|(seed, case)| Program { seed, folio, steps: case.steps.clone() })
             .collect();
-        let [ours, linux] = random::measure(&bench, [&ours, &linux], &programs)?;
+        let [ours, linux] = interpreter::measure(&bench, [&ours, &linux], &programs)?;
         for (number, case) in cases.iter().enumerate() {
             let ours = means(case, &ours.programs[number])?;
             let linux = means(case, &linux.programs[number])?;

@@ -1,13 +1,13 @@
 //! `bindery compare working-set`: a working set larger than memory, and how many pages each kernel
 //! moves between memory and its compressed swap device.
 //!
-//! Nothing is counted by a plugin, and the machines run by the host's clock: what is compared is
-//! what each kernel says of itself in `/proc/vmstat`.
+//! No plugin counts: each kernel tells the pages that it moved in `/proc/vmstat`. The machines' clock
+//! counts instructions, so a run moves the same pages every time.
 //!
 //! | file | what |
 //! |---|---|
 //! | `run` | one run of the workload, and what it has told |
-//! | `machines` | the machines: both kernels have as much memory for programs |
+//! | `machines` | the machines: both kernels have as many frames for programs |
 //! | `report` | a line for each run, and the medians |
 
 mod machines;
@@ -21,12 +21,12 @@ use bindery_cli::guest::{Architecture, Problem, busybox, linux};
 
 use super::guests::Kernel;
 use super::plugin::Emulator;
-use super::{ours, programs};
+use super::{ours, parallel, programs};
 use crate::output::show;
 use crate::size::{GIB, MIB, parse_bytes};
 use machines::{Bench, Booted};
 use report::Line;
-use run::{Moved, Order, Run, WORKLOAD};
+use run::{Order, Run, WORKLOAD};
 
 const HELP: &str = "\
 The workload
@@ -110,21 +110,26 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
 
 fn compare(arguments: &Arguments, architecture: Architecture) -> Result<(), Problem> {
     let program = programs::build(architecture, WORKLOAD)?;
-    let bench =
-        Bench { architecture, busybox: busybox::program(architecture)?, program: program.path };
-    let bindery = bench.boot("Bindery", ours(architecture)?, arguments.memory)?;
+    let bench = Bench {
+        architecture,
+        emulator: Emulator::installed(architecture)?.version,
+        busybox: busybox::program(architecture)?,
+        program: program.path,
+    };
+    let first = Run { size: arguments.size, order: Order::Random, processes: 1, seed: 1 };
+    let bindery = bench.boot("Bindery", ours(architecture)?, arguments.memory, first)?;
     let linux = match linux(arguments, architecture)? {
-        Some(kernel) => Some(bench.boot_like(&bindery, "Linux", kernel)?),
+        Some(kernel) => Some(bench.boot_like(&bindery, "Linux", kernel, first)?),
         None => None,
     };
     let kernels: Vec<Booted> = [Some(bindery), linux].into_iter().flatten().collect();
-    let emulator = Emulator::installed(architecture)?.version;
-    show(&report::heading(architecture, &emulator, &program.library, arguments.size, &kernels))?;
+    let emulator = &bench.emulator;
+    show(&report::heading(architecture, emulator, &program.library, arguments.size, &kernels))?;
     let mut lines = Vec::new();
     for run in runs(arguments) {
-        for kernel in &kernels {
-            let moved: Moved = bench.measure(kernel, run)?;
-            let line = Line { run, kernel: kernel.name, moved };
+        let moved = parallel::all(architecture, &kernels, |kernel| bench.measure(kernel, run));
+        for (kernel, moved) in kernels.iter().zip(moved) {
+            let line = Line { run, kernel: kernel.name, moved: moved? };
             show(&line.to_string())?;
             lines.push(line);
         }

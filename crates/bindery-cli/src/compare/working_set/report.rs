@@ -20,12 +20,14 @@ pub struct Line {
 impl fmt::Display for Line {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Run { order, processes, seed, .. } = self.run;
-        let Moved { into_memory, out } = self.moved;
-        let [into_memory, out, all] = [into_memory, out, self.moved.all()].map(thousands);
+        let Moved { into_memory, out, frames } = self.moved;
+        let all = self.moved.all();
+        let [into_memory, out, all, frames] = [into_memory, out, all, frames].map(thousands);
         let kernel = self.kernel;
         writeln!(
             f,
-            "{order:10} {processes:>10} {seed:>5}  {kernel:8} {into_memory:>10} {out:>10} {all:>10}"
+            "{order:10} {processes:>10} {seed:>5}  {kernel:8} {into_memory:>10} {out:>10} {all:>10} \
+             {frames:>10}"
         )
     }
 }
@@ -39,15 +41,16 @@ pub fn heading(
     kernels: &[Booted],
 ) -> String {
     let mut text = format!(
-        "\n{architecture}, QEMU {emulator} (TCG, one CPU), linked with {library}\n\
+        "\n{architecture}, QEMU {emulator} (TCG, one CPU, -icount), linked with {library}\n\
          {WORKLOAD} {} --processes N --seed N [--random]\n",
         options(size)
     );
-    for Booted { name, version, memory, available, .. } in kernels {
-        let [memory, available] = [memory, available].map(|bytes| *bytes as f64 / MIB as f64);
-        let _ = writeln!(text, "{name:8} {memory:.1} MiB, {available:.1} MiB available; {version}");
+    for Booted { name, version, memory, frames, .. } in kernels {
+        let (memory, frames) = (*memory as f64 / MIB as f64, thousands(*frames));
+        let _ = writeln!(text, "{name:8} {memory:.1} MiB, {frames} frames; {version}");
     }
-    text + "\npages moved\norder       processes  seed  kernel           in        out     in all\n"
+    text + "\npages moved, and the frames in which the working set was meanwhile\n\
+            order       processes  seed  kernel           in        out     in all     frames\n"
 }
 
 /// For each kind of run the median of all seeds, and how many pages Bindery moved for each of
@@ -101,14 +104,14 @@ mod tests {
 
     fn line(order: Order, seed: u64, kernel: &'static str, out: u64) -> Line {
         let run = Run { size: MIB, order, processes: 4, seed };
-        Line { run, kernel, moved: Moved { into_memory: 1_000, out } }
+        Line { run, kernel, moved: Moved { into_memory: 1_000, out, frames: 900 } }
     }
 
     #[test]
     fn a_line_is_as_wide_as_its_head() {
         let text = line(Order::Random, 2, "Bindery", 608_288).to_string();
         let words: Vec<&str> = text.split_whitespace().collect();
-        assert_eq!(words, ["random", "4", "2", "Bindery", "1,000", "608,288", "609,288"]);
+        assert_eq!(words, ["random", "4", "2", "Bindery", "1,000", "608,288", "609,288", "900"]);
         let head = heading(Architecture::X86_64, "7.2", "musl", MIB, &[]);
         assert_eq!(head.lines().last().unwrap().len(), text.trim_end().len());
     }

@@ -6,7 +6,7 @@ use bindery_cli::guest::Problem;
 use clap::ValueEnum;
 
 use super::super::script::{BEGIN, LOAD_SWAP, SWAP_MODULES, TO_HOST, failed, told};
-use crate::size::{KIB, MIB};
+use crate::size::MIB;
 
 /// The workload, and its source under `programs/workloads`.
 pub const WORKLOAD: &str = "working_set";
@@ -63,6 +63,8 @@ pub fn options(size: u64) -> String {
 pub struct Moved {
     pub into_memory: u64,
     pub out: u64,
+    /// Frames that held pages of the working set during the visits, on average.
+    pub frames: u64,
 }
 
 impl Moved {
@@ -76,22 +78,17 @@ impl Moved {
 pub struct Told {
     /// The kernel, as it names itself.
     pub kernel: String,
-    /// Bytes that were available (`MemAvailable`) when the workload began.
-    pub available: u64,
-    /// None where nothing was run.
-    pub moved: Option<Moved>,
+    pub moved: Moved,
 }
 
-/// The first program of both kernels. It has a run of the workload, or only tells how much memory
-/// there is. The modules' files would take memory from the workload.
-pub fn script(run: Option<Run>) -> String {
-    let command = run.map_or_else(|| "true".to_owned(), |run| run.command());
+/// The first program of both kernels. The modules' files would take memory from the workload.
+pub fn script(run: Run) -> String {
+    let command = run.command();
     format!(
         "{BEGIN}{LOAD_SWAP}\n\
          $box rm -rf {SWAP_MODULES}\n\
          $box sleep 3\n\
          echo \"{TO_HOST}kernel $($box uname -srv)\"\n\
-         echo \"{TO_HOST}$($box grep MemAvailable /proc/meminfo)\"\n\
          {command}\n\
          echo \"{TO_HOST}status $?\"\n\
          $box poweroff -f\n"
@@ -103,40 +100,32 @@ pub fn script(run: Option<Run>) -> String {
 /// # Errors
 /// A setting was refused; or the workload failed, did not find what it wrote, or did not come to
 /// its end.
-pub fn judge(console: &str, run: Option<Run>) -> Result<Told, Problem> {
-    let (mut kernel, mut available, mut succeeded) = (None, None, false);
+pub fn judge(console: &str) -> Result<Told, Problem> {
+    let (mut kernel, mut succeeded) = (None, false);
     for line in told(console) {
         match line.split_once(' ') {
             Some(("kernel", name)) => kernel = Some(name.to_owned()),
-            Some(("MemAvailable:", size)) => available = kibibytes(size),
             Some(("status", "0")) => succeeded = true,
             _ => return Err(failed(line, console)),
         }
     }
     let moved = console.lines().find_map(moved);
     let verified = console.contains("contents are right");
-    match (kernel, available, moved, run) {
-        (Some(kernel), Some(available), _, None) if succeeded => {
-            Ok(Told { kernel, available, moved: None })
-        }
-        (Some(kernel), Some(available), Some(moved), Some(_)) if succeeded && verified => {
-            Ok(Told { kernel, available, moved: Some(moved) })
-        }
+    match (kernel, moved) {
+        (Some(kernel), Some(moved)) if succeeded && verified => Ok(Told { kernel, moved }),
         _ => Err(failed("it did not come to its end", console)),
     }
 }
 
-/// `480524 kB`, in bytes.
-fn kibibytes(text: &str) -> Option<u64> {
-    text.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(KIB)
-}
-
-/// `working_set: 10 pages came back, 20 went out, 30 in all`
+/// `working_set: 10 pages came back, 20 went out, 30 in all, in 40 frames`
 fn moved(line: &str) -> Option<Moved> {
     let (_, line) = line.split_once("working_set: ")?;
     let (into_memory, line) = line.split_once(" pages came back, ")?;
-    let (out, _) = line.split_once(" went out, ")?;
-    Some(Moved { into_memory: into_memory.parse().ok()?, out: out.parse().ok()? })
+    let (out, line) = line.split_once(" went out, ")?;
+    let (_, line) = line.split_once(" in all, in ")?;
+    let (frames, _) = line.split_once(" frames")?;
+    let number = |text: &str| text.parse().ok();
+    Some(Moved { into_memory: number(into_memory)?, out: number(out)?, frames: number(frames)? })
 }
 
 #[cfg(test)]
@@ -147,28 +136,16 @@ mod tests {
     const RUN: Run = Run { size: 64 * MIB, order: Order::Random, processes: 4, seed: 2 };
 
     const GOOD: &str = "[ 0.1] noise\r\ncompare: kernel Linux 7.2.13 #1\r\n\
-        compare: MemAvailable:     480524 kB\r\n\
         working_set: contents are right after 1 passes\r\n\
-        [ 9.9] working_set: 10 pages came back, 20 went out, 30 in all\r\n\
+        [ 9.9] working_set: 10 pages came back, 20 went out, 30 in all, in 40 frames\r\n\
         compare: status 0\r\n";
 
     #[test]
-    fn a_run_that_succeeds_tells_how_many_pages_it_moved() {
-        let told = judge(GOOD, Some(RUN)).unwrap();
-        assert_eq!((&*told.kernel, told.available), ("Linux 7.2.13 #1", 480_524 * KIB));
-        let moved = told.moved.unwrap();
-        assert_eq!((moved.into_memory, moved.out, moved.all()), (10, 20, 30));
-    }
-
-    #[test]
-    fn a_machine_without_a_run_tells_its_memory() {
-        let bare: String = GOOD
-            .lines()
-            .filter(|line| !line.contains("working_set"))
-            .collect::<Vec<_>>()
-            .join("\n");
-        assert_eq!(judge(&bare, None).unwrap().moved, None);
-        assert!(judge(&bare, Some(RUN)).is_err());
+    fn a_run_that_succeeds_tells_how_many_pages_it_moved_in_how_many_frames() {
+        let told = judge(GOOD).unwrap();
+        assert_eq!(told.kernel, "Linux 7.2.13 #1");
+        let moved = told.moved;
+        assert_eq!((moved.into_memory, moved.out, moved.all(), moved.frames), (10, 20, 30, 40));
     }
 
     #[test]
@@ -178,13 +155,13 @@ mod tests {
             ("compare: status 0", ""),
             ("contents are right", "page 7, word 3 is 0"),
             ("20 went out", "some went out"),
-            ("480524 kB", "much"),
+            ("in 40 frames", "in many frames"),
             ("compare: kernel", "kernel"),
             ("[ 0.1] noise", "compare: refused swapon"),
         ] {
             let console = GOOD.replace(from, to);
             assert_ne!(console, GOOD);
-            assert!(judge(&console, Some(RUN)).is_err(), "{to}");
+            assert!(judge(&console).is_err(), "{to}");
         }
     }
 
@@ -192,13 +169,11 @@ mod tests {
     fn the_script_is_one_for_a_shell_and_runs_the_workload_in_the_order_wanted() {
         let wanted = "/bin/working_set --mib 64 --passes 1 --swap --moved --verify \
                       --processes 4 --seed 2 --random\n";
-        let text = script(Some(RUN));
+        let text = script(RUN);
         assert!(text.contains(wanted), "{text}");
         check(&text);
-        let text = script(Some(Run { order: Order::Sequential, ..RUN }));
+        let text = script(Run { order: Order::Sequential, ..RUN });
         assert!(!text.contains("--random"), "{text}");
-        let text = script(None);
-        assert!(!text.contains("/bin/working_set"), "{text}");
         check(&text);
     }
 }

@@ -5,28 +5,22 @@ use std::ffi::OsString;
 use std::fmt::Write;
 use std::fs;
 use std::path::PathBuf;
-use std::time::Duration;
 
-use bindery_cli::guest::command_line::CommandLine;
 use bindery_cli::guest::initramfs::{EXECUTABLE, PLAIN};
-use bindery_cli::guest::kernel::SYMBOLS_PATH;
-use bindery_cli::guest::machine::{Clock, Machine, Output, Plugin, TimedOut};
+use bindery_cli::guest::machine::{Machine, Plugin};
 use bindery_cli::guest::{Architecture, Problem};
 
 use super::super::cache::{self, Record};
 use super::super::counts::{self, Counts};
 use super::super::guests::{self, Kernel};
 use super::super::script;
-use super::grammar::Program;
-use crate::size::{FolioSize, GIB, KIB};
+use super::Program;
+use crate::size::{FolioSize, KIB};
 
 /// The workload's name.
 pub const WORKLOAD: &str = "random";
 /// The number of the phase in `programs/include/mark.h`.
 const PHASE_STEP: u16 = 160;
-
-const MEMORY: u64 = 3 * GIB;
-const TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
 /// All that the machines of one architecture have in common.
 #[derive(Debug)]
@@ -103,26 +97,15 @@ impl Bench {
 
     /// Runs a machine to its end: the name of its kernel, and the programs' results.
     fn run(&self, machine: &Machine, programs: &[Program]) -> Result<(String, String), Problem> {
-        let outcome = machine.run(Output::Capture)?;
-        let console = String::from_utf8_lossy(&outcome.console);
         let seeds = match programs {
             [only] => format!("seed {}", only.seed),
             [first, .., last] => format!("seeds {} to {}", first.seed, last.seed),
             [] => "no seed".to_owned(),
         };
-        let failed = |problem: &dyn std::fmt::Display| {
-            Problem::Failed(format!("{WORKLOAD}, {seeds}, {}: {problem}", self.architecture))
-        };
-        if let Some(panic) = outcome.panic {
-            return Err(failed(&format!("the kernel died: {panic}")));
-        }
-        if let TimedOut::After(time) = outcome.timed_out {
-            let seconds = time.as_secs();
-            return Err(failed(&format!(
-                "it was ended after {seconds} s; the console:\n{console}"
-            )));
-        }
-        judge(&console, programs.len()).map_err(|error| failed(&error))
+        let what = format!("{WORKLOAD}, {seeds}, {}", self.architecture);
+        let console = guests::console(machine, &what)?;
+        judge(&console, programs.len())
+            .map_err(|error| Problem::Failed(format!("{what}: {error}")))
     }
 
     fn machine(
@@ -140,27 +123,11 @@ impl Bench {
             files.file(&format!("/programs/{}", program.seed), PLAIN, program.text())?;
         }
         files.file("/init", EXECUTABLE, text(programs))?;
-        let (image, command_line) = match kernel {
-            Kernel::Linux { image, swap, .. } => {
-                guests::add_swap_modules(&mut files, swap)?;
-                (image, guests::lean_command_line(self.architecture))
-            }
-            Kernel::Bindery { image, symbols } => {
-                files.file(SYMBOLS_PATH, PLAIN, symbols.as_str())?;
-                let mut line = CommandLine::new();
-                line.option("seed", "1");
-                line.option("self-test", "off");
-                line.argument("/bin/busybox").argument("sh").argument("/init");
-                (image, line.to_string())
-            }
-        };
-        let mut machine = Machine::new(self.architecture, image.clone());
-        machine.memory = MEMORY;
-        machine.clock = Clock::Instructions;
+        if let Kernel::Linux { swap, .. } = kernel {
+            guests::add_swap_modules(&mut files, swap)?;
+        }
+        let mut machine = guests::machine(self.architecture, kernel, files, &guests::CALM)?;
         machine.plugin = Some(Plugin { path: self.plugin.clone(), arguments });
-        machine.initramfs = files.archive();
-        machine.command_line = command_line;
-        machine.timeout = Some(TIMEOUT);
         Ok(machine)
     }
 }
@@ -242,12 +209,13 @@ fn measured(record: &Record, programs: &[Program]) -> Result<Measured, Problem> 
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::random::grammar;
     use super::super::super::script::tests::check;
     use super::*;
 
     #[test]
     fn the_script_is_one_for_a_shell_and_runs_each_program_with_its_folios() {
-        let programs: Vec<_> = (0..20).map(Program::from_seed).collect();
+        let programs: Vec<_> = (0..20).map(grammar::program).collect();
         let script = text(&programs);
         check(&script);
         assert_eq!(script.matches("/bin/random /programs/").count(), 20);
@@ -257,7 +225,7 @@ mod tests {
 
     #[test]
     fn steps_get_their_results_and_their_counts_in_order() {
-        let program = Program::from_seed(1);
+        let program = grammar::program(1);
         let count = program.steps.len();
         let results: Vec<_> = (0..count).map(|number| number.to_string()).collect();
         let mut text =
