@@ -16,6 +16,8 @@ thread_local! {
     static HOOKED: Cell<bool> = const { Cell::new(false) };
     /// In how many read sections this thread is.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
+    /// The lowest address of the stack at which the core called the platform.
+    static LOWEST: Cell<usize> = const { Cell::new(usize::MAX) };
     /// What was done since it entered the outermost.
     static DONE: Cell<Section> = const { Cell::new(Section { entries: 0, tables: 0, bytes: 0 }) };
 }
@@ -69,8 +71,29 @@ impl<A: Walk> Measured<A> {
     }
 
     fn moved(&self, frames: u32) {
+        note_stack();
         add(Section { bytes: u64::from(frames) * PAGE_SIZE, ..Section::default() });
     }
+}
+
+/// Bytes of stack that `work` takes, down to the deepest call of the platform that this module sees: read
+/// sections, and bytes that are zeroed or copied.
+#[inline(never)]
+pub fn stack_taken(work: impl FnOnce()) -> usize {
+    let here = address_of_a_local();
+    LOWEST.set(here);
+    work();
+    here - LOWEST.get()
+}
+
+#[inline(never)]
+fn address_of_a_local() -> usize {
+    let local = 0_u8;
+    std::hint::black_box(&raw const local).addr()
+}
+
+fn note_stack() {
+    LOWEST.set(LOWEST.get().min(address_of_a_local()));
 }
 
 fn add(more: Section) {
@@ -127,6 +150,7 @@ unsafe impl<A: Walk> Platform for Measured<A> {
         {
             hook();
         }
+        note_stack();
         self.machine.enter_read();
         self.steps.fetch_add(1, Relaxed);
         if DEPTH.get() == 0 {

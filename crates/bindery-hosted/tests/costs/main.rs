@@ -10,3 +10,4 @@ mod large_folio_effort;
 mod nothing_there;
 mod scale;
 mod sections;
+mod stack;

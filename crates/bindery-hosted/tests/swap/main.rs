@@ -7,6 +7,7 @@ mod collapse;
 mod device;
 mod device_errors;
 mod discard;
+mod exhausted;
 mod failures;
 mod faults;
 mod fixture;

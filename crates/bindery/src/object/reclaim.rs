@@ -61,6 +61,33 @@ pub enum ObjectFolio {
     NotReclaimable,
 }
 
+impl ObjectFolio {
+    /// Whether it stays, and another look may find that it can go.
+    pub(crate) fn may_go_later(self) -> bool {
+        matches!(self, Self::Used | Self::Busy)
+    }
+}
+
+/// What a look of reclaim at folios has brought.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Looked {
+    /// Pages that were freed.
+    pub(crate) freed: u64,
+    /// Another look may free more: a folio was used, or another thread had it locked.
+    pub(crate) later: bool,
+}
+
+impl Looked {
+    pub(crate) const NOTHING: Self = Self { freed: 0, later: false };
+}
+
+impl From<ObjectFolio> for Looked {
+    fn from(folio: ObjectFolio) -> Self {
+        let freed = if let ObjectFolio::Freed(pages) = folio { u64::from(pages) } else { 0 };
+        Self { freed, later: folio.may_go_later() }
+    }
+}
+
 /// What saves a folio from reclaim.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Spare {
@@ -87,7 +114,7 @@ pub(crate) fn reclaim_folio<P: Platform>(
     let first = first.first();
     match owner {
         Owner::File(object) => evict(memory, object.cast(), *held, first, &lock, spare),
-        Owner::Memory(object) if memory.has_swap() => {
+        Owner::Memory(object) if memory.has_room_in_swap() => {
             send_to_swap(memory, object.cast(), Leaving::locked(lock, held, first), spare)
         }
         Owner::Memory(_) => ObjectFolio::NotReclaimable,
@@ -96,6 +123,8 @@ pub(crate) fn reclaim_folio<P: Platform>(
 }
 
 /// Sends a folio of shared memory to swap.
+// Its lists are on the stack, where the folios of files have no use for them.
+#[inline(never)]
 fn send_to_swap<P: Platform>(
     memory: &Memory<P>,
     object: NonNull<ObjectState>,

@@ -15,7 +15,7 @@ use crate::platform::Platform;
 use crate::table::out_batch::OutBatch;
 
 use super::ObjectState;
-use super::reclaim::Spare;
+use super::reclaim::{Looked, ObjectFolio, Spare};
 use super::swap_out::{Leaving, add_folios, swap_out};
 
 /// Folios that lie in the same part of this many pages of an object go together: one table may map
@@ -23,8 +23,8 @@ use super::swap_out::{Leaving, add_folios, swap_out};
 const WINDOW: u64 = 512;
 
 /// Looks at a folio of shared memory, and at those after it that were not looked at in this turn of
-/// the clock, up to `most` pages: those that were not used lately go to swap. Says how many pages
-/// were freed. Never waits for a sleeping lock; not in a read section.
+/// the clock, up to `most` pages: those that were not used lately go to swap, by way of `batch`, which
+/// is empty before and after. Never waits for a sleeping lock; not in a read section.
 ///
 /// Complexity: as [`swap_out`].
 pub(crate) fn reclaim_around<P: Platform>(
@@ -32,10 +32,13 @@ pub(crate) fn reclaim_around<P: Platform>(
     held: Reference<'_, P>,
     turn: Turn,
     most: u64,
-) -> u64 {
-    let Some(lock) = memory.frames.try_lock_folio(&memory.platform, *held) else { return 0 };
+    batch: &mut OutBatch,
+) -> Looked {
+    let Some(lock) = memory.frames.try_lock_folio(&memory.platform, *held) else {
+        return ObjectFolio::Busy.into();
+    };
     let FolioOwner { owner: Owner::Memory(object), first } = lock.owner(&memory.platform) else {
-        return 0;
+        return Looked::NOTHING;
     };
     let (object, first): (NonNull<ObjectState>, u64) = (object.cast(), first.first());
     // SAFETY: the object owns the folio, whose lock is held: it lives until it has let the folio
@@ -51,7 +54,6 @@ pub(crate) fn reclaim_around<P: Platform>(
     add_folios(memory, object, next, u32::MAX, &mut folios, |leaving| {
         !leaving.is_looked_at(memory, turn)
     });
-    let mut batch = OutBatch::new();
-    swap_out(memory, object, &mut folios, Spare::Used, &mut batch);
-    batch.write_out(memory)
+    let later = swap_out(memory, object, &mut folios, Spare::Used, batch).may_go_later();
+    Looked { freed: batch.write_out(memory), later }
 }

@@ -51,7 +51,9 @@ impl<P: Platform> Object<'_, P> {
         let first = offset >> PAGE_SHIFT;
         let (memory, end) = (self.memory, pages_of(end));
         // What was stored is not dirty any more, and is not stored once more.
-        memory.retry(|| save(memory, self.state(), first, end, Until::FatalSignal))
+        memory.retry(|| save(memory, self.state(), first, end, Until::FatalSignal))?;
+        memory.clock.exhausted.forget();
+        Ok(())
     }
 }
 

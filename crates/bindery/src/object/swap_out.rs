@@ -54,6 +54,19 @@ pub(crate) struct Leaving<'m, P: Platform> {
     pub(super) held: Reference<'m, P>,
     /// Where its first page belongs.
     pub(crate) first: u64,
+    plan: Plan,
+}
+
+/// Where a folio goes, and why it may stay after all.
+#[derive(Default)]
+struct Plan {
+    /// None as long as it is not looked at.
+    slots: Option<SlotRun>,
+    mapped: bool,
+    /// An entry was used since the last look.
+    used: bool,
+    /// Why it stays after all.
+    stays: Option<ObjectFolio>,
 }
 
 impl<'m, P: Platform> Leaving<'m, P> {
@@ -70,7 +83,8 @@ impl<'m, P: Platform> Leaving<'m, P> {
         let FolioOwner { owner, first } = lock.owner(&memory.platform);
         let ours = matches!(owner, Owner::Memory(owner) if ptr::addr_eq(owner.as_ptr(), object));
         let first = first.first();
-        (ours && memory.frames.mappings(*held) <= mappings).then_some(Self { lock, held, first })
+        let wanted = ours && memory.frames.mappings(*held) <= mappings;
+        wanted.then(|| Self::locked(lock, held, first))
     }
 
     /// Whether reclaim has looked at it in this turn; from now on it has.
@@ -87,7 +101,12 @@ impl<'m, P: Platform> Leaving<'m, P> {
 
     /// The same of a folio that is locked and known to be the object's.
     pub(super) fn locked(lock: FolioLock<'m, P>, held: Reference<'m, P>, first: u64) -> Self {
-        Self { lock, held, first }
+        Self { lock, held, first, plan: Plan::default() }
+    }
+
+    /// Whether it has one of the pages.
+    fn has_any(&self, pages: PageRange) -> bool {
+        self.first < pages.end && pages.first < self.end()
     }
 }
 
@@ -122,27 +141,9 @@ pub(crate) fn add_folios<'m, P: Platform>(
     from
 }
 
-/// A folio that is to go, and where to.
-struct Planned<'m, P: Platform> {
-    leaving: Leaving<'m, P>,
-    slots: SlotRun,
-    mapped: bool,
-    /// An entry was used since the last look.
-    used: bool,
-    /// Why it stays after all.
-    stays: Option<ObjectFolio>,
-}
-
-impl<P: Platform> Planned<'_, P> {
-    /// Whether it has one of the pages.
-    fn has_any(&self, pages: PageRange) -> bool {
-        self.leaving.first < pages.end && pages.first < self.leaving.end()
-    }
-}
-
 /// Sends folios of `object`, which rise, to swap, as far as they can go; those that do are in the
 /// batch, to be written out. Never waits for a sleeping lock; not in a read section. Says what has
-/// become of the last that was looked at.
+/// become of the last that was looked at, or why one stays that may go later.
 ///
 /// Complexity: O(log n) for each of the VMAs that map pages of the folios, of n that map the
 /// object, and in the entries there and the slots of the index.
@@ -164,44 +165,50 @@ pub(crate) fn swap_out<'m, P: Platform>(
         folios.clear();
         return ObjectFolio::Busy;
     };
-    let mut last = ObjectFolio::Busy;
-    let mut planned = ArrayVec::<Planned<'m, P>, FOLIOS>::new();
+    let mut last = None;
+    let mut note = |what: ObjectFolio| {
+        if !last.is_some_and(ObjectFolio::may_go_later) {
+            last = Some(what);
+        }
+    };
     let count = folios.len() as u32;
-    for (number, leaving) in (0..).zip(folios.drain(..)) {
+    for (number, leaving) in (0..).zip(folios.iter_mut()) {
         match plan(memory, object, leaving, spare, batch, count - number) {
-            Ok(plan) => planned.push(plan),
-            Err(why) => last = why,
+            Ok(plan) => leaving.plan = plan,
+            Err(why) => note(why),
         }
     }
-    if planned.iter().any(|plan| plan.mapped) {
-        unmap(memory, object, &mut planned, spare, &alone.proof);
+    folios.retain(|leaving| leaving.plan.slots.is_some());
+    if folios.iter().any(|leaving| leaving.plan.mapped) {
+        unmap(memory, object, folios, spare, &alone.proof);
     }
     // After the entries, which lead to the folios: a thread that has pinned one is seen.
     fence(Ordering::SeqCst);
-    for plan in planned {
-        last = match plan.stays {
+    for leaving in folios.drain(..) {
+        let Plan { slots: Some(slots), stays, .. } = leaving.plan else { continue };
+        note(match stays {
             Some(why) => {
-                memory.free_unused_slots(plan.slots);
+                memory.free_unused_slots(slots);
                 why
             }
-            None => match send(memory, object, plan, batch) {
+            None => match send(memory, object, leaving, slots, batch) {
                 Ok(pages) => ObjectFolio::Freed(pages),
                 Err(why) => why,
             },
-        };
+        });
     }
-    last
+    last.unwrap_or(ObjectFolio::Busy)
 }
 
 /// Looks whether the folio may go, and finds slots for it.
-fn plan<'m, P: Platform>(
-    memory: &'m Memory<P>,
+fn plan<P: Platform>(
+    memory: &Memory<P>,
     object: &ObjectState,
-    leaving: Leaving<'m, P>,
+    leaving: &Leaving<'_, P>,
     spare: Spare,
     batch: &mut OutBatch,
     left: u32,
-) -> Result<Planned<'m, P>, ObjectFolio> {
+) -> Result<Plan, ObjectFolio> {
     let victim = Victim { memory, object, folio: *leaving.held, first: leaving.first };
     let may = object.pages.look(&memory.platform, |index| victim.may_go(index, spare));
     let mapped = match may {
@@ -211,7 +218,7 @@ fn plan<'m, P: Platform>(
     };
     let order = leaving.held.order;
     let slots = batch.slots(memory, order, left).ok_or(ObjectFolio::NotReclaimable)?;
-    Ok(Planned { leaving, slots, mapped, used: false, stays: None })
+    Ok(Plan { slots: Some(slots), mapped, used: false, stays: None })
 }
 
 /// Takes away all entries that map the folios, in one walk with one flush for each VMA. What was
@@ -219,11 +226,11 @@ fn plan<'m, P: Platform>(
 fn unmap<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
-    planned: &mut [Planned<'_, P>],
+    folios: &mut [Leaving<'_, P>],
     spare: Spare,
     _: &PagesMayGo,
 ) {
-    let mapped = || planned.iter().filter(|plan| plan.mapped).map(|plan| &plan.leaving);
+    let mapped = || folios.iter().filter(|leaving| leaving.plan.mapped);
     let first = mapped().map(|leaving| leaving.first).min().unwrap_or(0);
     let end = mapped().map(Leaving::end).max();
     let ranges = [PageRange { first, end: end.unwrap_or(first) }];
@@ -238,10 +245,10 @@ fn unmap<P: Platform>(
         };
         if stays.is_some() {
             let pages = PageRange::from_count(hit.vma.page_offset_of(part.start()), part.pages());
-            planned
+            folios
                 .iter_mut()
-                .filter(|plan| plan.has_any(pages))
-                .for_each(|plan| plan.stays = stays);
+                .filter(|leaving| leaving.has_any(pages))
+                .for_each(|leaving| leaving.plan.stays = stays);
         } else {
             // As Linux: a thread that reads in order, or at random, says that it does not come
             // again.
@@ -249,18 +256,19 @@ fn unmap<P: Platform>(
             let recurs = !hit.vma.flags().intersects(once);
             let protected = hit.vma.dropped_protection();
             let zapped = hit.page_table.zap_chosen(part, protected, gather, |mapped| {
-                fate(memory, planned, spare, mapped, recurs)
+                fate(memory, folios, spare, mapped, recurs)
             });
             debug_assert!(zapped.is_ok(), "a huge leaf has lost its deposit");
         }
         Seen { until: part.end(), entries: part.pages().min(HOLD) }
     });
-    for plan in planned.iter_mut().filter(|plan| plan.mapped && plan.stays.is_none()) {
+    for Leaving { held, plan, .. } in folios {
+        if !plan.mapped || plan.stays.is_some() {
+            continue;
+        }
         if walked.is_err() {
             plan.stays = Some(ObjectFolio::Busy);
-        } else if spare == Spare::Used
-            && memory.frames.look(*plan.leaving.held, plan.used) == Eviction::Later
-        {
+        } else if spare == Spare::Used && memory.frames.look(**held, plan.used) == Eviction::Later {
             plan.stays = Some(ObjectFolio::Used);
         }
     }
@@ -269,13 +277,14 @@ fn unmap<P: Platform>(
 /// What becomes of entries, given what is known of their folio by now.
 fn fate<P: Platform>(
     memory: &Memory<P>,
-    planned: &mut [Planned<'_, P>],
+    folios: &mut [Leaving<'_, P>],
     spare: Spare,
     mapped: Mapped,
     recurs: bool,
 ) -> Fate {
-    let known = planned.iter_mut().find(|plan| *plan.leaving.held == mapped.folio);
-    let Some(plan) = known.filter(|plan| plan.stays.is_none()) else { return Fate::Stays };
+    let known = folios.iter_mut().find(|leaving| *leaving.held == mapped.folio);
+    let plan = known.map(|leaving| &mut leaving.plan).filter(|plan| plan.stays.is_none());
+    let Some(plan) = plan else { return Fate::Stays };
     plan.used |= mapped.used && recurs;
     match spare {
         Spare::Used if plan.used || memory.frames.is_hot(mapped.folio) => {
@@ -293,10 +302,11 @@ fn fate<P: Platform>(
 fn send<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
-    plan: Planned<'_, P>,
+    leaving: Leaving<'_, P>,
+    slots: SlotRun,
     batch: &mut OutBatch,
 ) -> Result<u32, ObjectFolio> {
-    let Planned { leaving: Leaving { lock, held, first }, slots, .. } = plan;
+    let Leaving { lock, held, first, .. } = leaving;
     let folio = *held;
     let victim = Victim { memory, object, folio, first };
     let place = memory.send_out(folio, slots, 0, 0);

@@ -19,6 +19,7 @@ use super::pressure::Batch;
 impl<P: Platform> Memory<P> {
     /// Looks at the folio of the frame, and at those around it where it is mapped: what is cold
     /// goes into the batch. Returns how many pages were freed at once.
+    #[inline(never)]
     pub(super) fn reclaim_anonymous<'m>(
         &'m self,
         frame: Frame,
@@ -27,7 +28,10 @@ impl<P: Platform> Memory<P> {
         batch: &mut Batch<'m, P>,
     ) -> u64 {
         let Some(held) = self.frames.try_hold(&self.platform, frame) else { return 0 };
-        let Some(lock) = self.frames.try_lock_folio(&self.platform, *held) else { return 0 };
+        let Some(lock) = self.frames.try_lock_folio(&self.platform, *held) else {
+            batch.later = true;
+            return 0;
+        };
         if self.frames.mappings(*held) == 0 {
             return batch.finish() + self.reclaim_cached(held, lock);
         }
@@ -39,15 +43,24 @@ impl<P: Platform> Memory<P> {
         });
         let (met, used) = victims.elsewhere();
         let complete = matches!(walked, Walked::Visited(_)) && met >= self.frames.mappings(folio);
+        batch.later |= walked == Walked::Busy || (met > 0 && !complete);
         let shared = met > 0 && complete && {
             self.frames.note_look(folio, turn);
-            self.frames.look(folio, used) == Eviction::May
+            let may = self.frames.look(folio, used) == Eviction::May;
+            batch.later |= !may;
+            may
         };
         if victims.took_held() {
             // The lock is the batch's now, and keeps the folio with its mappings.
             lock.leave_to_batch();
-        } else if shared {
+            return 0;
+        }
+        if shared {
             return batch.finish() + self.reclaim_shared(held, lock);
+        }
+        // Or one that cannot go would count as one that may go later, in every turn.
+        if !self.frames.is_looked_at(folio, turn) {
+            self.frames.note_look(folio, turn);
         }
         0
     }

@@ -9,9 +9,9 @@ use crate::Memory;
 use crate::error::{CallError, Failure};
 use crate::platform::Platform;
 
-/// Pages that the first round wants; each later round wants twice as much.
+/// Pages that the first round wants; each later round may want twice as much.
 const FIRST_ROUND: u64 = 32;
-/// Rounds before a call fails: together they ask for more than 2 million pages.
+/// Rounds before a call fails: together they may ask for more than 2 million pages.
 const ROUNDS: u32 = 16;
 
 impl<P: Platform> Memory<P> {
@@ -27,6 +27,10 @@ impl<P: Platform> Memory<P> {
         call: impl FnMut() -> Result<T, Failure<E>>,
     ) -> Result<T, E> {
         let result = self.retry(call);
+        if result.is_ok() {
+            // It may have unlocked, unmapped or protected something: reclaim looks again.
+            self.clock.exhausted.forget();
+        }
         self.free_some();
         result
     }
@@ -80,7 +84,13 @@ impl<P: Platform> Memory<P> {
             return false;
         }
         tried.rounds += 1;
-        if self.reclaim(FIRST_ROUND << (tried.rounds - 1)).freed > 0 {
+        let returned = self.frames.traffic().returned;
+        // The call has failed with so many free frames, and has given back what it had. Where they are
+        // few, it wants few, and others have taken what the last round freed.
+        let available = self.free_frame_count().saturating_sub(self.frames.reserve());
+        let target = (FIRST_ROUND << (tried.rounds - 1)).min((2 * available).max(FIRST_ROUND));
+        let enough = self.free_frame_count() + target;
+        if self.reclaim_until(target, enough).freed > 0 || self.free_frame_count() >= enough {
             return true;
         }
         if first(&mut tried.collect) {
@@ -89,6 +99,10 @@ impl<P: Platform> Memory<P> {
             if self.free_frame_count() > before {
                 return true;
             }
+        }
+        // The hook may end a program: not where another CPU has freed some since the call failed.
+        if self.frames.traffic().returned > returned && first(&mut tried.last) {
+            return true;
         }
         first(&mut tried.hook) && self.platform.out_of_memory()
     }
@@ -102,6 +116,8 @@ struct Tried {
     drain: bool,
     /// What the embedder keeps was given back, the purge of its kernel map among it.
     collect: bool,
+    /// The call was made once more before that.
+    last: bool,
     /// The embedder was told.
     hook: bool,
 }

@@ -3,24 +3,31 @@
 use crate::Memory;
 use crate::addr::Frame;
 use crate::frame::{FrameRange, OwnerKind, Turn};
-use crate::object::reclaim::{ObjectFolio, Spare, reclaim_folio};
+use crate::object::reclaim::{Looked, ObjectFolio, Spare, reclaim_folio};
 use crate::object::reclaim_shared::reclaim_around;
 use crate::platform::Platform;
+use crate::table::out_batch::OutBatch;
 
 impl<P: Platform> Memory<P> {
-    /// Looks at the folio of the frame, and at those after it, up to `most` pages. Returns how many pages were freed.
-    pub(super) fn reclaim_shared_memory(&self, frame: Frame, turn: Turn, most: u64) -> u64 {
+    /// Looks at the folio of the frame, and at those after it, up to `most` pages. They go by way of
+    /// `batch`.
+    // Their list is on the stack, where the paths of other folios have no use for it.
+    #[inline(never)]
+    pub(super) fn reclaim_shared_memory(
+        &self,
+        frame: Frame,
+        turn: Turn,
+        most: u64,
+        batch: &mut OutBatch,
+    ) -> Looked {
         let held = self.frames.try_hold(&self.platform, frame);
-        held.map_or(0, |held| reclaim_around(self, held, turn, most))
+        held.map_or(Looked::NOTHING, |held| reclaim_around(self, held, turn, most, batch))
     }
 
-    /// Looks at the folio of the frame. Returns how many pages were freed.
-    pub(super) fn reclaim_of_file(&self, frame: Frame) -> u64 {
-        let Some(held) = self.frames.try_hold(&self.platform, frame) else { return 0 };
-        match reclaim_folio(self, held, Spare::Used) {
-            ObjectFolio::Freed(pages) => u64::from(pages),
-            _ => 0,
-        }
+    /// Looks at the folio of the frame.
+    pub(super) fn reclaim_of_file(&self, frame: Frame) -> Looked {
+        let held = self.frames.try_hold(&self.platform, frame);
+        held.map_or(Looked::NOTHING, |held| reclaim_folio(self, held, Spare::Used).into())
     }
 
     /// Drops the clean pages of all files, used lately or not (`/proc/sys/vm/drop_caches`). Dirty,

@@ -30,20 +30,23 @@
 //! | `anonymous` | folios of anonymous memory |
 //! | `files` | folios of files: what is clean needs no swap |
 //! | `pressure` | folios of any place, flushed and written out together |
+//! | `search` | how far the clock goes, and that nothing is left |
 //! | `swap_on` | swap areas that are added |
 
 mod anonymous;
 mod direct;
 mod files;
 mod pressure;
+mod search;
 mod swap_on;
 
 use crate::Memory;
 use crate::addr::Frame;
-use crate::frame::{FrameRange, OwnerKind, Turn};
+use crate::frame::OwnerKind;
 use crate::platform::Platform;
 
 use pressure::Batch;
+use search::{Search, Step};
 
 /// What a call of [`Memory::reclaim`] has done, in pages.
 ///
@@ -64,12 +67,6 @@ pub struct Reclaimed {
     pub scanned: u64,
 }
 
-/// Frames that one step of the hand passes.
-const STEP: u32 = 64;
-/// How often the hand goes round at the most: a page that was used and hot is cold after three
-/// looks.
-const TURNS: u64 = 4;
-
 impl<P: Platform> Memory<P> {
     /// Frees at least `target` pages if it can: cached tables and slabs, then pages that were not
     /// used lately. Anonymous pages go to swap, clean pages of files can be read again. An embedder
@@ -77,50 +74,57 @@ impl<P: Platform> Memory<P> {
     /// the core do when they would fail otherwise. The caller holds no lock of the core and is in
     /// no read section.
     ///
+    /// It waits for at most as many writes as were under way when it had looked at everything: what
+    /// others write later is theirs to wait for.
+    ///
     /// Context: may sleep. Complexity: in the frames that the clock passes and the runs of the
-    /// windows; at most four turns of the clock.
+    /// windows; at most four turns of the clock, one where nothing is left to reclaim, and 64 frames
+    /// where nothing was and nothing has been freed since.
     #[inline(never)]
     pub fn reclaim(&self, target: u64) -> Reclaimed {
+        self.reclaim_until(target, u64::MAX)
+    }
+
+    /// As [`Memory::reclaim`]; it also ends when `enough` frames are free, by whatever other CPUs have
+    /// freed.
+    pub(super) fn reclaim_until(&self, target: u64, enough: u64) -> Reclaimed {
         let before = self.free_frame_count();
         self.trim();
-        let mut done =
-            Reclaimed { freed: self.free_frame_count().saturating_sub(before), scanned: 0 };
-        let FrameRange { first, count } = self.frames.span();
-        let most = u64::from(count) * TURNS;
-        done.freed += self.finish_swap_writes();
+        let freed = self.free_frame_count().saturating_sub(before) + self.finish_swap_writes();
+        let mut done = Reclaimed { freed, scanned: 0 };
         self.discard_free_slots();
+        let mut search = Search::new(self);
         let mut batch = Batch::new(self);
-        while done.freed < target {
-            let over = done.scanned >= most;
-            let written = self.pages_under_writeback();
-            if over || done.freed + batch.pages() + written >= target {
+        while done.freed < target && self.free_frame_count() < enough {
+            let coming = batch.pages() + self.pages_under_writeback();
+            if search.is_over() || done.freed + coming >= target {
                 if !batch.is_empty() {
                     done.freed += batch.finish();
                     continue;
                 }
-                if written > 0 {
+                if search.may_wait(self) {
                     done.freed += self.wait_for_a_write();
                     continue;
                 }
-                if over {
+                if search.is_over() {
                     break;
                 }
             }
-            let (begin, turn) = self.clock.advance(STEP, count);
-            let end = (begin + STEP).min(count);
-            let mut at = begin;
-            while at < end && done.freed + batch.pages() < target {
-                let frame = first.plus(at);
+            let step = search.step(self);
+            let mut at = step.begin;
+            while at < step.end && done.freed + batch.pages() < target {
+                let frame = self.frames.span().first.plus(at);
                 at += self.frames.pages_of_block(frame);
                 let left = target - done.freed - batch.pages();
-                done.freed += self.reclaim_at(frame, turn, left, &mut batch);
-                if batch.is_due(done.scanned) {
+                done.freed += self.reclaim_at(frame, &step, left, &mut batch);
+                if batch.is_due(search.scanned) {
                     done.freed += batch.finish();
                 }
             }
-            done.scanned += u64::from(STEP);
+            search.end_step(self, done.freed, &mut batch);
         }
         done.freed += batch.finish();
+        done.scanned = search.scanned;
         done
     }
 
@@ -128,7 +132,7 @@ impl<P: Platform> Memory<P> {
     fn reclaim_at<'m>(
         &'m self,
         frame: Frame,
-        turn: Turn,
+        step: &Step,
         target: u64,
         batch: &mut Batch<'m, P>,
     ) -> u64 {
@@ -137,26 +141,31 @@ impl<P: Platform> Memory<P> {
         };
         let anonymous = self.frames.is_anonymous(folio);
         let cached = self.frames.is_swap_cached(folio);
-        if anonymous && self.frames.is_looked_at(folio, turn) {
+        if anonymous && !cached && !self.frames.is_lazy(folio) && !step.room_in_swap {
+            // It has nowhere to go, so nothing needs to know whether it is used.
             return 0;
         }
-        if anonymous && !cached && !self.frames.is_lazy(folio) && !self.has_swap() {
-            // It has nowhere to go, so nobody needs to know whether it is used.
-            return 0;
+        if anonymous && self.frames.is_looked_at(folio, step.turn) {
+            return batch.leave_to_next_turn();
         }
         if anonymous || cached {
-            return self.reclaim_anonymous(frame, turn, target, batch);
+            return self.reclaim_anonymous(frame, step.turn, target, batch);
         }
-        if self.frames.is_of_object(folio) {
-            if self.frames.owner_kind(folio) != OwnerKind::SharedMemory {
-                return self.reclaim_of_file(frame);
-            }
-            if !self.has_swap() || self.frames.is_looked_at(folio, turn) {
-                return 0;
-            }
-            // A device may have to be waited for, which a batch must not.
-            return batch.finish() + self.reclaim_shared_memory(frame, turn, target);
+        if !self.frames.is_of_object(folio) {
+            return 0;
         }
-        0
+        if self.frames.owner_kind(folio) != OwnerKind::SharedMemory {
+            return batch.note(self.reclaim_of_file(frame));
+        }
+        if !step.room_in_swap {
+            return 0;
+        }
+        if self.frames.is_looked_at(folio, step.turn) {
+            return batch.leave_to_next_turn();
+        }
+        // A device may have to be waited for, which a batch must not.
+        let finished = batch.finish();
+        let looked = self.reclaim_shared_memory(frame, step.turn, target, batch.idle());
+        finished + batch.note(looked)
     }
 }

@@ -17,6 +17,7 @@ use arrayvec::ArrayVec;
 
 use crate::Memory;
 use crate::arch::Arch;
+use crate::object::reclaim::Looked;
 use crate::platform::Platform;
 use crate::rmap::RmapHit;
 use crate::stats::Counts;
@@ -30,8 +31,9 @@ use crate::{addr::VirtRange, arch::Level};
 
 /// Folios of a batch that is due to be written out.
 const FOLIOS: u64 = 32;
-/// The most address spaces that have folios in one batch; a gather for each is on the stack.
-const SPACES: usize = 8;
+/// The most address spaces that have folios in one batch; a gather for each is on the stack, 600
+/// bytes.
+const SPACES: usize = 4;
 /// The most VMAs.
 const VMAS: usize = 32;
 /// Frames that the hand passes before a batch is written out that is not full: others may wait for
@@ -55,12 +57,42 @@ pub(super) struct Batch<'m, P: Platform> {
     pages: u64,
     /// Where the hand stood when the batch began.
     began: u64,
+    /// Something stays that another look may free: it was used, or another thread had it locked.
+    pub(super) later: bool,
 }
 
 impl<'m, P: Platform> Batch<'m, P> {
     pub(super) fn new(memory: &'m Memory<P>) -> Self {
         let (spaces, vmas) = (ArrayVec::new(), ArrayVec::new());
-        Self { memory, out: OutBatch::new(), spaces, vmas, folios: 0, pages: 0, began: 0 }
+        Self {
+            memory,
+            out: OutBatch::new(),
+            spaces,
+            vmas,
+            folios: 0,
+            pages: 0,
+            began: 0,
+            later: false,
+        }
+    }
+
+    /// Takes note of a look at folios that are not of a batch. Says how many pages it has freed.
+    pub(super) fn note(&mut self, looked: Looked) -> u64 {
+        self.later |= looked.later;
+        looked.freed
+    }
+
+    /// What it collects in, while nothing is collected.
+    pub(super) fn idle(&mut self) -> &mut OutBatch {
+        debug_assert!(self.is_empty());
+        &mut self.out
+    }
+
+    /// A folio was looked at in this turn, or in the one before the last: a bit does not tell. Frees
+    /// nothing.
+    pub(super) fn leave_to_next_turn(&mut self) -> u64 {
+        self.later = true;
+        0
     }
 
     /// Whether nothing is to be finished.
@@ -80,7 +112,10 @@ impl<'m, P: Platform> Batch<'m, P> {
             if self.vmas.is_full() {
                 self.unmap();
             }
-            let Some(vma) = hit.vma.try_read(&self.memory.platform) else { return };
+            let Some(vma) = hit.vma.try_read(&self.memory.platform) else {
+                self.later = true;
+                return;
+            };
             // `mlock` sets the flag with the VMA locked for writing, and brings the pages in that
             // are out by then. Without the lock:
             // 1. CPU A finds the VMA not locked into memory.
@@ -99,6 +134,7 @@ impl<'m, P: Platform> Batch<'m, P> {
         let attributes = hit.vma.flags().attributes();
         let _ =
             PageTable::swap_out_deferred(&mut cursor, attributes, victims, &mut self.out, gather);
+        self.later |= victims.may_find_more();
         self.folios += cursor.counts.folios_touched;
         self.pages = self.out.pages();
     }

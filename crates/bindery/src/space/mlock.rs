@@ -143,6 +143,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Context: may sleep.
     pub fn munlockall(&self) {
         self.lock_all(LockAll::empty());
+        self.page_table.memory.clock.exhausted.forget();
     }
 
     fn lock_all(&self, what: LockAll) {

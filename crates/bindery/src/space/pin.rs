@@ -102,6 +102,7 @@ impl<P: Platform> Drop for Pinned<'_, P> {
             pages::mark_written(file, *page, u64::from(self.pages));
         }
         self.memory.frames.unpin(&self.memory.platform, self.folio);
+        self.memory.clock.exhausted.forget();
     }
 }
 

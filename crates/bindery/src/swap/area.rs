@@ -201,6 +201,11 @@ impl<P: Platform> Area<P> {
         self.allocates.load(Acquire)
     }
 
+    /// Whether a slot could be handed out.
+    pub(super) fn has_free_slot(&self) -> bool {
+        self.may_allocate() && self.taken() < self.slots()
+    }
+
     /// The higher, the earlier it is used.
     pub(crate) fn priority(&self) -> i16 {
         self.priority.load(Relaxed)

@@ -1,5 +1,6 @@
 //! The clock by which reclaim goes over the frames, and by which it tells how long a page was away.
 
+use super::exhausted::Exhausted;
 use crate::frame::Turn;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -11,11 +12,18 @@ pub(crate) struct Clock {
     evicted: AtomicU32,
     /// Pages that came back soon enough to be hot.
     pub(crate) refaulted: AtomicU64,
+    /// A whole turn has found nothing.
+    pub(crate) exhausted: Exhausted,
 }
 
 impl Clock {
     pub(crate) const fn new() -> Self {
-        Self { hand: AtomicU64::new(0), evicted: AtomicU32::new(0), refaulted: AtomicU64::new(0) }
+        Self {
+            hand: AtomicU64::new(0),
+            evicted: AtomicU32::new(0),
+            refaulted: AtomicU64::new(0),
+            exhausted: Exhausted::new(),
+        }
     }
 
     /// Takes the next `count` of `all` frames for a look: nobody else looks at them in this turn.
@@ -25,6 +33,11 @@ impl Clock {
         let all = u64::from(all.max(1));
         let turn = if (at / all).is_multiple_of(2) { Turn::Even } else { Turn::Odd };
         ((at % all) as u32, turn)
+    }
+
+    /// How far the hand has come, in all turns.
+    pub(crate) fn hand(&self) -> u64 {
+        self.hand.load(Relaxed)
     }
 
     /// Notes that `pages` pages were evicted.

@@ -13,6 +13,7 @@
 //! | `writeback` | folios that go out, at once or when a device is done |
 //! | `read_around` | pages that are read beside one that is wanted |
 //! | `clock` | where reclaim looks next, and how long pages were away |
+//! | `exhausted` | that nothing is left to reclaim |
 //! | `same_filled` | pages that need no store |
 //! | `usage` | counts for listings |
 //! | `compressed` | the store of compressed pages |
@@ -58,6 +59,7 @@ mod content;
 pub(crate) mod damage;
 mod device;
 mod discard;
+pub(crate) mod exhausted;
 mod freed;
 #[cfg(all(test, loom))]
 mod loom_model;
@@ -310,6 +312,7 @@ impl<P: Platform> Memory<P> {
     pub fn resume_swapping_to(&self, area: &SwapArea) {
         if let Some(area) = self.swap.areas.get(usize::from(area.number)) {
             area.resume();
+            self.clock.exhausted.forget();
         }
     }
 
@@ -370,6 +373,12 @@ impl<P: Platform> Memory<P> {
     /// Whether there is a swap area.
     pub(crate) fn has_swap(&self) -> bool {
         self.swap.areas.iter().any(|area| area.may_allocate())
+    }
+
+    /// Whether a page that has no slot may find one, and room for its content. Spins.
+    pub(crate) fn has_room_in_swap(&self) -> bool {
+        let mut with_slots = self.swap.areas.iter().filter(|area| area.has_free_slot());
+        with_slots.any(|area| area.has_device() || self.swap.store.may_take(&self.frames))
     }
 
     /// The swap areas.

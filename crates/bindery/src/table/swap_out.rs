@@ -142,6 +142,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         // goes out.
         let lock = if held { None } else { frames.try_lock_folio(&memory.platform, folio) };
         if !held && lock.is_none() {
+            self.victims.later = true;
             return Next::Run;
         }
         if frames.is_lazy(folio) && !frames.is_dirty(folio) {
@@ -238,7 +239,9 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         }
         if only_here {
             frames.note_look(folio, turn);
-            return self.cursor.page_table.memory.frames.look(folio, used) == Eviction::Later;
+            let later = frames.look(folio, used) == Eviction::Later;
+            self.victims.later |= later;
+            return later;
         }
         self.victims.elsewhere.0 += run.pages();
         self.victims.elsewhere.1 |= used;

@@ -33,6 +33,8 @@ pub(crate) struct Victims {
     /// Mappings of the held folio that were met where it is mapped elsewhere as well, and whether
     /// one of them was used.
     pub(super) elsewhere: (u32, bool),
+    /// A folio stays that another look may find cold, or unlocked.
+    pub(super) later: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -51,6 +53,7 @@ impl Victims {
         left: u32::MAX,
         left_alone: None,
         elsewhere: (0, false),
+        later: false,
     };
 
     /// Leaves that folio alone, which could not be split.
@@ -68,6 +71,11 @@ impl Victims {
     /// of them was used.
     pub(crate) fn elsewhere(&self) -> (u32, bool) {
         self.elsewhere
+    }
+
+    /// Whether another look may find more.
+    pub(crate) fn may_find_more(&self) -> bool {
+        self.later
     }
 
     /// Whether the folio that the caller holds went out.

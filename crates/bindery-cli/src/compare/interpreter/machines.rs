@@ -104,8 +104,7 @@ impl Bench {
         };
         let what = format!("{WORKLOAD}, {seeds}, {}", self.architecture);
         let console = guests::console(machine, &what)?;
-        judge(&console, programs.len())
-            .map_err(|error| Problem::Failed(format!("{what}: {error}")))
+        judge(&console, programs.len()).map_err(|error| Problem::Failed(format!("{what}: {error}")))
     }
 
     fn machine(

@@ -77,11 +77,9 @@ pub fn measure(
     programs: &[Program],
 ) -> Result<[Measured; 2], Problem> {
     let batches = programs.chunks(BATCH);
-    let tasks: Vec<_> =
-        batches.flat_map(|batch| kernels.map(|kernel| (kernel, batch))).collect();
-    let results = parallel::all(bench.architecture, &tasks, |(kernel, batch)| {
-        bench.measure(kernel, batch)
-    });
+    let tasks: Vec<_> = batches.flat_map(|batch| kernels.map(|kernel| (kernel, batch))).collect();
+    let results =
+        parallel::all(bench.architecture, &tasks, |(kernel, batch)| bench.measure(kernel, batch));
     let nothing = || Measured { kernel: String::new(), programs: Vec::new() };
     let mut all = [nothing(), nothing()];
     for (number, result) in results.into_iter().enumerate() {

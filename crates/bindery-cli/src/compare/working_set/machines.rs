@@ -113,8 +113,8 @@ impl Bench {
         }
         let what = format!("{name} on {} with {} MiB", self.architecture, memory / MIB);
         let console = guests::console(&machine, &what)?;
-        let told = judge(&console)
-            .map_err(|problem| Problem::Failed(format!("{what}: {problem}")))?;
+        let told =
+            judge(&console).map_err(|problem| Problem::Failed(format!("{what}: {problem}")))?;
         let record = Record { kernel: told.kernel.clone(), counts: console };
         cache::write(&place, &record)?;
         Ok(told)
@@ -190,8 +190,8 @@ mod tests {
 
     #[test]
     fn the_closest_of_kernels_that_never_come_close_is_taken() {
-        let mut found = [121_500, 119_500, 120_300, 120_700, 119_000, 119_400, 120_500, 121_000]
-            .into_iter();
+        let mut found =
+            [121_500, 119_500, 120_300, 120_700, 119_000, 119_400, 120_500, 121_000].into_iter();
         let mut memory = Vec::new();
         let fitting = fit(WANTED, 576 * MIB, |tried| {
             memory.push(tried);

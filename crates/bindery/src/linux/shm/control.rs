@@ -101,6 +101,7 @@ fn control<P: Platform>(
                 segment.mode |= LOCKED;
             } else {
                 segment.mode &= !LOCKED;
+                segment.object.memory.clock.exhausted.forget();
             }
             Ok(0)
         }),

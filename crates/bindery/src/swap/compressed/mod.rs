@@ -248,12 +248,17 @@ impl<P: Platform> CompressedStore<P> {
 
     /// How many frames the store may take for objects.
     pub(crate) fn limit(&self) -> u64 {
-        self.pool.lock().limit
+        self.pool.lock().limit()
     }
 
     /// Changes that. Where more are used already, none is taken until enough are freed.
     pub(crate) fn set_limit(&self, frames: u64) {
-        self.pool.lock().limit = frames;
+        self.pool.lock().set_limit(frames);
+    }
+
+    /// Whether a page may find room: none was refused since something was freed. Spins.
+    pub(crate) fn may_take(&self, frames: &Frames<P>) -> bool {
+        self.pool.lock().may_take(frames)
     }
 
     /// What is stored now.

@@ -42,14 +42,43 @@ pub(super) struct Pool {
     lists: [u32; CHUNKS as usize],
     /// The lists that are not empty, one bit each.
     listed: u64,
-    pub(super) limit: u64,
+    limit: u64,
     pub(super) usage: CompressedUsage,
+    refusal: Option<Refusal>,
+}
+
+/// A page found no room. Others, which take less, might: they are not tried until something was
+/// freed, or reclaim would compress all of memory in vain.
+struct Refusal {
+    /// As many pages were stored then, and those that were stored since.
+    pages_stored: u64,
+    /// Why.
+    error: StoreError,
 }
 
 impl Pool {
     pub(super) const fn new(limit: u64) -> Self {
         let usage = CompressedUsage::NONE;
-        Self { lists: [NONE; CHUNKS as usize], listed: 0, limit, usage }
+        Self { lists: [NONE; CHUNKS as usize], listed: 0, limit, usage, refusal: None }
+    }
+
+    /// Whether a page may find room: none was refused since something was freed.
+    pub(super) fn may_take<P: Platform>(&self, frames: &Frames<P>) -> bool {
+        self.refusal.as_ref().is_none_or(|refusal| {
+            self.usage.pages_stored < refusal.pages_stored
+                || (refusal.error == StoreError::NoMemory && frames.free_frame_count() > 0)
+        })
+    }
+
+    /// How many frames may be taken.
+    pub(super) fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// Changes the limit. What was refused may find room now.
+    pub(super) fn set_limit(&mut self, frames: u64) {
+        self.limit = frames;
+        self.refusal = None;
     }
 
     /// Takes chunks for an object of `length` bytes, at most a page.
@@ -73,11 +102,16 @@ impl Pool {
                 Err(error) => {
                     // Pieces before the last lie in frames that others use too: none gets empty.
                     extents.iter().for_each(|extent| _ = self.clear(frames, *extent));
+                    let pages_stored = self.usage.pages_stored;
+                    self.refusal = Some(Refusal { pages_stored, error });
                     return Err(error);
                 }
             }
         }
         self.usage.pages_stored += 1;
+        if let Some(refusal) = &mut self.refusal {
+            refusal.pages_stored += 1;
+        }
         self.usage.pages_raw += u64::from(length == PAGE_SIZE as usize);
         self.usage.bytes_compressed += length as u64;
         Ok(extents)

@@ -1,0 +1,64 @@
+//! Stack: what a call takes of it, with the reclaim that it may need. docs/embedding.md has these
+//! figures, for embedders that choose how large their kernel stacks are.
+
+use bindery::addr::VirtAddr;
+use bindery::arch::{AArch64, X86_64};
+use bindery::{
+    Access, Accounting, AddressSpace, FileAccess, MapObject, MapRequest, Sealing, Sharing,
+};
+use bindery_hosted::Walk;
+
+use crate::support::measured::{measured, stack_taken};
+use crate::support::{GIB, MIB, fixed, options};
+
+const AT: VirtAddr = VirtAddr(GIB);
+const PAGE: u64 = 4096;
+const BYTES: u64 = 8 * MIB;
+/// What docs/embedding.md says, in bytes: with anonymous memory, and with shared memory.
+const MOST: [usize; 2] = [13_000, 17_300];
+
+/// A fault in a full machine, of which `fill` has filled all but what the core needs.
+fn fault_that_reclaims<A: Walk>(shared: bool) -> usize {
+    let (_machine, memory) = measured::<A>(BYTES);
+    let area = memory.swap_on(4 * BYTES / PAGE, 0).unwrap();
+    let object = memory.shared_memory(2 * BYTES, Sealing::Forbidden, Accounting::PerPage).unwrap();
+    let taken = {
+        let spaces = [(); 3].map(|()| AddressSpace::new(&memory, options()).unwrap());
+        for space in &spaces {
+            if shared {
+                let access = FileAccess::READ | FileAccess::WRITE;
+                let all = MapObject { object: &object, offset: 0, access };
+                let request = MapRequest { sharing: Sharing::Shared, ..fixed(AT.0, 2 * BYTES) };
+                space.mmap_object(&request, &all).unwrap();
+            } else {
+                space.mmap(&fixed(AT.0, 2 * BYTES)).unwrap();
+            }
+        }
+        let mut taken = 0;
+        for page in 0..2 * BYTES / PAGE {
+            for space in &spaces {
+                let touch = || _ = space.fault(VirtAddr(AT.0 + page * PAGE), Access::Write);
+                taken = taken.max(stack_taken(touch));
+            }
+        }
+        taken
+    };
+    drop(object);
+    assert!(area.slots > 0 && memory.events().pages_swapped_out > 0, "memory was never short");
+    taken
+}
+
+#[test]
+fn a_fault_that_reclaims_takes_no_more_stack_than_documented() {
+    for shared in [false, true] {
+        for taken in
+            [fault_that_reclaims::<X86_64<4>>(shared), fault_that_reclaims::<AArch64>(shared)]
+        {
+            println!("shared memory {shared}: {taken} bytes");
+            assert!(
+                taken <= MOST[usize::from(shared)],
+                "{taken} bytes of stack, shared memory: {shared}"
+            );
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! How far the clock goes in one search for memory.
+//!
+//! A page that was used and hot is cold after three looks, so a search goes round four times. It ends
+//! sooner where another turn would see the same: nothing was freed in this one, nothing is on its
+//! way, and nothing stays only because it was used or locked. Then that is noted
+//! ([`crate::swap::exhausted`]): each later search looks at one step, until something has changed. So
+//! a program whose calls fail does not look at all of memory with each.
+
+use crate::Memory;
+use crate::frame::{FrameRange, Turn};
+use crate::platform::Platform;
+use crate::swap::exhausted::Supply;
+
+use super::pressure::Batch;
+
+/// Frames that one step of the hand passes.
+const STEP: u32 = 64;
+/// How often the hand goes round at the most.
+const TURNS: u64 = 4;
+
+/// A part of the frames that nothing else looks at in this turn.
+pub(super) struct Step {
+    pub(super) begin: u32,
+    pub(super) end: u32,
+    pub(super) turn: Turn,
+    /// Whether a page without a slot may go out.
+    pub(super) room_in_swap: bool,
+}
+
+/// What is known when a turn begins.
+struct Begin {
+    supply: Supply,
+    /// The hand, and the search's share of what it has passed.
+    hand: u64,
+    scanned: u64,
+    freed: u64,
+}
+
+/// A search for pages to free.
+pub(super) struct Search {
+    /// Frames that it has passed.
+    pub(super) scanned: u64,
+    /// Frames that it passes at most.
+    most: u64,
+    /// Frames of a turn: all, in whole steps.
+    all: u64,
+    begin: Begin,
+    /// Writes that may still be waited for, once it is over.
+    waits: Option<u64>,
+}
+
+impl Search {
+    pub(super) fn new<P: Platform>(memory: &Memory<P>) -> Self {
+        let all = u64::from(memory.frames.span().count).next_multiple_of(u64::from(STEP));
+        let supply = memory.supply();
+        let nothing_left = memory.clock.exhausted.is(supply);
+        let most = if nothing_left { u64::from(STEP) } else { all * TURNS };
+        let begin = Begin { supply, hand: memory.clock.hand(), scanned: 0, freed: 0 };
+        Self { scanned: 0, most, all, begin, waits: None }
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.scanned >= self.most
+    }
+
+    /// The next frames to look at.
+    pub(super) fn step<P: Platform>(&mut self, memory: &Memory<P>) -> Step {
+        let FrameRange { count, .. } = memory.frames.span();
+        let (begin, turn) = memory.clock.advance(STEP, count);
+        self.scanned += u64::from(STEP);
+        let room_in_swap = memory.has_room_in_swap();
+        Step { begin, end: (begin + STEP).min(count), turn, room_in_swap }
+    }
+
+    /// The step is done, and `freed` pages were freed in all.
+    pub(super) fn end_step<P: Platform>(
+        &mut self,
+        memory: &Memory<P>,
+        freed: u64,
+        batch: &mut Batch<'_, P>,
+    ) {
+        let found = batch.later
+            || !batch.is_empty()
+            || freed > self.begin.freed
+            || memory.pages_under_writeback() > 0;
+        if self.most < self.all && found {
+            // Something has changed that did not say so.
+            memory.clock.exhausted.forget();
+            self.most = self.all * TURNS;
+        }
+        let passed = self.scanned - self.begin.scanned;
+        if passed < self.all {
+            return;
+        }
+        // Another CPU that was searching may have found what this one has not.
+        let alone = memory.clock.hand() == self.begin.hand + passed;
+        if !found && alone {
+            memory.clock.exhausted.note(self.begin.supply);
+            self.most = self.scanned;
+        }
+        batch.later = false;
+        self.begin = Begin {
+            supply: memory.supply(),
+            hand: memory.clock.hand(),
+            scanned: self.scanned,
+            freed,
+        };
+    }
+
+    /// Whether to wait for a device. Before the search is over, the pages that are under way may be
+    /// all that is wanted.
+    pub(super) fn may_wait<P: Platform>(&mut self, memory: &Memory<P>) -> bool {
+        let writes = memory.pages_under_writeback();
+        if writes == 0 || !self.is_over() {
+            return writes > 0;
+        }
+        let left = self.waits.get_or_insert(writes);
+        let may = *left > 0;
+        *left = left.saturating_sub(1);
+        may
+    }
+}
+
+impl<P: Platform> Memory<P> {
+    fn supply(&self) -> Supply {
+        let returned = self.frames.traffic().returned;
+        Supply { returned, room_in_swap: self.has_room_in_swap() }
+    }
+}
