@@ -80,3 +80,29 @@ fn main() -> ExitCode {
     eprintln!("error: {problem}");
     status
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::{Command, CommandFactory};
+
+    use super::*;
+
+    /// The names of the commands below which a line of the text after the help is wider than the help:
+    /// clap breaks it in the middle.
+    fn with_broken_lines(command: &Command, broken: &mut Vec<String>) {
+        let text = command.get_after_long_help().map(ToString::to_string).unwrap_or_default();
+        let wide = text.lines().filter(|line| line.chars().count() > 100);
+        broken.extend(wide.map(|line| format!("{}: {line}", command.get_name())));
+        command.get_subcommands().for_each(|command| with_broken_lines(command, broken));
+    }
+
+    #[test]
+    fn no_line_of_the_help_is_broken() {
+        let mut broken = Vec::new();
+        with_broken_lines(&Cli::command(), &mut broken);
+        assert_eq!(broken, Vec::<String>::new());
+        let wide = Command::new("wide").after_long_help("x".repeat(101));
+        with_broken_lines(&wide, &mut broken);
+        assert_eq!(broken.len(), 1);
+    }
+}

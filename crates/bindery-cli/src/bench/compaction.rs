@@ -28,11 +28,12 @@ const HELP: &str = "\
 What is measured
   The live objects of a heap of 32 MiB, half of all, are gathered range by range, and brought to a
   range that a userfaultfd serves. COPY has one buffer. MOVE takes the buffer's own pages:
-  recycled: the buffer is a part of the old heap that has no live objects any more. What no buffer is
-  needed from is given back (MADV_DONTNEED), by COPY too.
-  fresh: the buffer is memory that nobody has touched. Nothing is given back.
+  recycled: the buffer is a part of the old heap that has no live objects any more. The parts that no
+  buffer needs are given back (MADV_DONTNEED), by COPY too.
+  fresh: the buffer is memory that was never touched. Nothing is given back.
   Times are those of a whole compaction, with the gathering: median of some. \"page by page\" is the
-  engine with pieces of one base page (Reach::Page). Copied and zeroed bytes are those of the engine.
+  engine with pieces of one base page (Reach::Page). Copied and zeroed bytes are those of the
+  engine.
 
 The JSON
   bindery; architecture; quick; results[]: range_bytes, pages (\"recycled\", \"fresh\"), call (\"COPY\",

@@ -57,10 +57,10 @@ Workloads
             folios are touched again for each move, because a move may split them. Their caches are
             cold, so small times are larger. Folios of 4k and 64k.
   pageout   64 MiB of written memory goes to swap by MADV_PAGEOUT, and is unmapped there (system 3).
-            The engine's device takes no time and keeps nothing, and no page is zeroes: what is left is
-            the unmapping. Page by page, each page has its own swap entry, slot and invalidation.
-            Linux takes part where the host has swap, and its times include its device. Folios of 64k
-            and 4k.
+            The engine's device takes no time and keeps nothing, and no page is zeroes: what is left
+            is the unmapping. Page by page, each page has its own swap entry, slot and
+            invalidation. Linux takes part where the host has swap, and its times include its
+            device. Folios of 64k and 4k.
   kernel-map
             Areas in the kernel's half of the addresses (system 5): ioremap, vmalloc, vmap of 1 MiB,
             vmap of 100 MiB, vmalloc of 16 MiB, and their frees. \"base\" allows only base pages,
@@ -89,9 +89,9 @@ Examples
 
 The JSON
   host; architecture; results[]: workload, variant, folio_bytes, phases[]: phase, floor
-  {entries_written, tables_installed, invalidations}, and for each of page, table, linux: nanoseconds
-  {samples, minimum, p10, median, p90, maximum}, counts {entries_read, entries_written, ...};
-  ratio_page, ratio_linux (medians, to table), ratio_floor (entries written, to the floor),
+  {entries_written, tables_installed, invalidations}, and for each of page, table, linux:
+  nanoseconds {samples, minimum, p10, median, p90, maximum}, counts {entries_read,
+  entries_written, ...}; ratio_page, ratio_linux (medians, to table), ratio_floor (entries written, to the floor),
   ratio_published; calls: how many were measured together. Times are those of one call, floor and
   counts those of all.";
 

@@ -56,7 +56,7 @@ use guests::{Bench, Kernel, Repeat};
 use measure::Plan;
 use plugin::Emulator;
 use results::Comparison;
-use rows::{FOLIOS, Row, Runner, Workload};
+use rows::{Row, Runner, Workload};
 
 const HELP: &str = "\
 Workloads
@@ -70,8 +70,9 @@ Workloads
   system4     16 MiB come to a range that a userfaultfd serves, by UFFDIO_MOVE and by UFFDIO_COPY:
               in one call, in 256, in 4,096, and fault by fault, served by a thread.
   fork        A child writes 1 MiB of the 16 MiB that its parent has touched, or all of them.
-  compaction  The live objects of a heap of 32 MiB move together, in ranges of 4 KiB, 64 KiB and 2 MiB,
-              by MOVE and by COPY, while two threads read and write them. Pages are recycled or fresh.
+  compaction  The live objects of a heap of 32 MiB move together, in ranges of 4 KiB, 64 KiB and
+              2 MiB, by MOVE and by COPY, while two threads read and write them. Pages are recycled
+              or fresh.
   kernel-map  The kernel maps 1 MiB for itself and unmaps it, 100 times each: vmalloc, with huge
               mappings too (and 16 MiB), vmap of single and of larger pages, ioremap. Linux does
               it in a module, Bindery's kernel at boot. Folio sizes do not matter.
@@ -87,7 +88,8 @@ Requirements
   QEMU, compilers and BusyBox (`bindery doctor`). Linux is Debian's newest kernel, fetched with
   apt-get and kept under target/guest (nothing is installed); --linux takes another one. For
   kernel-map, its headers and the compiler that built it are fetched as well (70 MB for each
-  architecture), for system3 its modules (24 MB; the swap device is one; xz unpacks it). What cannot be fetched is not run: recorded figures are shown, labeled as recorded.
+  architecture), for system3 its modules (24 MB; the swap device is one; xz unpacks it). A part
+  that cannot be fetched is not run: recorded figures are shown, labeled as recorded.
   A machine that ran before, with the same QEMU, kernel and programs, would do exactly the same, so
   the counts of that run are shown; --again starts it anyway.
 
@@ -119,7 +121,7 @@ pub struct Arguments {
     arch: Vec<Architecture>,
 
     /// The folio sizes: powers of two from 4k to 2m, separated by commas
-    #[arg(long, value_name = "SIZE", value_delimiter = ',', default_values_t = FOLIOS)]
+    #[arg(long, value_name = "SIZE", value_delimiter = ',', default_value = "4k,64k,2m")]
     folio: Vec<FolioSize>,
 
     /// Write all figures to a file, as JSON
@@ -402,6 +404,7 @@ mod tests {
     fn workloads_and_the_working_set_are_told_apart() {
         let parsed = |words: &[&str]| Cli::try_parse_from([&["compare"], words].concat());
         let counted = parsed(&["system1", "--no-linux"]).unwrap().arguments;
+        assert_eq!(counted.folio, rows::FOLIOS);
         assert!(counted.other.is_none() && counted.workloads == [Workload::System1]);
         let other = parsed(&["working-set", "--no-linux", "--seeds", "2"]).unwrap().arguments;
         assert!(matches!(other.other, Some(Other::WorkingSet(_))) && !other.no_linux);

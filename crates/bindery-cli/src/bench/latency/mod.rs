@@ -29,20 +29,21 @@ use meter::{BOUNDS, Bounds, Meter, Row};
 
 const HELP: &str = "\
 What is counted
-  A read section keeps tables and mappings from being freed; a kernel does not preempt it. Page-table
-  locks are taken only in read sections. So the longest section bounds how long a call keeps a CPU
+  A read section keeps tables and mappings from being freed; a kernel does not preempt it. Locks of
+  page tables are taken only in read sections. So the longest section bounds how long a call keeps a CPU
   from other work, whatever its arguments: the entries that it looks at, the tables that it marks as
   detached, the bytes that it zeroes or copies. Each call is made on 16 pages, on folios of 4 KiB,
   64 KiB and 2 MiB, and on a range with one page in each table.
   Detached tables and removed records are freed after all read sections of that time have ended. The
-  column `later` counts those that still wait when the call returns, with one reader kept in its section.
+  column `later` counts those that still wait when the call returns, with one reader kept in its
+  section.
   The locks of the reverse map may be held across sections, by a walk or a move. The
   column `rmap` counts the entries examined under such a lock.
   Counts need no clock: they are the same on every host.
 
 Bounds
-  1,024 entries, 512 tables, 64 KiB in a section; 1,024 entries and 128 VMAs on the way to them under a
-  lock of the reverse map. The exit status is 1 if a call exceeds one of them.
+  1,024 entries, 512 tables, 64 KiB in a section; 1,024 entries and 128 VMAs on the way to them
+  under a lock of the reverse map. The exit status is 1 if a call exceeds one of them.
 
 The JSON
   bindery; architecture; quick; bounds {entries, tables_marked, bytes, reverse_map_entries};

@@ -24,15 +24,16 @@ use report::Line;
 
 const HELP: &str = "\
 The programs
-  Each seed makes a program of 24 to 60 steps: mappings of 4 KiB to 16 MiB at aligned and odd places,
-  private, shared and of files; reads and writes of all pages or of some; mprotect, mremap, munmap,
-  madvise, mlock, mincore, msync, holes in files, fork and exit of up to four processes, swap, and
-  UFFDIO_COPY, MOVE, ZEROPAGE and WRITEPROTECT; with folios of 4 KiB, 64 KiB or 2 MiB.
-  programs/workloads/random.c runs it on both kernels, step by step, and the plugin counts each step.
+  Each seed makes a program of 24 to 60 steps: mappings of 4 KiB to 16 MiB at aligned and odd
+  places, private, shared and of files; reads and writes of all pages or of some; mprotect, mremap,
+  munmap, madvise, mlock, mincore, msync, holes in files, fork and exit of up to four processes,
+  swap, and UFFDIO_COPY, MOVE, ZEROPAGE and WRITEPROTECT; with folios of 4 KiB, 64 KiB or 2 MiB.
+  programs/workloads/random.c runs it on both kernels, step by step, and the plugin counts each
+  step.
 
 Exit status
-  0  no step takes more than 1.1 times Linux's instructions, but for those in a list with their reasons
-     (crates/bindery-cli/src/compare/random/dearer.rs)
+  0  no step takes more than 1.1 times Linux's instructions, but for those in a list with their
+     reasons (crates/bindery-cli/src/compare/random/dearer.rs)
   1  another one does
 
 Examples

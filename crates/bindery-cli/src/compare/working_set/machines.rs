@@ -26,8 +26,9 @@ const TIMEOUT: Duration = Duration::from_secs(60 * 60);
 /// With so little difference between the frames of both kernels, the search ends.
 const CLOSE: u64 = 32;
 
-/// How many frames in a thousand one kernel may have more or less than the other.
-const TOLERANCE: u64 = 5;
+/// How many frames in a thousand one kernel may have more or less than the other. With a page more or
+/// less of memory, Linux's working set has a hundredth more or fewer frames by chance.
+const TOLERANCE: u64 = 10;
 
 /// How many machines are tried to find one with as many frames as another.
 const TRIES: u32 = 8;
@@ -163,7 +164,13 @@ fn fit(
         Some((difference, memory, found)) if difference <= wanted * TOLERANCE / 1_000 => {
             Ok((memory, found))
         }
-        _ => Err(Problem::Failed(format!("no machine was found with {wanted} frames"))),
+        _ => {
+            let closest = best.map_or(0, |(_, _, found)| found);
+            let text = format!(
+                "no machine was found with {wanted} frames; the closest has {closest} of them"
+            );
+            Err(Problem::Failed(text))
+        }
     }
 }
 

@@ -31,13 +31,15 @@ use run::{Order, Run, WORKLOAD};
 const HELP: &str = "\
 The workload
   programs/workloads/working_set.c writes all pages of its working set, visits each once on average,
-  and reads all again. Each page is checked whenever it is visited. One visit in four writes the page anew.
+  and reads all again. Each page is checked whenever it is visited. One visit in four writes the
+  page anew.
 
 The machines
   Both kernels run the same program under the same BusyBox, with base pages and a swap device as
-  large as the working set: /dev/zram0, with the compressor that each kernel has by default. Bindery's
-  machine has --memory. Linux needs more memory for itself, so its machine gets as much more as makes
-  MemAvailable the same. It is found by starting Linux a few times. One machine runs at a time.
+  large as the working set: /dev/zram0, with the compressor that each kernel has by default.
+  Bindery's machine has --memory. Linux needs more memory for itself, so its machine gets as much
+  more as gives the working set as many frames (mincore counts them), within 1 %. It is found by a
+  few runs at random. The clock counts instructions: a run that was made before is not made again.
 
 Examples
   bindery compare working-set --arch x86-64                     an hour
