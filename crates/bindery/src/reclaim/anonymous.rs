@@ -5,6 +5,7 @@ use core::sync::atomic::{Ordering, fence};
 use crate::Memory;
 use crate::addr::Frame;
 use crate::arch::Arch;
+use crate::frame::swap_place::SwapPlace;
 use crate::frame::{Eviction, Folio, FolioLock, LockedFolio, Reference, Turn};
 use crate::platform::Platform;
 use crate::rmap::{self, Locking, Seen, Walked};
@@ -73,7 +74,8 @@ impl<P: Platform> Memory<P> {
         let folio = *held;
         let (place, stored) = match self.frames.swap_place(folio) {
             Some(place) => match self.prepare_out(folio, place) {
-                Some(stored) => (place, stored),
+                Some(stored) if self.may_write_out(stored, place) => (place, stored),
+                Some(_) => return self.keep_in_cache(folio, place),
                 None => return 0,
             },
             None => {
@@ -108,8 +110,22 @@ impl<P: Platform> Memory<P> {
         let folio = *held;
         let Some(place) = self.frames.swap_place(folio) else { return 0 };
         let Some(stored) = self.prepare_eviction(folio, place) else { return 0 };
+        if !self.may_write_out(stored, place) {
+            return self.keep_in_cache(folio, place);
+        }
         let leaving = LockedFolio::new(lock, held);
         if self.write_out_locked(leaving, stored) { self.free_frozen(folio) } else { 0 }
+    }
+
+    /// Whether a folio whose slots are busy may go: the store would refuse what it has refused before.
+    fn may_write_out(&self, stored: Stored, place: SwapPlace) -> bool {
+        stored == Stored::Yes || self.takes_content(place.area)
+    }
+
+    /// Leaves a folio in the swap cache that had been prepared to go. Frees nothing.
+    fn keep_in_cache(&self, folio: Folio, place: SwapPlace) -> u64 {
+        self.settle_slots(folio, place, &PageSet::EMPTY);
+        0
     }
 
     fn free_frozen(&self, folio: Folio) -> u64 {

@@ -378,7 +378,16 @@ impl<P: Platform> Memory<P> {
     /// Whether a page that has no slot may find one, and room for its content. Spins.
     pub(crate) fn has_room_in_swap(&self) -> bool {
         let mut with_slots = self.swap.areas.iter().filter(|area| area.has_free_slot());
-        with_slots.any(|area| area.has_device() || self.swap.store.may_take(&self.frames))
+        with_slots.any(|area| self.has_room_for_content(area))
+    }
+
+    /// Whether the content of a page that has a slot of the area may find room. Spins.
+    pub(crate) fn takes_content(&self, area: u8) -> bool {
+        self.area(area).is_some_and(|area| self.has_room_for_content(area))
+    }
+
+    fn has_room_for_content(&self, area: &Area<P>) -> bool {
+        area.has_device() || self.swap.store.may_take(&self.frames)
     }
 
     /// The swap areas.
