@@ -142,7 +142,6 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         // goes out.
         let lock = if held { None } else { frames.try_lock_folio(&memory.platform, folio) };
         if !held && lock.is_none() {
-            self.victims.later = true;
             return Next::Run;
         }
         if frames.is_lazy(folio) && !frames.is_dirty(folio) {

@@ -33,7 +33,8 @@ pub(crate) struct Victims {
     /// Mappings of the held folio that were met where it is mapped elsewhere as well, and whether
     /// one of them was used.
     pub(super) elsewhere: (u32, bool),
-    /// A folio stays that another look may find cold, or unlocked.
+    /// A folio stays that another look may find cold. (One that is locked is left to the hand, which
+    /// comes to it by itself in the same turn.)
     pub(super) later: bool,
 }
 
