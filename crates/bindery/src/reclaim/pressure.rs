@@ -185,9 +185,14 @@ impl<'m, P: Platform> Batch<'m, P> {
 
     /// Writes the batch out; called without locks. Says how many pages were freed.
     pub(super) fn finish(&mut self) -> u64 {
+        let wanted = self.pages;
         let dropped = self.unmap();
         (self.folios, self.pages) = (0, 0);
-        dropped + self.out.write_out(self.memory)
+        let freed = dropped + self.out.write_out(self.memory);
+        // The others are pinned, or the store has refused them, or a device writes them. And what
+        // was not looked at because these were enough may go in their place.
+        self.later |= freed < wanted;
+        freed
     }
 }
 
