@@ -28,8 +28,8 @@ const HELP: &str = "\
 What is measured
   The live objects of a heap of 32 MiB, half of all, are gathered range by range, and brought to a
   range that a userfaultfd serves. COPY has one buffer. MOVE takes the buffer's own pages:
-  recycled: the buffer is a part of the old heap that has no live objects any more. The parts that no
-  buffer needs are given back (MADV_DONTNEED), by COPY too.
+  recycled: the buffer is a part of the old heap that has no live objects any more. The parts that
+  no buffer needs are given back (MADV_DONTNEED), by COPY too.
   fresh: the buffer is memory that was never touched. Nothing is given back.
   Times are those of a whole compaction, with the gathering: median of some. \"page by page\" is the
   engine with pieces of one base page (Reach::Page). Copied and zeroed bytes are those of the

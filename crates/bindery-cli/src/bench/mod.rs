@@ -91,9 +91,9 @@ The JSON
   host; architecture; results[]: workload, variant, folio_bytes, phases[]: phase, floor
   {entries_written, tables_installed, invalidations}, and for each of page, table, linux:
   nanoseconds {samples, minimum, p10, median, p90, maximum}, counts {entries_read,
-  entries_written, ...}; ratio_page, ratio_linux (medians, to table), ratio_floor (entries written, to the floor),
-  ratio_published; calls: how many were measured together. Times are those of one call, floor and
-  counts those of all.";
+  entries_written, ...}; ratio_page, ratio_linux (medians, to table), ratio_floor (entries written,
+  to the floor), ratio_published; calls: how many were measured together. Times are those of one
+  call, floor and counts those of all.";
 
 /// Measure memory calls: page by page, in runs and whole tables, and on the host's Linux
 ///

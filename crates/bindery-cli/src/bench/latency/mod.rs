@@ -30,10 +30,10 @@ use meter::{BOUNDS, Bounds, Meter, Row};
 const HELP: &str = "\
 What is counted
   A read section keeps tables and mappings from being freed; a kernel does not preempt it. Locks of
-  page tables are taken only in read sections. So the longest section bounds how long a call keeps a CPU
-  from other work, whatever its arguments: the entries that it looks at, the tables that it marks as
-  detached, the bytes that it zeroes or copies. Each call is made on 16 pages, on folios of 4 KiB,
-  64 KiB and 2 MiB, and on a range with one page in each table.
+  page tables are taken only in read sections. So the longest section bounds how long a call keeps
+  a CPU from other work, whatever its arguments: the entries that it looks at, the tables that it
+  marks as detached, the bytes that it zeroes or copies. Each call is made on 16 pages, on folios
+  of 4 KiB, 64 KiB and 2 MiB, and on a range with one page in each table.
   Detached tables and removed records are freed after all read sections of that time have ended. The
   column `later` counts those that still wait when the call returns, with one reader kept in its
   section.
