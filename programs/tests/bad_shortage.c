@@ -9,6 +9,7 @@
 #include <poll.h>
 #include <sched.h>
 #include <sys/ioctl.h>
+#include <sys/prctl.h>
 #include <sys/sysinfo.h>
 #include <termios.h>
 
@@ -23,6 +24,14 @@ static char *area(size_t length) {
     NEED(memory != MAP_FAILED);
     madvise(memory, length, MADV_NOHUGEPAGE);
     return memory;
+}
+
+// A process that takes memory must not outlive the one that started it, which may be killed for want of
+// memory: the next scenario would wait for memory that does not come back.
+static void end_with_parent(pid_t parent) {
+    NEED(prctl(PR_SET_PDEATHSIG, SIGKILL) == 0);
+    if (getppid() != parent)
+        _exit(0);
 }
 
 // Touches pages of `memory` from `*used` on until no more than `left` are free.
@@ -55,7 +64,9 @@ static void clone_with_number(void) {
 // while another is in the middle of a call about the console.
 static void console(void) {
     unsigned long pages = free_pages();
+    pid_t self = getpid();
     pid_t large = CHILD({
+        end_with_parent(self);
         size_t used = 0;
         leave(area(pages * PAGE), &used, pages / 3);
         struct pollfd keyboard = {0, POLLIN, 0};
@@ -79,7 +90,9 @@ static void shared_position(void) {
     unsigned long pages = free_pages();
     int file = memfd_create("position", 0);
     NEED(file >= 0 && ftruncate(file, 1l << 30) == 0);
+    pid_t self = getpid();
     pid_t large = CHILD({
+        end_with_parent(self);
         size_t used = 0;
         char *memory = area(pages * PAGE);
         leave(memory, &used, pages / 2);
@@ -91,6 +104,7 @@ static void shared_position(void) {
     while (free_pages() > pages / 2 + pages / 8)
         test_sleep(10);
     pid_t reader = CHILD({
+        end_with_parent(self);
         char *memory = area(pages * PAGE);
         for (;;)
             if (read(file, memory, pages * PAGE) <= 0)
@@ -104,7 +118,12 @@ static void shared_position(void) {
 
 // Pages in advance, when there are just enough.
 static void populate(void) {
-    pid_t idle = CHILD(for (;;) pause());
+    pid_t self = getpid();
+    pid_t idle = CHILD({
+        end_with_parent(self);
+        for (;;)
+            pause();
+    });
     size_t used = 0;
     leave(area(free_pages() * PAGE), &used, 50);
     char *one = mmap(0, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
