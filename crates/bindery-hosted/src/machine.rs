@@ -478,6 +478,10 @@ unsafe impl<A: Walk> Platform for Machine<A> {
         );
     }
 
+    fn yield_if_due(&self) {
+        self.allocation_may_wait();
+    }
+
     fn collect_memory(&self) {
         assert!(!self.shared.seats.inside(), "memory is collected inside a read section");
         self.shared.collections.collect();

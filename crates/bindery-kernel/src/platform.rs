@@ -116,6 +116,10 @@ unsafe impl Platform for Machine {
     #[inline]
     fn synchronize(&self) {}
 
+    fn yield_if_due(&self) {
+        scheduler::yield_if_due();
+    }
+
     /// The CPU's own generator; without one, the time, which programs may guess.
     fn seed(&self) -> u64 {
         match options::SEED.load(Ordering::Relaxed) {

@@ -30,6 +30,9 @@ pub struct EventId {
 static EVENTS: Mutex<BTreeMap<EventId, Event>> = Mutex::new(BTreeMap::new());
 static SERIAL: AtomicU64 = AtomicU64::new(0);
 
+/// What the timer is set for; `u64::MAX` for nothing.
+static NEXT: AtomicU64 = AtomicU64::new(u64::MAX);
+
 /// What to add to the time since power-on for the time of day, in nanoseconds.
 static REAL_TIME_OFFSET: AtomicU64 = AtomicU64::new(0);
 
@@ -90,12 +93,19 @@ pub fn expired() {
     set_timer();
 }
 
+/// Whether the timer's interrupt is due, which no code of the kernel sees: interrupts are off there.
+pub fn is_due() -> bool {
+    now() >= NEXT.load(Ordering::Relaxed)
+}
+
 /// Sets the timer for the next event, or for the end of the running thread's turn. A machine with
 /// one thread and no event gets no interrupt at all.
 pub fn set_timer() {
     let event = EVENTS.lock().first_key_value().map(|(id, _)| id.at);
     let turn = scheduler::turn_ends();
-    arch::set_timer([event, turn].into_iter().flatten().min());
+    let next = [event, turn].into_iter().flatten().min();
+    NEXT.store(next.unwrap_or(u64::MAX), Ordering::Relaxed);
+    arch::set_timer(next);
 }
 
 /// Wakes the thread at `at`.

@@ -162,10 +162,10 @@ pub struct Work {
 /// The machine under the core.
 ///
 /// # Context
-/// [`Platform::park`], [`Platform::synchronize`], [`Platform::allocation_may_wait`] and
-/// [`Platform::collect_memory`] may sleep: the core calls them outside of read sections and without
-/// table locks or spin locks. All others never sleep: the core calls them in read sections, with
-/// locks of every kind held, and with interrupts off.
+/// [`Platform::park`], [`Platform::synchronize`], [`Platform::allocation_may_wait`],
+/// [`Platform::yield_if_due`] and [`Platform::collect_memory`] may sleep: the core calls them
+/// outside of read sections and without table locks or spin locks. All others never sleep: the core
+/// calls them in read sections, with locks of every kind held, and with interrupts off.
 ///
 /// # Safety
 ///
@@ -415,6 +415,14 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     /// held; VMAs and the mutex of an address space may be. A checking platform verifies that. Does
     /// nothing by default.
     fn allocation_may_wait(&self) {}
+
+    /// Called between two bounded pieces of long work: between steps of reclaim, between two pages
+    /// that are compressed, and between two tables whose pages are freed. The core holds no spin
+    /// lock and is in no read section. A folio, a VMA and the mutex of an address space may be
+    /// locked, so other threads may wait for this one. A kernel that does not preempt itself runs
+    /// other threads here if their time has come (Linux: `cond_resched`). May sleep. Does nothing by
+    /// default.
+    fn yield_if_due(&self) {}
 
     /// Frees memory that the embedder keeps for later: its caches, and what
     /// [`crate::KernelMap::purge`] frees. [`crate::Memory::collect`] calls it; faults and the

@@ -5,6 +5,7 @@
 //! | name | value |
 //! |---|---|
 //! | `arguments` | the program's arguments, quoted as for a shell |
+//! | `clock` | `instructions`: time passes by what the machine executes, one nanosecond each |
 //! | `cpus` | how many CPUs the machine has |
 //! | `expect-status` | the exit status of a run that went well |
 //! | `kernel-only` | why the program is not for the host's Linux |
@@ -17,11 +18,21 @@ use std::time::Duration;
 
 use strsim::damerau_levenshtein;
 
+use super::machine::Clock;
 use super::programs::{CLibrary, Link, Variant};
 use crate::size::parse_bytes;
 
-const NAMES: [&str; 8] =
-    ["arguments", "cpus", "expect-status", "kernel-only", "library", "link", "memory", "option"];
+const NAMES: [&str; 9] = [
+    "arguments",
+    "clock",
+    "cpus",
+    "expect-status",
+    "kernel-only",
+    "library",
+    "link",
+    "memory",
+    "option",
+];
 
 /// How a test program is to be run.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -30,6 +41,8 @@ pub struct Directives {
     pub variant: Variant,
     /// Its arguments.
     pub arguments: Vec<String>,
+    /// What its time is.
+    pub clock: Clock,
     /// How many CPUs the machine has.
     pub processors: u32,
     /// The machine's memory in bytes.
@@ -49,6 +62,7 @@ impl Default for Directives {
         Self {
             variant: Variant::USUAL,
             arguments: Vec::new(),
+            clock: Clock::Host,
             processors: 1,
             memory: 256 << 20,
             options: Vec::new(),
@@ -87,6 +101,7 @@ impl Directives {
             ("arguments", _) => {
                 self.arguments = shell_words::split(value).map_err(|error| error.to_string())?;
             }
+            ("clock", "instructions") => self.clock = Clock::Instructions,
             ("cpus", _) => self.processors = number(value)?,
             ("expect-status", _) => {
                 self.status = value.parse::<u8>().map_err(|error| error.to_string())?.into();
@@ -119,13 +134,14 @@ mod tests {
 
     #[test]
     fn every_directive_is_read() {
-        let source = "// arguments: one \"two words\" three=3\n// cpus: 2\n\
+        let source = "// arguments: one \"two words\" three=3\n// clock: instructions\n// cpus: 2\n\
                       //\n// Prose stands between.\n// expect-status: 134\n\
                       // kernel-only: it eats all memory\n// link: static-pie\n\
                       // library: glibc\n// memory: 64M\n// option: processes=64\n\
                       // option: a=b=c\n#include <stdio.h>\n";
         let directives = read(source).unwrap();
         assert_eq!(directives.arguments, ["one", "two words", "three=3"]);
+        assert_eq!(directives.clock, Clock::Instructions);
         assert_eq!((directives.processors, directives.status), (2, 134));
         assert_eq!(directives.memory, 64 << 20);
         assert_eq!(directives.kernel_only.as_deref(), Some("it eats all memory"));
@@ -139,6 +155,7 @@ mod tests {
     fn directives_that_mean_nothing_are_refused() {
         for wrong in [
             "// cpu: 2",
+            "// clock: sun",
             "// cpus: many",
             "// expect-status: 256",
             "// memory: much",

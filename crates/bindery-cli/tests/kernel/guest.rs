@@ -82,6 +82,7 @@ fn run(
     let mut machine = Machine::new(architecture, kernel.image.clone());
     machine.processors = directives.processors;
     machine.memory = directives.memory;
+    machine.clock = directives.clock;
     machine.initramfs = files.archive();
     machine.command_line = line.to_string();
     machine.timeout = Some(directives.timeout);

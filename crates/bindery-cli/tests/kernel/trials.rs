@@ -28,6 +28,9 @@ const WORKLOADS: [(&str, &[&str]); 10] = [
 /// The program that is also run on a machine with a second CPU.
 const ON_TWO_PROCESSORS: &str = "threads";
 
+/// The program that is also run in more memory, and how much: what frees memory must not take longer.
+const IN_MORE_MEMORY: (&str, u64) = ("pressure_gap", 1 << 30);
+
 /// All trials.
 ///
 /// # Errors
@@ -41,6 +44,11 @@ pub fn all() -> Result<Vec<Trial>, String> {
             directives::read(&text).map_err(|why| format!("{}: {why}", source.display()))?;
         let name = stem(&source);
         add(&mut trials, &name, &Program::C(source.clone()), &directives);
+        if name == IN_MORE_MEMORY.0 {
+            let directives = Directives { memory: IN_MORE_MEMORY.1, ..directives.clone() };
+            let program = Program::C(source.clone());
+            add(&mut trials, &format!("{name}_in_more_memory"), &program, &directives);
+        }
         if name == ON_TWO_PROCESSORS {
             directives.processors = 2;
             add(&mut trials, "two_processors", &Program::C(source), &directives);

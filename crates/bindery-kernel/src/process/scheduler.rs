@@ -17,7 +17,7 @@ use crate::memory::Space;
 use crate::page_fault::page_faults;
 use crate::sync::Mutex;
 use crate::time;
-use crate::{arch, process};
+use crate::{arch, process, sync};
 
 use super::end;
 use super::thread::{Saved, Thread, work};
@@ -200,6 +200,21 @@ pub fn yield_now() {
     }
 }
 
+/// Lets the others go first, if the turn is over: called in the middle of long work, with no lock
+/// held that spins. No interrupt comes in the kernel, so events whose time has come happen here.
+pub fn yield_if_due() {
+    if is_in_thread() && time::is_due() {
+        time::expired();
+        if turn_ends().is_some_and(|at| at <= time::now()) {
+            if READY.lock().is_empty() {
+                // The thread that waited has run meanwhile: this one has the machine to itself.
+                begin_turn();
+            }
+            yield_now();
+        }
+    }
+}
+
 /// Ends the running thread: it is never run again, and freed once nobody else holds it. The caller
 /// holds nothing that would have to be dropped.
 pub fn exit() -> ! {
@@ -255,7 +270,11 @@ pub fn idle() -> ! {
 }
 
 /// Runs the next thread; the running one is in the queue, asleep, or at its end.
+///
+/// # Panics
+/// Where the running thread holds a lock that spins: the next one to want it would spin forever.
 fn switch() {
+    assert!(sync::holds_none(), "a thread gives the CPU away with a spin lock held");
     let next = READY.lock().pop_front();
     let cpu = FIRST_CPU.0.get();
     // SAFETY: see `FirstCpu`; all references here end before the switch.

@@ -119,9 +119,16 @@ impl<P: Platform> Memory<P> {
                 done.freed += self.reclaim_at(frame, &step, left, &mut batch);
                 if batch.is_due(search.scanned) {
                     done.freed += batch.finish();
+                    self.platform.yield_if_due();
                 }
             }
             search.end_step(self, done.freed, &mut batch);
+            // Never in the middle of a batch. Without the condition, on a CPU without preemption:
+            // 1. Thread A has VMAs of a program locked for reading, and gives the CPU away.
+            // 2. Thread B drops the program's address space. It spins until no VMA is locked.
+            if batch.is_empty() {
+                self.platform.yield_if_due();
+            }
         }
         done.freed += batch.finish();
         done.scanned = search.scanned;

@@ -403,7 +403,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     fn finish(&self, gather: &mut Gather, removed: Removed) {
         let memory = self.page_table.memory;
         self.flush(gather);
-        self.page_table.drop_contents(gather);
+        self.page_table.drop_contents_yielding(gather);
         let Removed { vmas, mut groups, .. } = removed;
         for vma in vmas.iter() {
             if let Some(group) = vma.group_pointer() {

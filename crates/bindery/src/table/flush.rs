@@ -152,6 +152,16 @@ impl<P: Platform> PageTable<'_, P> {
 
     /// Frees the pages of the detached tables, after the flush.
     pub(crate) fn drop_contents(&self, gather: &mut Gather) {
+        self.drop_contents_with(gather, || {});
+    }
+
+    /// As [`PageTable::drop_contents`], for a caller that holds no lock: other threads may run
+    /// between two tables.
+    pub(crate) fn drop_contents_yielding(&self, gather: &mut Gather) {
+        self.drop_contents_with(gather, || self.memory.platform.yield_if_due());
+    }
+
+    fn drop_contents_with(&self, gather: &mut Gather, between: impl Fn()) {
         debug_assert!(!gather.is_stale(), "given back before it was flushed");
         if gather.detached.is_empty() && gather.unscanned.is_empty() {
             return;
@@ -164,6 +174,7 @@ impl<P: Platform> PageTable<'_, P> {
             dropping.contents(table);
             // SAFETY: 1. a detached table, just taken off its list; 2. flushed, as asserted above.
             unsafe { gather.emptied.push(&self.memory.frames, table) };
+            between();
         }
         self.stats.add(&counts);
     }
