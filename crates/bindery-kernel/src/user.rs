@@ -15,6 +15,7 @@ use linux_raw_sys::general;
 
 use crate::arch::{self, EntryFormat};
 use crate::errno::Errno;
+use crate::heap;
 use crate::memory::Space;
 use crate::process;
 
@@ -160,6 +161,22 @@ pub fn write<T: Plain>(at: u64, value: &T) -> Result<(), Errno> {
     write_bytes(at, bytes_of(value))
 }
 
+/// Changes a word of the running program, unless `change` leaves it alone. No other thread runs between
+/// the last look at the word and the write. Returns what the word was.
+pub fn update(at: u64, mut change: impl FnMut(u32) -> Option<u32>) -> Result<u32, Errno> {
+    loop {
+        let old = read::<u32>(at)?;
+        let Some(new) = change(old) else { return Ok(old) };
+        let bytes = bytes_of(&new);
+        // SAFETY: the bytes are those of `new`.
+        let done = unsafe { put(at, bytes.as_ptr(), bytes.len()) };
+        if done == bytes.len() {
+            return Ok(old);
+        }
+        fault_in(at.wrapping_add(done as u64), Access::Write)?;
+    }
+}
+
 /// The bytes of a value.
 pub fn bytes_of<T: Plain>(value: &T) -> &[u8] {
     // SAFETY: a plain value's bytes may be looked at; they live as long as the value.
@@ -183,6 +200,8 @@ pub fn text(at: u64, limit: usize) -> Result<Vec<u8>, Errno> {
             text.extend_from_slice(&piece[..end]);
             return Ok(text);
         }
+        // After the sleep that reading may be: others have taken from the heap meanwhile.
+        heap::room(2 * (text.len() + piece.len()))?;
         text.extend_from_slice(piece);
     }
     Err(Errno::ENAMETOOLONG)

@@ -2,7 +2,8 @@
 //!
 //! A word's key is the same for all its users: in a shared mapping the object and the offset in it,
 //! else the address space and the address. No thread is preempted in the kernel, so the check of
-//! the word and the sleep are atomic, and so is the change of `FUTEX_WAKE_OP`.
+//! the word and the sleep are atomic. A change of a word (`FUTEX_WAKE_OP`) may fault, and looks at
+//! the word again then.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
@@ -222,26 +223,37 @@ fn change(at: u64, encoded: u32) -> Result<bool, Errno> {
     if encoded >> 28 & FUTEX_OP_OPARG_SHIFT != 0 {
         operand = 1_i32.wrapping_shl(operand as u32);
     }
-    let old = user::read::<u32>(at)? as i32;
-    let new = match operation {
-        FUTEX_OP_SET => operand,
-        FUTEX_OP_ADD => old.wrapping_add(operand),
-        FUTEX_OP_OR => old | operand,
-        FUTEX_OP_ANDN => old & !operand,
-        FUTEX_OP_XOR => old ^ operand,
-        _ => return Err(Errno::ENOSYS),
+    let changed = |old: i32| match operation {
+        FUTEX_OP_SET => Some(operand),
+        FUTEX_OP_ADD => Some(old.wrapping_add(operand)),
+        FUTEX_OP_OR => Some(old | operand),
+        FUTEX_OP_ANDN => Some(old & !operand),
+        FUTEX_OP_XOR => Some(old ^ operand),
+        _ => None,
     };
-    let holds = match comparison {
+    let compares = matches!(
+        comparison,
+        FUTEX_OP_CMP_EQ
+            | FUTEX_OP_CMP_NE
+            | FUTEX_OP_CMP_LT
+            | FUTEX_OP_CMP_LE
+            | FUTEX_OP_CMP_GT
+            | FUTEX_OP_CMP_GE
+    );
+    if changed(0).is_none() || !compares {
+        // Not before the word was found to be there, as on Linux.
+        user::read::<u32>(at)?;
+        return Err(Errno::ENOSYS);
+    }
+    let old = user::update(at, |old| changed(old as i32).map(|new| new as u32))? as i32;
+    Ok(match comparison {
         FUTEX_OP_CMP_EQ => old == against,
         FUTEX_OP_CMP_NE => old != against,
         FUTEX_OP_CMP_LT => old < against,
         FUTEX_OP_CMP_LE => old <= against,
         FUTEX_OP_CMP_GT => old > against,
-        FUTEX_OP_CMP_GE => old >= against,
-        _ => return Err(Errno::ENOSYS),
-    };
-    user::write(at, &new)?;
-    Ok(holds)
+        _ => old >= against,
+    })
 }
 
 /// What a thread leaves to others when it ends, or runs a new program: its robust futexes, and the
@@ -284,12 +296,12 @@ fn let_go_of_robust(thread: &Thread) -> Result<(), Errno> {
 
 fn owner_ends(thread: &Thread, at: u64) -> Result<(), Errno> {
     let name = name(at, Scope::Any)?;
-    let value = user::read::<u32>(at)?;
-    if value & FUTEX_TID_MASK == thread.id() {
-        user::write(at, &(value & FUTEX_WAITERS | FUTEX_OWNER_DIED))?;
-        if value & FUTEX_WAITERS != 0 {
-            wake(name, 1, FUTEX_BITSET_MATCH_ANY);
-        }
+    let is_owned = |value: u32| value & FUTEX_TID_MASK == thread.id();
+    let value = user::update(at, |value| {
+        is_owned(value).then_some(value & FUTEX_WAITERS | FUTEX_OWNER_DIED)
+    })?;
+    if is_owned(value) && value & FUTEX_WAITERS != 0 {
+        wake(name, 1, FUTEX_BITSET_MATCH_ANY);
     }
     Ok(())
 }

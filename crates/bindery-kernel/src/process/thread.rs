@@ -127,8 +127,8 @@ impl Thread {
         thread_pointer: u64,
         signals: ThreadSignals,
     ) -> Result<Arc<Self>, Errno> {
-        heap::room(size_of::<Self>())?;
         let stack = KernelStack::new()?;
+        heap::room(size_of::<Self>())?;
         // SAFETY: the stack is large enough, and nobody runs on it.
         let context = unsafe { arch::prepare(stack.top(), registers) };
         let thread =
@@ -147,8 +147,8 @@ impl Thread {
         process: Arc<Process>,
         entry: extern "C" fn() -> !,
     ) -> Result<Arc<Self>, Errno> {
-        heap::room(size_of::<Self>())?;
         let stack = KernelStack::new()?;
+        heap::room(size_of::<Self>())?;
         // SAFETY: nobody runs on the stack.
         let context = unsafe { arch::prepare_kernel(stack.top(), entry) };
         let floating_point = arch::FloatingPoint::new();
