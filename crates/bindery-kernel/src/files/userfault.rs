@@ -125,7 +125,7 @@ impl Userfaultfd {
         if let Purpose::Serving(space, _) = &*self.purpose.lock() {
             return space.upgrade().ok_or(Errno::ESRCH);
         }
-        let space = process::spaces().into_iter().find(|space| space.owns_userfault(handle));
+        let space = process::spaces().find(|space| space.owns_userfault(handle));
         let space = space.ok_or(Errno::ESRCH)?;
         *self.purpose.lock() = Purpose::Serving(Arc::downgrade(&space), handle.clone());
         Ok(space)

@@ -84,9 +84,9 @@ pub fn policies_changed(wanted: bool, scanned: bool) -> Result<(), Errno> {
     if WANTED.swap(scanned, Ordering::Relaxed) != scanned {
         SLEEPER.wake_all();
     }
-    if wanted && !LIVES.load(Ordering::Relaxed) {
-        let thread = make()?;
-        LIVES.store(true, Ordering::Relaxed);
+    // Marked first: the thread's stack takes memory, and others may run meanwhile.
+    if wanted && !LIVES.swap(true, Ordering::Relaxed) {
+        let thread = make().inspect_err(|_| LIVES.store(false, Ordering::Relaxed))?;
         scheduler::wake(&thread);
     }
     Ok(())

@@ -165,7 +165,8 @@ pub(super) fn clone(wanted: Wanted, registers: &Registers) -> Outcome {
     wanted.check()?;
     let parent = scheduler::current_thread();
     if wanted.has(CLONE_THREAD) {
-        let id = table::new_id(Counted::Thread)?;
+        let number = table::new_id(Counted::Thread)?;
+        let id = number.id();
         let thread = new_thread(&parent, &parent.process, id, &wanted, registers)?;
         announce(&thread, &wanted);
         begin(&parent, &thread)?;
@@ -175,27 +176,37 @@ pub(super) fn clone(wanted: Wanted, registers: &Registers) -> Outcome {
     if table::all().len() as u64 >= limit {
         return Err(Errno::EAGAIN);
     }
-    let id = table::new_id(Counted::Process).or_else(|errno| {
+    let number = table::new_id(Counted::Process).or_else(|errno| {
         end::bury_orphans();
         if errno == Errno::EAGAIN { table::new_id(Counted::Process) } else { Err(errno) }
     })?;
+    let id = number.id();
     let process = new_process(&parent.process, id, &wanted)?;
     let thread = new_thread(&parent, &process, id, &wanted, registers)?;
+    let mut handle = None;
     if wanted.has(CLONE_PIDFD) {
         let descriptor = files::insert_process(id, 0)? as i32;
         if let Err(errno) = user::write(wanted.descriptor_at, &descriptor) {
             parent.files().close(descriptor)?;
             return Err(errno);
         }
+        handle = Some(descriptor);
     }
     announce(&thread, &wanted);
-    let above = process.parent();
+    // Nothing sleeps from here on. What came for the parent while it slept came for both: a signal
+    // to its group, or its end, of which the child would be a copy that lives on.
+    let is_alive = !signal::is_fatal_waiting(&parent);
+    let above = is_alive.then(|| settle_family(&parent.process, &process, &wanted)).flatten();
+    let Some(above) = above else {
+        if let Some(descriptor) = handle {
+            parent.files().close(descriptor)?;
+        }
+        return Err(if is_alive { Errno::EINVAL } else { Errno::RESTART });
+    };
     table::add_process(&process);
-    if let Some(above) = above {
-        above.state.lock().children.push(process.clone());
-    }
+    above.state.lock().children.push(process.clone());
     begin(&parent, &thread)?;
-    drop(thread);
+    drop((thread, number));
     if wanted.has(CLONE_VFORK) {
         // An end is seen on the way back.
         let _ = process
@@ -203,6 +214,24 @@ pub(super) fn clone(wanted: Wanted, registers: &Registers) -> Outcome {
             .wait_to_the_end(|| process.has_own_memory.load(Ordering::Relaxed).then_some(()));
     }
     Ok(u64::from(id))
+}
+
+/// Gives a child the group and the session that its creator has now, and the parent that it is to
+/// have, which is returned.
+fn settle_family(creator: &Arc<Process>, child: &Process, wanted: &Wanted) -> Option<Arc<Process>> {
+    let (above, exit_signal) = if wanted.has(CLONE_PARENT) {
+        (creator.parent()?, creator.state.lock().exit_signal)
+    } else {
+        (creator.clone(), wanted.exit_signal)
+    };
+    let (group, session) = {
+        let of = creator.state.lock();
+        (of.group, of.session)
+    };
+    let mut state = child.state.lock();
+    (state.group, state.session) = (group, session);
+    (state.parent, state.exit_signal) = (Arc::downgrade(&above), exit_signal);
+    Some(above)
 }
 
 fn new_process(parent: &Arc<Process>, id: u32, wanted: &Wanted) -> Result<Arc<Process>, Errno> {
@@ -215,15 +244,11 @@ fn new_process(parent: &Arc<Process>, id: u32, wanted: &Wanted) -> Result<Arc<Pr
     } else {
         actions.duplicate()
     };
-    let above = if wanted.has(CLONE_PARENT) { parent.parent() } else { Some(parent.clone()) };
-    let above = above.ok_or(Errno::EINVAL)?;
-    let exit_signal =
-        if wanted.has(CLONE_PARENT) { parent.state.lock().exit_signal } else { wanted.exit_signal };
-    let mut state = State::new(Some(&above), exit_signal);
-    {
-        let of = parent.state.lock();
-        (state.group, state.session, state.name) = (of.group, of.session, of.name);
+    if wanted.has(CLONE_PARENT) && parent.parent().is_none() {
+        return Err(Errno::EINVAL);
     }
+    // Its family is settled when it may be found (`settle_family`).
+    let state = State::new(Some(parent), wanted.exit_signal);
     let limits = parent.limits.lock().clone();
     let facts = parent.facts();
     let standing = parent.standing.clone();
@@ -234,6 +259,8 @@ fn new_process(parent: &Arc<Process>, id: u32, wanted: &Wanted) -> Result<Arc<Pr
         program::known(space.fork().map_err(|error| error.errno(Operation::Mmap))?)?
     };
     let space = Some(space);
+    // The fork may have slept: others have taken from the heap meanwhile.
+    heap::room(16 << 10)?;
     let barriers = parent.barriers.lock().clone();
     let barriers = if wanted.has(CLONE_VM) { barriers } else { barriers.duplicate() };
     let (credentials, dumpable) = (scheduler::current().credentials(), parent.is_dumpable());

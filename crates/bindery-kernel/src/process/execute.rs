@@ -55,7 +55,8 @@ fn first_process(path: &[u8]) -> Result<Arc<Thread>, Errno> {
     let limits = limits::Limits::default();
     let program = files::open_program(&files, AT_FDCWD, path)?;
     let loaded = prepare(&files, program, &mut words, &limits, None)?;
-    let id = table::new_id(Counted::Process)?;
+    let number = table::new_id(Counted::Process)?;
+    let id = number.id();
     let process = Process::new(
         id,
         ProcessParts {
@@ -197,24 +198,28 @@ fn become_program(
     }
     let old = process.space.lock().replace(loaded.space);
     scheduler::reload_space();
-    drop(old);
-    end::lend_back(process);
-    // Others who share either keep theirs.
-    let actions = process.actions().without_handlers();
-    *process.actions.lock() = actions;
-    thread.set_files(Some(files.clone()));
-    files.close_on_exec();
-    timer::cancel_created(process);
-    {
-        let mut signals = thread.signals.lock();
-        signals.alternate = Alternate::default();
-    }
-    process.state.lock().has_executed = true;
-    *process.barriers.lock() = Barriers::default();
+    // Nothing sleeps from here until the process has the rights of its program. Otherwise:
+    // 1. A program of root, run by a user, has its memory, and still the user's rights.
+    // 2. Another process of the user writes to that memory (`process_vm_writev`).
     let is_secure = loaded.who.is_secure();
     credentials::commit(loaded.who);
     process.set_dumpable(!is_secure);
     *process.facts.lock() = loaded.facts;
+    process.state.lock().has_executed = true;
+    *process.barriers.lock() = Barriers::default();
+    // Others who share them keep theirs.
+    let actions = process.actions().without_handlers();
+    *process.actions.lock() = actions;
+    timer::cancel_created(process);
+    // From here on it may sleep.
+    drop(old);
+    end::lend_back(process);
+    thread.set_files(Some(files.clone()));
+    files.close_on_exec();
+    {
+        let mut signals = thread.signals.lock();
+        signals.alternate = Alternate::default();
+    }
     // SAFETY: the running thread's own place; nothing else looks at it while it runs.
     unsafe {
         let saved = thread.saved();

@@ -1,11 +1,12 @@
 //! The out-of-memory killer: which process it kills, and `oom_score_adj`.
 
-use alloc::sync::Arc;
+use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicI32, Ordering};
 
 use crate::errno::Errno;
-use crate::memory::{kernel_map, memory};
+use crate::memory::{Space, kernel_map, memory};
+use crate::sync::Mutex;
 use crate::{log, time};
 
 use super::credentials::{Capability, credentials};
@@ -85,6 +86,10 @@ impl Process {
     }
 }
 
+/// The memory of the process that was killed last for want of memory. Until it is gone, no other one
+/// is killed.
+static DYING: Mutex<Weak<Space>> = Mutex::new(Weak::new());
+
 /// Gives back frames that are kept for later: spare stacks, and what the kernel has unmapped.
 pub fn give_back_kept() {
     thread::forget_spare_stacks();
@@ -104,30 +109,51 @@ pub fn memory_ran_out() -> bool {
     if signal::must_end(&thread) {
         return true;
     }
-    let living: Vec<_> =
-        all().into_iter().filter(|process| process.try_space().is_some()).collect();
-    // One that ends already only needs the CPU.
-    let victim = living.iter().find(|process| process.state.lock().status.is_some());
-    let victim = match victim.or_else(|| worst(&living)) {
-        Some(victim) => victim.clone(),
-        None => return true,
-    };
-    drop(living);
-    if victim.state.lock().status.is_none() {
-        let name = victim.name();
-        log!("memory has run out: process {} ({}) is killed", victim.id, name.escape_ascii());
-        end::kill_group(&victim);
+    if scheduler::yielded() > 0 {
+        // A thread frees memory, or is about to: a process that ends, or reclaim.
+        scheduler::yield_now();
+        return signal::must_end(&thread);
+    }
+    let space = DYING.lock().clone();
+    let space = if space.strong_count() > 0 { space } else { choose_and_kill() };
+    if space.strong_count() == 0 {
+        return true;
     }
     // The victim may wait for something that the running thread holds: after a while the thread
-    // goes back instead, and tries again from the beginning.
+    // goes back instead, and tries again from the beginning, with another victim.
     let patience = time::now() + time::SECOND;
-    while victim.try_space().is_some() && !signal::must_end(&thread) {
+    while space.strong_count() > 0 && !signal::must_end(&thread) {
         if time::now() > patience {
+            *DYING.lock() = Weak::new();
             return true;
         }
+        // No interrupt comes in the kernel: threads that sleep until now wake here.
+        time::expired();
         scheduler::yield_now();
     }
     signal::must_end(&thread)
+}
+
+/// Ends the process that most speaks against, and all that share its memory, unless one with memory
+/// is ending already and only needs the CPU. Gives that memory, which others may hold for a moment
+/// when the process has ended; nothing where no process may be killed.
+fn choose_and_kill() -> Weak<Space> {
+    let living: Vec<_> =
+        all().into_iter().filter(|process| process.try_space().is_some()).collect();
+    let ends = living.iter().find(|process| process.state.lock().status.is_some());
+    let space = ends.or_else(|| worst(&living)).and_then(|victim| victim.try_space());
+    let Some(space) = space else { return Weak::new() };
+    for process in &living {
+        let shares = process.try_space().is_some_and(|its| Arc::ptr_eq(&its, &space));
+        if shares && process.state.lock().status.is_none() {
+            let name = process.name();
+            log!("memory has run out: process {} ({}) is killed", process.id, name.escape_ascii());
+            end::kill_group(process);
+        }
+    }
+    let space = Arc::downgrade(&space);
+    *DYING.lock() = space.clone();
+    space
 }
 
 /// The process that most speaks against. Where none may be killed, the first process, whose end is

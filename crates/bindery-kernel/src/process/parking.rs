@@ -16,6 +16,9 @@ static PARKED: Mutex<VecDeque<(usize, Arc<Thread>)>> = Mutex::new(VecDeque::new(
 /// How many there are; to be asked without the lock.
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
+/// Threads that have called [`park`], and not come back from it.
+static INSIDE: AtomicU32 = AtomicU32::new(0);
+
 /// Sleeps until [`unpark`] is called for `word`; returns at once where the word is not `expected`.
 /// May return early. In the idle loop and at boot, where no other thread could change the word
 /// while this one sleeps, it always does.
@@ -29,11 +32,18 @@ pub fn park(word: &AtomicU32, expected: u32) {
     change(|parked| parked.push_back((ptr::from_ref(word).addr(), thread.clone())));
     // The last look: from here on, a wake-up finds the thread.
     if word.load(Ordering::Acquire) == expected {
+        INSIDE.fetch_add(1, Ordering::Relaxed);
         scheduler::sleep();
+        INSIDE.fetch_sub(1, Ordering::Relaxed);
     } else {
         scheduler::stay_awake();
     }
     change(|parked| parked.retain(|(_, parked)| !Arc::ptr_eq(parked, &thread)));
+}
+
+/// Threads in [`park`], those among them that were woken and have not run yet.
+pub fn parked() -> u32 {
+    INSIDE.load(Ordering::Relaxed)
 }
 
 /// Whether the thread sleeps so.

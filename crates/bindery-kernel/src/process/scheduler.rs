@@ -9,7 +9,7 @@ use alloc::sync::Arc;
 use core::cell::UnsafeCell;
 use core::ops::Deref;
 use core::ptr;
-use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use bindery::TlbOnLeave;
 
@@ -38,6 +38,9 @@ static FAULTS_AT_SWITCH: AtomicU64 = AtomicU64::new(0);
 
 /// When the running thread's turn ends.
 static TURN_ENDS: AtomicU64 = AtomicU64::new(u64::MAX);
+
+/// Threads that have given the CPU away in the middle of a call of the core ([`yield_if_due`]).
+static YIELDED: AtomicU32 = AtomicU32::new(0);
 
 /// What the first CPU runs, and whose tables it has loaded.
 struct Running {
@@ -200,19 +203,37 @@ pub fn yield_now() {
     }
 }
 
-/// Lets the others go first, if the turn is over: called in the middle of long work, with no lock
-/// held that spins. No interrupt comes in the kernel, so events whose time has come happen here.
+/// Lets the others go first, if the turn is over: called in the middle of long work of the core. No
+/// interrupt comes in the kernel, so events whose time has come happen here.
+///
+/// # Panics
+/// Where the running thread holds a lock that spins, or is about to sleep: also where its turn is
+/// not over, so that each call finds such a defect.
 pub fn yield_if_due() {
-    if is_in_thread() && time::is_due() {
-        time::expired();
-        if turn_ends().is_some_and(|at| at <= time::now()) {
-            if READY.lock().is_empty() {
-                // The thread that waited has run meanwhile: this one has the machine to itself.
-                begin_turn();
-            }
-            yield_now();
-        }
+    if !is_in_thread() {
+        return;
     }
+    assert!(sync::holds_none(), "the core may give the CPU away, and a spin lock is held");
+    assert!(!current().asleep.load(Ordering::Relaxed), "a thread about to sleep calls the core");
+    if !time::is_due() {
+        return;
+    }
+    time::expired();
+    if turn_ends().is_some_and(|at| at <= time::now()) {
+        if READY.lock().is_empty() {
+            // The thread that waited has run meanwhile: this one has the machine to itself.
+            begin_turn();
+        }
+        YIELDED.fetch_add(1, Ordering::Relaxed);
+        yield_now();
+        YIELDED.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// How many threads are in the middle of long work of the core, and have given the CPU away: some
+/// of them may be about to free memory.
+pub fn yielded() -> u32 {
+    YIELDED.load(Ordering::Relaxed)
 }
 
 /// Ends the running thread: it is never run again, and freed once nobody else holds it. The caller

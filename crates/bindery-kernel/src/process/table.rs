@@ -24,6 +24,7 @@ const THREADS_PER_PROCESS: usize = 4;
 static TABLE: Mutex<Table> = Mutex::new(Table {
     processes: BTreeMap::new(),
     threads: BTreeMap::new(),
+    reserved: BTreeMap::new(),
     spaces: Vec::new(),
     last_id: 0,
 });
@@ -31,6 +32,8 @@ static TABLE: Mutex<Table> = Mutex::new(Table {
 struct Table {
     processes: BTreeMap<u32, Arc<Process>>,
     threads: BTreeMap<u32, Weak<Thread>>,
+    /// Numbers of those that are being made.
+    reserved: BTreeMap<u32, Counted>,
     /// All address spaces, those too that no process has yet.
     spaces: Vec<Weak<Space>>,
     last_id: u32,
@@ -56,16 +59,34 @@ pub(super) fn find_thread(id: u32) -> Option<Arc<Thread>> {
     TABLE.lock().threads.get(&id)?.upgrade()
 }
 
+/// A number that nothing else gets, and that counts at the limits, until this is dropped: then the
+/// process or the thread is in the table, or there is none.
+pub(super) struct Number(u32);
+
+impl Number {
+    pub(super) fn id(&self) -> u32 {
+        self.0
+    }
+}
+
+impl Drop for Number {
+    fn drop(&mut self) {
+        TABLE.lock().reserved.remove(&self.0);
+    }
+}
+
 /// Takes a number for a thread, or for a process and its first thread.
 ///
 /// # Errors
 /// `EAGAIN` at the limits; `ENOMEM`.
-pub(super) fn new_id(what: Counted) -> Result<u32, Errno> {
+pub(super) fn new_id(what: Counted) -> Result<Number, Errno> {
     heap::room(4096)?;
     let processes = options::PROCESSES.load(Ordering::Relaxed);
     let mut table = TABLE.lock();
-    if what == Counted::Process && table.processes.len() >= processes
-        || table.threads.len() >= processes.saturating_mul(THREADS_PER_PROCESS)
+    let coming = table.reserved.values().filter(|what| **what == Counted::Process).count();
+    let threads = table.threads.len() + table.reserved.len();
+    if what == Counted::Process && table.processes.len() + coming >= processes
+        || threads >= processes.saturating_mul(THREADS_PER_PROCESS)
     {
         return Err(Errno::EAGAIN);
     }
@@ -75,6 +96,7 @@ pub(super) fn new_id(what: Counted) -> Result<u32, Errno> {
     let used = |table: &Table, id| {
         table.processes.contains_key(&id)
             || table.threads.contains_key(&id)
+            || table.reserved.contains_key(&id)
             || groups.iter().any(|(group, session)| *group == id || *session == id)
     };
     let mut id = table.last_id;
@@ -85,7 +107,8 @@ pub(super) fn new_id(what: Counted) -> Result<u32, Errno> {
         }
         if !used(&table, id) {
             table.last_id = id;
-            return Ok(id);
+            table.reserved.insert(id, what);
+            return Ok(Number(id));
         }
     }
     Err(Errno::EAGAIN)
@@ -122,7 +145,9 @@ pub(super) fn add_space(space: &Arc<Space>) {
     table.spaces.push(Arc::downgrade(space));
 }
 
-/// All address spaces.
-pub fn spaces() -> Vec<Arc<Space>> {
-    TABLE.lock().spaces.iter().filter_map(Weak::upgrade).collect()
+/// All address spaces, each held for as long as the caller looks at it: the memory of a process that
+/// has ended is free only when nothing holds its address space.
+pub fn spaces() -> impl Iterator<Item = Arc<Space>> {
+    let known = TABLE.lock().spaces.clone();
+    known.into_iter().filter_map(|space| space.upgrade())
 }
