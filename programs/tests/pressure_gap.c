@@ -6,67 +6,20 @@
 // milliseconds at a time never waits for long: work that frees memory gives
 // the CPU away in between. Times are instructions, one nanosecond each.
 
-#include "test.h"
+#include "pressure.h"
 #include "swap.h"
 
-#include <sys/prctl.h>
 #include <sys/sysinfo.h>
 
-#define MIB ((size_t)1 << 20)
-#define MILLISECOND 1000000ull
-#define NAP (10 * MILLISECOND)
-#define LONGEST (50 * MILLISECOND)
+#define LONGEST 50000000ull
 
-// Shared by the processes.
-static struct {
-    volatile int begins, ends;
-    volatile uint64_t naps, worst;
-} *shared;
-
-static uint64_t now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return time.tv_sec * 1000000000ull + time.tv_nsec;
-}
-
-static void bystander(void) {
-    while (!shared->ends) {
-        uint64_t before = now();
-        struct timespec nap = {0, NAP};
-        nanosleep(&nap, 0);
-        uint64_t gap = now() - before - NAP;
-        if (shared->begins) {
-            shared->naps++;
-            if (gap > shared->worst)
-                shared->worst = gap;
-        }
-    }
-}
-
-// Writes random numbers to one word in `one_in` of a page; the others stay zero.
-static void fill(uint64_t *page, uint64_t *seed, int one_in) {
-    for (int at = 0; at < 512; at += one_in) {
-        *seed ^= *seed << 13;
-        *seed ^= *seed >> 7;
-        *seed ^= *seed << 17;
-        page[at] = *seed;
-    }
-}
-
-// Takes memory until it is killed.
-static void hog(size_t length, int one_in) {
-    char *memory = mmap(0, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    NEED(memory != MAP_FAILED);
-    uint64_t seed = 88172645463325252u;
-    for (size_t at = 0; at < length; at += PAGE)
-        fill((uint64_t *)(memory + at), &seed, one_in);
-}
+static struct shared *shared;
 
 static void pressure(const char *text, size_t length, int one_in) {
     memset((void *)shared, 0, sizeof *shared);
-    pid_t sleeper = CHILD(bystander());
+    pid_t sleeper = CHILD(pressure_sleeper(shared));
     shared->begins = 1;
-    pid_t taker = CHILD(hog(length, one_in));
+    pid_t taker = CHILD(pressure_take(length, MAP_PRIVATE, one_in));
     int status = test_wait(taker);
     shared->begins = 0;
     shared->ends = 1;
@@ -84,8 +37,7 @@ int main(void) {
     struct sysinfo machine;
     NEED(sysinfo(&machine) == 0);
     size_t memory = machine.totalram;
-    shared = mmap(0, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    NEED(shared != MAP_FAILED);
+    shared = pressure_shared();
     pressure("no swap", 2 * memory, 512);
     // A quarter of memory as slots: swap is full first.
     STEP_EQUAL(swap_begin(memory / 4 & -MIB), 0);

@@ -10,7 +10,7 @@ use crate::sync::Mutex;
 use crate::{log, time};
 
 use super::credentials::{Capability, credentials};
-use super::{Process, all, end, scheduler, signal, thread};
+use super::{Process, Thread, all, end, scheduler, signal, thread};
 
 /// The adjustment of a process that is never killed.
 const NEVER: i32 = -1000;
@@ -109,9 +109,9 @@ pub fn memory_ran_out() -> bool {
     if signal::must_end(&thread) {
         return true;
     }
-    if scheduler::yielded() > 0 {
-        // A thread frees memory, or is about to: a process that ends, or reclaim.
-        scheduler::yield_now();
+    let free = memory().free_frame_count();
+    wait_for_interrupted(&thread);
+    if memory().free_frame_count() > free {
         return signal::must_end(&thread);
     }
     let space = DYING.lock().clone();
@@ -132,6 +132,16 @@ pub fn memory_ran_out() -> bool {
         scheduler::yield_now();
     }
     signal::must_end(&thread)
+}
+
+/// Lets threads finish that were interrupted while they freed memory: reclaim, or the end of a process.
+/// A thread that finds no memory either comes here and is not waited for: the last one goes on.
+fn wait_for_interrupted(thread: &Thread) {
+    let patience = time::now() + time::SECOND;
+    while scheduler::yielded() > 0 && !signal::must_end(thread) && time::now() < patience {
+        time::expired();
+        scheduler::yield_now();
+    }
 }
 
 /// Ends the process that most speaks against, and all that share its memory, unless one with memory
