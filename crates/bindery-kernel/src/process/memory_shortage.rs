@@ -64,31 +64,36 @@ impl Process {
         Ok(())
     }
 
-    /// How much speaks for killing the process, in pages: those that it has in memory, those of its
-    /// tables, and its adjustment's part of all memory. `None` for one that is never killed.
-    fn badness(&self) -> Option<i64> {
+    /// The process' claim to be killed, in pages: those in memory and in swap, those of its tables,
+    /// and its adjustment's share of `total` (Linux: `oom_badness`). `None` if it is never killed.
+    fn badness(&self, total: u64) -> Option<i64> {
         let (adjustment, space) = (self.kill_adjustment(), self.try_space()?);
         if self.id == 1 || adjustment == NEVER {
             return None;
         }
         let counts = space.counts();
         let tables = counts.tables_allocated.saturating_sub(counts.tables_freed);
-        let total = memory().total_frames() as i64;
-        let part = i64::from(adjustment) * total / 1000;
-        Some((space.resident().total() + tables) as i64 + part)
+        let share = i64::from(adjustment) * total as i64 / 1000;
+        Some((space.resident().total() + counts.swap_pages + tables) as i64 + share)
     }
 
     /// `oom_score`: [`Process::badness`] as a number from 0, for one that is never killed, to 2000
     /// and a bit. As on Linux, 666 means next to no memory and no adjustment.
     pub fn kill_score(&self) -> i64 {
-        let total = memory().total_frames().max(1) as i64;
-        self.badness().map_or(0, |badness| ((1000 + badness * 1000 / total) * 2 / 3).max(0))
+        let total = memory_and_swap();
+        let score = |badness: i64| ((1000 + badness * 1000 / total as i64) * 2 / 3).max(0);
+        self.badness(total).map_or(0, score)
     }
 }
 
 /// The memory of the process that was killed last for want of memory. Until it is gone, no other one
 /// is killed.
 static DYING: Mutex<Weak<Space>> = Mutex::new(Weak::new());
+
+/// The pages of the machine's memory and of all swap areas.
+fn memory_and_swap() -> u64 {
+    memory().total_frames() + memory().swap_areas().map(|area| area.slots).sum::<u64>()
+}
 
 /// Gives back frames that are kept for later: spare stacks, and what the kernel has unmapped.
 pub fn give_back_kept() {
@@ -169,7 +174,8 @@ fn choose_and_kill() -> Weak<Space> {
 /// The process that most speaks against. Where none may be killed, the first process, whose end is
 /// that of the machine.
 fn worst(living: &[Arc<Process>]) -> Option<&Arc<Process>> {
-    let known = living.iter().filter_map(|process| Some((process.badness()?, process)));
+    let total = memory_and_swap();
+    let known = living.iter().filter_map(|process| Some((process.badness(total)?, process)));
     let worst = known.max_by_key(|(badness, _)| *badness).map(|(_, process)| process);
     worst.or_else(|| living.iter().find(|process| process.id == 1))
 }
