@@ -40,6 +40,17 @@ int main(void) {
     int full = open("/dev/full", O_RDWR);
     if (full >= 0)
         FAILS(write(full, "x", 1), ENOSPC, "/dev/full is full");
+    int devices[] = {null, zero, full}, before = test_failures;
+    for (int index = 0; index < 3 && devices[index] >= 0; index++) {
+        STEP_EQUAL(lseek(devices[index], 100, SEEK_SET), 0);
+        STEP_EQUAL(lseek(devices[index], -7, SEEK_CUR), 0);
+        STEP_EQUAL(lseek(devices[index], 100, SEEK_END), 0);
+        STEP_EQUAL(lseek(devices[index], 0, SEEK_HOLE), 0);
+        STEP_FAILS(lseek(devices[index], 0, 99), EINVAL);
+        STEP_EQUAL(read(devices[index], data, 10), devices[index] == null ? 0 : 10);
+        STEP_EQUAL(lseek(devices[index], 0, SEEK_CUR), 0);
+    }
+    ALL_STEPS(before, "null, zero and full have no position but 0");
     int random = open("/dev/urandom", O_RDONLY);
     if (random >= 0) {
         unsigned char bytes[64] = {0}, others[64] = {0};

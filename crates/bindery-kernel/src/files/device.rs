@@ -53,6 +53,10 @@ impl Node for Device {
     fn is_seekable(&self) -> bool {
         true
     }
+
+    fn ignores_seeks(&self) -> bool {
+        true
+    }
 }
 
 /// Fills `/dev`.

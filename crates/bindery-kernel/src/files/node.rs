@@ -230,6 +230,11 @@ pub trait Node: Send + Sync {
         matches!(self.kind(), Kind::Regular | Kind::Directory)
     }
 
+    /// Whether its only position is 0, wherever `lseek` is to lead.
+    fn ignores_seeks(&self) -> bool {
+        false
+    }
+
     /// Where its end is, in bytes, for `lseek`.
     fn length(&self) -> u64 {
         self.attributes().size
