@@ -77,6 +77,7 @@
 //! | `signal` | `push` and `pop` of signal frames as the C libraries know them |
 //! | `call` | system calls that only this architecture has |
 //! | `hardware_capabilities() -> [u64; 2]`, `PLATFORM_NAME` | `AT_HWCAP`, `AT_HWCAP2`, `AT_PLATFORM` |
+//! | `huge_page_sizes() -> &[u32]` | the sizes of hugetlb pools, as binary logarithms |
 //! | `random_word() -> Option<u64>` | from the CPU's generator, if it has one |
 //! | `mark_begin`, `mark_end` | no operation; a tool that counts instructions knows the encoding |
 //! | `return_addresses(FnMut(u64))` | the return addresses above the caller, for a panic |

@@ -10,6 +10,7 @@
 //! | [`descriptor`] | descriptors and what they share |
 //! | [`console`], [`stream`], [`device`], [`pipe`], [`socket`], [`event`], [`epoll`] | everything else that is read and written |
 //! | [`generated`], [`proc`], [`sys`] | files whose text is made when it is read |
+//! | [`huge_pages`] | the pools of huge pages, which are empty |
 //! | [`swap`] | swap areas and their device |
 //! | [`listing`] | texts that are made entry by entry, for `/proc` |
 //! | [`userfault`] | descriptors of userfaultfds |
@@ -25,6 +26,7 @@ mod device;
 mod epoll;
 mod event;
 mod generated;
+mod huge_pages;
 mod listing;
 mod manner;
 mod memory;

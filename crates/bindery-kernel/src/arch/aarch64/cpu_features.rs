@@ -71,6 +71,12 @@ pub fn hardware_capabilities() -> [u64; 2] {
     [capabilities & 0xffff_ffff, capabilities >> 32]
 }
 
+/// The sizes of huge pages that Linux has with base pages of 4 KiB, as binary logarithms of bytes:
+/// leaves and contiguous runs of two levels.
+pub fn huge_page_sizes() -> &'static [u32] {
+    &[16, 21, 25, 30]
+}
+
 /// Whether the CPU checks where indirect branches into guarded pages lead (FEAT_BTI).
 #[inline]
 pub fn branch_target_identification() -> bool {

@@ -38,6 +38,11 @@ pub fn has_giant_pages() -> bool {
     leaf(0x8000_0001, 0).edx & 1 << 26 != 0
 }
 
+/// The sizes of huge pages that Linux has on this processor, as binary logarithms of bytes.
+pub fn huge_page_sizes() -> &'static [u32] {
+    if has_giant_pages() { &[21, 30] } else { &[21] }
+}
+
 /// Indirect branches are not checked: CET is not used.
 #[inline]
 pub fn branch_target_identification() -> bool {

@@ -38,7 +38,9 @@ use crate::user;
 pub use backtrace::return_addresses;
 pub use context::{Context, prepare, prepare_kernel, switch};
 pub use control::{power_off, write_control};
-pub use cpu_features::{branch_target_identification, hardware_capabilities, random_word};
+pub use cpu_features::{
+    branch_target_identification, hardware_capabilities, huge_page_sizes, random_word,
+};
 pub use entry::Registers;
 pub use floating_point::FloatingPoint;
 pub use interrupts::wait_for_interrupt;

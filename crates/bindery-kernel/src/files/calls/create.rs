@@ -13,9 +13,10 @@ use crate::{heap, process, user};
 
 use super::super::descriptor::{AtExec, Description, Files};
 use super::super::event::{EventCounter, ProcessHandle, Reading};
-use super::super::memory::{Regular, new_number};
+use super::super::huge_pages;
+use super::super::memory::Regular;
 use super::super::names::at_exec;
-use super::super::node::{Attributes, Kind, Node, Place};
+use super::super::node::Place;
 use super::super::pipe::both_ends;
 use super::super::proc;
 use super::super::socket::{Boundaries, pair};
@@ -79,45 +80,25 @@ pub(super) fn event_counter(count: u32, flags: u32) -> Outcome {
 /// The longest name of a memfd (see memfd_create(2)).
 const MEMFD_NAME_MAX: usize = 249;
 
-/// A file on the pool of huge pages, of which there is none: nothing can be mapped, as on a Linux
-/// whose pool is empty.
-struct PoolFile {
-    number: u64,
-}
-
-impl Node for PoolFile {
-    fn kind(&self) -> Kind {
-        Kind::Regular
-    }
-
-    fn attributes(&self) -> Attributes {
-        Attributes::plain(self.number, 0o777)
-    }
-
-    fn unmappable(&self) -> Errno {
-        Errno::ENOMEM
-    }
-}
-
 /// `memfd_create(2)`.
 pub(super) fn memfd(name: u64, flags: u32) -> Outcome {
     let at_exec = if flags & MFD_CLOEXEC != 0 { AtExec::Closed } else { AtExec::Kept };
-    if flags & nr::MFD_HUGETLB != 0 {
-        // What is wrong with the rest is told in the same order.
-        linux::memfd_create(memory(), flags & !nr::MFD_HUGETLB)?;
-        user::text(name, MEMFD_NAME_MAX + 1)?;
-        heap::room(128)?;
-        let file = Arc::new(PoolFile { number: new_number() });
-        let place = Place::alone(file.clone(), b"/memfd:hugetlb (deleted)");
-        return insert(Description::new(place, file, O_RDWR)?, at_exec);
-    }
-    let object = linux::memfd_create(memory(), flags)?;
+    let huge = flags & nr::MFD_HUGETLB != 0;
+    let of_pool = nr::MFD_HUGETLB | nr::MFD_HUGE_MASK << nr::MFD_HUGE_SHIFT;
+    let object = linux::memfd_create(memory(), if huge { flags & !of_pool } else { flags })?;
     let name = user::text(name, MEMFD_NAME_MAX + 1);
     let name =
         name.map_err(|errno| if errno == Errno::ENAMETOOLONG { Errno::EINVAL } else { errno })?;
+    let path = [&b"/memfd:"[..], &name, b" (deleted)"].concat();
+    if huge {
+        drop(object);
+        heap::room(128)?;
+        let file = huge_pages::file(flags >> nr::MFD_HUGE_SHIFT & nr::MFD_HUGE_MASK)?;
+        let place = Place::alone(file.clone(), &path);
+        return insert(Description::new(place, file, O_RDWR)?, at_exec);
+    }
     let executable = flags & nr::MFD_NOEXEC_SEAL == 0;
     let file = Regular::of(object, if executable { 0o777 } else { 0o666 })?;
-    let path = [&b"/memfd:"[..], &name, b" (deleted)"].concat();
     let place = Place::alone(file.clone(), &path);
     proc::remember(&place);
     insert(Description::new(place, file, O_RDWR)?, at_exec)

@@ -10,7 +10,7 @@ use crate::memory::memory;
 use crate::{options, page_fault, process, time};
 
 use super::super::generated::{FixedDirectory, SequenceBuffer, Text};
-use super::super::swap;
+use super::super::{huge_pages, swap};
 use super::{frames, sysctl};
 
 /// The files and directories of `/proc` that are nobody's.
@@ -51,7 +51,6 @@ fn make_filesystems(out: &mut SequenceBuffer<'_>) -> fmt::Result {
     Ok(())
 }
 
-/// Without lines about hugetlb, as on a Linux without it: programs would look for its pool.
 fn make_meminfo(out: &mut SequenceBuffer<'_>) -> fmt::Result {
     let memory = memory();
     let commitment = memory.commitment();
@@ -80,7 +79,7 @@ fn make_meminfo(out: &mut SequenceBuffer<'_>) -> fmt::Result {
     for (name, pages) in lines {
         writeln!(out, "{:<16}{:>8} kB", alloc::format!("{name}:"), pages * 4)?;
     }
-    Ok(())
+    huge_pages::meminfo(out)
 }
 
 fn make_stat(out: &mut SequenceBuffer<'_>) -> fmt::Result {

@@ -1,22 +1,25 @@
 //! `/sys`: the folio policies and the background collapser under
-//! `/sys/kernel/mm/transparent_hugepage`, the swap device, and how many CPUs run programs.
+//! `/sys/kernel/mm/transparent_hugepage`, the merging of equal pages, which is off, the swap device,
+//! and how many CPUs run programs.
 
 use alloc::sync::Arc;
 use core::fmt::Write;
 
 use super::generated::{FixedDirectory, Text};
+use super::huge_pages;
 use super::node::Node;
 
 mod block;
 mod huge;
+mod merging;
 mod setting;
 
 /// The root of `/sys`.
 pub fn root() -> Arc<dyn Node> {
-    let pools = FixedDirectory::of([]);
     let mm = FixedDirectory::of([
         ("transparent_hugepage", huge::directory() as _),
-        ("hugepages", pools),
+        ("hugepages", huge_pages::directory()),
+        ("ksm", merging::directory()),
     ]);
     let kernel = FixedDirectory::of([("mm", mm as _)]);
     // Programs run on one CPU.
