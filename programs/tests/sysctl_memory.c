@@ -132,11 +132,52 @@ static void caches(void) {
     CHECK(after.freeram >= before.freeram + 16 * PAGE, "drop_caches: what the kernel keeps is free");
 }
 
+// The number of a child, which ends.
+static pid_t child_number(void) {
+    pid_t child = CHILD();
+    STEP_EQUAL(test_wait(child), 0);
+    return child;
+}
+
+static void maximum_id(void) {
+    long begun = number("kernel/pid_max");
+    CHECK(begun >= 301, "pid_max begins with a number");
+    FAILS(set("kernel/pid_max", "300"), EINVAL, "pid_max: nothing below 301");
+    FAILS(set("kernel/pid_max", "4194305"), EINVAL, "pid_max: nothing above 2^22");
+    STEP(set_number("kernel/pid_max", 4194304) > 0);
+    EQUAL(number("kernel/pid_max"), 4194304, "pid_max is set");
+    STEP(set_number("kernel/pid_max", 310) > 0);
+    int before = test_failures, lowest = 4194304;
+    for (int count = 0; count < 320; count++) {
+        pid_t child = child_number();
+        STEP(child < 310);
+        if (count >= 310 && child < lowest)
+            lowest = child;
+    }
+    STEP(lowest >= 300);
+    ALL_STEPS(before, "pid_max: new numbers stay below, and begin again at 300");
+    pid_t holders[20];
+    int made = 0;
+    while (made < 20 && (holders[made] = CHILD(for (;;) pause())) > 0)
+        made++;
+    CHECK(made < 11 && errno == EAGAIN, "pid_max: no number is left");
+    STEP(set_number("kernel/pid_max", begun) > 0);
+    CHECK(child_number() >= 310, "a higher maximum counts at once");
+    while (made-- > 0) {
+        kill(holders[made], SIGKILL);
+        test_wait(holders[made]);
+    }
+}
+
 int main(void) {
     test_start();
+    maximum_id();
     map_count();
     overcommit();
     caches();
+    CHECK(number("vm/min_free_kbytes") >= 0, "min_free_kbytes is a number");
+    char pattern[100];
+    CHECK(test_read_file("/proc/sys/kernel/core_pattern", pattern, sizeof pattern) > 1, "core_pattern is a text");
     EQUAL(number("vm/page-cluster"), 3, "page-cluster begins with 3");
     int cluster = test_failures;
     STEP(set("vm/page-cluster", "0") > 0 && number("vm/page-cluster") == 0);
@@ -144,7 +185,8 @@ int main(void) {
     STEP_FAILS(set("vm/page-cluster", "32"), EINVAL);
     STEP(set_number("vm/page-cluster", 3) > 0 && number("vm/page-cluster") == 3);
     ALL_STEPS(cluster, "page-cluster: 0 to 31");
-    static const char *fixed[] = {"vm/nr_hugepages", "vm/mmap_min_addr", "kernel/printk", "kernel/hostname", "kernel/pid_max"};
+    static const char *fixed[] = {"vm/nr_hugepages", "vm/mmap_min_addr", "kernel/printk", "kernel/hostname",
+                                  "kernel/core_pattern", "vm/min_free_kbytes"};
     int before = test_failures;
     for (unsigned index = 0; index < sizeof fixed / sizeof *fixed; index++)
         STEP_FAILS(set(fixed[index], "1"), EACCES);

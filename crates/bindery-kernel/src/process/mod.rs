@@ -83,7 +83,7 @@ pub use limits::{Limit, descriptor_limit, file_is_too_large, file_size_limit};
 pub use memory_shortage::{give_back_kept, memory_ran_out};
 pub use program::{ProgramFacts, maximum_mappings, set_maximum_mappings};
 pub use scheduler::{current, with_space};
-pub use table::{all, find, spaces};
+pub use table::{MAXIMUM_IDS, all, find, maximum_id, set_maximum_id, spaces};
 pub use thread::Thread;
 pub use timer::{arrived, deadline_of_call, interrupted_until};
 pub use wait_queue::{Interrupted, WaitQueue};

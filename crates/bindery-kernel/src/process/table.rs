@@ -3,7 +3,8 @@
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
-use core::sync::atomic::Ordering;
+use core::ops::RangeInclusive;
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::errno::Errno;
 use crate::memory::Space;
@@ -12,8 +13,11 @@ use crate::{heap, options};
 
 use super::{Process, Thread};
 
-/// Numbers are smaller than this (`/proc/sys/kernel/pid_max`).
-pub const MAXIMUM_ID: u32 = 32_768;
+/// New numbers are smaller than this (`/proc/sys/kernel/pid_max`).
+static MAXIMUM_ID: AtomicU32 = AtomicU32::new(32_768);
+
+/// The range of [`MAXIMUM_ID`], as on a Linux of 64 bits.
+pub const MAXIMUM_IDS: RangeInclusive<u32> = FIRST_OF_ROUND + 1..=4 << 20;
 
 /// Numbers that are used again only after a whole round begin here.
 const FIRST_OF_ROUND: u32 = 300;
@@ -37,6 +41,16 @@ struct Table {
     /// All address spaces, those too that no process has yet.
     spaces: Vec<Weak<Space>>,
     last_id: u32,
+}
+
+/// The number below which new ones are.
+pub fn maximum_id() -> u32 {
+    MAXIMUM_ID.load(Ordering::Relaxed)
+}
+
+/// Sets [`maximum_id`] to a number of [`MAXIMUM_IDS`]. Processes and threads keep higher numbers.
+pub fn set_maximum_id(maximum: u32) {
+    MAXIMUM_ID.store(maximum, Ordering::Relaxed);
 }
 
 /// The process of that number, if there is one; one that has ended and was not waited for counts.
@@ -100,9 +114,10 @@ pub(super) fn new_id(what: Counted) -> Result<Number, Errno> {
             || groups.iter().any(|(group, session)| *group == id || *session == id)
     };
     let mut id = table.last_id;
-    for _ in 0..MAXIMUM_ID {
+    let maximum = maximum_id();
+    for _ in 0..maximum {
         id += 1;
-        if id >= MAXIMUM_ID {
+        if id >= maximum {
             id = FIRST_OF_ROUND;
         }
         if !used(&table, id) {

@@ -273,6 +273,14 @@ impl<P: Platform> Memory<P> {
         Ok(SwapArea { number: number as u8, priority, slots, taken: 0 })
     }
 
+    /// Free frames that only reclaim may take, so that it can free others (Linux:
+    /// `min_free_kbytes`); 0 while no area is on.
+    ///
+    /// Context: any.
+    pub fn reserved_frames(&self) -> u64 {
+        self.frames.reserve()
+    }
+
     /// How many frames compressed memory may take; half of the memory at first. Where more are used
     /// already, no page goes out until enough have come back.
     ///

@@ -28,6 +28,7 @@ pub fn directory() -> Arc<FixedDirectory> {
     let vm = FixedDirectory::of([
         ("drop_caches", Text::write_only(drop_caches) as _),
         ("max_map_count", Text::writable(make_map_count, take_map_count)),
+        ("min_free_kbytes", Text::new(|out| writeln!(out, "{}", memory().reserved_frames() * 4))),
         ("mmap_min_addr", Text::new(|out| out.write_str("65536\n"))),
         ("nr_hugepages", Text::new(|out| out.write_str("0\n"))),
         ("overcommit_kbytes", Text::writable(make_kilobytes, take_kilobytes)),
@@ -38,10 +39,12 @@ pub fn directory() -> Arc<FixedDirectory> {
         ("unprivileged_userfaultfd", Text::writable(make_userfaults, take_userfaults)),
     ]);
     let kernel = FixedDirectory::of([
-        ("hostname", Text::new(|out| out.write_str("bindery\n")) as _),
+        // There are no core dumps, as on Linux with a limit of 0 (`RLIMIT_CORE`).
+        ("core_pattern", Text::new(|out| out.write_str("core\n")) as _),
+        ("hostname", Text::new(|out| out.write_str("bindery\n"))),
         ("ostype", Text::new(|out| out.write_str("Linux\n"))),
         ("osrelease", Text::new(|out| writeln!(out, "{}", options::RELEASE))),
-        ("pid_max", Text::new(|out| out.write_str("32768\n"))),
+        ("pid_max", Text::writable(make_maximum_id, take_maximum_id)),
         ("randomize_va_space", Text::new(|out| out.write_str("0\n"))),
         ("printk", Text::new(|out| out.write_str("7\t4\t1\t7\n"))),
     ]);
@@ -90,6 +93,16 @@ fn make_map_count(out: &mut SequenceBuffer<'_>) -> fmt::Result {
 
 fn take_map_count(text: &str) -> Result<(), Errno> {
     process::set_maximum_mappings(number(text, 0..=INT_MAX)? as usize);
+    Ok(())
+}
+
+fn make_maximum_id(out: &mut SequenceBuffer<'_>) -> fmt::Result {
+    writeln!(out, "{}", process::maximum_id())
+}
+
+fn take_maximum_id(text: &str) -> Result<(), Errno> {
+    let (lowest, highest) = process::MAXIMUM_IDS.into_inner();
+    process::set_maximum_id(number(text, lowest.into()..=highest.into())? as u32);
     Ok(())
 }
 
