@@ -307,7 +307,17 @@ fn new_thread(
         if wanted.has(CLONE_SETTLS) { wanted.thread_pointer } else { arch::thread_pointer() };
     let mut floating_point = FloatingPoint::new();
     floating_point.save();
-    Thread::new(id, process.clone(), files, &registers, floating_point, thread_pointer, signals)
+    let thread = Thread::new(
+        id,
+        process.clone(),
+        files,
+        &registers,
+        floating_point,
+        thread_pointer,
+        signals,
+    )?;
+    thread.set_name(parent.name());
+    Ok(thread)
 }
 
 /// Writes the thread's number where it is wanted. May sleep, so the process is in no table yet: one

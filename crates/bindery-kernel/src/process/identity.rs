@@ -18,7 +18,7 @@ use crate::{time, user};
 
 use super::credentials::may_be_looked_into;
 use super::signal::MAXIMUM;
-use super::{Capability, Process, all, credentials, find, may_look_into, scheduler, table};
+use super::{Capability, Process, all, credentials, find, may_look_into, name, scheduler, table};
 
 /// What a pidfd refers to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -176,20 +176,8 @@ pub(super) fn prctl(what: u64, arguments: [u64; 4]) -> Outcome {
     let argument = arguments[0];
     let process = scheduler::current().process.clone();
     match what as u32 {
-        PR_SET_NAME => {
-            let mut name = [0; 16];
-            for (index, byte) in name.iter_mut().enumerate().take(15) {
-                *byte = user::read::<u8>(argument.checked_add(index as u64).ok_or(Errno::EFAULT)?)?;
-                if *byte == 0 {
-                    break;
-                }
-            }
-            process.state.lock().name = name;
-        }
-        PR_GET_NAME => {
-            let name = process.state.lock().name;
-            user::write(argument, &name)?;
-        }
+        PR_SET_NAME => return name::set(argument),
+        PR_GET_NAME => return name::get(argument),
         PR_SET_PDEATHSIG if argument <= u64::from(MAXIMUM) => {
             process.state.lock().parent_end_signal = argument as u32;
         }

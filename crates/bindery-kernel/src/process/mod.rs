@@ -20,7 +20,8 @@
 //! | [`signal`], [`deliver`] | signals: sent and pending; delivered |
 //! | [`timer`] | clocks, sleeping, and timers that send signals |
 //! | [`limits`] | resource limits and usage |
-//! | [`identity`] | groups, sessions, names |
+//! | [`identity`] | groups, sessions |
+//! | [`name`] | short names of threads |
 //! | [`credentials`] | users, groups, capabilities |
 //! | [`memory_shortage`] | the out-of-memory killer |
 //! | [`random`] | random numbers |
@@ -45,6 +46,7 @@ mod futex;
 mod identity;
 mod limits;
 mod memory_shortage;
+mod name;
 pub mod parking;
 mod program;
 mod properties;
@@ -70,6 +72,7 @@ use crate::sync::Mutex;
 use crate::time;
 
 use limits::Faults;
+use name::ShortName;
 
 pub use clone::keep_own_descriptors;
 pub use credentials::{
@@ -127,7 +130,8 @@ struct State {
     threads: Vec<Arc<Thread>>,
     group: u32,
     session: u32,
-    name: [u8; 16],
+    /// The short name of its first thread, which outlives that thread.
+    name: ShortName,
     /// The signal that tells its parent of its end; 0 for none.
     exit_signal: u32,
     /// The signal that it gets when its parent ends; 0 for none.
@@ -189,18 +193,14 @@ impl Process {
         look(&self.facts.lock())
     }
 
-    /// Its short name (`comm`), without the zero.
+    /// The short name (`comm`) of its first thread, without the zero.
     pub fn name(&self) -> Vec<u8> {
-        let name = self.state.lock().name;
-        name.iter().copied().take_while(|byte| *byte != 0).collect()
+        name::text(self.state.lock().name)
     }
 
-    /// Changes the short name, which is cut to 15 bytes.
+    /// Changes the short name of its first thread, which is cut to 15 bytes.
     pub fn set_name(&self, name: &[u8]) {
-        let length = name.len().min(15);
-        let mut cut = [0; 16];
-        cut[..length].copy_from_slice(&name[..length]);
-        self.state.lock().name = cut;
+        self.state.lock().name = name::cut(name);
     }
 
     /// Its parent's number; 0 for the first process.

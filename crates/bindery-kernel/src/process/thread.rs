@@ -14,6 +14,7 @@ use crate::memory::Pages;
 use crate::sync::Mutex;
 
 use super::limits::Faults;
+use super::name::ShortName;
 use super::signal::ThreadSignals;
 use super::{Credentials, Process, scheduler};
 
@@ -88,6 +89,8 @@ pub struct Thread {
     /// process.
     files: Mutex<Option<Arc<Files>>>,
     credentials: Mutex<Credentials>,
+    /// Its short name, unless it is the first thread of its process, which has the name of that.
+    pub(super) own_name: Mutex<ShortName>,
     /// Where a zero is written, and a futex woken, when it ends; 0 for nowhere.
     pub clear_child_id: AtomicU64,
     /// The head of its list of robust futexes; 0 for none.
@@ -163,6 +166,7 @@ impl Thread {
             signals: Mutex::default(),
             files: Mutex::default(),
             credentials: Mutex::new(Credentials::root()),
+            own_name: Mutex::default(),
             clear_child_id: AtomicU64::new(0),
             robust_list: AtomicU64::new(0),
             deadline_of_restart: AtomicU64::new(0),

@@ -137,7 +137,7 @@ impl File {
                 statm(space, code.div_ceil(4096), out)
             }
             (Sort::Name, _) => {
-                out.push(&process.name())?;
+                out.push(&process.name_of(self.thread))?;
                 out.write_str("\n")
             }
             (Sort::Status, _) => texts::status(process, self.thread, space, out),
@@ -284,7 +284,9 @@ impl Node for File {
             Sort::Memory => {
                 user::write_bytes_foreign(&space, at, from).map_err(|_| Errno::EIO)?;
             }
-            Sort::Name => process.set_name(from.strip_suffix(b"\n").unwrap_or(from)),
+            Sort::Name => {
+                process.set_name_of(self.thread, from.strip_suffix(b"\n").unwrap_or(from))?;
+            }
             // As Linux, which lets root open them.
             _ => return Err(Errno::EINVAL),
         }

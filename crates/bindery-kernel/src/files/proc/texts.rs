@@ -20,7 +20,7 @@ pub(super) fn status(
     out: &mut EntryText,
 ) -> fmt::Result {
     out.write_str("Name:\t")?;
-    out.push(&process.name())?;
+    out.push(&process.name_of(thread))?;
     let (letter, parent) = (process.letter_of(thread), process.parent_id());
     writeln!(out, "\nUmask:\t{:04o}", process.try_files().map_or(0, |files| files.umask()))?;
     writeln!(out, "State:\t{letter} ({})", state_name(letter))?;
@@ -76,7 +76,7 @@ pub(super) fn stat(
         None => (0, 0),
     };
     write!(out, "{thread} (")?;
-    out.push(&process.name())?;
+    out.push(&process.name_of(thread))?;
     let (letter, parent, group) = (process.letter_of(thread), process.parent_id(), process.group());
     let (time, children) = (process.processor_time() / TICK, process.children_time() / TICK);
     write!(out, ") {letter} {parent} {group} {} 0 -1 0 ", process.session())?;
