@@ -75,7 +75,7 @@ pub fn trials(architecture: Architecture) -> Vec<Trial> {
 }
 
 /// The trials in which the kernel does not live.
-fn deaths(architecture: Architecture) -> [Trial; 6] {
+fn deaths(architecture: Architecture) -> [Trial; 7] {
     let name = |what: &str| format!("{}::run_{what}", architecture.directory());
     let kernel_dies = move || {
         let arguments = ["--option", "init=/nonexistent", "busybox"];
@@ -123,6 +123,33 @@ fn deaths(architecture: Architecture) -> [Trial; 6] {
         });
         run(architecture, &arguments, &Expected { status: 101, output, message })
     };
+    let feature_is_missing = move || {
+        let models: &[_] = match architecture {
+            Architecture::X86_64 => &[
+                ("max,-syscall", "this processor has no system calls (SYSCALL)"),
+                ("max,-fpu", "this processor has no floating-point unit (FPU)"),
+                ("max,-msr", "this processor has no model-specific registers (MSR)"),
+                ("max,-pae", "this processor has no physical-address extension (PAE)"),
+                ("max,-cx8", "this processor has no CMPXCHG8B (CX8)"),
+                ("max,-cmov", "this processor has no conditional moves (CMOV)"),
+                ("max,-mmx", "this processor has no MMX"),
+                ("max,-sse", "this processor has no SSE"),
+            ],
+            Architecture::AArch64 => &[(
+                "cortex-a76,vfp=off,neon=off",
+                "this processor has no floating point (ID_AA64PFR0_EL1.FP)",
+            )],
+        };
+        for (model, message) in models {
+            let arguments = ["--cpu", model, "--timeout", "60", "busybox", "true"];
+            let completion =
+                run(architecture, &arguments, &Expected { status: 101, output: None, message })?;
+            if !matches!(completion, Completion::Completed) {
+                return Ok(completion);
+            }
+        }
+        Ok(Completion::Completed)
+    };
     let no_long_mode = move || {
         if architecture != Architecture::X86_64 {
             return Ok(Completion::Completed);
@@ -134,6 +161,7 @@ fn deaths(architecture: Architecture) -> [Trial; 6] {
     [
         Trial::ignorable_test(name("tells_that_the_processor_is_too_old"), processor_is_too_old),
         Trial::ignorable_test(name("tells_that_there_is_no_64_bit_mode"), no_long_mode),
+        Trial::ignorable_test(name("tells_which_feature_the_processor_lacks"), feature_is_missing),
         Trial::ignorable_test(name("tells_that_the_kernel_died"), kernel_dies),
         Trial::ignorable_test(name("tells_that_a_kernel_stack_has_run_over"), stack_runs_over),
         Trial::ignorable_test(name("tells_whose_address_the_kernel_used"), use_after_free),

@@ -31,6 +31,15 @@ check_processor:
     cmp     x1, #0xf
     adr     x0, without_small_pages
     b.eq    8f
+    mrs     x1, id_aa64pfr0_el1
+    ubfx    x2, x1, #16, #4         // FP: all ones is none
+    cmp     x2, #0xf
+    adr     x0, without_floats
+    b.eq    8f
+    ubfx    x2, x1, #20, #4         // AdvSIMD: all ones is none
+    cmp     x2, #0xf
+    adr     x0, without_vectors
+    b.eq    8f
     ret
 8:  mov     x2, #{console}
     add     x1, x0, #{mark}
@@ -56,6 +65,10 @@ without_atomics:
     .asciz  "panic this processor has no atomic instructions (FEAT_LSE): the kernel needs ARMv8.1 or newer\n"
 without_small_pages:
     .asciz  "panic this processor has no pages of 4 KiB (ID_AA64MMFR0_EL1.TGran4): the kernel needs them\n"
+without_floats:
+    .asciz  "panic this processor has no floating point (ID_AA64PFR0_EL1.FP): programs need it\n"
+without_vectors:
+    .asciz  "panic this processor has no vectors (ID_AA64PFR0_EL1.AdvSIMD): programs need them\n"
     .balign 4
     "#,
     console = const CONSOLE,

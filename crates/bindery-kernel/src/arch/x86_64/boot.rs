@@ -15,7 +15,8 @@ use crate::boot::{Information, MAX_RANGES, Stretch};
 
 use super::per_cpu::Stack;
 use super::{
-    EntryFormat, cpu_features, entry, interrupts, machine, page_tables, per_cpu, serial, smp,
+    EntryFormat, cpu_check, cpu_features, entry, interrupts, machine, page_tables, per_cpu, serial,
+    smp,
 };
 
 static mut BOOT_STACK: Stack<65536> = Stack::new();
@@ -152,6 +153,7 @@ const USABLE: u32 = 1;
 /// Where the Rust code begins.
 extern "C" fn entered(start_info: u64) -> ! {
     serial::begin();
+    cpu_check::check_calls();
     interrupts::silence_old_controllers();
     per_cpu::begin();
     // SAFETY: the boot protocol put the structure there, and the boot tables map it.
