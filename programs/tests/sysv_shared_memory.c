@@ -4,6 +4,7 @@
 #include "test.h"
 
 #include <sys/ipc.h>
+#include <sys/resource.h>
 #include <sys/shm.h>
 
 #ifndef SHM_STAT_ANY
@@ -225,6 +226,83 @@ static void programs(char **arguments) {
     NEED(shmctl(id, IPC_RMID, 0) == 0);
 }
 
+static void limit(size_t bytes) {
+    struct rlimit limit;
+    NEED(getrlimit(RLIMIT_MEMLOCK, &limit) == 0);
+    limit.rlim_cur = bytes;
+    NEED(setrlimit(RLIMIT_MEMLOCK, &limit) == 0);
+}
+
+static int lock(int id) { return shmctl(id, SHM_LOCK, 0); }
+
+// A user that nothing else runs as.
+static void as_user(void) {
+    if (getuid() == 0)
+        NEED(setgid(54321) == 0 && setuid(54321) == 0);
+}
+
+// As a user without privileges. Answers through the pipes let the parent act in between.
+static void locks(int ready, int go, int *shared) {
+    char byte = 1;
+    as_user();
+    int large = make(4 * PAGE), small = make(PAGE);
+    limit(0);
+    FAILS(lock(large), EPERM, "SHM_LOCK: a limit of 0");
+    limit(4 * PAGE - 1);
+    FAILS(lock(large), ENOMEM, "SHM_LOCK: a limit below the size");
+    limit(4 * PAGE);
+    WORKS(lock(large), "SHM_LOCK: the limit");
+    WORKS(lock(large), "SHM_LOCK: again, which counts nothing");
+    FAILS(lock(small), ENOMEM, "SHM_LOCK: above the limit");
+    STEP_EQUAL(test_wait(CHILD(STEP_FAILS(lock(small), ENOMEM))), 0);
+    EXITS(0, "SHM_LOCK: another process of the user has a limit of its own", {
+        limit(5 * PAGE);
+        STEP_EQUAL(lock(small), 0);
+    });
+    char *memory = test_map(4 * PAGE);
+    WORKS(mlock(memory, 4 * PAGE), "mlock counts apart, for the process");
+    limit(0);
+    WORKS(shmctl(small, SHM_UNLOCK, 0), "SHM_UNLOCK needs no limit");
+    limit(4 * PAGE);
+    void *at = shmat(large, 0, 0);
+    STEP(at != (void *)-1 && shmctl(large, IPC_RMID, 0) == 0);
+    FAILS(lock(small), ENOMEM, "a segment counts until its last attachment");
+    STEP_EQUAL(shmdt(at), 0);
+    WORKS(lock(small), "and no longer");
+    large = make(4 * PAGE);
+    FAILS(lock(large), ENOMEM, "SHM_LOCK: one page is locked");
+    *shared = small;
+    NEED(write(ready, &byte, 1) == 1 && read(go, &byte, 1) == 1);
+    WORKS(lock(large), "root has unlocked the page, and the user has its room again");
+    STEP_EQUAL(shmctl(large, IPC_RMID, 0), 0);
+}
+
+static void locked(void) {
+    int ready[2], go[2];
+    char byte;
+    int *shared = mmap(0, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    NEED(pipe(ready) == 0 && pipe(go) == 0 && shared != MAP_FAILED);
+    pid_t child = CHILD(locks(ready[1], go[0], shared));
+    close(ready[1]);
+    if (read(ready[0], &byte, 1) == 1) {
+        STEP_EQUAL(shmctl(*shared, SHM_UNLOCK, 0), 0);
+        STEP_EQUAL(write(go[1], &byte, 1), 1);
+        STEP_EQUAL(shmctl(*shared, IPC_RMID, 0), 0);
+    }
+    STEP_EQUAL(test_wait(child), 0);
+    if (getuid() == 0) {
+        limit(0);
+        int id = make(PAGE);
+        EXITS(0, "SHM_LOCK: the segment of another user", {
+            as_user();
+            limit(PAGE);
+            STEP_FAILS(lock(id), EPERM);
+        });
+        WORKS(lock(id), "SHM_LOCK: root has no limit");
+        STEP_EQUAL(shmctl(id, IPC_RMID, 0), 0);
+    }
+}
+
 int main(int count, char **arguments) {
     if (count > 1)
         return attached(atoi(arguments[1])) == 0 ? 42 : 1;
@@ -234,5 +312,6 @@ int main(int count, char **arguments) {
     counts();
     shown();
     programs(arguments);
+    locked();
     return test_end();
 }

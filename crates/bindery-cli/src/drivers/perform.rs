@@ -3,7 +3,7 @@
 use std::ops::Deref;
 
 use bindery::addr::{Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr};
-use bindery::linux::{self, Call, CopyDirection, IpcUser, OpenFile};
+use bindery::linux::{self, Call, CopyDirection, IpcUser, LockAccount, OpenFile, SegmentLocking};
 use bindery::{
     Access, AddressSpace, Errno, Error, FaultError, FileAccess, Limits, Locking, PinTime, SizeMode,
     SwapArea, SwapError, UserfaultFeatures, UserfaultScope,
@@ -194,12 +194,17 @@ impl<'m, A: Walk> World<'m, A> {
                 })
             }
             Step::Segment { call, arguments, .. } => {
+                static ACCOUNT: LockAccount = LockAccount::new();
                 let user = IpcUser { privileged: true, ..IpcUser::default() };
+                let locking =
+                    SegmentLocking { account: &ACCOUNT, limit: u64::MAX, privileged: true };
                 match call {
                     SegmentCall::Get => linux::shmget(self.segments, &user, arguments),
                     SegmentCall::Attach => linux::shmat(self.segments, space, &user, arguments),
                     SegmentCall::Detach => linux::shmdt(space, arguments[1]),
-                    SegmentCall::Control => linux::shmctl(self.segments, space, &user, arguments),
+                    SegmentCall::Control => {
+                        linux::shmctl(self.segments, space, &user, &locking, arguments)
+                    }
                 }
             }
             Step::Proc { first, clear, .. } => self.proc(space, first, clear),

@@ -3,7 +3,10 @@
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::arch::X86_64;
 use bindery::linux::proc::{self, Unnamed};
-use bindery::linux::{IpcClock, IpcUser, SegmentSlot, Segments, shmat, shmctl, shmdt, shmget};
+use bindery::linux::{
+    IpcClock, IpcUser, LockAccount, SegmentLocking, SegmentSlot, Segments, shmat, shmctl, shmdt,
+    shmget,
+};
 use bindery::{AddressSpace, Errno, Memory, Protection, Remap};
 use bindery_hosted::Machine;
 
@@ -14,11 +17,17 @@ type Space<'m> = AddressSpace<'m, M>;
 type All<'m> = Segments<'m, M>;
 
 const ROOT: IpcUser = IpcUser { user: 0, group: 0, privileged: true };
+static ROOTS: LockAccount = LockAccount::new();
+const ROOT_LOCKS: SegmentLocking<'static> =
+    SegmentLocking { account: &ROOTS, limit: u64::MAX, privileged: true };
 const CREAT: u64 = 0o1000;
 const EXCL: u64 = 0o2000;
 const RMID: u64 = 0;
 const SET: u64 = 1;
 const STAT: u64 = 2;
+const LOCK: u64 = 11;
+const UNLOCK: u64 = 12;
+const USAGE: u64 = 14;
 const READ_ONLY: u64 = 0o10000;
 const AT: u64 = GIB;
 /// Where buffers stand.
@@ -53,7 +62,7 @@ fn attach<'m>(segments: &'m All<'m>, space: &Space<'m>, id: i64, at: u64, flags:
 }
 
 fn control(segments: &All<'_>, space: &Space<'_>, id: i64, command: u64) -> i64 {
-    shmctl(segments, space, &ROOT, [id as u64, command, BUFFER])
+    shmctl(segments, space, &ROOT, &ROOT_LOCKS, [id as u64, command, BUFFER])
 }
 
 /// A word of `struct shmid_ds`.
@@ -134,7 +143,7 @@ fn identifiers_and_keys_are_found_and_refused_as_on_linux() {
         assert_eq!(control(segments, &space, other, RMID), refused(Errno::EINVAL));
         assert_eq!(control(segments, &space, -1, STAT), refused(Errno::EINVAL));
         assert_eq!(control(segments, &space, id, 77), refused(Errno::EINVAL));
-        let nowhere = shmctl(segments, &space, &ROOT, [id as u64, STAT, 8]);
+        let nowhere = shmctl(segments, &space, &ROOT, &ROOT_LOCKS, [id as u64, STAT, 8]);
         assert_eq!(nowhere, refused(Errno::EFAULT));
         assert_eq!(attach(segments, &space, id, AT + 1, 0), refused(Errno::EINVAL));
         assert_eq!(attach(segments, &space, id, BUFFER, 0), refused(Errno::EINVAL));
@@ -165,17 +174,91 @@ fn permissions_bind_those_without_privilege() {
         assert_eq!(attach(&friend, 0), denied);
         assert_eq!(attach(&owner, 0o100_000), denied, "to execute");
         assert_eq!(attach(&friend, READ_ONLY), AT as i64);
-        let control = |user, command| shmctl(segments, &space, user, [id as u64, command, BUFFER]);
+        let account = LockAccount::new();
+        let account: &'static LockAccount = Box::leak(Box::new(account));
+        let locking = SegmentLocking { account, limit: u64::MAX, privileged: false };
+        let control =
+            |user, command| shmctl(segments, &space, user, &locking, [id as u64, command, BUFFER]);
         assert_eq!([control(&stranger, STAT), control(&friend, STAT)], [denied, 0]);
         let forbidden = refused(Errno::EPERM);
-        assert_eq!([RMID, SET, 11].map(|command| control(&friend, command)), [forbidden; 3]);
+        assert_eq!([RMID, SET, LOCK].map(|command| control(&friend, command)), [forbidden; 3]);
         // The owner gives it away, and keeps what its maker may.
         assert_eq!(control(&owner, STAT), 0);
         space.write_user(VirtAddr(BUFFER + 4), &7_u32.to_le_bytes()).unwrap();
         assert_eq!(control(&owner, SET), 0);
-        assert_eq!([control(&stranger, STAT), control(&stranger, 11)], [0; 2]);
+        assert_eq!([control(&stranger, STAT), control(&stranger, LOCK)], [0; 2]);
         assert_eq!(word(segments, &space, id, 2).unwrap() >> 32, 0o2640);
         assert_eq!(control(&owner, RMID), 0);
+        audit(&machine, &memory, &[&space]);
+    });
+}
+
+#[test]
+fn locked_segments_count_for_the_user_that_locked_them() {
+    let (machine, memory) = strict::<X86_64>(32 * MIB);
+    let (own, other) = (LockAccount::new(), LockAccount::new());
+    let (own, other): (&'static _, &'static _) =
+        (Box::leak(Box::new(own)), Box::leak(Box::new(other)));
+    on(&memory, 4, |segments| {
+        let space = space(&memory);
+        let owner = IpcUser { user: 5, group: 5, privileged: false };
+        let make = |pages: u64| shmget(segments, &owner, [0, pages * PAGE_SIZE - 1, 0o600]);
+        let control = |account, limit, privileged, id: i64, command| {
+            let locking = SegmentLocking { account, limit, privileged };
+            shmctl(segments, &space, &owner, &locking, [id as u64, command, 0])
+        };
+        let limited = |limit, id, command| control(own, limit, false, id, command);
+        let four = 4 * PAGE_SIZE;
+        let (large, small) = (make(4), make(1));
+        assert_eq!(limited(0, large, LOCK), refused(Errno::EPERM));
+        assert_eq!(limited(four - 1, large, LOCK), refused(Errno::ENOMEM));
+        assert_eq!((own.used(), word(segments, &space, large, 2).unwrap() >> 32), (0, 0o600));
+        assert_eq!([limited(four, large, LOCK), limited(four, large, LOCK)], [0; 2]);
+        assert_eq!(own.used(), 4, "once");
+        assert_eq!(limited(four, small, LOCK), refused(Errno::ENOMEM));
+        assert_eq!(limited(u64::MAX, small, LOCK), 0, "no limit");
+        assert_eq!(limited(0, small, UNLOCK), 0, "needs no limit");
+        assert_eq!(control(other, 0, true, small, LOCK), 0, "with privilege");
+        assert_eq!(limited(four, small, LOCK), 0, "is locked already");
+        assert_eq!((own.used(), other.used()), (4, 1));
+        assert_eq!(limited(four, small, UNLOCK), 0);
+        assert_eq!((own.used(), other.used()), (4, 0), "returns to the user that locked");
+        // The last attachment destroys it.
+        assert_eq!(shmat(segments, &space, &owner, [large as u64, AT, 0]), AT as i64);
+        assert_eq!(limited(four, large, RMID), 0);
+        assert_eq!(own.used(), 4);
+        assert_eq!(shmdt(&space, AT), 0);
+        assert_eq!(own.used(), 0, "destroyed");
+        assert_eq!(limited(four, small, LOCK), 0);
+        audit(&machine, &memory, &[&space]);
+    });
+    assert_eq!(own.used(), 0, "cleared");
+}
+
+#[test]
+fn a_locked_segment_within_the_limit_is_all_that_reclaim_spares() {
+    let (machine, memory) = strict::<X86_64>(32 * MIB);
+    memory.swap_on(4096, 0).unwrap();
+    on(&memory, 2, |segments| {
+        let space = space(&memory);
+        let owner = IpcUser { user: 5, group: 5, privileged: false };
+        let account: &'static LockAccount = Box::leak(Box::new(LockAccount::new()));
+        let locking = SegmentLocking { account, limit: 16 * PAGE_SIZE, privileged: false };
+        let results = [16, 48].map(|pages| {
+            let id = shmget(segments, &owner, [0, pages * PAGE_SIZE, 0o600]);
+            let at = AT + pages * MIB;
+            assert_eq!(shmat(segments, &space, &owner, [id as u64, at, 0]), at as i64);
+            for page in 0..pages {
+                space.write_user(VirtAddr(at + page * PAGE_SIZE), &[page as u8 + 1]).unwrap();
+            }
+            shmctl(segments, &space, &owner, &locking, [id as u64, LOCK, 0])
+        });
+        assert_eq!(results, [0, refused(Errno::ENOMEM)]);
+        memory.reclaim(u64::MAX);
+        assert!(control(segments, &space, 0, USAGE) >= 0);
+        let mut words = [0; 16];
+        space.read_user(VirtAddr(BUFFER + 16), &mut words).unwrap();
+        assert_eq!(words, [16_u64, 48].map(u64::to_le_bytes).as_flattened(), "resident, in swap");
         audit(&machine, &memory, &[&space]);
     });
 }

@@ -4,48 +4,88 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::fmt;
 
-use bindery::linux::{self, IpcClock, SegmentSlot, Segments, proc};
+use bindery::linux::{self, IpcClock, LockAccount, SegmentLocking, SegmentSlot, Segments, proc};
 use linux_raw_sys::general as nr;
 use spin::Once;
 
-use crate::errno::{Outcome, from_raw};
+use crate::errno::{Errno, Outcome, from_raw};
 use crate::memory::memory;
 use crate::platform::Machine;
+use crate::process::Capability;
+use crate::sync::Mutex;
 use crate::{heap, process, time};
 
 /// The most segments that there may be (`shmmni`), as on Linux.
 const SEGMENTS_MAX: usize = 4096;
+
+/// `shmctl(2)`: keeps a segment in memory.
+const SHM_LOCK: u32 = 11;
 
 type All = Segments<'static, Machine>;
 
 /// Made when the first program asks for one.
 static SEGMENTS: Once<All> = Once::new();
 
+/// The accounts of locked segments, by user. One without pages may become another user's.
+static ACCOUNTS: Mutex<Vec<(u32, &'static LockAccount)>> = Mutex::new(Vec::new());
+
 /// Makes a call about segments; `None` where the number is another call's.
 pub fn call(number: u32, [a, b, c, ..]: [u64; 6]) -> Option<Outcome> {
-    let outcome = match number {
-        nr::__NR_shmdt => process::with_space(|space| linux::shmdt(space, a)),
-        nr::__NR_shmget | nr::__NR_shmat | nr::__NR_shmctl => match all() {
-            Ok(segments) => one(segments, number, [a, b, c]),
-            Err(errno) => return Some(Err(errno)),
-        },
-        _ => return None,
-    };
-    Some(from_raw(outcome))
+    match number {
+        nr::__NR_shmdt => Some(from_raw(process::with_space(|space| linux::shmdt(space, a)))),
+        nr::__NR_shmget | nr::__NR_shmat | nr::__NR_shmctl => {
+            Some(all().and_then(|segments| one(segments, number, [a, b, c])))
+        }
+        _ => None,
+    }
 }
 
-fn one(segments: &'static All, number: u32, arguments: [u64; 3]) -> i64 {
+fn one(segments: &'static All, number: u32, arguments: [u64; 3]) -> Outcome {
     let user = process::ipc_user();
-    match number {
+    from_raw(match number {
         nr::__NR_shmget => linux::shmget(segments, &user, arguments),
         nr::__NR_shmat => {
             process::with_space(|space| linux::shmat(segments, space, &user, arguments))
         }
-        _ => process::with_space(|space| linux::shmctl(segments, space, &user, arguments)),
-    }
+        _ => {
+            let locking = locking(arguments[1])?;
+            let control = |space: &_| linux::shmctl(segments, space, &user, &locking, arguments);
+            process::with_space(control)
+        }
+    })
 }
 
-fn all() -> Result<&'static All, crate::errno::Errno> {
+/// The running thread's rights to lock segments, for a command of `shmctl`.
+fn locking(command: u64) -> Result<SegmentLocking<'static>, Errno> {
+    /// For commands that look at no account.
+    static NONE: LockAccount = LockAccount::new();
+    let who = process::credentials();
+    Ok(SegmentLocking {
+        account: if command as u32 == SHM_LOCK { account(who.user.real)? } else { &NONE },
+        limit: process::locked_memory_limit(),
+        privileged: who.can(Capability::LockMemory),
+    })
+}
+
+/// A user's account.
+fn account(user: u32) -> Result<&'static LockAccount, Errno> {
+    let mut accounts = ACCOUNTS.lock();
+    if let Some((_, account)) = accounts.iter().find(|(owner, _)| *owner == user) {
+        return Ok(account);
+    }
+    // Nothing sleeps until the caller has locked its segment, so no other call finds the account
+    // without pages.
+    if let Some(entry) = accounts.iter_mut().find(|(_, account)| account.used() == 0) {
+        entry.0 = user;
+        return Ok(entry.1);
+    }
+    heap::room((2 * accounts.len() + 8) * size_of::<(u32, &LockAccount)>())?;
+    let account = Box::leak(Box::new(LockAccount::new()));
+    accounts.push((user, account));
+    Ok(account)
+}
+
+fn all() -> Result<&'static All, Errno> {
     SEGMENTS.try_call_once(|| {
         heap::room(SEGMENTS_MAX * size_of::<SegmentSlot<'_, Machine>>())?;
         let slots: Vec<_> = (0..SEGMENTS_MAX).map(|_| SegmentSlot::new()).collect();

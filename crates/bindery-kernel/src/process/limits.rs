@@ -83,6 +83,11 @@ pub fn file_size_limit() -> u64 {
     scheduler::current().process.limit(RLIMIT_FSIZE).current
 }
 
+/// How much memory the running process may lock (`RLIMIT_MEMLOCK`), in bytes.
+pub fn locked_memory_limit() -> u64 {
+    scheduler::current().process.limit(RLIMIT_MEMLOCK).current
+}
+
 /// How many descriptors the running process may have (`RLIMIT_NOFILE`).
 pub fn descriptor_limit() -> u64 {
     scheduler::current().process.limit(RLIMIT_NOFILE).current.min(DESCRIPTORS)

@@ -82,7 +82,9 @@ pub use deliver::{Delivery, do_work};
 pub use end::{audit, prepare_audits};
 pub use execute::run_first;
 pub use identity::{dying_space_behind, ipc_user, may_advise_others, space_behind, space_of};
-pub use limits::{Limit, descriptor_limit, file_is_too_large, file_size_limit};
+pub use limits::{
+    Limit, descriptor_limit, file_is_too_large, file_size_limit, locked_memory_limit,
+};
 pub use memory_shortage::{give_back_kept, memory_ran_out};
 pub use program::{ProgramFacts, maximum_mappings, set_maximum_mappings};
 pub use scheduler::{current, with_space};

@@ -24,7 +24,7 @@
 //! | `file` | calls on shared memory by descriptor |
 //! | `prctl` | `prctl`: the options about memory |
 //! | `vm_copy` | `process_vm_readv`, `process_vm_writev` |
-//! | `shm` | System V shared memory |
+//! | `shm` | System V shared memory, and the users' accounts of locked segments |
 //! | `userfault` | `ioctl_userfaultfd(2)` |
 //! | `vector` | `struct iovec` |
 //! | `proc` | the files of `/proc/self`; feature `procfs` |
@@ -58,7 +58,10 @@ pub use file::{
 };
 pub use number::{Call, Numbers};
 pub use prctl::prctl;
-pub use shm::{IpcClock, IpcUser, SegmentSlot, Segments, shmat, shmctl, shmdt, shmget};
+pub use shm::{
+    IpcClock, IpcUser, LockAccount, SegmentLocking, SegmentSlot, Segments, shmat, shmctl, shmdt,
+    shmget,
+};
 pub use userfault::{
     USERFAULT_MESSAGE, UserMemory, UserfaultRequest, userfault_api, userfault_control,
     userfault_message, userfault_text,

@@ -5,7 +5,8 @@ use crate::error::Errno;
 use crate::platform::Platform;
 use crate::space::AddressSpace;
 
-use super::segment::{DESTROYED, LOCKED, PERMISSIONS, Segment};
+use super::lock::{SegmentLocking, lock, unlock};
+use super::segment::{DESTROYED, PERMISSIONS, Segment};
 use super::{INDEX_BITS, IpcUser, MOST_SLOTS, Outcome, Segments, UNLIMITED, raw};
 
 const IPC_RMID: i32 = 0;
@@ -27,27 +28,33 @@ const STATUS_WORDS: usize = 14;
 /// is the caller's memory, which holds the buffer.
 ///
 /// A locked segment (`SHM_LOCK`) is not swapped out. Its pages that are in swap already stay there
-/// until a program touches them. It counts against no limit.
+/// until a program touches them. It counts in the account of the user that locked it, against the
+/// limit of `locking`: `EPERM` if that is 0, `ENOMEM` if the account would exceed it.
 ///
 /// Context: may sleep. Complexity: in the slots.
-pub fn shmctl<P: Platform>(
-    segments: &Segments<'_, P>,
+pub fn shmctl<'m, P: Platform>(
+    segments: &Segments<'m, P>,
     space: &AddressSpace<'_, P>,
     user: &IpcUser,
+    locking: &SegmentLocking<'m>,
     [id, command, buffer]: [u64; 3],
 ) -> i64 {
-    raw(control(segments, space, user, id as i32, command as i32, VirtAddr(buffer)))
+    let Ok(id) = u32::try_from(id as i32) else { return raw(Err(Errno::EINVAL)) };
+    raw(match command as i32 {
+        SHM_LOCK => lock(segments, user, locking, id),
+        SHM_UNLOCK => unlock(segments, user, locking, id),
+        command => control(segments, space, user, id, command, VirtAddr(buffer)),
+    })
 }
 
 fn control<P: Platform>(
     segments: &Segments<'_, P>,
     space: &AddressSpace<'_, P>,
     user: &IpcUser,
-    id: i32,
+    id: u32,
     command: i32,
     buffer: VirtAddr,
 ) -> Outcome {
-    let id = u32::try_from(id).map_err(|_| Errno::EINVAL)?;
     let put = |words: &[u64]| words_to_user(space, buffer, words);
     match command {
         IPC_INFO => {
@@ -92,17 +99,6 @@ fn control<P: Platform>(
             segment.mode |= DESTROYED;
             // Nobody finds it by its key any more.
             segment.key = 0;
-            Ok(0)
-        }),
-        SHM_LOCK | SHM_UNLOCK => segments.change(id, |segment| {
-            segment.check_owner(user)?;
-            segment.object.state().keep_in_memory(command == SHM_LOCK);
-            if command == SHM_LOCK {
-                segment.mode |= LOCKED;
-            } else {
-                segment.mode &= !LOCKED;
-                segment.object.memory.clock.exhausted.forget();
-            }
             Ok(0)
         }),
         _ => Err(Errno::EINVAL),

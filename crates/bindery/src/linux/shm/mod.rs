@@ -12,12 +12,14 @@
 //! | `segment` | one segment, and its permissions |
 //! | `attach` | [`shmat`], [`shmdt`] |
 //! | `control` | [`shmctl`] |
+//! | `lock` | `SHM_LOCK`, and the users' accounts of locked segments |
 //! | `listing` | `/proc/sysvipc/shm` |
 
 mod attach;
 mod control;
 #[cfg(feature = "procfs")]
 mod listing;
+mod lock;
 mod segment;
 
 use core::fmt;
@@ -35,6 +37,7 @@ pub use attach::{shmat, shmdt};
 pub use control::shmctl;
 #[cfg(feature = "procfs")]
 pub use listing::sysvipc_shm;
+pub use lock::{LockAccount, SegmentLocking};
 pub use segment::{IpcUser, SegmentSlot};
 
 use segment::{DESTROYED, PERMISSIONS, Segment};
@@ -230,6 +233,7 @@ impl<'m, P: Platform> Segments<'m, P> {
             created_by: (self.clock.process)(),
             last_process: 0,
             attached: 0,
+            locked_by: None,
         };
         let mut slots = self.slots.lock();
         slots.used += 1;

@@ -6,7 +6,7 @@ use crate::error::Errno;
 use crate::object::Object;
 use crate::platform::Platform;
 
-use super::INDEX_BITS;
+use super::{INDEX_BITS, LockAccount};
 
 /// The bits of a mode that say who may do what.
 pub(super) const PERMISSIONS: u32 = 0o777;
@@ -29,8 +29,7 @@ pub struct IpcUser {
     pub user: u32,
     /// The effective group.
     pub group: u32,
-    /// Whether the caller is exempt from permissions (`CAP_IPC_OWNER`, `CAP_SYS_ADMIN`,
-    /// `CAP_IPC_LOCK`).
+    /// Whether the caller is exempt from permissions (`CAP_IPC_OWNER`, `CAP_SYS_ADMIN`).
     pub privileged: bool,
 }
 
@@ -89,6 +88,8 @@ pub(super) struct Segment<'m, P: Platform> {
     pub(super) last_process: i32,
     /// VMAs that map it, and calls that are about to.
     pub(super) attached: u64,
+    /// The account in which its pages count; `None` unless it is locked.
+    pub(super) locked_by: Option<&'m LockAccount>,
 }
 
 impl<P: Platform> Segment<'_, P> {
@@ -111,7 +112,8 @@ impl<P: Platform> Segment<'_, P> {
         if self.is_of(user) || user.privileged { Ok(()) } else { Err(Errno::EPERM) }
     }
 
-    fn is_of(&self, user: &IpcUser) -> bool {
+    /// Whether the caller's user has made it or owns it.
+    pub(super) fn is_of(&self, user: &IpcUser) -> bool {
         user.user == self.owner.0 || user.user == self.creator.0
     }
 }
