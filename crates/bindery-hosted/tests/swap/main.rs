@@ -3,6 +3,7 @@
 #[macro_use]
 extern crate bindery_scenarios as support;
 
+mod after_fork;
 mod collapse;
 mod device;
 mod device_errors;

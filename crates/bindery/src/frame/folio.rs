@@ -75,6 +75,8 @@ impl Folio {
 pub(crate) enum Freed {
     /// Others still map or hold it.
     No,
+    /// The caller has taken the last mapping of an anonymous folio away, and others hold it.
+    Unmapped,
     /// Its frames are back in the allocator.
     Yes,
 }

@@ -57,7 +57,8 @@ impl<P: Platform> Frames<P> {
         match result.transpose() {
             Some(result) => self.after_taking(platform, folio, result),
             // What was our mapping is a reference now.
-            None => self.release(platform, folio),
+            None if self.release(platform, folio) == Freed::Yes => Freed::Yes,
+            None => Freed::Unmapped,
         }
     }
 
@@ -100,8 +101,8 @@ impl<P: Platform> Frames<P> {
         batch.push(folio.head, folio.pages());
     }
 
-    /// Turns `pages` mappings of an anonymous folio, the only ones, and `held` references of the
-    /// caller's into two references, the caller's and the swap cache's, and takes the owner away.
+    /// Turns `pages` mappings of an anonymous folio, the only ones, and `held` references, the
+    /// caller's or the swap cache's, into two, one for each of them, and takes the owner away.
     /// Says whether nobody else held the folio; else nothing has changed. The caller has the
     /// folio's lock. One compare-exchange.
     #[inline]
@@ -124,15 +125,15 @@ impl<P: Platform> Frames<P> {
         folio: Folio,
         pages: u32,
         dirty: impl FnOnce() -> bool,
-    ) {
+    ) -> Freed {
         if self.free_into(batch, folio, pages) {
-            return;
+            return Freed::Yes;
         }
         if dirty() {
             // Before the mapping goes: afterwards the folio may be somebody else's.
             self.mark_dirty(folio);
         }
-        self.unmap(platform, folio, pages);
+        self.unmap(platform, folio, pages)
     }
 
     /// Pins the folio, in that part of its room: it stays where it is until it is unpinned. The

@@ -436,7 +436,8 @@ impl<P: Platform> Memory<P> {
         counts.folios_touched += 1;
         counts.unmapped(self.frames.owner_kind(folio), pages);
         let dirty = || P::Arch::attributes(first).dirty;
-        self.frames.unmap_into(batch, &self.platform, folio, pages, dirty);
+        let freed = self.frames.unmap_into(batch, &self.platform, folio, pages, dirty);
+        self.after_unmapping(batch, folio, freed);
     }
 
     pub(crate) fn unmap_frames(&self, first: Frame, pages: u32, dirty: bool, counts: &mut Counts) {
@@ -447,7 +448,8 @@ impl<P: Platform> Memory<P> {
         }
         counts.folios_touched += 1;
         counts.unmapped(self.frames.owner_kind(folio), pages);
-        self.frames.unmap(&self.platform, folio, pages);
+        let freed = self.frames.unmap(&self.platform, folio, pages);
+        self.after_unmapping(&mut self.free_batch(), folio, freed);
     }
 
     /// Adds mappings of `pages` pages of one folio to another address space, whose counts are

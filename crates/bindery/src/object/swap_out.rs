@@ -37,7 +37,7 @@ use crate::frame::{Eviction, FolioLock, FolioOwner, LockedFolio, Owner, Referenc
 use crate::platform::Platform;
 use crate::rmap::{HOLD, Locking, Seen, for_each_sight};
 use crate::swap::SlotRun;
-use crate::table::out_batch::OutBatch;
+use crate::table::out_batch::{InCache, OutBatch};
 use crate::table::zap_chosen::{Fate, Mapped};
 use crate::vma::MappingFlags;
 
@@ -327,7 +327,7 @@ fn send<P: Platform>(
     if named > 1 {
         memory.frames.release_pages(&memory.platform, folio, named - 1);
     }
-    batch.add(slots, VirtAddr(first << PAGE_SHIFT));
+    batch.add(slots, VirtAddr(first << PAGE_SHIFT), InCache::New);
     LockedFolio::new(lock, held).leave_to_batch();
     Ok(folio.pages())
 }

@@ -117,11 +117,6 @@ impl<P: Platform> Memory<P> {
         if self.write_out_locked(leaving, stored) { self.free_frozen(folio) } else { 0 }
     }
 
-    /// Whether a folio whose slots are busy may go: the store would refuse what it has refused before.
-    fn may_write_out(&self, stored: Stored, place: SwapPlace) -> bool {
-        stored == Stored::Yes || self.takes_content(place.area)
-    }
-
     /// Leaves a folio in the swap cache that had been prepared to go. Frees nothing.
     fn keep_in_cache(&self, folio: Folio, place: SwapPlace) -> u64 {
         self.settle_slots(folio, place, &PageSet::EMPTY);

@@ -10,6 +10,7 @@
 //! | `device`, `requests` | [`SwapDevice`], and what it has to do |
 //! | `discard` | what devices are told of free slots |
 //! | `take_back` | folios that are wanted again while a device writes them |
+//! | `unmapped` | folios that leave the cache with their last mapping |
 //! | `writeback` | folios that go out, at once or when a device is done |
 //! | `read_around` | pages that are read beside one that is wanted |
 //! | `clock` | where reclaim looks next, and how long pages were away |
@@ -76,6 +77,7 @@ mod same_filled;
 mod settle;
 pub(crate) mod slots;
 mod take_back;
+mod unmapped;
 mod usage;
 mod writeback;
 

@@ -374,15 +374,8 @@ impl<P: Platform> Memory<P> {
     /// As [`Memory::prepare_out`], of a folio that nothing maps: a stopped area lets it leave
     /// memory, too, if nothing has to be written to the area for that.
     pub(crate) fn prepare_eviction(&self, folio: Folio, place: SwapPlace) -> Option<Stored> {
-        if let Some(stored) = self.prepare_out(folio, place) {
-            return Some(stored);
-        }
-        let run = SlotRun { area: place.area, first: place.first, count: folio.pages() };
-        let (cluster, cells, _) = self.cells(run)?;
-        let state = cluster.state.lock();
-        let stored = stored_of(&state, folio, cells).filter(|stored| *stored == Stored::Yes)?;
-        make_busy(cells);
-        Some(stored)
+        let prepared = self.prepare_out(folio, place);
+        prepared.or_else(|| self.prepare_dropping(folio, place).then_some(Stored::Yes))
     }
 
     /// Changes the cells of the folio that still name it, in one span of the cluster's lock.
@@ -462,7 +455,7 @@ fn stored_of(_: &ClusterState, folio: Folio, cells: &[AtomicU64]) -> Option<Stor
 }
 
 /// The thread that has the folio's lock works on the content. The cluster's lock is held.
-fn make_busy(cells: &[AtomicU64]) {
+pub(super) fn make_busy<'a>(cells: impl IntoIterator<Item = &'a AtomicU64>) {
     for cell in cells {
         cell.store(cell.load(Relaxed) | Cell::BUSY, Relaxed);
     }

@@ -224,7 +224,8 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
             self.counts.unmapped(owner, count);
         }
         let dirty = || P::Arch::attributes(first).dirty;
-        memory.frames.unmap_into(self.batch, &memory.platform, folio, count, dirty);
+        let freed = memory.frames.unmap_into(self.batch, &memory.platform, folio, count, dirty);
+        memory.after_unmapping(self.batch, folio, freed);
         count
     }
 }

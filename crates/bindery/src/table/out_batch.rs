@@ -16,6 +16,23 @@ use crate::swap::slots::Stored;
 pub(super) struct OutRun {
     pub(super) slots: SlotRun,
     pub(super) at: VirtAddr,
+    pub(super) in_cache: InCache,
+}
+
+/// Since when the swap cache has a folio that goes out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum InCache {
+    /// Since it goes out.
+    New,
+    /// Since it came in: entries elsewhere name its slots.
+    Before,
+}
+
+impl InCache {
+    /// References that the cache has while the folio is mapped.
+    pub(super) const fn references(self) -> u32 {
+        matches!(self, Self::Before) as u32
+    }
 }
 
 /// The most runs of one lock span: with folios of 64 KiB and more, those of two tables.
@@ -69,24 +86,38 @@ impl OutBatch {
             memory.frames.unmap_into(&mut batch, &memory.platform, folio, pages, || false);
             dropped += u64::from(pages);
         }
-        for run in &self.runs[self.settled..] {
+        for number in self.settled..self.runs.len() {
+            let OutRun { slots, in_cache, .. } = self.runs[number];
             let mut done = 0;
-            while done < run.slots.count {
-                let slot = run.slots.first + u64::from(done);
-                let Some(folio) = memory.cached_folio(run.slots.area, slot) else { break };
+            while done < slots.count {
+                let slot = slots.first + u64::from(done);
+                let Some(folio) = memory.cached_folio(slots.area, slot) else { break };
                 let pages = memory.frames.mappings(folio);
-                if !memory.frames.unmap_all(folio, pages, 0) {
-                    self.kept = true;
-                    // The cache's, and that of `write_out`. Refused, the mappings keep the folio.
-                    if memory.frames.add_references(folio, 2).is_ok() {
-                        memory.frames.unmap(&memory.platform, folio, pages);
-                    }
+                if !memory.frames.unmap_all(folio, pages, in_cache.references()) {
+                    self.keep(memory, folio, pages, in_cache);
                 }
                 done += folio.pages();
             }
         }
         self.settled = self.runs.len();
         dropped
+    }
+
+    /// Somebody holds a folio that has lost its entries: it loses its `pages` mappings, and stays in
+    /// the cache.
+    #[cold]
+    pub(super) fn keep<P: Platform>(
+        &mut self,
+        memory: &Memory<P>,
+        folio: Folio,
+        pages: u32,
+        in_cache: InCache,
+    ) {
+        self.kept = true;
+        // The cache's, and that of `write_out`. Refused, the mappings keep the folio.
+        if memory.frames.add_references(folio, 2 - in_cache.references()).is_ok() {
+            memory.frames.unmap(&memory.platform, folio, pages);
+        }
     }
 
     /// Slots for a folio. Single ones are allocated for many folios at once.
@@ -110,8 +141,9 @@ impl OutBatch {
         Some(SlotRun { count: 1, ..run })
     }
 
-    pub(crate) fn add(&mut self, slots: SlotRun, at: VirtAddr) {
+    pub(crate) fn add(&mut self, slots: SlotRun, at: VirtAddr, in_cache: InCache) {
         if let Some(last) = self.runs[self.settled..].last_mut()
+            && last.in_cache == in_cache
             && last.slots.area == slots.area
             && last.slots.first + u64::from(last.slots.count) == slots.first
             && last.at.0.wrapping_add(u64::from(last.slots.count) << PAGE_SHIFT) == at.0
@@ -120,7 +152,7 @@ impl OutBatch {
             return;
         }
         // There is room: `is_full` was asked.
-        let _ = self.runs.try_push(OutRun { slots, at });
+        let _ = self.runs.try_push(OutRun { slots, at, in_cache });
     }
 
     /// Writes the folios out, and frees those that nobody wants meanwhile. May sleep; called
@@ -144,6 +176,10 @@ impl OutBatch {
                     slot += 1;
                     continue;
                 };
+                let stored = match run.in_cache {
+                    InCache::New => Stored::No,
+                    InCache::Before => memory.stored_at(SlotRun { first: slot, ..run.slots }),
+                };
                 let pages = u64::from(folio.pages());
                 slot += pages;
                 // SAFETY: 1. the folios of runs were left to this batch, and each is met once.
@@ -151,7 +187,7 @@ impl OutBatch {
                 if kept && memory.stays_in_cache(folio) {
                     continue;
                 }
-                if memory.write_out_locked(leaving, Stored::No) {
+                if memory.write_out_locked(leaving, stored) {
                     memory.frames.free_frozen_into(&mut batch, folio);
                     freed += pages;
                     if memory.free_frame_count() < enough {

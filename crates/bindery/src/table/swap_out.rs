@@ -17,23 +17,22 @@
 
 use core::sync::atomic::Ordering;
 
-use crate::addr::{Frame, Order, PAGE_SHIFT, VirtAddr, VirtRange};
-use crate::arch::{
-    Absent, AbsentFormat, Arch, Attributes, Entry, EntryIndex, Equal, Kind, Level, Permissions,
-};
-use crate::events::RareEvents;
-use crate::frame::swap_place::SwapPlace;
-use crate::frame::{Eviction, ExclusiveRun, Folio, OwnerKind};
+use crate::addr::{Frame, Order, PAGE_SHIFT, VirtAddr};
+use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Entry, EntryIndex, Equal, Kind, Level};
+use crate::frame::{Eviction, ExclusiveRun, Folio, FolioLock, OwnerKind};
 use crate::platform::Platform;
 use crate::swap::SlotRun;
 use crate::tlb::Gather;
 
 use super::age::{self, Forget};
 use super::cursor::Cursor;
-use super::out_batch::{OutBatch, OutRun};
+use super::out_batch::{InCache, OutBatch, OutRun};
 use super::run::{self, Run, What};
 use super::victims::{Choice, SwapOutStop, Victims};
 use super::{EntryAt, NoMemory, PageTable};
+
+mod cached;
+mod restore;
 
 /// What happens to the leaves of one part.
 struct SwapOut<'c, 'a, 'm, P: Platform> {
@@ -128,6 +127,9 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         let held = self.victims.held == Some(folio);
         let pages = self.mapped_here(run, folio, number);
         let only_here = frames.is_mapped_and_held(folio, pages, u32::from(held));
+        if !only_here && frames.is_swap_cached(folio) {
+            return self.store_cached(run, first, folio, pages);
+        }
         let cold = self.victims.choice == Choice::Cold;
         let decides_elsewhere = cold && held;
         if !(only_here || decides_elsewhere) {
@@ -153,24 +155,37 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
             // A large folio may find no block where single pages still find slots.
             return if folio.order > Order::PAGE { Next::Run } else { Next::NoSlots };
         };
-        self.victims.took_held |= held;
-        self.victims.left = self.victims.left.saturating_sub(pages);
         let by_page = self.is_page_by_page(run);
         memory.send_out(folio, slots, number, if by_page { 0 } else { pages });
-        if let Some(lock) = lock {
-            lock.leave_to_batch();
-        }
-        self.defer(run.node.table, pages, pages);
+        self.leave_to_batch(lock);
         let run = Run { count: pages >> run.node.level.order().0, ..*run };
-        if by_page {
-            self.store_page_by_page(&run, folio, number, slots);
+        self.store_named(&run, folio, slots, InCache::New);
+        Next::Run
+    }
+
+    /// The batch has the folio from now on: the lock of the caller, or that of the held one.
+    fn leave_to_batch(&mut self, lock: Option<FolioLock<'_, P>>) {
+        match lock {
+            Some(lock) => lock.leave_to_batch(),
+            None => self.victims.took_held = true,
+        }
+    }
+
+    /// Makes swap entries of the run, which maps pages of a folio whose slots are these. The slots
+    /// are named already, unless the baseline names new ones.
+    fn store_named(&mut self, run: &Run<P::Arch>, folio: Folio, slots: SlotRun, in_cache: InCache) {
+        let What::Leaf(first) = run.what else { return };
+        let number = P::Arch::frame(first).0 - folio.head.0;
+        self.victims.left = self.victims.left.saturating_sub(run.pages());
+        self.defer(run.node.table, run.pages(), run.pages());
+        if in_cache == InCache::New && self.is_page_by_page(run) {
+            self.store_page_by_page(run, folio, number, slots);
         } else {
-            self.write_entries(&run, folio, number, slots);
+            self.write_entries(run, folio, number, slots);
             self.gather.stale(run.range(), run.node.level);
         }
         let at = run.at.0.wrapping_sub(u64::from(number) << PAGE_SHIFT);
-        self.batch.add(slots, VirtAddr(at));
-        Next::Run
+        self.batch.add(slots, VirtAddr(at), in_cache);
     }
 
     /// Stops at a run of a folio that is mapped elsewhere as well, or with holes, if it may be split.
@@ -414,7 +429,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         let memory = self.cursor.page_table.memory;
         let mut unmapped = 0;
         for number in self.batch.settled..self.batch.runs.len() {
-            let OutRun { slots, at } = self.batch.runs[number];
+            let OutRun { slots, at, in_cache } = self.batch.runs[number];
             let mut done = 0;
             while done < slots.count {
                 let folio = memory.cached_folio(slots.area, slots.first + u64::from(done));
@@ -422,7 +437,10 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
                 let start = VirtAddr(at.0.wrapping_add(u64::from(done) << PAGE_SHIFT));
                 let pages = memory.frames.mappings(folio);
                 let held = u32::from(self.victims.held == Some(folio));
-                if memory.frames.unmap_all(folio, pages, held) {
+                if memory.frames.unmap_all(folio, pages, held + in_cache.references()) {
+                    unmapped += pages;
+                } else if in_cache == InCache::Before {
+                    self.batch.keep(memory, folio, pages, in_cache);
                     unmapped += pages;
                 } else {
                     self.restore(folio, start);
@@ -434,59 +452,5 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         let counts = &mut self.cursor.counts;
         counts.unmapped(OwnerKind::Anonymous, unmapped);
         counts.swap_pages = counts.swap_pages.wrapping_add(u64::from(unmapped));
-    }
-
-    /// Lets the entries of a folio, whose first page belongs at `start`, map it again.
-    #[cold]
-    fn restore(&mut self, folio: Folio, start: VirtAddr) {
-        let page_table = self.cursor.page_table;
-        let memory = page_table.memory;
-        let Some(place) = memory.frames.swap_place(folio) else { return };
-        RareEvents::note(&memory.rare.swap_out_busy);
-        let end = start.0.wrapping_add(u64::from(folio.pages()) << PAGE_SHIFT);
-        // The first page may belong below address zero, where none is mapped.
-        let first = if start.0 < end { start.0 } else { 0 };
-        let part = VirtRange::raw(first, end).intersection(self.cursor.range());
-        let mut at = part.start();
-        while at < part.end() {
-            let EntryAt { node, index, entry: raw } = self.cursor.entry_at(at);
-            let page = (at.0.wrapping_sub(start.0) >> PAGE_SHIFT) as u32;
-            if let Some(attributes) = self.attributes_of(raw, place, page) {
-                let frame = folio.head.plus(page);
-                let leaf = P::Arch::page_entry(frame, node.level, attributes);
-                page_table.slots(node.table)[index.slot()].store(leaf.0, Ordering::Release);
-                self.cursor.counts.entries_written += 1;
-            }
-            at = VirtAddr(at.0 + node.level.span());
-        }
-        memory.call_back(folio, place);
-        if self.victims.held == Some(folio) {
-            self.victims.took_held = false;
-        } else {
-            // SAFETY: 1. `store_run` left it to the batch, which leaves it out from now on.
-            drop(unsafe { memory.frames.lock_of_batch(&memory.platform, folio) });
-        }
-    }
-
-    /// What a leaf says in the place of the entry, if that names the slot of the folio's page.
-    fn attributes_of(&self, raw: Entry, place: SwapPlace, page: u32) -> Option<Attributes> {
-        let slot = place.first + u64::from(page);
-        match P::Arch::decode_absent(raw) {
-            Some(Absent::Swap { device, slot: named, soft_dirty, userfault, .. })
-                if device == place.area && named == slot =>
-            {
-                let mut attributes = Attributes {
-                    accessed: true,
-                    dirty: true,
-                    soft_dirty,
-                    userfault,
-                    ..self.attributes
-                };
-                // The next store asks whether the page may be written.
-                attributes.permissions -= Permissions::WRITE;
-                Some(attributes)
-            }
-            _ => None,
-        }
     }
 }

@@ -23,11 +23,13 @@
 //! | `plan`, `blocked` | which runs are made; pairs that never succeed |
 //! | `named` | meetings that went wrong once |
 //! | `reclaim` | what steps into reclaim keeps its page |
+//! | `cached` | pages of the swap cache that go out once more, or lose their last mapping |
 //! | `triples`, `late_device` | three calls: swap areas that stop, folios taken back, fills of `PROT_NONE` |
 //! | `page_moves` | moves of pages between two places, and the calls beside them |
 //! | `userfaults` | faults that wait, beside closes, dying handlers, moves and unread messages |
 
 pub mod blocked;
+mod cached;
 mod late_device;
 mod named;
 pub mod operations;

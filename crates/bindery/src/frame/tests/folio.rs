@@ -167,7 +167,7 @@ fn the_owner_of_an_unmapped_folio_goes_where_its_lock_is_handed_over() {
     frames.first_map(folio, 1);
     let kept = frames.keep(&machine, folio).unwrap();
     let lock = frames.try_lock_folio(&machine, folio).unwrap();
-    assert_eq!(frames.unmap(&machine, folio, 1), Freed::No);
+    assert_eq!(frames.unmap(&machine, folio, 1), Freed::Unmapped);
     assert!(frames.is_anonymous(folio), "it is left to the holder of the lock");
     LockedFolio::new(lock, kept).into_request();
     assert!(!frames.is_anonymous(folio) && frames.is_under_writeback(folio));

@@ -1,0 +1,147 @@
+//! What steps into a call that sends pages of the swap cache out once more, or unmaps them, while a
+//! parent's entries name their slots.
+
+use std::sync::Arc;
+use std::thread;
+
+use bindery::addr::{Frame, Order, PAGE_SIZE, VirtAddr};
+use bindery::arch::{AArch64, Riscv64, X86_64};
+use bindery::check;
+use bindery::platform::Cpu;
+use bindery::testing::with_reference;
+use bindery::{AddressSpace, Advice, Inspection, SizeMode};
+use bindery_hosted::Walk;
+
+use super::stepped::{Readers, Stepped, stepped};
+use super::stops::{HoldAt, Phase, Role, Stops};
+use crate::support::{GIB, MIB, fixed, options};
+
+const AT: VirtAddr = VirtAddr(GIB);
+const PAGES: u64 = 16;
+const LENGTH: u64 = PAGES * PAGE_SIZE;
+
+type Space<'m, A> = AddressSpace<'m, Stepped<A>>;
+
+/// A parent with all pages in swap, and a child that has read them.
+struct Family<'s, 'm, A: Walk> {
+    parent: &'s Space<'m, A>,
+    child: &'s Space<'m, A>,
+    /// Of the first page.
+    frame: Frame,
+}
+
+fn pages() -> impl Iterator<Item = VirtAddr> {
+    (0..PAGES).map(|page| VirtAddr(AT.0 + page * PAGE_SIZE))
+}
+
+fn content(page: VirtAddr) -> [u8; 8] {
+    (page.0 | 7).to_le_bytes()
+}
+
+#[track_caller]
+fn assert_kept<A: Walk>(space: &Space<'_, A>) {
+    for page in pages() {
+        let mut found = [0; 8];
+        space.read_user(page, &mut found).unwrap();
+        assert_eq!(found, content(page), "{page}");
+    }
+}
+
+/// `held` is held at a step, and `call` runs meanwhile. That is given what lets the first end. Says
+/// whether the first came to that step.
+fn run<A: Walk>(
+    hold_at: HoldAt,
+    order: u8,
+    held: impl Fn(&Space<'_, A>) + Sync,
+    call: impl Fn(&Family<'_, '_, A>, &dyn Fn()) + Sync,
+) -> bool {
+    let (machine, memory) = stepped::<A>(16 * MIB, Readers::Told);
+    if order > 0 {
+        memory.folio_policy().set(Order(order), SizeMode::Always);
+    }
+    memory.swap_on(4096, 0).unwrap();
+    let parent = AddressSpace::new(&memory, options()).unwrap();
+    parent.mmap(&fixed(AT.0, LENGTH)).unwrap();
+    pages().for_each(|page| parent.write_user(page, &content(page)).unwrap());
+    parent.madvise(AT, LENGTH, Advice::PageOut).unwrap();
+    let child = parent.fork().unwrap();
+    assert_kept(&child);
+    let Inspection::Page { frame, .. } = child.inspect(AT) else { panic!("the page is away") };
+    let family = Family { parent: &parent, child: &child, frame };
+    let stops = Arc::new(Stops::default());
+    let act = |role, cpu, hold_at, call: &(dyn Fn() + Sync)| {
+        machine.on_cpu(Cpu(cpu), || stops.act(role, hold_at, call)).expect("no panic");
+    };
+    let goes_on = || {
+        stops.release(Role::Held);
+        stops.wait_for(Role::Held);
+    };
+    let call = || call(&family, &goes_on);
+    let held = || held(&child);
+    let was_held = thread::scope(|scope| {
+        scope.spawn(|| act(Role::Held, 0, hold_at, &held));
+        let was_held = stops.wait_for(Role::Held) == Phase::Held;
+        if was_held {
+            let other = scope.spawn(|| act(Role::Meanwhile, 1, HoldAt::Nowhere, &call));
+            stops.wait_for(Role::Meanwhile);
+            stops.release(Role::Held);
+            other.join().unwrap();
+        }
+        stops.release(Role::Held);
+        was_held
+    });
+    let mut scratch = vec![0; check::scratch_words(&memory)];
+    check::check(&memory, &[&parent, &child], &mut scratch).unwrap();
+    assert_kept(&parent);
+    if !matches!(child.inspect(AT), Inspection::Empty) {
+        assert_kept(&child);
+    }
+    machine.assert_clean();
+    was_held
+}
+
+/// Each call of the other process, of the same one, and of none, at each step.
+fn each_call<A: Walk>(order: u8, held: impl Fn(&Space<'_, A>) + Sync + Copy) {
+    type Call<A> = fn(&Family<'_, '_, A>, &dyn Fn());
+    let calls: [Call<A>; 4] = [
+        |family, goes_on| {
+            // `None` where it has gone already.
+            let _ = with_reference(family.child.memory(), family.frame, |_, _| goes_on());
+        },
+        |family, _| assert_kept(family.parent),
+        |family, _| pages().for_each(|at| family.parent.write_user(at, &content(at)).unwrap()),
+        |family, _| {
+            for page in pages() {
+                // Gone, where the first call unmaps them.
+                let _ = family.child.write_user(page, &content(page));
+            }
+        },
+    ];
+    for call in calls {
+        let mut step = 0;
+        while run::<A>(HoldAt::Number(step), order, held, call) {
+            step += 1;
+        }
+        assert!(step > 0, "the first call was never held");
+    }
+}
+
+fn all<A: Walk>(order: u8) {
+    each_call::<A>(order, |child| child.madvise(AT, LENGTH, Advice::PageOut).unwrap());
+    each_call::<A>(order, |child| child.munmap(AT, LENGTH).unwrap());
+}
+
+#[test]
+fn on_x86_64() {
+    all::<X86_64<4>>(0);
+}
+
+#[test]
+fn on_aarch64_with_folios_of_64_kib() {
+    all::<AArch64>(4);
+}
+
+#[test]
+fn on_riscv64() {
+    all::<Riscv64<3>>(0);
+}

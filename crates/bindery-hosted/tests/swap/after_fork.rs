@@ -1,0 +1,153 @@
+//! Pages that came in for one process, while another of its family still names their slots: swap has
+//! their content, so they need no memory once nothing maps them.
+
+use bindery::AddressSpace;
+use bindery::Advice;
+use bindery::addr::VirtAddr;
+use bindery_hosted::{Machine, Program, Walk};
+
+use super::fixture::{Swapping, with_swap};
+use crate::support::{GIB, audit};
+
+const AT: u64 = GIB;
+const PAGE: u64 = 4096;
+const PAGES: u64 = 512;
+
+/// A child that has read all pages of a parent, which has them in swap.
+fn with_reader<A: Walk>(
+    order: u8,
+    scenario: impl for<'m> FnOnce(&Swapping<'_, 'm, A>, AddressSpace<'m, Machine<A>>),
+) {
+    with_swap::<A>(order, 4096, |swapping| {
+        swapping.map(AT, PAGES);
+        swapping.fill(AT, PAGES);
+        swapping.page_out(AT, PAGES);
+        let child = swapping.space.fork().unwrap();
+        let free = swapping.memory.free_frame_count();
+        assert_reads(swapping, &child, 0);
+        assert!(swapping.memory.free_frame_count() <= free - PAGES, "nothing came in");
+        scenario(swapping, child);
+        assert_eq!(swapping.swapped(AT, PAGES), PAGES);
+        assert_eq!(swapping.taken(), PAGES);
+        swapping.assert_filled(AT, PAGES, AT);
+    });
+}
+
+#[track_caller]
+fn assert_reads<'m, A: Walk>(
+    swapping: &Swapping<'_, 'm, A>,
+    space: &AddressSpace<'m, Machine<A>>,
+    from: u64,
+) {
+    let program = Program::new(swapping.machine, space);
+    for page in from..PAGES {
+        let at = AT + page * PAGE;
+        assert_eq!(program.load(VirtAddr(at)), Ok(AT + page), "page {page}");
+    }
+}
+
+fn what_the_caller_alone_maps_goes_out<A: Walk>() {
+    for order in [0, 4, 9] {
+        with_reader::<A>(order, |swapping, child| {
+            let free = swapping.memory.free_frame_count();
+            let before = child.counts();
+            child.madvise(VirtAddr(AT), PAGES * PAGE, Advice::PageOut).unwrap();
+            let cost = child.counts() - before;
+            assert_eq!(child.counts().swap_pages, PAGES, "order {order}");
+            assert_eq!(cost.invalidations, 1, "{cost:?}");
+            assert_eq!(swapping.memory.free_frame_count(), free + PAGES, "order {order}");
+            audit(swapping.machine, swapping.memory, &[swapping.space, &child]);
+            assert_reads(swapping, &child, 0);
+        });
+    }
+}
+
+fn what_two_children_map_stays<A: Walk>() {
+    for order in [0, 4] {
+        with_reader::<A>(order, |swapping, child| {
+            let other = swapping.space.fork().unwrap();
+            assert_reads(swapping, &other, 0);
+            child.madvise(VirtAddr(AT), PAGES * PAGE, Advice::PageOut).unwrap();
+            assert_eq!(child.counts().swap_pages, 0);
+            drop(other);
+            child.madvise(VirtAddr(AT), PAGES * PAGE, Advice::PageOut).unwrap();
+            assert_eq!(child.counts().swap_pages, PAGES);
+        });
+    }
+}
+
+fn reclaim_takes_what_one_process_maps<A: Walk>() {
+    for order in [0, 4] {
+        with_reader::<A>(order, |swapping, child| {
+            let free = swapping.memory.free_frame_count();
+            child.madvise(VirtAddr(AT), PAGES * PAGE, Advice::Cold).unwrap();
+            let before = child.counts();
+            swapping.memory.reclaim(PAGES);
+            let cost = child.counts() - before;
+            assert_eq!(child.counts().swap_pages, PAGES, "order {order}");
+            assert!(cost.invalidations <= PAGES / 32, "{cost:?}");
+            assert!(swapping.memory.free_frame_count() >= free + PAGES, "order {order}");
+            audit(swapping.machine, swapping.memory, &[swapping.space, &child]);
+            assert_reads(swapping, &child, 0);
+        });
+    }
+}
+
+fn what_the_last_process_unmaps_leaves_memory<A: Walk>() {
+    for order in [0, 4, 9] {
+        with_reader::<A>(order, |swapping, child| {
+            let free = swapping.memory.free_frame_count();
+            let half = PAGES / 2;
+            child.munmap(VirtAddr(AT), half * PAGE).unwrap();
+            let freed = swapping.memory.free_frame_count() - free;
+            assert!(order == 9 || freed == half, "{freed} of {half} pages, order {order}");
+            assert_reads(swapping, &child, half);
+            drop(child);
+            let freed = swapping.memory.free_frame_count() - free;
+            assert!(freed >= PAGES, "{freed} of {PAGES} pages, order {order}");
+        });
+    }
+}
+
+/// A write copies, and the page that it leaves is the last mapping.
+fn what_a_write_leaves_goes<A: Walk>() {
+    for order in [0, 4] {
+        with_reader::<A>(order, |swapping, child| {
+            let free = swapping.memory.free_frame_count();
+            let program = Program::new(swapping.machine, &child);
+            for page in 0..PAGES {
+                program.store(VirtAddr(AT + page * PAGE), page).unwrap();
+            }
+            assert_eq!(swapping.memory.free_frame_count(), free, "order {order}");
+            audit(swapping.machine, swapping.memory, &[swapping.space, &child]);
+        });
+    }
+}
+
+/// Pages of a folio whose slots nothing names any more, and that nothing maps, do not keep it.
+#[test]
+fn a_folio_that_is_in_the_cache_in_part_leaves_memory() {
+    with_swap::<bindery::arch::X86_64<4>>(4, 4096, |swapping| {
+        swapping.map(AT, 16);
+        swapping.fill(AT, 16);
+        swapping.page_out(AT, 16);
+        let child = swapping.space.fork().unwrap();
+        let program = Program::new(swapping.machine, &child);
+        assert_eq!(program.load(VirtAddr(AT)), Ok(AT));
+        swapping.space.munmap(VirtAddr(AT), 3 * PAGE).unwrap();
+        assert_eq!(swapping.taken(), 13);
+        let free = swapping.memory.free_frame_count();
+        child.munmap(VirtAddr(AT), 16 * PAGE).unwrap();
+        assert!(swapping.memory.free_frame_count() >= free + 16);
+        assert_eq!(swapping.taken(), 13);
+        swapping.assert_filled(AT + 3 * PAGE, 13, AT + 3);
+    });
+}
+
+on_every_architecture! {
+    caller => what_the_caller_alone_maps_goes_out;
+    children => what_two_children_map_stays;
+    reclaimed => reclaim_takes_what_one_process_maps;
+    last => what_the_last_process_unmaps_leaves_memory;
+    written => what_a_write_leaves_goes;
+}

@@ -1,0 +1,95 @@
+//! Folios of the swap cache whose last mapping ends, or whose only mapping goes out, while entries
+//! elsewhere name their slots: swap has their content, so they need no memory.
+
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use super::area::SlotRun;
+use super::cell::Cell;
+use super::page_set::PageSet;
+use super::slots::{Stored, make_busy};
+use crate::Memory;
+use crate::frame::swap_place::SwapPlace;
+use crate::frame::{Folio, FreeBatch, Freed, LockedFolio};
+use crate::platform::Platform;
+
+impl<P: Platform> Memory<P> {
+    /// Mappings of the folio were taken away, with that result. The caller may have table locks.
+    #[inline]
+    pub(crate) fn after_unmapping(&self, batch: &mut FreeBatch<'_, P>, folio: Folio, freed: Freed) {
+        if freed == Freed::Unmapped {
+            self.evict_unmapped(batch, folio);
+        }
+    }
+
+    /// Frees the folio if the swap cache alone has it, and all content is in swap. One that another
+    /// thread has locked or referred to is left to that thread or to reclaim.
+    #[cold]
+    #[inline(never)]
+    fn evict_unmapped(&self, batch: &mut FreeBatch<'_, P>, folio: Folio) {
+        if !self.frames.is_swap_cached(folio) {
+            return;
+        }
+        // Nothing of the caller's keeps the folio any more: the frame may be another's by now.
+        let Some(held) = self.frames.try_hold(&self.platform, folio.head) else { return };
+        let Some(lock) = self.frames.try_lock_folio(&self.platform, *held) else { return };
+        let folio = *held;
+        // Mapped only under the lock.
+        if self.frames.mappings(folio) > 0 {
+            return;
+        }
+        let Some(place) = self.frames.swap_place(folio) else { return };
+        if self.prepare_dropping(folio, place)
+            && self.write_out_locked(LockedFolio::new(lock, held), Stored::Yes)
+        {
+            self.frames.free_frozen_into(batch, folio);
+        }
+    }
+
+    /// As [`Memory::prepare_out`], of a folio that nothing maps, if swap has the content of all
+    /// pages that are still in the cache: nothing wants the others. Says whether that is so.
+    pub(super) fn prepare_dropping(&self, folio: Folio, place: SwapPlace) -> bool {
+        let Some((cluster, cells, _)) = self.cells(Self::slots_of(folio, place)) else {
+            return false;
+        };
+        let _state = cluster.state.lock();
+        let load = |cell: &AtomicU64| Cell(cell.load(Relaxed));
+        let is_ours =
+            |(page, cell): &(u32, &AtomicU64)| load(cell).frame() == Some(folio.head.plus(*page));
+        let ours = || (0..).zip(cells).filter(is_ours).map(|(_, cell)| cell);
+        let is_stored =
+            |cell: &AtomicU64| load(cell).0 & Cell::CONTENT != 0 && !load(cell).has(Cell::WRITING);
+        let stored = self.frames.is_swap_cached(folio) && ours().all(is_stored);
+        if stored {
+            make_busy(ours());
+        }
+        stored
+    }
+
+    /// Lets a folio go out once more to the slots that it has: they are busy, and one more entry
+    /// names those of `named` pages from page `first` on. `None` if it has none, if the area takes
+    /// nothing, or if too many entries name a slot; then nothing has changed. The caller has the
+    /// folio's lock, and the locks of the tables in which the entries will be.
+    pub(crate) fn send_out_again(&self, folio: Folio, first: u32, named: u32) -> Option<SlotRun> {
+        let place = self.frames.swap_place(folio)?;
+        let stored = self.prepare_out(folio, place)?;
+        let slots = Self::slots_of(folio, place);
+        let run = SlotRun { first: slots.first + u64::from(first), count: named, ..slots };
+        if self.may_write_out(stored, place) && self.name_slots(run).is_ok() {
+            return Some(slots);
+        }
+        self.settle_slots(folio, place, &PageSet::EMPTY);
+        None
+    }
+
+    /// Whether a folio whose slots are busy may go: the store would refuse what it has refused before.
+    pub(crate) fn may_write_out(&self, stored: Stored, place: SwapPlace) -> bool {
+        stored == Stored::Yes || self.takes_content(place.area)
+    }
+
+    /// Whether the content of a folio is in swap whose slots, which are busy, begin there.
+    pub(crate) fn stored_at(&self, slots: SlotRun) -> Stored {
+        let cell = self.swap_cell(slots.area, slots.first);
+        let stored = cell.is_some_and(|cell| cell.0 & Cell::CONTENT != 0);
+        if stored { Stored::Yes } else { Stored::No }
+    }
+}

@@ -1,0 +1,50 @@
+//! Folios of the swap cache that go out once more, to the slots that they have: entries elsewhere
+//! name these, of a process that has not wanted the page since a fork.
+
+use crate::arch::Entry;
+use crate::frame::Folio;
+use crate::platform::Platform;
+
+use super::super::out_batch::InCache;
+use super::super::run::Run;
+use super::super::victims::Choice;
+use super::{Arch, Next, SwapOut};
+
+impl<P: Platform> SwapOut<'_, '_, '_, P> {
+    /// Makes swap entries of the run, which maps `pages` pages of a folio in the swap cache, if it is
+    /// all that maps the folio. As a rule the content is in swap, and nothing is written.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn store_cached(
+        &mut self,
+        run: &Run<P::Arch>,
+        first: Entry,
+        folio: Folio,
+        pages: u32,
+    ) -> Next {
+        let memory = self.cursor.page_table.memory;
+        let frames = &memory.frames;
+        let held = self.victims.held == Some(folio);
+        let cold = self.victims.choice == Choice::Cold;
+        let references = u32::from(held) + InCache::Before.references();
+        let only_here = frames.is_mapped_and_held(folio, pages, references);
+        if !(only_here || cold && held) {
+            return Next::Run;
+        }
+        if cold
+            && (self.victims.left == 0 || self.is_used_or_elsewhere(run, first, folio, only_here))
+        {
+            return Next::Run;
+        }
+        let lock = if held { None } else { frames.try_lock_folio(&memory.platform, folio) };
+        if !held && lock.is_none() {
+            return Next::Run;
+        }
+        let number = P::Arch::frame(first).0 - folio.head.0;
+        let Some(slots) = memory.send_out_again(folio, number, pages) else { return Next::Run };
+        self.leave_to_batch(lock);
+        let run = Run { count: pages >> run.node.level.order().0, ..*run };
+        self.store_named(&run, folio, slots, InCache::Before);
+        Next::Run
+    }
+}

@@ -1,0 +1,68 @@
+//! Folios that cannot go after all: their entries map them again.
+
+use core::sync::atomic::Ordering;
+
+use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
+use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Entry, Permissions};
+use crate::events::RareEvents;
+use crate::frame::Folio;
+use crate::frame::swap_place::SwapPlace;
+use crate::platform::Platform;
+
+use super::{EntryAt, SwapOut};
+
+impl<P: Platform> SwapOut<'_, '_, '_, P> {
+    /// Lets the entries of a folio, whose first page belongs at `start`, map it again.
+    #[cold]
+    pub(super) fn restore(&mut self, folio: Folio, start: VirtAddr) {
+        let page_table = self.cursor.page_table;
+        let memory = page_table.memory;
+        let Some(place) = memory.frames.swap_place(folio) else { return };
+        RareEvents::note(&memory.rare.swap_out_busy);
+        let end = start.0.wrapping_add(u64::from(folio.pages()) << PAGE_SHIFT);
+        // The first page may belong below address zero, where none is mapped.
+        let first = if start.0 < end { start.0 } else { 0 };
+        let part = VirtRange::raw(first, end).intersection(self.cursor.range());
+        let mut at = part.start();
+        while at < part.end() {
+            let EntryAt { node, index, entry: raw } = self.cursor.entry_at(at);
+            let page = (at.0.wrapping_sub(start.0) >> PAGE_SHIFT) as u32;
+            if let Some(attributes) = self.attributes_of(raw, place, page) {
+                let frame = folio.head.plus(page);
+                let leaf = P::Arch::page_entry(frame, node.level, attributes);
+                page_table.slots(node.table)[index.slot()].store(leaf.0, Ordering::Release);
+                self.cursor.counts.entries_written += 1;
+            }
+            at = VirtAddr(at.0 + node.level.span());
+        }
+        memory.call_back(folio, place);
+        if self.victims.held == Some(folio) {
+            self.victims.took_held = false;
+        } else {
+            // SAFETY: 1. `store_run` left it to the batch, which leaves it out from now on.
+            drop(unsafe { memory.frames.lock_of_batch(&memory.platform, folio) });
+        }
+    }
+
+    /// What a leaf says in the place of the entry, if that names the slot of the folio's page.
+    fn attributes_of(&self, raw: Entry, place: SwapPlace, page: u32) -> Option<Attributes> {
+        let slot = place.first + u64::from(page);
+        match P::Arch::decode_absent(raw) {
+            Some(Absent::Swap { device, slot: named, soft_dirty, userfault, .. })
+                if device == place.area && named == slot =>
+            {
+                let mut attributes = Attributes {
+                    accessed: true,
+                    dirty: true,
+                    soft_dirty,
+                    userfault,
+                    ..self.attributes
+                };
+                // The next store asks whether the page may be written.
+                attributes.permissions -= Permissions::WRITE;
+                Some(attributes)
+            }
+            _ => None,
+        }
+    }
+}
