@@ -10,4 +10,5 @@ mod large_folio_effort;
 mod nothing_there;
 mod scale;
 mod sections;
+mod shared_anonymous;
 mod stack;

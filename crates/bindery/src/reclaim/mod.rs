@@ -28,6 +28,7 @@
 //! |---|---|
 //! | `direct` | a call that would fail for lack of memory |
 //! | `anonymous` | folios of anonymous memory |
+//! | `family` | those that several VMAs map |
 //! | `files` | folios of files: what is clean needs no swap |
 //! | `pressure` | folios of any place, flushed and written out together |
 //! | `search` | how far the clock goes, and that nothing is left |
@@ -35,6 +36,7 @@
 
 mod anonymous;
 mod direct;
+mod family;
 mod files;
 mod pressure;
 mod search;

@@ -75,6 +75,7 @@ pub(crate) use trees::{ObjectTree, TreeLinks};
 pub(crate) use walk::ObjectWalk;
 pub(crate) use walk::{
     HOLD, Locking, RmapHit, Seen, Walked, for_each_anonymous_sight, for_each_sight,
+    for_each_sight_from,
 };
 
 /// Says that the caller changes where a VMA lies, and sees to the trees that it is in: made

@@ -327,6 +327,17 @@ pub(crate) fn for_each_anonymous_sight<'m, P: Platform>(
     memory: &'m Memory<P>,
     folio: Folio,
     locking: Locking,
+    visit: impl FnMut(&RmapHit<'_, 'm, P>, &mut Gather) -> Seen,
+) -> Walked {
+    for_each_sight_from(memory, folio, u64::from(folio.pages()), locking, visit)
+}
+
+/// As [`for_each_anonymous_sight`], for `pages` pages of the folio's owner, from the folio's first on.
+pub(crate) fn for_each_sight_from<'m, P: Platform>(
+    memory: &'m Memory<P>,
+    folio: Folio,
+    pages: u64,
+    locking: Locking,
     mut visit: impl FnMut(&RmapHit<'_, 'm, P>, &mut Gather) -> Seen,
 ) -> Walked {
     let frames = &memory.frames;
@@ -344,7 +355,7 @@ pub(crate) fn for_each_anonymous_sight<'m, P: Platform>(
         }
         (node, first)
     };
-    let ranges = [PageRange::from_count(first.first(), u64::from(folio.pages()))];
+    let ranges = [PageRange::from_count(first.first(), pages)];
     // SAFETY: it is held now.
     let walked = walk_family(memory, unsafe { node.as_ref() }, &ranges, locking, &mut visit);
     Groups::release_now(memory, node);

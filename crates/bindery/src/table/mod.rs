@@ -62,7 +62,7 @@ pub(crate) mod run;
 pub(crate) mod stray;
 pub(crate) mod swap_in;
 pub(crate) mod swap_out;
-mod swap_out_shared;
+pub(crate) mod swap_out_shared;
 pub(crate) mod victims;
 pub(crate) mod write_protect;
 pub(crate) mod zap;

@@ -130,14 +130,10 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         if !only_here && frames.is_swap_cached(folio) {
             return self.store_cached(run, first, folio, pages);
         }
-        let cold = self.victims.choice == Choice::Cold;
-        let decides_elsewhere = cold && held;
-        if !(only_here || decides_elsewhere) {
+        if !only_here {
             return self.ask_for_split(folio);
         }
-        if cold
-            && (self.victims.left == 0 || self.is_used_or_elsewhere(run, first, folio, only_here))
-        {
+        if self.stays(run, first, folio) {
             return Next::Run;
         }
         // The caller has the guard of a folio that it holds, and leaves it to the batch if the folio
@@ -233,33 +229,29 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         }
     }
 
-    /// Looks at the accessed bits of a folio, and forgets them. Says whether the folio stays: it
-    /// was used lately, or others map it as well and decide with these.
-    fn is_used_or_elsewhere(
-        &mut self,
-        run: &Run<P::Arch>,
-        first: Entry,
-        folio: Folio,
-        only_here: bool,
-    ) -> bool {
+    /// Whether a folio that is mapped here alone stays: enough are on their way, or it was used lately.
+    #[inline(always)]
+    fn stays(&mut self, run: &Run<P::Arch>, first: Entry, folio: Folio) -> bool {
+        self.victims.choice == Choice::Cold
+            && (self.victims.left == 0 || self.is_used(run, first, folio))
+    }
+
+    /// Looks at the accessed bits of a folio, and forgets them, once in a turn. Says whether it was
+    /// used lately.
+    fn is_used(&mut self, run: &Run<P::Arch>, first: Entry, folio: Folio) -> bool {
         let used = P::Arch::attributes(first).accessed;
         let frames = &self.cursor.page_table.memory.frames;
         let turn = self.victims.turn;
-        if only_here && frames.is_looked_at(folio, turn) {
+        if frames.is_looked_at(folio, turn) {
             return true;
         }
         if used {
             age::forget_leaves(self.cursor, run, Forget::Accessed, self.gather);
         }
-        if only_here {
-            frames.note_look(folio, turn);
-            let later = frames.look(folio, used) == Eviction::Later;
-            self.victims.later |= later;
-            return later;
-        }
-        self.victims.elsewhere.0 += run.pages();
-        self.victims.elsewhere.1 |= used;
-        true
+        frames.note_look(folio, turn);
+        let later = frames.look(folio, used) == Eviction::Later;
+        self.victims.later |= later;
+        later
     }
 
     /// Takes out entries whose folio's content may be dropped (`MADV_FREE`), unless it was written

@@ -1,55 +1,230 @@
-//! Swap-out of a folio that several VMAs map: one of them at a time, by the reverse map.
+//! Swap-out of folios that several VMAs map: a stretch of one owner's pages, VMA by VMA, by the
+//! reverse map.
+//!
+//! ```text
+//! VMA of the parent    | look at all folios | flush |
+//! VMA of a child       |                    | look  | flush |
+//! what nobody has used, all mappings of which were met:
+//! VMA of the parent    | swap entries | flush |
+//! VMA of a child       |              | swap entries | flush |
+//! write out            | all folios, no lock but theirs
+//! ```
 
 use core::sync::atomic::Ordering;
 
-use crate::addr::VirtRange;
+use arrayvec::ArrayVec;
+
+use crate::Memory;
+use crate::addr::{PAGE_SHIFT, PageRange, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Entry, Equal, Level};
-use crate::frame::{ExclusiveRun, Folio, OwnerKind};
+use crate::frame::{ExclusiveRun, Folio, FolioOwner, LockedFolio, Owner, OwnerKind, Turn};
 use crate::platform::Platform;
+use crate::stats::Counts;
 use crate::swap::SlotRun;
 use crate::tlb::Gather;
 
 use super::PageTable;
+use super::age::{self, Forget};
+use super::cursor::Cursor;
 use super::locking::Depth;
 use super::run::{Run, What};
 
-impl<P: Platform> PageTable<'_, P> {
-    /// Makes swap entries of the leaves in `range` that map pages of `folio`, whose slots are
-    /// `slots`, and counts its mappings down after the flush. The caller has the folio's lock and a
-    /// reference, and the slots are busy.
+/// The most folios of a stretch.
+const FOLIOS: usize = 32;
+/// A stretch ends where an index is a multiple of this.
+const WINDOW: u64 = 512;
+
+/// A folio that several VMAs map.
+pub(crate) struct SharedFolio<'m, P: Platform> {
+    pub(crate) leaving: LockedFolio<'m, P>,
+    /// The index of its first page.
+    first: u64,
+    /// Mappings that were met, in all VMAs; on the way out, those in one VMA that have gone.
+    pub(crate) met: u32,
+    /// One of them was used.
+    pub(crate) used: bool,
+}
+
+impl<P: Platform> SharedFolio<'_, P> {
+    fn end(&self) -> u64 {
+        self.first + u64::from(self.leaving.folio().pages())
+    }
+}
+
+/// Folios of one owner whose indexes follow each other, locked.
+pub(crate) struct SharedFolios<'m, P: Platform> {
+    pub(crate) folios: ArrayVec<SharedFolio<'m, P>, FOLIOS>,
+    owner: Owner,
+    turn: Turn,
+    /// Pages that are wanted.
+    wanted: u64,
+    /// More folios may follow the first: no VMA was met that maps it.
+    grows: bool,
+}
+
+impl<'m, P: Platform> SharedFolios<'m, P> {
+    /// The folio, which belongs there, and up to about `wanted` pages of those that follow it.
+    pub(crate) fn new(
+        leaving: LockedFolio<'m, P>,
+        owner: FolioOwner,
+        turn: Turn,
+        wanted: u64,
+    ) -> Self {
+        let FolioOwner { owner, first } = owner;
+        let mut folios = ArrayVec::new();
+        folios.push(SharedFolio { leaving, first: first.first(), met: 0, used: false });
+        Self { folios, owner, turn, wanted, grows: true }
+    }
+
+    /// The pages that the stretch has, or may have. Empty without folios.
+    pub(crate) fn pages(&self) -> PageRange {
+        let first = self.folios.first().map_or(0, |folio| folio.first);
+        let end = self.end();
+        let window = (first + 1).next_multiple_of(WINDOW);
+        PageRange { first, end: if self.grows { end.max(window) } else { end } }
+    }
+
+    /// The front of `range`, whose first page has that index, that may map pages of the stretch.
+    pub(crate) fn part_of(&self, index: u64, range: VirtRange) -> Option<VirtRange> {
+        let pages = self.pages().end.saturating_sub(index).min(range.pages());
+        let end = range.start().0 + (pages << PAGE_SHIFT);
+        (pages > 0).then(|| VirtRange::raw(range.start().0, end))
+    }
+
+    /// The number of the folio in the stretch of which the leaf maps a page; as a rule it is `next`.
+    fn number_of(&self, leaf: Entry, next: usize) -> Option<usize> {
+        let frame = P::Arch::frame(leaf).0;
+        let has = |folio: &SharedFolio<'_, P>| {
+            let folio = folio.leaving.folio();
+            frame.wrapping_sub(folio.head.0) < folio.pages()
+        };
+        match self.folios.get(next) {
+            Some(folio) if has(folio) => Some(next),
+            _ => self.folios.iter().position(has),
+        }
+    }
+
+    /// The index after the last folio's pages.
+    fn end(&self) -> u64 {
+        self.folios.last().map_or(0, SharedFolio::end)
+    }
+
+    /// Adds the folio of the leaf, which maps page `index`, if its first page does and it follows the
+    /// last one, which was met, several VMAs map it, and nobody works with it. Says which it is. The
+    /// lock of the leaf's table is held.
+    fn add(&mut self, memory: &'m Memory<P>, leaf: Entry, pages: u32, index: u64) -> Option<usize> {
+        let frames = &memory.frames;
+        let follows = self.folios.last().is_some_and(|last| last.met > 0 && last.end() == index);
+        let wanted = follows && index - self.pages().first < self.wanted && !self.folios.is_full();
+        let folio = frames.folio_of(P::Arch::frame(leaf)).filter(|_| wanted)?;
+        if folio.head != P::Arch::frame(leaf)
+            || frames.is_looked_at(folio, self.turn)
+            || frames.mappings(folio) <= pages
+            || frames.pins(folio) > 0
+        {
+            return None;
+        }
+        let held = frames.try_hold(&memory.platform, folio.head)?;
+        let lock = frames.try_lock_folio(&memory.platform, *held)?;
+        let FolioOwner { owner, first } = lock.owner(&memory.platform);
+        if *held != folio || owner != self.owner || first.first() != index {
+            return None;
+        }
+        let leaving = LockedFolio::new(lock, held);
+        let _ = self.folios.try_push(SharedFolio { leaving, first: index, met: 0, used: false });
+        Some(self.folios.len() - 1)
+    }
+}
+
+impl<'m, P: Platform> PageTable<'m, P> {
+    /// Looks at the leaves of `range` that map pages of the folios, and lets them forget that they
+    /// were used. The stretch grows in the first range in which its first folio is found. `index` is
+    /// that of the range's first page. What is stale is in the gather.
+    pub(crate) fn look_at_shared(
+        &self,
+        range: VirtRange,
+        index: u64,
+        folios: &mut SharedFolios<'m, P>,
+        gather: &mut Gather,
+    ) {
+        let mut cursor = self.cursor_beside(range, Depth::Floor(Level::PTE), Some(&*gather));
+        let mut next = 0;
+        while let Ok(Some(run)) = cursor.next_run(Equal::empty()) {
+            let leaf = if let What::Leaf(leaf) = run.what { Some(leaf) } else { None };
+            let mut number = leaf.and_then(|leaf| folios.number_of(leaf, next));
+            let index = index + ((run.at - range.start()) >> PAGE_SHIFT);
+            if number.is_none() && folios.grows && index >= folios.end() {
+                number = leaf.and_then(|leaf| folios.add(self.memory, leaf, run.pages(), index));
+                if number.is_none() {
+                    break;
+                }
+            }
+            let (Some(leaf), Some(number)) = (leaf, number) else { continue };
+            let folio = &mut folios.folios[number];
+            folio.met += run.pages();
+            if P::Arch::attributes(leaf).accessed {
+                folio.used = true;
+                age::forget_leaves(&mut cursor, &run, Forget::Accessed, gather);
+            }
+            next = number + 1;
+        }
+        folios.grows &= folios.folios.iter().all(|folio| folio.met == 0);
+    }
+
+    /// Makes swap entries of the leaves in `range` that map pages of the folios, whose slots are
+    /// busy, and counts the mappings down after one flush.
     pub(crate) fn swap_out_shared(
         &self,
         range: VirtRange,
-        folio: Folio,
-        slots: SlotRun,
+        folios: &mut SharedFolios<'m, P>,
         gather: &mut Gather,
     ) {
-        let memory = self.memory;
+        folios.folios.iter_mut().for_each(|folio| folio.met = 0);
         let mut cursor = self.cursor_beside(range, Depth::Floor(Level::PTE), Some(&*gather));
-        let mut unmapped = 0;
+        let mut next = 0;
         while let Ok(Some(run)) = cursor.next_run(Equal::SOFT_DIRTY) {
-            let What::Leaf(first) = run.what else { continue };
-            let number = P::Arch::frame(first).0.wrapping_sub(folio.head.0);
-            let pages = run.pages();
-            if number >= folio.pages() || pages > folio.pages() - number {
-                continue;
+            let What::Leaf(leaf) = run.what else { continue };
+            let Some(number) = folios.number_of(leaf, next) else { continue };
+            next = number + 1;
+            let shared = &mut folios.folios[number];
+            if self.name_and_store(&mut cursor, &run, leaf, shared.leaving.folio()) {
+                gather.stale(run.range(), run.node.level);
+                shared.met += run.pages();
             }
-            let named = SlotRun { first: slots.first + u64::from(number), count: pages, ..slots };
-            if memory.name_slots(named).is_err() {
-                break;
-            }
-            self.write_swap_entries(&run, first, folio, number, slots);
-            gather.stale(run.range(), run.node.level);
-            cursor.counts.entries_written += u64::from(run.count);
-            cursor.counts.folios_touched += 1;
-            unmapped += pages;
         }
         self.flush(gather, &mut cursor.counts);
-        if unmapped > 0 {
-            cursor.counts.unmapped(OwnerKind::Anonymous, unmapped);
-            cursor.counts.swap_pages = cursor.counts.swap_pages.wrapping_add(u64::from(unmapped));
-            memory.frames.unmap(&memory.platform, folio, unmapped);
+        for shared in folios.folios.iter().filter(|shared| shared.met > 0) {
+            self.count_down(&mut cursor.counts, shared.leaving.folio(), shared.met);
         }
+    }
+
+    /// The folio has lost `pages` mappings to swap entries, which were flushed.
+    fn count_down(&self, counts: &mut Counts, folio: Folio, pages: u32) {
+        counts.folios_touched += 1;
+        counts.unmapped(OwnerKind::Anonymous, pages);
+        counts.swap_pages = counts.swap_pages.wrapping_add(u64::from(pages));
+        self.memory.frames.unmap(&self.memory.platform, folio, pages);
+    }
+
+    /// Makes swap entries of the run, which maps pages of the folio. Says whether that was possible.
+    fn name_and_store(
+        &self,
+        cursor: &mut Cursor<'_, 'm, P>,
+        run: &Run<P::Arch>,
+        leaf: Entry,
+        folio: Folio,
+    ) -> bool {
+        let memory = self.memory;
+        let (number, pages) = (P::Arch::frame(leaf).0 - folio.head.0, run.pages());
+        let Some(place) = memory.frames.swap_place(folio) else { return false };
+        let slots = SlotRun { area: place.area, first: place.first, count: folio.pages() };
+        let named = SlotRun { first: slots.first + u64::from(number), count: pages, ..slots };
+        if pages > folio.pages() - number || memory.name_slots(named).is_err() {
+            return false;
+        }
+        self.write_swap_entries(run, leaf, folio, number, slots);
+        cursor.counts.entries_written += u64::from(run.count);
+        true
     }
 
     fn write_swap_entries(

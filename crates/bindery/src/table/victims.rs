@@ -30,9 +30,6 @@ pub(crate) struct Victims {
     pub(super) left: u32,
     /// A folio that is mapped here in part and cannot be split.
     pub(super) left_alone: Option<Folio>,
-    /// Mappings of the held folio that were met where it is mapped elsewhere as well, and whether
-    /// one of them was used.
-    pub(super) elsewhere: (u32, bool),
     /// A folio stays that another look may find cold. (One that is locked is left to the hand, which
     /// comes to it by itself in the same turn.)
     pub(super) later: bool,
@@ -53,7 +50,6 @@ impl Victims {
         turn: Turn::Even,
         left: u32::MAX,
         left_alone: None,
-        elsewhere: (0, false),
         later: false,
     };
 
@@ -66,12 +62,6 @@ impl Victims {
     /// this turn of the clock. The others get older.
     pub(crate) fn cold(held: Folio, turn: Turn, pages: u32) -> Self {
         Self { choice: Choice::Cold, held: Some(held), turn, left: pages, ..Self::ALL }
-    }
-
-    /// How many mappings of the held folio were met that are not all in one place, and whether one
-    /// of them was used.
-    pub(crate) fn elsewhere(&self) -> (u32, bool) {
-        self.elsewhere
     }
 
     /// Whether another look may find more.

@@ -7,7 +7,6 @@ use crate::platform::Platform;
 
 use super::super::out_batch::InCache;
 use super::super::run::Run;
-use super::super::victims::Choice;
 use super::{Arch, Next, SwapOut};
 
 impl<P: Platform> SwapOut<'_, '_, '_, P> {
@@ -25,15 +24,9 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         let memory = self.cursor.page_table.memory;
         let frames = &memory.frames;
         let held = self.victims.held == Some(folio);
-        let cold = self.victims.choice == Choice::Cold;
         let references = u32::from(held) + InCache::Before.references();
         let only_here = frames.is_mapped_and_held(folio, pages, references);
-        if !(only_here || cold && held) {
-            return Next::Run;
-        }
-        if cold
-            && (self.victims.left == 0 || self.is_used_or_elsewhere(run, first, folio, only_here))
-        {
+        if !only_here || self.stays(run, first, folio) {
             return Next::Run;
         }
         let lock = if held { None } else { frames.try_lock_folio(&memory.platform, folio) };

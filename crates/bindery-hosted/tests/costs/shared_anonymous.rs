@@ -1,0 +1,109 @@
+//! Reclaim of anonymous pages that a family of address spaces shares: a page costs each of them a few
+//! looks, whatever lies around it.
+
+use bindery::addr::{Order, PAGE_SIZE, VirtAddr};
+use bindery::arch::{AArch64, X86_64};
+use bindery::platform::Cpu;
+use bindery::{Access, AddressSpace, Memory, SizeMode};
+use bindery_hosted::Walk;
+
+use crate::support::measured::{Measured, measured};
+use crate::support::{GIB, MIB, fixed, options};
+
+const AT: VirtAddr = VirtAddr(GIB);
+const CHILDREN: u64 = 20;
+/// Looks at a page in each process: in two turns of the clock, with what they forget, and on its way
+/// out.
+const LOOKS: u64 = 4;
+
+type Space<'m, A> = AddressSpace<'m, Measured<A>>;
+
+/// A space with so many pages, and its children.
+fn family<A: Walk>(memory: &Memory<Measured<A>>, pages: u64) -> Vec<Space<'_, A>> {
+    let parent = AddressSpace::new(memory, options()).unwrap();
+    parent.mmap(&fixed(AT.0, pages * PAGE_SIZE)).unwrap();
+    for page in 0..pages {
+        parent.fault(VirtAddr(AT.0 + page * PAGE_SIZE), Access::Write).unwrap();
+    }
+    let mut spaces: Vec<_> = (0..CHILDREN).map(|_| parent.fork().unwrap()).collect();
+    spaces.push(parent);
+    spaces
+}
+
+fn invalidations<A: Walk>(spaces: &[Space<'_, A>]) -> u64 {
+    spaces.iter().map(|space| space.counts().invalidations).sum()
+}
+
+/// What reclaim does in all, until every page of the family is out.
+fn reclaim<A: Walk>(order: u8, pages: u64) -> u64 {
+    let (_, memory) = measured::<A>(64 * MIB);
+    if order > 0 {
+        memory.folio_policy().set(Order(order), SizeMode::Always);
+    }
+    memory.swap_on(1 << 13, 0).unwrap();
+    let spaces = family(&memory, pages);
+    let before = memory.platform().steps();
+    memory.reclaim(u64::MAX);
+    for space in &spaces {
+        assert_eq!(space.counts().swap_pages, pages, "order {order}");
+    }
+    memory.platform().steps() - before
+}
+
+fn few_looks_at_each_page<A: Walk>() {
+    for (order, pages) in [(0, 64), (0, 512), (0, 1500), (4, 1024)] {
+        let each = reclaim::<A>(order, pages) / pages / (CHILDREN + 1);
+        assert!(each <= LOOKS, "order {order}, {pages} pages: {each} looks at each");
+    }
+}
+
+/// Folios that several processes map share a flush in each of them.
+fn a_flush_for_each_space_and_stretch<A: Walk>() {
+    let (machine, memory) = measured::<A>(64 * MIB);
+    memory.swap_on(1 << 13, 0).unwrap();
+    let pages = 512;
+    let spaces = family(&memory, pages);
+    for space in &spaces {
+        machine.on_cpu(Cpu(0), || space.enter());
+    }
+    let before = invalidations(&spaces);
+    memory.reclaim(u64::MAX);
+    // The hand may come to the middle of a stretch first.
+    let (flushes, stretches) = (invalidations(&spaces) - before, pages / 32 + 1);
+    assert!(flushes >= CHILDREN + 1, "nothing was flushed");
+    // Pages age in one turn, and go in another.
+    assert!(flushes <= 2 * stretches * (CHILDREN + 1), "{flushes} flushes");
+}
+
+/// What a child has copied since, of which its pages lie beside those of the others, costs the others
+/// nothing.
+fn copies_of_a_child_are_looked_at_there<A: Walk>() {
+    let (_, memory) = measured::<A>(64 * MIB);
+    memory.swap_on(1 << 13, 0).unwrap();
+    let pages = 512;
+    let spaces = family(&memory, pages);
+    for page in 0..pages {
+        let at = VirtAddr(AT.0 + page * PAGE_SIZE);
+        spaces[page as usize % 2].fault(at, Access::Write).unwrap();
+    }
+    let before = memory.platform().steps();
+    memory.reclaim(u64::MAX);
+    let each = (memory.platform().steps() - before) / pages / (CHILDREN + 1);
+    assert!(each <= LOOKS, "{each} looks at each");
+}
+
+fn all<A: Walk>() {
+    few_looks_at_each_page::<A>();
+    a_flush_for_each_space_and_stretch::<A>();
+    copies_of_a_child_are_looked_at_there::<A>();
+}
+
+#[test]
+fn on_x86_64() {
+    all::<X86_64<4>>();
+}
+
+#[test]
+fn on_aarch64() {
+    all::<AArch64>();
+}

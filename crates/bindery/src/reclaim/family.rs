@@ -1,0 +1,171 @@
+//! Folios of anonymous memory that several VMAs map, of one family of address spaces: aged together
+//! and sent to swap together, one owner's stretch at a time.
+//!
+//! A walk through the reverse map looks at the stretch in each VMA, and adds up the mappings that it
+//! meets. The folios all of whose mappings were met, and that nothing has used, go: a second walk
+//! makes swap entries of them, with one flush for each VMA. So a page costs each of the processes
+//! two looks at the most in a turn of the clock, whatever lies around it.
+
+use core::sync::atomic::{Ordering, fence};
+
+use crate::Memory;
+use crate::addr::{Order, VirtRange};
+use crate::frame::{Eviction, Folio, FolioLock, LockedFolio, Reference, Turn};
+use crate::platform::Platform;
+use crate::rmap::{self, Locking, RmapHit, Seen, Walked};
+use crate::swap::SlotRun;
+use crate::swap::page_set::PageSet;
+use crate::table::swap_out_shared::{SharedFolio, SharedFolios};
+use crate::tlb::Gather;
+use crate::vma::{MappingFlags, Vma};
+
+use super::pressure::Batch;
+
+/// What kept a walk from a VMA.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kept {
+    /// Its pages are locked into memory.
+    Locked,
+    /// Another thread changes it.
+    Busy,
+}
+
+impl<P: Platform> Memory<P> {
+    /// Looks at a folio that several VMAs map, and at those that follow it in the memory of its
+    /// owner, up to about `target` pages; what nothing has used goes to swap. Where a mapping could
+    /// not be reached, or a device uses a folio, the rest of its pages stay in the swap cache, and
+    /// the entries that are left keep them. Returns how many pages were freed.
+    #[inline(never)]
+    pub(super) fn reclaim_family<'m>(
+        &'m self,
+        held: Reference<'m, P>,
+        lock: FolioLock<'m, P>,
+        turn: Turn,
+        target: u64,
+        batch: &mut Batch<'m, P>,
+    ) -> u64 {
+        let freed = batch.finish();
+        self.frames.note_look(*held, turn);
+        let owner = lock.owner(&self.platform);
+        let mut folios = SharedFolios::new(LockedFolio::new(lock, held), owner, turn, target);
+        self.age_family(&mut folios, turn, batch);
+        let mut left = folios.folios.len();
+        folios.folios.retain(|shared| {
+            left -= 1;
+            self.prepare_shared(shared.leaving.folio(), left as u32, batch)
+        });
+        freed + self.send_family(folios) + batch.finish()
+    }
+
+    /// Leaves in the stretch what was not used, and was met wherever it is mapped.
+    fn age_family<'m>(
+        &'m self,
+        folios: &mut SharedFolios<'m, P>,
+        turn: Turn,
+        batch: &mut Batch<'m, P>,
+    ) {
+        let mut kept = None;
+        let walked = self.walk_stretch(folios, |hit, range, folios, gather| {
+            let index = hit.vma.page_offset_of(range.start());
+            let looked = self.unless_locked(hit.vma, || {
+                hit.page_table.look_at_shared(range, index, folios, gather);
+            });
+            kept = kept.or(looked.err());
+        });
+        let complete = matches!(walked, Walked::Visited(_));
+        // What is locked into memory stays, until something says that it is not any more.
+        batch.later |= walked == Walked::Busy || kept == Some(Kept::Busy);
+        folios.folios.retain(|shared| {
+            let folio = shared.leaving.folio();
+            if !complete || shared.met < self.frames.mappings(folio) {
+                batch.later |= shared.met > 0 && kept != Some(Kept::Locked);
+                return false;
+            }
+            self.frames.note_look(folio, turn);
+            let may = self.frames.look(folio, shared.used) == Eviction::May;
+            batch.later |= !may;
+            may
+        });
+    }
+
+    /// Visits what each VMA may map of the stretch.
+    fn walk_stretch<'m>(
+        &'m self,
+        folios: &mut SharedFolios<'m, P>,
+        mut visit: impl FnMut(&RmapHit<'_, 'm, P>, VirtRange, &mut SharedFolios<'m, P>, &mut Gather),
+    ) -> Walked {
+        let Some(first) = folios.folios.first() else { return Walked::NotMapped };
+        let folio = first.leaving.folio();
+        let pages = folios.pages();
+        let count = pages.end - pages.first;
+        rmap::for_each_sight_from(self, folio, count, Locking::Try, |hit, gather| {
+            let mut entries = 0;
+            let index = hit.vma.page_offset_of(hit.range.start());
+            if let Some(range) = folios.part_of(index, hit.range) {
+                entries = range.pages();
+                visit(hit, range, folios, gather);
+            }
+            Seen { until: hit.range.end(), entries }
+        })
+    }
+
+    /// Makes slots of the folio busy: those that it has, or new ones, for `left` more folios as well.
+    /// Says whether there are any.
+    fn prepare_shared<'m>(&'m self, folio: Folio, left: u32, batch: &mut Batch<'m, P>) -> bool {
+        if self.frames.is_swap_cached(folio) {
+            return self.send_out_again(folio, 0, 0).is_some();
+        }
+        let more = if folio.order == Order::PAGE { left } else { 0 };
+        let Some(slots) = batch.idle().slots(self, folio.order, 1 + more) else { return false };
+        if self.frames.add_references(folio, 1).is_err() {
+            self.free_unused_slots(slots);
+            return false;
+        }
+        self.send_out(folio, slots, 0, 0);
+        true
+    }
+
+    /// Sends the folios to swap, whose slots are busy. Returns how many pages were freed.
+    fn send_family<'m>(&'m self, mut folios: SharedFolios<'m, P>) -> u64 {
+        let _ = self.walk_stretch(&mut folios, |hit, range, folios, gather| {
+            let _ = self.unless_locked(hit.vma, || {
+                hit.page_table.swap_out_shared(range, folios, gather);
+            });
+        });
+        // After the entries, which lead to the folios, and before their content is read: a thread
+        // that has pinned one writes to it meanwhile, and is seen here.
+        fence(Ordering::SeqCst);
+        let mut freed = 0;
+        let enough = self.enough_free_frames();
+        let mut batch = self.free_batch();
+        for SharedFolio { leaving, .. } in folios.folios.drain(..) {
+            let folio = leaving.folio();
+            let Some(place) = self.frames.swap_place(folio) else { continue };
+            if self.frames.mappings(folio) > 0 || self.frames.pins(folio) > 0 {
+                self.settle_slots(folio, place, &PageSet::EMPTY);
+                continue;
+            }
+            let slots = SlotRun { area: place.area, first: place.first, count: folio.pages() };
+            if self.write_out_locked(leaving, self.stored_at(slots)) {
+                self.frames.free_frozen_into(&mut batch, folio);
+                freed += u64::from(folio.pages());
+                if self.free_frame_count() < enough {
+                    // The next may have to be stored in these.
+                    batch.give_back();
+                }
+            }
+        }
+        freed
+    }
+
+    /// Does `work` on the VMA's entries with the VMA locked for reading, unless its pages are
+    /// locked into memory or another thread changes it ([`Batch::take_window`]).
+    fn unless_locked(&self, vma: &Vma, work: impl FnOnce()) -> Result<(), Kept> {
+        let _vma = vma.try_read(&self.platform).ok_or(Kept::Busy)?;
+        if vma.has(MappingFlags::LOCKED) {
+            return Err(Kept::Locked);
+        }
+        work();
+        Ok(())
+    }
+}
