@@ -13,6 +13,7 @@ mod failures;
 mod faults;
 mod fixture;
 mod flags;
+mod no_access;
 mod owners;
 mod page_out;
 mod parts;

@@ -22,7 +22,7 @@ const USERFAULT: u64 = 1 << 4;
 /// Swap entries: exclusive. ProtNone leaves: dirty.
 const EXCLUSIVE: u64 = 1 << 5;
 const DIRTY: u64 = 1 << 5;
-const ACCESSED: u64 = 1 << 6;
+pub(crate) const ACCESSED: u64 = 1 << 6;
 const TYPE_SHIFT: u32 = 7;
 const TYPE_MASK: u64 = 0x1f << TYPE_SHIFT;
 const OFFSET_SHIFT: u32 = 12;

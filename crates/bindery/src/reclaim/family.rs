@@ -68,7 +68,8 @@ impl<P: Platform> Memory<P> {
         let walked = self.walk_stretch(folios, |hit, range, folios, gather| {
             let index = hit.vma.page_offset_of(range.start());
             let looked = self.unless_locked(hit.vma, || {
-                hit.page_table.look_at_shared(range, index, folios, gather);
+                let attributes = hit.vma.flags().attributes();
+                hit.page_table.look_at_shared(range, attributes, index, folios, gather);
             });
             kept = kept.or(looked.err());
         });
@@ -129,7 +130,8 @@ impl<P: Platform> Memory<P> {
     fn send_family<'m>(&'m self, mut folios: SharedFolios<'m, P>) -> u64 {
         let _ = self.walk_stretch(&mut folios, |hit, range, folios, gather| {
             let _ = self.unless_locked(hit.vma, || {
-                hit.page_table.swap_out_shared(range, folios, gather);
+                let attributes = hit.vma.flags().attributes();
+                hit.page_table.swap_out_shared(range, attributes, folios, gather);
             });
         });
         // After the entries, which lead to the folios, and before their content is read: a thread

@@ -3,7 +3,7 @@
 use arrayvec::ArrayVec;
 
 use crate::addr::{PAGE_SHIFT, PageRange, VirtRange};
-use crate::arch::{Arch, Kind, Level};
+use crate::arch::{Arch, Level};
 use crate::error::{Failure, NoMemory};
 use crate::frame::Folio;
 use crate::interrupt;
@@ -108,9 +108,9 @@ impl<P: Platform> AddressSpace<'_, P> {
     fn huge_folio(&self, here: VirtRange) -> Option<Folio> {
         let mut found = None;
         self.page_table.look(here, |looked| {
-            let is_leaf = looked.node.level.kind(looked.raw) == Kind::Leaf;
-            if looked.node.level > Level::PTE && is_leaf && looked.range == here {
-                found = self.page_table.memory.frames.folio_of(P::Arch::frame(looked.entry));
+            if looked.node.level > Level::PTE && looked.range == here {
+                let frames = &self.page_table.memory.frames;
+                found = looked.frame().and_then(|frame| frames.folio_of(frame));
             }
             false
         });
@@ -153,9 +153,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             }
         };
         self.page_table.look(here, |looked| {
-            let folio = (looked.node.level.kind(looked.raw) == Kind::Leaf)
-                .then(|| frames.folio_of(P::Arch::frame(looked.entry)))
-                .flatten();
+            let folio = looked.frame().and_then(|frame| frames.folio_of(frame));
             let Some(folio) = folio.filter(|folio| frames.is_of_object(*folio)) else {
                 return true;
             };

@@ -117,6 +117,27 @@ pub(super) fn forget_leaves<P: Platform>(
     changed
 }
 
+/// Lets the pages of the run forget that they were used, be they leaves or those of a mapping without
+/// access.
+pub(super) fn forget_use<P: Platform>(
+    cursor: &mut Cursor<'_, '_, P>,
+    run: &Run<P::Arch>,
+    gather: &mut Gather,
+) {
+    if matches!(run.what, What::Leaf(_)) {
+        forget_leaves(cursor, run, Forget::Accessed, gather);
+        return;
+    }
+    // Only software reads them.
+    for slot in cursor.page_table.slots_of(run) {
+        let entry = Entry(slot.load(Ordering::Relaxed));
+        if P::Arch::is_prot_none(entry) {
+            slot.store(entry.0 & !absent::ACCESSED, Ordering::Relaxed);
+        }
+    }
+    cursor.counts.entries_written += u64::from(run.count);
+}
+
 /// Whether the entry names content that is nowhere in memory: to bring it in would be more work than
 /// a new page is.
 fn vanishes<P: Platform>(entry: Entry) -> bool {

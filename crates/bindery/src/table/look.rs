@@ -76,13 +76,14 @@ pub(crate) struct Stretch<A: Arch> {
 }
 
 impl<P: Platform> PageTable<'_, P> {
-    /// How many pages of the folio leaves in `range` map.
+    /// How many pages of the folio are mapped in `range`, those with no access among them.
     pub(crate) fn mapped_pages(&self, range: VirtRange, folio: Folio) -> u32 {
         let mut pages = 0;
         self.look(range, |looked| {
-            let is_leaf = looked.node.level.kind(looked.raw) == Kind::Leaf;
-            let frame = looked.frame().filter(|_| is_leaf);
-            if frame.is_some_and(|frame| frame.0.wrapping_sub(folio.head.0) < folio.pages()) {
+            if looked
+                .frame()
+                .is_some_and(|frame| frame.0.wrapping_sub(folio.head.0) < folio.pages())
+            {
                 pages += looked.range.pages() as u32;
             }
             true

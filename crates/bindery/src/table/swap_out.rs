@@ -24,7 +24,7 @@ use crate::platform::Platform;
 use crate::swap::SlotRun;
 use crate::tlb::Gather;
 
-use super::age::{self, Forget};
+use super::age;
 use super::cursor::Cursor;
 use super::out_batch::{InCache, OutBatch, OutRun};
 use super::run::{self, Run, What};
@@ -32,6 +32,7 @@ use super::victims::{Choice, SwapOutStop, Victims};
 use super::{EntryAt, NoMemory, PageTable};
 
 mod cached;
+pub(super) mod no_access;
 mod restore;
 
 /// What happens to the leaves of one part.
@@ -102,11 +103,14 @@ impl<P: Platform> PageTable<'_, P> {
 impl<P: Platform> SwapOut<'_, '_, '_, P> {
     fn store_entries(&mut self) -> Result<SwapOutStop, NoMemory> {
         while let Some(run) = self.cursor.next_run(Equal::SOFT_DIRTY)? {
-            let What::Leaf(first) = run.what else { continue };
+            let (What::Leaf(first) | What::Absent(first)) = run.what else { continue };
             if self.batch.is_full() {
                 return Ok(SwapOutStop::Full(run.at));
             }
-            match self.store_run(&run, first) {
+            let is_leaf = matches!(run.what, What::Leaf(_));
+            let next =
+                if is_leaf { self.store_run(&run, first) } else { self.store_absent(&run, first) };
+            match next {
                 Next::Run => {}
                 Next::NoSlots => return Ok(SwapOutStop::NoSlots),
                 Next::Cut(folio) => return Ok(SwapOutStop::Cut(folio, run.at)),
@@ -133,7 +137,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         if !only_here {
             return self.ask_for_split(folio);
         }
-        if self.stays(run, first, folio) {
+        if self.stays(run, P::Arch::attributes(first).accessed, folio) {
             return Next::Run;
         }
         // The caller has the guard of a folio that it holds, and leaves it to the batch if the folio
@@ -231,22 +235,21 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
 
     /// Whether a folio that is mapped here alone stays: enough are on their way, or it was used lately.
     #[inline(always)]
-    fn stays(&mut self, run: &Run<P::Arch>, first: Entry, folio: Folio) -> bool {
+    fn stays(&mut self, run: &Run<P::Arch>, used: bool, folio: Folio) -> bool {
         self.victims.choice == Choice::Cold
-            && (self.victims.left == 0 || self.is_used(run, first, folio))
+            && (self.victims.left == 0 || self.is_used(run, used, folio))
     }
 
     /// Looks at the accessed bits of a folio, and forgets them, once in a turn. Says whether it was
     /// used lately.
-    fn is_used(&mut self, run: &Run<P::Arch>, first: Entry, folio: Folio) -> bool {
-        let used = P::Arch::attributes(first).accessed;
+    fn is_used(&mut self, run: &Run<P::Arch>, used: bool, folio: Folio) -> bool {
         let frames = &self.cursor.page_table.memory.frames;
         let turn = self.victims.turn;
         if frames.is_looked_at(folio, turn) {
             return true;
         }
         if used {
-            age::forget_leaves(self.cursor, run, Forget::Accessed, self.gather);
+            age::forget_use(self.cursor, run, self.gather);
         }
         frames.note_look(folio, turn);
         let later = frames.look(folio, used) == Eviction::Later;

@@ -15,8 +15,8 @@ use core::sync::atomic::Ordering;
 use arrayvec::ArrayVec;
 
 use crate::Memory;
-use crate::addr::{PAGE_SHIFT, PageRange, VirtRange};
-use crate::arch::{Absent, AbsentFormat, Arch, Entry, Equal, Level};
+use crate::addr::{Frame, PAGE_SHIFT, PageRange, VirtRange};
+use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Entry, Equal, Level};
 use crate::frame::{ExclusiveRun, Folio, FolioOwner, LockedFolio, Owner, OwnerKind, Turn};
 use crate::platform::Platform;
 use crate::stats::Counts;
@@ -24,10 +24,11 @@ use crate::swap::SlotRun;
 use crate::tlb::Gather;
 
 use super::PageTable;
-use super::age::{self, Forget};
+use super::age;
 use super::cursor::Cursor;
 use super::locking::Depth;
 use super::run::{Run, What};
+use super::swap_out::no_access::{page_without_access, swap_entry_of};
 
 /// The most folios of a stretch.
 const FOLIOS: usize = 32;
@@ -91,12 +92,11 @@ impl<'m, P: Platform> SharedFolios<'m, P> {
         (pages > 0).then(|| VirtRange::raw(range.start().0, end))
     }
 
-    /// The number of the folio in the stretch of which the leaf maps a page; as a rule it is `next`.
-    fn number_of(&self, leaf: Entry, next: usize) -> Option<usize> {
-        let frame = P::Arch::frame(leaf).0;
+    /// The number of the folio in the stretch that has the frame; as a rule it is `next`.
+    fn number_of(&self, frame: Frame, next: usize) -> Option<usize> {
         let has = |folio: &SharedFolio<'_, P>| {
             let folio = folio.leaving.folio();
-            frame.wrapping_sub(folio.head.0) < folio.pages()
+            frame.0.wrapping_sub(folio.head.0) < folio.pages()
         };
         match self.folios.get(next) {
             Some(folio) if has(folio) => Some(next),
@@ -109,15 +109,21 @@ impl<'m, P: Platform> SharedFolios<'m, P> {
         self.folios.last().map_or(0, SharedFolio::end)
     }
 
-    /// Adds the folio of the leaf, which maps page `index`, if its first page does and it follows the
+    /// Adds the folio that begins at the frame, which is page `index` of the owner, if it follows the
     /// last one, which was met, several VMAs map it, and nobody works with it. Says which it is. The
-    /// lock of the leaf's table is held.
-    fn add(&mut self, memory: &'m Memory<P>, leaf: Entry, pages: u32, index: u64) -> Option<usize> {
+    /// lock of the table that maps it is held.
+    fn add(
+        &mut self,
+        memory: &'m Memory<P>,
+        frame: Frame,
+        pages: u32,
+        index: u64,
+    ) -> Option<usize> {
         let frames = &memory.frames;
         let follows = self.folios.last().is_some_and(|last| last.met > 0 && last.end() == index);
         let wanted = follows && index - self.pages().first < self.wanted && !self.folios.is_full();
-        let folio = frames.folio_of(P::Arch::frame(leaf)).filter(|_| wanted)?;
-        if folio.head != P::Arch::frame(leaf)
+        let folio = frames.folio_of(frame).filter(|_| wanted)?;
+        if folio.head != frame
             || frames.is_looked_at(folio, self.turn)
             || frames.mappings(folio) <= pages
             || frames.pins(folio) > 0
@@ -136,13 +142,25 @@ impl<'m, P: Platform> SharedFolios<'m, P> {
     }
 }
 
+/// The frame of the first page that the run maps, in a VMA whose leaves say `attributes`, and whether
+/// one was used.
+fn mapped_page<A: Arch>(run: &Run<A>, attributes: Attributes) -> Option<(Frame, bool)> {
+    match run.what {
+        What::Leaf(leaf) => Some((A::frame(leaf), A::attributes(leaf).accessed)),
+        What::Absent(first) => page_without_access::<A>(first, attributes),
+        What::Empty | What::Table(_) => None,
+    }
+}
+
 impl<'m, P: Platform> PageTable<'m, P> {
     /// Looks at the leaves of `range` that map pages of the folios, and lets them forget that they
     /// were used. The stretch grows in the first range in which its first folio is found. `index` is
-    /// that of the range's first page. What is stale is in the gather.
+    /// that of the range's first page; leaves of the VMA say `attributes`. What is stale is in the
+    /// gather.
     pub(crate) fn look_at_shared(
         &self,
         range: VirtRange,
+        attributes: Attributes,
         index: u64,
         folios: &mut SharedFolios<'m, P>,
         gather: &mut Gather,
@@ -150,21 +168,22 @@ impl<'m, P: Platform> PageTable<'m, P> {
         let mut cursor = self.cursor_beside(range, Depth::Floor(Level::PTE), Some(&*gather));
         let mut next = 0;
         while let Ok(Some(run)) = cursor.next_run(Equal::empty()) {
-            let leaf = if let What::Leaf(leaf) = run.what { Some(leaf) } else { None };
-            let mut number = leaf.and_then(|leaf| folios.number_of(leaf, next));
+            let page = mapped_page::<P::Arch>(&run, attributes);
+            let mut number = page.and_then(|(frame, _)| folios.number_of(frame, next));
             let index = index + ((run.at - range.start()) >> PAGE_SHIFT);
             if number.is_none() && folios.grows && index >= folios.end() {
-                number = leaf.and_then(|leaf| folios.add(self.memory, leaf, run.pages(), index));
+                number =
+                    page.and_then(|(frame, _)| folios.add(self.memory, frame, run.pages(), index));
                 if number.is_none() {
                     break;
                 }
             }
-            let (Some(leaf), Some(number)) = (leaf, number) else { continue };
+            let (Some((_, used)), Some(number)) = (page, number) else { continue };
             let folio = &mut folios.folios[number];
             folio.met += run.pages();
-            if P::Arch::attributes(leaf).accessed {
+            if used {
                 folio.used = true;
-                age::forget_leaves(&mut cursor, &run, Forget::Accessed, gather);
+                age::forget_use(&mut cursor, &run, gather);
             }
             next = number + 1;
         }
@@ -176,6 +195,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     pub(crate) fn swap_out_shared(
         &self,
         range: VirtRange,
+        attributes: Attributes,
         folios: &mut SharedFolios<'m, P>,
         gather: &mut Gather,
     ) {
@@ -183,11 +203,12 @@ impl<'m, P: Platform> PageTable<'m, P> {
         let mut cursor = self.cursor_beside(range, Depth::Floor(Level::PTE), Some(&*gather));
         let mut next = 0;
         while let Ok(Some(run)) = cursor.next_run(Equal::SOFT_DIRTY) {
-            let What::Leaf(leaf) = run.what else { continue };
-            let Some(number) = folios.number_of(leaf, next) else { continue };
+            let page = mapped_page::<P::Arch>(&run, attributes);
+            let number = page.and_then(|(frame, _)| folios.number_of(frame, next));
+            let (Some((frame, _)), Some(number)) = (page, number) else { continue };
             next = number + 1;
             let shared = &mut folios.folios[number];
-            if self.name_and_store(&mut cursor, &run, leaf, shared.leaving.folio()) {
+            if self.name_and_store(&mut cursor, &run, frame, shared.leaving.folio()) {
                 gather.stale(run.range(), run.node.level);
                 shared.met += run.pages();
             }
@@ -211,20 +232,34 @@ impl<'m, P: Platform> PageTable<'m, P> {
         &self,
         cursor: &mut Cursor<'_, 'm, P>,
         run: &Run<P::Arch>,
-        leaf: Entry,
+        frame: Frame,
         folio: Folio,
     ) -> bool {
         let memory = self.memory;
-        let (number, pages) = (P::Arch::frame(leaf).0 - folio.head.0, run.pages());
+        let (number, pages) = (frame.0 - folio.head.0, run.pages());
         let Some(place) = memory.frames.swap_place(folio) else { return false };
         let slots = SlotRun { area: place.area, first: place.first, count: folio.pages() };
         let named = SlotRun { first: slots.first + u64::from(number), count: pages, ..slots };
         if pages > folio.pages() - number || memory.name_slots(named).is_err() {
             return false;
         }
-        self.write_swap_entries(run, leaf, folio, number, slots);
+        match run.what {
+            What::Leaf(leaf) => self.write_swap_entries(run, leaf, folio, number, slots),
+            _ => self.write_without_access(run, folio, number, slots),
+        }
         cursor.counts.entries_written += u64::from(run.count);
         true
+    }
+
+    fn write_without_access(&self, run: &Run<P::Arch>, folio: Folio, number: u32, slots: SlotRun) {
+        let each = run.node.level.order().pages();
+        let pages = (number..).step_by(each as usize);
+        for (slot, page) in self.slots_of(run).iter().zip(pages) {
+            let hidden = Entry(slot.load(Ordering::Relaxed));
+            if let Some(entry) = swap_entry_of(self.memory, hidden, folio, page, each, slots) {
+                slot.store(entry.0, Ordering::Relaxed);
+            }
+        }
     }
 
     fn write_swap_entries(

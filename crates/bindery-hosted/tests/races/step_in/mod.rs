@@ -24,6 +24,7 @@
 //! | `named` | meetings that went wrong once |
 //! | `reclaim` | what steps into reclaim keeps its page |
 //! | `cached` | pages of the swap cache that go out once more, or lose their last mapping |
+//! | `no_access` | memory without access that goes to swap, and entries of its form that do not |
 //! | `triples`, `late_device` | three calls: swap areas that stop, folios taken back, fills of `PROT_NONE` |
 //! | `page_moves` | moves of pages between two places, and the calls beside them |
 //! | `userfaults` | faults that wait, beside closes, dying handlers, moves and unread messages |
@@ -32,6 +33,7 @@ pub mod blocked;
 mod cached;
 mod late_device;
 mod named;
+mod no_access;
 pub mod operations;
 mod page_moves;
 pub mod plan;

@@ -26,7 +26,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         let held = self.victims.held == Some(folio);
         let references = u32::from(held) + InCache::Before.references();
         let only_here = frames.is_mapped_and_held(folio, pages, references);
-        if !only_here || self.stays(run, first, folio) {
+        if !only_here || self.stays(run, P::Arch::attributes(first).accessed, folio) {
             return Next::Run;
         }
         let lock = if held { None } else { frames.try_lock_folio(&memory.platform, folio) };

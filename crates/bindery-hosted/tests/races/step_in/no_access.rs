@@ -1,0 +1,166 @@
+//! Reclaim and `MADV_PAGEOUT` beside what leaves `PROT_NONE` entries, for good or for a moment: they take
+//! those of mappings without access, and never those of a move or an unmapping under way.
+
+use std::sync::Arc;
+use std::thread;
+
+use bindery::addr::{Order, PAGE_SIZE, VirtAddr};
+use bindery::arch::{AArch64, Riscv64, X86_64};
+use bindery::check;
+use bindery::platform::Cpu;
+use bindery::testing::{PageMove, move_pages};
+use bindery::{AddressSpace, Advice, Inspection, Protection, SizeMode};
+use bindery_hosted::Walk;
+
+use super::stepped::{Readers, Stepped, stepped};
+use super::stops::{HoldAt, Phase, Role, Stops};
+use crate::support::{GIB, MIB, READ_WRITE, fixed, options};
+
+const FROM: u64 = GIB;
+/// Off the place where folios of 64 KiB are one run of one table.
+const TO: u64 = 2 * GIB + 2 * MIB - 5 * PAGE_SIZE;
+const PAGES: u64 = 32;
+const LENGTH: u64 = PAGES * PAGE_SIZE;
+
+type Space<'m, A> = AddressSpace<'m, Stepped<A>>;
+type Call<A> = fn(&Space<'_, A>);
+
+fn content(page: u64) -> u64 {
+    page << 8 | 7
+}
+
+fn protect<A: Walk>(space: &Space<'_, A>, protection: Protection) {
+    space.mprotect(VirtAddr(FROM), LENGTH, protection).unwrap();
+}
+
+/// What a page has, here or where it may have moved.
+fn contents<A: Walk>(space: &Space<'_, A>, page: u64) -> Vec<u64> {
+    let places = [FROM, TO].map(|base| VirtAddr(base + page * PAGE_SIZE));
+    let is_there = |at: &VirtAddr| !matches!(space.inspect(*at), Inspection::Empty);
+    let read = |at| {
+        let mut bytes = [0; 8];
+        space.read_user(at, &mut bytes).unwrap();
+        u64::from_ne_bytes(bytes)
+    };
+    places.into_iter().filter(is_there).map(read).collect()
+}
+
+/// One run: `held` at a step, `other` meanwhile. Says whether the first came to the step. Each page is
+/// somewhere in the end, once, unless one of the calls has dropped it.
+fn run<A: Walk>(
+    hold_at: HoldAt,
+    order: u8,
+    before: Call<A>,
+    held: Call<A>,
+    other: Call<A>,
+    drops: bool,
+) -> bool {
+    let (machine, memory) = stepped::<A>(16 * MIB, Readers::Told);
+    if order > 0 {
+        memory.folio_policy().set(Order(order), SizeMode::Always);
+    }
+    memory.swap_on(4096, 0).unwrap();
+    let space = AddressSpace::new(&memory, options()).unwrap();
+    space.mmap(&fixed(FROM, LENGTH)).unwrap();
+    space.mmap(&fixed(TO, LENGTH)).unwrap();
+    for page in 0..PAGES {
+        let at = VirtAddr(FROM + page * PAGE_SIZE);
+        space.write_user(at, &content(page).to_ne_bytes()).unwrap();
+    }
+    space.madvise(VirtAddr(FROM), LENGTH, Advice::Cold).unwrap();
+    before(&space);
+    let stops = Arc::new(Stops::default());
+    let act = |role, cpu, hold_at, call: Call<A>| {
+        machine.on_cpu(Cpu(cpu), || stops.act(role, hold_at, || call(&space))).expect("no panic");
+    };
+    let was_held = thread::scope(|scope| {
+        scope.spawn(|| act(Role::Held, 0, hold_at, held));
+        let was_held = stops.wait_for(Role::Held) == Phase::Held;
+        if was_held {
+            let second = scope.spawn(|| act(Role::Meanwhile, 1, HoldAt::Nowhere, other));
+            stops.wait_for(Role::Meanwhile);
+            stops.release(Role::Held);
+            second.join().unwrap();
+        }
+        stops.release(Role::Held);
+        was_held
+    });
+    let mut scratch = vec![0; check::scratch_words(&memory)];
+    check::check(&memory, &[&space], &mut scratch).unwrap();
+    protect(&space, READ_WRITE);
+    for page in 0..PAGES {
+        let found = contents(&space, page);
+        let kept = found == [content(page)];
+        assert!(kept || drops && found.is_empty(), "page {page}: {found:x?}");
+    }
+    check::check(&memory, &[&space], &mut scratch).unwrap();
+    machine.assert_clean();
+    was_held
+}
+
+fn reclaim<A: Walk>(space: &Space<'_, A>) {
+    space.memory().reclaim(1024);
+}
+
+fn page_out<A: Walk>(space: &Space<'_, A>) {
+    space.madvise(VirtAddr(FROM), LENGTH, Advice::PageOut).unwrap();
+}
+
+fn discard<A: Walk>(space: &Space<'_, A>) {
+    space.discard(VirtAddr(FROM), LENGTH).unwrap();
+}
+
+fn close<A: Walk>(space: &Space<'_, A>) {
+    protect(space, Protection::empty());
+}
+
+fn open<A: Walk>(space: &Space<'_, A>) {
+    protect(space, READ_WRITE);
+}
+
+fn moves<A: Walk>(space: &Space<'_, A>) {
+    let (source, destination) = (VirtAddr(FROM), VirtAddr(TO));
+    let what =
+        PageMove { source, destination, length: LENGTH, allows_holes: true, ..PageMove::default() };
+    // As far as nobody else has the pages.
+    let _ = move_pages(space, &what);
+}
+
+/// Both calls, each held at all steps of its own while the other is made.
+fn meet<A: Walk>(order: u8, before: Call<A>, pair: [Call<A>; 2], drops: bool) {
+    for (held, other) in [(pair[0], pair[1]), (pair[1], pair[0])] {
+        let mut step = 0;
+        while run::<A>(HoldAt::Number(step), order, before, held, other, drops) {
+            step += 1;
+        }
+        assert!(step > 0, "the first call was never held");
+    }
+}
+
+fn all<A: Walk>(order: u8) {
+    for takes in [reclaim::<A>, page_out::<A>] {
+        // What a mapping without access has goes, and is there when it may be accessed.
+        meet::<A>(order, close, [takes, open], false);
+        meet::<A>(order, close, [takes, discard], true);
+        // What the others leave for a moment stays theirs.
+        meet::<A>(order, |_| (), [takes, close], false);
+        meet::<A>(order, |_| (), [takes, discard], true);
+        meet::<A>(order, |_| (), [takes, moves], false);
+    }
+    meet::<A>(order, close, [reclaim, page_out], false);
+}
+
+#[test]
+fn on_x86_64() {
+    all::<X86_64<4>>(0);
+}
+
+#[test]
+fn on_aarch64_with_folios_of_64_kib() {
+    all::<AArch64>(4);
+}
+
+#[test]
+fn on_riscv64() {
+    all::<Riscv64<3>>(0);
+}

@@ -1,0 +1,192 @@
+//! Memory that a program keeps without access: it goes out as any other, and comes back under
+//! `PROT_NONE` with everything that it was.
+
+use bindery::addr::{Order, VirtAddr};
+use bindery::arch::{AArch64, Absent, X86_64};
+use bindery::linux::proc::{ClearRefs, clear_refs};
+use bindery::{AddressSpace, Advice, Inspection, MapRequest, Protection, Sharing, SizeMode};
+use bindery_hosted::{Machine, Program, Walk};
+
+use super::fixture::{Swapping, with_swap};
+use crate::support::{GIB, READ_WRITE, audit, fixed};
+
+const AT: u64 = GIB;
+const PAGE: u64 = 4096;
+const PAGES: u64 = 512;
+const LENGTH: u64 = PAGES * PAGE;
+
+type Scenario<'f, A> = &'f dyn Fn(&Swapping<'_, '_, A>);
+
+/// For each size of folios: memory that is filled, and may not be accessed any more.
+fn without_access<A: Walk>(scenario: Scenario<'_, A>) {
+    for order in [0, 4, 9] {
+        with_swap::<A>(order, 4096, |swapping| {
+            swapping.map(AT, PAGES);
+            swapping.fill(AT, PAGES);
+            swapping.space.mprotect(VirtAddr(AT), LENGTH, Protection::empty()).unwrap();
+            scenario(swapping);
+        });
+    }
+}
+
+/// The pages are in swap, and come back when they may be accessed.
+#[track_caller]
+fn assert_out_and_in<A: Walk>(swapping: &Swapping<'_, '_, A>) {
+    assert_eq!(swapping.swapped(AT, PAGES), PAGES);
+    assert_eq!((swapping.taken(), swapping.space.counts().swap_pages), (PAGES, PAGES));
+    assert_eq!(swapping.space.resident().anonymous, 0);
+    audit(swapping.machine, swapping.memory, &[swapping.space]);
+    assert!(swapping.program.load(VirtAddr(AT)).is_err());
+    assert_eq!(swapping.taken(), PAGES, "an access that is refused brings nothing in");
+    swapping.space.mprotect(VirtAddr(AT), LENGTH, READ_WRITE).unwrap();
+    swapping.assert_filled(AT, PAGES, AT);
+    assert_eq!(swapping.taken(), 0, "pages that came back exclusive have no slots");
+    swapping.fill(AT, PAGES);
+    assert_eq!(swapping.space.resident().anonymous, PAGES);
+}
+
+fn advice_sends_it_out<A: Walk>() {
+    without_access::<A>(&|swapping| {
+        swapping.page_out(AT, PAGES);
+        assert_out_and_in(swapping);
+    });
+}
+
+fn reclaim_sends_it_out<A: Walk>() {
+    without_access::<A>(&|swapping| {
+        let reclaimed = swapping.memory.reclaim(PAGES);
+        assert!(reclaimed.freed >= PAGES, "{reclaimed:?}");
+        assert_out_and_in(swapping);
+    });
+}
+
+fn what_was_noted_of_a_page_is_kept<A: Walk>() {
+    for order in [0, 4] {
+        with_swap::<A>(order, 4096, |swapping| {
+            swapping.map(AT, 32);
+            swapping.fill(AT, 32);
+            clear_refs(swapping.space, ClearRefs::SoftDirty).unwrap();
+            for page in [1, 2, 9, 20] {
+                swapping.program.store(VirtAddr(AT + page * PAGE), AT + page).unwrap();
+            }
+            swapping.space.mprotect(VirtAddr(AT), 32 * PAGE, Protection::empty()).unwrap();
+            swapping.page_out(AT, 32);
+            for page in 0..32 {
+                let found = swapping.space.inspect(VirtAddr(AT + page * PAGE));
+                let Inspection::Absent(Absent::Swap { soft_dirty, exclusive, .. }) = found else {
+                    panic!("page {page}: {found:?}");
+                };
+                assert_eq!(soft_dirty, [1, 2, 9, 20].contains(&page), "page {page}");
+                assert!(exclusive, "page {page}");
+            }
+            swapping.space.mprotect(VirtAddr(AT), 32 * PAGE, Protection::READ).unwrap();
+            swapping.assert_filled(AT, 32, AT);
+        });
+    }
+}
+
+fn swapoff_brings_it_back_without_access<A: Walk>() {
+    without_access::<A>(&|swapping| {
+        swapping.page_out(AT, PAGES);
+        assert_eq!(swapping.swapped(AT, PAGES), PAGES);
+        swapping.memory.stop_swapping_to(&swapping.area);
+        swapping.space.swap_in_area(&swapping.area).unwrap();
+        assert_eq!(swapping.taken(), 0);
+        for page in 0..PAGES {
+            let found = swapping.space.inspect(VirtAddr(AT + page * PAGE));
+            assert!(matches!(found, Inspection::Absent(Absent::ProtNone { .. })), "{found:?}");
+        }
+        audit(swapping.machine, swapping.memory, &[swapping.space]);
+        swapping.space.mprotect(VirtAddr(AT), LENGTH, READ_WRITE).unwrap();
+        swapping.assert_filled(AT, PAGES, AT);
+    });
+}
+
+fn a_part_of_a_folio_goes<A: Walk>() {
+    without_access::<A>(&|swapping| {
+        swapping.page_out(AT + 3 * PAGE, 250);
+        assert_eq!(swapping.swapped(AT, PAGES), 250);
+        assert_eq!(swapping.swapped(AT + 3 * PAGE, 250), 250);
+        audit(swapping.machine, swapping.memory, &[swapping.space]);
+        swapping.space.mprotect(VirtAddr(AT), LENGTH, READ_WRITE).unwrap();
+        swapping.assert_filled(AT, PAGES, AT);
+    });
+}
+
+fn pages_out<'m, A: Walk>(space: &AddressSpace<'m, Machine<A>>) -> u64 {
+    space.counts().swap_pages
+}
+
+/// A child that may not access what its parent may.
+fn what_a_family_shares_goes<A: Walk>() {
+    for order in [0, 4, 9] {
+        with_swap::<A>(order, 4096, |swapping| {
+            swapping.map(AT, PAGES);
+            swapping.fill(AT, PAGES);
+            let child = swapping.space.fork().unwrap();
+            child.mprotect(VirtAddr(AT), LENGTH, Protection::empty()).unwrap();
+            swapping.memory.reclaim(PAGES);
+            assert_eq!((pages_out(swapping.space), pages_out(&child)), (PAGES, PAGES));
+            audit(swapping.machine, swapping.memory, &[swapping.space, &child]);
+            child.mprotect(VirtAddr(AT), LENGTH, READ_WRITE).unwrap();
+            let theirs = Program::new(swapping.machine, &child);
+            theirs.store(VirtAddr(AT), 1).unwrap();
+            swapping.assert_filled(AT, PAGES, AT);
+            assert_eq!(theirs.load(VirtAddr(AT + PAGE)), Ok(AT + 1));
+            // The cache has what the parent has brought in; the child keeps it out of reach.
+            child.mprotect(VirtAddr(AT), LENGTH, Protection::empty()).unwrap();
+            swapping.page_out(AT, PAGES);
+            child.madvise(VirtAddr(AT), LENGTH, Advice::PageOut).unwrap();
+            audit(swapping.machine, swapping.memory, &[swapping.space, &child]);
+            swapping.assert_filled(AT, PAGES, AT);
+        });
+    }
+}
+
+/// Shared memory goes by its object.
+fn shared_memory_goes<A: Walk>() {
+    for order in [0, 4, 9] {
+        with_swap::<A>(order, 4096, |swapping| {
+            swapping.memory.shared_folio_policy().set(Order(order), SizeMode::Always);
+            let request = MapRequest { sharing: Sharing::Shared, ..fixed(AT, LENGTH) };
+            swapping.space.mmap(&request).unwrap();
+            for advised in [true, false] {
+                swapping.space.mprotect(VirtAddr(AT), LENGTH, READ_WRITE).unwrap();
+                swapping.fill(AT, PAGES);
+                swapping.space.mprotect(VirtAddr(AT), LENGTH, Protection::empty()).unwrap();
+                if advised {
+                    swapping.page_out(AT, PAGES);
+                } else {
+                    swapping.memory.reclaim(PAGES);
+                }
+                assert_eq!(swapping.taken(), PAGES, "order {order}, by advice: {advised}");
+            }
+            swapping.space.mprotect(VirtAddr(AT), LENGTH, READ_WRITE).unwrap();
+            swapping.assert_filled(AT, PAGES, AT);
+            swapping.space.munmap(VirtAddr(AT), LENGTH).unwrap();
+        });
+    }
+}
+
+fn all<A: Walk>() {
+    what_was_noted_of_a_page_is_kept::<A>();
+    a_part_of_a_folio_goes::<A>();
+    what_a_family_shares_goes::<A>();
+    shared_memory_goes::<A>();
+}
+
+#[test]
+fn the_rest_on_x86_64() {
+    all::<X86_64<4>>();
+}
+
+#[test]
+fn the_rest_on_aarch64() {
+    all::<AArch64>();
+}
+
+on_every_architecture! {
+    advice => advice_sends_it_out;
+    reclaimed => reclaim_sends_it_out;
+    swapoff => swapoff_brings_it_back_without_access;
+}

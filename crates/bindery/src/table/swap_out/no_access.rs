@@ -1,0 +1,147 @@
+//! Pages that a mapping without access has: their entries become swap entries under `PROT_NONE`.
+//!
+//! An entry of the same form may be no page's of such a mapping. A move leaves some while it looks for
+//! pins ([`super::super::move_pages`]), and an unmapping leaves suspended leaves until the flush
+//! ([`super::super::zap`]). Both have the lock of the table from the first such entry to the last, and
+//! a move the folio's lock. So what is taken here is taken with both locks, and only where the VMA
+//! itself allows no access.
+
+use core::sync::atomic::Ordering;
+
+use crate::addr::{Frame, Order, PAGE_SHIFT, VirtAddr};
+use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Entry, EntryIndex, Level, Permissions};
+use crate::frame::{ExclusiveRun, Folio};
+use crate::memory::Memory;
+use crate::platform::Platform;
+use crate::swap::SlotRun;
+
+use super::super::out_batch::InCache;
+use super::super::run::{self, Run};
+use super::{Next, SwapOut};
+
+/// What the first of a run of absent entries says, if they are those of a VMA without access, whose
+/// leaves would say `attributes`: the frame, and whether one of them was used.
+pub(in crate::table) fn page_without_access<A: Arch>(
+    first: Entry,
+    attributes: Attributes,
+) -> Option<(Frame, bool)> {
+    if attributes.permissions.intersects(Permissions::ACCESS) {
+        return None;
+    }
+    match A::decode_absent(first) {
+        Some(Absent::ProtNone { frame, accessed, .. }) => Some((frame, accessed)),
+        _ => None,
+    }
+}
+
+/// The swap entry in the place of `hidden`, a `PROT_NONE` entry of the folio's page `page` and as
+/// many more as it covers.
+pub(in crate::table) fn swap_entry_of<P: Platform>(
+    memory: &Memory<P>,
+    hidden: Entry,
+    folio: Folio,
+    page: u32,
+    pages: u32,
+    slots: SlotRun,
+) -> Option<Entry> {
+    let Some(Absent::ProtNone { soft_dirty, userfault, .. }) = P::Arch::decode_absent(hidden)
+    else {
+        return None;
+    };
+    // A huge entry is exclusive as a whole, or nobody writes to it without a copy.
+    let ExclusiveRun { exclusive, count } = memory.frames.exclusive_run(folio, page, pages);
+    let exclusive = exclusive && count >= pages;
+    let (device, slot) = (slots.area, slots.first + u64::from(page));
+    Some(P::Arch::encode_absent(Absent::Swap { device, slot, exclusive, soft_dirty, userfault }))
+}
+
+impl<P: Platform> SwapOut<'_, '_, '_, P> {
+    /// As [`SwapOut::store_run`], of absent entries.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn store_absent(&mut self, run: &Run<P::Arch>, first: Entry) -> Next {
+        let memory = self.cursor.page_table.memory;
+        let frames = &memory.frames;
+        let found = page_without_access::<P::Arch>(first, self.attributes);
+        let Some((frame, used)) = found else { return Next::Run };
+        let Some(folio) = frames.folio_of(frame).filter(|folio| frames.is_anonymous(*folio)) else {
+            return Next::Run;
+        };
+        let number = frame.0 - folio.head.0;
+        let pages = self.without_access_here(run, folio, number);
+        let run = Run { count: pages >> run.node.level.order().0, ..*run };
+        let held = self.victims.held == Some(folio);
+        let in_cache = if frames.is_swap_cached(folio) { InCache::Before } else { InCache::New };
+        let references = u32::from(held) + in_cache.references();
+        if !frames.is_mapped_and_held(folio, pages, references) {
+            return self.ask_for_split(folio);
+        }
+        if self.stays(&run, used, folio) {
+            return Next::Run;
+        }
+        let lock = if held { None } else { frames.try_lock_folio(&memory.platform, folio) };
+        if !held && lock.is_none() {
+            return Next::Run;
+        }
+        let slots = match in_cache {
+            InCache::Before => memory.send_out_again(folio, number, pages),
+            InCache::New => self.batch.slots(memory, folio.order, 1),
+        };
+        let Some(slots) = slots else {
+            let none = in_cache == InCache::New && folio.order == Order::PAGE;
+            return if none { Next::NoSlots } else { Next::Run };
+        };
+        if in_cache == InCache::New {
+            memory.send_out(folio, slots, number, pages);
+        }
+        self.leave_to_batch(lock);
+        self.victims.left = self.victims.left.saturating_sub(pages);
+        self.defer(run.node.table, pages, pages);
+        self.store_without_access(&run, folio, number, slots);
+        // No TLB knows the pages. The batch has its flush all the same.
+        self.gather.stale(run.range(), run.node.level);
+        let at = run.at.0.wrapping_sub(u64::from(number) << PAGE_SHIFT);
+        self.batch.add(slots, VirtAddr(at), in_cache);
+        Next::Run
+    }
+
+    fn store_without_access(
+        &mut self,
+        run: &Run<P::Arch>,
+        folio: Folio,
+        number: u32,
+        slots: SlotRun,
+    ) {
+        let page_table = self.cursor.page_table;
+        let each = run.node.level.order().pages();
+        let pages = (number..).step_by(each as usize);
+        for (slot, page) in page_table.slots_of(run).iter().zip(pages) {
+            let hidden = Entry(slot.load(Ordering::Relaxed));
+            let entry = swap_entry_of(page_table.memory, hidden, folio, page, each, slots);
+            debug_assert!(entry.is_some(), "the entries were looked at under the same lock");
+            if let Some(entry) = entry {
+                slot.store(entry.0, Ordering::Relaxed);
+            }
+        }
+        self.cursor.counts.entries_written += u64::from(run.count);
+        self.cursor.counts.folios_touched += 1;
+    }
+
+    /// How many pages of the folio the entries from the run's first on have, one after another: the
+    /// run ends where they differ in more than the frame.
+    fn without_access_here(&self, run: &Run<P::Arch>, folio: Folio, number: u32) -> u32 {
+        let (pages, rest) = (run.pages(), folio.pages() - number);
+        if pages >= rest || run.node.level > Level::PTE {
+            return pages;
+        }
+        let left = ((self.cursor.range().end().0 - run.at.0) >> PAGE_SHIFT) as u32;
+        let most = rest.min(left).min(run.index.left::<P::Arch>());
+        let slots = self.cursor.page_table.slots(run.node.table);
+        let has = |index: &EntryIndex| {
+            let wanted = folio.head.plus(number + (*index - run.index));
+            let hidden = P::Arch::decode_absent(run::load(slots, *index));
+            matches!(hidden, Some(Absent::ProtNone { frame, .. }) if frame == wanted)
+        };
+        pages + run.index.stretch(most).skip(pages as usize).take_while(has).count() as u32
+    }
+}
