@@ -12,3 +12,4 @@ mod scale;
 mod sections;
 mod shared_anonymous;
 mod stack;
+mod userfaults;

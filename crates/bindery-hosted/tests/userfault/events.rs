@@ -7,10 +7,10 @@ use bindery::addr::{VirtAddr, VirtRange};
 use bindery::platform::Cpu;
 use bindery::{
     Access, Advice, Error, FaultError, FillMode, ForkIsNext, PartialFill, Remap, UserfaultFeatures,
-    UserfaultMessage,
+    UserfaultMessage, UserfaultModes, UserfaultScope,
 };
 
-use super::fixture::{AT, Fixture, PAGE, Space, at, with_features, with_fixture};
+use super::fixture::{AT, Fixture, PAGE, PAGES, Space, at, with_features, with_fixture};
 
 const MONITOR: UserfaultFeatures = UserfaultFeatures::EVENT_FORK
     .union(UserfaultFeatures::EVENT_REMAP)
@@ -159,6 +159,37 @@ fn a_fork_is_told_and_the_child_has_a_userfaultfd() {
         assert_eq!(refused, Err(PartialFill { done: 0, error: Error::Invalid }));
         child.close_userfault(theirs);
         child.fault(at(9), Access::Write).unwrap();
+    });
+}
+
+#[test]
+fn each_of_two_userfaultfds_is_told_once_about_all_its_mappings() {
+    with_features(MONITOR, |fixture| {
+        let space = fixture.space;
+        let second = space.userfault(MONITOR, UserfaultScope::All).unwrap();
+        // By address: the first, the second, the first, the second, the first.
+        for page in [4, 8] {
+            space.unregister_userfault(fixture.fd, at(page), 2 * PAGE).unwrap();
+            space.register_userfault(&second, at(page), 2 * PAGE, UserfaultModes::MISSING).unwrap();
+        }
+        let child = changed(fixture, Space::fork, || {
+            let [first, second] = [fixture.fd, &second].map(|fd| match fd.read().unwrap() {
+                UserfaultMessage::Fork(child) => child,
+                other => panic!("{other:?}"),
+            });
+            assert!(fixture.fd.try_read().is_none());
+            drop((first, second));
+        });
+        drop(child.unwrap());
+        assert!(second.try_read().is_none());
+        let unmap = |space: &Space<'_>| space.munmap(at(0), PAGES * PAGE).unwrap();
+        changed(fixture, unmap, || {
+            for fd in [fixture.fd, &second] {
+                assert!(matches!(fd.read(), Ok(UserfaultMessage::Unmap(_))));
+            }
+        });
+        assert!(fixture.fd.try_read().is_none() && second.try_read().is_none());
+        space.close_userfault(second);
     });
 }
 

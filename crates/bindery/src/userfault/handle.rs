@@ -100,6 +100,12 @@ impl<'m, P: Platform> Userfault<'m, P> {
         self.state().faults(&self.memory.platform)
     }
 
+    /// How often forks and unmappings have asked whether they have prepared a message for it.
+    #[cfg(any(test, feature = "measure"))]
+    pub fn times_asked(&self) -> u64 {
+        self.state().times_asked()
+    }
+
     /// The next message, if there is one: faults first, then events in their order. What has made
     /// an event goes on when that is read.
     ///

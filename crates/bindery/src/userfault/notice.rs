@@ -37,11 +37,12 @@ impl Notices {
         self.first.is_none()
     }
 
-    /// Prepares a message. From here on the address space counts as changing. The caller names the
-    /// state by a VMA that it keeps.
+    /// Prepares a message of the call with this number. From here on the address space counts as
+    /// changing. The caller names the state by a VMA that it keeps, and has the mutex.
     pub(crate) fn push<P: Platform>(
         &mut self,
         memory: &Memory<P>,
+        call: u64,
         state: NonNull<UserfaultState>,
         content: Content,
     ) -> Result<(), NoMemory> {
@@ -54,6 +55,7 @@ impl Notices {
         let named = unsafe { state.as_ref() };
         named.hold();
         named.begin_change();
+        named.note_notice(call, content.child());
         self.append(Self { first: Some(node), last: Some(node) });
         Ok(())
     }
@@ -65,36 +67,6 @@ impl Notices {
             None => self.first = others.first,
         }
         self.last = others.last.or(self.last);
-    }
-
-    /// The child's state for a state that has a message about a fork already.
-    pub(crate) fn child_of(
-        &self,
-        state: NonNull<UserfaultState>,
-    ) -> Option<NonNull<UserfaultState>> {
-        let mut next = self.first;
-        while let Some(node) = next {
-            let one = notice(node);
-            if let Content::Fork(child) = one.waiter.content()
-                && one.state == state
-            {
-                return Some(child);
-            }
-            next = one.next.get();
-        }
-        None
-    }
-
-    /// Whether a state has a message.
-    pub(crate) fn concerns(&self, state: NonNull<UserfaultState>) -> bool {
-        let mut next = self.first;
-        while let Some(node) = next {
-            if notice(node).state == state {
-                return true;
-            }
-            next = notice(node).next.get();
-        }
-        false
     }
 
     /// Delivers the messages one by one, and waits until each is read, or its userfaultfd closed,

@@ -25,6 +25,13 @@ pub(crate) enum Content {
     Unmap(VirtRange),
 }
 
+impl Content {
+    /// The child's state, if it says that there was a fork.
+    pub(super) fn child(&self) -> Option<NonNull<UserfaultState>> {
+        if let Self::Fork(child) = self { Some(*child) } else { None }
+    }
+}
+
 /// How a wait ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Ending {

@@ -2,7 +2,7 @@
 
 use core::cell::UnsafeCell;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use crate::Memory;
 use crate::addr::VirtRange;
@@ -32,8 +32,21 @@ pub(crate) struct UserfaultState<W = AtomicU32> {
     readable: W,
     /// Changes with each message, and when it is closed; readers park on it.
     arrived: W,
+    last_notice: LastNotice,
     lock: RwLock<W>,
     queues: UnsafeCell<Queues<W>>,
+}
+
+/// The last call that has prepared a message for a userfaultfd. Used with the mutex of its address
+/// space held, so the accesses need no order.
+struct LastNotice {
+    /// The number of the call ([`Memory::new_identity`]); 0 before the first.
+    call: AtomicU64,
+    /// The child's state, where the call is a fork. It lives as long as the call's list of messages.
+    child: AtomicPtr<UserfaultState>,
+    /// How often calls have asked.
+    #[cfg(any(test, feature = "measure"))]
+    asked: AtomicU64,
 }
 
 // SAFETY: all is atomic but the queues, which only `alone` uses, with the lock held for writing.
@@ -41,6 +54,17 @@ pub(crate) struct UserfaultState<W = AtomicU32> {
 unsafe impl<W: Send + Sync> Send for UserfaultState<W> {}
 // SAFETY: as above.
 unsafe impl<W: Send + Sync> Sync for UserfaultState<W> {}
+
+impl LastNotice {
+    fn new() -> Self {
+        Self {
+            call: AtomicU64::new(0),
+            child: AtomicPtr::new(core::ptr::null_mut()),
+            #[cfg(any(test, feature = "measure"))]
+            asked: AtomicU64::new(0),
+        }
+    }
+}
 
 impl UserfaultState {
     /// A userfaultfd of the address space with this number, held once.
@@ -85,6 +109,7 @@ impl<W: Word<u32>> UserfaultState<W> {
             changing: word(),
             readable: word(),
             arrived: word(),
+            last_notice: LastNotice::new(),
             lock: RwLock::of_word(word()),
             queues: UnsafeCell::new(Queues::new()),
         }
@@ -126,6 +151,35 @@ impl<W: Word<u32>> UserfaultState<W> {
     /// A change is over, because its message was read, or will never be.
     pub(crate) fn end_change(&self) {
         self.changing.sub(1, Ordering::AcqRel);
+    }
+
+    /// Whether the call with this number has prepared a message for it. Called with the mutex of the
+    /// address space held.
+    pub(crate) fn has_notice_of(&self, call: u64) -> bool {
+        #[cfg(any(test, feature = "measure"))]
+        crate::stats::count_roughly(&self.last_notice.asked, 1);
+        self.last_notice.call.load(Ordering::Relaxed) == call
+    }
+
+    /// The child's state in the message that the fork with this number has prepared. Called with
+    /// the mutex of the address space held.
+    pub(crate) fn child_of(&self, call: u64) -> Option<NonNull<UserfaultState>> {
+        let noted = self.has_notice_of(call);
+        noted.then(|| NonNull::new(self.last_notice.child.load(Ordering::Relaxed))).flatten()
+    }
+
+    /// Notes that the call with this number has prepared a message. Called with the mutex of the
+    /// address space held.
+    pub(super) fn note_notice(&self, call: u64, child: Option<NonNull<UserfaultState>>) {
+        let child = child.map_or(core::ptr::null_mut(), NonNull::as_ptr);
+        self.last_notice.child.store(child, Ordering::Relaxed);
+        self.last_notice.call.store(call, Ordering::Relaxed);
+    }
+
+    /// How often calls have asked whether they have prepared a message for it.
+    #[cfg(any(test, feature = "measure"))]
+    pub(super) fn times_asked(&self) -> u64 {
+        self.last_notice.asked.load(Ordering::Relaxed)
     }
 
     /// Whether a read gives a message at once. Takes no lock.

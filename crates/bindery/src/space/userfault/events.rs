@@ -3,6 +3,10 @@
 //! A message is prepared with the mutex held, before anything changes, and delivered when all locks
 //! are gone. From the one to the read of the message, handlers cannot fill or protect anything:
 //! what they were about to do may be about memory that is not there any more.
+//!
+//! A call sends each userfaultfd one message about all of its VMAs. A state remembers the number of
+//! the last call that has prepared a message for it, so a call asks the state in one step, however
+//! many userfaultfds there are: a program can have thousands.
 
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
@@ -35,14 +39,16 @@ impl<P: Platform> AddressSpace<'_, P> {
         range: VirtRange,
         notices: &mut Notices,
     ) -> Result<(), NoMemory> {
+        let memory = self.page_table.memory;
+        let call = memory.new_identity();
         let mut prepared = Notices::default();
         for vma in self.vmas_in(mm, range) {
             let Some(state) = told(vma, UserfaultFeatures::EVENT_UNMAP) else { continue };
-            if prepared.concerns(state) {
+            if vma.userfault().is_some_and(|state| state.has_notice_of(call)) {
                 continue;
             }
-            if prepared.push(self.page_table.memory, state, Content::Unmap(range)).is_err() {
-                prepared.cancel(self.page_table.memory);
+            if prepared.push(memory, call, state, Content::Unmap(range)).is_err() {
+                prepared.cancel(memory);
                 return Err(NoMemory);
             }
         }
@@ -64,6 +70,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         if source.is_empty() {
             return Ok((notices, false));
         }
+        let memory = self.page_table.memory;
+        let call = memory.new_identity();
         let moved = told(vma, UserfaultFeatures::EVENT_REMAP);
         let unmapped = told(vma, UserfaultFeatures::EVENT_UNMAP).filter(|_| unmapped);
         let (from, length) = (source.start(), source.len());
@@ -72,8 +80,8 @@ impl<P: Platform> AddressSpace<'_, P> {
             unmapped.map(|state| (state, Content::Unmap(source))),
         ];
         for (state, content) in contents.into_iter().flatten() {
-            if notices.push(self.page_table.memory, state, content).is_err() {
-                notices.cancel(self.page_table.memory);
+            if notices.push(memory, call, state, content).is_err() {
+                notices.cancel(memory);
                 return Err(NoMemory);
             }
         }
@@ -90,17 +98,18 @@ impl<P: Platform> AddressSpace<'_, P> {
         notices: &mut Notices,
     ) -> Result<Option<NonNull<UserfaultState>>, NoMemory> {
         let Some(parent) = told(vma, UserfaultFeatures::EVENT_FORK) else { return Ok(None) };
-        if let Some(found) = notices.child_of(parent) {
+        let Some(state) = vma.userfault() else { return Ok(None) };
+        // Each attempt of a fork makes an address space, whose number stands for the attempt.
+        let identity = child.userfault_identity();
+        if let Some(found) = state.child_of(identity) {
             return Ok(Some(found));
         }
-        let Some(state) = vma.userfault() else { return Ok(None) };
         let memory = self.page_table.memory;
         memory.may_wait();
-        let identity = child.userfault_identity();
         let make = || UserfaultState::new(identity, state.features(), state.scope());
         let made = memory.slab().allocate_with(&memory.frames, &memory.platform, make);
         let made = made.ok_or(NoMemory)?;
-        if notices.push(memory, parent, Content::Fork(made)).is_err() {
+        if notices.push(memory, identity, parent, Content::Fork(made)).is_err() {
             // SAFETY: 1. the only hold, which nobody was told of.
             unsafe { crate::userfault::release(memory, made) };
             return Err(NoMemory);
@@ -136,7 +145,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         let part = vma.range().intersection(range);
         let mut notices = Notices::default();
         if let Some(state) = told(vma, UserfaultFeatures::EVENT_REMOVE) {
-            notices.push(self.page_table.memory, state, Content::Remove(part))?;
+            let memory = self.page_table.memory;
+            notices.push(memory, memory.new_identity(), state, Content::Remove(part))?;
         }
         Ok(Some((part.end(), notices)))
     }
