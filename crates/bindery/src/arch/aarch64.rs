@@ -186,6 +186,11 @@ impl Arch for AArch64 {
     }
 
     #[inline]
+    fn mark_unused(entry: Entry) -> Entry {
+        Entry(entry.0 & !ACCESSED)
+    }
+
+    #[inline]
     fn is_contig(entry: Entry) -> bool {
         entry.0 & CONTIGUOUS != 0
     }

@@ -324,6 +324,10 @@ pub trait Arch: Copy + Eq + fmt::Debug + Default + Send + Sync + 'static {
     /// The leaf with its accessed state set.
     fn mark_accessed(entry: Entry) -> Entry;
 
+    /// The leaf with its accessed state cleared. Takes an entry as it is in memory: a contiguous run
+    /// stays one if all of its leaves are changed.
+    fn mark_unused(entry: Entry) -> Entry;
+
     /// Whether the leaf belongs to a contiguous run. Takes an entry as it is in memory.
     #[inline]
     fn is_contig(_entry: Entry) -> bool {

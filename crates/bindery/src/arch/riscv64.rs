@@ -172,6 +172,11 @@ impl<const LEVELS: u8> Arch for Riscv64<LEVELS> {
     }
 
     #[inline]
+    fn mark_unused(entry: Entry) -> Entry {
+        Entry(entry.0 & !ACCESSED)
+    }
+
+    #[inline]
     fn is_contig(entry: Entry) -> bool {
         entry.0 & NAPOT != 0
     }

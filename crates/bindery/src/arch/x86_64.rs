@@ -156,6 +156,11 @@ impl<const LEVELS: u8> Arch for X86_64<LEVELS> {
     }
 
     #[inline]
+    fn mark_unused(entry: Entry) -> Entry {
+        Entry(entry.0 & !ACCESSED)
+    }
+
+    #[inline]
     fn memory_type(memory: MemoryType) -> Option<u64> {
         Some(memory_bits(memory))
     }

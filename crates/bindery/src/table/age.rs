@@ -4,7 +4,9 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::VirtRange;
-use crate::arch::{self, Absent, AbsentFormat, Arch, Attributes, Entry, Equal, Level, absent};
+use crate::arch::{
+    self, Absent, AbsentFormat, Arch, Attributes, Entry, EntryIndex, Equal, Level, absent,
+};
 use crate::frame::Folio;
 use crate::platform::Platform;
 use crate::tlb::Gather;
@@ -83,6 +85,7 @@ impl<P: Platform> PageTable<'_, P> {
     }
 }
 
+/// Lets the leaves of a run forget. Returns how many had something to forget.
 pub(super) fn forget_leaves<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
     run: &Run<P::Arch>,
@@ -90,29 +93,46 @@ pub(super) fn forget_leaves<P: Platform>(
     gather: &mut Gather,
 ) -> u64 {
     let level = run.node.level;
+    match forget {
+        // The commonest, of every folio that reclaim looks at: one bit, wherever the leaf is.
+        Forget::Accessed => change_leaves(cursor, run, gather, |raw, _| P::Arch::mark_unused(raw)),
+        _ => change_leaves(cursor, run, gather, |raw, index| {
+            let contig = level == Level::PTE && P::Arch::is_contig(raw);
+            let entry = if level == Level::PTE { P::Arch::clear_contig(raw, index) } else { raw };
+            let attributes = forget.of(P::Arch::attributes(entry));
+            let leaf = P::Arch::page_entry(P::Arch::frame(entry), level, attributes);
+            if contig { P::Arch::set_contig(leaf, index) } else { leaf }
+        }),
+    }
+}
+
+/// Changes the leaves of a run, as they are in memory. Returns how many have changed.
+#[inline(always)]
+fn change_leaves<P: Platform>(
+    cursor: &mut Cursor<'_, '_, P>,
+    run: &Run<P::Arch>,
+    gather: &mut Gather,
+    change: impl Fn(Entry, EntryIndex) -> Entry,
+) -> u64 {
     let page_table = cursor.page_table;
     let slots = page_table.slots(run.node.table);
     let mut changed = 0;
     for index in run.index.stretch(run.count) {
         let slot = &slots[index.slot()];
         let raw = Entry(slot.load(Ordering::Relaxed));
-        let change = |raw: Entry| {
-            let contig = level == Level::PTE && P::Arch::is_contig(raw);
-            let entry = if level == Level::PTE { P::Arch::clear_contig(raw, index) } else { raw };
-            let attributes = forget.of(P::Arch::attributes(entry));
-            let leaf = P::Arch::page_entry(P::Arch::frame(entry), level, attributes);
-            if contig { P::Arch::set_contig(leaf, index) } else { leaf }
-        };
-        if change(raw) != raw {
-            page_table.mark_pending(run.node.table, gather, &mut cursor.counts);
-            P::Arch::replace_entry(slot, raw, change);
-            changed += 1;
+        if change(raw, index) == raw {
+            continue;
         }
+        if changed == 0 {
+            page_table.mark_pending(run.node.table, gather, &mut cursor.counts);
+        }
+        P::Arch::replace_entry(slot, raw, |raw| change(raw, index));
+        changed += 1;
     }
     cursor.counts.entries_read += u64::from(run.count);
     cursor.counts.entries_written += changed;
     if changed > 0 {
-        gather.stale(run.range(), level);
+        gather.stale(run.range(), run.node.level);
     }
     changed
 }
