@@ -117,6 +117,11 @@ impl Orders {
         self.0 & 1 << order.0 != 0
     }
 
+    /// The largest; order 0 if there is none.
+    pub(crate) const fn largest(self) -> Order {
+        Order((u16::BITS - 1 - (self.0 | 1).leading_zeros()) as u8)
+    }
+
     /// Takes the largest order out of the set.
     #[inline]
     pub(crate) const fn take_largest(&mut self) -> Option<Order> {

@@ -320,6 +320,13 @@ impl<P: Platform> Memory<P> {
         self.enough_free_frames().saturating_sub(self.free_frame_count())
     }
 
+    /// Whether so many frames may be taken for content that nothing needs yet: afterwards allocations
+    /// are far from the reserve, or from a 64th of all frames where there is none.
+    pub(crate) fn has_room_for(&self, frames: u64) -> bool {
+        let enough = self.enough_free_frames().max(self.total_frames() / 64);
+        self.free_frame_count() >= enough + frames
+    }
+
     /// With so many free frames, allocations are far from the reserve.
     pub(crate) fn enough_free_frames(&self) -> u64 {
         self.frames.reserve() * 3

@@ -29,6 +29,7 @@ use super::in_flight::{Record, Refused};
 use super::read_buffer::{FOLIOS, ReadBuffer};
 use super::state::{Accounting, pages_of};
 use super::supply::add;
+use super::swap_ahead::swap_in_ahead;
 use super::swap_in::{Swapped, swap_in};
 use super::{Object, ObjectState};
 use crate::collections::page_tree::{PageIndex, PageStretch};
@@ -40,7 +41,8 @@ pub(super) struct Wanted<'a> {
     pub(super) orders: Orders,
     /// Folios end here at the latest, in pages.
     pub(super) end: u64,
-    /// So many pages from it on will be used too: the pager is asked for them at the same time.
+    /// So many pages from it on will be used too, it included: the pager is asked for them at the
+    /// same time. For a fault, so many can be mapped at once, of shared memory.
     pub(super) ahead: u64,
     /// What is written: a folio of which nothing else is left needs no other content before.
     pub(super) writing: Option<Writing<'a>>,
@@ -125,6 +127,7 @@ pub(super) fn obtain<P: Platform>(
             let found = swap_in(memory, object, page, wanted.orders)?;
             if found == Swapped::Read && wanted.for_fault {
                 memory.note_major_fault();
+                swap_in_ahead(memory, object, page, wanted.ahead, wanted.orders);
             }
             if found != Swapped::No {
                 continue;

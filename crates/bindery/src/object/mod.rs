@@ -22,6 +22,7 @@
 //! | `quota` | [`Quota`]: how many pages a file system in memory may have |
 //! | `save` | dirty pages go to the pager |
 //! | `swap_out`, `swap_in`, `swap_off` | pages of shared memory go to swap, and come back |
+//! | `swap_ahead`, `will_need` | pages that come back before an access needs them |
 //! | `seals` | forbidden changes |
 //! | `pager` | [`Pager`]: the storage of files |
 //! | `read_buffer`, `stored_bytes` | the pages that a pager fills, and the bytes that it stores |
@@ -84,9 +85,11 @@ mod seals;
 mod state;
 mod stored_bytes;
 pub(crate) mod supply;
+mod swap_ahead;
 mod swap_in;
 mod swap_off;
 pub(crate) mod swap_out;
+mod will_need;
 
 use core::fmt;
 use core::marker::PhantomData;

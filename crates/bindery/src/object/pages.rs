@@ -171,7 +171,22 @@ pub(crate) fn get<P: Platform>(
     page: u64,
     orders: Orders,
 ) -> Result<Frame, Stop> {
-    let wanted = Wanted { for_fault: true, ..Wanted::one(orders, object.size_in_pages()) };
+    get_ahead(memory, object, page, orders, 1)
+}
+
+/// As [`get`], for a fault that could map `ahead` pages from `page` on: some of shared memory come
+/// back from swap with it.
+#[inline]
+pub(crate) fn get_ahead<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    page: u64,
+    orders: Orders,
+    ahead: u64,
+) -> Result<Frame, Stop> {
+    let ahead = if object.is_file() { 1 } else { ahead };
+    let one = Wanted::one(orders, object.size_in_pages());
+    let wanted = Wanted { for_fault: true, ahead, ..one };
     obtain(memory, object, page, &wanted)
 }
 

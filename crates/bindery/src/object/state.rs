@@ -20,6 +20,7 @@ use super::pager::Pager;
 use super::quota::Quota;
 use super::registry::{Links, Registry};
 use super::seals::{SealState, Seals};
+use super::swap_ahead::SwapAhead;
 use super::{pages, save};
 use crate::collections::page_tree::{Node, PAGE_LIMIT};
 
@@ -94,6 +95,7 @@ pub(crate) struct ObjectState {
     pub(crate) mapping_lock: TreeLock,
     pub(crate) mappers: ObjectTree,
     pub(super) links: Links,
+    pub(super) swap_ahead: SwapAhead,
     /// Its pages stay in memory (`SHM_LOCK`).
     stays_in_memory: AtomicBool,
 }
@@ -127,6 +129,7 @@ impl ObjectState {
             mapping_lock: TreeLock::new(),
             mappers: ObjectTree::new(),
             links: Links::new(),
+            swap_ahead: SwapAhead::new(),
             stays_in_memory: AtomicBool::new(false),
         }
     }

@@ -11,7 +11,7 @@
 
 use crate::Memory;
 use crate::addr::{Order, Orders};
-use crate::collections::page_tree::{PageIndex, SwapSlot};
+use crate::collections::page_tree::{PageIndex, SwapSlot, SwappedRun};
 use crate::error::{Error, Failure};
 use crate::frame::swap_place::SwapPlace;
 use crate::frame::{FOLIO_ORDERS, Folio, FolioIndex, FolioLock, Owner};
@@ -64,7 +64,7 @@ pub(super) fn swap_in<P: Platform>(
 }
 
 /// Reads the content of the slots around the page into a fresh folio.
-fn read_in<P: Platform>(
+pub(super) fn read_in<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
     page: u64,
@@ -72,16 +72,10 @@ fn read_in<P: Platform>(
     orders: Orders,
 ) -> Result<Swapped, Failure> {
     let mut orders = orders & FOLIO_ORDERS | Orders::PAGE;
-    while let Some(order) = orders.take_largest() {
-        let first = order.align_down(page);
-        let Some(start) = slot.slot.checked_sub(page - first) else { continue };
-        let slots = SlotRun { area: slot.area, first: start, count: order.pages() };
-        if order > Order::PAGE && !names_run(memory, object, first, slots) {
-            continue;
-        }
+    while let Some((order, run)) = next_run(memory, object, page, slot, &mut orders) {
         memory.may_wait();
         let Some(folio) = memory.frames.new_folio(order) else { continue };
-        match read_folio(memory, object, folio, first, slots) {
+        match read_folio(memory, object, folio, run) {
             Ok(()) => return Ok(Swapped::Read),
             Err(Unread::Content) if order == Order::PAGE => return Err(Error::InputOutput.into()),
             Err(Unread::Slots) if order == Order::PAGE => {
@@ -95,21 +89,36 @@ fn read_in<P: Platform>(
     Err(Failure::NoMemory)
 }
 
-/// Whether the pages from `first` on are in these slots, one after the other.
-fn names_run<P: Platform>(
+/// The largest run around `page`, which is in `slot`, that could come back as one folio of an order
+/// from `orders`, which loses that order and the larger ones. Pages and slots have the same length.
+pub(super) fn next_run<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
-    first: u64,
-    slots: SlotRun,
-) -> bool {
-    let end = first + u64::from(slots.count);
-    object.pages.look(&memory.platform, |index| {
-        let run = index.next_swapped(first, end);
-        run.is_some_and(|run| {
-            let named = (run.first.area, run.first.slot, run.count);
-            run.page == first && named == (slots.area, slots.first, slots.count)
-        })
-    })
+    page: u64,
+    slot: SwapSlot,
+    orders: &mut Orders,
+) -> Option<(Order, SwappedRun)> {
+    while let Some(order) = orders.take_largest() {
+        let first = order.align_down(page);
+        let Some(start) = slot.slot.checked_sub(page - first) else { continue };
+        let at = SwapSlot { slot: start, ..slot };
+        let run = SwappedRun { page: first, first: at, count: order.pages() };
+        if order == Order::PAGE || names_run(memory, object, run) {
+            return Some((order, run));
+        }
+    }
+    None
+}
+
+/// Whether these pages are in these slots.
+fn names_run<P: Platform>(memory: &Memory<P>, object: &ObjectState, run: SwappedRun) -> bool {
+    let end = run.page + u64::from(run.count);
+    let look = |index: &PageIndex| index.next_swapped(run.page, end) == Some(run);
+    object.pages.look(&memory.platform, look)
+}
+
+pub(super) fn slots_of(run: SwappedRun) -> SlotRun {
+    SlotRun { area: run.first.area, first: run.first.slot, count: run.count }
 }
 
 /// Why nothing was read.
@@ -124,9 +133,9 @@ fn read_folio<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
     folio: Folio,
-    first: u64,
-    slots: SlotRun,
+    run: SwappedRun,
 ) -> Result<(), Unread> {
+    let slots = slots_of(run);
     let (frames, platform) = (&memory.frames, &memory.platform);
     let Some(lock) = frames.try_lock_folio(platform, folio) else { return Err(Unread::Slots) };
     frames.set_fresh_owner(folio, Owner::Nobody, FolioIndex::NONE);
@@ -142,7 +151,7 @@ fn read_folio<P: Platform>(
     let place = SwapPlace { area: slots.area, first: slots.first, cached: slots.count };
     let loaded = memory.load_folio(folio, slots);
     if loaded {
-        enter(memory, object, folio, place, first, &lock);
+        enter(memory, object, folio, place, run.page, &lock);
     } else {
         memory.give_up(folio, place);
     }

@@ -36,7 +36,8 @@ pub enum Advice {
     Random,
     /// Pages are used in order (`MADV_SEQUENTIAL`).
     Sequential,
-    /// Pages are used soon (`MADV_WILLNEED`).
+    /// Pages are used soon (`MADV_WILLNEED`): those in swap come in, as long as memory is not short.
+    /// Pages of files do not.
     WillNeed,
     /// The contents are not needed any more (`MADV_DONTNEED`).
     DontNeed,
@@ -128,8 +129,7 @@ impl Advice {
     fn is_about_flags(self) -> bool {
         !matches!(
             self,
-            Self::WillNeed
-                | Self::DontNeed
+            Self::DontNeed
                 | Self::DontNeedLocked
                 | Self::Free
                 | Self::Cold
@@ -173,8 +173,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// [`Error::TryAgain`] if a mapping cannot be split; those of [`AddressSpace::collapse_range`];
     /// [`Error::Fault`] and [`Error::OutOfMemory`] if a page is not available;
     /// [`Error::Interrupted`] if a fatal signal came before all pages of [`Advice::PopulateRead`]
-    /// or [`Advice::PopulateWrite`], or before a mapping of [`Advice::Free`], [`Advice::Cold`] or
-    /// [`Advice::PageOut`]. The part before an error is done.
+    /// or [`Advice::PopulateWrite`], before a run of [`Advice::WillNeed`], or before a mapping of
+    /// [`Advice::Free`], [`Advice::Cold`] or [`Advice::PageOut`]. The part before an error is done.
     pub fn madvise(&self, start: VirtAddr, length: u64, advice: Advice) -> Result<(), Error> {
         self.madvise_with_keys(start, length, advice, KeyRights::ALL)
     }
@@ -208,6 +208,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             self.tell_of_removal(range)?;
         }
         match advice {
+            Advice::WillNeed => return self.will_need(range),
             Advice::PopulateRead => return self.populate_as(range, Want::Readable),
             Advice::PopulateWrite => return self.populate_as(range, Want::Writable),
             Advice::Remove => return self.remove_contents(range),
@@ -282,7 +283,6 @@ impl<P: Platform> AddressSpace<'_, P> {
     ) -> Result<(), Failure> {
         let locked = vma.has(MappingFlags::LOCKED);
         match advice {
-            Advice::WillNeed => Ok(()),
             Advice::DontNeed if locked => Err(Error::Invalid.into()),
             Advice::DontNeed | Advice::DontNeedLocked => Ok(self.drop_contents(vma, part, gather)?),
             Advice::Free if locked || !vma.is_anonymous() => Err(Error::Invalid.into()),
@@ -375,7 +375,7 @@ impl<P: Platform> AddressSpace<'_, P> {
 }
 
 /// The object that the mapping shows, if that is shared memory.
-fn shared_memory(vma: &Vma) -> Option<&ObjectState> {
+pub(super) fn shared_memory(vma: &Vma) -> Option<&ObjectState> {
     vma.object().filter(|object| !object.is_file())
 }
 

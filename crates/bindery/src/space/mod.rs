@@ -19,6 +19,7 @@
 //! | `pkey`, `shmdt`, `dev_zero` | `pkey_alloc(2)`; `shmdt(2)`; `mmap(2)` of `/dev/zero` |
 //! | `guard_pages`, `collapse` and `census`, `page_out` | the larger operations of `madvise(2)` |
 //! | `forget` | `MADV_COLD` and `MADV_FREE` |
+//! | `will_need` | `MADV_WILLNEED` |
 //! | `scan_pages` | `ioctl(PAGEMAP_SCAN)` |
 //! | `populate` | pages that come before the first access (`MAP_POPULATE`, `mlock`) |
 //! | `fault`, `stack_growth` | page faults; mappings that grow down |
@@ -80,6 +81,7 @@ mod swap_off;
 mod transaction;
 mod user_copy;
 mod userfault;
+mod will_need;
 
 use core::fmt;
 use core::marker::PhantomData;

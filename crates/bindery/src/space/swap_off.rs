@@ -55,7 +55,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 let Some(locked) = self.lock_vma(page) else { return Ok(()) };
                 let Some(slot) = self.slot_at(page) else { return Ok(()) };
                 let wanted = PageAccess { page, access: Access::Read };
-                self.swap_in(locked.vma(), wanted, slot, Reading::ForSwapOff).map(drop)
+                self.swap_in(locked.vma(), wanted, slot, Reading::SwapOff).map(drop)
             };
             self.page_table.memory.retry(fault).map_err(|error| match error {
                 FaultError::OutOfMemory => Error::OutOfMemory,

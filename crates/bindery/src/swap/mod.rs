@@ -12,7 +12,8 @@
 //! | `take_back` | folios that are wanted again while a device writes them |
 //! | `unmapped` | folios that leave the cache with their last mapping |
 //! | `writeback` | folios that go out, at once or when a device is done |
-//! | `read_around` | pages that are read beside one that is wanted |
+//! | `read_around` | which pages are read beside one that is wanted |
+//! | `early_read` | reads that nobody waits for |
 //! | `clock` | where reclaim looks next, and how long pages were away |
 //! | `exhausted` | that nothing is left to reclaim |
 //! | `same_filled` | pages that need no store |
@@ -60,6 +61,7 @@ mod content;
 pub(crate) mod damage;
 mod device;
 mod discard;
+pub(crate) mod early_read;
 pub(crate) mod exhausted;
 mod freed;
 #[cfg(all(test, loom))]

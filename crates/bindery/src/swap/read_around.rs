@@ -16,24 +16,15 @@
 //! A window is at least half of the last, and at most 2^`page-cluster`. There is one account for all
 //! address spaces.
 //!
-//! A folio that is read so is locked, and *under writeback*, as one that is written: its lock
-//! belongs to the request, and whoever finds that done settles the slot ([`super::writeback`]).
+//! [`super::early_read`] says how they are read.
 
-use core::sync::atomic::{
-    AtomicU32, AtomicU64,
-    Ordering::{Relaxed, Release},
-};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use super::area::{Area, SlotRun};
-use super::cell::Cell;
-use super::device::SwapOperation;
-use super::page_set::PageSet;
-use super::writeback::FolioTransfer;
+use super::area::SlotRun;
+use super::early_read::{Begun, Cause};
 use crate::Memory;
 use crate::addr::Order;
 use crate::events::RareEvents;
-use crate::frame::swap_place::SwapPlace;
-use crate::frame::{FolioIndex, Owner};
 use crate::platform::Platform;
 
 /// The largest window: no more requests may be under way.
@@ -136,66 +127,7 @@ impl<P: Platform> Memory<P> {
     /// more may be read: there is memory, and room in the device's table.
     pub(crate) fn begin_read_around(&self, area: u8, slot: u64) -> bool {
         let run = SlotRun { area, first: slot, count: 1 };
-        if self.shortage() > 0 {
-            return false;
-        }
-        let Some(folio) = self.frames.new_folio(Order::PAGE) else { return false };
-        let Some(lock) = self.frames.try_lock_folio(&self.platform, folio) else {
-            self.frames.discard(&self.platform, folio);
-            return false;
-        };
-        self.frames.set_fresh_owner(folio, Owner::Nobody, FolioIndex::NONE);
-        // The cache's reference, and the request's.
-        self.frames.publish_two(folio);
-        if self.claim_slots(folio, run).is_err() {
-            drop(lock);
-            self.frames.release_pages(&self.platform, folio, 2);
-            return true;
-        }
-        let place = SwapPlace { area, first: slot, cached: 1 };
-        // The slot is busy: it keeps the area, and what it has.
-        let stored = self.swap_cell(area, slot).is_some_and(|cell| cell.has(Cell::STORED));
-        let device = self.area(area).and_then(|area| Some((area, area.device()?)));
-        let request =
-            device.filter(|_| stored).map(|(area, device)| (area, device, area.requests.take()));
-        let Some((area, device, Some(number))) = request else {
-            self.give_up(folio, place);
-            drop(lock);
-            self.frames.release(&self.platform, folio);
-            return !stored;
-        };
-        RareEvents::note(&self.rare.swap_read_around);
-        area.requests.begin_around(number, folio.head);
-        self.swap.reading.fetch_add(1, Relaxed);
-        self.frames.mark_read_around(folio);
-        // From here on, the folio is the request's.
-        lock.with_reference().into_request();
-        let what = FolioTransfer { operation: SwapOperation::Read, number, folio, place };
-        self.submit_pieces(area, device, &what, |_| true);
-        true
-    }
-
-    /// A device is done with a page that was read around another. Lock and reference are the
-    /// caller's now. Where it could not be read, its slot has the content as before.
-    pub(super) fn finish_read_around(&self, area: &Area<P>, number: u32) {
-        let read = area.requests.result(number) == Some(true);
-        if let Some(folio) = self.frames.folio_of(area.requests.head(number)) {
-            let lock = self.frames.lock_of_request(&self.platform, folio);
-            debug_assert!(lock.is_some(), "a folio that a device reads is not taken back");
-            match self.frames.swap_place(folio) {
-                Some(place) if read => {
-                    self.rare.pages_swapped_in.fetch_add(1, Relaxed);
-                    self.settle_slots(folio, place, &PageSet::EMPTY);
-                }
-                Some(place) => self.give_up(folio, place),
-                None => {}
-            }
-            drop(lock);
-            self.frames.release(&self.platform, folio);
-        }
-        area.requests.free(number);
-        // Release: the folio is unlocked.
-        self.swap.reading.fetch_sub(1, Release);
+        self.shortage() == 0 && self.begin_read(run, Order::PAGE, Cause::Around) != Begun::NoRoom
     }
 
     /// A fault wants the page of that number, which is in the cache since another page was wanted.

@@ -92,6 +92,11 @@ impl<W: Word<u32>, const N: usize> Requests<W, N> {
         }
     }
 
+    /// Whether [`Requests::take`] would find one. Old news.
+    pub(super) fn has_free(&self) -> bool {
+        (self.taken.load(Relaxed).trailing_ones() as usize) < N
+    }
+
     /// Gives a request back that is complete, or was not begun.
     pub(super) fn free(&self, number: u32) {
         // The bit is set, so this clears it.

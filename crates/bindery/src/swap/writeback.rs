@@ -189,7 +189,7 @@ impl<P: Platform> Memory<P> {
     /// Returns how many pages were freed.
     fn finish_write(&self, area_number: u8, area: &Area<P>, number: u32) -> u64 {
         if area.requests.is_around(number) {
-            self.finish_read_around(area, number);
+            self.finish_early_read(area, number);
             return 0;
         }
         let succeeded = area.requests.result(number) == Some(true);

@@ -21,7 +21,7 @@ use super::vma::{MappingFlags, Protection, Vma, VmaReadGuard};
 pub(super) use copy_on_write::folio_range;
 pub(super) use first_touch::{Occupant, folio_place, written_attributes};
 pub(super) use object::object_attributes;
-pub(super) use swap_in::Reading;
+pub(super) use swap_in::{Reading, Slot};
 pub(super) use zero_page::read_attributes;
 
 /// The access that faulted.
@@ -399,7 +399,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             let step = match self.vacant_orders(vma, page, access) {
                 Ok(orders) => fill(orders)?,
                 // What it says now counts: it is looked at again where it is replaced.
-                Err(Occupant::Slot(slot)) => self.swap_in(vma, wanted, slot, Reading::ForFault)?,
+                Err(Occupant::Slot(slot)) => self.swap_in(vma, wanted, slot, Reading::Fault)?,
                 Err(Occupant::Entry(..)) => self.look_again(vma, page, access)?,
             };
             let step = match step {

@@ -44,7 +44,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         }
         let orders =
             self.used_orders(object.orders(memory, vma.flags()), vma.flags()) | Orders::PAGE;
-        let frame = match pages::get(memory, object, index, orders) {
+        let reads_swap = access != Access::Write && object.pages.swapped() > 0;
+        let ahead = if reads_swap { mapped_ahead::<P::Arch>(vma, page) } else { 1 };
+        let frame = match pages::get_ahead(memory, object, index, orders, ahead) {
             Ok(frame) => frame,
             Err(Stop::Await(awaited)) => return Ok(Step::Await(awaited)),
             Err(Stop::Failed(failure)) => return Err(refused(failure)),
@@ -78,13 +80,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         page: VirtAddr,
     ) -> Result<Step, Failure<FaultError>> {
         let memory = self.page_table.memory;
-        // As Linux: what the mapping's beginning cuts off is added at the end.
-        let table = P::Arch::PMD.span();
-        let first = page.align_down(FAULT_AROUND).0.max(vma.start());
-        let last = (first + FAULT_AROUND).min((page.0 & !(table - 1)).saturating_add(table));
-        let around = VirtRange::raw(first, last.min(vma.end()));
         let served = vma.flags().intersects(MappingFlags::USERFAULT);
-        let around = if served { part } else { around };
+        let around = if served { part } else { window_around::<P::Arch>(vma, page) };
         let start = part.start().min(around.start());
         let end = part.end().max(around.end());
         let whole = VirtRange::raw(start.0, end.0);
@@ -262,6 +259,24 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             }
         }
     }
+}
+
+/// The pages around `page` that a fault on it maps if the object has them.
+#[inline]
+fn window_around<A: Arch>(vma: &Vma, page: VirtAddr) -> VirtRange {
+    // As Linux: what the mapping's beginning cuts off is added at the end.
+    let table = A::PMD.span();
+    let first = page.align_down(FAULT_AROUND).0.max(vma.start());
+    let last = (first + FAULT_AROUND).min((page.0 & !(table - 1)).saturating_add(table));
+    VirtRange::raw(first, last.min(vma.end()))
+}
+
+/// How many pages from `page` on a fault maps that reads it.
+#[cold]
+fn mapped_ahead<A: Arch>(vma: &Vma, page: VirtAddr) -> u64 {
+    let served = vma.flags().intersects(MappingFlags::USERFAULT);
+    let end = window_around::<A>(vma, page).end();
+    if served { 1 } else { (end.0 - page.0) >> PAGE_SHIFT }
 }
 
 /// The frame that belongs at the beginning of `part`, given the one at `page`.

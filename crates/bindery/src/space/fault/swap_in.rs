@@ -26,9 +26,11 @@ use super::{Access, PageAccess, Resolved, Step};
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::space) enum Reading {
     /// A program has touched it.
-    ForFault,
+    Fault,
     /// Its area is turned off.
-    ForSwapOff,
+    SwapOff,
+    /// The program has said that it will need it.
+    Advice,
 }
 
 /// A page of a folio that is in the swap cache.
@@ -52,10 +54,10 @@ struct Home {
 /// The slot that an entry names for one page.
 #[derive(Clone, Copy)]
 pub(in crate::space) struct Slot {
-    area: u8,
+    pub(in crate::space) area: u8,
     number: u64,
     /// As it was in the read section of the look; `None` if no area has such a slot.
-    cell: Option<cell::Cell>,
+    pub(in crate::space) cell: Option<cell::Cell>,
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
@@ -207,28 +209,16 @@ impl<P: Platform> AddressSpace<'_, P> {
     ) -> Result<Step, Failure<FaultError>> {
         let page = wanted.page;
         let memory = self.page_table.memory;
-        let policy = memory.folio_policy().orders(vma.flags().huge_advice());
-        let mut orders = self.used_orders(policy, vma.flags()) | Orders::PAGE;
-        if orders == Orders::PAGE && reading == Reading::ForFault && memory.reads_around(slot.area)
-        {
+        let mut orders = self.swap_in_orders(vma);
+        if orders == Orders::PAGE && reading == Reading::Fault && memory.reads_around(slot.area) {
             self.read_around(vma, page);
         }
-        while let Some(order) = orders.take_largest() {
-            let Some(range) = folio_place(page, order) else { continue };
-            if !vma.range().covers(range) || order > P::Arch::PMD.order() {
-                continue;
-            }
-            let before = (page.0 - range.start().0) >> PAGE_SHIFT;
-            let Some(first) = slot.number.checked_sub(before) else { continue };
-            if order > Order::PAGE && !self.names_run(range, slot.area, first) {
-                continue;
-            }
+        while let Some((order, slots)) = self.next_run(vma, page, slot, &mut orders) {
             memory.may_wait();
             let Some(folio) = memory.frames.new_folio(order) else { continue };
-            let slots = SlotRun { area: slot.area, first, count: folio.pages() };
             match self.read_folio(vma, wanted, folio, slots) {
                 Ok(step) => {
-                    if reading == Reading::ForFault {
+                    if reading == Reading::Fault {
                         memory.note_major_fault();
                     }
                     return Ok(step);
@@ -245,6 +235,38 @@ impl<P: Platform> AddressSpace<'_, P> {
             }
         }
         Err(Failure::NoMemory)
+    }
+
+    /// The orders that folios of the VMA may have which come back from swap.
+    // Always, and the next: they are part of each fault on a page in swap.
+    #[inline(always)]
+    pub(in crate::space) fn swap_in_orders(&self, vma: &Vma) -> Orders {
+        let policy = self.page_table.memory.folio_policy().orders(vma.flags().huge_advice());
+        self.used_orders(policy, vma.flags()) | Orders::PAGE
+    }
+
+    /// The largest run around `page`, which is in `slot`, that could come back as one folio of an
+    /// order from `orders`, which loses that order and the larger ones. A guess: entries may change.
+    #[inline(always)]
+    pub(in crate::space) fn next_run(
+        &self,
+        vma: &Vma,
+        page: VirtAddr,
+        slot: Slot,
+        orders: &mut Orders,
+    ) -> Option<(Order, SlotRun)> {
+        while let Some(order) = orders.take_largest() {
+            let Some(range) = folio_place(page, order) else { continue };
+            if !vma.range().covers(range) || order > P::Arch::PMD.order() {
+                continue;
+            }
+            let before = (page.0 - range.start().0) >> PAGE_SHIFT;
+            let Some(first) = slot.number.checked_sub(before) else { continue };
+            if order == Order::PAGE || self.names_run(range, slot.area, first) {
+                return Some((order, SlotRun { area: slot.area, first, count: order.pages() }));
+            }
+        }
+        None
     }
 
     /// Begins to read pages of the VMA around `page`, of one table with it, that are in swap.

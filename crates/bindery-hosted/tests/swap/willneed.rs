@@ -1,0 +1,339 @@
+//! `MADV_WILLNEED`: what is in swap comes in before it is used, and nothing else changes.
+
+use bindery::addr::VirtAddr;
+use bindery::arch::{Level, X86_64};
+use bindery::{
+    Accounting, AddressSpace, Advice, Error, FaultError, Inspection, Protection, Sealing, Sharing,
+    SwapOperation, UserfaultFeatures, UserfaultModes, UserfaultScope, WriteProtectMode,
+};
+use bindery_hosted::{Machine, Program, SwapFile, SwapService, Walk};
+
+use super::fixture::{Swapping, device, with_device, with_little_memory, with_swap};
+use super::shared::with_shared;
+use crate::support::objects_fixture::map;
+use crate::support::{GIB, MIB, audit};
+
+type Amd64 = X86_64<4>;
+
+const AT: u64 = GIB;
+const PAGE: u64 = 4096;
+const PAGES: u64 = 1024;
+
+fn will_need<A: Walk>(swapping: &Swapping<'_, '_, A>, at: u64, pages: u64) -> Result<(), Error> {
+    let result = begin(swapping, at, pages);
+    audit(swapping.machine, swapping.memory, &[swapping.space]);
+    result
+}
+
+/// As [`will_need`], where a device may have something to do, and nothing can be audited.
+fn begin<A: Walk>(swapping: &Swapping<'_, '_, A>, at: u64, pages: u64) -> Result<(), Error> {
+    swapping.space.madvise(VirtAddr(at), pages * PAGE, Advice::WillNeed)
+}
+
+/// The device does what it has to.
+fn end<A: Walk>(swapping: &Swapping<'_, '_, A>, device: &SwapFile) {
+    swapping.served(device, || swapping.memory.wait_for_swap_writes().unwrap());
+    audit(swapping.machine, swapping.memory, &[swapping.space]);
+}
+
+fn major_faults<A: Walk>(swapping: &Swapping<'_, '_, A>) -> u64 {
+    swapping.memory.events().major_faults
+}
+
+/// Private pages that [`Swapping::fill`] wrote, all of them in swap.
+fn with_pages_out<A: Walk>(order: u8, scenario: impl FnOnce(&Swapping<'_, '_, A>)) {
+    with_swap::<A>(order, 4096, |swapping| {
+        swapping.map(AT, PAGES);
+        swapping.fill(AT, PAGES);
+        swapping.page_out(AT, PAGES);
+        assert_eq!(swapping.swapped(AT, PAGES), PAGES);
+        scenario(swapping);
+    });
+}
+
+fn private_pages_are_mapped_in_runs<A: Walk>() {
+    for order in [0, 4, 9] {
+        with_pages_out::<A>(order, |swapping| {
+            let before = swapping.space.counts();
+            will_need(swapping, AT, PAGES).unwrap();
+            let cost = swapping.space.counts() - before;
+            assert_eq!((swapping.swapped(AT, PAGES), swapping.taken()), (0, 0));
+            assert_eq!(cost.folios_touched, PAGES >> order, "one step for each folio: {cost:?}");
+            if order == 9 {
+                let Inspection::Page { level, .. } = swapping.space.inspect(VirtAddr(AT)) else {
+                    panic!("nothing is mapped");
+                };
+                assert_eq!(level, Level::PMD, "a huge entry came in as one");
+            }
+            let written = swapping.space.counts().entries_written;
+            swapping.assert_filled(AT, PAGES, AT);
+            assert_eq!(swapping.space.counts().entries_written, written, "a read has faulted");
+            assert_eq!(major_faults(swapping), 0);
+        });
+    }
+}
+
+fn the_range_alone_comes_in<A: Walk>() {
+    with_pages_out::<A>(0, |swapping| {
+        will_need(swapping, AT + 3 * PAGE, 600).unwrap();
+        assert_eq!(swapping.swapped(AT, PAGES), PAGES - 600);
+        assert_eq!(swapping.swapped(AT + 3 * PAGE, 600), 0);
+        // What is in memory, and what was never there, stays as it is.
+        let before = swapping.space.counts();
+        will_need(swapping, AT + 3 * PAGE, 600).unwrap();
+        assert_eq!((swapping.space.counts() - before).entries_written, 0);
+    });
+}
+
+fn shared_memory_comes_into_its_index<A: Walk>() {
+    for order in [0, 4, 9] {
+        with_shared::<A>(order, PAGES, |shared| {
+            shared.page_out(0, PAGES);
+            shared.assert_has(0, PAGES);
+            will_need(shared.swapping, AT + 512 * PAGE, 512).unwrap();
+            shared.assert_has(512, 512);
+            will_need(shared.swapping, AT, PAGES).unwrap();
+            shared.assert_has(PAGES, 0);
+            shared.swapping.assert_filled(AT, PAGES, AT);
+            assert_eq!(major_faults(shared.swapping), 0);
+        });
+    }
+}
+
+/// A private mapping of shared memory has both: copies of its own, and what it shows.
+fn a_private_mapping_of_shared_memory_has_both<A: Walk>() {
+    with_shared::<A>(0, 32, |shared| {
+        let (swapping, own) = (shared.swapping, AT + 64 * PAGE);
+        map(swapping.space, &shared.object, own, 32 * PAGE, Sharing::Private).unwrap();
+        swapping.program.store(VirtAddr(own + 5 * PAGE), 5).unwrap();
+        swapping.page_out(own, 32);
+        shared.page_out(0, 32);
+        assert_eq!((swapping.swapped(own, 32), shared.object.swapped_pages()), (1, 32));
+        will_need(swapping, own, 32).unwrap();
+        shared.assert_has(32, 0);
+        assert_eq!(swapping.swapped(own, 32), 0);
+        assert_eq!(swapping.program.load(VirtAddr(own + 5 * PAGE)), Ok(5));
+        assert_eq!(swapping.program.load(VirtAddr(own + 6 * PAGE)), Ok(AT + 6));
+        swapping.space.munmap(VirtAddr(own), 32 * PAGE).unwrap();
+    });
+}
+
+fn a_hole_is_an_error_after_the_rest<A: Walk>() {
+    with_pages_out::<A>(0, |swapping| {
+        swapping.space.munmap(VirtAddr(AT + 100 * PAGE), 8 * PAGE).unwrap();
+        let hole = Err(Error::NotMapped(VirtAddr(AT + 100 * PAGE)));
+        assert_eq!(will_need(swapping, AT, PAGES), hole);
+        assert_eq!(swapping.swapped(AT, PAGES), 0);
+    });
+}
+
+fn a_fatal_signal_ends_it<A: Walk>() {
+    with_pages_out::<A>(0, |swapping| {
+        swapping.machine.fatal_signal_after(Some(10));
+        assert_eq!(will_need(swapping, AT, PAGES), Err(Error::Interrupted));
+        swapping.machine.fatal_signal_after(None);
+        assert_eq!(swapping.swapped(AT, PAGES), PAGES - 10, "a run for each question");
+        swapping.assert_filled(AT, PAGES, AT);
+    });
+    with_shared::<A>(0, PAGES, |shared| {
+        shared.page_out(0, PAGES);
+        shared.swapping.machine.fatal_signal_after(Some(2));
+        assert_eq!(will_need(shared.swapping, AT, PAGES), Err(Error::Interrupted));
+        shared.swapping.machine.fatal_signal_after(None);
+        shared.assert_has(128, PAGES - 128);
+    });
+}
+
+/// Where memory is short nothing comes in, and nothing goes for it.
+fn nothing_comes_in_where_memory_is_short<A: Walk>() {
+    for order in [0, 4] {
+        with_little_memory::<A>(16 * MIB, order, 8192, |swapping| {
+            let memory = swapping.memory;
+            swapping.map(AT, PAGES);
+            swapping.fill(AT, PAGES);
+            swapping.page_out(AT, PAGES);
+            let (hot, mut pages) = (AT + GIB, 0);
+            swapping.map(hot, 8192);
+            while memory.shortage() == 0 {
+                swapping.fill(hot + pages * PAGE, 16);
+                pages += 16;
+            }
+            let before = memory.events();
+            will_need(swapping, AT, PAGES).unwrap();
+            let after = memory.events();
+            assert_eq!(after.pages_swapped_out, before.pages_swapped_out, "hot pages went out");
+            assert_eq!((swapping.swapped(AT, PAGES), swapping.swapped(hot, pages)), (PAGES, 0));
+            // With room for some, some come in, and there is no shortage afterwards.
+            swapping.space.munmap(VirtAddr(hot), 512 * PAGE).unwrap();
+            will_need(swapping, AT, PAGES).unwrap();
+            let came = PAGES - swapping.swapped(AT, PAGES);
+            assert!((256..PAGES).contains(&came), "{came} pages came in");
+            assert_eq!(memory.shortage(), 0);
+            assert_eq!(memory.events().pages_swapped_out, before.pages_swapped_out);
+        });
+    }
+}
+
+/// A child and its parent name the same slots: each has the content, and its own after a write.
+fn entries_of_a_child_come_in<A: Walk>() {
+    for order in [0, 4] {
+        with_pages_out::<A>(order, |swapping| {
+            let child = swapping.space.fork().unwrap();
+            child.madvise(VirtAddr(AT), PAGES * PAGE, Advice::WillNeed).unwrap();
+            audit(swapping.machine, swapping.memory, &[swapping.space, &child]);
+            let program = Program::new(swapping.machine, &child);
+            program.store(VirtAddr(AT + PAGE), 1).unwrap();
+            will_need_beside(swapping, &child);
+            assert_eq!(program.load(VirtAddr(AT + PAGE)), Ok(1));
+            assert_eq!(program.load(VirtAddr(AT + 2 * PAGE)), Ok(AT + 2));
+            swapping.assert_filled(AT, PAGES, AT);
+            assert_eq!(major_faults(swapping), 0, "the child's pages are in the cache");
+            drop(program);
+            drop(child);
+        });
+    }
+}
+
+fn will_need_beside<'m, A: Walk>(
+    swapping: &Swapping<'_, 'm, A>,
+    child: &AddressSpace<'m, Machine<A>>,
+) {
+    swapping.space.madvise(VirtAddr(AT), PAGES * PAGE, Advice::WillNeed).unwrap();
+    audit(swapping.machine, swapping.memory, &[swapping.space, child]);
+}
+
+fn protections_stay<A: Walk>() {
+    with_pages_out::<A>(0, |swapping| {
+        let space = swapping.space;
+        let fd = space.userfault(UserfaultFeatures::empty(), UserfaultScope::All).unwrap();
+        let (start, length) = (VirtAddr(AT), 16 * PAGE);
+        space.register_userfault(&fd, start, length, UserfaultModes::WRITE_PROTECT).unwrap();
+        space.write_protect(&fd, VirtAddr(AT + PAGE), PAGE, WriteProtectMode::PROTECT).unwrap();
+        let closed = VirtAddr(AT + 512 * PAGE);
+        space.mprotect(closed, 512 * PAGE, Protection::empty()).unwrap();
+        will_need(swapping, AT, PAGES).unwrap();
+        assert_eq!(swapping.swapped(AT, PAGES), 0);
+        for page in 0..16 {
+            let Inspection::Page { attributes, .. } = space.inspect(VirtAddr(AT + page * PAGE))
+            else {
+                panic!("page {page} is not mapped");
+            };
+            assert_eq!(attributes.userfault, page == 1, "page {page}");
+        }
+        assert_eq!(swapping.program.load(closed), Err(FaultError::Protection));
+        space.mprotect(closed, 512 * PAGE, Protection::READ).unwrap();
+        swapping.assert_filled(AT, PAGES, AT);
+        space.close_userfault(fd);
+    });
+}
+
+/// Reads are begun, as many as the table of requests has room for, and the call waits for none.
+#[test]
+fn a_device_is_not_waited_for() {
+    for order in [0, 4] {
+        let device = device(4096, SwapService::InOrder);
+        with_device::<Amd64>(64 * MIB, order, device, |swapping| {
+            swapping.map(AT, PAGES);
+            swapping.fill(AT, PAGES);
+            swapping.served(device, || swapping.page_out(AT, PAGES));
+            begin(swapping, AT, PAGES).unwrap();
+            assert_eq!(device.waiting(), 32);
+            // What is on its way is neither begun again nor waited for.
+            begin(swapping, AT, PAGES).unwrap();
+            assert_eq!((device.waiting(), swapping.swapped(AT, PAGES)), (32, PAGES));
+            end(swapping, device);
+            let begun = 32 << order;
+            swapping.assert_filled(AT, begun, AT);
+            assert_eq!((device.counts().pages_read, major_faults(swapping)), (begun, 0));
+            assert_eq!(swapping.memory.events().swap_read_around, 0);
+            swapping.served(device, || swapping.assert_filled(AT, PAGES, AT));
+            assert_eq!(device.counts().pages_read, PAGES, "each is read once");
+        });
+    }
+}
+
+#[test]
+fn shared_memory_on_a_device_is_not_waited_for() {
+    let device = device(4096, SwapService::InOrder);
+    with_device::<Amd64>(64 * MIB, 0, device, |swapping| {
+        let memory = swapping.memory;
+        let object = memory.shared_memory(64 * PAGE, Sealing::Allowed, Accounting::PerPage);
+        let object = object.unwrap();
+        map(swapping.space, &object, AT, 64 * PAGE, Sharing::Shared).unwrap();
+        swapping.fill(AT, 64);
+        swapping.served(device, || swapping.page_out(AT, 64));
+        assert_eq!(object.swapped_pages(), 64);
+        begin(swapping, AT, 64).unwrap();
+        assert_eq!(device.waiting(), 32);
+        end(swapping, device);
+        swapping.assert_filled(AT, 32, AT);
+        assert_eq!((device.counts().pages_read, major_faults(swapping)), (32, 0));
+        swapping.served(device, || swapping.assert_filled(AT, 64, AT));
+        swapping.space.munmap(VirtAddr(AT), 64 * PAGE).unwrap();
+    });
+}
+
+/// Pages that one word fills are in no device: with their neighbors, and alone, they come in.
+#[test]
+fn filled_pages_beside_others_come_from_a_device_area() {
+    let device = device(4096, SwapService::InOrder);
+    with_device::<Amd64>(64 * MIB, 4, device, |swapping| {
+        swapping.map(AT, 32);
+        swapping.program.fill(VirtAddr(AT), 32 * PAGE, 0x5a).unwrap();
+        swapping.program.store(VirtAddr(AT + 3 * PAGE), 3).unwrap();
+        swapping.served(device, || swapping.page_out(AT, 32));
+        begin(swapping, AT, 32).unwrap();
+        assert_eq!(device.waiting(), 1);
+        end(swapping, device);
+        assert_eq!(swapping.program.load(VirtAddr(AT + 3 * PAGE)), Ok(3));
+        for page in [2, 15, 16, 31] {
+            let word = swapping.program.load(VirtAddr(AT + page * PAGE));
+            assert_eq!(word, Ok(0x5a5a_5a5a_5a5a_5a5a), "page {page}");
+        }
+        assert_eq!((device.counts().pages_read, major_faults(swapping)), (1, 0));
+    });
+}
+
+/// A page that a device writes is on its way out, and locked: the call passes over it.
+#[test]
+fn pages_on_their_way_out_are_passed_over() {
+    let device = device(4096, SwapService::InOrder);
+    with_device::<Amd64>(64 * MIB, 0, device, |swapping| {
+        swapping.map(AT, 16);
+        swapping.fill(AT, 16);
+        swapping.page_out(AT, 16);
+        assert_eq!(device.waiting(), 16);
+        begin(swapping, AT, 16).unwrap();
+        assert_eq!((device.waiting(), swapping.swapped(AT, 16)), (16, 16));
+        swapping.served(device, || swapping.assert_filled(AT, 16, AT));
+    });
+}
+
+/// A page that the device cannot read is the error of the access alone.
+#[test]
+fn a_read_that_fails_is_no_error_of_the_call() {
+    let device = device(4096, SwapService::AtOnce);
+    with_device::<Amd64>(64 * MIB, 0, device, |swapping| {
+        swapping.map(AT, 16);
+        swapping.fill(AT, 16);
+        swapping.page_out(AT, 16);
+        device.fail(|request| request.operation() == SwapOperation::Read);
+        begin(swapping, AT, 16).unwrap();
+        end(swapping, device);
+        assert_eq!(swapping.program.load(VirtAddr(AT)), Err(FaultError::Bus));
+        device.fail(|_| false);
+        swapping.assert_filled(AT, 16, AT);
+    });
+}
+
+on_every_architecture! {
+    private => private_pages_are_mapped_in_runs;
+    range => the_range_alone_comes_in;
+    shared => shared_memory_comes_into_its_index;
+    both => a_private_mapping_of_shared_memory_has_both;
+    hole => a_hole_is_an_error_after_the_rest;
+    signal => a_fatal_signal_ends_it;
+    short => nothing_comes_in_where_memory_is_short;
+    child => entries_of_a_child_come_in;
+    protections => protections_stay;
+}

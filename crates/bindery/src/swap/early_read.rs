@@ -1,0 +1,191 @@
+//! Reads that nobody waits for: of pages around one that a fault wants, and of pages that a program
+//! has announced (`MADV_WILLNEED`).
+//!
+//! ```text
+//! claimed --> under writeback --> in the swap cache, named by entries as before
+//!    |            '-> the device has failed: leaves the cache
+//!    '-> no request is free: leaves the cache
+//! ```
+//!
+//! The folio is locked, and *under writeback*, as one that is written: its lock belongs to the
+//! request, and the thread that finds the request done settles the slots ([`super::writeback`]).
+
+use core::sync::atomic::Ordering::{Relaxed, Release};
+
+use super::area::{Area, SlotRun};
+use super::cell::Cell;
+use super::device::SwapOperation;
+use super::page_set::PageSet;
+use super::same_filled;
+use super::writeback::FolioTransfer;
+use crate::Memory;
+use crate::addr::Order;
+use crate::events::RareEvents;
+use crate::frame::swap_place::SwapPlace;
+use crate::frame::{Folio, FolioIndex, Owner};
+use crate::platform::Platform;
+
+/// The reason of a read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Cause {
+    /// A fault wants a page near by.
+    Around,
+    /// The program has said that it will need the pages.
+    Advice,
+}
+
+/// How the content of a slot would come in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Source {
+    /// It is in the cache, or another thread brings it there or writes it out.
+    Cache,
+    /// At once: from compressed memory, or a device that is as fast.
+    Memory,
+    /// From a device that would have to be waited for.
+    Device,
+}
+
+/// The result of an attempt to begin a read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Begun {
+    /// A device has the request, or has done it, or the content was there.
+    Yes,
+    /// Some slot is in the cache, not named any more, or has no content.
+    Taken,
+    /// There is no block of frames, or no request is free.
+    NoRoom,
+}
+
+/// How much of a run a device has; words fill the other pages.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stored {
+    None,
+    Some,
+}
+
+impl<P: Platform> Memory<P> {
+    /// How the content of a slot of the area, whose cell this was a moment ago, would come in.
+    pub(crate) fn source_of(&self, area: u8, cell: Cell) -> Source {
+        match (cell.frame(), self.reads_around(area)) {
+            (Some(_), _) => Source::Cache,
+            (None, true) => Source::Device,
+            (None, false) => Source::Memory,
+        }
+    }
+
+    /// As [`Memory::source_of`], of a slot that an object named a moment ago; `None` if no area has
+    /// it.
+    pub(crate) fn source_of_slot(&self, area: u8, slot: u64) -> Option<Source> {
+        let cell = self.while_areas_stay(|| self.swap_cell(area, slot));
+        cell.map(|cell| self.source_of(area, cell))
+    }
+
+    /// Whether a read of the area could begin: a guess, to be asked before the work that a refusal
+    /// would waste.
+    pub(crate) fn has_free_request(&self, area: u8) -> bool {
+        self.area(area).is_some_and(|area| area.requests.has_free())
+    }
+
+    /// Begins to read the slots of a run of 2^`order`, which entries named a moment ago, into a
+    /// fresh folio in the swap cache. Takes no memory from the reserve, and waits for nothing.
+    pub(crate) fn begin_read(&self, run: SlotRun, order: Order, cause: Cause) -> Begun {
+        let Some(folio) = self.frames.new_folio(order) else { return Begun::NoRoom };
+        let Some(lock) = self.frames.try_lock_folio(&self.platform, folio) else {
+            self.frames.discard(&self.platform, folio);
+            return Begun::NoRoom;
+        };
+        self.frames.set_fresh_owner(folio, Owner::Nobody, FolioIndex::NONE);
+        // The cache's reference, and the request's.
+        self.frames.publish_two(folio);
+        if self.claim_slots(folio, run).is_err() {
+            drop(lock);
+            self.frames.release_pages(&self.platform, folio, 2);
+            return Begun::Taken;
+        }
+        let place = SwapPlace { area: run.area, first: run.first, cached: run.count };
+        // The slots are busy: they keep the area, and what they have.
+        let content = self.content_of(run);
+        let worth = match cause {
+            Cause::Around => content == Some(Stored::Some),
+            Cause::Advice => content.is_some(),
+        };
+        if worth && content == Some(Stored::None) {
+            self.fill_filled_pages(folio, run);
+            self.rare.pages_swapped_in.fetch_add(u64::from(run.count), Relaxed);
+            self.settle_slots(folio, place, &PageSet::EMPTY);
+            drop(lock);
+            self.frames.release(&self.platform, folio);
+            return Begun::Yes;
+        }
+        let device = self.area(run.area).and_then(|area| Some((area, area.device()?)));
+        let request =
+            device.filter(|_| worth).map(|(area, device)| (area, device, area.requests.take()));
+        let Some((area, device, Some(number))) = request else {
+            self.give_up(folio, place);
+            drop(lock);
+            self.frames.release(&self.platform, folio);
+            return if worth { Begun::NoRoom } else { Begun::Taken };
+        };
+        self.fill_filled_pages(folio, run);
+        area.requests.begin_around(number, folio.head);
+        self.swap.reading.fetch_add(1, Relaxed);
+        if cause == Cause::Around {
+            RareEvents::note(&self.rare.swap_read_around);
+            self.frames.mark_read_around(folio);
+        }
+        // From here on, the folio is the request's.
+        lock.with_reference().into_request();
+        let what = FolioTransfer { operation: SwapOperation::Read, number, folio, place };
+        self.submit_pieces(area, device, &what, |page| {
+            self.slot_has(place.area, place.first + u64::from(page), Cell::STORED)
+        });
+        Begun::Yes
+    }
+
+    /// How much of a run, whose slots are busy, a device has. `None` if a slot has no content.
+    fn content_of(&self, run: SlotRun) -> Option<Stored> {
+        let has =
+            |page: u32, content| self.slot_has(run.area, run.first + u64::from(page), content);
+        let stored = (0..run.count).filter(|page| has(*page, Cell::STORED)).count();
+        let filled = (0..run.count).filter(|page| has(*page, Cell::FILLED)).count();
+        let some = if stored == 0 { Stored::None } else { Stored::Some };
+        (stored + filled == run.count as usize).then_some(some)
+    }
+
+    fn slot_has(&self, area: u8, slot: u64, content: u64) -> bool {
+        self.swap_cell(area, slot).is_some_and(|cell| cell.has(content))
+    }
+
+    /// Fills the pages whose slots have one word for all of them. The slots are busy.
+    fn fill_filled_pages(&self, folio: Folio, run: SlotRun) {
+        let Some((_, cells, values)) = self.cells(run) else { return };
+        for (page, (cell, value)) in (0..).zip(cells.iter().zip(values)) {
+            if Cell(cell.load(Relaxed)).has(Cell::FILLED) {
+                same_filled::fill(self.words(folio.head.plus(page)), value.load(Relaxed));
+            }
+        }
+    }
+
+    /// A device is done with a read that nobody has waited for. Lock and reference are the caller's
+    /// now. Where it failed, the slots have the content as before.
+    pub(super) fn finish_early_read(&self, area: &Area<P>, number: u32) {
+        let read = area.requests.result(number) == Some(true);
+        if let Some(folio) = self.frames.folio_of(area.requests.head(number)) {
+            let lock = self.frames.lock_of_request(&self.platform, folio);
+            debug_assert!(lock.is_some(), "a folio that a device reads is not taken back");
+            match self.frames.swap_place(folio) {
+                Some(place) if read => {
+                    self.rare.pages_swapped_in.fetch_add(u64::from(folio.pages()), Relaxed);
+                    self.settle_slots(folio, place, &PageSet::EMPTY);
+                }
+                Some(place) => self.give_up(folio, place),
+                None => {}
+            }
+            drop(lock);
+            self.frames.release(&self.platform, folio);
+        }
+        area.requests.free(number);
+        // Release: the folio is unlocked.
+        self.swap.reading.fetch_sub(1, Release);
+    }
+}
