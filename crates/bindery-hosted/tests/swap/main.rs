@@ -27,6 +27,7 @@ mod shared_device;
 mod shared_failures;
 mod shared_flushes;
 mod shrink;
+mod sizes;
 mod slots;
 mod swap_off;
 mod unstable_pages;

@@ -1,9 +1,12 @@
 //! The cell of a swap slot: who names the slot, and where its content is.
 //!
 //! ```text
-//! 63 ........... 32   31 ... 22   21        20     19       18       17       16       15 ... 0
-//! frame or shadow     spare       WRITING   LOST   STORED   FILLED   BUSY     CACHED   entries
+//! 63 ........... 32   31 ... 26   25 .. 22   21        20     19       18       17       16       15 ... 0
+//! frame or shadow     spare       order      WRITING   LOST   STORED   FILLED   BUSY     CACHED   entries
 //! ```
+//!
+//! The *order* is that of the folio in which the page was in memory last. A fault reads no larger
+//! one ([`super::streak`]).
 //!
 //! | state | cell |
 //! |---|---|
@@ -19,14 +22,18 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use crate::addr::Frame;
+use crate::addr::{Frame, Order};
+use crate::frame::MAX_FOLIO_ORDER;
 use crate::sync::word::Word;
 
 /// The most entries that may name a slot.
 pub(crate) const MAX_ENTRIES: u64 = 1 << 15;
 
 const ENTRIES_MASK: u64 = 0xffff;
+const ORDER_SHIFT: u32 = 22;
+const ORDER_MASK: u64 = 0xf << ORDER_SHIFT;
 const FRAME_SHIFT: u32 = 32;
+const _: () = assert!(MAX_FOLIO_ORDER.0 as u64 <= ORDER_MASK >> ORDER_SHIFT);
 
 /// The value of a cell.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -51,10 +58,24 @@ impl Cell {
     /// Where content is, or was.
     pub(crate) const CONTENT: u64 = Self::FILLED | Self::STORED | Self::LOST;
 
-    /// The page at `frame` goes out: the swap cache has it, and `entries` entries name the slot.
+    /// The page at `frame`, of a folio of this order, goes out: the swap cache has it, and `entries`
+    /// entries name the slot.
     #[inline]
-    pub(crate) fn going_out(frame: Frame, entries: u32) -> Self {
-        Self(Self::CACHED | Self::BUSY | u64::from(frame.0) << FRAME_SHIFT | u64::from(entries))
+    pub(crate) fn going_out(frame: Frame, order: Order, entries: u32) -> Self {
+        Self(u64::from(entries)).cached(frame, order)
+    }
+
+    /// The cell with the page in the cache, and busy.
+    #[inline]
+    fn cached(self, frame: Frame, order: Order) -> Self {
+        let page = u64::from(frame.0) << FRAME_SHIFT | u64::from(order.0) << ORDER_SHIFT;
+        Self(self.0 | Self::CACHED | Self::BUSY | page)
+    }
+
+    /// The order of the folio in which the page is in the cache, or was in memory last.
+    #[inline]
+    pub(crate) fn order(self) -> Order {
+        Order(((self.0 & ORDER_MASK) >> ORDER_SHIFT) as u8)
     }
 
     /// How many entries name the slot.
@@ -93,17 +114,17 @@ impl Cell {
         self.has(Self::CACHED).then_some(Frame((self.0 >> FRAME_SHIFT) as u32))
     }
 
-    /// The cell with the page in the cache, and busy.
+    /// The cell with the page in the cache, in a folio of this order, and busy.
     #[inline]
-    pub(crate) fn coming_in(self, frame: Frame) -> Self {
-        let rest = self.0 & (ENTRIES_MASK | Self::CONTENT);
-        Self(rest | Self::CACHED | Self::BUSY | u64::from(frame.0) << FRAME_SHIFT)
+    pub(crate) fn coming_in(self, frame: Frame, order: Order) -> Self {
+        Self(self.0 & (ENTRIES_MASK | Self::CONTENT)).cached(frame, order)
     }
 
     /// The cell without the page, and what it remembers of the time.
     #[inline]
     pub(crate) fn uncached(self, shadow: u32) -> Self {
-        Self(self.0 & (ENTRIES_MASK | Self::CONTENT) | u64::from(shadow) << FRAME_SHIFT)
+        let rest = self.0 & (ENTRIES_MASK | Self::CONTENT | ORDER_MASK);
+        Self(rest | u64::from(shadow) << FRAME_SHIFT)
     }
 
     /// What [`Cell::uncached`] has remembered.
@@ -135,11 +156,15 @@ pub(crate) enum ClaimError {
     Gone,
 }
 
-/// The cache has the pages from `head` on for the cells of a run, and they are busy; or, where an
-/// entry is missing or another thread has one of them, nothing has changed. The lock of their
-/// cluster is held.
+/// The cache has the pages from `head` on, of a folio of this order, for the cells of a run, and they
+/// are busy; or, where an entry is missing or another thread has one of them, nothing has changed. The
+/// lock of their cluster is held.
 #[inline]
-pub(super) fn claim_all(cells: &[impl Word<u64>], head: Frame) -> Result<(), ClaimError> {
+pub(super) fn claim_all(
+    cells: &[impl Word<u64>],
+    head: Frame,
+    order: Order,
+) -> Result<(), ClaimError> {
     let (least, any) = cells.iter().fold((u32::MAX, 0), |(least, any), cell| {
         let cell = Cell(cell.load(Relaxed));
         (least.min(cell.entries()), any | cell.0)
@@ -151,7 +176,7 @@ pub(super) fn claim_all(cells: &[impl Word<u64>], head: Frame) -> Result<(), Cla
         return Err(ClaimError::Cached);
     }
     for (page, cell) in (0..).zip(cells) {
-        let now = Cell(cell.load(Relaxed)).coming_in(head.plus(page));
+        let now = Cell(cell.load(Relaxed)).coming_in(head.plus(page), order);
         // Release, by the lock: a thread that finds the folio finds it locked.
         cell.store(now.0, Relaxed);
     }

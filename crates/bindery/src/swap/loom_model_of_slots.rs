@@ -18,7 +18,7 @@ use loom::sync::atomic::{AtomicU32, AtomicU64};
 use loom::thread;
 
 use super::cell::{Cell, MAX_ENTRIES, hold_cached, name_all};
-use crate::addr::Frame;
+use crate::addr::{Frame, Order};
 use crate::frame::{REFERENCE, publish, refer, take_all};
 
 const FRAME: Frame = Frame(7);
@@ -184,7 +184,7 @@ fn spawn<R: 'static>(
 fn eviction(omit: Omit) {
     static FOUND: Flag = Flag::new(false);
     static GONE: Flag = Flag::new(false);
-    let cached = Cell(Cell::going_out(FRAME, 1).0 | Cell::STORED);
+    let cached = Cell(Cell::going_out(FRAME, Order(4), 1).0 | Cell::STORED);
     check(
         move || World::new(omit, [cached, Cell::FREE], 2),
         |world| {
@@ -204,7 +204,7 @@ fn eviction(omit: Omit) {
 /// The last entry goes while the page is written out.
 fn last_entry(omit: Omit) {
     check(
-        move || World::new(omit, [Cell::going_out(FRAME, 1), Cell::FREE], 2),
+        move || World::new(omit, [Cell::going_out(FRAME, Order(4), 1), Cell::FREE], 2),
         |world| {
             let writer = spawn(world, World::write_out);
             world.release();

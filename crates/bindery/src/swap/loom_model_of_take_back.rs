@@ -21,7 +21,7 @@ use loom::thread;
 use super::cell::Cell;
 use super::device::SwapOperation;
 use super::requests::{Completions, Requests};
-use crate::addr::Frame;
+use crate::addr::{Frame, Order};
 use crate::frame::meta::{FOLIO_LOCK, WRITEBACK};
 use crate::frame::{
     REFERENCE, begin_writeback, lock_unless_writeback, take_all, take_from_request, unlock,
@@ -75,7 +75,7 @@ impl World {
             completions: Completions::of_word(AtomicU32::new(0)),
             sleepers: Sleepers::new(SecondLook::Taken),
             cluster: Mutex::new(()),
-            cell: AtomicU64::new(Cell::going_out(FRAME, SPACES).0),
+            cell: AtomicU64::new(Cell::going_out(FRAME, Order::PAGE, SPACES).0),
             content: UnsafeCell::new(0),
             stored: UnsafeCell::new(0),
             freed: AtomicU32::new(0),

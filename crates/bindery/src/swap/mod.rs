@@ -14,6 +14,7 @@
 //! | `writeback` | folios that go out, at once or when a device is done |
 //! | `read_around` | which pages are read beside one that is wanted |
 //! | `early_read` | reads that nobody waits for |
+//! | `streak` | faults that go on page after page |
 //! | `clock` | where reclaim looks next, and how long pages were away |
 //! | `exhausted` | that nothing is left to reclaim |
 //! | `same_filled` | pages that need no store |
@@ -78,6 +79,7 @@ mod requests;
 mod same_filled;
 mod settle;
 pub(crate) mod slots;
+pub(crate) mod streak;
 mod take_back;
 mod unmapped;
 mod usage;
@@ -97,6 +99,7 @@ use compressed::{CompressedStore, Handle};
 pub use device::{SwapDevice, SwapDeviceError, SwapOperation, SwapRequest};
 use read_around::ReadAround;
 use requests::Completions;
+use streak::Streak;
 pub use usage::SwapUsage;
 
 pub(crate) use area::SlotRun;
@@ -145,6 +148,7 @@ pub(crate) struct Swap<P: Platform> {
     /// Pages that devices are reading, and that nobody waits for.
     reading: AtomicU64,
     around: ReadAround,
+    streak: Streak,
     /// Threads that wait for a device park here.
     completions: Completions,
 }
@@ -160,6 +164,7 @@ impl<P: Platform> Swap<P> {
             writing: AtomicU64::new(0),
             reading: AtomicU64::new(0),
             around: ReadAround::new(),
+            streak: Streak::new(),
             completions: Completions::new(),
         }
     }

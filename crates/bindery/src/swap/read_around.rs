@@ -22,6 +22,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use super::area::SlotRun;
 use super::early_read::{Begun, Cause};
+use super::streak::ReadByFault;
 use crate::Memory;
 use crate::addr::Order;
 use crate::events::RareEvents;
@@ -136,6 +137,8 @@ impl<P: Platform> Memory<P> {
         RareEvents::note(&self.rare.swap_read_around_hits);
         self.swap.around.hits.fetch_add(1, Relaxed);
         self.swap.around.last.store(page, Relaxed);
+        let (order, went_out) = (Order::PAGE, Order::PAGE);
+        self.note_streak(ReadByFault { first: page, order, went_out });
     }
 }
 

@@ -140,7 +140,8 @@ impl<P: Platform> Memory<P> {
         for (page, cell) in (0..).zip(cells) {
             let entries = u32::from(page >= first && page < first + named);
             // The slots are ours: no entry names them, and the cache does not have them.
-            cell.store(Cell::going_out(folio.head.plus(page), entries).0, Relaxed);
+            let cell_now = Cell::going_out(folio.head.plus(page), folio.order, entries);
+            cell.store(cell_now.0, Relaxed);
         }
         self.frames.set_swap_place(folio, place);
         place
@@ -291,7 +292,7 @@ impl<P: Platform> Memory<P> {
         };
         let _state = cluster.state.lock();
         let shadow = cells.first().and_then(|cell| Cell(cell.load(Relaxed)).shadow());
-        cell::claim_all(cells, folio.head)?;
+        cell::claim_all(cells, folio.head, folio.order)?;
         let place = SwapPlace { area: run.area, first: run.first, cached: run.count };
         self.frames.set_swap_place(folio, place);
         if shadow.is_some_and(|shadow| self.is_wanted_soon(shadow)) {

@@ -13,6 +13,7 @@ use crate::space::AddressSpace;
 use crate::stats::Counts;
 use crate::swap::SlotRun;
 use crate::swap::cell::{self, ClaimError};
+use crate::swap::streak::ReadByFault;
 use crate::table::run::Slots;
 use crate::table::swap_in::SwapIn;
 use crate::table::{EntryAt, ReadSection};
@@ -198,8 +199,11 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
     }
 
-    /// Reads the content of the slots around `page` into a fresh folio, the largest that the policy
-    /// allows and whose slots are consecutive, and maps it.
+    /// Reads the content of the slots around `page` into a fresh folio, and maps it. It is the largest
+    /// that the policy allows and whose slots are consecutive; for a fault, no larger than the one that
+    /// went out, unless faults have gone on page after page ([`Memory::orders_to_read`]).
+    ///
+    /// [`Memory::orders_to_read`]: crate::Memory::orders_to_read
     fn read_in(
         &self,
         vma: &Vma,
@@ -209,9 +213,14 @@ impl<P: Platform> AddressSpace<'_, P> {
     ) -> Result<Step, Failure<FaultError>> {
         let page = wanted.page;
         let memory = self.page_table.memory;
-        let mut orders = self.swap_in_orders(vma);
+        let allowed = self.swap_in_orders(vma);
+        let went_out = slot.cell.map_or(Order::PAGE, cell::Cell::order);
+        let mut orders = allowed;
+        if allowed.has_large() && reading == Reading::Fault {
+            orders = allowed & memory.orders_to_read(page.0 >> PAGE_SHIFT, went_out);
+        }
         if orders == Orders::PAGE && reading == Reading::Fault && memory.reads_around(slot.area) {
-            self.read_around(vma, page);
+            self.read_around(vma, page, allowed);
         }
         while let Some((order, slots)) = self.next_run(vma, page, slot, &mut orders) {
             memory.may_wait();
@@ -219,7 +228,8 @@ impl<P: Platform> AddressSpace<'_, P> {
             match self.read_folio(vma, wanted, folio, slots) {
                 Ok(step) => {
                     if reading == Reading::Fault {
-                        memory.note_major_fault();
+                        let first = (page.0 >> PAGE_SHIFT) & !u64::from(order.pages() - 1);
+                        self.note_read(allowed, ReadByFault { first, order, went_out });
                     }
                     return Ok(step);
                 }
@@ -269,9 +279,20 @@ impl<P: Platform> AddressSpace<'_, P> {
         None
     }
 
-    /// Begins to read pages of the VMA around `page`, of one table with it, that are in swap.
+    /// A fault has read a folio, where the policy has those of `allowed` orders.
+    #[inline]
+    fn note_read(&self, allowed: Orders, read: ReadByFault) {
+        let memory = self.page_table.memory;
+        memory.note_major_fault();
+        if allowed.has_large() {
+            memory.note_streak(read);
+        }
+    }
+
+    /// Begins to read pages of the VMA around `page`, of one table with it, that are in swap. Those that
+    /// went out in a larger folio of the `allowed` orders come back in one, and not here.
     #[cold]
-    fn read_around(&self, vma: &Vma, page: VirtAddr) {
+    fn read_around(&self, vma: &Vma, page: VirtAddr, allowed: Orders) {
         let memory = self.page_table.memory;
         let number = page.0 >> PAGE_SHIFT;
         let Some(window) = memory.window_around(number) else { return };
@@ -283,8 +304,12 @@ impl<P: Platform> AddressSpace<'_, P> {
             if at == page || at < range.start() || at >= range.end() {
                 continue;
             }
-            let in_swap_alone = |slot: &Slot| slot.cell.is_some_and(|cell| cell.frame().is_none());
-            if let Some(slot) = self.slot_at(at).filter(in_swap_alone)
+            let comes_alone = |cell: cell::Cell| {
+                let order = cell.order();
+                cell.frame().is_none() && (order == Order::PAGE || !allowed.contains(order))
+            };
+            let is_to_be_read = |slot: &Slot| slot.cell.is_some_and(comes_alone);
+            if let Some(slot) = self.slot_at(at).filter(is_to_be_read)
                 && !memory.begin_read_around(slot.area, slot.number)
             {
                 break;

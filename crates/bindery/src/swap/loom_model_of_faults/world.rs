@@ -6,7 +6,7 @@ use loom::sync::atomic::{AtomicU32, AtomicU64};
 use loom::sync::{Mutex, MutexGuard, RwLock};
 use loom::thread;
 
-use crate::addr::Frame;
+use crate::addr::{Frame, Order};
 use crate::frame::meta::FOLIO_LOCK;
 use crate::frame::{REFERENCE, lock_unless_writeback, publish, refer, unlock};
 use crate::swap::cell::{Cell, ClaimError, claim_all, hold_cached, name_all};
@@ -259,12 +259,15 @@ impl World {
         let cells = &self.cells[first..first + pages];
         match self.omit {
             Omit::WholeClaim => {
-                claim_all(&cells[..1], head)?;
+                claim_all(&cells[..1], head, Order(1))?;
                 for (page, cell) in (1..).zip(&cells[1..]) {
-                    cell.store(Cell(cell.load(Relaxed)).coming_in(head.plus(page)).0, Relaxed);
+                    cell.store(
+                        Cell(cell.load(Relaxed)).coming_in(head.plus(page), Order(1)).0,
+                        Relaxed,
+                    );
                 }
             }
-            _ => claim_all(cells, head)?,
+            _ => claim_all(cells, head, Order(1))?,
         }
         self.folios[own].cached.store(pages as u32, Relaxed);
         drop(cluster);

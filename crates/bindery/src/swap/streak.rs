@@ -1,0 +1,118 @@
+//! Faults that go on page after page, and may read larger folios than those that went out.
+//!
+//! A slot's cell has the order of the folio that went out ([`super::cell`]). Pages that went out one by
+//! one come back one by one: nothing says that a neighbor is wanted, and each has to be read and
+//! expanded. A *streak* of faults, each on the page after the pages of the last, says so. Such a fault
+//! may read as many pages as its streak has read, so the streak at most doubles with each fault:
+//!
+//! ```text
+//! pages     0  1  2  3  ...  15    16 .. 31    32 .. 63    100
+//! read by   a fault each           one fault   one fault   a fault of its own: the streak is over
+//! ```
+//!
+//! A folio that comes back as it went out counts as one page, since the fault wants no more of it.
+//!
+//! There is one account for all address spaces. A fault in another one may end a streak, which costs
+//! some faults and no more.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use crate::Memory;
+use crate::addr::{Order, Orders};
+use crate::frame::MAX_FOLIO_ORDER;
+use crate::platform::Platform;
+
+/// The faults that the last one goes on from.
+pub(super) struct Streak {
+    /// The number of the page after the last that was read.
+    next: AtomicU64,
+    /// Pages that count for the next fault.
+    pages: AtomicU32,
+}
+
+/// A folio that a fault has read.
+#[derive(Clone, Copy)]
+pub(crate) struct ReadByFault {
+    /// The number of its first page.
+    pub(crate) first: u64,
+    /// Its order.
+    pub(crate) order: Order,
+    /// That of the folio in which the page went out.
+    pub(crate) went_out: Order,
+}
+
+impl Streak {
+    pub(super) const fn new() -> Self {
+        Self { next: AtomicU64::new(0), pages: AtomicU32::new(0) }
+    }
+
+    /// The largest folio that a fault on the page may read because of the faults before it.
+    fn order_at(&self, page: u64) -> Order {
+        let pages = self.pages.load(Relaxed);
+        match pages.checked_ilog2() {
+            Some(order) if page == self.next.load(Relaxed) => {
+                Order(order as u8).min(MAX_FOLIO_ORDER)
+            }
+            _ => Order::PAGE,
+        }
+    }
+
+    fn note(&self, read: ReadByFault) {
+        let ReadByFault { first, order, went_out } = read;
+        let before = if self.next.load(Relaxed) == first { self.pages.load(Relaxed) } else { 0 };
+        let pages = if order > went_out { order.pages() } else { 1 };
+        self.pages.store(before.saturating_add(pages), Relaxed);
+        self.next.store(first + u64::from(order.pages()), Relaxed);
+    }
+}
+
+impl<P: Platform> Memory<P> {
+    /// The folios that a fault on a page may read, where the page went out in one of `went_out`.
+    #[inline]
+    pub(crate) fn orders_to_read(&self, page: u64, went_out: Order) -> Orders {
+        Orders::up_to(went_out.max(self.swap.streak.order_at(page)))
+    }
+
+    /// Notes what a fault has read, where the policy has larger folios than a page.
+    #[inline]
+    pub(crate) fn note_streak(&self, read: ReadByFault) {
+        self.swap.streak.note(read);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(streak: &Streak, first: u64, order: Order, went_out: Order) {
+        streak.note(ReadByFault { first, order, went_out });
+    }
+
+    #[test]
+    fn a_streak_grows_with_the_pages_that_it_has_read() {
+        let streak = Streak::new();
+        assert_eq!(streak.order_at(0), Order::PAGE);
+        for page in 32..48 {
+            assert!(streak.order_at(page) < Order(4), "page {page}");
+            read(&streak, page, Order::PAGE, Order::PAGE);
+        }
+        assert_eq!(streak.order_at(48), Order(4));
+        read(&streak, 48, Order(4), Order::PAGE);
+        assert_eq!(streak.order_at(64), Order(5));
+        assert_eq!(streak.order_at(65), Order::PAGE, "beside the streak");
+        read(&streak, 80, Order::PAGE, Order::PAGE);
+        assert_eq!((streak.order_at(64), streak.order_at(81)), (Order::PAGE, Order::PAGE));
+    }
+
+    #[test]
+    fn a_folio_that_comes_back_as_it_went_out_counts_as_a_page() {
+        let streak = Streak::new();
+        read(&streak, 0, Order(9), Order(9));
+        assert_eq!(streak.order_at(512), Order::PAGE);
+        read(&streak, 512, Order::PAGE, Order::PAGE);
+        assert_eq!(streak.order_at(513), Order(1));
+        streak.pages.store(u32::MAX, Relaxed);
+        read(&streak, 513, Order(1), Order::PAGE);
+        assert_eq!(streak.order_at(515), MAX_FOLIO_ORDER);
+    }
+}
