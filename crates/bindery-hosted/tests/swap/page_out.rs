@@ -225,6 +225,28 @@ fn what_others_map_or_hold_stays<A: Walk>() {
     }
 }
 
+/// After a fork, what both map stays, and what the child has copied since goes out, wherever it lies
+/// between the others.
+fn pages_that_are_mapped_twice_are_passed_over<A: Walk>() {
+    with_swap::<A>(0, 4096, |swapping| {
+        map(swapping, 1024);
+        swapping.fill(AT, 1024);
+        let child = swapping.space.fork().unwrap();
+        let theirs = Program::new(swapping.machine, &child);
+        let copied = [0, 3, 4, 20, 511, 512, 700, 1023];
+        for page in copied {
+            theirs.store(VirtAddr(AT + page * 4096), 7).unwrap();
+        }
+        page_out(swapping, AT + 4096, 1022);
+        for page in 0..1024 {
+            let goes = copied.contains(&page) && (1..1023).contains(&page);
+            assert_eq!(swapping.swapped(AT + page * 4096, 1) == 1, goes, "page {page}");
+        }
+        audit(swapping.machine, swapping.memory, &[swapping.space, &child]);
+        swapping.assert_filled(AT, 1024, AT);
+    });
+}
+
 fn a_full_area_keeps_what_does_not_fit<A: Walk>() {
     for order in [0, 4] {
         with_swap::<A>(order, 96, |swapping| {
@@ -343,6 +365,7 @@ on_every_architecture! {
     moves => a_move_takes_swap_entries_along;
     forks => both_sides_of_a_fork_find_the_content;
     held => what_others_map_or_hold_stays;
+    twice => pages_that_are_mapped_twice_are_passed_over;
     full => a_full_area_keeps_what_does_not_fit;
     partly => a_partly_unmapped_folio_goes_out;
     flags => entries_of_unequal_flags_keep_them;

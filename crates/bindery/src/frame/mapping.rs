@@ -9,9 +9,9 @@ use super::count::{
     self, Left, MAPPING, PIN, PinRoom, REFERENCE, TooManyMappings, mappings_in, pins_in,
 };
 use super::folio::{Folio, Freed};
-use super::meta::{FrameMeta, Kind, state_of};
+use super::meta::{FrameMeta, KIND_AND_ORDER, Kind, state_of};
 use super::{Frames, FreeBatch, owner};
-use crate::addr::Order;
+use crate::addr::{Frame, Order};
 use crate::platform::Platform;
 
 impl<P: Platform> Frames<P> {
@@ -173,6 +173,17 @@ impl<P: Platform> Frames<P> {
     /// from the next moment on, by its number.
     pub(crate) fn is_mapped_only(&self, folio: Folio, mappings: u32) -> bool {
         self.meta(folio.head).count.load(Relaxed) == u64::from(mappings) * MAPPING
+    }
+
+    /// Whether the frame is a folio of one page that several entries map.
+    #[inline]
+    pub(crate) fn is_shared_page(&self, frame: Frame) -> bool {
+        self.metas.covers(frame) && {
+            let meta = self.metas.get(frame);
+            let state = meta.state.load(Relaxed);
+            state & KIND_AND_ORDER == state_of(Kind::Folio, Order::PAGE)
+                && mappings_in(meta.count.load(Relaxed)) > 1
+        }
     }
 
     /// As [`Frames::is_mapped_only`], but for `held` references, the caller's.

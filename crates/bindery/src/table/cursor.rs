@@ -11,7 +11,7 @@
 //! A piece that the range covers only in part is cut before it is yielded: a huge leaf is split
 //! with its deposited table, a contiguous run is unfolded. So the receiver of a run owns all of it.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Entry, EntryIndex, Equal, Kind, Level};
@@ -367,6 +367,28 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
     ) -> Result<Frame, NoMemory> {
         let (page_table, cover) = (self.page_table, self.cover);
         table_under(page_table, &mut self.locks, &mut self.counts, cover, addr, level, pool)
+    }
+
+    /// Passes over the level-1 leaves from the position on that map a frame which `skips` names, up to
+    /// the end of the table. For a caller that would do nothing with a run for each.
+    #[inline]
+    pub(super) fn skip_leaves(&mut self, skips: impl Fn(Frame) -> bool) {
+        let Some(node) = self.position.filter(|node| node.level == Level::PTE) else { return };
+        let index = node.level.index_of(VirtAddr(self.at));
+        let slots = &self.page_table.slots(node.table)[index.slots(self.limit(node.level, index))];
+        let is_skipped = |slot: &&AtomicU64| {
+            let entry = Entry(slot.load(Ordering::Relaxed));
+            // A contiguous run is part of a larger folio.
+            node.level.kind(entry) == Kind::Leaf
+                && !P::Arch::is_contig(entry)
+                && skips(P::Arch::frame(entry))
+        };
+        let count = slots.iter().take_while(is_skipped).count() as u32;
+        if count > 0 {
+            self.counts.entries_read += u64::from(count);
+            let what = What::Empty;
+            self.pass(Run { at: VirtAddr(self.at), node, index, count, what });
+        }
     }
 
     /// What is locked: the range, or its front.

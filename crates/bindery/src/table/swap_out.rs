@@ -190,14 +190,20 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
 
     /// Stops at a run of a folio that is mapped elsewhere as well, or with holes, if it may be split.
     #[cold]
-    fn ask_for_split(&self, folio: Folio) -> Next {
-        let frames = &self.cursor.page_table.memory.frames;
+    fn ask_for_split(&mut self, folio: Folio) -> Next {
+        let page_table = self.cursor.page_table;
+        let frames = &page_table.memory.frames;
         let tried = self.victims.choice == Choice::Cold || self.victims.left_alone == Some(folio);
         // More mappings than pages: others map it, too.
         let may = frames.mappings(folio) <= folio.pages()
             && frames.is_mapped_only(folio, frames.mappings(folio));
         if folio.order > Order::PAGE && !tried && may {
             return Next::Cut(folio);
+        }
+        // After a fork, all pages of a table are mapped twice: one pass instead of a run for each.
+        // Reclaim counts the mappings of the folio that it holds, and so has to meet them.
+        if self.victims.choice == Choice::All && frames.is_shared_page(folio.head) {
+            self.cursor.skip_leaves(|frame| frames.is_shared_page(frame));
         }
         Next::Run
     }
