@@ -16,7 +16,6 @@ use crate::swap::slots::Stored;
 pub(super) struct OutRun {
     pub(super) slots: SlotRun,
     pub(super) at: VirtAddr,
-    pub(super) in_cache: InCache,
 }
 
 /// Since when the swap cache has a folio that goes out.
@@ -36,7 +35,7 @@ impl InCache {
 }
 
 /// The most runs of one lock span: with folios of 64 KiB and more, those of two tables.
-const RUNS: usize = 64;
+const RUNS: usize = u64::BITS as usize;
 /// The most folios that one flush drops.
 const LAZY: usize = 32;
 
@@ -44,6 +43,8 @@ const LAZY: usize = 32;
 /// reference of the holder of this.
 pub(crate) struct OutBatch {
     pub(super) runs: ArrayVec<OutRun, RUNS>,
+    /// A bit for each run: set for those of folios that the swap cache had before.
+    before: u64,
     /// Single slots that were allocated and are not used yet.
     spare: Option<SlotRun>,
     /// Up to here the runs are unmapped.
@@ -58,7 +59,12 @@ pub(crate) struct OutBatch {
 impl OutBatch {
     pub(crate) fn new() -> Self {
         let (runs, lazy) = (ArrayVec::new(), ArrayVec::new());
-        Self { runs, spare: None, settled: 0, lazy, kept: false }
+        Self { runs, before: 0, spare: None, settled: 0, lazy, kept: false }
+    }
+
+    /// Since when the cache has the folios of a run.
+    pub(super) fn in_cache(&self, run: usize) -> InCache {
+        if self.before >> run & 1 == 0 { InCache::New } else { InCache::Before }
     }
 
     pub(super) fn is_full(&self) -> bool {
@@ -87,7 +93,7 @@ impl OutBatch {
             dropped += u64::from(pages);
         }
         for number in self.settled..self.runs.len() {
-            let OutRun { slots, in_cache, .. } = self.runs[number];
+            let (OutRun { slots, .. }, in_cache) = (self.runs[number], self.in_cache(number));
             let mut done = 0;
             while done < slots.count {
                 let slot = slots.first + u64::from(done);
@@ -142,8 +148,9 @@ impl OutBatch {
     }
 
     pub(crate) fn add(&mut self, slots: SlotRun, at: VirtAddr, in_cache: InCache) {
+        let number = self.runs.len();
         if let Some(last) = self.runs[self.settled..].last_mut()
-            && last.in_cache == in_cache
+            && (self.before >> (number - 1) & 1 == 0) == (in_cache == InCache::New)
             && last.slots.area == slots.area
             && last.slots.first + u64::from(last.slots.count) == slots.first
             && last.at.0.wrapping_add(u64::from(last.slots.count) << PAGE_SHIFT) == at.0
@@ -152,7 +159,9 @@ impl OutBatch {
             return;
         }
         // There is room: `is_full` was asked.
-        let _ = self.runs.try_push(OutRun { slots, at, in_cache });
+        if self.runs.try_push(OutRun { slots, at }).is_ok() {
+            self.before |= u64::from(in_cache.references()) << number;
+        }
     }
 
     /// Writes the folios out, and frees those that nobody wants meanwhile. May sleep; called
@@ -165,7 +174,8 @@ impl OutBatch {
         let mut batch = memory.free_batch();
         let enough = memory.enough_free_frames();
         let kept = core::mem::take(&mut self.kept);
-        for run in self.runs.drain(..) {
+        let before = core::mem::take(&mut self.before);
+        for (number, run) in self.runs.drain(..).enumerate() {
             let mut slot = run.slots.first;
             let end = slot + u64::from(run.slots.count);
             while slot < end {
@@ -176,9 +186,10 @@ impl OutBatch {
                     slot += 1;
                     continue;
                 };
-                let stored = match run.in_cache {
-                    InCache::New => Stored::No,
-                    InCache::Before => memory.stored_at(SlotRun { first: slot, ..run.slots }),
+                let stored = if before >> number & 1 == 0 {
+                    Stored::No
+                } else {
+                    memory.stored_at(SlotRun { first: slot, ..run.slots })
                 };
                 let pages = u64::from(folio.pages());
                 slot += pages;

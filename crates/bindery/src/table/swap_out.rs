@@ -430,7 +430,8 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         let memory = self.cursor.page_table.memory;
         let mut unmapped = 0;
         for number in self.batch.settled..self.batch.runs.len() {
-            let OutRun { slots, at, in_cache } = self.batch.runs[number];
+            let OutRun { slots, at } = self.batch.runs[number];
+            let in_cache = self.batch.in_cache(number);
             let mut done = 0;
             while done < slots.count {
                 let folio = memory.cached_folio(slots.area, slots.first + u64::from(done));
