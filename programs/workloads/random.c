@@ -96,8 +96,44 @@ static uint64_t mix(uint64_t value)
     return value ^ (value >> 33);
 }
 
+/* A page of text, of pointers beside small numbers, of random words, or of zeroes: of eight pages in a
+ * row three, three, one and one. */
+static void write_mixed_page(volatile uint64_t *word)
+{
+    static const char words[16][8] = {"the ", "page ", "swap ", "of ", "table\n", "a ", "kernel ",
+                                      "and ", "fault ", "in ", "lock ", "entry ", "is ", "has ",
+                                      "memory ", "to "};
+    uint64_t number = (uintptr_t)word / BASE_PAGE;
+    volatile char *text = (volatile char *)word;
+    uint64_t chosen = 0;
+    size_t at = 0;
+    switch (number % 8) {
+    case 0 ... 2:
+        for (size_t i = 0; at < BASE_PAGE; i++) {
+            chosen = i % 16 ? chosen >> 4 : mix(number * BASE_PAGE + i);
+            for (const char *from = words[chosen % 16]; *from && at < BASE_PAGE; from++)
+                text[at++] = *from;
+        }
+        break;
+    case 3 ... 5:
+        for (int i = 0; i < 512; i++) {
+            uint64_t random = mix((uintptr_t)(word + i));
+            uint64_t small = i % 4 == 1 ? random % 256 : 0;
+            word[i] = i % 2 == 0 ? 0x7f1234000000 + random % 0x40000 * 16 : small;
+        }
+        break;
+    case 6:
+        for (int i = 0; i < 512; i++)
+            word[i] = mix((uintptr_t)(word + i));
+        break;
+    default:
+        for (int i = 0; i < 512; i++)
+            word[i] = 0;
+    }
+}
+
 /* One word in every `stride` bytes; or pages whose content is like that of programs: every eighth
- * word is random, the others repeat. */
+ * word is random, the others repeat; or pages of several kinds. */
 static long write_memory(char *start, size_t length, size_t stride, unsigned long content)
 {
     for (size_t at = 0; at < length; at += stride) {
@@ -106,6 +142,8 @@ static long write_memory(char *start, size_t length, size_t stride, unsigned lon
             *word = 0;
         else if (content == 1)
             *word = mix((uintptr_t)word);
+        else if (content == 3)
+            write_mixed_page(word);
         else
             for (int i = 0; i < 512; i++)
                 word[i] = i % 8 == 0 ? mix((uintptr_t)(word + i)) : 0x2020646e61206568;
@@ -142,6 +180,15 @@ static long map_many(char *at, size_t number, size_t stride)
     for (size_t i = 0; i < number; i++)
         if (mmap(at + i * stride, BASE_PAGE, PROT_READ | PROT_WRITE,
                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED)
+            return -errno;
+    return 0;
+}
+
+/* Advice for a range, by calls of `piece` bytes. */
+static long advise_in_pieces(char *at, size_t length, int advice, size_t piece)
+{
+    for (size_t done = 0; done < length; done += piece)
+        if (madvise(at + done, piece, advice) != 0)
             return -errno;
     return 0;
 }
@@ -248,6 +295,8 @@ static long perform(const struct step *step)
         return mapped(mremap(at, of[1], of[2], (int)of[3], (void *)of[4]));
     case 'A':
         return failed(madvise(at, of[1], (int)of[2]));
+    case 'G': /* address, length, advice, bytes of a call */
+        return advise_in_pieces(at, of[1], (int)of[2], of[3]);
     case 'W':
         return write_memory(at, of[1], of[2], of[3]);
     case 'D':

@@ -71,6 +71,7 @@ impl Builder {
     }
 }
 
+const WILLNEED: u64 = 3;
 const DONTNEED: u64 = 4;
 const FREE: u64 = 8;
 const COLD: u64 = 20;
@@ -118,8 +119,12 @@ pub fn all() -> Vec<Case> {
         }),
         files(),
         swapped_shared(),
+        will_need(),
         sparse_swap_in(),
         realistic(),
+        mixed(),
+        brought_back_here_and_there(),
+        swapped_after_fork(),
         userfaults(),
         many_mappings(),
         repeated(|case| {
@@ -169,6 +174,22 @@ fn swapped_shared() -> Case {
     case.done()
 }
 
+/// Pages in swap are announced before they are read.
+fn will_need() -> Case {
+    let mut case = Builder::default();
+    case.map(AT, 16 * MIB, PRIVATE).map(TO, 16 * MIB, SHARED);
+    for _ in 0..4 {
+        case.step(0, 'W', &[AT, 16 * MIB, PAGE, 0]).step(0, 'W', &[TO, 16 * MIB, PAGE, 0]);
+        case.advise(AT, 16 * MIB, PAGEOUT).advise(AT, 16 * MIB, WILLNEED);
+        case.is("MADV_WILLNEED of 16 MiB in swap").read(AT, 16 * MIB);
+        case.is("reads of 16 MiB after MADV_WILLNEED");
+        case.advise(TO, 16 * MIB, PAGEOUT).advise(TO, 16 * MIB, WILLNEED);
+        case.is("MADV_WILLNEED of 16 MiB of shared memory in swap").read(TO, 16 * MIB);
+        case.is("reads of 16 MiB of shared memory after MADV_WILLNEED");
+    }
+    case.done()
+}
+
 /// Pages that went out one by one come back here and there.
 fn sparse_swap_in() -> Case {
     let mut case = Builder::default();
@@ -191,6 +212,36 @@ fn realistic() -> Case {
         case.advise(AT, 4 * MIB, PAGEOUT).is("pageout of 4 MiB of realistic content");
         case.read(AT, 4 * MIB).is("swap-in of 4 MiB of realistic content");
     }
+    case.done()
+}
+
+/// Pages of text, of pointers, of random words and of zeroes.
+fn mixed() -> Case {
+    let mut case = Builder::default();
+    case.map(AT, 32 * MIB, PRIVATE).step(0, 'W', &[AT, 32 * MIB, PAGE, 3]);
+    for _ in 0..2 {
+        case.advise(AT, 32 * MIB, PAGEOUT).is("pageout of 32 MiB of mixed content");
+        case.read(AT, 32 * MIB).is("swap-in of 32 MiB of mixed content");
+    }
+    case.done()
+}
+
+/// Pages that went out by calls of 4 KiB, of which few are wanted again.
+fn brought_back_here_and_there() -> Case {
+    let mut case = Builder::default();
+    case.map(AT, 8 * MIB, PRIVATE).step(0, 'W', &[AT, 8 * MIB, PAGE, 3]);
+    case.step(0, 'G', &[AT, 8 * MIB, PAGEOUT, PAGE]).is("pageout of 8 MiB by calls of 4 KiB");
+    case.step(0, 'D', &[AT + 5 * PAGE, 8 * MIB, 2 * MIB]).is("a byte in each 2 MiB of it");
+    case.done()
+}
+
+fn swapped_after_fork() -> Case {
+    let mut case = Builder::default();
+    case.map(AT, 32 * MIB, PRIVATE).write(AT, 32 * MIB).step(0, 'F', &[1]);
+    for _ in 0..4 {
+        case.advise(AT, 32 * MIB, PAGEOUT).is("pageout of 32 MiB that two processes map");
+    }
+    case.step(0, 'X', &[1]);
     case.done()
 }
 
