@@ -2,11 +2,12 @@
 
 use linux_raw_sys::general::{O_APPEND, RWF_APPEND, RWF_DSYNC, RWF_HIPRI, RWF_NOWAIT, RWF_SYNC};
 
-use crate::errno::Errno;
+use crate::errno::{Errno, Outcome};
 use crate::process;
 
 use super::descriptor::Description;
 use super::node::{Kind, Node, Patience};
+use super::segments::Segments;
 
 /// Writes at the offset although the file was opened for appending (Linux 6.9).
 const RWF_NOAPPEND: u32 = 1 << 5;
@@ -98,6 +99,21 @@ pub fn within_limit(node: &dyn Node, at: u64, count: u64) -> Result<u64, Errno> 
         limit if at >= limit => Err(process::file_is_too_large()),
         limit => Ok(count.min(limit - at)),
     }
+}
+
+/// Has `write` write what [`within_limit`] allows of a program's memory at `at`.
+///
+/// # Errors
+/// As [`within_limit`]; what `write` says.
+pub fn limited(
+    node: &dyn Node,
+    at: u64,
+    segments: &Segments,
+    write: impl FnOnce(&Segments) -> Outcome,
+) -> Outcome {
+    let asked = segments.total();
+    let allowed = within_limit(node, at, asked)?;
+    if allowed < asked { write(&segments.first(allowed)?) } else { write(segments) }
 }
 
 /// Refuses to let a file of `size` bytes grow to `wanted`, if that is beyond `RLIMIT_FSIZE`.

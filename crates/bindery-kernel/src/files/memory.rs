@@ -15,6 +15,7 @@ use crate::process::credentials;
 use crate::sync::{Mutex, SleepingMutex};
 use crate::{heap, time};
 
+use super::manner::limited;
 use super::node::{Attributes, Change, Entry, Kind, Node, Patience, file_access};
 use super::segments::Segments;
 use super::transfer::{Step, by_steps};
@@ -166,11 +167,10 @@ impl Regular {
         Ok(by_steps(step, fault_in, |_| false)? as u64)
     }
 
-    /// Copies a program's memory to `at`. Other writers see all of it or nothing, whatever has to
-    /// be faulted in meanwhile.
-    fn copy_in(&self, at: u64, from: &Segments) -> Outcome {
+    /// Copies a program's memory to `at` in the object of `writer`, which is locked: other writers
+    /// see all of it or nothing, whatever has to be faulted in meanwhile.
+    fn copy_in(&self, object: &Object<'static, Machine>, at: u64, from: &Segments) -> Outcome {
         let total = from.total() as usize;
-        let object = self.writer.lock();
         let step = |done: usize| {
             let mut stopped = false;
             let copied = object.write_with(at + done as u64, total - done, |before, to, length| {
@@ -229,6 +229,7 @@ impl Node for Regular {
 
     fn write(&self, at: u64, from: &[u8], _: Patience) -> Result<usize, Errno> {
         let at = i64::try_from(at).map_err(|_| Errno::EINVAL)?;
+        let _writer = self.writer.lock();
         let count = from_raw(linux::pwrite(&self.opened(O_RDWR), from, at))? as usize;
         self.common.written();
         Ok(count)
@@ -239,7 +240,15 @@ impl Node for Regular {
     }
 
     fn write_from(&self, at: u64, from: &Segments, _: Patience) -> Option<Outcome> {
-        Some(self.copy_in(at, from))
+        Some(self.copy_in(&self.writer.lock(), at, from))
+    }
+
+    fn append_from(&self, from: &Segments) -> Option<Result<(u64, u64), Errno>> {
+        let object = self.writer.lock();
+        // Asked with the lock: the writer before may have yielded the CPU before the file grew.
+        let at = object.size();
+        let written = limited(self, at, from, |from| self.copy_in(&object, at, from));
+        Some(written.map(|count| (at, count)))
     }
 
     fn object(&self) -> Option<&Object<'static, Machine>> {

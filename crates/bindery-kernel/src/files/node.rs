@@ -215,6 +215,12 @@ pub trait Node: Send + Sync {
         None
     }
 
+    /// As [`Node::write_from`], at the end, which no other writer moves meanwhile, and within
+    /// `RLIMIT_FSIZE`. Returns where that was, and the count.
+    fn append_from(&self, _from: &Segments) -> Option<Result<(u64, u64), Errno>> {
+        None
+    }
+
     /// The object that holds a regular file's contents.
     fn object(&self) -> Option<&Object<'static, Machine>> {
         None

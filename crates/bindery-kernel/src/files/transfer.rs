@@ -79,19 +79,20 @@ fn fill_by_pieces(node: &dyn Node, at: u64, segments: &Segments, patience: Patie
 /// Writes a program's memory to a node at `at`; returns the count.
 fn drain(node: &dyn Node, at: u64, segments: &Segments, patience: Patience) -> Outcome {
     segments.check()?;
-    let cut;
-    let asked = segments.total();
-    let allowed = manner::within_limit(node, at, asked)?;
-    let segments = if allowed < asked {
-        cut = segments.first(allowed)?;
-        &cut
-    } else {
-        segments
-    };
-    match node.write_from(at, segments, patience) {
+    manner::limited(node, at, segments, |segments| match node.write_from(at, segments, patience) {
         Some(outcome) => outcome,
         None => drain_by_pieces(node, at, segments, patience),
+    })
+}
+
+/// As [`drain`], at the end of the node; returns where that was, and the count.
+fn append(node: &dyn Node, segments: &Segments, patience: Patience) -> Result<(u64, u64), Errno> {
+    segments.check()?;
+    if let Some(appended) = node.append_from(segments) {
+        return appended;
     }
+    let end = node.attributes().size;
+    drain(node, end, segments, patience).map(|count| (end, count))
 }
 
 /// As [`drain`], through memory of the kernel.
@@ -229,17 +230,18 @@ pub fn write(descriptor: i32, segments: &Segments, start: Start, flags: u32) -> 
         return Ok(0);
     }
     let Manner { patience, appends } = Manner::new(&description, flags)?;
-    let end = || node.attributes().size;
     match start {
-        Start::At(at) => drain(node, if appends { end() } else { at }, segments, patience),
+        Start::At(_) if appends => append(node, segments, patience).map(|(_, count)| count),
+        Start::At(at) => drain(node, at, segments, patience),
         Start::Position if !node.is_seekable() => drain(node, 0, segments, patience),
         Start::Position => {
             let mut position = description.position.lock();
-            if appends {
-                *position = end();
-            }
-            let count = drain(node, *position, segments, patience)?;
-            *position += count;
+            let (at, count) = if appends {
+                append(node, segments, patience)?
+            } else {
+                (*position, drain(node, *position, segments, patience)?)
+            };
+            *position = at + count;
             Ok(count)
         }
     }
