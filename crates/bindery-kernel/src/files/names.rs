@@ -38,11 +38,15 @@ pub fn open(directory: i32, path: u64, flags: u32, mode: u32) -> Outcome {
         LastLink::Followed
     };
     let (place, is_new) = match path::look_up(start.clone(), &path, last) {
-        Ok(_) if flags & (O_CREAT | O_EXCL) == O_CREAT | O_EXCL => return Err(Errno::EEXIST),
         Ok(place) => (place, false),
-        Err(Errno::ENOENT) if flags & O_CREAT != 0 => create(start, &path, mode & !files.umask())?,
+        Err(Errno::ENOENT) if flags & O_CREAT != 0 => {
+            create(start, &path, last, mode & !files.umask())?
+        }
         Err(errno) => return Err(errno),
     };
+    if flags & O_CREAT != 0 && flags & O_EXCL != 0 && !is_new {
+        return Err(Errno::EEXIST);
+    }
     let kind = place.node.kind();
     if flags & O_PATH != 0 {
         if flags & O_DIRECTORY != 0 && kind != Kind::Directory {
@@ -85,25 +89,36 @@ fn wanted_by(flags: u32) -> u32 {
     }
 }
 
-/// Makes the regular file that a path names; the path may end in a link that leads nowhere. Says
-/// whether it was made.
-fn create(start: Arc<Place>, path: &[u8], mode: u32) -> Result<(Arc<Place>, bool), Errno> {
+/// Makes the regular file that a path names; the path may end in a link that leads nowhere, if
+/// links are followed. Says whether it was made: other threads may make the name at any moment
+/// before.
+fn create(
+    start: Arc<Place>,
+    path: &[u8],
+    last: LastLink,
+    mode: u32,
+) -> Result<(Arc<Place>, bool), Errno> {
     let (mut start, mut path) = (start, Vec::from(path));
-    for _ in 0..8 {
-        let name = path::look_up_name(start, &path)?;
+    let mut links = 0;
+    while links < 8 {
+        let name = path::look_up_name(start.clone(), &path)?;
         if name.for_directory {
             return Err(Errno::EISDIR);
         }
         match name.above.node.child(&name.name) {
-            Ok(node) if node.kind() == Kind::Link => {
+            Ok(node) if node.kind() == Kind::Link && last == LastLink::Followed => {
+                links += 1;
                 path = node.target()?;
                 start = if path.first() == Some(&b'/') { super::root() } else { name.above };
             }
             Ok(node) => return Ok((name.above.below(node, &name.name), false)),
             Err(_) => {
                 let file: Arc<dyn Node> = Regular::new(mode & 0o7777)?;
-                name.directory()?.insert(&name.name, file.clone())?;
-                return Ok((name.above.below(file, &name.name), true));
+                match name.directory()?.insert(&name.name, file.clone()) {
+                    // The memory for the file took a yield: another thread has made the name.
+                    Err(Errno::EEXIST) => {}
+                    made => return made.map(|()| (name.above.below(file, &name.name), true)),
+                }
             }
         }
     }
