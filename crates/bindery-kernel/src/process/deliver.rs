@@ -9,8 +9,8 @@ use linux_raw_sys::general::{
     SS_AUTODISARM,
 };
 
-use crate::arch::Registers;
 use crate::arch::signal::{pop, push};
+use crate::arch::{FloatingPoint, Registers};
 use crate::errno::Errno;
 use crate::trap::From;
 
@@ -160,13 +160,11 @@ fn run_handler(
         alternate: (alternate.base, flags_of(&alternate, at), alternate.size),
         fault: information.fields[0],
     };
-    // SAFETY: the running thread's own place; nothing else looks at it while it runs.
-    let floating_point = unsafe {
-        let saved = &mut (*thread.saved()).floating_point;
-        saved.save();
-        saved
-    };
-    push(registers, floating_point, &delivery)?;
+    // Not in the thread's own place: a fault on the frame may switch threads, and the switch saves
+    // there the rights to keys that the kernel has while it writes the frame.
+    let mut floating_point = FloatingPoint::new();
+    floating_point.save();
+    push(registers, &floating_point, &delivery)?;
     let mut signals = thread.signals.lock();
     signals.mask_after_call = None;
     signals.blocked |= action.mask & !UNBLOCKABLE;
