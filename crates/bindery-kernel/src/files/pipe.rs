@@ -44,9 +44,19 @@ struct State {
     bytes: Ring,
     readers: u32,
     writers: u32,
+    /// A call writes the first bytes elsewhere, which may sleep: nobody else may take them.
+    claimed: bool,
     /// How often it was opened for reading, for writing: a thread that waits for the other side may
     /// wake when that has come and gone.
     openings: [u64; 2],
+}
+
+impl State {
+    /// How many bytes can be read now; none where they are all read and more may come.
+    fn readable(&self) -> Option<usize> {
+        let empty = self.bytes.length == 0;
+        (!self.claimed && (!empty || self.writers == 0)).then_some(self.bytes.length)
+    }
 }
 
 /// Bytes that wait, at most [`CAPACITY`]. There is memory for them from the first write on.
@@ -150,11 +160,39 @@ impl Pipe {
     /// # Errors
     /// `EAGAIN`, or a signal's interruption.
     pub fn peek(&self, into: &mut [u8], patience: Patience) -> Result<usize, Errno> {
+        self.look(into, patience, |_| {})
+    }
+
+    /// As [`Pipe::peek`]. The bytes, if there are any, are the caller's until
+    /// [`Pipe::take_claimed`], which must follow.
+    ///
+    /// # Errors
+    /// As [`Pipe::peek`].
+    pub fn claim(&self, into: &mut [u8], patience: Patience) -> Result<usize, Errno> {
+        self.look(into, patience, |state| state.claimed = true)
+    }
+
+    /// Takes `count` of the bytes that the caller has claimed out; others may read the rest.
+    pub fn take_claimed(&self, count: usize) {
+        let mut state = self.state.lock();
+        state.claimed = false;
+        state.bytes.pop(count, |_, _, length| length);
+        drop(state);
+        self.tell();
+    }
+
+    fn look(
+        &self,
+        into: &mut [u8],
+        patience: Patience,
+        found: impl Fn(&mut State),
+    ) -> Result<usize, Errno> {
         self.wait(patience, |state| {
-            let count = into.len().min(state.bytes.length);
+            let count = into.len().min(state.readable()?);
             if count == 0 {
-                return (state.writers == 0).then_some(Ok(0));
+                return Some(Ok(0));
             }
+            found(state);
             let put = |done: usize, from: NonNull<u8>, length: usize| {
                 // SAFETY: as in `read`.
                 let from = unsafe { slice::from_raw_parts(from.as_ptr(), length) };
@@ -215,8 +253,8 @@ impl Pipe {
         let step = |done: usize| {
             let now = if done > 0 { Patience::None } else { patience };
             let step = self.wait(now, |state| {
-                if state.bytes.length == 0 {
-                    return (state.writers == 0).then_some(Ok(Step::default()));
+                if state.readable()? == 0 {
+                    return Some(Ok(Step::default()));
                 }
                 let put = |moved, from, length| put(done + moved, from, length);
                 Some(Ok(state.bytes.pop(length - done, put)))
@@ -237,9 +275,7 @@ impl Pipe {
         if length == 0 {
             return Ok(0);
         }
-        if self.state.lock().bytes.memory.is_none() {
-            self.make_room()?;
-        }
+        self.make_room()?;
         let step = |done: usize| {
             let left = length - done;
             let step = self.wait(patience, |state| {
@@ -269,9 +305,17 @@ impl Pipe {
         }
     }
 
-    /// Takes the memory of the ring, if nobody has.
+    /// Takes the memory of the ring, if nobody has: a write after that allocates nothing.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    #[inline]
+    pub fn make_room(&self) -> Result<(), Errno> {
+        if self.state.lock().bytes.memory.is_some() { Ok(()) } else { self.make_ring() }
+    }
+
     #[cold]
-    fn make_room(&self) -> Result<(), Errno> {
+    fn make_ring(&self) -> Result<(), Errno> {
         // Without the lock, since an allocation may sleep.
         let mut memory = Some(Pages::new(CAPACITY, &VmallocOptions::default())?);
         let mut state = self.state.lock();
@@ -360,7 +404,7 @@ impl Node for Pipe {
     fn ready(&self) -> u32 {
         let state = self.state.lock();
         let mut ready = 0;
-        if state.bytes.length > 0 {
+        if state.bytes.length > 0 && !state.claimed {
             ready |= POLLIN;
         }
         if state.bytes.free() >= ATOMIC {

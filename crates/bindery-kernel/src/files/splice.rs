@@ -192,12 +192,13 @@ fn from_pipe(
     while done < count {
         let now = if done > 0 { Patience::None } else { patience };
         let length = piece.len().min((count - done) as usize);
-        let moved = pipe.peek(&mut piece[..length], now).and_then(|seen| {
+        let moved = pipe.claim(&mut piece[..length], now).and_then(|seen| {
             if seen == 0 {
                 return Ok(0);
             }
-            let written = write(done, &piece[..seen])?;
-            pipe.read(0, &mut piece[..written], Patience::None)
+            let written = write(done, &piece[..seen]);
+            pipe.take_claimed(*written.as_ref().unwrap_or(&0));
+            written
         });
         match moved {
             Ok(0) => break,
@@ -219,6 +220,8 @@ enum Kept {
 /// Moves or copies what a pipe has to another, as much as there is and there is room for.
 fn between(out: &Pipe, into: &Pipe, count: u64, patience: Patience, kept: Kept) -> Outcome {
     let mut piece = buffer(count)?;
+    // Now, since an allocation may let others read the pipe between the look and the write.
+    into.make_room()?;
     loop {
         // What is there may be gone when the other side has room.
         if out.peek(&mut piece[..1], patience)? == 0 {
