@@ -170,8 +170,8 @@ fn sleep_until(deadline: u64) -> Result<u64, Interrupted> {
     }
 }
 
-/// The shortest time between two signals of a timer, in nanoseconds: a timer must not be due again
-/// while the kernel still deals with it.
+/// The shortest time between two signals of a timer, in ns: a timer must not be due again while the
+/// kernel still deals with it.
 const SHORTEST: u64 = 100_000;
 
 /// A timer that sends a signal.
@@ -400,16 +400,9 @@ const MAXIMUM_TIMERS: usize = 64;
 pub(super) fn timer_create(clock_id: u64, event_at: u64, id_at: u64) -> Outcome {
     clock(clock_id)?;
     let process = scheduler::current().process.clone();
-    let mut timers = process.timers.lock();
-    let key = (0..).find(|key| !timers.contains_key(key)).ok_or(Errno::EAGAIN)?;
-    if timers.len() > MAXIMUM_TIMERS {
-        return Err(Errno::EAGAIN);
-    }
-    drop(timers);
-    heap::room(1024)?;
     // struct sigevent: the value; the signal and the kind; the thread.
     let [value, both, thread] = match event_at {
-        0 => [key as u64, u64::from(SIGALRM), 0],
+        0 => [0, u64::from(SIGALRM), 0],
         at => user::read::<[u64; 3]>(at)?,
     };
     let (signal, kind) = (both as u32, (both >> 32) as u32);
@@ -427,8 +420,13 @@ pub(super) fn timer_create(clock_id: u64, event_at: u64, id_at: u64) -> Outcome 
     if kind != SIGEV_NONE && !(1..=signal::MAXIMUM).contains(&signal) {
         return Err(Errno::EINVAL);
     }
-    user::write(id_at, &key)?;
-    timers = process.timers.lock();
+    heap::room(1024)?;
+    let mut timers = process.timers.lock();
+    if timers.len() > MAXIMUM_TIMERS {
+        return Err(Errno::EAGAIN);
+    }
+    let key = (0..).find(|key| !timers.contains_key(key)).ok_or(Errno::EAGAIN)?;
+    let value = if event_at == 0 { key as u64 } else { value };
     timers.insert(
         key,
         Timer {
@@ -443,13 +441,19 @@ pub(super) fn timer_create(clock_id: u64, event_at: u64, id_at: u64) -> Outcome 
             overrun: 0,
         },
     );
+    drop(timers);
+    // Last: the copy may let other threads of the process create timers.
+    user::write(id_at, &key).inspect_err(|_| _ = timer_delete(key as u64))?;
     Ok(0)
 }
 
 /// `timer_gettime(2)`.
 pub(super) fn timer_gettime(id: u64, at: u64) -> Outcome {
-    let key = created(id)?;
-    let (rest, interval) = rest(&scheduler::current().process, key).ok_or(Errno::EINVAL)?;
+    let rest = rest(&scheduler::current().process, created(id)?).ok_or(Errno::EINVAL)?;
+    write_rest(at, rest)
+}
+
+fn write_rest(at: u64, (rest, interval): (u64, u64)) -> Outcome {
     user::write(at, &[[interval / SECOND, interval % SECOND], [rest / SECOND, rest % SECOND]])?;
     Ok(0)
 }
@@ -461,9 +465,7 @@ pub(super) fn timer_settime(id: u64, flags: u64, new: u64, old: u64) -> Outcome 
     let (interval, value) = (nanoseconds(interval, SECOND)?, nanoseconds(value, SECOND)?);
     let process = scheduler::current().process.clone();
     let clock = process.timers.lock().get(&key).ok_or(Errno::EINVAL)?.clock;
-    if old != 0 {
-        timer_gettime(id, old)?;
-    }
+    let was = rest(&process, key).ok_or(Errno::EINVAL)?;
     let at = match value {
         0 => 0,
         value if flags as u32 & TIMER_ABSTIME == 0 => time::now().saturating_add(value),
@@ -471,7 +473,7 @@ pub(super) fn timer_settime(id: u64, flags: u64, new: u64, old: u64) -> Outcome 
         value => value,
     };
     arm(&process, key, at, interval);
-    Ok(0)
+    if old == 0 { Ok(0) } else { write_rest(old, was) }
 }
 
 /// `timer_getoverrun(2)`.
