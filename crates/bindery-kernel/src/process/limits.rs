@@ -103,13 +103,14 @@ pub fn file_is_too_large() -> Errno {
 
 /// `prlimit64(2)`; a resource and two places.
 pub(super) fn prlimit(id: u64, resource: u64, new: u64, old: u64) -> Outcome {
+    // First, since the copy may let the process become one that the caller has no say in.
+    let new = if new == 0 { None } else { Some(user::read::<[u64; 2]>(new)?) };
     let process = by_id(id)?;
     check_peer(&process)?;
     let index =
         usize::try_from(resource).ok().filter(|index| *index < COUNT).ok_or(Errno::EINVAL)?;
     let was = process.limits.lock().0[index];
-    if new != 0 {
-        let [current, maximum] = user::read::<[u64; 2]>(new)?;
+    if let Some([current, maximum]) = new {
         if current > maximum || index == RLIMIT_NOFILE as usize && maximum > DESCRIPTORS {
             return Err(if current > maximum { Errno::EINVAL } else { Errno::EPERM });
         }

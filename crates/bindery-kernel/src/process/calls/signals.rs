@@ -21,11 +21,12 @@ pub(super) fn sigaction(signal: u64, new: u64, old: u64, size: u64) -> Outcome {
     if size != 8 || new != 0 && bit(signal) & UNBLOCKABLE != 0 {
         return Err(Errno::EINVAL);
     }
+    // Before the old action is looked at: the copy may let another thread change it.
+    let new = if new == 0 { None } else { Some(user::read::<[u64; 4]>(new)?) };
     let process = scheduler::current().process.clone();
     let actions = process.actions();
     let was = actions.get(signal);
-    if new != 0 {
-        let [handler, flags, restorer, mask] = user::read::<[u64; 4]>(new)?;
+    if let Some([handler, flags, restorer, mask]) = new {
         actions.set(signal, Action { handler, flags, restorer, mask: mask & !UNBLOCKABLE });
         if handler == IGNORE || handler == signal::DEFAULT && !signal::ends_by_default(signal) {
             signal::forget(&process, bit(signal) & !signal::STOPPING);
@@ -239,20 +240,11 @@ pub(super) fn pidfd_send_signal(descriptor: i32, number: u64, at: u64, flags: u3
     if flags & !(THREAD | PROCESS | GROUP) != 0 || flags.count_ones() > 1 {
         return Err(Errno::EINVAL);
     }
-    let (process, own_thread) = match Handle::of(descriptor) {
-        Handle::OwnThread => {
-            let thread = scheduler::current_thread();
-            (thread.process.clone(), Some(thread))
-        }
-        Handle::OwnProcess => (scheduler::current().process.clone(), None),
-        Handle::Descriptor(descriptor) => {
-            (find(files::process_behind(descriptor)?).ok_or(Errno::ESRCH)?, None)
-        }
-    };
-    let thread = match flags {
-        THREAD => own_thread.or_else(|| process.threads().first().cloned()),
-        0 => own_thread,
-        _ => None,
+    let own = scheduler::current().process.id;
+    let (id, own_thread) = match Handle::of(descriptor) {
+        Handle::OwnThread => (own, Some(scheduler::current_thread())),
+        Handle::OwnProcess => (own, None),
+        Handle::Descriptor(descriptor) => (files::process_behind(descriptor)?, None),
     };
     let information = match at {
         0 => None,
@@ -262,12 +254,18 @@ pub(super) fn pidfd_send_signal(descriptor: i32, number: u64, at: u64, flags: u3
                 return Err(Errno::EINVAL);
             }
             let code = bytes[1] as i32;
-            let own = scheduler::current().process.id;
-            if (code >= 0 || code == code::THREAD) && (process.id != own || flags == GROUP) {
+            if (code >= 0 || code == code::THREAD) && (id != own || flags == GROUP) {
                 return Err(Errno::EPERM);
             }
             Some((code, [bytes[2], bytes[3], bytes[4], bytes[5]]))
         }
+    };
+    // Only now: the copy may let the process or the thread end.
+    let process = find(id).ok_or(Errno::ESRCH)?;
+    let thread = match flags {
+        THREAD => own_thread.or_else(|| process.threads().first().cloned()),
+        0 => own_thread,
+        _ => None,
     };
     let information = |signal| match information {
         Some((code, fields)) => Information { signal, code, fields },
