@@ -143,8 +143,15 @@ impl Userfaultfd {
             };
             let served = space.upgrade().ok_or(Errno::ESRCH)?;
             let handle = served.userfault(features, scope).map_err(|_| Errno::ENOMEM)?;
-            *self.purpose.lock() = Purpose::Serving(space, Arc::new(handle));
-            Ok(0)
+            let mut purpose = self.purpose.lock();
+            if let Purpose::New(..) = &*purpose {
+                *purpose = Purpose::Serving(space, Arc::new(handle));
+                return Ok(0);
+            }
+            drop(purpose);
+            // The allocation took a yield, and another thread has agreed meanwhile.
+            served.close_userfault(handle);
+            Err(Errno::EINVAL)
         });
         if made.is_err() {
             words = [0; 3];
