@@ -156,7 +156,8 @@ impl Files {
         };
         for (at, description) in super::stream::standard()?.into_iter().enumerate() {
             let slot = Slot { description, at_exec: AtExec::Kept };
-            put(&mut files.descriptors.table.lock(), at, slot)?;
+            let mut table = files.descriptors.table.lock();
+            entry(&mut table, at)?.replace(slot);
         }
         Ok(files)
     }
@@ -257,7 +258,7 @@ impl Files {
         let first = first as usize;
         let free = (first..).find(|at| table.get(*at).is_none_or(Option::is_none));
         let free = free.filter(|at| (*at as u64) < limit).ok_or(Errno::EMFILE)?;
-        put(&mut table, free, Slot { description, at_exec })?;
+        entry(&mut table, free)?.replace(Slot { description, at_exec });
         Ok(free as i32)
     }
 
@@ -275,7 +276,9 @@ impl Files {
         if at as u64 >= process::descriptor_limit() {
             return Err(Errno::EBADF);
         }
-        let old = put(&mut self.descriptors.table.lock(), at, Slot { description, at_exec })?;
+        let mut table = self.descriptors.table.lock();
+        let old = entry(&mut table, at)?.replace(Slot { description, at_exec });
+        drop(table);
         drop(old);
         Ok(())
     }
@@ -340,11 +343,12 @@ impl Files {
     }
 }
 
-/// Puts a slot into the table, which grows as needed; returns what was there.
-fn put(table: &mut Vec<Option<Slot>>, at: usize, slot: Slot) -> Result<Option<Slot>, Errno> {
+/// An entry of the table, which grows as needed. Takes no slot: the caller drops a description that
+/// finds no room once the table is unlocked, since the last one of a device may sleep.
+fn entry(table: &mut Vec<Option<Slot>>, at: usize) -> Result<&mut Option<Slot>, Errno> {
     if at >= table.len() {
         heap::room((at + 1) * size_of::<Option<Slot>>() * 2)?;
         table.resize(at + 1, None);
     }
-    Ok(table[at].replace(slot))
+    Ok(&mut table[at])
 }
