@@ -5,9 +5,8 @@
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use bindery::sync::{Interrupts, RawLock, SpinLock};
+use bindery::sync::{RawLock, SpinLock};
 
-use crate::arch;
 use crate::process::parking;
 
 /// Nobody has the lock.
@@ -51,40 +50,8 @@ unsafe impl RawLock for SleepingLock {
     }
 }
 
-/// Counts the locks that the first CPU holds and whose waiters spin. Interrupts are off anyway.
-pub enum Counted {}
-
-static HELD: AtomicU32 = AtomicU32::new(0);
-
-impl Interrupts for Counted {
-    type State = ();
-
-    #[inline]
-    fn disable() {
-        change_held(1);
-    }
-
-    #[inline]
-    fn restore((): ()) {
-        change_held(u32::MAX);
-    }
-}
-
-/// Threads run on the first CPU only; no other CPU changes the count, so no atomic addition is needed.
-#[inline]
-fn change_held(by: u32) {
-    if arch::cpu() == 0 {
-        HELD.store(HELD.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
-    }
-}
-
-/// Whether the first CPU holds no [`Mutex`], so that it may run another thread.
-pub fn holds_none() -> bool {
-    HELD.load(Ordering::Relaxed) == 0
-}
-
 /// For what is held for a moment, never across a sleep or a copy to or from a program.
-pub type Mutex<T> = bindery::sync::Mutex<SpinLock<Counted>, T>;
+pub type Mutex<T> = bindery::sync::Mutex<SpinLock, T>;
 
 /// For what may be held across a sleep.
 pub type SleepingMutex<T> = bindery::sync::Mutex<SleepingLock, T>;

@@ -32,7 +32,7 @@
 //! allocates is a sleep, since reclaim gives the CPU away in between, and each copy to or from a
 //! program is one. `docs/kernel.md` lists what that means for each part. The locks of this directory
 //! only protect against their own holder: none is held across a sleep, or while another function
-//! takes the same lock ([`scheduler`] panics).
+//! takes the same lock.
 
 pub mod background;
 mod barriers;

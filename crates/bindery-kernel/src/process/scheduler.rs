@@ -17,7 +17,7 @@ use crate::memory::Space;
 use crate::page_fault::page_faults;
 use crate::sync::Mutex;
 use crate::time;
-use crate::{arch, process, sync};
+use crate::{arch, process};
 
 use super::end;
 use super::thread::{Saved, Thread, work};
@@ -207,13 +207,12 @@ pub fn yield_now() {
 /// interrupt comes in the kernel, so events whose time has come happen here.
 ///
 /// # Panics
-/// Where the running thread holds a lock that spins, or is about to sleep: also where its turn is
-/// not over, so that each call finds such a defect.
+/// Where the running thread is about to sleep: also where its turn is not over, so that each call
+/// finds such a defect.
 pub fn yield_if_due() {
     if !is_in_thread() {
         return;
     }
-    assert!(sync::holds_none(), "the core may give the CPU away, and a spin lock is held");
     assert!(!current().asleep.load(Ordering::Relaxed), "a thread about to sleep calls the core");
     if !time::is_due() {
         return;
@@ -291,11 +290,7 @@ pub fn idle() -> ! {
 }
 
 /// Runs the next thread; the running one is in the queue, asleep, or at its end.
-///
-/// # Panics
-/// Where the running thread holds a lock that spins: the next one to want it would spin forever.
 fn switch() {
-    assert!(sync::holds_none(), "a thread gives the CPU away with a spin lock held");
     let next = READY.lock().pop_front();
     let cpu = FIRST_CPU.0.get();
     // SAFETY: see `FirstCpu`; all references here end before the switch.

@@ -1,7 +1,7 @@
 //! Folios of anonymous memory: aged, and sent to swap.
 
 use crate::Memory;
-use crate::addr::Frame;
+use crate::addr::{Frame, PAGE_SHIFT, VirtRange};
 use crate::arch::Arch;
 use crate::frame::swap_place::SwapPlace;
 use crate::frame::{Folio, FolioLock, LockedFolio, Reference, Turn};
@@ -17,6 +17,7 @@ use super::pressure::Batch;
 enum Mapped {
     /// None was met.
     Nowhere,
+    /// One table of one VMA.
     InOne,
     InSeveral,
 }
@@ -79,7 +80,10 @@ impl<P: Platform> Memory<P> {
             if mapped == Mapped::Nowhere {
                 entries = hit.range.pages();
                 let met = hit.page_table.mapped_pages(hit.range, folio);
-                if met >= mappings {
+                // A folio that lies in two tables has a run in each, and no run is all of it.
+                let span = P::Arch::PMD.span();
+                let table = VirtRange::raw(hit.range.start().align_down(span).0, hit.range.end().0);
+                if met >= mappings && table.pages() << PAGE_SHIFT <= span {
                     mapped = Mapped::InOne;
                     entries += u64::from(P::Arch::ENTRIES);
                     batch.take_window(hit, victims);

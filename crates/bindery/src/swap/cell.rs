@@ -66,7 +66,7 @@ impl Cell {
     }
 
     /// The cell with the page in the cache, and busy.
-    #[inline]
+    #[inline(always)]
     fn cached(self, frame: Frame, order: Order) -> Self {
         let page = u64::from(frame.0) << FRAME_SHIFT | u64::from(order.0) << ORDER_SHIFT;
         Self(self.0 | Self::CACHED | Self::BUSY | page)
@@ -115,7 +115,7 @@ impl Cell {
     }
 
     /// The cell with the page in the cache, in a folio of this order, and busy.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn coming_in(self, frame: Frame, order: Order) -> Self {
         Self(self.0 & (ENTRIES_MASK | Self::CONTENT)).cached(frame, order)
     }

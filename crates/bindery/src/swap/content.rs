@@ -23,8 +23,6 @@ impl<P: Platform> Memory<P> {
         let (_, _, values) = self.cells(run)?;
         let mut written = Written { filled: PageSet::EMPTY };
         for (page, value) in (0..).zip(values) {
-            // To compress a large folio takes longer than other threads may have to wait.
-            self.platform.yield_if_due();
             let frame = folio.head.plus(page);
             // The slot is busy: nobody else looks at the value. SAFETY: 1. No entry maps the folio,
             // nobody has pinned it, and the caller has its lock and the only reference but the
@@ -35,7 +33,11 @@ impl<P: Platform> Memory<P> {
                     written.filled.add(page, 1);
                 }
                 None => match self.swap.store(self, frame) {
-                    Some(handle) => value.store(handle, Relaxed),
+                    Some(handle) => {
+                        value.store(handle, Relaxed);
+                        // To compress a large folio takes longer than others may have to wait.
+                        self.platform.yield_if_due();
+                    }
                     None => {
                         let before = (0..page).filter(|page| !written.filled.has(*page));
                         before.for_each(|page| {

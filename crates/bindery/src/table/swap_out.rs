@@ -173,6 +173,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
 
     /// Makes swap entries of the run, which maps pages of a folio whose slots are these. The slots
     /// are named already, unless the baseline names new ones.
+    #[inline(always)]
     fn store_named(&mut self, run: &Run<P::Arch>, folio: Folio, slots: SlotRun, in_cache: InCache) {
         let What::Leaf(first) = run.what else { return };
         let number = P::Arch::frame(first).0 - folio.head.0;

@@ -61,6 +61,14 @@ pub(in crate::space) struct Slot {
     pub(in crate::space) cell: Option<cell::Cell>,
 }
 
+impl Slot {
+    /// The order of the folio in which the page went out.
+    #[inline]
+    fn went_out(self) -> Order {
+        self.cell.map_or(Order::PAGE, cell::Cell::order)
+    }
+}
+
 impl<P: Platform> AddressSpace<'_, P> {
     /// Brings the page back that a swap entry names, with the pages around it that were
     /// swapped out with it. Begins again where something has changed in between. May sleep.
@@ -214,10 +222,9 @@ impl<P: Platform> AddressSpace<'_, P> {
         let page = wanted.page;
         let memory = self.page_table.memory;
         let allowed = self.swap_in_orders(vma);
-        let went_out = slot.cell.map_or(Order::PAGE, cell::Cell::order);
         let mut orders = allowed;
         if allowed.has_large() && reading == Reading::Fault {
-            orders = allowed & memory.orders_to_read(page.0 >> PAGE_SHIFT, went_out);
+            orders = allowed & memory.orders_to_read(page.0 >> PAGE_SHIFT, slot.went_out());
         }
         if orders == Orders::PAGE && reading == Reading::Fault && memory.reads_around(slot.area) {
             self.read_around(vma, page, allowed);
@@ -228,8 +235,10 @@ impl<P: Platform> AddressSpace<'_, P> {
             match self.read_folio(vma, wanted, folio, slots) {
                 Ok(step) => {
                     if reading == Reading::Fault {
-                        let first = (page.0 >> PAGE_SHIFT) & !u64::from(order.pages() - 1);
-                        self.note_read(allowed, ReadByFault { first, order, went_out });
+                        memory.note_major_fault();
+                        if allowed.has_large() {
+                            self.note_streak(page, slot, order);
+                        }
                     }
                     return Ok(step);
                 }
@@ -279,14 +288,13 @@ impl<P: Platform> AddressSpace<'_, P> {
         None
     }
 
-    /// A fault has read a folio, where the policy has those of `allowed` orders.
-    #[inline]
-    fn note_read(&self, allowed: Orders, read: ReadByFault) {
-        let memory = self.page_table.memory;
-        memory.note_major_fault();
-        if allowed.has_large() {
-            memory.note_streak(read);
-        }
+    /// A fault on `page` has read a folio of that order, where the policy has large ones.
+    // Apart, so that a fault costs no more where it has none.
+    #[inline(never)]
+    fn note_streak(&self, page: VirtAddr, slot: Slot, order: Order) {
+        let first = (page.0 >> PAGE_SHIFT) & !u64::from(order.pages() - 1);
+        let went_out = slot.went_out();
+        self.page_table.memory.note_streak(ReadByFault { first, order, went_out });
     }
 
     /// Begins to read pages of the VMA around `page`, of one table with it, that are in swap. Those that
