@@ -150,7 +150,7 @@ impl OutBatch {
     pub(crate) fn add(&mut self, slots: SlotRun, at: VirtAddr, in_cache: InCache) {
         let number = self.runs.len();
         if let Some(last) = self.runs[self.settled..].last_mut()
-            && (self.before >> (number - 1) & 1 == 0) == (in_cache == InCache::New)
+            && self.before >> (number - 1) == u64::from(in_cache.references())
             && last.slots.area == slots.area
             && last.slots.first + u64::from(last.slots.count) == slots.first
             && last.at.0.wrapping_add(u64::from(last.slots.count) << PAGE_SHIFT) == at.0

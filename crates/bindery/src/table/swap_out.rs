@@ -103,13 +103,14 @@ impl<P: Platform> PageTable<'_, P> {
 impl<P: Platform> SwapOut<'_, '_, '_, P> {
     fn store_entries(&mut self) -> Result<SwapOutStop, NoMemory> {
         while let Some(run) = self.cursor.next_run(Equal::SOFT_DIRTY)? {
-            let (What::Leaf(first) | What::Absent(first)) = run.what else { continue };
-            if self.batch.is_full() {
-                return Ok(SwapOutStop::Full(run.at));
-            }
-            let is_leaf = matches!(run.what, What::Leaf(_));
-            let next =
-                if is_leaf { self.store_run(&run, first) } else { self.store_absent(&run, first) };
+            let next = match run.what {
+                What::Leaf(_) | What::Absent(_) if self.batch.is_full() => {
+                    return Ok(SwapOutStop::Full(run.at));
+                }
+                What::Leaf(first) => self.store_run(&run, first),
+                What::Absent(first) => self.store_absent(&run, first),
+                What::Empty | What::Table(_) => continue,
+            };
             match next {
                 Next::Run => {}
                 Next::NoSlots => return Ok(SwapOutStop::NoSlots),
@@ -137,7 +138,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         if !only_here {
             return self.ask_for_split(folio);
         }
-        if self.stays(run, P::Arch::attributes(first).accessed, folio) {
+        if self.stays(run, folio, || P::Arch::attributes(first).accessed) {
             return Next::Run;
         }
         // The caller has the guard of a folio that it holds, and leaves it to the batch if the folio
@@ -155,11 +156,20 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
             // A large folio may find no block where single pages still find slots.
             return if folio.order > Order::PAGE { Next::Run } else { Next::NoSlots };
         };
+        self.victims.left = self.victims.left.saturating_sub(pages);
         let by_page = self.is_page_by_page(run);
         memory.send_out(folio, slots, number, if by_page { 0 } else { pages });
         self.leave_to_batch(lock);
+        self.defer(run.node.table, pages, pages);
         let run = Run { count: pages >> run.node.level.order().0, ..*run };
-        self.store_named(&run, folio, slots, InCache::New);
+        if by_page {
+            self.store_page_by_page(&run, folio, number, slots);
+        } else {
+            self.write_entries(&run, folio, number, slots);
+            self.gather.stale(run.range(), run.node.level);
+        }
+        let at = run.at.0.wrapping_sub(u64::from(number) << PAGE_SHIFT);
+        self.batch.add(slots, VirtAddr(at), InCache::New);
         Next::Run
     }
 
@@ -169,24 +179,6 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
             Some(lock) => lock.leave_to_batch(),
             None => self.victims.took_held = true,
         }
-    }
-
-    /// Makes swap entries of the run, which maps pages of a folio whose slots are these. The slots
-    /// are named already, unless the baseline names new ones.
-    #[inline(always)]
-    fn store_named(&mut self, run: &Run<P::Arch>, folio: Folio, slots: SlotRun, in_cache: InCache) {
-        let What::Leaf(first) = run.what else { return };
-        let number = P::Arch::frame(first).0 - folio.head.0;
-        self.victims.left = self.victims.left.saturating_sub(run.pages());
-        self.defer(run.node.table, run.pages(), run.pages());
-        if in_cache == InCache::New && self.is_page_by_page(run) {
-            self.store_page_by_page(run, folio, number, slots);
-        } else {
-            self.write_entries(run, folio, number, slots);
-            self.gather.stale(run.range(), run.node.level);
-        }
-        let at = run.at.0.wrapping_sub(u64::from(number) << PAGE_SHIFT);
-        self.batch.add(slots, VirtAddr(at), in_cache);
     }
 
     /// Stops at a run of a folio that is mapped elsewhere as well, or with holes, if it may be split.
@@ -242,9 +234,9 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
 
     /// Whether a folio that is mapped here alone stays: enough are on their way, or it was used lately.
     #[inline(always)]
-    fn stays(&mut self, run: &Run<P::Arch>, used: bool, folio: Folio) -> bool {
+    fn stays(&mut self, run: &Run<P::Arch>, folio: Folio, used: impl FnOnce() -> bool) -> bool {
         self.victims.choice == Choice::Cold
-            && (self.victims.left == 0 || self.is_used(run, used, folio))
+            && (self.victims.left == 0 || self.is_used(run, used(), folio))
     }
 
     /// Looks at the accessed bits of a folio, and forgets them, once in a turn. Says whether it was
@@ -361,6 +353,8 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
     }
 
     /// Stores the swap entries of the run, each with the bits that its leaf and its page had.
+    // Always: the other callers are rare, and a call for each page costs more than the work.
+    #[inline(always)]
     fn write_entries(&mut self, run: &Run<P::Arch>, folio: Folio, number: u32, place: SlotRun) {
         let page_table = self.cursor.page_table;
         let slots = page_table.slots(run.node.table);

@@ -8,6 +8,7 @@ use crate::platform::Platform;
 use super::super::out_batch::InCache;
 use super::super::run::Run;
 use super::{Arch, Next, SwapOut};
+use crate::addr::{PAGE_SHIFT, VirtAddr};
 
 impl<P: Platform> SwapOut<'_, '_, '_, P> {
     /// Makes swap entries of the run, which maps `pages` pages of a folio in the swap cache, if it is
@@ -26,7 +27,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         let held = self.victims.held == Some(folio);
         let references = u32::from(held) + InCache::Before.references();
         let only_here = frames.is_mapped_and_held(folio, pages, references);
-        if !only_here || self.stays(run, P::Arch::attributes(first).accessed, folio) {
+        if !only_here || self.stays(run, folio, || P::Arch::attributes(first).accessed) {
             return Next::Run;
         }
         let lock = if held { None } else { frames.try_lock_folio(&memory.platform, folio) };
@@ -36,8 +37,13 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         let number = P::Arch::frame(first).0 - folio.head.0;
         let Some(slots) = memory.send_out_again(folio, number, pages) else { return Next::Run };
         self.leave_to_batch(lock);
+        self.victims.left = self.victims.left.saturating_sub(pages);
+        self.defer(run.node.table, pages, pages);
         let run = Run { count: pages >> run.node.level.order().0, ..*run };
-        self.store_named(&run, folio, slots, InCache::Before);
+        self.write_entries(&run, folio, number, slots);
+        self.gather.stale(run.range(), run.node.level);
+        let at = run.at.0.wrapping_sub(u64::from(number) << PAGE_SHIFT);
+        self.batch.add(slots, VirtAddr(at), InCache::Before);
         Next::Run
     }
 }

@@ -76,7 +76,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         if !frames.is_mapped_and_held(folio, pages, references) {
             return self.ask_for_split(folio);
         }
-        if self.stays(&run, used, folio) {
+        if self.stays(&run, folio, || used) {
             return Next::Run;
         }
         let lock = if held { None } else { frames.try_lock_folio(&memory.platform, folio) };
