@@ -147,6 +147,7 @@ impl OutBatch {
         Some(SlotRun { count: 1, ..run })
     }
 
+    #[inline(always)]
     pub(crate) fn add(&mut self, slots: SlotRun, at: VirtAddr, in_cache: InCache) {
         let number = self.runs.len();
         if let Some(last) = self.runs[self.settled..].last_mut()
@@ -178,6 +179,7 @@ impl OutBatch {
         for (number, run) in self.runs.drain(..).enumerate() {
             let mut slot = run.slots.first;
             let end = slot + u64::from(run.slots.count);
+            let is_new = before >> number & 1 == 0;
             while slot < end {
                 let folio = memory.cached_folio(run.slots.area, slot);
                 let Some(folio) = folio else {
@@ -186,7 +188,7 @@ impl OutBatch {
                     slot += 1;
                     continue;
                 };
-                let stored = if before >> number & 1 == 0 {
+                let stored = if is_new {
                     Stored::No
                 } else {
                     memory.stored_at(SlotRun { first: slot, ..run.slots })

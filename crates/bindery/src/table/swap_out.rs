@@ -102,14 +102,15 @@ impl<P: Platform> PageTable<'_, P> {
 
 impl<P: Platform> SwapOut<'_, '_, '_, P> {
     fn store_entries(&mut self) -> Result<SwapOutStop, NoMemory> {
-        while let Some(run) = self.cursor.next_run(Equal::SOFT_DIRTY)? {
-            let next = match run.what {
-                What::Leaf(_) | What::Absent(_) if self.batch.is_full() => {
-                    return Ok(SwapOutStop::Full(run.at));
-                }
-                What::Leaf(first) => self.store_run(&run, first),
-                What::Absent(first) => self.store_absent(&run, first),
-                What::Empty | What::Table(_) => continue,
+        while let Some(mut run) = self.cursor.next_run(Equal::SOFT_DIRTY)? {
+            let (What::Leaf(first) | What::Absent(first)) = run.what else { continue };
+            if self.batch.is_full() {
+                return Ok(SwapOutStop::Full(run.at));
+            }
+            let next = if matches!(run.what, What::Leaf(_)) {
+                self.store_run(&mut run, first)
+            } else {
+                self.store_absent(&run, first)
             };
             match next {
                 Next::Run => {}
@@ -120,8 +121,10 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         Ok(SwapOutStop::End)
     }
 
-    /// Makes swap entries of the run if it is all that maps its folio. Says how to go on.
-    fn store_run(&mut self, run: &Run<P::Arch>, first: Entry) -> Next {
+    /// Makes swap entries of the run if it is all that maps its folio, and of what follows of the
+    /// folio. Says how to go on.
+    // The run is not copied: that would be a call for each page.
+    fn store_run(&mut self, run: &mut Run<P::Arch>, first: Entry) -> Next {
         let memory = self.cursor.page_table.memory;
         let frames = &memory.frames;
         let frame = P::Arch::frame(first);
@@ -161,11 +164,11 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         memory.send_out(folio, slots, number, if by_page { 0 } else { pages });
         self.leave_to_batch(lock);
         self.defer(run.node.table, pages, pages);
-        let run = Run { count: pages >> run.node.level.order().0, ..*run };
+        run.count = pages >> run.node.level.order().0;
         if by_page {
-            self.store_page_by_page(&run, folio, number, slots);
+            self.store_page_by_page(run, folio, number, slots);
         } else {
-            self.write_entries(&run, folio, number, slots);
+            self.write_entries(run, folio, number, slots);
             self.gather.stale(run.range(), run.node.level);
         }
         let at = run.at.0.wrapping_sub(u64::from(number) << PAGE_SHIFT);
