@@ -188,7 +188,6 @@ fn entries_of_a_child_come_in<A: Walk>() {
             assert_eq!(program.load(VirtAddr(AT + 2 * PAGE)), Ok(AT + 2));
             swapping.assert_filled(AT, PAGES, AT);
             assert_eq!(major_faults(swapping), 0, "the child's pages are in the cache");
-            drop(program);
             drop(child);
         });
     }
