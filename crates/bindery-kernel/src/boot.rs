@@ -41,6 +41,16 @@ impl Information {
         cpus: 1,
     };
 
+    /// The same machine, but the first `bytes` of its memory stay out of use.
+    pub fn without_first(mut self, bytes: u64) -> Self {
+        let used = self.memory.iter().filter(|stretch| stretch.start < stretch.end);
+        let first = used.map(|stretch| stretch.start).min().unwrap_or(0).saturating_add(bytes);
+        for stretch in &mut self.memory {
+            stretch.start = stretch.start.max(first);
+        }
+        self
+    }
+
     /// Whole free frames, in rising order. `taken` is one more stretch that is in use (the heap).
     pub fn free_memory(&self, taken: Stretch, out: &mut [FrameRange; MAX_RANGES]) -> usize {
         let mut count = 0;

@@ -43,6 +43,7 @@ use boot::Information;
 /// on a stack of its own, with exceptions caught and interrupts off.
 fn start(information: &Information) -> ! {
     options::read(information.command_line);
+    let information = &information.without_first(options::unused_memory());
     let taken = heap::begin(information);
     memory::begin(information, taken);
     arch::begin_devices();

@@ -50,6 +50,12 @@ pub fn value(key: &str) -> Option<&'static str> {
     pairs().find(|(other, _)| *other == key).map(|(_, value)| value)
 }
 
+/// How many bytes at the beginning of memory stay unused, besides the image: `unused=BYTES`. With
+/// more than the image takes, the free frames are the same for kernels of different sizes.
+pub fn unused_memory() -> u64 {
+    value("unused").and_then(|bytes| bytes.parse().ok()).unwrap_or(0)
+}
+
 fn parts() -> (&'static str, &'static str) {
     let line = LINE.get().copied().unwrap_or("");
     line.split_once(" -- ")

@@ -176,10 +176,12 @@ impl Bench {
                     files.host_file(script::MODULE, module)?;
                 }
             }
-            Kernel::Bindery { .. } if workload.runner() == Runner::Kernel => {
-                options.push(("workload", workload.name()));
+            Kernel::Bindery { .. } => {
+                options.push(SAME_FRAMES);
+                if workload.runner() == Runner::Kernel {
+                    options.push(("workload", workload.name()));
+                }
             }
-            Kernel::Bindery { .. } => {}
         }
         let mut machine = machine(self.architecture, kernel, files, &options)?;
         machine.plugin = Some(Plugin { path: self.plugin.clone(), arguments });
@@ -191,6 +193,15 @@ impl Bench {
 /// chance decides how high the towers of a dozen mappings are; the self-test's mappings would draw
 /// the first of them.
 pub const CALM: [(&str, &str); 2] = [("seed", "1"), ("self-test", "off")];
+
+/// What makes frames the same for each image of our kernel, in a machine with memory to spare:
+/// frames beside the image would be neighbors of others with each size of it, and the first 32 MiB
+/// hold any.
+const SAME_FRAMES: (&str, &str) = ("unused", "33554432");
+
+/// The initial file system ends where memory ends, and our heap below it: filled up to whole steps,
+/// both lie at the same place with any number of symbols.
+const INITRAMFS_STEP: usize = 4 << 20;
 
 /// A machine with this kernel, whose first program is the script `/init`, and whose clock counts
 /// instructions.
@@ -219,6 +230,10 @@ pub fn machine(
     machine.memory = MEMORY;
     machine.clock = Clock::Instructions;
     machine.initramfs = files.archive();
+    if let Kernel::Bindery { .. } = kernel {
+        let length = machine.initramfs.len().next_multiple_of(INITRAMFS_STEP);
+        machine.initramfs.resize(length, 0);
+    }
     machine.command_line = command_line;
     machine.timeout = Some(TIMEOUT);
     Ok(machine)

@@ -58,7 +58,16 @@ pub fn trials(architecture: Architecture) -> Vec<Trial> {
         let message = "";
         run(architecture, &arguments, &Expected { status: 0, output: None, message })
     };
+    let unused_memory = move || {
+        let script = "read name total unit </proc/meminfo; \
+                      [ $total -le 65536 ] && [ $total -gt 40960 ] && echo the other half";
+        let arguments =
+            ["--memory", "128m", "--option", "unused=67108864", "busybox", "sh", "-c", script];
+        let output = Some("the other half\n");
+        run(architecture, &arguments, &Expected { status: 0, output, message: "" })
+    };
     let mut trials = vec![
+        Trial::ignorable_test(name("leaves_the_beginning_of_memory_unused"), unused_memory),
         Trial::ignorable_test(name("passes_files_words_output_and_status"), passes),
         Trial::ignorable_test(name("has_no_terminal_where_the_host_has_none"), no_terminal),
         Trial::ignorable_test(name("ends_the_machine_when_the_time_is_up"), time_is_up),
