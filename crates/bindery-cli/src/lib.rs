@@ -5,8 +5,10 @@
 //! |---|---|
 //! | [`drivers`] | random calls and random threads |
 //! | [`guest`] | kernel, programs, initial file system and machine |
+//! | [`measured`] | the hosted machine, with a meter in its read sections |
 //! | [`size`] | sizes in bytes, as users type and read them |
 
 pub mod drivers;
 pub mod guest;
+pub mod measured;
 pub mod size;

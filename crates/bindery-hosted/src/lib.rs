@@ -42,6 +42,8 @@ mod control;
 mod cpu;
 mod dispatch;
 mod files;
+#[cfg(all(feature = "instances", debug_assertions, not(test)))]
+pub mod instances;
 mod instructions;
 mod machine;
 mod memory;

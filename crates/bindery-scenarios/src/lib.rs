@@ -1,15 +1,14 @@
 //! The part that the scenario tests of `bindery-hosted` share: a machine with the core on it, and the
 //! audit at the end.
 //!
-//! The core is compiled here, once for each architecture ([`instantiated`]). Each folder of
-//! `crates/bindery-hosted/tests` is a test program that compiles only its own code.
+//! Each folder of `crates/bindery-hosted/tests` is a test program that compiles only its own code: the
+//! core is compiled once, with the machines (the feature `instances` of `bindery-hosted`).
 
 #![allow(missing_docs, reason = "scaffolding of tests: names say it, and no user sees it")]
 
 pub mod alone;
 pub mod areas;
 pub mod fixture;
-pub mod instantiated;
 pub mod kernel;
 pub mod measured;
 pub mod objects;

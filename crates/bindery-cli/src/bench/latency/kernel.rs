@@ -46,7 +46,7 @@ pub fn measure<A: Walk>(meter: &mut Meter<'_, A>, extent: &Extent) -> Result<(),
 
 fn purge<A: Walk>(
     meter: &mut Meter<'_, A>,
-    map: &KernelMap<'_, super::platform::Measured<A>>,
+    map: &KernelMap<'_, bindery_cli::measured::Measured<A>>,
     name: &str,
 ) -> Result<(), String> {
     meter.measure("purge", name, || {
@@ -58,7 +58,7 @@ fn purge<A: Walk>(
 /// A list of single pages that do not follow each other, and a device.
 fn vmap<A: Walk>(
     meter: &mut Meter<'_, A>,
-    map: &KernelMap<'_, super::platform::Measured<A>>,
+    map: &KernelMap<'_, bindery_cli::measured::Measured<A>>,
     size: u64,
 ) -> Result<(), String> {
     let cannot = |error: KernelMapError| format!("pages for a list: {error}");

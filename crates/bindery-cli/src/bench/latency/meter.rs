@@ -6,7 +6,7 @@ use bindery::{FrameRange, Memory, Overcommit};
 use bindery_hosted::{Config, Machine, TlbKind, Walk};
 use serde::Serialize;
 
-use super::platform::{Longest, Measured};
+use bindery_cli::measured::{Longest, Measured};
 
 /// The most that may be done in one section, or while one lock is held.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]

@@ -12,7 +12,6 @@
 mod kernel;
 mod meter;
 mod objects;
-mod platform;
 mod report;
 mod shapes;
 

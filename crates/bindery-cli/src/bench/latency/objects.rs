@@ -9,9 +9,9 @@ use bindery_hosted::{MemoryFiles, Walk};
 
 use super::Extent;
 use super::meter::Meter;
-use super::platform::Measured;
 use super::shapes::{AT, Space, map, new_space, range, request, touch, use_order};
 use crate::size::{MIB, show_bytes};
+use bindery_cli::measured::Measured;
 
 /// Processes that map one object.
 const PROCESSES: u64 = 8;

@@ -10,8 +10,8 @@ use bindery_hosted::Walk;
 
 use super::Extent;
 use super::meter::Meter;
-use super::platform::Measured;
 use crate::size::{GIB, MIB, show_bytes};
+use bindery_cli::measured::Measured;
 
 /// An address space on the measured machine.
 pub type Space<'m, A> = AddressSpace<'m, Measured<A>>;

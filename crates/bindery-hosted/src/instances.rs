@@ -1,15 +1,18 @@
-//! The core's public functions, compiled for each machine of the tests.
+//! The core's public functions, compiled for the machines of this crate.
 //!
 //! A generic function is compiled in the crate that names its types. Up to `opt-level` 1 the
 //! compiler takes an instance from a crate below instead, where there is one ("share generics"). So
-//! each test program finds the core ready, and compiles only its own code. A function that is
-//! missing here is compiled by each program that calls it: that costs time and breaks nothing.
+//! the program and the tests find the core ready, and compile only their own code. A function
+//! that is missing here is compiled by each program that calls it: that costs time and breaks
+//! nothing.
 
 use std::hint::black_box;
 
 use bindery::arch::{AArch64, Riscv64, X86_64};
-use bindery::{AddressSpace, KernelMap, Memory, Object, Pinned, Userfault, check, linux, testing};
-use bindery_hosted::{Machine, Walk};
+use bindery::platform::Platform;
+use bindery::{AddressSpace, KernelMap, Memory, Object, Pinned, Userfault, check, linux};
+
+use crate::Machine;
 
 /// Names functions of types. An address must be taken, or nothing is compiled.
 macro_rules! functions {
@@ -25,9 +28,10 @@ macro_rules! free_functions {
     };
 }
 
-fn machine<A: Walk>() {
+/// Compiles the core for a platform, in the crate that calls this for a platform of its own.
+pub fn core_for<P: Platform + 'static>() {
     functions! {
-        Memory<Machine<A>> {
+        Memory<P> {
             set_large_folio_effort collect set_huge_zero_page shared_memory secret_memory
             drain_deferred swap_in_objects discard_free_slots complete_swap_request
             finish_swap_writes wait_for_swap_writes swap_usage swap_on swap_on_device
@@ -35,7 +39,7 @@ fn machine<A: Walk>() {
             set_fault_reserve frame_kind frame_view frame_span frame_usage events allocate_frames
             free_frames trim
         }
-        AddressSpace<'static, Machine<A>> {
+        AddressSpace<'static, P> {
             set_merging merging protection_keys pkey_alloc pkey_free set_break_start set_break
             madvise madvise_with_keys discard inspect collapse_range collapse_some resident
             mprotect mprotect_from pkey_mprotect msync set_limits limits usage copy_from copy_to
@@ -46,29 +50,28 @@ fn machine<A: Walk>() {
             fault_with_keys fault_for_kernel fill_copy fill_zeroes fill_poison userfault
             wake_userfaults owns_userfault mremap
         }
-        KernelMap<'static, Machine<A>> {
+        KernelMap<'static, P> {
             vrealloc purge vmalloc vfree physical explain resolve protect vmap vunmap ioremap iounmap
             new with_reach with_root counts
         }
-        Object<'static, Machine<A>> {
+        Object<'static, P> {
             next_data next_hole seals add_seals read write set_size punch_hole allocate sync
             resident_pages swapped_pages
         }
-        Pinned<'static, Machine<A>> { first }
-        Userfault<'static, Machine<A>> { try_read try_read_but_fork read }
+        Pinned<'static, P> { first }
+        Userfault<'static, P> { try_read try_read_but_fork read }
     }
-    free_functions! { Machine<A>:
+    free_functions! { P:
         linux::prctl, linux::pread, linux::pwrite, linux::ftruncate, linux::fallocate,
         check::check, check::check_with_kernel, check::scratch_words,
-        testing::fail_one_allocation,
     }
 }
 
-/// Compiles the core for all machines that are real ones.
+/// Compiles the core for all machines that are real ones. A call of it does nothing.
 pub fn all() {
-    machine::<X86_64<4>>();
-    machine::<X86_64<5>>();
-    machine::<AArch64>();
-    machine::<Riscv64<3>>();
-    machine::<Riscv64<4>>();
+    core_for::<Machine<X86_64<4>>>();
+    core_for::<Machine<X86_64<5>>>();
+    core_for::<Machine<AArch64>>();
+    core_for::<Machine<Riscv64<3>>>();
+    core_for::<Machine<Riscv64<4>>>();
 }

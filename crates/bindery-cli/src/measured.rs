@@ -69,6 +69,7 @@ pub struct Longest {
 }
 
 impl<A: Walk> Measured<A> {
+    /// Puts meters into a machine.
     pub fn new(machine: Machine<A>) -> Self {
         Self {
             machine,
@@ -175,6 +176,17 @@ unsafe impl<A: Walk> Platform for Measured<A> {
             self.tree_entries.end();
         }
     }
+}
+
+/// Compiles the core for this platform, so that the program and its tests find it ready.
+#[cfg(all(debug_assertions, not(test)))]
+pub fn instances() {
+    use bindery::arch::{AArch64, Riscv64, X86_64};
+    use bindery_hosted::instances::core_for;
+
+    core_for::<Measured<X86_64<4>>>();
+    core_for::<Measured<AArch64>>();
+    core_for::<Measured<Riscv64<4>>>();
 }
 
 #[cfg(test)]
