@@ -38,6 +38,7 @@
 
 mod access;
 mod collections;
+mod config;
 mod control;
 mod cpu;
 mod dispatch;
@@ -57,12 +58,13 @@ mod swap_file;
 mod tlb;
 mod violation;
 
+pub use config::Config;
 pub use control::{BrokenControl, SelfTest};
 pub use cpu::OnCpu;
 pub use dispatch::{ArchitectureName, UnknownArchitecture, Visitor, dispatch};
 pub use files::{MemoryFiles, PagerCounts};
 pub use instructions::InstructionCache;
-pub use machine::{Config, Machine};
+pub use machine::Machine;
 pub use mmu::{
     AccessKind, Denial, Fetches, InvalidEntries, Leaf, Meaning, MmuFault, Mode, Rights, Rules,
     Translation, Walk,

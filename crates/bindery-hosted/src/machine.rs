@@ -4,7 +4,6 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
-use std::time::Duration;
 
 use bindery::addr::{Frame, PAGE_SHIFT};
 #[cfg(feature = "measure")]
@@ -15,63 +14,18 @@ use bindery::{FrameRange, FramesError, Memory};
 use parking_lot::Mutex;
 
 use crate::collections::Collections;
+use crate::config::Config;
 use crate::control::BrokenControl;
 use crate::cpu::{self, OnCpu, Seats};
-use crate::instructions::{InstructionCache, Instructions};
+use crate::instructions::Instructions;
 use crate::memory::{DirectMap, PhysicalMemory};
 use crate::mmu::walk::World;
 use crate::mmu::{Translation, Walk};
 use crate::parking::Parking;
 use crate::signals::Signals;
 use crate::stats::{Requests, Statistics};
-use crate::tlb::{Tlb, TlbKind};
+use crate::tlb::Tlb;
 use crate::violation::{Log, Violation};
-
-/// What the machine is made of.
-#[derive(Clone, Copy, Debug)]
-pub struct Config {
-    /// Bytes of physical memory; rounded down to whole frames.
-    pub memory: u64,
-    /// CPUs, at least one.
-    pub cpus: u16,
-    /// How the TLBs behave.
-    pub tlb: TlbKind,
-    /// The number of the first frame. Not 0 by default, so that a frame number that is mistaken
-    /// for an offset, or a zero for a frame, is noticed.
-    pub first_frame: Frame,
-    /// What [`Platform::seed`] says. Always the same by default, so that a test that failed fails
-    /// again.
-    pub seed: u64,
-    /// What [`Platform::protection_keys`] says: 1, so none to choose from, by default.
-    pub protection_keys: u8,
-    /// What [`Platform::branch_target_identification`] says: false by default.
-    pub branch_target_identification: bool,
-    /// A control bit that has the wrong value; none by default.
-    pub broken: Option<BrokenControl>,
-    /// What instruction fetches see; coherent by default.
-    pub instructions: InstructionCache,
-    /// The longest that a thread may be parked ([`Platform::park`]): 30 s by default. Beyond, its
-    /// wake-up counts as lost. The standard error then says which thread sleeps on which word, and
-    /// the process aborts. A limit beyond what the clock can show is none.
-    pub park_limit: Duration,
-}
-
-impl Default for Config {
-    fn default() -> Self {
-        Self {
-            memory: 64 << 20,
-            cpus: 1,
-            tlb: TlbKind::Strict,
-            first_frame: Frame(0x8_0000),
-            seed: 0,
-            protection_keys: 1,
-            branch_target_identification: false,
-            broken: None,
-            instructions: InstructionCache::Coherent,
-            park_limit: Duration::from_secs(30),
-        }
-    }
-}
 
 /// A machine inside this process. Clones are the same machine: one can be given to
 /// `bindery::Memory` while others look on.
