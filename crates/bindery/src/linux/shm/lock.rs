@@ -91,8 +91,7 @@ pub(super) fn lock<'m, P: Platform>(
     locking: &SegmentLocking<'m>,
     id: u32,
 ) -> Outcome {
-    segments.change(id, |segment| {
-        locking.check(user, segment)?;
+    change(segments, user, locking, id, |segment| {
         if locking.limit == 0 && !locking.privileged {
             return Err(Errno::EPERM);
         }
@@ -102,7 +101,7 @@ pub(super) fn lock<'m, P: Platform>(
             segment.mode |= LOCKED;
             segment.object.state().keep_in_memory(true);
         }
-        Ok(0)
+        Ok(())
     })
 }
 
@@ -113,15 +112,28 @@ pub(super) fn unlock<'m, P: Platform>(
     locking: &SegmentLocking<'m>,
     id: u32,
 ) -> Outcome {
-    segments.change(id, |segment| {
-        locking.check(user, segment)?;
+    change(segments, user, locking, id, |segment| {
         if segment.mode & LOCKED != 0 {
             segment.mode &= !LOCKED;
             segment.object.state().keep_in_memory(false);
             segment.object.memory.clock.exhausted.forget();
             segment.leave_account();
         }
-        Ok(0)
+        Ok(())
+    })
+}
+
+/// Changes the segment of that number, if the caller may lock and unlock it.
+fn change<'m, P: Platform>(
+    segments: &Segments<'m, P>,
+    user: &IpcUser,
+    locking: &SegmentLocking<'m>,
+    id: u32,
+    change: impl FnOnce(&mut Segment<'m, P>) -> Result<(), Errno>,
+) -> Outcome {
+    segments.change(id, |segment| {
+        locking.check(user, segment)?;
+        change(segment).map(|()| 0)
     })
 }
 
