@@ -2,18 +2,16 @@
 //! those of mappings without access, and never those of a move or an unmapping under way.
 
 use std::sync::Arc;
-use std::thread;
 
 use bindery::addr::{Order, PAGE_SIZE, VirtAddr};
 use bindery::arch::{AArch64, Riscv64, X86_64};
 use bindery::check;
-use bindery::platform::Cpu;
 use bindery::testing::{PageMove, move_pages};
 use bindery::{AddressSpace, Advice, Inspection, Protection, SizeMode};
 use bindery_hosted::Walk;
 
 use super::stepped::{Readers, Stepped, stepped};
-use super::stops::{HoldAt, Phase, Role, Stops};
+use super::stops::{HoldAt, Stops};
 use crate::support::{GIB, MIB, READ_WRITE, fixed, options};
 
 const FROM: u64 = GIB;
@@ -70,21 +68,7 @@ fn run<A: Walk>(
     space.madvise(VirtAddr(FROM), LENGTH, Advice::Cold).unwrap();
     before(&space);
     let stops = Arc::new(Stops::default());
-    let act = |role, cpu, hold_at, call: Call<A>| {
-        machine.on_cpu(Cpu(cpu), || stops.act(role, hold_at, || call(&space))).expect("no panic");
-    };
-    let was_held = thread::scope(|scope| {
-        scope.spawn(|| act(Role::Held, 0, hold_at, held));
-        let was_held = stops.wait_for(Role::Held) == Phase::Held;
-        if was_held {
-            let second = scope.spawn(|| act(Role::Meanwhile, 1, HoldAt::Nowhere, other));
-            stops.wait_for(Role::Meanwhile);
-            stops.release(Role::Held);
-            second.join().unwrap();
-        }
-        stops.release(Role::Held);
-        was_held
-    });
+    let was_held = stops.meet(&machine, hold_at, &|| held(&space), &|| other(&space)).is_some();
     let mut scratch = vec![0; check::scratch_words(&memory)];
     check::check(&memory, &[&space], &mut scratch).unwrap();
     protect(&space, READ_WRITE);

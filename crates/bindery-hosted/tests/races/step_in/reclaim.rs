@@ -1,12 +1,10 @@
 //! What steps into reclaim keeps its page: `mlock`, and a reference that is taken at any step.
 
 use std::sync::Arc;
-use std::thread;
 
 use bindery::addr::{Frame, Order, PAGE_SIZE, VirtAddr};
 use bindery::arch::{AArch64, Absent, Riscv64, X86_64};
 use bindery::check;
-use bindery::platform::Cpu;
 use bindery::testing::with_reference;
 use bindery::{Access, AddressSpace, Advice, Inspection, LockPages, SizeMode};
 use bindery_hosted::Walk;
@@ -63,27 +61,13 @@ fn run<A: Walk>(
         panic!("the first page is not there");
     };
     let stops = Arc::new(Stops::default());
-    let act = |role, cpu, hold_at, call: &(dyn Fn() + Sync)| {
-        machine.on_cpu(Cpu(cpu), || stops.act(role, hold_at, call)).expect("no panic");
-    };
     let reclaim = || _ = memory.reclaim(1024);
     let goes_on = || {
         stops.release(Role::Held);
         stops.wait_for(Role::Held);
     };
     let call = || call(&space, first, &goes_on);
-    let phase = thread::scope(|scope| {
-        scope.spawn(|| act(Role::Held, 0, hold_at, &reclaim));
-        let phase = (stops.wait_for(Role::Held) == Phase::Held).then(|| {
-            let other = scope.spawn(|| act(Role::Meanwhile, 1, HoldAt::Nowhere, &call));
-            let phase = stops.wait_for(Role::Meanwhile);
-            stops.release(Role::Held);
-            other.join().unwrap();
-            phase
-        });
-        stops.release(Role::Held);
-        phase
-    });
+    let phase = stops.meet(&machine, hold_at, &reclaim, &call);
     let is_out =
         |page: &VirtAddr| matches!(space.inspect(*page), Inspection::Absent(Absent::Swap { .. }));
     let out = pages().filter(is_out).count() as u64;

@@ -12,7 +12,11 @@ use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::abort;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread;
 use std::time::Duration;
+
+use bindery::platform::Cpu;
+use bindery_hosted::{Machine, Walk};
 
 /// Rounds of `relax` after which a call counts as waiting for the one that is held.
 const PATIENCE: u32 = 256;
@@ -114,6 +118,32 @@ impl Stops {
             }
         });
         result.ok()
+    }
+
+    /// Makes the call `held` on one CPU, held at a step, and `other` on another one meanwhile. Says
+    /// how far that was when the first was let go; `None` if the first never came to the step.
+    pub fn meet<A: Walk>(
+        self: &Arc<Self>,
+        machine: &Machine<A>,
+        hold_at: HoldAt,
+        held: &(dyn Fn() + Sync),
+        other: &(dyn Fn() + Sync),
+    ) -> Option<Phase> {
+        let act = |role, cpu, hold_at, call: &(dyn Fn() + Sync)| {
+            machine.on_cpu(Cpu(cpu), || self.act(role, hold_at, call)).expect("no panic");
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| act(Role::Held, 0, hold_at, held));
+            let phase = (self.wait_for(Role::Held) == Phase::Held).then(|| {
+                let second = scope.spawn(|| act(Role::Meanwhile, 1, HoldAt::Nowhere, other));
+                let phase = self.wait_for(Role::Meanwhile);
+                self.release(Role::Held);
+                second.join().unwrap();
+                phase
+            });
+            self.release(Role::Held);
+            phase
+        })
     }
 
     fn change(&self, role: Role, change: impl FnOnce(&mut Actor)) {
