@@ -39,6 +39,7 @@ pub struct Measured<A: Walk> {
     tables: AtomicU64,
     bytes: AtomicU64,
     steps: AtomicU64,
+    pieces: AtomicU64,
     hook: Mutex<Option<Hook>>,
 }
 
@@ -68,6 +69,11 @@ impl<A: Walk> Measured<A> {
     /// does at least once.
     pub fn steps(&self) -> u64 {
         self.steps.load(Relaxed)
+    }
+
+    /// How often the core has told of work so far: once for each run of entries that it passes.
+    pub fn pieces(&self) -> u64 {
+        self.pieces.load(Relaxed)
     }
 
     fn moved(&self, frames: u32) {
@@ -172,6 +178,7 @@ unsafe impl<A: Walk> Platform for Measured<A> {
 
     fn worked(&self, work: Work) {
         self.steps.fetch_add(work.entries, Relaxed);
+        self.pieces.fetch_add(1, Relaxed);
         add(Section { entries: work.entries, tables: work.tables_marked, bytes: 0 });
     }
 }
@@ -186,6 +193,7 @@ pub fn measured<A: Walk>(bytes: u64) -> (Machine<A>, Memory<Measured<A>>) {
         tables: AtomicU64::new(0),
         bytes: AtomicU64::new(0),
         steps: AtomicU64::new(0),
+        pieces: AtomicU64::new(0),
         hook: Mutex::new(None),
     };
     // SAFETY: 1. the frames of a machine that has no other memory; 2. it has no table yet.

@@ -4,7 +4,7 @@
 use bindery::addr::{Order, PAGE_SIZE, VirtAddr};
 use bindery::arch::{AArch64, X86_64};
 use bindery::platform::Cpu;
-use bindery::{Access, AddressSpace, Memory, SizeMode};
+use bindery::{Access, AddressSpace, Advice, Memory, SizeMode};
 use bindery_hosted::Walk;
 
 use crate::support::measured::{Measured, measured};
@@ -92,7 +92,26 @@ fn copies_of_a_child_are_looked_at_there<A: Walk>() {
     assert!(each <= LOOKS, "{each} looks at each");
 }
 
+/// What others map too stays under `MADV_PAGEOUT`. All of a table is passed over in one piece, up to what
+/// nobody else maps.
+fn advice_passes_over_what_others_map<A: Walk>() {
+    let (_, memory) = measured::<A>(64 * MIB);
+    memory.swap_on(1 << 13, 0).unwrap();
+    let (tables, copied) = (2, [3, 4, 700]);
+    let pages = tables * u64::from(A::ENTRIES);
+    let spaces = family(&memory, pages);
+    for page in copied {
+        spaces[0].fault(VirtAddr(AT.0 + page * PAGE_SIZE), Access::Write).unwrap();
+    }
+    let before = memory.platform().pieces();
+    spaces[0].madvise(AT, pages * PAGE_SIZE, Advice::PageOut).unwrap();
+    let pieces = memory.platform().pieces() - before;
+    assert_eq!(spaces[0].counts().swap_pages, copied.len() as u64);
+    assert!(pieces <= 8 * (tables + copied.len() as u64), "{pieces} pieces of {pages} pages");
+}
+
 fn all<A: Walk>() {
+    advice_passes_over_what_others_map::<A>();
     few_looks_at_each_page::<A>();
     a_flush_for_each_space_and_stretch::<A>();
     copies_of_a_child_are_looked_at_there::<A>();
