@@ -102,6 +102,10 @@ unsafe impl Platform for Machine {
         parking::park(word, expected);
     }
 
+    fn park_for_handler(&self, word: &AtomicU32, expected: u32) {
+        parking::park_for_handler(word, expected);
+    }
+
     #[inline]
     fn unpark(&self, word: *const AtomicU32) {
         parking::unpark(word);

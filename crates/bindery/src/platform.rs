@@ -322,6 +322,14 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
         }
     }
 
+    /// As [`Platform::park`], for an access that waits for the handler of a userfaultfd, which may
+    /// take any time. The thread has no lock of the core, and has left no call half done but the
+    /// access: a platform that checks all invariants between calls ([`crate::check`]) need not wait
+    /// for it.
+    fn park_for_handler(&self, word: &AtomicU32, expected: u32) {
+        self.park(word, expected);
+    }
+
     /// Wakes all threads that are parked on `word`, which was changed before the call. The word may
     /// already belong to somebody else: only its address counts. It may be called anywhere, with
     /// table locks and in read sections, so it never waits for more than a spin lock.

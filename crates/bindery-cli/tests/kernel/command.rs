@@ -84,7 +84,7 @@ pub fn trials(architecture: Architecture) -> Vec<Trial> {
 }
 
 /// The trials in which the kernel does not live.
-fn deaths(architecture: Architecture) -> [Trial; 7] {
+fn deaths(architecture: Architecture) -> [Trial; 8] {
     let name = |what: &str| format!("{}::run_{what}", architecture.directory());
     let kernel_dies = move || {
         let arguments = ["--option", "init=/nonexistent", "busybox"];
@@ -99,6 +99,16 @@ fn deaths(architecture: Architecture) -> [Trial; 7] {
     let use_after_free = move || {
         let arguments = ["--option", "provoke=use-after-free", "busybox", "true"];
         let message = ", which was given back";
+        run(architecture, &arguments, &Expected { status: 101, output: None, message })
+    };
+    let audited_beside_a_wait = move || {
+        if let Some(ignored) = missing(&[Requirement::CCompiler], architecture)? {
+            return Ok(ignored);
+        }
+        let program =
+            concat!(env!("CARGO_MANIFEST_DIR"), "/../../programs/tests/userfault_end_beside.c");
+        let arguments = ["--check", "--option", "provoke=audited", program];
+        let message = " was audited";
         run(architecture, &arguments, &Expected { status: 101, output: None, message })
     };
     let wrong_control_bit = move || {
@@ -175,6 +185,7 @@ fn deaths(architecture: Architecture) -> [Trial; 7] {
         Trial::ignorable_test(name("tells_that_a_kernel_stack_has_run_over"), stack_runs_over),
         Trial::ignorable_test(name("tells_whose_address_the_kernel_used"), use_after_free),
         Trial::ignorable_test(name("tells_which_control_bit_is_wrong"), wrong_control_bit),
+        Trial::ignorable_test(name("audits_beside_a_wait_for_a_handler"), audited_beside_a_wait),
     ]
 }
 

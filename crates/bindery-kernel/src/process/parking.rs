@@ -16,13 +16,28 @@ static PARKED: Mutex<VecDeque<(usize, Arc<Thread>)>> = Mutex::new(VecDeque::new(
 /// How many there are; to be asked without the lock.
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
-/// Threads that have called [`park`], and not come back from it.
+/// Threads that have called [`park`], and not come back from it. Without those that wait for the
+/// handler of a userfaultfd.
 static INSIDE: AtomicU32 = AtomicU32::new(0);
 
 /// Sleeps until [`unpark`] is called for `word`; returns at once where the word is not `expected`.
 /// May return early. In the idle loop and at boot, where no other thread could change the word
 /// while this one sleeps, it always does.
 pub fn park(word: &AtomicU32, expected: u32) {
+    sleep_on(word, expected, || {
+        INSIDE.fetch_add(1, Ordering::Relaxed);
+        scheduler::sleep();
+        INSIDE.fetch_sub(1, Ordering::Relaxed);
+    });
+}
+
+/// As [`park`], for an access that waits for the handler of a userfaultfd: it is in the middle of
+/// nothing that [`parked`] is asked for.
+pub fn park_for_handler(word: &AtomicU32, expected: u32) {
+    sleep_on(word, expected, scheduler::sleep);
+}
+
+fn sleep_on(word: &AtomicU32, expected: u32, sleep: impl FnOnce()) {
     if !scheduler::is_in_thread() {
         core::hint::spin_loop();
         return;
@@ -32,9 +47,7 @@ pub fn park(word: &AtomicU32, expected: u32) {
     change(|parked| parked.push_back((ptr::from_ref(word).addr(), thread.clone())));
     // The last look: from here on, a wake-up finds the thread.
     if word.load(Ordering::Acquire) == expected {
-        INSIDE.fetch_add(1, Ordering::Relaxed);
-        scheduler::sleep();
-        INSIDE.fetch_sub(1, Ordering::Relaxed);
+        sleep();
     } else {
         scheduler::stay_awake();
     }

@@ -19,6 +19,15 @@ pub fn as_asked() {
     }
 }
 
+/// Dies once the end of another process than the first was audited (`provoke=audited`): so a test knows
+/// that it was.
+pub fn after_an_audit(process: u32) {
+    assert!(
+        process == 1 || options::value("provoke") != Some("audited"),
+        "process {process} was audited"
+    );
+}
+
 /// Runs over the kernel stack.
 #[expect(unconditional_recursion, reason = "that is what it is for")]
 fn run_over(depth: usize) -> usize {

@@ -238,7 +238,10 @@ impl<W: Word<u32>> UserfaultState<W> {
             if interrupted() {
                 return self.withdraw(parking, waiter);
             }
-            parking.park(&waiter.word, 0);
+            match waiter.content() {
+                Content::Fault(_) => parking.park_for_handler(&waiter.word, 0),
+                _ => parking.park(&waiter.word, 0),
+            }
         }
         waiter.ending().unwrap_or(Ending::Interrupted)
     }

@@ -24,6 +24,10 @@ use crate::sync::word::Word;
 pub(crate) trait Parking<W> {
     /// As [`Platform::park`].
     fn park(&self, word: &W, expected: u32);
+    /// As [`Platform::park_for_handler`].
+    fn park_for_handler(&self, word: &W, expected: u32) {
+        self.park(word, expected);
+    }
     /// As [`Platform::unpark`].
     fn unpark(&self, word: *const W);
 }
@@ -32,6 +36,11 @@ impl<P: Platform> Parking<AtomicU32> for P {
     #[inline]
     fn park(&self, word: &AtomicU32, expected: u32) {
         Platform::park(self, word, expected);
+    }
+
+    #[inline]
+    fn park_for_handler(&self, word: &AtomicU32, expected: u32) {
+        Platform::park_for_handler(self, word, expected);
     }
 
     #[inline]
