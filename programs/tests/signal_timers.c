@@ -76,6 +76,13 @@ int main(void) {
     FAILS(setitimer(ITIMER_REAL, &timer, 0), EINVAL, "setitimer: a bad time");
     FAILS(syscall(SYS_setitimer, ITIMER_REAL, test_wild(8), 0), EFAULT, "setitimer: a bad pointer");
 
+    timer = (struct itimerval){{0, 0}, {1000, 0}};
+    FAILS(syscall(SYS_setitimer, ITIMER_REAL, &timer, test_wild(8)), EFAULT, "setitimer: the old one has no place");
+    STEP_EQUAL(getitimer(ITIMER_REAL, &old), 0);
+    CHECK(old.it_value.tv_sec >= 900, "the timer runs all the same");
+    timer.it_value.tv_sec = 0;
+    STEP_EQUAL(setitimer(ITIMER_REAL, &timer, 0), 0);
+
     DIES(SIGALRM, "SIGALRM kills by default", {
         signal(SIGALRM, SIG_DFL);
         struct itimerval once = {{0, 0}, {0, 1000}};

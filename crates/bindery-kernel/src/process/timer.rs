@@ -352,37 +352,42 @@ fn look_at_processor_timers(process: &Arc<Process>) {
     }
 }
 
-/// `getitimer(2)`.
-pub(super) fn getitimer(which: u64, at: u64) -> Outcome {
-    let process = scheduler::current().process.clone();
-    let (rest, interval) = match which as u32 {
-        ITIMER_REAL => rest(&process, REAL).unwrap_or((0, 0)),
+/// How long until a timer of `setitimer` is due, and its interval.
+fn interval_timer(process: &Process, which: u64) -> Result<(u64, u64), Errno> {
+    Ok(match which as u32 {
+        ITIMER_REAL => rest(process, REAL).unwrap_or((0, 0)),
         ITIMER_VIRTUAL | ITIMER_PROF => {
             let now = process.processor_time();
             let (at, interval) = process.processor_timers.lock().timers[which as usize - 1];
             (if at == 0 { 0 } else { at.saturating_sub(now).max(1000) }, interval)
         }
         _ => return Err(Errno::EINVAL),
-    };
+    })
+}
+
+/// Writes an `itimerval`.
+fn write_interval_timer(at: u64, (rest, interval): (u64, u64)) -> Outcome {
     let micro = |time: u64| [time / SECOND, time % SECOND / 1000];
     user::write(at, &[micro(interval), micro(rest)])?;
     Ok(0)
 }
 
-/// `setitimer(2)`.
+/// `getitimer(2)`.
+pub(super) fn getitimer(which: u64, at: u64) -> Outcome {
+    write_interval_timer(at, interval_timer(&scheduler::current().process, which)?)
+}
+
+/// `setitimer(2)`. As on Linux, the timer is set before the old one is told: a bad address of that
+/// does not keep it from running.
 pub(super) fn setitimer(which: u64, new: u64, old: u64) -> Outcome {
     let [interval, value] = match new {
         0 => [[0; 2]; 2],
         at => user::read::<[[i64; 2]; 2]>(at)?,
     };
     let (interval, value) = (nanoseconds(interval, 1_000_000)?, nanoseconds(value, 1_000_000)?);
-    if which as u32 > ITIMER_PROF {
-        return Err(Errno::EINVAL);
-    }
-    if old != 0 {
-        getitimer(which, old)?;
-    }
     let process = scheduler::current().process.clone();
+    // Nothing sleeps from here until the timer is set.
+    let was = interval_timer(&process, which)?;
     if which as u32 == ITIMER_REAL {
         set_real(&process, value, interval);
     } else {
@@ -390,7 +395,7 @@ pub(super) fn setitimer(which: u64, new: u64, old: u64) -> Outcome {
         process.processor_timers.lock().timers[which as usize - 1] = (at, interval);
         look_at_processor_timers(&process);
     }
-    Ok(0)
+    if old == 0 { Ok(0) } else { write_interval_timer(old, was) }
 }
 
 /// The most timers that a process can create.
