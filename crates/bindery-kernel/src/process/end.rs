@@ -94,11 +94,12 @@ pub(super) fn end_thread() -> ! {
     let thread = scheduler::current_thread();
     futex::thread_ends(&thread);
     let process = thread.process.clone();
-    process.ended_threads_time.fetch_add(thread.processor_time(), Ordering::Relaxed);
     table::remove_thread(thread.id());
     thread.set_files(None);
     let is_last = {
         let mut state = process.state.lock();
+        // In one step with its leaving: it counts once.
+        state.ended_threads_time += thread.processor_time();
         state.ended_threads_faults = state.ended_threads_faults + thread.faults();
         state.threads.retain(|other| !Arc::ptr_eq(other, &thread));
         state.threads.is_empty()

@@ -64,7 +64,7 @@ use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::ops::Add;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::files::Files;
 use crate::memory::Space;
@@ -121,8 +121,6 @@ pub struct Process {
     has_own_memory: AtomicBool,
     /// Those who wait for it to continue, to let go of memory, or to have one thread.
     life_changed: WaitQueue,
-    /// Nanoseconds that its ended threads have run.
-    ended_threads_time: AtomicU64,
 }
 
 /// What changes in the life of a process.
@@ -154,6 +152,8 @@ struct State {
     children_faults: Faults,
     /// Faults of the threads that have ended.
     ended_threads_faults: Faults,
+    /// Nanoseconds that its ended threads have run.
+    ended_threads_time: u64,
     has_executed: bool,
     /// Whether its parent has ended, so that it became the first process's child.
     is_orphan: bool,
@@ -259,9 +259,9 @@ impl Process {
 
     /// Nanoseconds that its threads have run, those that have ended among them.
     pub fn processor_time(&self) -> u64 {
-        let running: u64 =
-            self.state.lock().threads.iter().map(|thread| thread.processor_time()).sum();
-        self.ended_threads_time.load(Ordering::Relaxed) + running
+        let state = self.state.lock();
+        let running: u64 = state.threads.iter().map(|thread| thread.processor_time()).sum();
+        state.ended_threads_time + running
     }
 
     /// As [`Process::processor_time`], of the children that were waited for.
@@ -356,7 +356,6 @@ impl Process {
             children_changed: WaitQueue::new(),
             has_own_memory: AtomicBool::new(false),
             life_changed: WaitQueue::new(),
-            ended_threads_time: AtomicU64::new(0),
         })
     }
 }
@@ -402,6 +401,7 @@ impl State {
             children_time: 0,
             children_faults: Faults::default(),
             ended_threads_faults: Faults::default(),
+            ended_threads_time: 0,
             has_executed: false,
             is_orphan: false,
         }
