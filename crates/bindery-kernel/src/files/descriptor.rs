@@ -294,6 +294,19 @@ impl Files {
         slot.map(drop).ok_or(Errno::EBADF)
     }
 
+    /// Takes a descriptor back that the running call has made, and whose number it could not tell.
+    /// Another thread may have closed it meanwhile, and opened something else there: that stays.
+    pub fn take_back(&self, descriptor: i32, description: &Arc<Description>) {
+        let made = |slot: &Slot| Arc::ptr_eq(&slot.description, description);
+        let slot = {
+            let mut table = self.descriptors.table.lock();
+            let entry = usize::try_from(descriptor).ok().and_then(|index| table.get_mut(index));
+            entry.and_then(|entry| entry.take_if(|slot| made(slot)))
+        };
+        // Without the lock, as in `close`.
+        drop(slot);
+    }
+
     /// What becomes of a descriptor at `exec`.
     ///
     /// # Errors

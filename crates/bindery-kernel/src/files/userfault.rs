@@ -91,18 +91,26 @@ fn make(flags: u32) -> Outcome {
         UserfaultScope::UserMode
     };
     let space = Arc::downgrade(&process::current().process.space());
-    insert(Purpose::New(space, scope), flags).map(|(_, descriptor)| u64::from(descriptor))
+    Ok(insert(Purpose::New(space, scope), flags)?.descriptor as u64)
+}
+
+/// A new userfaultfd.
+struct Inserted {
+    node: Arc<Userfaultfd>,
+    description: Arc<Description>,
+    descriptor: i32,
 }
 
 /// A new userfaultfd and its descriptor.
-fn insert(purpose: Purpose, flags: u32) -> Result<(Arc<Userfaultfd>, u32), Errno> {
+fn insert(purpose: Purpose, flags: u32) -> Result<Inserted, Errno> {
     heap::room(512)?;
     let flags = flags & (O_CLOEXEC | O_NONBLOCK);
     let node = Arc::new(Userfaultfd { number: new_number(), flags, purpose: Mutex::new(purpose) });
     let place = Place::alone(node.clone(), b"anon_inode:[userfaultfd]");
     let description = Description::new(place, node.clone(), O_RDONLY | flags & O_NONBLOCK)?;
-    let descriptor = process::current().files().insert(description, at_exec(flags))?;
-    Ok((node, descriptor as u32))
+    let files = process::current().files();
+    let descriptor = files.insert(description.clone(), at_exec(flags))?;
+    Ok(Inserted { node, description, descriptor })
 }
 
 impl Userfaultfd {
@@ -197,18 +205,18 @@ impl Userfaultfd {
         &self,
         handle: &Handle,
     ) -> Result<Option<[u8; USERFAULT_MESSAGE]>, Errno> {
-        let (child, descriptor) = insert(Purpose::Closed, self.flags)?;
+        let child = insert(Purpose::Closed, self.flags)?;
         let mut used = false;
         let message = handle.try_read().map(|message| {
             userfault_message(message, |made| {
                 used = true;
-                *child.purpose.lock() = Purpose::Inherited(Arc::new(made));
-                Ok(descriptor)
+                *child.node.purpose.lock() = Purpose::Inherited(Arc::new(made));
+                Ok(child.descriptor as u32)
             })
         });
         if !used {
             // Another reader has the fork.
-            process::current().files().close(descriptor as i32)?;
+            process::current().files().take_back(child.descriptor, &child.description);
         }
         message.transpose()
     }

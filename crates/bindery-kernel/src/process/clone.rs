@@ -185,12 +185,12 @@ pub(super) fn clone(wanted: Wanted, registers: &Registers) -> Outcome {
     let thread = new_thread(&parent, &process, id, &wanted, registers)?;
     let mut handle = None;
     if wanted.has(CLONE_PIDFD) {
-        let descriptor = files::insert_process(id, 0)? as i32;
+        let (descriptor, description) = files::insert_process(id, 0)?;
         if let Err(errno) = user::write(wanted.descriptor_at, &descriptor) {
-            parent.files().close(descriptor)?;
+            parent.files().take_back(descriptor, &description);
             return Err(errno);
         }
-        handle = Some(descriptor);
+        handle = Some((descriptor, description));
     }
     announce(&thread, &wanted);
     // Nothing sleeps from here on. What came for the parent while it slept came for both: a signal
@@ -198,8 +198,8 @@ pub(super) fn clone(wanted: Wanted, registers: &Registers) -> Outcome {
     let is_alive = !signal::is_fatal_waiting(&parent);
     let above = is_alive.then(|| settle_family(&parent.process, &process, &wanted)).flatten();
     let Some(above) = above else {
-        if let Some(descriptor) = handle {
-            parent.files().close(descriptor)?;
+        if let Some((descriptor, description)) = handle {
+            parent.files().take_back(descriptor, &description);
         }
         return Err(if is_alive { Errno::EINVAL } else { Errno::RESTART });
     };

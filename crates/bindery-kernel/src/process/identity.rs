@@ -302,5 +302,5 @@ pub(super) fn pidfd_open(process: u64, flags: u64) -> Outcome {
         return Err(Errno::EINVAL);
     }
     let process = find(process as u32).ok_or(Errno::ESRCH)?;
-    files::insert_process(process.id, flags as u32)
+    files::insert_process(process.id, flags as u32).map(|(descriptor, _)| descriptor as u64)
 }

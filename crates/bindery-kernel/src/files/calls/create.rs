@@ -11,7 +11,7 @@ use crate::errno::{Errno, Outcome};
 use crate::memory::memory;
 use crate::{heap, process, user};
 
-use super::super::descriptor::{AtExec, Description, Files};
+use super::super::descriptor::{AtExec, Description};
 use super::super::event::{EventCounter, ProcessHandle, Reading};
 use super::super::huge_pages;
 use super::super::memory::Regular;
@@ -21,11 +21,6 @@ use super::super::pipe::both_ends;
 use super::super::proc;
 use super::super::socket::{Boundaries, pair};
 use super::{get, insert};
-
-/// Closes what was just opened. Another thread may have done it first: that is no error.
-fn close_again(files: &Files, descriptor: i32) {
-    let _ = files.close(descriptor);
-}
 
 /// `pipe2(2)`.
 pub(super) fn pipe(at: u64, flags: u32) -> Outcome {
@@ -60,12 +55,12 @@ pub(super) fn socket_pair(family: u32, kind: u32, protocol: u32, at: u64) -> Out
 /// Gives the running process two descriptors, and writes their numbers to `at`.
 fn insert_both(both: [Arc<Description>; 2], at_exec: AtExec, at: u64) -> Outcome {
     let files = process::current().files();
-    let [first, second] = both;
-    let first = files.insert(first, at_exec)?;
-    let both = files.insert(second, at_exec).and_then(|second| {
-        user::write(at, &[first, second]).inspect_err(|_| close_again(&files, second))
+    let [first, second] = &both;
+    let one = files.insert(first.clone(), at_exec)?;
+    let other = files.insert(second.clone(), at_exec).and_then(|other| {
+        user::write(at, &[one, other]).inspect_err(|_| files.take_back(other, second))
     });
-    both.inspect_err(|_| close_again(&files, first)).map(|()| 0)
+    other.inspect_err(|_| files.take_back(one, first)).map(|()| 0)
 }
 
 /// `eventfd2(2)`.
@@ -112,12 +107,14 @@ pub(super) fn secret(flags: u32) -> Outcome {
     insert(Description::new(place, file, O_RDWR)?, at_exec(flags))
 }
 
-/// A descriptor for a process (`pidfd_open`).
+/// A descriptor for a process (`pidfd_open`), and what it names.
 ///
 /// # Errors
 /// `EMFILE`, `ENOMEM`.
-pub fn insert_process(process: u32, flags: u32) -> Outcome {
-    insert(ProcessHandle::describe(process, flags & O_NONBLOCK)?, AtExec::Closed)
+pub fn insert_process(process: u32, flags: u32) -> Result<(i32, Arc<Description>), Errno> {
+    let description = ProcessHandle::describe(process, flags & O_NONBLOCK)?;
+    let descriptor = process::current().files().insert(description.clone(), AtExec::Closed)?;
+    Ok((descriptor, description))
 }
 
 /// The process that a descriptor names.
