@@ -1,13 +1,12 @@
 //! Pages that came in for one process, while another of its family still names their slots: swap has
 //! their content, so they need no memory once nothing maps them.
 
-use bindery::AddressSpace;
-use bindery::Advice;
 use bindery::addr::VirtAddr;
+use bindery::{AddressSpace, Advice, Protection};
 use bindery_hosted::{Machine, Program, Walk};
 
 use super::fixture::{Swapping, with_swap};
-use crate::support::{GIB, audit};
+use crate::support::{GIB, READ_WRITE, audit};
 
 const AT: u64 = GIB;
 const PAGE: u64 = 4096;
@@ -47,8 +46,12 @@ fn assert_reads<'m, A: Walk>(
 }
 
 fn what_the_caller_alone_maps_goes_out<A: Walk>() {
-    for order in [0, 4, 9] {
+    for (order, protection) in [0, 4, 9]
+        .into_iter()
+        .flat_map(|order| [READ_WRITE, Protection::empty()].map(|protection| (order, protection)))
+    {
         with_reader::<A>(order, |swapping, child| {
+            child.mprotect(VirtAddr(AT), PAGES * PAGE, protection).unwrap();
             let free = swapping.memory.free_frame_count();
             let before = child.counts();
             child.madvise(VirtAddr(AT), PAGES * PAGE, Advice::PageOut).unwrap();
@@ -57,6 +60,7 @@ fn what_the_caller_alone_maps_goes_out<A: Walk>() {
             assert_eq!(cost.invalidations, 1, "{cost:?}");
             assert_eq!(swapping.memory.free_frame_count(), free + PAGES, "order {order}");
             audit(swapping.machine, swapping.memory, &[swapping.space, &child]);
+            child.mprotect(VirtAddr(AT), PAGES * PAGE, READ_WRITE).unwrap();
             assert_reads(swapping, &child, 0);
         });
     }
@@ -144,7 +148,50 @@ fn a_folio_that_is_in_the_cache_in_part_leaves_memory() {
     });
 }
 
+/// A folio of which the parent has dropped some pages goes to slots of its own: by advice, by reclaim
+/// where one process maps it, and where two do.
+fn what_is_in_the_cache_in_part_goes_out<A: Walk>() {
+    for (order, by_advice, readers) in
+        [(4, true, 1), (9, true, 1), (4, false, 1), (9, false, 1), (4, false, 2)]
+    {
+        with_swap::<A>(order, 4096, |swapping| {
+            swapping.map(AT, PAGES);
+            swapping.fill(AT, PAGES);
+            swapping.page_out(AT, PAGES);
+            let children: Vec<_> = (0..readers).map(|_| swapping.space.fork().unwrap()).collect();
+            children.iter().for_each(|child| assert_reads(swapping, child, 0));
+            // Some of each folio.
+            let kept = |page: &u64| page % 16 >= 5;
+            for page in (0..PAGES).filter(|page| !kept(page)) {
+                swapping.space.discard(VirtAddr(AT + page * PAGE), PAGE).unwrap();
+            }
+            let free = swapping.memory.free_frame_count();
+            if by_advice {
+                children[0].madvise(VirtAddr(AT), PAGES * PAGE, Advice::PageOut).unwrap();
+            } else {
+                // A folio leaves the cache in one turn of the clock, and memory in a later one.
+                (0..3).for_each(|_| _ = swapping.memory.reclaim(2 * PAGES));
+            }
+            for child in &children {
+                let out = child.counts().swap_pages;
+                assert_eq!(out, PAGES, "order {order}, advice: {by_advice}, {readers} readers");
+            }
+            // Their content is in swap twice now.
+            assert!(swapping.memory.free_frame_count() >= free + PAGES / 2);
+            let spaces: Vec<_> = children.iter().chain([swapping.space]).collect();
+            audit(swapping.machine, swapping.memory, &spaces);
+            children.iter().for_each(|child| assert_reads(swapping, child, 0));
+            for page in (0..PAGES).filter(kept) {
+                let at = AT + page * PAGE;
+                assert_eq!(swapping.program.load(VirtAddr(at)), Ok(AT + page), "page {page}");
+            }
+            audit(swapping.machine, swapping.memory, &spaces);
+        });
+    }
+}
+
 on_every_architecture! {
+    partly => what_is_in_the_cache_in_part_goes_out;
     caller => what_the_caller_alone_maps_goes_out;
     children => what_two_children_map_stays;
     reclaimed => reclaim_takes_what_one_process_maps;

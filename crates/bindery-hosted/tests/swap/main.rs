@@ -14,6 +14,7 @@ mod faults;
 mod fixture;
 mod flags;
 mod no_access;
+mod no_block;
 mod owners;
 mod page_out;
 mod parts;

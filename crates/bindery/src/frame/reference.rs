@@ -21,6 +21,7 @@
 //! happen at any time anyway.
 
 use core::fmt;
+use core::mem::ManuallyDrop;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -28,7 +29,7 @@ use super::Frames;
 use super::count::{self, NotThere, REFERENCE, ReferencesRefused, references_in};
 use super::folio::{Folio, Freed};
 use super::meta::{Kind, is_kind, order_in};
-use crate::addr::Frame;
+use crate::addr::{Frame, Order};
 use crate::platform::Platform;
 use crate::sync::word::Word;
 
@@ -139,6 +140,15 @@ impl<P: Platform> Reference<'_, P> {
     #[inline]
     pub(super) fn leave(self) {
         core::mem::forget(self);
+    }
+}
+
+impl<P: Platform> Reference<'_, P> {
+    /// The folio was cut into parts of 2^`order` pages, each of which has a reference in the place
+    /// of this one: they are released.
+    pub(crate) fn release_parts(self, order: Order) {
+        let this = ManuallyDrop::new(self);
+        this.frames.release_parts(this.platform, this.folio, order);
     }
 }
 

@@ -22,6 +22,14 @@ pub(crate) enum SplitError {
 }
 
 impl<P: Platform> Frames<P> {
+    /// Releases one reference to each of the parts of 2^`order` pages that the folio was cut into; of
+    /// the folio's order, that to itself.
+    pub(crate) fn release_parts(&self, platform: &P, folio: Folio, order: Order) {
+        for first in (0..folio.pages()).step_by(order.pages() as usize) {
+            self.release(platform, Folio { head: folio.head.plus(first), order });
+        }
+    }
+
     /// Cuts the folio into folios of `order`, each of which has one reference, the caller's, so
     /// that the caller releases every part (and thereby frees those that nobody maps).
     ///

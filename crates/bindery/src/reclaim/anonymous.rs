@@ -1,7 +1,7 @@
 //! Folios of anonymous memory: aged, and sent to swap.
 
 use crate::Memory;
-use crate::addr::{Frame, PAGE_SHIFT, VirtRange};
+use crate::addr::{Frame, Order, PAGE_SHIFT, VirtRange};
 use crate::arch::Arch;
 use crate::frame::swap_place::SwapPlace;
 use crate::frame::{Folio, FolioLock, LockedFolio, Reference, Turn};
@@ -50,6 +50,9 @@ impl<P: Platform> Memory<P> {
         if self.take_around(folio, &mut victims, batch) == Mapped::InSeveral {
             return self.reclaim_family(held, lock, turn, target, batch);
         }
+        if victims.is_held_to_be_cut() {
+            return self.cut_held(held, lock, batch);
+        }
         if victims.took_held() {
             // The lock is the batch's now, and keeps the folio with its mappings.
             lock.leave_to_batch();
@@ -60,6 +63,36 @@ impl<P: Platform> Memory<P> {
             self.frames.note_look(folio, turn);
         }
         0
+    }
+
+    /// Cuts a folio that is mapped in one table, and for which swap has single slots alone. Its pages
+    /// go out in a later turn. Frees what nothing maps of it.
+    #[cold]
+    #[inline(never)]
+    fn cut_held<'m>(
+        &'m self,
+        held: Reference<'m, P>,
+        lock: FolioLock<'m, P>,
+        batch: &mut Batch<'m, P>,
+    ) -> u64 {
+        // The window's entries are marked as pending until then.
+        let freed = batch.finish();
+        let (folio, mut is_cut) = (*held, false);
+        let walked = rmap::for_each_anonymous_sight(self, folio, Locking::Try, |hit, _| {
+            let mut entries = 0;
+            if !is_cut && let Some(_vma) = hit.vma.try_read(&self.platform) {
+                entries = hit.range.pages();
+                let cut = hit.page_table.split_folio(folio, hit.range, Order::PAGE, || true);
+                is_cut = cut.is_ok();
+            }
+            Seen { until: hit.range.end(), entries }
+        });
+        batch.later |= is_cut || walked == Walked::Busy;
+        drop(lock);
+        if is_cut {
+            held.release_parts(Order::PAGE);
+        }
+        freed
     }
 
     /// Finds where the folio is mapped; if that is one place, looks at the window around it. So a

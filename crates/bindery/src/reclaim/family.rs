@@ -114,7 +114,12 @@ impl<P: Platform> Memory<P> {
     /// Says whether there are any.
     fn prepare_shared<'m>(&'m self, folio: Folio, left: u32, batch: &mut Batch<'m, P>) -> bool {
         if self.frames.is_swap_cached(folio) {
-            return self.send_out_again(folio, 0, 0).is_some();
+            if self.send_out_again(folio, 0, 0).is_some() {
+                return true;
+            }
+            if !self.leave_cache(folio) {
+                return false;
+            }
         }
         let more = if folio.order == Order::PAGE { left } else { 0 };
         let Some(slots) = batch.idle().slots(self, folio.order, 1 + more) else { return false };

@@ -7,13 +7,12 @@ use core::sync::atomic::Ordering;
 use crate::addr::{Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Entry, Kind, Level};
 use crate::error::{CallError, Failure};
-use crate::events::RareEvents;
-use crate::frame::{Folio, MAX_FOLIO_ORDER};
+use crate::frame::Folio;
 use crate::platform::Platform;
+use crate::table::EntryAt;
 use crate::table::collapse::JoinError;
-use crate::table::cursor::Cursor;
 use crate::table::locking::Depth;
-use crate::table::{EntryAt, TablePool, run};
+use crate::table::split_folio::Uncut;
 
 use super::AddressSpace;
 use super::fault::folio_range;
@@ -59,9 +58,6 @@ impl fmt::Display for FolioError {
 
 impl core::error::Error for FolioError {}
 
-/// Which pages of a folio are mapped, one bit each.
-type Mapped = [u64; MAX_FOLIO_ORDER.pages() as usize / 64];
-
 impl<P: Platform> AddressSpace<'_, P> {
     /// Splits the folio that is mapped at `addr` into folios of 2^`order` pages, and frees those
     /// that have no mapping any more. Contents, permissions, accessed and dirty stay.
@@ -96,7 +92,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let (folio, number) = {
             let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
             let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
-            self.folio_at(&mut cursor, page).ok_or(FolioError::NotMapped)?
+            cursor.folio_at(page).ok_or(FolioError::NotMapped)?
         };
         if order >= folio.order {
             return Err(FolioError::Unsuitable.into());
@@ -142,75 +138,21 @@ impl<P: Platform> AddressSpace<'_, P> {
         order: Order,
     ) -> Result<(), Failure<FolioError>> {
         let frames = &self.page_table.memory.frames;
-        let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
-        let mut mapped: Mapped = [0; _];
-        let mut at = range.start();
-        while at < range.end() {
-            let EntryAt { node, .. } = cursor.entry_at(at);
-            let Some((_, page)) =
-                self.folio_at(&mut cursor, at).filter(|(found, _)| *found == folio)
-            else {
-                let last = at.0 | (node.level.span() - 1);
-                at = VirtAddr(last.saturating_add(1));
-                continue;
-            };
-            // Splits a huge leaf, whose table is on deposit, and else creates nothing.
-            let pool = &mut TablePool::new(self.page_table.memory);
-            let table = cursor.table_at(at, Level::PTE, pool)?;
-            let index = P::Arch::PTE.index_of(at);
-            let small = u32::from(order.0) < P::Arch::CONTIG_ENTRIES.trailing_zeros();
-            if small && P::Arch::is_contig(run::load(self.page_table.slots(table), index)) {
-                self.page_table.unfold(table, index, at, &mut cursor.counts);
-            }
-            mapped[page as usize / 64] |= 1 << (page % 64);
-            at = at.offset(PAGE_SIZE);
-        }
-        if mapped == [0; _] {
-            // It has gone since the look at it.
-            return Err(FolioError::NotMapped.into());
-        }
-        if !frames.try_get(folio) {
-            return Err(FolioError::Busy.into());
-        }
-        let holds = |page: u32| (mapped[page as usize / 64] >> (page % 64) & 1) as u32;
-        let result = frames.split(folio, order, holds);
-        match result {
-            Ok(()) => {
-                RareEvents::note(&self.page_table.memory.rare.folio_splits);
-                for first in (0..folio.pages()).step_by(order.pages() as usize) {
-                    let part = Folio { head: folio.head.plus(first), order };
-                    frames.release(self.platform(), part);
-                }
-                Ok(())
-            }
-            Err(_) => {
-                frames.release(self.platform(), folio);
-                Err(FolioError::Busy.into())
-            }
-        }
-    }
-
-    /// The folio that a leaf or a `PROT_NONE` leaf names at `page`, and the number of the page in
-    /// it.
-    pub(super) fn folio_at(
-        &self,
-        cursor: &mut Cursor<'_, '_, P>,
-        page: VirtAddr,
-    ) -> Option<(Folio, u32)> {
-        let EntryAt { node, index, entry: raw } = cursor.entry_at(page);
-        let first = match node.level.kind(raw) {
-            Kind::Leaf if node.level == Level::PTE => P::Arch::frame(node.single(raw, index)),
-            Kind::Leaf => P::Arch::frame(raw),
-            Kind::Absent => match P::Arch::decode_absent(raw) {
-                Some(Absent::ProtNone { frame, .. }) => frame,
-                _ => return None,
-            },
-            Kind::Empty | Kind::Table => return None,
+        let mut held = false;
+        let hold = || {
+            held = frames.try_get(folio);
+            held
         };
-        let inside = (page.0 & (node.level.span() - 1)) >> PAGE_SHIFT;
-        let frame = first.plus(inside as u32);
-        let folio = self.page_table.memory.frames.folio_of(frame)?;
-        Some((folio, frame.0 - folio.head.0))
+        let cut = self.page_table.split_folio(folio, range, order, hold);
+        if held {
+            let order = if cut.is_ok() { order } else { folio.order };
+            frames.release_parts(self.platform(), folio, order);
+        }
+        cut.map_err(|uncut| match uncut {
+            Uncut::NotMapped => FolioError::NotMapped.into(),
+            Uncut::Busy => FolioError::Busy.into(),
+            Uncut::NoMemory => Failure::NoMemory,
+        })
     }
 
     /// Replaces the leaves around `addr` by one huge leaf. They must fill a level-1 table with all
@@ -256,7 +198,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
         let EntryAt { node, index, entry: raw } = cursor.entry_at(page);
         let frames = &self.page_table.memory.frames;
-        let folio = self.folio_at(&mut cursor, page);
+        let folio = cursor.folio_at(page);
         if folio.is_some_and(|(folio, _)| frames.is_dirty(folio)) {
             return true;
         }

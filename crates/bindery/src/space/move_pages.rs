@@ -225,7 +225,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let mut cursor = self
             .page_table
             .cursor(VirtRange::raw(at.0, at.0 + PAGE_SIZE), Depth::Floor(Level::PTE));
-        let (folio, _) = self.folio_at(&mut cursor, at)?;
+        let (folio, _) = cursor.folio_at(at)?;
         (frames.pins(folio) == 0 && frames.try_get(folio)).then_some(folio)
     }
 

@@ -81,6 +81,20 @@ impl<P: Platform> Memory<P> {
         None
     }
 
+    /// Lets a folio leave the cache that is there in part, since nothing names the slots of its other
+    /// pages any more: it cannot go out to these slots. Entries elsewhere find the content in swap.
+    /// Says whether it did; not if the content of a page is not there. The caller has the folio's
+    /// lock, and what keeps the folio without the cache.
+    pub(crate) fn leave_cache(&self, folio: Folio) -> bool {
+        let Some(place) = self.frames.swap_place(folio) else { return false };
+        if place.cached == folio.pages() || !self.prepare_dropping(folio, place) {
+            return false;
+        }
+        self.frames.mark_dirty(folio);
+        self.give_up(folio, place);
+        true
+    }
+
     /// Whether a folio whose slots are busy may go: the store would refuse what it has refused before.
     pub(crate) fn may_write_out(&self, stored: Stored, place: SwapPlace) -> bool {
         stored == Stored::Yes || self.takes_content(place.area)

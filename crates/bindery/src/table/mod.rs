@@ -25,6 +25,7 @@
 //! | `cursor` | a locked range that yields runs |
 //! | `contig` | contiguous (contpte) runs: folded and unfolded |
 //! | `leaf` | huge leaves: split and published |
+//! | `split_folio` | folios that are cut where they are mapped |
 //! | `zap`, `zap_except`, `zap_chosen` | unmapping: whole tables by one entry, the rest in runs; with exceptions; of chosen runs |
 //! | `descent` | from a table down to the entry for an address |
 //! | `detach`, `dropping` | tables taken out of the tree; what entries name is given back |
@@ -59,6 +60,7 @@ mod pool;
 pub(crate) mod protect;
 mod reach;
 pub(crate) mod run;
+pub(crate) mod split_folio;
 pub(crate) mod stray;
 pub(crate) mod swap_in;
 pub(crate) mod swap_out;

@@ -54,6 +54,8 @@ enum Next {
     NoSlots,
     /// Its folio is to be split first.
     Cut(Folio),
+    /// The same run.
+    Again,
 }
 
 /// When what is stale is flushed.
@@ -116,6 +118,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
                 Next::Run => {}
                 Next::NoSlots => return Ok(SwapOutStop::NoSlots),
                 Next::Cut(folio) => return Ok(SwapOutStop::Cut(folio, run.at)),
+                Next::Again => return Ok(SwapOutStop::Full(run.at)),
             }
         }
         Ok(SwapOutStop::End)
@@ -156,8 +159,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         }
         let left = (self.cursor.range().end().0 - run.at.0) >> PAGE_SHIFT;
         let Some(slots) = self.batch.slots(memory, folio.order, left.min(512) as u32) else {
-            // A large folio may find no block where single pages still find slots.
-            return if folio.order > Order::PAGE { Next::Run } else { Next::NoSlots };
+            return self.without_slots(folio);
         };
         self.victims.left = self.victims.left.saturating_sub(pages);
         let by_page = self.is_page_by_page(run);
@@ -174,6 +176,42 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         let at = run.at.0.wrapping_sub(u64::from(number) << PAGE_SHIFT);
         self.batch.add(slots, VirtAddr(at), InCache::New);
         Next::Run
+    }
+
+    /// The folio finds no slots. Where single pages still do, a large one is cut: it has no block of
+    /// its size.
+    #[cold]
+    #[inline(never)]
+    fn without_slots(&mut self, folio: Folio) -> Next {
+        if folio.order == Order::PAGE {
+            return Next::NoSlots;
+        }
+        if !self.cursor.page_table.memory.has_room_in_swap() {
+            return Next::Run;
+        }
+        if self.victims.choice == Choice::All {
+            let tried = self.victims.left_alone == Some(folio);
+            return if tried { Next::Run } else { Next::Cut(folio) };
+        }
+        self.victims.cut_held |= self.victims.held == Some(folio);
+        // The hand comes to the others by itself.
+        self.victims.later = true;
+        Next::Run
+    }
+
+    /// The slots that a folio of the cache has, of which entries name `pages` once more, from page
+    /// `number` on. If it cannot go there, since some of its pages have left the cache, it leaves the
+    /// cache, to go to slots of its own.
+    fn slots_again(&mut self, folio: Folio, number: u32, pages: u32) -> Result<SlotRun, Next> {
+        let memory = self.cursor.page_table.memory;
+        if let Some(slots) = memory.send_out_again(folio, number, pages) {
+            return Ok(slots);
+        }
+        if !memory.leave_cache(folio) {
+            return Err(Next::Run);
+        }
+        self.victims.later = true;
+        Err(if self.victims.choice == Choice::All { Next::Again } else { Next::Run })
     }
 
     /// The batch has the folio from now on: the lock of the caller, or that of the held one.

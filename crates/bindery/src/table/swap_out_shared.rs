@@ -28,7 +28,7 @@ use super::age;
 use super::cursor::Cursor;
 use super::locking::Depth;
 use super::run::{Run, What};
-use super::swap_out::no_access::{page_without_access, swap_entry_of};
+use super::swap_out::no_access::{page_without_access, write_without_access};
 
 /// The most folios of a stretch.
 const FOLIOS: usize = 32;
@@ -245,21 +245,10 @@ impl<'m, P: Platform> PageTable<'m, P> {
         }
         match run.what {
             What::Leaf(leaf) => self.write_swap_entries(run, leaf, folio, number, slots),
-            _ => self.write_without_access(run, folio, number, slots),
+            _ => write_without_access(self, run, folio, number, slots),
         }
         cursor.counts.entries_written += u64::from(run.count);
         true
-    }
-
-    fn write_without_access(&self, run: &Run<P::Arch>, folio: Folio, number: u32, slots: SlotRun) {
-        let each = run.node.level.order().pages();
-        let pages = (number..).step_by(each as usize);
-        for (slot, page) in self.slots_of(run).iter().zip(pages) {
-            let hidden = Entry(slot.load(Ordering::Relaxed));
-            if let Some(entry) = swap_entry_of(self.memory, hidden, folio, page, each, slots) {
-                slot.store(entry.0, Ordering::Relaxed);
-            }
-        }
     }
 
     fn write_swap_entries(

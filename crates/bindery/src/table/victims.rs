@@ -33,6 +33,8 @@ pub(crate) struct Victims {
     /// A folio stays that another look may find cold. (One that is locked is left to the hand, which
     /// comes to it by itself in the same turn.)
     pub(super) later: bool,
+    /// The folio that the caller holds has found no block of slots, where single pages would.
+    pub(super) cut_held: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -51,6 +53,7 @@ impl Victims {
         left: u32::MAX,
         left_alone: None,
         later: false,
+        cut_held: false,
     };
 
     /// Leaves that folio alone, which could not be split.
@@ -67,6 +70,11 @@ impl Victims {
     /// Whether another look may find more.
     pub(crate) fn may_find_more(&self) -> bool {
         self.later
+    }
+
+    /// Whether the folio that the caller holds could go out in single pages alone.
+    pub(crate) fn is_held_to_be_cut(&self) -> bool {
+        self.cut_held
     }
 
     /// Whether the folio that the caller holds went out.

@@ -2,18 +2,16 @@
 //! parent's entries name their slots.
 
 use std::sync::Arc;
-use std::thread;
 
 use bindery::addr::{Frame, Order, PAGE_SIZE, VirtAddr};
 use bindery::arch::{AArch64, Riscv64, X86_64};
 use bindery::check;
-use bindery::platform::Cpu;
 use bindery::testing::with_reference;
 use bindery::{AddressSpace, Advice, Inspection, SizeMode};
 use bindery_hosted::Walk;
 
 use super::stepped::{Readers, Stepped, stepped};
-use super::stops::{HoldAt, Phase, Role, Stops};
+use super::stops::{HoldAt, Role, Stops};
 use crate::support::{GIB, MIB, fixed, options};
 
 const AT: VirtAddr = VirtAddr(GIB);
@@ -28,6 +26,8 @@ struct Family<'s, 'm, A: Walk> {
     child: &'s Space<'m, A>,
     /// Of the first page.
     frame: Frame,
+    /// Pages that the parent has dropped.
+    dropped: u64,
 }
 
 fn pages() -> impl Iterator<Item = VirtAddr> {
@@ -39,8 +39,8 @@ fn content(page: VirtAddr) -> [u8; 8] {
 }
 
 #[track_caller]
-fn assert_kept<A: Walk>(space: &Space<'_, A>) {
-    for page in pages() {
+fn assert_kept<A: Walk>(space: &Space<'_, A>, dropped: u64) {
+    for page in pages().skip(dropped as usize) {
         let mut found = [0; 8];
         space.read_user(page, &mut found).unwrap();
         assert_eq!(found, content(page), "{page}");
@@ -52,6 +52,7 @@ fn assert_kept<A: Walk>(space: &Space<'_, A>) {
 fn run<A: Walk>(
     hold_at: HoldAt,
     order: u8,
+    dropped: u64,
     held: impl Fn(&Space<'_, A>) + Sync,
     call: impl Fn(&Family<'_, '_, A>, &dyn Fn()) + Sync,
 ) -> bool {
@@ -65,50 +66,38 @@ fn run<A: Walk>(
     pages().for_each(|page| parent.write_user(page, &content(page)).unwrap());
     parent.madvise(AT, LENGTH, Advice::PageOut).unwrap();
     let child = parent.fork().unwrap();
-    assert_kept(&child);
+    assert_kept(&child, 0);
+    if dropped > 0 {
+        parent.discard(AT, dropped * PAGE_SIZE).unwrap();
+    }
     let Inspection::Page { frame, .. } = child.inspect(AT) else { panic!("the page is away") };
-    let family = Family { parent: &parent, child: &child, frame };
+    let family = Family { parent: &parent, child: &child, frame, dropped };
     let stops = Arc::new(Stops::default());
-    let act = |role, cpu, hold_at, call: &(dyn Fn() + Sync)| {
-        machine.on_cpu(Cpu(cpu), || stops.act(role, hold_at, call)).expect("no panic");
-    };
     let goes_on = || {
         stops.release(Role::Held);
         stops.wait_for(Role::Held);
     };
     let call = || call(&family, &goes_on);
-    let held = || held(&child);
-    let was_held = thread::scope(|scope| {
-        scope.spawn(|| act(Role::Held, 0, hold_at, &held));
-        let was_held = stops.wait_for(Role::Held) == Phase::Held;
-        if was_held {
-            let other = scope.spawn(|| act(Role::Meanwhile, 1, HoldAt::Nowhere, &call));
-            stops.wait_for(Role::Meanwhile);
-            stops.release(Role::Held);
-            other.join().unwrap();
-        }
-        stops.release(Role::Held);
-        was_held
-    });
+    let was_held = stops.meet(&machine, hold_at, &|| held(&child), &call).is_some();
     let mut scratch = vec![0; check::scratch_words(&memory)];
     check::check(&memory, &[&parent, &child], &mut scratch).unwrap();
-    assert_kept(&parent);
+    assert_kept(&parent, dropped);
     if !matches!(child.inspect(AT), Inspection::Empty) {
-        assert_kept(&child);
+        assert_kept(&child, 0);
     }
     machine.assert_clean();
     was_held
 }
 
 /// Each call of the other process, of the same one, and of none, at each step.
-fn each_call<A: Walk>(order: u8, held: impl Fn(&Space<'_, A>) + Sync + Copy) {
+fn each_call<A: Walk>(order: u8, dropped: u64, held: impl Fn(&Space<'_, A>) + Sync + Copy) {
     type Call<A> = fn(&Family<'_, '_, A>, &dyn Fn());
     let calls: [Call<A>; 4] = [
         |family, goes_on| {
             // `None` where it has gone already.
             let _ = with_reference(family.child.memory(), family.frame, |_, _| goes_on());
         },
-        |family, _| assert_kept(family.parent),
+        |family, _| assert_kept(family.parent, family.dropped),
         |family, _| pages().for_each(|at| family.parent.write_user(at, &content(at)).unwrap()),
         |family, _| {
             for page in pages() {
@@ -119,7 +108,7 @@ fn each_call<A: Walk>(order: u8, held: impl Fn(&Space<'_, A>) + Sync + Copy) {
     ];
     for call in calls {
         let mut step = 0;
-        while run::<A>(HoldAt::Number(step), order, held, call) {
+        while run::<A>(HoldAt::Number(step), order, dropped, held, call) {
             step += 1;
         }
         assert!(step > 0, "the first call was never held");
@@ -127,8 +116,11 @@ fn each_call<A: Walk>(order: u8, held: impl Fn(&Space<'_, A>) + Sync + Copy) {
 }
 
 fn all<A: Walk>(order: u8) {
-    each_call::<A>(order, |child| child.madvise(AT, LENGTH, Advice::PageOut).unwrap());
-    each_call::<A>(order, |child| child.munmap(AT, LENGTH).unwrap());
+    for dropped in [0, 3] {
+        let page_out = |child: &Space<'_, A>| child.madvise(AT, LENGTH, Advice::PageOut).unwrap();
+        each_call::<A>(order, dropped, page_out);
+        each_call::<A>(order, dropped, |child| child.munmap(AT, LENGTH).unwrap());
+    }
 }
 
 #[test]

@@ -35,7 +35,10 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
             return Next::Run;
         }
         let number = P::Arch::frame(first).0 - folio.head.0;
-        let Some(slots) = memory.send_out_again(folio, number, pages) else { return Next::Run };
+        let slots = match self.slots_again(folio, number, pages) {
+            Ok(slots) => slots,
+            Err(next) => return next,
+        };
         self.leave_to_batch(lock);
         self.victims.left = self.victims.left.saturating_sub(pages);
         self.defer(run.node.table, pages, pages);

@@ -8,13 +8,14 @@
 
 use core::sync::atomic::Ordering;
 
-use crate::addr::{Frame, Order, PAGE_SHIFT, VirtAddr};
+use crate::addr::{Frame, PAGE_SHIFT, VirtAddr};
 use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Entry, EntryIndex, Level, Permissions};
 use crate::frame::{ExclusiveRun, Folio};
 use crate::memory::Memory;
 use crate::platform::Platform;
 use crate::swap::SlotRun;
 
+use super::super::PageTable;
 use super::super::out_batch::InCache;
 use super::super::run::{self, Run};
 use super::{Next, SwapOut};
@@ -36,7 +37,7 @@ pub(in crate::table) fn page_without_access<A: Arch>(
 
 /// The swap entry in the place of `hidden`, a `PROT_NONE` entry of the folio's page `page` and as
 /// many more as it covers.
-pub(in crate::table) fn swap_entry_of<P: Platform>(
+fn swap_entry_of<P: Platform>(
     memory: &Memory<P>,
     hidden: Entry,
     folio: Folio,
@@ -53,6 +54,27 @@ pub(in crate::table) fn swap_entry_of<P: Platform>(
     let exclusive = exclusive && count >= pages;
     let (device, slot) = (slots.area, slots.first + u64::from(page));
     Some(P::Arch::encode_absent(Absent::Swap { device, slot, exclusive, soft_dirty, userfault }))
+}
+
+/// Makes swap entries of a run of `PROT_NONE` entries of the folio, from its page `number` on. The
+/// caller has looked at the first one, with the lock of the table held.
+pub(in crate::table) fn write_without_access<P: Platform>(
+    page_table: &PageTable<'_, P>,
+    run: &Run<P::Arch>,
+    folio: Folio,
+    number: u32,
+    slots: SlotRun,
+) {
+    let each = run.node.level.order().pages();
+    let pages = (number..).step_by(each as usize);
+    for (slot, page) in page_table.slots_of(run).iter().zip(pages) {
+        let hidden = Entry(slot.load(Ordering::Relaxed));
+        let entry = swap_entry_of(page_table.memory, hidden, folio, page, each, slots);
+        debug_assert!(entry.is_some(), "a run of such entries has no others");
+        if let Some(entry) = entry {
+            slot.store(entry.0, Ordering::Relaxed);
+        }
+    }
 }
 
 impl<P: Platform> SwapOut<'_, '_, '_, P> {
@@ -84,12 +106,15 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
             return Next::Run;
         }
         let slots = match in_cache {
-            InCache::Before => memory.send_out_again(folio, number, pages),
-            InCache::New => self.batch.slots(memory, folio.order, 1),
+            InCache::Before => self.slots_again(folio, number, pages),
+            InCache::New => {
+                let slots = self.batch.slots(memory, folio.order, 1);
+                slots.ok_or_else(|| self.without_slots(folio))
+            }
         };
-        let Some(slots) = slots else {
-            let none = in_cache == InCache::New && folio.order == Order::PAGE;
-            return if none { Next::NoSlots } else { Next::Run };
+        let slots = match slots {
+            Ok(slots) => slots,
+            Err(next) => return next,
         };
         if in_cache == InCache::New {
             memory.send_out(folio, slots, number, pages);
@@ -97,34 +122,14 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         self.leave_to_batch(lock);
         self.victims.left = self.victims.left.saturating_sub(pages);
         self.defer(run.node.table, pages, pages);
-        self.store_without_access(&run, folio, number, slots);
+        write_without_access(self.cursor.page_table, &run, folio, number, slots);
+        self.cursor.counts.entries_written += u64::from(run.count);
+        self.cursor.counts.folios_touched += 1;
         // No TLB knows the pages. The batch has its flush all the same.
         self.gather.stale(run.range(), run.node.level);
         let at = run.at.0.wrapping_sub(u64::from(number) << PAGE_SHIFT);
         self.batch.add(slots, VirtAddr(at), in_cache);
         Next::Run
-    }
-
-    fn store_without_access(
-        &mut self,
-        run: &Run<P::Arch>,
-        folio: Folio,
-        number: u32,
-        slots: SlotRun,
-    ) {
-        let page_table = self.cursor.page_table;
-        let each = run.node.level.order().pages();
-        let pages = (number..).step_by(each as usize);
-        for (slot, page) in page_table.slots_of(run).iter().zip(pages) {
-            let hidden = Entry(slot.load(Ordering::Relaxed));
-            let entry = swap_entry_of(page_table.memory, hidden, folio, page, each, slots);
-            debug_assert!(entry.is_some(), "the entries were looked at under the same lock");
-            if let Some(entry) = entry {
-                slot.store(entry.0, Ordering::Relaxed);
-            }
-        }
-        self.cursor.counts.entries_written += u64::from(run.count);
-        self.cursor.counts.folios_touched += 1;
     }
 
     /// How many pages of the folio the entries from the run's first on have, one after another: the

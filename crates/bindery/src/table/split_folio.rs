@@ -1,0 +1,99 @@
+//! Folios that are cut into smaller ones where they are mapped.
+
+use crate::addr::{Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::{Absent, AbsentFormat, Arch, Kind, Level};
+use crate::error::NoMemory;
+use crate::events::RareEvents;
+use crate::frame::{Folio, MAX_FOLIO_ORDER};
+use crate::platform::Platform;
+
+use super::cursor::Cursor;
+use super::locking::Depth;
+use super::{EntryAt, PageTable, TablePool, run};
+
+/// Why a folio was not cut. Its leaves may be smaller than they were; else nothing has changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Uncut {
+    /// No page of it is mapped in the range.
+    NotMapped,
+    /// Somebody holds it, or it is mapped elsewhere.
+    Busy,
+    NoMemory,
+}
+
+impl From<NoMemory> for Uncut {
+    fn from(_: NoMemory) -> Self {
+        Self::NoMemory
+    }
+}
+
+/// A bit for each page of a folio.
+type Mapped = [u64; MAX_FOLIO_ORDER.pages() as usize / 64];
+
+impl<P: Platform> PageTable<'_, P> {
+    /// Cuts a folio whose pages are mapped in `range`, in their order, into folios of `order`. The
+    /// only reference to it becomes one to each of them: `hold` takes it, or says that the folio
+    /// cannot be held.
+    pub(crate) fn split_folio(
+        &self,
+        folio: Folio,
+        range: VirtRange,
+        order: Order,
+        hold: impl FnOnce() -> bool,
+    ) -> Result<(), Uncut> {
+        let frames = &self.memory.frames;
+        let mut cursor = self.cursor(range, Depth::Floor(Level::PTE));
+        let mut mapped: Mapped = [0; _];
+        let mut at = range.start();
+        while at < range.end() {
+            let EntryAt { node, .. } = cursor.entry_at(at);
+            let Some((_, page)) = cursor.folio_at(at).filter(|(found, _)| *found == folio) else {
+                let last = at.0 | (node.level.span() - 1);
+                at = VirtAddr(last.saturating_add(1));
+                continue;
+            };
+            // Splits a huge leaf, whose table is on deposit, and else creates nothing.
+            let pool = &mut TablePool::new(self.memory);
+            let table = cursor.table_at(at, Level::PTE, pool)?;
+            let index = P::Arch::PTE.index_of(at);
+            let small = u32::from(order.0) < P::Arch::CONTIG_ENTRIES.trailing_zeros();
+            if small && P::Arch::is_contig(run::load(self.slots(table), index)) {
+                self.unfold(table, index, at, &mut cursor.counts);
+            }
+            mapped[page as usize / 64] |= 1 << (page % 64);
+            at = at.offset(PAGE_SIZE);
+        }
+        if mapped == [0; _] {
+            // It has gone since the look at it.
+            return Err(Uncut::NotMapped);
+        }
+        let holds = |page: u32| (mapped[page as usize / 64] >> (page % 64) & 1) as u32;
+        if !hold() {
+            return Err(Uncut::Busy);
+        }
+        frames.split(folio, order, holds).map_err(|_| Uncut::Busy)?;
+        RareEvents::note(&self.memory.rare.folio_splits);
+        Ok(())
+    }
+}
+
+impl<P: Platform> Cursor<'_, '_, P> {
+    /// The folio that a leaf or a `PROT_NONE` leaf names at `page`, and the number of the page in
+    /// it.
+    pub(crate) fn folio_at(&mut self, page: VirtAddr) -> Option<(Folio, u32)> {
+        let EntryAt { node, index, entry: raw } = self.entry_at(page);
+        let first = match node.level.kind(raw) {
+            Kind::Leaf if node.level == Level::PTE => P::Arch::frame(node.single(raw, index)),
+            Kind::Leaf => P::Arch::frame(raw),
+            Kind::Absent => match P::Arch::decode_absent(raw) {
+                Some(Absent::ProtNone { frame, .. }) => frame,
+                _ => return None,
+            },
+            Kind::Empty | Kind::Table => return None,
+        };
+        let inside = (page.0 & (node.level.span() - 1)) >> PAGE_SHIFT;
+        let frame = first.plus(inside as u32);
+        let folio = self.page_table.memory.frames.folio_of(frame)?;
+        Some((folio, frame.0 - folio.head.0))
+    }
+}
