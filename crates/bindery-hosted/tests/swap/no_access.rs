@@ -3,8 +3,11 @@
 
 use bindery::addr::{Order, VirtAddr};
 use bindery::arch::{AArch64, Absent, X86_64};
-use bindery::linux::proc::{ClearRefs, clear_refs};
-use bindery::{AddressSpace, Advice, Inspection, MapRequest, Protection, Sharing, SizeMode};
+use bindery::linux::proc::{ClearRefs, PhysicalAddresses, clear_refs, pagemap, smaps_rollup};
+use bindery::{
+    AddressSpace, Advice, FaultError, Inspection, MapRequest, Protection, Sharing, SizeMode,
+    UserfaultFeatures, UserfaultModes, UserfaultScope, WriteProtectMode,
+};
 use bindery_hosted::{Machine, Program, Walk};
 
 use super::fixture::{Swapping, with_swap};
@@ -85,6 +88,21 @@ fn what_was_noted_of_a_page_is_kept<A: Walk>() {
     }
 }
 
+/// Of memory without access, that which was used lately goes later.
+fn what_was_used_goes_later<A: Walk>() {
+    with_swap::<A>(0, 4096, |swapping| {
+        // The hand comes to the cold ones between the others.
+        let (part, cold) = (PAGES / 4, AT + LENGTH / 4);
+        swapping.map(AT, PAGES);
+        swapping.fill(AT, PAGES);
+        swapping.space.madvise(VirtAddr(cold), 2 * part * PAGE, Advice::Cold).unwrap();
+        swapping.space.mprotect(VirtAddr(AT), LENGTH, Protection::empty()).unwrap();
+        swapping.memory.reclaim(2 * part);
+        assert_eq!(swapping.swapped(cold, 2 * part), 2 * part);
+        assert_eq!(swapping.swapped(AT, PAGES), 2 * part, "what was used went out, too");
+    });
+}
+
 fn swapoff_brings_it_back_without_access<A: Walk>() {
     without_access::<A>(&|swapping| {
         swapping.page_out(AT, PAGES);
@@ -100,6 +118,54 @@ fn swapoff_brings_it_back_without_access<A: Walk>() {
         swapping.space.mprotect(VirtAddr(AT), LENGTH, READ_WRITE).unwrap();
         swapping.assert_filled(AT, PAGES, AT);
     });
+}
+
+/// The pages of `Swap:`, and bits of the page map.
+fn what_proc_says<A: Walk>(swapping: &Swapping<'_, '_, A>, pages: usize) -> (u64, Vec<u64>) {
+    let mut text = String::new();
+    smaps_rollup(swapping.space, &mut text).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("Swap:")).unwrap();
+    let kib: u64 = line.trim().trim_end_matches(" kB").parse().unwrap();
+    let mut words = vec![0; pages];
+    pagemap(swapping.space, AT / PAGE, PhysicalAddresses::Withheld, &mut words);
+    (kib / (PAGE / 1024), words)
+}
+
+/// `/proc` says what is out, and the protection of a userfaultfd holds when it is back.
+fn proc_and_a_userfaultfd_know_of_it<A: Walk>() {
+    const PRESENT: u64 = 1 << 63;
+    const SWAPPED: u64 = 1 << 62;
+    const WRITE_PROTECTED: u64 = 1 << 57;
+    for order in [0, 4] {
+        with_swap::<A>(order, 4096, |swapping| {
+            let (space, start) = (swapping.space, VirtAddr(AT));
+            swapping.map(AT, 32);
+            swapping.fill(AT, 32);
+            let fd = space.userfault(UserfaultFeatures::SIGBUS, UserfaultScope::All).unwrap();
+            space.register_userfault(&fd, start, 32 * PAGE, UserfaultModes::WRITE_PROTECT).unwrap();
+            let protected = VirtAddr(AT + 8 * PAGE);
+            space.write_protect(&fd, protected, 8 * PAGE, WriteProtectMode::PROTECT).unwrap();
+            space.mprotect(start, 32 * PAGE, Protection::empty()).unwrap();
+            assert_eq!(what_proc_says(swapping, 32).0, 0);
+            swapping.page_out(AT, 32);
+            let (out, words) = what_proc_says(swapping, 32);
+            assert_eq!(out, 32);
+            let is_protected = |page: usize| (8..16).contains(&page);
+            for (page, word) in words.into_iter().enumerate() {
+                assert_eq!(word & (PRESENT | SWAPPED), SWAPPED, "page {page}");
+                assert_eq!(word & WRITE_PROTECTED != 0, is_protected(page), "page {page}");
+            }
+            space.mprotect(start, 32 * PAGE, READ_WRITE).unwrap();
+            swapping.assert_filled(AT, 32, AT);
+            for page in 0..32 {
+                let at = VirtAddr(AT + page as u64 * PAGE);
+                let stored = if is_protected(page) { Err(FaultError::Bus) } else { Ok(()) };
+                assert_eq!(swapping.program.store(at, 1), stored, "page {page}");
+            }
+            assert_eq!(what_proc_says(swapping, 32).0, 0);
+            space.close_userfault(fd);
+        });
+    }
 }
 
 fn a_part_of_a_folio_goes<A: Walk>() {
@@ -169,7 +235,9 @@ fn shared_memory_goes<A: Walk>() {
 }
 
 fn all<A: Walk>() {
+    proc_and_a_userfaultfd_know_of_it::<A>();
     what_was_noted_of_a_page_is_kept::<A>();
+    what_was_used_goes_later::<A>();
     a_part_of_a_folio_goes::<A>();
     what_a_family_shares_goes::<A>();
     shared_memory_goes::<A>();

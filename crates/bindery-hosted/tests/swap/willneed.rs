@@ -174,6 +174,28 @@ fn nothing_comes_in_where_memory_is_short<A: Walk>() {
     }
 }
 
+fn shared_memory_stays_out_where_memory_is_short<A: Walk>() {
+    with_little_memory::<A>(16 * MIB, 0, 8192, |swapping| {
+        let memory = swapping.memory;
+        let object = memory.shared_memory(PAGES * PAGE, Sealing::Allowed, Accounting::PerPage);
+        let object = object.unwrap();
+        map(swapping.space, &object, AT, PAGES * PAGE, Sharing::Shared).unwrap();
+        swapping.fill(AT, PAGES);
+        swapping.page_out(AT, PAGES);
+        let (hot, mut pages) = (AT + GIB, 0);
+        swapping.map(hot, 8192);
+        while memory.shortage() == 0 {
+            swapping.fill(hot + pages * PAGE, 16);
+            pages += 16;
+        }
+        let before = memory.events().pages_swapped_out;
+        will_need(swapping, AT, PAGES).unwrap();
+        assert_eq!(memory.events().pages_swapped_out, before, "hot pages went out");
+        assert_eq!(object.swapped_pages(), PAGES);
+        swapping.space.munmap(VirtAddr(AT), PAGES * PAGE).unwrap();
+    });
+}
+
 /// A child and its parent name the same slots: each has the content, and its own after a write.
 fn entries_of_a_child_come_in<A: Walk>() {
     for order in [0, 4] {
@@ -333,6 +355,7 @@ on_every_architecture! {
     hole => a_hole_is_an_error_after_the_rest;
     signal => a_fatal_signal_ends_it;
     short => nothing_comes_in_where_memory_is_short;
+    short_of_shared => shared_memory_stays_out_where_memory_is_short;
     child => entries_of_a_child_come_in;
     protections => protections_stay;
 }
