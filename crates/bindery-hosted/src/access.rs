@@ -279,7 +279,7 @@ mod tests {
     use bindery::platform::{Cpu, CpuSet, Invalidation, Platform, Tables};
 
     use super::*;
-    use crate::machine::Config;
+    use crate::Config;
     use crate::tlb::TlbKind;
 
     /// A machine, and a root under which the page at 0 can be written.
