@@ -17,11 +17,12 @@ use crate::platform::Platform;
 
 impl<P: Platform> Memory<P> {
     /// Sends the content of the folio, whose slots are busy, to the area's store. The caller has
-    /// the folio's lock, and nobody writes to the folio. Nothing is stored if a page does not fit.
-    pub(crate) fn write_out(&self, folio: Folio, place: SwapPlace) -> Option<Written> {
+    /// the folio's lock, and nobody writes to the folio. Says whether all pages have gone out; none is
+    /// stored if one does not fit. `written` is empty.
+    // Not returned by value: the set would be copied for each folio.
+    pub(crate) fn write_out(&self, folio: Folio, place: SwapPlace, written: &mut Written) -> bool {
         let run = SlotRun { area: place.area, first: place.first, count: folio.pages() };
-        let (_, _, values) = self.cells(run)?;
-        let mut written = Written { filled: PageSet::EMPTY };
+        let Some((_, _, values)) = self.cells(run) else { return false };
         for (page, value) in (0..).zip(values) {
             let frame = folio.head.plus(page);
             // The slot is busy: nobody else looks at the value. SAFETY: 1. No entry maps the folio,
@@ -43,13 +44,13 @@ impl<P: Platform> Memory<P> {
                         before.for_each(|page| {
                             self.swap.forget(self, values[page as usize].load(Relaxed));
                         });
-                        return None;
+                        return false;
                     }
                 },
             }
         }
         self.rare.pages_swapped_out.fetch_add(u64::from(run.count), Relaxed);
-        Some(written)
+        true
     }
 
     /// Brings the content of the folio's slots into its frames. The slots are busy, and the folio
@@ -68,6 +69,14 @@ impl<P: Platform> Memory<P> {
         {
             return self.read_from_device(area, folio, run);
         }
+        self.load_pages(folio, run)
+    }
+
+    /// As [`Memory::load_folio`], from compressed memory, page by page.
+    // Apart: a page of zeroes shall not pay for the registers that this saves.
+    #[inline(never)]
+    fn load_pages(&self, folio: Folio, run: SlotRun) -> bool {
+        let Some((_, cells, values)) = self.cells(run) else { return false };
         let mut page = 0;
         while page < run.count {
             let (cell, value) = self.content(cells, values, page);
@@ -132,7 +141,7 @@ impl<P: Platform> Memory<P> {
     /// Finds the pages of the folio that one word fills, and notes the words and the pages in their
     /// slots, which are busy. The caller may not write to the folio, and nobody else does.
     pub(super) fn sort_pages(&self, folio: Folio, place: SwapPlace) -> Written {
-        let mut written = Written { filled: PageSet::EMPTY };
+        let mut written = Written::NOTHING;
         let Some((cluster, cells, values)) = self.cells(Self::slots_of(folio, place)) else {
             return written;
         };
@@ -187,6 +196,8 @@ pub(crate) struct Written {
 }
 
 impl Written {
+    pub(super) const NOTHING: Self = Self { filled: PageSet::EMPTY };
+
     /// What the page's cell says then.
     pub(super) fn content(&self, page: u32) -> u64 {
         if self.filled.has(page) { Cell::FILLED } else { Cell::STORED }

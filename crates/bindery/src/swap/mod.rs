@@ -171,6 +171,8 @@ impl<P: Platform> Swap<P> {
 
     /// Stores the content of a page of a locked folio that no entry maps. `None` if there is no
     /// room. May sleep.
+    // Apart: a page that one word fills shall not pay for the registers that this saves.
+    #[inline(never)]
     fn store(&self, memory: &Memory<P>, page: Frame) -> Option<u64> {
         // SAFETY: 1. the caller's lock and reference keep the folio. 2. No entry maps it, nobody
         // has pinned it, and the core reads it by atomics.

@@ -50,12 +50,12 @@ impl<P: Platform> Memory<P> {
         {
             return self.send_to_device(area, leaving, place);
         }
-        let written = self.write_out(folio, place);
-        if written.is_none() {
+        let mut written = Written::NOTHING;
+        if !self.write_out(folio, place, &mut written) {
             self.settle_unwritten(folio, place);
             return false;
         }
-        self.finish_write_out(leaving, place, written.as_ref())
+        self.finish_write_out(leaving, place, Some(&written))
     }
 
     /// The content of a folio has gone out. Says whether the folio is the caller's now, frozen.
