@@ -101,6 +101,10 @@ pub fn all() -> Vec<Case> {
             case.map(AT, MIB, PRIVATE).write(AT, MIB);
             case.advise(AT, MIB, COLD).is("MADV_COLD of 1 MiB").unmap(AT, MIB);
         }),
+        repeated(|case| {
+            case.map(AT, 32 * MIB, PRIVATE).write(AT, 32 * MIB);
+            case.advise(AT, 32 * MIB, COLD).is("MADV_COLD of 32 MiB").unmap(AT, 32 * MIB);
+        }),
         reuse(),
         repeated(|case| {
             case.map(AT, PAGE, PRIVATE).write(AT, PAGE);
@@ -124,7 +128,9 @@ pub fn all() -> Vec<Case> {
         realistic(),
         mixed(),
         brought_back_here_and_there(),
+        every_second_folio(),
         swapped_after_fork(),
+        read_by_a_child(),
         userfaults(),
         many_mappings(),
         repeated(|case| {
@@ -232,6 +238,26 @@ fn brought_back_here_and_there() -> Case {
     case.map(AT, 8 * MIB, PRIVATE).step(0, 'W', &[AT, 8 * MIB, PAGE, 3]);
     case.step(0, 'G', &[AT, 8 * MIB, PAGEOUT, PAGE]).is("pageout of 8 MiB by calls of 4 KiB");
     case.step(0, 'D', &[AT + 5 * PAGE, 8 * MIB, 2 * MIB]).is("a byte in each 2 MiB of it");
+    case.done()
+}
+
+/// Of what went out, every second 64 KiB come back.
+fn every_second_folio() -> Case {
+    let mut case = Builder::default();
+    case.map(AT, 8 * MIB, PRIVATE).step(0, 'W', &[AT, 8 * MIB, PAGE, 3]);
+    case.advise(AT, 8 * MIB, PAGEOUT);
+    for folio in (0..128).step_by(2) {
+        case.read(AT + folio * 64 * KIB, 64 * KIB).is("swap-in of every second 64 KiB");
+    }
+    case.done()
+}
+
+/// What is in swap at a fork is read by the child.
+fn read_by_a_child() -> Case {
+    let mut case = Builder::default();
+    case.map(AT, 8 * MIB, PRIVATE).step(0, 'W', &[AT, 8 * MIB, PAGE, 3]);
+    case.advise(AT, 8 * MIB, PAGEOUT).step(0, 'F', &[1]).step(1, 'D', &[AT, 8 * MIB, PAGE]);
+    case.is("a child's reads of 8 MiB in swap").step(0, 'X', &[1]);
     case.done()
 }
 

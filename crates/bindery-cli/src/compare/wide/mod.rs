@@ -31,7 +31,8 @@ several times in a row, with folios of 4 KiB, 64 KiB and 2 MiB.
 
 Examples
   bindery compare wide
-  bindery compare wide --arch x86-64 --json wide.json";
+  bindery compare wide --arch x86-64 --json wide.json
+  bindery compare wide --only swap             the operations of no workload that are named so";
 
 /// Compare every operation there is with Linux, in one table sorted by ratio
 #[derive(clap::Args)]
@@ -40,6 +41,10 @@ pub struct Arguments {
     /// The architectures, separated by commas [default: all]
     #[arg(long, value_name = "ARCH", value_delimiter = ',')]
     arch: Vec<Architecture>,
+
+    /// Only operations of no workload whose name contains this
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
 
     /// Write all operations to a file, as JSON
     #[arg(long, value_name = "FILE")]
@@ -73,8 +78,11 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
     let file = arguments.json.as_deref().map(JsonFile::create).transpose()?;
     let mut all = Vec::new();
     for architecture in architectures {
-        let mut lines = of_workloads(architecture)?;
-        lines.extend(of_cases(architecture)?);
+        let mut lines = match arguments.only {
+            Some(_) => Vec::new(),
+            None => of_workloads(architecture)?,
+        };
+        lines.extend(of_cases(architecture, arguments.only.as_deref().unwrap_or_default())?);
         lines.sort_by(|one, other| other.ratio.total_cmp(&one.ratio));
         show(&table(architecture, &lines))?;
         all.extend(lines);
@@ -109,11 +117,14 @@ fn of_workloads(architecture: Architecture) -> Result<Vec<Line>, Problem> {
     Ok(lines.collect())
 }
 
-fn of_cases(architecture: Architecture) -> Result<Vec<Line>, Problem> {
+/// The operations of the cases that contain `text`.
+fn of_cases(architecture: Architecture, text: &str) -> Result<Vec<Line>, Problem> {
     let (bench, _) = interpreter::prepare(architecture)?;
     let linux = interpreter::linux(architecture)?;
     let ours = super::ours(architecture)?;
-    let cases = cases::all();
+    let is_wanted = |name: &str| name.contains(text);
+    let mut cases = cases::all();
+    cases.retain(|case| case.names.iter().flatten().any(|name| is_wanted(name)));
     let mut lines = Vec::new();
     for folio in FOLIOS {
         let programs: Vec<Program> = (0..)
@@ -124,7 +135,7 @@ fn of_cases(architecture: Architecture) -> Result<Vec<Line>, Problem> {
         for (number, case) in cases.iter().enumerate() {
             let ours = means(case, &ours.programs[number])?;
             let linux = means(case, &linux.programs[number])?;
-            let both = ours.iter().zip(&linux);
+            let both = ours.iter().zip(&linux).filter(|((name, _), _)| is_wanted(name));
             lines.extend(both.map(|((name, ours), (_, linux))| {
                 line(architecture, name, Some(folio), *ours, *linux)
             }));
