@@ -58,8 +58,14 @@ impl<P: Platform> Memory<P> {
     pub(crate) fn load_folio(&self, folio: Folio, run: SlotRun) -> bool {
         let Some((_, cells, values)) = self.cells(run) else { return false };
         let filled = |cell: &AtomicU64| Cell(cell.load(Relaxed)).has(Cell::FILLED);
-        let any = values.iter().fold(0, |any, value| any | value.load(Relaxed));
-        if any == 0 && cells.iter().all(filled) {
+        // A base page is the commonest folio: the loops cost it more than the looks.
+        let are_zeroes = if let ([cell], [value]) = (cells, values) {
+            value.load(Relaxed) == 0 && filled(cell)
+        } else {
+            values.iter().fold(0, |any, value| any | value.load(Relaxed)) == 0
+                && cells.iter().all(filled)
+        };
+        if are_zeroes {
             self.platform.zero(folio.head, run.count);
             self.rare.pages_swapped_in.fetch_add(u64::from(run.count), Relaxed);
             return true;
