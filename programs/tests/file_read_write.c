@@ -109,6 +109,15 @@ int main(void) {
     WORKS(fdatasync(file), "fdatasync");
     FAILS(fsync(pipes[0]), EINVAL, "fsync: a pipe");
     FAILS(fsync(999), EBADF, "fsync: bad descriptor");
+    int all = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
+    WORKS(sync_file_range(file, 0, 0, all), "sync_file_range");
+    WORKS(sync_file_range(file, 1 << 20, 1, 0), "sync_file_range: behind the end, without a flag");
+    FAILS(sync_file_range(file, 0, 1, 8), EINVAL, "sync_file_range: unknown flags");
+    FAILS(sync_file_range(file, -1, 1, all), EINVAL, "sync_file_range: an offset below 0");
+    FAILS(sync_file_range(file, 1, INT64_MAX, all), EINVAL, "sync_file_range: an end beyond all files");
+    FAILS(sync_file_range(file, 1, -1, all), EINVAL, "sync_file_range: an end before the start");
+    FAILS(sync_file_range(pipes[0], 0, 1, all), ESPIPE, "sync_file_range: a pipe");
+    FAILS(sync_file_range(999, 0, 1, 8), EBADF, "sync_file_range: bad descriptor");
 
     char *mapping = mmap(0, LENGTH, PROT_READ | PROT_WRITE, MAP_SHARED, target, 0);
     NEED(mapping != MAP_FAILED);

@@ -4,6 +4,12 @@
 
 #include <sys/resource.h>
 
+static void take_and_give_back(size_t mib) {
+    char *memory = test_map(mib << 20);
+    memset(memory, 1, mib << 20);
+    munmap(memory, mib << 20);
+}
+
 int main(void) {
     test_start();
     int status;
@@ -51,6 +57,20 @@ int main(void) {
           "waitid fills siginfo");
     EQUAL(waitid(P_PID, child, &info, WEXITED), 0, "waitid after WNOWAIT");
     FAILS(waitid(P_PID, child, &info, WEXITED), ECHILD, "and then it is gone");
+
+    // The most memory that a child, or a child of it, has had at a time, though it gave it back.
+    child = CHILD({
+        pid_t grandchild = CHILD(take_and_give_back(24));
+        test_wait(grandchild);
+        take_and_give_back(4);
+    });
+    EQUAL(wait4(child, &status, 0, &usage), child, "wait4 of a child with a child");
+    CHECK(usage.ru_maxrss >= 24 << 10 && usage.ru_maxrss < 32 << 10, "rusage has the largest peak of both");
+    STEP_EQUAL(getrusage(RUSAGE_CHILDREN, &usage), 0);
+    CHECK(usage.ru_maxrss >= 24 << 10 && usage.ru_maxrss < 32 << 10, "and so has that of all children");
+    take_and_give_back(8);
+    STEP_EQUAL(getrusage(RUSAGE_SELF, &usage), 0);
+    CHECK(usage.ru_maxrss >= 8 << 10 && usage.ru_maxrss < 16 << 10, "the process' own peak stays");
 
     // A grandchild whose parent dies gets another parent.
     int pipes[2];

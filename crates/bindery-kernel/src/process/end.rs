@@ -119,6 +119,9 @@ pub(super) fn end_thread() -> ! {
 fn end_process(process: &Arc<Process>) {
     timer::cancel_all(process);
     let space = process.space.lock().take();
+    if let Some(space) = &space {
+        process.note_left_memory(space);
+    }
     scheduler::unload_space();
     drop(space);
     lend_back(process);

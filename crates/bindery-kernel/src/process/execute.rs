@@ -211,6 +211,9 @@ fn become_program(
     let actions = process.actions().without_handlers();
     *process.actions.lock() = actions;
     timer::cancel_created(process);
+    if let Some(old) = &old {
+        process.note_left_memory(old);
+    }
     // From here on it may sleep.
     drop(old);
     end::lend_back(process);

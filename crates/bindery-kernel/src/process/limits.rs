@@ -164,12 +164,14 @@ impl Add for Faults {
     }
 }
 
-/// `struct rusage` for so much time and memory: all time counts as the program's own.
-pub(super) fn usage(nanoseconds: u64, resident_kilobytes: u64, faults: Faults) -> [u64; 18] {
+/// `struct rusage` for so much time, and for the most pages that were resident: all time counts as
+/// the program's own.
+pub(super) fn usage(nanoseconds: u64, peak: u64, faults: Faults) -> [u64; 18] {
     let mut usage = [0; 18];
     usage[0] = nanoseconds / time::SECOND;
     usage[1] = nanoseconds % time::SECOND / 1000;
-    usage[4] = resident_kilobytes;
+    // In kilobytes.
+    usage[4] = peak * 4;
     usage[8] = faults.minor;
     usage[9] = faults.major;
     usage
@@ -181,23 +183,18 @@ pub(super) fn getrusage(who: u64, at: u64) -> Outcome {
     let process = &thread.process;
     let used = match who as i32 {
         who if who == RUSAGE_CHILDREN => {
-            usage(process.children_time(), 0, process.children_faults())
+            usage(process.children_time(), process.children_peak(), process.children_faults())
         }
         who if who == RUSAGE_SELF as i32 => {
-            usage(process.processor_time(), resident(process), process.faults())
+            usage(process.processor_time(), process.peak(), process.faults())
         }
         who if who == RUSAGE_THREAD as i32 => {
-            usage(thread.processor_time(), resident(process), thread.faults())
+            usage(thread.processor_time(), process.peak(), thread.faults())
         }
         _ => return Err(Errno::EINVAL),
     };
     user::write(at, &used)?;
     Ok(0)
-}
-
-/// What of a process is in memory, in kilobytes.
-fn resident(process: &Process) -> u64 {
-    process.try_space().map_or(0, |space| space.resident().total() * 4)
 }
 
 /// `times(2)`, in hundredths of a second.

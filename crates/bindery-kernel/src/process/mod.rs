@@ -154,6 +154,10 @@ struct State {
     ended_threads_faults: Faults,
     /// Nanoseconds that its ended threads have run.
     ended_threads_time: u64,
+    /// The most pages that were resident in memory that it has left: by `execve`, or at its end.
+    left_memory_peak: u64,
+    /// The most pages that were resident in one of the children that were waited for, or of theirs.
+    children_peak: u64,
     has_executed: bool,
     /// Whether its parent has ended, so that it became the first process's child.
     is_orphan: bool,
@@ -284,6 +288,24 @@ impl Process {
         self.state.lock().children_faults
     }
 
+    /// The most pages that were resident in its memory, or in memory that it has left.
+    pub fn peak(&self) -> u64 {
+        let now = self.try_space().map_or(0, |space| space.resident_peak());
+        self.state.lock().left_memory_peak.max(now)
+    }
+
+    /// As [`Process::peak`], the largest of the children that were waited for and of theirs.
+    pub fn children_peak(&self) -> u64 {
+        self.state.lock().children_peak
+    }
+
+    /// Keeps the peak of memory that the process leaves.
+    fn note_left_memory(&self, space: &Space) {
+        let peak = space.resident_peak();
+        let mut state = self.state.lock();
+        state.left_memory_peak = state.left_memory_peak.max(peak);
+    }
+
     /// A limit (`RLIMIT_*`).
     pub fn limit(&self, resource: u32) -> Limit {
         self.limits.lock().get(resource)
@@ -400,6 +422,8 @@ impl State {
             report: None,
             children_time: 0,
             children_faults: Faults::default(),
+            left_memory_peak: 0,
+            children_peak: 0,
             ended_threads_faults: Faults::default(),
             ended_threads_time: 0,
             has_executed: false,

@@ -100,7 +100,8 @@ fn write_usage(at: u64, child: &Process) -> Result<(), Errno> {
     }
     let time = child.processor_time() + child.children_time();
     let faults = child.faults() + child.children_faults();
-    user::write(at, &limits::usage(time, 0, faults))
+    let peak = child.peak().max(child.children_peak());
+    user::write(at, &limits::usage(time, peak, faults))
 }
 
 /// News that are wanted, waited for unless `WNOHANG` says not to.
@@ -134,8 +135,10 @@ fn look(
             if matches!(news, News::Ended(_)) && options & WNOWAIT == 0 {
                 let time = child.processor_time() + child.children_time();
                 let faults = child.faults() + child.children_faults();
+                let peak = child.peak().max(child.children_peak());
                 let mut state = process.state.lock();
                 state.children_time += time;
+                state.children_peak = state.children_peak.max(peak);
                 state.children_faults = state.children_faults + faults;
                 drop(state);
                 end::bury(child);

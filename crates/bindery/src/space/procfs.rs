@@ -16,8 +16,11 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.account.peak.load(Ordering::Relaxed).max(0) as u64
     }
 
-    /// The most pages that were resident whenever it was noted, or are now (`VmHWM`).
-    pub(crate) fn resident_peak(&self) -> u64 {
+    /// The most pages that were resident whenever it was noted, or are now (`VmHWM`, and `ru_maxrss`
+    /// of `getrusage`). It is noted whenever a call takes pages away.
+    ///
+    /// Context: any. Complexity: constant. Takes no lock.
+    pub fn resident_peak(&self) -> u64 {
         self.note_resident();
         self.account.resident_peak.load(Ordering::Relaxed).max(0) as u64
     }

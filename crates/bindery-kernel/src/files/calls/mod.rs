@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `create` | pipes, sockets, event counters, memfds, pidfds |
 //! | `descriptors` | duplicates, flags, `fcntl`, `ioctl` |
-//! | `sizes` | `truncate`, `fallocate`, `fsync` |
+//! | `sizes` | `truncate`, `fallocate`, `fsync`, `sync_file_range` |
 //! | `legacy` | calls that x86-64 alone has, each replaced by a newer one |
 //!
 //! The others are in the modules above.
@@ -87,6 +87,9 @@ pub fn call(number: u32, arguments: [u64; 6]) -> Option<Outcome> {
         nr::__NR_ftruncate => sizes::ftruncate(descriptor, b as i64),
         nr::__NR_fallocate => sizes::fallocate(descriptor, b as u32, c as i64, d as i64),
         nr::__NR_fsync | nr::__NR_fdatasync => sizes::synchronize(descriptor),
+        nr::__NR_sync_file_range => {
+            sizes::synchronize_range(descriptor, b as i64, c as i64, d as u32)
+        }
         nr::__NR_syncfs => get(descriptor).map(|_| 0),
         nr::__NR_fadvise64 | nr::__NR_readahead => get(descriptor).map(|_| 0),
         nr::__NR_sync => Ok(0),

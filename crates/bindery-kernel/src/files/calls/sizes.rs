@@ -1,4 +1,4 @@
-//! `truncate`, `fallocate` and `fsync`.
+//! `truncate`, `fallocate`, `fsync` and `sync_file_range`.
 
 use bindery::{FileAccess, linux};
 use linux_raw_sys::general as nr;
@@ -32,6 +32,25 @@ fn is_pipe(description: &Description) -> bool {
 /// `fsync(2)`: all contents are in memory anyway.
 pub(super) fn synchronize(descriptor: i32) -> Outcome {
     if is_pipe(&*get(descriptor)?) { Err(Errno::EINVAL) } else { Ok(0) }
+}
+
+/// `sync_file_range(2)`: as [`synchronize`].
+pub(super) fn synchronize_range(descriptor: i32, start: i64, length: i64, flags: u32) -> Outcome {
+    const KNOWN: u32 = nr::SYNC_FILE_RANGE_WAIT_BEFORE
+        | nr::SYNC_FILE_RANGE_WRITE
+        | nr::SYNC_FILE_RANGE_WAIT_AFTER;
+    let description = get(descriptor)?;
+    if description.flags() & nr::O_PATH != 0 {
+        return Err(Errno::EBADF);
+    }
+    let end = start.checked_add(length).filter(|end| start >= 0 && *end >= start);
+    if flags & !KNOWN != 0 || end.is_none() {
+        return Err(Errno::EINVAL);
+    }
+    match description.node.kind() {
+        Kind::Regular | Kind::Directory | Kind::Block => Ok(0),
+        _ => Err(Errno::ESPIPE),
+    }
 }
 
 fn with_object(descriptor: i32, pipes: Pipes, act: impl FnOnce(&OpenFile) -> Outcome) -> Outcome {
