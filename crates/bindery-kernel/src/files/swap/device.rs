@@ -20,6 +20,7 @@ use crate::user;
 use super::super::memory::new_number;
 use super::super::node::{Attributes, Kind, Node, Patience, file_access};
 use super::content::DeviceContent;
+use super::failing::FAILING;
 use super::header;
 
 /// Requests of `ioctl`, see ioctl_list(2).
@@ -185,5 +186,6 @@ pub fn end() {
     {
         panic!("the swap area does not end: {problem:?}");
     }
+    FAILING.forget();
     disk.content = None;
 }

@@ -3,6 +3,7 @@
 
 mod content;
 mod device;
+mod failing;
 mod header;
 
 use core::fmt::{self, Write};
@@ -21,6 +22,7 @@ use super::proc;
 
 use device::Active;
 pub use device::{DISK, Device, NUMBER, SECTOR, end};
+use failing::FAILING;
 
 /// Flags of `swapon`: a priority, whether it counts, and three for devices that can discard.
 const PRIORITY_MASK: u32 = 0x7fff;
@@ -44,10 +46,17 @@ pub fn turn_on(path: u64, flags: u32) -> Outcome {
     let slots = disk.slots()?;
     let chosen = (flags & PRIORITY_MASK) as i16;
     let priority = if flags & PREFER != 0 { chosen } else { PRIORITY };
-    let area = memory().swap_on(slots, priority).map_err(|problem| match problem {
-        SwapError::OutOfMemory => Errno::ENOMEM,
-        SwapError::TooMany => Errno::EPERM,
-        _ => Errno::EINVAL,
+    let area = match FAILING.wanted(slots)? {
+        Some(device) => memory().swap_on_device(device, priority),
+        None => memory().swap_on(slots, priority),
+    };
+    let area = area.map_err(|problem| {
+        FAILING.forget();
+        match problem {
+            SwapError::OutOfMemory => Errno::ENOMEM,
+            SwapError::TooMany => Errno::EPERM,
+            _ => Errno::EINVAL,
+        }
     })?;
     disk.active = Some(Active { area, path: place.path(), leaves: false });
     proc::renew_commit_limit();
@@ -80,6 +89,7 @@ pub fn turn_off(path: u64) -> Outcome {
     match (outcome, &mut disk.active) {
         (Ok(()), active) => {
             *active = None;
+            FAILING.forget();
             proc::renew_commit_limit();
         }
         (Err(_), Some(active)) => {
