@@ -17,11 +17,13 @@
 //! | `report`, `json` | the figures for people, and for programs |
 //! | `profile` | where the instructions of one operation go |
 //! | `working_set` | a comparison of its own: pages moved where memory is short |
+//! | `applications` | another one: programs that people know, where memory is short |
 //! | `interpreter` | programs of steps, each counted |
 //! | `random` | such programs at random |
 //! | `gate` | our kernel beside the committed table |
 //! | `wide` | every operation there is, dearest first |
 
+mod applications;
 mod baseline;
 mod cache;
 mod compaction;
@@ -100,6 +102,7 @@ Examples
   bindery compare --no-linux --json figures.json        Bindery's kernel beside recorded figures
   bindery compare --profile mremap-1m --folio 64k       the hottest functions of Bindery's kernel
   bindery compare working-set                           pages moved where memory is short, an hour
+  bindery compare applications                          answers where memory is short, some minutes
   bindery compare wide                                  every operation there is, dearest first
   bindery compare random --programs 300                 programs at random, dearest steps first
   bindery compare gate                                  Bindery beside the committed table";
@@ -149,6 +152,7 @@ pub struct Arguments {
 /// Comparisons other than that of the workloads' operations.
 #[derive(clap::Subcommand)]
 enum Other {
+    Applications(applications::Arguments),
     WorkingSet(working_set::Arguments),
     Random(random::Arguments),
     Gate(gate::Arguments),
@@ -161,6 +165,7 @@ enum Other {
 /// Something is missing, or a machine failed.
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
     match &arguments.other {
+        Some(Other::Applications(arguments)) => return applications::run(arguments),
         Some(Other::WorkingSet(arguments)) => return working_set::run(arguments),
         Some(Other::Random(arguments)) => return random::run(arguments),
         Some(Other::Gate(arguments)) => return gate::run(arguments),

@@ -34,18 +34,22 @@ impl PackageList {
     /// # Errors
     /// This is no Debian, or the list cannot be fetched.
     pub fn new(architecture: Architecture, suite: &str) -> Result<Self, Problem> {
-        let name = format!("guest/apt/{suite}-{}", architecture.debian());
-        let directory = workspace::target(&name)?;
+        let source = format!(
+            "deb [arch={} signed-by={KEYS}] {MIRROR} {suite} main\n",
+            architecture.debian()
+        );
+        Self::of(architecture, &format!("{suite}-{}", architecture.debian()), &source)
+    }
+
+    /// The list under this name that one line of apt's `sources.list` describes.
+    fn of(architecture: Architecture, name: &str, source: &str) -> Result<Self, Problem> {
+        let directory = workspace::target(&format!("guest/apt/{name}"))?;
         let lock = lock(&directory.join("lock"))?;
         let list = Self { directory, architecture, _lock: lock };
         for part in ["state/lists/partial", "cache/archives/partial", "fetched"] {
             let path = list.directory.join(part);
             fs::create_dir_all(&path).map_err(|error| Problem::io("make", &path, &error))?;
         }
-        let source = format!(
-            "deb [arch={} signed-by={KEYS}] {MIRROR} {suite} main\n",
-            architecture.debian()
-        );
         workspace::write_if_changed(&list.directory.join("sources.list"), source.as_bytes())?;
         workspace::write_if_changed(&list.directory.join("state/status"), b"")?;
         process::output(list.command("apt-get").args(["-qq", "update"]))?;
@@ -133,6 +137,52 @@ impl PackageList {
             process::output(Command::new("dpkg").arg("-x").arg(&archive).arg(directory))?;
         }
         process::output(self.command("apt-get").arg("clean")).map(drop)
+    }
+}
+
+/// The source packages of one suite.
+#[derive(Debug)]
+pub struct Sources(PackageList);
+
+impl Sources {
+    /// Those of a suite (`bookworm`, `sid`), as they are today. Waits until no other process uses
+    /// them.
+    ///
+    /// # Errors
+    /// As [`PackageList::new`].
+    pub fn new(suite: &str) -> Result<Self, Problem> {
+        let architecture = Architecture::host().unwrap_or(Architecture::X86_64);
+        let source = format!("deb-src [signed-by={KEYS}] {MIRROR} {suite} main\n");
+        PackageList::of(architecture, &format!("{suite}-source"), &source).map(Self)
+    }
+
+    /// Fetches a package and unpacks what its authors published, without Debian's changes. The
+    /// directory is whole or not there.
+    ///
+    /// # Errors
+    /// There is no such package, or it cannot be fetched or unpacked.
+    pub fn unpack(&self, package: &str, directory: &Path) -> Result<(), Problem> {
+        let parent = directory.parent().unwrap_or(Path::new("."));
+        let failed = |error| Problem::io("write to", parent, &error);
+        let aside = tempfile::tempdir_in(parent).map_err(failed)?;
+        let mut fetch = self.0.command("apt-get");
+        fetch.args(["-qq", "source", "--download-only", package]).current_dir(aside.path());
+        process::output(&mut fetch)?;
+        let start = format!("{package}_");
+        let files = fs::read_dir(aside.path()).map_err(failed)?.flatten();
+        let archive = files.map(|entry| entry.path()).find(|path| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            name.starts_with(&start) && name.contains(".orig.tar.")
+        });
+        let archive = archive.ok_or_else(|| {
+            Problem::Failed(format!("the source package {package} has no archive of its authors"))
+        })?;
+        let unpacked = aside.path().join("unpacked");
+        fs::create_dir(&unpacked).map_err(failed)?;
+        let mut tar = Command::new("tar");
+        tar.args(["--extract", "--strip-components=1", "--file"]).arg(&archive);
+        process::output(tar.arg("--directory").arg(&unpacked))?;
+        fs::rename(&unpacked, directory).map_err(|error| Problem::io("make", directory, &error))
     }
 }
 

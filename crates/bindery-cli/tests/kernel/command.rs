@@ -1,5 +1,5 @@
 //! The command `bindery run` itself: what it passes through, and how it ends. And
-//! `bindery compare working-set`, without Linux.
+//! `bindery compare working-set` and `bindery compare applications`, without Linux.
 
 use std::fs;
 use std::process::{Command, Output};
@@ -79,6 +79,10 @@ pub fn trials(architecture: Architecture) -> Vec<Trial> {
             move || working_set(architecture),
         ),
     ];
+    for name in APPLICATIONS {
+        let trial = format!("{}::application_{name}", architecture.directory());
+        trials.push(Trial::ignorable_test(trial, move || application(architecture, name)));
+    }
     trials.extend(deaths(architecture));
     trials
 }
@@ -220,6 +224,28 @@ fn working_set(architecture: Architecture) -> Result<Completion, Failed> {
     if status.success() && seeds.into_iter().all(plausible) {
         return Ok(Completion::Completed);
     }
+    Err(Failed::from(format!(
+        "it ended with {status}\n--- output ---\n{output}\n--- messages ---\n{messages}"
+    )))
+}
+
+/// The applications that take seconds; `bindery compare applications` runs them all.
+const APPLICATIONS: [&str; 3] = ["restore", "sort", "sqlite"];
+
+/// A program that people know, in much memory and in too little: the command compares its answers
+/// with the recorded one of Linux, and fails if too little went to swap.
+fn application(architecture: Architecture, name: &str) -> Result<Completion, Failed> {
+    let needed = [&TO_RUN[..], &[Requirement::CCompiler, Requirement::GlibcCompiler]].concat();
+    if let Some(ignored) = missing(&needed, architecture)? {
+        return Ok(ignored);
+    }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_bindery"));
+    command.args(["compare", "applications", name, "--no-linux", "--arch", architecture.name()]);
+    let Output { status, stdout, stderr } = command.output()?;
+    if status.success() {
+        return Ok(Completion::Completed);
+    }
+    let (output, messages) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
     Err(Failed::from(format!(
         "it ended with {status}\n--- output ---\n{output}\n--- messages ---\n{messages}"
     )))

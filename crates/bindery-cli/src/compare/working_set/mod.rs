@@ -120,7 +120,7 @@ fn compare(arguments: &Arguments, architecture: Architecture) -> Result<(), Prob
     };
     let first = Run { size: arguments.size, order: Order::Random, processes: 1, seed: 1 };
     let bindery = bench.boot("Bindery", ours(architecture)?, arguments.memory, first)?;
-    let linux = match linux(arguments, architecture)? {
+    let linux = match linux(arguments.no_linux, architecture)? {
         Some(kernel) => Some(bench.boot_like(&bindery, "Linux", kernel, first)?),
         None => None,
     };
@@ -139,12 +139,12 @@ fn compare(arguments: &Arguments, architecture: Architecture) -> Result<(), Prob
     show(&report::medians(&lines))
 }
 
-/// Linux, unless it is not wanted.
+/// Linux with its swap device, unless it is not wanted.
 ///
 /// # Errors
 /// It or its swap device cannot be had: there are no recorded figures for machines of any size.
-fn linux(arguments: &Arguments, architecture: Architecture) -> Result<Option<Kernel>, Problem> {
-    if arguments.no_linux {
+pub fn linux(no_linux: bool, architecture: Architecture) -> Result<Option<Kernel>, Problem> {
+    if no_linux {
         return Ok(None);
     }
     let image = linux::newest(architecture)?;

@@ -1,0 +1,126 @@
+//! What the runs of one application come to: a line, and what is wrong with it.
+
+use bindery_cli::guest::Problem;
+
+use super::run::Told;
+use super::suite::Application;
+use crate::output::thousands;
+
+/// One application in swap must have at least one part in so many of its memory.
+const LEAST_IN_SWAP: u64 = 3;
+
+/// The runs of one application.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Runs {
+    /// In much memory, on our kernel.
+    pub ample: Told,
+    /// In too little, on our kernel.
+    pub short: Told,
+    /// In too little, on Linux, if it was run.
+    pub linux: Option<Told>,
+}
+
+/// The head of the lines.
+pub const HEAD: &str = "\
+                         memory, MiB       in swap        pages     pages     pages on Linux
+application         machine      used  at most, MiB         out        in       out        in  \
+answer
+";
+
+impl Runs {
+    /// A line of the table.
+    pub fn line(&self, application: &Application) -> String {
+        let mib = |kibibytes: u64| format!("{:.1}", kibibytes as f64 / 1024.0);
+        let Self { ample, short, linux } = self;
+        let moved = |told: &Told| [told.out, told.into_memory].map(thousands);
+        let [out, into_memory] = moved(short);
+        let none = || ["-".to_owned(), "-".to_owned()];
+        let [linux_out, linux_in] = linux.as_ref().map_or_else(none, moved);
+        format!(
+            "{:16} {:>10} {:>9} {:>13} {out:>11} {into_memory:>9} {linux_out:>9} {linux_in:>9}  \
+             {}\n",
+            application.name,
+            application.memory,
+            mib(ample.memory),
+            mib(short.swap),
+            short.answer,
+        )
+    }
+
+    /// What the runs must fulfil.
+    ///
+    /// # Errors
+    /// An answer is another one than on Linux, or memory was not short.
+    pub fn verdict(&self, application: &Application) -> Result<(), Problem> {
+        let Self { ample, short, linux } = self;
+        let fails = |what: String| Err(Problem::Failed(format!("{}: {what}", application.name)));
+        let on_linux = linux.as_ref().map_or(application.answer, |told| told.answer.as_str());
+        for (told, place) in [(ample, "in much memory"), (short, "in too little memory")] {
+            if told.answer != on_linux {
+                let answer = &told.answer;
+                return fails(format!("the answer {place} is {answer}, and on Linux {on_linux}"));
+            }
+        }
+        if on_linux != application.answer {
+            let recorded = application.answer;
+            return fails(format!("the answer is {on_linux}, and {recorded} was recorded"));
+        }
+        if ample.out > 0 {
+            return fails("the memory that was to be ample was not".to_owned());
+        }
+        if short.out == 0 || short.swap * LEAST_IN_SWAP < ample.memory {
+            return fails(format!(
+                "memory was not short: {} KiB of {} were in swap at most",
+                short.swap, ample.memory
+            ));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(memory: u64, swap: u64, out: u64) -> Told {
+        let answer = Application::from_name("sort").unwrap().answer.to_owned();
+        Told { kernel: "Kernel 1".to_owned(), answer, memory, swap, out, into_memory: out }
+    }
+
+    fn good() -> Runs {
+        let linux = Some(told(2_000, 900, 300));
+        Runs { ample: told(3_000, 0, 0), short: told(2_000, 1_000, 1_250), linux }
+    }
+
+    #[test]
+    fn equal_answers_and_a_third_in_swap_are_good() {
+        let sort = Application::from_name("sort").unwrap();
+        assert!(good().verdict(sort).is_ok());
+        assert!(Runs { linux: None, ..good() }.verdict(sort).is_ok());
+        let line = good().line(sort);
+        let words: Vec<&str> = line.split_whitespace().collect();
+        assert_eq!(
+            words,
+            ["sort", "32", "2.9", "1.0", "1,250", "1,250", "300", "300", sort.answer]
+        );
+    }
+
+    #[test]
+    fn another_answer_or_too_little_in_swap_is_a_failure() {
+        let sort = Application::from_name("sort").unwrap();
+        let other = |told: Told| Told { answer: "other".to_owned(), ..told };
+        let Runs { ample, short, linux } = good();
+        let bad = [
+            Runs { ample: other(ample.clone()), ..good() },
+            Runs { short: other(short.clone()), ..good() },
+            Runs { linux: linux.map(other), ..good() },
+            Runs { short: other(short.clone()), ample: other(ample.clone()), linux: None },
+            Runs { short: Told { swap: 999, ..short.clone() }, ..good() },
+            Runs { short: Told { out: 0, ..short }, ..good() },
+            Runs { ample: Told { out: 1, ..ample }, ..good() },
+        ];
+        for runs in bad {
+            assert!(runs.verdict(sort).is_err(), "{runs:?}");
+        }
+    }
+}
