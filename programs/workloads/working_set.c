@@ -1,42 +1,49 @@
 // memory: 64M
 /*
- * A working set that is larger than memory: each process visits the pages of its part, again and again, in
- * order or at random; one visit in four writes the page anew. What a page holds is known and checked at each
- * visit, all of it at the end. Pages have 64 random words and zeroes. There must be a swap area with room for
- * the workload (or --swap).
+ * A working set that is larger than memory: each process writes the pages of its part, visits them in the order of
+ * a pattern, and reads all; one visit in four writes the page anew. What a page holds is known and checked at each
+ * visit, all of it at the end. Pages have 64 random words and zeroes. There must be a swap area with room for the
+ * workload (or --swap).
  *
  * --mib N        how much memory, of all processes together (1024)
  * --processes N  how many processes (1)
  * --passes N     how often each page is visited, on average (3)
- * --random       visits at random, else in order
- * --seed N       another order (1)
+ * --pattern NAME sequential, random, 80-20, 95-20, zipf, scan or shared; see pattern.h (sequential)
+ * --seed N       other visits (1)
  * --swap         makes the swap area itself, on /dev/zram0, and takes it away at the end
  * --verify       says that contents are right; they are checked anyway
- * --moved        says how many pages went to swap and came back (/proc/vmstat), and how many frames held pages
- *                of the working set during the visits, on average
+ * --moved        says how many pages went to swap and came back (/proc/vmstat), how many frames held pages of the
+ *                working set during the visits, on average, and how long it all took, and how long it takes again
+ *                on pages that are in memory: where the clock counts instructions, the difference is the kernel's
+ * --trace        says which pages are visited, and does nothing else
  */
 #define _GNU_SOURCE
+#include "pattern.h"
 #include "swap.h"
 #include "workload.h"
 
 #include <sys/wait.h>
+#include <time.h>
 
-enum { WORDS = 64, MOST_PROCESSES = 16, WRITES = 4, SAMPLES = 8 };
+enum { WORDS = 64, MOST_PROCESSES = 16, WRITES = 4, SAMPLES = 8, FEW = 64 };
+
+/* What is done, alike in each process. */
+struct task {
+    size_t pages;
+    unsigned long passes;
+    enum pattern pattern;
+};
+
+/* Of one process. */
+struct result {
+    /* Frames that held pages of it, on average. */
+    unsigned long frames;
+    /* Nanoseconds that it took to count them. */
+    uint64_t counting;
+};
 
 /* The versions of the pages, which the process knows beside their contents. */
 static uint8_t *versions;
-
-static uint64_t mix(uint64_t value)
-{
-    value = (value ^ value >> 31) * 0x7fb5d329728ea185u;
-    value = (value ^ value >> 27) * 0x81dadef4bc2dd44du;
-    return value ^ value >> 33;
-}
-
-static uint64_t word(uint64_t key, size_t at)
-{
-    return mix(key + at * 0x9e3779b97f4a7c15u);
-}
 
 static uint64_t key_of(uint64_t seed, size_t page)
 {
@@ -82,24 +89,48 @@ static unsigned long frames_of(char *start, size_t pages)
     return frames;
 }
 
-/* Returns how many frames held pages of the process, on average. */
-static unsigned long work(size_t pages, unsigned long passes, int random, uint64_t seed)
+static uint64_t now(void)
 {
-    unsigned long frames = 0;
-    uint64_t visits = pages * passes, between = visits / SAMPLES;
-    char *start = map_at(0, pages * BASE_PAGE, 0);
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
+}
+
+static char *memory_for(struct task task)
+{
+    if (task.pattern != SHARED)
+        return map_at(0, task.pages * BASE_PAGE, 0);
+    char *start =
+        mmap(NULL, task.pages * BASE_PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (start == MAP_FAILED)
+        FAIL("mmap: errno %d", errno);
+    return start;
+}
+
+/* Page N is page N modulo `there`, of so many that there are. */
+static struct result work(struct task task, size_t there, uint64_t seed)
+{
+    struct result result = {0, 0};
+    size_t pages = task.pages;
+    uint64_t visits = pages * task.passes, between = visits / SAMPLES;
+    char *start = memory_for((struct task){there, task.passes, task.pattern});
     versions = (uint8_t *)map_at(0, (pages + BASE_PAGE - 1) & ~(BASE_PAGE - 1), 0);
     for (size_t page = 0; page < pages; page++)
-        write_page((volatile uint64_t *)(start + page * BASE_PAGE), key_of(seed, page));
+        write_page((volatile uint64_t *)(start + page % there * BASE_PAGE), key_of(seed, page % there));
     for (uint64_t number = 0; number < visits; number++) {
-        size_t page = random ? word(seed, number) % pages : number % pages;
-        visit(start, page, seed, number + seed);
-        if (between != 0 && (number + 1) % between == 0 && (number + 1) / between <= SAMPLES)
-            frames += frames_of(start, pages);
+        visit(start, pattern_page(task.pattern, pages, seed, number) % there, seed, number + seed);
+        if (between != 0 && (number + 1) % between == 0 && (number + 1) / between <= SAMPLES) {
+            uint64_t before = now();
+            result.frames += frames_of(start, there);
+            result.counting += now() - before;
+        }
     }
-    for (size_t page = 0; page < pages; page++)
-        check_page((volatile uint64_t *)(start + page * BASE_PAGE), key_of(seed, page), page, 1);
-    return frames / SAMPLES;
+    for (size_t page = 0; page < pages; page++) {
+        size_t at = page % there;
+        check_page((volatile uint64_t *)(start + at * BASE_PAGE), key_of(seed, at), at, 1);
+    }
+    result.frames /= SAMPLES;
+    return result;
 }
 
 /* A number of /proc/vmstat. */
@@ -118,31 +149,52 @@ static unsigned long event(const char *name)
     return strtoul(at + strlen(name), NULL, 10);
 }
 
+/* The pattern that was asked for. */
+static enum pattern chosen_pattern(int count, char **words)
+{
+    for (int number = 1; number + 1 < count; number++)
+        if (strcmp(words[number], "--pattern") == 0)
+            return pattern_named(words[number + 1]);
+    return SEQUENTIAL;
+}
+
+static int trace(struct task task, uint64_t seed)
+{
+    for (uint64_t number = 0; number < task.pages * task.passes; number++)
+        say("%zu\n", pattern_page(task.pattern, task.pages, seed, number));
+    return 0;
+}
+
 int main(int count, char **words)
 {
     size_t pages = option(count, words, "--mib", 1024) * MIB / BASE_PAGE;
     unsigned long processes = option(count, words, "--processes", 1);
-    unsigned long passes = option(count, words, "--passes", 3);
     uint64_t seed = option(count, words, "--seed", 1);
-    int random = flag(count, words, "--random"), swaps = flag(count, words, "--swap");
-    if (pages == 0 || processes == 0 || processes > MOST_PROCESSES) {
-        say("--mib must not be 0, and --processes from 1 to %d\n", MOST_PROCESSES);
+    enum pattern pattern = chosen_pattern(count, words);
+    int swaps = flag(count, words, "--swap");
+    if (pages == 0 || processes == 0 || processes > MOST_PROCESSES || pattern == PATTERNS) {
+        say("--mib must not be 0, --processes from 1 to %d, and --pattern one of those there are\n",
+            MOST_PROCESSES);
         return 2;
     }
+    struct task task = {pages / processes, option(count, words, "--passes", 3), pattern};
+    if (flag(count, words, "--trace"))
+        return trace(task, seed * MOST_PROCESSES);
     if (swaps && swap_begin(pages * BASE_PAGE + MIB) != 0)
         FAIL("no swap: errno %d", errno);
     /* Of each process. */
-    unsigned long *frames =
+    struct result *results =
         mmap(NULL, BASE_PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (frames == MAP_FAILED)
+    if (results == MAP_FAILED)
         FAIL("mmap: errno %d", errno);
     unsigned long in = event("pswpin "), out = event("pswpout ");
+    uint64_t took = now();
     for (unsigned long number = 0; number < processes; number++) {
         pid_t child = fork();
         if (child == -1)
             FAIL("fork: errno %d", errno);
         if (child == 0) {
-            frames[number] = work(pages / processes, passes, random, seed * MOST_PROCESSES + number);
+            results[number] = work(task, task.pages, seed * MOST_PROCESSES + number);
             _exit(0);
         }
     }
@@ -151,9 +203,12 @@ int main(int count, char **words)
         int status = 0;
         failed |= wait(&status) == -1 || status != 0;
     }
+    took = now() - took;
     unsigned long held = 0;
-    for (unsigned long number = 0; number < processes; number++)
-        held += frames[number];
+    for (unsigned long number = 0; number < processes; number++) {
+        held += results[number].frames;
+        took -= results[number].counting;
+    }
     in = event("pswpin ") - in;
     out = event("pswpout ") - out;
     if (swaps && swap_end() != 0)
@@ -161,9 +216,14 @@ int main(int count, char **words)
     if (failed)
         FAIL("a process has failed");
     if (flag(count, words, "--verify"))
-        say("working_set: contents are right after %lu passes\n", passes);
-    if (flag(count, words, "--moved"))
-        say("working_set: %lu pages came back, %lu went out, %lu in all, in %lu frames\n", in, out, in + out,
-            held);
+        say("working_set: contents are right after %lu passes\n", task.passes);
+    if (flag(count, words, "--moved")) {
+        uint64_t again = now();
+        for (unsigned long number = 0; number < processes; number++)
+            again += work(task, FEW, seed * MOST_PROCESSES + number).counting;
+        again = now() - again;
+        say("working_set: %lu pages came back, %lu went out, %lu in all, in %lu frames; %llu ns, and %llu ns\n",
+            in, out, in + out, held, (unsigned long long)took, (unsigned long long)again);
+    }
     return 0;
 }

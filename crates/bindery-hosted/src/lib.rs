@@ -8,6 +8,7 @@
 //! | TLB | as bad as the architecture allows ([`TlbKind::Strict`]), or fast ([`TlbKind::Plain`]) |
 //! | files | in the memory of this process ([`MemoryFiles`]) |
 //! | swap device | a file of the host ([`SwapFile`]) |
+//! | load | working sets larger than memory ([`Pattern`]) |
 //!
 //! Whatever the core gets wrong between tables and TLBs shows up as a [`Violation`]: a missing
 //! flush, a broken break-before-make, a frame reused too early, a reserved bit.
@@ -57,6 +58,7 @@ mod stats;
 mod swap_file;
 mod tlb;
 mod violation;
+mod working_set;
 
 pub use config::Config;
 pub use control::{BrokenControl, SelfTest};
@@ -74,6 +76,7 @@ pub use stats::Statistics;
 pub use swap_file::{SwapFile, SwapFileCounts, SwapService};
 pub use tlb::TlbKind;
 pub use violation::{Place, Violation};
+pub use working_set::{PagesMoved, Pattern, fewest_moved};
 
 /// The examples of the page for embedders, compiled and run as tests.
 #[cfg(doctest)]

@@ -215,7 +215,7 @@ fn working_set(architecture: Architecture) -> Result<Completion, Failed> {
     let moved = |seed: &str| {
         let beginning = ["random", "2", seed, "Bindery"];
         let line = lines.iter().find(|line| line.starts_with(&beginning))?;
-        line.iter().nth_back(1)?.replace(',', "").parse::<u64>().ok()
+        line.iter().nth_back(2)?.replace(',', "").parse::<u64>().ok()
     };
     let seeds = [moved("1"), moved("2")];
     // Each page that is not in memory at the end goes out and comes back at least once.

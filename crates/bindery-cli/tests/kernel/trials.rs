@@ -22,7 +22,10 @@ const WORKLOADS: [(&str, &[&str]); 10] = [
     ("system2", &["--verify", "--mib", "48", "--moves", "2"]),
     ("system3", &["--verify", "--mib", "8", "--random", "--swap"]),
     ("system4", &["--verify", "--mib", "4", "--rounds", "1"]),
-    ("working_set", &["--verify", "--moved", "--mib", "96", "--passes", "1", "--random", "--swap"]),
+    (
+        "working_set",
+        &["--verify", "--moved", "--mib", "96", "--passes", "1", "--pattern", "zipf", "--swap"],
+    ),
 ];
 
 /// The program that is also run on a machine with a second CPU.

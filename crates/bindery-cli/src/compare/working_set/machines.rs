@@ -14,14 +14,14 @@ use bindery_cli::guest::{Architecture, Problem};
 
 use super::super::cache::{self, Record};
 use super::super::guests::{self, Kernel};
-use super::run::{Moved, Run, Told, WORKLOAD, judge, script};
+use super::run::{Lists, Moved, Run, Told, WORKLOAD, judge, script};
 use crate::size::{KIB, MIB};
 
 /// Bytes of a frame.
 const FRAME: u64 = 4 * KIB;
 
 /// A machine that takes longer hangs.
-const TIMEOUT: Duration = Duration::from_secs(60 * 60);
+const TIMEOUT: Duration = Duration::from_secs(6 * 60 * 60);
 
 /// With so little difference between the frames of both kernels, the search ends.
 const CLOSE: u64 = 32;
@@ -69,7 +69,8 @@ impl Bench {
         memory: u64,
         run: Run,
     ) -> Result<Booted, Problem> {
-        let Told { kernel: version, moved } = self.start(name, &kernel, memory, run)?;
+        let told = self.start(name, &kernel, memory, &[run], &[Lists::Own])?;
+        let (version, moved) = first(told)?;
         if moved.out == 0 {
             let text = format!("{} MiB of memory hold the working set", memory / MIB);
             return Err(Problem::Failed(text));
@@ -90,43 +91,64 @@ impl Bench {
     ) -> Result<Booted, Problem> {
         let mut version = String::new();
         let (memory, frames) = fit(other.frames, other.memory + SUPPOSED, |memory| {
-            let told = self.start(name, &kernel, memory, run)?;
-            version = told.kernel;
-            Ok(told.moved.frames)
+            let told = self.start(name, &kernel, memory, &[run], &[Lists::Own])?;
+            let (told_version, moved) = first(told)?;
+            version = told_version;
+            Ok(moved.frames)
         })?;
         Ok(Booted { name, version, memory, frames, kernel })
     }
 
-    /// Runs the workload.
+    /// Makes all runs in one boot of the kernel; Linux makes them with each of its lists. Tells of
+    /// each what it has moved.
     ///
     /// # Errors
     /// QEMU does not start, the kernel dies, or the workload fails or finds wrong contents.
-    pub fn measure(&self, booted: &Booted, run: Run) -> Result<Moved, Problem> {
-        Ok(self.start(booted.name, &booted.kernel, booted.memory, run)?.moved)
+    pub fn measure(
+        &self,
+        booted: &Booted,
+        runs: &[Run],
+    ) -> Result<Vec<(Lists, Run, Moved)>, Problem> {
+        let lists: &[Lists] = match booted.kernel {
+            Kernel::Bindery { .. } => &[Lists::Own],
+            Kernel::Linux { .. } => &[Lists::Generations, Lists::Classic],
+        };
+        let told = self.start(booted.name, &booted.kernel, booted.memory, runs, lists)?;
+        let all = lists.iter().flat_map(|lists| runs.iter().map(move |run| (*lists, *run)));
+        Ok(all.zip(told.moved).map(|((lists, run), moved)| (lists, run, moved)).collect())
     }
 
-    /// Runs the workload, or finds what the same machine has told before.
-    fn start(&self, name: &str, kernel: &Kernel, memory: u64, run: Run) -> Result<Told, Problem> {
-        let machine = self.machine(kernel, memory, run)?;
+    /// Makes the runs, or finds what the same machine has told before.
+    fn start(
+        &self,
+        name: &str,
+        kernel: &Kernel,
+        memory: u64,
+        runs: &[Run],
+        lists: &[Lists],
+    ) -> Result<Told, Problem> {
+        let machine = self.machine(kernel, memory, script(runs, lists))?;
+        let count = runs.len() * lists.len();
         let place = cache::place(&machine, &self.emulator)?;
-        if let Some(told) = cache::read(&place).and_then(|record| judge(&record.counts).ok()) {
+        let known = cache::read(&place).and_then(|record| judge(&record.counts, count).ok());
+        if let Some(told) = known {
             return Ok(told);
         }
         let what = format!("{name} on {} with {} MiB", self.architecture, memory / MIB);
         let console = guests::console(&machine, &what)?;
-        let told =
-            judge(&console).map_err(|problem| Problem::Failed(format!("{what}: {problem}")))?;
+        let told = judge(&console, count)
+            .map_err(|problem| Problem::Failed(format!("{what}: {problem}")))?;
         let record = Record { kernel: told.kernel.clone(), counts: console };
         cache::write(&place, &record)?;
         Ok(told)
     }
 
-    fn machine(&self, kernel: &Kernel, memory: u64, run: Run) -> Result<Machine, Problem> {
+    fn machine(&self, kernel: &Kernel, memory: u64, script: String) -> Result<Machine, Problem> {
         let mut files = guests::file_system(&self.busybox)?;
         let program =
             fs::read(&self.program).map_err(|error| Problem::io("read", &self.program, &error))?;
         files.file(&format!("/bin/{WORKLOAD}"), EXECUTABLE, program)?;
-        files.file("/init", EXECUTABLE, script(run))?;
+        files.file("/init", EXECUTABLE, script)?;
         if let Kernel::Linux { swap, .. } = kernel {
             guests::add_swap_modules(&mut files, swap)?;
         }
@@ -135,6 +157,13 @@ impl Bench {
         machine.timeout = Some(TIMEOUT);
         Ok(machine)
     }
+}
+
+/// The kernel's version, and what the only run has told.
+fn first(told: Told) -> Result<(String, Moved), Problem> {
+    let moved = told.moved.first().copied();
+    let moved = moved.ok_or_else(|| Problem::Failed("the run has told nothing".to_owned()))?;
+    Ok((told.kernel, moved))
 }
 
 /// The memory of a machine with about `wanted` frames, and how many it has. A kernel keeps a part of

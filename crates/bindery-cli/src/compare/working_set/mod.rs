@@ -2,11 +2,12 @@
 //! moves between memory and its compressed swap device.
 //!
 //! No plugin counts: each kernel tells the pages that it moved in `/proc/vmstat`. The machines' clock
-//! counts instructions, so a run moves the same pages every time.
+//! counts instructions, so a run moves the same pages every time, and the clock tells how many
+//! instructions it took. Each kernel makes all runs in one boot.
 //!
 //! | file | what |
 //! |---|---|
-//! | `run` | one run of the workload, and what it has told |
+//! | `run` | the runs of the workload, and what they have told |
 //! | `machines` | the machines: both kernels have as many frames for programs |
 //! | `report` | a line for each run, and the medians |
 
@@ -35,15 +36,20 @@ The workload
   page anew.
 
 The machines
-  Both kernels run the same program under the same BusyBox, with base pages and a swap device as
-  large as the working set: /dev/zram0, with the compressor that each kernel has by default.
-  Bindery's machine has --memory. Linux needs more memory for itself, so its machine gets as much
-  more as gives the working set as many frames (mincore counts them), within 1 %. It is found by a
-  few runs at random. The clock counts instructions: a run that was made before is not made again.
+  Each kernel makes all runs in one boot, Linux once with its multi-generational LRU and once with
+  its classic lists. Both have the same program, the same BusyBox, base pages, and a swap device as
+  large as the working set, made anew for each run: /dev/zram0, with the compressor that each
+  kernel has by default. Bindery's machine has --memory. Linux needs more memory for itself, so its
+  machine gets as much more as gives the working set as many frames (mincore counts them), within
+  1 %. It is found by a few runs at random. A boot that was made before is not made again.
+
+The tables
+  Pages moved in both directions, and the least that any choice of victims moves (MIN). Instructions
+  of the kernel are those that a run takes more than the program takes on pages in memory.
 
 Examples
   bindery compare working-set --arch x86-64                     an hour
-  bindery compare working-set --size 256m --memory 128m         some minutes
+  bindery compare working-set --order zipf,scan --seeds 1       some minutes
   bindery compare working-set --seeds 1 --order random --processes 1 --no-linux";
 
 /// Count the pages that a working set larger than memory moves to swap and back, beside Linux
@@ -56,11 +62,11 @@ pub struct Arguments {
     arch: Vec<Architecture>,
 
     /// How large the working set is, of all processes together
-    #[arg(long, value_name = "SIZE", default_value = "1g", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", default_value = "160m", value_parser = parse_size)]
     size: u64,
 
     /// The memory of Bindery's machine
-    #[arg(long, value_name = "SIZE", default_value = "512m", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", default_value = "128m", value_parser = parse_size)]
     memory: u64,
 
     /// How many seeds: the numbers from 1
@@ -70,11 +76,11 @@ pub struct Arguments {
 
     /// In which order pages are visited, separated by commas
     #[arg(long, value_name = "ORDER", value_delimiter = ',',
-          default_values_t = [Order::Sequential, Order::Random])]
+          default_values_t = Order::ALL)]
     order: Vec<Order>,
 
     /// How many processes share the working set, separated by commas
-    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1, 4],
+    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1],
           value_parser = clap::value_parser!(u64).range(1..=16))]
     processes: Vec<u64>,
 
@@ -127,13 +133,16 @@ fn compare(arguments: &Arguments, architecture: Architecture) -> Result<(), Prob
     let kernels: Vec<Booted> = [Some(bindery), linux].into_iter().flatten().collect();
     let emulator = &bench.emulator;
     show(&report::heading(architecture, emulator, &program.library, arguments.size, &kernels))?;
+    let runs = runs(arguments);
+    let measured = parallel::all(architecture, &kernels, |kernel| bench.measure(kernel, &runs));
     let mut lines = Vec::new();
-    for run in runs(arguments) {
-        let moved = parallel::all(architecture, &kernels, |kernel| bench.measure(kernel, run));
-        for (kernel, moved) in kernels.iter().zip(moved) {
-            let line = Line { run, kernel: kernel.name, moved: moved? };
-            show(&line.to_string())?;
-            lines.push(line);
+    for measured in measured {
+        let line = |(lists, run, moved)| Line { run, lists, moved };
+        lines.extend(measured?.into_iter().map(line));
+    }
+    for run in runs {
+        for line in lines.iter().filter(|line| line.run == run) {
+            show(&format!("{line}\n"))?;
         }
     }
     show(&report::medians(&lines))
@@ -182,22 +191,23 @@ mod tests {
     }
 
     #[test]
-    fn by_default_both_orders_run_in_one_process_and_in_four_with_five_seeds() {
+    fn by_default_each_order_runs_in_one_process_with_five_seeds() {
         let runs = runs(&parsed(&[]).unwrap());
-        assert_eq!(runs.len(), 20);
-        let (first, last) = (runs[0], runs[19]);
+        assert_eq!(runs.len(), 35);
+        let (first, last) = (runs[0], runs[34]);
         assert_eq!((first.order, first.processes, first.seed), (Order::Sequential, 1, 1));
-        assert_eq!((last.order, last.processes, last.seed), (Order::Random, 4, 5));
-        assert!(runs.iter().all(|run| run.size == GIB));
+        assert_eq!((last.order, last.processes, last.seed), (Order::Shared, 1, 5));
+        assert!(runs.iter().all(|run| run.size == 160 * MIB));
     }
 
     #[test]
     fn runs_are_chosen_by_order_processes_and_seeds() {
-        let words = ["--order", "random", "--processes", "2", "--seeds", "3", "--size", "64m"];
+        let words = ["--order", "80-20", "--processes", "2", "--seeds", "3", "--size", "64m"];
         let runs = runs(&parsed(&words).unwrap());
         let seeds: Vec<u64> = runs.iter().map(|run| run.seed).collect();
         assert_eq!(seeds, [1, 2, 3]);
-        assert!(runs.iter().all(|run| run.processes == 2 && run.size == 64 * MIB));
+        let same = |run: &Run| run.order == Order::Hot80 && run.processes == 2;
+        assert!(runs.iter().all(|run| same(run) && run.size == 64 * MIB));
     }
 
     #[test]

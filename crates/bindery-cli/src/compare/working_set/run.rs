@@ -1,17 +1,22 @@
-//! One run of the workload: the script that makes it, and what its console tells.
+//! The runs of the workload that a machine makes in one boot: the script for them, and what its
+//! console tells.
 
-use std::fmt;
+use std::fmt::{self, Write};
 
 use bindery_cli::guest::Problem;
+use bindery_hosted::Pattern;
 use clap::ValueEnum;
 
 use super::super::script::{BEGIN, LOAD_SWAP, SWAP_MODULES, TO_HOST, failed, told};
-use crate::size::MIB;
+use crate::size::{KIB, MIB};
 
 /// The workload, and its source under `programs/workloads`.
 pub const WORKLOAD: &str = "working_set";
 
-/// In which order the pages of a process are visited.
+/// How often each page is visited, on average.
+const PASSES: u64 = 1;
+
+/// In which order the pages of a process are visited, and what kind of memory it is.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
 pub enum Order {
     /// one after the other
@@ -20,18 +25,55 @@ pub enum Order {
     /// at random
     #[value(name = "random")]
     Random,
+    /// 80 % of the visits are to a fifth of the pages
+    #[value(name = "80-20")]
+    Hot80,
+    /// 95 % of the visits are to a fifth of the pages
+    #[value(name = "95-20")]
+    Hot95,
+    /// by Zipf's law
+    #[value(name = "zipf")]
+    Zipf,
+    /// a fifth is visited at random, and the rest in order
+    #[value(name = "scan")]
+    Scan,
+    /// at random, in shared memory
+    #[value(name = "shared")]
+    Shared,
+}
+
+impl Order {
+    /// All of them.
+    pub const ALL: [Self; 7] = [
+        Self::Sequential,
+        Self::Random,
+        Self::Hot80,
+        Self::Hot95,
+        Self::Zipf,
+        Self::Scan,
+        Self::Shared,
+    ];
+
+    fn pattern(self) -> Pattern {
+        match self {
+            Self::Sequential => Pattern::Sequential,
+            Self::Random | Self::Shared => Pattern::Random,
+            Self::Hot80 => Pattern::Hot80,
+            Self::Hot95 => Pattern::Hot95,
+            Self::Zipf => Pattern::Zipf,
+            Self::Scan => Pattern::Scan,
+        }
+    }
 }
 
 impl fmt::Display for Order {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Sequential => "sequential",
-            Self::Random => "random",
-        })
+        let value = self.to_possible_value();
+        f.pad(value.as_ref().map_or("", |value| value.get_name()))
     }
 }
 
-/// What a machine runs.
+/// One run of the workload.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Run {
     /// Bytes of the working set.
@@ -41,30 +83,62 @@ pub struct Run {
     pub seed: u64,
 }
 
+/// The workload multiplies its seed by the processes that there may be.
+const MOST_PROCESSES: u64 = 16;
+
 impl Run {
-    /// The workload's command line, which makes the swap area too.
     fn command(&self) -> String {
         let Self { size, order, processes, seed } = self;
-        let random = match order {
-            Order::Sequential => "",
-            Order::Random => " --random",
-        };
-        format!("/bin/{WORKLOAD} {} --processes {processes} --seed {seed}{random}", options(*size))
+        let options = options(*size);
+        format!("/bin/{WORKLOAD} {options} --processes {processes} --seed {seed} --pattern {order}")
+    }
+
+    /// The pages that the run touches, where one process makes it.
+    pub fn trace(&self) -> Option<Vec<u64>> {
+        let pages = self.size / (4 * KIB);
+        let seed = self.seed * MOST_PROCESSES;
+        (self.processes == 1).then(|| self.order.pattern().trace(pages, PASSES, seed).collect())
     }
 }
 
 /// The options that all runs have.
 pub fn options(size: u64) -> String {
-    format!("--mib {} --passes 1 --swap --moved --verify", size / MIB)
+    format!("--mib {} --passes {PASSES} --swap --moved --verify", size / MIB)
 }
 
-/// The pages that went between memory and the swap device.
+/// By which of its two algorithms Linux chooses the pages that go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Lists {
+    /// The kernel has no choice.
+    Own,
+    /// The multi-generational LRU.
+    Generations,
+    /// An active and an inactive list.
+    Classic,
+}
+
+impl Lists {
+    /// What the file says when they are in force.
+    fn setting(self) -> Option<&'static str> {
+        match self {
+            Self::Own => None,
+            Self::Generations => Some("0x0007"),
+            Self::Classic => Some("0x0000"),
+        }
+    }
+}
+
+/// What a run has told.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Moved {
+    /// Pages that came from the swap device.
     pub into_memory: u64,
+    /// Pages that went there.
     pub out: u64,
     /// Frames that held pages of the working set during the visits, on average.
     pub frames: u64,
+    /// Instructions of the kernel: all, less those that the program takes on pages in memory.
+    pub kernel: u64,
 }
 
 impl Moved {
@@ -78,58 +152,84 @@ impl Moved {
 pub struct Told {
     /// The kernel, as it names itself.
     pub kernel: String,
-    pub moved: Moved,
+    /// Of each run, in the order of the script.
+    pub moved: Vec<Moved>,
 }
 
-/// The first program of both kernels. The modules' files would take memory from the workload.
-pub fn script(run: Run) -> String {
-    let command = run.command();
-    format!(
+/// The first program of both kernels: all runs with each of the lists. The modules' files would take
+/// memory from the workload. Each run makes its swap area anew.
+pub fn script(runs: &[Run], lists: &[Lists]) -> String {
+    let mut text = format!(
         "{BEGIN}{LOAD_SWAP}\n\
          $box rm -rf {SWAP_MODULES}\n\
          $box sleep 3\n\
-         echo \"{TO_HOST}kernel $($box uname -srv)\"\n\
-         {command}\n\
-         echo \"{TO_HOST}status $?\"\n\
-         $box poweroff -f\n"
-    )
+         echo \"{TO_HOST}kernel $($box uname -srv)\"\n"
+    );
+    for lists in lists {
+        if let Some(setting) = lists.setting() {
+            let _ = writeln!(
+                text,
+                "echo {setting} > /sys/kernel/mm/lru_gen/enabled\n\
+                 $box grep -qx {setting} /sys/kernel/mm/lru_gen/enabled || \
+                 echo \"{TO_HOST}refused {setting} > lru_gen/enabled\""
+            );
+        }
+        for run in runs {
+            let _ = writeln!(text, "{}\necho \"{TO_HOST}status $?\"", run.command());
+        }
+    }
+    text + "$box poweroff -f\n"
 }
 
-/// Reads the console of a machine that ran [`script`].
+/// Reads the console of a machine that ran a [`script`] with so many runs in all.
 ///
 /// # Errors
-/// A setting was refused; or the workload failed, did not find what it wrote, or did not come to
-/// its end.
-pub fn judge(console: &str) -> Result<Told, Problem> {
-    let (mut kernel, mut succeeded) = (None, false);
+/// A setting was refused; or a run failed, did not find what it wrote, or did not come to its end.
+pub fn judge(console: &str, runs: usize) -> Result<Told, Problem> {
+    let (mut kernel, mut succeeded) = (None, 0);
     for line in told(console) {
         match line.split_once(' ') {
             Some(("kernel", name)) => kernel = Some(name.to_owned()),
-            Some(("status", "0")) => succeeded = true,
+            Some(("status", "0")) => succeeded += 1,
             _ => return Err(failed(line, console)),
         }
     }
-    let moved = console.lines().find_map(moved);
-    let verified = console.contains("contents are right");
-    match (kernel, moved) {
-        (Some(kernel), Some(moved)) if succeeded && verified => Ok(Told { kernel, moved }),
+    let moved: Vec<Moved> = console.lines().filter_map(moved).collect();
+    let verified = console.matches("contents are right").count();
+    match kernel {
+        Some(kernel) if [succeeded, verified, moved.len()] == [runs; 3] => {
+            Ok(Told { kernel, moved })
+        }
         _ => Err(failed("it did not come to its end", console)),
     }
 }
 
-/// `working_set: 10 pages came back, 20 went out, 30 in all, in 40 frames`
+/// `working_set: 10 pages came back, 20 went out, 30 in all, in 40 frames; 60 ns, and 50 ns`
 fn moved(line: &str) -> Option<Moved> {
     let (_, line) = line.split_once("working_set: ")?;
     let (into_memory, line) = line.split_once(" pages came back, ")?;
     let (out, line) = line.split_once(" went out, ")?;
     let (_, line) = line.split_once(" in all, in ")?;
-    let (frames, _) = line.split_once(" frames")?;
-    let number = |text: &str| text.parse().ok();
-    Some(Moved { into_memory: number(into_memory)?, out: number(out)?, frames: number(frames)? })
+    let (frames, line) = line.split_once(" frames; ")?;
+    let (took, line) = line.split_once(" ns, and ")?;
+    let (again, _) = line.split_once(" ns")?;
+    let number = |text: &str| text.parse::<u64>().ok();
+    // The clock counts an instruction as a nanosecond.
+    let kernel = number(took)?.saturating_sub(number(again)?);
+    Some(Moved {
+        into_memory: number(into_memory)?,
+        out: number(out)?,
+        frames: number(frames)?,
+        kernel,
+    })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
+    use bindery_cli::guest::{process, workspace};
+
     use super::super::super::script::tests::check;
     use super::*;
 
@@ -137,15 +237,18 @@ mod tests {
 
     const GOOD: &str = "[ 0.1] noise\r\ncompare: kernel Linux 7.2.13 #1\r\n\
         working_set: contents are right after 1 passes\r\n\
-        [ 9.9] working_set: 10 pages came back, 20 went out, 30 in all, in 40 frames\r\n\
+        [ 9.9] working_set: 10 pages came back, 20 went out, 30 in all, in 40 frames; 60 ns, and 50 ns\r\n\
         compare: status 0\r\n";
 
     #[test]
     fn a_run_that_succeeds_tells_how_many_pages_it_moved_in_how_many_frames() {
-        let told = judge(GOOD).unwrap();
+        let told = judge(GOOD, 1).unwrap();
         assert_eq!(told.kernel, "Linux 7.2.13 #1");
-        let moved = told.moved;
+        let [moved] = told.moved[..] else { panic!("{told:?}") };
         assert_eq!((moved.into_memory, moved.out, moved.all(), moved.frames), (10, 20, 30, 40));
+        assert_eq!(moved.kernel, 10);
+        let (_, run) = GOOD.split_once("#1\r\n").unwrap();
+        assert_eq!(judge(&format!("{GOOD}{run}"), 2).unwrap().moved, [moved; 2]);
     }
 
     #[test]
@@ -156,24 +259,51 @@ mod tests {
             ("contents are right", "page 7, word 3 is 0"),
             ("20 went out", "some went out"),
             ("in 40 frames", "in many frames"),
+            ("60 ns", "no time"),
             ("compare: kernel", "kernel"),
             ("[ 0.1] noise", "compare: refused swapon"),
         ] {
             let console = GOOD.replace(from, to);
             assert_ne!(console, GOOD);
-            assert!(judge(&console).is_err(), "{to}");
+            assert!(judge(&console, 1).is_err(), "{to}");
         }
+        assert!(judge(GOOD, 2).is_err(), "a run is missing");
     }
 
     #[test]
-    fn the_script_is_one_for_a_shell_and_runs_the_workload_in_the_order_wanted() {
+    fn the_script_is_one_for_a_shell_and_makes_all_runs_with_both_lists() {
         let wanted = "/bin/working_set --mib 64 --passes 1 --swap --moved --verify \
-                      --processes 4 --seed 2 --random\n";
-        let text = script(RUN);
-        assert!(text.contains(wanted), "{text}");
+                      --processes 4 --seed 2 --pattern random\n";
+        let text = script(&[RUN], &[Lists::Own]);
+        assert!(text.contains(wanted) && !text.contains("lru_gen"), "{text}");
         check(&text);
-        let text = script(Run { order: Order::Sequential, ..RUN });
-        assert!(!text.contains("--random"), "{text}");
+        let runs = [RUN, Run { order: Order::Hot80, ..RUN }];
+        let text = script(&runs, &[Lists::Generations, Lists::Classic]);
+        assert_eq!(text.matches("--pattern 80-20\n").count(), 2, "{text}");
+        let place = |word: &str| text.find(word).unwrap();
+        assert!(place("echo 0x0007") < place("echo 0x0000"), "{text}");
         check(&text);
+    }
+
+    /// In C and in Rust, patterns are written apart.
+    #[test]
+    fn the_program_visits_the_pages_that_the_trace_has() {
+        let root = workspace::root().unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let program = directory.path().join(WORKLOAD);
+        let source = root.join(format!("programs/workloads/{WORKLOAD}.c"));
+        let mut compiler = Command::new("cc");
+        compiler.arg("-I").arg(root.join("programs/include")).arg(source).arg("-o").arg(&program);
+        process::output(&mut compiler).unwrap();
+        for order in Order::ALL {
+            let run = Run { size: 3 * MIB, order, processes: 1, seed: 7 };
+            let mut command = Command::new(&program);
+            command.args(["--trace", "--mib", "3", "--passes", "1", "--seed", "7"]);
+            let visited = process::output(command.args(["--pattern", &order.to_string()])).unwrap();
+            let visited: Vec<u64> = visited.lines().map(|page| page.parse().unwrap()).collect();
+            let trace = run.trace().unwrap();
+            let pages = trace.len() / 3;
+            assert_eq!(visited, trace[pages..2 * pages], "{order}");
+        }
     }
 }
