@@ -296,3 +296,33 @@ fn a_file_is_read_that_is_larger_than_memory() {
         audit(&machine, &memory, &[&space]);
     }
 }
+
+/// Calls that copy use what they copy: pages that are read again and again stay, while a program
+/// reads a file that is larger than memory once.
+#[test]
+fn the_hot_pages_of_a_file_survive_a_scan_of_another() {
+    const HOT: u64 = 512;
+    const SCANNED: u64 = 16 * 1024;
+    let (machine, memory) = strict::<X86_64<4>>(16 * MIB);
+    use_object_order(&memory, 0);
+    let files = MemoryFiles::new();
+    files.put(1, &vec![1; (HOT * PAGE) as usize]);
+    files.put(2, &vec![2; (SCANNED * PAGE) as usize]);
+    {
+        let hot = memory.file(&files, 1, HOT * PAGE).unwrap();
+        let scanned = memory.file(&files, 2, SCANNED * PAGE).unwrap();
+        let mut page = vec![0; PAGE as usize];
+        for number in 0..SCANNED {
+            assert_eq!(scanned.read(number * PAGE, &mut page), Ok(PAGE as usize));
+            // Thrice while the scan goes through memory.
+            if number % 2 == 0 {
+                let number = number / 2 % HOT;
+                assert_eq!(hot.read(number * PAGE, &mut page), Ok(PAGE as usize));
+                assert_eq!(page[0], 1);
+            }
+        }
+        let again = files.counts().pages_read - SCANNED - HOT;
+        assert!(again < HOT, "{again} reads of hot pages found them gone");
+        audit(&machine, &memory, &[]);
+    }
+}

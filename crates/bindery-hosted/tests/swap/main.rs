@@ -18,6 +18,7 @@ mod no_block;
 mod owners;
 mod page_out;
 mod parts;
+mod patterns;
 mod pieces;
 mod read_around;
 mod reclaim;

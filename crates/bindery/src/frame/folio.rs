@@ -30,9 +30,7 @@ use core::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
-use super::meta::{
-    DIRTY, EXCLUSIVE, FETCHABLE, HOT, Kind, LAZY, LOOKED, READ_AROUND, REFERENCED, state_of,
-};
+use super::meta::{DIRTY, EXCLUSIVE, FETCHABLE, Kind, LAZY, READ_AROUND, state_of};
 use super::{AllocateFor, Frames, reference};
 use crate::addr::{Frame, Order, Orders};
 use crate::platform::Platform;
@@ -81,26 +79,10 @@ pub(crate) enum Freed {
     Yes,
 }
 
-/// Whether reclaim may evict a folio that it has looked at.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Eviction {
-    /// It is cold.
-    May,
-    /// It was used, or was hot until now.
-    Later,
-}
-
 /// `count` bits from bit `first`; `count` is 1 to 64, and both fit in the word.
 #[inline]
 pub(super) const fn bits(first: u32, count: u32) -> u64 {
     (u64::MAX >> (WORD_PAGES - count)) << first
-}
-
-/// A turn of reclaim's clock: whether its number is odd. A folio is looked at once in a turn.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Turn {
-    Even,
-    Odd,
 }
 
 /// Pages of a folio that are alike in whether they are anon-exclusive.
@@ -260,7 +242,7 @@ impl<P: Platform> Frames<P> {
     }
 
     #[inline]
-    fn change_state_flag(&self, folio: Folio, flag: u32, set: bool) {
+    pub(super) fn change_state_flag(&self, folio: Folio, flag: u32, set: bool) {
         let state = &self.meta(folio.head).state;
         if (state.load(Relaxed) & flag != 0) == set {
             return;
@@ -314,48 +296,6 @@ impl<P: Platform> Frames<P> {
         self.meta(folio.head).state.load(Relaxed) & LAZY != 0
     }
 
-    /// What reclaim makes of another look at the folio: used since the last one or not. Says
-    /// whether it may be evicted.
-    ///
-    /// ```text
-    /// used       cold -> referenced -> hot -> hot
-    /// not used   hot -> cold          referenced -> evicted          cold -> evicted
-    /// ```
-    pub(crate) fn look(&self, folio: Folio, used: bool) -> Eviction {
-        let state = &self.meta(folio.head).state;
-        let seen = state.load(Relaxed);
-        let (set, cleared) = match (used, seen & HOT != 0) {
-            (true, true) => (0, 0),
-            (true, false) if seen & REFERENCED != 0 => (HOT, REFERENCED),
-            (true, false) => (REFERENCED, 0),
-            (false, true) => (0, HOT | REFERENCED),
-            (false, false) => return Eviction::May,
-        };
-        if set & !seen != 0 {
-            state.fetch_or(set, Relaxed);
-        }
-        if cleared & seen != 0 {
-            state.fetch_and(!cleared, Relaxed);
-        }
-        Eviction::Later
-    }
-
-    /// Whether reclaim has looked at the folio in this turn of its clock already.
-    pub(crate) fn is_looked_at(&self, folio: Folio, turn: Turn) -> bool {
-        let looked = self.meta(folio.head).state.load(Relaxed) & LOOKED != 0;
-        looked == (turn == Turn::Odd)
-    }
-
-    /// Notes that reclaim looks at the folio in this turn.
-    pub(crate) fn note_look(&self, folio: Folio, turn: Turn) {
-        self.change_state_flag(folio, LOOKED, turn == Turn::Odd);
-    }
-
-    /// Notes that the folio was wanted soon after it was evicted.
-    pub(crate) fn mark_hot(&self, folio: Folio) {
-        self.change_state_flag(folio, HOT, true);
-    }
-
     /// Notes that the folio was read from swap since another page was wanted.
     pub(crate) fn mark_read_around(&self, folio: Folio) {
         self.change_state_flag(folio, READ_AROUND, true);
@@ -370,19 +310,6 @@ impl<P: Platform> Frames<P> {
             self.change_state_flag(folio, READ_AROUND, false);
         }
         is_noted
-    }
-
-    /// Whether the next look at the folio finds that it was used often.
-    pub(crate) fn is_hot(&self, folio: Folio) -> bool {
-        self.meta(folio.head).state.load(Relaxed) & HOT != 0
-    }
-
-    /// Forgets that the folio was used, for a program that says so (`MADV_COLD`).
-    pub(crate) fn mark_cold(&self, folio: Folio) {
-        let state = &self.meta(folio.head).state;
-        if state.load(Relaxed) & (HOT | REFERENCED) != 0 {
-            state.fetch_and(!(HOT | REFERENCED), Relaxed);
-        }
     }
 
     /// Forgets that the folio was written: its content is about to be saved, and writes from now

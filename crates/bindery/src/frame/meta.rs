@@ -80,7 +80,8 @@ pub(crate) const FETCHABLE: u32 = 1 << 14;
 /// Slots of a swap area hold the folio: `next` and `previous` name them, see [`super::swap_place`].
 pub(crate) const SWAP_CACHED: u32 = 1 << 15;
 
-/// The folio was found used by the last look of reclaim.
+/// The folio was found used by the last look of reclaim. Together with [`HOT`] it means something
+/// else: see [`super::aging`].
 pub(crate) const REFERENCED: u32 = 1 << 16;
 /// The folio was found used twice, or came back soon after it was evicted.
 pub(crate) const HOT: u32 = 1 << 17;

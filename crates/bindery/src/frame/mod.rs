@@ -7,6 +7,7 @@
 //! | `buddy` | the allocator of blocks of 2^order frames |
 //! | `batch` | frames that are freed together |
 //! | `folio` | [`Folio`]: user memory; fresh folios, anon-exclusive, dirty |
+//! | `aging` | what reclaim makes of what it sees of a folio |
 //! | `count` | the word of references, pins and mappings, and its transitions |
 //! | `mapping` | mappings and pins |
 //! | `alone` | whether one process may have all mappings of a folio |
@@ -41,6 +42,7 @@
 //! the folio is a folio of this order. With the lock as well, it may rely on the owner. A folio
 //! that is mapped, but of which no entry is found, is busy: entries are moved between tables.
 
+mod aging;
 mod alone;
 mod batch;
 mod buddy;
@@ -89,7 +91,7 @@ pub use range::FrameRange;
 pub use view::{FrameUsage, FrameUse, FrameView};
 #[allow(unused_imports, reason = "the layers above name those that they need")]
 pub(crate) use {
-    count::PinRoom, count::TooManyMappings, folio::Eviction, folio::Freed, folio::Turn,
+    aging::Age, aging::Eviction, aging::Turn, count::PinRoom, count::TooManyMappings, folio::Freed,
     folio_lock::FolioLock, folio_lock::LockedFolio, numbered::Numbered,
     owner::ALIGN as OWNER_ALIGN, owner::FolioIndex, owner::FolioOwner, owner::Owner,
     owner::OwnerKind, owner::OwnerMark, owner::OwnerRun, reference::Reference, split::SplitError,

@@ -13,6 +13,7 @@
 use core::cell::{Cell, RefCell};
 use core::ops::Range;
 use core::ptr::NonNull;
+use core::sync::atomic::Ordering;
 
 use crate::Memory;
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, PageRange};
@@ -192,6 +193,15 @@ impl<P: Platform> Object<'_, P> {
                     (obtain(memory, object, page, &one)?, 1)
                 }
             };
+        // A page that is read piece by piece is read once.
+        let last = page + pages_of(inside + left.now as u64).min(count) - 1;
+        let before = object.last_read.load(Ordering::Relaxed);
+        object.last_read.store(last, Ordering::Relaxed);
+        if before != page
+            && let Some(folio) = memory.frames.folio_of(frame)
+        {
+            memory.frames.note_read(folio);
+        }
         let length = ((count * PAGE_SIZE - inside) as usize).min(left.now);
         // SAFETY: 1. `inside` is in the run of the object's frames, which is of one folio.
         let from = unsafe { bytes::place(&memory.platform, frame, inside as usize) };

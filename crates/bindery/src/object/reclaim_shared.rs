@@ -24,13 +24,14 @@ const WINDOW: u64 = 512;
 
 /// Looks at a folio of shared memory, and at those after it that were not looked at in this turn of
 /// the clock, up to `most` pages: those that were not used lately go to swap, by way of `batch`, which
-/// is empty before and after. Never waits for a sleeping lock; not in a read section.
+/// is empty before and after. Without a turn, those of them go that are passing, and the others stay
+/// as they are. Never waits for a sleeping lock; not in a read section.
 ///
 /// Complexity: as [`swap_out`].
 pub(crate) fn reclaim_around<P: Platform>(
     memory: &Memory<P>,
     held: Reference<'_, P>,
-    turn: Turn,
+    turn: Option<Turn>,
     most: u64,
     batch: &mut OutBatch,
 ) -> Looked {
@@ -45,15 +46,18 @@ pub(crate) fn reclaim_around<P: Platform>(
     // go. Before it does, it waits for the invalidate lock, which `swap_out` releases after its last
     // use.
     let object = unsafe { object.as_ref() };
-    memory.frames.note_look(*held, turn);
+    if let Some(turn) = turn {
+        memory.frames.note_look(*held, turn);
+    }
     let mut folios = ArrayVec::new();
     let leaving = Leaving::locked(lock, held, first);
     let end = (first + 1).next_multiple_of(WINDOW).min(first.saturating_add(most));
     let next = PageRange { first: leaving.end(), end };
     folios.push(leaving);
     add_folios(memory, object, next, u32::MAX, &mut folios, |leaving| {
-        !leaving.is_looked_at(memory, turn)
+        turn.map_or_else(|| leaving.is_passing(memory), |turn| !leaving.is_looked_at(memory, turn))
     });
-    let later = swap_out(memory, object, &mut folios, Spare::Used, batch).may_go_later();
+    let spare = if turn.is_some() { Spare::Used } else { Spare::Nothing };
+    let later = swap_out(memory, object, &mut folios, spare, batch).may_go_later();
     Looked { freed: batch.write_out(memory), later }
 }

@@ -96,6 +96,8 @@ pub(crate) struct ObjectState {
     pub(crate) mappers: ObjectTree,
     pub(super) links: Links,
     pub(super) swap_ahead: SwapAhead,
+    /// The page that a call has read last.
+    pub(super) last_read: AtomicU64,
     /// Its pages stay in memory (`SHM_LOCK`).
     stays_in_memory: AtomicBool,
 }
@@ -130,6 +132,7 @@ impl ObjectState {
             mappers: ObjectTree::new(),
             links: Links::new(),
             swap_ahead: SwapAhead::new(),
+            last_read: AtomicU64::new(u64::MAX),
             stays_in_memory: AtomicBool::new(false),
         }
     }

@@ -9,6 +9,8 @@
 //! notice writes to shared memory then: no slot ever has content that is older than that of a page
 //! in memory.
 
+use core::ptr;
+
 use crate::Memory;
 use crate::addr::{Order, Orders};
 use crate::collections::page_tree::{PageIndex, SwapSlot, SwappedRun};
@@ -48,7 +50,11 @@ pub(super) fn swap_in<P: Platform>(
     let look = |index: &PageIndex| index.swapped(page);
     let Some(slot) = object.pages.look(&memory.platform, look) else { return Ok(Swapped::No) };
     let Some(cached) = memory.find_cached(slot.area, slot.slot) else {
-        return read_in(memory, object, page, slot, orders);
+        let swapped = read_in(memory, object, page, slot, orders)?;
+        if swapped == Swapped::Read && memory.clock.has_reclaimed() {
+            note_way(memory, object, page);
+        }
+        return Ok(swapped);
     };
     // Whoever writes the folio out, or reads it, has the lock.
     let lock = memory.lock_folio(*cached);
@@ -61,6 +67,17 @@ pub(super) fn swap_in<P: Platform>(
         enter(memory, object, *cached, place, first, &lock);
     }
     Ok(Swapped::Cached)
+}
+
+/// An access has had `page` read, and memory is short now and then.
+fn note_way<P: Platform>(memory: &Memory<P>, object: &ObjectState, page: u64) {
+    let slot = object.pages.look(&memory.platform, |index| index.get(page));
+    let held = slot.and_then(|slot| memory.frames.try_hold(&memory.platform, slot.frame));
+    if let Some(folio) = held {
+        // Each object has numbers of its own for its pages.
+        let first = page & !u64::from(folio.pages() - 1);
+        memory.note_way(*folio, first.wrapping_add(ptr::from_ref(object).addr() as u64));
+    }
 }
 
 /// Reads the content of the slots around the page into a fresh folio.

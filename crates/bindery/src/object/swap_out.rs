@@ -33,7 +33,7 @@ use arrayvec::ArrayVec;
 use crate::Memory;
 use crate::addr::{Frame, PAGE_SHIFT, PageRange, VirtAddr};
 use crate::collections::page_tree::{PageFlags, SwapSlot};
-use crate::frame::{Eviction, FolioLock, FolioOwner, LockedFolio, Owner, Reference, Turn};
+use crate::frame::{Age, Eviction, FolioLock, FolioOwner, LockedFolio, Owner, Reference, Turn};
 use crate::platform::Platform;
 use crate::rmap::{HOLD, Locking, Seen, for_each_sight};
 use crate::swap::SlotRun;
@@ -92,6 +92,11 @@ impl<'m, P: Platform> Leaving<'m, P> {
         let looked = memory.frames.is_looked_at(*self.held, turn);
         memory.frames.note_look(*self.held, turn);
         looked
+    }
+
+    /// Whether it is passing.
+    pub(super) fn is_passing(&self, memory: &Memory<P>) -> bool {
+        memory.frames.age(*self.held) == Age::Passing
     }
 
     /// Where the pages after it belong.
@@ -287,7 +292,7 @@ fn fate<P: Platform>(
     let Some(plan) = plan else { return Fate::Stays };
     plan.used |= mapped.used && recurs;
     match spare {
-        Spare::Used if plan.used || memory.frames.is_hot(mapped.folio) => {
+        Spare::Used if plan.used || memory.frames.age(mapped.folio) == Age::Hot => {
             if mapped.used {
                 Fate::Ages
             } else {

@@ -4,13 +4,14 @@ use crate::Memory;
 use crate::addr::{Frame, Order, PAGE_SHIFT, VirtRange};
 use crate::arch::Arch;
 use crate::frame::swap_place::SwapPlace;
-use crate::frame::{Folio, FolioLock, LockedFolio, Reference, Turn};
+use crate::frame::{Folio, FolioLock, LockedFolio, Reference};
 use crate::platform::Platform;
 use crate::rmap::{self, Locking, Seen, Walked};
 use crate::swap::page_set::PageSet;
 use crate::table::victims::Victims;
 
 use super::pressure::Batch;
+use super::sweep::Which;
 
 /// In how many places a folio is mapped, as far as a look has found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,13 +24,13 @@ enum Mapped {
 }
 
 impl<P: Platform> Memory<P> {
-    /// Looks at the folio of the frame, and at those around it where it is mapped: what is cold
-    /// goes into the batch. Returns how many pages were freed at once.
+    /// Looks at the folio of the frame, and at those around it where it is mapped: what is to go goes
+    /// into the batch. Returns how many pages were freed at once.
     #[inline(never)]
     pub(super) fn reclaim_anonymous<'m>(
         &'m self,
         frame: Frame,
-        turn: Turn,
+        which: Which,
         target: u64,
         batch: &mut Batch<'m, P>,
     ) -> u64 {
@@ -42,14 +43,14 @@ impl<P: Platform> Memory<P> {
             return batch.finish() + self.reclaim_cached(held, lock);
         }
         let folio = *held;
-        if self.frames.pins(folio) > 0 {
-            self.frames.note_look(folio, turn);
-            return 0;
-        }
-        let mut victims = Victims::cold(folio, turn, target.min(u64::from(u32::MAX)) as u32);
-        if self.take_around(folio, &mut victims, batch) == Mapped::InSeveral {
-            return self.reclaim_family(held, lock, turn, target, batch);
-        }
+        let pinned = self.frames.pins(folio) > 0;
+        let pages = target.min(u64::from(u32::MAX)) as u32;
+        let mut victims = match which {
+            Which::Cold(turn) => Victims::cold(folio, turn, pages),
+            Which::Passing => Victims::passing(folio, pages),
+        };
+        let mapped =
+            if pinned { Mapped::Nowhere } else { self.take_around(folio, &mut victims, batch) };
         if victims.is_held_to_be_cut() {
             return self.cut_held(held, lock, batch);
         }
@@ -57,6 +58,10 @@ impl<P: Platform> Memory<P> {
             // The lock is the batch's now, and keeps the folio with its mappings.
             lock.leave_to_batch();
             return 0;
+        }
+        let Which::Cold(turn) = which else { return 0 };
+        if mapped == Mapped::InSeveral {
+            return self.reclaim_family(held, lock, turn, target, batch);
         }
         // Or one that cannot go would count as one that may go later, in every turn.
         if !self.frames.is_looked_at(folio, turn) {

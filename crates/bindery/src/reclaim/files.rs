@@ -2,26 +2,31 @@
 
 use crate::Memory;
 use crate::addr::Frame;
-use crate::frame::{FrameRange, OwnerKind, Turn};
+use crate::frame::{FrameRange, OwnerKind};
 use crate::object::reclaim::{Looked, ObjectFolio, Spare, reclaim_folio};
 use crate::object::reclaim_shared::reclaim_around;
 use crate::platform::Platform;
-use crate::table::out_batch::OutBatch;
+
+use super::pressure::Batch;
+use super::sweep::Which;
 
 impl<P: Platform> Memory<P> {
     /// Looks at the folio of the frame, and at those after it, up to `most` pages. They go by way of
-    /// `batch`.
+    /// `batch`, which is finished before. Returns how many pages were freed.
     // Their list is on the stack, where the paths of other folios have no use for it.
     #[inline(never)]
-    pub(super) fn reclaim_shared_memory(
-        &self,
+    pub(super) fn reclaim_shared_memory<'m>(
+        &'m self,
         frame: Frame,
-        turn: Turn,
+        which: Which,
         most: u64,
-        batch: &mut OutBatch,
-    ) -> Looked {
-        let held = self.frames.try_hold(&self.platform, frame);
-        held.map_or(Looked::NOTHING, |held| reclaim_around(self, held, turn, most, batch))
+        batch: &mut Batch<'m, P>,
+    ) -> u64 {
+        // A device may have to be waited for, which a batch must not.
+        let finished = batch.finish();
+        let Some(held) = self.frames.try_hold(&self.platform, frame) else { return finished };
+        let looked = reclaim_around(self, held, which.turn(), most, batch.idle());
+        finished + batch.note(looked)
     }
 
     /// Looks at the folio of the frame.

@@ -32,6 +32,7 @@
 //! | `files` | folios of files: what is clean needs no swap |
 //! | `pressure` | folios of any place, flushed and written out together |
 //! | `search` | how far the clock goes, and that nothing is left |
+//! | `sweep` | what programs have behind them goes before the clock moves |
 //! | `swap_on` | swap areas that are added |
 
 mod anonymous;
@@ -41,6 +42,7 @@ mod files;
 mod pressure;
 mod search;
 mod swap_on;
+mod sweep;
 
 use crate::Memory;
 use crate::addr::Frame;
@@ -49,6 +51,7 @@ use crate::platform::Platform;
 
 use pressure::Batch;
 use search::{Search, Step};
+use sweep::Which;
 
 /// What a call of [`Memory::reclaim`] has done, in pages.
 ///
@@ -95,8 +98,10 @@ impl<P: Platform> Memory<P> {
         let freed = self.free_frame_count().saturating_sub(before) + self.finish_swap_writes();
         let mut done = Reclaimed { freed, scanned: 0 };
         self.discard_free_slots();
+        self.clock.note_use(self.total_frames() - self.free_frame_count());
         let mut search = Search::new(self);
         let mut batch = Batch::new(self);
+        done.freed += self.sweep(target.saturating_sub(done.freed), &mut search, &mut batch);
         while done.freed < target && self.free_frame_count() < enough {
             let coming = batch.pages() + self.pages_under_writeback();
             if search.is_over() || done.freed + coming >= target {
@@ -113,17 +118,7 @@ impl<P: Platform> Memory<P> {
                 }
             }
             let step = search.step(self);
-            let mut at = step.begin;
-            while at < step.end && done.freed + batch.pages() < target {
-                let frame = self.frames.span().first.plus(at);
-                at += self.frames.pages_of_block(frame);
-                let left = target - done.freed - batch.pages();
-                done.freed += self.reclaim_at(frame, &step, left, &mut batch);
-                if batch.is_due(search.scanned) {
-                    done.freed += batch.finish();
-                    self.platform.yield_if_due();
-                }
-            }
+            done.freed += self.pass_over(&step, target - done.freed, &search, &mut batch);
             search.end_step(self, done.freed, &mut batch);
             // Never in the middle of a batch. Without the condition, on a CPU without preemption:
             // 1. Thread A has VMAs of a program locked for reading, and gives the CPU away.
@@ -135,6 +130,29 @@ impl<P: Platform> Memory<P> {
         done.freed += batch.finish();
         done.scanned = search.scanned;
         done
+    }
+
+    /// Looks at the folios of the step, until `target` pages are free or on their way. Returns how
+    /// many were freed.
+    fn pass_over<'m>(
+        &'m self,
+        step: &Step,
+        target: u64,
+        search: &Search,
+        batch: &mut Batch<'m, P>,
+    ) -> u64 {
+        let (mut at, mut freed) = (step.begin, 0);
+        while at < step.end && freed + batch.pages() < target {
+            let frame = self.frames.span().first.plus(at);
+            at += self.frames.pages_of_block(frame);
+            let left = target - freed - batch.pages();
+            freed += self.reclaim_at(frame, step, left, batch);
+            if batch.is_due(search.scanned) {
+                freed += batch.finish();
+                self.platform.yield_if_due();
+            }
+        }
+        freed
     }
 
     /// Looks at the folio that begins at `frame`, if one does.
@@ -158,7 +176,7 @@ impl<P: Platform> Memory<P> {
             return batch.leave_to_next_turn();
         }
         if anonymous || cached {
-            return self.reclaim_anonymous(frame, step.turn, target, batch);
+            return self.reclaim_anonymous(frame, Which::Cold(step.turn), target, batch);
         }
         if !self.frames.is_of_object(folio) {
             return 0;
@@ -172,9 +190,6 @@ impl<P: Platform> Memory<P> {
         if self.frames.is_looked_at(folio, step.turn) {
             return batch.leave_to_next_turn();
         }
-        // A device may have to be waited for, which a batch must not.
-        let finished = batch.finish();
-        let looked = self.reclaim_shared_memory(frame, step.turn, target, batch.idle());
-        finished + batch.note(looked)
+        self.reclaim_shared_memory(frame, Which::Cold(step.turn), target, batch)
     }
 }

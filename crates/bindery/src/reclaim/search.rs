@@ -65,11 +65,16 @@ impl Search {
 
     /// The next frames to look at.
     pub(super) fn step<P: Platform>(&mut self, memory: &Memory<P>) -> Step {
+        self.step_of(memory, STEP)
+    }
+
+    /// As [`Search::step`], of so many frames.
+    pub(super) fn step_of<P: Platform>(&mut self, memory: &Memory<P>, frames: u32) -> Step {
         let FrameRange { count, .. } = memory.frames.span();
-        let (begin, turn) = memory.clock.advance(STEP, count);
-        self.scanned += u64::from(STEP);
+        let (begin, turn) = memory.clock.advance(frames, count);
+        self.scanned += u64::from(frames);
         let room_in_swap = memory.has_room_in_swap();
-        Step { begin, end: (begin + STEP).min(count), turn, room_in_swap }
+        Step { begin, end: (begin + frames).min(count), turn, room_in_swap }
     }
 
     /// The step is done, and `freed` pages were freed in all.

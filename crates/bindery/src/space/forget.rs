@@ -10,7 +10,7 @@
 
 use crate::addr::{Order, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, Kind, Level};
-use crate::frame::Folio;
+use crate::frame::{Age, Folio};
 use crate::platform::Platform;
 use crate::table::NoMemory;
 use crate::table::age::Forget;
@@ -71,7 +71,9 @@ impl<P: Platform> AddressSpace<'_, P> {
         match forget {
             // A pin may write at any moment.
             Forget::Use if whole && frames.pins(folio) == 0 => frames.mark_lazy(folio),
-            Forget::Accessed if whole || !frames.is_anonymous(folio) => frames.mark_cold(folio),
+            Forget::Accessed if whole || !frames.is_anonymous(folio) => {
+                frames.set_age(folio, Age::Cold)
+            }
             _ => return false,
         }
         true

@@ -1,17 +1,24 @@
 //! The clock by which reclaim goes over the frames, and by which it tells how long a page was away.
 
 use super::exhausted::Exhausted;
-use crate::frame::Turn;
+use super::passing::Passing;
+use crate::frame::{Age, Turn};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+/// Set in the number of evicted pages while passing folios are sent out, so that their shadows have
+/// it. (After two billion pages the carry sets it; the next sweep clears it.)
+const SWEEPS: u32 = 1 << 31;
 
 /// Where reclaim looks next, and how much it has evicted so far.
 pub(crate) struct Clock {
     /// The frame at which the next look begins, counted from the first of the memory.
     hand: AtomicU64,
-    /// Pages that were evicted. Shadows of evicted pages are readings of it.
+    /// Pages that were evicted, below [`SWEEPS`]. Shadows of evicted pages are readings of it.
     evicted: AtomicU32,
-    /// Pages that came back soon enough to be hot.
-    pub(crate) refaulted: AtomicU64,
+    /// Frames that were in use when memory was last reclaimed; 0 until it first is.
+    used: AtomicU32,
+    /// Folios that go before the hand finds them.
+    pub(crate) passing: Passing,
     /// A whole turn has found nothing.
     pub(crate) exhausted: Exhausted,
 }
@@ -21,7 +28,8 @@ impl Clock {
         Self {
             hand: AtomicU64::new(0),
             evicted: AtomicU32::new(0),
-            refaulted: AtomicU64::new(0),
+            used: AtomicU32::new(0),
+            passing: Passing::new(),
             exhausted: Exhausted::new(),
         }
     }
@@ -50,9 +58,68 @@ impl Clock {
         self.evicted.load(Relaxed)
     }
 
-    /// How many pages were evicted since the shadow was made: the page would have stayed in a
-    /// memory that is larger by as many (Linux: the refault distance of `workingset.c`).
-    pub(crate) fn distance(&self, shadow: u32) -> u32 {
-        self.evicted.load(Relaxed).wrapping_sub(shadow)
+    /// Notes that reclaim begins while so many frames are in use.
+    pub(crate) fn note_use(&self, frames: u64) {
+        self.used.store(u32::try_from(frames).unwrap_or(u32::MAX), Relaxed);
+    }
+
+    /// Whether memory has been reclaimed: until then, nothing needs to know how old pages are.
+    #[inline]
+    pub(crate) fn has_reclaimed(&self) -> bool {
+        self.used.load(Relaxed) != 0
+    }
+
+    /// From now on until [`Clock::end_sweep`], what goes out is noted to be passing.
+    pub(crate) fn begin_sweep(&self) {
+        self.evicted.fetch_or(SWEEPS, Relaxed);
+    }
+
+    /// What goes out from now on goes in the order of the clock.
+    pub(crate) fn end_sweep(&self) {
+        self.evicted.fetch_and(!SWEEPS, Relaxed);
+    }
+
+    /// `pages` pages come back that left this shadow. Says how old they are, but for what their fault
+    /// tells. By how many pages were evicted since, memory is too small for them (Linux: the refault
+    /// distance of `workingset.c`).
+    pub(crate) fn note_return(&self, shadow: u32, pages: u32) -> Age {
+        if shadow & SWEEPS != 0 {
+            self.passing.note_missed(pages);
+        }
+        let distance = self.evicted.load(Relaxed).wrapping_sub(shadow) & !SWEEPS;
+        Age::of_return(distance, self.used.load(Relaxed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_is_hot_if_less_went_out_since_than_half_of_what_is_used() {
+        let clock = Clock::new();
+        assert!(!clock.has_reclaimed());
+        clock.note_use(200);
+        assert!(clock.has_reclaimed());
+        let shadow = clock.shadow();
+        clock.note_evicted(99);
+        assert_eq!(clock.note_return(shadow, 1), Age::Hot);
+        clock.note_evicted(1);
+        assert_eq!(clock.note_return(shadow, 1), Age::Cold);
+    }
+
+    #[test]
+    fn pages_that_went_out_in_a_sweep_are_missed() {
+        let clock = Clock::new();
+        clock.note_use(200);
+        let before = clock.shadow();
+        clock.begin_sweep();
+        let shadow = clock.shadow();
+        clock.note_evicted(50);
+        assert_eq!(clock.note_return(shadow, 4), Age::Hot);
+        clock.end_sweep();
+        assert_eq!(clock.note_return(shadow, 1), Age::Hot);
+        assert_eq!(clock.note_return(before, 1), Age::Hot);
+        assert_eq!(clock.passing.take_missed(), 5);
     }
 }

@@ -15,6 +15,7 @@
 //! | `read_around` | which pages are read beside one that is wanted |
 //! | `early_read` | reads that nobody waits for |
 //! | `streak` | faults that go on page after page |
+//! | `passing` | faults that go through memory in order, and what they leave behind |
 //! | `clock` | where reclaim looks next, and how long pages were away |
 //! | `exhausted` | that nothing is left to reclaim |
 //! | `same_filled` | pages that need no store |
@@ -74,6 +75,7 @@ mod loom_model_of_slots;
 #[cfg(all(test, loom))]
 mod loom_model_of_take_back;
 pub(crate) mod page_set;
+mod passing;
 mod read_around;
 mod requests;
 mod same_filled;

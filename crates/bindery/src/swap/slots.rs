@@ -291,22 +291,18 @@ impl<P: Platform> Memory<P> {
             return Err(ClaimError::Gone);
         };
         let _state = cluster.state.lock();
-        let shadow = cells.first().and_then(|cell| Cell(cell.load(Relaxed)).shadow());
+        // Until memory has been reclaimed, nothing needs to know how long a page was away.
+        let shadow = match cells.first() {
+            Some(cell) if self.clock.has_reclaimed() => Cell(cell.load(Relaxed)).shadow(),
+            _ => None,
+        };
         cell::claim_all(cells, folio.head, folio.order)?;
         let place = SwapPlace { area: run.area, first: run.first, cached: run.count };
         self.frames.set_swap_place(folio, place);
-        if shadow.is_some_and(|shadow| self.is_wanted_soon(shadow)) {
-            self.clock.refaulted.fetch_add(u64::from(run.count), Relaxed);
-            self.frames.mark_hot(folio);
+        if let Some(shadow) = shadow {
+            self.frames.set_age(folio, self.clock.note_return(shadow, run.count));
         }
         Ok(())
-    }
-
-    /// Whether a page that was evicted at that time would have stayed if hot pages had not kept it
-    /// out: fewer were evicted since than there are in use.
-    fn is_wanted_soon(&self, shadow: u32) -> bool {
-        let used = self.frames.total_frames() - self.frames.free_frame_count();
-        u64::from(self.clock.distance(shadow)) < used
     }
 
     /// The thread that has the folio's lock is done with its slots. The pages of `put` have lost an

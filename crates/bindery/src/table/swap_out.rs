@@ -19,7 +19,7 @@ use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, Order, PAGE_SHIFT, VirtAddr};
 use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Entry, EntryIndex, Equal, Kind, Level};
-use crate::frame::{Eviction, ExclusiveRun, Folio, FolioLock, OwnerKind};
+use crate::frame::{Age, Eviction, ExclusiveRun, Folio, FolioLock, OwnerKind};
 use crate::platform::Platform;
 use crate::swap::SlotRun;
 use crate::tlb::Gather;
@@ -227,7 +227,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
     fn ask_for_split(&mut self, folio: Folio) -> Next {
         let page_table = self.cursor.page_table;
         let frames = &page_table.memory.frames;
-        let tried = self.victims.choice == Choice::Cold || self.victims.left_alone == Some(folio);
+        let tried = self.victims.choice != Choice::All || self.victims.left_alone == Some(folio);
         // More mappings than pages: others map it, too.
         let may = frames.mappings(folio) <= folio.pages()
             && frames.is_mapped_only(folio, frames.mappings(folio));
@@ -273,11 +273,19 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         }
     }
 
-    /// Whether a folio that is mapped here alone stays: enough are on their way, or it was used lately.
+    /// Whether a folio that is mapped here alone stays: enough are on their way, or it was used lately,
+    /// or others are to go.
     #[inline(always)]
     fn stays(&mut self, run: &Run<P::Arch>, folio: Folio, used: impl FnOnce() -> bool) -> bool {
-        self.victims.choice == Choice::Cold
-            && (self.victims.left == 0 || self.is_used(run, used(), folio))
+        self.victims.choice != Choice::All
+            && (self.victims.left == 0 || !self.is_chosen(run, used(), folio))
+    }
+
+    fn is_chosen(&mut self, run: &Run<P::Arch>, used: bool, folio: Folio) -> bool {
+        if self.victims.choice == Choice::Passing {
+            return self.cursor.page_table.memory.frames.age(folio) == Age::Passing;
+        }
+        !self.is_used(run, used, folio)
     }
 
     /// Looks at the accessed bits of a folio, and forgets them, once in a turn. Says whether it was

@@ -41,6 +41,7 @@ pub(crate) struct Victims {
 pub(super) enum Choice {
     All,
     Cold,
+    Passing,
 }
 
 impl Victims {
@@ -65,6 +66,12 @@ impl Victims {
     /// this turn of the clock. The others get older.
     pub(crate) fn cold(held: Folio, turn: Turn, pages: u32) -> Self {
         Self { choice: Choice::Cold, held: Some(held), turn, left: pages, ..Self::ALL }
+    }
+
+    /// Those that are passing ([`crate::frame::Age::Passing`]), up to about `pages` pages. The others
+    /// stay as they are.
+    pub(crate) fn passing(held: Folio, pages: u32) -> Self {
+        Self { choice: Choice::Passing, held: Some(held), left: pages, ..Self::ALL }
     }
 
     /// Whether another look may find more.

@@ -239,6 +239,9 @@ impl<P: Platform> AddressSpace<'_, P> {
                         if allowed.has_large() {
                             self.note_streak(page, slot, order);
                         }
+                        if memory.clock.has_reclaimed() {
+                            self.note_way(page, order);
+                        }
                     }
                     return Ok(step);
                 }
@@ -295,6 +298,23 @@ impl<P: Platform> AddressSpace<'_, P> {
         let first = (page.0 >> PAGE_SHIFT) & !u64::from(order.pages() - 1);
         let went_out = slot.went_out();
         self.page_table.memory.note_streak(ReadByFault { first, order, went_out });
+    }
+
+    /// A fault on `page` has read a folio of that order, and memory is short now and then. The folio
+    /// may have gone again.
+    #[cold]
+    #[inline(never)]
+    fn note_way(&self, page: VirtAddr, order: Order) {
+        let memory = self.page_table.memory;
+        let mut frame = None;
+        self.page_table.look(VirtRange::raw(page.0, page.0 + PAGE_SIZE), |looked| {
+            frame = looked.frame();
+            false
+        });
+        let held = frame.and_then(|frame| memory.frames.try_hold(self.platform(), frame));
+        if let Some(folio) = held.filter(|held| memory.frames.is_anonymous(**held)) {
+            memory.note_way(*folio, (page.0 >> PAGE_SHIFT) & !u64::from(order.pages() - 1));
+        }
     }
 
     /// Begins to read pages of the VMA around `page`, of one table with it, that are in swap. Those that

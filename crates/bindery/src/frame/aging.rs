@@ -1,0 +1,173 @@
+//! The choice of victims: what reclaim makes of all that it sees of a folio.
+//!
+//! Everything that bears on the choice is decided here. Others ask: the tables and objects, which
+//! find out whether a folio was used, and the swap slots, which know how long it was away.
+//!
+//! ```text
+//!              cold        referenced   hot        passing
+//! used         referenced  hot          hot        referenced
+//! not used     goes        goes         cold       goes
+//! ```
+//!
+//! | a folio comes into memory | as |
+//! |---|---|
+//! | for the first time, or after long | cold |
+//! | soon after it went out: before half as many went out as there are frames in use | hot |
+//! | by faults that go through memory in order | passing, however soon |
+//!
+//! A call that copies from a folio, as `read(2)`, makes a cold one referenced and a referenced one hot.
+//!
+//! A *passing* folio was touched by a program on its way through its memory. It most likely comes to
+//! the others first before it needs this one again, and they are what would have to go in its place.
+//! So passing folios go first ([`crate::reclaim`]), though they were used last.
+
+use core::sync::atomic::Ordering::Relaxed;
+
+use super::meta::{HOT, LOOKED, REFERENCED};
+use super::{Folio, Frames};
+use crate::platform::Platform;
+
+/// What reclaim knows of the use of a folio.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Age {
+    /// Nothing says that it was used.
+    Cold,
+    /// It was used between the last two looks.
+    Referenced,
+    /// It was used before each of two looks, or was missed soon after it had gone.
+    Hot,
+    /// It was needed by a program that goes on from page to page.
+    Passing,
+}
+
+/// Whether reclaim may evict a folio that it has looked at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Eviction {
+    /// It goes.
+    May,
+    /// It was used, or was hot until now.
+    Later,
+}
+
+/// A turn of reclaim's clock: whether its number is odd. A folio is looked at once in a turn.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Turn {
+    Even,
+    Odd,
+}
+
+impl Age {
+    const BITS: u32 = REFERENCED | HOT;
+
+    const fn of(state: u32) -> Self {
+        match (state & HOT != 0, state & REFERENCED != 0) {
+            (false, false) => Self::Cold,
+            (false, true) => Self::Referenced,
+            (true, false) => Self::Hot,
+            (true, true) => Self::Passing,
+        }
+    }
+
+    const fn bits(self) -> u32 {
+        match self {
+            Self::Cold => 0,
+            Self::Referenced => REFERENCED,
+            Self::Hot => HOT,
+            Self::Passing => REFERENCED | HOT,
+        }
+    }
+
+    /// Of a folio that comes back after so many pages went out since it did, while so many frames are
+    /// in use: what it is, unless it is passing.
+    pub(crate) const fn of_return(distance: u32, used: u32) -> Self {
+        if distance < used / 2 { Self::Hot } else { Self::Cold }
+    }
+
+    /// After another look, which has found that it was used since the last one or not. `None` if it
+    /// is to go.
+    const fn after_look(self, used: bool) -> Option<Self> {
+        match (self, used) {
+            (Self::Cold | Self::Passing, true) => Some(Self::Referenced),
+            (Self::Referenced | Self::Hot, true) => Some(Self::Hot),
+            (Self::Hot, false) => Some(Self::Cold),
+            (Self::Cold | Self::Referenced | Self::Passing, false) => None,
+        }
+    }
+}
+
+impl<P: Platform> Frames<P> {
+    /// What is known of the folio's use.
+    pub(crate) fn age(&self, folio: Folio) -> Age {
+        Age::of(self.meta(folio.head).state.load(Relaxed))
+    }
+
+    /// Notes what is known of the folio's use.
+    pub(crate) fn set_age(&self, folio: Folio, age: Age) {
+        let state = &self.meta(folio.head).state;
+        let changed = (state.load(Relaxed) & Age::BITS) ^ age.bits();
+        if changed != 0 {
+            // In one step: each value of the two bits means something. Two threads that do so at
+            // once leave one that neither wanted, and no more.
+            state.fetch_xor(changed, Relaxed);
+        }
+    }
+
+    /// What reclaim makes of another look at the folio: used since the last one or not. Says
+    /// whether it may be evicted.
+    pub(crate) fn look(&self, folio: Folio, used: bool) -> Eviction {
+        match self.age(folio).after_look(used) {
+            Some(age) => {
+                self.set_age(folio, age);
+                Eviction::Later
+            }
+            None => Eviction::May,
+        }
+    }
+
+    /// Notes that a call has read from the folio. Entries say whether programs use what they map;
+    /// nothing says so of a copy. So a folio that is read twice between two looks is hot, and one that
+    /// is read once goes as if it had not been (Linux: `mark_page_accessed`).
+    pub(crate) fn note_read(&self, folio: Folio) {
+        let age = match self.age(folio) {
+            Age::Cold | Age::Passing => Age::Referenced,
+            Age::Referenced | Age::Hot => Age::Hot,
+        };
+        self.set_age(folio, age);
+    }
+
+    /// Whether reclaim has looked at the folio in this turn of its clock already.
+    pub(crate) fn is_looked_at(&self, folio: Folio, turn: Turn) -> bool {
+        let looked = self.meta(folio.head).state.load(Relaxed) & LOOKED != 0;
+        looked == (turn == Turn::Odd)
+    }
+
+    /// Notes that reclaim looks at the folio in this turn.
+    pub(crate) fn note_look(&self, folio: Folio, turn: Turn) {
+        self.change_state_flag(folio, LOOKED, turn == Turn::Odd);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folio_ages_by_what_two_looks_have_found() {
+        let looks =
+            |age: Age, used: &[bool]| used.iter().try_fold(age, |age, used| age.after_look(*used));
+        assert_eq!(looks(Age::Cold, &[true, true, true]), Some(Age::Hot));
+        assert_eq!(looks(Age::Hot, &[false]), Some(Age::Cold));
+        for gone in [&[false][..], &[true, false], &[true, true, false, false]] {
+            assert_eq!(looks(Age::Cold, gone), None, "{gone:?}");
+        }
+        assert_eq!(looks(Age::Passing, &[false]), None);
+        assert_eq!(looks(Age::Passing, &[true]), Some(Age::Referenced));
+    }
+
+    #[test]
+    fn an_age_is_two_bits_of_the_state() {
+        for age in [Age::Cold, Age::Referenced, Age::Hot, Age::Passing] {
+            assert_eq!(Age::of(age.bits() | LOOKED), age);
+        }
+    }
+}
