@@ -2,7 +2,7 @@
 //! ([`crate::frame::Age::Passing`]).
 //!
 //! The clock has its share where such pages were missed: the hand passes as many frames first
-//! ([`crate::swap::passing`]).
+//! (`swap/passing.rs`).
 
 use crate::Memory;
 use crate::addr::Frame;
