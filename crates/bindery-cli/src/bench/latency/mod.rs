@@ -2,12 +2,13 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `platform` | a hosted machine that adds up the work of each read section |
 //! | `meter` | the longest section of a call, and the bounds |
 //! | `shapes` | the calls on private memory, faults, user copies |
 //! | `objects` | those on shared memory and files, and pins |
 //! | `kernel` | those on the kernel's own mappings |
 //! | `report` | the table |
+//!
+//! [`bindery_cli::measured`] is the machine that adds up the work of each read section.
 
 mod kernel;
 mod meter;

@@ -69,7 +69,7 @@ pub fn heading(
     }
     text + "\npages moved, the frames in which the working set was meanwhile, and millions of \
             instructions\nof the kernel\n\
-            order       processes  seed  kernel           in        out     in all     frames \
+            order       processes  seed  kernel           in        out     in all     frames  \
             in kernel\n"
 }
 
