@@ -153,8 +153,8 @@ fn redis(
     Requirement::Make.demand()?;
     let client = aside.join("client.o");
     process::output(compiler(architecture)?.args(["-O2", "-c", "-o"]).arg(&client).arg(source))?;
-    // Built in a copy: the objects are of one architecture.
-    let copy = aside.join("redis");
+    // Built in a copy: the objects are of one architecture. The program beside it is named `redis`.
+    let copy = aside.join("source");
     let sources = sources("redis", REDIS_SUITE)?;
     process::output(Command::new("cp").arg("-r").arg(sources).arg(&copy))?;
     let wraps = WRAPPED.map(|name| format!("-Wl,--wrap={name}")).join(" ");
