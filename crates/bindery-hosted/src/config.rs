@@ -15,6 +15,8 @@ use crate::tlb::TlbKind;
 pub struct Config {
     /// Bytes of physical memory; rounded down to whole frames.
     pub memory: u64,
+    /// What the memory holds at first: zeroes by default.
+    pub contents: Contents,
     /// CPUs, at least one.
     pub cpus: u16,
     /// How the TLBs behave.
@@ -39,10 +41,22 @@ pub struct Config {
     pub park_limit: Duration,
 }
 
+/// What the memory of a machine holds when it starts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Contents {
+    /// Zeroes: tables may be written by hand.
+    Zeroes,
+    /// Anything, as on hardware: the core must not count on zeroes. Up to 64 MiB may be what a machine
+    /// before this one left, which the host need not clear: a test of a few calls takes two thirds of
+    /// the time.
+    Anything,
+}
+
 impl Default for Config {
     fn default() -> Self {
         Self {
             memory: 64 << 20,
+            contents: Contents::Zeroes,
             cpus: 1,
             tlb: TlbKind::Strict,
             first_frame: Frame(0x8_0000),

@@ -60,7 +60,7 @@ mod tlb;
 mod violation;
 mod working_set;
 
-pub use config::Config;
+pub use config::{Config, Contents};
 pub use control::{BrokenControl, SelfTest};
 pub use cpu::OnCpu;
 pub use dispatch::{ArchitectureName, UnknownArchitecture, Visitor, dispatch};

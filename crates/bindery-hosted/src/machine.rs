@@ -80,14 +80,14 @@ pub(crate) struct Shared<A: Walk> {
 pub(crate) struct Padded<T>(pub(crate) T);
 
 impl<A: Walk> Machine<A> {
-    /// Builds a machine. Its memory is all zeroes.
+    /// Builds a machine.
     pub fn new(config: Config) -> Self {
-        let Config { memory, cpus, tlb, first_frame, seed, .. } = config;
+        let Config { memory, contents, cpus, tlb, first_frame, seed, .. } = config;
         assert!((1..=MAX_CPUS).contains(&usize::from(cpus)), "a machine with {cpus} CPUs");
         let frames = u32::try_from(memory >> PAGE_SHIFT).ok().filter(|frames| *frames > 0);
         let frames = frames.unwrap_or_else(|| panic!("a machine with {memory} bytes of memory"));
         assert!(first_frame.0.checked_add(frames).is_some(), "frame numbers beyond 32 bits");
-        let memory = PhysicalMemory::reserve(first_frame, frames);
+        let memory = PhysicalMemory::reserve(first_frame, frames, contents);
         let tlbs = (0..cpus).map(|cpu| Padded(Mutex::new(Tlb::new(tlb, Cpu(cpu))))).collect();
         let shared = Shared {
             seats: Seats::new(cpus),

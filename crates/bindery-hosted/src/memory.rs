@@ -7,7 +7,8 @@
 //! ```
 //!
 //! The region is reserved without swap space (`MAP_NORESERVE`), so a machine of 4 GiB costs
-//! nothing until its memory is used.
+//! nothing until its memory is used. Regions of small machines are used again, by [`spare`], for
+//! machines whose memory may hold anything at first.
 //!
 //! **How bytes are touched.** The core writes frames through its direct_map while user programs on
 //! other CPUs may be reading and writing theirs, and the MMU changes entries under everybody. So
@@ -15,15 +16,16 @@
 //! 8-byte atomic accesses; a store of fewer bytes is a compare-exchange of the word around them
 //! and never disturbs its neighbors.
 
+mod spare;
+
 use std::ops::Range;
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bindery::addr::{Frame, PAGE_SHIFT, PAGE_SIZE};
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use spare::Region;
 
-/// Alignment of the region, so that the host too may use huge pages for huge folios.
-const ALIGNMENT: usize = 2 << 20;
+use crate::Contents;
 
 /// Bytes in a word of the region.
 const WORD: usize = size_of::<u64>();
@@ -31,36 +33,22 @@ const WORD: usize = size_of::<u64>();
 /// Owner of the region.
 #[derive(Debug)]
 pub(crate) struct PhysicalMemory {
-    mapping: *mut u8,
-    mapping_len: usize,
+    /// `None` only while it is dropped.
+    region: Option<Region>,
+    contents: Contents,
     direct_map: DirectMap,
 }
 
-// SAFETY: the fields are an address and numbers; the region behind the address is reached only
-// through `DirectMap`, which says how it is shared.
-unsafe impl Send for PhysicalMemory {}
-// SAFETY: as above.
-unsafe impl Sync for PhysicalMemory {}
-
 impl PhysicalMemory {
-    /// Reserves `frames` frames, numbered from `first`.
-    pub(crate) fn reserve(first: Frame, frames: u32) -> Self {
+    /// Reserves `frames` frames, numbered from `first`, with these contents.
+    pub(crate) fn reserve(first: Frame, frames: u32, contents: Contents) -> Self {
         let bytes = (frames as usize) << PAGE_SHIFT;
-        let mapping_len = bytes + ALIGNMENT;
-        // SAFETY: a null hint lets the kernel choose a place where nothing is mapped.
-        let mapping = unsafe {
-            mmap_anonymous(
-                ptr::null_mut(),
-                mapping_len,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::PRIVATE | MapFlags::NORESERVE,
-            )
+        let region = match contents {
+            Contents::Zeroes => Region::new(bytes),
+            Contents::Anything => spare::take(bytes),
         };
-        let mapping = mapping.expect("reserving the machine's physical memory").cast::<u8>();
-        let start = mapping.wrapping_add(mapping.align_offset(ALIGNMENT));
-        let start = NonNull::new(start).expect("mmap never maps address 0 without a hint");
-        let direct_map = DirectMap { start, first: first.0, frames };
-        Self { mapping, mapping_len, direct_map }
+        let direct_map = DirectMap { start: region.start(), first: first.0, frames };
+        Self { region: Some(region), contents, direct_map }
     }
 
     pub(crate) fn direct_map(&self) -> DirectMap {
@@ -70,11 +58,12 @@ impl PhysicalMemory {
 
 impl Drop for PhysicalMemory {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made by `reserve` with this address and length and is unmapped
-        // once, here; the machine owns the region and is being dropped, so no direct_map into it is
-        // used any more.
-        let unmapped = unsafe { munmap(self.mapping.cast(), self.mapping_len) };
-        unmapped.expect("unmapping the machine's physical memory");
+        // The machine owns the region and is being dropped: no direct map into it is used any more.
+        if let Some(region) = self.region.take()
+            && self.contents == Contents::Anything
+        {
+            spare::keep(region);
+        }
     }
 }
 
@@ -273,7 +262,7 @@ mod tests {
 
     #[test]
     fn a_store_of_a_few_bytes_leaves_its_neighbors_alone() {
-        let memory = PhysicalMemory::reserve(Frame(100), 2);
+        let memory = PhysicalMemory::reserve(Frame(100), 2, Contents::Zeroes);
         let direct_map = memory.direct_map();
         direct_map.fill(Frame(101), 0, 32, 0xaa);
         direct_map.write(Frame(101), 5, b"twelve bytes");
@@ -284,7 +273,7 @@ mod tests {
 
     #[test]
     fn bytes_at_every_offset_and_length_are_cut_into_words() {
-        let memory = PhysicalMemory::reserve(Frame(100), 1);
+        let memory = PhysicalMemory::reserve(Frame(100), 1, Contents::Zeroes);
         let direct_map = memory.direct_map();
         let pattern: Vec<u8> = (1..=40).collect();
         for (offset, len) in (0..24).flat_map(|offset| (1..40).map(move |len| (offset, len))) {
@@ -306,10 +295,10 @@ mod tests {
 
     #[test]
     fn the_window_of_consecutive_frames_is_consecutive_and_aligned() {
-        let memory = PhysicalMemory::reserve(Frame(512), 1024);
+        let memory = PhysicalMemory::reserve(Frame(512), 1024, Contents::Zeroes);
         let direct_map = memory.direct_map();
         let first = direct_map.at(Frame(512)).as_ptr() as usize;
-        assert!(first.is_multiple_of(ALIGNMENT));
+        assert!(first.is_multiple_of(2 << 20));
         assert_eq!(direct_map.at(Frame(513)).as_ptr() as usize, first + 4096);
         assert!(
             direct_map.holds(512, 1024) && !direct_map.holds(512, 1025) && !direct_map.holds(0, 1)
@@ -319,6 +308,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "not memory of this machine")]
     fn frame_zero_is_not_memory() {
-        PhysicalMemory::reserve(Frame(512), 1).direct_map().at(Frame(0));
+        PhysicalMemory::reserve(Frame(512), 1, Contents::Zeroes).direct_map().at(Frame(0));
     }
 }

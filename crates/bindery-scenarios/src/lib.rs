@@ -20,7 +20,7 @@ use bindery::check::{self, Report};
 use bindery::{
     AddressSpace, MapRequest, Memory, Overcommit, Place, Protection, SizeMode, SpaceOptions,
 };
-use bindery_hosted::{Config, Machine, Walk};
+use bindery_hosted::{Config, Contents, Machine, Walk};
 
 pub const KIB: u64 = 1 << 10;
 pub const MIB: u64 = 1 << 20;
@@ -32,9 +32,9 @@ pub const READ_WRITE_EXECUTE: Protection =
 
 pub const READ_WRITE: Protection = Protection::READ.union(Protection::WRITE);
 
-/// A machine of the given configuration, with the core in charge of its memory.
+/// A machine of the given configuration, with the core in charge of its memory, which may hold anything.
 pub fn memory_with<A: Walk>(config: Config) -> (Machine<A>, Memory<Machine<A>>) {
-    let machine = Machine::<A>::new(config);
+    let machine = Machine::<A>::new(Config { contents: Contents::Anything, ..config });
     let memory = machine.memory().expect("memory");
     // Pages alone, unless the caller chooses.
     memory.folio_policy().set_global(bindery::SizeMode::Never);

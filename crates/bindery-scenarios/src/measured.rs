@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCs
 use bindery::addr::{Frame, PAGE_SIZE};
 use bindery::platform::{Platform, Work};
 use bindery::{FrameRange, Memory, Overcommit};
-use bindery_hosted::{Config, Machine, Walk, pass_on};
+use bindery_hosted::{Config, Contents, Machine, Walk, pass_on};
 
 use super::waiting::{self, TellingLock};
 
@@ -185,7 +185,12 @@ unsafe impl<A: Walk> Platform for Measured<A> {
 
 /// A machine that measures, with the core in charge of its memory.
 pub fn measured<A: Walk>(bytes: u64) -> (Machine<A>, Memory<Measured<A>>) {
-    let machine = Machine::<A>::new(Config { memory: bytes, cpus: 2, ..Config::default() });
+    let machine = Machine::<A>::new(Config {
+        memory: bytes,
+        contents: Contents::Anything,
+        cpus: 2,
+        ..Config::default()
+    });
     let (first, count) = machine.frames();
     let platform = Measured {
         machine: machine.clone(),

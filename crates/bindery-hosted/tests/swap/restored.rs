@@ -13,7 +13,7 @@ use bindery::platform::{CpuSet, Invalidation, Platform};
 use bindery::{
     Access, AddressSpace, Advice, FrameRange, Inspection, Memory, Remap, SizeMode, check, testing,
 };
-use bindery_hosted::{Config, Machine, pass_on};
+use bindery_hosted::{Config, Contents, Machine, pass_on};
 
 use crate::support::{GIB, MIB, fixed, options};
 
@@ -103,7 +103,8 @@ fn with_pages(
     order: u8,
     scenario: impl FnOnce(&Machine<AArch64>, &Memory<Held>, &AddressSpace<'_, Held>),
 ) {
-    let config = Config { memory: 32 * MIB, cpus: 2, ..Config::default() };
+    let config =
+        Config { memory: 32 * MIB, contents: Contents::Anything, cpus: 2, ..Config::default() };
     let machine = Machine::<AArch64>::new(config);
     let (first, count) = machine.frames();
     let platform = Held { machine: machine.clone(), between: Mutex::new(None) };

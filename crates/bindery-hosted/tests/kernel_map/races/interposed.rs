@@ -8,7 +8,7 @@ use std::thread;
 use bindery::addr::Frame;
 use bindery::platform::Invalidation;
 use bindery::{FrameRange, Memory, Platform};
-use bindery_hosted::{Config, Machine, Walk, pass_on};
+use bindery_hosted::{Config, Contents, Machine, Walk, pass_on};
 
 use crate::support::waiting::{self, TellingLock};
 
@@ -76,7 +76,12 @@ pub struct Interposed<A: Walk> {
 
 /// A machine of two CPUs with a gate.
 pub fn interposed<A: Walk>() -> (Interposed<A>, Memory<Interposed<A>>) {
-    let machine = Machine::new(Config { memory: 32 << 20, cpus: 2, ..Config::default() });
+    let machine = Machine::new(Config {
+        memory: 32 << 20,
+        contents: Contents::Anything,
+        cpus: 2,
+        ..Config::default()
+    });
     let (first, count) = machine.frames();
     let platform = Interposed { machine, gate: Arc::default() };
     // SAFETY: 1. the frames of a machine that has no other memory; 2. it has no table yet.

@@ -12,7 +12,7 @@ use std::thread;
 use bindery::addr::VirtAddr;
 use bindery::check;
 use bindery::{AddressSpace, FaultError, Memory, Object, SwapArea, Usage, Userfault};
-use bindery_hosted::{Config, Machine, Program, SwapFile, Walk};
+use bindery_hosted::{Config, Contents, Machine, Program, SwapFile, Walk};
 
 use super::names::{NO_SWAP, NOTHING, UNLIMITED};
 use super::observation::{
@@ -60,7 +60,7 @@ pub struct Theatre<'m, A: Walk> {
 
 /// Runs a sequence; `before` is what the process on Linux began with.
 pub fn scenario<A: Walk>(operations: &[Operation], before: &Counters) -> Vec<Observation> {
-    let config = Config { memory: MEMORY, ..Config::default() };
+    let config = Config { memory: MEMORY, contents: Contents::Anything, ..Config::default() };
     let machine = Machine::<A>::new(config);
     let memory = machine.memory().expect("memory");
     // Pages alone, unless the caller chooses.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use bindery::platform::{GracePeriod, Platform};
 use bindery::sync::{LockApi05, RawLock};
 use bindery::{FrameRange, Memory, Overcommit};
-use bindery_hosted::{Config, Machine, Walk, pass_on};
+use bindery_hosted::{Config, Contents, Machine, Walk, pass_on};
 
 thread_local! {
     /// Mutexes and spin locks that this thread holds.
@@ -70,7 +70,12 @@ impl<A: Walk> Watched<A> {
 
 /// A machine of two CPUs, watched.
 pub fn watched<A: Walk>(bytes: u64) -> (Machine<A>, Memory<Watched<A>>) {
-    let machine = Machine::<A>::new(Config { memory: bytes, cpus: 2, ..Config::default() });
+    let machine = Machine::<A>::new(Config {
+        memory: bytes,
+        contents: Contents::Anything,
+        cpus: 2,
+        ..Config::default()
+    });
     let (first, count) = machine.frames();
     let watched = Watched {
         machine: machine.clone(),

@@ -6,7 +6,7 @@ use bindery::addr::Frame;
 use bindery::platform::{CpuSet, GracePeriod, Invalidation, Platform};
 use bindery::sync::{LockApi05, RawLock};
 use bindery::{FrameRange, Memory, Overcommit, Pager, PagerError, ReadBuffer, StoredBytes};
-use bindery_hosted::{Config, Machine, MemoryFiles, TlbKind, Walk, pass_on};
+use bindery_hosted::{Config, Contents, Machine, MemoryFiles, TlbKind, Walk, pass_on};
 
 use super::stops::{self, Step};
 
@@ -24,7 +24,13 @@ pub enum Readers {
 
 /// A strict machine of four CPUs, with the core on it.
 pub fn stepped<A: Walk>(bytes: u64, readers: Readers) -> (Machine<A>, Memory<Stepped<A>>) {
-    let config = Config { memory: bytes, cpus: 4, tlb: TlbKind::Strict, ..Config::default() };
+    let config = Config {
+        memory: bytes,
+        contents: Contents::Anything,
+        cpus: 4,
+        tlb: TlbKind::Strict,
+        ..Config::default()
+    };
     let machine = Machine::<A>::new(config);
     let (first, count) = machine.frames();
     // SAFETY: 1. the frames of a machine that has no other memory; 2. it has no table yet.

@@ -1,0 +1,124 @@
+//! Regions for physical memory, and those of machines that are gone.
+//!
+//! A test makes thousands of small machines. The host would clear each one's memory page by page, at
+//! its first access, and take it back at the end: a third of a short test's time. So small regions are
+//! kept, as they were left.
+
+use std::ptr::{self, NonNull};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+
+/// Alignment of a region, so that the host too may use huge pages for huge folios.
+const ALIGNMENT: usize = 2 << 20;
+
+/// Bytes of the largest region that is kept.
+const LARGEST: usize = 64 << 20;
+
+/// How many regions are kept: a few for each thread of a test program.
+const MOST: usize = 8;
+
+static SPARE: Mutex<Vec<Region>> = Mutex::new(Vec::new());
+
+/// A mapping of the process, readable and writable, private and anonymous.
+#[derive(Debug)]
+pub(super) struct Region {
+    mapping: *mut u8,
+    mapping_len: usize,
+    /// Aligned to [`ALIGNMENT`], inside the mapping.
+    start: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: the fields are addresses and numbers; the memory behind them is reached only through
+// `DirectMap`, which says how it is shared.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// A new one, of zeroes.
+    pub(super) fn new(bytes: usize) -> Self {
+        let mapping_len = bytes + ALIGNMENT;
+        // SAFETY: a null hint lets the kernel choose a place where nothing is mapped.
+        let mapping = unsafe {
+            mmap_anonymous(
+                ptr::null_mut(),
+                mapping_len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )
+        };
+        let mapping = mapping.expect("reserving the machine's physical memory").cast::<u8>();
+        let start = mapping.wrapping_add(mapping.align_offset(ALIGNMENT));
+        let start = NonNull::new(start).expect("mmap never maps address 0 without a hint");
+        Self { mapping, mapping_len, start, bytes }
+    }
+
+    pub(super) fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made by `new` with this address and length and is unmapped once,
+        // here, by its only owner.
+        let unmapped = unsafe { munmap(self.mapping.cast(), self.mapping_len) };
+        unmapped.expect("unmapping the machine's physical memory");
+    }
+}
+
+/// A region of `bytes` bytes, whose contents are undefined: the one kept last, or a new one.
+pub(super) fn take(bytes: usize) -> Region {
+    let mut kept = kept();
+    let found = kept.iter().rposition(|region| region.bytes == bytes);
+    let found = found.map(|at| kept.remove(at));
+    drop(kept);
+    found.unwrap_or_else(|| Region::new(bytes))
+}
+
+/// Keeps a region that no machine uses any more, in place of the one kept longest.
+pub(super) fn keep(region: Region) {
+    if region.bytes > LARGEST {
+        return;
+    }
+    let mut kept = kept();
+    let oldest = (kept.len() == MOST).then(|| kept.remove(0));
+    kept.push(region);
+    drop(kept);
+    drop(oldest);
+}
+
+fn kept() -> MutexGuard<'static, Vec<Region>> {
+    // A panic leaves the list as it is between two calls of `Vec`: whole.
+    SPARE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A length that no other test uses.
+    const BYTES: usize = 3 * 4096;
+
+    #[test]
+    fn a_region_of_the_same_length_is_used_again_as_it_was_left() {
+        let first = take(BYTES);
+        let start = first.start();
+        // SAFETY: the region is readable and writable, and this test owns it.
+        unsafe { start.write(7) };
+        keep(first);
+        let again = take(BYTES);
+        assert_eq!(again.start(), start);
+        // SAFETY: as above.
+        assert_eq!(unsafe { again.start().read() }, 7);
+        assert_ne!(take(BYTES + 4096).start(), start);
+    }
+
+    #[test]
+    fn a_large_region_is_given_back() {
+        keep(Region::new(LARGEST + 4096));
+        assert!(kept().iter().all(|region| region.bytes <= LARGEST));
+    }
+}
