@@ -88,8 +88,10 @@ static void console(void) {
 // memory that is not there.
 static void shared_position(void) {
     unsigned long pages = free_pages();
+    // Longer than what the reader has memory for, and not by much: if the large process is killed,
+    // the reader goes on to the end of the file, and an emulator writes 30 MiB of zeroes a second.
     int file = memfd_create("position", 0);
-    NEED(file >= 0 && ftruncate(file, 1l << 30) == 0);
+    NEED(file >= 0 && ftruncate(file, 2 * pages * PAGE) == 0);
     pid_t self = getpid();
     pid_t large = CHILD({
         end_with_parent(self);
