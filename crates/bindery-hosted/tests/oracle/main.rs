@@ -58,7 +58,7 @@ fn linux_does_the_same_when_asked_twice() {
 
 #[test]
 fn random_sequences_agree_with_linux() {
-    run::random_sequences(run::Theme::Memory, 2000);
+    run::random_sequences(run::Theme::Memory, 1000);
 }
 
 #[test]
