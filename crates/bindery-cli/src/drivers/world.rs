@@ -13,7 +13,9 @@ use bindery::{
     AddressSpace, FileAccess, Memory, Overcommit, Pinned, SizeMode, SpaceOptions, SwapArea,
     SwapOperation, Userfault,
 };
-use bindery_hosted::{BrokenControl, Config, Machine, MemoryFiles, SwapFile, SwapService, Walk};
+use bindery_hosted::{
+    BrokenControl, Config, Contents, Machine, MemoryFiles, SwapFile, SwapService, Walk,
+};
 
 use super::bystander::Bystander;
 use super::rng::Rng;
@@ -35,8 +37,11 @@ pub struct Setup {
     pub stable_pages: bool,
     /// One in so many requests to the device fails; none with 0.
     pub device_fails: u64,
-    /// Slots of compressed memory that are on from the start.
+    /// Slots of compressed memory that are on from the start: few, and swap is soon full.
     pub slots: u64,
+    /// Frames that compressed memory may take, if not half of the memory: a few, and it refuses pages
+    /// while slots are free.
+    pub compressed_limit: Option<u64>,
     /// A defect of the machine, for tests of the drivers.
     pub broken: Option<BrokenControl>,
 }
@@ -50,8 +55,9 @@ impl Setup {
             cpus,
             huge_zero_page: rng.once_in(3),
             stable_pages: rng.once_in(2),
-            device_fails: rng.one(&[0, 7, 31]),
-            slots: rng.one(&[0, 8192, 8192]),
+            device_fails: rng.one(&[0, 0, 7, 31, 2]),
+            slots: rng.one(&[0, 8192, 8192, 1000, 71]),
+            compressed_limit: rng.one(&[None, None, None, Some(40)]),
             broken: None,
         }
     }
@@ -98,7 +104,8 @@ pub(super) fn read<T>(rw_lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
 /// The machine of a setup.
 pub(super) fn machine<A: Walk>(setup: &Setup) -> Machine<A> {
     let Setup { memory, cpus, broken, .. } = *setup;
-    Machine::new(Config { memory, cpus, broken, ..Config::default() })
+    let contents = Contents::Anything;
+    Machine::new(Config { memory, contents, cpus, broken, ..Config::default() })
 }
 
 impl<'m, A: Walk> World<'m, A> {
@@ -118,6 +125,9 @@ impl<'m, A: Walk> World<'m, A> {
         let processes = [(); PROCESSES].map(|()| RwLock::new(None));
         for process in &processes[..first] {
             *process.write().expect("no thread has it") = Some(Process::new(space()));
+        }
+        if let Some(frames) = setup.compressed_limit {
+            memory.set_compressed_limit(frames);
         }
         let mut areas = Vec::new();
         if setup.slots > 0 {

@@ -13,6 +13,7 @@ const SETUP: Setup = Setup {
     stable_pages: true,
     device_fails: 0,
     slots: 8192,
+    compressed_limit: None,
     broken: None,
 };
 
