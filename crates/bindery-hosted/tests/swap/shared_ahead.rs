@@ -30,10 +30,12 @@ fn pages_in_order_come_back_and_are_mapped_together<A: Walk>() {
     with_pages_out::<A>(|shared| {
         let before = shared.swapping.space.counts();
         shared.swapping.assert_filled(AT, PAGES, AT);
-        assert_eq!(major_faults(shared), 5 + 31, "a fault for each window");
+        let faults = 5 + 31;
+        assert_eq!(major_faults(shared), faults, "a fault for each window");
         shared.assert_has(PAGES, 0);
         let cost = shared.swapping.space.counts() - before;
-        assert!(cost.tables_locked <= 2 * PAGES, "{cost:?}");
+        // Each is looked at by the fault, and mapped with the others around it.
+        assert!(cost.tables_locked <= 3 * faults, "{cost:?}");
         assert_eq!(cost.entries_written, PAGES);
     });
 }

@@ -5,6 +5,8 @@
 //! holds the two locks exclusively, and has waited for the writes. So a frame that was found stays
 //! the page's until the caller releases its lock.
 
+use arrayvec::ArrayVec;
+
 use crate::Memory;
 use crate::addr::{Frame, Orders, PAGE_SHIFT, PAGE_SIZE, PageRange};
 use crate::frame::{Folio, Freed};
@@ -37,6 +39,29 @@ pub(crate) fn resident_run<P: Platform>(
         (None, count) if count == within => (None, limit),
         found => found,
     }
+}
+
+/// The runs of `pages` that are in memory, as [`resident_run`] tells of one, from the first on, as
+/// many as there is room for in `runs`. Says from where to go on; the end if they are all.
+///
+/// Complexity: O(h) for each run, of the height h of the index, and one step for each page there.
+pub(crate) fn resident_runs<P: Platform, const N: usize>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    pages: PageRange,
+    runs: &mut ArrayVec<PageRun, N>,
+) -> u64 {
+    let end = pages.end.min(object.size_in_pages());
+    let cut = |frame| u64::from(memory.folio_limit(frame, u32::MAX).0);
+    object.pages.look(&memory.platform, |index| {
+        let mut from = pages.first;
+        while !runs.is_full() {
+            let Some(run) = index.next_run_cut(from, end, cut) else { return pages.end };
+            from = run.page + u64::from(run.count);
+            runs.push(run);
+        }
+        from
+    })
 }
 
 /// As [`resident_run`], whatever the size.

@@ -29,7 +29,7 @@ use arrayvec::ArrayVec;
 use crate::Memory;
 #[cfg(any(test, feature = "testing"))]
 use crate::addr::Frame;
-use crate::addr::PageRange;
+use crate::addr::{Order, PageRange};
 use crate::collections::page_tree::{PageFlags, PageIndex, PageRun};
 use crate::frame::{Eviction, Folio, FolioLock, FolioOwner, Owner, Reference};
 use crate::platform::Platform;
@@ -240,6 +240,14 @@ impl<P: Platform> Victim<'_, P> {
         flags: PageFlags,
         from: u64,
     ) -> Option<PageRun> {
+        if from >= self.end() {
+            return None;
+        }
+        if self.folio.order == Order::PAGE {
+            let slot = index.get(from)?;
+            let here = slot.frame == self.folio.head && slot.flags.contains(flags);
+            return here.then_some(PageRun { page: from, frame: slot.frame, count: 1 });
+        }
         let mut from = from;
         loop {
             let run = index.next_run_with(flags, from, self.end())?;
@@ -274,13 +282,13 @@ impl<P: Platform> Victim<'_, P> {
     /// but the reclaimer holds the folio.
     pub(super) fn may_go(&self, index: &PageIndex, spare: Spare) -> Result<u32, Obstacle> {
         let (frames, folio) = (&self.memory.frames, self.folio);
-        if self.next_run(index, PageFlags::DIRTY, self.first).is_some() {
-            return Err(Obstacle::Stays(ObjectFolio::Dirty));
-        }
         let (mut named, mut from) = (0, self.first);
         while let Some(run) = self.next_run(index, PageFlags::empty(), from) {
             from = run.page + u64::from(run.count);
             named += run.count;
+        }
+        if index.has_dirty() && self.next_run(index, PageFlags::DIRTY, self.first).is_some() {
+            return Err(Obstacle::Stays(ObjectFolio::Dirty));
         }
         // Pins come through mappings: where there is none, there will be no pin.
         if named == 0 || frames.pins(folio) > 0 || frames.references(folio) != named + 1 {

@@ -260,8 +260,17 @@ fn unmap<P: Platform>(
             let once = MappingFlags::SEQUENTIAL | MappingFlags::RANDOM;
             let recurs = !hit.vma.flags().intersects(once);
             let protected = hit.vma.dropped_protection();
+            let start = hit.vma.page_offset_of(part.start());
+            // The runs rise as the folios do.
+            let mut next = 0;
             let zapped = hit.page_table.zap_chosen(part, protected, gather, |mapped| {
-                fate(memory, folios, spare, mapped, recurs)
+                let page = start + u64::from(mapped.number);
+                let passed = folios[next..].iter().take_while(|leaving| leaving.end() <= page);
+                next += passed.count();
+                let here = folios.get_mut(next).filter(|leaving| *leaving.held == mapped.folio);
+                here.map_or(Fate::Stays, |leaving| {
+                    fate(memory, &mut leaving.plan, mapped, spare, recurs)
+                })
             });
             debug_assert!(zapped.is_ok(), "a huge leaf has lost its deposit");
         }
@@ -282,14 +291,14 @@ fn unmap<P: Platform>(
 /// What becomes of entries, given what is known of their folio by now.
 fn fate<P: Platform>(
     memory: &Memory<P>,
-    folios: &mut [Leaving<'_, P>],
-    spare: Spare,
+    plan: &mut Plan,
     mapped: Mapped,
+    spare: Spare,
     recurs: bool,
 ) -> Fate {
-    let known = folios.iter_mut().find(|leaving| *leaving.held == mapped.folio);
-    let plan = known.map(|leaving| &mut leaving.plan).filter(|plan| plan.stays.is_none());
-    let Some(plan) = plan else { return Fate::Stays };
+    if plan.stays.is_some() {
+        return Fate::Stays;
+    }
     plan.used |= mapped.used && recurs;
     match spare {
         Spare::Used if plan.used || memory.frames.age(mapped.folio) == Age::Hot => {

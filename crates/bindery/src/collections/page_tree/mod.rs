@@ -155,6 +155,11 @@ impl PageIndex {
         (word & PRESENT != 0).then_some(Slot { frame: frame_in(word), flags })
     }
 
+    /// Whether any page is dirty. O(1).
+    pub(crate) fn has_dirty(&self) -> bool {
+        self.root.is_some_and(|root| self.node(root).dirty != 0)
+    }
+
     /// What is at `page`, and how far it goes on, `limit` pages at the most.
     ///
     /// O(h) for what is absent, however long it is. For a run one step for each page, and O(h) for
@@ -194,6 +199,22 @@ impl PageIndex {
     /// found from there on. O(h) for the way there, and the run's length as in [`PageIndex::run`].
     pub(crate) fn next_run(&self, from: u64, end: u64) -> Option<PageRun> {
         self.next_run_with(PageFlags::empty(), from, end)
+    }
+
+    /// As [`PageIndex::next_run`]; but the run goes no further than `cut` says of its first frame, at
+    /// least one page. Pages beyond are not looked at.
+    pub(crate) fn next_run_cut(
+        &self,
+        from: u64,
+        end: u64,
+        cut: impl FnOnce(Frame) -> u64,
+    ) -> Option<PageRun> {
+        let any = PageFlags::empty();
+        let (page, words) = self.seek_with(any, from).filter(|(page, _)| *page < end)?;
+        let frame = frame_in(words[slot(page, 0)]);
+        let end = end.min(page.saturating_add(cut(frame)));
+        let count = if end - page > 1 { self.length(page, frame, any, end) } else { 1 };
+        Some(PageRun { page, frame, count })
     }
 
     /// As [`PageIndex::next_run`], of pages that have all of `flags`; neighbors that lack one are

@@ -68,6 +68,9 @@ impl PageIndex {
     /// The first run of pages in swap at or after `from`, cut off at `end`. O(h), and one step for
     /// each of its pages.
     pub(crate) fn next_swapped(&self, from: u64, end: u64) -> Option<SwappedRun> {
+        if from >= end {
+            return None;
+        }
         let (page, words) = self.seek_swapped(from).filter(|(page, _)| *page < end)?;
         let first = SwapSlot::in_word(words[slot(page, 0)])?;
         Some(SwappedRun { page, first, count: self.swapped_length(page, first, end) })

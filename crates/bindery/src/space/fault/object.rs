@@ -1,7 +1,10 @@
 //! Faults on mappings of objects: shared memory and files.
 
-use crate::addr::{Frame, Order, Orders, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use arrayvec::ArrayVec;
+
+use crate::addr::{Frame, Order, Orders, PAGE_SHIFT, PAGE_SIZE, PageRange, VirtAddr, VirtRange};
 use crate::arch::{Arch, Attributes, Entry, Level, Permissions};
+use crate::collections::page_tree::PageRun;
 use crate::error::{Failure, FaultError};
 use crate::frame::Folio;
 use crate::object::PagesStay;
@@ -21,6 +24,9 @@ use super::{Access, Resolved, Step, refused};
 /// A read maps what the object has in the part of this size around the address (Linux:
 /// `fault_around_bytes`).
 const FAULT_AROUND: u64 = 16 * PAGE_SIZE;
+
+/// How many runs of frames a read maps with the table locked once: all of the pages around it.
+const RUNS: usize = 16;
 
 impl<'m, P: Platform> AddressSpace<'m, P> {
     /// The entry of `page` was empty when it was read: maps what the object has there, or a copy of
@@ -85,20 +91,21 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let start = part.start().min(around.start());
         let end = part.end().max(around.end());
         let whole = VirtRange::raw(start.0, end.0);
+        let attributes = object_attributes(vma, Access::Read);
+        let origin = Origin { start: whole.start(), page: vma.page_offset_of(whole.start()) };
+        let end = origin.page + whole.pages();
         let mut mapped = Step::Again;
-        let mut at = whole.start();
-        while at < whole.end() {
-            let limit = (whole.end().0 - at.0) >> PAGE_SHIFT;
-            let (found, count) = pages::resident_run(memory, object, vma.page_offset_of(at), limit);
-            let end = at.offset(count.clamp(1, limit) << PAGE_SHIFT);
-            if let Some(first) = found {
-                let part = VirtRange::raw(at.0, end.0);
-                let step = self.map_frames(vma, part, first, Access::Read)?;
-                if part.contains(page) {
-                    mapped = step;
-                }
-            }
-            at = end;
+        let mut from = origin.page;
+        while from < end {
+            let mut runs = ArrayVec::<PageRun, RUNS>::new();
+            from = pages::resident_runs(memory, object, PageRange { first: from, end }, &mut runs);
+            let step = match runs.as_slice() {
+                [] => continue,
+                [run] => self.map_frames_as(origin.range_of(run), run.frame, attributes)?,
+                runs => self.map_runs(origin, runs, attributes, page)?.accepted()?,
+            };
+            let with_page = runs.iter().any(|run| origin.range_of(run).contains(page));
+            mapped = if with_page { step } else { mapped };
         }
         self.published(whole);
         Ok(mapped)
@@ -115,7 +122,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         frame: Frame,
         folio: Folio,
     ) -> VirtRange {
-        if vma.flags().intersects(MappingFlags::USERFAULT) {
+        if folio.order == Order::PAGE || vma.flags().intersects(MappingFlags::USERFAULT) {
             return VirtRange::raw(page.0, page.0 + PAGE_SIZE);
         }
         let part = super::folio_range(vma, page, frame.0 - folio.head.0, folio);
@@ -149,10 +156,11 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         first: Frame,
         attributes: Attributes,
     ) -> Result<Step, Failure<FaultError>> {
-        let folio = self.page_table.memory.frames.folio_of(first).ok_or(FaultError::Bus)?;
-        self.page_table.memory.before_execution(attributes.permissions, folio);
+        let memory = self.page_table.memory;
         let huge = range.len() == P::Arch::PMD.span() && first.is_aligned(P::Arch::PMD.order());
         if huge {
+            let folio = memory.frames.folio_of(first).ok_or(FaultError::Bus)?;
+            memory.before_execution(attributes.permissions, folio);
             let entry = P::Arch::page_entry(first, Level::PMD, attributes);
             let mapped =
                 self.page_table.with_tables(|pool| self.map_huge(range, folio, entry, pool));
@@ -161,9 +169,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 return Ok(step.accepted()?);
             }
         }
-        let entry = P::Arch::page_entry(first, Level::PTE, attributes);
-        let mapped = self.page_table.with_tables(|pool| self.map_small(range, folio, entry, pool));
-        Ok(mapped?.accepted()?)
+        let run = PageRun { page: 0, frame: first, count: range.pages() as u32 };
+        let origin = Origin { start: range.start(), page: 0 };
+        Ok(self.map_runs(origin, &[run], attributes, range.start())?.accepted()?)
     }
 
     /// Maps all of `folio` by one huge entry; `None` if there is a table already.
@@ -199,42 +207,83 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         Ok(Some(Step::Done(Resolved::Mapped(range))))
     }
 
-    /// Maps the pages of `folio` that continue `first` one by one, wherever the entry is empty.
-    fn map_small(
+    /// Maps `runs`, each of one folio, which rise and lie under one entry of level 2, wherever the
+    /// entry of a page is empty: their table is found and locked once. Returns what came of the run
+    /// with `page`; another run whose folio has no room for more mappings is left out.
+    fn map_runs(
+        &self,
+        origin: Origin,
+        runs: &[PageRun],
+        attributes: Attributes,
+        page: VirtAddr,
+    ) -> Result<Step, Failure<FaultError>> {
+        let memory = self.page_table.memory;
+        let (Some(first), Some(last)) = (runs.first(), runs.last()) else {
+            return Ok(Step::Again);
+        };
+        for run in runs {
+            let folio = memory.frames.folio_of(run.frame).ok_or(FaultError::Bus)?;
+            memory.before_execution(attributes.permissions, folio);
+        }
+        let start = origin.range_of(first).start();
+        let whole = VirtRange::raw(start.0, origin.range_of(last).end().0);
+        let mapped = self.page_table.with_tables(|pool| {
+            let mut cursor = self.page_table.cursor(whole, Depth::Floor(Level::PTE));
+            let EntryAt { node, entry, .. } = cursor.entry_at(start);
+            if node.level > Level::PTE && !entry.is_empty() {
+                // A huge leaf has come between.
+                return Ok(Step::Again);
+            }
+            let table = cursor.table_at(start, Level::PTE, pool)?;
+            let mut mapped = Step::Again;
+            for run in runs {
+                let range = origin.range_of(run);
+                let step = self.fill_run(range, run.frame, attributes, table, &mut cursor.counts);
+                if range.contains(page) {
+                    mapped = step;
+                }
+            }
+            Ok::<_, NoMemory>(mapped)
+        });
+        Ok(mapped?)
+    }
+
+    /// Fills the empty entries of `range` in `table`, which is locked, with frames of one folio from
+    /// `first` on.
+    fn fill_run(
         &self,
         range: VirtRange,
-        folio: Folio,
-        first: Entry,
-        pool: &mut TablePool<'m, P>,
-    ) -> Result<Step, NoMemory> {
-        let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
-        let EntryAt { node, entry, .. } = cursor.entry_at(range.start());
-        if node.level > Level::PTE && !entry.is_empty() {
-            // A huge leaf has come between.
-            return Ok(Step::Again);
-        }
-        let table = cursor.table_at(range.start(), Level::PTE, pool)?;
+        first: Frame,
+        attributes: Attributes,
+        table: Frame,
+        counts: &mut Counts,
+    ) -> Step {
+        let frames = &self.page_table.memory.frames;
+        let Some(folio) = frames.folio_of(first) else {
+            return Step::Refused(FaultError::Bus);
+        };
+        let first = P::Arch::page_entry(first, Level::PTE, attributes);
         let begin = P::Arch::PTE.index_of(range.start());
         let end = begin + range.pages() as u32;
-        let owner = self.page_table.memory.frames.owner_kind(folio);
+        let owner = frames.owner_kind(folio);
         let mut at = begin;
         while at < end {
             let vacant = run::count_empty(&self.page_table.slots(table)[at.slots(end - at)]);
-            cursor.counts.entries_read += u64::from(vacant.max(1));
+            counts.entries_read += u64::from(vacant.max(1));
             if vacant == 0 {
                 at += 1;
                 continue;
             }
-            if self.page_table.memory.frames.map(folio, vacant).is_err() {
-                return Ok(Step::Refused(FaultError::OutOfMemory));
+            if frames.map(folio, vacant).is_err() {
+                return Step::Refused(FaultError::OutOfMemory);
             }
-            cursor.counts.folios_touched += 1;
-            cursor.counts.mapped(owner, vacant);
-            let part = P::Arch::nth_page(first, at - begin);
-            self.page_table.fill(table, at, part, vacant, &mut cursor.counts);
+            counts.folios_touched += 1;
+            counts.mapped(owner, vacant);
+            let entry = P::Arch::nth_page(first, at - begin);
+            self.page_table.fill(table, at, entry, vacant, counts);
             at += vacant;
         }
-        Ok(Step::Done(Resolved::Mapped(range)))
+        Step::Done(Resolved::Mapped(range))
     }
 
     /// Maps a copy of the object's page, which is the program's own.
@@ -258,6 +307,22 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 step
             }
         }
+    }
+}
+
+/// Where pages of an object are mapped: `page` at `start`, and the others as far from it.
+#[derive(Clone, Copy)]
+struct Origin {
+    start: VirtAddr,
+    page: u64,
+}
+
+impl Origin {
+    /// Where a run that does not begin before `page` is mapped.
+    #[inline]
+    fn range_of(self, run: &PageRun) -> VirtRange {
+        let start = self.start.0 + ((run.page - self.page) << PAGE_SHIFT);
+        VirtRange::raw(start, start + (u64::from(run.count) << PAGE_SHIFT))
     }
 }
 

@@ -166,7 +166,14 @@ impl Pair {
         for flags in [PageFlags::empty(), PageFlags::DIRTY] {
             assert_eq!(index.next_run_with(flags, page, end), self.next_run(flags, page, end));
         }
-        assert_eq!(index.next_run(page, end), self.next_run(PageFlags::empty(), page, end));
+        let run = self.next_run(PageFlags::empty(), page, end);
+        assert_eq!(index.next_run(page, end), run);
+        for cut in [1, 3, u64::MAX] {
+            let shorter = |run: PageRun| PageRun { count: run.count.min(cut as u32), ..run };
+            assert_eq!(index.next_run_cut(page, end, |_| cut), run.map(shorter));
+        }
+        let dirty = self.model.values().any(|slot| slot.flags.contains(PageFlags::DIRTY));
+        assert_eq!(index.has_dirty(), dirty);
     }
 }
 
