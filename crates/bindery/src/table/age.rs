@@ -115,10 +115,8 @@ fn change_leaves<P: Platform>(
     change: impl Fn(Entry, EntryIndex) -> Entry,
 ) -> u64 {
     let page_table = cursor.page_table;
-    let slots = page_table.slots(run.node.table);
     let mut changed = 0;
-    for index in run.index.stretch(run.count) {
-        let slot = &slots[index.slot()];
+    for (slot, index) in page_table.slots_of(run).iter().zip(run.index.stretch(run.count)) {
         let raw = Entry(slot.load(Ordering::Relaxed));
         if change(raw, index) == raw {
             continue;
