@@ -20,3 +20,4 @@ mod races;
 mod reclaim;
 mod reclaim_races;
 mod rmap_walks;
+mod working_sets;

@@ -20,6 +20,7 @@ on_every_architecture! {
     clean_pages_go_and_come_again => clean;
     dirty_pages_stay_until_they_are_saved => dirty;
     what_programs_have_used_goes_when_they_have_not_used_it_again => used;
+    what_comes_back_soon_is_hot => missed;
     what_is_read_in_order_goes_at_once => sequential;
     what_has_become_prot_none_goes => hidden;
     a_huge_mapping_goes => huge;
@@ -135,6 +136,30 @@ fn used<A: Walk>() {
             programs.iter().for_each(load);
         });
     }
+}
+
+/// How often reclaim looks at the page until it goes.
+fn looks<A: Walk>(file: &Object<'_, Machine<A>>, page: u64) -> u64 {
+    (1..10).find(|_| reclaim(file, page) == ObjectFolio::Freed(1)).expect("it goes in the end")
+}
+
+/// A page that has gone leaves a shadow, as long as one of its neighbors is there.
+fn missed<A: Walk>() {
+    with_file::<A>(0, |fixture, file, _| {
+        let read = |page| assert_eq!(file.read(page * PAGE, &mut [0; 8]), Ok(8));
+        // Until memory is short, nothing needs to know.
+        [3, 4].into_iter().for_each(read);
+        assert_eq!(looks(file, 3), 1);
+        read(3);
+        assert_eq!(looks(file, 3), 1);
+        fixture.memory.reclaim(0);
+        read(3);
+        assert_eq!(looks(file, 3), 2, "it is hot at first");
+        // The shadow is lost with the last of its neighbors.
+        assert_eq!(looks(file, 4), 1);
+        read(3);
+        assert_eq!(looks(file, 3), 1);
+    });
 }
 
 fn sequential<A: Walk>() {

@@ -126,9 +126,11 @@ impl<P: Platform> Frames<P> {
 
     /// Notes that a call has read from the folio. Entries say whether programs use what they map;
     /// nothing says so of a copy. So a folio that is read twice between two looks is hot, and one that
-    /// is read once goes as if it had not been (Linux: `mark_page_accessed`).
-    pub(crate) fn note_read(&self, folio: Folio) {
+    /// is read once goes as if it had not been (Linux: `mark_page_accessed`). A passing one stays so
+    /// where the read goes on from the last one.
+    pub(crate) fn note_read(&self, folio: Folio, goes_on: bool) {
         let age = match self.age(folio) {
+            Age::Passing if goes_on => Age::Passing,
             Age::Cold | Age::Passing => Age::Referenced,
             Age::Referenced | Age::Hot => Age::Hot,
         };

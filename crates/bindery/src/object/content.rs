@@ -196,11 +196,13 @@ impl<P: Platform> Object<'_, P> {
         // A page that is read piece by piece is read once.
         let last = page + pages_of(inside + left.now as u64).min(count) - 1;
         let before = object.last_read.load(Ordering::Relaxed);
-        object.last_read.store(last, Ordering::Relaxed);
+        if before != last {
+            object.last_read.store(last, Ordering::Relaxed);
+        }
         if before != page
             && let Some(folio) = memory.frames.folio_of(frame)
         {
-            memory.frames.note_read(folio);
+            memory.frames.note_read(folio, page == before.wrapping_add(1));
         }
         let length = ((count * PAGE_SIZE - inside) as usize).min(left.now);
         // SAFETY: 1. `inside` is in the run of the object's frames, which is of one folio.

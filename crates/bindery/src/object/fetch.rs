@@ -359,7 +359,17 @@ fn enter<'m, P: Platform>(
     }
     let mut first = Ok(None);
     for (number, fresh) in fresh.iter().enumerate() {
+        let (first_page, pages) = (fresh.first, fresh.folio.pages());
+        let left = |index: &PageIndex| index.shadow(first_page, pages);
+        let shadow =
+            memory.clock.has_reclaimed().then(|| object.pages.look(&memory.platform, left));
         let added = add(memory, object, fresh, Some(read));
+        if let (Ok(Some(kept)), Some(shadow)) = (&added, shadow) {
+            if let Some(shadow) = shadow {
+                memory.frames.set_age(**kept, memory.clock.note_return(shadow, pages));
+            }
+            memory.note_way(**kept, object.place_of(first_page));
+        }
         if number == 0 {
             first = added;
         }

@@ -263,6 +263,7 @@ impl<P: Platform> Victim<'_, P> {
     fn take(&self, spare: Spare, _: &PagesMayGo) -> Result<u32, Obstacle> {
         let memory = self.memory;
         let range = PageRange { first: self.first, end: self.end() };
+        let evicted = memory.clock.shadow();
         let taken = self.object.pages.change_at_rest(memory, range, |index, nodes| {
             let named = match self.may_go(index, spare) {
                 Ok(named) => named,
@@ -272,9 +273,13 @@ impl<P: Platform> Victim<'_, P> {
             while let Some(run) = self.next_run(index, PageFlags::empty(), from) {
                 from = run.page + u64::from(run.count);
                 index.take_run(run.page, from, nodes);
+                index.leave_shadows(run.page, run.count, evicted);
             }
             (Ok(named), -i64::from(named))
         });
+        if let Some(Ok(named)) = taken {
+            memory.clock.note_evicted(named);
+        }
         taken.unwrap_or(Err(Obstacle::Stays(ObjectFolio::Busy)))
     }
 

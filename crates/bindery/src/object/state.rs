@@ -117,6 +117,12 @@ impl ObjectState {
         kind(NonNull::from(self).cast())
     }
 
+    /// The number of a page among those of all memory, for what follows the order of faults: each
+    /// object has numbers of its own for its pages.
+    pub(super) fn place_of(&self, page: u64) -> u64 {
+        page.wrapping_add(NonNull::from(self).addr().get() as u64)
+    }
+
     pub(super) fn new(identity: u64, backing: Backing, size: u64, seals: Seals) -> Self {
         Self {
             holders: AtomicU64::new(1),

@@ -9,8 +9,6 @@
 //! notice writes to shared memory then: no slot ever has content that is older than that of a page
 //! in memory.
 
-use core::ptr;
-
 use crate::Memory;
 use crate::addr::{Order, Orders};
 use crate::collections::page_tree::{PageIndex, SwapSlot, SwappedRun};
@@ -74,9 +72,8 @@ fn note_way<P: Platform>(memory: &Memory<P>, object: &ObjectState, page: u64) {
     let slot = object.pages.look(&memory.platform, |index| index.get(page));
     let held = slot.and_then(|slot| memory.frames.try_hold(&memory.platform, slot.frame));
     if let Some(folio) = held {
-        // Each object has numbers of its own for its pages.
         let first = page & !u64::from(folio.pages() - 1);
-        memory.note_way(*folio, first.wrapping_add(ptr::from_ref(object).addr() as u64));
+        memory.note_way(*folio, object.place_of(first));
     }
 }
 

@@ -30,9 +30,9 @@ impl<P: Platform> Memory<P> {
     }
 
     /// Looks at the folio of the frame.
-    pub(super) fn reclaim_of_file(&self, frame: Frame) -> Looked {
+    pub(super) fn reclaim_of_file(&self, frame: Frame, spare: Spare) -> Looked {
         let held = self.frames.try_hold(&self.platform, frame);
-        held.map_or(Looked::NOTHING, |held| reclaim_folio(self, held, Spare::Used).into())
+        held.map_or(Looked::NOTHING, |held| reclaim_folio(self, held, spare).into())
     }
 
     /// Drops the clean pages of all files, used lately or not (`/proc/sys/vm/drop_caches`). Dirty,

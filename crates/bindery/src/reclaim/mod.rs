@@ -47,6 +47,7 @@ mod sweep;
 use crate::Memory;
 use crate::addr::Frame;
 use crate::frame::OwnerKind;
+use crate::object::reclaim::Spare;
 use crate::platform::Platform;
 
 use pressure::Batch;
@@ -182,7 +183,7 @@ impl<P: Platform> Memory<P> {
             return 0;
         }
         if self.frames.owner_kind(folio) != OwnerKind::SharedMemory {
-            return batch.note(self.reclaim_of_file(frame));
+            return batch.note(self.reclaim_of_file(frame, Spare::Used));
         }
         if !step.room_in_swap {
             return 0;

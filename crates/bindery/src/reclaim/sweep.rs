@@ -7,6 +7,7 @@
 use crate::Memory;
 use crate::addr::Frame;
 use crate::frame::{Age, OwnerKind, Turn};
+use crate::object::reclaim::Spare;
 use crate::platform::Platform;
 
 use super::pressure::Batch;
@@ -42,7 +43,7 @@ impl<P: Platform> Memory<P> {
         batch: &mut Batch<'m, P>,
     ) -> u64 {
         let passing = &self.clock.passing;
-        if passing.waiting() == 0 || !self.has_room_in_swap() {
+        if passing.waiting() == 0 {
             return 0;
         }
         let missed = passing.take_missed();
@@ -72,15 +73,19 @@ impl<P: Platform> Memory<P> {
         let Some(folio) = found.filter(|folio| self.frames.age(*folio) == Age::Passing) else {
             return 0;
         };
-        if self.frames.is_anonymous(folio) {
+        let anonymous = self.frames.is_anonymous(folio);
+        if !anonymous && !self.frames.is_of_object(folio) {
+            return 0;
+        }
+        if !anonymous && self.frames.owner_kind(folio) == OwnerKind::File {
+            return batch.note(self.reclaim_of_file(head, Spare::Nothing));
+        }
+        if !self.has_room_in_swap() {
+            return 0;
+        }
+        if anonymous {
             return self.reclaim_anonymous(head, Which::Passing, target, batch);
         }
-        let is_shared_memory = self.frames.is_of_object(folio)
-            && self.frames.owner_kind(folio) == OwnerKind::SharedMemory;
-        if is_shared_memory {
-            self.reclaim_shared_memory(head, Which::Passing, target, batch)
-        } else {
-            0
-        }
+        self.reclaim_shared_memory(head, Which::Passing, target, batch)
     }
 }

@@ -1,6 +1,7 @@
 //! The marks of dirty and of swapped pages in the nodes of the tree, and their verification.
 
 use super::node::{Marks, PRESENT, SLOTS, has, leaf_end, level_of, slot};
+use super::shadows::is_shadow;
 use super::{PageFlags, PageIndex, SwapSlot};
 
 impl PageIndex {
@@ -46,7 +47,7 @@ impl PageIndex {
                 (0..SLOTS).fold(0, |bits, n| bits | u64::from(holds(words[n])) << n)
             };
             let (used, dirty, swapped) = (
-                slots_that(|word| word != 0),
+                slots_that(|word| word != 0 && !is_shadow(word)),
                 slots_that(|word| has(word, PageFlags::DIRTY)),
                 slots_that(|word| SwapSlot::in_word(word).is_some()),
             );

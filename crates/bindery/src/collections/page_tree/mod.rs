@@ -18,7 +18,8 @@
 //! subtrees, and an empty node is noticed at once. A second bitmap says beneath which slots there
 //! are dirty pages, so that clean pages are skipped too (Linux: the marks of an xarray). A third
 //! says the same of pages in swap: their slots name a swap slot in place of a frame ([`SwapSlot`];
-//! Linux: a value entry). Such a page is not in memory, so runs of frames pass over it.
+//! Linux: a value entry). Such a page is not in memory, so runs of frames pass over it. A page that
+//! was reclaimed leaves a note of when in its slot, as long as its node is there ([`shadows`]).
 //!
 //! # Guarantees
 //!
@@ -37,6 +38,7 @@
 mod growth;
 mod marks;
 mod node;
+mod shadows;
 mod swapped;
 
 use bitflags::bitflags;

@@ -21,7 +21,7 @@ pub(super) const HEIGHT: usize = level_of(PAGE_LIMIT - 1) + 1;
 pub(super) const PRESENT: u64 = 1;
 
 /// What the slots of a bottom node hold: frame number, flags, [`PRESENT`]; or where a page is in
-/// swap ([`super::SwapSlot`]); or 0.
+/// swap ([`super::SwapSlot`]); or nothing, and perhaps a shadow ([`super::shadows`]).
 pub(super) type Words = [u64; SLOTS];
 
 /// The most nodes that the pages of one folio take: leaves, and two ways to the root.

@@ -23,6 +23,8 @@ enum Turn {
     In(u64, u64, u32),
     TakeFrames(u64, u64),
     TakeSwapped(u64, u64),
+    /// Takes the first run in memory of the range, which leaves shadows.
+    Reclaim(u64, u64, u32),
     /// Marks pages.
     Dirty(u64, u64),
 }
@@ -34,6 +36,7 @@ fn turn() -> impl Strategy<Value = Turn> {
         3 => (range(), 0..4_u32).prop_map(|((from, end), f)| Turn::In(from, end, f * 50)),
         2 => range().prop_map(|(from, end)| Turn::TakeFrames(from, end)),
         3 => range().prop_map(|(from, end)| Turn::TakeSwapped(from, end)),
+        3 => (range(), 0..9_u32).prop_map(|((from, end), now)| Turn::Reclaim(from, end, now)),
         2 => range().prop_map(|(from, end)| Turn::Dirty(from, end - from)),
     ]
 }
@@ -45,6 +48,12 @@ fn slot(number: u64) -> SwapSlot {
 struct Both {
     world: World,
     model: BTreeMap<u64, Place>,
+    shadows: BTreeMap<u64, u32>,
+}
+
+/// The pages of the node of level 0 that has the page's slot.
+fn neighbors(page: u64) -> core::ops::Range<u64> {
+    page / 64 * 64..page / 64 * 64 + 64
 }
 
 impl Both {
@@ -108,9 +117,28 @@ impl Both {
                 assert_eq!(told, expected);
                 expected.into_iter().for_each(|(page, _, count)| self.take(page, count));
             }
+            Turn::Reclaim(from, end, now) => {
+                let Some((page, _, count)) = self.next(from, end, false) else { return };
+                self.apply(Turn::TakeFrames(from, end));
+                self.world.index.leave_shadows(page, count, now);
+                self.shadows.extend((page..page + u64::from(count)).map(|page| (page, now)));
+            }
             Turn::Dirty(first, count) => {
                 self.world.index.set_flags(first, count, PageFlags::DIRTY);
             }
+        }
+    }
+
+    /// A shadow ends when its page comes back, and with the last of its neighbors.
+    fn compare_shadows(&mut self) {
+        let Self { world, model, shadows } = self;
+        shadows.retain(|page, _| {
+            !model.contains_key(page) && model.range(neighbors(*page)).next().is_some()
+        });
+        for page in shadows.keys().flat_map(|page| neighbors(*page)) {
+            assert_eq!(world.index.shadow(page, 1), shadows.get(&page).copied());
+            let first = shadows.range(page..page + 70).next().map(|(_, shadow)| *shadow);
+            assert_eq!(world.index.shadow(page, 70), first);
         }
     }
 
@@ -150,9 +178,11 @@ proptest! {
     fn pages_in_swap_and_in_memory_are_told_apart(
         turns in prop::collection::vec((turn(), range()), 1..60),
     ) {
-        let mut both = Both { world: World::new(), model: BTreeMap::new() };
+        let (model, shadows) = (BTreeMap::new(), BTreeMap::new());
+        let mut both = Both { world: World::new(), model, shadows };
         for (turn, (from, end)) in turns {
             both.apply(turn);
+            both.compare_shadows();
             both.compare(from, end);
         }
         both.world.finish();

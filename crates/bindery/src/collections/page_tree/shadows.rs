@@ -1,0 +1,48 @@
+//! Shadows: when pages left memory that were reclaimed and can be had again from a pager.
+//!
+//! ```text
+//! 63 ............................. 32   31 ... 4   3        2 .. 0
+//! pages that were evicted until then    spare      SHADOW   neither in memory nor in swap
+//! ```
+//!
+//! A shadow lies in the slot of its page. It makes no node and keeps none: it is lost when none of
+//! the pages of its node is left, so it costs no memory, and the number of nodes follows from the
+//! pages as before. A hot set of which some pages were evicted keeps nearly all its shadows; what was
+//! read once from end to end, and needs none, loses them. (Linux keeps the nodes, and reclaims them
+//! in their turn: `shadow_nodes` of `workingset.c`.)
+
+use super::PageIndex;
+use super::node::{pieces, slot};
+
+/// Set in the slot of a page that has left a shadow.
+const SHADOW: u64 = 1 << 3;
+const EVICTED_SHIFT: u32 = 32;
+
+impl PageIndex {
+    /// Notes when `count` pages from `first` on, which are absent, left memory, as far as their nodes
+    /// are there still. One step for each page, and O(h) for each 64.
+    pub(crate) fn leave_shadows(&mut self, first: u64, count: u32, evicted: u32) {
+        let word = u64::from(evicted) << EVICTED_SHIFT | SHADOW;
+        for (page, slots) in pieces(first, first.saturating_add(u64::from(count))) {
+            if let Some(leaf) = self.leaf_mut(page) {
+                leaf.words[slots].iter_mut().filter(|word| **word == 0).for_each(|at| *at = word);
+            }
+        }
+    }
+
+    /// The shadow of the first of `count` pages from `first` on that has one. One step for each page,
+    /// and O(h) for each 64.
+    pub(crate) fn shadow(&self, first: u64, count: u32) -> Option<u32> {
+        pieces(first, first.saturating_add(u64::from(count))).find_map(|(page, slots)| {
+            let words = self.words(page)?;
+            debug_assert_eq!(slot(page, 0), slots.start);
+            let left = words[slots].iter().find(|word| is_shadow(**word))?;
+            Some((left >> EVICTED_SHIFT) as u32)
+        })
+    }
+}
+
+/// Whether the slot's page is absent and has left a shadow.
+pub(super) fn is_shadow(word: u64) -> bool {
+    word & (SHADOW | (SHADOW - 1)) == SHADOW
+}
