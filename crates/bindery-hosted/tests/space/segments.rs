@@ -235,6 +235,64 @@ fn locked_segments_count_for_the_user_that_locked_them() {
     assert_eq!(own.used(), 0, "cleared");
 }
 
+/// Only the users that own and have made a segment may lock and unlock it, and who has the privilege
+/// for that: the one for permissions is not enough.
+#[test]
+fn strangers_neither_lock_nor_unlock_segments() {
+    let (machine, memory) = strict::<X86_64>(32 * MIB);
+    let account: &'static _ = Box::leak(Box::new(LockAccount::new()));
+    on(&memory, 1, |segments| {
+        let space = space(&memory);
+        let user = |user, privileged| IpcUser { user, group: 1, privileged };
+        let (maker, owner, stranger) = (user(5, false), user(6, false), user(7, false));
+        let id = shmget(segments, &maker, [0, 3 * PAGE_SIZE, 0o666]);
+        let control = |user: &IpcUser, privileged, command| {
+            let locking = SegmentLocking { account, limit: u64::MAX, privileged };
+            shmctl(segments, &space, user, &locking, [id as u64, command, BUFFER])
+        };
+        assert_eq!(control(&maker, false, STAT), 0);
+        space.write_user(VirtAddr(BUFFER + 4), &6_u32.to_le_bytes()).unwrap();
+        assert_eq!(control(&maker, false, SET), 0);
+        let forbidden = refused(Errno::EPERM);
+        for refused in [stranger, user(7, true)] {
+            assert_eq!([LOCK, UNLOCK].map(|call| control(&refused, false, call)), [forbidden; 2]);
+            assert_eq!(account.used(), 0);
+            assert_eq!(control(&owner, false, LOCK), 0);
+            assert_eq!([LOCK, UNLOCK].map(|call| control(&refused, false, call)), [forbidden; 2]);
+            assert_eq!(account.used(), 3);
+            assert_eq!(control(&maker, false, UNLOCK), 0);
+        }
+        for (privileged, user) in [(false, maker), (false, owner), (true, stranger)] {
+            assert_eq!(control(&user, privileged, LOCK), 0);
+            assert_eq!(account.used(), 3);
+            assert_eq!(control(&user, privileged, UNLOCK), 0);
+            assert_eq!(account.used(), 0);
+        }
+        audit(&machine, &memory, &[&space]);
+    });
+}
+
+#[test]
+fn a_segment_that_is_unlocked_is_found_by_reclaim() {
+    const PAGES: u64 = 64;
+    let (machine, memory) = strict::<X86_64>(32 * MIB);
+    memory.swap_on(4096, 0).unwrap();
+    on(&memory, 1, |segments| {
+        let space = space(&memory);
+        let id = get(segments, 0, PAGES * PAGE_SIZE, 0o600);
+        assert_eq!(attach(segments, &space, id, AT, 0), AT as i64);
+        for page in 0..PAGES {
+            space.write_user(VirtAddr(AT + page * PAGE_SIZE), &[page as u8 + 1]).unwrap();
+        }
+        assert_eq!(control(segments, &space, id, LOCK), 0);
+        let searches: Vec<_> = (0..8).map(|_| memory.reclaim(u64::MAX)).collect();
+        assert_eq!(searches.last().unwrap().scanned, 64, "nothing is left, and that is known");
+        assert_eq!(control(segments, &space, id, UNLOCK), 0);
+        assert_eq!(memory.reclaim(u64::MAX).freed, PAGES);
+        audit(&machine, &memory, &[&space]);
+    });
+}
+
 #[test]
 fn a_locked_segment_within_the_limit_is_all_that_reclaim_spares() {
     let (machine, memory) = strict::<X86_64>(32 * MIB);

@@ -49,6 +49,10 @@ pub(crate) fn reclaim_around<P: Platform>(
     if let Some(turn) = turn {
         memory.frames.note_look(*held, turn);
     }
+    if !object.may_be_swapped() {
+        // Its neighbors stay as well. A look at them now would say that they may go later.
+        return ObjectFolio::NotReclaimable.into();
+    }
     let mut folios = ArrayVec::new();
     let leaving = Leaving::locked(lock, held, first);
     let end = (first + 1).next_multiple_of(WINDOW).min(first.saturating_add(most));
