@@ -1,12 +1,14 @@
 //! Reclaim and `MADV_PAGEOUT` beside what leaves `PROT_NONE` entries, for good or for a moment: they take
 //! those of mappings without access, and never those of a move or an unmapping under way.
 
+use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
 use bindery::addr::{Order, PAGE_SIZE, VirtAddr};
-use bindery::arch::{AArch64, Riscv64, X86_64};
+use bindery::arch::{AArch64, Absent, Riscv64, X86_64};
 use bindery::check;
-use bindery::testing::{PageMove, move_pages};
+use bindery::testing::{self, PageMove, move_pages};
 use bindery::{AddressSpace, Advice, Inspection, Protection, SizeMode};
 use bindery_hosted::Walk;
 
@@ -132,6 +134,73 @@ fn all<A: Walk>(order: u8) {
         meet::<A>(order, |_| (), [takes, moves], false);
     }
     meet::<A>(order, close, [reclaim, page_out], false);
+    a_locked_folio_keeps_its_entries::<A>(order, reclaim);
+    a_locked_folio_keeps_its_entries::<A>(order, page_out);
+}
+
+/// Somebody who has the folio of a page locked is held with it, at all steps: reclaim and the advice
+/// refuse that folio, whose entries stay, and take all others.
+fn a_locked_folio_keeps_its_entries<A: Walk>(order: u8, takes: Call<A>) {
+    let refused = AtomicU32::new(0);
+    for step in 0.. {
+        let (machine, memory) = stepped::<A>(16 * MIB, Readers::Told);
+        if order > 0 {
+            memory.folio_policy().set(Order(order), SizeMode::Always);
+        }
+        memory.swap_on(4096, 0).unwrap();
+        let space = AddressSpace::new(&memory, options()).unwrap();
+        space.mmap(&fixed(FROM, LENGTH)).unwrap();
+        for page in 0..PAGES {
+            let at = VirtAddr(FROM + page * PAGE_SIZE);
+            space.write_user(at, &content(page).to_ne_bytes()).unwrap();
+        }
+        space.madvise(VirtAddr(FROM), LENGTH, Advice::Cold).unwrap();
+        close(&space);
+        let entries = |pages: Range<u64>| -> Vec<_> {
+            pages.map(|page| space.inspect(VirtAddr(FROM + page * PAGE_SIZE))).collect()
+        };
+        let (locked, before) = (16..16 + (1 << order), entries(0..PAGES));
+        let Inspection::Absent(Absent::ProtNone { frame, .. }) = before[16] else {
+            panic!("{:?}", before[16]);
+        };
+        let is_locked = AtomicBool::new(false);
+        let stops = Arc::new(Stops::default());
+        let locks = || {
+            testing::with_folio_locked(&memory, frame, || {
+                is_locked.store(true, Relaxed);
+                // Some steps.
+                space.inspect(VirtAddr(FROM));
+                is_locked.store(false, Relaxed);
+            });
+        };
+        let meanwhile = || {
+            let was_locked = is_locked.load(Relaxed);
+            takes(&space);
+            // Where it waited for readers, the other one was let go, and may be over.
+            let is_locked = is_locked.load(Relaxed);
+            let is_out =
+                |entry: &&Inspection<A>| matches!(entry, Inspection::Absent(Absent::Swap { .. }));
+            let out = entries(0..PAGES).iter().filter(is_out).count() as u64;
+            let others = PAGES - (locked.end - locked.start);
+            assert!(out == PAGES && !is_locked || out == others && was_locked, "{out} pages out");
+            if out == others {
+                assert_eq!(entries(locked.clone()), before[16..locked.end as usize]);
+            }
+            refused.fetch_add(u32::from(is_locked), Relaxed);
+        };
+        let was_held = stops.meet(&machine, HoldAt::Number(step), &locks, &meanwhile).is_some();
+        let mut scratch = vec![0; check::scratch_words(&memory)];
+        check::check(&memory, &[&space], &mut scratch).unwrap();
+        open(&space);
+        for page in 0..PAGES {
+            assert_eq!(contents(&space, page), [content(page)]);
+        }
+        machine.assert_clean();
+        if !was_held {
+            break;
+        }
+    }
+    assert!(refused.into_inner() > 0, "nobody was held with the lock");
 }
 
 #[test]
