@@ -6,7 +6,7 @@ use bindery::arch::{AArch64, Absent, X86_64};
 use bindery::linux::proc::{ClearRefs, PhysicalAddresses, clear_refs, pagemap, smaps_rollup};
 use bindery::{
     AddressSpace, Advice, FaultError, Inspection, MapRequest, Protection, Sharing, SizeMode,
-    UserfaultFeatures, UserfaultModes, UserfaultScope, WriteProtectMode,
+    UserfaultFeatures, UserfaultModes, UserfaultScope, WriteProtectMode, testing,
 };
 use bindery_hosted::{Machine, Program, Walk};
 
@@ -179,6 +179,37 @@ fn a_part_of_a_folio_goes<A: Walk>() {
     });
 }
 
+/// Somebody has a folio locked: it keeps its entries as they are, and goes another time.
+fn a_locked_folio_stays<A: Walk>() {
+    for order in [0, 4] {
+        with_swap::<A>(order, 4096, |swapping| {
+            let (pages, kept) = (32_u64, 1_u64 << order);
+            swapping.map(AT, pages);
+            swapping.fill(AT, pages);
+            swapping.space.madvise(VirtAddr(AT), pages * PAGE, Advice::Cold).unwrap();
+            swapping.space.mprotect(VirtAddr(AT), pages * PAGE, Protection::empty()).unwrap();
+            let locked = AT + 16 * PAGE;
+            let before = swapping.space.inspect(VirtAddr(locked));
+            let Inspection::Absent(Absent::ProtNone { frame, .. }) = before else {
+                panic!("{before:?}");
+            };
+            testing::with_folio_locked(swapping.memory, frame, || {
+                swapping.page_out(AT, pages);
+                swapping.memory.reclaim(pages);
+                assert_eq!(swapping.space.inspect(VirtAddr(locked)), before);
+                assert_eq!(
+                    (swapping.swapped(AT, pages), swapping.taken()),
+                    (pages - kept, pages - kept)
+                );
+            });
+            swapping.page_out(AT, pages);
+            assert_eq!(swapping.swapped(AT, pages), pages);
+            swapping.space.mprotect(VirtAddr(AT), pages * PAGE, READ_WRITE).unwrap();
+            swapping.assert_filled(AT, pages, AT);
+        });
+    }
+}
+
 fn pages_out<'m, A: Walk>(space: &AddressSpace<'m, Machine<A>>) -> u64 {
     space.counts().swap_pages
 }
@@ -239,6 +270,7 @@ fn all<A: Walk>() {
     what_was_noted_of_a_page_is_kept::<A>();
     what_was_used_goes_later::<A>();
     a_part_of_a_folio_goes::<A>();
+    a_locked_folio_stays::<A>();
     what_a_family_shares_goes::<A>();
     shared_memory_goes::<A>();
 }

@@ -3,69 +3,31 @@
 //!
 //! The platform's `invalidate` is in between: there another thread takes what it wants.
 
-use std::sync::Mutex;
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc;
 use std::thread;
 
 use bindery::addr::{Frame, Order, VirtAddr};
 use bindery::arch::AArch64;
-use bindery::platform::{CpuSet, Invalidation, Platform};
-use bindery::{
-    Access, AddressSpace, Advice, FrameRange, Inspection, Memory, Remap, SizeMode, check, testing,
-};
-use bindery_hosted::{Config, Contents, Machine, pass_on};
+use bindery::{Access, AddressSpace, Advice, Inspection, Memory, Remap, SizeMode, testing};
+use bindery_hosted::Machine;
 
+use super::interposed::{Interposed, Moment, audit, interposed};
 use crate::support::{GIB, MIB, fixed, options};
 
 const AT: u64 = GIB;
 const PAGES: u64 = 64;
 
-/// A machine whose invalidations wait until another thread has what it wants.
-struct Held {
-    machine: Machine<AArch64>,
-    between: Mutex<Option<(Sender<()>, Receiver<()>)>>,
-}
-
-// SAFETY: all is the machine's doing, which keeps the promises.
-unsafe impl Platform for Held {
-    type Arch = AArch64;
-    type Mutex = <Machine<AArch64> as Platform>::Mutex;
-    type SpinLock = <Machine<AArch64> as Platform>::SpinLock;
-
-    pass_on! { machine:
-        direct_map zero copy invalidate_local invalidate_kernel publish_entries cpu relax park unpark
-        enter_read leave_read synchronize grace_period is_over seed fatal_signal
-        allocation_may_wait frames_released
-    }
-
-    fn invalidate(&self, root: Frame, cpus: &CpuSet, what: &Invalidation) {
-        if let Some((reached, go_on)) = self.between.lock().unwrap().take() {
-            reached.send(()).unwrap();
-            go_on.recv().unwrap();
-        }
-        self.machine.invalidate(root, cpus, what);
-    }
-}
-
-fn frame_at(space: &AddressSpace<'_, Held>, page: u64) -> Frame {
+fn frame_at(space: &AddressSpace<'_, Interposed>, page: u64) -> Frame {
     match space.inspect(VirtAddr(AT + page * 4096)) {
         Inspection::Page { frame, .. } => frame,
         other => panic!("page {page} is not mapped: {other:?}"),
     }
 }
 
-fn swapped(space: &AddressSpace<'_, Held>) -> u64 {
+fn swapped(space: &AddressSpace<'_, Interposed>) -> u64 {
     let is_out =
         |page: &u64| matches!(space.inspect(VirtAddr(AT + page * 4096)), Inspection::Absent(_));
     (0..PAGES).filter(is_out).count() as u64
-}
-
-fn audit(machine: &Machine<AArch64>, memory: &Memory<Held>, space: &AddressSpace<'_, Held>) {
-    machine.assert_clean();
-    let mut scratch = vec![0; check::scratch_words(memory)];
-    if let Err(violation) = check::check(memory, &[space], &mut scratch) {
-        panic!("the audit found: {violation}");
-    }
 }
 
 /// What the other thread takes.
@@ -79,7 +41,7 @@ enum Taken {
 
 impl Taken {
     /// Calls `f` while the folio around `frame` is held.
-    fn around(self, memory: &Memory<Held>, frame: Frame, f: impl FnOnce()) {
+    fn around(self, memory: &Memory<Interposed>, frame: Frame, f: impl FnOnce()) {
         match self {
             Self::Reference => testing::with_reference(memory, frame, |_, _| f()).unwrap(),
             Self::AllReferences => with_all_references(memory, frame, Box::new(f)),
@@ -89,7 +51,7 @@ impl Taken {
 }
 
 /// Each call of this holds one of the references.
-fn with_all_references<'a>(memory: &Memory<Held>, frame: Frame, f: Box<dyn FnOnce() + 'a>) {
+fn with_all_references<'a>(memory: &Memory<Interposed>, frame: Frame, f: Box<dyn FnOnce() + 'a>) {
     let mut f = Some(f);
     let further = |_, _| f.take().map(|f| with_all_references(memory, frame, f));
     let held = testing::with_reference(memory, frame, further);
@@ -101,16 +63,9 @@ fn with_all_references<'a>(memory: &Memory<Held>, frame: Frame, f: Box<dyn FnOnc
 /// Lets `scenario` have an address space with [`PAGES`] pages, in folios of 2^`order`, and swap.
 fn with_pages(
     order: u8,
-    scenario: impl FnOnce(&Machine<AArch64>, &Memory<Held>, &AddressSpace<'_, Held>),
+    scenario: impl FnOnce(&Machine<AArch64>, &Memory<Interposed>, &AddressSpace<'_, Interposed>),
 ) {
-    let config =
-        Config { memory: 32 * MIB, contents: Contents::Anything, cpus: 2, ..Config::default() };
-    let machine = Machine::<AArch64>::new(config);
-    let (first, count) = machine.frames();
-    let platform = Held { machine: machine.clone(), between: Mutex::new(None) };
-    // SAFETY: 1. the frames of a machine that has no other memory; 2. it has no table yet.
-    let memory = unsafe { Memory::new(platform, &[FrameRange { first, count }]) }.unwrap();
-    memory.folio_policy().set_global(SizeMode::Never);
+    let (machine, memory) = interposed(32 * MIB);
     if order > 0 {
         memory.folio_policy().set(Order(order), SizeMode::Always);
     }
@@ -127,11 +82,11 @@ fn with_pages(
     assert_eq!(memory.swap_off(&area), Ok(()));
 }
 
-fn write(space: &AddressSpace<'_, Held>, page: u64, value: u64) {
+fn write(space: &AddressSpace<'_, Interposed>, page: u64, value: u64) {
     space.write_user(VirtAddr(AT + page * 4096), &value.to_ne_bytes()).unwrap();
 }
 
-fn assert_holds(space: &AddressSpace<'_, Held>, changed: Option<(u64, u64)>) {
+fn assert_holds(space: &AddressSpace<'_, Interposed>, changed: Option<(u64, u64)>) {
     for page in 0..PAGES {
         let mut value = [0; 8];
         space.read_user(VirtAddr(AT + page * 4096), &mut value).unwrap();
@@ -143,7 +98,7 @@ fn assert_holds(space: &AddressSpace<'_, Held>, changed: Option<(u64, u64)>) {
 /// Runs `send_out`, in whose first flush another thread takes hold of the folio, and `look` before
 /// that lets it go.
 fn while_taken(
-    memory: &Memory<Held>,
+    memory: &Memory<Interposed>,
     (taken, frame): (Taken, Frame),
     send_out: impl FnOnce(),
     look: impl FnOnce(),
@@ -151,7 +106,15 @@ fn while_taken(
     let (reached, reaches) = mpsc::channel();
     let (lets_go_on, go_on) = mpsc::channel();
     let (over, is_over) = mpsc::channel::<()>();
-    *memory.platform().between.lock().unwrap() = Some((reached, go_on));
+    let mut first = Some((reached, go_on));
+    let (flushed, was_flushed) = mpsc::channel();
+    memory.platform().at(Moment::Invalidation, move || {
+        if let Some((reached, go_on)) = first.take() {
+            reached.send(()).unwrap();
+            go_on.recv().unwrap();
+            let _ = flushed.send(());
+        }
+    });
     thread::scope(|scope| {
         // Dropped even where the test fails: the other thread waits for it.
         let over = over;
@@ -169,8 +132,7 @@ fn while_taken(
         });
         other.unwrap();
         send_out();
-        let unused = memory.platform().between.lock().unwrap().take();
-        assert!(unused.is_none(), "no invalidation");
+        assert!(was_flushed.try_recv().is_ok(), "no invalidation");
         look();
         drop(over);
     });

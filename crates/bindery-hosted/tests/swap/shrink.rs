@@ -4,9 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use bindery::addr::{Order, VirtAddr};
 use bindery::arch::X86_64;
-use bindery::{
-    Access, AddressSpace, FaultError, FrameRange, Memory, Sharing, VmallocOptions, testing,
-};
+use bindery::{AddressSpace, FaultError, FrameRange, Memory, Sharing, VmallocOptions};
 use bindery_hosted::{Machine, MemoryFiles, Program};
 
 use crate::support::kernel;
@@ -67,29 +65,6 @@ fn what_the_embedder_keeps_is_given_back_before_a_call_fails() {
     kept.lock().unwrap().push(frames);
     assert_eq!(touch_all(&machine, memory), before);
     assert!(kept.lock().unwrap().is_empty());
-}
-
-/// The embedder ends a program only if memory is still short. Here its hook of collection plays another
-/// CPU, which frees a frame that a third one takes: the count of free frames shows nothing of it.
-#[test]
-fn a_call_is_tried_once_more_before_the_embedder_is_asked() {
-    let (machine, memory) = strict::<X>(BYTES);
-    let memory: &'static _ = Box::leak(Box::new(memory));
-    let space = AddressSpace::new(memory, options()).unwrap();
-    space.mmap(&fixed(AT, 2 * PAGE)).unwrap();
-    space.fault(VirtAddr(AT), Access::Write).unwrap();
-    let kept = Mutex::new(memory.allocate_frames(Order::PAGE));
-    machine.on_collect(move || {
-        let taken = memory.allocate_frames(Order::PAGE);
-        let freed = core::mem::replace(&mut *kept.lock().unwrap(), taken);
-        // SAFETY: 1. the test allocated the frame; 2. nothing maps or uses it.
-        assert!(freed.is_some_and(|freed| unsafe { memory.free_frames(freed) }));
-    });
-    testing::fail_one_allocation(memory, Some(0));
-    space.fault(VirtAddr(AT + PAGE), Access::Write).unwrap();
-    assert_eq!(testing::failed_allocations(memory), 1);
-    testing::fail_one_allocation(memory, None);
-    assert_eq!(machine.ran_out_of_memory(), 0);
 }
 
 /// `drop_caches`: clean pages go though they were used just now, and dirty ones stay.
