@@ -2,6 +2,8 @@
 
 #include "test.h"
 
+#include <sys/sysmacros.h>
+
 int main(void) {
     test_start();
     char data[5000];
@@ -41,7 +43,11 @@ int main(void) {
     if (full >= 0)
         FAILS(write(full, "x", 1), ENOSPC, "/dev/full is full");
     int devices[] = {null, zero, full}, before = test_failures;
+    static const unsigned minors[] = {3, 5, 7};
     for (int index = 0; index < 3 && devices[index] >= 0; index++) {
+        struct stat status;
+        STEP_EQUAL(fstat(devices[index], &status), 0);
+        STEP(S_ISCHR(status.st_mode) && status.st_rdev == makedev(1, minors[index]));
         STEP_EQUAL(lseek(devices[index], 100, SEEK_SET), 0);
         STEP_EQUAL(lseek(devices[index], -7, SEEK_CUR), 0);
         STEP_EQUAL(lseek(devices[index], 100, SEEK_END), 0);
@@ -50,7 +56,7 @@ int main(void) {
         STEP_EQUAL(read(devices[index], data, 10), devices[index] == null ? 0 : 10);
         STEP_EQUAL(lseek(devices[index], 0, SEEK_CUR), 0);
     }
-    ALL_STEPS(before, "null, zero and full have no position but 0");
+    ALL_STEPS(before, "null, zero and full have their numbers, and no position but 0");
     int random = open("/dev/urandom", O_RDONLY);
     if (random >= 0) {
         unsigned char bytes[64] = {0}, others[64] = {0};

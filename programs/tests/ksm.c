@@ -35,18 +35,23 @@ int main(void) {
     ALL_STEPS(before, "counters, which can only be read");
     CHECK(number("pages_to_scan") > 0 && number("sleep_millisecs") >= 0 && number("max_page_sharing") > 1,
           "settings of the scan");
+    CHECK(number("use_zero_pages") == 0 || number("use_zero_pages") == 1, "use_zero_pages is a switch");
     long run = number("run");
-    if (run == 1)
-        return test_end();
-    EQUAL(number("pages_sharing"), 0, "nothing is merged while `run` is not 1");
+    CHECK(run >= 0 && run <= 2, "run is 0, 1 or 2");
     int file = open(KSM "run", O_RDWR);
     if (file < 0)
         return test_end();
     FAILS(write(file, "3", 1), EINVAL, "run: 0 to 2");
     FAILS(write(file, "on", 2), EINVAL, "run: a number");
+    EQUAL(number("run"), run, "which changes nothing");
     EQUAL(write(file, "2\n", 2), 2, "run: 2");
     EQUAL(number("run"), 2, "is shown");
+    CHECK(number("pages_shared") == 0 && number("pages_sharing") == 0 && number("pages_unshared") == 0,
+          "and nothing is merged any more");
     EQUAL(write(file, "0", 1), 1, "run: 0");
     EQUAL(number("run"), 0, "is shown too");
+    char as_before[] = {'0' + run};
+    EQUAL(write(file, as_before, 1), 1, "run: as it was");
+    EQUAL(number("run"), run, "which is shown");
     return test_end();
 }

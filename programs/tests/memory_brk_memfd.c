@@ -13,33 +13,6 @@
 
 static char *set_break(char *to) { return (char *)syscall(SYS_brk, to); }
 
-enum { HUGETLB = 4, NOEXEC_SEAL = 8, EXEC = 16 };
-
-// A size of huge pages, as the flags have it.
-static unsigned size_flag(unsigned exponent) { return exponent << 26; }
-
-// Memfds on pools of huge pages, of which not every kernel has any.
-static void huge_memfd(void) {
-    FAILS(memfd_create("x", size_flag(21)), EINVAL, "memfd_create: a size without MFD_HUGETLB");
-    FAILS(memfd_create("x", HUGETLB | 0x4000), EINVAL, "memfd_create: unknown flags and MFD_HUGETLB");
-    FAILS(memfd_create("x", HUGETLB | NOEXEC_SEAL | EXEC), EINVAL, "memfd_create: both and MFD_HUGETLB");
-    FAILS(memfd_create(test_wild(8), HUGETLB | size_flag(13)), EFAULT, "memfd_create: the name is read before the size");
-    int file = memfd_create("x", HUGETLB);
-    if (file < 0)
-        return;
-    close(file);
-    file = memfd_create("x", HUGETLB | MFD_CLOEXEC | size_flag(21));
-    CHECK(file >= 0 && close(file) == 0, "memfd_create: pages of 2 MiB");
-    static const unsigned unknown[] = {1, 12, 13, 20, 22, 34, 63};
-    int before = test_failures;
-    for (unsigned index = 0; index < sizeof unknown / sizeof *unknown; index++)
-        STEP_FAILS(memfd_create("x", HUGETLB | size_flag(unknown[index])), ENODEV);
-    ALL_STEPS(before, "memfd_create: sizes without a pool");
-    static char long_name[300];
-    memset(long_name, 'n', sizeof long_name - 1);
-    FAILS(memfd_create(long_name, HUGETLB), EINVAL, "memfd_create: a long name and MFD_HUGETLB");
-}
-
 int main(void) {
     test_start();
     const int both = PROT_READ | PROT_WRITE;
@@ -117,7 +90,6 @@ int main(void) {
     EQUAL(fcntl(plain, F_GET_SEALS), F_SEAL_SEAL, "without MFD_ALLOW_SEALING it is sealed against seals");
     FAILS(fcntl(plain, F_ADD_SEALS, F_SEAL_GROW), EPERM, "and takes none");
     FAILS(memfd_create("x", 0x4000), EINVAL, "memfd_create: unknown flags");
-    huge_memfd();
     FAILS(memfd_create(test_wild(8), 0), EFAULT, "memfd_create: a bad pointer");
     int ordinary = open("/dev/null", O_RDWR);
     FAILS(fcntl(ordinary, F_GET_SEALS), EINVAL, "no seals for other files");

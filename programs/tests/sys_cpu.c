@@ -1,5 +1,4 @@
-// /sys/devices/system/cpu, as C libraries and tools count CPUs; and the folder
-// of pools of huge pages.
+// /sys/devices/system/cpu, as C libraries and tools count CPUs.
 
 #include "test.h"
 
@@ -32,7 +31,6 @@ int main(void) {
     FAILS(stat("/sys/devices/system/cpu/cpu1", &status), ENOENT, "and none for another");
     EQUAL(sysconf(_SC_NPROCESSORS_ONLN), 1, "sysconf: CPUs that are online");
     EQUAL(sysconf(_SC_NPROCESSORS_CONF), 1, "sysconf: CPUs that there are");
-    CHECK(entries("/sys/kernel/mm/hugepages") >= 0, "a folder for pools of huge pages");
     CHECK(entries("/sys/devices/system/cpu") >= 4, "all that is listed");
     return test_end();
 }
