@@ -144,6 +144,17 @@ fn a_fatal_signal_ends_it<A: Walk>() {
     });
 }
 
+/// Maps memory at `at`, and writes to pages of it until memory is short. Says how many those are.
+fn fill_until_short<A: Walk>(swapping: &Swapping<'_, '_, A>, at: u64) -> u64 {
+    let mut pages = 0;
+    swapping.map(at, 8192);
+    while swapping.memory.shortage() == 0 {
+        swapping.fill(at + pages * PAGE, 16);
+        pages += 16;
+    }
+    pages
+}
+
 /// Where memory is short nothing comes in, and nothing goes for it.
 fn nothing_comes_in_where_memory_is_short<A: Walk>() {
     for order in [0, 4] {
@@ -152,12 +163,8 @@ fn nothing_comes_in_where_memory_is_short<A: Walk>() {
             swapping.map(AT, PAGES);
             swapping.fill(AT, PAGES);
             swapping.page_out(AT, PAGES);
-            let (hot, mut pages) = (AT + GIB, 0);
-            swapping.map(hot, 8192);
-            while memory.shortage() == 0 {
-                swapping.fill(hot + pages * PAGE, 16);
-                pages += 16;
-            }
+            let hot = AT + GIB;
+            let pages = fill_until_short(swapping, hot);
             let before = memory.events();
             will_need(swapping, AT, PAGES).unwrap();
             let after = memory.events();
@@ -182,12 +189,7 @@ fn shared_memory_stays_out_where_memory_is_short<A: Walk>() {
         map(swapping.space, &object, AT, PAGES * PAGE, Sharing::Shared).unwrap();
         swapping.fill(AT, PAGES);
         swapping.page_out(AT, PAGES);
-        let (hot, mut pages) = (AT + GIB, 0);
-        swapping.map(hot, 8192);
-        while memory.shortage() == 0 {
-            swapping.fill(hot + pages * PAGE, 16);
-            pages += 16;
-        }
+        fill_until_short(swapping, AT + GIB);
         let before = memory.events().pages_swapped_out;
         will_need(swapping, AT, PAGES).unwrap();
         assert_eq!(memory.events().pages_swapped_out, before, "hot pages went out");
