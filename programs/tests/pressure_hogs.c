@@ -10,6 +10,7 @@
 #include "pressure.h"
 #include "swap.h"
 
+#include <sys/prctl.h>
 #include <sys/sysinfo.h>
 
 static struct shared *shared;
@@ -77,6 +78,8 @@ static void family(void) {
     pid_t children[6];
     for (int number = 0; number < 6; number++)
         children[number] = CHILD({
+            // They end with the hog, of which they are a part.
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
             for (size_t at = 0; at < memory / 4; at += PAGE)
                 (*(volatile uint64_t *)(area + at))++;
         });
