@@ -235,8 +235,8 @@ fn locked_segments_count_for_the_user_that_locked_them() {
     assert_eq!(own.used(), 0, "cleared");
 }
 
-/// Only the users that own and have made a segment may lock and unlock it, and who has the privilege
-/// for that: the one for permissions is not enough.
+/// The owner and the maker of a segment may lock and unlock it. Any other user needs `CAP_IPC_LOCK`;
+/// the privilege that overrides permissions is not enough.
 #[test]
 fn strangers_neither_lock_nor_unlock_segments() {
     let (machine, memory) = strict::<X86_64>(32 * MIB);

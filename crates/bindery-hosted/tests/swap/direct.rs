@@ -205,8 +205,8 @@ fn with_writes(pages: u64) -> (Interposing, Space, &'static Slow) {
     (memory, space, device)
 }
 
-/// Another CPU frees what the round wants: no page goes, no device is waited for, and nobody is
-/// asked for anything.
+/// Another CPU frees what the round wants: no page goes, no device is waited for, and the
+/// embedder is asked for nothing.
 #[test]
 fn a_round_ends_when_another_cpu_has_freed_enough() {
     let (memory, space, device) = with_writes(16);
@@ -303,8 +303,8 @@ fn the_embedder_is_asked_once_for_all_that_it_keeps_and_told_once() {
     assert_eq!(events, [Allocation, Collection, OutOfMemory, Allocation]);
 }
 
-/// Between two looks another CPU frees a frame, and a third one takes one. So the call is tried once more
-/// before the embedder is told, and only once.
+/// Between two looks another CPU frees a frame, and a third one takes one. So the call is tried exactly
+/// once more before `Platform::out_of_memory`.
 #[test]
 fn the_call_is_tried_once_more_where_another_cpu_has_freed_frames() {
     use Moment::{Allocation, Collection, OutOfMemory, Pause};

@@ -23,7 +23,7 @@ pub enum Moment {
     Sleep,
     /// The embedder is asked for what it keeps.
     Collection,
-    /// The embedder is told that a call is about to fail.
+    /// `Platform::out_of_memory`: a call is about to fail.
     OutOfMemory,
 }
 

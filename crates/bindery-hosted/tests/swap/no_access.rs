@@ -179,7 +179,7 @@ fn a_part_of_a_folio_goes<A: Walk>() {
     });
 }
 
-/// Somebody has a folio locked: it keeps its entries as they are, and goes another time.
+/// A folio that another thread has locked keeps its entries as they are, and goes another time.
 fn a_locked_folio_stays<A: Walk>() {
     for order in [0, 4] {
         with_swap::<A>(order, 4096, |swapping| {

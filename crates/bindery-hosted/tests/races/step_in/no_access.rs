@@ -138,8 +138,8 @@ fn all<A: Walk>(order: u8) {
     a_locked_folio_keeps_its_entries::<A>(order, page_out);
 }
 
-/// Somebody who has the folio of a page locked is held with it, at all steps: reclaim and the advice
-/// refuse that folio, whose entries stay, and take all others.
+/// A thread locks the folio of a page, and is held at each of its steps in turn. While it has the lock,
+/// reclaim and the advice leave the folio's entries as they are, and take all others.
 fn a_locked_folio_keeps_its_entries<A: Walk>(order: u8, takes: Call<A>) {
     let refused = AtomicU32::new(0);
     for step in 0.. {
@@ -200,7 +200,7 @@ fn a_locked_folio_keeps_its_entries<A: Walk>(order: u8, takes: Call<A>) {
             break;
         }
     }
-    assert!(refused.into_inner() > 0, "nobody was held with the lock");
+    assert!(refused.into_inner() > 0, "no thread was held with the lock");
 }
 
 #[test]

@@ -207,9 +207,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         Ok(Some(Step::Done(Resolved::Mapped(range))))
     }
 
-    /// Maps `runs`, each of one folio, which rise and lie under one entry of level 2, wherever the
-    /// entry of a page is empty: their table is found and locked once. Returns what came of the run
-    /// with `page`; another run whose folio has no room for more mappings is left out.
+    /// Maps `runs`, each of one folio, wherever the entry of a page is empty. They rise, and lie under
+    /// one entry of level 2: their table is found and locked once. Returns the outcome for the run with
+    /// `page`. Any other run is left out if its folio has no room for more mappings.
     fn map_runs(
         &self,
         origin: Origin,
