@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use bindery::check;
 use bindery::linux::Call;
+use bindery::{Counts, check};
 use bindery_hosted::{MemoryFiles, Walk};
 
 use super::panics;
@@ -112,13 +112,25 @@ impl<A: Walk> World<'_, A> {
     }
 
     /// The most work that a step may do, which has not begun. A call that needs no memory looks at
-    /// what is mapped, which is not much on a small machine. One that does may reclaim, and before it
-    /// gives up it goes round all frames many times. One that cuts a mapping or a table in two needs
-    /// a few frames, which are there unless memory is short.
+    /// what is mapped: a few times at each entry of each table, most of which may map the zero page.
+    /// One that does may reclaim, and before it gives up it goes round all frames many times. One that
+    /// cuts a mapping or a table in two needs a few frames, which are there unless memory is short.
     fn most_work(&self, step: &Step) -> u64 {
         let frames = self.memory.total_frames();
         let reclaims = needs_memory(step) || cuts(step) && self.is_short();
-        if reclaims { 20_000 * frames } else { 100_000 + 50 * frames }
+        if reclaims {
+            20_000 * frames
+        } else {
+            100_000 + 50 * frames + 4 * u64::from(A::ENTRIES) * self.tables()
+        }
+    }
+
+    /// How many page tables there are.
+    fn tables(&self) -> u64 {
+        self.with_spaces(|spaces| {
+            let of = |counts: Counts| counts.tables_allocated.saturating_sub(counts.tables_freed);
+            spaces.iter().map(|space| of(space.counts())).sum()
+        })
     }
 
     fn is_short(&self) -> bool {
