@@ -10,7 +10,7 @@ use bindery::arch::{
 use bindery::arch::{AbsentFormat, Permissions};
 use bindery::check::{self, Violation};
 use bindery::testing::{self, FolioDamage, MappingDamage, MemoryDamage, TableDamage};
-use bindery::{Advice, Protection};
+use bindery::{Advice, MapRequest, Protection, Sharing};
 use bindery_hosted::Walk;
 
 use crate::support::fixture::{Fixture, with_fixture};
@@ -385,6 +385,20 @@ fn a_page_that_two_address_spaces_map_and_one_calls_its_own_is_found() {
         testing::damage_folio(fixture.memory, frame, FolioDamage::ToggleExclusive);
         let found = fixture.broken(&[&child]);
         assert_eq!(found, Violation::ExclusiveButShared { frame, mappings: 2 });
+        testing::damage_folio(fixture.memory, frame, FolioDamage::ToggleExclusive);
+    });
+}
+
+#[test]
+fn a_page_of_an_object_that_one_process_calls_its_own_is_found() {
+    two_tables::<X86>(0, |fixture| {
+        let at = VirtAddr(2 * GIB);
+        let request = MapRequest { sharing: Sharing::Shared, ..fixed(at.0, PAGE) };
+        fixture.space.mmap(&request).unwrap();
+        fixture.fill(at.0, 1);
+        let frame = fixture.frame(at.0);
+        testing::damage_folio(fixture.memory, frame, FolioDamage::ToggleExclusive);
+        assert_eq!(fixture.broken(&[]), Violation::ExclusiveButOfObject(frame));
         testing::damage_folio(fixture.memory, frame, FolioDamage::ToggleExclusive);
     });
 }

@@ -296,6 +296,31 @@ fn shared_memory_on_a_device_is_not_waited_for() {
     });
 }
 
+/// Two mappings show what an early read has brought: a page of an object is no anonymous page of one process.
+#[test]
+fn shared_memory_that_a_device_has_read_early_is_mapped_twice() {
+    let device = device(4096, SwapService::InOrder);
+    with_device::<Amd64>(64 * MIB, 0, device, |swapping| {
+        let memory = swapping.memory;
+        let object = memory.shared_memory(16 * PAGE, Sealing::Allowed, Accounting::PerPage);
+        let object = object.unwrap();
+        for at in [AT, AT + GIB] {
+            map(swapping.space, &object, at, 16 * PAGE, Sharing::Shared).unwrap();
+        }
+        swapping.fill(AT, 16);
+        swapping.served(device, || swapping.page_out(AT, 16));
+        assert_eq!(object.swapped_pages(), 16);
+        begin(swapping, AT, 16).unwrap();
+        end(swapping, device);
+        swapping.assert_filled(AT, 16, AT);
+        swapping.assert_filled(AT + GIB, 16, AT);
+        audit(swapping.machine, memory, &[swapping.space]);
+        for at in [AT, AT + GIB] {
+            swapping.space.munmap(VirtAddr(at), 16 * PAGE).unwrap();
+        }
+    });
+}
+
 /// Pages that one word fills are in no device: with their neighbors, and alone, they come in.
 #[test]
 fn filled_pages_beside_others_come_from_a_device_area() {

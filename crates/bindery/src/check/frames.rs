@@ -3,7 +3,7 @@
 use crate::addr::Frame;
 use crate::frame::meta::Kind;
 use crate::frame::slab::Slab;
-use crate::frame::{Folio, Owner};
+use crate::frame::{Folio, Owner, OwnerKind};
 use crate::platform::Platform;
 use crate::vma::Vma;
 
@@ -63,8 +63,13 @@ impl<P: Platform> Audit<'_, '_, P> {
             }
             holds += mappings;
             names += u32::from(named);
-            if mappings > 1 && frames.is_exclusive(folio, page) {
-                return Err(Violation::ExclusiveButShared { frame, mappings });
+            if frames.is_exclusive(folio, page) {
+                if mappings > 1 {
+                    return Err(Violation::ExclusiveButShared { frame, mappings });
+                }
+                if frames.owner_kind(folio) != OwnerKind::Anonymous {
+                    return Err(Violation::ExclusiveButOfObject(frame));
+                }
             }
         }
         let references = frames.references(folio) - u32::from(frames.is_swap_cached(folio));

@@ -127,6 +127,8 @@ pub enum Violation {
         /// How often it is mapped.
         mappings: u32,
     },
+    /// A page of shared memory or of a file is marked exclusive: no process has it alone.
+    ExclusiveButOfObject(Frame),
     /// An allocated frame cannot be reached.
     Leaked(Frame),
     /// A folio without mappings that no object names still names an owner, which may be freed.
@@ -307,6 +309,9 @@ impl fmt::Display for Violation {
             }
             Self::ExclusiveButShared { frame, mappings } => {
                 write!(f, "{frame:?} is exclusive and mapped {mappings} times")
+            }
+            Self::ExclusiveButOfObject(frame) => {
+                write!(f, "{frame:?} is exclusive and a page of an object")
             }
             Self::StaleOwner(frame) => {
                 write!(f, "{frame:?} heads a folio without mappings that names an owner")

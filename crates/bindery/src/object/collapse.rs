@@ -182,7 +182,6 @@ fn replace<P: Platform>(
     let (frames, platform) = (&memory.frames, &memory.platform);
     let end = first + u64::from(folio.pages());
     frames.set_fresh_owner(folio, object.as_owner(), FolioIndex::new(first));
-    frames.clear_exclusive(folio, 0, folio.pages());
     // All at once: only a folio that is frozen or fresh may be found with less than the index
     // names.
     frames.publish(folio, folio.pages());

@@ -66,6 +66,7 @@ fn enter<'m, P: Platform>(
     let pages = folio.pages();
     let count = u64::from(pages);
     frames.set_fresh_owner(folio, object.as_owner(), FolioIndex::new(first));
+    // A userfaultfd fills folios before it knows for what.
     frames.clear_exclusive(folio, 0, pages);
     object.pages.change_with_nodes(memory, |index, nodes| {
         // In one step with the look at the index: a call that drops pages has canceled the read

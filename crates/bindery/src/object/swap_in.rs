@@ -153,7 +153,6 @@ fn read_folio<P: Platform>(
     let (frames, platform) = (&memory.frames, &memory.platform);
     let Some(lock) = frames.try_lock_folio(platform, folio) else { return Err(Unread::Slots) };
     frames.set_fresh_owner(folio, Owner::Nobody, FolioIndex::NONE);
-    frames.clear_exclusive(folio, 0, folio.pages());
     // The cache's reference, and ours. Published first: a thread that finds the folio by a slot
     // finds it counted.
     frames.publish_two(folio);

@@ -379,7 +379,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let mut counts = Counts::default();
         memory.may_wait();
         let deposit = new_table(memory, Level::PTE, &mut counts).ok_or(NoMemory)?;
-        let Some(folio) = memory.frames.new_folio(order) else {
+        let Some(folio) = memory.frames.new_exclusive_folio(order) else {
             // SAFETY: 1. made above; 2. nobody else has seen it.
             unsafe { free_table(memory, deposit, &mut counts) };
             self.page_table.stats.add(&counts);

@@ -18,13 +18,17 @@ use super::{Machine, assert_all_free, blocks, free, machine};
 use crate::addr::{Frame, Order};
 
 #[test]
-fn a_fresh_folio_is_its_makers_alone_and_exclusive_all_over() {
+fn a_fresh_folio_is_its_makers_alone_and_all_or_nothing_of_it_is_exclusive() {
     for order in Order::PAGE.up_to(MAX_FOLIO_ORDER) {
         let (machine, frames) = machine(2048);
-        let folio = frames.new_folio(order).unwrap();
+        let folio = frames.new_exclusive_folio(order).unwrap();
         assert_eq!((frames.references(folio), frames.mappings(folio)), (0, 0));
         assert!(frames.try_hold(&machine, folio.head).is_none());
         assert!(frames.are_exclusive(folio, 0, folio.pages()));
+        let shared = frames.new_folio(order).unwrap();
+        let none = ExclusiveRun { exclusive: false, count: folio.pages() };
+        assert_eq!(frames.exclusive_run(shared, 0, folio.pages()), none);
+        frames.discard(&machine, shared);
         assert!(!frames.is_dirty(folio));
         for page in 0..folio.pages() {
             assert_eq!(frames.folio_of(folio.head.plus(page)), Some(folio));
@@ -39,7 +43,7 @@ fn a_fresh_folio_is_its_makers_alone_and_exclusive_all_over() {
 #[test]
 fn the_last_mapping_or_reference_frees() {
     let (machine, frames) = machine(64);
-    let folio = frames.new_folio(Order(4)).unwrap();
+    let folio = frames.new_exclusive_folio(Order(4)).unwrap();
     let counts = || (frames.references(folio), frames.mappings(folio));
     frames.first_map(folio, 16);
     assert_eq!(counts(), (0, 16));
@@ -52,7 +56,7 @@ fn the_last_mapping_or_reference_frees() {
     assert_eq!(frames.release(&machine, folio), Freed::Yes);
     assert_eq!(*machine.released.lock().unwrap(), [(folio.head, 16)]);
 
-    let folio = frames.new_folio(Order::PAGE).unwrap();
+    let folio = frames.new_exclusive_folio(Order::PAGE).unwrap();
     frames.first_map(folio, 1);
     assert_eq!(frames.unmap(&machine, folio, 1), Freed::Yes);
     assert_all_free(&frames);
@@ -61,7 +65,7 @@ fn the_last_mapping_or_reference_frees() {
 #[test]
 fn only_pages_of_live_folios_have_a_folio() {
     let (machine, frames) = machine(64);
-    let folio = frames.new_folio(Order(4)).unwrap();
+    let folio = frames.new_exclusive_folio(Order(4)).unwrap();
     // From now on this is the only memory.
     while frames.allocate(Order::PAGE, AllocateFor::Use).is_some() {}
     frames.discard(&machine, folio);
@@ -82,7 +86,7 @@ fn only_pages_of_live_folios_have_a_folio() {
     free(&frames, &machine, raw, Order(4));
 
     // A smaller folio at the same place does not get the tails that the larger one left.
-    let small = frames.new_folio(Order(2)).unwrap();
+    let small = frames.new_exclusive_folio(Order(2)).unwrap();
     assert_eq!(small.head, folio.head);
     (4..16).map(|page| folio.head.plus(page)).for_each(nothing);
     (0..4).for_each(|page| assert_eq!(frames.folio_of(small.head.plus(page)), Some(small)));
@@ -91,7 +95,7 @@ fn only_pages_of_live_folios_have_a_folio() {
 #[test]
 fn too_many_mappings_are_refused() {
     let (_machine, frames) = machine(64);
-    let folio = frames.new_folio(Order(4)).unwrap();
+    let folio = frames.new_exclusive_folio(Order(4)).unwrap();
     frames.first_map(folio, 16);
     frames.meta(folio.head).count.store(((1 << 31) - 17) << 32, Relaxed);
     assert_eq!(frames.map(folio, 16), Ok(()));
@@ -102,7 +106,7 @@ fn too_many_mappings_are_refused() {
 #[test]
 fn taking_away_what_is_not_there_changes_nothing_and_is_counted() {
     let (machine, frames) = machine(64);
-    let folio = frames.new_folio(Order(1)).unwrap();
+    let folio = frames.new_exclusive_folio(Order(1)).unwrap();
     frames.publish(folio, 1);
     assert_eq!(frames.unmap(&machine, folio, 1), Freed::No);
     frames.map(folio, 2).unwrap();
@@ -117,7 +121,7 @@ fn taking_away_what_is_not_there_changes_nothing_and_is_counted() {
 fn of_many_threads_exactly_one_frees() {
     let (machine, frames) = machine(64);
     for _ in 0..200 {
-        let folio = frames.new_folio(Order(3)).unwrap();
+        let folio = frames.new_exclusive_folio(Order(3)).unwrap();
         frames.first_map(folio, 8);
         (1..4).for_each(|_| frames.map(folio, 8).unwrap());
         let freed = AtomicU32::new(0);
@@ -141,7 +145,7 @@ fn of_many_threads_exactly_one_frees() {
 #[test]
 fn dirty_and_the_lock_do_not_disturb_each_other() {
     let (machine, frames) = machine(64);
-    let folio = frames.new_folio(Order::PAGE).unwrap();
+    let folio = frames.new_exclusive_folio(Order::PAGE).unwrap();
     frames.publish(folio, 1);
     let lock = frames.try_lock_folio(&machine, folio).unwrap();
     assert!(frames.try_lock_folio(&machine, folio).is_none());
@@ -161,7 +165,7 @@ fn dirty_and_the_lock_do_not_disturb_each_other() {
 fn the_owner_of_an_unmapped_folio_goes_where_its_lock_is_handed_over() {
     const GROUP: u64 = 1 << 62;
     let (machine, frames) = machine(64);
-    let folio = frames.new_folio(Order::PAGE).unwrap();
+    let folio = frames.new_exclusive_folio(Order::PAGE).unwrap();
     let head = frames.meta(folio.head);
     head.word.store(GROUP, Relaxed);
     frames.first_map(folio, 1);
@@ -196,7 +200,7 @@ fn a_folio_whose_first_page_would_be_below_zero_has_no_index() {
 #[test]
 fn a_split_is_refused_with_the_reason_and_changes_nothing() {
     let (_machine, frames) = machine(64);
-    let folio = frames.new_folio(Order(3)).unwrap();
+    let folio = frames.new_exclusive_folio(Order(3)).unwrap();
     frames.publish(folio, 1);
     let split = |order, each| frames.split(folio, order, |_| each);
     assert_eq!(split(Order(3), 0), Err(SplitError::Order));
@@ -226,7 +230,7 @@ proptest! {
         count in 0u32..520,
     ) {
         let (_machine, frames) = machine(1200);
-        let folio = frames.new_folio(order).unwrap();
+        let folio = frames.new_exclusive_folio(order).unwrap();
         let mut model = vec![true; folio.pages() as usize];
         for (set, page, count) in steps {
             let end = (page + count).min(folio.pages());
@@ -257,7 +261,7 @@ proptest! {
     ) {
         let (part, whole) = (Order(part % whole), Order(whole));
         let (machine, frames) = machine(1200);
-        let folio = frames.new_folio(whole).unwrap();
+        let folio = frames.new_exclusive_folio(whole).unwrap();
         let pages = folio.pages();
         for (page, count) in shared {
             frames.clear_exclusive(folio, page, count);

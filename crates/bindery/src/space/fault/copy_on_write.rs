@@ -216,7 +216,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// `start`.
     pub(super) fn own_folio(&self, vma: &Vma, start: VirtAddr, order: Order) -> Option<Folio> {
         let frames = &self.page_table.memory.frames;
-        let folio = frames.new_folio(order)?;
+        let folio = frames.new_exclusive_folio(order)?;
         let owner = AnonGroup::as_owner(vma.group_pointer());
         frames.set_fresh_owner(folio, owner, vma.folio_index_at(start));
         Some(folio)

@@ -231,7 +231,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
         while let Some((order, slots)) = self.next_run(vma, page, slot, &mut orders) {
             memory.may_wait();
-            let Some(folio) = memory.frames.new_folio(order) else { continue };
+            let Some(folio) = memory.frames.new_exclusive_folio(order) else { continue };
             match self.read_folio(vma, wanted, folio, slots) {
                 Ok(step) => {
                     if reading == Reading::Fault {

@@ -303,10 +303,10 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     pub(super) fn new_fill_folio(&self, order: Order) -> Result<Folio, Error> {
         let memory = self.page_table.memory;
         memory.may_wait();
-        if let Some(folio) = memory.frames.new_folio(order) {
+        if let Some(folio) = memory.frames.new_exclusive_folio(order) {
             return Ok(folio);
         }
-        memory.retry(|| Ok(memory.frames.new_folio(Order::PAGE).ok_or(NoMemory)?))
+        memory.retry(|| Ok(memory.frames.new_exclusive_folio(Order::PAGE).ok_or(NoMemory)?))
     }
 
     /// Fills a folio that nobody else knows.

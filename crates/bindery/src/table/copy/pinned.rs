@@ -90,7 +90,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         let mut copied = Ok(());
         for page in pages.clone() {
             memory.may_wait();
-            let Some(copy) = frames.new_folio(Order::PAGE) else {
+            let Some(copy) = frames.new_exclusive_folio(Order::PAGE) else {
                 copied = Err(NoMemory);
                 break;
             };
