@@ -7,9 +7,10 @@ use bindery::addr::{VirtAddr, VirtRange};
 use bindery::arch::{Absent, Level, Marker};
 use bindery::platform::Cpu;
 use bindery::{
-    Access, Accounting, Advice, Error, FaultError, FileAccess, FillMode, Inspection, MapObject,
-    MapRequest, Object, PartialFill, Sealing, Sharing, UserfaultFault, UserfaultFeatures,
-    UserfaultKind, UserfaultMessage, UserfaultModes, WriteProtectMode,
+    Access, Accounting, Advice, Error, FaultError, FileAccess, FillMode, FrameKind, Inspection,
+    MapObject, MapRequest, Object, PartialFill, PinTime, Protection, Sealing, Sharing,
+    UserfaultFault, UserfaultFeatures, UserfaultKind, UserfaultMessage, UserfaultModes,
+    WriteProtectMode,
 };
 use bindery_hosted::{Machine, MemoryFiles};
 
@@ -21,6 +22,7 @@ use crate::support::objects_fixture::map;
 const LENGTH: u64 = 64 * PAGE;
 const HERE: u64 = 8 * AT;
 const HUGE: u64 = 2 << 20;
+const OWN_PAGE: (u32, FrameKind) = (1, FrameKind::Anonymous);
 const PROTECT: WriteProtectMode = WriteProtectMode::PROTECT;
 const LIFT: WriteProtectMode = WriteProtectMode::empty();
 
@@ -52,6 +54,30 @@ fn copy(fixture: &Fixture<'_, '_>, page: u64, byte: u8) -> Result<(), PartialFil
         Ok(())
     };
     fixture.space.fill_copy(fixture.fd, here(page), PAGE, FillMode::empty(), &mut source)
+}
+
+/// A zero page in a private mapping of shared memory belongs to no object: a device gets a page that stays.
+#[test]
+fn a_zero_page_that_is_pinned_becomes_one_of_the_program() {
+    with_wish(Wish::default(), |fixture| {
+        let object = fixture.memory.shared_memory(LENGTH, Sealing::Allowed, Accounting::PerPage);
+        let (object, space) = (object.unwrap(), fixture.space);
+        map(space, &object, HERE, LENGTH, Sharing::Private).unwrap();
+        let missing = UserfaultModes::MISSING;
+        space.register_userfault(fixture.fd, VirtAddr(HERE), LENGTH, missing).unwrap();
+        space.fill_zeroes(fixture.fd, here(0), 4 * PAGE, FillMode::empty()).unwrap();
+        for (page, time) in [(0, PinTime::Short), (1, PinTime::Long)] {
+            let pinned = space.pin(here(page), 1, Access::Read, time).unwrap();
+            assert_eq!((pinned.pages(), fixture.memory.frame_kind(pinned.first())), OWN_PAGE);
+        }
+        space.mprotect(here(2), PAGE, Protection::READ).unwrap();
+        let pinned = space.pin(here(2), 1, Access::Read, PinTime::Short).unwrap();
+        assert_eq!((pinned.pages(), fixture.memory.frame_kind(pinned.first())), OWN_PAGE);
+        drop(pinned);
+        assert_eq!(object.resident_pages(), 0);
+        space.unregister_userfault(fixture.fd, VirtAddr(HERE), LENGTH).unwrap();
+        space.munmap(VirtAddr(HERE), LENGTH).unwrap();
+    });
 }
 
 #[test]

@@ -149,9 +149,13 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 .map_or(VirtRange::raw(page.0, page.0 + PAGE_SIZE), |range| {
                     range.intersection(vma.range())
                 });
-            if let Some(pinned) = self.pin_present(vma, range, access, own, count)? {
-                return Ok(pinned);
-            }
+            let own = match self.pin_present(vma, range, access, own, count)? {
+                Present::Pinned(pinned) => return Ok(pinned),
+                Present::Other => own,
+                // A private mapping of an object may have it too (`UFFDIO_ZEROPAGE`), and a read would
+                // leave it there.
+                Present::ZeroPage => true,
+            };
             // A page of its own comes with a write, where that is allowed.
             let writable = vma.protection().contains(Protection::WRITE);
             drop(locked);
@@ -164,7 +168,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 
     /// Pins what is mapped from the beginning of `range` on, if it allows the access and, with
-    /// `own`, is nobody else's. The VMA is locked.
+    /// `own`, no other process maps it. The VMA is locked.
     fn pin_present(
         &self,
         vma: &Vma,
@@ -172,7 +176,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         access: Access,
         own: bool,
         count: &'m PinCount,
-    ) -> Result<Option<Pinned<'m, P>>, PinError> {
+    ) -> Result<Present<'m, P>, PinError> {
         let memory = self.page_table.memory;
         let at = range.start();
         // One table at a time: the run ends with it at the latest.
@@ -181,19 +185,19 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
         let EntryAt { node, index, entry: raw } = cursor.entry_at(at);
         if node.level.kind(raw) != Kind::Leaf {
-            return Ok(None);
+            return Ok(Present::Other);
         }
         let entry = node.single(raw, index);
         let permissions = P::Arch::attributes(entry).permissions;
         let inside = (at.0 & (node.level.span() - 1)) >> PAGE_SHIFT;
         let first = P::Arch::frame(entry).plus(inside as u32);
-        let Some(folio) = memory.frames.folio_of(first) else { return Ok(None) };
+        let Some(folio) = memory.frames.folio_of(first) else { return Ok(Present::ZeroPage) };
         let number = first.0 - folio.head.0;
         let limit = (folio.pages() - number).min(range.pages() as u32);
         let found = memory.frames.exclusive_run(folio, number, limit);
         let shared_object = memory.frames.is_of_object(folio) && !own;
         if !permissions.contains(access.permission()) || own && !found.exclusive {
-            return Ok(None);
+            return Ok(Present::Other);
         }
         let wanted = if shared_object { limit } else { found.count };
         let pages = if node.level > Level::PTE {
@@ -215,6 +219,15 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         } else {
             None
         };
-        Ok(Some(Pinned { memory, folio, first, pages, access, file, _share: share }))
+        Ok(Present::Pinned(Pinned { memory, folio, first, pages, access, file, _share: share }))
     }
+}
+
+/// What a pin finds.
+enum Present<'m, P: Platform> {
+    Pinned(Pinned<'m, P>),
+    /// A zero page, or a page of the huge one: only private mappings have them.
+    ZeroPage,
+    /// Nothing, or a page that does not do.
+    Other,
 }
