@@ -4,32 +4,64 @@
 //
 // Memory runs out, and a process is killed. A bystander that sleeps for ten
 // milliseconds at a time never waits for long: work that frees memory gives
-// the CPU away in between. Times are instructions, one nanosecond each.
+// the CPU away in between. So does work on a large object. Times are
+// instructions, one nanosecond each.
 
 #include "pressure.h"
 #include "swap.h"
 
+#include <fcntl.h>
 #include <sys/sysinfo.h>
 
 #define LONGEST 50000000ull
 
 static struct shared *shared;
 
-static void pressure(const char *text, size_t length, int one_in) {
+static pid_t watch(void) {
     memset((void *)shared, 0, sizeof *shared);
     pid_t sleeper = CHILD(pressure_sleeper(shared));
     shared->begins = 1;
-    pid_t taker = CHILD(pressure_take(length, MAP_PRIVATE, one_in));
-    int status = test_wait(taker);
+    return sleeper;
+}
+
+static void end_watch(pid_t sleeper, const char *text) {
+    // Until the wait has ended that has begun by now.
+    struct timespec two = {0, 2 * NAP};
+    nanosleep(&two, 0);
     shared->begins = 0;
     shared->ends = 1;
     int slept = test_wait(sleeper);
     test_print("%s: %llu naps, the longest wait %llu us", text, (unsigned long long)shared->naps,
                (unsigned long long)shared->worst / 1000);
-    CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, text);
     CHECK(WIFEXITED(slept) && WEXITSTATUS(slept) == 0, "the bystander lives");
     CHECK(shared->naps > 0 && shared->worst <= LONGEST, "no wait is long");
     test_arm_watchdog();
+}
+
+static void pressure(const char *text, size_t length, int one_in) {
+    pid_t sleeper = watch();
+    pid_t taker = CHILD(pressure_take(length, MAP_PRIVATE, one_in));
+    int status = test_wait(taker);
+    CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, text);
+    end_watch(sleeper, text);
+}
+
+// The last mapping, and the last name of a file: what is large goes in pieces.
+static void ends(size_t length) {
+    pid_t sleeper = watch();
+    pid_t taker = CHILD(pressure_take(length, MAP_SHARED, 512));
+    int status = test_wait(taker);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "shared memory ends with its process");
+    end_watch(sleeper, "the end of shared memory");
+
+    int fd = open("/tmp/large", O_RDWR | O_CREAT, 0600);
+    NEED(fd >= 0);
+    sleeper = watch();
+    STEP_EQUAL(posix_fallocate(fd, 0, length), 0);
+    STEP_EQUAL(ftruncate(fd, length / 2), 0);
+    STEP_EQUAL(unlink("/tmp/large"), 0);
+    STEP_EQUAL(close(fd), 0);
+    end_watch(sleeper, "the end of a file");
 }
 
 int main(void) {
@@ -38,6 +70,7 @@ int main(void) {
     NEED(sysinfo(&machine) == 0);
     size_t memory = machine.totalram;
     shared = pressure_shared();
+    ends(memory * 2 / 5 & -MIB);
     pressure("no swap", 2 * memory, 512);
     // A quarter of memory as slots: swap is full first.
     STEP_EQUAL(swap_begin(memory / 4 & -MIB), 0);

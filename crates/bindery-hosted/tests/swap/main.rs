@@ -17,6 +17,7 @@ mod flags;
 mod interposed;
 mod no_access;
 mod no_block;
+mod object_pieces;
 mod owners;
 mod page_out;
 mod parts;

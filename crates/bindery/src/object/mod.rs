@@ -10,7 +10,8 @@
 //! | `page_index` | the index of its pages, with its lock |
 //! | `invalidate` | its invalidate lock, and the proofs that it is held |
 //! | `attachments` | reports of its mappings |
-//! | `pages` | pages found, marked dirty, dropped |
+//! | `pages` | pages found, marked dirty |
+//! | `dropping` | pages dropped |
 //! | `fetch`, `supply` | pages brought in; filled folios enter the page index |
 //! | `in_flight` | the pages that the pager works on, and the waiters for them |
 //! | `awaited` | waits with all locks released |
@@ -66,6 +67,7 @@ mod collapse;
 mod content;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod damage;
+mod dropping;
 mod fetch;
 mod holes;
 mod in_flight;
@@ -123,7 +125,8 @@ pub(crate) const MAX_SIZE: u64 = i64::MAX as u64;
 
 /// A handle to shared memory or a file, like a kernel's open file description. Clones are handles
 /// to the same object. The object lives while a handle or a mapping exists; with the last of them
-/// its memory is freed.
+/// its memory is freed. So the drop of a handle may sleep: what is dirty goes to the pager, and other
+/// threads run in between ([`Platform::yield_if_due`]).
 ///
 /// All methods take `&self` and may be called from several CPUs at once. None may be called from
 /// interrupt context.

@@ -13,14 +13,13 @@ use crate::frame::{Folio, Freed};
 use crate::platform::Platform;
 
 use super::awaited::Stop;
+use super::dropping::drop_pages;
 use super::fetch::{Wanted, obtain};
 use super::in_flight::Ticket;
 use super::invalidate::{PagesMayGo, PagesStay};
-use super::state::Accounting;
 use super::{Object, ObjectState};
 use crate::bytes;
-use crate::collections::page_tree::{PageFlags, PageRun, PageStretch, SwapSlot, SwappedRun};
-use crate::swap::SlotRun;
+use crate::collections::page_tree::{PageFlags, PageRun, PageStretch, SwapSlot};
 
 /// What is at `page`, and how far it goes on, at most `limit` pages: a run in consecutive
 /// frames of one folio, which the first one names, or pages that are not in memory. What lies
@@ -287,63 +286,6 @@ pub(crate) fn mark_written<P: Platform>(object: &Object<'_, P>, page: u64, count
     }
 }
 
-/// Drops the pages from `first` to `end`, which are mapped nowhere: the frames are free unless
-/// somebody else holds them, and so are the slots of those in swap.
-///
-/// Complexity: in the runs, and O(height of the index) for each 64 pages.
-pub(super) fn drop_pages<P: Platform>(
-    memory: &Memory<P>,
-    object: &ObjectState,
-    first: u64,
-    end: u64,
-    proof: &PagesMayGo,
-) {
-    if object.pages.swapped() > 0 {
-        drop_swapped(memory, object, first, end);
-    }
-    loop {
-        let taken = object.pages.change(memory, |index, nodes| {
-            let run = index.take_run(first, end, nodes);
-            (run, run.map_or(0, |run| -i64::from(run.count)))
-        });
-        let Some(run) = taken else { return };
-        for_each_part(memory, run, |page, frame, folio, count| {
-            debug_assert!(frame.0 >= folio.head.0);
-            let first = page - u64::from(frame.0 - folio.head.0);
-            let_go(memory, object, first, folio, count, proof);
-            true
-        });
-        if object.accounting() == Accounting::PerPage {
-            object.uncommit(memory, u64::from(run.count));
-        }
-    }
-}
-
-/// Drops those of the pages from `first` to `end` that are in swap: nobody names their slots any
-/// more. The same costs.
-#[cold]
-fn drop_swapped<P: Platform>(memory: &Memory<P>, object: &ObjectState, first: u64, end: u64) {
-    loop {
-        let taken = object.pages.change(memory, |index, nodes| {
-            let run = index.take_swapped(first, end, nodes);
-            object.pages.count_swapped(run.map_or(0, |run| -i64::from(run.count)));
-            (run, 0)
-        });
-        let Some(run) = taken else { return };
-        // The index names them no more: a folio that is being written out, or stays in the swap
-        // cache since it could not be, is let go with them.
-        memory.release_slots(slots_of(run));
-        if object.accounting() == Accounting::PerPage {
-            object.uncommit(memory, u64::from(run.count));
-        }
-    }
-}
-
-/// The slots of a run in swap.
-pub(super) fn slots_of(run: SwappedRun) -> SlotRun {
-    SlotRun { area: run.first.area, first: run.first.slot, count: run.count }
-}
-
 /// Gives the references to `count` pages of `folio` back, which the index named until now; its
 /// first page belongs at `first`. If it names no page of the folio any more, and somebody else
 /// holds it, the folio belongs to nobody. No page of the folio comes or goes meanwhile. May wait
@@ -394,7 +336,7 @@ pub(super) fn drop_untouched<P: Platform>(
         for_each_part(memory, run, |page, _, folio, count| {
             let frames = &memory.frames;
             if frames.mappings(folio) == 0 && frames.pins(folio) == 0 && !frames.is_dirty(folio) {
-                drop_pages(memory, object, page, page + u64::from(count), proof);
+                drop_pages(memory, object, PageRange::from_count(page, u64::from(count)), proof);
             }
             true
         });
@@ -422,7 +364,7 @@ pub(super) fn any_folio<P: Platform>(
 
 /// Cuts a run where folios meet, and calls `f` with the first page, its frame, the folio and how
 /// many pages of it, as long as it says to go on. Says whether that was to the end.
-fn for_each_part<P: Platform>(
+pub(super) fn for_each_part<P: Platform>(
     memory: &Memory<P>,
     run: PageRun,
     mut f: impl FnMut(u64, Frame, Folio, u32) -> bool,

@@ -7,6 +7,7 @@ use crate::platform::Platform;
 use crate::vma::MappingFlags;
 
 use super::awaited::Stop;
+use super::dropping::{Piece, drop_in_pieces};
 use super::fetch::{Wanted, demand, obtain};
 use super::in_flight::Reads;
 use super::invalidate::PagesMayGo;
@@ -93,7 +94,7 @@ impl<P: Platform> Object<'_, P> {
             object.set_size(bytes);
             let first = pages_of(bytes);
             mappings::unmap(memory, object, first, PAGE_LIMIT - first, Copies::Dropped, proof);
-            pages::drop_pages(memory, object, first, PAGE_LIMIT, proof);
+            drop_in_pieces(memory, object, PageRange { first, end: PAGE_LIMIT }, proof);
             pages::zero_part(memory, object, bytes, first << PAGE_SHIFT);
             Ok(())
         })
@@ -180,7 +181,7 @@ impl<P: Platform> Object<'_, P> {
         }
         if first < after {
             mappings::unmap(memory, object, first, after - first, Copies::Kept, proof);
-            pages::drop_pages(memory, object, first, after, proof);
+            drop_in_pieces(memory, object, PageRange { first, end: after }, proof);
         }
         pages::zero_part(memory, object, offset, first << PAGE_SHIFT);
         pages::zero_part(memory, object, after << PAGE_SHIFT, end);
@@ -241,12 +242,13 @@ impl<P: Platform> Object<'_, P> {
             // What can never fit is not tried.
             return Err(Error::NoSpace.into());
         }
-        let mut page = first;
+        let (mut page, mut piece) = (first, Piece::first_of(memory));
         while page < end {
             // The changes are held, so no page goes meanwhile.
             let (found, count) = pages::run_at(memory, object, page, end - page);
             if found.is_some() {
                 page += count;
+                piece.add(u32::try_from(count).unwrap_or(u32::MAX));
                 continue;
             }
             let obtained = interrupt::check(&memory.platform)

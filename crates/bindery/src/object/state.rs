@@ -4,7 +4,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::Memory;
-use crate::addr::{Orders, PAGE_SIZE};
+use crate::addr::{Orders, PAGE_SIZE, PageRange};
 use crate::error::Error;
 use crate::frame::{OWNER_ALIGN, Owner};
 use crate::memory::{Record, RecordKind};
@@ -14,14 +14,15 @@ use crate::sync::rw_lock::RwLock;
 use crate::vma::MappingFlags;
 
 use super::attachments::SegmentMark;
+use super::dropping::drop_in_pieces;
 use super::invalidate::InvalidateLock;
 use super::page_index::Pages;
 use super::pager::Pager;
 use super::quota::Quota;
 use super::registry::{Links, Registry};
+use super::save;
 use super::seals::{SealState, Seals};
 use super::swap_ahead::SwapAhead;
-use super::{pages, save};
 use crate::collections::page_tree::{Node, PAGE_LIMIT};
 
 /// How the memory of an object counts as committed ([`crate::Commitment`]).
@@ -361,7 +362,7 @@ pub(super) fn release<P: Platform>(memory: &Memory<P>, node: NonNull<ObjectState
     Registry::of(memory).take(node);
     // A reclaimer has no holder, only this lock.
     object.invalidate_lock.with_write(&memory.platform, |proof| {
-        pages::drop_pages(memory, object, 0, PAGE_LIMIT, proof);
+        drop_in_pieces(memory, object, PageRange { first: 0, end: PAGE_LIMIT }, proof);
     });
     object.uncommit(memory, object.committed());
     if let Some((pager, file)) = object.file() {

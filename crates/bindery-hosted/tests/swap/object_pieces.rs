@@ -1,0 +1,87 @@
+//! Long work on large shared memory: other threads run in between.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use bindery::addr::{PAGE_SIZE, VirtAddr};
+use bindery::{
+    Access, Accounting, AddressSpace, Advice, FileAccess, Growth, MapObject, MapRequest, Memory,
+    Object, Sealing, Sharing,
+};
+
+use super::interposed::{Interposed, Moment, interposed};
+use crate::support::{GIB, MIB, fixed, options};
+
+const AT: VirtAddr = VirtAddr(GIB);
+const PAGES: u64 = 4096;
+
+/// An object all of whose pages were written, some of which are in swap.
+fn filled<'m>(
+    memory: &'m Memory<Interposed>,
+    space: &AddressSpace<'m, Interposed>,
+    in_swap: u64,
+) -> Object<'m, Interposed> {
+    let size = PAGES * PAGE_SIZE;
+    let object = memory.shared_memory(size, Sealing::Allowed, Accounting::PerPage).unwrap();
+    let access = FileAccess::READ | FileAccess::WRITE;
+    let source = MapObject { object: &object, offset: 0, access };
+    space
+        .mmap_object(&MapRequest { sharing: Sharing::Shared, ..fixed(AT.0, size) }, &source)
+        .unwrap();
+    for page in 0..PAGES {
+        space.fault(VirtAddr(AT.0 + page * PAGE_SIZE), Access::Write).unwrap();
+    }
+    space.madvise(AT, in_swap * PAGE_SIZE, Advice::PageOut).unwrap();
+    assert_eq!((object.resident_pages(), object.swapped_pages()), (PAGES - in_swap, in_swap));
+    object
+}
+
+/// How often other threads may run while `work` is done.
+fn pauses(memory: &Memory<Interposed>, work: impl FnOnce()) -> u64 {
+    let pauses = Arc::new(AtomicU64::new(0));
+    let seen = Arc::clone(&pauses);
+    memory.platform().at(Moment::Pause, move || {
+        seen.fetch_add(1, Relaxed);
+    });
+    work();
+    pauses.load(Relaxed)
+}
+
+#[test]
+fn other_threads_run_while_shared_memory_ends() {
+    for in_swap in [0, PAGES] {
+        let (_machine, memory) = interposed(64 * MIB);
+        memory.swap_on(PAGES, 0).unwrap();
+        let space = AddressSpace::new(&memory, options()).unwrap();
+        let object = filled(&memory, &space, in_swap);
+        drop(object);
+        let count = pauses(&memory, || space.munmap(AT, PAGES * PAGE_SIZE).unwrap());
+        assert!(count >= PAGES / 256, "the last mapping: {count} pauses, {in_swap} in swap");
+
+        let object = filled(&memory, &space, in_swap);
+        space.munmap(AT, PAGES * PAGE_SIZE).unwrap();
+        let count = pauses(&memory, || drop(object));
+        assert!(count >= PAGES / 256, "the last handle: {count} pauses, {in_swap} in swap");
+    }
+}
+
+#[test]
+fn other_threads_run_while_shared_memory_is_allocated() {
+    let (_machine, memory) = interposed(64 * MIB);
+    let object = memory.shared_memory(0, Sealing::Allowed, Accounting::PerPage).unwrap();
+    let allocate = || object.allocate(0, PAGES * PAGE_SIZE, Growth::Allowed).unwrap();
+    let count = pauses(&memory, allocate);
+    assert!(count >= PAGES / 256, "{count} pauses");
+}
+
+#[test]
+fn other_threads_run_while_shared_memory_is_cut() {
+    let (_machine, memory) = interposed(64 * MIB);
+    memory.swap_on(PAGES, 0).unwrap();
+    let space = AddressSpace::new(&memory, options()).unwrap();
+    let object = filled(&memory, &space, PAGES / 2);
+    let count = pauses(&memory, || object.punch_hole(0, PAGES / 4 * PAGE_SIZE).unwrap());
+    assert!(count >= PAGES / 4 / 256, "{count} pauses for a hole");
+    let count = pauses(&memory, || object.set_size(0).unwrap());
+    assert!(count >= PAGES * 3 / 4 / 256, "{count} pauses for a truncation");
+}
