@@ -101,26 +101,22 @@ impl<P: Platform> Frames<P> {
     ///
     /// Does not sleep. O(pages): each tail learns its head.
     pub(crate) fn new_folio(&self, order: Order) -> Option<Folio> {
-        self.new_folio_with(order, 0)
+        let folio = self.new_exclusive_folio(order)?;
+        self.clear_exclusive(folio, 0, folio.pages());
+        Some(folio)
     }
 
     /// As [`Frames::new_folio`], with every page anon-exclusive: for anonymous memory of one process.
     pub(crate) fn new_exclusive_folio(&self, order: Order) -> Option<Folio> {
-        self.new_folio_with(order, u64::MAX)
-    }
-
-    /// `exclusive` is all ones or all zeroes.
-    #[inline(always)]
-    fn new_folio_with(&self, order: Order, exclusive: u64) -> Option<Folio> {
         if order > MAX_FOLIO_ORDER {
             return None;
         }
         let folio = Folio { head: self.allocate(order, AllocateFor::Use)?, order };
         let head = self.meta(folio.head);
-        let flag = if order == Order::PAGE && exclusive != 0 { EXCLUSIVE } else { 0 };
+        let exclusive = if order == Order::PAGE { EXCLUSIVE } else { 0 };
         self.write_tails(folio);
-        self.write_words(folio, |_| exclusive & bits(0, folio.pages().min(WORD_PAGES)));
-        head.state.store(state_of(Kind::Folio, order) | flag, Relaxed);
+        self.write_words(folio, |_| bits(0, folio.pages().min(WORD_PAGES)));
+        head.state.store(state_of(Kind::Folio, order) | exclusive, Relaxed);
         Some(folio)
     }
 
