@@ -7,6 +7,7 @@ mod copy_on_write;
 mod counts;
 mod faults;
 mod large_folio_effort;
+mod locked_memory;
 mod nothing_there;
 mod scale;
 mod sections;

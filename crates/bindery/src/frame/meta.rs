@@ -11,7 +11,7 @@
 //! | Free: block of the buddy allocator | order | the free list of its order | | | |
 //! | Raw: allocated, no meaning yet | order | [`NONE`] | 0 | 0 | 0 |
 //! | Table: node of a page table | level, [`LOCK`], [`STRAY`], [`GUARDS`] | `next`: link in a gather or in the deposit; `previous`: pending flushes, see `frame::pending` | first of the deposit | 0 | entry count |
-//! | Folio: head of user memory | order, [`FOLIO_LOCK`], [`ORPHAN`], [`FOLIO_PARKED`], [`DIRTY`], [`LAZY`], [`FETCHABLE`], [`SWAP_CACHED`], [`REFERENCED`], [`HOT`], [`LOOKED`], [`WRITEBACK`], [`SHARED_EIGHTHS`], [`EXCLUSIVE`] (order 0) | with [`SWAP_CACHED`]: its swap slots, see [`super::swap_place`] | with `word`: the anon group or object, see [`super::owner`] | references, pins, mappings, see [`super::count`]; 0 while fresh | kind of owner, index of the first page there |
+//! | Folio: head of user memory | order, [`FOLIO_LOCK`], [`ORPHAN`], [`FOLIO_PARKED`], [`DIRTY`], [`LAZY`], [`FETCHABLE`], [`SWAP_CACHED`], [`REFERENCED`], [`HOT`], [`LOOKED`], [`UNEVICTABLE`], [`WRITEBACK`], [`SHARED_EIGHTHS`], [`EXCLUSIVE`] (order 0) | with [`SWAP_CACHED`]: its swap slots, see [`super::swap_place`] | with `word`: the anon group or object, see [`super::owner`] | references, pins, mappings, see [`super::count`]; 0 while fresh | kind of owner, index of the first page there |
 //! | Tail of a folio | order of the head | | number of the head | 0 | of `head + 1` to `head + 8`: anon-exclusive bits |
 //! | Tail of another block | unspecified | | unspecified | | |
 //! | Slab: frame full of small objects | order 0 | list of frames with room | | 0 | free slots and objects in use, see [`super::slab`] |
@@ -22,8 +22,8 @@
 //! | Compressed: frame of compressed pages, or a block that compressors work in | order | list of frames with as large a hole | | 0 | chunks in use, see `swap::compressed` |
 //!
 //! ```text
-//! state   31          30      29            28         27 .. 24  23 .. 20        19           18      17   16          15           14         13      12    11         10     9      8     7 .. 4          3 .. 0
-//!         FOLIO_LOCK  ORPHAN  FOLIO_PARKED  WRITEBACK  spare     SHARED_EIGHTHS  READ_AROUND  LOOKED  HOT  REFERENCED  SWAP_CACHED  FETCHABLE  GUARDS  LAZY  EXCLUSIVE  DIRTY  STRAY  LOCK  order or level  kind
+//! state   31          30      29            28         27 .. 25  24           23 .. 20        19           18      17   16          15           14         13      12    11         10     9      8     7 .. 4          3 .. 0
+//!         FOLIO_LOCK  ORPHAN  FOLIO_PARKED  WRITEBACK  spare     UNEVICTABLE  SHARED_EIGHTHS  READ_AROUND  LOOKED  HOT  REFERENCED  SWAP_CACHED  FETCHABLE  GUARDS  LAZY  EXCLUSIVE  DIRTY  STRAY  LOCK  order or level  kind
 //! ```
 //!
 //! `count` is zero in every frame but the head of a published folio. So a walker that has only a
@@ -96,6 +96,8 @@ pub(crate) const SHARED_SHIFT: u32 = 20;
 /// How many eighths of its pages the folio has to lose in mappings before one process may have
 /// them all: what a walk over the entries of one has found, see [`super::alone`].
 pub(crate) const SHARED_EIGHTHS: u32 = 0xf << SHARED_SHIFT;
+/// The last look of reclaim found the folio locked into memory, see [`super::unevictable`].
+pub(crate) const UNEVICTABLE: u32 = 1 << 24;
 /// The lock of the folio is that of a request which a swap device is writing. Set only beside the
 /// lock, and cleared with it.
 pub(crate) const WRITEBACK: u32 = 1 << 28;

@@ -19,6 +19,7 @@
 //! | `pending`, `table_meta` | page tables: pending flushes; what else is known of one |
 //! | `slab` | `Slab`: small objects of the core, carved from frames |
 //! | `swap_place` | the swap slots of a folio in the swap cache |
+//! | `unevictable` | folios that reclaim has found locked into memory |
 //! | `view` | the use of each frame |
 //! | `inject` | allocations that fail on purpose, for tests |
 //!
@@ -66,6 +67,7 @@ pub(crate) mod swap_place;
 pub(crate) mod table_meta;
 #[cfg(test)]
 pub(crate) mod tests;
+mod unevictable;
 mod view;
 
 use core::fmt;

@@ -194,6 +194,7 @@ pub(crate) fn swap_out<'m, P: Platform>(
         note(match stays {
             Some(why) => {
                 memory.free_unused_slots(slots);
+                memory.frames.set_unevictable(*leaving.held, why == ObjectFolio::NotReclaimable);
                 why
             }
             None => match send(memory, object, leaving, slots, batch) {

@@ -20,6 +20,8 @@ enum Mapped {
     Nowhere,
     /// One table of one VMA.
     InOne,
+    /// The same, of a VMA that is locked into memory.
+    Locked,
     InSeveral,
 }
 
@@ -51,6 +53,7 @@ impl<P: Platform> Memory<P> {
         };
         let mapped =
             if pinned { Mapped::Nowhere } else { self.take_around(folio, &mut victims, batch) };
+        self.frames.set_unevictable(folio, mapped == Mapped::Locked);
         if victims.is_held_to_be_cut() {
             return self.cut_held(held, lock, batch);
         }
@@ -122,9 +125,9 @@ impl<P: Platform> Memory<P> {
                 let span = P::Arch::PMD.span();
                 let table = VirtRange::raw(hit.range.start().align_down(span).0, hit.range.end().0);
                 if met >= mappings && table.pages() << PAGE_SHIFT <= span {
-                    mapped = Mapped::InOne;
                     entries += u64::from(P::Arch::ENTRIES);
-                    batch.take_window(hit, victims);
+                    let locked = batch.take_window(hit, victims);
+                    mapped = if locked { Mapped::Locked } else { Mapped::InOne };
                 } else if met > 0 {
                     mapped = Mapped::InSeveral;
                 }

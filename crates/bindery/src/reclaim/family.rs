@@ -78,7 +78,9 @@ impl<P: Platform> Memory<P> {
         batch.later |= walked == Walked::Busy || kept == Some(Kept::Busy);
         folios.folios.retain(|shared| {
             let folio = shared.leaving.folio();
-            if !complete || shared.met < self.frames.mappings(folio) {
+            let all_met = complete && shared.met >= self.frames.mappings(folio);
+            self.frames.set_unevictable(folio, !all_met && kept == Some(Kept::Locked));
+            if !all_met {
                 batch.later |= shared.met > 0 && kept != Some(Kept::Locked);
                 return false;
             }

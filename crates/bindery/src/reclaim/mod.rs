@@ -167,6 +167,12 @@ impl<P: Platform> Memory<P> {
         let Some(folio) = self.frames.folio_of(frame).filter(|folio| folio.head == frame) else {
             return 0;
         };
+        if !step.all && self.frames.is_unevictable(folio) {
+            batch.passed_over = true;
+            // Or the next turn takes it for one that it has looked at.
+            self.frames.note_look(folio, step.turn);
+            return 0;
+        }
         let anonymous = self.frames.is_anonymous(folio);
         let cached = self.frames.is_swap_cached(folio);
         if anonymous && !cached && !self.frames.is_lazy(folio) && !step.room_in_swap {

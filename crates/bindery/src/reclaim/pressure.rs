@@ -57,6 +57,8 @@ pub(super) struct Batch<'m, P: Platform> {
     pages: u64,
     /// Where the hand stood when the batch began.
     began: u64,
+    /// A folio was passed over that was found locked into memory before.
+    pub(super) passed_over: bool,
     /// Something stays that another look may free: it was used, or another thread had it locked.
     pub(super) later: bool,
 }
@@ -72,6 +74,7 @@ impl<'m, P: Platform> Batch<'m, P> {
             folios: 0,
             pages: 0,
             began: 0,
+            passed_over: false,
             later: false,
         }
     }
@@ -106,15 +109,15 @@ impl<'m, P: Platform> Batch<'m, P> {
     }
 
     /// Makes swap entries of what is cold in the table around the hit, unless the VMA is locked
-    /// into memory, or changed by somebody at the moment.
-    pub(super) fn take_window(&mut self, hit: &RmapHit<'_, 'm, P>, victims: &mut Victims) {
+    /// into memory, or changed by another thread at the moment. Says whether it is locked into memory.
+    pub(super) fn take_window(&mut self, hit: &RmapHit<'_, 'm, P>, victims: &mut Victims) -> bool {
         if !self.vmas.iter().any(|vma| vma.is(hit.vma)) {
             if self.vmas.is_full() {
                 self.unmap();
             }
             let Some(vma) = hit.vma.try_read(&self.memory.platform) else {
                 self.later = true;
-                return;
+                return false;
             };
             // `mlock` sets the flag with the VMA locked for writing, and brings the pages in that
             // are out by then. Without the lock:
@@ -122,12 +125,12 @@ impl<'m, P: Platform> Batch<'m, P> {
             // 2. CPU B locks it into memory, finds all pages there, and returns.
             // 3. CPU A sends a page out.
             if hit.vma.has(MappingFlags::LOCKED) {
-                return;
+                return true;
             }
             let _ = self.vmas.try_push(vma.leave_locked());
         }
         let number = self.space_of(hit);
-        let Some(space) = self.spaces.get_mut(number) else { return };
+        let Some(space) = self.spaces.get_mut(number) else { return false };
         let gather = &mut space.gather;
         let mut cursor =
             hit.page_table.cursor_beside(window(hit), Depth::Floor(Level::PTE), Some(&*gather));
@@ -137,6 +140,7 @@ impl<'m, P: Platform> Batch<'m, P> {
         self.later |= victims.may_find_more();
         self.folios += cursor.counts.folios_touched;
         self.pages = self.out.pages();
+        false
     }
 
     /// The number of the hit's address space in the batch.

@@ -23,6 +23,8 @@ pub(super) struct Step {
     pub(super) begin: u32,
     pub(super) end: u32,
     pub(super) turn: Turn,
+    /// Whether to look at folios that were found locked into memory, too.
+    pub(super) all: bool,
     /// Whether a page without a slot may go out.
     pub(super) room_in_swap: bool,
 }
@@ -45,6 +47,8 @@ pub(super) struct Search {
     /// Frames of a turn: all, in whole steps.
     all: u64,
     begin: Begin,
+    /// Whether it looks at folios that were found locked into memory, too.
+    looks_at_all: bool,
     /// Writes that may still be waited for, once it is over.
     waits: Option<u64>,
 }
@@ -56,7 +60,7 @@ impl Search {
         let nothing_left = memory.clock.exhausted.is(supply);
         let most = if nothing_left { u64::from(STEP) } else { all * TURNS };
         let begin = Begin { supply, hand: memory.clock.hand(), scanned: 0, freed: 0 };
-        Self { scanned: 0, most, all, begin, waits: None }
+        Self { scanned: 0, most, all, begin, looks_at_all: nothing_left, waits: None }
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -71,10 +75,11 @@ impl Search {
     /// As [`Search::step`], of so many frames.
     pub(super) fn step_of<P: Platform>(&mut self, memory: &Memory<P>, frames: u32) -> Step {
         let FrameRange { count, .. } = memory.frames.span();
+        let all = self.looks_at_all || memory.clock.looks_at_all();
         let (begin, turn) = memory.clock.advance(frames, count);
         self.scanned += u64::from(frames);
         let room_in_swap = memory.has_room_in_swap();
-        Step { begin, end: (begin + frames).min(count), turn, room_in_swap }
+        Step { begin, end: (begin + frames).min(count), turn, all, room_in_swap }
     }
 
     /// The step is done, and `freed` pages were freed in all.
@@ -99,11 +104,15 @@ impl Search {
         }
         // Another CPU that was searching may have found what this one has not.
         let alone = memory.clock.hand() == self.begin.hand + passed;
-        if !found && alone {
+        let passed_over = batch.passed_over && !self.looks_at_all;
+        if !found && passed_over {
+            self.most = self.most.max(self.scanned + self.all);
+        } else if !found && alone {
             memory.clock.exhausted.note(self.begin.supply);
             self.most = self.scanned;
         }
-        batch.later = false;
+        self.looks_at_all = !found && passed_over;
+        (batch.later, batch.passed_over) = (false, false);
         self.begin = Begin {
             supply: memory.supply(),
             hand: memory.clock.hand(),
@@ -127,6 +136,11 @@ impl Search {
 }
 
 impl<P: Platform> Memory<P> {
+    /// Notes that pages are not locked into memory any more.
+    pub(crate) fn note_unlocked(&self) {
+        self.clock.note_unlocked(self.frames.span().count);
+    }
+
     fn supply(&self) -> Supply {
         let returned = self.frames.traffic().returned;
         Supply { returned, room_in_swap: self.has_room_in_swap() }

@@ -104,11 +104,14 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// As [`AddressSpace::mlock`], without those about limits and pages.
     pub fn munlock(&self, start: VirtAddr, length: u64) -> Result<(), Error> {
         let range = self.lock_range(start, length)?;
-        self.page_table.memory.outermost(|| {
+        let memory = self.page_table.memory;
+        let unlocked = memory.outermost(|| {
             self.transaction(|mm, _, removed| {
                 self.lock_mappings(mm, range, MappingFlags::empty(), removed)
             })
-        })
+        });
+        memory.note_unlocked();
+        unlocked
     }
 
     /// Locks all existing mappings, all future ones, or both.
@@ -143,7 +146,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Context: may sleep.
     pub fn munlockall(&self) {
         self.lock_all(LockAll::empty());
-        self.page_table.memory.clock.exhausted.forget();
+        self.page_table.memory.note_unlocked();
     }
 
     fn lock_all(&self, what: LockAll) {

@@ -17,6 +17,8 @@ pub(crate) struct Clock {
     evicted: AtomicU32,
     /// Frames that were in use when memory was last reclaimed; 0 until it first is.
     used: AtomicU32,
+    /// Until the hand is here, it passes over no folio that was locked into memory.
+    unlocked: AtomicU64,
     /// Folios that go before the hand finds them.
     pub(crate) passing: Passing,
     /// A whole turn has found nothing.
@@ -29,6 +31,7 @@ impl Clock {
             hand: AtomicU64::new(0),
             evicted: AtomicU32::new(0),
             used: AtomicU32::new(0),
+            unlocked: AtomicU64::new(0),
             passing: Passing::new(),
             exhausted: Exhausted::new(),
         }
@@ -46,6 +49,17 @@ impl Clock {
     /// How far the hand has come, in all turns.
     pub(crate) fn hand(&self) -> u64 {
         self.hand.load(Relaxed)
+    }
+
+    /// Notes that pages were unlocked: the hand looks at all folios for a turn, of `all` frames.
+    pub(crate) fn note_unlocked(&self, all: u32) {
+        self.exhausted.forget();
+        self.unlocked.store(self.hand() + u64::from(all), Relaxed);
+    }
+
+    /// Whether the hand looks at all folios.
+    pub(crate) fn looks_at_all(&self) -> bool {
+        self.hand() <= self.unlocked.load(Relaxed)
     }
 
     /// Notes that `pages` pages were evicted.

@@ -116,7 +116,7 @@ pub(super) fn unlock<'m, P: Platform>(
         if segment.mode & LOCKED != 0 {
             segment.mode &= !LOCKED;
             segment.object.state().keep_in_memory(false);
-            segment.object.memory.clock.exhausted.forget();
+            segment.object.memory.note_unlocked();
             segment.leave_account();
         }
         Ok(())
