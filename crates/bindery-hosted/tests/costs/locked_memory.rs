@@ -1,8 +1,11 @@
 //! Reclaim beside memory that is locked into memory, and is most of what there is.
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
-use bindery::arch::{AArch64, X86_64};
-use bindery::{Access, AddressSpace, Limits, LockPages, Locking, MapRequest, Memory, Sharing};
+use bindery::arch::{AArch64, Absent, X86_64};
+use bindery::{
+    Access, AddressSpace, Inspection, Limits, LockPages, Locking, MapRequest, Memory, PinTime,
+    Sharing,
+};
 use bindery_hosted::Walk;
 
 use crate::support::measured::{Measured, measured};
@@ -19,8 +22,7 @@ fn touch<A: Walk>(space: &Space<'_, A>, at: u64, pages: u64) {
     }
 }
 
-/// A space with pages that are locked, all of which reclaim has come to.
-fn with_locked<A: Walk>(
+fn with_pages<A: Walk>(
     sharing: Sharing,
     scenario: impl FnOnce(&Memory<Measured<A>>, Space<'_, A>),
 ) {
@@ -31,12 +33,22 @@ fn with_locked<A: Walk>(
     let request = fixed(AT, LOCKED * PAGE_SIZE);
     space.mmap(&MapRequest { sharing, ..request }).unwrap();
     touch(&space, AT, LOCKED);
-    space.mlock(VirtAddr(AT), LOCKED * PAGE_SIZE, LockPages::Now).unwrap();
-    assert_eq!(memory.reclaim(u64::MAX).freed, 0);
     scenario(&memory, space);
 }
 
-/// What can go is found without a look at each page that cannot.
+/// The same pages, locked, all of which reclaim has come to.
+fn with_locked<A: Walk>(
+    sharing: Sharing,
+    scenario: impl FnOnce(&Memory<Measured<A>>, Space<'_, A>),
+) {
+    with_pages(sharing, |memory, space| {
+        space.mlock(VirtAddr(AT), LOCKED * PAGE_SIZE, LockPages::Now).unwrap();
+        assert_eq!(memory.reclaim(u64::MAX).freed, 0);
+        scenario(memory, space);
+    });
+}
+
+/// Pages that can go are found without a look at each page that cannot.
 fn locked_pages_are_passed_over<A: Walk>(sharing: Sharing) {
     const OTHERS: u64 = 64;
     with_locked::<A>(sharing, |memory, space| {
@@ -61,21 +73,81 @@ fn what_a_child_keeps_goes<A: Walk>(sharing: Sharing) {
     });
 }
 
+/// Reclaims in rounds of 32 pages until `pages` are out, and says how many frames that passed.
+fn rounds<A: Walk>(memory: &Memory<Measured<A>>, pages: u64) -> u64 {
+    let (mut freed, mut scanned) = (0, 0);
+    while freed < pages {
+        let done = memory.reclaim(32);
+        assert!(done.freed > 0, "{freed} of {pages} pages have gone");
+        (freed, scanned) = (freed + done.freed, scanned + done.scanned);
+    }
+    scanned
+}
+
+/// In the turn that it takes until the pages are cold, and no later.
 fn unlocked_pages_go<A: Walk>(sharing: Sharing) {
+    let unlock = |space: &Space<'_, A>| space.munlock(VirtAddr(AT), LOCKED * PAGE_SIZE).unwrap();
     with_locked::<A>(sharing, |memory, space| {
-        space.munlock(VirtAddr(AT), LOCKED * PAGE_SIZE).unwrap();
-        // In the turn that it takes until the pages are cold, and no later.
+        unlock(&space);
         let reclaimed = memory.reclaim(LOCKED);
         assert_eq!(reclaimed.freed, LOCKED);
-        assert!(reclaimed.scanned <= 2 * u64::from(memory.total_frames() as u32) + 128);
+        assert!(reclaimed.scanned <= 2 * memory.total_frames() + 128, "{reclaimed:?}");
+    });
+    let mut never_locked = 0;
+    with_pages::<A>(sharing, |memory, space| {
+        never_locked = rounds(memory, LOCKED);
+        drop(space);
+    });
+    with_locked::<A>(sharing, |memory, space| {
+        unlock(&space);
+        let scanned = rounds(memory, LOCKED);
+        let most = never_locked + memory.total_frames();
+        assert!(scanned <= most, "{scanned} frames in rounds, {never_locked} if never locked");
+    });
+}
+
+/// The mapping that was locked goes. A folio that is pinned may go later in each turn, and others go at
+/// once: the search does not end with them.
+fn pages_go_beside_others<A: Walk>(sharing: Sharing) {
+    with_locked::<A>(sharing, |memory, space| {
+        let child = space.fork().unwrap();
+        let others = AT + GIB;
+        let request = fixed(others, 256 * PAGE_SIZE);
+        child.mmap(&MapRequest { sharing: Sharing::Shared, ..request }).unwrap();
+        touch(&child, others, 256);
+        let pinned = child.pin(VirtAddr(others), 1, Access::Write, PinTime::Long).unwrap();
+        drop(space);
+        rounds(memory, LOCKED + 255);
+        drop(pinned);
+        drop(child);
+    });
+}
+
+/// As long as other pages can go, no search would give up.
+fn the_last_lock_that_goes_is_noticed<A: Walk>() {
+    const OTHERS: u64 = 4_096;
+    with_locked::<A>(Sharing::Private, |memory, space| {
+        let child = space.fork().unwrap();
+        child.mmap(&fixed(AT + GIB, OTHERS * PAGE_SIZE)).unwrap();
+        touch(&child, AT + GIB, OTHERS);
+        drop(space);
+        rounds(memory, OTHERS / 2);
+        let is_out = |page: &u64| {
+            let entry = child.inspect(VirtAddr(AT + page * PAGE_SIZE));
+            matches!(entry, Inspection::Absent(Absent::Swap { .. }))
+        };
+        let out = (0..LOCKED).filter(is_out).count();
+        assert!(out > 0, "the pages that were locked stay");
     });
 }
 
 fn all<A: Walk>() {
+    the_last_lock_that_goes_is_noticed::<A>();
     for sharing in [Sharing::Private, Sharing::Shared] {
         locked_pages_are_passed_over::<A>(sharing);
         what_a_child_keeps_goes::<A>(sharing);
         unlocked_pages_go::<A>(sharing);
+        pages_go_beside_others::<A>(sharing);
     }
 }
 

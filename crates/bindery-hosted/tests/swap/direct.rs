@@ -5,10 +5,12 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use bindery::addr::{Order, VirtAddr};
+use bindery::arch::AArch64;
 use bindery::{
     Access, Accounting, AddressSpace, Advice, Error, FrameRange, Memory, Object, Sealing,
     SwapDevice, SwapRequest, testing,
 };
+use bindery_hosted::Machine;
 
 use super::interposed::{Interposed, Moment, audit, interposed};
 use crate::support::{GIB, MIB, fixed, options};
@@ -78,6 +80,17 @@ fn space(memory: Interposing) -> Space {
     space
 }
 
+/// A machine with room in swap, and 1,024 cold pages at [`AT`].
+fn with_cold_pages() -> (Machine<AArch64>, Interposing, Space) {
+    let (machine, memory) = interposed(BYTES);
+    let memory: Interposing = Box::leak(Box::new(memory));
+    memory.swap_on(4096, 0).unwrap();
+    let space = space(memory);
+    fill(&space, 1024);
+    space.madvise(VirtAddr(AT), 1024 * PAGE, Advice::Cold).unwrap();
+    (machine, memory, space)
+}
+
 /// Maps `pages` at [`AT`], and writes to each.
 fn fill(space: &Space, pages: u64) {
     space.mmap(&fixed(AT, pages * PAGE)).unwrap();
@@ -99,12 +112,8 @@ fn out(memory: Interposing) -> u64 {
 
 #[test]
 fn a_call_that_lacks_a_frame_has_one_round() {
-    let (machine, memory) = interposed(BYTES);
-    let memory: Interposing = Box::leak(Box::new(memory));
-    memory.swap_on(4096, 0).unwrap();
-    let (space, others) = (space(memory), Others::new(memory));
-    fill(&space, 1024);
-    space.madvise(VirtAddr(AT), 1024 * PAGE, Advice::Cold).unwrap();
+    let (machine, memory, space) = with_cold_pages();
+    let others = Others::new(memory);
     memory.collect();
     others.leave(RESERVE);
     space.fault(WANTED, Access::Write).unwrap();
@@ -116,12 +125,8 @@ fn a_call_that_lacks_a_frame_has_one_round() {
 #[test]
 fn later_rounds_want_more_but_no_more_than_twice_what_was_free() {
     const LEFT: u64 = 20;
-    let (machine, memory) = interposed(BYTES);
-    let memory: Interposing = Box::leak(Box::new(memory));
-    memory.swap_on(4096, 0).unwrap();
-    let (space, others) = (space(memory), Others::new(memory));
-    fill(&space, 1024);
-    space.madvise(VirtAddr(AT), 1024 * PAGE, Advice::Cold).unwrap();
+    let (machine, memory, space) = with_cold_pages();
+    let others = Others::new(memory);
     let object = object(memory);
     memory.collect();
     let rounds = Arc::new(Mutex::new(Vec::new()));

@@ -56,7 +56,9 @@ fn other_threads_run_while_shared_memory_ends() {
         let object = filled(&memory, &space, in_swap);
         drop(object);
         let count = pauses(&memory, || space.munmap(AT, PAGES * PAGE_SIZE).unwrap());
-        assert!(count >= PAGES / 256, "the last mapping: {count} pauses, {in_swap} in swap");
+        // Between the tables that are unmapped, too.
+        let least = PAGES / 256 + PAGES / 512;
+        assert!(count >= least, "the last mapping: {count} pauses, {in_swap} in swap");
 
         let object = filled(&memory, &space, in_swap);
         space.munmap(AT, PAGES * PAGE_SIZE).unwrap();

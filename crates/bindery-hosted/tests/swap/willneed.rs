@@ -296,7 +296,7 @@ fn shared_memory_on_a_device_is_not_waited_for() {
     });
 }
 
-/// Two mappings show what an early read has brought: a page of an object is no anonymous page of one process.
+/// Two mappings show pages that an early read has brought: none of them is one process's own.
 #[test]
 fn shared_memory_that_a_device_has_read_early_is_mapped_twice() {
     let device = device(4096, SwapService::InOrder);

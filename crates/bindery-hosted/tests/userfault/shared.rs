@@ -56,7 +56,7 @@ fn copy(fixture: &Fixture<'_, '_>, page: u64, byte: u8) -> Result<(), PartialFil
     fixture.space.fill_copy(fixture.fd, here(page), PAGE, FillMode::empty(), &mut source)
 }
 
-/// A zero page in a private mapping of shared memory belongs to no object: a device gets a page that stays.
+/// A zero page in a private mapping of shared memory: a device gets a page that stays.
 #[test]
 fn a_zero_page_that_is_pinned_becomes_one_of_the_program() {
     with_wish(Wish::default(), |fixture| {

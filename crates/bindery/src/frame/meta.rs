@@ -96,7 +96,7 @@ pub(crate) const SHARED_SHIFT: u32 = 20;
 /// How many eighths of its pages the folio has to lose in mappings before one process may have
 /// them all: what a walk over the entries of one has found, see [`super::alone`].
 pub(crate) const SHARED_EIGHTHS: u32 = 0xf << SHARED_SHIFT;
-/// The last look of reclaim found the folio locked into memory, see [`super::unevictable`].
+/// A look of reclaim found the folio locked into memory, see [`super::unevictable`].
 pub(crate) const UNEVICTABLE: u32 = 1 << 24;
 /// The lock of the folio is that of a request which a swap device is writing. Set only beside the
 /// lock, and cleared with it.

@@ -1,29 +1,51 @@
 //! Folios that reclaim has found locked into memory (`mlock`, `SHM_LOCK`): it passes over them.
 //!
-//! To find that out takes a walk through the reverse map, and a program may lock nearly all of memory.
-//! So the folio remembers it. (Linux keeps such folios on a list of their own.) Nothing else depends
-//! on the note, and a folio that is unlocked may keep it for a while:
-//!
-//! - When pages are unlocked, reclaim looks at all folios for a turn of its clock
-//!   ([`crate::swap::clock::Clock::note_unlocked`]).
-//! - A search that finds nothing else looks at them again before it gives up. That finds those of
-//!   which the mapping that was locked has gone, and another is left.
+//! Only a walk through the reverse map finds that out, and a program may lock nearly all of memory.
+//! So the folio has a mark. (Linux keeps such folios on a list of their own.) Nothing else depends on
+//! the mark, and a folio that is unlocked keeps it for a while. The hand takes all marks away for a turn
+//! ([`crate::swap::clock::Clock::look_at_all`]) when a mapping that was locked goes or is unlocked, and
+//! when a search would give up.
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::meta::UNEVICTABLE;
-use super::{Folio, Frames};
+use super::meta::{Kind, LOOKED, UNEVICTABLE, is_kind};
+use super::{Folio, Frames, Turn};
 use crate::platform::Platform;
 
 impl<P: Platform> Frames<P> {
-    /// Whether the last look found the folio locked into memory.
+    /// Whether the folio has the mark.
     #[inline]
     pub(crate) fn is_unevictable(&self, folio: Folio) -> bool {
         self.meta(folio.head).state.load(Relaxed) & UNEVICTABLE != 0
     }
 
-    /// Notes what a look at the folio has found.
-    pub(crate) fn set_unevictable(&self, folio: Folio, locked: bool) {
-        self.change_state_flag(folio, UNEVICTABLE, locked);
+    /// Marks the folio, which the caller holds.
+    pub(crate) fn mark_unevictable(&self, folio: Folio) {
+        self.change_state_flag(folio, UNEVICTABLE, true);
+    }
+
+    /// Takes the mark away.
+    #[cold]
+    pub(crate) fn clear_unevictable(&self, folio: Folio) {
+        self.change_marked(folio, |state| state & !UNEVICTABLE);
+    }
+
+    /// Notes that the hand passes over the folio in this turn, or the next turn would take it for one
+    /// that has been looked at.
+    pub(crate) fn note_pass(&self, folio: Folio, turn: Turn) {
+        let looked = if turn == Turn::Odd { LOOKED } else { 0 };
+        self.change_marked(folio, |state| state & !LOOKED | looked);
+    }
+
+    /// Changes the state of a folio that has the mark. The hand holds no reference, so each change is
+    /// conditional. Otherwise:
+    /// 1. CPU A reads the state of a folio with the mark.
+    /// 2. CPU B frees the folio, which becomes a block of the allocator.
+    /// 3. CPU A sets a bit in the block's state, and the block never joins its neighbor again.
+    fn change_marked(&self, folio: Folio, change: impl Fn(u32) -> u32) {
+        let marked = |state: u32| is_kind(state, Kind::Folio) && state & UNEVICTABLE != 0;
+        let change = |state: u32| marked(state).then(|| change(state));
+        // Where it has been freed meanwhile, there is nothing to change.
+        let _ = self.meta(folio.head).state.fetch_update(Relaxed, Relaxed, change);
     }
 }

@@ -14,37 +14,17 @@ use super::swap_in::slots_of;
 /// After so many pages, other threads may run.
 const PIECE: u32 = 256;
 
-/// Drops the pages, which are mapped nowhere: the frames are free unless somebody else holds them,
-/// and so are the slots of those in swap.
+/// Drops the pages, which are mapped nowhere: the frames are free unless there are other references,
+/// and so are the slots of those in swap. An object may be as large as memory, so other threads run in
+/// between: the caller has no lock but those of the object. May sleep.
 ///
 /// Complexity: in the runs, and O(height of the index) for each 64 pages.
 pub(super) fn drop_pages<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
     pages: PageRange,
-    proof: &PagesMayGo,
-) {
-    let mut uncut = Piece::UNCUT;
-    drop_with(memory, object, pages, proof, &mut uncut);
-}
-
-/// As [`drop_pages`], of an object that may be as large as memory: lets other threads run in between.
-/// The caller has no lock but those of the object. May sleep.
-pub(super) fn drop_in_pieces<P: Platform>(
-    memory: &Memory<P>,
-    object: &ObjectState,
-    pages: PageRange,
-    proof: &PagesMayGo,
-) {
-    drop_with(memory, object, pages, proof, &mut Piece::first_of(memory));
-}
-
-fn drop_with<P: Platform>(
-    memory: &Memory<P>,
-    object: &ObjectState,
-    pages: PageRange,
-    proof: &PagesMayGo,
     piece: &mut Piece<'_, P>,
+    proof: &PagesMayGo,
 ) {
     if object.pages.swapped() > 0 {
         drop_swapped(memory, object, pages, piece);
@@ -68,7 +48,7 @@ fn drop_with<P: Platform>(
     }
 }
 
-/// Drops those of the pages that are in swap: nobody names their slots any more. The same costs.
+/// Drops those of the pages that are in swap: no entry names their slots. The same costs.
 #[cold]
 fn drop_swapped<P: Platform>(
     memory: &Memory<P>,
@@ -100,27 +80,21 @@ fn drop_swapped<P: Platform>(
 /// Work on pages since other threads could run.
 pub(super) struct Piece<'m, P: Platform> {
     pages: u32,
-    /// `None` where it must not be cut.
-    platform: Option<&'m P>,
+    platform: &'m P,
 }
 
 impl<'m, P: Platform> Piece<'m, P> {
-    /// The first of several. Other threads run at the end of each, so the caller has no lock but those
-    /// of the object.
+    /// The first of several.
     pub(super) fn first_of(memory: &'m Memory<P>) -> Self {
-        Self { pages: 0, platform: Some(&memory.platform) }
+        Self { pages: 0, platform: &memory.platform }
     }
-
-    const UNCUT: Self = Self { pages: 0, platform: None };
 
     /// So many pages are done.
     pub(super) fn add(&mut self, pages: u32) {
         self.pages = self.pages.saturating_add(pages);
         if self.pages >= PIECE {
             self.pages = 0;
-            if let Some(platform) = self.platform {
-                platform.yield_if_due();
-            }
+            self.platform.yield_if_due();
         }
     }
 }

@@ -24,6 +24,7 @@ use crate::error::{Error, Failure, NoMemory};
 use crate::frame::{FOLIO_ORDERS, Folio, Reference};
 use crate::platform::Platform;
 
+use super::arrival::Arrival;
 use super::awaited::{Awaited, Stop};
 use super::in_flight::{Record, Refused};
 use super::read_buffer::{FOLIOS, ReadBuffer};
@@ -359,16 +360,13 @@ fn enter<'m, P: Platform>(
     }
     let mut first = Ok(None);
     for (number, fresh) in fresh.iter().enumerate() {
-        let (first_page, pages) = (fresh.first, fresh.folio.pages());
-        let left = |index: &PageIndex| index.shadow(first_page, pages);
-        let shadow =
-            memory.clock.has_reclaimed().then(|| object.pages.look(&memory.platform, left));
+        let arrival = memory
+            .clock
+            .has_reclaimed()
+            .then(|| Arrival::of(memory, object, fresh.first, fresh.folio));
         let added = add(memory, object, fresh, Some(read));
-        if let (Ok(Some(kept)), Some(shadow)) = (&added, shadow) {
-            if let Some(shadow) = shadow {
-                memory.frames.set_age(**kept, memory.clock.note_return(shadow, pages));
-            }
-            memory.note_way(**kept, object.place_of(first_page));
+        if let (Ok(Some(kept)), Some(arrival)) = (&added, arrival) {
+            arrival.note(memory, **kept);
         }
         if number == 0 {
             first = added;

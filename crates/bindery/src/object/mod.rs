@@ -12,7 +12,7 @@
 //! | `attachments` | reports of its mappings |
 //! | `pages` | pages found, marked dirty |
 //! | `dropping` | pages dropped |
-//! | `fetch`, `supply` | pages brought in; filled folios enter the page index |
+//! | `fetch`, `supply`, `arrival` | pages brought in; filled folios enter the page index; their age |
 //! | `in_flight` | the pages that the pager works on, and the waiters for them |
 //! | `awaited` | waits with all locks released |
 //! | `content` | reads and writes from outside mappings |
@@ -61,6 +61,7 @@
 //! `docs/lock-order.md` has the order of all locks. While the pager reads or stores pages, the call
 //! holds none of them, but has a record in a list ([`in_flight`]).
 
+mod arrival;
 mod attachments;
 mod awaited;
 mod collapse;

@@ -13,7 +13,7 @@ use crate::frame::{Folio, Freed};
 use crate::platform::Platform;
 
 use super::awaited::Stop;
-use super::dropping::drop_pages;
+use super::dropping::{Piece, drop_pages};
 use super::fetch::{Wanted, obtain};
 use super::in_flight::Ticket;
 use super::invalidate::{PagesMayGo, PagesStay};
@@ -321,8 +321,8 @@ fn names<P: Platform>(memory: &Memory<P>, object: &ObjectState, first: u64, foli
     false
 }
 
-/// Drops those of the pages from `first` to `end` that nobody has written or mapped since they
-/// came, so that they are zeroes with or without us.
+/// Drops those of the pages from `first` to `end` that were neither written nor mapped since they
+/// came, so that they are zeroes either way.
 pub(super) fn drop_untouched<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -330,13 +330,14 @@ pub(super) fn drop_untouched<P: Platform>(
     end: u64,
     proof: &PagesMayGo,
 ) {
-    let mut from = first;
+    let (mut from, mut piece) = (first, Piece::first_of(memory));
     while let Some(run) = object.pages.look(&memory.platform, |index| index.next_run(from, end)) {
         from = run.page + u64::from(run.count);
         for_each_part(memory, run, |page, _, folio, count| {
             let frames = &memory.frames;
             if frames.mappings(folio) == 0 && frames.pins(folio) == 0 && !frames.is_dirty(folio) {
-                drop_pages(memory, object, PageRange::from_count(page, u64::from(count)), proof);
+                let pages = PageRange::from_count(page, u64::from(count));
+                drop_pages(memory, object, pages, &mut piece, proof);
             }
             true
         });

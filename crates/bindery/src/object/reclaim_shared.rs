@@ -50,7 +50,7 @@ pub(crate) fn reclaim_around<P: Platform>(
         memory.frames.note_look(*held, turn);
     }
     if !object.may_be_swapped() {
-        memory.frames.set_unevictable(*held, true);
+        memory.frames.mark_unevictable(*held);
         // Its neighbors stay as well. A look at them now would say that they may go later.
         return ObjectFolio::NotReclaimable.into();
     }

@@ -7,7 +7,7 @@ use crate::platform::Platform;
 use crate::vma::MappingFlags;
 
 use super::awaited::Stop;
-use super::dropping::{Piece, drop_in_pieces};
+use super::dropping::{Piece, drop_pages};
 use super::fetch::{Wanted, demand, obtain};
 use super::in_flight::Reads;
 use super::invalidate::PagesMayGo;
@@ -94,7 +94,8 @@ impl<P: Platform> Object<'_, P> {
             object.set_size(bytes);
             let first = pages_of(bytes);
             mappings::unmap(memory, object, first, PAGE_LIMIT - first, Copies::Dropped, proof);
-            drop_in_pieces(memory, object, PageRange { first, end: PAGE_LIMIT }, proof);
+            let beyond = PageRange { first, end: PAGE_LIMIT };
+            drop_pages(memory, object, beyond, &mut Piece::first_of(memory), proof);
             pages::zero_part(memory, object, bytes, first << PAGE_SHIFT);
             Ok(())
         })
@@ -181,7 +182,8 @@ impl<P: Platform> Object<'_, P> {
         }
         if first < after {
             mappings::unmap(memory, object, first, after - first, Copies::Kept, proof);
-            drop_in_pieces(memory, object, PageRange { first, end: after }, proof);
+            let whole = PageRange { first, end: after };
+            drop_pages(memory, object, whole, &mut Piece::first_of(memory), proof);
         }
         pages::zero_part(memory, object, offset, first << PAGE_SHIFT);
         pages::zero_part(memory, object, after << PAGE_SHIFT, end);

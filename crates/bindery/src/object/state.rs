@@ -14,7 +14,7 @@ use crate::sync::rw_lock::RwLock;
 use crate::vma::MappingFlags;
 
 use super::attachments::SegmentMark;
-use super::dropping::drop_in_pieces;
+use super::dropping::{Piece, drop_pages};
 use super::invalidate::InvalidateLock;
 use super::page_index::Pages;
 use super::pager::Pager;
@@ -362,7 +362,8 @@ pub(super) fn release<P: Platform>(memory: &Memory<P>, node: NonNull<ObjectState
     Registry::of(memory).take(node);
     // A reclaimer has no holder, only this lock.
     object.invalidate_lock.with_write(&memory.platform, |proof| {
-        drop_in_pieces(memory, object, PageRange { first: 0, end: PAGE_LIMIT }, proof);
+        let all = PageRange { first: 0, end: PAGE_LIMIT };
+        drop_pages(memory, object, all, &mut Piece::first_of(memory), proof);
     });
     object.uncommit(memory, object.committed());
     if let Some((pager, file)) = object.file() {

@@ -190,11 +190,13 @@ pub(crate) fn swap_out<'m, P: Platform>(
     // After the entries, which lead to the folios: a thread that has pinned one is seen.
     fence(Ordering::SeqCst);
     for leaving in folios.drain(..) {
-        let Plan { slots: Some(slots), stays, .. } = leaving.plan else { continue };
+        let Plan { slots: Some(slots), mapped, stays, .. } = leaving.plan else { continue };
         note(match stays {
             Some(why) => {
                 memory.free_unused_slots(slots);
-                memory.frames.set_unevictable(*leaving.held, why == ObjectFolio::NotReclaimable);
+                if mapped && why == ObjectFolio::NotReclaimable {
+                    memory.frames.mark_unevictable(*leaving.held);
+                }
                 why
             }
             None => match send(memory, object, leaving, slots, batch) {

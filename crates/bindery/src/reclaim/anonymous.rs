@@ -53,7 +53,9 @@ impl<P: Platform> Memory<P> {
         };
         let mapped =
             if pinned { Mapped::Nowhere } else { self.take_around(folio, &mut victims, batch) };
-        self.frames.set_unevictable(folio, mapped == Mapped::Locked);
+        if mapped == Mapped::Locked {
+            self.frames.mark_unevictable(folio);
+        }
         if victims.is_held_to_be_cut() {
             return self.cut_held(held, lock, batch);
         }

@@ -78,9 +78,10 @@ impl<P: Platform> Memory<P> {
         batch.later |= walked == Walked::Busy || kept == Some(Kept::Busy);
         folios.folios.retain(|shared| {
             let folio = shared.leaving.folio();
-            let all_met = complete && shared.met >= self.frames.mappings(folio);
-            self.frames.set_unevictable(folio, !all_met && kept == Some(Kept::Locked));
-            if !all_met {
+            if !complete || shared.met < self.frames.mappings(folio) {
+                if complete && kept == Some(Kept::Locked) {
+                    self.frames.mark_unevictable(folio);
+                }
                 batch.later |= shared.met > 0 && kept != Some(Kept::Locked);
                 return false;
             }

@@ -46,7 +46,7 @@ mod sweep;
 
 use crate::Memory;
 use crate::addr::Frame;
-use crate::frame::OwnerKind;
+use crate::frame::{Folio, OwnerKind};
 use crate::object::reclaim::Spare;
 use crate::platform::Platform;
 
@@ -84,7 +84,7 @@ impl<P: Platform> Memory<P> {
     /// others write later is theirs to wait for.
     ///
     /// Context: may sleep. Complexity: in the frames that the clock passes and the runs of the
-    /// windows; at most four turns of the clock, one where nothing is left to reclaim, and 64 frames
+    /// windows; at most five turns of the clock, two where nothing is left to reclaim, and 64 frames
     /// where nothing was and nothing has been freed since.
     #[inline(never)]
     pub fn reclaim(&self, target: u64) -> Reclaimed {
@@ -153,6 +153,9 @@ impl<P: Platform> Memory<P> {
                 self.platform.yield_if_due();
             }
         }
+        if step.all {
+            self.clear_marks(at, step.end);
+        }
         freed
     }
 
@@ -167,16 +170,13 @@ impl<P: Platform> Memory<P> {
         let Some(folio) = self.frames.folio_of(frame).filter(|folio| folio.head == frame) else {
             return 0;
         };
-        if !step.all && self.frames.is_unevictable(folio) {
-            batch.passed_over = true;
-            // Or the next turn takes it for one that it has looked at.
-            self.frames.note_look(folio, step.turn);
-            return 0;
-        }
         let anonymous = self.frames.is_anonymous(folio);
         let cached = self.frames.is_swap_cached(folio);
         if anonymous && !cached && !self.frames.is_lazy(folio) && !step.room_in_swap {
             // It has nowhere to go, so nothing needs to know whether it is used.
+            return 0;
+        }
+        if self.frames.is_unevictable(folio) && self.passes_over(folio, step, batch) {
             return 0;
         }
         if anonymous && self.frames.is_looked_at(folio, step.turn) {
@@ -198,5 +198,34 @@ impl<P: Platform> Memory<P> {
             return batch.leave_to_next_turn();
         }
         self.reclaim_shared_memory(frame, Which::Cold(step.turn), target, batch)
+    }
+
+    /// Whether the hand passes over a folio that was found locked into memory. If not, the mark goes.
+    #[cold]
+    fn passes_over(&self, folio: Folio, step: &Step, batch: &mut Batch<'_, P>) -> bool {
+        if step.all {
+            self.frames.clear_unevictable(folio);
+            return false;
+        }
+        if step.room_in_swap {
+            batch.passed_over = true;
+        }
+        self.frames.note_pass(folio, step.turn);
+        true
+    }
+
+    /// The target is reached before the end of the step: what is left of it is not looked at in this
+    /// turn. So that the next does.
+    #[cold]
+    fn clear_marks(&self, from: u32, to: u32) {
+        let mut at = from;
+        while at < to {
+            let frame = self.frames.span().first.plus(at);
+            at += self.frames.pages_of_block(frame);
+            let folio = self.frames.folio_of(frame).filter(|folio| folio.head == frame);
+            if let Some(folio) = folio.filter(|folio| self.frames.is_unevictable(*folio)) {
+                self.frames.clear_unevictable(folio);
+            }
+        }
     }
 }

@@ -57,7 +57,7 @@ pub(super) struct Batch<'m, P: Platform> {
     pages: u64,
     /// Where the hand stood when the batch began.
     began: u64,
-    /// A folio was passed over that was found locked into memory before.
+    /// The hand has passed over a folio that might go if it is not locked into memory any more.
     pub(super) passed_over: bool,
     /// Something stays that another look may free: it was used, or another thread had it locked.
     pub(super) later: bool,

@@ -5,6 +5,9 @@
 //! way, and nothing stays only because it was used or locked. Then that is noted
 //! ([`crate::swap::exhausted`]): each later search looks at one step, until something has changed. So
 //! a program whose calls fail does not look at all of memory with each.
+//!
+//! A search that would give up, and has passed over folios that were found locked into memory before
+//! ([`crate::frame`], `unevictable`), looks at them too for a turn: the fifth at the most.
 
 use crate::Memory;
 use crate::frame::{FrameRange, Turn};
@@ -23,7 +26,7 @@ pub(super) struct Step {
     pub(super) begin: u32,
     pub(super) end: u32,
     pub(super) turn: Turn,
-    /// Whether to look at folios that were found locked into memory, too.
+    /// Whether to look at folios too that were found locked into memory.
     pub(super) all: bool,
     /// Whether a page without a slot may go out.
     pub(super) room_in_swap: bool,
@@ -47,8 +50,10 @@ pub(super) struct Search {
     /// Frames of a turn: all, in whole steps.
     all: u64,
     begin: Begin,
-    /// Whether it looks at folios that were found locked into memory, too.
+    /// Nothing was left before: the one step looks at all folios.
     looks_at_all: bool,
+    /// A turn was added for folios that were found locked into memory.
+    is_longer: bool,
     /// Writes that may still be waited for, once it is over.
     waits: Option<u64>,
 }
@@ -60,7 +65,15 @@ impl Search {
         let nothing_left = memory.clock.exhausted.is(supply);
         let most = if nothing_left { u64::from(STEP) } else { all * TURNS };
         let begin = Begin { supply, hand: memory.clock.hand(), scanned: 0, freed: 0 };
-        Self { scanned: 0, most, all, begin, looks_at_all: nothing_left, waits: None }
+        Self {
+            scanned: 0,
+            most,
+            all,
+            begin,
+            looks_at_all: nothing_left,
+            is_longer: false,
+            waits: None,
+        }
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -104,14 +117,18 @@ impl Search {
         }
         // Another CPU that was searching may have found what this one has not.
         let alone = memory.clock.hand() == self.begin.hand + passed;
-        let passed_over = batch.passed_over && !self.looks_at_all;
-        if !found && passed_over {
+        let freed_nothing = freed == self.begin.freed && batch.is_empty();
+        let gives_up = !found || freed_nothing && self.is_over();
+        if gives_up && batch.passed_over && !self.is_longer {
+            // The clock says it, and not this search: another one has its share of the turn.
+            memory.clock.look_at_all(memory.frames.span().count);
+            self.is_longer = true;
             self.most = self.most.max(self.scanned + self.all);
         } else if !found && alone {
             memory.clock.exhausted.note(self.begin.supply);
             self.most = self.scanned;
         }
-        self.looks_at_all = !found && passed_over;
+        self.looks_at_all = false;
         (batch.later, batch.passed_over) = (false, false);
         self.begin = Begin {
             supply: memory.supply(),
@@ -137,8 +154,10 @@ impl Search {
 
 impl<P: Platform> Memory<P> {
     /// Notes that pages are not locked into memory any more.
+    #[cold]
     pub(crate) fn note_unlocked(&self) {
-        self.clock.note_unlocked(self.frames.span().count);
+        self.clock.exhausted.forget();
+        self.clock.look_at_all(self.frames.span().count);
     }
 
     fn supply(&self) -> Supply {

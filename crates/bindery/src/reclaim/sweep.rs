@@ -73,19 +73,16 @@ impl<P: Platform> Memory<P> {
         let Some(folio) = found.filter(|folio| self.frames.age(*folio) == Age::Passing) else {
             return 0;
         };
-        let anonymous = self.frames.is_anonymous(folio);
-        if !anonymous && !self.frames.is_of_object(folio) {
+        if !self.frames.is_anonymous(folio) && !self.frames.is_of_object(folio) {
             return 0;
         }
-        if !anonymous && self.frames.owner_kind(folio) == OwnerKind::File {
-            return batch.note(self.reclaim_of_file(head, Spare::Nothing));
+        match self.frames.owner_kind(folio) {
+            OwnerKind::File => batch.note(self.reclaim_of_file(head, Spare::Nothing)),
+            _ if !self.has_room_in_swap() => 0,
+            OwnerKind::Anonymous => self.reclaim_anonymous(head, Which::Passing, target, batch),
+            OwnerKind::SharedMemory => {
+                self.reclaim_shared_memory(head, Which::Passing, target, batch)
+            }
         }
-        if !self.has_room_in_swap() {
-            return 0;
-        }
-        if anonymous {
-            return self.reclaim_anonymous(head, Which::Passing, target, batch);
-        }
-        self.reclaim_shared_memory(head, Which::Passing, target, batch)
     }
 }

@@ -23,6 +23,8 @@ pub(super) struct Removed {
     pub(super) vmas: Chain<Vma>,
     /// Groups that nobody holds any more.
     pub(super) groups: Chain<AnonGroup>,
+    /// A mapping was locked into memory, and is so no more.
+    pub(super) unlocked: bool,
     /// Messages for userfaultfds, which [`AddressSpace::transaction`] delivers.
     pub(super) notices: Notices,
 }

@@ -104,14 +104,11 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// As [`AddressSpace::mlock`], without those about limits and pages.
     pub fn munlock(&self, start: VirtAddr, length: u64) -> Result<(), Error> {
         let range = self.lock_range(start, length)?;
-        let memory = self.page_table.memory;
-        let unlocked = memory.outermost(|| {
+        self.page_table.memory.outermost(|| {
             self.transaction(|mm, _, removed| {
                 self.lock_mappings(mm, range, MappingFlags::empty(), removed)
             })
-        });
-        memory.note_unlocked();
-        unlocked
+        })
     }
 
     /// Locks all existing mappings, all future ones, or both.
@@ -146,7 +143,6 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Context: may sleep.
     pub fn munlockall(&self) {
         self.lock_all(LockAll::empty());
-        self.page_table.memory.note_unlocked();
     }
 
     fn lock_all(&self, what: LockAll) {
@@ -165,6 +161,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                     if flags == vma.flags() {
                         continue;
                     }
+                    removed.unlocked |= unlocks(vma, flags);
                     // Whole mappings are not cut, so nothing can fail.
                     let done = self.with_flags(mm, vma, vma.range(), flags, removed, |_| Ok(()));
                     debug_assert!(done.is_ok());
@@ -237,6 +234,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             at = part.end();
             let flags = lock_flags(vma, locks);
             if flags != vma.flags() {
+                removed.unlocked |= unlocks(vma, flags);
                 self.with_flags(mm, vma, part, flags, removed, |_| Ok(()))?;
             }
         }
@@ -256,4 +254,8 @@ fn lock_flags(vma: &Vma, locks: MappingFlags) -> MappingFlags {
         return vma.flags();
     }
     (vma.flags() - LOCKS) | locks
+}
+
+fn unlocks(vma: &Vma, flags: MappingFlags) -> bool {
+    vma.has(MappingFlags::LOCKED) && !flags.contains(MappingFlags::LOCKED)
 }

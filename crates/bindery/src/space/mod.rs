@@ -406,8 +406,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let memory = self.page_table.memory;
         self.flush(gather);
         self.page_table.drop_contents_yielding(gather);
-        let Removed { vmas, mut groups, .. } = removed;
+        let Removed { vmas, mut groups, mut unlocked, .. } = removed;
         for vma in vmas.iter() {
+            unlocked |= vma.has(MappingFlags::LOCKED);
             if let Some(group) = vma.group_pointer() {
                 Groups::release(memory, group, &mut groups);
             }
@@ -418,6 +419,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 // SAFETY: 1. the VMA's own hold, which it gives up here.
                 unsafe { release_userfault(memory, userfault) };
             }
+        }
+        if unlocked {
+            memory.note_unlocked();
         }
         let tables = self.page_table.take_emptied(gather);
         // SAFETY: 1. the VMAs are out of the index and the trees; no VMA and no child holds the

@@ -223,7 +223,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 }
 
-/// What a pin finds.
+/// The page that a pin finds.
 enum Present<'m, P: Platform> {
     Pinned(Pinned<'m, P>),
     /// A zero page, or a page of the huge one: only private mappings have them.

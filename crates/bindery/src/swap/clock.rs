@@ -18,7 +18,7 @@ pub(crate) struct Clock {
     /// Frames that were in use when memory was last reclaimed; 0 until it first is.
     used: AtomicU32,
     /// Until the hand is here, it passes over no folio that was locked into memory.
-    unlocked: AtomicU64,
+    look_at_all: AtomicU64,
     /// Folios that go before the hand finds them.
     pub(crate) passing: Passing,
     /// A whole turn has found nothing.
@@ -31,7 +31,7 @@ impl Clock {
             hand: AtomicU64::new(0),
             evicted: AtomicU32::new(0),
             used: AtomicU32::new(0),
-            unlocked: AtomicU64::new(0),
+            look_at_all: AtomicU64::new(0),
             passing: Passing::new(),
             exhausted: Exhausted::new(),
         }
@@ -51,15 +51,15 @@ impl Clock {
         self.hand.load(Relaxed)
     }
 
-    /// Notes that pages were unlocked: the hand looks at all folios for a turn, of `all` frames.
-    pub(crate) fn note_unlocked(&self, all: u32) {
-        self.exhausted.forget();
-        self.unlocked.store(self.hand() + u64::from(all), Relaxed);
+    /// The hand looks at all folios for a turn, of `all` frames.
+    pub(crate) fn look_at_all(&self, all: u32) {
+        self.look_at_all.fetch_max(self.hand() + u64::from(all), Relaxed);
     }
 
-    /// Whether the hand looks at all folios.
+    /// Whether the hand looks at all folios. The step at which the turn ends is one of them: another CPU
+    /// may have been in it, and have marked what it has just found locked.
     pub(crate) fn looks_at_all(&self) -> bool {
-        self.hand() <= self.unlocked.load(Relaxed)
+        self.hand() <= self.look_at_all.load(Relaxed)
     }
 
     /// Notes that `pages` pages were evicted.

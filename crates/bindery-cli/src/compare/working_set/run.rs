@@ -118,7 +118,7 @@ pub enum Lists {
 }
 
 impl Lists {
-    /// What puts them in force, and the words with which a shell asks whether they are. The file tells
+    /// The word that puts them in force, and the words with which a shell asks whether they are. The file tells
     /// all that is on of the generations, and that differs between processors: 7, or less where the MMU
     /// keeps no accessed bits in entries for tables.
     fn setting(self) -> Option<(&'static str, &'static str)> {

@@ -9,7 +9,7 @@ use bindery::addr::{Order, PAGE_SIZE, VirtAddr};
 use bindery::arch::{AArch64, Absent, Riscv64, X86_64};
 use bindery::check;
 use bindery::testing::{self, PageMove, move_pages};
-use bindery::{AddressSpace, Advice, Inspection, Protection, SizeMode};
+use bindery::{AddressSpace, Advice, Inspection, Memory, Protection, SizeMode};
 use bindery_hosted::Walk;
 
 use super::stepped::{Readers, Stepped, stepped};
@@ -27,6 +27,22 @@ type Call<A> = fn(&Space<'_, A>);
 
 fn content(page: u64) -> u64 {
     page << 8 | 7
+}
+
+/// Folios of that order at [`FROM`], written and cold, which may go to swap.
+fn cold_pages<A: Walk>(memory: &Memory<Stepped<A>>, order: u8) -> Space<'_, A> {
+    if order > 0 {
+        memory.folio_policy().set(Order(order), SizeMode::Always);
+    }
+    memory.swap_on(4096, 0).unwrap();
+    let space = AddressSpace::new(memory, options()).unwrap();
+    space.mmap(&fixed(FROM, LENGTH)).unwrap();
+    for page in 0..PAGES {
+        let at = VirtAddr(FROM + page * PAGE_SIZE);
+        space.write_user(at, &content(page).to_ne_bytes()).unwrap();
+    }
+    space.madvise(VirtAddr(FROM), LENGTH, Advice::Cold).unwrap();
+    space
 }
 
 fn protect<A: Walk>(space: &Space<'_, A>, protection: Protection) {
@@ -56,18 +72,8 @@ fn run<A: Walk>(
     drops: bool,
 ) -> bool {
     let (machine, memory) = stepped::<A>(16 * MIB, Readers::Told);
-    if order > 0 {
-        memory.folio_policy().set(Order(order), SizeMode::Always);
-    }
-    memory.swap_on(4096, 0).unwrap();
-    let space = AddressSpace::new(&memory, options()).unwrap();
-    space.mmap(&fixed(FROM, LENGTH)).unwrap();
+    let space = cold_pages(&memory, order);
     space.mmap(&fixed(TO, LENGTH)).unwrap();
-    for page in 0..PAGES {
-        let at = VirtAddr(FROM + page * PAGE_SIZE);
-        space.write_user(at, &content(page).to_ne_bytes()).unwrap();
-    }
-    space.madvise(VirtAddr(FROM), LENGTH, Advice::Cold).unwrap();
     before(&space);
     let stops = Arc::new(Stops::default());
     let was_held = stops.meet(&machine, hold_at, &|| held(&space), &|| other(&space)).is_some();
@@ -144,17 +150,7 @@ fn a_locked_folio_keeps_its_entries<A: Walk>(order: u8, takes: Call<A>) {
     let refused = AtomicU32::new(0);
     for step in 0.. {
         let (machine, memory) = stepped::<A>(16 * MIB, Readers::Told);
-        if order > 0 {
-            memory.folio_policy().set(Order(order), SizeMode::Always);
-        }
-        memory.swap_on(4096, 0).unwrap();
-        let space = AddressSpace::new(&memory, options()).unwrap();
-        space.mmap(&fixed(FROM, LENGTH)).unwrap();
-        for page in 0..PAGES {
-            let at = VirtAddr(FROM + page * PAGE_SIZE);
-            space.write_user(at, &content(page).to_ne_bytes()).unwrap();
-        }
-        space.madvise(VirtAddr(FROM), LENGTH, Advice::Cold).unwrap();
+        let space = cold_pages(&memory, order);
         close(&space);
         let entries = |pages: Range<u64>| -> Vec<_> {
             pages.map(|page| space.inspect(VirtAddr(FROM + page * PAGE_SIZE))).collect()
