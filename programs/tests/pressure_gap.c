@@ -4,8 +4,8 @@
 //
 // Memory runs out, and a process is killed. A bystander that sleeps for ten
 // milliseconds at a time never waits for long: work that frees memory gives
-// the CPU away in between. So does work on a large object. Times are
-// instructions, one nanosecond each.
+// the CPU away in between. So do work on a large object, and forks. Times
+// are instructions, one nanosecond each.
 
 #include "pressure.h"
 #include "swap.h"
@@ -64,6 +64,17 @@ static void ends(size_t length) {
     end_watch(sleeper, "the end of a file");
 }
 
+// The second finds all entries write-protected.
+static void forks(size_t length) {
+    char *area = test_map(length);
+    memset(area, 1, length);
+    pid_t sleeper = watch();
+    for (int number = 0; number < 2; number++)
+        test_wait(CHILD({}));
+    end_watch(sleeper, "forks of a large process");
+    STEP_EQUAL(munmap(area, length), 0);
+}
+
 int main(void) {
     test_start();
     struct sysinfo machine;
@@ -71,6 +82,7 @@ int main(void) {
     size_t memory = machine.totalram;
     shared = pressure_shared();
     ends(memory * 2 / 5 & -MIB);
+    forks(memory * 2 / 5 & -MIB);
     pressure("no swap", 2 * memory, 512);
     // A quarter of memory as slots: swap is full first.
     STEP_EQUAL(swap_begin(memory / 4 & -MIB), 0);

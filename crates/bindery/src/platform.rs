@@ -425,11 +425,12 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     fn allocation_may_wait(&self) {}
 
     /// Called between two bounded pieces of long work: between steps of reclaim, between two pages
-    /// that are compressed, between two tables whose pages are freed, and after each 256 pages that an
-    /// object loses or gets in advance. The core holds no spin lock and is in no read section. A folio, a VMA, the pages
-    /// of an object and the mutex of an address space may be locked, so other threads may wait for this
-    /// one. A kernel that does not preempt itself runs other threads here if their time has come
-    /// (Linux: `cond_resched`). May sleep. Does nothing by default.
+    /// that are compressed, between two tables whose pages are freed, after a few tables that a fork
+    /// copies, and after each 256 pages that an object loses or gets in advance. The core holds no spin
+    /// lock and is in no read section. A folio, a VMA, the pages of an object and the mutex of an
+    /// address space may be locked, so other threads may wait for this one. A kernel that does not
+    /// preempt itself runs other threads here if their time has come (Linux: `cond_resched`). May
+    /// sleep. Does nothing by default.
     fn yield_if_due(&self) {}
 
     /// Frees memory that the embedder keeps for later: its caches, and what

@@ -13,6 +13,7 @@ use crate::error::Failure;
 use crate::frame::{Folio, Owner};
 use crate::interrupt;
 use crate::platform::Platform;
+use crate::stats::Counts;
 use crate::swap::SlotRun;
 use crate::tlb::Gather;
 
@@ -82,7 +83,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         gather: &mut Gather,
         supplies: &mut Supplies<'m, P>,
     ) -> Result<(), Failure> {
-        let mut parts = Chunks::of(what.range);
+        let (mut parts, mut piece) = (Chunks::of(what.range), 0);
         loop {
             let stopped = {
                 let own = Some(&*gather);
@@ -97,6 +98,10 @@ impl<'m, P: Platform> PageTable<'m, P> {
             match stopped {
                 Ok(()) => {}
                 Err(CopyStop::Zeroed(at)) => parts.go_on_from(at),
+                Err(CopyStop::Full(at)) => {
+                    parts.go_on_from(at);
+                    piece = PARTS;
+                }
                 Err(CopyStop::Refused) => return Err(Failure::NoMemory),
                 Err(CopyStop::Short(at)) => {
                     supplies.tables.refill()?;
@@ -108,6 +113,17 @@ impl<'m, P: Platform> PageTable<'m, P> {
                 }
             }
             interrupt::check(&self.memory.platform)?;
+            piece += 1;
+            if piece >= PARTS && gather.is_stale() {
+                let mut counts = Counts::default();
+                self.flush(gather, &mut counts);
+                self.stats.add(&counts);
+            }
+            // They wait for locked VMAs by sleeping, but spin for a pending flush.
+            if !gather.is_stale() {
+                self.memory.platform.yield_if_due();
+                piece = 0;
+            }
         }
     }
 }
@@ -128,12 +144,17 @@ impl<'m, P: Platform> Supplies<'m, P> {
 /// and one on deposit. Together they are at most 64 KiB.
 const TABLES_ZEROED: u64 = 10;
 
+/// After so many parts, other threads may run: about as many tables as one flush covers.
+const PARTS: u32 = 8;
+
 /// Why a copy stops before its end.
 enum CopyStop {
     /// There was no memory at once for what comes from this address on.
     Short(VirtAddr),
     /// So much was zeroed that the locks are let go; this address comes next.
     Zeroed(VirtAddr),
+    /// As many tables are marked as one flush covers; this address comes next, in another table.
+    Full(VirtAddr),
     /// This comes next, and has to be copied.
     Pinned(PinnedRun),
     /// A folio cannot be mapped once more, or a huge leaf has no deposit.
@@ -150,6 +171,10 @@ fn copy_locked<'m, P: Platform>(
     while let Some(run) = source.next_run(Equal::empty()).map_err(|_| CopyStop::Refused)? {
         if target.counts.tables_allocated >= TABLES_ZEROED && run.what != What::Empty {
             return Err(CopyStop::Zeroed(run.at));
+        }
+        let is_first_of_table = run.at.is_aligned(P::Arch::PMD.span());
+        if is_first_of_table && !gather.has_room_for_mark() && run.what != What::Empty {
+            return Err(CopyStop::Full(run.at));
         }
         match run.what {
             What::Empty | What::Table(_) => {}

@@ -1,4 +1,4 @@
-//! Long work on large shared memory: other threads run in between.
+//! Long work on large memory: other threads run in between.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -86,4 +86,25 @@ fn other_threads_run_while_shared_memory_is_cut() {
     assert!(count >= PAGES / 4 / 256, "{count} pauses for a hole");
     let count = pauses(&memory, || object.set_size(0).unwrap());
     assert!(count >= PAGES * 3 / 4 / 256, "{count} pauses for a truncation");
+}
+
+/// The first fork has entries to flush; the second finds all of them write-protected.
+#[test]
+fn other_threads_run_while_a_fork_copies() {
+    const TABLES: u64 = 200;
+    let (_machine, memory) = interposed(64 * MIB);
+    let space = AddressSpace::new(&memory, options()).unwrap();
+    space.mmap(&fixed(AT.0, TABLES * 2 * MIB)).unwrap();
+    for table in 0..TABLES {
+        space.fault(VirtAddr(AT.0 + table * 2 * MIB), Access::Write).unwrap();
+    }
+    for number in ["first", "second"] {
+        let mut child = None;
+        let flushes = space.counts().invalidations;
+        let count = pauses(&memory, || child = Some(space.fork().unwrap()));
+        let flushes = space.counts().invalidations - flushes;
+        assert!(count >= TABLES / 64, "{count} pauses in the {number} fork");
+        assert!(flushes <= TABLES.div_ceil(64), "{flushes} flushes in the {number} fork");
+        drop(child);
+    }
 }
