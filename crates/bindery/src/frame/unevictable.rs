@@ -3,7 +3,7 @@
 //! Only a walk through the reverse map finds that out, and a program may lock nearly all of memory.
 //! So the folio has a mark. (Linux keeps such folios on a list of their own.) Nothing else depends on
 //! the mark, and a folio that is unlocked keeps it for a while. The hand takes all marks away for a turn
-//! ([`crate::swap::clock::Clock::look_at_all`]) when a mapping that was locked goes or is unlocked, and
+//! (`swap/clock.rs`, `look_at_all`) when a mapping that was locked goes or is unlocked, and
 //! when a search would give up.
 
 use core::sync::atomic::Ordering::Relaxed;

@@ -179,7 +179,7 @@ impl ObjectState {
         matches!(self.backing, Backing::File { .. })
     }
 
-    /// Whether a page must be marked before an entry lets it be written ([`pages::mark_dirty`]).
+    /// Whether a page must be marked before an entry lets it be written ([`super::pages::mark_dirty`]).
     pub(crate) fn notices_writes(&self) -> bool {
         self.is_file()
     }
