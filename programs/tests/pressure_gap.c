@@ -64,14 +64,21 @@ static void ends(size_t length) {
     end_watch(sleeper, "the end of a file");
 }
 
-// The second finds all entries write-protected.
+// The second finds all entries write-protected. The children end after the watch: an auditor may
+// look at all of memory then.
 static void forks(size_t length) {
     char *area = test_map(length);
     memset(area, 1, length);
-    pid_t sleeper = watch();
+    pid_t sleeper = watch(), children[2];
     for (int number = 0; number < 2; number++)
-        test_wait(CHILD({}));
+        children[number] = CHILD({
+            struct timespec nap = {0, NAP};
+            while (!shared->ends)
+                nanosleep(&nap, 0);
+        });
     end_watch(sleeper, "forks of a large process");
+    for (int number = 0; number < 2; number++)
+        test_wait(children[number]);
     STEP_EQUAL(munmap(area, length), 0);
 }
 

@@ -5,8 +5,8 @@
 //! mappings           pins          references
 //! ```
 //!
-//! Zero means that nobody has the frame, or that only its maker knows it. Every frame that is not
-//! the head of a live folio has zero there. Four rules follow, each with its function here:
+//! Zero means that the frame has no holder, or that only its maker knows it. Every frame that is
+//! not the head of a live folio has zero there. Four rules follow, each with its function here:
 //!
 //! 1. *One release store leaves zero* ([`publish`]), made by the only thread that knows the folio.
 //!    Everything else in the folio's metadata was written before.
@@ -15,8 +15,8 @@
 //! 3. *A read-modify-write of the whole word reaches zero* ([`take`], [`take_all`]). So an attempt
 //!    at a reference and a freeing have an order: either the reference is counted and the folio
 //!    stays, or the attempt finds zero.
-//! 4. *A split freezes the folio*: the word goes to zero first ([`take_all`]), and each part is
-//!    published on its own.
+//! 4. *A split freezes the folio*: the word becomes zero first ([`take_all`]), and each part is
+//!    published separately.
 //!
 //! # The fields do not overflow into each other
 //! | field | bits | bound |
@@ -45,12 +45,12 @@ pub(super) const MAPPING: u64 = 1 << 32;
 pub(super) const TOO_MANY_REFERENCES: u32 = 1 << 15;
 const TOO_MANY_PINS: u32 = 1 << 15;
 
-/// How far the room for pins is open to the one who pins.
+/// The share of a folio's room for pins that the caller may use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum PinRoom {
-    /// To the end.
+    /// All of it.
     All,
-    /// The upper half is for others.
+    /// The lower half; the upper half is reserved for other callers.
     LowerHalf,
 }
 
@@ -74,7 +74,7 @@ pub(crate) struct TooManyMappings;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ReferencesRefused;
 
-/// More is taken away than was there; nothing has changed.
+/// The caller drops more than the field holds; nothing has changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct NotThere;
 
@@ -96,14 +96,14 @@ pub(super) const fn mappings_in(count: u64) -> u32 {
     (count >> 32) as u32
 }
 
-/// Shows a folio that only the caller knew to everybody, with what keeps it from now on.
+/// Publishes a folio that only the caller knew, with the count that keeps it from now on.
 #[inline]
 pub(crate) fn publish(count: &impl Word<u64>, value: u64) {
     debug_assert_eq!(count.load(Ordering::Relaxed), 0, "the folio is not fresh");
     count.store(value, Ordering::Release);
 }
 
-/// Adds a reference, unless there is nothing or there are too many. Says whether it did.
+/// Adds a reference, unless the count is zero or too high. Returns whether it did.
 #[inline]
 pub(crate) fn refer(count: &impl Word<u64>) -> bool {
     let mut seen = count.load(Ordering::Relaxed);
@@ -125,9 +125,9 @@ pub(crate) fn refer(count: &impl Word<u64>) -> bool {
 const BEYOND: usize = MAX_FOLIO_ORDER.pages() as usize + 2 + MAX_CPUS;
 const _: () = assert!(TOO_MANY_REFERENCES as usize + BEYOND <= REFERENCES as usize);
 
-/// Adds references that cannot be refused because others hold many: the room beyond
+/// Adds references that cannot be refused because other holders have many: the room beyond
 /// [`TOO_MANY_REFERENCES`] is for them. The caller has the folio's lock. Adds nothing to zero, and
-/// nothing that would reach the pins.
+/// nothing that would overflow into the pins.
 #[inline]
 pub(super) fn refer_locked(
     count: &impl Word<u64>,
@@ -160,7 +160,7 @@ pub(super) fn map(count: &impl Word<u64>, pages: u32) -> Result<(), TooManyMappi
     Ok(())
 }
 
-/// Adds a pin, where there is room; the caller has a mapping. Says whether that was possible.
+/// Adds a pin, if there is room; the caller has a mapping. Returns whether it did.
 #[inline]
 pub(super) fn pin(count: &impl Word<u64>, room: PinRoom) -> bool {
     let before = count.add(PIN, Ordering::AcqRel);
@@ -172,8 +172,8 @@ pub(super) fn pin(count: &impl Word<u64>, room: PinRoom) -> bool {
     true
 }
 
-/// Takes away the caller's share of one field. Says whether that was the last of all, so
-/// that the folio is the caller's alone.
+/// Drops the caller's share of one field. Returns whether that was the last of the whole word, so
+/// that only the caller has the folio.
 #[inline]
 pub(super) fn take(
     count: &impl Word<u64>,
@@ -182,20 +182,20 @@ pub(super) fn take(
 ) -> Result<bool, NotThere> {
     let before = count.sub(taken, Ordering::Release);
     if field(before) < field(taken) {
-        // A bug elsewhere. Put it back, so that the fields do not borrow from each other.
+        // A bug elsewhere. Add it again, so that the fields do not borrow from each other.
         count.add(taken, Ordering::Relaxed);
         return Err(NotThere);
     }
     if before != taken {
         return Ok(false);
     }
-    // What others did to the folio before they let go comes before its next use: our own zero
-    // is part of the release sequences of them all.
+    // Accesses of other holders before their release come before the folio's next use: the caller's
+    // zero is part of the release sequences of them all.
     count.load(Ordering::Acquire);
     Ok(true)
 }
 
-/// Freezes the word, if `all` is what it holds: afterwards the folio is the caller's alone.
+/// Freezes the word, if `all` is its value: afterwards only the caller has the folio.
 #[inline]
 pub(crate) fn take_all(count: &impl Word<u64>, all: u64) -> bool {
     // The load spares a folio that is shared the atomic instruction. Acquire: as in `take`.
@@ -203,26 +203,26 @@ pub(crate) fn take_all(count: &impl Word<u64>, all: u64) -> bool {
         && count.exchange(all, 0, Ordering::Acquire, Ordering::Relaxed).is_ok()
 }
 
-/// Puts `to` in the place of `from`, if that is what the word holds. Says whether it was.
+/// Replaces `from` by `to`, if the word holds `from`. Returns whether it did.
 #[inline]
 pub(super) fn exchange(count: &impl Word<u64>, from: u64, to: u64) -> bool {
-    // Acquire: what the others did before they let go; release: what comes before this of ours.
+    // Acquire: accesses of other holders before their release; release: the caller's before this.
     count.exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
 }
 
-/// What [`unmap_owned`] left.
+/// The outcome of [`unmap_owned`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Left {
-    /// Others map the folio.
+    /// Other mappings remain.
     Mapped,
-    /// Nobody maps it, and others hold it. So does the caller: its mappings became a reference.
+    /// No mapping remains, but other holders do. The caller's mappings became a reference.
     Held,
-    /// Nobody has it.
+    /// The folio has no holder.
     Nothing,
 }
 
-/// Takes mappings away. If they are the last ones and somebody else holds the folio, they become a
-/// reference of the caller's: it keeps the folio until the caller has taken its owner away.
+/// Drops mappings. If these were the last and other holders remain, turns them into one reference
+/// for the caller, which keeps the folio until the caller has removed its owner.
 #[inline]
 pub(super) fn unmap_owned(count: &impl Word<u64>, pages: u32) -> Result<Left, NotThere> {
     let mut seen = count.load(Ordering::Relaxed);

@@ -12,12 +12,12 @@
 //! map             0         32      fork: the child maps them too
 //! try_hold        1         32      reclaim found it by its frame number
 //! unmap           1         16      the child exits
-//! unmap           1          0      the parent exits; the folio stays, but its owner goes
+//! unmap           1          0      the parent exits; the folio stays, but loses its owner
 //! release         0          0      freed
 //! ```
 //!
-//! A fresh folio that is not needed is freed by [`Frames::discard`]. While the count is zero, only
-//! its maker touches the metadata, by plain stores. From then on all accesses are atomic.
+//! [`Frames::discard`] frees a fresh folio that is not needed. While the count is zero, only its
+//! maker touches the metadata, by plain stores. From then on all accesses are atomic.
 //!
 //! A thread that adds a mapping or a reference has one already, or holds the lock of a table that
 //! has one, or adds to a count that is not zero ([`super::reference`]). So the count rises from
@@ -45,7 +45,7 @@ pub(crate) const FOLIO_ORDERS: Orders = Orders::up_to(MAX_FOLIO_ORDER);
 pub(super) const WORD_PAGES: u32 = u64::BITS;
 pub(super) const MAX_WORDS: usize = (MAX_FOLIO_ORDER.pages() / WORD_PAGES) as usize;
 
-/// A block of 2^order pages that users may map: a name for it, which keeps nothing alive.
+/// A block of 2^order pages that users may map. Only a name: it keeps nothing alive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub(crate) struct Folio {
     /// The first frame, aligned to the folio's size.
@@ -68,12 +68,12 @@ impl Folio {
     }
 }
 
-/// Whether a call took away the last that kept a folio, which is free now.
+/// Whether a call dropped the folio's last holder, so that the folio is free now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Freed {
     /// Others still map or hold it.
     No,
-    /// The caller has taken the last mapping of an anonymous folio away, and others hold it.
+    /// The caller has dropped the last mapping of an anonymous folio, and other holders remain.
     Unmapped,
     /// Its frames are back in the allocator.
     Yes,
@@ -85,7 +85,7 @@ pub(super) const fn bits(first: u32, count: u32) -> u64 {
     (u64::MAX >> (WORD_PAGES - count)) << first
 }
 
-/// Pages of a folio that are alike in whether they are anon-exclusive.
+/// Consecutive pages of a folio that are all anon-exclusive or all not.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ExclusiveRun {
     pub(crate) exclusive: bool,
@@ -95,9 +95,9 @@ pub(crate) struct ExclusiveRun {
 
 impl<P: Platform> Frames<P> {
     /// A fresh folio, which only the caller knows: its count stays zero until it is mapped
-    /// ([`Frames::first_map`]) or published ([`Frames::publish`]); one that is not goes back by
-    /// [`Frames::discard`]. Not dirty, not locked, no page anon-exclusive, contents unspecified.
-    /// `None` if there is no memory, or `order` is above [`MAX_FOLIO_ORDER`].
+    /// ([`Frames::first_map`]) or published ([`Frames::publish`]); [`Frames::discard`] frees one
+    /// that is neither. Not dirty, not locked, no page anon-exclusive, contents unspecified. `None`
+    /// if there is no memory, or `order` is above [`MAX_FOLIO_ORDER`].
     ///
     /// Does not sleep. O(pages): each tail learns its head.
     pub(crate) fn new_folio(&self, order: Order) -> Option<Folio> {
@@ -106,7 +106,8 @@ impl<P: Platform> Frames<P> {
         Some(folio)
     }
 
-    /// As [`Frames::new_folio`], with every page anon-exclusive: for anonymous memory of one process.
+    /// As [`Frames::new_folio`], with every page anon-exclusive: for one process's anonymous
+    /// memory.
     pub(crate) fn new_exclusive_folio(&self, order: Order) -> Option<Folio> {
         if order > MAX_FOLIO_ORDER {
             return None;
@@ -120,12 +121,12 @@ impl<P: Platform> Frames<P> {
         Some(folio)
     }
 
-    /// Gives a fresh folio back, which was neither mapped nor published.
+    /// Frees a fresh folio, which was neither mapped nor published.
     pub(crate) fn discard(&self, platform: &P, folio: Folio) {
         let count = self.meta(folio.head).count.load(Relaxed);
         debug_assert_eq!(count, 0, "{folio:?} is not fresh");
         if count == 0 {
-            // SAFETY: 1. and 2. it was never mapped nor published, so it is the caller's alone.
+            // SAFETY: 1. and 2. it was never mapped nor published, so only the caller knows it.
             unsafe { self.free(platform, folio.head, folio.order) };
         } else {
             self.refuse();
@@ -141,7 +142,7 @@ impl<P: Platform> Frames<P> {
         }
     }
 
-    /// Stores all anon-exclusive words of a folio above order 0 that nobody else knows.
+    /// Stores all anon-exclusive words of a folio above order 0 that only the caller knows.
     pub(super) fn write_words(&self, folio: Folio, value: impl Fn(usize) -> u64) {
         if folio.order > Order::PAGE {
             for index in 0..folio.words() {
@@ -157,7 +158,7 @@ impl<P: Platform> Frames<P> {
     }
 
     /// The folio that `frame` is a page of. `None` for anything else: tables, zero pages, free
-    /// memory, memory that is not ours. O(1).
+    /// memory, frames outside of the managed memory. O(1).
     ///
     /// The answer lasts only while the caller keeps the folio from being freed or split.
     #[inline]
@@ -178,10 +179,9 @@ impl<P: Platform> Frames<P> {
         self.exclusive_run(folio, page, count) == ExclusiveRun { exclusive: true, count }
     }
 
-    /// Whether `page` (an index in the folio) is anon-exclusive, and how many of the `count`
-    /// pages from there agree with it, at least 1. None, which are not exclusive, where `page` is
-    /// not in the folio or `count` is 0; pages after the folio's end are not counted. O(words
-    /// touched).
+    /// Whether `page` (an index in the folio) is anon-exclusive, and how many of the `count` pages
+    /// from there agree with it, at least 1. Zero pages, not exclusive, if `page` is not in the
+    /// folio or `count` is 0; pages after the folio's end are not counted. O(words touched).
     pub(crate) fn exclusive_run(&self, folio: Folio, page: u32, count: u32) -> ExclusiveRun {
         let count = count.min(folio.pages().saturating_sub(page));
         if count == 0 {
@@ -209,7 +209,7 @@ impl<P: Platform> Frames<P> {
     }
 
     /// Marks `count` pages from `page` (an index in the folio) anon-exclusive; pages after the
-    /// folio's end are ignored. One atomic instruction for each 64 pages, none where they are so
+    /// folio's end are ignored. One atomic instruction for each 64 pages, none if they are marked
     /// already.
     pub(crate) fn set_exclusive(&self, folio: Folio, page: u32, count: u32) {
         self.change_exclusive(folio, page, count, u64::MAX);
@@ -238,7 +238,7 @@ impl<P: Platform> Frames<P> {
             let mask = bits(first, pages);
             let old = word.load(Relaxed);
             if (old ^ to) & mask == 0 {
-                // As it should be: leave the cache line alone.
+                // No change: do not write the cache line.
             } else if to == 0 {
                 word.fetch_and(!mask, Relaxed);
             } else {
@@ -261,7 +261,7 @@ impl<P: Platform> Frames<P> {
         }
     }
 
-    /// Notes that the folio was written. A load where that is known already.
+    /// Marks the folio dirty. Only a load if it is dirty already.
     #[inline]
     pub(crate) fn mark_dirty(&self, folio: Folio) {
         self.change_state_flag(folio, DIRTY, true);
@@ -273,25 +273,25 @@ impl<P: Platform> Frames<P> {
         self.meta(folio.head).state.load(Relaxed) & DIRTY != 0
     }
 
-    /// Whether instruction fetches see what the folio holds.
+    /// Whether instruction fetches see the folio's content.
     pub(crate) fn is_fetchable(&self, folio: Folio) -> bool {
-        // Acquire: the synchronization of the thread that set it comes before our entry.
+        // Acquire: the synchronization of the thread that set it comes before the caller's entry.
         self.meta(folio.head).state.load(Acquire) & FETCHABLE != 0
     }
 
-    /// Notes that instruction fetches have been made to see what the folio holds.
+    /// Records that instruction fetches see the folio's content.
     pub(crate) fn mark_fetchable(&self, folio: Folio) {
         self.meta(folio.head).state.fetch_or(FETCHABLE, Release);
     }
 
-    /// Notes that the folio was written since. After the store: a CPU that makes an executable
-    /// entry meanwhile either comes after this, or is one of a program that executes what another
-    /// call is writing.
+    /// Records that the folio was written since. After the store: a CPU that makes an executable
+    /// entry concurrently either comes after this, or belongs to a program that executes memory
+    /// that another call is writing.
     pub(crate) fn clear_fetchable(&self, folio: Folio) {
         self.change_state_flag(folio, FETCHABLE, false);
     }
 
-    /// Notes that the folio's content may be dropped as long as nobody writes it (`MADV_FREE`).
+    /// Records that the folio's content may be dropped unless it is written first (`MADV_FREE`).
     pub(crate) fn mark_lazy(&self, folio: Folio) {
         self.change_state_flag(folio, DIRTY, false);
         self.change_state_flag(folio, LAZY, true);
@@ -303,13 +303,13 @@ impl<P: Platform> Frames<P> {
         self.meta(folio.head).state.load(Relaxed) & LAZY != 0
     }
 
-    /// Notes that the folio was read from swap since another page was wanted.
+    /// Records that readahead brought the folio in from swap, because another page was wanted.
     pub(crate) fn mark_read_around(&self, folio: Folio) {
         self.change_state_flag(folio, READ_AROUND, true);
     }
 
-    /// Whether [`Frames::mark_read_around`] has noted that; it is forgotten. The caller has the
-    /// folio's lock.
+    /// Returns and clears the mark of [`Frames::mark_read_around`]. The caller has the folio's
+    /// lock.
     #[inline]
     pub(crate) fn take_read_around(&self, folio: Folio) -> bool {
         let is_noted = self.meta(folio.head).state.load(Relaxed) & READ_AROUND != 0;
@@ -319,8 +319,7 @@ impl<P: Platform> Frames<P> {
         is_noted
     }
 
-    /// Forgets that the folio was written: its content is about to be saved, and writes from now
-    /// on are new.
+    /// Clears the dirty mark: the content is about to be saved, and later writes count as new.
     #[inline]
     #[cfg_attr(not(test), expect(dead_code, reason = "reclaim will need it"))]
     pub(crate) fn clear_dirty(&self, folio: Folio) {

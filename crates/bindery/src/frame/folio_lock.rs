@@ -1,20 +1,20 @@
 //! The lock of a folio: a bit of its `state`, separate from the lock bit of tables, so that a late
 //! locker of a folio cannot disturb a table, nor the reverse.
 //!
-//! Only a holder of a reference or a mapping takes the lock. So nobody has it when the folio is
-//! freed, and no frame that becomes something else has a locker. The lock protects the owner and
+//! Only a holder of a reference or a mapping takes the lock. So the lock is free when the folio is
+//! freed, and no thread locks a frame that becomes something else. The lock protects the owner and
 //! the index.
 //!
-//! # Who may wait for it
+//! # Waiting for the lock
 //! Under a table's lock or in a read section, a thread only tries it. Waiting comes below an
 //! object's invalidate lock, so a holder of the folio lock only tries invalidate locks. The lock of
 //! an anonymous family comes below the folio lock. A waiter parks on `state`, with [`FOLIO_PARKED`]
 //! set ([`crate::sync::parking`]).
 //!
-//! # An owner that goes
+//! # Removing the owner
 //! A thread that removes the last mapping of an anonymous folio, which stays because another holder
 //! exists, must remove the owner too. But it may be under a table's lock and so cannot wait. It
-//! sets [`ORPHAN`] and [`FOLIO_LOCK`] in one step. The unlocking thread looks for the mark in the
+//! sets [`ORPHAN`] and [`FOLIO_LOCK`] in one step. The unlocking thread checks for the mark in the
 //! same step that unlocks:
 //!
 //! 1. CPU A works on the owner and has the lock.
@@ -22,22 +22,22 @@
 //! 3. CPU B sets both bits and sees that the lock was taken. It drops its reference, and returns.
 //! 4. CPU A unlocks: it finds the mark, removes the owner, and clears mark and lock together.
 //!
-//! A thread that unlocks many folios takes the lock bit away by one subtraction instead
-//! ([`super::Numbered::unlock`]), and sees by the result whether a mark was there. If so, it takes
-//! the lock again, and unlocks as above. If another thread has the lock by then, that one finds the
-//! mark.
+//! A thread that unlocks many folios clears the lock bit by one subtraction instead
+//! ([`super::Numbered::unlock`]), and the result shows whether a mark was set. If so, it takes the
+//! lock again, and unlocks as above. If another thread holds the lock by then, that thread finds
+//! the mark.
 //!
 //! If A tested the mark before it unlocked, B could come between the two steps. If the folio is
-//! mapped again before anybody acts on the mark, it has a new owner, which stays: an unmapped folio
-//! is mapped only under the lock.
+//! mapped again before a thread acts on the mark, it has a new owner, which stays: an unmapped
+//! folio is mapped only under the lock.
 //!
-//! Between steps 2 and 3, the folio is not mapped, and there is no mark yet. So a thread that maps
-//! a folio under the lock asks for the mappings first. If there are none, the owner says nothing,
+//! Between steps 2 and 3, the folio is not mapped, and the mark is not set yet. So a thread that
+//! maps a folio under the lock checks the mappings first. If there are none, the owner is stale,
 //! and the folio gets a new one.
 //!
 //! # A lock without a guard
-//! A [`FolioLock`] unlocks the folio when it is dropped. In three cases the lock stays, and the
-//! guard goes. `docs/lock-order.md` lists the places; `tests/handovers.rs` knows them too.
+//! A [`FolioLock`] unlocks the folio when it is dropped. In three cases the guard is consumed and
+//! the lock stays held. `docs/lock-order.md` lists the places; `tests/handovers.rs` knows them too.
 //!
 //! | from guard | to guard | meanwhile, the lock is |
 //! |---|---|---|
@@ -45,11 +45,12 @@
 //! | [`LockedFolio::into_request`] | [`Frames::lock_of_request`] | a device's request's; the thread that ends the request, or takes the folio back, gets it |
 //! | [`LockedFolio::into_frozen`] | none | gone with the folio, which the holder of the lock has frozen |
 //!
-//! A guard of any origin sees to the marks when it is dropped. A request has no guard, perhaps for
-//! long, and its end may be a thread that maps the folio. So the marks are acted on when the lock
-//! goes to a request, and when it comes from there:
+//! A guard of any origin acts on the marks when it is dropped. A request has no guard, perhaps for
+//! long, and the thread that ends it may be one that maps the folio. So the marks are acted on when
+//! the lock passes to a request, and when it returns from one:
 //!
-//! 1. CPU A holds the lock, and unmaps the folio. Others hold it: the mark is A's to see to.
+//! 1. CPU A holds the lock, and unmaps the folio. Other references remain: the mark is A's to act
+//!    on.
 //! 2. CPU A hands the lock to a request.
 //! 3. CPU B takes the lock from the request, and maps the folio.
 //! 4. CPU B unlocks. It finds the mark, and the folio mapped: the old owner would stay.
@@ -65,14 +66,14 @@ use crate::platform::Platform;
 use crate::sync::parking::{Parking, park_while};
 use crate::sync::word::Word;
 
-/// Takes the lock, unless somebody has it.
+/// Takes the lock, unless another thread holds it.
 #[inline]
 pub(super) fn try_lock(state: &impl Word<u32>) -> bool {
     state.set(FOLIO_LOCK, Ordering::Acquire) & FOLIO_LOCK == 0
 }
 
-/// Takes the lock, asleep while a thread has it. Says no as soon as it is a device's request that
-/// has it.
+/// Takes the lock, and sleeps while another thread holds it. `false` as soon as a device's request
+/// holds it.
 pub(crate) fn lock_unless_writeback<W: Word<u32>>(state: &W, parking: &impl Parking<W>) -> bool {
     while !try_lock(state) {
         if state.load(Ordering::Acquire) & WRITEBACK != 0 {
@@ -84,8 +85,8 @@ pub(crate) fn lock_unless_writeback<W: Word<u32>>(state: &W, parking: &impl Park
     true
 }
 
-/// Hands the lock to a device's request. Those who wait for the lock are woken, to wait for the
-/// device. In one step with the bit: a thread that parks after it finds it. Calls `disown` as
+/// Hands the lock to a device's request. Wakes the threads that wait for the lock, which then wait
+/// for the device. In one step with the bit: a thread that parks later finds it. Calls `disown` as
 /// [`unlock`] does.
 pub(crate) fn begin_writeback<W: Word<u32>>(
     state: &W,
@@ -110,8 +111,8 @@ pub(crate) fn begin_writeback<W: Word<u32>>(
     }
 }
 
-/// Takes the lock over from a device's request. Says whether that still had it. Calls `disown`,
-/// with the lock, where the owner should go.
+/// Takes the lock over from a device's request. Returns whether the request still held it. Calls
+/// `disown`, under the lock, if the owner is to be removed.
 pub(crate) fn take_from_request(state: &impl Word<u32>, disown: impl FnOnce()) -> bool {
     let mut seen = state.load(Ordering::Relaxed);
     while seen & WRITEBACK != 0 {
@@ -130,11 +131,11 @@ pub(crate) fn take_from_request(state: &impl Word<u32>, disown: impl FnOnce()) -
     false
 }
 
-/// Gives the lock back. Calls `disown` where the owner should go; it looks whether that still
-/// holds, and may be called more than once.
+/// Releases the lock. Calls `disown` if the owner is to be removed; `disown` checks whether that
+/// still holds, and may be called more than once.
 #[inline]
 pub(crate) fn unlock<W: Word<u32>>(state: &W, parking: &impl Parking<W>, disown: impl Fn()) {
-    // Acquire: the mark came after the last mapping had gone.
+    // Acquire: the last mapping was removed before the mark was set.
     let mut seen = state.load(Ordering::Acquire);
     loop {
         debug_assert_ne!(seen & FOLIO_LOCK, 0, "the folio was not locked");
@@ -152,8 +153,8 @@ pub(crate) fn unlock<W: Word<u32>>(state: &W, parking: &impl Parking<W>, disown:
     }
 }
 
-/// Gives the lock back by one subtraction, which may leave the marks of others behind. `false` if it
-/// did: the caller goes on with [`see_to_marks`], unless it knows that somebody else will.
+/// Releases the lock by one subtraction, which may leave the marks of other threads behind. `false`
+/// if it did: the caller continues with [`see_to_marks`], unless it knows that another thread will.
 #[inline(always)]
 #[must_use]
 pub(super) fn unlock_at_once(state: &impl Word<u32>) -> bool {
@@ -162,8 +163,8 @@ pub(super) fn unlock_at_once(state: &impl Word<u32>) -> bool {
     seen & (ORPHAN | FOLIO_PARKED | WRITEBACK) == 0
 }
 
-/// Sees to the marks that [`unlock_at_once`] has left behind, as an unlocking thread does. A thread
-/// that has the lock meanwhile does so when it unlocks.
+/// Acts on the marks that [`unlock_at_once`] has left behind, as an unlocking thread does. If
+/// another thread has taken the lock since, that thread acts on them when it unlocks.
 #[cold]
 pub(super) fn see_to_marks<W: Word<u32>>(state: &W, parking: &impl Parking<W>, disown: impl Fn()) {
     if try_lock(state) {
@@ -171,8 +172,8 @@ pub(super) fn see_to_marks<W: Word<u32>>(state: &W, parking: &impl Parking<W>, d
     }
 }
 
-/// Has the owner taken away under the lock, by the caller or by its holder; never waits. The caller
-/// has a reference.
+/// Has the owner removed under the lock, by the caller or by the lock's holder; never waits. The
+/// caller has a reference.
 #[inline]
 pub(super) fn orphan<W: Word<u32>>(state: &W, parking: &impl Parking<W>, disown: impl Fn()) {
     if state.set(FOLIO_LOCK | ORPHAN, Ordering::AcqRel) & FOLIO_LOCK == 0 {
@@ -180,9 +181,8 @@ pub(super) fn orphan<W: Word<u32>>(state: &W, parking: &impl Parking<W>, disown:
     }
 }
 
-/// The lock of a folio; given back when this is dropped. For as long, the owner that it tells is
-/// the folio's, and if that is an object, the object lives: it waits for the lock before it lets
-/// the folio go.
+/// The lock of a folio; released on drop. Until then, the owner that it reports is the folio's. If
+/// that owner is an object, the object lives: it waits for the lock before it releases the folio.
 pub(crate) struct FolioLock<'a, P: Platform> {
     frames: &'a Frames<P>,
     platform: &'a P,
@@ -190,14 +190,14 @@ pub(crate) struct FolioLock<'a, P: Platform> {
 }
 
 impl<P: Platform> FolioLock<'_, P> {
-    /// Whom the folio belongs to, and the index of its first page there. An anon group is only
-    /// to be trusted while the folio is mapped, and in a read section that began before that was
-    /// seen.
+    /// The folio's owner, and the index of its first page there. An anon group is valid only while
+    /// the folio is mapped, and only in a read section that began before the caller saw the
+    /// mapping.
     pub(crate) fn owner(&self, platform: &P) -> FolioOwner {
         self.frames.owner(platform, self.folio)
     }
 
-    /// Gives the folio to another owner, with the index of its first page there.
+    /// Sets another owner of the folio, and the index of its first page there.
     pub(crate) fn set_owner(&self, owner: Owner, index: FolioIndex) {
         self.frames.write_owner(self.folio, owner, index);
     }
@@ -208,7 +208,7 @@ impl<P: Platform> FolioLock<'_, P> {
         self.frames.write_owner_mark(self.folio.head, owner, index);
     }
 
-    /// The object that owns the folio names no page of it any more.
+    /// Records that the object that owns the folio no longer refers to any page of it.
     pub(crate) fn let_go(&self) {
         self.frames.let_go(self.folio);
     }
@@ -216,7 +216,7 @@ impl<P: Platform> FolioLock<'_, P> {
 
 impl<'a, P: Platform> FolioLock<'a, P> {
     /// Leaves the folio locked. The batch that has it then owes a [`Frames::lock_of_batch`], whose
-    /// guard sees to what is pending.
+    /// guard acts on pending marks.
     pub(crate) fn leave_to_batch(self) {
         core::mem::forget(self);
     }
@@ -231,7 +231,7 @@ impl<'a, P: Platform> FolioLock<'a, P> {
     }
 }
 
-/// A folio with its lock and a reference, on its way out of memory. Handed on by value; when it is
+/// A folio with its lock and a reference, on its way out of memory. Passed on by value; if it is
 /// dropped, the folio stays.
 #[must_use = "dropping it unlocks and releases the folio"]
 pub(crate) struct LockedFolio<'a, P: Platform> {
@@ -259,17 +259,18 @@ impl<'a, P: Platform> LockedFolio<'a, P> {
         core::mem::forget(self);
     }
 
-    /// Lock and reference are a device's request's until that is done
-    /// ([`Frames::lock_of_request`]). What is pending is done first. What others leave to do
-    /// meanwhile is done by the thread that gets the lock from there.
+    /// Hands lock and reference to a device's request until the request is done
+    /// ([`Frames::lock_of_request`]). Acts on pending marks first. The thread that takes the lock
+    /// back from the request acts on marks that are set later.
     pub(crate) fn into_request(self) {
         let state = &self.frames.meta(self.folio.head).state;
         begin_writeback(state, self.platform, || self.frames.disown(self.folio));
         core::mem::forget(self);
     }
 
-    /// The folio was frozen by the holder of the lock, with this reference as one of the last:
-    /// nobody else has it or waits for it, and lock and reference go with it.
+    /// The holder of the lock has frozen the folio, with this reference as one of the last: no
+    /// other thread has the folio or waits for its lock, and the freeze has consumed lock and
+    /// reference.
     #[inline]
     pub(crate) fn into_frozen(self) {
         core::mem::forget(self);
@@ -293,8 +294,8 @@ impl<P: Platform> Drop for FolioLock<'_, P> {
 }
 
 impl<P: Platform> Frames<P> {
-    /// Takes the folio's lock, unless somebody has it. Never waits. The caller has a reference, or
-    /// keeps a mapping, until the lock is dropped.
+    /// Takes the folio's lock, unless another thread holds it. Never waits. The caller has a
+    /// reference, or keeps a mapping, until the lock is dropped.
     #[inline]
     pub(crate) fn try_lock_folio<'a>(
         &'a self,
@@ -321,7 +322,7 @@ impl<P: Platform> Frames<P> {
         FolioLock { frames: self, platform, folio }
     }
 
-    /// As [`Frames::lock_of_batch`], of a folio of which the batch has a reference, too.
+    /// As [`Frames::lock_of_batch`], for a folio to which the batch has a reference, too.
     ///
     /// # Safety
     /// 1. As there.
@@ -335,7 +336,7 @@ impl<P: Platform> Frames<P> {
         unsafe { self.lock_of_batch(platform, folio) }.with_reference()
     }
 
-    /// Sees to what others have left to do for a folio that was unlocked a moment ago
+    /// Acts on marks that other threads set on a folio that the caller unlocked just before
     /// ([`super::Numbered::unlock`]). The caller has a mapping of it.
     #[cold]
     pub(crate) fn see_to_marks(&self, platform: &P, folio: Folio) {
@@ -347,7 +348,7 @@ impl<P: Platform> Frames<P> {
     }
 
     /// As [`Frames::try_lock_folio`], but waits for threads; not under a table's lock, and not in a
-    /// read section. `None` where a device writes the folio: a thread that finds the request done
+    /// read section. `None` if a device writes the folio: a thread that finds the request done
     /// unlocks it ([`Memory::lock_folio`](crate::Memory::lock_folio) waits for that too).
     pub(crate) fn lock_folio_unless_writeback<'a>(
         &'a self,
@@ -358,14 +359,14 @@ impl<P: Platform> Frames<P> {
         locked.then(|| FolioLock { frames: self, platform, folio })
     }
 
-    /// Takes the folio's lock over from a device's request, if that still has it. The caller has a
-    /// reference, or that of the request.
+    /// Takes the folio's lock over from a device's request, if the request still holds it. The
+    /// caller has a reference, or that of the request.
     pub(crate) fn lock_of_request<'a>(
         &'a self,
         platform: &'a P,
         folio: Folio,
     ) -> Option<FolioLock<'a, P>> {
-        // The bit is there since a guard went, and one thread takes it away.
+        // The bit was set when a guard was consumed, and exactly one thread clears it.
         let state = &self.meta(folio.head).state;
         let taken = take_from_request(state, || self.disown(folio));
         taken.then(|| FolioLock { frames: self, platform, folio })
@@ -376,14 +377,14 @@ impl<P: Platform> Frames<P> {
         self.meta(folio.head).state.load(Ordering::Acquire) & WRITEBACK != 0
     }
 
-    /// Nobody maps the folio any more, and the caller has a reference: the owner goes now, or when
-    /// the holder of the lock releases it.
+    /// The folio is no longer mapped, and the caller has a reference: removes the owner now, or
+    /// when the holder of the lock releases it.
     #[cold]
     pub(super) fn orphan(&self, platform: &P, folio: Folio) {
         orphan(&self.meta(folio.head).state, platform, || self.disown(folio));
     }
 
-    /// Takes the owner of an anonymous folio that nobody maps away; the lock is held.
+    /// Removes the owner of an anonymous folio without mappings; the lock is held.
     #[cold]
     #[inline(never)]
     fn disown(&self, folio: Folio) {

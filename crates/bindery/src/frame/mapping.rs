@@ -15,8 +15,7 @@ use crate::addr::{Frame, Order};
 use crate::platform::Platform;
 
 impl<P: Platform> Frames<P> {
-    /// Shows a folio fresh from [`Frames::new_folio`] to everybody, with `pages` mappings. One
-    /// store.
+    /// Publishes a folio fresh from [`Frames::new_folio`] with `pages` mappings. One store.
     #[inline]
     pub(crate) fn first_map(&self, folio: Folio, pages: u32) {
         debug_assert!(pages >= 1 && pages <= folio.pages());
@@ -34,12 +33,12 @@ impl<P: Platform> Frames<P> {
         count::map(&self.meta(folio.head).count, pages)
     }
 
-    /// Takes away `pages` mappings; the folio is freed with the last one if nobody holds a
-    /// reference. One atomic instruction where it is not. Mappings that the folio does not have
-    /// are not taken away but counted in [`Frames::refused`].
+    /// Drops `pages` mappings; frees the folio with the last one if no reference remains. One
+    /// atomic instruction if it stays. Mappings that the folio does not have are not dropped but
+    /// counted in [`Frames::refused`].
     ///
-    /// An anonymous folio that nobody maps any more, but somebody holds, loses its owner: nothing
-    /// keeps that alive.
+    /// An anonymous folio that loses its last mapping while references or pins remain loses its
+    /// owner: nothing keeps the owner alive.
     #[inline]
     pub(crate) fn unmap(&self, platform: &P, folio: Folio, pages: u32) -> Freed {
         let count = &self.meta(folio.head).count;
@@ -56,22 +55,22 @@ impl<P: Platform> Frames<P> {
         };
         match result.transpose() {
             Some(result) => self.after_taking(platform, folio, result),
-            // What was our mapping is a reference now.
+            // The caller's mapping is a reference now.
             None if self.release(platform, folio) == Freed::Yes => Freed::Yes,
             None => Freed::Unmapped,
         }
     }
 
-    /// Frees the folio into the batch, if only the caller's `pages` mappings keep it.
-    /// Says whether that was so; else nothing has changed. One compare-exchange freezes the folio,
-    /// so that nobody comes by it any more, not even by its number.
+    /// Frees the folio into the batch, if only the caller's `pages` mappings keep it. Returns
+    /// whether it did; otherwise nothing has changed. One compare-exchange freezes the folio, so
+    /// that no thread can take a reference any more, not even by its frame number.
     #[inline]
     pub(crate) fn free_into(&self, batch: &mut FreeBatch<'_, P>, folio: Folio, pages: u32) -> bool {
         Self::free_head(self.meta(folio.head), batch, folio, pages)
     }
 
-    /// As [`Frames::free_into`], of anonymous folios alone: one that an object has, or had when it
-    /// was mapped, is left as it is.
+    /// As [`Frames::free_into`], but only for anonymous folios: one that an object owns, or owned
+    /// when it was mapped, is left as it is.
     #[inline]
     pub(crate) fn free_anonymous_into(
         &self,
@@ -94,7 +93,7 @@ impl<P: Platform> Frames<P> {
         freed
     }
 
-    /// Frees a folio that [`Frames::freeze`] has made the caller's, into the batch.
+    /// Frees a folio that [`Frames::freeze`] has made the caller's own, into the batch.
     #[inline]
     pub(crate) fn free_frozen_into(&self, batch: &mut FreeBatch<'_, P>, folio: Folio) {
         self.meta(folio.head).state.store(state_of(Kind::Tail, Order::PAGE), Relaxed);
@@ -102,9 +101,9 @@ impl<P: Platform> Frames<P> {
     }
 
     /// Turns `pages` mappings of an anonymous folio, the only ones, and `held` references, the
-    /// caller's or the swap cache's, into two, one for each of them, and takes the owner away.
-    /// Says whether nobody else held the folio; else nothing has changed. The caller has the
-    /// folio's lock. One compare-exchange.
+    /// caller's or the swap cache's, into two, one for each of them, and removes the owner. Returns
+    /// `false`, with nothing changed, if there were other holders. The caller has the folio's lock.
+    /// One compare-exchange.
     #[inline]
     pub(crate) fn unmap_all(&self, folio: Folio, pages: u32, held: u32) -> bool {
         let from = u64::from(pages) * MAPPING + u64::from(held) * REFERENCE;
@@ -115,8 +114,8 @@ impl<P: Platform> Frames<P> {
         unmapped
     }
 
-    /// As [`Frames::unmap`], for a caller that unmaps many: a folio that becomes free goes into the
-    /// batch. With `dirty`, the folio is marked as written.
+    /// As [`Frames::unmap`], for a caller that unmaps many folios: one that becomes free is added
+    /// to the batch. With `dirty`, the folio is marked dirty.
     #[inline]
     pub(crate) fn unmap_into(
         &self,
@@ -130,47 +129,47 @@ impl<P: Platform> Frames<P> {
             return Freed::Yes;
         }
         if dirty() {
-            // Before the mapping goes: afterwards the folio may be somebody else's.
+            // Before the mapping is dropped: afterwards the folio may be freed and reused.
             self.mark_dirty(folio);
         }
         self.unmap(platform, folio, pages)
     }
 
-    /// Pins the folio, in that part of its room: it stays where it is until it is unpinned. The
-    /// caller keeps it mapped meanwhile. Says whether that was possible.
+    /// Pins the folio, in that part of its room: it stays in place until it is unpinned. The caller
+    /// keeps it mapped during the call. Returns whether there was room.
     pub(crate) fn pin(&self, folio: Folio, room: PinRoom) -> bool {
         count::pin(&self.meta(folio.head).count, room)
     }
 
-    /// Takes back a pin; the folio is freed with the last if nobody else has it.
+    /// Drops a pin; frees the folio with the last one if it has no other holder.
     pub(crate) fn unpin(&self, platform: &P, folio: Folio) -> Freed {
         let result = count::take(&self.meta(folio.head).count, PIN, pins_in);
         self.after_taking(platform, folio, result)
     }
 
-    /// Whether somebody has pinned the folio, asked by a caller that has just taken its entries
-    /// away in a sequentially consistent step. A thread that pins a page counts the pin, and then
-    /// looks whether the entry is still there. So one of the two sees the other.
+    /// Whether the folio is pinned. For a caller that has just removed the folio's entries in a
+    /// sequentially consistent step. A thread that pins a page counts the pin, and then checks
+    /// whether the entry is still present. So one of the two sees the other.
     #[inline]
     pub(crate) fn is_pinned_since(&self, folio: Folio) -> bool {
         pins_in(self.meta(folio.head).count.load(SeqCst)) > 0
     }
 
-    /// How many have pinned the folio.
+    /// How many pins the folio has.
     #[inline]
     pub(crate) fn pins(&self, folio: Folio) -> u32 {
         pins_in(self.meta(folio.head).count.load(Relaxed))
     }
 
-    /// How many pairs of a page and an entry that maps it. Old news unless the caller keeps
-    /// others out.
+    /// How many pairs of a page and an entry that maps it. May be stale unless the caller excludes
+    /// changes.
     #[inline]
     pub(crate) fn mappings(&self, folio: Folio) -> u32 {
         mappings_in(self.meta(folio.head).count.load(Relaxed))
     }
 
-    /// Whether exactly `mappings` entries map pages of the folio, and nobody holds it. Somebody may
-    /// from the next moment on, by its number.
+    /// Whether exactly `mappings` entries map pages of the folio, and it has no references or pins.
+    /// Another thread may take one at any time, by the frame number.
     pub(crate) fn is_mapped_only(&self, folio: Folio, mappings: u32) -> bool {
         self.meta(folio.head).count.load(Relaxed) == u64::from(mappings) * MAPPING
     }
@@ -186,7 +185,7 @@ impl<P: Platform> Frames<P> {
         }
     }
 
-    /// As [`Frames::is_mapped_only`], but for `held` references, the caller's.
+    /// As [`Frames::is_mapped_only`], with `held` references besides, which are the caller's.
     #[inline]
     pub(crate) fn is_mapped_and_held(&self, folio: Folio, mappings: u32, held: u32) -> bool {
         let count = u64::from(mappings) * MAPPING + u64::from(held) * REFERENCE;

@@ -28,11 +28,11 @@ const INDEX_BITS: u32 = 52;
 const INDEX_MASK: u64 = (1 << INDEX_BITS) - 1;
 const PLACE_SHIFT: u32 = 54;
 const KIND_SHIFT: u32 = 62;
-/// Kinds of owner in a word; 0 is nobody, 1 a group.
+/// Kinds of owner in a word; 0 is no owner, 1 an anon group.
 const SHARED_MEMORY: u64 = 2;
 const FILE: u64 = 3;
-/// Of a word: the object names no page of the folio any more. The kind stays, since entries that go
-/// later take away from the count to which they were added.
+/// In a word: the object refers to no page of the folio any more. The kind stays: entries that are
+/// removed later are subtracted from the count to which they were added.
 const LET_GO: u64 = 1 << 53;
 /// The alignment of owners, in bytes.
 pub(crate) const ALIGN: u64 = 16;
@@ -79,11 +79,11 @@ impl FolioIndex {
     }
 }
 
-/// Whom a folio belongs to. What the pointers lead to is known above: an `AnonGroup` of `rmap` and
-/// an `ObjectState` of `object`, each in a slab and aligned to [`ALIGN`].
+/// The owner of a folio. Modules above know the types behind the pointers: an `AnonGroup` of `rmap`
+/// and an `ObjectState` of `object`, each in a slab and aligned to [`ALIGN`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Owner {
-    /// Nobody yet.
+    /// No owner.
     Nobody,
     /// Anonymous memory: the anon group.
     Group(NonNull<()>),
@@ -93,7 +93,7 @@ pub(crate) enum Owner {
     File(NonNull<()>),
 }
 
-/// An owner as the metadata of a folio names it, for a caller that gives many folios to one.
+/// An owner in the form that a folio's metadata holds, for a caller that gives many folios to one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct OwnerMark {
     frame: u32,
@@ -102,7 +102,7 @@ pub(crate) struct OwnerMark {
 }
 
 impl OwnerMark {
-    /// The mark of this owner, who lives.
+    /// The mark of this owner, which is alive.
     pub(crate) fn of(owner: Owner) -> Self {
         let (kind, address) = match owner {
             Owner::Nobody => (0, None),
@@ -124,7 +124,7 @@ impl OwnerMark {
         fits.then_some(OwnerRun { frame: self.frame, word: self.word | first })
     }
 
-    /// Notes the owner in the metadata of a folio, and the index of its first page there. The folio
+    /// Stores the owner in the metadata of a folio, and the index of its first page there. The folio
     /// is fresh, or the caller has its lock.
     #[inline(always)]
     pub(super) fn write(self, head: &FrameMeta, index: FolioIndex) {
@@ -150,7 +150,7 @@ impl OwnerRun {
     }
 }
 
-/// What sort of owner a folio has.
+/// The kind of owner of a folio.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum OwnerKind {
     /// The address spaces that map it: anonymous memory.
@@ -161,7 +161,7 @@ pub(crate) enum OwnerKind {
     File,
 }
 
-/// To whom a folio belongs.
+/// The owner of a folio, and the folio's place in it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct FolioOwner {
     pub(crate) owner: Owner,
@@ -170,8 +170,8 @@ pub(crate) struct FolioOwner {
 }
 
 impl<P: Platform> Frames<P> {
-    /// Notes whom a fresh folio belongs to, and the index of its first page there. Its owner
-    /// outlives its mappings. Of any other folio, [`super::FolioLock::set_owner`] does.
+    /// Records the owner of a fresh folio, and the index of its first page there. The owner
+    /// outlives the folio's mappings. For any other folio, use [`super::FolioLock::set_owner`].
     #[inline]
     pub(crate) fn set_fresh_owner(&self, folio: Folio, owner: Owner, index: FolioIndex) {
         debug_assert_eq!(self.meta(folio.head).count.load(Relaxed), 0, "{folio:?} is not fresh");
@@ -189,11 +189,11 @@ impl<P: Platform> Frames<P> {
         owner.write(self.meta(head), index);
     }
 
-    /// The object that owns the folio names no page of it any more: nobody owns it, and what
-    /// [`Frames::owner_kind`] says stays. Entries that map it may be gone and not be counted down
-    /// yet:
+    /// The object that owns the folio refers to no page of it any more: the folio has no owner, and
+    /// the value of [`Frames::owner_kind`] stays. Entries that mapped it may be removed and not yet
+    /// counted down:
     /// 1. CPU A takes a table out of the tree, and releases its locks;
-    /// 2. CPU B truncates the object, finds no entry, and lets the pages go;
+    /// 2. CPU B truncates the object, finds no entry, and drops the pages;
     /// 3. CPU A counts what the table mapped, as pages of shared memory or of a file.
     ///
     /// The caller has the folio's lock.
@@ -204,8 +204,8 @@ impl<P: Platform> Frames<P> {
         head.word.store(kind | LET_GO, Relaxed);
     }
 
-    /// Whom the folio belongs to, and the index of its first page there. For the holder of the
-    /// folio's lock, and for the auditor of a quiet system; for anybody else the answer is a guess.
+    /// The folio's owner, and the index of its first page there. For the holder of the folio's
+    /// lock, and for the auditor of a quiet system; for any other caller the answer is a guess.
     pub(crate) fn owner(&self, platform: &P, folio: Folio) -> FolioOwner {
         let head = self.meta(folio.head);
         let word = head.word.load(Relaxed);
@@ -224,8 +224,8 @@ impl<P: Platform> Frames<P> {
         FolioOwner { owner, first: FolioIndex(word & INDEX_MASK) }
     }
 
-    /// Whether the folio is anonymous memory, which only its anon group may map. One that nobody
-    /// maps any more is not.
+    /// Whether the folio is anonymous memory, which only its anon group may map. `false` once the
+    /// last mapping is dropped and the owner removed.
     #[inline]
     pub(crate) fn is_anonymous(&self, folio: Folio) -> bool {
         is_anonymous(self.meta(folio.head).word.load(Relaxed))
@@ -238,8 +238,8 @@ impl<P: Platform> Frames<P> {
         word >> KIND_SHIFT >= SHARED_MEMORY && word & LET_GO == 0
     }
 
-    /// What sort of owner the folio has, or had when it was mapped. The caller keeps it mapped, so
-    /// the answer lasts.
+    /// The kind of owner that the folio has, or had when it was mapped. The caller keeps it mapped,
+    /// so the answer lasts.
     #[inline]
     pub(crate) fn owner_kind(&self, folio: Folio) -> OwnerKind {
         match self.meta(folio.head).word.load(Relaxed) >> KIND_SHIFT {

@@ -51,10 +51,10 @@ pub struct Memory<P: Platform> {
     pub(crate) zero_frame: Frame,
     pub(crate) huge_zero: HugeZero,
     pub(crate) swap: Swap<P>,
-    /// Where reclaim looks next, and what it has evicted.
+    /// The position at which reclaim continues, and its record of evictions.
     pub(crate) clock: Clock,
     slabs: Slabs<P>,
-    /// The list of all objects, which the layer of objects makes sense of.
+    /// The list of all objects, which the module `object` interprets.
     pub(crate) objects: Anchor<P>,
     pub(crate) deferred: Deferral<P>,
     pub(crate) effort: EffortSetting,
@@ -63,9 +63,9 @@ pub struct Memory<P: Platform> {
     file_policy: FolioPolicy,
     commitment: Commitment,
     fault_reserve: AtomicU64,
-    /// How many lists of areas were made.
+    /// How many lists of areas have been created.
     indexes: AtomicU64,
-    /// The last number that an address space got for its userfaultfds.
+    /// The last number that an address space received for its userfaultfds.
     last_identity: AtomicU64,
     pub(crate) rare: RareEvents,
 }
@@ -86,16 +86,16 @@ impl<P: Platform> Memory<P> {
     /// Context: spins. Complexity: linear in the frames; done once, at boot.
     ///
     /// # Errors
-    /// Where ranges are empty, overlap, or are too small to hold their own metadata.
+    /// If ranges are empty, overlap, or are too small to hold their own metadata.
     ///
     /// # Safety
-    /// 1. The frames are the memory's alone, from the call on and forever: they are RAM, and no
-    ///    part of the caller's image, heap, stacks, tables or initial file system; no device writes
+    /// 1. Only the memory uses the frames, from the call on and forever: they are RAM, and no part
+    ///    of the caller's image, heap, stacks, tables or initial file system; no device writes
     ///    them; no other `Memory` was made of them. (Leave such frames out of `ranges`.)
     /// 2. No translation leads to them, in any table that a CPU walks and in any TLB, but the
     ///    direct map's.
     ///
-    /// Two memories over the same frames would both give them out, so safe code makes none:
+    /// Two memories over the same frames would both allocate them, so safe code makes none:
     ///
     /// ```compile_fail,E0133
     /// use bindery::{FrameRange, FramesError, Memory, Platform};
@@ -173,7 +173,7 @@ impl<P: Platform> Memory<P> {
         &self.file_policy
     }
 
-    /// A number that was never given before, and is not 0.
+    /// A number that was never returned before, and is not 0.
     pub(crate) fn new_identity(&self) -> u64 {
         self.last_identity.fetch_add(1, Ordering::Relaxed) + 1
     }
@@ -186,7 +186,7 @@ impl<P: Platform> Memory<P> {
     }
 
     /// Keeps `frames` frames for faults; 0 at first. [`Object::write`] and [`Object::allocate`]
-    /// reclaim pages if they would take one of them. Where that frees too few, they fail with
+    /// reclaim pages if they would take one of them. If that frees too few, they fail with
     /// [`crate::Error::OutOfMemory`], and [`Platform::out_of_memory`] is not called. So a program
     /// that fills all memory with a file gets that error, nothing is killed for it, and its faults
     /// still find frames.
@@ -206,7 +206,7 @@ impl<P: Platform> Memory<P> {
         self.fault_reserve.load(Ordering::Relaxed)
     }
 
-    /// What a frame is to the address spaces that map it.
+    /// The role of a frame for the address spaces that map it.
     ///
     /// Context: any.
     pub fn frame_kind(&self, frame: Frame) -> FrameKind {
@@ -219,7 +219,7 @@ impl<P: Platform> Memory<P> {
     }
 
     /// The use of a frame. Frames that do not belong to the memory are reported as such. Takes no
-    /// lock but the allocator's, for a moment.
+    /// lock but the allocator's, briefly.
     ///
     /// Context: any. Complexity: constant.
     pub fn frame_view(&self, frame: Frame) -> FrameView {
@@ -233,8 +233,8 @@ impl<P: Platform> Memory<P> {
         self.frames.span()
     }
 
-    /// Counts frames by use. It looks them up, so a frame that changes meanwhile is counted by its
-    /// old or its new use.
+    /// Counts frames by use. It looks them up one by one, so a frame whose use changes concurrently
+    /// is counted by its old or its new use.
     ///
     /// Context: spins. Complexity: linear in the blocks of frames.
     pub fn frame_usage(&self) -> FrameUsage {
@@ -267,17 +267,17 @@ impl<P: Platform> Memory<P> {
         Some(FrameRange { first, count: order.pages() })
     }
 
-    /// Frees all frames of one [`Memory::allocate_frames`]. Returns whether they were allocated so;
-    /// anything else is left alone.
+    /// Frees all frames of one [`Memory::allocate_frames`]. Returns whether they came from such a
+    /// call; anything else stays as it is.
     ///
     /// Context: spins. Complexity: constant.
     ///
     /// # Safety
-    /// 1. The frames are the caller's: the caller, or whoever passed them on, got them from
+    /// 1. The frames are the caller's: the caller, or the code that passed them on, got them from
     ///    [`Memory::allocate_frames`].
-    /// 2. Nobody uses them any more: no reference and no device reads or writes them, no table and
-    ///    no TLB names them. (What [`crate::KernelMap::vunmap`] unmapped late is named until the
-    ///    next [`crate::KernelMap::purge`].)
+    /// 2. The frames are no longer in use: no reference and no device reads or writes them, no
+    ///    table and no TLB names them. (Frames that [`crate::KernelMap::vunmap`] unmaps lazily stay
+    ///    named until the next [`crate::KernelMap::purge`].)
     ///
     /// ```compile_fail,E0133
     /// fn free<P: bindery::Platform>(memory: &bindery::Memory<P>, frames: bindery::FrameRange) {
@@ -294,7 +294,7 @@ impl<P: Platform> Memory<P> {
         }
         let taken = meta::state_of(meta::Kind::Embedder, order);
         let raw = meta::state_of(meta::Kind::Raw, order);
-        // In one step: of two who give the same frames back, one does.
+        // In one step: if two threads free the same frames, only one of them succeeds.
         let state = &self.frames.meta(frames.first).state;
         let known =
             state.compare_exchange(taken, raw, Ordering::Relaxed, Ordering::Relaxed).is_ok();
@@ -312,22 +312,22 @@ impl<P: Platform> Memory<P> {
         self.frames.free_frame_count()
     }
 
-    /// How many pages are missing until allocations are far from the reserve: a reclaimer of the
-    /// embedder's frees as many. 0 where no swap area is on.
+    /// How many pages must be freed until allocations are far from the reserve; the embedder's
+    /// reclaimer frees that many. 0 if no swap area is on.
     ///
     /// Context: any.
     pub fn shortage(&self) -> u64 {
         self.enough_free_frames().saturating_sub(self.free_frame_count())
     }
 
-    /// Whether so many frames may be taken for content that nothing needs yet: afterwards allocations
-    /// are far from the reserve, or from a 64th of all frames where there is none.
+    /// Whether `frames` frames may be taken for content that nothing needs yet: afterwards
+    /// allocations are far from the reserve, or from a 64th of all frames if there is none.
     pub(crate) fn has_room_for(&self, frames: u64) -> bool {
         let enough = self.enough_free_frames().max(self.total_frames() / 64);
         self.free_frame_count() >= enough + frames
     }
 
-    /// With so many free frames, allocations are far from the reserve.
+    /// With this many free frames, allocations are far from the reserve.
     pub(crate) fn enough_free_frames(&self) -> u64 {
         self.frames.reserve() * 3
     }
@@ -339,8 +339,8 @@ impl<P: Platform> Memory<P> {
         self.frames.total_frames()
     }
 
-    /// Frees the frames that caches keep for later, and what has waited for readers that have all
-    /// ended ([`Memory::deferred`]).
+    /// Frees the frames that caches keep for later, and deferred frees whose readers have all ended
+    /// ([`Memory::deferred`]).
     ///
     /// Context: spins. Complexity: linear in what has waited.
     pub fn trim(&self) {
@@ -360,9 +360,9 @@ impl<P: Platform> Memory<P> {
     ///
     /// # Safety
     /// 1. `table` is a page table of [`Platform::Arch`], or the root of one: its frame was zeroed
-    ///    for it, and the core and the MMU access it by aligned 64-bit atomics alone.
+    ///    for it, and the core and the MMU access it only by aligned 64-bit atomics.
     /// 2. It is not freed while the result is used: the caller has it locked, is in a read section
-    ///    in which it found the table, or has detached it, or nobody else knows it.
+    ///    in which it found the table, has detached it, or is the only thread that knows it.
     #[inline]
     pub(crate) unsafe fn slots(&self, table: Frame) -> &[AtomicU64] {
         let arena = self.platform.direct_map(table).cast::<AtomicU64>();
@@ -374,29 +374,29 @@ impl<P: Platform> Memory<P> {
         unsafe { core::slice::from_raw_parts(arena.as_ptr(), P::Arch::ENTRIES as usize) }
     }
 
-    /// The key of the heights of another list of areas. It rests on nothing but the platform's seed
-    /// and on how many lists came before: the same calls cost the same wherever the kernel and its
-    /// frames lie.
+    /// The key of the heights of another list of areas. It depends only on the platform's seed and
+    /// on the number of lists before it: the same calls cost the same wherever the kernel and its
+    /// frames are.
     pub(crate) fn index_key(&self) -> [u64; 2] {
         [self.platform.seed(), self.indexes.fetch_add(1, Ordering::Relaxed)]
     }
 
     /// To be called before an allocation that may wait for memory: not under a table lock, and not
     /// in a read section, where a thread that has to free memory could wait for the caller. There,
-    /// an allocation is only tried; where that fails, the caller lets everything go, allocates
-    /// outside, and looks again ([`crate::table::TablePool`]).
+    /// an allocation is only tried; if it fails, the caller releases all locks, allocates outside,
+    /// and looks again ([`crate::table::TablePool`]).
     #[inline]
     pub(crate) fn may_wait(&self) {
         self.platform.allocation_may_wait();
     }
 
-    /// Counts a fault that had content read.
+    /// Counts a fault that had to read content in.
     pub(crate) fn note_major_fault(&self) {
         RareEvents::note(&self.rare.major_faults);
         self.platform.major_fault();
     }
 
-    /// Tells a measuring platform what was done in a read section or with locks held.
+    /// Reports to a measuring platform the work that was done in a read section or with locks held.
     #[inline(always)]
     pub(crate) fn worked(&self, _entries: u64, _tables_marked: u64) {
         #[cfg(any(test, feature = "measure"))]
@@ -404,9 +404,9 @@ impl<P: Platform> Memory<P> {
             .worked(crate::platform::Work { entries: _entries, tables_marked: _tables_marked });
     }
 
-    /// How far a run that begins with `frame` may go, at most `limit` pages, and what neighbors
-    /// differ by: the rest of the folio; neighbors that all map the zero page count as one run
-    /// too.
+    /// The length of the run that begins with `frame`, at most `limit` pages, and the difference
+    /// between neighbors: the rest of the folio; neighbors that all map the zero page count as one
+    /// run too.
     #[inline]
     pub(crate) fn folio_limit(&self, frame: Frame, limit: u32) -> (u32, u64) {
         if frame == self.zero_frame {
@@ -424,13 +424,14 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// For a caller that unmaps many pages: what becomes free goes back with its neighbors.
+    /// For a caller that unmaps many pages: frames that become free are freed together with their
+    /// neighbors.
     pub(crate) fn free_batch(&self) -> FreeBatch<'_, P> {
         FreeBatch::new(&self.frames, &self.platform)
     }
 
-    /// Drops the mappings of `pages` pages of one folio, the first of which `first` names; it
-    /// holds accessed and dirty of them all.
+    /// Drops the mappings of `pages` pages of one folio, from the page of `first` on; `first` holds
+    /// accessed and dirty of them all.
     pub(crate) fn unmap_pages(
         &self,
         first: Entry,
@@ -438,7 +439,7 @@ impl<P: Platform> Memory<P> {
         batch: &mut FreeBatch<'_, P>,
         counts: &mut Counts,
     ) {
-        // Zero pages, and frames that are not ours, have no counts.
+        // Zero pages, and frames outside of the managed memory, have no counts.
         let Some(folio) = self.frames.folio_of(P::Arch::frame(first)) else { return };
         counts.folios_touched += 1;
         counts.unmapped(self.frames.owner_kind(folio), pages);
@@ -450,7 +451,7 @@ impl<P: Platform> Memory<P> {
     pub(crate) fn unmap_frames(&self, first: Frame, pages: u32, dirty: bool, counts: &mut Counts) {
         let Some(folio) = self.frames.folio_of(first) else { return };
         if dirty {
-            // Before the mapping goes: afterwards the folio may be somebody else's.
+            // Before the mapping is dropped: afterwards the folio may be freed and reused.
             self.frames.mark_dirty(folio);
         }
         counts.folios_touched += 1;
@@ -460,7 +461,7 @@ impl<P: Platform> Memory<P> {
     }
 
     /// Adds mappings of `pages` pages of one folio to another address space, whose counts are
-    /// `theirs`: nobody is exclusive any more.
+    /// `theirs`: the pages are no longer exclusive.
     pub(crate) fn share_frames(
         &self,
         first: Frame,
@@ -477,7 +478,7 @@ impl<P: Platform> Memory<P> {
     }
 }
 
-/// What a frame is to the address spaces that map it.
+/// The role of a frame for the address spaces that map it.
 ///
 /// ```
 /// use bindery::addr::Frame;

@@ -1,5 +1,5 @@
-//! Reads and writes of an object from outside its mappings (`pread(2)`, `pwrite(2)`): between its
-//! pages, in place, and the caller's source or target of the bytes.
+//! Reads and writes of an object from outside its mappings (`pread(2)`, `pwrite(2)`): copies bytes
+//! in place between its pages and the caller's source or target.
 //!
 //! ```text
 //! object    | page | page | page | page | page |
@@ -7,8 +7,8 @@
 //!           '--- 64 KiB ---' '--- 64 KiB ---'       one span of the invalidate lock
 //! ```
 //!
-//! A step may stop early: a kernel that copies straight to a program's memory finds a page missing,
-//! and must release everything before it faults that page in.
+//! A step may stop early: a kernel that copies straight to a program's memory finds a page missing.
+//! It must release everything before it faults that page in.
 
 use core::cell::{Cell, RefCell};
 use core::ops::Range;
@@ -31,11 +31,11 @@ use super::state::pages_of;
 use super::{MAX_SIZE, Object, ObjectState, pages};
 use crate::collections::page_tree::{PageRun, PageStretch};
 
-/// No more bytes than this are copied before others may hold the invalidate lock; a new folio is
-/// filled whole.
+/// At most this many bytes are copied before other threads may take the invalidate lock; a new
+/// folio is always filled whole.
 const PIECE: usize = 64 << 10;
 
-/// No more bytes than this are asked of the pager at a time.
+/// At most this many bytes are requested from the pager at a time.
 const AHEAD: usize = 2 << 20;
 
 /// How many bytes are left to be read.
@@ -50,8 +50,8 @@ struct Left {
 impl<P: Platform> Object<'_, P> {
     /// Reads from `offset`, in bytes, and returns the number of bytes read: less than the size of
     /// `into` only at the object's end. Pages that are not in memory read as zeroes and take no
-    /// memory; those of a file are brought in. `into` is the caller's own memory, not a program's;
-    /// for that see [`Object::read_with`].
+    /// memory; those of a file are brought in. `into` is the caller's own memory; for a program's
+    /// memory see [`Object::read_with`].
     ///
     /// Context: may sleep. Complexity: in the bytes, and the height of the page index for each run
     /// of pages.
@@ -59,20 +59,20 @@ impl<P: Platform> Object<'_, P> {
     /// # Errors
     /// [`Error::Invalid`] if offset or end do not fit in 63 bits, as in `pread(2)`; for a file, the
     /// pager's error for the first page, and [`Error::OutOfMemory`]; [`Error::Interrupted`] if a
-    /// fatal signal waits before anything was read.
+    /// fatal signal is pending before anything was read.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<usize, Error> {
         let platform = &self.memory.platform;
         self.read_with(offset, into.len(), |done, from, length| {
-            // SAFETY: the bytes are the object's, and not for writing alone to anybody.
+            // SAFETY: the bytes are the object's, and no thread has exclusive access to them.
             unsafe { platform.read_bytes(from, &mut into[done..done + length]) };
             length
         })
     }
 
-    /// As [`Object::read`] of `length` bytes, which `copy` takes from where they are: it gets how
-    /// many it has taken before, an address and a number of bytes, and says how many of them it has
-    /// taken. If these are not all, the reading is over. So a kernel reads straight into the memory
-    /// of a program (Linux: `copy_page_to_iter`):
+    /// As [`Object::read`] of `length` bytes, which `copy` reads in place. It receives the number
+    /// of bytes copied before, an address and a length, and returns how many of these bytes it
+    /// copied. A short count ends the read. So a kernel reads straight into the memory of a program
+    /// (Linux: `copy_page_to_iter`):
     ///
     /// ```text
     /// loop  read_with(offset + done, .., copy that stops at the first fault)  -> done grows
@@ -82,9 +82,9 @@ impl<P: Platform> Object<'_, P> {
     ///
     /// The bytes may be read until `copy` returns, while programs write them: by instructions or
     /// [`Platform::read_bytes`], never by a reference. Pages that are not in memory are shown as
-    /// the zero page. `copy` runs with the object's pages held where they are, at most 64 KiB long
-    /// for each time; it must not sleep, nor resolve a fault, nor call the object. It may be called
-    /// again for bytes that it has taken already, where a reading had to begin anew.
+    /// the zero page. `copy` runs with the object's pages held in place, for at most 64 KiB at a
+    /// time; it must not sleep, nor resolve a fault, nor call the object. It may be called again
+    /// for bytes that it has copied already, if a read had to start over.
     ///
     /// Context: may sleep. Complexity: as there.
     ///
@@ -109,7 +109,7 @@ impl<P: Platform> Object<'_, P> {
     ) -> Result<usize, Error> {
         let mut done = 0;
         while done < length {
-            // Piece by piece: what was read is not read once more.
+            // Piece by piece: bytes that were read are not read again.
             match self.memory.retry(|| self.read_piece(offset, done..length, copy)) {
                 Ok(Moved { count, stopped }) => {
                     done += count;
@@ -117,7 +117,7 @@ impl<P: Platform> Object<'_, P> {
                         break;
                     }
                 }
-                // As Linux: what was read counts, and the next call returns the error.
+                // Linux does the same: returns the bytes read, and the next call returns the error.
                 Err(_) if done > 0 => break,
                 Err(error) => return Err(error),
             }
@@ -151,7 +151,7 @@ impl<P: Platform> Object<'_, P> {
                                 return Ok(Moved { count: done - part.start, stopped });
                             }
                         }
-                        // The next call, for the rest, meets it first.
+                        // The next call, for the rest, meets the error first.
                         Err(_) if done > part.start => break,
                         Err(stop) => return Err(stop),
                     }
@@ -166,8 +166,8 @@ impl<P: Platform> Object<'_, P> {
         }
     }
 
-    /// Reads the bytes of consecutive frames, if it is in memory: at most what is left for
-    /// now. The invalidate lock is held.
+    /// Reads the bytes of consecutive frames, if the page is in memory: at most `left.now`. The
+    /// invalidate lock is held.
     fn read_run(
         &self,
         at: u64,
@@ -211,52 +211,52 @@ impl<P: Platform> Object<'_, P> {
         Ok(Moved { count, stopped: count < length })
     }
 
-    /// Writes at `offset`, in bytes, and returns how much was written. The object grows where that
-    /// reaches over its end. `from` is the caller's own memory, not that of a program, for which
-    /// there is [`Object::write_with`].
+    /// Writes at `offset`, in bytes, and returns how much was written. The object grows if the
+    /// write extends past its end. `from` is the caller's own memory; for a program's memory see
+    /// [`Object::write_with`].
     ///
-    /// Less is written than asked for where something is in the way of the rest: no memory, a fatal
-    /// signal, the pager, or [`Seals::GROW`], which lets through what fits into the object, in
-    /// whole pages from the first page boundary on.
+    /// Writes less than asked for if something prevents the rest: no memory, a fatal signal, the
+    /// pager, or [`Seals::GROW`], which allows the part that fits into the object, in whole pages
+    /// from the first page boundary on.
     ///
     /// Context: may sleep. Complexity: in the bytes, and the height of the index for each run of
     /// pages.
     ///
     /// # Errors
-    /// Where nothing was written: [`Error::Invalid`] if offset or end do not fit in 63 bits, as in
-    /// `pwrite(2)`; [`Error::SealForbids`]; [`Error::OutOfMemory`], after reclaim, if no more frames
-    /// are free than are kept for faults ([`Memory::set_fault_reserve`]); [`Error::Overcommitted`]
-    /// and [`Error::NoSpace`] if no more may be committed, or its [`crate::Quota`] is used up; for a
-    /// file, what the pager says; [`Error::Interrupted`] if a fatal signal waits.
+    /// If nothing was written: [`Error::Invalid`] if offset or end do not fit in 63 bits, as in
+    /// `pwrite(2)`; [`Error::SealForbids`]; [`Error::OutOfMemory`], after reclaim, if no more
+    /// frames are free than are kept for faults ([`Memory::set_fault_reserve`]);
+    /// [`Error::Overcommitted`] and [`Error::NoSpace`] if no more may be committed, or its
+    /// [`crate::Quota`] is used up; for a file, the pager's error; [`Error::Interrupted`] if a
+    /// fatal signal is pending.
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<usize, Error> {
         let platform = &self.memory.platform;
         self.write_with(offset, from.len(), |done, to, length| {
-            // SAFETY: the bytes are the object's, to which nobody has a reference.
+            // SAFETY: the bytes are the object's, to which no reference exists.
             unsafe { platform.write_bytes(to, &from[done..done + length]) };
             length
         })
     }
 
-    /// As [`Object::write`] of `length` bytes, which `copy` puts where they belong: it gets how
-    /// many it has put before, an address and a number of bytes, and says how many of them it has
-    /// put. If these are not all, the writing is over. So a kernel writes straight from the memory
-    /// of a program (Linux: `copy_folio_from_iter_atomic`), as [`Object::read_with`] shows.
+    /// As [`Object::write`] of `length` bytes, which `copy` writes in place. It receives the number
+    /// of bytes copied before, an address and a length, and returns how many of these bytes it
+    /// copied. A short count ends the write. So a kernel writes straight from the memory of a
+    /// program (Linux: `copy_folio_from_iter_atomic`), as [`Object::read_with`] shows.
     ///
     /// The bytes may be written until `copy` returns, while programs use them: by instructions or
-    /// [`Platform::write_bytes`], never by a reference. `copy` runs with the object's pages held
-    /// where they are and other writers kept out, at most 64 KiB or one new folio long for each
-    /// time; it must not sleep, nor resolve a fault, nor call the object. It may be called again
-    /// for bytes that it has put already, where they went to a page that another thread brought in
-    /// at the same time.
+    /// [`Platform::write_bytes`], never by a reference. `copy` runs with the object's pages held in
+    /// place and other writers kept out, for at most 64 KiB or one new folio at a time; it must not
+    /// sleep, nor resolve a fault, nor call the object. It may be called again for bytes that it
+    /// has copied already, if another thread brought the page in at the same time.
     ///
-    /// Other writers see all that one call writes, or nothing; a caller that goes on after a fault
-    /// with another call, and wants writes to be whole, holds a lock of its own (Linux: that of the
-    /// inode).
+    /// Other writers see all that one call writes, or nothing. A caller that continues after a
+    /// fault with another call, and needs atomic writes, holds a lock of its own (Linux: that of
+    /// the inode).
     ///
     /// Context: may sleep. Complexity: as there.
     ///
     /// # Errors
-    /// As [`Object::write`]. Where `copy` stops at once, 0 is returned.
+    /// As [`Object::write`]. If `copy` stops at once, returns 0.
     pub fn write_with(
         &self,
         offset: u64,
@@ -270,10 +270,10 @@ impl<P: Platform> Object<'_, P> {
         }
         let copy = RefCell::new(copy);
         let source = |done: usize, to: NonNull<u8>, length: usize| {
-            // Never borrowed twice: it does not call the object.
+            // Never borrowed twice: `copy` does not call the object.
             copy.try_borrow_mut().map_or(0, |mut copy| copy(done, to, length).min(length))
         };
-        // Where it fails, nothing was written.
+        // If it fails, nothing was written.
         self.memory.retry_for_content(|| self.write_once(offset, length, &source))
     }
 
@@ -286,8 +286,8 @@ impl<P: Platform> Object<'_, P> {
         let end = pages_of(offset + length as u64);
         let range = PageRange { first: offset >> PAGE_SHIFT, end };
         let mut done = 0;
-        // What is fetched by others meanwhile is as good as before: where we write, the index has a
-        // page.
+        // Reads in flight need no cancellation: they fetch content that is still valid, and every
+        // page that this call writes is in the index.
         let written = self.change_pages(range, Reads::Stay, || {
             self.write_locked(offset, length, source, &mut done)
         });
@@ -297,11 +297,11 @@ impl<P: Platform> Object<'_, P> {
         }
     }
 
-    /// Writes what is not `done`, and counts that on. The changes are held, and given back only
-    /// while nothing is written yet: what the pager has of the first and the last page is fetched
-    /// before the first byte is written, and all pages between are overwritten. So other writers
-    /// see all of a write or nothing. (A source that stops in the middle of a page between is the
-    /// exception: the pager has the rest of that.)
+    /// Writes the rest after `done`, and advances it. The changes are held, and released only
+    /// before the first byte is written: the pager's content of the first and the last page is
+    /// fetched first, and all pages between are overwritten. So other writers see all of a write or
+    /// nothing. (The exception is a source that stops in the middle of a page between: the pager
+    /// has the rest of that page.)
     fn write_locked(
         &self,
         offset: u64,
@@ -352,7 +352,7 @@ impl<P: Platform> Object<'_, P> {
         Ok(())
     }
 
-    /// How pages come that are written to.
+    /// How to bring in pages that will be written.
     fn wanted_to_write<'a>(&self, writing: Writing<'a>) -> Wanted<'a> {
         let object = self.state();
         let orders = object.orders(self.memory, MappingFlags::empty());
@@ -361,8 +361,8 @@ impl<P: Platform> Object<'_, P> {
         Wanted { writing: Some(writing), reserve, ..Wanted::one(orders, end) }
     }
 
-    /// Writes what goes into consecutive frames, at most `most` bytes, or a new folio. The
-    /// invalidate lock is passed.
+    /// Writes to consecutive frames, at most `most` bytes, or to a new folio. The caller holds the
+    /// invalidate lock.
     fn write_run(&self, writing: Writing<'_>, most: usize) -> Result<Moved, Stop> {
         let (memory, object) = (self.memory, self.state());
         let Writing { at, end, .. } = writing;
@@ -385,7 +385,7 @@ impl<P: Platform> Object<'_, P> {
             obtained?;
             found = look();
         }
-        // The invalidate lock keeps what is there.
+        // The invalidate lock keeps present pages in the index.
         let PageStretch::Frames(frame, count) = found else {
             return Err(NoMemory.into());
         };
@@ -399,7 +399,7 @@ impl<P: Platform> Object<'_, P> {
         Ok(Moved { count, stopped: count < length })
     }
 
-    /// The object reaches at least to there now; the changes are held.
+    /// Extends the object's size to at least `end`; the changes are held.
     fn grow_to(&self, end: u64) {
         let object = self.state();
         if end > object.size() {
@@ -409,8 +409,8 @@ impl<P: Platform> Object<'_, P> {
 }
 
 impl ObjectState {
-    /// Makes sure that the object can have `bytes` bytes, more than it has. The changes are held;
-    /// the size is set afterwards, and [`ObjectState::after_growth`] called.
+    /// Makes sure that the object can grow to `bytes` bytes. The changes are held. The caller sets
+    /// the size afterwards and calls [`ObjectState::after_growth`].
     pub(super) fn before_growth<P: Platform>(
         &self,
         memory: &Memory<P>,
@@ -419,8 +419,9 @@ impl ObjectState {
         self.promise_size(memory, bytes)?;
         if let Some((pager, file)) = self.file() {
             pager.resize(file, bytes)?;
-            // What a program wrote after the end of the last page was never part of the file, as
-            // in Linux's file systems. In shared memory it becomes so: Linux 6.18 leaves it there.
+            // Bytes that a program wrote after the end of the last page were never part of the
+            // file, as in Linux's file systems. In shared memory they become part of it: Linux 6.18
+            // keeps them.
             let size = self.size();
             self.invalidate_lock.with_read(&memory.platform, |_| {
                 pages::zero_part(memory, self, size, size.next_multiple_of(PAGE_SIZE));
@@ -429,7 +430,8 @@ impl ObjectState {
         Ok(())
     }
 
-    /// The object did not grow as far as it might have: takes back what was made sure of.
+    /// Releases the unused part of the growth that [`ObjectState::before_growth`] prepared, if the
+    /// object grew less than `expected`.
     pub(super) fn after_growth<P: Platform>(&self, memory: &Memory<P>, expected: u64) {
         let size = self.size();
         if size == expected {
@@ -444,8 +446,8 @@ impl ObjectState {
     }
 }
 
-/// How much of `length` bytes may be written at `offset` before [`Seals::GROW`]. Linux writes page
-/// by page and stops at the first piece that would reach over the end.
+/// The number of bytes, of `length`, that [`Seals::GROW`] allows to be written at `offset`. Linux
+/// writes page by page and stops at the first piece that would extend past the end.
 fn within_seal(object: &ObjectState, offset: u64, length: usize) -> Result<usize, Error> {
     let size = object.size();
     if !object.seals.get().contains(Seals::GROW) || offset + length as u64 <= size {

@@ -10,8 +10,8 @@
 //! locks. While the pager works, a record of the read is in the object's list
 //! ([`super::in_flight`]).
 //!
-//! A folio is filled before it is put into the page index, so nobody sees it half filled. Of two
-//! threads that bring in the same page, one comes too late.
+//! A folio is filled before it is inserted into the page index, so no thread sees it half filled.
+//! If two threads bring in the same page, the later one frees its folio.
 
 use core::cell::Cell;
 use core::ptr::NonNull;
@@ -35,43 +35,44 @@ use super::swap_in::{Swapped, swap_in};
 use super::{Object, ObjectState};
 use crate::collections::page_tree::{PageIndex, PageStretch};
 
-/// How a page shall be brought in.
+/// How to bring in a page.
 #[derive(Clone, Copy)]
 pub(super) struct Wanted<'a> {
-    /// The orders that its folio may have; bit n for order n. Order 0 always.
+    /// The orders that its folio may have; bit n for order n. Order 0 is always allowed.
     pub(super) orders: Orders,
-    /// Folios end here at the latest, in pages.
+    /// Upper bound for the end of a folio, in pages.
     pub(super) end: u64,
-    /// So many pages from it on will be used too, it included: the pager is asked for them at the
-    /// same time. For a fault, so many can be mapped at once, of shared memory.
+    /// The number of pages, starting with this one, that are expected to be used: the pager is
+    /// asked for all of them at once. For a fault on shared memory, this many can be mapped at
+    /// once.
     pub(super) ahead: u64,
-    /// What is written: a folio of which nothing else is left needs no other content before.
+    /// The data of a write. A folio that it fills completely needs no other content first.
     pub(super) writing: Option<Writing<'a>>,
-    /// So many frames stay free, else the call fails as if none were free
-    /// ([`Memory::set_fault_reserve`]), and reclaims.
+    /// Frames that must stay free. The call fails as if none were free
+    /// ([`Memory::set_fault_reserve`]) and reclaims rather than use them.
     pub(super) reserve: u64,
-    /// A program has touched it: if it comes from swap, that is a major fault.
+    /// A program touched it: reading it from swap counts as a major fault.
     pub(super) for_fault: bool,
 }
 
-/// Moves up to so many bytes of what is written, from that many after its beginning on, to an
-/// address; says how many before it stopped.
+/// Called with an offset, an address and a length: copies up to `length` bytes of the write's data,
+/// from that offset on, to the address. Returns the number of bytes copied before it stopped.
 pub(super) type FillSource<'a> = dyn Fn(usize, NonNull<u8>, usize) -> usize + 'a;
 
-/// A write, as far as it has come.
+/// A write and its progress.
 #[derive(Clone, Copy)]
 pub(super) struct Writing<'a> {
-    /// Where what is left to be written begins and ends, in bytes of the object.
+    /// Range that is left to be written, in bytes of the object.
     pub(super) at: u64,
     pub(super) end: u64,
-    /// So much of the write was done before.
+    /// Bytes of the write that are done already.
     pub(super) done: usize,
     pub(super) source: &'a FillSource<'a>,
     /// The part of it in a new folio, which begins where the rest does.
     pub(super) filled: &'a Cell<Option<Moved>>,
 }
 
-/// Bytes that were moved, and whether the source, or what is read to, had stopped early then.
+/// The number of bytes moved, and whether the source or the target stopped early.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Moved {
     pub(super) count: usize,
@@ -79,7 +80,7 @@ pub(super) struct Moved {
 }
 
 impl<'a> Wanted<'a> {
-    /// One folio of these orders, which ends at page `end` at the latest.
+    /// One folio of these orders that ends at or before page `end`.
     pub(super) const fn one(orders: Orders, end: u64) -> Self {
         Self { orders, end, ahead: 1, writing: None, reserve: 0, for_fault: false }
     }
@@ -91,28 +92,28 @@ impl<'a> Wanted<'a> {
     }
 }
 
-/// Pages that a pager has to be asked for.
+/// Pages that the pager must supply.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fetch {
-    /// The one that is needed.
+    /// The page that is needed.
     page: u64,
-    /// So many from it on will be used.
+    /// The number of pages, starting with this one, that are expected to be used.
     ahead: u64,
     /// The orders that their folios may have.
     orders: Orders,
-    /// Folios end here at the latest, in pages.
+    /// Upper bound for the end of a folio, in pages.
     end: u64,
-    /// So many frames stay free, else the page is refused.
+    /// Frames that must stay free. The page is refused rather than use them.
     reserve: u64,
 }
 
-/// The frame that holds `page`, which is brought in if it is not in memory and needs no pager.
-/// The caller holds the invalidate lock or the changes.
+/// The frame that holds `page`. Brings the page in if it is not in memory and needs no pager. The
+/// caller holds the invalidate lock or the changes.
 ///
 /// # Errors
 /// [`Error::OutOfMemory`], also if the reserve would be used; [`Error::NoSpace`] if no more may be
-/// committed; [`Error::InputOutput`] if the content is in swap and lost. What the pager has is to be
-/// awaited.
+/// committed; [`Error::InputOutput`] if the content is in swap and lost. [`Stop::Await`] if the
+/// pager has the page.
 pub(super) fn obtain<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -139,7 +140,7 @@ pub(super) fn obtain<P: Platform>(
             return Err(await_page(page, wanted));
         }
         make(memory, object, page, stored, wanted)?;
-        // It is there now, from this call or another.
+        // The page is present now, from this call or another.
     }
 }
 
@@ -147,7 +148,7 @@ pub(super) fn obtain<P: Platform>(
 /// page is not dropped.
 ///
 /// # Errors
-/// What to wait for.
+/// [`Stop::Await`] with the read to wait for.
 pub(super) fn demand<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -161,7 +162,7 @@ pub(super) fn demand<P: Platform>(
     Err(await_page(page, wanted))
 }
 
-/// The pager has the pages below this.
+/// The number of pages from the start that the pager has.
 fn stored_pages(object: &ObjectState) -> u64 {
     if object.is_file() { object.size_in_pages() } else { 0 }
 }
@@ -171,13 +172,12 @@ fn await_page(page: u64, wanted: &Wanted<'_>) -> Stop {
     Stop::Await(Awaited::Pages(Fetch { page, ahead, orders, end, reserve }))
 }
 
-/// Brings in a page that was not in memory when it was looked for, in the largest folio that can be
-/// had without the pager, which has the pages below `stored`; nothing where somebody else has done
-/// so in between.
+/// Brings in a page that the lookup did not find, in the largest folio possible without the pager,
+/// which has the pages below `stored`. Does nothing if another thread brought it in first.
 ///
 /// # Errors
-/// As [`obtain`]. Any, with [`Writing::filled`] saying 0, where what is to be written cannot be
-/// had.
+/// As [`obtain`]. If the source of the write yields no byte, any error, with [`Writing::filled`]
+/// set to 0.
 fn make<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -198,7 +198,7 @@ fn make<P: Platform>(
         }
         let folio = match allocate(memory, object, order, wanted.reserve) {
             Ok(folio) => folio,
-            // A smaller one may do.
+            // A smaller folio may succeed.
             Err(error) => {
                 failure = error;
                 continue;
@@ -217,7 +217,7 @@ fn make<P: Platform>(
                     return Err(failure.into());
                 }
                 if filled.stopped && first < stored {
-                    // What is not written of a page, the pager has.
+                    // The pager has the part of the page that was not written.
                     give_back(memory, object, folio);
                     return Err(await_page(page, wanted));
                 }
@@ -241,15 +241,15 @@ fn make<P: Platform>(
 }
 
 impl Writing<'_> {
-    /// Writes what belongs into a folio that nobody else knows and whose first page is `first`;
-    /// says how much that was. Behind it are zeroes.
+    /// Copies this folio's part of the write into a folio that no other thread knows and whose
+    /// first page is `first`. Returns the number of bytes. The rest is filled with zeroes.
     fn fill<P: Platform>(&self, memory: &Memory<P>, first: u64, folio: Folio) -> Moved {
         let whole = (folio.pages() as usize) << PAGE_SHIFT;
         let bytes = memory.platform.direct_map(folio.head);
         let before = ((first << PAGE_SHIFT) - self.at) as usize;
         let count = (self.source)(self.done + before, bytes, whole).min(whole);
         if count < whole {
-            // SAFETY: the direct map shows the folio's bytes, which are ours alone.
+            // SAFETY: the direct map shows the folio's bytes, to which only this thread has access.
             unsafe { bytes.add(count).write_bytes(0, whole - count) };
         }
         Moved { count, stopped: count < whole }
@@ -257,31 +257,31 @@ impl Writing<'_> {
 }
 
 impl Fetch {
-    /// Asks the pager. The reference keeps the folio that was fetched. `None` means that the caller
-    /// looks again: the page was there, another call fetched it, or a truncation canceled the
-    /// read. Called without locks. May sleep.
+    /// Asks the pager. The reference keeps the fetched folio. `None` tells the caller to look
+    /// again: the page was present, another call fetched it, or a truncation canceled the read.
+    /// Called without locks. May sleep.
     ///
     /// # Errors
-    /// What the pager says; [`Error::OutOfMemory`]; [`Error::NoSpace`].
+    /// The pager's error; [`Error::OutOfMemory`]; [`Error::NoSpace`].
     pub(super) fn serve<'m, P: Platform>(
         &self,
         object: &Object<'m, P>,
     ) -> Result<Option<Reference<'m, P>>, Failure> {
         let (platform, state) = (&object.memory.platform, object.state());
-        // Before there is a folio that may not be needed.
+        // Before allocating a folio that may not be needed.
         let busy = state.pages.keeps_from_reading(platform, self.page, self.page + 1);
         if let Some(ticket) = busy {
             state.pages.wait(platform, ticket);
             return Ok(None);
         }
         match self.fetch(object.memory, state) {
-            // Perhaps only because of the others.
+            // The pages after it may have caused the error.
             Err(_) if self.ahead > 1 => Self { ahead: 1, ..*self }.fetch(object.memory, state),
             result => result,
         }
     }
 
-    /// Fetches the page in the largest folio that can be had.
+    /// Fetches the page in the largest folio possible.
     fn fetch<'m, P: Platform>(
         &self,
         memory: &'m Memory<P>,
@@ -296,15 +296,15 @@ impl Fetch {
             }
             match self.fetch_from(memory, object, first, order) {
                 Ok(kept) => return Ok(kept),
-                // A smaller one may do.
+                // A smaller folio may succeed.
                 Err(error) => failure = error,
             }
         }
         Err(failure)
     }
 
-    /// Fetches a folio of that order from `first` on, and others after it. Fails only where the
-    /// first cannot be had.
+    /// Fetches a folio of that order from `first` on, and others after it. Fails only if the first
+    /// cannot be fetched.
     fn fetch_from<'m, P: Platform>(
         &self,
         memory: &'m Memory<P>,
@@ -345,8 +345,8 @@ impl Fetch {
     }
 }
 
-/// Has the pager fill the folios, and puts them into the index, unless the read is canceled
-/// before. Keeps the first.
+/// Has the pager fill the folios, and inserts them into the index unless the read is canceled
+/// first. Keeps a reference to the first folio.
 fn enter<'m, P: Platform>(
     memory: &'m Memory<P>,
     object: &ObjectState,
@@ -375,7 +375,7 @@ fn enter<'m, P: Platform>(
     first
 }
 
-/// A folio on its way into the index.
+/// A folio about to be inserted into the index.
 pub(super) struct Fresh {
     pub(super) first: u64,
     pub(super) folio: Folio,
@@ -387,8 +387,8 @@ impl Fresh {
     }
 }
 
-/// Whether 2^`order` pages from `first` on, a multiple of that, end in time, and none is there or
-/// being fetched.
+/// Whether 2^`order` pages from `first` on, which must be a multiple of that, end at or before
+/// `end`, and none of them is present or being fetched.
 fn fits<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -403,8 +403,8 @@ fn fits<P: Platform>(
     first.is_multiple_of(count) && first + count <= end && free()
 }
 
-/// The largest folio that may follow the last of `fresh`, if there is anything to be brought in up
-/// to page `after`.
+/// The largest folio that may follow the last of `fresh`, if a page before `after` is left to be
+/// brought in.
 fn following<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -424,12 +424,12 @@ fn following<P: Platform>(
     None
 }
 
-/// How many pages of a folio of that order count as committed as they come.
+/// The number of pages that a folio of that order commits on insertion.
 pub(super) fn committed(object: &ObjectState, order: Order) -> u64 {
     if object.accounting() == Accounting::PerPage { u64::from(order.pages()) } else { 0 }
 }
 
-/// A folio that nobody else knows, committed. `reserve` frames stay free.
+/// A committed folio that no other thread knows. `reserve` frames stay free.
 fn allocate<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -455,8 +455,8 @@ pub(super) fn give_back<P: Platform>(memory: &Memory<P>, object: &ObjectState, f
     object.uncommit(memory, committed(object, folio.order));
 }
 
-/// Has the pager fill folios that nobody else knows, and that follow each other; the file has
-/// `size` bytes, and the first folio begins before their end.
+/// Has the pager fill consecutive folios that no other thread knows. The file has `size` bytes, and
+/// the first folio begins before their end.
 fn fill<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -470,9 +470,9 @@ fn fill<P: Platform>(
         let length = (folio.pages() as usize) << PAGE_SHIFT;
         let bytes = memory.platform.direct_map(folio.head).as_ptr();
         // SAFETY: the direct map shows the bytes of the folio's frames, which are consecutive
-        // (obligation 1 of `Platform`, and `Frames::new` looked where two ranges touch); memory
-        // always holds some bytes. The folio is fresh: until it is in the index, nobody else has a
-        // way to them, and no two folios share any.
+        // (obligation 1 of `Platform`, and `Frames::new` checked where two ranges touch); memory
+        // always holds some bytes. The folio is fresh: until it is in the index, no other thread
+        // has a way to them, and no two folios share any.
         pieces.push(unsafe { core::slice::from_raw_parts_mut(bytes, length) });
     }
     let mut buffer = ReadBuffer::new(pieces);

@@ -1,9 +1,9 @@
-//! The pages of an object: found, marked, dropped (`fetch` brings them in).
+//! The pages of an object: looking up, marking and dropping (`fetch` brings them in).
 //!
 //! A thread that looks up a page and uses its frame shares the invalidate lock, or holds the
 //! object's *changes*, or has a write in its list ([`super::in_flight`]). A thread that drops pages
-//! holds the two locks exclusively, and has waited for the writes. So a frame that was found stays
-//! the page's until the caller releases its lock.
+//! holds the two locks exclusively and has waited for the writes. So a frame that was found keeps
+//! holding the page until the caller releases its lock.
 
 use arrayvec::ArrayVec;
 
@@ -21,9 +21,9 @@ use super::{Object, ObjectState};
 use crate::bytes;
 use crate::collections::page_tree::{PageFlags, PageRun, PageStretch, SwapSlot};
 
-/// What is at `page`, and how far it goes on, at most `limit` pages: a run in consecutive
-/// frames of one folio, which the first one names, or pages that are not in memory. What lies
-/// after the object's end is not there, though it may be in memory already.
+/// The run at `page`, of at most `limit` pages: consecutive frames of one folio, given by the
+/// first, or pages that are not in memory. Pages after the object's end count as absent, though
+/// they may be in memory already.
 pub(crate) fn resident_run<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -40,10 +40,11 @@ pub(crate) fn resident_run<P: Platform>(
     }
 }
 
-/// The runs of `pages` that are in memory, as [`resident_run`] tells of one, from the first on, as
-/// many as there is room for in `runs`. Says from where to go on; the end if they are all.
+/// The runs of `pages` that are in memory, in the form of [`resident_run`], in ascending order
+/// until `runs` is full. Returns the page to continue at; the end if all were found.
 ///
-/// Complexity: O(h) for each run, of the height h of the index, and one step for each page there.
+/// Complexity: O(h) for each run, where h is the height of the index, and one step for each page in
+/// it.
 pub(crate) fn resident_runs<P: Platform, const N: usize>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -63,7 +64,7 @@ pub(crate) fn resident_runs<P: Platform, const N: usize>(
     })
 }
 
-/// As [`resident_run`], whatever the size.
+/// As [`resident_run`], regardless of the object's size.
 pub(super) fn run_at<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -79,8 +80,8 @@ pub(super) fn run_at<P: Platform>(
     }
 }
 
-/// If `page` is in swap, whether it is in the swap cache too, and how many pages are as it is, at
-/// most `limit`.
+/// If `page` is in swap, whether it is in the swap cache too, and the length of the run in the same
+/// state, at most `limit`.
 pub(crate) fn cached_run<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -104,8 +105,8 @@ pub(crate) fn cached_run<P: Platform>(
     Some((first, alike.max(1) as u64))
 }
 
-/// How many of the `limit` pages from `page` on the object has neither in memory nor in swap. One
-/// descent of the index, however many they are.
+/// The number of pages, of the `limit` from `page` on, up to the first that the object has in
+/// memory or in swap. One descent of the index, whatever the limit.
 pub(crate) fn hole<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -117,7 +118,7 @@ pub(crate) fn hole<P: Platform>(
     next.unwrap_or(end) - page
 }
 
-/// How many of the pages from `first` to `end` are in swap.
+/// The number of pages from `first` to `end` that are in swap.
 #[cfg(feature = "procfs")]
 pub(crate) fn swapped_pages<P: Platform>(
     memory: &Memory<P>,
@@ -137,9 +138,9 @@ pub(crate) fn swapped_pages<P: Platform>(
     pages
 }
 
-/// The pages around `page`, which `frame` holds, that are in the same folio without a gap, at
-/// most `below` before it and `above` from it on, by their numbers. Parts of the folio that were
-/// dropped end the run.
+/// The pages around `page`, which `frame` holds, that follow each other in the same folio without a
+/// gap: at most `below` before it and `above` from it on, by their numbers. Dropped parts of the
+/// folio end the run.
 ///
 /// ```text
 /// folio    |f0 f1 f2 f3 f4 f5 f6 f7|
@@ -183,12 +184,12 @@ pub(crate) fn lacks<P: Platform>(
 }
 
 /// The frame that holds `page`, which lies within the object's size. If the page is not in memory,
-/// brings it in, in a folio of the largest of `orders` (order 0 always) that fits:
-/// into the object's size, between what is there, and into memory. A page of a file has to be
-/// awaited. The invalidate lock is held.
+/// brings it in, in a folio of the largest of `orders` (order 0 always) that fits into the object's
+/// size, between the present pages, and into memory. For a page of a file, the caller must wait.
+/// The invalidate lock is held.
 ///
 /// # Errors
-/// As [`obtain`]. Nothing is changed then.
+/// As [`obtain`]. An error changes nothing.
 pub(crate) fn get<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -198,8 +199,8 @@ pub(crate) fn get<P: Platform>(
     get_ahead(memory, object, page, orders, 1)
 }
 
-/// As [`get`], for a fault that could map `ahead` pages from `page` on: some of shared memory come
-/// back from swap with it.
+/// As [`get`], for a fault that could map `ahead` pages from `page` on: pages of shared memory
+/// among them may be swapped in with it.
 #[inline]
 pub(crate) fn get_ahead<P: Platform>(
     memory: &Memory<P>,
@@ -214,18 +215,18 @@ pub(crate) fn get_ahead<P: Platform>(
     obtain(memory, object, page, &wanted)
 }
 
-/// Notes that `count` pages from `page` on are, or will be, written. Those of a file are saved by
-/// the next `sync` then; before it was called, no entry may let them be written.
+/// Marks `count` pages from `page` on as dirty because they are, or will be, written. The next
+/// `sync` then saves those of a file. An entry may allow writes only after this call.
 ///
-/// Called without locks on tables, with the invalidate lock held for reading, which it stays until
-/// the pages are writable:
+/// Called without locks on tables. The invalidate lock is held for reading and stays held until the
+/// pages are writable; otherwise:
 /// 1. CPU A marks page 3;
-/// 2. CPU B saves the object: clears the mark, takes write permission away, stores the page;
-/// 3. CPU A lets page 3 be written, and nobody will save that.
+/// 2. CPU B saves the object: clears the mark, removes write permission, stores the page;
+/// 3. CPU A lets page 3 be written, and no later `sync` saves the write.
 ///
 /// # Errors
-/// Where one of the pages is being stored, what to wait for before the caller comes again. None is
-/// marked then.
+/// If one of the pages is being stored, the ticket to wait for before retrying. None is marked
+/// then.
 pub(crate) fn mark_dirty<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -275,9 +276,9 @@ pub(super) fn mark_run_dirty<P: Platform>(
     Ok(())
 }
 
-/// Notes that `count` pages from `page` on may have been written behind the back of the page
-/// tables: by a device that had pinned them. What the object has lost since is passed over. May
-/// sleep; called without locks.
+/// Notes that `count` pages from `page` on may have been written past the page tables, by a device
+/// that had pinned them. Skips pages that the object has dropped since. May sleep; called without
+/// locks.
 pub(crate) fn mark_written<P: Platform>(object: &Object<'_, P>, page: u64, count: u64) {
     let (memory, state) = (object.memory, object.state());
     let mark = |_: &PagesStay| mark_dirty(memory, state, page, count);
@@ -286,10 +287,10 @@ pub(crate) fn mark_written<P: Platform>(object: &Object<'_, P>, page: u64, count
     }
 }
 
-/// Gives the references to `count` pages of `folio` back, which the index named until now; its
-/// first page belongs at `first`. If it names no page of the folio any more, and somebody else
-/// holds it, the folio belongs to nobody. No page of the folio comes or goes meanwhile. May wait
-/// for the folio's lock.
+/// Releases the references to `count` pages of `folio` that the index held until now; the folio's
+/// first page belongs at `first`. If the index holds no page of the folio any more and other
+/// references remain, the folio loses its owner. The caller keeps pages of the folio from being
+/// inserted or dropped. May wait for the folio's lock.
 pub(super) fn let_go<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -308,11 +309,11 @@ pub(super) fn let_go<P: Platform>(
     frames.release_pages(platform, folio, count);
 }
 
-/// Whether the index names a page of `folio`, whose first page belongs at `first`.
+/// Whether the index holds a page of `folio`, whose first page belongs at `first`.
 fn names<P: Platform>(memory: &Memory<P>, object: &ObjectState, first: u64, folio: Folio) -> bool {
     let (mut from, end) = (first, first + u64::from(folio.pages()));
     while let Some(run) = object.pages.look(&memory.platform, |index| index.next_run(from, end)) {
-        // What was dropped may have come back in another folio.
+        // A dropped page may have come back in another folio.
         if run.frame == folio.head.plus((run.page - first) as u32) {
             return true;
         }
@@ -322,7 +323,7 @@ fn names<P: Platform>(memory: &Memory<P>, object: &ObjectState, first: u64, foli
 }
 
 /// Drops those of the pages from `first` to `end` that were neither written nor mapped since they
-/// came, so that they are zeroes either way.
+/// came in: they are zero either way.
 pub(super) fn drop_untouched<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -344,8 +345,8 @@ pub(super) fn drop_untouched<P: Platform>(
     }
 }
 
-/// Asks `f` about each folio that has pages from `first` to `end`, until it says yes. A folio of
-/// which pages were dropped may be asked about more than once.
+/// Calls `f` with each folio that has pages from `first` to `end`, until it returns true. A folio
+/// that lost some of its pages may be passed more than once.
 pub(super) fn any_folio<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -363,8 +364,8 @@ pub(super) fn any_folio<P: Platform>(
     false
 }
 
-/// Cuts a run where folios meet, and calls `f` with the first page, its frame, the folio and how
-/// many pages of it, as long as it says to go on. Says whether that was to the end.
+/// Splits a run at folio boundaries and calls `f` with each part's first page, its frame, the folio
+/// and the number of pages, until it returns false. Returns whether it reached the end.
 pub(super) fn for_each_part<P: Platform>(
     memory: &Memory<P>,
     run: PageRun,
@@ -374,7 +375,7 @@ pub(super) fn for_each_part<P: Platform>(
     while done < run.count {
         let frame = run.frame.plus(done);
         let (count, _) = memory.folio_limit(frame, run.count - done);
-        // An index names folios alone.
+        // An index holds only folios.
         let Some(folio) = memory.frames.folio_of(frame) else { return true };
         if !f(run.page + u64::from(done), frame, folio, count.max(1)) {
             return false;
@@ -384,10 +385,10 @@ pub(super) fn for_each_part<P: Platform>(
     true
 }
 
-/// Fills the bytes from `start` to `end` of the object, which lie in one page, with zeroes; if the
-/// page is not there, nothing happens. It is not in swap. Called with the invalidate lock held and
-/// without locks on tables. The bytes lie after the end of the file, or the caller has a change of
-/// the page in the list.
+/// Zeroes the bytes from `start` to `end` of the object, which lie in one page. Does nothing if the
+/// page is not present. The page is not in swap. Called with the invalidate lock held and without
+/// locks on tables. The bytes lie after the end of the file, or the caller has a change of the page
+/// in the list.
 pub(super) fn zero_part<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -401,8 +402,8 @@ pub(super) fn zero_part<P: Platform>(
     let found = object.pages.look(&memory.platform, |index| index.get(page));
     if let Some(slot) = found {
         let inside = |at: u64| (at - (page << PAGE_SHIFT)).min(PAGE_SIZE) as usize;
-        // SAFETY: 1. and 2. the index names the frame, and the caller keeps the page; 3. who
-        // truncates waits for pagers before.
+        // SAFETY: 1. and 2. the index holds the frame, and the caller keeps the page; 3. a
+        // truncation waits for pagers first.
         unsafe { bytes::zero(&memory.platform, slot.frame, inside(start)..inside(end)) };
         memory.written_by_call(slot.frame);
     }

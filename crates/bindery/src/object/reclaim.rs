@@ -1,22 +1,23 @@
-//! Reclaim of a file's clean pages: they leave the page index, and come again from the pager.
-//! (Shared memory goes to swap instead: [`super::swap_out`].)
+//! Reclaim of a file's clean pages: they leave the page index, and the pager supplies them again.
+//! (Shared memory is swapped out instead: [`super::swap_out`].)
 //!
 //! A reclaimer has found the folio by its frame number, perhaps inside an allocation of a thread
 //! that holds locks. So it only tries locks, never asks the pager, and allocates nothing:
 //!
-//! 1. It tries the folio's lock. The owner is known then, and lives as long as it names the folio.
+//! 1. It tries the folio's lock. This fixes the owner, which lives as long as it owns the folio.
 //! 2. It tries the invalidate lock, for writing. From then on no fault maps pages of the object, no
 //!    call reads them, none is marked dirty, and the last holder does not free the object: it waits
 //!    for this lock before it drops the pages ([`super::state`]).
-//! 3. Where the folio is mapped, it walks the object's mappings. Those that were used since the
-//!    last walk forget it, and the folio stays. Otherwise the entries go. An entry of a clean page
-//!    allows no write ([`super::pages::mark_dirty`]), so none of them is dirty.
-//! 4. In one step, under the index lock, it looks whether the folio is clean, idle and held by
-//!    nobody else, and takes its pages out of the index.
+//! 3. If the folio is mapped, it walks the object's mappings. If an entry was used since the last
+//!    walk, its accessed bit is cleared and the folio stays. Otherwise the entries are cleared. An
+//!    entry of a clean page allows no write ([`super::pages::mark_dirty`]), so none of them is
+//!    dirty.
+//! 4. In one step, under the index lock, it checks that the folio is clean, idle and has no other
+//!    holders, and removes its pages from the index.
 //!
 //! # Why nothing may be in flight in step 4
 //! A *change* relies on pages that it has seen, without the invalidate lock. A *write* has the
-//! pager read the frames. A *read* must not find the pages gone:
+//! pager read the frames. During a *read*, its pages must not leave the index:
 //! 1. CPU A fetches page 3: the pager has read the old bytes.
 //! 2. CPU B writes all of page 3, which needs no fetch, and saves it. The page is clean.
 //! 3. CPU C reclaims the page.
@@ -46,29 +47,29 @@ use super::ObjectState;
 use super::invalidate::PagesMayGo;
 use super::swap_out::{Leaving, swap_out};
 
-/// What became of a folio of an object.
+/// The result for a folio of an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ObjectFolio {
-    /// No mapping and no page index names it any more: its pages, this many, are free.
+    /// No mapping and no page index refers to it any more: its pages, this many, are free.
     Freed(u32),
     /// It stays: programs have used it lately (`Frames::look`).
     Used,
-    /// It stays, since somebody works with it, or has one of the locks.
+    /// It stays: it has other holders, or another thread has one of the locks.
     Busy,
     /// It stays until it is saved.
     Dirty,
-    /// It stays: it is locked into memory, or it is shared memory and there is no swap slot for it.
+    /// It stays: it is locked into memory, or it is shared memory without a swap slot to take.
     NotReclaimable,
 }
 
 impl ObjectFolio {
-    /// Whether it stays, and another look may find that it can go.
+    /// Whether it stays, but another look may find that it can be freed.
     pub(crate) fn may_go_later(self) -> bool {
         matches!(self, Self::Used | Self::Busy)
     }
 }
 
-/// What a look of reclaim at folios has brought.
+/// The result of reclaim's look at folios.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Looked {
     /// Pages that were freed.
@@ -88,17 +89,17 @@ impl From<ObjectFolio> for Looked {
     }
 }
 
-/// What saves a folio from reclaim.
+/// Protects a folio from reclaim.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Spare {
-    /// That programs have used it lately.
+    /// Recent use by programs.
     Used,
-    /// Nothing of that kind.
+    /// Nothing: recent use is ignored.
     Nothing,
 }
 
-/// Drops the pages of the folio, which the caller has not locked, if they can be had again from the
-/// pager; sends shared memory to swap. Takes the reference. Never waits for a sleeping lock; not in
+/// Drops the pages of the folio, which the caller has not locked, if the pager can supply them
+/// again; swaps out shared memory. Consumes the reference. Never waits for a sleeping lock; not in
 /// a read section.
 ///
 /// Complexity: O(log n) for each of the VMAs that map pages of the folio, of n that map the object,
@@ -122,8 +123,8 @@ pub(crate) fn reclaim_folio<P: Platform>(
     }
 }
 
-/// Sends a folio of shared memory to swap.
-// Its lists are on the stack, where the folios of files have no use for them.
+/// Swaps out a folio of shared memory.
+// Not inlined: its lists take stack that folios of files do not need.
 #[inline(never)]
 fn send_to_swap<P: Platform>(
     memory: &Memory<P>,
@@ -141,14 +142,14 @@ fn send_to_swap<P: Platform>(
         swap_out(memory, object, &mut folios, spare, &mut batch)
     };
     match (sent, batch.write_out(memory)) {
-        // There was no room for the content.
+        // The swap area had no room for the content.
         (ObjectFolio::Freed(_), 0) => ObjectFolio::NotReclaimable,
         (sent, _) => sent,
     }
 }
 
-/// Has a reclaimer find the folio that `frame` is a page of, whatever the frame is used for by now.
-/// `None` if it is in no folio.
+/// Runs a reclaimer on the folio of `frame`, whatever the frame is used for by now. `None` if it is
+/// in no folio.
 #[cfg(any(test, feature = "testing"))]
 pub fn reclaim_frame<P: Platform>(
     memory: &Memory<P>,
@@ -185,8 +186,9 @@ fn evict<P: Platform>(
     lock: &FolioLock<'_, P>,
     spare: Spare,
 ) -> ObjectFolio {
-    // SAFETY: the object owns the folio, whose lock is held: it lives until it has let the folio
-    // go. Before it does, it waits for the invalidate lock, which is released after the last use.
+    // SAFETY: the object owns the folio, whose lock is held: it lives until it has dropped the
+    // folio. Before it does, it waits for the invalidate lock, which is released after the last
+    // use.
     let object = unsafe { object.as_ref() };
     let Some(alone) = object.invalidate_lock.try_write(&memory.platform) else {
         return ObjectFolio::Busy;
@@ -194,7 +196,7 @@ fn evict<P: Platform>(
     let victim = Victim { memory, object, folio, first };
     let dropped = match victim.take(spare, &alone.proof) {
         Err(Obstacle::Mapped) => victim.unmap(spare, &alone.proof).and_then(|()| {
-            // Mappings that no entry was found of are on their way, there or back.
+            // Mappings without an entry are being added or removed.
             victim.take(Spare::Nothing, &alone.proof)
         }),
         result => result,
@@ -210,9 +212,9 @@ fn evict<P: Platform>(
     }
 }
 
-/// Why pages cannot be taken.
+/// The reason why pages cannot be taken.
 pub(super) enum Obstacle {
-    /// There are entries that map them.
+    /// Entries map them.
     Mapped,
     /// They stay.
     Stays(ObjectFolio),
@@ -223,7 +225,7 @@ pub(super) struct Victim<'a, P: Platform> {
     pub(super) memory: &'a Memory<P>,
     pub(super) object: &'a ObjectState,
     pub(super) folio: Folio,
-    /// Where its first page belongs.
+    /// The index of its first page.
     pub(super) first: u64,
 }
 
@@ -232,8 +234,8 @@ impl<P: Platform> Victim<'_, P> {
         self.first + u64::from(self.folio.pages())
     }
 
-    /// The next pages from `from` on that the index says are in the folio. What was dropped may
-    /// have come back in another one.
+    /// The next pages from `from` on that the index has in the folio. A dropped page may have come
+    /// back in another one.
     pub(super) fn next_run(
         &self,
         index: &PageIndex,
@@ -258,8 +260,8 @@ impl<P: Platform> Victim<'_, P> {
         }
     }
 
-    /// Takes the folio's pages out of the index, if nobody needs them. Says how many those are,
-    /// whose references are the caller's then.
+    /// Removes the folio's pages from the index, if they are unused. Returns their number; the
+    /// index's references to them become the caller's.
     fn take(&self, spare: Spare, _: &PagesMayGo) -> Result<u32, Obstacle> {
         let memory = self.memory;
         let range = PageRange { first: self.first, end: self.end() };
@@ -283,8 +285,8 @@ impl<P: Platform> Victim<'_, P> {
         taken.unwrap_or(Err(Obstacle::Stays(ObjectFolio::Busy)))
     }
 
-    /// How many pages of the folio the index names, if they are clean and unmapped, and nobody else
-    /// but the reclaimer holds the folio.
+    /// The number of pages of the folio in the index, if they are clean and unmapped, and only the
+    /// reclaimer holds the folio besides the index.
     pub(super) fn may_go(&self, index: &PageIndex, spare: Spare) -> Result<u32, Obstacle> {
         let (frames, folio) = (&self.memory.frames, self.folio);
         let (mut named, mut from) = (0, self.first);
@@ -295,7 +297,7 @@ impl<P: Platform> Victim<'_, P> {
         if index.has_dirty() && self.next_run(index, PageFlags::DIRTY, self.first).is_some() {
             return Err(Obstacle::Stays(ObjectFolio::Dirty));
         }
-        // Pins come through mappings: where there is none, there will be no pin.
+        // Pins come through mappings: an unmapped folio gets no new pin.
         if named == 0 || frames.pins(folio) > 0 || frames.references(folio) != named + 1 {
             return Err(Obstacle::Stays(ObjectFolio::Busy));
         }
@@ -305,7 +307,7 @@ impl<P: Platform> Victim<'_, P> {
         self.look(spare, false).map(|()| named)
     }
 
-    /// Whether the folio may go, after another look at whether it was used.
+    /// Whether the folio may be reclaimed, after an update of its age.
     fn look(&self, spare: Spare, used: bool) -> Result<(), Obstacle> {
         if spare == Spare::Used && self.memory.frames.look(self.folio, used) == Eviction::Later {
             return Err(Obstacle::Stays(ObjectFolio::Used));
@@ -313,7 +315,7 @@ impl<P: Platform> Victim<'_, P> {
         Ok(())
     }
 
-    /// Takes away all entries that map the folio, unless it was used, or is locked into memory.
+    /// Removes all entries that map the folio, unless it was used, or is locked into memory.
     fn unmap(&self, spare: Spare, _: &PagesMayGo) -> Result<(), Obstacle> {
         if spare == Spare::Used {
             let mut used = 0;
@@ -321,8 +323,8 @@ impl<P: Platform> Victim<'_, P> {
                 let concerned = |folio, _| folio == Some(self.folio);
                 let aged = hit.page_table.forget(hit.range, Forget::Accessed, gather, concerned);
                 debug_assert!(aged.is_ok(), "a huge leaf has lost its deposit");
-                // As Linux: a thread that reads in order, or at random, says that it does not come
-                // again.
+                // Linux does the same: a program that reads in order, or at random, declares that
+                // it does not come back to a page.
                 let recurs = MappingFlags::SEQUENTIAL | MappingFlags::RANDOM;
                 if !hit.vma.flags().intersects(recurs) {
                     used += aged.unwrap_or(0);
@@ -339,7 +341,7 @@ impl<P: Platform> Victim<'_, P> {
     }
 
     /// Calls `work` for each VMA that may map pages of the folio, with the VMA locked for reading.
-    /// Ends where one is locked into memory, or a lock is taken.
+    /// Stops at a VMA that is locked into memory, or when a lock is taken.
     fn visit<'m>(
         &self,
         mut work: impl FnMut(&RmapHit<'_, 'm, P>, &mut Gather),

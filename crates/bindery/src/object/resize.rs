@@ -1,4 +1,4 @@
-//! Size, holes, and pages in advance (`ftruncate(2)`, `fallocate(2)`).
+//! Size, holes and preallocation (`ftruncate(2)`, `fallocate(2)`).
 
 use crate::addr::{Orders, PAGE_SHIFT, PAGE_SIZE, PageRange};
 use crate::error::{Error, Failure};
@@ -58,7 +58,7 @@ impl<P: Platform> Object<'_, P> {
 
     fn set_size_once(&self, bytes: u64) -> Result<(), Failure> {
         let (memory, object) = (self.memory, self.state());
-        // From the page that is cut in two on, if one is.
+        // Starts at the page that the new end cuts in two, if one is.
         let beyond = PageRange { first: bytes >> PAGE_SHIFT, end: PAGE_LIMIT };
         self.change_pages(beyond, Reads::Canceled, || {
             let old = object.size();
@@ -80,16 +80,17 @@ impl<P: Platform> Object<'_, P> {
         })
     }
 
-    /// Drops what lies after `bytes`, which is not more than the size. The changes are held, and
-    /// the pager has none of the pages.
+    /// Drops the content after `bytes`, which is at most the size. The changes are held, and the
+    /// pager has none of the pages.
     fn cut(&self, old: u64, bytes: u64) -> Result<(), Failure> {
         let (memory, object) = (self.memory, self.state());
         if let Some((pager, file)) = object.file().filter(|_| bytes != old) {
-            // Before anybody is kept out: nothing of what is cut off is read or stored any more.
+            // Before the invalidate lock is taken: nothing beyond the new end is read or stored any
+            // more.
             pager.resize(file, bytes)?;
         }
         object.invalidate_lock.with_write(&memory.platform, |proof| {
-            // Less than before can always be committed.
+            // A smaller size can always be committed.
             let _ = object.promise_size(memory, bytes);
             object.set_size(bytes);
             let first = pages_of(bytes);
@@ -134,8 +135,8 @@ impl<P: Platform> Object<'_, P> {
         })
     }
 
-    /// Brings those pages back from swap that are cut in two, and will be zeroed in part. The
-    /// changes are held, so they stay.
+    /// Swaps in pages that are cut in two and will be zeroed in part. The changes are held, so the
+    /// pages stay.
     fn bring_in_cut(&self, cuts: [u64; 2]) -> Result<(), Failure> {
         let (memory, object) = (self.memory, self.state());
         for cut in cuts.into_iter().filter(|cut| !cut.is_multiple_of(PAGE_SIZE)) {
@@ -151,10 +152,10 @@ impl<P: Platform> Object<'_, P> {
     fn punch_file(&self, offset: u64, end: u64) -> Result<(), Stop> {
         let (memory, object) = (self.memory, self.state());
         let Some((pager, file)) = object.file().filter(|_| offset < end) else { return Ok(()) };
-        // At the end of the file, what is after it is zeroes already.
+        // At the end of the file, the rest of the last page is zero already.
         let end = if end == object.size() { end.next_multiple_of(PAGE_SIZE) } else { end };
         let cuts = [offset, end].into_iter().filter(|cut| !cut.is_multiple_of(PAGE_SIZE));
-        // What is zeroed in part must be there, so that the rest of it is saved with it.
+        // A page that is zeroed in part must be present, so that the rest of it is saved with it.
         for page in cuts.clone().map(|cut| cut >> PAGE_SHIFT) {
             demand(memory, object, page, &Wanted::one(Orders::default(), object.size_in_pages()))?;
         }
@@ -189,7 +190,7 @@ impl<P: Platform> Object<'_, P> {
         pages::zero_part(memory, object, after << PAGE_SHIFT, end);
     }
 
-    /// Brings in all pages of `length` bytes from `offset` on, so that writing them later needs no
+    /// Brings in all pages of `length` bytes from `offset` on, so that later writes to them need no
     /// memory, and lets the object grow over them (Linux: `fallocate(2)`). Only for shared memory.
     ///
     /// Context: may sleep. Complexity: in the pages.
@@ -197,10 +198,10 @@ impl<P: Platform> Object<'_, P> {
     /// # Errors
     /// [`Error::Invalid`] and [`Error::TooLarge`] as [`Object::punch_hole`];
     /// [`Error::NotSupported`] for files; [`Error::SealForbids`] if the end lies after the
-    /// object's, whatever `growth` says; [`Error::Overcommitted`]; [`Error::NoSpace`] and
-    /// [`Error::OutOfMemory`] as for [`Object::write`]; [`Error::Interrupted`], asked for before each
-    /// folio (Linux stops for any signal). The content and size are as before then, and so is the
-    /// memory that it takes, unless somebody has used the new pages already.
+    /// object's, regardless of `growth`; [`Error::Overcommitted`]; [`Error::NoSpace`] and
+    /// [`Error::OutOfMemory`] as for [`Object::write`]; [`Error::Interrupted`], checked before each
+    /// folio (Linux stops for any signal). An error leaves the content and size as before, and the
+    /// memory that the object takes too, unless the new pages were used already.
     pub fn allocate(&self, offset: u64, length: u64, growth: Growth) -> Result<(), Error> {
         let end = end_of(offset, length)?;
         let (memory, object) = (self.memory, self.state());
@@ -241,12 +242,12 @@ impl<P: Platform> Object<'_, P> {
         let limit = end.max(object.size_in_pages());
         let wanted = Wanted { reserve: memory.fault_reserve(), ..Wanted::one(orders, limit) };
         if object.quota().is_some_and(|quota| end.saturating_sub(first) > quota.limit()) {
-            // What can never fit is not tried.
+            // Fails early for a range that can never fit.
             return Err(Error::NoSpace.into());
         }
         let (mut page, mut piece) = (first, Piece::first_of(memory));
         while page < end {
-            // The changes are held, so no page goes meanwhile.
+            // The changes are held, so no page is dropped during the walk.
             let (found, count) = pages::run_at(memory, object, page, end - page);
             if found.is_some() {
                 page += count;
@@ -267,7 +268,7 @@ impl<P: Platform> Object<'_, P> {
     }
 }
 
-/// Where a range of bytes ends that an object may have.
+/// The end of a range of bytes that an object may have.
 fn end_of(offset: u64, length: u64) -> Result<u64, Error> {
     if length == 0 || length > MAX_SIZE || offset > MAX_SIZE {
         return Err(Error::Invalid);

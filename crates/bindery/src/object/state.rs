@@ -30,7 +30,7 @@ use crate::collections::page_tree::{Node, PAGE_LIMIT};
 /// ```
 /// use bindery::{Accounting, Error, Memory, Object, Platform, Sealing};
 ///
-/// /// What a shared anonymous mapping is made of.
+/// /// The memory of a shared anonymous mapping.
 /// fn anonymous<P: Platform>(memory: &Memory<P>, size: u64) -> Result<Object<'_, P>, Error> {
 ///     memory.shared_memory(size, Sealing::Forbidden, Accounting::Whole)
 /// }
@@ -45,43 +45,43 @@ pub enum Accounting {
     None,
 }
 
-/// Who may look at the content of shared memory.
+/// Restricts access to the content of shared memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Secrecy {
-    /// All who have a handle.
+    /// Any holder of a handle.
     None,
     /// Programs that map it, by their own accesses (`memfd_secret(2)`).
     Secret,
 }
 
-/// Where an object's content is kept when it is not in memory.
+/// Backing store of an object: keeps the content that is not in memory.
 #[derive(Clone, Copy)]
 pub(super) enum Backing {
-    /// Nowhere: what is not in memory is zeroes.
+    /// None: a page that is not in memory is zero.
     Memory {
-        /// What counts as committed.
+        /// How its pages count as committed.
         accounting: Accounting,
-        /// What the committed pages are taken from too. Outlives all who hold the object
+        /// Committed pages are charged to this quota too. It outlives all holders of the object
         /// (`Memory::shared_memory_within`).
         quota: Option<NonNull<Quota>>,
-        /// The segment that it is the memory of.
+        /// The segment whose memory this object is.
         segment: Option<SegmentMark>,
-        /// Who alone may look at the content.
+        /// Restricts access to the content.
         content: Secrecy,
     },
     /// With a pager.
     File {
-        /// Outlives all who hold the object (`Memory::file`).
+        /// Outlives all holders of the object (`Memory::file`).
         pager: NonNull<dyn Pager>,
         /// The pager's number for it.
         file: u64,
     },
 }
 
-/// What is known about an object.
+/// The state of an object.
 #[repr(align(16))]
 pub(crate) struct ObjectState {
-    /// Handles and VMAs. Never wraps, even if a program forgets handles for as long as it lives.
+    /// Handles and VMAs. Never wraps, even if a program forgets handles throughout its lifetime.
     holders: AtomicU64,
     identity: u64,
     pub(super) backing: Backing,
@@ -97,7 +97,7 @@ pub(crate) struct ObjectState {
     pub(crate) mappers: ObjectTree,
     pub(super) links: Links,
     pub(super) swap_ahead: SwapAhead,
-    /// The page that a call has read last.
+    /// The last page read by a call.
     pub(super) last_read: AtomicU64,
     /// Its pages stay in memory (`SHM_LOCK`).
     stays_in_memory: AtomicBool,
@@ -118,8 +118,8 @@ impl ObjectState {
         kind(NonNull::from(self).cast())
     }
 
-    /// The number of a page among those of all memory, for what follows the order of faults: each
-    /// object has numbers of its own for its pages.
+    /// The number of a page among those of all memory, for users that follow the order of faults:
+    /// each object has its own numbers for its pages.
     pub(super) fn place_of(&self, page: u64) -> u64 {
         page.wrapping_add(NonNull::from(self).addr().get() as u64)
     }
@@ -169,7 +169,7 @@ impl ObjectState {
     pub(super) fn file(&self) -> Option<(&dyn Pager, u64)> {
         match self.backing {
             Backing::Memory { .. } => None,
-            // SAFETY: the pager outlives all who hold the object (`Memory::file`), and a caller
+            // SAFETY: the pager outlives all holders of the object (`Memory::file`), and a caller
             // with a reference to the state is or knows a holder.
             Backing::File { pager, file } => Some((unsafe { pager.as_ref() }, file)),
         }
@@ -179,7 +179,8 @@ impl ObjectState {
         matches!(self.backing, Backing::File { .. })
     }
 
-    /// Whether a page must be marked before an entry lets it be written ([`super::pages::mark_dirty`]).
+    /// Whether a page must be marked before an entry may allow writes to it
+    /// ([`super::pages::mark_dirty`]).
     pub(crate) fn notices_writes(&self) -> bool {
         self.is_file()
     }
@@ -187,7 +188,7 @@ impl ObjectState {
     /// The orders above 0 that folios for a mapping with these flags may have.
     pub(crate) fn orders<P: Platform>(&self, memory: &Memory<P>, flags: MappingFlags) -> Orders {
         let policy = match self.backing {
-            // As Linux, where each page leaves the kernel's map by itself.
+            // Linux does the same: each page leaves the kernel's map separately.
             Backing::Memory { content: Secrecy::Secret, .. } => return Orders::default(),
             Backing::Memory { .. } => memory.shared_folio_policy(),
             Backing::File { .. } => memory.file_folio_policy(),
@@ -199,44 +200,45 @@ impl ObjectState {
     pub(crate) fn accounting(&self) -> Accounting {
         match self.backing {
             Backing::Memory { accounting, .. } => accounting,
-            // It can always be had again from the storage.
+            // It can always be read again from the storage.
             Backing::File { .. } => Accounting::None,
         }
     }
 
-    /// What the committed pages are taken from too.
+    /// The quota to which committed pages are also charged.
     pub(crate) fn quota(&self) -> Option<&Quota> {
         match self.backing {
-            // SAFETY: the quota outlives all who hold the object (`Memory::shared_memory_within`),
-            // and a caller with a reference to the state is or knows a holder.
+            // SAFETY: the quota outlives all holders of the object
+            // (`Memory::shared_memory_within`), and a caller with a reference to the state is or
+            // knows a holder.
             Backing::Memory { quota, .. } => quota.map(|quota| unsafe { quota.as_ref() }),
             Backing::File { .. } => None,
         }
     }
 
-    /// Whether only programs that map it may look at the content.
+    /// Whether only programs that map it may access the content.
     pub(crate) fn is_secret(&self) -> bool {
         matches!(self.backing, Backing::Memory { content: Secrecy::Secret, .. })
     }
 
-    /// Refuses where only programs that map it may look at the content.
+    /// Fails with `refusal` if only programs that map it may access the content.
     pub(super) fn refuse_secret(&self, refusal: Error) -> Result<(), Error> {
         if self.is_secret() { Err(refusal) } else { Ok(()) }
     }
 
-    /// Whether its pages may go to swap.
+    /// Whether its pages may be swapped out.
     pub(crate) fn may_be_swapped(&self) -> bool {
         let stays = self.is_secret() || self.stays_in_memory.load(Ordering::Relaxed);
         !self.is_file() && !stays
     }
 
-    /// Keeps its pages in memory from now on, or no longer; those in swap stay there until somebody
-    /// touches them.
+    /// Sets whether its pages stay in memory. Pages already in swap stay there until the next
+    /// access.
     pub(crate) fn keep_in_memory(&self, keep: bool) {
         self.stays_in_memory.store(keep, Ordering::Relaxed);
     }
 
-    /// The System V segment that it is the memory of.
+    /// The System V segment whose memory this object is.
     pub(crate) fn segment(&self) -> Option<SegmentMark> {
         match self.backing {
             Backing::Memory { segment, .. } => segment,
@@ -260,7 +262,7 @@ impl ObjectState {
         Ok(())
     }
 
-    /// Takes back a commitment of `pages`.
+    /// Returns a commitment of `pages`.
     pub(super) fn uncommit<P: Platform>(&self, memory: &Memory<P>, pages: u64) {
         if let Some(quota) = self.quota() {
             quota.give_back(pages);
@@ -269,7 +271,7 @@ impl ObjectState {
         self.committed.fetch_sub(pages, Ordering::Relaxed);
     }
 
-    /// Where all of the size counts as committed, lets it be that of `bytes`.
+    /// If the whole size counts as committed, adjusts the commitment to a size of `bytes`.
     pub(super) fn promise_size<P: Platform>(
         &self,
         memory: &Memory<P>,
@@ -286,13 +288,13 @@ impl ObjectState {
         Ok(())
     }
 
-    /// One handle more. The caller has one, or knows a VMA that has.
+    /// Adds a handle. The caller has one, or knows a VMA that has.
     pub(super) fn hold(&self) {
         self.holders.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// One handle more, unless the last one has gone. Says whether there is. The object is not
-    /// freed meanwhile.
+    /// Adds a handle unless the last one was released. Returns whether it did. The caller keeps the
+    /// object from being freed during the call.
     pub(super) fn try_hold(&self) -> bool {
         let more = |holders: u64| (holders > 0).then_some(holders + 1);
         self.holders.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
@@ -304,17 +306,17 @@ impl ObjectState {
         listed || !self.pages.ends.no_writes()
     }
 
-    /// How many handles and VMAs there are.
+    /// The number of handles and VMAs.
     pub(crate) fn holders(&self) -> u64 {
         self.holders.load(Ordering::Relaxed)
     }
 
-    /// Shared mappings that may be written.
+    /// The number of shared mappings that may be written.
     pub(crate) fn writable_mappings(&self) -> u32 {
         self.seals.writable()
     }
 
-    /// A VMA with these flags maps the object from now on.
+    /// Records that a VMA with these flags maps the object from now on.
     pub(crate) fn map_added(&self, flags: MappingFlags) {
         self.hold();
         if is_writable(flags) {
@@ -330,8 +332,8 @@ fn is_writable(flags: MappingFlags) -> bool {
     flags.contains(MappingFlags::SHARED | MappingFlags::MAY_WRITE)
 }
 
-/// A VMA with these flags is gone: nothing of it is mapped, and no walker knows it. Frees the
-/// object with the last holder; may sleep.
+/// Records the removal of a VMA with these flags. None of its pages is mapped, and no walker knows
+/// it. Frees the object with the last holder; may sleep.
 pub(crate) fn map_removed<P: Platform>(
     memory: &Memory<P>,
     node: NonNull<ObjectState>,
@@ -349,11 +351,11 @@ pub(crate) fn map_removed<P: Platform>(
     }
 }
 
-/// One holder less; the object and all its pages go with the last. What is dirty is saved before;
-/// if that fails, it is lost, as there is nobody left to be told.
+/// Removes a holder. The last one frees the object and all its pages. Dirty pages are saved first;
+/// a failure loses them, as no holder is left to receive the error.
 pub(super) fn release<P: Platform>(memory: &Memory<P>, node: NonNull<ObjectState>) {
-    // SAFETY: the caller's holder is one of those counted, so the object lives until it is taken
-    // away here.
+    // SAFETY: the caller's holder is one of those counted, so the object lives until this call
+    // removes it.
     let object = unsafe { node.as_ref() };
     if object.holders.fetch_sub(1, Ordering::AcqRel) != 1 {
         return;
@@ -371,8 +373,8 @@ pub(super) fn release<P: Platform>(memory: &Memory<P>, node: NonNull<ObjectState
     }
     debug_assert!(object.mappers.is_empty(), "an object without holders is mapped");
     // SAFETY: the node came from this slab (`Memory::add_object`); it has no holder and is in no
-    // list, so nobody can reach it any more. Nobody follows a folio to its object without a holder
-    // of the object's.
+    // list, so no thread can reach it any more. A walker follows a folio to its object only with a
+    // holder of the object's.
     unsafe { memory.slab::<ObjectState>().free(&memory.frames, &memory.platform, node) };
 }
 

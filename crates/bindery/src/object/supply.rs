@@ -1,4 +1,4 @@
-//! Supply: puts folios that are filled into the page index, which holds them from then on.
+//! Supply: inserts filled folios into the page index, which holds them from then on.
 
 use crate::Memory;
 use crate::collections::page_tree::PageStretch;
@@ -10,9 +10,9 @@ use super::ObjectState;
 use super::fetch::{Fresh, committed, give_back};
 use super::in_flight::Record;
 
-/// Puts a folio, which is filled, into the index, which holds it from then on; of one that a read
-/// has brought, returns another reference. Gives the folio back where one of the pages is there
-/// already, where the read was canceled, or where it fails.
+/// Inserts a filled folio into the index, which holds it from then on. For a folio that a read
+/// fetched, returns another reference. Discards the folio if one of its pages is present already,
+/// if the read was canceled, or if the call fails.
 pub(super) fn add<'m, P: Platform>(
     memory: &'m Memory<P>,
     object: &ObjectState,
@@ -32,9 +32,9 @@ pub(super) fn add<'m, P: Platform>(
     }
 }
 
-/// Puts a folio that somebody else has filled, and that nobody else knows, into the index of shared
-/// memory. Says whether none of its pages was there; if not, and on an error, the folio is the
-/// caller's still. The invalidate lock is held.
+/// Inserts a folio that the caller filled, and that no other thread knows, into the index of shared
+/// memory. Returns whether none of its pages was present; if false, and on an error, the caller
+/// keeps the folio. The invalidate lock is held.
 ///
 /// # Errors
 /// [`Error::Overcommitted`] if no more may be committed, or the quota is used up (`ENOMEM`, as on
@@ -54,7 +54,7 @@ pub(crate) fn supply<P: Platform>(
     Ok(entered.map(|entered| entered.is_some())?)
 }
 
-/// As [`add`]; where it says `None`, or fails, the folio is the caller's still.
+/// As [`add`]; on `None` or an error, the caller keeps the folio.
 fn enter<'m, P: Platform>(
     memory: &'m Memory<P>,
     object: &ObjectState,
@@ -66,10 +66,10 @@ fn enter<'m, P: Platform>(
     let pages = folio.pages();
     let count = u64::from(pages);
     frames.set_fresh_owner(folio, object.as_owner(), FolioIndex::new(first));
-    // A userfaultfd fills folios before it knows for what.
+    // A userfaultfd fills folios before their destination is known.
     frames.clear_exclusive(folio, 0, pages);
     object.pages.change_with_nodes(memory, |index, nodes| {
-        // In one step with the look at the index: a call that drops pages has canceled the read
+        // In one step with the check of the index: a call that drops pages has canceled the read
         // before.
         let stale = read.is_some_and(Record::is_canceled);
         if stale || index.run(first, count) != PageStretch::Empty(count) {
@@ -78,11 +78,11 @@ fn enter<'m, P: Platform>(
         if let Err(error) = index.prepare(first, count, nodes) {
             return (Err(error), 0);
         }
-        // Nothing can fail any more. One reference for each page that the index will name, before
-        // anybody finds it there.
+        // No step can fail any more. Takes one reference for each page that the index will refer
+        // to, before another thread finds it there.
         frames.publish(folio, pages);
         index.set(first, folio.head, pages);
-        // Before anybody can drop the pages.
+        // Before another thread can drop the pages.
         let kept = read.and_then(|_| frames.keep(&memory.platform, folio));
         (Ok(Some(kept)), count as i64)
     })

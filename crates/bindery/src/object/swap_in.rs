@@ -1,13 +1,13 @@
-//! Shared memory comes back from swap: as the largest folio that the slots and the policy allow.
+//! Swaps in shared memory, as the largest folio that the slots and the policy allow.
 //!
 //! The caller keeps pages from leaving the index: it holds the invalidate lock for reading, or the
-//! changes. So of the pages in swap, none is dropped meanwhile, and none goes out. Two calls that
-//! want the same page meet at its slot: one claims it, the other finds the folio in the swap cache
-//! and waits for its lock.
+//! changes. So no page in swap is dropped, and none is swapped out. Two calls that want the same
+//! page meet at its slot: one claims it, the other finds the folio in the swap cache and waits for
+//! its lock.
 //!
-//! A page that is back gives its slot up at once, and counts as dirty, as on Linux. Nobody has to
-//! notice writes to shared memory then: no slot ever has content that is older than that of a page
-//! in memory.
+//! A page that is swapped in frees its slot at once, and counts as dirty, as on Linux. So writes to
+//! shared memory need no tracking: no slot ever has content that is older than that of a page in
+//! memory.
 
 use crate::Memory;
 use crate::addr::{Order, Orders};
@@ -21,19 +21,19 @@ use crate::swap::page_set::PageSet;
 
 use super::ObjectState;
 
-/// Where a page was.
+/// The location of a page before the call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Swapped {
     /// It was not in swap.
     No,
     /// In the swap cache as well, or another thread has read it.
     Cached,
-    /// In swap alone.
+    /// Only in swap.
     Read,
 }
 
-/// Brings `page` back if it is in swap: then the caller looks at the index again. May sleep.
-/// `orders` are those that the folio may have (bit n: order n; order 0 always).
+/// Swaps in `page` if it is in swap; the caller then looks at the index again. May sleep. `orders`
+/// are those that the folio may have (bit n: order n; order 0 always).
 ///
 /// # Errors
 /// [`Error::OutOfMemory`]; [`Error::InputOutput`] if the content is lost. Nothing has changed.
@@ -54,7 +54,7 @@ pub(super) fn swap_in<P: Platform>(
         }
         return Ok(swapped);
     };
-    // Whoever writes the folio out, or reads it, has the lock.
+    // The folio's lock is held while it is written out or read.
     let lock = memory.lock_folio(*cached);
     if let Some(place) = memory.frames.swap_place(*cached)
         && let Some(number) = slot.slot.checked_sub(place.first)
@@ -67,7 +67,7 @@ pub(super) fn swap_in<P: Platform>(
     Ok(Swapped::Cached)
 }
 
-/// An access has had `page` read, and memory is short now and then.
+/// Notes an access that had `page` read in, once memory has been short.
 fn note_way<P: Platform>(memory: &Memory<P>, object: &ObjectState, page: u64) {
     let slot = object.pages.look(&memory.platform, |index| index.get(page));
     let held = slot.and_then(|slot| memory.frames.try_hold(&memory.platform, slot.frame));
@@ -103,8 +103,9 @@ pub(super) fn read_in<P: Platform>(
     Err(Failure::NoMemory)
 }
 
-/// The largest run around `page`, which is in `slot`, that could come back as one folio of an order
-/// from `orders`, which loses that order and the larger ones. Pages and slots have the same length.
+/// The largest run around `page`, which is in `slot`, that could be read into one folio of an order
+/// from `orders`. Removes that order and the larger ones from `orders`. Pages and slots have the
+/// same length.
 pub(super) fn next_run<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -124,7 +125,7 @@ pub(super) fn next_run<P: Platform>(
     None
 }
 
-/// Whether these pages are in these slots.
+/// Whether the index has these pages in these slots.
 fn names_run<P: Platform>(memory: &Memory<P>, object: &ObjectState, run: SwappedRun) -> bool {
     let end = run.page + u64::from(run.count);
     let look = |index: &PageIndex| index.next_swapped(run.page, end) == Some(run);
@@ -153,8 +154,8 @@ fn read_folio<P: Platform>(
     let (frames, platform) = (&memory.frames, &memory.platform);
     let Some(lock) = frames.try_lock_folio(platform, folio) else { return Err(Unread::Slots) };
     frames.set_fresh_owner(folio, Owner::Nobody, FolioIndex::NONE);
-    // The cache's reference, and ours. Published first: a thread that finds the folio by a slot
-    // finds it counted.
+    // The cache's reference, and this call's. Published first: a thread that finds the folio by a
+    // slot finds it counted.
     frames.publish_two(folio);
     if memory.claim_slots(folio, slots).is_err() {
         drop(lock);
@@ -173,8 +174,9 @@ fn read_folio<P: Platform>(
     if loaded { Ok(()) } else { Err(Unread::Content) }
 }
 
-/// Lets the index name the folio, which is in the cache and complete, and whose first page belongs
-/// at `first`, wherever it names its slots; and gives these up. The caller has a reference.
+/// Enters the folio, which is in the cache and complete, and whose first page belongs at `first`,
+/// into the index wherever the index refers to its slots. Frees those slots. The caller has a
+/// reference.
 fn enter<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -199,7 +201,7 @@ fn enter<P: Platform>(
             if count == 0 {
                 lock.set_owner(object.as_owner(), FolioIndex::new(first));
             }
-            // Before anybody finds them there, and can drop them.
+            // Before another thread finds the pages there and can drop them.
             if memory.frames.add_references(folio, pages).is_err() {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! Shared memory goes to swap: the page index names slots in place of frames.
+//! Swaps out shared memory: the page index refers to slots in place of frames.
 //!
 //! ```text
 //! index    | 0  1  2  3 |            | s0 s1 s2 s3 |            | s0 s1 s2 s3 |
@@ -6,22 +6,23 @@
 //!           mapped         ------->   swap cache      ------->
 //! ```
 //!
-//! A slot of the object has one entry in its cell's count: the index. The rest is as with anonymous
-//! memory ([`crate::swap`]): the folio is in the swap cache while it is written out, and whoever
-//! finds its slot in the index finds the folio by it, and waits for its lock.
+//! A slot of the object has one entry in its cell's count: the index. The rest works as for
+//! anonymous memory ([`crate::swap`]): the folio is in the swap cache while it is written out. A
+//! thread that finds its slot in the index finds the folio by it, and waits for its lock.
 //!
-//! 1. The folios are locked and referred to; so their owner is known.
+//! 1. The folios are locked and referenced, so their owner is known.
 //! 2. The invalidate lock is tried, for writing. From then on no fault maps pages of the object,
 //!    and no call reads or writes them. The changes are tried, for reading: a thread that holds
 //!    them relies on pages that it has seen, without the invalidate lock.
-//! 3. All folios lose their mappings, in one walk ([`crate::table::zap_chosen`]). Entries are cleared, since the index knows where
-//!    the pages are. As on Linux, whether they were soft-dirty is forgotten with them. Copies of
-//!    private mappings stay.
-//! 4. In one step, under the index lock, it looks whether the folio is unmapped and held by nobody
-//!    else, and puts the slots in the place of its frames.
+//! 3. All folios lose their mappings, in one walk ([`crate::table::zap_chosen`]). Entries are
+//!    cleared, since the index records the location of the pages. As on Linux, their soft-dirty
+//!    bits are lost with them. Copies of private mappings stay.
+//! 4. In one step, under the index lock, it checks that the folio is unmapped and has no other
+//!    holders, and replaces its frames by the slots.
 //! 5. The locks are released, and the folio is written out.
 //!
-//! A folio that cannot go has lost mappings, no more: the next touch finds it in the index.
+//! A folio that cannot be swapped out has lost only mappings: the next access finds it in the
+//! index.
 //!
 //! It only tries locks: a reclaimer calls it.
 
@@ -45,27 +46,27 @@ use super::ObjectState;
 use super::invalidate::PagesMayGo;
 use super::reclaim::{ObjectFolio, Obstacle, Spare, Victim};
 
-/// The most folios of one walk, and so of one flush.
+/// The maximum number of folios of one walk, and so of one flush.
 pub(crate) const FOLIOS: usize = 32;
 
-/// A folio of an object that is to go, locked, with a reference.
+/// A folio of an object that is to be swapped out, locked, with a reference.
 pub(crate) struct Leaving<'m, P: Platform> {
     lock: FolioLock<'m, P>,
     pub(super) held: Reference<'m, P>,
-    /// Where its first page belongs.
+    /// The index of its first page.
     pub(crate) first: u64,
     plan: Plan,
 }
 
-/// Where a folio goes, and why it may stay after all.
+/// The slots for a folio, and the reason if it stays after all.
 #[derive(Default)]
 struct Plan {
-    /// None as long as it is not looked at.
+    /// `None` until the folio was examined.
     slots: Option<SlotRun>,
     mapped: bool,
-    /// An entry was used since the last look.
+    /// An entry was used since the last walk.
     used: bool,
-    /// Why it stays after all.
+    /// The reason why it stays after all.
     stays: Option<ObjectFolio>,
 }
 
@@ -87,7 +88,7 @@ impl<'m, P: Platform> Leaving<'m, P> {
         wanted.then(|| Self::locked(lock, held, first))
     }
 
-    /// Whether reclaim has looked at it in this turn; from now on it has.
+    /// Whether reclaim has looked at it in this turn. Marks it as looked at.
     pub(super) fn is_looked_at(&self, memory: &Memory<P>, turn: Turn) -> bool {
         let looked = memory.frames.is_looked_at(*self.held, turn);
         memory.frames.note_look(*self.held, turn);
@@ -99,24 +100,24 @@ impl<'m, P: Platform> Leaving<'m, P> {
         memory.frames.age(*self.held) == Age::Passing
     }
 
-    /// Where the pages after it belong.
+    /// The index of the page after its last.
     pub(crate) fn end(&self) -> u64 {
         self.first + u64::from(self.held.pages())
     }
 
-    /// The same of a folio that is locked and known to be the object's.
+    /// Makes one from a folio that is locked and known to be the object's.
     pub(super) fn locked(lock: FolioLock<'m, P>, held: Reference<'m, P>, first: u64) -> Self {
         Self { lock, held, first, plan: Plan::default() }
     }
 
-    /// Whether it has one of the pages.
+    /// Whether it contains one of the pages.
     fn has_any(&self, pages: PageRange) -> bool {
         self.first < pages.end && pages.first < self.end()
     }
 }
 
-/// Adds the folios of the pages that [`Leaving::new`] finds and `accept` takes,
-/// as long as there is room for them. Says from where to go on; the end if they are all.
+/// Adds the folios of the pages that [`Leaving::new`] finds and `accept` takes, until `folios` is
+/// full. Returns the page to continue at; the end if all were added.
 pub(crate) fn add_folios<'m, P: Platform>(
     memory: &'m Memory<P>,
     object: &ObjectState,
@@ -146,9 +147,10 @@ pub(crate) fn add_folios<'m, P: Platform>(
     from
 }
 
-/// Sends folios of `object`, which rise, to swap, as far as they can go; those that do are in the
-/// batch, to be written out. Never waits for a sleeping lock; not in a read section. Says what has
-/// become of the last that was looked at, or why one stays that may go later.
+/// Swaps out folios of `object`, which are in ascending order, as far as possible; adds those that
+/// left the index to the batch, to be written out. Never waits for a sleeping lock; not in a read
+/// section. Returns the result of the last folio, or the reason why one stays that a later attempt
+/// may swap out.
 ///
 /// Complexity: O(log n) for each of the VMAs that map pages of the folios, of n that map the
 /// object, and in the entries there and the slots of the index.
@@ -187,7 +189,8 @@ pub(crate) fn swap_out<'m, P: Platform>(
     if folios.iter().any(|leaving| leaving.plan.mapped) {
         unmap(memory, object, folios, spare, &alone.proof);
     }
-    // After the entries, which lead to the folios: a thread that has pinned one is seen.
+    // After clearing the entries, which lead to the folios: a pin taken through one is visible
+    // here.
     fence(Ordering::SeqCst);
     for leaving in folios.drain(..) {
         let Plan { slots: Some(slots), mapped, stays, .. } = leaving.plan else { continue };
@@ -208,7 +211,7 @@ pub(crate) fn swap_out<'m, P: Platform>(
     last.unwrap_or(ObjectFolio::Busy)
 }
 
-/// Looks whether the folio may go, and finds slots for it.
+/// Checks whether the folio may be swapped out, and allocates slots for it.
 fn plan<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -229,8 +232,8 @@ fn plan<P: Platform>(
     Ok(Plan { slots: Some(slots), mapped, used: false, stays: None })
 }
 
-/// Takes away all entries that map the folios, in one walk with one flush for each VMA. What was
-/// used lately is noted and stays, if that is to be spared; so does what is locked into memory.
+/// Unmaps the folios, in one walk with one flush for each VMA. With [`Spare::Used`], a folio that
+/// was used lately is recorded and stays mapped. So does one that is locked into memory.
 fn unmap<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -258,13 +261,13 @@ fn unmap<P: Platform>(
                 .filter(|leaving| leaving.has_any(pages))
                 .for_each(|leaving| leaving.plan.stays = stays);
         } else {
-            // As Linux: a thread that reads in order, or at random, says that it does not come
-            // again.
+            // Linux does the same: a program that reads in order, or at random, declares that it
+            // does not come back to a page.
             let once = MappingFlags::SEQUENTIAL | MappingFlags::RANDOM;
             let recurs = !hit.vma.flags().intersects(once);
             let protected = hit.vma.dropped_protection();
             let start = hit.vma.page_offset_of(part.start());
-            // The runs rise as the folios do.
+            // The runs ascend as the folios do.
             let mut next = 0;
             let zapped = hit.page_table.zap_chosen(part, protected, gather, |mapped| {
                 let page = start + u64::from(mapped.number);
@@ -291,7 +294,7 @@ fn unmap<P: Platform>(
     }
 }
 
-/// What becomes of entries, given what is known of their folio by now.
+/// Decides the fate of entries from the state of their folio so far.
 fn fate<P: Platform>(
     memory: &Memory<P>,
     plan: &mut Plan,
@@ -315,7 +318,8 @@ fn fate<P: Platform>(
     }
 }
 
-/// Lets the index name the slots of a folio, if nobody has it. Says how many pages those are.
+/// Replaces a folio's frames in the index by its slots, if the folio has no other holders. Returns
+/// the number of pages.
 fn send<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -340,7 +344,7 @@ fn send<P: Platform>(
         }
     };
     lock.let_go();
-    // Of the index's references one is the swap cache's now. The caller's is the batch's.
+    // One of the index's references is the swap cache's now. The caller's is the batch's.
     if named > 1 {
         memory.frames.release_pages(&memory.platform, folio, named - 1);
     }
@@ -349,8 +353,8 @@ fn send<P: Platform>(
     Ok(folio.pages())
 }
 
-/// Names the slots of the victim's pages, and lets the index name them, or changes nothing but
-/// their counts. Says how many there are.
+/// Counts a reference to the slots of the victim's pages and enters the slots into the index. On
+/// failure changes only their counts. Returns the number of pages.
 fn enter_slots<P: Platform>(victim: &Victim<'_, P>, slots: SlotRun) -> Result<u32, Obstacle> {
     let Victim { memory, object, first, .. } = *victim;
     let mut from = first;

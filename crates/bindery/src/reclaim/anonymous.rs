@@ -1,4 +1,4 @@
-//! Folios of anonymous memory: aged, and sent to swap.
+//! Folios of anonymous memory: aged and swapped out.
 
 use crate::Memory;
 use crate::addr::{Frame, Order, PAGE_SHIFT, VirtRange};
@@ -13,10 +13,10 @@ use crate::table::victims::Victims;
 use super::pressure::Batch;
 use super::sweep::Which;
 
-/// In how many places a folio is mapped, as far as a look has found.
+/// The number of places that map a folio, as far as a walk has found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Mapped {
-    /// None was met.
+    /// The walk met no mapping.
     Nowhere,
     /// One table of one VMA.
     InOne,
@@ -26,8 +26,8 @@ enum Mapped {
 }
 
 impl<P: Platform> Memory<P> {
-    /// Looks at the folio of the frame, and at those around it where it is mapped: what is to go goes
-    /// into the batch. Returns how many pages were freed at once.
+    /// Looks at the folio of the frame, and at the folios around it in the same table: adds those
+    /// to be swapped out to the batch. Returns the number of pages freed at once.
     #[inline(never)]
     pub(super) fn reclaim_anonymous<'m>(
         &'m self,
@@ -68,15 +68,16 @@ impl<P: Platform> Memory<P> {
         if mapped == Mapped::InSeveral {
             return self.reclaim_family(held, lock, turn, target, batch);
         }
-        // Or one that cannot go would count as one that may go later, in every turn.
+        // Otherwise a folio that cannot be freed would count as one that may be freed later, in
+        // every turn.
         if !self.frames.is_looked_at(folio, turn) {
             self.frames.note_look(folio, turn);
         }
         0
     }
 
-    /// Cuts a folio that is mapped in one table, and for which swap has single slots alone. Its pages
-    /// go out in a later turn. Frees what nothing maps of it.
+    /// Splits a folio that is mapped in one table if swap has only single slots for it. A later
+    /// turn swaps out its pages. Frees its unmapped pages.
     #[cold]
     #[inline(never)]
     fn cut_held<'m>(
@@ -105,8 +106,8 @@ impl<P: Platform> Memory<P> {
         freed
     }
 
-    /// Finds where the folio is mapped; if that is one place, looks at the window around it. So a
-    /// window is looked at where its folio is found, and in no other VMA of the family.
+    /// Finds the places that map the folio; if it is one, looks at the window around it. So a
+    /// window is looked at only in the VMA that maps its folio, and in no other VMA of the family.
     fn take_around<'m>(
         &'m self,
         folio: Folio,
@@ -140,7 +141,7 @@ impl<P: Platform> Memory<P> {
         mapped
     }
 
-    /// A folio that nobody maps, and that the swap cache holds: it goes once its content is in swap.
+    /// Evicts an unmapped folio of the swap cache once its content is in swap.
     fn reclaim_cached(&self, held: Reference<'_, P>, lock: FolioLock<'_, P>) -> u64 {
         let folio = *held;
         let Some(place) = self.frames.swap_place(folio) else { return 0 };
@@ -152,7 +153,7 @@ impl<P: Platform> Memory<P> {
         if self.write_out_locked(leaving, stored) { self.free_frozen(folio) } else { 0 }
     }
 
-    /// Leaves a folio in the swap cache that had been prepared to go. Frees nothing.
+    /// Keeps a folio in the swap cache that had been prepared for eviction. Frees nothing.
     fn keep_in_cache(&self, folio: Folio, place: SwapPlace) -> u64 {
         self.settle_slots(folio, place, &PageSet::EMPTY);
         0

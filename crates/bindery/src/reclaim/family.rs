@@ -1,10 +1,10 @@
-//! Folios of anonymous memory that several VMAs map, of one family of address spaces: aged together
-//! and sent to swap together, one owner's stretch at a time.
+//! Folios of anonymous memory that several VMAs of one family of address spaces map: aged and
+//! swapped out together, one stretch of an owner at a time.
 //!
-//! A walk through the reverse map looks at the stretch in each VMA, and adds up the mappings that it
-//! meets. The folios all of whose mappings were met, and that nothing has used, go: a second walk
-//! makes swap entries of them, with one flush for each VMA. So a page costs each of the processes
-//! two looks at the most in a turn of the clock, whatever lies around it.
+//! A walk through the reverse map looks at the stretch in each VMA, and adds up the mappings that
+//! it meets. The unused folios whose mappings were all met are swapped out: a second walk makes
+//! swap entries of them, with one flush for each VMA. So a page costs each of the processes at most
+//! two looks in a turn of the clock, regardless of its neighbors.
 
 use core::sync::atomic::{Ordering, fence};
 
@@ -21,7 +21,7 @@ use crate::vma::{MappingFlags, Vma};
 
 use super::pressure::Batch;
 
-/// What kept a walk from a VMA.
+/// The reason why a walk skipped a VMA.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kept {
     /// Its pages are locked into memory.
@@ -32,9 +32,9 @@ enum Kept {
 
 impl<P: Platform> Memory<P> {
     /// Looks at a folio that several VMAs map, and at those that follow it in the memory of its
-    /// owner, up to about `target` pages; what nothing has used goes to swap. Where a mapping could
-    /// not be reached, or a device uses a folio, the rest of its pages stay in the swap cache, and
-    /// the entries that are left keep them. Returns how many pages were freed.
+    /// owner, up to about `target` pages; swaps out the unused ones. If a mapping could not be
+    /// reached, or a device uses a folio, the rest of its pages stay in the swap cache, and the
+    /// remaining entries keep them. Returns the number of pages freed.
     #[inline(never)]
     pub(super) fn reclaim_family<'m>(
         &'m self,
@@ -57,7 +57,7 @@ impl<P: Platform> Memory<P> {
         freed + self.send_family(folios) + batch.finish()
     }
 
-    /// Leaves in the stretch what was not used, and was met wherever it is mapped.
+    /// Keeps in the stretch only the unused folios whose mappings were all met.
     fn age_family<'m>(
         &'m self,
         folios: &mut SharedFolios<'m, P>,
@@ -74,7 +74,7 @@ impl<P: Platform> Memory<P> {
             kept = kept.or(looked.err());
         });
         let complete = matches!(walked, Walked::Visited(_));
-        // What is locked into memory stays, until something says that it is not any more.
+        // Folios that are locked into memory stay until `Memory::note_unlocked`.
         batch.later |= walked == Walked::Busy || kept == Some(Kept::Busy);
         folios.folios.retain(|shared| {
             let folio = shared.leaving.folio();
@@ -92,7 +92,7 @@ impl<P: Platform> Memory<P> {
         });
     }
 
-    /// Visits what each VMA may map of the stretch.
+    /// Visits the part of the stretch that each VMA may map.
     fn walk_stretch<'m>(
         &'m self,
         folios: &mut SharedFolios<'m, P>,
@@ -113,8 +113,8 @@ impl<P: Platform> Memory<P> {
         })
     }
 
-    /// Makes slots of the folio busy: those that it has, or new ones, for `left` more folios as well.
-    /// Says whether there are any.
+    /// Makes slots of the folio busy: those that it has, or new ones, for `left` more folios as
+    /// well. Returns whether there are any.
     fn prepare_shared<'m>(&'m self, folio: Folio, left: u32, batch: &mut Batch<'m, P>) -> bool {
         if self.frames.is_swap_cached(folio) {
             if self.send_out_again(folio, 0, 0).is_some() {
@@ -134,7 +134,7 @@ impl<P: Platform> Memory<P> {
         true
     }
 
-    /// Sends the folios to swap, whose slots are busy. Returns how many pages were freed.
+    /// Swaps out the folios, whose slots are busy. Returns the number of pages freed.
     fn send_family<'m>(&'m self, mut folios: SharedFolios<'m, P>) -> u64 {
         let _ = self.walk_stretch(&mut folios, |hit, range, folios, gather| {
             let _ = self.unless_locked(hit.vma, || {
@@ -142,8 +142,8 @@ impl<P: Platform> Memory<P> {
                 hit.page_table.swap_out_shared(range, attributes, folios, gather);
             });
         });
-        // After the entries, which lead to the folios, and before their content is read: a thread
-        // that has pinned one writes to it meanwhile, and is seen here.
+        // After clearing the entries, which lead to the folios, and before reading their content: a
+        // thread that has pinned a folio may write to it concurrently, and its pin is visible here.
         fence(Ordering::SeqCst);
         let mut freed = 0;
         let enough = self.enough_free_frames();
@@ -160,7 +160,7 @@ impl<P: Platform> Memory<P> {
                 self.frames.free_frozen_into(&mut batch, folio);
                 freed += u64::from(folio.pages());
                 if self.free_frame_count() < enough {
-                    // The next may have to be stored in these.
+                    // The next folio may have to be stored in these frames.
                     batch.give_back();
                 }
             }

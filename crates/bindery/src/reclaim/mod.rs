@@ -1,39 +1,40 @@
 //! Reclaim: pages leave memory when it is short.
 //!
 //! # The policy
-//! A *clock* (Corbató 1968) goes over the metadata of all frames, in their order; there are no
-//! lists, so no other path pays for them. A folio is *cold*, *referenced* or *hot*
+//! A *clock* (Corbató 1968) scans the metadata of all frames, in their order. Without lists, no
+//! other path pays for reclaim. A folio is *cold*, *referenced* or *hot*
 //! ([`Frames::look`](crate::frame::Frames::look)): used twice in a row it is hot, and it must be
-//! found unused twice in a row before it is evicted. An evicted page leaves a *shadow*: how much
-//! was evicted until then. If it comes back after less was evicted than is in use, it comes back
-//! hot: it would have stayed if the hot pages had not kept it out (refault distance; Linux:
+//! found unused twice in a row before it is evicted. An evicted page leaves a *shadow*: the number
+//! of pages evicted until then. If fewer pages were evicted since than are in use, the page comes
+//! back hot: it would have stayed if the hot pages had not displaced it (refault distance; Linux:
 //! `workingset.c`; CLOCK-Pro, USENIX 2005, has its test period).
 //!
 //! # Windows
-//! The hand leads to a folio, the reverse map to a VMA that maps it, and there reclaim works on the
-//! run of the page table around it, of one table: it harvests the accessed bits of the window, and
-//! makes swap entries of the folios that are cold and mapped there alone. A folio is looked at once
-//! in a turn of the clock, whichever neighbor the hand has come to. The folios of several windows,
-//! 32 and more, are a batch, with one flush for each address space ([`pressure`]). So the cost is in
-//! the runs that are looked at. (Linux's multi-generational LRU looks around in the same way.)
+//! The hand leads to a folio, and the reverse map to a VMA that maps it. Reclaim then works on the
+//! run of entries around it in one page table: it harvests the accessed bits of the window, and
+//! makes swap entries of the folios that are cold and mapped only there. A folio is looked at once
+//! in a turn of the clock, whichever neighbor the hand reached first. The folios of several
+//! windows, 32 and more, are a batch, with one flush for each address space ([`pressure`]). So the
+//! cost is in the runs that are looked at. (Linux's multi-generational LRU looks around in the same
+//! way.)
 //!
 //! # It cannot deadlock
 //! Reclaim runs when its caller has no lock ([`direct`]). It only tries the locks of folios and of
-//! the reverse map, enters no pager, and holds none of them while a page is written out but the
-//! lock of its folio. It takes frames from a reserve that no other allocation may take, and never
-//! calls itself. It waits for a swap device when enough pages are on their way, or nothing else is
-//! left to look at: a device needs no lock and no memory of the core's to be done.
+//! the reverse map, and enters no pager. While a page is written out, it holds only the lock of
+//! that folio. It takes frames from a reserve that no other allocation may take, and never calls
+//! itself. It waits for a swap device when enough pages are in flight, or nothing else is left to
+//! look at: a device completes without any lock or memory of the core.
 //!
 //! | file | idea |
 //! |---|---|
 //! | `direct` | a call that would fail for lack of memory |
 //! | `anonymous` | folios of anonymous memory |
-//! | `family` | those that several VMAs map |
-//! | `files` | folios of files: what is clean needs no swap |
-//! | `pressure` | folios of any place, flushed and written out together |
-//! | `search` | how far the clock goes, and that nothing is left |
-//! | `sweep` | what programs have behind them goes before the clock moves |
-//! | `swap_on` | swap areas that are added |
+//! | `family` | anonymous folios that several VMAs map |
+//! | `files` | folios of files: clean ones need no swap |
+//! | `pressure` | batches of folios, flushed and written out together |
+//! | `search` | how far the clock advances, and when nothing is left |
+//! | `sweep` | pages that programs have passed, reclaimed before the clock moves |
+//! | `swap_on` | adding swap areas |
 
 mod anonymous;
 mod direct;
@@ -54,7 +55,7 @@ use pressure::Batch;
 use search::{Search, Step};
 use sweep::Which;
 
-/// What a call of [`Memory::reclaim`] has done, in pages.
+/// The result of a call of [`Memory::reclaim`], in pages.
 ///
 /// ```
 /// use bindery::{Memory, Platform};
@@ -69,30 +70,30 @@ use sweep::Which;
 pub struct Reclaimed {
     /// Pages that were freed.
     pub freed: u64,
-    /// Frames that the clock has passed.
+    /// Frames that the clock passed.
     pub scanned: u64,
 }
 
 impl<P: Platform> Memory<P> {
     /// Frees at least `target` pages if it can: cached tables and slabs, then pages that were not
-    /// used lately. Anonymous pages go to swap, clean pages of files can be read again. An embedder
-    /// calls it from a thread of its own when memory gets short ([`Memory::shortage`]); calls of
-    /// the core do when they would fail otherwise. The caller holds no lock of the core and is in
-    /// no read section.
+    /// used lately. Anonymous pages are swapped out; clean pages of files can be read again. An
+    /// embedder calls it from a thread of its own when memory gets short ([`Memory::shortage`]);
+    /// calls of the core do so when they would fail otherwise. The caller holds no lock of the core
+    /// and is in no read section.
     ///
-    /// It waits for at most as many writes as were under way when it had looked at everything: what
-    /// others write later is theirs to wait for.
+    /// It waits for at most as many writes as were in flight when it had looked at everything; it
+    /// does not wait for later writes of other threads.
     ///
     /// Context: may sleep. Complexity: in the frames that the clock passes and the runs of the
-    /// windows; at most five turns of the clock, two where nothing is left to reclaim, and 64 frames
-    /// where nothing was and nothing has been freed since.
+    /// windows; at most five turns of the clock, two if nothing is left to reclaim, and 64 frames
+    /// if an earlier search found nothing and nothing has been freed since.
     #[inline(never)]
     pub fn reclaim(&self, target: u64) -> Reclaimed {
         self.reclaim_until(target, u64::MAX)
     }
 
-    /// As [`Memory::reclaim`]; it also ends when `enough` frames are free, by whatever other CPUs have
-    /// freed.
+    /// As [`Memory::reclaim`]; also ends when `enough` frames are free, including frames that other
+    /// CPUs freed.
     pub(super) fn reclaim_until(&self, target: u64, enough: u64) -> Reclaimed {
         let before = self.free_frame_count();
         self.trim();
@@ -122,7 +123,7 @@ impl<P: Platform> Memory<P> {
             done.freed += self.pass_over(&step, target - done.freed, &search, &mut batch);
             search.end_step(self, done.freed, &mut batch);
             // Never in the middle of a batch. Without the condition, on a CPU without preemption:
-            // 1. Thread A has VMAs of a program locked for reading, and gives the CPU away.
+            // 1. Thread A has VMAs of a program locked for reading, and yields the CPU.
             // 2. Thread B drops the program's address space. It spins until no VMA is locked.
             if batch.is_empty() {
                 self.platform.yield_if_due();
@@ -133,8 +134,8 @@ impl<P: Platform> Memory<P> {
         done
     }
 
-    /// Looks at the folios of the step, until `target` pages are free or on their way. Returns how
-    /// many were freed.
+    /// Looks at the folios of the step, until `target` pages are free or in flight. Returns the
+    /// number of pages freed.
     fn pass_over<'m>(
         &'m self,
         step: &Step,
@@ -159,7 +160,7 @@ impl<P: Platform> Memory<P> {
         freed
     }
 
-    /// Looks at the folio that begins at `frame`, if one does.
+    /// Looks at the folio that begins at `frame`, if any.
     fn reclaim_at<'m>(
         &'m self,
         frame: Frame,
@@ -173,7 +174,7 @@ impl<P: Platform> Memory<P> {
         let anonymous = self.frames.is_anonymous(folio);
         let cached = self.frames.is_swap_cached(folio);
         if anonymous && !cached && !self.frames.is_lazy(folio) && !step.room_in_swap {
-            // It has nowhere to go, so nothing needs to know whether it is used.
+            // Swap has no room for it, so its age is irrelevant.
             return 0;
         }
         if self.frames.is_unevictable(folio) && self.passes_over(folio, step, batch) {
@@ -200,7 +201,8 @@ impl<P: Platform> Memory<P> {
         self.reclaim_shared_memory(frame, Which::Cold(step.turn), target, batch)
     }
 
-    /// Whether the hand passes over a folio that was found locked into memory. If not, the mark goes.
+    /// Whether the hand passes over a folio that was found locked into memory. If not, clears the
+    /// mark.
     #[cold]
     fn passes_over(&self, folio: Folio, step: &Step, batch: &mut Batch<'_, P>) -> bool {
         if step.all {
@@ -214,8 +216,8 @@ impl<P: Platform> Memory<P> {
         true
     }
 
-    /// The target is reached before the end of the step: what is left of it is not looked at in this
-    /// turn. So that the next does.
+    /// Clears the marks in the rest of a step that reached its target early: the rest is not looked
+    /// at in this turn, so the next turn does.
     #[cold]
     fn clear_marks(&self, from: u32, to: u32) {
         let mut at = from;

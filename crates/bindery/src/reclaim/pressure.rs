@@ -1,17 +1,17 @@
-//! Folios of any place on their way out: one flush for each address space.
+//! Batches of folios from any address space, swapped out with one flush for each space.
 //!
 //! ```text
 //! hand      | folio in space A | folio in space B | folio in space A | ...
-//! tables    | entries change   | entries change   | entries change   |  each under its table's lock
+//! tables    | entries change   | entries change   | entries change   | each under its table's lock
 //! flush     |                                                        | A | B |
 //! unmap     | all folios
 //! write out | all folios, no lock but theirs
 //! ```
 //!
-//! Between the change of the entries and the flush, the tables are marked as pending, so that
-//! nobody concludes anything from them ([`crate::tlb`]). The folios are locked: a fault that finds
-//! a swap entry waits. The VMAs are locked for reading, so that they and their address spaces stay;
-//! nothing is waited for meanwhile.
+//! Between the change of the entries and the flush, the tables are marked as pending, so that no
+//! other CPU relies on their entries ([`crate::tlb`]). The folios are locked: a fault that finds a
+//! swap entry waits. The VMAs are locked for reading, so that they and their address spaces stay;
+//! the batch waits for nothing while it holds these locks.
 
 use arrayvec::ArrayVec;
 
@@ -29,37 +29,37 @@ use crate::tlb::Gather;
 use crate::vma::{MappingFlags, ReadLockedVma};
 use crate::{addr::VirtRange, arch::Level};
 
-/// Folios of a batch that is due to be written out.
+/// Number of folios at which a batch is due to be written out.
 const FOLIOS: u64 = 32;
-/// The most address spaces that have folios in one batch; a gather for each is on the stack, 600
-/// bytes.
+/// The maximum number of address spaces in one batch. Each has a gather of 600 bytes on the stack.
 const SPACES: usize = 4;
-/// The most VMAs.
+/// The maximum number of VMAs in one batch.
 const VMAS: usize = 32;
-/// Frames that the hand passes before a batch is written out that is not full: others may wait for
-/// the VMAs.
+/// Number of frames that the hand may pass before a batch is written out though it is not full:
+/// other threads may wait for the VMAs.
 const FRAMES: u64 = 1024;
 
-/// What was taken out of the tables of one address space, and is not flushed yet.
+/// Entries removed from the tables of one address space and not flushed yet.
 struct Space<'m, P: Platform> {
     page_table: PageTable<'m, P>,
     gather: Gather,
 }
 
-/// Folios of any place; see the module.
+/// A batch of folios from any address space; see the module.
 pub(super) struct Batch<'m, P: Platform> {
     memory: &'m Memory<P>,
     out: OutBatch,
     spaces: ArrayVec<Space<'m, P>, SPACES>,
     vmas: ArrayVec<ReadLockedVma, VMAS>,
     folios: u64,
-    /// Pages that are on their way.
+    /// Pages in flight.
     pages: u64,
-    /// Where the hand stood when the batch began.
+    /// Position of the hand when the batch began.
     began: u64,
-    /// The hand has passed over a folio that might go if it is not locked into memory any more.
+    /// The hand has passed over a folio that may be reclaimable if it is not locked into memory any
+    /// more.
     pub(super) passed_over: bool,
-    /// Something stays that another look may free: it was used, or another thread had it locked.
+    /// A folio stays that another look may free: it was used, or another thread had it locked.
     pub(super) later: bool,
 }
 
@@ -79,37 +79,37 @@ impl<'m, P: Platform> Batch<'m, P> {
         }
     }
 
-    /// Takes note of a look at folios that are not of a batch. Says how many pages it has freed.
+    /// Records a look at folios outside the batch. Returns the number of pages it freed.
     pub(super) fn note(&mut self, looked: Looked) -> u64 {
         self.later |= looked.later;
         looked.freed
     }
 
-    /// What it collects in, while nothing is collected.
+    /// The batch's output, for use while the batch is empty.
     pub(super) fn idle(&mut self) -> &mut OutBatch {
         debug_assert!(self.is_empty());
         &mut self.out
     }
 
-    /// A folio was looked at in this turn, or in the one before the last: a bit does not tell. Frees
-    /// nothing.
+    /// Records a folio that was looked at in this turn, or in the one before the last: one bit
+    /// cannot distinguish them. Frees nothing.
     pub(super) fn leave_to_next_turn(&mut self) -> u64 {
         self.later = true;
         0
     }
 
-    /// Whether nothing is to be finished.
+    /// Whether the batch has nothing to finish.
     pub(super) fn is_empty(&self) -> bool {
         self.vmas.is_empty() && self.pages == 0
     }
 
-    /// Pages that are on their way.
+    /// Pages in flight.
     pub(super) fn pages(&self) -> u64 {
         self.pages
     }
 
-    /// Makes swap entries of what is cold in the table around the hit, unless the VMA is locked
-    /// into memory, or changed by another thread at the moment. Says whether it is locked into memory.
+    /// Makes swap entries of the cold folios in the table around the hit, unless the VMA is locked
+    /// into memory, or another thread is changing it. Returns whether it is locked into memory.
     pub(super) fn take_window(&mut self, hit: &RmapHit<'_, 'm, P>, victims: &mut Victims) -> bool {
         if !self.vmas.iter().any(|vma| vma.is(hit.vma)) {
             if self.vmas.is_full() {
@@ -119,11 +119,11 @@ impl<'m, P: Platform> Batch<'m, P> {
                 self.later = true;
                 return false;
             };
-            // `mlock` sets the flag with the VMA locked for writing, and brings the pages in that
-            // are out by then. Without the lock:
+            // `mlock` sets the flag with the VMA locked for writing, and swaps in the pages that
+            // are swapped out by then. Without the lock:
             // 1. CPU A finds the VMA not locked into memory.
-            // 2. CPU B locks it into memory, finds all pages there, and returns.
-            // 3. CPU A sends a page out.
+            // 2. CPU B locks it into memory, finds all pages present, and returns.
+            // 3. CPU A swaps a page out.
             if hit.vma.has(MappingFlags::LOCKED) {
                 return true;
             }
@@ -143,7 +143,7 @@ impl<'m, P: Platform> Batch<'m, P> {
         false
     }
 
-    /// The number of the hit's address space in the batch.
+    /// The index of the hit's address space in the batch.
     fn space_of(&mut self, hit: &RmapHit<'_, 'm, P>) -> usize {
         let root = hit.page_table.root;
         if let Some(number) = self.spaces.iter().position(|space| space.page_table.root == root) {
@@ -154,13 +154,13 @@ impl<'m, P: Platform> Batch<'m, P> {
             self.spaces.clear();
         }
         // SAFETY: the batch has a VMA of the address space locked for reading until the handle is
-        // gone (`unmap`): a thread that drops the address space waits for that.
+        // dropped (`unmap`): a thread that drops the address space waits for that.
         let page_table = unsafe { PageTable::from_state(self.memory, hit.vma.tree()) };
         let _ = self.spaces.try_push(Space { page_table, gather: Gather::new() });
         self.spaces.len() - 1
     }
 
-    /// Whether it is to be written out, with the hand after `scanned` frames.
+    /// Whether the batch must be written out once the hand has passed `scanned` frames.
     pub(super) fn is_due(&mut self, scanned: u64) -> bool {
         if self.vmas.is_empty() {
             self.began = scanned;
@@ -176,7 +176,7 @@ impl<'m, P: Platform> Batch<'m, P> {
         }
     }
 
-    /// Flushes, unmaps the folios, and lets the VMAs go. Says how many pages were freed.
+    /// Flushes, unmaps the folios, and unlocks the VMAs. Returns the number of pages freed.
     fn unmap(&mut self) -> u64 {
         self.flush();
         let dropped = self.out.unmap_deferred(self.memory);
@@ -187,20 +187,21 @@ impl<'m, P: Platform> Batch<'m, P> {
         dropped
     }
 
-    /// Writes the batch out; called without locks. Says how many pages were freed.
+    /// Writes the batch out; called without locks. Returns the number of pages freed.
     pub(super) fn finish(&mut self) -> u64 {
         let wanted = self.pages;
         let dropped = self.unmap();
         (self.folios, self.pages) = (0, 0);
         let freed = dropped + self.out.write_out(self.memory);
-        // The others are pinned, or the store has refused them, or a device writes them. And what
-        // was not looked at because these were enough may go in their place.
+        // The other folios are pinned, or the store has refused them, or a device writes them.
+        // Folios that were not looked at because these were enough may be swapped out in their
+        // place.
         self.later |= freed < wanted;
         freed
     }
 }
 
-/// What one table maps of the VMA around the hit.
+/// The range of the VMA that the page table around the hit covers.
 fn window<P: Platform>(hit: &RmapHit<'_, '_, P>) -> VirtRange {
     let span = P::Arch::PMD.span();
     let start = hit.range.start().align_down(span);

@@ -1,13 +1,13 @@
-//! How far the clock goes in one search for memory.
+//! How far the clock advances in one search for memory.
 //!
-//! A page that was used and hot is cold after three looks, so a search goes round four times. It ends
-//! sooner where another turn would see the same: nothing was freed in this one, nothing is on its
-//! way, and nothing stays only because it was used or locked. Then that is noted
-//! ([`crate::swap::exhausted`]): each later search looks at one step, until something has changed. So
-//! a program whose calls fail does not look at all of memory with each.
+//! A page that was used and hot is cold after three looks, so a search makes four turns. It ends
+//! earlier if another turn would see the same: nothing was freed in this one, no page is in flight,
+//! and no folio stays only because it was used or locked. This is recorded
+//! ([`crate::swap::exhausted`]): each later search looks at one step, until something has changed.
+//! So a program whose calls fail does not scan all of memory with each.
 //!
-//! A search that would give up, and has passed over folios that were found locked into memory before
-//! ([`crate::frame`], `unevictable`), looks at them too for a turn: the fifth at the most.
+//! A search that would give up, and has passed over folios that were found locked into memory
+//! before ([`crate::frame`], `unevictable`), looks at them too for a turn, at most the fifth.
 
 use crate::Memory;
 use crate::frame::{FrameRange, Turn};
@@ -18,24 +18,24 @@ use super::pressure::Batch;
 
 /// Frames that one step of the hand passes.
 const STEP: u32 = 64;
-/// How often the hand goes round at the most.
+/// The maximum number of turns of the hand.
 const TURNS: u64 = 4;
 
-/// A part of the frames that nothing else looks at in this turn.
+/// A part of the frames, looked at by only this step in this turn.
 pub(super) struct Step {
     pub(super) begin: u32,
     pub(super) end: u32,
     pub(super) turn: Turn,
-    /// Whether to look at folios too that were found locked into memory.
+    /// Whether to look also at folios that were found locked into memory.
     pub(super) all: bool,
-    /// Whether a page without a slot may go out.
+    /// Whether a page without a slot may be swapped out.
     pub(super) room_in_swap: bool,
 }
 
-/// What is known when a turn begins.
+/// The state at the beginning of a turn.
 struct Begin {
     supply: Supply,
-    /// The hand, and the search's share of what it has passed.
+    /// The hand, and the search's share of the frames it has passed.
     hand: u64,
     scanned: u64,
     freed: u64,
@@ -50,11 +50,11 @@ pub(super) struct Search {
     /// Frames of a turn: all, in whole steps.
     all: u64,
     begin: Begin,
-    /// Nothing was left before: the one step looks at all folios.
+    /// The previous search found nothing left: the one step looks at all folios.
     looks_at_all: bool,
     /// A turn was added for folios that were found locked into memory.
     is_longer: bool,
-    /// Writes that may still be waited for, once it is over.
+    /// Writes that the search may still wait for, once it is over.
     waits: Option<u64>,
 }
 
@@ -85,7 +85,7 @@ impl Search {
         self.step_of(memory, STEP)
     }
 
-    /// As [`Search::step`], of so many frames.
+    /// As [`Search::step`], of `frames` frames.
     pub(super) fn step_of<P: Platform>(&mut self, memory: &Memory<P>, frames: u32) -> Step {
         let FrameRange { count, .. } = memory.frames.span();
         let all = self.looks_at_all || memory.clock.looks_at_all();
@@ -95,7 +95,7 @@ impl Search {
         Step { begin, end: (begin + frames).min(count), turn, all, room_in_swap }
     }
 
-    /// The step is done, and `freed` pages were freed in all.
+    /// Ends a step; `freed` pages were freed in total.
     pub(super) fn end_step<P: Platform>(
         &mut self,
         memory: &Memory<P>,
@@ -107,7 +107,7 @@ impl Search {
             || freed > self.begin.freed
             || memory.pages_under_writeback() > 0;
         if self.most < self.all && found {
-            // Something has changed that did not say so.
+            // A change occurred that did not reset the record.
             memory.clock.exhausted.forget();
             self.most = self.all * TURNS;
         }
@@ -115,12 +115,12 @@ impl Search {
         if passed < self.all {
             return;
         }
-        // Another CPU that was searching may have found what this one has not.
+        // Another CPU that was searching may have found folios that this one has not.
         let alone = memory.clock.hand() == self.begin.hand + passed;
         let freed_nothing = freed == self.begin.freed && batch.is_empty();
         let gives_up = !found || freed_nothing && self.is_over();
         if gives_up && batch.passed_over && !self.is_longer {
-            // The clock says it, and not this search: another one has its share of the turn.
+            // Set in the clock, not in this search: another search has its share of the turn.
             memory.clock.look_at_all(memory.frames.span().count);
             self.is_longer = true;
             self.most = self.most.max(self.scanned + self.all);
@@ -138,8 +138,8 @@ impl Search {
         };
     }
 
-    /// Whether to wait for a device. Before the search is over, the pages that are under way may be
-    /// all that is wanted.
+    /// Whether to wait for a device. Before the search is over, the pages in flight may be all that
+    /// is wanted.
     pub(super) fn may_wait<P: Platform>(&mut self, memory: &Memory<P>) -> bool {
         let writes = memory.pages_under_writeback();
         if writes == 0 || !self.is_over() {
@@ -153,7 +153,7 @@ impl Search {
 }
 
 impl<P: Platform> Memory<P> {
-    /// Notes that pages are not locked into memory any more.
+    /// Notes that pages were unlocked from memory.
     #[cold]
     pub(crate) fn note_unlocked(&self) {
         self.clock.exhausted.forget();

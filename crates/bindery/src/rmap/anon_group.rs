@@ -23,7 +23,7 @@ use crate::collections::interval_tree::Asked;
 /// VMA, or could have been.
 #[repr(align(16))]
 pub(crate) struct AnonGroup {
-    /// The first of the family, whose lock guards all trees of the family; null in itself.
+    /// The root of the family, whose lock guards all trees of the family; null in itself.
     root: AtomicPtr<Self>,
     /// The anon group of the VMA that this one's was forked from.
     parent: AtomicPtr<Self>,
@@ -31,12 +31,12 @@ pub(crate) struct AnonGroup {
     next_sibling: AtomicPtr<Self>,
     previous_sibling: AtomicPtr<Self>,
     pub(crate) vmas: GroupTree,
-    /// Of an anon group that was found dead and unary: the first anon group below that is not, to
-    /// which the pages go. In the root: the anon group whose VMAs are being surveyed. Written under
-    /// the family's lock; see [`super::fork_chain`].
+    /// In an anon group that was found dead and unary: the first anon group below that is not,
+    /// which takes over the pages. In the root: the anon group whose VMAs are being surveyed.
+    /// Written under the family's lock; see [`super::fork_chain`].
     heir: AtomicPtr<Self>,
-    /// In the root: the family's clock. Of an anon group that was found dead: when it was. Of any
-    /// other: no page in its VMAs belongs to an anon group that was found dead up to then.
+    /// In the root: the family's clock. In an anon group that was found dead: the time of that. In
+    /// any other: no page in its VMAs belongs to an anon group that was found dead up to then.
     stamp: AtomicU64,
     /// VMAs, children, and walkers; 0 in an anon group that was contracted.
     holders: AtomicU32,
@@ -55,9 +55,9 @@ impl AnonGroup {
 
     fn follow(&self, link: &AtomicPtr<Self>) -> Option<&Self> {
         // SAFETY: an anon group holds its parent, and with it the root, for as long as it is in the
-        // tree, and nobody follows the links of one that was contracted; children and siblings take
-        // themselves out of the lists, under the family lock, before they are freed, and callers
-        // that follow those hold the lock.
+        // tree, and no caller follows the links of one that was contracted; children and siblings
+        // remove themselves from the lists, under the family lock, before they are freed, and
+        // callers that follow those hold the lock.
         NonNull::new(link.load(Ordering::Relaxed)).map(|group| unsafe { group.as_ref() })
     }
 
@@ -66,7 +66,7 @@ impl AnonGroup {
         &self.follow(&self.root).unwrap_or(self).lock
     }
 
-    /// The anon group above, where the VMA was forked.
+    /// The anon group above, whose VMA was forked.
     pub(crate) fn parent(&self) -> Option<&Self> {
         self.follow(&self.parent)
     }
@@ -76,7 +76,7 @@ impl AnonGroup {
         !self.parent.load(Ordering::Relaxed).is_null()
     }
 
-    /// Whether a walk for pages of this anon group comes by `vma`. For the auditor.
+    /// Whether a walk for pages of this anon group reaches `vma`. For the auditor.
     pub(crate) fn leads_to(&self, vma: &Vma) -> bool {
         // A walk holds the anon group first, which it cannot do with a contracted one.
         let mut found = false;
@@ -87,7 +87,7 @@ impl AnonGroup {
         found
     }
 
-    /// Whether `vma` is the first in the anon group's tree, which names one of them.
+    /// Whether `vma` is the first in the anon group's tree, which refers to one of them.
     pub(crate) fn is_first(&self, vma: &Vma) -> bool {
         self.vmas.first(&Asked::ALL).is_some_and(|first| ptr::eq(first, vma))
     }
@@ -99,7 +99,7 @@ impl AnonGroup {
         self.vmas.is_empty() && first
     }
 
-    /// The first of the family, above all others.
+    /// The root of the family, above all others.
     pub(crate) fn root_pointer(&self) -> NonNull<Self> {
         self.root().node()
     }
@@ -120,26 +120,26 @@ impl AnonGroup {
         self.follow(&self.root).unwrap_or(self)
     }
 
-    /// What the family's clock says. It goes forward when an anon group dies that has children, and
-    /// when dead anon groups are found.
+    /// The time of the family's clock. It advances when an anon group with children becomes dead,
+    /// and when dead anon groups are found.
     #[inline]
     pub(super) fn now(&self) -> u64 {
         self.root().stamp.load(Ordering::Relaxed)
     }
 
-    /// Lets the family's clock go forward, and says what it shows.
+    /// Advances the family's clock, and returns the new time.
     pub(super) fn tick(&self) -> u64 {
         self.root().stamp.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// When the anon group was found dead, or up to when its VMAs are clear of pages of dead
-    /// groups.
+    /// The time when the anon group was found dead, or up to which its VMAs are clear of pages of
+    /// dead groups.
     #[inline]
     pub(super) fn stamp(&self) -> u64 {
         self.stamp.load(Ordering::Relaxed)
     }
 
-    /// Notes up to when the VMAs are clear. The address space's mutex is held.
+    /// Records the time up to which the VMAs are clear. The address space's mutex is held.
     pub(super) fn set_stamp(&self, now: u64) {
         self.stamp.store(now, Ordering::Relaxed);
     }
@@ -149,20 +149,21 @@ impl AnonGroup {
         self.is_inherited() && !self.heir.load(Ordering::Relaxed).is_null()
     }
 
-    /// To whom the pages go of an anon group that was found dead and unary. The caller surveys VMAs
-    /// below the group: the heir was named for that, and is above these VMAs or theirs.
+    /// The anon group that takes over the pages of one that was found dead and unary. The caller
+    /// surveys VMAs below the group. The heir was chosen for that, and is the group of these VMAs
+    /// or one above it.
     pub(super) fn heir(&self) -> Option<&Self> {
         if self.is_inherited() { self.follow(&self.heir) } else { None }
     }
 
-    /// Whether the anon group is dead and unary, and stays so. Not so the root, which has the lock.
+    /// Whether the anon group is dead and unary, and stays so. Never the root, which has the lock.
     /// The family lock is held.
     pub(super) fn is_dead(&self) -> bool {
         self.is_inherited() && (self.has_heir() || self.is_dead_and_unary())
     }
 
-    /// Notes that the anon group was found dead, unless that is known, and who has its pages now.
-    /// The family lock is held.
+    /// Records that the anon group was found dead, unless that is known, and which group takes over
+    /// its pages. The family lock is held.
     pub(super) fn bequeath(&self, heir: &Self, now: u64) {
         if !self.has_heir() {
             self.stamp.store(now, Ordering::Relaxed);
@@ -197,16 +198,16 @@ impl AnonGroup {
         })
     }
 
-    /// How many VMAs and walkers hold the group. Those that were taken out of the list and whose
-    /// pages may still count as mapped are among them. The family lock is held.
+    /// How many VMAs and walkers hold the group. Includes VMAs that were removed from the tree but
+    /// whose pages may still count as mapped. The family lock is held.
     pub(super) fn tenants(&self) -> u32 {
         // Acquire: what the holders before did to the anon group has happened.
         self.holders.load(Ordering::Acquire).saturating_sub(self.children().count() as u32)
     }
 
-    /// Whether the anon group is kept by one child alone: it has no VMA, not even one whose pages
-    /// are still to be counted down, and no walker. It stays so until the child leaves. The family
-    /// lock is held.
+    /// Whether one child is the only holder of the anon group: it has no VMA, not even one whose
+    /// pages are still to be counted down, and no walker. It stays so until the child leaves. The
+    /// family lock is held.
     fn is_dead_and_unary(&self) -> bool {
         // Acquire: what the holders before did to the anon group has happened.
         self.holders.load(Ordering::Acquire) == 1 && self.vmas.is_empty() && !self.is_childless()
@@ -218,21 +219,21 @@ impl AnonGroup {
         self.first_child.load(Ordering::Relaxed).is_null()
     }
 
-    /// Lets nobody hold the anon group any more, if its one child is all that does.
+    /// Drops the count of holders to zero, if the one child is the only holder.
     fn freeze(&self) -> bool {
         self.holders.compare_exchange(1, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Takes this dead anon group, whose one child is `child`, out of the tree. Not so where a
-    /// walker holds it. The family lock is held by the caller alone.
+    /// Removes this dead anon group, whose one child is `child`, from the tree, unless a walker
+    /// holds it. The caller holds the family lock exclusively.
     pub(super) fn detach(&self, child: &Self, retired: &mut Chain<Self>) -> bool {
         let Some(parent) = self.parent() else { return false };
         if !self.is_dead_and_unary() || !self.freeze() {
             return false;
         }
         child.replace_child(self, parent);
-        // SAFETY: 1. it is frozen, so that nobody else frees it; 2. it is among no children any
-        // more.
+        // SAFETY: 1. it is frozen, so that no other thread frees it; 2. it is in no list of
+        // children any more.
         unsafe { retired.push(self.node()) };
         true
     }
@@ -254,20 +255,21 @@ impl AnonGroup {
         }
     }
 
-    /// One walker more, unless nobody holds the anon group any more. The caller is in a read
-    /// section in which it saw a mapped folio name the anon group, so the anon group's memory is
-    /// still one.
+    /// Adds a walker, unless the anon group has no holder any more. The caller is in a read section
+    /// in which it saw a mapped folio name the anon group as its owner, so the memory still holds
+    /// an anon group.
     pub(super) fn try_hold(&self) -> bool {
         let more = |holders| if holders == 0 { None } else { Some(holders + 1) };
         self.holders.fetch_update(Ordering::Acquire, Ordering::Relaxed, more).is_ok()
     }
 
-    /// One VMA or child more.
+    /// Adds a VMA or child.
     pub(crate) fn hold(&self) {
         self.holders.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Lets `vma`, which belongs to no anon group, belong to this one, which `node` names.
+    /// Makes `vma`, which belongs to no anon group, belong to this one, whose slab pointer is
+    /// `node`.
     pub(crate) fn join<P: Platform>(&self, platform: &P, vma: &Vma, node: NonNull<Self>) {
         self.family_lock().with_write(platform, || {
             vma.set_group(Some(node));
@@ -278,7 +280,7 @@ impl AnonGroup {
         });
     }
 
-    /// Lets `vma` belong to no anon group any more. It still counts as a holder.
+    /// Removes `vma` from the anon group. It still counts as a holder.
     pub(crate) fn leave<P: Platform>(&self, platform: &P, vma: &Vma) {
         self.family_lock().with_write(platform, || {
             // SAFETY: 1. the lock is held; 2. the VMA belongs to the anon group, so it is in its
@@ -291,7 +293,7 @@ impl AnonGroup {
     /// Calls `f` for this anon group and all below it. The family lock is held.
     ///
     /// These are one for each mapped VMA that was forked from one of the anon group's, or from a
-    /// copy of it, and the dead ones above those, of which [`super::fork_chain`] leaves a few for
+    /// copy of it, and the dead ones above those; [`super::fork_chain`] leaves a few dead ones for
     /// each.
     pub(super) fn for_each_below(&self, mut f: impl FnMut(&Self)) {
         let _ = self.try_for_each_below(|group| {
@@ -300,8 +302,8 @@ impl AnonGroup {
         });
     }
 
-    /// As [`AnonGroup::for_each_below`], until `f` breaks off. Loops instead of recursing: families
-    /// may be as deep as programs fork.
+    /// As [`AnonGroup::for_each_below`], until `f` breaks. Loops instead of recursing: families may
+    /// be as deep as programs fork.
     pub(super) fn try_for_each_below(
         &self,
         mut f: impl FnMut(&Self) -> ControlFlow<()>,
@@ -334,7 +336,7 @@ impl AnonGroup {
 const _: () = assert!(align_of::<AnonGroup>() as u64 >= OWNER_ALIGN);
 
 impl AnonGroup {
-    /// The anon group as the owner of folios, or nobody.
+    /// The anon group as the owner of folios, or no owner.
     #[inline]
     pub(crate) fn as_owner(group: Option<NonNull<Self>>) -> Owner {
         group.map_or(Owner::Nobody, |group| Owner::Group(group.cast()))
@@ -342,18 +344,18 @@ impl AnonGroup {
 }
 
 impl Linked for AnonGroup {
-    /// Of an anon group that has left the tree; nobody follows it to siblings then.
+    /// For an anon group that has left the tree; no caller follows it to siblings then.
     fn next(&self) -> &AtomicPtr<Self> {
         &self.next_sibling
     }
 }
 
-/// Making and freeing groups.
+/// Allocates and frees anon groups.
 pub(crate) struct Groups;
 
 impl Groups {
-    /// An anon group without VMAs and with no holder; below `parent`, if there is one. The caller
-    /// lets a VMA hold it, or frees it by [`Groups::release`] after one [`AnonGroup::hold`].
+    /// An anon group without VMAs and with no holder; below `parent`, if given. The caller adds a
+    /// VMA as its holder, or frees it by [`Groups::release`] after one [`AnonGroup::hold`].
     pub(crate) fn create<P: Platform>(
         memory: &Memory<P>,
         parent: Option<&AnonGroup>,
@@ -370,19 +372,18 @@ impl Groups {
             previous_sibling: null(),
             vmas: GroupTree::new(),
             heir: null(),
-            // Of the root's children too: no anon group above them can be found dead.
+            // The root's children too: no anon group above them can be found dead.
             stamp: AtomicU64::new(parent.map_or(0, AnonGroup::stamp)),
             holders: AtomicU32::new(0),
             lock: TreeLock::new(),
             node: null(),
         };
         let node = memory.slab::<AnonGroup>().allocate(&memory.frames, &memory.platform, group)?;
-        // SAFETY: the anon group is fresh from the slab, and nobody frees it before it was held.
+        // SAFETY: the anon group is fresh from the slab, and is not freed before it was held.
         unsafe { node.as_ref() }.node.store(node.as_ptr(), Ordering::Relaxed);
         if let Some(parent) = parent {
             parent.hold();
-            // SAFETY: the anon group is fresh from the slab, and nobody frees it before it was
-            // held.
+            // SAFETY: the anon group is fresh from the slab, and is not freed before it was held.
             let group = unsafe { node.as_ref() };
             parent.family_lock().with_write(&memory.platform, || {
                 let first = parent.first_child.load(Ordering::Relaxed);
@@ -398,7 +399,7 @@ impl Groups {
 
     /// Frees an anon group that was created and not held since.
     pub(crate) fn discard<P: Platform>(memory: &Memory<P>, node: NonNull<AnonGroup>) {
-        // SAFETY: fresh from `create`; nobody else knows it.
+        // SAFETY: fresh from `create`; only the caller knows it.
         unsafe { node.as_ref() }.hold();
         Self::release_now(memory, node);
     }
@@ -410,10 +411,11 @@ impl Groups {
         memory.free_after_readers(Batch::default().with(groups));
     }
 
-    /// One VMA or walker less. With the last, the anon group leaves the tree, and then perhaps
-    /// those above it: they come to `unheld`, and are freed after their readers. A VMA calls this
-    /// when it is out of the anon group's list and its pages are counted down, so that a thread
-    /// that sees a mapped folio name the anon group in a read section meets one that was not freed.
+    /// Drops a VMA or walker. With the last holder, the anon group leaves the tree, and then
+    /// perhaps those above it: they are added to `unheld`, and are freed after their readers. A VMA
+    /// calls this when it is out of the anon group's tree and its pages are counted down, so that a
+    /// thread that sees a mapped folio name the anon group in a read section meets one that was not
+    /// freed.
     pub(crate) fn release<P: Platform>(
         memory: &Memory<P>,
         node: NonNull<AnonGroup>,
@@ -422,10 +424,10 @@ impl Groups {
         let mut next = Some(node);
         while let Some(node) = next.take() {
             // SAFETY: the caller's holder, or the child's below, is one of those counted, so the
-            // anon group lives until it is taken away here.
+            // anon group lives until that holder is dropped here.
             let group = unsafe { node.as_ref() };
             if !group.is_childless() && group.vmas.is_empty() {
-                // A guess, of those who wait for dead groups: it may have been dead before.
+                // A guess, for threads that wait for dead groups: it may have been dead before.
                 group.tick();
             }
             if group.holders.fetch_sub(1, Ordering::AcqRel) != 1 {
@@ -448,8 +450,8 @@ impl Groups {
             debug_assert!(
                 group.vmas.is_empty() && group.first_child.load(Ordering::Relaxed).is_null()
             );
-            // SAFETY: 1. nobody holds it, so that nobody else frees it; 2. it is among no children
-            // any more.
+            // SAFETY: 1. it has no holder, so that no other thread frees it; 2. it is in no list of
+            // children any more.
             unsafe { unheld.push(node) };
         }
     }

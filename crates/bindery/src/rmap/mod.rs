@@ -1,10 +1,10 @@
 //! The reverse map: from a folio to the entries that map it.
 //!
-//! It goes *by index*. A folio knows its owner, an object or an anon group, and the index of its
-//! first page there. The owner knows its VMAs. A VMA knows the address of each index. So a move of
-//! entries or whole tables writes nothing into any folio, because the VMA takes its offset along,
-//! and a fork writes only the VMAs' own records. (With tables that know their parents, a move entry
-//! by entry would have to write to each folio.)
+//! The map works *by index*. A folio knows its owner, an object or an anon group, and the index of
+//! its first page there. The owner knows its VMAs. A VMA knows the address of each index. So a move
+//! of entries or whole tables writes nothing into any folio, because the VMA keeps its offset, and
+//! a fork writes only the VMAs' own records. (With tables that know their parents, a move entry by
+//! entry would have to write to each folio.)
 //!
 //! ```text
 //! folio: owner, index 7 --> group A --> VMA offset 0..16 at 0x10000 --> 0x17000
@@ -35,7 +35,7 @@
 //! with the lock misses nothing:
 //! 1. CPU A walks: it looks for the page at the destination, and finds nothing yet.
 //! 2. CPU B moves the entry from the source to the destination.
-//! 3. CPU A looks at the source: nothing any more, and it takes the page for unmapped.
+//! 3. CPU A looks at the source: it finds nothing there, and takes the page for unmapped.
 //!
 //! A walker finds changes made while it had released the lock by the VMA's stamp; [`walk`] has the
 //! interleavings.
@@ -78,24 +78,24 @@ pub(crate) use walk::{
     for_each_sight_from,
 };
 
-/// Says that the caller changes where a VMA lies, and sees to the trees that it is in: made
-/// here alone, so that nobody forgets them.
+/// Proof that the caller changes a VMA's range and keeps its trees up to date. Only this module
+/// makes one, so that no change bypasses the trees.
 pub(crate) struct Rekeyed(());
 
 #[cfg(any(test, feature = "testing"))]
 impl Rekeyed {
-    /// For who breaks invariants on purpose.
+    /// For tests that break invariants on purpose.
     pub(crate) fn unseen() -> Self {
         Self(())
     }
 }
 
-/// The locks of the trees that a VMA is in, held alone until the guard is dropped. What a VMA
-/// maps changes through its methods, which keep the trees as they should be.
+/// The locks of the trees that a VMA is in, held exclusively until the guard is dropped. The range
+/// that the VMA maps changes only through the guard's methods, which keep the trees up to date.
 pub(crate) struct RmapGuard<'a, P: Platform> {
     vma: &'a Vma,
     group: Option<NonNull<AnonGroup>>,
-    // Dropped in this order: the lock that was taken last is free first.
+    // Dropped in this order: the lock that was taken last is released first.
     _family: Option<TreeWriteGuard<'a, P>>,
     _mappings: Option<TreeWriteGuard<'a, P>>,
 }
@@ -113,8 +113,8 @@ impl<'a, P: Platform> RmapGuard<'a, P> {
     pub(crate) fn add(&self, other: &Vma) {
         self.assert_alike(other);
         // SAFETY: 1. the locks are held; 2. the caller's VMA is in no tree, and is freed after it
-        // was removed from the index, which takes it out of the trees; 3. what it maps changes
-        // through the methods below alone (`Rekeyed`), which renew it.
+        // was removed from the index, which removes it from the trees; 3. what it maps changes only
+        // through the methods below (`Rekeyed`), which renew it.
         unsafe {
             if let Some(object) = other.object() {
                 object.mappers.insert(other);
@@ -125,9 +125,10 @@ impl<'a, P: Platform> RmapGuard<'a, P> {
         }
     }
 
-    /// Takes the VMA out of the trees.
+    /// Removes the VMA from the trees.
     pub(crate) fn take(&self) {
-        // SAFETY: 1. the locks are held; 2. it is in the trees of what it names, from `add` on.
+        // SAFETY: 1. the locks are held; 2. it is in its object's and anon group's trees, from
+        // `add` on.
         unsafe {
             if let Some(object) = self.vma.object() {
                 object.mappers.remove(self.vma);
@@ -138,7 +139,7 @@ impl<'a, P: Platform> RmapGuard<'a, P> {
         }
     }
 
-    /// Lets the VMA begin at `start` and end at `end`; what it maps stays where it is.
+    /// Sets the VMA's bounds to `start` and `end`; the entries stay where they are.
     pub(crate) fn resize(&self, start: u64, end: u64) {
         if self.vma.start() != start {
             self.vma.set_start(start, &Rekeyed(()));
@@ -147,19 +148,20 @@ impl<'a, P: Platform> RmapGuard<'a, P> {
         self.moved(self.vma);
     }
 
-    /// Lets the VMA be at `range` and show what it is mapped to from `page_offset` on; what it maps
-    /// has moved along.
+    /// Sets the VMA's range to `range` and its offset to `page_offset`; the entries have moved
+    /// along.
     pub(crate) fn set_place(&self, range: VirtRange, page_offset: u64) {
         self.vma.set_place(range, page_offset, &Rekeyed(()));
         self.moved(self.vma);
     }
 
-    /// Says that `other`, a VMA of the same object and anon group that is in their trees, has got
-    /// entries from elsewhere since the locks were taken: walks that are under way visit it once
-    /// more.
+    /// Records that `other`, a VMA of the same object and anon group that is in their trees, has
+    /// received entries from elsewhere since the locks were taken: walks that are under way visit
+    /// it once more.
     pub(crate) fn moved(&self, other: &Vma) {
         self.assert_alike(other);
-        // SAFETY: 1. the locks are held; 2. it is in the trees of what it names, from `add` on.
+        // SAFETY: 1. the locks are held; 2. it is in its object's and anon group's trees, from
+        // `add` on.
         unsafe {
             if let Some(object) = other.object() {
                 object.mappers.renew(other);
@@ -182,7 +184,7 @@ impl<P: Platform> Drop for RmapGuard<'_, P> {
     }
 }
 
-/// Puts a VMA into the trees of its object and its group. It is in none yet.
+/// Inserts a VMA into the trees of its object and its group. It is in none yet.
 #[inline]
 pub(crate) fn link<P: Platform>(platform: &P, vma: &Vma) {
     if belongs(vma) {
@@ -190,7 +192,8 @@ pub(crate) fn link<P: Platform>(platform: &P, vma: &Vma) {
     }
 }
 
-/// Takes a VMA out of the trees. It keeps what it holds of them until its pages are counted down.
+/// Removes a VMA from the trees. It keeps its hold on object and group until its pages are counted
+/// down.
 #[inline]
 pub(crate) fn unlink<P: Platform>(platform: &P, vma: &Vma) {
     if belongs(vma) {

@@ -2,23 +2,23 @@
 //!
 //! # Holds and passes
 //! Walkers share the lock of a tree; changes of the tree hold it exclusively. A walk releases the
-//! lock after [`HOLD`] entries or VMAs. It goes on from its [`IntervalPlace`], a position in the
-//! tree's order and a page, whatever has become of the VMA there. So the tree may change during a
-//! walk, and a VMA that the walk has passed may get pages. *Passes* handle that:
+//! lock after [`HOLD`] entries or VMAs. It resumes from its [`IntervalPlace`], a position in the
+//! tree's order and a page, even if the VMA there has changed or was removed. So the tree may
+//! change during a walk, and a VMA that the walk has passed may get pages. *Passes* handle that:
 //!
 //! - A pass begins with the current time of the tree's clock, and visits the VMAs with stamps up to
 //!   then, in their order.
-//! - A thread that makes a VMA responsible for more than before, or carries entries into it, holds
+//! - A thread that makes a VMA responsible for more than before, or moves entries into it, holds
 //!   the lock exclusively and gives the VMA a new stamp ([`super::RmapGuard`]).
 //! - The next pass visits the VMAs with later stamps, until a pass ends with nothing newer.
 //!
 //! Each pass ends, because it visits no VMA that was renewed after it began. If a program renews
 //! VMAs as fast as a walk visits them, the pass with the number [`PASSES`] no longer releases the
-//! lock. It visits what was renewed during the pass before.
+//! lock. It visits the VMAs that were renewed during the pass before.
 //!
 //! # Why no page is missed
-//! The guarantee covers each page that is mapped when the walk begins. If the caller also needs
-//! that faults map no new pages, it holds the object's invalidate lock or the folio's lock.
+//! The guarantee covers each page that is mapped when the walk begins. If faults must not map new
+//! pages either, the caller holds the object's invalidate lock or the folio's lock.
 //!
 //! *A move* takes entries from V to M. M is in the trees before the first entry moves, and each
 //! hold in which entries arrive ends with a new stamp for M. An entry that moved before the walk
@@ -28,22 +28,23 @@
 //!    this pass.
 //! 3. The walk passes V. The next pass visits M.
 //!
-//! A VMA that moves whole (`AddressSpace::slide`) is V and M at once.
+//! A VMA that moves as a whole (`AddressSpace::slide`) is V and M at once.
 //!
-//! *A split* adds the upper part, with a new stamp, before the lower part gives it up. The upper
-//! pages are visited in the lower VMA before, or in the upper one in the next pass, or twice.
+//! *A split* adds the upper part, with a new stamp, before the lower part is shortened. The walk
+//! visits the upper pages in the lower VMA before, or in the upper one in the next pass, or twice.
 //!
 //! *A merge* extends the lower VMA over the upper one, renews it, and then removes the upper one.
 //! If the walk was between the two, the next pass visits the lower one again.
 //!
 //! *A fork* copies entries of a VMA P into C, without the tree's lock. C is in the tree before,
-//! with the same interval and a later stamp. P is not renewed meanwhile, because `fork` holds the
-//! mutex. So C is visited after P: later in the same pass, or in a later pass. In the other order:
+//! with the same interval and a later stamp. P is not renewed during the copy, because `fork` holds
+//! the mutex. So C is visited after P: later in the same pass, or in a later pass. In the other
+//! order:
 //! 1. CPU A truncates an object, and has found nothing in C yet.
 //! 2. CPU B copies a page of P into C.
 //! 3. CPU A unmaps the page from P, and drops it. C still maps it.
 //!
-//! A copy made after the walk has passed P is as the walk has left P.
+//! A copy made after the walk has passed P contains only what the walk left in P.
 //!
 //! In a family of anon groups a walk visits a group before those below it. For a group of C's that
 //! is added below one that the walk has passed, or is in, the same holds.
@@ -67,7 +68,7 @@ use crate::collections::interval_tree::{Asked, IntervalPlace, IntervalTree, Memb
 
 /// A walk releases a tree's lock after this many entries and VMAs.
 pub(crate) const HOLD: u64 = 1024;
-/// The pass that is made without letting go.
+/// The number of the pass that does not release the lock.
 const PASSES: u32 = 8;
 
 /// How a walk takes locks.
@@ -75,37 +76,37 @@ const PASSES: u32 = 8;
 pub(crate) enum Locking {
     /// It waits.
     Wait,
-    /// It gives up where it would have to wait: a reclaimer, inside of an allocation.
+    /// It returns [`Busy`] instead of waiting: for a reclaimer, inside of an allocation.
     Try,
 }
 
-/// Somebody changes the tree, and the walk was only to try. It may have visited some VMAs.
+/// Another thread changes the tree, and the walk was not to wait. It may have visited some VMAs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Busy;
 
-/// A stretch of an object or anon group, as one VMA sees it.
+/// A run of pages of an object or anon group, in one VMA.
 pub(crate) struct RmapHit<'a, 'm, P: Platform> {
-    /// The tables in which it may be mapped.
+    /// The tables that may map it.
     pub(crate) page_table: PageTable<'m, P>,
     /// The VMA; its bounds and offset stay as they are, its protection may change.
     pub(crate) vma: &'a Vma,
-    /// Where the stretch is mapped there.
+    /// The addresses of the run in the VMA.
     pub(crate) range: VirtRange,
 }
 
-/// What the visitor of a hit has done.
+/// The progress that the visitor of a hit reports.
 pub(crate) struct Seen {
-    /// It is done with the range up to here. If that is not the end, it is asked about the rest
-    /// again.
+    /// The visitor is done with the range up to here. If that is not the end, the walk calls it
+    /// again for the rest.
     pub(crate) until: VirtAddr,
-    /// Entries that it has looked at, at the most.
+    /// An upper bound of the entries that it has looked at.
     pub(crate) entries: u64,
 }
 
 /// Calls `visit` for each part of `ranges` in each VMA that maps `object`, with the lock of the
-/// object's tree held together with others, and in the order and as often as the module says. What
-/// is in the gather is flushed and finished before the lock is released, and before another VMA is
-/// visited. The ranges rise and do not overlap.
+/// object's tree held shared, and in the order and as often as the module says. Flushes and
+/// finishes the gather before it releases the lock, and before it visits another VMA. The ranges
+/// rise and do not overlap.
 ///
 /// Complexity: O(log n) of the n VMAs that map the object, for each VMA that maps one of the ranges
 /// and for each range.
@@ -135,7 +136,7 @@ impl<'a> ObjectWalk<'a> {
         Self { object, walk: Walk::new(ranges) }
     }
 
-    /// Goes on for the length of one lock span. Says whether the walk is done.
+    /// Continues for one lock span. Returns whether the walk is done.
     pub(crate) fn hold<'m, P: Platform>(
         &mut self,
         memory: &'m Memory<P>,
@@ -147,7 +148,7 @@ impl<'a> ObjectWalk<'a> {
         Ok(self.walk.hold(memory, &self.object.mappers, &mut { HOLD }, visit))
     }
 
-    /// To how many VMAs it has come, those counted that it came to twice.
+    /// How many VMAs it has visited; a VMA that was visited twice counts twice.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn visited(&self) -> u64 {
         self.walk.visited
@@ -171,7 +172,7 @@ fn lock<'a, P: Platform>(
     }
 }
 
-/// A walk over one tree; see the module.
+/// A walk over one tree; see the module's documentation.
 struct Walk<'r> {
     ranges: &'r [PageRange],
     /// From 1; 0 before the first hold.
@@ -180,13 +181,13 @@ struct Walk<'r> {
     stamps: (u64, u64),
     /// The VMA that the walk has reached.
     place: Option<IntervalPlace>,
-    /// Up to where the walk is done with it.
+    /// The walk is done with that VMA up to this page.
     page: u64,
-    /// How many VMAs it has come to.
+    /// How many VMAs it has visited.
     visited: u64,
 }
 
-/// What comes next on a walk.
+/// The next step of a walk.
 enum Step<'t> {
     /// A part of a range, in a VMA that maps it.
     Part(&'t Vma, PageRange),
@@ -201,8 +202,8 @@ impl<'r> Walk<'r> {
         Self { ranges, pass: 0, stamps: (0, 0), place: None, page: 0, visited: 0 }
     }
 
-    /// Goes on until `left` entries and VMAs were looked at. Says whether the walk is done. The
-    /// tree's lock is held.
+    /// Continues until `left` entries and VMAs were looked at. Returns whether the walk is done.
+    /// The tree's lock is held.
     fn hold<'m, P: Platform, M: Member<Vma>>(
         &mut self,
         memory: &'m Memory<P>,
@@ -223,7 +224,7 @@ impl<'r> Walk<'r> {
                 Step::Part(vma, pages) => {
                     let Some(range) = part_of(vma, pages) else { continue };
                     // SAFETY: the VMA is in a tree whose lock is held, and leaves it before its
-                    // address space is gone.
+                    // address space is dropped.
                     let page_table = || unsafe { PageTable::from_state(memory, vma.tree()) };
                     let hit = hit.get_or_insert_with(|| {
                         let page_table = page_table();
@@ -253,7 +254,7 @@ impl<'r> Walk<'r> {
         done
     }
 
-    /// Goes on by one part of a range, or by one VMA.
+    /// Advances by one part of a range, or by one VMA.
     fn step<'t, M: Member<Vma>>(&mut self, tree: &'t IntervalTree<Vma, M>) -> Step<'t> {
         let here = self.place.and_then(|place| tree.at(place));
         if let Some(vma) = here
@@ -262,7 +263,7 @@ impl<'r> Walk<'r> {
         {
             return Step::Part(vma, PageRange { first: first.max(self.page), end });
         }
-        // What comes after the place overlaps no range before this one.
+        // VMAs after the place overlap no range before this one.
         let begin = self.place.map_or(0, |place| place.first);
         let Some(PageRange { first, .. }) = self.range_from(begin) else { return Step::End };
         let last = self.ranges.last().map_or(0, |pages| pages.end - 1);
@@ -270,7 +271,7 @@ impl<'r> Walk<'r> {
         let Some(vma) = tree.first(&asked) else { return Step::End };
         let place = IntervalTree::<Vma, M>::place(vma);
         self.place = Some(place);
-        // What came later is for the next pass.
+        // A VMA with a later stamp is for the next pass.
         self.page = if place.stamp <= self.stamps.1 { place.first } else { u64::MAX };
         self.visited += 1;
         Step::Arrived
@@ -294,35 +295,35 @@ impl<'r> Walk<'r> {
     }
 }
 
-/// What a walk for a folio of anonymous memory came to.
+/// The outcome of a walk for an anonymous folio.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Walked {
     /// It has visited this many VMAs.
     Visited(u64),
-    /// The folio is not mapped, or is no anonymous one.
+    /// The folio is not mapped, or is not anonymous.
     NotMapped,
-    /// The owner is being taken out of its family, or the walk was only to try: the folio is busy.
+    /// The owner is being removed from its family, or the walk was not to wait: the folio is busy.
     Busy,
 }
 
-/// Calls `visit` for each VMA that may map pages of `folio`, with the family lock held together
-/// with others; for parents before their children, otherwise as [`for_each_sight`]. The caller
-/// keeps the folio by a reference or a mapping, and holds its lock, so that its owner stays. It
-/// holds no locks of tables, and is in no read section.
+/// Calls `visit` for each VMA that may map pages of `folio`, with the family lock held shared; for
+/// parents before their children, otherwise as [`for_each_sight`]. The caller keeps the folio by a
+/// reference or a mapping, and holds its lock, so that its owner stays. It holds no locks of
+/// tables, and is in no read section.
 ///
 /// A caller that finds fewer entries than the folio has mappings takes the folio for busy: an
 /// operation has detached a table and not yet counted down, or a fork has counted up and not yet
-/// stored. The folio is not taken for unmapped.
+/// stored. The caller does not take the folio for unmapped.
 ///
-/// How the owner is known to be an anon group, though nothing holds it yet:
+/// Why the owner is known to be an anon group, though the walk does not hold it yet:
 /// 1. The walker enters a read section, and sees that the folio is mapped.
 /// 2. An anon group is freed a grace period after its VMAs' last pages were counted down, so the
-///    memory of the anon group that the folio names is one's at least until the section ends.
-/// 3. The walker holds it, unless nobody does any more, and leaves the section: it waits for the
-///    tree's lock without one.
+///    memory of the folio's owner holds an anon group at least until the section ends.
+/// 3. The walker holds it, unless it has no holder any more, and leaves the section: it waits for
+///    the tree's lock outside of it.
 ///
 /// Complexity: O(log n) for each anon group, the owner and those below, and for each VMA in it that
-/// maps the index, of the n in it.
+/// maps the index, where n is the number of VMAs in the group.
 pub(crate) fn for_each_anonymous_sight<'m, P: Platform>(
     memory: &'m Memory<P>,
     folio: Folio,
@@ -362,7 +363,8 @@ pub(crate) fn for_each_sight_from<'m, P: Platform>(
     walked.map_or(Walked::Busy, Walked::Visited)
 }
 
-/// Walks over the anon group, which is held, and over those below. Says to how many VMAs it came.
+/// Walks over the anon group, which is held, and over those below. Returns the number of VMAs
+/// visited.
 fn walk_family<'m, P: Platform>(
     memory: &'m Memory<P>,
     top: &AnonGroup,
@@ -392,7 +394,7 @@ fn walk_family<'m, P: Platform>(
     result.map(|()| walk.visited)
 }
 
-/// A walk over the anon groups of a family, one after the other.
+/// A walk over the anon groups of a family, one after another.
 struct FamilyWalk<'a, 'r> {
     top: &'a AnonGroup,
     at: &'a AnonGroup,
@@ -401,8 +403,8 @@ struct FamilyWalk<'a, 'r> {
 }
 
 impl FamilyWalk<'_, '_> {
-    /// Goes on for the length of one lock span. Says whether the walk is done; if not, the anon
-    /// group its place is held once more. The family lock is held.
+    /// Continues for one lock span. Returns whether the walk is done; if not, the anon group of its
+    /// place has been held once more. The family lock is held.
     fn hold<'m, P: Platform>(
         &mut self,
         memory: &'m Memory<P>,
@@ -410,8 +412,8 @@ impl FamilyWalk<'_, '_> {
     ) -> bool {
         let mut left = HOLD;
         loop {
-            // An anon group that nobody holds has no VMA and no anon group below, and is about to
-            // go.
+            // An anon group without holders has no VMA and no anon group below, and is about to be
+            // freed.
             if left == 0 && self.at.try_hold() {
                 return false;
             }
@@ -426,7 +428,7 @@ impl FamilyWalk<'_, '_> {
     }
 }
 
-/// Where the pages are in the VMA, as far as it reaches.
+/// The addresses of the pages in the VMA, as far as it reaches.
 pub(crate) fn part_of(vma: &Vma, pages: PageRange) -> Option<VirtRange> {
     let offset = vma.page_offset();
     let length = (vma.end() - vma.start()) >> PAGE_SHIFT;

@@ -14,14 +14,14 @@ use super::map_request::{FileAccess, MapFlags, MapObject, MapRequest, Sharing};
 use super::vma::{MappingFlags, Protection, Purpose, Vma};
 use super::{AddressSpace, MmapLocked};
 
-/// What is mapped, besides what was asked.
+/// The backing of a new mapping, besides the request.
 pub(super) struct Backing {
     pub(super) object: Option<NonNull<ObjectState>>,
-    /// In pages; anonymous private memory takes its address.
+    /// In pages; `None` for private anonymous memory, whose address determines it.
     pub(super) offset: Option<u64>,
-    /// What `mprotect` may allow.
+    /// The protection that `mprotect` may set.
     pub(super) may: MappingFlags,
-    /// Whether nobody but the program looks at it.
+    /// Whether it is secret memory: only the program accesses it.
     pub(super) is_secret: bool,
 }
 
@@ -35,7 +35,7 @@ impl Backing {
 /// How many pages of a range are mapped.
 struct MappedPages {
     all: u64,
-    /// Those that count as committed.
+    /// The pages that count as committed.
     committed: u64,
 }
 
@@ -47,7 +47,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// table's span (2 MiB) begins at a multiple of it if there is room, so that large folios and
     /// whole-table moves fit. Nothing is put within 1 MiB below a mapping that grows down.
     ///
-    /// Context: may sleep. Complexity: logarithmic in the mappings; for what
+    /// Context: may sleep. Complexity: logarithmic in the mappings; for the mappings that
     /// [`super::Place::Fixed`] replaces, as [`AddressSpace::munmap`].
     ///
     /// # Errors
@@ -63,7 +63,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         if request.sharing == Sharing::Private {
             return self.map(request, Backing::anonymous(may));
         }
-        // Before anything is made for it.
+        // Before any allocation for it.
         let length = self.map_length(request)?;
         let accounting =
             if self.may_skip_reserve(request) { Accounting::None } else { Accounting::Whole };
@@ -76,16 +76,16 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
 
     /// Maps a part of an object: shared memory or a file. A private mapping shows the object's
     /// pages until they are written, and copies from then on. Pages beyond the object's end are
-    /// mapped too, and an access there fails ([`crate::FaultError::Bus`]) until the object grows.
+    /// mapped too, and an access to them fails ([`crate::FaultError::Bus`]) until the object grows.
     /// (Linux: `mmap(2)` with a file descriptor.)
     ///
     /// Context: may sleep.
     ///
     /// # Errors
     /// As [`AddressSpace::mmap`]; also [`Error::Unaligned`] and [`Error::TooLarge`] for the offset,
-    /// [`Error::AccessDenied`] if the object was not opened for that, [`Error::SealForbids`] for a
-    /// shared writable mapping of an object that is sealed against writing, and [`Error::Invalid`]
-    /// for an object of another [`crate::Memory`].
+    /// [`Error::AccessDenied`] if the object was not opened for such access, [`Error::SealForbids`]
+    /// for a shared writable mapping of an object that is sealed against writing, and
+    /// [`Error::Invalid`] for an object of another [`crate::Memory`].
     pub fn mmap_object(
         &self,
         request: &MapRequest,
@@ -96,7 +96,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         if !source.offset.is_multiple_of(PAGE_SIZE) {
             return Err(Error::Unaligned(VirtAddr(source.offset)));
         }
-        // As Linux: the last page must have a number of which the offset in bytes still fits.
+        // The last page's offset in bytes must fit in 64 bits, as on Linux.
         if offset.checked_add(length >> PAGE_SHIFT).is_none_or(|end| end > u64::MAX >> PAGE_SHIFT) {
             return Err(Error::TooLarge);
         }
@@ -110,18 +110,18 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 self.map(request, Backing { object, offset: Some(offset), may, is_secret })
             }
             Err(error) => {
-                // As Linux, which looks for a place first.
+                // Linux looks for a place first.
                 self.check_place(request)?;
                 Err(error)
             }
         }
     }
 
-    /// Whether a place could be found for such a mapping: the first half of what `mmap` does.
+    /// Whether a place exists for such a mapping: the first half of what `mmap` does.
     pub(crate) fn check_place(&self, request: &MapRequest) -> Result<(), Error> {
         let length = self.map_length(request)?;
         let mm = self.mmap_lock.lock();
-        // As Linux, which lets a new mapping be the first that is too many.
+        // As on Linux, a new mapping may be the first beyond the limit.
         self.room_for(0)?;
         self.find_place(&mm, length, request.place, PAGE_SIZE)?;
         let locked = request.flags.contains(MapFlags::LOCKED);
@@ -147,13 +147,13 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 
     pub(super) fn may_skip_reserve(&self, request: &MapRequest) -> bool {
-        // As Linux: what may be dropped need not be committed, whatever the mode.
+        // Droppable memory need not be committed in any mode, as on Linux.
         request.flags.contains(MapFlags::DROPPABLE)
             || request.flags.contains(MapFlags::NO_RESERVE)
                 && self.page_table.memory.commitment().mode() != Overcommit::Never
     }
 
-    /// The flags of a mapping that is asked for.
+    /// The flags of the requested mapping.
     fn map_flags(&self, request: &MapRequest, backing: &Backing) -> MappingFlags {
         let asked = request.flags;
         let mut flags = MappingFlags::of(self.heeded(request.protection)) | backing.may;
@@ -188,13 +188,13 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let (range, flags) = self.page_table.memory.outermost(map)?;
         let locked = flags & (MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT);
         if request.flags.contains(MapFlags::POPULATE) || locked == MappingFlags::LOCKED {
-            // As Linux: the mapping is there, whether its pages could be had or not.
+            // The mapping stays even if its pages cannot be populated, as on Linux.
             let _ = self.populate(range);
         }
         Ok(range.start())
     }
 
-    /// Nothing has changed where it fails.
+    /// An error changes nothing.
     fn map_once(
         &self,
         request: &MapRequest,
@@ -206,8 +206,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         })
     }
 
-    /// The alignment at which folios of shared memory are mapped whole: that of the largest which
-    /// the mapping has room for.
+    /// The alignment at which folios of shared memory are mapped whole: that of the largest folio
+    /// for which the mapping has room.
     #[inline(never)]
     fn object_alignment(
         &self,
@@ -240,7 +240,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         gather: &mut Gather,
         removed: &mut Removed,
     ) -> Result<(VirtRange, MappingFlags), Failure> {
-        // As Linux, which lets a new mapping be the first that is too many.
+        // As on Linux, a new mapping may be the first beyond the limit.
         self.room_for(0)?;
         let flags = self.map_flags(request, backing);
         let align = match backing.object {
@@ -254,7 +254,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let asked = request.flags;
         let grows = asked.contains(MapFlags::GROWS_DOWN);
         let droppable = asked.contains(MapFlags::DROPPABLE);
-        // As Linux, which asks before it finds that such memory is not locked.
+        // Linux checks the limit before it finds that such memory is not locked.
         let locked = if droppable { self.future_locks() } else { flags };
         if locked.contains(MappingFlags::LOCKED) {
             self.may_lock(range.pages())?;
@@ -268,7 +268,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let MappedPages { all: replaced, committed: given_back } = self.pages_mapped(mm, range)?;
         self.may_expand(flags, range.pages() - replaced)?;
         let committed = if flags.contains(MappingFlags::ACCOUNT) { range.pages() } else { 0 };
-        // As Linux: what is replaced was committed already.
+        // The replaced pages were committed already, as on Linux.
         let kept = given_back.min(committed);
         let commitment = self.page_table.memory.commitment();
         let _reservation = commitment.reserve(committed - kept)?;
@@ -304,8 +304,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         Ok(pages)
     }
 
-    /// Lets the VMA below or above a free `range` grow over it, where it would be its continuation
-    /// and does not reach a third one. Needs no memory and no grace period.
+    /// Extends the VMA below or above a free `range` over it, if the new mapping would continue
+    /// that VMA and does not touch a third one. Needs no memory and no grace period.
     pub(super) fn extend_neighbor(
         &self,
         mm: &MmapLocked,
@@ -337,7 +337,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         true
     }
 
-    /// As [`AddressSpace::extend_neighbor`], by the VMA below alone.
+    /// As [`AddressSpace::extend_neighbor`], but only for the VMA below.
     pub(super) fn extend_below(
         &self,
         mm: &MmapLocked,
@@ -362,8 +362,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 }
 
-/// What `mprotect` may allow of a mapping of an object, and what keeps seals away until the mapping
-/// is there and counts itself.
+/// The protection that `mprotect` may set for a mapping of an object, and a guard that blocks seals
+/// until the mapping is inserted and blocks them itself.
 pub(super) fn admit<'a, P: Platform>(
     request: &MapRequest,
     source: &MapObject<'a, '_, P>,
@@ -399,7 +399,7 @@ pub(super) fn admit<'a, P: Platform>(
     }
 }
 
-/// Whether a new mapping with this purpose may be a part of `vma`, which touches it.
+/// Whether a new mapping with this purpose may become a part of `vma`, which touches it.
 fn continues_new(vma: &Vma, purpose: &Purpose) -> bool {
     let alike = |flags: MappingFlags| flags - MappingFlags::STICKY;
     alike(vma.flags()) == alike(purpose.flags)

@@ -37,18 +37,17 @@ use super::{AddressSpace, Protection};
 pub enum PinTime {
     /// For one transfer.
     Short,
-    /// Until user space says otherwise (Linux: `FOLL_LONGTERM`): even for reading, a private
-    /// mapping gets a page of its own first, as the object's page would not show its later writes.
+    /// Until user space releases it (Linux: `FOLL_LONGTERM`). Even for reading, a private mapping
+    /// gets a page of its own first, as the object's page would not show its later writes.
     Long,
 }
 
-/// Pinned pages of one folio. They keep their frames, and with them what the program sees, until
-/// this is dropped. `fork` gives the child copies of them; collapse leaves them alone; moves carry
-/// them along.
+/// Pinned pages of one folio. They keep their frames, and so the program's view of them, until this
+/// is dropped. `fork` gives the child copies of them; collapse skips them; moves carry them along.
 ///
-/// Pages that were pinned for writing count as written when this is dropped, even if they have been
-/// saved meanwhile. The file lives until then, even if all others have released it, so that what
-/// was written can be saved. So dropping such a pin may sleep.
+/// Dropping this marks pages that were pinned for writing as dirty, even if they were saved during
+/// the pin. The file lives until then, even if all other holders have released it, so that the
+/// writes can be saved. So dropping such a pin may sleep.
 ///
 /// ```
 /// use bindery::addr::{Frame, VirtAddr};
@@ -71,9 +70,10 @@ pub struct Pinned<'m, P: Platform> {
     first: Frame,
     pages: u32,
     access: Access,
-    /// The file that has to know what was written, and the number of the first page there.
+    /// The file that must learn of the writes, and the index of the first page in it.
     file: Option<(Object<'m, P>, u64)>,
-    /// What it counts for in its address space, which it may outlive. Given back last.
+    /// The pin's share of the address space's pin count; the pin may outlive that space. Released
+    /// last.
     _share: Share<'m, P>,
 }
 
@@ -152,11 +152,11 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             let own = match self.pin_present(vma, range, access, own, count)? {
                 Present::Pinned(pinned) => return Ok(pinned),
                 Present::Other => own,
-                // A private mapping of an object may have it too (`UFFDIO_ZEROPAGE`), and a read would
-                // leave it there.
+                // A private mapping of an object may have it too (`UFFDIO_ZEROPAGE`), and a read
+                // would leave it in place.
                 Present::ZeroPage => true,
             };
-            // A page of its own comes with a write, where that is allowed.
+            // A write fault gives the program a page of its own, if writes are allowed.
             let writable = vma.protection().contains(Protection::WRITE);
             drop(locked);
             let needed = if own && writable { Access::Write } else { access };
@@ -167,8 +167,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         }
     }
 
-    /// Pins what is mapped from the beginning of `range` on, if it allows the access and, with
-    /// `own`, no other process maps it. The VMA is locked.
+    /// Pins the pages mapped from the beginning of `range` on, if the mapping allows the access
+    /// and, with `own`, no other process maps it. The VMA is locked.
     fn pin_present(
         &self,
         vma: &Vma,
@@ -179,7 +179,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     ) -> Result<Present<'m, P>, PinError> {
         let memory = self.page_table.memory;
         let at = range.start();
-        // One table at a time: the run ends with it at the latest.
+        // One table at a time: the run ends with the table or before.
         let table = P::Arch::PMD.span();
         let range = VirtRange::raw(at.0, range.end().0.min((at.0 | (table - 1)).saturating_add(1)));
         let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
@@ -228,6 +228,6 @@ enum Present<'m, P: Platform> {
     Pinned(Pinned<'m, P>),
     /// A zero page, or a page of the huge one: only private mappings have them.
     ZeroPage,
-    /// Nothing, or a page that does not do.
+    /// No page, or an unsuitable one.
     Other,
 }

@@ -1,13 +1,13 @@
-//! A swap area: its clusters, the lists that they are on, and the allocation of slots.
+//! A swap area: its clusters, their lists, and the allocation of slots.
 //!
 //! A cluster in use has blocks of one order ([`super::cluster`]). An allocation takes a cluster
-//! with room for its order, else a free one. Single slots also take what is left in a cluster of
-//! another order, so that no slot is out of reach of a base page. A cluster in which a block was
-//! not found goes to the list of *holes*, for single slots, until something in it is freed.
+//! with room for its order, else a free one. Single slots also take the remaining slots of a
+//! cluster of another order, so that a base page can use any slot. A cluster without a block of its
+//! order moves to the list of *holes*, for single slots, until one of its slots is freed.
 //!
-//! The lists' lock comes before that of a cluster, and a cluster changes its list under both.
-//! Whoever frees slots holds the cluster's lock first, so it moves the cluster afterwards, and
-//! decides where to when it has both.
+//! The lists' lock comes before that of a cluster, and a cluster changes its list under both. A
+//! thread that frees slots holds the cluster's lock first. So it moves the cluster afterwards, and
+//! chooses the list when it has both.
 
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{
@@ -33,11 +33,11 @@ pub(crate) struct SlotRun {
     pub(crate) area: u8,
     /// The first slot.
     pub(crate) first: u64,
-    /// How many.
+    /// The number of slots.
     pub(crate) count: u32,
 }
 
-/// A cluster that is on no list, and of which no slot is taken.
+/// A cluster that is on no list and has no taken slots.
 pub(super) struct FreedCluster {
     number: u32,
     slots: u32,
@@ -81,28 +81,27 @@ impl Lists {
 pub(crate) struct Area<P: Platform> {
     clusters: AtomicPtr<Cluster<P>>,
     count: AtomicU32,
-    /// The first frame of the block in which they are.
+    /// The first frame of the block that holds the clusters.
     block: AtomicU32,
-    /// Slots that the device has.
+    /// Slots of the area.
     slots: AtomicU64,
     /// Slots that are taken.
     pub(super) taken: AtomicU64,
-    /// Whether slots are handed out: read under the lock of a cluster, by
-    /// [`LiveCluster::lock`].
+    /// Whether slots may be allocated: read under the lock of a cluster, by [`LiveCluster::lock`].
     pub(super) allocates: AtomicBool,
     priority: AtomicI16,
     lists: Mutex<P::SpinLock, Lists>,
     /// Whether there is a device: without one, the content is in compressed memory.
     on_device: AtomicBool,
-    /// Whether that wants to know which slots are free.
+    /// Whether the device accepts discards of free slots.
     discards: AtomicBool,
     /// Whether pages may change while it writes them.
     lets_pages_change: AtomicBool,
-    /// Whether it may be told of some.
+    /// Whether the list of freed clusters may have any to discard.
     has_freed: AtomicBool,
     /// Changed while no slot is taken.
     device: Mutex<P::SpinLock, Option<&'static dyn SwapDevice<P>>>,
-    /// What the device is doing.
+    /// Requests in flight on the device.
     pub(super) requests: Requests,
 }
 
@@ -126,7 +125,8 @@ impl<P: Platform> Area<P> {
         }
     }
 
-    /// Whether a device has the content of its slots. The caller has a busy slot, so this stays.
+    /// Whether a device has the content of its slots. The caller has a busy slot, so this does not
+    /// change.
     #[inline]
     pub(super) fn has_device(&self) -> bool {
         self.on_device.load(Relaxed)
@@ -161,32 +161,32 @@ impl<P: Platform> Area<P> {
         self.taken.load(Relaxed)
     }
 
-    /// Hands no more slots out, and no slot that is taken already to a further page or entry. O(n)
+    /// Stops the allocation of slots, and the use of a taken slot for a further page or entry. O(n)
     /// in the clusters.
     ///
-    /// 1. A thread locks a cluster, and finds that the area hands slots out.
+    /// 1. A thread locks a cluster, and finds that the area allocates slots.
     /// 2. The area is stopped.
     /// 3. The thread takes slots of the cluster.
     ///
-    /// So each cluster's lock is passed once between the store and the return: a thread that had
+    /// So this function locks each cluster once between the store and the return. A thread that had
     /// the lock before has its slots, and they count as taken; one that gets it later sees the
     /// store.
     pub(super) fn stop(&self) {
         self.allocates.store(false, Release);
         for number in 0..self.count.load(Relaxed) {
-            // The area may be turned off beside, but not while its lists are locked.
+            // The area may be turned off concurrently, but not while its lists are locked.
             let _lists = self.lists.lock();
             let Some(cluster) = self.cluster_at(number) else { return };
             drop(cluster.state.lock());
         }
     }
 
-    /// Hands slots out again.
+    /// Resumes the allocation of slots.
     pub(super) fn resume(&self) {
         self.allocates.store(self.is_on(), Release);
     }
 
-    /// Frames of the account of the slots.
+    /// Frames that account for the slots.
     pub(super) fn account(&self, memory: &Memory<P>) -> u64 {
         if !self.is_on() {
             return 0;
@@ -196,17 +196,17 @@ impl<P: Platform> Area<P> {
         u64::from(block.order().pages()) + cells
     }
 
-    /// Whether slots are handed out.
+    /// Whether slots may be allocated.
     pub(super) fn may_allocate(&self) -> bool {
         self.allocates.load(Acquire)
     }
 
-    /// Whether a slot could be handed out.
+    /// Whether a slot could be allocated.
     pub(super) fn has_free_slot(&self) -> bool {
         self.may_allocate() && self.taken() < self.slots()
     }
 
-    /// The higher, the earlier it is used.
+    /// Areas of higher priority are used first.
     pub(crate) fn priority(&self) -> i16 {
         self.priority.load(Relaxed)
     }
@@ -215,7 +215,7 @@ impl<P: Platform> Area<P> {
         !self.clusters.load(Acquire).is_null()
     }
 
-    /// The cluster of a number.
+    /// The cluster with this number.
     #[inline]
     fn cluster_at(&self, number: u32) -> Option<&Cluster<P>> {
         // Acquire: the clusters were written before the pointer.
@@ -224,7 +224,7 @@ impl<P: Platform> Area<P> {
             return None;
         }
         // SAFETY: `turn_on` stored a pointer to `count` clusters, which stay until `turn_off` frees
-        // them. Whoever names a slot keeps the area on: by an entry or a cached folio, which
+        // them. A holder of a slot keeps the area on: by an entry or a cached folio, which
         // `turn_off` finds, or by a read section, which it waits for.
         Some(unsafe { base.add(number as usize).as_ref() })
     }
@@ -235,8 +235,8 @@ impl<P: Platform> Area<P> {
         self.cluster_at(u32::try_from(slot / u64::from(CLUSTER_SLOTS)).ok()?)
     }
 
-    /// Allocates the clusters for `slots` slots. Fails where there is no memory, or too many slots.
-    /// A device for their content must have as many.
+    /// Allocates the clusters for `slots` slots. Fails if memory is short or the slots are too
+    /// many. A device for their content must have at least `slots` slots.
     pub(super) fn turn_on(
         &self,
         memory: &Memory<P>,
@@ -263,7 +263,7 @@ impl<P: Platform> Area<P> {
             let left = slots - u64::from(number) * u64::from(CLUSTER_SLOTS);
             let size = left.min(u64::from(CLUSTER_SLOTS)) as u32;
             // SAFETY: the block has room for `count` clusters (`info_order`), is aligned to a page,
-            // and nobody else knows it yet.
+            // and no other thread knows it yet.
             unsafe { clusters.add(number as usize).write(Cluster::new(frames.0, size)) };
         }
         self.count.store(count, Relaxed);
@@ -284,13 +284,13 @@ impl<P: Platform> Area<P> {
         Some(())
     }
 
-    /// Frees the clusters, if no slot is taken: then nothing names one any more. Says whether that
-    /// was so; nothing has changed otherwise.
+    /// Frees the clusters, if no slot is taken: then nothing refers to one any more. Returns
+    /// whether it did; otherwise nothing has changed.
     pub(super) fn turn_off(&self, memory: &Memory<P>) -> bool {
         let clusters = {
             let mut lists = self.lists.lock();
-            // Slots are allocated under this lock alone. Acquire: what was done to the slots
-            // before.
+            // Slots are allocated only under this lock. Acquire: sees all earlier accesses to the
+            // slots.
             if self.taken.load(Acquire) > 0 {
                 return false;
             }
@@ -304,11 +304,10 @@ impl<P: Platform> Area<P> {
         for number in 0..count {
             // SAFETY: `turn_on` has written `count` clusters, which are freed below.
             let cluster = unsafe { clusters.add(number as usize).as_ref() };
-            // Whoever freed the last slots did so under this lock, and may be about to release it.
+            // The thread that freed the last slots held this lock, and may be about to release it.
             drop(cluster.state.lock());
         }
-        // Whoever looks for a cached page, or for content, by an old entry does so in a read
-        // section.
+        // Lookups of a cached page, or of content, by an old entry run in a read section.
         memory.platform.synchronize();
         self.free_clusters(memory, clusters, count, Frame(self.block.load(Relaxed)));
         true
@@ -322,9 +321,9 @@ impl<P: Platform> Area<P> {
         base: Frame,
     ) {
         for number in 0..count {
-            // SAFETY: `turn_on` has written `count` clusters, and nobody looks at them any more.
+            // SAFETY: `turn_on` has written `count` clusters, and no thread looks at them any more.
             let frames = unsafe { clusters.add(number as usize).as_ref() }.frames.load(Relaxed);
-            // SAFETY: 1. `turn_on` allocated them for this cluster. 2. Nobody looks at cells any
+            // SAFETY: 1. `turn_on` allocated them for this cluster. 2. No thread looks at cells any
             // more.
             unsafe { memory.frames.free(&memory.platform, Frame(frames), CELLS) };
         }
@@ -334,8 +333,8 @@ impl<P: Platform> Area<P> {
         unsafe { memory.frames.free(&memory.platform, base, order) };
     }
 
-    /// Takes 2^`order` consecutive slots, aligned to their number; with order 0, up to `most` that
-    /// follow one another.
+    /// Allocates 2^`order` consecutive slots, aligned to their number; with order 0, up to `most`
+    /// consecutive ones.
     pub(super) fn allocate(&self, number: u8, order: Order, most: u32) -> Option<SlotRun> {
         let mut lists = self.lists.lock();
         let rooms = Order::PAGE.up_to(MAX_FOLIO_ORDER).map(List::Room);
@@ -351,7 +350,7 @@ impl<P: Platform> Area<P> {
                 let mut live = LiveCluster::lock(self, cluster)?;
                 let state = live.state();
                 if state.free == state.size && state.size < order.pages() {
-                    // The last cluster of a device, which stays free for smaller blocks.
+                    // The last cluster of a device: it stays free for smaller blocks.
                     continue;
                 }
                 let stale = self.discards.load(Relaxed);
@@ -373,25 +372,25 @@ impl<P: Platform> Area<P> {
         None
     }
 
-    /// Puts the cluster of `slot` on the list where it belongs, after slots of it were freed. No
+    /// Moves the cluster of `slot` to the list where it belongs, after slots of it were freed. No
     /// lock of a cluster is held.
     pub(super) fn relist(&self, slot: u64) {
         let number = (slot / u64::from(CLUSTER_SLOTS)) as u32;
         let mut lists = self.lists.lock();
-        // Looked for under the lock: without the slots that were freed, the area may be turned off.
+        // Looked up under the lock: once the slots are freed, the area may be turned off.
         let Some(cluster) = self.cluster_at(number) else { return };
         let state = cluster.state.lock();
         self.move_to(&mut lists, number, Cluster::<P>::list_of(&state));
     }
 
-    /// Whether the device may be told of slots that are free.
+    /// Whether there may be free slots to discard on the device.
     #[inline]
     pub(super) fn has_freed(&self) -> bool {
         self.has_freed.load(Relaxed)
     }
 
-    /// Takes a cluster off the lists of which the device is to be told that its slots are free.
-    /// None where there is none, or the area is stopped.
+    /// Removes from the lists a cluster whose free slots the device must discard. `None` if there
+    /// is none, or the area is stopped.
     pub(super) fn take_freed(&self) -> Option<FreedCluster> {
         let mut lists = self.lists.lock();
         if !self.allocates.load(Acquire) {
@@ -406,7 +405,7 @@ impl<P: Platform> Area<P> {
         Some(FreedCluster { number: number.0, slots })
     }
 
-    /// The device knows that the slots of the cluster are free: it can be used again.
+    /// The device has discarded the slots of the cluster: makes it usable again.
     pub(super) fn put_back(&self, freed: &FreedCluster) {
         let mut lists = self.lists.lock();
         let Some(cluster) = self.cluster_at(freed.number) else { return };
@@ -415,7 +414,7 @@ impl<P: Platform> Area<P> {
         self.move_to(&mut lists, freed.number, Cluster::<P>::list_of(&state));
     }
 
-    /// Moves a cluster, whose lock is held as well, to the list where it belongs.
+    /// Moves a cluster, whose lock is also held, to the list where it belongs.
     fn move_to(&self, lists: &mut Lists, number: u32, list: List) {
         if self.cluster_at(number).is_some_and(|cluster| !cluster.is_on(list)) {
             self.take_off(lists, number);

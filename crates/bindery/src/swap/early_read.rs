@@ -1,14 +1,15 @@
-//! Reads that nobody waits for: of pages around one that a fault wants, and of pages that a program
-//! has announced (`MADV_WILLNEED`).
+//! Reads without a waiting thread: of pages around one that a fault wants, and of pages that a
+//! program has announced (`MADV_WILLNEED`).
 //!
 //! ```text
-//! claimed --> under writeback --> in the swap cache, named by entries as before
+//! claimed --> under writeback --> in the swap cache, referred to by entries as before
 //!    |            '-> the device has failed: leaves the cache
 //!    '-> no request is free: leaves the cache
 //! ```
 //!
-//! The folio is locked, and *under writeback*, as one that is written: its lock belongs to the
-//! request, and the thread that finds the request done settles the slots ([`super::writeback`]).
+//! The folio is locked, and *under writeback*, like one that is being written: its lock belongs to
+//! the request, and the thread that finds the request done settles the slots
+//! ([`super::writeback`]).
 
 use core::sync::atomic::Ordering::{Relaxed, Release};
 
@@ -30,29 +31,29 @@ use crate::platform::Platform;
 pub(crate) enum Cause {
     /// A fault wants a page near by.
     Around,
-    /// The program has said that it will need the pages.
+    /// The program has announced that it will need the pages.
     Advice,
 }
 
-/// How the content of a slot would come in.
+/// The source from which the content of a slot would come in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Source {
-    /// It is in the cache, or another thread brings it there or writes it out.
+    /// The cache: it has the content already, or another thread reads it in or writes it out.
     Cache,
-    /// At once: from compressed memory, or a device that is as fast.
+    /// Memory: compressed memory, or a device that is as fast.
     Memory,
-    /// From a device that would have to be waited for.
+    /// A device that would have to be waited for.
     Device,
 }
 
 /// The result of an attempt to begin a read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Begun {
-    /// A device has the request, or has done it, or the content was there.
+    /// A device has or had the request, or the content needed none.
     Yes,
-    /// Some slot is in the cache, not named any more, or has no content.
+    /// Some slot is in the cache, not referred to any more, or without content.
     Taken,
-    /// There is no block of frames, or no request is free.
+    /// No block of frames or no request is free.
     NoRoom,
 }
 
@@ -64,7 +65,7 @@ enum Stored {
 }
 
 impl<P: Platform> Memory<P> {
-    /// How the content of a slot of the area, whose cell this was a moment ago, would come in.
+    /// The source of the content of a slot of the area, given a recent copy of its cell.
     pub(crate) fn source_of(&self, area: u8, cell: Cell) -> Source {
         match (cell.frame(), self.reads_around(area)) {
             (Some(_), _) => Source::Cache,
@@ -73,21 +74,21 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// As [`Memory::source_of`], of a slot that an object named a moment ago; `None` if no area has
-    /// it.
+    /// As [`Memory::source_of`], of a slot that an object referred to a moment ago; `None` if no
+    /// area has it.
     pub(crate) fn source_of_slot(&self, area: u8, slot: u64) -> Option<Source> {
         let cell = self.while_areas_stay(|| self.swap_cell(area, slot));
         cell.map(|cell| self.source_of(area, cell))
     }
 
-    /// Whether a read of the area could begin: a guess, to be asked before the work that a refusal
-    /// would waste.
+    /// Whether a read of the area could begin: a hint, to check before work that a refusal would
+    /// waste.
     pub(crate) fn has_free_request(&self, area: u8) -> bool {
         self.area(area).is_some_and(|area| area.requests.has_free())
     }
 
-    /// Begins to read the slots of a run of 2^`order`, which entries named a moment ago, into a
-    /// fresh folio in the swap cache. Takes no memory from the reserve, and waits for nothing.
+    /// Begins to read the slots of a run of 2^`order`, which entries referred to a moment ago, into
+    /// a fresh folio in the swap cache. Takes no memory from the reserve, and waits for nothing.
     pub(crate) fn begin_read(&self, run: SlotRun, order: Order, cause: Cause) -> Begun {
         let Some(folio) = self.frames.new_folio(order) else { return Begun::NoRoom };
         let Some(lock) = self.frames.try_lock_folio(&self.platform, folio) else {
@@ -103,7 +104,7 @@ impl<P: Platform> Memory<P> {
             return Begun::Taken;
         }
         let place = SwapPlace { area: run.area, first: run.first, cached: run.count };
-        // The slots are busy: they keep the area, and what they have.
+        // The slots are busy: that keeps the area and their content.
         let content = self.content_of(run);
         let worth = match cause {
             Cause::Around => content == Some(Stored::Some),
@@ -156,7 +157,7 @@ impl<P: Platform> Memory<P> {
         self.swap_cell(area, slot).is_some_and(|cell| cell.has(content))
     }
 
-    /// Fills the pages whose slots have one word for all of them. The slots are busy.
+    /// Fills the pages whose slots hold one repeated word. The slots are busy.
     fn fill_filled_pages(&self, folio: Folio, run: SlotRun) {
         let Some((_, cells, values)) = self.cells(run) else { return };
         for (page, (cell, value)) in (0..).zip(cells.iter().zip(values)) {
@@ -166,8 +167,8 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// A device is done with a read that nobody has waited for. Lock and reference are the caller's
-    /// now. Where it failed, the slots have the content as before.
+    /// Completes a read that no thread has waited for. Lock and reference are the caller's now. If
+    /// the read failed, the slots have the content as before.
     pub(super) fn finish_early_read(&self, area: &Area<P>, number: u32) {
         let read = area.requests.result(number) == Some(true);
         if let Some(folio) = self.frames.folio_of(area.requests.head(number)) {

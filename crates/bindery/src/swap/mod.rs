@@ -4,49 +4,49 @@
 //! |---|---|
 //! | `area` | [`Area`]: clusters, and the allocation of slots |
 //! | `cluster`, `bitmap` | 512 slots, their lock, and which are taken |
-//! | `cell` | who names a slot, and where its content is |
-//! | `slots`, `settle`, `freed` | named, let go, cached: by runs, under one lock |
-//! | `content`, `page_set` | written and read |
-//! | `device`, `requests` | [`SwapDevice`], and what it has to do |
-//! | `discard` | what devices are told of free slots |
+//! | `cell` | references to a slot, and the location of its content |
+//! | `slots`, `settle`, `freed` | taking, releasing and caching slots: by runs, under one lock |
+//! | `content`, `page_set` | writing and reading |
+//! | `device`, `requests` | [`SwapDevice`], and its requests |
+//! | `discard` | discards of free slots on devices |
 //! | `take_back` | folios that are wanted again while a device writes them |
 //! | `unmapped` | folios that leave the cache with their last mapping |
-//! | `writeback` | folios that go out, at once or when a device is done |
-//! | `read_around` | which pages are read beside one that is wanted |
-//! | `early_read` | reads that nobody waits for |
-//! | `streak` | faults that go on page after page |
-//! | `passing` | faults that go through memory in order, and what they leave behind |
-//! | `clock` | where reclaim looks next, and how long pages were away |
-//! | `exhausted` | that nothing is left to reclaim |
+//! | `writeback` | folios written out, at once or when a device is done |
+//! | `read_around` | the pages to read around a wanted one |
+//! | `early_read` | reads without a waiting thread |
+//! | `streak` | faults on one page after another |
+//! | `passing` | faults that pass through memory in order, and the pages behind them |
+//! | `clock` | the hand of reclaim, and how long pages were evicted |
+//! | `exhausted` | the record that nothing is left to reclaim |
 //! | `same_filled` | pages that need no store |
 //! | `usage` | counts for listings |
 //! | `compressed` | the store of compressed pages |
 //!
 //! # The protocol
 //! A page of a folio is in memory, in swap, or in the *swap cache*: in both, or on its way between
-//! them. The cache is no structure of its own: the slot's cell names the page's frame, and the
-//! folio's metadata names the slot. The cache has one reference to the folio.
+//! them. The cache is not a separate structure: the slot's cell refers to the page's frame, and the
+//! folio's metadata refers to the slot. The cache has one reference to the folio.
 //!
 //! ```text
-//! mapped  --send_out-->  cached, busy  --write_out, evict-->  in swap alone
+//! mapped  --send_out-->  cached, busy  --write_out, evict-->  only in swap
 //!    ^                    |         ^                             |
 //!    |<---map, settle-----'         '------claim, load------------'
 //! ```
 //!
 //! 1. *The folio's lock* is held from `send_out` or `claim_slots` until the slots are settled or
 //!    the folio is evicted. A fault that finds the page by its slot waits for the lock.
-//! 2. *A busy slot* is let go by the holder of that lock, last. Entries that go meanwhile only
-//!    lower the count. So neither the slot nor its content is reused while I/O is under way.
+//! 2. *A busy slot* is released by the holder of that lock, last. Entries removed before that only
+//!    lower the count. So neither the slot nor its content is reused while I/O is in flight.
 //! 3. *A folio is never written while a slot holds its content.* An entry allows writes only if it
-//!    is exclusive. Then nothing else names its slot, and the page leaves the cache before the
+//!    is exclusive. Then nothing else refers to its slot, and the page leaves the cache before the
 //!    folio's lock is released. So the content of a slot is never stale, and a clean folio may be
 //!    evicted.
-//! 4. *A slot is reused* when entries, cache and I/O have all let go ([`cell`]).
-//! 5. *A page in the cache that cannot be stored stays there*: entries name its slot, and faults
-//!    find it.
+//! 4. *A slot is reused* when entries, cache and I/O have all released it ([`cell`]).
+//! 5. *A page in the cache that cannot be stored stays there*: entries refer to its slot, and
+//!    faults find it.
 //! 6. *A folio that a device writes* is locked, with the writeback bit, until its request is done.
-//!    A thread that wants the page waits for the device ([`writeback`]), unless pages may change
-//!    while that writes. Then the thread takes the lock over ([`take_back`]).
+//!    A thread that wants the page waits for the device ([`writeback`]), unless the device allows
+//!    pages to change during a write. Then the thread takes the lock over ([`take_back`]).
 //!
 //! # Locks
 //! The lock of a cluster is a spin lock below those of tables and folios, and above those of the
@@ -107,10 +107,10 @@ pub use usage::SwapUsage;
 pub(crate) use area::SlotRun;
 pub(crate) use clock::Clock;
 
-/// How many swap areas there may be at once.
+/// The maximum number of swap areas at a time.
 pub const MAX_SWAP_AREAS: usize = 8;
 
-/// Frames that are kept for reclaim while a swap area is on.
+/// Bounds for the frames that are kept for reclaim while a swap area is on.
 const LEAST_RESERVE: u64 = 32;
 const MOST_RESERVE: u64 = 1024;
 
@@ -142,12 +142,12 @@ impl AreasOn {
 /// All swap areas, and the store that they share.
 pub(crate) struct Swap<P: Platform> {
     areas: [Area<P>; MAX_SWAP_AREAS],
-    /// Which areas are on. Locked while one is turned on or off.
+    /// Set of areas that are on. Locked while one is turned on or off.
     on: Mutex<P::Mutex, AreasOn>,
     pub(crate) store: CompressedStore<P>,
     /// Pages that devices are writing.
     writing: AtomicU64,
-    /// Pages that devices are reading, and that nobody waits for.
+    /// Pages that devices are reading without a waiting thread.
     reading: AtomicU64,
     around: ReadAround,
     streak: Streak,
@@ -173,35 +173,37 @@ impl<P: Platform> Swap<P> {
 
     /// Stores the content of a page of a locked folio that no entry maps. `None` if there is no
     /// room. May sleep.
-    // Apart: a page that one word fills shall not pay for the registers that this saves.
+    // Separate: a page that one word fills must not pay for the registers that this saves.
     #[inline(never)]
     fn store(&self, memory: &Memory<P>, page: Frame) -> Option<u64> {
-        // SAFETY: 1. the caller's lock and reference keep the folio. 2. No entry maps it, nobody
-        // has pinned it, and the core reads it by atomics.
+        // SAFETY: 1. the caller's lock and reference keep the folio. 2. No entry maps it, it has no
+        // pins, and the core reads it by atomics.
         let stored = unsafe { self.store.store(&memory.frames, &memory.platform, page) };
         stored.ok().map(|handle| handle.to_raw())
     }
 
-    /// Reads what [`Swap::store`] has stored. Says whether that was possible. May sleep.
+    /// Reads the content that [`Swap::store`] has stored. Returns whether that succeeded. May
+    /// sleep.
     fn load(&self, memory: &Memory<P>, handle: u64, page: Frame) -> bool {
         let Some(handle) = Handle::from_raw(handle) else { return false };
-        // SAFETY: 1. the slot's value is what `store` returned, and the slot is busy: nobody frees
-        // its content meanwhile. 2. The folio is fresh and locked, and no entry maps it.
+        // SAFETY: 1. the slot's value is what `store` returned, and the slot is busy: no thread
+        // frees its content during the load. 2. The folio is fresh and locked, and no entry maps
+        // it.
         unsafe { self.store.load(&memory.frames, &memory.platform, &handle, page) }.is_ok()
     }
 
-    /// Frees what [`Swap::store`] has stored. Does not sleep.
+    /// Frees the content that [`Swap::store`] has stored. Does not sleep.
     #[inline(never)]
     fn forget(&self, memory: &Memory<P>, handle: u64) {
         if let Some(handle) = Handle::from_raw(handle) {
             // SAFETY: 1. the caller took the handle out of the slot's value under the cluster's
-            // lock, or has not put it there. 2. The slot is not busy, so nobody loads.
+            // lock, or has not put it there. 2. The slot is not busy, so no thread loads.
             unsafe { self.store.free(&memory.frames, &memory.platform, handle) };
         }
     }
 }
 
-/// Why an area was not added.
+/// The reason why an area was not added or removed.
 ///
 /// ```
 /// use bindery::{Memory, Platform, SwapArea, SwapError};
@@ -219,7 +221,7 @@ impl<P: Platform> Swap<P> {
 pub enum SwapError {
     /// There are [`MAX_SWAP_AREAS`] already.
     TooMany,
-    /// The area has no slots, or more than can be kept account of.
+    /// The area has no slots, or too many to account for.
     Size,
     /// There is no memory for its account: 8 KiB for each 2 MiB.
     OutOfMemory,
@@ -249,7 +251,7 @@ impl CallError for SwapError {
 pub struct SwapArea {
     /// Its number, from 0: the device in swap entries.
     pub number: u8,
-    /// The higher, the earlier it is used.
+    /// Areas of higher priority are used first.
     pub priority: i16,
     /// Slots, in pages.
     pub slots: u64,
@@ -280,7 +282,7 @@ impl<P: Platform> Memory<P> {
         turned_on.insert(number);
         let reads_around = device.is_some_and(|device| !device.is_synchronous());
         self.swap.around.set_area(number, reads_around);
-        // For the store, which needs frames to free frames.
+        // The store needs frames to free frames.
         self.frames.set_reserve((self.total_frames() / 64).clamp(LEAST_RESERVE, MOST_RESERVE));
         self.commitment().swap_changed(slots as i64);
         Ok(SwapArea { number: number as u8, priority, slots, taken: 0 })
@@ -294,31 +296,31 @@ impl<P: Platform> Memory<P> {
         self.frames.reserve()
     }
 
-    /// How many frames compressed memory may take; half of the memory at first. Where more are used
-    /// already, no page goes out until enough have come back.
+    /// Sets the number of frames that compressed memory may take; initially half of the memory. If
+    /// it uses more already, no page is swapped out to it until enough frames are freed.
     ///
     /// Context: spins.
     pub fn set_compressed_limit(&self, frames: u64) {
         self.swap.store.set_limit(frames);
     }
 
-    /// What [`Memory::set_compressed_limit`] has set, in frames.
+    /// The limit set by [`Memory::set_compressed_limit`], in frames.
     ///
     /// Context: spins.
     pub fn compressed_limit(&self) -> u64 {
         self.swap.store.limit()
     }
 
-    /// What compressed memory holds.
+    /// The usage of compressed memory.
     ///
     /// Context: spins.
     pub fn compressed_usage(&self) -> CompressedUsage {
         self.swap.store.usage()
     }
 
-    /// Hands no more slots of the area out: the first step of `swapoff(2)`. Once it has returned, no
-    /// page begins to go there, not even one that has kept its slots since it was last in swap.
-    /// Only `fork(2)` still copies entries that name slots.
+    /// Stops the allocation of slots in the area: the first step of `swapoff(2)`. Once it has
+    /// returned, no page begins to be swapped out there, not even one that has kept its slots since
+    /// it was last in swap. Only `fork(2)` still copies entries that refer to slots.
     ///
     /// Context: spins. Complexity: one lock for each 512 slots of the area.
     pub fn stop_swapping_to(&self, area: &SwapArea) {
@@ -327,7 +329,7 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// Hands slots of the area out again.
+    /// Resumes the allocation of slots in the area.
     ///
     /// Context: any.
     pub fn resume_swapping_to(&self, area: &SwapArea) {
@@ -337,7 +339,7 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// Waits for the device, and removes an area of which no slot is taken: the last step of
+    /// Waits for the device, and removes an area without taken slots: the last step of
     /// `swapoff(2)`, after [`Memory::stop_swapping_to`], [`AddressSpace::swap_in_area`] of each
     /// address space, and [`Memory::swap_in_objects`].
     ///
@@ -346,8 +348,8 @@ impl<P: Platform> Memory<P> {
     /// Context: may sleep.
     ///
     /// # Errors
-    /// [`SwapError::InUse`] if a slot is taken: another address space or object has it, or one was
-    /// forked meanwhile. [`SwapError::NotThere`]. [`SwapError::Interrupted`].
+    /// [`SwapError::InUse`] if a slot is taken: another address space or object has it, or a
+    /// concurrent fork copied one. [`SwapError::NotThere`]. [`SwapError::Interrupted`].
     pub fn swap_off(&self, area: &SwapArea) -> Result<(), SwapError> {
         let number = usize::from(area.number);
         let area = self.swap.areas.get(number).ok_or(SwapError::NotThere)?;
@@ -368,7 +370,7 @@ impl<P: Platform> Memory<P> {
         Ok(())
     }
 
-    /// Without areas, the store needs nothing.
+    /// Releases the store's memory if no area is on.
     fn release_unused_store(&self, on: &AreasOn) {
         if on.0 == 0 {
             self.frames.set_reserve(0);
@@ -376,7 +378,7 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// Turns an area of so many slots on that hands none out.
+    /// Turns on an area of `slots` slots that allocates none.
     #[cfg(any(test, feature = "testing"))]
     fn plant_area(&self, number: u8, slots: u64) {
         let mut on = self.swap.on.lock();
@@ -386,7 +388,7 @@ impl<P: Platform> Memory<P> {
         on.insert(usize::from(number));
     }
 
-    /// Frames of the account of all slots.
+    /// Frames that account for all slots.
     pub(crate) fn swap_account(&self) -> u64 {
         self.swap.areas.iter().map(|area| area.account(self)).sum()
     }
@@ -396,7 +398,7 @@ impl<P: Platform> Memory<P> {
         self.swap.areas.iter().any(|area| area.may_allocate())
     }
 
-    /// Whether a page that has no slot may find one, and room for its content. Spins.
+    /// Whether a page without a slot may find one, and room for its content. Spins.
     pub(crate) fn has_room_in_swap(&self) -> bool {
         let mut with_slots = self.swap.areas.iter().filter(|area| area.has_free_slot());
         with_slots.any(|area| self.has_room_for_content(area))

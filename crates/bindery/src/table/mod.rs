@@ -1,9 +1,9 @@
-//! Page tables: where entries are in memory, who may touch them, and how they are counted.
+//! Page tables: where entries are in memory, which locks protect them, and how they are counted.
 //!
-//! [`locking`] has the locking protocol; here is what it protects. A table is one frame. Its
-//! metadata has the lock, the stray mark, the level and the *entry count*, the number of its
-//! entries that are not empty. It has no virtual address. So a table moves to another place of the
-//! tree, with everything below it, when the one entry that names it moves.
+//! [`locking`] has the locking protocol; this page describes the structures that it protects. A
+//! table is one frame. Its metadata has the lock, the stray mark, the level and the *entry count*,
+//! the number of its entries that are not empty. It has no virtual address. So a table moves to
+//! another place of the tree, with everything below it, when the one entry that refers to it moves.
 //!
 //! Entries are written only with the lock of their table held. The MMU also writes: accessed and
 //! dirty. If the MMU can no longer change an entry (it is saturated, [`Arch::is_saturated`]), a
@@ -112,8 +112,8 @@ impl<P: Platform> Drop for ReadSection<'_, P> {
     }
 }
 
-/// What is known about one tree. It stays where it is for as long as the tree lives, so that what
-/// is mapped can be found from the other side too (`rmap`).
+/// The shared state of one tree. It keeps its address as long as the tree lives, so that the
+/// reverse map (`rmap`) can reach the tables too.
 pub(crate) struct TreeState {
     pub(crate) root: Frame,
     pub(crate) active_cpus: ActiveCpus,
@@ -123,16 +123,16 @@ pub(crate) struct TreeState {
     pub(crate) moving: Moving,
 }
 
-/// One tree of tables: a handle, of which an address space has one and a walker of the
-/// reverse map makes another.
+/// A handle to one tree of tables. An address space has one, and a walker of the reverse map makes
+/// another.
 pub(crate) struct PageTable<'m, P: Platform> {
     pub(crate) memory: &'m Memory<P>,
     pub(crate) root: Frame,
     state: NonNull<TreeState>,
 }
 
-// SAFETY: `TreeState` holds atomics and what never changes; sharing and sending the pointer is as
-// good as sharing and sending a reference to it.
+// SAFETY: `TreeState` holds atomics and constants; sharing and sending the pointer is as good as
+// sharing and sending a reference to it.
 unsafe impl<P: Platform> Send for PageTable<'_, P> {}
 // SAFETY: as above.
 unsafe impl<P: Platform> Sync for PageTable<'_, P> {}
@@ -142,15 +142,15 @@ impl<P: Platform> Deref for PageTable<'_, P> {
 
     #[inline]
     fn deref(&self) -> &TreeState {
-        // SAFETY: the state is freed by `free_root` alone, when the address space is dropped; the
-        // handles that are made of a VMA are dropped before that VMA is out of all lists
-        // (obligation 1 of `from_state`).
+        // SAFETY: only `free_root` frees the state, when the address space is dropped; the handles
+        // that are made of a VMA are dropped before that VMA is out of all lists (obligation 1 of
+        // `from_state`).
         unsafe { self.state.as_ref() }
     }
 }
 
 impl<'m, P: Platform> PageTable<'m, P> {
-    /// A tree that maps nothing but the kernel, where the platform has one to copy.
+    /// A tree that maps nothing but the kernel, if the platform has a kernel half to copy.
     pub(crate) fn new(memory: &'m Memory<P>, reach: RunLimit) -> Option<Self> {
         let mut counts = Counts::default();
         memory.may_wait();
@@ -165,7 +165,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         let Some(state) =
             memory.slab::<TreeState>().allocate(&memory.frames, &memory.platform, state)
         else {
-            // SAFETY: 1. made above; 2. nobody else has seen it.
+            // SAFETY: 1. made above; 2. no other thread has seen it.
             unsafe { free_table(memory, root, &mut counts) };
             return None;
         };
@@ -184,7 +184,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         Some(page_table)
     }
 
-    /// The tree whose state this is.
+    /// A handle to the tree with this state.
     ///
     /// # Safety
     /// 1. The handle is dropped before the address space is: the holder of the lock of a list in
@@ -195,7 +195,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         Self { memory, root, state }
     }
 
-    /// What VMAs keep to find the tree.
+    /// The pointer by which VMAs find the tree.
     pub(crate) fn state(&self) -> NonNull<TreeState> {
         self.state
     }
@@ -229,10 +229,10 @@ impl<'m, P: Platform> PageTable<'m, P> {
         if self.reach.is_page() { 1 } else { u32::MAX }
     }
 
-    /// Frees the root, under which nothing is left, and the state.
+    /// Frees the state and the root, which is empty.
     ///
     /// # Safety
-    /// 1. Nobody uses the tree any more: no CPU has its root, and no reader knows a table of it.
+    /// 1. The tree is no longer in use: no CPU has its root, and no reader knows a table of it.
     /// 2. No other handle of it is left, and this one is not used again.
     pub(crate) unsafe fn free_root(&mut self) {
         debug_assert_eq!(self.entry_count(self.root), 0);
@@ -243,8 +243,8 @@ impl<'m, P: Platform> PageTable<'m, P> {
         unsafe { memory.slab::<TreeState>().free(&memory.frames, &memory.platform, self.state) };
     }
 
-    /// The lowest entry that covers `addr`, read without locks: a hint, unless the caller
-    /// keeps everyone else out.
+    /// The lowest entry that covers `addr`, read without locks: a hint, unless the caller excludes
+    /// all other threads.
     pub(crate) fn peek(
         &self,
         _section: &ReadSection<'_, P>,
@@ -298,20 +298,20 @@ impl<'m, P: Platform> PageTable<'m, P> {
         self.meta(table).entry_count()
     }
 
-    /// Notes that entries of `from` may have come to `to`; the caller holds both locks.
+    /// Records that entries of `from` may have moved to `to`; the caller holds both locks.
     pub(crate) fn inherit_guards(&self, from: Frame, to: Frame) {
         if self.meta(from).has_guards() {
             self.meta(to).note_guards();
         }
     }
 
-    /// Puts an empty table into the deposit of `holder`, whose lock the caller holds.
+    /// Adds an empty table to the deposit of `holder`, whose lock the caller holds.
     pub(crate) fn deposit_table(&self, holder: Frame, table: Frame) {
         self.memory.frames.deposit_table(holder, table);
     }
 
-    /// Moves `count` tables, or as many as there are, from the deposit of `from` to that of `to`. The
-    /// caller holds the locks of both.
+    /// Moves `count` tables, or as many as the deposit has, from the deposit of `from` to that of
+    /// `to`. The caller holds the locks of both.
     pub(crate) fn move_deposits(&self, from: Frame, to: Frame, count: u32) {
         self.memory.frames.move_deposits(from, to, count);
     }
@@ -322,7 +322,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     }
 }
 
-/// A table of level 1, and the one in which it hangs.
+/// A table of level 1, and its parent.
 pub(crate) struct LeafTable {
     parent: Frame,
     pub(crate) table: Frame,
@@ -342,12 +342,12 @@ pub(crate) fn new_table<P: Platform>(
     Some(table)
 }
 
-/// Gives the frame of a table back.
+/// Frees the frame of a table.
 ///
 /// # Safety
-/// 1. The table came from [`new_table`], is the caller's, and nobody else frees it.
-/// 2. Nobody can reach it any more: no entry and no deposit names it, and no TLB and no reader in a
-///    read section knows it.
+/// 1. The table came from [`new_table`], is the caller's, and no other thread frees it.
+/// 2. The table is no longer reachable: no entry and no deposit names it, and no TLB and no reader
+///    in a read section knows it.
 pub(crate) unsafe fn free_table<P: Platform>(
     memory: &Memory<P>,
     table: Frame,

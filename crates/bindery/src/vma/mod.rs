@@ -2,12 +2,13 @@
 //! with one purpose.
 //!
 //! Faults hold a VMA's lock for reading while they work. A thread that changes or removes the VMA
+//! Faults hold a VMA's lock for reading while they work. A thread that changes or removes the VMA
 //! holds the address space's mutex and then the VMA's lock for writing. A fault takes no other lock
-//! that spans more than its own page tables, so faults in different VMAs never meet.
+//! that spans more than its own page tables, so faults in different VMAs never contend.
 //!
-//! 1. A fault finds the VMA in the index without a lock and takes its lock for reading.
+//! 1. A fault finds the VMA in the index without a lock and takes the VMA's lock for reading.
 //! 2. In between, `munmap` may have removed or split the VMA. So the fault tests whether the VMA is
-//!    still linked and still covers the address, and otherwise asks again under the mutex.
+//!    still linked and still covers the address, and otherwise looks it up again under the mutex.
 
 mod flags;
 
@@ -30,29 +31,28 @@ use crate::collections::range_skip_list::{Indexed, Links};
 
 pub use flags::{MappingFlags, Protection};
 
-/// What a mapping is for: all that two neighbors must agree in to be one.
+/// The purpose of a mapping: two neighbors merge only if all of it is equal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Purpose {
     pub(crate) flags: MappingFlags,
-    /// What backs it; `None` for anonymous memory.
+    /// The object that backs it; `None` for anonymous memory.
     pub(crate) object: Option<NonNull<ObjectState>>,
-    /// To whom its anonymous pages belong; `None` as long as it never had one.
+    /// The owner of its anonymous pages; `None` as long as it never had one.
     pub(crate) group: Option<NonNull<AnonGroup>>,
-    /// Who serves its faults ([`MappingFlags::USERFAULT`]).
+    /// The userfaultfd that serves its faults ([`MappingFlags::USERFAULT`]).
     pub(crate) userfault: Option<NonNull<UserfaultState>>,
 }
 
-/// A mapping. All fields but the lock change only with the mutex of the address space and the lock
-/// for writing held.
+/// A mapping. All fields but the lock change only while the thread holds the mutex of the address
+/// space and the lock for writing.
 pub(crate) struct Vma {
     links: Links<Self>,
     start: AtomicU64,
     end: AtomicU64,
     lock: RwLock,
     flags: AtomicU64,
-    /// Where the mapping begins in what backs it, in pages. Anonymous memory takes the address
-    /// at birth; a move keeps it once there are pages, so that the index of every page stays what
-    /// it was.
+    /// The mapping's offset in its object, in pages. Anonymous memory starts with its address; a
+    /// move keeps the offset once there are pages, so that the index of every page stays the same.
     page_offset: AtomicU64,
     object: AtomicPtr<ObjectState>,
     group: AtomicPtr<AnonGroup>,
@@ -89,7 +89,7 @@ fn raw<T>(pointer: Option<NonNull<T>>) -> *mut T {
 }
 
 impl Vma {
-    /// The first byte. Read by readers while the writer may change it.
+    /// The first byte. Readers may read it while the writer changes it.
     pub(crate) fn start(&self) -> u64 {
         self.start.load(Ordering::Relaxed)
     }
@@ -157,8 +157,8 @@ impl Vma {
         self.object.load(Ordering::Relaxed).is_null()
     }
 
-    /// What becomes of its pages' write-protection when they are dropped, and the mapping stays:
-    /// of those of an object, only the entries know.
+    /// Whether its pages stay write-protected when they are dropped and the mapping stays. For
+    /// pages of an object, only the entries record the protection.
     pub(crate) fn dropped_protection(&self) -> Protected {
         let kept = self.has(MappingFlags::USERFAULT_WRITE_PROTECT) && !self.is_anonymous();
         if kept { Protected::Marked } else { Protected::Forgotten }
@@ -177,28 +177,28 @@ impl Vma {
         NonNull::new(self.object.load(Ordering::Relaxed))
     }
 
-    /// What backs the mapping, if it is not anonymous.
+    /// The object that backs the mapping, if it is not anonymous.
     pub(crate) fn object(&self) -> Option<&ObjectState> {
         // SAFETY: a VMA holds its object from before it is inserted until it is removed and what it
-        // mapped is counted down (`AddressSpace::insert`, `AddressSpace::finish`). Callers keep it
-        // from that by its lock, the mutex, or the lock of a list that it is in; a read
-        // section alone, in which the VMA may have been removed, does not do.
+        // mapped is counted down (`AddressSpace::insert`, `AddressSpace::finish`). Callers prevent
+        // the removal by the VMA's lock, the mutex, or the lock of a list that the VMA is in; a
+        // read section does not suffice, because the VMA may have been removed during it.
         self.object_pointer().map(|object| unsafe { object.as_ref() })
     }
 
     pub(crate) fn group_pointer(&self) -> Option<NonNull<AnonGroup>> {
-        // Acquire: a fault may meet an anon group that was made by another fault just now.
+        // Acquire: a concurrent fault may have just created the anon group.
         NonNull::new(self.group.load(Ordering::Acquire))
     }
 
-    /// To whom its anonymous pages belong.
+    /// The owner of its anonymous pages.
     pub(crate) fn group(&self) -> Option<&AnonGroup> {
-        // SAFETY: as for the object; a VMA that leaves its anon group earlier says so first
-        // (`set_group`).
+        // SAFETY: as for the object; a VMA that leaves its anon group earlier clears the pointer
+        // first (`set_group`).
         self.group_pointer().map(|group| unsafe { group.as_ref() })
     }
 
-    /// Changes to whom the anonymous pages belong. The VMA is in no anon group's list.
+    /// Changes the owner of the anonymous pages. The VMA is in no anon group's tree.
     pub(crate) fn set_group(&self, group: Option<NonNull<AnonGroup>>) {
         self.group.store(raw(group), Ordering::Release);
     }
@@ -207,19 +207,19 @@ impl Vma {
         NonNull::new(self.userfault.load(Ordering::Relaxed))
     }
 
-    /// Who serves its faults.
+    /// The userfaultfd that serves its faults.
     pub(crate) fn userfault(&self) -> Option<&UserfaultState> {
         // SAFETY: as for the object; it changes with the VMA's lock held for writing, and callers
         // hold that or the mutex.
         self.userfault_pointer().map(|userfault| unsafe { userfault.as_ref() })
     }
 
-    /// Changes who serves its faults. The VMA is locked for writing.
+    /// Changes the userfaultfd that serves its faults. The VMA is locked for writing.
     pub(crate) fn set_userfault(&self, userfault: Option<NonNull<UserfaultState>>) {
         self.userfault.store(raw(userfault), Ordering::Relaxed);
     }
 
-    /// Whether the VMA is in the trees of all that it names. For the auditor.
+    /// Whether the VMA is in the trees of its object and anon group. For the auditor.
     pub(crate) fn is_listed(&self) -> bool {
         self.object().is_none_or(|object| object.mappers.contains(self))
             && self.group().is_none_or(|group| group.vmas.contains(self))
@@ -234,7 +234,7 @@ impl Vma {
         self.page_offset.load(Ordering::Relaxed)
     }
 
-    /// The offset in what backs the mapping, in pages, of an address in it.
+    /// The offset, in pages, of an address of the mapping in its object.
     pub(crate) fn page_offset_of(&self, addr: VirtAddr) -> u64 {
         self.page_offset().wrapping_add((addr.0 - self.start()) >> PAGE_SHIFT)
     }
@@ -252,27 +252,27 @@ impl Vma {
         FolioIndex::for_folio(self.page_offset_of(addr), number)
     }
 
-    /// Lets the mapping end at `end`.
+    /// Sets the mapping's end to `end`.
     pub(crate) fn set_end(&self, end: u64, _rekeyed: &Rekeyed) {
         self.end.store(end, Ordering::Relaxed);
     }
 
-    /// Lets the mapping begin at `start`; what it maps stays where it is.
+    /// Sets the mapping's start to `start`; the entries stay where they are.
     pub(crate) fn set_start(&self, start: u64, _rekeyed: &Rekeyed) {
         let moved = (start.wrapping_sub(self.start()) as i64) >> PAGE_SHIFT;
         self.page_offset.store(self.page_offset().wrapping_add(moved as u64), Ordering::Relaxed);
         self.start.store(start, Ordering::Relaxed);
     }
 
-    /// Lets the mapping be at `range` and show what it is mapped to from `page_offset` on; what it
-    /// maps has moved along.
+    /// Sets the mapping's range to `range` and its offset to `page_offset`; the entries have moved
+    /// along.
     pub(crate) fn set_place(&self, range: VirtRange, page_offset: u64, _rekeyed: &Rekeyed) {
         self.page_offset.store(page_offset, Ordering::Relaxed);
         self.start.store(range.start().0, Ordering::Relaxed);
         self.end.store(range.end().0, Ordering::Relaxed);
     }
 
-    /// Locks for reading, unless somebody writes or the VMA was removed.
+    /// Locks for reading, unless a writer holds the lock or the VMA was removed.
     #[inline]
     pub(crate) fn try_read<'a, P: Platform>(
         &'a self,
@@ -282,15 +282,15 @@ impl Vma {
         Some(VmaReadGuard { vma: self, _guard: guard })
     }
 
-    /// Locks for writing: keeps new faults out and waits for those inside. The caller holds the
+    /// Locks for writing: blocks new faults and waits for those in progress. The caller holds the
     /// mutex of the address space, so it is the only writer.
     #[inline]
     pub(crate) fn lock_write<'a, P: Platform>(&'a self, platform: &'a P) -> VmaWriteGuard<'a, P> {
         VmaWriteGuard { vma: self, guard: self.lock.write(platform) }
     }
 
-    /// Waits until those have let the VMA go who had locked it for reading when it was removed, and
-    /// go on behind the reverse map's locks.
+    /// Waits for the threads that held the VMA's lock for reading when it was removed: they found
+    /// it through the reverse map, and continue after they have released the reverse map's locks.
     #[inline]
     pub(crate) fn wait_for_readers<P: Platform>(&self, platform: &P) {
         while self.lock.has_readers() {
@@ -298,11 +298,11 @@ impl Vma {
         }
     }
 
-    /// A guard for a VMA that was left locked ([`VmaWriteGuard::leave_locked`]), or that nobody
-    /// else can reach.
+    /// A guard for a VMA that was left locked ([`VmaWriteGuard::leave_locked`]), or that no other
+    /// thread can reach.
     ///
     /// # Safety
-    /// 1. The caller left the VMA locked for writing, or nobody else can reach it.
+    /// 1. The caller left the VMA locked for writing, or no other thread can reach it.
     /// 2. No other guard of it for writing exists.
     #[inline]
     pub(crate) unsafe fn written<'a, P: Platform>(
@@ -329,7 +329,7 @@ impl<'a, P: Platform> VmaReadGuard<'a, P> {
 }
 
 impl<P: Platform> VmaReadGuard<'_, P> {
-    /// Leaves the VMA locked, for what is returned to unlock.
+    /// Leaves the VMA locked; the returned value unlocks it.
     pub(crate) fn leave_locked(self) -> ReadLockedVma {
         self._guard.leave_locked();
         ReadLockedVma(NonNull::from(self.vma))
@@ -337,27 +337,27 @@ impl<P: Platform> VmaReadGuard<'_, P> {
 }
 
 /// A VMA that is locked for reading until [`ReadLockedVma::unlock`] is called. It stays, and so
-/// does its address space: who removes a VMA waits for its readers.
+/// does its address space: a thread that removes a VMA waits for its readers.
 #[must_use = "it stays locked"]
 pub(crate) struct ReadLockedVma(NonNull<Vma>);
 
 impl ReadLockedVma {
-    /// Whether it is this one.
+    /// Whether it is `vma`.
     pub(crate) fn is(&self, vma: &Vma) -> bool {
         self.0 == NonNull::from(vma)
     }
 
     /// Unlocks it.
     pub(crate) fn unlock<P: Platform>(self, platform: &P) {
-        // SAFETY: a VMA is freed after it was removed, which waits for the lock that is held here
-        // (`Vma::lock_write`, `Vma::wait_for_readers`).
+        // SAFETY: a VMA is freed after it was removed, and removal waits for the lock that is held
+        // here (`Vma::lock_write`, `Vma::wait_for_readers`).
         let vma = unsafe { self.0.as_ref() };
         // SAFETY: 1. this is the one guard that was left locked; 2. it is consumed here.
         drop(unsafe { vma.lock.left(platform) });
     }
 }
 
-/// A VMA that is locked for writing: no fault is at work in it. Removing the VMA consumes the
+/// A VMA that is locked for writing: no fault is in progress in it. Removing the VMA consumes the
 /// guard.
 #[must_use = "dropping the guard unlocks the VMA"]
 pub(crate) struct VmaWriteGuard<'a, P: Platform> {
@@ -371,7 +371,7 @@ impl<'a, P: Platform> VmaWriteGuard<'a, P> {
         self.vma
     }
 
-    /// Tells those who still find the VMA that it is gone.
+    /// Marks the VMA as removed for threads that still find it.
     pub(crate) fn remove(self) -> &'a Vma {
         self.guard.close();
         self.vma

@@ -37,15 +37,15 @@ pub enum Remap {
     /// None: it grows in place or not at all.
     #[default]
     InPlace,
-    /// Any address, if it cannot grow in place (`MREMAP_MAYMOVE`).
+    /// Any address, if the mapping cannot grow in place (`MREMAP_MAYMOVE`).
     MayMove,
-    /// Exactly this address, even if it need not move; what is mapped there is unmapped
+    /// Exactly this address, even if the mapping need not move; mappings there are unmapped
     /// (`MREMAP_MAYMOVE | MREMAP_FIXED`).
     To(VirtAddr),
-    /// Its pages go to this address if it is free, else anywhere (null: anywhere). The source stays
-    /// mapped, empty (`MREMAP_MAYMOVE | MREMAP_DONTUNMAP`).
+    /// The pages move to this address if it is free, otherwise anywhere (null: anywhere). The
+    /// source stays mapped, empty (`MREMAP_MAYMOVE | MREMAP_DONTUNMAP`).
     Leave(VirtAddr),
-    /// Its pages go exactly to this address. The source stays mapped, empty (`MREMAP_MAYMOVE |
+    /// The pages move exactly to this address. The source stays mapped, empty (`MREMAP_MAYMOVE |
     /// MREMAP_FIXED | MREMAP_DONTUNMAP`).
     LeaveTo(VirtAddr),
 }
@@ -78,17 +78,17 @@ struct RemapLengths {
 
 impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Resizes or moves the mapping of `old_length` bytes at `old` to `new_length` bytes (both
-    /// rounded up to pages), contents included, and returns its address. What is cut off by a
-    /// smaller length may reach over several mappings. A move to a given place without a change of
-    /// length takes all mappings of the range along, with the gaps between them; it goes one by
-    /// one, and what went before an error stays there. A mapping that a userfaultfd serves moves
-    /// alone ([`Error::CrossesMapping`]). An old length of zero maps what a shared
-    /// mapping shows a second time.
+    /// rounded up to pages), contents included, and returns its address. The part that a smaller
+    /// length cuts off may span several mappings. A move to a given place without a change of
+    /// length moves all mappings of the range, with the gaps between them. It moves them one by
+    /// one, and those moved before an error stay at the destination. A mapping with a userfaultfd
+    /// moves only by itself ([`Error::CrossesMapping`]). An old length of zero maps the pages of a
+    /// shared mapping a second time.
     ///
-    /// Where the destination is ours to choose, it is congruent with the source modulo the largest
+    /// If the call chooses the destination, it is congruent with the source modulo the largest
     /// table that the range covers, so that whole tables move by one entry each.
     ///
-    /// Context: may sleep. Complexity: one entry for each table that moves whole; of the rest, the
+    /// Context: may sleep. Complexity: one entry for each table that moves whole; for the rest, the
     /// base pages that are moved. One invalidation for each mapping and at most 64 tables; one more
     /// for each contiguous run that an end of the range cuts.
     ///
@@ -98,11 +98,11 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// [`Error::Overlap`], [`Error::TooManyMappings`], [`Error::NotMapped`], [`Error::Sealed`],
     /// [`Error::NotShared`] (an old length of zero), [`Error::CrossesMapping`],
     /// [`Error::LockLimit`], [`Error::LimitReached`], [`Error::BelowMinimum`], [`Error::NoRoom`],
-    /// [`Error::Overcommitted`], [`Error::OutOfMemory`]. Nothing is changed then, with exceptions
-    /// as on Linux: what was mapped at a destination that the caller chose may be gone, and what a
-    /// smaller length leaves out of a mapping that was to move there; and of several mappings some
-    /// may have moved. For want of memory, only the last can be, unless a fault in the source takes
-    /// the memory while the call runs.
+    /// [`Error::Overcommitted`], [`Error::OutOfMemory`]. An error changes nothing, with three
+    /// exceptions, as on Linux: mappings at a destination that the caller chose may be unmapped; so
+    /// may the tail that a smaller length cuts off a mapping that was to move there; and of several
+    /// mappings some may have moved. For lack of memory, only the last can happen, unless a fault
+    /// in the source takes the memory while the call runs.
     pub fn mremap(
         &self,
         old: VirtAddr,
@@ -120,13 +120,13 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let result =
             memory.outermost(|| self.remap_once(old, old_length, new_length, remap, &mut progress));
         if let Some(range) = progress.grown {
-            // As Linux: what was to be locked is there if it can be had.
+            // A failure to populate the locked pages is ignored, as on Linux.
             let _ = self.populate(range);
         }
         result
     }
 
-    /// Where it fails for want of memory, nothing has changed but what `progress` tells.
+    /// If it fails for lack of memory, nothing has changed except as `progress` records.
     fn remap_once(
         &self,
         old: VirtAddr,
@@ -156,7 +156,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             return Err(Error::Unaligned(old));
         }
         let limit = self.limit();
-        // As Linux: a length that wraps when it is rounded up becomes zero.
+        // A length that wraps when it is rounded up becomes zero, as on Linux.
         let round = |length: u64| length.checked_next_multiple_of(PAGE_SIZE).unwrap_or(0);
         let (old_length, length) = (round(old_length), round(length));
         if length == 0 {
@@ -186,7 +186,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         if source == SourceFate::Stays && old_length != length {
             return Err(Error::Invalid);
         }
-        // As Linux, whose sum may wrap too: the old range is not checked yet.
+        // The sum may wrap, as on Linux: the old range is not checked yet.
         let old_end = old.0.wrapping_add(old_length);
         if old_end > target.0 && target.0 + length > old.0 {
             return Err(Error::Overlap);
@@ -203,7 +203,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         call: &mut RemapCall<'_, 'm, P>,
     ) -> Result<VirtAddr, Failure> {
         if call.remap.target().is_some() {
-            // As Linux, before anything is looked at: source and destination may each be cut.
+            // Before any look-up, as on Linux: source and destination may each be cut.
             self.room_for(6)?;
         }
         match call.remap {
@@ -217,7 +217,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         }
     }
 
-    /// Moves all mappings of the range, each to the same distance from where it was.
+    /// Moves all mappings of the range, each by the same distance.
     fn move_all(
         &self,
         mm: &MmapLocked,
@@ -227,14 +227,15 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         call: &mut RemapCall<'_, 'm, P>,
     ) -> Result<VirtAddr, Failure> {
         let end = old.0.saturating_add(length);
-        // An attempt that found no memory for a mapping has moved those before it.
+        // An attempt that failed for lack of memory has moved the mappings before the one that
+        // failed.
         let mut at = call.moved_to;
         let mut seen = at > old.0;
         while let Some(vma) = self.first_ending_after(mm, at).filter(|vma| vma.start() < end) {
             if !seen && vma.start() > at {
                 break;
             }
-            // As Linux: what a userfaultfd serves moves alone.
+            // A mapping with a userfaultfd moves only by itself, as on Linux.
             let alone = vma.flags().intersects(MappingFlags::USERFAULT);
             if alone && (seen || vma.end() < end) {
                 return Err(Error::CrossesMapping { end: VirtAddr(vma.end()) }.into());
@@ -258,7 +259,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         if seen { Ok(target) } else { Err(Error::NotMapped(old).into()) }
     }
 
-    /// Resizes or moves what begins at `old`, in `vma`.
+    /// Resizes or moves the part of `vma` that begins at `old`.
     fn remap_one(
         &self,
         mm: &MmapLocked,
@@ -310,7 +311,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         Ok(())
     }
 
-    /// Moves `source`, the part of one VMA that is kept, to where the caller wants it.
+    /// Moves `source`, the part of one VMA that is kept, to the destination that the caller wants.
     fn remap_to(
         &self,
         mm: &MmapLocked,
@@ -336,10 +337,10 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         self.remap_free(mm, vma, source, length, call)
     }
 
-    /// As [`AddressSpace::remap_to`], where something is unmapped before the source moves: what is
-    /// in the target, or the source's tail. All memory is had before that. Otherwise:
+    /// As [`AddressSpace::remap_to`], for moves that unmap something first: mappings in the target,
+    /// or the source's tail. It allocates all memory before that. Otherwise:
     /// 1. CPU A unmaps the target, finds no memory for a table, and releases the mutex;
-    /// 2. CPU B maps something there, and returns;
+    /// 2. CPU B maps something at the target, and returns;
     /// 3. CPU A makes another attempt, and unmaps it.
     #[cold]
     fn remap_over(
@@ -352,13 +353,13 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         call: &mut RemapCall<'_, 'm, P>,
     ) -> Result<VirtAddr, Failure> {
         let start = source.start();
-        // An end beyond user space is refused where the tail is unmapped.
+        // The unmapping of the tail refuses an end beyond user space.
         let tail_start = start.0 + old_length.min(target.len());
         let tail = VirtRange::raw(tail_start, start.0.saturating_add(old_length));
         self.supply_remap(mm, vma, source, tail, target, call)?;
         let done = self.remap_supplied(mm, source, tail, target, call);
         self.give_back_supplies(call);
-        // The supplies are short if a fault has mapped more of the source meanwhile.
+        // The supplies are short if a concurrent fault has mapped more of the source.
         done.map_err(Failure::without_second_attempt)
     }
 
@@ -370,7 +371,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         target: VirtRange,
         call: &mut RemapCall<'_, 'm, P>,
     ) -> Result<VirtAddr, Failure> {
-        // In Linux's order: what is there goes before anything else can be refused.
+        // In Linux's order: unmaps the target before any later check can fail.
         if call.remap.is_fixed() {
             self.unmap_next(mm, target, call)?;
             self.flush(call.gather);
@@ -384,7 +385,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         self.remap_free(mm, vma, source, target.len(), call)
     }
 
-    /// Unmaps what is in `range` with the first of the supplies.
+    /// Unmaps the mappings in `range` with the first of the supplies.
     fn unmap_next(
         &self,
         mm: &MmapLocked,
@@ -397,7 +398,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         Ok(self.unmap_supplied(mm, range, unmapping, call.gather, call.removed)?)
     }
 
-    /// Moves `source` to where the caller wants it, and where nothing is mapped any more.
+    /// Moves `source` to the destination that the caller wants, which is free by now.
     fn remap_free(
         &self,
         mm: &MmapLocked,
@@ -416,13 +417,14 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             self.find_place(mm, length, Place::Near(target), PAGE_SIZE)?
         };
         if remap.fate() == SourceFate::Stays {
-            // What the target replaces is not taken off: Linux counts before it unmaps.
+            // The mappings that the target replaces are not subtracted: Linux counts before it
+            // unmaps.
             self.may_expand(vma.flags(), source.pages())?;
         }
         self.relocate(mm, vma, &Relocation { source, target, fate: remap.fate() }, call)
     }
 
-    /// Makes the mapping longer, in place if it can be.
+    /// Extends the mapping, in place if possible.
     fn expand(
         &self,
         mm: &MmapLocked,
@@ -463,19 +465,19 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 }
 
-/// One attempt, as it goes down.
+/// The state of one attempt, passed down the calls.
 struct RemapCall<'a, 'm, P: Platform> {
     remap: Remap,
     gather: &'a mut Gather,
     removed: &'a mut Removed,
-    /// Locked pages that are new.
+    /// New pages of a locked mapping.
     grown: Option<VirtRange>,
-    /// Of several mappings, those before this address of the source have moved.
+    /// In a move of several mappings, those before this address of the source have moved.
     moved_to: u64,
     supplies: RemapSupplies<'m, P>,
 }
 
-/// What the attempts of a call have done.
+/// The progress of a call over its attempts.
 struct Progress {
     /// As in [`RemapCall`].
     moved_to: u64,

@@ -1,43 +1,43 @@
-//! [`CompressedStore`]: pages in less memory than they had.
+//! [`CompressedStore`]: keeps pages in less memory than they took uncompressed.
 //!
 //! | file | contents |
 //! |---|---|
-//! | `extent` | [`Handle`] and the stretch of chunks that it names |
+//! | `extent` | [`Handle`] and the run of chunks that it refers to |
 //! | `pool` | frames with holes, and where an object goes |
 //! | `object` | the bytes of objects |
 //! | `workspace` | the compressor's memory |
 //!
-//! A page is compressed by LZ4 (the block format of lz4_flex, in safe Rust) and put away as an
-//! object of as many bytes. Where that would not save an eighth of the page, it is kept as it is,
-//! in a frame of its own. Pages of one repeated value are not for this store: their owner keeps the
+//! A page is compressed by LZ4 (the block format of lz4_flex, in safe Rust) and stored as an object
+//! of the compressed length. If that would not save an eighth of the page, it is stored raw, in a
+//! frame of its own. Pages of one repeated value are not for this store: their owner keeps the
 //! value.
 //!
 //! ```text
 //! store   page -> workspace: copy, compress -> reserve chunks (lock) -> write -> handle
 //! load    handle -> decompress from the frame to the page               (no lock)
 //!         handle of a split object -> workspace: gather -> decompress
-//! free    handle -> give chunks back (lock) -> free empty frames
+//! free    handle -> release chunks (lock) -> free empty frames
 //! ```
 //!
-//! **Who may touch a byte.** Reserved chunks belong to the thread that stores until it passes the
-//! handle on, and are not written again until [`CompressedStore::free`] takes the handle. So loads
-//! take no lock, though others store and free beside them. The owner of the handle sees to it that
+//! **Access to bytes.** Reserved chunks belong to the storing thread until it passes the handle on,
+//! and are not written again until [`CompressedStore::free`] takes the handle. So loads take no
+//! lock, though other threads store and free concurrently. The owner of the handle must ensure that
 //! no load of it runs when it frees it, and passes it on by release and acquire.
 //!
-//! **Locks.** A spin lock around [`Pool`], held for a number of steps bounded by the pieces of an
-//! object and the chunks of a frame, with the allocator's lock below. A workspace has a mutex, so
-//! [`CompressedStore::store`] and [`CompressedStore::load`] may sleep; its holder waits for nothing
-//! but the spin lock. Reclaim may call both with VMAs and mutexes locked, not with a table's lock,
-//! in a read section or in an interrupt handler.
+//! **Locks.** A spin lock protects [`Pool`]. It is held for a number of steps bounded by the pieces
+//! of an object and the chunks of a frame; the allocator's lock ranks below it. A workspace has a
+//! mutex, so [`CompressedStore::store`] and [`CompressedStore::load`] may sleep; its holder waits
+//! only for the spin lock. Reclaim may call both with VMAs and mutexes locked, but not with a
+//! table's lock, in a read section or in an interrupt handler.
 //!
-//! **Memory.** Frames are taken one by one, and never waited for. Those with objects count toward
-//! the limit; the workspaces do not (Linux's zram: neither do its compressors' buffers). The first
-//! workspace is made by [`CompressedStore::prepare`], when there is still memory: 32 KiB. Objects
-//! are not moved, so a frame comes back when its last object is freed: what is wasted is
-//! [`CompressedUsage::wasted`].
+//! **Memory.** Frames are taken one by one, without waiting. Those with objects count toward the
+//! limit; the workspaces do not (Linux's zram: neither do its compressors' buffers).
+//! [`CompressedStore::prepare`] allocates the first workspace, of 32 KiB, while memory is still
+//! available. Objects are not moved, so a frame is freed with its last object:
+//! [`CompressedUsage::wasted`] reports the waste.
 //!
-//! **Stack.** About 1 KiB for a store, of which the compressor takes most; the tables are not on
-//! it.
+//! **Stack.** A store takes about 1 KiB, most of it for the compressor; the tables are not on the
+//! stack.
 
 mod extent;
 mod object;
@@ -57,10 +57,10 @@ pub(crate) use extent::Handle;
 use pool::Pool;
 use workspace::{Workspaces, decompress};
 
-/// The largest object that is compressed: a page that takes more is kept as it is.
+/// The largest object that is compressed: a page that takes more is stored raw.
 const LARGEST: usize = PAGE_SIZE as usize / 8 * 7;
 
-/// Why a page was not stored.
+/// The reason why a page was not stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum StoreError {
     /// The store may take no more frames.
@@ -69,11 +69,11 @@ pub(crate) enum StoreError {
     NoMemory,
 }
 
-/// The handle names nothing that is stored, or the bytes there are not those of a page.
+/// The handle refers to nothing that is stored, or the bytes there are not those of a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Corrupt;
 
-/// What a store holds (Linux: `mm_stat` of zram).
+/// The usage of a store (Linux: `mm_stat` of zram).
 ///
 /// ```
 /// use bindery::CompressedUsage;
@@ -85,15 +85,15 @@ pub(crate) struct Corrupt;
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CompressedUsage {
-    /// Pages that are stored.
+    /// Stored pages.
     pub pages_stored: u64,
-    /// Of those, pages that are kept as they are.
+    /// Of the stored pages, those stored raw.
     pub pages_raw: u64,
     /// Bytes of all objects.
     pub bytes_compressed: u64,
     /// Frames with objects.
     pub frames_used: u64,
-    /// The most that there were.
+    /// The maximum of `frames_used` so far.
     pub frames_used_max: u64,
 }
 
@@ -106,7 +106,7 @@ impl CompressedUsage {
         frames_used_max: 0,
     };
 
-    /// Bytes of the frames that no object uses: holes, and the ends of last chunks.
+    /// Bytes of the frames that no object uses: holes, and the unused ends of last chunks.
     ///
     /// Context: any.
     pub fn wasted(&self) -> u64 {
@@ -116,39 +116,38 @@ impl CompressedUsage {
 
 /// A store of compressed pages.
 ///
-/// It cannot reach its frames when it is dropped: free all handles and call
-/// [`CompressedStore::release`] before.
+/// Dropping it cannot free its frames: free all handles and call [`CompressedStore::release`]
+/// first.
 pub(crate) struct CompressedStore<P: Platform> {
     pool: Mutex<P::SpinLock, Pool>,
     workspaces: Workspaces<P>,
 }
 
 impl<P: Platform> CompressedStore<P> {
-    /// A store without pages that may take `limit` frames for them.
+    /// An empty store that may take `limit` frames for pages.
     pub(crate) const fn new(limit: u64) -> Self {
         Self { pool: Mutex::new(Pool::new(limit)), workspaces: Workspaces::new() }
     }
 
-    /// Makes the first workspace, so that stores need no more than room for their object.
+    /// Allocates the first workspace, so that stores need only room for their object.
     ///
     /// # Errors
-    /// Where 2^3 consecutive frames are not free.
+    /// If 2^3 consecutive frames are not free.
     pub(crate) fn prepare(&self, frames: &Frames<P>, platform: &P) -> Result<(), NoMemory> {
         self.workspaces.with(frames, platform, |_| ()).ok_or(NoMemory)
     }
 
-    /// Stores the content of `page`, which nobody writes meanwhile. (Where somebody does, the
-    /// stored bytes are of before or after, each for itself.) May sleep until another store is
-    /// done.
+    /// Stores the content of `page`, which must not be written during the call. (Otherwise each
+    /// stored byte is from before or after the write.) May sleep until another store is done.
     ///
     /// # Errors
-    /// Where it takes a new frame, and the store has as many as it may or none is free. Then
-    /// nothing is stored.
+    /// If it needs a new frame, and the store has reached its limit or none is free. Then nothing
+    /// is stored.
     ///
     /// # Safety
     /// 1. `page` is a frame of the memory and is not freed during the call.
-    /// 2. Its bytes are accessed by atomics or by [`Platform::read_bytes`] and
-    ///    [`Platform::write_bytes`] alone, if by anybody.
+    /// 2. Any access to its bytes uses only atomics or [`Platform::read_bytes`] and
+    ///    [`Platform::write_bytes`].
     pub(crate) unsafe fn store(
         &self,
         frames: &Frames<P>,
@@ -166,17 +165,17 @@ impl<P: Platform> CompressedStore<P> {
         stored.unwrap_or(Err(StoreError::NoMemory))
     }
 
-    /// Writes what is stored to `page`, which holds anything after an error. As after
+    /// Writes the stored content to `page`, which holds arbitrary bytes after an error. As after
     /// [`Platform::zero`], the caller makes a release fence before it publishes the page. May sleep
-    /// where the object is in pieces.
+    /// if the object is in pieces.
     ///
     /// # Errors
-    /// Where the handle names no stored page, or its bytes are damaged.
+    /// If the handle refers to no stored page, or its bytes are damaged.
     ///
     /// # Safety
-    /// 1. If the handle names what is stored, [`CompressedStore::store`] of this store, with the
+    /// 1. If the handle refers to a stored page, [`CompressedStore::store`] of this store, with the
     ///    same `frames`, returned it before the call, and it is not freed during the call.
-    /// 2. `page` is a frame of the memory that the caller alone has.
+    /// 2. `page` is a frame of the memory to which only the caller has access.
     pub(crate) unsafe fn load(
         &self,
         frames: &Frames<P>,
@@ -220,13 +219,13 @@ impl<P: Platform> CompressedStore<P> {
         loaded.unwrap_or(Err(Corrupt))
     }
 
-    /// Frees what is stored, and the frames that become empty. A handle that names nothing is left
-    /// alone and counted in [`Frames::refused`]. Does not sleep.
+    /// Frees the stored page, and the frames that become empty. A handle that refers to nothing is
+    /// ignored and counted in [`Frames::refused`]. Does not sleep.
     ///
     /// # Safety
-    /// If the handle names what is stored:
+    /// If the handle refers to a stored page:
     /// 1. [`CompressedStore::store`] of this store, with the same `frames`, returned it before the
-    ///    call, and nobody else frees it.
+    ///    call, and no other call frees it.
     /// 2. No [`CompressedStore::load`] of it runs.
     pub(crate) unsafe fn free(&self, frames: &Frames<P>, platform: &P, handle: Handle) {
         let released = handle.extent().ok_or(Corrupt).and_then(|object| {
@@ -236,7 +235,7 @@ impl<P: Platform> CompressedStore<P> {
         // The lock is free again.
         let Ok(emptied) = released else { return frames.refuse() };
         for frame in emptied {
-            // SAFETY: 1. the pool gave it up. 2. no object lies in it, so nobody reads it.
+            // SAFETY: 1. the pool released it. 2. no object lies in it, so no thread reads it.
             unsafe { frames.free(platform, frame, Order::PAGE) };
         }
     }
@@ -246,12 +245,12 @@ impl<P: Platform> CompressedStore<P> {
         self.workspaces.release(frames, platform);
     }
 
-    /// How many frames the store may take for objects.
+    /// The number of frames that the store may take for objects.
     pub(crate) fn limit(&self) -> u64 {
         self.pool.lock().limit()
     }
 
-    /// Changes that. Where more are used already, none is taken until enough are freed.
+    /// Sets the limit. If more frames are used already, none is taken until enough are freed.
     pub(crate) fn set_limit(&self, frames: u64) {
         self.pool.lock().set_limit(frames);
     }
@@ -261,13 +260,13 @@ impl<P: Platform> CompressedStore<P> {
         self.pool.lock().may_take(frames)
     }
 
-    /// What is stored now.
+    /// The current usage.
     pub(crate) fn usage(&self) -> CompressedUsage {
         self.pool.lock().usage
     }
 
-    /// All frames of the store, workspaces too: as many as [`crate::FrameUsage::compressed`] shows.
-    /// May sleep.
+    /// All frames of the store, including workspaces, as in [`crate::FrameUsage::compressed`]. May
+    /// sleep.
     pub(crate) fn frames_held(&self) -> u64 {
         self.workspaces.frames() + self.usage().frames_used
     }

@@ -26,18 +26,18 @@ use pinned::{PinnedRun, copy_attributes};
 /// Whether the child's writes are its own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Copied {
-    /// They are: neither side may write until it has a page of its own.
+    /// Neither side may write until it has a page of its own.
     Private,
-    /// Both sides go on writing to the same pages.
+    /// Both sides keep writing to the same pages.
     Shared,
 }
 
-/// What a child gets of one mapping.
+/// The child's copy of one mapping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ForkCopy {
     pub(crate) range: VirtRange,
     pub(crate) copied: Copied,
-    /// To whom pages belong that are copied at once, and the offset of the first page there.
+    /// The owner of pages that are copied at once, and the offset of the first page in it.
     pub(crate) owner: Owner,
     pub(crate) page_offset: u64,
     /// Whether the child's copy has a userfaultfd, which knows what is write-protected.
@@ -45,21 +45,22 @@ pub(crate) struct ForkCopy {
 }
 
 impl ForkCopy {
-    /// The absent entry as the child has it.
+    /// The child's form of the absent entry.
     fn absent<A: Arch>(&self, entry: Entry) -> Entry {
         if self.userfault { entry } else { A::strip_absent_userfault(entry) }
     }
 }
 
 impl<'m, P: Platform> PageTable<'m, P> {
-    /// Copies what the range maps into `child`, a tree that nobody else can reach yet, and
-    /// write-protects both sides where writes are private. Pinned pages of this side, `PROT_NONE`
-    /// ones too, are copied for the other, and stay as they are: who pinned them must go on seeing
-    /// this side's writes. What is stale here afterwards is in the gather. The caller keeps faults
-    /// out of the range. One pass over the runs; a folio is counted up once a run.
+    /// Copies the range's entries into `child`, a tree that no other thread can reach yet, and
+    /// write-protects both sides if writes are private. Pinned pages of this side, `PROT_NONE` ones
+    /// too, are copied for the child, and stay as they are: the holder of the pin must still see
+    /// this side's writes. Entries that are stale on this side afterwards are in the gather. The
+    /// caller keeps faults out of the range. One pass over the runs; a folio's count rises once per
+    /// run.
     ///
-    /// On failure, and where a fatal signal came, `child` has a part, and the pages of that part
-    /// are write-protected here; the next write gets its permission back.
+    /// On failure, and after a fatal signal, `child` has a part, and the pages of that part are
+    /// write-protected here; the next write restores its permission.
     pub(crate) fn copy_to(
         &self,
         child: &Self,
@@ -72,10 +73,10 @@ impl<'m, P: Platform> PageTable<'m, P> {
         result
     }
 
-    /// Copies part by part. Where there is no memory at once, or pages have to be copied, lets the
-    /// locks of both sides go, and goes on from there: neither side has changed meanwhile but for
-    /// what a truncation takes away, since the parent's VMAs are held for writing and nobody else
-    /// knows the child.
+    /// Copies part by part. If memory is not available at once, or pages must be copied, releases
+    /// the locks of both sides, and resumes from there. Neither side has changed by then, except
+    /// for entries that a truncation removes: the parent's VMAs are held for writing, and no other
+    /// thread knows the child.
     fn copy_parts(
         &self,
         child: &Self,
@@ -119,7 +120,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
                 self.flush(gather, &mut counts);
                 self.stats.add(&counts);
             }
-            // They wait for locked VMAs by sleeping, but spin for a pending flush.
+            // Other threads sleep while they wait for locked VMAs, but spin for a pending flush.
             if !gather.is_stale() {
                 self.memory.platform.yield_if_due();
                 piece = 0;
@@ -128,7 +129,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     }
 }
 
-/// What a copy takes while locks are held.
+/// The memory that a copy may use while it holds locks.
 struct Supplies<'m, P: Platform> {
     tables: TablePool<'m, P>,
 }
@@ -140,22 +141,23 @@ impl<'m, P: Platform> Supplies<'m, P> {
     }
 }
 
-/// So many of the child's tables are zeroed under locks; one run more may need one on each level,
-/// and one on deposit. Together they are at most 64 KiB.
+/// The most tables of the child that are zeroed under locks; one run more may need one on each
+/// level, and one on deposit. Together they are at most 64 KiB.
 const TABLES_ZEROED: u64 = 10;
 
-/// After so many parts, other threads may run: about as many tables as one flush covers.
+/// Other threads may run after this many parts: about as many tables as one flush covers.
 const PARTS: u32 = 8;
 
-/// Why a copy stops before its end.
+/// The reason why a copy stops before its end.
 enum CopyStop {
-    /// There was no memory at once for what comes from this address on.
+    /// No memory was available at once for the pages from this address on.
     Short(VirtAddr),
-    /// So much was zeroed that the locks are let go; this address comes next.
+    /// Enough was zeroed for one lock span; the copy resumes at this address.
     Zeroed(VirtAddr),
-    /// As many tables are marked as one flush covers; this address comes next, in another table.
+    /// As many tables are marked as one flush covers; the copy resumes at this address, in another
+    /// table.
     Full(VirtAddr),
-    /// This comes next, and has to be copied.
+    /// This run is next, and must be copied.
     Pinned(PinnedRun),
     /// A folio cannot be mapped once more, or a huge leaf has no deposit.
     Refused,
@@ -205,7 +207,7 @@ fn copy_locked<'m, P: Platform>(
     Ok(())
 }
 
-/// The child's table for the run, with a deposit for a huge leaf or its like.
+/// The child's table for the run, with a deposit for a huge leaf or a similar entry.
 fn target_table<'m, P: Platform>(
     target: &mut Cursor<'_, 'm, P>,
     run: &Run<P::Arch>,
@@ -261,15 +263,15 @@ fn copy_leaves<P: Platform>(
     Ok(())
 }
 
-/// The folio of a run that begins with `first`, if it is a private one of this side alone and
-/// somebody has pinned it.
+/// The folio of a run that begins with `first`, if this side maps it privately and the folio is
+/// anonymous and pinned.
 fn pinned<P: Platform>(source: &Cursor<'_, '_, P>, first: Frame, what: &ForkCopy) -> Option<Folio> {
     let frames = &source.page_table.memory.frames;
     let folio = frames.folio_of(first).filter(|_| what.copied == Copied::Private)?;
     (frames.pins(folio) > 0 && frames.is_anonymous(folio)).then_some(folio)
 }
 
-/// Takes a reference for the copy, which keeps the pages when the locks are gone.
+/// Takes a reference for the copy, which keeps the pages after the locks are released.
 fn stop_at_pinned<P: Platform>(
     source: &Cursor<'_, '_, P>,
     run: &Run<P::Arch>,
