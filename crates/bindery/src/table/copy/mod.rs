@@ -84,7 +84,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         gather: &mut Gather,
         supplies: &mut Supplies<'m, P>,
     ) -> Result<(), Failure> {
-        let (mut parts, mut piece) = (Chunks::of(what.range), 0);
+        let mut parts = Chunks::of(what.range);
         loop {
             let stopped = {
                 let own = Some(&*gather);
@@ -101,7 +101,9 @@ impl<'m, P: Platform> PageTable<'m, P> {
                 Err(CopyStop::Zeroed(at)) => parts.go_on_from(at),
                 Err(CopyStop::Full(at)) => {
                     parts.go_on_from(at);
-                    piece = PARTS;
+                    let mut counts = Counts::default();
+                    self.flush(gather, &mut counts);
+                    self.stats.add(&counts);
                 }
                 Err(CopyStop::Refused) => return Err(Failure::NoMemory),
                 Err(CopyStop::Short(at)) => {
@@ -114,16 +116,9 @@ impl<'m, P: Platform> PageTable<'m, P> {
                 }
             }
             interrupt::check(&self.memory.platform)?;
-            piece += 1;
-            if piece >= PARTS && gather.is_stale() {
-                let mut counts = Counts::default();
-                self.flush(gather, &mut counts);
-                self.stats.add(&counts);
-            }
-            // Other threads sleep while they wait for locked VMAs, but spin for a pending flush.
+            // Other threads wait for locked VMAs by sleeping, but spin for a pending flush.
             if !gather.is_stale() {
                 self.memory.platform.yield_if_due();
-                piece = 0;
             }
         }
     }
@@ -144,9 +139,6 @@ impl<'m, P: Platform> Supplies<'m, P> {
 /// The most tables of the child that are zeroed under locks; one run more may need one on each
 /// level, and one on deposit. Together they are at most 64 KiB.
 const TABLES_ZEROED: u64 = 10;
-
-/// Other threads may run after this many parts: about as many tables as one flush covers.
-const PARTS: u32 = 8;
 
 /// The reason why a copy stops before its end.
 enum CopyStop {
