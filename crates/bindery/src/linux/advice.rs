@@ -46,7 +46,30 @@ fn advice(number: i32) -> Option<Advice> {
 
 /// Whether one process may give the advice about another's memory.
 fn is_for_others(advice: Advice) -> bool {
-    matches!(advice, Advice::Cold | Advice::PageOut | Advice::WillNeed | Advice::Collapse)
+    match advice {
+        Advice::Cold | Advice::PageOut | Advice::WillNeed | Advice::Collapse => true,
+        Advice::Normal
+        | Advice::Random
+        | Advice::Sequential
+        | Advice::DontNeed
+        | Advice::DontNeedLocked
+        | Advice::Free
+        | Advice::Remove
+        | Advice::DontFork
+        | Advice::DoFork
+        | Advice::WipeOnFork
+        | Advice::KeepOnFork
+        | Advice::DontDump
+        | Advice::DoDump
+        | Advice::Mergeable
+        | Advice::Unmergeable
+        | Advice::Huge
+        | Advice::NoHuge
+        | Advice::PopulateRead
+        | Advice::PopulateWrite
+        | Advice::GuardInstall
+        | Advice::GuardRemove => false,
+    }
 }
 
 pub(super) fn madvise<'m, P: Platform>(

@@ -11,152 +11,18 @@ use crate::table::zap::Flush;
 use crate::table::zap_except::{Exceptions, Protected, Spared};
 use crate::tlb::Gather;
 
+use super::advice::{Advice, Call, Change, EntryChange, Loss, VmaChange};
 use super::change::Removed;
 use super::parts::Parts;
-use super::populate::Want;
 use super::vma::{MappingFlags, Protection, Vma};
 use super::{AddressSpace, MmapLocked};
 
-/// Advice of a program about a range of its memory.
-///
-/// ```
-/// use bindery::addr::VirtAddr;
-/// use bindery::{Advice, AddressSpace, Error, Platform};
-///
-/// fn forget<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr) -> Result<(), Error> {
-///     space.madvise(at, 1 << 20, Advice::DontNeed)
-/// }
-/// ```
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
-#[non_exhaustive]
-pub enum Advice {
-    /// Nothing special (`MADV_NORMAL`).
-    Normal,
-    /// Pages are used in no order (`MADV_RANDOM`).
-    Random,
-    /// Pages are used in order (`MADV_SEQUENTIAL`).
-    Sequential,
-    /// Pages are used soon (`MADV_WILLNEED`): those in swap come in, as long as memory is not short.
-    /// Pages of files do not.
-    WillNeed,
-    /// The contents are not needed any more (`MADV_DONTNEED`).
-    DontNeed,
-    /// As `DontNeed`, of locked memory too (`MADV_DONTNEED_LOCKED`).
-    DontNeedLocked,
-    /// The contents are not needed any more, unless they are written again before memory is short
-    /// (`MADV_FREE`). Those in swap are gone at once. A large folio that the range covers in part is
-    /// split; one that another process maps, or somebody has pinned, is left alone.
-    Free,
-    /// The contents are not used for a while (`MADV_COLD`). Large folios are split or left alone as
-    /// with [`Advice::Free`].
-    Cold,
-    /// The contents are not used for a while, and may leave memory now (`MADV_PAGEOUT`). Large
-    /// folios are split or left alone as with [`Advice::Free`].
-    PageOut,
-    /// The contents of the object are not needed any more (`MADV_REMOVE`).
-    Remove,
-    /// A child does not inherit it (`MADV_DONTFORK`).
-    DontFork,
-    /// A child inherits it (`MADV_DOFORK`).
-    DoFork,
-    /// A child inherits it empty (`MADV_WIPEONFORK`).
-    WipeOnFork,
-    /// A child inherits it with its contents (`MADV_KEEPONFORK`).
-    KeepOnFork,
-    /// It is not part of a core dump (`MADV_DONTDUMP`).
-    DontDump,
-    /// It is part of a core dump (`MADV_DODUMP`).
-    DoDump,
-    /// Pages with equal contents may be merged (`MADV_MERGEABLE`). They never are, as on a Linux
-    /// whose `ksmd` was not started. No effect on memory that is not private.
-    Mergeable,
-    /// Pages may not be merged (`MADV_UNMERGEABLE`).
-    Unmergeable,
-    /// Large folios are wanted (`MADV_HUGEPAGE`).
-    Huge,
-    /// Large folios are not wanted (`MADV_NOHUGEPAGE`).
-    NoHuge,
-    /// Large folios are wanted now (`MADV_COLLAPSE`).
-    Collapse,
-    /// All pages are to be readable without a fault (`MADV_POPULATE_READ`).
-    PopulateRead,
-    /// All pages are to be writable without a fault (`MADV_POPULATE_WRITE`).
-    PopulateWrite,
-    /// An access raises a signal, whatever the protection allows (`MADV_GUARD_INSTALL`).
-    GuardInstall,
-    /// Guards are removed (`MADV_GUARD_REMOVE`).
-    GuardRemove,
-}
-
-impl Advice {
-    /// All of them, for tests of what holds for each.
-    #[cfg(any(test, feature = "testing"))]
-    pub const ALL: &[Self] = &[
-        Self::Normal,
-        Self::Random,
-        Self::Sequential,
-        Self::WillNeed,
-        Self::DontNeed,
-        Self::DontNeedLocked,
-        Self::Free,
-        Self::Cold,
-        Self::PageOut,
-        Self::Remove,
-        Self::DontFork,
-        Self::DoFork,
-        Self::WipeOnFork,
-        Self::KeepOnFork,
-        Self::DontDump,
-        Self::DoDump,
-        Self::Mergeable,
-        Self::Unmergeable,
-        Self::Huge,
-        Self::NoHuge,
-        Self::Collapse,
-        Self::PopulateRead,
-        Self::PopulateWrite,
-        Self::GuardInstall,
-        Self::GuardRemove,
-    ];
-
-    /// Whether each page is looked at and nothing depends on its being all of them, so that the
-    /// call may stop anywhere.
-    fn looks_at_pages(self) -> bool {
-        matches!(self, Self::Free | Self::Cold | Self::PageOut)
-    }
-
-    /// Whether it changes nothing but what a mapping is for.
-    fn is_about_flags(self) -> bool {
-        !matches!(
-            self,
-            Self::DontNeed
-                | Self::DontNeedLocked
-                | Self::Free
-                | Self::Cold
-                | Self::PageOut
-                | Self::GuardInstall
-                | Self::GuardRemove
-        )
-    }
-
-    /// Whether it throws contents away that a userfaultfd's handler may know.
-    fn drops_contents(self) -> bool {
-        matches!(self, Self::DontNeed | Self::DontNeedLocked | Self::Free | Self::Remove)
-    }
-
-    /// Whether it throws contents away, or what a child would get of them.
-    fn discards(self) -> bool {
-        matches!(
-            self,
-            Self::DontNeed
-                | Self::DontNeedLocked
-                | Self::Free
-                | Self::Remove
-                | Self::DontFork
-                | Self::WipeOnFork
-                | Self::GuardInstall
-        )
-    }
+/// Advice to the VMAs of a range, from a thread with `rights` to their protection keys.
+#[derive(Clone, Copy)]
+struct VmaAdvice {
+    change: VmaChange,
+    loss: Loss,
+    rights: KeyRights,
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
@@ -204,37 +70,34 @@ impl<P: Platform> AddressSpace<'_, P> {
         if range.is_empty() {
             return Ok(());
         }
-        if self.has_userfaults() && advice.drops_contents() {
+        let effect = advice.effect();
+        if effect.loss == Loss::Contents && self.has_userfaults() {
             self.tell_of_removal(range)?;
         }
-        match advice {
-            Advice::WillNeed => return self.will_need(range),
-            Advice::PopulateRead => return self.populate_as(range, Want::Readable),
-            Advice::PopulateWrite => return self.populate_as(range, Want::Writable),
-            Advice::Remove => return self.remove_contents(range),
-            Advice::Collapse => return self.collapse_range(range),
-            _ => {}
+        match effect.change {
+            Change::Call(Call::WillNeed) => self.will_need(range),
+            Change::Call(Call::Populate(want)) => self.populate_as(range, want),
+            Change::Call(Call::Remove) => self.remove_contents(range, effect.loss),
+            Change::Call(Call::Collapse) => self.collapse_range(range),
+            Change::Vmas(change) => {
+                let advice = VmaAdvice { change, loss: effect.loss, rights };
+                let result = self.page_table.memory.outermost(|| self.advise_once(range, advice));
+                match change {
+                    VmaChange::Entries(_) => result,
+                    // As Linux: a mapping that cannot be cut now may be cut later.
+                    VmaChange::Flags(_) => result.map_err(|error| {
+                        let later = matches!(error, Error::OutOfMemory | Error::TooManyMappings);
+                        if later { Error::TryAgain } else { error }
+                    }),
+                }
+            }
         }
-        let result = self.page_table.memory.outermost(|| self.advise_once(range, advice, rights));
-        if advice.is_about_flags() {
-            // As Linux: a mapping that cannot be cut now may be cut later.
-            return result.map_err(|error| match error {
-                Error::OutOfMemory | Error::TooManyMappings => Error::TryAgain,
-                error => error,
-            });
-        }
-        result
     }
 
-    /// What lies before an error is done, and is as it should be when it is done once more.
-    fn advise_once(
-        &self,
-        range: VirtRange,
-        advice: Advice,
-        rights: KeyRights,
-    ) -> Result<(), Failure> {
+    /// The part before an error is done; a second attempt does it again without harm.
+    fn advise_once(&self, range: VirtRange, advice: VmaAdvice) -> Result<(), Failure> {
         self.transaction(|mm, gather, removed| {
-            self.advise_locked(mm, range, advice, rights, gather, removed)
+            self.advise_locked(mm, range, advice, gather, removed)
         })
     }
 
@@ -254,45 +117,53 @@ impl<P: Platform> AddressSpace<'_, P> {
         &self,
         mm: &MmapLocked,
         range: VirtRange,
-        advice: Advice,
-        rights: KeyRights,
+        advice: VmaAdvice,
         gather: &mut Gather,
         removed: &mut Removed,
     ) -> Result<(), Failure> {
         let mut parts = Parts::of(range);
         while let Some((vma, part)) = parts.next(mm, self) {
-            if !may_be_advised(vma, advice, rights) {
+            if !may_be_advised(vma, advice.loss, advice.rights) {
                 return Err(Error::Sealed(part.start()).into());
             }
-            if advice.looks_at_pages() {
-                interrupt::check(self.platform())?;
+            match advice.change {
+                VmaChange::Entries(change) => {
+                    if change.is_page_by_page() {
+                        interrupt::check(self.platform())?;
+                    }
+                    self.change_entries(mm, vma, part, change, gather)?;
+                }
+                VmaChange::Flags(change) => {
+                    let flags = change.of(vma)?;
+                    if flags != vma.flags() {
+                        self.with_flags(mm, vma, part, flags, removed, |_| Ok(()))?;
+                    }
+                }
             }
-            self.advise(mm, vma, part, advice, gather, removed)?;
         }
         Ok(parts.end()?)
     }
 
-    fn advise(
+    fn change_entries(
         &self,
         mm: &MmapLocked,
         vma: &Vma,
         part: VirtRange,
-        advice: Advice,
+        change: EntryChange,
         gather: &mut Gather,
-        removed: &mut Removed,
     ) -> Result<(), Failure> {
         let locked = vma.has(MappingFlags::LOCKED);
-        match advice {
-            Advice::DontNeed if locked => Err(Error::Invalid.into()),
-            Advice::DontNeed | Advice::DontNeedLocked => Ok(self.drop_contents(vma, part, gather)?),
-            Advice::Free if locked || !vma.is_anonymous() => Err(Error::Invalid.into()),
-            Advice::Free => Ok(self.forget_contents(vma, part, Forget::Use, gather)?),
-            Advice::Cold | Advice::PageOut if locked => Err(Error::Invalid.into()),
-            // What may vanish when memory is short vanishes: there is no need of a place for it.
-            Advice::PageOut if vma.has(MappingFlags::DROPPABLE) => {
+        match change {
+            EntryChange::Drop { locked: false } if locked => Err(Error::Invalid.into()),
+            EntryChange::Drop { .. } => Ok(self.drop_contents(vma, part, gather)?),
+            EntryChange::Free if locked || !vma.is_anonymous() => Err(Error::Invalid.into()),
+            EntryChange::Free => Ok(self.forget_contents(vma, part, Forget::Use, gather)?),
+            EntryChange::Cold | EntryChange::PageOut if locked => Err(Error::Invalid.into()),
+            // Droppable pages need no place in swap.
+            EntryChange::PageOut if vma.has(MappingFlags::DROPPABLE) => {
                 Ok(self.drop_contents(vma, part, gather)?)
             }
-            Advice::PageOut
+            EntryChange::PageOut
                 if self.page_table.memory.has_swap()
                     && (vma.group_pointer().is_some() || shared_memory(vma).is_some()) =>
             {
@@ -302,18 +173,11 @@ impl<P: Platform> AddressSpace<'_, P> {
                 shared_memory(vma)
                     .map_or(Ok(()), |object| self.page_out_shared(vma, object, part, gather))
             }
-            Advice::Cold | Advice::PageOut => {
+            EntryChange::Cold | EntryChange::PageOut => {
                 Ok(self.forget_contents(vma, part, Forget::Accessed, gather)?)
             }
-            Advice::GuardInstall => self.install_guards(mm, vma, part, gather),
-            Advice::GuardRemove => Ok(self.remove_guards(vma, part)?),
-            _ => {
-                let flags = advised_flags(vma, advice)?;
-                if flags == vma.flags() {
-                    return Ok(());
-                }
-                self.with_flags(mm, vma, part, flags, removed, |_| Ok(()))
-            }
+            EntryChange::InstallGuards => self.install_guards(mm, vma, part, gather),
+            EntryChange::RemoveGuards => Ok(self.remove_guards(vma, part)?),
         }
     }
 
@@ -340,20 +204,21 @@ impl<P: Platform> AddressSpace<'_, P> {
             self.page_table.prune(VirtAddr(part.end().0 - 1), gather);
             zapped
         };
-        // Before a fault is let in: it would map a new page while others still use the old.
+        // Before the VMA is unlocked: a fault would map a new page while stale TLB entries reach the
+        // old one.
         self.flush(gather);
         drop(locked);
         zapped
     }
 
-    /// Throws away what objects have in the range (`MADV_REMOVE`).
-    fn remove_contents(&self, range: VirtRange) -> Result<(), Error> {
+    /// Punches a hole in the objects behind the range (`MADV_REMOVE`).
+    fn remove_contents(&self, range: VirtRange, loss: Loss) -> Result<(), Error> {
         let mut parts = Parts::of(range);
         loop {
             let (object, offset, length) = {
                 let mm = self.mmap_lock.lock();
                 let Some((vma, part)) = parts.next(&mm, self) else { break };
-                if !may_be_advised(vma, Advice::Remove, KeyRights::ALL) {
+                if !may_be_advised(vma, loss, KeyRights::ALL) {
                     return Err(Error::Sealed(part.start()));
                 }
                 if vma.has(MappingFlags::LOCKED) {
@@ -363,8 +228,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 if !vma.has(MappingFlags::SHARED | MappingFlags::MAY_WRITE) {
                     return Err(Error::AccessDenied);
                 }
-                // Behind all that an object can have, where that is too much: `Invalid`, as on
-                // Linux.
+                // Saturated, the offset lies behind the largest object: `Invalid`, as on Linux.
                 let offset = vma.page_offset_of(part.start()).saturating_mul(PAGE_SIZE);
                 (object, offset, part.len())
             };
@@ -374,42 +238,16 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 }
 
-/// The object that the mapping shows, if that is shared memory.
+/// The object of the mapping, if it is shared memory.
 pub(super) fn shared_memory(vma: &Vma) -> Option<&ObjectState> {
     vma.object().filter(|object| !object.is_file())
 }
 
 /// Whether a sealed mapping allows the advice: anonymous contents that the program could not
 /// overwrite anyway must not vanish (mseal(2)).
-fn may_be_advised(vma: &Vma, advice: Advice, rights: KeyRights) -> bool {
+fn may_be_advised(vma: &Vma, loss: Loss, rights: KeyRights) -> bool {
     !vma.has(MappingFlags::SEALED)
-        || !advice.discards()
+        || loss == Loss::Nothing
         || !vma.is_anonymous()
         || vma.protection().contains(Protection::WRITE) && rights.may_store(vma.flags().key())
-}
-
-/// The flags that a mapping has after the advice.
-fn advised_flags(vma: &Vma, advice: Advice) -> Result<MappingFlags, Error> {
-    let flags = vma.flags();
-    let order = MappingFlags::SEQUENTIAL | MappingFlags::RANDOM;
-    Ok(match advice {
-        Advice::Normal => flags - order,
-        Advice::Random => (flags - order) | MappingFlags::RANDOM,
-        Advice::Sequential => (flags - order) | MappingFlags::SEQUENTIAL,
-        Advice::DontFork => flags | MappingFlags::DONT_FORK,
-        Advice::DoFork => flags - MappingFlags::DONT_FORK,
-        Advice::WipeOnFork if !vma.is_anonymous() => return Err(Error::Invalid),
-        Advice::WipeOnFork => flags | MappingFlags::WIPE_ON_FORK,
-        Advice::KeepOnFork | Advice::DoDump if vma.has(MappingFlags::DROPPABLE) => {
-            return Err(Error::Invalid);
-        }
-        Advice::KeepOnFork => flags - MappingFlags::WIPE_ON_FORK,
-        Advice::DontDump => flags | MappingFlags::DONT_DUMP,
-        Advice::DoDump => flags - MappingFlags::DONT_DUMP,
-        Advice::Mergeable => flags | super::merging::mergeable(flags),
-        Advice::Unmergeable => flags - MappingFlags::MERGEABLE,
-        Advice::Huge => (flags - MappingFlags::NO_HUGE) | MappingFlags::HUGE,
-        Advice::NoHuge => (flags - MappingFlags::HUGE) | MappingFlags::NO_HUGE,
-        _ => return Err(Error::Invalid),
-    })
 }

@@ -19,6 +19,7 @@
 //! | `pkey`, `shmdt`, `dev_zero` | `pkey_alloc(2)`; `shmdt(2)`; `mmap(2)` of `/dev/zero` |
 //! | `guard_pages`, `collapse` and `census`, `page_out` | the larger operations of `madvise(2)` |
 //! | `forget` | `MADV_COLD` and `MADV_FREE` |
+//! | `advice` | the kinds of advice and the table of their effects |
 //! | `will_need` | `MADV_WILLNEED` |
 //! | `scan_pages` | `ioctl(PAGEMAP_SCAN)` |
 //! | `populate` | pages that come before the first access (`MAP_POPULATE`, `mlock`) |
@@ -33,6 +34,7 @@
 //! | `user_copy` | a program's memory, read and written from outside |
 //! | `inspect`, `resident`, `procfs` | what tests, debuggers and `/proc` read |
 
+mod advice;
 mod brk;
 mod census;
 mod change;
@@ -107,12 +109,12 @@ use crate::userfault::release as release_userfault;
 pub(crate) use self::userfault::Batches;
 pub use self::userfault::{FillMode, FillSource, MoveMode, PartialFill, WriteProtectMode};
 pub use crate::vma::{MappingFlags, Protection};
+pub use advice::Advice;
 pub use collapse::{CollapseLimits, CollapseProgress};
 pub use fault::{Access, Resolved};
 pub use folio::FolioError;
 pub use inspect::{Inspection, Mapping};
 pub use limits::{Limits, Locking, Usage};
-pub use madvise::Advice;
 pub use map_request::{FileAccess, MapFlags, MapObject, MapRequest, Place, Sharing};
 pub use mincore::Residence;
 pub use mlock::{LockAll, LockPages};
