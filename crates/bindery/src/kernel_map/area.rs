@@ -1,8 +1,8 @@
 //! Areas: ranges of addresses, each with one owner.
 //!
-//! All areas are in one index by address. It finds the lowest gap that fits, and the area of an
-//! address, in logarithmic time. The lock of the freed list is the index's writer lock; it is held
-//! for one search.
+//! All areas are in one index by address. The index finds the lowest gap that fits, or the area of
+//! an address, in logarithmic time. The lock of the freed list is the index's writer lock; a caller
+//! holds it for one search.
 
 use crate::error::Failure;
 use core::ptr::{self, NonNull};
@@ -21,30 +21,30 @@ use super::blocks::Blocks;
 use super::request::{AreaKind, KernelArea, Pauses, Pieces};
 use super::{KernelMap, KernelMapError};
 
-/// What is known of an area. Fields that change are written by the caller that has the area busy,
-/// or under the lock.
+/// An area's record. Fields that change are written by the caller that has claimed the area, or
+/// under the lock.
 pub(crate) struct Area {
     links: Links<Self>,
     start: AtomicU64,
-    /// With the guard page, and what a smaller size has left.
+    /// Includes the guard page, and the addresses that a shrunken area has kept.
     end: AtomicU64,
-    /// Pages that are mapped, or are to be.
+    /// Pages that are or will be mapped.
     pages: AtomicU64,
     state: AtomicU8,
     pub(super) kind: AreaKind,
     pub(super) pieces: Pieces,
     pub(super) pauses: Pauses,
     pub(super) memory: MemoryType,
-    /// The frames that it owns.
+    /// The area's own frames.
     pub(super) blocks: Blocks,
     /// The next in the freed list, or in a purge.
     next: AtomicPtr<Self>,
 }
 
-/// In an area's state, beside [`State::Busy`]: somebody waits for the claim to end.
+/// A bit in an area's state, beside [`State::Busy`]: a thread waits for the claim to end.
 const WANTED: u8 = 1 << 7;
 
-/// Who has an area.
+/// The owner of an area.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(super) enum State {
@@ -52,11 +52,11 @@ pub(super) enum State {
     Busy,
     /// The caller that was given the address.
     Live,
-    /// Nobody; it waits for a purge.
+    /// No owner: the area waits for a purge.
     Freed,
     /// The purge.
     Purging,
-    /// The purge, which has seen what lies around it.
+    /// The purge, which has looked up the areas around it.
     Surveyed,
 }
 
@@ -96,7 +96,7 @@ impl Area {
         self.end.load(Relaxed)
     }
 
-    /// An area that a caller is about to make, nowhere yet.
+    /// An area for a caller that is about to map it; not in the index yet.
     pub(super) fn new(kind: AreaKind, pieces: Pieces, pauses: Pauses, memory: MemoryType) -> Self {
         Self {
             links: Links::new(),
@@ -118,7 +118,7 @@ impl Area {
         VirtRange::raw(self.start(), self.start() + self.pages() * PAGE_SIZE)
     }
 
-    /// Pages that are mapped, or are to be.
+    /// Pages that are or will be mapped.
     pub(super) fn pages(&self) -> u64 {
         self.pages.load(Relaxed)
     }
@@ -142,7 +142,7 @@ impl Area {
     }
 
     pub(super) fn set_state(&self, state: State) {
-        // Release: who claims the area sees what was done to it.
+        // Release: the next claimer sees all changes to the area.
         self.state.store(state as u8, Release);
     }
 
@@ -152,8 +152,8 @@ impl Area {
         self.state.fetch_or(WANTED, AcqRel) & !WANTED == State::Busy as u8
     }
 
-    /// Ends a claim. Says whether somebody waits for that. Nobody knows how long the area lives
-    /// from then on.
+    /// Ends a claim. Returns whether a thread waits for that. From then on another caller may free
+    /// the area at any time.
     fn end_claim(&self, state: State) -> bool {
         self.state.swap(state as u8, AcqRel) & WANTED != 0
     }
@@ -166,18 +166,18 @@ impl Area {
         self.next.store(next.map_or(ptr::null_mut(), NonNull::as_ptr), Relaxed);
     }
 
-    /// Whether somebody was given its address.
+    /// Whether a caller owns its address.
     pub(crate) fn is_live(&self) -> bool {
         self.state() == State::Live
     }
 
-    /// Whether its frames are its own. For the auditor.
+    /// Whether the area owns its frames. For the auditor.
     pub(crate) fn owns_frames(&self) -> bool {
         self.kind == AreaKind::Vmalloc
     }
 
-    /// Whether a leaf of `level`, in a contiguous run or not, of this type may be in it. For the
-    /// auditor.
+    /// Whether the area may have a leaf of `level` and of this type, in a contiguous run or not.
+    /// For the auditor.
     pub(crate) fn allows<A>(&self, level: Level<A>, contig: bool, memory: MemoryType) -> bool {
         let single = level == Level::PTE && !contig;
         // Some architectures know fewer types.
@@ -186,7 +186,7 @@ impl Area {
         same && (single || self.pieces == Pieces::Largest)
     }
 
-    /// The blocks of frames that it owns: heads and orders. For the auditor.
+    /// The blocks of frames that the area owns: heads and orders. For the auditor.
     pub(crate) fn frames<'a, P: Platform>(
         &'a self,
         memory: &'a Memory<P>,
@@ -194,7 +194,7 @@ impl Area {
         self.blocks.iter(memory)
     }
 
-    /// What users are told of it.
+    /// The area as its users see it.
     pub(super) fn describe(&self) -> KernelArea {
         KernelArea { range: self.range(), kind: self.kind }
     }
@@ -203,17 +203,18 @@ impl Area {
 /// The areas that wait for a purge, the last first.
 pub(super) struct FreedList {
     pub(super) first: Option<NonNull<Area>>,
-    /// Pages of their ranges.
+    /// The pages of their ranges.
     pub(super) pages: u64,
-    /// Those that the purge under way has still to look at.
+    /// Areas that the current purge has still to process.
     pub(super) detached: Option<NonNull<Area>>,
-    /// From the lowest address to the highest of those, until the TLBs have forgotten them.
+    /// From the lowest to the highest address of `detached`; `None` once the TLBs hold none of
+    /// them.
     pub(super) detached_freeable: Option<VirtRange>,
-    /// Where the last search for free addresses ended; forgotten when any become free.
+    /// The end of the last search for free addresses; cleared when addresses become free.
     pub(super) last_found: Option<LastFound>,
 }
 
-/// A stretch that was found: below it, there is none that would have done.
+/// The gap that the last search found. No lower gap satisfied that request.
 pub(super) struct LastFound {
     area: NonNull<Area>,
     length: u64,
@@ -221,8 +222,8 @@ pub(super) struct LastFound {
     congruent: u64,
 }
 
-// SAFETY: the pointers lead to an `Area`, which is made of atomics and of what never changes; the
-// areas belong to the map, and any CPU may work on them.
+// SAFETY: the pointers lead to an `Area`, whose fields are atomic or never change; the areas belong
+// to the map, and any CPU may work on them.
 unsafe impl Send for FreedList {}
 
 impl FreedList {
@@ -231,7 +232,7 @@ impl FreedList {
     }
 }
 
-/// Where an area may lie.
+/// A constraint on an area's address.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Placement {
     /// Without the guard page.
@@ -241,20 +242,20 @@ pub(super) struct Placement {
     pub(super) congruent: u64,
 }
 
-/// An area that the caller has busy: nobody else changes or frees it.
+/// A claimed area: no other caller changes or frees it.
 #[derive(Clone, Copy)]
 pub(super) struct Claim(pub(super) NonNull<Area>);
 
 impl<P: Platform> KernelMap<'_, P> {
     #[inline]
     pub(super) fn area(&self, area: NonNull<Area>) -> &Area {
-        // SAFETY: areas are freed after a purge has taken them out of the index, and all read
-        // sections of that time have been left (`Memory::free_after_readers`). Callers hold the
-        // lock of the freed list, are in a read section, have claimed the area, or are the purge.
+        // SAFETY: areas are freed after a purge has taken them out of the index, and after all read
+        // sections of that time have ended (`Memory::free_after_readers`). Callers hold the lock of
+        // the freed list, are in a read section, have claimed the area, or are the purge.
         unsafe { area.as_ref() }
     }
 
-    /// Takes free addresses for a new area, which begins busy.
+    /// Reserves free addresses for a new area, which begins busy.
     fn reserve(
         &self,
         placement: Placement,
@@ -262,7 +263,7 @@ impl<P: Platform> KernelMap<'_, P> {
     ) -> Result<Claim, Failure<KernelMapError>> {
         let memory = self.memory;
         let mut area = None;
-        // Freed areas may hold what is missing: addresses, and memory.
+        // A purge of freed areas may provide missing addresses or memory.
         for attempt in [Attempt::First, Attempt::AfterPurge] {
             if attempt == Attempt::AfterPurge {
                 self.purge_freed();
@@ -277,12 +278,13 @@ impl<P: Platform> KernelMap<'_, P> {
             }
         }
         let Some(area) = area else { return Err(Failure::NoMemory) };
-        // SAFETY: it came from this slab and was in no index, so nobody has seen it.
+        // SAFETY: it came from this slab and was never in an index, so no other reference exists.
         unsafe { memory.slab::<Area>().free(&memory.frames, &memory.platform, area) };
         Err(KernelMapError::OutOfAddresses.into())
     }
 
-    /// As [`KernelMap::reserve`] at the best place, else where only `least` is asked for, in bytes.
+    /// Like [`KernelMap::reserve`], at the best-aligned place, or else anywhere with an alignment
+    /// of only `least` bytes.
     pub(super) fn reserve_at_best(
         &self,
         best: Placement,
@@ -297,14 +299,14 @@ impl<P: Platform> KernelMap<'_, P> {
         }
     }
 
-    /// Puts the area at the lowest place that does.
+    /// Inserts the area at the lowest gap that satisfies `placement`.
     fn insert(&self, area: NonNull<Area>, placement: &Placement) -> bool {
         let Placement { pages, align, congruent } = *placement;
         let length = (pages + 1) * PAGE_SIZE;
         let (low, high) = (self.arena.start().0, self.arena.end().0);
         let mut freed = self.freed.lock();
-        // What did not do for the last does not do for one that asks for as much. (Mostly, areas of
-        // one kind are made one after the other.)
+        // A gap that was too small or unaligned for the last request is so for an equal or larger
+        // one. (Mostly, areas of one kind are made in a row.)
         let after = freed.last_found.as_ref().and_then(|found| {
             let alike = (found.align, found.congruent) == (align, congruent);
             let after = || self.index.find_gap_after(found.area, length, align, congruent, high);
@@ -325,8 +327,7 @@ impl<P: Platform> KernelMap<'_, P> {
         true
     }
 
-    /// Takes the live area around `at` from everybody else. `fits` says whether it is one that the
-    /// caller can do something with.
+    /// Claims the live area around `at`. `fits` decides whether the caller can use it.
     pub(super) fn claim(
         &self,
         at: VirtAddr,
@@ -346,8 +347,8 @@ impl<P: Platform> KernelMap<'_, P> {
                         return Ok(Claim(node));
                     }
                     State::Busy => {
-                        // Read before the claim's holder is asked to tell its end, which changes
-                        // it.
+                        // Read before asking for the wakeup: the end of the claim changes the
+                        // counter.
                         let ended = self.claims_ended.load(Acquire);
                         if !area.want() {
                             continue;
@@ -359,12 +360,13 @@ impl<P: Platform> KernelMap<'_, P> {
                     }
                 }
             };
-            // Not on the area's own word: nothing keeps the area now.
+            // The thread parks on the map's counter, not on the area's state, since the area may be
+            // freed.
             self.memory.platform.park(&self.claims_ended, ended);
         }
     }
 
-    /// As [`KernelMap::claim`], for the area of this kind that starts at `start`.
+    /// Like [`KernelMap::claim`], for the area of this kind that starts at `start`.
     pub(super) fn claim_start(
         &self,
         start: VirtAddr,
@@ -384,21 +386,21 @@ impl<P: Platform> KernelMap<'_, P> {
 
     /// Publishes a claimed area: from here on, its address is valid.
     pub(super) fn release(&self, claim: Claim) {
-        // Without the lock: of a busy area, nobody else changes the state.
+        // No lock is needed: only the claimer changes the state of a busy area.
         if self.area(claim.0).end_claim(State::Live) {
             self.claim_ended();
         }
     }
 
-    /// Somebody waits for a claim that has ended.
+    /// Wakes the threads that wait for the end of a claim.
     #[cold]
     fn claim_ended(&self) {
         self.claims_ended.fetch_add(1, Release);
         self.memory.platform.unpark(&self.claims_ended);
     }
 
-    /// Takes the addresses from `end` on from a claimed area, of which nothing is left there;
-    /// `rest`, an area that is nowhere yet, leaves them to the next purge.
+    /// Takes the addresses from `end` on away from a claimed area, which has nothing mapped there.
+    /// `rest`, an area outside the index, receives them and waits for the next purge.
     pub(super) fn put_off_rest(&self, claim: Claim, end: u64, rest: NonNull<Area>) {
         let (area, tail) = (self.area(claim.0), self.area(rest));
         let mut freed = self.freed.lock();
@@ -413,8 +415,8 @@ impl<P: Platform> KernelMap<'_, P> {
         freed.first = Some(rest);
     }
 
-    /// Leaves a claimed area, whose entries are empty now, to the next purge. Says how many pages
-    /// wait for it.
+    /// Puts a claimed area, whose entries are empty now, on the list for the next purge. Returns
+    /// how many pages wait for it.
     pub(super) fn put_off(&self, claim: Claim) -> u64 {
         let area = self.area(claim.0);
         let mut freed = self.freed.lock();
@@ -428,7 +430,7 @@ impl<P: Platform> KernelMap<'_, P> {
     }
 }
 
-/// How often something was tried.
+/// Which try a retried operation is at.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Attempt {
     First,

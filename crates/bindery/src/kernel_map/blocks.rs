@@ -4,8 +4,8 @@
 //! area.blocks -> head 0x400 (order 9) -> head 0x37 (order 0) -> head 0x80 (order 4) -> none
 //! ```
 //!
-//! The list is in the order of the addresses. So the frames are freed without reading the tables,
-//! and neighbors in memory are freed as one.
+//! The list is in address order. So the frames are freed without reading the tables, and neighbors
+//! in memory are freed as one.
 
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -15,7 +15,7 @@ use crate::frame::meta::link;
 use crate::frame::meta::{Kind, NONE, state_of};
 use crate::platform::Platform;
 
-/// A list of blocks. Used by the call that has claimed the area, or by the purge.
+/// A list of blocks. Only the caller that has claimed the area, or the purge, uses it.
 pub(super) struct Blocks {
     first: AtomicU32,
     last: AtomicU32,
@@ -26,7 +26,7 @@ impl Blocks {
         Self { first: AtomicU32::new(NONE), last: AtomicU32::new(NONE) }
     }
 
-    /// Adds a block, fresh from the allocator, after the others.
+    /// Appends a block, fresh from the allocator.
     pub(super) fn push<P: Platform>(&self, memory: &Memory<P>, head: Frame, order: Order) {
         let meta = memory.frames.meta(head);
         meta.state.store(state_of(Kind::Kernel, order), Relaxed);
@@ -38,7 +38,7 @@ impl Blocks {
         self.last.store(head.0, Relaxed);
     }
 
-    /// Takes over the blocks of another list, before its own.
+    /// Prepends the blocks of another list.
     pub(super) fn prepend<P: Platform>(&self, memory: &Memory<P>, other: &Self) {
         let Some(last) = link(other.last.swap(NONE, Relaxed)) else { return };
         let own = self.first.swap(other.first.swap(NONE, Relaxed), Relaxed);
@@ -62,8 +62,8 @@ impl Blocks {
         })
     }
 
-    /// Cuts the list after `pages` pages; a block that lies across the cut becomes several, of
-    /// which the front ones stay. The part after the cut is the result.
+    /// Cuts the list after `pages` pages and returns the rest. A block across the cut is split into
+    /// several; the front ones stay.
     pub(super) fn cut<P: Platform>(&self, memory: &Memory<P>, pages: u64) -> Self {
         let after = Self::new();
         let mut left = pages;
@@ -108,7 +108,7 @@ impl Blocks {
             list.push(memory, block.plus(at), order);
             at += order.pages();
         }
-        // What was after the block is after its rest.
+        // The block's successor now follows its rest.
         match link(rest.last.load(Relaxed)) {
             Some(last) => memory.frames.meta(last).next.store(next, Relaxed),
             None => rest.first.store(next, Relaxed),
@@ -119,7 +119,7 @@ impl Blocks {
         after.first.store(rest.first.load(Relaxed), Relaxed);
     }
 
-    /// Gives all frames back. No TLB knows them any more.
+    /// Frees all frames. No TLB knows them any more.
     pub(super) fn free<P: Platform>(&self, memory: &Memory<P>) {
         let mut batch = memory.free_batch();
         let mut next = link(self.first.swap(NONE, Relaxed));
@@ -128,7 +128,7 @@ impl Blocks {
             let meta = memory.frames.meta(head);
             next = link(meta.next.load(Relaxed));
             let order = meta.order();
-            // Neighbors join it, and a head inside of what is free would be none.
+            // The block merges with its neighbors; a head inside the merged block would be wrong.
             meta.state.store(state_of(Kind::Tail, Order::PAGE), Relaxed);
             batch.push(head, order.pages());
         }

@@ -1,4 +1,4 @@
-//! Why a [`super::KernelMap`] refused.
+//! The reasons why a [`super::KernelMap`] refuses a call.
 
 use core::fmt;
 
@@ -29,13 +29,13 @@ pub enum KernelMapError {
     Empty,
     /// More pages than the arena has.
     TooLarge,
-    /// The alignment is no power of two, or less than a page.
+    /// The alignment is not a power of two, or is smaller than a page.
     BadAlignment,
-    /// The address is no multiple of the page size.
+    /// The address is not a multiple of the page size.
     Unaligned(VirtAddr),
-    /// Frames beyond the physical addresses.
+    /// The frames are beyond the physical addresses.
     BadFrames,
-    /// No access is allowed, or user mode is allowed, or a device would be executable.
+    /// The permissions allow no access, or user mode, or execution of device memory.
     BadPermissions,
     /// The architecture has no such type of memory.
     NoSuchMemoryType,
@@ -57,11 +57,11 @@ pub enum KernelMapError {
         /// The area.
         area: KernelArea,
     },
-    /// The area was made by another function.
+    /// Another function made the area.
     WrongKind {
         /// The area.
         area: KernelArea,
-        /// What the call is for.
+        /// The kind that the call works on.
         expected: AreaKind,
     },
     /// The range extends beyond the area.
@@ -69,7 +69,7 @@ pub enum KernelMapError {
         /// The area.
         area: KernelArea,
     },
-    /// The change would pause accesses, and the area was made with [`super::Pauses::Never`].
+    /// The change would pause accesses, which the area's [`super::Pauses::Never`] forbids.
     WouldPause {
         /// The area.
         area: KernelArea,
@@ -79,7 +79,7 @@ pub enum KernelMapError {
 }
 
 impl KernelMapError {
-    /// Linux's errno for it.
+    /// The errno that Linux returns for it.
     ///
     /// Context: any.
     pub fn errno(self) -> Errno {

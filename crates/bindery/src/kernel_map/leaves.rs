@@ -13,7 +13,7 @@ use super::request::Pieces;
 use super::walk::{Walk, WalkError};
 use super::{KernelMap, KernelMapError};
 
-/// What leaves say, but for their frames, and how large they may be.
+/// The attributes of leaves, and their largest size.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Leaves<A: Arch> {
     permissions: Permissions,
@@ -25,18 +25,18 @@ pub(super) struct Leaves<A: Arch> {
 }
 
 impl<A: Arch> Leaves<A> {
-    /// Leaves for a type of memory that the architecture is known to have.
+    /// Leaves for a type of memory that the architecture supports.
     pub(super) fn of(permissions: Permissions, memory: MemoryType) -> Self {
         let memory = A::memory_type(memory).unwrap_or(0);
         Self { permissions, memory, largest: Level::PTE, largest_contig: Level::NONE }
     }
 
-    /// As `other`, with other permissions.
+    /// Like `other`, with other permissions.
     pub(super) fn like(other: &Self, permissions: Permissions) -> Self {
         Self { permissions, ..*other }
     }
 
-    /// As these, in smaller pieces.
+    /// The same leaves, in smaller pieces.
     pub(super) fn at_most(&self, largest: Level<A>) -> Self {
         Self { largest, ..*self }
     }
@@ -50,7 +50,7 @@ impl<A: Arch> Leaves<A> {
     }
 }
 
-/// Entries of one table, and the first of the consecutive frames for them.
+/// Entries of one table, and the first of the consecutive frames to map there.
 pub(super) struct LeafRun<A: Arch> {
     pub(super) table: Frame,
     pub(super) level: Level<A>,
@@ -60,7 +60,7 @@ pub(super) struct LeafRun<A: Arch> {
 }
 
 impl<P: Platform> KernelMap<'_, P> {
-    /// How leaves are written.
+    /// The leaves for these permissions.
     pub(super) fn leaves(
         &self,
         permissions: Permissions,
@@ -83,7 +83,7 @@ impl<P: Platform> KernelMap<'_, P> {
         Ok(Leaves { permissions, memory, largest, largest_contig })
     }
 
-    /// The leaf of `frame` at `level`. The MMU has nothing to add to it, so plain stores change it.
+    /// The leaf of `frame` at `level`. The MMU sets no bits in it, so plain stores change it.
     #[inline]
     pub(super) fn leaf(
         &self,
@@ -96,7 +96,7 @@ impl<P: Platform> KernelMap<'_, P> {
         Entry(entry.0 | leaves.memory)
     }
 
-    /// Writes leaves into entries of one table, which are empty, folded where contiguous runs fit.
+    /// Writes leaves into empty entries of one table, as contiguous runs where they fit.
     pub(super) fn write_run(
         &self,
         walk: &mut Walk<P::Arch>,
@@ -115,7 +115,7 @@ impl<P: Platform> KernelMap<'_, P> {
             return Err(());
         }
         if self.reach.is_page() {
-            // Each looked at, each made, each stored.
+            // Each entry is checked, made and stored by itself.
             for (slot, ahead) in slots.iter().zip(0..) {
                 slot.store(self.leaf(first.plus(ahead), level, leaves).0, Ordering::Relaxed);
             }
@@ -149,7 +149,8 @@ impl<P: Platform> KernelMap<'_, P> {
         Ok(())
     }
 
-    /// Maps pages into one table of level 1, one by one but for the contiguous runs among them.
+    /// Maps pages into one table of level 1: contiguous runs where they fit, single pages
+    /// otherwise.
     pub(super) fn map_pages(
         &self,
         walk: &mut Walk<P::Arch>,
@@ -186,7 +187,7 @@ impl<P: Platform> KernelMap<'_, P> {
             index += contig as u32;
             let first = pages[0].0;
             let last = pages[pages.len() - 1].0;
-            // Nearly always enough to tell that it is none.
+            // A cheap test that nearly always rules out a run.
             let may_be = first & (P::Arch::CONTIG_ENTRIES - 1) == 0
                 && last.wrapping_sub(first) == P::Arch::CONTIG_ENTRIES - 1
                 && pages.len() == contig;
@@ -199,11 +200,11 @@ impl<P: Platform> KernelMap<'_, P> {
         Ok(())
     }
 
-    /// Counts `entries` more in a table of level 1, of which `slots` are about to be filled. Fails,
-    /// and counts nothing, where one of them is in use.
+    /// Adds to the count of a level 1 table before its entries `slots` are filled. Fails, and adds
+    /// nothing, if one of them is in use.
     ///
-    /// A table in which nothing counts need not be looked at: a call that empties entries does so
-    /// before it takes them off the count.
+    /// A table with a count of zero need not be read: a call empties entries before it takes them
+    /// off the count.
     #[inline]
     fn count_in(&self, table: Frame, slots: &[AtomicU64], counts: &mut Counts) -> bool {
         let meta = self.memory.frames.table(table);
@@ -225,10 +226,10 @@ impl<P: Platform> KernelMap<'_, P> {
     }
 }
 
-/// Stores `leaf` and what follows it, `step` more each.
+/// Stores `leaf` and the following ones, each greater by `step`.
 #[inline]
 fn store_run(slots: &[AtomicU64], mut leaf: u64, step: u64) {
-    // Of a length that the compiler knows, so that two instructions for each are left.
+    // The constant length lets the compiler use two instructions for each entry.
     let (chunks, rest) = slots.as_chunks::<8>();
     for chunk in chunks {
         for (slot, ahead) in chunk.iter().zip(0..) {
@@ -242,17 +243,18 @@ fn store_run(slots: &[AtomicU64], mut leaf: u64, step: u64) {
     }
 }
 
-/// Stores a contiguous run, of which `leaf` is the first as a page of its own, at `index`.
+/// Stores a contiguous run at `index`. `leaf` is its first entry, as if it were a single page.
 #[inline]
 fn store_contig<A: Arch>(slots: &[AtomicU64], index: EntryIndex, leaf: u64, step: u64) {
     let entry = |ahead: u32| {
         A::set_contig(Entry(leaf.wrapping_add(step * u64::from(ahead))), index + ahead).0
     };
-    // What neighbors differ by is the same throughout: the frame, or nothing (Svnapot).
+    // Neighbors differ by a constant: the frame, or nothing (Svnapot).
     store_run(slots, entry(0), entry(1).wrapping_sub(entry(0)));
 }
 
-/// Devices cannot be run: a speculative fetch would be an access with effects (Arm ARM forbids it).
+/// Device memory must not be executable: a speculative fetch would be an access with side effects
+/// (the Arm ARM forbids it).
 pub(super) fn check_executable(
     permissions: Permissions,
     memory: MemoryType,
@@ -264,7 +266,7 @@ pub(super) fn check_executable(
     Ok(())
 }
 
-/// Whether all frames follow the first. Two at a time, without a branch.
+/// Whether all frames follow the first. Compares two at a time, without a branch.
 #[inline]
 pub(super) fn are_consecutive(pages: &[Frame]) -> bool {
     let Some(first) = pages.first().map(|page| u64::from(page.0)) else { return true };

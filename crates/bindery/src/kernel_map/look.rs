@@ -15,7 +15,7 @@ use super::protocol::{self, Found, Lowest};
 use super::request::{KernelAddress, KernelArea, KernelPiece, Resolution};
 
 impl<P: Platform> KernelMap<'_, P> {
-    /// What the tables say of `at`.
+    /// Walks the tables to the entry of `at`.
     fn find(&self, _section: &ReadSection<'_, P>, at: VirtAddr) -> Found<P::Arch> {
         protocol::find(self, at)
     }
@@ -38,16 +38,16 @@ impl<P: Platform> KernelMap<'_, P> {
         Some(PhysAddr(leaf.0 + offset))
     }
 
-    /// Where a leaf leads.
+    /// The physical address that a leaf maps `at` to.
     fn whole_leaf(&self, found: &Found<P::Arch>) -> PhysAddr {
         let single = P::Arch::clear_contig(found.entry, found.index);
         P::Arch::frame(single).start()
     }
 
-    /// What `at` is, for messages about faults and for debuggers.
+    /// Explains a kernel address, for messages about faults and for debuggers.
     ///
-    /// Takes no lock, so it may be called anywhere. Areas that are made or freed meanwhile may be
-    /// missed.
+    /// Takes no lock, so it may be called anywhere. It may miss areas that are made or freed during
+    /// the call.
     ///
     /// Context: any. Complexity: logarithmic in the areas.
     pub fn explain(&self, at: VirtAddr) -> KernelAddress {
@@ -76,11 +76,11 @@ impl<P: Platform> KernelMap<'_, P> {
     /// Handles a fault of the kernel at `at`, for an access that needs `needed`: waits while the
     /// address is paused, and says whether to retry.
     ///
-    /// Call it only for faults that the tables explain: not mapped, or no permission. (It would
-    /// answer "retry" forever to an alignment fault or an external abort of AArch64.)
+    /// Call it only for faults that the tables explain: not mapped, or no permission. (For an
+    /// alignment fault or an external abort of AArch64 the answer would be "retry" forever.)
     ///
     /// Takes no lock and waits only by [`Platform::relax`], so it may be called with interrupts
-    /// off. (The CPU that pauses an address is another one, and goes on.)
+    /// off. (Another CPU has paused the address, and keeps running.)
     ///
     /// Context: any. Waits for another CPU that has paused the entry: one table and one
     /// invalidation.
@@ -115,9 +115,10 @@ impl<P: Platform> KernelMap<'_, P> {
         }
     }
 
-    /// Makes this CPU forget what its TLB remembers of `at`: that there was no entry, or fewer
-    /// permissions. The CPU that changed the entry makes all CPUs do so. But it may not have done
-    /// that yet, or may be waiting for this very CPU, whose fault handler runs with interrupts off:
+    /// Invalidates this CPU's TLB entry for `at`, which may be a cached invalid entry or have fewer
+    /// permissions. The CPU that changed the entry invalidates it on all CPUs. But it may not have
+    /// done that yet, or may be waiting for this very CPU, whose fault handler runs with interrupts
+    /// off:
     /// 1. CPU A pauses an entry; CPU B uses the address, and its MMU caches the invalid entry.
     /// 2. CPU A makes the entry again, and asks B to forget the old one.
     /// 3. CPU B finds a good entry, retries, and faults by the cached one, forever.
@@ -133,8 +134,8 @@ impl<P: Platform> KernelMap<'_, P> {
 
     /// Calls `f` for all areas in use, in rising order (Linux: `/proc/vmallocinfo`).
     ///
-    /// `f` is called without a lock, so it may do anything. Areas that are made or freed meanwhile
-    /// may be missed.
+    /// `f` is called without a lock, so it may do anything. The listing may miss areas that are
+    /// made or freed during the call.
     ///
     /// Context: spins. Complexity: linear in the areas, times their logarithm.
     pub fn for_each_area(&self, mut f: impl FnMut(KernelArea)) {
@@ -148,7 +149,7 @@ impl<P: Platform> KernelMap<'_, P> {
                 })
             };
             let Some((area, state, end)) = found else { break };
-            // One that begins before was made meanwhile, where the last one was freed.
+            // An area that begins before `from` is new: it was made where the last one was freed.
             let is_new = area.range.start().0 < from;
             if !is_new && matches!(state, State::Live | State::Busy) {
                 f(area);
@@ -160,8 +161,8 @@ impl<P: Platform> KernelMap<'_, P> {
     /// Calls `f` for all mapped pieces in `range`, in rising order; neighbors that agree are joined
     /// (Linux: `/sys/kernel/debug/kernel_page_tables`).
     ///
-    /// Walks the tables with no lock, while other CPUs change them: what is mapped or unmapped
-    /// meanwhile may be reported, or not, or in part.
+    /// Walks the tables with no lock, while other CPUs change them. Pieces that are mapped or
+    /// unmapped during the call may be reported in full, in part, or not at all.
     ///
     /// Context: any. Complexity: linear in the entries read.
     pub fn for_each_piece(&self, range: VirtRange, mut f: impl FnMut(KernelPiece)) {
@@ -188,8 +189,8 @@ impl<P: Platform> KernelMap<'_, P> {
         }
     }
 
-    /// The first leaves from `at` on that belong together, of one table, and where to look next.
-    /// `None` after the last address.
+    /// The first leaves from `at` on that can be joined, from one table, and the next address to
+    /// look at: `None` after the last address.
     fn next_piece(&self, at: VirtAddr, end: VirtAddr) -> (Option<VirtAddr>, Option<KernelPiece>) {
         let _section = ReadSection::enter(&self.memory.platform);
         let lowest = protocol::descend(self, at, &mut Counts::default());
@@ -200,7 +201,7 @@ impl<P: Platform> KernelMap<'_, P> {
             let next = at.align_down(span).checked_add(span);
             entry = protocol::whole::<P::Arch>(entry);
             match level.kind(entry) {
-                // A leaf that was cut meanwhile: to be looked into.
+                // The leaf has been cut: descend into its table.
                 Kind::Table => return (Some(at), joined),
                 Kind::Leaf => {
                     let until = next.map_or(end.0, |next| next.0.min(end.0));
@@ -224,7 +225,7 @@ impl<P: Platform> KernelMap<'_, P> {
         }
     }
 
-    /// What a leaf at `index` of a table says of a part of its addresses.
+    /// The part of a leaf at `index` of a table that lies in the range.
     fn piece(
         leaf: Entry,
         level: Level<P::Arch>,

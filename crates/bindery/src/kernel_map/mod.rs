@@ -21,11 +21,11 @@
 //! | surveyed | the purge, which has seen what is mapped around the area | empty |
 //!
 //! **Tables are installed by compare-exchange, and only the purge detaches them.** Two areas may
-//! share a table. A caller that finds a table missing makes one and offers it. Of two offers one
-//! wins, and the other caller frees its table. A table is detached when all addresses under it are
-//! free. The purge decides that under the lock of the areas, so no area can be reserved there
-//! meanwhile. So the owner of an address never loses the tables above it, and walks to them without
-//! a lock. A caller that makes a table waits for the flush of the detached ones (2 below).
+//! share a table. A caller that finds a table missing makes one and offers it. If two callers offer
+//! one, one wins, and the other frees its table. A table is detached when all addresses under it
+//! are free. The purge decides that under the lock of the areas, which keeps areas from being
+//! reserved there. So the owner of an address never loses the tables above it, and walks to them
+//! without a lock. A caller that makes a table waits for the flush of the detached ones (2 below).
 //! Otherwise:
 //! 1. A purge detaches table T, which had one area; the other addresses of T were free before.
 //! 2. Another area is reserved there, and its owner installs a table in T's place.
@@ -33,8 +33,8 @@
 //!
 //! **Walkers without a claim** ([`KernelMap::physical`], [`KernelMap::for_each_piece`]) walk in
 //! read sections. A purge keeps this order, for them and for the hardware's walkers:
-//! 1. It detaches the tables under which nothing is left.
-//! 2. It invalidates, once for all areas: from here on no TLB names the frames or tables.
+//! 1. It detaches the tables that cover no area.
+//! 2. It invalidates, once for all areas: from here on no TLB holds the frames or tables.
 //! 3. It frees the addresses: from here on something else may be mapped there, a huge leaf where
 //!    the table was.
 //! 4. It frees the frames.
@@ -50,15 +50,15 @@
 //! **Live leaves are never folded.** Contiguous runs are written whole, into empty entries.
 //!
 //! **A cut pauses.** To change the protection of a part of a huge leaf or of a contiguous run, the
-//! larger piece must be replaced by smaller ones, and architectures require that it is broken
-//! first. Its valid bits are cleared, every TLB forgets it, and then the new entries are written. A
-//! CPU that uses the address in between faults. Its handler calls [`KernelMap::resolve`], which
-//! waits for the end of the pause. The entry keeps all its other bits meanwhile, so software
-//! walkers never see a hole. (So a processor that speculates beyond the valid bit still finds the
-//! frame. The leaf named the same frame to the same kernel a moment before.) An owner that cannot
-//! take a fault (for a stack, on which the fault itself would be handled) maps with
-//! [`Pauses::Never`], and changes that would need a pause are refused. A pause is short: one table
-//! of entries and one invalidation, with interrupts off as far as [`Platform::SpinLock`] does that.
+//! larger piece must be replaced by smaller ones, and architectures require break-before-make. Its
+//! valid bits are cleared, every TLB is invalidated, and then the new entries are written. A CPU
+//! that uses the address in between faults. Its handler calls [`KernelMap::resolve`], which waits
+//! for the end of the pause. The paused entry keeps all its other bits, so software walkers never
+//! see a hole. (A processor that speculates beyond the valid bit still finds the frame, which the
+//! kernel could access a moment before.) An owner that cannot take a fault (for a stack, on which
+//! the fault itself would be handled) maps with [`Pauses::Never`], and changes that would need a
+//! pause are refused. A pause is short: one table of entries and one invalidation, with interrupts
+//! off if [`Platform::SpinLock`] disables them.
 //!
 //! | file | idea |
 //! |---|---|
@@ -66,9 +66,9 @@
 //! | `error` | the reasons for a refusal |
 //! | `area` | ranges of addresses: reserved, claimed, found |
 //! | `blocks` | the frames that an area owns |
-//! | `protocol` | the protocol of the tables; the model checker runs it too |
+//! | `protocol` | the protocol of the tables, which the model checker runs too |
 //! | `walk`, `leaves` | the one walk: finds or makes tables, clears leaves; writes runs of leaves |
-//! | `vmalloc`, `resize` | frames and addresses at once; larger and smaller |
+//! | `vmalloc`, `resize` | frames and addresses in one call; growing and shrinking |
 //! | `vmap` | the caller's frames; device registers |
 //! | `protect` | permissions of a part: cuts |
 //! | `purge` | makes freed areas free |
@@ -121,8 +121,8 @@ pub use request::{
 /// mappings may sleep. [`KernelMap::resolve`] and functions that only read
 /// ([`KernelMap::physical`]) may be called in interrupt handlers.
 ///
-/// An address may be used from the call that returned it until the call that frees it, as far as
-/// its permissions allow. The core itself never touches mapped memory. Every area has an unmapped
+/// The caller may use an address, as its permissions allow, from the call that returned it until
+/// the call that frees it. The core itself never touches mapped memory. Every area has an unmapped
 /// guard page after it.
 ///
 /// ```
@@ -160,24 +160,23 @@ pub struct KernelMap<'m, P: Platform> {
     freed: Mutex<P::SpinLock, FreedList>,
     purging: Mutex<P::Mutex, Purging>,
     pausing: Mutex<P::SpinLock, Pausing>,
-    /// Not zero while a TLB may remember a table that a purge has detached; a thread that makes
-    /// tables parks on it.
+    /// Nonzero while a TLB may hold a table that a purge has detached. A thread that makes tables
+    /// parks on it.
     unflushed: AtomicU32,
-    /// Changes when a claim ends for which a thread waits, which parks on it.
+    /// Changes when a claim ends for which a thread waits; that thread parks on it.
     claims_ended: AtomicU32,
-    /// Freed pages beyond which a purge is due.
+    /// The number of freed pages above which a purge is due.
     limit: AtomicU64,
     stats: Stats,
 }
 
-/// The right to purge: one caller at a time has it.
+/// The right to purge; one caller at a time holds it.
 struct Purging(());
 
-/// The right to pause entries: one caller at a time has it, so a fault that waits for the end of a
-/// pause waits for one CPU.
+/// The right to pause entries; one caller at a time holds it, so a fault waits for at most one CPU.
 struct Pausing(());
 
-/// Whose table the root is.
+/// The owner of the root table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Ownership {
     Own,
@@ -192,7 +191,7 @@ impl<'m, P: Platform> KernelMap<'m, P> {
     /// A kernel map with a root table of its own ([`KernelMap::root`]), for machines where kernel
     /// and user space have separate roots (AArch64: `TTBR1_EL1`), and for tests.
     ///
-    /// `arena` has the addresses to hand out, in whole pages.
+    /// `arena` is the range of addresses to hand out, in whole pages.
     ///
     /// Context: may sleep.
     ///
@@ -202,9 +201,9 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         Self::with_limit(memory, arena, RunLimit::NONE)
     }
 
-    /// As [`KernelMap::new`], at a reach of the caller's choice. With [`Reach::Page`], the baseline
-    /// of benchmarks, every page has a frame and an entry of its own, looked at, made and stored
-    /// one by one.
+    /// Like [`KernelMap::new`], with a given reach. With [`Reach::Page`], the baseline of
+    /// benchmarks, every page has a frame and an entry of its own, each checked, made and stored by
+    /// itself.
     ///
     /// # Errors
     /// As [`KernelMap::new`].
@@ -272,7 +271,7 @@ impl<'m, P: Platform> KernelMap<'m, P> {
             ownership,
             arena,
             reach,
-            // Not in the root, which is copied.
+            // Never in the root, which is copied.
             largest_leaf: P::Arch::LARGEST_LEAF.min(P::Arch::ROOT.below()),
             largest_contig: P::Arch::LARGEST_CONTIG_LEVEL,
             index: Index::new(memory.index_key()),
@@ -300,7 +299,7 @@ impl<'m, P: Platform> KernelMap<'m, P> {
     /// Fills the root's entries for the arena with tables.
     fn begin(mut self) -> Result<Self, Failure<KernelMapError>> {
         let arena = self.arena;
-        // Until the entries are the map's, it has none to empty when it is dropped.
+        // Until the entries belong to the map, dropping it must not empty them.
         self.arena = VirtRange::raw(arena.start().0, arena.start().0);
         let slots = self.slots(self.root);
         let indices = Self::root_indices(arena).ok_or(KernelMapError::BadArena)?;
@@ -323,7 +322,7 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         Ok(self)
     }
 
-    /// The positions in the root that cover an arena; `None` if it is no arena.
+    /// The positions in the root that cover an arena; `None` if the range cannot be an arena.
     fn root_indices(arena: VirtRange) -> Option<Range<EntryIndex>> {
         let (start, last) = (arena.start(), VirtAddr(arena.end().0.wrapping_sub(1)));
         let level = P::Arch::ROOT;
@@ -331,9 +330,8 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         let under_one_root = start.0.checked_shr(top) == last.0.checked_shr(top);
         let whole_pages = start.is_aligned(PAGE_SIZE) && arena.end().is_aligned(PAGE_SIZE);
         let useful = under_one_root && whole_pages && arena.len() >= 2 * PAGE_SIZE;
-        // The bits above the table's are copies of the highest one, where the halves are one
-        // root's; where user space has the lower half of all addresses to itself, anything but
-        // zero.
+        // The bits above the table's must be copies of the highest one if one root has both halves.
+        // They are anything but zero if user space has the lower half of all addresses to itself.
         let above = start.0.checked_shr(top).unwrap_or(0);
         let ones = u64::MAX.checked_shr(top).unwrap_or(0);
         let upper =
@@ -343,8 +341,8 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         (useful && (upper || lower)).then(|| index(start)..index(last) + 1)
     }
 
-    /// Empties entries of the root, under which nothing is left, and frees the tables that they
-    /// name: after every walker of the hardware has forgotten them, and every reader has left them.
+    /// Empties entries of the root that cover no area, and frees the tables that they point to
+    /// after all TLBs have been invalidated and all readers have left.
     fn empty_root_entries(&self, arena: VirtRange, indices: Range<EntryIndex>) {
         let slots = self.slots(self.root);
         let mut counts = Counts::default();
@@ -369,7 +367,7 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         self.root
     }
 
-    /// The memory that the map takes its frames from.
+    /// The memory that provides the map's frames.
     ///
     /// Context: any.
     pub fn memory(&self) -> &'m Memory<P> {
@@ -383,7 +381,7 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         self.arena
     }
 
-    /// The map without leaves above `level`, for processors that have none (x86-64 without 1 GiB
+    /// The map without leaves above `level`, for processors that lack them (x86-64 without 1 GiB
     /// pages: [`Level::PMD`]).
     ///
     /// Context: any.
@@ -395,7 +393,7 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         map
     }
 
-    /// The map without contiguous runs, for machines that have none (RISC-V without Svnapot).
+    /// The map without contiguous runs, for machines that lack them (RISC-V without Svnapot).
     ///
     /// Context: any.
     #[must_use]
@@ -412,8 +410,9 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         self.stats.read()
     }
 
-    /// Sets how many freed pages may wait for a purge. While another CPU purges, twice as many may
-    /// wait; a CPU that frees more waits until that purge ends. With 0, a purge follows every free.
+    /// Sets the number of freed pages that may wait for a purge. While another CPU purges, twice
+    /// that number may wait; a CPU that frees more waits until that purge ends. With 0, a purge
+    /// follows every free.
     ///
     /// Context: any.
     pub fn set_purge_limit(&self, pages: u64) {
@@ -431,7 +430,7 @@ impl<P: Platform> fmt::Debug for KernelMap<'_, P> {
 }
 
 impl<P: Platform> Drop for KernelMap<'_, P> {
-    /// Gives everything back: frames, tables, areas. Nobody uses any of the addresses any more.
+    /// Frees all frames, tables and areas. None of the addresses is in use any more.
     fn drop(&mut self) {
         if let Some(indices) = Self::root_indices(self.arena) {
             self.free_everything();
@@ -439,8 +438,8 @@ impl<P: Platform> Drop for KernelMap<'_, P> {
             self.memory.free_some();
         }
         if self.ownership == Ownership::Own {
-            // SAFETY: 1. the map made it; 2. nobody uses the map's addresses, nor its root, any
-            // more.
+            // SAFETY: 1. the map made it; 2. neither the map's addresses nor its root are in use
+            // any more.
             unsafe { free_table(self.memory, self.root, &mut Counts::default()) };
         }
     }

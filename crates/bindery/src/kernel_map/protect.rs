@@ -1,4 +1,4 @@
-//! Permissions of a part of a mapping, and the cuts that this needs.
+//! Changes the permissions of a part of a mapping, with the cuts that this needs.
 //!
 //! ```text
 //! before   |              2 MiB               |  2 MiB  |64K|64K|64K|
@@ -10,7 +10,7 @@
 //! their new permissions by plain stores, and one invalidation follows at the end. If a huge leaf
 //! or a contiguous run is cut, or a contiguous run changes, the entries are paused; see the module
 //! documentation. The table that replaces a huge leaf is built beforehand, with the new
-//! permissions, and may be folded: no walker reaches it yet.
+//! permissions, and may have contiguous runs: no walker reaches it yet.
 
 use crate::error::Failure;
 use core::ops::Range;
@@ -28,15 +28,15 @@ use super::protocol::{self, Lowest};
 use super::request::Pauses;
 use super::{KernelMap, KernelMapError};
 
-/// What is to be changed.
+/// A change of a range: new permissions, or cuts only.
 #[derive(Clone, Copy)]
 struct ProtectionChange {
     range: VirtRange,
-    /// `None`: nothing but that no piece lies across the range's bounds.
+    /// `None`: only cut the pieces that lie across the range's bounds.
     permissions: Option<Permissions>,
 }
 
-/// Entries of one table that are, or may have to be, changed together.
+/// Entries of one table that must be changed together.
 struct LeafStretch<A: Arch> {
     table: Frame,
     level: Level<A>,
@@ -45,13 +45,13 @@ struct LeafStretch<A: Arch> {
     until: EntryIndex,
     /// The address of the first.
     base: u64,
-    /// The entries whose addresses all lie in the range of the change.
+    /// The entries that lie entirely in the range of the change.
     inside: Range<EntryIndex>,
-    /// What leaves inside become, but for their frames, if permissions change.
+    /// The new attributes of leaves inside, without their frames, if permissions change.
     new: Option<Entry>,
 }
 
-/// How an entry lies to the range.
+/// The position of an entry relative to the range.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Position {
     Inside,
@@ -59,15 +59,15 @@ enum Position {
     Across,
 }
 
-/// A table that replaces a huge leaf at a bound of the range.
+/// A new table for a huge leaf at a bound of the range.
 #[derive(Clone, Copy)]
 struct Cut {
     index: EntryIndex,
-    /// Names the table.
+    /// The entry that points to the table.
     entry: Entry,
 }
 
-/// Those at both bounds.
+/// The cuts at both bounds.
 type Cuts = [Option<Cut>; 2];
 
 impl ProtectionChange {
@@ -87,8 +87,8 @@ impl<P: Platform> KernelMap<'_, P> {
     /// `set_memory_rw`, `set_memory_x`, `set_memory_nx`). When it returns, no CPU has the old
     /// permissions.
     ///
-    /// Pieces across the bounds are cut, and a cut piece is never joined again. Meanwhile accesses
-    /// to the piece pause ([`KernelMap::resolve`]), if the area's [`Pauses`] allow that.
+    /// Pieces across the bounds are cut, and a cut piece is never joined again. During a cut,
+    /// accesses to the piece pause ([`KernelMap::resolve`]), if the area's [`Pauses`] allow that.
     ///
     /// Context: may sleep. Complexity: linear in the entries; one invalidation for all entries that
     /// keep their size, and one for each table in which entries are paused.
@@ -101,10 +101,10 @@ impl<P: Platform> KernelMap<'_, P> {
     ///
     /// # Safety
     /// 1. The area is the caller's.
-    /// 2. From the call on, nobody accesses the range in a way that `permissions` do not allow:
-    ///    what becomes read-only has no mutable reference, and no CPU executes what becomes data.
-    /// 3. What becomes executable is code, and what becomes writable is no constant that code
-    ///    relies on.
+    /// 2. From the call on, no access to the range violates `permissions`: memory that becomes
+    ///    read-only has no mutable reference, and no CPU executes memory that becomes data.
+    /// 3. Memory that becomes executable is code, and memory that becomes writable is not a
+    ///    constant that code relies on.
     pub unsafe fn protect(
         &self,
         range: VirtRange,
@@ -135,7 +135,7 @@ impl<P: Platform> KernelMap<'_, P> {
         })
     }
 
-    /// Sees to it that no piece of a claimed area lies across `at`.
+    /// Cuts the piece of a claimed area that lies across `at`, if one does.
     pub(super) fn cut(&self, claim: Claim, at: VirtAddr) -> Result<(), Failure<KernelMapError>> {
         let area = self.area(claim.0);
         let range = VirtRange::raw(at.0, area.range().end().0);
@@ -154,7 +154,7 @@ impl<P: Platform> KernelMap<'_, P> {
         }
         let needed = self.tables_for(change, &mut counts);
         let pool = TablePool::fill(self.memory, needed).or_else(|_| {
-            // What was freed may wait for a purge.
+            // Freed areas may hold memory until a purge.
             self.purge_freed();
             TablePool::fill(self.memory, needed)
         });
@@ -185,8 +185,8 @@ impl<P: Platform> KernelMap<'_, P> {
         Ok(())
     }
 
-    /// Walks over all stretches of a range. What lies before and after the range in a contiguous
-    /// run that it cuts is part of the stretch.
+    /// Walks over all stretches of a range. If the range cuts a contiguous run, the stretch
+    /// includes all of the run.
     fn for_each_stretch(
         &self,
         change: &ProtectionChange,
@@ -201,7 +201,7 @@ impl<P: Platform> KernelMap<'_, P> {
             let left = (end.0 - base).div_ceil(1 << shift);
             let room = left.min(u64::from(index.left::<P::Arch>())) as u32;
             let is_leaf = |index: EntryIndex| level.kind(self.raw(table, index)) == Kind::Leaf;
-            // A table among huge leaves is looked into by the next round.
+            // The next round descends into a table among huge leaves.
             let count = index.stretch(room).take_while(|index| is_leaf(*index)).count() as u32;
             if count > 0 {
                 let contig = P::Arch::CONTIG_ENTRIES;
@@ -237,7 +237,7 @@ impl<P: Platform> KernelMap<'_, P> {
         Entry(self.slots(table)[index.slot()].load(Ordering::Relaxed))
     }
 
-    /// The leaf at a position, as it is when nothing is paused.
+    /// The leaf at a position, without the effect of a pause.
     fn entry(&self, stretch: &LeafStretch<P::Arch>, index: EntryIndex) -> Entry {
         protocol::whole::<P::Arch>(self.raw(stretch.table, index))
     }
@@ -248,8 +248,8 @@ impl<P: Platform> KernelMap<'_, P> {
         VirtRange::raw(start, start + (1 << shift))
     }
 
-    /// The entries of a stretch that lie across the bounds of the change; one that lies across both
-    /// comes once.
+    /// The entries of a stretch that lie across the bounds of the change. One that lies across both
+    /// bounds appears once.
     fn across(
         &self,
         stretch: &LeafStretch<P::Arch>,
@@ -269,7 +269,7 @@ impl<P: Platform> KernelMap<'_, P> {
         [first, last.filter(|last| first != Some(*last))]
     }
 
-    /// The entry at a position afterwards.
+    /// The entry at a position after the change.
     fn new_entry(
         &self,
         stretch: &LeafStretch<P::Arch>,
@@ -294,7 +294,7 @@ impl<P: Platform> KernelMap<'_, P> {
             return single;
         }
         let cut = cuts.iter().flatten().find(|cut| cut.index == index);
-        // Every piece across a bound has its table, or the change was not begun.
+        // Every piece across a bound has its table: else the change would not have begun.
         cut.map_or(old, |cut| cut.entry)
     }
 
@@ -315,7 +315,7 @@ impl<P: Platform> KernelMap<'_, P> {
         }
     }
 
-    /// Whether a change of the entry takes a pause.
+    /// Whether a change of the entry needs a pause.
     fn breaks(old: Entry, new: Entry, level: Level<P::Arch>) -> bool {
         old != new && (P::Arch::is_contig(old) || P::Arch::needs_break(old, new, level))
     }
@@ -332,7 +332,7 @@ impl<P: Platform> KernelMap<'_, P> {
         })
     }
 
-    /// Whether any stretch would take a pause: asked beforehand.
+    /// Whether any stretch would need a pause; checked before the change begins.
     fn would_pause(&self, change: &ProtectionChange, counts: &mut Counts) -> bool {
         let mut pauses = false;
         self.for_each_stretch(change, counts, |stretch, _| {
@@ -342,7 +342,7 @@ impl<P: Platform> KernelMap<'_, P> {
         pauses
     }
 
-    /// How many tables the cuts may take: for a leaf of level n, one of each level below.
+    /// The number of tables that the cuts may need: for a leaf of level n, one of each level below.
     fn tables_for(&self, change: &ProtectionChange, counts: &mut Counts) -> u64 {
         let mut needed = 0;
         self.for_each_stretch(change, counts, |stretch, _| {
@@ -352,7 +352,7 @@ impl<P: Platform> KernelMap<'_, P> {
         needed
     }
 
-    /// Stores the new entry; says whether anything changed.
+    /// Stores the new entry; returns whether anything changed.
     fn store(
         &self,
         stretch: &LeafStretch<P::Arch>,
@@ -364,7 +364,7 @@ impl<P: Platform> KernelMap<'_, P> {
         protocol::write(self, stretch.table, stretch.from..stretch.until, &new, counts)
     }
 
-    /// Breaks what has to be broken, makes every TLB forget it, and makes it anew.
+    /// Pauses the entries that need it, invalidates every TLB, and writes the new entries.
     fn change_paused(
         &self,
         stretch: &LeafStretch<P::Arch>,
@@ -375,8 +375,8 @@ impl<P: Platform> KernelMap<'_, P> {
         let first = self.range_of(stretch, stretch.from).start();
         let last = self.range_of(stretch, stretch.until - 1).end();
         let range = VirtRange::raw(first.0, last.0);
-        // Nobody waits for the lock with interrupts off: a CPU that is interrupted by the
-        // invalidation must be able to answer.
+        // No CPU waits for the lock with interrupts off: a CPU that the invalidation interrupts
+        // must be able to answer.
         let _pausing = loop {
             if let Some(pausing) = self.pausing.try_lock() {
                 break pausing;
@@ -393,7 +393,7 @@ impl<P: Platform> KernelMap<'_, P> {
         self.publish(range, counts);
     }
 
-    /// A table in place of the huge `leaf` of `level` at `base`, with the change in it.
+    /// Builds a table to replace the huge `leaf` of `level` at `base`, with the change applied.
     fn build(
         &self,
         pool: &mut TablePool<'_, P>,

@@ -1,5 +1,5 @@
-//! The protocol of the tables, apart from areas, so that the very same code runs under a model
-//! checker (`loom_model`). The module documentation ([`super`]) has the rules.
+//! The protocol of the tables, without areas, so that a model checker runs the very same code
+//! (`loom_model`). The module documentation ([`super`]) explains the rules.
 //!
 //! ```text
 //! a table   made - offered -----> installed - detached - flushed - addresses free - freed
@@ -20,7 +20,7 @@ use crate::table::free_table;
 use super::KernelMap;
 use super::walk::WalkError;
 
-/// What the protocol needs to know of a tree of tables.
+/// The tree of tables that the protocol works on.
 pub(super) trait KernelTree {
     type Arch: Arch;
     /// The table of the highest level.
@@ -29,19 +29,18 @@ pub(super) trait KernelTree {
     fn load(&self, table: Frame, index: EntryIndex, order: Ordering) -> Entry;
     /// Writes an entry that the caller owns.
     fn store(&self, table: Frame, index: EntryIndex, entry: Entry, order: Ordering);
-    /// Writes an entry if it is empty, with acquire and release, and otherwise returns the entry
-    /// that is there, read with acquire.
+    /// Writes an entry if it is empty, with acquire and release. Otherwise returns the present
+    /// entry, read with acquire.
     fn offer(&self, table: Frame, index: EntryIndex, entry: Entry) -> Result<(), Entry>;
-    /// An empty table, which nobody else knows.
+    /// An empty table that no other CPU knows.
     fn make_table(&self, level: Level<Self::Arch>, counts: &mut Counts) -> Option<Frame>;
-    /// Takes a table back that nobody else has seen.
+    /// Frees a table that no other CPU has seen.
     fn drop_table(&self, table: Frame, counts: &mut Counts);
-    /// Whether a TLB may remember a table that is detached.
+    /// Whether a TLB may hold a table that is detached.
     fn is_unflushed(&self, order: Ordering) -> bool;
-    /// Says whether one may.
+    /// Records whether a TLB may hold one.
     fn set_unflushed(&self, unflushed: bool, order: Ordering);
-    /// Waits until [`KernelTree::set_unflushed`] was called, or for less, while a TLB may remember
-    /// one.
+    /// Waits until [`KernelTree::set_unflushed`] is called; may return earlier.
     fn park_while_unflushed(&self);
 }
 
@@ -50,21 +49,21 @@ pub(super) struct Lowest<A: Arch> {
     pub(super) table: Frame,
     pub(super) level: Level<A>,
     pub(super) index: EntryIndex,
-    /// The entry as read; a second read may differ.
+    /// The entry as read; a second read may return another.
     pub(super) entry: Entry,
 }
 
-/// What a walk without a claim found for an address.
+/// The result of a walk without a claim.
 pub(super) struct Found<A: Arch> {
-    /// Empty or a leaf; of one that is paused, with its valid bit.
+    /// Empty or a leaf; for a paused leaf, with its valid bit.
     pub(super) entry: Entry,
     pub(super) level: Level<A>,
     pub(super) index: EntryIndex,
     pub(super) paused: bool,
 }
 
-/// The table that the entry for `at` in `table`, of `level`, names; one is made where the entry
-/// is empty. Called by the owner of an address under the entry.
+/// The table below the entry for `at` in `table`, of `level`; if the entry is empty, makes one.
+/// Called by the owner of an address under the entry.
 #[inline]
 pub(super) fn child<T: KernelTree>(
     tree: &T,
@@ -73,7 +72,7 @@ pub(super) fn child<T: KernelTree>(
     at: VirtAddr,
     counts: &mut Counts,
 ) -> Result<Frame, WalkError> {
-    // Acquire: of the table, we see that it is empty, or what others have stored since.
+    // Acquire: we see the table as empty, or as others have filled it since.
     let index = level.index_of(at);
     let entry = tree.load(table, index, Ordering::Acquire);
     counts.entries_descended += 1;
@@ -93,15 +92,15 @@ fn make_child<T: KernelTree>(
     counts: &mut Counts,
 ) -> Result<Frame, WalkError> {
     let new = tree.make_table(level.below(), counts).ok_or(WalkError::NoMemory)?;
-    // The entry may have named a table that was detached just now, and our addresses lay free under
-    // it. A CPU that remembers that table finds none of what we map: see the module's text.
-    // Acquire: what the flush has done comes before our table can be found.
+    // The entry may have pointed to a table that was detached just now, and our addresses were free
+    // under it. A CPU whose TLB holds that table finds none of our mappings: see the module's text.
+    // Acquire: the flush comes before our table can be found.
     if tree.is_unflushed(Ordering::Acquire) {
         wait_for_flush(tree);
     }
     let index = level.index_of(at);
-    // Release: a reader that finds the table by this entry sees it empty. Acquire: so do we, of
-    // another's.
+    // Release: a reader that finds the table by this entry sees it empty. Acquire: we see another
+    // caller's table so.
     match tree.offer(table, index, T::Arch::table(new)) {
         Ok(()) => {
             counts.entries_written += 1;
@@ -145,9 +144,9 @@ pub(super) fn descend<T: KernelTree>(
     }
 }
 
-/// What the tables say of `at`. Called in a read section.
+/// Finds the leaf or empty entry for `at`. Called in a read section.
 ///
-/// Each entry is looked at once. Were the last one read again, it could be a table by then:
+/// Each entry is read once. A second read of the last entry could find a table:
 /// 1. a dump finds a huge leaf and remembers its level;
 /// 2. a cut replaces the leaf by a table;
 /// 3. the dump reads the entry again, finds no leaf, and goes on after the table: a hole.
@@ -157,17 +156,17 @@ pub(super) fn find<T: KernelTree>(tree: &T, at: VirtAddr) -> Found<T::Arch> {
     Found { entry: whole::<T::Arch>(entry), level, index, paused }
 }
 
-/// An entry as it is when it is not paused.
+/// An entry as it was before a pause.
 #[inline]
 pub(super) fn whole<A: Arch>(entry: Entry) -> Entry {
     Entry(if entry.is_empty() { 0 } else { entry.0 | A::PRESENT })
 }
 
-/// Empties the leaves of `count` entries from `first` on, up to a table; says how many entries it
-/// has passed, at least one. Called by the owner of an address under each of them.
+/// Empties the leaves of `count` entries from `first` on, up to a table; returns the number of
+/// entries processed, at least one. Called by the owner of an address under each of them.
 ///
-/// An entry that is empty is left alone: it may cover addresses of others too, and what names
-/// their table would be gone:
+/// An empty entry is not written: it may cover addresses of other areas too, and the store could
+/// remove the entry for their table:
 /// 1. A, which never got a table here, reads the entry: it is empty;
 /// 2. B, whose area begins under the same entry, installs a table;
 /// 3. A stores an empty entry.
@@ -192,12 +191,12 @@ pub(super) fn clear_leaves<T: KernelTree>(
         }
         passed += 1;
     }
-    // What became a table since the caller's look holds nothing of the caller's.
+    // An entry that became a table after the caller read it has nothing of the caller's below it.
     passed.max(1)
 }
 
-/// Detaches the highest tables that cover a part of `own` and nothing outside of `free`,
-/// and shows them to `met`. The root's entries stay. Called with the lock of the areas held.
+/// Detaches the highest tables that cover a part of `own` and nothing outside of `free`, and shows
+/// them to `met`. The root's entries stay. Called with the lock of the areas held.
 pub(super) fn detach<T: KernelTree>(
     tree: &T,
     own: VirtRange,
@@ -218,10 +217,10 @@ pub(super) fn detach<T: KernelTree>(
             }
             let child = T::Arch::frame(entry);
             let start = at.align_down(span).0;
-            // Saturating: after the table of the highest addresses, all is free.
+            // Saturating: no area lies above the table of the highest addresses.
             let end = start.saturating_add(span);
             if free.start().0 <= start && end <= free.end().0 && level < T::Arch::ROOT {
-                // Relaxed: the lock tells who is given addresses under it from now on.
+                // Relaxed: the areas' lock orders it before any later reservation under the table.
                 tree.set_unflushed(true, Ordering::Relaxed);
                 tree.store(table, index, Entry::EMPTY, Ordering::Relaxed);
                 counts.entries_written += 1;
@@ -229,7 +228,7 @@ pub(super) fn detach<T: KernelTree>(
                 break span;
             }
             if level == Level::PMD {
-                // A table of leaves that stays.
+                // The table has only leaves, and stays.
                 break span;
             }
             (table, level) = (child, level.below());
@@ -239,32 +238,32 @@ pub(super) fn detach<T: KernelTree>(
     }
 }
 
-/// The steps of a purge. The module's text says what each is for.
+/// The steps of a purge; the module documentation explains each.
 pub(super) trait Purge: KernelTree {
     type Batch;
-    /// Takes what was freed, and detaches tables ([`detach`]).
+    /// Takes the freed areas, and detaches tables ([`detach`]).
     fn take(&self, counts: &mut Counts) -> Option<Self::Batch>;
-    /// Makes all TLBs forget it.
+    /// Invalidates all TLBs for the batch.
     fn flush(&self, batch: &Self::Batch, counts: &mut Counts);
-    /// Gives the addresses back.
+    /// Frees the addresses.
     fn give_back(&self, batch: &Self::Batch);
-    /// Frees the frames; tables and areas when the read sections have been left that exist.
+    /// Frees the frames at once; tables and areas after all current read sections have ended.
     fn free_after_readers(&self, batch: Self::Batch, counts: &mut Counts);
 }
 
-/// A purge, in the one order that does: in rounds, so that no lock is held for long. Only one CPU
-/// is at it.
+/// A purge, in the only correct order, and in rounds, so that no lock is held for long. One CPU at
+/// a time runs it.
 pub(super) fn purge<T: Purge>(tree: &T, counts: &mut Counts) {
     while let Some(batch) = tree.take(counts) {
         tree.flush(&batch, counts);
-        // Release: a thread that makes a table from here on makes it after the flush.
+        // Release: a thread that makes a table after this store makes it after the flush.
         tree.set_unflushed(false, Ordering::Release);
         tree.give_back(&batch);
         tree.free_after_readers(batch, counts);
     }
 }
 
-/// Stores the new entries at `indices`; says whether anything changed.
+/// Stores the new entries at `indices`; returns whether anything changed.
 pub(super) fn write<T: KernelTree>(
     tree: &T,
     table: Frame,
@@ -276,7 +275,7 @@ pub(super) fn write<T: KernelTree>(
     for index in indices.start.up_to(indices.end) {
         let new = new(index);
         if tree.load(table, index, Ordering::Relaxed) != new {
-            // Release: of a table, its entries come first.
+            // Release: a table's entries are visible before the table.
             tree.store(table, index, new, Ordering::Release);
             counts.entries_written += 1;
             changed = true;
@@ -285,8 +284,8 @@ pub(super) fn write<T: KernelTree>(
     changed
 }
 
-/// As [`fn@write`], for entries of which some have to be broken before they are replaced, as
-/// `breaks` says of the old and the new one. `new` ignores the valid bit of the old entry.
+/// Like [`fn@write`], for entries that may need break-before-make: `breaks` decides from the old
+/// and the new entry. `new` ignores the valid bit of the old entry.
 pub(super) fn replace<T: KernelTree>(
     tree: &T,
     table: Frame,
@@ -299,8 +298,8 @@ pub(super) fn replace<T: KernelTree>(
     for index in indices.start.up_to(indices.end) {
         let old = whole::<T::Arch>(tree.load(table, index, Ordering::Relaxed));
         let new = new(index);
-        // What needs no break is new at once, so that one invalidation does for both. What is
-        // broken keeps all its other bits: by them, software sees what is mapped.
+        // Entries that need no break are written at once, so that one invalidation covers both
+        // kinds. A paused entry keeps all its other bits, so software still sees the mapping.
         let paused = Entry(old.0 & !T::Arch::PRESENT);
         let now = if breaks(old, new) { paused } else { new };
         if old != now {
@@ -342,7 +341,7 @@ impl<P: Platform> KernelTree for KernelMap<'_, P> {
     }
 
     fn drop_table(&self, table: Frame, counts: &mut Counts) {
-        // SAFETY: 1. and 2. a table from `make_table` that was installed nowhere.
+        // SAFETY: 1. and 2. a table from `make_table` that was never installed.
         unsafe { free_table(self.memory, table, counts) };
     }
 
@@ -360,7 +359,7 @@ impl<P: Platform> KernelTree for KernelMap<'_, P> {
     }
 
     fn park_while_unflushed(&self) {
-        // The flush itself waits for nobody, but the purge may have to wait for its CPU.
+        // The flush itself waits for no thread, but the purge may have to wait for its CPU.
         self.memory.platform.park(&self.unflushed, 1);
     }
 }

@@ -1,5 +1,5 @@
-//! The purge: detach, flush once, free the addresses, free the frames. The module documentation has
-//! the reasons for this order.
+//! The purge: detach, flush once, free the addresses, free the frames. The module documentation
+//! explains this order.
 
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
@@ -16,36 +16,37 @@ use super::protocol::{self, Purge};
 use super::walk::Holes;
 use super::{KernelMap, Purging};
 
-/// What a purge works on.
+/// The areas and tables of one round of a purge.
 pub(super) struct Batch {
-    /// The first of its areas, which are linked.
+    /// The first of the areas, which are linked.
     first: NonNull<Area>,
-    /// What the TLBs have to forget. The first round has all areas of all rounds: one of them may
-    /// have owned frames that TLBs know by the addresses of another, which it left for its own.
+    /// The addresses to invalidate. The first round has those of all rounds: an area's frames may
+    /// be in TLBs under the addresses of another area, which `vrealloc` has left.
     freeable: Option<VirtRange>,
-    /// The tables that were detached, each with what hangs below it.
+    /// The detached tables, each with the tables below it.
     detached: TableStack,
 }
 
-/// Areas that are purged together: as many as may be looked at under a spin lock. A table with
-/// entries of areas of several rounds is detached with the last of them.
+/// The number of areas that are purged together, limited by the time under a spin lock. A table
+/// shared by areas of several rounds is detached with the last of them.
 const ROUND: usize = 128;
-/// Areas that are taken out of the index under the lock at a time.
+/// The number of areas that are removed from the index under one hold of the lock.
 const CHUNK: usize = 32;
 
-/// Areas next to each other that are being purged.
+/// Adjacent areas that are being purged.
 struct Purged {
     /// All their addresses.
     own: VirtRange,
-    /// Those up to the nearest areas that stay, at which nothing is left either.
+    /// Their addresses and the free ones around them, up to the nearest areas that stay.
     free: VirtRange,
 }
 
 impl<P: Platform> KernelMap<'_, P> {
-    /// Makes freed areas free: every TLB forgets them, once for all areas (and again for each
-    /// further 128 of them if tables are detached there). From then on addresses and frames can be
-    /// used again. When it returns, this is true of everything that was freed before the call.
-    /// Tables and records of areas follow when no reader is left ([`crate::Memory::deferred`]).
+    /// Makes freed areas reusable: invalidates every TLB once for all areas (and again for each
+    /// further 128 of them if tables are detached there). From then on their addresses and frames
+    /// can be used again. When the call returns, this is true of every area that was freed before
+    /// the call. Tables and records of areas are freed when no reader is left
+    /// ([`crate::Memory::deferred`]).
     ///
     /// The map purges by itself when much waits, or when it runs out of memory or addresses. An
     /// embedder that needs memory for something else calls it, or calls [`KernelMap::vunmap`] with
@@ -57,16 +58,16 @@ impl<P: Platform> KernelMap<'_, P> {
         self.memory.free_some();
     }
 
-    /// As [`KernelMap::purge`], for a caller with an area claimed: it waits for no reader.
+    /// Like [`KernelMap::purge`], for a caller that holds a claim: does not wait for readers.
     pub(super) fn purge_freed(&self) {
         self.purge_now(&self.purging.lock());
     }
 
-    /// Purges if too much waits, unless another CPU does so already. Checks once more at the end:
-    /// CPUs that freed areas meanwhile found the purge lock taken and left.
+    /// Purges if too many pages wait, unless another CPU purges already. Checks once more at the
+    /// end: CPUs that freed areas during the purge found its lock taken and did not purge.
     ///
-    /// The CPU that purges may be preempted for long, and all memory could pass through areas that
-    /// wait for it: above twice the limit, a free waits as well.
+    /// The CPU that purges may be preempted for long, and all memory could end up in areas that
+    /// wait for it. So above twice the limit, a free waits as well.
     pub(super) fn purge_if_due(&self) {
         let limit = self.purge_limit();
         for _ in 0..2 {
@@ -84,7 +85,7 @@ impl<P: Platform> KernelMap<'_, P> {
         }
     }
 
-    /// Pages that wait for a purge.
+    /// The number of pages that wait for a purge.
     ///
     /// Context: spins.
     pub fn freed_pages(&self) -> u64 {
@@ -103,7 +104,7 @@ impl<P: Platform> KernelMap<'_, P> {
             freed.first.take()
         };
         let Some(first) = first else { return };
-        // Nobody else has the list now.
+        // No other CPU uses the list now.
         let freeable = self.freeable(first);
         {
             let mut freed = self.freed.lock();
@@ -114,8 +115,7 @@ impl<P: Platform> KernelMap<'_, P> {
         self.stats.add(&counts);
     }
 
-    /// Takes freed areas, as many as a round has, and detaches the tables under which nothing is
-    /// left.
+    /// Takes up to a round of freed areas, and detaches the tables that cover no other area.
     fn take_batch(&self, counts: &mut Counts) -> Option<Batch> {
         let mut freed = self.freed.lock();
         let first = freed.detached?;
@@ -145,7 +145,7 @@ impl<P: Platform> KernelMap<'_, P> {
         Some(batch)
     }
 
-    /// From the lowest address to the highest of the areas in a list.
+    /// From the lowest to the highest address of the areas in a list.
     fn freeable(&self, first: NonNull<Area>) -> VirtRange {
         let (mut low, mut high) = (u64::MAX, 0);
         self.for_each_in(first, |node| {
@@ -163,8 +163,8 @@ impl<P: Platform> KernelMap<'_, P> {
         }
     }
 
-    /// The areas next to each other that are being purged, of which `node` is one. They are
-    /// surveyed then. Called with the lock held.
+    /// Finds the adjacent areas around `node` that are being purged, and marks them surveyed.
+    /// Called with the lock held.
     fn survey(&self, node: NonNull<Area>) -> Purged {
         let is_purged = |node: &NonNull<Area>| self.area(*node).state() == State::Purging;
         let mut first = node;
@@ -187,8 +187,7 @@ impl<P: Platform> KernelMap<'_, P> {
         Purged { own, free: VirtRange::raw(low, high) }
     }
 
-    /// Frees everything that a purge has taken, after the flush: the frames now, what readers may
-    /// know when they have left.
+    /// Frees a batch after the flush: frames now, tables and areas when readers have left.
     fn free_batch(&self, batch: &Batch, counts: &mut Counts) {
         let memory = self.memory;
         let (mut tables, mut areas) = (DetachedTables::default(), Chain::default());
@@ -198,36 +197,36 @@ impl<P: Platform> KernelMap<'_, P> {
         counts.tables_freed += u64::from(tables.count());
         self.for_each_in(batch.first, |node| {
             self.area(node).blocks.free(memory);
-            // SAFETY: 1. The slab gets it back when it leaves the chain. 2. It is in no list any
-            // more but this batch's, whose next link was read before.
+            // SAFETY: 1. The slab gets it back when it leaves the chain. 2. It is only in this
+            // batch's list, whose next link was read before.
             unsafe { areas.push(node) };
         });
         memory.free_after_readers(Unlinked::of(tables).with(areas));
     }
 
-    /// Gathers a detached table and those below it. Their leaves were cleared by those who owned
-    /// them. Readers may still be there.
+    /// Collects a detached table and those below it. The owners of their leaves have cleared them.
+    /// Readers may still walk through them.
     fn gather_below(&self, table: Frame, level: Level<P::Arch>, tables: &mut DetachedTables) {
         if level > Level::PTE {
             for slot in self.slots(table) {
                 let entry = Entry(slot.load(Ordering::Relaxed));
                 if level.kind(entry) == Kind::Table {
-                    // As deep as there are levels.
+                    // The recursion is as deep as the table levels.
                     self.gather_below(P::Arch::frame(entry), level.below(), tables);
                 }
             }
         }
         // SAFETY: 1. the purge detached it, or the table above it, and visits it once; 2. the purge
-        // flushes before it hands the list on.
+        // flushes before it passes the list on.
         unsafe { tables.push(&self.memory.frames, table) };
     }
 
-    /// Empties the map: frees all areas. For its drop.
+    /// Empties the map for its drop: frees all areas.
     pub(super) fn free_everything(&mut self) {
         let mut counts = Counts::default();
         while let Some(node) = self.index.first_ending_after(0) {
-            // Areas that wait for a purge are still in the index; `put_off` of one would list it
-            // twice.
+            // Areas that wait for a purge are still in the index; a second `put_off` would list
+            // them twice.
             let mut at = Some(node);
             while let Some(node) = at {
                 let area = self.area(node);
@@ -243,7 +242,7 @@ impl<P: Platform> KernelMap<'_, P> {
         debug_assert!(self.arena.is_empty() || self.index.len() == 0);
     }
 
-    /// The areas' addresses are right, and nobody has them busy. For the auditor.
+    /// Whether the areas' addresses are correct and no area is busy. For the auditor.
     pub(crate) fn index_is_sound(&self) -> bool {
         let in_arena = |node: NonNull<Area>| {
             let area = self.area(node);
@@ -255,17 +254,17 @@ impl<P: Platform> KernelMap<'_, P> {
         self.index.check() && self.index.iter().all(in_arena)
     }
 
-    /// The areas, in rising order. For the auditor: nothing runs.
+    /// The areas, in rising order. For the auditor: no other CPU uses the map.
     pub(crate) fn areas(&self) -> impl Iterator<Item = &Area> {
         self.index.iter().map(|node| self.area(node))
     }
 
-    /// Whether the root is the map's own. For the auditor.
+    /// Whether the map owns its root. For the auditor.
     pub(crate) fn owns_root(&self) -> bool {
         self.ownership == super::Ownership::Own
     }
 
-    /// Whether any area lies in the `bytes` from `start` on. For the auditor.
+    /// Whether any area overlaps the `bytes` from `start` on. For the auditor.
     pub(crate) fn has_area_under(&self, start: VirtAddr, bytes: u64) -> bool {
         let node = self.index.first_ending_after(start.0);
         node.is_some_and(|node| {
@@ -273,7 +272,7 @@ impl<P: Platform> KernelMap<'_, P> {
         })
     }
 
-    /// Whether something may be mapped at `at`: it lies in an area that is in use. For the auditor.
+    /// The area in use that contains `at`: only there may pages be mapped. For the auditor.
     pub(crate) fn owner_of(&self, at: VirtAddr) -> Option<&Area> {
         let node = self.index.find_at_or_before(at.0)?;
         let area = self.area(node);

@@ -66,10 +66,10 @@ pub enum Pauses {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum UnmapTime {
-    /// At the next purge, together with others. Until then nobody may use the addresses. A wild
-    /// access through them could still reach frames that have another owner.
+    /// At the next purge, together with others. Until then the addresses must not be used: a stray
+    /// access could still reach frames that have another owner.
     Later,
-    /// Before the call returns, so the frames may get another owner. (It is a purge of everything
+    /// Before the call returns, so the frames may get another owner. (The call purges everything
     /// that waits.)
     Now,
 }
@@ -95,12 +95,12 @@ pub struct VmallocOptions {
     pub content: Content,
     /// Whether accesses may have to pause later.
     pub pauses: Pauses,
-    /// The NUMA node of the memory. There is one node: the hint is ignored.
+    /// The NUMA node of the memory, ignored: there is one node.
     pub node: Option<u32>,
 }
 
 impl Default for VmallocOptions {
-    /// Pages to read and write, with any content, in base pages (Linux: `vmalloc`).
+    /// Readable and writable memory with unspecified content, in base pages (Linux: `vmalloc`).
     fn default() -> Self {
         Self {
             align: PAGE_SIZE,
@@ -114,7 +114,7 @@ impl Default for VmallocOptions {
 }
 
 impl VmallocOptions {
-    /// As the default, in the largest pieces (Linux: `vmalloc_huge`).
+    /// Like the default, in the largest pieces (Linux: `vmalloc_huge`).
     ///
     /// Context: any.
     pub fn huge() -> Self {
@@ -198,7 +198,7 @@ pub struct KernelArea {
     pub kind: AreaKind,
 }
 
-/// The use of a kernel address.
+/// Describes a kernel address.
 ///
 /// ```
 /// use bindery::addr::VirtAddr;
@@ -217,13 +217,13 @@ pub struct KernelArea {
 pub enum KernelAddress {
     /// Not in the map's arena.
     Outside,
-    /// In the arena, and in no area.
+    /// In the arena, but in no area.
     Free,
     /// In an area, and mapped.
     Mapped {
         /// The area.
         area: KernelArea,
-        /// What the address leads to.
+        /// The physical address that it maps to.
         to: PhysAddr,
     },
     /// In an area that is being made, and not mapped yet.
@@ -236,7 +236,7 @@ pub enum KernelAddress {
         /// The area.
         area: KernelArea,
     },
-    /// In a freed area; it will be used again after a purge.
+    /// In a freed area, whose addresses are reused after a purge.
     Freed {
         /// The area.
         area: KernelArea,
@@ -259,9 +259,9 @@ pub enum KernelAddress {
 pub enum Resolution {
     /// The address is mapped and allows the access now: retry.
     Retry,
-    /// The address is mapped, and does not allow the access.
+    /// The address is mapped, but does not allow the access.
     Denied,
-    /// The address is not mapped: [`super::KernelMap::explain`] says more.
+    /// The address is not mapped; [`super::KernelMap::explain`] tells why.
     NotMapped,
 }
 
@@ -298,7 +298,7 @@ impl KernelPiece {
                 == (next.size, next.permissions, next.memory)
     }
 
-    /// Adds one that continues it.
+    /// Appends a piece that continues this one.
     pub(super) fn extend(&mut self, next: &Self) {
         self.range = VirtRange::raw(self.range.start().0, next.range.end().0);
     }

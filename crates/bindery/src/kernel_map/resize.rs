@@ -1,4 +1,4 @@
-//! `vrealloc`: an area becomes larger or smaller.
+//! `vrealloc`: grows or shrinks an area.
 //!
 //! ```text
 //! smaller   |  stays  | freed, addresses kept  |g|
@@ -22,10 +22,10 @@ impl<P: Platform> KernelMap<'_, P> {
     /// Changes the size of the [`KernelMap::vmalloc`] area at `start` to `size` bytes, rounded up
     /// to pages, and returns its address (Linux: `vrealloc`).
     ///
-    /// The content within both sizes stays, and is never copied. If the addresses after the area
-    /// are taken, the same frames are mapped elsewhere, and the old address is freed. New pages
-    /// have the content and permissions of `options`; pieces and pauses stay those of the area.
-    /// When the call returns, the memory beyond a smaller size is free; its addresses are not yet.
+    /// The content up to the smaller size stays, and is never copied. If the addresses after the
+    /// area are taken, the same frames are mapped elsewhere, and the old address is freed. New
+    /// pages get the content and permissions of `options`; the area keeps its pieces and pauses.
+    /// When the call returns, memory beyond a smaller size is free; its addresses are freed later.
     ///
     /// Context: may sleep. Complexity: as [`KernelMap::vmalloc`] for the difference, as
     /// [`KernelMap::vmap`] if it moves.
@@ -35,11 +35,10 @@ impl<P: Platform> KernelMap<'_, P> {
     /// a huge piece would have to be cut. After an error the area is unchanged, at its old address.
     ///
     /// # Safety
-    /// 1. The area is the caller's: the caller, or whoever passed it on, got it from
-    ///    [`KernelMap::vmalloc`] or [`KernelMap::vrealloc`].
-    /// 2. Nobody uses its addresses from the call on: after success, the caller derives pointers
+    /// 1. The area is the caller's: it came from [`KernelMap::vmalloc`] or [`KernelMap::vrealloc`].
+    /// 2. Its addresses are not used from the call on: after success, the caller derives pointers
     ///    anew from the address that the call returns.
-    /// 3. Nobody uses the frames beyond a smaller size by another way: another area, the direct
+    /// 3. The frames beyond a smaller size are not used by another way: another area, the direct
     ///    map, or a device.
     pub unsafe fn vrealloc(
         &self,
@@ -94,14 +93,13 @@ impl<P: Platform> KernelMap<'_, P> {
         let range = area.range();
         let cut = VirtAddr(range.start().0 + (pages << PAGE_SHIFT));
         self.cut(claim, cut)?;
-        // If the area came here from another place, TLBs may know its frames by the old addresses
-        // until a purge.
+        // If the area was moved, TLBs may hold its frames under the old addresses until a purge.
         self.purge_freed();
         self.drop_tail(area, pages, Holes::None);
         Ok(())
     }
 
-    /// Unmaps and frees all pages of a claimed area from the `pages`-th on, at once.
+    /// Unmaps and frees, at once, all pages of a claimed area from page `pages` on.
     fn drop_tail(&self, area: &Area, pages: u64, holes: Holes) {
         let mut counts = Counts::default();
         let range = area.range();
@@ -113,7 +111,7 @@ impl<P: Platform> KernelMap<'_, P> {
         self.stats.add(&counts);
     }
 
-    /// Makes a claimed area larger where it is. `None` if the addresses after it are taken.
+    /// Grows a claimed area in place. `None` if the addresses after it are taken.
     fn grow_in_place(
         &self,
         claim: Claim,
@@ -122,7 +120,7 @@ impl<P: Platform> KernelMap<'_, P> {
         options: &VmallocOptions,
     ) -> Result<Option<()>, Failure<KernelMapError>> {
         let (memory, area) = (self.memory, self.area(claim.0));
-        // What gives the addresses back if the memory runs out.
+        // A spare area, which returns the addresses if memory runs out.
         let make = || Area::new(area.kind, area.pieces, area.pauses, area.memory);
         let areas = &memory.slab::<Area>();
         let allocate = || areas.allocate_with(&memory.frames, &memory.platform, make);
@@ -136,17 +134,17 @@ impl<P: Platform> KernelMap<'_, P> {
             self.extend(claim, pages).then(|| self.grow(claim, old, pages, leaves, options));
         if matches!(grown, Some(Err(_))) && area.end() > end {
             self.put_off_rest(claim, end, spare);
-            // Memory is short, and tables wait there.
+            // Memory is short, and tables may wait for a purge.
             self.purge_freed();
         } else {
-            // SAFETY: it came from this slab, and nobody has seen it.
+            // SAFETY: it came from this slab, and no other reference exists.
             unsafe { memory.slab::<Area>().free(&memory.frames, &memory.platform, spare) };
         }
         grown.transpose()
     }
 
-    /// Makes room for `pages` pages and a guard page after a claimed area's start, if the
-    /// addresses there are free.
+    /// Extends a claimed area to `pages` pages and a guard page, if the addresses after it are
+    /// free.
     fn extend(&self, claim: Claim, pages: u64) -> bool {
         let area = self.area(claim.0);
         let _writer = self.freed.lock();
@@ -186,7 +184,7 @@ impl<P: Platform> KernelMap<'_, P> {
         Ok(())
     }
 
-    /// Maps the frames of a claimed area somewhere else, with more or fewer pages.
+    /// Moves the frames of a claimed area to other addresses, with more or fewer pages.
     fn move_area(
         &self,
         claim: Claim,
@@ -195,7 +193,7 @@ impl<P: Platform> KernelMap<'_, P> {
         options: &VmallocOptions,
     ) -> Result<VirtAddr, Failure<KernelMapError>> {
         let old = self.area(claim.0);
-        // Fewer pages where the alignment alone asks for another place.
+        // A shrinking area moves if its alignment needs another place.
         let kept = pages.min(old.pages());
         let piece = self.largest_piece(pages, leaves) << PAGE_SHIFT;
         let make = || Area::new(old.kind, old.pieces, old.pauses, old.memory);
@@ -218,8 +216,8 @@ impl<P: Platform> KernelMap<'_, P> {
             self.populate(new_claim, kept, pages, leaves, options.content, &mut walk)
         });
         if let Err(stop) = result {
-            // What it has of its own is after the old pages; the frames of those stay where they
-            // are.
+            // The new area's own frames come after the old pages, which still belong to the old
+            // area.
             self.stats.add(&walk.counts);
             self.abandon(new_claim);
             return Err(stop.into());
@@ -229,7 +227,7 @@ impl<P: Platform> KernelMap<'_, P> {
         let left = old.blocks.cut(self.memory, kept);
         new.blocks.prepend(self.memory, &old.blocks);
         old.blocks.prepend(self.memory, &left);
-        // The old area first, so that no purge frees the new one's frames before it.
+        // The old area is unmapped first, so that no purge frees the new one's frames before it.
         self.finish_unmap(claim, super::UnmapTime::Later);
         self.release(new_claim);
         Ok(range.start())

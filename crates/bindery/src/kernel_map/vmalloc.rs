@@ -1,4 +1,4 @@
-//! `vmalloc` and `vfree`: frames and addresses at once.
+//! `vmalloc` and `vfree`: allocate frames and addresses in one call.
 
 use crate::addr::{Frame, Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr};
 use crate::arch::{Arch, Level, MemoryType};
@@ -12,10 +12,10 @@ use super::request::{AreaKind, Content, Pieces, UnmapTime, VmallocOptions};
 use super::walk::{Holes, Walk, WalkError};
 use super::{KernelMap, KernelMapError};
 
-/// Minimum pages allocated between two checks for a fatal signal.
+/// The minimum number of pages allocated between two checks for a fatal signal.
 const PAGES_AT_ONCE: u64 = 512;
 
-/// Frames that follow each other, and the page of the area at which they begin.
+/// Consecutive frames, and the page of the area at which they begin.
 struct FrameRun {
     at: u64,
     first: Frame,
@@ -24,12 +24,11 @@ struct FrameRun {
 
 impl<P: Platform> KernelMap<'_, P> {
     /// Allocates `size` bytes, rounded up to pages, and maps them at consecutive addresses (Linux:
-    /// `vmalloc`, `vzalloc`, `vmalloc_huge`). Gives the first address.
+    /// `vmalloc`, `vzalloc`, `vmalloc_huge`). Returns the first address.
     ///
-    /// The frames are taken in the largest blocks that there are, and no larger than what is
-    /// missing: sizes are not rounded up to those of large pieces. Where a large block cannot be
-    /// had, that part alone is made of smaller ones. The memory is the caller's until
-    /// [`KernelMap::vfree`].
+    /// The frames come in the largest free blocks, but none larger than the pages still missing:
+    /// sizes are not rounded up to those of large pieces. If no large block is free, only that part
+    /// consists of smaller ones. The memory is the caller's until [`KernelMap::vfree`].
     ///
     /// Context: may sleep. Complexity: linear in the blocks of frames, plus one store for each
     /// entry written.
@@ -38,8 +37,8 @@ impl<P: Platform> KernelMap<'_, P> {
     /// [`KernelMapError::Empty`], [`KernelMapError::TooLarge`], [`KernelMapError::BadAlignment`],
     /// [`KernelMapError::BadPermissions`]; [`KernelMapError::OutOfAddresses`] and
     /// [`KernelMapError::OutOfMemory`] after a purge did not help (the latter at once for more than
-    /// there is in all); [`KernelMapError::Interrupted`], asked for between blocks of frames,
-    /// after 512 pages or more.
+    /// the whole memory); [`KernelMapError::Interrupted`], checked between blocks of frames, after
+    /// 512 pages or more.
     pub fn vmalloc(&self, size: u64, options: &VmallocOptions) -> Result<VirtAddr, KernelMapError> {
         self.memory.outermost(|| self.vmalloc_once(size, options))
     }
@@ -70,7 +69,7 @@ impl<P: Platform> KernelMap<'_, P> {
         Ok(range.start())
     }
 
-    /// What can be said of a request before anything is taken.
+    /// Checks a request before anything is allocated.
     pub(super) fn check_vmalloc(
         &self,
         size: u64,
@@ -82,13 +81,13 @@ impl<P: Platform> KernelMap<'_, P> {
         }
         let leaves = self.leaves(options.permissions, MemoryType::Normal, options.pieces)?;
         if pages > self.memory.total_frames() {
-            // Before all others are left without: reclaim makes no machine larger.
+            // Refused before it takes everything from others: reclaim makes no machine larger.
             return Err(KernelMapError::OutOfMemory);
         }
         Ok((pages, leaves))
     }
 
-    /// How many pages `size` bytes take, if the arena has room for them and a guard page.
+    /// The number of pages for `size` bytes, if the arena has room for them and a guard page.
     pub(super) fn pages(&self, size: u64) -> Result<u64, KernelMapError> {
         match size.div_ceil(PAGE_SIZE) {
             0 => Err(KernelMapError::Empty),
@@ -103,10 +102,10 @@ impl<P: Platform> KernelMap<'_, P> {
         self.piece_sizes(leaves).find(fits).unwrap_or(1)
     }
 
-    /// Takes frames for pages `from..until` of a claimed area, and maps them.
+    /// Allocates frames for pages `from..until` of a claimed area, and maps them.
     ///
     /// # Errors
-    /// The area has some of it then.
+    /// The area keeps the part that was mapped.
     pub(super) fn populate(
         &self,
         claim: Claim,
@@ -120,7 +119,7 @@ impl<P: Platform> KernelMap<'_, P> {
         let area = self.area(claim.0);
         let start = area.range().start().0;
         let mut at = from;
-        // Blocks that follow each other in memory are mapped as one.
+        // Blocks that are adjacent in memory are mapped as one.
         let mut run = FrameRun { at, first: Frame(0), count: 0 };
         let mut pause = at + PAGES_AT_ONCE;
         while at < until {
@@ -132,14 +131,14 @@ impl<P: Platform> KernelMap<'_, P> {
             }
             let mut order = Order((until - at).ilog2().min(u32::from(MAX_ORDER.0)) as u8);
             if area.pieces == Pieces::Largest && at > 0 {
-                // A large block at an address that is not aligned to it would be cut into pages.
+                // A large block at an address not aligned to it would be mapped by single pages.
                 order = order.min(Order(at.trailing_zeros() as u8));
             }
             if self.reach.is_page() {
                 order = Order::PAGE;
             }
             let block = memory.frames.allocate_up_to(order, AllocateFor::Use).or_else(|| {
-                // What was freed may wait for a purge.
+                // Freed areas may hold memory until a purge.
                 self.purge_freed();
                 memory.frames.allocate_up_to(order, AllocateFor::Use)
             });
@@ -160,7 +159,7 @@ impl<P: Platform> KernelMap<'_, P> {
         self.map_run(walk, start + (run.at << PAGE_SHIFT), run.first, run.count, leaves)
     }
 
-    /// Takes a claimed area apart that could not be finished.
+    /// Takes an unfinished claimed area apart.
     pub(super) fn abandon(&self, claim: Claim) {
         self.unmap(claim, Holes::Perhaps);
         // Memory or addresses are short.
@@ -168,7 +167,7 @@ impl<P: Platform> KernelMap<'_, P> {
     }
 
     /// Frees the [`KernelMap::vmalloc`] area at `start` (Linux: `vfree`). Its frames and addresses
-    /// are used again after the next purge, which the call makes itself when enough waits for it.
+    /// are reused after the next purge; the call purges by itself when enough pages wait.
     ///
     /// Context: may sleep. Complexity: one store for each entry.
     ///
@@ -177,10 +176,9 @@ impl<P: Platform> KernelMap<'_, P> {
     /// [`KernelMapError::WrongKind`].
     ///
     /// # Safety
-    /// 1. The area is the caller's: the caller, or whoever passed it on, got it from
-    ///    [`KernelMap::vmalloc`] or [`KernelMap::vrealloc`].
-    /// 2. Nobody uses its addresses any more: no reference, no access, and no CPU executes there.
-    /// 3. Nobody uses its frames by another way: another area, the direct map, or a device.
+    /// 1. The area is the caller's: it came from [`KernelMap::vmalloc`] or [`KernelMap::vrealloc`].
+    /// 2. Its addresses are not used any more: no reference, no access, and no CPU executes there.
+    /// 3. Its frames are not used by another way: another area, the direct map, or a device.
     ///
     /// ```compile_fail,E0133
     /// fn free<P: bindery::Platform>(map: &bindery::KernelMap<'_, P>, at: bindery::addr::VirtAddr) {
@@ -195,7 +193,7 @@ impl<P: Platform> KernelMap<'_, P> {
         })
     }
 
-    /// Unmaps a claimed area, and purges if it is time.
+    /// Unmaps a claimed area, and purges if that is due.
     #[inline]
     pub(super) fn finish_unmap(&self, claim: Claim, time: UnmapTime) {
         let waiting = self.unmap(claim, Holes::None);
@@ -206,8 +204,8 @@ impl<P: Platform> KernelMap<'_, P> {
         }
     }
 
-    /// Empties the entries of a claimed area and leaves it to the next purge; says how many pages
-    /// wait for that.
+    /// Empties the entries of a claimed area and leaves it to the next purge; returns how many
+    /// pages wait for that.
     fn unmap(&self, claim: Claim, holes: Holes) -> u64 {
         let mut counts = crate::Counts::default();
         self.clear(self.area(claim.0).range(), holes, &mut counts);
@@ -215,7 +213,7 @@ impl<P: Platform> KernelMap<'_, P> {
         self.put_off(claim)
     }
 
-    /// The sizes of pieces above a page, in pages, from the largest on.
+    /// The sizes of pieces above a page, in pages, largest first.
     pub(super) fn piece_sizes(
         &self,
         leaves: &Leaves<P::Arch>,

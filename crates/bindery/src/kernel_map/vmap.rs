@@ -13,12 +13,12 @@ use super::walk::{Walk, WalkError};
 use super::{KernelMap, KernelMapError};
 
 impl<P: Platform> KernelMap<'_, P> {
-    /// Maps single frames at consecutive addresses, in the order of the list (Linux: `vmap`). Gives
-    /// the first address.
+    /// Maps single frames at consecutive addresses, in the order of the list (Linux: `vmap`).
+    /// Returns the first address.
     ///
-    /// Frames that follow each other are found and mapped in the largest pieces; the start is
-    /// chosen so that the largest of them can be. The frames stay the caller's, who may only let go
-    /// of them after [`KernelMap::vunmap`] (see [`UnmapTime`]); they come from
+    /// Consecutive frames are mapped in the largest pieces, and the start address is aligned for
+    /// the largest one. The frames stay the caller's, which may free them only after
+    /// [`KernelMap::vunmap`] (see [`UnmapTime`]). They come from
     /// [`crate::Memory::allocate_frames`], from a pin, from another area, or from beyond the memory
     /// that the core knows.
     ///
@@ -42,8 +42,8 @@ impl<P: Platform> KernelMap<'_, P> {
         })
     }
 
-    /// As [`KernelMap::vmap`], for ranges of frames: folios of any orders. Ranges that are adjacent
-    /// in memory count as one.
+    /// Like [`KernelMap::vmap`], for ranges of frames: folios of any orders. Ranges that are
+    /// adjacent in memory count as one.
     ///
     /// Context: may sleep. Complexity: linear in the ranges, plus a store for each entry.
     ///
@@ -83,7 +83,7 @@ impl<P: Platform> KernelMap<'_, P> {
         })
     }
 
-    /// Unmaps what [`KernelMap::vmap`] or [`KernelMap::vmap_ranges`] mapped at `start` (Linux:
+    /// Unmaps the area of [`KernelMap::vmap`] or [`KernelMap::vmap_ranges`] at `start` (Linux:
     /// `vunmap`). The frames stay the caller's; `time` says when it may free them ([`UnmapTime`]).
     ///
     /// Context: may sleep. Complexity: one store for each entry.
@@ -92,9 +92,8 @@ impl<P: Platform> KernelMap<'_, P> {
     /// As [`KernelMap::vfree`].
     ///
     /// # Safety
-    /// 1. The area is the caller's: the caller, or whoever passed it on, got it from
-    ///    [`KernelMap::vmap`] or [`KernelMap::vmap_ranges`].
-    /// 2. Nobody uses its addresses any more: no reference, no access, and no CPU executes there.
+    /// 1. The area is the caller's: it came from [`KernelMap::vmap`] or [`KernelMap::vmap_ranges`].
+    /// 2. Its addresses are not used any more: no reference, no access, and no CPU executes there.
     pub unsafe fn vunmap(&self, start: VirtAddr, time: UnmapTime) -> Result<(), KernelMapError> {
         self.memory.outermost(|| {
             let claim = self.claim_start(start, AreaKind::Vmap)?;
@@ -163,9 +162,8 @@ impl<P: Platform> KernelMap<'_, P> {
     /// As [`KernelMap::vfree`].
     ///
     /// # Safety
-    /// 1. The area is the caller's: the caller, or whoever passed it on, got it from
-    ///    [`KernelMap::ioremap`].
-    /// 2. Nobody uses its addresses any more: no reference and no access.
+    /// 1. The area is the caller's: it came from [`KernelMap::ioremap`].
+    /// 2. Its addresses are not used any more: no reference and no access.
     pub unsafe fn iounmap(&self, at: VirtAddr) -> Result<(), KernelMapError> {
         self.memory.outermost(|| {
             let claim = self.claim_start(at.align_down(PAGE_SIZE), AreaKind::Ioremap)?;
@@ -174,7 +172,7 @@ impl<P: Platform> KernelMap<'_, P> {
         })
     }
 
-    /// Reserves an area at the best place, else at any, and lets `map` fill it.
+    /// Reserves an area, aligned for large pieces if possible, and lets `map` fill it.
     fn map_at(
         &self,
         kind: AreaKind,
@@ -207,16 +205,16 @@ impl<P: Platform> KernelMap<'_, P> {
         Ok(range.start())
     }
 
-    /// Maps a list of frames: where a large piece can begin, a look whether one does; all else a
-    /// table at a time.
+    /// Maps a list of frames. Where a large piece can begin, checks whether one does; maps all
+    /// others a table at a time.
     ///
     /// ```text
     /// addresses  | 2 MiB           | 2 MiB           | 2 MiB           |
     ///            ^ a run?          ^ a run?          ^ a run?            one comparison each
     ///             64 KiB? 64 KiB? ...                                    and here
     /// ```
-    /// So a list that has turned small costs a comparison for each place where something large
-    /// could begin, and a later large piece is still found.
+    /// So a list of small pieces costs one comparison for each place where a large piece could
+    /// begin, and a later large piece is still found.
     fn map_list(
         &self,
         walk: &mut Walk<P::Arch>,
@@ -242,7 +240,7 @@ impl<P: Platform> KernelMap<'_, P> {
         Ok(())
     }
 
-    /// How many of the pages are, from `at` on, whole huge leaves.
+    /// The number of pages, from `at` on, that form whole huge leaves.
     fn large_run(&self, at: u64, pages: &[Frame], leaves: &Leaves<P::Arch>) -> usize {
         let huge = P::Arch::ENTRIES as usize;
         let first = pages[0].0;
@@ -254,9 +252,9 @@ impl<P: Platform> KernelMap<'_, P> {
         if may_be { run_length(pages) & !(huge - 1) } else { 0 }
     }
 
-    /// How a list of `count` pages wants its start aligned: so that the first large piece in it that is
-    /// complete can be one. A piece of n pages shows in the list by two entries that are n/2 - 1
-    /// apart in place and in value; only every n/2-th place need be looked at.
+    /// The alignment for the start of a list of `count` pages: chosen so that the first complete
+    /// large piece in it can be mapped as one. A piece of n pages shows in the list by two entries
+    /// that are n/2 - 1 apart in place and in value, so only every n/2-th place need be checked.
     fn place_of_list(&self, pages: &[Frame], count: u64, leaves: &Leaves<P::Arch>) -> Placement {
         for piece in self.piece_sizes(leaves).filter(|piece| *piece <= pages.len() as u64) {
             let (size, half) = (piece as usize, (piece as usize / 2).max(1));
@@ -265,7 +263,7 @@ impl<P: Platform> KernelMap<'_, P> {
                 if chunk[half - 1].0.wrapping_sub(first) as usize != half - 1 {
                     continue;
                 }
-                // Where the piece that this is a part of begins in the list.
+                // The place in the list where the piece around this page begins.
                 let Some(begin) = usize::checked_sub(place, first as usize & (size - 1)) else {
                     continue;
                 };
@@ -284,7 +282,7 @@ impl<P: Platform> KernelMap<'_, P> {
     }
 }
 
-/// The ranges, those joined of which one continues the one before: first frames and counts.
+/// The ranges, with adjacent ones joined: first frames and counts.
 fn joined(ranges: &[FrameRange]) -> impl Iterator<Item = (Frame, u64)> {
     let mut ranges = ranges.iter().filter(|range| range.count > 0).peekable();
     core::iter::from_fn(move || {
@@ -299,7 +297,7 @@ fn joined(ranges: &[FrameRange]) -> impl Iterator<Item = (Frame, u64)> {
     })
 }
 
-/// How many frames at the beginning of `pages` follow each other.
+/// The number of consecutive frames at the beginning of `pages`.
 fn run_length(pages: &[Frame]) -> usize {
     let first = pages[0].0;
     let follows = |(page, ahead): &(&Frame, u32)| first.checked_add(*ahead) == Some(page.0);

@@ -26,7 +26,7 @@ use super::{KernelMap, KernelMapError};
 /// The most table levels that an architecture has.
 const MAX_LEVELS: usize = 5;
 
-/// A walk under way: the tables from the root down to `level` that lead to `at`.
+/// A walk: the tables from the root down to `level` that lead to `at`.
 pub(super) struct Walk<A: Arch> {
     tables: [Frame; MAX_LEVELS + 1],
     at: u64,
@@ -34,7 +34,7 @@ pub(super) struct Walk<A: Arch> {
     pub(super) counts: Counts,
 }
 
-/// Whether all of a range is mapped that is to be cleared.
+/// Whether a range to be cleared may have unmapped parts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Holes {
     None,
@@ -48,7 +48,7 @@ pub(super) enum WalkError {
     NoMemory,
     /// The entry is not empty.
     Occupied(u64),
-    /// A fatal signal waits.
+    /// A fatal signal is pending.
     Interrupted,
 }
 
@@ -69,7 +69,7 @@ impl<A: Arch> Walk<A> {
         Self { tables, at: 0, level: A::ROOT, counts: Counts::default() }
     }
 
-    /// The table of `level` that covers `at`; those that are missing are made.
+    /// The table of `level` that covers `at`; makes missing tables.
     #[inline]
     pub(super) fn table<P: Platform<Arch = A>>(
         &mut self,
@@ -78,7 +78,7 @@ impl<A: Arch> Walk<A> {
         level: Level<A>,
     ) -> Result<Frame, WalkError> {
         let mut have = self.level.max(level);
-        // The table of `have` covers both addresses if they differ in nothing above its span.
+        // The table of `have` covers both addresses if they agree in all bits above its span.
         let covers = |have: Level<_>| {
             let top = have.span_shift() + A::INDEX_BITS;
             (self.at ^ at).checked_shr(top).unwrap_or(0) == 0
@@ -105,10 +105,10 @@ impl<A: Arch> Walk<A> {
 }
 
 impl<P: Platform> KernelMap<'_, P> {
-    /// An empty table, which nobody locks: see the protocol.
+    /// An empty table, not locked by any CPU: see the protocol.
     pub(super) fn new_table(&self, level: Level<P::Arch>, counts: &mut Counts) -> Option<Frame> {
         let table = new_table(self.memory, level, counts).or_else(|| {
-            // What was freed may wait for a purge.
+            // Freed areas may hold memory until a purge.
             self.purge();
             new_table(self.memory, level, counts)
         })?;
@@ -119,7 +119,7 @@ impl<P: Platform> KernelMap<'_, P> {
     /// Maps `count` consecutive frames at `at`, in the largest pieces.
     ///
     /// # Errors
-    /// Some of it may be mapped then: the caller clears the range.
+    /// A part may have been mapped: the caller clears the range.
     pub(super) fn map_run(
         &self,
         walk: &mut Walk<P::Arch>,
@@ -142,15 +142,15 @@ impl<P: Platform> KernelMap<'_, P> {
             let pages = entries << order.0;
             at = at.wrapping_add(u64::from(pages) << PAGE_SHIFT);
             count -= u64::from(pages);
-            // Behind the last run there need not be another frame.
+            // Behind the last run there need not be a valid frame.
             first = Frame(first.0.wrapping_add(pages));
         }
         Ok(())
     }
 
-    /// Maps a run of entries of a level of which some name tables: those that an area has kept
-    /// since it was smaller pieces. They stay, as a leaf in their place would take a flush; nothing
-    /// is in them.
+    /// Maps a run into entries that partly point to tables, which an area has kept since it
+    /// consisted of smaller pieces. The empty tables stay: a leaf in their place would need a
+    /// flush.
     #[cold]
     fn map_among_tables(
         &self,
@@ -197,7 +197,7 @@ impl<P: Platform> KernelMap<'_, P> {
         level
     }
 
-    /// Makes what was written visible to all walkers.
+    /// Makes the entries of `range` visible to all walkers.
     pub(super) fn publish(&self, range: VirtRange, counts: &mut Counts) {
         self.memory.platform.publish_entries();
         if P::Arch::INVALID_MAY_BE_CACHED {
@@ -205,8 +205,7 @@ impl<P: Platform> KernelMap<'_, P> {
         }
     }
 
-    /// Makes all CPUs forget translations of `range`, of which none is smaller than a leaf of
-    /// `level`.
+    /// Invalidates translations of `range` on all CPUs; none is smaller than a leaf of `level`.
     pub(super) fn invalidate(
         &self,
         range: VirtRange,
@@ -223,7 +222,7 @@ impl<P: Platform> KernelMap<'_, P> {
         self.memory.platform.invalidate_kernel(self.root, &Invalidation { range, stride, tables });
     }
 
-    /// Empties all leaves in a range of one area; what is empty already stays so.
+    /// Empties all leaves in a range of one area; empty entries are not written.
     pub(super) fn clear(&self, range: VirtRange, holes: Holes, counts: &mut Counts) {
         let (mut at, end) = (range.start().0, range.end().0);
         while at < end {
@@ -246,12 +245,12 @@ impl<P: Platform> KernelMap<'_, P> {
                 counts.entries_written += slots.len() as u64;
                 slots.len()
             } else {
-                // A table next to a huge leaf is looked into by the next round.
+                // The next round descends into a table next to a huge leaf.
                 protocol::clear_leaves(self, table, level, index, room as u32, counts) as usize
             };
             let next = (at >> shift) + passed as u64;
             if next >> (u64::BITS - shift) != 0 {
-                // Behind the last address of all.
+                // The range ends with the last address of all.
                 break;
             }
             at = next << shift;

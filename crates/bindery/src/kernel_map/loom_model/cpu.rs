@@ -13,13 +13,13 @@ use crate::stats::Counts;
 
 use super::world::{Area, Life, Omit, ROOT, State, Tlb, World, count, page, pages};
 
-/// A CPU at work.
+/// A CPU of the model.
 pub(super) struct Cpu {
     world: Rc<World>,
     number: usize,
 }
 
-/// What a purge works on.
+/// The batch of the model's purge.
 pub(super) struct Batch {
     areas: Vec<Area>,
     freeable: VirtRange,
@@ -77,13 +77,13 @@ impl KernelTree for Cpu {
     }
 
     fn set_unflushed(&self, unflushed: bool, order: Ordering) {
-        // An exchange, since loom knows no order of a plain store and the exchange of a waiter.
+        // An exchange: loom does not order a plain store with a waiter's exchange.
         self.world.unflushed.swap(u32::from(unflushed), order);
         self.world.wake(&self.world.unflushed);
     }
 
     fn park_while_unflushed(&self) {
-        // An exchange, since what was read before need not be the last that was written.
+        // An exchange: a load might return an older value than the last one written.
         if self.world.unflushed.fetch_or(0, Ordering::Relaxed) != 0 {
             count(&self.world.seen.waits);
             self.world.sleep(&self.world.unflushed);
@@ -135,7 +135,7 @@ impl Purge for Cpu {
         }
     }
 
-    /// The frames at once; the tables after a wait, in which the model's purge is as good as over.
+    /// Frees the frames at once, and the tables after a wait, with which the model's purge ends.
     fn free_after_readers(&self, batch: Batch, _counts: &mut Counts) {
         for area in &batch.areas {
             for offset in 0..area.range.pages() {
@@ -158,8 +158,8 @@ impl Cpu {
         Self { world: Rc::clone(world), number }
     }
 
-    /// `Platform::synchronize`. An exchange models its barrier: a section that this one does
-    /// not see began later, and sees what was detached before.
+    /// `Platform::synchronize`. An exchange models its barrier: a section that it does not see
+    /// began later, and sees the earlier detach.
     fn wait_for_readers(&self) {
         if self.world.omit == Omit::Readers {
             return;
@@ -194,7 +194,7 @@ impl Cpu {
         }
     }
 
-    /// Does `work` in a read section. (No guard: dropped by a panic, it would call loom again.)
+    /// Runs `work` in a read section. (No guard: dropped by a panic, it would call loom again.)
     fn in_section<R>(&self, work: impl FnOnce() -> R) -> R {
         let slot = &self.world.reading[self.number];
         slot.swap(1, Ordering::AcqRel);
@@ -205,14 +205,14 @@ impl Cpu {
     }
 }
 
-/// A leaf as the kernel has them.
+/// A leaf with the kernel's attributes.
 fn leaf(frame: Frame, level: Level<Tiny>, permissions: Permissions) -> Entry {
     let attributes =
         Attributes { permissions, accessed: true, dirty: true, ..Attributes::default() };
     Tiny::page_entry(frame, level, attributes)
 }
 
-/// The contiguous run that a leaf is in, or itself: addresses, and the first entry.
+/// The range and first entry of the contiguous run around a leaf, or the leaf's own.
 fn whole_contig(range: VirtRange, entry: Entry, index: EntryIndex) -> (VirtRange, Entry) {
     if !Tiny::is_contig(entry) {
         return (range, entry);
@@ -225,9 +225,9 @@ fn whole_contig(range: VirtRange, entry: Entry, index: EntryIndex) -> (VirtRange
 
 const READ_WRITE: Permissions = Permissions::READ.union(Permissions::WRITE);
 
-/// Who maps and unmaps.
+/// Operations that map and unmap.
 impl Cpu {
-    /// Takes the addresses, unless somebody has them.
+    /// Reserves the addresses, unless they are taken.
     fn reserve(&self, range: VirtRange, first: Frame) -> bool {
         let done = self.world.with(&self.world.areas, |areas| {
             let free = areas.iter().all(|area| !area.range.overlaps(range));
@@ -248,7 +248,7 @@ impl Cpu {
         });
     }
 
-    /// Maps frames from `first` on, by one huge leaf where it fits. Says whether the addresses were
+    /// Maps frames from `first` on, by one huge leaf if it fits. Returns whether the addresses were
     /// free.
     pub(super) fn map(&self, range: VirtRange, first: Frame) -> bool {
         if !self.reserve(range, first) {
@@ -276,14 +276,14 @@ impl Cpu {
         true
     }
 
-    /// Unmaps what lies in `range`, an area that is live or was reserved, and leaves it to a purge.
+    /// Unmaps `range`, a live or reserved area, and leaves it to a purge.
     pub(super) fn unmap(&self, range: VirtRange) {
         self.set_state(range, State::Busy);
         self.clear(range);
         self.set_state(range, State::Freed);
     }
 
-    /// As `KernelMap::clear`.
+    /// Like `KernelMap::clear`.
     fn clear(&self, range: VirtRange) {
         let (mut at, counts) = (range.start(), &mut Counts::default());
         while at < range.end() {
@@ -304,7 +304,7 @@ impl Cpu {
         self.world.with(&self.world.purging, |()| protocol::purge(self, &mut Counts::default()));
     }
 
-    /// A map that fails for want of a table.
+    /// A map that fails because it gets no table.
     pub(super) fn fail_to_map(&self, range: VirtRange) {
         if self.reserve(range, Frame(0)) {
             self.clear(range);
@@ -312,7 +312,7 @@ impl Cpu {
         }
     }
 
-    /// Write-protects one page of a huge leaf of four, which is cut.
+    /// Cuts a huge leaf of four pages by write-protecting one of them.
     pub(super) fn cut(&self, number: u64) {
         let first = page(number).align_down(Tiny::PMD.span());
         let counts = &mut Counts::default();
@@ -334,7 +334,7 @@ impl Cpu {
         );
     }
 
-    /// Write-protects the first page of a contiguous run of two, which is cut.
+    /// Cuts a contiguous run of two by write-protecting its first page.
     pub(super) fn cut_contig(&self, number: u64) {
         let lowest = protocol::descend(self, page(number), &mut Counts::default());
         assert!(lowest.level == Level::PTE && Tiny::is_contig(lowest.entry));
@@ -369,7 +369,7 @@ impl Cpu {
         });
     }
 
-    /// Makes a contiguous run of two leaves. Nothing else runs.
+    /// Makes a contiguous run of two leaves. No other CPU runs.
     pub(super) fn fold(&self, number: u64) {
         for number in [number, number + 1] {
             let lowest = protocol::descend(self, page(number), &mut Counts::default());
@@ -379,14 +379,14 @@ impl Cpu {
     }
 }
 
-/// Who looks.
+/// Operations that look up.
 impl Cpu {
-    /// As `KernelMap::physical`.
+    /// Like `KernelMap::physical`.
     pub(super) fn physical(&self, number: u64) -> Option<Frame> {
         self.look(page(number)).0
     }
 
-    /// What `at` leads to, and where to look next.
+    /// The frame at `at`, if mapped, and the next address to look at.
     fn look(&self, at: VirtAddr) -> (Option<Frame>, VirtAddr) {
         let mut found = self.in_section(|| protocol::find(self, at));
         if found.paused {
@@ -412,7 +412,7 @@ impl Cpu {
         }
     }
 
-    /// As `KernelMap::for_each_piece`: what each page of `range` leads to.
+    /// Like `KernelMap::for_each_piece`: the frame of each page of `range`.
     pub(super) fn dump(&self, range: VirtRange) -> Vec<Option<Frame>> {
         let (mut at, mut told) = (range.start(), Vec::new());
         while at < range.end() {
@@ -424,21 +424,21 @@ impl Cpu {
         told
     }
 
-    /// Reads a page that is known to be mapped to `frame`, and that nobody pauses.
+    /// Reads a page that is mapped to `frame` and never paused.
     pub(super) fn access(&self, number: u64, frame: Frame) {
         let reached = self.read(number);
         assert!(reached.is_some(), "a live page faulted");
         assert_eq!(reached, Some(frame), "reached what another area had mapped");
     }
 
-    /// As [`Cpu::access`], where somebody may pause the page: handles the faults.
+    /// Like [`Cpu::access`], for a page that may be paused: handles the faults.
     pub(super) fn access_paused(&self, number: u64, frame: Frame) {
         loop {
             if let Some(reached) = self.read(number) {
                 assert_eq!(reached, frame, "reached something else");
                 return;
             }
-            // As `KernelMap::resolve`.
+            // Like `KernelMap::resolve`.
             let found = self.in_section(|| protocol::find(self, page(number)));
             assert!(!found.entry.is_empty(), "a hole in a live area");
             if found.paused {
@@ -448,7 +448,7 @@ impl Cpu {
         }
     }
 
-    /// Reads whatever the MMU finds, as processors do that guess. A fault has no effect.
+    /// Reads as a processor that speculates: a fault has no effect.
     pub(super) fn guess(&self, number: u64) {
         self.read(number);
     }
@@ -473,7 +473,7 @@ impl Cpu {
             known.map_or((ROOT, Tiny::ROOT), |(_, table)| (*table, Level::PTE));
         loop {
             let index = level.index_of(at);
-            // Acquire: what a walk reads of a table depends on what it has read above.
+            // Acquire: the reads of a table depend on the read of the entry above.
             let entry = self.load(table, index, Ordering::Acquire);
             let span = level.span();
             let range = VirtRange::from_len(at.align_down(span), span)?;

@@ -1,6 +1,6 @@
-//! The protocol of the kernel's tables under loom: the code of [`super::protocol`] itself, over
-//! tables and TLBs. Loom schedules their accesses in every way, and answers their loads with every
-//! value that the memory model allows.
+//! The protocol of the kernel's tables under loom: runs the code of [`super::protocol`] itself,
+//! over modeled tables and TLBs. Loom schedules their accesses in every way, and answers their
+//! loads with every value that the memory model allows.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib loom_model`.
 //!
@@ -10,11 +10,11 @@
 //! | a table or frame is freed while in use | its life is a loom cell: each access reads it, freeing writes it |
 //! | an access after the free | the life says `Freed` |
 //! | a table is found before it is made | its life is written before: a race |
-//! | a TLB remembers what is gone, and uses it | each user of an address knows its frame |
+//! | a TLB uses a stale entry | each user of an address knows its frame |
 //! | a TLB walks from a detached table | a live page faults |
-//! | a TLB remembers what a cut has replaced | after each execution, TLBs and tables are compared |
+//! | a TLB keeps an entry that a cut has replaced | after each execution, TLBs and tables are compared |
 //! | a table leaks, or is lost with its contents | after each execution, lives and tree, areas and leaves are compared |
-//! | a walker without a claim sees a hole | dumps know what must be there |
+//! | a walker without a claim sees a hole | dumps check the pages that must be mapped |
 //!
 //! The last tests leave out one rule each ([`Omit`]) and must fail. The other tests also require
 //! that loom reached the interesting point ([`Seen`]), so that no model passes without it.
@@ -45,11 +45,10 @@ use world::{Omit, Seen, World, count, frame, pages};
 
 const PREEMPTIONS: usize = 3;
 
-/// What exists before the CPUs begin, done by each of them in turn.
+/// Prepares the world before the CPUs run; each CPU calls it in turn.
 type Setup = fn(&[Cpu]);
 
-/// Explores what the operations of several CPUs may do to each other, and looks at what each
-/// execution leaves.
+/// Explores all interleavings of the CPUs' operations, and audits the state after each execution.
 fn explore<const N: usize>(omit: Omit, setup: Setup, work: [fn(&Cpu); N]) -> Arc<Seen> {
     let seen = Arc::new(Seen::default());
     let shared = Arc::clone(&seen);
@@ -75,12 +74,12 @@ fn explore<const N: usize>(omit: Omit, setup: Setup, work: [fn(&Cpu); N]) -> Arc
     seen
 }
 
-/// The whole protocol.
+/// Explores the complete protocol, which must hold.
 fn hold<const N: usize>(setup: Setup, work: [fn(&Cpu); N]) -> Arc<Seen> {
     explore(Omit::Nothing, setup, work)
 }
 
-/// An area at page 0 that has frame 0, used by all CPUs.
+/// An area at page 0 with frame 0, used by all CPUs.
 fn one_area(cpus: &[Cpu]) {
     cpus[0].map(pages(0, 1), frame(0));
     cpus.iter().for_each(|cpu| cpu.access(0, frame(0)));
@@ -111,7 +110,7 @@ fn give_back(cpu: &Cpu) {
     cpu.purge();
 }
 
-/// Maps page `number` and uses it.
+/// Maps page `number` and accesses it.
 fn use_page(cpu: &Cpu, number: u64, frame: Frame) {
     if cpu.map(pages(number, 1), frame) {
         assert_eq!(cpu.physical(number), Some(frame));
@@ -119,7 +118,7 @@ fn use_page(cpu: &Cpu, number: u64, frame: Frame) {
     }
 }
 
-/// A dump of pages 0 to 7; each is as one of the lists says.
+/// Dumps pages 0 to 7; each result must be in one of the lists.
 fn dump(cpu: &Cpu, allowed: &[&[u32]]) {
     for (number, found) in cpu.dump(pages(0, 8)).into_iter().enumerate() {
         let Some(found) = found else { continue };
@@ -128,13 +127,13 @@ fn dump(cpu: &Cpu, allowed: &[&[u32]]) {
     }
 }
 
-/// A dump of the first `count` pages, which are all mapped.
+/// Dumps the first `count` pages, which are all mapped.
 fn dump_whole(cpu: &Cpu, count: u32) {
     let whole: Vec<_> = (0..count).map(|number| Some(frame(number))).collect();
     assert_eq!(cpu.dump(pages(0, u64::from(count))), whole, "a hole in a live area");
 }
 
-// Tables that come.
+// Installed tables.
 
 #[test]
 fn two_areas_that_miss_the_same_table_get_one_and_none_leaks() {
@@ -166,7 +165,7 @@ fn a_dump_beside_a_map_sees_nothing_or_what_is_mapped() {
     );
 }
 
-// Tables that go.
+// Detached tables.
 
 #[test]
 fn a_map_beside_the_purge_of_its_neighbor_has_a_table_that_stays() {
@@ -296,7 +295,7 @@ fn a_cut_an_access_and_a_dump_are_in_order_on_three_cpus() {
     assert!(seen.pauses.load(Relaxed) > 0);
 }
 
-// Each rule is needed: without it, one of the models above fails.
+// Each rule is necessary: without it, one of the models above fails.
 
 #[test]
 #[should_panic(expected = "Causality violation")]

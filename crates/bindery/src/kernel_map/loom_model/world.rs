@@ -1,5 +1,5 @@
 //! The world of the models: a small tree of tables, areas, TLBs, and the checks that fail if the
-//! CPUs break the protocol.
+//! CPUs violate the protocol.
 //!
 //! ```text
 //! page     0    1    2    3    4     8     12    16        pages of 4 KiB, tables of 4 entries
@@ -28,47 +28,47 @@ const OWN: usize = 2;
 const FIRST: u32 = 16;
 const FRAMES: usize = 24;
 
-/// A rule that a model leaves out, to show that it is needed.
+/// A rule that a model leaves out, to show that it is necessary.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Omit {
     Nothing,
-    /// What was detached is freed without waiting for readers.
+    /// Detached tables are freed without waiting for readers.
     Readers,
-    /// Addresses are given back first, then TLBs forget them.
+    /// Addresses are freed before the TLBs are flushed.
     FlushBeforeAddresses,
-    /// Frames and tables are freed first, then TLBs forget them.
+    /// Frames and tables are freed before the TLBs are flushed.
     FlushBeforeFree,
-    /// Nobody who makes a table waits for the flush of one that was detached.
+    /// A CPU that makes a table does not wait for the flush of a detached one.
     WaitForFlush,
     /// Tables are installed by a relaxed exchange.
     Release,
     /// Tables are installed by a plain store.
     Exchange,
-    /// Tables are detached whatever lies under them.
+    /// Tables are detached although areas lie under them.
     AskWhetherFree,
-    /// Empty entries are emptied once more.
+    /// Empty entries are written again.
     LeaveEmpty,
-    /// Walkers without a claim look twice: for the level, and for the leaf.
+    /// Walkers without a claim read an entry twice: for the level, and for the leaf.
     OneLook,
-    /// What is paused is empty.
+    /// Paused entries are empty.
     KeepBits,
-    /// Nothing is paused.
+    /// Entries are replaced without a pause.
     Pause,
 }
 
-/// What happened in any of the executions of a model.
+/// The interesting points that any execution of a model has reached.
 #[derive(Default)]
 pub(super) struct Seen {
     pub(super) executions: AtomicUsize,
-    /// Tables that were offered where another was installed by then.
+    /// Tables that lost against another offer.
     pub(super) lost: AtomicUsize,
-    /// Makers of tables that waited for a flush.
+    /// Waits of table makers for a flush.
     pub(super) waits: AtomicUsize,
-    /// Areas that were refused, since their addresses were not free yet.
+    /// Reservations refused because their addresses were not free yet.
     pub(super) refusals: AtomicUsize,
-    /// Walkers that met something paused, and CPUs that faulted there.
+    /// Walks that met a paused entry, and faults of CPUs there.
     pub(super) pauses: AtomicUsize,
-    /// Walkers that found an empty entry where something was mapped before or afterwards.
+    /// Walks that found an empty entry for a page mapped before or afterwards.
     pub(super) absences: AtomicUsize,
 }
 
@@ -88,7 +88,7 @@ pub(super) struct Table {
     life: UnsafeCell<Life>,
 }
 
-/// As in `area`.
+/// Like the states in `area`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
     Busy,
@@ -100,12 +100,12 @@ pub(super) enum State {
 #[derive(Clone, Copy)]
 pub(super) struct Area {
     pub(super) range: VirtRange,
-    /// The first of its frames, which follow each other.
+    /// The first of its consecutive frames.
     pub(super) first: Frame,
     pub(super) state: State,
 }
 
-/// What a TLB remembers, as long as nobody makes it forget: all that it ever walked through.
+/// The TLB's entries: everything that it walked through since the last invalidation.
 #[derive(Default)]
 pub(super) struct Tlb {
     /// Leaves as they are in memory.
@@ -114,7 +114,7 @@ pub(super) struct Tlb {
     pub(super) tables: Vec<(VirtRange, Frame)>,
 }
 
-/// Something that only the holder of a lock may touch.
+/// A value that only the holder of a lock may access.
 pub(super) struct Locked<T> {
     word: AtomicU32,
     content: RefCell<T>,
@@ -128,16 +128,16 @@ pub(super) struct World {
     pub(super) purging: Locked<()>,
     pub(super) pausing: Locked<()>,
     pub(super) unflushed: AtomicU32,
-    /// One a CPU: read sections must not order the CPUs among themselves.
+    /// One for each CPU: read sections must not order the CPUs among themselves.
     pub(super) reading: Vec<AtomicU32>,
     pub(super) tlbs: Vec<Locked<Tlb>>,
     pub(super) omit: Omit,
-    /// On which word, and who.
+    /// The word and the thread of each sleeper.
     sleepers: RefCell<Vec<(*const AtomicU32, Thread)>>,
     pub(super) seen: Arc<Seen>,
 }
 
-/// The range of `count` pages that begins with page number `first`.
+/// The range of `count` pages from page number `first` on.
 pub(super) fn pages(first: u64, count: u64) -> VirtRange {
     VirtRange::raw(first << PAGE_SHIFT, (first + count) << PAGE_SHIFT)
 }
@@ -146,7 +146,7 @@ pub(super) fn page(number: u64) -> VirtAddr {
     VirtAddr(number << PAGE_SHIFT)
 }
 
-/// The frame that the models know by this number, from 0 on.
+/// The models' frame `number`, from 0 on.
 pub(super) fn frame(number: u32) -> Frame {
     Frame(FIRST + number)
 }
@@ -186,13 +186,13 @@ impl World {
         let own = 2 + OWN * cpu..2 + OWN * (cpu + 1);
         let frame = own.map(|number| Frame(number as u32)).find(|frame| {
             let life = &self.tables[frame.0 as usize].life;
-            // SAFETY: none but this CPU makes the table, and loom panics if somebody frees it now.
+            // SAFETY: only this CPU makes the table, and loom panics if another frees it now.
             life.with(|life| unsafe { *life == Life::Unborn })
         });
         frame.expect("a CPU makes more tables than it has")
     }
 
-    /// The table, which must not have been freed. Whatever is done to a table begins here.
+    /// The table, which must not have been freed. Every access to a table begins here.
     pub(super) fn table(&self, frame: Frame) -> &Table {
         let table = &self.tables[frame.0 as usize];
         // SAFETY: loom panics if the table may be made or freed at the same time.
@@ -212,11 +212,11 @@ impl World {
             Some(number) => &self.frames[number as usize],
             None => &self.tables[frame.0 as usize].life,
         };
-        // SAFETY: loom panics if there is an access which this CPU does not know to be over.
+        // SAFETY: loom panics if there is an access that this CPU does not know to be over.
         cell.with_mut(|old| unsafe { *old = life });
     }
 
-    /// Waits until somebody changes `word`, in which the caller has just read, by an exchange, that
+    /// Waits until another CPU changes `word`. The caller has just read there, by an exchange, that
     /// it must wait. (See the world of `table::loom_model`: why not `yield_now`.)
     pub(super) fn sleep(&self, word: &AtomicU32) {
         self.sleepers.borrow_mut().push((word, thread::current()));
@@ -229,7 +229,7 @@ impl World {
         }
     }
 
-    /// Does `work` with the lock held. (No guard: dropped by a panic, it would call loom again.)
+    /// Runs `work` with the lock held. (No guard: dropped by a panic, it would call loom again.)
     pub(super) fn with<T, R>(&self, lock: &Locked<T>, work: impl FnOnce(&mut T) -> R) -> R {
         while lock.word.swap(1, Ordering::Acquire) != 0 {
             self.sleep(&lock.word);
@@ -240,15 +240,15 @@ impl World {
         result
     }
 
-    /// Waits while somebody holds the lock.
+    /// Waits while another CPU holds the lock.
     pub(super) fn wait_for<T>(&self, lock: &Locked<T>) {
         while lock.word.fetch_or(0, Ordering::AcqRel) != 0 {
             self.sleep(&lock.word);
         }
     }
 
-    /// What is mapped at a page, by the tables: the leaf's frame there, the leaf, and how many
-    /// pages it or its contiguous run has. Nothing runs.
+    /// The mapping of a page according to the tables: its frame, the leaf, and the number of pages
+    /// of the leaf or its contiguous run. No other CPU runs.
     fn mapped(&self, number: u64) -> Option<(Frame, Entry, u64)> {
         let (mut at, mut level) = (ROOT, Tiny::ROOT);
         loop {
@@ -269,8 +269,8 @@ impl World {
         }
     }
 
-    /// After all CPUs are done: what is alive hangs in the tree, what hangs there is alive, live
-    /// areas and nothing else are mapped, and no TLB remembers anything else of them.
+    /// Audits the final state: the used tables are those in the tree, exactly the live areas are
+    /// mapped, and no TLB has a different entry for them.
     pub(super) fn audit(&self) {
         let reached = self.reached(ROOT, Tiny::ROOT);
         // SAFETY: loom panics if the table may be made or freed at the same time.
