@@ -1,4 +1,4 @@
-//! The age of a folio that is fetched from a pager while memory is short now and then.
+//! The age of a folio that is fetched from a pager, for times when memory is short.
 
 use crate::Memory;
 use crate::collections::page_tree::PageIndex;
@@ -7,16 +7,16 @@ use crate::platform::Platform;
 
 use super::ObjectState;
 
-/// Found out before the folio enters the index, where it takes the shadow's place.
+/// Determined before the folio enters the index, where it replaces the shadow.
 pub(super) struct Arrival {
-    /// Left by the last eviction of one of its pages.
+    /// The shadow that the last eviction of one of its pages left.
     shadow: Option<u32>,
-    /// Where it belongs among all pages of objects.
+    /// The number of its first page among the pages of all objects.
     place: u64,
 }
 
 impl Arrival {
-    /// Of a folio whose first page will be at `first`.
+    /// For a folio whose first page will be at `first`.
     pub(super) fn of<P: Platform>(
         memory: &Memory<P>,
         object: &ObjectState,
@@ -28,7 +28,7 @@ impl Arrival {
         Self { shadow, place: object.place_of(first) }
     }
 
-    /// The folio has entered the index, and stays: the caller holds it.
+    /// Sets the age of a folio that has entered the index. The caller holds the folio.
     pub(super) fn note<P: Platform>(&self, memory: &Memory<P>, folio: Folio) {
         if let Some(shadow) = self.shadow {
             memory.frames.set_age(folio, memory.clock.note_return(shadow, folio.pages()));

@@ -4,30 +4,31 @@ use core::ptr::NonNull;
 
 /// Follows the mappings (VMAs) of an object.
 pub(crate) trait Attachments: Send + Sync {
-    /// There is one more. Called with locks held: takes none but innermost spin locks.
+    /// A mapping was added. Called with locks held: takes only innermost spin locks.
     fn attached(&self, segment: u64);
 
-    /// There is one less. Called without locks; may let go of the last handle of the object.
+    /// A mapping was removed. Called without locks; may drop the last handle of the object.
     fn detached(&self, segment: u64);
 }
 
-/// What an object knows of the segment that it is the memory of.
+/// The object's link to the segment whose memory it is.
 #[derive(Clone, Copy)]
 pub(crate) struct SegmentMark {
-    /// What follows them. Outlives all who hold the object ([`crate::Memory::segment_memory`]).
+    /// The follower. Outlives all holders of the object ([`crate::Memory::segment_memory`]).
     pub(super) told: NonNull<dyn Attachments>,
-    /// What the segment is called there.
+    /// The follower's number for the segment.
     pub(crate) segment: u64,
-    /// The key that the segment was made with.
+    /// The key of the segment.
     #[cfg_attr(not(feature = "procfs"), expect(dead_code, reason = "shown by `linux::proc`"))]
     pub(crate) key: u32,
 }
 
 impl SegmentMark {
     pub(super) fn told(&self) -> &dyn Attachments {
-        // SAFETY: it outlives all who hold the object, and the caller is a holder, or was one a
-        // moment ago in a call of somebody who still may be (`map_removed`): handles and address
-        // spaces end before the lifetime that it was lent for.
+        // SAFETY: the follower outlives all holders of the object. The caller is a holder, or was
+        // one until a moment ago, in a call whose own caller still holds the lifetime
+        // (`map_removed`): handles and address spaces end before the lifetime for which it was
+        // lent.
         unsafe { self.told.as_ref() }
     }
 }

@@ -9,23 +9,23 @@ use super::Object;
 use super::fetch::Fetch;
 use super::in_flight::{Reads, Ticket};
 
-/// Why a call cannot go on under its locks: it gives all of them back, waits for this, and comes
-/// again. A value, so that a caller who must not wait could hand it on instead.
+/// The reason why a call cannot continue under its locks: it releases all of them, waits for this,
+/// and tries again. A value, so that a caller that must not wait could pass it on instead.
 #[derive(Debug)]
 pub(crate) enum Awaited {
-    /// Pages that have to come from the pager.
+    /// Pages that must be fetched from the pager.
     Pages(Fetch),
-    /// Something that the pager does already.
+    /// Work that the pager does already.
     End(Ticket),
 }
 
 impl Awaited {
-    /// Waits for it, without any lock. A page that was fetched is kept, so that nobody takes it
-    /// away before the caller has come again and drops the reference. `None` if there is nothing to
-    /// keep: another thread does it, or it is gone already.
+    /// Waits for it, without any lock. Returns a reference to a fetched page, which keeps the page
+    /// until the caller has tried again. `None` if there is no page to keep: another thread fetches
+    /// it, or it was dropped already.
     ///
     /// # Errors
-    /// What the pager says; [`Error::OutOfMemory`]; [`Error::NoSpace`] if no more may be committed.
+    /// The pager's error; [`Error::OutOfMemory`]; [`Error::NoSpace`] if no more may be committed.
     pub(crate) fn wait<'m, P: Platform>(
         self,
         object: &Object<'m, P>,
@@ -40,12 +40,12 @@ impl Awaited {
     }
 }
 
-/// Why a call cannot have a page under its locks.
+/// The reason why a call cannot get a page under its locks.
 #[derive(Debug)]
 pub(crate) enum Stop {
     /// The attempt has failed.
     Failed(Failure),
-    /// It has to wait, and come again.
+    /// It must wait and try again.
     Await(Awaited),
 }
 
@@ -74,9 +74,9 @@ impl From<Ticket> for Stop {
 }
 
 impl<P: Platform> Object<'_, P> {
-    /// Does `work`, which changes the pages, with the object's changes held;
-    /// of a file, while the pager has none of the pages. Where `work` has to wait, all locks are
-    /// given back meanwhile, and it is done again. Called without locks.
+    /// Runs `work`, which changes the pages, with the object's changes held; for a file, while the
+    /// pager has none of the pages. If `work` must wait, releases all locks for the wait, and runs
+    /// it again. Called without locks.
     pub(super) fn change_pages<R>(
         &self,
         pages: PageRange,
@@ -84,7 +84,8 @@ impl<P: Platform> Object<'_, P> {
         mut work: impl FnMut() -> Result<R, Stop>,
     ) -> Result<R, Failure> {
         let (platform, state) = (&self.memory.platform, self.state());
-        // What was fetched last: the first and the last page of a range may both be needed at once.
+        // The pages fetched last: the first and the last page of a range may both be needed at
+        // once.
         let (mut _kept, mut _kept_before) = (None, None);
         loop {
             let mut locked = || state.changes.with_write(platform, &mut work);

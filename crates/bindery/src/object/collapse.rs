@@ -20,17 +20,17 @@ use super::state::Accounting;
 use super::swap_in::swap_in;
 use super::{Object, ObjectState};
 
-/// Puts the pages that a huge leaf maps, from `first` on, into one folio; those that are not in
-/// memory are brought in. They are unmapped everywhere, and come back large with the next touch.
-/// Nothing to do where they are in one folio already. With `most_missing`, for the background: at
-/// most so many may have to be brought in. May sleep; called without locks on VMAs.
+/// Moves the pages that a huge leaf maps, from `first` on, into one folio; brings in those that are
+/// not in memory. They are unmapped everywhere, and the next access maps them large. Does nothing
+/// if they are in one folio already. `most_missing`, for background work, limits how many may have
+/// to be brought in. May sleep; called without locks on VMAs.
 ///
 /// # Errors
-/// [`Error::Invalid`] if the pages do not begin at a multiple of their number, or reach over the
-/// object's end, or where shared memory has none of them; [`Error::Busy`] if more are missing, if a
-/// userfaultfd serves those, or there is nothing to do for the background; [`Error::TryAgain`] if one is pinned;
-/// [`Error::OutOfMemory`], [`Error::NoSpace`], and for a file what the pager says. The pages stay
-/// as they are then.
+/// [`Error::Invalid`] if the pages do not begin at a multiple of their number, or extend past the
+/// object's end, or if shared memory has none of them; [`Error::Busy`] if more are missing, if a
+/// userfaultfd serves those, or background work has nothing to do; [`Error::TryAgain`] if one is
+/// pinned; [`Error::OutOfMemory`], [`Error::NoSpace`], and for a file the pager's error. An error
+/// changes nothing.
 pub(crate) fn collapse<P: Platform>(
     handle: &Object<'_, P>,
     first: u64,
@@ -40,14 +40,14 @@ pub(crate) fn collapse<P: Platform>(
     let order = P::Arch::PMD.order().min(MAX_FOLIO_ORDER);
     let pages = PageRange::from_count(first, u64::from(order.pages()));
     let end = pages.end;
-    // Others' fetches may go on: with the changes held, all pages are there.
+    // Other threads' fetches may continue: with the changes held, all pages are present.
     handle.change_pages(pages, Reads::Stay, || {
         if !first.is_multiple_of(u64::from(order.pages())) || end > object.size_in_pages() {
             return Err(Error::Invalid.into());
         }
         if object.is_file() {
-            // What the storage has comes before anybody is kept out. Nobody drops it again: the
-            // changes are held.
+            // Pages from the storage are fetched before the invalidate lock excludes others. With
+            // the changes held, they are not dropped again.
             for page in first..end {
                 let ahead = end - page;
                 demand(
@@ -65,8 +65,8 @@ pub(crate) fn collapse<P: Platform>(
     })
 }
 
-/// Brings the pages back that are in swap; the background leaves them there, and the rest as it is.
-/// The changes are held, so they stay.
+/// Swaps the pages in; background work leaves them in swap and fails. The changes are held, so the
+/// pages stay.
 fn bring_in<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -131,7 +131,7 @@ fn collapse_alone<P: Platform>(
         return Err(failure);
     }
     mappings::unmap(memory, object, first, count, Copies::Kept, proof);
-    // Pins come through mappings, so there can be no more of them now.
+    // Pins come through mappings, so no pin can be added now.
     if pages::any_folio(memory, object, first, first + count, |folio| frames.pins(folio) > 0) {
         object.pages.change(memory, |index, nodes| (index.prune(first, count, nodes), 0));
         object.uncommit(memory, committed);
@@ -142,8 +142,8 @@ fn collapse_alone<P: Platform>(
     Ok(())
 }
 
-/// Whether a userfaultfd serves what is missing of `count` pages from `first` on, in some mapping:
-/// pages that come with a folio would come without it.
+/// Whether a userfaultfd serves a missing one of `count` pages from `first` on, in some mapping:
+/// the new folio would fill it without the userfaultfd.
 fn is_served<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -160,7 +160,7 @@ fn is_served<P: Platform>(
     served
 }
 
-/// How many pages from `first` to `end` are in memory.
+/// The number of pages from `first` to `end` that are in memory.
 fn present<P: Platform>(memory: &Memory<P>, object: &ObjectState, first: u64, end: u64) -> u64 {
     let (mut present, mut from) = (0, first);
     while let Some(run) = object.pages.look(&memory.platform, |index| index.next_run(from, end)) {
@@ -170,8 +170,8 @@ fn present<P: Platform>(memory: &Memory<P>, object: &ObjectState, first: u64, en
     present
 }
 
-/// Puts `folio`, which is fresh, into the place of all pages from `first` on, which are mapped
-/// nowhere. Cannot fail: the index is prepared.
+/// Replaces all pages from `first` on, which are mapped nowhere, by `folio`, which is fresh. Cannot
+/// fail: the index is prepared.
 fn replace<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -182,12 +182,12 @@ fn replace<P: Platform>(
     let (frames, platform) = (&memory.frames, &memory.platform);
     let end = first + u64::from(folio.pages());
     frames.set_fresh_owner(folio, object.as_owner(), FolioIndex::new(first));
-    // All at once: only a folio that is frozen or fresh may be found with less than the index
-    // names.
+    // In one step: only a frozen or fresh folio may have fewer references than the index has for
+    // it.
     frames.publish(folio, folio.pages());
     let mut from = first;
     while from < end {
-        // Of one folio, so at most as many pages as ours has.
+        // One folio, so at most the number of pages that ours has.
         let (found, run) = pages::run_at(memory, object, from, end - from);
         let (to, count) = (folio.head.plus((from - first) as u32), run.max(1) as u32);
         let old = found.and_then(|frame| Some((frame, frames.folio_of(frame)?)));

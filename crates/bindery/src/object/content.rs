@@ -38,7 +38,7 @@ const PIECE: usize = 64 << 10;
 /// At most this many bytes are requested from the pager at a time.
 const AHEAD: usize = 2 << 20;
 
-/// How many bytes are left to be read.
+/// The number of bytes that are left to be read.
 #[derive(Clone, Copy)]
 struct Left {
     /// By this piece.
@@ -69,7 +69,7 @@ impl<P: Platform> Object<'_, P> {
         })
     }
 
-    /// As [`Object::read`] of `length` bytes, which `copy` reads in place. It receives the number
+    /// Like [`Object::read`] of `length` bytes, which `copy` reads in place. It receives the number
     /// of bytes copied before, an address and a length, and returns how many of these bytes it
     /// copied. A short count ends the read. So a kernel reads straight into the memory of a program
     /// (Linux: `copy_page_to_iter`):
@@ -117,7 +117,8 @@ impl<P: Platform> Object<'_, P> {
                         break;
                     }
                 }
-                // Linux does the same: returns the bytes read, and the next call returns the error.
+                // Linux does the same: it returns the bytes read, and the next call returns the
+                // error.
                 Err(_) if done > 0 => break,
                 Err(error) => return Err(error),
             }
@@ -238,9 +239,9 @@ impl<P: Platform> Object<'_, P> {
         })
     }
 
-    /// As [`Object::write`] of `length` bytes, which `copy` writes in place. It receives the number
-    /// of bytes copied before, an address and a length, and returns how many of these bytes it
-    /// copied. A short count ends the write. So a kernel writes straight from the memory of a
+    /// Like [`Object::write`] of `length` bytes, which `copy` writes in place. It receives the
+    /// number of bytes copied before, an address and a length, and returns how many of these bytes
+    /// it copied. A short count ends the write. So a kernel writes straight from the memory of a
     /// program (Linux: `copy_folio_from_iter_atomic`), as [`Object::read_with`] shows.
     ///
     /// The bytes may be written until `copy` returns, while programs use them: by instructions or
@@ -299,9 +300,9 @@ impl<P: Platform> Object<'_, P> {
 
     /// Writes the rest after `done`, and advances it. The changes are held, and released only
     /// before the first byte is written: the pager's content of the first and the last page is
-    /// fetched first, and all pages between are overwritten. So other writers see all of a write or
-    /// nothing. (The exception is a source that stops in the middle of a page between: the pager
-    /// has the rest of that page.)
+    /// fetched first, and all pages between them are overwritten. So other writers see all of a
+    /// write or nothing. (The exception is a source that stops in the middle of a page between
+    /// them: the pager has the rest of that page.)
     fn write_locked(
         &self,
         offset: u64,
@@ -437,7 +438,7 @@ impl ObjectState {
         if size == expected {
             return;
         }
-        // Less than before can always be committed.
+        // A smaller size than before can always be committed.
         let _ = self.promise_size(memory, size);
         if let Some((pager, file)) = self.file() {
             // If it fails, the storage has zeroes after the end until the next change.

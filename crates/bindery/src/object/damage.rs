@@ -6,24 +6,24 @@ use crate::platform::Platform;
 
 use super::{Accounting, Object};
 
-/// A damage to an object.
+/// Damage to an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ObjectDamage {
-    /// The number of pages that count as committed for it is off by so much.
+    /// Changes the number of pages that count as committed for it by this value.
     Committed(i64),
-    /// One shared mapping more may be written than there is.
+    /// Counts one more writable shared mapping than exist.
     MoreWriters,
-    /// One fewer.
+    /// Counts one fewer.
     FewerWriters,
-    /// Two pages lie where the other one does. Does itself undo.
+    /// Swaps the frames of two pages. A second call undoes it.
     Swap(u64, u64),
-    /// The page is dropped, though it may be mapped.
+    /// Drops the page, though it may be mapped.
     Drop(u64),
-    /// This many runs of pages are being stored, and never will be finished; 0 ends that.
+    /// Pretends that this many runs of pages are being stored, forever; 0 ends that.
     Saving(u32),
 }
 
-/// Damages an object. Panics where pages to be swapped are not there.
+/// Damages an object. Panics if pages to be swapped are not in memory.
 pub fn damage_object<P: Platform>(object: &Object<'_, P>, damage: ObjectDamage) {
     let (memory, state) = (object.memory, object.state());
     match damage {

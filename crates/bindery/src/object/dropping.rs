@@ -1,4 +1,4 @@
-//! Pages that an object loses, in memory and in swap; and how long work on them is cut into pieces.
+//! Drops pages of an object, in memory and in swap, and cuts long work on them into pieces.
 
 use crate::Memory;
 use crate::addr::PageRange;
@@ -11,14 +11,14 @@ use super::pages::{for_each_part, let_go};
 use super::state::Accounting;
 use super::swap_in::slots_of;
 
-/// After so many pages, other threads may run.
+/// The number of pages after which other threads may run.
 const PIECE: u32 = 256;
 
-/// Drops the pages, which are mapped nowhere: the frames are free unless there are other references,
-/// and so are the slots of those in swap. An object may be as large as memory, so other threads run in
-/// between: the caller has no lock but those of the object. May sleep.
+/// Drops the pages, which are mapped nowhere: frees their frames unless other references remain,
+/// and the slots of those in swap. An object may be as large as memory, so other threads run in
+/// between: the caller holds only locks of the object. May sleep.
 ///
-/// Complexity: in the runs, and O(height of the index) for each 64 pages.
+/// Complexity: linear in the runs, and O(height of the index) for each 64 pages.
 pub(super) fn drop_pages<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -48,7 +48,7 @@ pub(super) fn drop_pages<P: Platform>(
     }
 }
 
-/// Drops those of the pages that are in swap: no entry names their slots. The same costs.
+/// Drops those of the pages that are in swap: no entry refers to their slots. The same complexity.
 #[cold]
 fn drop_swapped<P: Platform>(
     memory: &Memory<P>,
@@ -63,8 +63,8 @@ fn drop_swapped<P: Platform>(
             (run, 0)
         });
         let Some(run) = taken else { return };
-        // The index names them no more: a folio that is being written out, or stays in the swap
-        // cache since it could not be, is let go with them.
+        // The index does not refer to them any more. A folio that is being written out, or that
+        // stays in the swap cache because it could not be, is released with them.
         let SlotRun { area, first, count } = slots_of(run);
         for done in (0..count).step_by(PIECE as usize) {
             let count = PIECE.min(count - done);
@@ -77,19 +77,19 @@ fn drop_swapped<P: Platform>(
     }
 }
 
-/// Work on pages since other threads could run.
+/// Work on pages since other threads could last run.
 pub(super) struct Piece<'m, P: Platform> {
     pages: u32,
     platform: &'m P,
 }
 
 impl<'m, P: Platform> Piece<'m, P> {
-    /// The first of several.
+    /// The first of several pieces.
     pub(super) fn first_of(memory: &'m Memory<P>) -> Self {
         Self { pages: 0, platform: &memory.platform }
     }
 
-    /// So many pages are done.
+    /// Counts `pages` pages.
     pub(super) fn add(&mut self, pages: u32) {
         self.pages = self.pages.saturating_add(pages);
         if self.pages >= PIECE {

@@ -51,7 +51,7 @@ pub(super) struct Wanted<'a> {
     /// Frames that must stay free. The call fails as if none were free
     /// ([`Memory::set_fault_reserve`]) and reclaims rather than use them.
     pub(super) reserve: u64,
-    /// A program touched it: reading it from swap counts as a major fault.
+    /// A program accessed it: reading it from swap counts as a major fault.
     pub(super) for_fault: bool,
 }
 
@@ -62,13 +62,13 @@ pub(super) type FillSource<'a> = dyn Fn(usize, NonNull<u8>, usize) -> usize + 'a
 /// A write and its progress.
 #[derive(Clone, Copy)]
 pub(super) struct Writing<'a> {
-    /// Range that is left to be written, in bytes of the object.
+    /// The range that is left to be written, in bytes of the object.
     pub(super) at: u64,
     pub(super) end: u64,
-    /// Bytes of the write that are done already.
+    /// The number of bytes of the write that are done already.
     pub(super) done: usize,
     pub(super) source: &'a FillSource<'a>,
-    /// The part of it in a new folio, which begins where the rest does.
+    /// The bytes filled in a new folio, which begins where the rest does.
     pub(super) filled: &'a Cell<Option<Moved>>,
 }
 

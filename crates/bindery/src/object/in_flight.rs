@@ -1,4 +1,5 @@
-//! Input and output in flight: which pages of a file its pager works on, and the waiters for them.
+//! Input and output in flight: the pages of a file that its pager works on, and the threads that
+//! wait for them.
 //!
 //! While the pager works, no mutex, no VMA and no lock of an object is held. A *record* represents
 //! the call instead, in a list that the index lock guards:
@@ -46,7 +47,7 @@ use crate::platform::Platform;
 use super::page_index::Pages;
 use crate::collections::page_tree::PageIndex;
 
-/// What a record represents.
+/// The operation that a record represents.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum TransferKind {
     Read,
@@ -55,25 +56,25 @@ pub(super) enum TransferKind {
     Turn,
 }
 
-/// Pages on their way, in the memory of the call that moves them. Everything in it is read and
-/// written with the index lock held for writing.
+/// A record of pages in flight, in the memory of the call that moves them. Everything in it is read
+/// and written with the index lock held for writing.
 #[derive(Debug)]
 pub(super) struct Record {
     first: Cell<u64>,
     end: Cell<u64>,
     kind: Cell<TransferKind>,
-    /// Later ones have higher numbers.
+    /// Rises from one record to the next.
     number: Cell<u64>,
-    /// Of a read: what it brings is old by now.
+    /// For a read: its content is stale.
     canceled: Cell<bool>,
-    /// Somebody is parked, or about to be, until it ends.
+    /// A thread is parked, or about to park, until it ends.
     wanted: Cell<bool>,
     next: Cell<Option<NonNull<Self>>>,
     previous: Cell<Option<NonNull<Self>>>,
 }
 
 impl Record {
-    /// In no list.
+    /// A record that is in no list.
     pub(super) const fn new() -> Self {
         Self {
             first: Cell::new(0),
@@ -87,7 +88,7 @@ impl Record {
         }
     }
 
-    /// Whether what a read brings must not enter the index. The index lock is held for writing.
+    /// Whether the pages of a read must not enter the index. The index lock is held for writing.
     pub(super) fn is_canceled(&self) -> bool {
         self.canceled.get()
     }
@@ -101,12 +102,12 @@ impl Record {
 pub(super) struct InFlight {
     first: Option<NonNull<Record>>,
     next_number: u64,
-    /// Writes that failed.
+    /// The number of failed writes.
     failures: u64,
 }
 
-/// What to wait for: the end of some record. Old news if it is kept: nothing but a look at the list
-/// tells whether there is still anything to wait for.
+/// The end of some record, to wait for. Outdated if it is kept: only the list tells whether the
+/// wait is still necessary.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub(crate) struct Ticket(u32);
@@ -115,7 +116,7 @@ pub(crate) struct Ticket(u32);
 pub(super) struct Ends {
     /// Changes whenever a record ends; waiters park on it.
     ended: AtomicU32,
-    /// How many writes there are.
+    /// The number of writes in the list.
     writes: AtomicU32,
 }
 
@@ -124,7 +125,8 @@ impl Ends {
         Self { ended: AtomicU32::new(0), writes: AtomicU32::new(0) }
     }
 
-    /// Whether no page is being stored. Lasts for as long as the caller holds the invalidate lock.
+    /// Whether no page is being stored, which stays true for as long as the caller holds the
+    /// invalidate lock.
     #[inline]
     pub(super) fn no_writes(&self) -> bool {
         // Acquire: the next write of a page comes after the pager has read it.
@@ -136,12 +138,12 @@ impl Ends {
         self.writes.store(writes, Ordering::Release);
     }
 
-    /// Sleeps until a record ends; not for long where one has since the ticket was given.
+    /// Sleeps until a record ends; returns at once if one has ended since the ticket was made.
     pub(super) fn wait<P: Platform>(&self, platform: &P, ticket: Ticket) {
         platform.park(&self.ended, ticket.0);
     }
 
-    /// Wakes all who wait.
+    /// Wakes all waiters.
     pub(super) fn wake<P: Platform>(&self, platform: &P) {
         platform.unpark(&self.ended);
     }
@@ -156,17 +158,17 @@ impl InFlight {
         self.first.is_none()
     }
 
-    /// The number of the next record: those in the list have lower ones.
+    /// The number of the next record; those in the list have lower ones.
     pub(super) fn next_number(&self) -> u64 {
         self.next_number
     }
 
-    /// How many writes have failed so far.
+    /// The number of failed writes so far.
     pub(super) fn failures(&self) -> u64 {
         self.failures
     }
 
-    /// A write has failed.
+    /// Counts a failed write.
     pub(super) fn count_failure(&mut self) {
         self.failures += 1;
     }
@@ -203,7 +205,7 @@ impl InFlight {
         self.iter().any(|record| record.overlaps(first, end))
     }
 
-    /// Where the first change begins that overlaps the pages and is older than the number says.
+    /// The start of the first change that overlaps the pages and is older than `number`.
     pub(super) fn first_change(&self, first: u64, end: u64, number: u64) -> Option<u64> {
         let changes = self.overlapping(first, end, &[TransferKind::Change]);
         let older = changes.filter(|change| change.number.get() < number);
@@ -211,7 +213,7 @@ impl InFlight {
     }
 
     /// A ticket for the end of a record of one of the kinds that overlaps the pages, and is older
-    /// than the number says.
+    /// than `number`.
     pub(super) fn await_older(
         &self,
         ends: &Ends,
@@ -223,12 +225,12 @@ impl InFlight {
         let mut records = self.overlapping(first, end, kinds);
         let record = records.find(|record| record.number.get() < number)?;
         record.wanted.set(true);
-        // It changes with the index lock held for writing, so not between the look at the list and
+        // It changes with the index lock held for writing, so not between the check of the list and
         // this.
         Some(Ticket(ends.ended.load(Ordering::Relaxed)))
     }
 
-    /// As [`InFlight::await_older`], however old.
+    /// Like [`InFlight::await_older`], for records of any age.
     pub(super) fn awaits(
         &self,
         ends: &Ends,
@@ -245,11 +247,11 @@ impl InFlight {
         reads.for_each(|read| read.canceled.set(true));
     }
 
-    /// Puts a record into the list.
+    /// Inserts a record into the list.
     ///
     /// # Safety
-    /// 1. The record is in no list. It stays where it is, and nobody has it by a mutable
-    ///    reference, until [`InFlight::take`] was called.
+    /// 1. The record is in no list. It does not move, and no mutable reference to it exists, until
+    ///    [`InFlight::take`] was called.
     pub(super) unsafe fn insert(
         &mut self,
         ends: &Ends,
@@ -278,8 +280,7 @@ impl InFlight {
         }
     }
 
-    /// Takes a record out of the list that is in it. Says whether somebody has to be woken
-    /// ([`Ends::wake`]).
+    /// Removes a record from the list. Returns whether threads must be woken ([`Ends::wake`]).
     pub(super) fn take(&mut self, ends: &Ends, record: &Record) -> bool {
         let (previous, next) = (record.previous.get(), record.next.get());
         match previous {
@@ -299,18 +300,18 @@ impl InFlight {
     }
 }
 
-/// What becomes of reads that overlap a change.
+/// The effect of a change on the reads that overlap it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Reads {
-    /// What they bring is as good afterwards, wherever the index has no page by then.
+    /// Their content stays valid, for all pages that the index lacks afterwards.
     Stay,
     /// They are canceled.
     Canceled,
 }
 
-/// Why a read does not begin.
+/// The reason why a read does not begin.
 pub(super) enum Refused {
-    /// Nobody needs it any more.
+    /// The pages are not needed any more.
     NotNeeded,
     /// Another record is in the way.
     Busy(Ticket),
@@ -334,9 +335,9 @@ impl<P: Platform> Drop for Listed<'_, P> {
 }
 
 impl Pages {
-    /// Does `work`, which asks the pager for the pages, with a read in the list; it looks whether
-    /// that was canceled, in one step with whatever it does to the index. Asks `needed` first, in
-    /// one step with beginning the read.
+    /// Runs `work`, which asks the pager for the pages, with a read in the list. `work` checks
+    /// whether the read was canceled in one step with its changes of the index. Calls `needed`
+    /// first, in one step with beginning the read.
     pub(super) fn with_read<P: Platform, R>(
         &self,
         platform: &P,
@@ -353,8 +354,8 @@ impl Pages {
             if let Some(ticket) = in_flight.awaits(ends, first, end, &obstacles) {
                 return Err(Refused::Busy(ticket));
             }
-            // SAFETY: the record stays in this frame, and is only borrowed shared; `_listed` takes
-            // it out before it goes.
+            // SAFETY: the record stays in this frame, and is only borrowed shared; `_listed`
+            // removes it before the frame ends.
             unsafe { in_flight.insert(ends, &record, TransferKind::Read, first, end) };
             Ok(())
         })?;
@@ -362,8 +363,8 @@ impl Pages {
         Ok(work(&record))
     }
 
-    /// Does `work`, which takes the object's locks and changes the pages, while neither a fetch nor
-    /// a `sync` of them begins, nor a `sync` is at work on them. Called without locks.
+    /// Runs `work`, which takes the object's locks and changes the pages. During it no fetch or
+    /// `sync` of them begins, and no `sync` stores them. Called without locks.
     pub(super) fn with_change<P: Platform, R>(
         &self,
         platform: &P,
@@ -388,8 +389,8 @@ impl Pages {
         work()
     }
 
-    /// Does `work`, given a number, when all changes that overlap the pages are younger than that,
-    /// and wait for the end. Called without locks.
+    /// Runs `work` with a number once all changes that overlap the pages are younger than it; the
+    /// younger ones wait for its end. Called without locks.
     pub(super) fn with_turn<P: Platform, R>(
         &self,
         platform: &P,
@@ -409,8 +410,8 @@ impl Pages {
         work(number)
     }
 
-    /// Waits for the writes that overlap the pages and are older than the number says. Called
-    /// without locks.
+    /// Waits for the writes that overlap the pages and are older than `number`. Called without
+    /// locks.
     pub(super) fn wait_for_writes<P: Platform>(
         &self,
         platform: &P,
@@ -423,7 +424,7 @@ impl Pages {
         });
     }
 
-    /// Waits for what `busy` says, again and again until that is nothing.
+    /// Waits for the ticket that `busy` returns, until it returns none.
     fn wait_while<P: Platform>(
         &self,
         platform: &P,
@@ -434,8 +435,8 @@ impl Pages {
         }
     }
 
-    /// A ticket for the end of what stores one of the pages; `None` if nothing does, which lasts
-    /// for as long as the caller holds the invalidate lock.
+    /// A ticket for the end of a write that stores one of the pages. `None` if none does, which
+    /// stays true for as long as the caller holds the invalidate lock.
     #[inline]
     pub(super) fn being_stored<P: Platform>(
         &self,
@@ -452,7 +453,7 @@ impl Pages {
         })
     }
 
-    /// A ticket for the end of what keeps a fetch of the pages from beginning.
+    /// A ticket for the end of a record that blocks a fetch of the pages.
     pub(super) fn keeps_from_reading<P: Platform>(
         &self,
         platform: &P,
@@ -463,8 +464,7 @@ impl Pages {
         self.alone(platform, |_, in_flight, ends| in_flight.awaits(ends, first, end, &obstacles))
     }
 
-    /// Whether `vacant` says so of the index, and nothing keeps a fetch of the pages from
-    /// beginning.
+    /// Whether `vacant` is true of the index, and no record blocks a fetch of the pages.
     pub(super) fn is_free_for_reading<P: Platform>(
         &self,
         platform: &P,
@@ -477,8 +477,8 @@ impl Pages {
         })
     }
 
-    /// Sleeps until some record ends, unless one has since the ticket was given. Called without
-    /// locks.
+    /// Sleeps until some record ends, unless one has ended since the ticket was made. Called
+    /// without locks.
     pub(super) fn wait<P: Platform>(&self, platform: &P, ticket: Ticket) {
         self.ends.wait(platform, ticket);
     }

@@ -1,25 +1,25 @@
 //! The invalidate lock of an object (Linux: `invalidate_lock` of the mapping), and the proofs that
 //! it is held.
 //!
-//! A fault or a read holds it for reading: the pages of the object stay where they are. A
+//! A fault or a read holds it for reading, which keeps the pages of the object in the index. A
 //! truncation, a hole, a save or a collapse holds it for writing. Functions that rely on either
 //! take the proof, which only a holder has.
 
 use crate::platform::Platform;
 use crate::sync::rw_lock::{RwLock, WriteGuard};
 
-/// Rounds of [`Platform::relax`] that a writer that only tries waits for readers: more than a fault
-/// takes that maps pages which are there, less than one that sleeps.
+/// Rounds of [`Platform::relax`] for which a trying writer waits for readers: longer than a fault
+/// that maps present pages takes, shorter than one that sleeps.
 const PATIENCE: u32 = 128;
 
 /// The lock; see the module.
 #[derive(Debug)]
 pub(crate) struct InvalidateLock(RwLock);
 
-/// The lock is held for reading.
+/// Proof that the lock is held for reading.
 pub(crate) struct PagesStay(());
 
-/// The lock is held for writing.
+/// Proof that the lock is held for writing.
 pub(crate) struct PagesMayGo(());
 
 /// The lock is held for writing until the guard is dropped.
@@ -34,7 +34,7 @@ impl InvalidateLock {
         Self(RwLock::new())
     }
 
-    /// Does `work` with the lock held for reading.
+    /// Runs `work` with the lock held for reading.
     #[inline]
     pub(crate) fn with_read<P: Platform, R>(
         &self,
@@ -44,7 +44,7 @@ impl InvalidateLock {
         self.0.with_read(platform, || work(&PagesStay(())))
     }
 
-    /// Does `work` with the lock held for writing.
+    /// Runs `work` with the lock held for writing.
     #[inline]
     pub(crate) fn with_write<P: Platform, R>(
         &self,
@@ -54,8 +54,8 @@ impl InvalidateLock {
         self.0.with_write(platform, || work(&PagesMayGo(())))
     }
 
-    /// Locks for writing, unless another writer has the lock or waits for it. Readers that are
-    /// inside have [`PATIENCE`] rounds to leave: one of them may wait for what the caller holds.
+    /// Locks for writing, unless another writer has the lock or waits for it. Waits [`PATIENCE`]
+    /// rounds for readers: one of them may wait for a lock that the caller holds.
     pub(super) fn try_write<'a, P: Platform>(
         &'a self,
         platform: &'a P,
@@ -63,7 +63,7 @@ impl InvalidateLock {
         let mut left = PATIENCE;
         let guard = self.0.try_write_while(platform, || {
             platform.relax();
-            // Asked again after a "no" if readers came or went in between.
+            // Retried after a failure if readers came or left in between.
             left = left.saturating_sub(1);
             left > 0
         })?;

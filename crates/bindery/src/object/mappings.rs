@@ -12,15 +12,15 @@ use crate::vma::MappingFlags;
 use super::ObjectState;
 use super::invalidate::PagesMayGo;
 
-/// The most tables that one part of a walk takes out of a VMA.
+/// The maximum number of tables that one part of a walk detaches from a VMA.
 const TABLES: u64 = 512;
 
-/// What becomes of the copies that private mappings have made of pages.
+/// The treatment of the copies that private mappings have made of pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Copies {
-    /// They go too: the object has no such pages any more.
+    /// They are dropped too: the object has no such pages any more.
     Dropped,
-    /// They stay the program's own.
+    /// They stay with the program.
     Kept,
 }
 
@@ -45,7 +45,7 @@ pub(super) fn unmap<P: Platform>(
         let piece = if sight.page_table.takes_tables(except) && !guards {
             TABLES << P::Arch::PMD.span().ilog2()
         } else {
-            // Each entry is looked at.
+            // Each entry is read.
             HOLD << PAGE_SHIFT
         };
         let Some(part) = sight.page_table.first_part(sight.range, piece, None) else {
@@ -59,8 +59,8 @@ pub(super) fn unmap<P: Platform>(
     debug_assert!(walked.is_ok(), "it waits for locks");
 }
 
-/// Takes the permission to write the pages of `ranges`, which rise and do not overlap, from all
-/// mappings, and makes every TLB forget it.
+/// Write-protects the pages of `ranges`, which are in ascending order without overlaps, in all
+/// mappings, and flushes every TLB.
 ///
 /// Complexity: one walk, as [`for_each_sight`], and the entries of the pages.
 pub(super) fn write_protect<P: Platform>(

@@ -13,17 +13,17 @@
 //! | `pages` | pages found, marked dirty |
 //! | `dropping` | pages dropped |
 //! | `fetch`, `supply`, `arrival` | pages brought in; filled folios enter the page index; their age |
-//! | `in_flight` | the pages that the pager works on, and the waiters for them |
+//! | `in_flight` | the pages that the pager works on, and the threads that wait for them |
 //! | `awaited` | waits with all locks released |
 //! | `content` | reads and writes from outside mappings |
 //! | `collapse` | one large folio for small ones |
-//! | `holes` | where it has pages |
-//! | `reclaim`, `reclaim_shared` | clean pages that go when memory is short; shared memory |
-//! | `resize` | its size, holes, pages in advance |
-//! | `quota` | [`Quota`]: how many pages a file system in memory may have |
-//! | `save` | dirty pages go to the pager |
-//! | `swap_out`, `swap_in`, `swap_off` | pages of shared memory go to swap, and come back |
-//! | `swap_ahead`, `will_need` | pages that come back before an access needs them |
+//! | `holes` | the ranges with and without pages |
+//! | `reclaim`, `reclaim_shared` | reclaim of a file's clean pages; of shared memory |
+//! | `resize` | its size, holes, preallocation |
+//! | `quota` | [`Quota`]: the page limit of a file system in memory |
+//! | `save` | writes dirty pages to the pager |
+//! | `swap_out`, `swap_in`, `swap_off` | swaps shared memory out and in |
+//! | `swap_ahead`, `will_need` | swaps pages in before an access needs them |
 //! | `seals` | forbidden changes |
 //! | `pager` | [`Pager`]: the storage of files |
 //! | `read_buffer`, `stored_bytes` | the pages that a pager fills, and the bytes that it stores |
@@ -126,8 +126,8 @@ pub(crate) const MAX_SIZE: u64 = i64::MAX as u64;
 
 /// A handle to shared memory or a file, like a kernel's open file description. Clones are handles
 /// to the same object. The object lives while a handle or a mapping exists; with the last of them
-/// its memory is freed. So the drop of a handle may sleep: what is dirty goes to the pager, and other
-/// threads run in between ([`Platform::yield_if_due`]).
+/// its memory is freed. So the drop of a handle may sleep: it writes dirty pages to the pager, and
+/// lets other threads run in between ([`Platform::yield_if_due`]).
 ///
 /// All methods take `&self` and may be called from several CPUs at once. None may be called from
 /// interrupt context.
@@ -150,8 +150,8 @@ pub struct Object<'m, P: Platform> {
     pager: PhantomData<&'m dyn Pager>,
 }
 
-// SAFETY: a handle is a counted reference to a state of atomics and what locks guard; a thread that
-// has it may use the state from any CPU and let it go there. Pagers are `Send` and `Sync`.
+// SAFETY: a handle is a counted reference to a state of atomics and lock-protected fields; the
+// thread that has it may use and release the state on any CPU. Pagers are `Send` and `Sync`.
 unsafe impl<P: Platform> Send for Object<'_, P> {}
 // SAFETY: as above.
 unsafe impl<P: Platform> Sync for Object<'_, P> {}
@@ -178,9 +178,9 @@ impl<P: Platform> Memory<P> {
         )
     }
 
-    /// As [`Memory::shared_memory`], in a file system of limited size. What the object commits is
-    /// taken from `quota`, which outlives the object and all its holders. All objects of one quota
-    /// belong to this memory.
+    /// Like [`Memory::shared_memory`], in a file system of limited size. The object's commitments
+    /// are charged to `quota`, which outlives the object and all its holders. All objects of one
+    /// quota belong to this memory.
     ///
     /// Context: may sleep.
     ///
@@ -220,7 +220,7 @@ impl<P: Platform> Memory<P> {
         self.add_shared_memory(0, Sealing::Forbidden, backing)
     }
 
-    /// The memory of a System V segment: `told` hears of each of its mappings.
+    /// The memory of a System V segment. `told` is called for each of its mappings.
     pub(crate) fn segment_memory<'m>(
         &'m self,
         told: &'m dyn Attachments,
@@ -230,7 +230,7 @@ impl<P: Platform> Memory<P> {
         accounting: Accounting,
     ) -> Result<Object<'m, P>, Error> {
         let told: NonNull<dyn Attachments + 'm> = NonNull::from(told);
-        // SAFETY: as for a file's pager: the two types differ in a lifetime only, and a thread that
+        // SAFETY: as for a file's pager: the two types differ only in a lifetime, and a thread that
         // follows the pointer holds the object, with a lifetime that ends before this one does.
         let told: NonNull<dyn Attachments> = unsafe { core::mem::transmute(told) };
         let segment = Some(SegmentMark { told, segment, key });
@@ -249,17 +249,17 @@ impl<P: Platform> Memory<P> {
             Sealing::Forbidden => Seals::SEAL,
         };
         let object = self.add_object(backing, size, seals)?;
-        // If it is refused, the handle goes, and the object with it.
+        // On failure the handle is dropped, and the object with it.
         object.state().promise_size(self, size)?;
         Ok(object)
     }
 
-    /// A file of `size` bytes that lives with `pager`, under the number `file`; its pages come into
-    /// memory when they are touched or read. There is one object for each file at a time: two would
-    /// each have pages of their own.
+    /// A file of `size` bytes that lives with `pager`, under the number `file`; its pages are
+    /// fetched when they are accessed or read. A file must have at most one object at a time: two
+    /// would each have pages of their own.
     ///
-    /// The pager outlives the object and all its holders: handles and address spaces cannot pass
-    /// for ones with a shorter life.
+    /// The pager outlives the object and all its holders: the lifetimes of handles and address
+    /// spaces cannot be shortened.
     ///
     /// ```compile_fail
     /// # use bindery::{AddressSpace, FileAccess, MapObject, MapRequest, Object, Platform};
@@ -282,9 +282,9 @@ impl<P: Platform> Memory<P> {
         size: u64,
     ) -> Result<Object<'m, P>, Error> {
         let pager: NonNull<dyn Pager + 'm> = NonNull::from(pager);
-        // SAFETY: the two types differ in a lifetime only, which a raw pointer does not promise
-        // anything about. It is followed by holders of the object alone: handles and address spaces
-        // with the lifetime 'm, which end before the pager does.
+        // SAFETY: the two types differ only in a lifetime, about which a raw pointer promises
+        // nothing. Only holders of the object follow it: handles and address spaces with the
+        // lifetime 'm, which end before the pager does.
         let pager: NonNull<dyn Pager> = unsafe { core::mem::transmute(pager) };
         self.add_object(Backing::File { pager, file }, size, Seals::empty())
     }
@@ -316,8 +316,8 @@ impl<'m, P: Platform> Object<'m, P> {
         unsafe { self.state.as_ref() }
     }
 
-    /// Another handle to the object that a VMA maps, which holds it as long as the caller keeps the
-    /// VMA.
+    /// Another handle to the object that a VMA maps. The VMA holds the object for as long as the
+    /// caller keeps the VMA.
     pub(crate) fn of_mapping(memory: &'m Memory<P>, state: NonNull<ObjectState>) -> Self {
         // SAFETY: the VMA is a holder.
         unsafe { state.as_ref() }.hold();
@@ -339,46 +339,47 @@ impl<'m, P: Platform> Object<'m, P> {
         self.state().size()
     }
 
-    /// Whether only programs that map it see it ([`Memory::secret_memory`]).
+    /// Whether only programs that map it can access it ([`Memory::secret_memory`]).
     ///
     /// Context: any.
     pub fn is_secret(&self) -> bool {
         self.state().is_secret()
     }
 
-    /// Keeps its pages in memory from now on: reclaim sends none of them to swap. Those that are in
-    /// swap stay there until they are used. It has no limit: a caller that programs choose has to
-    /// set one. (Linux: `mapping_set_unevictable`, for a driver's own pages.)
+    /// Keeps its pages in memory from now on: reclaim swaps none of them out. Those that are in
+    /// swap stay there until they are used. The number of pages is not limited: an embedder that
+    /// offers this to programs must limit it. (Linux: `mapping_set_unevictable`, for a driver's own
+    /// pages.)
     ///
     /// Context: any.
     pub fn keep_in_memory(&self) {
         self.state().keep_in_memory(true);
     }
 
-    /// How many steps all calls have taken so far in the tree of its mappings: `mmap` and `munmap`
-    /// of it, and the walks of `sync` and of calls that remove pages.
+    /// The number of steps that all calls have taken so far in the tree of its mappings: `mmap` and
+    /// `munmap` of it, and the walks of `sync` and of calls that remove pages.
     #[cfg(any(test, feature = "measure"))]
     pub fn mapping_steps(&self) -> u64 {
         self.state().mappers.looked_at()
     }
 
-    /// How many nodes and slots of its page index all calls have looked at so far.
+    /// The number of nodes and slots of its page index that all calls have read so far.
     #[cfg(any(test, feature = "measure"))]
     pub fn page_steps(&self) -> u64 {
         self.state().pages.look(&self.memory.platform, |index| index.looked_at())
     }
 
-    /// How many of its pages are in memory, those beyond its end included. (`st_blocks` is this and
-    /// [`Object::swapped_pages`], in base pages.) The answer may be out of date unless the caller
-    /// keeps others out.
+    /// The number of its pages in memory, including those beyond its end. (`st_blocks` is this and
+    /// [`Object::swapped_pages`], in base pages.) May be outdated unless the caller excludes other
+    /// users.
     ///
     /// Context: any.
     pub fn resident_pages(&self) -> u64 {
         self.state().pages.resident()
     }
 
-    /// How many of its pages are in swap; 0 for a file. They have content as those in memory do,
-    /// and count as committed. The answer may be out of date as that of [`Object::resident_pages`].
+    /// The number of its pages in swap; 0 for a file. They have content like those in memory, and
+    /// count as committed. May be outdated, like [`Object::resident_pages`].
     ///
     /// Context: any.
     pub fn swapped_pages(&self) -> u64 {

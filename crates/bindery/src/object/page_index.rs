@@ -12,16 +12,16 @@ use crate::sync::rw_lock::RwLock;
 use super::in_flight::{Ends, InFlight};
 use crate::collections::page_tree::{NODES_OF_A_FOLIO, Node, Nodes, PageIndex};
 
-/// The index of an object's pages, what is in flight between them and the pager, and the lock of
-/// both, for which waiters spin: the index is asked in read sections and with tables locked.
+/// The index of an object's pages, the records in flight between them and the pager, and the lock
+/// of both. Waiters for the lock spin: the index is read in read sections and with tables locked.
 pub(crate) struct Pages {
     lock: RwLock,
     index: UnsafeCell<PageIndex>,
     in_flight: UnsafeCell<InFlight>,
     pub(super) ends: Ends,
-    /// How many pages the index has in memory; to be read without the lock.
+    /// The number of pages in memory, readable without the lock.
     resident: AtomicU64,
-    /// How many it has in swap.
+    /// The number of pages in swap.
     swapped: AtomicU64,
 }
 
@@ -37,20 +37,20 @@ impl Pages {
         }
     }
 
-    /// Looks at the index, together with others. `work` takes no lock.
+    /// Reads the index, shared with other readers. `work` takes no lock.
     pub(crate) fn look<P: Platform, R>(
         &self,
         platform: &P,
         work: impl FnOnce(&PageIndex) -> R,
     ) -> R {
         self.lock.with_read_spinning(platform, || {
-            // SAFETY: changes hold the lock for writing (`change`), so there is none meanwhile.
+            // SAFETY: changes hold the lock for writing (`change`), so none runs now.
             work(unsafe { &*self.index.get() })
         })
     }
 
-    /// Changes the index, alone. `work` takes no lock but those of the frames and slabs. It says by
-    /// how many pages there are more or fewer in memory.
+    /// Changes the index, exclusively. `work` takes only locks of the frames and slabs. It returns
+    /// the change of the number of pages in memory.
     pub(super) fn change<P: Platform, R>(
         &self,
         memory: &Memory<P>,
@@ -78,7 +78,7 @@ impl Pages {
         self.resident.store(resident.wrapping_add_signed(by), Ordering::Relaxed);
     }
 
-    /// As [`Pages::change`], where nothing of the pages is in flight.
+    /// Like [`Pages::change`], if no record overlaps the pages.
     pub(super) fn change_at_rest<P: Platform, R>(
         &self,
         memory: &Memory<P>,
@@ -96,8 +96,8 @@ impl Pages {
         })
     }
 
-    /// Looks at the index and at what is in flight, and changes the latter or flags of pages,
-    /// alone. `work` takes no lock.
+    /// Reads the index and the records exclusively; may change the records, or flags of pages.
+    /// `work` takes no lock.
     pub(super) fn alone<P: Platform, R>(
         &self,
         platform: &P,
@@ -111,8 +111,9 @@ impl Pages {
         })
     }
 
-    /// As [`Pages::change`], where `work` prepares the index for pages of one folio and may find no
-    /// memory for the nodes: then lets the index lock go, waits for memory, and does it once more.
+    /// Like [`Pages::change`], for `work` that prepares the index for the pages of one folio and
+    /// may lack memory for nodes: then releases the index lock, waits for memory, and tries once
+    /// more.
     pub(super) fn change_with_nodes<P: Platform, R>(
         &self,
         memory: &Memory<P>,
@@ -129,7 +130,7 @@ impl Pages {
         self.change(memory, work)
     }
 
-    /// How many pages there are in memory.
+    /// The number of pages in memory.
     pub(crate) fn resident(&self) -> u64 {
         self.resident.load(Ordering::Relaxed)
     }
@@ -140,7 +141,7 @@ impl Pages {
         self.swapped.store(swapped.wrapping_add_signed(by), Ordering::Relaxed);
     }
 
-    /// How many pages there are in swap.
+    /// The number of pages in swap.
     pub(crate) fn swapped(&self) -> u64 {
         self.swapped.load(Ordering::Relaxed)
     }

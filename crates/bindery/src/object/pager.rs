@@ -34,7 +34,7 @@ pub enum PagerError {
     NotSupported,
 }
 
-/// The pager's want of memory is the call's: reclaim may help, as it does with the core's own.
+/// A pager that lacks memory is like the core lacking it: reclaim may help.
 impl From<PagerError> for Failure {
     fn from(error: PagerError) -> Self {
         match error {
@@ -59,11 +59,11 @@ impl fmt::Display for PagerError {
 
 impl core::error::Error for PagerError {}
 
-/// Storage that files live in, as the embedder's file systems know it: it fills pages of memory
-/// that are read, and takes back what was written.
+/// The storage of files, provided by the embedder's file systems: it fills pages that are read, and
+/// stores pages that were written.
 ///
-/// Files have numbers that are the pager's own affair. An [`crate::Object`] of a file caches its
-/// pages; there is at most one for each file at a time, which all who open the file share.
+/// The pager chooses the numbers of files. An [`crate::Object`] of a file caches its pages; each
+/// file has at most one at a time, shared by all openers of the file.
 ///
 /// # Context
 /// Context: may sleep. The functions are called from faults and operations, on any CPU, for
@@ -73,15 +73,15 @@ impl core::error::Error for PagerError {}
 /// [`Pager::read`], [`Pager::write`] and [`Pager::removed`] are called without any lock: no mutex
 /// of an address space, no VMA and no lock of the object is held, by the caller or by a thread that
 /// waits for it. They may call the core, with the same address space and the same object, as long
-/// as that does not wait for themselves:
+/// as the call does not wait for themselves:
 /// - while pages are being read, a fault or a read of the same pages waits;
 /// - while pages are being stored, a call that writes, drops or replaces the same pages waits, and
 ///   so does a `sync` of them.
 ///
 /// [`Pager::resize`] and [`Pager::discard`] are called with the object locked against other changes
 /// of its size and content from outside of mappings: they must not write, resize or punch the same
-/// object. No other lock is held, and none of the pages concerned is being read or stored, but for
-/// reads whose result nobody will use.
+/// object. No other lock is held, and none of the pages concerned is being read or stored, except
+/// for reads whose result is discarded.
 ///
 /// ```
 /// use bindery::{Pager, PagerError, ReadBuffer, StoredBytes};
@@ -108,51 +108,50 @@ impl core::error::Error for PagerError {}
 /// ```
 pub trait Pager: Send + Sync {
     /// Appends consecutive pages of a file from `first_page` on to `into`. Pages and parts of pages
-    /// that it does not append are zeroes, and so is what lies after the end of the file.
+    /// that it does not append become zeroes, and so do those after the end of the file.
     ///
-    /// Asked for as many pages at once as are known to be needed, in as few pieces as there are
-    /// folios that they go into: at most 32, of 1 to 512 pages each. No page is asked for twice at
-    /// the same time, unless what the first call brings is out of date: the file was cut or punched
-    /// there meanwhile.
+    /// One call asks for all pages that are known to be needed, one piece for each folio that they
+    /// fill: at most 32, of 1 to 512 pages each. No page is requested twice at the same time,
+    /// unless the result of the first call is stale: the file was truncated or punched there since.
     ///
     /// # Errors
-    /// As [`PagerError`] says; whatever is in `into` then is not used. Where more than one page was
-    /// asked for, fewer may be asked for next.
+    /// See [`PagerError`]; the content of `into` is then not used. After a request for more than
+    /// one page, the core may ask for fewer.
     fn read(&self, file: u64, first_page: u64, into: &mut ReadBuffer<'_>)
     -> Result<(), PagerError>;
 
     /// Stores consecutive pages of a file from `first_page` on: the bytes of all of `from`, one
     /// piece after the other. All pieces but the last are whole pages; the last ends with the file
-    /// if that is not a multiple of the page size. Nobody changes these bytes meanwhile, unless a
-    /// device does that has pinned them.
+    /// if its size is not a multiple of the page size. Only a device that has pinned the pages can
+    /// change these bytes during the call.
     ///
-    /// Called with as many pages as were written next to each other, in as few pieces as their
-    /// frames allow, at most 32. No page is stored twice at the same time.
+    /// One call stores adjacent dirty pages, in the fewest pieces that their frames allow, at most
+    /// 32. No page is stored twice at the same time.
     ///
     /// # Errors
-    /// As [`PagerError`] says; the pages remain to be written then, and may be stored in part.
+    /// See [`PagerError`]; the pages stay dirty, and may be stored in part.
     fn write(&self, file: u64, first_page: u64, from: &[StoredBytes<'_>])
     -> Result<(), PagerError>;
 
-    /// The file has `size` bytes now. What is cut off is gone: should the file grow again, it
-    /// reads as zeroes.
+    /// Sets the file's size to `size` bytes. The content beyond it is lost: if the file grows
+    /// again, it reads as zeroes.
     ///
     /// # Errors
-    /// As [`PagerError`] says; the file keeps its size then.
+    /// See [`PagerError`]; the file keeps its size.
     fn resize(&self, file: u64, size: u64) -> Result<(), PagerError>;
 
-    /// So many whole pages of the file from `first_page` on read as zeroes from now on, and need no
-    /// storage (Linux: `FALLOC_FL_PUNCH_HOLE`).
+    /// Discards `pages` whole pages of the file from `first_page` on: they read as zeroes from now
+    /// on, and need no storage (Linux: `FALLOC_FL_PUNCH_HOLE`).
     ///
     /// # Errors
-    /// As [`PagerError`] says; the pages keep their content then. [`PagerError::NotSupported`]
-    /// unless the pager says more.
+    /// See [`PagerError`]; the pages keep their content. The default is
+    /// [`PagerError::NotSupported`].
     fn discard(&self, file: u64, first_page: u64, pages: u64) -> Result<(), PagerError> {
         let _ = (file, first_page, pages);
         Err(PagerError::NotSupported)
     }
 
-    /// Nobody has the object of this file any more: neither handles nor mappings. What was written
-    /// has been stored, unless [`Pager::write`] refused it.
+    /// The object of this file has no handle or mapping any more. Its dirty pages were stored,
+    /// unless [`Pager::write`] failed.
     fn removed(&self, file: u64);
 }

@@ -249,7 +249,7 @@ pub(crate) fn mark_dirty<P: Platform>(
         }
         return Ok(());
     }
-    // Memory is not saved anywhere yet; reclaim will ask the folios.
+    // Shared memory has no storage to save to; reclaim checks the folios themselves.
     any_folio(memory, object, page, page.saturating_add(count), |folio| {
         memory.frames.mark_dirty(folio);
         false

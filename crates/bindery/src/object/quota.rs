@@ -1,15 +1,16 @@
-//! [`Quota`]: how many pages a file system in memory may have.
+//! [`Quota`]: the page limit of a file system in memory.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::error::Error;
 
-/// The number of pages that a set of shared-memory objects may have together: the size of a file
+/// A limit for the total number of pages of a set of shared-memory objects: the size of a file
 /// system in memory (Linux: the option `size=` of a tmpfs).
 ///
-/// An object made by [`crate::Memory::shared_memory_within`] takes from it what the object commits
-/// ([`crate::Accounting`]), and returns it when that is freed. What does not fit is refused with
-/// [`Error::NoSpace`]; a fault that would need it is refused with [`crate::FaultError::Bus`].
+/// An object made by [`crate::Memory::shared_memory_within`] charges its commitments
+/// ([`crate::Accounting`]) to the quota, and returns them when they are freed. A charge that does
+/// not fit is refused with [`Error::NoSpace`]; a fault that would need it is refused with
+/// [`crate::FaultError::Bus`].
 ///
 /// ```
 /// use bindery::{Accounting, Error, Memory, Object, Platform, Quota, Sealing};
@@ -33,13 +34,13 @@ pub struct Quota {
 }
 
 impl Quota {
-    /// A quota of `limit` pages; `u64::MAX` is no limit.
+    /// A quota of `limit` pages; `u64::MAX` means no limit.
     #[must_use]
     pub const fn new(limit: u64) -> Self {
         Self { limit: AtomicU64::new(limit), used: AtomicU64::new(0) }
     }
 
-    /// The most pages that its objects may have.
+    /// The maximum number of pages of its objects.
     pub fn limit(&self) -> u64 {
         self.limit.load(Relaxed)
     }
@@ -49,25 +50,25 @@ impl Quota {
         self.limit.store(pages, Relaxed);
     }
 
-    /// The pages that its objects have.
+    /// The number of pages of its objects.
     pub fn used(&self) -> u64 {
         self.used.load(Relaxed)
     }
 
     /// Takes `pages` if they fit.
     pub(super) fn take(&self, pages: u64) -> Result<(), Error> {
-        // One exchange, and not an addition that is taken back: that would refuse a smaller request
-        // of another CPU in between.
+        // A single exchange: an addition that is undone later would refuse a smaller request of
+        // another CPU in between.
         let fits = |used: u64| used.checked_add(pages).filter(|after| *after <= self.limit());
         match self.used.fetch_update(Relaxed, Relaxed, fits) {
             Ok(_) => Ok(()),
-            // A request for nothing succeeds, however much is used already.
+            // A request for no pages succeeds, whatever the usage.
             Err(_) if pages == 0 => Ok(()),
             Err(_) => Err(Error::NoSpace),
         }
     }
 
-    /// Gives back `pages` that were taken.
+    /// Returns `pages` that were taken.
     pub(super) fn give_back(&self, pages: u64) {
         self.used.fetch_sub(pages, Relaxed);
     }

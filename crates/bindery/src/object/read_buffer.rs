@@ -6,15 +6,15 @@ use arrayvec::ArrayVec;
 
 use super::PagerError;
 
-/// Folios that one call of the pager fills at the most.
+/// The maximum number of folios that one call of the pager fills.
 pub(super) const FOLIOS: usize = 32;
 
 /// Consecutive pages of a file that [`Pager::read`](super::Pager::read) fills, from the first byte
-/// on. The pages are in pieces, one for each folio that they go into.
+/// on. The pages are in pieces, one for each folio.
 ///
 /// The frames had other owners before. So the buffer counts the bytes that were appended, and the
 /// core zeroes the others: a pager that appends too little shows zeroes, and never the bytes of
-/// another program. A pager that appends all causes no further work.
+/// another program. A pager that appends everything causes no further work.
 ///
 /// ```
 /// use bindery::{PagerError, ReadBuffer};
@@ -42,8 +42,8 @@ pub(super) const FOLIOS: usize = 32;
 /// # Context
 /// Context: any.
 pub struct ReadBuffer<'a> {
-    // A pager makes none that lives as long as the one that it was given: it could put that in the
-    // place of the other, whose pages would not be zeroed.
+    // A pager has no means to make a buffer with the lifetime of the one that it received: it could
+    // replace that one, whose pages would then not be zeroed.
     pieces: ArrayVec<&'a mut [u8], FOLIOS>,
     /// The bytes that were appended.
     filled: usize,
@@ -56,8 +56,8 @@ impl<'a> ReadBuffer<'a> {
         Self { pieces, filled: 0, length }
     }
 
-    /// Has `read` fill `bytes`, as the core has a pager fill pages, and zeroes the rest. For tests of
-    /// pagers.
+    /// Lets `read` fill `bytes`, as the core lets a pager fill pages, and zeroes the rest. For
+    /// tests of pagers.
     ///
     /// ```
     /// use bindery::ReadBuffer;
@@ -84,18 +84,17 @@ impl<'a> ReadBuffer<'a> {
         result
     }
 
-    /// Bytes of all pages: a multiple of the page size.
+    /// The size of all pages in bytes: a multiple of the page size.
     pub fn length(&self) -> usize {
         self.length
     }
 
-    /// Bytes that are still to be filled.
+    /// The number of bytes that are still to be filled.
     pub fn left(&self) -> usize {
         self.length - self.filled
     }
 
-    /// Copies as many of the bytes as fit behind those that were appended before. Returns their
-    /// number.
+    /// Appends as many of the bytes as fit. Returns their number.
     ///
     /// Complexity: linear in the bytes.
     pub fn append(&mut self, bytes: &[u8]) -> usize {
@@ -110,16 +109,17 @@ impl<'a> ReadBuffer<'a> {
         self.filled - before
     }
 
-    /// Has `fill` write the next bytes where they belong. It is given the rest of a piece, which may
-    /// be shorter than [`ReadBuffer::left`], and returns how many bytes from the beginning on it
-    /// wrote, as a function that reads a file does. A number beyond the piece's length counts as
-    /// that. Returns the number. `fill` must not read the bytes before it has written them, and it
-    /// must not count bytes that it did not write: they are those of the frame's last owner.
+    /// Lets `fill` write the next bytes in place. It receives the rest of a piece, which may be
+    /// shorter than [`ReadBuffer::left`], and returns the number of bytes that it wrote from its
+    /// beginning on, like a function that reads a file. A number beyond the piece's length counts
+    /// as that length. Returns the number. `fill` must not read the bytes before it has written
+    /// them, and it must not count bytes that it did not write: they are those of the frame's last
+    /// owner.
     ///
     /// `fill` is not called if nothing is left.
     ///
     /// # Errors
-    /// Those of `fill`; it has appended nothing then.
+    /// Those of `fill`; nothing is appended.
     pub fn append_with(
         &mut self,
         fill: impl FnOnce(&mut [u8]) -> Result<usize, PagerError>,
@@ -130,7 +130,7 @@ impl<'a> ReadBuffer<'a> {
         Ok(count)
     }
 
-    /// Appends the same byte everywhere that is left.
+    /// Fills the rest with the same byte.
     ///
     /// Complexity: linear in the bytes that are left.
     pub fn append_all(&mut self, byte: u8) {
@@ -152,8 +152,8 @@ impl<'a> ReadBuffer<'a> {
         None
     }
 
-    /// Zeroes what was not appended, and what lies behind the first `size` bytes: whatever the
-    /// storage has there is not the file's. Returns the number of bytes zeroed.
+    /// Zeroes the bytes that were not appended, and those beyond the first `size` bytes, which are
+    /// not the file's. Returns the number of bytes zeroed.
     pub(super) fn zero_rest(self, size: u64) -> usize {
         let mut kept = self.filled.min(usize::try_from(size).unwrap_or(usize::MAX));
         let zeroed = self.length - kept;
@@ -177,7 +177,7 @@ impl fmt::Debug for ReadBuffer<'_> {
 mod tests {
     use super::*;
 
-    /// Two pieces of stale bytes, what `fill` makes of them, and how many bytes were zeroed.
+    /// The result of `fill` on two pieces of stale bytes, and the number of bytes zeroed.
     fn filled(size: u64, fill: impl FnOnce(&mut ReadBuffer<'_>)) -> ([u8; 12], usize) {
         let mut bytes = [0xee; 12];
         let (first, second) = bytes.split_at_mut(4);
@@ -217,7 +217,7 @@ mod tests {
             assert_eq!(lengths, [Ok(4), Ok(8), Ok(0)]);
         });
         assert_eq!(pieces, ([1; 12], 0));
-        // Behind the end of the file.
+        // Beyond the end of the file.
         let (bytes, zeroed) = filled(5, |buffer| buffer.append_all(1));
         assert_eq!((bytes, zeroed), ([1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0], 7));
     }

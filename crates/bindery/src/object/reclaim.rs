@@ -52,7 +52,7 @@ use super::swap_out::{Leaving, swap_out};
 pub enum ObjectFolio {
     /// No mapping and no page index refers to it any more: its pages, this many, are free.
     Freed(u32),
-    /// It stays: programs have used it lately (`Frames::look`).
+    /// It stays: programs have used it recently (`Frames::look`).
     Used,
     /// It stays: it has other holders, or another thread has one of the locks.
     Busy,
@@ -63,18 +63,18 @@ pub enum ObjectFolio {
 }
 
 impl ObjectFolio {
-    /// Whether it stays, but another look may find that it can be freed.
+    /// Whether it stays, but a later attempt may free it.
     pub(crate) fn may_go_later(self) -> bool {
         matches!(self, Self::Used | Self::Busy)
     }
 }
 
-/// The result of reclaim's look at folios.
+/// The result of a reclaim attempt on folios.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Looked {
-    /// Pages that were freed.
+    /// The number of freed pages.
     pub(crate) freed: u64,
-    /// Another look may free more: a folio was used, or another thread had it locked.
+    /// Another attempt may free more: a folio was used, or another thread had it locked.
     pub(crate) later: bool,
 }
 

@@ -1,7 +1,6 @@
-//! Reclaim of shared memory: the folios around the one that the clock's hand has come to go with
-//! it.
+//! Reclaim of shared memory: the clock's hand takes neighboring folios together.
 //!
-//! Those are the pages after it in the object, as far as one table could map them. They share one
+//! The neighbors are the folios after it in the object that one table could map. They share one
 //! walk through the reverse map, and one flush for each VMA ([`super::swap_out`]).
 
 use core::ptr::NonNull;
@@ -18,14 +17,14 @@ use super::ObjectState;
 use super::reclaim::{Looked, ObjectFolio, Spare};
 use super::swap_out::{Leaving, add_folios, swap_out};
 
-/// Folios that lie in the same part of this many pages of an object go together: one table may map
-/// them.
+/// Folios in the same aligned window of this many pages of an object are taken together: one table
+/// may map them.
 const WINDOW: u64 = 512;
 
-/// Looks at a folio of shared memory, and at those after it that were not looked at in this turn of
-/// the clock, up to `most` pages: those that were not used lately go to swap, by way of `batch`, which
-/// is empty before and after. Without a turn, those of them go that are passing, and the others stay
-/// as they are. Never waits for a sleeping lock; not in a read section.
+/// Reclaims from a folio of shared memory, and from those after it that were not examined in this
+/// turn of the clock, up to `most` pages: swaps out those that were not used recently, through
+/// `batch`, which is empty before and after. Without a turn, swaps out only the passing ones, and
+/// leaves the others unchanged. Never waits for a sleeping lock; not in a read section.
 ///
 /// Complexity: as [`swap_out`].
 pub(crate) fn reclaim_around<P: Platform>(
@@ -42,16 +41,17 @@ pub(crate) fn reclaim_around<P: Platform>(
         return Looked::NOTHING;
     };
     let (object, first): (NonNull<ObjectState>, u64) = (object.cast(), first.first());
-    // SAFETY: the object owns the folio, whose lock is held: it lives until it has let the folio
-    // go. Before it does, it waits for the invalidate lock, which `swap_out` releases after its last
-    // use.
+    // SAFETY: the object owns the folio, whose lock is held: it lives until it has released the
+    // folio. Before it does, it waits for the invalidate lock, which `swap_out` releases after its
+    // last use.
     let object = unsafe { object.as_ref() };
     if let Some(turn) = turn {
         memory.frames.note_look(*held, turn);
     }
     if !object.may_be_swapped() {
         memory.frames.mark_unevictable(*held);
-        // Its neighbors stay as well. A look at them now would say that they may go later.
+        // Its neighbors stay as well. An attempt on them now would report that they may be freed
+        // later.
         return ObjectFolio::NotReclaimable.into();
     }
     let mut folios = ArrayVec::new();

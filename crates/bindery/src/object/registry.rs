@@ -1,5 +1,4 @@
-//! All objects of a memory. The auditor (and later reclaim) finds them here, and each gets its own
-//! number.
+//! The list of all objects of a memory, used by the auditor, by `swapoff`, and for unique numbers.
 
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
@@ -9,7 +8,7 @@ use crate::platform::Platform;
 
 use super::ObjectState;
 
-/// An object's place in the list.
+/// An object's links in the list.
 pub(super) struct Links {
     next: AtomicPtr<ObjectState>,
     previous: AtomicPtr<ObjectState>,
@@ -22,7 +21,7 @@ impl Links {
 }
 
 /// The list of all objects of a memory, in no order. Its lock is held for a constant number of
-/// steps, and is below all others of an object.
+/// steps, and ranks below all others of an object.
 pub(crate) struct Registry<'m, P: Platform>(&'m Anchor<P>);
 
 impl<'m, P: Platform> Registry<'m, P> {
@@ -49,7 +48,7 @@ impl<'m, P: Platform> Registry<'m, P> {
         list.store(node.as_ptr().cast(), Relaxed);
     }
 
-    /// Takes out an object that is in the list.
+    /// Removes an object that is in the list.
     pub(super) fn take(&self, node: NonNull<ObjectState>) {
         let list = self.0.first.lock();
         let links = Self::links(node);
@@ -63,22 +62,20 @@ impl<'m, P: Platform> Registry<'m, P> {
         }
     }
 
-    /// All objects. For a quiet system: none comes or goes while the iterator and what it yields
-    /// are used.
+    /// All objects. For a quiet system: no object is added or removed while the iterator and its
+    /// items are used.
     pub(crate) fn iter(self) -> impl Iterator<Item = &'m ObjectState> + use<'m, P> {
         let mut next = self.0.first.lock().load(Relaxed).cast();
         core::iter::from_fn(move || {
             let node = NonNull::new(next)?;
             next = Self::links(node).next.load(Relaxed);
-            // SAFETY: objects leave the list before they are freed, and the caller keeps them from
-            // that.
+            // SAFETY: objects leave the list before they are freed, and the caller prevents that.
             Some(unsafe { node.as_ref() })
         })
     }
 
-    /// The object after `last` in the list, or the first, of which the caller is a holder from now
-    /// on. Objects that go meanwhile are passed over; those that come may be. The caller holds
-    /// `last`.
+    /// The object after `last` in the list, or the first; the caller becomes a holder of it. Skips
+    /// objects that are being freed, and may skip new ones. The caller holds `last`.
     pub(super) fn next_held(
         &self,
         last: Option<NonNull<ObjectState>>,
@@ -93,16 +90,16 @@ impl<'m, P: Platform> Registry<'m, P> {
             if unsafe { node.as_ref() }.try_hold() {
                 return Some(node);
             }
-            // Its last holder is about to take it out.
+            // Its last holder is about to remove it.
             next = Self::links(node).next.load(Relaxed);
         }
         None
     }
 
     fn links<'a>(node: NonNull<ObjectState>) -> &'a Links {
-        // SAFETY: callers hold the lock (or keep the system quiet) and name objects that are in the
-        // list, or are being added or taken by somebody who holds them; so they are not freed
-        // before the reference, which no caller keeps, is gone.
+        // SAFETY: callers hold the lock (or keep the system quiet) and pass objects that are in the
+        // list, or that their holder adds or removes. So they are not freed before the last use of
+        // the reference, which no caller keeps.
         unsafe { &node.as_ref().links }
     }
 }

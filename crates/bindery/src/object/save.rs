@@ -1,12 +1,12 @@
-//! Saving: dirty pages of a file go to its pager.
+//! Saving: stores dirty pages of a file through its pager.
 //!
 //! For each batch of dirty pages, which need not be adjacent:
 //! 1. With the invalidate lock held for writing, so that no fault is between marking a page and
 //!    allowing writes to it, the marks are cleared. A record of each run is put into the list
 //!    ([`super::in_flight`]). All mappings lose their permission to write, in one walk for all
 //!    runs.
-//! 2. With no lock held, the pager stores the pages. Reads and faults go on. A thread that wants to
-//!    write one of these pages marks it first, and waits for the record
+//! 2. With no lock held, the pager stores the pages. Reads and faults continue. A thread that wants
+//!    to write one of these pages marks it first, and waits for the record
 //!    ([`super::pages::mark_dirty`]). So the bytes are stable, and a page that is written later is
 //!    dirty again. A thread that wants to drop the pages waits too.
 //! 3. If the pager fails, the marks are set again, in one step with the records' end.
@@ -29,44 +29,44 @@ use super::state::pages_of;
 use super::{Object, ObjectState, mappings};
 use crate::collections::page_tree::{PageFlags, PageRun};
 
-/// Runs that are saved at a time.
+/// The number of runs that are saved at a time.
 const RUNS: usize = 32;
-/// Pages that are saved at a time: 16 MiB. Writers of any of them wait.
+/// The number of pages that are saved at a time: 16 MiB. Writers of any of them wait.
 const PAGES: u32 = 4096;
 
 impl<P: Platform> Object<'_, P> {
-    /// Stores what was written to the file in `length` bytes from `offset` on, through mappings or
-    /// otherwise, and returns when the pager has it. Nothing to do for shared memory. Holds no lock
-    /// while the pager works. (Linux: `fsync(2)`, `msync(2)` with `MS_SYNC`.)
+    /// Stores the changes of the file in `length` bytes from `offset` on, made through mappings or
+    /// otherwise, and returns when the pager has them. Does nothing for shared memory. Holds no
+    /// lock while the pager works. (Linux: `fsync(2)`, `msync(2)` with `MS_SYNC`.)
     ///
-    /// Context: may sleep. Complexity: in the dirty pages; for each batch of up to 32 runs, one
-    /// walk over the mappings that show one of them.
+    /// Context: may sleep. Complexity: linear in the dirty pages; for each batch of up to 32 runs,
+    /// one walk over the mappings of any of them.
     ///
     /// # Errors
-    /// What the pager says, [`Error::InputOutput`] mostly; the rest of the range is stored all the
-    /// same. [`Error::Interrupted`] if a fatal signal waits, between two pieces of at most 16 MiB.
-    /// What was not stored remains to be stored.
+    /// The pager's error, mostly [`Error::InputOutput`]; the rest of the range is stored
+    /// nevertheless. [`Error::Interrupted`] if a fatal signal is pending, between two pieces of at
+    /// most 16 MiB. Pages that were not stored stay dirty.
     pub fn sync(&self, offset: u64, length: u64) -> Result<(), Error> {
         let end = offset.saturating_add(length);
         let first = offset >> PAGE_SHIFT;
         let (memory, end) = (self.memory, pages_of(end));
-        // What was stored is not dirty any more, and is not stored once more.
+        // A stored page is not dirty any more, so a retry does not store it again.
         memory.retry(|| save(memory, self.state(), first, end, Until::FatalSignal))?;
         memory.clock.exhausted.forget();
         Ok(())
     }
 }
 
-/// How far a call saves.
+/// The condition that ends a save early.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Until {
-    /// As far as it was asked to, but no further than to a fatal signal.
+    /// A fatal signal.
     FatalSignal,
-    /// To the end: what is not saved now is lost.
+    /// None: a page that is not saved now is lost.
     End,
 }
 
-/// As [`Object::sync`], of the pages from `first` to `end`. Called without locks.
+/// Like [`Object::sync`], for the pages from `first` to `end`. Called without locks.
 pub(super) fn save<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -82,17 +82,18 @@ pub(super) fn save<P: Platform>(
     loop {
         let before = failures();
         let result = save_dirty(memory, object, first, end, until);
-        // What others were storing when we came by is not dirty, and not stored either.
+        // Pages that other calls were storing when this one began are not dirty, but not stored yet
+        // either.
         let number = pages.alone(platform, |_, in_flight, _| in_flight.next_number());
         pages.wait_for_writes(platform, first, end, number);
         if result.is_err() || failures() == before {
             return result;
         }
-        // Some of it may be dirty again. The call that failed knows, but our caller does not.
+        // Some of them may be dirty again. The call that failed knows, but our caller does not.
     }
 }
 
-/// Saves what is dirty and nobody else saves.
+/// Saves the dirty pages that no other call saves.
 fn save_dirty<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -103,10 +104,10 @@ fn save_dirty<P: Platform>(
     let (mut result, mut from) = (Ok(()), first);
     loop {
         if until == Until::FatalSignal {
-            // What the pager refused before is the more important news.
+            // A failure of the pager takes precedence over a signal.
             result.and_then(|()| Ok(interrupt::check(&memory.platform)?))?;
         }
-        // Looked for before anybody is kept out: often, nothing is dirty.
+        // Checked before others are excluded: often, no page is dirty.
         let within = end.min(object.size_in_pages());
         let dirty = object
             .pages
@@ -114,7 +115,7 @@ fn save_dirty<P: Platform>(
         let Some(run) = dirty else { return result };
         let mut saved = save_batch(memory, object, run.page, end, u64::MAX);
         if saved.after == run.page {
-            // Another call is changing the page. Later ones wait until it is saved.
+            // Another call is changing the page. Later changes wait until it is saved.
             let range = PageRange::from_count(run.page, u64::from(run.count));
             saved = object.pages.with_turn(&memory.platform, range, |turn| {
                 save_batch(memory, object, range.first, range.end, turn)
@@ -125,15 +126,15 @@ fn save_dirty<P: Platform>(
     }
 }
 
-/// What became of a batch.
+/// The result of a batch.
 struct Saved {
     result: Result<(), Failure>,
-    /// Where to go on.
+    /// The page to continue at.
     after: u64,
 }
 
-/// Saves the next dirty pages from `from` to `end`, up to the first that a change concerns which is
-/// older than `turn` says.
+/// Saves the next dirty pages from `from` to `end`, up to the first page with a change older than
+/// `turn`.
 fn save_batch<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -141,8 +142,8 @@ fn save_batch<P: Platform>(
     end: u64,
     turn: u64,
 ) -> Saved {
-    // In this frame until the end of the function, and only borrowed shared: `Batch::begin` wants
-    // it.
+    // In this frame until the end of the function, and only borrowed shared, as `Batch::begin`
+    // requires.
     let records = [const { Record::new() }; RUNS];
     let mut batch = Batch {
         memory,
@@ -176,26 +177,25 @@ fn pages_in(runs: &[PageRun]) -> u64 {
     runs.iter().map(|run| u64::from(run.count)).sum()
 }
 
-/// Runs of dirty pages that are being saved, by rising page.
+/// Runs of dirty pages that are being saved, in ascending order.
 struct Batch<'a, P: Platform> {
     memory: &'a Memory<P>,
     object: &'a ObjectState,
     /// One for each of the runs.
     records: &'a [Record; RUNS],
     runs: ArrayVec<PageRun, RUNS>,
-    /// So many of them are over.
+    /// The number of completed runs.
     done: usize,
     /// The size of the file, in bytes.
     size: u64,
-    /// Where to go on.
+    /// The page to continue at.
     after: u64,
 }
 
 impl<P: Platform> Batch<'_, P> {
-    /// Takes dirty pages up to `end` into the batch, which are not dirty any more then. Where a
-    /// change concerns one which is older than `turn` says, ends there; a younger one waits. The
-    /// invalidate lock is held for writing; and the records stay where they are until the batch is
-    /// dropped.
+    /// Adds dirty pages up to `end` to the batch and clears their dirty marks. Stops at a page with
+    /// a change older than `turn`; a younger change waits. The invalidate lock is held for writing,
+    /// and the records do not move until the batch is dropped.
     fn begin(&mut self, end: u64, turn: u64) {
         let mut room = PAGES;
         while room > 0 && !self.runs.is_full() {
@@ -205,14 +205,14 @@ impl<P: Platform> Batch<'_, P> {
                 let run = index.next_run_with(PageFlags::DIRTY, from, end)?;
                 let mut count = run.count.min(room);
                 let after = run.page + u64::from(count);
-                // In one step with the look at the list: a change that begins later waits for us.
+                // In one step with the check of the list: a change that begins later waits for us.
                 if let Some(change) = in_flight.first_change(run.page, after, turn) {
                     count = change.checked_sub(run.page).filter(|count| *count > 0)? as u32;
                 }
                 let after = run.page + u64::from(count);
                 index.clear_flags(run.page, u64::from(count), PageFlags::DIRTY);
-                // SAFETY: the record is used for this run alone, lies in the frame of `save_batch`,
-                // which has nothing but shared references to it, and is taken out by `end`, at the
+                // SAFETY: the record is used only for this run, and lies in the frame of
+                // `save_batch`, which has only shared references to it. `end` removes it, at the
                 // latest when the batch is dropped.
                 unsafe { in_flight.insert(ends, record, TransferKind::Write, run.page, after) };
                 Some(PageRun { count, ..run })
@@ -224,18 +224,18 @@ impl<P: Platform> Batch<'_, P> {
         }
     }
 
-    /// The runs that are still to be stored, those together that follow each other.
+    /// The runs that are still to be stored, grouped into adjacent ones.
     fn groups(&self) -> impl Iterator<Item = &[PageRun]> {
         let follows = |run: &PageRun, next: &PageRun| run.page + u64::from(run.count) == next.page;
         self.runs[self.done..].chunk_by(follows)
     }
 
-    /// Stores the next runs that follow each other, and says how many they are.
+    /// Stores the next group of adjacent runs, and returns their number.
     fn store_next(&self) -> Option<(usize, Result<(), Failure>)> {
         self.groups().next().map(|runs| (runs.len(), self.store(runs)))
     }
 
-    /// Hands runs that follow each other to the pager.
+    /// Passes adjacent runs to the pager.
     fn store(&self, runs: &[PageRun]) -> Result<(), Failure> {
         let Some((pager, file)) = self.object.file() else { return Ok(()) };
         let pieces: ArrayVec<StoredBytes<'_>, RUNS> = runs
@@ -246,9 +246,9 @@ impl<P: Platform> Batch<'_, P> {
                 let platform = &self.memory.platform;
                 let start = platform.direct_map(run.frame);
                 // SAFETY: 1. the direct map shows the bytes of the run's frames, which are
-                // consecutive (obligation 1 of `Platform`, and `Frames::new` looked where two
-                // ranges touch). The pages stay where they are while their record is in the list: a
-                // call that writes, drops or replaces them waits for the record's end. 2. While an
+                // consecutive (obligation 1 of `Platform`, and `Frames::new` checked where two
+                // ranges touch). The pages stay in place while their record is in the list: a call
+                // that writes, drops or replaces them waits for the record's end. 2. While an
                 // object has pages, no reference to their bytes exists.
                 unsafe { StoredBytes::new(platform, start, length) }
             })
@@ -257,7 +257,7 @@ impl<P: Platform> Batch<'_, P> {
         Ok(pager.write(file, first, &pieces)?)
     }
 
-    /// The next `count` runs are over; unless they are stored, they are dirty again.
+    /// Completes the next `count` runs; marks them dirty again if they were not stored.
     fn end(&mut self, count: usize, stored: bool) {
         let over = self.done..self.done + count;
         self.done = over.end;
@@ -281,7 +281,7 @@ impl<P: Platform> Batch<'_, P> {
 
 impl<P: Platform> Drop for Batch<'_, P> {
     fn drop(&mut self) {
-        // Something is left where the pager has panicked.
+        // Runs are left if the pager has panicked.
         let left = self.runs.len() - self.done;
         if left > 0 {
             self.end(left, false);

@@ -1,4 +1,4 @@
-//! Seals: changes of an object that are forbidden from now on (`fcntl(2)`, `F_ADD_SEALS`).
+//! Seals: changes of an object that are forbidden for good (`fcntl(2)`, `F_ADD_SEALS`).
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -31,11 +31,11 @@ bitflags! {
         const GROW = 1 << 2;
         /// Its content cannot change (`F_SEAL_WRITE`).
         const WRITE = 1 << 3;
-        /// Its content cannot change but through mappings that are there (`F_SEAL_FUTURE_WRITE`).
+        /// Its content can change only through existing mappings (`F_SEAL_FUTURE_WRITE`).
         const FUTURE_WRITE = 1 << 4;
-        /// Whether it is executable cannot change (`F_SEAL_EXEC`). Only noted: who keeps the mode
-        /// of the file keeps it unchanged, and adds what Linux adds to it for an executable one
-        /// ([`Seals::SHRINK`], [`Seals::GROW`], [`Seals::WRITE`], [`Seals::FUTURE_WRITE`]).
+        /// Whether it is executable cannot change (`F_SEAL_EXEC`). Only recorded: the owner of the
+        /// file's mode must keep it unchanged, and add the seals that Linux adds for an executable
+        /// file ([`Seals::SHRINK`], [`Seals::GROW`], [`Seals::WRITE`], [`Seals::FUTURE_WRITE`]).
         const EXECUTE = 1 << 5;
     }
 }
@@ -64,10 +64,10 @@ pub enum Sealing {
     Forbidden,
 }
 
-/// Which seals there are, and how many shared mappings keep [`Seals::WRITE`] away.
+/// The seals, and the number of shared mappings that block [`Seals::WRITE`].
 pub(super) struct SealState {
     seals: AtomicU32,
-    /// Shared mappings that are or may become writable; [`DENIED`] once there can be no more.
+    /// Shared mappings that are or may become writable; [`DENIED`] once no more are allowed.
     writable: AtomicU32,
 }
 
@@ -83,17 +83,17 @@ impl SealState {
         Seals::from_bits_truncate(self.seals.load(Ordering::Acquire))
     }
 
-    /// Refuses where one of `seals` is there.
+    /// Fails if one of `seals` is set.
     pub(super) fn forbid(&self, seals: Seals) -> Result<(), Error> {
         if self.get().intersects(seals) { Err(Error::SealForbids) } else { Ok(()) }
     }
 
-    /// Refuses where the content may not be changed from outside of mappings.
+    /// Fails if the content may not be changed from outside of mappings.
     pub(super) fn forbid_writing(&self) -> Result<(), Error> {
         self.forbid(Seals::WRITING)
     }
 
-    /// One shared mapping more that may be written.
+    /// Counts one more writable shared mapping.
     pub(super) fn writable_added(&self) {
         self.writable.fetch_add(1, Ordering::Relaxed);
     }
@@ -102,12 +102,12 @@ impl SealState {
         self.writable.fetch_sub(1, Ordering::Release);
     }
 
-    /// How many shared mappings may be written.
+    /// The number of writable shared mappings.
     pub(crate) fn writable(&self) -> u32 {
         self.writable.load(Ordering::Relaxed) & !DENIED
     }
 
-    /// Lets no shared mapping be writable from now on; refuses where one is.
+    /// Forbids writable shared mappings from now on; fails if one exists.
     fn deny_writable(&self) -> Result<(), Error> {
         let denied = self.writable.compare_exchange(0, DENIED, Ordering::AcqRel, Ordering::Relaxed);
         denied.map(|_| ()).map_err(|_| Error::Busy)
@@ -118,7 +118,7 @@ impl SealState {
     }
 }
 
-/// Keeps [`Seals::WRITE`] away as a mapping does, until the mapping is there and does it itself.
+/// Blocks [`Seals::WRITE`] until the writable mapping is inserted and blocks it itself.
 pub(crate) struct WritableMapping<'a>(&'a SealState);
 
 impl Drop for WritableMapping<'_> {
@@ -128,10 +128,10 @@ impl Drop for WritableMapping<'_> {
 }
 
 impl ObjectState {
-    /// Lets a shared mapping be made that may be written, or refuses because a seal is in the way.
-    /// Asking for the seals alone does not do:
-    /// 1. CPU A wants to map, and sees no seal;
-    /// 2. CPU B adds [`Seals::WRITE`], as nobody maps the object;
+    /// Admits a writable shared mapping, or refuses it because of a seal. A check of the seals is
+    /// not enough:
+    /// 1. CPU A is about to map the object, and sees no seal;
+    /// 2. CPU B adds [`Seals::WRITE`], as the object has no mapping;
     /// 3. CPU A maps, and writes.
     pub(crate) fn admit_writable(&self) -> Result<WritableMapping<'_>, Error> {
         self.seals.forbid_writing()?;
@@ -149,7 +149,7 @@ impl<P: Platform> Object<'_, P> {
         self.state().seals.get()
     }
 
-    /// Whether no new shared mapping may be written.
+    /// Whether new shared mappings must not be writable.
     ///
     /// Context: any.
     pub fn is_sealed_for_writing(&self) -> bool {
@@ -161,9 +161,9 @@ impl<P: Platform> Object<'_, P> {
     /// Context: may sleep. Complexity: constant; for [`Seals::WRITE`] linear in the resident pages.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for unknown bits and for files; [`Error::SealForbids`] if
-    /// [`Seals::SEAL`] is there; [`Error::Busy`] for [`Seals::WRITE`] while somebody maps the
-    /// object shared in a way that may be written, or has pages pinned. Nothing is added then.
+    /// [`Error::Invalid`] for unknown bits and for files; [`Error::SealForbids`] if [`Seals::SEAL`]
+    /// is set; [`Error::Busy`] for [`Seals::WRITE`] while a writable shared mapping exists, or
+    /// pages are pinned. Then no seal is added.
     pub fn add_seals(&self, seals: Seals) -> Result<(), Error> {
         let object = self.state();
         if seals.bits() & !Seals::all().bits() != 0 || object.is_file() || object.is_secret() {
@@ -184,11 +184,11 @@ impl<P: Platform> Object<'_, P> {
         })
     }
 
-    /// Refuses where somebody may write pages behind the back of all tables.
+    /// Fails if a pinned page may be written past all tables.
     fn refuse_pinned(&self) -> Result<(), Error> {
         let (memory, object) = (self.memory, self.state());
-        // A page is pinned for writing through a shared mapping that may be written, and there can
-        // be none any more.
+        // A page is pinned for writing through a writable shared mapping, and no new one can be
+        // made.
         object.invalidate_lock.with_write(&memory.platform, |_| {
             let pinned = pages::any_folio(memory, object, 0, PAGE_LIMIT, |folio| {
                 memory.frames.pins(folio) > 0

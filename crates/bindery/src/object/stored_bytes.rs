@@ -8,9 +8,10 @@ use crate::platform::Platform;
 
 /// Bytes of consecutive pages that [`Pager::write`](super::Pager::write) stores, in the direct map.
 ///
-/// No program and no call changes them while the pager stores them, but a device may that has
-/// pinned the pages ([`AddressSpace::pin`](crate::AddressSpace::pin)). A `&[u8]` would promise that
-/// nobody does. So the pager copies the bytes, or gives their address to a device of its own.
+/// No program and no call changes them while the pager stores them, but a device that has pinned
+/// the pages may ([`AddressSpace::pin`](crate::AddressSpace::pin)). A `&[u8]` would promise that
+/// they do not change. So the pager copies the bytes, or passes their address to a device of its
+/// own.
 ///
 /// ```
 /// use bindery::StoredBytes;
@@ -35,11 +36,11 @@ pub struct StoredBytes<'a> {
     start: NonNull<u8>,
     length: usize,
     source: &'a dyn Source,
-    /// The bytes stay where they are for as long as the pager's call runs.
+    /// The bytes stay in place during the pager's call.
     bytes: PhantomData<&'a ()>,
 }
 
-/// Reads the bytes: any platform.
+/// Reads the bytes: implemented by any platform.
 trait Source {
     /// # Safety
     /// As [`Platform::read_bytes`].
@@ -48,7 +49,7 @@ trait Source {
 
 impl<P: Platform> Source for P {
     unsafe fn read(&self, from: NonNull<u8>, into: &mut [u8]) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's obligation.
         unsafe { self.read_bytes(from, into) }
     }
 }
@@ -58,7 +59,7 @@ struct Slice;
 
 impl Source for Slice {
     unsafe fn read(&self, from: NonNull<u8>, into: &mut [u8]) {
-        // SAFETY: the caller's promise; nobody writes a slice that is borrowed.
+        // SAFETY: the caller's obligation; a borrowed slice does not change.
         unsafe { from.copy_to_nonoverlapping(NonNull::from(&mut *into).cast(), into.len()) }
     }
 }
@@ -76,7 +77,7 @@ impl<'a> StoredBytes<'a> {
     /// # Safety
     /// 1. The bytes lie in the direct maps of consecutive frames that an object has, which keeps
     ///    them for `'a`.
-    /// 2. No reference excludes that they are read.
+    /// 2. No reference forbids reading them.
     pub(super) unsafe fn new<P: Platform>(
         platform: &'a P,
         start: NonNull<u8>,
@@ -85,12 +86,12 @@ impl<'a> StoredBytes<'a> {
         Self { start, length, source: platform, bytes: PhantomData }
     }
 
-    /// How many bytes there are.
+    /// The number of bytes.
     pub fn len(&self) -> usize {
         self.length
     }
 
-    /// Whether there is no byte. The core never stores none.
+    /// Whether there are no bytes. The core never stores none.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }

@@ -1,17 +1,16 @@
-//! Pages of shared memory that come back from swap with one that a fault reads.
+//! Swap-ahead: pages of shared memory that are swapped in together with a faulting one.
 //!
-//! A fault that reads maps what the object has around the page. So pages after it that are cheap to
-//! bring back, of compressed memory or filled by a word, come back with it and are mapped at once:
-//! a fault for each of them would cost more than they do. How many follows from the order of the
-//! faults:
+//! A read fault maps the pages that the object has around the address. So the following pages that
+//! are cheap to swap in, from compressed memory or filled by a word, are swapped in and mapped with
+//! it: a fault for each of them would cost more. The number depends on the order of the faults:
 //!
-//! | the fault is | pages that come back |
+//! | the fault is | pages swapped in |
 //! |---|---|
-//! | where the last one's pages ended | twice as many as the last time, at most 16 |
-//! | elsewhere | the page alone |
+//! | where the last one's pages ended | twice the last number, at most 16 |
+//! | elsewhere | only the page |
 //!
-//! Large folios need none of this: where the policy has them, they come back whole. None comes back
-//! where memory is short.
+//! Large folios need none of this: if the policy allows them, they are swapped in whole. If memory
+//! is short, there is no swap-ahead.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -22,15 +21,15 @@ use crate::platform::Platform;
 use super::ObjectState;
 use super::will_need::{Sources, bring_in};
 
-/// The most pages, that needed by the fault included.
+/// The maximum number of pages, including the faulting one.
 const MOST: u32 = 16;
 
-/// The account of an object's last fault that brought pages back. Faults on several CPUs may mix
-/// theirs: then fewer pages come back, or some that nothing needs.
+/// The record of an object's last fault that swapped pages in. Concurrent faults may mix theirs:
+/// then too few pages are swapped in, or some that are not needed.
 pub(super) struct SwapAhead {
     /// The page where the next fault in order would be.
     next: AtomicU64,
-    /// How many pages the last one was allowed.
+    /// The number of pages that the last one was allowed.
     pages: AtomicU32,
 }
 
@@ -39,7 +38,7 @@ impl SwapAhead {
         Self { next: AtomicU64::new(u64::MAX), pages: AtomicU32::new(0) }
     }
 
-    /// How many pages may come back for a fault on `page`, of `most` that it could map.
+    /// The number of pages to swap in for a fault on `page`, of `most` that it could map.
     fn allowed(&self, page: u64, most: u64) -> u64 {
         let in_order = self.next.load(Relaxed) == page;
         let pages = if in_order { (2 * self.pages.load(Relaxed)).clamp(1, MOST) } else { 1 };
@@ -50,8 +49,8 @@ impl SwapAhead {
     }
 }
 
-/// A fault has brought `page` back, and could map `most` pages from it on. Brings back pages after
-/// it. The invalidate lock is held.
+/// Swaps in pages after `page`, which a fault has swapped in; it could map `most` pages from it on.
+/// The invalidate lock is held.
 #[cold]
 pub(super) fn swap_in_ahead<P: Platform>(
     memory: &Memory<P>,

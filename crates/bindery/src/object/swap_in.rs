@@ -67,7 +67,7 @@ pub(super) fn swap_in<P: Platform>(
     Ok(Swapped::Cached)
 }
 
-/// Notes an access that had `page` read in, once memory has been short.
+/// Records an access that had `page` read, once memory has been short.
 fn note_way<P: Platform>(memory: &Memory<P>, object: &ObjectState, page: u64) {
     let slot = object.pages.look(&memory.platform, |index| index.get(page));
     let held = slot.and_then(|slot| memory.frames.try_hold(&memory.platform, slot.frame));
@@ -136,9 +136,9 @@ pub(super) fn slots_of(run: SwappedRun) -> SlotRun {
     SlotRun { area: run.first.area, first: run.first.slot, count: run.count }
 }
 
-/// Why nothing was read.
+/// The reason why nothing was read.
 enum Unread {
-    /// A slot is in the cache, or on its way there.
+    /// A slot is in the cache, or about to be.
     Slots,
     /// The content is lost.
     Content,
@@ -174,7 +174,7 @@ fn read_folio<P: Platform>(
     if loaded { Ok(()) } else { Err(Unread::Content) }
 }
 
-/// Enters the folio, which is in the cache and complete, and whose first page belongs at `first`,
+/// Inserts the folio, which is in the cache and complete, and whose first page belongs at `first`,
 /// into the index wherever the index refers to its slots. Frees those slots. The caller has a
 /// reference.
 fn enter<P: Platform>(

@@ -1,4 +1,4 @@
-//! The part of `swapoff(2)` that objects have: what they have in an area comes back.
+//! The part of `swapoff(2)` for objects: swaps in the pages that they have in an area.
 
 use core::ptr::NonNull;
 
@@ -14,19 +14,19 @@ use super::swap_in::swap_in;
 use super::{Object, ObjectState, Registry};
 
 impl<P: Platform> Memory<P> {
-    /// Brings everything back that shared memory has in the swap area, run by run, so that
-    /// [`Memory::swap_off`] can remove it; [`AddressSpace::swap_in_area`] does so for what address
-    /// spaces have. Call [`Memory::stop_swapping_to`] before. No lock is held from one run to the
-    /// next: all other calls and faults work meanwhile.
+    /// Swaps in all pages that shared memory has in the swap area, run by run, so that
+    /// [`Memory::swap_off`] can remove it; [`AddressSpace::swap_in_area`] does so for the pages of
+    /// address spaces. Call [`Memory::stop_swapping_to`] before. No lock is held from one run to
+    /// the next: all other calls and faults work during the call.
     ///
     /// [`AddressSpace::swap_in_area`]: crate::AddressSpace::swap_in_area
     ///
-    /// Context: may sleep. Complexity: in the objects, and the runs that they have in swap.
+    /// Context: may sleep. Complexity: linear in the objects, and the runs that they have in swap.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`]; [`Error::InputOutput`] if the area has lost a page, which stays
-    /// lost; [`Error::Interrupted`] for a signal. What has come back stays, and everything
-    /// can be used as before.
+    /// lost; [`Error::Interrupted`] for a signal. Pages swapped in before the error stay in memory,
+    /// and everything can be used as before.
     pub fn swap_in_objects(&self, area: &SwapArea) -> Result<(), Error> {
         let mut last: Option<Object<'_, P>> = None;
         let after = |last: &Option<Object<'_, P>>| {
@@ -42,7 +42,7 @@ impl<P: Platform> Memory<P> {
 }
 
 impl<'m, P: Platform> Object<'m, P> {
-    /// The handle of a caller who is a holder.
+    /// The handle of a caller that is a holder.
     pub(super) fn of_holder(memory: &'m Memory<P>, state: NonNull<ObjectState>) -> Self {
         Self { memory, state, pager: core::marker::PhantomData }
     }

@@ -1,5 +1,5 @@
-//! Shared memory that a program has announced (`MADV_WILLNEED`): it comes back from swap before an
-//! access needs it, as long as memory is not short.
+//! Shared memory that a program has announced (`MADV_WILLNEED`): swaps it in before an access needs
+//! it, unless memory is short.
 
 use crate::Memory;
 use crate::addr::{Orders, PageRange};
@@ -13,8 +13,8 @@ use super::swap_in::{next_run, read_in, slots_of};
 use super::{Object, ObjectState};
 
 impl<P: Platform> Object<'_, P> {
-    /// Brings in what it has in swap of the first of `pages`, or begins to: so many pages are looked
-    /// at under one hold of the invalidate lock. Returns where to go on; `None` if memory is short.
+    /// Swaps in the first `most` of `pages`, or begins to, under one hold of the invalidate lock.
+    /// Returns the page to continue at; `None` if memory is short.
     pub(crate) fn bring_in(&self, pages: PageRange, orders: Orders, most: u64) -> Option<u64> {
         let (memory, object) = (self.memory, self.state());
         let PageRange { first, end } = pages;
@@ -32,17 +32,17 @@ impl<P: Platform> Object<'_, P> {
     }
 }
 
-/// Where pages may come from.
+/// The sources that pages may come from.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sources {
-    /// From anywhere; reads that would have to be waited for are begun.
+    /// Any; for slow ones, the reads are only begun.
     All,
-    /// From compressed memory, or a device as fast.
+    /// Compressed memory, or a device of the same speed.
     Fast,
 }
 
-/// Brings in the run around `page` if that is in swap, or begins to. Returns where to go on; `None`
-/// if memory is short, or the page would come from elsewhere. The invalidate lock is held.
+/// Swaps in the run around `page` if that is in swap, or begins to. Returns the page to continue
+/// at; `None` if memory is short, or the page has another source. The invalidate lock is held.
 pub(super) fn bring_in<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -54,13 +54,13 @@ pub(super) fn bring_in<P: Platform>(
     if !memory.has_room_for(u64::from(orders.largest().pages())) {
         return None;
     }
-    // The run of before may be in memory by now, and its slots another's.
+    // The run may be in memory by now, and its slots may have another owner.
     let look = |index: &PageIndex| index.swapped(page);
     let Some(slot) = object.pages.look(&memory.platform, look) else { return Some(page + 1) };
     match memory.source_of_slot(slot.area, slot.slot) {
         Some(Source::Memory) => match read_in(memory, object, page, slot, orders) {
             Err(Failure::NoMemory) => None,
-            // What is lost is the error of the access that needs it.
+            // Lost content is an error only for an access that needs it.
             Ok(_) | Err(Failure::Refused(_)) => Some(page + 1),
         },
         Some(Source::Device) if sources == Sources::Fast => None,

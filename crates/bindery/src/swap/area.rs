@@ -37,7 +37,7 @@ pub(crate) struct SlotRun {
     pub(crate) count: u32,
 }
 
-/// A cluster that is on no list and has no taken slots.
+/// A cluster that is off all lists and has no taken slots.
 pub(super) struct FreedCluster {
     number: u32,
     slots: u32,
@@ -51,7 +51,7 @@ impl FreedCluster {
     }
 }
 
-/// The block that holds the cells of a cluster.
+/// The order of the block with a cluster's cells and values.
 const CELLS: Order = Order(1);
 
 /// The heads of the lists of clusters.
@@ -95,9 +95,9 @@ pub(crate) struct Area<P: Platform> {
     on_device: AtomicBool,
     /// Whether the device accepts discards of free slots.
     discards: AtomicBool,
-    /// Whether pages may change while it writes them.
+    /// Whether pages may change while the device writes them.
     lets_pages_change: AtomicBool,
-    /// Whether the list of freed clusters may have any to discard.
+    /// Whether the list of freed clusters may have one to discard.
     has_freed: AtomicBool,
     /// Changed while no slot is taken.
     device: Mutex<P::SpinLock, Option<&'static dyn SwapDevice<P>>>,
@@ -285,7 +285,7 @@ impl<P: Platform> Area<P> {
     }
 
     /// Frees the clusters, if no slot is taken: then nothing refers to one any more. Returns
-    /// whether it did; otherwise nothing has changed.
+    /// whether it freed them; otherwise nothing has changed.
     pub(super) fn turn_off(&self, memory: &Memory<P>) -> bool {
         let clusters = {
             let mut lists = self.lists.lock();
@@ -321,26 +321,26 @@ impl<P: Platform> Area<P> {
         base: Frame,
     ) {
         for number in 0..count {
-            // SAFETY: `turn_on` has written `count` clusters, and no thread looks at them any more.
+            // SAFETY: `turn_on` has written `count` clusters, and no thread uses them any more.
             let frames = unsafe { clusters.add(number as usize).as_ref() }.frames.load(Relaxed);
-            // SAFETY: 1. `turn_on` allocated them for this cluster. 2. No thread looks at cells any
+            // SAFETY: 1. `turn_on` allocated them for this cluster. 2. No thread uses the cells any
             // more.
             unsafe { memory.frames.free(&memory.platform, Frame(frames), CELLS) };
         }
         self.set_device(None);
         let order = memory.frames.meta(base).order();
-        // SAFETY: 1. `turn_on` allocated it. 2. As above, of clusters.
+        // SAFETY: 1. `turn_on` allocated it. 2. No thread uses the clusters any more.
         unsafe { memory.frames.free(&memory.platform, base, order) };
     }
 
     /// Allocates 2^`order` consecutive slots, aligned to their number; with order 0, up to `most`
-    /// consecutive ones.
+    /// consecutive slots.
     pub(super) fn allocate(&self, number: u8, order: Order, most: u32) -> Option<SlotRun> {
         let mut lists = self.lists.lock();
         let rooms = Order::PAGE.up_to(MAX_FOLIO_ORDER).map(List::Room);
         let own = [List::Room(order), List::Free, List::Freed, List::Holes];
         let all = own.into_iter().chain(rooms);
-        // Blocks come from the first three, single slots from all.
+        // Blocks come from the first three lists, single slots from all.
         let choices = all.take(if order == Order::PAGE { usize::MAX } else { 3 });
         for list in choices {
             let mut next = lists.head(list).map_or(NONE, |head| *head);
@@ -350,7 +350,7 @@ impl<P: Platform> Area<P> {
                 let mut live = LiveCluster::lock(self, cluster)?;
                 let state = live.state();
                 if state.free == state.size && state.size < order.pages() {
-                    // The last cluster of a device: it stays free for smaller blocks.
+                    // The last, partial cluster of a device: it stays free for smaller blocks.
                     continue;
                 }
                 let stale = self.discards.load(Relaxed);
@@ -377,7 +377,7 @@ impl<P: Platform> Area<P> {
     pub(super) fn relist(&self, slot: u64) {
         let number = (slot / u64::from(CLUSTER_SLOTS)) as u32;
         let mut lists = self.lists.lock();
-        // Looked up under the lock: once the slots are freed, the area may be turned off.
+        // Looked up under the lock: after the slots are freed, the area may be turned off.
         let Some(cluster) = self.cluster_at(number) else { return };
         let state = cluster.state.lock();
         self.move_to(&mut lists, number, Cluster::<P>::list_of(&state));
@@ -389,8 +389,8 @@ impl<P: Platform> Area<P> {
         self.has_freed.load(Relaxed)
     }
 
-    /// Removes from the lists a cluster whose free slots the device must discard. `None` if there
-    /// is none, or the area is stopped.
+    /// Removes from the lists a cluster whose free slots the device must discard. `None` if no
+    /// cluster needs it, or the area is stopped.
     pub(super) fn take_freed(&self) -> Option<FreedCluster> {
         let mut lists = self.lists.lock();
         if !self.allocates.load(Acquire) {
@@ -405,7 +405,7 @@ impl<P: Platform> Area<P> {
         Some(FreedCluster { number: number.0, slots })
     }
 
-    /// The device has discarded the slots of the cluster: makes it usable again.
+    /// Makes a cluster usable again after the device has discarded its slots.
     pub(super) fn put_back(&self, freed: &FreedCluster) {
         let mut lists = self.lists.lock();
         let Some(cluster) = self.cluster_at(freed.number) else { return };
@@ -414,7 +414,7 @@ impl<P: Platform> Area<P> {
         self.move_to(&mut lists, freed.number, Cluster::<P>::list_of(&state));
     }
 
-    /// Moves a cluster, whose lock is also held, to the list where it belongs.
+    /// Moves a cluster to the list where it belongs. Its lock is held, too.
     fn move_to(&self, lists: &mut Lists, number: u32, list: List) {
         if self.cluster_at(number).is_some_and(|cluster| !cluster.is_on(list)) {
             self.take_off(lists, number);

@@ -1,8 +1,8 @@
-//! Which slots of a cluster are taken.
+//! The bitmap of a cluster's taken slots.
 
 use crate::addr::Order;
 
-/// Slots of a cluster: as many as a table has entries, so that a huge page fits in one.
+/// Slots of a cluster: the number of entries of a table, so that a huge page fits into one.
 pub(crate) const CLUSTER_SLOTS: u32 = 512;
 
 const WORDS: usize = CLUSTER_SLOTS as usize / 64;
@@ -21,7 +21,7 @@ impl Bitmap {
     }
 
     /// Takes a free block of 2^`order` slots, aligned to its size, and returns its first slot.
-    /// Looks at eight words.
+    /// Reads eight words.
     pub(super) fn take_block(&mut self, order: Order) -> Option<u32> {
         let size = order.pages();
         if size >= 64 {
@@ -53,8 +53,8 @@ impl Bitmap {
         None
     }
 
-    /// Takes the first free slot, and those after it that are free as well, up to `most`. Returns
-    /// the first and how many.
+    /// Takes the first free slot, and the free slots after it, up to `most`. Returns the first and
+    /// their number.
     pub(super) fn take_stretch(&mut self, most: u32) -> Option<(u32, u32)> {
         let (at, word) = self.0.iter().enumerate().find(|(_, word)| **word != u64::MAX)?;
         let first = at as u32 * 64 + word.trailing_ones();
@@ -84,7 +84,7 @@ impl Bitmap {
         }
     }
 
-    /// Gives `count` slots from `first` back.
+    /// Frees `count` slots from `first` on.
     pub(super) fn give_back(&mut self, first: u32, count: u32) {
         let (mut slot, end) = (first, first + count);
         while slot < end {

@@ -1,24 +1,24 @@
-//! The cell of a swap slot: who names the slot, and where its content is.
+//! The cell of a swap slot: the references to the slot, and the place of its content.
 //!
 //! ```text
 //! 63 ........... 32   31 ... 26   25 .. 22   21        20     19       18       17       16       15 ... 0
 //! frame or shadow     spare       order      WRITING   LOST   STORED   FILLED   BUSY     CACHED   entries
 //! ```
 //!
-//! The *order* is that of the folio in which the page was in memory last. A fault reads no larger
-//! one ([`super::streak`]).
+//! The *order* is that of the last folio that had the page in memory. A fault reads no larger one
+//! ([`super::streak`]).
 //!
 //! | state | cell |
 //! |---|---|
 //! | free | 0 |
-//! | reserved: allocated, and named by nothing yet | 0, with its bit set in the cluster's bitmap |
-//! | going out, coming in | `CACHED`, `BUSY`: the folio's locker writes or reads the content |
-//! | in swap and in memory | `CACHED`, and where the content is |
-//! | in swap alone | where the content is, and when it was evicted: the *shadow* |
-//! | going out, and wanted again | `WRITING`, and as far as the cache has the page, `CACHED` |
+//! | reserved: allocated, no reference yet | 0, with its bit set in the cluster's bitmap |
+//! | being swapped out or in | `CACHED`, `BUSY`: the folio's locker writes or reads the content |
+//! | in swap and in memory | `CACHED`, and the place of the content |
+//! | only in swap | the place of the content, and the time of its eviction: the *shadow* |
+//! | wanted again while a device writes it | `WRITING`, and if the cache has the page, `CACHED` |
 //!
-//! A slot is free when entries, cache and I/O have all let go: no count, not `CACHED`, not `BUSY`,
-//! not `WRITING`.
+//! A slot is free when entries, cache and I/O have all released it: no count, not `CACHED`, not
+//! `BUSY`, not `WRITING`.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -26,7 +26,7 @@ use crate::addr::{Frame, Order};
 use crate::frame::MAX_FOLIO_ORDER;
 use crate::sync::word::Word;
 
-/// The most entries that may name a slot.
+/// The maximum number of entries that may refer to a slot.
 pub(crate) const MAX_ENTRIES: u64 = 1 << 15;
 
 const ENTRIES_MASK: u64 = 0xffff;
@@ -40,45 +40,45 @@ const _: () = assert!(MAX_FOLIO_ORDER.0 as u64 <= ORDER_MASK >> ORDER_SHIFT);
 pub(crate) struct Cell(pub(crate) u64);
 
 impl Cell {
-    /// The slot is free, or reserved.
+    /// The slot is free or reserved.
     pub(crate) const FREE: Self = Self(0);
-    /// The swap cache has the page: the upper half names its frame.
+    /// The swap cache has the page: the upper half is its frame.
     pub(crate) const CACHED: u64 = 1 << 16;
-    /// The holder of the cached folio's lock works on the content, and lets go last.
+    /// The holder of the cached folio's lock works on the content, and releases the slot last.
     pub(crate) const BUSY: u64 = 1 << 17;
-    /// The content is one word, again and again: the slot's value.
+    /// The content is one repeated word: the slot's value.
     pub(crate) const FILLED: u64 = 1 << 18;
-    /// The area's store has the content; the slot's value is what the store calls it.
+    /// The area's store has the content; the slot's value is its handle.
     pub(crate) const STORED: u64 = 1 << 19;
-    /// The content could not be read: whoever touches it gets SIGBUS.
+    /// The content could not be read: an access gets SIGBUS.
     pub(crate) const LOST: u64 = 1 << 20;
-    /// A device writes to the slot what nobody wants any more ([`super::take_back`]). It lets go
-    /// last.
+    /// A device writes content to the slot that is no longer needed ([`super::take_back`]). It
+    /// releases the slot last.
     pub(crate) const WRITING: u64 = 1 << 21;
-    /// Where content is, or was.
+    /// The bits for the place of the content.
     pub(crate) const CONTENT: u64 = Self::FILLED | Self::STORED | Self::LOST;
 
-    /// The page at `frame`, of a folio of this order, goes out: the swap cache has it, and `entries`
-    /// entries name the slot.
+    /// Begins to swap out the page at `frame`, of a folio of this order: the swap cache has it, and
+    /// `entries` entries refer to the slot.
     #[inline]
     pub(crate) fn going_out(frame: Frame, order: Order, entries: u32) -> Self {
         Self(u64::from(entries)).cached(frame, order)
     }
 
-    /// The cell with the page in the cache, and busy.
+    /// The cell, busy, with the page in the cache.
     #[inline(always)]
     fn cached(self, frame: Frame, order: Order) -> Self {
         let page = u64::from(frame.0) << FRAME_SHIFT | u64::from(order.0) << ORDER_SHIFT;
         Self(self.0 | Self::CACHED | Self::BUSY | page)
     }
 
-    /// The order of the folio in which the page is in the cache, or was in memory last.
+    /// The order of the folio that has the page in the cache, or had it in memory last.
     #[inline]
     pub(crate) fn order(self) -> Order {
         Order(((self.0 & ORDER_MASK) >> ORDER_SHIFT) as u8)
     }
 
-    /// How many entries name the slot.
+    /// The number of entries that refer to the slot.
     #[inline]
     pub(crate) fn entries(self) -> u32 {
         (self.0 & ENTRIES_MASK) as u32
@@ -90,13 +90,14 @@ impl Cell {
         Self(self.0.wrapping_sub(1))
     }
 
-    /// Whether entries and I/O have let go; the cache may have the page, which goes with them.
+    /// Whether neither entries nor I/O hold the slot. The cache may still have the page, which then
+    /// leaves it.
     #[inline]
     pub(crate) fn is_let_go(self) -> bool {
         self.0 & (ENTRIES_MASK | Self::BUSY | Self::WRITING) == 0
     }
 
-    /// Whether entries name the slot, or a device writes to it.
+    /// Whether entries refer to the slot, or a device writes to it.
     #[inline]
     pub(crate) fn is_named_or_written(self) -> bool {
         self.0 & (ENTRIES_MASK | Self::WRITING) != 0
@@ -114,28 +115,28 @@ impl Cell {
         self.has(Self::CACHED).then_some(Frame((self.0 >> FRAME_SHIFT) as u32))
     }
 
-    /// The cell with the page in the cache, in a folio of this order, and busy.
+    /// The cell, busy, with the page in the cache, in a folio of this order.
     #[inline(always)]
     pub(crate) fn coming_in(self, frame: Frame, order: Order) -> Self {
         Self(self.0 & (ENTRIES_MASK | Self::CONTENT)).cached(frame, order)
     }
 
-    /// The cell without the page, and what it remembers of the time.
+    /// The cell after the page has left the cache, with the time of the eviction.
     #[inline]
     pub(crate) fn uncached(self, shadow: u32) -> Self {
         let rest = self.0 & (ENTRIES_MASK | Self::CONTENT | ORDER_MASK);
         Self(rest | u64::from(shadow) << FRAME_SHIFT)
     }
 
-    /// What [`Cell::uncached`] has remembered.
+    /// The time that [`Cell::uncached`] has stored.
     #[inline]
     pub(crate) fn shadow(self) -> Option<u32> {
         (!self.has(Self::CACHED)).then_some((self.0 >> FRAME_SHIFT) as u32)
     }
 }
 
-/// Lets one more entry name each of the cells, or none. Says whether that was possible. The lock of
-/// their cluster is held.
+/// Adds a reference of an entry to each of the cells, or to none. Returns whether that was
+/// possible. The lock of their cluster is held.
 #[inline]
 pub(super) fn name_all(cells: &[impl Word<u64>]) -> bool {
     if cells.iter().any(|cell| u64::from(Cell(cell.load(Relaxed)).entries()) >= MAX_ENTRIES) {
@@ -147,18 +148,18 @@ pub(super) fn name_all(cells: &[impl Word<u64>]) -> bool {
     true
 }
 
-/// Why content does not come in.
+/// The reason why content cannot be swapped in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ClaimError {
     /// A slot of the run is in the cache, or busy.
     Cached,
-    /// No entry names a slot of the run any more.
+    /// No entry refers to a slot of the run any more.
     Gone,
 }
 
-/// The cache has the pages from `head` on, of a folio of this order, for the cells of a run, and they
-/// are busy; or, where an entry is missing or another thread has one of them, nothing has changed. The
-/// lock of their cluster is held.
+/// Puts the pages from `head` on, of a folio of this order, into the cache for the cells of a run,
+/// and makes them busy. If an entry is missing or another thread has one of them, changes nothing.
+/// The lock of their cluster is held.
 #[inline]
 pub(super) fn claim_all(
     cells: &[impl Word<u64>],
@@ -183,8 +184,8 @@ pub(super) fn claim_all(
     Ok(())
 }
 
-/// What `hold` makes of the frame that the cache has for a slot, if `look` finds it there before and
-/// after: in between, the page may leave the cache, and its frame become another's.
+/// Calls `hold` with the frame that the cache has for a slot, if `look` finds the same frame before
+/// and after. In between, the page may leave the cache, and its frame get another owner.
 #[inline]
 pub(super) fn hold_cached<R>(
     look: impl Fn() -> Option<Frame>,

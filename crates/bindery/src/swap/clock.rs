@@ -1,27 +1,28 @@
-//! The clock by which reclaim goes over the frames, and by which it tells how long a page was away.
+//! The clock of reclaim: its hand passes over the frames, and it measures how long a page was
+//! evicted.
 
 use super::exhausted::Exhausted;
 use super::passing::Passing;
 use crate::frame::{Age, Turn};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// Set in the number of evicted pages while passing folios are sent out, so that their shadows have
-/// it. (After two billion pages the carry sets it; the next sweep clears it.)
+/// A bit of the count of evicted pages, set while passing folios are swapped out, so that their
+/// shadows have it. (After two billion pages the carry sets it; the next sweep clears it.)
 const SWEEPS: u32 = 1 << 31;
 
-/// Where reclaim looks next, and how much it has evicted so far.
+/// The position of reclaim, and the pages that it has evicted so far.
 pub(crate) struct Clock {
-    /// The frame at which the next look begins, counted from the first of the memory.
+    /// The frame at which the next scan begins, counted from the first of the memory.
     hand: AtomicU64,
-    /// Pages that were evicted, below [`SWEEPS`]. Shadows of evicted pages are readings of it.
+    /// The number of evicted pages, below [`SWEEPS`]. Shadows of evicted pages are readings of it.
     evicted: AtomicU32,
-    /// Frames that were in use when memory was last reclaimed; 0 until it first is.
+    /// The number of frames in use when memory was last reclaimed; 0 before that.
     used: AtomicU32,
-    /// Until the hand is here, it passes over no folio that was locked into memory.
+    /// Up to this position the hand skips no folio that was locked into memory.
     look_at_all: AtomicU64,
-    /// Folios that go before the hand finds them.
+    /// Folios that are reclaimed before the hand finds them.
     pub(crate) passing: Passing,
-    /// A whole turn has found nothing.
+    /// Set after a whole turn that found nothing.
     pub(crate) exhausted: Exhausted,
 }
 
@@ -37,8 +38,8 @@ impl Clock {
         }
     }
 
-    /// Takes the next `count` of `all` frames for a look: nobody else looks at them in this turn.
-    /// Returns the number of the first, and which turn it is.
+    /// Takes the next `count` of `all` frames for a scan; no other CPU scans them in this turn.
+    /// Returns the number of the first, and the turn.
     pub(crate) fn advance(&self, count: u32, all: u32) -> (u32, Turn) {
         let at = self.hand.fetch_add(u64::from(count), Relaxed);
         let all = u64::from(all.max(1));
@@ -46,56 +47,56 @@ impl Clock {
         ((at % all) as u32, turn)
     }
 
-    /// How far the hand has come, in all turns.
+    /// The total distance of the hand, over all turns.
     pub(crate) fn hand(&self) -> u64 {
         self.hand.load(Relaxed)
     }
 
-    /// The hand looks at all folios for a turn, of `all` frames.
+    /// Makes the hand look at all folios for one turn of `all` frames.
     pub(crate) fn look_at_all(&self, all: u32) {
         self.look_at_all.fetch_max(self.hand() + u64::from(all), Relaxed);
     }
 
-    /// Whether the hand looks at all folios. The step at which the turn ends is one of them: another CPU
-    /// may have been in it, and have marked what it has just found locked.
+    /// Whether the hand looks at all folios, including in the step at which the turn ends: another
+    /// CPU may have been in it, and have marked a folio that it had just found locked.
     pub(crate) fn looks_at_all(&self) -> bool {
         self.hand() <= self.look_at_all.load(Relaxed)
     }
 
-    /// Notes that `pages` pages were evicted.
+    /// Adds `pages` evicted pages.
     pub(crate) fn note_evicted(&self, pages: u32) {
         self.evicted.fetch_add(pages, Relaxed);
     }
 
-    /// What an evicted page's slot remembers.
+    /// The shadow for the slot of an evicted page.
     pub(crate) fn shadow(&self) -> u32 {
         self.evicted.load(Relaxed)
     }
 
-    /// Notes that reclaim begins while so many frames are in use.
+    /// Records the number of frames in use as reclaim begins.
     pub(crate) fn note_use(&self, frames: u64) {
         self.used.store(u32::try_from(frames).unwrap_or(u32::MAX), Relaxed);
     }
 
-    /// Whether memory has been reclaimed: until then, nothing needs to know how old pages are.
+    /// Whether memory has ever been reclaimed; before that, the age of pages is not needed.
     #[inline]
     pub(crate) fn has_reclaimed(&self) -> bool {
         self.used.load(Relaxed) != 0
     }
 
-    /// From now on until [`Clock::end_sweep`], what goes out is noted to be passing.
+    /// Marks the shadows of pages swapped out from now on as passing, until [`Clock::end_sweep`].
     pub(crate) fn begin_sweep(&self) {
         self.evicted.fetch_or(SWEEPS, Relaxed);
     }
 
-    /// What goes out from now on goes in the order of the clock.
+    /// Ends [`Clock::begin_sweep`]: later pages are swapped out in the order of the clock.
     pub(crate) fn end_sweep(&self) {
         self.evicted.fetch_and(!SWEEPS, Relaxed);
     }
 
-    /// `pages` pages come back that left this shadow. Says how old they are, but for what their fault
-    /// tells. By how many pages were evicted since, memory is too small for them (Linux: the refault
-    /// distance of `workingset.c`).
+    /// Records that `pages` pages with this shadow are back. Returns their age, before that of
+    /// their fault: by the number of pages evicted since, memory is too small for them (Linux: the
+    /// refault distance of `workingset.c`).
     pub(crate) fn note_return(&self, shadow: u32, pages: u32) -> Age {
         if shadow & SWEEPS != 0 {
             self.passing.note_missed(pages);

@@ -1,10 +1,9 @@
 //! A cluster: 512 consecutive slots of an area, with their cells and values.
 //!
-//! The cells and the values are two frames of the area's. The lock guards the bitmap and each
-//! change of a cell that is named by an entry, by the cache or by a bit; a cell that was just
-//! allocated belongs to the allocating thread, and a `BUSY` cell's value to the thread that has its
-//! folio's lock. Anybody may read a cell, and must look again under the lock before it relies on
-//! it.
+//! The cells and the values are two frames of the area. The lock guards the bitmap, and each change
+//! of a cell to which an entry, the cache or a bit refers. A cell that was just allocated belongs
+//! to the allocating thread, and the value of a `BUSY` cell to the thread that has its folio's
+//! lock. Any thread may read a cell, but must read it again under the lock before it relies on it.
 
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -15,7 +14,7 @@ use crate::frame::meta::NONE;
 use crate::platform::Platform;
 use crate::sync::{Mutex, MutexGuard};
 
-/// What is known of one cluster.
+/// A cluster's record.
 pub(super) struct Cluster<P: Platform> {
     pub(super) state: Mutex<P::SpinLock, ClusterState>,
     /// The first of two frames: cells, then values. Never changes while the area is on.
@@ -23,35 +22,35 @@ pub(super) struct Cluster<P: Platform> {
     /// The list that the cluster is on, as [`List::number`]. Changed under both the lock of the
     /// area's lists and the cluster's.
     pub(super) list: AtomicU32,
-    /// Its neighbors there. Guarded by the lock of the area's lists.
+    /// Its neighbors on the list. Guarded by the lock of the area's lists.
     pub(super) next: AtomicU32,
     pub(super) previous: AtomicU32,
 }
 
-/// What the cluster's lock guards beside the cells.
+/// The state that the cluster's lock guards, besides the cells.
 pub(super) struct ClusterState {
     taken: Bitmap,
     pub(super) free: u32,
-    /// Slots that the device has here.
+    /// The number of its slots that the device has.
     pub(super) size: u32,
-    /// The order of the blocks that are taken here: blocks of one size leave no holes of another.
+    /// The order of the blocks allocated here: blocks of one size leave no holes for another.
     pub(super) order: Order,
-    /// The device may have content here that nobody needs: slots were taken since it was told.
+    /// The device may have unneeded content here: slots were taken since the last discard.
     pub(super) stale: bool,
 }
 
 /// The list that a cluster is on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum List {
-    /// None: nothing is free, or a slot that the device does not have is in it.
+    /// No list: no slot is free, or only slots that the device lacks.
     Full,
-    /// Nothing is taken.
+    /// No slot is taken.
     Free,
-    /// Nothing is taken any more, and the device was not told yet.
+    /// No slot is taken any more, but the device has not discarded them yet.
     Freed,
     /// Blocks of this order are taken, and some may be free.
     Room(Order),
-    /// What is free is no block of the cluster's order: single slots find it here.
+    /// The free slots form no block of the cluster's order; single slots are allocated here.
     Holes,
 }
 
@@ -68,7 +67,7 @@ impl List {
         }
     }
 
-    /// The list of a number, if a cluster with that is on any.
+    /// The list with this number, if a cluster with the number is on any.
     pub(super) fn of_number(number: u32) -> Option<Self> {
         match number {
             Self::NONE => None,
@@ -81,11 +80,11 @@ impl List {
 }
 
 impl<P: Platform> Cluster<P> {
-    /// A cluster of which the device has `slots` slots; the rest is taken forever.
+    /// A cluster of whose slots the device has the first `slots`; the rest is taken forever.
     pub(super) fn new(frames: u32, slots: u32) -> Self {
         let mut taken = Bitmap::EMPTY;
         if slots < CLUSTER_SLOTS {
-            // The first stretch is what there is, and the second what there is not.
+            // The first stretch is the device's, the second the rest.
             let _ = taken.take_stretch(slots);
             let _ = taken.take_stretch(CLUSTER_SLOTS);
             taken.give_back(0, slots);
@@ -100,7 +99,7 @@ impl<P: Platform> Cluster<P> {
         }
     }
 
-    /// Where the cluster belongs, for a holder of its lock.
+    /// The list where the cluster belongs. The caller holds its lock.
     pub(super) fn list_of(state: &ClusterState) -> List {
         if state.free == 0 {
             List::Full
@@ -117,13 +116,13 @@ impl<P: Platform> Cluster<P> {
 }
 
 impl ClusterState {
-    /// Slots from `first` on are free.
+    /// Frees `count` slots from `first` on.
     pub(super) fn give_back(&mut self, first: u32, count: u32) {
         self.taken.give_back(first, count);
         self.free += count;
     }
 
-    /// Takes these slots, whatever the area says.
+    /// Takes these slots, even if the area is stopped.
     #[cfg(any(test, feature = "testing"))]
     pub(super) fn plant(&mut self, first: u32, count: u32) {
         self.taken.take(first, count);
@@ -131,13 +130,13 @@ impl ClusterState {
     }
 }
 
-/// A locked cluster of an area that hands slots out. Having one tells:
+/// A locked cluster of an area that allocates slots. Having one proves:
 ///
 /// 1. The area was not stopped when the cluster was locked.
 /// 2. [`Area::stop`] does not return before the lock is released.
 ///
-/// So the slots that a thread gets by it count as taken once the area is stopped. Nothing else
-/// takes slots, or lets more entries name slots that a folio in the cache has.
+/// So the slots that a thread takes with it count as taken once the area is stopped. Only this type
+/// can take slots, or add references of entries to the slots of a cached folio.
 pub(super) struct LiveCluster<'a, P: Platform> {
     state: MutexGuard<'a, P::SpinLock, ClusterState>,
 }
@@ -147,18 +146,18 @@ impl<'a, P: Platform> LiveCluster<'a, P> {
     #[inline]
     pub(super) fn lock(area: &Area<P>, cluster: &'a Cluster<P>) -> Option<Self> {
         let state = cluster.state.lock();
-        // After the lock: `Area::stop` stores, and then waits for it.
+        // After the lock: `Area::stop` stores, and then waits for the lock.
         area.may_allocate().then_some(Self { state })
     }
 
-    /// What the lock guards.
+    /// The state that the lock guards.
     #[inline]
     pub(super) fn state(&self) -> &ClusterState {
         &self.state
     }
 
     /// Takes slots of the cluster, which is on `list`: a block of 2^`order`, or up to `most` single
-    /// ones. `stale`: the device has to be told when they are free.
+    /// ones. `stale`: the device needs a discard after they are freed.
     pub(super) fn take(
         &mut self,
         list: List,

@@ -1,4 +1,4 @@
-//! The content of slots: written out from the frames of a folio, and read in.
+//! The content of slots: written out from the frames of a folio, and read into them.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -16,18 +16,18 @@ use crate::frame::swap_place::SwapPlace;
 use crate::platform::Platform;
 
 impl<P: Platform> Memory<P> {
-    /// Sends the content of the folio, whose slots are busy, to the area's store. The caller has
-    /// the folio's lock, and nobody writes to the folio. Says whether all pages have gone out; none is
-    /// stored if one does not fit. `written` is empty.
-    // Not returned by value: the set would be copied for each folio.
+    /// Writes the content of the folio, whose slots are busy, to the area's store. The caller has
+    /// the folio's lock, and no thread writes to the folio. Returns whether all pages were stored;
+    /// none is stored if one does not fit. `written` is empty.
+    // An out parameter: the set would be copied for each folio.
     pub(crate) fn write_out(&self, folio: Folio, place: SwapPlace, written: &mut Written) -> bool {
         let run = SlotRun { area: place.area, first: place.first, count: folio.pages() };
         let Some((_, _, values)) = self.cells(run) else { return false };
         for (page, value) in (0..).zip(values) {
             let frame = folio.head.plus(page);
-            // The slot is busy: nobody else looks at the value. SAFETY: 1. No entry maps the folio,
-            // nobody has pinned it, and the caller has its lock and the only reference but the
-            // cache's: nobody writes to it.
+            // SAFETY: 1. No entry maps the folio, it has no pins, and the caller has its lock and
+            // the only reference but the cache's: no thread writes to it. The slot is busy, so no
+            // other thread uses the value.
             match unsafe { same_filled::word_of(self.platform.direct_map(frame)) } {
                 Some(word) => {
                     value.store(word, Relaxed);
@@ -36,7 +36,8 @@ impl<P: Platform> Memory<P> {
                 None => match self.swap.store(self, frame) {
                     Some(handle) => {
                         value.store(handle, Relaxed);
-                        // To compress a large folio takes longer than others may have to wait.
+                        // Compressing a large folio takes longer than other threads may have to
+                        // wait.
                         self.platform.yield_if_due();
                     }
                     None => {
@@ -53,12 +54,12 @@ impl<P: Platform> Memory<P> {
         true
     }
 
-    /// Brings the content of the folio's slots into its frames. The slots are busy, and the folio
-    /// is the caller's alone.
+    /// Reads the content of the folio's slots into its frames. The slots are busy, and only the
+    /// caller has the folio.
     pub(crate) fn load_folio(&self, folio: Folio, run: SlotRun) -> bool {
         let Some((_, cells, values)) = self.cells(run) else { return false };
         let filled = |cell: &AtomicU64| Cell(cell.load(Relaxed)).has(Cell::FILLED);
-        // A base page is the commonest folio: the loops cost it more than the looks.
+        // A base page is the commonest folio: the loops cost it more than the checks.
         let are_zeroes = if let ([cell], [value]) = (cells, values) {
             value.load(Relaxed) == 0 && filled(cell)
         } else {
@@ -78,8 +79,8 @@ impl<P: Platform> Memory<P> {
         self.load_pages(folio, run)
     }
 
-    /// As [`Memory::load_folio`], from compressed memory, page by page.
-    // Apart: a page of zeroes shall not pay for the registers that this saves.
+    /// Like [`Memory::load_folio`], from compressed memory, page by page.
+    // Separate: a page of zeroes must not pay for the registers that this saves.
     #[inline(never)]
     fn load_pages(&self, folio: Folio, run: SlotRun) -> bool {
         let Some((_, cells, values)) = self.cells(run) else { return false };
@@ -109,7 +110,7 @@ impl<P: Platform> Memory<P> {
         true
     }
 
-    /// As [`Memory::load_folio`], from a device: its runs are submitted together, and waited for.
+    /// Like [`Memory::load_folio`], from a device: submits all runs, then waits for them.
     #[cold]
     #[inline(never)]
     fn read_from_device(&self, area: &Area<P>, folio: Folio, run: SlotRun) -> bool {
@@ -144,8 +145,8 @@ impl<P: Platform> Memory<P> {
         true
     }
 
-    /// Finds the pages of the folio that one word fills, and notes the words and the pages in their
-    /// slots, which are busy. The caller may not write to the folio, and nobody else does.
+    /// Finds the pages of the folio that one repeated word fills, and stores the words and marks in
+    /// their slots, which are busy. No thread writes to the folio, not even the caller.
     pub(super) fn sort_pages(&self, folio: Folio, place: SwapPlace) -> Written {
         let mut written = Written::NOTHING;
         let Some((cluster, cells, values)) = self.cells(Self::slots_of(folio, place)) else {
@@ -155,11 +156,11 @@ impl<P: Platform> Memory<P> {
             // SAFETY: 1. as in `write_out`.
             let word =
                 unsafe { same_filled::word_of(self.platform.direct_map(folio.head.plus(page))) };
-            // What the device has needs no name but the slot.
+            // Content on the device needs no value: the slot is its address.
             value.store(word.unwrap_or(0), Relaxed);
             written.filled.add(page, u32::from(word.is_some()));
         }
-        // Entries come and go meanwhile, under the lock.
+        // Other threads may change the count of entries under the lock.
         let _state = cluster.state.lock();
         for (_, cell) in (0..).zip(cells).filter(|(page, _)| written.is_filled(*page)) {
             cell.fetch_or(Cell::FILLED, Relaxed);
@@ -167,7 +168,7 @@ impl<P: Platform> Memory<P> {
         written
     }
 
-    /// What [`Memory::sort_pages`] has noted.
+    /// The result of the last [`Memory::sort_pages`].
     pub(super) fn sorted_pages(&self, folio: Folio, place: SwapPlace) -> Written {
         let mut filled = PageSet::EMPTY;
         if let Some((_, cells, _)) = self.cells(Self::slots_of(folio, place)) {
@@ -184,7 +185,7 @@ impl<P: Platform> Memory<P> {
         let start = self.platform.direct_map(frame).cast::<AtomicU64>();
         // SAFETY: the direct map shows all 4,096 bytes of the frame for as long as the platform
         // lives (obligation 1 of `Platform`), aligned to 4,096. Callers pass frames of a cluster,
-        // which the core accesses as aligned 64-bit atomics alone, and pages of locked folios that
+        // which the core accesses only as aligned 64-bit atomics, and pages of locked folios that
         // no entry maps.
         unsafe { core::slice::from_raw_parts(start.as_ptr(), CLUSTER_SLOTS as usize) }
     }
@@ -195,16 +196,16 @@ impl<P: Platform> Memory<P> {
     }
 }
 
-/// How the content of a folio's pages has gone out.
+/// The place of each of a folio's pages after a write.
 pub(crate) struct Written {
-    /// The pages that one word fills; the area's store has the others.
+    /// The pages that one repeated word fills; the area's store has the others.
     filled: PageSet,
 }
 
 impl Written {
     pub(super) const NOTHING: Self = Self { filled: PageSet::EMPTY };
 
-    /// What the page's cell says then.
+    /// The content bits for the page's cell.
     pub(super) fn content(&self, page: u32) -> u64 {
         if self.filled.has(page) { Cell::FILLED } else { Cell::STORED }
     }
@@ -213,7 +214,7 @@ impl Written {
         self.filled.has(page)
     }
 
-    /// How many of the folio's pages one word does not fill.
+    /// The number of the folio's pages that are in the store.
     pub(super) fn in_store(&self, folio: Folio) -> u32 {
         (0..folio.pages()).filter(|page| !self.filled.has(*page)).count() as u32
     }

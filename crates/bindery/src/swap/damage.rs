@@ -1,4 +1,4 @@
-//! Hooks for tests: slots with a wrong count of entries, and folios that somebody pins.
+//! Hooks for tests: slots with a wrong count of entries, and folios with a pin.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -8,7 +8,7 @@ use crate::addr::Frame;
 use crate::frame::PinRoom;
 use crate::platform::Platform;
 
-/// Lets the count of the entries that name a slot be off by so much. Panics if the area has no such
+/// Changes the count of the entries that refer to a slot by `by`. Panics if the area has no such
 /// slot.
 pub fn damage_slot<P: Platform>(memory: &Memory<P>, area: u8, slot: u64, by: i16) {
     let run = SlotRun { area, first: slot, count: 1 };
@@ -19,7 +19,7 @@ pub fn damage_slot<P: Platform>(memory: &Memory<P>, area: u8, slot: u64, by: i16
 }
 
 /// Calls `f` while the folio around `frame` is pinned, as by a driver that has found the page just
-/// before its entry was cleared. Panics if there is no folio.
+/// before its entry was cleared. Panics if the frame has no folio.
 pub fn with_pin<P: Platform, R>(memory: &Memory<P>, frame: Frame, f: impl FnOnce() -> R) -> R {
     let reference = memory.frames.try_hold(&memory.platform, frame).expect("a folio");
     let folio = *reference;

@@ -1,4 +1,4 @@
-//! [`SwapDevice`]: where an embedder keeps the content of slots.
+//! [`SwapDevice`]: the embedder's storage for the content of slots.
 //!
 //! ```text
 //! thread    lock the folio, make its slots busy, take a request
@@ -18,9 +18,9 @@ use crate::platform::Platform;
 
 /// A device that keeps pages: a disk, a partition, a file.
 ///
-/// The core submits runs of pages: consecutive frames of one folio, and as many consecutive slots.
-/// A page of one repeated word never reaches the device. A slot is written before it is read. It is
-/// not submitted again before its request is complete.
+/// The core submits runs of pages: consecutive frames of one folio, and the same number of
+/// consecutive slots. A page of one repeated word never reaches the device. A slot is written
+/// before it is read. It is not submitted again before its request is complete.
 ///
 /// ```
 /// use std::sync::Mutex;
@@ -56,49 +56,49 @@ use crate::platform::Platform;
 /// ```
 ///
 /// # Stable pages
-/// Nobody writes to the frames while a request is under way: no entry maps the folio, and its lock
-/// is held. So a device may compress, encrypt or checksum what it writes, and an access to the
-/// page, to read or to write, waits for the device. A device that bears it if the frames change
-/// while it reads them says so ([`SwapDevice::needs_stable_pages`]): then nobody waits.
+/// The frames do not change while a request is in flight: no entry maps the folio, and its lock is
+/// held. So a device may compress, encrypt or checksum the data, and an access to the page, for
+/// reading or writing, waits for the device. A device that tolerates changes while it reads the
+/// frames reports that ([`SwapDevice::needs_stable_pages`]); then no access waits.
 ///
 /// # Context
 /// Context: may sleep. [`SwapDevice::submit`] is called with the locks of folios and perhaps a VMA
 /// or the mutex of an address space held, so it allocates nothing from the [`Memory`] and touches
 /// no memory of a program.
 pub trait SwapDevice<P: Platform>: Send + Sync {
-    /// How many slots it has, of one page each. Asked once, by [`Memory::swap_on_device`].
+    /// The number of its slots, of one page each. Called once, by [`Memory::swap_on_device`].
     fn slots(&self) -> u64;
 
-    /// Whether a read is over in about the time of a page fault, as of memory. Then a fault reads
-    /// what it needs, and nothing around it ([`Memory::set_page_cluster`]).
+    /// Whether a read takes about as long as a page fault, as from memory. Then a fault reads only
+    /// the pages it needs, and none around them ([`Memory::set_page_cluster`]).
     fn is_synchronous(&self) -> bool {
         false
     }
 
-    /// Whether nobody may write to the frames of a request to write before that is complete (Linux:
-    /// `SWP_STABLE_WRITES`). Without this need, a page that is wanted again is used at once, and
-    /// changes perhaps while the device reads it. What is in the slot then is never read: it is not
-    /// free before the request is complete, and has no content afterwards. Asked once, by
+    /// Whether the frames of a write request must not change before it is complete (Linux:
+    /// `SWP_STABLE_WRITES`). If they may change, a page that is wanted again can be used at once,
+    /// perhaps while the device reads it. The content of the slot is then never read: the slot is
+    /// not free before the request is complete, and has no content afterwards. Called once, by
     /// [`Memory::swap_on_device`].
     fn needs_stable_pages(&self) -> bool {
         true
     }
 
-    /// Whether it wants to know which slots are free. Asked once, by [`Memory::swap_on_device`].
+    /// Whether the device wants discards of free slots. Called once, by [`Memory::swap_on_device`].
     fn discards(&self) -> bool {
         false
     }
 
-    /// Nobody needs the content of `count` slots from `first` on any more: none of them is read
-    /// before it is written again (Linux: `SWAP_FLAG_DISCARD`; an SSD's TRIM). Runs are of 512
-    /// slots, but the last of the device. No transfer of these slots is under way, and none begins
-    /// before it returns. It may fail without telling. Called by [`Memory::discard_free_slots`] and
+    /// Discards the content of `count` slots from `first` on: none of them is read before it is
+    /// written again (Linux: `SWAP_FLAG_DISCARD`; an SSD's TRIM). Runs have 512 slots, except for
+    /// the last of the device. No transfer of these slots is in flight, and none begins before the
+    /// call returns. A failure need not be reported. Called by [`Memory::discard_free_slots`] and
     /// reclaim, perhaps by several threads, without locks.
     fn discard(&self, _memory: &Memory<P>, _first: u64, _count: u64) {}
 
     /// Begins a transfer. The device calls [`Memory::complete_swap_request`] exactly once for it:
-    /// during the call, or later from any thread or interrupt handler. Requests may be done in any
-    /// order. At most 32 folios of an area are under way at once.
+    /// during the call, or later from any thread or interrupt handler. Requests may complete in any
+    /// order. At most 32 folios of an area are in flight at once.
     fn submit(&self, memory: &Memory<P>, request: SwapRequest);
 }
 
@@ -124,7 +124,7 @@ pub enum SwapOperation {
     Write,
 }
 
-/// The device could not do a transfer (`EIO`).
+/// The device could not complete a transfer (`EIO`).
 ///
 /// ```
 /// use bindery::SwapDeviceError;
@@ -138,10 +138,10 @@ pub enum SwapOperation {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SwapDeviceError;
 
-/// A transfer between consecutive frames and as many consecutive slots.
+/// A transfer between consecutive frames and the same number of consecutive slots.
 ///
-/// The frames are the device's until it is complete. A request that is dropped is never complete:
-/// its folio stays locked, and its area cannot be removed.
+/// The frames belong to the device until it is complete. A request that is dropped is never
+/// complete: its folio stays locked, and its area cannot be removed.
 #[derive(PartialEq, Eq, Debug)]
 #[must_use = "it is complete when Memory::complete_swap_request has it"]
 pub struct SwapRequest {
@@ -169,7 +169,7 @@ impl SwapRequest {
         self.area
     }
 
-    /// The first slot: its place on the device, in pages.
+    /// The first slot: its position on the device, in pages.
     ///
     /// Context: any.
     pub fn slot(&self) -> u64 {
@@ -183,7 +183,7 @@ impl SwapRequest {
         self.frame
     }
 
-    /// How many pages: 1 to 512.
+    /// The number of pages: 1 to 512.
     ///
     /// Context: any.
     pub fn pages(&self) -> u32 {

@@ -1,24 +1,25 @@
-//! Devices learn which slots are free (Linux: `SWAP_FLAG_DISCARD`).
+//! Discards of free slots on devices (Linux: `SWAP_FLAG_DISCARD`).
 //!
-//! Slots are freed under spin locks, and a device may sleep. So a cluster of which no slot is taken
-//! any more goes to a list of its own ([`super::cluster`]). From there a thread without locks takes
-//! it, tells the device, and puts it back. Meanwhile the cluster is on no list: nobody takes slots
-//! of it, so none of them is written and then discarded.
+//! Slots are freed under spin locks, and a device may sleep. So a cluster without taken slots moves
+//! to a separate list ([`super::cluster`]). From there a thread without locks takes it, calls the
+//! device, and puts it back. During the call the cluster is on no list, so no slot of it can be
+//! allocated, written and then discarded.
 //!
-//! Allocation does not wait for that. Where no other cluster is free, it takes one that the device
-//! was not told of.
+//! Allocation does not wait for discards. If no other cluster is free, it takes one that is not
+//! discarded yet.
 
 use super::area::Area;
 use crate::Memory;
 use crate::platform::Platform;
 
 impl<P: Platform> Memory<P> {
-    /// Tells the devices that want to know ([`SwapDevice::discards`](crate::SwapDevice::discards))
-    /// which slots are free, in runs of 512: those of a run of which some are taken are left for
-    /// later. Reclaim does it too; an embedder may call it from a thread of its own after much was
-    /// unmapped. Returns how many slots were told. The caller holds no lock of the core.
+    /// Discards free slots on the devices that want it
+    /// ([`SwapDevice::discards`](crate::SwapDevice::discards)), in runs of 512. A run with a taken
+    /// slot is left for later. Reclaim does it too; an embedder may call it from a thread of its
+    /// own after large unmappings. Returns the number of discarded slots. The caller holds no lock
+    /// of the core.
     ///
-    /// Context: may sleep. Complexity: in the runs that are told.
+    /// Context: may sleep. Complexity: linear in the discarded runs.
     pub fn discard_free_slots(&self) -> u64 {
         let areas = self.swap.areas.iter().filter(|area| area.has_freed());
         areas.map(|area| self.discard_in(area)).sum()

@@ -1,5 +1,5 @@
-//! Reads without a waiting thread: of pages around one that a fault wants, and of pages that a
-//! program has announced (`MADV_WILLNEED`).
+//! Reads without a waiting thread: of pages around a faulting one, and of pages that a program has
+//! announced (`MADV_WILLNEED`).
 //!
 //! ```text
 //! claimed --> under writeback --> in the swap cache, referred to by entries as before
@@ -7,8 +7,8 @@
 //!    '-> no request is free: leaves the cache
 //! ```
 //!
-//! The folio is locked, and *under writeback*, like one that is being written: its lock belongs to
-//! the request, and the thread that finds the request done settles the slots
+//! Like a folio that is being written, the folio is locked and *under writeback*: its lock belongs
+//! to the request, and the thread that finds the request done settles the slots
 //! ([`super::writeback`]).
 
 use core::sync::atomic::Ordering::{Relaxed, Release};
@@ -29,27 +29,27 @@ use crate::platform::Platform;
 /// The reason of a read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Cause {
-    /// A fault wants a page near by.
+    /// A fault needs a nearby page.
     Around,
     /// The program has announced that it will need the pages.
     Advice,
 }
 
-/// The source from which the content of a slot would come in.
+/// The source for the content of a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Source {
     /// The cache: it has the content already, or another thread reads it in or writes it out.
     Cache,
     /// Memory: compressed memory, or a device that is as fast.
     Memory,
-    /// A device that would have to be waited for.
+    /// A device, which would have to be waited for.
     Device,
 }
 
 /// The result of an attempt to begin a read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Begun {
-    /// A device has or had the request, or the content needed none.
+    /// A device has or had the request, or no page needed one.
     Yes,
     /// Some slot is in the cache, not referred to any more, or without content.
     Taken,
@@ -57,7 +57,7 @@ pub(crate) enum Begun {
     NoRoom,
 }
 
-/// How much of a run a device has; words fill the other pages.
+/// The number of a run's pages that a device has; words fill the others.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stored {
     None,
@@ -74,7 +74,7 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// As [`Memory::source_of`], of a slot that an object referred to a moment ago; `None` if no
+    /// Like [`Memory::source_of`], for a slot that an object referred to a moment ago; `None` if no
     /// area has it.
     pub(crate) fn source_of_slot(&self, area: u8, slot: u64) -> Option<Source> {
         let cell = self.while_areas_stay(|| self.swap_cell(area, slot));
@@ -88,7 +88,7 @@ impl<P: Platform> Memory<P> {
     }
 
     /// Begins to read the slots of a run of 2^`order`, which entries referred to a moment ago, into
-    /// a fresh folio in the swap cache. Takes no memory from the reserve, and waits for nothing.
+    /// a fresh folio in the swap cache. Takes no memory from the reserve, and does not wait.
     pub(crate) fn begin_read(&self, run: SlotRun, order: Order, cause: Cause) -> Begun {
         let Some(folio) = self.frames.new_folio(order) else { return Begun::NoRoom };
         let Some(lock) = self.frames.try_lock_folio(&self.platform, folio) else {
@@ -104,7 +104,7 @@ impl<P: Platform> Memory<P> {
             return Begun::Taken;
         }
         let place = SwapPlace { area: run.area, first: run.first, cached: run.count };
-        // The slots are busy: that keeps the area and their content.
+        // The slots are busy, which keeps the area and their content.
         let content = self.content_of(run);
         let worth = match cause {
             Cause::Around => content == Some(Stored::Some),
@@ -143,7 +143,8 @@ impl<P: Platform> Memory<P> {
         Begun::Yes
     }
 
-    /// How much of a run, whose slots are busy, a device has. `None` if a slot has no content.
+    /// The number of a run's pages that a device has; the slots are busy. `None` if a slot has no
+    /// content.
     fn content_of(&self, run: SlotRun) -> Option<Stored> {
         let has =
             |page: u32, content| self.slot_has(run.area, run.first + u64::from(page), content);
@@ -167,8 +168,8 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// Completes a read that no thread has waited for. Lock and reference are the caller's now. If
-    /// the read failed, the slots have the content as before.
+    /// Completes a read for which no thread waits. Lock and reference are the caller's now. If the
+    /// read failed, the slots keep their content.
     pub(super) fn finish_early_read(&self, area: &Area<P>, number: u32) {
         let read = area.requests.result(number) == Some(true);
         if let Some(folio) = self.frames.folio_of(area.requests.head(number)) {

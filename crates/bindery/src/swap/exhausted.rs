@@ -1,17 +1,16 @@
-//! What a search for memory that found nothing leaves behind: the next one need not look at all of it
-//! again.
+//! The record of a search for memory that found nothing, which spares the next one a full search.
 //!
-//! Two things are compared: the frames that have come back until then, and whether swap had room. What
-//! makes a folio reclaimable without either (a page is unlocked, a file is saved) says so by
-//! [`Exhausted::forget`]. A call that does not is found out late, not never: each further search looks
-//! at a few frames, and goes on if it finds something there.
+//! Two values are compared: the number of frames returned so far, and whether swap had room. An
+//! operation that makes a folio reclaimable without changing either (a page is unlocked, a file is
+//! saved) calls [`Exhausted::forget`]. A missing call only delays reclaim: each further search
+//! looks at a few frames, and continues if it finds something there.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// What is compared.
+/// The values that are compared.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Supply {
-    /// Frames that have come back to the allocator.
+    /// Frames returned to the allocator so far.
     pub(crate) returned: u64,
     /// Whether a page without a slot may find room in swap.
     pub(crate) room_in_swap: bool,
@@ -32,20 +31,21 @@ impl Exhausted {
         Self(AtomicU64::new(0))
     }
 
-    /// All memory was looked at, and there was nothing to free. `supply` is of before that look.
+    /// Records that all memory was searched, and nothing could be freed. `supply` was read before
+    /// the search.
     pub(crate) fn note(&self, supply: Supply) {
         self.0.store(supply.packed(), Relaxed);
     }
 
-    /// Whether that was noted, and the supply is the same.
+    /// Whether that was recorded for the same supply.
     pub(crate) fn is(&self, supply: Supply) -> bool {
         self.0.load(Relaxed) == supply.packed()
     }
 
-    /// Something may be freed now.
+    /// Clears the record: something may be freed now.
     #[inline]
     pub(crate) fn forget(&self) {
-        // Most often nothing is noted: then the line stays where it is.
+        // Most often the record is clear: the store would dirty the cache line for nothing.
         if self.0.load(Relaxed) != 0 {
             self.0.store(0, Relaxed);
         }

@@ -1,4 +1,4 @@
-//! Slots that are given back together.
+//! Slots that are freed together.
 
 use core::sync::atomic::Ordering::Release;
 
@@ -6,7 +6,7 @@ use super::area::Area;
 use super::cluster::{Cluster, ClusterState};
 use crate::platform::Platform;
 
-/// Slots of one cluster whose cells were made free, given back to the bitmap in stretches.
+/// Slots of one cluster whose cells are free, to be freed in the bitmap by stretches.
 pub(super) struct FreedSlots<'a, P: Platform> {
     pub(super) area: &'a Area<P>,
     pub(super) cluster: &'a Cluster<P>,
@@ -29,7 +29,7 @@ impl<'a, P: Platform> FreedSlots<'a, P> {
         self.count += 1;
     }
 
-    // Once in a stretch, so that `add`, once for each slot, stays small.
+    // Once for each stretch, so that `add`, once for each slot, stays small.
     #[inline(never)]
     pub(super) fn give_back(&mut self, state: &mut ClusterState) {
         if self.count == 0 {
@@ -37,12 +37,12 @@ impl<'a, P: Platform> FreedSlots<'a, P> {
         }
         state.give_back(self.first, self.count);
         self.relist = !self.cluster.is_on(Cluster::<P>::list_of(state));
-        // Release: what was done to the slots comes before the area is turned off.
+        // Release: all accesses to the slots come before the area is turned off.
         self.area.taken.fetch_sub(u64::from(self.count), Release);
         self.count = 0;
     }
 
-    /// Puts the cluster on the list where it belongs now. Its lock is not held.
+    /// Moves the cluster to the list where it belongs now. Its lock is not held.
     pub(super) fn relist(&self, slot: u64) {
         if self.relist {
             self.area.relist(slot);

@@ -1,12 +1,12 @@
-//! Folios under writeback under loom: the code of [`super::requests`] and of the folio's lock itself,
-//! with a device and the threads that wait for it.
+//! Folios under writeback under loom: the code of [`super::requests`] and of the folio's lock
+//! itself, with a device and the threads that wait for it.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib swap::loom_model`.
 //!
-//! The content of a frame is a loom cell. The device reads it for a write, and a thread that has the
-//! folio's lock writes it. So a folio that is unlocked before the device is done is a race, and a
-//! thread that nobody wakes is a deadlock. The last tests leave out one rule each ([`Omit`]) and
-//! must fail. The others also require that somebody slept.
+//! The content of a frame is a loom cell. The device reads it for a write, and a thread that has
+//! the folio's lock writes it. So a folio that is unlocked before the device is done shows as a
+//! race, and a missing wakeup as a deadlock. The last tests leave out one rule each ([`Omit`]) and
+//! must fail. The others also require that a thread slept.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool as Flag, Ordering::Relaxed};
@@ -27,13 +27,13 @@ use crate::sync::parking::model::{SecondLook, Sleepers};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Omit {
     Nothing,
-    /// Who has dealt with a request wakes the others.
+    /// The thread that has finished a request wakes the others.
     NoteAfterFinish,
     /// A completion changes the word on which threads park.
     NoteAtCompletion,
     /// The submitter counts a piece of its own.
     OwnPiece,
-    /// Those who wait for the lock are sent to wait for the device.
+    /// Threads that want the lock wait for the device instead.
     WritebackBit,
 }
 
@@ -46,7 +46,7 @@ struct World {
     content: UnsafeCell<u32>,
 }
 
-// SAFETY: loom watches each access to the cell, and finds those that race.
+// SAFETY: loom watches each access to the cell, and reports races.
 unsafe impl Sync for World {}
 // SAFETY: as above.
 unsafe impl Send for World {}
@@ -63,7 +63,7 @@ impl World {
         }
     }
 
-    /// The first half of `Memory::send_to_device`, of a folio with one piece so far.
+    /// The first half of `Memory::send_to_device`, for a folio with one piece so far.
     fn submit(&self) -> u32 {
         let number = self.requests.take().expect("one is free");
         self.requests.begin(number, Frame(7), 0);
@@ -84,9 +84,9 @@ impl World {
         }
     }
 
-    /// The device reads the frames of a piece, and is done.
+    /// The device reads the frames of a piece, and completes.
     fn transfer(&self, number: u32) {
-        // SAFETY: as of `Sync`.
+        // SAFETY: as for `Sync`.
         self.content.with(|content| unsafe { content.read() });
         self.complete(number);
     }
@@ -114,7 +114,7 @@ impl World {
         }
     }
 
-    /// A fault: `Memory::lock_folio`, a store to the page, and the end of the lock.
+    /// A fault: `Memory::lock_folio`, a store to the page, and the unlock.
     fn fault(&self) {
         while !lock_unless_writeback(&self.state, &self.sleepers) {
             self.completions.wait(&self.sleepers, &mut || {
@@ -122,7 +122,7 @@ impl World {
                 self.state.load(Ordering::Acquire) & WRITEBACK == 0
             });
         }
-        // SAFETY: as of `Sync`.
+        // SAFETY: as for `Sync`.
         self.content.with_mut(|content| unsafe { content.write(content.read() + 1) });
         unlock(&self.state, &self.sleepers, || ());
     }
@@ -148,7 +148,7 @@ fn spawn(world: &Arc<World>, work: impl FnOnce(&World) + Send + 'static) -> thre
     thread::spawn(move || work(&world))
 }
 
-/// A device has a folio, and is done with it while two threads fault on it.
+/// A device completes a folio while two threads fault on it.
 fn two_faults(omit: Omit) {
     check(omit, |world| {
         let number = world.submit();
@@ -161,7 +161,7 @@ fn two_faults(omit: Omit) {
     });
 }
 
-/// The fault comes first, and waits for the thread that sends the folio out.
+/// The fault comes first, and waits for the thread that swaps the folio out.
 fn a_fault_before_the_write(omit: Omit) {
     check(omit, |world| {
         let fault = spawn(world, World::fault);
@@ -173,7 +173,7 @@ fn a_fault_before_the_write(omit: Omit) {
     });
 }
 
-/// A folio in two pieces, the second of which is submitted when the device is done with the first.
+/// A folio in two pieces; the second is submitted after the device has completed the first.
 fn two_pieces(omit: Omit) {
     check(omit, |world| {
         let fault = spawn(world, World::fault);

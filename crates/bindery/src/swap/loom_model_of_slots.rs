@@ -1,11 +1,11 @@
-//! Slots under loom: their counts, and a page that leaves the swap cache while a fault looks for it.
+//! Slots under loom: their counts, and a page that leaves the swap cache while a fault looks it up.
 //! The steps are those of [`super::cell`] and of the folio's count.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib swap::loom_model`.
 //!
-//! What a frame has, and what the store has for a slot, are loom cells: a thread that uses either
-//! after it was given away is a race, or finds another page's content. The last tests leave out one
-//! rule each ([`Omit`]) and must fail.
+//! The content of a frame, and of a slot in the store, are loom cells: a use of either after its
+//! reuse shows as a race, or as another page's content. The last tests leave out one rule each
+//! ([`Omit`]) and must fail.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool as Flag, Ordering::Relaxed as Plain};
@@ -22,7 +22,7 @@ use crate::addr::{Frame, Order};
 use crate::frame::{REFERENCE, publish, refer, take_all};
 
 const FRAME: Frame = Frame(7);
-/// The page that the slot is for, and the next one that has its frame, or its slot.
+/// The page of the slot, and the next owner of its frame or slot.
 const PAGE: u32 = 1;
 const NEXT_PAGE: u32 = 2;
 
@@ -30,11 +30,11 @@ const NEXT_PAGE: u32 = 2;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Omit {
     Nothing,
-    /// A thread that has taken a reference looks at the slot again.
+    /// A thread that has taken a reference reads the slot again.
     SecondLook,
-    /// A busy slot is let go by the holder of the folio's lock.
+    /// The holder of the folio's lock releases a busy slot.
     Busy,
-    /// Slots are named under the lock of their cluster.
+    /// References to slots are added under the lock of their cluster.
     ClusterLock,
 }
 
@@ -45,11 +45,11 @@ struct World {
     cells: [AtomicU64; 2],
     /// The folio's count.
     count: AtomicU64,
-    /// Which page the frame has.
+    /// The page that the frame holds.
     frame: UnsafeCell<u32>,
-    /// Of which page the store has the content.
+    /// The page whose content the store has.
     store: UnsafeCell<u32>,
-    /// How often the slot became free.
+    /// The number of times that the slot became free.
     freed: AtomicU32,
 }
 
@@ -62,7 +62,7 @@ impl Drop for Held<'_> {
     }
 }
 
-// SAFETY: loom watches each access to the cells, and finds those that race.
+// SAFETY: loom watches each access to the cells, and reports races.
 unsafe impl Sync for World {}
 // SAFETY: as above.
 unsafe impl Send for World {}
@@ -81,12 +81,12 @@ impl World {
     }
 
     fn cell(&self) -> Cell {
-        // Acquire: as `Memory::swap_cell`.
+        // Acquire: like `Memory::swap_cell`.
         Cell(self.cells[0].load(Acquire))
     }
 
-    /// `Memory::evict` by a thread that has the folio's lock and a reference. The frame is another
-    /// page's afterwards.
+    /// `Memory::evict` by a thread that has the folio's lock and a reference. Afterwards the frame
+    /// belongs to another page.
     fn evict(&self) {
         let cluster = self.cluster.lock().unwrap();
         let frozen = take_all(&self.count, 2 * REFERENCE);
@@ -94,7 +94,7 @@ impl World {
         self.cells[0].store(now.0 & !Cell::BUSY, Relaxed);
         drop(cluster);
         if frozen {
-            // SAFETY: as of `Sync`.
+            // SAFETY: as for `Sync`.
             self.frame.with_mut(|frame| unsafe { frame.write(NEXT_PAGE) });
             publish(&self.count, REFERENCE);
         } else {
@@ -102,7 +102,7 @@ impl World {
         }
     }
 
-    /// `Memory::find_cached`, and a look at the page. Says whether it was found.
+    /// `Memory::find_cached`, and a read of the page. Returns whether it was found.
     fn find(&self) -> bool {
         let first = self.cell().frame();
         let look = || match self.omit {
@@ -114,21 +114,21 @@ impl World {
             refer(&self.count).then(|| Held(&self.count))
         });
         if held.is_some() {
-            // SAFETY: as of `Sync`.
+            // SAFETY: as for `Sync`.
             let page = self.frame.with(|frame| unsafe { frame.read() });
             assert_eq!(page, PAGE, "another page has the frame");
         }
         held.is_some()
     }
 
-    /// The slot is free: another page has it, and is stored there.
+    /// The slot is free: another page gets it, and is stored there.
     fn reuse(&self) {
         self.freed.fetch_add(1, Relaxed);
-        // SAFETY: as of `Sync`.
+        // SAFETY: as for `Sync`.
         self.store.with_mut(|store| unsafe { store.write(NEXT_PAGE) });
     }
 
-    /// `Memory::release_slots`, of the only entry that names the slot.
+    /// `Memory::release_slots`, for the only entry that refers to the slot.
     fn release(&self) {
         let cluster = self.cluster.lock().unwrap();
         let now = self.cell().let_go();
@@ -145,7 +145,7 @@ impl World {
 
     /// The holder of the folio's lock stores the content, and settles the slot.
     fn write_out(&self) {
-        // SAFETY: as of `Sync`.
+        // SAFETY: as for `Sync`.
         self.store.with_mut(|store| unsafe { store.write(PAGE) });
         let cluster = self.cluster.lock().unwrap();
         let now = Cell(self.cell().0 & !Cell::BUSY | Cell::STORED);
@@ -180,7 +180,7 @@ fn spawn<R: 'static>(
     thread::spawn(move || work(&world))
 }
 
-/// A folio is evicted while two faults look for it by its slot.
+/// A folio is evicted while two faults look it up by its slot.
 fn eviction(omit: Omit) {
     static FOUND: Flag = Flag::new(false);
     static GONE: Flag = Flag::new(false);
@@ -201,7 +201,7 @@ fn eviction(omit: Omit) {
     assert!(FOUND.load(Plain) && GONE.load(Plain), "one of the outcomes was not seen");
 }
 
-/// The last entry goes while the page is written out.
+/// The last entry is removed while the page is written out.
 fn last_entry(omit: Omit) {
     check(
         move || World::new(omit, [Cell::going_out(FRAME, Order(4), 1), Cell::FREE], 2),
@@ -214,7 +214,7 @@ fn last_entry(omit: Omit) {
     );
 }
 
-/// Two forks name a run, of which one slot can be named once more.
+/// Two forks add references to a run, in which one slot allows only one more.
 fn two_names(omit: Omit) {
     let nearly_full = Cell(Cell::STORED | (MAX_ENTRIES - 1));
     check(

@@ -1,12 +1,13 @@
-//! Folios that are taken back from a device under loom: the code of [`super::requests`] and of the
-//! folio's lock, and the steps of [`super::take_back`].
+//! Folios taken back from a device, under loom: the code of [`super::requests`] and of the folio's
+//! lock, and the steps of [`super::take_back`].
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib swap::loom_model`.
 //!
-//! What the device has for a slot is a loom cell, which the device writes, and the next user of the
-//! slot. So a slot that is free before the device is done is a race. The content of the folio is
-//! another, which the holder of the lock writes. The last tests leave out one rule each ([`Omit`])
-//! and must fail. The other requires that folios were taken back, and that others were not.
+//! The content of a slot on the device is a loom cell, which the device writes, and then the next
+//! user of the slot. So a slot that is free before the device is done shows as a race. The content
+//! of the folio is another cell, which the holder of the lock writes. The last tests leave out one
+//! rule each ([`Omit`]) and must fail. The other one requires that some folios were taken back, and
+//! others were not.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool as Flag, Ordering::Relaxed as Plain};
@@ -29,7 +30,7 @@ use crate::frame::{
 use crate::sync::parking::model::{SecondLook, Sleepers};
 
 const FRAME: Frame = Frame(7);
-/// Address spaces that name the slot.
+/// Address spaces that refer to the slot.
 const SPACES: u32 = 2;
 
 /// The rule that a model leaves out.
@@ -38,7 +39,7 @@ enum Omit {
     Nothing,
     /// The lock is taken over, and the slot marked, in one step.
     OneStep,
-    /// The slot is marked, and not free before the device is done.
+    /// The slot is marked, and stays taken until the device is done.
     Mark,
 }
 
@@ -52,20 +53,20 @@ struct World {
     cluster: Mutex<()>,
     cell: AtomicU64,
     content: UnsafeCell<u32>,
-    /// What the device has for the slot.
+    /// The content of the slot on the device.
     stored: UnsafeCell<u32>,
     freed: AtomicU32,
     taken_back: Flag,
 }
 
-// SAFETY: loom watches each access to the cells, and finds those that race.
+// SAFETY: loom watches each access to the cells, and reports races.
 unsafe impl Sync for World {}
 // SAFETY: as above.
 unsafe impl Send for World {}
 
 impl World {
-    /// A folio that a device has, as `Memory::send_to_device` leaves it. The faults have seen the
-    /// entries that name its slot, and have a reference each.
+    /// A folio submitted to a device, as `Memory::send_to_device` leaves it. The faults have seen
+    /// the entries that refer to its slot, and have a reference each.
     fn new(omit: Omit) -> Self {
         let world = Self {
             omit,
@@ -87,9 +88,9 @@ impl World {
         world
     }
 
-    /// The device writes the slot, and completes. The thread that learns of it ends the request.
+    /// The device writes the slot, and completes. The thread that notices ends the request.
     fn transfer(&self) {
-        // SAFETY: as of `Sync`.
+        // SAFETY: as for `Sync`.
         self.stored.with_mut(|stored| unsafe { stored.write(1) });
         self.requests.complete(0, SwapOperation::Write, false);
         self.completions.note(&self.sleepers);
@@ -110,7 +111,7 @@ impl World {
         self.completions.note(&self.sleepers);
     }
 
-    /// `Memory::lock_written`. Says whether the lock is the caller's.
+    /// `Memory::lock_written`. Returns whether the lock is the caller's.
     fn lock_written(&self) -> bool {
         let _cluster = self.cluster.lock().unwrap();
         let now = Cell(self.cell.load(Relaxed));
@@ -130,7 +131,7 @@ impl World {
         self.let_go_if_free(now);
     }
 
-    /// The slot is free if nothing holds it any more. The lock of the cluster is held.
+    /// Frees the slot if nothing holds it any more. The lock of the cluster is held.
     fn let_go_if_free(&self, now: Cell) {
         if !now.is_let_go() {
             self.cell.store(now.0, Relaxed);
@@ -139,7 +140,7 @@ impl World {
         self.cell.store(Cell::FREE.0, Relaxed);
         self.leave_cache_of(now);
         self.freed.fetch_add(1, Relaxed);
-        // SAFETY: as of `Sync`.
+        // SAFETY: as for `Sync`.
         self.stored.with_mut(|stored| unsafe { stored.write(2) });
     }
 
@@ -149,7 +150,7 @@ impl World {
         }
     }
 
-    /// `Memory::take_back`. Says whether the lock is the caller's.
+    /// `Memory::take_back`. Returns whether the lock is the caller's.
     fn take_back(&self) -> bool {
         let cluster = self.cluster.lock().unwrap();
         let now = Cell(self.cell.load(Relaxed));
@@ -172,7 +173,7 @@ impl World {
         true
     }
 
-    /// A fault: `Memory::lock_folio`, the page is mapped and written to, and the slot let go.
+    /// A fault: `Memory::lock_folio`, the page is mapped and written to, and the slot is released.
     fn fault(&self) {
         while !lock_unless_writeback(&self.state, &self.sleepers) && !self.take_back() {
             self.completions.wait(&self.sleepers, &mut || {
@@ -180,14 +181,14 @@ impl World {
                 self.state.load(Acquire) & WRITEBACK == 0
             });
         }
-        // SAFETY: as of `Sync`.
+        // SAFETY: as for `Sync`.
         self.content.with_mut(|content| unsafe { content.write(content.read() + 1) });
         self.settle();
         unlock(&self.state, &self.sleepers, || ());
-        // The reference is the mapping's.
+        // The mapping keeps the reference.
     }
 
-    /// `Memory::settle_slots`, of a page that has lost an entry.
+    /// `Memory::settle_slots`, for a page that has lost an entry.
     fn settle(&self) {
         let _cluster = self.cluster.lock().unwrap();
         let now = Cell((self.cell.load(Relaxed) & !Cell::BUSY) - 1);
@@ -200,8 +201,8 @@ impl World {
     }
 }
 
-/// Two spaces that share a page fault on it while a device writes it. Says whether the folio was
-/// taken back at times, and at others was not.
+/// Two spaces that share a page fault on it while a device writes it. Returns whether executions
+/// took the folio back, and whether executions did not.
 fn two_faults(omit: Omit) -> [bool; 2] {
     let seen = Arc::new([Flag::new(false), Flag::new(false)]);
     let outcomes = Arc::clone(&seen);

@@ -3,7 +3,7 @@
 //! | file | contents |
 //! |---|---|
 //! | `area` | [`Area`]: clusters, and the allocation of slots |
-//! | `cluster`, `bitmap` | 512 slots, their lock, and which are taken |
+//! | `cluster`, `bitmap` | 512 slots, their lock, and the bitmap of taken ones |
 //! | `cell` | references to a slot, and the location of its content |
 //! | `slots`, `settle`, `freed` | taking, releasing and caching slots: by runs, under one lock |
 //! | `content`, `page_set` | writing and reading |
@@ -110,11 +110,11 @@ pub(crate) use clock::Clock;
 /// The maximum number of swap areas at a time.
 pub const MAX_SWAP_AREAS: usize = 8;
 
-/// Bounds for the frames that are kept for reclaim while a swap area is on.
+/// Bounds for the number of frames kept for reclaim while a swap area is on.
 const LEAST_RESERVE: u64 = 32;
 const MOST_RESERVE: u64 = 1024;
 
-/// The areas that are on, a bit for each.
+/// The areas that are on, one bit each.
 struct AreasOn(u8);
 
 impl AreasOn {
@@ -156,7 +156,7 @@ pub(crate) struct Swap<P: Platform> {
 }
 
 impl<P: Platform> Swap<P> {
-    /// No areas, and a store that may take `limit` frames.
+    /// No areas, and a store limited to `limit` frames.
     pub(crate) const fn new(limit: u64) -> Self {
         let areas = [const { Area::new() }; MAX_SWAP_AREAS];
         Self {
@@ -186,9 +186,9 @@ impl<P: Platform> Swap<P> {
     /// sleep.
     fn load(&self, memory: &Memory<P>, handle: u64, page: Frame) -> bool {
         let Some(handle) = Handle::from_raw(handle) else { return false };
-        // SAFETY: 1. the slot's value is what `store` returned, and the slot is busy: no thread
-        // frees its content during the load. 2. The folio is fresh and locked, and no entry maps
-        // it.
+        // SAFETY: 1. the slot's value is the handle that `store` returned, and the slot is busy: no
+        // thread frees its content during the load. 2. The folio is fresh and locked, and no entry
+        // maps it.
         unsafe { self.store.load(&memory.frames, &memory.platform, &handle, page) }.is_ok()
     }
 
@@ -196,8 +196,8 @@ impl<P: Platform> Swap<P> {
     #[inline(never)]
     fn forget(&self, memory: &Memory<P>, handle: u64) {
         if let Some(handle) = Handle::from_raw(handle) {
-            // SAFETY: 1. the caller took the handle out of the slot's value under the cluster's
-            // lock, or has not put it there. 2. The slot is not busy, so no thread loads.
+            // SAFETY: 1. the caller removed the handle from the slot's value under the cluster's
+            // lock, or never stored it there. 2. The slot is not busy, so no thread loads.
             unsafe { self.store.free(&memory.frames, &memory.platform, handle) };
         }
     }
@@ -219,17 +219,17 @@ impl<P: Platform> Swap<P> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum SwapError {
-    /// There are [`MAX_SWAP_AREAS`] already.
+    /// [`MAX_SWAP_AREAS`] are in use already.
     TooMany,
     /// The area has no slots, or too many to account for.
     Size,
-    /// There is no memory for its account: 8 KiB for each 2 MiB.
+    /// No memory is free for its account: 8 KiB for each 2 MiB.
     OutOfMemory,
-    /// There is no such area.
+    /// The area does not exist.
     NotThere,
     /// Slots of the area are taken.
     InUse,
-    /// A fatal signal came while a device was writing; the area is stopped, and stays.
+    /// A fatal signal came while a device was writing; the area stays, stopped.
     Interrupted,
 }
 
@@ -253,9 +253,9 @@ pub struct SwapArea {
     pub number: u8,
     /// Areas of higher priority are used first.
     pub priority: i16,
-    /// Slots, in pages.
+    /// Its slots, in pages.
     pub slots: u64,
-    /// Slots that are taken.
+    /// The slots that are taken.
     pub taken: u64,
 }
 
@@ -288,7 +288,7 @@ impl<P: Platform> Memory<P> {
         Ok(SwapArea { number: number as u8, priority, slots, taken: 0 })
     }
 
-    /// Free frames that only reclaim may take, so that it can free others (Linux:
+    /// The number of free frames that only reclaim may take, so that it can free others (Linux:
     /// `min_free_kbytes`); 0 while no area is on.
     ///
     /// Context: any.
@@ -388,12 +388,12 @@ impl<P: Platform> Memory<P> {
         on.insert(usize::from(number));
     }
 
-    /// Frames that account for all slots.
+    /// Frames that account for all slots of all areas.
     pub(crate) fn swap_account(&self) -> u64 {
         self.swap.areas.iter().map(|area| area.account(self)).sum()
     }
 
-    /// Whether there is a swap area.
+    /// Whether a swap area is on.
     pub(crate) fn has_swap(&self) -> bool {
         self.swap.areas.iter().any(|area| area.may_allocate())
     }

@@ -2,7 +2,7 @@
 
 use super::bitmap::CLUSTER_SLOTS;
 
-/// Pages of a folio.
+/// A set of pages of one folio.
 #[derive(Clone, Copy)]
 pub(crate) struct PageSet([u64; CLUSTER_SLOTS as usize / 64]);
 
@@ -21,7 +21,7 @@ impl SetRun {
 }
 
 impl PageSet {
-    /// The most pages.
+    /// The maximum number of pages.
     pub(crate) const PAGES: u32 = CLUSTER_SLOTS;
 
     pub(crate) const EMPTY: Self = Self([0; CLUSTER_SLOTS as usize / 64]);
@@ -39,14 +39,14 @@ impl PageSet {
         }
     }
 
-    /// Takes `count` pages from `first` on away.
+    /// Removes `count` pages from `first` on.
     pub(crate) fn remove(&mut self, first: u32, count: u32) {
         for page in first..first + count {
             self.0[page as usize / 64] &= !(1 << (page % 64));
         }
     }
 
-    /// The first consecutive pages of the set from `from` on.
+    /// The first run of pages in the set from `from` on.
     pub(crate) fn next_run(&self, from: u32) -> Option<SetRun> {
         let first = (from..Self::PAGES).find(|page| self.has(*page))?;
         let count = (first..Self::PAGES).take_while(|page| self.has(*page)).count();

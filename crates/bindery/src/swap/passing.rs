@@ -1,10 +1,11 @@
-//! Pages that come back while a program goes through its memory in order: they go first.
+//! Pages that are swapped in while a program passes through its memory in order: they are evicted
+//! first.
 //!
-//! A loop over more than fits in memory, or a scan beside other work, needs a page once and then all
-//! the others before it needs that one again. The clock would keep what was used last, which is what
-//! the scan has behind it, and evict what it comes to next. So faults that go on in order are noticed,
-//! and what they bring back is *passing* ([`crate::frame::Age`]). The last of these folios are in a
-//! ring, by their frames, from where reclaim takes them ([`crate::reclaim`]) before the clock moves.
+//! A loop over more than fits in memory, or a scan beside other work, needs a page once and then
+//! all the others before it needs that one again. The clock would keep the pages used last, which
+//! the scan has passed, and evict those that it reaches next. So faults in order are detected, and
+//! the pages that they swap in are *passing* ([`crate::frame::Age`]). A ring has the frames of the
+//! last of these folios, from where reclaim takes them ([`crate::reclaim`]) before the clock moves.
 //!
 //! ```text
 //! faults on     100  101  300  102  301  103  105  ...
@@ -12,12 +13,11 @@
 //! ring                                   103  105      the last few stay
 //! ```
 //!
-//! The clock has its share nevertheless: each passing page that is missed after it was sent out so
-//! gives the hand a frame to pass. A loop over what would fit, if only cold pages of others went, gets
-//! their frames; in a loop over more than fits, the hand finds that all pages are used, and none of
-//! them goes.
+//! The clock still advances: each passing page that is missed after its eviction lets the hand pass
+//! one frame. A loop that would fit if only cold pages of others were evicted gets their frames. In
+//! a loop over more than fits, the hand finds all pages used, and evicts none of them.
 //!
-//! All is a hint: threads that note pages at once may lose some.
+//! All of this is a hint: concurrent threads may lose some notes.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -26,33 +26,34 @@ use crate::addr::Frame;
 use crate::frame::{Age, Folio};
 use crate::platform::Platform;
 
-/// How many ways through memory are followed at once.
+/// The number of ways through memory that are followed at once.
 const WAYS: usize = 4;
-/// A fault at most so many pages after the last one of a way goes on with it: those between are in
-/// memory.
+/// The maximum distance, in pages, from the last fault of a way to one that continues it: the pages
+/// in between are in memory.
 const NEAR: u64 = 16;
-/// Faults after the first that make a way.
+/// The number of faults after the first that make a way.
 const FAULTS: u64 = 3;
-/// Where the number of faults begins in a way; below is the page.
+/// The bits of a way from here on are the number of faults; those below are the page.
 const COUNT_SHIFT: u32 = 56;
-/// Folios that the ring has room for.
+/// The capacity of the ring, in folios.
 const RING: u32 = 128;
-/// The last passing folios, which stay: programs may still be at work there.
+/// The number of latest passing folios that stay: programs may still use them.
 const LATEST: u32 = 8;
-/// The most frames that the hand passes at a time because pages were missed.
+/// The maximum number of frames that the hand passes at a time because of missed pages.
 const MOST_MISSED: u32 = 64;
 
-/// The ways that faults go, and the folios that they have passed.
+/// The ways of faults, and the folios that they have passed.
 pub(crate) struct Passing {
-    /// The last page of each way, and how many faults went on with it. The last one used is the first.
+    /// The last page of each way, and the number of faults that continued it. The last used way
+    /// comes first.
     ways: [AtomicU64; WAYS],
-    /// The numbers of frames, one after the other and again from the first.
+    /// Numbers of frames, in a ring.
     ring: [AtomicU32; RING as usize],
-    /// How many were entered.
+    /// The number of folios entered.
     entered: AtomicU32,
-    /// How many were taken or have been lost.
+    /// The number of folios taken or overwritten.
     taken: AtomicU32,
-    /// Passing pages that were missed after they went out.
+    /// Passing pages that were missed after their eviction.
     missed: AtomicU32,
 }
 
@@ -67,8 +68,8 @@ impl Passing {
         }
     }
 
-    /// A fault brings `count` pages back, the first of which has that number, in whatever numbering
-    /// its memory has. Says whether it goes through memory in order.
+    /// Records that a fault swapped in `count` pages from number `page` on, in any numbering of its
+    /// memory. Returns whether it passes through memory in order.
     pub(crate) fn note_fault(&self, page: u64, count: u32) -> bool {
         let page = page & ((1 << COUNT_SHIFT) - 1);
         let end = page + u64::from(count) - 1;
@@ -81,7 +82,7 @@ impl Passing {
             if goes_on {
                 faults = ((found >> COUNT_SHIFT) + 1).min(FAULTS);
             }
-            // The others move back by one, up to the place of this one.
+            // The ways before this one's old place move back by one.
             way.store(moved, Relaxed);
             moved = found;
             if goes_on {
@@ -92,13 +93,14 @@ impl Passing {
         faults == FAULTS
     }
 
-    /// Enters a folio that is passing.
+    /// Enters a passing folio.
     pub(crate) fn enter(&self, head: Frame) {
         let at = self.entered.fetch_add(1, Relaxed);
         self.ring[(at % RING) as usize].store(head.0, Relaxed);
     }
 
-    /// The folio that was entered first and is not one of the last. It may be anything by now.
+    /// The folio that was entered first and is not one of the latest. Its frame may have any use by
+    /// now.
     pub(crate) fn take(&self) -> Option<Frame> {
         let entered = self.entered.load(Relaxed);
         let mut taken = self.taken.load(Relaxed);
@@ -112,18 +114,18 @@ impl Passing {
         Some(Frame(self.ring[(taken % RING) as usize].load(Relaxed)))
     }
 
-    /// How many folios may be taken.
+    /// The number of folios that may be taken.
     pub(crate) fn waiting(&self) -> u64 {
         let waiting = self.entered.load(Relaxed).wrapping_sub(self.taken.load(Relaxed)).min(RING);
         u64::from(waiting.saturating_sub(LATEST))
     }
 
-    /// Notes that so many pages came back that went out as passing.
+    /// Records that `pages` passing pages were missed.
     pub(crate) fn note_missed(&self, pages: u32) {
         self.missed.fetch_add(pages, Relaxed);
     }
 
-    /// How many frames the hand is to pass because pages were missed since the last time.
+    /// The number of frames for the hand to pass because of pages missed since the last call.
     pub(crate) fn take_missed(&self) -> u32 {
         if self.missed.load(Relaxed) == 0 {
             return 0;
@@ -133,8 +135,8 @@ impl Passing {
 }
 
 impl<P: Platform> Memory<P> {
-    /// A fault has the folio read, whose first page has that number, in whatever numbering its memory
-    /// has: the folio is passing if the fault goes on where others went. The caller has a reference
+    /// Marks a folio that a fault has read as passing, if the fault continues a way. The folio's
+    /// first page has the number `page`, in any numbering of its memory. The caller has a reference
     /// to it.
     #[inline(never)]
     pub(crate) fn note_way(&self, folio: Folio, page: u64) {

@@ -1,22 +1,22 @@
-//! Which pages are read beside one that a fault wants, and their way into the swap cache.
+//! Read-around: the pages that are read into the swap cache around a faulting one.
 //!
-//! A device that has to seek, or to be asked, is as good as done with eight pages when it is done
-//! with one. So a fault also begins to read the pages around it, at addresses, of the same VMA: what
-//! lay together in memory is used together, wherever its slots are. Nobody waits for them. A later
-//! fault finds them in the swap cache, and reclaim drops those that no fault wants.
+//! A device with seek or request latency reads eight pages in nearly the time of one. So a fault
+//! also begins to read the pages at the addresses around it, in the same VMA: pages that are close
+//! in memory are used together, wherever their slots are. No thread waits for them. A later fault
+//! finds them in the swap cache, and reclaim drops those that no fault wants.
 //!
-//! How many follows from how many of the last were wanted:
+//! The number depends on how many of the last window were wanted:
 //!
 //! | hits since the last window | the next window, in pages |
 //! |---|---|
-//! | none, and the page is not beside the last | 1: the page alone |
+//! | none, and the page is not beside the last | 1: only the page |
 //! | none, and it is | 2 |
 //! | more | the hits and 2, rounded up to a power of two |
 //!
-//! A window is at least half of the last, and at most 2^`page-cluster`. There is one account for all
-//! address spaces.
+//! A window is at least half of the last, and at most 2^`page-cluster`. There is one account for
+//! all address spaces.
 //!
-//! [`super::early_read`] says how they are read.
+//! [`super::early_read`] reads them.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -28,27 +28,27 @@ use crate::addr::Order;
 use crate::events::RareEvents;
 use crate::platform::Platform;
 
-/// The largest window: no more requests may be under way.
+/// The largest window, limited by the number of requests in flight.
 const MOST_PAGES: u32 = super::requests::REQUESTS as u32 / 2;
-/// As on Linux: eight pages.
+/// Eight pages, like Linux.
 const CLUSTER: u8 = 3;
 
 /// The account of the last windows.
 pub(super) struct ReadAround {
-    /// The areas on whose devices pages are read around others, a bit for each. A fault looks here
-    /// first: on compressed memory this one load is all that reading around costs it.
+    /// The areas whose devices use read-around, one bit each. A fault looks here first: on
+    /// compressed memory this one load is all that reading around costs it.
     areas: AtomicU32,
     /// The binary logarithm of the largest window.
     cluster: AtomicU32,
-    /// The number of the page around which the last window was, or that was wanted from it last.
+    /// The page number of the last window's center, or of its page that was wanted last.
     last: AtomicU64,
-    /// Pages of it.
+    /// The size of that window, in pages.
     window: AtomicU32,
-    /// Pages that were read around others, and that were wanted since.
+    /// Pages of windows that were wanted since.
     hits: AtomicU32,
 }
 
-/// Pages to be read, of consecutive numbers.
+/// Pages to be read, with consecutive numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Window {
     pub(crate) first: u64,
@@ -62,7 +62,7 @@ impl ReadAround {
         Self { areas: AtomicU32::new(0), cluster, last: AtomicU64::new(0), window, hits }
     }
 
-    /// Notes that an area is on, or off again. The caller has the lock of the areas.
+    /// Records that an area is on or off. The caller has the lock of the areas.
     pub(super) fn set_area(&self, number: usize, reads_around: bool) {
         let bit = 1 << number;
         let old = self.areas.load(Relaxed) & !bit;
@@ -85,7 +85,7 @@ impl ReadAround {
     }
 }
 
-/// How many pages a window has.
+/// The size of the next window, in pages.
 fn window_of(hits: u32, beside: bool, last: u32, most: u32) -> u32 {
     let wanted = match hits {
         0 if beside => 2,
@@ -96,42 +96,42 @@ fn window_of(hits: u32, beside: bool, last: u32, most: u32) -> u32 {
 }
 
 impl<P: Platform> Memory<P> {
-    /// How many pages a fault may read from a swap device at most: 2^`order` (Linux:
-    /// `vm.page-cluster`). 3 at first, and 0 for the page alone. Pages of compressed memory, and of
-    /// devices that are synchronous, are read alone. More than 16 are never read.
+    /// Sets the maximum number of pages that a fault reads from a swap device: 2^`order` (Linux:
+    /// `vm.page-cluster`). Initially 3; with 0, a fault reads only its page. Compressed memory and
+    /// synchronous devices have no read-around. More than 16 pages are never read.
     ///
     /// Context: any.
     pub fn set_page_cluster(&self, order: u8) {
         self.swap.around.cluster.store(u32::from(order), Relaxed);
     }
 
-    /// What [`Memory::set_page_cluster`] has set.
+    /// The order set by [`Memory::set_page_cluster`].
     ///
     /// Context: any.
     pub fn page_cluster(&self) -> u8 {
         self.swap.around.cluster.load(Relaxed) as u8
     }
 
-    /// Whether pages are read around others on the area's device.
+    /// Whether the area's device uses read-around.
     #[inline]
     pub(crate) fn reads_around(&self, area: u8) -> bool {
         self.swap.around.areas.load(Relaxed).checked_shr(area.into()).unwrap_or(0) & 1 != 0
     }
 
-    /// The pages to be read around one whose slot is in an area that [`Memory::reads_around`]
-    /// names, if any are. Numbers of pages.
+    /// The page numbers to read around one whose slot is in an area with read-around
+    /// ([`Memory::reads_around`]), if any.
     pub(crate) fn window_around(&self, page: u64) -> Option<Window> {
         Some(self.swap.around.around(page)).filter(|window| window.pages > 1)
     }
 
-    /// Begins to read a slot that an entry named a moment ago, into the swap cache. Says whether
-    /// more may be read: there is memory, and room in the device's table.
+    /// Begins to read a slot, to which an entry referred a moment ago, into the swap cache. Returns
+    /// whether more may be read: memory and a request are free.
     pub(crate) fn begin_read_around(&self, area: u8, slot: u64) -> bool {
         let run = SlotRun { area, first: slot, count: 1 };
         self.shortage() == 0 && self.begin_read(run, Order::PAGE, Cause::Around) != Begun::NoRoom
     }
 
-    /// A fault wants the page of that number, which is in the cache since another page was wanted.
+    /// Records a fault on page `page`, which read-around has put into the cache.
     #[cold]
     pub(crate) fn note_hit_of_read_around(&self, page: u64) {
         RareEvents::note(&self.rare.swap_read_around_hits);

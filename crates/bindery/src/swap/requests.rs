@@ -1,8 +1,8 @@
 //! The requests of an area that a device has: a table of 32, each for one folio.
 //!
-//! A folio with pages that one word fills goes in *pieces*, the runs between these; one request
-//! counts them. Nothing is allocated when memory is short, and a thread that finds the table full
-//! waits for the device.
+//! A folio with word-filled pages is written in *pieces*, the runs between them; one request counts
+//! them. Nothing is allocated when memory is short, and a thread that finds the table full waits
+//! for the device.
 //!
 //! ```text
 //! take        a bit in `taken`                      thread
@@ -14,12 +14,12 @@
 //! free        the bit in `taken` goes
 //! ```
 //!
-//! The submitter's own piece keeps a request from being done while some of it is yet to be
-//! submitted. Each bit of `done` goes to one thread, which then has the folio's lock. The reader of
-//! a page waits for its request, so that has no bit; one of a page that is read around another has.
+//! The submitter's own piece keeps a request from completing before all of it is submitted. Each
+//! bit of `done` is taken by one thread, which then has the folio's lock. The reader of a page
+//! waits for its request, which therefore has no bit; a request of read-around has one.
 //!
 //! A completion touches the request last when it counts its piece, or sets the bit. From then on
-//! the number may be another request's.
+//! another request may have the number.
 
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -29,22 +29,22 @@ use crate::addr::Frame;
 use crate::sync::parking::Parking;
 use crate::sync::word::Word;
 
-/// How many folios of an area may be under way.
+/// The number of folios of an area that may be in flight.
 pub(super) const REQUESTS: usize = 32;
 
 /// In `pieces`: one of them failed.
 const FAILED: u32 = 1 << 31;
-/// In `pieces`: a read that nobody waits for.
+/// In `pieces`: a read for which no thread waits.
 const AROUND: u32 = 1 << 30;
 const COUNT: u32 = !(FAILED | AROUND);
 
-/// A folio that is under way.
+/// A folio in flight.
 struct Request<W> {
     /// The folio's head.
     head: W,
     /// The slot of its first page.
     slot: W,
-    /// Pieces that are not complete, [`FAILED`] and [`AROUND`].
+    /// The number of incomplete pieces, [`FAILED`] and [`AROUND`].
     pieces: W,
 }
 
@@ -65,7 +65,7 @@ impl Requests {
 }
 
 impl<W: Word<u32>, const N: usize> Requests<W, N> {
-    /// A table of other words.
+    /// A table of words of another type.
     #[cfg(all(test, loom))]
     pub(super) fn of_words(word: impl Fn(u32) -> W) -> Self {
         let request = |_| Request { head: word(0), slot: word(0), pieces: word(0) };
@@ -84,7 +84,7 @@ impl<W: Word<u32>, const N: usize> Requests<W, N> {
             if number as usize >= N {
                 return None;
             }
-            // Acquire: what was done with the request before is over.
+            // Acquire: all work on the previous request is over.
             match self.taken.exchange(taken, taken | 1 << number, Acquire, Relaxed) {
                 Ok(_) => return Some(number),
                 Err(now) => taken = now,
@@ -92,19 +92,19 @@ impl<W: Word<u32>, const N: usize> Requests<W, N> {
         }
     }
 
-    /// Whether [`Requests::take`] would find one. Old news.
+    /// Whether [`Requests::take`] would find one; may be outdated.
     pub(super) fn has_free(&self) -> bool {
         (self.taken.load(Relaxed).trailing_ones() as usize) < N
     }
 
-    /// Gives a request back that is complete, or was not begun.
+    /// Frees a request that is complete, or was not begun.
     pub(super) fn free(&self, number: u32) {
         // The bit is set, so this clears it.
         self.taken.sub(1 << number, Release);
     }
 
-    /// The request is for this folio, and its slots from `slot` on, from now on, with the
-    /// submitter's own piece.
+    /// Assigns the request to this folio and its slots from `slot` on, with the submitter's own
+    /// piece.
     pub(super) fn begin(&self, number: u32, head: Frame, slot: u64) {
         let request = self.request(number);
         request.head.store(head.0, Relaxed);
@@ -113,25 +113,25 @@ impl<W: Word<u32>, const N: usize> Requests<W, N> {
         request.pieces.store(1, Relaxed);
     }
 
-    /// As [`Requests::begin`], of a read that nobody waits for.
+    /// Like [`Requests::begin`], for a read for which no thread waits.
     pub(super) fn begin_around(&self, number: u32, head: Frame) {
         let request = self.request(number);
         request.head.store(head.0, Relaxed);
         request.pieces.store(AROUND | 1, Relaxed);
     }
 
-    /// Whether it is one of [`Requests::begin_around`].
+    /// Whether [`Requests::begin_around`] began it.
     pub(super) fn is_around(&self, number: u32) -> bool {
         self.request(number).pieces.load(Relaxed) & AROUND != 0
     }
 
-    /// One piece more is submitted.
+    /// Counts one more submitted piece.
     pub(super) fn add_piece(&self, number: u32) {
         // Relaxed: the submitter's own piece keeps the count from zero.
         self.request(number).pieces.add(1, Relaxed);
     }
 
-    /// A piece is complete. In any context.
+    /// Completes a piece, in any context.
     pub(super) fn complete(&self, number: u32, operation: SwapOperation, failed: bool) {
         let pieces = &self.request(number).pieces;
         if failed {
@@ -145,21 +145,21 @@ impl<W: Word<u32>, const N: usize> Requests<W, N> {
         }
     }
 
-    /// Whether all pieces of the caller's request have been transferred, once none is left.
+    /// Whether all pieces of the caller's request were transferred; `None` while one is left.
     pub(super) fn result(&self, number: u32) -> Option<bool> {
-        // Acquire: the frames hold what the device has read.
+        // Acquire: the frames hold the data that the device has read.
         let pieces = self.request(number).pieces.load(Acquire);
         (pieces & COUNT == 0).then_some(pieces & FAILED == 0)
     }
 
-    /// The writes, and the reads that nobody waits for, that are done, and that nobody has asked for yet: a bit for each.
+    /// Takes the completed writes, and the completed reads for which no thread waits: one bit each.
     pub(super) fn take_done(&self) -> u32 {
         if self.done.load(Relaxed) == 0 { 0 } else { self.done.swap(0, Acquire) }
     }
 
-    /// Whether the device has nothing to do, and all that it has done was seen to.
+    /// Whether the device is idle, and all its completions were processed.
     pub(super) fn is_idle(&self) -> bool {
-        // Acquire: so is what was done with the folios.
+        // Acquire: all work on the folios is over, too.
         self.taken.load(Acquire) == 0
     }
 
@@ -168,13 +168,13 @@ impl<W: Word<u32>, const N: usize> Requests<W, N> {
         Frame(self.request(number).head.load(Relaxed))
     }
 
-    /// The slot of the folio's first page, as [`Requests::begin`] was told.
+    /// The slot of the folio's first page, as passed to [`Requests::begin`].
     pub(super) fn first_slot(&self, number: u32) -> u64 {
         u64::from(self.request(number).slot.load(Relaxed))
     }
 }
 
-/// The word that changes with each completion, and whenever a thread has dealt with some. Threads
+/// The word that changes with each completion, and whenever a thread has processed some. Threads
 /// that wait for a device park on it.
 pub(super) struct Completions<W = AtomicU32>(W);
 
@@ -191,9 +191,9 @@ impl<W: Word<u32>> Completions<W> {
         Self(word)
     }
 
-    /// Wakes the threads that wait. What they wait for was changed before. In any context.
+    /// Wakes the waiting threads. The state that they wait for was changed before. In any context.
     pub(super) fn note(&self, parking: &impl Parking<W>) {
-        // Release: a thread that sees the change sees that too.
+        // Release: a thread that sees the change of the word sees that of the state.
         self.0.add(1, Release);
         parking.unpark(&self.0);
     }
@@ -201,7 +201,8 @@ impl<W: Word<u32>> Completions<W> {
     /// Waits until `is_over`.
     pub(super) fn wait(&self, parking: &impl Parking<W>, is_over: &mut dyn FnMut() -> bool) {
         loop {
-            // Acquire, and before the look: what changes after the look changes the word too.
+            // Acquire, and before the check: a change of the state after the check changes the
+            // word, too.
             let seen = self.0.load(Acquire);
             if is_over() {
                 return;

@@ -1,26 +1,26 @@
-//! Pages that are one word, again and again: mostly zeroes. They need no store.
+//! Pages of one repeated word, mostly zeroes. They need no store.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::bitmap::CLUSTER_SLOTS;
 
-/// Words of a page: as many as a cluster has slots.
+/// Words of a page, which has one for each slot of a cluster.
 const WORDS: usize = CLUSTER_SLOTS as usize;
 
-/// The word that fills the page, if there is one. Ends at the first 64 words that differ.
+/// The word that fills the page, if one does. Stops at the first 64 words that differ.
 ///
-/// Plain loads: one of an atomic cannot be an operand of another instruction, and would double the
-/// work.
+/// Uses plain loads: an atomic load cannot be an operand of another instruction, and would double
+/// the work.
 ///
 /// # Safety
-/// 1. `page` is the direct map of a frame, and nobody writes to it during the call.
+/// 1. `page` is the direct map of a frame, which does not change during the call.
 #[inline]
 pub(super) unsafe fn word_of(page: NonNull<u8>) -> Option<u64> {
-    // SAFETY: the direct map shows 4,096 bytes, aligned to as many, and nobody writes them (1).
+    // SAFETY: the direct map shows 4,096 bytes, aligned to 4,096, which do not change (1).
     let page = unsafe { page.cast::<[u64; WORDS]>().as_ref() };
     let word = page[0];
-    // Most pages that differ do so at the end.
+    // Most pages with different words differ at the end.
     if page[WORDS - 1] != word {
         return None;
     }
@@ -48,7 +48,7 @@ mod tests {
     struct Page([u64; WORDS]);
 
     fn word(page: &mut Page) -> Option<u64> {
-        // SAFETY: 1. it is as large and as aligned, and ours.
+        // SAFETY: 1. a page has this size and alignment, and it is ours.
         unsafe { word_of(NonNull::from(page).cast()) }
     }
 

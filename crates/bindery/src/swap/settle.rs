@@ -1,5 +1,5 @@
-//! Slots that are free: of a folio that came in whole, for the only entries that name its slots, and
-//! one by one.
+//! Frees slots: of a folio that was swapped in whole for the only entries that refer to its slots,
+//! and one by one.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -14,8 +14,8 @@ use crate::frame::swap_place::SwapPlace;
 use crate::platform::Platform;
 
 impl<P: Platform> Memory<P> {
-    /// As [`Memory::settle_slots`], where each page of the folio has lost an entry. The slots are
-    /// busy.
+    /// Like [`Memory::settle_slots`], for a folio whose pages have each lost an entry. The slots
+    /// are busy.
     pub(crate) fn settle_all_slots(&self, folio: Folio, place: SwapPlace) {
         if !self.free_all_slots(folio, place) {
             let mut all = PageSet::EMPTY;
@@ -24,8 +24,8 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// The folio leaves the cache, and its slots are free, if each is named by one entry, which is
-    /// gone. Says whether that was so; else nothing has changed.
+    /// Removes the folio from the cache and frees its slots, if only one entry referred to each of
+    /// them and is removed. Returns whether that was so; otherwise nothing has changed.
     fn free_all_slots(&self, folio: Folio, place: SwapPlace) -> bool {
         let run = SlotRun { area: place.area, first: place.first, count: folio.pages() };
         let (Some(area), Some((cluster, cells, values))) = (self.area(run.area), self.cells(run))
@@ -50,14 +50,14 @@ impl<P: Platform> Memory<P> {
         self.frames.set_cached_pages(folio, place, 0);
         drop(state);
         freed.relist(run.first);
-        // Its content is nowhere else now.
+        // No other copy of the content is left.
         self.frames.mark_dirty(folio);
         self.frames.release(&self.platform, folio);
         true
     }
 
-    /// The slot is free: the store forgets it, and its page leaves the cache, with the last one the
-    /// folio. The cluster's lock is held.
+    /// Frees the slot: the store frees its content, and its page leaves the cache, and with the
+    /// last page the folio. The cluster's lock is held.
     #[inline(never)]
     pub(super) fn empty_slot(&self, cell: Cell, value: &AtomicU64) {
         self.forget_content(cell, value);
@@ -66,7 +66,7 @@ impl<P: Platform> Memory<P> {
         };
         let Some(place) = self.frames.swap_place(folio) else { return };
         self.frames.set_cached_pages(folio, place, place.cached - 1);
-        // Its content is nowhere else now.
+        // No other copy of the content is left.
         self.frames.mark_dirty(folio);
         if place.cached == 1 {
             self.frames.release(&self.platform, folio);

@@ -1,6 +1,7 @@
-//! What happens to slots: named and let go by entries, held by the swap cache, filled and read.
+//! Operations on slots: references of entries and of the swap cache are added and dropped, content
+//! is filled and read.
 //!
-//! All of it goes by runs of one cluster, in one span of the cluster's lock.
+//! All work is done by runs of one cluster, in one span of the cluster's lock.
 
 use core::sync::atomic::{
     AtomicU64,
@@ -20,11 +21,11 @@ use crate::frame::swap_place::SwapPlace;
 use crate::frame::{Folio, Reference};
 use crate::platform::Platform;
 
-/// A slot cannot be named once more; nothing has changed.
+/// The count of a slot is at its maximum; nothing has changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct TooManyEntries;
 
-/// The part of `run` that is in the cluster of its first slot, and what is left.
+/// The part of `run` in the cluster of its first slot, and the rest.
 fn first_part(run: SlotRun) -> (SlotRun, SlotRun) {
     let inside = (run.first % u64::from(CLUSTER_SLOTS)) as u32;
     let count = run.count.min(CLUSTER_SLOTS - inside);
@@ -43,7 +44,7 @@ impl<P: Platform> Memory<P> {
         self.swap.areas.get(usize::from(number))
     }
 
-    /// The cells of a run in one cluster, and of their values.
+    /// The cluster, cells and values of a run in one cluster.
     #[inline]
     pub(super) fn cells(&self, run: SlotRun) -> Option<(&Cluster<P>, &[AtomicU64], &[AtomicU64])> {
         let cluster = self.area(run.area)?.cluster(run.first)?;
@@ -54,15 +55,16 @@ impl<P: Platform> Memory<P> {
         Some((cluster, cells, values))
     }
 
-    /// The cell of a slot, as it is at the moment.
+    /// A recent copy of a slot's cell.
     pub(crate) fn swap_cell(&self, area: u8, slot: u64) -> Option<Cell> {
         let (_, cells, _) = self.cells(SlotRun { area, first: slot, count: 1 })?;
-        // Acquire, by the fence: what was done to the cached folio before.
+        // Acquire, by the fence: sees earlier work on the cached folio.
         let cell = cells.first()?.load(Acquire);
         Some(Cell(cell))
     }
 
-    /// Makes slots whose content is lost, each named by one entry; the area is turned on for them.
+    /// Makes slots with lost content, each referred to by one entry; the area is turned on for
+    /// them.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn plant_slots(&self, run: SlotRun) {
         let area = self.area(run.area).expect("an area");
@@ -85,8 +87,8 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// Slots for `count` pages: a block of 2^`order`, or up to `most` single ones. Tries the areas
-    /// by falling priority. They are the caller's: nothing names them yet.
+    /// Allocates slots for `count` pages: a block of 2^`order`, or up to `most` single ones. Tries
+    /// the areas by falling priority. Nothing refers to the slots yet.
     #[inline(never)]
     pub(crate) fn allocate_slots(&self, order: Order, most: u32) -> Option<SlotRun> {
         let mut below = i32::MAX;
@@ -109,7 +111,7 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// Gives slots back that were allocated and not used.
+    /// Frees slots that were allocated and not used.
     pub(crate) fn free_unused_slots(&self, run: SlotRun) {
         if run.count == 0 {
             return;
@@ -125,7 +127,7 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// The folio goes into the swap cache, at slots that the caller has allocated for it. `named`
+    /// Puts the folio into the swap cache, at slots that the caller has allocated for it. `named`
     /// of its pages, from page `first` on, get an entry each. The caller has the folio's lock.
     pub(crate) fn send_out(
         &self,
@@ -139,7 +141,7 @@ impl<P: Platform> Memory<P> {
         let Some((_, cells, _)) = self.cells(slots) else { return place };
         for (page, cell) in (0..).zip(cells) {
             let entries = u32::from(page >= first && page < first + named);
-            // The slots are ours: no entry names them, and the cache does not have them.
+            // The slots are ours: no entry refers to them, and the cache does not have them.
             let cell_now = Cell::going_out(folio.head.plus(page), folio.order, entries);
             cell.store(cell_now.0, Relaxed);
         }
@@ -147,26 +149,26 @@ impl<P: Platform> Memory<P> {
         place
     }
 
-    /// Takes back [`Memory::send_out`]: the slots are the caller's again, to be used or freed, and
-    /// the folio is not in the cache. No entry names them any more. The caller has the folio's
-    /// lock.
+    /// Undoes [`Memory::send_out`]: the slots are the caller's again, to be used or freed, and the
+    /// folio has left the cache. No entry refers to them any more. The caller has the folio's lock.
     pub(crate) fn call_back(&self, folio: Folio, place: SwapPlace) {
         let slots = SlotRun { area: place.area, first: place.first, count: folio.pages() };
         if let Some((_, cells, _)) = self.cells(slots) {
             for cell in cells {
-                // Busy, and named by nothing: nobody else changes it.
+                // Busy, and without references: no other thread changes it.
                 cell.store(Cell::FREE.0, Relaxed);
             }
         }
         self.frames.set_cached_pages(folio, place, 0);
     }
 
-    /// How many of `count` pages of a folio in the cache, from page `first` on, still are there;
-    /// their slots are named by entries that the caller has locked. One that has left may have lost
-    /// its slot to another page that is at the same address:
-    /// 1. a folio comes back for one process and stays in the cache for another;
-    /// 2. the first process drops a page of its part, and the slot is free, if the other has too;
-    /// 3. it writes to a new page at that address, which goes out to the same slot.
+    /// Counts those of `count` pages of a folio, from page `first` on, that are still in the cache;
+    /// the caller has locked the entries that refer to their slots. A page that has left may have
+    /// lost its slot to another page at the same address:
+    /// 1. a folio is swapped in for one process and stays in the cache for another;
+    /// 2. the first process drops a page of its part, and the slot is free if the other has dropped
+    ///    it too;
+    /// 3. it writes to a new page at that address, which is swapped out to the same slot.
     ///
     /// The caller has the folio's lock.
     #[inline]
@@ -192,8 +194,8 @@ impl<P: Platform> Memory<P> {
         (first..first + count).take_while(stays).count() as u32
     }
 
-    /// One more entry names each slot of the run, or none does: all or nothing. The caller holds
-    /// the lock of a table in which entries name them.
+    /// Adds a reference of an entry to each slot of the run, or to none. The caller holds the lock
+    /// of a table with entries that refer to them.
     pub(crate) fn name_slots(&self, run: SlotRun) -> Result<(), TooManyEntries> {
         let (part, rest) = first_part(run);
         if part.count == 0 {
@@ -209,8 +211,8 @@ impl<P: Platform> Memory<P> {
         self.name_slots(rest).inspect_err(|_| self.release_slots(part))
     }
 
-    /// One entry less names each slot of the run. A slot that nothing holds any more is free; a
-    /// page in the cache whose slot no entry names leaves it.
+    /// Drops a reference of an entry from each slot of the run. A slot that nothing holds any more
+    /// is freed; a cached page without entries leaves the cache.
     pub(crate) fn release_slots(&self, run: SlotRun) {
         let mut left = run;
         while left.count > 0 {
@@ -246,7 +248,7 @@ impl<P: Platform> Memory<P> {
         freed.relist(run.first);
     }
 
-    /// The store forgets what it has for a slot that is free now.
+    /// Frees the store's content of a slot that is free now.
     #[inline(always)]
     pub(super) fn forget_content(&self, cell: Cell, value: &AtomicU64) {
         if cell.has(Cell::STORED) {
@@ -254,9 +256,9 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// The folio of the page that the cache has for a slot, with a reference. The slot is that of
-    /// an entry that the caller has seen, and may be gone, with its area. The caller holds no lock
-    /// of a cluster.
+    /// The folio of the page that the cache has for a slot, with a reference. The caller has seen
+    /// an entry with the slot, which may be removed by now, even with its area. The caller holds no
+    /// lock of a cluster.
     #[inline(never)]
     pub(crate) fn find_cached(&self, area: u8, slot: u64) -> Option<Reference<'_, P>> {
         self.while_areas_stay(|| {
@@ -267,8 +269,8 @@ impl<P: Platform> Memory<P> {
         })
     }
 
-    /// Lets the caller look at slots that nothing of its own names: no area that is on is freed
-    /// meanwhile.
+    /// Lets the caller read slots to which it has no reference: no area that is on is freed during
+    /// the call.
     pub(super) fn while_areas_stay<R>(&self, look: impl FnOnce() -> R) -> R {
         self.platform.enter_read();
         let result = look();
@@ -276,10 +278,10 @@ impl<P: Platform> Memory<P> {
         result
     }
 
-    /// The content of the run is to come into `folio`, which is fresh and locked by the caller: the
-    /// cache names it from now on, and the slots are busy, so that their area stays. All or
-    /// nothing. The slots are those of entries that the caller has seen, as in
-    /// [`Memory::find_cached`].
+    /// Claims the slots of the run, whose content is to be read into `folio`, which is fresh and
+    /// locked by the caller: the cache refers to it from now on, and the slots are busy, which
+    /// keeps their area. Claims all or none. The slots are those of entries that the caller has
+    /// seen, as for [`Memory::find_cached`].
     pub(crate) fn claim_slots(&self, folio: Folio, run: SlotRun) -> Result<(), ClaimError> {
         self.while_areas_stay(|| self.claim_if_named(folio, run))
     }
@@ -291,7 +293,7 @@ impl<P: Platform> Memory<P> {
             return Err(ClaimError::Gone);
         };
         let _state = cluster.state.lock();
-        // Until memory has been reclaimed, nothing needs to know how long a page was away.
+        // Until memory has been reclaimed, the age of a page is not needed.
         let shadow = match cells.first() {
             Some(cell) if self.clock.has_reclaimed() => Cell(cell.load(Relaxed)).shadow(),
             _ => None,
@@ -305,22 +307,22 @@ impl<P: Platform> Memory<P> {
         Ok(())
     }
 
-    /// The thread that has the folio's lock is done with its slots. The pages of `put` have lost an
-    /// entry that named their slots. Pages whose slots nothing names leave the cache; the others
-    /// stay, and are not busy any more. Says how many stay. The caller has a reference beside the
-    /// cache's.
+    /// Ends the work of the folio's lock holder on its slots. The pages of `put` have lost an entry
+    /// that referred to their slots. Pages without references to their slots leave the cache; the
+    /// others stay, no longer busy. Returns the number that stay. The caller has a reference
+    /// besides the cache's.
     pub(crate) fn settle_slots(&self, folio: Folio, place: SwapPlace, put: &PageSet) -> u32 {
         let done = |page: u32, old: Cell| Cell((old.0 & !Cell::BUSY) - u64::from(put.has(page)));
         let cached = self.change_slots(folio, place, || false, done).cached;
         if cached < folio.pages() {
-            // Its content is nowhere else now.
+            // No other copy of the content is left.
             self.frames.mark_dirty(folio);
         }
         cached
     }
 
-    /// The content of the folio could not be written: its slots have none, and are not busy any
-    /// more. Otherwise as [`Memory::settle_slots`].
+    /// Like [`Memory::settle_slots`], after a failed write: the slots have no content, and are no
+    /// longer busy.
     pub(super) fn settle_unwritten(&self, folio: Folio, place: SwapPlace) {
         let done = |_: u32, old: Cell| Cell(old.0 & !(Cell::BUSY | Cell::CONTENT));
         if self.change_slots(folio, place, || false, done).cached < folio.pages() {
@@ -329,22 +331,22 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// Takes a folio out of memory whose content has gone out: as `written` says, or before. The
-    /// caller's reference and the cache's must be all that is left. Then the folio is the caller's,
-    /// frozen, and the answer is yes. Otherwise it stays in the cache, its slots are not busy any
-    /// more, and the caller keeps its reference. The caller has the folio's lock.
+    /// Evicts a folio whose content is in swap: as `written` says, or from before. If only the
+    /// caller's reference and the cache's are left, the folio is the caller's, frozen, and the
+    /// result is true. Otherwise it stays in the cache, its slots are no longer busy, and the
+    /// caller keeps its reference. The caller has the folio's lock.
     pub(crate) fn evict(&self, folio: Folio, place: SwapPlace, written: Option<&Written>) -> bool {
         let done = |page: u32, old: Cell| {
             let content = written.map_or(0, |written| written.content(page));
             Cell(old.0 & !Cell::BUSY | content)
         };
         // With the cluster's lock held: a thread that finds the folio by a slot takes a reference,
-        // and looks at the slot again.
+        // and reads the slot again.
         self.change_slots(folio, place, || self.frames.freeze(folio, 2), done).evicted
     }
 
-    /// The content could not be read: the folio leaves the cache, and entries name its slots as
-    /// before. The caller has the folio's lock and a reference.
+    /// Removes a folio whose content could not be read from the cache; entries keep their
+    /// references to its slots. The caller has the folio's lock and a reference.
     pub(crate) fn give_up(&self, folio: Folio, place: SwapPlace) {
         let uncached = |_: u32, old: Cell| old.uncached(0);
         let changed = self.change_slots(folio, place, || false, uncached);
@@ -354,11 +356,11 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// Makes the slots of a folio that is in the cache busy, so that they stay its own: to be
-    /// written out, or named by more entries. `None`, with nothing changed, if the area is stopped,
-    /// or some of its pages have left the cache, or came from another folio, or a device still
-    /// writes what they were. Says whether all content is in swap already. The caller has the
-    /// folio's lock, and a reference.
+    /// Makes the slots of a cached folio busy, so that they stay its own: to be written out, or to
+    /// get more references. `None`, with nothing changed, if the area is stopped, if some of its
+    /// pages have left the cache or came from another folio, or if a device still writes their old
+    /// content. Returns whether all content is in swap already. The caller has the folio's lock,
+    /// and a reference.
     pub(crate) fn prepare_out(&self, folio: Folio, place: SwapPlace) -> Option<Stored> {
         let run = SlotRun { area: place.area, first: place.first, count: folio.pages() };
         let (cluster, cells, _) = self.cells(run)?;
@@ -368,15 +370,15 @@ impl<P: Platform> Memory<P> {
         Some(stored)
     }
 
-    /// As [`Memory::prepare_out`], of a folio that nothing maps: a stopped area lets it leave
-    /// memory, too, if nothing has to be written to the area for that.
+    /// Like [`Memory::prepare_out`], for an unmapped folio: it may leave memory even if the area is
+    /// stopped, unless something must be written to the area for that.
     pub(crate) fn prepare_eviction(&self, folio: Folio, place: SwapPlace) -> Option<Stored> {
         let prepared = self.prepare_out(folio, place);
         prepared.or_else(|| self.prepare_dropping(folio, place).then_some(Stored::Yes))
     }
 
-    /// Changes the cells of the folio that still name it, in one span of the cluster's lock.
-    /// `freeze` says whether the folio goes out of memory.
+    /// Changes the cells that still refer to the folio, in one span of the cluster's lock. `freeze`
+    /// decides whether the folio leaves memory.
     fn change_slots(
         &self,
         folio: Folio,
@@ -392,7 +394,7 @@ impl<P: Platform> Memory<P> {
         };
         let mut state = cluster.state.lock();
         if !self.frames.is_swap_cached(folio) {
-            // All pages have left the cache since the caller looked, and its reference went with
+            // All pages have left the cache since the caller looked, and the cache's reference with
             // them.
             return changed;
         }
@@ -402,13 +404,13 @@ impl<P: Platform> Memory<P> {
         for (page, (cell, value)) in (0..).zip(cells.iter().zip(values)) {
             let old = Cell(cell.load(Relaxed));
             if old.frame() != Some(folio.head.plus(page)) {
-                // This page has left the cache before.
+                // This page left the cache before.
                 continue;
             }
             let now = change(page, old);
             if now.is_named_or_written() {
                 if now.entries() == 0 {
-                    // The page leaves the cache; the device lets the slot go.
+                    // The page leaves the cache; the device will release the slot.
                     cell.store(Cell::WRITING, Relaxed);
                     continue;
                 }
@@ -436,8 +438,8 @@ impl<P: Platform> Memory<P> {
     }
 }
 
-/// Whether all content of a folio in the cache is in swap. `None` if its slots, whose cells these
-/// are, may not be made busy ([`Memory::prepare_out`]).
+/// Whether all content of a cached folio is in swap. `None` if its slots, with these cells, may not
+/// be made busy ([`Memory::prepare_out`]).
 fn stored_of(_: &ClusterState, folio: Folio, cells: &[AtomicU64]) -> Option<Stored> {
     let load = |cell: &AtomicU64| Cell(cell.load(Relaxed));
     let ours = |(page, cell): (u32, &AtomicU64)| {
@@ -451,7 +453,7 @@ fn stored_of(_: &ClusterState, folio: Folio, cells: &[AtomicU64]) -> Option<Stor
     Some(if stored == 0 { Stored::No } else { Stored::Yes })
 }
 
-/// The thread that has the folio's lock works on the content. The cluster's lock is held.
+/// Marks cells busy for the thread that has the folio's lock. The cluster's lock is held.
 pub(super) fn make_busy<'a>(cells: impl IntoIterator<Item = &'a AtomicU64>) {
     for cell in cells {
         cell.store(cell.load(Relaxed) | Cell::BUSY, Relaxed);
@@ -461,15 +463,15 @@ pub(super) fn make_busy<'a>(cells: impl IntoIterator<Item = &'a AtomicU64>) {
 /// Whether the content of a cached folio is in swap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Stored {
-    /// It has to be written out.
+    /// It must be written out.
     No,
-    /// It is.
+    /// It is in swap.
     Yes,
 }
 
-/// What [`Memory::change_slots`] left.
+/// The result of [`Memory::change_slots`].
 struct Changed {
-    /// Pages whose slots are still named.
+    /// Pages whose slots still have references.
     cached: u32,
     evicted: bool,
 }

@@ -1,19 +1,21 @@
-//! Faults that go on page after page, and may read larger folios than those that went out.
+//! Streaks: faults on one page after another, which may read larger folios than were swapped out.
 //!
-//! A slot's cell has the order of the folio that went out ([`super::cell`]). Pages that went out one by
-//! one come back one by one: nothing says that a neighbor is wanted, and each has to be read and
-//! expanded. A *streak* of faults, each on the page after the pages of the last, says so. Such a fault
-//! may read as many pages as its streak has read, so the streak at most doubles with each fault:
+//! A slot's cell has the order of the folio that was swapped out ([`super::cell`]). Pages that were
+//! swapped out one by one come back one by one: nothing shows that a neighbor is wanted, and each
+//! must be read and expanded. A *streak* of faults, each on the page after those of the last, shows
+//! it. Such a fault may read up to the number of pages that its streak has read, so the streak at
+//! most doubles with each fault:
 //!
 //! ```text
 //! pages     0  1  2  3  ...  15    16 .. 31    32 .. 63    100
 //! read by   a fault each           one fault   one fault   a fault of its own: the streak is over
 //! ```
 //!
-//! A folio that comes back as it went out counts as one page, since the fault wants no more of it.
+//! A folio of the size that was swapped out counts as one page, since the fault wants no more of
+//! it.
 //!
-//! There is one account for all address spaces. A fault in another one may end a streak, which costs
-//! some faults and no more.
+//! There is one account for all address spaces. A fault in another one may end a streak, which
+//! costs only a few faults.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -22,11 +24,11 @@ use crate::addr::{Order, Orders};
 use crate::frame::MAX_FOLIO_ORDER;
 use crate::platform::Platform;
 
-/// The faults that the last one goes on from.
+/// The streak that the last fault belongs to.
 pub(super) struct Streak {
-    /// The number of the page after the last that was read.
+    /// The page number after the last page read.
     next: AtomicU64,
-    /// Pages that count for the next fault.
+    /// The pages of the streak so far.
     pages: AtomicU32,
 }
 
@@ -37,7 +39,7 @@ pub(crate) struct ReadByFault {
     pub(crate) first: u64,
     /// Its order.
     pub(crate) order: Order,
-    /// That of the folio in which the page went out.
+    /// The order of the folio in which the page was swapped out.
     pub(crate) went_out: Order,
 }
 
@@ -46,7 +48,7 @@ impl Streak {
         Self { next: AtomicU64::new(0), pages: AtomicU32::new(0) }
     }
 
-    /// The largest folio that a fault on the page may read because of the faults before it.
+    /// The largest folio that a fault on the page may read because of its streak.
     fn order_at(&self, page: u64) -> Order {
         let pages = self.pages.load(Relaxed);
         match pages.checked_ilog2() {
@@ -67,13 +69,14 @@ impl Streak {
 }
 
 impl<P: Platform> Memory<P> {
-    /// The folios that a fault on a page may read, where the page went out in one of `went_out`.
+    /// The folio orders that a fault on a page may read, if the page was swapped out in one of
+    /// `went_out`.
     #[inline]
     pub(crate) fn orders_to_read(&self, page: u64, went_out: Order) -> Orders {
         Orders::up_to(went_out.max(self.swap.streak.order_at(page)))
     }
 
-    /// Notes what a fault has read, where the policy has larger folios than a page.
+    /// Records a fault's read, if the policy allows folios larger than a page.
     #[inline]
     pub(crate) fn note_streak(&self, read: ReadByFault) {
         self.swap.streak.note(read);

@@ -1,11 +1,11 @@
-//! Folios that are wanted again while a device writes them, where pages may change meanwhile
+//! Folios that are wanted again while a device writes them, if the device allows pages to change
 //! ([`SwapDevice::needs_stable_pages`](super::SwapDevice::needs_stable_pages)).
 //!
-//! The thread that wants the folio takes the lock over from the request. It finds the folio as
-//! after a write that failed: in the cache, and its slots without content. The request keeps its
-//! reference, so that the frames stay the folio's, and the slots, which are marked: nobody else
-//! gets them, and nothing is written to them twice at once. The thread that finds the request done
-//! lets both go.
+//! The thread that wants the folio takes over the lock from the request. It finds the folio as
+//! after a failed write: in the cache, its slots without content. The request keeps its reference,
+//! so that the frames stay the folio's. It also keeps the slots, which are marked: they cannot be
+//! reallocated, so no two writes to them overlap. The thread that finds the request done releases
+//! both.
 //!
 //! ```text
 //! fault      cluster's lock: WRITEBACK goes, WRITING comes; map, settle, unlock
@@ -14,8 +14,8 @@
 //! ```
 //!
 //! The slots' marks, under the lock of their cluster, decide which thread has the folio. The
-//! writeback bit does not: the folio may have gone out again, to other slots, when the first
-//! request is done.
+//! writeback bit does not: the folio may have been swapped out again, to other slots, when the
+//! first request is done.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -30,7 +30,7 @@ use crate::frame::{Folio, FolioLock};
 use crate::platform::Platform;
 
 impl<P: Platform> Memory<P> {
-    /// Takes a folio back that a device writes. The caller has a reference. `None` if the device
+    /// Takes back a folio that a device writes. The caller has a reference. `None` if the device
     /// needs stable pages, reads the folio, or is done with it.
     #[cold]
     pub(super) fn take_back(&self, folio: Folio) -> Option<FolioLock<'_, P>> {
@@ -39,7 +39,7 @@ impl<P: Platform> Memory<P> {
         Some(lock)
     }
 
-    /// The lock of the folio is the caller's, and its slots are marked, in one step.
+    /// Takes over the folio's lock and marks its slots, in one step.
     fn take_lock_over(&self, folio: Folio) -> Option<(FolioLock<'_, P>, SwapPlace)> {
         let place = self.frames.swap_place(folio)?;
         if !self.area(place.area)?.lets_pages_change() {
@@ -48,7 +48,7 @@ impl<P: Platform> Memory<P> {
         let (cluster, cells, _) = self.cells(Self::slots_of(folio, place))?;
         let _state = cluster.state.lock();
         let load = |cell: &AtomicU64| Cell(cell.load(Relaxed));
-        // Not one that is read around another, whose slot has the content.
+        // Not a read of read-around, whose slot has the content.
         let is_written = |(page, cell): (u32, &AtomicU64)| {
             load(cell).frame() == Some(folio.head.plus(page))
                 && load(cell).has(Cell::BUSY)
@@ -64,8 +64,8 @@ impl<P: Platform> Memory<P> {
         Some((lock, place))
     }
 
-    /// A device is done with the folio that it has written to these slots. Returns the lock, unless
-    /// the folio was taken back: then the slots are let go.
+    /// Ends a device's write of the folio to these slots. Returns the lock, unless the folio was
+    /// taken back: then releases the slots.
     pub(super) fn lock_written(&self, folio: Folio, slots: SlotRun) -> Option<FolioLock<'_, P>> {
         let lock = || self.frames.lock_of_request(&self.platform, folio);
         let (Some(area), Some((cluster, cells, values))) =
@@ -89,7 +89,7 @@ impl<P: Platform> Memory<P> {
                 continue;
             }
             cell.store(Cell::FREE.0, Relaxed);
-            // Its last entry went while the device was writing.
+            // Its last entry was removed during the write.
             self.empty_slot(now, value);
             freed.add(&mut state, at);
         }

@@ -1,5 +1,5 @@
-//! Folios of the swap cache whose last mapping ends, or whose only mapping goes out, while entries
-//! elsewhere name their slots: swap has their content, so they need no memory.
+//! Folios of the swap cache that lose their last mapping, or whose only mapping is swapped out,
+//! while other entries refer to their slots: swap has their content, so they need no memory.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -13,7 +13,8 @@ use crate::frame::{Folio, FreeBatch, Freed, LockedFolio};
 use crate::platform::Platform;
 
 impl<P: Platform> Memory<P> {
-    /// Mappings of the folio were taken away, with that result. The caller may have table locks.
+    /// Handles a folio whose mappings were dropped with this result. The caller may have table
+    /// locks.
     #[inline]
     pub(crate) fn after_unmapping(&self, batch: &mut FreeBatch<'_, P>, folio: Folio, freed: Freed) {
         if freed == Freed::Unmapped {
@@ -21,15 +22,15 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// Frees the folio if the swap cache alone has it, and all content is in swap. One that another
-    /// thread has locked or referred to is left to that thread or to reclaim.
+    /// Frees the folio if only the swap cache has it, and all content is in swap. A folio that
+    /// another thread has locked or referenced is left to that thread or to reclaim.
     #[cold]
     #[inline(never)]
     fn evict_unmapped(&self, batch: &mut FreeBatch<'_, P>, folio: Folio) {
         if !self.frames.is_swap_cached(folio) {
             return;
         }
-        // Nothing of the caller's keeps the folio any more: the frame may be another's by now.
+        // The caller has no reference any more: the frame may have another owner by now.
         let Some(held) = self.frames.try_hold(&self.platform, folio.head) else { return };
         let Some(lock) = self.frames.try_lock_folio(&self.platform, *held) else { return };
         let folio = *held;
@@ -45,8 +46,8 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// As [`Memory::prepare_out`], of a folio that nothing maps, if swap has the content of all
-    /// pages that are still in the cache: nothing wants the others. Says whether that is so.
+    /// Like [`Memory::prepare_out`], for an unmapped folio, if swap has the content of all pages
+    /// that are still in the cache: the others are not needed. Returns whether that is so.
     pub(super) fn prepare_dropping(&self, folio: Folio, place: SwapPlace) -> bool {
         let Some((cluster, cells, _)) = self.cells(Self::slots_of(folio, place)) else {
             return false;
@@ -65,10 +66,10 @@ impl<P: Platform> Memory<P> {
         stored
     }
 
-    /// Lets a folio go out once more to the slots that it has: they are busy, and one more entry
-    /// names those of `named` pages from page `first` on. `None` if it has none, if the area takes
-    /// nothing, or if too many entries name a slot; then nothing has changed. The caller has the
-    /// folio's lock, and the locks of the tables in which the entries will be.
+    /// Lets a folio be swapped out again to the slots that it has: makes them busy, and adds a
+    /// reference of an entry to those of `named` pages from page `first` on. `None`, with nothing
+    /// changed, if it has no slots, if the area is stopped, or if a slot's count is at its maximum.
+    /// The caller has the folio's lock, and the locks of the tables that get the entries.
     pub(crate) fn send_out_again(&self, folio: Folio, first: u32, named: u32) -> Option<SlotRun> {
         let place = self.frames.swap_place(folio)?;
         let stored = self.prepare_out(folio, place)?;
@@ -81,10 +82,10 @@ impl<P: Platform> Memory<P> {
         None
     }
 
-    /// Lets a folio leave the cache that is there in part, since nothing names the slots of its other
-    /// pages any more: it cannot go out to these slots. Entries elsewhere find the content in swap.
-    /// Says whether it did; not if the content of a page is not there. The caller has the folio's
-    /// lock, and what keeps the folio without the cache.
+    /// Removes a partly cached folio from the cache: some of its slots have no references any more,
+    /// so it cannot be swapped out to them. Other entries find the content in swap. Returns whether
+    /// it did; it does not if the content of a page is missing there. The caller has the folio's
+    /// lock, and a reference or mapping that keeps the folio.
     pub(crate) fn leave_cache(&self, folio: Folio) -> bool {
         let Some(place) = self.frames.swap_place(folio) else { return false };
         if place.cached == folio.pages() || !self.prepare_dropping(folio, place) {
@@ -95,12 +96,13 @@ impl<P: Platform> Memory<P> {
         true
     }
 
-    /// Whether a folio whose slots are busy may go: the store would refuse what it has refused before.
+    /// Whether a folio with busy slots may be written out: the store would refuse again if it has
+    /// refused since the last free.
     pub(crate) fn may_write_out(&self, stored: Stored, place: SwapPlace) -> bool {
         stored == Stored::Yes || self.takes_content(place.area)
     }
 
-    /// Whether the content of a folio is in swap whose slots, which are busy, begin there.
+    /// Whether the content of a folio is in swap; its slots, which are busy, begin there.
     pub(crate) fn stored_at(&self, slots: SlotRun) -> Stored {
         let cell = self.swap_cell(slots.area, slots.first);
         let stored = cell.is_some_and(|cell| cell.0 & Cell::CONTENT != 0);

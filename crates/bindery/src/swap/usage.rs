@@ -1,4 +1,4 @@
-//! What the slots of all areas hold, for listings.
+//! The contents of the slots of all areas, for listings.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -8,7 +8,7 @@ use super::cell::Cell;
 use crate::Memory;
 use crate::platform::Platform;
 
-/// How many slots hold what ([`Memory::swap_usage`]).
+/// Counts of slots by their content ([`Memory::swap_usage`]).
 ///
 /// ```
 /// use bindery::{Memory, Platform};
@@ -32,10 +32,11 @@ pub struct SwapUsage {
 }
 
 impl<P: Platform> Memory<P> {
-    /// Counts the slots of all areas by what they hold. It looks them up, so that nothing has to
-    /// keep the counts; a slot that changes meanwhile is counted as before or as after.
+    /// Counts the slots of all areas by their content. It reads all cells, so that no counters have
+    /// to be kept; a slot that changes during the call is counted as before or as after the change.
     ///
-    /// Context: spins. Complexity: in the clusters of 512 slots, and the slots of those in use.
+    /// Context: spins. Complexity: linear in the clusters of 512 slots, and the slots of those in
+    /// use.
     pub fn swap_usage(&self) -> SwapUsage {
         let mut usage = SwapUsage::default();
         for (number, area) in (0..).zip(&self.swap.areas) {
@@ -71,12 +72,12 @@ impl<P: Platform> Memory<P> {
     }
 
     #[cfg(feature = "procfs")]
-    /// How many entries name the slot.
+    /// The number of entries that refer to the slot.
     pub(crate) fn slot_entries(&self, area: u8, slot: u64) -> u32 {
         self.swap_cell(area, slot).map_or(0, Cell::entries)
     }
 
-    /// Whether the slot's page is in memory, complete.
+    /// Whether the slot's page is in memory, and complete.
     pub(crate) fn is_slot_resident(&self, area: u8, slot: u64) -> bool {
         let cell = self.swap_cell(area, slot);
         cell.is_some_and(|cell| cell.has(Cell::CACHED) && !cell.has(Cell::BUSY))

@@ -1,16 +1,16 @@
-//! Folios that go out: to compressed memory at once, or to a device, which says later how it went.
+//! Writes folios out: to compressed memory at once, or to a device, which reports the result later.
 //!
 //! A folio that a device has keeps its lock, and has the *writeback* bit. Lock and reference of the
-//! thread that submitted it belong to the request. Whoever finds it done takes them over, and
+//! submitting thread belong to the request. The thread that finds it done takes them over, and
 //! evicts the folio or keeps it. A fault that finds the folio by a slot waits for the device, not
-//! for the lock: it would sleep where nobody may come to unlock.
+//! for the lock, which perhaps no other thread would release:
 //!
-//! 1. CPU A submits a folio and goes elsewhere.
-//! 2. CPU B faults on it. It sees the writeback bit, and parks on `Swap::completions`.
-//! 3. The device is done. Its interrupt handler notes that, changes the word and wakes B.
+//! 1. CPU A submits a folio and does other work.
+//! 2. CPU B faults on it, sees the writeback bit, and parks on `Swap::completions`.
+//! 3. The device is done. Its interrupt handler records that, changes the word and wakes B.
 //! 4. CPU B finds the request done, evicts or keeps the folio, and unlocks it.
 //!
-//! The bit is set in one step with the last look at parked waiters, so that none of them sleeps on
+//! The bit is set in one step with the last check for parked waiters, so that none of them sleeps
 //! through step 3.
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -27,7 +27,7 @@ use crate::frame::{Folio, FolioLock, LockedFolio};
 use crate::interrupt;
 use crate::platform::Platform;
 
-/// A folio that goes to a device, or comes from one.
+/// A folio in a transfer to or from a device.
 pub(super) struct FolioTransfer {
     pub(super) operation: SwapOperation,
     /// The number of the request.
@@ -37,8 +37,9 @@ pub(super) struct FolioTransfer {
 }
 
 impl<P: Platform> Memory<P> {
-    /// Writes a folio out that is in the swap cache, its slots busy, unless its content is in swap.
-    /// Says whether it is the caller's now, frozen. Otherwise a device has it, or it stays.
+    /// Writes out a folio in the swap cache, whose slots are busy, unless its content is in swap.
+    /// Returns whether the folio is the caller's now, frozen. Otherwise a device has it, or it
+    /// stays.
     pub(crate) fn write_out_locked(&self, leaving: LockedFolio<'_, P>, stored: Stored) -> bool {
         let folio = leaving.folio();
         let Some(place) = self.frames.swap_place(folio) else { return false };
@@ -58,7 +59,7 @@ impl<P: Platform> Memory<P> {
         self.finish_write_out(leaving, place, Some(&written))
     }
 
-    /// The content of a folio has gone out. Says whether the folio is the caller's now, frozen.
+    /// Finishes a write of a folio. Returns whether the folio is the caller's now, frozen.
     fn finish_write_out(
         &self,
         leaving: LockedFolio<'_, P>,
@@ -72,7 +73,7 @@ impl<P: Platform> Memory<P> {
         evicted
     }
 
-    /// As [`Memory::write_out_locked`], of a folio whose slots a device has.
+    /// Like [`Memory::write_out_locked`], for a folio whose slots are on a device.
     #[cold]
     #[inline(never)]
     fn send_to_device(
@@ -90,15 +91,15 @@ impl<P: Platform> Memory<P> {
         let number = self.take_request(area);
         area.requests.begin(number, folio.head, place.first);
         self.swap.writing.fetch_add(u64::from(folio.pages()), Relaxed);
-        // From here on, the folio is the request's.
+        // From here on, the folio belongs to the request.
         leaving.into_request();
         let what = FolioTransfer { operation: SwapOperation::Write, number, folio, place };
         self.submit_pieces(area, device, &what, |page| !written.is_filled(page));
         false
     }
 
-    /// Submits the runs of the folio's pages that `wanted` chooses, and then counts the submitter's
-    /// own piece.
+    /// Submits the runs of the folio's pages in `wanted`, and then completes the submitter's own
+    /// piece.
     pub(super) fn submit_pieces(
         &self,
         area: &Area<P>,
@@ -128,10 +129,9 @@ impl<P: Platform> Memory<P> {
         self.note_completion();
     }
 
-    /// A device says that it is done with a request, and how that went. After an error, a page that
-    /// was to be written stays in memory, and one that was to be read is SIGBUS for the access that
-    /// needed it. The rest is done by a thread that waits for the page, by reclaim, or by
-    /// [`Memory::finish_swap_writes`].
+    /// Completes a request of a device, with its result. After an error, a page that was to be
+    /// written stays in memory, and a read raises SIGBUS for the access that needed the page. A
+    /// thread that waits for the page, reclaim, or [`Memory::finish_swap_writes`] does the rest.
     ///
     /// It takes no lock but [`Platform::unpark`]'s. A driver that calls it in an interrupt handler
     /// needs an `unpark` that may be called there.
@@ -156,14 +156,14 @@ impl<P: Platform> Memory<P> {
         self.swap.completions.note(&self.platform);
     }
 
-    /// Frees the folios that devices have written, as far as nobody wants them again. The embedder
-    /// may call it from a thread after completions; reclaim calls it, too. Returns how many pages
-    /// were freed.
+    /// Frees the folios that devices have written, unless they are wanted again. The embedder may
+    /// call it from a thread after completions; reclaim calls it, too. Returns the number of freed
+    /// pages.
     ///
-    /// Context: may sleep. Complexity: in the requests that are done.
+    /// Context: may sleep. Complexity: linear in the completed requests.
     #[inline]
     pub fn finish_swap_writes(&self) -> u64 {
-        // Acquire: a thread that finds none left finds their folios unlocked.
+        // Acquire: a thread that reads 0 finds the folios unlocked.
         let left = self.swap.writing.load(Acquire) | self.swap.reading.load(Acquire);
         if left == 0 { 0 } else { self.finish_writes() }
     }
@@ -185,8 +185,8 @@ impl<P: Platform> Memory<P> {
         freed
     }
 
-    /// A device is done with the folio of a request. Lock and reference are the caller's now.
-    /// Returns how many pages were freed.
+    /// Finishes a request whose device is done. Lock and reference are the caller's now. Returns
+    /// the number of freed pages.
     fn finish_write(&self, area_number: u8, area: &Area<P>, number: u32) -> u64 {
         if area.requests.is_around(number) {
             self.finish_early_read(area, number);
@@ -220,20 +220,20 @@ impl<P: Platform> Memory<P> {
                 drop(lock.with_reference());
             }
         }
-        // Last: an area whose requests are free has no folio that a device knows.
+        // Last: a device knows no folio of an area whose requests are all free.
         area.requests.free(number);
         // Release: the folio is unlocked.
         self.swap.writing.fetch_sub(pages, Release);
         freed
     }
 
-    /// Waits until no device is writing, or reading what nobody waits for, and frees what was
-    /// written.
+    /// Waits until all writes, and all reads for which no thread waits, are complete, and frees the
+    /// written folios.
     ///
     /// Context: may sleep.
     ///
     /// # Errors
-    /// [`Error::Interrupted`] for a fatal signal; the writes go on.
+    /// [`Error::Interrupted`] for a fatal signal; the writes continue.
     pub fn wait_for_swap_writes(&self) -> Result<(), Error> {
         self.wait_unless_killed(&|| {
             self.swap.writing.load(Acquire) == 0 && self.swap.reading.load(Acquire) == 0
@@ -255,13 +255,13 @@ impl<P: Platform> Memory<P> {
         result
     }
 
-    /// Pages that devices are writing.
+    /// The number of pages that devices are writing.
     pub(crate) fn pages_under_writeback(&self) -> u64 {
         self.swap.writing.load(Relaxed)
     }
 
-    /// Waits until a device is done with something, if one is writing. Returns how many pages were
-    /// freed.
+    /// Waits until a device completes a request, if one is writing. Returns the number of freed
+    /// pages.
     pub(crate) fn wait_for_a_write(&self) -> u64 {
         let mut again = false;
         self.wait_for_devices(&mut || {
@@ -269,9 +269,10 @@ impl<P: Platform> Memory<P> {
         })
     }
 
-    /// Waits until `is_over`, which changes when a request is done. Finishes what is done
-    /// meanwhile, and returns how many pages that has freed. The caller holds no lock of a table or
-    /// cluster, and is in no read section. A folio that it has locked is not one that a device has.
+    /// Waits until `is_over`, which changes when a request completes. Finishes completed requests
+    /// on the way, and returns the number of pages that this freed. The caller holds no lock of a
+    /// table or cluster, and is in no read section. No device has a folio that the caller has
+    /// locked.
     #[cold]
     #[inline(never)]
     pub(crate) fn wait_for_devices(&self, is_over: &mut dyn FnMut() -> bool) -> u64 {
@@ -283,8 +284,8 @@ impl<P: Platform> Memory<P> {
         freed
     }
 
-    /// A request of the area. Waits for one: those that are under way need no memory and no lock to
-    /// become done.
+    /// Takes a request of the area, waiting for one if necessary: requests in flight need no memory
+    /// and no lock to complete.
     pub(super) fn take_request(&self, area: &Area<P>) -> u32 {
         let mut taken = area.requests.take();
         if taken.is_none() {
@@ -296,15 +297,15 @@ impl<P: Platform> Memory<P> {
         taken.unwrap_or_default()
     }
 
-    /// Gives a request back that its reader is done with.
+    /// Frees a request that its reader is done with.
     pub(super) fn free_request(&self, area: &Area<P>, number: u32) {
         area.requests.free(number);
         self.note_completion();
     }
 
-    /// Locks a folio of which the caller has a reference. Waits for whoever has the lock, be it a
-    /// device that writes the folio, unless the folio can be taken back. The caller holds no lock
-    /// of a table, and is in no read section.
+    /// Locks a folio to which the caller has a reference. Waits for the holder of the lock, even
+    /// for a device that writes the folio, unless the folio can be taken back. The caller holds no
+    /// lock of a table, and is in no read section.
     pub(crate) fn lock_folio(&self, folio: Folio) -> FolioLock<'_, P> {
         loop {
             if let Some(lock) = self.frames.lock_folio_unless_writeback(&self.platform, folio) {
@@ -317,7 +318,7 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// The slots of a folio, of which all pages are in the cache.
+    /// The slots of a folio whose pages are all in the cache.
     pub(super) fn slots_of(folio: Folio, place: SwapPlace) -> SlotRun {
         SlotRun { area: place.area, first: place.first, count: folio.pages() }
     }

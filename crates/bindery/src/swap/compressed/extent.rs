@@ -21,7 +21,7 @@ const COUNT: u32 = 38;
 const LENGTH: u32 = 44;
 const END: u32 = 57;
 
-/// A stored page, as the owner of its swap slot names it. Not zero, so that a word may hold one or
+/// A stored page's name for the owner of its swap slot. Not zero, so that a word may hold one or
 /// none. A thread that passes it on releases it, and the other acquires it.
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) struct Handle(NonZeroU64);
@@ -32,12 +32,12 @@ impl Handle {
         self.0.get()
     }
 
-    /// The handle that [`Handle::to_raw`] made a word of. `None` for 0.
+    /// The inverse of [`Handle::to_raw`]. `None` for 0.
     pub(crate) fn from_raw(raw: u64) -> Option<Self> {
         Some(Self(NonZeroU64::new(raw)?))
     }
 
-    /// Where the page's bytes begin; `None` if no handle looks so.
+    /// The page's first extent; `None` if the handle is malformed.
     pub(super) fn extent(&self) -> Option<Extent> {
         Extent::unpack(self.0.get())
     }
@@ -55,7 +55,7 @@ pub(super) struct Extent {
     pub frame: Frame,
     /// The first chunk.
     pub first: u32,
-    /// How many chunks: 1 to [`CHUNKS`].
+    /// The number of chunks: 1 to [`CHUNKS`].
     pub chunks: u32,
     /// Bytes of the object from here to its end.
     pub length: usize,
@@ -74,7 +74,7 @@ impl Extent {
             | (self.length as u64) << LENGTH
     }
 
-    /// `None` if the word is not of the form that [`Extent::pack`] makes.
+    /// `None` if [`Extent::pack`] cannot have made the word.
     pub(super) fn unpack(word: u64) -> Option<Self> {
         let field = |from: u32, to: u32| word >> from & ((1 << (to - from)) - 1);
         let extent = Self {
@@ -89,7 +89,7 @@ impl Extent {
         fits.then_some(extent)
     }
 
-    /// Its chunks, one bit each.
+    /// The extent's chunks, one bit each.
     pub(super) fn mask(self) -> u64 {
         u64::MAX >> (CHUNKS - self.chunks) << self.first
     }
@@ -99,22 +99,22 @@ impl Extent {
         self.length <= self.room()
     }
 
-    /// Whether it is a page as it is, in a frame of its own.
+    /// Whether it is a raw page, in a frame of its own.
     pub(super) fn is_raw(self) -> bool {
         self.chunks == CHUNKS && self.length == PAGE_SIZE as usize
     }
 
-    /// How many bytes of the object lie here.
+    /// The number of the object's bytes here.
     pub(super) fn bytes(self) -> usize {
         if self.is_last() { self.length } else { self.room() - LINK }
     }
 
-    /// Where the chunks begin in the frame.
+    /// The offset of the chunks in the frame, in bytes.
     pub(super) fn start(self) -> usize {
         self.first as usize * CHUNK
     }
 
-    /// Bytes of the chunks.
+    /// The size of the chunks, in bytes.
     pub(super) fn room(self) -> usize {
         self.chunks as usize * CHUNK
     }

@@ -3,7 +3,7 @@
 //! | file | contents |
 //! |---|---|
 //! | `extent` | [`Handle`] and the run of chunks that it refers to |
-//! | `pool` | frames with holes, and where an object goes |
+//! | `pool` | frames with holes, and the placement of objects |
 //! | `object` | the bytes of objects |
 //! | `workspace` | the compressor's memory |
 //!
@@ -57,13 +57,13 @@ pub(crate) use extent::Handle;
 use pool::Pool;
 use workspace::{Workspaces, decompress};
 
-/// The largest object that is compressed: a page that takes more is stored raw.
+/// The largest object that is compressed: a page that needs more is stored raw.
 const LARGEST: usize = PAGE_SIZE as usize / 8 * 7;
 
 /// The reason why a page was not stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum StoreError {
-    /// The store may take no more frames.
+    /// The store has reached its limit of frames.
     Limit,
     /// No frame is free.
     NoMemory,
@@ -255,7 +255,7 @@ impl<P: Platform> CompressedStore<P> {
         self.pool.lock().set_limit(frames);
     }
 
-    /// Whether a page may find room: none was refused since something was freed. Spins.
+    /// Whether a page may find room: none was refused since the last free. Spins.
     pub(crate) fn may_take(&self, frames: &Frames<P>) -> bool {
         self.pool.lock().may_take(frames)
     }
@@ -274,7 +274,7 @@ impl<P: Platform> CompressedStore<P> {
     /// Verifies the lists of frames with holes, for the auditor. O(frames).
     ///
     /// # Errors
-    /// A frame that is on no list where it belongs.
+    /// A frame that is missing from its list.
     pub(crate) fn check(&self, frames: &Frames<P>) -> Result<(), Frame> {
         self.pool.lock().check(frames)
     }

@@ -13,12 +13,12 @@ use crate::platform::Platform;
 /// Writes an object to the chunks that were reserved for it.
 ///
 /// # Safety
-/// 1. The chunks of `extents` are reserved ([`super::pool::Pool::reserve`]), and nobody but the
-///    caller knows them.
+/// 1. The chunks of `extents` are reserved ([`super::pool::Pool::reserve`]), and only the caller
+///    knows them.
 pub(super) unsafe fn write<P: Platform>(platform: &P, extents: &[Extent], mut object: &[u8]) {
     for (index, extent) in extents.iter().enumerate() {
         let start = place_of(platform, *extent);
-        // SAFETY: the direct map shows the chunks, which are the caller's alone (its obligation 1).
+        // SAFETY: the direct map shows the chunks, which only the caller uses (its obligation 1).
         let chunks = unsafe { slice::from_raw_parts_mut(start, extent.room()) };
         let (link, mut here) = chunks.split_at_mut(if extent.is_last() { 0 } else { LINK });
         if let Some(next) = extents.get(index + 1)
@@ -33,7 +33,7 @@ pub(super) unsafe fn write<P: Platform>(platform: &P, extents: &[Extent], mut ob
     }
 }
 
-/// Whether the extent's chunks are in use. A handle that was made up, or freed, mostly fails here.
+/// Whether the extent's chunks are in use. A forged or freed handle mostly fails here.
 pub(super) fn check<P: Platform>(frames: &Frames<P>, extent: Extent) -> Result<(), Corrupt> {
     let is_stored = is_pool_frame(frames, extent.frame)
         && frames.meta(extent.frame).word.load(Relaxed) & extent.mask() == extent.mask();
@@ -44,7 +44,7 @@ pub(super) fn check<P: Platform>(frames: &Frames<P>, extent: Extent) -> Result<(
 ///
 /// # Safety
 /// 1. The extent has passed [`check`].
-/// 2. It is not freed, and nobody writes it, for as long as the bytes are used.
+/// 2. It is neither freed nor written for as long as the bytes are used.
 pub(super) unsafe fn bytes_in<P: Platform>(platform: &P, extent: Extent) -> &[u8] {
     let link = if extent.is_last() { 0 } else { LINK };
     // SAFETY: the direct map shows the chunks (obligation 1), which stay as they are (obligation
@@ -56,7 +56,7 @@ pub(super) unsafe fn bytes_in<P: Platform>(platform: &P, extent: Extent) -> &[u8
 /// The extent after another; `None` if the object ends there.
 ///
 /// # Safety
-/// As of [`bytes_in`].
+/// As for [`bytes_in`].
 pub(super) unsafe fn rest<P: Platform>(
     platform: &P,
     extent: Extent,
@@ -72,10 +72,10 @@ pub(super) unsafe fn rest<P: Platform>(
     if next.length == left { Ok(Some(next)) } else { Err(Corrupt) }
 }
 
-/// Copies the pieces of an object together, and tells its length.
+/// Copies the pieces of an object together, and returns its length.
 ///
 /// # Safety
-/// 1. What of the object passes [`check`] is not freed during the call, and nobody writes it.
+/// 1. The extents of the object that pass [`check`] are neither freed nor written during the call.
 pub(super) unsafe fn gather<P: Platform>(
     frames: &Frames<P>,
     platform: &P,
@@ -96,7 +96,7 @@ pub(super) unsafe fn gather<P: Platform>(
     Ok(at)
 }
 
-/// Where an extent of a frame of compressed pages begins.
+/// The address of an extent in a frame of compressed pages.
 fn place_of<P: Platform>(platform: &P, extent: Extent) -> *mut u8 {
     // SAFETY: 1. an extent lies inside its frame (`Extent::unpack`, `Pool::carve`), and callers
     // pass extents in frames of the memory.

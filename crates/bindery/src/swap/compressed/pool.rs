@@ -1,4 +1,4 @@
-//! [`Pool`]: frames in chunks, and the lists of those with holes.
+//! [`Pool`]: frames divided into chunks, and lists of frames with holes.
 //!
 //! ```text
 //! a frame of 64 chunks   |#### ######........####..########################........#####|
@@ -6,14 +6,14 @@
 //! ```
 //!
 //! `word` in the frame's metadata has a bit for each chunk in use. A frame is on the list of its
-//! widest hole: `next` and `previous` link it. A full frame is on no list, and one that becomes
-//! empty goes back to the allocator at once.
+//! widest hole: `next` and `previous` link it. A full frame is on no list, and an empty one is
+//! freed at once.
 //!
-//! **Where an object goes.** Into the narrowest hole that is wide enough. Where there is none, it
-//! is split over the widest holes, of [`MIN_PIECE`] chunks at least, into at most [`MAX_PIECES`]
-//! pieces; only the last piece takes a new frame. So new frames are taken when the old ones are
-//! nearly full, whatever the sizes: pages that compress to 60 % leave no 40 % of each frame behind.
-//! A page as it is always has a whole frame, so that it is copied at once.
+//! **Placement.** An object is stored in the narrowest hole that is wide enough. If no hole is, it
+//! is split over the widest holes, of at least [`MIN_PIECE`] chunks, into at most [`MAX_PIECES`]
+//! pieces; only the last piece takes a new frame. So a new frame is taken only when the old ones
+//! are nearly full, whatever the sizes: pages that compress to 60 % do not waste 40 % of each
+//! frame. A raw page always has a whole frame, so that it can be copied in one step.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -26,7 +26,7 @@ use crate::frame::meta::{Kind, NONE, is_kind, link, order_in};
 use crate::frame::{AllocateFor, Frames};
 use crate::platform::Platform;
 
-/// Into how many pieces an object is split at most.
+/// The maximum number of pieces of an object.
 pub(super) const MAX_PIECES: usize = 4;
 /// The narrowest hole that takes a piece of a larger object.
 const MIN_PIECE: u32 = 4;
@@ -36,9 +36,9 @@ pub(super) type Extents = ArrayVec<Extent, MAX_PIECES>;
 /// Frames that became empty.
 pub(super) type Emptied = ArrayVec<Frame, MAX_PIECES>;
 
-/// The frames of a store, its limit and its figures.
+/// The frames of a store, its limit and its counters.
 pub(super) struct Pool {
-    /// The first frame of each list, by its widest hole; nothing is on the first list.
+    /// The first frame of each list, indexed by the width of its widest hole; list 0 is empty.
     lists: [u32; CHUNKS as usize],
     /// The lists that are not empty, one bit each.
     listed: u64,
@@ -47,12 +47,12 @@ pub(super) struct Pool {
     refusal: Option<Refusal>,
 }
 
-/// A page found no room. Others, which take less, might: they are not tried until something was
-/// freed, or reclaim would compress all of memory in vain.
+/// A page for which no room was found. Smaller pages might fit, but are not tried before the next
+/// free: reclaim would compress all of memory in vain.
 struct Refusal {
-    /// As many pages were stored then, and those that were stored since.
+    /// The number of stored pages at the refusal, plus those stored since.
     pages_stored: u64,
-    /// Why.
+    /// The reason.
     error: StoreError,
 }
 
@@ -62,7 +62,7 @@ impl Pool {
         Self { lists: [NONE; CHUNKS as usize], listed: 0, limit, usage, refusal: None }
     }
 
-    /// Whether a page may find room: none was refused since something was freed.
+    /// Whether a page may find room: none was refused since the last free.
     pub(super) fn may_take<P: Platform>(&self, frames: &Frames<P>) -> bool {
         self.refusal.as_ref().is_none_or(|refusal| {
             self.usage.pages_stored < refusal.pages_stored
@@ -70,12 +70,12 @@ impl Pool {
         })
     }
 
-    /// How many frames may be taken.
+    /// The number of frames that may be taken.
     pub(super) fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// Changes the limit. What was refused may find room now.
+    /// Changes the limit. A refused page may find room now.
     pub(super) fn set_limit(&mut self, frames: u64) {
         self.limit = frames;
         self.refusal = None;
@@ -100,7 +100,7 @@ impl Pool {
                     extents.push(extent);
                 }
                 Err(error) => {
-                    // Pieces before the last lie in frames that others use too: none gets empty.
+                    // Pieces before the last lie in shared frames, which do not become empty.
                     extents.iter().for_each(|extent| _ = self.clear(frames, *extent));
                     let pages_stored = self.usage.pages_stored;
                     self.refusal = Some(Refusal { pages_stored, error });
@@ -117,7 +117,7 @@ impl Pool {
         Ok(extents)
     }
 
-    /// Takes chunks for `length` bytes, or for the first of them.
+    /// Takes chunks for `length` bytes, or for the first part of them.
     fn reserve_piece<P: Platform>(
         &mut self,
         frames: &Frames<P>,
@@ -162,7 +162,7 @@ impl Pool {
         Ok(frame)
     }
 
-    /// Takes `chunks` of a frame that has a hole so wide.
+    /// Takes `chunks` of a frame that has a hole of that width.
     fn carve<P: Platform>(
         &mut self,
         frames: &Frames<P>,
@@ -177,16 +177,16 @@ impl Pool {
         extent
     }
 
-    /// Gives back the chunks of an object and tells which frames are empty now: they are the
-    /// caller's to free.
+    /// Releases the chunks of an object and returns the frames that are empty now, for the caller
+    /// to free.
     ///
     /// # Errors
-    /// What is not stored, and what lies after it in the object, is left alone.
+    /// An extent that is not in use, and all after it, are not released.
     ///
     /// # Safety
     /// If its chunks are in use:
-    /// 1. The object is the caller's, and nobody else frees it.
-    /// 2. Nobody reads it any more.
+    /// 1. The object is the caller's, and no other call frees it.
+    /// 2. No thread reads it any more.
     pub(super) unsafe fn release<P: Platform>(
         &mut self,
         frames: &Frames<P>,
@@ -212,14 +212,15 @@ impl Pool {
         Ok(emptied)
     }
 
-    /// Gives back the chunks of one extent; whether the frame is empty now. Then it is on no list.
+    /// Releases the chunks of one extent; returns whether the frame is empty now. Then it is on no
+    /// list.
     fn clear<P: Platform>(&mut self, frames: &Frames<P>, extent: Extent) -> bool {
         let used = frames.meta(extent.frame).word.load(Relaxed) & !extent.mask();
         self.change(frames, extent.frame, used);
         used == 0
     }
 
-    /// Stores which chunks are in use, and moves the frame to its list.
+    /// Stores the bitmap of used chunks, and moves the frame to its list.
     fn change<P: Platform>(&mut self, frames: &Frames<P>, frame: Frame, used: u64) {
         let meta = frames.meta(frame);
         let before = list_of(meta.word.load(Relaxed));
@@ -296,7 +297,7 @@ impl Pool {
     }
 }
 
-/// Whether the frame holds compressed pages now, whatever number that is.
+/// Whether the number is that of a frame with compressed pages.
 pub(super) fn is_pool_frame<P: Platform>(frames: &Frames<P>, frame: Frame) -> bool {
     frames.manages(frame) && {
         let state = frames.meta(frame).state.load(Relaxed);
@@ -304,7 +305,7 @@ pub(super) fn is_pool_frame<P: Platform>(frames: &Frames<P>, frame: Frame) -> bo
     }
 }
 
-/// The list for a frame with these chunks in use: its widest hole. 0, for none, if it is full or
+/// The list for a frame with these chunks in use: its widest hole. 0 for none, if it is full or
 /// empty.
 fn list_of(used: u64) -> u32 {
     if used == 0 { 0 } else { widest(!used) }
@@ -320,7 +321,7 @@ fn widest(mut free: u64) -> u32 {
     width
 }
 
-/// Where holes of `width` chunks begin, one bit each. O(log width).
+/// The starts of holes of `width` chunks, one bit each. O(log width).
 fn holes_at(mut free: u64, width: u32) -> u64 {
     let mut have = 1;
     while have < width {

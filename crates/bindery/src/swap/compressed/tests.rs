@@ -71,13 +71,13 @@ fn any_page(seed: u64) -> Page {
     }
 }
 
-/// Writes to a frame of the caller's.
+/// Writes to a frame of the caller.
 fn write(machine: &Machine, frame: Frame, at: usize, content: &[u8]) {
     // SAFETY: 1. a single frame. 2. and 3. the machine runs no other user of the bytes.
     unsafe { bytes::write(machine, frame, at, content) };
 }
 
-/// Reads a frame of the caller's.
+/// Reads a frame of the caller.
 fn read(machine: &Machine, frame: Frame) -> Page {
     let mut content = [0; PAGE];
     // SAFETY: as in `write`.
@@ -85,13 +85,13 @@ fn read(machine: &Machine, frame: Frame) -> Page {
     content
 }
 
-/// Gives a page of the caller's back.
+/// Frees a page of the caller.
 fn free(frames: &Frames<Machine>, machine: &Machine, page: Frame) {
-    // SAFETY: 1. and 2. the page is the caller's, who does not use it any more.
+    // SAFETY: 1. and 2. the page is the caller's, which does not use it any more.
     unsafe { frames.free(machine, page, Order::PAGE) };
 }
 
-/// A store, its machine, and a page to go through.
+/// A store, its machine, and a page to store from and load into.
 struct Fixture {
     machine: Machine,
     frames: Frames<Machine>,
@@ -127,7 +127,7 @@ impl Fixture {
         unsafe { self.store.free(&self.frames, &self.machine, handle) };
     }
 
-    /// The figures agree with the frames.
+    /// Asserts that the counters agree with the frames.
     fn check(&self) {
         assert_eq!(self.store.check(&self.frames), Ok(()));
         let mut found = 0;
@@ -141,7 +141,7 @@ impl Fixture {
         assert!(self.store.usage().frames_used <= self.store.limit());
     }
 
-    /// Everything comes back.
+    /// Asserts that everything was freed.
     fn finish(self) {
         let usage = self.store.usage();
         let left = (usage.pages_stored, usage.pages_raw, usage.bytes_compressed, usage.frames_used);
@@ -244,7 +244,7 @@ fn the_limit_is_reached_and_never_passed() {
 
 #[test]
 fn pages_of_one_awkward_size_leave_no_holes() {
-    // Of small objects, the last chunks have ends that count.
+    // The unused ends of last chunks matter for small objects.
     for (random, most) in [(300, 17), (1_400, 5), (2_100, 5), (2_500, 5), (3_000, 5), (3_500, 5)] {
         let fixture = Fixture::new(512, 400);
         let stored = |seed| fixture.store(&page_of(random, seed)).unwrap();

@@ -1,14 +1,14 @@
-//! [`Workspaces`]: the memory that a compressor works in, in frames of ours.
+//! [`Workspaces`]: the memory that a compressor works in, in frames of the core.
 //!
 //! ```text
 //! block of 8 frames   | hash table, 16 KiB | compressed bytes | copy of the page | unused |
 //! ```
 //!
-//! lz4_flex takes a table from its caller ([`CompressTable`]), so it needs neither a heap nor
-//! much of the stack. (Where another crate turns on its feature `alloc`, tables are on the heap and
-//! no constants; the core does not compile with that.) A workspace has one user at a time. A thread
-//! that finds all of them busy makes another while there are less than [`WORKSPACES`], and sleeps
-//! until one is free otherwise. Their users wait for nothing else, so the wait ends.
+//! lz4_flex takes a table from its caller ([`CompressTable`]), so it needs neither a heap nor much
+//! of the stack. (If another crate turns on its feature `alloc`, tables are on the heap and are no
+//! constants; the core does not compile with that.) A workspace has one user at a time. A thread
+//! that finds all of them busy makes another if fewer than [`WORKSPACES`] exist, and otherwise
+//! sleeps until one is free. Their users wait for nothing else, so the wait ends.
 
 use core::mem::needs_drop;
 
@@ -26,13 +26,13 @@ use crate::sync::Mutex;
 
 const PAGE: usize = PAGE_SIZE as usize;
 
-/// How many threads can compress at once.
+/// The number of threads that can compress at once.
 const WORKSPACES: usize = 4;
 
-/// What one compressor needs.
+/// The memory of one compressor.
 pub(super) struct Workspace {
     table: CompressTable,
-    /// Room for the compressor's worst case, and for an object that lies in pieces.
+    /// Room for the compressor's worst case, and for an object in pieces.
     output: [u8; get_maximum_output_size(PAGE)],
     page: [u8; PAGE],
 }
@@ -45,12 +45,12 @@ const _: () = assert!(align_of::<Workspace>() <= PAGE && !needs_drop::<Workspace
 pub(super) const WORKSPACE_FRAMES: u64 = ORDER.pages() as u64;
 
 impl Workspace {
-    /// The content of `page`, compressed; or as it is, where that does not pay.
+    /// The content of `page`, compressed; or raw, if compression does not pay.
     ///
     /// # Safety
-    /// As of [`bytes::read`], of the frame `page`.
+    /// As for [`bytes::read`], with the frame `page`.
     pub(super) unsafe fn compress<P: Platform>(&mut self, platform: &P, page: Frame) -> &[u8] {
-        // The copy stays as it is, even if the page is written meanwhile.
+        // The copy is stable even if the page is written during the call.
         // SAFETY: 1. and 2. the caller's.
         unsafe { bytes::read(platform, page, 0, &mut self.page) };
         let length = compress_into_with_table(&self.page, &mut self.output, &mut self.table);
@@ -64,17 +64,17 @@ impl Workspace {
     }
 }
 
-/// Writes what was compressed to `page`.
+/// Decompresses `compressed` into `page`.
 ///
 /// # Safety
-/// 1. `page` is a frame of the memory that the caller alone has, and not one of the store's.
+/// 1. `page` is a frame of the memory that only the caller has, and not one of the store's.
 pub(super) unsafe fn decompress<P: Platform>(
     from: &[u8],
     platform: &P,
     page: Frame,
 ) -> Result<(), Corrupt> {
     let mut into = platform.direct_map(page).cast::<[u8; PAGE]>();
-    // SAFETY: the direct map shows the frame's bytes, and nobody else uses them (obligation 1).
+    // SAFETY: the direct map shows the frame's bytes, which only the caller uses (obligation 1).
     let into = unsafe { into.as_mut() };
     match decompress_into(from, into) {
         Ok(PAGE) => Ok(()),
@@ -90,8 +90,8 @@ impl<P: Platform> Workspaces<P> {
         Self([const { Mutex::new(None) }; WORKSPACES])
     }
 
-    /// Calls `work` with a workspace that nobody else uses meanwhile. `None`, without a call, if
-    /// there is none and no memory for one. May sleep until one is free.
+    /// Calls `work` with a workspace that no other thread uses. `None`, without a call, if none
+    /// exists and memory for one is lacking. May sleep until one is free.
     pub(super) fn with<R>(
         &self,
         frames: &Frames<P>,
@@ -105,18 +105,18 @@ impl<P: Platform> Workspaces<P> {
         });
         let head = idle.or_else(|| self.0.iter().map(Mutex::lock).find(|head| head.is_some()))?;
         let mut workspace = platform.direct_map((*head)?).cast::<Workspace>();
-        // SAFETY: `make` has built it there, and it is reached by way of its slot alone, which is
+        // SAFETY: `make` has built it there, and it is reached only through its slot, which is
         // locked.
         Some(work(unsafe { workspace.as_mut() }))
     }
 
-    /// Gives all workspaces back. Waits for those that are in use.
+    /// Frees all workspaces. Waits for those that are in use.
     pub(super) fn release(&self, frames: &Frames<P>, platform: &P) {
         for slot in &self.0 {
             let head = slot.lock().take();
             if let Some(head) = head {
-                // SAFETY: 1. `make` has taken it, and it was in its slot alone. 2. the lock was
-                // held, so nobody worked in it, and nobody finds it any more.
+                // SAFETY: 1. `make` has allocated it, and only its slot had it. 2. the lock was
+                // held, so no thread used it, and no thread can find it any more.
                 unsafe { frames.free(platform, head, ORDER) };
             }
         }
@@ -128,16 +128,16 @@ impl<P: Platform> Workspaces<P> {
     }
 }
 
-/// Builds a workspace in frames of its own, and tells the first of them.
+/// Builds a workspace in frames of its own, and returns the first of them.
 #[cold]
 fn make<P: Platform>(frames: &Frames<P>, platform: &P) -> Option<Frame> {
     let head = frames.allocate(ORDER, AllocateFor::Reclaim)?;
     frames.meta(head).reset(Kind::Compressed, ORDER);
     platform.zero(head, ORDER.pages());
     let workspace = platform.direct_map(head).cast::<Workspace>().as_ptr();
-    // SAFETY: the block is large enough, aligned to a page and fresh from the allocator, so it is
-    // ours alone. The other fields are bytes, and zeroes. A constant is written where it belongs:
-    // on its way it would be too large for a kernel's stack.
+    // SAFETY: the block is large enough, aligned to a page and fresh from the allocator, so only
+    // this call uses it. The other fields are bytes, and zeroes. A constant is written directly to
+    // its place: a copy on the way would be too large for a kernel's stack.
     unsafe { (&raw mut (*workspace).table).write(const { CompressTable::small() }) };
     Some(head)
 }

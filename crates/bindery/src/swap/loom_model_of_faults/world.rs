@@ -1,4 +1,4 @@
-//! What the threads of the models share, and their steps.
+//! The state that the threads of the models share, and their steps.
 
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -14,18 +14,19 @@ use crate::sync::parking::model::{SecondLook, Sleepers};
 
 /// The pages of the run, and its slots.
 pub(super) const PAGES: usize = 2;
-/// What page 0 holds; page 1 holds one more.
+/// The content of page 0; that of page 1 is one more.
 pub(super) const CONTENT: u32 = 10;
-/// What the parent stores in page 0.
+/// The value that the parent stores in page 0.
 pub(super) const STORED: u32 = 20;
-/// What the next user of a slot or a frame stores.
+/// The value that the next user of a slot or a frame stores.
 const OTHER: u32 = 99;
 
-/// An entry that names the slot of its page. Bits 8 and up of a leaf are the number of its frame.
+/// An entry that refers to the slot of its page. Bits 8 and up of a leaf are the number of its
+/// frame.
 const SWAPPED: u32 = 1;
 /// An entry that maps a page.
 const LEAF: u32 = 2;
-/// Nobody else has the page; a leaf may be written.
+/// The page is exclusive; a leaf may be writable.
 const EXCLUSIVE: u32 = 4;
 const FRAME_SHIFT: u32 = 8;
 
@@ -33,15 +34,15 @@ const FRAME_SHIFT: u32 = 8;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Omit {
     Nothing,
-    /// The slots of a run are claimed in all or in none.
+    /// All slots of a run are claimed, or none.
     WholeClaim,
     /// Slots are claimed under the lock of their cluster.
     ClaimUnderLock,
     /// A fault that finds the page in the cache waits for the folio's lock.
     FolioLock,
-    /// A fork names slots under the lock of their cluster.
+    /// A fork adds references to slots under the lock of their cluster.
     NameUnderLock,
-    /// A fork takes the exclusive bit from the entries whose slots it names.
+    /// A fork clears the exclusive bit of the entries whose slots it shares.
     Shared,
 }
 
@@ -49,7 +50,7 @@ pub(super) enum Omit {
 struct Folio {
     state: AtomicU32,
     count: AtomicU64,
-    /// How many of its pages the swap cache has. Changes under the lock of the cluster.
+    /// The number of its pages in the swap cache. Changes under the lock of the cluster.
     cached: AtomicU32,
     content: [UnsafeCell<u32>; PAGES],
 }
@@ -67,15 +68,15 @@ pub(super) struct World {
     /// The lock of the cluster.
     cluster: Mutex<()>,
     cells: [AtomicU64; PAGES],
-    /// What the store has for each slot.
+    /// The store's content of each slot.
     store: [UnsafeCell<u32>; PAGES],
-    /// How often each slot became free.
+    /// The number of times that each slot became free.
     freed: [AtomicU32; PAGES],
     folios: [Folio; 4],
     spaces: [Space; 3],
 }
 
-// SAFETY: loom watches each access to the cells, and finds those that race.
+// SAFETY: loom watches each access to the cells, and reports races.
 unsafe impl Sync for World {}
 // SAFETY: as above.
 unsafe impl Send for World {}
@@ -92,18 +93,18 @@ impl Drop for Held<'_> {
     }
 }
 
-/// What a thread does at an address.
+/// An access by a thread to an address.
 #[derive(Clone, Copy)]
 pub(super) struct Access {
     pub(super) space: usize,
     pub(super) page: usize,
-    /// How many pages the folio may have that the thread reads into.
+    /// The maximum number of pages of the folio that the thread reads into.
     pub(super) most: usize,
     pub(super) write: bool,
 }
 
 impl World {
-    /// The first of the spaces have their pages in swap, and share them if they are several.
+    /// The first `sharers` spaces have their pages in swap, shared if they are several.
     pub(super) fn new(omit: Omit, sharers: usize) -> Self {
         let exclusive = if sharers == 1 { EXCLUSIVE } else { 0 };
         let folio = |_| Folio {
@@ -133,7 +134,7 @@ impl World {
     }
 
     fn cell(&self, page: usize) -> Cell {
-        // Acquire: as `Memory::swap_cell`.
+        // Acquire: like `Memory::swap_cell`.
         Cell(self.cells[page].load(Acquire))
     }
 
@@ -145,20 +146,20 @@ impl World {
         &self.folios[frame.0 as usize / PAGES].content[frame.0 as usize % PAGES]
     }
 
-    /// A reference or a mapping goes. Whoever lets the last one go frees the folio, and another
-    /// page has its frames.
+    /// Drops a reference or a mapping. The last one frees the folio, and another page gets its
+    /// frames.
     fn let_go(&self, folio: usize) {
         let folio = &self.folios[folio];
         if folio.count.fetch_sub(REFERENCE, AcqRel) == REFERENCE {
             for content in &folio.content {
-                // SAFETY: as of `Sync`.
+                // SAFETY: as for `Sync`.
                 content.with_mut(|content| unsafe { content.write(OTHER) });
             }
         }
     }
 
-    /// An access: as often as it faults, and then the load or the store. Returns what it has found,
-    /// or stored. `own` and the folio after it are the thread's, and fresh.
+    /// An access: faults until it succeeds, and then loads or stores. Returns the value loaded or
+    /// stored. `own` and the folio after it are the thread's, and fresh.
     pub(super) fn access(&self, what: Access, own: usize) -> u32 {
         let space = &self.spaces[what.space];
         loop {
@@ -171,11 +172,11 @@ impl World {
             } else {
                 let content = self.content(Frame(entry >> FRAME_SHIFT));
                 if what.write {
-                    // SAFETY: as of `Sync`.
+                    // SAFETY: as for `Sync`.
                     content.with_mut(|content| unsafe { content.write(STORED) });
                     return STORED;
                 }
-                // SAFETY: as of `Sync`.
+                // SAFETY: as for `Sync`.
                 return content.with(|content| unsafe { content.read() });
             };
             drop(vma);
@@ -185,7 +186,7 @@ impl World {
         }
     }
 
-    /// `AddressSpace::swap_in`. Says whether something has changed.
+    /// `AddressSpace::swap_in`. Returns whether something has changed.
     fn swap_in(&self, what: Access, own: usize) -> bool {
         if self.cell(what.page).frame().is_none() {
             return self.read_in(what, own);
@@ -224,7 +225,7 @@ impl World {
         }
     }
 
-    /// `AddressSpace::read_folio`, of so many pages from `first` on.
+    /// `AddressSpace::read_folio`, of `pages` pages from `first` on.
     fn read_folio(
         &self,
         space: usize,
@@ -241,9 +242,9 @@ impl World {
             return Err(error);
         }
         for page in first..first + pages {
-            // SAFETY: as of `Sync`.
+            // SAFETY: as for `Sync`.
             let stored = self.store[page].with(|stored| unsafe { stored.read() });
-            // SAFETY: as of `Sync`.
+            // SAFETY: as for `Sync`.
             folio.content[page].with_mut(|content| unsafe { content.write(stored) });
         }
         self.map(space, own);
@@ -274,8 +275,8 @@ impl World {
         Ok(())
     }
 
-    /// `AddressSpace::map_swapped`: entries that name slots of the folio map its pages, and let the
-    /// slots go.
+    /// `AddressSpace::map_swapped`: maps the folio's pages in place of the entries that refer to
+    /// its slots, and drops their references.
     fn map(&self, space: usize, folio: usize) {
         let space = &self.spaces[space];
         let ours =
@@ -323,7 +324,7 @@ impl World {
     /// The slot is free: another page is stored there.
     fn reuse(&self, slot: usize) {
         self.freed[slot].fetch_add(1, Relaxed);
-        // SAFETY: as of `Sync`.
+        // SAFETY: as for `Sync`.
         self.store[slot].with_mut(|stored| unsafe { stored.write(OTHER) });
     }
 
@@ -332,10 +333,10 @@ impl World {
         let space = &self.spaces[what.space];
         let _table = space.table.lock().unwrap();
         let shared = Frame(space.entries[what.page].load(Relaxed) >> FRAME_SHIFT);
-        // SAFETY: as of `Sync`.
+        // SAFETY: as for `Sync`.
         let found = self.content(shared).with(|content| unsafe { content.read() });
         let copy = Frame((own * PAGES + what.page) as u32);
-        // SAFETY: as of `Sync`.
+        // SAFETY: as for `Sync`.
         self.content(copy).with_mut(|content| unsafe { content.write(found) });
         publish(&self.folios[own].count, REFERENCE);
         space.entries[what.page].store(copy.0 << FRAME_SHIFT | LEAF | EXCLUSIVE, Release);
@@ -343,8 +344,8 @@ impl World {
         true
     }
 
-    /// `PageTable::copy_to`, of page 0: what the parent has, the child shares. A store holds the
-    /// VMA, which stands for the flush.
+    /// `PageTable::copy_to`, of page 0: the child shares the parent's page. A store holds the VMA,
+    /// which replaces the flush.
     pub(super) fn fork(&self, parent: usize, child: usize) {
         let [parent, child] = [parent, child].map(|space| &self.spaces[space]);
         let _vma = parent.vma.write().unwrap();
@@ -364,8 +365,8 @@ impl World {
         parent.entries[0].store(if keeps { entry } else { shared }, Relaxed);
     }
 
-    /// Nothing is in swap any more, and nothing has leaked: each folio has as many references as
-    /// entries map it.
+    /// Asserts that nothing is in swap any more, and nothing has leaked: each folio has one
+    /// reference for each entry that maps it.
     pub(super) fn assert_all_is_back(&self, pages: usize) {
         for slot in 0..pages {
             assert_eq!(self.cell(slot), Cell::FREE, "a slot is named by nothing, and not free");
@@ -387,7 +388,7 @@ impl World {
         }
     }
 
-    /// How many folios somebody holds.
+    /// The number of referenced folios.
     pub(super) fn folios_in_use(&self) -> usize {
         self.folios.iter().filter(|folio| folio.count.load(Acquire) > 0).count()
     }
