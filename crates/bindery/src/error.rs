@@ -159,14 +159,31 @@ impl Error {
             }
             Self::OutOfRange { .. } | Self::TooLong => match operation {
                 Operation::Mmap | Operation::Mprotect | Operation::Msync => Errno::ENOMEM,
-                _ => Errno::EINVAL,
+                Operation::Munmap
+                | Operation::Mremap
+                | Operation::Madvise
+                | Operation::Brk
+                | Operation::Mlock
+                | Operation::Mincore
+                | Operation::Mseal
+                | Operation::Object
+                | Operation::Userfault => Errno::EINVAL,
             },
             Self::BelowMinimum { .. } => Errno::EPERM,
             Self::Exists(_) => Errno::EEXIST,
             Self::NotMapped(_) => match operation {
                 Operation::Mremap => Errno::EFAULT,
                 Operation::Userfault => Errno::ENOENT,
-                _ => Errno::ENOMEM,
+                Operation::Mmap
+                | Operation::Munmap
+                | Operation::Mprotect
+                | Operation::Madvise
+                | Operation::Brk
+                | Operation::Mlock
+                | Operation::Mincore
+                | Operation::Msync
+                | Operation::Mseal
+                | Operation::Object => Errno::ENOMEM,
             },
             Self::CrossesMapping { .. } => Errno::EFAULT,
             Self::TooManyMappings
@@ -176,28 +193,80 @@ impl Error {
             | Self::Overcommitted => Errno::ENOMEM,
             Self::LockLimit => match operation {
                 Operation::Mlock => Errno::ENOMEM,
-                _ => Errno::EAGAIN,
+                Operation::Mmap
+                | Operation::Munmap
+                | Operation::Mprotect
+                | Operation::Mremap
+                | Operation::Madvise
+                | Operation::Brk
+                | Operation::Mincore
+                | Operation::Msync
+                | Operation::Mseal
+                | Operation::Object
+                | Operation::Userfault => Errno::EAGAIN,
             },
             Self::LockForbidden | Self::Sealed(_) | Self::SealForbids => Errno::EPERM,
-            Self::AccessDenied if operation == Operation::Userfault => Errno::EPERM,
-            Self::AccessDenied => Errno::EACCES,
+            Self::AccessDenied => match operation {
+                Operation::Userfault => Errno::EPERM,
+                Operation::Mmap
+                | Operation::Munmap
+                | Operation::Mprotect
+                | Operation::Mremap
+                | Operation::Madvise
+                | Operation::Brk
+                | Operation::Mlock
+                | Operation::Mincore
+                | Operation::Msync
+                | Operation::Mseal
+                | Operation::Object => Errno::EACCES,
+            },
             Self::Invalid => Errno::EINVAL,
             Self::Busy => Errno::EBUSY,
             Self::Locked(_) => match operation {
                 Operation::Msync => Errno::EBUSY,
-                _ => Errno::EINVAL,
+                Operation::Mmap
+                | Operation::Munmap
+                | Operation::Mprotect
+                | Operation::Mremap
+                | Operation::Madvise
+                | Operation::Brk
+                | Operation::Mlock
+                | Operation::Mincore
+                | Operation::Mseal
+                | Operation::Object
+                | Operation::Userfault => Errno::EINVAL,
             },
             Self::InputOutput => Errno::EIO,
             Self::NoSpace => Errno::ENOSPC,
             Self::NotSupported => Errno::EOPNOTSUPP,
             Self::TooLarge => match operation {
                 Operation::Mmap => Errno::EOVERFLOW,
-                _ => Errno::EFBIG,
+                Operation::Munmap
+                | Operation::Mprotect
+                | Operation::Mremap
+                | Operation::Madvise
+                | Operation::Brk
+                | Operation::Mlock
+                | Operation::Mincore
+                | Operation::Msync
+                | Operation::Mseal
+                | Operation::Object
+                | Operation::Userfault => Errno::EFBIG,
             },
             Self::Fault(_) => match operation {
                 // mlock(2): pages that cannot be had are as if nothing were mapped.
                 Operation::Mlock => Errno::ENOMEM,
-                _ => Errno::EFAULT,
+                Operation::Mmap
+                | Operation::Munmap
+                | Operation::Mprotect
+                | Operation::Mremap
+                | Operation::Madvise
+                | Operation::Brk
+                | Operation::Mincore
+                | Operation::Msync
+                | Operation::Mseal
+                | Operation::Object
+                | Operation::Userfault => Errno::EFAULT,
             },
             Self::TryAgain => Errno::EAGAIN,
             Self::Interrupted => Errno::EINTR,
@@ -445,7 +514,7 @@ impl<E: CallError> Failure<E> {
     pub(crate) fn without_second_attempt(self) -> Self {
         match self {
             Self::NoMemory => Self::Refused(E::OUT_OF_MEMORY),
-            refused => refused,
+            refused @ Self::Refused(_) => refused,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Want of memory becomes a public error in one place alone, after reclaim.
+//! Want of memory becomes a public error in one place only, after reclaim.
 //!
 //! `NoMemory` has no conversion into a public error, so `?` makes none. What is left is code that
 //! names the error itself: this test knows all of it.
@@ -29,7 +29,7 @@ const NAMED: &[(&str, usize, &str)] = &[
     ("space/mremap/mod.rs", 1, "a second attempt would unmap the target again"),
     ("space/populate.rs", 1, "what a fault has said after reclaim"),
     ("space/scan_pages.rs", 1, "what an attempt has said after reclaim"),
-    ("space/swap_off.rs", 1, "what a fault has said after reclaim"),
+    ("space/swap_off.rs", 2, "what a fault has said after reclaim"),
     ("swap/mod.rs", 1, "the error itself"),
 ];
 

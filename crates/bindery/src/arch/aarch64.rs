@@ -252,7 +252,18 @@ impl Arch for AArch64 {
             Symptom::UserPageRead => (PAN, Severity::Unprotected),
             Symptom::AccessedFaulted => (HA, Severity::Slow),
             Symptom::DirtyFaulted => (HD, Severity::Slow),
-            _ => return None,
+            Symptom::DataFaulted
+            | Symptom::DataExecuted
+            | Symptom::ReadOnlyWritten
+            | Symptom::StaleWritten
+            | Symptom::CodeFaulted
+            | Symptom::ExecuteOnlyRead
+            | Symptom::ContiguousFaulted
+            | Symptom::MemoryTypeFaulted
+            | Symptom::UserPageExecuted
+            | Symptom::UserCopyFaulted
+            | Symptom::OtherFrame
+            | Symptom::Register => return None,
         })
     }
 }

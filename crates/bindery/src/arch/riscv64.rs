@@ -231,7 +231,16 @@ impl<const LEVELS: u8> Arch for Riscv64<LEVELS> {
             Symptom::AccessedFaulted | Symptom::DirtyFaulted => (ADUE, Severity::Slow),
             Symptom::MemoryTypeFaulted => (PBMTE, Severity::Broken),
             Symptom::ContiguousFaulted => (NAPOT_EXTENSION, Severity::Broken),
-            _ => return None,
+            Symptom::DataFaulted
+            | Symptom::DataExecuted
+            | Symptom::ReadOnlyWritten
+            | Symptom::StaleWritten
+            | Symptom::CodeFaulted
+            | Symptom::WritableCodeFaulted
+            | Symptom::UserPageExecuted
+            | Symptom::UserCopyFaulted
+            | Symptom::OtherFrame
+            | Symptom::Register => return None,
         })
     }
 }

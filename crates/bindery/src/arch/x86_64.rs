@@ -207,7 +207,17 @@ impl<const LEVELS: u8> Arch for X86_64<LEVELS> {
             Symptom::ReadOnlyWritten => (WP, Severity::Broken),
             Symptom::UserPageRead => (SMAP, Severity::Unprotected),
             Symptom::UserPageExecuted => (SMEP, Severity::Unprotected),
-            _ => return None,
+            Symptom::StaleWritten
+            | Symptom::CodeFaulted
+            | Symptom::WritableCodeFaulted
+            | Symptom::ExecuteOnlyRead
+            | Symptom::ContiguousFaulted
+            | Symptom::MemoryTypeFaulted
+            | Symptom::UserCopyFaulted
+            | Symptom::AccessedFaulted
+            | Symptom::DirtyFaulted
+            | Symptom::OtherFrame
+            | Symptom::Register => return None,
         })
     }
 }

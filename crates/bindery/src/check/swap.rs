@@ -64,7 +64,16 @@ impl<P: Platform> Audit<'_, '_, P> {
         memory.frames.for_each_block(|_, order, kind| match kind {
             Kind::Compressed => compressed += u64::from(order.pages()),
             Kind::Swap => account += u64::from(order.pages()),
-            _ => {}
+            Kind::Reserved
+            | Kind::Free
+            | Kind::Raw
+            | Kind::Table
+            | Kind::Folio
+            | Kind::Tail
+            | Kind::Slab
+            | Kind::Zero
+            | Kind::Kernel
+            | Kind::Embedder => {}
         });
         let store = &memory.swap.store;
         store.check(&memory.frames).map_err(Violation::Leaked)?;

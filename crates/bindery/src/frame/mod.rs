@@ -426,7 +426,7 @@ impl<P: Platform> Frames<P> {
             let is_ready = frame.0.wrapping_sub(ready.0) < kept;
             let kind = if is_ready { Kind::Free } else { meta.kind() };
             let order = match kind {
-                _ if is_ready => Order::PAGE,
+                Kind::Free if is_ready => Order::PAGE,
                 Kind::Reserved | Kind::Tail | Kind::Table => Order::PAGE,
                 Kind::Free
                 | Kind::Raw

@@ -214,7 +214,11 @@ impl<P: Platform> Frames<P> {
                 FrameUse::Embedder => sums.embedder += pages,
                 FrameUse::Compressed => sums.compressed += pages,
                 FrameUse::Swap => sums.swap += pages,
-                _ => {}
+                FrameUse::Anonymous
+                | FrameUse::NotManaged
+                | FrameUse::Free
+                | FrameUse::Allocated
+                | FrameUse::Zero => {}
             }
             if is_mapped && matches!(usage, FrameUse::SharedMemory | FrameUse::File) {
                 sums.mapped += pages;
@@ -259,7 +263,15 @@ impl<P: Platform> Frames<P> {
         let order = match kind {
             // The order field holds the level.
             Kind::Table | Kind::Reserved | Kind::Tail => Order::PAGE,
-            _ => order_in(state).min(MAX_ORDER),
+            Kind::Free
+            | Kind::Raw
+            | Kind::Folio
+            | Kind::Slab
+            | Kind::Zero
+            | Kind::Kernel
+            | Kind::Embedder
+            | Kind::Compressed
+            | Kind::Swap => order_in(state).min(MAX_ORDER),
         };
         Block { head: frame, order, state, kind }
     }

@@ -88,7 +88,15 @@ impl KernelMapError {
             Self::Occupied(_) | Self::WouldPause { .. } => Errno::EBUSY,
             Self::Interrupted => Errno::EINTR,
             Self::NotAnArea(_) | Self::NotTheStart { .. } | Self::Freed { .. } => Errno::EFAULT,
-            _ => Errno::EINVAL,
+            Self::BadArena
+            | Self::Empty
+            | Self::BadAlignment
+            | Self::Unaligned(_)
+            | Self::BadFrames
+            | Self::BadPermissions
+            | Self::NoSuchMemoryType
+            | Self::WrongKind { .. }
+            | Self::CrossesArea { .. } => Errno::EINVAL,
         }
     }
 }

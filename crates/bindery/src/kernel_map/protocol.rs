@@ -110,7 +110,7 @@ fn make_child<T: KernelTree>(
             tree.drop_table(new, counts);
             match level.kind(other) {
                 Kind::Table => Ok(T::Arch::frame(other)),
-                _ => Err(WalkError::Occupied(at.0)),
+                Kind::Empty | Kind::Leaf | Kind::Absent => Err(WalkError::Occupied(at.0)),
             }
         }
     }

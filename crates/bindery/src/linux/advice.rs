@@ -158,9 +158,9 @@ pub fn process_mrelease<'m, P: Platform, S: Deref<Target = AddressSpace<'m, P>>>
         if flags != 0 {
             return Err(Errno::EINVAL);
         }
-        find()?.reap().map(|()| 0).map_err(|error| match error {
-            Error::OutOfMemory => Errno::EAGAIN,
-            error => error.errno(Operation::Madvise),
+        find()?.reap().map(|()| 0).map_err(|error| {
+            let short = error == Error::OutOfMemory;
+            if short { Errno::EAGAIN } else { error.errno(Operation::Madvise) }
         })
     };
     raw_result(release())

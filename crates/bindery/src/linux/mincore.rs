@@ -45,9 +45,9 @@ pub(super) fn mincore<P: Platform>(
         // What lies before a hole is reported.
         let to = VirtAddr(vector + done);
         space.write_user(to, &answers[..known]).map_err(|_| Errno::EFAULT)?;
-        told.map_err(|error| match error {
-            Error::OutOfRange { .. } => Errno::ENOMEM,
-            other => other.errno(Operation::Mincore),
+        told.map_err(|error| {
+            let beyond = matches!(error, Error::OutOfRange { .. });
+            if beyond { Errno::ENOMEM } else { error.errno(Operation::Mincore) }
         })?;
         done += count;
     }

@@ -129,7 +129,7 @@ impl FolioPolicy {
         for order in Order(1).up_to(MAX_FOLIO_ORDER) {
             let mode = match self.get(order) {
                 SizeMode::Inherit => global,
-                mode => mode,
+                mode @ (SizeMode::Never | SizeMode::Madvise | SizeMode::Always) => mode,
             };
             match mode {
                 SizeMode::Always => always = always | Orders::of(order),

@@ -38,7 +38,7 @@ pub(super) fn unmap<P: Platform>(
         let private = !sight.vma.is_shared();
         let spared = match copies {
             Copies::Kept if private => Spared::GuardsAndCopies,
-            _ => Spared::Guards,
+            Copies::Kept | Copies::Dropped => Spared::Guards,
         };
         let guards = sight.vma.has(MappingFlags::MAYBE_GUARDS);
         let except = Exceptions { spared, protected: sight.vma.dropped_protection() };

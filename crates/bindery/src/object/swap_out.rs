@@ -314,7 +314,7 @@ fn fate<P: Platform>(
                 Fate::Stays
             }
         }
-        _ => Fate::Goes,
+        Spare::Used | Spare::Nothing => Fate::Goes,
     }
 }
 

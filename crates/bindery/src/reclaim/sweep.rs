@@ -78,7 +78,7 @@ impl<P: Platform> Memory<P> {
         }
         match self.frames.owner_kind(folio) {
             OwnerKind::File => batch.note(self.reclaim_of_file(head, Spare::Nothing)),
-            _ if !self.has_room_in_swap() => 0,
+            OwnerKind::Anonymous | OwnerKind::SharedMemory if !self.has_room_in_swap() => 0,
             OwnerKind::Anonymous => self.reclaim_anonymous(head, Which::Passing, target, batch),
             OwnerKind::SharedMemory => {
                 self.reclaim_shared_memory(head, Which::Passing, target, batch)

@@ -308,9 +308,9 @@ impl<P: Platform> AddressSpace<'_, P> {
             match collapsed {
                 Err(Failure::Refused(Error::Busy)) if is_retracted => {}
                 Err(failure) => {
-                    return Err(failure.map(|error| match error {
-                        Error::TryAgain => Refusal::Here(error),
-                        _ => Refusal::Ends(error),
+                    return Err(failure.map(|error| {
+                        let here = error == Error::TryAgain;
+                        if here { Refusal::Here(error) } else { Refusal::Ends(error) }
                     }));
                 }
                 Ok(()) => {}

@@ -74,7 +74,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             Forget::Accessed if whole || !frames.is_anonymous(folio) => {
                 frames.set_age(folio, Age::Cold)
             }
-            _ => return false,
+            Forget::Accessed | Forget::Use | Forget::SoftDirty | Forget::Dirty => return false,
         }
         true
     }

@@ -105,7 +105,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                                 Residence::Absent
                             })
                         }
-                        _ => Some(Residence::Absent),
+                        None => Some(Residence::Absent),
                     },
                     Kind::Empty | Kind::Table => None,
                 };

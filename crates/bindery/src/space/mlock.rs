@@ -90,10 +90,8 @@ impl<P: Platform> AddressSpace<'_, P> {
                 self.lock_mappings(mm, range, flags, removed)
             })
         })?;
-        self.populate(range).map_err(|error| match error {
-            Error::OutOfMemory => Error::TryAgain,
-            other => other,
-        })
+        self.populate(range)
+            .map_err(|error| if error == Error::OutOfMemory { Error::TryAgain } else { error })
     }
 
     /// Unlocks the range.

@@ -422,7 +422,9 @@ impl<P: Platform> AddressSpace<'_, P> {
                 categories.set(PageCategories::GUARD, marker(Marker::Guard));
                 match absent {
                     Absent::Swap { userfault, soft_dirty, .. } => (userfault, soft_dirty),
-                    _ => (marker(Marker::UserfaultWriteProtect), false),
+                    Absent::Marker(_) | Absent::ProtNone { .. } => {
+                        (marker(Marker::UserfaultWriteProtect), false)
+                    }
                 }
             }
         };

@@ -57,9 +57,9 @@ impl<P: Platform> AddressSpace<'_, P> {
                 let wanted = PageAccess { page, access: Access::Read };
                 self.swap_in(locked.vma(), wanted, slot, Reading::SwapOff).map(drop)
             };
-            self.page_table.memory.retry(fault).map_err(|error| match error {
-                FaultError::OutOfMemory => Error::OutOfMemory,
-                _ => Error::Fault(page),
+            self.page_table.memory.retry(fault).map_err(|error| {
+                let short = error == FaultError::OutOfMemory;
+                if short { Error::OutOfMemory } else { Error::Fault(page) }
             })?;
             at = page;
         }

@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 
 use crate::addr::VirtRange;
 use crate::arch::{
-    self, Absent, AbsentFormat, Arch, Attributes, Entry, EntryIndex, Equal, Level, absent,
+    self, Absent, AbsentFormat, Arch, Attributes, Entry, EntryIndex, Equal, Level, Marker, absent,
 };
 use crate::frame::Folio;
 use crate::platform::Platform;
@@ -77,7 +77,7 @@ impl<P: Platform> PageTable<'_, P> {
                     What::Absent(first) if forget == Forget::Use && vanishes::<P>(first) => {
                         clear_absent(&mut cursor, &run, first);
                     }
-                    _ => {}
+                    What::Empty | What::Table(_) | What::Absent(_) => {}
                 }
             }
         }
@@ -96,13 +96,16 @@ pub(super) fn forget_leaves<P: Platform>(
     match forget {
         // The commonest, of every folio that reclaim looks at: one bit, wherever the leaf is.
         Forget::Accessed => change_leaves(cursor, run, gather, |raw, _| P::Arch::mark_unused(raw)),
-        _ => change_leaves(cursor, run, gather, |raw, index| {
-            let contig = level == Level::PTE && P::Arch::is_contig(raw);
-            let entry = if level == Level::PTE { P::Arch::clear_contig(raw, index) } else { raw };
-            let attributes = forget.of(P::Arch::attributes(entry));
-            let leaf = P::Arch::page_entry(P::Arch::frame(entry), level, attributes);
-            if contig { P::Arch::set_contig(leaf, index) } else { leaf }
-        }),
+        Forget::Use | Forget::SoftDirty | Forget::Dirty => {
+            change_leaves(cursor, run, gather, |raw, index| {
+                let contig = level == Level::PTE && P::Arch::is_contig(raw);
+                let entry =
+                    if level == Level::PTE { P::Arch::clear_contig(raw, index) } else { raw };
+                let attributes = forget.of(P::Arch::attributes(entry));
+                let leaf = P::Arch::page_entry(P::Arch::frame(entry), level, attributes);
+                if contig { P::Arch::set_contig(leaf, index) } else { leaf }
+            })
+        }
     }
 }
 
@@ -159,10 +162,13 @@ pub(super) fn forget_use<P: Platform>(
 /// Whether the entry names content that is nowhere in memory: to bring it in would be more work than
 /// a new page is.
 fn vanishes<P: Platform>(entry: Entry) -> bool {
-    matches!(
-        P::Arch::decode_absent(entry),
-        Some(Absent::Swap { .. } | Absent::Marker(absent::Marker::Poison))
-    )
+    match P::Arch::decode_absent(entry) {
+        Some(Absent::Swap { .. } | Absent::Marker(Marker::Poison)) => true,
+        Some(
+            Absent::Marker(Marker::UserfaultWriteProtect | Marker::Guard) | Absent::ProtNone { .. },
+        )
+        | None => false,
+    }
 }
 
 fn forget_absent<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run<P::Arch>, first: Entry) {

@@ -232,13 +232,13 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
                 continue;
             }
             let found = |count, what| Run { at, node, index, count, what };
-            if kind == Kind::Empty {
-                let count = run::count_empty(&slots[index.slots(limit.max(1))]);
-                self.counts.entries_read += u64::from(count);
-                return Ok(Some(self.pass(found(count, What::Empty))));
-            }
             let whole = limit > 0 && at.is_aligned(node.level.span());
             match kind {
+                Kind::Empty => {
+                    let count = run::count_empty(&slots[index.slots(limit.max(1))]);
+                    self.counts.entries_read += u64::from(count);
+                    return Ok(Some(self.pass(found(count, What::Empty))));
+                }
                 Kind::Table => {
                     let table = P::Arch::frame(entry);
                     let yields = match tables {
@@ -253,12 +253,14 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
                     self.counts.entries_descended += 1;
                     self.position = Some(node.child(table));
                 }
-                _ if !whole => self.split(node, index)?,
-                _ => {
+                Kind::Leaf | Kind::Absent if !whole => self.split(node, index)?,
+                Kind::Leaf => {
                     self.counts.entries_read += 1;
-                    let what =
-                        if kind == Kind::Leaf { What::Leaf(entry) } else { What::Absent(entry) };
-                    return Ok(Some(self.pass(found(1, what))));
+                    return Ok(Some(self.pass(found(1, What::Leaf(entry)))));
+                }
+                Kind::Absent => {
+                    self.counts.entries_read += 1;
+                    return Ok(Some(self.pass(found(1, What::Absent(entry)))));
                 }
             }
         }
@@ -329,7 +331,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
                 }
                 (count, What::Leaf(first))
             }
-            _ => {
+            Kind::Absent | Kind::Table => {
                 let limit = match P::Arch::decode_absent(entry) {
                     Some(Absent::ProtNone { frame, .. }) => {
                         // Frames count up in a run of `PROT_NONE` pages, so zero pages make none:
@@ -339,7 +341,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
                             (limit, _) => limit,
                         }
                     }
-                    _ => limit,
+                    Some(Absent::Swap { .. } | Absent::Marker(_)) | None => limit,
                 };
                 let (count, first) = P::Arch::match_absent(&slots[index.slots(limit)]);
                 (count, What::Absent(first))

@@ -300,7 +300,7 @@ pub(super) fn release_absent<P: Platform>(
             counts.swap_pages = counts.swap_pages.wrapping_sub(u64::from(pages));
             memory.release_slots(SlotRun { area: device, first: slot, count: pages });
         }
-        _ => {}
+        Some(Absent::Marker(_)) | None => {}
     }
 }
 

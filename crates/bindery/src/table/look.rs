@@ -37,7 +37,7 @@ impl<A: Arch> Looked<A> {
             Kind::Leaf => A::frame(self.entry),
             Kind::Absent => match A::decode_absent(self.raw) {
                 Some(Absent::ProtNone { frame, .. }) => frame,
-                _ => return None,
+                Some(Absent::Swap { .. } | Absent::Marker(_)) | None => return None,
             },
             Kind::Empty | Kind::Table => return None,
         };
@@ -298,7 +298,16 @@ impl<P: Platform> PageTable<'_, P> {
             (MappedRun::Absent(Absent::Marker(one)), MappedRun::Absent(Absent::Marker(other))) => {
                 one == other
             }
-            _ => false,
+            (MappedRun::Pages { .. }, MappedRun::Absent(_))
+            | (MappedRun::Absent(_), MappedRun::Pages { .. })
+            | (
+                MappedRun::Absent(Absent::Swap { .. } | Absent::ProtNone { .. }),
+                MappedRun::Absent(_),
+            )
+            | (
+                MappedRun::Absent(_),
+                MappedRun::Absent(Absent::Swap { .. } | Absent::ProtNone { .. }),
+            ) => false,
         }
     }
 }

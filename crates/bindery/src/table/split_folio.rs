@@ -87,7 +87,7 @@ impl<P: Platform> Cursor<'_, '_, P> {
             Kind::Leaf => P::Arch::frame(raw),
             Kind::Absent => match P::Arch::decode_absent(raw) {
                 Some(Absent::ProtNone { frame, .. }) => frame,
-                _ => return None,
+                Some(Absent::Swap { .. } | Absent::Marker(_)) | None => return None,
             },
             Kind::Empty | Kind::Table => return None,
         };

@@ -245,7 +245,9 @@ impl<'m, P: Platform> PageTable<'m, P> {
         }
         match run.what {
             What::Leaf(leaf) => self.write_swap_entries(run, leaf, folio, number, slots),
-            _ => write_without_access(self, run, folio, number, slots),
+            What::Absent(_) | What::Empty | What::Table(_) => {
+                write_without_access(self, run, folio, number, slots);
+            }
         }
         cursor.counts.entries_written += u64::from(run.count);
         true

@@ -80,7 +80,9 @@ impl<P: Platform> PageTable<'_, P> {
                     (Fate::Ages, What::Leaf(_)) => {
                         forget_leaves(&mut cursor, &run, Forget::Accessed, gather);
                     }
-                    _ => {}
+                    (Fate::Goes | Fate::Ages, What::Empty | What::Table(_))
+                    | (Fate::Ages, What::Absent(_))
+                    | (Fate::Stays, _) => {}
                 }
             };
             drop_all(&mut cursor, suspended.take(), gather);
@@ -99,7 +101,7 @@ impl<P: Platform> PageTable<'_, P> {
             What::Leaf(first) => of(P::Arch::frame(first), P::Arch::attributes(first).accessed),
             What::Absent(first) => match P::Arch::decode_absent(first)? {
                 Absent::ProtNone { frame, .. } => of(frame, false),
-                _ => None,
+                Absent::Swap { .. } | Absent::Marker(_) => None,
             },
             What::Empty | What::Table(_) => None,
         }

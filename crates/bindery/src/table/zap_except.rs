@@ -120,11 +120,13 @@ impl<P: Platform> PageTable<'_, P> {
                             left = true;
                         }
                     }
-                    _ if self.is_spared(&run, spared) => {
+                    What::Leaf(_) | What::Absent(_) if self.is_spared(&run, spared) => {
                         let stretch = from.take().map(|from: VirtAddr| (from, run.at));
                         drop_until(&mut cursor, stretch, gather);
                     }
-                    _ if protected == Protected::Marked && is_protected(&run) => {
+                    What::Leaf(_) | What::Absent(_)
+                        if protected == Protected::Marked && is_protected(&run) =>
+                    {
                         let stretch = from.take().map(|from: VirtAddr| (from, run.at));
                         drop_until(&mut cursor, stretch, gather);
                         leave_markers(&mut cursor, &run, gather);
@@ -160,7 +162,12 @@ impl<P: Platform> PageTable<'_, P> {
                 Some(Absent::Marker(Marker::Guard)) => true,
                 Some(Absent::Swap { .. }) => copies,
                 Some(Absent::ProtNone { frame, .. }) => is_copy(frame),
-                _ => matches!(spared, Spared::AllBut(_)),
+                Some(Absent::Marker(Marker::UserfaultWriteProtect | Marker::Poison)) | None => {
+                    match spared {
+                        Spared::AllBut(_) => true,
+                        Spared::Guards | Spared::GuardsAndCopies => false,
+                    }
+                }
             },
             What::Empty | What::Table(_) => false,
         }

@@ -240,7 +240,12 @@ impl<W: Word<u32>> UserfaultState<W> {
             }
             match waiter.content() {
                 Content::Fault(_) => parking.park_for_handler(&waiter.word, 0),
-                _ => parking.park(&waiter.word, 0),
+                Content::Fork(_)
+                | Content::Remap { .. }
+                | Content::Remove(_)
+                | Content::Unmap(_) => {
+                    parking.park(&waiter.word, 0);
+                }
             }
         }
         waiter.ending().unwrap_or(Ending::Interrupted)

@@ -181,7 +181,20 @@ impl fmt::Display for MachineError {
                 match symptom {
                     Symptom::StaleWritten => f.write_str("; the invalidation did nothing"),
                     Symptom::OtherFrame => f.write_str("; is the right root loaded?"),
-                    _ => Ok(()),
+                    Symptom::DataFaulted
+                    | Symptom::DataExecuted
+                    | Symptom::ReadOnlyWritten
+                    | Symptom::CodeFaulted
+                    | Symptom::WritableCodeFaulted
+                    | Symptom::ExecuteOnlyRead
+                    | Symptom::ContiguousFaulted
+                    | Symptom::MemoryTypeFaulted
+                    | Symptom::UserPageRead
+                    | Symptom::UserPageExecuted
+                    | Symptom::UserCopyFaulted
+                    | Symptom::AccessedFaulted
+                    | Symptom::DirtyFaulted
+                    | Symptom::Register => Ok(()),
                 }
             }
             Self::KernelMap(error) => write!(f, "the kernel map refused the self-test: {error}"),

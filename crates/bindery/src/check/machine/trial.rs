@@ -239,7 +239,9 @@ impl<'t, A: Accesses, P: Platform> Trial<'t, A, P> {
                     return Err(MachineError::ControlBit { bit, symptom });
                 }
                 Severity::BrokenWithKeys => {}
-                severity => self.report.add(bit, severity),
+                severity @ (Severity::Slow | Severity::Unprotected) => {
+                    self.report.add(bit, severity);
+                }
             }
         }
         Ok(())

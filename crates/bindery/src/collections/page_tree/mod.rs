@@ -401,11 +401,10 @@ impl PageIndex {
     /// The node of level 0 that has the slot of `page`, for changes.
     fn leaf_mut(&mut self, page: u64) -> Option<Leaf<'_>> {
         let link = self.link(page)?;
-        match self.node_mut(link) {
-            Node { used, dirty, swapped, slots: Slots::Pages(words) } => {
-                Some(Leaf { used, dirty, swapped, words })
-            }
-            _ => None,
+        let Node { used, dirty, swapped, slots } = self.node_mut(link);
+        match slots {
+            Slots::Pages(words) => Some(Leaf { used, dirty, swapped, words }),
+            Slots::Children(_) => None,
         }
     }
 

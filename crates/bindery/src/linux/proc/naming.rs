@@ -98,7 +98,10 @@ pub trait Naming {
         let minor = u32::from(backing != NameSource::File);
         let inode = match backing {
             NameSource::Segment { id, .. } => id.into(),
-            _ => identity,
+            NameSource::SharedAnonymous
+            | NameSource::SharedMemory
+            | NameSource::Secret
+            | NameSource::File => identity,
         };
         FileId { major: 0, minor, inode }
     }

@@ -55,10 +55,12 @@ pub fn pagemap_scan<P: Platform>(
 }
 
 fn refused(error: Error) -> Errno {
-    match error {
-        Error::AccessDenied => Errno::EPERM,
-        Error::Interrupted => Errno::EINTR,
-        _ => Errno::ENOMEM,
+    if error == Error::AccessDenied {
+        Errno::EPERM
+    } else if error == Error::Interrupted {
+        Errno::EINTR
+    } else {
+        Errno::ENOMEM
     }
 }
 

@@ -83,9 +83,9 @@ fn attach<'m, P: Platform>(
     };
     let source = MapObject { object: &attaching.object, offset: 0, access };
     let mapped = space.mmap_object(&request, &source);
-    mapped.map(|at| at.0).map_err(|error| match error {
-        Error::Exists(_) => Errno::EINVAL,
-        error => error.errno(Operation::Mmap),
+    mapped.map(|at| at.0).map_err(|error| {
+        let taken = matches!(error, Error::Exists(_));
+        if taken { Errno::EINVAL } else { error.errno(Operation::Mmap) }
     })
 }
 

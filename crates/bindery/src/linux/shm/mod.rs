@@ -214,10 +214,12 @@ impl<'m, P: Platform> Segments<'m, P> {
             if flags & SHM_NORESERVE == 0 { Accounting::Whole } else { Accounting::PerPage };
         let named = u64::from(id.unwrap_or(0));
         let memory = self.memory.segment_memory(self, named, key as u32, size, accounting);
-        let object = memory.map_err(|error| match error {
-            Error::TooLarge => Errno::EINVAL,
-            _ => Errno::ENOMEM,
-        })?;
+        let object =
+            memory.map_err(
+                |error| {
+                    if error == Error::TooLarge { Errno::EINVAL } else { Errno::ENOMEM }
+                },
+            )?;
         // As Linux, which makes the memory first.
         let id = id.ok_or(Errno::ENOSPC)?;
         let segment = Segment {

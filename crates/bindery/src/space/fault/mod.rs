@@ -159,10 +159,7 @@ pub(super) enum Step {
 impl Step {
     /// The step, or why there is none.
     fn accepted(self) -> Result<Self, FaultError> {
-        match self {
-            Self::Refused(error) => Err(error),
-            step => Ok(step),
-        }
+        if let Self::Refused(error) = self { Err(error) } else { Ok(self) }
     }
 }
 
@@ -409,14 +406,24 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 Step::FillHuge => self.fill_huge(vma, page, tries)?,
                 Step::Lift => self.lift_protection(page)?,
                 Step::MapProtected => self.map_protected_page(vma, page)?,
-                step => step,
+                step @ (Step::Done(_)
+                | Step::Refused(_)
+                | Step::Again
+                | Step::Await(_)
+                | Step::Collect) => step,
             };
             match step {
                 Step::Done(resolved) => return Ok(Outcome::Resolved(resolved)),
                 Step::Refused(error) => return Err(error.into()),
                 Step::Await(awaited) => return Ok(Outcome::Await(awaited)),
                 Step::Collect => return Ok(Outcome::Collect),
-                _ => {}
+                Step::Again
+                | Step::Reuse(_)
+                | Step::Note
+                | Step::Copy
+                | Step::FillHuge
+                | Step::Lift
+                | Step::MapProtected => {}
             }
         }
     }

@@ -203,7 +203,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 let cell = self.page_table.memory.swap_cell(device, number);
                 Some(Slot { area: device, number, cell })
             }
-            _ => None,
+            Absent::Swap { .. } | Absent::Marker(_) | Absent::ProtNone { .. } => None,
         }
     }
 

@@ -210,7 +210,11 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             Remap::To(target) | Remap::LeaveTo(target) if old_length == length => {
                 self.move_all(mm, old, length, target, call)
             }
-            _ => {
+            Remap::InPlace
+            | Remap::MayMove
+            | Remap::To(_)
+            | Remap::Leave(_)
+            | Remap::LeaveTo(_) => {
                 let vma = self.vma_at(mm, old).ok_or(Error::NotMapped(old))?;
                 self.remap_one(mm, vma, old, old_length, length, call)
             }
@@ -246,7 +250,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             let to = VirtAddr(target.0 + (start - old.0));
             call.remap = match call.remap {
                 Remap::LeaveTo(_) => Remap::LeaveTo(to),
-                _ => Remap::To(to),
+                Remap::InPlace | Remap::MayMove | Remap::To(_) | Remap::Leave(_) => Remap::To(to),
             };
             let length = stop - start;
             self.remap_one(mm, vma, VirtAddr(start), length, length, call)?;

@@ -67,7 +67,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let (source, target) = (what.source, what.target);
         let stays = what.fate == SourceFate::Stays || source.is_empty();
         let committed = match what.fate {
-            _ if !vma.has(MappingFlags::ACCOUNT) => 0,
+            SourceFate::Stays | SourceFate::Goes if !vma.has(MappingFlags::ACCOUNT) => 0,
             SourceFate::Stays => target.pages(),
             SourceFate::Goes => target.pages() - source.pages(),
         };

@@ -16,8 +16,9 @@ use crate::vma::Vma;
 /// Whether the entry is a marker that a page may replace.
 fn gives_way<A: Arch>(entry: Entry) -> bool {
     let marker = || match A::decode_absent(entry) {
-        Some(Absent::Marker(marker)) => marker != Marker::Guard,
-        _ => false,
+        Some(Absent::Marker(Marker::UserfaultWriteProtect | Marker::Poison)) => true,
+        Some(Absent::Marker(Marker::Guard) | Absent::Swap { .. } | Absent::ProtNone { .. })
+        | None => false,
     };
     entry.0 & A::PRESENT == 0 && marker()
 }

@@ -125,7 +125,12 @@ impl<P: Platform> AddressSpace<'_, P> {
                 Some(Absent::Marker(Marker::UserfaultWriteProtect)) => {
                     self.kind_of_vacant(vma, page).or_else(|| self.kind_of_write(vma, access))
                 }
-                _ => None,
+                Some(
+                    Absent::Marker(Marker::Poison | Marker::Guard)
+                    | Absent::Swap { .. }
+                    | Absent::ProtNone { .. },
+                )
+                | None => None,
             },
         }
     }

@@ -164,7 +164,7 @@ fn frame_at<P: Platform>(cursor: &mut Cursor<'_, '_, P>, at: VirtAddr) -> Option
         Kind::Leaf => P::Arch::frame(raw),
         Kind::Absent => match P::Arch::decode_absent(raw)? {
             Absent::ProtNone { frame, .. } => frame,
-            _ => return None,
+            Absent::Swap { .. } | Absent::Marker(_) => return None,
         },
         Kind::Empty | Kind::Table => return None,
     };

@@ -18,7 +18,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         match P::Arch::decode_absent(entry) {
             Some(Absent::Swap { exclusive: true, .. }) => Ok(()),
             Some(Absent::Swap { .. }) => Err(MoveStop::Busy),
-            _ => Err(MoveStop::Marked),
+            Some(Absent::Marker(_) | Absent::ProtNone { .. }) | None => Err(MoveStop::Marked),
         }
     }
 

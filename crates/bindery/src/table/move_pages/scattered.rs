@@ -172,7 +172,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
                     Attributes { accessed, dirty, soft_dirty, userfault, ..self.what.attributes };
                 Some(ProtNoneEntry { slot, frame, attributes })
             }
-            _ => None,
+            Absent::Swap { .. } | Absent::Marker(_) => None,
         }
     }
 

@@ -390,7 +390,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
                 Absent::Swap { exclusive: true, userfault, .. } if keeps || !userfault => {
                     Some(P::Arch::match_absent(&slots[at.slots(left)]).0)
                 }
-                _ => None,
+                Absent::Swap { .. } | Absent::Marker(_) | Absent::ProtNone { .. } => None,
             };
         }
         let single = P::Arch::clear_contig(entry, at);

@@ -31,7 +31,7 @@ pub(in crate::table) fn page_without_access<A: Arch>(
     }
     match A::decode_absent(first) {
         Some(Absent::ProtNone { frame, accessed, .. }) => Some((frame, accessed)),
-        _ => None,
+        Some(Absent::Swap { .. } | Absent::Marker(_)) | None => None,
     }
 }
 

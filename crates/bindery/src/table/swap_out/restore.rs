@@ -62,7 +62,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
                 attributes.permissions -= Permissions::WRITE;
                 Some(attributes)
             }
-            _ => None,
+            Some(Absent::Swap { .. } | Absent::Marker(_) | Absent::ProtNone { .. }) | None => None,
         }
     }
 }
