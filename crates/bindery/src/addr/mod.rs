@@ -28,7 +28,7 @@ pub const PAGE_SHIFT: u32 = 12;
 /// Bytes in a base page, the same on every architecture that Bindery supports.
 pub const PAGE_SIZE: u64 = 1 << PAGE_SHIFT;
 
-/// What virtual and physical addresses have in common.
+/// Methods that virtual and physical addresses share.
 macro_rules! address_arithmetic {
     ($address:ident) => {
         impl $address {
@@ -55,7 +55,7 @@ macro_rules! address_arithmetic {
                 }
             }
 
-            /// The address `bytes` further on, or `None` if that does not fit in 64 bits.
+            /// The address `bytes` higher, or `None` if that does not fit in 64 bits.
             #[inline]
             pub const fn checked_add(self, bytes: u64) -> Option<Self> {
                 match self.0.checked_add(bytes) {
@@ -64,7 +64,7 @@ macro_rules! address_arithmetic {
                 }
             }
 
-            /// The address `bytes` further back, or `None` if that is below 0.
+            /// The address `bytes` lower, or `None` if that is below 0.
             #[inline]
             pub const fn checked_sub(self, bytes: u64) -> Option<Self> {
                 match self.0.checked_sub(bytes) {
@@ -74,7 +74,7 @@ macro_rules! address_arithmetic {
             }
         }
 
-        /// As integers add: overflow panics if overflow checks are on.
+        /// Like integer addition: overflow panics if overflow checks are on.
         impl Add<u64> for $address {
             type Output = Self;
 
@@ -84,7 +84,7 @@ macro_rules! address_arithmetic {
             }
         }
 
-        /// As integers subtract: overflow panics if overflow checks are on.
+        /// Like integer subtraction: overflow panics if overflow checks are on.
         impl Sub<u64> for $address {
             type Output = Self;
 
@@ -106,8 +106,8 @@ macro_rules! address_arithmetic {
     };
 }
 
-/// A virtual address in bytes. It may hold any value: a system call passes on what the program
-/// wrote, and the operation that receives it refuses what it cannot use.
+/// A virtual address in bytes. It may hold any value: a system call passes on the program's value,
+/// and the operation that receives it refuses invalid ones.
 ///
 /// ```
 /// use bindery::addr::{PAGE_SIZE, VirtAddr};
@@ -123,13 +123,13 @@ macro_rules! address_arithmetic {
 pub struct VirtAddr(pub u64);
 
 impl VirtAddr {
-    /// The address of what `pointer` points to.
+    /// The address that `pointer` points to.
     #[inline]
     pub fn from_ptr<T: ?Sized>(pointer: *const T) -> Self {
         Self(pointer.addr() as u64)
     }
 
-    /// The address `bytes` further on. Wraps around at 2^64; callers have checked their range.
+    /// The address `bytes` higher. Wraps around at 2^64; callers have checked their range.
     #[inline]
     pub(crate) const fn offset(self, bytes: u64) -> Self {
         Self(self.0.wrapping_add(bytes))
@@ -204,7 +204,7 @@ impl Frame {
         PhysAddr((self.0 as u64) << PAGE_SHIFT)
     }
 
-    /// The frame `count` frames further on. Wraps around; callers stay inside a folio.
+    /// The frame `count` frames later. Wraps around; callers stay inside a folio.
     #[inline]
     pub const fn plus(self, count: u32) -> Self {
         Self(self.0.wrapping_add(count))
@@ -262,7 +262,7 @@ impl VirtRange {
         }
     }
 
-    /// For ranges whose order the caller has established.
+    /// A range whose order the caller has checked.
     #[inline]
     pub(crate) const fn raw(start: u64, end: u64) -> Self {
         debug_assert!(start <= end);
@@ -322,7 +322,7 @@ impl VirtRange {
         self.start.0 <= other.start.0 && other.end.0 <= self.end.0
     }
 
-    /// The addresses that both ranges share; empty (at an unspecified place) if they share none.
+    /// The addresses that both ranges share; empty (at an unspecified address) if they share none.
     #[inline]
     pub const fn intersection(self, other: Self) -> Self {
         let start = if self.start.0 > other.start.0 { self.start } else { other.start };

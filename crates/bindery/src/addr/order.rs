@@ -18,16 +18,16 @@ use super::PAGE_SIZE;
 pub struct Order(pub u8);
 
 impl Order {
-    /// A base page alone.
+    /// A single base page.
     pub const PAGE: Self = Self(0);
 
-    /// Base pages in the block. Up to order 31.
+    /// The number of base pages in the block. Up to order 31.
     #[inline]
     pub const fn pages(self) -> u32 {
         1 << self.0
     }
 
-    /// Bytes in the block. Up to order 51.
+    /// The number of bytes in the block. Up to order 51.
     #[inline]
     pub const fn bytes(self) -> u64 {
         PAGE_SIZE << self.0
@@ -76,7 +76,7 @@ impl fmt::Display for Order {
 pub(crate) struct Orders(u16);
 
 impl Orders {
-    /// A base page alone.
+    /// Only order 0.
     pub(crate) const PAGE: Self = Self::of(Order::PAGE);
 
     /// The set of one order.
@@ -117,12 +117,12 @@ impl Orders {
         self.0 & 1 << order.0 != 0
     }
 
-    /// The largest; order 0 if there is none.
+    /// The largest order; order 0 if the set is empty.
     pub(crate) const fn largest(self) -> Order {
         Order((u16::BITS - 1 - (self.0 | 1).leading_zeros()) as u8)
     }
 
-    /// Takes the largest order out of the set.
+    /// Removes the largest order from the set.
     #[inline]
     pub(crate) const fn take_largest(&mut self) -> Option<Order> {
         if self.0 == 0 {

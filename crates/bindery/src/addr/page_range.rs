@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-/// Pages of an object or of an anon group, by their numbers: from `first` up to `end`, exclusive.
+/// Pages of an object or of an anon group, by number: from `first` up to `end`, exclusive.
 ///
 /// ```
 /// use bindery::addr::PageRange;

@@ -2,7 +2,7 @@
 //! chapter D8: "Translation table descriptor formats" (D8.3), "Memory access control" (D8.4),
 //! "Hardware updates to the translation tables" (D8.5), "The Contiguous bit" (in D8.7), "Using
 //! break-before-make when updating translation table entries" (D8.16). The numbers differ between
-//! issues; the titles stay.
+//! issues; the titles do not.
 //!
 //! The manual counts levels from the root: its level 0 is level 4 here, its level 3 is level 1.
 //!
@@ -27,9 +27,9 @@ const VALID: u64 = 1 << 0;
 const TABLE_OR_PAGE: u64 = 1 << 1;
 /// Index into `MAIR_EL1`: the memory type. 0 in user tables.
 const ATTRIBUTE_INDEX: u64 = 0b111 << 2;
-/// AP\[1\]: EL0 may use it.
+/// AP\[1\]: EL0 may access it.
 const USER: u64 = 1 << 6;
-/// AP\[2\]: a write faults; inverted dirty where [`DBM`] is set.
+/// AP\[2\]: a write faults; inverted dirty if [`DBM`] is set.
 const READ_ONLY: u64 = 1 << 7;
 /// Shareability: inner shareable, so that all CPUs see one memory.
 const INNER_SHAREABLE: u64 = 0b11 << 8;
@@ -38,7 +38,8 @@ const ACCESSED: u64 = 1 << 10;
 const NOT_GLOBAL: u64 = 1 << 11;
 /// GP: an indirect branch from EL0 into the page must meet a landing pad (FEAT_BTI).
 const GUARDED: u64 = 1 << 50;
-/// Dirty bit modifier: the MMU may clear [`READ_ONLY`]. For us: the page is writable.
+/// Dirty bit modifier: the MMU may clear [`READ_ONLY`]. The core uses it to mean that the page is
+/// writable.
 const DBM: u64 = 1 << 51;
 const CONTIGUOUS: u64 = 1 << 52;
 /// Execute-never at EL1.
@@ -46,14 +47,14 @@ const PXN: u64 = 1 << 53;
 /// Execute-never at EL0.
 const UXN: u64 = 1 << 54;
 // Bits 55 to 58 are left to software.
-/// Dirty, while the page is not writable: [`READ_ONLY`] then says only that.
+/// Dirty, while the page is not writable: [`READ_ONLY`] then means only that.
 const SAVED_DIRTY: u64 = 1 << 55;
 const SOFT_DIRTY: u64 = 1 << 56;
 const USERFAULT: u64 = 1 << 58;
 /// Output address bits 47:12.
 const FRAME_MASK: u64 = 0x0000_ffff_ffff_f000;
 
-/// How far [`READ_ONLY`] lies below [`SAVED_DIRTY`].
+/// The distance in bits from [`READ_ONLY`] up to [`SAVED_DIRTY`].
 const SAVE_SHIFT: u32 = SAVED_DIRTY.trailing_zeros() - READ_ONLY.trailing_zeros();
 
 const HA: ControlBit =
@@ -69,16 +70,16 @@ const SPAN: ControlBit =
 
 /// AArch64 with 4 KiB pages and 48-bit addresses.
 ///
-/// The embedder programs the machine so:
+/// The embedder programs the machine as follows:
 /// - `MAIR_EL1` (Arm ARM D17.2, "MAIR_EL1"): attribute 0 is normal memory, inner and outer
-///   write-back (0xff). Where the kernel maps other types by [`crate::KernelMap`]: attribute 1 is
+///   write-back (0xff). If the kernel maps other types by [`crate::KernelMap`]: attribute 1 is
 ///   Device-nGnRE (0x04, [`MemoryType::Device`]), 2 normal non-cacheable (0x44,
 ///   [`MemoryType::WriteCombining`]), 3 Device-nGnRnE (0x00, [`MemoryType::Uncached`]), 4 normal
 ///   write-through (0xbb, [`MemoryType::WriteThrough`]).
-/// - `TCR_EL1` has 48-bit addresses, the 4 KiB granule, and `HPDn` clear or set as it likes: our
-///   tables restrict nothing.
-/// - `TCR_EL1.HA` and `HD` are set where the processor has FEAT_HAFDBS. Without them nothing
-///   breaks: the first use is an Access flag fault, the first write a Permission fault, and
+/// - `TCR_EL1` has 48-bit addresses, the 4 KiB granule, and any `HPDn`: the core's tables restrict
+///   nothing.
+/// - `TCR_EL1.HA` and `HD` are set if the processor has FEAT_HAFDBS. They are not required: without
+///   them the first use is an Access flag fault, the first write a Permission fault, and
 ///   [`Arch::mark_accessed`] and [`Arch::make_writable`] with [`Write::Now`] record them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AArch64;
@@ -102,7 +103,7 @@ impl Arch for AArch64 {
         Self::table_entry(frame)
     }
 
-    // Always: a first touch knows most of the attributes.
+    // Always inlined: a first access knows most of the attributes.
     #[inline(always)]
     fn leaf(frame: Frame, level: Level<Self>, attributes: LeafAttributes) -> Entry {
         Entry(leaf_bits(frame, level, attributes))
@@ -138,7 +139,7 @@ impl Arch for AArch64 {
 
     #[inline]
     fn compare_mask(equal: Equal) -> u64 {
-        // Without DBM, AP[2] is always set, so leaving it out loses nothing.
+        // Without DBM, AP[2] is always set, so dropping it loses nothing.
         let mut mask = !(ACCESSED | READ_ONLY | SAVED_DIRTY | DBM | SOFT_DIRTY);
         if equal.contains(Equal::WRITABLE) {
             mask |= DBM;
@@ -151,8 +152,8 @@ impl Arch for AArch64 {
 
     #[inline]
     fn gather_run(into: Entry, any: u64, all: u64) -> Entry {
-        // Dirty reads as a clear bit in a writable entry and as a set one in any other, and
-        // `into` decides which of the two it is to become.
+        // Dirty is a clear bit in a writable entry and a set bit in any other; `into` decides which
+        // of the two it becomes.
         let dirty = ((!all & READ_ONLY) << SAVE_SHIFT) | (any & SAVED_DIRTY);
         let bits = if into.0 & DBM != 0 { into.0 & !(dirty >> SAVE_SHIFT) } else { into.0 | dirty };
         Entry(bits | (any & ACCESSED))
@@ -221,10 +222,10 @@ impl Arch for AArch64 {
     }
 
     fn needs_break(old: Entry, new: Entry, _level: Level<Self>) -> bool {
-        // D8.16 demands it for another output address, contiguous run size, memory type or
-        // shareability, and for a global entry where the TLB may hold one that is not. (The address
-        // rule has exceptions for equal contents, the size rule for FEAT_BBM; we use neither.) A
-        // table for another table is a change of address of everything below.
+        // D8.16 requires it for a change of output address, contiguous run size, memory type or
+        // shareability, and for a global entry if the TLB may hold a non-global one. (The address
+        // rule has exceptions for equal contents, the size rule for FEAT_BBM; we use neither.)
+        // Another table changes the addresses of everything below.
         const ALWAYS: u64 =
             FRAME_MASK | TABLE_OR_PAGE | ATTRIBUTE_INDEX | INNER_SHAREABLE | CONTIGUOUS;
         let changed = (old.0 ^ new.0) & ALWAYS;
@@ -269,10 +270,10 @@ impl Arch for AArch64 {
 }
 
 impl AArch64 {
-    /// A leaf of the kernel's own at `level` for `frame`, for tables that an embedder builds itself
-    /// at boot, before there is a [`crate::KernelMap`]: global, accessed, and dirty where stores
-    /// are allowed, so that the MMU never changes it. `permissions` has no [`Permissions::USER`];
-    /// `frame` is aligned to the level's size. The empty entry where `permissions` allows nothing.
+    /// A kernel leaf at `level` for `frame`, for tables that an embedder builds itself at boot,
+    /// before it has a [`crate::KernelMap`]: global, accessed, and dirty if stores are allowed, so
+    /// that the MMU never changes it. `permissions` has no [`Permissions::USER`]; `frame` is
+    /// aligned to the level's size. The empty entry if `permissions` allows nothing.
     ///
     /// A constant of constant arguments: code that runs before the MMU is on adds a frame's address
     /// to the leaf of frame 0.
@@ -303,15 +304,15 @@ impl AArch64 {
         }
     }
 
-    /// [`Arch::table`] as a constant function: an entry that names the table in `frame`.
+    /// [`Arch::table`] as a constant function: an entry that points to the table in `frame`.
     #[inline]
     pub const fn table_entry(frame: Frame) -> Entry {
-        // APTable, PXNTable and UXNTable stay clear: the leaves decide alone.
+        // APTable, PXNTable and UXNTable stay clear: only the leaves restrict accesses.
         Entry(frame.start().0 | VALID | TABLE_OR_PAGE)
     }
 }
 
-// Always: a first touch knows most of the attributes.
+// Always inlined: a first access knows most of the attributes.
 #[inline(always)]
 const fn leaf_bits(frame: Frame, level: Level<AArch64>, attributes: LeafAttributes) -> u64 {
     let attributes = attributes.get();
@@ -387,7 +388,7 @@ mod tests {
 
     #[test]
     fn the_mmu_cannot_make_a_write_protected_page_writable() {
-        // Were DBM left set, the next write would clear AP[2] and go through.
+        // If DBM stayed set, the next write would clear AP[2] and succeed.
         let protected = A::write_protect(page(USER_READ | Permissions::WRITE, true));
         assert_eq!(protected.0 & (DBM | READ_ONLY | SAVED_DIRTY), READ_ONLY | SAVED_DIRTY);
     }

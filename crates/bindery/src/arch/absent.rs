@@ -6,7 +6,7 @@
 //! 0       slot or frame       device or marker  accessed  exclusive/dirty  userfault  soft-dirty  kind  0
 //! ```
 //!
-//! The kind is never 0, so no absent entry looks like an empty one. A mask of offset bits may be
+//! The kind is never 0, so no absent entry equals the empty one. A mask of offset bits may be
 //! stored inverted ([`Arch::ABSENT_FLIP`]).
 
 use super::{Arch, Attributes, Entry};
@@ -26,10 +26,10 @@ pub(crate) const ACCESSED: u64 = 1 << 6;
 const TYPE_SHIFT: u32 = 7;
 const TYPE_MASK: u64 = 0x1f << TYPE_SHIFT;
 const OFFSET_SHIFT: u32 = 12;
-/// Swap offsets have this many bits.
+/// The number of bits of a swap offset.
 const OFFSET_BITS: u32 = 38;
 
-/// What an absent entry means.
+/// The meaning of an absent entry.
 ///
 /// ```
 /// use bindery::arch::{Absent, AbsentFormat, Marker, X86_64};
@@ -45,17 +45,17 @@ pub enum Absent {
         device: u8,
         /// The slot on the device, below 2^38; neighbors in a run have consecutive slots.
         slot: u64,
-        /// No other process names the slot.
+        /// No other process refers to the slot.
         exclusive: bool,
         /// The page was written since soft-dirty was last cleared.
         soft_dirty: bool,
         /// A userfaultfd write-protected the page.
         userfault: bool,
     },
-    /// There is no page, and something is to be remembered all the same.
+    /// No page, but some state to remember.
     Marker(Marker),
-    /// A page that is mapped with no permission (`PROT_NONE`): it still belongs to its folio's
-    /// mappings, but the MMU sees nothing.
+    /// A page mapped with no permission (`PROT_NONE`): its folio counts it as mapped, but the MMU
+    /// sees nothing.
     ProtNone {
         /// The page's frame.
         frame: Frame,
@@ -73,11 +73,11 @@ pub enum Absent {
 /// The markers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Marker {
-    /// A userfaultfd write-protected a page that is not there.
+    /// A userfaultfd write-protected an absent page.
     UserfaultWriteProtect,
-    /// The page's content is lost; a touch is SIGBUS.
+    /// The page's content is lost; an access raises SIGBUS.
     Poison,
-    /// A guard page (`MADV_GUARD_INSTALL`); a touch is SIGSEGV.
+    /// A guard page (`MADV_GUARD_INSTALL`); an access raises SIGSEGV.
     Guard,
 }
 
@@ -120,13 +120,13 @@ pub trait AbsentFormat: Arch {
     }
 
     /// The `PROT_NONE` entry of a page, which keeps all of `attributes` but permissions and key:
-    /// the mapping supplies those again.
+    /// the mapping has those.
     fn encode_prot_none(frame: Frame, attributes: Attributes) -> Entry {
         let Attributes { accessed, dirty, soft_dirty, userfault, .. } = attributes;
         Self::encode_absent(Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault })
     }
 
-    /// What the absent `entry` means; `None` for a bit pattern that [`AbsentFormat::encode_absent`]
+    /// Decodes the absent `entry`; `None` for a bit pattern that [`AbsentFormat::encode_absent`]
     /// never makes (the auditor reports it).
     fn decode_absent(entry: Entry) -> Option<Absent> {
         let plain = entry.0 ^ Self::ABSENT_FLIP;
@@ -176,14 +176,14 @@ pub trait AbsentFormat: Arch {
         (entry.0 ^ Self::ABSENT_FLIP) & KIND_MASK == HIDDEN
     }
 
-    /// Whether the absent `entry` names a swap slot.
+    /// Whether the absent `entry` refers to a swap slot.
     #[inline]
     fn is_swap(entry: Entry) -> bool {
         (entry.0 ^ Self::ABSENT_FLIP) & KIND_MASK == SWAP
     }
 
-    /// What to add to the absent `entry` to get its successor in a run: the next slot or frame, or
-    /// nothing for markers, which are all alike.
+    /// The difference between the absent `entry` and its successor in a run: the next slot or
+    /// frame; zero for markers, which are all equal.
     #[inline]
     fn absent_step(entry: Entry) -> u64 {
         let plain = entry.0 ^ Self::ABSENT_FLIP;
@@ -196,15 +196,15 @@ pub trait AbsentFormat: Arch {
     }
 
     /// The bits in which absent neighbors of one run must agree (after
-    /// [`AbsentFormat::absent_step`] per entry): all, but accessed, dirty and soft-dirty of
-    /// `PROT_NONE` leaves, which [`AbsentFormat::gather_absent`] adds up.
+    /// [`AbsentFormat::absent_step`] per entry): all except accessed, dirty and soft-dirty of
+    /// `PROT_NONE` leaves, which [`AbsentFormat::gather_absent`] merges.
     #[inline]
     fn absent_compare_mask(entry: Entry) -> u64 {
         if Self::is_prot_none(entry) { !(ACCESSED | DIRTY | SOFT_DIRTY) } else { !0 }
     }
 
-    /// `into` with accessed, dirty and soft-dirty of the `PROT_NONE` leaf `from` added; other
-    /// absent entries have nothing to gather.
+    /// `into` with accessed, dirty and soft-dirty of the `PROT_NONE` leaf `from` merged in; other
+    /// absent entries have nothing to merge.
     #[inline]
     fn gather_absent(into: Entry, from: Entry) -> Entry {
         if Self::is_prot_none(from) {
@@ -214,7 +214,7 @@ pub trait AbsentFormat: Arch {
         }
     }
 
-    /// The absent entry marked soft-dirty, as a move leaves it; markers have no such bit.
+    /// The absent entry marked soft-dirty, as after a move; markers have no such bit.
     #[inline]
     fn mark_absent_soft_dirty(entry: Entry) -> Entry {
         if (entry.0 ^ Self::ABSENT_FLIP) & KIND_MASK == MARKER {
@@ -224,7 +224,7 @@ pub trait AbsentFormat: Arch {
         }
     }
 
-    /// The entry as both sides of a `fork` have it: a swap entry is not exclusive any more.
+    /// The entry for both sides of a `fork`: a swap entry is no longer exclusive.
     #[inline]
     fn share_absent(entry: Entry) -> Entry {
         if Self::is_swap(entry) { Entry(entry.0 & !EXCLUSIVE) } else { entry }
@@ -240,8 +240,8 @@ pub trait AbsentFormat: Arch {
         }
     }
 
-    /// The entry as it may be in an area without userfault: the write-protect bit is gone, and a
-    /// write-protect marker leaves nothing.
+    /// The entry for an area without userfault: without the write-protect bit; a write-protect
+    /// marker becomes the empty entry.
     #[inline]
     fn strip_absent_userfault(entry: Entry) -> Entry {
         if entry == Self::encode_absent(Absent::Marker(Marker::UserfaultWriteProtect)) {

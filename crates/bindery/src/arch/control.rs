@@ -1,9 +1,9 @@
-//! Control bits of the processor on which the page tables depend: which bit explains what a
-//! self-test has seen ([`crate::check::machine`]), and what the registers must hold.
+//! Control bits of the processor on which the page tables depend: which bit explains an observation
+//! of a self-test ([`crate::check::machine`]), and the values that the registers must hold.
 
 use core::fmt;
 
-/// Something that a correctly configured processor never does.
+/// An observation that a correctly configured processor never causes.
 ///
 /// ```
 /// use bindery::arch::Symptom;
@@ -20,19 +20,19 @@ pub enum Symptom {
     DataExecuted,
     /// The kernel stored to a page that was read-only from the start.
     ReadOnlyWritten,
-    /// The kernel stored to a page that had become read-only, and the invalidation had returned.
+    /// The kernel stored to a page after it had become read-only and the invalidation had returned.
     StaleWritten,
     /// A fetch of the kernel faulted on a page that is readable and executable.
     CodeFaulted,
     /// A fetch of the kernel faulted on a page that is writable and executable.
     WritableCodeFaulted,
-    /// The kernel loaded from a page that is executable and not readable.
+    /// The kernel loaded from a page that is executable but not readable.
     ExecuteOnlyRead,
     /// A load faulted in a contiguous run of entries, or reached another frame of it.
     ContiguousFaulted,
     /// A load faulted on memory of another type than normal.
     MemoryTypeFaulted,
-    /// The kernel loaded from a page of user mode without asking for it.
+    /// The kernel loaded from a page of user mode outside of a user copy.
     UserPageRead,
     /// The kernel fetched an instruction from a page of user mode.
     UserPageExecuted,
@@ -44,7 +44,7 @@ pub enum Symptom {
     DirtyFaulted,
     /// A store reached another frame than [`crate::Platform::direct_map`] shows.
     OtherFrame,
-    /// A control register holds another value than it must.
+    /// A control register holds a wrong value.
     Register,
 }
 
@@ -75,12 +75,12 @@ impl fmt::Display for Symptom {
     }
 }
 
-/// A control bit: its name, the value that it needs, and where the manual explains it.
+/// A control bit: its name, the value that it needs, and the manual that explains it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct ControlBit {
     /// Register and bit, as the manual writes them.
     pub name: &'static str,
-    /// What it must be.
+    /// The value that it needs.
     pub needed: Needed,
     /// The manual and its section.
     pub manual: &'static str,
@@ -118,20 +118,20 @@ pub enum Needed {
     AsDocumented,
 }
 
-/// What goes wrong where a control bit has the other value.
+/// The effect of a wrong value of a control bit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Severity {
     /// Faults that never end, or accesses that the tables forbid.
     Broken,
-    /// As [`Severity::Broken`], on a platform that offers protection keys.
+    /// Like [`Severity::Broken`], on a platform that offers protection keys.
     BrokenWithKeys,
-    /// All works, and takes more faults or more TLB misses.
+    /// Correct, but with more faults or more TLB misses.
     Slow,
-    /// All works, and a defect of the kernel is not caught.
+    /// Correct, but a defect of the kernel is not caught.
     Unprotected,
 }
 
-/// A register that the self-test compares, where the embedder lets it be read.
+/// A register that the self-test compares, if the embedder lets it be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[non_exhaustive]
 pub enum Register {
@@ -153,23 +153,23 @@ pub enum Register {
     Sstatus,
 }
 
-/// What a register must hold under a mask.
+/// The value that a register must hold under a mask.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RegisterRule {
     /// The register.
     pub register: Register,
-    /// The bits that count.
+    /// The bits to compare.
     pub mask: u64,
-    /// What they are.
+    /// Their required value.
     pub value: u64,
     /// Their name.
     pub bit: ControlBit,
-    /// What happens otherwise.
+    /// The effect of another value.
     pub severity: Severity,
 }
 
 impl RegisterRule {
-    /// One bit of a register, set or clear as `bit` needs it.
+    /// One bit of a register, set or clear as `bit` requires.
     pub(crate) const fn new(
         register: Register,
         position: u32,

@@ -6,8 +6,8 @@ use core::ops::{Add, AddAssign, Range, Sub};
 
 use super::Arch;
 
-/// The index of an entry in its table: from 0 to [`Arch::ENTRIES`] − 1, or
-/// one more where it is the end of a stretch. Counts of entries are plain numbers.
+/// The index of an entry in its table: from 0 to [`Arch::ENTRIES`] − 1, or one more at the end of a
+/// stretch. Counts of entries are plain numbers.
 ///
 /// ```
 /// use bindery::addr::VirtAddr;
@@ -22,7 +22,7 @@ use super::Arch;
 pub struct EntryIndex(u32);
 
 impl EntryIndex {
-    /// That of a table's first entry.
+    /// The index of a table's first entry.
     pub const FIRST: Self = Self(0);
 
     /// The index of this number.
@@ -31,19 +31,19 @@ impl EntryIndex {
         Self(number)
     }
 
-    /// The index's number: how many entries are before it.
+    /// The index's number: the number of entries before it.
     #[inline]
     pub const fn number(self) -> u32 {
         self.0
     }
 
-    /// The entry's place in the slice of its table's entries.
+    /// The position of the entry in the slice of its table's entries.
     #[inline]
     pub const fn slot(self) -> usize {
         self.0 as usize
     }
 
-    /// The places of `count` entries from this one on.
+    /// The positions of `count` entries from this one on.
     #[inline]
     pub(crate) const fn slots(self, count: u32) -> Range<usize> {
         self.0 as usize..(self.0 + count) as usize
@@ -73,19 +73,19 @@ impl EntryIndex {
         self.up_to(self + count)
     }
 
-    /// How many entries its table has from this one on.
+    /// The number of entries in its table from this one on.
     #[inline]
     pub(crate) const fn left<A: Arch>(self) -> u32 {
         A::ENTRIES - self.0
     }
 
-    /// How many entries are before it in its aligned stretch of `size`, a power of two.
+    /// The number of entries before it in its aligned stretch of `size`, a power of two.
     #[inline]
     pub(crate) const fn offset_in(self, size: u32) -> u32 {
         self.0 & (size - 1)
     }
 
-    /// Where its aligned stretch of `size`, a power of two, begins.
+    /// The start of its aligned stretch of `size`, a power of two.
     #[inline]
     pub(crate) const fn align_down(self, size: u32) -> Self {
         Self(self.0 & !(size - 1))

@@ -1,8 +1,8 @@
-//! Protection keys (`pkeys(7)`): a number in each leaf, and for each number what a thread may do.
+//! Protection keys (`pkeys(7)`): a number in each leaf, and a thread's rights for each number.
 //!
-//! The kernel gives a mapping a key, and every leaf of the mapping carries it. The program decides
-//! what its thread may do with the memory of each key, by a CPU register (x86-64: PKRU). That takes
-//! no system call and changes no entry.
+//! The kernel gives a mapping a key, and every leaf of the mapping carries it. The program sets a
+//! thread's rights to the memory of each key in a CPU register (x86-64: PKRU), without a system
+//! call or a change of entries.
 
 /// The number of a key. Mappings are made with key 0, which always exists.
 ///
@@ -17,7 +17,7 @@
 pub struct ProtectionKey(u8);
 
 impl ProtectionKey {
-    /// How many keys the entries of any architecture can name.
+    /// The number of keys that the entries of any architecture can hold.
     pub const COUNT: u8 = 16;
 
     /// The key with this number, below [`ProtectionKey::COUNT`].
@@ -39,9 +39,9 @@ impl ProtectionKey {
     }
 }
 
-/// What a thread may not do with the memory of each key: two bits for each, from key 0 on. The
-/// lower bit forbids loads and stores (`PKEY_DISABLE_ACCESS`), the upper one stores
-/// (`PKEY_DISABLE_WRITE`). That is the format of x86-64's PKRU. Keys say nothing of fetches.
+/// The accesses that a thread must not make to the memory of each key: two bits for each, from key
+/// 0 on. The lower bit forbids loads and stores (`PKEY_DISABLE_ACCESS`), the upper one stores
+/// (`PKEY_DISABLE_WRITE`). That is the format of x86-64's PKRU. Keys do not restrict fetches.
 ///
 /// ```
 /// use bindery::arch::{KeyRights, ProtectionKey};
@@ -54,16 +54,16 @@ impl ProtectionKey {
 pub struct KeyRights(pub u32);
 
 impl KeyRights {
-    /// Nothing is forbidden.
+    /// No access is forbidden.
     pub const ALL: Self = Self(0);
 
-    /// Whether memory of the key may be loaded from.
+    /// Whether loads from memory of the key are allowed.
     #[inline]
     pub const fn may_load(self, key: ProtectionKey) -> bool {
         self.0 >> (2 * key.0) & 1 == 0
     }
 
-    /// Whether memory of the key may be stored to.
+    /// Whether stores to memory of the key are allowed.
     #[inline]
     pub const fn may_store(self, key: ProtectionKey) -> bool {
         self.0 >> (2 * key.0) & 3 == 0

@@ -1,4 +1,4 @@
-//! The levels of a tree of tables, and what each of them covers.
+//! The levels of a tree of tables, and the size that each covers.
 
 use core::cmp::Ordering;
 use core::fmt;
@@ -49,19 +49,19 @@ impl<A> Level<A> {
         self.number
     }
 
-    /// The next lower level: that of the tables that entries of this one name.
+    /// The next lower level: that of the tables to which entries of this one point.
     #[inline]
     pub const fn below(self) -> Self {
         Self::new(self.number - 1)
     }
 
-    /// The next higher level: that of the table in which a table of this one hangs.
+    /// The next higher level: that of the table that points to tables of this one.
     #[inline]
     pub const fn above(self) -> Self {
         Self::new(self.number + 1)
     }
 
-    /// How many tables a walker passes from a table of this level to one of `lower`.
+    /// The number of tables that a walk passes from a table of this level to one of `lower`.
     #[inline]
     pub(crate) const fn steps_to(self, lower: Self) -> u64 {
         (self.number - lower.number) as u64
@@ -87,7 +87,7 @@ impl<A: Arch> Level<A> {
         1 << self.span_shift()
     }
 
-    /// Bytes that a whole table covers; of the root of a full 64-bit tree, 2^63.
+    /// Bytes that a whole table covers; for the root of a full 64-bit tree, 2^63.
     #[inline]
     pub const fn table_span(self) -> u64 {
         let shift = self.span_shift() + A::INDEX_BITS;
@@ -106,7 +106,7 @@ impl<A: Arch> Level<A> {
         EntryIndex::new(((addr.0 >> self.span_shift()) & ((1 << A::INDEX_BITS) - 1)) as u32)
     }
 
-    /// What an entry of a table of this level is.
+    /// The kind of an entry in a table of this level.
     #[inline]
     pub fn kind(self, entry: Entry) -> Kind {
         if entry.0 & A::PRESENT != 0 {
@@ -119,7 +119,7 @@ impl<A: Arch> Level<A> {
     }
 }
 
-// By hand: a derived implementation would ask the same of the architecture.
+// By hand: a derived implementation would require the same of the architecture.
 
 impl<A> Clone for Level<A> {
     #[inline]

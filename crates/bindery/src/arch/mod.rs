@@ -76,14 +76,14 @@ bitflags! {
         /// User mode may use the leaf; without this bit only the kernel may.
         const USER = 1 << 3;
         /// With [`Permissions::EXECUTE`]: an indirect branch into the page must meet a landing pad
-        /// (the guarded page of AArch64's FEAT_BTI). Nothing without, and where [`Arch::BTI`] is
+        /// (the guarded page of AArch64's FEAT_BTI). No effect without it, or if [`Arch::BTI`] is
         /// false.
         const BTI = 1 << 4;
     }
 }
 
 impl Permissions {
-    /// What a page may be used for, by whomever.
+    /// All accesses, without regard to user mode.
     pub(crate) const ACCESS: Self = Self::READ.union(Self::WRITE).union(Self::EXECUTE);
 }
 
@@ -112,13 +112,12 @@ pub struct Attributes {
     pub soft_dirty: bool,
     /// A userfaultfd write-protected the page.
     pub userfault: bool,
-    /// The page's protection key. Always key 0 where entries name none
-    /// ([`Arch::PROTECTION_KEYS`]).
+    /// The page's protection key. Always key 0 if entries have none ([`Arch::PROTECTION_KEYS`]).
     pub key: ProtectionKey,
 }
 
 impl Attributes {
-    /// Attributes of a kernel leaf that the MMU never has to update.
+    /// The attributes of a kernel leaf that the MMU never has to update.
     pub(crate) const fn of_kernel(permissions: Permissions) -> Self {
         Self {
             permissions,
@@ -132,7 +131,7 @@ impl Attributes {
 }
 
 /// The memory type: how the processor may treat accesses to a leaf's memory. Only the kernel's own
-/// mappings ([`crate::KernelMap`]) have another type than [`MemoryType::Normal`].
+/// mappings ([`crate::KernelMap`]) have types other than [`MemoryType::Normal`].
 ///
 /// ```
 /// use bindery::arch::MemoryType;
@@ -155,18 +154,18 @@ pub enum MemoryType {
     /// Not cached. Accesses are made one by one in program order, and a store is finished when the
     /// device has it.
     Uncached,
-    /// A device's registers: as [`MemoryType::Uncached`], but a store may be finished early.
+    /// A device's registers: like [`MemoryType::Uncached`], but a store may be finished early.
     /// Architectures without that difference use `Uncached`.
     Device,
 }
 
 impl MemoryType {
-    /// All of them.
+    /// All memory types.
     pub const ALL: [Self; 5] =
         [Self::Normal, Self::WriteThrough, Self::WriteCombining, Self::Uncached, Self::Device];
 }
 
-/// One page-table entry as it is in memory.
+/// One page-table entry, as in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[repr(transparent)]
 pub struct Entry(pub u64);
@@ -193,7 +192,7 @@ impl fmt::Debug for Entry {
 pub enum Kind {
     /// Nothing.
     Empty,
-    /// It names a table of the next lower level.
+    /// It points to a table of the next lower level.
     Table,
     /// It maps memory and the MMU uses it.
     Leaf,
@@ -224,28 +223,28 @@ pub trait Arch: Copy + Eq + fmt::Debug + Default + Send + Sync + 'static {
     const USER_END: u64;
     /// The highest level at which a leaf may be.
     const LARGEST_LEAF: Level<Self> = Level::PUD;
-    /// Level-1 entries in a contiguous run, a power of two; 1 where there are none.
+    /// Level-1 entries in a contiguous run, a power of two; 1 if the architecture has none.
     const CONTIG_ENTRIES: u32 = 1;
     /// The highest level at which [`Arch::CONTIG_ENTRIES`] leaves may form a contiguous run;
-    /// [`Level::NONE`] where there are none. User tables have contiguous runs at level
-    /// 1 alone; the kernel's, at each.
+    /// [`Level::NONE`] if the architecture has none. User tables have contiguous runs only at level
+    /// 1; the kernel's, at each.
     const LARGEST_CONTIG_LEVEL: Level<Self> =
         if Self::CONTIG_ENTRIES > 1 { Level::PTE } else { Level::NONE };
-    /// The MMU may cache that an entry was invalid, so that a new entry is certain to be seen only
-    /// after an invalidation (RISC-V privileged specification 1.12, section 4.2.1 `SFENCE.VMA`).
+    /// The MMU may cache invalid entries, so that a new entry is certain to be seen only after an
+    /// invalidation (RISC-V privileged specification 1.12, section 4.2.1 `SFENCE.VMA`).
     const INVALID_MAY_BE_CACHED: bool = false;
-    /// An instruction fetch sees every store that was made before, so that memory may be executed
-    /// as it was written (x86-64). Otherwise
+    /// An instruction fetch sees every earlier store, so that memory may be executed right after it
+    /// was written (x86-64). Otherwise
     /// [`Platform::synchronize_instructions`](crate::Platform::synchronize_instructions) is called
     /// before a leaf becomes executable.
     const COHERENT_FETCHES: bool = false;
-    /// How many protection keys a leaf can name, at most [`ProtectionKey::COUNT`]; 1 if entries
-    /// have no room for any. [`crate::Platform::protection_keys`] says whether the machine supports
+    /// The number of protection keys that a leaf can hold, at most [`ProtectionKey::COUNT`]; 1 if
+    /// entries have no key. [`crate::Platform::protection_keys`] tells whether the machine supports
     /// them.
     const PROTECTION_KEYS: u8 = 1;
-    /// Whether a leaf can say that indirect branches into it must meet a landing pad
-    /// ([`Permissions::BTI`]). Whether the machine heeds it,
-    /// [`crate::Platform::branch_target_identification`] says.
+    /// Whether a leaf can require a landing pad for indirect branches into it
+    /// ([`Permissions::BTI`]). [`crate::Platform::branch_target_identification`] tells whether the
+    /// machine enforces it.
     const BTI: bool = false;
     /// The valid bit; hardware ignores an entry without it.
     const PRESENT: u64 = 1;
@@ -258,21 +257,22 @@ pub trait Arch: Copy + Eq + fmt::Debug + Default + Send + Sync + 'static {
     const SOFT_DIRTY: u64;
     /// The userfault write-protect bit of a leaf.
     const USERFAULT: u64;
-    /// How to recognize the most frequent saturated leaf, accessed and dirty: the bits to test, and
-    /// their values. It implies [`Arch::is_saturated`]; not all saturated leaves match.
+    /// A test for the most frequent saturated leaf, accessed and dirty: the bits to test, and their
+    /// values. It implies [`Arch::is_saturated`]; not all saturated leaves match.
     const SATURATED: Saturated;
 
-    /// An entry that names the table in `frame`.
+    /// An entry that points to the table in `frame`.
     fn table(frame: Frame) -> Entry;
 
-    /// A leaf at `level` for `frame`, which is aligned to the level's size. Called by
-    /// [`Arch::page_entry`] alone: the type of the attributes says that they allow something.
+    /// A leaf at `level` for `frame`, which is aligned to the level's size. Only
+    /// [`Arch::page_entry`] calls it: the type of the attributes guarantees that they allow some
+    /// access.
     fn leaf(frame: Frame, level: Level<Self>, attributes: LeafAttributes) -> Entry;
 
-    /// The entry at `level` of the page, or the pages, of `frame`, which is aligned to the level's
-    /// size: a leaf, or [`Absent::ProtNone`] where `attributes.permissions` allows nothing. No
-    /// architecture has another one.
-    // Always: a first touch knows most of the attributes.
+    /// The entry at `level` for the page or pages of `frame`, which is aligned to the level's size:
+    /// a leaf, or [`Absent::ProtNone`] if `attributes.permissions` allows nothing. No architecture
+    /// overrides it.
+    // Always inlined: a first access knows most of the attributes.
     #[inline(always)]
     fn page_entry(frame: Frame, level: Level<Self>, attributes: Attributes) -> Entry {
         page_entry::page_entry(frame, level, attributes)
@@ -286,7 +286,7 @@ pub trait Arch: Copy + Eq + fmt::Debug + Default + Send + Sync + 'static {
         Entry(first.0.wrapping_add(step.wrapping_mul(u64::from(count))))
     }
 
-    /// Whether the present `entry`, read at `level`, names a table.
+    /// Whether the present `entry`, read at `level`, points to a table.
     fn is_table(entry: Entry, level: Level<Self>) -> bool;
 
     /// The frame of a table entry or of a leaf.
@@ -296,15 +296,15 @@ pub trait Arch: Copy + Eq + fmt::Debug + Default + Send + Sync + 'static {
     fn attributes(entry: Entry) -> Attributes;
 
     /// The bits in which the neighbors of one run must agree (after [`Arch::STEP`] per entry):
-    /// never accessed and dirty, and writable and soft-dirty only if `equal` asks for it.
+    /// never accessed and dirty; writable and soft-dirty only if `equal` contains them.
     fn compare_mask(equal: Equal) -> u64;
 
-    /// `into` with the accessed and dirty state of a run of leaves added, of which `any` is the
-    /// bits that some of them have and `all` those that all have. (Two instructions for each entry
-    /// of the run; which of the two tells is the architecture's business.)
+    /// `into` with the accessed and dirty state of a run of leaves merged in: `any` has the bits
+    /// set in at least one of them, `all` those set in every one. (Two instructions for each entry
+    /// of the run; the architecture knows which of the two it needs.)
     fn gather_run(into: Entry, any: u64, all: u64) -> Entry;
 
-    /// `into` with the accessed and dirty state of `from` added.
+    /// `into` with the accessed and dirty state of `from` merged in.
     #[inline]
     fn gather(into: Entry, from: Entry) -> Entry {
         Self::gather_run(into, from.0, from.0)
@@ -314,18 +314,18 @@ pub trait Arch: Copy + Eq + fmt::Debug + Default + Send + Sync + 'static {
     /// leaf, so a plain store may replace it and no bit is lost.
     fn is_saturated(entry: Entry) -> bool;
 
-    /// The leaf without the permission to write; dirty is kept.
+    /// The leaf without write permission; dirty is kept.
     fn write_protect(entry: Entry) -> Entry;
 
-    /// The leaf with permission to write. With `dirty`, the write that needs it is recorded
+    /// The leaf with write permission. With [`Write::Now`], the write that needs it is recorded
     /// (accessed, dirty and soft-dirty), so that the MMU need not do that.
     fn make_writable(entry: Entry, write: Write) -> Entry;
 
     /// The leaf with its accessed state set.
     fn mark_accessed(entry: Entry) -> Entry;
 
-    /// The leaf with its accessed state cleared. Takes an entry as it is in memory: a contiguous run
-    /// stays one if all of its leaves are changed.
+    /// The leaf with its accessed state cleared. Takes an entry as it is in memory: a contiguous
+    /// run stays one if all of its leaves are changed.
     fn mark_unused(entry: Entry) -> Entry;
 
     /// Whether the leaf belongs to a contiguous run. Takes an entry as it is in memory.
@@ -340,8 +340,8 @@ pub trait Arch: Copy + Eq + fmt::Debug + Default + Send + Sync + 'static {
         entry
     }
 
-    /// The leaf at `index` of a level-1 table as a page of its own. Takes an entry as it is
-    /// in memory; one that is in no contiguous run is returned as it is.
+    /// The leaf at `index` of a level-1 table as a single page. Takes an entry as it is in memory;
+    /// one outside of contiguous runs is returned unchanged.
     #[inline]
     fn clear_contig(entry: Entry, _index: EntryIndex) -> Entry {
         entry
@@ -354,12 +354,13 @@ pub trait Arch: Copy + Eq + fmt::Debug + Default + Send + Sync + 'static {
     /// The memory type of a leaf. Of types that the architecture cannot distinguish, the strictest.
     fn memory_type_of(entry: Entry) -> MemoryType;
 
-    /// Whether `old` may be replaced by `new` only by break-before-make: clear, invalidate, set.
-    /// Takes entries of `level` as they are in memory. Accessed and dirty never matter.
+    /// Whether replacing `old` by `new` requires break-before-make: clear, invalidate, set. Takes
+    /// entries of `level` as they are in memory. Accessed and dirty never matter.
     fn needs_break(old: Entry, new: Entry, level: Level<Self>) -> bool;
 
-    /// What a leaf says that is made for `permissions`: what an architecture cannot express alone,
-    /// it implies (loads by stores everywhere, loads by fetches on some).
+    /// The permissions of a leaf made for `permissions`: an architecture that cannot express some
+    /// of them separately adds the implied ones (loads by stores everywhere, loads by fetches on
+    /// some).
     #[inline]
     fn implied(permissions: Permissions) -> Permissions {
         let attributes = Attributes { permissions, ..Attributes::default() };
@@ -370,7 +371,7 @@ pub trait Arch: Copy + Eq + fmt::Debug + Default + Send + Sync + 'static {
 
     /// Whether the [`Arch::CONTIG_ENTRIES`] leaves of one folio, without the contiguous bit, that
     /// begin at `index` with `first` may form a contiguous run: virtual and physical alignment
-    /// agree. (That they are equal and of one folio is the caller's knowledge.)
+    /// agree. (The caller knows that they are equal and of one folio.)
     #[inline]
     fn may_fold(first: Entry, index: EntryIndex) -> bool {
         Self::CONTIG_ENTRIES > 1
@@ -378,11 +379,10 @@ pub trait Arch: Copy + Eq + fmt::Debug + Default + Send + Sync + 'static {
             && Self::frame(first).0 & (Self::CONTIG_ENTRIES - 1) == 0
     }
 
-    /// What the control registers must hold for these entries to mean what they say.
+    /// The values of the control registers that give these entries their meaning.
     const REGISTERS: &'static [RegisterRule] = &[];
 
-    /// The control bit that explains the symptom, where there is one, and what else its wrong value
-    /// does.
+    /// The control bit that explains the symptom, if one does, and the severity of its wrong value.
     fn control_bit(_symptom: Symptom) -> Option<(ControlBit, Severity)> {
         None
     }
@@ -391,14 +391,14 @@ pub trait Arch: Copy + Eq + fmt::Debug + Default + Send + Sync + 'static {
 /// See [`Arch::SATURATED`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Saturated {
-    /// The bits that count, the valid bit among them.
+    /// The bits to test, including the valid bit.
     pub mask: u64,
-    /// What they are.
+    /// Their values.
     pub value: u64,
 }
 
 impl Saturated {
-    /// Saturated, and with `bits` set besides.
+    /// A saturated leaf with `bits` set besides.
     pub(crate) const fn with(self, bits: u64) -> Self {
         Self { mask: self.mask | bits, value: self.value | bits }
     }
@@ -409,11 +409,11 @@ impl Saturated {
         entry.0 & self.mask == self.value
     }
 
-    /// Whether all of them are.
+    /// Whether all entries are.
     #[inline]
     pub fn are<const N: usize>(self, entries: [Entry; N]) -> bool {
-        // What must be set and what must be clear apart: where nothing must be clear, as on x86-64,
-        // one instruction for each entry is left.
+        // Tests set and clear bits separately: if no bit must be clear, as on x86-64, one
+        // instruction for each entry is left.
         let clear = self.mask & !self.value;
         let (all, any) =
             entries.iter().fold((u64::MAX, 0), |(all, any), entry| (all & entry.0, any | entry.0));
@@ -421,7 +421,7 @@ impl Saturated {
     }
 }
 
-/// Whether a write follows at once after the permission to write.
+/// Whether a write follows at once after the write permission.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Write {
     /// The write follows now: record it.

@@ -1,15 +1,15 @@
 //! The entry of a page: the one place that decides between a leaf and a `PROT_NONE` entry.
 //!
-//! A leaf that allows nothing cannot be written down. On x86-64 and AArch64 its bits are those of a
+//! A leaf that allows nothing cannot be encoded. On x86-64 and AArch64 its bits are those of a
 //! readable page. On RISC-V they are those of a table, whose entries would be the bytes of the
-//! page. So a format makes a leaf of [`LeafAttributes`] alone, which allow something, and only
+//! page. So a format makes a leaf only from [`LeafAttributes`], which allow some access, and only
 //! [`Arch::page_entry`] makes those for a mapping of a program.
 
 use super::{AbsentFormat, Arch, Attributes, Entry, Level, Permissions};
 use crate::addr::Frame;
 
-/// The attributes of a leaf, which allows loads, stores or fetches. [`Arch::page_entry`] makes them
-/// of [`Attributes`] that do, and no caller of it sees one.
+/// The attributes of a leaf that allows loads, stores or fetches. [`Arch::page_entry`] makes them
+/// from [`Attributes`] that do; its callers never see one.
 ///
 /// # Context
 /// Context: any.
@@ -26,14 +26,14 @@ use crate::addr::Frame;
 pub struct LeafAttributes(Attributes);
 
 impl LeafAttributes {
-    /// The attributes, if they allow something.
+    /// The attributes, if they allow some access.
     #[inline(always)]
     pub(super) const fn new(attributes: Attributes) -> Option<Self> {
         let allowed = attributes.permissions.bits() & Permissions::ACCESS.bits();
         if allowed != 0 { Some(Self(attributes)) } else { None }
     }
 
-    /// Those of a kernel leaf that the MMU never has to update, if it allows something.
+    /// The attributes of a kernel leaf that the MMU never has to update, if it allows some access.
     pub(super) const fn of_kernel(permissions: Permissions) -> Option<Self> {
         Self::new(Attributes::of_kernel(permissions))
     }
@@ -46,7 +46,7 @@ impl LeafAttributes {
 }
 
 /// See [`Arch::page_entry`].
-// Always: a first touch knows most of the attributes.
+// Always inlined: a first access knows most of the attributes.
 #[inline(always)]
 pub(super) fn page_entry<A: Arch>(frame: Frame, level: Level<A>, attributes: Attributes) -> Entry {
     match LeafAttributes::new(attributes) {
@@ -55,7 +55,7 @@ pub(super) fn page_entry<A: Arch>(frame: Frame, level: Level<A>, attributes: Att
     }
 }
 
-/// Rare: few programs fill what they may not use.
+/// Rare: few programs fill memory that they may not access.
 #[cold]
 fn prot_none<A: Arch>(frame: Frame, attributes: Attributes) -> Entry {
     A::encode_prot_none(frame, attributes)

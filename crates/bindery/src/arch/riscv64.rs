@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Both bits that the format leaves to software (RSW) are in use. Linux uses one of them for
-//! "special" leaves, which have no folio. Here that follows from the leaf's frame.
+//! "special" leaves, which have no folio. Here the leaf's frame shows it.
 
 use super::{
     Arch, Attributes, ControlBit, Entry, EntryIndex, Equal, LeafAttributes, Level, MemoryType,
@@ -24,7 +24,7 @@ const EXECUTE: u64 = 1 << 3;
 const USER: u64 = 1 << 4;
 const GLOBAL: u64 = 1 << 5;
 const ACCESSED: u64 = 1 << 6;
-/// Legal in entries that are not writable, so dirty needs no second place.
+/// Legal in entries that are not writable, so dirty needs no second bit.
 const DIRTY: u64 = 1 << 7;
 const SOFT_DIRTY: u64 = 1 << 8;
 const USERFAULT: u64 = 1 << 9;
@@ -36,13 +36,13 @@ const DEVICE: u64 = 1 << 62;
 const NAPOT: u64 = 1 << 63;
 const FRAME_SHIFT: u32 = 10;
 const FRAME_MASK: u64 = 0x003f_ffff_ffff_fc00;
-/// With any of these an entry is a leaf.
+/// An entry with any of these is a leaf.
 const LEAF: u64 = READ | WRITE | EXECUTE;
 
 const CONTIG_ENTRIES: u32 = 16;
 /// The frame bits that a NAPOT entry replaces: the MMU takes them from the address.
 const NAPOT_FRAME_MASK: u64 = ((CONTIG_ENTRIES - 1) as u64) << FRAME_SHIFT;
-/// The value of the PPN bits instead: the region is of 2^4 pages.
+/// The value of the PPN bits instead: the region has 2^4 pages.
 const NAPOT_FRAME_SIZE: u64 = 0b1000 << FRAME_SHIFT;
 
 const SUM: ControlBit =
@@ -66,13 +66,13 @@ const NAPOT_EXTENSION: ControlBit = ControlBit::set(
 
 /// RISC-V with `LEVELS` table levels: 3 for Sv39, 4 for Sv48. Contiguous runs need Svnapot.
 ///
-/// With Svadu the MMU sets accessed and dirty. Without it (Svade) the first use and the first
-/// write are page faults, and [`Arch::mark_accessed`] and [`Arch::make_writable`] with
-/// [`Write::Now`] record them.
+/// With Svadu the MMU sets accessed and dirty. Without it (Svade) the first use and the first write
+/// are page faults, and [`Arch::mark_accessed`] and [`Arch::make_writable`] with [`Write::Now`]
+/// record them.
 ///
 /// Memory that is not normal ([`MemoryType`]) needs Svpbmt (its chapter in the privileged
-/// specification); without it the physical address alone decides, and kernels map everything as
-/// normal memory. There is no write-through.
+/// specification); without it only the physical address decides, and kernels map everything as
+/// normal memory. Write-through does not exist.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Riscv64<const LEVELS: u8>;
 
@@ -158,7 +158,7 @@ impl<const LEVELS: u8> Arch for Riscv64<LEVELS> {
 
     #[inline]
     fn make_writable(entry: Entry, write: Write) -> Entry {
-        // An execute-only page becomes readable too: there is no other way to write it.
+        // An execute-only page becomes readable too: a writable page must be.
         let bits = entry.0 | READ | WRITE;
         match write {
             Write::Now => Entry(bits | ACCESSED | DIRTY | SOFT_DIRTY),
@@ -210,10 +210,10 @@ impl<const LEVELS: u8> Arch for Riscv64<LEVELS> {
     }
 
     fn needs_break(old: Entry, new: Entry, level: Level<Self>) -> bool {
-        // Nothing is demanded for permissions: until the fence, a hart may use the old ones or
-        // the new ones, inside a NAPOT region too. Two translations to different memory, of
-        // different sizes (chapter 5 for NAPOT) or of different scope are another matter: which
-        // is used is unpredictable, and may change by turns.
+        // Permissions need no break: until the fence, a hart may use the old ones or the new ones,
+        // inside a NAPOT region too. Two translations to different memory, of different sizes
+        // (chapter 5 for NAPOT) or of different scope need one: a hart may use either, and
+        // alternate between them.
         let changed = (old.0 ^ new.0) & (FRAME_MASK | NAPOT | GLOBAL);
         let resized = Self::is_table(old, level) != Self::is_table(new, level);
         old.0 & new.0 & VALID != 0 && (changed != 0 || resized)
@@ -246,13 +246,13 @@ impl<const LEVELS: u8> Arch for Riscv64<LEVELS> {
 }
 
 impl<const LEVELS: u8> Riscv64<LEVELS> {
-    /// A leaf of the kernel's own at `level` for `frame`, for tables that an embedder builds itself
-    /// at boot, before there is a [`crate::KernelMap`]: global, accessed, and dirty where stores
-    /// are allowed, so that the MMU never changes it. `permissions` has no [`Permissions::USER`];
-    /// `frame` is aligned to the level's size. The empty entry where `permissions` allows nothing.
+    /// A kernel leaf at `level` for `frame`, for tables that an embedder builds itself at boot,
+    /// before it has a [`crate::KernelMap`]: global, accessed, and dirty if stores are allowed, so
+    /// that the MMU never changes it. `permissions` has no [`Permissions::USER`]; `frame` is
+    /// aligned to the level's size. The empty entry if `permissions` allows nothing.
     ///
     /// A constant of constant arguments: code that runs before the MMU is on adds a frame's address
-    /// to the leaf of frame 0. There is no write-through memory: that is uncached.
+    /// to the leaf of frame 0. Write-through memory does not exist, and becomes uncached.
     ///
     /// # Examples
     /// ```
@@ -280,7 +280,7 @@ impl<const LEVELS: u8> Riscv64<LEVELS> {
         }
     }
 
-    /// [`Arch::table`] as a constant function: an entry that names the table in `frame`.
+    /// [`Arch::table`] as a constant function: an entry that points to the table in `frame`.
     #[inline]
     pub const fn table_entry(frame: Frame) -> Entry {
         // A, D and U are reserved in tables.
@@ -322,7 +322,7 @@ const fn leaf_bits<A>(frame: Frame, _level: Level<A>, attributes: LeafAttributes
     bits
 }
 
-/// Write-through does not exist; what is not cached serves its users too.
+/// Write-through does not exist; uncached memory serves its users too.
 const fn memory_bits(memory: MemoryType) -> u64 {
     match memory {
         MemoryType::Normal => 0,
@@ -374,7 +374,7 @@ mod tests {
 
     #[test]
     fn the_middle_page_of_a_region_still_needs_a_break_to_leave_it() {
-        // Its frame bits happen to be those that a region stores; only N tells them apart.
+        // The frame bits equal those of a region; only N distinguishes the two.
         let single = page(Frame(0x1238), Permissions::READ | Permissions::USER);
         let contig = A::set_contig(single, EntryIndex::new(8));
         assert_eq!(contig.0 ^ single.0, NAPOT);

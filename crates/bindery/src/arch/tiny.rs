@@ -1,5 +1,5 @@
-//! A tiny architecture that no machine has, for exhaustive tests: three levels of four entries, 64
-//! pages in all. So every sequence of operations up to some depth can be tried.
+//! A tiny imaginary architecture for exhaustive tests: three levels of four entries, 64 pages in
+//! all. So every sequence of operations up to some depth can be tried.
 //!
 //! ```text
 //! level 3 | 64 KiB   | 64 KiB   | 64 KiB   | 64 KiB   |   tables only
@@ -8,7 +8,7 @@
 //! ```
 //!
 //! It keeps the difficult traits of the real ones: contiguous runs and break-before-make as on
-//! AArch64 (a hosted MMU may cache a whole run, and misbehaves on the same changes), dirty and
+//! AArch64 (a hosted MMU may cache a whole run, and misbehaves after the same changes), dirty and
 //! accessed bits set by hardware, global kernel pages.
 
 use super::{
@@ -52,7 +52,7 @@ impl Arch for Tiny {
     const COHERENT_FETCHES: bool = true;
     const LEVELS: u8 = 3;
     const INDEX_BITS: u32 = 2;
-    // All there is: 64 pages.
+    // The whole address space: 64 pages.
     const USER_END: u64 = 1 << (PAGE_SHIFT + 3 * 2);
     const LARGEST_LEAF: Level<Self> = Level::PMD;
     const CONTIG_ENTRIES: u32 = 2;
@@ -181,7 +181,7 @@ impl Arch for Tiny {
     }
 
     fn needs_break(old: Entry, new: Entry, _level: Level<Self>) -> bool {
-        // As AArch64: another frame, another size, and a leaf that becomes global.
+        // Like AArch64: another frame, another size, and a leaf that becomes global.
         let changed = (old.0 ^ new.0) & (FRAME_MASK | TABLE | CONTIGUOUS);
         let becomes_global = old.0 & !new.0 & USER;
         old.0 & new.0 & VALID != 0 && changed | becomes_global != 0

@@ -24,11 +24,11 @@ const SOFT_DIRTY: u64 = 1 << 11;
 /// Dirty, while the entry is not writable. An entry that is dirty and not writable would be a
 /// shadow-stack page (SDM section 4.6), so write protection keeps dirty here.
 const SAVED_DIRTY: u64 = 1 << 58;
-/// Where leaves have the four bits of the protection key, which count if CR4.PKE is set.
+/// The position of the four protection-key bits in leaves, which have an effect if CR4.PKE is set.
 const KEY_SHIFT: u32 = 59;
 const NO_EXECUTE: u64 = 1 << 63;
 /// In leaves of level 2 and 3 the lowest of these bits selects a memory type (PAT); frames are
-/// aligned there, so it stays clear, which is write-back as the processor starts.
+/// aligned there, so it stays clear, which means write-back after reset.
 const FRAME_MASK: u64 = 0x000f_ffff_ffff_f000;
 
 const NXE: ControlBit =
@@ -43,13 +43,12 @@ const SMEP: ControlBit =
 const SMAP: ControlBit = ControlBit::set("CR4.SMAP", "Intel SDM volume 3A, 4.6.1: data accesses");
 const PKE: ControlBit = ControlBit::set("CR4.PKE", "Intel SDM volume 3A, 4.6.2: protection keys");
 
-/// x86-64 with `LEVELS` table levels: 4, or 5 where the processor has LA57 and it is switched on.
+/// x86-64 with `LEVELS` table levels: 4, or 5 if the processor has LA57 and it is switched on.
 ///
-/// Where the kernel maps other memory than normal by [`crate::KernelMap`], the embedder programs
+/// If the kernel maps memory other than normal by [`crate::KernelMap`], the embedder programs
 /// `IA32_PAT` (SDM volume 3A, "Page Attribute Table") so that entries 0 to 3 are write-back (6),
-/// write-combining (1), write-through (4), uncacheable (0); 4 to 7 are not used. As the processor
-/// starts, entry 1 is write-through and entry 2 UC-, so that only speed is lost where this was
-/// forgotten.
+/// write-combining (1), write-through (4), uncacheable (0); 4 to 7 are not used. After reset, entry
+/// 1 is write-through and entry 2 UC-, so a missing setup costs only speed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct X86_64<const LEVELS: u8 = 4>;
 
@@ -59,8 +58,8 @@ impl<const LEVELS: u8> Arch for X86_64<LEVELS> {
         assert!(LEVELS == 4 || LEVELS == 5, "x86-64 has four or five levels");
         LEVELS
     };
-    // One page less than half, as Linux: a system call instruction in the last page would
-    // return to a non-canonical address.
+    // One page less than half, like Linux: a system call instruction in the last page would return
+    // to a non-canonical address.
     const USER_END: u64 = (1 << (PAGE_SHIFT + 9 * LEVELS as u32 - 1)) - (1 << PAGE_SHIFT);
     // SDM volume 3A, "Self-Modifying Code": by physical address, for all processors.
     const COHERENT_FETCHES: bool = true;
@@ -77,7 +76,7 @@ impl<const LEVELS: u8> Arch for X86_64<LEVELS> {
         Self::table_entry(frame)
     }
 
-    // Always: a first touch knows most of the attributes.
+    // Always inlined: a first access knows most of the attributes.
     #[inline(always)]
     fn leaf(frame: Frame, level: Level<Self>, attributes: LeafAttributes) -> Entry {
         Entry(leaf_bits(frame, level, attributes))
@@ -122,7 +121,7 @@ impl<const LEVELS: u8> Arch for X86_64<LEVELS> {
 
     #[inline]
     fn gather_run(into: Entry, any: u64, _all: u64) -> Entry {
-        // Where the two differ in writable, `into` decides which of its dirty bits is the one.
+        // If the two differ in writable, `into` decides which of its dirty bits to use.
         let dirty = (any & DIRTY) << 52 | any & SAVED_DIRTY;
         let dirty = if into.0 & WRITABLE != 0 { dirty >> 52 } else { dirty };
         Entry(into.0 | any & ACCESSED | dirty)
@@ -175,9 +174,9 @@ impl<const LEVELS: u8> Arch for X86_64<LEVELS> {
     }
 
     fn needs_break(old: Entry, new: Entry, level: Level<Self>) -> bool {
-        // Nothing is demanded for permissions. A change of frame or size while both are valid
-        // would let one processor use the old translation and the new one by turns (SDM
-        // section 4.10.2.3), so those go through an invalid entry.
+        // Permissions need no break. A change of frame or size while both are valid would let one
+        // processor alternate between the old and the new translation (SDM section 4.10.2.3), so
+        // those need an invalid entry in between.
         let changed = old.0 ^ new.0;
         let size = if level > Level::PTE { LARGE } else { 0 };
         old.0 & new.0 & PRESENT != 0 && changed & (FRAME_MASK | GLOBAL | size) != 0
@@ -223,10 +222,10 @@ impl<const LEVELS: u8> Arch for X86_64<LEVELS> {
 }
 
 impl<const LEVELS: u8> X86_64<LEVELS> {
-    /// A leaf of the kernel's own at `level` for `frame`, for tables that an embedder builds itself
-    /// at boot, before there is a [`crate::KernelMap`]: global, accessed, and dirty where stores
-    /// are allowed, so that the MMU never changes it. `permissions` has no [`Permissions::USER`];
-    /// `frame` is aligned to the level's size. The empty entry where `permissions` allows nothing.
+    /// A kernel leaf at `level` for `frame`, for tables that an embedder builds itself at boot,
+    /// before it has a [`crate::KernelMap`]: global, accessed, and dirty if stores are allowed, so
+    /// that the MMU never changes it. `permissions` has no [`Permissions::USER`]; `frame` is
+    /// aligned to the level's size. The empty entry if `permissions` allows nothing.
     ///
     /// A constant of constant arguments: code that runs before the MMU is on adds a frame's address
     /// to the leaf of frame 0.
@@ -257,15 +256,15 @@ impl<const LEVELS: u8> X86_64<LEVELS> {
         }
     }
 
-    /// [`Arch::table`] as a constant function: an entry that names the table in `frame`.
+    /// [`Arch::table`] as a constant function: an entry that points to the table in `frame`.
     #[inline]
     pub const fn table_entry(frame: Frame) -> Entry {
-        // Accessed is set beforehand, so that the MMU never changes a table entry under a move.
+        // Accessed is set beforehand, so that the MMU never changes a table entry during a move.
         Entry(frame.start().0 | PRESENT | WRITABLE | USER | ACCESSED)
     }
 }
 
-// Always: a first touch knows most of the attributes.
+// Always inlined: a first access knows most of the attributes.
 #[inline(always)]
 const fn leaf_bits<const LEVELS: u8>(
     frame: Frame,
@@ -371,8 +370,8 @@ mod tests {
 
     #[test]
     fn no_absent_entry_points_a_speculating_processor_at_low_memory() {
-        // L1 terminal fault: the processor takes the bits for a frame, whatever bit 0 says. All
-        // memory that a frame number reaches lies below 2^44.
+        // L1 terminal fault: the processor takes the bits for a frame, regardless of bit 0. All
+        // memory with a frame number lies below 2^44.
         let marker = A::encode_absent(Absent::Marker(Marker::Guard));
         let swap = Absent::Swap {
             device: 1,

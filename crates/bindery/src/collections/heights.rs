@@ -1,28 +1,28 @@
-//! Heights of towers that nobody can predict.
+//! Unpredictable heights of towers.
 //!
-//! A program sees how long its faults take, and with some patience learns which of its mappings
-//! have tall towers. With a common generator of random numbers it could compute the next ones. So
-//! the numbers are SipHash-2-4 of a counter, under a key that programs do not know
-//! ([`crate::Platform::seed`]). One number lasts for some fifteen heights.
+//! A program can measure its faults, and learn which of its mappings have tall towers. With a
+//! common generator of random numbers it could compute the next ones. So the numbers are
+//! SipHash-2-4 of a counter, under a key that programs do not know ([`crate::Platform::seed`]). One
+//! number provides some fifteen heights.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::range_skip_list::HEIGHT;
 
-/// Bits that one height takes at the most.
+/// The maximum number of bits for one height.
 const BITS: u32 = 2 * HEIGHT as u32;
 
 /// Draws heights. The caller holds the writer lock of the index.
 pub(crate) struct Heights {
     key: [u64; 2],
-    /// Of the next number.
+    /// The counter for the next number.
     counter: AtomicU64,
-    /// What is left of the last number, below a bit that is set.
+    /// The unused bits of the last number, below a set bit.
     left: AtomicU64,
 }
 
 impl Heights {
-    /// Heights that `key` determines.
+    /// Heights determined by `key`.
     pub(crate) const fn new(key: [u64; 2]) -> Self {
         Self { key, counter: AtomicU64::new(0), left: AtomicU64::new(1) }
     }
@@ -55,7 +55,7 @@ fn siphash(key: [u64; 2], word: u64) -> u64 {
         key[0] ^ 0x6c79_6765_6e65_7261,
         key[1] ^ 0x7465_6462_7974_6573,
     ];
-    // The second word has no bytes of the message left, but its length.
+    // The second word has no bytes of the message, only its length.
     for word in [word, 8 << 56] {
         v[3] ^= word;
         rounds(&mut v, 2);

@@ -1,6 +1,6 @@
 //! The data structures of the core. Each is intrusive or allocates from slabs, never from a heap.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
 //! | `range_skip_list` | disjoint ranges by address, read without locks: VMAs, kernel areas |
 //! | `heights` | the random heights of its nodes |

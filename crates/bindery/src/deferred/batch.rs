@@ -12,21 +12,21 @@ use crate::frame::pending::Last;
 use crate::memory::{DEFERRED_KINDS, Opaque, Record, RecordKind};
 use crate::platform::Platform;
 
-/// A record that has a link for the time when nobody can find it any more.
+/// A record with a link for use after it was unlinked from all lookups.
 pub(crate) trait Linked: Record + Sync {
     /// The link.
     fn next(&self) -> &AtomicPtr<Self>;
 }
 
-/// Records of one type that were unlinked from where others could find them.
+/// Records of one type that were unlinked from all lookups.
 pub(crate) struct Chain<T> {
     first: Option<NonNull<T>>,
     last: Option<NonNull<T>>,
     count: u32,
 }
 
-// SAFETY: the records on the chain belong to it alone but for readers, which share nothing but
-// atomics with it; all three types of records are `Sync`.
+// SAFETY: only readers share the records on the chain, and only their atomics; all three types of
+// records are `Sync`.
 unsafe impl<T: Sync> Send for Chain<T> {}
 
 impl<T> Default for Chain<T> {
@@ -41,7 +41,7 @@ impl<T: Linked> Chain<T> {
     ///
     /// # Safety
     /// 1. The record lives until it is freed as part of a [`Batch`].
-    /// 2. It is on no chain yet, and nobody else uses its link.
+    /// 2. It is on no chain yet, and no other thread uses its link.
     pub(crate) unsafe fn push(&mut self, node: NonNull<T>) {
         let next = self.first.map_or(ptr::null_mut(), NonNull::as_ptr);
         // SAFETY: it lives (1).
@@ -85,14 +85,14 @@ impl<T: Linked> Chain<T> {
     /// Frees the records.
     ///
     /// # Safety
-    /// 1. They were taken out of whatever names them, and no lookup that may have met them is left.
+    /// 1. They were unlinked from all lookups, and every lookup that may have found them has ended.
     #[inline]
     pub(super) unsafe fn free<P: Platform>(self, memory: &Memory<P>) {
         let mut next = self.first;
         while let Some(node) = next {
             // SAFETY: what is on the chain lives (`push`, 1).
             next = NonNull::new(unsafe { node.as_ref() }.next().load(Relaxed));
-            // SAFETY: 1. It came from the slab of its type. 2. Nobody uses it any more (1).
+            // SAFETY: 1. It came from the slab of its type. 2. It is not used any more (1).
             unsafe { memory.slab::<T>().free(&memory.frames, &memory.platform, node) };
         }
     }
@@ -117,7 +117,7 @@ impl Tables {
     ///
     /// # Safety
     /// 1. The table is in no tree and on no other list.
-    /// 2. It is flushed before the list is handed to [`Batch`] or `free_unlinked`.
+    /// 2. It is flushed before the list is passed to [`Batch`] or `free_unlinked`.
     #[inline]
     pub(crate) unsafe fn push<P: Platform>(&mut self, frames: &Frames<P>, table: Frame) {
         frames.meta(table).next.store(self.first, Relaxed);
@@ -171,7 +171,7 @@ impl Tables {
         self.first == NONE
     }
 
-    /// Frees the tables. All read sections that could know them have been left.
+    /// Frees the tables. All read sections that could know them have ended.
     #[inline]
     pub(super) fn free<P: Platform>(mut self, memory: &Memory<P>) {
         while let Some(table) = self.pop(&memory.frames) {
@@ -181,24 +181,24 @@ impl Tables {
         }
     }
 
-    /// How many there are.
+    /// The number of tables.
     #[inline]
     pub(crate) fn count(&self) -> u32 {
         self.count
     }
 }
 
-/// A [`Chain`] of records whose type is forgotten.
+/// A [`Chain`] of records with their type erased.
 struct Records<P: Platform> {
     first: *mut Opaque,
     /// The link of the last record.
     last: *const AtomicPtr<Opaque>,
     count: u32,
-    /// [`Records::free_as`] of the type, once there are records.
+    /// [`Records::free_as`] of the type, once the chain has records.
     free: unsafe fn(&mut Self, &Memory<P>, u32),
 }
 
-// SAFETY: as of a `Chain`: the records are `Sync`.
+// SAFETY: as for a `Chain`: the records are `Sync`.
 unsafe impl<P: Platform> Send for Records<P> {}
 
 impl<P: Platform> Records<P> {
@@ -233,20 +233,20 @@ impl<P: Platform> Records<P> {
     ///
     /// # Safety
     /// 1. The records are of this type.
-    /// 2. They were taken out of whatever names them, and no lookup that may have met them is left.
+    /// 2. They were unlinked from all lookups, and every lookup that may have found them has ended.
     unsafe fn free_as<T: Linked>(&mut self, memory: &Memory<P>, most: u32) {
         for _ in 0..most.min(self.count) {
             let Some(node) = NonNull::new(self.first.cast::<T>()) else { return };
             // SAFETY: what is on the chain lives (`Chain::push`, 1), and has the type (1).
             self.first = unsafe { node.as_ref() }.next().load(Relaxed).cast();
             self.count -= 1;
-            // SAFETY: 1. It came from the slab of its type. 2. Nobody uses it any more (2).
+            // SAFETY: 1. It came from the slab of its type. 2. It is not used any more (2).
             unsafe { memory.slab::<T>().free(&memory.frames, &memory.platform, node) };
         }
     }
 }
 
-/// What nobody can find any more, and somebody may still be reading.
+/// Unlinked items that readers may still use.
 pub(crate) struct Batch<P: Platform> {
     pub(crate) tables: Tables,
     records: [Records<P>; DEFERRED_KINDS],
@@ -259,11 +259,12 @@ impl<P: Platform> Default for Batch<P> {
     }
 }
 
-/// A table's share of the bound, where a record counts 1: a frame has room for about as many.
+/// A table's weight against the limit, if a record counts 1: a frame has room for about that number
+/// of records.
 const TABLE: u64 = 8;
 
 impl<P: Platform> Batch<P> {
-    /// Tables alone.
+    /// A batch of tables only.
     #[inline]
     pub(crate) fn of(tables: Tables) -> Self {
         Self { tables, records: [const { Records::NONE }; DEFERRED_KINDS] }
@@ -272,40 +273,40 @@ impl<P: Platform> Batch<P> {
     /// The batch with the records of the chain, the only ones of their type.
     #[inline]
     pub(crate) fn with<T: Linked>(mut self, chain: Chain<T>) -> Self {
-        // No record weighs more than its share of the bound says.
+        // No record is larger than its weight allows.
         const { assert!(size_of::<T>() <= PAGE_SIZE as usize / TABLE as usize) };
         self.records[T::KIND as usize] = Records::of(chain);
         self
     }
 
-    /// How many records of a kind are in it, one of the first [`DEFERRED_KINDS`].
+    /// The number of records of a kind, one of the first [`DEFERRED_KINDS`].
     pub(crate) fn count(&self, kind: RecordKind) -> u32 {
         self.records[kind as usize].count
     }
 
-    /// Whether nothing is in it.
+    /// Whether the batch is empty.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.tables.is_empty() && self.records.iter().all(|records| records.count == 0)
     }
 
-    /// Takes over what the other has. Constant time.
+    /// Takes over the items of the other. Constant time.
     pub(super) fn append(&mut self, frames: &Frames<P>, other: Self) {
         self.tables.append(frames, other.tables);
         self.records.iter_mut().zip(other.records).for_each(|(mine, other)| mine.append(other));
     }
 
-    /// How many records are in it.
+    /// The number of records in the batch.
     pub(super) fn records(&self) -> u64 {
         self.records.iter().map(|records| u64::from(records.count)).sum()
     }
 
-    /// What it counts for at the bound, in eighths of a frame.
+    /// The weight against the limit, in eighths of a frame.
     pub(super) fn weight(&self) -> u64 {
         u64::from(self.tables.count()) * TABLE + self.records()
     }
 
-    /// Frees at most `most` items. All read sections that could know them have been left.
+    /// Frees at most `most` items. All read sections that could know them have ended.
     pub(super) fn free(&mut self, memory: &Memory<P>, most: u32) {
         let mut left = most;
         while left > 0
@@ -318,9 +319,9 @@ impl<P: Platform> Batch<P> {
         }
         for records in self.records.iter_mut().filter(|records| records.count > 0) {
             let before = records.count;
-            // SAFETY: 1. The function came with the records. 2. The caller of `push` took them
-            // out: a VMA of the index and all lists, an anon group that no VMA and no child holds,
-            // an area of the index of its map. The readers have left.
+            // SAFETY: 1. The function came with the records. 2. The caller of `push` unlinked them:
+            // a VMA from the index and all lists, an anon group without VMAs and children, an area
+            // from the index of its map. The readers have left.
             unsafe { (records.free)(records, memory, left) };
             left -= before - records.count;
         }
@@ -332,7 +333,7 @@ pub(super) const fn weight_of_frames(frames: u64) -> u64 {
     frames * TABLE
 }
 
-/// As many frames as a weight represents, rounded up.
+/// The number of frames that a weight represents, rounded up.
 pub(super) const fn frames_of_weight(weight: u64) -> u64 {
     weight.div_ceil(TABLE)
 }
@@ -340,7 +341,7 @@ pub(super) const fn frames_of_weight(weight: u64) -> u64 {
 /// Frees a detached table, or leaves that to the caller that lowers its pending count to zero.
 ///
 /// # Safety
-/// 1. The table is detached and flushed, and all read sections that could know it have been left.
+/// 1. The table is detached and flushed, and all read sections that could know it have ended.
 /// 2. It is released once.
 unsafe fn release_table<P: Platform>(memory: &Memory<P>, table: Frame) {
     if memory.frames.table(table).release() == Last::Yes {

@@ -33,15 +33,15 @@ enum Omit {
     PeriodAfterUnlinking,
     /// Nothing is freed before its grace period is over.
     AskWhetherOver,
-    /// What is unlinked later gets a grace period of its own.
+    /// Items unlinked later get a grace period of their own.
     PeriodOfItsOwn,
     /// A CPU that drains waits for readers before it frees.
     WaitBeforeFree,
-    /// A thread that sees a section announced sees that the one before it was left.
+    /// A thread that sees a section announced sees that the previous one has ended.
     ReleaseAtEntry,
 }
 
-/// What has happened in any of the executions.
+/// The interesting points that any execution has reached.
 #[derive(Default)]
 struct Seen {
     read: Flag,
@@ -50,7 +50,7 @@ struct Seen {
 }
 
 const OUTSIDE: u64 = 0;
-/// Of two CPUs; of three, 3. All of it takes minutes for two removals.
+/// For two CPUs; for three, 3. All preemptions take minutes for two removals.
 const PREEMPTIONS: usize = 5;
 const CPUS: usize = 3;
 
@@ -59,7 +59,7 @@ struct World {
     seen: Arc<Seen>,
     /// Whether a reader finds the record.
     linked: [AtomicBool; 2],
-    /// How often the record was freed.
+    /// The number of times that the record was freed.
     records: [UnsafeCell<u32>; 2],
     clock: AtomicU64,
     seats: [AtomicU64; CPUS],
@@ -123,7 +123,7 @@ impl World {
         self.seats[cpu].store(time, order);
         fence(Ordering::SeqCst);
         if self.linked[record].load(Ordering::Acquire) {
-            // SAFETY: loom says if somebody writes it meanwhile.
+            // SAFETY: loom reports a concurrent write.
             let freed = self.records[record].with(|freed| unsafe { *freed });
             assert_eq!(freed, 0, "found and freed");
             self.seen.read.store(true, Relaxed);
@@ -133,12 +133,12 @@ impl World {
 
     fn free(&self, batch: Vec<usize>) {
         for record in batch {
-            // SAFETY: loom says if somebody reads it meanwhile.
+            // SAFETY: loom reports a concurrent read.
             self.records[record].with_mut(|freed| unsafe { *freed += 1 });
         }
     }
 
-    /// As `Memory::free_after_readers`, of a record that is unlinked here.
+    /// Like `Memory::free_after_readers`, for a record that is unlinked here.
     fn remove(&self, record: usize) {
         let unlink = || self.linked[record].store(false, Ordering::Release);
         let early = (self.omit == Omit::PeriodAfterUnlinking).then(|| self.grace_period());
@@ -156,13 +156,13 @@ impl World {
         }
     }
 
-    /// As `Memory::free_ripe`.
+    /// Like `Memory::free_ripe`.
     fn free_ripe(&self) {
         let ripe = self.queue.lock().unwrap().take_ripe(self);
         self.free(ripe);
     }
 
-    /// As `Memory::drain_deferred`.
+    /// Like `Memory::drain_deferred`.
     fn drain(&self) {
         let (ripe, unripe) = {
             let mut queue = self.queue.lock().unwrap();
@@ -179,12 +179,12 @@ impl World {
         self.free(unripe);
     }
 
-    /// All is over: each record that was unlinked was freed once.
+    /// Asserts at the end that each unlinked record was freed once.
     fn audit(&self) {
         self.drain();
         for (linked, record) in self.linked.iter().zip(&self.records) {
             let gone = !linked.load(Ordering::Acquire);
-            // SAFETY: nobody else is left.
+            // SAFETY: no other thread is left.
             let freed = record.with(|freed| unsafe { *freed });
             assert_eq!(freed, u32::from(gone), "freed so often");
         }

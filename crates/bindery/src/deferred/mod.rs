@@ -2,11 +2,11 @@
 //!
 //! Tables, VMAs, anon groups and kernel areas are found in read sections, without a lock. So their
 //! memory is freed a grace period after they were unlinked: when all read sections that could have
-//! found them have ended ([`Platform::grace_period`]). No call waits for that. What a call has
-//! unlinked is freed at once if no reader exists. Otherwise it waits here until a later call finds
-//! the grace period over ([`queue`]).
+//! found them have ended ([`Platform::grace_period`]). No call waits for that. Items that a call
+//! has unlinked are freed at once if no reader exists. Otherwise they wait here until a later call
+//! finds the grace period over ([`queue`]).
 //!
-//! # Who may wait
+//! # Callers that may wait
 //! A call that holds a lock only adds items ([`Memory::free_after_readers`]). A call from the
 //! embedder that holds no lock any more tests whether items can be freed ([`Memory::outermost`]),
 //! and frees at most [`FREED_AT_ONCE`] of them, so that no call pays for all others. Only two
@@ -21,10 +21,10 @@
 //!
 //! # The bound
 //! Waiting items are counted in frames; 8 records count as one. The limit is a 128th of the memory,
-//! but at least 1 MiB and at most 64 MiB. One call may exceed it by what it has unlinked itself,
-//! and frees that before it returns.
+//! but at least 1 MiB and at most 64 MiB. One call may exceed it by the items that it has unlinked
+//! itself, and frees those before it returns.
 //!
-//! # What does not wait
+//! # Memory that is freed without waiting
 //! Pages that were mapped, objects, and the frames of a kernel area: every user of them in a read
 //! section has a count or a lock of its own. They are freed after the flush.
 //!
@@ -47,11 +47,11 @@ use crate::sync::Mutex;
 pub(crate) use batch::{Batch, Chain, Linked, Tables};
 use queue::{Machine, Queue};
 
-/// Items that one call frees of what others have left.
+/// The number of other calls' items that one call frees.
 const FREED_AT_ONCE: u32 = 64;
-/// The lowest limit of the frames that may wait: 1 MiB.
+/// The lowest limit of waiting frames: 1 MiB.
 const LEAST_LIMIT: u64 = 256;
-/// The highest limit of the frames that may wait: 64 MiB.
+/// The highest limit of waiting frames: 64 MiB.
 const MOST_LIMIT: u64 = 16_384;
 
 /// Items that were unlinked and wait for readers, at one moment.
@@ -69,20 +69,20 @@ pub struct Deferred {
     pub tables: u64,
     /// Records of mappings, anon groups and kernel areas: at most 512 bytes each.
     pub records: u64,
-    /// How much has ever waited, in frames; 8 records count as one.
+    /// The total that has ever waited, in frames; 8 records count as one.
     pub ever: u64,
-    /// How often a call has waited for readers so far ([`Platform::synchronize`]).
+    /// The number of times that a call has waited for readers so far ([`Platform::synchronize`]).
     pub waits: u64,
 }
 
-/// What of a memory waits for readers.
+/// The items of a memory that wait for readers.
 pub(crate) struct Deferral<P: Platform> {
     queue: Mutex<P::SpinLock, Queue<Batch<P>>>,
-    /// Weights: what was ever added, and what of it was freed. The difference waits, in the queue
-    /// or with the thread that frees it.
+    /// Weights: the total added, and the total freed. The difference waits, in the queue or with
+    /// the thread that frees it.
     added: AtomicU64,
     freed: AtomicU64,
-    /// Changes whenever something was freed.
+    /// Changes whenever items were freed.
     turn: AtomicU32,
     waits: AtomicU64,
     /// The weight beyond which a caller waits.
@@ -102,7 +102,7 @@ impl<P: Platform> Deferral<P> {
         }
     }
 
-    /// The weight of what waits.
+    /// The weight of the waiting items.
     #[inline]
     fn waiting(&self) -> u64 {
         // `freed` first, so that the difference is never below zero.
@@ -110,7 +110,7 @@ impl<P: Platform> Deferral<P> {
         self.added.load(Ordering::Relaxed).wrapping_sub(freed)
     }
 
-    /// Shows `f` the batches that wait. For the auditor: nothing runs.
+    /// Calls `f` with the waiting batches. For the auditor: no other thread runs.
     pub(crate) fn for_each_batch(&self, f: impl FnMut(&Batch<P>)) {
         self.queue.lock().batches().into_iter().for_each(f);
     }
@@ -139,8 +139,8 @@ impl<P: Platform> Machine for Memory<P> {
 }
 
 impl<P: Platform> Memory<P> {
-    /// Frees what the caller has unlinked, now or when no reader can know it any more. Never waits;
-    /// locks may be held, but the caller is in no read section.
+    /// Frees the items that the caller has unlinked, now or after all readers have left. Never
+    /// waits; locks may be held, but the caller is in no read section.
     #[inline]
     pub(crate) fn free_after_readers(&self, mut batch: Batch<P>) {
         if batch.is_empty() {
@@ -153,11 +153,11 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// As [`Memory::free_after_readers`], for tables and for records of two types. Where no reader
-    /// is left, as mostly, no batch is made of them.
+    /// Like [`Memory::free_after_readers`], for tables and for records of two types. If no reader
+    /// is left, the usual case, makes no batch of them.
     ///
     /// # Safety
-    /// 1. The records were taken out of whatever names them.
+    /// 1. The records were unlinked from all lookups.
     #[inline]
     pub(crate) unsafe fn free_unlinked<A: Linked, B: Linked>(
         &self,
@@ -188,13 +188,13 @@ impl<P: Platform> Memory<P> {
         queue.push(self, batch);
     }
 
-    /// Whether anything waits for readers.
+    /// Whether any item waits for readers.
     #[inline]
     pub(crate) fn has_deferred(&self) -> bool {
         self.deferred.waiting() > 0
     }
 
-    /// Frees some of what waits, if anything does. The caller holds no lock.
+    /// Frees some of the waiting items. The caller holds no lock.
     #[inline]
     pub(crate) fn free_some(&self) {
         if self.deferred.waiting() > 0 {
@@ -205,7 +205,7 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// Frees at most `most` items that no reader knows any more.
+    /// Frees at most `most` items whose readers have all left.
     #[cold]
     pub(crate) fn free_ripe(&self, most: u32) {
         let mut ripe = self.deferred.queue.lock().take_ripe(self);
@@ -221,13 +221,13 @@ impl<P: Platform> Memory<P> {
         self.note_freed(weight - left);
     }
 
-    /// Waits for the readers of everything that was unlinked before the call, and frees it: page
+    /// Waits for the readers of all items that were unlinked before the call, and frees them: page
     /// tables and records of the core. The core does so itself before it fails for lack of memory.
     /// An embedder calls it before it allocates memory for itself ([`Memory::allocate_frames`]), or
-    /// to verify that nothing is lost. [`Memory::deferred`] shows what waits.
+    /// to verify that nothing has leaked. [`Memory::deferred`] shows the waiting items.
     ///
     /// Context: may sleep, but not with a lock held for which a reader may wait. Complexity: linear
-    /// in what waits.
+    /// in the waiting items.
     pub fn drain_deferred(&self) {
         let deferred = &self.deferred;
         if deferred.waiting() == 0 {
@@ -247,7 +247,7 @@ impl<P: Platform> Memory<P> {
                 unripe.free(self, u32::MAX);
             }
             self.note_freed(weight);
-            // Another CPU may have taken what waited, and not have freed it yet.
+            // Another CPU may have taken waiting items and not have freed them yet.
             let turn = deferred.turn.load(Ordering::Acquire);
             if deferred.freed.load(Ordering::Acquire) >= target {
                 return;
@@ -258,14 +258,14 @@ impl<P: Platform> Memory<P> {
 
     fn note_freed(&self, weight: u64) {
         if weight > 0 {
-            // Release: a thread that sees it finds the memory free.
+            // Release: a thread that reads it sees the memory free.
             self.deferred.freed.fetch_add(weight, Ordering::Release);
             self.deferred.turn.fetch_add(1, Ordering::Release);
             self.platform.unpark(&raw const self.deferred.turn);
         }
     }
 
-    /// What waits for readers. Holds a lock for a constant number of steps.
+    /// The items that wait for readers. Holds a lock for a constant number of steps.
     ///
     /// Context: spins.
     pub fn deferred(&self) -> Deferred {
@@ -281,7 +281,7 @@ impl<P: Platform> Memory<P> {
     }
 
     /// The number of frames that may wait for readers before a call waits for the readers itself; 8
-    /// records count as a frame.
+    /// records count as one frame.
     ///
     /// Context: any.
     pub fn deferred_limit(&self) -> u64 {

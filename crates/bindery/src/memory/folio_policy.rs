@@ -6,10 +6,10 @@ use core::sync::atomic::{AtomicU8, AtomicU16, Ordering};
 use crate::addr::{Order, Orders};
 use crate::frame::MAX_FOLIO_ORDER;
 
-/// What a program has asked for in a mapping.
+/// A program's request for a mapping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum HugeAdvice {
-    /// Nothing.
+    /// No request.
     None,
     /// Large folios (`MADV_HUGEPAGE`).
     Use,
@@ -17,7 +17,7 @@ pub(crate) enum HugeAdvice {
     Avoid,
 }
 
-/// When folios of one size are used, as in Linux's files
+/// The mappings that use folios of one size, as in Linux's files
 /// `/sys/kernel/mm/transparent_hugepage/hugepages-*kB/enabled`.
 ///
 /// ```
@@ -32,13 +32,13 @@ pub(crate) enum HugeAdvice {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SizeMode {
-    /// Not at all.
+    /// In no mapping.
     Never,
     /// In mappings for which the program has asked (`MADV_HUGEPAGE`).
     Madvise,
-    /// As [`FolioPolicy::set_global`] says.
+    /// According to [`FolioPolicy::set_global`].
     Inherit,
-    /// Wherever they fit.
+    /// In all mappings where they fit.
     Always,
 }
 
@@ -91,7 +91,7 @@ impl fmt::Debug for FolioPolicy {
 }
 
 impl FolioPolicy {
-    /// With `huge` for the largest size and `Never` for the others.
+    /// A policy with `huge` for the largest size and `Never` for the others.
     pub(super) fn new(huge: SizeMode, global: SizeMode) -> Self {
         let policy = Self {
             modes: [const { AtomicU8::new(SizeMode::Never as u8) }; MAX_FOLIO_ORDER.0 as usize + 1],
@@ -103,7 +103,7 @@ impl FolioPolicy {
         policy
     }
 
-    /// Sets when folios of 2^`order` pages are used. Order 0 and orders above 9 are ignored.
+    /// Sets the mode for folios of 2^`order` pages. Order 0 and orders above 9 are ignored.
     pub fn set(&self, order: Order, mode: SizeMode) {
         if let Some(slot) = self.modes.get(usize::from(order.0)) {
             slot.store(mode as u8, Ordering::Relaxed);
@@ -111,7 +111,7 @@ impl FolioPolicy {
         }
     }
 
-    /// When folios of 2^`order` pages are used.
+    /// The mode for folios of 2^`order` pages.
     pub fn get(&self, order: Order) -> SizeMode {
         let mode = self.modes.get(usize::from(order.0)).map(|mode| mode.load(Ordering::Relaxed));
         SizeMode::from_number(mode.unwrap_or(0))

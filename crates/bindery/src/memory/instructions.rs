@@ -1,4 +1,4 @@
-//! What instruction fetches see, where the processor does not see to that itself.
+//! Makes new code visible to instruction fetches, if the processor does not do so itself.
 
 use crate::Memory;
 use crate::addr::Frame;
@@ -7,8 +7,9 @@ use crate::frame::Folio;
 use crate::platform::Platform;
 
 impl<P: Platform> Memory<P> {
-    /// Called before a leaf with these permissions names a page of `folio`, whose content is
-    /// complete: lets instruction fetches see it, once. Nothing for a leaf that is not executable.
+    /// Makes the content of `folio`, which is complete, visible to instruction fetches, once.
+    /// Called before a leaf with these permissions maps one of its pages. Does nothing for a leaf
+    /// that is not executable.
     #[inline]
     pub(crate) fn before_execution(&self, permissions: Permissions, folio: Folio) {
         if !P::Arch::COHERENT_FETCHES && permissions.contains(Permissions::EXECUTE) {
@@ -16,7 +17,7 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// As [`Memory::before_execution`], for a frame that may be of no folio: the zero page is
+    /// Like [`Memory::before_execution`], for a frame that may belong to no folio: the zero page is
     /// synchronized at boot, other frames by the embedder.
     #[inline]
     pub(crate) fn before_execution_of(&self, permissions: Permissions, frame: Frame) {
@@ -37,8 +38,8 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// Frames from `frame` on, all of one folio, were written: the next executable leaf of that is
-    /// made when instruction fetches see it.
+    /// Records that frames from `frame` on, all of one folio, were written: its next executable
+    /// leaf is made only after instruction fetches see the content.
     #[inline]
     pub(crate) fn written_by_call(&self, frame: Frame) {
         if !P::Arch::COHERENT_FETCHES
@@ -48,8 +49,8 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// A page that may be mapped executable already was written on behalf of another process or a
-    /// debugger, which cannot synchronize it.
+    /// Records that a page that may be mapped executable was written on behalf of another process
+    /// or a debugger, which cannot synchronize it.
     #[inline]
     pub(crate) fn written_for_another(&self, frame: Frame) {
         if !P::Arch::COHERENT_FETCHES

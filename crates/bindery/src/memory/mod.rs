@@ -63,7 +63,7 @@ pub struct Memory<P: Platform> {
     file_policy: FolioPolicy,
     commitment: Commitment,
     fault_reserve: AtomicU64,
-    /// How many lists of areas have been created.
+    /// The number of lists of areas created so far.
     indexes: AtomicU64,
     /// The last number that an address space received for its userfaultfds.
     last_identity: AtomicU64,
@@ -157,16 +157,16 @@ impl<P: Platform> Memory<P> {
         &self.policy
     }
 
-    /// As [`Memory::folio_policy`], for shared memory (Linux: `shmem_enabled`). At first the global
-    /// mode is [`SizeMode::Never`], as on Linux.
+    /// Like [`Memory::folio_policy`], for shared memory (Linux: `shmem_enabled`). At first the
+    /// global mode is [`SizeMode::Never`], as on Linux.
     ///
     /// Context: any.
     pub fn shared_folio_policy(&self) -> &FolioPolicy {
         &self.shared_policy
     }
 
-    /// As [`Memory::folio_policy`], for files. At first no size is used. (On Linux the file system
-    /// decides.)
+    /// Like [`Memory::folio_policy`], for files. At first no size is used. (On Linux the file
+    /// system decides.)
     ///
     /// Context: any.
     pub fn file_folio_policy(&self) -> &FolioPolicy {
@@ -312,8 +312,8 @@ impl<P: Platform> Memory<P> {
         self.frames.free_frame_count()
     }
 
-    /// How many pages must be freed until allocations are far from the reserve; the embedder's
-    /// reclaimer frees that many. 0 if no swap area is on.
+    /// The number of pages to free until allocations are far from the reserve; the embedder's
+    /// reclaimer frees that number. 0 if no swap area is on.
     ///
     /// Context: any.
     pub fn shortage(&self) -> u64 {
@@ -342,7 +342,7 @@ impl<P: Platform> Memory<P> {
     /// Frees the frames that caches keep for later, and deferred frees whose readers have all ended
     /// ([`Memory::deferred`]).
     ///
-    /// Context: spins. Complexity: linear in what has waited.
+    /// Context: spins. Complexity: linear in the frames and items that are freed.
     pub fn trim(&self) {
         self.free_ripe(u32::MAX);
         self.slabs().for_each(|slab| slab.trim(&self.frames, &self.platform));

@@ -1,8 +1,8 @@
-//! The records of the layers above, each type in a slab of its own.
+//! The records of the layers above: each type has its own slab.
 //!
 //! A [`Memory`] keeps the slabs, since an address space, an object and a kernel map share them. It
-//! knows the types by number alone ([`RecordKind`]): a layer says which number its type has
-//! ([`Record`]), and gets that slab with its type.
+//! knows the types only by number ([`RecordKind`]): a layer assigns its type a number ([`Record`]),
+//! and gets that slab with its type.
 
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU64};
@@ -27,7 +27,7 @@ pub(crate) enum RecordKind {
     UserfaultNotice,
 }
 
-/// How many kinds of records may wait for readers.
+/// The number of kinds of records that may wait for readers.
 pub(crate) const DEFERRED_KINDS: usize = RecordKind::KernelArea as usize + 1;
 const KINDS: usize = RecordKind::UserfaultNotice as usize + 1;
 
@@ -36,7 +36,7 @@ const KINDS: usize = RecordKind::UserfaultNotice as usize + 1;
 /// # Safety
 /// 1. No other type has the same kind.
 pub(crate) unsafe trait Record: Sized {
-    /// Which slab it has.
+    /// The number of its slab.
     const KIND: RecordKind;
 }
 
@@ -57,22 +57,22 @@ impl<P: Platform> Memory<P> {
     #[inline(always)]
     pub(crate) fn slab<T: Record>(&self) -> &Slab<T, P> {
         let slab = ptr::from_ref(&self.slabs.0[T::KIND as usize]);
-        // SAFETY: a slab is its lists, whatever it holds (`repr(transparent)`). All that is in this
-        // one came by this method, and by obligation 1 of `Record` for this very type.
+        // SAFETY: a slab is its lists, whatever it holds (`repr(transparent)`). All records in this
+        // one came through this method, and by obligation 1 of `Record` they have this very type.
         unsafe { &*slab.cast::<Slab<T, P>>() }
     }
 
-    /// All slabs, for what asks about no type.
+    /// All slabs, for uses that need no type.
     pub(crate) fn slabs(&self) -> impl Iterator<Item = &Slab<Opaque, P>> {
         self.slabs.0.iter()
     }
 }
 
-/// Where a layer above has its list of all records of one type.
+/// The head of a layer's list of all records of one type.
 pub(crate) struct Anchor<P: Platform> {
     /// The first record.
     pub(crate) first: Mutex<P::SpinLock, AtomicPtr<Opaque>>,
-    /// The last number that was given to a record.
+    /// The last identity that a record received.
     pub(crate) last_identity: AtomicU64,
 }
 

@@ -1,6 +1,6 @@
 //! Adapters for locks of the `lock_api` crate, in both versions that kernels use.
 //!
-//! They are types and no blanket implementations: a lock may implement both versions of `lock_api`,
+//! They are types, not blanket implementations: a lock may implement both versions of `lock_api`,
 //! and a platform may still implement [`RawLock`] itself.
 
 use core::fmt;
@@ -19,8 +19,8 @@ use super::RawLock;
 #[cfg(feature = "lock_api_04")]
 pub struct LockApi04<L>(L);
 
-// SAFETY: 1. `lock_api::RawMutex` demands the same of its implementors. 2. An implementation that
-// panics has not changed who holds the lock.
+// SAFETY: 1. `lock_api::RawMutex` requires the same of its implementors. 2. An implementation that
+// panics has not changed the holder of the lock.
 #[cfg(feature = "lock_api_04")]
 unsafe impl<L: lock_api_04::RawMutex + Send + Sync> RawLock for LockApi04<L> {
     type State = ();

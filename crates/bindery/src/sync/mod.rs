@@ -1,24 +1,24 @@
 //! Locks: the trait that an embedder's locks implement, the mutex of the core, and ready locks.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
-//! | `raw_lock` | [`RawLock`]: what a [`Platform`](crate::Platform) supplies |
+//! | `raw_lock` | [`RawLock`]: the lock that a [`Platform`](crate::Platform) supplies |
 //! | `mutex` | [`Mutex`]: a value and the lock that guards it |
 //! | `rw_lock` | the core's own reader-writer lock: one word, for VMAs, objects and anon groups |
-//! | `spin_lock` | [`SpinLock`]: spins, with interrupts off if the platform says how |
+//! | `spin_lock` | [`SpinLock`]: spins, with interrupts off if the platform provides that |
 //! | `parking` | threads that sleep until a word changes |
 //! | `word` | an atomic word of the core library or of a model checker |
 //! | `lock_api` | `LockApi04` and `LockApi05`: any lock of the `lock_api` crate |
 //!
-//! The order in which the core takes its locks is in `docs/lock-order.md`.
+//! `docs/lock-order.md` has the order in which the core takes its locks.
 //!
-//! A platform names two locks. [`Platform::Mutex`](crate::Platform::Mutex) may put a waiter to
+//! A platform provides two locks. [`Platform::Mutex`](crate::Platform::Mutex) may put a waiter to
 //! sleep. [`Platform::SpinLock`](crate::Platform::SpinLock) is held for a few hundred instructions:
 //!
-//! | the embedder has | it names |
+//! | the embedder has | it uses |
 //! |---|---|
 //! | a lock of a crate that implements `lock_api` 0.4 (`spin`, `parking_lot` 0.12) | `LockApi04<L>`, feature `lock_api_04` |
-//! | one that implements `lock_api` 0.5 (`parking_lot` 0.13) | `LockApi05<L>`, feature `lock_api_05` |
+//! | a lock of a crate that implements `lock_api` 0.5 (`parking_lot` 0.13) | `LockApi05<L>`, feature `lock_api_05` |
 //! | interrupts that it can turn off | [`SpinLock<I>`](SpinLock), `I` an implementation of [`Interrupts`] |
 //! | no interrupts, or all kernel code runs with interrupts off | [`SpinLock`] |
 //! | a lock of its own | an implementation of [`RawLock`] for it |

@@ -8,10 +8,10 @@ use core::ops::{Deref, DerefMut};
 
 use super::RawLock;
 
-/// A value that only the holder of its lock can reach. All mutexes of the core are of this type;
+/// A value that only the holder of its lock can access. All mutexes of the core are of this type;
 /// an embedder may use it for its own values.
 ///
-/// Whether a waiter sleeps or spins, and whether interrupts are off for the holder, is up to `L`.
+/// `L` decides whether a waiter sleeps or spins, and whether interrupts are off for the holder.
 ///
 /// ```
 /// use bindery::sync::{Mutex, SpinLock};
@@ -25,7 +25,7 @@ use super::RawLock;
 /// assert_eq!(*LAST.lock(), 7);
 /// ```
 ///
-/// The value cannot be reached without the lock:
+/// The value cannot be accessed without the lock:
 ///
 /// ```compile_fail,E0616
 /// # use bindery::sync::{Mutex, SpinLock};
@@ -33,7 +33,7 @@ use super::RawLock;
 /// let value = &mutex.value;
 /// ```
 ///
-/// nor after the guard is gone:
+/// nor after the guard was dropped:
 ///
 /// ```compile_fail,E0505
 /// # use bindery::sync::{Mutex, SpinLock};
@@ -45,7 +45,7 @@ use super::RawLock;
 /// ```
 ///
 /// # Context
-/// Context: any, but for [`Mutex::lock`], which has that of `L`.
+/// Context: any, except [`Mutex::lock`], which has that of `L`.
 pub struct Mutex<L, T> {
     lock: L,
     value: UnsafeCell<T>,
@@ -56,28 +56,28 @@ pub struct Mutex<L, T> {
 unsafe impl<L: RawLock, T: Send> Sync for Mutex<L, T> {}
 
 impl<L: RawLock, T> Mutex<L, T> {
-    /// A mutex around `value` that nobody holds.
+    /// An unlocked mutex around `value`.
     #[inline]
     pub const fn new(value: T) -> Self {
         Self { lock: L::UNLOCKED, value: UnsafeCell::new(value) }
     }
 
-    /// Waits until nobody holds the lock, and acquires it until the guard is dropped.
+    /// Waits for the lock, and acquires it until the guard is dropped.
     ///
     /// May sleep if `L` sleeps. May be called with interrupts off, or in an interrupt handler, if
-    /// `L` says so of itself. Never called by the holder.
+    /// `L` allows that. Never called by the holder.
     #[inline]
     pub fn lock(&self) -> MutexGuard<'_, L, T> {
         MutexGuard::new(self, self.lock.lock())
     }
 
-    /// Acquires the lock if nobody holds it. Never waits.
+    /// Acquires the lock if it is free. Never waits.
     #[inline]
     pub fn try_lock(&self) -> Option<MutexGuard<'_, L, T>> {
         Some(MutexGuard::new(self, self.lock.try_lock()?))
     }
 
-    /// The value, which nobody else can reach: no lock is needed.
+    /// The value. The exclusive borrow replaces the lock.
     #[inline]
     pub fn get_mut(&mut self) -> &mut T {
         self.value.get_mut()
@@ -118,7 +118,7 @@ pub struct MutexGuard<'a, L: RawLock, T> {
 }
 
 impl<'a, L: RawLock, T> MutexGuard<'a, L, T> {
-    /// `state` comes from an acquisition of the mutex's lock; the guard takes it over.
+    /// `state` comes from an acquisition of the mutex's lock, which the guard takes over.
     #[inline]
     fn new(mutex: &'a Mutex<L, T>, state: L::State) -> Self {
         Self { mutex, state: ManuallyDrop::new(state), stays: PhantomData }
@@ -147,7 +147,7 @@ impl<L: RawLock, T> DerefMut for MutexGuard<'_, L, T> {
 impl<L: RawLock, T> Drop for MutexGuard<'_, L, T> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: the state is taken here alone, and a guard is dropped once.
+        // SAFETY: the state is taken only here, and a guard is dropped once.
         let state = unsafe { ManuallyDrop::take(&mut self.state) };
         // SAFETY: 1. the guard held the lock with this state; 2. the guard is not `Send`.
         unsafe { self.mutex.lock.unlock(state) };

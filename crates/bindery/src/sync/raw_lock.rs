@@ -1,7 +1,7 @@
-//! [`RawLock`]: what the core needs of a lock.
+//! [`RawLock`]: the interface that the core needs of a lock.
 
-/// A lock without a value: what a [`Platform`](crate::Platform) supplies, and
-/// [`Mutex`](super::Mutex) puts a value behind.
+/// A lock without a value: a [`Platform`](crate::Platform) supplies it, and [`Mutex`](super::Mutex)
+/// guards a value with it.
 ///
 /// ```
 /// use bindery::sync::{Mutex, RawLock};
@@ -35,7 +35,7 @@
 /// The implementor promises:
 /// 1. **Mutual exclusion.** Between the return of [`RawLock::lock`], or a [`RawLock::try_lock`]
 ///    that returns a state, and the [`RawLock::unlock`] that takes this state, no other acquisition
-///    of the same lock succeeds. What the holder wrote before `unlock` is visible to the next
+///    of the same lock succeeds. The holder's writes before `unlock` are visible to the next
 ///    holder.
 /// 2. **No unwinding.** None of the functions panics.
 ///
@@ -45,17 +45,17 @@
 /// sections, with table locks held, and wherever the embedder calls a function with the context
 /// "spins".
 pub unsafe trait RawLock: Sized + Send + Sync {
-    /// What the holder keeps from acquisition to release, for example whether interrupts were on.
-    /// `()` for most locks.
+    /// State that the holder keeps from acquisition to release, for example whether interrupts were
+    /// on. `()` for most locks.
     type State;
 
-    /// A lock that nobody holds.
+    /// An unlocked lock.
     const UNLOCKED: Self;
 
     /// Acquires the lock and waits while another caller holds it. Not reentrant.
     fn lock(&self) -> Self::State;
 
-    /// Acquires the lock if nobody holds it. Never waits.
+    /// Acquires the lock if it is free. Never waits.
     fn try_lock(&self) -> Option<Self::State>;
 
     /// Releases the lock.

@@ -1,9 +1,9 @@
 //! [`SpinLock`]: a lock whose waiters spin, with interrupts off for the holder.
 //!
-//! Why interrupts are off for the holder, if handlers call the core as well:
+//! If handlers call the core as well, interrupts must be off for the holder. Otherwise:
 //! 1. A CPU acquires the lock.
 //! 2. An interrupt arrives. Its handler wants the lock, and spins.
-//! 3. The holder runs again when the handler returns: never.
+//! 3. The holder runs again only when the handler returns: never.
 //!
 //! A waiter turns interrupts off before it tries, and back on between two attempts, so that it
 //! answers other CPUs while it spins.
@@ -14,8 +14,8 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use super::RawLock;
 
-/// How a platform turns the interrupts of the caller's CPU off and back on: two functions, and what
-/// a waiter does.
+/// A platform's functions to turn the interrupts of the caller's CPU off and back on, and the step
+/// of a waiter.
 ///
 /// ```
 /// use bindery::sync::{Interrupts, Mutex, SpinLock};
@@ -40,18 +40,18 @@ use super::RawLock;
 /// # Context
 /// Context: any. The functions never sleep, and are called with interrupts on or off.
 pub trait Interrupts: 'static {
-    /// Whether interrupts were on: what [`Interrupts::restore`] restores.
+    /// The state to restore: whether interrupts were on.
     type State;
 
-    /// Turns the interrupts of this CPU off and returns how they were. Nests.
+    /// Turns the interrupts of this CPU off and returns their previous state. Nests.
     fn disable() -> Self::State;
 
-    /// Restores the state that [`Interrupts::disable`] returned. Of nested calls, the last is
-    /// restored first.
+    /// Restores the state that [`Interrupts::disable`] returned. Nested calls restore in reverse
+    /// order.
     fn restore(state: Self::State);
 
-    /// Called again and again while another CPU holds the lock, with interrupts as the waiter had
-    /// them. A platform whose waiters must answer invalidations themselves does so here
+    /// Called repeatedly while another CPU holds the lock, with the waiter's interrupt state. A
+    /// platform whose waiters must answer invalidations themselves does so here
     /// ([`Platform::relax`](crate::Platform::relax)).
     #[inline]
     fn relax() {
@@ -59,8 +59,8 @@ pub trait Interrupts: 'static {
     }
 }
 
-/// [`Interrupts`] of a machine where there is nothing to turn off: the core is never called with
-/// interrupts on and from their handlers as well.
+/// [`Interrupts`] of a machine that need not turn them off: handlers never call the core, or it is
+/// always called with interrupts off.
 ///
 /// ```
 /// use bindery::sync::{AlwaysOff, SpinLock};
@@ -83,9 +83,9 @@ impl Interrupts for AlwaysOff {
 
 /// A lock whose waiters spin. `I` turns interrupts off for the holder.
 ///
-/// One byte; one atomic exchange to acquire, one store to release. Not fair: among several waiters
-/// any may be next. It never sleeps, and may be acquired in interrupt handlers if `I` turns
-/// interrupts off.
+/// One byte; one atomic exchange to acquire, one store to release. Not fair: any of several waiters
+/// may be next. It never sleeps, and may be acquired in interrupt handlers if `I` turns interrupts
+/// off.
 ///
 /// ```
 /// use bindery::sync::{Mutex, SpinLock};
@@ -96,13 +96,13 @@ impl Interrupts for AlwaysOff {
 /// ```
 pub struct SpinLock<I = AlwaysOff> {
     locked: AtomicBool,
-    /// Only functions of `I` are called: no value of it is here, or sent anywhere.
+    /// Only functions of `I` are called: no value of it is stored or sent.
     interrupts: PhantomData<fn() -> I>,
 }
 
-// SAFETY: 1. `locked` goes from false to true by one exchange, and back by the holder's store
-// alone; the exchange acquires what the store released. 2. Nothing here panics, and a panic of `I`
-// in `disable` or `restore` leaves the lock as a lock that is held forever.
+// SAFETY: 1. only an exchange changes `locked` from false to true, and only the holder's store
+// changes it back; the exchange acquires the store's release. 2. Nothing here panics, and a panic
+// of `I` in `disable` or `restore` leaves the lock held forever.
 unsafe impl<I: Interrupts> RawLock for SpinLock<I> {
     type State = I::State;
 

@@ -1,4 +1,4 @@
-//! Each ready lock excludes, and puts interrupts back as they were.
+//! Each ready lock excludes, and restores the interrupt state.
 
 use core::cell::Cell;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -27,7 +27,7 @@ fn excludes<L: RawLock>() {
     assert_eq!(*sum.lock(), 4 * ROUNDS);
 }
 
-/// The holder of the lock shuts others out until the guard is dropped.
+/// The lock excludes others until the guard is dropped.
 fn is_held_as_long_as_its_guard<L: RawLock>() {
     let mut mutex = Mutex::<L, u32>::new(1);
     let guard = mutex.lock();
@@ -69,10 +69,10 @@ std::thread_local! {
     static ENABLED: Cell<bool> = const { Cell::new(true) };
 }
 
-/// How often a waiter has spun.
+/// The number of spins of waiters.
 static SPINS: AtomicU32 = AtomicU32::new(0);
 
-/// Interrupts that each thread has for itself.
+/// Each thread has its own interrupt state.
 struct Flag;
 
 impl Interrupts for Flag {

@@ -3,7 +3,7 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// What the protocols need of an atomic word.
+/// The operations on an atomic word that the protocols need.
 pub(crate) trait Word<V> {
     fn load(&self, order: Ordering) -> V;
     fn store(&self, value: V, order: Ordering);
@@ -14,7 +14,7 @@ pub(crate) trait Word<V> {
     fn set(&self, bits: V, order: Ordering) -> V;
 }
 
-/// Implements [`Word`] for an atomic type by its methods of the core library's names.
+/// Implements [`Word`] for an atomic type with the methods of the core library.
 macro_rules! word {
     ($atomic:ty, $value:ty) => {
         impl $crate::sync::word::Word<$value> for $atomic {

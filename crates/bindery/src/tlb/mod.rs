@@ -1,13 +1,12 @@
 //! TLB invalidation: which TLBs may hold which entries, and the gather, which flushes before
 //! anything is freed.
 //!
-//! An address space remembers the CPUs that have loaded it ([`ActiveCpus`]). An operation collects
-//! what it takes out of tables in a [`Gather`]: the addresses to invalidate and the detached
-//! tables. The gather keeps an order:
+//! An address space records the CPUs that have loaded it ([`ActiveCpus`]). An operation collects
+//! the addresses to invalidate and the detached tables in a [`Gather`]. The gather keeps an order:
 //!
 //! 1. The operation clears or narrows entries under the table locks.
-//! 2. [`Gather::flush`] makes every CPU that may hold the old entries forget them.
-//! 3. Only then does `PageTable::finish` free what was mapped. The detached tables and VMAs are
+//! 2. [`Gather::flush`] invalidates every TLB that may hold the old entries.
+//! 3. Only then does `PageTable::finish` free the mapped pages. The detached tables and VMAs are
 //!    freed when no reader is left ([`crate::deferred`]).
 //!
 //! Invariants 1 and 2 (`docs/invariants.md`) rely on step 2 before step 3. Without it:
@@ -70,11 +69,11 @@ use crate::frame::table_meta::TableStack;
 use crate::platform::{Cpu, CpuSet, Invalidation, MAX_CPUS, Platform, Tables};
 use crate::stats::Counts;
 
-/// What a CPU's TLB holds of an address space after the CPU has switched to another.
+/// The state of a CPU's TLB for an address space after the CPU has switched to another.
 ///
-/// The core believes it. [`TlbOnLeave::Flushed`] ends the invalidations to the CPU, so an embedder
-/// that says it by mistake lets programs reach frames that were freed:
-/// 1. CPU A loads another root with a load that keeps translations, and says `Flushed`.
+/// The core relies on it. [`TlbOnLeave::Flushed`] ends the invalidations to the CPU, so an embedder
+/// that passes it by mistake lets programs reach freed frames:
+/// 1. CPU A loads another root with a load that keeps translations, and passes `Flushed`.
 /// 2. CPU B unmaps a page. No CPU is to be invalidated, and the frame is freed.
 /// 3. CPU A loads the first root again, and its program writes through its old translation, into a
 ///    frame that has another owner by now.
@@ -172,11 +171,11 @@ pub(crate) struct Gather {
     /// Tables that this gather has marked as pending; the flush lowers their counts. A table that
     /// was marked twice is here twice.
     marks: ArrayVec<Frame, MARKS>,
-    /// Detached tables above level 1, of which what hangs in them is not on the next list yet.
+    /// Detached tables above level 1 whose entries were not moved to the next list yet.
     pub(crate) unscanned: TableStack,
     /// Detached tables; their entries still count as mapped.
     pub(crate) detached: TableStack,
-    /// Detached tables of which nothing counts as mapped any more: readers may still be there.
+    /// Detached tables without mapped entries: readers may still be walking through them.
     pub(crate) emptied: DetachedTables,
     /// Whether the tables' contents must be counted down with the mutex held.
     stays: Stays,
@@ -189,15 +188,15 @@ enum Stays {
     Yes,
 }
 
-/// Leaf tables of which one flush takes care.
+/// The number of leaf tables that one flush covers.
 pub(crate) const CHUNK_TABLES: u64 = 64;
 
-/// The most marks that one flush carries for a move: of as many source tables as others mark, and
-/// of the tables that these go to.
+/// The maximum number of marks that one flush carries for a move: up to [`CHUNK_TABLES`] source
+/// tables, and the tables that their entries move to.
 const MARKS: usize = 2 * CHUNK_TABLES as usize + 8;
 
 impl Gather {
-    // Not `const`: a constant would be copied whole, room for marks and all.
+    // Not `const`: a constant would be copied as a whole, including the room for marks.
     #[inline(always)]
     pub(crate) fn new() -> Self {
         Self {
@@ -236,7 +235,7 @@ impl Gather {
         self.tables = Tables::Changed;
     }
 
-    /// Notes that this gather has raised the pending count of `table`. Called after
+    /// Records that this gather has raised the pending count of `table`. Called after
     /// [`Gather::has_room_for_mark`].
     pub(crate) fn note_mark(&mut self, table: Frame) {
         self.marks.push(table);
@@ -253,7 +252,7 @@ impl Gather {
         self.has_room_for(8)
     }
 
-    /// Whether so many more marks fit.
+    /// Whether `marks` more marks fit.
     pub(crate) fn has_room_for(&self, marks: usize) -> bool {
         self.marks.len() + marks <= MARKS
     }
@@ -287,7 +286,7 @@ impl Gather {
         self.marks.pop()
     }
 
-    /// Makes every TLB forget the stale translations; does nothing if there are none. The marks
+    /// Invalidates the stale translations on every TLB; does nothing if there are none. The marks
     /// stay: the caller lowers them ([`crate::table::PageTable::flush`]).
     pub(crate) fn flush<P: Platform>(
         &mut self,
@@ -308,13 +307,13 @@ impl Gather {
         }
     }
 
-    /// Records that the VMA stays from which pages were taken. Another operation may remove the
-    /// VMA, and with it the pages' owner, as soon as the mutex is free. So they are counted down
-    /// before:
+    /// Records that the VMA whose pages were taken stays. Another operation may remove the VMA, and
+    /// with it the pages' owner, as soon as the mutex is free. So they are counted down before
+    /// that:
     /// 1. CPU A discards pages, whose tables are detached, and releases the mutex.
     /// 2. CPU B unmaps the VMA; a grace period later its anon group is freed.
-    /// 3. CPU C finds one of the folios by its frame number: it is mapped, and names the anon
-    ///    group.
+    /// 3. CPU C finds one of the folios by its frame number: it counts as mapped, and points to the
+    ///    anon group.
     ///
     /// A VMA that is removed keeps its anon group until its pages are counted down.
     pub(crate) fn vma_stays(&mut self) {

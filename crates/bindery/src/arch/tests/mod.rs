@@ -1,4 +1,4 @@
-//! What every architecture guarantees: each sentence below is tested on all of them. Most tests
+//! The guarantees of every architecture: each sentence below is tested on all of them. Most tests
 //! compare a changed entry with the one that [`Arch::page_entry`] makes from changed attributes.
 //! That also shows that no other bit changed.
 
@@ -59,7 +59,7 @@ architecture!(tiny, Tiny);
 
 const BOOLS: [bool; 2] = [false, true];
 
-/// All attributes that a leaf may have everywhere.
+/// All attributes that a leaf may have on every architecture.
 fn all_attributes() -> impl Iterator<Item = Attributes> {
     (0..=u8::MAX)
         .map(|bits| Attributes {
@@ -73,7 +73,7 @@ fn all_attributes() -> impl Iterator<Item = Attributes> {
         .filter(|attributes| attributes.permissions.intersects(Permissions::ACCESS))
 }
 
-/// Those which all architectures can express.
+/// The attributes that all architectures can express.
 fn readable() -> impl Iterator<Item = Attributes> {
     all_attributes().filter(|attributes| attributes.permissions.contains(Permissions::READ))
 }
@@ -128,7 +128,7 @@ fn pages_are_guarded_where_they_can_be_and_are_run<A: Arch>() {
             let guarded = A::attributes(new).permissions.contains(Permissions::BTI);
             assert_eq!(guarded, A::BTI && run, "{plain:?}");
             assert_eq!(without(A::attributes(new), Permissions::BTI), plain);
-            // It changes in place, splits runs, and stays with what is written or protected.
+            // It changes in place, splits runs, and survives writes and protection.
             assert!(!A::needs_break(old, new, level) && !A::needs_break(new, old, level));
             let difference = old.0 ^ new.0;
             assert_eq!(difference & A::compare_mask(Equal::empty()), difference);
@@ -281,7 +281,7 @@ fn a_change_of_one_attribute_leaves_the_others_alone<A: Arch>() {
         assert_eq!(A::make_writable(entry, Write::Later), page::<A>(writable));
         assert_eq!(A::make_writable(entry, Write::Now), page::<A>(written));
         assert_eq!(A::mark_accessed(entry), page::<A>(accessed));
-        // The round trip of fork and the fault after it.
+        // The round trip of a fork and the following fault.
         assert_eq!(A::make_writable(protected, Write::Later), page::<A>(writable));
     }
 }
@@ -311,7 +311,7 @@ fn neighbors_agree_exactly_in_what_a_run_shares<A: Arch>() {
 fn setting_and_clearing_contig_undo_each_other_at_every_index<A: Arch>() {
     for index in EntryIndex::all::<A>() {
         for attributes in all_attributes() {
-            // A contiguous run is aligned in both address spaces; the next one is any other.
+            // A contiguous run is aligned in both address spaces; the next frame is arbitrary.
             let frame = Frame(0x1_2340 + index.number());
             let single = A::page_entry(frame, Level::PTE, attributes);
             let contig = A::set_contig(single, index);
@@ -340,7 +340,7 @@ fn a_contig_run_folds_only_where_both_alignments_agree<A: Arch>() {
 
 fn permissions_and_records_change_in_place<A: Arch>() {
     for (old, new) in pairs() {
-        // User and kernel differ in more than permission: in whether the leaf is global.
+        // User and kernel leaves differ in permission and in being global.
         if (old.permissions ^ new.permissions).contains(Permissions::USER) {
             continue;
         }
@@ -348,7 +348,7 @@ fn permissions_and_records_change_in_place<A: Arch>() {
             let frame = frames::<A>(level)[1];
             let (old, new) = (A::page_entry(frame, level, old), A::page_entry(frame, level, new));
             assert!(!A::needs_break(old, new, level), "{old:?} to {new:?}");
-            // Nor inside a contiguous run.
+            // The same holds inside a contiguous run.
             let index = EntryIndex::new(frame.0 % A::ENTRIES);
             assert!(
                 level > Level::PTE

@@ -6,8 +6,8 @@ use core::sync::atomic::Ordering::Relaxed;
 use super::{Asked, Interval, IntervalTree, LEFT, Member, RIGHT};
 
 impl<T, M: Member<T>> IntervalTree<T, M> {
-    /// Whether order, balance and what each node knows of its subtree are what they should be.
-    /// Looks at every node: for tests and the auditor.
+    /// Verifies order, balance and the summary of each subtree. Reads every node: for tests and the
+    /// auditor.
     pub(crate) fn check(&self) -> bool {
         let mut last = None;
         let sound = self.iter(Asked::ALL).all(|node| {
@@ -28,11 +28,12 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
                 && heights[0].abs_diff(heights[1]) <= 1
                 && self.measured(node) == M::links(node).summary()
         });
-        // A walk that met every node of a tree, whatever they know, has met as many as there are.
+        // An iteration that ignores the summaries must meet the same number of nodes as the links
+        // contain.
         sound && self.iter(Asked::ALL).count() == self.count_below(self.node(&self.root))
     }
 
-    /// How many nodes there are from `top` down, by the links alone.
+    /// Counts the nodes from `top` down by the links only.
     fn count_below(&self, top: Option<&T>) -> usize {
         let (mut count, mut at) = (0, top);
         while let Some(node) = at {

@@ -7,17 +7,17 @@
 //! # Order and stamps
 //! The tree has a clock. A node that is added or [renewed](IntervalTree::renew) gets the next tick
 //! as its *stamp*. Nodes are ordered by `(first index, stamp)`, which differs for any two of them.
-//! So a walk may remember its place as that pair, release the tree, and go on from there later,
-//! whatever has become of the node.
+//! So a walk may remember its place as that pair, release the tree, and continue from there later,
+//! whatever happens to the node.
 //!
-//! Each node knows three things of the subtree below it: its height, the greatest index that any of
-//! its intervals reaches, and the greatest stamp. The second prunes what ends before a range, the
-//! third what is older than a walk asks for:
+//! Each node stores a summary of the subtree below it: its height, the greatest index that any of
+//! its intervals reaches, and the greatest stamp. The second prunes intervals that end before a
+//! range, the third those older than a walk asks for:
 //!
 //! ```text
 //!                    [4, 5]  reaches 19, newest 6
 //!                   /      \
-//!   [0, 19] reaches 19      [8, 9] reaches 12        asked for 13 to 14:
+//!   [0, 19] reaches 19 [8, 9] reaches 12 asked for 13 to 14:
 //!                          /      \                  only [0, 19] is looked at beneath the root
 //!                   [6, 7] 7       [8, 12] 12
 //! ```
@@ -28,8 +28,8 @@ use core::marker::PhantomData;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::Relaxed};
 
-/// Bits of [`Links::own`] that hold the height. The other 56 hold the stamp: at a tick each
-/// nanosecond they last for two years, at the rate of system calls for a thousand times that.
+/// Bits of [`Links::own`] that hold the height. The other 56 hold the stamp: with one tick each
+/// nanosecond they last for two years, at the rate of system calls a thousand times longer.
 const HEIGHT_BITS: u32 = 8;
 
 /// A node's part of a tree, embedded in the node. The tree's lock guards it.
@@ -46,7 +46,7 @@ pub(crate) struct Links<T> {
 }
 
 impl<T> Links<T> {
-    /// Links of a node that is in no tree.
+    /// The links of a node that is in no tree.
     pub(crate) const fn new() -> Self {
         Self {
             children: [const { AtomicPtr::new(ptr::null_mut()) }; 2],
@@ -80,7 +80,7 @@ impl<T> Links<T> {
     }
 }
 
-/// What a node knows of its subtree.
+/// A node's summary of its subtree.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Summary {
     height: u64,
@@ -95,11 +95,11 @@ pub(crate) struct Interval {
     pub(crate) last: u64,
 }
 
-/// How nodes of type `T` are linked in one kind of tree.
+/// The linking of nodes of type `T` in one kind of tree.
 pub(crate) trait Member<T> {
-    /// The node's links in such a tree, always the same.
+    /// The node's links in such a tree, always the same ones.
     fn links(node: &T) -> &Links<T>;
-    /// What the node spans.
+    /// The node's interval.
     fn interval(node: &T) -> Interval;
 }
 
@@ -110,15 +110,15 @@ pub(crate) struct IntervalPlace {
     pub(crate) stamp: u64,
 }
 
-/// Which nodes are asked for.
+/// The criteria of a walk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Asked {
-    /// The intervals have at least one index from `first` to `last`.
+    /// Intervals that contain at least one index from `first` to `last`.
     pub(crate) first: u64,
     pub(crate) last: u64,
-    /// The stamps are above this one.
+    /// Stamps above this one.
     pub(crate) since: u64,
-    /// The nodes come after this place, if one is named.
+    /// Nodes after this place, if given.
     pub(crate) after: Option<IntervalPlace>,
 }
 
@@ -127,14 +127,14 @@ impl Asked {
     pub(crate) const ALL: Self = Self { first: 0, last: u64::MAX, since: 0, after: None };
 }
 
-/// Intervals by index. The owner of the tree has a lock for it, too: methods that change the tree
-/// are called with it held alone, all others with it held together with others or alone. What they
-/// return stays in the tree as long as the lock is held.
+/// Intervals by index. The owner of the tree has a lock for it: methods that change the tree are
+/// called with it held exclusively, all others with it held shared or exclusively. Returned nodes
+/// stay in the tree as long as the lock is held.
 pub(crate) struct IntervalTree<T, M> {
     root: AtomicPtr<T>,
-    /// The stamp that was given last.
+    /// The last stamp.
     clock: AtomicU64,
-    /// How many links were followed by all calls.
+    /// The number of links that all calls have followed.
     #[cfg(any(test, feature = "measure"))]
     looked_at: AtomicU64,
     member: PhantomData<M>,
@@ -161,13 +161,13 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
         self.root.load(Relaxed).is_null()
     }
 
-    /// How many links were followed by all calls up to now: what they cost.
+    /// The number of links that all calls have followed so far: their cost.
     #[cfg(any(test, feature = "measure"))]
     pub(crate) fn looked_at(&self) -> u64 {
         self.looked_at.load(Relaxed)
     }
 
-    /// The stamp that was given last. Nodes that are added or renewed later have greater ones.
+    /// The last stamp. Nodes added or renewed later have greater ones.
     pub(crate) fn now(&self) -> u64 {
         self.clock.load(Relaxed)
     }
@@ -182,28 +182,28 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
     /// # Safety
     /// The caller promises:
     ///
-    /// 1. It holds the lock alone.
-    /// 2. The node is in no tree by these links, and valid for shared access until it was removed.
-    /// 3. As long as it is in the tree, its interval changes with the lock held alone, and
-    ///    [`IntervalTree::renew`] is called before the lock is released.
+    /// 1. It holds the lock exclusively.
+    /// 2. The node is in no tree by these links, and valid for shared access until it is removed.
+    /// 3. As long as it is in the tree, its interval changes only with the lock held exclusively,
+    ///    and [`IntervalTree::renew`] is called before the lock is released.
     pub(crate) unsafe fn insert(&self, node: &T) {
         let stamp = self.tick();
         self.put(node, stamp);
     }
 
-    /// Takes `node` out. O(log n).
+    /// Removes `node`. O(log n).
     ///
     /// # Safety
     /// The caller promises:
     ///
-    /// 1. It holds the lock alone.
+    /// 1. It holds the lock exclusively.
     /// 2. The node is in this tree.
     pub(crate) unsafe fn remove(&self, node: &T) {
         self.take(node);
     }
 
-    /// Gives `node`, whose interval may have changed, a new stamp and the place that goes with it.
-    /// O(log n); for an only node a few steps.
+    /// Gives `node`, whose interval may have changed, a new stamp and the corresponding place.
+    /// O(log n); for a single node a few steps.
     ///
     /// # Safety
     /// As for [`IntervalTree::remove`].
@@ -217,8 +217,8 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
         self.put(node, stamp);
     }
 
-    /// The first of the nodes that are asked for. O(log n), and O(log n) for each node with a stamp
-    /// above the one that is asked for whose interval is elsewhere.
+    /// The first node that matches. O(log n), and O(log n) for each node with a matching stamp
+    /// whose interval is elsewhere.
     pub(crate) fn first(&self, asked: &Asked) -> Option<&T> {
         let may_hold = |node: &&T| {
             let links = M::links(node);
@@ -251,7 +251,7 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
         }
     }
 
-    /// The nodes that are asked for, in their order. O(log n) for each.
+    /// The nodes that match, in order. O(log n) for each.
     pub(crate) fn iter(&self, asked: Asked) -> impl Iterator<Item = &T> {
         let mut asked = asked;
         core::iter::from_fn(move || {
@@ -261,7 +261,7 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
         })
     }
 
-    /// The node at `place`, if there is one. O(log n).
+    /// The node at `place`, if it exists. O(log n).
     pub(crate) fn at(&self, place: IntervalPlace) -> Option<&T> {
         let mut at = self.node(&self.root);
         while let Some(node) = at {
@@ -285,7 +285,7 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
         stamp
     }
 
-    /// Lets `node` be the only one.
+    /// Makes `node` the only one.
     fn alone(&self, node: &T, stamp: u64) {
         let links = M::links(node);
         for link in &links.children {
@@ -306,7 +306,7 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
         }
     }
 
-    /// Apart from the common case, so that it is not inlined with it.
+    /// Separate from the common case, so that it is not inlined with it.
     #[inline(never)]
     fn put_below<'a>(&'a self, root: &'a T, node: &T, stamp: u64) {
         let links = M::links(node);
@@ -338,7 +338,7 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
             self.mend(parent);
             return;
         };
-        // The next in the order takes the node's place; it has no left child.
+        // The next node in the order replaces it; that one has no left child.
         let mut next = right;
         while let Some(left) = self.child(next, LEFT) {
             next = left;
@@ -351,13 +351,13 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
         }
         self.adopt(next, LEFT, Some(left));
         self.replace(node, Some(next));
-        // As those above know it. So they are measured again if it is not what they know.
+        // The summary that the nodes above know. They are measured again if it no longer holds.
         M::links(next).set_summary(links.summary());
         self.mend(Some(lowest));
         self.mend(Some(next));
     }
 
-    /// Balances and measures from `at` upward, until what is above knows what it should.
+    /// Balances and measures from `at` upward, until a node's summary does not change.
     fn mend<'a>(&'a self, mut at: Option<&'a T>) {
         while let Some(node) = at {
             let before = M::links(node).summary();
@@ -369,8 +369,8 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
         }
     }
 
-    /// Measures `node`, after a rotation where one of its subtrees is higher by two. Returns the
-    /// node in its place.
+    /// Measures `node`, after a rotation if one of its subtrees is higher by two. Returns the node
+    /// in its place.
     fn balance<'a>(&'a self, node: &'a T) -> &'a T {
         let (left, right) = (self.height(node, LEFT), self.height(node, RIGHT));
         if left.abs_diff(right) > 1 {
@@ -386,7 +386,8 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
         node
     }
 
-    /// Puts the child of `node` at `side` into its place, and `node` below that. Returns the child.
+    /// Moves the child of `node` at `side` to the place of `node`, and `node` below it. Returns the
+    /// child.
     ///
     /// ```text
     ///      node                child
@@ -405,7 +406,7 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
         child
     }
 
-    /// Lets what is above `node` name `by` instead.
+    /// Makes the parent of `node` link `by` instead.
     fn replace(&self, node: &T, by: Option<&T>) {
         match self.node(&M::links(node).parent) {
             Some(parent) => {
@@ -421,7 +422,7 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
         }
     }
 
-    /// Lets `child` be the child of `node` at `side`.
+    /// Makes `child` the child of `node` at `side`.
     fn adopt(&self, node: &T, side: usize, child: Option<&T>) {
         M::links(node).children[side].store(child.map_or(ptr::null_mut(), pointer), Relaxed);
         if let Some(child) = child {
@@ -429,7 +430,7 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
         }
     }
 
-    /// What `node` should know of its subtree, as its children know it.
+    /// The summary of `node`, from those of its children.
     fn measured(&self, node: &T) -> Summary {
         let own =
             Summary { height: 0, reach: M::interval(node).last, newest: M::links(node).stamp() };
@@ -449,7 +450,7 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
         self.child(node, side).map_or(0, |child| M::links(child).height())
     }
 
-    /// The next above `node` that comes after it.
+    /// The next node above `node` that comes after it.
     fn parent_after<'a>(&'a self, mut node: &'a T) -> Option<&'a T> {
         loop {
             let parent = self.node(&M::links(node).parent)?;
@@ -467,9 +468,8 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
     fn node(&self, link: &AtomicPtr<T>) -> Option<&T> {
         #[cfg(any(test, feature = "measure"))]
         crate::stats::count_roughly(&self.looked_at, 1);
-        // SAFETY: links of the tree name nodes that are in it. They are valid until they are
-        // removed (obligation 2 of `insert`), which the lock that the caller holds prevents
-        // meanwhile.
+        // SAFETY: links of the tree point to nodes in it. They are valid until they are removed
+        // (obligation 2 of `insert`), which the lock that the caller holds prevents.
         NonNull::new(link.load(Relaxed)).map(|node| unsafe { node.as_ref() })
     }
 }

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use super::*;
 
 std::thread_local! {
-    /// How many intervals this thread has read: what a search costs.
+    /// The number of intervals that this thread has read: the cost of a search.
     static READS: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -42,13 +42,13 @@ fn node(first: u64, last: u64) -> Box<Node> {
 }
 
 fn insert(tree: &Tree, node: &Node) {
-    // SAFETY: 1. nobody else knows the tree; 2. callers keep nodes until the end of the test, and
-    // insert each once; 3. `set` renews.
+    // SAFETY: 1. no other thread knows the tree; 2. callers keep nodes until the end of the test,
+    // and insert each once; 3. `set` renews.
     unsafe { tree.insert(node) };
 }
 
 fn remove(tree: &Tree, node: &Node) {
-    // SAFETY: 1. nobody else knows the tree; 2. callers say which nodes are in it.
+    // SAFETY: 1. no other thread knows the tree; 2. callers know which nodes are in it.
     unsafe { tree.remove(node) };
 }
 
@@ -87,7 +87,7 @@ proptest! {
     #[test]
     fn the_tree_answers_as_a_sorted_list_does(steps in steps()) {
         let tree = Tree::new();
-        // In any order, with what the stamps should be.
+        // In any order, with their expected stamps.
         let mut nodes: Vec<(Box<Node>, u64)> = Vec::new();
         let mut clock = 0;
         for step in steps {
@@ -141,7 +141,7 @@ proptest! {
     }
 }
 
-/// What `work` reads.
+/// The number of reads of `work`.
 fn reads(work: impl FnOnce()) -> usize {
     READS.set(0);
     work();
@@ -177,7 +177,7 @@ fn the_cost_of_each_call_grows_with_the_logarithm_whatever_the_order() {
                 assert!(missed <= bound, "a search in vain among {count} reads {missed}");
                 let renewed = reads(|| set(&tree, node, at, at));
                 assert!(renewed <= 2 * bound, "a renewal among {count} reads {renewed}");
-                // What is newer than all but one is found without a look at the others.
+                // A search for all newer than all but one node does not read the others.
                 let asked = Asked { since: tree.now() - 1, ..Asked::ALL };
                 let newest = reads(|| assert_eq!(tree.iter(asked).count(), 1));
                 assert!(newest <= 2 * bound, "the newest among {count} takes {newest}");
@@ -200,7 +200,7 @@ fn a_walk_that_lets_go_meets_all_that_stay() {
         let place = Tree::place(found);
         asked.after = Some(place);
         met.push(ptr::from_ref(found));
-        // Meanwhile the node that the walk has reached goes, and one far after it.
+        // In between, the node that the walk has reached is removed, and one far after it.
         let far = nodes.iter().rev().find(|node| tree.contains(node) && !ptr::eq(&***node, found));
         let far = far.map(|node| &**node).filter(|node| Tree::place(node) > place);
         for node in [Some(found), far].into_iter().flatten() {

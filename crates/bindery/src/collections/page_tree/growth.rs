@@ -1,12 +1,11 @@
-//! Nodes come and go: the way to a page is made, and what is empty is freed.
+//! Nodes are made on the way to a page, and freed when empty.
 
 use super::PageIndex;
 use super::node::{Link, Node, Nodes, level_of, slot};
 use crate::platform::Platform;
 
 impl PageIndex {
-    /// Makes the nodes that are missing between the root and `page`. Where it fails, those that it
-    /// made before stay.
+    /// Makes the missing nodes between the root and `page`. On failure, those made before stay.
     pub(super) fn make_path<P: Platform>(&mut self, page: u64, nodes: &Nodes<'_, P>) -> Option<()> {
         let wanted = level_of(page);
         let mut at = match self.root {
@@ -65,17 +64,17 @@ impl PageIndex {
         }
     }
 
-    /// A node that nothing links yet.
+    /// A node that is not linked yet.
     fn new_node<P: Platform>(&mut self, level: usize, nodes: &Nodes<'_, P>) -> Option<Link> {
         let node = nodes.slab.allocate(nodes.frames, nodes.platform, Node::new(level))?;
         self.nodes += 1;
         Some(Link(node))
     }
 
-    /// Frees a node that nothing links any more.
+    /// Frees a node that is no longer linked.
     fn free_node<P: Platform>(&mut self, link: Link, nodes: &Nodes<'_, P>) {
         // SAFETY: 1. `new_node` got this pointer from the slab, which is the same by obligation 1
-        // of `Nodes::new`, and nodes are freed here alone, once they have left the tree. 2. The
+        // of `Nodes::new`, and nodes are freed only here, after they have left the tree. 2. The
         // only link to it was the caller's, and nodes are `Send`.
         unsafe { nodes.slab.free(nodes.frames, nodes.platform, link.0) };
         self.nodes -= 1;

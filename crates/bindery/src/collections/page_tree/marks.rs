@@ -5,8 +5,8 @@ use super::shadows::is_shadow;
 use super::{PageFlags, PageIndex, SwapSlot};
 
 impl PageIndex {
-    /// Lets the nodes above that of level 0 with `page` know whether it has dirty and swapped pages.
-    /// O(h).
+    /// Updates the marks of the nodes above that of level 0 with `page` from its dirty and swapped
+    /// pages. O(h).
     pub(super) fn mark_above(&mut self, page: u64) {
         let path = self.path(page);
         for level in 1..=self.level {
@@ -18,7 +18,7 @@ impl PageIndex {
         }
     }
 
-    /// Whether the nodes on the way to `page` know which of them have dirty and swapped pages.
+    /// Whether the nodes on the way to `page` have the right marks.
     fn is_marked_above(&self, page: u64) -> bool {
         let path = self.path(page);
         (1..=self.level).all(|level| {
@@ -28,14 +28,14 @@ impl PageIndex {
             let above = above.map(|above| self.node(above));
             let marked =
                 above.map(|node| Marks { dirty: bit(node.dirty), swapped: bit(node.swapped) });
-            // What is beneath an unused slot is neither.
+            // An unused slot must have no marks.
             let beyond = above.is_some_and(|node| (node.dirty | node.swapped) & !node.used != 0);
             marked == marks && !beyond
         })
     }
 
-    /// Whether bitmaps, height and number of nodes are what the pages ask for, while nothing is
-    /// merely prepared. Looks at every slot. For tests and the auditor.
+    /// Verifies bitmaps, height and number of nodes, while no page is prepared. Reads every slot.
+    /// For tests and the auditor.
     pub(crate) fn check(&self) -> bool {
         let (mut nodes, mut last, mut from) = (0, None, 0);
         while let Some((page, words)) = self.seek_used(from) {

@@ -1,7 +1,7 @@
-//! [`PageIndex`]: which frame has which page of an object (shared memory, a file).
+//! [`PageIndex`]: the frames of an object's pages (shared memory, a file).
 //!
 //! A tree of nodes with 64 slots each. A slot at the bottom (level 0) has one page, a slot above
-//! names a node:
+//! links a node:
 //!
 //! ```text
 //! level 2, 4,096 pages a slot            | 0 . . 3 . . . . |
@@ -15,25 +15,25 @@
 //! A folio of 2^n pages has 2^n slots of its own with rising frames. So comparing neighbors shows a
 //! *run* (consecutive pages in consecutive frames): one folio, a part of one, or two that happen to
 //! be adjacent. Each node has a bitmap of its used slots, so absent pages are skipped by whole
-//! subtrees, and an empty node is noticed at once. A second bitmap says beneath which slots there
-//! are dirty pages, so that clean pages are skipped too (Linux: the marks of an xarray). A third
-//! says the same of pages in swap: their slots name a swap slot in place of a frame ([`SwapSlot`];
-//! Linux: a value entry). Such a page is not in memory, so runs of frames pass over it. A page that
-//! was reclaimed leaves a note of when in its slot, as long as its node is there ([`shadows`]).
+//! subtrees, and an empty node is noticed at once. A second bitmap marks the slots above dirty
+//! pages, so that clean pages are skipped too (Linux: the marks of an xarray). A third does the
+//! same for pages in swap: their slots have a swap slot in place of a frame ([`SwapSlot`]; Linux: a
+//! value entry). Such a page is not in memory, so runs of frames skip it. A reclaimed page leaves
+//! the time of its eviction in its slot, as long as its node exists ([`shadows`]).
 //!
 //! # Guarantees
 //!
 //! - *No more nodes than the pages need.* Every node has a page beneath it, and the root is as low
 //!   as the highest page allows; an object without pages has no node. So the number of nodes
-//!   follows from the set of pages, whatever its history. The one exception: nodes that
+//!   depends only on the set of pages, not on its history. The one exception: nodes that
 //!   [`PageIndex::prepare`] made and that have no page yet.
 //! - *Out of memory changes nothing.* Only [`PageIndex::prepare`] allocates. If it fails, the nodes
 //!   that it made are freed again. After it, [`PageIndex::set`] cannot fail.
 //! - *Readers never write.* The owner of the index has a lock: any number of look-ups (`&self`) may
-//!   run together, a change (`&mut self`) runs alone. There are no atomics here.
+//!   run together, a change (`&mut self`) runs exclusively. There are no atomics here.
 //!
 //! Costs are given in slots and in the height h of the tree, at most 9. Nothing sleeps or recurses.
-//! Callers hold a lock for which others spin, so no run is counted beyond [`LONGEST_RUN`].
+//! Callers hold a lock for which others spin, so a run is counted only up to [`LONGEST_RUN`].
 
 mod growth;
 mod marks;
@@ -57,11 +57,11 @@ pub(crate) use swapped::{SwapSlot, SwappedRun};
 /// Pages have numbers below this: a file may have 2^64 bytes.
 pub(crate) const PAGE_LIMIT: u64 = 1 << (u64::BITS - PAGE_SHIFT);
 
-/// The most pages of a run that one call tells of; what follows is another run.
+/// The maximum number of pages of a run that one call returns; the rest is another run.
 pub(crate) const LONGEST_RUN: u32 = 1024;
 
 bitflags! {
-    /// What is known of a page apart from its frame.
+    /// The flags of a page, besides its frame.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub(crate) struct PageFlags: u64 {
         /// The page was written since its content was last saved.
@@ -83,18 +83,18 @@ pub(crate) struct PageRun {
     pub(crate) page: u64,
     /// The frame that holds it.
     pub(crate) frame: Frame,
-    /// How many pages, at least 1.
+    /// The number of pages, at least 1.
     pub(crate) count: u32,
 }
 
-/// What is at a page, and for how many pages from there.
+/// The state of a page, and the number of pages from there in the same state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum PageStretch {
     /// No page.
     Empty(u64),
-    /// Pages in consecutive frames, the first of which is named.
+    /// Pages in consecutive frames; the first is given.
     Frames(Frame, u32),
-    /// Pages in consecutive swap slots, the first of which is named.
+    /// Pages in consecutive swap slots; the first is given.
     Swapped(SwapSlot, u32),
 }
 
@@ -108,14 +108,14 @@ struct Leaf<'a> {
 
 /// The pages of one object.
 ///
-/// It does not free its nodes when it is dropped, since it cannot reach their slab then: take all
-/// pages or [`PageIndex::clear`] it before.
+/// Dropping it does not free its nodes, since it cannot reach their slab: take all pages or
+/// [`PageIndex::clear`] it before.
 pub(crate) struct PageIndex {
     root: Option<Link>,
-    /// The root's; 0 where there is none.
+    /// The root's level; 0 without a root.
     level: usize,
     nodes: u64,
-    /// Nodes and slots that all calls have looked at.
+    /// The number of nodes and slots that all calls have read.
     #[cfg(any(test, feature = "measure"))]
     looked_at: core::sync::atomic::AtomicU64,
 }
@@ -132,7 +132,7 @@ impl PageIndex {
         }
     }
 
-    /// How many nodes and slots all calls have looked at up to now.
+    /// The number of nodes and slots that all calls have read so far.
     #[cfg(any(test, feature = "measure"))]
     pub(crate) fn looked_at(&self) -> u64 {
         self.looked_at.load(core::sync::atomic::Ordering::Relaxed)
@@ -144,12 +144,12 @@ impl PageIndex {
         crate::stats::count_roughly(&self.looked_at, _slots);
     }
 
-    /// How many nodes it has in its slab. O(1).
+    /// The number of its nodes in the slab. O(1).
     pub(crate) fn node_count(&self) -> u64 {
         self.nodes
     }
 
-    /// Where `page` is; `None` if it is not in memory. O(h).
+    /// The slot of `page`; `None` if it is not in memory. O(h).
     #[inline]
     pub(crate) fn get(&self, page: u64) -> Option<Slot> {
         let word = self.words(page)?[slot(page, 0)];
@@ -162,16 +162,16 @@ impl PageIndex {
         self.root.is_some_and(|root| self.node(root).dirty != 0)
     }
 
-    /// What is at `page`, and how far it goes on, `limit` pages at the most.
+    /// The state of `page`, and the number of pages from there in the same state, at most `limit`.
     ///
-    /// O(h) for what is absent, however long it is. For a run one step for each page, and O(h) for
+    /// O(h) for absent pages, whatever their number. For a run one step for each page, and O(h) for
     /// each node of level 0 that it reaches into.
     pub(crate) fn run(&self, page: u64, limit: u64) -> PageStretch {
         self.run_cut(page, limit, |_| limit)
     }
 
-    /// As [`PageIndex::run`]; but a run goes no further than `cut` says of its first frame. So
-    /// nobody counts pages of which he makes no use.
+    /// Like [`PageIndex::run`], with a run limited to the length that `cut` returns for its first
+    /// frame, so that no unneeded pages are counted.
     pub(crate) fn run_cut(
         &self,
         page: u64,
@@ -203,8 +203,8 @@ impl PageIndex {
         self.next_run_with(PageFlags::empty(), from, end)
     }
 
-    /// As [`PageIndex::next_run`]; but the run goes no further than `cut` says of its first frame, at
-    /// least one page. Pages beyond are not looked at.
+    /// Like [`PageIndex::next_run`], with the run limited to the length that `cut` returns for its
+    /// first frame, at least one page. Pages beyond are not read.
     pub(crate) fn next_run_cut(
         &self,
         from: u64,
@@ -219,8 +219,8 @@ impl PageIndex {
         Some(PageRun { page, frame, count })
     }
 
-    /// As [`PageIndex::next_run`], of pages that have all of `flags`; neighbors that lack one are
-    /// not part of the run. The same costs, however many pages lack a flag.
+    /// Like [`PageIndex::next_run`], for pages that have all of `flags`; neighbors that lack one
+    /// are not part of the run. The same costs, however many pages lack a flag.
     pub(crate) fn next_run_with(&self, flags: PageFlags, from: u64, end: u64) -> Option<PageRun> {
         let (page, words) = self.seek_with(flags, from).filter(|(page, _)| *page < end)?;
         let frame = frame_in(words[slot(page, 0)]);
@@ -229,16 +229,16 @@ impl PageIndex {
     }
 
     /// Makes the nodes that `count` pages from `first` on need, so that [`PageIndex::set`] of any
-    /// of them finds a place. The promise lasts until a call that frees nodes:
-    /// [`PageIndex::take_run`], [`PageIndex::prune`], [`PageIndex::clear`], or a `prepare` that
-    /// fails. What is not written must be [pruned](PageIndex::prune) in the end.
+    /// of them cannot fail. That holds until a call that frees nodes: [`PageIndex::take_run`],
+    /// [`PageIndex::prune`], [`PageIndex::clear`], or a `prepare` that fails. Unused nodes must be
+    /// [pruned](PageIndex::prune) in the end.
     ///
     /// O(h) for each 64 pages.
     ///
     /// # Errors
     ///
-    /// Where memory runs out, or a page is not below [`PAGE_LIMIT`]. No empty node is left on the
-    /// way to these pages then, and all pages are as they were.
+    /// If memory runs out, or a page is not below [`PAGE_LIMIT`]. No empty node is left on the way
+    /// to these pages, and no page has changed.
     pub(crate) fn prepare<P: Platform>(
         &mut self,
         first: u64,
@@ -255,16 +255,16 @@ impl PageIndex {
         Ok(())
     }
 
-    /// Frees those nodes on the way to `count` pages from `first` on that have no page: what is
-    /// left of a [`PageIndex::prepare`]. O(h) for each 64 pages.
+    /// Frees the nodes on the way to `count` pages from `first` on that have no page, which
+    /// [`PageIndex::prepare`] may have left. O(h) for each 64 pages.
     pub(crate) fn prune<P: Platform>(&mut self, first: u64, count: u64, nodes: &Nodes<'_, P>) {
         for (page, _) in pieces(first, first.saturating_add(count)) {
             self.free_empty(page, nodes);
         }
     }
 
-    /// Writes `count` consecutive pages from `first` on, which lie in the frames from `frame` on.
-    /// They are absent, and [prepared](PageIndex::prepare). No flag is set.
+    /// Enters `count` consecutive pages from `first` on, in the frames from `frame` on. The pages
+    /// are absent and [prepared](PageIndex::prepare). No flag is set.
     ///
     /// One step for each page and O(h) for each 64.
     pub(crate) fn set(&mut self, first: u64, frame: Frame, count: u32) {
@@ -282,8 +282,8 @@ impl PageIndex {
         }
     }
 
-    /// As [`PageIndex::set`], of pages that are present: they lie elsewhere from now on, and keep
-    /// their flags.
+    /// Like [`PageIndex::set`], for pages that are present: they get other frames, and keep their
+    /// flags.
     pub(crate) fn replace(&mut self, first: u64, frame: Frame, count: u32) {
         for (page, slots) in pieces(first, first.saturating_add(u64::from(count))) {
             let Some(Leaf { used, words, .. }) = self.leaf_mut(page) else { continue };
@@ -296,13 +296,13 @@ impl PageIndex {
     }
 
     /// Removes the run that [`PageIndex::next_run`] finds, with the nodes that it leaves empty.
-    /// Called until there is none, it empties a range:
+    /// Repeated calls empty a range:
     ///
     /// ```text
     /// while let Some(run) = index.take_run(from, end, &nodes) { ... give the frames back ... }
     /// ```
     ///
-    /// O(h) for the way there and for each 64 pages, and two steps for each page.
+    /// O(h) for the descent and for each 64 pages, and two steps for each page.
     pub(crate) fn take_run<P: Platform>(
         &mut self,
         from: u64,
@@ -326,24 +326,23 @@ impl PageIndex {
         Some(run)
     }
 
-    /// Sets `flags` of those of `count` pages from `first` on that are present. Looks at the slots
-    /// in the range of all nodes of level 0, O(h) to reach each.
+    /// Sets `flags` of the present ones of `count` pages from `first` on. Reads the slots in the
+    /// range of all nodes of level 0, O(h) to reach each.
     pub(crate) fn set_flags(&mut self, first: u64, count: u64, flags: PageFlags) {
         self.change(first, count, PageFlags::empty(), |word| word | flags.bits());
     }
 
-    /// Clears `flags`, as [`PageIndex::set_flags`]; nodes without a page that has them all are
-    /// passed over.
+    /// Clears `flags`, like [`PageIndex::set_flags`]; skips nodes without a page that has them all.
     pub(crate) fn clear_flags(&mut self, first: u64, count: u64, flags: PageFlags) {
         self.change(first, count, flags, |word| word & !flags.bits());
     }
 
-    /// Forgets all pages and frees all nodes, those that are prepared too; what the frames hold is
-    /// the caller's affair. O(h) for each node of level 0.
+    /// Removes all pages and frees all nodes, including prepared ones; the caller handles the
+    /// frames. O(h) for each node of level 0.
     #[cfg_attr(not(test), expect(dead_code, reason = "objects take their pages run by run"))]
     pub(crate) fn clear<P: Platform>(&mut self, nodes: &Nodes<'_, P>) {
         while let Some(mut at) = self.root {
-            // Down to the first node without children, whose pages go.
+            // Down to the first node without children, whose pages are removed.
             let mut first = 0;
             for level in (1..=self.level).rev() {
                 let index = self.node(at).used.trailing_zeros() as usize % SLOTS;
@@ -359,9 +358,9 @@ impl PageIndex {
     #[inline]
     fn node(&self, link: Link) -> &Node {
         self.note(1);
-        // SAFETY: links come out of the tree, and a node is freed (`free_node`) only when it has
-        // left the tree, by a method that borrows the index alone and uses the link no more. Nodes
-        // change through `node_mut` alone, which excludes us by the borrow.
+        // SAFETY: links come out of the tree. `free_node` frees a node only after it has left the
+        // tree, in a method that borrows the index exclusively and does not use the link again.
+        // Nodes change only through `node_mut`, which excludes us by the borrow.
         unsafe { link.0.as_ref() }
     }
 
@@ -373,7 +372,7 @@ impl PageIndex {
         unsafe { link.0.as_mut() }
     }
 
-    /// The root, if `page` lies in what it spans.
+    /// The root, if it spans `page`.
     #[inline]
     fn root_over(&self, page: u64) -> Option<Link> {
         self.root.filter(|_| level_of(page) <= self.level)
@@ -408,7 +407,7 @@ impl PageIndex {
         }
     }
 
-    /// On each level, the node on the way to `page`, as far as there is one.
+    /// On each level, the node on the way to `page`, if it exists.
     fn path(&self, page: u64) -> [Option<Link>; HEIGHT] {
         let mut path = [None; HEIGHT];
         let mut at = self.root_over(page);
@@ -419,24 +418,24 @@ impl PageIndex {
         path
     }
 
-    /// The first page at or after `from` that is in memory and has all of `flags`, and the slots
-    /// of its node. O(h), and O(h) for each node without such pages on the way.
+    /// The first page at or after `from` that is in memory and has all of `flags`, and the slots of
+    /// its node. O(h), and O(h) for each node without such pages on the way.
     fn seek_with(&self, flags: PageFlags, from: u64) -> Option<(u64, &Words)> {
         self.seek(from, |node, level| node.slots_with(flags, level))
     }
 
-    /// As [`PageIndex::seek_with`], of all pages.
+    /// Like [`PageIndex::seek_with`], for all pages.
     fn seek_used(&self, from: u64) -> Option<(u64, &Words)> {
         self.seek(from, |node, _| node.used)
     }
 
-    /// The first page at or after `from` to which the slots lead that `slots` says of a node and
-    /// its level.
+    /// The first page at or after `from` below slots that `slots` selects in each node, given its
+    /// level.
     #[inline]
     fn seek(&self, from: u64, slots: impl Fn(&Node, usize) -> u64) -> Option<(u64, &Words)> {
         let mut page = from;
         loop {
-            // Where to go on if the way down ends: at the used slot next to it, in the lowest node
+            // The place to continue at if the descent ends: the next used slot, in the lowest node
             // that has one.
             let mut after = None;
             let mut at = self.root_over(page)?;
@@ -461,8 +460,8 @@ impl PageIndex {
         }
     }
 
-    /// How many pages from `page` on, which `frame` holds, form a run of pages with `flags` that
-    /// ends before `end`.
+    /// The number of pages from `page` on, which `frame` holds, that form a run of pages with
+    /// `flags` ending before `end`.
     fn length(&self, page: u64, frame: Frame, flags: PageFlags, end: u64) -> u32 {
         let end = end.min(page.saturating_add(u64::from(LONGEST_RUN)));
         let mut next = u64::from(frame.0);
@@ -480,8 +479,8 @@ impl PageIndex {
         (next - u64::from(frame.0)) as u32
     }
 
-    /// Replaces the words of those of `count` pages from `first` on that are in memory, node by
-    /// node; those of nodes without a page that has `flags` stay.
+    /// Replaces the words of the present ones of `count` pages from `first` on, node by node; nodes
+    /// without a page that has `flags` stay.
     fn change(&mut self, first: u64, count: u64, flags: PageFlags, to: impl Fn(u64) -> u64) {
         let end = first.saturating_add(count);
         let mut from = first;

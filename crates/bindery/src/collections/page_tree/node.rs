@@ -11,30 +11,30 @@ use crate::platform::Platform;
 
 /// Base-2 logarithm of [`SLOTS`].
 pub(super) const SLOT_BITS: usize = 6;
-/// Slots in a node: as many as its bitmap has bits.
+/// Slots in a node, one for each bit of its bitmap.
 pub(super) const SLOTS: usize = 1 << SLOT_BITS;
-/// The most levels that a tree can have.
+/// The maximum number of levels of a tree.
 pub(super) const HEIGHT: usize = level_of(PAGE_LIMIT - 1) + 1;
 
 /// Set in the slot of every page in memory, so that it differs from an absent one (all zeroes) even
 /// with frame 0. The bits between it and the frame are [`PageFlags`].
 pub(super) const PRESENT: u64 = 1;
 
-/// What the slots of a bottom node hold: frame number, flags, [`PRESENT`]; or where a page is in
-/// swap ([`super::SwapSlot`]); or nothing, and perhaps a shadow ([`super::shadows`]).
+/// The slots of a bottom node: frame number, flags, [`PRESENT`]; or the swap slot of a page
+/// ([`super::SwapSlot`]); or empty, perhaps with a shadow ([`super::shadows`]).
 pub(super) type Words = [u64; SLOTS];
 
-/// The most nodes that the pages of one folio take: leaves, and two ways to the root.
+/// The maximum number of nodes that the pages of one folio need: leaves, and two ways to the root.
 pub(crate) const NODES_OF_A_FOLIO: u16 =
     (MAX_FOLIO_ORDER.pages() as usize / SLOTS + 1 + 2 * HEIGHT) as u16;
 
-/// A node of the tree. It lives in the slab that [`Nodes`] names.
+/// A node of the tree, from the slab in [`Nodes`].
 pub(crate) struct Node {
     /// Bit n: slot n is used.
     pub(super) used: u64,
-    /// Bit n: the page of slot n is dirty, or one beneath it.
+    /// Bit n: the page of slot n is dirty, or one below it.
     pub(super) dirty: u64,
-    /// Bit n: the page of slot n is in swap, or one beneath it.
+    /// Bit n: the page of slot n is in swap, or one below it.
     pub(super) swapped: u64,
     pub(super) slots: Slots,
 }
@@ -46,14 +46,14 @@ pub(super) enum Slots {
     Children([Option<Link>; SLOTS]),
 }
 
-/// Names a node. Only one slot of one tree, or its root, holds the link.
+/// A link to a node. Only one slot of one tree, or its root, holds the link.
 #[derive(Clone, Copy)]
 pub(super) struct Link(pub(super) NonNull<Node>);
 
-// SAFETY: a link belongs to one index, which owns the node as a box would, and a node holds numbers
-// and links; so it may go wherever the index goes.
+// SAFETY: a link belongs to one index, which owns the node like a box, and a node holds numbers and
+// links; so it may be sent with the index.
 unsafe impl Send for Link {}
-// SAFETY: through a shared index nodes are only read.
+// SAFETY: a shared index only reads its nodes.
 unsafe impl Sync for Link {}
 
 /// Whether a node has pages with these flags.
@@ -91,12 +91,12 @@ impl Node {
         }
     }
 
-    /// What the node has.
+    /// The marks of the node.
     pub(super) fn marks(&self) -> Marks {
         Marks { dirty: self.dirty != 0, swapped: self.swapped != 0 }
     }
 
-    /// Notes what [`Node::marks`] says of the child beneath slot `index`. Says whether that is new.
+    /// Records the child's [`Node::marks`] at slot `index`. Returns whether they changed.
     pub(super) fn mark(&mut self, index: usize, marks: Marks) -> bool {
         let before = (self.dirty, self.swapped);
         self.dirty = before.0 & !(1 << index) | u64::from(marks.dirty) << index;
@@ -104,8 +104,8 @@ impl Node {
         (self.dirty, self.swapped) != before
     }
 
-    /// The slots of a node of `level` beneath which there may be a page in memory with all of
-    /// `flags`; at level 0, there is.
+    /// The slots of a node of `level` below which a page in memory may have all of `flags`; at
+    /// level 0, it has.
     #[inline]
     pub(super) fn slots_with(&self, flags: PageFlags, level: usize) -> u64 {
         match (flags.contains(PageFlags::DIRTY), level) {
@@ -116,7 +116,7 @@ impl Node {
     }
 }
 
-/// Where nodes come from and go to.
+/// The source of an index's nodes.
 pub(crate) struct Nodes<'a, P: Platform> {
     pub(super) slab: &'a Slab<Node, P>,
     pub(super) frames: &'a Frames<P>,
@@ -130,8 +130,8 @@ impl<'a, P: Platform> Nodes<'a, P> {
     ///
     /// The caller promises:
     ///
-    /// 1. An index is given nodes of one slab only: as long as it has a node, every value that its
-    ///    methods get was made of the same `slab`, `frames` and `platform`.
+    /// 1. An index gets nodes of one slab only: as long as it has a node, every value passed to its
+    ///    methods was made from the same `slab`, `frames` and `platform`.
     pub(crate) unsafe fn new(
         slab: &'a Slab<Node, P>,
         frames: &'a Frames<P>,
@@ -146,13 +146,13 @@ pub(super) const fn level_of(page: u64) -> usize {
     (page | 1).ilog2() as usize / SLOT_BITS
 }
 
-/// Which slot of its node of `level` has `page` beneath it.
+/// The slot of its node of `level` that has `page` below it.
 #[inline]
 pub(super) fn slot(page: u64, level: usize) -> usize {
     (page >> (level * SLOT_BITS)) as usize % SLOTS
 }
 
-/// The first page beneath slot `index` of the node of `level` that spans `page`.
+/// The first page below slot `index` of the node of `level` that spans `page`.
 pub(super) fn first_page(page: u64, level: usize, index: usize) -> u64 {
     let shift = level * SLOT_BITS;
     (page >> (shift + SLOT_BITS) << SLOT_BITS | index as u64) << shift
@@ -164,8 +164,8 @@ pub(super) fn leaf_end(page: u64) -> u64 {
     (page | (SLOTS as u64 - 1)).saturating_add(1)
 }
 
-/// Cuts `first..end` where nodes of level 0 meet: the first page of each piece, and the piece's
-/// slots.
+/// Cuts `first..end` at the bounds of nodes of level 0: the first page of each piece, and the
+/// piece's slots.
 pub(super) fn pieces(first: u64, end: u64) -> impl Iterator<Item = (u64, Range<usize>)> {
     let mut next = first;
     core::iter::from_fn(move || {
@@ -177,7 +177,7 @@ pub(super) fn pieces(first: u64, end: u64) -> impl Iterator<Item = (u64, Range<u
     })
 }
 
-/// The bits of `slots`, of which there is at least one, in a bitmap.
+/// The bits of `slots`, which is not empty, in a bitmap.
 pub(super) fn mask(slots: &Range<usize>) -> u64 {
     (u64::MAX >> (SLOTS - slots.len())) << slots.start
 }
@@ -190,7 +190,7 @@ pub(super) fn frame_in(word: u64) -> Frame {
     Frame((word >> PAGE_SHIFT) as u32)
 }
 
-/// Whether the word is that of a page in memory, with all of `flags`.
+/// Whether the word is that of a page in memory with all of `flags`.
 pub(super) fn has(word: u64, flags: PageFlags) -> bool {
     let wanted = PRESENT | flags.bits();
     word & wanted == wanted

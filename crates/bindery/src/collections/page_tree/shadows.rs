@@ -1,15 +1,15 @@
-//! Shadows: when pages left memory that were reclaimed and can be had again from a pager.
+//! Shadows: the times at which reclaimed pages, which a pager can supply again, left memory.
 //!
 //! ```text
 //! 63 ............................. 32   31 ... 4   3        2 .. 0
-//! pages that were evicted until then    spare      SHADOW   neither in memory nor in swap
+//! pages that were evicted until then spare SHADOW neither in memory nor in swap
 //! ```
 //!
-//! A shadow lies in the slot of its page. It makes no node and keeps none: it is lost when none of
-//! the pages of its node is left, so it costs no memory, and the number of nodes follows from the
-//! pages as before. A hot set of which some pages were evicted keeps nearly all its shadows; what was
-//! read once from end to end, and needs none, loses them. (Linux keeps the nodes, and reclaims them
-//! in their turn: `shadow_nodes` of `workingset.c`.)
+//! A shadow is stored in the slot of its page. It creates no node and keeps none: it is lost with
+//! the last page of its node. So it costs no memory, and the number of nodes still depends only on
+//! the pages. A hot set with some evicted pages keeps nearly all its shadows; a file that was read
+//! once from end to end, and needs none, loses them. (Linux keeps the nodes, and reclaims them
+//! later: `shadow_nodes` of `workingset.c`.)
 
 use super::PageIndex;
 use super::node::{pieces, slot};
@@ -19,8 +19,8 @@ const SHADOW: u64 = 1 << 3;
 const EVICTED_SHIFT: u32 = 32;
 
 impl PageIndex {
-    /// Notes when `count` pages from `first` on, which are absent, left memory, as far as their nodes
-    /// are there still. One step for each page, and O(h) for each 64.
+    /// Stores the time of eviction for `count` absent pages from `first` on, if their nodes still
+    /// exist. One step for each page, and O(h) for each 64.
     pub(crate) fn leave_shadows(&mut self, first: u64, count: u32, evicted: u32) {
         let word = u64::from(evicted) << EVICTED_SHIFT | SHADOW;
         for (page, slots) in pieces(first, first.saturating_add(u64::from(count))) {

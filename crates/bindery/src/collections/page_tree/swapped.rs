@@ -1,4 +1,4 @@
-//! Pages in swap: their slots name a swap slot.
+//! Pages in swap: their slots have the numbers of swap slots.
 //!
 //! ```text
 //! 63 .. 58   57 ..... 50   49 ............ 12   11 ... 3   2         1       0
@@ -16,12 +16,12 @@ const SWAPPED: u64 = 1 << 2;
 const SLOT_BITS: u32 = 38;
 const AREA_SHIFT: u32 = PAGE_SHIFT + SLOT_BITS;
 
-/// Where a page is in swap.
+/// The location of a page in swap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct SwapSlot {
     /// The swap area.
     pub(crate) area: u8,
-    /// The slot there, below 2^38.
+    /// The slot in the area, below 2^38.
     pub(crate) slot: u64,
 }
 
@@ -30,19 +30,19 @@ pub(crate) struct SwapSlot {
 pub(crate) struct SwappedRun {
     /// The number of the first page.
     pub(crate) page: u64,
-    /// Where it is.
+    /// Its swap slot.
     pub(crate) first: SwapSlot,
-    /// How many pages, at least 1.
+    /// The number of pages, at least 1.
     pub(crate) count: u32,
 }
 
 impl SwapSlot {
-    /// The slot of the page that many after the first.
+    /// The swap slot of the page that is `pages` after the first.
     pub(crate) fn plus(self, pages: u64) -> Self {
         Self { slot: self.slot + pages, ..self }
     }
 
-    /// What the word of a page says, if it is in swap.
+    /// Decodes the word of a page, if it is in swap.
     pub(super) fn in_word(word: u64) -> Option<Self> {
         let slot = word >> PAGE_SHIFT & ((1 << SLOT_BITS) - 1);
         let swapped = word & (SWAPPED | PRESENT) == SWAPPED;
@@ -55,7 +55,7 @@ impl SwapSlot {
 }
 
 impl PageIndex {
-    /// Where `page` is in swap, if it is. O(h).
+    /// The swap slot of `page`, if it is in swap. O(h).
     pub(crate) fn swapped(&self, page: u64) -> Option<SwapSlot> {
         SwapSlot::in_word(self.words(page)?[slot(page, 0)])
     }
@@ -80,8 +80,8 @@ impl PageIndex {
         self.seek(from, |node, _| node.swapped)
     }
 
-    /// How many pages from `page` on, which is in `first`, form a run in swap that ends before
-    /// `end`.
+    /// The number of pages from `page` on, which is in `first`, that form a run in swap ending
+    /// before `end`.
     pub(super) fn swapped_length(&self, page: u64, first: SwapSlot, end: u64) -> u32 {
         let end = end.min(page.saturating_add(u64::from(LONGEST_RUN)));
         let mut count = 0;
@@ -98,20 +98,20 @@ impl PageIndex {
         count as u32
     }
 
-    /// `count` pages from `first` on, which are in memory, are in swap from now on, in consecutive
-    /// slots. One step for each, and O(h) for each 64.
+    /// Replaces the frames of `count` pages from `first` on by consecutive swap slots. One step for
+    /// each, and O(h) for each 64.
     pub(crate) fn send_out(&mut self, first: u64, to: SwapSlot, count: u32) {
         debug_assert!(to.slot + u64::from(count) <= 1 << SLOT_BITS);
         self.turn(first, count, |n| to.plus(n).to_word());
     }
 
-    /// `count` pages from `first` on, which are in swap, are in memory from now on, in consecutive
-    /// frames, and have no flags. The same costs.
+    /// Replaces the swap slots of `count` pages from `first` on by consecutive frames, without
+    /// flags. The same costs.
     pub(crate) fn bring_in(&mut self, first: u64, frame: Frame, count: u32) {
         self.turn(first, count, |n| word_of(frame.plus(n as u32)));
     }
 
-    /// Gives pages that are there other words, by their number after the first.
+    /// Replaces the words of present pages, by their number after the first.
     fn turn(&mut self, first: u64, count: u32, word_for: impl Fn(u64) -> u64) {
         for (page, slots) in pieces(first, first.saturating_add(u64::from(count))) {
             let Some(Leaf { used, dirty, swapped, words }) = self.leaf_mut(page) else { continue };
@@ -127,7 +127,7 @@ impl PageIndex {
     }
 
     /// Removes the run that [`PageIndex::next_swapped`] finds, with the nodes that it leaves empty.
-    /// O(h) for the way there and for each 64 pages, and two steps for each page.
+    /// O(h) for the descent and for each 64 pages, and two steps for each page.
     pub(crate) fn take_swapped<P: Platform>(
         &mut self,
         from: u64,

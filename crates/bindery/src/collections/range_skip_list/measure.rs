@@ -1,4 +1,4 @@
-//! The summaries in each link: the widest gap beneath it, and a bound on the links beneath it.
+//! The summaries in each link: the widest gap below it, and a bound on the links below it.
 
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 use super::{HEIGHT, Index, Indexed, LINKS_BENEATH, LinkTarget};
 
 impl<T: Indexed> Index<T> {
-    /// The widest gap beneath the link of `place` at `level`.
+    /// The widest gap below the link of `place` at `level`.
     pub(crate) fn widest(&self, place: LinkTarget<T>, level: usize) -> u64 {
         let links = self.links(place);
         match level.checked_sub(1) {
@@ -26,8 +26,8 @@ impl<T: Indexed> Index<T> {
         }
     }
 
-    /// Stores the widest gap beneath the link of `place` at `level`, above 0, from the links one
-    /// level below it. Where these are too many, the tower in their middle grows first.
+    /// Stores the widest gap below the link of `place` at `level`, above 0, from the links one
+    /// level below it. If these are too many, the tower in their middle grows first.
     fn measure(&self, place: LinkTarget<T>, level: usize) {
         let links = self.links(place);
         let until = links.next(level);
@@ -46,8 +46,8 @@ impl<T: Indexed> Index<T> {
         }
     }
 
-    /// Lets a tower reach `level` that the link of `place` lies across there, at least
-    /// [`LINKS_BENEATH`] links of the level below.
+    /// Raises to `level` a tower in the middle of the links below the link of `place`, which has
+    /// more than [`LINKS_BENEATH`].
     #[cold]
     fn grow(&self, place: LinkTarget<T>, level: usize) {
         let middle = (0..LINKS_BENEATH / 2)
@@ -58,13 +58,13 @@ impl<T: Indexed> Index<T> {
         links.set_next(level, before.next(level));
         before.set_next(level, Some(node));
         links.height.store(level as u8 + 1, Ordering::Relaxed);
-        // Either half may be too long still, where a tall tower has gone.
+        // Either half may still be too long if a tall tower was removed.
         self.measure(place, level);
         self.measure(Some(node), level);
     }
 
-    /// Writer: whether order, count, towers and gaps are what they should be, by looking at every
-    /// node. For tests and the auditor.
+    /// Writer: verifies order, count, towers and gaps, by reading every node. For tests and the
+    /// auditor.
     pub(crate) fn check(&self) -> bool {
         let ordered = self.iter().all(|node| {
             let (next, node) = (self.next(node), self.node(node));

@@ -1,4 +1,4 @@
-//! Disjoint ranges by address, the VMAs of an address space or the areas of a kernel map: a skip
+//! Disjoint ranges by address: the VMAs of an address space or the areas of a kernel map, in a skip
 //! list that faults read without a lock.
 //!
 //! # The protocol
@@ -23,12 +23,13 @@
 //!
 //! # Why a search is short
 //!
-//! The heights are random, so a link spans four links of the level below on average, in whatever
-//! order nodes come and go. That does not help if a program chooses which nodes go. A program that
-//! learns which of its towers are tall, from how long its faults take or because it knows the seed,
-//! may unmap these, and keep a list of flat ones. So a link never spans more than [`LINKS_BENEATH`]
-//! links below the top level. The writer passes all of these when it measures the gap, after each
-//! change. If there are more, it lets the middle tower grow by a level.
+//! The heights are random, so a link spans four links of the level below on average, whatever the
+//! order of insertions and removals. That does not help if a program chooses which nodes are
+//! removed. A program that learns which of its towers are tall, from the time of its faults or
+//! because it knows the seed, may unmap these, and keep a list of flat ones. So a link never spans
+//! more than [`LINKS_BENEATH`] links below the top level. The writer passes all of these when it
+//! measures the gap, after each change. If there are more, it lets the middle tower grow by a
+//! level.
 //!
 //! # Why a reader never loops and never loses the list
 //!
@@ -37,16 +38,16 @@
 //! leaves the order as it is), so this order only ever gains members. Every link that was ever
 //! written, in a node that is linked or was, leads from a node to a later one. A reader only steps
 //! along links, or down a tower. So it meets no node twice. Because no node is freed or inserted
-//! again while it reads, it ends. The interleavings behind the rules:
+//! again while it reads, its search ends. The interleavings behind the rules:
 //!
 //! *A node is complete before it is reachable* (its own links are written first, and each link to
 //! it is a Release store that the reader's Acquire load meets). Otherwise:
 //! 1. The writer links N after A, and would fill in N's links afterwards.
 //! 2. A reader steps from A to N and finds no successor: it misses all of the list beyond N.
 //!
-//! *Links appear from the bottom and vanish from the top.* A reader that came to N on level l goes
-//! on with levels l and below, where N is linked already, and linked still. So a tower may also
-//! grow while it is linked.
+//! *Links appear from the bottom and vanish from the top.* A reader that reached N on level l
+//! continues on levels l and below, where N is already, or still, linked. So a tower may also grow
+//! while it is linked.
 //!
 //! *A removed node keeps its forward links:*
 //! 1. A reader is on B.
@@ -70,10 +71,10 @@
 //! linked, and does not change its bounds is always found.** Every node on the way was linked at
 //! some moment of that node's life. At that moment it was before that node, so its links led to
 //! that node or to something before it, or past it to something that starts above the address,
-//! where the reader goes down a level instead. A node that is inserted, removed or moved meanwhile
-//! may be missed, and a found node may be unlinked a moment later. So the caller asks under the
-//! VMA's own lock whether the VMA is still linked and covers the address, and otherwise takes the
-//! mutex.
+//! where the reader goes down a level instead. A node that is inserted, removed or moved during the
+//! look-up may be missed, and a found node may be unlinked a moment later. So the caller checks
+//! under the VMA's own lock whether the VMA is still linked and covers the address, and otherwise
+//! takes the mutex.
 
 mod gap_search;
 mod measure;
@@ -86,41 +87,41 @@ use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use super::heights::Heights;
 use gap_search::Wanted;
 
-/// The height of the tallest tower. One node in four reaches each further level, so that searches
-/// stay logarithmic up to some 4^9 = 262,144 nodes: four times Linux's limit of mappings. A million
-/// nodes have some 15 towers on the top level, which searches pass one by one.
+/// The height of the tallest tower. One node in four reaches each further level, which keeps
+/// searches logarithmic up to some 4^9 = 262,144 nodes: four times Linux's limit of mappings. A
+/// million nodes have some 15 towers on the top level, which searches pass one by one.
 pub(crate) const HEIGHT: usize = 9;
 
-/// The most links that lie beneath one link, on the level below it; four, on the average. Where a
-/// change leaves more, a tower in their middle becomes taller ([`Index::measure`]).
+/// The maximum number of links below one link, on the next lower level; on average four. If a
+/// change leaves more, a tower in their middle grows ([`Index::measure`]).
 const LINKS_BENEATH: usize = 32;
 
 /// The node's part of the index, embedded in the node.
 pub(crate) struct Links<T> {
-    /// The next tower on each level; null where there is none. Above the height: unused.
+    /// The next tower on each level; null at the end. Unused above the height.
     next: [AtomicPtr<T>; HEIGHT],
-    /// The widest gap beneath the link of level 1, 2, and so on. Only the writer looks here. The
-    /// gap at level 0 is not stored, it follows from the bounds.
+    /// The widest gap below the link of level 1, 2, and so on. Only the writer reads it. The gap at
+    /// level 0 is not stored: it follows from the bounds.
     widest: [AtomicU64; HEIGHT - 1],
-    /// Levels in which this node takes part; of the head, levels that any node ever had part in,
-    /// at least two, so that there is always a stored gap for the auditor to compare. Readers begin
-    /// there: one that knows of too few finds the same node, since each level holds all nodes of
-    /// those above it.
+    /// The number of levels that link this node. For the head, the number of levels that ever
+    /// linked any node, at least two, so that the auditor always has a stored gap to compare.
+    /// Readers begin there: one that sees too few finds the same node, since each level holds all
+    /// nodes of those above it.
     height: AtomicU8,
 }
 
 impl<T> Links<T> {
-    /// Links of a node that is in no index.
+    /// The links of a node that is in no index.
     pub(crate) const fn new() -> Self {
         Self {
             next: [const { AtomicPtr::new(ptr::null_mut()) }; HEIGHT],
-            // All zeroes: the compiler clears the record where it is, and copies nothing there.
+            // All zeroes: the compiler clears the record in place, without a copy.
             widest: [const { AtomicU64::new(0) }; HEIGHT - 1],
             height: AtomicU8::new(0),
         }
     }
 
-    /// Links of the head of an empty index: the gap is the whole space.
+    /// The links of the head of an empty index: the gap is the whole space.
     const fn of_head() -> Self {
         Self {
             widest: [const { AtomicU64::new(u64::MAX) }; HEIGHT - 1],
@@ -148,7 +149,7 @@ impl<T> Links<T> {
 pub(crate) trait Indexed: Sized {
     /// The links inside this node, always the same.
     fn links(&self) -> &Links<Self>;
-    /// The first byte. Read by readers while the writer may change it.
+    /// The first byte. Readers may read it while the writer changes it.
     fn start(&self) -> u64;
     /// The byte after the last.
     fn end(&self) -> u64;
@@ -157,7 +158,7 @@ pub(crate) trait Indexed: Sized {
 /// The place of a search: on a node, or with `None` on the head, before the first.
 type LinkTarget<T> = Option<NonNull<T>>;
 
-/// The place of a node in an [`Index`]; right until any node is inserted or removed.
+/// The place of a node in an [`Index`]; valid until any node is inserted or removed.
 pub(crate) struct Spot<T> {
     /// On each level, the place whose link leads to the node or across it.
     path: [LinkTarget<T>; HEIGHT],
@@ -165,20 +166,20 @@ pub(crate) struct Spot<T> {
 
 /// Nodes by address: lookups without a lock, one writer, free addresses in logarithmic time.
 ///
-/// The obligations that make the use of the index sound are those of [`Index::insert`]; the
-/// methods that say "writer" need the writer lock for an answer that is right.
+/// The obligations of [`Index::insert`] make the use of the index sound; the methods marked
+/// "writer" need the writer lock for an exact answer.
 pub(crate) struct Index<T: Indexed> {
     head: Links<T>,
     count: AtomicUsize,
     heights: Heights,
-    /// How many nodes were looked at by all searches.
+    /// The number of nodes that all searches have read.
     #[cfg(any(test, feature = "measure"))]
     looked_at: AtomicU64,
 }
 
 impl<T: Indexed> Index<T> {
-    /// An empty index whose towers get the heights that `key` determines: numbers that programs do
-    /// not know, though a search is short whatever they do.
+    /// An empty index whose tower heights `key` determines: numbers that programs do not know,
+    /// though a search is short whatever they do.
     pub(crate) const fn new(key: [u64; 2]) -> Self {
         Self {
             head: Links::of_head(),
@@ -189,17 +190,17 @@ impl<T: Indexed> Index<T> {
         }
     }
 
-    /// How many nodes were looked at by all searches up to now.
+    /// The number of nodes that all searches have read so far.
     #[cfg(any(test, feature = "measure"))]
     pub(crate) fn looked_at(&self) -> u64 {
         self.looked_at.load(Ordering::Relaxed)
     }
 
-    /// The node with the greatest start at or below `addr`, if there is one.
+    /// The node with the greatest start at or below `addr`, if any.
     ///
     /// Lock-free, in a read section; exact with the writer lock. Without it, the node may be
-    /// removed or moved by now, and one that is being inserted, removed or moved may be missed:
-    /// the caller validates under the VMA's lock and falls back to the mutex (see the module).
+    /// removed or moved by now, and one that is being inserted, removed or moved may be missed: the
+    /// caller validates under the VMA's lock and falls back to the mutex (see the module).
     #[inline]
     pub(crate) fn find_at_or_before(&self, addr: u64) -> Option<NonNull<T>> {
         self.last(|node| node.start() <= addr)
@@ -211,7 +212,7 @@ impl<T: Indexed> Index<T> {
         self.links(before).next(0)
     }
 
-    /// Writer: the node after `node`, which may have been removed meanwhile.
+    /// Writer: the node after `node`, which may have been removed.
     pub(crate) fn next(&self, node: NonNull<T>) -> Option<NonNull<T>> {
         self.links(Some(node)).next(0)
     }
@@ -222,25 +223,25 @@ impl<T: Indexed> Index<T> {
         self.last(|other| other.start() < start)
     }
 
-    /// How many nodes the index holds; exact for the writer.
+    /// The number of nodes in the index; exact for the writer.
     pub(crate) fn len(&self) -> usize {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// Writer: all nodes in rising order. The caller may remove the node that it was just given.
+    /// Writer: all nodes in rising order. The caller may remove the node that it received last.
     pub(crate) fn iter(&self) -> impl Iterator<Item = NonNull<T>> {
         iter::successors(self.head.next(0), |node| self.next(*node))
     }
 
     /// Writer: adds `node`. The starts of all nodes differ. Ends may overlap the next node while
-    /// the writer is about to move them, until [`Index::bounds_changed`] has been told.
+    /// the writer is about to move them, until it calls [`Index::bounds_changed`].
     ///
     /// # Safety
     ///
     /// The caller promises, for this node and for this index as a whole:
     ///
     /// 1. It holds the writer lock.
-    /// 2. The node is in no index, and since it last was in one a grace period has passed.
+    /// 2. The node is in no index, and a grace period has passed since it last was in one.
     /// 3. The node is valid for shared access from all CPUs until a grace period has passed since
     ///    its removal, and its [`Indexed::links`] lie inside it.
     /// 4. As long as the index holds a node, its methods are called in read sections or with the
@@ -265,18 +266,18 @@ impl<T: Indexed> Index<T> {
         self.measure_path(&path, Some(node));
     }
 
-    /// Writer: takes `node` out, and returns the pointer that was inserted: `node` may stem from a
-    /// reference, which gives no right to free it. Its forward links stay, for the readers that
-    /// be on it.
+    /// Writer: removes `node`, and returns the pointer that was inserted: `node` may come from a
+    /// reference, which gives no right to free it. Its forward links stay, for readers that may be
+    /// on it.
     ///
     /// # Safety
     ///
     /// The caller promises:
     ///
     /// 1. It holds the writer lock.
-    /// 2. The node is in this index, and no node before it has the same start (the next one
-    ///    may: a writer that merges may first lower the next node's start, then remove this).
-    /// 3. The node's start stays as it is, and the node is neither freed nor inserted anywhere,
+    /// 2. The node is in this index, and no node before it has the same start (the next one may: a
+    ///    writer that merges may first lower the next node's start, then remove this one).
+    /// 3. The node's start does not change, and the node is neither freed nor inserted anywhere,
     ///    until a grace period has passed.
     pub(crate) unsafe fn remove(&self, node: NonNull<T>) -> NonNull<T> {
         let path = self.path_to(node);
@@ -299,28 +300,28 @@ impl<T: Indexed> Index<T> {
         Spot { path: self.path_to(node) }
     }
 
-    /// Writer: what lies between the neighbors of `node`, which is at `spot`: the end of the
-    /// one before and the start of the one after.
+    /// Writer: the addresses between the neighbors of `node`, which is at `spot`: from the end of
+    /// the one before to the start of the one after.
     pub(crate) fn between_neighbors(&self, spot: &Spot<T>, node: NonNull<T>) -> Range<u64> {
         self.end(spot.path[0])..self.start(self.links(Some(node)).next(0))
     }
 
-    /// Writer: tells the index that `node`'s start or end has changed in place, without passing a
-    /// neighbor's. Searches for gaps are right again when it was told of each node that changed.
+    /// Writer: updates the gaps after `node`'s start or end has changed in place, without passing a
+    /// neighbor's. Searches for gaps are right again after one call for each changed node.
     pub(crate) fn bounds_changed(&self, node: NonNull<T>) {
         self.bounds_changed_at(&self.spot(node), node);
     }
 
-    /// Writer: as [`Index::bounds_changed`], for a node whose spot is known.
+    /// Writer: like [`Index::bounds_changed`], for a node whose spot is known.
     pub(crate) fn bounds_changed_at(&self, spot: &Spot<T>, node: NonNull<T>) {
         self.measure_path(&spot.path, Some(node));
     }
 
-    /// Writer: the highest address `a` with `a % align == congruent` such that `a..a + len` lies
-    /// in `low..high` and no node overlaps it. `align` is a power of two above `congruent`.
+    /// Writer: the highest address `a` with `a % align == congruent` such that `a..a + len` lies in
+    /// `low..high` and no node overlaps it. `align` is a power of two above `congruent`.
     ///
-    /// Logarithmic, times the number of gaps that are wide enough and only alignment forbids. A
-    /// `len` of 0 finds nothing.
+    /// Logarithmic, times the number of gaps that are wide enough but badly aligned. A `len` of 0
+    /// finds nothing.
     pub(crate) fn find_gap_top_down(
         &self,
         len: u64,
@@ -329,9 +330,9 @@ impl<T: Indexed> Index<T> {
         low: u64,
         mut high: u64,
     ) -> Option<u64> {
-        // Where the last candidate disappoints, only what lies below it is left. That happens at
-        // most once a level, where a link leads across `low` or `high` and its widest gap lies
-        // outside, and for each gap that is wide enough but badly aligned.
+        // If the last candidate fails, only the gaps below it are left. That happens at most once a
+        // level, if a link leads across `low` or `high` and its widest gap lies outside, and for
+        // each gap that is wide enough but badly aligned.
         loop {
             let wanted = Wanted::new(len, align, congruent, low, high)?;
             let place = self.last_candidate(&wanted);
@@ -344,7 +345,7 @@ impl<T: Indexed> Index<T> {
         }
     }
 
-    /// Writer: as [`Index::find_gap_top_down`], but the lowest address.
+    /// Writer: like [`Index::find_gap_top_down`], for the lowest address.
     pub(crate) fn find_gap_bottom_up(
         &self,
         len: u64,
@@ -368,14 +369,14 @@ impl<T: Indexed> Index<T> {
                     return found;
                 }
             }
-            // Nothing beneath this link: across it, and up the tower at its end.
+            // No gap below this link: across it, and up the tower at its end.
             level = self.links(Some(next?)).height() - 1;
             place = next;
         }
         None
     }
 
-    /// Writer: as [`Index::find_gap_bottom_up`], in the gap right after `node` alone. O(1).
+    /// Writer: like [`Index::find_gap_bottom_up`], only in the gap right after `node`. O(1).
     pub(crate) fn find_gap_after(
         &self,
         node: NonNull<T>,
@@ -389,13 +390,13 @@ impl<T: Indexed> Index<T> {
         wanted.lowest_in(self.end(place), self.start(self.links(place).next(0)))
     }
 
-    /// How many levels a search has to look at.
+    /// The number of levels that a search must read.
     #[inline]
     fn levels(&self) -> usize {
         self.head.height().min(HEIGHT)
     }
 
-    /// The last node that a search reaches whose nodes to pass over `passes` tells.
+    /// The last node that a search reaches; `passes` decides which nodes it passes.
     #[inline]
     fn last(&self, passes: impl Fn(&T) -> bool) -> LinkTarget<T> {
         let mut place = None;
@@ -418,7 +419,7 @@ impl<T: Indexed> Index<T> {
         passes(self.node(node))
     }
 
-    /// On each level, the last place that a search reaches whose nodes to pass over `passes` tells.
+    /// On each level, the last place that a search reaches; `passes` decides which nodes it passes.
     #[inline]
     fn path(&self, passes: impl Fn(&T) -> bool) -> [LinkTarget<T>; HEIGHT] {
         let mut path = [None; HEIGHT];
@@ -440,7 +441,7 @@ impl<T: Indexed> Index<T> {
         self.path(|other| other.start() < start)
     }
 
-    /// A place from which on no gap will do, but for the one right after it, which may.
+    /// The last place whose gap may match: no later one does.
     fn last_candidate(&self, wanted: &Wanted) -> LinkTarget<T> {
         let mut place = None;
         let mut until = None;
@@ -463,8 +464,8 @@ impl<T: Indexed> Index<T> {
         place
     }
 
-    /// Whether a gap beneath the link of `place` at `level` may be wide enough and inside the
-    /// bounds. The caller has looked at the upper bound.
+    /// Whether a gap below the link of `place` at `level` may be wide enough and inside the bounds.
+    /// The caller has checked the upper bound.
     fn is_candidate(&self, place: LinkTarget<T>, level: usize, wanted: &Wanted) -> bool {
         self.widest(place, level) >= wanted.len
             && self.start(self.links(place).next(level)) > wanted.low
@@ -475,21 +476,21 @@ impl<T: Indexed> Index<T> {
         place.map_or(&self.head, |node| self.node(node).links())
     }
 
-    /// Where the gap after `place` begins.
+    /// The start of the gap after `place`.
     fn end(&self, place: LinkTarget<T>) -> u64 {
         place.map_or(0, |node| self.node(node).end())
     }
 
-    /// Where the gap before `next` ends; `None` is the end of the list.
+    /// The end of the gap before `next`; `None` is the end of the list.
     fn start(&self, next: Option<NonNull<T>>) -> u64 {
         next.map_or(u64::MAX, |node| self.node(node).start())
     }
 
     #[inline]
     fn node(&self, node: NonNull<T>) -> &T {
-        // SAFETY: the pointer was read from a link or passed in. Nodes are linked by `insert`
-        // alone, whose obligations 3 and 4 say that they are valid for shared access while a
-        // caller of any method can reach them, and that only such nodes are passed in.
+        // SAFETY: the pointer was read from a link or passed in. Only `insert` links nodes; its
+        // obligations 3 and 4 guarantee that they are valid for shared access while a caller of any
+        // method can reach them, and that only such nodes are passed in.
         unsafe { node.as_ref() }
     }
 }

@@ -1,5 +1,5 @@
-//! The index compared with a `BTreeMap`, its gaps with a brute-force search, and its readers beside
-//! a writer on another CPU.
+//! The index compared with a `BTreeMap`, its gaps with a brute-force search, and its readers
+//! concurrent with a writer on another CPU.
 
 extern crate std;
 
@@ -16,11 +16,11 @@ use proptest::prelude::*;
 use super::*;
 
 std::thread_local! {
-    /// How many bounds this thread has read: what a search costs.
+    /// The number of bounds that this thread has read: the cost of a search.
     static READS: Cell<usize> = const { Cell::new(0) };
 }
 
-/// A node. `owner` is what the node was made for and tells garbage from nodes.
+/// A node. `owner` is the purpose of the node, and distinguishes nodes from garbage.
 struct Node {
     links: Links<Node>,
     start: AtomicU64,
@@ -49,7 +49,7 @@ impl Node {
     }
 }
 
-/// An index with the nodes that it ever held, none of which is freed before it.
+/// An index with all nodes that it ever held; they are freed after it.
 struct World {
     index: Index<Node>,
     nodes: Mutex<Vec<NonNull<Node>>>,
@@ -61,7 +61,7 @@ unsafe impl Sync for World {}
 impl Drop for World {
     fn drop(&mut self) {
         for node in self.nodes.get_mut().unwrap().drain(..) {
-            // SAFETY: it came from `Box::leak`, and the index that pointed to it is going too.
+            // SAFETY: it came from `Box::leak`, and the index that pointed to it is dropped, too.
             drop(unsafe { Box::from_raw(node.as_ptr()) });
         }
     }
@@ -87,8 +87,9 @@ impl World {
     }
 
     fn remove(&self, node: NonNull<Node>) {
-        // SAFETY: 1: one thread of a test writes. 2: tests remove what they added, and starts
-        // differ but for the one merge that is allowed. 3: nothing is freed or inserted twice.
+        // SAFETY: 1: one thread of a test writes. 2: tests remove only nodes that they added, and
+        // starts differ except in the one merge that is allowed. 3: nothing is freed or inserted
+        // twice.
         unsafe { self.index.remove(node) };
     }
 
@@ -105,10 +106,10 @@ impl World {
 /// The addresses of the model tests: few, so that nodes meet.
 const TOP: u64 = 192;
 
-/// What a test does next. Nodes are named by rank, modulo their number.
+/// The next step of a test. Nodes are given by rank, modulo their number.
 #[derive(Clone, Debug)]
 enum Step {
-    /// A start and a length, cut where the next node begins.
+    /// A start and a length, cut at the start of the next node.
     Insert(u64, u64),
     Remove(usize),
     /// A node's new start and length, cut to the room between its neighbors.
@@ -135,7 +136,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The world beside its model: the nodes by start.
+/// The world and its model: the nodes by start.
 struct Pair {
     world: World,
     model: BTreeMap<u64, NonNull<Node>>,
@@ -160,7 +161,7 @@ impl Pair {
         self.model.range(..addr).next_back().map(|(_, node)| *node)
     }
 
-    /// Where the free addresses on both sides of `start..end` end.
+    /// The bounds of the free addresses around `start..end`.
     fn room(&self, start: u64, end: u64) -> (u64, u64) {
         let low = self.before(start).map_or(0, |node| self.world.bounds(node).1);
         let high = self.after(end).map_or(TOP, |node| self.world.bounds(node).0);
@@ -349,7 +350,7 @@ fn searches_among_thirty_thousand_nodes_read_few_of_them() {
         what();
         READS.get() - before
     };
-    // Two gaps that are wide enough, but lie badly for what is sought.
+    // Two gaps that are wide enough, but badly aligned for the request.
     for n in [50, 24_990] {
         world.set(nodes[n], n as u64 * 8 + 4, n as u64 * 8 + 7);
         world.index.bounds_changed(nodes[n]);
@@ -374,12 +375,12 @@ fn searches_among_thirty_thousand_nodes_read_few_of_them() {
     assert!(worst < 400, "{worst} bounds read");
 }
 
-/// A node that never changes begins each stretch of addresses; the rest of
-/// the stretch belongs to nodes that come, go, grow and shrink.
+/// A node that never changes begins each stretch of addresses; the rest of the stretch belongs to
+/// nodes that are inserted, removed, grown and shrunk.
 const STRETCH: u64 = 32;
 const STRETCHES: u64 = 64;
 
-/// Changes something in one stretch; `random` says what.
+/// Makes a change in one stretch, chosen by `random`.
 fn disturb(world: &World, random: u64) {
     let base = random % STRETCHES * STRETCH;
     let (low, high) = (base + 8 + random / 64 % 24, base + STRETCH);
@@ -400,7 +401,7 @@ fn disturb(world: &World, random: u64) {
     }
 }
 
-/// Stops the readers when the writer is done, be it in a panic.
+/// Stops the readers when the writer is done, even by a panic.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -427,8 +428,8 @@ fn readers_beside_a_writer_find_what_is_always_there_and_never_leave_the_stretch
                     let found = world.index.find_at_or_before(addr).expect("0 is always there");
                     let first = permanent[(addr / STRETCH) as usize];
                     assert!(addr % STRETCH >= 8 || found.addr() == first, "{addr:#x}");
-                    // What moves meanwhile may start above the address by now, but it was made
-                    // for this stretch, or is the node that never moves.
+                    // A node that moves may start above the address by now, but it was made for
+                    // this stretch, or is the node that never moves.
                     assert_eq!(world.get(found).owner, addr / STRETCH * STRETCH);
                 }
             });
@@ -461,7 +462,7 @@ fn whoever_removes_all_tall_towers_makes_no_search_long() {
             kept.push(node);
         }
     }
-    // And whatever grew meanwhile, down to the last that has more than one level.
+    // Also of the towers that grow then, until at most one has more than one level.
     for round in 0..4 {
         let tall = |node: &NonNull<Node>| world.get(*node).links.height() > 1;
         let (gone, left): (Vec<_>, Vec<_>) = kept.into_iter().partition(tall);
@@ -477,7 +478,7 @@ fn whoever_removes_all_tall_towers_makes_no_search_long() {
         assert_eq!(world.index.find_at_or_before(start), Some(*node));
         most = most.max(world.index.looked_at() - before);
     }
-    // 20,000 is less than 32^3, and the search looks at one more on each level.
+    // 20,000 is less than 32^3, and the search reads one more on each level.
     let bound = 3 * (LINKS_BENEATH as u64 + 1) + HEIGHT as u64;
     assert!(most <= bound, "a search looks at {most} nodes of {}", kept.len());
 }

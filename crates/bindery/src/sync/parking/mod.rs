@@ -1,16 +1,16 @@
-//! Waiting for a word to change: spinning, or asleep ([`Platform::park`]).
+//! Waits for a word to change: spinning or sleeping ([`Platform::park`]).
 //!
-//! Each lock on which a thread may sleep is one word with a bit that says that somebody sleeps. Two
-//! rules keep a wake-up from getting lost:
+//! Each lock on which a thread may sleep is one word with a bit for sleeping threads. Two rules
+//! keep a wake-up from getting lost:
 //!
 //! 1. *A thread sets the bit before it parks*, by a compare-exchange from a value with which it
-//!    must wait. A thread that changes that value looks at the bit in the same step. Either it sees
+//!    must wait. A thread that changes that value reads the bit in the same step. Either it sees
 //!    the bit, or it comes first, and then the compare-exchange fails.
-//! 2. *A parking thread looks again* after it can be found: [`Platform::park`] returns at once if
+//! 2. *A parking thread checks again* after it can be found: [`Platform::park`] returns at once if
 //!    the word is not as expected.
 //!
-//! An unlocking thread wakes by the word's address alone. The word itself may be gone by then: the
-//! next holder of the lock may free it.
+//! An unlocking thread wakes by the word's address only: the next holder of the lock may have freed
+//! the word by then.
 
 #[cfg(all(test, loom))]
 pub(crate) mod model;
@@ -20,15 +20,15 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use crate::platform::Platform;
 use crate::sync::word::Word;
 
-/// Lets threads wait: a platform, or the model of one.
+/// Lets threads wait: a platform, or its model.
 pub(crate) trait Parking<W> {
-    /// As [`Platform::park`].
+    /// Like [`Platform::park`].
     fn park(&self, word: &W, expected: u32);
-    /// As [`Platform::park_for_handler`].
+    /// Like [`Platform::park_for_handler`].
     fn park_for_handler(&self, word: &W, expected: u32) {
         self.park(word, expected);
     }
-    /// As [`Platform::unpark`].
+    /// Like [`Platform::unpark`].
     fn unpark(&self, word: *const W);
 }
 
@@ -49,8 +49,8 @@ impl<P: Platform> Parking<AtomicU32> for P {
     }
 }
 
-/// Parks on `word`, with `bit` set in it, unless `blocked` says of the word's value that there is
-/// nothing to wait for. Returns early at times: the caller looks again.
+/// Parks on `word`, with `bit` set in it, if `blocked` is true for the word's value. May return
+/// early: the caller checks again.
 #[cold]
 pub(crate) fn park_while<W: Word<u32>>(
     parking: &impl Parking<W>,
@@ -63,7 +63,7 @@ pub(crate) fn park_while<W: Word<u32>>(
         return;
     }
     let marked = state | bit;
-    // Relaxed: a thread that the change lets in acquires with its next look.
+    // Relaxed: a thread that may proceed after the change acquires with its next read.
     if state == marked || word.exchange(state, marked, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     {
         parking.park(word, marked);

@@ -1,4 +1,4 @@
-//! A platform's sleepers under loom: a queue by address with a lock, as an embedder has one.
+//! A platform's sleepers under loom: a locked queue by address, like an embedder's.
 
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -8,18 +8,18 @@ use loom::sync::Mutex;
 use loom::sync::atomic::AtomicU32;
 use loom::thread::{self, Thread};
 
-/// Whether a thread that parks looks once more, when it can be found.
+/// Whether a parking thread checks once more after it can be found.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SecondLook {
     Taken,
     LeftOut,
 }
 
-/// Who sleeps, and on what.
+/// The sleeping threads and their words.
 pub(crate) struct Sleepers {
     queue: Mutex<Vec<(usize, Thread)>>,
     second_look: SecondLook,
-    /// How often somebody slept.
+    /// The number of sleeps.
     pub(crate) sleeps: AtomicUsize,
 }
 
@@ -28,7 +28,7 @@ impl Sleepers {
         Self { queue: Mutex::new(Vec::new()), second_look, sleeps: AtomicUsize::new(0) }
     }
 
-    /// Sleeps until somebody wakes those of the address, unless `unchanged` is false.
+    /// Sleeps until another thread wakes this address, unless `unchanged` is false.
     pub(crate) fn park(&self, word: *const AtomicU32, unchanged: impl FnOnce() -> bool) {
         let mut queue = self.queue.lock().unwrap();
         if self.second_look == SecondLook::Taken && !unchanged() {
@@ -40,7 +40,7 @@ impl Sleepers {
         thread::park();
     }
 
-    /// Wakes those who sleep on the address.
+    /// Wakes the threads that sleep on the address.
     pub(crate) fn unpark(&self, word: *const AtomicU32) {
         let woken: Vec<_> =
             self.queue.lock().unwrap().extract_if(.., |(at, _)| *at == word.addr()).collect();

@@ -3,9 +3,9 @@
 //!
 //! Run with `scripts/loom gate`.
 //!
-//! A lost wake-up shows as a deadlock, which loom reports; two who are inside at the same time show
-//! as a race for the cell that the lock guards. The last tests leave out one rule each ([`Omit`])
-//! and must fail.
+//! A lost wake-up shows as a deadlock, which loom reports; two concurrent holders show as a race
+//! for the cell that the lock guards. The last tests leave out one rule each ([`Omit`]) and must
+//! fail.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -22,24 +22,24 @@ use crate::sync::parking::Parking;
 use crate::sync::parking::model::{SecondLook, Sleepers};
 use crate::sync::word::Word;
 
-/// Preemptions that are explored of three CPUs. (Of two, all are.)
+/// Preemptions explored with three CPUs. (With two, all are.)
 const PREEMPTIONS: usize = 3;
 
-/// A rule that a model leaves out, to show that it is needed.
+/// A rule that a model leaves out, to show that it is necessary.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Omit {
     Nothing,
-    /// A CPU that parks does not look once more when it can be found.
+    /// A parking CPU does not check once more after it can be found.
     SecondLook,
-    /// A CPU that parks does not say so in the word.
+    /// A parking CPU does not set its bit in the word.
     Parked,
-    /// The last reader wakes nobody.
+    /// The last reader does not wake the writer.
     LastReader,
-    /// The lock is given back without release.
+    /// The lock is unlocked without release.
     Release,
 }
 
-/// A word that may be weaker than the one outside.
+/// A word whose orderings may be weaker than the requested ones.
 struct Model {
     word: AtomicU32,
     omit: Omit,
@@ -112,14 +112,14 @@ impl World {
 }
 
 fn read(world: &World) {
-    // SAFETY: loom panics if somebody may be writing.
+    // SAFETY: loom panics if another thread may be writing.
     let guard = world.lock.read(world);
     world.guarded.with(|value| unsafe { *value });
     drop(guard);
 }
 
 fn write(world: &World) {
-    // SAFETY: loom panics if there is an access which this CPU does not know to be over.
+    // SAFETY: loom panics if there is an access that this CPU does not know to be over.
     let guard = world.lock.write(world);
     world.guarded.with_mut(|value| unsafe { *value += 1 });
     drop(guard);
@@ -130,7 +130,7 @@ fn write_twice(world: &World) {
     write(world);
 }
 
-/// Looks twice whether the readers have gone, and gives up otherwise.
+/// Checks twice whether the readers have left, and gives up otherwise.
 fn write_if_free(world: &World) {
     let mut left = 2;
     let again = || {
@@ -139,7 +139,7 @@ fn write_if_free(world: &World) {
         left > 0
     };
     if let Some(guard) = world.lock.try_write_while(world, again) {
-        // SAFETY: loom panics if there is an access which this CPU does not know to be over.
+        // SAFETY: loom panics if there is an access that this CPU does not know to be over.
         world.guarded.with_mut(|value| unsafe { *value += 1 });
         drop(guard);
     }
@@ -151,7 +151,7 @@ struct Shared(Rc<World>);
 // SAFETY: loom runs one thread at a time.
 unsafe impl Send for Shared {}
 
-/// Explores what the CPUs do at the lock, and says how often one of them slept.
+/// Explores the interleavings of the CPUs at the lock, and returns the number of sleeps.
 fn explore<const N: usize>(omit: Omit, work: [fn(&World); N]) -> usize {
     let slept = Arc::new(AtomicUsize::new(0));
     let sum = Arc::clone(&slept);
@@ -200,7 +200,7 @@ fn a_writer_that_gives_up_wakes_those_who_came_meanwhile() {
     assert!(explore(Omit::Nothing, [read, write, write_if_free]) > 0);
 }
 
-// Each rule is needed: without it, one of the models above fails.
+// Each rule is necessary: without it, one of the models above fails.
 
 #[test]
 #[should_panic(expected = "deadlock")]

@@ -1,10 +1,10 @@
-//! The core's reader-writer lock: one word, nothing to allocate.
+//! The core's reader-writer lock: one word, without allocation.
 //!
 //! VMAs, objects and anon groups use it instead of the embedder's locks, so they are not generic
-//! over these, stay small, and can be named by plain pointers. A waiting thread parks on the word
+//! over these, stay small, and plain pointers can refer to them. A waiting thread parks on the word
 //! ([`crate::sync::parking`]), and the embedder's scheduler runs another one. A lock that is taken
-//! in read sections is held only briefly, and its waiters spin. A waiting writer keeps new readers
-//! out.
+//! in read sections is held only briefly, and its waiters spin. A waiting writer blocks new
+//! readers.
 //!
 //! ```text
 //! 31      30      29      28 ........ 0
@@ -17,13 +17,13 @@ use crate::platform::Platform;
 use crate::sync::parking::{Parking, park_while};
 use crate::sync::word::Word;
 
-/// Somebody is inside alone, or waits until the readers have gone.
+/// A writer holds the lock, or waits for the readers to leave.
 const WRITER: u32 = 1 << 31;
-/// What the lock guards is no more; only a writer says so.
+/// The guarded record is being freed; only a writer sets it.
 const CLOSED: u32 = 1 << 30;
-/// Somebody may be parked on the word. Set beside [`WRITER`] alone, and cleared with it.
+/// A thread may be parked on the word. Set only beside [`WRITER`], and cleared with it.
 const PARKED: u32 = 1 << 29;
-/// The readers inside.
+/// The number of readers.
 const READERS: u32 = PARKED - 1;
 
 /// The lock; see the module.
@@ -42,18 +42,18 @@ impl<W: Word<u32>> RwLock<W> {
         Self(word)
     }
 
-    /// Locks for reading, together with other readers, unless somebody writes or the lock is
+    /// Locks for reading, shared with other readers, unless a writer has the lock or the lock is
     /// closed.
     #[inline]
     pub(crate) fn try_read<'a, K: Parking<W>>(
         &'a self,
         parking: &'a K,
     ) -> Option<ReadGuard<'a, K, W>> {
-        // Not a closure: the guard must not exist, and unlock, where there is no lock.
+        // Not a closure: without a lock, no guard must exist that would unlock.
         if self.enter_read() { Some(ReadGuard { lock: self, parking }) } else { None }
     }
 
-    /// Locks for reading after the writer has left. Nobody waits so for a lock that may be closed.
+    /// Locks for reading after the writer has left. Only for a lock that is never closed.
     #[inline]
     pub(crate) fn read<'a, K: Parking<W>>(&'a self, parking: &'a K) -> ReadGuard<'a, K, W> {
         while !self.enter_read() {
@@ -62,7 +62,7 @@ impl<W: Word<u32>> RwLock<W> {
         ReadGuard { lock: self, parking }
     }
 
-    /// Locks for writing: keeps others out and waits for the readers inside.
+    /// Locks for writing: blocks others and waits for the readers to leave.
     #[inline]
     pub(crate) fn write<'a, K: Parking<W>>(&'a self, parking: &'a K) -> WriteGuard<'a, K, W> {
         if self.0.exchange(0, WRITER, Ordering::Acquire, Ordering::Relaxed).is_err() {
@@ -71,10 +71,10 @@ impl<W: Word<u32>> RwLock<W> {
         WriteGuard { lock: self, parking }
     }
 
-    /// Locks for writing, unless another writer is inside, or waits to be, or the lock is closed.
-    /// Where readers are inside, keeps further ones out and calls `goes_on` until the last has
-    /// left, or it says no: then the lock is as it was found. So readers that always overlap do not
-    /// keep the caller out forever.
+    /// Locks for writing, unless another writer has the lock or waits for it, or the lock is
+    /// closed. If readers are inside, blocks further ones and calls `goes_on` until the last has
+    /// left or it returns false; then restores the lock. So readers that always overlap do not
+    /// block the caller forever.
     #[cold]
     pub(crate) fn try_write_while<'a, K: Parking<W>>(
         &'a self,
@@ -100,7 +100,7 @@ impl<W: Word<u32>> RwLock<W> {
             if goes_on() {
                 continue;
             }
-            // The last reader may go meanwhile: then the exchange fails, and the lock is ours.
+            // The last reader may leave now: then the exchange fails, and the lock is ours.
             let left = state & READERS;
             if self.0.exchange(state, left, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
                 if state & PARKED != 0 {
@@ -111,25 +111,25 @@ impl<W: Word<u32>> RwLock<W> {
         }
     }
 
-    /// Does `work` with the lock held for reading.
+    /// Runs `work` with the lock held for reading.
     #[inline]
     pub(crate) fn with_read<K: Parking<W>, R>(&self, parking: &K, work: impl FnOnce() -> R) -> R {
         let _guard = self.read(parking);
         work()
     }
 
-    /// Does `work` with the lock held for writing.
+    /// Runs `work` with the lock held for writing.
     #[inline]
     pub(crate) fn with_write<K: Parking<W>, R>(&self, parking: &K, work: impl FnOnce() -> R) -> R {
         let _guard = self.write(parking);
         work()
     }
 
-    /// The guard of a lock that the caller has for writing, and has forgotten the guard of
+    /// A new guard for a lock that the caller has left locked for writing
     /// ([`WriteGuard::leave_locked`]).
     ///
     /// # Safety
-    /// 1. The caller left the lock locked for writing, and makes one guard of it at most.
+    /// 1. The caller left the lock locked for writing, and makes at most one guard for it.
     #[inline]
     pub(crate) unsafe fn written<'a, K: Parking<W>>(
         &'a self,
@@ -138,24 +138,24 @@ impl<W: Word<u32>> RwLock<W> {
         WriteGuard { lock: self, parking }
     }
 
-    /// The guard of a lock that the caller has for reading, and has forgotten the guard of
+    /// A new guard for a lock that the caller has left locked for reading
     /// ([`ReadGuard::leave_locked`]).
     ///
     /// # Safety
     /// 1. The caller is one of the readers.
-    /// 2. It makes one guard for each that it has left.
+    /// 2. It makes one guard for each that it has left locked.
     pub(crate) unsafe fn left<'a, K: Parking<W>>(&'a self, parking: &'a K) -> ReadGuard<'a, K, W> {
         ReadGuard { lock: self, parking }
     }
 
-    /// Whether readers are inside. Of a closed lock: none comes any more.
+    /// Whether readers hold the lock. A closed lock gets no new readers.
     #[inline]
     pub(crate) fn has_readers(&self) -> bool {
-        // Acquire: what they have done.
+        // Acquire: sees the readers' work.
         self.0.load(Ordering::Acquire) & READERS != 0
     }
 
-    /// One reader more, unless somebody writes or the lock is closed.
+    /// Adds a reader, unless a writer has the lock or the lock is closed.
     #[inline]
     fn enter_read(&self) -> bool {
         let mut state = self.0.load(Ordering::Relaxed);
@@ -168,8 +168,8 @@ impl<W: Word<u32>> RwLock<W> {
         false
     }
 
-    /// Locks for writing where that means to wait; `wait` is called again and again, with what the
-    /// word must not be.
+    /// Locks for writing when that requires waiting. `wait` is called repeatedly, with the
+    /// condition that blocks.
     #[cold]
     fn write_after(&self, mut wait: impl FnMut(fn(u32) -> bool)) {
         loop {
@@ -191,15 +191,15 @@ impl<W: Word<u32>> RwLock<W> {
 }
 
 impl RwLock {
-    /// Does `work` with the lock held for reading, wherever a read section may be. `work` takes
-    /// moments, and a waiter spins.
+    /// Runs `work` with the lock held for reading, in any context that allows a read section.
+    /// `work` is brief, and a waiter spins.
     #[inline]
     pub(crate) fn with_read_spinning<P: Platform, R>(
         &self,
         platform: &P,
         work: impl FnOnce() -> R,
     ) -> R {
-        // A waiter that spins on the same CPU must not interrupt the holder.
+        // The holder must not be preempted by a spinning waiter on the same CPU.
         platform.enter_read();
         while !self.enter_read() {
             platform.relax();
@@ -211,8 +211,8 @@ impl RwLock {
         result
     }
 
-    /// As [`RwLock::with_read_spinning`], for writing. A lock that is taken so is taken in these
-    /// two ways alone.
+    /// Like [`RwLock::with_read_spinning`], for writing. A lock that is taken by these two
+    /// functions is never taken by others.
     #[inline]
     pub(crate) fn with_write_spinning<P: Platform, R>(
         &self,
@@ -243,8 +243,8 @@ impl<K: Parking<W>, W: Word<u32>> Drop for ReadGuard<'_, K, W> {
     fn drop(&mut self) {
         let word = &self.lock.0;
         let before = word.sub(1, Ordering::Release);
-        // The bit stays, for the writer to clear: with the last reader gone, the writer may come
-        // in, leave, and free the lock before we could touch it again.
+        // The bit stays, for the writer to clear: after the last reader has left, the writer may
+        // lock, unlock, and free the lock before we could access it again.
         if before & (PARKED | READERS) == PARKED | 1 {
             self.parking.unpark(word);
         }
@@ -266,7 +266,8 @@ pub(crate) struct WriteGuard<'a, K: Parking<W>, W: Word<u32> = AtomicU32> {
 }
 
 impl<K: Parking<W>, W: Word<u32>> WriteGuard<'_, K, W> {
-    /// Tells all who still come that the lock guards nothing any more; it stays locked forever.
+    /// Closes the lock, which stays locked forever: later attempts see that it guards nothing any
+    /// more.
     pub(crate) fn close(self) {
         self.lock.0.set(CLOSED, Ordering::Release);
         core::mem::forget(self);
@@ -282,7 +283,8 @@ impl<K: Parking<W>, W: Word<u32>> WriteGuard<'_, K, W> {
 impl<K: Parking<W>, W: Word<u32>> Drop for WriteGuard<'_, K, W> {
     #[inline]
     fn drop(&mut self) {
-        // No reader comes or goes while the lock is held, so nothing but the waiters' bit is lost.
+        // No reader enters or leaves while the lock is held, so the swap clears only the waiters'
+        // bit.
         if self.lock.0.swap(0, Ordering::Release) & PARKED != 0 {
             self.parking.unpark(&self.lock.0);
         }

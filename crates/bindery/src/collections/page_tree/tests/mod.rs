@@ -1,4 +1,4 @@
-//! The index, case by case, and out of memory at every point.
+//! The index, case by case, with memory running out at every point.
 
 mod model;
 mod swapped;
@@ -13,7 +13,7 @@ use crate::frame::Frames;
 use crate::frame::slab::Slab;
 use crate::frame::tests::{Machine, assert_all_free, machine};
 
-/// A machine with the slab that the nodes of one index live in.
+/// A machine with the slab for the nodes of one index.
 struct World {
     index: PageIndex,
     slab: Slab<Node, Machine>,
@@ -27,7 +27,7 @@ impl World {
         Self { index: PageIndex::new(), slab: Slab::new(), frames, machine }
     }
 
-    /// The index, and where its nodes come from.
+    /// The index, and the source of its nodes.
     fn parts(&mut self) -> (&mut PageIndex, Nodes<'_, Machine>) {
         // SAFETY: 1. a world has one index, one slab and one machine.
         let nodes = unsafe { Nodes::new(&self.slab, &self.frames, &self.machine) };
@@ -70,7 +70,7 @@ impl World {
         self.runs_with(PageFlags::empty())
     }
 
-    /// Nothing is lost: no node, no frame.
+    /// Asserts that no node and no frame has leaked.
     fn finish(mut self) {
         self.clear();
         assert!(self.index.check());
@@ -84,7 +84,7 @@ fn run(page: u64, frame: u32, count: u32) -> PageRun {
     PageRun { page, frame: Frame(frame), count }
 }
 
-/// How many nodes the pages need.
+/// The number of nodes that the pages need.
 fn nodes_for<'a>(pages: impl Iterator<Item = &'a u64> + Clone) -> u64 {
     let Some(highest) = pages.clone().max() else { return 0 };
     let beneath = |level| pages.clone().map(move |page| page >> (6 * (level + 1)));
@@ -227,7 +227,7 @@ fn clearing_frees_prepared_nodes_too() {
 
 #[test]
 fn memory_that_runs_out_at_any_point_leaves_the_index_as_it_was() {
-    // Into an empty index, below and above what is there, and beside it.
+    // Into an empty index, below, above and beside existing pages.
     let before = [&[][..], &[(0, 1)], &[(1 << 30, 1)], &[(0, 70), (1 << 51, 3)]];
     let new = [(0, 1), (63, 2), (4000, 200), ((1 << 36) - 2, 4), (PAGE_LIMIT - 130, 130)];
     for (before, (first, count)) in before.iter().flat_map(|b| new.map(|new| (*b, new))) {
@@ -261,7 +261,7 @@ fn memory_that_is_really_full_is_reported_and_all_of_it_comes_back() {
     world.finish();
 }
 
-/// What `work` looks at.
+/// The number of steps of `work`.
 fn looked_at<R>(world: &mut World, work: impl FnOnce(&mut PageIndex) -> R) -> (R, u64) {
     let before = world.index.looked_at();
     let result = work(&mut world.index);
@@ -298,7 +298,7 @@ fn dirty_pages_are_found_without_a_look_at_the_clean_ones() {
     assert!(steps <= 60, "{steps} steps to clean three nodes");
     assert!(world.index.check());
     assert_eq!(dirty(&mut world.index, 0), None);
-    // Pages that go take their marks along, up to a root that becomes lower.
+    // Removed pages take their marks along, up to a root that becomes lower.
     world.index.set_flags(0, 1, PageFlags::DIRTY);
     world.index.set_flags(count - 64, 64, PageFlags::DIRTY);
     while world.take(64, u64::MAX).is_some() {

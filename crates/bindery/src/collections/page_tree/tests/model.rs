@@ -1,4 +1,4 @@
-//! The index beside a map of the standard library, through any sequence of steps.
+//! The index compared with a map of the standard library, through any sequence of steps.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use super::*;
 enum Step {
     /// Writes the absent ones of the pages, in frames that begin with the second number.
     Set(u64, u32, u32),
-    /// As `Set`, but with this many allocations left.
+    /// Like `Set`, but with this many allocations left.
     SetWithout(u64, u32, u32, u64),
     /// Prepares pages and prunes them again.
     Abandon(u64, u32),
@@ -21,7 +21,7 @@ enum Step {
     Clear,
 }
 
-/// Page numbers close to where levels, nodes and the numbers themselves end.
+/// Page numbers close to the bounds of levels, nodes and the numbers themselves.
 pub(super) fn page() -> impl Strategy<Value = u64> {
     let ends = [6, 12, 18, 30, 36, 48, 52].map(|bits| 1_u64 << bits);
     let around = (prop::sample::select(ends.to_vec()), 0..200_u64)
@@ -49,7 +49,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// An index, and what it should hold.
+/// An index, and its expected content.
 struct Pair {
     world: World,
     model: BTreeMap<u64, Slot>,

@@ -17,9 +17,9 @@ enum Place {
 enum Turn {
     /// Adds the absent pages.
     Add(u64, u32, u32),
-    /// Sends the first run of the range out, to slots from a number on.
+    /// Swaps out the first run of the range, to slots from a number on.
     Out(u64, u64, u64),
-    /// Brings the first run of the range in.
+    /// Swaps in the first run of the range.
     In(u64, u64, u32),
     TakeFrames(u64, u64),
     TakeSwapped(u64, u64),
@@ -57,7 +57,8 @@ fn neighbors(page: u64) -> core::ops::Range<u64> {
 }
 
 impl Both {
-    /// The first run of one kind in the range: where it begins, where that page is, and its length.
+    /// The first run of one kind in the range: its first page, the location of that page, and its
+    /// length.
     fn next(&self, from: u64, end: u64, swapped: bool) -> Option<(u64, Place, u32)> {
         let kind = |place: &Place| matches!(place, Place::Swap(_)) == swapped;
         let mut range = self.model.range(from..end.max(from));
