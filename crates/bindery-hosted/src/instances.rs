@@ -10,7 +10,7 @@ use std::hint::black_box;
 
 use bindery::arch::{AArch64, Riscv64, X86_64};
 use bindery::platform::Platform;
-use bindery::{AddressSpace, KernelMap, Memory, Object, Pinned, Userfault, check, linux};
+use bindery::{AddressSpace, KernelMap, Memory, Object, Pinned, Userfault, check};
 
 use crate::Machine;
 
@@ -62,7 +62,7 @@ pub fn core_for<P: Platform + 'static>() {
         Userfault<'static, P> { try_read try_read_but_fork read }
     }
     free_functions! { P:
-        linux::prctl, linux::pread, linux::pwrite, linux::ftruncate, linux::fallocate,
+        bindery_linux::prctl, bindery_linux::pread, bindery_linux::pwrite, bindery_linux::ftruncate, bindery_linux::fallocate,
         check::check, check::check_with_kernel, check::scratch_words,
     }
 }

@@ -77,7 +77,6 @@
 //! | `vma`, `rmap`, `object`, `reclaim` | mappings, the reverse map, shared memory and files; pages leave memory |
 //! | `space` | address spaces: the memory calls and faults |
 //! | `kernel_map` | the kernel's own mappings |
-//! | `linux` | the Linux ABI |
 //! | `check` | the auditor |
 
 #![no_std]
@@ -109,7 +108,6 @@ mod frame;
 mod huge_zero;
 mod interrupt;
 mod kernel_map;
-pub mod linux;
 mod memory;
 mod object;
 pub mod platform;
@@ -131,24 +129,25 @@ pub use deferred::Deferred;
 pub use effort::LargeFolioEffort;
 pub use error::{Errno, Error, FaultError, Operation, PinError};
 pub use events::Events;
-pub use frame::{FrameRange, FrameUsage, FrameUse, FrameView, FramesError};
+pub use frame::{FrameRange, FrameUsage, FrameUse, FrameView, FramesError, OwnerKind};
 pub use kernel_map::{
     AreaKind, Content, KernelAddress, KernelArea, KernelMap, KernelMapError, KernelPiece, Pauses,
     Pieces, Resolution, UnmapTime, VmallocOptions, VmapOptions,
 };
 pub use memory::{FolioPolicy, FrameKind, Memory, SizeMode};
 pub use object::{
-    Accounting, Growth, Object, Pager, PagerError, Quota, ReadBuffer, Sealing, Seals, StoredBytes,
+    Accounting, Attachments, Growth, Object, Pager, PagerError, Quota, ReadBuffer, Sealing, Seals,
+    StoredBytes,
 };
 pub use platform::Platform;
 pub use reclaim::Reclaimed;
 pub use space::{
     Access, AddressSpace, Advice, CollapseLimits, CollapseProgress, ExecGain, FileAccess, FillMode,
-    FillSource, FolioError, Inspection, LargeFolios, Limits, LockAll, LockPages, Locking, MapFlags,
-    MapObject, MapRequest, Mapping, MappingFlags, MoveMode, PageCategories, PageRegion,
-    PageRegions, PageScan, PartialCopy, PartialFill, PinTime, Pinned, Place, ProtectFrom,
-    Protection, Remap, Residence, Resident, Resolved, Scanned, Sharing, SpaceOptions, SyncFlags,
-    Usage, WriteProtectMode,
+    FillSource, FolioError, FolioView, Inspection, LargeFolios, Limits, LockAll, LockPages,
+    Locking, MapFlags, MapObject, MapRequest, Mapping, MappingFlags, MappingView, MoveMode,
+    ObjectView, PageCategories, PageRegion, PageRegions, PageRun, PageRunContent, PageScan,
+    PartialCopy, PartialFill, PinTime, Pinned, Place, ProtectFrom, Protection, Remap, Residence,
+    Resident, Resolved, Scanned, Sharing, SpaceOptions, SyncFlags, Usage, WriteProtectMode,
 };
 pub use stats::Counts;
 pub use swap::{

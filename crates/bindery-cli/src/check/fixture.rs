@@ -5,9 +5,9 @@ use std::thread;
 
 use bindery::addr::VirtAddr;
 use bindery::arch::Arch;
-use bindery::linux::{self, OpenFile};
 use bindery::{AddressSpace, Counts, Error, Memory, Object, SpaceOptions};
 use bindery_hosted::{Machine, MemoryFiles, Walk};
+use bindery_linux::{self as linux, OpenFile};
 
 use super::audit::{self, Findings};
 use super::layout::{self, Row};

@@ -1,7 +1,7 @@
 //! What a statement does on the fixture.
 
-use bindery::linux::{self, Call};
 use bindery_hosted::Walk;
+use bindery_linux::{self as linux, Call};
 
 use super::fixture::{Fixture, Stop};
 use super::outcome::{Expected, Outcome, Style};

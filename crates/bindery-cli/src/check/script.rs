@@ -1,7 +1,7 @@
 //! What a script says, once it is read.
 
-use bindery::linux::Call;
 use bindery::{FileAccess, Overcommit, SizeMode};
+use bindery_linux::Call;
 
 use super::failure::Awaited;
 use super::mistake::{Place, Source};

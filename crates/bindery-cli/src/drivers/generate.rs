@@ -1,7 +1,7 @@
 //! Random steps. Addresses and lengths are near each other, near the borders of tables and of user
 //! space, or extreme.
 
-use bindery::linux::{Call, UserfaultRequest};
+use bindery_linux::{Call, UserfaultRequest};
 
 use super::rng::Rng;
 use super::step::{FileCall, PROCESSES, SegmentCall, Step};

@@ -3,12 +3,14 @@
 use std::ops::Deref;
 
 use bindery::addr::{Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr};
-use bindery::linux::{self, Call, CopyDirection, IpcUser, LockAccount, OpenFile, SegmentLocking};
 use bindery::{
     Access, AddressSpace, Errno, Error, FaultError, FileAccess, Limits, Locking, PinTime, SizeMode,
     SwapArea, SwapError, UserfaultFeatures, UserfaultScope,
 };
 use bindery_hosted::{Machine, Program, Walk};
+use bindery_linux::{
+    self as linux, Call, CopyDirection, IpcUser, LockAccount, OpenFile, SegmentLocking,
+};
 
 use super::step::{FileCall, PROCESSES, SegmentCall, Step};
 use super::world::{Process, World, lock, read};

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use bindery::linux::Call;
 use bindery::{Counts, check};
 use bindery_hosted::{MemoryFiles, Walk};
+use bindery_linux::Call;
 
 use super::panics;
 use super::step::Step;

@@ -1,6 +1,6 @@
 //! The steps of a sequence: calls with all their arguments.
 
-use bindery::linux::{Call, UserfaultRequest};
+use bindery_linux::{Call, UserfaultRequest};
 
 /// The processes of a world.
 pub const PROCESSES: usize = 4;
@@ -10,7 +10,7 @@ pub const PROCESSES: usize = 4;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[expect(missing_docs, reason = "the fields are arguments, under the names that the calls have")]
 pub enum Step {
-    /// A call by number ([`bindery::linux::call`]).
+    /// A call by number ([`bindery_linux::call`]).
     Call { process: usize, call: Call, arguments: [u64; 6] },
     /// `process_madvise` of one range, with the vector at `vector`.
     AdviseOther { process: usize, other: u64, vector: u64, start: u64, length: u64, advice: u64 },

@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
-use bindery::linux::{self, IpcClock, OpenFile, SegmentSlot, Segments};
 use bindery::{
     AddressSpace, FileAccess, Memory, Overcommit, Pinned, SizeMode, SpaceOptions, SwapArea,
     SwapOperation, Userfault,
@@ -16,6 +15,7 @@ use bindery::{
 use bindery_hosted::{
     BrokenControl, Config, Contents, Machine, MemoryFiles, SwapFile, SwapService, Walk,
 };
+use bindery_linux::{self as linux, IpcClock, OpenFile, SegmentSlot, Segments};
 
 use super::bystander::Bystander;
 use super::rng::Rng;

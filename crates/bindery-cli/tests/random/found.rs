@@ -1,10 +1,10 @@
 //! Sequences that `bindery random calls` has found, as it printed them.
 
 use bindery::arch::X86_64;
-use bindery::linux::Call::*;
 use bindery_cli::drivers::Setup;
 use bindery_cli::drivers::sequence::{replay, run};
 use bindery_cli::drivers::step::Step::*;
+use bindery_linux::Call::*;
 
 const SETUP: Setup = Setup {
     memory: 12 << 20,

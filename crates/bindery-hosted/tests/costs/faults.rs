@@ -4,12 +4,12 @@
 use std::collections::BTreeSet;
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
-use bindery::linux::proc::{self, ClearRefs};
 use bindery::{
     Access, AddressSpace, Advice, FileAccess, MapObject, MapRequest, Memory, Place, Protection,
     Resolved, Sharing, SyncFlags,
 };
 use bindery_hosted::{Machine, Walk};
+use bindery_linux::proc::{self, ClearRefs};
 
 use crate::support::objects::{memfd, use_object_order};
 use crate::support::{GIB, MIB, READ_WRITE, audit, fixed, options, strict, use_order};

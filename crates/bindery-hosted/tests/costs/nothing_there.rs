@@ -3,13 +3,13 @@
 
 use bindery::addr::{VirtAddr, VirtRange};
 use bindery::arch::X86_64;
-use bindery::linux::proc::{self, ClearRefs};
 use bindery::{
     Access, Accounting, AddressSpace, Advice, FileAccess, LockPages, MapObject, MapRequest, Memory,
     Object, PageScan, Protection, Remap, Sealing, Sharing, SwapArea, SyncFlags, UserfaultFeatures,
     UserfaultModes, UserfaultScope,
 };
 use bindery_hosted::MemoryFiles;
+use bindery_linux::proc::{self, ClearRefs};
 
 use crate::support::measured::{Measured, measured};
 use crate::support::{GIB, MIB, fixed, options};

@@ -6,13 +6,13 @@ use std::thread;
 
 use bindery::addr::{Order, PAGE_SIZE, VirtAddr};
 use bindery::arch::{AArch64, X86_64};
-use bindery::linux::proc::{self, Unnamed};
 use bindery::platform::Cpu;
 use bindery::{
     Access, Accounting, AddressSpace, Advice, FileAccess, Growth, MapObject, MapRequest, Memory,
     PinTime, Place, Protection, Remap, Sealing, Sharing, SizeMode, SyncFlags, testing,
 };
 use bindery_hosted::{MemoryFiles, Walk};
+use bindery_linux::proc::{self, Unnamed};
 
 use crate::support::measured::{Measured, Section, measured};
 use crate::support::{GIB, KIB, MIB, READ_WRITE, fixed, options};

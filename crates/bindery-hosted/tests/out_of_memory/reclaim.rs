@@ -4,7 +4,6 @@
 use bindery::addr::{Order, PAGE_SIZE as PAGE, VirtAddr, VirtRange};
 use bindery::arch::X86_64;
 use bindery::check;
-use bindery::linux::proc::{SCAN_END, SCAN_WORDS, pagemap_scan};
 use bindery::{
     Access, Accounting, AddressSpace, Advice, Errno, Error, FaultError, FillMode, Growth,
     KernelMap, LockPages, MapFlags, MapObject, MapRequest, Memory, MoveMode, Object,
@@ -13,6 +12,7 @@ use bindery::{
     WriteProtectMode, testing,
 };
 use bindery_hosted::{Machine, Program};
+use bindery_linux::proc::{SCAN_END, SCAN_WORDS, pagemap_scan};
 
 use crate::support::{GIB, MIB, READ_WRITE, anywhere, audit, fixed, kernel, options, strict};
 

@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use bindery::addr::VirtAddr;
-use bindery::linux::proc::{self, ClearRefs};
 use bindery::platform::Cpu;
 use bindery::{Advice, Errno, MapRequest, Protection, Remap, Sharing};
 use bindery_hosted::{Config, Program, Walk};
+use bindery_linux::proc::{self, ClearRefs};
 
 use super::fixture::*;
 use crate::support::{GIB, MIB, READ_WRITE, audit, fixed, memory_with, options};
@@ -405,7 +405,7 @@ fn costs<A: Walk>() {
         let watched = space.counts();
         assert_eq!(watched.entries_written - before.entries_written, 4);
         assert_eq!(watched.invalidations - before.invalidations, 1);
-        smaps(&space, &bindery::linux::proc::Unnamed);
+        smaps(&space, &bindery_linux::proc::Unnamed);
         pagemap(&space, AT, 1024);
         resident(&space);
         let after = space.counts();

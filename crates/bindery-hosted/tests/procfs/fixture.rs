@@ -4,14 +4,14 @@
 use std::fmt::{self, Write};
 
 use bindery::addr::{Order, VirtAddr};
-use bindery::linux::proc::{
-    self, ClearRefs, FileId, NameSource, Naming, PhysicalAddresses, Unnamed,
-};
 use bindery::{
     Accounting, AddressSpace, FileAccess, MapObject, MapRequest, Mapping, Memory, Object, Place,
     Resident, Sealing, Sharing, SizeMode,
 };
 use bindery_hosted::{Machine, MemoryFiles, Program, Walk};
+use bindery_linux::proc::{
+    self, ClearRefs, FileId, NameSource, Naming, PhysicalAddresses, Unnamed,
+};
 
 use crate::support::{READ_WRITE, audit, options, strict};
 

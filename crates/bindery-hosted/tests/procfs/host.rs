@@ -9,10 +9,10 @@ use std::os::unix::fs::FileExt;
 
 use bindery::addr::VirtAddr;
 use bindery::arch::X86_64;
-use bindery::linux::proc::{FileId, NameSource, Naming};
 use bindery::{
     Advice, Limits, LockPages, Locking, MapFlags, MapRequest, Place, Protection, Sharing,
 };
+use bindery_linux::proc::{FileId, NameSource, Naming};
 use rustix::mm::{self, MlockFlags, MprotectFlags, ProtFlags};
 
 use super::fixture::*;

@@ -1,12 +1,12 @@
 //! `/proc/kpageflags` and `kpagecount`: what every frame is used for.
 
 use bindery::addr::{Frame, Order, VirtAddr};
-use bindery::linux::proc::{
+use bindery::{FrameUse, Sharing};
+use bindery_hosted::{Machine, Walk};
+use bindery_linux::proc::{
     self, KPF_ANON, KPF_BUDDY, KPF_COMPOUND_HEAD, KPF_COMPOUND_TAIL, KPF_MMAP, KPF_NOPAGE,
     KPF_PGTABLE, KPF_SLAB, KPF_SWAPBACKED, KPF_THP, KPF_UPTODATE, KPF_ZERO_PAGE,
 };
-use bindery::{FrameUse, Sharing};
-use bindery_hosted::{Machine, Walk};
 
 use super::fixture::*;
 use crate::support::{GIB, MIB, fixed};

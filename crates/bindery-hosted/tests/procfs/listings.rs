@@ -4,9 +4,9 @@ use std::cell::Cell;
 use std::fmt::{self, Write};
 
 use bindery::addr::{Order, VirtAddr};
-use bindery::linux::proc::{self, ClearRefs, FileId, Unnamed};
 use bindery::{Advice, LockPages, MapFlags, MapRequest, Place, Protection, Sharing};
 use bindery_hosted::Walk;
+use bindery_linux::proc::{self, ClearRefs, FileId, Unnamed};
 
 use super::fixture::*;
 use crate::support::{GIB, MIB, fixed};

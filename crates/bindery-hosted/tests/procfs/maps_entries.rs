@@ -2,9 +2,9 @@
 
 use bindery::Errno;
 use bindery::addr::VirtAddr;
-use bindery::linux::proc::{self, FileId, Unnamed};
 use bindery::{MapRequest, Sharing};
 use bindery_hosted::{Program, Walk};
+use bindery_linux::proc::{self, FileId, Unnamed};
 
 use super::fixture::*;
 use crate::support::{GIB, MIB, fixed};

@@ -5,12 +5,12 @@ use std::thread;
 
 use bindery::addr::{PAGE_SHIFT, VirtAddr};
 use bindery::arch::{Absent, Level, Marker};
-use bindery::linux::proc::{self, PhysicalAddresses};
 use bindery::platform::Cpu;
 use bindery::{
     Accounting, AddressSpace, Advice, Inspection, MapRequest, Protection, Sealing, Sharing, testing,
 };
 use bindery_hosted::{Config, Program, Walk};
+use bindery_linux::proc::{self, PhysicalAddresses};
 
 use super::fixture::*;
 use crate::support::kernel::Finished;

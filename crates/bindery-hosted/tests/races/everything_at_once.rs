@@ -7,13 +7,13 @@ use std::thread;
 
 use bindery::addr::{Order, VirtAddr};
 use bindery::arch::{AArch64, Riscv64, X86_64};
-use bindery::linux::proc::{self, ClearRefs, Unnamed};
 use bindery::platform::Cpu;
 use bindery::{
     Access, AddressSpace, Advice, CollapseLimits, FileAccess, LockPages, MapFlags, MapObject,
     MapRequest, Object, PinTime, Pinned, Protection, Remap, Sharing, SwapArea, SyncFlags,
 };
 use bindery_hosted::{Config, Machine, MemoryFiles, Program, Walk};
+use bindery_linux::proc::{self, ClearRefs, Unnamed};
 
 use crate::support::objects::{Chance, PAGE, memfd, use_object_order};
 use crate::support::{GIB, MIB, READ_WRITE, audit, fixed, memory_with, options, use_order};

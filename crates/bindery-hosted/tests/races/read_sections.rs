@@ -6,13 +6,13 @@ use std::thread;
 
 use bindery::addr::VirtAddr;
 use bindery::arch::X86_64;
-use bindery::linux::proc::{self, Unnamed};
 use bindery::platform::{Cpu, Platform};
 use bindery::sync::{LockApi05, RawLock};
 use bindery::{
     Access, AddressSpace, FileAccess, FrameRange, MapObject, MapRequest, Memory, Place, Sharing,
 };
 use bindery_hosted::{Config, Machine, MemoryFiles, pass_on};
+use bindery_linux::proc::{self, Unnamed};
 
 use crate::support::kernel::Finished;
 use crate::support::{GIB, MIB, READ_WRITE, options};

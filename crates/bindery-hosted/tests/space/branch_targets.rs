@@ -3,14 +3,14 @@
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::arch::{AArch64, Level, Permissions, X86_64};
-use bindery::linux::proc::{self, Unnamed};
-use bindery::linux::{self, Call};
 use bindery::platform::Cpu;
 use bindery::{
     AddressSpace, Advice, Error, ExecGain, MapRequest, MappingFlags, Memory, Protection, Remap,
     testing,
 };
 use bindery_hosted::{Config, Machine, Program, Walk};
+use bindery_linux::proc::{self, Unnamed};
+use bindery_linux::{self as linux, Call};
 
 use crate::support::{GIB, MIB, audit, fixed, memory_with, options, use_order};
 

@@ -3,12 +3,12 @@
 
 use bindery::addr::{Order, VirtAddr};
 use bindery::arch::Level;
-use bindery::linux::proc::{self, KPF_THP, KPF_ZERO_PAGE, PhysicalAddresses};
 use bindery::{
     Access, Advice, FrameKind, FrameRange, Inspection, LargeFolioEffort, PinTime, Place,
     Protection, Remap, Residence, Resolved, testing,
 };
 use bindery_hosted::Walk;
+use bindery_linux::proc::{self, KPF_THP, KPF_ZERO_PAGE, PhysicalAddresses};
 
 use crate::support::fixture::Fixture;
 use crate::support::{GIB, MIB, READ_WRITE, audit, fixed, options, strict, use_order};

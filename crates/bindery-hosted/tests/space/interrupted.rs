@@ -6,8 +6,9 @@ use bindery::addr::{Order, PAGE_SIZE, VirtAddr};
 use bindery::arch::X86_64;
 use bindery::{
     Access, Advice, CollapseLimits, Error, Growth, KernelMapError, LockAll, LockPages, MapFlags,
-    MapRequest, Residence, SyncFlags, VmallocOptions, linux,
+    MapRequest, Residence, SyncFlags, VmallocOptions,
 };
+use bindery_linux as linux;
 
 use super::scene::{AT, Case, Scene, at_every_question, on_scene};
 use crate::support::areas::Areas;

@@ -2,12 +2,12 @@
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::arch::X86_64;
-use bindery::linux::{self, OpenFile, Process};
 use bindery::{
     Access, Accounting, AddressSpace, FileAccess, MapObject, MapRequest, Object, Place, Protection,
     Sealing, Sharing,
 };
 use bindery_hosted::{Machine, MemoryFiles};
+use bindery_linux::{self as linux, OpenFile, Process};
 
 use crate::support::{GIB, MIB, READ_WRITE, audit, fixed, options, strict};
 

@@ -2,12 +2,12 @@
 //! executable.
 
 use bindery::addr::{Order, VirtAddr};
-use bindery::linux::prctl;
 use bindery::{
     AddressSpace, Advice, Errno, Error, ExecGain, LargeFolios, MapRequest, MappingFlags, Memory,
     Protection, Sharing,
 };
 use bindery_hosted::{Machine, Program, Walk};
+use bindery_linux::prctl;
 
 use crate::support::*;
 

@@ -3,13 +3,13 @@
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::arch::{KeyRights, Level, ProtectionKey};
-use bindery::linux::proc::{self, Unnamed};
 use bindery::platform::Cpu;
 use bindery::{
     Access, AddressSpace, Advice, Error, FaultError, Inspection, Memory, ProtectFrom, Protection,
     Remap, testing,
 };
 use bindery_hosted::{Config, Machine, Program, Walk};
+use bindery_linux::proc::{self, Unnamed};
 
 use crate::support::{self, GIB, MIB, READ_WRITE, audit, fixed, memory_with, options, use_order};
 
@@ -231,7 +231,7 @@ fn smaps_shows_the_key_where_there_are_keys() {
 
 #[test]
 fn the_raw_calls_refuse_as_linux_does() {
-    use bindery::linux::{self, Call};
+    use bindery_linux::{self as linux, Call};
     struct Caller<'a, 'm, A: Walk>(&'a AddressSpace<'m, Machine<A>>);
     impl<'m, A: Walk> linux::Process<'m, Machine<A>> for Caller<'_, 'm, A> {
         fn space(&self) -> &AddressSpace<'m, Machine<A>> {

@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
-use bindery::linux::process_mrelease;
 use bindery::platform::Cpu;
 use bindery::{
     Access, AddressSpace, Advice, Errno, FaultError, Inspection, LockPages, MapRequest, PinError,
     PinTime, Sharing,
 };
 use bindery_hosted::{Config, Machine, Program, Walk};
+use bindery_linux::process_mrelease;
 
 use crate::support::kernel::Finished;
 use crate::support::{GIB, MIB, audit, fixed, memory_with, options, strict, use_order};

@@ -4,9 +4,10 @@ use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::arch::{Level, X86_64};
 use bindery::{
     Accounting, AddressSpace, Error, FileAccess, Inspection, MapObject, MapRequest, Memory, Object,
-    Place, Sealing, Sharing, linux,
+    Place, Sealing, Sharing,
 };
 use bindery_hosted::{Machine, MemoryFiles, Program};
+use bindery_linux as linux;
 
 use crate::support::{GIB, MIB, READ_WRITE, audit, options, strict};
 

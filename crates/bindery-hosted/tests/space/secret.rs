@@ -2,14 +2,14 @@
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::arch::X86_64;
-use bindery::linux::proc::{self, Unnamed};
-use bindery::linux::{self, OpenFile};
 use bindery::{
     Access, AddressSpace, Advice, Errno, Error, FaultError, FileAccess, Limits, LockAll, LockPages,
     MapFlags, MapObject, MapRequest, MappingFlags, Memory, Object, PinError, PinTime, Seals,
     Sharing,
 };
 use bindery_hosted::Machine;
+use bindery_linux::proc::{self, Unnamed};
+use bindery_linux::{self as linux, OpenFile};
 
 use crate::support::{GIB, MIB, audit, fixed, options, strict};
 

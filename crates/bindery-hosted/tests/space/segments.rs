@@ -2,13 +2,13 @@
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::arch::X86_64;
-use bindery::linux::proc::{self, Unnamed};
-use bindery::linux::{
+use bindery::{AddressSpace, Errno, Memory, Protection, Remap};
+use bindery_hosted::Machine;
+use bindery_linux::proc::{self, Unnamed};
+use bindery_linux::{
     IpcClock, IpcUser, LockAccount, SegmentLocking, SegmentSlot, Segments, shmat, shmctl, shmdt,
     shmget,
 };
-use bindery::{AddressSpace, Errno, Memory, Protection, Remap};
-use bindery_hosted::Machine;
 
 use crate::support::{GIB, MIB, READ_WRITE, audit, fixed, options, strict};
 

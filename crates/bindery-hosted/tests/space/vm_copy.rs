@@ -2,9 +2,9 @@
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::arch::{AArch64, X86_64};
-use bindery::linux::{CopyDirection, IoRange, process_vm, process_vm_ranges};
 use bindery::{AddressSpace, Errno, FaultError, PartialCopy, Protection};
 use bindery_hosted::{Machine, Walk};
+use bindery_linux::{CopyDirection, IoRange, process_vm, process_vm_ranges};
 
 use crate::support::{GIB, MIB, audit, fixed, options, strict};
 

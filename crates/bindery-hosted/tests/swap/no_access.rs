@@ -3,12 +3,12 @@
 
 use bindery::addr::{Order, VirtAddr};
 use bindery::arch::{AArch64, Absent, X86_64};
-use bindery::linux::proc::{ClearRefs, PhysicalAddresses, clear_refs, pagemap, smaps_rollup};
 use bindery::{
     AddressSpace, Advice, FaultError, Inspection, MapRequest, Protection, Sharing, SizeMode,
     UserfaultFeatures, UserfaultModes, UserfaultScope, WriteProtectMode, testing,
 };
 use bindery_hosted::{Machine, Program, Walk};
+use bindery_linux::proc::{ClearRefs, PhysicalAddresses, clear_refs, pagemap, smaps_rollup};
 
 use super::fixture::{Swapping, with_swap};
 use crate::support::{GIB, READ_WRITE, audit, fixed};

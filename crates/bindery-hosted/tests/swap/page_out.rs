@@ -2,11 +2,11 @@
 
 use bindery::addr::{Order, VirtAddr};
 use bindery::arch::{AArch64, Absent, Level, X86_64};
-use bindery::linux::proc::{ClearRefs, clear_refs};
 use bindery::{
     Access, Advice, Inspection, MapRequest, PinTime, Protection, Remap, Sharing, SizeMode,
 };
 use bindery_hosted::{Program, Walk};
+use bindery_linux::proc::{ClearRefs, clear_refs};
 
 use super::fixture::{Swapping, with_swap};
 use crate::support::{GIB, MIB, audit, fixed};

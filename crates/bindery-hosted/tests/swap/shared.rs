@@ -311,7 +311,7 @@ fn listings_know_swapped_pages<A: Walk>() {
         let expected: Vec<bool> = (0..64).map(|page| page == 1).collect();
         assert_eq!(resident, expected);
         let mut smaps = String::new();
-        bindery::linux::proc::smaps(space, &bindery::linux::proc::Unnamed, &mut smaps).unwrap();
+        bindery_linux::proc::smaps(space, &bindery_linux::proc::Unnamed, &mut smaps).unwrap();
         let swap = smaps.lines().find(|line| line.starts_with("Swap:")).unwrap();
         assert_eq!(swap.split_whitespace().nth(1), Some("188"), "{swap}");
     });

@@ -2,11 +2,11 @@
 //! changes nothing.
 
 use bindery::addr::VirtAddr;
-use bindery::linux::{UserfaultRequest, userfault_api, userfault_control};
 use bindery::{
     AddressSpace, Errno, Error, FillMode, Inspection, PartialFill, Platform, UserfaultFeatures,
     UserfaultModes, WriteProtectMode,
 };
+use bindery_linux::{UserfaultRequest, userfault_api, userfault_control};
 use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::TestRunner;

@@ -2,12 +2,12 @@
 //! Linux, and what is refused changes nothing.
 
 use bindery::addr::VirtAddr;
-use bindery::linux::proc::{SCAN_END, SCAN_WORDS, pagemap_scan};
-use bindery::linux::{UserfaultRequest, userfault_control};
 use bindery::{
     AddressSpace, Errno, Error, Inspection, Mapping, MoveMode, PageCategories, Protection,
     UserfaultFeatures, UserfaultModes,
 };
+use bindery_linux::proc::{SCAN_END, SCAN_WORDS, pagemap_scan};
+use bindery_linux::{UserfaultRequest, userfault_control};
 use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::TestRunner;

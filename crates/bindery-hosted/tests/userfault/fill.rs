@@ -1,8 +1,8 @@
 //! Pages that a handler supplies, and what it is refused.
 
 use bindery::addr::{Order, VirtAddr};
-use bindery::linux::{UserfaultRequest, userfault_control};
 use bindery::{Error, FaultError, FillMode, Inspection, PartialFill, SizeMode};
+use bindery_linux::{UserfaultRequest, userfault_control};
 
 use super::fixture::{AT, PAGE, PAGES, at, with_fixture};
 use crate::support::fixed;

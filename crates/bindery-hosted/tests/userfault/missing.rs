@@ -3,12 +3,12 @@
 use std::thread;
 
 use bindery::addr::VirtAddr;
-use bindery::linux::userfault_text;
 use bindery::platform::Cpu;
 use bindery::{
     Access, Error, FaultError, FillMode, Remap, UserfaultFault, UserfaultFeatures, UserfaultKind,
     UserfaultModes, UserfaultScope, WaitingFaults,
 };
+use bindery_linux::userfault_text;
 
 use super::fixture::{AT, PAGE, PAGES, Wish, at, with_features, with_fixture, with_wish};
 use crate::support::{MIB, fixed};

@@ -1,11 +1,11 @@
 //! Scans of pages by category, and protection of what matches.
 
 use bindery::addr::{Order, VirtAddr, VirtRange};
-use bindery::linux::proc::{SCAN_END, SCAN_WORDS, pagemap_scan};
 use bindery::{
     Advice, Errno, Error, PageCategories, PageRegion, PageRegions, PageScan, Scanned, SizeMode,
     UserfaultFeatures, UserfaultModes, WriteProtectMode,
 };
+use bindery_linux::proc::{SCAN_END, SCAN_WORDS, pagemap_scan};
 
 use super::fixture::{AT, Fixture, PAGE, PAGES, Wish, at, with_wish};
 use crate::support::fixed;

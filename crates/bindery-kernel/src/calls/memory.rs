@@ -2,8 +2,8 @@
 
 use bindery::addr::VirtAddr;
 use bindery::arch::{KeyRights, ProtectionKey};
-use bindery::linux::{self, Call, Numbers, OpenFile};
 use bindery::{Access, FaultError, FileAccess};
+use bindery_linux::{self as linux, Call, Numbers, OpenFile};
 use linux_raw_sys::general::{MAP_ANONYMOUS, MAP_LOCKED, MAP_POPULATE};
 
 use crate::arch;

@@ -2,7 +2,7 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `memory` | the core's calls, by `bindery::linux` |
+//! | `memory` | the core's calls, by `bindery_linux` |
 //! | `nodes` | memory nodes, of which there is one |
 //! | [`segments`] | System V shared memory |
 //! | `vm_copy` | `process_vm_readv`, `process_vm_writev`, `process_mrelease` |

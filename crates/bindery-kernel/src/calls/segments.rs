@@ -4,7 +4,9 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::fmt;
 
-use bindery::linux::{self, IpcClock, LockAccount, SegmentLocking, SegmentSlot, Segments, proc};
+use bindery_linux::{
+    self as linux, IpcClock, LockAccount, SegmentLocking, SegmentSlot, Segments, proc,
+};
 use linux_raw_sys::general as nr;
 use spin::Once;
 

@@ -1,6 +1,6 @@
 //! `process_vm_readv`, `process_vm_writev` and `process_mrelease`.
 
-use bindery::linux::{self, CopyDirection};
+use bindery_linux::{self as linux, CopyDirection};
 use linux_raw_sys::general as nr;
 
 use crate::errno::{Errno, Outcome, from_raw};

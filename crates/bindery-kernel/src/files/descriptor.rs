@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use bindery::FileAccess;
-use bindery::linux::OpenFile;
+use bindery_linux::OpenFile;
 use linux_raw_sys::general::{O_APPEND, O_NONBLOCK, O_PATH};
 
 use crate::errno::Errno;

@@ -6,7 +6,8 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use bindery::{Access, Accounting, Object, Operation, Quota, Sealing, linux};
+use bindery::{Access, Accounting, Object, Operation, Quota, Sealing};
+use bindery_linux as linux;
 
 use crate::errno::{Errno, Outcome, from_raw};
 use crate::memory::memory;

@@ -4,8 +4,8 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 
-use bindery::linux::OpenFile;
 use bindery::{FileAccess, Object};
+use bindery_linux::OpenFile;
 use linux_raw_sys::general::{
     O_ACCMODE, O_RDONLY, O_RDWR, O_WRONLY, POLLIN, POLLOUT, S_IFBLK, S_IFCHR, S_IFDIR, S_IFIFO,
     S_IFLNK, S_IFREG, S_IFSOCK,

@@ -6,11 +6,11 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use bindery::addr::VirtAddr;
-use bindery::linux::{
+use bindery::{Access, FaultError, ForkIsNext, Userfault, UserfaultScope};
+use bindery_linux::{
     USERFAULT_MESSAGE, UserfaultRequest, userfault_api, userfault_control, userfault_message,
     userfault_text,
 };
-use bindery::{Access, FaultError, ForkIsNext, Userfault, UserfaultScope};
 use linux_raw_sys::general::{
     O_CLOEXEC, O_NONBLOCK, O_RDONLY, POLLERR, POLLIN, UFFD_USER_MODE_ONLY, UFFDIO,
 };

@@ -2,7 +2,7 @@
 
 use alloc::sync::Arc;
 
-use bindery::linux::{self, IpcUser};
+use bindery_linux::{self as linux, IpcUser};
 use linux_raw_sys::general::{O_NONBLOCK, SCHED_BATCH, SCHED_IDLE, SCHED_NORMAL};
 use linux_raw_sys::prctl::{
     PR_CAPBSET_READ, PR_GET_DUMPABLE, PR_GET_NAME, PR_GET_NO_NEW_PRIVS, PR_GET_PDEATHSIG,

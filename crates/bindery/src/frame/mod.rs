@@ -89,6 +89,7 @@ pub use folio::MAX_FOLIO_ORDER;
 pub(crate) use folio::{ExclusiveRun, Folio};
 #[cfg(all(test, loom))]
 pub(crate) use folio_lock::{begin_writeback, lock_unless_writeback, take_from_request, unlock};
+pub use owner::OwnerKind;
 pub use range::FrameRange;
 pub use view::{FrameUsage, FrameUse, FrameView};
 #[allow(unused_imports, reason = "the layers above name those that they need")]
@@ -96,7 +97,7 @@ pub(crate) use {
     aging::Age, aging::Eviction, aging::Turn, count::PinRoom, count::TooManyMappings, folio::Freed,
     folio_lock::FolioLock, folio_lock::LockedFolio, numbered::Numbered,
     owner::ALIGN as OWNER_ALIGN, owner::FolioIndex, owner::FolioOwner, owner::Owner,
-    owner::OwnerKind, owner::OwnerMark, owner::OwnerRun, reference::Reference, split::SplitError,
+    owner::OwnerMark, owner::OwnerRun, reference::Reference, split::SplitError,
 };
 
 /// The reason why the ranges of memory cannot be used.

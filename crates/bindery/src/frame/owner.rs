@@ -151,8 +151,18 @@ impl OwnerRun {
 }
 
 /// The kind of owner of a folio.
+///
+/// ```
+/// use bindery::OwnerKind;
+///
+/// /// Whether the folio can be read again from a file.
+/// fn has_file(owner: OwnerKind) -> bool {
+///     owner == OwnerKind::File
+/// }
+/// assert!(!has_file(OwnerKind::Anonymous));
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum OwnerKind {
+pub enum OwnerKind {
     /// The address spaces that map it: anonymous memory.
     Anonymous,
     /// Shared memory.

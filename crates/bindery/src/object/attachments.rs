@@ -2,12 +2,17 @@
 
 use core::ptr::NonNull;
 
-/// Follows the mappings (VMAs) of an object.
-pub(crate) trait Attachments: Send + Sync {
-    /// A mapping was added. Called with locks held: takes only innermost spin locks.
+/// Follows the mappings of an object, each VMA separately ([`crate::Memory::segment_memory`]).
+///
+/// # Context
+/// Context: may sleep in [`Attachments::detached`] only.
+pub trait Attachments: Send + Sync {
+    /// One more VMA maps the memory of `segment`. Called with locks held: it acquires none but
+    /// innermost spin locks.
     fn attached(&self, segment: u64);
 
-    /// A mapping was removed. Called without locks; may drop the last handle of the object.
+    /// One VMA less maps the memory of `segment`. Called without locks; it may drop the last handle of
+    /// the object.
     fn detached(&self, segment: u64);
 }
 
@@ -18,8 +23,7 @@ pub(crate) struct SegmentMark {
     pub(super) told: NonNull<dyn Attachments>,
     /// The follower's number for the segment.
     pub(crate) segment: u64,
-    /// The key of the segment.
-    #[cfg_attr(not(feature = "procfs"), expect(dead_code, reason = "shown by `linux::proc`"))]
+    /// The key that the segment was made with.
     pub(crate) key: u32,
 }
 

@@ -104,7 +104,8 @@ use crate::platform::Platform;
 
 use state::{Backing, Secrecy};
 
-pub(crate) use attachments::{Attachments, SegmentMark};
+pub use attachments::Attachments;
+pub(crate) use attachments::SegmentMark;
 pub(crate) use awaited::{Awaited, Stop};
 pub(crate) use invalidate::PagesStay;
 pub use pager::{Pager, PagerError};
@@ -220,8 +221,15 @@ impl<P: Platform> Memory<P> {
         self.add_shared_memory(0, Sealing::Forbidden, backing)
     }
 
-    /// The memory of a System V segment. `told` is called for each of its mappings.
-    pub(crate) fn segment_memory<'m>(
+    /// The memory of a System V segment of `size` bytes: `told` follows its mappings, under the
+    /// number `segment`. Both `segment` and `key` show in [`crate::ObjectView::segment`]. `told`
+    /// outlives the object and all its holders.
+    ///
+    /// Context: may sleep.
+    ///
+    /// # Errors
+    /// As [`Memory::shared_memory`].
+    pub fn segment_memory<'m>(
         &'m self,
         told: &'m dyn Attachments,
         segment: u64,
@@ -354,6 +362,14 @@ impl<'m, P: Platform> Object<'m, P> {
     /// Context: any.
     pub fn keep_in_memory(&self) {
         self.state().keep_in_memory(true);
+    }
+
+    /// Undoes [`Object::keep_in_memory`]: reclaim may send its pages to swap again.
+    ///
+    /// Context: any.
+    pub fn allow_swap(&self) {
+        self.state().keep_in_memory(false);
+        self.memory.note_unlocked();
     }
 
     /// The number of steps that all calls have taken so far in the tree of its mappings: `mmap` and

@@ -119,7 +119,6 @@ pub(crate) fn hole<P: Platform>(
 }
 
 /// The number of pages from `first` to `end` that are in swap.
-#[cfg(feature = "procfs")]
 pub(crate) fn swapped_pages<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,

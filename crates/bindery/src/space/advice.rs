@@ -2,8 +2,8 @@
 //!
 //! A new kind begins as a variant of [`Advice`]. The compiler then asks for its row in
 //! [`Advice::effect`], for the function in `madvise.rs` that carries out a new [`Call`] or
-//! [`EntryChange`], and for the answer of `linux/advice.rs` whether a process may give it to
-//! another. Its number is in `linux/advice.rs`; a test there finds a kind without one.
+//! [`EntryChange`], and for the answer of [`Advice::is_for_others`]. Its number is in `bindery-linux`
+//! (`advice.rs`); a test there finds a kind without one.
 
 use crate::error::Error;
 
@@ -112,6 +112,36 @@ impl Advice {
         Self::GuardInstall,
         Self::GuardRemove,
     ];
+
+    /// Whether one process may give it about the memory of another (`process_madvise(2)`).
+    ///
+    /// Context: any.
+    pub const fn is_for_others(self) -> bool {
+        match self {
+            Self::Cold | Self::PageOut | Self::WillNeed | Self::Collapse => true,
+            Self::Normal
+            | Self::Random
+            | Self::Sequential
+            | Self::DontNeed
+            | Self::DontNeedLocked
+            | Self::Free
+            | Self::Remove
+            | Self::DontFork
+            | Self::DoFork
+            | Self::WipeOnFork
+            | Self::KeepOnFork
+            | Self::DontDump
+            | Self::DoDump
+            | Self::Mergeable
+            | Self::Unmergeable
+            | Self::Huge
+            | Self::NoHuge
+            | Self::PopulateRead
+            | Self::PopulateWrite
+            | Self::GuardInstall
+            | Self::GuardRemove => false,
+        }
+    }
 
     /// The row of this kind in the table of effects.
     #[inline]

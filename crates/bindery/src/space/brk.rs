@@ -36,9 +36,10 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// Where the heap begins and ends (Linux: `start_brk`, `brk`); both 0 until the embedder says
-    /// where. The two agree only while the mutex is held.
-    #[cfg(feature = "procfs")]
-    pub(crate) fn heap(&self) -> VirtRange {
+    /// where. The two agree only while the mutex is held ([`AddressSpace::view_mapping`]).
+    ///
+    /// Context: any.
+    pub fn heap(&self) -> VirtRange {
         let read = |at: &AtomicU64| at.load(Ordering::Relaxed);
         VirtRange::raw(read(&self.program_break.start), read(&self.program_break.end))
     }

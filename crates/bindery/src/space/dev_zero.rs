@@ -17,9 +17,11 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// As on Linux, a shared mapping that can never be written has no memory to share: each page is
     /// the zero page. (Linux still shows it as shared.)
     ///
+    /// Context: may sleep. Complexity: as [`AddressSpace::mmap_object`].
+    ///
     /// # Errors
     /// As [`AddressSpace::mmap_object`].
-    pub(crate) fn mmap_zeroes(
+    pub fn mmap_zeroes(
         &self,
         request: &MapRequest,
         offset: u64,

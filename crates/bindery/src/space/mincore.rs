@@ -126,8 +126,10 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
     }
 
-    /// Where the mapping around `addr` ends, if there is one.
-    pub(crate) fn mapping_end(&self, addr: VirtAddr) -> Option<VirtAddr> {
+    /// The end of the mapping around `addr`; `None` if `addr` is in no mapping.
+    ///
+    /// Context: may sleep. Complexity: logarithmic in the mappings.
+    pub fn mapping_end(&self, addr: VirtAddr) -> Option<VirtAddr> {
         let mm = self.mmap_lock.lock();
         self.vma_at(&mm, addr).map(|vma| VirtAddr(vma.end()))
     }

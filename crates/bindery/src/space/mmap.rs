@@ -117,8 +117,13 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         }
     }
 
-    /// Whether a place exists for such a mapping: the first half of what `mmap` does.
-    pub(crate) fn check_place(&self, request: &MapRequest) -> Result<(), Error> {
+    /// Whether a place exists for such a mapping: the first half of [`AddressSpace::mmap`].
+    ///
+    /// Context: may sleep. Complexity: as that of the search of `mmap`.
+    ///
+    /// # Errors
+    /// Those of `mmap` for a length, a place and limits.
+    pub fn check_place(&self, request: &MapRequest) -> Result<(), Error> {
         let length = self.map_length(request)?;
         let mm = self.mmap_lock.lock();
         // As on Linux, a new mapping may be the first beyond the limit.

@@ -32,7 +32,7 @@
 //! | `pin`, `pin_count` | pinned pages, and how many there may be |
 //! | `folio` | splits mapped folios, and joins their leaves |
 //! | `user_copy` | a program's memory, read and written from outside |
-//! | `inspect`, `resident`, `procfs` | what tests, debuggers and `/proc` read |
+//! | `inspect`, `resident`, `view` | reading for tests, debuggers and listings as those of `/proc` |
 
 mod advice;
 mod brk;
@@ -70,8 +70,6 @@ mod pin;
 mod pin_count;
 mod pkey;
 mod populate;
-#[cfg(feature = "procfs")]
-mod procfs;
 mod reap;
 mod remap_file_pages;
 mod resident;
@@ -83,6 +81,7 @@ mod swap_off;
 mod transaction;
 mod user_copy;
 mod userfault;
+mod view;
 mod will_need;
 
 use core::fmt;
@@ -106,7 +105,6 @@ use crate::table::{PageTable, ReadSection, RunLimit};
 use crate::tlb::{Gather, TlbOnLeave};
 use crate::userfault::release as release_userfault;
 
-pub(crate) use self::userfault::Batches;
 pub use self::userfault::{FillMode, FillSource, MoveMode, PartialFill, WriteProtectMode};
 pub use crate::vma::{MappingFlags, Protection};
 pub use advice::Advice;
@@ -126,6 +124,7 @@ pub use resident::Resident;
 pub use scan_pages::{PageCategories, PageRegion, PageRegions, PageScan, Scanned};
 pub use settings::{ExecGain, LargeFolios};
 pub use user_copy::PartialCopy;
+pub use view::{FolioView, MappingView, ObjectView, PageRun, PageRunContent};
 
 use crate::collections::range_skip_list::Index;
 use crate::vma::{self, Vma};
@@ -332,7 +331,10 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 
     /// The end of user space.
-    pub(crate) fn limit(&self) -> VirtAddr {
+    ///
+    /// Context: any.
+    #[inline]
+    pub fn limit(&self) -> VirtAddr {
         VirtAddr(P::Arch::USER_END)
     }
 

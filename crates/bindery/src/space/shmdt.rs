@@ -10,16 +10,16 @@ use super::vma::Vma;
 use super::{AddressSpace, MmapLocked};
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Unmaps what is left of the System V segment that was attached at `at`, all its parts where
-    /// it was cut. As on Linux, what was moved away, or mapped over, does not count.
+    /// Unmaps the rest of the System V segment that was attached at `at`, all its parts if it was
+    /// cut. As on Linux, parts that were moved away or mapped over do not count.
     ///
-    /// Complexity: in the mappings from there to the first part, and as
+    /// Context: may sleep. Complexity: in the mappings from there to the first part, and as
     /// [`AddressSpace::munmap`].
     ///
     /// # Errors
-    /// [`Error::Invalid`] if nothing of a segment that was attached there is left, or `at` is no
+    /// [`Error::Invalid`] if no part of a segment that was attached there remains, or `at` is no
     /// multiple of the page size.
-    pub(crate) fn detach_segment(&self, at: VirtAddr) -> Result<(), Error> {
+    pub fn detach_segment(&self, at: VirtAddr) -> Result<(), Error> {
         if !at.is_aligned(PAGE_SIZE) {
             return Err(Error::Invalid);
         }

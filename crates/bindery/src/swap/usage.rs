@@ -71,7 +71,6 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    #[cfg(feature = "procfs")]
     /// The number of entries that refer to the slot.
     pub(crate) fn slot_entries(&self, area: u8, slot: u64) -> u32 {
         self.swap_cell(area, slot).map_or(0, Cell::entries)

@@ -1,12 +1,12 @@
 //! Memory of several shapes, and the calls that are made on each.
 
 use bindery::addr::{Order, PAGE_SIZE, VirtAddr, VirtRange};
-use bindery::linux::proc::{self, ClearRefs};
 use bindery::{
     Access, AddressSpace, Advice, Error, FaultError, Limits, LockPages, Locking, MapRequest, Place,
     Protection, Remap, Resolved, SizeMode, SpaceOptions,
 };
 use bindery_hosted::Walk;
+use bindery_linux::proc::{self, ClearRefs};
 
 use super::Extent;
 use super::meter::Meter;

@@ -1,8 +1,8 @@
 //! What is done to shared memory and files.
 
-use bindery::linux::{self, OpenFile};
 use bindery::{Errno, FileAccess, Object, Operation, Pager};
 use bindery_hosted::{Machine, Walk};
+use bindery_linux::{self as linux, OpenFile};
 
 use super::ended;
 use crate::check::failure::Failure;

@@ -1,7 +1,7 @@
 //! Statements, from the parts that the grammar has found.
 
 use bindery::addr::PAGE_SHIFT;
-use bindery::linux::Call;
+use bindery_linux::Call;
 use pest::iterators::{Pair, Pairs};
 
 use super::Reader;

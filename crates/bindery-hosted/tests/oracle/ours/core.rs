@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use bindery::addr::{Order, VirtAddr};
 use bindery::check::Violation;
-use bindery::linux::{self, OpenFile, UserfaultRequest};
 use bindery::{
     AddressSpace, FileAccess, Limits, Locking, MapRequest, Memory, Object, Overcommit, Place,
     Protection, SizeMode, SpaceOptions, UserfaultScope,
 };
 use bindery_hosted::{Machine, SwapFile, SwapService, Walk};
+use bindery_linux::{self as linux, OpenFile, UserfaultRequest};
 
 use super::super::names::{
     COMPRESSED_MEMORY, F_SEAL_EXEC, F_SEAL_FUTURE_WRITE, F_SEAL_GROW, F_SEAL_SHRINK, F_SEAL_WRITE,

@@ -1,9 +1,9 @@
 //! Looking at an address space of the core as `/proc` shows one of Linux.
 
 use bindery::addr::Frame;
-use bindery::linux::proc::{PhysicalAddresses, pagemap};
 use bindery::{AddressSpace, FrameKind, Mapping, MappingFlags, Object, Usage};
 use bindery_hosted::{Machine, Walk};
+use bindery_linux::proc::{PhysicalAddresses, pagemap};
 
 use super::super::observation::{
     ANONYMOUS, Area, Counters, FIRST_FILE, FileState, LETTERS, OTHER_OBJECT, Presence, Snapshot,

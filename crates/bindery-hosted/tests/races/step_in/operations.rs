@@ -3,9 +3,9 @@
 use std::mem;
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
-use bindery::linux::proc::{ClearRefs, Unnamed, clear_refs, smaps};
 use bindery::{Access, AddressSpace, Advice, LockPages, PinTime, Protection, Remap};
 use bindery_hosted::Walk;
+use bindery_linux::proc::{ClearRefs, Unnamed, clear_refs, smaps};
 
 use super::stepped::Stepped;
 use super::world::{

@@ -2,7 +2,7 @@
 
 use alloc::sync::Arc;
 
-use bindery::linux;
+use bindery_linux as linux;
 use linux_raw_sys::general as nr;
 use linux_raw_sys::general::{EFD_SEMAPHORE, MFD_CLOEXEC, O_CLOEXEC, O_NONBLOCK, O_RDWR};
 use linux_raw_sys::net::{AF_UNIX, SOCK_SEQPACKET, SOCK_STREAM};

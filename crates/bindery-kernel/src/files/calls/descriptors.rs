@@ -1,6 +1,6 @@
 //! Descriptors: duplicates, flags, `fcntl`, `ioctl`.
 
-use bindery::linux;
+use bindery_linux as linux;
 use linux_raw_sys::general::{
     F_ADD_SEALS, F_DUPFD, F_DUPFD_CLOEXEC, F_GET_SEALS, F_GETFD, F_GETFL, F_GETLK, F_GETPIPE_SZ,
     F_SETFD, F_SETFL, F_SETLK, F_SETLKW, F_SETPIPE_SZ, F_UNLCK, FD_CLOEXEC, O_CLOEXEC, O_NONBLOCK,

@@ -1,6 +1,7 @@
 //! `truncate`, `fallocate`, `fsync` and `sync_file_range`.
 
-use bindery::{FileAccess, linux};
+use bindery::FileAccess;
+use bindery_linux as linux;
 use linux_raw_sys::general as nr;
 use linux_raw_sys::general::{AT_FDCWD, FALLOC_FL_KEEP_SIZE, O_RDWR};
 

@@ -6,7 +6,7 @@ use core::ops::Range;
 
 use bindery::FaultError;
 use bindery::addr::VirtAddr;
-use bindery::linux::proc::{
+use bindery_linux::proc::{
     CallerMemory, ClearRefs, PAGEMAP_SCAN, PhysicalAddresses, SCAN_END, SCAN_WORDS, clear_refs,
     maps_entry, pagemap, pagemap_scan, procmap_query, smaps_entry, smaps_rollup, statm,
 };

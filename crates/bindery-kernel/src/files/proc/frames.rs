@@ -3,7 +3,7 @@
 use alloc::sync::Arc;
 
 use bindery::Memory;
-use bindery::linux::proc::{kpagecount, kpageflags};
+use bindery_linux::proc::{kpagecount, kpageflags};
 
 use crate::errno::Errno;
 use crate::memory::memory;

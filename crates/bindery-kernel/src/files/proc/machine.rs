@@ -3,7 +3,7 @@
 use alloc::sync::Arc;
 use core::fmt::{self, Write};
 
-use bindery::linux::proc::{FaultCounts, vmstat};
+use bindery_linux::proc::{FaultCounts, vmstat};
 
 use crate::calls::segments;
 use crate::memory::memory;

@@ -1,5 +1,5 @@
 //! `/proc`: processes and the machine. The core writes the texts about memory
-//! (`bindery::linux::proc`).
+//! (`bindery_linux::proc`).
 //!
 //! | file | what |
 //! |---|---|

@@ -6,7 +6,7 @@ use alloc::sync::{Arc, Weak};
 use core::fmt::{self, Write};
 
 use bindery::addr::VirtAddr;
-use bindery::linux::proc::{NameSource, Naming, Unnamed};
+use bindery_linux::proc::{NameSource, Naming, Unnamed};
 
 use crate::heap;
 use crate::process::Process;

@@ -3,7 +3,7 @@
 use alloc::format;
 use core::fmt::{self, Write};
 
-use bindery::linux::proc;
+use bindery_linux::proc;
 
 use crate::errno::Errno;
 use crate::memory::Space;

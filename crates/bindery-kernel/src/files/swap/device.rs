@@ -8,7 +8,8 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use bindery::addr::PAGE_SIZE;
-use bindery::{Object, SwapArea, linux};
+use bindery::{Object, SwapArea};
+use bindery_linux as linux;
 use linux_raw_sys::general::{O_EXCL, O_RDWR};
 
 use crate::errno::{Errno, Outcome, from_raw};

@@ -135,8 +135,25 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         self.fill_copy_by(userfault, to, length, mode, (Batches::Yes, source))
     }
 
-    /// As [`AddressSpace::fill_copy`], perhaps page by page.
-    pub(crate) fn fill_copy_by(
+    /// As [`AddressSpace::fill_copy`], but each page is mapped before the next is asked for: `source`
+    /// may read pages that this call has filled.
+    ///
+    /// Context: may sleep. Complexity: in the pages.
+    ///
+    /// # Errors
+    /// As [`AddressSpace::fill_copy`].
+    pub fn fill_copy_page_by_page(
+        &self,
+        userfault: &Userfault<'_, P>,
+        to: VirtAddr,
+        length: u64,
+        mode: FillMode,
+        source: &mut FillSource<'_>,
+    ) -> Result<(), PartialFill> {
+        self.fill_copy_by(userfault, to, length, mode, (Batches::No, source))
+    }
+
+    fn fill_copy_by(
         &self,
         userfault: &Userfault<'_, P>,
         to: VirtAddr,
@@ -401,7 +418,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
 
 /// Whether several pages may be copied before the first is mapped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Batches {
+enum Batches {
     Yes,
     No,
 }

@@ -21,7 +21,6 @@ mod register;
 mod shared;
 mod wait;
 
-pub(crate) use fill::Batches;
 pub use fill::{FillMode, FillSource, PartialFill};
 pub use moves::MoveMode;
 pub use protect::WriteProtectMode;

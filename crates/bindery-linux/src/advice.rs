@@ -1,0 +1,149 @@
+//! `madvise`, `process_madvise` and `process_mrelease`.
+
+use core::ops::Deref;
+
+use linux_raw_sys::general as raw;
+
+use bindery::addr::{PAGE_SIZE, VirtAddr};
+use bindery::arch::{Arch, KeyRights};
+use bindery::{AddressSpace, Advice, Errno, Error, Operation, Platform};
+
+use super::vector::{IoRange, MOST_BYTES, MOST_RANGES};
+use super::{Outcome, Process, errno, raw as raw_result};
+
+fn advice(number: i32) -> Option<Advice> {
+    Some(match u32::try_from(number).ok()? {
+        raw::MADV_NORMAL => Advice::Normal,
+        raw::MADV_RANDOM => Advice::Random,
+        raw::MADV_SEQUENTIAL => Advice::Sequential,
+        raw::MADV_WILLNEED => Advice::WillNeed,
+        raw::MADV_DONTNEED => Advice::DontNeed,
+        raw::MADV_DONTNEED_LOCKED => Advice::DontNeedLocked,
+        raw::MADV_FREE => Advice::Free,
+        raw::MADV_COLD => Advice::Cold,
+        raw::MADV_PAGEOUT => Advice::PageOut,
+        raw::MADV_REMOVE => Advice::Remove,
+        raw::MADV_DONTFORK => Advice::DontFork,
+        raw::MADV_DOFORK => Advice::DoFork,
+        raw::MADV_WIPEONFORK => Advice::WipeOnFork,
+        raw::MADV_KEEPONFORK => Advice::KeepOnFork,
+        raw::MADV_DONTDUMP => Advice::DontDump,
+        raw::MADV_DODUMP => Advice::DoDump,
+        raw::MADV_MERGEABLE => Advice::Mergeable,
+        raw::MADV_UNMERGEABLE => Advice::Unmergeable,
+        raw::MADV_HUGEPAGE => Advice::Huge,
+        raw::MADV_NOHUGEPAGE => Advice::NoHuge,
+        raw::MADV_COLLAPSE => Advice::Collapse,
+        raw::MADV_POPULATE_READ => Advice::PopulateRead,
+        raw::MADV_POPULATE_WRITE => Advice::PopulateWrite,
+        raw::MADV_GUARD_INSTALL => Advice::GuardInstall,
+        raw::MADV_GUARD_REMOVE => Advice::GuardRemove,
+        _ => return None,
+    })
+}
+
+pub(super) fn madvise<'m, P: Platform>(
+    process: &impl Process<'m, P>,
+    addr: u64,
+    length: u64,
+    number: i32,
+) -> Outcome {
+    let advice = advice(number).ok_or(Errno::EINVAL)?;
+    let done =
+        process.space().madvise_with_keys(VirtAddr(addr), length, advice, process.key_rights());
+    done.map(|()| 0).map_err(errno(Operation::Madvise))
+}
+
+/// The ranges are in the caller's memory, address and length of 64 bits each.
+pub(super) fn process_madvise<'m, P: Platform>(
+    process: &impl Process<'m, P>,
+    [pidfd, vector, count, number, flags, _]: [u64; 6],
+) -> Outcome {
+    if flags as u32 != 0 || count > MOST_RANGES {
+        return Err(Errno::EINVAL);
+    }
+    let range_at = |index| {
+        let range = IoRange::read(process.space(), vector, index)?;
+        Ok((range.start, range.length))
+    };
+    // All of the vector is looked at before anything is done.
+    let (mut left, mut skewed, mut beyond) = (false, false, false);
+    for index in 0..count {
+        let (addr, length) = range_at(index)?;
+        skewed |= index == 0 && length == 0 && !addr.is_multiple_of(PAGE_SIZE);
+        if length > i64::MAX as u64 {
+            return Err(Errno::EINVAL);
+        }
+        left |= length > 0;
+        beyond |= addr.saturating_add(length) > P::Arch::USER_END;
+    }
+    if beyond {
+        return Err(Errno::EFAULT);
+    }
+    let target = process.process(pidfd as i32).ok_or(Errno::EBADF)?;
+    // As Linux 7.2: also where there is nothing to say it of.
+    let advice = advice(number as i32).ok_or(Errno::EINVAL)?;
+    let own = core::ptr::eq(target, process.space());
+    if !own {
+        if !advice.is_for_others() {
+            return Err(Errno::EINVAL);
+        }
+        if !process.may_advise_others() {
+            return Err(Errno::EPERM);
+        }
+    }
+    if left && skewed {
+        // As Linux, which looks at the first range even if there is nothing in it.
+        return Err(Errno::EINVAL);
+    }
+    let rights = if own { process.key_rights() } else { KeyRights::ALL };
+    let mut done = 0;
+    for index in 0..count {
+        let (addr, length) = range_at(index)?;
+        let length = length.min(MOST_BYTES - done);
+        if length == 0 {
+            continue;
+        }
+        match target.madvise_with_keys(VirtAddr(addr), length, advice, rights) {
+            Ok(()) => done += length,
+            Err(error) if done == 0 => return Err(error.errno(Operation::Madvise)),
+            // Those before were advised: their length is the result.
+            Err(_) => break,
+        }
+    }
+    Ok(done)
+}
+
+/// `process_mrelease(2)`: takes the memory of a process that is about to end. `find` gives the
+/// memory of the process behind the pidfd, or refuses: `EBADF` where it is none, `ESRCH` where the
+/// process has no memory any more, `EINVAL` where it, or another process with the same memory, is
+/// not about to end. The result is 0 or `-errno`.
+///
+/// Context: may sleep. Complexity: as [`AddressSpace::reap`].
+pub fn process_mrelease<'m, P: Platform, S: Deref<Target = AddressSpace<'m, P>>>(
+    flags: u32,
+    find: impl FnOnce() -> Result<S, Errno>,
+) -> i64 {
+    let release = || {
+        if flags != 0 {
+            return Err(Errno::EINVAL);
+        }
+        find()?.reap().map(|()| 0).map_err(|error| {
+            let short = error == Error::OutOfMemory;
+            if short { Errno::EAGAIN } else { error.errno(Operation::Madvise) }
+        })
+    };
+    raw_result(release())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_number_means_another_advice_and_all_advice_has_a_number() {
+        let named: std::vec::Vec<_> = (0..i32::from(u16::MAX)).filter_map(advice).collect();
+        assert_eq!(named.len(), Advice::ALL.len());
+        assert!(Advice::ALL.iter().all(|advice| named.contains(advice)));
+    }
+}

@@ -1,0 +1,190 @@
+//! The Linux ABI of [Bindery](bindery): system calls as programs make them. Numbers and flags go in; a result or a
+//! negative errno comes out.
+//!
+//! A kernel that runs Linux programs passes the calls about memory on unchanged:
+//!
+//! ```text
+//! program   syscall(number, six arguments)
+//! kernel    Call::from_number(table, number)     None: the kernel's own call
+//!           bindery_linux::call(&process, call, arguments)
+//! core      flags to types, the operation, its Error to the errno that Linux returns
+//! ```
+//!
+//! The kernel answers questions about descriptors and other processes through [`Process`].
+//! Constants come from `linux-raw-sys`; those used here are the same on all three architectures.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `number` | [`Call`] and its numbers |
+//! | `map` | `mmap`, `munmap`, `mremap`, `remap_file_pages`, `brk`, `mseal` |
+//! | `protect` | `mprotect` and protection keys |
+//! | `advice` | `madvise`, `process_madvise`, `process_mrelease` |
+//! | `mlock` | `mlock`, `mlock2`, `munlock`, `mlockall`, `munlockall` |
+//! | `mincore`, `msync` | these calls |
+//! | `file` | calls on shared memory by descriptor |
+//! | `prctl` | `prctl`: the options about memory |
+//! | `vm_copy` | `process_vm_readv`, `process_vm_writev` |
+//! | `shm` | System V shared memory, and the users' accounts of locked segments; feature `sysv` |
+//! | `userfault` | `ioctl_userfaultfd(2)` |
+//! | `vector` | `struct iovec` |
+//! | `proc` | the files of `/proc/self`; feature `procfs` |
+//!
+//! The crate uses only the public API of the core: listings read mappings by
+//! [`AddressSpace::view_mapping`].
+
+#![no_std]
+#![deny(missing_debug_implementations)]
+#![cfg_attr(
+    test,
+    allow(clippy::disallowed_methods, reason = "tests may use the whole standard library")
+)]
+
+#[cfg(test)]
+extern crate std;
+
+mod advice;
+mod file;
+mod map;
+mod mincore;
+mod mlock;
+mod msync;
+mod number;
+mod prctl;
+#[cfg(feature = "procfs")]
+pub mod proc;
+mod protect;
+#[cfg(feature = "sysv")]
+mod shm;
+mod userfault;
+mod vector;
+mod vm_copy;
+
+use bindery::addr::VirtAddr;
+use bindery::arch::{KeyRights, ProtectionKey};
+use bindery::{AddressSpace, Errno, Error, FileAccess, Object, Operation, Platform};
+
+pub use advice::process_mrelease;
+pub use file::{
+    add_seals, fallocate, ftruncate, get_seals, memfd_create, memfd_secret, pread, pwrite,
+};
+pub use number::{Call, Numbers};
+pub use prctl::prctl;
+#[cfg(feature = "sysv")]
+pub use shm::{
+    IpcClock, IpcUser, LockAccount, SegmentLocking, SegmentSlot, Segments, shmat, shmctl, shmdt,
+    shmget,
+};
+pub use userfault::{
+    USERFAULT_MESSAGE, UserMemory, UserfaultRequest, userfault_api, userfault_control,
+    userfault_message, userfault_text,
+};
+pub use vector::IoRange;
+pub use vm_copy::{CopyDirection, process_vm, process_vm_ranges};
+
+/// An open file that can be mapped.
+#[derive(Debug)]
+pub struct OpenFile<'m, P: Platform> {
+    /// Its object.
+    pub object: Object<'m, P>,
+    /// How it was opened.
+    pub access: FileAccess,
+}
+
+// Derived, it would ask the platform to be `Clone`.
+impl<P: Platform> Clone for OpenFile<'_, P> {
+    fn clone(&self) -> Self {
+        Self { object: self.object.clone(), access: self.access }
+    }
+}
+
+/// The process that makes a call, as far as the core must know it.
+///
+/// # Context
+/// Context: may sleep. [`call`] asks on the thread of its caller, without locks of the core.
+pub trait Process<'m, P: Platform> {
+    /// Its memory.
+    fn space(&self) -> &AddressSpace<'m, P>;
+
+    /// The file behind a descriptor; `None` if there is none (`EBADF`). A file that cannot be
+    /// mapped is the kernel's own matter: the kernel refuses (`ENODEV`) before it calls.
+    fn file(&self, descriptor: i32) -> Option<OpenFile<'m, P>>;
+
+    /// How `/dev/zero` was opened, if the descriptor is one of it. Called before [`Process::file`];
+    /// by default no descriptor is.
+    fn zeroes(&self, _descriptor: i32) -> Option<FileAccess> {
+        None
+    }
+
+    /// The memory of the process behind a pidfd; `None` if there is none.
+    fn process(&self, descriptor: i32) -> Option<&AddressSpace<'m, P>>;
+
+    /// Whether it may give other processes advice about their memory (Linux: `CAP_SYS_NICE`); by
+    /// default it may.
+    fn may_advise_others(&self) -> bool {
+        true
+    }
+
+    /// Sets the calling thread's rights to a key that was allocated for it: `forbidden` is the two
+    /// bits of [`KeyRights`]. Called only if [`Platform::protection_keys`] says that there are
+    /// keys.
+    fn set_key_rights(&self, _key: ProtectionKey, _forbidden: u32) {}
+
+    /// The calling thread's rights to the memory of each key; by default all.
+    fn key_rights(&self) -> KeyRights {
+        KeyRights::ALL
+    }
+}
+
+/// The result of a call: a value, or the errno.
+type Outcome = Result<u64, Errno>;
+
+/// Makes a call for a process. Takes raw arguments and returns the raw result, which is `-errno`
+/// for an error.
+///
+/// Context: may sleep. Complexity: that of the operation.
+pub fn call<'m, P: Platform>(
+    process: &impl Process<'m, P>,
+    call: Call,
+    arguments: [u64; 6],
+) -> i64 {
+    let space = process.space();
+    let [a, b, c, ..] = arguments;
+    let outcome = match call {
+        Call::Mmap => map::mmap(process, arguments),
+        Call::Munmap => map::munmap(space, a, b),
+        Call::Mremap => map::mremap(space, arguments),
+        Call::RemapFilePages => map::remap_file_pages(space, arguments),
+        Call::Mprotect => protect::mprotect(space, [a, b, c], protect::NO_KEY),
+        Call::PkeyMprotect => protect::mprotect(space, [a, b, c], arguments[3] as i32),
+        Call::PkeyAlloc => protect::pkey_alloc(process, a, b),
+        Call::PkeyFree => protect::pkey_free(space, a as i32),
+        Call::Brk => Ok(space.set_break(VirtAddr(a)).0),
+        Call::Mseal => map::mseal(space, a, b, c),
+        Call::Madvise => advice::madvise(process, a, b, c as i32),
+        Call::ProcessMadvise => advice::process_madvise(process, arguments),
+        Call::Mlock => mlock::mlock(space, a, b, 0),
+        Call::Mlock2 => mlock::mlock(space, a, b, c as i32),
+        Call::Munlock => mlock::munlock(space, a, b),
+        Call::Mlockall => mlock::mlockall(space, a as i32),
+        Call::Munlockall => {
+            space.munlockall();
+            Ok(0)
+        }
+        Call::Mincore => mincore::mincore(space, a, b, c),
+        Call::Msync => msync::msync(space, a, b, c as i32),
+    };
+    raw(outcome)
+}
+
+/// The raw result of a call.
+fn raw(outcome: Outcome) -> i64 {
+    match outcome {
+        Ok(value) => value as i64,
+        Err(errno) => -i64::from(errno as i32),
+    }
+}
+
+/// The errno of an operation's refusal.
+fn errno(operation: Operation) -> impl Fn(Error) -> Errno {
+    move |error| error.errno(operation)
+}

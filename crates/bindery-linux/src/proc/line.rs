@@ -1,0 +1,165 @@
+//! Fast formatting of lines: a listing of 30,000 mappings has 150,000 numbers.
+
+use core::fmt::{self, Write};
+use core::mem::MaybeUninit;
+
+use bindery::MappingFlags;
+use bindery::addr::VirtRange;
+
+use super::naming::FileId;
+
+/// Bytes of a line before its path, with the space before it. As Linux's: enough for 64-bit
+/// addresses and offset.
+const PATH_COLUMN: usize = 73;
+
+/// The width of the names in lines that tell a size, and of the numbers after them.
+const NAME_WIDTH: usize = 16;
+const NUMBER_WIDTH: usize = 8;
+
+/// Room for all columns of a line: two addresses and an offset of 16 digits, 4 letters, two numbers
+/// of 8 digits, one of 20, and 9 characters between them.
+const ROOM: usize = 128;
+
+/// The beginning of a line. What does not fit is left out, which callers keep from happening.
+pub(super) struct Columns {
+    // Not zeroed: that would cost more than most lines. The first `length` bytes are written.
+    bytes: [MaybeUninit<u8>; ROOM],
+    length: usize,
+}
+
+impl Columns {
+    #[inline]
+    pub(super) fn new() -> Self {
+        Self { bytes: [const { MaybeUninit::uninit() }; ROOM], length: 0 }
+    }
+
+    /// The next `count` bytes, which the caller writes, all of them and as UTF-8; none if they do
+    /// not fit.
+    #[inline]
+    fn extend(&mut self, count: usize) -> &mut [MaybeUninit<u8>] {
+        let start = self.length;
+        match self.bytes.get_mut(start..start + count) {
+            Some(into) => {
+                self.length += count;
+                into
+            }
+            None => &mut [],
+        }
+    }
+
+    #[inline]
+    pub(super) fn push(&mut self, text: &str) {
+        // Texts are short: a call that copies would cost more than the bytes.
+        for (into, byte) in self.extend(text.len()).iter_mut().zip(text.bytes()) {
+            into.write(byte);
+        }
+    }
+
+    /// Goes to a column, and at least `least` further.
+    fn pad(&mut self, column: usize, least: usize) {
+        let end = column.max(self.length + least).min(ROOM);
+        for into in self.extend(end.saturating_sub(self.length)) {
+            into.write(b' ');
+        }
+    }
+
+    /// Writes a decimal number, at least `least` characters wide.
+    fn push_number(&mut self, mut value: u64, least: usize, fill: u8) {
+        let digits = value.checked_ilog10().unwrap_or(0) as usize + 1;
+        let into = self.extend(digits.max(least));
+        let front = into.len().saturating_sub(digits);
+        let (blanks, places) = into.split_at_mut(front);
+        for place in blanks {
+            place.write(fill);
+        }
+        for place in places.iter_mut().rev() {
+            place.write(b'0' + (value % 10) as u8);
+            value /= 10;
+        }
+    }
+
+    /// Writes a hexadecimal number, with zeros in front up to `least` digits.
+    pub(super) fn push_hexadecimal(&mut self, mut value: u64, least: usize) {
+        let digits = (67 - (value | 1).leading_zeros() as usize) / 4;
+        for place in self.extend(digits.max(least)).iter_mut().rev() {
+            place.write(b"0123456789abcdef"[value as usize & 15]);
+            value >>= 4;
+        }
+    }
+
+    pub(super) fn push_decimal(&mut self, value: u64) {
+        self.push_number(value, 1, b' ');
+    }
+
+    fn as_str(&self) -> &str {
+        let written = &self.bytes[..self.length];
+        // SAFETY: 1. The bytes up to `length` are written: the callers of `extend` do so.
+        // 2. They are whole texts, spaces and digits in a row, so they are UTF-8. A check would
+        //    cost a tenth of a listing.
+        unsafe {
+            let bytes = core::slice::from_raw_parts(written.as_ptr().cast::<u8>(), written.len());
+            core::str::from_utf8_unchecked(bytes)
+        }
+    }
+
+    pub(super) fn write_to(&self, out: &mut dyn Write) -> fmt::Result {
+        out.write_str(self.as_str())
+    }
+
+    /// All of a mapping's line before its path; `offset` is in bytes.
+    pub(super) fn of_mapping(
+        range: VirtRange,
+        flags: MappingFlags,
+        offset: u64,
+        file: FileId,
+    ) -> Self {
+        let letter = |flag: MappingFlags, letter: &'static str| {
+            if flags.contains(flag) { letter } else { "-" }
+        };
+        let mut line = Self::new();
+        line.push_hexadecimal(range.start().0, 8);
+        line.push("-");
+        line.push_hexadecimal(range.end().0, 8);
+        line.push(" ");
+        line.push(letter(MappingFlags::READ, "r"));
+        line.push(letter(MappingFlags::WRITE, "w"));
+        line.push(letter(MappingFlags::EXECUTE, "x"));
+        line.push(if flags.contains(MappingFlags::SHARED) { "s " } else { "p " });
+        line.push_hexadecimal(offset, 8);
+        line.push(" ");
+        line.push_hexadecimal(file.major.into(), 2);
+        line.push(":");
+        line.push_hexadecimal(file.minor.into(), 2);
+        line.push(" ");
+        line.push_decimal(file.inode);
+        line.push(" ");
+        line
+    }
+
+    /// Goes to where paths begin: one space further at least, however long the columns are.
+    pub(super) fn pad_to_path(&mut self) {
+        self.pad(PATH_COLUMN, 1);
+    }
+}
+
+/// Writes a line that tells a number of bytes.
+pub(super) fn write_size(out: &mut dyn Write, name: &str, bytes: u64) -> fmt::Result {
+    write_number(out, name, bytes >> 10, " kB\n")
+}
+
+/// Writes a line that tells a number. Names that are longer than their column take from the
+/// number's.
+pub(super) fn write_number(
+    out: &mut dyn Write,
+    name: &str,
+    number: u64,
+    unit: &str,
+) -> fmt::Result {
+    let mut line = Columns::new();
+    line.push(name);
+    line.pad(NAME_WIDTH, 0);
+    let width = (NAME_WIDTH + NUMBER_WIDTH).saturating_sub(line.length);
+    line.push_number(number, width, b' ');
+    line.push(unit);
+    line.write_to(out)
+}

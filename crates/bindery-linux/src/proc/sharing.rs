@@ -1,0 +1,73 @@
+//! How many entries map a page, as far as the folio's count tells.
+//!
+//! A folio counts pairs of a page and an entry, for all its pages together:
+//!
+//! ```text
+//! folio of 4 pages             f0 f1 f2 f3      mappings  a page has, on average
+//! one process maps all          1  1  1  1         4       1        private
+//! after a fork                  2  2  2  2         8       2        shared
+//! the child has copied f0, f1   1  1  2  2         6       1.5      shared, each a part of 4/6
+//! ```
+//!
+//! Exact are: folios of one page; folios whose pages are all mapped equally often; anon-exclusive
+//! pages, which have one mapping. Otherwise every page counts as the average. The parts of all
+//! processes still add up to the folio, as long as all its pages are mapped somewhere. An average
+//! up to one counts as private, although a few pages may be shared while others are not mapped at
+//! all. (Linux does the same where it counts per folio: `CONFIG_NO_PAGE_MAPCOUNT`.)
+
+use bindery::addr::{Frame, PAGE_SIZE};
+use bindery::{FolioView, Platform};
+
+/// Binary places of a part of a byte, as Linux's (`PSS_SHIFT`).
+pub(super) const PART_SHIFT: u32 = 12;
+
+/// Consecutive pages of a folio that are shared alike.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Shared {
+    /// The first, counted from the first page that was asked about.
+    pub(super) first: u64,
+    /// How many there are.
+    pub(super) pages: u64,
+    mappings: u64,
+    /// In pages.
+    folio: u64,
+}
+
+impl Shared {
+    /// Whether no other entry maps the pages.
+    pub(super) fn is_private(&self) -> bool {
+        self.mappings <= self.folio
+    }
+
+    /// The pages' bytes, divided by how many share them, times 2^[`PART_SHIFT`].
+    pub(super) fn part(&self) -> u64 {
+        let page = PAGE_SIZE << PART_SHIFT;
+        let each = if self.is_private() { page } else { page * self.folio / self.mappings };
+        self.pages * each
+    }
+}
+
+/// Calls `f` for each stretch of the `pages` pages from `first` on, all of `folio`, that is shared
+/// alike. O(1), and for anonymous memory in the words of exclusive bits.
+pub(super) fn for_each_shared<P: Platform>(
+    folio: FolioView<'_, P>,
+    first: Frame,
+    pages: u64,
+    mut f: impl FnMut(Shared),
+) {
+    let mappings = u64::from(folio.mappings());
+    let size = u64::from(folio.pages());
+    if folio.is_of_object() {
+        return f(Shared { first: 0, pages, mappings, folio: size });
+    }
+    let number = first.0.wrapping_sub(folio.first().0);
+    let mut at = 0;
+    while at < pages {
+        let left = (pages - at) as u32;
+        let (exclusive, count) = folio.exclusive_run(number.wrapping_add(at as u32), left);
+        let alike = u64::from(count.max(1));
+        let mappings = if exclusive { size } else { mappings };
+        f(Shared { first: at, pages: alike, mappings, folio: size });
+        at += alike;
+    }
+}

@@ -1,0 +1,146 @@
+//! `/proc/self/smaps` and `/proc/self/smaps_rollup`: the resident memory of mappings.
+
+use core::fmt::{self, Write};
+
+use bindery::addr::{PAGE_SIZE, VirtAddr, VirtRange};
+use bindery::{AddressSpace, MappingFlags, Platform};
+
+use super::line::{Columns, write_number, write_size};
+use super::maps::Shown;
+use super::naming::{FileId, Naming};
+use super::tally::{Extent, Tally};
+
+/// Writes what `/proc/self/smaps` shows: for each mapping its line of `maps`, and what it has in
+/// memory. [The module](super) says which of the numbers are estimated.
+///
+/// Context: may sleep. Complexity: for each mapping, in its entries; what has no table costs
+/// nothing. Operations of the address space wait while one mapping is looked at; faults wait for
+/// 1,024 entries at most.
+///
+/// # Errors
+/// Those of `out` alone; nothing more is written then.
+pub fn smaps<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    naming: &dyn Naming,
+    out: &mut dyn Write,
+) -> fmt::Result {
+    let mut at = VirtAddr(0);
+    while let Some(next) = smaps_entry(space, naming, at, out)? {
+        at = next;
+    }
+    Ok(())
+}
+
+/// Writes one entry of [`smaps()`], as [`maps_entry`](super::maps_entry) writes one of `maps`.
+///
+/// Context: may sleep. Complexity: logarithmic in the mappings, and in the entries of this one.
+///
+/// # Errors
+/// Those of `out` alone; nothing more is written then.
+pub fn smaps_entry<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    naming: &dyn Naming,
+    at: VirtAddr,
+    out: &mut dyn Write,
+) -> Result<Option<VirtAddr>, fmt::Error> {
+    let viewed = space.view_mapping(at, |view| {
+        let mut tally = Tally::default();
+        tally.add(view, view.range());
+        (Shown::of(space, view), tally, view.may_use_large_folios())
+    });
+    let Some((shown, tally, huge)) = viewed else {
+        return Ok(None);
+    };
+    shown.write_line(naming, out)?;
+    write_size(out, "Size:", shown.mapping.range.len())?;
+    write_size(out, "KernelPageSize:", PAGE_SIZE)?;
+    write_size(out, "MMUPageSize:", PAGE_SIZE)?;
+    tally.write(Extent::Mapping, out)?;
+    write_number(out, "THPeligible:", huge.into(), "\n")?;
+    if space.protection_keys() > 1 {
+        let key = shown.mapping.flags.key().number();
+        write_number(out, "ProtectionKey:", key.into(), "\n")?;
+    }
+    write_flags(shown.mapping.flags, out)?;
+    Ok(Some(shown.mapping.range.end()))
+}
+
+/// Writes what `/proc/self/smaps_rollup` shows: the sums of all mappings.
+///
+/// Context: may sleep. Complexity: as [`smaps()`].
+///
+/// # Errors
+/// Those of `out` alone.
+pub fn smaps_rollup<P: Platform>(space: &AddressSpace<'_, P>, out: &mut dyn Write) -> fmt::Result {
+    let mut tally = Tally::default();
+    let mut whole: Option<VirtRange> = None;
+    let mut at = VirtAddr(0);
+    let mut look = |at: VirtAddr| {
+        space.view_mapping(at, |view| {
+            // A mapping that has grown meanwhile is counted from the end of the last one.
+            let range = super::range(view.range().start().max(at), view.range().end());
+            tally.add(view, range);
+            range
+        })
+    };
+    while let Some(range) = look(at) {
+        let start = whole.map_or(range.start(), VirtRange::start);
+        whole = Some(super::range(start, range.end()));
+        at = range.end();
+    }
+    let nowhere = FileId { major: 0, minor: 0, inode: 0 };
+    let whole = whole.unwrap_or_default();
+    let mut line = Columns::of_mapping(whole, MappingFlags::empty(), 0, nowhere);
+    line.pad_to_path();
+    line.push("[rollup]\n");
+    line.write_to(out)?;
+    tally.write(Extent::All, out)
+}
+
+/// The letters of flags, in Linux's order: that of the bits in its `vm_flags`.
+const LETTERS: [(MappingFlags, &str); 29] = [
+    (MappingFlags::READ, "rd"),
+    (MappingFlags::WRITE, "wr"),
+    (MappingFlags::EXECUTE, "ex"),
+    // On Linux, that the descriptor could be written; here it shows as what `mprotect` may allow,
+    // so a mapping that only a seal keeps from being written lacks it.
+    (MappingFlags::SHARED.union(MappingFlags::MAY_WRITE), "sh"),
+    (MappingFlags::MAY_READ, "mr"),
+    (MappingFlags::MAY_WRITE, "mw"),
+    (MappingFlags::MAY_EXECUTE, "me"),
+    (MappingFlags::SHARED, "ms"),
+    (MappingFlags::GROWS_DOWN, "gd"),
+    (MappingFlags::USERFAULT_MISSING, "um"),
+    (MappingFlags::MAYBE_GUARDS, "gu"),
+    (MappingFlags::USERFAULT_WRITE_PROTECT, "uw"),
+    (MappingFlags::LOCKED, "lo"),
+    (MappingFlags::SEQUENTIAL, "sr"),
+    (MappingFlags::RANDOM, "rr"),
+    (MappingFlags::DONT_FORK, "dc"),
+    (MappingFlags::LOCK_ON_FAULT, "lf"),
+    (MappingFlags::ACCOUNT, "ac"),
+    (MappingFlags::NO_RESERVE, "nr"),
+    (MappingFlags::BTI, "bt"),
+    (MappingFlags::WIPE_ON_FORK, "wf"),
+    (MappingFlags::DONT_DUMP, "dd"),
+    (MappingFlags::SOFT_DIRTY, "sd"),
+    (MappingFlags::HUGE, "hg"),
+    (MappingFlags::NO_HUGE, "nh"),
+    (MappingFlags::MERGEABLE, "mg"),
+    (MappingFlags::USERFAULT_MINOR, "ui"),
+    (MappingFlags::DROPPABLE, "dp"),
+    (MappingFlags::SEALED, "sl"),
+];
+
+fn write_flags(flags: MappingFlags, out: &mut dyn Write) -> fmt::Result {
+    let mut line = Columns::new();
+    line.push("VmFlags: ");
+    for (flag, letters) in LETTERS {
+        if flags.contains(flag) {
+            line.push(letters);
+            line.push(" ");
+        }
+    }
+    line.push("\n");
+    line.write_to(out)
+}

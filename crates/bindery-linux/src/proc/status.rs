@@ -1,0 +1,69 @@
+//! `/proc/self/statm` and the lines about memory in `/proc/self/status`.
+
+use core::fmt::{self, Write};
+
+use bindery::addr::PAGE_SHIFT;
+use bindery::{AddressSpace, LargeFolios, Platform};
+
+use super::line::Columns;
+
+/// Writes what `/proc/self/statm` shows, in base pages: all mappings, resident, resident of files
+/// and shared memory, `text` (which the embedder knows: the pages of the program's code), 0, data
+/// and stack, 0.
+///
+/// Context: any, as far as `out` allows. Complexity: constant.
+///
+/// # Errors
+/// Those of `out` alone.
+pub fn statm<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    text: u64,
+    out: &mut dyn Write,
+) -> fmt::Result {
+    let (resident, usage) = (space.resident(), space.usage());
+    let shared = resident.file + resident.shared;
+    let data = usage.data + usage.stack;
+    let mut line = Columns::new();
+    for number in [usage.total, resident.total(), shared, text, 0, data] {
+        line.push_decimal(number);
+        line.push(" ");
+    }
+    line.push("0\n");
+    line.write_to(out)
+}
+
+/// Writes those lines about memory in `/proc/self/status` that the core knows, in Linux's order:
+/// `VmPeak`, `VmSize`, `VmLck`, `VmPin`, `VmHWM`, `VmRSS`, `RssAnon`, `RssFile`, `RssShmem`,
+/// `VmData`, `VmStk`, `VmPTE`, `VmSwap`, `THP_enabled`. `VmHWM` is noted whenever a call of the
+/// address space is about to take pages away, and when this is asked.
+///
+/// Context: any, as far as `out` allows. Complexity: constant.
+///
+/// # Errors
+/// Those of `out` alone.
+pub fn status<P: Platform>(space: &AddressSpace<'_, P>, out: &mut dyn Write) -> fmt::Result {
+    let resident = space.resident();
+    let usage = space.usage();
+    let counts = space.counts();
+    let lines = [
+        ("VmPeak", space.peak_total()),
+        ("VmSize", usage.total),
+        ("VmLck", usage.locked),
+        ("VmPin", usage.pinned),
+        ("VmHWM", space.resident_peak()),
+        ("VmRSS", resident.total()),
+        ("RssAnon", resident.anonymous),
+        ("RssFile", resident.file),
+        ("RssShmem", resident.shared),
+        ("VmData", usage.data),
+        ("VmStk", usage.stack),
+        // One frame each.
+        ("VmPTE", counts.tables_allocated.saturating_sub(counts.tables_freed)),
+        ("VmSwap", counts.swap_pages),
+    ];
+    lines.into_iter().try_for_each(|(name, pages)| {
+        writeln!(out, "{name}:\t{:>8} kB", pages << (PAGE_SHIFT - 10))
+    })?;
+    let enabled = space.large_folios() != LargeFolios::Never;
+    writeln!(out, "THP_enabled:\t{}", u8::from(enabled))
+}

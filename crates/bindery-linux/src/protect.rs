@@ -1,0 +1,82 @@
+//! `mprotect`, and protection keys: `pkey_mprotect`, `pkey_alloc`, `pkey_free`.
+
+use linux_raw_sys::general as raw;
+
+use bindery::addr::{PAGE_SIZE, VirtAddr};
+use bindery::arch::{Arch, ProtectionKey};
+use bindery::{AddressSpace, Errno, Operation, Platform, ProtectFrom, Protection};
+
+use super::map::protection;
+use super::{Outcome, Process, errno};
+
+pub(super) fn mprotect<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    [addr, length, bits]: [u64; 3],
+    key: i32,
+) -> Outcome {
+    let (down, up) = (u64::from(raw::PROT_GROWSDOWN), u64::from(raw::PROT_GROWSUP));
+    if bits & down != 0 && bits & up != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let mut known =
+        down | up | u64::from(raw::PROT_READ | raw::PROT_WRITE | raw::PROT_EXEC | raw::PROT_SEM);
+    if space.branch_target_identification() {
+        known |= u64::from(Protection::BTI.bits());
+    }
+    let named = named(key);
+    if bits & !known != 0 || key != NO_KEY && named.is_none() {
+        // As Linux, which looks at the range first.
+        let aligned = addr.is_multiple_of(PAGE_SIZE);
+        let end = length.checked_next_multiple_of(PAGE_SIZE).and_then(|n| addr.checked_add(n));
+        return match end {
+            _ if aligned && length == 0 => Ok(0),
+            None if aligned => Err(Errno::ENOMEM),
+            _ => Err(Errno::EINVAL),
+        };
+    }
+    let from = match (bits & down != 0, bits & up != 0) {
+        (true, _) => ProtectFrom::GrowingStart,
+        (_, true) => ProtectFrom::GrowingEnd,
+        _ => ProtectFrom::Address,
+    };
+    let (at, protection) = (VirtAddr(addr), protection(bits));
+    let done = match named {
+        None => space.mprotect_from(at, length, protection, from),
+        Some(key) => space.pkey_mprotect(at, length, protection, from, key),
+    };
+    done.map(|()| 0).map_err(errno(Operation::Mprotect))
+}
+
+/// `pkey_mprotect` with this key is `mprotect`.
+pub(super) const NO_KEY: i32 = -1;
+
+fn named(key: i32) -> Option<ProtectionKey> {
+    u8::try_from(key).ok().and_then(ProtectionKey::new)
+}
+
+pub(super) fn pkey_alloc<'m, P: Platform>(
+    process: &impl Process<'m, P>,
+    flags: u64,
+    forbidden: u64,
+) -> Outcome {
+    let known = if P::Arch::NAME.starts_with("aarch64") {
+        // Only there, keys can forbid the rest.
+        raw::PKEY_DISABLE_ACCESS | raw::PKEY_DISABLE_WRITE | FURTHER_RIGHTS
+    } else {
+        raw::PKEY_DISABLE_ACCESS | raw::PKEY_DISABLE_WRITE
+    };
+    if flags != 0 || forbidden & !u64::from(known) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let key = process.space().pkey_alloc().map_err(errno(Operation::Mprotect))?;
+    process.set_key_rights(key, forbidden as u32);
+    Ok(u64::from(key.number()))
+}
+
+/// `PKEY_DISABLE_EXECUTE` and `PKEY_DISABLE_READ`, which only AArch64 has.
+const FURTHER_RIGHTS: u32 = 4 | 8;
+
+pub(super) fn pkey_free<P: Platform>(space: &AddressSpace<'_, P>, key: i32) -> Outcome {
+    let key = named(key).ok_or(Errno::EINVAL)?;
+    space.pkey_free(key).map(|()| 0).map_err(errno(Operation::Mprotect))
+}

@@ -1,0 +1,44 @@
+//! `/proc/sysvipc/shm`.
+
+use core::fmt::{self, Write};
+
+use bindery::Platform;
+use bindery::addr::PAGE_SHIFT;
+
+use super::Segments;
+
+/// Writes what `/proc/sysvipc/shm` shows: a line for each segment, those among them that are to be
+/// destroyed.
+///
+/// Context: spins, and as far as `out` allows. Complexity: in the slots. Nobody waits for a slow
+/// reader.
+///
+/// # Errors
+/// Those of `out` alone; nothing more is written then.
+pub fn sysvipc_shm<P: Platform>(segments: &Segments<'_, P>, out: &mut dyn Write) -> fmt::Result {
+    out.write_str(
+        "       key      shmid perms                  size  cpid  lpid nattch   uid   gid  cuid  \
+         cgid      atime      dtime      ctime                   rss                  swap\n",
+    )?;
+    let count = segments.slots.lock().slots.len();
+    for index in 0..count {
+        // Made while the segment is there, written when the lock is released.
+        let line = segments.slots.lock().by_index(index).map(|(id, segment)| {
+            let first = (segment.key, id as i32, segment.mode, segment.size);
+            let people = (segment.owner, segment.creator);
+            let processes = (segment.created_by, segment.last_process, segment.attached);
+            let times = [segment.attached_at, segment.detached_at, segment.changed_at];
+            let pages = [segment.object.resident_pages(), segment.object.swapped_pages()];
+            (first, people, processes, times, pages.map(|pages| pages << PAGE_SHIFT))
+        });
+        let Some((first, (owner, creator), processes, times, [resident, swapped])) = line else {
+            continue;
+        };
+        write!(out, "{:10} {:10}  {:4o} {:21} ", first.0, first.1, first.2, first.3)?;
+        write!(out, "{:5} {:5}  {:5} ", processes.0, processes.1, processes.2)?;
+        write!(out, "{:5} {:5} {:5} {:5} ", owner.0, owner.1, creator.0, creator.1)?;
+        write!(out, "{:10} {:10} {:10} ", times[0], times[1], times[2])?;
+        writeln!(out, "{resident:21} {swapped:21}")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,151 @@
+//! `SHM_LOCK` and `SHM_UNLOCK`: segments that stay in memory, and the users' accounts of them.
+
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use bindery::addr::PAGE_SHIFT;
+use bindery::{Errno, Platform};
+
+use super::segment::{LOCKED, Segment};
+use super::{IpcUser, Outcome, Segments, pages_of};
+
+/// The pages of segments that one user keeps in memory by `SHM_LOCK` (Linux: `user_shm_lock`).
+///
+/// The embedder has an account for each user, and hands over that of the caller
+/// ([`SegmentLocking`]). A segment counts in full, from `SHM_LOCK` until `SHM_UNLOCK` by any
+/// user, or until it is destroyed. It counts in the account of the user that locked it. No segment
+/// refers to an account while [`LockAccount::used`] is 0: it may then become another user's.
+///
+/// ```
+/// use bindery_linux::{LockAccount, SegmentLocking};
+///
+/// // A unikernel has one user, which may lock everything.
+/// static ACCOUNT: LockAccount = LockAccount::new();
+/// let locking = SegmentLocking { account: &ACCOUNT, limit: u64::MAX, privileged: true };
+/// assert_eq!(locking.account.used(), 0);
+/// ```
+///
+/// # Context
+/// Context: any.
+#[derive(Debug, Default)]
+pub struct LockAccount {
+    pages: AtomicU64,
+}
+
+impl LockAccount {
+    /// An account of a user without locked segments.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { pages: AtomicU64::new(0) }
+    }
+
+    /// The pages of the user's locked segments.
+    pub fn used(&self) -> u64 {
+        self.pages.load(Relaxed)
+    }
+
+    /// Adds `pages`, unless there would be more than `most`. The accounts of all users together
+    /// never wrap, because the segments do not.
+    fn take(&self, pages: u64, most: u64) -> Result<(), Errno> {
+        // One exchange: an addition that is taken back could refuse a smaller request of another
+        // CPU in between.
+        let fits = |used: u64| used.checked_add(pages).filter(|after| *after <= most);
+        self.pages.fetch_update(Relaxed, Relaxed, fits).map(drop).map_err(|_| Errno::ENOMEM)
+    }
+
+    /// Subtracts `pages` that were added.
+    fn give_back(&self, pages: u64) {
+        self.pages.fetch_sub(pages, Relaxed);
+    }
+}
+
+/// The caller's rights to lock segments into memory.
+#[derive(Clone, Copy, Debug)]
+pub struct SegmentLocking<'m> {
+    /// The account of the caller's real user.
+    pub account: &'m LockAccount,
+    /// The most that the account may reach by a lock of the caller (`RLIMIT_MEMLOCK`), in bytes;
+    /// `u64::MAX` is no limit.
+    pub limit: u64,
+    /// Whether the caller is exempt from the limit, and may lock and unlock the segments of others
+    /// (`CAP_IPC_LOCK`). What it locks counts as well.
+    pub privileged: bool,
+}
+
+impl SegmentLocking<'_> {
+    /// The most pages of the account.
+    fn most(&self) -> u64 {
+        if self.privileged || self.limit == u64::MAX { u64::MAX } else { self.limit >> PAGE_SHIFT }
+    }
+
+    /// Refuses a caller that may neither lock nor unlock the segment.
+    fn check<P: Platform>(&self, user: &IpcUser, segment: &Segment<'_, P>) -> Result<(), Errno> {
+        if self.privileged || segment.is_of(user) { Ok(()) } else { Err(Errno::EPERM) }
+    }
+}
+
+/// `SHM_LOCK`. A segment that is locked already stays in the account in which it is.
+pub(super) fn lock<'m, P: Platform>(
+    segments: &Segments<'m, P>,
+    user: &IpcUser,
+    locking: &SegmentLocking<'m>,
+    id: u32,
+) -> Outcome {
+    change(segments, user, locking, id, |segment| {
+        if locking.limit == 0 && !locking.privileged {
+            return Err(Errno::EPERM);
+        }
+        if segment.mode & LOCKED == 0 {
+            locking.account.take(pages_of(segment.size), locking.most())?;
+            segment.locked_by = Some(locking.account);
+            segment.mode |= LOCKED;
+            segment.object.keep_in_memory();
+        }
+        Ok(())
+    })
+}
+
+/// `SHM_UNLOCK`.
+pub(super) fn unlock<'m, P: Platform>(
+    segments: &Segments<'m, P>,
+    user: &IpcUser,
+    locking: &SegmentLocking<'m>,
+    id: u32,
+) -> Outcome {
+    change(segments, user, locking, id, |segment| {
+        if segment.mode & LOCKED != 0 {
+            segment.mode &= !LOCKED;
+            segment.object.allow_swap();
+            segment.leave_account();
+        }
+        Ok(())
+    })
+}
+
+/// Changes the segment of that number, if the caller may lock and unlock it.
+fn change<'m, P: Platform>(
+    segments: &Segments<'m, P>,
+    user: &IpcUser,
+    locking: &SegmentLocking<'m>,
+    id: u32,
+    change: impl FnOnce(&mut Segment<'m, P>) -> Result<(), Errno>,
+) -> Outcome {
+    segments.change(id, |segment| {
+        locking.check(user, segment)?;
+        change(segment).map(|()| 0)
+    })
+}
+
+impl<P: Platform> Segment<'_, P> {
+    /// Gives the pages back to the account of the user that has locked the segment.
+    fn leave_account(&mut self) {
+        if let Some(account) = self.locked_by.take() {
+            account.give_back(pages_of(self.size));
+        }
+    }
+}
+
+impl<P: Platform> Drop for Segment<'_, P> {
+    fn drop(&mut self) {
+        self.leave_account();
+    }
+}

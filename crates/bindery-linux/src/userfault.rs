@@ -1,0 +1,377 @@
+//! `ioctl_userfaultfd(2)`: the structures of its requests, and the messages that are read.
+//!
+//! Each structure is a few 64-bit words. The kernel copies them in, calls, and copies the word back
+//! that the request has for results.
+
+use core::fmt;
+
+use linux_raw_sys::general as abi;
+
+use bindery::addr::VirtAddr;
+use bindery::{
+    AddressSpace, Errno, Error, FaultError, FillMode, MoveMode, Operation, PartialFill, Platform,
+    Userfault, UserfaultFeatures, UserfaultKind, UserfaultMessage, UserfaultModes, WaitingFaults,
+    WriteProtectMode,
+};
+
+use super::Outcome;
+
+/// The bytes of a message (`struct uffd_msg`).
+pub const USERFAULT_MESSAGE: usize = 32;
+
+/// Reads the memory of the program that makes a call.
+pub type UserMemory<'a> = dyn FnMut(VirtAddr, &mut [u8]) -> Result<(), FaultError> + 'a;
+
+/// The features that the core has beside those of [`UserfaultFeatures`], which are about kinds of
+/// memory and calls, and need not be chosen. There is no pool of huge pages; as on a Linux whose
+/// pool is empty, its features are there all the same.
+const ALWAYS: u64 = (abi::UFFD_FEATURE_PAGEFAULT_FLAG_WP
+    | abi::UFFD_FEATURE_MISSING_HUGETLBFS
+    | abi::UFFD_FEATURE_MISSING_SHMEM
+    | abi::UFFD_FEATURE_MINOR_HUGETLBFS
+    | abi::UFFD_FEATURE_MINOR_SHMEM
+    | abi::UFFD_FEATURE_WP_HUGETLBFS_SHMEM
+    | abi::UFFD_FEATURE_POISON
+    | abi::UFFD_FEATURE_MOVE) as u64;
+
+/// A request of `ioctl(2)` on a userfaultfd.
+///
+/// ```
+/// use bindery_linux::UserfaultRequest;
+///
+/// // UFFDIO_API of asm-generic/ioctl.h: _IOWR(0xAA, 0x3F, 24 bytes).
+/// assert_eq!(UserfaultRequest::from_number(0xc018_aa3f), Some(UserfaultRequest::Api));
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum UserfaultRequest {
+    /// `UFFDIO_API`: [`userfault_api`].
+    Api,
+    /// `UFFDIO_REGISTER`.
+    Register,
+    /// `UFFDIO_UNREGISTER`.
+    Unregister,
+    /// `UFFDIO_WAKE`.
+    Wake,
+    /// `UFFDIO_COPY`.
+    Copy,
+    /// `UFFDIO_ZEROPAGE`.
+    ZeroPage,
+    /// `UFFDIO_MOVE`.
+    Move,
+    /// `UFFDIO_WRITEPROTECT`.
+    WriteProtect,
+    /// `UFFDIO_CONTINUE`.
+    Continue,
+    /// `UFFDIO_POISON`.
+    Poison,
+}
+
+/// The type of the requests.
+const LETTER: u32 = abi::UFFDIO;
+
+const fn number(direction: u32, size: u32, number: u32) -> u32 {
+    direction << 30 | size << 16 | LETTER << 8 | number
+}
+
+/// `_IOC_READ`, and that with `_IOC_WRITE`.
+const READ: u32 = 2;
+const BOTH: u32 = 3;
+
+/// Every request: its number, the words of its structure, and the word of its result, if any.
+const REQUESTS: [(u32, UserfaultRequest, usize, Option<usize>); 10] = [
+    (number(BOTH, 24, abi::_UFFDIO_API), UserfaultRequest::Api, 3, None),
+    (number(BOTH, 32, abi::_UFFDIO_REGISTER), UserfaultRequest::Register, 3, Some(3)),
+    (number(READ, 16, abi::_UFFDIO_UNREGISTER), UserfaultRequest::Unregister, 2, None),
+    (number(READ, 16, abi::_UFFDIO_WAKE), UserfaultRequest::Wake, 2, None),
+    (number(BOTH, 40, abi::_UFFDIO_COPY), UserfaultRequest::Copy, 4, Some(4)),
+    (number(BOTH, 32, abi::_UFFDIO_ZEROPAGE), UserfaultRequest::ZeroPage, 3, Some(3)),
+    (number(BOTH, 40, abi::_UFFDIO_MOVE), UserfaultRequest::Move, 4, Some(4)),
+    (number(BOTH, 24, abi::_UFFDIO_WRITEPROTECT), UserfaultRequest::WriteProtect, 3, None),
+    (number(BOTH, 32, abi::_UFFDIO_CONTINUE), UserfaultRequest::Continue, 3, Some(3)),
+    (number(BOTH, 32, abi::_UFFDIO_POISON), UserfaultRequest::Poison, 3, Some(3)),
+];
+
+impl UserfaultRequest {
+    /// The request with this number.
+    ///
+    /// Context: any.
+    pub fn from_number(number: u32) -> Option<Self> {
+        REQUESTS.iter().find(|known| known.0 == number).map(|known| known.1)
+    }
+
+    fn layout(self) -> (usize, Option<usize>) {
+        let known = REQUESTS.iter().find(|known| known.1 == self);
+        known.map_or((0, None), |known| (known.2, known.3))
+    }
+
+    /// How many 64-bit words of its structure are arguments.
+    ///
+    /// Context: any.
+    pub fn arguments(self) -> usize {
+        self.layout().0
+    }
+
+    /// Which word of its structure gets the result, if any.
+    ///
+    /// Context: any.
+    pub fn result(self) -> Option<usize> {
+        self.layout().1
+    }
+}
+
+/// The bits of the requests that a range supports, of those in `numbers`.
+const fn bits(numbers: &[u32]) -> u64 {
+    let (mut bits, mut index) = (0, 0);
+    while index < numbers.len() {
+        bits |= 1 << numbers[index];
+        index += 1;
+    }
+    bits
+}
+
+/// `UFFDIO_API`: what the program asks for, and, in the structure, what there is. On an error the
+/// structure is zeroes, to be copied back, too. `may_follow_forks` says whether the caller may have
+/// the userfaultfds of children (`CAP_SYS_PTRACE`).
+///
+/// Context: any.
+///
+/// # Errors
+/// `EINVAL` for another version, or features that there are not; `EPERM`.
+pub fn userfault_api(
+    words: &mut [u64; 3],
+    may_follow_forks: bool,
+) -> Result<UserfaultFeatures, Errno> {
+    let [version, wanted, _] = *words;
+    let all = ALWAYS | u64::from(UserfaultFeatures::all().bits());
+    *words = [0; 3];
+    if version != u64::from(abi::UFFD_API) || wanted & !all != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let mut features = UserfaultFeatures::from_bits_truncate(wanted as u32);
+    if features.contains(UserfaultFeatures::EVENT_FORK) && !may_follow_forks {
+        return Err(Errno::EPERM);
+    }
+    // Protection that is lifted without a message cannot tell what was never there.
+    if features.contains(UserfaultFeatures::WP_ASYNC) {
+        features |= UserfaultFeatures::WP_UNPOPULATED;
+    }
+    let requests = bits(&[abi::_UFFDIO_API, abi::_UFFDIO_REGISTER, abi::_UFFDIO_UNREGISTER]);
+    *words = [version, all, requests];
+    Ok(features)
+}
+
+fn refused(error: Error) -> Errno {
+    error.errno(Operation::Userfault)
+}
+
+/// Any other request of `caller`, given the words of its structure, of which one may get the
+/// result. `space` is the address space of the userfaultfd, which may be a child's or a parent's.
+/// `source` reads the caller's memory, for `UFFDIO_COPY`.
+///
+/// Context: may sleep.
+///
+/// # Errors
+/// As ioctl_userfaultfd(2).
+pub fn userfault_control<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    caller: &AddressSpace<'_, P>,
+    userfault: &Userfault<'_, P>,
+    request: UserfaultRequest,
+    words: &mut [u64; 5],
+    source: &mut UserMemory<'_>,
+) -> Outcome {
+    let [start, length, mode, ..] = *words;
+    let at = VirtAddr(start);
+    match request {
+        UserfaultRequest::Api => Err(Errno::EINVAL),
+        UserfaultRequest::Register => register(space, userfault, words),
+        UserfaultRequest::Unregister => {
+            space.unregister_userfault(userfault, at, length).map(|()| 0).map_err(refused)
+        }
+        UserfaultRequest::Wake => {
+            space.wake_userfaults(userfault, at, length).map(|()| 0).map_err(refused)
+        }
+        UserfaultRequest::Copy => copy(space, userfault, words, source),
+        UserfaultRequest::Continue => {
+            let done = match u8::try_from(mode).ok().and_then(FillMode::from_bits) {
+                Some(mode) => space.fill_present(userfault, at, length, mode),
+                None => Err(Error::Invalid.into()),
+            };
+            report(done, length, &mut words[3])
+        }
+        UserfaultRequest::Poison => {
+            let done = match mode {
+                0 => space.fill_poison(userfault, at, length, FillMode::empty()),
+                1 => space.fill_poison(userfault, at, length, FillMode::DONT_WAKE),
+                _ => Err(Error::Invalid.into()),
+            };
+            report(done, length, &mut words[3])
+        }
+        UserfaultRequest::ZeroPage => {
+            let known = u64::from(abi::UFFDIO_ZEROPAGE_MODE_DONTWAKE);
+            let mode = if mode & !known == 0 { FillMode::from_bits(mode as u8) } else { None };
+            let done = match mode {
+                Some(mode) => space.fill_zeroes(userfault, at, length, mode),
+                None => Err(Error::Invalid.into()),
+            };
+            report(done, length, &mut words[3])
+        }
+        // As Linux, nobody moves the pages of others.
+        UserfaultRequest::Move if !core::ptr::addr_eq(space, caller) => Err(Errno::EINVAL),
+        UserfaultRequest::Move => move_pages(space, userfault, words),
+        UserfaultRequest::WriteProtect => {
+            let mode = u8::try_from(mode).ok().and_then(WriteProtectMode::from_bits);
+            let mode = mode.ok_or(Errno::EINVAL)?;
+            space.write_protect(userfault, at, length, mode).map(|()| 0).map_err(refused)
+        }
+    }
+}
+
+fn register<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    userfault: &Userfault<'_, P>,
+    words: &mut [u64; 5],
+) -> Outcome {
+    let [start, length, mode, ..] = *words;
+    let modes = u32::try_from(mode).ok().and_then(UserfaultModes::from_bits);
+    let modes = modes.filter(|modes| !modes.is_empty()).ok_or(Errno::EINVAL)?;
+    space.register_userfault(userfault, VirtAddr(start), length, modes).map_err(refused)?;
+    let mut requests = bits(&[
+        abi::_UFFDIO_WAKE,
+        abi::_UFFDIO_COPY,
+        abi::_UFFDIO_ZEROPAGE,
+        abi::_UFFDIO_MOVE,
+        abi::_UFFDIO_POISON,
+    ]);
+    if modes.contains(UserfaultModes::MINOR) {
+        requests |= bits(&[abi::_UFFDIO_CONTINUE]);
+    }
+    if modes.contains(UserfaultModes::WRITE_PROTECT) {
+        requests |= bits(&[abi::_UFFDIO_WRITEPROTECT]);
+    }
+    words[3] = requests;
+    Ok(0)
+}
+
+fn copy<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    userfault: &Userfault<'_, P>,
+    words: &mut [u64; 5],
+    source: &mut UserMemory<'_>,
+) -> Outcome {
+    let [to, from, length, mode, _] = *words;
+    let mode = u8::try_from(mode).ok().and_then(FillMode::from_bits);
+    let done = match (mode, from.checked_add(length)) {
+        (Some(mode), Some(end)) => {
+            let mut read = |offset, piece: &mut [u8]| source(VirtAddr(from + offset), piece);
+            let overlaps = from < to && to < end;
+            if overlaps {
+                // A page that was copied is the source of a later one.
+                space.fill_copy_page_by_page(userfault, VirtAddr(to), length, mode, &mut read)
+            } else {
+                space.fill_copy(userfault, VirtAddr(to), length, mode, &mut read)
+            }
+        }
+        _ => Err(Error::Invalid.into()),
+    };
+    report(done, length, &mut words[4])
+}
+
+fn move_pages<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    userfault: &Userfault<'_, P>,
+    words: &mut [u64; 5],
+) -> Outcome {
+    let [to, from, length, mode, _] = *words;
+    let mode = u8::try_from(mode).ok().and_then(MoveMode::from_bits);
+    let done = match mode {
+        Some(mode) => space.move_pages(userfault, VirtAddr(to), VirtAddr(from), length, mode),
+        None => Err(Error::Invalid.into()),
+    };
+    report(done, length, &mut words[4])
+}
+
+/// What a program sees of a call that may have done a part: the bytes or the errno in the
+/// structure, and `EAGAIN` for a part.
+fn report(done: Result<(), PartialFill>, length: u64, word: &mut u64) -> Outcome {
+    match done {
+        Ok(()) => {
+            *word = length;
+            Ok(0)
+        }
+        Err(partial) if partial.done > 0 => {
+            *word = partial.done;
+            Err(Errno::EAGAIN)
+        }
+        Err(partial) => {
+            let errno = refused(partial.error);
+            // As Linux, which looks at the arguments before it writes anything.
+            if errno != Errno::EINVAL {
+                *word = (errno as i64).wrapping_neg() as u64;
+            }
+            Err(errno)
+        }
+    }
+}
+
+/// What `/proc/PID/fdinfo` has of a userfaultfd; `None` before `UFFDIO_API`.
+///
+/// Context: may sleep. Complexity: in the faults that wait.
+///
+/// # Errors
+/// What the writer says.
+pub fn userfault_text<P: Platform>(
+    userfault: Option<&Userfault<'_, P>>,
+    out: &mut dyn fmt::Write,
+) -> fmt::Result {
+    // As Linux: a bit for the handshake.
+    let agreed = |handle: &Userfault<'_, P>| 1 << 31 | handle.features().bits();
+    let features = userfault.map_or(0, agreed);
+    let WaitingFaults { unread, all } = userfault.map_or_else(Default::default, Userfault::waiting);
+    let mut requests = 0u64;
+    for (number, ..) in REQUESTS {
+        requests |= 1 << (number & 0xff);
+    }
+    writeln!(out, "pending:\t{unread}\ntotal:\t{all}")?;
+    writeln!(out, "API:\t{:x}:{features:x}:{requests:x}", abi::UFFD_API)
+}
+
+/// A message as programs read it. `fork` makes a descriptor of a child's userfaultfd.
+///
+/// Context: any, but for `fork`.
+///
+/// # Errors
+/// What `fork` says.
+pub fn userfault_message<'m, P: Platform, E>(
+    message: UserfaultMessage<'m, P>,
+    fork: impl FnOnce(Userfault<'m, P>) -> Result<u32, E>,
+) -> Result<[u8; USERFAULT_MESSAGE], E> {
+    let (event, words) = match message {
+        UserfaultMessage::Fault(fault) => {
+            let mut flags = if fault.is_write { abi::UFFD_PAGEFAULT_FLAG_WRITE } else { 0 };
+            flags |= match fault.kind {
+                UserfaultKind::Missing => 0,
+                UserfaultKind::WriteProtected => abi::UFFD_PAGEFAULT_FLAG_WP,
+                UserfaultKind::Minor => abi::UFFD_PAGEFAULT_FLAG_MINOR,
+            };
+            let words = [flags.into(), fault.address.0, fault.thread.into()];
+            (abi::UFFD_EVENT_PAGEFAULT, words)
+        }
+        UserfaultMessage::Fork(child) => (abi::UFFD_EVENT_FORK, [fork(child)?.into(), 0, 0]),
+        UserfaultMessage::Remap { from, to, length } => {
+            (abi::UFFD_EVENT_REMAP, [from.0, to.0, length])
+        }
+        UserfaultMessage::Remove(range) => {
+            (abi::UFFD_EVENT_REMOVE, [range.start().0, range.end().0, 0])
+        }
+        UserfaultMessage::Unmap(range) => {
+            (abi::UFFD_EVENT_UNMAP, [range.start().0, range.end().0, 0])
+        }
+    };
+    let mut bytes = [0; USERFAULT_MESSAGE];
+    bytes[0] = event as u8;
+    for (slot, word) in bytes[8..].chunks_exact_mut(8).zip(words) {
+        slot.copy_from_slice(&word.to_le_bytes());
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,454 @@
+//! What a listing of mappings reads: one mapping at a time, its object, its pages in runs.
+//!
+//! A view lives in the closure that it is lent to. Meanwhile the mutex is held, so the mapping
+//! stays; a run is lent with its tables locked, so its folio stays mapped.
+
+use core::fmt;
+use core::sync::atomic::Ordering;
+
+use crate::Memory;
+use crate::addr::{Frame, Order, PAGE_SHIFT, VirtAddr, VirtRange};
+use crate::arch::{Absent, Attributes, Level};
+use crate::collections::page_tree::PageFlags;
+use crate::error::{Error, NoMemory};
+use crate::frame::{Folio, OwnerKind};
+use crate::object::{Accounting, ObjectState, pages};
+use crate::platform::Platform;
+use crate::table::age::Forget;
+use crate::table::look::{MappedRun, Stretch};
+
+use super::vma::Vma;
+use super::{AddressSpace, Mapping, MappingFlags, MmapLocked};
+
+/// A mapping that [`AddressSpace::view_mapping`] lends, with the address space's mutex held.
+///
+/// ```
+/// use bindery::addr::VirtAddr;
+/// use bindery::{AddressSpace, PageRunContent, Platform};
+///
+/// /// The bytes of the first mapping that are in memory.
+/// fn resident_bytes<P: Platform>(space: &AddressSpace<'_, P>) -> Option<u64> {
+///     space.view_mapping(VirtAddr(0), |view| {
+///         let mut bytes = 0;
+///         view.for_each_run(view.range(), |run| {
+///             if matches!(run.content(), PageRunContent::Pages { .. }) {
+///                 bytes += run.range().len();
+///             }
+///         });
+///         bytes
+///     })
+/// }
+/// ```
+///
+/// # Context
+/// Context: any, in the closure. Only [`MappingView::for_each_run`] spins.
+pub struct MappingView<'a, 'm, P: Platform> {
+    space: &'a AddressSpace<'m, P>,
+    vma: &'a Vma,
+}
+
+impl<'a, P: Platform> MappingView<'a, '_, P> {
+    /// Its addresses.
+    #[inline]
+    pub fn range(&self) -> VirtRange {
+        self.vma.range()
+    }
+
+    /// Its flags.
+    #[inline]
+    pub fn flags(&self) -> MappingFlags {
+        self.vma.flags()
+    }
+
+    /// A copy of all that describes the mapping.
+    #[inline]
+    pub fn mapping(&self) -> Mapping {
+        Mapping::of(self.vma)
+    }
+
+    /// Its object; `None` for anonymous memory.
+    #[inline]
+    pub fn object(&self) -> Option<ObjectView<'a, P>> {
+        let memory = self.space.page_table.memory;
+        self.vma.object().map(|state| ObjectView { memory, state })
+    }
+
+    /// The number of the page at `addr` in the object, or among the anonymous pages. Meaningful for
+    /// addresses of the mapping.
+    #[inline]
+    pub fn page_offset_of(&self, addr: VirtAddr) -> u64 {
+        self.vma.page_offset().wrapping_add(addr.0.wrapping_sub(self.vma.start()) >> PAGE_SHIFT)
+    }
+
+    /// Whether a fault could use a folio above order 0 somewhere in the mapping: the policy allows
+    /// one that fits (Linux: `THPeligible`).
+    pub fn may_use_large_folios(&self) -> bool {
+        let (space, vma) = (self.space, self.vma);
+        let memory = space.page_table.memory;
+        let orders = match vma.object() {
+            Some(object) => object.orders(memory, vma.flags()),
+            None => memory.folio_policy().orders(vma.flags().huge_advice()),
+        };
+        let mut orders = space.used_orders(orders, vma.flags());
+        let range = vma.range();
+        let fits = |order: Order| {
+            let size = order.bytes();
+            // Pages of an object are where its index puts them.
+            let shift = (range.start().0 >> PAGE_SHIFT).wrapping_sub(vma.page_offset());
+            let congruent = vma.is_anonymous() || shift.trailing_zeros() >= u32::from(order.0);
+            let last = range.end().0 & !(size - 1);
+            congruent && last.checked_sub(size).is_some_and(|first| first >= range.start().0)
+        };
+        core::iter::from_fn(|| orders.take_largest()).any(fits)
+    }
+
+    /// Calls `f` for each run of pages in `range` that is not empty, in rising order: pages of one
+    /// folio that are mapped alike, equal markers, or one page that is swapped out. Addresses
+    /// outside the mapping are left out.
+    ///
+    /// Tables are locked meanwhile, for at most 1,024 entries at a time: `f` takes no lock of the
+    /// embedder that is held around a call of the core, and makes no call but those of views.
+    ///
+    /// Complexity: in the entries of the range; what has no table costs nothing.
+    #[inline]
+    pub fn for_each_run(&self, range: VirtRange, mut f: impl FnMut(PageRun<'_, P>)) {
+        let page_table = &self.space.page_table;
+        let memory = page_table.memory;
+        let range = self.vma.range().intersection(range);
+        page_table.survey(range, |stretch| f(PageRun { memory, stretch }));
+    }
+
+    /// The number of entries, of all address spaces, that refer to the slot of a swap area; 0 if
+    /// there is no such slot.
+    #[inline]
+    pub fn slot_entries(&self, area: u8, slot: u64) -> u32 {
+        self.space.page_table.memory.slot_entries(area, slot)
+    }
+}
+
+impl<P: Platform> fmt::Debug for MappingView<'_, '_, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.mapping().fmt(f)
+    }
+}
+
+/// A run of pages that are mapped alike ([`MappingView::for_each_run`]).
+///
+/// # Context
+/// Context: any.
+pub struct PageRun<'a, P: Platform> {
+    memory: &'a Memory<P>,
+    stretch: &'a Stretch<P::Arch>,
+}
+
+/// The content of a [`PageRun`].
+#[derive(Debug)]
+pub enum PageRunContent<'a, P: Platform> {
+    /// Pages, those that are mapped with no permission among them.
+    Pages {
+        /// The frame of the first page; the others follow, unless [`PageRun::is_zero_page`].
+        first: Frame,
+        /// Their folio; `None` for the zero page, the huge zero page, and frames that are not of the
+        /// memory.
+        folio: Option<FolioView<'a, P>>,
+        /// The state of the entries, with accessed and dirty of the whole contiguous run.
+        attributes: Attributes,
+    },
+    /// A page in swap, or markers.
+    Absent(Absent),
+}
+
+impl<'a, P: Platform> PageRun<'a, P> {
+    /// Its addresses.
+    #[inline]
+    pub fn range(&self) -> VirtRange {
+        self.stretch.range
+    }
+
+    /// The level of its entries.
+    #[inline]
+    pub fn level(&self) -> Level<P::Arch> {
+        self.stretch.level
+    }
+
+    /// Its content.
+    #[inline]
+    pub fn content(&self) -> PageRunContent<'a, P> {
+        match self.stretch.what {
+            MappedRun::Pages { first, folio, attributes } => PageRunContent::Pages {
+                first,
+                folio: folio.map(|folio| FolioView { memory: self.memory, folio }),
+                attributes,
+            },
+            MappedRun::Absent(absent) => PageRunContent::Absent(absent),
+        }
+    }
+
+    /// Whether each page of the run is the zero page: the same frame.
+    #[inline]
+    pub fn is_zero_page(&self) -> bool {
+        matches!(self.stretch.what, MappedRun::Pages { first, .. } if first == self.memory.zero_frame)
+    }
+}
+
+impl<P: Platform> fmt::Debug for PageRun<'_, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.stretch.fmt(f)
+    }
+}
+
+/// A folio that is mapped while its [`PageRun`] is lent.
+///
+/// # Context
+/// Context: any. Complexity: constant, except [`FolioView::exclusive_run`].
+pub struct FolioView<'a, P: Platform> {
+    memory: &'a Memory<P>,
+    folio: Folio,
+}
+
+// Derived, they would ask the platform for as much.
+impl<P: Platform> Clone for FolioView<'_, P> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<P: Platform> Copy for FolioView<'_, P> {}
+
+impl<P: Platform> FolioView<'_, P> {
+    /// The frame of its first page.
+    #[inline]
+    pub fn first(&self) -> Frame {
+        self.folio.head
+    }
+
+    /// The number of its pages.
+    #[inline]
+    pub fn pages(&self) -> u32 {
+        self.folio.pages()
+    }
+
+    /// The kind of its owner, or of the last owner if an object has dropped it.
+    #[inline]
+    pub fn owner(&self) -> OwnerKind {
+        self.memory.frames.owner_kind(self.folio)
+    }
+
+    /// Whether an object has it: shared memory or a file.
+    #[inline]
+    pub fn is_of_object(&self) -> bool {
+        self.memory.frames.is_of_object(self.folio)
+    }
+
+    /// Whether it was written since its content was saved, as far as its own state tells: entries
+    /// have dirty bits of their own.
+    #[inline]
+    pub fn is_dirty(&self) -> bool {
+        self.memory.frames.is_dirty(self.folio)
+    }
+
+    /// Whether reclaim may drop it unless it is written again (`MADV_FREE`).
+    #[inline]
+    pub fn is_lazy(&self) -> bool {
+        self.memory.frames.is_lazy(self.folio)
+    }
+
+    /// The number of pairs of a page of the folio and an entry that maps it.
+    #[inline]
+    pub fn mappings(&self) -> u32 {
+        self.memory.frames.mappings(self.folio)
+    }
+
+    /// Whether `page` (an index in the folio) is anon-exclusive, and the number of the `count` pages
+    /// from there that agree with it: at least 1, or 0 if `page` is not in the folio or `count` is 0.
+    ///
+    /// Complexity: in the pages, by 64.
+    #[inline]
+    pub fn exclusive_run(&self, page: u32, count: u32) -> (bool, u32) {
+        let run = self.memory.frames.exclusive_run(self.folio, page, count);
+        (run.exclusive, run.count)
+    }
+}
+
+impl<P: Platform> fmt::Debug for FolioView<'_, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.folio.fmt(f)
+    }
+}
+
+/// The object of a mapping that is lent ([`MappingView::object`]).
+///
+/// # Context
+/// Context: any. Complexity: constant, but where a function says otherwise.
+pub struct ObjectView<'a, P: Platform> {
+    memory: &'a Memory<P>,
+    state: &'a ObjectState,
+}
+
+impl<P: Platform> ObjectView<'_, P> {
+    /// As [`crate::Object::identity`].
+    #[inline]
+    pub fn identity(&self) -> u64 {
+        self.state.identity()
+    }
+
+    /// Whether it is a file behind a pager.
+    #[inline]
+    pub fn is_file(&self) -> bool {
+        self.state.is_file()
+    }
+
+    /// As [`crate::Object::is_secret`].
+    #[inline]
+    pub fn is_secret(&self) -> bool {
+        self.state.is_secret()
+    }
+
+    /// How its memory counts as committed; [`Accounting::None`] for a file.
+    #[inline]
+    pub fn accounting(&self) -> Accounting {
+        self.state.accounting()
+    }
+
+    /// The identifier and the key that [`Memory::segment_memory`] was given, if it has made the
+    /// object.
+    #[inline]
+    pub fn segment(&self) -> Option<(u64, u32)> {
+        self.state.segment().map(|mark| (mark.segment, mark.key))
+    }
+
+    /// The number of its pages from `first` to `end` that are in swap.
+    ///
+    /// Complexity: logarithmic in the pages, for each run of slots; constant if none is in swap.
+    pub fn swapped_pages(&self, first: u64, end: u64) -> u64 {
+        pages::swapped_pages(self.memory, self.state, first, end)
+    }
+
+    /// Whether any of its pages is in swap.
+    #[inline]
+    pub fn is_swapped(&self) -> bool {
+        self.state.pages.swapped() > 0
+    }
+
+    /// The number of its pages from `first` to `end` that were written and not saved since.
+    ///
+    /// Complexity: logarithmic in the pages, for each run of dirty pages.
+    pub fn dirty_pages(&self, first: u64, end: u64) -> u64 {
+        let mut from = first;
+        self.state.pages.look(&self.memory.platform, |index| {
+            let mut dirty = 0;
+            while let Some(run) = index.next_run_with(PageFlags::DIRTY, from, end) {
+                dirty += u64::from(run.count);
+                from = run.page + u64::from(run.count);
+            }
+            dirty
+        })
+    }
+}
+
+impl<P: Platform> fmt::Debug for ObjectView<'_, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ObjectView").field("identity", &self.identity()).finish_non_exhaustive()
+    }
+}
+
+impl<P: Platform> AddressSpace<'_, P> {
+    /// Lends the first mapping that ends after `at` to `view`, with the mutex held; `None` if no
+    /// mapping does. A listing asks again from the end of the last mapping, so that operations of
+    /// other threads run in between. `view` calls no operation of this address space.
+    ///
+    /// Context: may sleep. Complexity: logarithmic in the mappings.
+    #[inline]
+    pub fn view_mapping<R>(
+        &self,
+        at: VirtAddr,
+        view: impl FnOnce(&MappingView<'_, '_, P>) -> R,
+    ) -> Option<R> {
+        let mm = self.mmap_lock.lock();
+        self.first_ending_after(&mm, at.0).map(|vma| view(&MappingView { space: self, vma }))
+    }
+
+    /// The most pages that all mappings together have had (`VmPeak`).
+    ///
+    /// Context: any.
+    pub fn peak_total(&self) -> u64 {
+        self.account.peak.load(Ordering::Relaxed).max(0) as u64
+    }
+
+    /// The most pages that were resident whenever it was noted, or are now (`VmHWM`, and `ru_maxrss`
+    /// of `getrusage`). It is noted whenever a call removes pages.
+    ///
+    /// Context: any. Complexity: constant. Takes no lock.
+    pub fn resident_peak(&self) -> u64 {
+        self.note_resident();
+        self.account.resident_peak.load(Ordering::Relaxed).max(0) as u64
+    }
+
+    /// Lets [`AddressSpace::resident_peak`] begin again with the pages that are resident now.
+    ///
+    /// Context: any.
+    pub fn reset_resident_peak(&self) {
+        self.account.resident_peak.store(0, Ordering::Relaxed);
+    }
+
+    /// Lets all pages of the mappings that `concerned` selects count as not used, until the next
+    /// access to each (`clear_refs`). A concurrent access may count as an earlier one.
+    ///
+    /// Context: may sleep. Complexity: in the entries of these mappings, with the mutex held; one
+    /// flush for up to 64 tables.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] if a huge leaf that two mappings share cannot be split; the mappings
+    /// before it have forgotten.
+    pub fn clear_accessed(&self, concerned: impl Fn(&Mapping) -> bool) -> Result<(), Error> {
+        self.forget_in(Forget::Accessed, |vma| concerned(&Mapping::of(vma)))
+    }
+
+    /// Lets all pages and mappings count as not written, until the next store to each (soft-dirty,
+    /// `clear_refs`). When it returns, every CPU has forgotten. A concurrent store may count as an
+    /// earlier one.
+    ///
+    /// Context: may sleep. Complexity: as [`AddressSpace::clear_accessed`].
+    ///
+    /// # Errors
+    /// As [`AddressSpace::clear_accessed`].
+    pub fn clear_soft_dirty(&self) -> Result<(), Error> {
+        self.forget_in(Forget::SoftDirty, |_| true)
+    }
+
+    fn forget_in(&self, forget: Forget, concerned: impl Fn(&Vma) -> bool) -> Result<(), Error> {
+        // A second try clears the mappings before the failure once more, which changes nothing.
+        self.page_table.memory.outermost(|| Ok(self.forget_once(forget, &concerned)?))
+    }
+
+    fn forget_once(
+        &self,
+        forget: Forget,
+        concerned: &impl Fn(&Vma) -> bool,
+    ) -> Result<(), NoMemory> {
+        self.transaction(|mm, gather, _| self.forget_locked(mm, forget, concerned, gather))
+    }
+
+    fn forget_locked(
+        &self,
+        mm: &MmapLocked,
+        forget: Forget,
+        concerned: &impl Fn(&Vma) -> bool,
+        gather: &mut crate::tlb::Gather,
+    ) -> Result<(), NoMemory> {
+        for node in self.vmas.iter() {
+            let vma = self.vma(node);
+            if !concerned(vma) {
+                continue;
+            }
+            let vma = vma.lock_write(self.platform());
+            if forget == Forget::SoftDirty {
+                self.change_flags(mm, &vma, vma.flags() - MappingFlags::SOFT_DIRTY);
+            }
+            // One flush for up to 64 tables. A store before that flush counts as one before the
+            // call.
+            self.page_table.forget(vma.range(), forget, gather, |_, _| true)?;
+        }
+        Ok(())
+    }
+}
