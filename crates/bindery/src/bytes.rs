@@ -1,7 +1,7 @@
 //! Copies of bytes between a caller's buffer and the frames of an object.
 //!
 //! Programs may read and write the same pages at the same time, through their own tables. So the
-//! copies go by [`Platform::read_bytes`] and [`Platform::write_bytes`], which make no references. A
+//! copies use [`Platform::read_bytes`] and [`Platform::write_bytes`], which make no references. A
 //! kernel has its own instructions for them. The provided versions use aligned 64-bit atomics, and
 //! a store of fewer bytes changes no byte beside them. (Linux copies without that care; Rust calls
 //! such a race undefined.)
@@ -21,17 +21,17 @@ use crate::platform::Platform;
 const WORD: usize = size_of::<u64>();
 const WORDS: usize = PAGE_SIZE as usize / WORD;
 
-/// Where the byte at `offset`, counted from the beginning of `first`, can be read and written;
-/// consecutive frames follow.
+/// The address of the byte at `offset`, counted from the beginning of `first`; consecutive frames
+/// follow.
 ///
 /// # Safety
 /// 1. The frames from `first` to the byte, or to the end before it, are one block or folio of the
 ///    memory.
 #[inline]
 pub(crate) unsafe fn place<P: Platform>(platform: &P, first: Frame, offset: usize) -> NonNull<u8> {
-    // SAFETY: the frames are of one range (the caller's obligation 1), so their bytes follow each
-    // other in the direct map (obligation 1 of `Platform`, and `Frames::new` looked where two
-    // ranges touch).
+    // SAFETY: the frames are of one range (the caller's obligation 1), so their bytes are
+    // consecutive in the direct map (obligation 1 of `Platform`, and `Frames::new` checked where
+    // two ranges touch).
     unsafe { platform.direct_map(first).add(offset) }
 }
 
@@ -40,23 +40,23 @@ pub(crate) unsafe fn place<P: Platform>(platform: &P, first: Frame, offset: usiz
 /// # Safety
 /// 1. The frames that hold the bytes are one block or folio of the memory.
 /// 2. They are not freed during the call, and are memory of programs or of an object: their bytes
-///    are accessed by atomics or by [`Platform::read_bytes`] and [`Platform::write_bytes`] alone.
+///    are accessed only by atomics or by [`Platform::read_bytes`] and [`Platform::write_bytes`].
 #[inline]
 pub(crate) unsafe fn read<P: Platform>(platform: &P, first: Frame, offset: usize, into: &mut [u8]) {
-    // SAFETY: 1. the caller's obligation 1, and the direct map shows them; others go by atomics or
-    // by the platform's means (the caller's obligation 2). `into` is the caller's own.
+    // SAFETY: 1. the caller's obligation 1, and the direct map shows them; others access them by
+    // atomics or by the platform's means (the caller's obligation 2). `into` is the caller's own.
     unsafe { platform.read_bytes(place(platform, first, offset), into) }
 }
 
 /// Writes from `offset` on, counted from the beginning of `first`; consecutive frames follow.
 ///
 /// # Safety
-/// 1. As of [`read`].
-/// 2. As of [`read`].
+/// 1. As for [`read`].
+/// 2. As for [`read`].
 /// 3. No pager has borrowed the bytes ([`crate::StoredBytes`]).
 #[inline]
 pub(crate) unsafe fn write<P: Platform>(platform: &P, first: Frame, offset: usize, from: &[u8]) {
-    // SAFETY: as in `read`; nobody relies on the old bytes (the caller's obligation 3).
+    // SAFETY: as in `read`; no other code relies on the old bytes (the caller's obligation 3).
     unsafe { platform.write_bytes(place(platform, first, offset), from) }
 }
 
@@ -64,8 +64,8 @@ pub(crate) unsafe fn write<P: Platform>(platform: &P, first: Frame, offset: usiz
 ///
 /// # Safety
 /// 1. `frame` is a frame of the memory.
-/// 2. As of [`read`].
-/// 3. As of [`write()`].
+/// 2. As for [`read`].
+/// 3. As for [`write()`].
 pub(crate) unsafe fn zero<P: Platform>(platform: &P, frame: Frame, inside: Range<usize>) {
     // SAFETY: 1. and 2. the caller's obligations 1 and 2.
     let words = unsafe { words(platform, frame) };
@@ -79,8 +79,8 @@ pub(crate) unsafe fn zero<P: Platform>(platform: &P, frame: Frame, inside: Range
 pub(crate) unsafe fn read_by_words(from: NonNull<u8>, into: &mut [u8]) {
     let (first, inside) = word_at(from);
     for_each_word(inside..inside + into.len(), |word, part, at| {
-        // SAFETY: the word has a byte that the caller may read, so its page is there, of which it
-        // does not reach out; others use it by atomics.
+        // SAFETY: the word contains a byte that the caller may read, and lies in that byte's page;
+        // others use it by atomics.
         let bytes = unsafe { first.add(word).as_ref() }.load(Relaxed).to_ne_bytes();
         into[at..at + part.len()].copy_from_slice(&bytes[part]);
     });
@@ -93,14 +93,14 @@ pub(crate) unsafe fn read_by_words(from: NonNull<u8>, into: &mut [u8]) {
 pub(crate) unsafe fn write_by_words(to: NonNull<u8>, from: &[u8]) {
     let (first, inside) = word_at(to);
     for_each_word(inside..inside + from.len(), |word, part, at| {
-        // SAFETY: as in `read_by_words`; the bytes beside are left as they are.
+        // SAFETY: as in `read_by_words`; the bytes beside do not change.
         let word = unsafe { first.add(word).as_ref() };
         let source = &from[at..at + part.len()];
         change(word, part, |bytes| bytes.copy_from_slice(source));
     });
 }
 
-/// The word in which a byte lies, and where it lies there.
+/// The word that contains a byte, and the byte's offset there.
 #[inline]
 fn word_at(at: NonNull<u8>) -> (NonNull<AtomicU64>, usize) {
     let inside = at.addr().get() % WORD;
@@ -108,7 +108,7 @@ fn word_at(at: NonNull<u8>) -> (NonNull<AtomicU64>, usize) {
     (unsafe { at.sub(inside) }.cast(), inside)
 }
 
-/// Changes `part` of a word and nothing else of it.
+/// Changes only `part` of a word.
 #[inline]
 fn change(word: &AtomicU64, part: Range<usize>, change: impl Fn(&mut [u8])) {
     if part.len() == WORD {
@@ -122,12 +122,12 @@ fn change(word: &AtomicU64, part: Range<usize>, change: impl Fn(&mut [u8])) {
         change(&mut bytes[part.clone()]);
         Some(u64::from_ne_bytes(bytes))
     };
-    // It never says no.
+    // `changed` never returns `None`.
     let _ = word.fetch_update(Relaxed, Relaxed, changed);
 }
 
-/// Cuts a range of bytes where words meet: the word, the bytes of it, and their offset
-/// in the range.
+/// Cuts a range of bytes at the bounds of words: the word, its bytes, and their offset in the
+/// range.
 #[inline]
 fn for_each_word(range: Range<usize>, mut f: impl FnMut(usize, Range<usize>, usize)) {
     let mut at = range.start;
@@ -143,14 +143,14 @@ fn for_each_word(range: Range<usize>, mut f: impl FnMut(usize, Range<usize>, usi
 ///
 /// # Safety
 /// 1. `frame` is a frame of the memory.
-/// 2. While the result is used, the frame is not freed, and its bytes are accessed as aligned
-///    atomics or by the platform's means alone.
+/// 2. While the result is used, the frame is not freed, and its bytes are accessed only as aligned
+///    atomics or by the platform's means.
 #[inline]
 unsafe fn words<P: Platform>(platform: &P, frame: Frame) -> &[AtomicU64; WORDS] {
     let bytes = platform.direct_map(frame).cast::<[AtomicU64; WORDS]>();
     // SAFETY: the direct map shows all 4,096 bytes of the frame for as long as the platform lives,
-    // aligned to 4,096 (obligation 1 of `Platform`, `Frames::new` looked, and the caller's
-    // obligation 1). Nobody makes references to them (its obligation 2).
+    // aligned to 4,096 (obligation 1 of `Platform`, `Frames::new` checked it, and the caller's
+    // obligation 1). No references to them exist (its obligation 2).
     unsafe { bytes.as_ref() }
 }
 

@@ -1,10 +1,10 @@
-//! Commit accounting: how much memory is committed, and how much may be (`vm.overcommit_memory`).
+//! Commit accounting: the amount of committed memory, and its limit (`vm.overcommit_memory`).
 
 use core::sync::atomic::{AtomicI64, AtomicU8, AtomicU64, Ordering};
 
 use crate::error::Error;
 
-/// The current mode.
+/// The mode of commit accounting.
 ///
 /// ```
 /// use bindery::{Memory, Overcommit, Platform};
@@ -52,19 +52,19 @@ impl Commitment {
     pub(crate) const fn new(total: u64) -> Self {
         Self {
             committed: AtomicI64::new(0),
-            // As Linux's vm.overcommit_ratio: half of memory, until the embedder says otherwise.
+            // Like Linux's vm.overcommit_ratio: half of memory, until the embedder sets it.
             limit: AtomicU64::new(total / 2),
             total: AtomicU64::new(total),
             mode: AtomicU8::new(Overcommit::Heuristic as u8),
         }
     }
 
-    /// Selects what is refused from now on.
+    /// Sets the mode.
     pub fn set_mode(&self, mode: Overcommit) {
         self.mode.store(mode as u8, Ordering::Relaxed);
     }
 
-    /// What is refused.
+    /// The current mode.
     pub fn mode(&self) -> Overcommit {
         match self.mode.load(Ordering::Relaxed) {
             1 => Overcommit::Always,
@@ -73,7 +73,7 @@ impl Commitment {
         }
     }
 
-    /// The most pages that may be committed under [`Overcommit::Never`] (`CommitLimit`).
+    /// The maximum number of committed pages under [`Overcommit::Never`] (`CommitLimit`).
     pub fn limit(&self) -> u64 {
         self.limit.load(Ordering::Relaxed)
     }
@@ -88,7 +88,7 @@ impl Commitment {
         self.committed.load(Ordering::Relaxed).max(0) as u64
     }
 
-    /// Swap areas came or went: adds `slots` slots.
+    /// Swap areas were added or removed: adds `slots` slots.
     pub(crate) fn swap_changed(&self, slots: i64) {
         self.total.fetch_add(slots as u64, Ordering::Relaxed);
     }
@@ -97,9 +97,9 @@ impl Commitment {
         self.committed.fetch_add(pages, Ordering::Relaxed);
     }
 
-    /// Commits `pages` for as long as the guard lives, or refuses: a caller that wants them to stay
-    /// committed adds them before it drops the guard, so two processes are never committed the same
-    /// pages.
+    /// Commits `pages` for as long as the guard lives, or refuses. A caller that wants them to stay
+    /// committed adds them before it drops the guard, so the same pages are never committed to two
+    /// processes.
     pub(crate) fn reserve(&self, pages: u64) -> Result<Reservation<'_>, Error> {
         let pages = pages.min(1 << 52) as i64;
         let after = self.committed.fetch_add(pages, Ordering::Relaxed) + pages;
@@ -107,14 +107,14 @@ impl Commitment {
         let refused = match self.mode() {
             Overcommit::Always => false,
             Overcommit::Heuristic => pages as u64 > self.total.load(Ordering::Relaxed),
-            // A request for nothing succeeds, however much is committed already.
+            // A request for no pages succeeds, whatever is committed already.
             Overcommit::Never => pages > 0 && after > self.limit().min(i64::MAX as u64) as i64,
         };
         if refused { Err(Error::Overcommitted) } else { Ok(reservation) }
     }
 
-    /// Commits `pages` for as long as the guard lives, which were committed before and are about to
-    /// be given back: so nobody else is committed them in between.
+    /// Keeps `pages` committed for as long as the guard lives, although their commitment is about
+    /// to be returned: no other process can commit them in between.
     pub(crate) fn keep(&self, pages: u64) -> Reservation<'_> {
         let pages = pages.min(1 << 52) as i64;
         self.add(pages);
@@ -122,7 +122,7 @@ impl Commitment {
     }
 }
 
-/// Pages that are committed for now.
+/// Pages that are committed temporarily.
 pub(crate) struct Reservation<'a> {
     commitment: &'a Commitment,
     pages: i64,

@@ -1,11 +1,11 @@
-//! How much effort a fault makes for a large folio if none is free.
+//! The effort of a fault to get a large folio if none is free.
 
 use core::sync::atomic::{AtomicU8, Ordering};
 
 use crate::memory::{HugeAdvice, Memory};
 use crate::platform::Platform;
 
-/// What a fault on anonymous memory does if no block is free for a large folio (Linux:
+/// The effort of a fault on anonymous memory if no block is free for a large folio (Linux:
 /// `transparent_hugepage/defrag`).
 ///
 /// To *collect* is to free frames that are unused but kept: by caches of the core
@@ -27,10 +27,11 @@ pub enum LargeFolioEffort {
     /// It takes a smaller folio, and makes another thread collect
     /// ([`Platform::collect_memory_later`]).
     Defer,
-    /// As [`LargeFolioEffort::Always`] in mappings for which the program has asked for large folios
-    /// (`MADV_HUGEPAGE`), else as [`LargeFolioEffort::Defer`].
+    /// Like [`LargeFolioEffort::Always`] in mappings for which the program has asked for large
+    /// folios (`MADV_HUGEPAGE`), otherwise like [`LargeFolioEffort::Defer`].
     DeferMadvise,
-    /// As [`LargeFolioEffort::Always`] in such mappings, else as [`LargeFolioEffort::Never`].
+    /// Like [`LargeFolioEffort::Always`] in such mappings, otherwise like
+    /// [`LargeFolioEffort::Never`].
     #[default]
     Madvise,
     /// It takes a smaller folio.
@@ -45,7 +46,7 @@ const ALL: [LargeFolioEffort; 5] = [
     LargeFolioEffort::Never,
 ];
 
-/// When memory is collected for one mapping.
+/// The time at which memory is collected for a mapping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Collecting {
     /// By the fault.
@@ -66,7 +67,7 @@ impl EffortSetting {
 }
 
 impl<P: Platform> Memory<P> {
-    /// Sets what faults do if no block is free for a large folio.
+    /// Sets the effort of faults if no block is free for a large folio.
     ///
     /// Context: any.
     pub fn set_large_folio_effort(&self, effort: LargeFolioEffort) {
@@ -81,7 +82,7 @@ impl<P: Platform> Memory<P> {
         ALL.get(number).copied().unwrap_or_default()
     }
 
-    /// When memory is collected for a mapping for which the program has given this advice.
+    /// The time at which memory is collected for a mapping with this advice.
     pub(crate) fn collecting(&self, advice: HugeAdvice) -> Collecting {
         let advised = advice == HugeAdvice::Use;
         match self.large_folio_effort() {

@@ -57,7 +57,7 @@ pub enum Error {
     LockLimit,
     /// The process may lock no memory at all.
     LockForbidden,
-    /// More memory would be committed than there is ([`crate::Overcommit`]).
+    /// The request would exceed the limit of committed memory ([`crate::Overcommit`]).
     Overcommitted,
     /// A mapping in the range is sealed.
     Sealed(VirtAddr),
@@ -254,7 +254,7 @@ impl Error {
                 | Operation::Userfault => Errno::EFBIG,
             },
             Self::Fault(_) => match operation {
-                // mlock(2): pages that cannot be had are as if nothing were mapped.
+                // mlock(2): a page that cannot be provided is treated as not mapped.
                 Operation::Mlock => Errno::ENOMEM,
                 Operation::Mmap
                 | Operation::Munmap
@@ -386,7 +386,7 @@ pub enum FaultError {
     /// Physical memory ran out; nothing has changed, and the access may be tried again.
     OutOfMemory,
     /// A signal came while the fault waited for a userfaultfd's handler ([`crate::Userfault`]).
-    /// Nothing has changed: the embedder deals with the signal, and the access may be tried again.
+    /// Nothing has changed: the embedder handles the signal, and the access may be tried again.
     Interrupted,
 }
 
@@ -416,7 +416,7 @@ impl core::error::Error for FaultError {}
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum PinError {
-    /// The access would be refused, or there is no memory for the page.
+    /// The access would be refused, or memory for the page is lacking.
     Fault(FaultError),
     /// The address space would exceed its limit of pinned memory ([`crate::Limits::pinned`]).
     LimitReached,
@@ -425,7 +425,7 @@ pub enum PinError {
 }
 
 impl PinError {
-    /// Linux's errno for it (`pin_user_pages` and its callers).
+    /// The errno that Linux returns for it (`pin_user_pages` and its callers).
     ///
     /// Context: any.
     pub fn errno(self) -> Errno {
@@ -458,27 +458,27 @@ impl core::error::Error for PinError {}
 
 /// No frame was free for a page, a table or a record; nothing was changed for it.
 ///
-/// It is no public error, and becomes none but in [`Memory::retry`] and [`Memory::outermost`],
-/// which reclaim memory first: a public call that does not reclaim has no error to return.
+/// It is not a public error. Only [`Memory::retry`] and [`Memory::outermost`], which reclaim memory
+/// first, turn it into one: a public call that does not reclaim has no error to return.
 ///
 /// [`Memory::retry`]: crate::Memory::retry
 /// [`Memory::outermost`]: crate::Memory::outermost
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct NoMemory;
 
-/// Why one attempt of a call failed.
+/// The reason why one attempt of a call failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Failure<E = Error> {
-    /// For want of a frame: the call reclaims memory, and makes another attempt.
+    /// Lack of a frame: the call reclaims memory, and makes another attempt.
     NoMemory,
-    /// For a reason that memory does not change. A limit of the process or of the machine
+    /// A reason that memory does not change. A limit of the process or of the machine
     /// ([`Error::LimitReached`], [`Error::Overcommitted`]) is one, though Linux calls it `ENOMEM`.
     Refused(E),
 }
 
 /// An error of public calls.
 pub(crate) trait CallError {
-    /// Says that memory ran out, and that reclaim found none.
+    /// The error for memory that ran out although reclaim was tried.
     const OUT_OF_MEMORY: Self;
 }
 
@@ -505,9 +505,9 @@ impl<E: CallError> From<E> for Failure<E> {
 }
 
 impl<E: CallError> Failure<E> {
-    /// The failure of a call that has changed what a second attempt would change once more: it ends
-    /// here, without reclaim. The only way around [`Memory::retry`]; `docs/swap.md` has a list of
-    /// the calls that take it.
+    /// The failure of a call whose second attempt would repeat its changes: it ends here, without
+    /// reclaim. The only way around [`Memory::retry`]; `docs/swap.md` has a list of the calls that
+    /// take it.
     ///
     /// [`Memory::retry`]: crate::Memory::retry
     #[cold]

@@ -23,44 +23,44 @@ pub struct Events {
     pub frames_allocated: u64,
     /// Frames that were freed.
     pub frames_freed: u64,
-    /// Folios that a fault on anonymous memory allocated and mapped by one huge leaf.
+    /// Huge folios that a fault on anonymous memory allocated and mapped by one huge leaf.
     pub huge_faults: u64,
-    /// Such folios that were allocated to collapse smaller ones.
+    /// Huge folios that were allocated to collapse smaller ones.
     pub huge_collapses: u64,
     /// Folios that were split into smaller ones.
     pub folio_splits: u64,
     /// Huge leaves that were replaced by a table.
     pub leaf_splits: u64,
-    /// Huge zero pages that were made: one at most.
+    /// Huge zero pages: at most one.
     pub huge_zero_pages: u64,
-    /// Base pages whose content came back from a swap area.
+    /// Base pages whose content was read from a swap area.
     pub pages_swapped_in: u64,
     /// Base pages whose content was written to a swap area.
     pub pages_swapped_out: u64,
-    /// Faults that had content read from a swap area or by a pager. Pages of one repeated word
-    /// count as read, and what another thread had read already does not (Linux: `pgmajfault`).
+    /// Faults that read content from a swap area or through a pager. Pages of one repeated word
+    /// count as read; pages that another thread had read already do not (Linux: `pgmajfault`).
     pub major_faults: u64,
-    /// Folios that somebody took a reference to while they went out: they were mapped again
-    /// (Linux: `EBUSY` of an unmapping).
+    /// Folios that got a new reference while they were swapped out, and were mapped again (Linux:
+    /// `EBUSY` of an unmapping).
     pub swap_out_busy: u64,
     /// Base pages that a fault on another page began to read (Linux: `swap_ra`).
     pub swap_read_around: u64,
     /// Those of them that a fault wanted later (Linux: `swap_ra_hit`).
     pub swap_read_around_hits: u64,
-    /// Requests of reads that a swap device could not do.
+    /// Read requests that failed on a swap device.
     pub swap_read_errors: u64,
-    /// Requests of writes that a swap device could not do.
+    /// Write requests that failed on a swap device.
     pub swap_write_errors: u64,
     /// Faults whose entry allowed the access and needed no change: [`crate::Resolved::Spurious`]
     /// and [`crate::Resolution::Retry`].
     pub spurious_faults: u64,
-    /// The most of them in a row at one address, with no entry of the address space written in
-    /// between. More than there are CPUs means that the machine is not set up as the entries need
-    /// it, or that invalidations are lost ([`crate::check::machine`]).
+    /// The longest sequence of them at one address, with no entry of the address space written in
+    /// between. A sequence longer than the number of CPUs means that the machine is not set up as
+    /// the entries require, or that invalidations are lost ([`crate::check::machine`]).
     pub repeated_faults: u64,
 }
 
-/// The counters of those that happen seldom.
+/// The counters of rare events.
 #[derive(Default)]
 pub(crate) struct RareEvents {
     pub(crate) huge_faults: AtomicU64,
@@ -80,12 +80,12 @@ pub(crate) struct RareEvents {
 }
 
 impl RareEvents {
-    /// Notes that it has happened once more.
+    /// Counts an event.
     pub(crate) fn note(event: &AtomicU64) {
         event.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// All, with the frames that the allocator has counted.
+    /// All counts, with the frames that the allocator has counted.
     pub(crate) fn read(&self, frames_allocated: u64, frames_freed: u64) -> Events {
         let read = |event: &AtomicU64| event.load(Ordering::Relaxed);
         Events {
@@ -110,37 +110,37 @@ impl RareEvents {
     }
 }
 
-/// A fault that changed nothing: where it was, and how many entries of its tree had been written.
+/// A fault that changed nothing: its address, and the number of entries written in its tree so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Unchanged {
     pub(crate) root: Frame,
     pub(crate) page: VirtAddr,
-    /// Entries that were written in the tree so far. If it rises, the next fault is another one:
-    /// `mprotect` in a loop makes a spurious fault each time.
+    /// The number of entries written in the tree so far. If it rises, the next fault starts a new
+    /// sequence: `mprotect` in a loop makes a spurious fault each time.
     pub(crate) written: u64,
 }
 
-/// Counts faults that change nothing and come again. CPUs may mix up their notes: then a row counts
-/// as shorter.
+/// Counts repeated faults that change nothing. CPUs may overwrite each other's records: then a
+/// sequence counts as shorter.
 #[derive(Default)]
 pub(crate) struct Repeats {
     spurious: AtomicU64,
-    /// The most in a row.
+    /// The longest sequence.
     most: AtomicU64,
-    /// The row at hand.
+    /// The current sequence.
     row: AtomicU64,
     place: AtomicU64,
     written: AtomicU64,
 }
 
-/// So many in a row happen on no machine: each CPU may have one after each change of an entry.
+/// More repeats than on any working machine: each CPU may have one after each change of an entry.
 pub(crate) const TOO_MANY_REPEATS: u64 = 4096;
 
 impl Repeats {
-    /// Notes a fault.
+    /// Records a fault.
     ///
     /// # Panics
-    /// In debug builds, with the usual causes, where the same fault has come [`TOO_MANY_REPEATS`]
+    /// In debug builds, with the usual causes, if the same fault has occurred [`TOO_MANY_REPEATS`]
     /// times.
     #[cold]
     pub(crate) fn note<A: Arch>(&self, fault: &Unchanged) {
@@ -160,7 +160,7 @@ impl Repeats {
     }
 }
 
-/// Why a fault may come again forever.
+/// The possible causes of a fault that repeats forever.
 struct Causes<A>(PhantomData<A>);
 
 impl<A: Arch> fmt::Display for Causes<A> {

@@ -1,16 +1,16 @@
 //! The huge zero page: one block of zeroed frames that huge leaves of all address spaces map,
-//! read-only, where memory was read and never written.
+//! read-only, for memory that was read and never written.
 //!
 //! ```text
 //! first read    level 2:  leaf, read-only --> the block    one entry for all pages of the slot
-//! first write   level 2:  leaf ------------> a huge folio, zeroed; or, where none is free:
+//! first write level 2: leaf ------------> a huge folio, zeroed; or, if none is free:
 //!               level 1:  leaves, read-only --> the block's frames, and one page of the program's
 //! ```
 //!
 //! The block is not a folio: it has no counts and no owner, and does not count as resident. When a
-//! huge leaf is split, its pages go on to name the block's frames. These rise by one like the
-//! frames of a folio, so the pages move, become `PROT_NONE` and fold in runs. The block is
-//! allocated when a read first needs it, and is never freed.
+//! huge leaf is split, its pages still map the block's frames. These rise by one like the frames of
+//! a folio, so the pages move, become `PROT_NONE` and fold in runs. The block is allocated when a
+//! read first needs it, and is never freed.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -21,7 +21,7 @@ use crate::frame::{AllocateFor, FrameRange, meta};
 use crate::memory::Memory;
 use crate::platform::Platform;
 
-/// Where the block is, if there is one yet, and whether faults may map it.
+/// The block, if it exists yet, and whether faults may map it.
 pub(crate) struct HugeZero {
     used: AtomicBool,
     first: AtomicU32,
@@ -40,7 +40,7 @@ impl HugeZero {
 }
 
 impl<P: Platform> Memory<P> {
-    /// Sets whether a first read of anonymous memory maps the huge zero page where the first write
+    /// Sets whether a first read of anonymous memory maps the huge zero page if the first write
     /// would take a huge folio (Linux: `transparent_hugepage/use_zero_page`). Off at first.
     /// Existing mappings stay. The page takes the frames of one huge folio when a read first needs
     /// it, and keeps them.
@@ -50,7 +50,7 @@ impl<P: Platform> Memory<P> {
         self.huge_zero.used.store(used, Ordering::Relaxed);
     }
 
-    /// What [`Memory::set_huge_zero_page`] has set.
+    /// The value of [`Memory::set_huge_zero_page`].
     ///
     /// Context: any. Complexity: constant.
     pub fn uses_huge_zero_page(&self) -> bool {
@@ -65,8 +65,8 @@ impl<P: Platform> Memory<P> {
         Some(FrameRange { first, count: self.huge_order().pages() })
     }
 
-    /// The first frame of the huge zero page, which is made if need be; `None` if there is no
-    /// block for it. Called without locks on tables and outside of read sections.
+    /// The first frame of the huge zero page, which is made if necessary; `None` if no block is
+    /// free for it. Called without locks on tables and outside of read sections.
     pub(crate) fn huge_zero_frame(&self) -> Option<Frame> {
         if let Some(first) = self.huge_zero.first() {
             return Some(first);
@@ -88,14 +88,14 @@ impl<P: Platform> Memory<P> {
                 Some(first)
             }
             Err(theirs) => {
-                // SAFETY: 1. and 2. allocated above, and never shown to anybody.
+                // SAFETY: 1. and 2. allocated above, and never shared.
                 unsafe { self.frames.free(&self.platform, first, order) };
                 Some(Frame(theirs))
             }
         }
     }
 
-    /// How many frames of the huge zero page there are from `frame` on; 0 where it is none of
+    /// The number of frames of the huge zero page from `frame` on; 0 if the frame is not one of
     /// them.
     #[cold]
     pub(crate) fn huge_zero_pages_from(&self, frame: Frame) -> u32 {
@@ -104,7 +104,7 @@ impl<P: Platform> Memory<P> {
         pages.saturating_sub(number)
     }
 
-    /// Whether the frame is shared by all who have read nothing but zeroes there.
+    /// Whether the frame is the zero page or part of the huge one, which all address spaces share.
     pub(crate) fn is_zero(&self, frame: Frame) -> bool {
         frame == self.zero_frame || self.huge_zero_pages_from(frame) > 0
     }

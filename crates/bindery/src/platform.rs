@@ -1,4 +1,4 @@
-//! [`Platform`]: what the embedder supplies, about a dozen functions.
+//! [`Platform`]: the interface that the embedder implements, about a dozen functions.
 //!
 //! The core never executes an instruction that only one architecture has. It asks the platform
 //! instead. `bindery-hosted` implements the trait in a process, a kernel on the bare machine.
@@ -21,7 +21,7 @@ use crate::sync::RawLock;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct Cpu(pub u16);
 
-/// How many CPUs the core can address: [`Cpu`] numbers are below this.
+/// The number of CPUs that the core can address: [`Cpu`] numbers are below this.
 pub const MAX_CPUS: usize = 256;
 
 /// A set of CPUs, one bit each.
@@ -80,7 +80,7 @@ impl CpuSet {
     }
 }
 
-/// The translations of one address space that TLBs must forget.
+/// Translations of one address space to be invalidated in TLBs.
 ///
 /// ```
 /// use bindery::platform::{Invalidation, Tables};
@@ -100,8 +100,8 @@ pub struct Invalidation {
     /// invalidates address by address may step by this much. It is always a leaf size of the
     /// architecture.
     pub stride: u64,
-    /// Whether entries that name tables changed too. If so, cached intermediate entries (x86-64:
-    /// paging-structure caches; AArch64: walk caches) must be invalidated as well.
+    /// Whether entries that point to tables changed too. If so, cached intermediate entries
+    /// (x86-64: paging-structure caches; AArch64: walk caches) must be invalidated as well.
     pub tables: Tables,
 }
 
@@ -152,8 +152,8 @@ pub struct GracePeriod(pub u64);
 #[cfg(any(test, feature = "measure"))]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Work {
-    /// Page-table entries, slots of an object's page index, and VMAs that were looked at. An item
-    /// that is looked at twice under the same locks counts once.
+    /// Page-table entries, slots of an object's page index, and VMAs that were read. An item that
+    /// is read twice under the same locks counts once.
     pub entries: u64,
     /// Page tables that were marked as detached.
     pub tables_marked: u64,
@@ -185,9 +185,9 @@ pub struct Work {
 ///    entered before the call has ended. [`Platform::is_over`] returns true only after every read
 ///    section that was entered before the matching [`Platform::grace_period`] has ended.
 /// 4. **CPUs.** [`Platform::cpu`] returns the caller's CPU, below [`MAX_CPUS`].
-/// 5. **Kernel root.** [`Platform::kernel_root`] names a table of the highest level, or none.
+/// 5. **Kernel root.** [`Platform::kernel_root`] returns a table of the highest level, or none.
 ///    [`Platform::direct_map`] shows it for as long as the platform lives, and its entries are
-///    accessed as aligned 64-bit atomics alone.
+///    accessed only as aligned 64-bit atomics.
 pub unsafe trait Platform: Sized + Send + Sync + 'static {
     /// The architecture of the tables that the MMU walks.
     type Arch: Arch;
@@ -214,8 +214,8 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     fn copy(&self, from: Frame, to: Frame, count: u32);
 
     /// Reads `into.len()` bytes from `from`, by the machine's fastest means, and without a
-    /// reference to them: programs may write them meanwhile. If a byte is written meanwhile, either
-    /// value will do.
+    /// reference to them: programs may write them during the call. If a byte is written during the
+    /// call, its old or its new value may be returned.
     ///
     /// The provided version copies by words. That costs a kernel a hundred times as much as its own
     /// instructions (x86-64: `rep movs`; AArch64: `ldp` and `stp`).
@@ -224,38 +224,38 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     /// The bytes are in the [`Platform::direct_map`] of one frame or of several consecutive ones,
     /// which belong to the caller or to an object. No reference to them excludes writes.
     unsafe fn read_bytes(&self, from: NonNull<u8>, into: &mut [u8]) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's obligation.
         unsafe { crate::bytes::read_by_words(from, into) }
     }
 
-    /// Writes `from` to the bytes from `to` on, as [`Platform::read_bytes`] reads. Changes no other
-    /// byte.
+    /// Writes `from` to the bytes from `to` on, in the way that [`Platform::read_bytes`] reads.
+    /// Changes no other byte.
     ///
     /// # Safety
     /// As [`Platform::read_bytes`], and no reference to the bytes exists.
     unsafe fn write_bytes(&self, to: NonNull<u8>, from: &[u8]) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's obligation.
         unsafe { crate::bytes::write_by_words(to, from) }
     }
 
-    /// Makes the CPUs in `cpus` forget translations of the address space whose root table is
-    /// `root`, and waits until they have. The caller's CPU may be in the set or not. The entries
-    /// were written before the call.
+    /// Invalidates translations of the address space whose root table is `root` on the CPUs in
+    /// `cpus`, and waits until all have done so. The caller's CPU may be in the set or not. The
+    /// entries were written before the call.
     ///
     /// The core calls this with table locks held. So it must not wait for anything but the other
     /// CPUs' hardware or interrupt handlers, and those CPUs may be spinning in [`Platform::relax`]
-    /// for one of these locks. Either they spin with interrupts on (operations and faults are
-    /// entered so), or `relax` serves invalidations.
+    /// for one of these locks. Either they spin with interrupts on, as on entry to operations and
+    /// faults, or `relax` serves invalidations.
     fn invalidate(&self, root: Frame, cpus: &CpuSet, what: &Invalidation);
 
-    /// As [`Platform::invalidate`], only on the caller's CPU, for a fault that finds a valid entry:
-    /// the CPU remembered an older, narrower one. [`crate::KernelMap::resolve`] calls it with its
-    /// own root, for global entries (RISC-V: no ASID in the fence).
+    /// Like [`Platform::invalidate`], only on the caller's CPU, for a fault that finds a valid
+    /// entry: the CPU's TLB had an older, narrower one. [`crate::KernelMap::resolve`] calls it with
+    /// its own root, for global entries (RISC-V: no ASID in the fence).
     fn invalidate_local(&self, root: Frame, what: &Invalidation);
 
-    /// Makes every CPU of the machine forget translations of the kernel's addresses in the range,
-    /// whichever root and whichever ASID or PCID it has loaded, and waits until they have. `root`
-    /// is [`crate::KernelMap::root`]. The entries were written before the call.
+    /// Invalidates translations of the kernel's addresses in the range on every CPU of the machine,
+    /// whatever root and whatever ASID or PCID it has loaded, and waits until all have done so.
+    /// `root` is [`crate::KernelMap::root`]. The entries were written before the call.
     ///
     /// It may be called with interrupts off, inside a lock of type [`Platform::SpinLock`]; CPUs
     /// wait for such a lock only by [`Platform::relax`]. So while it waits, for its turn or for
@@ -267,32 +267,32 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     /// Only [`crate::KernelMap`] calls this. A platform without one need do nothing.
     fn invalidate_kernel(&self, root: Frame, what: &Invalidation);
 
-    /// Makes instruction fetches of all CPUs see what `count` frames from `first` on hold now. The
-    /// core calls it before a leaf of user mode becomes executable whose folio was written since: a
-    /// page of an object that was filled, a copy on write, a collapsed folio, a copy by `fork`, an
-    /// anonymous page, `mprotect`. Once for each folio, until [`crate::Object::write`] writes to it
-    /// again; and after [`crate::AddressSpace::write_foreign`] has written to such a folio. (Linux:
-    /// `PG_dcache_clean`, `flush_icache_pte`.)
+    /// Makes instruction fetches of all CPUs see the current content of `count` frames from `first`
+    /// on. The core calls it before a leaf of user mode becomes executable whose folio was written
+    /// since: a page of an object that was filled, a copy on write, a collapsed folio, a copy by
+    /// `fork`, an anonymous page, `mprotect`. Once for each folio, until [`crate::Object::write`]
+    /// writes to it again; and after [`crate::AddressSpace::write_foreign`] has written to such a
+    /// folio. (Linux: `PG_dcache_clean`, `flush_icache_pte`.)
     ///
-    /// Only called where [`Arch::COHERENT_FETCHES`] is false:
+    /// Only called if [`Arch::COHERENT_FETCHES`] is false:
     ///
-    /// | architecture | what to do |
+    /// | architecture | instructions |
     /// |---|---|
     /// | AArch64 | `dc cvau` for each line unless `CTR_EL0.IDC`; `dsb ish`; `ic ivau` for each line unless `CTR_EL0.DIC`; `dsb ish`; `isb` |
     /// | RISC-V | `fence.i` on all harts (SBI: `remote_fence_i`) |
     ///
-    /// Programs that write code themselves synchronize it themselves, as on Linux. For memory of
-    /// the kernel's own ([`crate::KernelMap`]) the embedder does.
+    /// Programs that write code themselves synchronize it themselves, as on Linux. For the kernel's
+    /// own memory ([`crate::KernelMap`]) the embedder does.
     ///
-    /// May be called with table locks held: what [`Platform::invalidate`] may not do, this may not
-    /// either. Does nothing by default.
+    /// May be called with table locks held: the restrictions of [`Platform::invalidate`] apply.
+    /// Does nothing by default.
     fn synchronize_instructions(&self, _first: Frame, _count: u32) {}
 
     /// Makes entry writes visible to the walkers of all CPUs, before any later access or walk of
     /// the caller (AArch64: `dsb ishst; isb`; x86-64: nothing).
     fn publish_entries(&self);
 
-    /// The caller's CPU. Called only where it cannot change: inside a read section.
+    /// The caller's CPU. Called only while it cannot change: inside a read section.
     fn cpu(&self) -> Cpu;
 
     /// Called repeatedly by a CPU that spins: for a lock that is held for a bounded number of
@@ -306,7 +306,7 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     /// the caller sleep tests the word again after it has queued the caller, so that no wake-up is
     /// lost:
     /// 1. CPU A reads the word, finds the lock taken, and is about to sleep.
-    /// 2. CPU B releases the lock, changes the word, and finds nobody to wake.
+    /// 2. CPU B releases the lock, changes the word, and finds no thread to wake.
     /// 3. CPU A sleeps forever.
     ///
     /// It may return early: the caller tests again. It is never called in a read section, or with a
@@ -322,8 +322,8 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
         }
     }
 
-    /// As [`Platform::park`], for an access that waits for the handler of a userfaultfd, which may
-    /// take any time. The thread has no lock of the core, and has left no call half done but the
+    /// Like [`Platform::park`], for an access that waits for the handler of a userfaultfd, which
+    /// may take any time. The thread has no lock of the core, and no unfinished call except the
     /// access: a platform that checks all invariants between calls ([`crate::check`]) need not wait
     /// for it.
     fn park_for_handler(&self, word: &AtomicU32, expected: u32) {
@@ -331,7 +331,7 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     }
 
     /// Wakes all threads that are parked on `word`, which was changed before the call. The word may
-    /// already belong to somebody else: only its address counts. It may be called anywhere, with
+    /// have been freed and reused already: only its address counts. It may be called anywhere, with
     /// table locks and in read sections, so it never waits for more than a spin lock.
     fn unpark(&self, _word: *const AtomicU32) {}
 
@@ -361,8 +361,8 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
         false
     }
 
-    /// A number that programs can neither know nor choose. The core asks for one for each address
-    /// space and each kernel map; it decides the shape of the list of their areas. The provided
+    /// A number that programs can neither know nor choose. The core takes one for each address
+    /// space and each kernel map; it determines the shape of the list of their areas. The provided
     /// number is always the same, so a program may choose the shape. A search stays logarithmic
     /// even then, with a larger factor.
     fn seed(&self) -> u64 {
@@ -370,32 +370,32 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     }
 
     /// Whether the running thread is about to be killed, so that a long call should end (Linux:
-    /// `fatal_signal_pending`). Calls whose documentation says so ask it, and stop with
+    /// `fatal_signal_pending`). Calls with that documented error check it, and stop with
     /// [`crate::Error::Interrupted`].
     fn fatal_signal(&self) -> bool {
         false
     }
 
-    /// Whether the running thread has a signal to deal with (Linux: `signal_pending`). A program
-    /// that waits for a userfaultfd's handler stops waiting then, and so does a thread that reads
-    /// its messages, or brings back what is in a swap area. The provided answer is that of
+    /// Whether the running thread has a pending signal (Linux: `signal_pending`). If so, a program
+    /// stops waiting for a userfaultfd's handler, and so does a thread that reads its messages, or
+    /// swaps in the pages of a swap area. The provided answer is that of
     /// [`Platform::fatal_signal`].
     fn signal(&self) -> bool {
         self.fatal_signal()
     }
 
-    /// The number of the running thread, as the messages of a userfaultfd have it
+    /// The number of the running thread for the messages of a userfaultfd
     /// ([`crate::UserfaultFeatures::THREAD_ID`]). Always 0 by default.
     fn thread(&self) -> u32 {
         0
     }
 
-    /// Called when a userfaultfd has got a message, or was closed: a kernel wakes those who poll
-    /// it. VMAs may be locked, so it does not wait for one. Does nothing by default.
+    /// Called after a userfaultfd has received a message, or was closed: a kernel wakes the threads
+    /// that poll it. VMAs may be locked, so it must not wait for one. Does nothing by default.
     fn userfault_arrived(&self) {}
 
-    /// How many protection keys the machine supports (x86-64: 16 if CR4.PKE is set). The answer
-    /// never changes. Keys above [`Arch::PROTECTION_KEYS`], which entries cannot name, have no
+    /// The number of protection keys that the machine supports (x86-64: 16 if CR4.PKE is set). It
+    /// never changes. Keys above [`Arch::PROTECTION_KEYS`], which entries cannot hold, have no
     /// effect.
     fn protection_keys(&self) -> u8 {
         1
@@ -403,7 +403,7 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
 
     /// Whether the machine checks indirect branches of programs into pages with
     /// [`crate::Protection::BTI`] (AArch64: `ID_AA64PFR1_EL1.BT` is not 0). Always the same answer.
-    /// Means nothing where entries cannot say so ([`Arch::BTI`]).
+    /// Has no effect if entries cannot require it ([`Arch::BTI`]).
     fn branch_target_identification(&self) -> bool {
         false
     }
@@ -436,8 +436,8 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     /// Frees memory that the embedder keeps for later: its caches, and what
     /// [`crate::KernelMap::purge`] frees. [`crate::Memory::collect`] calls it; faults and the
     /// background collapser call that if no large folio is free and [`crate::LargeFolioEffort`]
-    /// says so, and each call does that is about to fail for lack of memory. No lock is held. May
-    /// sleep. Does nothing by default.
+    /// requires it, and so does each call that is about to fail for lack of memory. No lock is
+    /// held. May sleep. Does nothing by default.
     fn collect_memory(&self) {}
 
     /// Makes another thread call [`crate::Memory::collect`] soon. A VMA may be locked, so it does
@@ -445,16 +445,16 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     fn collect_memory_later(&self) {}
 
     /// Called when a call is about to fail for lack of memory, and reclaim has found nothing to
-    /// free: no page is cold and has room in swap. The embedder may end a program, or free
-    /// something else, and says whether the call should be tried once more (Linux: the OOM killer).
-    /// No lock of the core is held. May sleep. Does nothing by default.
+    /// free: no page is cold and has room in swap. The embedder may end a program, or free other
+    /// memory, and returns whether to try the call once more (Linux: the OOM killer). No lock of
+    /// the core is held. May sleep. Does nothing by default.
     fn out_of_memory(&self) -> bool {
         false
     }
 
-    /// Called when a fault of the running thread had content read from a device: a major fault
-    /// (getrusage(2), `ru_majflt`). [`crate::Events::major_faults`] counts those of all threads.
-    /// A VMA is locked. Does nothing by default.
+    /// Called when a fault of the running thread has read content from a device: a major fault
+    /// (getrusage(2), `ru_majflt`). [`crate::Events::major_faults`] counts those of all threads. A
+    /// VMA is locked. Does nothing by default.
     fn major_fault(&self) {}
 
     /// Called each time the core has released the lock of a page table, inside a read section. A
@@ -462,8 +462,8 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     #[cfg(any(test, feature = "testing"))]
     fn table_unlocked(&self) {}
 
-    /// Called inside a read section, or with a lock of the reverse map held, with the work done
-    /// there. A measuring platform adds it up over the section. Does nothing by default.
+    /// Called inside a read section, or with a lock of the reverse map held, with the work done. A
+    /// measuring platform adds it up over the section. Does nothing by default.
     #[cfg(any(test, feature = "measure"))]
     fn worked(&self, _work: Work) {}
 

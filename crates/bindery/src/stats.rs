@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 macro_rules! counts {
     ($($(#[$doc:meta])* $name:ident,)*) => {
         /// Work done on an address space's page table. The difference between two readings is the
-        /// cost of what happened in between.
+        /// cost of the work in between.
         ///
         /// ```
         /// use bindery::{AddressSpace, Platform};
@@ -40,8 +40,8 @@ macro_rules! counts {
         }
 
         impl Stats {
-            /// Adds what one operation counted in registers; zeroes cost nothing, and those that
-            /// the compiler knows not even a look.
+            /// Adds the counts of one operation, kept in registers. A zero costs no store; if the
+            /// compiler knows it, not even a test.
             #[inline(always)]
             pub(crate) fn add(&self, counts: &Counts) {
                 $(if counts.$name != 0 {
@@ -49,7 +49,7 @@ macro_rules! counts {
                 })*
             }
 
-            /// How many base pages are mapped; negative where an unmapping was counted before the
+            /// The number of mapped base pages; negative if an unmapping was counted before the
             /// mapping that it undid.
             #[inline]
             pub(crate) fn mapped_pages(&self) -> i64 {
@@ -77,7 +77,7 @@ counts! {
     tables_allocated,
     /// Tables freed.
     tables_freed,
-    /// Tables moved to another place by moving the one entry that names them.
+    /// Tables moved by moving the one entry that points to them.
     tables_moved,
     /// Table locks taken.
     tables_locked,
@@ -101,12 +101,12 @@ counts! {
     file_pages,
     /// Mapped base pages of shared memory.
     shared_pages,
-    /// Entries that name swap slots, in base pages. A level, too.
+    /// Entries that refer to swap slots, in base pages. A level, too.
     swap_pages,
 }
 
-/// Adds to a counter that measurements read. Takes no atomic addition, which would be much of what
-/// is measured: what several CPUs add at once may be lost.
+/// Adds to a counter that measurements read. Avoids an atomic addition, which would dominate the
+/// measured cost: concurrent additions may be lost.
 #[cfg(any(test, feature = "measure"))]
 #[inline]
 pub(crate) fn count_roughly(counter: &core::sync::atomic::AtomicU64, by: u64) {

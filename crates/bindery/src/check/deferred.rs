@@ -1,4 +1,4 @@
-//! Items that wait for readers are in no tree, and none is lost.
+//! Verifies that items waiting for readers are in no tree, and that none is lost.
 
 use crate::addr::VirtAddr;
 use crate::frame::meta::Kind;
@@ -16,7 +16,7 @@ pub(super) struct Waiting {
 }
 
 impl<P: Platform> Audit<'_, '_, P> {
-    /// Counts what waits. Its tables are met here, and nowhere else.
+    /// Counts the waiting items. Their tables are met only here.
     pub(super) fn deferred(&mut self) -> Result<(), Violation> {
         let memory = self.memory;
         let (mut waiting, mut result) = (Waiting::default(), Ok(()));

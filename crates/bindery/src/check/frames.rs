@@ -1,4 +1,4 @@
-//! The frames' metadata, compared with what the trees were found to hold.
+//! Compares the frames' metadata with the contents of the trees.
 
 use crate::addr::Frame;
 use crate::frame::meta::Kind;
@@ -106,7 +106,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         Ok(())
     }
 
-    /// Counts a table as met; twice is once too often.
+    /// Counts a table as met; a second time is a violation.
     pub(super) fn meet_table(
         &mut self,
         table: Frame,

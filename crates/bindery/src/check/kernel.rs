@@ -1,4 +1,4 @@
-//! The areas of a kernel map, compared with their frames and their tables.
+//! Compares the areas of a kernel map with their frames and their tables.
 
 use core::sync::atomic::Ordering;
 
@@ -12,7 +12,7 @@ use crate::table::run;
 use super::{Audit, Violation};
 
 impl<P: Platform> Audit<'_, '_, P> {
-    /// Looks at everything in a kernel map; says how many areas it has.
+    /// Verifies all areas of a kernel map; returns their number.
     pub(super) fn kernel_map(&mut self, map: &KernelMap<'_, P>) -> Result<u64, Violation> {
         if !map.index_is_sound() {
             return Err(Violation::MappingIndex);

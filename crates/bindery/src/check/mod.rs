@@ -1,10 +1,11 @@
-//! The auditor: verifies the invariants of a whole system, and says what is broken and where.
+//! The auditor: verifies the invariants of a whole system, and reports the first violation and its
+//! place.
 //!
-//! It is for tests, debug builds and the moment after something looked odd. The system must be
-//! quiet: no operation and no fault runs while it looks, and `spaces` are all address spaces that
-//! take their frames from the memory.
+//! It is for tests, debug builds and the analysis of odd behavior. The system must be quiet: no
+//! operation and no fault runs during the audit, and `spaces` has all address spaces that take
+//! their frames from the memory.
 //!
-//! `docs/invariants.md` numbers the invariants and names the function here that verifies each:
+//! `docs/invariants.md` numbers the invariants and gives the function here that verifies each:
 //!
 //! | invariants | verified in |
 //! |---|---|
@@ -15,10 +16,10 @@
 //! | 41 to 45, 57 to 59: objects, their mappings, committed memory | `objects` |
 //! | 46 to 50: kernel areas, their frames, their tables | `kernel` |
 //! | 60 to 62: swap slots, their entries, the swap cache | `swap` |
-//! | 54: what waits for readers is in no tree, and is not lost | `deferred` |
+//! | 54: items that wait for readers are in no tree, and are not lost | `deferred` |
 //!
-//! [`machine()`] is another test, for the first boot: whether the processor's control bits are set
-//! as the page tables need them.
+//! [`machine()`] is another test, for the first boot: it checks that the processor's control bits
+//! have the values that the page tables need.
 //!
 //! Invariants 1 to 9 are about TLBs and about the past. The hosted machine's strict TLB and the
 //! shadowed contents of the tests verify those.
@@ -47,7 +48,7 @@ use deferred::Waiting;
 pub use machine::{AccessBy, AccessFault, Accesses, MachineError, MachineReport, machine};
 pub use violation::Violation;
 
-/// What a successful audit has looked at.
+/// The extent of a successful audit.
 ///
 /// ```
 /// use bindery::check::{Report, Violation, check, scratch_words};
@@ -66,9 +67,9 @@ pub use violation::Violation;
 pub struct Report {
     /// VMAs.
     pub mappings: u64,
-    /// Tables, those on deposit included.
+    /// Tables, including those on deposit.
     pub tables: u64,
-    /// Base pages mapped, `PROT_NONE` ones included; a page that is mapped twice counts twice.
+    /// Base pages mapped, including `PROT_NONE` ones; a page that is mapped twice counts twice.
     pub pages: u64,
     /// Folios.
     pub folios: u64,
@@ -87,7 +88,7 @@ pub fn scratch_words<P: Platform>(memory: &Memory<P>) -> usize {
     memory.frames.span().count as usize
 }
 
-/// Verifies all invariants. `spaces` has all address spaces of `memory`, and nothing else runs.
+/// Verifies all invariants. `spaces` has all address spaces of `memory`, and no other call runs.
 /// `scratch` has [`scratch_words`] words or more, with any content.
 ///
 /// Context: may sleep. Complexity: linear in the frames and in the entries of all tables.
@@ -102,7 +103,7 @@ pub fn check<P: Platform>(
     check_with_kernel(memory, spaces, &[], scratch)
 }
 
-/// As [`check`], for a system with kernel maps: `kernel` has all of them.
+/// Like [`check`], for a system with kernel maps: `kernel` has all of them.
 ///
 /// Context: may sleep. Complexity: as [`check`], plus linear in the pages of all areas.
 ///
@@ -155,32 +156,33 @@ pub fn check_with_kernel<P: Platform>(
     Ok(audit.report)
 }
 
-/// What an audit knows so far.
+/// The findings of an audit so far.
 struct Audit<'a, 'm, P: Platform> {
     memory: &'m Memory<P>,
     /// The first frame of the tally.
     first: Frame,
-    /// For each frame, how many entries map it; for tables, how often they were met.
+    /// For each frame, the number of entries that map it; for tables, the number of times they were
+    /// met.
     tally: &'a mut [u32],
     /// Groups of anonymous memory that were met.
     groups: u64,
     /// Records that wait for readers.
     waiting: Waiting,
-    /// Pages that the address space at hand maps.
+    /// The pages that the current address space maps.
     resident: Resident,
-    /// Entries that name swap slots, in pages.
+    /// Entries that refer to swap slots, in pages.
     swap_entries: u64,
     report: Report,
 }
 
 impl<'m, P: Platform> Audit<'_, 'm, P> {
-    /// The entries of a table that the audit has met: of a quiet system, in which none is freed.
+    /// The entries of a table that the audit has met: in a quiet system none is freed.
     fn slots(&self, table: Frame) -> &'m [AtomicU64] {
-        // SAFETY: 1. it is a root, or the audit looked at its metadata; 2. nothing runs.
+        // SAFETY: 1. it is a root, or the audit has checked its metadata; 2. no other thread runs.
         unsafe { self.memory.slots(table) }
     }
 
-    /// The tally of `frame`, if it is one of the memory's.
+    /// The tally of `frame`, if it belongs to the memory.
     fn count(&mut self, frame: Frame) -> Option<&mut u32> {
         let index = frame.0.checked_sub(self.first.0)?;
         self.tally.get_mut(index as usize)

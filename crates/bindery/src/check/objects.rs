@@ -1,4 +1,4 @@
-//! Objects: the frames that their page indexes name, their mappings, and the memory committed for
+//! Verifies objects: the frames in their page indexes, their mappings, and the memory committed for
 //! them.
 
 use core::ptr::{self, NonNull};
@@ -16,11 +16,11 @@ use crate::vma::Vma;
 
 use super::{Audit, Violation};
 
-/// In the tally of a frame: an object's index names it.
+/// In the tally of a frame: an object's index has it.
 const NAMED: u32 = 1 << 31;
 
 impl<P: Platform> Audit<'_, '_, P> {
-    /// Looks at all objects, and notes which frames they name.
+    /// Verifies all objects, and marks the frames in their indexes.
     pub(super) fn objects(&mut self, spaces: &[&AddressSpace<'_, P>]) -> Result<(), Violation> {
         let memory = self.memory;
         let (mut used, mut nodes, mut listed, mut object_pages) = (0, 0, 0, 0);
@@ -38,7 +38,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         if allocated != nodes {
             return Err(Violation::LeakedObjects { allocated, used: nodes });
         }
-        // Each VMA is in one list at the most, so where the numbers agree, so do the sets.
+        // Each VMA is in at most one list, so if the numbers agree, so do the sets.
         let vmas = |space: &&AddressSpace<'_, P>| {
             let mapping = |node: &NonNull<Vma>| !space.vma(*node).is_anonymous();
             space.vmas.iter().filter(mapping).count() as u64
@@ -55,12 +55,12 @@ impl<P: Platform> Audit<'_, '_, P> {
         self.quotas()
     }
 
-    /// Whether each quota has given as many pages as are committed for its objects.
+    /// Verifies that each quota has given out the number of pages that its objects have committed.
     fn quotas(&self) -> Result<(), Violation> {
         let address = |quota: &Quota| ptr::from_ref(quota).addr();
         let quotas = || Registry::of(self.memory).iter().filter_map(ObjectState::quota);
         let mut last = 0;
-        // By rising address, so that each is looked at once, without a list of them.
+        // In ascending order of address, so that each is visited once, without a list of them.
         while let Some(quota) =
             quotas().filter(|quota| address(quota) > last).min_by_key(|quota| address(quota))
         {
@@ -75,7 +75,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         Ok(())
     }
 
-    /// Looks at the index of an object, and says how many nodes it has.
+    /// Verifies the index of an object, and returns its number of nodes.
     fn index(&mut self, object: &ObjectState) -> Result<u64, Violation> {
         let memory = self.memory;
         let broken = Violation::ObjectIndex(object.identity());
@@ -103,7 +103,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         Ok(nodes)
     }
 
-    /// Looks at the slots that the object names, which nothing else may name. Says how many.
+    /// Verifies the object's slots, to which nothing else may refer. Returns their number.
     fn swapped(&mut self, object: &ObjectState) -> Result<u64, Violation> {
         let platform = &self.memory.platform;
         let next = |from| object.pages.look(platform, |index| index.next_swapped(from, u64::MAX));
@@ -118,7 +118,8 @@ impl<P: Platform> Audit<'_, '_, P> {
         Ok(pages)
     }
 
-    /// Notes that the object names `frame` for `page`; only one may, and it must know.
+    /// Marks `frame` as the object's `page`; only one object may have it, and its metadata must
+    /// agree.
     fn name(&mut self, object: &ObjectState, page: u64, frame: Frame) -> Result<(), Violation> {
         let frames = &self.memory.frames;
         let broken = Violation::ObjectPage { object: object.identity(), page };
@@ -138,8 +139,8 @@ impl<P: Platform> Audit<'_, '_, P> {
         Ok(())
     }
 
-    /// Whether the VMAs in the object's list are mappings of it in one of the address spaces. Says
-    /// how many there are.
+    /// Verifies that the VMAs in the object's list are mappings of it in one of the address spaces.
+    /// Returns their number.
     fn mappers(
         &self,
         object: &ObjectState,
@@ -170,7 +171,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         Ok(listed)
     }
 
-    /// Whether as much is committed for the object as should be, and how much.
+    /// Verifies the memory committed for the object, and returns its amount.
     fn commit(object: &ObjectState) -> Result<u64, Violation> {
         let should = match object.accounting() {
             Accounting::Whole => object.size_in_pages(),
@@ -185,24 +186,24 @@ impl<P: Platform> Audit<'_, '_, P> {
         }
     }
 
-    /// How many entries map `frame`, and whether an object names it.
+    /// The number of entries that map `frame`, and whether an object has it.
     pub(super) fn uses(&mut self, frame: Frame) -> (u32, bool) {
         let count = self.count(frame).map_or(0, |count| *count);
         (count & !NAMED, count & NAMED != 0)
     }
 
-    /// Whether the page of `folio` may be mapped: where it is an object's, that has it still,
+    /// Whether the page of `folio` may be mapped: a page of an object must still be in the object,
     /// within its size.
     pub(super) fn may_be_mapped(&self, folio: Folio, page: u32, named: bool) -> bool {
         let FolioOwner { owner, first } = self.memory.frames.owner(&self.memory.platform, folio);
         let (Owner::Memory(object) | Owner::File(object)) = owner else { return true };
         let object = object.cast::<ObjectState>();
-        // SAFETY: an object names the page, and `name` has compared it with the owner; nobody frees
-        // objects now.
+        // SAFETY: an object has the page, and `name` has compared it with the owner; no object is
+        // freed during an audit.
         named && first.page(page) < unsafe { object.as_ref() }.size_in_pages()
     }
 
-    /// Whether `folio`, of which objects name `named` pages, may have those names.
+    /// Whether `folio`, of whose pages objects have `named`, may have that number of them.
     pub(super) fn may_be_named(&self, folio: Folio, named: u32) -> bool {
         named == 0 || self.memory.frames.is_of_object(folio)
     }

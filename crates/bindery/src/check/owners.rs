@@ -1,4 +1,4 @@
-//! The reverse map: does it lead from every folio to the entries that map it?
+//! Verifies that the reverse map leads from every folio to the entries that map it.
 
 use crate::addr::VirtAddr;
 use crate::frame::{Folio, FolioIndex, FolioOwner, Owner};
@@ -10,7 +10,8 @@ use crate::vma::Vma;
 use super::{Audit, Violation};
 
 impl<P: Platform> Audit<'_, '_, P> {
-    /// Whether who owns `folio`, whose page `number` is mapped at `at`, would find that entry.
+    /// Whether a walk from the owner of `folio`, whose page `number` is mapped at `at`, finds that
+    /// entry.
     pub(super) fn owner(
         &self,
         vma: &Vma,
@@ -28,14 +29,14 @@ impl<P: Platform> Audit<'_, '_, P> {
                 vma.object_pointer() == Some(object.cast())
             }
         };
-        // As a walk compares them, without wrapping.
+        // Compared like in a walk, without wrapping.
         let same = first.page(number) == vma.page_offset_of(at);
         if found && same && vma.is_listed() { Ok(()) } else { Err(Violation::WrongOwner(at)) }
     }
 
-    /// Whether the address space's accounts are the sums over its VMAs.
+    /// Verifies that the address space's accounts are the sums over its VMAs.
     pub(super) fn accounts(&mut self, space: &AddressSpace<'_, P>) -> Result<(), Violation> {
-        // No list has the pins of an address space: the pinning caller keeps them.
+        // The pins of an address space are in no list: the pinning caller keeps them.
         let pinned = space.usage().pinned;
         let mut sums = crate::Usage { pinned, ..crate::Usage::default() };
         for node in space.vmas.iter() {
@@ -46,7 +47,7 @@ impl<P: Platform> Audit<'_, '_, P> {
             sums.locked += if flags.contains(MappingFlags::LOCKED) { pages } else { 0 };
             sums.stack += if flags.contains(MappingFlags::GROWS_DOWN) { pages } else { 0 };
             sums.committed += if flags.contains(MappingFlags::ACCOUNT) { pages } else { 0 };
-            // Owners have no room for an index that is higher.
+            // Owners have no room for a higher index.
             let end = vma.page_offset().checked_add(pages);
             if !vma.is_listed() || end.is_none_or(|end| end > FolioIndex::END) {
                 return Err(Violation::WrongOwner(VirtAddr(vma.start())));
@@ -65,8 +66,8 @@ impl<P: Platform> Audit<'_, '_, P> {
     }
 }
 
-/// The anon group, and those above it of which it is the only trace: they have no VMAs, and it
-/// comes first among their children.
+/// Counts the anon group, and those above it that are found only through it: they have no VMAs, and
+/// it comes first among their children.
 fn counted_with(group: &AnonGroup) -> u64 {
     let mut count = 1;
     let mut at = group;

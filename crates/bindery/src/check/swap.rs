@@ -1,4 +1,4 @@
-//! Swap: slots, the entries that name them, and the pages in the swap cache.
+//! Verifies swap: slots, the entries that refer to them, and the pages in the swap cache.
 
 use crate::addr::VirtAddr;
 use crate::frame::meta::Kind;
@@ -9,7 +9,7 @@ use crate::swap::cell::Cell;
 use super::{Audit, Violation};
 
 impl<P: Platform> Audit<'_, '_, P> {
-    /// An entry at `at` names these slots.
+    /// Verifies an entry at `at` that refers to these slots.
     pub(super) fn swap_entry(
         &mut self,
         at: VirtAddr,
@@ -29,7 +29,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         Ok(())
     }
 
-    /// Whether the folio of the page that the cell names knows of its slot.
+    /// Whether the folio of the cell's page has the slot in its metadata.
     fn cached(&self, cell: Cell, area: u8, slot: u64) -> bool {
         let frames = &self.memory.frames;
         let Some(frame) = cell.frame() else { return false };
@@ -40,7 +40,8 @@ impl<P: Platform> Audit<'_, '_, P> {
         })
     }
 
-    /// The sums: entries that name slots, taken slots, frames of the account and of the store.
+    /// Verifies the sums: entries that refer to slots, taken slots, frames of the account and of
+    /// the store.
     pub(super) fn swap(&mut self) -> Result<(), Violation> {
         let memory = self.memory;
         let (mut named, mut taken) = (0, 0);

@@ -1,4 +1,4 @@
-//! The tables and entries of one address space.
+//! Verifies the tables and entries of one address space.
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{
@@ -14,7 +14,7 @@ use crate::vma::Vma;
 
 use super::{Audit, Violation};
 
-/// A leaf or `PROT_NONE` leaf: where, and how the table names it.
+/// A leaf or `PROT_NONE` leaf, with its place in memory and in the table.
 struct FoundLeaf<A: Arch> {
     range: VirtRange,
     level: Level<A>,
@@ -76,7 +76,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         for index in EntryIndex::all::<P::Arch>() {
             let start = base.offset(u64::from(index) * node.level.span());
             if root && start >= space.limit() {
-                // The kernel's half, which the embedder owns.
+                // The kernel's half, which belongs to the embedder.
                 break;
             }
             let entry = run::load(self.slots(table), index);
@@ -141,7 +141,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         if !attributes.permissions.intersects(Permissions::ACCESS) {
             return Err(Violation::LeafWithoutAccess(at));
         }
-        // What the architecture implies when it is asked for the VMA's permissions.
+        // Includes the permissions that the architecture implies for the VMA's.
         let widest = protection.permissions();
         if protection.is_none() {
             return Err(Violation::WrongProtNone(at));
@@ -196,7 +196,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         }
     }
 
-    /// The VMA that `range`, which is mapped, lies in.
+    /// The VMA that contains `range`, which is mapped.
     fn mapping<'s>(
         &self,
         space: &'s AddressSpace<'_, P>,
@@ -209,13 +209,13 @@ impl<P: Platform> Audit<'_, '_, P> {
             .ok_or(Violation::OutsideMappings(at))
     }
 
-    /// Whether the reverse map knows of the leaf; zero pages are nobody's.
+    /// Verifies that the reverse map knows the leaf; zero pages have no owner.
     fn owned(&self, vma: &Vma, found: &FoundLeaf<P::Arch>) -> Result<(), Violation> {
         let Some(folio) = self.memory.frames.folio_of(found.frame) else { return Ok(()) };
         self.owner(vma, found.range.start(), folio, found.frame.0 - folio.head.0)
     }
 
-    /// Counts the pages of a leaf, and says whether they are exclusive.
+    /// Counts the pages of a leaf, and returns whether they are exclusive.
     fn page(&mut self, found: &FoundLeaf<P::Arch>) -> Result<bool, Violation> {
         let order = found.level.order();
         let pages = order.pages();
@@ -249,8 +249,8 @@ impl<P: Platform> Audit<'_, '_, P> {
         Ok(self.memory.frames.are_exclusive(folio, number, pages))
     }
 
-    /// Whether the contiguous run around `index` is complete: aligned, consecutive, one folio,
-    /// equal in all that the MMU sees.
+    /// Whether the contiguous run around `index` is complete: aligned, consecutive, of one folio,
+    /// and equal in all bits that the MMU uses.
     fn contig_is_whole(&self, node: Node<P::Arch>, index: EntryIndex) -> bool {
         let slots = self.slots(node.table);
         let first = index.align_down(P::Arch::CONTIG_ENTRIES);

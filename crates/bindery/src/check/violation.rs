@@ -1,4 +1,4 @@
-//! The invariants that the auditor may find broken.
+//! The violations of invariants that the auditor may find.
 
 use core::fmt;
 
@@ -9,16 +9,16 @@ use crate::space::Resident;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Violation {
-    /// The scratch memory holds fewer words than [`super::scratch_words`] says.
+    /// The scratch memory has fewer words than [`super::scratch_words`] requires.
     ScratchTooSmall {
-        /// How many words it takes.
+        /// The number of words required.
         needed: usize,
     },
     /// The index of VMAs is out of order, or its gaps are wrong.
     MappingIndex,
-    /// A VMA is empty, unaligned, or reaches out of user space.
+    /// A VMA is empty, unaligned, or extends beyond user space.
     MappingBounds(VirtAddr),
-    /// A frame that is used as a table is not a table, or is one of another level.
+    /// A frame that is used as a table is not a table, or has another level.
     NotATable {
         /// The frame.
         table: Frame,
@@ -32,23 +32,23 @@ pub enum Violation {
         /// The first address that it covers.
         at: VirtAddr,
     },
-    /// A table is locked although nothing runs.
+    /// A table is locked although no operation runs.
     LockedTable {
         /// The table.
         table: Frame,
         /// The first address that it covers.
         at: VirtAddr,
     },
-    /// A table is marked for a pending flush although nothing runs.
+    /// A table is marked for a pending flush although no operation runs.
     PendingFlush {
         /// The table.
         table: Frame,
         /// The first address that it covers.
         at: VirtAddr,
     },
-    /// A table holds a guard marker but is not marked as holding any.
+    /// A table has a guard marker but is not marked as having any.
     UnknownGuard(VirtAddr),
-    /// A table is in two places.
+    /// A table is linked twice.
     TableTwice {
         /// The table.
         table: Frame,
@@ -66,9 +66,9 @@ pub enum Violation {
     LiveCount {
         /// The table.
         table: Frame,
-        /// What it says.
+        /// The recorded count.
         says: u32,
-        /// How many it has.
+        /// The actual number.
         holds: u32,
     },
     /// A table does not have one deposited table for each huge leaf.
@@ -82,122 +82,123 @@ pub enum Violation {
     },
     /// An address outside all VMAs is mapped.
     OutsideMappings(VirtAddr),
-    /// An entry allows what its VMA does not, or is not for user mode.
+    /// An entry allows more than its VMA, or is not for user mode.
     TooWide(VirtAddr),
     /// The entry has another protection key than its VMA.
     WrongKey(VirtAddr),
-    /// A leaf allows neither loads nor stores nor fetches. Only RISC-V can write one down.
+    /// A leaf allows neither loads nor stores nor fetches. Only RISC-V can encode one.
     LeafWithoutAccess(VirtAddr),
     /// A page is `PROT_NONE` although its VMA allows an access, or mapped although its VMA allows
     /// none.
     WrongProtNone(VirtAddr),
-    /// An absent entry has no meaning.
+    /// An absent entry cannot be decoded.
     BadAbsent(VirtAddr),
-    /// A leaf names a frame that is no folio of the memory, or not aligned to its size.
+    /// A leaf maps a frame that is no folio of the memory, or not aligned to its size.
     NotAFolio {
-        /// Where it is mapped.
+        /// The address that it maps.
         at: VirtAddr,
         /// The frame.
         frame: Frame,
     },
-    /// A private page may be written although it is not exclusive.
+    /// A private page is writable although it is not exclusive.
     WritableButShared(VirtAddr),
     /// A contiguous run is incomplete, unaligned or unequal.
     BrokenBlock(VirtAddr),
-    /// A folio's mapping count is not the number of mappings in tables.
+    /// A folio's mapping count differs from the number of mappings in tables.
     Mappings {
         /// The folio's first frame.
         folio: Frame,
-        /// What its count says.
+        /// The recorded count.
         says: u32,
-        /// Entries that map one of its pages.
+        /// The number of entries that map one of its pages.
         holds: u32,
     },
-    /// A folio has references that nobody holds.
+    /// A folio has more references than holders.
     References {
         /// The folio's first frame.
         folio: Frame,
-        /// How many.
+        /// The excess.
         says: u32,
     },
-    /// A page is marked exclusive and mapped more than once.
+    /// A page is marked exclusive but mapped more than once.
     ExclusiveButShared {
         /// The page's frame.
         frame: Frame,
-        /// How often it is mapped.
+        /// The number of its mappings.
         mappings: u32,
     },
-    /// A page of shared memory or of a file is marked exclusive: no process has it alone.
+    /// A page of shared memory or of a file is marked exclusive: it never belongs to one process
+    /// only.
     ExclusiveButOfObject(Frame),
     /// An allocated frame cannot be reached.
     Leaked(Frame),
-    /// A folio without mappings that no object names still names an owner, which may be freed.
+    /// A folio without mappings that is in no object still has an owner, which may be freed.
     StaleOwner(Frame),
     /// The free lists contradict the frames' metadata.
     FreeLists(Frame),
-    /// This many frees, unmaps or releases were refused, because nothing was there to be freed.
+    /// This number of frees, unmaps or releases was refused, because they had nothing to free.
     Refused(u64),
     /// The reverse map does not lead to the page mapped at the address.
     WrongOwner(VirtAddr),
-    /// The counts of resident pages are not what the tables hold.
+    /// The counts of resident pages differ from the tables.
     Resident {
-        /// What they say.
+        /// The recorded counts.
         says: Resident,
-        /// The sums.
+        /// The actual sums.
         holds: Resident,
     },
-    /// An address space's accounts are not the sums over its VMAs.
+    /// An address space's accounts differ from the sums over its VMAs.
     Accounts {
-        /// What they say.
+        /// The recorded accounts.
         says: crate::Usage,
-        /// The sums.
+        /// The actual sums.
         holds: crate::Usage,
     },
     /// Anon groups, or states of address spaces, that cannot be reached.
     LeakedGroups {
-        /// How many are allocated.
+        /// The number allocated.
         allocated: u64,
-        /// How many were met.
+        /// The number met.
         used: u64,
     },
     /// The page index of the object with this number is out of order, or the object is not at rest.
     ObjectIndex(u64),
-    /// An object names for a page a frame that is not in a folio of its own, or that is named
-    /// twice.
+    /// An object has for a page a frame that is in no folio of the object, or that it has twice.
     ObjectPage {
         /// The object's number.
         object: u64,
-        /// The page's.
+        /// The page's number.
         page: u64,
     },
-    /// The object with this number lists VMAs that do not map it, or counts them wrongly.
+    /// The list of the object with this number has VMAs that do not map it, or a wrong count of
+    /// them.
     ObjectMappers(u64),
-    /// Mappings of objects are missing in the objects' lists, or too many are there.
+    /// Mappings of objects are missing in the objects' lists, or the lists have too many.
     Unlisted {
         /// VMAs in the lists.
         listed: u64,
         /// VMAs that map objects.
         mapping: u64,
     },
-    /// The committed memory is not what it should be.
+    /// The committed memory is wrong.
     Committed {
-        /// What does.
+        /// The recorded amount.
         says: u64,
-        /// What should.
+        /// The required amount.
         holds: u64,
     },
     /// A quota has given out more or fewer pages than are committed for its objects.
     Quota {
-        /// What it has given out.
+        /// The pages given out.
         says: u64,
-        /// What is committed.
+        /// The pages committed.
         holds: u64,
     },
     /// A page is mapped although its object has dropped it.
     DroppedButMapped(Frame),
     /// A kernel area is not mapped at the address, or not to its own frames.
     AreaPage(VirtAddr),
-    /// Kernel areas that are in no map, or too few of them.
+    /// Kernel areas are in no map, or missing.
     LeakedAreas {
         /// Areas that are allocated.
         allocated: u64,
@@ -206,31 +207,31 @@ pub enum Violation {
     },
     /// Objects, or nodes of their page indexes, that cannot be reached.
     LeakedObjects {
-        /// How many are allocated.
+        /// The number allocated.
         allocated: u64,
-        /// How many were met.
+        /// The number met.
         used: u64,
     },
-    /// An entry names a slot of no area.
+    /// An entry refers to a slot of no area.
     NoSlot(VirtAddr),
-    /// A slot is not as the entry that names it says, or its content is nowhere.
+    /// A slot contradicts the entry that refers to it, or its content is missing.
     WrongSlot {
-        /// Where the entry is, or the page in its object; 0 for a slot that names a page wrongly.
+        /// The address of the entry, or the page in its object; 0 for a slot with a wrong page.
         at: VirtAddr,
         /// The area.
         area: u8,
         /// The slot.
         slot: u64,
     },
-    /// The counts of the slots are not those of the entries, or slots are lost.
+    /// The counts of the slots differ from the entries, or slots are lost.
     SwapSlots {
-        /// Entries that the slots say they have.
+        /// The sum of the slots' counts.
         named: u64,
-        /// Entries that name slots.
+        /// Entries that refer to slots.
         holds: u64,
         /// Slots that are not free.
         taken: u64,
-        /// Slots that the areas say are taken.
+        /// The areas' count of taken slots.
         says: u64,
     },
     /// Frames of the compressed store or of the slots' account are lost.
@@ -239,10 +240,10 @@ pub enum Violation {
         compressed: u64,
         /// Frames of the account.
         account: u64,
-        /// What both say they have.
+        /// The recorded frames of both.
         held: (u64, u64),
     },
-    /// VMAs that are in no address space, or too few of them.
+    /// VMAs are in no address space, or missing.
     LeakedMappings {
         /// VMAs that are allocated.
         allocated: u64,

@@ -26,8 +26,8 @@ enum Mapped {
 }
 
 impl<P: Platform> Memory<P> {
-    /// Looks at the folio of the frame, and at the folios around it in the same table: adds those
-    /// to be swapped out to the batch. Returns the number of pages freed at once.
+    /// Examines the folio of the frame, and the folios around it in the same table; adds those to
+    /// be swapped out to the batch. Returns the number of pages freed at once.
     #[inline(never)]
     pub(super) fn reclaim_anonymous<'m>(
         &'m self,
@@ -106,8 +106,8 @@ impl<P: Platform> Memory<P> {
         freed
     }
 
-    /// Finds the places that map the folio; if it is one, looks at the window around it. So a
-    /// window is looked at only in the VMA that maps its folio, and in no other VMA of the family.
+    /// Finds the places that map the folio; if it is one, examines the window around it. So a
+    /// window is examined only in the VMA that maps its folio, and in no other VMA of the family.
     fn take_around<'m>(
         &'m self,
         folio: Folio,

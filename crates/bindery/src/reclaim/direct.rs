@@ -1,6 +1,6 @@
 //! Direct reclaim: a call that would fail for lack of memory frees some first, with no lock held.
 //!
-//! Every public call takes all its locks inside the closure that it hands to [`Memory::retry`].
+//! Every public call takes all its locks inside the closure that it passes to [`Memory::retry`].
 //! When it fails with "out of memory", it has released them. So reclaim never runs inside a table
 //! lock, a read section, a VMA, an object or a pager, and cannot wait for a lock that its caller
 //! holds; nor does it call itself, since it does not use `retry`.
@@ -9,18 +9,18 @@ use crate::Memory;
 use crate::error::{CallError, Failure};
 use crate::platform::Platform;
 
-/// Pages that the first round wants; each later round may want twice as much.
+/// The number of pages that the first round wants; each later round may want twice the last number.
 const FIRST_ROUND: u64 = 32;
 /// Rounds before a call fails: together they may ask for more than 2 million pages.
 const ROUNDS: u32 = 16;
 
 impl<P: Platform> Memory<P> {
-    /// Runs a call of the embedder's, which takes all its locks and releases them. Where it fails
-    /// for want of memory, memory is freed and the call made once more. Frees some of what waits
-    /// for readers afterwards.
+    /// Runs a call of the embedder, which takes all its locks and releases them. If it fails for
+    /// lack of memory, frees memory and repeats the call. Afterwards frees some of the items that
+    /// wait for readers.
     ///
-    /// A call that fails so has changed nothing, or does what it has done once more: its
-    /// documentation says which.
+    /// A call that fails like this has changed nothing, or repeats its changes; its documentation
+    /// tells which.
     #[inline]
     pub(crate) fn outermost<T, E: CallError>(
         &self,
@@ -28,14 +28,14 @@ impl<P: Platform> Memory<P> {
     ) -> Result<T, E> {
         let result = self.retry(call);
         if result.is_ok() {
-            // It may have unlocked, unmapped or protected something: reclaim looks again.
+            // The call may have unlocked, unmapped or protected pages: reclaim must search again.
             self.clock.exhausted.forget();
         }
         self.free_some();
         result
     }
 
-    /// As [`Memory::outermost`], for a call that unlinks nothing.
+    /// Like [`Memory::outermost`], for a call that unlinks nothing.
     #[inline]
     pub(crate) fn retry<T, E: CallError>(
         &self,
@@ -44,9 +44,9 @@ impl<P: Platform> Memory<P> {
         self.retry_from(Tried::default(), call)
     }
 
-    /// As [`Memory::retry`], for a call that takes memory for the content of files. Where frames are
-    /// kept for faults ([`Memory::set_fault_reserve`]), it fails before anything else is ended for
-    /// its sake (Linux: `__GFP_RETRY_MAYFAIL`).
+    /// Like [`Memory::retry`], for a call that takes memory for the content of files. If frames are
+    /// kept for faults ([`Memory::set_fault_reserve`]), the call fails before the embedder is asked
+    /// to end a program for it (Linux: `__GFP_RETRY_MAYFAIL`).
     #[inline]
     pub(crate) fn retry_for_content<T, E: CallError>(
         &self,
@@ -71,7 +71,7 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// Frees memory for a call that has failed. Says whether that may help.
+    /// Frees memory for a failed call. Returns whether that may help.
     #[cold]
     #[inline(never)]
     fn frees_for_call(&self, tried: &mut Tried) -> bool {
@@ -85,8 +85,8 @@ impl<P: Platform> Memory<P> {
         }
         tried.rounds += 1;
         let returned = self.frames.traffic().returned;
-        // The call has failed with so many free frames, and has given back what it had. Where they are
-        // few, it wants few, and others have taken what the last round freed.
+        // The call has failed with this number of free frames, and has released its own. If they
+        // are few, it wants few, and other calls have taken those that the last round freed.
         let available = self.free_frame_count().saturating_sub(self.frames.reserve());
         let target = (FIRST_ROUND << (tried.rounds - 1)).min((2 * available).max(FIRST_ROUND));
         let enough = self.free_frame_count() + target;
@@ -100,7 +100,7 @@ impl<P: Platform> Memory<P> {
                 return true;
             }
         }
-        // The hook may end a program: not where another CPU has freed some since the call failed.
+        // The hook may end a program: not if another CPU has freed some since the call failed.
         if self.frames.traffic().returned > returned && first(&mut tried.last) {
             return true;
         }
@@ -108,16 +108,16 @@ impl<P: Platform> Memory<P> {
     }
 }
 
-/// What was done for a call that finds no memory.
+/// The measures taken so far for a call that finds no memory.
 #[derive(Default)]
 struct Tried {
     rounds: u32,
-    /// What waited for readers was freed.
+    /// Items that waited for readers were freed.
     drain: bool,
-    /// What the embedder keeps was given back, the purge of its kernel map among it.
+    /// The embedder's caches were freed, including the purge of its kernel map.
     collect: bool,
-    /// The call was made once more before that.
+    /// The call was repeated once more before the hook.
     last: bool,
-    /// The embedder was told.
+    /// The embedder's hook was called.
     hook: bool,
 }

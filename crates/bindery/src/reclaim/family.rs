@@ -4,7 +4,7 @@
 //! A walk through the reverse map looks at the stretch in each VMA, and adds up the mappings that
 //! it meets. The unused folios whose mappings were all met are swapped out: a second walk makes
 //! swap entries of them, with one flush for each VMA. So a page costs each of the processes at most
-//! two looks in a turn of the clock, regardless of its neighbors.
+//! two visits in a turn of the clock, regardless of its neighbors.
 
 use core::sync::atomic::{Ordering, fence};
 
@@ -31,10 +31,10 @@ enum Kept {
 }
 
 impl<P: Platform> Memory<P> {
-    /// Looks at a folio that several VMAs map, and at those that follow it in the memory of its
-    /// owner, up to about `target` pages; swaps out the unused ones. If a mapping could not be
-    /// reached, or a device uses a folio, the rest of its pages stay in the swap cache, and the
-    /// remaining entries keep them. Returns the number of pages freed.
+    /// Examines a folio that several VMAs map, and those that follow it in the memory of its owner,
+    /// up to about `target` pages; swaps out the unused ones. If a mapping could not be reached, or
+    /// a device uses a folio, the rest of its pages stay in the swap cache, and the remaining
+    /// entries keep them. Returns the number of pages freed.
     #[inline(never)]
     pub(super) fn reclaim_family<'m>(
         &'m self,
@@ -113,8 +113,8 @@ impl<P: Platform> Memory<P> {
         })
     }
 
-    /// Makes slots of the folio busy: those that it has, or new ones, for `left` more folios as
-    /// well. Returns whether there are any.
+    /// Makes slots of the folio busy: its own, or new ones, which are also allocated for `left`
+    /// more folios. Returns whether it has slots.
     fn prepare_shared<'m>(&'m self, folio: Folio, left: u32, batch: &mut Batch<'m, P>) -> bool {
         if self.frames.is_swap_cached(folio) {
             if self.send_out_again(folio, 0, 0).is_some() {
@@ -168,7 +168,7 @@ impl<P: Platform> Memory<P> {
         freed
     }
 
-    /// Does `work` on the VMA's entries with the VMA locked for reading, unless its pages are
+    /// Runs `work` on the VMA's entries with the VMA locked for reading, unless its pages are
     /// locked into memory or another thread changes it ([`Batch::take_window`]).
     fn unless_locked(&self, vma: &Vma, work: impl FnOnce()) -> Result<(), Kept> {
         let _vma = vma.try_read(&self.platform).ok_or(Kept::Busy)?;

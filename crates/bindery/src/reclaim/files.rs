@@ -1,4 +1,4 @@
-//! Folios of objects: clean pages of files are dropped, shared memory goes to swap.
+//! Folios of objects: drops clean pages of files, swaps out shared memory.
 
 use crate::Memory;
 use crate::addr::Frame;
@@ -11,9 +11,9 @@ use super::pressure::Batch;
 use super::sweep::Which;
 
 impl<P: Platform> Memory<P> {
-    /// Looks at the folio of the frame, and at those after it, up to `most` pages. They go by way of
-    /// `batch`, which is finished before. Returns how many pages were freed.
-    // Their list is on the stack, where the paths of other folios have no use for it.
+    /// Examines the folio of the frame, and those after it, up to `most` pages. They are swapped
+    /// out through `batch`, which is finished before. Returns the number of freed pages.
+    // Separate: the list is on the stack, where the paths of other folios do not need it.
     #[inline(never)]
     pub(super) fn reclaim_shared_memory<'m>(
         &'m self,
@@ -22,24 +22,24 @@ impl<P: Platform> Memory<P> {
         most: u64,
         batch: &mut Batch<'m, P>,
     ) -> u64 {
-        // A device may have to be waited for, which a batch must not.
+        // Swapping out may wait for a device, which a batch must not.
         let finished = batch.finish();
         let Some(held) = self.frames.try_hold(&self.platform, frame) else { return finished };
         let looked = reclaim_around(self, held, which.turn(), most, batch.idle());
         finished + batch.note(looked)
     }
 
-    /// Looks at the folio of the frame.
+    /// Examines the folio of the frame.
     pub(super) fn reclaim_of_file(&self, frame: Frame, spare: Spare) -> Looked {
         let held = self.frames.try_hold(&self.platform, frame);
         held.map_or(Looked::NOTHING, |held| reclaim_folio(self, held, spare).into())
     }
 
-    /// Drops the clean pages of all files, used lately or not (`/proc/sys/vm/drop_caches`). Dirty,
-    /// locked and pinned ones stay, and those that somebody works with. Returns how many pages were
-    /// freed.
+    /// Drops the clean pages of all files, recently used or not (`/proc/sys/vm/drop_caches`).
+    /// Dirty, locked and pinned pages stay, and those in use by another thread. Returns the number
+    /// of freed pages.
     ///
-    /// Context: may sleep. Complexity: in the frames, and as a reclaim of each file's folio.
+    /// Context: may sleep. Complexity: linear in the frames, plus a reclaim of each file's folio.
     pub fn drop_clean_pages(&self) -> u64 {
         let FrameRange { first, count } = self.frames.span();
         let (mut at, mut freed) = (0, 0);

@@ -12,27 +12,27 @@
 //! # Windows
 //! The hand leads to a folio, and the reverse map to a VMA that maps it. Reclaim then works on the
 //! run of entries around it in one page table: it harvests the accessed bits of the window, and
-//! makes swap entries of the folios that are cold and mapped only there. A folio is looked at once
+//! makes swap entries of the folios that are cold and mapped only there. A folio is examined once
 //! in a turn of the clock, whichever neighbor the hand reached first. The folios of several
 //! windows, 32 and more, are a batch, with one flush for each address space ([`pressure`]). So the
-//! cost is in the runs that are looked at. (Linux's multi-generational LRU looks around in the same
-//! way.)
+//! cost is proportional to the examined runs. (Linux's multi-generational LRU looks around in the
+//! same way.)
 //!
 //! # It cannot deadlock
 //! Reclaim runs when its caller has no lock ([`direct`]). It only tries the locks of folios and of
 //! the reverse map, and enters no pager. While a page is written out, it holds only the lock of
 //! that folio. It takes frames from a reserve that no other allocation may take, and never calls
-//! itself. It waits for a swap device when enough pages are in flight, or nothing else is left to
-//! look at: a device completes without any lock or memory of the core.
+//! itself. It waits for a swap device when enough pages are in flight, or no other folio is left to
+//! examine: a device completes without any lock or memory of the core.
 //!
 //! | file | idea |
 //! |---|---|
-//! | `direct` | a call that would fail for lack of memory |
+//! | `direct` | reclaim by a call that would fail for lack of memory |
 //! | `anonymous` | folios of anonymous memory |
 //! | `family` | anonymous folios that several VMAs map |
 //! | `files` | folios of files: clean ones need no swap |
 //! | `pressure` | batches of folios, flushed and written out together |
-//! | `search` | how far the clock advances, and when nothing is left |
+//! | `search` | the length of a search, and its end when nothing is left |
 //! | `sweep` | pages that programs have passed, reclaimed before the clock moves |
 //! | `swap_on` | adding swap areas |
 
@@ -76,7 +76,7 @@ pub struct Reclaimed {
 
 impl<P: Platform> Memory<P> {
     /// Frees at least `target` pages if it can: cached tables and slabs, then pages that were not
-    /// used lately. Anonymous pages are swapped out; clean pages of files can be read again. An
+    /// used recently. Anonymous pages are swapped out; clean pages of files can be read again. An
     /// embedder calls it from a thread of its own when memory gets short ([`Memory::shortage`]);
     /// calls of the core do so when they would fail otherwise. The caller holds no lock of the core
     /// and is in no read section.
@@ -84,16 +84,16 @@ impl<P: Platform> Memory<P> {
     /// It waits for at most as many writes as were in flight when it had looked at everything; it
     /// does not wait for later writes of other threads.
     ///
-    /// Context: may sleep. Complexity: in the frames that the clock passes and the runs of the
-    /// windows; at most five turns of the clock, two if nothing is left to reclaim, and 64 frames
-    /// if an earlier search found nothing and nothing has been freed since.
+    /// Context: may sleep. Complexity: linear in the frames that the clock passes and the runs of
+    /// the windows; at most five turns of the clock, two if nothing is left to reclaim, and 64
+    /// frames if an earlier search found nothing and nothing has been freed since.
     #[inline(never)]
     pub fn reclaim(&self, target: u64) -> Reclaimed {
         self.reclaim_until(target, u64::MAX)
     }
 
-    /// As [`Memory::reclaim`]; also ends when `enough` frames are free, including frames that other
-    /// CPUs freed.
+    /// Like [`Memory::reclaim`]; also ends when `enough` frames are free, including frames that
+    /// other CPUs freed.
     pub(super) fn reclaim_until(&self, target: u64, enough: u64) -> Reclaimed {
         let before = self.free_frame_count();
         self.trim();
@@ -134,7 +134,7 @@ impl<P: Platform> Memory<P> {
         done
     }
 
-    /// Looks at the folios of the step, until `target` pages are free or in flight. Returns the
+    /// Examines the folios of the step, until `target` pages are free or in flight. Returns the
     /// number of pages freed.
     fn pass_over<'m>(
         &'m self,
@@ -160,7 +160,7 @@ impl<P: Platform> Memory<P> {
         freed
     }
 
-    /// Looks at the folio that begins at `frame`, if any.
+    /// Examines the folio that begins at `frame`, if any.
     fn reclaim_at<'m>(
         &'m self,
         frame: Frame,
@@ -201,8 +201,7 @@ impl<P: Platform> Memory<P> {
         self.reclaim_shared_memory(frame, Which::Cold(step.turn), target, batch)
     }
 
-    /// Whether the hand passes over a folio that was found locked into memory. If not, clears the
-    /// mark.
+    /// Whether the hand skips a folio that was found locked into memory. If not, clears the mark.
     #[cold]
     fn passes_over(&self, folio: Folio, step: &Step, batch: &mut Batch<'_, P>) -> bool {
         if step.all {
@@ -216,8 +215,8 @@ impl<P: Platform> Memory<P> {
         true
     }
 
-    /// Clears the marks in the rest of a step that reached its target early: the rest is not looked
-    /// at in this turn, so the next turn does.
+    /// Clears the marks in the rest of a step that reached its target early: the rest is not
+    /// examined in this turn, so the next turn does.
     #[cold]
     fn clear_marks(&self, from: u32, to: u32) {
         let mut at = from;

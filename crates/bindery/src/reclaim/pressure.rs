@@ -59,7 +59,7 @@ pub(super) struct Batch<'m, P: Platform> {
     /// The hand has passed over a folio that may be reclaimable if it is not locked into memory any
     /// more.
     pub(super) passed_over: bool,
-    /// A folio stays that another look may free: it was used, or another thread had it locked.
+    /// A folio stays that another attempt may free: it was used, or another thread had it locked.
     pub(super) later: bool,
 }
 
@@ -79,7 +79,7 @@ impl<'m, P: Platform> Batch<'m, P> {
         }
     }
 
-    /// Records a look at folios outside the batch. Returns the number of pages it freed.
+    /// Records the result for folios outside the batch. Returns the number of pages freed.
     pub(super) fn note(&mut self, looked: Looked) -> u64 {
         self.later |= looked.later;
         looked.freed
@@ -91,7 +91,7 @@ impl<'m, P: Platform> Batch<'m, P> {
         &mut self.out
     }
 
-    /// Records a folio that was looked at in this turn, or in the one before the last: one bit
+    /// Records a folio that was examined in this turn, or in the one before the last: one bit
     /// cannot distinguish them. Frees nothing.
     pub(super) fn leave_to_next_turn(&mut self) -> u64 {
         self.later = true;
@@ -194,7 +194,7 @@ impl<'m, P: Platform> Batch<'m, P> {
         (self.folios, self.pages) = (0, 0);
         let freed = dropped + self.out.write_out(self.memory);
         // The other folios are pinned, or the store has refused them, or a device writes them.
-        // Folios that were not looked at because these were enough may be swapped out in their
+        // Folios that were not examined because these were enough may be swapped out in their
         // place.
         self.later |= freed < wanted;
         freed

@@ -1,13 +1,13 @@
-//! How far the clock advances in one search for memory.
+//! The length of one search for memory.
 //!
-//! A page that was used and hot is cold after three looks, so a search makes four turns. It ends
+//! A page that was used and hot is cold after three visits, so a search makes four turns. It ends
 //! earlier if another turn would see the same: nothing was freed in this one, no page is in flight,
 //! and no folio stays only because it was used or locked. This is recorded
-//! ([`crate::swap::exhausted`]): each later search looks at one step, until something has changed.
-//! So a program whose calls fail does not scan all of memory with each.
+//! ([`crate::swap::exhausted`]): each later search makes one step, until something has changed. So
+//! a program whose calls fail does not scan all of memory with each.
 //!
-//! A search that would give up, and has passed over folios that were found locked into memory
-//! before ([`crate::frame`], `unevictable`), looks at them too for a turn, at most the fifth.
+//! A search that would give up, and has skipped folios that were found locked into memory before
+//! ([`crate::frame`], `unevictable`), examines them too for one turn, at most the fifth.
 
 use crate::Memory;
 use crate::frame::{FrameRange, Turn};
@@ -21,12 +21,12 @@ const STEP: u32 = 64;
 /// The maximum number of turns of the hand.
 const TURNS: u64 = 4;
 
-/// A part of the frames, looked at by only this step in this turn.
+/// A part of the frames, which only this step examines in this turn.
 pub(super) struct Step {
     pub(super) begin: u32,
     pub(super) end: u32,
     pub(super) turn: Turn,
-    /// Whether to look also at folios that were found locked into memory.
+    /// Whether to examine folios that were found locked into memory, too.
     pub(super) all: bool,
     /// Whether a page without a slot may be swapped out.
     pub(super) room_in_swap: bool,
@@ -45,12 +45,12 @@ struct Begin {
 pub(super) struct Search {
     /// Frames that it has passed.
     pub(super) scanned: u64,
-    /// Frames that it passes at most.
+    /// The maximum number of frames to pass.
     most: u64,
     /// Frames of a turn: all, in whole steps.
     all: u64,
     begin: Begin,
-    /// The previous search found nothing left: the one step looks at all folios.
+    /// The previous search found nothing left: the one step examines all folios.
     looks_at_all: bool,
     /// A turn was added for folios that were found locked into memory.
     is_longer: bool,
@@ -85,7 +85,7 @@ impl Search {
         self.step_of(memory, STEP)
     }
 
-    /// As [`Search::step`], of `frames` frames.
+    /// Like [`Search::step`], with `frames` frames.
     pub(super) fn step_of<P: Platform>(&mut self, memory: &Memory<P>, frames: u32) -> Step {
         let FrameRange { count, .. } = memory.frames.span();
         let all = self.looks_at_all || memory.clock.looks_at_all();
@@ -153,7 +153,7 @@ impl Search {
 }
 
 impl<P: Platform> Memory<P> {
-    /// Notes that pages were unlocked from memory.
+    /// Records that pages were unlocked from memory.
     #[cold]
     pub(crate) fn note_unlocked(&self) {
         self.clock.exhausted.forget();

@@ -1,4 +1,4 @@
-//! Swap areas that are added. The calls are here because they reclaim: the tables of a large area take
+//! Adds swap areas. The calls are here because they reclaim: the tables of a large area take
 //! memory.
 
 use crate::Memory;
@@ -12,7 +12,7 @@ impl<P: Platform> Memory<P> {
     /// Context: may sleep.
     ///
     /// # Errors
-    /// As [`SwapError`] says; nothing has changed.
+    /// See [`SwapError`]; nothing has changed.
     pub fn swap_on(&self, slots: u64, priority: i16) -> Result<SwapArea, SwapError> {
         self.turn_area_on(slots, priority, None)
     }
@@ -24,7 +24,7 @@ impl<P: Platform> Memory<P> {
     /// Context: may sleep.
     ///
     /// # Errors
-    /// As [`SwapError`] says; nothing has changed.
+    /// See [`SwapError`]; nothing has changed.
     pub fn swap_on_device(
         &self,
         device: &'static dyn SwapDevice<P>,

@@ -1,8 +1,7 @@
-//! What goes before the clock moves: folios that programs on their way through memory have behind them
-//! ([`crate::frame::Age::Passing`]).
+//! Sweeps before the clock moves: evicts folios that programs have passed on their way through
+//! memory ([`crate::frame::Age::Passing`]).
 //!
-//! The clock has its share where such pages were missed: the hand passes as many frames first
-//! (`swap/passing.rs`).
+//! If such pages were missed, the hand first passes the same number of frames (`swap/passing.rs`).
 
 use crate::Memory;
 use crate::addr::Frame;
@@ -13,13 +12,12 @@ use crate::platform::Platform;
 use super::pressure::Batch;
 use super::search::Search;
 
-/// Which folios go of those that reclaim comes to.
+/// The folios to evict among those that reclaim reaches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Which {
-    /// Those that were not used since the last turn, and were not looked at in this one. The others
-    /// get older.
+    /// Those that were not used since the last turn, and not examined in this one. The others age.
     Cold(Turn),
-    /// Those that are passing. The others stay as they are.
+    /// Those that are passing. The others do not change.
     Passing,
 }
 
@@ -34,8 +32,8 @@ impl Which {
 }
 
 impl<P: Platform> Memory<P> {
-    /// Sends out passing folios, up to `target` pages. Returns how many pages were freed; the batch is
-    /// finished.
+    /// Swaps out passing folios, up to `target` pages. Returns the number of freed pages; the batch
+    /// is finished.
     pub(super) fn sweep<'m>(
         &'m self,
         target: u64,
@@ -66,8 +64,8 @@ impl<P: Platform> Memory<P> {
         freed
     }
 
-    /// Sends out the folio of that frame, if it is passing, and others beside it. Returns how many
-    /// pages were freed at once.
+    /// Swaps out the folio of that frame, if it is passing, and others beside it. Returns the
+    /// number of pages freed at once.
     fn send_passing<'m>(&'m self, head: Frame, target: u64, batch: &mut Batch<'m, P>) -> u64 {
         let found = self.frames.folio_of(head).filter(|folio| folio.head == head);
         let Some(folio) = found.filter(|folio| self.frames.age(*folio) == Age::Passing) else {

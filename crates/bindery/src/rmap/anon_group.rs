@@ -32,7 +32,7 @@ pub(crate) struct AnonGroup {
     previous_sibling: AtomicPtr<Self>,
     pub(crate) vmas: GroupTree,
     /// In an anon group that was found dead and unary: the first anon group below that is not,
-    /// which takes over the pages. In the root: the anon group whose VMAs are being surveyed.
+    /// which takes over its pages. In the root: the anon group whose VMAs are being surveyed.
     /// Written under the family's lock; see [`super::fork_chain`].
     heir: AtomicPtr<Self>,
     /// In the root: the family's clock. In an anon group that was found dead: the time of that. In
@@ -201,7 +201,7 @@ impl AnonGroup {
     /// How many VMAs and walkers hold the group. Includes VMAs that were removed from the tree but
     /// whose pages may still count as mapped. The family lock is held.
     pub(super) fn tenants(&self) -> u32 {
-        // Acquire: what the holders before did to the anon group has happened.
+        // Acquire: the earlier holders' changes of the anon group are visible.
         self.holders.load(Ordering::Acquire).saturating_sub(self.children().count() as u32)
     }
 
@@ -209,7 +209,7 @@ impl AnonGroup {
     /// pages are still to be counted down, and no walker. It stays so until the child leaves. The
     /// family lock is held.
     fn is_dead_and_unary(&self) -> bool {
-        // Acquire: what the holders before did to the anon group has happened.
+        // Acquire: the earlier holders' changes of the anon group are visible.
         self.holders.load(Ordering::Acquire) == 1 && self.vmas.is_empty() && !self.is_childless()
     }
 
@@ -302,8 +302,8 @@ impl AnonGroup {
         });
     }
 
-    /// As [`AnonGroup::for_each_below`], until `f` breaks. Loops instead of recursing: families may
-    /// be as deep as programs fork.
+    /// Like [`AnonGroup::for_each_below`], until `f` breaks. Loops instead of recursing: families
+    /// may be as deep as programs fork.
     pub(super) fn try_for_each_below(
         &self,
         mut f: impl FnMut(&Self) -> ControlFlow<()>,
@@ -404,7 +404,7 @@ impl Groups {
         Self::release_now(memory, node);
     }
 
-    /// As [`Groups::release`], for a caller that has nothing else to be freed.
+    /// Like [`Groups::release`], for a caller that has nothing else to be freed.
     pub(super) fn release_now<P: Platform>(memory: &Memory<P>, node: NonNull<AnonGroup>) {
         let mut groups = Chain::default();
         Self::release(memory, node, &mut groups);

@@ -22,13 +22,13 @@
 //!    have VMAs have its stamp, or a later one. A group that a walker holds stays.
 //! 4. *Free*, when no reader is left ([`crate::deferred`]).
 //!
-//! So where each parent exits only after its child has forked, the children that inherit the stamp
+//! So if each parent exits only after its child has forked, the children that inherit the stamp
 //! free the groups, as soon as the older generations have exited.
 //!
 //! # Why a folio may change its owner
 //! A page of a dead and unary group is mapped only below the group's one child, and thus below its
-//! heir: a walk from either comes to the same VMAs. That stays so, because the group gets no VMA
-//! and no second child any more.
+//! heir: a walk from either comes to the same VMAs. That stays so, because the group gets no
+//! further VMA and no second child.
 //!
 //! # Why no folio is missed
 //! `fork` holds the mutex of the address space, and its VMAs for writing: no fault, no fork, and no
@@ -39,17 +39,17 @@
 //! - *A part of a VMA, or its contents.* They are counted down before the mutex is released.
 //! - *Private copies of an object's pages*, which a truncation drops without the mutex. It shares
 //!   the lock of the object's tree with other walkers until they are counted down, and the survey
-//!   takes that lock exclusively each time that it locks tables. Whatever a truncation drops after
-//!   the survey was seen by the survey.
+//!   takes that lock exclusively each time that it locks tables. The survey has seen every page
+//!   that a truncation drops after it.
 //!
-//! After the survey no page of a dead group comes to the VMAs. New pages belong to their own group,
-//! and so do claimed ones. Nobody makes a dead group an owner again, because a family has one
+//! After the survey the VMAs get no page of a dead group. New pages belong to the VMAs' own group,
+//! and so do claimed ones. No survey makes a dead group an owner again, because a family has one
 //! survey at a time. With two:
-//! 1. CPU A surveys, and has seen that a folio is to go to `p`, which lives.
+//! 1. CPU A surveys, and has decided to give a folio to `p`, which lives.
 //! 2. `p` dies; CPU B finds it dead, surveys, and passes the folio, which is not `p`'s yet.
-//! 3. CPU A gives the folio to `p`; CPU B, in whose VMAs it is too, has `p` freed.
+//! 3. CPU A gives the folio to `p`; CPU B, whose VMAs map it too, has `p` freed.
 //!
-//! That also is why an owner may be read there without the folio's lock: otherwise only a thread
+//! For the same reason an owner may be read there without the folio's lock: otherwise only a thread
 //! that has locked all tables that map the folio changes it, and one of these tables is locked
 //! here.
 //!
@@ -62,9 +62,9 @@
 //! which each generation lives as long as `k` later ones has about `k` + 3 [`LONGEST`] groups for a
 //! VMA. A process that lives on without a fork keeps the dead groups that were above it when it was
 //! forked, or whose death came later, and no group that is made afterwards. A search for all groups
-//! that could go may cost more than it is worth in a large family, so it visits at most [`BELOW`]
-//! groups for each dead one. Dead groups with several children are fewer than the groups without
-//! any, as in every tree.
+//! that could be freed may cost more than it gains in a large family, so it visits at most
+//! [`BELOW`] groups for each dead one. Dead groups with several children are fewer than the groups
+//! without any, as in every tree.
 //!
 //! # Why groups are not shared instead
 //! Linux lets a child take a dead ancestor's `anon_vma` for its own pages. With a tree it would
@@ -87,9 +87,9 @@ use crate::vma::Vma;
 use super::anon_group::AnonGroup;
 use crate::collections::interval_tree::Asked;
 
-/// So many dead unary anon groups are worth a survey.
+/// The number of dead unary anon groups that are worth a survey.
 const LONGEST: u32 = 4;
-/// Anon groups below a dead one that are looked at.
+/// The maximum number of anon groups below a dead one that are visited.
 const BELOW: u32 = 16;
 
 /// Whether there may be enough dead anon groups above that of `vma`. Takes no lock: a wrong answer
@@ -104,7 +104,7 @@ pub(crate) fn may_contract(vma: &Vma) -> bool {
 
 /// Takes over the folios of dead anon groups above that of `vma`, if `vma` is the first of its anon
 /// group and there are enough of them, and contracts those that have none left. The next fork tries
-/// again where a folio's lock is taken. Allocates nothing.
+/// again if a folio's lock was taken. Allocates nothing.
 ///
 /// The caller holds the mutex of the VMA's address space and all its VMAs for writing.
 pub(crate) fn contract<P: Platform>(
@@ -130,24 +130,24 @@ pub(crate) fn contract<P: Platform>(
     })
 }
 
-/// What is above a group.
+/// The state of the groups above a group.
 struct Look {
-    /// What the clock said.
+    /// The clock at that time.
     now: u64,
-    /// How many dead unary anon groups there are.
+    /// The number of dead unary anon groups.
     dead: u32,
 }
 
-/// Finds the dead anon groups above `group`, and names their heirs. `None` if they are not worth a
-/// survey, another one runs, or the caller does not come for the anon group's first VMA. The family
-/// lock is held by the caller alone.
+/// Finds the dead anon groups above `group`, and sets their heirs. `None` if they are not worth a
+/// survey, another one runs, or the caller's VMA is not the anon group's first. The caller holds
+/// the family lock exclusively.
 fn look(group: &AnonGroup, vma: &Vma) -> Option<Look> {
     if !group.is_first(vma) {
         return None;
     }
     let dead = ancestors(group).filter(|above| above.is_dead()).count() as u32;
     if dead == 0 {
-        // There is nothing whose pages could be in the VMAs.
+        // No group above has pages that could be in the VMAs.
         group.set_stamp(group.now());
     }
     if dead < LONGEST || !group.begin_survey() {
@@ -170,20 +170,20 @@ fn ancestors(group: &AnonGroup) -> impl Iterator<Item = &AnonGroup> {
     core::iter::successors(group.parent(), |above| above.parent())
 }
 
-/// Lets the folios that the VMA maps and that belong to dead anon groups belong to their heirs.
-/// Says whether it could lock them all.
+/// Passes the folios that the VMA maps and that belong to dead anon groups to their heirs. Returns
+/// whether it could lock them all.
 fn take_over<P: Platform>(memory: &Memory<P>, page_table: &PageTable<'_, P>, vma: &Vma) -> bool {
     let frames = &memory.frames;
     let complete = Cell::new(true);
-    // Taken for each span of table locks, so that nobody waits for the whole mapping.
+    // Taken for each span of table locks, so that no other thread waits for the whole mapping.
     let within = |work: &mut dyn FnMut()| match vma.object() {
         Some(object) => object.mapping_lock.with_write(&memory.platform, work),
         None => work(),
     };
     page_table.survey_within(vma.range(), within, |stretch: &Stretch<_>| {
         let MappedRun::Pages { folio: Some(folio), .. } = stretch.what else { return };
-        // Read without the folio's lock ("why no folio is missed"). So a folio that stays as it is
-        // does not put the contraction off because somebody walks to it.
+        // Read without the folio's lock ("why no folio is missed"). So a folio whose owner stays
+        // does not delay the contraction because a walker has its lock.
         let FolioOwner { owner, first } = frames.owner(&memory.platform, folio);
         let Owner::Group(owner) = owner else { return };
         let owner = owner.cast::<AnonGroup>();
@@ -199,11 +199,11 @@ fn take_over<P: Platform>(memory: &Memory<P>, page_table: &PageTable<'_, P>, vma
     complete.get()
 }
 
-/// Takes each dead anon group above `group` out of the tree to which nothing below has pages any
-/// more. Gives up after `left` anon groups below. The family lock is held by the caller alone.
+/// Removes each dead anon group above `group` from the tree whose pages no group below maps any
+/// more. Gives up after `left` anon groups below. The caller holds the family lock exclusively.
 fn detach_above(group: &AnonGroup, mut left: u32) -> Option<Chain<AnonGroup>> {
     let mut retired = Chain::default();
-    // Up to when all VMAs below the next anon group are clear of pages of dead groups.
+    // The time up to which all VMAs below the next anon group are clear of pages of dead groups.
     let mut clear = clear_below(group, &mut left);
     let mut at = group;
     while let Some(since) = clear
@@ -226,8 +226,8 @@ fn detach_above(group: &AnonGroup, mut left: u32) -> Option<Chain<AnonGroup>> {
     (!retired.is_empty()).then_some(retired)
 }
 
-/// Up to when all VMAs of the anon group and of those below are clear of pages of dead groups.
-/// `None` after `left` groups.
+/// The time up to which all VMAs of the anon group and of those below are clear of pages of dead
+/// groups. `None` after `left` groups.
 fn clear_below(group: &AnonGroup, left: &mut u32) -> Option<u64> {
     let mut clear = u64::MAX;
     let seen = group.try_for_each_below(|below| {
@@ -238,7 +238,7 @@ fn clear_below(group: &AnonGroup, left: &mut u32) -> Option<u64> {
     seen.is_continue().then_some(clear)
 }
 
-/// As [`clear_below`], of the anon group alone.
+/// Like [`clear_below`], only for the anon group itself.
 fn clear_alone(group: &AnonGroup) -> u64 {
     if group.has_heir() || group.tenants() == 0 { u64::MAX } else { group.stamp() }
 }

@@ -17,15 +17,15 @@
 //! form a *tree*: `fork` gives each VMA of the child a group of its own, below that of the
 //! parent's. A page from before the fork belongs to the parent's group, and any group below may map
 //! it. A later page belongs to the child's own group. Linux links each VMA with all groups above it
-//! instead, so its fork needs one more allocation for each generation. The folios that a walk has
-//! to look at are the same.
+//! instead, so its fork needs one more allocation for each generation. A walk visits the same
+//! folios in both.
 //!
 //! The VMAs of an object, and those of an anon group, are in an interval tree, so a walk finds
 //! those that map the index and no others. A walk from a group visits the trees of the group and of
 //! those below, one after the other, each in logarithmic time. There is one tree for each living
 //! VMA that was forked from a VMA of the group, and one for each dead VMA with living children. A
-//! chain of forks leaves dead groups behind. They are contracted; [`fork_chain`] says how, and what
-//! bounds their number.
+//! chain of forks leaves dead groups behind. They are contracted; [`fork_chain`] explains that, and
+//! the bound on their number.
 //!
 //! # Locks
 //! The tree of an object has a lock. A family of anon groups has one, in its root. Walkers share
@@ -201,7 +201,7 @@ pub(crate) fn unlink<P: Platform>(platform: &P, vma: &Vma) {
     }
 }
 
-/// Whether the VMA belongs into any tree. Anonymous memory without a page does not.
+/// Whether the VMA belongs in any tree. Anonymous memory without a page does not.
 #[inline]
 fn belongs(vma: &Vma) -> bool {
     vma.object_pointer().is_some() || vma.group_pointer().is_some()

@@ -1,5 +1,5 @@
-//! The lock of an object's tree, or of all trees of a family: a reader-writer lock. A measuring
-//! platform learns how long it is held (`Platform::tree_locked`, with the feature `measure`).
+//! The lock of an object's tree, or of all trees of a family: a reader-writer lock. It reports its
+//! hold times to a measuring platform (`Platform::tree_locked`, with the feature `measure`).
 
 use crate::platform::Platform;
 use crate::sync::rw_lock::{ReadGuard, RwLock, WriteGuard};
@@ -13,7 +13,7 @@ impl TreeLock {
         Self(RwLock::new())
     }
 
-    /// Locks for reading, unless somebody writes or waits for that.
+    /// Locks for reading, unless a writer has the lock or waits for it.
     pub(crate) fn try_read<'a, P: Platform>(
         &'a self,
         platform: &'a P,
@@ -36,7 +36,7 @@ impl TreeLock {
         TreeWriteGuard { held: Held::new(platform), _guard: guard }
     }
 
-    /// Does `work` with the lock held for writing.
+    /// Runs `work` with the lock held for writing.
     #[inline]
     pub(crate) fn with_write<P: Platform, R>(&self, platform: &P, work: impl FnOnce() -> R) -> R {
         let _guard = self.write(platform);
@@ -47,7 +47,7 @@ impl TreeLock {
 /// The lock is held for reading until the guard is dropped.
 #[must_use = "dropping the guard unlocks"]
 pub(crate) struct TreeReadGuard<'a, P: Platform> {
-    // Dropped first: the platform learns of it before the lock is free.
+    // Dropped first: the platform is informed before the lock is free.
     #[allow(dead_code, reason = "works by being dropped")]
     held: Held<'a, P>,
     _guard: ReadGuard<'a, P>,
@@ -61,7 +61,7 @@ pub(crate) struct TreeWriteGuard<'a, P: Platform> {
     _guard: WriteGuard<'a, P>,
 }
 
-/// Tells a measuring platform that the lock is held, and when it is not any more.
+/// Informs a measuring platform while the lock is held, and when it is released.
 struct Held<'a, P: Platform>(
     #[cfg_attr(not(any(test, feature = "measure")), expect(dead_code))] &'a P,
 );

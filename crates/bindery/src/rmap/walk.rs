@@ -104,9 +104,9 @@ pub(crate) struct Seen {
 }
 
 /// Calls `visit` for each part of `ranges` in each VMA that maps `object`, with the lock of the
-/// object's tree held shared, and in the order and as often as the module says. Flushes and
-/// finishes the gather before it releases the lock, and before it visits another VMA. The ranges
-/// rise and do not overlap.
+/// object's tree held shared, in the order and number of visits that the module describes. Flushes
+/// and finishes the gather before it releases the lock, and before it visits another VMA. The
+/// ranges rise and do not overlap.
 ///
 /// Complexity: O(log n) of the n VMAs that map the object, for each VMA that maps one of the ranges
 /// and for each range.

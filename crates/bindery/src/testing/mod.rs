@@ -1,24 +1,24 @@
 //! Hooks for tests: entries that no operation makes yet, and every invariant broken on purpose.
 //!
-//! A check proves something only if it has been seen to fail. So for each thing that the auditor
+//! A check proves something only if it has been seen to fail. So for each property that the auditor
 //! ([`crate::check`]) or a strict TLB checks, a hook here breaks it behind the core's back. Each
 //! damage can be undone (a toggle by itself, a sum by its negative), so a test leaves a system that
 //! can be dropped and found clean.
 //!
-//! | hook | what it reaches |
+//! | hook | target |
 //! |---|---|
 //! | [`plant`], [`plant_huge`] | swap entries and markers in empty places: legal, but no operation makes them yet |
-//! | [`raw_entry`], [`set_raw_entry`], [`clear_accessed_and_dirty`] | entries as they are in memory |
+//! | [`raw_entry`], [`set_raw_entry`], [`clear_accessed_and_dirty`] | entries as in memory |
 //! | [`table_at`], [`damage_table`] | a table's metadata and deposit |
 //! | [`damage_mapping`] | a VMA without its tables |
 //! | [`damage_folio`], [`damage_memory`], [`leak_frame`] | counts, free lists, lost frames |
-//! | [`damage_slot`], [`with_pin`] | counts of swap slots; a folio that a driver has |
-//! | [`walk_anonymous`], [`UnmapWalk`], [`anon_groups`] | the reverse map, as walkers will use it |
-//! | [`reclaim_page`], [`reclaim_frame`] | what a reclaimer does with a folio of an object that it has found |
-//! | [`fail_one_allocation`], [`failed_allocations`] | the one allocation that fails, and whether any did |
+//! | [`damage_slot`], [`with_pin`] | counts of swap slots; a folio pinned by a driver |
+//! | [`walk_anonymous`], [`UnmapWalk`], [`anon_groups`] | walks of the reverse map |
+//! | [`reclaim_page`], [`reclaim_frame`] | reclaim of a given folio of an object |
+//! | [`fail_one_allocation`], [`failed_allocations`] | the failure of one allocation, and the number of failures |
 //!
-//! No other call may run on the address space meanwhile. All of it exists only with the feature
-//! `testing`.
+//! No other call may run on the address space at the same time. The hooks exist only with the
+//! feature `testing`.
 
 mod walks;
 
@@ -44,20 +44,20 @@ use crate::vma::{Purpose, Vma};
 use crate::{AddressSpace, Memory, Protection};
 pub use walks::{AnonymousWalk, UnmapWalk, walk_anonymous};
 
-/// Writes `count` absent entries from `at` on, the first of which is `first` and each later one
-/// its successor (the next slot; markers are all alike).
+/// Writes `count` absent entries from `at` on: `first`, and then each one's successor (the next
+/// slot; markers are all equal).
 ///
 /// ```text
 /// plant(at, 3, Swap { slot: 7 })   | swap 7 | swap 8 | swap 9 |
 /// plant(at, 3, Marker(Poison))     | poison | poison | poison |
 /// ```
 ///
-/// Slots of swap entries exist from then on, and their content is lost: a touch is
+/// Slots of swap entries exist from then on, with lost content: an access is
 /// [`FaultError::Bus`](crate::FaultError::Bus). [`forget_areas`] removes them when no entry is
 /// left.
 ///
-/// Panics if the entry is not empty, and where memory runs out. ProtNone leaves belong to
-/// folios, so `mprotect` makes them, not this.
+/// Panics if an entry is not empty, or if memory runs out. ProtNone leaves belong to folios, so
+/// `mprotect` makes them, not this.
 pub fn plant<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr, count: u32, first: Absent) {
     assert!(!matches!(first, Absent::ProtNone { .. }), "PROT_NONE leaves cannot be planted");
     let mut entry = P::Arch::encode_absent(first);
@@ -69,10 +69,10 @@ pub fn plant<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr, count: u32,
     }
 }
 
-/// Writes one absent entry of level 2 (2 MiB) at `at`, a multiple of that, with the table in
-/// deposit that splits it. A swap entry names consecutive slots from its own on.
+/// Writes one absent entry of level 2 (2 MiB) at `at`, a multiple of that, with the deposited table
+/// that splits it. A swap entry refers to consecutive slots from its own on.
 ///
-/// Panics as [`plant`].
+/// Panics like [`plant`].
 pub fn plant_huge<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr, first: Absent) {
     assert!(!matches!(first, Absent::ProtNone { .. }), "PROT_NONE leaves cannot be planted");
     assert!(at.is_aligned(P::Arch::PMD.span()), "{at} does not begin a slot of level 2");
@@ -107,7 +107,7 @@ fn plant_one<P: Platform>(
     page_table.change_entry_count(table, 1, 0);
 }
 
-/// Removes the swap areas of [`plant`]. Panics if entries name their slots.
+/// Removes the swap areas of [`plant`]. Panics if entries refer to their slots.
 pub fn forget_areas<P: Platform>(memory: &Memory<P>) {
     let areas: arrayvec::ArrayVec<_, { crate::MAX_SWAP_AREAS }> = memory.swap_areas().collect();
     for area in areas {
@@ -115,7 +115,7 @@ pub fn forget_areas<P: Platform>(memory: &Memory<P>) {
     }
 }
 
-/// The table of `level` that covers `at`, if there is one.
+/// The table of `level` that covers `at`, if it exists.
 pub fn table_at<P: Platform>(
     space: &AddressSpace<'_, P>,
     at: VirtAddr,
@@ -141,8 +141,8 @@ fn table_or_panic<P: Platform>(
     table_at(space, at, level).unwrap_or_else(|| panic!("no table of level {level} at {at}"))
 }
 
-/// The entry of `level` for `at` as it is in memory (with the bits of a contiguous run), if there
-/// is a table of that level.
+/// The entry of `level` for `at` as in memory (with the bits of a contiguous run), if its table
+/// exists.
 pub fn raw_entry<P: Platform>(
     space: &AddressSpace<'_, P>,
     at: VirtAddr,
@@ -152,8 +152,8 @@ pub fn raw_entry<P: Platform>(
     Some(run::load(space.page_table.slots(table), level.index_of(at)))
 }
 
-/// Writes the entry of `level` for `at` and nothing else: no flush, no entry count. Returns what
-/// was there. Panics where there is no table of that level.
+/// Writes the entry of `level` for `at` and nothing else: no flush, no entry count. Returns the old
+/// entry. Panics if its table does not exist.
 pub fn set_raw_entry<P: Platform>(
     space: &AddressSpace<'_, P>,
     at: VirtAddr,
@@ -165,8 +165,9 @@ pub fn set_raw_entry<P: Platform>(
     Entry(slot.swap(entry.0, Relaxed))
 }
 
-/// Makes the leaves for `count` pages from `at` on, of whatever level, look as if nobody had used
-/// or written them since their content was saved; TLBs are told. What has no leaf stays as it is.
+/// Clears the accessed and dirty state of all leaves, of any level, for `count` pages from `at` on,
+/// as if they were not used or written since their content was saved; flushes TLBs. Other entries
+/// do not change.
 pub fn clear_accessed_and_dirty<P: Platform>(
     space: &AddressSpace<'_, P>,
     at: VirtAddr,
@@ -197,31 +198,31 @@ pub fn clear_accessed_and_dirty<P: Platform>(
     page_table.invalidate_now(VirtRange::raw(at.0, end), Level::PTE, &mut Counts::default());
 }
 
-/// What can be wrong with a table.
+/// Damage to a table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TableDamage {
-    /// The entry count is off by so much.
+    /// Changes the entry count by this.
     LiveCount(i64),
-    /// The stray mark is the opposite of what it was.
+    /// Flips the stray mark.
     ToggleStray,
-    /// The lock bit is the opposite of what it was. A locked table is waited for forever.
+    /// Flips the lock bit. A locked table is waited for forever.
     ToggleLock,
-    /// The level in the metadata is off by one in its lowest bit.
+    /// Flips the lowest bit of the level in the metadata.
     ToggleLevel,
-    /// The count of pending flushes is off by so much.
+    /// Changes the count of pending flushes by this.
     Pending(i32),
-    /// The mark that it may have guards is the opposite of what it was.
+    /// Flips the mark that the table may have guards.
     ToggleGuards,
-    /// One of the tables on deposit is gone (and freed).
+    /// Removes (and frees) one of the tables on deposit.
     LessDeposit,
-    /// There is one more table on deposit.
+    /// Adds one more table on deposit.
     MoreDeposit,
-    /// The address space's count of anonymous pages is off by so much.
+    /// Changes the address space's count of anonymous pages by this.
     AnonymousPages(i64),
 }
 
-/// Damages the table of `level` that covers `at`. Panics where there is none, or nothing to be
-/// taken from it.
+/// Damages the table of `level` that covers `at`. Panics if it does not exist, or has no deposit to
+/// remove.
 pub fn damage_table<P: Platform>(
     space: &AddressSpace<'_, P>,
     at: VirtAddr,
@@ -254,25 +255,25 @@ pub fn damage_table<P: Platform>(
             let deposit = new_table(page_table.memory, Level::PTE, &mut counts);
             page_table.deposit_table(table, deposit.expect("memory for the deposit"));
         }
-        // A level: what is added wraps.
+        // A level: the addition wraps.
         TableDamage::AnonymousPages(by) => {
             page_table.stats.add(&Counts { anonymous_pages: by as u64, ..Counts::default() });
         }
     }
 }
 
-/// What can be wrong with a VMA.
+/// Damage to a VMA.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MappingDamage {
-    /// It allows this, whatever its tables say.
+    /// Sets its protection, without its tables.
     Protection(Protection),
-    /// It ends here, whatever its tables say.
+    /// Sets its end, without its tables.
     End(VirtAddr),
-    /// It ends here, and the index of VMAs has not been told.
+    /// Sets its end, without updating the index of VMAs.
     EndUnseen(VirtAddr),
 }
 
-/// Damages the VMA that holds `at`. Panics where there is none.
+/// Damages the VMA that contains `at`. Panics if there is none.
 pub fn damage_mapping<P: Platform>(
     space: &AddressSpace<'_, P>,
     at: VirtAddr,
@@ -293,8 +294,8 @@ pub fn damage_mapping<P: Platform>(
     }
 }
 
-/// Whether the content of the folio that is mapped at `at` may be dropped (`MADV_FREE`). Panics
-/// where none is mapped.
+/// Whether the content of the folio that is mapped at `at` may be dropped (`MADV_FREE`). Panics if
+/// none is mapped.
 pub fn is_lazy<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr) -> bool {
     let page = VirtRange::raw(at.0, at.0 + PAGE_SIZE);
     let mut lazy = None;
@@ -306,18 +307,18 @@ pub fn is_lazy<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr) -> bool {
     lazy.unwrap_or_else(|| panic!("no folio at {at}"))
 }
 
-/// What can be wrong with a folio.
+/// Damage to a folio.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FolioDamage {
-    /// The count of mappings is off by so much.
+    /// Changes the count of mappings by this.
     Mappings(i32),
-    /// The count of references is off by so much.
+    /// Changes the count of references by this.
     References(i32),
-    /// The page's anon-exclusive bit is the opposite of what it was.
+    /// Flips the page's anon-exclusive bit.
     ToggleExclusive,
 }
 
-/// Damages the folio that `page` belongs to. Panics where that is none.
+/// Damages the folio that `page` belongs to. Panics if it belongs to none.
 pub fn damage_folio<P: Platform>(memory: &Memory<P>, page: Frame, damage: FolioDamage) {
     let frames = &memory.frames;
     let folio = frames.folio_of(page).unwrap_or_else(|| panic!("{page:?} is in no folio"));
@@ -340,10 +341,10 @@ pub fn damage_folio<P: Platform>(memory: &Memory<P>, page: Frame, damage: FolioD
     }
 }
 
-/// Takes a reference from nothing to the folio around `frame`, whatever that is used for by now, as
-/// a walker does that has found the number in a list; calls `f` with the folio's first frame and
-/// how many pages it has, and releases the reference. Where the folio's lock is free, `f` is called
-/// with it held, and the owner has been read under it. `None` if there is no folio.
+/// Takes a reference to the folio around `frame`, whatever its use is now, like a walker that has
+/// found the number in a list; calls `f` with the folio's first frame and its number of pages, and
+/// releases the reference. If the folio's lock is free, calls `f` with it held, after reading the
+/// owner under it. `None` if the frame has no folio.
 pub fn with_reference<P: Platform, R>(
     memory: &Memory<P>,
     frame: Frame,
@@ -357,23 +358,24 @@ pub fn with_reference<P: Platform, R>(
     Some(f(reference.head, reference.pages()))
 }
 
-/// What can be wrong with the memory as a whole.
+/// Damage to the memory as a whole.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MemoryDamage {
-    /// A free block's metadata names another order than the list that it is on. Does itself undo.
+    /// Flips the order in a free block's metadata, so that it differs from its list's. A second
+    /// call undoes it.
     ToggleFreeOrder,
-    /// A frame is freed twice. Cannot be undone: refusals stay counted.
+    /// Frees a frame twice. Cannot be undone: refusals stay counted.
     DoubleFree,
-    /// A VMA is allocated that is in no address space. Cannot be undone.
+    /// Allocates a VMA that is in no address space. Cannot be undone.
     LeakMapping,
 }
 
-/// Damages the memory. Panics where there is none left to be damaged.
+/// Damages the memory. Panics if no free block or frame is left.
 pub fn damage_memory<P: Platform>(memory: &Memory<P>, damage: MemoryDamage) {
     let (frames, platform) = (&memory.frames, &memory.platform);
     match damage {
         MemoryDamage::ToggleFreeOrder => {
-            // The damaged contiguous run itself may no longer look free, or be passed over.
+            // The damaged contiguous run itself may no longer look free, or be skipped.
             let mut found = None;
             frames.for_each_block(|frame, _, kind| {
                 let listed = kind == meta::Kind::Free && frames.meta(frame).kind() == kind;
@@ -384,7 +386,7 @@ pub fn damage_memory<P: Platform>(memory: &Memory<P>, damage: MemoryDamage) {
         }
         MemoryDamage::DoubleFree => {
             let frame = leak_frame(memory);
-            // SAFETY: 1. and 2. nobody else knows the frame; the second time it is not allocated
+            // SAFETY: 1. and 2. no other code knows the frame; the second time it is not allocated
             // any more.
             unsafe {
                 frames.free(platform, frame, Order::PAGE);
@@ -399,28 +401,27 @@ pub fn damage_memory<P: Platform>(memory: &Memory<P>, damage: MemoryDamage) {
     }
 }
 
-/// Takes a frame out of the allocator, which nobody can reach then. Panics where none is free.
+/// Takes a frame from the allocator without a reference to it. Panics if none is free.
 pub fn leak_frame<P: Platform>(memory: &Memory<P>) -> Frame {
     memory.frames.allocate(Order::PAGE, AllocateFor::Use).expect("a free frame")
 }
 
-/// Gives a frame back to the allocator, whatever it is used for: a leaked one to make the memory
-/// whole again, any other to damage it.
+/// Frees a frame, whatever its use: a leaked one to repair the memory, any other to damage it.
 ///
 /// # Safety
-/// 1. Nobody reads or writes the frame until it is allocated again.
+/// 1. No code reads or writes the frame until it is allocated again.
 pub unsafe fn free_frame<P: Platform>(memory: &Memory<P>, frame: Frame) {
-    // SAFETY: 1. and 2. the caller's obligation 1; a wrong free is what a test may be about.
+    // SAFETY: 1. and 2. the caller's obligation 1; a test may make a wrong free on purpose.
     unsafe { memory.frames.free(&memory.platform, frame, Order::PAGE) };
 }
 
-/// How many anon groups there are, those that wait to be freed included.
+/// The number of anon groups, including those that wait to be freed.
 pub fn anon_groups<P: Platform>(memory: &Memory<P>) -> u64 {
     memory.slab::<AnonGroup>().objects()
 }
 
-/// Does `work` with the lock of the folio held that `page` belongs to. Panics where that is none,
-/// or somebody has its lock.
+/// Runs `work` with the lock held of the folio that `page` belongs to. Panics if it belongs to
+/// none, or the lock is taken.
 pub fn with_folio_locked<P: Platform, R>(
     memory: &Memory<P>,
     page: Frame,
@@ -440,7 +441,7 @@ pub fn fail_one_allocation<P: Platform>(memory: &Memory<P>, after: Option<u64>) 
     memory.frames.fail_once_after(after);
 }
 
-/// How many allocations have failed on purpose since failing was last asked for.
+/// The number of allocations that have failed on purpose since the last request for failures.
 pub fn failed_allocations<P: Platform>(memory: &Memory<P>) -> u64 {
     memory.frames.failed_on_purpose()
 }

@@ -1,4 +1,4 @@
-//! Walks of the reverse map, as a reclaimer or a truncation makes them.
+//! Walks of the reverse map, like those of a reclaimer or a truncation.
 
 use crate::addr::{PAGE_SIZE, PageRange, VirtAddr, VirtRange};
 use crate::platform::Platform;
@@ -7,20 +7,20 @@ use crate::table::look::MappedRun;
 use crate::table::zap_except::{Exceptions, Protected, Spared};
 use crate::{AddressSpace, Memory, Object};
 
-/// What a walk of the reverse map saw.
+/// The result of a walk of the reverse map.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AnonymousWalk {
-    /// VMAs that it looked at.
+    /// The VMAs that it visited.
     pub visited: u64,
-    /// Pages of the folio that it found mapped, those with no permission included; a page that is
-    /// mapped twice counts twice.
+    /// The pages of the folio that it found mapped, including those with no permission; a page that
+    /// is mapped twice counts twice.
     pub found: u64,
     /// The folio's count of mappings.
     pub mappings: u64,
 }
 
-/// A walk over the mappings of an object that unmaps one page, and lets everything go: what a
-/// truncation does, step by step, so that a test can put other calls in between.
+/// A walk over the mappings of an object that unmaps pages one by one and releases all locks in
+/// between: a truncation, step by step, so that a test can insert other calls.
 pub struct UnmapWalk<'a, 'm, P: Platform> {
     memory: &'m Memory<P>,
     walk: rmap::ObjectWalk<'a>,
@@ -33,14 +33,15 @@ impl<P: Platform> core::fmt::Debug for UnmapWalk<'_, '_, P> {
 }
 
 impl<'a, 'm, P: Platform> UnmapWalk<'a, 'm, P> {
-    /// A walk for `ranges`, which rise and do not overlap. The caller keeps the pages from being mapped anew while the walk is under way.
+    /// A walk for `ranges`, which are in ascending order without overlaps. The caller keeps the
+    /// pages from being mapped again during the walk.
     pub fn new(object: &'a Object<'m, P>, ranges: &'a [PageRange]) -> Self {
         Self { memory: object.memory, walk: rmap::ObjectWalk::new(object.state(), ranges) }
     }
 
-    /// Unmaps the next page, or passes a hole. Calls `inside` with the lock of the object's
-    /// mappings held. Says whether the walk is done. `None` if the lock is held by somebody who
-    /// changes the set of mappings: it is only tried.
+    /// Unmaps the next page, or skips a hole. Calls `inside` with the lock of the object's mappings
+    /// held. Returns whether the walk is done. `None` if the lock is held for a change of the set
+    /// of mappings: it is only tried.
     pub fn step(&mut self, mut inside: impl FnMut(VirtAddr)) -> Option<bool> {
         let done = self.walk.hold(self.memory, Locking::Try, &mut |sight, gather| {
             inside(sight.range.start());
@@ -55,14 +56,14 @@ impl<'a, 'm, P: Platform> UnmapWalk<'a, 'm, P> {
         done.ok()
     }
 
-    /// To how many mappings it has come, those counted twice that it came to twice.
+    /// The number of mappings that it has visited; those visited twice count twice.
     pub fn visited(&self) -> u64 {
         self.walk.visited()
     }
 }
 
 /// Walks the reverse map for the folio of anonymous memory that is mapped at `at`. `None` if the
-/// folio is busy. Panics where none is mapped.
+/// folio is busy. Panics if none is mapped.
 pub fn walk_anonymous<P: Platform>(
     space: &AddressSpace<'_, P>,
     at: VirtAddr,

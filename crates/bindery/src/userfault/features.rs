@@ -1,9 +1,9 @@
-//! What a userfaultfd is asked to do.
+//! The features and modes of a userfaultfd.
 
 use bitflags::bitflags;
 
 bitflags! {
-    /// What a userfaultfd does beside serving faults (`UFFD_FEATURE_*`, with the same bits). The
+    /// Features of a userfaultfd besides serving faults (`UFFD_FEATURE_*`, with the same bits). The
     /// kinds of memory that Linux lists as features need none here.
     ///
     /// ```
@@ -17,28 +17,28 @@ bitflags! {
     /// Context: any.
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
     pub struct UserfaultFeatures: u32 {
-        /// A fork is a message; the child has a userfaultfd of its own.
+        /// A fork sends a message; the child has a userfaultfd of its own.
         const EVENT_FORK = 1 << 1;
-        /// A move by `mremap` is a message, and the memory stays registered.
+        /// A move by `mremap` sends a message, and the memory stays registered.
         const EVENT_REMAP = 1 << 2;
-        /// Contents that `madvise` drops are a message.
+        /// Dropped contents (`madvise`) send a message.
         const EVENT_REMOVE = 1 << 3;
-        /// Memory that is unmapped is a message.
+        /// An unmapping sends a message.
         const EVENT_UNMAP = 1 << 6;
         /// Faults are not queued: they fail with [`crate::FaultError::Bus`].
         const SIGBUS = 1 << 7;
-        /// Messages name the thread ([`crate::Platform::thread`]).
+        /// Messages contain the thread ([`crate::Platform::thread`]).
         const THREAD_ID = 1 << 8;
-        /// Messages have the very address of the access, not that of its page.
+        /// Messages contain the exact address of the access, not that of its page.
         const EXACT_ADDRESS = 1 << 11;
-        /// Pages that are not there can be write-protected too, in anonymous memory.
+        /// Absent pages can be write-protected too, in anonymous memory.
         const WP_UNPOPULATED = 1 << 13;
-        /// A write to a write-protected page lifts the protection and is no message.
+        /// A write to a write-protected page removes the protection without a message.
         const WP_ASYNC = 1 << 15;
     }
 
-    /// Which faults of a registered range a userfaultfd serves (`UFFDIO_REGISTER_MODE_*`, with the
-    /// same bits).
+    /// The kinds of faults of a registered range that a userfaultfd serves
+    /// (`UFFDIO_REGISTER_MODE_*`, with the same bits).
     ///
     /// # Context
     /// Context: any.
@@ -52,16 +52,16 @@ bitflags! {
     /// ```
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
     pub struct UserfaultModes: u32 {
-        /// Pages that are not there.
+        /// Absent pages.
         const MISSING = 1 << 0;
         /// Writes to pages that were write-protected.
         const WRITE_PROTECT = 1 << 1;
-        /// Pages that the object has, and no entry maps.
+        /// Pages that the object has, but no entry maps.
         const MINOR = 1 << 2;
     }
 }
 
-/// Whose faults a userfaultfd serves.
+/// The faults that a userfaultfd serves.
 ///
 /// ```
 /// use bindery::{AddressSpace, Error, Platform, Userfault, UserfaultFeatures, UserfaultScope};
@@ -73,10 +73,10 @@ bitflags! {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
 pub enum UserfaultScope {
-    /// Those of programs, and those of the kernel on their behalf.
+    /// Faults of programs, and of the kernel on their behalf.
     #[default]
     All,
-    /// Those of programs alone (`UFFD_USER_MODE_ONLY`); a fault of the kernel fails with
+    /// Only faults of programs (`UFFD_USER_MODE_ONLY`); a fault of the kernel fails with
     /// [`crate::FaultError::Bus`].
     UserMode,
 }

@@ -1,4 +1,4 @@
-//! [`Userfault`]: the handle that a handler of faults has.
+//! [`Userfault`]: the handle of a userfaultfd.
 
 use core::fmt;
 use core::ptr::NonNull;
@@ -12,13 +12,13 @@ use super::queue::{Content, ForkIsNext, Forks};
 use super::state::{UserfaultState, release};
 use super::{UserfaultFeatures, UserfaultScope};
 
-/// A userfaultfd: the queue of the faults that wait in one address space.
+/// A userfaultfd: the queue of the waiting faults of one address space.
 /// [`crate::AddressSpace::userfault`] makes one, and the calls of the address space register memory
-/// with it and serve faults. Dropping it closes it: all who wait go on, and what is registered
-/// counts as not registered.
+/// with it and serve faults. Dropping it closes it: all waiting threads continue, and registered
+/// memory counts as not registered.
 ///
-/// All methods take `&self` and may be called from several CPUs at once; each message goes to one
-/// reader.
+/// All methods take `&self` and may be called from several CPUs at once; one reader gets each
+/// message.
 ///
 /// ```
 /// use bindery::{AddressSpace, Error, FillMode, Platform, Userfault, UserfaultMessage};
@@ -42,14 +42,14 @@ pub struct Userfault<'m, P: Platform> {
     state: NonNull<UserfaultState>,
 }
 
-// SAFETY: a handle is a counted reference to a state of atomics and what a lock guards; a thread
-// that has it may use the state from any CPU and let it go there.
+// SAFETY: a handle is a counted reference to a state of atomics and lock-protected fields; the
+// thread that has it may use and release the state on any CPU.
 unsafe impl<P: Platform> Send for Userfault<'_, P> {}
 // SAFETY: as above.
 unsafe impl<P: Platform> Sync for Userfault<'_, P> {}
 
 impl<'m, P: Platform> Userfault<'m, P> {
-    /// A new one of the address space with this number.
+    /// A new userfaultfd of the address space with this number.
     pub(crate) fn new(
         memory: &'m Memory<P>,
         space: u64,
@@ -64,7 +64,7 @@ impl<'m, P: Platform> Userfault<'m, P> {
     /// A handle to a state that is held for it.
     ///
     /// # Safety
-    /// 1. The hold passes to the handle, which is the only one of the state.
+    /// 1. The handle takes over the hold, and is the only one of the state.
     unsafe fn of_held(memory: &'m Memory<P>, state: NonNull<UserfaultState>) -> Self {
         Self { memory, state }
     }
@@ -78,50 +78,50 @@ impl<'m, P: Platform> Userfault<'m, P> {
         self.state
     }
 
-    /// What it was asked to do.
+    /// The features that it was created with.
     ///
     /// Context: any.
     pub fn features(&self) -> UserfaultFeatures {
         self.state().features()
     }
 
-    /// Whether [`Userfault::try_read`] has a message. It may be gone by then, if there are several
-    /// readers.
+    /// Whether [`Userfault::try_read`] has a message. With several readers, another one may take it
+    /// first.
     ///
     /// Context: any.
     pub fn is_readable(&self) -> bool {
         self.state().is_readable()
     }
 
-    /// The faults that wait.
+    /// The number of waiting faults.
     ///
-    /// Context: may sleep. Complexity: in them.
+    /// Context: may sleep. Complexity: linear in their number.
     pub fn waiting(&self) -> WaitingFaults {
         self.state().faults(&self.memory.platform)
     }
 
-    /// How often forks and unmappings have asked whether they have prepared a message for it.
+    /// The number of times that forks and unmappings have asked whether they have prepared a
+    /// message for it.
     #[cfg(any(test, feature = "measure"))]
     pub fn times_asked(&self) -> u64 {
         self.state().times_asked()
     }
 
-    /// The next message, if there is one: faults first, then events in their order. What has made
-    /// an event goes on when that is read.
+    /// The next message, if any: faults first, then events in their order. The call that caused an
+    /// event continues when the event is read.
     ///
     /// Context: may sleep, but not for a message.
     pub fn try_read(&self) -> Option<UserfaultMessage<'m, P>> {
         self.next(Forks::Read).unwrap_or_default()
     }
 
-    /// As [`Userfault::try_read`], but leaves a message about a fork where it is: for callers that
-    /// have to find room for the child's userfaultfd first. As long as it is not read, the fork
-    /// waits.
+    /// Like [`Userfault::try_read`], but does not take a message about a fork: for callers that
+    /// must make room for the child's userfaultfd first. The fork waits until it is read.
     ///
     /// Context: may sleep, but not for a message.
     ///
     /// # Errors
-    /// [`ForkIsNext`]. Another reader may have it by then.
+    /// [`ForkIsNext`]. Another reader may have taken it by then.
     pub fn try_read_but_fork(&self) -> Result<Option<UserfaultMessage<'m, P>>, ForkIsNext> {
         self.next(Forks::Left)
     }
@@ -163,7 +163,7 @@ impl<'m, P: Platform> Userfault<'m, P> {
     }
 }
 
-/// How many faults wait for a handler ([`Userfault::waiting`]).
+/// The number of faults that wait for a handler ([`Userfault::waiting`]).
 ///
 /// ```
 /// use bindery::{Platform, Userfault};
@@ -176,9 +176,9 @@ impl<'m, P: Platform> Userfault<'m, P> {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct WaitingFaults {
-    /// Those whose message nobody has read.
+    /// Those with an unread message.
     pub unread: u64,
-    /// All.
+    /// All of them.
     pub all: u64,
 }
 

@@ -3,10 +3,10 @@
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib userfault::loom_model`.
 //!
-//! A page is a word: 0 where nothing is mapped. It is read and written relaxed, so that what orders
-//! it is the queue. A thread that nobody wakes is a deadlock, which loom reports. The last tests
-//! leave out one rule each ([`Omit`]) and must fail. The others also require that somebody slept,
-//! and that nothing is queued in the end.
+//! A page is a word: 0 if it is not mapped. It is read and written relaxed, so that only the queue
+//! orders it. A missing wakeup shows as a deadlock, which loom reports. The last tests leave out
+//! one rule each ([`Omit`]) and must fail. The others also require that a thread slept, and that
+//! the queue is empty in the end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool as Flag, Ordering::Relaxed as Plain};
@@ -26,21 +26,21 @@ use crate::sync::parking::model::{SecondLook, Sleepers};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Omit {
     Nothing,
-    /// A fault looks at its page again when its message is queued.
+    /// A fault checks its page again after its message is queued.
     SecondLook,
-    /// A handler maps the page before it wakes those who wait for it.
+    /// A handler maps the page before it wakes the threads that wait for it.
     MapBeforeWake,
-    /// Who queues a message looks with the lock held whether the userfaultfd is closed.
+    /// A thread that queues a message checks with the lock held whether the userfaultfd is closed.
     ClosedUnderLock,
-    /// A reader counts the messages that came before it looks for one.
+    /// A reader reads the count of messages before it looks for one.
     CountBeforeLook,
-    /// Who queues a message says so to those who wait for one.
+    /// A thread that queues a message wakes the waiting readers.
     Arrival,
-    /// It does so when the message can be read.
+    /// It does so after the message can be read.
     ReadableBeforeArrival,
-    /// A change is over before the thread that makes it goes on.
+    /// A change is over before its thread continues.
     OverBeforeWake,
-    /// A thread that parks looks at its word once more, when it can be found.
+    /// A parking thread checks its word once more after it can be found.
     LookBeforeSleep,
 }
 
@@ -74,7 +74,7 @@ impl World {
         self.pages[page].load(Relaxed) != 0
     }
 
-    /// Queues a message. Says whether somebody will read it.
+    /// Queues a message. Returns whether it will be read.
     fn queue(&self, waiter: &Waiter<AtomicU32>) -> bool {
         // SAFETY: 1. callers keep the waiter until `wait` or `withdraw` has returned.
         let add = |queues: &mut super::queue::Queues<AtomicU32>| unsafe { queues.add(waiter) };
@@ -96,8 +96,8 @@ impl World {
         }
     }
 
-    /// As `AddressSpace::serve_by_userfault`, until the page is there or nobody serves it. Says
-    /// whether the thread went on without its page.
+    /// Like `AddressSpace::serve_by_userfault`, until the page is mapped or the userfaultfd is
+    /// closed. Returns whether the thread continued without its page.
     fn fault(&self, page: usize, is_interrupted: bool) -> bool {
         while !self.is_mapped(page) && !self.state.is_closed() {
             let address = range_of(page).start();
@@ -118,7 +118,7 @@ impl World {
         false
     }
 
-    /// As `Notices::deliver`, of one message.
+    /// Like `Notices::deliver`, for one message.
     fn change(&self) {
         self.state.begin_change();
         let waiter = Waiter::of_word(Content::Remove(range_of(0)), AtomicU32::new(0));
@@ -132,7 +132,7 @@ impl World {
         assert!(!self.state.is_changing(), "handlers have to try again for nothing");
     }
 
-    /// As `Userfault::read`.
+    /// Like `Userfault::read`.
     fn read(&self) -> Content {
         loop {
             let mut seen = self.state.messages_seen();
@@ -158,7 +158,7 @@ impl World {
         read
     }
 
-    /// `UFFDIO_COPY`, of which the thread that waits may know nothing yet.
+    /// `UFFDIO_COPY`, of which the waiting thread may not know yet.
     fn fill(&self, page: usize) {
         let map = || self.pages[page].store(1, Relaxed);
         if self.omit == Omit::MapBeforeWake {
@@ -185,7 +185,8 @@ impl World {
 
 type Work = fn(&World);
 
-/// Each of `work` on a thread of its own, with three preemptions of two threads, and fewer of more. Says whether anybody ever slept.
+/// Runs each of `work` on its own thread, with three preemptions for two threads, and fewer for
+/// more. Returns whether any thread slept.
 fn explore<const N: usize>(omit: Omit, work: [Work; N]) -> bool {
     let slept = Arc::new(Flag::new(false));
     let seen = Arc::clone(&slept);

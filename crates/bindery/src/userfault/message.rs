@@ -7,7 +7,7 @@ use crate::platform::Platform;
 
 use super::Userfault;
 
-/// Why a fault waits.
+/// The reason why a fault waits.
 ///
 /// ```
 /// use bindery::{UserfaultFault, UserfaultKind};
@@ -19,15 +19,15 @@ use super::Userfault;
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum UserfaultKind {
-    /// There is no page.
+    /// The page is absent.
     Missing,
     /// The page is write-protected (`UFFD_PAGEFAULT_FLAG_WP`).
     WriteProtected,
-    /// The object has the page, and no entry maps it (`UFFD_PAGEFAULT_FLAG_MINOR`).
+    /// The object has the page, but no entry maps it (`UFFD_PAGEFAULT_FLAG_MINOR`).
     Minor,
 }
 
-/// A fault that waits (`UFFD_EVENT_PAGEFAULT`).
+/// A waiting fault (`UFFD_EVENT_PAGEFAULT`).
 ///
 /// ```
 /// use bindery::UserfaultFault;
@@ -43,15 +43,15 @@ pub struct UserfaultFault {
     /// The address: of the page, or of the access itself
     /// ([`crate::UserfaultFeatures::EXACT_ADDRESS`]).
     pub address: VirtAddr,
-    /// Why it waits.
+    /// The reason why it waits.
     pub kind: UserfaultKind,
     /// Whether it is a write (`UFFD_PAGEFAULT_FLAG_WRITE`).
     pub is_write: bool,
-    /// The thread ([`crate::UserfaultFeatures::THREAD_ID`]), else 0.
+    /// The thread ([`crate::UserfaultFeatures::THREAD_ID`]), or 0.
     pub thread: u32,
 }
 
-/// What a handler reads (`struct uffd_msg`).
+/// A message that a handler reads (`struct uffd_msg`).
 ///
 /// ```
 /// use bindery::{Error, Platform, Userfault, UserfaultMessage};
@@ -72,11 +72,11 @@ pub enum UserfaultMessage<'m, P: Platform> {
     Fork(Userfault<'m, P>),
     /// Memory was moved (`UFFD_EVENT_REMAP`).
     Remap {
-        /// Where it was.
+        /// The old address.
         from: VirtAddr,
-        /// Where it is.
+        /// The new address.
         to: VirtAddr,
-        /// Bytes.
+        /// The length in bytes.
         length: u64,
     },
     /// Contents are dropped (`UFFD_EVENT_REMOVE`).

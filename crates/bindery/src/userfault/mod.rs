@@ -1,26 +1,26 @@
 //! Userfaults (`userfaultfd(2)`): the faults of a range wait until a program has served them.
 //!
 //! A [`Userfault`] is a userfaultfd without the descriptor: a queue of messages that belongs to one
-//! address space. VMAs that are registered name it. `space::userfault` has the calls; this module
-//! has the queue.
+//! address space. Registered VMAs refer to it. `space::userfault` has the calls; this module has
+//! the queue.
 //!
 //! ```text
 //! fault: VMA locked     | queue a message | look again | unlock | park ...       | come again
 //! handler                                                 read | COPY, wake ----^
 //! ```
 //!
-//! 1. *A thread that waits holds no lock.* It queues its message with the VMA locked for reading,
-//!    and parks after it has unlocked the VMA.
-//! 2. *No wake-up gets lost.* The thread looks at the entry again after it has queued its message.
+//! 1. *A waiting thread holds no lock.* It queues its message with the VMA locked for reading, and
+//!    parks after it has unlocked the VMA.
+//! 2. *No wake-up gets lost.* The thread reads the entry again after it has queued its message.
 //!    Without that:
 //!    1. CPU A finds the entry empty.
-//!    2. CPU B fills the page, and wakes all who wait for it: nobody.
+//!    2. CPU B fills the page, and finds no waiting thread to wake.
 //!    3. CPU A queues its message, and waits forever.
-//! 3. *A message lies in the memory of the thread that waits*, on its stack or in a slab. Whoever
-//!    wakes the thread takes the message out of the queue first, and names it no more.
+//! 3. *A message is in the memory of the waiting thread*, on its stack or in a slab. A thread that
+//!    wakes another takes its message out of the queue first, and does not use it afterwards.
 //!
-//! A state lives while a handle, a VMA, a waiting thread or a queued fork names it. When the
-//! handle goes, it is *closed*: all who wait are woken, and VMAs that name it count as not
+//! A state lives while a handle, a VMA, a waiting thread or a queued fork refers to it. When the
+//! handle is dropped, it is *closed*: all waiting threads are woken, and its VMAs count as not
 //! registered.
 
 mod features;

@@ -11,14 +11,14 @@ use crate::platform::Platform;
 use super::queue::{Content, Ending, Waiter};
 use super::state::{UserfaultState, release};
 
-/// A message that is to be delivered, and the userfaultfd that gets it, which it holds.
+/// A message to be delivered, and its userfaultfd, which it holds.
 pub(crate) struct Notice {
     state: NonNull<UserfaultState>,
     waiter: Waiter,
     next: Cell<Option<NonNull<Self>>>,
 }
 
-/// Messages in the order in which they are delivered. Must be delivered, appended or taken back.
+/// Messages in the order of their delivery. Must be delivered, appended or canceled.
 #[derive(Default)]
 #[must_use]
 pub(crate) struct Notices {
@@ -27,7 +27,7 @@ pub(crate) struct Notices {
 }
 
 fn notice<'a>(node: NonNull<Notice>) -> &'a Notice {
-    // SAFETY: a notice lives in its slab until `Notices::end`, and whoever has the list has it.
+    // SAFETY: a notice lives in its slab until `Notices::end`, and the owner of the list owns it.
     unsafe { node.as_ref() }
 }
 
@@ -38,7 +38,7 @@ impl Notices {
     }
 
     /// Prepares a message of the call with this number. From here on the address space counts as
-    /// changing. The caller names the state by a VMA that it keeps, and has the mutex.
+    /// changing. The caller keeps the VMA from which the state comes, and has the mutex.
     pub(crate) fn push<P: Platform>(
         &mut self,
         memory: &Memory<P>,
@@ -60,7 +60,7 @@ impl Notices {
         Ok(())
     }
 
-    /// Adds others after these.
+    /// Appends other messages.
     pub(crate) fn append(&mut self, others: Self) {
         match self.last {
             Some(last) => notice(last).next.set(others.first),
@@ -69,7 +69,7 @@ impl Notices {
         self.last = others.last.or(self.last);
     }
 
-    /// Delivers the messages one by one, and waits until each is read, or its userfaultfd closed,
+    /// Delivers the messages one by one, and waits until each is read, its userfaultfd is closed,
     /// or a fatal signal comes. Called without locks.
     #[cold]
     pub(crate) fn deliver<P: Platform>(self, memory: &Memory<P>) {
@@ -83,7 +83,7 @@ impl Notices {
         });
     }
 
-    /// Takes the messages back: the change has failed.
+    /// Cancels the messages after the change has failed.
     #[cold]
     pub(crate) fn cancel<P: Platform>(self, memory: &Memory<P>) {
         self.each(memory, |_, _| Ending::Interrupted);

@@ -1,4 +1,4 @@
-//! The queues of a userfaultfd: messages in the memory of the threads that wait.
+//! The queues of a userfaultfd: messages in the memory of the waiting threads.
 
 use core::cell::Cell;
 use core::ptr::NonNull;
@@ -10,11 +10,11 @@ use crate::sync::word::Word;
 use super::WaitingFaults;
 use super::{UserfaultFault, UserfaultState};
 
-/// What a message says, while it is queued.
+/// The content of a queued message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Content {
     Fault(UserfaultFault),
-    /// The child's state; the thread that waits holds it for the message.
+    /// The child's state; the waiting thread holds it for the message.
     Fork(NonNull<UserfaultState>),
     Remap {
         from: VirtAddr,
@@ -26,13 +26,13 @@ pub(crate) enum Content {
 }
 
 impl Content {
-    /// The child's state, if it says that there was a fork.
+    /// The child's state, if the message is about a fork.
     pub(super) fn child(&self) -> Option<NonNull<UserfaultState>> {
         if let Self::Fork(child) = self { Some(*child) } else { None }
     }
 }
 
-/// How a wait ended.
+/// The end of a wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Ending {
     /// A fault was woken, an event was read.
@@ -43,14 +43,14 @@ pub(crate) enum Ending {
     Interrupted,
 }
 
-/// What a reader does about a message about a fork.
+/// A reader's treatment of a message about a fork.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Forks {
     Read,
     Left,
 }
 
-/// The next message is about a fork, and was left ([`super::Userfault::try_read_but_fork`]).
+/// The next message is about a fork, and was not taken ([`super::Userfault::try_read_but_fork`]).
 ///
 /// ```
 /// use bindery::{ForkIsNext, Platform, Userfault, UserfaultMessage};
@@ -74,7 +74,7 @@ const WAITS: u32 = 0;
 const WOKEN: u32 = 1;
 const CLOSED: u32 = 2;
 
-/// In which queue a waiter is.
+/// The queue that a waiter is in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Place {
     Nowhere,
@@ -83,12 +83,12 @@ enum Place {
     Events,
 }
 
-/// A message and the thread that waits with it. All but the word is used with the lock of the state
+/// A message and its waiting thread. All fields but the word are used with the lock of the state
 /// held.
 #[derive(Debug)]
 pub(crate) struct Waiter<W = AtomicU32> {
     content: Content,
-    /// The thread parks on it; the last that whoever wakes the thread writes.
+    /// The word that the thread parks on: the last write of the thread that wakes it.
     pub(super) word: W,
     place: Cell<Place>,
     next: Cell<Option<NonNull<Self>>>,
@@ -96,14 +96,14 @@ pub(crate) struct Waiter<W = AtomicU32> {
 }
 
 impl Waiter {
-    /// In no queue.
+    /// A waiter in no queue.
     pub(crate) const fn new(content: Content) -> Self {
         Self::of_word(content, AtomicU32::new(WAITS))
     }
 }
 
 impl<W> Waiter<W> {
-    /// In no queue. The word is 0.
+    /// A waiter in no queue, with the word at 0.
     pub(super) const fn of_word(content: Content, word: W) -> Self {
         Self {
             content,
@@ -114,7 +114,7 @@ impl<W> Waiter<W> {
         }
     }
 
-    /// What it says.
+    /// The content of the message.
     pub(crate) fn content(&self) -> Content {
         self.content
     }
@@ -125,9 +125,9 @@ impl<W> Waiter<W> {
 }
 
 impl<W: Word<u32>> Waiter<W> {
-    /// How the wait ended; `None` as long as it lasts.
+    /// The end of the wait; `None` while it lasts.
     pub(super) fn ending(&self) -> Option<Ending> {
-        // Acquire: what was done before the thread was woken is seen by it.
+        // Acquire: the thread sees everything that was done before the wakeup.
         match self.word.load(Ordering::Acquire) {
             WAITS => None,
             WOKEN => Some(Ending::Woken),
@@ -157,8 +157,8 @@ pub(super) struct Queues<W> {
 
 /// A queued waiter.
 fn waiter<'a, W>(node: NonNull<Waiter<W>>) -> &'a Waiter<W> {
-    // SAFETY: waiters are in a queue from `Queues::add` until `Queues::take`, and live as long (the
-    // promise of those who add). Callers hold the lock of the queues.
+    // SAFETY: waiters are in a queue from `Queues::add` until `Queues::take`, and live that long
+    // (the obligation of `add`). Callers hold the lock of the queues.
     unsafe { node.as_ref() }
 }
 
@@ -189,7 +189,7 @@ impl<W: Word<u32>> Queues<W> {
         list.last = Some(pointer);
     }
 
-    /// Takes a waiter out of the queue that it is in.
+    /// Removes a waiter from its queue.
     pub(super) fn take(&mut self, node: &Waiter<W>) {
         let (next, previous) = (node.next.get(), node.previous.get());
         let Some(list) = self.list(node.place.get()) else { return };
@@ -204,26 +204,26 @@ impl<W: Word<u32>> Queues<W> {
         node.place.set(Place::Nowhere);
     }
 
-    /// Queues a waiter that is nowhere.
+    /// Queues a waiter that is in no queue.
     ///
     /// # Safety
-    /// 1. The waiter stays where it is, and lives, until it is taken out.
+    /// 1. The waiter lives, and does not move, until it is removed.
     pub(super) unsafe fn add(&mut self, node: &Waiter<W>) {
         let fault = matches!(node.content, Content::Fault(_));
         self.push(node, if fault { Place::UnreadFaults } else { Place::Events });
     }
 
-    /// Whether nothing is unread.
+    /// Whether all messages are read.
     pub(super) fn is_read(&self) -> bool {
         self.unread.first.is_none() && self.events.first.is_none()
     }
 
     /// The next message: faults first, as on Linux. A fault stays queued until it is woken. An
-    /// event is done: `done` is called before its thread may see that, and `wake` gets the address
-    /// of its word afterwards.
+    /// event is done: `done` is called before its thread may see that, and afterwards `wake` with
+    /// the address of its word.
     ///
     /// # Errors
-    /// The next message is about a fork, and is to be left.
+    /// The next message is about a fork, and must not be taken.
     pub(super) fn read(
         &mut self,
         forks: Forks,
@@ -247,16 +247,16 @@ impl<W: Word<u32>> Queues<W> {
         Ok(Some(content))
     }
 
-    /// Takes a waiter out and lets it go on.
+    /// Removes a waiter, and lets its thread continue.
     fn end(&mut self, node: &Waiter<W>, how: u32, wake: impl FnOnce(*const W)) {
         self.take(node);
         let word = &raw const node.word;
-        // Last: the thread may be gone, and the waiter with it, as soon as it sees this.
+        // Last: the thread may return, and its waiter with it, as soon as it sees this.
         node.word.store(how, Ordering::Release);
         wake(word);
     }
 
-    /// How many faults wait.
+    /// The number of waiting faults.
     pub(super) fn faults(&self) -> WaitingFaults {
         let count = |list: &List<W>| {
             let next = |node: &NonNull<Waiter<W>>| waiter(*node).next.get();
@@ -266,7 +266,7 @@ impl<W: Word<u32>> Queues<W> {
         WaitingFaults { unread, all: unread + count(&self.read) }
     }
 
-    /// Lets the faults in `range` go on. `wake` gets the address of each one's word.
+    /// Lets the faults in `range` continue. Calls `wake` with the address of each one's word.
     pub(super) fn wake(&mut self, range: VirtRange, mut wake: impl FnMut(*const W)) {
         for first in [self.unread.first, self.read.first] {
             let mut next = first;
@@ -280,7 +280,7 @@ impl<W: Word<u32>> Queues<W> {
         }
     }
 
-    /// Lets all who wait go on, because there is nobody to serve them any more.
+    /// Lets all waiting threads continue: their messages will not be served any more.
     pub(super) fn close(&mut self, mut wake: impl FnMut(*const W)) {
         for place in [Place::UnreadFaults, Place::ReadFaults, Place::Events] {
             while let Some(node) = self.list(place).and_then(|list| list.first) {

@@ -1,4 +1,4 @@
-//! The state of a userfaultfd, which all who name it share.
+//! The shared state of a userfaultfd.
 
 use core::cell::UnsafeCell;
 use core::ptr::NonNull;
@@ -18,17 +18,17 @@ use super::{UserfaultFeatures, UserfaultScope};
 
 /// A userfaultfd. Its words are those of the core library or of a model checker (`loom_model`).
 pub(crate) struct UserfaultState<W = AtomicU32> {
-    /// Handles, VMAs, waiting threads and queued forks that name it.
+    /// The number of handles, VMAs, waiting threads and queued forks that refer to it.
     holders: AtomicU32,
-    /// The number of the address space that it belongs to.
+    /// The number of its address space.
     space: u64,
     features: UserfaultFeatures,
     scope: UserfaultScope,
-    /// 1 if nobody serves it any more.
+    /// 1 after it was closed.
     closed: W,
-    /// Changes of the address space whose messages were not read yet.
+    /// The number of changes of the address space whose messages were not read yet.
     changing: W,
-    /// 1 if there are unread messages; to be asked without the lock.
+    /// 1 if messages are unread; readable without the lock.
     readable: W,
     /// Changes with each message, and when it is closed; readers park on it.
     arrived: W,
@@ -37,20 +37,20 @@ pub(crate) struct UserfaultState<W = AtomicU32> {
     queues: UnsafeCell<Queues<W>>,
 }
 
-/// The last call that has prepared a message for a userfaultfd. Used with the mutex of its address
+/// The last call that prepared a message for a userfaultfd. Used with the mutex of its address
 /// space held, so the accesses need no order.
 struct LastNotice {
     /// The number of the call ([`Memory::new_identity`]); 0 before the first.
     call: AtomicU64,
-    /// The child's state, where the call is a fork. It lives as long as the call's list of messages.
+    /// The child's state, if the call is a fork. It lives as long as the call's list of messages.
     child: AtomicPtr<UserfaultState>,
-    /// How often calls have asked.
+    /// The number of calls that have asked.
     #[cfg(any(test, feature = "measure"))]
     asked: AtomicU64,
 }
 
-// SAFETY: all is atomic but the queues, which only `alone` uses, with the lock held for writing.
-// Waiters are used so too, from any thread.
+// SAFETY: all fields are atomic except the queues, which only `alone` uses, with the lock held for
+// writing. Waiters are used in the same way, from any thread.
 unsafe impl<W: Send + Sync> Send for UserfaultState<W> {}
 // SAFETY: as above.
 unsafe impl<W: Send + Sync> Sync for UserfaultState<W> {}
@@ -67,15 +67,15 @@ impl LastNotice {
 }
 
 impl UserfaultState {
-    /// A userfaultfd of the address space with this number, held once.
+    /// A userfaultfd of the address space with this number, with one hold.
     pub(crate) fn new(space: u64, features: UserfaultFeatures, scope: UserfaultScope) -> Self {
         Self::of_words(space, features, scope, || AtomicU32::new(0))
     }
 
-    /// Queues a message. Says whether there is somebody to read it.
+    /// Queues a message. Returns whether a reader may still come.
     ///
     /// # Safety
-    /// 1. The waiter stays where it is, and lives, until [`UserfaultState::wait`] has returned.
+    /// 1. The waiter lives, and does not move, until [`UserfaultState::wait`] has returned.
     pub(crate) unsafe fn queue<P: Platform>(&self, platform: &P, waiter: &Waiter) -> bool {
         // SAFETY: 1. the caller's obligation.
         let queued = unsafe { self.add(platform, waiter) };
@@ -85,7 +85,7 @@ impl UserfaultState {
         queued
     }
 
-    /// Lets all who wait go on; nobody waits any more.
+    /// Closes it: lets all waiting threads continue; no thread waits any more.
     pub(crate) fn close<P: Platform>(&self, platform: &P) {
         self.end_all(platform);
         platform.userfault_arrived();
@@ -93,7 +93,7 @@ impl UserfaultState {
 }
 
 impl<W: Word<u32>> UserfaultState<W> {
-    /// As [`UserfaultState::new`], of words that are 0.
+    /// Like [`UserfaultState::new`], with given words, which are 0.
     pub(super) fn of_words(
         space: u64,
         features: UserfaultFeatures,
@@ -127,34 +127,35 @@ impl<W: Word<u32>> UserfaultState<W> {
         self.scope
     }
 
-    /// The address space that it belongs to.
+    /// The number of its address space.
     pub(crate) fn space(&self) -> u64 {
         self.space
     }
 
-    /// Whether nobody serves it any more.
+    /// Whether it was closed.
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire) != 0
     }
 
-    /// Whether the address space changes: some message about that was not read yet. Asked with the
-    /// VMA locked, so that a change comes before, and is seen, or waits for the lock.
+    /// Whether the address space is changing: some message about that was not read yet. Checked
+    /// with the VMA locked, so that a change either came before, and is seen, or waits for the
+    /// lock.
     pub(crate) fn is_changing(&self) -> bool {
         self.changing.load(Ordering::Acquire) != 0
     }
 
-    /// A change begins, with the mutex of the address space held.
+    /// Begins a change, with the mutex of the address space held.
     pub(crate) fn begin_change(&self) {
         self.changing.add(1, Ordering::AcqRel);
     }
 
-    /// A change is over, because its message was read, or will never be.
+    /// Ends a change, because its message was read, or will never be.
     pub(crate) fn end_change(&self) {
         self.changing.sub(1, Ordering::AcqRel);
     }
 
-    /// Whether the call with this number has prepared a message for it. Called with the mutex of the
-    /// address space held.
+    /// Whether the call with this number has prepared a message for it. Called with the mutex of
+    /// the address space held.
     pub(crate) fn has_notice_of(&self, call: u64) -> bool {
         #[cfg(any(test, feature = "measure"))]
         crate::stats::count_roughly(&self.last_notice.asked, 1);
@@ -168,7 +169,7 @@ impl<W: Word<u32>> UserfaultState<W> {
         noted.then(|| NonNull::new(self.last_notice.child.load(Ordering::Relaxed))).flatten()
     }
 
-    /// Notes that the call with this number has prepared a message. Called with the mutex of the
+    /// Records that the call with this number has prepared a message. Called with the mutex of the
     /// address space held.
     pub(super) fn note_notice(&self, call: u64, child: Option<NonNull<UserfaultState>>) {
         let child = child.map_or(core::ptr::null_mut(), NonNull::as_ptr);
@@ -176,18 +177,18 @@ impl<W: Word<u32>> UserfaultState<W> {
         self.last_notice.call.store(call, Ordering::Relaxed);
     }
 
-    /// How often calls have asked whether they have prepared a message for it.
+    /// The number of times that calls have asked whether they have prepared a message for it.
     #[cfg(any(test, feature = "measure"))]
     pub(super) fn times_asked(&self) -> u64 {
         self.last_notice.asked.load(Ordering::Relaxed)
     }
 
-    /// Whether a read gives a message at once. Takes no lock.
+    /// Whether a read returns a message at once. Takes no lock.
     pub(crate) fn is_readable(&self) -> bool {
         self.readable.load(Ordering::Acquire) != 0
     }
 
-    /// One holder more.
+    /// Adds a holder.
     pub(crate) fn hold(&self) {
         self.holders.fetch_add(1, Ordering::Relaxed);
     }
@@ -198,7 +199,7 @@ impl<W: Word<u32>> UserfaultState<W> {
         work: impl FnOnce(&mut Queues<W>) -> R,
     ) -> R {
         self.lock.with_write(parking, || {
-            // SAFETY: the lock is held for writing, and `work` does not come here again.
+            // SAFETY: the lock is held for writing, and `work` does not call this function.
             let queues = unsafe { &mut *self.queues.get() };
             let result = work(queues);
             self.readable.store(u32::from(!queues.is_read()), Ordering::Release);
@@ -206,17 +207,18 @@ impl<W: Word<u32>> UserfaultState<W> {
         })
     }
 
-    /// As [`UserfaultState::queue`], and wakes those who wait for a message.
+    /// Like [`UserfaultState::queue`], and wakes waiting readers.
     ///
     /// # Safety
-    /// As of [`UserfaultState::queue`].
+    /// As for [`UserfaultState::queue`].
     pub(super) unsafe fn add(&self, parking: &impl Parking<W>, waiter: &Waiter<W>) -> bool {
         let queued = self.alone(parking, |queues| {
-            // With the lock held: who closes takes it once more, and would not find the message.
+            // With the lock held: a closing thread takes the lock once more, and would not find the
+            // message.
             if self.is_closed() {
                 return false;
             }
-            // SAFETY: 1. the caller's obligation: `wait` takes it out.
+            // SAFETY: 1. the caller's obligation: `wait` removes it.
             unsafe { queues.add(waiter) };
             true
         });
@@ -226,8 +228,8 @@ impl<W: Word<u32>> UserfaultState<W> {
         queued
     }
 
-    /// Waits, without locks, until a queued message has served its purpose, or until `interrupted`
-    /// says so. The message is in no queue then.
+    /// Waits, without locks, until a queued message is done, or `interrupted` returns true. Then
+    /// the message is in no queue.
     pub(crate) fn wait(
         &self,
         parking: &impl Parking<W>,
@@ -251,18 +253,18 @@ impl<W: Word<u32>> UserfaultState<W> {
         waiter.ending().unwrap_or(Ending::Interrupted)
     }
 
-    /// Takes a message back, unless it has just served its purpose.
+    /// Withdraws a message, unless it has just been done.
     pub(crate) fn withdraw(&self, parking: &impl Parking<W>, waiter: &Waiter<W>) -> Ending {
         self.alone(parking, |queues| queues.take(waiter));
         waiter.ending().unwrap_or(Ending::Interrupted)
     }
 
-    /// Lets the faults in `range` go on, which look again.
+    /// Lets the faults in `range` continue, which check again.
     pub(crate) fn wake(&self, parking: &impl Parking<W>, range: VirtRange) {
         self.alone(parking, |queues| queues.wake(range, |word| parking.unpark(word)));
     }
 
-    /// As [`Queues::faults`].
+    /// Like [`Queues::faults`].
     pub(super) fn faults(&self, parking: &impl Parking<W>) -> WaitingFaults {
         self.alone(parking, |queues| queues.faults())
     }
@@ -274,22 +276,22 @@ impl<W: Word<u32>> UserfaultState<W> {
         forks: Forks,
     ) -> Result<Option<Content>, ForkIsNext> {
         self.alone(parking, |queues| {
-            // With its message read, the change is over.
+            // After its message is read, the change is over.
             queues.read(forks, || self.end_change(), |word| parking.unpark(word))
         })
     }
 
-    /// Sleeps until a message comes, unless one has since `seen`, or until it is closed.
+    /// Sleeps until a message comes, unless one has come since `seen`, or until it is closed.
     pub(crate) fn await_message(&self, parking: &impl Parking<W>, seen: u32) {
         parking.park(&self.arrived, seen);
     }
 
-    /// To be asked before a look at the queue that [`UserfaultState::await_message`] follows.
+    /// The value for [`UserfaultState::await_message`], read before the check of the queue.
     pub(crate) fn messages_seen(&self) -> u32 {
         self.arrived.load(Ordering::Acquire)
     }
 
-    /// As [`UserfaultState::close`], and wakes those who wait for a message.
+    /// Like [`UserfaultState::close`], and wakes waiting readers.
     pub(super) fn end_all(&self, parking: &impl Parking<W>) {
         self.alone(parking, |queues| {
             self.closed.store(1, Ordering::Release);
@@ -298,22 +300,23 @@ impl<W: Word<u32>> UserfaultState<W> {
         self.note_arrival(parking);
     }
 
-    /// Wakes those who wait for a message. After `alone`, which says that there is one. Before:
+    /// Wakes the threads that wait for a message. Must come after `alone`, which makes it readable.
+    /// If it came before:
     /// 1. CPU A, in `alone`, changes `arrived`.
-    /// 2. CPU B reads `arrived`, and finds nothing readable yet.
-    /// 3. CPU A says that there is a message, and wakes nobody.
-    /// 4. CPU B sleeps, since `arrived` is as it was read.
+    /// 2. CPU B reads `arrived`, and finds no readable message yet.
+    /// 3. CPU A makes the message readable, and finds no thread to wake.
+    /// 4. CPU B sleeps, since `arrived` has not changed.
     pub(super) fn note_arrival(&self, parking: &impl Parking<W>) {
-        // Release: who sees the change sees what is readable.
+        // Release: a thread that sees the change sees the readable message.
         self.arrived.add(1, Ordering::Release);
         parking.unpark(&self.arrived);
     }
 }
 
-/// Gives one hold back.
+/// Drops one hold.
 ///
 /// # Safety
-/// 1. The hold is the caller's, who names the state no more.
+/// 1. The hold is the caller's, which does not use the state any more.
 pub(crate) unsafe fn release<P: Platform>(memory: &Memory<P>, state: NonNull<UserfaultState>) {
     // SAFETY: 1. the caller holds it.
     let holders = unsafe { &state.as_ref().holders };

@@ -1,10 +1,10 @@
-//! The boot self-test: whether the machine is set up as the page tables need it.
+//! The boot self-test: checks that the machine is set up as the page tables require.
 //!
-//! A control bit that is wrong shows up late and far away. With `EFER.NXE` clear, bit 63 of an
+//! A wrong control bit shows late and far from its cause. With `EFER.NXE` clear, bit 63 of an
 //! x86-64 entry is reserved: the kernel faults forever at the first page that is not executable.
 //! With `CR0.WP` clear, the kernel writes through read-only entries, and a page that two processes
 //! share changes in both. [`machine`] maps a few pages, changes their protection, makes accesses
-//! that must succeed or fault, and names the bit.
+//! that must succeed or fault, and reports the bit.
 //!
 //! ```text
 //! kernel area   rw-  load, store succeed; fetch faults          user page  rw-  plain load faults
@@ -14,8 +14,8 @@
 //!               --x  load faults (RISC-V)                  cleared A, D    rw-  user copy succeeds
 //! ```
 //!
-//! What accesses cannot show (`CR4.PGE`, `CR4.PCIDE`, memory types) is compared with the registers,
-//! where [`Accesses::register`] can read them.
+//! Bits that accesses cannot test (`CR4.PGE`, `CR4.PCIDE`, memory types) are read from the
+//! registers, if [`Accesses::register`] can read them.
 
 mod pages;
 mod trial;
@@ -34,7 +34,7 @@ use crate::space::AddressSpace;
 
 use trial::Trial;
 
-/// Why an access was not made, as the processor reported it.
+/// The processor's reason for refusing an access.
 ///
 /// ```
 /// use bindery::check::AccessFault;
@@ -51,7 +51,8 @@ use trial::Trial;
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum AccessFault {
-    /// There is no translation (x86-64: bit 0 of the error code clear; AArch64: Translation fault).
+    /// The address has no translation (x86-64: bit 0 of the error code clear; AArch64: Translation
+    /// fault).
     NotMapped,
     /// The translation does not allow the access (AArch64: Permission fault).
     Denied,
@@ -59,7 +60,7 @@ pub enum AccessFault {
     ReservedBit,
     /// The accessed bit is clear (AArch64: Access flag fault).
     AccessFlag,
-    /// A page fault that does not say why (RISC-V).
+    /// A page fault without a reason (RISC-V).
     Unknown,
 }
 
@@ -75,22 +76,22 @@ impl fmt::Display for AccessFault {
     }
 }
 
-/// With what rights the kernel accesses memory.
+/// The rights with which the kernel accesses memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum AccessBy {
     /// An ordinary access of the kernel.
     Kernel,
-    /// An access to memory of user mode on purpose, as the embedder's user copies make it (x86-64:
-    /// between `stac` and `clac`; AArch64: with PAN clear, or by `ldtr` and `sttr`; RISC-V: with
-    /// SUM set). The page must be aligned to the access; protection keys must allow it.
+    /// A deliberate access to memory of user mode, like the embedder's user copies (x86-64: between
+    /// `stac` and `clac`; AArch64: with PAN clear, or by `ldtr` and `sttr`; RISC-V: with SUM set).
+    /// The page must be aligned to the access; protection keys must allow it.
     UserCopy,
 }
 
 /// Makes single accesses for [`machine`], and catches their faults.
 ///
-/// Each function makes one access in kernel mode on the CPU of the caller. A fault is reported as
-/// it comes: the fault handler must not ask [`AddressSpace::fault`] or [`KernelMap::resolve`] about
-/// it. A kernel has that handler already, where it copies from and to user memory.
+/// Each function makes one access in kernel mode on the CPU of the caller. A fault is reported
+/// directly: the fault handler must not pass it to [`AddressSpace::fault`] or
+/// [`KernelMap::resolve`]. A kernel has such a handler already for its user copies.
 ///
 /// # Context
 /// Context: may sleep. The functions are called without locks of the core.
@@ -108,14 +109,14 @@ pub trait Accesses {
     fn write(&mut self, at: VirtAddr, value: u64, by: AccessBy) -> Result<(), AccessFault>;
 
     /// Calls [`Accesses::code`] at `at`, where the self-test has written it. Synchronizes the
-    /// instruction cache before, where the processor needs that.
+    /// instruction cache before, if the processor needs that.
     ///
     /// # Errors
     /// The fault of the fetch.
     fn execute(&mut self, at: VirtAddr) -> Result<(), AccessFault>;
 
-    /// Instructions that return to their caller at once, wherever they are (x86-64, RISC-V and
-    /// AArch64: `ret`). At most 64 bytes; what is longer is cut.
+    /// Instructions that return to their caller at once, at any address (x86-64, RISC-V and
+    /// AArch64: `ret`). Longer code is cut to 64 bytes.
     fn code(&self) -> &[u8];
 
     /// A control register of the CPU; `None` if it cannot be read, which skips its rules.
@@ -124,7 +125,7 @@ pub trait Accesses {
     }
 }
 
-/// What [`machine`] found wrong.
+/// An error found by [`machine`].
 ///
 /// ```
 /// use bindery::check::{Accesses, MachineReport, machine};
@@ -149,16 +150,16 @@ pub enum MachineError {
     ControlBit {
         /// The bit.
         bit: ControlBit,
-        /// What it did.
+        /// Its effect.
         symptom: Symptom,
     },
-    /// Something happened that no control bit explains: an invalidation that did nothing
-    /// ([`Symptom::StaleWritten`]), a direct map that shows other memory
-    /// ([`Symptom::OtherFrame`]), a root that is not loaded.
+    /// An observation that no control bit explains: an invalidation without effect
+    /// ([`Symptom::StaleWritten`]), a direct map of other memory ([`Symptom::OtherFrame`]), a root
+    /// that is not loaded.
     Unexplained {
-        /// What happened.
+        /// The observation.
         symptom: Symptom,
-        /// The fault, if that was it.
+        /// The fault, if it was one.
         fault: Option<AccessFault>,
     },
     /// The kernel map refused a call of the self-test.
@@ -224,18 +225,18 @@ impl From<FaultError> for MachineError {
     }
 }
 
-/// Findings that a report keeps: more than any architecture has.
+/// The capacity of a report for findings: more than any architecture has.
 const MOST_FINDINGS: usize = 8;
 
-/// What a self-test that found nothing broken has to say: control bits without which all works, but
-/// slower or with less protection.
+/// The report of a self-test that found nothing broken: control bits with which the machine works,
+/// but slower or with less protection.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct MachineReport {
     findings: ArrayVec<(ControlBit, Severity), MOST_FINDINGS>,
 }
 
 impl MachineReport {
-    /// The control bits that have the wrong value, and what that costs.
+    /// The control bits with a wrong value, and its severity.
     ///
     /// Context: any.
     pub fn findings(&self) -> impl Iterator<Item = (ControlBit, Severity)> + '_ {
@@ -244,21 +245,20 @@ impl MachineReport {
 
     fn add(&mut self, bit: ControlBit, severity: Severity) {
         if !self.findings.iter().any(|(known, _)| known.name == bit.name) {
-            // More than fit would be a defect of the tables of rules; none is lost silently in
-            // tests.
+            // An overflow would be a defect of the tables of rules; in tests none is lost silently.
             debug_assert!(!self.findings.is_full(), "too many findings");
             let _ = self.findings.try_push((bit, severity));
         }
     }
 }
 
-/// Tests the CPU of the caller: maps, protects and touches pages of the kernel's in `map`, and of
-/// user mode in `space`, and names the control bit that is wrong. Either may be `None`, which skips
-/// its part. All is unmapped again.
+/// Tests the CPU of the caller: maps, protects and accesses pages of the kernel in `map`, and of
+/// user mode in `space`, and reports a wrong control bit. Either may be `None`, which skips its
+/// part. All pages are unmapped again.
 ///
 /// Called once on each CPU, at boot, before the first program: after [`KernelMap`] is made and
-/// loaded, and with `space` loaded on the CPU ([`AddressSpace::enter`]). Nothing else uses `space`
-/// meanwhile. Takes about 20 frames.
+/// loaded, and with `space` loaded on the CPU ([`AddressSpace::enter`]). No other thread uses
+/// `space` during the call. Takes about 20 frames.
 ///
 /// Context: may sleep.
 ///

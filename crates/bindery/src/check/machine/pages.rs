@@ -1,4 +1,4 @@
-//! The pages that the self-test maps, and gives back when it ends.
+//! The pages that the self-test maps, and unmaps when it ends.
 
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, PhysAddr, VirtAddr, VirtRange};
 use crate::arch::Permissions;
@@ -9,7 +9,7 @@ use crate::{KernelMap, Memory};
 
 use super::MachineError;
 
-/// A page of a kernel area that is given back at the end.
+/// A page of a kernel area that is freed at the end.
 pub(super) struct Area<'t, 'm, P: Platform> {
     pub(super) map: &'t KernelMap<'m, P>,
     pub(super) at: VirtAddr,
@@ -30,18 +30,18 @@ impl<'t, 'm, P: Platform> Area<'t, 'm, P> {
 
     pub(super) fn protect(&self, permissions: Permissions) -> Result<(), MachineError> {
         let range = VirtRange::raw(self.at.0, self.at.0 + self.size);
-        // SAFETY: 1. made in `new`; 2. the test accesses it by the MMU, and expects faults; 3.
-        // nobody else knows it.
+        // SAFETY: 1. made in `new`; 2. the test accesses it through the MMU, and expects faults; 3.
+        // only the test knows it.
         Ok(unsafe { self.map.protect(range, permissions) }?)
     }
 
-    /// Where a page of the area is in memory.
+    /// The physical address of a page of the area.
     pub(super) fn physical(&self, page: u64) -> Result<PhysAddr, MachineError> {
         let at = self.at.offset(page << PAGE_SHIFT);
         Ok(self.map.physical(at).ok_or(KernelMapError::NotAnArea(at))?)
     }
 
-    /// Writes to a page of the area by the direct map.
+    /// Writes to a page of the area through the direct map.
     pub(super) fn fill(&self, page: u64, bytes: &[u8]) -> Result<(), MachineError> {
         fill(self.map.memory(), self.physical(page)?, bytes);
         Ok(())
@@ -50,7 +50,7 @@ impl<'t, 'm, P: Platform> Area<'t, 'm, P> {
 
 impl<P: Platform> Drop for Area<'_, '_, P> {
     fn drop(&mut self) {
-        // SAFETY: 1. made in `new`; 2. and 3. nobody else knows it, and the test is over.
+        // SAFETY: 1. made in `new`; 2. and 3. only the test knows it, and the test is over.
         let _ = unsafe { self.map.vfree(self.at) };
     }
 }
@@ -59,16 +59,16 @@ pub(super) fn frame_of(at: PhysAddr) -> Frame {
     Frame((at.0 >> PAGE_SHIFT) as u32)
 }
 
-/// Writes to a frame of an area of the self-test's own.
+/// Writes to a frame of the self-test's own area.
 pub(super) fn fill<P: Platform>(memory: &Memory<P>, to: PhysAddr, bytes: &[u8]) {
     let bytes = &bytes[..bytes.len().min(PAGE_SIZE as usize)];
     let to = memory.platform.direct_map(frame_of(to));
-    // SAFETY: the frame belongs to an area of the self-test, which nobody else knows, and the arena
-    // shows all of it.
+    // SAFETY: the frame belongs to an area of the self-test, which only the test knows, and the
+    // arena shows all of it.
     unsafe { memory.platform.write_bytes(to, bytes) };
 }
 
-/// Reads the first word of a frame of an area of the self-test's own.
+/// Reads the first word of a frame of the self-test's own area.
 pub(super) fn first_word<P: Platform>(memory: &Memory<P>, from: PhysAddr) -> u64 {
     let mut bytes = [0; 8];
     let from = memory.platform.direct_map(frame_of(from));
@@ -84,7 +84,7 @@ pub(super) struct UserPage<'t, 'm, P: Platform> {
 }
 
 impl<'t, 'm, P: Platform> UserPage<'t, 'm, P> {
-    /// A page that is there, with `protection`.
+    /// A present page with `protection`.
     pub(super) fn new(
         space: &'t AddressSpace<'m, P>,
         protection: Protection,
@@ -103,7 +103,7 @@ impl<'t, 'm, P: Platform> UserPage<'t, 'm, P> {
 
 impl<P: Platform> Drop for UserPage<'_, '_, P> {
     fn drop(&mut self) {
-        // It is a mapping that was made here; out of memory cannot come of a whole one.
+        // The mapping was made here, and unmapping a whole one never runs out of memory.
         let _ = self.space.munmap(self.at, PAGE_SIZE);
     }
 }

@@ -1,4 +1,4 @@
-//! The accesses of the self-test, one function for each thing that an access can show.
+//! The accesses of the self-test, one function for each property that an access can show.
 
 use core::marker::PhantomData;
 
@@ -14,11 +14,11 @@ use crate::space::{Access, AddressSpace, Advice, Protection};
 use super::pages::{Area, UserPage, first_word, frame_of};
 use super::{AccessBy, AccessFault, Accesses, MachineError, MachineReport};
 
-/// Two values that are told apart from zeroes and from each other.
+/// Two values different from zeroes and from each other.
 const FIRST: u64 = 0x6269_6e64_6572_7931;
 const SECOND: u64 = 0x6269_6e64_6572_7932;
 
-/// The longest code that is tried.
+/// The maximum length of the tested code.
 const MOST_CODE: usize = 64;
 
 const READ: Permissions = Permissions::READ;
@@ -36,7 +36,8 @@ impl<'t, A: Accesses, P: Platform> Trial<'t, A, P> {
         Self { accesses, report: MachineReport::default(), platform: PhantomData }
     }
 
-    /// Something was seen: names the bit, or notes it where all works nevertheless.
+    /// Handles a symptom: returns the bit as an error, or records it if the machine works
+    /// nevertheless.
     fn seen(&mut self, symptom: Symptom, fault: Option<AccessFault>) -> Result<(), MachineError> {
         match P::Arch::control_bit(symptom) {
             Some((bit, severity @ (Severity::Slow | Severity::Unprotected))) => {
@@ -52,8 +53,7 @@ impl<'t, A: Accesses, P: Platform> Trial<'t, A, P> {
         self.accesses.code().iter().copied().take(MOST_CODE).collect()
     }
 
-    /// Makes an access of the kernel; a second time, where the processor may remember that nothing
-    /// was mapped.
+    /// Makes an access of the kernel; repeats it if the processor may have cached an invalid entry.
     fn twice<T>(
         &mut self,
         map: &KernelMap<'_, P>,
@@ -93,7 +93,7 @@ impl<'t, A: Accesses, P: Platform> Trial<'t, A, P> {
         self.memory_types(&area)
     }
 
-    /// A page that is writable and not executable.
+    /// Tests a writable page that is not executable.
     fn data(&mut self, area: &Area<'_, '_, P>) -> Result<(), MachineError> {
         let (map, at) = (area.map, area.at);
         let written = self.store(map, at, FIRST).and_then(|()| self.load(map, at));
@@ -109,7 +109,7 @@ impl<'t, A: Accesses, P: Platform> Trial<'t, A, P> {
         Ok(())
     }
 
-    /// A page that was never writable, and one that was until now.
+    /// Tests a page that was never writable, and one that was until now.
     fn read_only(&mut self, area: &Area<'_, '_, P>) -> Result<(), MachineError> {
         let never = Area::new(area.map, PAGE_SIZE, READ, Pieces::Base)?;
         if self.store(area.map, never.at, SECOND).is_ok() {
@@ -144,7 +144,7 @@ impl<'t, A: Accesses, P: Platform> Trial<'t, A, P> {
         area.protect(READ | WRITE)
     }
 
-    /// Memory in one contiguous run, of which each page is read.
+    /// Reads each page of memory mapped in one contiguous run.
     fn contiguous(&mut self, map: &KernelMap<'_, P>) -> Result<(), MachineError> {
         let pages = u64::from(P::Arch::CONTIG_ENTRIES);
         if pages == 1 {
@@ -164,8 +164,8 @@ impl<'t, A: Accesses, P: Platform> Trial<'t, A, P> {
         Ok(())
     }
 
-    /// The same frame as memory of another type, where a control bit switches types on. (Elsewhere
-    /// the two types of one frame would have to agree.)
+    /// Tests the same frame as memory of another type, if a control bit switches types on.
+    /// (Elsewhere the two types of one frame would have to agree.)
     fn memory_types(&mut self, area: &Area<'_, '_, P>) -> Result<(), MachineError> {
         if P::Arch::control_bit(Symptom::MemoryTypeFaulted).is_none() {
             return Ok(());
@@ -212,7 +212,7 @@ impl<'t, A: Accesses, P: Platform> Trial<'t, A, P> {
         Ok(())
     }
 
-    /// A page whose entry says that it was neither used nor written.
+    /// Tests a page with clear accessed and dirty bits.
     fn recorded(&mut self, space: &AddressSpace<'_, P>) -> Result<(), MachineError> {
         let page = UserPage::new(space, Protection::READ | Protection::WRITE, Access::Write)?;
         space.madvise(page.at, PAGE_SIZE, Advice::Free)?;
