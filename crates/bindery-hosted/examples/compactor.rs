@@ -9,9 +9,9 @@
 //! new      | a b c d | ...              registered for missing pages
 //! ```
 //!
-//! A thread that meets a page that is not there yet waits; the compactor reads its message, and
-//! serves that range first. COPY copies a buffer to new pages. MOVE takes the buffer's pages
-//! themselves; the next buffer is a part of the old heap that has no live objects any more.
+//! A thread that accesses an absent page waits; the compactor reads its message, and serves that
+//! range first. COPY copies a buffer to new pages. MOVE moves the buffer's pages themselves; the
+//! next buffer is a part of the old heap without live objects.
 //!
 //!     cargo run --release -p bindery-hosted --example compactor
 
@@ -39,7 +39,7 @@ const LIVE: u64 = 16_384;
 const THREADS: u64 = 2;
 const ACCESSES: u64 = 20_000;
 
-/// How objects come to their new place.
+/// The way of objects to their new place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Manner {
     Copy,
@@ -54,7 +54,7 @@ fn new(object: u64) -> VirtAddr {
     VirtAddr(NEW + object * OBJECT)
 }
 
-/// What the first word of an object says.
+/// The first word of an object.
 fn key(object: u64) -> u64 {
     (object + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
@@ -67,14 +67,14 @@ struct Compactor<'a, 'm> {
     /// Bytes that are gathered and served at once.
     range: u64,
     served: Vec<bool>,
-    /// Objects that an old range still has.
+    /// The objects left in an old range.
     left: Vec<u64>,
-    /// Addresses of buffers that are free.
+    /// Addresses of free buffers.
     buffers: Vec<u64>,
 }
 
 impl Compactor<'_, '_> {
-    /// Serves all ranges in order, and first those that somebody waits for.
+    /// Serves all ranges in order, but first those that a thread waits for.
     fn compact(&mut self) {
         for range in 0..self.served.len() {
             while let Some(message) = self.userfault.try_read() {
@@ -126,7 +126,7 @@ impl Compactor<'_, '_> {
     }
 }
 
-/// Reads and writes objects at their new places, wherever these are by now.
+/// Reads and writes objects at their new places, wherever their content is now.
 fn use_objects(program: &Program<'_, '_, Arch>, thread: u64) -> Vec<u64> {
     let mut writes = vec![0; LIVE as usize];
     for access in 0..ACCESSES {

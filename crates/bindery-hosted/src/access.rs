@@ -1,9 +1,9 @@
-//! What programs and the kernel do: load, store, fetch. Each access is made on the CPU of the
-//! calling thread, page by page, through its MMU. What the MMU refuses to a program is given to a
-//! fault handler, and tried again; what it refuses to the kernel is the end of it.
+//! Accesses of programs and of the kernel: load, store, fetch. Each access is made on the CPU of
+//! the calling thread, page by page, through its MMU. If the MMU refuses an access of a program, a
+//! fault handler is called, and the access is tried again; a refused access of the kernel ends.
 //!
-//! Where there is no memory behind a translation there is a bus on which nobody answers: loads
-//! read all ones, stores are lost. (Only types of memory that devices have lead there.)
+//! A translation to no memory leads to a bus without a device: loads read all ones, stores are
+//! lost. (Only memory types for devices may lead there.)
 
 use bindery::addr::{Frame, PAGE_SIZE, PhysAddr, VirtAddr};
 
@@ -13,18 +13,18 @@ use crate::mmu::{Access, AccessKind, MmuFault, Mode, Translation, Walk};
 use crate::tlb::Refusal;
 use crate::violation::Place;
 
-/// How often one page may fault in one access. A fault that is resolved recurs when the TLB
-/// remembers an older entry, which is once; and when another CPU revokes what was granted before the
-/// access comes to it. A CPU that does nothing else has revoked a page ten times in a row. The bound
-/// is far above that: a fault handler that resolves nothing reaches it all the same.
+/// The number of times that one page may fault in one access. A resolved fault recurs once if the
+/// TLB holds an older entry, and whenever another CPU revokes the permission before the access uses
+/// it. A CPU that does nothing else has revoked a page ten times in a row. The bound is far above
+/// that; a fault handler that resolves nothing still reaches it.
 const FAULTS_PER_PAGE: u32 = 500;
 
-/// Where in memory a piece of an access ended up: a frame and an offset in it.
+/// The place of a piece of an access in memory: a frame and an offset in it.
 type At = (Frame, usize);
 
 impl<A: Walk> Machine<A> {
-    /// Translates as the MMU of the calling thread's CPU does in user mode, with all effects of
-    /// an access (accessed, dirty, TLB) but the access itself.
+    /// Translates like the MMU of the calling thread's CPU in user mode, with all effects of an
+    /// access (accessed, dirty, TLB) but without the access itself.
     pub fn translate(
         &self,
         root: Frame,
@@ -34,8 +34,8 @@ impl<A: Walk> Machine<A> {
         self.translate_as(Mode::User, root, addr, access)
     }
 
-    /// As [`Machine::translate`], in the kernel: pages of user mode are closed to it. Where the
-    /// address is mapped to no memory but to a device, this is the device's address.
+    /// Like [`Machine::translate`], in the kernel: pages of user mode are refused. If the address
+    /// maps a device, not memory, returns the device's address.
     pub fn translate_kernel(
         &self,
         root: Frame,
@@ -58,7 +58,7 @@ impl<A: Walk> Machine<A> {
     /// Loads bytes in the kernel.
     ///
     /// # Errors
-    /// The first fault; what lies before it was read.
+    /// The first fault; the bytes before it were read.
     pub fn read_kernel(&self, root: Frame, at: VirtAddr, into: &mut [u8]) -> Result<(), MmuFault> {
         self.read(Mode::Kernel, root, at, into, Err)
     }
@@ -66,7 +66,7 @@ impl<A: Walk> Machine<A> {
     /// Stores bytes in the kernel.
     ///
     /// # Errors
-    /// The first fault; what lies before it was written.
+    /// The first fault; the bytes before it were written.
     pub fn write_kernel(&self, root: Frame, at: VirtAddr, from: &[u8]) -> Result<(), MmuFault> {
         self.write(Mode::Kernel, root, at, from, Err)
     }
@@ -137,7 +137,7 @@ impl<A: Walk> Machine<A> {
         self.each_page(root, at, len, Access { kind: AccessKind::Write, mode }, on_fault, write)
     }
 
-    /// Stores one byte again and again.
+    /// Stores one byte repeatedly.
     pub fn fill_user<E>(
         &self,
         root: Frame,
@@ -155,7 +155,7 @@ impl<A: Walk> Machine<A> {
         self.each_page(root, at, len, access, on_fault, fill)
     }
 
-    /// Loads eight bytes; in one piece where `at` is a multiple of 8.
+    /// Loads eight bytes; atomically if `at` is a multiple of 8.
     pub fn load_user<E>(
         &self,
         root: Frame,
@@ -167,7 +167,7 @@ impl<A: Walk> Machine<A> {
         Ok(u64::from_ne_bytes(bytes))
     }
 
-    /// Stores eight bytes; in one piece where `at` is a multiple of 8.
+    /// Stores eight bytes; atomically if `at` is a multiple of 8.
     pub fn store_user<E>(
         &self,
         root: Frame,
@@ -190,7 +190,7 @@ impl<A: Walk> Machine<A> {
     }
 
     /// Cuts an access at page boundaries and makes each piece. `work` gets the place in memory
-    /// (`None` where there is none), the bytes done before and the length of the piece.
+    /// (`None` without memory), the bytes done before and the length of the piece.
     fn each_page<E>(
         &self,
         root: Frame,
@@ -226,7 +226,7 @@ impl<A: Walk> Machine<A> {
         Ok(())
     }
 
-    /// Compares what a fetch of a program sees with memory.
+    /// Compares the content that a program's fetch sees with memory.
     fn fetched(&self, root: Frame, addr: VirtAddr, leaf: &Translation) {
         let frame = leaf.translate(addr.0).0 / PAGE_SIZE;
         if self.direct_map.holds(frame, 1) {
@@ -236,7 +236,7 @@ impl<A: Walk> Machine<A> {
         }
     }
 
-    /// One access inside one page, in one go: the TLB stays locked until `work` is done.
+    /// One access inside one page, in one step: the TLB stays locked until `work` is done.
     #[inline]
     fn once<R>(
         &self,
@@ -282,7 +282,7 @@ mod tests {
     use crate::Config;
     use crate::tlb::TlbKind;
 
-    /// A machine, and a root under which the page at 0 can be written.
+    /// A machine, and a root under which the page at 0 is writable.
     fn one_page(tlb: TlbKind) -> (Machine<Tiny>, Frame) {
         let machine = Machine::new(Config { cpus: 2, memory: 1 << 20, tlb, ..Config::default() });
         let (root, _) = machine.frames();
@@ -300,7 +300,7 @@ mod tests {
             let (begun, finished) = (Barrier::new(2), AtomicBool::new(false));
             let slow_store = |_: &DirectMap, _: &Translation| {
                 begun.wait();
-                // A thread that does not wait for this access is through by then.
+                // A thread that does not wait for this access is done by then.
                 (0..10_000).for_each(|_| thread::yield_now());
                 finished.store(true, Ordering::SeqCst);
             };

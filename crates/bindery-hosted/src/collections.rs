@@ -1,11 +1,11 @@
-//! What the machine's owner keeps for later, and gives back when it is asked.
+//! Frames that the embedder keeps for later, and frees on request.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 type Collect = Arc<dyn Fn() + Send + Sync>;
 
-/// What is called, and how often it was put off.
+/// The function to call, and the number of deferred requests.
 #[derive(Default)]
 pub(crate) struct Collections {
     collect: Mutex<Option<Collect>>,
@@ -17,7 +17,7 @@ impl Collections {
         *self.collect.lock().unwrap_or_else(PoisonError::into_inner) = Some(collect.into());
     }
 
-    /// The call is made without the lock: it may free frames, which the machine looks at.
+    /// The call is made without the lock: it may free frames, which calls the machine.
     pub(crate) fn collect(&self) {
         let known = self.collect.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(collect) = known {

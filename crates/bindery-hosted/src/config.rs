@@ -1,4 +1,4 @@
-//! [`Config`]: what a machine is made of.
+//! [`Config`]: the configuration of a machine.
 
 use std::time::Duration;
 
@@ -10,45 +10,45 @@ use crate::control::BrokenControl;
 use crate::instructions::InstructionCache;
 use crate::tlb::TlbKind;
 
-/// What the machine is made of.
+/// The configuration of a machine.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     /// Bytes of physical memory; rounded down to whole frames.
     pub memory: u64,
-    /// What the memory holds at first: zeroes by default.
+    /// The initial content of memory: zeroes by default.
     pub contents: Contents,
     /// CPUs, at least one.
     pub cpus: u16,
-    /// How the TLBs behave.
+    /// The behavior of the TLBs.
     pub tlb: TlbKind,
-    /// The number of the first frame. Not 0 by default, so that a frame number that is mistaken
-    /// for an offset, or a zero for a frame, is noticed.
+    /// The number of the first frame. Not 0 by default, to expose code that takes a frame number
+    /// for an offset, or a zero for a frame.
     pub first_frame: Frame,
-    /// What [`Platform::seed`] says. Always the same by default, so that a test that failed fails
+    /// The value of [`Platform::seed`]. Always the same by default, so that a failed test fails
     /// again.
     pub seed: u64,
-    /// What [`Platform::protection_keys`] says: 1, so none to choose from, by default.
+    /// The value of [`Platform::protection_keys`]: 1, so only key 0, by default.
     pub protection_keys: u8,
-    /// What [`Platform::branch_target_identification`] says: false by default.
+    /// The value of [`Platform::branch_target_identification`]: false by default.
     pub branch_target_identification: bool,
     /// A control bit that has the wrong value; none by default.
     pub broken: Option<BrokenControl>,
-    /// What instruction fetches see; coherent by default.
+    /// The behavior of instruction fetches; coherent by default.
     pub instructions: InstructionCache,
-    /// The longest that a thread may be parked ([`Platform::park`]): 30 s by default. Beyond, its
-    /// wake-up counts as lost. The standard error then says which thread sleeps on which word, and
-    /// the process aborts. A limit beyond what the clock can show is none.
+    /// The longest that a thread may be parked ([`Platform::park`]): 30 s by default. After that,
+    /// its wake-up counts as lost: the machine reports the thread and its word to the standard
+    /// error, and aborts the process. A limit beyond the range of the clock means none.
     pub park_limit: Duration,
 }
 
-/// What the memory of a machine holds when it starts.
+/// The content of a machine's memory at the start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Contents {
     /// Zeroes: tables may be written by hand.
     Zeroes,
-    /// Anything, as on hardware: the core must not count on zeroes. Up to 64 MiB may be what a machine
-    /// before this one left, which the host need not clear: a test of a few calls takes two thirds of
-    /// the time.
+    /// Arbitrary, as on hardware: the core must not rely on zeroes. Up to 64 MiB may be the content
+    /// of an earlier machine, which the host need not clear: that saves a third of the time of a
+    /// test of a few calls.
     Anything,
 }
 

@@ -1,6 +1,6 @@
-//! Control bits: the machine has them all as the core needs them, but for one that a test breaks
-//! ([`Config::broken`](crate::Config::broken)), to see that
-//! [`check::machine`](bindery::check::machine) names it.
+//! Control bits: the machine has them all as the core requires, except one that a test breaks
+//! ([`Config::broken`](crate::Config::broken)), to verify that
+//! [`check::machine`](bindery::check::machine) reports it.
 
 use bindery::addr::VirtAddr;
 use bindery::arch::{MemoryType, Permissions, Register};
@@ -10,7 +10,7 @@ use bindery::{AddressSpace, KernelMap};
 use crate::machine::Machine;
 use crate::mmu::{Access, AccessKind, Leaf, Mode, Translation, Walk};
 
-/// What of the machine is not as it should be.
+/// A wrong setting of the machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum BrokenControl {
     /// x86-64 `EFER.NXE` is clear: bit 63 of an entry is reserved.
@@ -26,27 +26,28 @@ pub enum BrokenControl {
     /// x86-64 `CR4.SMAP` or AArch64 `PSTATE.PAN` is clear, RISC-V `sstatus.SUM` is set: the kernel
     /// reads and writes pages of user mode.
     UserAccess,
-    /// `IA32_PAT` or `MAIR_EL1` is as the processor starts; only the register shows it.
+    /// `IA32_PAT` or `MAIR_EL1` has its reset value; only the register shows it.
     MemoryTypes,
-    /// AArch64 `SCTLR_EL1.WXN` is set: what is writable is not executable.
+    /// AArch64 `SCTLR_EL1.WXN` is set: writable pages are not executable.
     WriteExecuteNever,
     /// AArch64 `TCR_EL1.HA` or RISC-V `menvcfg.ADUE` is clear: the first use faults.
     HardwareAccessed,
     /// AArch64 `TCR_EL1.HD` is clear: the first write faults.
     HardwareDirty,
-    /// RISC-V `sstatus.MXR` is set: what is executable is readable.
+    /// RISC-V `sstatus.MXR` is set: executable pages are readable.
     ExecutableReadable,
     /// RISC-V without Svnapot: the N bit of an entry is reserved.
     Contiguous,
     /// RISC-V `menvcfg.PBMTE` is clear: the memory type of an entry is reserved.
     PageBasedTypes,
-    /// Not a control bit: [`Platform::invalidate`](bindery::Platform::invalidate) and its like do
-    /// nothing.
+    /// Not a control bit: [`Platform::invalidate`](bindery::Platform::invalidate) and similar
+    /// functions do nothing.
     Invalidation,
 }
 
 impl BrokenControl {
-    /// What a kernel access that was refused passes for, where the bit would have refused it.
+    /// The access as which a refused kernel access is tried again, if the broken bit would have
+    /// refused it.
     pub(crate) fn passes_for(self, access: Access) -> Option<Access> {
         let Access { kind, mode } = access;
         let other = match (self, kind) {
@@ -64,7 +65,7 @@ impl BrokenControl {
         Some(other)
     }
 
-    /// Whether an entry has a bit set that is reserved.
+    /// Whether an entry has a reserved bit set.
     pub(crate) fn reserves(self, entry: u64, leaf: &Leaf) -> bool {
         match self {
             Self::NoExecute => entry >> 63 != 0,
@@ -74,7 +75,7 @@ impl BrokenControl {
         }
     }
 
-    /// Takes from a translation what the MMU does not allow.
+    /// Removes from a translation the permissions that the MMU does not grant.
     pub(crate) fn narrow(self, found: &mut Translation) {
         if self == Self::WriteExecuteNever && found.permissions.contains(Permissions::WRITE) {
             found.permissions -= Permissions::EXECUTE;
@@ -114,7 +115,7 @@ impl<'a, 'm, A: Walk> SelfTest<'a, 'm, A> {
     }
 }
 
-/// The fault as the architecture tells it.
+/// The fault as the architecture reports it.
 fn told(fault: crate::MmuFault) -> AccessFault {
     if fault.present { AccessFault::Denied } else { AccessFault::NotMapped }
 }
@@ -145,7 +146,7 @@ impl<A: Walk> Accesses for SelfTest<'_, '_, A> {
     }
 
     fn code(&self) -> &[u8] {
-        // The hosted machine fetches and executes nothing.
+        // The hosted machine neither fetches nor executes instructions.
         &[0xc3]
     }
 
@@ -155,7 +156,7 @@ impl<A: Walk> Accesses for SelfTest<'_, '_, A> {
 }
 
 impl<A: Walk> Machine<A> {
-    /// A control register: as the manuals have its bits, but for the one that is broken.
+    /// A control register: with the bits of the manuals, except the broken one.
     pub fn register(&self, register: Register) -> u64 {
         let is_broken = |bit| self.broken() == Some(bit);
         let set = |broken, position: u32| u64::from(!is_broken(broken)) << position;

@@ -1,13 +1,13 @@
 //! CPUs are threads.
 //!
-//! A thread is put on a CPU by [`Seats::bind`] and stays there until the guard is dropped. A thread
-//! that was put nowhere is CPU 0 whenever it uses the machine: it takes the seat for the length
-//! of one read section or one access. Two threads that are the same CPU at the same time are a
-//! mistake of the program around the machine, and panic.
+//! [`Seats::bind`] puts a thread on a CPU until the guard is dropped. An unbound thread is CPU 0
+//! whenever it uses the machine: it takes the seat for the duration of one read section or one
+//! access. Two threads on one CPU at the same time are an error of the program around the machine,
+//! and panic.
 //!
-//! The machine has a clock that goes forward with each grace period that somebody begins to count.
-//! Each seat says what it showed when its thread entered the read section that it is in, or 0. A
-//! grace period is over when no seat shows a time before its own.
+//! The machine has a clock that advances with each new grace period. Each seat has the time at
+//! which its thread entered its current read section, or 0. A grace period is over when no seat has
+//! a time before its own.
 //!
 //! ```text
 //! clock      7   | 8 (grace period 8 begins)
@@ -23,22 +23,22 @@ use std::thread;
 
 use bindery::platform::{Cpu, GracePeriod};
 
-/// Rounds that a waiter spins before it lets another thread run: the lock's holder may be
-/// a thread that the host has preempted.
+/// Rounds that a waiter spins before it yields to another thread: the host may have preempted the
+/// lock's holder.
 const SPINS: u32 = 64;
 
-/// The number that no thread has.
+/// A number that no thread has.
 const NOBODY: u64 = 0;
 
-/// What a seat shows outside of read sections. The clock begins above.
+/// The time of a seat outside of read sections. The clock begins above.
 const OUTSIDE: u64 = 0;
 
-/// Where this thread is on the machine that it used last.
+/// The place of this thread on the machine that it used last.
 #[derive(Clone, Copy)]
 struct Here {
     machine: u64,
     cpu: Cpu,
-    /// It was put there, so that the seat is its own until the guard is dropped.
+    /// The thread is bound, so that the seat is its own until the guard is dropped.
     bound: bool,
 }
 
@@ -46,11 +46,11 @@ thread_local! {
     static THREAD: Cell<u64> = const { Cell::new(NOBODY) };
     static HERE: Cell<Here> = const { Cell::new(Here { machine: 0, cpu: Cpu(0), bound: false }) };
     static SPUN: Cell<u32> = const { Cell::new(0) };
-    /// All CPUs that this thread was put on: of several machines, or of one inside another.
+    /// All CPUs to which this thread is bound: of several machines, or of one inside another.
     static BINDINGS: RefCell<Vec<(u64, Cpu)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The number of this thread; never given to another.
+/// The number of this thread; never reused.
 fn thread_number() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(NOBODY + 1);
     THREAD.with(|number| {
@@ -61,18 +61,17 @@ fn thread_number() -> u64 {
     })
 }
 
-/// One CPU, for a thread to sit on. Alone in its cache lines.
+/// One CPU, for one thread, in its own cache lines.
 #[repr(align(128))]
 #[derive(Debug, Default)]
 struct Seat {
     /// The thread on it.
     owner: AtomicU64,
-    /// How deep read sections are nested. Only the owner uses it.
+    /// The nesting depth of read sections. Only the owner uses it.
     depth: AtomicU32,
-    /// What the clock showed when the read section was entered, or [`OUTSIDE`].
+    /// The clock when the read section was entered, or [`OUTSIDE`].
     section: AtomicU64,
-    /// The work of its calls since it was last set to 0, and the most that is allowed; 0 for any
-    /// amount.
+    /// The work of its calls since it was last set to 0, and the allowed maximum; 0 for no limit.
     #[cfg(feature = "measure")]
     work: AtomicU64,
     #[cfg(feature = "measure")]
@@ -82,10 +81,10 @@ struct Seat {
 /// The CPUs of one machine.
 #[derive(Debug)]
 pub(crate) struct Seats {
-    /// The machine's number; never given to another.
+    /// The machine's number; never reused.
     machine: u64,
     seats: Box<[Seat]>,
-    /// Grace periods that were begun. Alone in its cache lines, since every section reads it.
+    /// The number of grace periods begun, in its own cache lines, since every section reads it.
     clock: Clock,
 }
 
@@ -101,12 +100,12 @@ impl Seats {
         Self { machine: NEXT.fetch_add(1, Ordering::Relaxed), seats, clock }
     }
 
-    /// How many CPUs there are.
+    /// The number of CPUs.
     pub(crate) fn count(&self) -> u16 {
         self.seats.len() as u16
     }
 
-    /// The CPU that this thread is on.
+    /// The CPU of this thread.
     #[inline]
     pub(crate) fn cpu(&self) -> Cpu {
         self.here().cpu
@@ -135,7 +134,7 @@ impl Seats {
         &self.seats[usize::from(cpu.0)]
     }
 
-    /// Puts this thread on `cpu` until the guard is dropped.
+    /// Binds this thread to `cpu` until the guard is dropped.
     pub(crate) fn bind(&self, cpu: Cpu) -> OnCpu<'_> {
         assert!(cpu.0 < self.count(), "{cpu:?} of a machine with {} CPUs", self.count());
         assert!(!self.inside(), "a thread moved to {cpu:?} inside a read section");
@@ -169,7 +168,7 @@ impl Seats {
             && seat.depth.load(Ordering::Relaxed) > 0
     }
 
-    /// Makes sure that the seat is this thread's while the guard lives.
+    /// Gives this thread the seat while the guard lives.
     #[inline]
     pub(crate) fn occupy(&self) -> Occupied<'_> {
         let here = self.here();
@@ -190,7 +189,7 @@ impl Seats {
         if depth == 0 {
             seat.count_section();
         }
-        // From here on the seat stays taken until the section is left.
+        // From here on the seat stays taken until the end of the section.
         std::mem::forget(occupied);
         seat.depth.store(depth + 1, Ordering::Relaxed);
         if depth == 0 {
@@ -221,8 +220,8 @@ impl Seats {
         self.seat(self.cpu()).add_work(entries);
     }
 
-    /// The work on this CPU since the last time. From here on, at most so much is allowed; 0 for
-    /// any amount.
+    /// The work on this CPU since the last call. From here on, at most `most` is allowed; 0 for no
+    /// limit.
     #[cfg(feature = "measure")]
     pub(crate) fn take_work(&self, most: u64) -> u64 {
         let seat = self.seat(self.cpu());
@@ -230,7 +229,7 @@ impl Seats {
         seat.work.swap(0, Ordering::Relaxed)
     }
 
-    /// Waits until all read sections that exist now are left.
+    /// Waits until all current read sections have ended.
     pub(crate) fn synchronize(&self) {
         assert!(
             !self.inside(),
@@ -246,14 +245,14 @@ impl Seats {
         fence(Ordering::SeqCst);
     }
 
-    /// Begins to count a grace period.
+    /// Begins a grace period.
     ///
-    /// Of a section that is being entered at the same time, either its seat shows an earlier time
-    /// to the caller, or it sees all that the caller has unlinked. The fence pairs with the one in
+    /// If a section is entered at the same time, either its seat shows an earlier time to the
+    /// caller, or it sees everything that the caller has unlinked. The fence pairs with the one in
     /// `announce`:
     /// 1. CPU A reads the clock;
-    /// 2. CPU B unlinks a VMA, lets the clock go forward, and finds CPU A's seat outside;
-    /// 3. CPU A announces the old time, and then, after its fence, finds the VMA gone.
+    /// 2. CPU B unlinks a VMA, advances the clock, and finds CPU A's seat outside;
+    /// 3. CPU A announces the old time, and then, after its fence, does not find the VMA any more.
     #[inline]
     pub(crate) fn grace_period(&self) -> GracePeriod {
         let period = GracePeriod(self.clock.0.fetch_add(1, Ordering::SeqCst) + 1);
@@ -261,7 +260,7 @@ impl Seats {
         period
     }
 
-    /// Whether no section is left that existed when the grace period began.
+    /// Whether all sections have ended that existed when the grace period began.
     #[inline]
     pub(crate) fn is_over(&self, period: GracePeriod) -> bool {
         assert!(
@@ -290,22 +289,22 @@ impl Seat {
     fn count_section(&self) {
         let (work, most) = (self.add_work(1), self.most_work.load(Ordering::Relaxed));
         if work > most && most > 0 {
-            // Once: unwinding enters read sections too.
+            // Only once: unwinding enters read sections too.
             self.most_work.store(0, Ordering::Relaxed);
             panic!("a call looked at more than {most} entries");
         }
     }
 
-    /// Whether the thread is in a section that it entered before the clock showed `time`.
+    /// Whether the thread is in a section that it entered before `time`.
     #[inline]
     fn is_inside_since(&self, time: u64) -> bool {
-        // Acquire: what was read in the section was read before whatever comes now.
+        // Acquire: the reads of the section come before all later steps.
         let section = self.section.load(Ordering::Acquire);
         section != OUTSIDE && section < time
     }
 }
 
-/// Says that a section was entered at `time`, before any later load of this thread.
+/// Announces that a section was entered at `time`, before any later load of this thread.
 #[inline]
 fn announce(section: &AtomicU64, inside: u64) {
     if cfg!(target_arch = "x86_64") {
@@ -313,8 +312,8 @@ fn announce(section: &AtomicU64, inside: u64) {
         section.swap(inside, Ordering::SeqCst);
         compiler_fence(Ordering::SeqCst);
     } else {
-        // Release, as the exchange is: a thread that sees this section sees what was read in the
-        // one before.
+        // Release, like the exchange: a thread that sees this section sees the reads of the
+        // previous one.
         section.store(inside, Ordering::Release);
         fence(Ordering::SeqCst);
     }
@@ -331,7 +330,7 @@ pub(crate) fn relax() {
     }
 }
 
-/// The seat is this thread's while this lives.
+/// The seat is this thread's while the guard lives.
 pub(crate) struct Occupied<'a> {
     seat: &'a Seat,
     cpu: Cpu,
@@ -361,7 +360,7 @@ pub struct OnCpu<'a> {
     cpu: Cpu,
     /// The thread was not on the CPU before.
     moved: bool,
-    /// Threads do not hand their guard to each other.
+    /// Threads cannot pass their guards to each other.
     of_this_thread: PhantomData<*const ()>,
 }
 
@@ -376,7 +375,7 @@ impl Drop for OnCpu<'_> {
         if self.moved {
             let seat = self.seats.seat(self.cpu);
             if seat.depth.swap(0, Ordering::Relaxed) > 0 {
-                // A synchronizing thread must not wait for one that has gone.
+                // A synchronizing thread must not wait for one that has ended.
                 seat.section.store(OUTSIDE, Ordering::Release);
                 seat.owner.store(NOBODY, Ordering::Release);
                 let mistake = !thread::panicking();

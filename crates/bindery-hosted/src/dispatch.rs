@@ -7,7 +7,7 @@ use bindery::arch::{AArch64, Riscv64, Tiny, X86_64};
 
 use crate::mmu::Walk;
 
-/// The architectures that the hosted machine can be, by the names that users type.
+/// The architectures of the hosted machine, by the names that users type.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum ArchitectureName {
     /// `x86-64`: four levels.
@@ -25,7 +25,7 @@ pub enum ArchitectureName {
 }
 
 impl ArchitectureName {
-    /// All of them.
+    /// All architectures.
     pub const ALL: [Self; 6] = [
         Self::X86_64,
         Self::X86_64La57,
@@ -35,7 +35,7 @@ impl ArchitectureName {
         Self::Tiny,
     ];
 
-    /// The name that it goes by first.
+    /// Its preferred name.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::X86_64 => "x86-64",
@@ -83,16 +83,16 @@ impl fmt::Display for UnknownArchitecture {
 
 impl std::error::Error for UnknownArchitecture {}
 
-/// Work that is the same on every architecture, to be done on one that is known at run time.
+/// Generic work for an architecture that is known only at run time.
 pub trait Visitor {
-    /// What it results in.
+    /// The result of the work.
     type Output;
 
     /// Does the work.
     fn visit<A: Walk>(self) -> Self::Output;
 }
 
-/// Does the visitor's work on the architecture of that name.
+/// Does the visitor's work on the architecture with this name.
 pub fn dispatch<V: Visitor>(name: ArchitectureName, visitor: V) -> V::Output {
     match name {
         ArchitectureName::X86_64 => visitor.visit::<X86_64<4>>(),

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 const PAGE: usize = PAGE_SIZE as usize;
 
-/// What one file holds. Zero pages need not be there.
+/// The content of one file. Zero pages may be absent.
 #[derive(Debug, Default)]
 struct File {
     size: u64,
@@ -16,7 +16,7 @@ struct File {
 }
 
 impl File {
-    /// The page, made if it is not there.
+    /// The page, which is made if absent.
     fn page(&mut self, number: u64) -> &mut [u8; PAGE] {
         self.pages.entry(number).or_insert_with(|| Box::new([0; PAGE]))
     }
@@ -49,7 +49,7 @@ impl File {
         self.size = self.size.max(offset + from.len() as u64);
     }
 
-    /// Cuts off what lies after `size`, so that it reads as zeroes should the file grow again.
+    /// Drops the content after `size`, so that it reads as zeroes if the file grows again.
     fn resize(&mut self, size: u64) {
         if size < self.size {
             drop(self.pages.split_off(&size.div_ceil(PAGE_SIZE)));
@@ -61,25 +61,25 @@ impl File {
     }
 }
 
-/// How often a pager was asked, and for how much.
+/// The number and extent of the calls of a pager.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PagerCounts {
     /// Calls of [`Pager::read`].
     pub reads: u64,
-    /// Pages that they were for.
+    /// Pages that they asked for.
     pub pages_read: u64,
     /// Calls of [`Pager::write`].
     pub writes: u64,
-    /// Pages that they brought, those in part included.
+    /// Pages that they stored, including partial ones.
     pub pages_written: u64,
-    /// Pieces that these came in.
+    /// Pieces in which these came.
     pub pieces_written: u64,
     /// Calls of [`Pager::removed`].
     pub removed: u64,
 }
 
-/// Files in the memory of this process, by number; all of them exist, empty at first. What is
-/// stored in them is independent of the machine's memory, as if on a disk.
+/// Files in the memory of this process, by number; all of them exist, empty at first. Their content
+/// is independent of the machine's memory, as if on a disk.
 #[derive(Debug, Default)]
 pub struct MemoryFiles {
     files: Mutex<HashMap<u64, File>>,
@@ -87,19 +87,19 @@ pub struct MemoryFiles {
 }
 
 impl MemoryFiles {
-    /// No file has any content.
+    /// All files are empty.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Puts `content` into a file, instead of what is there.
+    /// Replaces the content of a file.
     pub fn put(&self, file: u64, content: &[u8]) {
         let mut new = File::default();
         new.write(0, &content.into());
         self.files.lock().insert(file, new);
     }
 
-    /// The whole content of a file: what has been stored, whatever is in pages of memory.
+    /// The whole stored content of a file, without regard to pages in memory.
     pub fn content(&self, file: u64) -> Vec<u8> {
         let files = self.files.lock();
         let Some(file) = files.get(&file) else { return Vec::new() };
@@ -113,12 +113,12 @@ impl MemoryFiles {
         self.files.lock().get(&file).map_or(0, |file| file.size)
     }
 
-    /// How many pages of a file take storage.
+    /// The number of stored pages of a file.
     pub fn stored_pages(&self, file: u64) -> usize {
         self.files.lock().get(&file).map_or(0, |file| file.pages.len())
     }
 
-    /// What was asked so far.
+    /// The counts so far.
     pub fn counts(&self) -> PagerCounts {
         *self.counts.lock()
     }
@@ -135,7 +135,7 @@ impl Pager for MemoryFiles {
         let mut counts = self.counts.lock();
         counts.reads += 1;
         counts.pages_read += into.length() as u64 / PAGE_SIZE;
-        // A file without content: nothing is appended, so it is zeroes.
+        // A file without content: nothing is appended, so it reads as zeroes.
         let Some(file) = files.get(&file) else { return Ok(()) };
         let mut offset = first_page * PAGE_SIZE;
         while into.left() > 0 {

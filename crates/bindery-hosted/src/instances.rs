@@ -1,10 +1,9 @@
 //! The core's public functions, compiled for the machines of this crate.
 //!
-//! A generic function is compiled in the crate that names its types. Up to `opt-level` 1 the
-//! compiler takes an instance from a crate below instead, where there is one ("share generics"). So
-//! the program and the tests find the core ready, and compile only their own code. A function
-//! that is missing here is compiled by each program that calls it: that costs time and breaks
-//! nothing.
+//! A generic function is compiled in the crate that instantiates it. Up to `opt-level` 1 the
+//! compiler takes an existing instance of a crate below instead ("share generics"). So the program
+//! and the tests find the core ready, and compile only their own code. A function that is missing
+//! here is compiled by each program that calls it: that costs only time.
 
 use std::hint::black_box;
 
@@ -14,21 +13,21 @@ use bindery::{AddressSpace, KernelMap, Memory, Object, Pinned, Userfault, check}
 
 use crate::Machine;
 
-/// Names functions of types. An address must be taken, or nothing is compiled.
+/// Refers to functions of types. Their address must be taken, or nothing is compiled.
 macro_rules! functions {
     ($($owner:ty { $($function:ident)* })*) => {
         $($(black_box(<$owner>::$function as *const ());)*)*
     };
 }
 
-/// Names functions of modules, for the platform `$platform`.
+/// Refers to functions of modules, for the platform `$platform`.
 macro_rules! free_functions {
     ($platform:ty: $($($name:ident)::+),* $(,)?) => {
         $(black_box($($name)::+::<$platform> as *const ());)*
     };
 }
 
-/// Compiles the core for a platform, in the crate that calls this for a platform of its own.
+/// Compiles the core for a platform. Called by the crate that defines the platform.
 pub fn core_for<P: Platform + 'static>() {
     functions! {
         Memory<P> {
@@ -67,7 +66,7 @@ pub fn core_for<P: Platform + 'static>() {
     }
 }
 
-/// Compiles the core for all machines that are real ones. A call of it does nothing.
+/// Compiles the core for all machines with real architectures. A call of it does nothing.
 pub fn all() {
     core_for::<Machine<X86_64<4>>>();
     core_for::<Machine<X86_64<5>>>();

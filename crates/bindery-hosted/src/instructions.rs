@@ -1,4 +1,4 @@
-//! What instruction fetches see: memory as it is, or as it was when it was last synchronized.
+//! The content that instruction fetches see: current memory, or memory as last synchronized.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -10,24 +10,24 @@ use parking_lot::Mutex;
 use crate::memory::DirectMap;
 use crate::violation::{Log, Place, Violation};
 
-/// How the instruction caches of a machine behave.
+/// The behavior of a machine's instruction caches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum InstructionCache {
-    /// A fetch sees memory as it is.
+    /// A fetch sees current memory.
     #[default]
     Coherent,
     /// A fetch of user mode sees a frame as it was when it was last synchronized
     /// ([`Platform::synchronize_instructions`](bindery::Platform::synchronize_instructions)), and
-    /// nothing of one that was released since. What it sees differently is a
-    /// [`Violation::StaleInstructions`]. For architectures whose fetches are not coherent.
+    /// nothing of one that was released since. A difference from memory is a
+    /// [`Violation::StaleInstructions`]. For architectures with incoherent fetches.
     Stale,
 }
 
 type Page = Box<[u8; PAGE_SIZE as usize]>;
 
-/// The instruction caches of all CPUs, which one synchronization reaches.
+/// The instruction caches of all CPUs: one synchronization reaches all of them.
 pub(crate) struct Instructions {
-    /// What fetches see of each frame; `None` where they see memory itself.
+    /// The content that fetches see of each frame; `None` if they see memory itself.
     seen: Option<Mutex<HashMap<u32, Page>>>,
     calls: AtomicU64,
 }
@@ -38,7 +38,7 @@ impl fmt::Debug for Instructions {
     }
 }
 
-/// Bytes of an instruction that are compared.
+/// The number of compared bytes of an instruction.
 const INSTRUCTION: usize = 4;
 
 impl Instructions {
@@ -47,7 +47,7 @@ impl Instructions {
         Self { seen, calls: AtomicU64::new(0) }
     }
 
-    /// How often the core has asked for a synchronization.
+    /// The number of synchronizations that the core has requested.
     pub(crate) fn calls(&self) -> u64 {
         self.calls.load(Ordering::Relaxed)
     }
@@ -70,7 +70,7 @@ impl Instructions {
         }
     }
 
-    /// A fetch of the instruction at `offset` of a frame.
+    /// Fetches the instruction at `offset` of a frame.
     pub(crate) fn fetch(
         &self,
         memory: &DirectMap,

@@ -1,6 +1,6 @@
 //! A machine inside a process, for running [`bindery`] without any hardware.
 //!
-//! | part | what it is |
+//! | part | implementation |
 //! |---|---|
 //! | physical memory | one reserved region of the process |
 //! | CPUs | threads ([`Machine::on_cpu`]) |
@@ -10,8 +10,8 @@
 //! | swap device | a file of the host ([`SwapFile`]) |
 //! | load | working sets larger than memory ([`Pattern`]) |
 //!
-//! Whatever the core gets wrong between tables and TLBs shows up as a [`Violation`]: a missing
-//! flush, a broken break-before-make, a frame reused too early, a reserved bit.
+//! An error of the core between tables and TLBs shows as a [`Violation`]: a missing flush, a broken
+//! break-before-make, a frame reused too early, a reserved bit.
 //!
 //! ```
 //! use bindery::addr::Order;

@@ -27,10 +27,10 @@ use crate::stats::{Requests, Statistics};
 use crate::tlb::Tlb;
 use crate::violation::{Log, Violation};
 
-/// A machine inside this process. Clones are the same machine: one can be given to
-/// `bindery::Memory` while others look on.
+/// A machine inside this process. Clones are the same machine: one can be passed to
+/// `bindery::Memory` while others observe it.
 pub struct Machine<A: Walk> {
-    /// A copy of the one in `shared`, so that reaching a frame takes no detour.
+    /// A copy of the one in `shared`, which saves an indirection.
     pub(crate) direct_map: DirectMap,
     pub(crate) shared: Arc<Shared<A>>,
 }
@@ -52,7 +52,7 @@ impl<A: Walk> fmt::Debug for Machine<A> {
     }
 }
 
-/// What all clones of a machine have in common.
+/// The state that all clones of a machine share.
 pub(crate) struct Shared<A: Walk> {
     pub(crate) seats: Seats,
     /// The MMU and TLB of each CPU.
@@ -69,13 +69,13 @@ pub(crate) struct Shared<A: Walk> {
     /// Calls of [`Platform::out_of_memory`].
     ran_out: AtomicU64,
     pub(crate) instructions: Instructions,
-    /// Whether [`Machine::memory`] has handed the frames over.
+    /// Whether [`Machine::memory`] has passed on the frames.
     handed_over: AtomicBool,
-    /// Lives as long as any clone, and so do the windows into it.
+    /// Lives as long as any clone, and so do the pointers into it.
     memory: PhysicalMemory,
 }
 
-/// Alone in its cache lines.
+/// A value in its own cache lines.
 #[repr(align(128))]
 pub(crate) struct Padded<T>(pub(crate) T);
 
@@ -109,13 +109,13 @@ impl<A: Walk> Machine<A> {
         Self { direct_map: shared.memory.direct_map(), shared: Arc::new(shared) }
     }
 
-    /// All frames of the machine, under the core's care. For a platform around the machine, the
+    /// All frames of the machine, managed by the core. For a platform around the machine, the
     /// caller makes a [`Memory`] of [`Machine::frames`] itself.
     ///
     /// # Errors
     /// [`FramesError::TooSmall`] if the frames cannot hold their own metadata.
     ///
-    /// Panics if the frames were handed over before: they belong to one memory.
+    /// Panics if the frames were passed on before: they belong to one memory.
     ///
     /// ```should_panic
     /// # use bindery_hosted::{Config, Machine};
@@ -126,8 +126,8 @@ impl<A: Walk> Machine<A> {
         let first_time = !self.shared.handed_over.swap(true, Ordering::Relaxed);
         assert!(first_time, "the machine's frames belong to another memory");
         let (first, count) = self.frames();
-        // SAFETY: 1. nobody but the core, on behalf of programs and the MMU, touches the machine's
-        // frames, and no other memory comes from here; 2. no CPU has a table yet.
+        // SAFETY: 1. only the core, on behalf of programs and the MMU, uses the machine's frames,
+        // and no other memory is made here; 2. no CPU has a table yet.
         unsafe { Memory::new(self.clone(), &[FrameRange { first, count }]) }
     }
 
@@ -136,13 +136,13 @@ impl<A: Walk> Machine<A> {
         (self.direct_map.first(), self.direct_map.frames())
     }
 
-    /// How many CPUs there are.
+    /// The number of CPUs.
     pub fn cpus(&self) -> u16 {
         self.shared.seats.count()
     }
 
-    /// Puts the calling thread on `cpu` until the guard is dropped. A thread that was put nowhere
-    /// is CPU 0 whenever it uses the machine. Panics where another thread is on the CPU.
+    /// Binds the calling thread to `cpu` until the guard is dropped. An unbound thread is CPU 0
+    /// whenever it uses the machine. Panics if another thread is on the CPU.
     pub fn bind(&self, cpu: Cpu) -> OnCpu<'_> {
         self.shared.seats.bind(cpu)
     }
@@ -153,15 +153,14 @@ impl<A: Walk> Machine<A> {
         work()
     }
 
-    /// What happened so far.
+    /// The statistics so far.
     pub fn statistics(&self) -> Statistics {
         let tlbs = self.shared.tlbs.iter().map(|tlb| Statistics::from(tlb.0.lock().counts));
         tlbs.fold(self.shared.requests.read(), |sum, counts| sum + counts)
     }
 
-    /// Compares all that strict TLBs hold with the tables as they are now, and reports what is
-    /// stale. Call it while no call into the core is under way: in the middle of one, TLBs are
-    /// rightly out of date.
+    /// Compares all entries of strict TLBs with the current tables, and reports stale ones. Call it
+    /// while no call into the core runs: during a call, TLBs may be out of date.
     pub fn audit(&self) {
         for tlb in &self.shared.tlbs {
             tlb.0.lock().audit(self.world());
@@ -173,12 +172,12 @@ impl<A: Walk> Machine<A> {
         self.shared.log.all()
     }
 
-    /// As [`Machine::violations`], and forgets them.
+    /// Like [`Machine::violations`], and clears them.
     pub fn take_violations(&self) -> Vec<Violation> {
         self.shared.log.take()
     }
 
-    /// Audits, and panics with all violations where there are any.
+    /// Audits, and panics with all violations if there are any.
     #[track_caller]
     pub fn assert_clean(&self) {
         self.audit();
@@ -190,70 +189,70 @@ impl<A: Walk> Machine<A> {
         }
     }
 
-    /// How often instruction caches were synchronized: [`Platform::synchronize_instructions`], and
-    /// [`Machine::synchronize_program`].
+    /// The number of synchronizations of instruction caches:
+    /// [`Platform::synchronize_instructions`], and [`Machine::synchronize_program`].
     pub fn instruction_synchronizations(&self) -> u64 {
         self.shared.instructions.calls()
     }
 
-    /// Synchronizes a frame as a program does that has written code itself.
+    /// Synchronizes a frame, like a program that has written code itself.
     pub fn synchronize_program(&self, frame: Frame) {
         self.shared.instructions.synchronize(&self.direct_map, frame, 1);
     }
 
-    /// What the strict TLB of `cpu` holds of an address space, by rising address.
+    /// The translations of an address space in the strict TLB of `cpu`, in ascending order.
     pub fn cached(&self, cpu: Cpu, root: Frame) -> Vec<Translation> {
         self.tlb(cpu).lock().cached(root)
     }
 
-    /// Lets a fatal signal come, for the running thread: [`Platform::fatal_signal`] says "no" so
-    /// many times more, and "yes" from then on. `None` takes it back. Until then no thread sleeps
-    /// in [`Platform::park`], and those that do wake up: a sleeping thread would not ask.
+    /// Sends a fatal signal to the running thread: [`Platform::fatal_signal`] returns false
+    /// `questions` more times, and true from then on. `None` cancels it. Until then no thread
+    /// sleeps in [`Platform::park`], and sleeping threads wake up: a sleeping thread would not ask.
     pub fn fatal_signal_after(&self, questions: Option<u64>) {
         self.shared.signals.set(questions);
         self.shared.parking.interrupt(|_| true);
     }
 
-    /// As [`Machine::fatal_signal_after`], for a signal that is not fatal ([`Platform::signal`]).
+    /// Like [`Machine::fatal_signal_after`], for a signal that is not fatal ([`Platform::signal`]).
     pub fn signal_after(&self, questions: Option<u64>) {
         self.shared.signals.set_other(questions);
         self.shared.parking.interrupt(|_| true);
     }
 
-    /// Kills the thread on `cpu`: [`Platform::fatal_signal`] says so there from now on. If that
-    /// thread is parked, it wakes up, and does not sleep in [`Platform::park`] again. Panics if
-    /// there is no such CPU.
+    /// Kills the thread on `cpu`: [`Platform::fatal_signal`] returns true there from now on. If
+    /// that thread is parked, it wakes up, and does not sleep in [`Platform::park`] again. Panics
+    /// if the CPU does not exist.
     pub fn kill(&self, cpu: Cpu) {
         self.shared.signals.kill(cpu);
         self.shared.parking.interrupt(|other| other == cpu);
     }
 
-    /// How many threads sleep in [`Platform::park`]: the next wake-up of its word finds each.
+    /// The number of threads that sleep in [`Platform::park`]: the next wake-up of its word finds
+    /// each.
     pub fn parked_threads(&self) -> u32 {
         self.shared.parking.asleep()
     }
 
-    /// Has [`Platform::collect_memory`] call `collect`, as an embedder that keeps frames for later
-    /// gives them back.
+    /// Makes [`Platform::collect_memory`] call `collect`, like an embedder that frees its caches.
     pub fn on_collect(&self, collect: impl Fn() + Send + Sync + 'static) {
         self.shared.collections.set(Box::new(collect));
     }
 
-    /// How often [`Platform::collect_memory_later`] was called.
+    /// The number of calls of [`Platform::collect_memory_later`].
     pub fn collections_put_off(&self) -> u64 {
         self.shared.collections.put_off()
     }
 
-    /// How often [`Platform::out_of_memory`] was called: reclaim had found nothing to free, and a
+    /// The number of calls of [`Platform::out_of_memory`]: reclaim had found nothing to free, and a
     /// call or a fault failed.
     pub fn ran_out_of_memory(&self) -> u64 {
         self.shared.ran_out.load(Ordering::Relaxed)
     }
 
     /// The work of the calls on the CPU of the calling thread since the last call of this: entries
-    /// that they looked at ([`Platform::worked`]), and read sections that they entered. From here
-    /// on, a thread there that does more than `most` panics at its next read section; 0 allows any
-    /// amount.
+    /// that they examined ([`Platform::worked`]), and read sections that they entered. From here
+    /// on, a thread there that does more than `most` panics at its next read section; 0 means no
+    /// limit.
     #[cfg(feature = "measure")]
     pub fn take_work(&self, most: u64) -> u64 {
         self.shared.seats.take_work(most)
@@ -274,22 +273,22 @@ impl<A: Walk> Machine<A> {
     }
 }
 
-// SAFETY: the promises of `Platform`, by number.
+// SAFETY: the obligations of `Platform`, by number.
 // 1. `DirectMap::at` gives each frame its own page of the region, in order, and checks that the
-//    frame is in it; the region lives as long as any clone of the machine, and this crate touches
+//    frame is in it. The region lives as long as any clone of the machine, and this crate accesses
 //    it only on behalf of programs, of a kernel that uses its mappings, and as the MMU.
 // 2. `invalidate` and `invalidate_kernel` take the lock of each CPU's TLB, under which every access
-//    is made from translation to last byte, and remove what the contract names; a CPU's walk that
-//    begins later synchronizes with it through the lock and so sees the entries as written.
+//    is made from translation to last byte, and remove the entries that the contract requires. A
+//    CPU's later walk synchronizes with it through the lock and so sees the entries as written.
 // 3. `Seats::synchronize` and `Seats::is_over` know every section that was announced before; see
 //    there.
-// 4. `Seats` lets a thread have a seat only when no other has it, and there are at most `MAX_CPUS`.
-// 5. There is no kernel root.
+// 4. `Seats` gives a thread a seat only when no other has it, and there are at most `MAX_CPUS`.
+// 5. The machine has no kernel root.
 unsafe impl<A: Walk> Platform for Machine<A> {
     type Arch = A;
     type Mutex = LockApi05<parking_lot::RawMutex>;
-    // It spins for a while before it sleeps. Pure spinning would burn a time slice of the host
-    // whenever the holder's thread has been preempted; and there are no interrupts to disable.
+    // It spins for a while before it sleeps. Pure spinning would waste a time slice of the host
+    // whenever the holder's thread is preempted; and interrupts to disable do not exist.
     type SpinLock = LockApi05<parking_lot::RawMutex>;
 
     #[inline]
@@ -314,7 +313,7 @@ unsafe impl<A: Walk> Platform for Machine<A> {
         debug_assert!(cpus.iter().all(|cpu| cpu.0 < self.cpus()), "CPUs that do not exist");
         for cpu in (0..self.cpus()).map(Cpu).filter(|cpu| cpus.contains(*cpu)) {
             messages += u64::from(cpu != here);
-            // The message is delivered by its sender: having the lock is having interrupted the
+            // The sender delivers the message itself: holding the lock means having interrupted the
             // CPU between two of its instructions.
             self.tlb(cpu).lock().invalidate(self.world(), root, what);
         }
@@ -333,8 +332,8 @@ unsafe impl<A: Walk> Platform for Machine<A> {
         if self.broken() == Some(BrokenControl::Invalidation) {
             return;
         }
-        // Nothing shares the kernel's tables here (`Platform::kernel_root` names none), so what is
-        // cached of them is cached under their own root.
+        // No address space shares the kernel's tables here (`Platform::kernel_root` returns none),
+        // so their entries are cached only under their own root.
         for cpu in (0..self.cpus()).map(Cpu) {
             self.tlb(cpu).lock().invalidate(self.world(), root, what);
         }

@@ -6,15 +6,14 @@
 //! process    start (2 MiB aligned)                          start + frames * 4096
 //! ```
 //!
-//! The region is reserved without swap space (`MAP_NORESERVE`), so a machine of 4 GiB costs
-//! nothing until its memory is used. Regions of small machines are used again, by [`spare`], for
-//! machines whose memory may hold anything at first.
+//! The region is reserved without swap space (`MAP_NORESERVE`), so a machine of 4 GiB costs nothing
+//! until its memory is used. [`spare`] reuses regions of small machines for machines with arbitrary
+//! initial content.
 //!
-//! **How bytes are touched.** The core writes frames through its direct_map while user programs on
-//! other CPUs may be reading and writing theirs, and the MMU changes entries under everybody. So
-//! everything that this crate does to the region, entries and user data alike, is done by aligned
-//! 8-byte atomic accesses; a store of fewer bytes is a compare-exchange of the word around them
-//! and never disturbs its neighbors.
+//! **Access to bytes.** The core writes frames through its direct map while user programs on other
+//! CPUs may read and write theirs, and the MMU changes entries concurrently. So this crate accesses
+//! the region, entries and user data alike, only by aligned 8-byte atomics; a store of fewer bytes
+//! is a compare-exchange of the word around them and never changes its neighbors.
 
 mod spare;
 
@@ -40,7 +39,7 @@ pub(crate) struct PhysicalMemory {
 }
 
 impl PhysicalMemory {
-    /// Reserves `frames` frames, numbered from `first`, with these contents.
+    /// Reserves `frames` frames, numbered from `first`, with this initial content.
     pub(crate) fn reserve(first: Frame, frames: u32, contents: Contents) -> Self {
         let bytes = (frames as usize) << PAGE_SHIFT;
         let region = match contents {
@@ -67,7 +66,7 @@ impl Drop for PhysicalMemory {
     }
 }
 
-/// Where the region lies: all that is needed to reach a frame. Copied to wherever it is needed.
+/// The position of the region: all that is needed to reach a frame. Copied freely.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DirectMap {
     start: NonNull<u8>,
@@ -75,7 +74,7 @@ pub(crate) struct DirectMap {
     frames: u32,
 }
 
-// SAFETY: the direct_map is an address; every access of this crate through it is atomic (see the
+// SAFETY: the direct map is an address; every access of this crate through it is atomic (see the
 // module's text), and the core's accesses are the core's obligation.
 unsafe impl Send for DirectMap {}
 // SAFETY: as above.
@@ -90,7 +89,7 @@ impl DirectMap {
         self.frames
     }
 
-    /// Whether all of the `count` frames from the one numbered `first` are memory.
+    /// Whether all of the `count` frames from number `first` on are memory.
     #[inline]
     pub(crate) fn holds(&self, first: u64, count: u64) -> bool {
         first
@@ -98,7 +97,7 @@ impl DirectMap {
             .is_some_and(|offset| offset + count <= u64::from(self.frames))
     }
 
-    /// Where `frame` can be reached. Panics where it is not memory.
+    /// The address of `frame`. Panics if it is not memory.
     #[inline]
     pub(crate) fn at(&self, frame: Frame) -> NonNull<u8> {
         let offset = frame.0.wrapping_sub(self.first);
@@ -123,21 +122,21 @@ impl DirectMap {
         }
     }
 
-    /// Fills `count` frames with zeroes. They are not in use by anybody else.
+    /// Fills `count` frames with zeroes. No other thread uses them.
     pub(crate) fn zero(&self, first: Frame, count: u32) {
         self.check(first, count);
-        // SAFETY: the frames are memory (just checked); that nobody else uses them is said above
-        // and met by the core, which zeroes only frames that it has just allocated.
+        // SAFETY: the frames are memory (just checked). No other thread uses them, as required
+        // above: the core zeroes only frames that it has just allocated.
         unsafe { self.at(first).write_bytes(0, (count as usize) << PAGE_SHIFT) };
     }
 
-    /// Copies `count` frames. Nobody writes the source or uses the target.
+    /// Copies `count` frames. No thread writes the source or uses the target.
     pub(crate) fn copy(&self, from: Frame, to: Frame, count: u32) {
         self.check(from, count);
         self.check(to, count);
         assert!(from.0.abs_diff(to.0) >= count, "copying overlapping frames {from:?} and {to:?}");
-        // SAFETY: both ranges are memory and do not overlap (just checked); that nobody uses the
-        // target is met by the core, which has just allocated it.
+        // SAFETY: both ranges are memory and do not overlap (just checked). No other thread uses
+        // the target: the core has just allocated it.
         unsafe {
             self.at(from).copy_to_nonoverlapping(self.at(to), (count as usize) << PAGE_SHIFT);
         }
@@ -147,14 +146,14 @@ impl DirectMap {
     #[inline]
     pub(crate) fn word(&self, frame: Frame, offset: usize) -> &AtomicU64 {
         assert!(offset.is_multiple_of(WORD) && offset < PAGE_SIZE as usize);
-        // SAFETY: `at` gives a page-aligned pointer to a whole frame of the region and the offset
+        // SAFETY: `at` returns a page-aligned pointer to a whole frame of the region and the offset
         // is aligned and inside it; the region lives as long as the machine, which the borrow of
         // `self` (a part of the machine) does not outlive; all other accesses of this crate to it
         // are atomic as well, and the core's are the core's obligation.
         unsafe { AtomicU64::from_ptr(self.at(frame).add(offset).cast().as_ptr()) }
     }
 
-    /// Reads bytes of `frame` from `offset`; they do not reach beyond its end.
+    /// Reads bytes of `frame` from `offset`; they do not extend beyond its end.
     pub(crate) fn read(&self, frame: Frame, offset: usize, into: &mut [u8]) {
         let cut = Cut::new(offset, into.len());
         let (head, rest) = into.split_at_mut(cut.head.len());
@@ -166,7 +165,7 @@ impl DirectMap {
         load_part(self.word(frame, cut.last), cut.tail, chunks.into_remainder());
     }
 
-    /// Writes bytes of `frame` from `offset`; they do not reach beyond its end.
+    /// Writes bytes of `frame` from `offset`; they do not extend beyond its end.
     pub(crate) fn write(&self, frame: Frame, offset: usize, from: &[u8]) {
         let cut = Cut::new(offset, from.len());
         let (head, rest) = from.split_at(cut.head.len());
@@ -178,7 +177,7 @@ impl DirectMap {
         store_part(self.word(frame, cut.last), cut.tail, |bytes| bytes.copy_from_slice(tail));
     }
 
-    /// Fills `len` bytes of `frame` from `offset` with `byte`; they do not reach beyond its end.
+    /// Fills `len` bytes of `frame` from `offset` with `byte`; they do not extend beyond its end.
     pub(crate) fn fill(&self, frame: Frame, offset: usize, len: usize, byte: u8) {
         let cut = Cut::new(offset, len);
         store_part(self.word(frame, cut.first), cut.head, |bytes| bytes.fill(byte));
@@ -193,7 +192,7 @@ impl DirectMap {
     #[inline]
     fn words(&self, frame: Frame, offsets: Range<usize>) -> &[AtomicU64] {
         assert!(offsets.end <= PAGE_SIZE as usize && offsets.start.is_multiple_of(WORD));
-        // SAFETY: as in `word`, for each of the words: they follow each other, and the range ends
+        // SAFETY: as in `word`, for each of the words: they are consecutive, and the range ends
         // inside the frame.
         unsafe {
             let start = self.at(frame).add(offsets.start).cast::<AtomicU64>();
@@ -202,19 +201,19 @@ impl DirectMap {
     }
 }
 
-/// How the bytes from one offset to another in a frame lie in words.
+/// The division into words of the bytes from one offset to another in a frame.
 ///
 /// ```text
 /// words   |. . . . h h h h|b b b b b b b b|b b b b b b b b|t t . . . . . .|
 ///          first           body                            last
 /// ```
 struct Cut {
-    /// Offset of the word that is used from somewhere inside it, and which bytes of it.
+    /// The offset of the first, partly used word, and its used bytes.
     first: usize,
     head: Range<usize>,
-    /// Offsets of the words that are used whole.
+    /// The offsets of the words that are used whole.
     body: Range<usize>,
-    /// Offset of the word that is used up to somewhere inside it, and which bytes of it.
+    /// The offset of the last, partly used word, and its used bytes.
     last: usize,
     tail: Range<usize>,
 }
@@ -229,7 +228,7 @@ impl Cut {
         let start = offset + head.len();
         let whole = (end - start) & !(WORD - 1);
         let tail = 0..end - start - whole;
-        // Where nothing is left, any word will do.
+        // If no byte is left, any word serves.
         let last = if tail.is_empty() { first } else { start + whole };
         let body = if whole == 0 { first..first } else { start..start + whole };
         Self { first, head, body, last, tail }
@@ -244,7 +243,7 @@ fn load_part(word: &AtomicU64, within: Range<usize>, into: &mut [u8]) {
     }
 }
 
-/// Changes the bytes `within` of a word by `change`, and no other.
+/// Applies `change` only to the bytes `within` of a word.
 #[inline]
 fn store_part(word: &AtomicU64, within: Range<usize>, change: impl Fn(&mut [u8])) {
     if !within.is_empty() {

@@ -1,14 +1,14 @@
 //! Threads that sleep on words ([`Platform::park`]), and the watchdog over them.
 //!
-//! A sleep ends when the word's address is unparked, and not before: a wake-up that the core loses
-//! shows as a thread that sleeps for good. The watchdog then says which thread sleeps on which
-//! word, and aborts the process.
+//! A sleep ends only when the word's address is unparked: a wake-up that the core loses shows as a
+//! thread that sleeps forever. The watchdog then reports the thread and its word, and aborts the
+//! process.
 //!
 //! Two things end a sleep early:
-//! - A signal. A thread with one to look at does not sleep at all, and the call that sends one
-//!   wakes the threads that it concerns.
-//! - The feature `spurious_wakeups`. Sleeps end at random then, as [`Platform::park`] allows, so
-//!   that a caller is found that does not look again.
+//! - A signal. A thread with a pending one does not sleep at all, and the call that sends one wakes
+//!   the threads concerned.
+//! - The feature `spurious_wakeups`. With it sleeps end at random, as [`Platform::park`] allows,
+//!   which exposes a caller that does not check again.
 //!
 //! [`Platform::park`]: bindery::Platform::park
 
@@ -40,7 +40,7 @@ pub(crate) struct Parking {
     /// The thread that built the machine: among tests, its name is the test's.
     builder: Thread,
     sleepers: Mutex<Vec<Sleeper>>,
-    /// Those of them that a wake-up finds.
+    /// The number of sleepers that a wake-up finds.
     asleep: AtomicU32,
     /// The number of the next sleep.
     next: AtomicU64,
@@ -57,11 +57,11 @@ struct Sleeper {
     thread: Thread,
 }
 
-// SAFETY: all but the word may be sent, and an atomic word may be read by any thread.
+// SAFETY: all other fields may be sent, and any thread may read an atomic word.
 unsafe impl Send for Sleeper {}
 
 impl Parking {
-    /// No thread sleeps. The seed decides about spurious wake-ups.
+    /// No thread sleeps. The seed determines spurious wake-ups.
     pub(crate) fn new(limit: Duration, seed: u64) -> Self {
         let builder = thread::current();
         let (sleepers, asleep, next) = (Mutex::default(), AtomicU32::new(0), AtomicU64::new(0));
@@ -78,9 +78,9 @@ impl Parking {
             return;
         }
         self.begin(Sleeper { sleep, cpu, word: word.into(), expected, thread: thread::current() });
-        // Acquire: a thread that finds the word changed comes after what was done before the
-        // change. The signals, too, are looked at once the thread can be found: `interrupt` looks
-        // for sleepers after they were sent.
+        // Acquire: a thread that finds the word changed sees all that was done before the change.
+        // The signals are checked after the thread can be found, too: `interrupt` looks for
+        // sleepers after they were sent.
         let stays = || word.load(Ordering::Acquire) == expected && !signals.keep_awake(cpu);
         let slept = Cell::new(0);
         let sleeps = || {
@@ -89,9 +89,9 @@ impl Parking {
         };
         let key = ptr::from_ref(word).addr();
         let until = Instant::now().checked_add(spurious.unwrap_or(self.limit));
-        // SAFETY: 1. The key is the address of a word that is there, in which no lock of the
-        // crate's lies, and which others use as a key through this room alone. 2. The closures
-        // neither panic nor come back to the crate.
+        // SAFETY: 1. The key is the address of an existing word, which contains no lock of the
+        // crate's, and which is used as a key only in this module. 2. The closures neither panic
+        // nor call the crate.
         let result = unsafe { park(key, stays, sleeps, |_, _| (), token_of(sleep), until) };
         self.asleep.fetch_sub(slept.get(), Ordering::Relaxed);
         if result == ParkResult::TimedOut && spurious.is_none() {
@@ -108,37 +108,38 @@ impl Parking {
         self.sleepers.lock().retain(|sleeper| sleeper.sleep != sleep);
     }
 
-    /// How many threads sleep: each is found by the next wake-up of its word.
+    /// The number of sleeping threads: each is found by the next wake-up of its word.
     pub(crate) fn asleep(&self) -> u32 {
         self.asleep.load(Ordering::Acquire)
     }
 
     /// Wakes all threads that sleep on the word.
     pub(crate) fn unpark(&self, word: *const AtomicU32) {
-        // SAFETY: as in `park`. If the word is gone, a thread that waits under its address for
-        // something else looks again.
+        // SAFETY: as in `park`. If the word was freed, a thread that waits under its address for
+        // another one checks again.
         unsafe { unpark_all(word.addr(), DEFAULT_UNPARK_TOKEN) };
     }
 
-    /// Wakes the threads on the CPUs that `concerns` names. They have a signal to look at, which
-    /// was sent before.
+    /// Wakes the threads on the CPUs for which `concerns` is true. A signal was sent to them
+    /// before.
     pub(crate) fn interrupt(&self, concerns: impl Fn(Cpu) -> bool) {
         let concerned = |sleeper: &&Sleeper| concerns(sleeper.cpu);
         let found = |sleeper: &Sleeper| (sleeper.word.addr().get(), token_of(sleeper.sleep));
         let found: Vec<_> = self.sleepers.lock().iter().filter(concerned).map(found).collect();
         for (key, token) in found {
             let is_found = |other| if other == token { FilterOp::Unpark } else { FilterOp::Skip };
-            // SAFETY: as in `park`. A thread that has woken since is under the key no more, or with
-            // another token.
+            // SAFETY: as in `park`. A thread that has woken since is not under the key any more, or
+            // has another token.
             unsafe { unpark_filter(key, is_found, |_| DEFAULT_UNPARK_TOKEN) };
         }
     }
 
-    /// Ends the process: nothing has woken the thread. A panic would not do. It would unwind through
-    /// calls of the core that own locks, and be lost with a helper thread that is never joined.
+    /// Ends the process because the thread was not woken. A panic would not suffice: it would
+    /// unwind through calls of the core that hold locks, and be lost with a helper thread that is
+    /// never joined.
     fn give_up(&self, sleep: u64) -> ! {
         let report = self.report(sleep).unwrap_or_default();
-        // Not by `eprintln`: what a test prints is kept until its end, which does not come.
+        // Not by `eprintln`: a test's output is captured until its end, which does not come.
         let _ = io::stderr().write_all(report.as_bytes());
         abort()
     }
@@ -183,15 +184,15 @@ impl fmt::Display for Name<'_> {
     }
 }
 
-/// Tells the sleeps on one word apart.
+/// Distinguishes the sleeps on one word.
 fn token_of(sleep: u64) -> ParkToken {
     ParkToken(sleep as usize)
 }
 
-/// After how long a sleep ends by itself: for every other one at once, and after at most a
-/// millisecond for the others.
+/// The time after which a sleep ends by itself: for every other one at once, for the others within
+/// a millisecond.
 fn spurious_wakeup(number: u64) -> Duration {
-    // The mixer of SplitMix64: neighbouring numbers have nothing to do with each other.
+    // The mixer of SplitMix64: the results of neighboring numbers are unrelated.
     let mut mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -1,8 +1,8 @@
 //! Platforms that wrap a [`Machine`](crate::Machine).
 
-/// Implements the named methods of [`bindery::Platform`] by the same methods of a field. For a
-/// platform that watches or holds some calls of a machine and leaves the others to it: a method
-/// that is not named is written out, or keeps its provided body.
+/// Implements the listed methods of [`bindery::Platform`] by the same methods of a field. For a
+/// platform that observes or delays some calls of a machine and passes on the others: a method that
+/// is not listed is written out, or keeps its provided body.
 ///
 /// ```
 /// use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,5 +1,5 @@
 //! A user program on the hosted machine: it loads, stores and fetches through the MMU of its CPU,
-//! and the core resolves its faults, as a kernel would have it.
+//! and the core resolves its faults, as in a kernel.
 
 use bindery::addr::VirtAddr;
 use bindery::{Access, AddressSpace, FaultError};
@@ -41,15 +41,15 @@ impl<'a, 'm, A: Walk> Program<'a, 'm, A> {
     /// Stores bytes.
     ///
     /// # Errors
-    /// The fault that was not resolved; what lies before it is written.
+    /// The fault that was not resolved; the bytes before it are written.
     pub fn write(&self, at: VirtAddr, from: &[u8]) -> Result<(), FaultError> {
         self.machine.write_user(self.space.root(), at, from, |fault| self.resolve(fault))
     }
 
-    /// Stores one byte again and again.
+    /// Stores one byte repeatedly.
     ///
     /// # Errors
-    /// As [`Program::write`].
+    /// As for [`Program::write`].
     pub fn fill(&self, at: VirtAddr, len: u64, byte: u8) -> Result<(), FaultError> {
         self.machine.fill_user(self.space.root(), at, len, byte, |fault| self.resolve(fault))
     }
@@ -57,7 +57,7 @@ impl<'a, 'm, A: Walk> Program<'a, 'm, A> {
     /// Loads eight bytes.
     ///
     /// # Errors
-    /// As [`Program::read`].
+    /// As for [`Program::read`].
     pub fn load(&self, at: VirtAddr) -> Result<u64, FaultError> {
         self.machine.load_user(self.space.root(), at, |fault| self.resolve(fault))
     }
@@ -65,7 +65,7 @@ impl<'a, 'm, A: Walk> Program<'a, 'm, A> {
     /// Stores eight bytes.
     ///
     /// # Errors
-    /// As [`Program::write`].
+    /// As for [`Program::write`].
     pub fn store(&self, at: VirtAddr, value: u64) -> Result<(), FaultError> {
         self.machine.store_user(self.space.root(), at, value, |fault| self.resolve(fault))
     }
@@ -73,7 +73,7 @@ impl<'a, 'm, A: Walk> Program<'a, 'm, A> {
     /// Fetches the instruction at an address.
     ///
     /// # Errors
-    /// As [`Program::read`].
+    /// As for [`Program::read`].
     pub fn execute(&self, at: VirtAddr) -> Result<(), FaultError> {
         self.machine.execute_user(self.space.root(), at, |fault| self.resolve(fault))
     }

@@ -4,16 +4,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use bindery::platform::Cpu;
 
-/// No signal is to come.
+/// No signal will come.
 const NEVER: u64 = u64::MAX;
 
-/// How many questions for a signal are answered "no" yet.
+/// The number of questions for a signal that are still answered with no.
 pub(crate) struct Signals {
-    /// For one that is fatal.
+    /// For a fatal signal.
     left: AtomicU64,
-    /// For one that is not.
+    /// For other signals.
     others: AtomicU64,
-    /// By CPU, whether the thread there was killed.
+    /// By CPU, whether its thread was killed.
     killed: Box<[AtomicBool]>,
 }
 
@@ -31,7 +31,7 @@ impl Signals {
         self.others.store(questions.unwrap_or(NEVER), Ordering::Relaxed);
     }
 
-    /// A signal kills the thread on this CPU, and every later one there.
+    /// Kills the thread on this CPU, and every later one there.
     pub(crate) fn kill(&self, cpu: Cpu) {
         self.killed[usize::from(cpu.0)].store(true, Ordering::Relaxed);
     }
@@ -41,19 +41,19 @@ impl Signals {
         self.killed[usize::from(cpu.0)].load(Ordering::Relaxed)
     }
 
-    /// Whether a thread on this CPU must not sleep: it has a signal to look at, or is to ask for one
-    /// that is counted, and a thread that sleeps does not ask.
+    /// Whether a thread on this CPU must not sleep: it has a pending signal, or must ask for one
+    /// that is counted, which a sleeping thread does not.
     pub(crate) fn keep_awake(&self, cpu: Cpu) -> bool {
         let is_counted = |left: &AtomicU64| left.load(Ordering::Relaxed) != NEVER;
         is_counted(&self.left) || is_counted(&self.others) || self.has_killed(cpu)
     }
 
-    /// Whether a fatal one has come; one question less until it does.
+    /// Whether a fatal signal has come; counts a question until it does.
     pub(crate) fn waits(&self) -> bool {
         has_come(&self.left)
     }
 
-    /// As [`Signals::waits`], for one that is not fatal.
+    /// Like [`Signals::waits`], for other signals.
     pub(crate) fn other_waits(&self) -> bool {
         has_come(&self.others)
     }

@@ -3,14 +3,14 @@
 use std::ops::{Add, Sub};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What the MMUs, the TLBs and the invalidations of a machine did.
+/// The work of a machine's MMUs and TLBs, and its invalidations.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Statistics {
-    /// Accesses that were served by a cached translation.
+    /// Accesses served by a cached translation.
     pub hits: u64,
     /// Walks through the tables.
     pub walks: u64,
-    /// Translations that walks brought into a TLB.
+    /// Translations that walks loaded into a TLB.
     pub fills: u64,
     /// Faults that the MMU reported.
     pub faults: u64,
@@ -20,7 +20,7 @@ pub struct Statistics {
     pub local_invalidations: u64,
     /// Other CPUs that invalidations had to interrupt.
     pub messages: u64,
-    /// Base pages in the ranges of all invalidations, each counted once however many CPUs.
+    /// Base pages in the ranges of all invalidations, each counted once for all CPUs.
     pub pages_invalidated: u64,
 }
 
@@ -47,7 +47,7 @@ impl Add for Statistics {
     }
 }
 
-/// What happened between two readings.
+/// The work between two readings.
 impl Sub for Statistics {
     type Output = Self;
 
@@ -56,7 +56,7 @@ impl Sub for Statistics {
     }
 }
 
-/// What a CPU's MMU did. Lives with its TLB, under the same lock.
+/// The work of a CPU's MMU. Stored with its TLB, under the same lock.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct MmuCounts {
     pub(crate) hits: u64,
@@ -72,7 +72,7 @@ impl From<MmuCounts> for Statistics {
     }
 }
 
-/// What was asked of the machine as a whole.
+/// The requests to the machine as a whole.
 #[derive(Debug, Default)]
 pub(crate) struct Requests {
     invalidations: AtomicU64,

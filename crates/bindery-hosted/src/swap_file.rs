@@ -1,8 +1,8 @@
 //! A swap device in a file of the host: [`SwapFile`].
 //!
-//! Requests wait in a queue. Threads of the device's, or the test itself, serve them one by one and
-//! complete them: to the core, each completion is an interrupt. Transfers can fail, take their
-//! time, and be done in any order.
+//! Requests wait in a queue. The device's threads, or the test itself, serve them one by one and
+//! complete them: to the core, each completion is an interrupt. Transfers can fail, take time, and
+//! complete in any order.
 
 use std::collections::{HashSet, VecDeque};
 use std::fs::{self, File};
@@ -21,33 +21,33 @@ use crate::{Machine, Walk};
 
 const PAGE: usize = PAGE_SIZE as usize;
 
-/// When the device serves requests, and in which order.
+/// The time and order in which the device serves requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SwapService {
     /// Before [`SwapDevice::submit`] returns.
     AtOnce,
-    /// When a thread serves them ([`SwapFile::serve`], [`SwapFile::serve_one`]), the oldest first.
+    /// When a thread serves them ([`SwapFile::serve`], [`SwapFile::serve_one`]), oldest first.
     InOrder,
-    /// As above, in an order that follows from the number; each takes so long.
+    /// Like `InOrder`, in an order determined by the number; each takes this long.
     Shuffled(u64, Duration),
 }
 
-/// What a device has done.
+/// The work of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SwapFileCounts {
-    /// Requests to read, those that failed included.
+    /// Read requests, including failed ones.
     pub reads: u64,
     /// Their pages.
     pub pages_read: u64,
-    /// Requests to write, those that failed included.
+    /// Write requests, including failed ones.
     pub writes: u64,
     /// Their pages.
     pub pages_written: u64,
     /// Requests that failed.
     pub failed: u64,
-    /// Writes whose pages changed meanwhile. A device that checksums them could not read them.
+    /// Writes whose pages changed during the transfer. A device with checksums could not read them.
     pub unstable: u64,
-    /// Slots that were told to be free: the file has holes there.
+    /// Discarded slots: the file has holes there.
     pub discarded: u64,
 }
 
@@ -56,9 +56,9 @@ type Fails = dyn Fn(&SwapRequest) -> bool + Send + Sync;
 
 struct Queue {
     waiting: VecDeque<SwapRequest>,
-    /// First slots and pages of the requests that a thread is serving.
+    /// First slots and pages of the requests that threads are serving.
     served: Vec<(u64, u32)>,
-    /// Slots of which the file has no content any more.
+    /// Slots without content in the file.
     holes: HashSet<u64>,
     service: SwapService,
     fails: Box<Fails>,
@@ -66,7 +66,7 @@ struct Queue {
     counts: SwapFileCounts,
 }
 
-/// A swap device in a file that vanishes with it.
+/// A swap device in a temporary file, which is deleted with it.
 ///
 /// ```
 /// use bindery::arch::X86_64;
@@ -97,7 +97,7 @@ impl fmt::Debug for SwapFile {
 }
 
 impl SwapFile {
-    /// A device with so many slots.
+    /// A device with this number of slots.
     ///
     /// # Errors
     /// The host's, for a temporary file.
@@ -129,23 +129,23 @@ impl SwapFile {
         Self { needs_stable_pages: false, ..self }
     }
 
-    /// Lets the requests fail of which `fails` says so. It is asked once for each, in the order in
-    /// which they are served.
+    /// Lets the requests fail for which `fails` is true. It is called once for each, in the order
+    /// of service.
     pub fn fail(&self, fails: impl Fn(&SwapRequest) -> bool + Send + Sync + 'static) {
         self.queue.lock().fails = Box::new(fails);
     }
 
-    /// What it has done so far.
+    /// The counts so far.
     pub fn counts(&self) -> SwapFileCounts {
         self.queue.lock().counts
     }
 
-    /// Pages that the file takes on the host's disk, if that can be told.
+    /// The number of pages that the file takes on the host's disk, if known.
     pub fn pages_on_disk(&self) -> Option<u64> {
         Some(self.file.metadata().ok()?.blocks() * 512 / PAGE_SIZE)
     }
 
-    /// Requests that wait to be served.
+    /// The number of requests that wait to be served.
     pub fn waiting(&self) -> usize {
         self.queue.lock().waiting.len()
     }
@@ -156,7 +156,7 @@ impl SwapFile {
         self.changed.wait_while(&mut queue, |queue| queue.waiting.is_empty());
     }
 
-    /// Serves requests until [`SwapFile::stop`], and all that wait then.
+    /// Serves requests until [`SwapFile::stop`], including all that wait then.
     pub fn serve<A: Walk>(&self, memory: &Memory<Machine<A>>) {
         loop {
             {
@@ -299,7 +299,7 @@ impl<A: Walk> SwapDevice<Machine<A>> for SwapFile {
         queue.discard(first, count);
         // With the queue locked: a transfer that begins too early would lose its content.
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        // A file system without holes keeps the content, which nobody needs.
+        // A file system without holes keeps the content, which is not needed.
         let _ = fallocate(&self.file, punch, first * PAGE_SIZE, count * PAGE_SIZE);
     }
 
@@ -318,13 +318,13 @@ impl<A: Walk> SwapDevice<Machine<A>> for SwapFile {
     }
 }
 
-/// What the frames of the request hold.
+/// The content of the request's frames.
 fn bytes_of<A: Walk>(memory: &Memory<Machine<A>>, request: &SwapRequest) -> Vec<u8> {
     let mut bytes = vec![0; request.pages() as usize * PAGE];
     for (page, bytes) in (0..).zip(bytes.chunks_mut(PAGE)) {
         let from = memory.platform().direct_map(request.frame().plus(page));
         // SAFETY: the frame is the request's until that is complete, and no reference to its bytes
-        // exists. A program that writes to it meanwhile does so by atomics, as this reads.
+        // exists. A program that writes to it at the same time does so by atomics, like this read.
         unsafe { memory.platform().read_bytes(from, bytes) };
     }
     bytes

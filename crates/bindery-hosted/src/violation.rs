@@ -1,4 +1,4 @@
-//! What the machine found wrong: [`Violation`], one variant for each way to break the rules.
+//! Violations that the machine detects: [`Violation`] has one variant for each broken rule.
 
 use std::fmt;
 
@@ -9,10 +9,10 @@ use parking_lot::Mutex;
 
 use crate::mmu::Translation;
 
-/// Violations that are kept; further ones are only counted.
+/// The number of violations that are kept; further ones are only counted.
 const KEPT: usize = 1000;
 
-/// Where it was found: the CPU whose TLB or MMU it was, the address space and the address in it.
+/// The place of a violation: the CPU of the TLB or MMU, the address space and the address in it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place {
     /// The CPU.
@@ -23,34 +23,34 @@ pub struct Place {
     pub addr: u64,
 }
 
-/// Something that the architecture forbids, or leaves open what happens.
+/// A state that the architecture forbids, or whose effect it does not define.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Violation {
     /// An entry that the manual calls reserved, or forbids.
     Malformed {
-        /// Where the MMU met it.
+        /// The access at which the MMU met it.
         place: Place,
         /// The level of the entry's table.
         level: u8,
         /// The entry.
         entry: u64,
-        /// The rule that it breaks.
+        /// The broken rule.
         why: &'static str,
     },
-    /// An entry names frames where the machine has no memory, as a table or as normal memory.
+    /// An entry refers to frames without memory, as a table or as normal memory.
     NoMemory {
-        /// Where the MMU met it.
+        /// The access at which the MMU met it.
         place: Place,
         /// The level of the entry's table.
         level: u8,
         /// The entry.
         entry: u64,
-        /// The frame that it names.
+        /// The frame in the entry.
         frame: u64,
     },
     /// The entries of a contiguous run disagree.
     BrokenBlock {
-        /// Where the MMU met it.
+        /// The access at which the MMU met it.
         place: Place,
         /// The entry of the accessed page.
         entry: u64,
@@ -58,28 +58,29 @@ pub enum Violation {
         position: u32,
         /// The entry that disagrees.
         other: u64,
-        /// In what.
+        /// The difference.
         why: &'static str,
     },
     /// A new translation overlaps a cached one of another size or frame: break-before-make was
-    /// not kept, or an invalidation is missing. The hardware may use either, or both mixed.
+    /// violated, or an invalidation is missing. The hardware may use either, or a mix of both.
     Conflict {
-        /// The access that brought the new one in.
+        /// The access that loaded the new one.
         place: Place,
-        /// What the TLB holds.
+        /// The translation in the TLB.
         cached: Translation,
-        /// What the tables say.
+        /// The translation in the tables.
         now: Translation,
     },
-    /// A cached translation outlived its revocation: the tables no longer map the address so.
+    /// A cached translation outlived its revocation: the tables no longer map the address in this
+    /// way.
     StaleLeaf {
         /// The first address of the cached translation at which the two disagree.
         place: Place,
-        /// What the TLB holds.
+        /// The translation in the TLB.
         cached: Translation,
-        /// What the tables say, if they say anything.
+        /// The translation in the tables, if any.
         now: Option<Translation>,
-        /// In what they disagree.
+        /// The difference.
         why: &'static str,
     },
     /// A cached intermediate entry outlived its revocation.
@@ -88,11 +89,11 @@ pub enum Violation {
         place: Place,
         /// The level of the table that had the entry.
         level: u8,
-        /// The table that the TLB remembers.
+        /// The table in the TLB.
         cached: Frame,
-        /// The table that the entry names now, if it names one.
+        /// The table in the entry now, if any.
         now: Option<Frame>,
-        /// In what they disagree.
+        /// The difference.
         why: &'static str,
     },
     /// An instruction was fetched from a frame that was written since it was last synchronized, or
@@ -103,37 +104,37 @@ pub enum Violation {
         /// The frame.
         frame: Frame,
     },
-    /// Frames were released while a TLB holds a translation to them.
+    /// Frames were released while a TLB has a translation to them.
     ReleasedLeaf {
         /// The first address of the cached translation.
         place: Place,
         /// The first frame released.
         first: Frame,
-        /// How many.
+        /// The number of frames.
         count: u32,
-        /// What the TLB holds.
+        /// The translation in the TLB.
         cached: Translation,
     },
-    /// Frames were released while a TLB holds an intermediate entry that names one as a table.
+    /// Frames were released while a TLB has an intermediate entry for one of them as a table.
     ReleasedTable {
         /// The first address that the entry covers.
         place: Place,
         /// The first frame released.
         first: Frame,
-        /// How many.
+        /// The number of frames.
         count: u32,
         /// The level of the table that had the entry.
         level: u8,
-        /// The table that the TLB remembers.
+        /// The table in the TLB.
         cached: Frame,
     },
-    /// A root table was released while a TLB holds something of its address space.
+    /// A root table was released while a TLB has entries of its address space.
     ReleasedRoot {
-        /// The first address of which something is cached.
+        /// The first cached address.
         place: Place,
-        /// Translations that are cached.
+        /// The number of cached translations.
         leaves: usize,
-        /// Intermediate entries that are cached.
+        /// The number of cached intermediate entries.
         tables: usize,
     },
 }
@@ -153,7 +154,7 @@ impl fmt::Display for Translation {
             f,
             "{:#x}..{:#x} -> frame {:#x} {}{}{}{}{}{}{}",
             self.start,
-            // Of the last page of all, 2^64.
+            // For the last page of all, 2^64.
             u128::from(self.start) + u128::from(self.bytes()),
             self.frame,
             has(Permissions::READ, 'r'),
@@ -236,7 +237,7 @@ impl fmt::Display for Violation {
     }
 }
 
-/// Where violations are collected.
+/// The collected violations.
 #[derive(Debug, Default)]
 pub(crate) struct Log {
     found: Mutex<Found>,

@@ -1,16 +1,16 @@
-//! Working sets that are larger than memory: in which order their pages are visited, and how few of
-//! them the best choice of victims moves.
+//! Working sets larger than memory: the order in which their pages are visited, and the minimum
+//! number of page moves that an optimal choice of victims needs.
 
 use std::collections::BTreeSet;
 
-/// In which order a program visits the pages of its memory. A seed decides everything.
+/// The order in which a program visits the pages of its memory, determined by a seed.
 ///
 /// `programs/include/pattern.h` has the same in C; a test compares both.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Pattern {
-    /// One page after the other, and again from the first.
+    /// One page after the other, repeatedly from the first.
     Sequential,
-    /// All pages are alike.
+    /// All pages are equally likely.
     Random,
     /// Four visits in five are to the *hot* pages, the first fifth of all.
     Hot80,
@@ -18,7 +18,7 @@ pub enum Pattern {
     Hot95,
     /// The page of rank k is visited k times less often than the first.
     Zipf,
-    /// Every second visit is to a hot page; the others go through the rest in order.
+    /// Every second visit is to a hot page; the others pass through the rest in order.
     Scan,
 }
 
@@ -29,7 +29,7 @@ const fn mix(value: u64) -> u64 {
     value ^ value >> 33
 }
 
-/// Number `at` of the random numbers that a key stands for.
+/// Number `at` of the random numbers of a key.
 const fn word(key: u64, at: u64) -> u64 {
     mix(key.wrapping_add(at.wrapping_mul(0x9e37_79b9_7f4a_7c15)))
 }
@@ -39,10 +39,10 @@ impl Pattern {
     pub const ALL: [Self; 6] =
         [Self::Sequential, Self::Random, Self::Hot80, Self::Hot95, Self::Zipf, Self::Scan];
 
-    /// The page of that visit. O(1).
+    /// The page of the visit. O(1).
     ///
     /// # Panics
-    /// There are fewer than five pages.
+    /// If there are fewer than five pages.
     pub fn page(self, pages: u64, seed: u64, visit: u64) -> u64 {
         let (choice, place) = (word(seed, 2 * visit), word(seed, 2 * visit + 1));
         let hot = pages / 5;
@@ -53,8 +53,8 @@ impl Pattern {
             Self::Hot80 if choice % 10 < 8 => in_hot,
             Self::Hot95 if choice % 20 < 19 => in_hot,
             Self::Hot80 | Self::Hot95 => in_rest,
-            // Each power of two is as likely as the next, and so is each rank between two. Ranks are
-            // scattered over the pages by a prime.
+            // Each power of two is equally likely, and so is each rank between two. A prime
+            // scatters the ranks over the pages.
             Self::Zipf => {
                 let power = 1_u64 << (choice % u64::from(pages.ilog2() + 1));
                 let rank = power + place % power;
@@ -74,7 +74,7 @@ impl Pattern {
     }
 }
 
-/// Pages that went between memory and swap.
+/// Pages moved between memory and swap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PagesMoved {
     /// From swap.
@@ -90,14 +90,14 @@ impl PagesMoved {
     }
 }
 
-/// How many pages are moved where that one always goes out which is needed again last (Belady's
-/// MIN): no choice moves fewer. A page that is in memory has no copy in swap, and a page comes in
-/// when it is needed. Without frames, nothing is moved.
+/// The number of pages moved if the victim is always the page that is needed again last (Belady's
+/// MIN): no choice moves fewer. A page in memory has no copy in swap, and a page is swapped in when
+/// it is needed. Without frames, no page is moved.
 ///
 /// Complexity: O(n log n) in the length of the trace.
 pub fn fewest_moved(trace: &[u64], frames: u64) -> PagesMoved {
     let pages = trace.iter().max().map_or(0, |page| *page as usize + 1);
-    // For each visit when the next of its page is.
+    // For each visit, the time of the next visit of its page.
     let mut next = vec![usize::MAX; trace.len()];
     let mut last = vec![usize::MAX; pages];
     for (visit, page) in trace.iter().enumerate().rev() {
@@ -126,7 +126,7 @@ mod tests {
 
     const PAGES: u64 = 1_000;
 
-    /// How often each page is visited in 200 passes.
+    /// The number of visits of each page in 200 passes.
     fn visits(pattern: Pattern) -> Vec<u64> {
         let mut visits = vec![0; PAGES as usize];
         for visit in 0..200 * PAGES {
@@ -162,7 +162,7 @@ mod tests {
         // The example of textbooks: nine faults with three frames.
         let trace = [7, 0, 1, 2, 0, 3, 0, 4, 2, 3, 0, 3, 2, 1, 2, 0, 1, 7, 0, 1];
         let moved = fewest_moved(&trace, 3);
-        // Six pages are touched for the first time, so three faults bring a page back.
+        // Six pages are accessed for the first time, so three faults swap a page in.
         assert_eq!(moved, PagesMoved { into_memory: 3, out: 6 });
         assert_eq!(fewest_moved(&trace, 6).all(), 0);
         assert_eq!(fewest_moved(&[], 3).all() + fewest_moved(&trace, 0).all(), 0);

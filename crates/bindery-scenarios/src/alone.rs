@@ -1,14 +1,14 @@
-//! Tests in a process of their own. Those that look at the mappings of their process need it:
-//! others map and unmap memory all the time. So do those that end their process.
+//! Tests in a process of their own. Tests that read the mappings of their process need it, since
+//! concurrent tests map and unmap memory; so do tests that end their process.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output};
 
-/// The environment variable that says that a process runs one test alone.
+/// The environment variable set in a process that runs a single test.
 const ENVIRONMENT: &str = "BINDERY_ALONE";
 
 /// Whether the test `name` of `module` has just run in a process of its own: this program, started
-/// once more for it. In that process the answer is no, and the test is to go on. Panics where it
+/// once more for it. In that process returns false, and the test must continue. Panics if the test
 /// failed there.
 #[track_caller]
 pub fn ran_alone(module: &str, name: &str) -> bool {
@@ -20,8 +20,8 @@ pub fn ran_alone(module: &str, name: &str) -> bool {
     true
 }
 
-/// As [`ran_alone`], for a test that is to abort its process: the standard error of that process.
-/// Panics if it ended in another way.
+/// Like [`ran_alone`], for a test that must abort its process: returns the standard error of that
+/// process. Panics if the process ended in another way.
 #[track_caller]
 pub fn aborted_alone(module: &str, name: &str) -> Option<String> {
     const SIGABRT: i32 = 6;

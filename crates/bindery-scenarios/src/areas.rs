@@ -4,8 +4,8 @@ use bindery::addr::{VirtAddr, VirtRange};
 use bindery::arch::Permissions;
 use bindery::{KernelMap, KernelMapError, Platform, UnmapTime, VmallocOptions};
 
-/// On the machines of these tests, addresses of the kernel are reached through the MMU that they
-/// model, never by a pointer. So a test may free what is still in use, and expect a violation.
+/// On the machines of these tests, addresses of the kernel are reached only through the modeled
+/// MMU, never by a pointer. So a test may free memory that is still in use, and expect a violation.
 pub trait Areas {
     /// `vfree`
     fn free_vmalloc(&self, start: VirtAddr) -> Result<(), KernelMapError>;

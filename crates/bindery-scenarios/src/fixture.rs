@@ -1,5 +1,5 @@
-//! A fixture for the tests that break things or feed the core what it must refuse: one address
-//! space with a program in it, on a strict machine; audited when the scenario is over.
+//! A fixture for tests that break invariants or make calls that the core must refuse: one address
+//! space with a program in it, on a strict machine; audited after the scenario.
 
 use bindery::addr::{Frame, VirtAddr};
 use bindery::check::{self, Violation};
@@ -8,7 +8,7 @@ use bindery_hosted::{Machine, Program, Walk};
 
 use crate::{MIB, audit, options, strict, use_order};
 
-/// What a scenario may use.
+/// The parts available to a scenario.
 pub struct Fixture<'s, 'm, A: Walk> {
     pub machine: &'m Machine<A>,
     pub memory: &'m Memory<Machine<A>>,
@@ -16,8 +16,8 @@ pub struct Fixture<'s, 'm, A: Walk> {
     pub program: Program<'s, 'm, A>,
 }
 
-/// Lets `scenario` have a fixture on which faults may use folios of 2^`order` pages. Afterwards
-/// everything is clean, and after the address space is gone nothing has leaked.
+/// Runs `scenario` with a fixture whose faults may use folios of 2^`order` pages. Afterwards audits
+/// the system, drops the address space, and verifies that nothing has leaked.
 #[track_caller]
 pub fn with_fixture<A: Walk>(order: u8, scenario: impl FnOnce(&Fixture<'_, '_, A>)) {
     let (machine, memory) = strict::<A>(64 * MIB);
@@ -37,14 +37,14 @@ pub fn with_fixture<A: Walk>(order: u8, scenario: impl FnOnce(&Fixture<'_, '_, A
 }
 
 impl<'m, A: Walk> Fixture<'_, 'm, A> {
-    /// Writes to every page a value that tells it from all others.
+    /// Writes a distinct value to every page.
     pub fn fill(&self, at: u64, pages: u64) {
         for page in 0..pages {
             self.program.store(VirtAddr(at + page * 4096), at + page).unwrap();
         }
     }
 
-    /// Whether pages at `at` hold what [`Fixture::fill`] wrote at `from`.
+    /// Asserts that pages at `at` have the values that [`Fixture::fill`] wrote at `from`.
     #[track_caller]
     pub fn assert_filled(&self, at: u64, pages: u64, from: u64) {
         for page in 0..pages {
@@ -53,7 +53,7 @@ impl<'m, A: Walk> Fixture<'_, 'm, A> {
         }
     }
 
-    /// The frame that the page of `at` is mapped to.
+    /// The frame that the page at `at` maps.
     #[track_caller]
     pub fn frame(&self, at: u64) -> Frame {
         match self.space.inspect(VirtAddr(at)) {
@@ -62,7 +62,7 @@ impl<'m, A: Walk> Fixture<'_, 'm, A> {
         }
     }
 
-    /// What the auditor says now of this address space and `others`.
+    /// The auditor's verdict on this address space and `others`.
     #[track_caller]
     pub fn broken(&self, others: &[&AddressSpace<'m, Machine<A>>]) -> Violation {
         let mut spaces = vec![self.space];

@@ -1,4 +1,4 @@
-//! What the scenarios of kernel maps share.
+//! Helpers for the scenarios of kernel maps.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -7,8 +7,8 @@ use bindery::check::{self, Report};
 use bindery::{FrameRange, KernelMap, KernelPiece, Memory, Reach};
 use bindery_hosted::{AccessKind, Machine, MmuFault, Walk};
 
-/// The first address of the kernel's half, and a table of the highest level further on, so that the
-/// arena does not begin at the half's first entry.
+/// The first address of the kernel's half, plus the span of a table of the highest level, so that
+/// the arena does not begin at the half's first entry.
 pub fn base<A: Walk>() -> u64 {
     let top = 12 + A::INDEX_BITS * u32::from(A::LEVELS);
     if top < 32 { 1 << (top - 1) } else { (!0 << (top - 1)) + (3 << (top - A::INDEX_BITS)) }
@@ -32,8 +32,8 @@ pub fn map_with<A: Walk>(
     KernelMap::with_reach(memory, arena::<A>(bytes), reach).expect("a kernel map")
 }
 
-/// Purges, since TLBs may rightly remember freed areas before; audits the core and the TLBs, and
-/// panics with what is broken.
+/// Purges, since TLBs may hold freed areas before; audits the core and the TLBs, and panics with
+/// the first violation.
 #[track_caller]
 pub fn audit<A: Walk>(
     machine: &Machine<A>,
@@ -45,7 +45,7 @@ pub fn audit<A: Walk>(
     check_core(memory, maps)
 }
 
-/// As [`audit`], with freed areas as they are: looks at the core alone.
+/// Like [`audit`], without a purge: audits only the core.
 #[track_caller]
 pub fn check_core<A: Walk>(
     memory: &Memory<Machine<A>>,
@@ -58,7 +58,7 @@ pub fn check_core<A: Walk>(
     }
 }
 
-/// What the MMU makes of an address for a load of the kernel.
+/// The MMU's translation of an address for a load of the kernel.
 pub fn translate<A: Walk>(
     machine: &Machine<A>,
     map: &KernelMap<'_, Machine<A>>,
@@ -67,7 +67,7 @@ pub fn translate<A: Walk>(
     machine.translate_kernel(map.root(), at, AccessKind::Read)
 }
 
-/// Takes frames that nobody else has, by way of an area that stays: every `step`-th of many.
+/// Takes frames by means of an area that stays: every `step`-th of many.
 pub fn scattered<A: Walk>(
     map: &KernelMap<'_, Machine<A>>,
     pages: u64,
@@ -87,27 +87,27 @@ pub fn frames(first: u32, count: u32) -> FrameRange {
     FrameRange { first: Frame(first), count }
 }
 
-/// So many pages from an address on.
+/// `count` pages from an address on.
 #[track_caller]
 pub fn pages(at: VirtAddr, count: u64) -> VirtRange {
     VirtRange::from_len(at, count * PAGE_SIZE).unwrap()
 }
 
-/// What is mapped in a range.
+/// The mapped pieces of a range.
 pub fn pieces<A: Walk>(map: &KernelMap<'_, Machine<A>>, range: VirtRange) -> Vec<KernelPiece> {
     let mut found = Vec::new();
     map.for_each_piece(range, |piece| found.push(piece));
     found
 }
 
-/// All areas and everything that is mapped: what a refused call must leave as it was.
+/// All areas and all mapped pieces: the state that a refused call must not change.
 pub fn picture<A: Walk>(map: &KernelMap<'_, Machine<A>>) -> String {
     let mut areas = Vec::new();
     map.for_each_area(|area| areas.push(area));
     format!("{areas:?} {:?}", pieces(map, map.arena()))
 }
 
-/// Writes to every page of a range what tells it from others.
+/// Writes a distinct value to every page of a range.
 #[track_caller]
 pub fn fill<A: Walk>(machine: &Machine<A>, root: Frame, range: VirtRange, stamp: u64) {
     for at in (range.start().0..range.end().0).step_by(PAGE_SIZE as usize) {
@@ -115,7 +115,7 @@ pub fn fill<A: Walk>(machine: &Machine<A>, root: Frame, range: VirtRange, stamp:
     }
 }
 
-/// Whether a range holds what [`fill`] wrote at `from`.
+/// Asserts that a range has the values that [`fill`] wrote at `from`.
 #[track_caller]
 pub fn assert_filled<A: Walk>(
     machine: &Machine<A>,
@@ -132,12 +132,12 @@ pub fn assert_filled<A: Walk>(
     }
 }
 
-/// How often something is done: `BINDERY_DEEPER=1` makes it twenty times as often.
+/// The number of rounds: `BINDERY_DEEPER=1` multiplies it by twenty.
 pub fn rounds(usual: u64) -> u64 {
     if std::env::var_os("BINDERY_DEEPER").is_some() { 20 * usual } else { usual }
 }
 
-/// Numbers that look random, the same in every run.
+/// Pseudo-random numbers, the same in every run.
 pub struct Numbers(pub u64);
 
 impl Numbers {
@@ -147,15 +147,15 @@ impl Numbers {
         (self.0 >> 33) % limit
     }
 
-    /// At least 1, below 2^`bits`, of each number of bits as often.
+    /// At least 1, below 2^`bits`, with each number of bits equally likely.
     pub fn of_any_size(&mut self, bits: u64) -> u64 {
         let bits = self.below(bits);
         (1 << bits) + self.below(1 << bits)
     }
 }
 
-/// Sets the flag when it is dropped: no thread waits for one that has panicked. Made before the
-/// threads that look at the flag.
+/// Sets the flag when it is dropped, so that no thread waits for one that has panicked. Made before
+/// the threads that read the flag.
 pub struct Finished<'a>(pub &'a AtomicBool);
 
 impl Drop for Finished<'_> {

@@ -1,8 +1,8 @@
-//! The part that the scenario tests of `bindery-hosted` share: a machine with the core on it, and the
+//! Shared parts of the scenario tests of `bindery-hosted`: a machine with the core on it, and the
 //! audit at the end.
 //!
-//! Each folder of `crates/bindery-hosted/tests` is a test program that compiles only its own code: the
-//! core is compiled once, with the machines (the feature `instances` of `bindery-hosted`).
+//! Each folder of `crates/bindery-hosted/tests` is a test program that compiles only its own code:
+//! the core is compiled once, with the machines (the feature `instances` of `bindery-hosted`).
 
 #![allow(missing_docs, reason = "scaffolding of tests: names say it, and no user sees it")]
 
@@ -26,19 +26,20 @@ pub const KIB: u64 = 1 << 10;
 pub const MIB: u64 = 1 << 20;
 pub const GIB: u64 = 1 << 30;
 
-/// All that an access may be, on every architecture.
+/// All accesses, on every architecture.
 pub const READ_WRITE_EXECUTE: Protection =
     Protection::READ.union(Protection::WRITE).union(Protection::EXECUTE);
 
 pub const READ_WRITE: Protection = Protection::READ.union(Protection::WRITE);
 
-/// A machine of the given configuration, with the core in charge of its memory, which may hold anything.
+/// A machine of the given configuration, and its memory, managed by the core, with arbitrary
+/// content.
 pub fn memory_with<A: Walk>(config: Config) -> (Machine<A>, Memory<Machine<A>>) {
     let machine = Machine::<A>::new(Config { contents: Contents::Anything, ..config });
     let memory = machine.memory().expect("memory");
-    // Pages alone, unless the caller chooses.
+    // Only base pages, unless the caller chooses.
     memory.folio_policy().set_global(bindery::SizeMode::Never);
-    // The machines are small, and most scenarios map more than they touch.
+    // The machines are small, and most scenarios map more than they access.
     memory.commitment().set_mode(Overcommit::Always);
     (machine, memory)
 }
@@ -72,7 +73,7 @@ pub fn options() -> SpaceOptions {
     SpaceOptions::default()
 }
 
-/// Audits the core and the TLBs, and panics with what is broken.
+/// Audits the core and the TLBs, and panics with the first violation.
 #[track_caller]
 pub fn audit<A: Walk>(
     machine: &Machine<A>,

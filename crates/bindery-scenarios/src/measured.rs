@@ -1,4 +1,4 @@
-//! A platform that adds up what is done in each read section, and remembers the most.
+//! A platform that adds up the work of each read section, and keeps the maximum.
 
 use std::cell::Cell;
 use std::sync::Mutex;
@@ -14,18 +14,18 @@ use super::waiting::{self, TellingLock};
 thread_local! {
     /// Whether it calls the hook.
     static HOOKED: Cell<bool> = const { Cell::new(false) };
-    /// In how many read sections this thread is.
+    /// The nesting depth of read sections of this thread.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
-    /// The lowest address of the stack at which the core called the platform.
+    /// The lowest stack address at which the core has called the platform.
     static LOWEST: Cell<usize> = const { Cell::new(usize::MAX) };
-    /// What was done since it entered the outermost.
+    /// The work since it entered the outermost section.
     static DONE: Cell<Section> = const { Cell::new(Section { entries: 0, tables: 0, bytes: 0 }) };
 }
 
-/// What is done in one read section; tables are locked in read sections alone.
+/// The work of one read section; tables are locked only in read sections.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Section {
-    /// Entries looked at.
+    /// Entries examined.
     pub entries: u64,
     /// Tables marked as detached.
     pub tables: u64,
@@ -46,8 +46,7 @@ pub struct Measured<A: Walk> {
 type Hook = Box<dyn FnMut() + Send>;
 
 impl<A: Walk> Measured<A> {
-    /// Lets this thread call `hook` before it enters an outermost read section, while it does
-    /// `work`.
+    /// Makes this thread call `hook` before it enters an outermost read section, during `work`.
     pub fn with_hook(&self, hook: Hook, work: impl FnOnce()) {
         *self.hook.lock().unwrap() = Some(hook);
         HOOKED.set(true);
@@ -56,7 +55,7 @@ impl<A: Walk> Measured<A> {
         *self.hook.lock().unwrap() = None;
     }
 
-    /// The most of each since this was asked last.
+    /// The maximum of each since the last call.
     pub fn take_most(&self) -> Section {
         Section {
             entries: self.entries.swap(0, Relaxed),
@@ -65,13 +64,13 @@ impl<A: Walk> Measured<A> {
         }
     }
 
-    /// Entries looked at, read sections, and questions for signals so far: what each turn of a loop
-    /// does at least once.
+    /// Entries examined, read sections, and checks for signals so far: each turn of a loop does at
+    /// least one.
     pub fn steps(&self) -> u64 {
         self.steps.load(Relaxed)
     }
 
-    /// How often the core has told of work so far: once for each run of entries that it passes.
+    /// The number of reports of work so far: one for each run of entries.
     pub fn pieces(&self) -> u64 {
         self.pieces.load(Relaxed)
     }
@@ -82,8 +81,8 @@ impl<A: Walk> Measured<A> {
     }
 }
 
-/// Bytes of stack that `work` takes, down to the deepest call of the platform that this module sees: read
-/// sections, and bytes that are zeroed or copied.
+/// The bytes of stack that `work` uses, down to the deepest call of the platform that this module
+/// sees: read sections, and zeroing or copying of bytes.
 #[inline(never)]
 pub fn stack_taken(work: impl FnOnce()) -> usize {
     let here = address_of_a_local();
@@ -111,7 +110,7 @@ fn add(more: Section) {
     });
 }
 
-// SAFETY: all that is promised is what the machine inside promises.
+// SAFETY: the machine inside meets all obligations.
 unsafe impl<A: Walk> Platform for Measured<A> {
     type Arch = A;
     type Mutex = TellingLock;
@@ -183,7 +182,7 @@ unsafe impl<A: Walk> Platform for Measured<A> {
     }
 }
 
-/// A machine that measures, with the core in charge of its memory.
+/// A measuring machine, and its memory, managed by the core.
 pub fn measured<A: Walk>(bytes: u64) -> (Machine<A>, Memory<Measured<A>>) {
     let machine = Machine::<A>::new(Config {
         memory: bytes,
@@ -203,7 +202,7 @@ pub fn measured<A: Walk>(bytes: u64) -> (Machine<A>, Memory<Measured<A>>) {
     };
     // SAFETY: 1. the frames of a machine that has no other memory; 2. it has no table yet.
     let memory = unsafe { Memory::new(platform, &[FrameRange { first, count }]) }.expect("memory");
-    // Pages alone, unless the caller chooses.
+    // Only base pages, unless the caller chooses.
     memory.folio_policy().set_global(bindery::SizeMode::Never);
     memory.commitment().set_mode(Overcommit::Always);
     (machine, memory)

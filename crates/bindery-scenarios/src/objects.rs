@@ -1,5 +1,5 @@
-//! What the scenarios about objects share: what may be done to one, a model of it, and a pager that
-//! fails.
+//! Helpers for the scenarios about objects: their operations, a model of an object, and a pager
+//! that fails.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -17,7 +17,7 @@ use crate::{MIB, audit, strict};
 
 pub const PAGE: u64 = 4096;
 
-/// Lets `scenario` use a memory in which no object is left afterwards; then nothing has leaked.
+/// Runs `scenario` with a memory, and verifies that it leaves no object and no leak.
 #[track_caller]
 pub fn in_memory(scenario: impl FnOnce(&Memory<Machine<X86_64<4>>>, &dyn Fn() -> Report)) {
     let (machine, memory) = strict::<X86_64<4>>(32 * MIB);
@@ -30,7 +30,7 @@ pub fn in_memory(scenario: impl FnOnce(&Memory<Machine<X86_64<4>>>, &dyn Fn() ->
     assert_eq!(memory.commitment().committed(), 0);
 }
 
-/// Numbers without an order that matters, and pages of a range.
+/// Pseudo-random numbers, and pages of a range.
 pub struct Chance {
     state: u64,
     range: (u64, u64),
@@ -59,22 +59,22 @@ impl Chance {
     }
 }
 
-/// What is done to an object.
+/// An operation on an object.
 #[derive(Clone, Copy, Debug)]
 pub enum Op {
     Read(u64, u64),
-    /// At so many bytes, so many, all of that value.
+    /// At this offset, this number of bytes, all of this value.
     Write(u64, u64, u8),
     SetSize(u64),
     Punch(u64, u64),
     Allocate(u64, u64, Growth),
     AddSeals(Seals),
     Sync,
-    /// Folios of that order are used from now on wherever they fit.
+    /// Allows folios of this order from now on.
     Order(u8),
 }
 
-/// What came of it.
+/// The result of an operation.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Outcome {
     Done,
@@ -87,7 +87,7 @@ pub fn outcome<T>(result: Result<T, Error>, to: impl FnOnce(T) -> Outcome) -> Ou
     result.map_or_else(|error| Outcome::Failed(error.errno(Operation::Object)), to)
 }
 
-/// Lets shared memory and files use folios of 2^`order` pages wherever they fit.
+/// Allows shared memory and files to use folios of 2^`order` pages wherever they fit.
 pub fn use_object_order<A: Walk>(memory: &Memory<Machine<A>>, order: u8) {
     for policy in [memory.shared_folio_policy(), memory.file_folio_policy()] {
         (1..=9).for_each(|order| policy.set(Order(order), SizeMode::Never));
@@ -95,7 +95,7 @@ pub fn use_object_order<A: Walk>(memory: &Memory<Machine<A>>, order: u8) {
     }
 }
 
-/// Does it to the object.
+/// Applies the operation to the object.
 pub fn apply<A: Walk>(
     object: &Object<'_, Machine<A>>,
     memory: &Memory<Machine<A>>,
@@ -127,7 +127,7 @@ pub fn apply<A: Walk>(
     }
 }
 
-/// What an object should be: bytes and seals.
+/// The expected state of an object: bytes and seals.
 #[derive(Clone, Debug, Default)]
 pub struct Model {
     pub bytes: Vec<u8>,
@@ -205,7 +205,7 @@ impl Model {
     }
 }
 
-/// An offset or length, mostly close to the edges of pages and folios.
+/// An offset or length, mostly close to the bounds of pages and folios.
 fn place() -> impl Strategy<Value = u64> {
     let edge = prop::sample::select(vec![0, 1, 2, 3, 4, 8, 15, 16, 17, 31, 64, 128]);
     let jitter = prop_oneof![2 => Just(0), 2 => 0..PAGE, 1 => prop::sample::select(vec![1, 7, 8, 100, 4095])];
@@ -240,20 +240,20 @@ pub fn memfd<A: Walk>(memory: &Memory<Machine<A>>, size: u64) -> Object<'_, Mach
     memory.shared_memory(size, Sealing::Allowed, Accounting::PerPage).expect("shared memory")
 }
 
-/// All of the content.
+/// The whole content.
 pub fn content<A: Walk>(object: &Object<'_, Machine<A>>) -> Vec<u8> {
     let mut bytes = vec![0xee; object.size() as usize];
     assert_eq!(object.read(0, &mut bytes), Ok(bytes.len()));
     bytes
 }
 
-/// Files of which reads or writes fail, after so many that do not.
+/// Files whose reads or writes fail after a number of successes.
 #[derive(Default)]
 pub struct Failing {
     pub files: MemoryFiles,
     pub reads_left: AtomicU64,
     pub writes_left: AtomicU64,
-    /// Cannot be read at all.
+    /// A page that can never be read.
     pub bad_page: AtomicU64,
 }
 
@@ -286,7 +286,7 @@ impl Pager for Failing {
         let pages = first_page..first_page + into.length() as u64 / PAGE;
         let asked = Self::ask(&self.reads_left);
         if asked.is_err() || pages.contains(&self.bad_page.load(Relaxed)) {
-            // What it has written by then must not be seen.
+            // The bytes written by then must not become visible.
             into.append_all(0xdd);
             return Err(PagerError::InputOutput);
         }

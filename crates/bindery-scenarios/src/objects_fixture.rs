@@ -10,10 +10,10 @@ use bindery_hosted::{Machine, Walk};
 use crate::objects::use_object_order;
 use crate::{GIB, MIB, READ_WRITE, audit, options, strict};
 
-/// Where mappings stand, mostly.
+/// The address of most mappings.
 pub const AT: u64 = GIB;
 
-/// A machine, and the core in charge of its memory.
+/// A machine, and its memory, managed by the core.
 pub struct Fixture<'m, A: Walk> {
     pub machine: &'m Machine<A>,
     pub memory: &'m Memory<Machine<A>>,
@@ -29,8 +29,8 @@ impl<'m, A: Walk> Fixture<'m, A> {
     }
 }
 
-/// Lets `scenario` use a machine with folios of 2^`order` pages for objects; afterwards nothing is
-/// left.
+/// Runs `scenario` on a machine with folios of 2^`order` pages for objects; verifies afterwards
+/// that no object is left.
 #[track_caller]
 pub fn with_fixture<A: Walk>(order: u8, scenario: impl FnOnce(&Fixture<'_, A>)) {
     let (machine, memory) = strict::<A>(64 * MIB);

@@ -1,5 +1,5 @@
-//! Whether a call waits for another one, counted and not timed: a platform whose locks and waits
-//! are these tells it at once.
+//! Detects that a call waits for another one, by counting instead of timing: a platform with these
+//! locks and waits reports it at once.
 
 use std::cell::RefCell;
 
@@ -17,7 +17,7 @@ thread_local! {
     static TOLD: RefCell<Option<Told>> = const { RefCell::new(None) };
 }
 
-/// Does `work`, and calls `tell` whenever this thread has to wait for another one meanwhile.
+/// Runs `work`, and calls `tell` whenever this thread has to wait for another one.
 pub fn told<R>(tell: impl Fn() + 'static, work: impl FnOnce() -> R) -> R {
     TOLD.set(Some(Told { relaxed: 0, tell: Box::new(tell) }));
     let result = work();
@@ -25,7 +25,7 @@ pub fn told<R>(tell: impl Fn() + 'static, work: impl FnOnce() -> R) -> R {
     result
 }
 
-/// This thread is about to sleep.
+/// Records that this thread is about to sleep.
 pub fn sleeps() {
     TOLD.with_borrow(|told| {
         if let Some(told) = told {
@@ -34,7 +34,7 @@ pub fn sleeps() {
     });
 }
 
-/// This thread waits one round.
+/// Records that this thread waits for one round.
 pub fn relaxes() {
     let waits = TOLD.with_borrow_mut(|told| {
         let Some(told) = told else { return false };
@@ -46,12 +46,12 @@ pub fn relaxes() {
     }
 }
 
-/// A lock that tells when somebody has to wait for it.
+/// A lock that reports when a thread has to wait for it.
 pub struct TellingLock(LockApi05<parking_lot::RawMutex>);
 
 type State = <LockApi05<parking_lot::RawMutex> as RawLock>::State;
 
-// SAFETY: the lock is parking_lot's, and nothing else touches it.
+// SAFETY: the lock is parking_lot's, used only here.
 unsafe impl RawLock for TellingLock {
     const UNLOCKED: Self = Self(LockApi05::UNLOCKED);
 
@@ -69,7 +69,7 @@ unsafe impl RawLock for TellingLock {
     }
 
     unsafe fn unlock(&self, state: State) {
-        // SAFETY: 1. and 2. are the caller's promises.
+        // SAFETY: 1. and 2. are the caller's obligations.
         unsafe { self.0.unlock(state) }
     }
 }

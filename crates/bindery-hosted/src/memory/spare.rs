@@ -1,21 +1,21 @@
-//! Regions for physical memory, and those of machines that are gone.
+//! Regions for physical memory, including those of dropped machines.
 //!
-//! A test makes thousands of small machines. The host would clear each one's memory page by page, at
-//! its first access, and take it back at the end: a third of a short test's time. So small regions are
-//! kept, as they were left.
+//! A test makes thousands of small machines. The host would clear each one's memory page by page,
+//! at its first access, and free it at the end: a third of a short test's time. So small regions
+//! are kept unchanged.
 
 use std::ptr::{self, NonNull};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
-/// Alignment of a region, so that the host too may use huge pages for huge folios.
+/// The alignment of a region, which allows the host to use huge pages for huge folios, too.
 const ALIGNMENT: usize = 2 << 20;
 
-/// Bytes of the largest region that is kept.
+/// The size of the largest region that is kept, in bytes.
 const LARGEST: usize = 64 << 20;
 
-/// How many regions are kept: a few for each thread of a test program.
+/// The number of regions that are kept: a few for each thread of a test program.
 const MOST: usize = 8;
 
 static SPARE: Mutex<Vec<Region>> = Mutex::new(Vec::new());
@@ -30,17 +30,17 @@ pub(super) struct Region {
     bytes: usize,
 }
 
-// SAFETY: the fields are addresses and numbers; the memory behind them is reached only through
-// `DirectMap`, which says how it is shared.
+// SAFETY: the fields are addresses and numbers; only `DirectMap` accesses the memory behind them,
+// and documents how it is shared.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// A new one, of zeroes.
+    /// A new region of zeroes.
     pub(super) fn new(bytes: usize) -> Self {
         let mapping_len = bytes + ALIGNMENT;
-        // SAFETY: a null hint lets the kernel choose a place where nothing is mapped.
+        // SAFETY: a null hint lets the kernel choose unmapped addresses.
         let mapping = unsafe {
             mmap_anonymous(
                 ptr::null_mut(),
@@ -69,7 +69,7 @@ impl Drop for Region {
     }
 }
 
-/// A region of `bytes` bytes, whose contents are undefined: the one kept last, or a new one.
+/// A region of `bytes` bytes with undefined content: the one kept last, or a new one.
 pub(super) fn take(bytes: usize) -> Region {
     let mut kept = kept();
     let found = kept.iter().rposition(|region| region.bytes == bytes);
@@ -91,7 +91,7 @@ pub(super) fn keep(region: Region) {
 }
 
 fn kept() -> MutexGuard<'static, Vec<Region>> {
-    // A panic leaves the list as it is between two calls of `Vec`: whole.
+    // A panic leaves the list whole: it is only changed by single calls of `Vec`.
     SPARE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -1,13 +1,12 @@
 //! AArch64, EL0 and EL1: 4 KiB granule, 48-bit input and output addresses, FEAT_HAFDBS with
 //! `TCR_EL1.HA` and `HD` set, hierarchical permissions on, `PSTATE.PAN` set. Arm Architecture
 //! Reference Manual (DDI 0487), chapter D8: descriptor formats (D8.3), access permissions (D8.4),
-//! hardware updates (D8.5), "Memory region attributes", the Contiguous bit (D8.7), TLB
-//! maintenance and break-before-make (D8.16, D8.17).
+//! hardware updates (D8.5), "Memory region attributes", the Contiguous bit (D8.7), TLB maintenance
+//! and break-before-make (D8.16, D8.17).
 //!
-//! Addresses with bits 63:48 clear go through TTBR0, with all of them set through TTBR1; which of
-//! the two a root is loaded in follows from the address. `TCR_EL1.E0PD1` is set: for EL0 there is
-//! nothing in TTBR1. `MAIR_EL1` is programmed as the core's documentation demands, with
-//! attributes 0 to 4.
+//! Addresses with bits 63:48 clear use TTBR0, those with all of them set TTBR1; the address
+//! determines which of the two holds the root. `TCR_EL1.E0PD1` is set: EL0 sees nothing in TTBR1.
+//! `MAIR_EL1` is programmed as the core's documentation requires, with attributes 0 to 4.
 //!
 //! Our level 4 is the manual's level 0, our level 1 its level 3.
 
@@ -15,12 +14,12 @@ use bindery::arch::{AArch64, MemoryType, Permissions};
 
 use super::{Denial, Fetches, InvalidEntries, Leaf, Meaning, Mode, Rights, Rules, Walk};
 
-/// Bits \[1:0\]: what the descriptor is.
+/// Bits \[1:0\]: the kind of descriptor.
 const TYPE: u64 = 0b11;
 const TYPE_BLOCK: u64 = 0b01;
 const TYPE_TABLE_OR_PAGE: u64 = 0b11;
 
-/// Which attribute of `MAIR_EL1`.
+/// The index of the attribute in `MAIR_EL1`.
 const ATTR_INDEX: u64 = 7 << 2;
 const NS: u64 = 1 << 5;
 /// AP\[2:1\] are bits 7 and 6.
@@ -30,14 +29,14 @@ const SH: u64 = 3 << 8;
 const SH_RESERVED: u64 = 1 << 8;
 const AF: u64 = 1 << 10;
 const NOT_GLOBAL: u64 = 1 << 11;
-/// GP, of FEAT_BTI: an indirect branch to what is no landing pad is an exception.
+/// GP, of FEAT_BTI: an indirect branch to anything but a landing pad is an exception.
 const GUARDED: u64 = 1 << 50;
 const DBM: u64 = 1 << 51;
 const CONTIGUOUS: u64 = 1 << 52;
 const PXN: u64 = 1 << 53;
 const UXN: u64 = 1 << 54;
 
-// In table descriptors: limits for all that lies below.
+// In table descriptors: limits for all levels below.
 const PXN_TABLE: u64 = 1 << 59;
 const UXN_TABLE: u64 = 1 << 60;
 const AP_TABLE_NO_EL0: u64 = 1 << 61;
@@ -53,9 +52,9 @@ impl Walk for AArch64 {
         levels: 4,
         index_bits: 9,
         denial: Denial::Report,
-        // A translation that gives a Translation fault is never held in a TLB.
+        // A translation that raises a Translation fault is never held in a TLB.
         invalid: InvalidEntries::NotCached,
-        // "Device memory" (B2.7.2): speculative fetches are kept away by execute-never alone.
+        // "Device memory" (B2.7.2): only execute-never prevents speculative fetches.
         fetches: Fetches::Ahead,
     };
 
@@ -123,7 +122,7 @@ fn leaf(entry: u64, level: u8, index: u32) -> Meaning {
         );
     }
     if !user && entry & UXN == 0 {
-        // EL0 executes whatever UXN allows; AP is about loads and stores.
+        // Only UXN restricts EL0's fetches; AP restricts loads and stores.
         return Meaning::Malformed("a page of the kernel without UXN: user mode may execute it");
     }
     let memory = match (entry & ATTR_INDEX) >> ATTR_INDEX.trailing_zeros() {
@@ -140,7 +139,7 @@ fn leaf(entry: u64, level: u8, index: u32) -> Meaning {
         return Meaning::Malformed("the Contiguous bit, and an output address that is not aligned");
     }
     let mut kernel = Permissions::READ;
-    // With DBM the hardware may clear AP[2], so that a store is allowed either way.
+    // With DBM the hardware may clear AP[2], so that a store is allowed in either case.
     kernel.set(Permissions::WRITE, entry & AP2_READ_ONLY == 0 || entry & DBM != 0);
     let mut to_user = kernel;
     kernel.set(Permissions::EXECUTE, entry & PXN == 0);

@@ -1,9 +1,8 @@
-//! The MMU: what the hardware does with page tables, for programs ([`Mode::User`]) and for the
-//! kernel.
+//! The MMU: the hardware's use of page tables, for programs ([`Mode::User`]) and for the kernel.
 //!
-//! [`Walk`] says what the bits of one architecture mean **to the hardware**. The definitions are
-//! written from the architecture manuals and share nothing with the core's [`Arch`]: if both made
-//! the same mistake in one place, no test would find it. [`walk`] goes through tables by them.
+//! [`Walk`] defines the meaning of one architecture's bits **to the hardware**. The definitions are
+//! written from the architecture manuals and share nothing with the core's [`Arch`]: a mistake in a
+//! shared definition would be found by no test. [`walk`] walks tables with them.
 
 pub(crate) mod walk;
 
@@ -28,22 +27,21 @@ pub struct Translation {
     pub order: u8,
     /// The first frame; aligned to the order.
     pub frame: u32,
-    /// What it allows, with the restrictions of the tables above: to user mode where it has
-    /// [`Permissions::USER`], else to the kernel.
+    /// The allowed accesses, with the restrictions of the tables above: for user mode if it has
+    /// [`Permissions::USER`], otherwise for the kernel.
     pub permissions: Permissions,
-    /// How what it maps may be accessed. Of types that the architecture cannot tell apart, the
-    /// strictest.
+    /// The memory type. Of types that the architecture cannot distinguish, the strictest.
     pub memory: MemoryType,
     /// The hardware need not record a use.
     pub accessed: bool,
     /// The hardware need not record a write.
     pub dirty: bool,
-    /// The protection key; 0 where the architecture has none.
+    /// The protection key; 0 if the architecture has none.
     pub key: u8,
 }
 
 impl Translation {
-    /// Bytes that it covers.
+    /// The number of bytes that it covers.
     #[inline]
     pub const fn bytes(&self) -> u64 {
         PAGE_SIZE << self.order
@@ -56,7 +54,7 @@ impl Translation {
         self.start | (self.bytes() - 1)
     }
 
-    /// The address after the last one that it covers; 0 where that is the last of all.
+    /// The address after the last one that it covers; 0 if that is the last of all.
     #[inline]
     pub const fn end(&self) -> u64 {
         self.start.wrapping_add(self.bytes())
@@ -68,98 +66,98 @@ impl Translation {
         addr.wrapping_sub(self.start) < self.bytes()
     }
 
-    /// Where `addr` lies in memory.
+    /// The physical address of `addr`.
     #[inline]
     pub const fn translate(&self, addr: u64) -> PhysAddr {
         PhysAddr(((self.frame as u64) << PAGE_SHIFT) + (addr - self.start))
     }
 
-    /// Whether this may be done.
+    /// Whether the access is allowed.
     #[inline]
     pub(crate) fn allows(&self, access: Access) -> bool {
         access.is_allowed(self.permissions)
     }
 
-    /// Whether it may be without recording anything in the table.
+    /// Whether it is allowed without recording anything in the table.
     #[inline]
     pub(crate) fn serves(&self, access: Access) -> bool {
         self.allows(access) && (self.dirty || !access.is_write())
     }
 
-    /// Whether the two send the same addresses to the same place in the same way. Otherwise a TLB
-    /// must not hold both: it may use either for an address that both cover.
+    /// Whether the two translate the same addresses to the same memory in the same way. Otherwise a
+    /// TLB must not hold both: it may use either for an address that both cover.
     pub(crate) fn agrees(&self, other: &Self) -> bool {
         let place = |leaf: &Self| (leaf.start, leaf.order, leaf.frame, leaf.memory);
         place(self) == place(other)
     }
 }
 
-/// What an entry says to the hardware.
+/// The meaning of an entry to the hardware.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Meaning {
-    /// The valid bit is clear: nothing.
+    /// The valid bit is clear.
     Invalid,
-    /// It names a table of the next lower level.
+    /// It points to a table of the next lower level.
     Table {
         /// The frame of the table.
         frame: u64,
-        /// What it allows to everything below it.
+        /// The rights that it allows everything below it.
         rights: Rights,
         /// The hardware need not record a use.
         accessed: bool,
     },
     /// It maps memory.
     Leaf(Leaf),
-    /// The manual calls it reserved, or forbids it: the rule that it breaks.
+    /// The manual calls it reserved, or forbids it; has the broken rule.
     Malformed(&'static str),
 }
 
-/// What a leaf says to the hardware.
+/// The meaning of a leaf to the hardware.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Leaf {
-    /// The first frame; of an entry in a contiguous run, that of the entry alone.
+    /// The first frame; for an entry in a contiguous run, that of the single entry.
     pub frame: u64,
-    /// What it allows.
+    /// The rights that it allows.
     pub rights: Rights,
-    /// The type of memory that its bits choose.
+    /// The memory type of its bits.
     pub memory: MemoryType,
     /// The hardware need not record a use.
     pub accessed: bool,
     /// The hardware need not record a write.
     pub dirty: bool,
-    /// The protection key; 0 where the architecture has none.
+    /// The protection key; 0 if the architecture has none.
     pub key: u8,
-    /// Base-2 logarithm of the entries that form one translation with it; 0 where it is alone.
+    /// Base-2 logarithm of the number of entries that form one translation with it; 0 for a single
+    /// one.
     pub block: u8,
     /// Further bits in which the entries of a block must agree.
     pub attributes: u64,
 }
 
-/// What the hardware does when a cached translation does not allow an access.
+/// The hardware's reaction when a cached translation does not allow an access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Denial {
-    /// It forgets what it knows of the address and reads the tables again.
+    /// It drops its entries for the address and reads the tables again.
     ReadAgain,
-    /// It reports a fault, again and again until software invalidates.
+    /// It reports a fault, repeatedly until software invalidates.
     Report,
 }
 
-/// Whether the hardware may remember that an entry was invalid.
+/// Whether the hardware may cache invalid entries.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum InvalidEntries {
     /// It reads them each time.
     NotCached,
-    /// It remembers them until software invalidates.
+    /// It caches them until software invalidates.
     Cached,
 }
 
-/// Whether the hardware may fetch instructions that no program asked for, from wherever it may
-/// execute.
+/// Whether the hardware may fetch instructions ahead from executable memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fetches {
     /// Never from the registers of a device.
     OnDemand,
-    /// From the registers of a device too, so that they must not be executable.
+    /// From the registers of a device too, so they must not be executable.
     Ahead,
 }
 
@@ -170,7 +168,7 @@ pub struct Rules {
     pub levels: u8,
     /// Base-2 logarithm of the entries in a table.
     pub index_bits: u32,
-    /// When a cached translation does not allow an access.
+    /// The reaction to a cached translation that does not allow an access.
     pub denial: Denial,
     /// Whether invalid entries are cached.
     pub invalid: InvalidEntries,
@@ -192,7 +190,7 @@ impl Rules {
         addr >> shift << shift
     }
 
-    /// The last address that the entry at `level` covers whose first is `start`.
+    /// The last address that the entry at `level` covers; its first is `start`.
     #[inline]
     pub(crate) const fn last(&self, start: u64, level: u8) -> u64 {
         start | ((1 << self.shift(level)) - 1)
@@ -205,21 +203,21 @@ impl Rules {
     }
 }
 
-/// What the hardware of an architecture reads from page tables and writes to them.
+/// The reads and writes of page tables by the hardware of an architecture.
 ///
-/// All functions are pure. To give the hosted machine another architecture, write one file with
-/// one `impl Walk`, from its manual and not from the core, and add it to
+/// All functions are pure. To give the hosted machine another architecture, write one file with one
+/// `impl Walk`, from its manual and not from the core, and add it to
 /// [`dispatch`](crate::dispatch()).
 pub trait Walk: Arch {
-    /// What is not in the bits.
+    /// The rules that are not in the bits.
     const RULES: Rules;
 
     /// Whether the root translates `addr` at all for the mode (canonical, within the translated
-    /// size). Where each half of the addresses has a root of its own (AArch64), the root of a walk
-    /// is that of the half.
+    /// size). If each half of the addresses has its own root (AArch64), the root of a walk is that
+    /// of the half.
     fn translates(addr: u64, mode: Mode) -> bool;
 
-    /// What the entry at `index` of a table of `level` says.
+    /// Decodes the entry at `index` of a table of `level`.
     fn decode(entry: u64, level: u8, index: u32) -> Meaning;
 
     /// The entry, a table or a leaf, with its use recorded.

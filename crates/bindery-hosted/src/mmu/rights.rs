@@ -1,9 +1,9 @@
-//! Who may do what: the access that is made, and what an entry allows to either mode.
+//! Rights: the kind of an access, and the accesses that an entry allows to either mode.
 
 use bindery::addr::VirtAddr;
 use bindery::arch::Permissions;
 
-/// What is done with memory.
+/// The kind of an access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum AccessKind {
     /// A load.
@@ -15,7 +15,7 @@ pub enum AccessKind {
 }
 
 impl AccessKind {
-    /// The permission that it takes.
+    /// The permission that it needs.
     #[inline]
     fn needs(self) -> Permissions {
         match self {
@@ -26,17 +26,18 @@ impl AccessKind {
     }
 }
 
-/// Who does it. Pages of user mode are closed to the kernel, as kernels set their machines up
-/// (x86-64: SMAP and SMEP, and CR0.WP; AArch64: PAN and PXN; RISC-V: `sstatus.SUM` clear).
+/// The mode of an access. Pages of user mode are closed to the kernel, as kernels set their
+/// machines up (x86-64: SMAP and SMEP, and CR0.WP; AArch64: PAN and PXN; RISC-V: `sstatus.SUM`
+/// clear).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Mode {
-    /// A program: it may use what has [`Permissions::USER`].
+    /// A program: it may use pages with [`Permissions::USER`].
     User,
-    /// The kernel: it may use what has not.
+    /// The kernel: it may use the other pages.
     Kernel,
 }
 
-/// An access: what, and by whom.
+/// An access: its kind and its mode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Access {
     pub(crate) kind: AccessKind,
@@ -44,7 +45,7 @@ pub(crate) struct Access {
 }
 
 impl Access {
-    /// Whether a translation with these permissions serves it.
+    /// Whether a translation with these permissions allows it.
     #[inline]
     pub(crate) fn is_allowed(self, permissions: Permissions) -> bool {
         let needed = match self.mode {
@@ -60,40 +61,40 @@ impl Access {
     }
 }
 
-/// The MMU refused an access: the page fault that the kernel gets to see.
+/// A refused access: the page fault that the kernel receives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MmuFault {
     /// The address that was used.
     pub addr: VirtAddr,
-    /// How.
+    /// The kind of access.
     pub access: AccessKind,
-    /// There is a translation, and it does not allow the access (or it is malformed). Otherwise
-    /// there is none.
+    /// A translation exists, but does not allow the access (or is malformed). Otherwise there is
+    /// none.
     pub present: bool,
 }
 
-/// What an entry allows to each mode. A leaf belongs to one of them, but some formats say
-/// separately what each might execute, and a table above may take a leaf away from user mode.
+/// The accesses that an entry allows to each mode. A leaf belongs to one of them, but some formats
+/// have separate bits for the fetches of each, and a table above may close a leaf to user mode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rights {
-    /// To user mode; [`Permissions::USER`] says whether anything at all.
+    /// For user mode; without [`Permissions::USER`], none.
     pub user: Permissions,
-    /// To the kernel, where user mode may do nothing. Never with [`Permissions::USER`].
+    /// For the kernel, if user mode has none. Never with [`Permissions::USER`].
     pub kernel: Permissions,
 }
 
 impl Rights {
-    /// Everything, to any access.
+    /// All rights, for any access.
     pub(crate) fn all() -> Self {
         Self::same(Permissions::all())
     }
 
-    /// Of formats in which only [`Permissions::USER`] tells the modes apart.
+    /// For formats in which only [`Permissions::USER`] distinguishes the modes.
     pub(crate) fn same(permissions: Permissions) -> Self {
         Self { user: permissions, kernel: permissions - Permissions::USER }
     }
 
-    /// What both allow.
+    /// The rights that both allow.
     pub(crate) fn both(self, other: Self) -> Self {
         Self { user: self.user & other.user, kernel: self.kernel & other.kernel }
     }
@@ -103,7 +104,7 @@ impl Rights {
         self.user.contains(other.user) && self.kernel.contains(other.kernel)
     }
 
-    /// What a translation with these rights allows to the mode that it belongs to.
+    /// The permissions that a translation with these rights has for its mode.
     pub(crate) fn permissions(self) -> Permissions {
         if self.user.contains(Permissions::USER) { self.user } else { self.kernel }
     }

@@ -1,7 +1,7 @@
 //! RISC-V Sv39 and Sv48 in U-mode and S-mode, with Svadu (`menvcfg.ADUE` set), Svnapot and Svpbmt
 //! (`menvcfg.PBMTE` set); `sstatus.SUM` and `MXR` are clear. Privileged specification: 4.3.1 (the
 //! entry), 4.3.2 (the algorithm, cited by its steps), 4.4 and 4.5 (Sv39, Sv48), chapters "Svnapot"
-//! and "Svpbmt", 4.2.1 (`SFENCE.VMA`: what may be cached).
+//! and "Svpbmt", 4.2.1 (`SFENCE.VMA`, and caching).
 
 use bindery::arch::{MemoryType, Permissions, Riscv64};
 
@@ -29,9 +29,9 @@ impl<const LEVELS: u8> Walk for Riscv64<LEVELS> {
         levels: if LEVELS == 4 { 4 } else { 3 },
         index_bits: 9,
         denial: Denial::Report,
-        // 4.2.1: implicit reads may be made early and their results kept, whatever they found.
+        // 4.2.1: implicit reads may be made early and their results kept, whatever they are.
         invalid: InvalidEntries::Cached,
-        // Where may be fetched from is said by the physical address (PMAs), not by the entry.
+        // The physical address (PMAs), not the entry, determines where fetches are allowed.
         fetches: Fetches::OnDemand,
     };
 

@@ -1,5 +1,4 @@
-//! The architecture that no machine has; its manual is the documentation of
-//! [`bindery::arch::Tiny`].
+//! The imaginary architecture; its manual is the documentation of [`bindery::arch::Tiny`].
 
 use bindery::arch::{MemoryType, Permissions, Tiny};
 
@@ -15,7 +14,7 @@ impl Walk for Tiny {
     };
 
     fn translates(addr: u64, _mode: Mode) -> bool {
-        // One half for both; a kernel's pages lie among those of user mode.
+        // Both modes share one half; a kernel's pages lie among those of user mode.
         addr < 0x4_0000
     }
 

@@ -1,13 +1,13 @@
-//! One walk through the tables, from the root or from a table that a cached intermediate entry
-//! names, down to a leaf.
+//! One walk through the tables, from the root or from the table of a cached intermediate entry,
+//! down to a leaf.
 //!
-//! With [`Effect::Use`] it does what the hardware does: it checks the permission, then records the
-//! use (and the write) by compare-exchange; when the entry changed meanwhile, it reads it again. In
-//! a contiguous run the hardware may record both in whichever entry it likes and treat the block as
-//! used or written when any of its entries says so; this walker takes the freedom, and picks an
-//! entry by a number that changes each time. With [`Effect::None`] it only looks, and is then
-//! strict with contiguous runs: all entries, no holes, one permission. (While it is being built or
-//! taken apart, a block that the hardware meets may have holes.)
+//! With [`Effect::Use`] it acts like the hardware: it checks the permission, then records the use
+//! (and the write) by compare-exchange; if the entry has changed, it reads it again. In a
+//! contiguous run the hardware may record both in any entry, and treat the block as used or written
+//! if any of its entries is; this walker uses that freedom, and picks an entry by a number that
+//! changes each time. With [`Effect::None`] it only reads, and is then strict with contiguous runs:
+//! all entries, no holes, one permission. (The hardware may meet a block with holes while it is
+//! built or taken apart.)
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -19,19 +19,19 @@ use crate::control::BrokenControl;
 use crate::memory::DirectMap;
 use crate::violation::{Log, Place, Violation};
 
-/// The deepest tables are six levels tall, the roots included.
+/// The maximum number of levels of tables, including the roots.
 pub(crate) const MAX_LEVELS: usize = 6;
 
-/// What a walk leaves behind.
+/// The effects of a walk.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Effect {
-    /// Nothing: software looks.
+    /// None: software reads.
     None,
-    /// This is done; the number chooses among entries of a block.
+    /// This access is made; the number chooses among the entries of a block.
     Use(Access, u64),
 }
 
-/// A table, and what the entries above it allow.
+/// A table, and the rights that the entries above it allow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Table {
     pub(crate) frame: Frame,
@@ -39,40 +39,40 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// The root of an address space; nothing above it restricts.
+    /// The root of an address space, without restrictions.
     pub(crate) fn root(frame: Frame) -> Self {
         Self { frame, rights: Rights::all() }
     }
 }
 
-/// How a walk ended.
+/// The end of a walk.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum End {
     /// At an invalid entry of this level.
     Invalid(u8),
-    /// At an entry that the manual forbids; it was reported.
+    /// At an entry that the manual forbids, which was reported.
     Malformed,
     /// At a leaf that does not allow the access.
     Denied(Translation),
-    /// At a leaf that does.
+    /// At a leaf that allows it.
     Leaf(Translation),
 }
 
-/// A walk that was made.
+/// A completed walk.
 #[derive(Debug)]
 pub(crate) struct Walked {
-    /// For each level, the table that an entry of this level named, where one was read.
+    /// For each level, the table of an entry of this level, if one was read.
     tables: [Option<Table>; MAX_LEVELS],
     pub(crate) end: End,
 }
 
 impl Walked {
-    /// The table that the entry of `level` named.
+    /// The table of the entry of `level`.
     pub(crate) fn table(&self, level: u8) -> Option<Table> {
         self.tables[usize::from(level)]
     }
 
-    /// The tables that were read, each with the level of the entry that named it.
+    /// The tables that were read, each with the level of the entry that points to it.
     pub(crate) fn tables(&self) -> impl Iterator<Item = (u8, Table)> {
         (0..).zip(self.tables).filter_map(|(level, table)| Some((level, table?)))
     }
@@ -115,13 +115,13 @@ pub(crate) fn walk<A: Walk>(
 }
 
 enum Step {
-    /// The entry changed under us.
+    /// The entry changed concurrently.
     Again,
     Down(Table),
     End(End),
 }
 
-/// A place in a walk.
+/// A position in a walk.
 struct At<'a> {
     world: World<'a>,
     place: Place,
@@ -223,14 +223,14 @@ impl At<'_> {
         }
     }
 
-    /// Whether leaves of this type may map the frames. Outside of memory there may be devices,
-    /// which are not to be cached; the numbers of their frames fit 32 bits, as all do.
+    /// Whether leaves of this type may map the frames. Addresses outside of memory may be devices,
+    /// which must not be cached; their frame numbers fit 32 bits, like all.
     fn may_map(&self, first: u64, count: u64, memory: MemoryType) -> bool {
         self.world.memory.holds(first, count)
             || memory != MemoryType::Normal && first + count <= 1 << u32::BITS
     }
 
-    /// The translation that the leaf, or the block that it belongs to, gives.
+    /// The translation of the leaf, or of the block that it belongs to.
     fn translation(&self, rules: &Rules, leaf: Leaf) -> Translation {
         let order = rules.index_bits * (u32::from(self.level) - 1);
         let shift = rules.shift(self.level) + u32::from(leaf.block);
@@ -248,8 +248,8 @@ impl At<'_> {
         }
     }
 
-    /// Looks at the whole block; says whether it was accessed and written. `None` where it is
-    /// broken, which was reported.
+    /// Reads the whole block; returns whether it was accessed and written. `None` for a broken
+    /// block, which was reported.
     fn block<A: Walk>(
         &self,
         index: u32,
@@ -302,7 +302,7 @@ impl At<'_> {
         Some((accessed, dirty))
     }
 
-    /// Records the use in the leaf, or in any entry of its block. Fails where it changed.
+    /// Records the use in the leaf, or in any entry of its block. Fails if it has changed.
     fn record<A: Walk>(
         &self,
         index: u32,

@@ -1,9 +1,9 @@
 //! x86-64 with four or five levels; no-execute, CR0.WP, SMEP and SMAP on. CR4.PKE is on as well,
-//! and PKRU is 0 forever: TLBs hold the keys of leaves, and no key forbids anything.
-//! Intel 64 SDM volume 3A: sections 4.5.4 (formats), 4.6 (access rights), 4.8 (accessed and
-//! dirty), 4.9.2 (the memory type by the PAT), 4.10 (caching).
+//! and PKRU is always 0: TLBs hold the keys of leaves, and no key forbids anything. Intel 64 SDM
+//! volume 3A: sections 4.5.4 (formats), 4.6 (access rights), 4.8 (accessed and dirty), 4.9.2 (the
+//! memory type by the PAT), 4.10 (caching).
 //!
-//! `IA32_PAT` is programmed as the core's documentation demands: entries 0 to 3 are write-back,
+//! `IA32_PAT` is programmed as the core's documentation requires: entries 0 to 3 are write-back,
 //! write-combining, write-through, uncacheable. The others are not used.
 
 use bindery::arch::{MemoryType, Permissions, X86_64};
@@ -35,12 +35,12 @@ impl<const LEVELS: u8> Walk for X86_64<LEVELS> {
     const RULES: Rules = Rules {
         levels: if LEVELS == 5 { 5 } else { 4 },
         index_bits: 9,
-        // Section 4.10.4.1: a page fault invalidates what is cached for the address.
+        // Section 4.10.4.1: a page fault invalidates the cached entries for the address.
         denial: Denial::ReadAgain,
         // Section 4.10.2.2 and 4.10.3: nothing is cached for an entry whose P flag is 0.
         invalid: InvalidEntries::NotCached,
-        // Volume 3A, "Methods of caching available": nothing is fetched ahead from memory of type
-        // uncacheable.
+        // Volume 3A, "Methods of caching available": no instructions are fetched ahead from memory
+        // of type uncacheable.
         fetches: Fetches::OnDemand,
     };
 
@@ -69,7 +69,7 @@ impl<const LEVELS: u8> Walk for X86_64<LEVELS> {
         if level > 3 {
             return Meaning::Malformed("the PS flag is reserved above level 3");
         }
-        // In large leaves bit 12 is PAT and the address begins further up.
+        // In large leaves bit 12 is PAT and the address begins at a higher bit.
         let low = 12 + 9 * (u32::from(level) - 1);
         if level > 1 && entry & bits(13, low) != 0 {
             return Meaning::Malformed("address bits below the size of the large page are set");

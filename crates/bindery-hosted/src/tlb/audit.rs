@@ -1,10 +1,10 @@
-//! Whether all that a strict TLB holds is still true.
+//! Verifies that all entries of a strict TLB are still valid.
 //!
-//! A cached translation may be narrower than the tables (an access that it denies faults, and
-//! software looks); it must not be wider. Nor may it say *dirty* where the table says clean: a
-//! write through it would not be recorded. Nor may it be of another size: the next access to a page
-//! that it does not cover would bring in a second translation. That it says *accessed* where the
-//! table does not is tolerated by everybody.
+//! A cached translation may be narrower than the tables (a denied access faults, and software reads
+//! the tables); it must not be wider. It must not be *dirty* if the table's entry is clean: a write
+//! through it would not be recorded. It must not have another size: the next access to a page that
+//! it does not cover would load a second translation. It may be *accessed* if the table's entry is
+//! not, which all kernels tolerate.
 
 use bindery::addr::{Frame, PAGE_SIZE};
 use bindery::arch::Permissions;
@@ -29,7 +29,7 @@ impl<A: Walk> Strict<A> {
         }
     }
 
-    /// Looks at everything that the tables now say in the translation's range.
+    /// Reads the current tables in the translation's range.
     fn audit_leaf(&self, world: World<'_>, root: Frame, cached: &Translation) {
         let mut addr = cached.start;
         while cached.covers(addr) {

@@ -1,5 +1,5 @@
-//! Which frames a strict TLB names, so that the release of a frame is checked without looking at
-//! every entry.
+//! The frames in a strict TLB, so that the release of a frame is checked without a search through
+//! all entries.
 //!
 //! A translation of order n begins at a frame that is a multiple of 2^n, so those that overlap a
 //! range of frames begin between the range's start, rounded down to 2^n, and its end: one search
@@ -56,7 +56,7 @@ impl FrameIndex {
         found
     }
 
-    /// The intermediate entries that name any of the frames.
+    /// The intermediate entries that point to any of the frames.
     pub(crate) fn tables_in(&self, first: Frame, count: u32) -> Vec<TableKey> {
         let end = u64::from(first.0) + u64::from(count);
         let candidates = self.tables.range((first.0, (0, 0, 0))..);

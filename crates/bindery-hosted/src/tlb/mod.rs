@@ -1,6 +1,5 @@
-//! What a CPU remembers of page tables. The TLB of a CPU is locked for the whole of an access, the
-//! copying of bytes included: when an invalidation has had the lock, no access through what it
-//! removed is under way.
+//! The TLB of a CPU. It is locked for the whole of an access, including the copying of bytes: after
+//! an invalidation has had the lock, no access through the removed entries is in progress.
 
 mod audit;
 mod frames;
@@ -18,21 +17,21 @@ use crate::stats::MmuCounts;
 use plain::Plain;
 use strict::Strict;
 
-/// How the TLBs of a machine behave.
+/// The behavior of a machine's TLBs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum TlbKind {
-    /// As badly as the architecture allows: caches everything that may be cached, forgets nothing
-    /// until told, and reports what would be undefined. For tests.
+    /// As bad as the architecture allows: caches everything that may be cached, drops nothing
+    /// before an invalidation, and reports undefined cases. For tests.
     #[default]
     Strict,
-    /// Small and fast, and checks nothing. For benchmarks.
+    /// Small and fast, without checks. For benchmarks.
     Plain,
 }
 
-/// Why the MMU refused.
+/// The MMU's reason for a refusal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Refusal {
-    /// There is no translation.
+    /// No translation exists.
     Absent,
     /// The translation does not allow it.
     Denied,
@@ -60,7 +59,7 @@ impl<A: Walk> Tlb<A> {
         Self { kind, counts: MmuCounts::default() }
     }
 
-    /// Translates as the hardware does.
+    /// Translates like the hardware.
     #[inline]
     pub(crate) fn translate(
         &mut self,
@@ -89,7 +88,7 @@ impl<A: Walk> Tlb<A> {
         }
     }
 
-    /// Reports what is still cached of frames that go back to the allocator.
+    /// Reports entries that are still cached for frames that return to the allocator.
     pub(crate) fn released(&mut self, world: World<'_>, first: Frame, count: u32) {
         match &mut self.kind {
             Kind::Strict(tlb) => tlb.released(world, first, count),
@@ -97,7 +96,7 @@ impl<A: Walk> Tlb<A> {
         }
     }
 
-    /// Reports what is cached and disagrees with the tables.
+    /// Reports cached entries that disagree with the tables.
     pub(crate) fn audit(&self, world: World<'_>) {
         match &self.kind {
             Kind::Strict(tlb) => tlb.audit(world),
@@ -105,7 +104,7 @@ impl<A: Walk> Tlb<A> {
         }
     }
 
-    /// The translations cached of an address space, by rising address; none by a plain TLB.
+    /// The cached translations of an address space, in ascending order; none for a plain TLB.
     pub(crate) fn cached(&self, root: Frame) -> Vec<Translation> {
         match &self.kind {
             Kind::Strict(tlb) => tlb.cached(root),

@@ -11,10 +11,10 @@ use crate::mmu::{Access, Translation, Walk};
 use crate::stats::MmuCounts;
 use crate::violation::Place;
 
-/// Translations that it holds.
+/// The number of translations that it holds.
 const SLOTS: usize = 1024;
 
-/// The page number that no address has.
+/// A page number that no address has.
 const EMPTY: u64 = u64::MAX;
 
 #[derive(Clone, Copy, Debug)]
@@ -70,7 +70,7 @@ impl<A: Walk> Plain<A> {
         }
         counts.walks += 1;
         let place = Place { cpu: self.cpu, root, addr };
-        // In a contiguous run it records uses where they were.
+        // In a contiguous run it records uses in their own entries.
         let effect = Effect::Use(access, page);
         let walked = walk::<A>(world, place, Table::root(root), A::RULES.levels, effect);
         match walked.end {

@@ -1,4 +1,4 @@
-//! What a strict TLB holds of one address space.
+//! The entries of a strict TLB for one address space.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,9 +9,9 @@ use crate::mmu::{Rules, Translation};
 
 #[derive(Debug, Default)]
 pub(crate) struct Space {
-    /// By first address; they never overlap.
+    /// By first address, without overlaps.
     pub(crate) leaves: BTreeMap<u64, Translation>,
-    /// For each level, the tables that entries of this level named, by first address.
+    /// For each level, the tables of the cached entries of this level, by first address.
     pub(crate) tables: [BTreeMap<u64, Table>; MAX_LEVELS],
     /// For each level, the first addresses of entries that were invalid.
     pub(crate) invalid: [BTreeSet<u64>; MAX_LEVELS],
@@ -23,14 +23,14 @@ impl Space {
         leaf.covers(addr).then_some(*leaf)
     }
 
-    /// The translations that overlap `start..=last`. (Ranges go by their last address here: the one
+    /// The translations that overlap `start..=last`. (Ranges have their last address here: the one
     /// after it may be 2^64.)
     pub(crate) fn leaves_in(&self, start: u64, last: u64) -> impl Iterator<Item = Translation> {
         let from = self.leaf(start).map_or(start, |leaf| leaf.start);
         self.leaves.range(from..=last).map(|(_, leaf)| *leaf)
     }
 
-    /// The nearest table to a leaf that is remembered on the way to `addr`, with its own level.
+    /// The cached table nearest to a leaf on the way to `addr`, with its level.
     pub(crate) fn nearest_table(&self, rules: &Rules, addr: u64) -> Option<(Table, u8)> {
         (2..=rules.levels).find_map(|level| {
             let table = self.tables[usize::from(level)].get(&rules.start(addr, level))?;
@@ -38,7 +38,7 @@ impl Space {
         })
     }
 
-    /// Whether an entry on the way to `addr` is remembered as invalid.
+    /// Whether an entry on the way to `addr` is cached as invalid.
     pub(crate) fn is_invalid(&self, rules: &Rules, addr: u64) -> bool {
         (1..=rules.levels)
             .any(|level| self.invalid[usize::from(level)].contains(&rules.start(addr, level)))
@@ -55,7 +55,7 @@ impl Space {
         found
     }
 
-    /// The entries remembered as invalid that overlap `start..=last`.
+    /// The entries cached as invalid that overlap `start..=last`.
     pub(crate) fn invalid_in(&self, rules: &Rules, start: u64, last: u64) -> Vec<(u8, u64)> {
         let mut found = Vec::new();
         for level in 1..=rules.levels {
@@ -67,8 +67,8 @@ impl Space {
     }
 }
 
-/// Whether an invalidation that goes from address to address by the stride, as real ones do,
-/// names an address in `start..=last`. The range is not empty.
+/// Whether an invalidation that steps by the stride, like real ones, hits an address in
+/// `start..=last`. The range is not empty.
 ///
 /// ```text
 /// range           |=======================|
@@ -120,7 +120,7 @@ mod tests {
         assert!(names(&what(LAST_PAGE, u64::MAX, PAGE), LAST_MIB2, u64::MAX));
         assert!(names(&what(LAST_PAGE, u64::MAX, PAGE), LAST_PAGE, u64::MAX));
         assert!(names(&what(LAST_PAGE, u64::MAX, 2 << 20), LAST_MIB2, u64::MAX));
-        // A stride of 2 MiB names the first page alone.
+        // A stride of 2 MiB hits only the first page.
         assert!(!names(&what(LAST_MIB2, u64::MAX, 2 << 20), LAST_PAGE, u64::MAX));
         assert!(!names(&what(LAST_PAGE - PAGE, LAST_PAGE, PAGE), LAST_PAGE, u64::MAX));
         assert!(!names(&what(0, PAGE, PAGE), LAST_MIB2, u64::MAX));

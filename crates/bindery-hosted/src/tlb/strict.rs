@@ -1,20 +1,20 @@
 //! The strict TLB: as bad as the architecture allows.
 //!
-//! | the architecture allows | so it does it always |
+//! | the architecture allows | the strict TLB always does it |
 //! |---|---|
 //! | to cache translations, whole contiguous runs at once | they stay until invalidated; there is no limit |
-//! | to cache intermediate entries | a walk starts at the nearest table that is remembered |
+//! | to cache intermediate entries | a walk starts at the nearest cached table |
 //! | to cache a translation that denied an access (not x86-64) | it denies until invalidated |
-//! | to cache that an entry was invalid (RISC-V) | it faults until invalidated |
-//! | invalidation by address to leave intermediate entries alone | they go only when asked for |
+//! | to cache invalid entries (RISC-V) | it faults until invalidated |
+//! | to keep intermediate entries when invalidating by address | it drops them only on request |
 //!
 //! A root frame is an address space: the identifier (PCID, ASID) of this machine.
 //!
-//! **An invalidation for leaves only, on RISC-V.** `SFENCE.VMA` with an address orders only what
-//! concerns *leaf* entries for the address (privileged specification, 4.2.1). Where the walk
-//! stopped at an invalid entry above level 1 and a *table* is there now, that entry is none,
-//! so the TLB goes on believing it to be invalid until
-//! [`Tables::Changed`](bindery::platform::Tables) says otherwise.
+//! **An invalidation for leaves only, on RISC-V.** `SFENCE.VMA` with an address orders only
+//! accesses to *leaf* entries for the address (privileged specification, 4.2.1). If the walk
+//! stopped at an invalid entry above level 1 that is a *table* now, it is not a leaf entry. So the
+//! TLB still treats it as invalid until an invalidation with
+//! [`Tables::Changed`](bindery::platform::Tables).
 
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
@@ -35,7 +35,7 @@ pub(crate) struct Strict<A> {
     pub(super) cpu: Cpu,
     pub(super) spaces: BTreeMap<u32, Space>,
     frames: FrameIndex,
-    /// Chooses among the entries of a block; another number each time.
+    /// Chooses among the entries of a block; changes each time.
     choice: u64,
     arch: PhantomData<A>,
 }
@@ -60,7 +60,7 @@ impl<A: Walk> Strict<A> {
                 counts.hits += 1;
                 return Ok(leaf);
             }
-            // The write is to be recorded in the table.
+            // The write must be recorded in the table.
             Some(leaf) if leaf.allows(access) => {}
             Some(_) if A::RULES.denial == Denial::Report => return Err(Refusal::Denied),
             Some(_) => self.forget_address(root, addr),
@@ -103,7 +103,7 @@ impl<A: Walk> Strict<A> {
     }
 
     fn walk(&mut self, world: World<'_>, root: Frame, addr: u64, access: Access) -> Walked {
-        // Any generator will do that visits all residues; this one is Knuth's.
+        // Any generator that visits all residues serves; this one is Knuth's.
         self.choice = self.choice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let effect = Effect::Use(access, self.choice >> 32);
         let place = Place { cpu: self.cpu, root, addr };
@@ -124,7 +124,7 @@ impl<A: Walk> Strict<A> {
         }
     }
 
-    /// Caches a translation. What it overlaps must be the same one with other permissions.
+    /// Caches a translation. Any overlapping one must be the same with other permissions.
     fn fill(&mut self, world: World<'_>, place: Place, leaf: Translation) {
         let overlapping: Vec<_> =
             self.space(place.root).leaves_in(leaf.start, leaf.last()).collect();
@@ -150,7 +150,7 @@ impl<A: Walk> Strict<A> {
         }
     }
 
-    /// What a page fault does on x86-64 (SDM section 4.10.4.1).
+    /// The effect of a page fault on x86-64 (SDM section 4.10.4.1).
     fn forget_address(&mut self, root: Frame, addr: u64) {
         if let Some(leaf) = self.space(root).leaf(addr) {
             self.forget_leaf(root, &leaf);
@@ -183,7 +183,7 @@ impl<A: Walk> Strict<A> {
         }
     }
 
-    /// Whether an entry that is remembered as invalid goes; see the module's text.
+    /// Whether an entry cached as invalid is dropped; see the module's text.
     fn forgets_invalid(
         &self,
         world: World<'_>,
@@ -197,7 +197,7 @@ impl<A: Walk> Strict<A> {
                 && self.look(world, root, start).table(level).is_none()
     }
 
-    /// What the tables say now of `addr`.
+    /// Walks the current tables for `addr`.
     pub(super) fn look(&self, world: World<'_>, root: Frame, addr: u64) -> Walked {
         let place = Place { cpu: self.cpu, root, addr };
         walk::<A>(world, place, Table::root(root), A::RULES.levels, Effect::None)
@@ -224,7 +224,7 @@ impl<A: Walk> Strict<A> {
         self.roots_released(world, first, count);
     }
 
-    /// Frames that are roots: nothing of their address spaces may be left.
+    /// Handles the release of roots: no entry of their address spaces may be left.
     fn roots_released(&mut self, world: World<'_>, first: Frame, count: u32) {
         let end = first.0.saturating_add(count);
         let roots: Vec<_> = self.spaces.range(first.0..end).map(|(root, _)| *root).collect();
