@@ -24,7 +24,7 @@ const SIZE: u64 = 1 << 20;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// The loop, for an architecture that is known by name.
+/// The loop, for an architecture known by name.
 struct Loop {
     iterations: u64,
     kind: String,
@@ -37,7 +37,7 @@ impl Visitor for Loop {
     fn visit<A: Walk>(self) -> Result<()> {
         let machine = Machine::<A>::new(Config { tlb: TlbKind::Plain, ..Config::default() });
         let memory = machine.memory()?;
-        // Pages alone, unless the caller chooses.
+        // Only base pages, unless the caller chooses.
         memory.folio_policy().set_global(bindery::SizeMode::Never);
         memory.trim();
         let start = VirtAddr(!0 << (11 + 9 * u32::from(A::LEVELS)));
@@ -71,7 +71,7 @@ impl Visitor for Loop {
     }
 }
 
-/// Frames of 1 MiB: in pieces of the order that the kind names, no two pieces next to each other.
+/// Frames of 1 MiB: in pieces of the order of the kind, no two pieces next to each other.
 fn list<A: Walk>(map: &KernelMap<'_, Machine<A>>, kind: &str) -> Result<Vec<Frame>> {
     let order = match kind {
         "order4" => 4,

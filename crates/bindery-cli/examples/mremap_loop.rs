@@ -7,10 +7,9 @@
 //! callgrind_annotate --inclusive=yes --auto=no callgrind.out
 //! ```
 //!
-//! "Collected" divided by the iterations is what one call of `AddressSpace::mremap` takes. The
-//! hosted machine's invalidation is in it; its share is in the line of `machine.rs` that ends
-//! with `Platform>::invalidate`. For another call put its name in the place of `mremap`: `mmap`,
-//! `fault`, `munmap`.
+//! "Collected" divided by the iterations is the cost of one call of `AddressSpace::mremap`. The
+//! hosted machine's invalidation is in it; its share is in the line of `machine.rs` that ends with
+//! `Platform>::invalidate`. For another call replace the name `mremap`: `mmap`, `fault`, `munmap`.
 //!
 //! Arguments: ITERATIONS (100), FOLIO (64k; 4k to 2m), REACH (table; page, folio), ARCH (x86-64),
 //! DISTANCE in KiB that the mapping moves by (1024).
@@ -30,7 +29,7 @@ const LENGTH: u64 = 1 << 20;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// The loop, for an architecture that is known by name.
+/// The loop, for an architecture known by name.
 struct Loop {
     iterations: u64,
     order: u8,
@@ -45,7 +44,7 @@ impl Visitor for Loop {
         let config = Config { tlb: TlbKind::Plain, ..Config::default() };
         let machine = Machine::<A>::new(config);
         let memory = machine.memory().map_err(|error| format!("{error:?}"))?;
-        // Pages alone, unless the caller chooses.
+        // Only base pages, unless the caller chooses.
         memory.folio_policy().set_global(bindery::SizeMode::Never);
         if self.order > 0 {
             memory.folio_policy().set(Order(self.order), SizeMode::Always);

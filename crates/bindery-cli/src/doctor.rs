@@ -1,4 +1,4 @@
-//! `bindery doctor`: what is installed, what is missing, and how to install it.
+//! `bindery doctor`: shows installed and missing requirements, and how to install them.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -18,7 +18,7 @@ pub struct Arguments {}
 /// Shows the table.
 ///
 /// # Errors
-/// It cannot be written.
+/// If it cannot be written.
 pub fn run(_: &Arguments) -> Result<ExitCode, Problem> {
     let rows: Vec<Row> = Requirement::all().into_iter().map(Row::look).collect();
     let mut text = format!("{}\n", table(&rows));

@@ -1,7 +1,7 @@
-//! What the program `bindery` and its tests share: building a kernel and programs for a machine
-//! inside QEMU, starting it, and judging how it went; and the drivers of random calls.
+//! Code shared by the program `bindery` and its tests: it builds a kernel and programs for a
+//! machine inside QEMU, starts the machine, and judges the result; and the drivers of random calls.
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
 //! | [`drivers`] | random calls and random threads |
 //! | [`guest`] | kernel, programs, initial file system and machine |

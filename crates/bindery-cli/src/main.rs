@@ -87,7 +87,7 @@ mod tests {
 
     use super::*;
 
-    /// The names of the commands below which a line of the text after the help is wider than the help:
+    /// Collects the names of the commands whose text after the help has a line wider than the help:
     /// clap breaks it in the middle.
     fn with_broken_lines(command: &Command, broken: &mut Vec<String>) {
         let text = command.get_after_long_help().map(ToString::to_string).unwrap_or_default();

@@ -6,7 +6,7 @@ use bindery::addr::{Frame, PAGE_SIZE};
 use bindery::platform::{GracePeriod, Platform, Work};
 use bindery_hosted::{Machine, Walk, pass_on};
 
-/// Work of one kind, of the section that the calling CPU is in, and the most that one section had.
+/// Work of one kind in the current section of the calling CPU, and the maximum of any section.
 #[derive(Debug, Default)]
 struct Gauge {
     now: AtomicU64,
@@ -22,22 +22,22 @@ impl Gauge {
         self.most.fetch_max(self.now.swap(0, Relaxed), Relaxed);
     }
 
-    /// The most since it was last asked.
+    /// The maximum since the last call.
     fn take(&self) -> u64 {
         self.most.swap(0, Relaxed)
     }
 }
 
-/// A hosted machine that adds up what is done from the outermost `enter_read` to the outermost
-/// `leave_read`, and from the first lock of the reverse map to the last. Table locks are taken in
-/// read sections alone, so none is held for more. One thread uses it at a time.
+/// A hosted machine that adds up the work from the outermost `enter_read` to the outermost
+/// `leave_read`, and from the first lock of the reverse map to the last. Tables are locked only in
+/// read sections, so no table lock is held for more. One thread uses it at a time.
 pub struct Measured<A: Walk> {
     machine: Machine<A>,
     depth: AtomicU64,
     entries: Gauge,
     tables: Gauge,
     bytes: Gauge,
-    /// Locks of the reverse map that are held, and what is looked at meanwhile.
+    /// The number of held locks of the reverse map, and the entries examined under them.
     trees: AtomicU64,
     tree_entries: Gauge,
     sections: AtomicU64,
@@ -46,25 +46,25 @@ pub struct Measured<A: Walk> {
     reader: AtomicBool,
 }
 
-/// The most that was done at once in a call.
+/// The maximum work that a call did at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize)]
 pub struct Longest {
-    /// Entries, slots of indexes and VMAs that one section looked at.
+    /// Entries, slots of indexes and VMAs that one section examined.
     pub entries: u64,
     /// Tables that one section marked as detached.
     pub tables_marked: u64,
     /// Bytes that one section zeroed or copied, in whole frames.
     pub bytes: u64,
-    /// Entries and VMAs that were looked at while a lock of the reverse map was held.
+    /// Entries and VMAs examined while a lock of the reverse map was held.
     pub reverse_map_entries: u64,
     /// Sections in all.
     pub sections: u64,
     /// Grace periods that the call waited for.
     pub grace_periods: u64,
-    /// Tables that wait for readers when the call returns, a frame each, if one stays in its
+    /// Tables that wait for readers when the call returns, a frame each, if a reader stays in its
     /// section.
     pub tables_deferred: u64,
-    /// Records of mappings, anon groups and areas that do, at most 512 bytes each.
+    /// Records of mappings, anon groups and areas that wait as well, at most 512 bytes each.
     pub records_deferred: u64,
 }
 
@@ -85,7 +85,7 @@ impl<A: Walk> Measured<A> {
         }
     }
 
-    /// What was done since this was last asked; not to be asked in a section.
+    /// The work since the last call. Not for use inside a section.
     pub fn take(&self) -> Longest {
         Longest {
             entries: self.entries.take(),
@@ -99,8 +99,8 @@ impl<A: Walk> Measured<A> {
         }
     }
 
-    /// Lets a reader elsewhere stay in its section, or leave it: as long as it stays, nothing is
-    /// freed that waits for readers, but by the thread that waits for it.
+    /// Makes a reader elsewhere stay in its section, or leave it. As long as it stays, items that
+    /// wait for readers are freed only by a thread that waits for it.
     pub fn set_reader(&self, stays: bool) {
         self.reader.store(stays, Relaxed);
     }
@@ -112,7 +112,7 @@ impl<A: Walk> Measured<A> {
     }
 }
 
-// SAFETY: all that is promised is what the machine inside promises; besides, this one counts.
+// SAFETY: the machine inside meets all obligations; this one only counts.
 unsafe impl<A: Walk> Platform for Measured<A> {
     type Arch = A;
     type Mutex = <Machine<A> as Platform>::Mutex;

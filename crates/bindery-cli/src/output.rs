@@ -1,4 +1,4 @@
-//! What several commands do with their results: print them, and write them to a file.
+//! Output of results, shared by several commands: to the standard output and to files.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Write};
@@ -8,17 +8,17 @@ use serde::Serialize;
 
 use crate::guest::Problem;
 
-/// The file that `--json` names, in which all figures of a run go.
+/// The file of `--json`, which receives all figures of a run.
 pub struct JsonFile<'a> {
     path: &'a Path,
     file: File,
 }
 
 impl<'a> JsonFile<'a> {
-    /// Makes it. Called before the work, so that a wrong name costs no minute.
+    /// Creates it. Called before the work, so that a wrong name is reported at once.
     ///
     /// # Errors
-    /// As [`create`].
+    /// As for [`create`].
     pub fn create(path: &'a Path) -> Result<Self, Problem> {
         create(path).map(|(path, file)| Self { path, file })
     }
@@ -26,7 +26,7 @@ impl<'a> JsonFile<'a> {
     /// Writes the document, and a newline.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// If it cannot be written.
     pub fn write(mut self, document: &impl Serialize) -> Result<(), Problem> {
         let text = serde_json::to_string_pretty(document)
             .map_err(|error| Problem::Failed(error.to_string()))?;
@@ -34,10 +34,10 @@ impl<'a> JsonFile<'a> {
     }
 }
 
-/// Makes the file that an option names.
+/// Creates the file of an option.
 ///
 /// # Errors
-/// It cannot be written; the problem is the user's.
+/// If it cannot be written; it counts as a wrong command line.
 pub fn create(path: &Path) -> Result<(&Path, File), Problem> {
     match File::create(path) {
         Ok(file) => Ok((path, file)),
@@ -48,10 +48,10 @@ pub fn create(path: &Path) -> Result<(&Path, File), Problem> {
     }
 }
 
-/// Prints to standard output. A reader who has seen enough (`| head`) is no error.
+/// Prints to standard output. A reader that closes the pipe (`| head`) is no error.
 ///
 /// # Errors
-/// It cannot be printed.
+/// If it cannot be printed.
 pub fn show(text: &str) -> Result<(), Problem> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {

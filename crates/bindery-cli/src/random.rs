@@ -85,7 +85,7 @@ impl Options {
             })
     }
 
-    /// Changes the machine of a seed as the options say.
+    /// Applies the options to the machine of a seed.
     fn change(&self, setup: &mut Setup) {
         setup.broken = self.without_invalidation.then_some(BrokenControl::Invalidation);
     }
@@ -122,12 +122,12 @@ struct Report {
     bindery: &'static str,
     driver: &'static str,
     first_seed: u64,
-    /// Machines that were built, each with a seed of its own.
+    /// The number of machines built, each with its own seed.
     machines: u64,
     calls: u64,
-    /// The most entries that one call looked at.
+    /// The maximum number of entries that one call examined.
     most_work: u64,
-    /// Each failure, as it is printed.
+    /// Each failure, as printed.
     failures: Vec<String>,
 }
 
@@ -156,7 +156,7 @@ impl Report {
         format!("{machines} machines, {calls} calls{work}; seeds {first_seed} to {last}\n")
     }
 
-    /// Prints the results, and writes them.
+    /// Prints the results, and writes them to the file.
     fn show(&self, json: Option<&Path>) -> Result<(), Problem> {
         if let Some(path) = json {
             JsonFile::create(path)?.write(self)?;
@@ -172,10 +172,10 @@ impl Report {
 /// Runs a driver.
 ///
 /// # Errors
-/// What to tell the user.
+/// The message for the user.
 pub fn run(arguments: &Arguments) -> Result<(), Problem> {
     let (Driver::Calls(options) | Driver::Threads(options)) = &arguments.driver;
-    // Made before the work, so that a wrong name costs no hour.
+    // Created before the work, so that a wrong name is reported at once.
     options.json.as_deref().map(output::create).transpose()?;
     let report = match &arguments.driver {
         Driver::Calls(options) => random_calls(options)?,

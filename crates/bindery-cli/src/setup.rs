@@ -1,8 +1,8 @@
 //! `bindery setup`: installs what is missing, on Debian.
 //!
-//! It uses only apt-get, and prints each command before it runs. Rust for bare metal is installed
-//! as Debian's own Rust with the source of `core` (see `guest::toolchain`). With rustup, the
-//! targets can be added there instead.
+//! It uses only apt-get, and prints each command before running it. Rust for bare metal is
+//! installed as Debian's own Rust with the source of `core` (see `guest::toolchain`). With rustup,
+//! the targets can be added there instead.
 
 use std::fmt;
 use std::process::{Command, ExitCode};
@@ -11,8 +11,8 @@ use crate::guest::Problem;
 use crate::guest::packages::is_debian;
 use crate::guest::requirements::{Remedy, Requirement};
 
-/// Debian's packages of Rust: the ones that web browsers are built with, which are kept new in
-/// stable releases, then the ordinary ones. Beside them stands the package whose version tells.
+/// Debian's packages of Rust: those that build web browsers, which are kept new in stable releases,
+/// then the ordinary ones. Each comes with the package whose version decides.
 const RUST: [(&str, [&str; 4]); 2] = [
     ("rustc-web", ["rustc-web", "cargo-web", "rust-web-src", "lld"]),
     ("rustc", ["rustc", "cargo", "rust-src", "lld"]),
@@ -28,7 +28,7 @@ const OLDEST_RUST: (u32, u32) = (1, 95);
 #[derive(clap::Args)]
 pub struct Arguments {}
 
-/// A command, as it is printed and run.
+/// A command, as printed and run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Step(Vec<String>);
 
@@ -56,10 +56,10 @@ impl fmt::Display for Step {
     }
 }
 
-/// Installs what is missing, or prints what would.
+/// Installs the missing requirements, or prints the commands.
 ///
 /// # Errors
-/// This is no Debian, a command fails, or something is missing still.
+/// If this is no Debian, a command fails, or a requirement is still missing.
 pub fn run(_: &Arguments) -> Result<ExitCode, Problem> {
     let missing = missing();
     if missing.is_empty() {
@@ -103,8 +103,8 @@ fn still_missing() -> Option<String> {
     (!names.is_empty()).then(|| names.join(", "))
 }
 
-/// The command that installs these, with the given packages where Rust is among them; none if no
-/// package helps.
+/// The command that installs these, with the given packages for Rust if that is among them; none if
+/// no package helps.
 fn install(missing: &[Requirement], rust: &[&str]) -> Option<Step> {
     let mut packages: Vec<&str> = Vec::new();
     for requirement in missing {
@@ -120,7 +120,7 @@ fn install(missing: &[Requirement], rust: &[&str]) -> Option<Step> {
     (!packages.is_empty()).then(|| Step::new(start.into_iter().chain(packages)))
 }
 
-/// Debian's packages of a Rust that is new enough; none if there are no such.
+/// Debian's packages of a Rust that is new enough; none if there are none.
 fn rust_packages() -> Result<Vec<&'static str>, Problem> {
     let names = RUST.map(|(name, _)| name);
     let output = Command::new("apt-cache")

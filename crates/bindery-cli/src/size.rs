@@ -12,10 +12,10 @@ pub const MIB: u64 = 1 << 20;
 /// A gibibyte.
 pub const GIB: u64 = 1 << 30;
 
-/// The largest order that folios have.
+/// The largest order of folios.
 pub const MAX_ORDER: u8 = 9;
 
-/// The size of the folios that first touches get: a power of two from 4 KiB to 2 MiB.
+/// The size of the folios of first touches: a power of two from 4 KiB to 2 MiB.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FolioSize {
     order: u8,
@@ -29,7 +29,7 @@ impl FolioSize {
     /// 2 MiB.
     pub const MIB_2: Self = Self { order: MAX_ORDER };
 
-    /// The base-2 logarithm of the base pages in it.
+    /// The base-2 logarithm of its base pages.
     pub fn order(self) -> u8 {
         self.order
     }

@@ -1,4 +1,4 @@
-//! What a user of `bindery bench` sees. Counts are checked, times never.
+//! The output of `bindery bench`. Counts are checked, times never.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -18,7 +18,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).expect("the program writes UTF-8")
 }
 
-/// A file that is removed when the test is over.
+/// A file that is removed after the test.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -53,7 +53,7 @@ fn phase<'a>(result: &'a Value, name: &str) -> &'a Value {
     phases.iter().find(|phase| phase["phase"] == name).unwrap_or_else(|| panic!("no phase {name}"))
 }
 
-/// Some counts of one phase, in the order that was asked for.
+/// Some counts of one phase, in the requested order.
 fn counts<const N: usize>(result: &Value, name: &str, who: &str, of: [&str; N]) -> [u64; N] {
     let counts = &phase(result, name)[who]["counts"];
     of.map(|field| counts[field].as_u64().unwrap_or_else(|| panic!("{name} {who} has no {field}")))
@@ -77,7 +77,7 @@ fn check_loop(result: &Value, what: &str, has_blocks: bool) {
     let off = result["variant"].as_str().is_some_and(|variant| variant.contains('+'));
     let moved = [256, 512 + u64::from(off), 1, 256];
     assert_eq!(counts(result, "mremap", "table", MOVE), moved, "{what}");
-    // Page by page, contiguous runs fall apart: an invalidation each.
+    // Page by page, contiguous runs are broken: an invalidation each.
     let blocks = if has_blocks { result["folio_bytes"].as_u64() == Some(65_536) } else { false };
     let [invalidations] = counts(result, "mremap", "page", ["invalidations"]);
     assert_eq!(invalidations, if blocks { 1 + 16 } else { 1 }, "{what}");
@@ -149,7 +149,7 @@ fn pageout_flushes_once_for_each_span_of_locks() {
     assert_eq!(results(&document).len(), 2, "two folio sizes");
     let of = ["entries_written", "invalidations"];
     for result in results(&document) {
-        // An entry for each of 16,384 pages; two tables of 32 are one span.
+        // An entry for each of 16,384 pages; one span covers two tables of 32.
         assert_eq!(
             counts(result, "pageout", "table", of),
             [16_384, 16],
@@ -179,13 +179,13 @@ fn compaction_by_move_copies_nothing() {
             (Some("MOVE"), _) => assert_eq!((copied, zeroed), (0, heap)),
             _ => assert_eq!((copied, zeroed), (heap, 0)),
         }
-        // One flush for each range that moves or is given back.
+        // One flush for each range that is moved or freed.
         let ranges = heap / result["range_bytes"].as_u64().expect("a size");
         assert!(whole("invalidations") <= 2 * ranges.max(8), "{result}");
     }
 }
 
-/// Checks all counts of `kernel-map`, each beside its floor.
+/// Checks all counts of `kernel-map`, each against its floor.
 fn check_kernel_map(result: &Value, what: &str, has_blocks: bool) {
     let work = ["entries_written", "invalidations", "tables_freed"];
     for phase in result["phases"].as_array().expect("there are phases") {
@@ -197,7 +197,7 @@ fn check_kernel_map(result: &Value, what: &str, has_blocks: bool) {
             assert_eq!(phase[who]["counts_steady"], true, "{what}, {who}");
         }
         let [written, invalidations, freed] = counts(result, name, "table", work);
-        // The purge takes tables along, by an entry for the highest of them.
+        // The purge removes tables, too, by an entry for the highest of them.
         assert!(
             (entries + hooks..=entries + hooks + freed).contains(&written),
             "{what}: {written}"
@@ -205,7 +205,7 @@ fn check_kernel_map(result: &Value, what: &str, has_blocks: bool) {
         assert!(freed == 0 || written > entries, "{what}: tables are detached one by one");
         let fewest = floor("invalidations");
         if name == "protect, huge" && has_blocks {
-            // One for each table in which something pauses: 1 MiB may lie in two.
+            // One for each table with paused entries: 1 MiB may be in two.
             assert!((fewest..=2 * fewest).contains(&invalidations), "{what}: {invalidations}");
         } else {
             assert_eq!(invalidations, fewest, "{what}");
@@ -227,7 +227,7 @@ fn the_kernels_mappings_take_no_more_than_their_floor_on_every_architecture() {
     let blocks = ["aarch64", "riscv64", "riscv64-sv39"].map(|arch| (arch, true));
     for (arch, has_blocks) in [("x86-64", false), ("x86-64-la57", false)].into_iter().chain(blocks)
     {
-        // Folios are of user memory: the size changes nothing.
+        // Folios are of user memory: the size has no effect.
         let arguments = ["kernel-map", "--folio", "64k,2m", "--arch", arch];
         let (out, document) = figures(&format!("kernel-{arch}"), &arguments);
         narrow(&out);

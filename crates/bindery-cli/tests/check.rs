@@ -1,4 +1,4 @@
-//! What a user of `bindery check` sees.
+//! The output of `bindery check`.
 
 use std::collections::HashSet;
 use std::io::Write;
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 const ARCHITECTURES: [&str; 5] = ["x86-64", "x86-64-la57", "aarch64", "riscv64", "riscv64-sv39"];
 
-/// Runs a script that comes by standard input.
+/// Runs a script from standard input.
 fn check(script: &str, arguments: &[&str]) -> Output {
     let mut program = Command::new(env!("CARGO_BIN_EXE_bindery"))
         .args(["check", "--script", "-"])
@@ -31,7 +31,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).expect("the program writes UTF-8")
 }
 
-/// What a script prints that ends well.
+/// The output of a successful script.
 #[track_caller]
 fn prints(script: &str, arguments: &[&str]) -> String {
     let output = check(script, arguments);
@@ -41,7 +41,7 @@ fn prints(script: &str, arguments: &[&str]) -> String {
     out
 }
 
-/// What a script prints to both outputs that ends with this status.
+/// The two outputs of a script that ends with this status.
 #[track_caller]
 fn fails(script: &str, status: i32) -> (String, String) {
     let output = check(script, &[]);
@@ -54,7 +54,7 @@ fn docs(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(name)
 }
 
-/// The blocks of the documentation that are in this language.
+/// The blocks of the documentation in this language.
 fn blocks(language: &str) -> Vec<String> {
     let page = fs::read_to_string(docs("script.md")).expect("docs/script.md is there");
     let fence = format!("```{language}\n");
@@ -240,7 +240,7 @@ fn who_builds_upon_what_failed_is_told_so() {
     assert!(err.starts_with(&format!("error: {why}\n --> standard input:4:1\n")), "{err}");
 }
 
-/// Checks the whole message about a script with one wrong line.
+/// Checks the whole message for a script with one wrong line.
 #[track_caller]
 fn wrong(script: &str, message: &str) {
     let (out, err) = fails(script, 2);
@@ -269,7 +269,7 @@ fn a_wrong_line_is_shown_with_what_was_expected() {
     );
 }
 
-/// Checks the message, the column and the help about a script whose last line is wrong.
+/// Checks the message, the column and the help for a script whose last line is wrong.
 #[track_caller]
 fn wrong_at(script: &str, message: &str, column: usize, help: &str) {
     let (_, err) = fails(script, 2);
@@ -357,7 +357,7 @@ fn what_can_never_be_met_is_not_expected() {
 fn numbers_that_do_not_fit_are_refused() {
     let wide = "`99999999999999999999` does not fit into 64 bits";
     wrong_at("read 99999999999999999999", wide, 6, "");
-    // What names stand for comes out when the script runs.
+    // The values of names are known only when the script runs.
     let sum = "the sum does not fit into 64 bits: 0x10000000000000000";
     wrong_at("let a = -1\nread a+1", sum, 6, "");
     wrong_at("let a = 4K\nread a-8K", "the sum is below zero: -0x1000", 6, "");
@@ -367,7 +367,7 @@ fn numbers_that_do_not_fit_are_refused() {
 
 #[test]
 fn all_wrong_lines_are_shown_at_once_and_none_twice() {
-    // The second line would have given a name to `a`, so its use is no mistake.
+    // The second line would have defined `a`, so its use is no error.
     let (_, err) = fails("mmpa\nlet a = mmap 0 4K\nread a\nread\n", 2);
     let places: Vec<&str> = err.lines().filter(|line| line.starts_with(" -->")).collect();
     let wanted = [1, 2, 4].map(|line| format!("standard input:{line}:"));

@@ -1,4 +1,4 @@
-//! What `bindery run`, `doctor` and `setup` say and do without a machine.
+//! The output of `bindery run`, `doctor` and `setup` without a machine.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -17,7 +17,7 @@ fn refused(command: &mut Command) -> (Option<i32>, String) {
     (status.code(), String::from_utf8(stderr).unwrap())
 }
 
-/// The header of a static program for x86-64, which is as much of one as is read before QEMU.
+/// The header of a static program for x86-64, the only part that is read before QEMU.
 fn write_program(path: &Path) {
     let mut header = [0_u8; 64];
     header[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
@@ -97,7 +97,7 @@ fn the_doctor_shows_a_row_for_everything_whatever_there_is() {
     }
 }
 
-/// A directory of programs that do nothing but print how they were called.
+/// A directory of programs that only print their arguments.
 fn stubs(names: &[&str]) -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
     for name in names {
@@ -114,7 +114,7 @@ fn setup_prints_each_command_and_as_root_on_debian_runs_it() {
     let output = bindery(&["setup"]).env("PATH", directory.path()).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     let message = String::from_utf8(output.stderr).unwrap();
-    // Nothing was installed, so never is everything there.
+    // Nothing was installed, so some requirement is always missing.
     assert_eq!(output.status.code(), Some(1), "{text}{message}");
     let is_debian = fs::read_to_string("/etc/os-release")
         .is_ok_and(|text| text.lines().any(|line| line == "ID=debian"));

@@ -1,9 +1,9 @@
-//! `bindery bench compaction`: the live half of a heap moves together, by MOVE and by COPY, in ranges
-//! of each size.
+//! `bindery bench compaction`: compacts the live half of a heap, by MOVE and by COPY, in ranges of
+//! each size.
 //!
-//! Objects are gathered through the direct map, as a program with an MMU gathers them without a
-//! call. All calls are those of one thread; `examples/compactor.rs` of `bindery-hosted` and the
-//! workload `compaction` of `bindery compare` have threads that use the heap meanwhile.
+//! Objects are gathered through the direct map, since a program with an MMU gathers them without a
+//! call. One thread makes all calls; `examples/compactor.rs` of `bindery-hosted` and the workload
+//! `compaction` of `bindery compare` have threads that use the heap during the compaction.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -88,7 +88,7 @@ struct Kind {
     call: Call,
 }
 
-/// What it has cost.
+/// The cost of one compaction.
 #[derive(Clone, Copy, Serialize)]
 struct Sample {
     nanoseconds: Summary,
@@ -105,7 +105,7 @@ struct Row {
     call: Call,
     /// Page by page.
     page: Sample,
-    /// As far as each piece reaches.
+    /// In the largest pieces.
     whole: Sample,
     /// Time of MOVE divided by that of COPY.
     move_to_copy: Option<f64>,
@@ -121,10 +121,10 @@ struct Document<'a> {
     results: &'a [Row],
 }
 
-/// Runs what the arguments ask for.
+/// Runs the measurement of the arguments.
 ///
 /// # Errors
-/// What to tell the user.
+/// The message for the user.
 pub fn run(arguments: &Arguments) -> Result<(), String> {
     let file = arguments.json.as_deref().map(JsonFile::create).transpose()?;
     let (heap, repeats) = if arguments.quick { (8 * MIB, 2) } else { (32 * MIB, 9) };
@@ -143,7 +143,7 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     Ok(())
 }
 
-/// All kinds, on an architecture that is known by name.
+/// All kinds, on an architecture known by name.
 struct Run {
     heap: u64,
     repeats: usize,
@@ -189,7 +189,7 @@ fn measure<A: Walk>(
 ) -> Result<Sample, String> {
     let mut times = Vec::new();
     let mut counts = Counts::default();
-    // Once for nothing.
+    // One more, as a warm-up.
     for _ in 0..=repeats {
         let space = AddressSpace::with_reach(memory, SpaceOptions::default(), reach);
         let space = space.map_err(|error| error.to_string())?;
@@ -213,11 +213,11 @@ struct Compactor<'a, 'm, A: Walk> {
     kind: Kind,
     /// The frames of the old heap's pages.
     frames: Vec<Frame>,
-    /// What COPY copies from.
+    /// The source of COPY.
     gathered: Vec<u8>,
 }
 
-/// Compacts a heap of so many bytes once: the nanoseconds, and the work.
+/// Compacts a heap of this size once: returns the nanoseconds, and the work.
 fn compact<A: Walk>(
     machine: &Machine<A>,
     space: &AddressSpace<'_, Machine<A>>,
@@ -261,7 +261,7 @@ fn compact<A: Walk>(
 }
 
 impl<A: Walk> Compactor<'_, '_, A> {
-    /// Touches all pages of a range, and says which frames they have.
+    /// Touches all pages of a range, and returns their frames.
     fn touch(&self, start: u64, length: u64) -> Result<Vec<Frame>, String> {
         let page = |at: u64| {
             let fault = self.space.fault(VirtAddr(at), Access::Write);
@@ -316,7 +316,8 @@ impl<A: Walk> Compactor<'_, '_, A> {
     /// Copies the objects of the page at `offset` of the new heap.
     ///
     /// # Safety
-    /// 1. `into` is valid for writes of a page, and no page of the old heap that is not empty yet.
+    /// 1. `into` is valid for writes of a page, and not a page of the old heap that still has
+    ///    objects.
     unsafe fn gather(&self, offset: u64, into: *mut u8) {
         for object in 0..PAGE_SIZE / OBJECT {
             let from = 2 * (offset + object * OBJECT);

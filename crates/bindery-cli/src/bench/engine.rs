@@ -15,7 +15,7 @@ use super::pageout;
 use super::workload::{self, Call, Script, Workload};
 use crate::size::{FolioSize, GIB, MAX_ORDER, MIB};
 
-/// The three who are compared, in the order of [`Comparison::outcomes`].
+/// The three subjects, in the order of [`Comparison::outcomes`].
 pub const PAGE: usize = 0;
 pub const FULL: usize = 1;
 pub const LINUX: usize = 2;
@@ -24,8 +24,8 @@ pub const LINUX: usize = 2;
 #[derive(Clone, Debug)]
 pub struct Comparison {
     pub outcomes: [Outcome; 3],
-    /// Nanoseconds that the hosted machine takes to invalidate 1 MiB in its one TLB. They are in
-    /// the engine's times, once for each invalidation.
+    /// Nanoseconds that the hosted machine takes to invalidate 1 MiB in its one TLB. The engine's
+    /// times include this once for each invalidation.
     pub invalidation: u64,
 }
 
@@ -34,18 +34,18 @@ pub struct Bench<'a> {
     pub scripts: &'a [Script],
     /// Bytes of memory that the machine has.
     pub memory: u64,
-    /// Why Linux is left out, if it is.
+    /// The reason why Linux is left out, if it is.
     pub linux: Result<(), String>,
     pub clock: Clock,
 }
 
 impl Bench<'_> {
     /// Runs all scripts on one hosted machine, at [`Reach::Page`] and at full reach, and on Linux.
-    /// `tick` is called as [`measure`] says, `done` with the figures of each script.
+    /// `tick` is called like in [`measure`], `done` with the figures of each script.
     ///
     /// # Errors
-    /// What kept the engine from working at all, or what `done` returned. What happens to a single
-    /// subject is in its outcome.
+    /// A problem that keeps the engine from working at all, or the error of `done`. The problem of
+    /// a single subject is in its outcome.
     pub fn run<A: Walk>(
         &self,
         tick: impl Fn(),
@@ -57,9 +57,10 @@ impl Bench<'_> {
         let memory = machine
             .memory()
             .map_err(|error| format!("the engine refused the machine's memory: {error:?}"))?;
-        // Pages alone, unless the caller chooses.
+        // Only base pages, unless the caller chooses.
         memory.folio_policy().set_global(bindery::SizeMode::Never);
-        // The thread stays on the CPU, as in a kernel: else each call would take the seat again.
+        // The thread stays on the CPU, like in a kernel: otherwise each call would take the seat
+        // again.
         let _on_cpu = machine.bind(Cpu(0));
         touch_all(&memory)
             .map_err(|error| format!("the engine failed before the workload: {error}"))?;
@@ -85,7 +86,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Runs a script of calls to the kernel's maps, of which the host's Linux shows us none.
+    /// Runs a script of calls to the kernel's maps, for which the host's Linux has no figures.
     fn run_kernel<A: Walk>(
         &self,
         memory: &Memory<Machine<A>>,
@@ -101,7 +102,7 @@ impl Bench<'_> {
     }
 }
 
-/// A subject that has run the script once for nothing: Linux's code and data are warm as well.
+/// A subject that has run the script once as a warm-up: Linux's code and data are warm as well.
 fn warmed<'a>(script: &Script, mut subject: impl Subject + 'a) -> Candidate<'a> {
     script.steps.iter().try_for_each(|step| subject.perform(step.call))?;
     Ok(Box::new(subject))
@@ -116,7 +117,7 @@ fn time_invalidation<A: Walk>(machine: &Machine<A>, clock: Clock) -> u64 {
     clock.median(1_001, || machine.invalidate(root, &cpus, &what))
 }
 
-/// Lets first touches take folios of that size, and of no other, wherever they fit.
+/// Allows first touches only folios of this size, wherever they fit.
 fn use_folios<A: Walk>(memory: &Memory<Machine<A>>, folio: FolioSize) {
     for order in 1..=MAX_ORDER {
         let mode = if order == folio.order() { SizeMode::Always } else { SizeMode::Never };
@@ -124,8 +125,8 @@ fn use_folios<A: Walk>(memory: &Memory<Machine<A>>, folio: FolioSize) {
     }
 }
 
-/// Uses all of the machine's memory once, so that the host has given it to this process before
-/// anything is measured.
+/// Uses all of the machine's memory once, so that the host has allocated it to this process before
+/// the measurement.
 fn touch_all<A: Walk>(memory: &Memory<Machine<A>>) -> Result<(), bindery::Error> {
     let space = AddressSpace::new(memory, SpaceOptions::default())?;
     let length = memory.free_frame_count() * PAGE_SIZE;
@@ -170,7 +171,7 @@ impl<'m, A: Walk> Engine<'m, A> {
         Ok(Self { machine, space })
     }
 
-    /// Writes to each page what tells it from others.
+    /// Writes a distinct value to each page.
     fn write(&self, range: VirtRange) -> Result<(), String> {
         let program = Program::new(self.machine, &self.space);
         for at in (range.start().0..range.end().0).step_by(PAGE_SIZE as usize) {
@@ -180,7 +181,7 @@ impl<'m, A: Walk> Engine<'m, A> {
         Ok(())
     }
 
-    /// Faults where the hardware would fault next: behind what the last fault mapped.
+    /// Faults where the hardware would fault next: after the range that the last fault mapped.
     fn touch(&self, mut at: VirtAddr, end: VirtAddr) -> Result<(), String> {
         while at < end {
             at = match self.space.fault(at, Access::Write) {
@@ -219,7 +220,7 @@ impl<A: Walk> Subject for Engine<'_, A> {
             Call::Unmap(at) => self.space.munmap(at.start(), at.len()),
             Call::Kernel(_) => return Err(format!("{}: not a call of a user's", call.name())),
         };
-        // What the call has put off counts as its work.
+        // Deferred work of the call counts, too.
         self.space.memory().drain_deferred();
         result.map_err(|error| format!("{}: {error}", call.name()))
     }

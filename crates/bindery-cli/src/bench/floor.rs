@@ -1,14 +1,14 @@
-//! The *floor* of a call: the fewest entry writes and invalidations that its work needs, on a page
-//! table of given geometry in which nothing else is mapped.
+//! The *floor* of a call: the minimum of entry writes and invalidations that its work needs, on a
+//! page table of given geometry without other mappings.
 //!
 //! ```text
 //! source   |edge|   a whole table   |edge|      an entry that moves is cleared once, set once;
-//! moves     4 KiB   one entry        4 KiB      as large an entry as both addresses allow
+//! moves 4 KiB one entry 4 KiB as large an entry as both addresses allow
 //! target   |edge|   a whole table   |edge|      a table that must come into being is hooked once
 //! ```
 //!
-//! Nothing is counted for emptying tables that the call leaves empty: that is housekeeping. The
-//! floor does not ask how: it holds for page by page, for whole tables and for Linux alike.
+//! Freeing tables that the call leaves empty is housekeeping, and not counted. The floor does not
+//! depend on the method: it holds for page by page, for whole tables and for Linux alike.
 
 use std::collections::BTreeSet;
 
@@ -19,25 +19,25 @@ use super::kernel;
 use super::workload::Call;
 use crate::size::FolioSize;
 
-/// How an architecture cuts addresses.
+/// The division of addresses by an architecture.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Geometry {
-    /// The level of the root; leaves of base pages stand at level 1.
+    /// The level of the root; leaves of base pages are at level 1.
     pub levels: u8,
     /// Base-2 logarithm of the entries in a table.
     pub index_bits: u32,
     /// The highest level of leaves in the kernel's tables.
     pub largest_leaf: u8,
-    /// Leaves in a contiguous run; 1 where there are none.
+    /// Leaves in a contiguous run; 1 if the architecture has none.
     pub block: u32,
-    /// The highest level of leaves that form such blocks; 0 where there are none.
+    /// The highest level of leaves that form such blocks; 0 if it has none.
     pub largest_block: u8,
-    /// Whether the MMU may remember that an entry was invalid.
+    /// Whether the MMU may cache invalid entries.
     pub remembers_invalid: bool,
 }
 
 impl Geometry {
-    /// That of x86-64.
+    /// The geometry of x86-64.
     #[cfg(test)]
     pub const FOUR_LEVELS: Self = Self {
         levels: 4,
@@ -53,7 +53,7 @@ impl Geometry {
         1 << (PAGE_SHIFT + self.index_bits * (u32::from(level) - 1))
     }
 
-    /// The level at which a folio of that size is one entry, if there is one.
+    /// The level at which a folio of this size is one entry, if any.
     fn leaf_level(self, folio: FolioSize) -> u8 {
         let huge = u32::from(folio.order()) == self.index_bits;
         if huge { 2 } else { 1 }
@@ -66,22 +66,22 @@ impl Geometry {
     }
 }
 
-/// The least that a call must do to a page table.
+/// The minimum work of a call on a page table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Floor {
-    /// Entries that must be set or cleared because what they name comes, goes or moves.
+    /// Entries that must be set or cleared because their page or table is added, removed or moved.
     pub entries_written: u64,
-    /// Entries that must be set besides, to hook tables that are missing.
+    /// Entries that must be set besides, to link missing tables.
     pub tables_installed: u64,
     /// Invalidations that must be sent.
     pub invalidations: u64,
 }
 
 impl Floor {
-    /// What `call` needs where first touches get folios of size `folio`.
+    /// The needs of `call` if first touches get folios of size `folio`.
     pub fn of(call: Call, folio: FolioSize, geometry: Geometry) -> Self {
         match call {
-            // Entries come with the first touch.
+            // The first touch sets the entries.
             Call::Map(_) | Call::Advise(_) => Self::default(),
             Call::Touch(range) | Call::Write(range) => {
                 let mut hooks = Hooks::default();
@@ -100,7 +100,7 @@ impl Floor {
                 let delta = to.0.wrapping_sub(from.start().0);
                 Self::of_move(from, delta, geometry.leaf_level(folio), geometry)
             }
-            // All that the root's entries name goes with them.
+            // Everything below the root's entries is removed with them.
             Call::Unmap(range) => {
                 let slots = geometry.slots(range, geometry.levels);
                 Self {
@@ -115,7 +115,7 @@ impl Floor {
 
     fn of_move(from: VirtRange, delta: u64, leaves: u8, geometry: Geometry) -> Self {
         let mut hooks = Hooks::default();
-        // The tables of the source are there, and may be the target's too.
+        // The tables of the source exist, and may be the target's too.
         for level in leaves..geometry.levels {
             hooks.are_there(from, level, geometry);
         }
@@ -136,14 +136,14 @@ impl Floor {
     }
 }
 
-/// A part of a range that one entry can name, at both of its addresses.
+/// A part of a range that one entry can cover, at both of its addresses.
 pub struct Piece {
     pub at: u64,
     pub level: u8,
 }
 
-/// `range`, cut into the largest pieces whose entries, at most at level `top`, stand equally well
-/// `delta` bytes further on.
+/// Cuts `range` into the largest pieces whose entries, at most at level `top`, are equally aligned
+/// `delta` bytes higher.
 pub fn pieces(range: VirtRange, delta: u64, top: u8, geometry: Geometry) -> Vec<Piece> {
     let mut pieces = Vec::new();
     let (mut at, end) = (range.start().0, range.end().0);
@@ -167,19 +167,19 @@ pub struct Hooks {
 }
 
 impl Hooks {
-    /// The tables of `level` that stand for `range` exist.
+    /// Marks the tables of `level` for `range` as existing.
     pub fn are_there(&mut self, range: VirtRange, level: u8, geometry: Geometry) {
         self.there.extend(geometry.slots(range, level + 1).map(|slot| (level, slot)));
     }
 
-    /// An entry at `level` will be set for `addr`, so the tables from that level up must be there.
+    /// Marks the tables for an entry at `level` for `addr` as needed, from that level up.
     pub fn need(&mut self, addr: u64, level: u8, geometry: Geometry) {
         for level in level..geometry.levels {
             self.needed.insert((level, addr / geometry.span(level + 1)));
         }
     }
 
-    /// How many tables are missing.
+    /// The number of missing tables.
     pub fn count(&self) -> u64 {
         self.needed.difference(&self.there).count() as u64
     }

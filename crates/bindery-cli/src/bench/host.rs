@@ -1,4 +1,4 @@
-//! What the figures were measured on.
+//! The host of the measurements.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,12 +11,12 @@ use crate::size::{FolioSize, KIB, MIB};
 
 const THP: &str = "/sys/kernel/mm/transparent_hugepage";
 
-/// The host, as far as it matters to the figures.
+/// The host's properties that affect the figures.
 #[derive(Clone, Debug, Serialize)]
 pub struct Host {
     /// The operating system and its release (`uname -sr`).
     pub kernel: String,
-    /// What the CPU calls itself.
+    /// The CPU's own name.
     pub cpu: String,
     /// CPUs that this process may use.
     pub cpus: usize,
@@ -43,7 +43,7 @@ impl Host {
         }
     }
 
-    /// Bytes that can be used without swapping; `None` where the host does not say.
+    /// Bytes that can be used without swapping; `None` if the host does not tell.
     pub fn available_memory() -> Option<u64> {
         let text = fs::read_to_string("/proc/meminfo").ok()?;
         let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
@@ -54,7 +54,7 @@ impl Host {
 
 fn cpu_model() -> Option<String> {
     let text = fs::read_to_string("/proc/cpuinfo").ok()?;
-    // x86-64 says "model name", RISC-V "uarch", AArch64 only numbers.
+    // x86-64 has "model name", RISC-V "uarch", AArch64 only numbers.
     ["model name", "uarch", "CPU part"].into_iter().find_map(|key| {
         let line = text.lines().find(|line| line.starts_with(key))?;
         Some(line.split_once(':')?.1.trim().to_owned())
@@ -87,18 +87,18 @@ fn chosen(text: &str) -> Option<&str> {
     Some(text.split_once('[')?.1.split_once(']')?.0)
 }
 
-/// Which folios a mapping of this process can get.
+/// The folios that a mapping of this process can get.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum HostFolios {
     /// Base pages are wanted.
     Base,
-    /// Those that are wanted, if they are asked for by `madvise`.
+    /// The wanted ones, on request by `madvise`.
     Wanted,
-    /// Base pages, as the wanted size is switched off or unknown.
+    /// Base pages, as the wanted size is disabled or unknown.
     Unavailable,
 }
 
-/// What the host can give where folios of that size are wanted. Its settings are not changed.
+/// The folios that the host provides if this size is wanted. Its settings are not changed.
 pub fn host_folios(folio: FolioSize) -> HostFolios {
     if folio.order() == 0 {
         return HostFolios::Base;

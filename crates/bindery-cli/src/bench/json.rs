@@ -1,4 +1,4 @@
-//! The figures for programs. Fields are only ever added.
+//! The figures in machine-readable form. Fields are only ever added.
 
 use bindery::Counts;
 use bindery_hosted::ArchitectureName;
@@ -18,13 +18,13 @@ use super::workload::{self, Script, Workload};
 pub struct Document {
     /// The version of the program.
     pub bindery: &'static str,
-    /// What it ran on.
+    /// The host of the run.
     pub host: Host,
     /// The architecture of the hosted machine.
     pub architecture: String,
     /// Whether there were few repetitions (`--quick`).
     pub quick: bool,
-    /// What reading the clock costs, which was taken off every time.
+    /// The cost of reading the clock, which was subtracted each time.
     pub clock_nanoseconds: u64,
     /// One for each table.
     pub results: Vec<Table>,
@@ -35,21 +35,21 @@ pub struct Document {
 pub struct Table {
     /// The workload's name, as on the command line.
     pub workload: &'static str,
-    /// What is moved where.
+    /// The variant: its move or size.
     pub variant: String,
     /// The folio size of the engine.
     pub folio_bytes: u64,
-    /// What Linux had in its place.
+    /// The folios of Linux.
     pub linux_folios: String,
-    /// What an invalidation of 1 MiB costs on the hosted machine; it is in the engine's times.
+    /// The cost of an invalidation of 1 MiB on the hosted machine; the engine's times include it.
     pub invalidation_nanoseconds: u64,
     /// The measured calls.
     pub phases: Vec<Phase>,
-    /// Why the engine, page by page, was not measured (further), or null.
+    /// The reason why the engine, page by page, was not measured (further), or null.
     pub page_problem: Option<String>,
-    /// Why the engine at full reach was not measured (further), or null.
+    /// The reason why the engine at full reach was not measured (further), or null.
     pub table_problem: Option<String>,
-    /// Why Linux was not measured (further), or null.
+    /// The reason why Linux was not measured (further), or null.
     pub linux_problem: Option<String>,
 }
 
@@ -58,9 +58,9 @@ pub struct Table {
 pub struct Phase {
     /// Its name.
     pub phase: String,
-    /// Calls that were measured together: times are those of one, counts and floor those of all.
+    /// Calls measured together: times are for one, counts and floor for all.
     pub calls: u64,
-    /// The least that the calls must do to a page table.
+    /// The minimum work of the calls on a page table.
     pub floor: Floor,
     /// The engine, page by page (`Reach::Page`).
     pub page: Measurement,
@@ -74,18 +74,18 @@ pub struct Phase {
     pub ratio_linux: Option<f64>,
     /// Entries that `table` wrote, divided by the floor's two kinds of entries.
     pub ratio_floor: Option<f64>,
-    /// What others have published in the place of `ratio_page`, or null.
+    /// The published figure for `ratio_page`, or null.
     pub ratio_published: Option<f64>,
 }
 
-/// What a call cost.
+/// The cost of a call.
 #[derive(Debug, Serialize)]
 pub struct Measurement {
-    /// Time; null where nothing was measured.
+    /// Time; null if not measured.
     pub nanoseconds: Option<Summary>,
-    /// Work, of the last call; null for Linux.
+    /// Work of the last call; null for Linux.
     pub counts: Option<Work>,
-    /// Whether every call counted the same.
+    /// Whether every call had the same counts.
     pub counts_steady: bool,
 }
 
@@ -101,7 +101,7 @@ pub struct Work {
     pub tables_moved: u64,
     pub tables_locked: u64,
     pub invalidations: u64,
-    /// Invalidations on the faulting CPU alone, which are not in `invalidations`.
+    /// Invalidations only on the faulting CPU, not included in `invalidations`.
     pub local_invalidations: u64,
     pub pages_invalidated: u64,
     pub invalidations_saved: u64,

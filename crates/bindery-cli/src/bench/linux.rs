@@ -16,15 +16,15 @@ use super::measure::{Subject, Tally};
 use super::workload::{Call, Script, Workload, range};
 use crate::size::{FolioSize, show_bytes};
 
-/// A stretch of this process's addresses in which a script runs.
+/// A range of this process's addresses in which a script runs.
 pub struct Linux {
     advice: Advice,
-    /// What is mapped now; no call touches anything else.
+    /// The current mapping; no call touches anything else.
     mapped: Option<VirtRange>,
 }
 
 impl Linux {
-    /// Looks whether all addresses of the script are free.
+    /// Checks that all addresses of the script are free.
     pub fn new(script: &Script) -> Result<Self, String> {
         let advice = match host_folios(script.folio) {
             HostFolios::Wanted => Advice::LinuxHugepage,
@@ -41,7 +41,7 @@ impl Linux {
         Ok(linux)
     }
 
-    /// The start of `range`, which must be what is mapped: the proof for the calls below.
+    /// The start of `range`, which must be the current mapping: the proof for the calls below.
     fn mapped(&self, range: VirtRange) -> Result<*mut c_void, String> {
         if self.mapped != Some(range) {
             return Err(format!("the workload uses {range}, which it has not mapped"));
@@ -61,7 +61,7 @@ impl Linux {
         let got = unsafe { mmap_anonymous(start, range.len() as usize, protection, flags) }
             .map_err(|error| failed("mmap", range, error))?;
         if got != start {
-            // SAFETY: the mapping was made just now, and nobody else knows of it.
+            // SAFETY: the mapping was made just now, and no other code knows of it.
             let undone = unsafe { munmap(got, range.len() as usize) };
             undone.map_err(|error| failed("munmap", range, error))?;
             return Err(format!("{range} is in use in this process"));
@@ -109,8 +109,8 @@ impl Linux {
         let start = self.mapped(from)?;
         let (length, target) = (from.len() as usize, address(to.start().0));
         // SAFETY: the source is our own mapping, to which no reference exists. The target was free
-        // when `new` looked. Linux chooses addresses downwards from the stack or upwards from the
-        // heap, both far from there, and nobody else in this process asks for addresses.
+        // when `new` checked. Linux chooses addresses downwards from the stack or upwards from the
+        // heap, both far from there, and no other code in this process asks for addresses.
         let moved = unsafe { mremap_fixed(start, length, length, MremapFlags::MAYMOVE, target) };
         moved.map_err(|error| failed("mremap", from, error))?;
         self.mapped = Some(to);
@@ -150,7 +150,7 @@ impl Subject for Linux {
 impl Drop for Linux {
     fn drop(&mut self) {
         if let Some(range) = self.mapped {
-            // Nothing can be done about a failure, and the process will end soon.
+            // A failure cannot be handled, and the process will end soon.
             let _failed = self.unmap(range);
         }
     }
@@ -169,7 +169,7 @@ fn failed(call: &str, range: VirtRange, error: Errno) -> String {
     format!("{call} of {}: {error}", show_bytes(range.len()))
 }
 
-/// What the host gives where the workload wants folios of that size.
+/// The folios that the host provides if the workload wants this size.
 pub fn describe_folios(folio: FolioSize) -> String {
     match host_folios(folio) {
         HostFolios::Base => format!("{} pages", show_bytes(page_size() as u64)),

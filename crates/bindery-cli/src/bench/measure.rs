@@ -1,4 +1,4 @@
-//! Running a script on several subjects, and what each phase cost.
+//! Runs a script on several subjects, and measures the cost of each phase.
 
 use std::time::Instant;
 
@@ -9,22 +9,22 @@ use super::workload::{Call, Effort, Script};
 
 /// Something that manages memory: the engine at one reach, or Linux.
 pub trait Subject {
-    /// Makes the call. An error says what was refused and why.
+    /// Makes the call. An error describes the refusal.
     fn perform(&mut self, call: Call) -> Result<(), String>;
 
-    /// The work counted so far, where it is counted.
+    /// The work counted so far, if it is counted.
     fn tally(&self) -> Option<Tally>;
 }
 
-/// A subject, or why there is none.
+/// A subject, or the reason why it is missing.
 pub type Candidate<'a> = Result<Box<dyn Subject + 'a>, String>;
 
 /// Work on page tables and TLBs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Tally {
-    /// What the engine counts.
+    /// The engine's counts.
     pub counts: Counts,
-    /// Invalidations on the CPU of a fault alone (RISC-V wants them after a first touch).
+    /// Invalidations only on the faulting CPU (RISC-V needs them after a first touch).
     pub local_invalidations: u64,
 }
 
@@ -37,7 +37,7 @@ impl Tally {
     }
 }
 
-/// What one phase cost one subject, each time.
+/// The costs of one phase for one subject, one for each run.
 #[derive(Clone, Debug)]
 pub struct Samples {
     nanoseconds: Vec<u64>,
@@ -56,35 +56,35 @@ impl Samples {
         self.tally = tally;
     }
 
-    /// The times; `None` where there are none.
+    /// The times; `None` if there are none.
     pub fn summary(&self) -> Option<Summary> {
         Summary::of(&self.nanoseconds)
     }
 
-    /// What the last call counted.
+    /// The counts of the last call.
     pub fn tally(&self) -> Option<Tally> {
         self.tally
     }
 
-    /// Whether every call counted the same.
+    /// Whether every call had the same counts.
     pub fn steady(&self) -> bool {
         self.steady
     }
 }
 
-/// What all phases of a script cost one subject.
+/// The costs of all phases of a script for one subject.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// One for each phase of the script.
     pub phases: Vec<Samples>,
-    /// Why there is nothing, or not everything.
+    /// The reason why figures are missing, if any are.
     pub problem: Option<String>,
 }
 
-/// The clock and what reading it costs, which is taken off every time.
+/// The clock and the cost of reading it, which is subtracted each time.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
-    /// Nanoseconds between two readings that follow each other.
+    /// Nanoseconds between two consecutive readings.
     pub cost: u64,
 }
 
@@ -93,7 +93,7 @@ impl Clock {
         Self { cost: Self { cost: 0 }.median(10_001, || {}) }
     }
 
-    /// The median of the nanoseconds that `work` takes.
+    /// The median time of `work` in nanoseconds.
     pub fn median(self, samples: usize, mut work: impl FnMut()) -> u64 {
         let samples: Vec<u64> = (0..samples).map(|_| self.time(&mut work).0).collect();
         Summary::of(&samples).map_or(0, |summary| summary.median)
@@ -136,7 +136,7 @@ pub fn measure<const N: usize>(
     results.map(|phases| Outcome { phases, problem: problems.next().flatten() })
 }
 
-/// How often [`measure`] calls `tick` for so many candidates.
+/// The number of calls of `tick` that [`measure`] makes for this number of candidates.
 pub fn ticks(script: &Script, candidates: usize) -> usize {
     script.effort.turns * candidates
 }

@@ -1,7 +1,7 @@
 //! `bindery bench`: workloads on the engine, page by page and in runs and whole tables, and on
 //! Linux.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
 //! | `workload` | the workloads, as lists of calls |
 //! | `floor` | the fewest entry writes and invalidations that a call needs |
@@ -9,12 +9,12 @@
 //! | `kernel` | the same for `kernel-map`, whose calls are of another kind |
 //! | `pageout` | the same for `pageout`, which needs a swap device |
 //! | `compaction` | `bindery bench compaction`: a heap by MOVE and by COPY |
-//! | `latency` | `bindery bench latency`: how much each call does in one section |
+//! | `latency` | `bindery bench latency`: the maximum work of each call in one section |
 //! | `scale` | `bindery bench scale`: calls among very many mappings |
-//! | `measure` | running a list of calls, and what each cost |
+//! | `measure` | running a list of calls, and the cost of each |
 //! | `statistics` | medians and percentiles of many measurements |
-//! | `host` | the host that it all ran on |
-//! | `report`, `json` | the figures for people, and for programs |
+//! | `host` | the host of the measurements |
+//! | `report`, `json` | the figures in readable and machine-readable form |
 
 mod compaction;
 mod engine;
@@ -148,10 +148,10 @@ fn parse_architecture(name: &str) -> Result<ArchitectureName, String> {
     }
 }
 
-/// Runs what the arguments ask for.
+/// Runs the measurements of the arguments.
 ///
 /// # Errors
-/// What to tell the user.
+/// The message for the user.
 pub fn run(arguments: &Arguments) -> Result<(), String> {
     match &arguments.counts {
         Some(Counts::Latency(arguments)) => return latency::run(arguments),
@@ -159,7 +159,7 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
         Some(Counts::Scale(arguments)) => return scale::run(arguments),
         None => {}
     }
-    // Before the work, so that a wrong name costs no minute.
+    // Before the work, so that a wrong name is reported at once.
     let file = arguments.json.as_deref().map(JsonFile::create).transpose()?;
     let (host, clock) = (Host::look(), Clock::calibrate());
     show(&report::heading(&host, arguments.arch, clock))?;
@@ -181,7 +181,7 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     if problems.is_empty() { Ok(()) } else { Err(problems.join("\nerror: ")) }
 }
 
-/// All that is asked for of one workload. It shares a machine.
+/// All tables of one workload, which share a machine.
 struct Group {
     workload: Workload,
     scripts: Vec<Script>,
@@ -204,7 +204,7 @@ fn plan(arguments: &Arguments) -> Vec<Group> {
     workloads.iter().map(group).collect()
 }
 
-/// The geometry of an architecture that is known by name.
+/// The geometry of an architecture known by name.
 struct GeometryOf;
 
 impl Visitor for GeometryOf {
@@ -223,7 +223,7 @@ impl Visitor for GeometryOf {
     }
 }
 
-/// A group, to be run on an architecture that is known by name.
+/// A group, to be run on an architecture known by name.
 struct Run<'a> {
     group: &'a Group,
     clock: Clock,
@@ -256,9 +256,9 @@ impl Visitor for Run<'_> {
     }
 }
 
-/// Refuses what would drive the host into swapping or worse.
+/// Refuses a size that would make the host swap.
 fn enough_memory(needed: u64) -> Result<(), String> {
-    /// For the program itself, and for comfort.
+    /// For the program itself, and some spare.
     const SPARE: u64 = 64 * MIB;
     let needed = needed + SPARE;
     match Host::available_memory() {
@@ -276,7 +276,7 @@ fn engine_problem(comparison: &Comparison) -> Option<&str> {
     outcome(engine::PAGE).or_else(|| outcome(engine::FULL))
 }
 
-/// A bar on standard error; indicatif hides it where that is no terminal.
+/// A bar on standard error; indicatif hides it if that is not a terminal.
 fn progress(plan: &[Group]) -> ProgressBar {
     let scripts = plan.iter().flat_map(|group| &group.scripts);
     let length: usize = scripts.map(|script| ticks(script, 3)).sum();

@@ -1,4 +1,4 @@
-//! What `pageout` needs besides: a swap device that takes no time, and pages that reach it.
+//! The extra parts of `pageout`: a swap device that takes no time, and pages that reach it.
 
 use bindery::addr::PAGE_SIZE;
 use bindery::{Memory, SwapDevice, SwapRequest};
@@ -8,11 +8,11 @@ use super::floor::Geometry;
 use super::workload::{Call, Effort, Script, Workload, range};
 use crate::size::{FolioSize, GIB, MIB, show_bytes};
 
-/// Bytes that are sent out at a time.
+/// Bytes that are swapped out at a time.
 pub const DATA: u64 = 64 * MIB;
 
-/// A device that is done at once and keeps nothing: what is left is the work of taking pages out of
-/// page tables. No page comes back from it.
+/// A device that completes at once and stores nothing: the remaining work is the removal of pages
+/// from page tables. No page is swapped in from it.
 struct Sink;
 
 impl<A: Walk> SwapDevice<Machine<A>> for Sink {
@@ -28,13 +28,13 @@ impl<A: Walk> SwapDevice<Machine<A>> for Sink {
 /// Turns the device on.
 ///
 /// # Errors
-/// The engine refuses it.
+/// If the engine refuses it.
 pub fn swap_on<A: Walk>(memory: &Memory<Machine<A>>) -> Result<(), String> {
     let area = memory.swap_on_device(&Sink, 0);
     area.map(drop).map_err(|error| format!("no swap area: {error:?}"))
 }
 
-/// System 3: written memory is sent out, and unmapped while it is out.
+/// System 3: written memory is swapped out, and unmapped while it is out.
 pub fn script(folio: FolioSize, geometry: Geometry) -> Script {
     let memory = range(GIB, DATA);
     let variant =

@@ -1,4 +1,4 @@
-//! Figures as tables and plain sentences, readable at 120 columns.
+//! The figures as tables and plain sentences, readable at 120 columns.
 
 use bindery_hosted::ArchitectureName;
 use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
@@ -13,7 +13,7 @@ use super::statistics::{Summary, ratio};
 use super::workload::{Script, Workload};
 use crate::output::thousands;
 
-/// What is known before anything is measured.
+/// The heading, known before the measurement.
 pub fn heading(host: &Host, arch: ArchitectureName, clock: Clock) -> String {
     let Host { kernel, cpu, .. } = host;
     format!(
@@ -107,7 +107,7 @@ fn times(script: &Script, outcomes: &[Outcome; 3]) -> Table {
     table
 }
 
-/// Whether others have published what large pieces are worth in its phases.
+/// Whether others have published the gain from large pieces in its phases.
 fn published(script: &Script) -> bool {
     script.phases.iter().any(|phase| phase.published.is_some())
 }

@@ -1,15 +1,14 @@
-//! What many measurements of the same thing say together.
+//! Statistics of repeated measurements.
 
 use serde::Serialize;
 
-/// Nanoseconds of repeated measurements. Percentiles are *nearest rank*: each is a time that was
-/// really measured, and with ten samples or fewer p10 is the least and p90 the last but one or the
-/// greatest.
+/// Nanoseconds of repeated measurements. Percentiles are *nearest rank*: each is a measured time,
+/// and with ten samples or fewer p10 is the minimum and p90 the last but one or the maximum.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Summary {
-    /// How many measurements there were.
+    /// The number of measurements.
     pub samples: usize,
-    /// The least.
+    /// The minimum.
     pub minimum: u64,
     /// A tenth of the samples are not above this.
     pub p10: u64,
@@ -17,12 +16,12 @@ pub struct Summary {
     pub median: u64,
     /// Nine tenths of the samples are not above this.
     pub p90: u64,
-    /// The greatest.
+    /// The maximum.
     pub maximum: u64,
 }
 
 impl Summary {
-    /// `None` where nothing was measured.
+    /// `None` without measurements.
     pub fn of(samples: &[u64]) -> Option<Self> {
         let mut sorted = samples.to_vec();
         sorted.sort_unstable();
@@ -42,7 +41,7 @@ impl Summary {
     }
 }
 
-/// How many times `than` goes into `of`; `None` where that says nothing.
+/// `of` divided by `than`; `None` if that is meaningless.
 pub fn ratio(of: u64, than: u64) -> Option<f64> {
     (than > 0).then(|| of as f64 / than as f64)
 }

@@ -1,4 +1,4 @@
-//! The workloads, as lists of calls: the same list goes to the engine and to Linux.
+//! The workloads, as lists of calls: the engine and Linux run the same list.
 
 use bindery::addr::{VirtAddr, VirtRange};
 use clap::ValueEnum;
@@ -30,24 +30,24 @@ pub enum Workload {
 pub enum Call {
     /// Map anonymous private memory there.
     Map(VirtRange),
-    /// Say which folios are wanted there (Linux alone has to be told for each mapping).
+    /// Request folios for the range (only Linux needs that for each mapping).
     Advise(VirtRange),
     /// Write to each page for the first time.
     Touch(VirtRange),
     /// Write to each page for the first time, so that no two words are the same.
     Write(VirtRange),
-    /// Send the pages to swap.
+    /// Swap the pages out.
     PageOut(VirtRange),
     /// Move the mapping.
     Move { from: VirtRange, to: VirtAddr },
     /// Unmap it.
     Unmap(VirtRange),
-    /// Make, change or take back areas of the kernel's.
+    /// Create, change or free areas of the kernel.
     Kernel(KernelCall),
 }
 
 impl Call {
-    /// The name that error messages and tables give it.
+    /// Its name in error messages and tables.
     pub fn name(self) -> &'static str {
         match self {
             Self::Map(_) => "mmap",
@@ -61,7 +61,7 @@ impl Call {
         }
     }
 
-    /// The user addresses at which something is mapped after the call or before it.
+    /// The user addresses that are mapped after the call or before it.
     pub fn ranges(self) -> Vec<VirtRange> {
         match self {
             Self::Map(at)
@@ -75,7 +75,7 @@ impl Call {
         }
     }
 
-    /// How many calls it stands for.
+    /// The number of calls that it represents.
     pub fn repetitions(self) -> u64 {
         match self {
             Self::Kernel(call) => call.areas(),
@@ -84,26 +84,25 @@ impl Call {
     }
 }
 
-/// What is measured: one row of the table. All calls of a phase have equal floors.
+/// A measured phase: one row of the table. All calls of a phase have equal floors.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Phase {
     pub name: String,
     pub floor: Floor,
-    /// Calls that are measured together: the time is that of one, floor and counts are those of
-    /// all.
+    /// Calls that are measured together: the time is for one, floor and counts are for all.
     pub repetitions: u64,
-    /// How many times faster others have found it with large pieces than without.
+    /// The published speedup by large pieces.
     pub published: Option<f64>,
 }
 
-/// A call, and the number of the phase that its cost counts for; it is not measured without one.
+/// A call, and the number of the phase that its cost counts for; without one, it is not measured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Step {
     pub call: Call,
     pub phase: Option<usize>,
 }
 
-/// A workload in one variant: what is called in one round. It leaves nothing mapped.
+/// A workload in one variant: the calls of one round, which leaves nothing mapped.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Script {
     pub workload: Workload,
@@ -117,8 +116,9 @@ pub struct Script {
     geometry: Geometry,
 }
 
-/// How often a script is run. Each of `turns` the subjects take turns, in which each runs the
-/// script `repeats` times, so that a slow spell of the host does not hit one of them alone.
+/// The number of runs of a script. The subjects alternate in `turns` turns, in each of which every
+/// one of them runs the script `repeats` times, so that a slow period of the host does not affect
+/// only one of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Effort {
     pub turns: usize,
@@ -132,7 +132,7 @@ impl Effort {
     }
 }
 
-/// Where the mapping is at first, and how far it moves.
+/// The first address of the mapping, and the distance of its move.
 const SOURCE_1M: u64 = GIB;
 const SOURCE_1G: u64 = 64 * GIB;
 const FAR: u64 = 64 * GIB;
@@ -153,13 +153,13 @@ impl Workload {
         self != Self::KernelMap
     }
 
-    /// The folio sizes that are shown where the user asks for none.
+    /// The default folio sizes.
     pub fn default_folios(self, quick: bool) -> &'static [FolioSize] {
         match self {
             Self::Remap1m | Self::Pageout => &[FolioSize::KIB_64, FolioSize::BASE],
             // A list of one, for one table.
             Self::KernelMap => &[FolioSize::BASE],
-            // To touch 1 GiB takes Linux a large part of a second.
+            // Touching 1 GiB takes Linux a large part of a second.
             Self::Remap1g if quick => &[FolioSize::BASE],
             Self::Remap1g => &[FolioSize::BASE, FolioSize::KIB_64],
         }
@@ -186,7 +186,7 @@ impl Workload {
         }
     }
 
-    /// The workload's variants; with few repetitions if it shall be `quick`.
+    /// The workload's variants; with few repetitions if `quick`.
     pub fn scripts(self, folio: FolioSize, geometry: Geometry, quick: bool) -> Vec<Script> {
         let mut scripts = match self {
             Self::Remap1m => [MIB, MIB + 4 * KIB].map(|by| remap_1m(by, folio, geometry)).into(),
@@ -217,9 +217,9 @@ fn remap_1m(by: u64, folio: FolioSize, geometry: Geometry) -> Script {
     script
 }
 
-/// System 2. To touch 1 GiB anew for every move would take most of the time, so base pages are
-/// moved and, not measured, moved back. Larger folios cannot be used again: a move may split them,
-/// or take contiguous runs apart.
+/// System 2. Touching 1 GiB again for every move would take most of the time, so base pages are
+/// moved and, unmeasured, moved back. Larger folios cannot be used again: a move may split them, or
+/// take contiguous runs apart.
 fn remap_1g(folio: FolioSize, geometry: Geometry) -> Script {
     let source = range(SOURCE_1G, GIB);
     let reusable = folio == FolioSize::BASE;

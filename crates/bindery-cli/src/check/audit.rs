@@ -1,4 +1,4 @@
-//! The audit: the core's invariants, and what the strict TLB has seen.
+//! The audit: the core's invariants, and the violations that the strict TLB has detected.
 
 use bindery::check::{self, Report};
 use bindery::{AddressSpace, Memory};
@@ -7,17 +7,17 @@ use serde::Serialize;
 
 use super::show;
 
-/// What an audit found.
+/// The findings of an audit.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Findings {
-    /// Nothing here means that nothing is wrong.
+    /// Empty if nothing is wrong.
     pub violations: Vec<String>,
-    /// What was looked at, where the audit came to its end.
+    /// The extent of the audit, if it was completed.
     #[serde(skip_serializing_if = "Option::is_none")]
     looked_at: Option<LookedAt>,
 }
 
-/// As `bindery::check::Report`.
+/// Like `bindery::check::Report`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 struct LookedAt {
     mappings: u64,
@@ -36,7 +36,7 @@ impl From<Report> for LookedAt {
     }
 }
 
-/// Looks at everything. What the TLB has seen is reported once.
+/// Audits everything. Violations of the TLB are reported once.
 pub fn audit<A: Walk>(
     machine: &Machine<A>,
     memory: &Memory<Machine<A>>,
@@ -57,7 +57,7 @@ pub fn audit<A: Walk>(
 }
 
 impl Findings {
-    /// Frames are missing when all is over.
+    /// Frames are missing at the end.
     pub fn leak(frames: u64) -> Self {
         let all_gone = "are in use though no process and no file is left";
         let violation = format!("{} {all_gone}", show::plural(frames, "frame"));

@@ -1,16 +1,16 @@
-//! Names of what may go wrong: errno, and signals.
+//! Names of failures: errno values and signals.
 
 use bindery::{Errno, FaultError};
 use serde::Serialize;
 
 use super::words::{Unknown, nearest};
 
-/// How a call or an access failed, or was expected to.
+/// The failure of a call or an access, actual or expected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Failure {
     /// `EINVAL`, `SIGSEGV`.
     pub name: &'static str,
-    /// What tells signals of one name apart: `SEGV_MAPERR`.
+    /// Distinguishes signals of one name: `SEGV_MAPERR`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub code: Option<&'static str>,
     /// The number of an errno.
@@ -21,7 +21,7 @@ pub struct Failure {
 
 macro_rules! errnos {
     ($($name:ident: $text:literal,)*) => {
-        /// With the words that C libraries have for them.
+        /// With the texts of C libraries.
         const ERRNOS: &[Failure] = &[$(Failure {
             name: stringify!($name),
             code: None,
@@ -89,7 +89,7 @@ impl Failure {
         }
     }
 
-    /// Whether it is what a program gets for an access, and not what a call returns.
+    /// Whether it is the result of an access, and not of a call.
     pub fn is_signal(self) -> bool {
         self.number.is_none()
     }
@@ -117,7 +117,7 @@ impl Awaited {
     /// Reads `EINVAL`, `SIGSEGV`, `SEGV_ACCERR`.
     ///
     /// # Errors
-    /// Where nothing is called so.
+    /// If no failure has this name.
     pub fn read(word: &str) -> Result<Self, Unknown> {
         let all = || {
             let names = ERRNOS.iter().chain(SIGNALS).map(|known| (known.name, known.is_signal()));

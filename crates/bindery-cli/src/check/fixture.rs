@@ -1,4 +1,4 @@
-//! Where a script is played: processes and files on one hosted machine, and what names stand for.
+//! The stage of a script: processes and files on one hosted machine, and the values of names.
 
 use std::collections::{BTreeMap, HashMap};
 use std::thread;
@@ -17,18 +17,18 @@ use super::script::{File, MAIN, Process as ProcessArgument};
 
 type Space<'m, A> = AddressSpace<'m, Machine<A>>;
 
-/// Where the heap begins unless a script says otherwise.
+/// The start of the heap, unless a script sets it.
 const HEAP: u64 = 0x1000_0000;
-/// Descriptors of files and of processes begin here, so that they are not mistaken for each other.
+/// The first descriptors of files and of processes, which differ so that they are not confused.
 const FIRST_FILE: i32 = 3;
 const FIRST_PROCESS: i32 = 1000;
 
-/// Why a script cannot go on.
+/// The reason why a script cannot continue.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Stop {
-    /// It is wrong, which came out when it ran.
+    /// An error in the script that showed only at run time.
     Wrong(Mistake),
-    /// It builds upon something that has failed.
+    /// The script depends on a statement that has failed.
     Lost(Mistake),
 }
 
@@ -43,21 +43,21 @@ pub struct Process<'m, A: Walk> {
     pub name: String,
     pub space: Space<'m, A>,
     pub files: BTreeMap<i32, OpenFile<'m, Machine<A>>>,
-    /// What `process_madvise` knows it by.
+    /// Its descriptor for `process_madvise`.
     descriptor: i32,
-    /// The counts at the last look.
+    /// The counts at the last reading.
     counted: Counts,
 }
 
 impl<A: Walk> Process<'_, A> {
-    /// The work since the last look.
+    /// The work since the last reading.
     pub fn count(&mut self) -> Counts {
         let now = self.space.counts();
         now - std::mem::replace(&mut self.counted, now)
     }
 }
 
-/// Who makes a call, and who else there is.
+/// The process that makes a call, and the others.
 pub struct Caller<'s, 'm, A: Walk> {
     fixture: &'s Fixture<'m, A>,
     process: &'s Process<'m, A>,
@@ -78,21 +78,21 @@ impl<'m, A: Walk> linux::Process<'m, Machine<A>> for Caller<'_, 'm, A> {
     }
 }
 
-/// What a name stands for, or why it stands for nothing.
+/// The value of a name, or the reason why it has none.
 type Meaning<T> = Result<T, String>;
 
-/// All that a script plays with.
+/// The complete state of a running script.
 pub struct Fixture<'m, A: Walk> {
     pub machine: &'m Machine<A>,
     pub memory: &'m Memory<Machine<A>>,
-    /// Where files live.
+    /// The storage of files.
     pub disk: &'m MemoryFiles,
     processes: Vec<Process<'m, A>>,
     numbers: HashMap<String, Meaning<u64>>,
     descriptors: HashMap<String, Meaning<i32>>,
-    /// Why processes are not there that should be.
+    /// The reasons why processes are missing.
     absent: HashMap<String, String>,
-    /// What objects go by, by their numbers.
+    /// The names of objects, by their numbers.
     objects: HashMap<u64, String>,
     next_file: i32,
     next_process: i32,
@@ -100,10 +100,10 @@ pub struct Fixture<'m, A: Walk> {
 }
 
 impl<'m, A: Walk> Fixture<'m, A> {
-    /// A machine with one process that has no memory.
+    /// A machine with one process without memory.
     ///
     /// # Errors
-    /// Where there is no memory for it.
+    /// If memory for it is lacking.
     pub fn new(
         machine: &'m Machine<A>,
         memory: &'m Memory<Machine<A>>,
@@ -141,12 +141,12 @@ impl<'m, A: Walk> Fixture<'m, A> {
         self.processes.push(Process { name, space, files, descriptor, counted });
     }
 
-    /// Notes why there is no process of that name.
+    /// Records why the process of this name is missing.
     pub fn no_process(&mut self, name: &str, why: String) {
         self.absent.insert(name.to_owned(), why);
     }
 
-    /// Takes the process away, with all that it has.
+    /// Removes the process, with all its memory and files.
     pub fn remove_process(&mut self, index: usize) {
         self.processes.remove(index);
     }
@@ -159,7 +159,7 @@ impl<'m, A: Walk> Fixture<'m, A> {
         &mut self.processes[index]
     }
 
-    /// All processes that live.
+    /// All living processes.
     pub fn processes(&self) -> impl Iterator<Item = &Process<'m, A>> {
         self.processes.iter()
     }
@@ -168,10 +168,10 @@ impl<'m, A: Walk> Fixture<'m, A> {
         Caller { fixture: self, process: &self.processes[index] }
     }
 
-    /// The process of that name.
+    /// The process of this name.
     ///
     /// # Errors
-    /// Where its fork has failed.
+    /// If its fork has failed.
     pub fn index(&self, name: &str, place: Place) -> Result<usize, Stop> {
         self.processes.iter().position(|process| process.name == name).ok_or_else(|| {
             let why = self.absent.get(name).map_or("it is gone", String::as_str);
@@ -179,7 +179,8 @@ impl<'m, A: Walk> Fixture<'m, A> {
         })
     }
 
-    /// Opens a file in a process, and gives it a name. The descriptor is no other process' either.
+    /// Opens a file in a process, and gives it a name. No process has the descriptor for another
+    /// file.
     pub fn open(&mut self, index: usize, name: &str, file: OpenFile<'m, Machine<A>>) -> i32 {
         let descriptor = self.next_file;
         self.next_file += 1;
@@ -194,33 +195,33 @@ impl<'m, A: Walk> Fixture<'m, A> {
         self.next_disk_file
     }
 
-    /// Notes why there is no file of that name.
+    /// Records why the file of this name is missing.
     pub fn no_file(&mut self, name: &str, why: String) {
         self.descriptors.insert(name.to_owned(), Err(why));
     }
 
-    /// What the object is called in layouts.
+    /// Sets the object's name in layouts.
     pub fn name_object(&mut self, object: &Object<'m, Machine<A>>, name: String) {
         self.objects.insert(object.identity(), name);
     }
 
-    /// Gives a name to a number, or to its absence.
+    /// Gives a number a name, or records why it is missing.
     pub fn name_number(&mut self, name: &str, meaning: Meaning<u64>) {
         self.numbers.insert(name.to_owned(), meaning);
     }
 
-    /// What the sum is now.
+    /// The current value of the sum.
     ///
     /// # Errors
-    /// A name without a value; what [`Value::evaluate`] refuses.
+    /// A name without a value; the errors of [`Value::evaluate`].
     pub fn number(&self, value: &Value) -> Result<u64, Stop> {
         value.evaluate(|name, place| self.look_up(name, place))
     }
 
-    /// As [`Fixture::number`], for a byte.
+    /// Like [`Fixture::number`], for a byte.
     ///
     /// # Errors
-    /// As [`Fixture::number`], and what does not fit.
+    /// As for [`Fixture::number`], and a value that does not fit.
     pub fn byte(&self, value: &Value) -> Result<u8, Stop> {
         value.byte(|name, place| self.look_up(name, place))
     }
@@ -229,14 +230,14 @@ impl<'m, A: Walk> Fixture<'m, A> {
         known(&self.numbers, name, place)
     }
 
-    /// The file's descriptor, and how it is shown.
+    /// The file's descriptor, and its text.
     ///
     /// # Errors
-    /// A file that could not be made; as [`Fixture::number`].
+    /// A file that could not be made; as for [`Fixture::number`].
     pub fn descriptor(&self, file: &File) -> Result<(i32, String), Stop> {
         match file {
             File::Named(name, place) => Ok((known(&self.descriptors, name, *place)?, name.clone())),
-            // As a system call, which looks at 32 bits.
+            // Like a system call, which uses 32 bits.
             File::Number(value) => {
                 let number = self.number(value)? as i32;
                 Ok((number, number.to_string()))
@@ -244,10 +245,10 @@ impl<'m, A: Walk> Fixture<'m, A> {
         }
     }
 
-    /// The process' descriptor, and how it is shown.
+    /// The process' descriptor, and its text.
     ///
     /// # Errors
-    /// A process that is not there; as [`Fixture::number`].
+    /// A missing process; as for [`Fixture::number`].
     pub fn process_descriptor(&self, process: &ProcessArgument) -> Result<(i32, String), Stop> {
         match process {
             ProcessArgument::Named(name, place) => {
@@ -269,8 +270,8 @@ impl<'m, A: Walk> Fixture<'m, A> {
         audit::audit(self.machine, self.memory, &spaces)
     }
 
-    /// Ends all processes, and looks whether anything stays behind; `free` is how many frames were
-    /// free in the beginning.
+    /// Ends all processes, and checks for leaks; `free` is the number of frames that were free in
+    /// the beginning.
     pub fn finish(mut self, free: u64) -> Findings {
         self.processes.clear();
         let findings = self.audit();
@@ -299,7 +300,7 @@ fn known<T: Copy>(
 impl<A: Walk> Drop for Fixture<'_, A> {
     fn drop(&mut self) {
         if thread::panicking() {
-            // The core has failed in the middle of something; taking it down would fail again.
+            // The core has failed in the middle of an operation; dropping it would fail again.
             std::mem::forget(std::mem::take(&mut self.processes));
         }
     }

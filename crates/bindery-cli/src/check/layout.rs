@@ -14,14 +14,14 @@ pub struct Row {
     end: u64,
     /// `rw-p`
     permissions: String,
-    /// Where it begins in what backs it, in bytes; 0 for anonymous memory.
+    /// Its offset in its file, in bytes; 0 for anonymous memory.
     offset: u64,
-    /// The number of what backs it; 0 for anonymous memory.
+    /// The number of its file; 0 for anonymous memory.
     inode: u64,
     name: String,
 }
 
-/// All mappings, by rising address. `names` says what objects go by.
+/// All mappings, in ascending order. `names` has the names of objects.
 pub fn layout<A: Walk>(
     space: &AddressSpace<'_, Machine<A>>,
     names: &HashMap<u64, String>,
@@ -42,7 +42,7 @@ fn row(mapping: &Mapping, names: &HashMap<u64, String>) -> Row {
         shared,
     ];
     let name = match object {
-        // A shared mapping that no file was named for.
+        // A shared mapping without a named file.
         Some(object) => names.get(&object).map_or("/dev/zero (deleted)", String::as_str),
         None => "",
     };

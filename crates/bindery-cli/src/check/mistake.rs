@@ -1,32 +1,32 @@
-//! What is wrong in a script, and where: shown with the line and a caret below it.
+//! Errors in a script, with their place: shown with the line and a caret below it.
 
 use std::fmt::Write as _;
 
-/// A stretch of a line of the script.
+/// A part of a line of the script.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place {
     /// The number of the line, from 1.
     pub line: usize,
-    /// The first byte of the stretch in its line, from 0.
+    /// The first byte of the part in its line, from 0.
     pub start: usize,
-    /// The byte behind the last one.
+    /// The byte after the last one.
     pub end: usize,
 }
 
 impl Place {
-    /// The stretch from `start` to `end` of this one, counted from where this one begins.
+    /// The part from `start` to `end` of this one, relative to its beginning.
     pub fn part(self, start: usize, end: usize) -> Self {
         Self { line: self.line, start: self.start + start, end: self.start + end }
     }
 }
 
-/// Something in a script that cannot be done, or has no meaning.
+/// An invalid or meaningless part of a script.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mistake {
     pub place: Place,
-    /// What is wrong, in a sentence without a full stop.
+    /// The error, in a sentence without a full stop.
     pub message: String,
-    /// What would be right, if that can be said.
+    /// The correction, if one is known.
     pub help: Option<String>,
 }
 
@@ -40,7 +40,7 @@ impl Mistake {
     }
 }
 
-/// The text of a script, and what it goes by.
+/// The text of a script, and its name.
 #[derive(Clone, Debug)]
 pub struct Source {
     pub name: String,
@@ -49,7 +49,7 @@ pub struct Source {
 
 impl Source {
     pub fn new(name: impl Into<String>, text: &str) -> Self {
-        // As editors write it on some systems.
+        // Some editors write it at the start.
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         Self { name: name.into(), lines: text.lines().map(str::to_owned).collect() }
     }
@@ -71,7 +71,7 @@ impl Source {
         let before = text.get(..start).unwrap_or(text);
         let marked = text.get(start..end).map_or(0, |marked| marked.chars().count());
         let column = before.chars().count() + 1;
-        // Tabs stay tabs, so that the caret stands where the reader sees the column.
+        // Tabs stay tabs, so that the caret is in the column that the reader sees.
         let indent: String = before.chars().map(|c| if c == '\t' { c } else { ' ' }).collect();
         let margin = " ".repeat(line.to_string().len());
         let carets = "^".repeat(marked.max(1));

@@ -89,13 +89,13 @@ fn memory_size(text: &str) -> Result<u64, String> {
     })
 }
 
-/// Mistakes that are shown; further ones are counted.
+/// The number of errors shown; further ones are counted.
 const SHOWN_MISTAKES: usize = 20;
 
 /// Runs the script.
 ///
 /// # Errors
-/// What to tell the user.
+/// The message for the user.
 pub fn run(arguments: &Arguments) -> Result<(), Problem> {
     let source = source(&arguments.script).map_err(Problem::Wrong)?;
     let script = read::script(source).map_err(|(source, mistakes)| wrong(&source, &mistakes))?;
@@ -105,7 +105,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Problem> {
     let mut report = Report::new(&script.source.name, arguments.arch.to_string(), memory);
     let line = Cell::new(0);
     let run = Run { script: &script, arguments, report: &mut report, line: &line };
-    // What panics is the engine: its assertions are part of what is checked.
+    // A panic comes from the engine: its assertions are part of the check.
     let ended = catch_unwind(AssertUnwindSafe(|| dispatch(arguments.arch, run)));
     let result = match ended {
         Ok(Ok(())) => Ok(()),
@@ -163,7 +163,7 @@ fn wrong(source: &Source, mistakes: &[Mistake]) -> Problem {
     Problem::Wrong(text)
 }
 
-/// Why a run did not come to its end.
+/// The reason why a run ended early.
 enum Halt {
     Script(Stop),
     /// The machine could not be set up, or the output not be written.
@@ -182,16 +182,16 @@ impl From<String> for Halt {
     }
 }
 
-/// How far a script came.
+/// The extent of a script's run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ending {
     /// To its last line.
     Last,
-    /// Not so far.
+    /// It ended early.
     Early,
 }
 
-/// A script, to be run on an architecture that is known by name.
+/// A script, to be run on an architecture known by name.
 struct Run<'a> {
     script: &'a Script,
     arguments: &'a Arguments,
@@ -210,10 +210,10 @@ impl Visitor for Run<'_> {
         let memory = machine
             .memory()
             .map_err(|error| format!("the machine has too little memory: {error}"))?;
-        // Pages alone, unless the caller chooses.
+        // Only base pages, unless the caller chooses.
         memory.folio_policy().set_global(bindery::SizeMode::Never);
         let free = memory.free_frame_count();
-        // The thread stays on the CPU, as in a kernel.
+        // The thread stays on the CPU, like in a kernel.
         let _on_cpu = machine.bind(Cpu(0));
         let mut fixture = Fixture::new(&machine, &memory, &disk)
             .map_err(|error| format!("the machine has too little memory: {error}"))?;
@@ -242,11 +242,11 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The layout of all processes, unless the script says where; the audit, unless it has just
-    /// been.
+    /// The layout of all processes, unless the script shows it; the audit, unless it has just been
+    /// made.
     fn epilogue<A: Walk>(&mut self, fixture: &Fixture<'_, A>, ending: Ending) -> Result<(), Halt> {
         let is = |wanted: fn(&Action) -> bool| move |s: &script::Statement| wanted(&s.action);
-        // What stands behind the end was not done.
+        // Statements after the end were not executed.
         let statements = match ending {
             Ending::Last => &*self.script.statements,
             Ending::Early => &[],

@@ -23,7 +23,7 @@ enum What {
 }
 
 impl Value {
-    /// Reads what the grammar has found to be a sum.
+    /// Reads a sum that the grammar has found.
     ///
     /// # Errors
     /// A number that does not fit into 64 bits.
@@ -46,7 +46,7 @@ impl Value {
         Ok(Self { place, terms })
     }
 
-    /// The names in it, and where they stand.
+    /// The names in it, and their places.
     pub fn names(&self) -> impl Iterator<Item = (&str, Place)> {
         self.terms.iter().filter_map(|term| match &term.what {
             What::Name(name) => Some((&**name, term.place)),
@@ -54,7 +54,7 @@ impl Value {
         })
     }
 
-    /// The name, if it is one and nothing else.
+    /// The name, if it is only a name.
     pub fn as_name(&self) -> Option<&str> {
         match &*self.terms {
             [Term { minus: false, what: What::Name(name), .. }] => Some(name),
@@ -62,11 +62,12 @@ impl Value {
         }
     }
 
-    /// The sum, where `look_up` says what names stand for. What begins with a minus is the
-    /// two's complement, as a program would hand over a negative argument.
+    /// The sum, with the values of names from `look_up`. A leading minus gives the two's
+    /// complement, like a negative argument of a program.
     ///
     /// # Errors
-    /// What `look_up` says; a sum that does not fit into 64 bits, or is negative unawares.
+    /// The error of `look_up`; a sum that does not fit into 64 bits, or is negative without a
+    /// leading minus.
     pub fn evaluate<E: From<Mistake>>(
         &self,
         look_up: impl Fn(&str, Place) -> Result<u64, E>,
@@ -92,10 +93,10 @@ impl Value {
         })
     }
 
-    /// As [`Value::evaluate`], of what must be a byte.
+    /// Like [`Value::evaluate`], for a byte.
     ///
     /// # Errors
-    /// As [`Value::evaluate`], and a number above 255.
+    /// As for [`Value::evaluate`], and a number above 255.
     pub fn byte<E: From<Mistake>>(
         &self,
         look_up: impl Fn(&str, Place) -> Result<u64, E>,
@@ -115,7 +116,7 @@ fn in_hexadecimal(sum: i128) -> String {
 /// One number: hexadecimal, or decimal with K, M, G or T; underscores separate digits.
 ///
 /// # Errors
-/// Where it does not fit into 64 bits.
+/// If it does not fit into 64 bits.
 pub fn number(text: &str, place: Place) -> Result<u64, Mistake> {
     let digits = text.replace('_', "");
     let value = match digits.strip_prefix("0x") {

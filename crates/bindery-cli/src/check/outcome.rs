@@ -1,4 +1,4 @@
-//! How an action ended, and whether that was expected.
+//! The outcome of an action, and its comparison with the expectation.
 
 use bindery::Counts;
 use serde::{Serialize, Serializer};
@@ -9,7 +9,7 @@ use super::layout::Row;
 use super::show;
 use super::words::SEALS;
 
-/// How an action ended.
+/// The outcome of an action.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Outcome {
@@ -21,7 +21,7 @@ pub enum Outcome {
     },
     Failure(Failure),
     Bytes {
-        /// What the call returned, if it was one.
+        /// The call's return value, for a call.
         #[serde(skip_serializing_if = "Option::is_none")]
         value: Option<u64>,
         #[serde(serialize_with = "in_digits")]
@@ -40,7 +40,7 @@ pub enum Outcome {
     Audit(Findings),
 }
 
-/// How a value is shown.
+/// The style in which a value is shown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Style {
     #[default]
@@ -57,7 +57,7 @@ impl Style {
     }
 }
 
-/// One of the counts, taken from all of them.
+/// One of the counts, selected from all.
 type Count = fn(&Counts) -> u64;
 
 /// The counts by name.
@@ -103,7 +103,7 @@ impl Outcome {
         }
     }
 
-    /// The number that it can go by a name for, or be compared with.
+    /// The number to name, or to compare with.
     pub fn value(&self) -> Option<u64> {
         match self {
             Self::Value { value, .. } => Some(*value),
@@ -113,7 +113,7 @@ impl Outcome {
         }
     }
 
-    /// What stands behind the `=`; further lines for what takes more than one.
+    /// The text after the `=`; several lines if necessary.
     pub fn show(&self) -> String {
         match self {
             Self::Done => "ok".to_owned(),
@@ -145,7 +145,7 @@ fn show_counts(counts: &Counts) -> String {
     if some.is_empty() { "nothing".to_owned() } else { some.join(", ") }
 }
 
-/// What was expected, with numbers for all names.
+/// The expected outcome, with numbers for all names.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Expected {
     Success,
@@ -158,7 +158,7 @@ pub enum Expected {
 }
 
 impl Expected {
-    /// What was expected and what was instead; `None` where it was as expected.
+    /// The expected outcome and the actual one; `None` if they agree.
     pub fn unmet(&self, outcome: &Outcome) -> Option<String> {
         let instead = |expected: &str| Some(format!("expected {expected}, got {}", first(outcome)));
         match (self, outcome) {

@@ -1,4 +1,4 @@
-//! What a statement does on the fixture.
+//! Performs a statement on the fixture.
 
 use bindery_hosted::Walk;
 use bindery_linux::{self as linux, Call};
@@ -12,10 +12,10 @@ mod access;
 mod file;
 mod setting;
 
-/// The most bytes that are read in one go.
+/// The maximum number of bytes read at once.
 const MOST_BYTES: u64 = 16 << 20;
 
-/// What was done, and how it ended.
+/// A performed action, and its outcome.
 #[derive(Clone, Debug)]
 pub struct Performed {
     /// The call with its arguments, as `strace` shows it.
@@ -25,10 +25,10 @@ pub struct Performed {
 }
 
 impl<A: Walk> Fixture<'_, A> {
-    /// Does what the statement says.
+    /// Performs the statement.
     ///
     /// # Errors
-    /// Where it cannot be done at all; then nothing is.
+    /// If it cannot be performed at all; then nothing changes.
     pub fn perform(&mut self, statement: &Statement) -> Result<Performed, Stop> {
         let Statement { place, process, name, action, expectation } = statement;
         let index = self.index(process, *place)?;
@@ -111,7 +111,7 @@ impl<A: Walk> Fixture<'_, A> {
         Ok((format!("{}({})", call.name(), shown.join(", ")), outcome))
     }
 
-    /// The raw argument, and how it is shown.
+    /// The raw argument, and its text.
     fn argument(&self, argument: &Argument) -> Result<(u64, String), Stop> {
         let numbered = |(descriptor, text): (i32, String)| (i64::from(descriptor) as u64, text);
         Ok(match argument {
@@ -134,7 +134,7 @@ impl<A: Walk> Fixture<'_, A> {
     }
 }
 
-/// Why something that depends on the statement is not there.
+/// The reason why the result of the statement is missing.
 fn ended(line: usize, outcome: &Outcome) -> String {
     format!("line {line} ended with {}", outcome.show())
 }

@@ -1,5 +1,5 @@
-//! From the text of a script to what it says: line by line, with the names so far at hand. All
-//! mistakes are collected, so that a script can be put right in one go.
+//! Parses the text of a script line by line, with the names defined so far. Collects all errors, so
+//! that they can be fixed at once.
 
 use pest::iterators::Pair;
 
@@ -15,7 +15,7 @@ mod expectation;
 /// Reads a whole script.
 ///
 /// # Errors
-/// All mistakes, by line.
+/// All errors, by line.
 pub fn script(source: Source) -> Result<Script, (Source, Vec<Mistake>)> {
     let mut scope = Scope::new();
     let (mut statements, mut mistakes) = (Vec::new(), Vec::new());
@@ -23,7 +23,7 @@ pub fn script(source: Source) -> Result<Script, (Source, Vec<Mistake>)> {
         match line(&mut scope, index + 1, text) {
             Ok(statement) => statements.extend(statement),
             Err(mistake) => {
-                // One mistake is enough: what the line would have named is not missed below.
+                // One error is enough: lines below do not report the missing name.
                 scope.assume(text, index + 1);
                 mistakes.push(mistake);
             }
@@ -38,7 +38,7 @@ fn line(scope: &mut Scope, line: usize, text: &str) -> Result<Option<Statement>,
     reader.statement(pair).map(Some)
 }
 
-/// What is known while one line is read.
+/// The state while one line is read.
 struct Reader<'s> {
     scope: &'s mut Scope,
     line: usize,
@@ -82,7 +82,7 @@ impl Reader<'_> {
         Ok(Statement { place, process, name, action, expectation })
     }
 
-    /// Who does it: `in child:`.
+    /// The acting process: `in child:`.
     fn acting(&mut self, pair: &Pair<'_, Rule>) -> Result<String, Mistake> {
         let inner = pair.clone().into_inner();
         let process = inner.into_iter().find(|part| part.as_rule() == Rule::process);
@@ -100,7 +100,7 @@ impl Reader<'_> {
     }
 }
 
-/// The parts of a statement, wherever `let` has put them.
+/// The parts of a statement, whatever their nesting in `let`.
 fn flatten(pair: Pair<'_, Rule>) -> impl Iterator<Item = Pair<'_, Rule>> {
     pair.into_inner().flat_map(|part| match part.as_rule() {
         Rule::binding => part.into_inner().collect(),
@@ -108,7 +108,7 @@ fn flatten(pair: Pair<'_, Rule>) -> impl Iterator<Item = Pair<'_, Rule>> {
     })
 }
 
-/// Refuses to expect what cannot be.
+/// Refuses an impossible expectation.
 fn check_ending(expectation: &Expectation, endings: Endings) -> Result<(), Mistake> {
     let possible = match &expectation.outcome {
         Awaitable::Success | Awaitable::Seals(_) | Awaitable::Counts(_) => true,

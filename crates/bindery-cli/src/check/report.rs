@@ -1,4 +1,4 @@
-//! What happened, for people line by line, and for programs as one document.
+//! The results, in readable form line by line, and in machine-readable form as one document.
 
 use std::io::{self, ErrorKind, Write};
 
@@ -21,23 +21,23 @@ pub struct Report {
     expectations_met: usize,
     /// The lines whose expectations were not met.
     expectations_unmet: Vec<usize>,
-    /// How many violations all audits found.
+    /// The number of violations that all audits found.
     violations: usize,
-    /// Why the script did not run to its end, if it did not.
+    /// The reason why the script ended early, if it did.
     pub stopped: Option<String>,
 }
 
-/// One statement, or what is done after the last.
+/// One statement, or an action after the last.
 #[derive(Debug, Serialize)]
 struct Event {
-    /// `null` for what is done after the last statement.
+    /// `null` for actions after the last statement.
     line: Option<usize>,
     process: String,
     call: String,
     result: Outcome,
-    /// Whether it was as expected; `null` where nothing was.
+    /// Whether the expectation was met; `null` without one.
     met: Option<bool>,
-    /// What was expected and what was instead.
+    /// The expected and the actual outcome.
     #[serde(skip_serializing_if = "Option::is_none")]
     unmet: Option<String>,
 }
@@ -57,10 +57,10 @@ impl Report {
         }
     }
 
-    /// Notes what a statement did, and shows it.
+    /// Records a statement's result, and shows it.
     ///
     /// # Errors
-    /// Where standard output cannot be written.
+    /// If standard output cannot be written.
     pub fn statement(
         &mut self,
         line: usize,
@@ -79,10 +79,10 @@ impl Report {
         self.event(Event { line: Some(line), process, call, result: outcome, met, unmet })
     }
 
-    /// Notes what is found after the last statement, and shows it.
+    /// Records a finding after the last statement, and shows it.
     ///
     /// # Errors
-    /// As [`Report::statement`].
+    /// As for [`Report::statement`].
     pub fn epilogue(&mut self, process: &str, call: &str, result: Outcome) -> Result<(), String> {
         let (process, call) = (process.to_owned(), call.to_owned());
         self.event(Event { line: None, process, call, result, met: None, unmet: None })
@@ -97,7 +97,7 @@ impl Report {
         shown
     }
 
-    /// What is wrong with the run, if anything is.
+    /// The problem of the run, if it has one.
     pub fn problem(&self) -> Option<String> {
         let mut problems = Vec::new();
         problems.extend(self.stopped.clone());
@@ -130,7 +130,7 @@ impl Event {
     }
 }
 
-/// Prints to standard output. A reader who has seen enough (`| head`) is no error.
+/// Prints to standard output. A reader that closes the pipe (`| head`) is no error.
 fn print(text: &str) -> Result<(), String> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {

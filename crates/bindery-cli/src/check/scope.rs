@@ -1,4 +1,4 @@
-//! The names of a script: what they are, and on which line they came up. Checked before anything
+//! The names of a script: their kinds, and the lines that define them. Checked before anything
 //! runs.
 
 use std::collections::HashMap;
@@ -8,13 +8,13 @@ use super::number::Value;
 use super::script::MAIN;
 use super::words::nearest;
 
-/// What a name stands for.
+/// The kind of thing that a name refers to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     Number,
     File,
     Process,
-    /// A process that is gone.
+    /// A process that has exited.
     Exited,
 }
 
@@ -29,13 +29,13 @@ impl Kind {
     }
 }
 
-/// What could not be told from a name.
+/// Words that would be ambiguous as names.
 const RESERVED: &[&str] = &["ok", "all", "bytes", "unlimited"];
 
 /// All names up to some line.
 #[derive(Debug)]
 pub struct Scope {
-    /// What a name is, and the line that said so last.
+    /// The kind of each name, and the line that set it last.
     names: HashMap<String, (Kind, usize)>,
 }
 
@@ -44,15 +44,15 @@ impl Scope {
         Self { names: HashMap::from([(MAIN.to_owned(), (Kind::Process, 0))]) }
     }
 
-    /// Whether the name stands for that now.
+    /// Whether the name has this kind now.
     pub fn is(&self, name: &str, kind: Kind) -> bool {
         self.names.get(name).is_some_and(|(known, _)| *known == kind)
     }
 
-    /// Gives a name to something new. Numbers may get a name again, files and processes not.
+    /// Defines a name. Names of numbers may be redefined, those of files and processes not.
     ///
     /// # Errors
-    /// Where the name stands for something else that is still there, or is reserved.
+    /// If the name is in use for something that still exists, or is reserved.
     pub fn define(&mut self, name: &str, kind: Kind, place: Place) -> Result<(), Mistake> {
         if RESERVED.contains(&name) {
             let message = format!("`{name}` has a meaning of its own");
@@ -70,12 +70,12 @@ impl Scope {
         Ok(())
     }
 
-    /// Notes that the process is gone.
+    /// Records that the process has exited.
     pub fn exit(&mut self, process: &str, line: usize) {
         self.names.insert(process.to_owned(), (Kind::Exited, line));
     }
 
-    /// Takes note of what a wrong line would have named.
+    /// Defines the names of a wrong line.
     pub fn assume(&mut self, text: &str, line: usize) {
         let words: Vec<&str> = text.split_whitespace().collect();
         for pair in words.windows(2) {
@@ -89,10 +89,10 @@ impl Scope {
         }
     }
 
-    /// Refuses a name that does not stand for such a thing.
+    /// Refuses a name of another kind.
     ///
     /// # Errors
-    /// Says what it is instead, or what was meant.
+    /// The actual kind, or a similar name.
     pub fn expect(&self, name: &str, kind: Kind, place: Place) -> Result<(), Mistake> {
         match self.names.get(name) {
             Some((known, _)) if *known == kind => Ok(()),
@@ -108,10 +108,10 @@ impl Scope {
         }
     }
 
-    /// Refuses a sum with names that are no numbers.
+    /// Refuses a sum with names that are not numbers.
     ///
     /// # Errors
-    /// As [`Scope::expect`].
+    /// As for [`Scope::expect`].
     pub fn expect_numbers(&self, value: &Value) -> Result<(), Mistake> {
         value.names().try_for_each(|(name, place)| self.expect(name, Kind::Number, place))
     }

@@ -1,4 +1,4 @@
-//! What a script says, once it is read.
+//! A parsed script.
 
 use bindery::{FileAccess, Overcommit, SizeMode};
 use bindery_linux::Call;
@@ -8,40 +8,40 @@ use super::mistake::{Place, Source};
 use super::number::Value;
 use super::words::Vocabulary;
 
-/// The process that is there from the beginning.
+/// The initial process.
 pub const MAIN: &str = "main";
 
-/// A script without mistakes that could be seen before it runs.
+/// A script without errors that can be found before it runs.
 #[derive(Debug)]
 pub struct Script {
     pub source: Source,
     pub statements: Vec<Statement>,
 }
 
-/// One line that does something.
+/// One line with an action.
 #[derive(Debug)]
 pub struct Statement {
-    /// All of it.
+    /// The whole line.
     pub place: Place,
-    /// Who does it.
+    /// The acting process.
     pub process: String,
-    /// What the result goes by from here on.
+    /// The name of the result from here on.
     pub name: Option<String>,
     pub action: Action,
     pub expectation: Option<Expectation>,
 }
 
-/// What is done.
+/// The action of a statement.
 #[derive(Debug)]
 pub enum Action {
     Call(SystemCall),
     File(FileAction),
     Access(Access),
-    /// The child's name, and where it stands.
+    /// The child's name, and its place.
     Fork(String, Place),
     Exit,
     Setting(Setting),
-    /// A number that is given a name.
+    /// A number that gets a name.
     Constant(Value),
     Layout,
     Counts,
@@ -52,11 +52,11 @@ pub enum Action {
 #[derive(Debug)]
 pub struct SystemCall {
     pub call: Call,
-    /// In the call's order; those that are left out are zero, but for the file of `mmap`.
+    /// In the call's order; omitted ones are zero, except the file of `mmap`.
     pub arguments: Vec<Argument>,
 }
 
-/// An argument, and what it is, so that it can be shown.
+/// An argument, with its kind, for its text.
 #[derive(Debug)]
 pub enum Argument {
     Address(Value),
@@ -67,21 +67,21 @@ pub enum Argument {
     Process(Process),
 }
 
-/// A file that is already there: by name, or by the number of its descriptor.
+/// An existing file: by name, or by the number of its descriptor.
 #[derive(Debug)]
 pub enum File {
     Named(String, Place),
     Number(Value),
 }
 
-/// A process: by name, or by what might be its pidfd.
+/// A process: by name, or by a number as its pidfd.
 #[derive(Debug)]
 pub enum Process {
     Named(String, Place),
     Number(Value),
 }
 
-/// What is done to shared memory and files.
+/// An action on shared memory and files.
 #[derive(Debug)]
 pub enum FileAction {
     Memfd { name: String, flags: u64 },
@@ -91,7 +91,7 @@ pub enum FileAction {
     On { file: File, what: OnFile },
 }
 
-/// What leaves a file open.
+/// An action that leaves the file open.
 #[derive(Debug)]
 pub enum OnFile {
     Truncate { length: Value },
@@ -102,7 +102,7 @@ pub enum OnFile {
     Write { offset: Value, values: Vec<Value> },
 }
 
-/// What a program does with its memory.
+/// An access of a program to its memory.
 #[derive(Debug)]
 pub enum Access {
     Read { at: Value, length: Option<Value> },
@@ -111,7 +111,7 @@ pub enum Access {
     Fill { at: Value, length: Value, byte: Value },
 }
 
-/// What always works: the administrator's part, and the loader's.
+/// An action that always succeeds: of the administrator or the loader.
 #[derive(Debug)]
 pub enum Setting {
     Heap(Value),
@@ -125,7 +125,7 @@ pub enum Setting {
     Overcommit(Overcommit, Option<Value>),
 }
 
-/// What `setrlimit` is about.
+/// The resource of a limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Resource {
     AddressSpace,
@@ -134,7 +134,7 @@ pub enum Resource {
     Stack,
 }
 
-/// The memory that a folio policy is for.
+/// The memory that a folio policy applies to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FolioKind {
     Anonymous,
@@ -150,44 +150,44 @@ pub const RESOURCES: &[(&str, Resource)] = &[
     ("stack", Resource::Stack),
 ];
 
-/// Names of what folio policies are for.
+/// Names of the memory of folio policies.
 pub const FOLIO_KINDS: &[(&str, FolioKind)] = &[
     ("anonymous", FolioKind::Anonymous),
     ("shared", FolioKind::Shared),
     ("file", FolioKind::File),
 ];
 
-/// Names of when folios of a size are used.
+/// Names of the modes of a folio size.
 pub const FOLIO_MODES: &[(&str, SizeMode)] =
     &[("always", SizeMode::Always), ("madvise", SizeMode::Madvise), ("never", SizeMode::Never)];
 
-/// Names of what is done about promises that memory could not keep.
+/// Names of the modes of commit accounting.
 pub const OVERCOMMITS: &[(&str, Overcommit)] = &[
     ("heuristic", Overcommit::Heuristic),
     ("always", Overcommit::Always),
     ("never", Overcommit::Never),
 ];
 
-/// Names of how a file is opened.
+/// Names of the modes of opening a file.
 pub const FILE_ACCESSES: &[(&str, FileAccess)] = &[
     ("r", FileAccess::READ),
     ("w", FileAccess::WRITE),
     ("rw", FileAccess::READ.union(FileAccess::WRITE)),
 ];
 
-/// The name of one of the things above.
+/// The name of one of the values above.
 pub fn name_of<T: PartialEq>(table: &[(&'static str, T)], of: &T) -> &'static str {
     table.iter().find(|(_, thing)| thing == of).map_or("?", |(name, _)| name)
 }
 
-/// How an action was expected to end.
+/// The expected outcome of an action.
 #[derive(Debug)]
 pub struct Expectation {
     pub place: Place,
     pub outcome: Awaitable,
 }
 
-/// What may be expected.
+/// The kinds of expected outcomes.
 #[derive(Debug)]
 pub enum Awaitable {
     /// No failure.
@@ -195,14 +195,14 @@ pub enum Awaitable {
     Failure(Awaited),
     Value(Value),
     Bytes(Vec<Value>),
-    /// Bytes that are all the same.
+    /// Equal bytes.
     All(Value),
     Seals(u64),
     /// Some of the counts, by their names.
     Counts(Vec<(&'static str, Value)>),
 }
 
-/// How an action can end, besides well.
+/// The possible outcomes of an action, besides success.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Endings {
     pub errno: bool,
@@ -212,7 +212,7 @@ pub struct Endings {
 }
 
 impl Action {
-    /// How it can end: what there is to be expected.
+    /// The possible outcomes, and so the possible expectations.
     pub fn endings(&self) -> Endings {
         let nothing = Endings::default();
         match self {

@@ -1,11 +1,11 @@
-//! Numbers and bytes as `strace` shows them, more or less.
+//! Numbers and bytes in a format close to that of `strace`.
 
-/// An address, or a value that a program has stored.
+/// An address, or a value stored by a program.
 pub fn hexadecimal(value: u64) -> String {
     if value < 10 { value.to_string() } else { format!("{value:#x}") }
 }
 
-/// A length: in the largest unit that leaves no fraction; what is no length in hexadecimal digits.
+/// A length: in the largest unit that leaves no fraction; other numbers in hexadecimal digits.
 pub fn size(bytes: u64) -> String {
     let units = [(30, 'G'), (20, 'M'), (10, 'K')];
     let fitting =
@@ -17,7 +17,7 @@ pub fn size(bytes: u64) -> String {
     }
 }
 
-/// Bytes in brackets: all of a few, the beginning of many, one where all are the same.
+/// Bytes in brackets: all of a few, the beginning of many, one if all are equal.
 pub fn bytes(bytes: &[u8]) -> String {
     const SHOWN: usize = 16;
     let digits =

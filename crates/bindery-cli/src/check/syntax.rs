@@ -1,4 +1,4 @@
-//! The grammar of a line, and what to say where a line does not follow it.
+//! The grammar of a line, and the messages for a line that violates it.
 
 use pest::Parser as _;
 use pest::error::{Error, ErrorVariant, InputLocation};
@@ -13,16 +13,16 @@ use super::words::nearest;
 #[grammar = "check/script.pest"]
 struct Grammar;
 
-/// Reads line number `line`: the statement in it, if there is one.
+/// Reads line number `line`: its statement, if it has one.
 ///
 /// # Errors
-/// Where the line does not follow the grammar.
+/// If the line violates the grammar.
 pub fn statement(text: &str, line: usize) -> Result<Option<Pair<'_, Rule>>, Mistake> {
     let lines = Grammar::parse(Rule::line, text).map_err(|error| explain(&error, text, line))?;
     Ok(lines.flat_map(Pair::into_inner).find(|pair| pair.as_rule() == Rule::statement))
 }
 
-/// Where a part of the line stands.
+/// The place of a part of the line.
 pub fn place(pair: &Pair<'_, Rule>, line: usize) -> Place {
     Place { line, start: pair.as_span().start(), end: pair.as_span().end() }
 }
@@ -38,7 +38,7 @@ fn explain(error: &Error<Rule>, text: &str, line: usize) -> Mistake {
         Some(length) => &rest[..length],
         None => rest,
     };
-    // What is missing at the end is missing right behind the last word.
+    // If the end is missing, the place is right after the last word.
     let start = if found.is_empty() { text[..start].trim_end().len() } else { start };
     let place = Place { line, start, end: start + found.len() };
     let ErrorVariant::ParsingError { positives, .. } = &error.variant else {
@@ -70,7 +70,7 @@ fn begins_a_statement(rule: Rule) -> bool {
     matches!(rule, Rule::line | Rule::statement | Rule::action)
 }
 
-/// The usage of the statement that is written, or begun, in the text.
+/// The usage of the statement that the text contains or begins.
 fn usage_in(text: &str) -> Option<&'static Usage> {
     let statement = text.rsplit(['=', ':']).next()?;
     let word = statement.split_whitespace().next()?;
@@ -93,7 +93,7 @@ fn enumerate(rules: &[Rule]) -> String {
     }
 }
 
-/// What a rule stands for, in words that a user understands.
+/// A rule in words that a user understands.
 fn describe(rule: Rule) -> &'static str {
     match rule {
         Rule::line | Rule::statement | Rule::action => "a statement",

@@ -1,8 +1,8 @@
 //! Every statement in one line, for `bindery help check` and for error messages.
 
-/// The syntax of a statement, and what it does.
+/// The syntax of a statement, and its effect.
 pub struct Usage {
-    /// The word that it begins with.
+    /// Its first word.
     pub word: &'static str,
     pub arguments: &'static str,
     pub what: &'static str,
@@ -12,7 +12,7 @@ const fn usage(word: &'static str, arguments: &'static str, what: &'static str) 
     Usage { word, arguments, what }
 }
 
-/// Statements that belong together, under a heading.
+/// Groups of statements, with headings.
 pub const GROUPS: &[(&str, &[Usage])] = &[
     (
         "Calls of Linux, with Linux's arguments",

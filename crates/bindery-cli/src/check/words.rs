@@ -1,15 +1,15 @@
-//! The words of a script that stand for numbers: flags, protections, advice.
+//! The words of a script for numbers: flags, protections, advice.
 
 use linux_raw_sys::general as raw;
 
-/// A word that is none of those that it could be.
+/// A word that is not in its vocabulary.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Unknown {
     pub message: String,
     pub help: String,
 }
 
-/// What the word stands for; `one` says what it should have been, as in "an advice".
+/// The value of the word; `one` is the kind of word expected, as in "an advice".
 pub fn choose<T: Copy>(one: &str, table: &[(&str, T)], word: &str) -> Result<T, Unknown> {
     let known = table.iter().find(|(known, _)| *known == word).map(|(_, meaning)| *meaning);
     known.ok_or_else(|| {
@@ -18,7 +18,7 @@ pub fn choose<T: Copy>(one: &str, table: &[(&str, T)], word: &str) -> Result<T, 
     })
 }
 
-/// The word that was probably meant, or else all that there are.
+/// The most similar word, or else all words.
 pub fn suggest(words: &[&str], word: &str) -> String {
     match nearest(words, word) {
         Some(near) => format!("did you mean `{near}`?"),
@@ -26,21 +26,21 @@ pub fn suggest(words: &[&str], word: &str) -> String {
     }
 }
 
-/// The word that was probably meant.
+/// The most similar word.
 pub fn nearest<'w>(words: &[&'w str], word: &str) -> Option<&'w str> {
     let distance = |known: &&str| strsim::damerau_levenshtein(known, word);
     let near = words.iter().copied().min_by_key(distance)?;
     (distance(&near) * 3 <= near.len().max(word.len())).then_some(near)
 }
 
-/// How words and numbers belong together.
+/// The relation of words and numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
-    /// Each word is a bit, or some.
+    /// Each word is one or more bits.
     Bits,
-    /// One word is all of it.
+    /// One word is the whole number.
     Choice,
-    /// As `Bits`, but letters in any order come first: `rw`.
+    /// Like `Bits`, but letters in any order come first: `rw`.
     Letters,
 }
 
@@ -49,14 +49,14 @@ const LETTERS: &str = "protections are letters of rwx, or none; growsdown, grows
 /// Words for the bits of one argument, or for its values.
 #[derive(Debug)]
 pub struct Vocabulary {
-    /// What one of the words is.
+    /// The kind of its words.
     one: &'static str,
     kind: Kind,
     words: &'static [(&'static str, u64)],
 }
 
 impl Vocabulary {
-    /// The number that the word stands for, or the sum of the letters of a protection.
+    /// The number of the word, or the sum of the letters of a protection.
     fn word(&self, word: &str) -> Result<u64, Unknown> {
         let letter = |letter: char| match letter {
             'r' => Some(u64::from(raw::PROT_READ)),
@@ -77,8 +77,8 @@ impl Vocabulary {
         })
     }
 
-    /// The number for words that are joined by commas or bars; `number` reads those that are
-    /// numbers. An error says which part it is about, by its first and last byte.
+    /// The number for words joined by commas or bars; `number` reads the parts that are numbers. An
+    /// error gives the part by its first and last byte.
     pub fn read<E: From<Unknown>>(
         &self,
         text: &str,
@@ -105,7 +105,7 @@ impl Vocabulary {
         Ok(bits)
     }
 
-    /// The number in words; what has none is shown in hexadecimal digits.
+    /// The number in words; bits without one in hexadecimal digits.
     pub fn show(&self, number: u64) -> String {
         let found = self.words.iter().find(|(_, bits)| *bits == number);
         if self.kind == Kind::Choice {
@@ -136,7 +136,7 @@ impl Vocabulary {
     }
 }
 
-/// A vocabulary of constants of Linux, which are of 32 bits.
+/// A vocabulary of constants of Linux, which have 32 bits.
 macro_rules! vocabulary {
     ($(#[$doc:meta])* $name:ident: $kind:ident, $one:literal { $($word:literal = $value:ident,)* }) => {
         $(#[$doc])*
@@ -159,7 +159,7 @@ vocabulary! {
 }
 
 vocabulary! {
-    /// `flags` of `mmap`. Those of two bits come before those of one.
+    /// `flags` of `mmap`. Flags of two bits come before those of one.
     MAP: Bits, "flag of mmap" {
         "shared_validate" = MAP_SHARED_VALIDATE,
         "shared" = MAP_SHARED,

@@ -1,11 +1,11 @@
-//! Recorded figures of Linux, and the targets that were set from them.
+//! Recorded figures of Linux, and the targets derived from them.
 //!
-//! Linux 7.2.13 of Debian's cloud flavour, QEMU 7.2, the same workloads, musl on both
-//! architectures (a module for system 5), the command lines of `docs/compare.md`: kernel
-//! instructions (string iterations apart) and TLB invalidations, the mean of all operations. The
-//! targets (T) are kernel instructions and invalidations too; they were set before the kernel was
-//! written, from minimal compiled loops and fixed costs. `docs/compare.md` lists those that were
-//! adjusted since, with the arithmetic.
+//! Linux 7.2.13 of Debian's cloud flavour, QEMU 7.2, the same workloads, musl on both architectures
+//! (a module for system 5), the command lines of `docs/compare.md`: kernel instructions (string
+//! iterations apart) and TLB invalidations, the mean of all operations. The targets (T) are kernel
+//! instructions and invalidations too; they were set before the kernel was written, from minimal
+//! compiled loops and fixed costs. `docs/compare.md` lists those that were adjusted since, with the
+//! arithmetic.
 
 use bindery_cli::guest::Architecture;
 
@@ -20,7 +20,7 @@ pub struct Figure {
     pub invalidations: Option<u64>,
 }
 
-/// Where one recorded row applies.
+/// The folio sizes of one recorded row.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Folios {
     Any,
@@ -31,7 +31,7 @@ enum Folios {
 }
 
 impl Folios {
-    /// Operations in which folios have no part have no folio size.
+    /// Operations without folios have no folio size.
     fn contain(self, folio: Option<FolioSize>) -> bool {
         let Some(folio) = folio else { return self == Self::Any };
         match self {
@@ -310,7 +310,7 @@ const ENTRIES: &[Entry] = &[
     ),
 ];
 
-/// What was recorded of Linux for an operation.
+/// The recorded figure of Linux for an operation.
 pub fn recorded(key: &str, folio: Option<FolioSize>, architecture: Architecture) -> Option<Figure> {
     let Entry(_, _, recorded, _) = entry(key, folio)?;
     Some(figure(recorded, architecture))

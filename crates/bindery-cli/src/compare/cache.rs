@@ -1,8 +1,8 @@
-//! Measurements that were made before.
+//! A cache of measurements.
 //!
-//! A machine whose clock counts instructions does the same every time, so one that was measured
-//! with the same QEMU, plugin, kernel and files is not started again. What is kept is the plugin's
-//! own output, under a name that is a hash of all that goes in.
+//! A machine whose clock counts instructions behaves the same every time, so it is not started
+//! again with the same QEMU, plugin, kernel and files. The cache keeps the plugin's own output,
+//! under a name that is a hash of all inputs.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -11,17 +11,17 @@ use std::path::{Path, PathBuf};
 use bindery_cli::guest::machine::Machine;
 use bindery_cli::guest::{Problem, workspace};
 
-/// The kernel's name, and what was counted.
+/// The kernel's name, and the plugin's counts.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Record {
     pub kernel: String,
     pub counts: String,
 }
 
-/// Where the measurement of a machine is kept.
+/// The path of a machine's measurement.
 ///
 /// # Errors
-/// The repository is not to be found, or a file that goes into the machine cannot be read.
+/// If the repository is not found, or an input of the machine cannot be read.
 pub fn place(machine: &Machine, emulator: &str) -> Result<PathBuf, Problem> {
     let mut hasher = DefaultHasher::new();
     let Machine { architecture, processors, memory, .. } = machine;
@@ -34,17 +34,17 @@ pub fn place(machine: &Machine, emulator: &str) -> Result<PathBuf, Problem> {
     Ok(workspace::target("guest/compare")?.join(format!("{:016x}", hasher.finish())))
 }
 
-/// What is kept there, if it is whole.
+/// The measurement at the path, if it is complete.
 pub fn read(place: &Path) -> Option<Record> {
     let text = fs::read_to_string(place).ok()?;
     let (kernel, counts) = text.split_once('\n')?;
     Some(Record { kernel: kernel.to_owned(), counts: counts.to_owned() })
 }
 
-/// Keeps a measurement.
+/// Stores a measurement.
 ///
 /// # Errors
-/// It cannot be written.
+/// If it cannot be written.
 pub fn write(place: &Path, record: &Record) -> Result<(), Problem> {
     let text = format!("{}\n{}", record.kernel, record.counts);
     workspace::write_if_changed(place, text.as_bytes())

@@ -1,5 +1,5 @@
-//! What compaction by MOVE costs beside compaction by COPY, all of it: kernel, program, and the bytes
-//! that string instructions copy and clear.
+//! The complete cost of compaction by MOVE compared with COPY: kernel, program, and the bytes that
+//! string instructions copy and clear.
 
 use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
 
@@ -10,7 +10,7 @@ use super::results::Comparison;
 const COPY: &str = "compact-copy-";
 const MOVE: &str = "compact-move-";
 
-/// Instructions, with each eight bytes of string instructions as one more.
+/// Instructions, with each eight bytes of string instructions counted as one.
 fn effort(summary: &Summary) -> f64 {
     let of = |counter| summary.mean.of(counter);
     // The C library of the workloads copies and fills by words of eight bytes.
@@ -20,7 +20,7 @@ fn effort(summary: &Summary) -> f64 {
         + of(Counter::StringBytes) / 8.0
 }
 
-/// A line for each size of ranges, folio size and manner; nothing where no compaction was measured.
+/// A line for each size of ranges, folio size and method; nothing if no compaction was measured.
 pub fn table(comparisons: &[Comparison<'_>]) -> String {
     let mut table = Table::new();
     table.load_style(TableStyle::new().header_separator(LineStyle::none().fill('-').junction('-')));

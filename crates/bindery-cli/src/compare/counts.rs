@@ -1,4 +1,4 @@
-//! What the plugin has counted.
+//! The plugin's counts.
 //!
 //! Its output is a line of column names, then a line for each occurrence of a phase, with tabs
 //! between the fields (see `tools/count/phases.h`).
@@ -12,7 +12,7 @@ use bindery_cli::guest::Problem;
 /// Declares the counters in the order of the plugin's columns (`tools/count/counters.h`).
 macro_rules! counters {
     ($($(#[$documentation:meta])* $counter:ident = $name:literal,)*) => {
-        /// What is counted.
+        /// A counter.
         #[expect(dead_code, reason = "the tables show some of them, the JSON all")]
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         pub enum Counter {
@@ -25,7 +25,7 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Instructions of the kernel; string instructions are apart.
+    /// Instructions of the kernel, without string instructions.
     Kernel = "kernel",
     /// Instructions of programs.
     User = "user",
@@ -33,9 +33,9 @@ counters! {
     KernelString = "kernel_string",
     /// Iterations of programs' string instructions.
     UserString = "user_string",
-    /// The kernel's loads, but for those of string instructions.
+    /// The kernel's loads, without those of string instructions.
     Loads = "loads",
-    /// The kernel's stores, but for those of string instructions.
+    /// The kernel's stores, without those of string instructions.
     Stores = "stores",
     /// Atomic read-modify-writes of the kernel.
     Atomics = "atomics",
@@ -49,7 +49,7 @@ counters! {
     InvalidateSpace = "invalidate_space",
     /// TLB invalidations of everything.
     InvalidateAll = "invalidate_all",
-    /// Writes to the register that names the root table.
+    /// Writes to the register of the root table.
     RootWrites = "root_writes",
     /// Writes to other system registers.
     RegisterWrites = "register_writes",
@@ -57,7 +57,7 @@ counters! {
     SystemCalls = "system_calls",
     /// Returns from exceptions.
     ExceptionReturns = "exception_returns",
-    /// Times that the CPU went idle.
+    /// Times that the CPU became idle.
     Halts = "halts",
     /// Bytes that the kernel's string instructions move or fill.
     StringBytes = "kernel_string_bytes",
@@ -88,11 +88,11 @@ impl<T: Serialize> Serialize for Counts<T> {
 /// All occurrences of a phase together.
 #[derive(Clone, PartialEq, Debug, serde::Serialize)]
 pub struct Summary {
-    /// How often the phase occurred.
+    /// The number of occurrences of the phase.
     pub occurrences: u64,
     /// The mean of all occurrences.
     pub mean: Counts<f64>,
-    /// The least of each counter.
+    /// The minimum of each counter.
     pub minimum: Counts<u64>,
 }
 
@@ -115,16 +115,16 @@ impl Summary {
 /// Reads the plugin's output: a summary for each phase, by its number.
 ///
 /// # Errors
-/// It is not what the plugin writes.
+/// If it is not the plugin's format.
 pub fn read(text: &str) -> Result<BTreeMap<u16, Summary>, Problem> {
     let summaries = occurrences(text)?.into_iter();
     Ok(summaries.filter_map(|(phase, all)| Some((phase, Summary::new(&all)?))).collect())
 }
 
-/// As [`read`], with each occurrence of a phase by itself, in the order in which they ended.
+/// Like [`read`], with each occurrence of a phase by itself, in the order of their ends.
 ///
 /// # Errors
-/// As [`read`].
+/// As for [`read`].
 pub fn occurrences(text: &str) -> Result<BTreeMap<u16, Vec<Counts<u64>>>, Problem> {
     let mut lines = text.lines();
     let names = lines.next().unwrap_or_default();
@@ -153,7 +153,7 @@ fn read_line(line: &str) -> Option<(u16, Counts<u64>)> {
 pub mod tests {
     use super::*;
 
-    /// Nothing but instructions of the kernel.
+    /// Only instructions of the kernel.
     pub fn with_kernel(instructions: u64) -> Counts<u64> {
         let mut counts = [0; COUNTERS];
         counts[Counter::Kernel as usize] = instructions;

@@ -1,9 +1,9 @@
 //! `bindery compare gate`: no operation grows unnoticed.
 //!
-//! A committed table has the instructions of each operation of our kernel, and the best that was ever
-//! reached. A row above 103 % of its present figure fails, and so does one that has left its target.
-//! `--write` writes the table anew: then a row that grew needs a reason, which stays beside it, and
-//! its best stays too.
+//! A committed table has the instructions of each operation of our kernel, and the best figure ever
+//! reached. A row above 103 % of its present figure fails, and so does one that misses a target it
+//! had reached. `--write` rewrites the table: then a row that grew needs a reason, which the table
+//! keeps, together with the row's best figure.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ use crate::size::FolioSize;
 
 const ARCHITECTURE: Architecture = Architecture::X86_64;
 const TABLE: &str = "docs/figures/gate-x86-64.txt";
-/// How much a row may grow.
+/// The allowed growth of a row.
 const ALLOWED: f64 = 1.03;
 
 const HELP: &str = "\
@@ -61,7 +61,7 @@ pub struct Arguments {
 /// Runs what the arguments ask for.
 ///
 /// # Errors
-/// Something is missing, a machine failed, or the table cannot be read.
+/// If a requirement is missing, a machine failed, or the table cannot be read.
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
     let (tools, measured) = measure()?;
     if arguments.print {
@@ -98,7 +98,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
 /// An operation with folios of one size, and its instructions.
 type Measured = Vec<(Row, Option<FolioSize>, u64)>;
 
-/// Runs all workloads on our kernel: the tools that were used, and all operations.
+/// Runs all workloads on our kernel: returns the tools used, and all operations.
 fn measure() -> Result<(String, Measured), Problem> {
     let workloads = Workload::value_variants();
     let (bench, _) = super::prepare(ARCHITECTURE, workloads)?;
@@ -126,7 +126,7 @@ fn measure() -> Result<(String, Measured), Problem> {
     Ok((tools, measured))
 }
 
-/// The figures of the commit that wrote the table, with the tools of today.
+/// The figures of the commit that wrote the table, with the current tools.
 fn of_commit() -> Result<String, Problem> {
     let root = workspace::root()?;
     let git = || {
@@ -172,12 +172,12 @@ struct Line {
     folio: String,
     present: u64,
     best: u64,
-    /// Why the present figure is above the best.
+    /// The reason why the present figure is above the best.
     reason: String,
 }
 
 const MADE_WITH: &str = "# Made with ";
-/// Between two columns.
+/// The gap between two columns.
 const GAP: &str = "  ";
 
 impl Table {
@@ -237,8 +237,8 @@ impl Table {
         self.rows.iter().find(|line| line.operation == row.key && line.folio == folio)
     }
 
-    /// Takes the present figures of a table that other tools made of the same commit. The best ones
-    /// move in proportion: no run with other tools has reached them.
+    /// Takes the present figures of a table made by other tools for the same commit. The best ones
+    /// are scaled in proportion: no run with these tools has reached them.
     fn adopt(&mut self, then: Self) {
         for line in &mut self.rows {
             let same = then

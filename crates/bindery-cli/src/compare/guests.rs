@@ -1,5 +1,5 @@
-//! One measurement: a kernel boots in a machine of its own, runs one workload with folios of one
-//! size, and the plugin counts.
+//! One measurement: a kernel boots in its own machine, runs one workload with folios of one size,
+//! and the plugin counts.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,39 +19,38 @@ use super::rows::{Row, Runner, Workload};
 use super::script;
 use crate::size::{FolioSize, GIB};
 
-/// Of all machines: enough for 1 GiB of workload and then some.
+/// The memory of all machines: enough for 1 GiB of workload and some spare.
 const MEMORY: u64 = 3 * GIB;
 
 /// A machine that takes longer hangs.
 const TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
-/// Which occurrence of a phase is profiled: one that finds everything warm.
+/// The occurrence of a phase to profile: with everything warm.
 const PROFILED_OCCURRENCE: u64 = 2;
 
-/// A kernel that can be measured.
+/// A kernel to measure.
 #[derive(Clone, Debug)]
 pub enum Kernel {
     /// The reference kernel.
     Bindery {
-        /// What QEMU boots.
+        /// The image that QEMU boots.
         image: PathBuf,
         /// The text of its file of symbols.
         symbols: String,
     },
     /// Linux.
     Linux {
-        /// What QEMU boots.
+        /// The image that QEMU boots.
         image: PathBuf,
-        /// For workloads of the kernel: the modules that are to be had.
+        /// For workloads of the kernel: the available modules.
         modules: BTreeMap<Workload, PathBuf>,
-        /// The modules that make its swap device, in the order in which they are loaded; none if
-        /// they are not to be had.
+        /// The modules of its swap device, in loading order; none if they are not available.
         swap: Vec<PathBuf>,
     },
 }
 
 impl Kernel {
-    /// Whether this kernel has what the workload takes.
+    /// Whether this kernel has what the workload needs.
     pub fn can_run(&self, workload: Workload) -> bool {
         match (self, workload.runner()) {
             (Self::Linux { swap, .. }, _) if workload.swaps() => !swap.is_empty(),
@@ -61,7 +60,7 @@ impl Kernel {
     }
 }
 
-/// All that the machines of one architecture have in common.
+/// The common parts of all machines of one architecture.
 #[derive(Clone, Debug)]
 pub struct Bench {
     pub architecture: Architecture,
@@ -73,35 +72,35 @@ pub struct Bench {
     pub programs: BTreeMap<Workload, PathBuf>,
 }
 
-/// What is to be measured.
+/// A measurement to make.
 #[derive(Clone, Copy, Debug)]
 pub struct Job {
     pub workload: Workload,
-    /// None where folios have no part.
+    /// None for a workload without folios.
     pub folio: Option<FolioSize>,
 }
 
-/// Whether a machine that was measured before is started again.
+/// Whether to start machines again that were measured before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Repeat {
     Never,
     Always,
 }
 
-/// What was measured.
+/// The result of a measurement.
 #[derive(Clone, Debug)]
 pub struct Measurement {
-    /// The kernel, as it names itself.
+    /// The kernel's own name.
     pub kernel: String,
-    /// What was counted, by the number of the phase.
+    /// The counts, by the number of the phase.
     pub phases: BTreeMap<u16, Summary>,
 }
 
 impl Bench {
-    /// Boots the kernel and counts, or finds what was counted before.
+    /// Boots the kernel and counts, or reads the counts from the cache.
     ///
     /// # Errors
-    /// QEMU does not start, the kernel dies, or the workload fails.
+    /// If QEMU does not start, the kernel dies, or the workload fails.
     pub fn measure(
         &self,
         kernel: &Kernel,
@@ -129,7 +128,7 @@ impl Bench {
     /// an address and a number.
     ///
     /// # Errors
-    /// As [`Self::measure`].
+    /// As for [`Self::measure`].
     pub fn profile(
         &self,
         kernel: &Kernel,
@@ -189,25 +188,25 @@ impl Bench {
     }
 }
 
-/// Options of our kernel under which a program takes the same instructions every time. Without a seed
-/// chance decides how high the towers of a dozen mappings are; the self-test's mappings would draw
-/// the first of them.
+/// Options of our kernel under which a program takes the same instructions every time. Without a
+/// seed, chance decides the heights of the towers of a dozen mappings; the self-test's mappings
+/// would draw the first of them.
 pub const CALM: [(&str, &str); 2] = [("seed", "1"), ("self-test", "off")];
 
-/// What makes frames the same for each image of our kernel, in a machine with memory to spare:
-/// frames beside the image would be neighbors of others with each size of it, and the first 32 MiB
-/// hold any.
+/// An option that makes frames the same for each image of our kernel, in a machine with memory to
+/// spare: otherwise the frames next to the image would depend on its size. The first 32 MiB hold
+/// any image.
 const SAME_FRAMES: (&str, &str) = ("unused", "33554432");
 
-/// The initial file system ends where memory ends, and our heap below it: filled up to whole steps,
-/// both lie at the same place with any number of symbols.
+/// The initial file system ends where memory ends, and our heap below it: rounded up to whole
+/// steps, both have the same addresses with any number of symbols.
 const INITRAMFS_STEP: usize = 4 << 20;
 
 /// A machine with this kernel, whose first program is the script `/init`, and whose clock counts
 /// instructions.
 ///
 /// # Errors
-/// The files are too many.
+/// If there are too many files.
 pub fn machine(
     architecture: Architecture,
     kernel: &Kernel,
@@ -242,7 +241,7 @@ pub fn machine(
 /// Runs a machine to its end: its console.
 ///
 /// # Errors
-/// `what` (the machine's task) and how it failed: QEMU does not start, the kernel dies or hangs.
+/// `what` (the machine's task) and its failure: QEMU does not start, the kernel dies or hangs.
 pub fn console(machine: &Machine, what: &dyn fmt::Display) -> Result<String, Problem> {
     let outcome = machine.run(Output::Capture)?;
     let console = String::from_utf8_lossy(&outcome.console).into_owned();
@@ -257,7 +256,7 @@ pub fn console(machine: &Machine, what: &dyn fmt::Display) -> Result<String, Pro
     Ok(console)
 }
 
-/// The files that every machine has.
+/// The files of every machine.
 pub fn file_system(busybox: &Path) -> Result<Initramfs, Problem> {
     let mut files = Initramfs::new();
     for directory in ["/dev", "/proc", "/sys", "/tmp"] {
@@ -267,7 +266,7 @@ pub fn file_system(busybox: &Path) -> Result<Initramfs, Problem> {
     Ok(files)
 }
 
-/// Adds the modules of Linux's swap device, named by the order in which they are loaded.
+/// Adds the modules of Linux's swap device, named by their loading order.
 pub fn add_swap_modules(files: &mut Initramfs, modules: &[PathBuf]) -> Result<(), Problem> {
     for (number, module) in modules.iter().enumerate() {
         files.host_file(&format!("{}/{number}.ko", script::SWAP_MODULES), module)?;
@@ -275,7 +274,8 @@ pub fn add_swap_modules(files: &mut Initramfs, modules: &[PathBuf]) -> Result<()
     Ok(())
 }
 
-/// Linux without what would cost it instructions here and that we do not have: fair to it.
+/// Options for Linux without features that would cost it instructions here and that we lack, for a
+/// fair comparison.
 fn lean_command_line(architecture: Architecture) -> String {
     let (console, more) = match architecture {
         Architecture::X86_64 => ("ttyS0", "no5lvl"),
@@ -287,7 +287,7 @@ fn lean_command_line(architecture: Architecture) -> String {
     )
 }
 
-/// Runs a machine to its end, and gives the name of its kernel.
+/// Runs a machine to its end, and returns the name of its kernel.
 fn run(machine: &Machine, job: Job) -> Result<String, Problem> {
     let Job { workload, folio } = job;
     let folios = folio.map_or_else(String::new, |folio| format!(" with folios of {folio}"));
@@ -297,11 +297,11 @@ fn run(machine: &Machine, job: Job) -> Result<String, Problem> {
         .map_err(|problem| Problem::Failed(format!("{what}: {problem}")))
 }
 
-/// What a record tells.
+/// Reads a record.
 ///
 /// # Errors
-/// An operation of the workload was never made: then the kernel does not know the workload, or has
-/// marks of another numbering.
+/// If an operation of the workload was never made: then the kernel does not know the workload, or
+/// has marks of another numbering.
 fn measurement(record: Record, job: Job) -> Result<Measurement, Problem> {
     let phases = counts::read(&record.counts)?;
     let mut missing = job.workload.rows().filter(|row| !phases.contains_key(&row.phase));
@@ -315,7 +315,7 @@ fn measurement(record: Record, job: Job) -> Result<Measurement, Problem> {
     }
 }
 
-/// A directory for what the plugin writes.
+/// A directory for the plugin's output.
 pub fn temporary_directory() -> Result<tempfile::TempDir, Problem> {
     tempfile::Builder::new()
         .prefix("bindery-")

@@ -1,4 +1,4 @@
-//! The figures for programs. Fields are only ever added.
+//! The figures in machine-readable form. Fields are only ever added.
 
 use serde::Serialize;
 
@@ -17,7 +17,7 @@ pub struct Document {
     pub architectures: Vec<ArchitectureResults>,
 }
 
-/// What was measured on one architecture.
+/// The results of one architecture.
 #[derive(Debug, Serialize)]
 pub struct ArchitectureResults {
     /// Its name.
@@ -26,9 +26,9 @@ pub struct ArchitectureResults {
     pub qemu: String,
     /// The C library in the workloads; null if none of them is a program.
     pub c_library: Option<String>,
-    /// Our kernel, as it names itself; null if it was not measured.
+    /// The name of our kernel; null if it was not measured.
     pub bindery_kernel: Option<String>,
-    /// Linux, as it names itself; null if it was not measured.
+    /// The name of Linux; null if it was not measured.
     pub linux_kernel: Option<String>,
     /// The operations of the tables.
     pub operations: Vec<Operation>,
@@ -43,13 +43,13 @@ pub struct Operation {
     pub operation: &'static str,
     /// Its name in the table.
     pub name: &'static str,
-    /// The workload that it is in.
+    /// Its workload.
     pub workload: &'static str,
-    /// The folio size; null where folios have no part.
+    /// The folio size; null for operations without folios.
     pub folio_bytes: Option<u64>,
-    /// What our kernel needed; null if it was not measured.
+    /// The counts of our kernel; null if it was not measured.
     pub bindery: Option<Summary>,
-    /// What Linux needed; null if it was not measured.
+    /// The counts of Linux; null if it was not measured.
     pub linux: Option<Summary>,
     /// Recorded figures of Linux 7.2.13.
     pub linux_recorded: Option<Figure>,
@@ -61,7 +61,7 @@ pub struct Operation {
     pub ratio: Option<f64>,
     /// The target.
     pub target: Option<Figure>,
-    /// Whether it is as cheap as it is meant to be.
+    /// Whether it reaches its target.
     pub verdict: Option<Verdict>,
 }
 
@@ -70,13 +70,13 @@ pub struct Operation {
 pub struct Phase {
     /// Its number.
     pub phase: u16,
-    /// The workload that it is in.
+    /// Its workload.
     pub workload: &'static str,
-    /// The folio size; null where folios have no part.
+    /// The folio size; null for operations without folios.
     pub folio_bytes: Option<u64>,
-    /// What our kernel needed; null if it was not measured.
+    /// The counts of our kernel; null if it was not measured.
     pub bindery: Option<Summary>,
-    /// What Linux needed; null if it was not measured.
+    /// The counts of Linux; null if it was not measured.
     pub linux: Option<Summary>,
 }
 

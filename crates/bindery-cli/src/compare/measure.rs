@@ -8,7 +8,7 @@ use super::results::Pair;
 use super::rows::Workload;
 use crate::size::FolioSize;
 
-/// What is to be measured.
+/// The measurements to make.
 pub struct Plan<'a> {
     pub bindery: Option<Kernel>,
     pub linux: Option<Kernel>,
@@ -17,7 +17,7 @@ pub struct Plan<'a> {
     pub repeat: Repeat,
 }
 
-/// A machine to run: whose place in the list of pairs its measurement has, and its kernel.
+/// A machine to run: its kernel, and the place of its measurement in the list of pairs.
 struct Task<'a> {
     pair: usize,
     job: Job,
@@ -31,7 +31,7 @@ enum Who {
     Linux,
 }
 
-/// Runs all machines. One that fails leaves its place empty and a problem.
+/// Runs all machines. A failed one leaves its place empty and a problem.
 pub fn all(bench: &Bench, plan: &Plan<'_>, problems: &mut Vec<Problem>) -> Vec<Pair> {
     let jobs = plan.workloads.iter().flat_map(|&workload| {
         let folios = workload.folios(plan.folios).into_iter();

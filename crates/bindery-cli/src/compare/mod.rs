@@ -1,26 +1,26 @@
 //! `bindery compare`: the same work on our kernel and on Linux, counted by the same instrument.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
 //! | `rows` | the workloads, and the operations in them |
 //! | `baseline` | recorded figures of Linux, and our targets |
 //! | `plugin` | the QEMU plugin that counts, built at use |
 //! | `programs` | the workloads that are programs, built |
-//! | `script` | what the first program of both kernels does |
+//! | `script` | the first program of both kernels |
 //! | `guests` | one kernel, one workload, one folio size: a machine is run |
 //! | `cache` | machines that were run before |
-//! | `counts` | what the plugin has counted |
+//! | `counts` | the plugin's counts |
 //! | `measure` | all measurements of one architecture |
-//! | `parallel` | machines beside each other |
+//! | `parallel` | machines that run in parallel |
 //! | `results` | both kernels side by side, and the verdict |
-//! | `compaction` | MOVE beside COPY, all their work |
-//! | `report`, `json` | the figures for people, and for programs |
-//! | `profile` | where the instructions of one operation go |
-//! | `working_set` | a comparison of its own: pages moved where memory is short |
-//! | `applications` | another one: programs that people know, where memory is short |
+//! | `compaction` | all the work of MOVE and of COPY |
+//! | `report`, `json` | the figures in readable and machine-readable form |
+//! | `profile` | the instructions of one operation, by function |
+//! | `working_set` | another comparison: pages moved when memory is short |
+//! | `applications` | another one: well-known programs when memory is short |
 //! | `interpreter` | programs of steps, each counted |
 //! | `random` | such programs at random |
-//! | `gate` | our kernel beside the committed table |
+//! | `gate` | our kernel compared with the committed table |
 //! | `wide` | every operation there is, dearest first |
 
 mod applications;
@@ -159,10 +159,10 @@ enum Other {
     Wide(wide::Arguments),
 }
 
-/// Runs what the arguments ask for.
+/// Runs the comparison of the arguments.
 ///
 /// # Errors
-/// Something is missing, or a machine failed.
+/// If a requirement is missing, or a machine failed.
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
     match &arguments.other {
         Some(Other::Applications(arguments)) => return applications::run(arguments),
@@ -183,7 +183,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
     if let Some(row) = arguments.profile {
         return profiles(row, &architectures, &arguments.folio);
     }
-    // Before the work, so that a wrong name costs no minute.
+    // Before the work, so that a wrong name is reported at once.
     let file = arguments.json.as_deref().map(JsonFile::create).transpose()?;
     let mut document =
         json::Document { bindery: env!("CARGO_PKG_VERSION"), architectures: Vec::new() };
@@ -251,7 +251,7 @@ fn compare(
     })
 }
 
-/// Builds what both kernels need; the second value is the C library in the workloads that are
+/// Builds the inputs of both kernels; the second value is the C library in the workloads that are
 /// programs.
 fn prepare(
     architecture: Architecture,
@@ -282,7 +282,7 @@ fn ours(architecture: Architecture) -> Result<Kernel, Problem> {
     Ok(Kernel::Bindery { image, symbols })
 }
 
-/// Debian's newest Linux, if it is to be had.
+/// Debian's newest Linux, if it is available.
 fn newest(architecture: Architecture, workloads: &[Workload]) -> Option<Kernel> {
     let arguments = Arguments {
         other: None,
@@ -298,7 +298,8 @@ fn newest(architecture: Architecture, workloads: &[Workload]) -> Option<Kernel> 
     theirs(&arguments, architecture, workloads)
 }
 
-/// Linux, if it is wanted and to be had; if it is not, a sentence on standard error says why.
+/// Linux, if it is wanted and available; if it is not available, reports the reason on standard
+/// error.
 fn theirs(
     arguments: &Arguments,
     architecture: Architecture,
@@ -345,7 +346,7 @@ fn swap_modules(
     architecture: Architecture,
 ) -> Result<Vec<PathBuf>, Problem> {
     match &arguments.linux {
-        // They have to be of the very kernel.
+        // They must be of this very kernel.
         Some(image) => Err(Problem::Missing(format!(
             "zram is a module, and those of {} are not known",
             image.display()
@@ -361,7 +362,7 @@ fn module(
     workload: Workload,
 ) -> Result<PathBuf, Problem> {
     match &arguments.linux {
-        // It has to be built for the very kernel.
+        // It must be built for this very kernel.
         Some(image) => Err(Problem::Missing(format!(
             "it is a module, and the headers of {} are not known",
             image.display()
@@ -370,7 +371,7 @@ fn module(
     }
 }
 
-/// Shows where our kernel's instructions go.
+/// Shows the instructions of our kernel by function.
 fn profiles(
     row: Row,
     architectures: &[Architecture],

@@ -1,4 +1,4 @@
-//! Machines that run beside each other.
+//! Runs machines in parallel.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,7 +8,8 @@ use std::time::Duration;
 use bindery_cli::guest::Architecture;
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Each machine takes 3 GiB, and hosts with many CPUs need not have memory for so many.
+/// The maximum number of machines at a time: each takes 3 GiB, and hosts with many CPUs need not
+/// have memory for one on each.
 const MOST_AT_A_TIME: usize = 4;
 
 /// The results of all tasks, in their order. Each task is a machine, and one runs for each CPU of the
@@ -45,7 +46,7 @@ pub fn all<T: Sync, R: Send>(
     results.into_iter().map(|(_, result)| result).collect()
 }
 
-/// A bar on standard error; indicatif hides it where that is no terminal.
+/// A bar on standard error; indicatif hides it if that is not a terminal.
 fn progress(architecture: Architecture, machines: usize) -> ProgressBar {
     let template = "{msg:8} [{bar:40}] {pos} of {len} machines  {elapsed}";
     let style = ProgressStyle::with_template(template).expect("the template is a constant");

@@ -12,10 +12,10 @@ const SOURCES: [&str; 5] = ["plugin.c", "phases.c", "profile.c", "x86_64.c", "aa
 /// The C compiler of the host.
 const COMPILER: &str = "cc";
 
-/// QEMU, as far as the plugin must know it.
+/// The properties of QEMU that matter to the plugin.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Emulator {
-    /// Its version, as it says itself.
+    /// Its version, as QEMU reports it.
     pub version: String,
     /// The version of its plugin interface that the plugin is built for.
     interface: u32,
@@ -25,7 +25,7 @@ impl Emulator {
     /// The installed one for an architecture.
     ///
     /// # Errors
-    /// None is installed, or its plugins cannot count.
+    /// If none is installed, or its plugins cannot count.
     pub fn installed(architecture: Architecture) -> Result<Self, Problem> {
         Requirement::emulator(architecture).demand()?;
         let printed = process::output(Command::new(architecture.emulator()).arg("--version"))?;
@@ -41,7 +41,7 @@ impl Emulator {
     }
 }
 
-/// Which version of the plugin interface suits a QEMU. The versions between the two that the plugin
+/// The version of the plugin interface for a QEMU. The versions between the two that the plugin
 /// knows were short-lived.
 fn interface(version: &str) -> Option<u32> {
     let mut numbers = version.split('.').map(|number| number.parse::<u32>().ok());
@@ -55,7 +55,7 @@ fn interface(version: &str) -> Option<u32> {
 /// Builds the plugin; a file name that no other build uses is its own.
 ///
 /// # Errors
-/// There is no C compiler, or it does not take the sources.
+/// If there is no C compiler, or it rejects the sources.
 pub fn build(emulator: &Emulator) -> Result<PathBuf, Problem> {
     let directory = workspace::target("guest/count")?;
     let plugin = directory.join(format!("count-{}.so", emulator.interface));

@@ -1,4 +1,4 @@
-//! Where the instructions of one operation go: the hottest functions of our kernel.
+//! The instructions of one operation by function: the hottest functions of our kernel.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +7,10 @@ use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
 
 use crate::output::thousands;
 
-/// How many functions are shown.
+/// The number of functions shown.
 const SHOWN: usize = 40;
 
-/// The functions of a kernel by the address that they begin at.
+/// The functions of a kernel by their start address.
 struct Symbols<'a>(Vec<(u64, &'a str)>);
 
 impl<'a> Symbols<'a> {
@@ -50,7 +50,7 @@ fn by_function<'a>(profile: &str, symbols: &Symbols<'a>) -> Result<Vec<(&'a str,
 /// The table of the hottest functions.
 ///
 /// # Errors
-/// The profile is not what the plugin writes.
+/// If the profile is not in the plugin's format.
 pub fn table(profile: &str, symbols: &str) -> Result<String, Problem> {
     let functions = by_function(profile, &Symbols::read(symbols))?;
     let total: u64 = functions.iter().map(|(_, executions)| executions).sum();

@@ -1,10 +1,10 @@
 //! The workloads as programs.
 //!
-//! Both kernels run the same file, so the C library decides nothing between them; but it decides
-//! how many mappings a program has at its start, and with glibc's, Linux needs some 3,000
-//! instructions more for each call that changes them. The recorded figures are those of musl on
-//! both architectures. Debian has no musl compiler for AArch64 on other hosts, so there musl is
-//! fetched, unpacked aside, and given to the usual compiler.
+//! Both kernels run the same file, so the C library makes no difference between them; but it
+//! determines how many mappings a program has at its start, and with glibc's, Linux needs some
+//! 3,000 instructions more for each call that changes them. The recorded figures are those of musl
+//! on both architectures. Debian has no musl compiler for AArch64 on other hosts, so there musl is
+//! fetched, unpacked aside, and passed to the usual compiler.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,14 +18,14 @@ use bindery_cli::guest::{Architecture, Problem, linux, process, programs, worksp
 pub struct Program {
     /// The ELF file.
     pub path: PathBuf,
-    /// `musl`, or why it is not.
+    /// `musl`, or the reason why it is another one.
     pub library: String,
 }
 
 /// Builds the workload of this name.
 ///
 /// # Errors
-/// There is no compiler for it, or it does not compile.
+/// If there is no compiler for it, or it does not compile.
 pub fn build(architecture: Architecture, name: &str) -> Result<Program, Problem> {
     let source = workspace::root()?.join(format!("programs/workloads/{name}.c"));
     match architecture {
@@ -46,7 +46,7 @@ pub fn build(architecture: Architecture, name: &str) -> Result<Program, Problem>
     }
 }
 
-/// Where musl's headers and its libraries are.
+/// The directories of musl's headers and libraries.
 struct Musl {
     headers: PathBuf,
     libraries: PathBuf,

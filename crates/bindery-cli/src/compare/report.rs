@@ -96,7 +96,7 @@ fn counts(summary: Option<&Summary>, architecture: Architecture) -> Vec<String> 
     cells
 }
 
-/// Three digits are more than the weights bear.
+/// With three digits: the weights justify no more.
 fn show_time(nanoseconds: f64) -> String {
     match nanoseconds {
         below if below < 1e3 => format!("{below:.0} ns"),
@@ -124,7 +124,7 @@ fn show_verdict(verdict: Verdict) -> &'static str {
     }
 }
 
-/// How many operations are as cheap as they are meant to be.
+/// The number of operations that reach their targets.
 pub fn conclusion(comparisons: &[Comparison<'_>]) -> String {
     let count = |wanted: Verdict| {
         comparisons.iter().filter(|comparison| comparison.verdict() == Some(wanted)).count()
@@ -144,7 +144,7 @@ pub fn conclusion(comparisons: &[Comparison<'_>]) -> String {
     )
 }
 
-/// The row in which Linux needs least in comparison with us, and by how much it needs more.
+/// The row in which Linux needs least in comparison with us, and the ratio.
 fn worst<'a, 'b>(comparisons: &'a [Comparison<'b>]) -> Option<(&'a Comparison<'b>, f64)> {
     let ratios =
         comparisons.iter().filter_map(|comparison| Some((comparison, comparison.ratio()?)));

@@ -1,4 +1,4 @@
-//! What both kernels needed for an operation, beside what was recorded and the target.
+//! The counts of both kernels for an operation, with the recorded figure and the target.
 
 use bindery_cli::guest::Architecture;
 
@@ -8,22 +8,22 @@ use super::guests::Measurement;
 use super::rows::{ROWS, Row, Workload};
 use crate::size::FolioSize;
 
-/// What was measured of one workload with folios of one size; nothing for a kernel that was left
-/// out or has failed.
+/// The measurements of one workload with folios of one size; none for a kernel that was left out or
+/// has failed.
 #[derive(Clone, Debug)]
 pub struct Pair {
     pub workload: Workload,
-    /// None where folios have no part.
+    /// None for workloads without folios.
     pub folio: Option<FolioSize>,
     pub bindery: Option<Measurement>,
     pub linux: Option<Measurement>,
 }
 
-/// All that is known of one operation with folios of one size.
+/// All figures of one operation with folios of one size.
 #[derive(Clone, Debug)]
 pub struct Comparison<'a> {
     pub row: Row,
-    /// None where folios have no part.
+    /// None for operations without folios.
     pub folio: Option<FolioSize>,
     pub architecture: Architecture,
     pub bindery: Option<&'a Summary>,
@@ -33,7 +33,7 @@ pub struct Comparison<'a> {
     pub target: Option<Figure>,
 }
 
-/// Whether an operation is as cheap as it is meant to be.
+/// The verdict on an operation's cost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
@@ -41,7 +41,7 @@ pub enum Verdict {
     Reached,
     /// The target is not reached.
     Missed,
-    /// There is no target, and Linux needs as many instructions or more.
+    /// There is no target, and Linux needs no fewer instructions.
     NoMoreThanLinux,
     /// There is no target, and Linux needs fewer instructions.
     MoreThanLinux,
@@ -70,7 +70,7 @@ impl<'a> Comparison<'a> {
         all
     }
 
-    /// Linux's instructions: measured, else recorded.
+    /// Linux's instructions: measured, or else recorded.
     pub fn linux_instructions(&self) -> Option<f64> {
         let measured = self.linux.map(|linux| linux.mean.of(Counter::Kernel));
         measured.or_else(|| Some(self.recorded?.instructions as f64))
@@ -82,7 +82,7 @@ impl<'a> Comparison<'a> {
         (ours > 0.0).then_some(self.linux_instructions()? / ours)
     }
 
-    /// None where something to judge by is missing.
+    /// None if a figure for the verdict is missing.
     pub fn verdict(&self) -> Option<Verdict> {
         let ours = self.bindery?.mean;
         let instructions = ours.of(Counter::Kernel);
@@ -99,8 +99,8 @@ impl<'a> Comparison<'a> {
     }
 }
 
-/// TLB invalidations of all kinds. On x86-64 a write to the register that names the root table is
-/// one; on AArch64 it invalidates nothing.
+/// TLB invalidations of all kinds. On x86-64 a write to the register of the root table is one; on
+/// AArch64 it invalidates nothing.
 pub fn invalidations(counts: &Counts<f64>, architecture: Architecture) -> f64 {
     let mut kinds = vec![
         Counter::InvalidatePage,
@@ -130,8 +130,8 @@ pub mod tests {
     use super::super::counts;
     use super::*;
 
-    /// A measurement in which every counter of a phase has a number of its own, but for kernel
-    /// instructions.
+    /// A measurement in which every counter of a phase except kernel instructions has its own
+    /// number.
     pub fn measurement(phase: u16, kernel: u64) -> Measurement {
         let mut line = vec![phase.to_string(), kernel.to_string()];
         line.extend((2..=counts::NAMES.len()).map(|number| number.to_string()));

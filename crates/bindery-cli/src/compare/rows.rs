@@ -37,18 +37,17 @@ pub enum Workload {
     Copy,
 }
 
-/// What runs a workload.
+/// The form of a workload.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Runner {
     /// A program under `programs/workloads`, once for each list of arguments.
     Program(&'static [&'static [&'static str]]),
-    /// The kernel, by code of its own: ours does so at boot, on Linux a module does.
+    /// The kernel itself: our kernel runs it at boot, on Linux a module does.
     Kernel,
 }
 
 impl Workload {
-    /// Its name on the command lines of this program and of our kernel; a program's source is
-    /// called so too.
+    /// Its name on the command lines of this program and of our kernel, and of a program's source.
     pub fn name(self) -> &'static str {
         match self {
             Self::System1 => "system1",
@@ -63,7 +62,7 @@ impl Workload {
         }
     }
 
-    /// What runs it.
+    /// Its form.
     pub fn runner(self) -> Runner {
         Runner::Program(match self {
             Self::System1 => {
@@ -81,8 +80,8 @@ impl Workload {
         })
     }
 
-    /// With which folio sizes it is run: with each of the given ones, or once, if folios have no
-    /// part in it.
+    /// The folio sizes with which it is run: each of the given ones, or none, once, if it has no
+    /// folios.
     pub fn folios(self, chosen: &[FolioSize]) -> Vec<Option<FolioSize>> {
         match self {
             Self::KernelMap | Self::Proc | Self::Copy => vec![None],
@@ -104,7 +103,7 @@ impl Workload {
 /// An operation: a phase of a workload.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Row {
-    /// The workload that it is in.
+    /// Its workload.
     pub workload: Workload,
     /// Its number in `programs/include/mark.h`.
     pub phase: u16,
@@ -115,7 +114,7 @@ pub struct Row {
 }
 
 impl Row {
-    /// The operation that is called so.
+    /// The operation with this key.
     pub fn from_key(key: &str) -> Result<Self, String> {
         ROWS.iter().copied().find(|row| row.key == key).ok_or_else(|| {
             let keys: Vec<&str> = ROWS.iter().map(|row| row.key).collect();
@@ -208,7 +207,7 @@ const fn row(workload: Workload, phase: u16, key: &'static str, name: &'static s
     Row { workload, phase, key, name }
 }
 
-/// The folio sizes that are measured unless others are asked for.
+/// The default folio sizes.
 pub const FOLIOS: [FolioSize; 3] = [FolioSize::BASE, FolioSize::KIB_64, FolioSize::MIB_2];
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! The first program of both kernels: a shell script that sets the folio size, runs a workload, and
-//! says on the console how it went. A workload of the kernel is run by a module on Linux; our
-//! kernel has run it when this script begins.
+//! reports the result on the console. A module runs a workload of the kernel on Linux; our kernel
+//! has run it before this script begins.
 //!
-//! Lines for the host begin with [`TO_HOST`]; all else on the console is the kernel's and the
+//! Lines for the host begin with [`TO_HOST`]; the others on the console are the kernel's and the
 //! workload's own.
 
 use std::fmt::Write;
@@ -12,10 +12,10 @@ use bindery_cli::guest::Problem;
 use super::rows::{Runner, Workload};
 use crate::size::{FolioSize, KIB};
 
-/// How a line for the host begins.
+/// The beginning of a line for the host.
 pub const TO_HOST: &str = "compare: ";
 
-/// What every script begins with: the files of the kernel, and folios of base pages alone.
+/// The beginning of every script: the files of the kernel, and folios of only base pages.
 pub const BEGIN: &str = r#"#!/bin/busybox sh
 box=/bin/busybox
 $box mount -t proc proc /proc
@@ -32,26 +32,25 @@ choose never $sizes/enabled
 [ ! -e $sizes/khugepaged/defrag ] || echo 0 > $sizes/khugepaged/defrag
 "#;
 
-/// Loads the swap device, which is a module of Linux; ours is there.
+/// Loads the swap device, which is a module of Linux; ours is built in.
 pub const LOAD_SWAP: &str = r#"for module in /swap-modules/*.ko; do
     [ ! -e $module ] || $box insmod $module || echo "compare: refused $module"
 done"#;
 
-/// Makes a swap area of 512 MiB, twice what a workload sends there. Nothing is read ahead of what is
-/// touched.
+/// Makes a swap area of 512 MiB, twice the size that a workload needs. No read-ahead.
 pub const SWAP_AREA: &str = r#"echo 512M > /sys/block/zram0/disksize
 $box mkswap /dev/zram0
 $box swapon /dev/zram0 || echo "compare: refused swapon"
 cluster=/proc/sys/vm/page-cluster
 [ "$($box cat $cluster)" = 0 ] || echo 0 > $cluster"#;
 
-/// Where a kernel that needs one finds the module that is its workload.
+/// The path of the module for a kernel whose workload is a module.
 pub const MODULE: &str = "/workload.ko";
 
-/// Where a kernel finds the modules that make its swap device, named by their order.
+/// The directory of the modules of a kernel's swap device, named by their order.
 pub const SWAP_MODULES: &str = "/swap-modules";
 
-/// The script. Linux gets three seconds for the work that goes on after its boot.
+/// The script. Linux gets three seconds for the work that continues after its boot.
 pub fn text(workload: Workload, folio: Option<FolioSize>) -> String {
     let mut script = String::from(BEGIN);
     let mut line = |text: &str| writeln!(script, "{text}").expect("a string takes all");
@@ -77,10 +76,10 @@ pub fn text(workload: Workload, folio: Option<FolioSize>) -> String {
     script
 }
 
-/// What the script has told: the kernel's name and version.
+/// Reads the script's report: the kernel's name and version.
 ///
 /// # Errors
-/// A setting was refused, a run of the workload failed or did not come to its end.
+/// If a setting was refused, or a run of the workload failed or did not end.
 pub fn judge(console: &str, workload: Workload) -> Result<String, Problem> {
     let mut kernel = None;
     let mut successes = 0;
@@ -101,12 +100,12 @@ pub fn judge(console: &str, workload: Workload) -> Result<String, Problem> {
     }
 }
 
-/// The lines for the host. A message of the kernel may stand before one on its line.
+/// The lines for the host. A message of the kernel may precede one on its line.
 pub fn told(console: &str) -> impl Iterator<Item = &str> {
     console.lines().filter_map(|line| Some(line.split_once(TO_HOST)?.1.trim_end()))
 }
 
-/// A problem with the end of the console, where the reason most likely is.
+/// A problem with the end of the console, which most likely shows the reason.
 pub fn failed(what: &str, console: &str) -> Problem {
     const LINES: usize = 12;
     let lines: Vec<&str> = console.lines().collect();

@@ -1,4 +1,4 @@
-//! The results for programs. Fields are only ever added.
+//! The results in machine-readable form. Fields are only ever added.
 
 use serde::Serialize;
 
@@ -10,7 +10,7 @@ use super::tap::Outcome;
 pub struct Document {
     /// The version of the program.
     pub bindery: &'static str,
-    /// The release of Linux that the tests belong to.
+    /// The release of Linux that has the tests.
     pub tests_of_linux: String,
     /// One for each architecture.
     pub architectures: Vec<ArchitectureResults>,
@@ -21,9 +21,9 @@ pub struct Document {
 pub struct ArchitectureResults {
     /// Its name.
     pub architecture: String,
-    /// Our kernel, as it names itself; null if it did not come that far.
+    /// The name of our kernel; null if it did not boot that far.
     pub bindery_kernel: Option<String>,
-    /// Linux, as it names itself; null if it was not run.
+    /// The name of Linux; null if it was not run.
     pub linux_kernel: Option<String>,
     /// The tests.
     pub tests: Vec<TestResults>,
@@ -34,15 +34,15 @@ pub struct ArchitectureResults {
 pub struct TestResults {
     /// Its name.
     pub test: &'static str,
-    /// Whether all that passes on Linux passes here, apart from what is set apart.
+    /// Whether all cases that pass on Linux pass here, except those set apart.
     pub good: bool,
-    /// What went wrong with the test as a whole.
+    /// The problem of the test as a whole.
     pub problem: Option<String>,
-    /// How many seconds it ran on our kernel; null if it came to no end.
+    /// The seconds that it ran on our kernel; null if it did not end.
     pub seconds: Option<u64>,
-    /// How many seconds it ran on Linux; null if it was not run, or came to no end.
+    /// The seconds that it ran on Linux; null if it was not run, or did not end.
     pub linux_seconds: Option<u64>,
-    /// Our kernel's cases.
+    /// The tally of our kernel's cases.
     pub bindery: Tally,
     /// Linux's; null if it was not run.
     pub linux: Option<Tally>,
@@ -57,18 +57,18 @@ pub struct CaseResults {
     pub number: u32,
     /// Its name.
     pub name: String,
-    /// What our kernel made of it; null if the test did not come to it.
+    /// The outcome on our kernel; null if the test did not reach it.
     pub bindery: Option<Outcome>,
-    /// What Linux made of it.
+    /// The outcome on Linux.
     pub linux: Option<Outcome>,
     /// `passed`, `failed`, `as-linux` or `set-apart`.
     pub verdict: &'static str,
-    /// Why it is set apart.
+    /// The reason why it is set apart.
     pub reason: Option<String>,
 }
 
 impl TestResults {
-    /// Of a comparison.
+    /// The results of a comparison.
     pub fn new(comparison: &Comparison) -> Self {
         Self {
             test: comparison.test,

@@ -1,5 +1,5 @@
-//! Machines that run the tests: on our kernel one for each test, so that a test that brings the
-//! kernel down spoils no other; on Linux one for all, since it takes a while to boot.
+//! Machines that run the tests: on our kernel one for each test, so that a test that crashes the
+//! kernel does not affect others; on Linux one for all, since it boots slowly.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -18,56 +18,56 @@ use super::suite::{TESTS, Test};
 use super::tap::{self, Report};
 use crate::size::GIB;
 
-/// Of all machines: tests map 2 GiB, and are to see that it is not refused.
+/// The memory of all machines: tests map 2 GiB, which must not be refused.
 const MEMORY: u64 = 3 * GIB;
 
-/// What a machine may take beside its tests.
+/// The time that a machine may take besides its tests.
 const BOOT: Duration = Duration::from_secs(240);
 
-/// What machines of one architecture start with, whichever kernel they boot.
+/// The initial content of the machines of one architecture, the same for both kernels.
 #[derive(Clone, Debug)]
 pub struct Bench {
     architecture: Architecture,
     initramfs: Vec<u8>,
 }
 
-/// What a kernel made of a test.
+/// The run of a test on a kernel.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Run {
-    /// What the test told.
+    /// The test's report.
     pub report: Report,
-    /// How it ended.
+    /// Its end.
     pub end: End,
-    /// How many seconds it ran, if it ended by itself or at its time limit.
+    /// The seconds that it ran, if it ended by itself or at its time limit.
     pub seconds: Option<u64>,
-    /// All that it wrote.
+    /// Its whole output.
     pub text: String,
 }
 
-/// How a test ended.
+/// The end of a test.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum End {
     /// By itself, with this exit status.
     Status(i32),
-    /// Otherwise; the text says why.
+    /// Otherwise; the text has the reason.
     Broken(String),
 }
 
-/// What one machine had to tell.
+/// The results of one machine.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Results {
-    /// The kernel, as it names itself.
+    /// The kernel's own name.
     pub kernel: Option<String>,
     /// By the tests' names.
     pub runs: BTreeMap<&'static str, Run>,
 }
 
 impl Bench {
-    /// Builds all tests, and gathers what the machines start with. `swap`: the modules that make
-    /// Linux's swap device, in their order.
+    /// Builds all tests, and the initial content of the machines. `swap`: the modules of Linux's
+    /// swap device, in loading order.
     ///
     /// # Errors
-    /// A compiler or BusyBox is missing, or a test does not compile.
+    /// If a compiler or BusyBox is missing, or a test does not compile.
     pub fn prepare(
         architecture: Architecture,
         source: &Source,
@@ -88,7 +88,7 @@ impl Bench {
             files.host_file(&format!("{}/{}", script::DIRECTORY, test.program), &program)?;
         }
         files.file("/init", EXECUTABLE, script::text())?;
-        // Each kernel leaves alone what is for the other; both boot the same archive.
+        // Each kernel ignores the files for the other; both boot the same archive.
         for (number, module) in swap.iter().enumerate() {
             files.host_file(&format!("{}/{number}.ko", script::SWAP_MODULES), module)?;
         }
@@ -99,7 +99,7 @@ impl Bench {
     /// Runs tests on our kernel, in one machine.
     ///
     /// # Errors
-    /// QEMU is not there or does not start.
+    /// If QEMU is missing or does not start.
     pub fn on_bindery(
         &self,
         kernel: &kernel::Kernel,
@@ -116,9 +116,9 @@ impl Bench {
     /// Runs tests on Linux, in one machine.
     ///
     /// # Errors
-    /// As [`Self::on_bindery`].
+    /// As for [`Self::on_bindery`].
     pub fn on_linux(&self, image: PathBuf, tests: &[&'static Test]) -> Result<Results, Problem> {
-        // Both kernels have page tables of four levels: what `mmap` finds above 2^47 is the same.
+        // Both kernels have page tables of four levels: `mmap` finds the same above 2^47.
         let (console, levels) = match self.architecture {
             Architecture::X86_64 => ("ttyS0", " no5lvl"),
             Architecture::AArch64 => ("ttyAMA0", ""),
@@ -159,7 +159,7 @@ fn results(outcome: &Outcome, tests: &[&'static Test]) -> Results {
 }
 
 fn end(told: &Told, test: &Test, outcome: &Outcome) -> End {
-    /// What the shell gives for a program that a signal has ended, less the signal.
+    /// The shell's exit status for a program that a signal has ended, minus the signal.
     const SIGNALED: i32 = 128;
     /// As `timeout` sends it.
     const SIGKILL: i32 = 9;

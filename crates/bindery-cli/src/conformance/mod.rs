@@ -1,15 +1,15 @@
-//! `bindery conformance`: Linux's own tests on our kernel, and on Linux beside it.
+//! `bindery conformance`: Linux's own tests on our kernel, compared with Linux.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
 //! | `suite` | the tests, and the cases that are set apart |
-//! | `source` | where they come from |
+//! | `source` | their sources |
 //! | `programs` | the tests, built |
-//! | `script` | what the first program of both kernels does |
-//! | `machines` | a kernel runs tests |
-//! | `tap` | what a test tells |
+//! | `script` | the first program of both kernels |
+//! | `machines` | machines that run the tests |
+//! | `tap` | the report of a test |
 //! | `results` | both kernels side by side, and the verdict |
-//! | `report`, `json` | the results for people, and for programs |
+//! | `report`, `json` | the results in readable and machine-readable form |
 
 mod json;
 mod machines;
@@ -93,10 +93,10 @@ pub struct Arguments {
     logs: Option<PathBuf>,
 }
 
-/// Runs what the arguments ask for.
+/// Runs the tests of the arguments.
 ///
 /// # Errors
-/// Something is missing, or a machine could not be started.
+/// If a requirement is missing, or a machine could not be started.
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
     let architectures = match &*arguments.arch {
         [] => Architecture::ALL.to_vec(),
@@ -106,7 +106,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
         [] => TESTS.iter().collect(),
         chosen => TESTS.iter().filter(|test| chosen.contains(test)).collect(),
     };
-    // Before the work, so that a wrong name costs no minute.
+    // Before the work, so that a wrong name is reported at once.
     let file = arguments.json.as_deref().map(JsonFile::create).transpose()?;
     let mut output = arguments.output.as_deref().map(create).transpose()?;
     if let Some(logs) = &arguments.logs {
@@ -137,7 +137,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
     Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Runs the tests on both kernels of one architecture; the text is what is shown of it.
+/// Runs the tests on both kernels of one architecture; returns the text to show.
 fn compare(
     arguments: &Arguments,
     architecture: Architecture,
@@ -195,7 +195,7 @@ fn compare(
     Ok((comparisons, results, text))
 }
 
-/// What each test wrote, in a file each.
+/// Writes each test's output to a file.
 fn write_logs(directory: &Path, kernel: &str, results: &Results) -> Result<(), Problem> {
     for (name, run) in &results.runs {
         let path = directory.join(format!("{kernel}-{name}.txt"));
@@ -204,8 +204,8 @@ fn write_logs(directory: &Path, kernel: &str, results: &Results) -> Result<(), P
     Ok(())
 }
 
-/// Linux and the modules of its swap device, if they are to be had; if they are not, a sentence on
-/// standard error says why.
+/// Linux and the modules of its swap device, if they are available; if not, reports the reason on
+/// standard error.
 fn linux_to_run(architecture: Architecture) -> Option<(PathBuf, Vec<PathBuf>)> {
     let image = linux::newest(architecture);
     match image.and_then(|image| Ok((image, linux::ready_made::modules(architecture, "zram")?))) {
@@ -233,7 +233,7 @@ fn on_bindery(
     Ok(all)
 }
 
-/// A bar on standard error; indicatif hides it where that is no terminal.
+/// A bar on standard error; indicatif hides it if that is not a terminal.
 fn progress(architecture: Architecture, machines: usize) -> ProgressBar {
     let template = "{msg:8} [{bar:40}] {pos} of {len} machines  {elapsed}";
     let style = ProgressStyle::with_template(template).expect("the template is a constant");

@@ -1,7 +1,7 @@
 //! The tests as programs.
 //!
 //! They are linked with glibc on both architectures: they look for free addresses, count mappings
-//! and lock all of them, as what glibc maps at its start lets them.
+//! and lock all of them, which depends on the mappings that glibc makes at its start.
 
 use std::env;
 use std::fs;
@@ -14,16 +14,16 @@ use bindery_cli::guest::{Architecture, Problem, process, programs, workspace};
 use super::source::Source;
 use super::suite::Test;
 
-/// What tests share, in the directory of the tests; each is linked with it.
+/// Files that tests share, in the directory of the tests; each test is linked with them.
 const COMMON: [&str; 2] = ["vm_util.c", "hugepage_settings.c"];
 
-/// Headers that Linux's Makefile makes. Empty, this one says that there is no `liburing`.
+/// The headers that Linux's Makefile generates. An empty one means that there is no `liburing`.
 const MADE: &str = "local_config.h";
 
-/// Builds a test, unless it is there and newer than its source and this program.
+/// Builds a test, unless it exists and is newer than its source and this program.
 ///
 /// # Errors
-/// There is no compiler for it, or it does not compile.
+/// If there is no compiler for it, or it does not compile.
 pub fn build(source: &Source, architecture: Architecture, test: &Test) -> Result<PathBuf, Problem> {
     let directory = source.tests();
     let mut inputs = vec![directory.join(format!("{}.c", test.program))];
@@ -44,9 +44,9 @@ pub fn build(source: &Source, architecture: Architecture, test: &Test) -> Result
     let aside = tempfile::tempdir_in(&place).map_err(failed)?;
     let built = aside.path().join("program");
     let mut compiler = Command::new(requirement.program());
-    // As Linux's own Makefile, but quiet.
+    // Like Linux's own Makefile, but quiet.
     compiler.args(["-static", "-O2", "-w", "-U_FORTIFY_SOURCE", "-D_GNU_SOURCE=", "-pthread"]);
-    // Some write files beside their source: there is no such directory in the machine.
+    // Some write files beside their source: the machine has no such directory.
     compiler.arg(format!("-fmacro-prefix-map={}=/tmp", directory.display()));
     for headers in source.headers(architecture) {
         compiler.arg("-isystem").arg(headers);

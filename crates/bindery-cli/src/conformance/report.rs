@@ -1,4 +1,4 @@
-//! The table of both kernels, and what is to be said of single cases.
+//! The table of both kernels, and remarks on single cases.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -64,8 +64,8 @@ fn judgment(comparison: &Comparison) -> String {
     if words.is_empty() { "good".to_owned() } else { words.join(", ") }
 }
 
-/// The cases that do not pass: one a line, but those that Linux does not pass either, and those
-/// that a test has not come to, are counted.
+/// The cases that do not pass, one a line; cases that do not pass on Linux either, and those that a
+/// test did not reach, are only counted.
 pub fn remarks(comparisons: &[Comparison]) -> String {
     let mut text = String::new();
     let mut line = |words: String| writeln!(text, "{words}").expect("a string takes all");
@@ -114,7 +114,7 @@ fn outcome(outcome: Outcome) -> &'static str {
     }
 }
 
-/// All in one sentence. What is skipped here and passes on Linux has failed, and is counted so.
+/// A summary in one sentence. A case that is skipped here and passes on Linux counts as failed.
 pub fn conclusion(comparisons: &[Comparison]) -> String {
     let sum = |pick: fn(&Comparison) -> usize| comparisons.iter().map(pick).sum::<usize>();
     let passed = sum(|comparison| comparison.bindery().passed);

@@ -1,7 +1,7 @@
-//! Both kernels side by side, case by case.
+//! Compares both kernels case by case.
 //!
-//! Linux is the judge: what passes there must pass here, and a test that finds something missing
-//! here and skips the case counts as failed. Where Linux was not run, each case must pass.
+//! Linux is the standard: a case that passes there must pass here, and a case that is skipped here
+//! because of a missing feature counts as failed. If Linux was not run, each case must pass.
 
 use std::collections::BTreeMap;
 
@@ -11,31 +11,31 @@ use super::machines::{End, Run};
 use super::suite::{self, Reason, Test};
 use super::tap::{Case, Outcome};
 
-/// What is to be said of a case.
+/// The verdict on a case.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
     /// It passes.
     Passed,
     /// Linux does not pass it either.
     NoWorse,
-    /// It does not pass, for a known reason that is none of this test's.
+    /// It does not pass, for a known reason that the test is not about.
     SetApart(Reason),
-    /// It passes on Linux and not here.
+    /// It passes on Linux but not here.
     Failed,
 }
 
-/// One case on both kernels; a kernel's outcome is missing where the test did not come that far.
+/// One case on both kernels; a kernel's outcome is missing if the test did not reach it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Compared {
     /// Its number in the test.
     pub number: u32,
-    /// Its name: Linux's, if Linux was run, since a name may tell what went wrong.
+    /// Its name: Linux's, if Linux was run, since a name may contain the error.
     pub name: String,
-    /// What our kernel made of it.
+    /// The outcome on our kernel.
     pub bindery: Option<Outcome>,
-    /// What Linux made of it.
+    /// The outcome on Linux.
     pub linux: Option<Outcome>,
-    /// What is to be said of it.
+    /// The verdict.
     pub verdict: Verdict,
 }
 
@@ -46,15 +46,15 @@ pub struct Comparison {
     pub test: &'static str,
     /// Its cases.
     pub cases: Vec<Compared>,
-    /// What went wrong with the test as a whole.
+    /// The problem of the test as a whole.
     pub problem: Option<String>,
     /// Whether Linux was run.
     pub has_linux: bool,
-    /// How many seconds it ran, here and on Linux.
+    /// The seconds that it ran, here and on Linux.
     pub seconds: [Option<u64>; 2],
 }
 
-/// How often each outcome occurs.
+/// The number of times of each outcome.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize)]
 pub struct Tally {
     /// Cases that passed.
@@ -81,7 +81,7 @@ impl Tally {
 }
 
 impl Comparison {
-    /// Compares what two kernels made of a test.
+    /// Compares the runs of a test on both kernels.
     pub fn new(test: &'static Test, bindery: Option<&Run>, linux: Option<&Run>) -> Self {
         let [ours, theirs] =
             [bindery, linux].map(|run| by_number(run.map(|run| &*run.report.cases)));
@@ -102,12 +102,12 @@ impl Comparison {
         Self { test: test.name, cases, problem, has_linux: linux.is_some(), seconds }
     }
 
-    /// What our kernel made of all cases.
+    /// The tally of all cases on our kernel.
     pub fn bindery(&self) -> Tally {
         Tally::of(self.cases.iter().filter_map(|case| case.bindery))
     }
 
-    /// What Linux made of all cases, if it was run.
+    /// The tally of all cases on Linux, if it was run.
     pub fn linux(&self) -> Option<Tally> {
         self.has_linux.then(|| Tally::of(self.cases.iter().filter_map(|case| case.linux)))
     }
@@ -117,13 +117,13 @@ impl Comparison {
         self.cases.iter().filter(|case| case.verdict == Verdict::Failed)
     }
 
-    /// Whether all that Linux passes passes here, apart from what is set apart.
+    /// Whether all cases that pass on Linux pass here, except those set apart.
     pub fn is_good(&self) -> bool {
         self.problem.is_none() && self.failed().next().is_none()
     }
 }
 
-/// What is wrong with how the test ended, apart from what its cases tell.
+/// The problem of the test's end, apart from its cases.
 fn problem(cases: &[Compared], bindery: Option<&Run>, linux: Option<&Run>) -> Option<String> {
     let Some(Run { end, report, .. }) = bindery else { return Some("it was not run".to_owned()) };
     let status = match end {
@@ -167,7 +167,7 @@ fn verdict(
     match (ours, theirs) {
         (Some(Outcome::Passed), _) => Verdict::Passed,
         (_, Some(Outcome::Passed)) => reason.map_or(Verdict::Failed, Verdict::SetApart),
-        // Not there at all, as the test has found that its like cannot be run.
+        // The case is missing, because the test found that cases of its kind cannot run.
         (None, Some(_)) if reason.is_some() => reason.map_or(Verdict::Failed, Verdict::SetApart),
         _ if has_linux => Verdict::NoWorse,
         _ => reason.map_or(Verdict::Failed, Verdict::SetApart),

@@ -1,22 +1,22 @@
-//! The first program of both kernels: a shell script that runs the tests that its arguments name.
+//! The first program of both kernels: a shell script that runs the tests in its arguments.
 //!
-//! Lines for the host begin with [`TO_HOST`]; all else on the console is the tests' own.
+//! Lines for the host begin with [`TO_HOST`]; the others on the console are the tests' own.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use super::suite::{TESTS, Test};
 
-/// Where the programs are in the machine.
+/// The directory of the programs in the machine.
 pub const DIRECTORY: &str = "/selftests";
 
 const TO_HOST: &str = "conformance: ";
 
-/// Where Linux finds the modules that make its swap device, named by their order.
+/// The directory of the modules of Linux's swap device, named by their order.
 pub const SWAP_MODULES: &str = "/swap-modules";
 
-/// The script. Huge pages are as on a Linux that just booted, on both kernels. Both have swap: the
-/// device is a module on Linux, and there on ours.
+/// The script. Huge pages are set like on a Linux that just booted, on both kernels. Both have
+/// swap: the device is a module on Linux, and built in on ours.
 pub fn text() -> String {
     let mut script = String::from(
         r#"#!/bin/busybox sh
@@ -69,18 +69,18 @@ for test in "$@"; do
     script
 }
 
-/// What one test wrote, and how it ended.
+/// The output of one test, and its end.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Told {
-    /// All that it wrote.
+    /// Its whole output.
     pub text: String,
     /// Its exit status; none if the machine ended before it did.
     pub status: Option<i32>,
-    /// How many seconds it ran, if it ended.
+    /// The seconds that it ran, if it ended.
     pub seconds: Option<u64>,
 }
 
-/// What came out of the console, by the tests' names, and the kernel as it names itself.
+/// The outputs on the console, by the tests' names, and the kernel's own name.
 pub fn read(console: &str) -> (Option<String>, BTreeMap<String, Told>) {
     let (mut kernel, mut refused) = (None, String::new());
     let mut tests: BTreeMap<String, Told> = BTreeMap::new();

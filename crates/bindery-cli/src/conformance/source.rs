@@ -1,8 +1,8 @@
 //! Linux's own tests, and the headers that they are built with, from Debian's packages.
 //!
-//! The package with Linux's source is large (160 MB), and so is what is in it; only the directory
-//! of the tests is kept. The tests know calls that are newer than this host's C library and
-//! headers, so Linux's headers come from the same release.
+//! The package with Linux's source is large (160 MB), and its contents are larger; only the
+//! directory of the tests is kept. The tests know calls that are newer than this host's C library
+//! and headers, so Linux's headers come from the same release.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use bindery_cli::guest::{Architecture, Problem, linux, process, workspace};
 /// The headers of the kernel for programs, of all architectures.
 const HEADERS: &str = "linux-libc-dev";
 
-/// What is kept of the source; patterns for tar, in which `*` does not stand for a slash.
+/// The parts of the source that are kept; patterns for tar, in which `*` does not match a slash.
 const KEPT: [&str; 6] = [
     "*/Makefile",
     "*/mm/gup_test.h",
@@ -23,7 +23,7 @@ const KEPT: [&str; 6] = [
     "*/tools/testing/selftests/pidfd/pidfd.h",
 ];
 
-/// Files of [`KEPT`] that an older bindery left out: without them, what is there is fetched anew.
+/// Files of [`KEPT`] that an older bindery left out: without them, the sources are fetched again.
 const NEEDED: [&str; 3] = [
     "mm/gup_test.h",
     "tools/testing/selftests/clone3/clone3_selftests.h",
@@ -34,21 +34,21 @@ const NEEDED: [&str; 3] = [
 #[derive(Clone, Debug)]
 pub struct Source {
     directory: PathBuf,
-    /// The release of Linux that they belong to.
+    /// The release of Linux that has them.
     pub release: String,
 }
 
 impl Source {
-    /// Those of Debian's newest Linux. They are fetched once; remove `target/guest/selftests` for
-    /// newer ones.
+    /// The tests of Debian's newest Linux. They are fetched once; remove `target/guest/selftests`
+    /// for newer ones.
     ///
     /// # Errors
-    /// They are not here and cannot be fetched.
+    /// If they are missing and cannot be fetched.
     pub fn newest() -> Result<Self, Problem> {
         let parent = workspace::target("guest")?;
         let directory = parent.join("selftests");
         if !NEEDED.iter().all(|file| directory.join(file).is_file()) {
-            // Unpacked aside and renamed, so that what is there is always whole.
+            // Unpacked aside and renamed, so that the directory is always complete.
             let aside = tempfile::tempdir_in(&parent)
                 .map_err(|error| Problem::io("write to", &parent, &error))?;
             let whole = aside.path().join("selftests");
@@ -80,7 +80,7 @@ impl Source {
         [all.join(format!("{}-linux-gnu", architecture.directory())), all]
     }
 
-    /// The directory with what all of Linux's tests share.
+    /// The directory that all of Linux's tests share.
     pub fn shared(&self) -> PathBuf {
         self.directory.join("tools/testing/selftests")
     }
@@ -101,14 +101,14 @@ fn fetch(aside: &Path, directory: &Path) -> Result<(), Problem> {
     list.unpack(HEADERS, directory)?;
     let archive = aside.join(format!("usr/src/{package}.tar.xz"));
     let mut unpack = Command::new("tar");
-    // With the time of now, so that programs built from older sources are built again.
+    // With the current time, so that programs built from older sources are built again.
     unpack.args(["--extract", "--xz", "--touch", "--strip-components=1"]);
     unpack.args(["--wildcards", "--no-wildcards-match-slash"]);
     unpack.arg("--file").arg(&archive).arg("--directory").arg(directory).args(KEPT);
     process::output(&mut unpack).map(drop)
 }
 
-/// The release that the first lines of Linux's Makefile name.
+/// The release in the first lines of Linux's Makefile.
 fn release(makefile: &str) -> Option<String> {
     let number = |name: &str| {
         let assigned = |line: &str| -> Option<u32> {

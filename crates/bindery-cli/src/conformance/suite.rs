@@ -1,20 +1,20 @@
-//! Which of Linux's own tests are run, and which of their cases are set apart.
+//! The Linux tests that are run, and their cases that are set apart.
 
 use std::fmt;
 
-/// One of the programs under `tools/testing/selftests/mm`, and how it is started.
+/// One of the programs under `tools/testing/selftests/mm`, and its arguments.
 #[derive(PartialEq, Eq, Debug)]
 pub struct Test {
     /// Its name.
     pub name: &'static str,
-    /// The name of its source, without the ending; several tests may have the same.
+    /// The name of its source, without the ending; several tests may share one.
     pub program: &'static str,
-    /// What it is started with.
+    /// Its arguments.
     pub arguments: &'static [&'static str],
-    /// After how many seconds it is ended, and has failed.
+    /// The time limit in seconds, after which it has failed.
     pub seconds: u64,
-    /// Whether Linux's pool of huge pages is hidden from it, so that both kernels run the same
-    /// cases: those about `hugetlb` stand between the others.
+    /// Whether to hide Linux's pool of huge pages from it, so that both kernels run the same cases:
+    /// its cases about `hugetlb` are among the others.
     pub hides_hugetlb: bool,
 }
 
@@ -22,9 +22,9 @@ const fn test(name: &'static str, arguments: &'static [&'static str]) -> Test {
     Test { name, program: name, arguments, seconds: 300, hides_hugetlb: false }
 }
 
-/// All tests, in the order in which they are shown.
+/// All tests, in display order.
 pub static TESTS: [Test; 27] = [
-    // The seed of its pattern, which else would be the time of day.
+    // The seed of its pattern, by default the time of day.
     test("mremap_test", &["-p", "1"]),
     test("mremap_dontunmap", &[]),
     test("map_fixed_noreplace", &[]),
@@ -39,7 +39,7 @@ pub static TESTS: [Test; 27] = [
     test("mrelease_test", &[]),
     test("mdwe_test", &[]),
     test("prctl_thp_disable", &[]),
-    // For 10 seconds, over and over through 256 MiB.
+    // For 10 seconds, repeatedly through 256 MiB.
     test("transhuge-stress", &["-d", "10", "256"]),
     test("khugepaged", &["all:anon"]),
     Test { program: "khugepaged", ..test("khugepaged-shmem", &["all:shmem"]) },
@@ -60,7 +60,7 @@ impl Test {
     /// The test of this name.
     ///
     /// # Errors
-    /// There is none; the text lists those that there are.
+    /// If there is none; the text lists all tests.
     pub fn from_name(name: &str) -> Result<&'static Self, String> {
         TESTS.iter().find(|test| test.name == name).ok_or_else(|| {
             let known: Vec<&str> = TESTS.iter().map(|test| test.name).collect();
@@ -69,15 +69,15 @@ impl Test {
     }
 }
 
-/// Why a case does not count against us.
+/// The reason why a case does not count against us.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reason {
     /// It needs `hugetlb`'s pool of huge pages, which we do not have.
     Hugetlb,
-    /// It needs probes in programs (`perf_event_open`), which are no part of memory management.
+    /// It needs probes in programs (`perf_event_open`), which are not part of memory management.
     Uprobe,
-    /// It writes to what it may only read, through `/proc/self/mem`. Debian's Linux refuses that
-    /// unless it is booted with `proc_mem.force_override=always`, and so do we.
+    /// It writes to read-only memory through `/proc/self/mem`. Debian's Linux refuses that unless
+    /// it is booted with `proc_mem.force_override=always`, and so do we.
     ForcedWrite,
 }
 
@@ -100,7 +100,7 @@ const SET_APART: [(&str, &str, Reason); 5] = [
     ("pagemap_ioctl", "Hugetlb ", Reason::Hugetlb),
 ];
 
-/// Why this case is set apart, if it is.
+/// The reason why this case is set apart, if it is.
 pub fn set_apart(test: &Test, case: &str) -> Option<Reason> {
     let fits =
         |(name, part, _): &&(&str, &str, Reason)| *name == test.program && case.contains(part);

@@ -1,5 +1,5 @@
-//! What a test tells on standard output: lines of the Test Anything Protocol, as Linux's tests
-//! write it.
+//! The report of a test on standard output: lines of the Test Anything Protocol, in the form that
+//! Linux's tests use.
 //!
 //! ```text
 //! 1..3
@@ -11,15 +11,15 @@
 
 use serde::Serialize;
 
-/// How a case ended.
+/// The outcome of a case.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Outcome {
-    /// What was expected happened; a refusal that the test expected (`XFAIL`) is that as well.
+    /// The expected result, including an expected refusal (`XFAIL`).
     Passed,
-    /// Something else happened.
+    /// Another result.
     Failed,
-    /// The test found that the kernel lacks what the case needs.
+    /// The test found that the kernel lacks a feature for the case.
     Skipped,
 }
 
@@ -28,27 +28,27 @@ pub enum Outcome {
 pub struct Case {
     /// Its number, from 1.
     pub number: u32,
-    /// What the test says of it, behind the heading that it stands under, if there is one.
+    /// Its text, after its heading, if it has one.
     pub name: String,
-    /// How it ended.
+    /// Its outcome.
     pub outcome: Outcome,
 }
 
-/// What a test told.
+/// The report of a test.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Report {
-    /// How many cases it meant to run, if it said so.
+    /// The planned number of cases, if the test reported it.
     pub planned: Option<u32>,
-    /// Those that it ran.
+    /// The cases that it ran.
     pub cases: Vec<Case>,
-    /// Why it gave up, if it did.
+    /// The reason why it gave up, if it did.
     pub gave_up: Option<String>,
 }
 
-/// No test has more cases; a larger number is not one that a test wrote.
+/// No test has more cases; a larger number does not come from a test.
 const MOST_CASES: u32 = 10_000;
 
-/// Headings are comments that begin with one of these.
+/// The beginnings of comments that are headings.
 const HEADINGS: [&str; 2] = ["# [INFO] ", "# [RUN] "];
 
 /// Reads what a test wrote.
@@ -92,8 +92,8 @@ fn case(line: &str, heading: Option<&str>) -> Option<Case> {
     Some(Case { number, name, outcome })
 }
 
-/// The directive in a case's text, and the text without it: Linux's tests write it before the text
-/// or behind it.
+/// The directive in a case's text, and the text without it: Linux's tests write it before or after
+/// the text.
 fn directive(text: &str) -> (&str, String) {
     let (before, behind) = match text.strip_prefix("# ") {
         Some(behind) => ("", behind),

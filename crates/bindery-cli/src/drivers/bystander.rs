@@ -1,16 +1,16 @@
-//! A process that shares nothing with the others, and knows what its memory holds.
+//! A process that shares nothing with the others, and knows the content of its memory.
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::{AddressSpace, Advice, FaultError, MapRequest, Place, Protection};
 use bindery_hosted::{Machine, Program, Walk};
 
-/// Where its memory is.
+/// The start of its memory.
 const START: u64 = 1 << 30;
 
 /// Its pages.
 const PAGES: usize = 40;
 
-/// The highest 16 bits of each word that it writes, and of none of the others'.
+/// The highest 16 bits of each word that it writes, which no other process writes.
 const TAG: u64 = 0xb15d;
 
 /// Whether a word was written by the bystander.
@@ -18,18 +18,18 @@ pub(super) fn is_tagged(word: u64) -> bool {
     word >> 48 == TAG
 }
 
-/// The process, and the first word of each of its pages; `None` where a failed device may have lost
+/// The process, and the first word of each of its pages; `None` if a failed device may have lost
 /// it.
 pub(super) struct Bystander<'m, A: Walk> {
     pub(super) space: AddressSpace<'m, Machine<A>>,
     words: [Option<u64>; PAGES],
-    /// How often it ran.
+    /// The number of its turns.
     turns: u64,
     may_lose_pages: bool,
 }
 
 impl<'m, A: Walk> Bystander<'m, A> {
-    /// The process, with its memory mapped and untouched.
+    /// The process, with its memory mapped but untouched.
     pub(super) fn new(space: AddressSpace<'m, Machine<A>>, may_lose_pages: bool) -> Self {
         let request = MapRequest {
             length: PAGES as u64 * PAGE_SIZE,
@@ -41,7 +41,7 @@ impl<'m, A: Walk> Bystander<'m, A> {
         Self { space, words: [Some(0); PAGES], turns: 0, may_lose_pages }
     }
 
-    /// Reads a page, which must hold what was written last, and writes it now and then.
+    /// Reads a page, which must hold the value written last, and occasionally writes it.
     pub(super) fn run(&mut self, machine: &Machine<A>) {
         self.turns += 1;
         let page = (self.turns * 7) as usize % PAGES;

@@ -11,18 +11,18 @@ use super::step::Step;
 use super::threads;
 use super::world::Setup;
 
-/// Steps of one sequence. Then everything ends, and the next machine is built.
+/// Steps of one sequence. Then all processes end, and the next machine is built.
 const STEPS: usize = 400;
 
-/// Sequences that are tried to make a failure shorter.
+/// Sequences that are tried to shorten a failure.
 const TRIES: usize = 600;
 
-/// An architecture, and how sequences run on it.
+/// An architecture, and its run functions.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
     /// Its name, as users type it.
     pub name: &'static str,
-    /// Its type, as code has it.
+    /// Its type, as in code.
     pub code: &'static str,
     /// The end of its user space.
     pub user_end: u64,
@@ -35,7 +35,7 @@ pub struct Target {
 /// A sequence that fails.
 #[derive(Clone, Debug)]
 pub struct Found {
-    /// The seed that led to it.
+    /// The seed of the sequence.
     pub seed: u64,
     target: Target,
     setup: Setup,
@@ -44,18 +44,18 @@ pub struct Found {
 }
 
 impl Found {
-    /// The steps that were left.
+    /// The remaining steps.
     pub fn steps(&self) -> &[Step] {
         &self.steps
     }
 
-    /// What happened.
+    /// The failure.
     pub fn failure(&self) -> &Failure {
         &self.failure
     }
 }
 
-/// The failure, and a test that shows it.
+/// The failure, and a test that reproduces it.
 impl fmt::Display for Found {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { seed, target, setup, steps, failure } = self;
@@ -74,12 +74,12 @@ impl fmt::Display for Found {
     }
 }
 
-/// How a sequence went.
+/// The result of a sequence.
 #[derive(Debug)]
 pub struct Sequence {
-    /// Steps that were taken.
+    /// The number of steps taken.
     pub steps: usize,
-    /// The most work that one step did.
+    /// The maximum work of one step.
     pub most_work: u64,
     /// Its failure, if it failed.
     pub found: Option<Box<Found>>,
@@ -134,9 +134,9 @@ fn shorten(
     Found { seed, target: *target, setup, steps, failure }
 }
 
-/// A failure's message without its numbers: two that agree are taken for one. Of a list, such as
-/// violations of the TLB, the heading and what the first item says before its details: a shorter
-/// sequence has fewer items.
+/// A failure's message without its numbers: failures with the same one are taken for the same. For
+/// a list, such as violations of the TLB, the heading and the first item up to its details: a
+/// shorter sequence has fewer items.
 fn kind(failure: &Failure) -> String {
     let mut lines = failure.message.lines();
     let heading = lines.next().unwrap_or_default();

@@ -1,5 +1,5 @@
-//! Random steps. Addresses and lengths are near each other, near the borders of tables and of user
-//! space, or extreme.
+//! Random steps. Addresses and lengths are close to each other, close to the bounds of tables and
+//! of user space, or extreme.
 
 use bindery_linux::{Call, UserfaultRequest};
 
@@ -9,7 +9,7 @@ use super::step::{FileCall, PROCESSES, SegmentCall, Step};
 const PAGE: u64 = 4096;
 const HUGE: u64 = 2 << 20;
 
-/// Where mappings are made. All but the last are in the user space of each architecture.
+/// Addresses for mappings. All but the last are in the user space of each architecture.
 const BASES: [u64; 8] = [
     0x10000,
     1 << 30,
@@ -28,16 +28,16 @@ const POPULATE: u64 = 0x8000;
 /// `MADV_POPULATE_READ` and `MADV_POPULATE_WRITE`.
 const POPULATES: [u64; 2] = [22, 23];
 
-/// Mappings that are longer have hardly any of their pages.
+/// Longer mappings have hardly any of their pages.
 const VAST: u64 = 1 << 36;
 
-/// Addresses that calls have returned and that are used again.
+/// The number of addresses from earlier calls that are used again.
 const MOST_HOT: usize = 24;
 
-/// Which steps come, and how extreme their arguments are.
+/// The mix of steps, and the extremeness of their arguments.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Mix {
-    /// For one CPU: everything, anywhere.
+    /// For one CPU: all steps, at all addresses.
     Extreme,
     /// For several CPUs: few addresses, so that threads meet.
     Crowded,
@@ -49,11 +49,11 @@ pub(super) struct Generator {
     rng: Rng,
     mix: Mix,
     user_end: u64,
-    /// Addresses that calls have returned, and lengths that they had.
+    /// Addresses that calls have returned, with their lengths.
     hot: Vec<(u64, u64)>,
     /// The process of the last step and the length that it asked for, if it returns an address.
     asked: Option<(usize, u64)>,
-    /// Steps that are to come before new ones.
+    /// Steps to take before new ones.
     planned: Vec<Step>,
 }
 
@@ -68,7 +68,7 @@ impl Generator {
             && result > PAGE as i64
         {
             if length > VAST && self.rng.once_in(2) {
-                // Whatever is linear in the addresses and not in the pages takes long here.
+                // Calls that are linear in the addresses, not in the pages, take long here.
                 let advice = self.rng.one(&[20, 21, 21, 4, 8, 14, 25, 102]);
                 let arguments = [result as u64, length, advice, 0, 0, 0];
                 self.planned.push(Step::Call { process, call: Call::Madvise, arguments });
@@ -261,7 +261,7 @@ impl Generator {
         Step::Call { process, call, arguments: [start, length, third, 0, 0, 0] }
     }
 
-    /// A start and a length; now and then, those of a whole mapping.
+    /// A start and a length; occasionally those of a whole mapping.
     fn range(&mut self) -> (u64, u64) {
         if !self.hot.is_empty() && self.rng.once_in(4) {
             return self.hot[self.rng.index(self.hot.len())];

@@ -1,5 +1,5 @@
-//! What is looked at after a step, beside the auditor: the MMU allows no more than the mapping does,
-//! and no process sees the bystander's bytes.
+//! Checks after a step, besides the auditor: the MMU allows no more than the mapping does, and no
+//! process sees the bystander's bytes.
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::{AddressSpace, Protection};
@@ -10,7 +10,7 @@ use super::step::Step;
 use super::world::World;
 
 impl<A: Walk> World<'_, A> {
-    /// Looks at the pages that a step has named.
+    /// Checks the pages of a step.
     pub(super) fn look(&self, step: &Step) {
         let (Some(process), addresses) = step.touches() else { return };
         let guard = self.process(process);
@@ -27,7 +27,7 @@ impl<A: Walk> World<'_, A> {
 }
 
 impl<A: Walk> World<'_, A> {
-    /// Looks at some pages of each mapping of a process.
+    /// Checks some pages of each mapping of a process.
     pub(super) fn look_all_over(&self, process: usize) {
         let guard = self.process(process);
         let Some(process) = guard.as_ref() else { return };
@@ -48,7 +48,7 @@ impl<A: Walk> World<'_, A> {
     }
 }
 
-/// What the mappings of the pages allow.
+/// The protections of the mappings of the pages.
 fn protections<A: Walk>(space: &AddressSpace<'_, Machine<A>>, pages: [u64; 4]) -> [Protection; 4] {
     let mut allowed = [Protection::empty(); 4];
     space.for_each_mapping(|mapping| {
@@ -69,7 +69,7 @@ fn look_at<A: Walk>(
 ) {
     let translates = |access| machine.translate(space.root(), page, access).is_ok();
     let readable = translates(AccessKind::Read);
-    // Reading may come with the other rights, as on Linux.
+    // Other rights may imply reading, as on Linux.
     assert!(!readable || !allowed.is_empty(), "{page} is readable; its mapping allows nothing");
     let writable = translates(AccessKind::Write);
     assert!(

@@ -1,19 +1,19 @@
-//! Drivers that call the core at random until something goes wrong.
+//! Drivers that call the core at random until a failure.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
 //! | `step` | one call or access, with all its arguments |
 //! | `generate`, `rng` | random steps |
-//! | `world`, `perform` | a machine with processes, files and swap, and what a step does there |
-//! | `bystander`, `look` | a process that shares nothing; what the MMU allows |
+//! | `world`, `perform` | a machine with processes, files and swap, and the execution of steps |
+//! | `bystander`, `look` | a process that shares nothing; checks of the MMU's rights |
 //! | `sequence` | steps on one CPU, with everything verified after each |
 //! | `shrink` | a short sequence in place of a long one |
 //! | `calls` | the driver on one CPU |
 //! | `threads`, `trace` | the driver on several CPUs; their last steps |
 //! | `panics` | panics, caught or not |
 //!
-//! Only the functions that name an architecture are generic: whoever starts a driver hands them over
-//! as a [`calls::Target`].
+//! Only the functions for an architecture are generic: the caller of a driver passes them as a
+//! [`calls::Target`].
 
 mod bystander;
 pub mod calls;

@@ -1,4 +1,4 @@
-//! Panics of the core: caught, with their message and place, and not printed; or the end of the
+//! Panics of the core: caught, with their message and place, and not printed; or ending the
 //! program.
 
 use std::cell::{Cell, RefCell};
@@ -38,7 +38,7 @@ fn install() {
     });
 }
 
-/// Calls `f`; its result, or the message of its panic.
+/// Calls `f`; returns its result, or the message of its panic.
 pub(super) fn caught<R>(f: impl FnOnce() -> R) -> Result<R, String> {
     install();
     let before = CATCHES.replace(true);
@@ -47,7 +47,7 @@ pub(super) fn caught<R>(f: impl FnOnce() -> R) -> Result<R, String> {
     result.map_err(|_| LAST.take())
 }
 
-/// Has a panic of a thread that is in [`Dies`] call `end`, which does not return.
+/// Makes a panic of a thread that is in [`Dies`] call `end`, which does not return.
 pub(super) fn die_by(end: fn(&str)) {
     install();
     *lock(&END) = end;

@@ -15,25 +15,25 @@ use bindery_linux::{
 use super::step::{FileCall, PROCESSES, SegmentCall, Step};
 use super::world::{Process, World, lock, read};
 
-/// The result of a step that has nothing to act on, or returns nothing.
+/// The result of a step that has no object, or returns nothing.
 const NOTHING: i64 = 0;
 
-/// Userfaultfds of one process.
+/// The maximum number of userfaultfds of one process.
 const MOST_USERFAULTS: usize = 3;
 
-/// Pins of all processes.
+/// The maximum number of pins of all processes.
 const MOST_PINS: usize = 12;
 
-/// Swap areas that are on.
+/// The maximum number of swap areas that are on.
 const MOST_AREAS: usize = 3;
 
 type Space<'m, A> = AddressSpace<'m, Machine<A>>;
 
-/// A process in a call, as the Linux ABI asks after it.
+/// A process in a call, as the Linux ABI requests it.
 struct Caller<'w, 'm, A: Walk> {
     world: &'w World<'m, A>,
     space: &'w Space<'m, A>,
-    /// The one that a pidfd names.
+    /// The process of a pidfd.
     other: Option<&'w Space<'m, A>>,
 }
 
@@ -55,7 +55,7 @@ impl<'m, A: Walk> linux::Process<'m, Machine<A>> for Caller<'_, 'm, A> {
     }
 }
 
-/// A borrowed address space, for calls that ask for an owner.
+/// A borrowed address space, for calls that require an owner.
 struct Borrowed<'a, T>(&'a T);
 
 impl<T> Deref for Borrowed<'_, T> {
@@ -231,7 +231,7 @@ impl<'m, A: Walk> World<'m, A> {
     }
 
     /// Calls `f` with the memory of another process, which may be `space` itself. A thread has one
-    /// process locked when it asks for the second, so it does not wait.
+    /// process locked when it tries to lock the second, so it does not wait.
     fn with_other<R>(
         &self,
         number: usize,
@@ -256,7 +256,7 @@ impl<'m, A: Walk> World<'m, A> {
             None => return NOTHING,
         };
         let mut place = self.processes[child % PROCESSES].write().expect("no thread panicked");
-        // The old one goes first: the memory is small.
+        // The old one is dropped first: the memory is small.
         drop(place.take());
         match forked {
             Ok(space) => *place = Some(Process::new(space)),
@@ -391,7 +391,7 @@ impl<'m, A: Walk> World<'m, A> {
         NOTHING
     }
 
-    /// `swapoff(2)`, one try. On one CPU it must succeed if everything could be brought back.
+    /// `swapoff(2)`, one try. On one CPU it must succeed if all pages could be swapped in.
     fn swap_off(&self, number: usize, between: u64) -> i64 {
         let Ok(mut areas) = self.areas.try_lock() else { return NOTHING };
         if areas.is_empty() {

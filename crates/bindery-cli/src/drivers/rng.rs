@@ -1,4 +1,4 @@
-//! Random numbers that follow from a seed.
+//! Random numbers determined by a seed.
 
 /// A generator of 64 bits of state (SplitMix64).
 #[derive(Clone, Debug)]
@@ -25,22 +25,22 @@ impl Rng {
         bits ^ (bits >> 31)
     }
 
-    /// A number below `end`; 0 if that is 0.
+    /// A number below `end`; 0 if `end` is 0.
     pub fn below(&mut self, end: u64) -> u64 {
         self.next() % end.max(1)
     }
 
-    /// As [`Rng::below`], for an index.
+    /// Like [`Rng::below`], for an index.
     pub fn index(&mut self, count: usize) -> usize {
         self.below(count as u64) as usize
     }
 
-    /// One of some values, each as likely.
+    /// One of the values, each equally likely.
     pub fn one<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.index(of.len())]
     }
 
-    /// True once in so many times.
+    /// True once in `times` times.
     pub fn once_in(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }

@@ -1,4 +1,4 @@
-//! Running a sequence of steps on one CPU, with everything verified after each step.
+//! Runs a sequence of steps on one CPU, and verifies everything after each step.
 
 use std::fmt;
 
@@ -20,7 +20,7 @@ const MAX_ERRNO: i64 = 4095;
 const ERRNOS: [i64; 22] =
     [1, 2, 3, 4, 5, 7, 9, 11, 12, 13, 14, 16, 17, 19, 22, 27, 28, 36, 38, 75, 95, 133];
 
-/// A failure: which step it came with, `None` for the end of all processes, and how it showed.
+/// A failure: its step, `None` for the end of all processes, and its message.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Failure {
     /// The step's number, from 0.
@@ -41,13 +41,13 @@ impl fmt::Display for Failure {
 /// A run without a failure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Done {
-    /// Steps that were taken.
+    /// The number of steps taken.
     pub steps: usize,
-    /// The most work that one step did.
+    /// The maximum work of one step.
     pub most_work: u64,
 }
 
-/// Gives the next step, after the result of the last one; `None` for the end.
+/// Returns the next step, given the result of the last one; `None` at the end.
 pub type Next<'a> = dyn FnMut(i64) -> Option<Step> + 'a;
 
 /// [`run`] on some architecture.
@@ -56,7 +56,7 @@ pub type Run = fn(&Setup, &mut Next<'_>) -> Result<Done, Failure>;
 /// Builds the machine and takes steps until `next` has none, then ends all processes.
 ///
 /// # Errors
-/// The first failure. What it left behind is forgotten.
+/// The first failure. The state that it left is leaked.
 pub fn run<A: Walk>(setup: &Setup, next: &mut Next<'_>) -> Result<Done, Failure> {
     let machine = machine::<A>(setup);
     let pager = MemoryFiles::new();
@@ -88,7 +88,7 @@ pub fn run<A: Walk>(setup: &Setup, next: &mut Next<'_>) -> Result<Done, Failure>
 /// Takes the steps of a list.
 ///
 /// # Errors
-/// As [`run`].
+/// As for [`run`].
 pub fn replay(run: Run, setup: &Setup, steps: &[Step]) -> Result<Done, Failure> {
     let mut steps = steps.iter().copied();
     run(setup, &mut |_| steps.next())
@@ -111,10 +111,11 @@ impl<A: Walk> World<'_, A> {
         result
     }
 
-    /// The most work that a step may do, which has not begun. A call that needs no memory looks at
-    /// what is mapped: a few times at each entry of each table, most of which may map the zero page.
-    /// One that does may reclaim, and before it gives up it goes round all frames many times. One that
-    /// cuts a mapping or a table in two needs a few frames, which are there unless memory is short.
+    /// The maximum work that a step, which has not begun, may do. A call that needs no memory
+    /// examines the mapped pages: a few times each entry of each table, most of which may map the
+    /// zero page. One that does may reclaim, and before it gives up it scans all frames many times.
+    /// One that cuts a mapping or a table in two needs a few frames, which are free unless memory
+    /// is short.
     fn most_work(&self, step: &Step) -> u64 {
         let frames = self.memory.total_frames();
         let reclaims = needs_memory(step) || cuts(step) && self.is_short();
@@ -125,7 +126,7 @@ impl<A: Walk> World<'_, A> {
         }
     }
 
-    /// How many page tables there are.
+    /// The number of page tables.
     fn tables(&self) -> u64 {
         self.with_spaces(|spaces| {
             let of = |counts: Counts| counts.tables_allocated.saturating_sub(counts.tables_freed);
@@ -137,8 +138,8 @@ impl<A: Walk> World<'_, A> {
         self.memory.free_frame_count() < self.memory.total_frames() / 4
     }
 
-    /// Whether a call that failed for lack of memory has forgotten reclaim: it has asked for
-    /// nothing, and succeeds once some memory is free.
+    /// Verifies that a call that failed for lack of memory did not forget to reclaim: it must not
+    /// succeed when it is repeated after some memory was freed.
     fn try_again(&self, step: &Step) {
         let may_repeat = match step {
             // A collapse asks for a huge block, and does not compact for it.
@@ -171,7 +172,7 @@ impl<A: Walk> World<'_, A> {
 }
 
 /// Whether a step may fill memory, and so reclaim. `mincore` writes a byte for each page into the
-/// program.
+/// program's memory.
 fn needs_memory(step: &Step) -> bool {
     /// `MADV_COLD`, `MADV_PAGEOUT`, `MADV_DONTNEED`, `MADV_FREE`, `MADV_REMOVE`.
     const GIVES_BACK: [u64; 5] = [20, 21, 4, 8, 9];
@@ -182,12 +183,12 @@ fn needs_memory(step: &Step) -> bool {
     }
 }
 
-/// Whether a step that needs no memory otherwise may cut a mapping, or a table, in two.
+/// Whether a step that otherwise needs no memory may cut a mapping, or a table, in two.
 fn cuts(step: &Step) -> bool {
     matches!(step, Step::Call { call: Call::Munmap | Call::Mprotect, .. })
 }
 
-/// Whether the result is one that the call may have.
+/// Verifies that the call may have this result.
 fn judge<A: Walk>(step: &Step, result: i64) {
     if (-MAX_ERRNO..0).contains(&result) {
         assert!(ERRNOS.contains(&-result), "{step:?} returned {result}, no errno of such calls");

@@ -1,9 +1,9 @@
-//! Shrinking a list of steps to a short one that fails too.
+//! Shrinks a list of steps to a short one that fails too.
 
 use super::step::Step;
 
-/// Shortens the list as long as `fails` says that what is left still fails: pieces of half its
-/// length are left out, then of a quarter, down to single steps. Stops early after `tries`.
+/// Shortens the list while `fails` is true for the rest: leaves out pieces of half its length, then
+/// of a quarter, down to single steps. Stops early after `tries`.
 pub fn shrink(
     mut steps: Vec<Step>,
     tries: usize,
@@ -27,14 +27,14 @@ pub fn shrink(
                 at = end;
             }
         }
-        // Single steps that could go may let others go.
+        // The removal of single steps may allow the removal of others.
         let again = piece == 1 && steps.len() < before;
         piece = if again { 1 } else { piece / 2 };
     }
     simplify(steps, left, fails)
 }
 
-/// Replaces numbers by simpler ones, as long as the list fails.
+/// Replaces numbers by simpler ones, while the list fails.
 fn simplify(
     mut steps: Vec<Step>,
     mut left: usize,
@@ -78,7 +78,7 @@ mod tests {
     fn only_the_steps_that_make_a_list_fail_are_left() {
         let pages = |pages| Step::Reclaim { pages };
         let steps: Vec<_> = (0..200).map(pages).collect();
-        // As a defect that needs three steps in order.
+        // Like a defect that needs three steps in order.
         let fails = |steps: &[Step]| {
             let mut needed = [pages(17), pages(90), pages(91)].into_iter().peekable();
             for step in steps {

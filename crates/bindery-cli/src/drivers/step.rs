@@ -6,7 +6,7 @@ use bindery_linux::{Call, UserfaultRequest};
 pub const PROCESSES: usize = 4;
 
 /// One call or access. The number of a process, a file, a pin, an area or a userfaultfd is taken
-/// modulo how many there are; a step on a process that has exited does nothing.
+/// modulo their number; a step on a process that has exited does nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[expect(missing_docs, reason = "the fields are arguments, under the names that the calls have")]
 pub enum Step {
@@ -18,7 +18,7 @@ pub enum Step {
     Store { process: usize, at: u64, value: u64 },
     /// A load of eight bytes.
     Load { process: usize, at: u64 },
-    /// A store to each of so many pages.
+    /// A store to each of `pages` pages.
     Fill { process: usize, at: u64, pages: u64, value: u64 },
     /// `fork`: the child replaces another process.
     Fork { process: usize, child: usize },
@@ -28,7 +28,7 @@ pub enum Step {
     Pin { process: usize, at: u64, pages: u32, write: bool, long: bool },
     /// A driver unpins pages.
     Unpin { number: usize },
-    /// `userfaultfd` with these features; `SIGBUS` is always among them.
+    /// `userfaultfd` with these features, always including `SIGBUS`.
     Userfault { process: usize, features: u32 },
     /// `close` of a userfaultfd.
     CloseUserfault { process: usize, number: usize },
@@ -50,16 +50,16 @@ pub enum Step {
     ProcessVm { process: usize, other: usize, write: bool, arguments: [u64; 6] },
     /// A call of System V shared memory.
     Segment { process: usize, call: SegmentCall, arguments: [u64; 3] },
-    /// Reclaim of so many pages.
+    /// Reclaim of `pages` pages.
     Reclaim { pages: u64 },
-    /// `swapon` of so many slots, of the device or of compressed memory.
+    /// `swapon` of `slots` slots, of the device or of compressed memory.
     SwapOn { device: bool, slots: u64, priority: i16 },
-    /// `swapoff`, with everything that it needs. After each process' pages have come back, so many
-    /// are reclaimed, as others may at any time.
+    /// `swapoff`, with all its preparations. After each process' pages were swapped in, `between`
+    /// pages are reclaimed, as can happen at any time.
     SwapOff { number: usize, between: u64 },
-    /// The first step of `swapoff`; the others come later or never.
+    /// The first step of `swapoff`; the others follow later or never.
     StopSwapping { number: usize },
-    /// Takes [`Step::StopSwapping`] back.
+    /// Undoes [`Step::StopSwapping`].
     ResumeSwapping { number: usize },
     /// Reads files of `/proc/self`, and writes to `clear_refs`.
     Proc { process: usize, first: u64, clear: u64 },
@@ -69,9 +69,9 @@ pub enum Step {
     Split { process: usize, at: u64, order: u8 },
     /// Limits of locked memory.
     Limit { process: usize, locked: u64, privileged: bool },
-    /// `madvise` that a fatal signal ends after so many questions for it.
+    /// `madvise` that a fatal signal ends after `after` checks for it.
     Kill { process: usize, after: u64, start: u64, length: u64, advice: u64 },
-    /// Gives everything back that is kept for later.
+    /// Frees all memory kept for later.
     Trim,
 }
 
@@ -114,7 +114,7 @@ pub enum SegmentCall {
 impl Step {
     /// The step as Rust code, with its numbers in hexadecimal.
     pub fn code(&self) -> String {
-        // The alternate form alone has `0x` before numbers, and breaks lines.
+        // Only the alternate form has `0x` before numbers, and it breaks lines.
         let mut code = String::new();
         for word in format!("{self:#x?}").split_whitespace() {
             if matches!(word, "]" | "],") && code.ends_with(", ") {
@@ -128,7 +128,7 @@ impl Step {
         code.trim_end().replace(", }", " }")
     }
 
-    /// The process that takes the step, and addresses that it names.
+    /// The process that takes the step, and its addresses.
     pub(super) fn touches(&self) -> (Option<usize>, [u64; 4]) {
         match *self {
             Self::Call { process, arguments: [a, b, _, _, e, _], .. } => {

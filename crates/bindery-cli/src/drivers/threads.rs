@@ -1,9 +1,9 @@
 //! The driver of random calls on several CPUs.
 //!
-//! A machine runs a few rounds. In a round each CPU takes so many steps, on processes that all
+//! A machine runs a few rounds. In a round each CPU takes a number of steps, on processes that all
 //! share; after it, all CPUs are quiet, and everything is verified. Neither the driver nor the core
-//! can go on after a panic of one thread: others may wait for it forever. So the first failure
-//! prints what is known, and ends the program.
+//! can continue after a panic of one thread: others may wait for it forever. So the first failure
+//! prints all known facts, and ends the program.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -32,12 +32,12 @@ const ROUNDS: u64 = 6;
 /// Steps of a CPU in a round.
 const STEPS: u64 = 250;
 
-/// How long nothing at all may happen.
+/// The longest time without any activity.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How long no CPU may finish a step, although frames are allocated, or pages go to swap and back.
-/// A step calls many times for memory, and each call looks at all memory again and again while swap
-/// is full: that takes more than half a minute on a host that has more to do.
+/// The longest time in which no CPU finishes a step, although frames are allocated, or pages are
+/// swapped out and in. A step allocates many times, and each allocation scans all memory repeatedly
+/// while swap is full: that takes more than half a minute on a busy host.
 const PATIENCE_IN_SHORTAGE: Duration = Duration::from_secs(300);
 
 /// Called with the text of a failure; the program ends after it.
@@ -46,13 +46,13 @@ pub type OnFailure = Arc<dyn Fn(&str) + Send + Sync>;
 /// [`run`] on some architecture.
 pub type Run = fn(&Arc<Scene>, &Setup, Instant) -> u64;
 
-/// One machine, as far as it is to be told of at a failure.
+/// The state of one machine that a failure report needs.
 pub struct Scene {
     name: &'static str,
     user_end: u64,
     seed: u64,
     round: AtomicU64,
-    /// The steps, and what else shows that the driver gets on.
+    /// The steps, and other signs of progress.
     trace: Trace,
     verified: AtomicU64,
     /// The first failure ends the program, and is the one that is printed.
@@ -61,10 +61,10 @@ pub struct Scene {
 }
 
 impl Scene {
-    /// Tells of a failure, and ends the program.
+    /// Reports a failure, and ends the program.
     fn fail(&self, message: &str) -> ! {
         if self.has_failed.swap(true, Relaxed) {
-            // The first one ends the program.
+            // The first failure ends the program.
             loop {
                 thread::park();
             }
@@ -82,7 +82,7 @@ impl Scene {
         self.trace.count() + self.verified.load(Relaxed)
     }
 
-    /// Fails when nothing gets on, until `over`.
+    /// Fails if there is no progress, until `over`.
     fn watch<A: Walk>(&self, memory: &Memory<Machine<A>>, over: &AtomicBool) {
         let (mut steps, mut activity) = (self.progress(), Activity::of(memory));
         let (mut step_since, mut active_since) = (Instant::now(), Instant::now());
@@ -112,7 +112,7 @@ impl Scene {
     }
 }
 
-/// All that a call does which takes long.
+/// Counters of activity in long calls.
 #[derive(PartialEq, Eq, Debug)]
 struct Activity {
     frames_allocated: u64,
@@ -129,7 +129,7 @@ impl Activity {
     }
 }
 
-/// Runs the machine of a seed. Returns how many steps were taken.
+/// Runs the machine of a seed. Returns the number of steps taken.
 pub fn run_seed(
     target: &Target,
     seed: u64,

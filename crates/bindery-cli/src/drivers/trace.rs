@@ -1,4 +1,4 @@
-//! The last steps of each CPU, and how far it is.
+//! The last steps of each CPU, and its progress.
 
 use std::collections::VecDeque;
 use std::fmt::{self, Write as _};
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use super::step::Step;
 use super::world::lock;
 
-/// Steps that are kept of each CPU.
+/// The number of steps kept for each CPU.
 const KEPT: usize = 50;
 
 /// A step, and its result once it has one.
@@ -51,7 +51,7 @@ impl Trace {
         result
     }
 
-    /// Steps that were taken on all CPUs.
+    /// The number of steps taken on all CPUs.
     pub(super) fn count(&self) -> u64 {
         self.lanes.iter().map(|lane| lane.count.load(Relaxed)).sum()
     }
@@ -61,7 +61,7 @@ impl fmt::Display for Trace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (cpu, lane) in self.lanes.iter().enumerate() {
             writeln!(f, "CPU {cpu}, {} steps:", lane.count.load(Relaxed))?;
-            // A CPU that holds its lane is about to note a result: the others are still told.
+            // A CPU that holds its lane is about to store a result: the others are still reported.
             let Ok(steps) = lane.steps.try_lock() else { continue };
             for Taken { step, result } in &*steps {
                 let mut shown = String::from("not over");

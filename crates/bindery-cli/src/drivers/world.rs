@@ -1,7 +1,7 @@
 //! A machine with processes, files and swap, on which sequences of steps run.
 //!
-//! The single-threaded driver and the one with threads share it: each process is behind a lock that
-//! a step on it takes for reading, and that `fork` into it and `exit` take for writing.
+//! The single-threaded driver and the one with threads share it: each process has a lock that a
+//! step on it takes for reading, and that `fork` into it and `exit` take for writing.
 
 use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -35,12 +35,12 @@ pub struct Setup {
     pub huge_zero_page: bool,
     /// Whether the swap device needs stable pages.
     pub stable_pages: bool,
-    /// One in so many requests to the device fails; none with 0.
+    /// One in this number of requests to the device fails; none with 0.
     pub device_fails: u64,
-    /// Slots of compressed memory that are on from the start: few, and swap is soon full.
+    /// Slots of compressed memory that are on from the start: few, so that swap is soon full.
     pub slots: u64,
-    /// Frames that compressed memory may take, if not half of the memory: a few, and it refuses pages
-    /// while slots are free.
+    /// Frames that compressed memory may take, if not half of the memory: with a few it refuses
+    /// pages while slots are free.
     pub compressed_limit: Option<u64>,
     /// A defect of the machine, for tests of the drivers.
     pub broken: Option<BrokenControl>,
@@ -63,7 +63,7 @@ impl Setup {
     }
 }
 
-/// A process. Its userfaultfds are closed before its memory goes.
+/// A process. Its userfaultfds are closed before its memory is dropped.
 pub(super) struct Process<'m, A: Walk> {
     pub(super) userfaults: RwLock<Vec<Userfault<'m, Machine<A>>>>,
     pub(super) space: AddressSpace<'m, Machine<A>>,
@@ -91,12 +91,12 @@ pub(super) struct World<'m, A: Walk> {
     free: u64,
 }
 
-/// A lock's guard, of a thread that panicked too: the driver has noticed the panic.
+/// A lock's guard, even after a panic of a thread, which the driver has noticed.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// As [`lock`], of a lock that is shared.
+/// Like [`lock`], for a shared lock.
 pub(super) fn read<T>(rw_lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
     rw_lock.read().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
@@ -152,12 +152,12 @@ impl<'m, A: Walk> World<'m, A> {
         }
     }
 
-    /// The process of that number, as long as the guard lives.
+    /// The process with this number, as long as the guard lives.
     pub(super) fn process(&self, number: usize) -> RwLockReadGuard<'_, Option<Process<'m, A>>> {
         read(&self.processes[number % PROCESSES])
     }
 
-    /// Calls `f` with all address spaces, while none comes or goes.
+    /// Calls `f` with all address spaces; none is created or dropped during the call.
     pub(super) fn with_spaces<R>(
         &self,
         f: impl FnOnce(&[&AddressSpace<'m, Machine<A>>]) -> R,
@@ -200,7 +200,7 @@ impl<'m, A: Walk> World<'m, A> {
         Devices::put_back(&setup, device);
     }
 
-    /// Forgets a world in which something has gone wrong: its end would go wrong too.
+    /// Leaks a world after a failure: dropping it would fail too.
     pub(super) fn forget(self) {
         if self.setup.cpus == 1 {
             Devices::put_back(&self.setup, self.device);
@@ -209,8 +209,8 @@ impl<'m, A: Walk> World<'m, A> {
     }
 }
 
-/// Room for segments. It borrows itself, so it stays until the program ends; what its segments have
-/// is freed by [`Segments::clear`].
+/// Room for segments. It borrows itself, so it stays until the program ends; [`Segments::clear`]
+/// frees the memory of its segments.
 fn segments<'m, A: Walk>(memory: &'m Memory<Machine<A>>) -> &'m Segments<'m, Machine<A>> {
     let slots: Vec<_> = (0..8).map(|_| SegmentSlot::new()).collect();
     let clock = IpcClock { now: || 0, process: || 1 };
@@ -239,7 +239,7 @@ fn files<'m, A: Walk>(
     files
 }
 
-/// Swap devices. The core keeps a reference to each forever, so they are used again.
+/// Swap devices. The core keeps a reference to each forever, so they are reused.
 struct Devices;
 
 /// A device, whether it serves from threads, and whether it needs stable pages.
@@ -261,7 +261,7 @@ impl Devices {
         });
         let (every, served) = (setup.device_fails, AtomicU64::new(0));
         device.fail(move |request| {
-            // A read that fails loses a page; too many leave no content to look at.
+            // A failed read loses a page; too many leave no content to check.
             let every = match request.operation() {
                 SwapOperation::Write => every,
                 SwapOperation::Read => every * 4,

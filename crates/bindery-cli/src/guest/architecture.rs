@@ -1,7 +1,7 @@
 //! The architectures that a machine can have.
 //!
-//! A further one (RISC-V is next) is one more variant here, and one more arm in each function that
-//! the compiler then complains about.
+//! To add one (RISC-V is next), add a variant here, and the match arms that the compiler then asks
+//! for.
 
 use std::fmt;
 use std::str::FromStr;
@@ -16,7 +16,7 @@ pub enum Architecture {
 }
 
 impl Architecture {
-    /// All of them, in the order in which they are shown.
+    /// All of them, in display order.
     pub const ALL: [Self; 2] = [Self::X86_64, Self::AArch64];
 
     /// As users read and type it.
@@ -27,8 +27,8 @@ impl Architecture {
         }
     }
 
-    /// The first part of target triples, and of the names of QEMU's programs; also the name of the
-    /// directories under `target/` that hold what was built for it.
+    /// The first part of target triples and of the names of QEMU's programs; also the name of the
+    /// directories under `target/` for it.
     pub fn directory(self) -> &'static str {
         match self {
             Self::X86_64 => "x86_64",
@@ -52,7 +52,7 @@ impl Architecture {
         }
     }
 
-    /// The C compiler for programs, linked with the C library that they are by default.
+    /// The C compiler for programs, linked with the default C library.
     pub fn c_compiler(self) -> &'static str {
         match self {
             Self::X86_64 => "musl-gcc",

@@ -1,7 +1,7 @@
-//! Debian's static BusyBox: a shell and all that scripts call, in one program.
+//! Debian's static BusyBox: a shell and the commands of scripts, in one program.
 //!
-//! The host's own is taken where it is static and for the right architecture; for others Debian's
-//! package is fetched and unpacked aside, once, with nothing installed.
+//! The host's own is used if it is static and for the right architecture; for others Debian's
+//! package is fetched and unpacked aside, once, without installing anything.
 
 use std::path::{Path, PathBuf};
 
@@ -11,13 +11,13 @@ use super::{Architecture, Problem, executable, workspace};
 /// The package that has it.
 pub const PACKAGE: &str = "busybox-static";
 
-/// Where the package has the program.
+/// The path of the program in the package.
 const PROGRAM: &str = "bin/busybox";
 
-/// The program, fetched if need be.
+/// The program, fetched if necessary.
 ///
 /// # Errors
-/// It is not installed, or cannot be fetched.
+/// If it is not installed, or cannot be fetched.
 pub fn program(architecture: Architecture) -> Result<PathBuf, Problem> {
     if let Some(path) = present(architecture)? {
         return Ok(path);
@@ -44,7 +44,7 @@ pub fn program(architecture: Architecture) -> Result<PathBuf, Problem> {
 /// The program, if it is on this host already.
 ///
 /// # Errors
-/// Bindery's repository is not to be found.
+/// If Bindery's repository is not found.
 pub fn present(architecture: Architecture) -> Result<Option<PathBuf>, Problem> {
     let candidates = [Path::new("/").join(PROGRAM), unpacked(architecture)?.join(PROGRAM)];
     let fits = |path: &PathBuf| executable::read_static(path) == Ok(architecture);

@@ -1,10 +1,10 @@
-//! The command line that the kernel gets.
+//! The kernel's command line.
 //!
 //! Words are separated by spaces: first options, `key=value`, then after the word `--` the
-//! arguments of the first program. Values and arguments may hold anything, so each is
+//! arguments of the first program. Values and arguments may contain any bytes, so each is
 //! percent-encoded: control characters, spaces, quotes, the percent sign and all bytes from 0x80 on
-//! become `%` and two hexadecimal digits. An argument of no characters at all is written `%00`,
-//! which ends at once as every string in C does.
+//! become `%` and two hexadecimal digits. An empty argument is written `%00`, which ends at once
+//! like every string in C.
 //!
 //! ```text
 //! init=/bin/busybox check=exit env=HOME=/tmp -- sh -c echo%20hello
@@ -26,7 +26,7 @@ pub struct CommandLine {
 }
 
 impl CommandLine {
-    /// One with nothing in it: the kernel starts `/init`.
+    /// An empty one: the kernel starts `/init`.
     #[must_use]
     pub fn new() -> Self {
         Self::default()

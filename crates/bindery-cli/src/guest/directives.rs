@@ -1,14 +1,14 @@
-//! What the source of a test program says about how the program is to be run.
+//! Directives in the source of a test program, which control its run.
 //!
 //! Lines of the comment at the start of the source, in the form `// NAME: VALUE`:
 //!
 //! | name | value |
 //! |---|---|
 //! | `arguments` | the program's arguments, quoted as for a shell |
-//! | `clock` | `instructions`: time passes by what the machine executes, one nanosecond each |
-//! | `cpus` | how many CPUs the machine has |
-//! | `expect-status` | the exit status of a run that went well |
-//! | `kernel-only` | why the program is not for the host's Linux |
+//! | `clock` | `instructions`: time is the number of executed instructions, one nanosecond each |
+//! | `cpus` | the machine's number of CPUs |
+//! | `expect-status` | the exit status of a successful run |
+//! | `kernel-only` | the reason why the program is not for the host's Linux |
 //! | `library` | `glibc`: the C library to link with |
 //! | `link` | `static-pie`: a program for any address |
 //! | `memory` | the machine's memory |
@@ -34,26 +34,26 @@ const NAMES: [&str; 9] = [
     "option",
 ];
 
-/// How a test program is to be run.
+/// The directives of a test program.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Directives {
-    /// How it is built.
+    /// Its build.
     pub variant: Variant,
     /// Its arguments.
     pub arguments: Vec<String>,
-    /// What its time is.
+    /// Its clock.
     pub clock: Clock,
-    /// How many CPUs the machine has.
+    /// The machine's number of CPUs.
     pub processors: u32,
     /// The machine's memory in bytes.
     pub memory: u64,
     /// Options of the kernel.
     pub options: Vec<(String, String)>,
-    /// The exit status of a run that went well.
+    /// The exit status of a successful run.
     pub status: i32,
-    /// Why it is not for the host's Linux, if it is not.
+    /// The reason why it is not for the host's Linux, if it is not.
     pub kernel_only: Option<String>,
-    /// The time after which it hangs.
+    /// The time after which it counts as hanging.
     pub timeout: Duration,
 }
 
@@ -76,7 +76,7 @@ impl Default for Directives {
 /// Reads the directives at the start of a source.
 ///
 /// # Errors
-/// A line has the form of a directive, and means nothing.
+/// If a line has the form of a directive, but no meaning.
 pub fn read(source: &str) -> Result<Directives, String> {
     let mut directives = Directives::default();
     let comment = source.lines().map_while(|line| line.strip_prefix("//"));
@@ -89,7 +89,7 @@ pub fn read(source: &str) -> Result<Directives, String> {
         {
             return Err(wrong(format!("is this to be {meant}?")));
         }
-        // Anything else is prose, which may have colons.
+        // Other lines are prose, which may have colons.
     }
     Ok(directives)
 }

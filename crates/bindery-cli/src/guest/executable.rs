@@ -1,5 +1,5 @@
-//! What an ELF file says about itself: the architecture it is for, and whether the kernel can
-//! start it alone.
+//! The properties of an ELF file: its architecture, and whether the kernel can start it without an
+//! interpreter.
 
 use std::fs;
 use std::path::Path;
@@ -10,31 +10,31 @@ use object::read::elf::{FileHeader, ProgramHeader};
 
 use super::{Architecture, Problem};
 
-/// How a program comes by its libraries.
+/// The linkage of a program.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Linkage {
-    /// They are in it.
+    /// The libraries are in it.
     Static,
-    /// It asks for this program to load them.
+    /// It needs this program to load them.
     Dynamic {
         /// The path of that program.
         interpreter: String,
     },
 }
 
-/// What matters of a program.
+/// The relevant properties of a program.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Executable {
-    /// The architecture that it is for.
+    /// Its architecture.
     pub architecture: Architecture,
-    /// How it comes by its libraries.
+    /// Its linkage.
     pub linkage: Linkage,
 }
 
 /// Reads a program from a file.
 ///
 /// # Errors
-/// It cannot be read, or is no program for an architecture that machines have.
+/// If it cannot be read, or is no program for an architecture of the machines.
 pub fn read(path: &Path) -> Result<Executable, Problem> {
     let bytes = fs::read(path).map_err(|error| Problem::io("read", path, &error))?;
     parse(&bytes).map_err(|why| Problem::Wrong(format!("{} {why}", path.display())))
@@ -43,7 +43,7 @@ pub fn read(path: &Path) -> Result<Executable, Problem> {
 /// Reads a static program from a file.
 ///
 /// # Errors
-/// As [`read`], or it is dynamic.
+/// As for [`read`], or if it is dynamic.
 pub fn read_static(path: &Path) -> Result<Architecture, Problem> {
     let executable = read(path)?;
     match executable.linkage {

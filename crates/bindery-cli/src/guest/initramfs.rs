@@ -1,8 +1,8 @@
 //! The initial file system: a cpio archive in the format `newc`, which a kernel unpacks at boot.
 //!
 //! The same entries always give the same bytes: they are sorted by path, belong to root, have no
-//! times, and are numbered from 1. This matters because the archive lies in the machine's memory
-//! and takes part in what a counted run repeats.
+//! times, and are numbered from 1. This matters because the archive is in the machine's memory and
+//! affects counted runs, which must repeat exactly.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,7 +16,7 @@ use super::Problem;
 
 /// The permissions of directories and programs.
 pub const EXECUTABLE: u32 = 0o755;
-/// The permissions of files that are no programs.
+/// The permissions of files that are not programs.
 pub const PLAIN: u32 = 0o644;
 
 #[derive(Debug)]
@@ -41,22 +41,21 @@ enum Entry {
 /// ```
 #[derive(Default, Debug)]
 pub struct Initramfs {
-    /// By path, with no slash at the start. A directory sorts before what is in it.
+    /// By path, without a slash at the start. A directory sorts before its contents.
     entries: BTreeMap<String, Entry>,
 }
 
 impl Initramfs {
-    /// One with nothing in it.
+    /// An empty one.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A file with these contents, and the directories above it.
+    /// Adds a file with these contents, and the directories above it.
     ///
     /// # Errors
-    /// The path is no path from the root, something else is there, or the file is too large for
-    /// the format.
+    /// If the path is no path from the root, is taken, or the file is too large for the format.
     pub fn file(
         &mut self,
         path: &str,
@@ -72,10 +71,10 @@ impl Initramfs {
         self.add(path, Entry::File { permissions, contents })
     }
 
-    /// A copy of a file of the host; a program stays one.
+    /// Adds a copy of a file of the host, executable if that is.
     ///
     /// # Errors
-    /// As [`Self::file`], or the source cannot be read.
+    /// As for [`Self::file`], or if the source cannot be read.
     pub fn host_file(&mut self, path: &str, source: &Path) -> Result<(), Problem> {
         let failed = |error| Problem::io("read", source, &error);
         let mode = fs::metadata(source).map_err(failed)?.permissions().mode();
@@ -83,25 +82,25 @@ impl Initramfs {
         self.file(path, permissions, fs::read(source).map_err(failed)?)
     }
 
-    /// A directory, and those above it. One that is there already stays.
+    /// Adds a directory, and those above it. An existing one stays.
     ///
     /// # Errors
-    /// The path is no path from the root, or something else is there.
+    /// If the path is no path from the root, or is taken.
     pub fn directory(&mut self, path: &str) -> Result<(), Problem> {
         let name = relative(path)?;
         self.parents(path, &name)?;
         self.ensure_directory(path, &name)
     }
 
-    /// A symbolic link to `target`, and the directories above the link.
+    /// Adds a symbolic link to `target`, and the directories above the link.
     ///
     /// # Errors
-    /// The path is no path from the root, or something else is there.
+    /// If the path is no path from the root, or is taken.
     pub fn symlink(&mut self, path: &str, target: &str) -> Result<(), Problem> {
         self.add(path, Entry::Symlink { target: target.to_owned() })
     }
 
-    /// Whether there is something at the path.
+    /// Whether the path is taken.
     #[must_use]
     pub fn contains(&self, path: &str) -> bool {
         relative(path).is_ok_and(|name| self.entries.contains_key(&name))
@@ -146,7 +145,7 @@ impl Initramfs {
     }
 }
 
-/// The path as archives have it: no slash at the start, one between the names.
+/// The path in the form of archives: no slash at the start, one between the names.
 fn relative(path: &str) -> Result<String, Problem> {
     let wrong = |why| Problem::Wrong(format!("{path:?} {why}"));
     let rest = path.strip_prefix('/').ok_or_else(|| wrong("does not begin with a slash"))?;
@@ -196,7 +195,7 @@ mod tests {
         files
     }
 
-    /// What the host's cpio makes of an archive, or nothing where there is no cpio.
+    /// The listing of an archive by the host's cpio, or none without cpio.
     fn host_cpio(archive: &[u8]) -> Option<String> {
         let mut child = Command::new("cpio")
             .args(["-itv", "--quiet", "--numeric-uid-gid"])

@@ -1,14 +1,14 @@
-//! A machine inside QEMU and all that goes into it.
+//! A machine inside QEMU and all its inputs.
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
-//! | [`architecture`] | the architectures, and what each is called by the tools |
-//! | [`workspace`] | where the sources stand, and where what is built goes |
-//! | [`toolchain`] | how to build for bare metal with the Rust that is installed |
+//! | [`architecture`] | the architectures, and their names in the tools |
+//! | [`workspace`] | the directories of the sources and of build outputs |
+//! | [`toolchain`] | builds for bare metal with the installed Rust |
 //! | [`kernel`] | the kernel image and its symbols |
 //! | [`programs`] | C programs for the machine |
-//! | [`directives`] | what the source of a test program says about how it is run |
-//! | [`executable`] | what an ELF file says about itself |
+//! | [`directives`] | directives in the source of a test program |
+//! | [`executable`] | the properties of an ELF file |
 //! | [`busybox`] | Debian's static BusyBox |
 //! | [`initramfs`] | the initial file system |
 //! | [`command_line`] | the kernel's command line |
@@ -16,11 +16,11 @@
 //! | [`machine`] | QEMU: started, watched, judged |
 //! | [`packages`] | Debian packages that are fetched and unpacked aside |
 //! | [`process`] | host programs that do a step of the work |
-//! | [`requirements`] | the host programs that all this needs |
+//! | [`requirements`] | the required host programs |
 //!
-//! The order of work: [`kernel::build`] and [`programs::build`] give files, an
+//! The order of work: [`kernel::build`] and [`programs::build`] make files, an
 //! [`initramfs::Initramfs`] and a [`command_line::CommandLine`] are filled, and
-//! [`machine::Machine::run`] tells how it went.
+//! [`machine::Machine::run`] returns the outcome.
 
 pub mod architecture;
 pub mod busybox;

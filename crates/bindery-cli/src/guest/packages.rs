@@ -1,9 +1,9 @@
-//! Packages of Debian's that are fetched and unpacked aside, for another architecture or from
-//! another suite, with nothing installed.
+//! Debian packages that are fetched and unpacked aside, for another architecture or from another
+//! suite, without installing anything.
 //!
-//! One process at a time uses a list: apt has locks of its own, but does not wait for them, and who
-//! is late would take its refusal for a package that cannot be had. Who has waited looks again
-//! whether what he wants is there.
+//! One process at a time uses a list: apt has locks of its own, but does not wait for them, and the
+//! second process would take its refusal for an unavailable package. A process that has waited
+//! checks again whether its files exist by now.
 //!
 //! Apt is run with a list of sources, a state and a cache of its own under `target/guest/apt`. The
 //! system's lists are neither read nor changed, so no root is needed; its trusted keys and its
@@ -23,16 +23,16 @@ const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 pub struct PackageList {
     directory: PathBuf,
     architecture: Architecture,
-    /// Held for as long as the list is used; the system lets it go, however the process ends.
+    /// Held for as long as the list is used; the system releases it when the process ends.
     _lock: File,
 }
 
 impl PackageList {
-    /// The packages of a suite (`bookworm`, `sid`) for an architecture, as they are today. Waits
-    /// until no other process uses them.
+    /// The packages of a suite (`bookworm`, `sid`) for an architecture, in their current versions.
+    /// Waits until no other process uses them.
     ///
     /// # Errors
-    /// This is no Debian, or the list cannot be fetched.
+    /// If this is no Debian, or the list cannot be fetched.
     pub fn new(architecture: Architecture, suite: &str) -> Result<Self, Problem> {
         let source = format!(
             "deb [arch={} signed-by={KEYS}] {MIRROR} {suite} main\n",
@@ -59,7 +59,7 @@ impl PackageList {
     /// The packages of the Debian that this host runs.
     ///
     /// # Errors
-    /// As [`Self::new`].
+    /// As for [`Self::new`].
     pub fn of_this_debian(architecture: Architecture) -> Result<Self, Problem> {
         let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
         let suite = debian_suite(&release).ok_or_else(|| {
@@ -71,7 +71,7 @@ impl PackageList {
         Self::new(architecture, suite)
     }
 
-    /// One of apt's programs, with this list; the words of what it is to do are still to come.
+    /// One of apt's programs, with this list; the caller adds the arguments of the action.
     #[must_use]
     pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new(program);
@@ -94,10 +94,10 @@ impl PackageList {
         command
     }
 
-    /// Fetches a package and unpacks its files below a directory. What it depends on is left.
+    /// Fetches a package, without its dependencies, and unpacks its files below a directory.
     ///
     /// # Errors
-    /// There is no such package, or it cannot be fetched or unpacked.
+    /// If there is no such package, or it cannot be fetched or unpacked.
     pub fn unpack(&self, package: &str, directory: &Path) -> Result<(), Problem> {
         let fetched = self.directory.join("fetched");
         let failed = |error| Problem::io("read", &fetched, &error);
@@ -115,16 +115,16 @@ impl PackageList {
         fs::remove_file(&archive).map_err(|error| Problem::io("remove", &archive, &error))
     }
 
-    /// Fetches packages and all that they depend on, and unpacks their files below a directory.
+    /// Fetches packages and all their dependencies, and unpacks their files below a directory.
     ///
     /// # Errors
-    /// As [`Self::unpack`].
+    /// As for [`Self::unpack`].
     pub fn unpack_with_dependencies(
         &self,
         packages: &[&str],
         directory: &Path,
     ) -> Result<(), Problem> {
-        // What an earlier attempt has left there may be of another day.
+        // Files of an earlier attempt may be outdated.
         process::output(self.command("apt-get").arg("clean"))?;
         let mut fetch = self.command("apt-get");
         fetch.args(["-qq", "--yes", "--no-install-recommends", "--download-only", "install"]);
@@ -145,22 +145,22 @@ impl PackageList {
 pub struct Sources(PackageList);
 
 impl Sources {
-    /// Those of a suite (`bookworm`, `sid`), as they are today. Waits until no other process uses
-    /// them.
+    /// Those of a suite (`bookworm`, `sid`), in their current versions. Waits until no other
+    /// process uses them.
     ///
     /// # Errors
-    /// As [`PackageList::new`].
+    /// As for [`PackageList::new`].
     pub fn new(suite: &str) -> Result<Self, Problem> {
         let architecture = Architecture::host().unwrap_or(Architecture::X86_64);
         let source = format!("deb-src [signed-by={KEYS}] {MIRROR} {suite} main\n");
         PackageList::of(architecture, &format!("{suite}-source"), &source).map(Self)
     }
 
-    /// Fetches a package and unpacks what its authors published, without Debian's changes. The
-    /// directory is whole or not there.
+    /// Fetches a package and unpacks its upstream source, without Debian's changes. The directory
+    /// is complete or absent.
     ///
     /// # Errors
-    /// There is no such package, or it cannot be fetched or unpacked.
+    /// If there is no such package, or it cannot be fetched or unpacked.
     pub fn unpack(&self, package: &str, directory: &Path) -> Result<(), Problem> {
         let parent = directory.parent().unwrap_or(Path::new("."));
         let failed = |error| Problem::io("write to", parent, &error);
@@ -186,7 +186,7 @@ impl Sources {
     }
 }
 
-/// Locks a file, which is made if need be; says so where that has to wait.
+/// Locks a file, which is created if necessary; reports if that has to wait.
 fn lock(path: &Path) -> Result<File, Problem> {
     let failed = |error| Problem::io("lock", path, &error);
     let file = File::create(path).map_err(failed)?;
@@ -235,7 +235,7 @@ mod tests {
                 assert!(given_back.load(Ordering::SeqCst), "both have it");
                 drop(second);
             });
-            // Time for a lock that does not wait to be had, or refused, before this one is free.
+            // Time for a lock that does not wait to succeed or fail before this one is free.
             std::thread::sleep(std::time::Duration::from_millis(100));
             given_back.store(true, Ordering::SeqCst);
             drop(first);

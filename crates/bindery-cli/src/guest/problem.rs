@@ -1,17 +1,17 @@
-//! Why a machine could not be built or started.
+//! The reasons why a machine could not be built or started.
 
 use std::fmt;
 use std::io;
 use std::path::Path;
 
-/// Why a machine could not be built or started, in a sentence for the user.
+/// The reason why a machine could not be built or started, in a sentence for the user.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Problem {
-    /// Something must be installed first; the sentence says what, and how.
+    /// A requirement must be installed first; the sentence names it and its installation.
     Missing(String),
-    /// What the user asked for means nothing.
+    /// The user's request is invalid.
     Wrong(String),
-    /// Something else went wrong.
+    /// Another failure.
     Failed(String),
 }
 

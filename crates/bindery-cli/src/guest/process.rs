@@ -1,14 +1,14 @@
-//! Host programs that do a step of the work and end.
+//! Runs host programs for single steps of the work.
 
 use std::io::ErrorKind;
 use std::process::{Command, Stdio};
 
 use super::Problem;
 
-/// Runs a command with nothing to read, and gives what it wrote to standard output.
+/// Runs a command without input, and returns its standard output.
 ///
 /// # Errors
-/// It cannot be started, or it fails: then the problem holds what it wrote to standard error.
+/// If it cannot be started, or it fails: then the problem has its standard error.
 pub fn output(command: &mut Command) -> Result<String, Problem> {
     let program = command.get_program().display().to_string();
     let output = command.stdin(Stdio::null()).output().map_err(|error| match error.kind() {
@@ -23,14 +23,14 @@ pub fn output(command: &mut Command) -> Result<String, Problem> {
     Err(Problem::Failed(format!("{} ended with {}:\n{messages}", shown(command), output.status)))
 }
 
-/// The command as one could type it.
+/// The command in a form that can be typed.
 fn shown(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     words.map(|word| word.display().to_string()).collect::<Vec<_>>().join(" ")
 }
 
-/// Takes from a command what a cargo or rustc around this process has put into the environment and
-/// that would change what the command builds.
+/// Removes from a command the environment variables of a surrounding cargo or rustc that would
+/// change the build.
 pub fn without_cargo_settings(command: &mut Command) -> &mut Command {
     for name in [
         "CARGO_BUILD_RUSTFLAGS",

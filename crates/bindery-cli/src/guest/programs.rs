@@ -1,7 +1,7 @@
 //! C programs for the machine: built as static ELF files when their source has changed.
 //!
-//! A source `programs/tests/start.c` becomes `target/programs/x86_64/tests/start`; what stands
-//! elsewhere gets a directory that is named after the place.
+//! A source `programs/tests/start.c` becomes `target/programs/x86_64/tests/start`; sources
+//! elsewhere get a directory named after their place.
 
 use std::env;
 use std::fs;
@@ -13,7 +13,7 @@ use std::time::SystemTime;
 use super::requirements::Requirement;
 use super::{Architecture, Problem, executable, process, workspace};
 
-/// The C library in a program.
+/// The C library of a program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CLibrary {
     /// musl on x86-64, glibc on AArch64.
@@ -22,27 +22,27 @@ pub enum CLibrary {
     Glibc,
 }
 
-/// How a program is linked.
+/// The linkage of a program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Link {
     /// For fixed addresses.
     Static,
     /// For any address; it relocates itself. Debian's musl does not link such programs, so they
-    /// are always with glibc.
+    /// always use glibc.
     StaticPie,
 }
 
-/// How a program is built.
+/// A variant of a program's build.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Variant {
-    /// The C library in it.
+    /// Its C library.
     pub library: CLibrary,
-    /// How it is linked.
+    /// Its linkage.
     pub link: Link,
 }
 
 impl Variant {
-    /// What is built unless something else is asked for.
+    /// The default build.
     pub const USUAL: Self = Self { library: CLibrary::Usual, link: Link::Static };
 
     fn requirement(self, architecture: Architecture) -> Requirement {
@@ -63,18 +63,18 @@ impl Variant {
     }
 }
 
-/// Builds a program as [`build_variant`], in the usual variant.
+/// Builds a program like [`build_variant`], in the usual variant.
 ///
 /// # Errors
-/// As [`build_variant`].
+/// As for [`build_variant`].
 pub fn build(architecture: Architecture, source: &Path) -> Result<PathBuf, Problem> {
     build_variant(architecture, source, Variant::USUAL)
 }
 
-/// Builds a program from one C file, unless it is there and newer than all that it is made from.
+/// Builds a program from one C file, unless it exists and is newer than all its inputs.
 ///
 /// # Errors
-/// The compiler is not installed, or does not take the source.
+/// If the compiler is not installed, or rejects the source.
 pub fn build_variant(
     architecture: Architecture,
     source: &Path,
@@ -132,7 +132,7 @@ fn place(architecture: Architecture, source: &Path, variant: Variant) -> Result<
     Ok(workspace::target("programs")?.join(architecture.directory()).join(group).join(name))
 }
 
-/// All that a program is made from: the source, headers, and this program, which has the flags.
+/// All inputs of a program: the source, headers, and this program, which has the flags.
 fn inputs(source: &Path, include: &Path) -> Vec<PathBuf> {
     let beside = source.parent().into_iter();
     let headers = beside.chain([include]).filter_map(|directory| directory.read_dir().ok());
@@ -141,7 +141,7 @@ fn inputs(source: &Path, include: &Path) -> Vec<PathBuf> {
     [source.to_owned()].into_iter().chain(headers).chain(env::current_exe().ok()).collect()
 }
 
-/// Whether something that was built is there and newer than all that it is made from.
+/// Whether a build output exists and is newer than all its inputs.
 #[must_use]
 pub fn is_newer(built: &Path, inputs: &[PathBuf]) -> bool {
     let time = |path: &Path| -> Option<SystemTime> { fs::metadata(path).ok()?.modified().ok() };

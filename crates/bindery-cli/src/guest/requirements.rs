@@ -1,12 +1,11 @@
-//! The host programs that building and starting machines needs: what each is for, whether it is
-//! there, and what installs it.
+//! The host programs for building and starting machines: their purposes, versions and installation.
 
 use std::process::Command;
 
 use super::toolchain::{self, Toolchain};
 use super::{Architecture, Problem, busybox, packages, process};
 
-/// Something that must be on the host for a part of the work.
+/// A requirement on the host for a part of the work.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Requirement {
     /// QEMU for an architecture.
@@ -25,19 +24,19 @@ pub enum Requirement {
     Valgrind,
 }
 
-/// What installs a requirement.
+/// The installation of a requirement.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Remedy {
     /// Packages of Debian's.
     Packages(&'static [&'static str]),
-    /// A Rust for the target; several commands would do.
+    /// A Rust for the target, by one of several commands.
     RustTarget(&'static str),
     /// Nothing, on this host.
     OnDebian,
 }
 
 impl Requirement {
-    /// All, in the order in which they are shown.
+    /// All, in display order.
     #[must_use]
     pub fn all() -> Vec<Self> {
         let kinds =
@@ -56,7 +55,7 @@ impl Requirement {
         Self::Emulator(architecture)
     }
 
-    /// The host program that it comes down to.
+    /// Its main host program.
     #[must_use]
     pub fn program(self) -> &'static str {
         match self {
@@ -71,7 +70,7 @@ impl Requirement {
         }
     }
 
-    /// What it is, for a sentence or a table.
+    /// Its name, for a sentence or a table.
     #[must_use]
     pub fn name(self) -> String {
         match self {
@@ -86,7 +85,7 @@ impl Requirement {
         }
     }
 
-    /// What needs it.
+    /// The parts that need it.
     #[must_use]
     pub fn purpose(self) -> &'static str {
         match self {
@@ -101,7 +100,7 @@ impl Requirement {
         }
     }
 
-    /// Its version, if it is there.
+    /// Its version, if it is installed.
     #[must_use]
     pub fn version(self) -> Option<String> {
         match self {
@@ -127,14 +126,14 @@ impl Requirement {
         }
     }
 
-    /// Whether it is fetched when it is needed, with nothing installed.
+    /// Whether it is fetched on demand, without an installation.
     fn is_fetched(self) -> bool {
         let foreign = |architecture| Some(architecture) != Architecture::host();
         matches!(self, Self::BusyBox(architecture) if foreign(architecture))
             && packages::is_debian()
     }
 
-    /// What installs it.
+    /// Its installation.
     #[must_use]
     pub fn remedy(self) -> Remedy {
         Remedy::Packages(match self {
@@ -155,10 +154,10 @@ impl Requirement {
         })
     }
 
-    /// Does nothing if it is there.
+    /// Does nothing if it is installed.
     ///
     /// # Errors
-    /// It is not; the problem says in one sentence what to do.
+    /// If it is not; the problem has the command in one sentence.
     pub fn demand(self) -> Result<(), Problem> {
         let there = match self {
             Self::Rust(architecture) => {
@@ -183,15 +182,15 @@ impl Requirement {
     }
 }
 
-/// The command that installs packages of Debian's, as one could type it.
+/// The command that installs Debian packages, in a form that can be typed.
 #[must_use]
 pub fn apt_install(packages: &[&str]) -> String {
     format!("apt-get install {}", packages.join(" "))
 }
 
-/// The first line that a program prints when it is asked for its version.
+/// The first line of a program's version output.
 fn first_line(program: &str) -> Option<String> {
-    // BusyBox knows no --version, but names its own when it is called with nothing to do.
+    // BusyBox has no --version, but prints it when called without a command.
     let argument = if program.ends_with("busybox") { "--help" } else { "--version" };
     let text = process::output(Command::new(program).arg(argument)).ok()?;
     Some(short_version(text.lines().next()?))
@@ -212,8 +211,8 @@ fn short_version(line: &str) -> String {
     kept.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Whether a C compiler is there, and finds a static C library: it gives the path of a file that
-/// it knows, and else the bare name.
+/// Whether a C compiler exists, and finds a static C library: it prints the full path of a known
+/// file, or else the bare name.
 fn has_static_library(compiler: &str) -> bool {
     let printed = process::output(Command::new(compiler).arg("-print-file-name=libc.a"));
     printed.is_ok_and(|path| path.starts_with('/'))

@@ -1,7 +1,8 @@
-//! Where the sources stand, and where what is built from them goes.
+//! The directories of the sources and of build outputs.
 //!
-//! The kernel and the C programs are built at use, so `bindery` must find the repository: the one
-//! that it was built from, or, if that has gone, the one that the current directory lies in.
+//! The kernel and the C programs are built on demand, so `bindery` must find the repository: the
+//! one that it was built from, or, if that no longer exists, the one that contains the current
+//! directory.
 
 use std::env;
 use std::fs;
@@ -10,13 +11,13 @@ use std::path::{Path, PathBuf};
 
 use super::Problem;
 
-/// What marks a directory as the repository.
+/// The file that marks a directory as the repository.
 const MARK: &str = "crates/bindery-cli/Cargo.toml";
 
 /// The root of the repository.
 ///
 /// # Errors
-/// It is nowhere to be found.
+/// If it is not found.
 pub fn root() -> Result<PathBuf, Problem> {
     let built_from = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2);
     let current = env::current_dir().ok();
@@ -30,21 +31,21 @@ pub fn root() -> Result<PathBuf, Problem> {
     })
 }
 
-/// The directory for what is built, of the given name under `target/`; it is made if need be.
+/// The directory for build outputs with the given name under `target/`; it is created if necessary.
 ///
 /// # Errors
-/// The repository is not to be found, or the directory cannot be made.
+/// If the repository is not found, or the directory cannot be created.
 pub fn target(name: &str) -> Result<PathBuf, Problem> {
     let path = root()?.join("target").join(name);
     fs::create_dir_all(&path).map_err(|error| Problem::io("make", &path, &error))?;
     Ok(path)
 }
 
-/// Writes a file, unless it has these contents already. A reader sees the old
-/// contents or the new ones.
+/// Writes a file, unless it has these contents already. A reader sees the old contents or the new
+/// ones.
 ///
 /// # Errors
-/// It cannot be written.
+/// If it cannot be written.
 pub fn write_if_changed(path: &Path, contents: &[u8]) -> Result<(), Problem> {
     if fs::read(path).is_ok_and(|present| present == contents) {
         return Ok(());

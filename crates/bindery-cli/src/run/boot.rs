@@ -1,4 +1,4 @@
-//! What the machine of one run starts with: the program, added files, the command line.
+//! The inputs of the machine for one run: the program, added files, the command line.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use crate::guest::initramfs::{EXECUTABLE, Initramfs};
 use crate::guest::requirements::Requirement;
 use crate::guest::{Architecture, Problem, busybox, executable, programs};
 
-/// The name that stands for Debian's static BusyBox.
+/// The name for Debian's static BusyBox.
 const BUSYBOX: &str = "busybox";
 
 /// A file of the host that the machine gets.
@@ -34,7 +34,7 @@ pub fn parse_file(text: &str) -> Result<AddedFile, String> {
     }
 }
 
-/// What the machine starts with, apart from the kernel.
+/// The inputs of the machine, apart from the kernel.
 pub struct Boot {
     pub architecture: Architecture,
     pub files: Initramfs,
@@ -42,10 +42,10 @@ pub struct Boot {
 }
 
 impl Boot {
-    /// Finds or builds the program and gathers all that it needs.
+    /// Finds or builds the program and collects all that it needs.
     pub fn prepare(arguments: &Arguments, terminal: &Terminal) -> Result<Self, Problem> {
         let program = Program::find(&arguments.program, arguments.arch)?;
-        // Before anything is built for minutes.
+        // Checked before a build that takes minutes.
         Requirement::Emulator(program.architecture).demand()?;
         let mut files = Initramfs::new();
         let path = format!("/bin/{}", program.name);

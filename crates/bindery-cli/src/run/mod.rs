@@ -16,11 +16,11 @@ use crate::size::{KIB, parse_bytes};
 use boot::{AddedFile, Boot};
 use terminal::Terminal;
 
-/// The exit status if the kernel died.
+/// The exit status after a kernel panic.
 const KERNEL_DIED: u8 = 101;
-/// The exit status if the time was up, as `timeout` has it.
+/// The exit status at the time limit, like that of `timeout`.
 const TIME_WAS_UP: u8 = 124;
-/// The exit status if the user ended the machine, as if an interrupt had.
+/// The exit status if the user ended the machine, like after an interrupt.
 const LEFT: u8 = 130;
 
 const HELP: &str = "\
@@ -122,10 +122,10 @@ fn parse_pair(text: &str) -> Result<String, String> {
     }
 }
 
-/// Runs the program, and gives its exit status.
+/// Runs the program, and returns its exit status.
 ///
 /// # Errors
-/// What to tell the user; the machine was not started then.
+/// The message for the user; the machine was not started.
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
     let terminal = Terminal::find();
     let boot = Boot::prepare(arguments, &terminal)?;
@@ -147,7 +147,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
     Ok(report(&outcome, machine.clock, output))
 }
 
-/// Tells what is to be told on standard error, and gives the exit status.
+/// Reports the outcome on standard error, and returns the exit status.
 fn report(outcome: &Outcome, clock: Clock, output: Output) -> ExitCode {
     for line in &outcome.log {
         eprintln!("kernel: {line}");

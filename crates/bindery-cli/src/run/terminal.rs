@@ -1,4 +1,4 @@
-//! The terminal that `bindery run` was started at, and what the guest learns of it.
+//! The terminal of `bindery run`, and the information about it for the guest.
 
 use std::io::{IsTerminal, stderr, stdin, stdout};
 
@@ -7,10 +7,10 @@ use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetat
 use crate::guest::command_line::CommandLine;
 use crate::guest::machine::Output;
 
-/// How to leave, told where somebody can type.
+/// The instructions for leaving, shown at a terminal.
 const HOW_TO_LEAVE: &str = "bindery: all keys go to the program; Ctrl-A x ends the machine";
 
-/// What the standard descriptors of this process are.
+/// The kinds of the standard descriptors of this process.
 pub struct Terminal {
     is_input: bool,
     is_output: bool,
@@ -18,7 +18,7 @@ pub struct Terminal {
 }
 
 impl Terminal {
-    /// Looks at the descriptors.
+    /// Determines them.
     pub fn find() -> Self {
         let (is_input, is_output) = (stdin().is_terminal(), stdout().is_terminal());
         let size = if is_output { tcgetwinsize(stdout()) } else { tcgetwinsize(stdin()) };
@@ -28,7 +28,8 @@ impl Terminal {
         Self { is_input, is_output, size }
     }
 
-    /// Tells the kernel. What the user has said himself stands before, and counts.
+    /// Adds the terminal's properties to the kernel's options. The user's own values come first,
+    /// and take precedence.
     pub fn describe(&self, line: &mut CommandLine) {
         if let Some((rows, columns)) = self.size {
             line.option("terminal", format!("{rows}x{columns}"));
@@ -41,12 +42,12 @@ impl Terminal {
         }
     }
 
-    /// Where the machine's console goes.
+    /// The destination of the machine's console.
     pub fn output(&self) -> Output {
         if self.is_input { Output::Terminal } else { Output::PassThrough }
     }
 
-    /// Says how to leave, if that is of use, and keeps the terminal's settings: QEMU changes them,
+    /// Shows how to leave, if that is useful, and saves the terminal's settings: QEMU changes them,
     /// and may be killed.
     pub fn keep(&self) -> Kept {
         if !self.is_input {
@@ -59,13 +60,13 @@ impl Terminal {
     }
 }
 
-/// The settings of a terminal, which has them again when this is dropped.
+/// The saved settings of a terminal, restored when this is dropped.
 pub struct Kept(Option<Termios>);
 
 impl Drop for Kept {
     fn drop(&mut self) {
         if let Some(settings) = &self.0 {
-            // It fails where the terminal is gone.
+            // It fails if the terminal no longer exists.
             let _ = tcsetattr(stdin(), OptionalActions::Drain, settings);
         }
     }

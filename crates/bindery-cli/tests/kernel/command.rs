@@ -1,5 +1,5 @@
-//! The command `bindery run` itself: what it passes through, and how it ends. And
-//! `bindery compare working-set` and `bindery compare applications`, without Linux.
+//! The command `bindery run` itself: the arguments that it passes on, and its end. And `bindery
+//! compare working-set` and `bindery compare applications`, without Linux.
 
 use std::fs;
 use std::process::{Command, Output};
@@ -10,7 +10,7 @@ use libtest_mimic::{Completion, Failed, Trial};
 
 use crate::guest::is_required;
 
-/// What is to come of a command.
+/// The expected result of a command.
 struct Expected {
     status: i32,
     output: Option<&'static str>,
@@ -87,7 +87,7 @@ pub fn trials(architecture: Architecture) -> Vec<Trial> {
     trials
 }
 
-/// The trials in which the kernel does not live.
+/// The trials in which the kernel dies.
 fn deaths(architecture: Architecture) -> [Trial; 8] {
     let name = |what: &str| format!("{}::run_{what}", architecture.directory());
     let kernel_dies = move || {
@@ -135,7 +135,7 @@ fn deaths(architecture: Architecture) -> [Trial; 8] {
             }
         };
         let arguments = ["--cpu", model, "--timeout", "60", "busybox", "true"];
-        // The console tells it as well.
+        // The console shows it as well.
         let output = Some(match architecture {
             Architecture::X86_64 => {
                 "this processor has no no-execute bit (NX): the kernel needs it\n"
@@ -193,11 +193,11 @@ fn deaths(architecture: Architecture) -> [Trial; 8] {
     ]
 }
 
-/// What `bindery run` needs.
+/// The requirements of `bindery run`.
 const TO_RUN: [fn(Architecture) -> Requirement; 3] =
     [Requirement::Emulator, Requirement::Rust, Requirement::BusyBox];
 
-/// A working set of 64 MiB in a machine of 56 MiB: some of its pages must have gone and come back.
+/// A working set of 64 MiB in a machine of 56 MiB: some of its pages must be swapped out and in.
 fn working_set(architecture: Architecture) -> Result<Completion, Failed> {
     if let Some(ignored) =
         missing(&[&TO_RUN[..], &[Requirement::CCompiler]].concat(), architecture)?
@@ -218,7 +218,7 @@ fn working_set(architecture: Architecture) -> Result<Completion, Failed> {
         line.iter().nth_back(2)?.replace(',', "").parse::<u64>().ok()
     };
     let seeds = [moved("1"), moved("2")];
-    // Each page that is not in memory at the end goes out and comes back at least once.
+    // Each page that is not in memory at the end is swapped out and in at least once.
     let (least, most) = (2 * 2_048, 2 * 4 * 16_384);
     let plausible = |pages: Option<u64>| pages.is_some_and(|pages| (least..most).contains(&pages));
     if status.success() && seeds.into_iter().all(plausible) {
@@ -232,8 +232,8 @@ fn working_set(architecture: Architecture) -> Result<Completion, Failed> {
 /// The applications that take seconds; `bindery compare applications` runs them all.
 const APPLICATIONS: [&str; 3] = ["restore", "sort", "sqlite"];
 
-/// A program that people know, in much memory and in too little: the command compares its answers
-/// with the recorded one of Linux, and fails if too little went to swap.
+/// A well-known program, in ample memory and in too little: the command compares its answers with
+/// the recorded one of Linux, and fails if too little was swapped out.
 fn application(architecture: Architecture, name: &str) -> Result<Completion, Failed> {
     let needed = [&TO_RUN[..], &[Requirement::CCompiler, Requirement::GlibcCompiler]].concat();
     if let Some(ignored) = missing(&needed, architecture)? {
@@ -251,7 +251,7 @@ fn application(architecture: Architecture, name: &str) -> Result<Completion, Fai
     )))
 }
 
-/// What a trial ends with where something that it needs is not installed.
+/// The end of a trial that needs a missing requirement.
 fn missing(
     needed: &[fn(Architecture) -> Requirement],
     architecture: Architecture,

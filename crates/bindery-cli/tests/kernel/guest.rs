@@ -13,10 +13,10 @@ use bindery_cli::guest::requirements::Requirement;
 use bindery_cli::guest::{Architecture, Problem, busybox, programs};
 use libtest_mimic::{Completion, Failed};
 
-/// How many of the console's last lines a failure shows.
+/// The number of the console's last lines in a failure's message.
 const LINES_SHOWN: usize = 60;
 
-/// What is run.
+/// The program of a trial.
 #[derive(Clone)]
 pub enum Program {
     /// A program from this C file.
@@ -25,9 +25,9 @@ pub enum Program {
     Script(PathBuf),
 }
 
-/// Why a trial does not end as it should.
+/// The reason why a trial ends wrongly.
 enum Trouble {
-    /// It cannot be made on this host.
+    /// It cannot run on this host.
     Missing(String),
     /// It failed.
     Failed(String),
@@ -55,7 +55,7 @@ pub fn trial(
     }
 }
 
-/// Whether what cannot be run is a failure.
+/// Whether a trial that cannot run is a failure.
 pub fn is_required() -> bool {
     env::var_os("BINDERY_REQUIRE_KERNEL").is_some_and(|value| value == "1")
 }
@@ -65,7 +65,7 @@ fn run(
     program: &Program,
     directives: &Directives,
 ) -> Result<(), Trouble> {
-    // Before anything is built for minutes.
+    // Checked before a build that takes minutes.
     Requirement::Emulator(architecture).demand()?;
     let kernel = built(architecture)?;
     let mut files = Initramfs::new();
@@ -90,7 +90,7 @@ fn run(
     judge(&outcome, directives.status).map_err(Trouble::Failed)
 }
 
-/// Puts the program where it is to be, with what it needs, and names it on the command line.
+/// Installs the program with its needs, and adds it to the command line.
 fn install(
     architecture: Architecture,
     program: &Program,
@@ -144,7 +144,7 @@ fn read(path: &Path) -> Result<Vec<u8>, Problem> {
     std::fs::read(path).map_err(|error| Problem::io("read", path, &error))
 }
 
-/// The name of a source without what follows the last point.
+/// The name of a source without its extension.
 pub fn stem(source: &Path) -> String {
     source.file_stem().unwrap_or_default().to_string_lossy().into_owned()
 }

@@ -1,11 +1,11 @@
 //! Programs on the reference kernel, in QEMU, on every architecture: the test programs of
 //! `programs/tests`, BusyBox with a script, and the workloads with their contents verified. At the
 //! exit of every process the kernel audits all invariants, and at the end it looks for leaked
-//! frames; it panics if it finds something, and the trial fails.
+//! frames; a violation makes it panic, and the trial fails.
 //!
-//! Where QEMU or a compiler is missing, trials are ignored, and the reason is shown. With
-//! `BINDERY_REQUIRE_KERNEL=1` in the environment they fail then. One trial runs for each CPU of the
-//! host; each has a machine of its own.
+//! If QEMU or a compiler is missing, trials are ignored, and the reason is shown. With
+//! `BINDERY_REQUIRE_KERNEL=1` in the environment they fail instead. One trial runs for each CPU of
+//! the host; each has a machine of its own.
 
 mod command;
 mod guest;
@@ -32,7 +32,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Says what takes its time, and how long.
+/// Announces the slow steps, and their duration.
 fn announce(trials: &[Trial]) {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     eprintln!(

@@ -1,5 +1,5 @@
-//! `bindery run` at a terminal: which keys reach the program, how to leave, and what becomes of the
-//! terminal's settings.
+//! `bindery run` at a terminal: the keys that reach the program, the way to leave, and the
+//! terminal's settings afterwards.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -17,7 +17,7 @@ use rustix::termios::{Termios, Winsize, tcgetattr, tcsetwinsize};
 
 use crate::guest::is_required;
 
-/// How long a machine may take for what is asked of it.
+/// The time that a machine may take for each request.
 const PATIENCE: Duration = Duration::from_secs(240);
 
 const CTRL_A: u8 = 1;
@@ -63,12 +63,12 @@ fn ends(architecture: Architecture) -> Result<Completion, Failed> {
 fn quits(architecture: Architecture) -> Result<Completion, Failed> {
     at_terminal(architecture, "echo ready; read line; echo \"got $line\"; exec cat", |session| {
         session.expect("ready")?;
-        // Nobody could continue the first program.
+        // No shell could continue the first program.
         session.send(&[CTRL_Z])?;
         session.send(b"worx\x7fd\r")?;
         session.expect("got word")?;
-        // BusyBox's shell ignores the signal of Ctrl-\, on Linux as well: the program that takes
-        // its place must have begun. The terminal and the program say the line.
+        // BusyBox's shell ignores the signal of Ctrl-\, on Linux as well: the program that replaces
+        // it must have begun. Both the terminal and the program print the line.
         session.send(b"again\r")?;
         session.expect("again")?;
         session.expect("again")?;
@@ -77,8 +77,8 @@ fn quits(architecture: Architecture) -> Result<Completion, Failed> {
     })
 }
 
-/// Runs a script of BusyBox's at a terminal of 31 rows and 117 columns, and looks whether the
-/// terminal is afterwards as it was.
+/// Runs a BusyBox script at a terminal of 31 rows and 117 columns, and checks that the terminal's
+/// settings are unchanged afterwards.
 fn at_terminal(
     architecture: Architecture,
     script: &str,
@@ -146,7 +146,7 @@ impl Session {
         Ok(Self { keyboard, terminal, child, screen, seen: String::new() })
     }
 
-    /// Waits for a text; what stood before it is forgotten.
+    /// Waits for a text; drops the output before it.
     fn expect(&mut self, text: &str) -> Result<(), Failed> {
         let deadline = Instant::now() + PATIENCE;
         loop {

@@ -1,4 +1,4 @@
-//! The list of trials: what lies under `programs/`, for each architecture.
+//! The list of trials: the programs under `programs/`, for each architecture.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -31,13 +31,14 @@ const WORKLOADS: [(&str, &[&str]); 10] = [
 /// The program that is also run on a machine with a second CPU.
 const ON_TWO_PROCESSORS: &str = "threads";
 
-/// The program that is also run in more memory, and how much: what frees memory must not take longer.
+/// The program that is also run in more memory, and its size: freeing memory must not take longer
+/// there.
 const IN_MORE_MEMORY: (&str, u64) = ("pressure_gap", 1 << 30);
 
 /// All trials.
 ///
 /// # Errors
-/// What lies under `programs/` cannot be read, or says nonsense about how it is run.
+/// If the files under `programs/` cannot be read, or have invalid directives.
 pub fn all() -> Result<Vec<Trial>, String> {
     let programs = workspace::root().map_err(|problem| problem.to_string())?.join("programs");
     let mut trials = Vec::new();
@@ -85,7 +86,7 @@ fn add(trials: &mut Vec<Trial>, name: &str, program: &Program, directives: &Dire
     }
 }
 
-/// The C files of a directory, sorted. There must be some: without, nothing would be tested.
+/// The C files of a directory, sorted. There must be some: otherwise nothing would be tested.
 fn sources(directory: &Path) -> Result<Vec<PathBuf>, String> {
     let entries = fs::read_dir(directory).map_err(|error| unreadable(directory, &error))?;
     let paths = entries.map(|entry| entry.map(|entry| entry.path())).collect::<Result<Vec<_>, _>>();

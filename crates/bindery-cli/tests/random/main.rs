@@ -1,4 +1,4 @@
-//! What a user of `bindery random` sees, and sequences that it has found.
+//! The output of `bindery random`, and sequences that it has found.
 
 mod found;
 
@@ -16,7 +16,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).expect("the program writes UTF-8")
 }
 
-/// What a run prints that finds nothing.
+/// The output of a run without a finding.
 #[track_caller]
 fn finds_nothing(arguments: &[&str]) -> String {
     let output = random(arguments);
@@ -26,7 +26,7 @@ fn finds_nothing(arguments: &[&str]) -> String {
     out
 }
 
-/// What a run prints that finds something.
+/// The output of a run with a finding.
 #[track_caller]
 fn fails(arguments: &[&str]) -> String {
     let output = random(arguments);
@@ -62,7 +62,7 @@ fn random_calls_notice_a_tlb_that_is_not_flushed_and_print_a_short_test() {
 #[test]
 fn random_threads_notice_a_tlb_that_is_not_flushed_and_print_the_last_calls() {
     let out = fails(&["threads", "--seed", "1", "--seconds", "60", "--without-invalidation"]);
-    // Which check is the first depends on the schedule.
+    // The schedule determines which check fails first.
     assert!(out.contains("random threads, seed "), "{out}");
     for cpu in 0..3 {
         assert!(out.contains(&format!("CPU {cpu}, ")), "{out}");

@@ -21,10 +21,10 @@ fn arena<A: Walk>() -> VirtRange {
     VirtRange::from_len(start, 4 * GIB).expect("the half has more than 4 GiB")
 }
 
-/// Frames that a script maps, and does not allocate.
+/// Frames that a script maps without allocating them.
 pub struct Frames<'m, A: Walk> {
     lists: Vec<List>,
-    /// Has the frames.
+    /// Owns the frames.
     _owner: KernelMap<'m, Machine<A>>,
 }
 
@@ -39,7 +39,7 @@ impl<'m, A: Walk> Frames<'m, A> {
     /// Takes the frames of all lists.
     ///
     /// # Errors
-    /// There are not enough.
+    /// If there are not enough.
     pub fn take(memory: &'m Memory<Machine<A>>, script: &Script) -> Result<Self, String> {
         let cannot = |error: KernelMapError| format!("frames for the lists: {error}");
         let owner = KernelMap::new(memory, arena::<A>()).map_err(cannot)?;
@@ -81,12 +81,12 @@ impl<'m, A: Walk> Frames<'m, A> {
     }
 }
 
-/// A kernel map of its own, and what is mapped there.
+/// A kernel map of its own, and its areas.
 pub struct KernelEngine<'m, A: Walk> {
     memory: &'m Memory<Machine<A>>,
     map: KernelMap<'m, Machine<A>>,
     frames: &'m Frames<'m, A>,
-    /// The areas, the oldest first.
+    /// The areas, oldest first.
     areas: VecDeque<VirtAddr>,
 }
 
@@ -94,7 +94,7 @@ impl<'m, A: Walk> KernelEngine<'m, A> {
     /// A map without areas.
     ///
     /// # Errors
-    /// It cannot be made.
+    /// If it cannot be made.
     pub fn new(
         memory: &'m Memory<Machine<A>>,
         frames: &'m Frames<'m, A>,
@@ -107,7 +107,7 @@ impl<'m, A: Walk> KernelEngine<'m, A> {
         Ok(Self { memory, map, frames, areas: VecDeque::new() })
     }
 
-    /// Makes as many areas as share a purge.
+    /// Makes the areas that share a purge.
     fn map(
         &mut self,
         areas: u64,
@@ -177,7 +177,7 @@ impl<A: Walk> Subject for KernelEngine<'_, A> {
             Operation::Protect => self.protect(call.area.bytes),
             Operation::Unmap => self.unmap(call.area.source),
         };
-        // What the calls have put off counts as their work.
+        // Deferred work of the calls counts, too.
         self.memory.drain_deferred();
         result.map_err(|error| format!("{}: {error}", call.name()))
     }

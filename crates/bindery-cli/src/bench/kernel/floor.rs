@@ -1,12 +1,12 @@
 //! The floor of calls to a kernel map; see [`crate::bench::floor`].
 //!
-//! - Map: an entry for each piece, a hook for each table that is missing under the root's entries,
-//!   where areas lie as close as their guard pages and the alignment of their pieces allow. Nothing
-//!   is invalidated, unless the MMU may remember that nothing was there (RISC-V).
-//! - Protect: entries are written once; those in contiguous runs twice, since architectures demand
-//!   that a block is broken first. One invalidation an area.
+//! - Map: an entry for each piece, a link for each table that is missing under the root's entries,
+//!   with areas as close as their guard pages and the alignment of their pieces allow. No
+//!   invalidation, unless the MMU may cache invalid entries (RISC-V).
+//! - Protect: entries are written once; those in contiguous runs twice, since architectures require
+//!   break-before-make of a block. One invalidation for each area.
 //! - Unmap: entries are cleared once, for walkers of the tables in software; one invalidation for
-//!   all areas. That tables leave with them is housekeeping, and not counted.
+//!   all areas. The removal of tables is housekeeping, and not counted.
 
 use bindery::Pieces;
 use bindery::addr::PAGE_SIZE;
@@ -15,7 +15,7 @@ use super::{Area, KernelCall, Operation, Source};
 use crate::bench::floor::{Floor, Geometry, Hooks, Piece, pieces};
 use crate::bench::workload::range;
 
-/// What `call` needs, for all its areas, where nothing else is mapped.
+/// The needs of `call`, for all its areas, without other mappings.
 pub fn floor(call: KernelCall, geometry: Geometry) -> Floor {
     let KernelCall { operation, area, .. } = call;
     let areas = call.areas();
@@ -57,7 +57,7 @@ pub fn floor(call: KernelCall, geometry: Geometry) -> Floor {
     }
 }
 
-/// Stretches of consecutive memory that an area maps: first bytes and lengths.
+/// The ranges of consecutive memory that an area maps: first bytes and lengths.
 fn stretches(area: Area) -> Vec<(u64, u64)> {
     match area.source {
         Source::Device(from) => vec![(from.0, area.bytes)],
@@ -76,7 +76,7 @@ fn largest_leaf(area: Area, geometry: Geometry) -> u8 {
     }
 }
 
-/// Bytes of a contiguous run of leaves at `level`; 0 where an area has none of them.
+/// Bytes of a contiguous run of leaves at `level`; 0 if an area has none.
 fn block(area: Area, level: u8, geometry: Geometry) -> u64 {
     let base = largest_leaf(area, geometry) == 1;
     if base || level > geometry.largest_block {
@@ -106,13 +106,13 @@ fn leaves(area: Area, start: u64, geometry: Geometry) -> Vec<(Piece, bool)> {
     leaves
 }
 
-/// The lowest addresses at which the areas can lie, with a guard page behind each.
+/// The lowest possible addresses of the areas, each followed by a guard page.
 fn starts(call: KernelCall, geometry: Geometry) -> impl Iterator<Item = u64> {
     let KernelCall { area, .. } = call;
     let stretches = stretches(area);
     let (from, longest) = stretches.first().copied().unwrap_or((0, PAGE_SIZE));
     let align = match area.source {
-        // The rule for devices is about the size alone.
+        // The rule for devices depends only on the size.
         Source::Device(_) => longest.next_power_of_two().min(geometry.span(geometry.largest_leaf)),
         _ => {
             let levels = 1..=largest_leaf(area, geometry);

@@ -2,18 +2,18 @@
 //!
 //! ```text
 //! Map     | area | area | area | ...   32 of 1 MiB, each at addresses of its own
-//! Unmap   |  the first in, the first out; the last one makes the purge due
+//! Unmap | the first in, the first out; the last one makes the purge due
 //! ```
 //!
-//! Addresses are used again only after a purge, which a kernel makes once for many areas. So a call
-//! is made for as many areas as share a purge: time is that of one call, with its share of the
-//! purge; counts are those of all.
+//! Addresses are reused only after a purge, which a kernel makes once for many areas. So a call is
+//! made for all areas that share a purge: time is for one call, with its share of the purge; counts
+//! are for all.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
-//! | `script` | what is called |
-//! | `floor` | the least that it needs |
-//! | `engine` | who makes the calls |
+//! | `script` | the calls |
+//! | `floor` | their minimum work |
+//! | `engine` | the engine as their subject |
 
 mod engine;
 mod floor;
@@ -26,58 +26,58 @@ pub use engine::{Frames, KernelEngine};
 pub use floor::floor;
 pub use script::script;
 
-/// Why there are no figures of Linux.
+/// The reason why Linux has no figures.
 pub const NO_LINUX: &str = "none: kernel-internal";
 
-/// Bytes of areas that share a purge: after so many, a map of the engine purges by itself where the
-/// machine has 2 GiB or more.
+/// Bytes of areas that share a purge: the limit at which a map of the engine purges by itself if
+/// the machine has 2 GiB or more.
 const PURGED_TOGETHER: u64 = 32 << 20;
 
-/// One call to a kernel map, made for several areas of one kind, one after the other.
+/// One call to a kernel map, made for several areas of one kind in a row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KernelCall {
     pub operation: Operation,
     pub area: Area,
 }
 
-/// What is done with the areas.
+/// The operation on the areas.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Operation {
-    /// They are made.
+    /// Create them.
     Map,
-    /// Their memory becomes read-only.
+    /// Make their memory read-only.
     Protect,
-    /// They are given back.
+    /// Free them.
     Unmap,
 }
 
-/// What an area is made of.
+/// The composition of an area.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Area {
     pub bytes: u64,
     pub source: Source,
 }
 
-/// Where the frames of an area come from, and by which call.
+/// The source of the frames of an area, and the call for it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Source {
     /// Registers of a device: `ioremap`.
     Device(PhysAddr),
     /// New frames: `vmalloc`.
     New(Pieces),
-    /// A list of pages, blocks of 2^order among them: `vmap`.
+    /// A list of pages with blocks of 2^order: `vmap`.
     Pages { order: u8 },
-    /// As many ranges of 2^order pages as it takes: `vmap_ranges`.
+    /// The necessary number of ranges of 2^order pages: `vmap_ranges`.
     Ranges { order: u8, pieces: Pieces },
 }
 
 impl KernelCall {
-    /// For how many areas it is made.
+    /// The number of areas that it is made for.
     pub fn areas(self) -> u64 {
         (PURGED_TOGETHER / self.area.bytes).max(1)
     }
 
-    /// The name that error messages give it.
+    /// Its name in error messages.
     pub fn name(self) -> &'static str {
         match (self.operation, self.area.source) {
             (Operation::Map, Source::Device(_)) => "ioremap",
@@ -93,8 +93,8 @@ impl KernelCall {
 }
 
 impl Area {
-    /// Blocks of 2^`order` pages that are consecutive memory, by their position in a stretch of
-    /// memory: neighbors have changed places, so that none continues the one before.
+    /// Blocks of 2^`order` pages of consecutive memory, by their position in a range of memory:
+    /// neighbors are swapped, so that none continues the one before.
     ///
     /// ```text
     /// the list   | 1 | 0 | 3 | 2 | 5 | 4 | ...

@@ -1,4 +1,4 @@
-//! What `kernel-map` calls.
+//! The calls of `kernel-map`.
 
 use bindery::Pieces;
 use bindery::addr::PhysAddr;
@@ -8,10 +8,10 @@ use crate::bench::floor::Geometry;
 use crate::bench::workload::{Call, Effort, Script, Workload};
 use crate::size::{FolioSize, KIB, MIB};
 
-/// Where no memory is: registers of a device.
+/// Addresses without memory: registers of a device.
 const DEVICE: u64 = 0x3_0000_0000;
 
-/// System 5: areas of 1 MiB in every way that there is, and two larger ones.
+/// System 5: areas of 1 MiB in every possible way, and two larger ones.
 pub fn script(geometry: Geometry) -> Script {
     let variant = "areas in the kernel's half, which is empty else".to_owned();
     let mut script = Script::new(Workload::KernelMap, variant, FolioSize::BASE, geometry);
@@ -77,7 +77,7 @@ impl Script {
         }
     }
 
-    /// States how many times faster others have found the phase with large pieces.
+    /// Records the published speedup of the phase by large pieces.
     fn publish(&mut self, name: &str, ratio: f64) {
         if let Some(phase) = self.phases.iter_mut().find(|phase| phase.name == name) {
             phase.published = Some(ratio);

@@ -55,7 +55,7 @@ fn purge<A: Walk>(
     })
 }
 
-/// A list of single pages that do not follow each other, and a device.
+/// A list of single pages that are not consecutive, and a device.
 fn vmap<A: Walk>(
     meter: &mut Meter<'_, A>,
     map: &KernelMap<'_, bindery_cli::measured::Measured<A>>,
@@ -73,8 +73,8 @@ fn vmap<A: Walk>(
     let at = meter.measure("vmap", &name, || map.vmap(&pages, &VmapOptions::default()))?;
     // SAFETY: 1. made above; 2. nothing is accessed by it.
     meter.measure("vunmap", &name, || unsafe { map.vunmap(at, UnmapTime::Now) })?;
-    // SAFETY: 1. made above; 2. nothing is kept in it; 3. the other area that had its frames is
-    // gone.
+    // SAFETY: 1. made above; 2. nothing is kept in it; 3. the other area that had its frames was
+    // freed.
     unsafe { map.vfree(owner) }.map_err(cannot)?;
     let name = format!("{} of a device", show_bytes(size));
     let device = PhysAddr(3 * GIB / 2);

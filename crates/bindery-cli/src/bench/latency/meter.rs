@@ -1,4 +1,4 @@
-//! Calls, one after the other, and the longest section of each.
+//! Makes calls in a row, and measures the longest section of each.
 
 use std::fmt::Display;
 
@@ -8,20 +8,20 @@ use serde::Serialize;
 
 use bindery_cli::measured::{Longest, Measured};
 
-/// The most that may be done in one section, or while one lock is held.
+/// The maximum work in one section, or under one lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Bounds {
-    /// Entries looked at.
+    /// Entries examined.
     pub entries: u64,
     /// Tables marked as detached.
     pub tables_marked: u64,
     /// Bytes zeroed or copied.
     pub bytes: u64,
-    /// Entries looked at while a lock of the reverse map was held, and VMAs on the way to them.
+    /// Entries examined while a lock of the reverse map was held, and VMAs on the way to them.
     pub reverse_map_entries: u64,
 }
 
-/// A walk of the reverse map counts the VMAs that it comes to beside the entries of each.
+/// A walk of the reverse map counts the VMAs that it visits besides the entries of each.
 const VMAS_OF_A_WALK: u64 = 128;
 
 /// The bounds that every call keeps.
@@ -33,7 +33,7 @@ pub const BOUNDS: Bounds = Bounds {
 };
 
 impl Bounds {
-    /// Whether it is all within them.
+    /// Whether all figures are within them.
     pub fn hold(&self, longest: &Longest) -> bool {
         longest.entries <= self.entries
             && longest.tables_marked <= self.tables_marked
@@ -47,25 +47,25 @@ impl Bounds {
 pub struct Row {
     /// Its name.
     pub call: &'static str,
-    /// What it was made on.
+    /// Its arguments.
     pub arguments: String,
-    /// The most that it did at once.
+    /// The maximum work that it did at once.
     pub longest: Longest,
     /// Whether that is within the bounds.
     pub within_bounds: bool,
 }
 
-/// Notes what calls do.
+/// Records the work of calls.
 pub struct Meter<'m, A: Walk> {
     pub memory: &'m Memory<Measured<A>>,
     pub rows: Vec<Row>,
 }
 
 impl<A: Walk> Meter<'_, A> {
-    /// Makes a call, and notes the longest of its sections.
+    /// Makes a call, and records the longest of its sections.
     ///
     /// # Errors
-    /// What the call says, with its name.
+    /// The call's error, with its name.
     pub fn measure<R, E: Display>(
         &mut self,
         call: &'static str,
@@ -90,10 +90,10 @@ impl<A: Walk> Meter<'_, A> {
     }
 }
 
-/// A memory of so many bytes on a machine that is measured.
+/// A memory of this size on a measured machine.
 ///
 /// # Errors
-/// What to tell the user.
+/// The message for the user.
 pub fn memory<A: Walk>(bytes: u64) -> Result<Memory<Measured<A>>, String> {
     let config = Config { memory: bytes, tlb: TlbKind::Plain, ..Config::default() };
     let machine = Machine::<A>::new(config);
@@ -102,7 +102,7 @@ pub fn memory<A: Walk>(bytes: u64) -> Result<Memory<Measured<A>>, String> {
     // SAFETY: 1. the frames of a machine that has no other memory; 2. it has no table yet.
     let memory = unsafe { Memory::new(measured, &[FrameRange { first, count }]) }
         .map_err(|error| format!("the machine's memory: {error}"))?;
-    // Pages alone, unless the caller chooses.
+    // Only base pages, unless the caller chooses.
     memory.folio_policy().set_global(bindery::SizeMode::Never);
     memory.commitment().set_mode(Overcommit::Always);
     Ok(memory)

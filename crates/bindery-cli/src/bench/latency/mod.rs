@@ -1,6 +1,6 @@
-//! `bindery bench latency`: how much each call does in one read section, in counts.
+//! `bindery bench latency`: the maximum work of each call in one read section, in counts.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
 //! | `meter` | the longest section of a call, and the bounds |
 //! | `shapes` | the calls on private memory, faults, user copies |
@@ -67,8 +67,8 @@ pub struct Arguments {
     quick: bool,
 }
 
-/// One of each table format: others differ from these in their number of levels alone, and the
-/// whole core is compiled once more for each.
+/// One of each table format: others differ only in their number of levels, and the whole core is
+/// compiled once more for each.
 fn parse_architecture(name: &str) -> Result<ArchitectureName, String> {
     match name.parse() {
         Ok(
@@ -80,11 +80,11 @@ fn parse_architecture(name: &str) -> Result<ArchitectureName, String> {
     }
 }
 
-/// How large the hostile arguments are, in bytes.
+/// The size of the hostile arguments, in bytes.
 struct Extent {
-    /// Of memory that is there.
+    /// Of present memory.
     dense: u64,
-    /// Of memory of which a page in each table is there.
+    /// Of memory with one present page in each table.
     sparse: u64,
     /// Of the machine.
     memory: u64,
@@ -104,10 +104,10 @@ struct Document<'a> {
     results: &'a [Row],
 }
 
-/// Runs what the arguments ask for.
+/// Runs the measurements of the arguments.
 ///
 /// # Errors
-/// What to tell the user: a call that failed, or one that goes beyond the bounds.
+/// The message for the user: a call that failed, or one that exceeds the bounds.
 pub fn run(arguments: &Arguments) -> Result<(), String> {
     let file = arguments.json.as_deref().map(JsonFile::create).transpose()?;
     let extent = if arguments.quick { QUICK } else { FULL };

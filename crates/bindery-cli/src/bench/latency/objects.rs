@@ -52,7 +52,7 @@ pub fn measure<'m, A: Walk>(
     Ok(())
 }
 
-/// Shared memory of so many bytes, all of it in memory.
+/// Shared memory of this size, all of it in memory.
 fn allocated<'m, A: Walk>(
     meter: &Meter<'m, A>,
     bytes: u64,

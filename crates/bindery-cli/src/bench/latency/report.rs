@@ -7,7 +7,7 @@ use crate::bench::report::table;
 use crate::output::thousands;
 use crate::size::show_bytes;
 
-/// What the columns mean, and the bounds.
+/// The meaning of the columns, and the bounds.
 pub fn legend() -> String {
     format!(
         "\nThe most that one read section did; no page-table lock outlasts a section. Bounds: {} \

@@ -16,19 +16,19 @@ use bindery_cli::measured::Measured;
 /// An address space on the measured machine.
 pub type Space<'m, A> = AddressSpace<'m, Measured<A>>;
 
-/// Where what is measured is mapped: at a multiple of all spans but those of the root.
+/// The address of the measured mappings: a multiple of all spans but those of the root.
 pub const AT: u64 = GIB;
-/// What lies under one entry of level 2.
+/// The span of one entry of level 2.
 const TABLE: u64 = 2 * MIB;
 
 pub const READ_WRITE: Protection = Protection::READ.union(Protection::WRITE);
 
-/// What is mapped where a call is made.
+/// The memory on which a call is made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Shape {
     /// Sixteen base pages.
     Small,
-    /// Folios of that order, one behind the other.
+    /// Folios of this order, one after the other.
     Dense { order: u8, bytes: u64 },
     /// One base page in each table.
     Sparse { bytes: u64 },
@@ -67,7 +67,7 @@ impl Shape {
         if let Self::Dense { order, .. } = self { order } else { 0 }
     }
 
-    /// Maps it, and touches what belongs to it.
+    /// Maps it, and touches its pages.
     fn make<A: Walk>(self, space: &Space<'_, A>) -> Result<VirtRange, String> {
         let range = self.range();
         use_order(space, self.order());
@@ -77,7 +77,7 @@ impl Shape {
     }
 }
 
-/// Lets faults take folios of that order, and of no other above a page.
+/// Allows faults only folios of this order, besides base pages.
 pub fn use_order<A: Walk>(space: &Space<'_, A>, order: u8) {
     for each in 1..=9 {
         let mode = if each == order { SizeMode::Always } else { SizeMode::Never };
@@ -89,7 +89,7 @@ pub fn range(at: u64, length: u64) -> VirtRange {
     VirtRange::from_len(VirtAddr(at), length).expect("it ends in user space")
 }
 
-/// A request for private memory exactly there.
+/// A request for private memory at exactly this range.
 pub fn request(range: VirtRange) -> MapRequest {
     MapRequest {
         length: range.len(),
@@ -103,7 +103,7 @@ pub fn map<A: Walk>(space: &Space<'_, A>, range: VirtRange) -> Result<(), String
     space.mmap(&request(range)).map(|_| ()).map_err(|error| format!("mmap: {error}"))
 }
 
-/// Writes to a page in each `step` bytes, unless the fault before has brought it.
+/// Writes to a page in each `step` bytes, unless the previous fault has mapped it.
 pub fn touch<A: Walk>(space: &Space<'_, A>, range: VirtRange, step: u64) -> Result<(), String> {
     let mut at = range.start();
     while at < range.end() {
@@ -130,7 +130,7 @@ pub fn new_space<'m, A: Walk>(meter: &Meter<'m, A>) -> Result<Space<'m, A>, Stri
 struct Call<A: Walk> {
     name: &'static str,
     make: fn(&Space<'_, A>, VirtRange) -> Result<(), Error>,
-    /// Whether it would need a page for each one that is missing.
+    /// Whether it would need a page for each missing one.
     fills: bool,
 }
 
@@ -148,7 +148,7 @@ fn filling<A: Walk>(
     Call { name, make, fills: true }
 }
 
-/// Advice about all of the range.
+/// Advice for all of the range.
 macro_rules! advice {
     ($advice:ident) => {
         |space, range| space.madvise(range.start(), range.len(), Advice::$advice)
@@ -156,12 +156,12 @@ macro_rules! advice {
 }
 
 fn moved<A: Walk>(space: &Space<'_, A>, range: VirtRange, off: u64) -> Result<(), Error> {
-    // Behind a gap, and congruent modulo the largest span that the range covers.
+    // After a gap, and congruent modulo the largest span that the range covers.
     let to = VirtAddr((range.end().0 + range.len()).next_multiple_of(GIB) + off);
     space.mremap(range.start(), range.len(), range.len(), Remap::To(to)).map(|_| ())
 }
 
-/// What lies between the first and the last page.
+/// The range without its first and last page.
 fn inside(range: VirtRange) -> VirtRange {
     let end = range.end().0 - PAGE_SIZE;
     let start = VirtAddr(range.start().0 + PAGE_SIZE);
@@ -256,7 +256,7 @@ pub fn measure<A: Walk>(meter: &mut Meter<'_, A>, extent: &Extent) -> Result<(),
     faults(meter)
 }
 
-/// Faults of every kind, and what reads and writes a program's memory.
+/// Faults of every kind, and reads and writes of a program's memory.
 fn faults<A: Walk>(meter: &mut Meter<'_, A>) -> Result<(), String> {
     let at = VirtAddr(AT);
     for (order, name) in [(0, "a page"), (4, "a folio of 64 KiB"), (9, "a folio of 2 MiB")] {

@@ -1,4 +1,4 @@
-//! A machine, and what one kind of call has cost on it.
+//! A machine, and the cost of one kind of call on it.
 
 use std::time::Instant;
 
@@ -9,21 +9,21 @@ use serde::Serialize;
 
 use crate::size::GIB;
 
-/// Makes calls among so many mappings, on a machine with so many bytes: the name of each kind of
-/// call, and what it has cost.
+/// Makes calls among this number of mappings, on a machine of this size: returns the name of each
+/// kind of call, and its cost.
 pub type Scene = fn(u64, u64) -> Result<Vec<(&'static str, Sample)>, String>;
 
 /// Loads and stores.
 pub const READ_WRITE: Protection = Protection::READ.union(Protection::WRITE);
 
-/// What calls of one kind have cost, all together.
+/// The total cost of calls of one kind.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Sample {
-    /// Among how many mappings.
+    /// The number of mappings.
     pub mappings: u64,
-    /// How many calls; of a call that visits all mappings, their number.
+    /// The number of calls; for a call that visits all mappings, their number.
     pub calls: u64,
-    /// Nodes that were looked at, in the index of mappings and those of the object.
+    /// Nodes visited, in the index of mappings and those of the object.
     pub steps: u64,
     /// Entries of page tables that were read or written.
     pub entries: u64,
@@ -45,7 +45,7 @@ pub fn memory<A: Walk>(bytes: u64) -> Result<Memory<Machine<A>>, String> {
     let machine = Machine::<A>::new(config);
     let memory =
         machine.memory().map_err(|error| format!("no memory on the hosted machine: {error}"))?;
-    // Pages alone, unless the caller chooses.
+    // Only base pages, unless the caller chooses.
     memory.folio_policy().set_global(bindery::SizeMode::Never);
     memory.commitment().set_mode(Overcommit::Always);
     Ok(memory)
@@ -61,18 +61,18 @@ pub fn space<A: Walk>(
     AddressSpace::new(memory, options).map_err(|error| format!("no address space: {error}"))
 }
 
-/// Where mapping `number` of many is: no two touch.
+/// The address of mapping `number` of many, of which no two touch.
 pub fn at(number: u64) -> VirtAddr {
     VirtAddr(GIB + 2 * number * PAGE_SIZE)
 }
 
-/// The numbers below `count`, a power of ten, in an order that is none.
+/// The numbers below `count`, a power of ten, in a scattered order.
 pub fn numbers(count: u64) -> impl Iterator<Item = u64> {
-    // Odd, and no multiple of five: each number comes once.
+    // Odd, and not a multiple of five: each number occurs once.
     (0..count).map(move |number| number * 61_803_398_877 % count)
 }
 
-/// What is watched while calls are made.
+/// The state that is measured around calls.
 pub struct Fixture<'a, 'm, A: Walk> {
     pub space: &'a AddressSpace<'m, Machine<A>>,
     pub object: Option<&'a Object<'m, Machine<A>>>,
@@ -85,7 +85,7 @@ impl<A: Walk> Fixture<'_, '_, A> {
         self.space.mappings_looked_at() + objects
     }
 
-    /// Forks, which visits `mappings` mappings: what it has cost. The child's steps count too.
+    /// Forks, which visits `mappings` mappings: returns the cost, including the child's steps.
     pub fn measure_fork(&self, mappings: u64) -> Result<Sample, String> {
         let mut child = None;
         let mut fork = self.measure(mappings, || {
@@ -96,7 +96,7 @@ impl<A: Walk> Fixture<'_, '_, A> {
         Ok(fork)
     }
 
-    /// Makes `calls` calls: what they have cost.
+    /// Makes `calls` calls: returns their cost.
     pub fn measure(
         &self,
         calls: u64,

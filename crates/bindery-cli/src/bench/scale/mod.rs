@@ -1,9 +1,9 @@
 //! `bindery bench scale`: the cost of calls among many mappings of one address space, and of one
 //! object.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
-//! | `fixture` | a machine, and what one kind of call has cost |
+//! | `fixture` | a machine, and the cost of one kind of call |
 //! | `spaces` | many mappings in one address space |
 //! | `objects` | many mappings of one object |
 //! | `report` | the tables, and whether a row grows with the logarithm |
@@ -59,7 +59,7 @@ pub struct Arguments {
     quick: bool,
 }
 
-/// How many mappings there are, and how much memory that takes.
+/// The numbers of mappings, and the memory that they need.
 struct Extent {
     of_a_space: &'static [u64],
     of_an_object: &'static [u64],
@@ -77,7 +77,7 @@ const FULL: Extent = Extent {
     memory: 768 * MIB,
 };
 
-/// What one kind of call has cost among few mappings, more, and many.
+/// The cost of one kind of call among few, more, and many mappings.
 #[derive(Serialize)]
 struct Row {
     /// "space" or "object".
@@ -86,7 +86,7 @@ struct Row {
     samples: Vec<Sample>,
     /// Steps of a call among the most mappings, divided by those among the fewest.
     growth: f64,
-    /// By how much a logarithm grows.
+    /// The growth of a logarithm.
     logarithm: f64,
     /// Whether `growth` is at most twice that.
     logarithmic: bool,
@@ -102,10 +102,10 @@ struct Document<'a> {
     results: &'a [Row],
 }
 
-/// Runs what the arguments ask for.
+/// Runs the measurements of the arguments.
 ///
 /// # Errors
-/// What to tell the user: a call that failed, or one whose steps grow faster than a logarithm.
+/// The message for the user: a call that failed, or one whose steps grow faster than a logarithm.
 pub fn run(arguments: &Arguments) -> Result<(), String> {
     let file = arguments.json.as_deref().map(JsonFile::create).transpose()?;
     let extent = if arguments.quick { QUICK } else { FULL };
@@ -127,7 +127,7 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     }
 }
 
-/// All calls, to be made on an architecture that is known by name.
+/// All calls, to be made on an architecture known by name.
 struct Run {
     extent: Extent,
 }

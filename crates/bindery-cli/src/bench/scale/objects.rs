@@ -71,6 +71,6 @@ fn map<'m, A: Walk>(
 }
 
 fn write<A: Walk>(space: &AddressSpace<'_, Machine<A>>, number: u64) -> Result<(), Error> {
-    // Memory is what there may be too little of.
+    // Only memory can be insufficient.
     space.fault(at(number), Access::Write).map_err(|_| Error::OutOfMemory).map(|_| ())
 }

@@ -24,7 +24,7 @@ pub fn measure<A: Walk>(count: u64, bytes: u64) -> Result<Vec<(&'static str, Sam
         space.mmap(&request).map(|_| ())
     })?;
     let fault = each(&|number| {
-        // Memory is what there may be too little of.
+        // Only memory can be insufficient.
         space.fault(at(number), Access::Write).map_err(|_| Error::OutOfMemory).map(|_| ())
     })?;
     let fork = fixture.measure_fork(count)?;

@@ -1,4 +1,4 @@
-//! What programs do: loads, stores, fetches, `fork`.
+//! Actions of programs: loads, stores, fetches, `fork`.
 
 use bindery::Operation;
 use bindery::addr::{PAGE_SIZE, VirtAddr};
@@ -52,7 +52,7 @@ impl<A: Walk> Fixture<'_, A> {
         Ok((call, outcome))
     }
 
-    /// Zeroes, as many as are to be read.
+    /// A buffer of zeroes for a read.
     pub(super) fn buffer(&self, length: &Value) -> Result<Vec<u8>, Stop> {
         let bytes = self.number(length)?;
         if bytes > MOST_BYTES {
@@ -63,7 +63,7 @@ impl<A: Walk> Fixture<'_, A> {
         Ok(vec![0; bytes as usize])
     }
 
-    /// Eight bytes for each of the values, and how they are shown.
+    /// Eight bytes for each of the values, and their text.
     pub(super) fn words(&self, values: &[Value]) -> Result<(Vec<u8>, String), Stop> {
         let values: Result<Vec<u64>, Stop> =
             values.iter().map(|value| self.number(value)).collect();
@@ -72,7 +72,7 @@ impl<A: Walk> Fixture<'_, A> {
         Ok((values.into_iter().flat_map(u64::to_ne_bytes).collect(), shown.join(", ")))
     }
 
-    /// What `mincore` has written to its vector.
+    /// The vector that `mincore` has written.
     pub(super) fn residence(&self, index: usize, raw: [u64; 6]) -> Outcome {
         let [_, length, vector, ..] = raw;
         let pages = length.div_ceil(PAGE_SIZE).min(MOST_BYTES);
@@ -91,7 +91,7 @@ impl<A: Walk> Fixture<'_, A> {
                 self.add_process(child, space, files);
                 Outcome::Done
             }
-            // As `clone(2)`: whatever is missing, it is memory.
+            // Like `clone(2)`: any missing resource is memory.
             Err(error) => Outcome::Failure(Failure::of_errno(error.errno(Operation::Mmap))),
         };
         if outcome != Outcome::Done {

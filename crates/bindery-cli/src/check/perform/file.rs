@@ -1,4 +1,4 @@
-//! What is done to shared memory and files.
+//! Actions on shared memory and files.
 
 use bindery::{Errno, FileAccess, Object, Operation, Pager};
 use bindery_hosted::{Machine, Walk};
@@ -37,7 +37,7 @@ impl<'m, A: Walk> Fixture<'m, A> {
             FileAction::Open { name, file, access } => {
                 let (file, shown) = self.file(index, file)?;
                 let call = format!("open({name:?}, {shown}, {})", name_of(FILE_ACCESSES, access));
-                // The user of a script owns what it makes.
+                // The user of a script owns the files that it creates.
                 let access = *access | FileAccess::OWNER;
                 let opened = file.map(|file| Open { access, ..file });
                 Ok((call, self.opened(index, name, opened.ok_or(Errno::EBADF), line)))
@@ -52,7 +52,7 @@ impl<'m, A: Walk> Fixture<'m, A> {
         }
     }
 
-    /// What takes an open file and leaves it open.
+    /// Runs an action that leaves the file open.
     fn on_open_file(
         &self,
         index: usize,
@@ -106,7 +106,7 @@ impl<'m, A: Walk> Fixture<'m, A> {
         }
     }
 
-    /// The open file, if the process has it, and how it is shown.
+    /// The open file, if the process has it, and its text.
     fn file(&self, index: usize, file: &File) -> Result<(Option<Open<'m, A>>, String), Stop> {
         let (descriptor, shown) = self.descriptor(file)?;
         Ok((self.process(index).files.get(&descriptor).cloned(), shown))
@@ -119,7 +119,7 @@ impl<'m, A: Walk> Fixture<'m, A> {
         self.memory.file(disk, number, size).map_err(|error| error.errno(Operation::Object))
     }
 
-    /// An object is there, or is not: it is opened under its name.
+    /// Opens a new object under its name, or records why it is missing.
     fn made(
         &mut self,
         index: usize,
@@ -158,7 +158,7 @@ fn failed(errno: Errno) -> Outcome {
     Outcome::Failure(Failure::of_errno(errno))
 }
 
-/// What a call makes of an open file, if there is one.
+/// The result of a call on an open file, if it exists.
 fn made_of<'m, A: Walk>(
     file: Option<Open<'m, A>>,
     call: impl FnOnce(&Open<'m, A>) -> i64,
@@ -167,7 +167,7 @@ fn made_of<'m, A: Walk>(
     result.map_or(failed(Errno::EBADF), |result| Outcome::of_call(result, Style::Decimal))
 }
 
-/// What is wanted of a file.
+/// The form in which a file is read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Reading {
     /// Eight bytes, as a number.

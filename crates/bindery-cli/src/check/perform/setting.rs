@@ -1,4 +1,4 @@
-//! What is set for processes and for the machine.
+//! Settings of processes and of the machine.
 
 use bindery::addr::{Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr};
 use bindery::{FolioPolicy, SizeMode};
@@ -74,7 +74,7 @@ impl<A: Walk> Fixture<'_, A> {
         }
     }
 
-    /// Lets first touches take folios of this order, whatever the memory is.
+    /// Allows first touches folios of this order, for all kinds of memory.
     pub fn use_folios(&self, order: u8) {
         for (_, kind) in FOLIO_KINDS {
             self.policy(*kind).set(Order(order), SizeMode::Always);

@@ -26,7 +26,7 @@ struct Parts<'p> {
 }
 
 impl<'p> Parts<'p> {
-    /// The next part, which the grammar demands.
+    /// The next part, which the grammar requires.
     fn next(&mut self) -> Result<Pair<'p, Rule>, Mistake> {
         self.pairs.next().ok_or_else(|| Mistake::new(self.place, "something is missing here"))
     }
@@ -39,7 +39,7 @@ impl<'p> Parts<'p> {
 }
 
 impl Reader<'_> {
-    /// What is done, and what is expected of it.
+    /// The action, and its expectation.
     pub fn action(
         &mut self,
         pair: Pair<'_, Rule>,
@@ -50,7 +50,7 @@ impl Reader<'_> {
                 expectation = Some(self.expectation(part)?);
                 continue;
             }
-            // Those that have expectations of their own.
+            // Actions with expectations of their own.
             let own = part.clone().into_inner().find(|inner| {
                 matches!(inner.as_rule(), Rule::seals_expectation | Rule::counts_expectation)
             });
@@ -102,7 +102,7 @@ impl Reader<'_> {
             && !raw
             && let [_, _, _, Argument::Words(_, flags)] = &mut *arguments
         {
-            // No file is named, so none is meant.
+            // Without a file, the mapping is anonymous.
             *flags |= ANONYMOUS;
         }
         Ok(Action::Call(SystemCall { call, arguments }))

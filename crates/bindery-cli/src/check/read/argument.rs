@@ -10,7 +10,7 @@ use crate::check::script::{Argument, File, Process};
 use crate::check::syntax::Rule;
 use crate::check::words::{self, Unknown, Vocabulary, choose};
 
-/// What is wrong with a part of an argument, before its place is known.
+/// An error in a part of an argument, before its place is known.
 enum Wrong {
     Word(Unknown),
     Number(Mistake),
@@ -89,7 +89,7 @@ impl Reader<'_> {
         }
     }
 
-    /// The argument of a call, by what the grammar says that it is.
+    /// The argument of a call, by its kind in the grammar.
     pub fn argument(&self, pair: &Pair<'_, Rule>) -> Result<Argument, Mistake> {
         let flags =
             |vocabulary| self.words(pair, vocabulary).map(|bits| Argument::Words(vocabulary, bits));

@@ -1,4 +1,4 @@
-//! What a statement expects.
+//! The expectation of a statement.
 
 use pest::iterators::Pair;
 
@@ -58,7 +58,7 @@ impl Reader<'_> {
     }
 }
 
-/// The argument of `expect …`, without its wrappings.
+/// The argument of `expect …`, without its wrappers.
 fn innermost(pair: Pair<'_, Rule>) -> Option<Pair<'_, Rule>> {
     let inner = pair.into_inner().next()?;
     if inner.as_rule() == Rule::outcome { inner.into_inner().next() } else { Some(inner) }

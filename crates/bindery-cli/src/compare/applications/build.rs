@@ -1,4 +1,4 @@
-//! The applications, built as static programs when something that they are made from has changed.
+//! Builds the applications as static programs when one of their inputs has changed.
 //!
 //! Libraries and sources are Debian's. They are fetched with apt-get, which checks them against
 //! Debian's signed index, and unpacked under `target/guest`; nothing is installed.
@@ -19,7 +19,7 @@ const WRAPPED: [&str; 7] = ["main", "socket", "bind", "listen", "accept", "accep
 /// The files of the interpreter.
 const QUICKJS: [&str; 5] = ["quickjs.c", "libregexp.c", "libunicode.c", "cutils.c", "dtoa.c"];
 
-/// The suites with the sources: that of Debian 12 does not have every program.
+/// The suites of the sources: that of Debian 12 lacks some programs.
 const REDIS_SUITE: &str = "bookworm";
 const QUICKJS_SUITE: &str = "sid";
 
@@ -31,16 +31,15 @@ pub fn directory() -> Result<PathBuf, Problem> {
 /// The program that runs the others with a swap device.
 ///
 /// # Errors
-/// As [`build`].
+/// As for [`build`].
 pub fn runner(architecture: Architecture) -> Result<PathBuf, Problem> {
     programs::build(architecture, &directory()?.join("run.c"))
 }
 
-/// Builds an application, unless it is there and newer than all that it is made from; `None` for a
-/// script.
+/// Builds an application, unless it exists and is newer than all its inputs; `None` for a script.
 ///
 /// # Errors
-/// A compiler is missing, something cannot be fetched, or the program does not compile.
+/// If a compiler is missing, an input cannot be fetched, or the program does not compile.
 pub fn build(
     architecture: Architecture,
     application: &Application,
@@ -75,7 +74,7 @@ pub fn build(
     Ok(Some(built))
 }
 
-/// A compiler with a static glibc, which Debian's libraries are made for.
+/// A compiler with a static glibc, which Debian's libraries require.
 fn compiler(architecture: Architecture) -> Result<Command, Problem> {
     let requirement = Requirement::GlibcCompiler(architecture);
     requirement.demand()?;

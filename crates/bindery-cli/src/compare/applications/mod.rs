@@ -1,12 +1,12 @@
-//! `bindery compare applications`: programs that people know, in memory that is too small for them.
+//! `bindery compare applications`: well-known programs, in memory that is too small for them.
 //!
 //! Nothing is counted. An answer must be the same in much memory, in too little, and on Linux.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
 //! | `suite` | the applications, and their memory |
 //! | `build` | the applications, built |
-//! | `run` | one run, and what it has told |
+//! | `run` | one run, and its report |
 //! | `report` | a line for each application, and the verdict |
 
 mod build;
@@ -80,21 +80,21 @@ pub struct Arguments {
 /// The memory that is enough, in bytes.
 const AMPLE: u64 = 256 * MIB;
 
-/// How much more memory Linux gets, in bytes: what it needs for itself.
+/// The extra memory of Linux, in bytes: its own needs.
 const MORE_FOR_LINUX: u64 = 64 * MIB;
 
-/// Entries of the initial file system begin at multiples of so many bytes; the last one's name ends
-/// with one byte of zero.
+/// The alignment of entries of the initial file system, in bytes; the last one's name ends with a
+/// zero byte.
 const CPIO_ALIGNMENT: usize = 4;
 
 /// A machine that takes longer hangs.
 const TIMEOUT: Duration = Duration::from_secs(10 * 60);
 
-/// Runs what the arguments ask for, and prints a line for each application.
+/// Runs the applications of the arguments, and prints a line for each.
 ///
 /// # Errors
-/// Something is missing, an answer is wrong, or memory was not short. The other applications have
-/// been run.
+/// If a requirement is missing, an answer is wrong, or memory was not short. The other applications
+/// have been run.
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
     let architectures = match &*arguments.arch {
         [] => Architecture::ALL.to_vec(),
@@ -129,7 +129,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
     }
 }
 
-/// All that the machines of one architecture have in common.
+/// The common parts of all machines of one architecture.
 struct Bench {
     architecture: Architecture,
     busybox: PathBuf,
@@ -185,7 +185,7 @@ impl Bench {
         }
         let options = [&guests::CALM[..], &[("check", "exit"), ("env", "PATH=/bin")]].concat();
         let mut machine = guests::machine(self.architecture, kernel, files, &options)?;
-        // Filled up to whole steps, it would take memory that is to be scarce by a few MiB.
+        // Padding to whole steps would take a few MiB of memory that must be scarce.
         let last = machine.initramfs.iter().rposition(|byte| *byte != 0).unwrap_or(0);
         let end = (last + 2).next_multiple_of(CPIO_ALIGNMENT);
         machine.initramfs.truncate(end);

@@ -1,4 +1,4 @@
-//! What the runs of one application come to: a line, and what is wrong with it.
+//! The result of one application's runs: a line, and its errors.
 
 use bindery_cli::guest::Problem;
 
@@ -6,13 +6,13 @@ use super::run::Told;
 use super::suite::Application;
 use crate::output::thousands;
 
-/// One application in swap must have at least one part in so many of its memory.
+/// The minimum part of an application's memory that must have been in swap: one in this number.
 const LEAST_IN_SWAP: u64 = 3;
 
 /// The runs of one application.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Runs {
-    /// In much memory, on our kernel.
+    /// In ample memory, on our kernel.
     pub ample: Told,
     /// In too little, on our kernel.
     pub short: Told,
@@ -20,7 +20,7 @@ pub struct Runs {
     pub linux: Option<Told>,
 }
 
-/// The head of the lines.
+/// The heading of the lines.
 pub const HEAD: &str = "\
                          memory, MiB       in swap        pages     pages     pages on Linux
 application         machine      used  at most, MiB         out        in       out        in  \
@@ -47,10 +47,10 @@ impl Runs {
         )
     }
 
-    /// What the runs must fulfil.
+    /// Checks the runs.
     ///
     /// # Errors
-    /// An answer is another one than on Linux, or memory was not short.
+    /// If an answer differs from Linux's, or memory was not short.
     pub fn verdict(&self, application: &Application) -> Result<(), Problem> {
         let Self { ample, short, linux } = self;
         let fails = |what: String| Err(Problem::Failed(format!("{}: {what}", application.name)));

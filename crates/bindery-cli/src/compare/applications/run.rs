@@ -1,4 +1,4 @@
-//! One run of an application: the script that makes it, and what its console tells.
+//! One run of an application: its script, and the report on its console.
 
 use bindery_cli::guest::Problem;
 
@@ -8,20 +8,20 @@ use super::suite::{Application, Build};
 /// The size of the swap device in MiB: more than any application needs.
 const SWAP: u64 = 256;
 
-/// What a machine has told.
+/// The report of a machine.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Told {
-    /// The kernel, as it names itself.
+    /// The kernel's own name.
     pub kernel: String,
     /// The application's answer.
     pub answer: String,
-    /// The memory that was in use at most, beyond what was in use before, in KiB.
+    /// The maximum memory in use beyond that before the run, in KiB.
     pub memory: u64,
-    /// The swap space that was in use at most, in KiB.
+    /// The maximum swap space in use, in KiB.
     pub swap: u64,
-    /// Pages that went to swap.
+    /// Pages swapped out.
     pub out: u64,
-    /// Pages that came back.
+    /// Pages swapped in.
     pub into_memory: u64,
 }
 
@@ -47,7 +47,7 @@ pub fn script(application: &Application) -> String {
 /// Reads the console of a machine that ran [`script`].
 ///
 /// # Errors
-/// The application failed, or did not come to its end.
+/// If the application failed, or did not end.
 pub fn judge(console: &str) -> Result<Told, Problem> {
     let (mut kernel, mut succeeded) = (None, false);
     for line in told(console) {

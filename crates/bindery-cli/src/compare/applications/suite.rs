@@ -1,12 +1,12 @@
 //! The applications: their sources under `programs/applications`, their work, and the memory that
 //! is too small for it.
 
-/// How a program is made.
+/// The build of a program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Build {
     /// A script for BusyBox.
     Script,
-    /// A C file, alone.
+    /// A single C file.
     C,
     /// A C file, with a static library from one of Debian's packages.
     Library {
@@ -23,16 +23,16 @@ pub enum Build {
     Redis,
 }
 
-/// A program that is run in much memory, and in too little.
+/// A program that is run in ample memory, and in too little.
 #[derive(PartialEq, Eq, Debug)]
 pub struct Application {
-    /// As users type it; also the name of its source, without the ending.
+    /// Its name for users, and of its source, without the ending.
     pub name: &'static str,
-    /// How it is made.
+    /// Its build.
     pub build: Build,
     /// A file beside the source that it reads, as the first argument.
     pub reads: Option<&'static str>,
-    /// Its further arguments: how much work it has.
+    /// Its further arguments: the amount of work.
     pub arguments: &'static [&'static str],
     /// The memory that is too small, in MiB.
     pub memory: u64,
@@ -60,7 +60,7 @@ impl Application {
     }
 }
 
-/// All, in the order in which they are shown.
+/// All applications, in display order.
 pub static APPLICATIONS: [Application; 7] = [
     Application {
         name: "sort",

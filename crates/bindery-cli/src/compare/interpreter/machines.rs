@@ -22,7 +22,7 @@ pub const WORKLOAD: &str = "random";
 /// The number of the phase in `programs/include/mark.h`.
 const PHASE_STEP: u16 = 160;
 
-/// All that the machines of one architecture have in common.
+/// The common parts of all machines of one architecture.
 #[derive(Debug)]
 pub struct Bench {
     pub architecture: Architecture,
@@ -32,7 +32,7 @@ pub struct Bench {
     pub program: PathBuf,
 }
 
-/// A step as it was executed.
+/// An executed step.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Executed {
     /// 0 or more, `-errno`, or `-(1000 + signal)`.
@@ -43,16 +43,16 @@ pub struct Executed {
 /// The steps of each program on one kernel, in the order of the programs.
 #[derive(Clone, Debug)]
 pub struct Measured {
-    /// The kernel, as it names itself.
+    /// The kernel's own name.
     pub kernel: String,
     pub programs: Vec<Vec<Executed>>,
 }
 
 impl Bench {
-    /// Boots the kernel, runs the programs, and counts; or finds what was counted before.
+    /// Boots the kernel, runs the programs, and counts; or reads the counts from the cache.
     ///
     /// # Errors
-    /// QEMU does not start, the kernel dies, or a program does not come to its end.
+    /// If QEMU does not start, the kernel dies, or a program does not end.
     pub fn measure(&self, kernel: &Kernel, programs: &[Program]) -> Result<Measured, Problem> {
         let directory = guests::temporary_directory()?;
         let counts = directory.path().join("counts");
@@ -71,11 +71,11 @@ impl Bench {
         Ok(measured)
     }
 
-    /// Runs one program and counts each of the kernel's instructions in one of its steps: lines of an
-    /// address and a number.
+    /// Runs one program and counts each of the kernel's instructions in one of its steps: lines of
+    /// an address and a number.
     ///
     /// # Errors
-    /// As [`Self::measure`].
+    /// As for [`Self::measure`].
     pub fn profile(
         &self,
         kernel: &Kernel,
@@ -95,7 +95,7 @@ impl Bench {
         fs::read_to_string(&profile).map_err(|error| Problem::io("read", &profile, &error))
     }
 
-    /// Runs a machine to its end: the name of its kernel, and the programs' results.
+    /// Runs a machine to its end: returns the name of its kernel, and the programs' results.
     fn run(&self, machine: &Machine, programs: &[Program]) -> Result<(String, String), Problem> {
         let seeds = match programs {
             [only] => format!("seed {}", only.seed),

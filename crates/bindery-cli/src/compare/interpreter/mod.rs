@@ -4,7 +4,7 @@
 //! | file | contents |
 //! |---|---|
 //! | `step` | one call or access, and its class |
-//! | `machines` | several programs in one machine, and what was counted |
+//! | `machines` | several programs in one machine, and their counts |
 
 pub mod machines;
 pub mod step;
@@ -18,7 +18,7 @@ use crate::size::FolioSize;
 use machines::{Bench, Measured};
 use step::Step;
 
-/// Programs in a machine: booting one takes as long as some of them.
+/// Programs in a machine: booting takes as long as several of them.
 const BATCH: usize = 20;
 
 /// Steps of a program, and the size of the folios that its first touches get.
@@ -30,7 +30,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// The file that `programs/workloads/random.c` reads.
+    /// The input file of `programs/workloads/random.c`.
     pub fn text(&self) -> String {
         let mut text = String::new();
         self.steps.iter().for_each(|step| step.write(&mut text));
@@ -41,7 +41,7 @@ impl Program {
 /// Debian's newest Linux, with a swap device.
 ///
 /// # Errors
-/// It cannot be fetched.
+/// If it cannot be fetched.
 pub fn linux(architecture: Architecture) -> Result<Kernel, Problem> {
     Ok(Kernel::Linux {
         image: linux::newest(architecture)?,
@@ -50,10 +50,10 @@ pub fn linux(architecture: Architecture) -> Result<Kernel, Problem> {
     })
 }
 
-/// Builds what both kernels need; the second value is the C library in the programs.
+/// Builds the inputs of both kernels; the second value is the C library in the programs.
 ///
 /// # Errors
-/// QEMU or a compiler is missing.
+/// If QEMU or a compiler is missing.
 pub fn prepare(architecture: Architecture) -> Result<(Bench, String), Problem> {
     let emulator = Emulator::installed(architecture)?;
     let workload = programs::build(architecture, machines::WORKLOAD)?;
@@ -70,7 +70,7 @@ pub fn prepare(architecture: Architecture) -> Result<(Bench, String), Problem> {
 /// Runs all programs on both kernels, several machines at a time.
 ///
 /// # Errors
-/// A machine failed.
+/// If a machine failed.
 pub fn measure(
     bench: &Bench,
     kernels: [&Kernel; 2],

@@ -11,13 +11,13 @@ use crate::size::{KIB, MIB};
 pub struct Step {
     /// The process that makes it.
     pub process: usize,
-    /// The operation, as `programs/workloads/random.c` calls it.
+    /// The operation, by its letter in `programs/workloads/random.c`.
     pub operation: char,
     /// Its numbers.
     pub arguments: [u64; 6],
-    /// The class that it is counted in.
+    /// The class in which it is counted.
     pub class: Class,
-    /// Its size and what is special about it.
+    /// Its size and special properties.
     pub detail: String,
 }
 
@@ -33,7 +33,7 @@ impl Step {
     }
 }
 
-/// An operation on memory of one kind: what the list of dearer operations names.
+/// An operation on memory of one kind: an entry of the list of dearer operations.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 pub struct Class {
     /// The call or the access.
@@ -51,7 +51,7 @@ impl fmt::Display for Class {
     }
 }
 
-/// A size in bytes, as short as it can be said.
+/// A size in bytes, in the shortest form.
 pub fn size(bytes: u64) -> String {
     match bytes {
         _ if bytes.is_multiple_of(MIB) => format!("{} MiB", bytes / MIB),

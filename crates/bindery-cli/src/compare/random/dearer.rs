@@ -1,17 +1,17 @@
-//! Operations that are known to be dearer than on Linux, and why.
+//! Operations that are known to be dearer than on Linux, with the reasons.
 
-/// An operation that may take up to so many times Linux's instructions.
+/// An operation that may take up to this multiple of Linux's instructions.
 #[derive(Clone, Copy, Debug)]
 struct Known {
     /// The operation of the class.
     operation: &'static str,
-    /// The most that was seen, and 2 %.
+    /// The maximum seen, plus 2 %.
     up_to: f64,
     /// The causes.
     reasons: &'static [&'static str],
 }
 
-/// The reasons for an operation's ratio, where it is known.
+/// The reasons for an operation's ratio, if known.
 pub fn reason(operation: &str, ratio: f64) -> Option<String> {
     let fits = |known: &&Known| known.operation == operation && ratio <= known.up_to;
     KNOWN.iter().find(fits).map(|known| known.reasons.join("; "))
@@ -30,7 +30,7 @@ const COPIES: &str =
     "base pages of private copies are unmapped one at a time, at 440 instructions each";
 const FAILS: &str = "the call fails on both kernels; ours has set its locks up by then";
 
-/// All that is known, from 300 programs on each architecture. The causes are from profiles
+/// All known operations, from 300 programs on each architecture. The causes are from profiles
 /// (`--profile`) of the dearest steps.
 const KNOWN: &[Known] = &[
     Known {

@@ -1,4 +1,4 @@
-//! Programs at random: a seed makes a list of steps, with folios of one size.
+//! Random programs: a seed determines a list of steps, with folios of one size.
 //!
 //! Each process has areas of memory in slots of 1 GiB. The grammar knows what is mapped, so most
 //! steps are calls that succeed; the state that it does not know (whether a page is in swap,
@@ -31,7 +31,8 @@ const FILES: usize = 4;
 /// The first address of slot 0.
 const BASE: u64 = 64 * GIB;
 const SLOTS: u64 = 24;
-/// The most pages that a program touches in an area: more would take the machine minutes.
+/// The maximum number of bytes that a program touches in an area: more would take the machine
+/// minutes.
 const MOST: u64 = 16 * MIB;
 
 /// Kinds of memory.
@@ -62,7 +63,7 @@ struct Area {
     start: u64,
     length: u64,
     kind: Kind,
-    /// Something was written to it.
+    /// It was written to.
     touched: bool,
     /// A userfaultfd of its process serves it.
     served: bool,
@@ -73,14 +74,14 @@ struct Process {
     alive: bool,
     parent: usize,
     areas: Vec<Area>,
-    /// Slots that were used: none is used twice, so that addresses tell mappings apart.
+    /// Slots used so far: none is used twice, so that addresses distinguish mappings.
     slots: u64,
 }
 
 struct Grammar {
     rng: Rng,
     processes: [Process; PROCESSES],
-    /// The sizes of the files; 0 for one that is not there.
+    /// The sizes of the files; 0 for a file that does not exist.
     files: [u64; FILES],
     steps: Vec<Step>,
 }
@@ -106,12 +107,12 @@ impl Grammar {
         self.steps.push(Step { process, operation, arguments: all, class, detail });
     }
 
-    /// Sizes of each magnitude are as likely.
+    /// Each magnitude is equally likely.
     fn any_size(&mut self, most: u64) -> u64 {
         let pages = most / PAGE;
         let bits = self.rng.below(u64::from(pages.ilog2()) + 1);
         let pages = ((1 << bits) + self.rng.below(1 << bits)).min(pages);
-        // Round sizes are what programs ask for.
+        // Programs mostly ask for round sizes.
         let pages = if self.rng.once_in(2) { 1 << bits } else { pages };
         pages * PAGE
     }
@@ -137,7 +138,7 @@ impl Grammar {
         Some(BASE + slot * GIB + offset)
     }
 
-    /// An area of the process, by its place in the list.
+    /// An area of the process, by its index in the list.
     fn area(&mut self, process: usize) -> Option<usize> {
         match self.processes[process].areas.len() {
             0 => None,
@@ -153,7 +154,7 @@ impl Grammar {
         }
         let part = self.any_size(length);
         let offset = self.rng.below((length - part) / PAGE + 1) * PAGE;
-        // As programs do it: at a multiple of the size where that fits.
+        // Like in programs: at a multiple of the size if that fits.
         let aligned = offset / part.next_power_of_two() * part.next_power_of_two();
         let offset = if self.rng.once_in(2) { aligned } else { offset };
         Part { start: start + offset, length: part, kind }
@@ -209,7 +210,7 @@ impl Grammar {
         if let Kind::File(number) | Kind::PrivateFile(number) = kind {
             file = number as u64 + 1;
             if self.files[number] < length {
-                // The files of all processes are the first one's, made before any fork.
+                // The first process makes the files of all processes, before any fork.
                 let Some(grown) = self.grow(process, number, length) else { return };
                 self.files[number] = grown;
             }
@@ -230,8 +231,7 @@ impl Grammar {
         }
     }
 
-    /// Makes a file, or a larger one of it. None where other processes are there that would not have
-    /// it.
+    /// Creates a file, or a larger one. None if other processes exist that would not have it.
     fn grow(&mut self, process: usize, number: usize, length: u64) -> Option<u64> {
         let class = |operation| Class { operation, memory: "" };
         if self.files[number] > 0 {
@@ -311,7 +311,7 @@ impl Grammar {
         let Some(area) = self.area(process) else { return };
         let Area { start, length, kind, .. } = self.processes[process].areas[area];
         if self.rng.once_in(4) {
-            // Grows or shrinks where it is.
+            // Grows or shrinks in place.
             let new = self.any_size(MOST);
             let grows = matches!(kind, Kind::Private) || new < length;
             if new == length || !grows {
@@ -326,7 +326,7 @@ impl Grammar {
         }
         let Some(mut to) = self.new_place(process) else { return };
         if self.rng.once_in(2) {
-            // As far from a multiple of 2 MiB as before: tables can move.
+            // At the same offset from a multiple of 2 MiB as before: tables can move.
             to = to / (2 * MIB) * (2 * MIB) + start % (2 * MIB);
         }
         let class = Class { operation: "mremap, moved", memory: kind.name() };
@@ -374,7 +374,7 @@ impl Grammar {
             Class { operation, memory: kind.name() },
             size(length),
         );
-        // Of one that has a hole, no call says all.
+        // No call covers all of an area with a hole.
         self.processes[process].areas.remove(area);
     }
 
@@ -390,7 +390,7 @@ impl Grammar {
         self.processes[child] = Process { alive: true, parent: process, areas, slots };
     }
 
-    /// Ends a process that has no children, by its parent.
+    /// Ends a process without children, from its parent.
     fn exit(&mut self) {
         let has_children = |parent: usize| {
             self.processes.iter().enumerate().any(|(child, process)| {
@@ -451,7 +451,7 @@ impl Grammar {
         }
     }
 
-    /// The first process alone, so that no fork leaves a child with a userfaultfd of its parent's.
+    /// Only for the first process, so that no fork leaves a child with a userfaultfd of its parent.
     fn userfault(&mut self, process: usize) {
         const MISSING: u64 = 1;
         const WRITE_PROTECT: u64 = 2;

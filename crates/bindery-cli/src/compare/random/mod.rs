@@ -1,10 +1,10 @@
-//! `bindery compare random`: programs that no author chose, on both kernels.
+//! `bindery compare random`: random programs on both kernels.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
 //! | `grammar` | programs at random |
 //! | `report` | both kernels side by side, dearest against Linux first |
-//! | `dearer` | operations that are known to be dearer, and why |
+//! | `dearer` | operations that are known to be dearer, with the reasons |
 
 mod dearer;
 pub mod grammar;
@@ -73,7 +73,7 @@ pub struct Arguments {
     json: Option<PathBuf>,
 }
 
-/// All steps, for programs.
+/// All steps, in machine-readable form.
 #[derive(Serialize)]
 struct Document {
     bindery: &'static str,
@@ -82,10 +82,10 @@ struct Document {
     steps: Vec<Line>,
 }
 
-/// Runs what the arguments ask for.
+/// Runs the comparison of the arguments.
 ///
 /// # Errors
-/// Something is missing, or a machine failed.
+/// If a requirement is missing, or a machine failed.
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
     let architectures = match &*arguments.arch {
         [] => Architecture::ALL.to_vec(),
@@ -116,7 +116,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
     Ok(if unexplained == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Shows where our kernel's instructions of one step go.
+/// Shows the instructions of our kernel in one step, by function.
 fn profile(
     program: &Program,
     step: usize,

@@ -12,9 +12,9 @@ use super::super::interpreter::step::Class;
 use super::dearer;
 use crate::output::thousands;
 
-/// A step that takes more than so many times Linux's instructions is dearer.
+/// A step is dearer if it takes more than this multiple of Linux's instructions.
 pub const DEARER: f64 = 1.1;
-/// Steps of fewer instructions on both kernels are no work of a kernel's.
+/// Steps with fewer instructions on both kernels have no work for a kernel.
 const LEAST: u64 = 100;
 
 /// A step on both kernels.
@@ -22,14 +22,14 @@ const LEAST: u64 = 100;
 pub struct Line {
     pub architecture: String,
     pub seed: u64,
-    /// Its place in the program.
+    /// Its index in the program.
     pub step: usize,
     pub class: Class,
     pub detail: String,
     pub folio_bytes: u64,
     /// Our instructions divided by Linux's.
     pub ratio: f64,
-    /// Why it is dearer, where it is and that is known.
+    /// The reason why it is dearer, if it is and the reason is known.
     pub reason: Option<String>,
     pub bindery_result: i64,
     pub linux_result: i64,
@@ -68,12 +68,12 @@ impl Line {
         })
     }
 
-    /// Whether both kernels have done the same.
+    /// Whether both kernels have the same result.
     pub fn agrees(&self) -> bool {
         self.bindery_result == self.linux_result
     }
 
-    /// Whether it is dearer than on Linux, for no reason that is known.
+    /// Whether it is dearer than on Linux for an unknown reason.
     pub fn is_unexplained(&self) -> bool {
         self.agrees() && self.ratio > DEARER && self.reason.is_none()
     }
@@ -155,7 +155,7 @@ fn classes<'a>(lines: impl Iterator<Item = &'a Line>) -> Vec<(Class, Sum)> {
     sums
 }
 
-/// How many steps there are, and how many are dearer.
+/// The numbers of all steps and of dearer ones.
 pub fn conclusion(lines: &[Line]) -> String {
     let agreeing = lines.iter().filter(|line| line.agrees()).count();
     let differing = lines.len() - agreeing;

@@ -7,7 +7,7 @@ use crate::size::{GIB, KIB, MIB};
 #[derive(Clone, Debug)]
 pub struct Case {
     pub steps: Vec<Step>,
-    /// The operation that each step is part of.
+    /// The operation of each step.
     pub names: Vec<Option<&'static str>>,
 }
 
@@ -21,7 +21,7 @@ const SHARED: u64 = 0x31;
 const PRIVATE_FILE: u64 = 0x12;
 const SHARED_FILE: u64 = 0x11;
 const READ_WRITE: u64 = 3;
-/// So often is each operation repeated: the first ones find nothing warm.
+/// The repetitions of each operation: the first ones find nothing warm.
 const ROUNDS: usize = 8;
 
 #[derive(Default)]
@@ -37,7 +37,7 @@ impl Builder {
         self
     }
 
-    /// The last step is part of this operation.
+    /// Makes the last step part of this operation.
     fn is(&mut self, name: &'static str) -> &mut Self {
         if let Some(last) = self.1.last_mut() {
             *last = Some(name);
@@ -77,7 +77,7 @@ const FREE: u64 = 8;
 const COLD: u64 = 20;
 const PAGEOUT: u64 = 21;
 
-/// A case of so many rounds.
+/// A case with repeated rounds.
 fn repeated(round: impl Fn(&mut Builder)) -> Case {
     let mut builder = Builder::default();
     for _ in 0..ROUNDS {
@@ -145,7 +145,7 @@ pub fn all() -> Vec<Case> {
     cases
 }
 
-/// A child has gone: its parent's pages are its own again.
+/// A child has exited: its parent's pages are exclusive again.
 fn reuse() -> Case {
     repeated(|case| {
         case.map(AT, MIB, PRIVATE).write(AT, MIB);
@@ -168,7 +168,7 @@ fn files() -> Case {
     case.done()
 }
 
-/// Shared memory goes to swap and comes back.
+/// Shared memory is swapped out and in.
 fn swapped_shared() -> Case {
     let mut case = Builder::default();
     case.map(AT, 16 * MIB, SHARED);
@@ -196,7 +196,7 @@ fn will_need() -> Case {
     case.done()
 }
 
-/// Pages that went out one by one come back here and there.
+/// Pages that were swapped out one by one are swapped in here and there.
 fn sparse_swap_in() -> Case {
     let mut case = Builder::default();
     const COUNT: u64 = 64;
@@ -210,7 +210,7 @@ fn sparse_swap_in() -> Case {
     case.done()
 }
 
-/// Pages whose content is like that of programs.
+/// Pages whose content resembles that of programs.
 fn realistic() -> Case {
     let mut case = Builder::default();
     case.map(AT, 4 * MIB, PRIVATE).step(0, 'W', &[AT, 4 * MIB, PAGE, 2]);
@@ -232,7 +232,7 @@ fn mixed() -> Case {
     case.done()
 }
 
-/// Pages that went out by calls of 4 KiB, of which few are wanted again.
+/// Pages that were swapped out by calls of 4 KiB, and mostly not wanted again.
 fn brought_back_here_and_there() -> Case {
     let mut case = Builder::default();
     case.map(AT, 8 * MIB, PRIVATE).step(0, 'W', &[AT, 8 * MIB, PAGE, 3]);
@@ -241,7 +241,7 @@ fn brought_back_here_and_there() -> Case {
     case.done()
 }
 
-/// Of what went out, every second 64 KiB come back.
+/// Every second 64 KiB of the swapped-out memory are swapped in.
 fn every_second_folio() -> Case {
     let mut case = Builder::default();
     case.map(AT, 8 * MIB, PRIVATE).step(0, 'W', &[AT, 8 * MIB, PAGE, 3]);
@@ -252,7 +252,7 @@ fn every_second_folio() -> Case {
     case.done()
 }
 
-/// What is in swap at a fork is read by the child.
+/// The child reads pages that were in swap at the fork.
 fn read_by_a_child() -> Case {
     let mut case = Builder::default();
     case.map(AT, 8 * MIB, PRIVATE).step(0, 'W', &[AT, 8 * MIB, PAGE, 3]);

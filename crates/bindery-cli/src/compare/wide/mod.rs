@@ -1,6 +1,6 @@
-//! `bindery compare wide`: every operation there is, beside Linux, dearest first.
+//! `bindery compare wide`: every operation compared with Linux, dearest first.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
 //! | `cases` | operations that no workload has |
 
@@ -51,7 +51,7 @@ pub struct Arguments {
     json: Option<PathBuf>,
 }
 
-/// Below so many instructions an operation is none: nothing of it was left to do for the kernel.
+/// An operation with fewer instructions is none: it left no work for the kernel.
 const LEAST: f64 = 100.0;
 
 /// An operation on both kernels.
@@ -66,10 +66,10 @@ struct Line {
     linux: f64,
 }
 
-/// Runs what the arguments ask for.
+/// Runs the comparison of the arguments.
 ///
 /// # Errors
-/// Something is missing, or a machine failed.
+/// If a requirement is missing, or a machine failed.
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
     let architectures = match &*arguments.arch {
         [] => Architecture::ALL.to_vec(),

@@ -1,7 +1,7 @@
-//! The machines of both kernels, with as many frames for programs.
+//! The machines of both kernels, with equal numbers of frames for programs.
 //!
-//! `MemAvailable` does not tell how many these are: a kernel subtracts what it would like to keep
-//! free, and uses it nevertheless. So a run of the workload counts the frames that hold its pages
+//! `MemAvailable` does not show this number: a kernel subtracts frames that it would like to keep
+//! free, but uses them nevertheless. So a run of the workload counts the frames that hold its pages
 //! while memory is short.
 
 use std::fs;
@@ -23,20 +23,20 @@ const FRAME: u64 = 4 * KIB;
 /// A machine that takes longer hangs.
 const TIMEOUT: Duration = Duration::from_secs(6 * 60 * 60);
 
-/// With so little difference between the frames of both kernels, the search ends.
+/// The search ends at this difference between the frames of both kernels.
 const CLOSE: u64 = 32;
 
-/// How many frames in a thousand one kernel may have more or less than the other. With a page more or
-/// less of memory, Linux's working set has a hundredth more or fewer frames by chance.
+/// The allowed difference between the kernels' frames, in thousandths. With a page more or less of
+/// memory, Linux's working set has a hundredth more or fewer frames by chance.
 const TOLERANCE: u64 = 10;
 
-/// How many machines are tried to find one with as many frames as another.
+/// The maximum number of machines tried to find one with a given number of frames.
 const TRIES: u32 = 8;
 
-/// How much memory a kernel is first supposed to need more than ours.
+/// The first guess of the extra memory that a kernel needs compared with ours.
 const SUPPOSED: u64 = 64 * MIB;
 
-/// All that the machines of one architecture have in common.
+/// The common parts of all machines of one architecture.
 pub struct Bench {
     pub architecture: Architecture,
     /// The version of QEMU.
@@ -45,10 +45,10 @@ pub struct Bench {
     pub program: PathBuf,
 }
 
-/// A kernel, the memory of its machine, and what it has told.
+/// A kernel, the memory of its machine, and its report.
 pub struct Booted {
     pub name: &'static str,
-    /// The version, as it says itself.
+    /// The version, as the kernel reports it.
     pub version: String,
     /// Bytes of its machine's memory.
     pub memory: u64,
@@ -58,10 +58,10 @@ pub struct Booted {
 }
 
 impl Bench {
-    /// A kernel in a machine of this much memory. The run tells how many frames that gives it.
+    /// A kernel in a machine of this much memory. The run reports its number of frames.
     ///
     /// # Errors
-    /// The run fails, or memory was never short.
+    /// If the run fails, or memory was never short.
     pub fn boot(
         &self,
         name: &'static str,
@@ -78,10 +78,10 @@ impl Bench {
         Ok(Booted { name, version, memory, frames: moved.frames, kernel })
     }
 
-    /// A kernel in a machine in which the run has as many frames as in another's.
+    /// A kernel in a machine in which the run has the same number of frames as in another's.
     ///
     /// # Errors
-    /// The run fails, or no such machine was found.
+    /// If the run fails, or no such machine was found.
     pub fn boot_like(
         &self,
         other: &Booted,
@@ -99,11 +99,11 @@ impl Bench {
         Ok(Booted { name, version, memory, frames, kernel })
     }
 
-    /// Makes all runs in one boot of the kernel; Linux makes them with each of its lists. Tells of
-    /// each what it has moved.
+    /// Makes all runs in one boot of the kernel; Linux makes them with each of its lists. Returns
+    /// the pages that each has moved.
     ///
     /// # Errors
-    /// QEMU does not start, the kernel dies, or the workload fails or finds wrong contents.
+    /// If QEMU does not start, the kernel dies, or the workload fails or finds wrong contents.
     pub fn measure(
         &self,
         booted: &Booted,
@@ -118,7 +118,7 @@ impl Bench {
         Ok(all.zip(told.moved).map(|((lists, run), moved)| (lists, run, moved)).collect())
     }
 
-    /// Makes the runs, or finds what the same machine has told before.
+    /// Makes the runs, or reads the report of the same machine from the cache.
     fn start(
         &self,
         name: &str,
@@ -159,18 +159,18 @@ impl Bench {
     }
 }
 
-/// The kernel's version, and what the only run has told.
+/// The kernel's version, and the report of the only run.
 fn first(told: Told) -> Result<(String, Moved), Problem> {
     let moved = told.moved.first().copied();
     let moved = moved.ok_or_else(|| Problem::Failed("the run has told nothing".to_owned()))?;
     Ok((told.kernel, moved))
 }
 
-/// The memory of a machine with about `wanted` frames, and how many it has. A kernel keeps a part of
-/// its memory that grows with it, so that several are tried, from `first` on.
+/// The memory of a machine with about `wanted` frames, and its number of frames. A kernel keeps a
+/// part of its memory that grows with it, so that several are tried, from `first` on.
 ///
 /// # Errors
-/// As those of `frames`, or no such memory was found.
+/// Those of `frames`, or if no such memory was found.
 fn fit(
     wanted: u64,
     first: u64,

@@ -1,14 +1,14 @@
-//! `bindery compare working-set`: a working set larger than memory, and how many pages each kernel
-//! moves between memory and its compressed swap device.
+//! `bindery compare working-set`: a working set larger than memory, and the number of pages that
+//! each kernel moves between memory and its compressed swap device.
 //!
-//! No plugin counts: each kernel tells the pages that it moved in `/proc/vmstat`. The machines' clock
-//! counts instructions, so a run moves the same pages every time, and the clock tells how many
-//! instructions it took. Each kernel makes all runs in one boot.
+//! No plugin counts: each kernel reports the pages that it moved in `/proc/vmstat`. The machines'
+//! clock counts instructions, so a run moves the same pages every time, and the clock shows its
+//! number of instructions. Each kernel makes all runs in one boot.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
-//! | `run` | the runs of the workload, and what they have told |
-//! | `machines` | the machines: both kernels have as many frames for programs |
+//! | `run` | the runs of the workload, and their reports |
+//! | `machines` | the machines: both kernels have equal numbers of frames for programs |
 //! | `report` | a line for each run, and the medians |
 
 mod machines;
@@ -101,10 +101,10 @@ fn parse_size(text: &str) -> Result<u64, String> {
 /// No machine is larger.
 const MOST: u64 = 1024 * GIB;
 
-/// Runs what the arguments ask for, and prints each run as it ends.
+/// Runs the comparison of the arguments, and prints each run as it ends.
 ///
 /// # Errors
-/// Something is missing, or a machine failed: what was measured before it has been printed.
+/// If a requirement is missing, or a machine failed: earlier results have been printed.
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
     let architectures = match &*arguments.arch {
         [] => Architecture::ALL.to_vec(),
@@ -151,7 +151,7 @@ fn compare(arguments: &Arguments, architecture: Architecture) -> Result<(), Prob
 /// Linux with its swap device, unless it is not wanted.
 ///
 /// # Errors
-/// It or its swap device cannot be had: there are no recorded figures for machines of any size.
+/// If it or its swap device is not available: no recorded figures exist for machines of any size.
 pub fn linux(no_linux: bool, architecture: Architecture) -> Result<Option<Kernel>, Problem> {
     if no_linux {
         return Ok(None);
@@ -161,7 +161,7 @@ pub fn linux(no_linux: bool, architecture: Architecture) -> Result<Option<Kernel
     Ok(Some(Kernel::Linux { image, modules: BTreeMap::new(), swap }))
 }
 
-/// All runs, those of one row of the medians one after the other.
+/// All runs; those of one row of the medians follow each other.
 fn runs(arguments: &Arguments) -> Vec<Run> {
     let mut runs = Vec::new();
     for &order in &arguments.order {

@@ -18,7 +18,7 @@ pub struct Line {
     pub moved: Moved,
 }
 
-/// Who runs, as the tables name it.
+/// The kernel's name in the tables.
 const fn name(lists: Lists) -> &'static str {
     match lists {
         Lists::Own => "Bindery",
@@ -28,7 +28,7 @@ const fn name(lists: Lists) -> &'static str {
 }
 
 impl Line {
-    /// How few pages could be moved in as many frames.
+    /// The minimum number of pages moved with the same number of frames.
     fn fewest(&self) -> Option<u64> {
         let trace = self.run.trace()?;
         Some(fewest_moved(&trace, self.moved.frames).all())
@@ -50,7 +50,7 @@ impl fmt::Display for Line {
     }
 }
 
-/// What was run, and the head of the lines.
+/// A description of the runs, and the heading of the lines.
 pub fn heading(
     architecture: Architecture,
     emulator: &str,
@@ -73,7 +73,7 @@ pub fn heading(
             in kernel\n"
 }
 
-/// What the medians of a kind of run are of.
+/// The figure of a median.
 #[derive(Clone, Copy)]
 enum Figure {
     Pages,
@@ -96,9 +96,9 @@ impl Figure {
     }
 }
 
-/// For each kind of run the medians of all seeds, and how many pages Bindery moved, and how many
-/// instructions its kernel took, for each of Linux's. MIN is the least that any choice moves in the
-/// frames that Bindery's run had.
+/// For each kind of run the medians of all seeds, and the ratios of pages moved and of kernel
+/// instructions, Bindery to Linux. MIN is the least that any choice of victims moves in the frames
+/// that Bindery's run had.
 pub fn medians(lines: &[Line]) -> String {
     let kinds = kinds(lines);
     let mut text = String::new();
@@ -146,7 +146,7 @@ pub fn medians(lines: &[Line]) -> String {
     text
 }
 
-/// The kinds of runs that there are.
+/// The kinds of runs.
 fn kinds(lines: &[Line]) -> Vec<(Order, u64)> {
     let mut kinds = Vec::new();
     for Line { run, .. } in lines {
@@ -158,7 +158,7 @@ fn kinds(lines: &[Line]) -> Vec<(Order, u64)> {
     kinds
 }
 
-/// The middle of the numbers; of an even number of them, the mean of both in the middle.
+/// The median of the numbers; for an even number of them, the mean of the two in the middle.
 fn median(mut numbers: Vec<u64>) -> Option<u64> {
     numbers.sort_unstable();
     let above = *numbers.get(numbers.len() / 2)?;
@@ -201,7 +201,7 @@ mod tests {
             text.lines().map(|row| row.split_whitespace().collect()).collect();
         let pages = ["zipf", "4", "3", "3,000", "5,000", "0.600", "2,000", "1.500", "-", "-"];
         assert_eq!(rows[3], pages);
-        // Six pages more than there are frames: each goes out once, and comes back once, at least.
+        // Six pages more than frames: each is swapped out, and in, at least once.
         let least: u64 = rows[4][8].parse().unwrap();
         assert!((12..100).contains(&least), "{least}");
         assert_eq!(rows[4][..8], ["random", "1", "1", "1,000", "-", "-", "-", "-"]);

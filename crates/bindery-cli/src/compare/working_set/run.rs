@@ -1,5 +1,4 @@
-//! The runs of the workload that a machine makes in one boot: the script for them, and what its
-//! console tells.
+//! The runs of the workload in one boot of a machine: their script, and the report on the console.
 
 use std::fmt::{self, Write};
 
@@ -13,10 +12,10 @@ use crate::size::{KIB, MIB};
 /// The workload, and its source under `programs/workloads`.
 pub const WORKLOAD: &str = "working_set";
 
-/// How often each page is visited, on average.
+/// The average number of visits of each page.
 const PASSES: u64 = 1;
 
-/// In which order the pages of a process are visited, and what kind of memory it is.
+/// The order in which a process visits its pages, and their kind of memory.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
 pub enum Order {
     /// one after the other
@@ -43,7 +42,7 @@ pub enum Order {
 }
 
 impl Order {
-    /// All of them.
+    /// All orders.
     pub const ALL: [Self; 7] = [
         Self::Sequential,
         Self::Random,
@@ -83,7 +82,7 @@ pub struct Run {
     pub seed: u64,
 }
 
-/// The workload multiplies its seed by the processes that there may be.
+/// The maximum number of processes, by which the workload multiplies its seed.
 const MOST_PROCESSES: u64 = 16;
 
 impl Run {
@@ -93,7 +92,7 @@ impl Run {
         format!("/bin/{WORKLOAD} {options} --processes {processes} --seed {seed} --pattern {order}")
     }
 
-    /// The pages that the run touches, where one process makes it.
+    /// The pages that the run touches, for a run of one process.
     pub fn trace(&self) -> Option<Vec<u64>> {
         let pages = self.size / (4 * KIB);
         let seed = self.seed * MOST_PROCESSES;
@@ -101,12 +100,12 @@ impl Run {
     }
 }
 
-/// The options that all runs have.
+/// The options of all runs.
 pub fn options(size: u64) -> String {
     format!("--mib {} --passes {PASSES} --swap --moved --verify", size / MIB)
 }
 
-/// By which of its two algorithms Linux chooses the pages that go.
+/// Linux's two algorithms for choosing pages to evict.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Lists {
     /// The kernel has no choice.
@@ -118,8 +117,8 @@ pub enum Lists {
 }
 
 impl Lists {
-    /// The word that puts them in force, and the words with which a shell asks whether they are. The file tells
-    /// all that is on of the generations, and that differs between processors: 7, or less where the MMU
+    /// The word that selects it, and the words with which a shell checks that. The file shows all
+    /// enabled parts of the generations, which differ between processors: 7, or less if the MMU
     /// keeps no accessed bits in entries for tables.
     fn setting(self) -> Option<(&'static str, &'static str)> {
         match self {
@@ -130,16 +129,16 @@ impl Lists {
     }
 }
 
-/// What a run has told.
+/// The report of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Moved {
-    /// Pages that came from the swap device.
+    /// Pages read from the swap device.
     pub into_memory: u64,
-    /// Pages that went there.
+    /// Pages written to it.
     pub out: u64,
     /// Frames that held pages of the working set during the visits, on average.
     pub frames: u64,
-    /// Instructions of the kernel: all, less those that the program takes on pages in memory.
+    /// Instructions of the kernel: all, minus those that the program takes on pages in memory.
     pub kernel: u64,
 }
 
@@ -149,17 +148,17 @@ impl Moved {
     }
 }
 
-/// What a machine has told.
+/// The report of a machine.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Told {
-    /// The kernel, as it names itself.
+    /// The kernel's own name.
     pub kernel: String,
-    /// Of each run, in the order of the script.
+    /// The report of each run, in the order of the script.
     pub moved: Vec<Moved>,
 }
 
-/// The first program of both kernels: all runs with each of the lists. The modules' files would take
-/// memory from the workload. Each run makes its swap area anew.
+/// The first program of both kernels: all runs with each of the lists. The modules' files would
+/// take memory from the workload. Each run makes a new swap area.
 pub fn script(runs: &[Run], lists: &[Lists]) -> String {
     let mut text = format!(
         "{BEGIN}{LOAD_SWAP}\n\
@@ -183,10 +182,10 @@ pub fn script(runs: &[Run], lists: &[Lists]) -> String {
     text + "$box poweroff -f\n"
 }
 
-/// Reads the console of a machine that ran a [`script`] with so many runs in all.
+/// Reads the console of a machine that ran a [`script`] with this number of runs.
 ///
 /// # Errors
-/// A setting was refused; or a run failed, did not find what it wrote, or did not come to its end.
+/// If a setting was refused, or a run failed, read wrong contents, or did not end.
 pub fn judge(console: &str, runs: usize) -> Result<Told, Problem> {
     let (mut kernel, mut succeeded) = (None, 0);
     for line in told(console) {
@@ -287,7 +286,7 @@ mod tests {
         check(&text);
     }
 
-    /// In C and in Rust, patterns are written apart.
+    /// Patterns are written separately in C and in Rust.
     #[test]
     fn the_program_visits_the_pages_that_the_trace_has() {
         let root = workspace::root().unwrap();

@@ -16,13 +16,13 @@ use object::{Endianness, elf::ProgramHeader64};
 
 use crate::guest::Problem;
 
-/// Larger images are a mistake in the linker script: a gap between physical addresses.
+/// Larger images are an error in the linker script: a gap between physical addresses.
 const MAXIMUM: u64 = 256 << 20;
 
 /// Makes the flat image of an ELF file.
 ///
 /// # Errors
-/// It is no ELF file of 64 bits with something to load, or its segments lie far apart.
+/// If it is no ELF file of 64 bits with segments to load, or its segments are far apart.
 pub fn flat(elf: &[u8]) -> Result<Vec<u8>, Problem> {
     let unreadable = |error| Problem::Failed(format!("the kernel is no ELF file: {error}"));
     let header = FileHeader64::<Endianness>::parse(elf).map_err(unreadable)?;

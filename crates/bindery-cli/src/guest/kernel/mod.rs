@@ -12,7 +12,7 @@ use super::{Architecture, Problem, process, workspace};
 /// The package of the kernel, and the name of its program.
 const PACKAGE: &str = "bindery-kernel";
 
-/// Where the kernel looks for its symbols.
+/// The path at which the kernel looks for its symbols.
 pub const SYMBOLS_PATH: &str = "/.bindery/symbols";
 
 /// A kernel that a machine can boot.
@@ -20,21 +20,20 @@ pub const SYMBOLS_PATH: &str = "/.bindery/symbols";
 pub struct Kernel {
     /// Its architecture.
     pub architecture: Architecture,
-    /// What QEMU boots.
+    /// The image that QEMU boots.
     pub image: PathBuf,
     /// The ELF file that the image was made from; on x86-64 the same file.
     pub elf: PathBuf,
     /// The text of the file at [`SYMBOLS_PATH`].
     pub symbols: String,
-    /// How it was built.
+    /// The toolchain that built it.
     pub toolchain: Toolchain,
 }
 
-/// Builds the kernel, or what of it has changed since it was last built. One line on standard
-/// error says how.
+/// Builds the kernel, or its changed parts. One line on standard error names the toolchain.
 ///
 /// # Errors
-/// There is no Rust that builds it, or it does not build.
+/// If no Rust can build it, or it does not build.
 pub fn build(architecture: Architecture) -> Result<Kernel, Problem> {
     let target = architecture.kernel_target();
     let toolchain = toolchain::choose(target)?;
@@ -43,7 +42,7 @@ pub fn build(architecture: Architecture) -> Result<Kernel, Problem> {
         return Err(Problem::Failed(format!("there is no kernel at {}", directory.display())));
     }
     eprintln!("bindery: the kernel for {architecture} is built with {toolchain}");
-    // One for each architecture: two that share a directory are built one after the other.
+    // One for each architecture: builds that share a directory wait for each other.
     let built = workspace::target(&format!("kernel/{}", architecture.directory()))?;
     let mut cargo = toolchain.cargo("build", target, &directory)?;
     cargo.args(["--quiet", "--locked", "--target-dir"]).arg(&built);

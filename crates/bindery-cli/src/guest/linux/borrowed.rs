@@ -1,9 +1,9 @@
 //! Programs of a newer Debian than the host's, unpacked aside with all their libraries.
 //!
 //! A dynamic program names the loader that starts it by an absolute path, `/lib64/...`, and that is
-//! the host's, whose C library may be too old for it. So the program is renamed, and a shell script
-//! takes its place that starts it with the loader and the libraries that were unpacked beside it.
-//! Programs that start others by their place, as compilers do, need nothing more.
+//! the host's, whose C library may be too old for it. So the program is renamed, and replaced by a
+//! shell script that starts it with the loader and the libraries unpacked beside it. Programs that
+//! start others by their path, like compilers, need nothing more.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -13,22 +13,22 @@ use std::process::Command;
 use crate::guest::executable::{self, Linkage};
 use crate::guest::{Architecture, Problem};
 
-/// The variable with the directory that packages were unpacked below. The scripts do not name it
-/// themselves, so that it can be renamed.
+/// The variable with the directory of the unpacked packages. The scripts do not contain it, so that
+/// it can be renamed.
 const ROOT: &str = "BINDERY_BORROWED";
 
-/// The end of the names of renamed programs.
+/// The suffix of renamed programs.
 const RENAMED: &str = ".program";
 
-/// Makes the programs in some of the directories below `root` ready to be started on this host.
+/// Prepares the programs in some of the directories below `root` for this host.
 ///
 /// # Errors
-/// A directory or a program is not there or cannot be changed.
+/// If a directory or a program is missing or cannot be changed.
 pub fn prepare(root: &Path, directories: &[&str]) -> Result<(), Problem> {
     directories.iter().try_for_each(|directory| prepare_directory(root, &root.join(directory)))
 }
 
-/// Tells a command, and all that it starts, where the programs are that were prepared.
+/// Passes the directory of the prepared programs to a command and its children.
 pub fn locate<'a>(command: &'a mut Command, root: &Path) -> &'a mut Command {
     command.env(ROOT, root)
 }
@@ -79,7 +79,7 @@ fn script(program: &Path, loader: &str) -> String {
         None => "usr/lib".to_owned(),
     };
     let program = program.display();
-    // Debian's packages have nothing outside of /usr; /lib and /lib64 are links into it.
+    // Debian's packages have no files outside of /usr; /lib and /lib64 are links into it.
     format!(
         "#!/bin/sh\n\
          exec \"${ROOT}/usr{loader}\" --argv0 \"$0\" --library-path \"${ROOT}/{libraries}\" \

@@ -1,4 +1,4 @@
-//! Linux itself, to compare with: Debian's newest kernel, fetched and unpacked aside.
+//! Linux itself, for comparison: Debian's newest kernel, fetched and unpacked aside.
 //!
 //! The suite `sid` has the newest release of Linux that Debian ships (candidates for the next one
 //! are in `experimental`). The cloud flavour is taken: it has no drivers that these machines lack.
@@ -24,7 +24,7 @@ const SUITE: &str = "sid";
 /// The list that has the newest Linux, for other packages of the same suite.
 ///
 /// # Errors
-/// This is no Debian, or the list cannot be fetched.
+/// If this is no Debian, or the list cannot be fetched.
 pub fn packages(architecture: Architecture) -> Result<PackageList, Problem> {
     PackageList::new(architecture, SUITE)
 }
@@ -32,7 +32,7 @@ pub fn packages(architecture: Architecture) -> Result<PackageList, Problem> {
 /// Debian's newest kernel image. It is fetched once; remove `target/guest/linux` for a newer one.
 ///
 /// # Errors
-/// It is not here and cannot be fetched.
+/// If it is missing and cannot be fetched.
 pub fn newest(architecture: Architecture) -> Result<PathBuf, Problem> {
     let directory = workspace::target("guest/linux")?.join(architecture.debian());
     if let Some(image) = present(&directory) {
@@ -52,7 +52,7 @@ pub fn newest(architecture: Architecture) -> Result<PathBuf, Problem> {
         Problem::Failed(format!("Debian's {SUITE} has no package linux-binary-*{flavour}"))
     })?;
     eprintln!("bindery: fetching {package} (once)");
-    // Unpacked aside and renamed, so that what is there is always whole.
+    // Unpacked aside and renamed, so that the directory is always complete.
     let aside = tempfile::tempdir_in(workspace::target("guest/linux")?)
         .map_err(|error| Problem::io("write to", &directory, &error))?;
     list.unpack(package, aside.path())?;

@@ -1,4 +1,4 @@
-//! Modules for Debian's Linux, built from sources of ours.
+//! Modules for Debian's Linux, built from our own sources.
 //!
 //! A module fits one kernel: it is built with that kernel's headers, its configuration and its
 //! build system, and with the compiler that built it. All of these are Debian's packages, of the
@@ -16,15 +16,15 @@ use crate::guest::packages::PackageList;
 use crate::guest::requirements::Requirement;
 use crate::guest::{Architecture, Problem, process, programs, workspace};
 
-/// The directory with the assembler, by the name that the compiler has for it.
+/// The directory with the assembler, under the name that the compiler uses.
 const ASSEMBLER: &str = "assembler";
 
-/// What a module is built with.
+/// The tools that build a module.
 #[derive(Clone, Debug)]
 struct Kit {
     /// The release of the kernel, which ends with its flavour.
     release: String,
-    /// Where the packages were unpacked.
+    /// The directory of the unpacked packages.
     root: PathBuf,
     compiler: Compiler,
 }
@@ -38,11 +38,11 @@ struct Compiler {
     version: String,
 }
 
-/// Builds the module `name` from `programs/modules` for the kernel that [`super::newest`] gives,
-/// unless it is there and newer than all that it is made from.
+/// Builds the module `name` from `programs/modules` for the kernel of [`super::newest`], unless it
+/// exists and is newer than all its inputs.
 ///
 /// # Errors
-/// What it takes is not here and cannot be fetched, or the source is not taken.
+/// If an input is missing and cannot be fetched, or the source does not compile.
 pub fn build(architecture: Architecture, name: &str) -> Result<PathBuf, Problem> {
     let release = release(&super::newest(architecture)?)?;
     let directory = workspace::target("guest/module")?.join(&release);
@@ -71,7 +71,7 @@ pub fn build(architecture: Architecture, name: &str) -> Result<PathBuf, Problem>
     Ok(module)
 }
 
-/// The release of an unpacked kernel: it is the name of the directory that the image is in.
+/// The release of an unpacked kernel: the name of the directory that contains the image.
 pub(super) fn release(image: &Path) -> Result<String, Problem> {
     let directory = image.parent().and_then(Path::file_name);
     directory.map(|name| name.to_string_lossy().into_owned()).ok_or_else(|| {
@@ -88,11 +88,12 @@ impl Kit {
         let root = directory.join("packages");
         let failed = |error| Problem::io("unpack packages below", directory, &error);
         fs::create_dir_all(directory).map_err(failed)?;
-        // Held until the end of this function: one process fetches, the others wait and find it.
+        // Held until the end of this function: one process fetches, the others wait and find the
+        // result.
         let lock = File::create(directory.join("lock")).map_err(failed)?;
         lock.lock().map_err(failed)?;
         if !root.is_dir() {
-            // Unpacked aside and renamed, so that what is there is always whole.
+            // Unpacked aside and renamed, so that the directory is always complete.
             let aside = tempfile::tempdir_in(directory).map_err(failed)?;
             fetch(architecture, &release, aside.path())?;
             fs::rename(aside.keep(), &root).map_err(failed)?;
@@ -114,13 +115,14 @@ impl Kit {
         process::without_cargo_settings(&mut make).env_remove("MAKEFLAGS").env("LC_ALL", "C");
         borrowed::locate(&mut make, root);
         make.arg("--silent").arg("--directory").arg(&headers);
-        // The Makefile in that directory leads to where Debian installs the packages.
+        // The Makefile in that directory includes the one at the path where Debian installs the
+        // packages.
         make.arg("--file").arg(sources(root, &format!("{version}-common")).join("Makefile"));
         make.arg(argument("KBUILD_OUTPUT", &headers)).arg(argument("M", modules));
         make.arg(argument("CROSS_COMPILE", &root.join(format!("usr/bin/{triple}-"))));
         make.arg(format!("CC={} -B{}/", program.display(), assembler.display()));
-        // Neither debug information nor what is made from it: the module is to be the same
-        // wherever it is built, and does not need it.
+        // Without debug information: the module must be the same wherever it is built, and does not
+        // need it.
         make.args(["KCFLAGS=-g0", "CONFIG_DEBUG_INFO_BTF_MODULES=", "PAHOLE=true", "modules"]);
         make
     }
@@ -143,7 +145,7 @@ fn fetch(architecture: Architecture, release: &str, root: &Path) -> Result<(), P
     PackageList::new(host, super::SUITE)?.unpack_with_dependencies(&packages, root)?;
     let kbuild = format!("usr/lib/linux-kbuild-{version}");
     borrowed::prepare(root, &["usr/bin", "usr/libexec", &kbuild])?;
-    // The compiler would start the host's assembler, which may be too old for what it writes.
+    // The compiler would start the host's assembler, which may be too old for its output.
     let link = root.join(ASSEMBLER).join("as");
     let failed = |error| Problem::io("write", &link, &error);
     fs::create_dir_all(root.join(ASSEMBLER)).map_err(failed)?;
@@ -151,19 +153,19 @@ fn fetch(architecture: Architecture, release: &str, root: &Path) -> Result<(), P
     symlink(target, &link).map_err(failed)
 }
 
-/// Where a package with headers has them.
+/// The path of the headers in a package.
 fn sources(root: &Path, name: &str) -> PathBuf {
     root.join("usr/src").join(format!("linux-headers-{name}"))
 }
 
-/// The release without the flavour: the packages that all flavours share are named so.
+/// The release without the flavour: the name of packages that all flavours share.
 fn version(release: &str) -> &str {
     let flavours = Architecture::ALL.map(super::flavour);
     flavours.iter().find_map(|flavour| release.strip_suffix(flavour)).unwrap_or(release)
 }
 
 impl Compiler {
-    /// The one that built a kernel.
+    /// The compiler that built a kernel.
     fn of_kernel(root: &Path, release: &str) -> Result<Self, Problem> {
         let path = sources(root, release).join(".config");
         let configuration =

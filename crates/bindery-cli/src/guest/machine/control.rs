@@ -1,16 +1,16 @@
-//! The control channel: what the kernel tells the host apart from what programs print.
+//! The control channel: the kernel's reports to the host, separate from the output of programs.
 //!
 //! It is a file of lines that QEMU writes for the kernel:
 //!
 //! | line | meaning |
 //! |---|---|
-//! | `first-user-instruction NANOSECONDS` | the machine's clock when the first program began |
+//! | `first-user-instruction NANOSECONDS` | the machine's clock at the start of the first program |
 //! | `status NUMBER` | the first program's exit status; 128 and the signal that killed it |
-//! | `panic TEXT` | the kernel died; further lines belong to the text |
+//! | `panic TEXT` | the kernel panicked; further lines belong to the text |
 //!
 //! Any other line is a message of the kernel's log.
 
-/// What the kernel told the host.
+/// The kernel's reports to the host.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Report {
     /// The first program's exit status, from 0 to 255.
@@ -18,13 +18,14 @@ pub struct Report {
     /// The machine's clock at the first instruction of the first program, in nanoseconds; under
     /// a counted clock, instructions.
     pub first_user_instruction: Option<u64>,
-    /// Why the kernel died, and where.
+    /// The reason and place of a kernel panic.
     pub panic: Option<String>,
     /// Messages of the kernel's log.
     pub log: Vec<String>,
 }
 
-/// Reads what came over the channel. What is no UTF-8 is replaced: a dying kernel's words count.
+/// Reads the output of the channel. Replaces invalid UTF-8: the last words of a panicking kernel
+/// count.
 pub fn read(bytes: &[u8]) -> Report {
     let mut report = Report::default();
     for line in String::from_utf8_lossy(bytes).lines() {
@@ -46,7 +47,7 @@ impl Report {
             ("first-user-instruction", Ok(time)) => self.first_user_instruction = Some(time),
             ("panic", _) => {
                 self.panic = Some(rest.to_owned());
-                // A status that came before says nothing about how the machine ended.
+                // An earlier status does not describe how the machine ended.
                 self.status = None;
             }
             ("", _) => {}

@@ -8,11 +8,11 @@ use std::process::Command;
 use super::{Clock, Machine, Output};
 use crate::guest::Architecture;
 
-/// The files that a machine starts from and writes to.
+/// The input and output files of a machine.
 pub struct Files<'a> {
     /// The archive of the initial file system.
     pub initramfs: &'a Path,
-    /// Where the control channel goes.
+    /// The path of the control channel.
     pub control: &'a Path,
 }
 
@@ -29,7 +29,7 @@ pub fn command(machine: &Machine, files: &Files<'_>, output: Output) -> Command 
             command.args(["-device", "isa-debugcon,iobase=0xe9,chardev=control"]);
         }
         Architecture::AArch64 => {
-            // Without 52-bit addresses, which Linux's arm64 kernels of today do not all bear.
+            // Without 52-bit addresses, which not all current arm64 kernels of Linux support.
             let processor = machine.processor.as_deref().unwrap_or("max,lpa2=off");
             command.args(["-M", "virt,gic-version=3", "-cpu", processor]);
             let semihosting = "enable=on,target=native,chardev=control";
@@ -39,7 +39,7 @@ pub fn command(machine: &Machine, files: &Files<'_>, output: Output) -> Command 
     command.args(["-m", &format!("{}k", machine.memory.div_ceil(1024))]);
     command.args(["-smp", &machine.processors.to_string()]);
     command.args(["-display", "none", "-no-reboot"]);
-    // Ctrl-A commands only where somebody types: in a pipe it is a byte like others.
+    // Ctrl-A commands only at a terminal: in a pipe Ctrl-A is a byte like others.
     let console = match output {
         Output::Terminal => "stdio,id=console,mux=on,signal=off",
         Output::PassThrough | Output::Capture => "stdio,id=console",
@@ -65,7 +65,7 @@ pub fn command(machine: &Machine, files: &Files<'_>, output: Output) -> Command 
     command
 }
 
-/// A word that is a list of values, with one more; a comma in a value is written twice.
+/// A word that is a list of values, with one more; a comma in a value is doubled.
 fn with_value(start: &str, value: &OsStr) -> OsString {
     let mut word = start.as_bytes().to_vec();
     for &byte in value.as_bytes() {

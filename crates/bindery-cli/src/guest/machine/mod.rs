@@ -1,8 +1,8 @@
 //! A machine inside QEMU: started, watched, judged.
 //!
-//! The machine has a console, which is QEMU's standard input and output, and a control channel
-//! (see [`control`]), by which the kernel tells the host how the first program ended. A machine
-//! whose kernel has not told is one whose kernel died, whatever QEMU's own exit status says.
+//! The machine has a console, which is QEMU's standard input and output, and a control channel (see
+//! [`control`]), by which the kernel reports the end of the first program to the host. Without that
+//! report the kernel died, whatever QEMU's own exit status.
 
 pub mod control;
 
@@ -20,7 +20,7 @@ use super::{Architecture, Problem};
 use control::Report;
 use watch::{End, Ended, Watched};
 
-/// What drives the machine's clock.
+/// The source of the machine's clock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Clock {
     /// The host's clock.
@@ -39,64 +39,64 @@ pub struct Plugin {
     pub arguments: Vec<(String, OsString)>,
 }
 
-/// A machine, and what it starts with.
+/// A machine, and its inputs.
 #[derive(Clone, Debug)]
 pub struct Machine {
     /// Its architecture.
     pub architecture: Architecture,
-    /// The model of its CPUs, as QEMU names it; all that QEMU can do if left out.
+    /// The model of its CPUs, by QEMU's name; by default with all features of QEMU.
     pub processor: Option<String>,
-    /// How many CPUs it has.
+    /// Its number of CPUs.
     pub processors: u32,
     /// Its memory in bytes; rounded up to a whole KiB.
     pub memory: u64,
-    /// What drives its clock.
+    /// The source of its clock.
     pub clock: Clock,
-    /// What QEMU loads beside.
+    /// A plugin for QEMU.
     pub plugin: Option<Plugin>,
-    /// What QEMU boots: on x86-64 an ELF file with a PVH note or a bzImage, on AArch64 a flat
-    /// image.
+    /// The image that QEMU boots: on x86-64 an ELF file with a PVH note or a bzImage, on AArch64 a
+    /// flat image.
     pub kernel: PathBuf,
     /// The archive of the initial file system.
     pub initramfs: Vec<u8>,
     /// The kernel's command line.
     pub command_line: String,
-    /// When to end it; never if left out.
+    /// The time limit; none by default.
     pub timeout: Option<Duration>,
 }
 
-/// Where the machine's console goes.
+/// The destination of the machine's console.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Output {
     /// To this process's standard output, as it comes; the console reads its standard input.
     PassThrough,
-    /// As [`Output::PassThrough`], where standard input is a terminal: every key goes to the
-    /// console, but Ctrl-A begins a command to the machine (x ends it, Ctrl-A is Ctrl-A).
+    /// Like [`Output::PassThrough`], with standard input at a terminal: every key is sent to the
+    /// console, except that Ctrl-A begins a command to the machine (x ends it, Ctrl-A is Ctrl-A).
     Terminal,
     /// Into [`Outcome::console`]; the console reads nothing.
     Capture,
 }
 
-/// How a machine ended.
+/// The outcome of a machine's run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Outcome {
-    /// The first program's exit status, from 0 to 255; none if the kernel has not told.
+    /// The first program's exit status, from 0 to 255; none if the kernel has not reported it.
     pub status: Option<i32>,
     /// The machine's clock at the first instruction of the first program, in nanoseconds.
     pub first_user_instruction: Option<u64>,
-    /// Why the kernel died, if it said so.
+    /// The reason of a kernel panic, if it was reported.
     pub panic: Option<String>,
-    /// What came out of the console, if it was captured.
+    /// The output of the console, if it was captured.
     pub console: Vec<u8>,
     /// Messages of the kernel's log.
     pub log: Vec<String>,
-    /// Whether it was ended because its time was up.
+    /// Whether the time limit ended it.
     pub timed_out: TimedOut,
-    /// What QEMU itself wrote to standard error.
+    /// QEMU's own output on standard error.
     pub emulator_messages: String,
 }
 
-/// Whether a machine was ended because its time was up.
+/// Whether the time limit ended a machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TimedOut {
     /// It ended by itself.
@@ -126,7 +126,7 @@ impl Machine {
     /// Starts the machine and waits until it has ended. It also ends when this process does.
     ///
     /// # Errors
-    /// QEMU is not installed, or does not start the machine.
+    /// If QEMU is not installed, or does not start the machine.
     pub fn run(&self, output: Output) -> Result<Outcome, Problem> {
         Requirement::emulator(self.architecture).demand()?;
         let directory = tempfile::Builder::new().prefix("bindery-").tempdir().map_err(|error| {
@@ -172,8 +172,8 @@ impl Machine {
     }
 }
 
-/// Whether QEMU did not start the machine. Its exit status alone does not tell, since a kernel can
-/// choose the same; but then it has nothing to say, or warnings only.
+/// Whether QEMU did not start the machine. Its exit status is not enough, since a kernel can choose
+/// the same; but otherwise QEMU prints nothing, or only warnings.
 fn refused(status: ExitStatus, messages: &str) -> bool {
     let complains = messages
         .lines()

@@ -1,4 +1,4 @@
-//! One child process: what it writes is gathered while it runs, and it never outlives this process.
+//! One child process: its output is collected while it runs, and it never outlives this process.
 
 use std::io::{self, Read};
 use std::os::unix::process::CommandExt;
@@ -13,7 +13,7 @@ use rustix::process::{
 
 use crate::guest::Problem;
 
-/// How long a child has to end after it was asked to, before it is killed.
+/// The time that a child has to end after a request, before it is killed.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// A running child. It is killed when this is dropped.
@@ -24,21 +24,21 @@ pub struct Watched {
     messages: Option<JoinHandle<io::Result<Vec<u8>>>>,
 }
 
-/// Why a child has ended.
+/// The end of a child.
 pub enum End {
     /// By itself.
     Exited(ExitStatus),
-    /// Because this much time was up.
+    /// At this time limit.
     Stopped(Duration),
 }
 
 /// A child that has ended.
 pub struct Ended {
-    /// Why.
+    /// The reason.
     pub end: End,
-    /// What it wrote to standard output, if that was a pipe.
+    /// Its standard output, if that was a pipe.
     pub output: Vec<u8>,
-    /// What it wrote to standard error, if that was a pipe.
+    /// Its standard error, if that was a pipe.
     pub messages: Vec<u8>,
 }
 
@@ -46,7 +46,7 @@ impl Watched {
     /// Starts a command.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// If it cannot be started.
     pub fn start(command: &mut Command) -> Result<Self, Problem> {
         let name = command.get_program().display().to_string();
         // The signal is sent when the thread that started the child ends, so that thread must wait
@@ -65,10 +65,10 @@ impl Watched {
         Ok(Self { name, child, output, messages })
     }
 
-    /// Waits until the child has ended, and ends it when the time is up.
+    /// Waits until the child has ended, and ends it at the time limit.
     ///
     /// # Errors
-    /// The host does not let this process wait, or read what the child writes.
+    /// If the host does not let this process wait, or read the child's output.
     pub fn wait(mut self, timeout: Option<Duration>) -> Result<Ended, Problem> {
         let failed = {
             let name = self.name.clone();
@@ -113,7 +113,7 @@ impl Watched {
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        // Both fail only if the child has been waited for, and then there is nothing to do.
+        // Both fail only if the child has been waited for, and then nothing is left to do.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,12 +1,12 @@
-//! How to build for bare metal with the Rust that is installed.
+//! Builds for bare metal with the installed Rust.
 //!
-//! A kernel needs `core` and `alloc` for a target without an operating system. Rust comes with them
-//! compiled only where the user has added the target. The choice, in this order:
+//! A kernel needs `core` and `alloc` for a target without an operating system. Rust includes them
+//! in compiled form only if the user has added the target. The choice, in this order:
 //!
 //! 1. the Rust in the search path has the target's `core`: plain cargo;
-//! 2. Debian's own Rust is there with the source of `core`, and it is new enough: cargo with a
+//! 2. Debian's own Rust is installed with the source of `core`, and it is new enough: cargo with a
 //!    sysroot of our own, which is built once (see [`sysroot`]);
-//! 3. none: the problem says what to install.
+//! 3. none: the problem names the packages to install.
 
 pub mod sysroot;
 
@@ -22,10 +22,10 @@ use super::process;
 /// The oldest Rust that builds the kernel.
 const MINIMUM: (u32, u32) = (1, 95);
 
-/// Where Debian has its programs. Others of the same name may come earlier in the search path.
+/// The directory of Debian's programs. Others of the same name may come earlier in the search path.
 const DEBIAN_PROGRAMS: &str = "/usr/bin";
 
-/// The linker that Debian has instead of the one that comes with Rust.
+/// Debian's linker, in place of the one included in Rust.
 const DEBIAN_LINKER: &str = "ld.lld";
 
 /// A way to build for a target.
@@ -43,21 +43,21 @@ pub enum Toolchain {
     },
 }
 
-/// What there is on this host to build for a target with.
+/// The tools on this host for a target.
 #[derive(Clone, Default, Debug)]
 struct Host {
     /// The version of the Rust in the search path, if that has the target.
     with_target: Option<String>,
     /// The version of Debian's Rust.
     debian: Option<String>,
-    /// What Debian's Rust lacks: the source, or the linker.
+    /// The missing parts of Debian's Rust: the source, or the linker.
     lacking: Vec<&'static str>,
 }
 
-/// Chooses how to build for a target, without building anything.
+/// Chooses a toolchain for a target, without building anything.
 ///
 /// # Errors
-/// There is no way; the problem says what to install.
+/// If there is none; the problem names the packages to install.
 pub fn choose(target: &str) -> Result<Toolchain, Problem> {
     decide(target, &Host::look(target))
 }
@@ -135,7 +135,7 @@ fn debian_source() -> Option<PathBuf> {
     Some(printed_sysroot(&mut debian_rustc())?.join("lib/rustlib/src/rust/library"))
 }
 
-/// The version of a compiler, as in `1.95.0`.
+/// The version of a compiler, in the form `1.95.0`.
 fn version(rustc: &mut Command) -> Option<String> {
     let text = process::output(rustc.arg("-vV")).ok()?;
     release(&text).map(str::to_owned)
@@ -146,11 +146,11 @@ fn release(verbose_version: &str) -> Option<&str> {
 }
 
 impl Toolchain {
-    /// A cargo that is about to do `subcommand` for `target` in `directory`, optimized. What must
-    /// be built first, is.
+    /// A command that runs cargo's `subcommand` for `target` in `directory`, optimized. Builds the
+    /// sysroot first if necessary.
     ///
     /// # Errors
-    /// The sysroot cannot be built.
+    /// If the sysroot cannot be built.
     pub fn cargo(
         &self,
         subcommand: &str,
@@ -168,14 +168,14 @@ impl Toolchain {
                 let sysroot = sysroot::ready(target)?;
                 let mut command = debian_cargo();
                 command.arg(subcommand);
-                // Lists of flags from several places are joined, so the package's own remain.
+                // Cargo joins lists of flags from several places, so the package's own remain.
                 let flags = [format!("--sysroot={}", sysroot.display())];
                 command.arg("--config").arg(format!("target.{target}.rustflags={flags:?}"));
                 command.arg("--config").arg(format!("target.{target}.linker={DEBIAN_LINKER:?}"));
                 command
             }
         };
-        // Where rustup is, it must not begin to download another Rust.
+        // With rustup, it must not begin to download another Rust.
         command.env("RUSTUP_AUTO_INSTALL", "0").current_dir(directory);
         command.args(["--release", "--target", target]);
         Ok(command)

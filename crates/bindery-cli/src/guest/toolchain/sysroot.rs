@@ -1,14 +1,13 @@
-//! `core`, `alloc` and `compiler_builtins` for bare metal, compiled from the source that comes with
-//! Debian's Rust.
+//! `core`, `alloc` and `compiler_builtins` for bare metal, compiled from the source in Debian's
+//! Rust.
 //!
 //! A sysroot is built once for each target, in about half a minute, and another one when the
 //! compiler or the recipe changes. Both are in the sysroot's name: cargo builds again what it has
 //! built with other flags, but it does not look into a sysroot.
 //!
 //! Cargo can compile the standard library only with an unstable option, which `RUSTC_BOOTSTRAP=1`
-//! lets a stable compiler take. It is set for this one step. Were it set for more, crates that ask
-//! whether unstable features are there would be told so, and a kernel built here would not build
-//! for others.
+//! lets a stable compiler take. It is set only for this step. Otherwise crates that test for
+//! unstable features would find them, and a kernel that builds here would not build elsewhere.
 
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -36,19 +35,19 @@ panic = \"abort\"
 
 const SOURCE: &str = "#![no_std]\n";
 
-/// The bitcode is what a kernel needs that is optimized as a whole. Cargo leaves it out where the
-/// package at hand does not ask for that.
+/// A kernel that is optimized as a whole needs the bitcode. Cargo leaves it out unless the package
+/// asks for it.
 const FLAGS: [&str; 1] = ["-Cembed-bitcode=yes"];
 
-/// The sysroot for a target; it is built if it is not there yet.
+/// The sysroot for a target; it is built if necessary.
 ///
 /// # Errors
-/// It cannot be built or stored.
+/// If it cannot be built or stored.
 pub fn ready(target: &str) -> Result<PathBuf, Problem> {
     let directory = workspace::target("sysroot")?.join(target);
     let failed = |error: io::Error| Problem::io("store a sysroot at", &directory, &error);
     fs::create_dir_all(&directory).map_err(failed)?;
-    // Held until the end of this function: one process builds, the others wait and find it.
+    // Held until the end of this function: one process builds, the others wait and find the result.
     let lock = File::create(directory.join("lock")).map_err(failed)?;
     lock.lock().map_err(failed)?;
     let sysroot = directory.join(name(&process::output(debian_rustc().arg("-vV"))?));
@@ -66,7 +65,7 @@ pub fn ready(target: &str) -> Result<PathBuf, Problem> {
     Ok(sysroot)
 }
 
-/// The name of the sysroot that a compiler makes, by how it describes itself.
+/// The name of the sysroot of a compiler, from the compiler's description.
 fn name(compiler: &str) -> String {
     let mut hasher = DefaultHasher::new();
     (compiler, MANIFEST, SOURCE, FLAGS, LIBRARIES).hash(&mut hasher);
@@ -82,7 +81,7 @@ fn remove(directory: &Path) -> Result<(), Problem> {
     }
 }
 
-/// Compiles the libraries, and gives the directory where cargo has left them.
+/// Compiles the libraries, and returns cargo's output directory.
 fn compile(target: &str, directory: &Path) -> Result<PathBuf, Problem> {
     let package = directory.join("package");
     let sources = package.join("src");
@@ -102,7 +101,7 @@ fn compile(target: &str, directory: &Path) -> Result<PathBuf, Problem> {
     Ok(built)
 }
 
-/// Copies the libraries to where the compiler looks for them, and nothing else.
+/// Copies only the libraries to the directory where the compiler looks for them.
 fn install(built: &Path, libraries: &Path) -> Result<(), Problem> {
     let failed = |error: io::Error| Problem::io("store libraries at", libraries, &error);
     fs::create_dir_all(libraries).map_err(failed)?;
