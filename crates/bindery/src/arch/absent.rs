@@ -18,7 +18,7 @@ const SWAP: u64 = 1 << KIND_SHIFT;
 const MARKER: u64 = 2 << KIND_SHIFT;
 const HIDDEN: u64 = 3 << KIND_SHIFT;
 pub(crate) const SOFT_DIRTY: u64 = 1 << 3;
-const USERFAULT: u64 = 1 << 4;
+pub(crate) const USERFAULT: u64 = 1 << 4;
 /// Swap entries: exclusive. ProtNone leaves: dirty.
 const EXCLUSIVE: u64 = 1 << 5;
 const DIRTY: u64 = 1 << 5;

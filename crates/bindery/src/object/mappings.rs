@@ -5,7 +5,7 @@ use crate::addr::{PAGE_SHIFT, PageRange, VirtRange};
 use crate::arch::Arch;
 use crate::platform::Platform;
 use crate::rmap::{HOLD, Locking, Seen, for_each_sight};
-use crate::table::age::Forget;
+use crate::table::rewrite::use_bits::UseBits;
 use crate::table::zap_except::{Exceptions, Spared};
 use crate::vma::MappingFlags;
 
@@ -76,7 +76,7 @@ pub(super) fn write_protect<P: Platform>(
         let pages = sight.range.pages().min(HOLD);
         let end = sight.range.start().0 + (pages << PAGE_SHIFT);
         let part = VirtRange::raw(sight.range.start().0, end);
-        let done = sight.page_table.forget(part, Forget::Dirty, gather, |_, _| true);
+        let done = sight.page_table.clear_use(part, UseBits::Dirty, gather, |_, _| true);
         debug_assert!(done.is_ok(), "a huge leaf has lost its deposit");
         Seen { until: part.end(), entries: pages }
     });

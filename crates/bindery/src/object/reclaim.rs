@@ -35,8 +35,8 @@ use crate::collections::page_tree::{PageFlags, PageIndex, PageRun};
 use crate::frame::{Eviction, Folio, FolioLock, FolioOwner, Owner, Reference};
 use crate::platform::Platform;
 use crate::rmap::{HOLD, Locking, RmapHit, Seen, for_each_sight};
-use crate::table::age::Forget;
 use crate::table::out_batch::OutBatch;
+use crate::table::rewrite::use_bits::UseBits;
 use crate::table::zap_except::{Exceptions, Spared};
 use crate::tlb::Gather;
 use crate::vma::MappingFlags;
@@ -321,7 +321,8 @@ impl<P: Platform> Victim<'_, P> {
             let mut used = 0;
             self.visit(|hit, gather| {
                 let concerned = |folio, _| folio == Some(self.folio);
-                let aged = hit.page_table.forget(hit.range, Forget::Accessed, gather, concerned);
+                let aged =
+                    hit.page_table.clear_use(hit.range, UseBits::Accessed, gather, concerned);
                 debug_assert!(aged.is_ok(), "a huge leaf has lost its deposit");
                 // Linux does the same: a program that reads in order, or at random, declares that
                 // it does not come back to a page.

@@ -13,7 +13,7 @@ use crate::arch::{Arch, Kind, Level};
 use crate::frame::{Age, Folio};
 use crate::platform::Platform;
 use crate::table::NoMemory;
-use crate::table::age::Forget;
+use crate::table::rewrite::use_bits::UseBits;
 use crate::tlb::Gather;
 use crate::vma::Vma;
 
@@ -36,7 +36,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         &self,
         vma: &Vma,
         part: VirtRange,
-        forget: Forget,
+        forget: UseBits,
         gather: &mut Gather,
     ) -> Result<(), NoMemory> {
         let part = self.without_shared_huge_edges(part);
@@ -51,11 +51,11 @@ impl<P: Platform> AddressSpace<'_, P> {
         &self,
         vma: &Vma,
         part: VirtRange,
-        forget: Forget,
+        forget: UseBits,
         gather: &mut Gather,
     ) -> Result<(), NoMemory> {
         let mut cut = false;
-        self.page_table.forget(part, forget, gather, |folio, pages| {
+        self.page_table.clear_use(part, forget, gather, |folio, pages| {
             let Some(folio) = folio else { return true };
             let concerned = self.forget_folio(folio, pages, forget);
             cut |= !concerned && folio.order > Order::PAGE;
@@ -65,16 +65,20 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// Lets a folio forget if these `pages` are all that is mapped of it. Says whether they are.
-    fn forget_folio(&self, folio: Folio, pages: u32, forget: Forget) -> bool {
+    fn forget_folio(&self, folio: Folio, pages: u32, forget: UseBits) -> bool {
         let frames = &self.page_table.memory.frames;
         let whole = frames.mappings(folio) == pages;
         match forget {
             // A pin may write at any moment.
-            Forget::Use if whole && frames.pins(folio) == 0 => frames.mark_lazy(folio),
-            Forget::Accessed if whole || !frames.is_anonymous(folio) => {
+            UseBits::AccessedAndDirty if whole && frames.pins(folio) == 0 => {
+                frames.mark_lazy(folio)
+            }
+            UseBits::Accessed if whole || !frames.is_anonymous(folio) => {
                 frames.set_age(folio, Age::Cold)
             }
-            Forget::Accessed | Forget::Use | Forget::SoftDirty | Forget::Dirty => return false,
+            UseBits::Accessed | UseBits::AccessedAndDirty | UseBits::SoftDirty | UseBits::Dirty => {
+                return false;
+            }
         }
         true
     }
@@ -86,7 +90,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         &self,
         vma: &Vma,
         part: VirtRange,
-        forget: Forget,
+        forget: UseBits,
         gather: &mut Gather,
     ) -> Result<(), NoMemory> {
         let mut at = part.start();
@@ -100,7 +104,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             }
             // Some of the pages may lie behind those of another folio.
             let all = folio_range(vma, range.start(), number, folio).intersection(part);
-            self.page_table.forget(all, forget, gather, |found, run| {
+            self.page_table.clear_use(all, forget, gather, |found, run| {
                 found.is_some_and(|found| {
                     let pages = if whole && found == folio { pages } else { run };
                     self.forget_folio(found, pages, forget)

@@ -6,7 +6,7 @@ use crate::error::{Error, Failure, NoMemory};
 use crate::interrupt;
 use crate::object::ObjectState;
 use crate::platform::Platform;
-use crate::table::age::Forget;
+use crate::table::rewrite::use_bits::UseBits;
 use crate::table::zap::Flush;
 use crate::table::zap_except::{Exceptions, Protected, Spared};
 use crate::tlb::Gather;
@@ -157,7 +157,9 @@ impl<P: Platform> AddressSpace<'_, P> {
             EntryChange::Drop { locked: false } if locked => Err(Error::Invalid.into()),
             EntryChange::Drop { .. } => Ok(self.drop_contents(vma, part, gather)?),
             EntryChange::Free if locked || !vma.is_anonymous() => Err(Error::Invalid.into()),
-            EntryChange::Free => Ok(self.forget_contents(vma, part, Forget::Use, gather)?),
+            EntryChange::Free => {
+                Ok(self.forget_contents(vma, part, UseBits::AccessedAndDirty, gather)?)
+            }
             EntryChange::Cold | EntryChange::PageOut if locked => Err(Error::Invalid.into()),
             // Droppable pages need no place in swap.
             EntryChange::PageOut if vma.has(MappingFlags::DROPPABLE) => {
@@ -174,7 +176,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                     .map_or(Ok(()), |object| self.page_out_shared(vma, object, part, gather))
             }
             EntryChange::Cold | EntryChange::PageOut => {
-                Ok(self.forget_contents(vma, part, Forget::Accessed, gather)?)
+                Ok(self.forget_contents(vma, part, UseBits::Accessed, gather)?)
             }
             EntryChange::InstallGuards => self.install_guards(mm, vma, part, gather),
             EntryChange::RemoveGuards => Ok(self.remove_guards(vma, part)?),

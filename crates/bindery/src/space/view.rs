@@ -14,8 +14,8 @@ use crate::error::{Error, NoMemory};
 use crate::frame::{Folio, OwnerKind};
 use crate::object::{Accounting, ObjectState, pages};
 use crate::platform::Platform;
-use crate::table::age::Forget;
 use crate::table::look::{MappedRun, Stretch};
+use crate::table::rewrite::use_bits::UseBits;
 
 use super::vma::Vma;
 use super::{AddressSpace, Mapping, MappingFlags, MmapLocked};
@@ -401,7 +401,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// [`Error::OutOfMemory`] if a huge leaf that two mappings share cannot be split; the mappings
     /// before it have forgotten.
     pub fn clear_accessed(&self, concerned: impl Fn(&Mapping) -> bool) -> Result<(), Error> {
-        self.forget_in(Forget::Accessed, |vma| concerned(&Mapping::of(vma)))
+        self.clear_use_in(UseBits::Accessed, |vma| concerned(&Mapping::of(vma)))
     }
 
     /// Lets all pages and mappings count as not written, until the next store to each (soft-dirty,
@@ -413,26 +413,26 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// # Errors
     /// As [`AddressSpace::clear_accessed`].
     pub fn clear_soft_dirty(&self) -> Result<(), Error> {
-        self.forget_in(Forget::SoftDirty, |_| true)
+        self.clear_use_in(UseBits::SoftDirty, |_| true)
     }
 
-    fn forget_in(&self, forget: Forget, concerned: impl Fn(&Vma) -> bool) -> Result<(), Error> {
+    fn clear_use_in(&self, bits: UseBits, concerned: impl Fn(&Vma) -> bool) -> Result<(), Error> {
         // A second try clears the mappings before the failure once more, which changes nothing.
-        self.page_table.memory.outermost(|| Ok(self.forget_once(forget, &concerned)?))
+        self.page_table.memory.outermost(|| Ok(self.clear_use_once(bits, &concerned)?))
     }
 
-    fn forget_once(
+    fn clear_use_once(
         &self,
-        forget: Forget,
+        bits: UseBits,
         concerned: &impl Fn(&Vma) -> bool,
     ) -> Result<(), NoMemory> {
-        self.transaction(|mm, gather, _| self.forget_locked(mm, forget, concerned, gather))
+        self.transaction(|mm, gather, _| self.clear_use_locked(mm, bits, concerned, gather))
     }
 
-    fn forget_locked(
+    fn clear_use_locked(
         &self,
         mm: &MmapLocked,
-        forget: Forget,
+        bits: UseBits,
         concerned: &impl Fn(&Vma) -> bool,
         gather: &mut crate::tlb::Gather,
     ) -> Result<(), NoMemory> {
@@ -442,12 +442,12 @@ impl<P: Platform> AddressSpace<'_, P> {
                 continue;
             }
             let vma = vma.lock_write(self.platform());
-            if forget == Forget::SoftDirty {
+            if bits == UseBits::SoftDirty {
                 self.change_flags(mm, &vma, vma.flags() - MappingFlags::SOFT_DIRTY);
             }
             // One flush for up to 64 tables. A store before that flush counts as one before the
             // call.
-            self.page_table.forget(vma.range(), forget, gather, |_, _| true)?;
+            self.page_table.clear_use(vma.range(), bits, gather, |_, _| true)?;
         }
         Ok(())
     }

@@ -21,6 +21,7 @@ use crate::tlb::Gather;
 
 use super::EntryAt;
 use super::locking::{self, Depth, LockSet, Node};
+use super::narrowing::Unflushed;
 use super::run::{self, Run, Slots, What};
 use super::{NoMemory, PageTable, ReadSection, TablePool};
 
@@ -45,6 +46,8 @@ pub(crate) struct Cursor<'a, 'm, P: Platform> {
     at: u64,
     /// The table in which `at` was found last, while `at` stays in it.
     position: Option<Node<P::Arch>>,
+    /// Whether entries were narrowed whose flush comes before the locks are released.
+    pub(super) unflushed: Unflushed,
     _section: ReadSection<'m, P>,
 }
 
@@ -83,6 +86,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
             range,
             at: range.start().0,
             position: None,
+            unflushed: Unflushed::none(),
             _section: ReadSection::enter(&self.memory.platform),
         }
     }
@@ -182,6 +186,7 @@ impl Chunks {
 
 impl<P: Platform> Drop for Cursor<'_, '_, P> {
     fn drop(&mut self) {
+        self.unflushed.assert_none();
         self.locks.release(self.page_table);
         self.page_table.stats.add(&self.counts);
     }

@@ -31,14 +31,13 @@
 //! | `detach`, `dropping` | tables taken out of the tree; what entries name is given back |
 //! | `look` | reads what is mapped, without changing it |
 //! | `collapse` | one huge leaf for a table of small ones: their pages copied, or joined in place |
-//! | `age`, `marker` | clears accessed, dirty and soft-dirty; sets and removes markers |
-//! | `protect`, `copy`, `move_range` | `mprotect`, `fork` and `mremap` on entries |
+//! | `narrowing` | stores that TLBs must be told of |
+//! | `rewrite` | entries that change in place: `mprotect`, aging, write-protection, markers |
+//! | `copy`, `move_range` | `fork` and `mremap` on entries |
 //! | `move_pages` | `UFFDIO_MOVE` on entries: beside running faults |
 //! | `swap_out`, `swap_out_shared`, `victims`, `out_batch` | leaves become swap entries; of folios that several VMAs map; which folios; those on their way out |
 //! | `swap_in` | swap entries become leaves |
-//! | `write_protect` | write-protection by a userfaultfd |
 
-pub(crate) mod age;
 pub(crate) mod collapse;
 mod contig;
 pub(crate) mod copy;
@@ -52,13 +51,13 @@ pub(crate) mod locking;
 pub(crate) mod look;
 #[cfg(all(test, loom))]
 mod loom_model;
-pub(crate) mod marker;
 pub(crate) mod move_pages;
 pub(crate) mod move_range;
+mod narrowing;
 pub(crate) mod out_batch;
 mod pool;
-pub(crate) mod protect;
 mod reach;
+pub(crate) mod rewrite;
 pub(crate) mod run;
 pub(crate) mod split_folio;
 pub(crate) mod stray;
@@ -66,7 +65,6 @@ pub(crate) mod swap_in;
 pub(crate) mod swap_out;
 pub(crate) mod swap_out_shared;
 pub(crate) mod victims;
-pub(crate) mod write_protect;
 pub(crate) mod zap;
 pub(crate) mod zap_chosen;
 pub(crate) mod zap_except;
@@ -95,6 +93,7 @@ pub(crate) use pool::TablePool;
 #[cfg(feature = "baseline")]
 pub use reach::Reach;
 pub(crate) use reach::RunLimit;
+pub(crate) use rewrite::protect;
 
 /// A read section that ends when the guard is dropped.
 pub(crate) struct ReadSection<'p, P: Platform>(&'p P);

@@ -44,7 +44,12 @@ impl<A: Arch> Run<A> {
     pub(crate) fn rest(&self, count: u32) -> Self {
         let bytes = u64::from(count) << self.node.level.span_shift();
         let (at, index) = (VirtAddr(self.at.0.wrapping_add(bytes)), self.index + count);
-        Self { at, index, count: self.count - count, ..*self }
+        let what = match self.what {
+            What::Leaf(first) if count < self.count => What::Leaf(A::nth_page(first, count)),
+            What::Absent(first) if count < self.count => What::Absent(A::nth_page(first, count)),
+            What::Empty | What::Table(_) | What::Leaf(_) | What::Absent(_) => self.what,
+        };
+        Self { at, index, count: self.count - count, what, ..*self }
     }
 
     /// Base pages that the run covers.

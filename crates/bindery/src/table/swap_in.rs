@@ -11,7 +11,7 @@ use crate::stats::Counts;
 use crate::swap::page_set::PageSet;
 
 use super::locking::{Depth, LockTree};
-use super::protect::{EntryPolicy, Watched, Writable};
+use super::rewrite::protect::{EntryPolicy, Watched, Writable};
 use super::run::{self, Run, Slots, What};
 use super::{NoMemory, PageTable, ReadSection};
 

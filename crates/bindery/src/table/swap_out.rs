@@ -24,9 +24,9 @@ use crate::platform::Platform;
 use crate::swap::SlotRun;
 use crate::tlb::Gather;
 
-use super::age;
 use super::cursor::Cursor;
 use super::out_batch::{InCache, OutBatch, OutRun};
+use super::rewrite::clear_accessed;
 use super::run::{self, Run, What};
 use super::victims::{Choice, SwapOutStop, Victims};
 use super::{EntryAt, NoMemory, PageTable};
@@ -297,7 +297,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
             return true;
         }
         if used {
-            age::forget_use(self.cursor, run, self.gather);
+            clear_accessed(self.cursor, run, self.gather);
         }
         frames.note_look(folio, turn);
         let later = frames.look(folio, used) == Eviction::Later;

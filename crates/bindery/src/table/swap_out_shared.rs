@@ -24,9 +24,9 @@ use crate::swap::SlotRun;
 use crate::tlb::Gather;
 
 use super::PageTable;
-use super::age;
 use super::cursor::Cursor;
 use super::locking::Depth;
+use super::rewrite::clear_accessed;
 use super::run::{Run, What};
 use super::swap_out::no_access::{page_without_access, write_without_access};
 
@@ -183,7 +183,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
             folio.met += run.pages();
             if used {
                 folio.used = true;
-                age::forget_use(&mut cursor, &run, gather);
+                clear_accessed(&mut cursor, &run, gather);
             }
             next = number + 1;
         }

@@ -26,12 +26,12 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::VirtRange;
-use crate::arch::{Arch, Entry, Equal, Level};
+use crate::arch::{Absent, AbsentFormat, Arch, Entry, Equal, Level, Marker};
 use crate::platform::Platform;
 use crate::tlb::Gather;
 
 use super::cursor::{Chunks, Cursor, WholeTables};
-use super::dropping::{Dropping, drop_absent};
+use super::dropping::{Dropping, drop_absent, release_absent};
 use super::locking::Depth;
 use super::run::{Run, What};
 use super::{NoMemory, PageTable};
@@ -113,7 +113,7 @@ fn zap_locked<P: Platform>(
         }
     }
     if suspended || flush == Flush::BeforeUnlock {
-        page_table.flush(gather, &mut cursor.counts);
+        cursor.flush(gather);
     }
     if suspended {
         // What was not reached was not suspended either.
@@ -128,16 +128,8 @@ pub(super) fn suspend<P: Platform>(
     run: &Run<P::Arch>,
     gather: &mut Gather,
 ) {
-    for slot in cursor.page_table.slots_of(run) {
-        let raw = slot.load(Ordering::Relaxed);
-        if P::Arch::is_saturated(Entry(raw)) {
-            slot.store(raw & !P::Arch::PRESENT, Ordering::Relaxed);
-        } else {
-            slot.fetch_and(!P::Arch::PRESENT, Ordering::Relaxed);
-        }
-    }
+    cursor.narrow_until_flush(run, gather).suspend_each();
     cursor.counts.entries_written += u64::from(run.count);
-    gather.stale(run.range(), run.node.level);
 }
 
 /// Phase 2: gives back what the suspended entries in a part of the cursor's range name, and clears
@@ -162,4 +154,37 @@ pub(super) fn clear_absent<P: Platform>(
     }
     cursor.counts.entries_written += u64::from(run.count);
     page_table.change_entry_count(run.node.table, 0, run.count);
+}
+
+/// Drops a run of pages that a userfaultfd has write-protected, and leaves markers in their places.
+pub(super) fn leave_markers<P: Platform>(
+    cursor: &mut Cursor<'_, '_, P>,
+    run: &Run<P::Arch>,
+    gather: &mut Gather,
+) {
+    let page_table = cursor.page_table;
+    let slots = page_table.slots_of(run);
+    let marker = P::Arch::encode_absent(Absent::Marker(Marker::UserfaultWriteProtect));
+    match run.what {
+        What::Leaf(first) => {
+            suspend(cursor, run, gather);
+            cursor.flush(gather);
+            // After the flush: the MMU may have recorded a write until then.
+            let dirty = slots.iter().any(|slot| {
+                let entry = Entry(slot.load(Ordering::Relaxed) | P::Arch::PRESENT);
+                P::Arch::attributes(entry).dirty
+            });
+            let pages = run.pages();
+            let frame = P::Arch::frame(first);
+            page_table.memory.unmap_frames(frame, pages, dirty, &mut cursor.counts);
+        }
+        What::Absent(first) => {
+            release_absent(page_table.memory, run.node.level, first, run.count, &mut cursor.counts);
+        }
+        What::Empty | What::Table(_) => return,
+    }
+    for slot in slots {
+        slot.store(marker.0, Ordering::Relaxed);
+    }
+    cursor.counts.entries_written += u64::from(run.count);
 }

@@ -10,12 +10,12 @@ use crate::platform::Platform;
 use crate::swap::page_set::PageSet;
 use crate::tlb::Gather;
 
-use super::age::{Forget, forget_leaves};
 use super::cursor::{Chunks, Cursor};
 use super::locking::{Depth, Node};
+use super::rewrite::clear_accessed;
+use super::rewrite::write_protect::is_protected;
 use super::run::{Run, What};
-use super::write_protect::{is_protected, leave_markers};
-use super::zap::{clear_absent, drop_suspended, suspend};
+use super::zap::{clear_absent, drop_suspended, leave_markers, suspend};
 use super::zap_except::Protected;
 use super::{NoMemory, PageTable};
 
@@ -77,9 +77,7 @@ impl<P: Platform> PageTable<'_, P> {
                         suspend_one_of_many(&mut cursor, &run, &mut suspended, gather);
                     }
                     (Fate::Goes, What::Absent(first)) => clear_absent(&mut cursor, &run, first),
-                    (Fate::Ages, What::Leaf(_)) => {
-                        forget_leaves(&mut cursor, &run, Forget::Accessed, gather);
-                    }
+                    (Fate::Ages, What::Leaf(_)) => clear_accessed(&mut cursor, &run, gather),
                     (Fate::Goes | Fate::Ages, What::Empty | What::Table(_))
                     | (Fate::Ages, What::Absent(_))
                     | (Fate::Stays, _) => {}
@@ -131,7 +129,7 @@ fn drop_all<P: Platform>(
     gather: &mut Gather,
 ) {
     let Some(Suspended { node, start, entries }) = suspended else { return };
-    cursor.page_table.flush(gather, &mut cursor.counts);
+    cursor.flush(gather);
     let at = |index: u32| start + (u64::from(index) << node.level.span_shift());
     let mut next = entries.next_run(0);
     while let Some(run) = next {

@@ -8,10 +8,10 @@ use crate::tlb::Gather;
 
 use super::cursor::{Chunks, Cursor, WholeTables};
 use super::locking::Depth;
+use super::rewrite::write_protect::is_protected;
 use super::run::{Run, What};
 use super::stray::{Keep, try_mark_stray};
-use super::write_protect::{is_protected, leave_markers};
-use super::zap::{clear_absent, drop_suspended, suspend};
+use super::zap::{clear_absent, drop_suspended, leave_markers, suspend};
 use super::{NoMemory, PageTable};
 
 /// What stays.
@@ -103,7 +103,7 @@ impl<P: Platform> PageTable<'_, P> {
                     Ok(None) => break,
                     Err(error) => {
                         drop_stretch(&mut cursor, from.take(), gather);
-                        self.flush(gather, &mut cursor.counts);
+                        cursor.flush(gather);
                         return Err(error);
                     }
                 };
@@ -139,7 +139,7 @@ impl<P: Platform> PageTable<'_, P> {
                 }
             }
             drop_stretch(&mut cursor, from.take(), gather);
-            self.flush(gather, &mut cursor.counts);
+            cursor.flush(gather);
         }
         Ok(left)
     }
@@ -190,6 +190,6 @@ fn drop_until<P: Platform>(
     gather: &mut Gather,
 ) {
     let Some((from, end)) = stretch else { return };
-    cursor.page_table.flush(gather, &mut cursor.counts);
+    cursor.flush(gather);
     drop_suspended(cursor, VirtRange::raw(from.0, end.0.max(from.0)));
 }

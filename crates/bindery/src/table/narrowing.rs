@@ -1,0 +1,230 @@
+//! Stores into entries that TLBs may hold.
+//!
+//! A store *narrows* an entry if the new entry refuses an access that the old one allows, or no
+//! longer records its use: the TLBs must forget the old entry. A table lock may be released before
+//! that only while the table's pending count is raised ([`crate::tlb`]). So the stores that narrow
+//! are methods of values that only these calls make:
+//!
+//! | call | the flush comes |
+//! |---|---|
+//! | [`Cursor::narrow`] | later: the call has raised the table's pending count |
+//! | [`Cursor::narrow_until_flush`] | before the locks are released; a debug build checks it |
+//! | [`Cursor::break_run`] | at once, between break and make |
+//! | [`Cursor::widen`] | never; a debug build checks that no store narrows |
+//!
+//! Each value borrows the cursor, so none outlives the lock.
+
+use core::marker::PhantomData;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::arch::{Arch, Entry, EntryIndex, Equal, Level, Permissions};
+use crate::platform::Platform;
+use crate::tlb::Gather;
+
+use super::cursor::Cursor;
+use super::run::{Run, Slots};
+
+/// Entries of one locked table that may be narrowed.
+#[must_use = "the range counts as stale already"]
+pub(super) struct Narrowing<'c, A: Arch> {
+    /// The entries of the run.
+    entries: &'c [AtomicU64],
+    _arch: PhantomData<A>,
+}
+
+/// Entries of one locked table that may come to allow more.
+pub(super) struct Widening<'c, A: Arch> {
+    entries: &'c [AtomicU64],
+    run: Run<A>,
+}
+
+/// Entries that have lost their valid bit, and that no TLB holds.
+#[must_use = "the entries are invalid until they are made again"]
+pub(super) struct Broken<'c, A: Arch> {
+    entries: &'c [AtomicU64],
+    _arch: PhantomData<A>,
+}
+
+impl<P: Platform> Cursor<'_, '_, P> {
+    /// The entries of `run`, to be narrowed. Raises the pending count of their table: the flush of
+    /// `gather` comes after the lock is released. May flush `gather` first, if it is full.
+    #[inline]
+    pub(super) fn narrow(
+        &mut self,
+        run: &Run<P::Arch>,
+        gather: &mut Gather,
+    ) -> Narrowing<'_, P::Arch> {
+        self.page_table.mark_pending(run.node.table, gather, &mut self.counts);
+        gather.stale(run.range(), run.node.level);
+        Narrowing { entries: self.page_table.slots_of(run), _arch: PhantomData }
+    }
+
+    /// The entries of `run`, to be narrowed. The caller must call [`Cursor::flush`] with `gather`
+    /// before it drops the cursor.
+    #[inline]
+    pub(super) fn narrow_until_flush(
+        &mut self,
+        run: &Run<P::Arch>,
+        gather: &mut Gather,
+    ) -> Narrowing<'_, P::Arch> {
+        gather.stale(run.range(), run.node.level);
+        self.unflushed.raise();
+        Narrowing { entries: self.page_table.slots_of(run), _arch: PhantomData }
+    }
+
+    /// Flushes what is stale, with the locks held.
+    pub(super) fn flush(&mut self, gather: &mut Gather) {
+        self.page_table.flush(gather, &mut self.counts);
+        self.unflushed.lower();
+    }
+
+    /// The entries of `run`, to be widened: a TLB that holds the old entry raises a fault, which
+    /// reads the table again.
+    #[inline]
+    pub(super) fn widen(&mut self, run: &Run<P::Arch>) -> Widening<'_, P::Arch> {
+        Widening { entries: self.page_table.slots_of(run), run: *run }
+    }
+
+    /// Takes the valid bit from the entries of the level-1 `run`, and invalidates them at once.
+    pub(super) fn break_run(&mut self, run: &Run<P::Arch>) -> Broken<'_, P::Arch> {
+        let entries = self.page_table.slots_of(run);
+        for entry in entries {
+            entry.fetch_and(!P::Arch::PRESENT, Ordering::Relaxed);
+        }
+        self.page_table.invalidate_now(run.range(), Level::PTE, &mut self.counts);
+        self.counts.entries_read += u64::from(run.count);
+        self.counts.entries_written += u64::from(run.count);
+        Broken { entries, _arch: PhantomData }
+    }
+}
+
+impl<A: Arch> Narrowing<'_, A> {
+    /// Replaces each entry by the result of `change`. The entries stay valid throughout.
+    #[inline]
+    pub(super) fn replace_each(&self, change: impl Fn(Entry) -> Entry) {
+        for slot in self.entries {
+            let entry = Entry(slot.load(Ordering::Relaxed));
+            A::replace_entry(slot, entry, &change);
+        }
+    }
+
+    /// Replaces the entry with that number in the run, just read as `old`, and returns it with
+    /// everything that the MMU added.
+    #[inline]
+    pub(super) fn replace(
+        &self,
+        number: usize,
+        old: Entry,
+        change: impl Fn(Entry) -> Entry,
+    ) -> Entry {
+        A::replace_entry(&self.entries[number], old, change)
+    }
+
+    /// Takes the valid bit from each entry, which keeps all other bits.
+    #[inline]
+    pub(super) fn suspend_each(&self) {
+        for slot in self.entries {
+            let raw = slot.load(Ordering::Relaxed);
+            if A::is_saturated(Entry(raw)) {
+                slot.store(raw & !A::PRESENT, Ordering::Relaxed);
+            } else {
+                slot.fetch_and(!A::PRESENT, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Takes the valid bit from all entries of the contiguous run that begins at that number, and
+    /// only then gathers accessed and dirty: while one entry is valid, the MMU may set them there
+    /// for any page of the contiguous run.
+    pub(super) fn suspend_contig(&self, number: usize) -> Entry {
+        let entries = &self.entries[number..number + A::CONTIG_ENTRIES as usize];
+        for slot in entries {
+            slot.fetch_and(!A::PRESENT, Ordering::Relaxed);
+        }
+        // A contiguous run begins at a multiple of its length, as a table does.
+        let (first, equal) = (EntryIndex::FIRST, Equal::empty());
+        A::match_leaves(entries, first, A::CONTIG_ENTRIES, equal, A::STEP, A::PRESENT).1
+    }
+}
+
+impl<A: Arch> Widening<'_, A> {
+    /// Replaces each entry by the result of `change`. The entries stay valid throughout.
+    #[inline]
+    pub(super) fn replace_each(&self, change: impl Fn(Entry) -> Entry) {
+        for slot in self.entries {
+            let entry = Entry(slot.load(Ordering::Relaxed));
+            debug_assert!(!is_narrower::<A>(entry, change(entry)), "no flush follows");
+            debug_assert!(
+                !A::needs_break(entry, change(entry), self.run.node.level),
+                "a change in place that the architecture wants broken first"
+            );
+            A::replace_entry(slot, entry, &change);
+        }
+    }
+
+    /// Replaces each absent entry, of which no TLB knows, by the result of `change`.
+    #[inline]
+    pub(super) fn replace_absent(&self, mut change: impl FnMut(Entry, EntryIndex) -> Entry) {
+        for (slot, index) in self.entries.iter().zip(self.run.index.stretch(self.run.count)) {
+            let entry = Entry(slot.load(Ordering::Relaxed));
+            debug_assert!(entry.0 & A::PRESENT == 0, "a leaf among absent entries");
+            slot.store(change(entry, index).0, Ordering::Relaxed);
+        }
+    }
+}
+
+impl<A: Arch> Broken<'_, A> {
+    /// Stores the result of `change` for each entry as it was before the break.
+    #[inline]
+    pub(super) fn make(self, change: impl Fn(Entry) -> Entry) {
+        for slot in self.entries {
+            let entry = Entry(slot.load(Ordering::Relaxed) | A::PRESENT);
+            slot.store(change(entry).0, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Whether `new` refuses an access that `old` allows, so that a TLB must forget `old`. A key change
+/// counts as narrowing: each thread has its own rights. So does gaining or losing BTI.
+pub(super) fn is_narrower<A: Arch>(old: Entry, new: Entry) -> bool {
+    let (old, new) = (A::attributes(old), A::attributes(new));
+    let gains_bti = A::BTI && (new.permissions - old.permissions).contains(Permissions::BTI);
+    !new.permissions.contains(old.permissions) || new.key != old.key || gains_bti
+}
+
+/// Whether entries were narrowed that must be flushed before the locks are released. Debug builds
+/// remember it; in others it is nothing.
+pub(super) struct Unflushed(#[cfg(debug_assertions)] bool);
+
+impl Unflushed {
+    #[inline(always)]
+    pub(super) const fn none() -> Self {
+        Self(
+            #[cfg(debug_assertions)]
+            false,
+        )
+    }
+
+    #[inline(always)]
+    fn raise(&mut self) {
+        #[cfg(debug_assertions)]
+        {
+            self.0 = true;
+        }
+    }
+
+    #[inline(always)]
+    fn lower(&mut self) {
+        #[cfg(debug_assertions)]
+        {
+            self.0 = false;
+        }
+    }
+
+    /// Called when the locks are about to be released.
+    #[inline(always)]
+    pub(super) fn assert_none(&self) {
+        #[cfg(debug_assertions)]
+        assert!(!self.0, "a table lock is released before a narrowing was flushed");
+    }
+}

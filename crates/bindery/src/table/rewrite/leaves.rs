@@ -1,0 +1,249 @@
+//! Changes of leaves, and of absent entries that stay absent or become leaves, run by run.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::arch::Permissions;
+use crate::arch::{
+    Absent, AbsentFormat, Arch, Attributes, Entry, EntryIndex, Level, Write, absent,
+};
+use crate::platform::Platform;
+use crate::tlb::Gather;
+
+use super::super::cursor::Cursor;
+use super::super::narrowing::is_narrower;
+use super::super::run::{Run, What};
+use super::use_bits::UseBits;
+
+/// Clears bits that record the use of a run's leaves. Returns how many leaves had one.
+#[inline(always)]
+pub(super) fn clear_use<P: Platform>(
+    cursor: &mut Cursor<'_, '_, P>,
+    run: &Run<P::Arch>,
+    bits: UseBits,
+    gather: &mut Gather,
+) -> u64 {
+    let level = run.node.level;
+    match bits {
+        // The commonest, of every folio that reclaim looks at: one bit, wherever the leaf is.
+        UseBits::Accessed => {
+            narrow_changed(cursor, run, gather, |raw, _| P::Arch::mark_unused(raw))
+        }
+        UseBits::AccessedAndDirty | UseBits::SoftDirty | UseBits::Dirty => {
+            narrow_changed(cursor, run, gather, |raw, index| {
+                let contig = level == Level::PTE && P::Arch::is_contig(raw);
+                let leaf =
+                    if level == Level::PTE { P::Arch::clear_contig(raw, index) } else { raw };
+                let attributes = bits.cleared_from(P::Arch::attributes(leaf));
+                let leaf = P::Arch::page_entry(P::Arch::frame(leaf), level, attributes);
+                if contig { P::Arch::set_contig(leaf, index) } else { leaf }
+            })
+        }
+    }
+}
+
+/// Narrows those leaves of a run that `change` changes, as they are in memory. Returns how many.
+#[inline(always)]
+fn narrow_changed<P: Platform>(
+    cursor: &mut Cursor<'_, '_, P>,
+    run: &Run<P::Arch>,
+    gather: &mut Gather,
+    change: impl Fn(Entry, EntryIndex) -> Entry,
+) -> u64 {
+    let entries = cursor.page_table.slots_of(run);
+    let indexes = || run.index.stretch(run.count);
+    let changes = |(slot, index): (&AtomicU64, EntryIndex)| {
+        let raw = Entry(slot.load(Ordering::Relaxed));
+        change(raw, index) != raw
+    };
+    cursor.counts.entries_read += u64::from(run.count);
+    let Some(first) = entries.iter().zip(indexes()).position(changes) else { return 0 };
+    let narrowing = cursor.narrow(run, gather);
+    let mut changed = 0;
+    for (number, index) in indexes().enumerate().skip(first) {
+        let raw = Entry(entries[number].load(Ordering::Relaxed));
+        if change(raw, index) != raw {
+            narrowing.replace(number, raw, |raw| change(raw, index));
+            changed += 1;
+        }
+    }
+    cursor.counts.entries_written += changed;
+    changed
+}
+
+/// Clears the accessed bits of a run, of leaves or of `PROT_NONE` entries.
+pub(in crate::table) fn clear_accessed<P: Platform>(
+    cursor: &mut Cursor<'_, '_, P>,
+    run: &Run<P::Arch>,
+    gather: &mut Gather,
+) {
+    match run.what {
+        What::Leaf(_) => _ = clear_use(cursor, run, UseBits::Accessed, gather),
+        What::Absent(first) if P::Arch::is_prot_none(first) => {
+            change_absent_bits(cursor, run, absent::ACCESSED, 0);
+        }
+        What::Absent(_) | What::Empty | What::Table(_) => {}
+    }
+}
+
+/// Gives the leaves of `run`, which agree with `first`, the permissions and the key of `new`. What
+/// is stale afterwards is in the gather.
+#[inline(always)]
+pub(super) fn permit<P: Platform>(
+    cursor: &mut Cursor<'_, '_, P>,
+    run: &Run<P::Arch>,
+    first: Entry,
+    new: Attributes,
+    gather: &mut Gather,
+) {
+    let frame = P::Arch::frame(first);
+    let old = P::Arch::attributes(first);
+    // An architecture implies permissions that it cannot express, so compare entries.
+    let template = |Attributes { permissions, key, .. }: Attributes| {
+        let attributes = Attributes { permissions, key, ..Attributes::default() };
+        P::Arch::page_entry(frame, run.node.level, attributes)
+    };
+    let (before, after) = (template(old), template(new));
+    if before == after {
+        return;
+    }
+    // Memory that was executable before was synchronized then.
+    cursor.page_table.memory.before_execution_of(new.permissions - old.permissions, frame);
+    let writable = new.permissions.contains(Permissions::WRITE);
+    let difference = P::Arch::write_protect(before).0 ^ P::Arch::write_protect(after).0;
+    let change = |entry: Entry| {
+        let entry = Entry(entry.0 ^ difference);
+        if writable {
+            P::Arch::make_writable(entry, Write::Later)
+        } else {
+            P::Arch::write_protect(entry)
+        }
+    };
+    if P::Arch::CONTIG_ENTRIES > 1 && run.node.level == Level::PTE {
+        // A part may cut contiguous runs that the run did not.
+        cursor.unfold_edges(run);
+    }
+    // Entries of a contiguous run must agree in all but accessed and dirty, so the contiguous run
+    // is broken first. Losing only the permission to write is safe in place: until the flush either
+    // answer is right.
+    if (difference != 0 || writable) && has_contig(cursor, run) {
+        cursor.break_run(run).make(change);
+    } else if is_narrower::<P::Arch>(before, after) {
+        cursor.narrow(run, gather).replace_each(change);
+    } else {
+        cursor.widen(run).replace_each(change);
+        cursor.counts.invalidations_saved += 1;
+    }
+    cursor.counts.entries_read += u64::from(run.count);
+    cursor.counts.entries_written += u64::from(run.count);
+}
+
+/// Whether an entry of `run` is in a contiguous run.
+#[inline]
+fn has_contig<P: Platform>(cursor: &Cursor<'_, '_, P>, run: &Run<P::Arch>) -> bool {
+    let is_contig = |slot: &AtomicU64| P::Arch::is_contig(Entry(slot.load(Ordering::Relaxed)));
+    run.node.level == Level::PTE && cursor.page_table.slots_of(run).iter().any(is_contig)
+}
+
+/// Makes `PROT_NONE` entries of the run's leaves.
+#[inline(always)]
+pub(super) fn hide<P: Platform>(
+    cursor: &mut Cursor<'_, '_, P>,
+    run: &Run<P::Arch>,
+    gather: &mut Gather,
+) {
+    let prot_none =
+        |leaf| P::Arch::encode_prot_none(P::Arch::frame(leaf), P::Arch::attributes(leaf));
+    let entries = cursor.page_table.slots_of(run);
+    let narrowing = cursor.narrow(run, gather);
+    let mut gathered = None;
+    for (number, index) in run.index.stretch(run.count).enumerate() {
+        let load = || Entry(entries[number].load(Ordering::Relaxed));
+        let raw = load();
+        if run.node.level > Level::PTE {
+            narrowing.replace(number, raw, prot_none);
+            continue;
+        }
+        if P::Arch::is_contig(raw) && index.offset_in(P::Arch::CONTIG_ENTRIES) == 0 {
+            gathered = Some(narrowing.suspend_contig(number));
+        } else if !P::Arch::is_contig(raw) {
+            gathered = None;
+        }
+        narrowing.replace(number, load(), |entry| {
+            let entry = Entry(entry.0 | P::Arch::PRESENT);
+            let entry = P::Arch::clear_contig(entry, index);
+            prot_none(gathered.map_or(entry, |all| P::Arch::gather(entry, all)))
+        });
+    }
+    cursor.counts.entries_read += u64::from(run.count);
+    cursor.counts.entries_written += u64::from(run.count);
+}
+
+/// Makes leaves of the run's `PROT_NONE` entries, in contiguous runs where alignment allows. Nothing
+/// has to be broken: no TLB holds a `PROT_NONE` entry.
+#[inline(always)]
+pub(super) fn reveal<P: Platform>(
+    cursor: &mut Cursor<'_, '_, P>,
+    run: &Run<P::Arch>,
+    first: Entry,
+    new: Attributes,
+) {
+    if let Some(Absent::ProtNone { frame, .. }) = P::Arch::decode_absent(first) {
+        cursor.page_table.memory.before_execution_of(new.permissions, frame);
+    }
+    let level = run.node.level;
+    let end = run.index + run.count;
+    let mut contig_end = EntryIndex::FIRST;
+    cursor.widen(run).replace_absent(|entry, index| {
+        let Some(Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault }) =
+            P::Arch::decode_absent(entry)
+        else {
+            return entry;
+        };
+        let attributes = Attributes { accessed, dirty, soft_dirty, userfault, ..new };
+        let leaf = P::Arch::page_entry(frame, level, attributes);
+        if level == Level::PTE
+            && P::Arch::may_fold(leaf, index)
+            && end - index >= P::Arch::CONTIG_ENTRIES
+        {
+            contig_end = index + P::Arch::CONTIG_ENTRIES;
+        }
+        if index < contig_end { P::Arch::set_contig(leaf, index) } else { leaf }
+    });
+    cursor.counts.entries_read += u64::from(run.count);
+    cursor.counts.entries_written += u64::from(run.count);
+}
+
+/// Takes the permission to write, and sets the userfault bit. In place: until the flush either
+/// answer is right, and the MMU ignores the bit.
+#[inline(always)]
+pub(super) fn write_protect<P: Platform>(
+    cursor: &mut Cursor<'_, '_, P>,
+    run: &Run<P::Arch>,
+    gather: &mut Gather,
+) {
+    cursor
+        .narrow(run, gather)
+        .replace_each(|entry| Entry(P::Arch::write_protect(entry).0 | P::Arch::USERFAULT));
+    cursor.counts.entries_read += u64::from(run.count);
+    cursor.counts.entries_written += u64::from(run.count);
+}
+
+/// Clears the userfault bit of leaves, which stay write-protected.
+#[inline(always)]
+pub(super) fn lift_write_protect<P: Platform>(cursor: &mut Cursor<'_, '_, P>, run: &Run<P::Arch>) {
+    cursor.widen(run).replace_each(|entry| Entry(entry.0 & !P::Arch::USERFAULT));
+    cursor.counts.entries_read += u64::from(run.count);
+    cursor.counts.entries_written += u64::from(run.count);
+}
+
+/// Clears and sets bits of absent entries, which only software reads.
+#[inline(always)]
+pub(super) fn change_absent_bits<P: Platform>(
+    cursor: &mut Cursor<'_, '_, P>,
+    run: &Run<P::Arch>,
+    cleared: u64,
+    set: u64,
+) {
+    cursor.widen(run).replace_absent(|entry, _| Entry(entry.0 & !cleared | set));
+    cursor.counts.entries_written += u64::from(run.count);
+}

@@ -1,0 +1,133 @@
+//! Entries that change where they are: permissions, bits of use, userfault bits, markers.
+//!
+//! Each operation is a function from a [`Run`] to a [`Change`], decided once for all entries of the
+//! run. One loop carries the changes out. It knows which stores narrow ([`super::narrowing`]),
+//! which contiguous runs must be unfolded or broken first, and that a store may only replace an
+//! entry that the MMU can no longer change.
+//!
+//! | file | operations |
+//! |---|---|
+//! | `protect` | `mprotect`, and leaves that become writable again |
+//! | `use_bits` | `MADV_COLD`, `MADV_FREE`, `clear_refs`, aging, write-protection before a save |
+//! | `write_protect` | write-protection by a userfaultfd |
+//! | `marker` | entries without a page: set and removed |
+//! | `leaves` | the changes of leaves, carried out |
+
+mod leaves;
+pub(crate) mod marker;
+pub(crate) mod protect;
+pub(crate) mod use_bits;
+pub(crate) mod write_protect;
+
+use crate::addr::VirtRange;
+use crate::arch::{Attributes, Equal, Level};
+use crate::platform::Platform;
+use crate::tlb::Gather;
+
+use super::cursor::{Chunks, Cursor};
+use super::locking::Depth;
+use super::run::{Run, What};
+use super::zap::clear_absent;
+use super::{NoMemory, PageTable};
+
+use use_bits::UseBits;
+
+pub(super) use leaves::clear_accessed;
+
+/// What becomes of the entries of a run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Change {
+    /// They stay.
+    Keep,
+    /// The leaves lose these bits.
+    ClearUse(UseBits),
+    /// The leaves get the permissions and the key of these attributes.
+    Permit(Attributes),
+    /// The leaves become `PROT_NONE` entries.
+    Hide,
+    /// The `PROT_NONE` entries become leaves with these attributes, and their own bits of use.
+    Reveal(Attributes),
+    /// The leaves lose the permission to write, and get the userfault bit.
+    WriteProtect,
+    /// The leaves lose the userfault bit.
+    LiftWriteProtect,
+    /// These bits of absent entries are cleared and set.
+    AbsentBits { cleared: u64, set: u64 },
+    /// The absent entries become empty. What they refer to is released.
+    Release,
+}
+
+impl<P: Platform> PageTable<'_, P> {
+    /// Rewrites the runs of `range`, whose leaves agree in what `equal` names. `decide` says what
+    /// becomes of each run that is not empty. It may shorten the run: then the loop asks again for
+    /// the rest. What is stale afterwards is in the gather. Returns how many leaves of
+    /// [`Change::ClearUse`] had such a bit.
+    ///
+    /// Fails only where a huge leaf that must be split has no deposit; the runs before it are
+    /// rewritten.
+    // Always: `decide` and the changes that it can answer with are known to the caller.
+    #[inline(always)]
+    fn rewrite(
+        &self,
+        range: VirtRange,
+        equal: Equal,
+        gather: &mut Gather,
+        mut decide: impl FnMut(&mut Run<P::Arch>) -> Change,
+    ) -> Result<u64, NoMemory> {
+        let mut cleared = 0;
+        let mut chunks = Chunks::of(range);
+        while let Some(mut cursor) = chunks.next(self, Depth::Floor(Level::PTE), Some(&*gather)) {
+            while let Some(mut run) = cursor.next_run(equal)? {
+                if matches!(run.what, What::Empty | What::Table(_)) {
+                    continue;
+                }
+                loop {
+                    let count = run.count;
+                    let change = decide(&mut run);
+                    cleared += carry_out(&mut cursor, &run, change, gather);
+                    if run.count == count {
+                        break;
+                    }
+                    run = Run { count, ..run }.rest(run.count);
+                }
+            }
+        }
+        Ok(cleared)
+    }
+}
+
+/// Carries a change out. Returns how many leaves had one of the bits of [`Change::ClearUse`].
+// Always: a caller knows most of the match.
+#[inline(always)]
+fn carry_out<P: Platform>(
+    cursor: &mut Cursor<'_, '_, P>,
+    run: &Run<P::Arch>,
+    change: Change,
+    gather: &mut Gather,
+) -> u64 {
+    match run.what {
+        What::Leaf(first) => match change {
+            Change::ClearUse(bits) => return leaves::clear_use(cursor, run, bits, gather),
+            Change::Permit(new) => leaves::permit(cursor, run, first, new, gather),
+            Change::Hide => leaves::hide(cursor, run, gather),
+            Change::WriteProtect => leaves::write_protect(cursor, run, gather),
+            Change::LiftWriteProtect => leaves::lift_write_protect(cursor, run),
+            Change::Keep | Change::Reveal(_) | Change::AbsentBits { .. } | Change::Release => {}
+        },
+        What::Absent(first) => match change {
+            Change::Reveal(new) => leaves::reveal(cursor, run, first, new),
+            Change::AbsentBits { cleared, set } => {
+                leaves::change_absent_bits(cursor, run, cleared, set);
+            }
+            Change::Release => clear_absent(cursor, run, first),
+            Change::Keep
+            | Change::ClearUse(_)
+            | Change::Permit(_)
+            | Change::Hide
+            | Change::WriteProtect
+            | Change::LiftWriteProtect => {}
+        },
+        What::Empty | What::Table(_) => {}
+    }
+    0
+}

@@ -1,0 +1,136 @@
+//! `mprotect`: leaves get other permissions, and become `PROT_NONE` entries and leaves again.
+
+use crate::addr::{Frame, VirtRange};
+use crate::arch::{Absent, AbsentFormat, Arch, Entry, Equal, Level, Permissions, ProtectionKey};
+use crate::memory::Memory;
+use crate::platform::Platform;
+use crate::tlb::Gather;
+
+use super::super::leaf::user_attributes;
+use super::super::run::{Run, What};
+use super::{Change, NoMemory, PageTable};
+
+/// The pages that may become writable at once, if the mapping allows stores. The next store to any
+/// other page faults, and makes it writable then.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Writable {
+    /// Those of one mapping: private memory.
+    Exclusive,
+    /// All: shared memory.
+    All,
+    /// None: the first store must fault, so that it is noticed.
+    Noticed,
+}
+
+/// The permissions of a mapping's leaves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct EntryPolicy {
+    /// The permissions of the mapping.
+    pub(crate) permissions: Permissions,
+    /// Its protection key.
+    pub(crate) key: ProtectionKey,
+    /// The pages that may become writable at once.
+    pub(crate) writable: Writable,
+    /// Whether only soft-dirty pages may, because the first store to each page is watched.
+    pub(crate) watched: Watched,
+}
+
+/// Whether the first store to a page is recorded by soft-dirty.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Watched {
+    /// No: all of the mapping counts as soft-dirty.
+    No,
+    /// A store to a page that is not soft-dirty must fault.
+    SoftDirty,
+}
+
+impl<P: Platform> PageTable<'_, P> {
+    /// Gives every page in `range` the permissions of `policy`. What is stale afterwards is in the
+    /// gather. The caller keeps faults out of the range.
+    pub(crate) fn protect(
+        &self,
+        range: VirtRange,
+        policy: &EntryPolicy,
+        gather: &mut Gather,
+    ) -> Result<(), NoMemory> {
+        let equal = match policy.watched {
+            Watched::No => Equal::WRITABLE,
+            Watched::SoftDirty => Equal::WRITABLE | Equal::SOFT_DIRTY,
+        };
+        let allows = policy.permissions.intersects(Permissions::ACCESS);
+        let rewritten = self.rewrite(range, equal, gather, |run| match run.what {
+            What::Leaf(_) if !allows => Change::Hide,
+            What::Leaf(first) => permit(self.memory, run, first, policy),
+            What::Absent(first) if allows => reveal(self.memory, run, first, policy),
+            What::Absent(_) | What::Empty | What::Table(_) => Change::Keep,
+        });
+        rewritten.map(|_| ())
+    }
+}
+
+/// The change of a run of leaves, which agree with `first`. Shortens the run to those that are alike
+/// in whether they may become writable.
+#[inline(always)]
+fn permit<P: Platform>(
+    memory: &Memory<P>,
+    run: &mut Run<P::Arch>,
+    first: Entry,
+    policy: &EntryPolicy,
+) -> Change {
+    let attributes = P::Arch::attributes(first);
+    let noticed =
+        attributes.userfault || policy.watched == Watched::SoftDirty && !attributes.soft_dirty;
+    let mut allowed = policy.permissions;
+    if allowed.contains(Permissions::WRITE) {
+        let writable = !noticed && is_writable(memory, run, P::Arch::frame(first), policy);
+        allowed.set(Permissions::WRITE, writable);
+    }
+    Change::Permit(user_attributes(allowed, policy.key))
+}
+
+/// The change of a run of absent entries: only `PROT_NONE` entries become leaves. Shortens the run
+/// as [`permit`] does.
+#[inline(always)]
+fn reveal<P: Platform>(
+    memory: &Memory<P>,
+    run: &mut Run<P::Arch>,
+    first: Entry,
+    policy: &EntryPolicy,
+) -> Change {
+    let Some(Absent::ProtNone { frame, userfault, .. }) = P::Arch::decode_absent(first) else {
+        return Change::Keep;
+    };
+    // Soft-dirty may differ within the run, so a page whose stores are watched waits for the store.
+    let writable = is_writable(memory, run, frame, policy)
+        && !userfault
+        && policy.watched == Watched::No
+        && policy.permissions.contains(Permissions::WRITE);
+    let mut allowed = policy.permissions;
+    allowed.set(Permissions::WRITE, writable);
+    Change::Reveal(user_attributes(allowed, policy.key))
+}
+
+/// Whether the pages of the run, from the frame `first` on, may become writable. Shortens the run to
+/// those for which the answer is the same. Zero pages have no owner.
+#[inline(always)]
+fn is_writable<P: Platform>(
+    memory: &Memory<P>,
+    run: &mut Run<P::Arch>,
+    first: Frame,
+    policy: &EntryPolicy,
+) -> bool {
+    match policy.writable {
+        Writable::Exclusive => {}
+        Writable::All => return true,
+        Writable::Noticed => return false,
+    }
+    let Some(folio) = memory.frames.folio_of(first) else { return false };
+    let pages = run.pages();
+    let found = memory.frames.exclusive_run(folio, first.0 - folio.head.0, pages);
+    if run.node.level > Level::PTE {
+        // One leaf cannot be writable in part: all of it must be exclusive.
+        return found.exclusive && found.count == pages;
+    }
+    run.count = found.count;
+    found.exclusive
+}

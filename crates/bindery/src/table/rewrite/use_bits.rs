@@ -1,0 +1,85 @@
+//! Bits that record use are cleared: accessed, dirty, soft-dirty, and with the last two the
+//! permission to write, so that the next store faults.
+
+use crate::addr::VirtRange;
+use crate::arch::{self, Absent, AbsentFormat, Arch, Attributes, Entry, Equal, Marker, absent};
+use crate::frame::Folio;
+use crate::platform::Platform;
+use crate::tlb::Gather;
+
+use super::super::run::What;
+use super::{Change, NoMemory, PageTable};
+
+/// The bits that leaves lose.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum UseBits {
+    /// Accessed (`MADV_COLD`).
+    Accessed,
+    /// Accessed and dirty. Content that is not in memory is dropped (`MADV_FREE`).
+    AccessedAndDirty,
+    /// Soft-dirty, and the permission to write (`clear_refs`).
+    SoftDirty,
+    /// Dirty, and the permission to write: before the content is saved.
+    Dirty,
+}
+
+impl UseBits {
+    /// The attributes without these bits.
+    #[inline]
+    pub(super) fn cleared_from(self, old: Attributes) -> Attributes {
+        let mut new = old;
+        match self {
+            Self::Accessed => new.accessed = false,
+            Self::AccessedAndDirty => (new.accessed, new.dirty) = (false, false),
+            Self::SoftDirty => {
+                new.soft_dirty = false;
+                new.permissions -= arch::Permissions::WRITE;
+            }
+            Self::Dirty => {
+                new.dirty = false;
+                new.permissions -= arch::Permissions::WRITE;
+            }
+        }
+        new
+    }
+
+    /// The change of a run of absent entries that begins with `first`.
+    fn change_of_absent<A: Arch>(self, first: Entry) -> Change {
+        match A::decode_absent(first) {
+            Some(Absent::Swap { .. } | Absent::ProtNone { .. }) if self == Self::SoftDirty => {
+                Change::AbsentBits { cleared: absent::SOFT_DIRTY, set: 0 }
+            }
+            // The content is nowhere in memory: bringing it in is more work than a new page.
+            Some(Absent::Swap { .. } | Absent::Marker(Marker::Poison))
+                if self == Self::AccessedAndDirty =>
+            {
+                Change::Release
+            }
+            Some(Absent::Swap { .. } | Absent::ProtNone { .. } | Absent::Marker(_)) | None => {
+                Change::Keep
+            }
+        }
+    }
+}
+
+impl<P: Platform> PageTable<'_, P> {
+    /// Clears bits of use in `range`. `concerns` is asked about each run of one folio, with the
+    /// number of its pages, and says whether its leaves lose them. What is stale afterwards is in
+    /// the gather. Returns how many leaves had such a bit.
+    pub(crate) fn clear_use(
+        &self,
+        range: VirtRange,
+        bits: UseBits,
+        gather: &mut Gather,
+        mut concerns: impl FnMut(Option<Folio>, u32) -> bool,
+    ) -> Result<u64, NoMemory> {
+        self.rewrite(range, Equal::empty(), gather, |run| match run.what {
+            What::Leaf(first) => {
+                let folio = self.memory.frames.folio_of(P::Arch::frame(first));
+                if concerns(folio, run.pages()) { Change::ClearUse(bits) } else { Change::Keep }
+            }
+            What::Absent(first) => bits.change_of_absent::<P::Arch>(first),
+            What::Empty | What::Table(_) => Change::Keep,
+        })
+    }
+}

@@ -1,0 +1,123 @@
+//! Write-protection by a userfaultfd: a bit of each entry, which forbids stores, and markers where
+//! the range is empty.
+//!
+//! Leaves, `PROT_NONE` entries and swap entries have the bit, and keep it when one becomes the other.
+//! An operation that makes leaves writable skips those that have it ([`super::protect`]).
+
+use core::sync::atomic::Ordering;
+
+use crate::addr::{VirtAddr, VirtRange};
+use crate::arch::{Absent, AbsentFormat, Arch, Equal, Level, Marker, absent};
+use crate::platform::Platform;
+use crate::tlb::Gather;
+
+use super::super::cursor::Cursor;
+use super::super::run::{self, Run, What};
+use super::super::{EntryAt, TablePool};
+use super::marker::mark_whole_table;
+use super::{Change, NoMemory, PageTable};
+
+/// Whether a run has the bit, or is one of its markers.
+pub(in crate::table) fn is_protected<A: Arch>(run: &Run<A>) -> bool {
+    match run.what {
+        What::Leaf(first) => A::attributes(first).userfault,
+        What::Absent(first) => match A::decode_absent(first) {
+            Some(Absent::Swap { userfault, .. } | Absent::ProtNone { userfault, .. }) => userfault,
+            Some(Absent::Marker(marker)) => marker == Marker::UserfaultWriteProtect,
+            None => false,
+        },
+        What::Empty | What::Table(_) => false,
+    }
+}
+
+/// The change of a run that gets the bit. Other markers than its own have no such bit.
+fn protect<A: Arch>(run: &Run<A>) -> Change {
+    match run.what {
+        _ if is_protected(run) => Change::Keep,
+        What::Leaf(_) => Change::WriteProtect,
+        What::Absent(first) => match A::decode_absent(first) {
+            Some(Absent::Swap { .. } | Absent::ProtNone { .. }) => {
+                Change::AbsentBits { cleared: 0, set: absent::USERFAULT }
+            }
+            Some(Absent::Marker(_)) | None => Change::Keep,
+        },
+        What::Empty | What::Table(_) => Change::Keep,
+    }
+}
+
+/// The change of a run that loses the bit.
+fn lift<A: Arch>(run: &Run<A>) -> Change {
+    match run.what {
+        _ if !is_protected(run) => Change::Keep,
+        What::Leaf(_) => Change::LiftWriteProtect,
+        What::Absent(first) if A::strip_absent_userfault(first).is_empty() => Change::Release,
+        What::Absent(_) => Change::AbsentBits { cleared: absent::USERFAULT, set: 0 },
+        What::Empty | What::Table(_) => Change::Keep,
+    }
+}
+
+impl<P: Platform> PageTable<'_, P> {
+    /// Write-protects the pages of `range`. What is stale afterwards is in the gather. The caller
+    /// keeps faults out of the range.
+    pub(crate) fn userfault_protect(
+        &self,
+        range: VirtRange,
+        gather: &mut Gather,
+    ) -> Result<(), NoMemory> {
+        self.rewrite(range, Equal::WRITABLE, gather, |run| protect(run)).map(|_| ())
+    }
+
+    /// Removes the protection of the pages of `range`, and its markers. Leaves allow no more than
+    /// before. The caller keeps faults out of the range.
+    pub(crate) fn userfault_lift(&self, range: VirtRange) -> Result<(), NoMemory> {
+        let mut gather = Gather::new();
+        let lifted = self.rewrite(range, Equal::empty(), &mut gather, |run| lift(run));
+        debug_assert!(!gather.is_stale(), "a lift narrows no entry");
+        lifted.map(|_| ())
+    }
+
+    /// Puts markers into the empty entries of `range`. On failure all before `reached` are marked,
+    /// and none behind it.
+    pub(crate) fn userfault_mark(
+        &self,
+        range: VirtRange,
+        reached: &mut VirtAddr,
+    ) -> Result<(), NoMemory> {
+        self.for_each_leaf_table(range, |cursor, part, pool| {
+            mark_vacant(cursor, part, pool)?;
+            *reached = part.end();
+            Ok(())
+        })
+    }
+}
+
+/// Puts markers into the empty entries of `part`, which lies under one entry of level 2.
+fn mark_vacant<'m, P: Platform>(
+    cursor: &mut Cursor<'_, 'm, P>,
+    part: VirtRange,
+    pool: &mut TablePool<'m, P>,
+) -> Result<(), NoMemory> {
+    let page_table = cursor.page_table;
+    let entry = P::Arch::encode_absent(Absent::Marker(Marker::UserfaultWriteProtect));
+    let EntryAt { node, entry: found, .. } = cursor.entry_at(part.start());
+    if node.level > Level::PTE && !found.is_empty() {
+        // One entry covers all of the part.
+        return Ok(());
+    }
+    if node.level > Level::PTE && part.len() == P::Arch::PTE.table_span() {
+        return mark_whole_table(cursor, part, entry, pool);
+    }
+    let table = cursor.table_at(part.start(), Level::PTE, pool)?;
+    let first = P::Arch::PTE.index_of(part.start());
+    let slots = page_table.slots(table);
+    let mut marked = 0;
+    for index in first.stretch(part.pages() as u32) {
+        if run::load(slots, index).is_empty() {
+            slots[index.slot()].store(entry.0, Ordering::Relaxed);
+            marked += 1;
+        }
+    }
+    cursor.counts.entries_written += u64::from(marked);
+    page_table.change_entry_count(table, marked, 0);
+    Ok(())
+}
