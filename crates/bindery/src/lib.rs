@@ -68,7 +68,8 @@
 //! | modules | idea |
 //! |---|---|
 //! | `addr`, `arch`, `platform`, `error`, `stats`, `sync`, `bytes`, `events`, `interrupt`, `commit` | addresses, entry formats, locks, and what the embedder supplies |
-//! | `frame` | frames, folios and their metadata, the allocator, slabs |
+//! | `frame` | frames and their metadata, the allocator, slabs |
+//! | `folio` | user memory: references, mappings, locks, owners |
 //! | `collections` | trees and lists whose nodes come from slabs |
 //! | `memory`, `deferred`, `effort`, `huge_zero`, `swap` | what all address spaces share; frees that wait for readers; swap slots |
 //! | `tlb` | which CPUs must flush, and what a flush covers |
@@ -104,6 +105,7 @@ mod deferred;
 mod effort;
 mod error;
 mod events;
+mod folio;
 mod frame;
 mod huge_zero;
 mod interrupt;
@@ -129,7 +131,8 @@ pub use deferred::Deferred;
 pub use effort::LargeFolioEffort;
 pub use error::{Errno, Error, FaultError, Operation, PinError};
 pub use events::Events;
-pub use frame::{FrameRange, FrameUsage, FrameUse, FrameView, FramesError, OwnerKind};
+pub use folio::{FrameUsage, FrameUse, FrameView, OwnerKind};
+pub use frame::{FrameRange, FramesError};
 pub use kernel_map::{
     AreaKind, Content, KernelAddress, KernelArea, KernelMap, KernelMapError, KernelPiece, Pauses,
     Pieces, Resolution, UnmapTime, VmallocOptions, VmapOptions,

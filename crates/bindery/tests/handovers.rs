@@ -21,11 +21,11 @@ const CALLS: [&str; 7] = [
 ];
 
 /// The calls themselves, and wrong uses of guards for the compiler to find.
-const UNLISTED: [&str; 2] = ["frame/folio_lock.rs", "space/lock_violations.rs"];
+const UNLISTED: [&str; 2] = ["folio/lock.rs", "space/lock_violations.rs"];
 
 /// The files that define guards which may be left: no other may forget a value.
 const GUARDS: [&str; 4] =
-    ["frame/folio_lock.rs", "frame/reference.rs", "sync/mutex.rs", "sync/rw_lock/mod.rs"];
+    ["folio/lock.rs", "folio/reference.rs", "sync/mutex.rs", "sync/rw_lock/mod.rs"];
 
 type Places = BTreeMap<String, BTreeSet<String>>;
 

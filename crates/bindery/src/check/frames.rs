@@ -1,9 +1,9 @@
 //! Compares the frames' metadata with the contents of the trees.
 
 use crate::addr::Frame;
+use crate::folio::{Folio, Owner, OwnerKind};
 use crate::frame::meta::Kind;
 use crate::frame::slab::Slab;
-use crate::frame::{Folio, Owner, OwnerKind};
 use crate::platform::Platform;
 use crate::vma::Vma;
 
@@ -67,7 +67,7 @@ impl<P: Platform> Audit<'_, '_, P> {
 
     fn folio(&mut self, folio: Folio) -> Result<(), Violation> {
         let frames = &self.memory.frames;
-        let says = frames.mappings(folio);
+        let says = frames.folio(folio).mappings();
         let (mut holds, mut names) = (0, 0);
         for page in 0..folio.pages() {
             let frame = folio.head.plus(page);
@@ -77,28 +77,33 @@ impl<P: Platform> Audit<'_, '_, P> {
             }
             holds += mappings;
             names += u32::from(named);
-            if frames.is_exclusive(folio, page) {
+            if frames.folio(folio).exclusive().contains(page) {
                 if mappings > 1 {
                     return Err(Violation::ExclusiveButShared { frame, mappings });
                 }
-                if frames.owner_kind(folio) != OwnerKind::Anonymous {
+                if frames.folio(folio).owner_kind() != OwnerKind::Anonymous {
                     return Err(Violation::ExclusiveButOfObject(frame));
                 }
             }
         }
-        let references = frames.references(folio) - u32::from(frames.is_swap_cached(folio));
+        let references =
+            frames.folio(folio).references() - u32::from(frames.folio(folio).is_swap_cached());
         if says != holds {
             return Err(Violation::Mappings { folio: folio.head, says, holds });
         }
         if references != names || !self.may_be_named(folio, names) {
             return Err(Violation::References { folio: folio.head, says: references });
         }
-        if says == 0 && names == 0 && frames.pins(folio) == 0 && !frames.is_swap_cached(folio) {
+        if says == 0
+            && names == 0
+            && frames.folio(folio).pins() == 0
+            && !frames.folio(folio).is_swap_cached()
+        {
             return Err(Violation::Leaked(folio.head));
         }
         if says == 0
             && names == 0
-            && frames.owner(&self.memory.platform, folio).owner != Owner::Nobody
+            && frames.folio(folio).owner(&self.memory.platform).owner != Owner::Nobody
         {
             return Err(Violation::StaleOwner(folio.head));
         }

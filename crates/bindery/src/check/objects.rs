@@ -5,7 +5,7 @@ use core::ptr::{self, NonNull};
 
 use crate::addr::{Frame, PAGE_SHIFT, VirtAddr};
 use crate::collections::page_tree::Node;
-use crate::frame::{Folio, FolioOwner, Owner};
+use crate::folio::{Folio, FolioOwner, Owner};
 use crate::object::Registry;
 use crate::object::{Accounting, ObjectState, Quota};
 use crate::platform::Platform;
@@ -127,7 +127,7 @@ impl<P: Platform> Audit<'_, '_, P> {
             return Err(broken);
         }
         let folio = frames.folio_of(frame).ok_or(broken)?;
-        let FolioOwner { owner, first } = frames.owner(&self.memory.platform, folio);
+        let FolioOwner { owner, first } = frames.folio(folio).owner(&self.memory.platform);
         let place = first.page(frame.0 - folio.head.0);
         if owner != object.as_owner() || place != page {
             return Err(broken);
@@ -195,7 +195,8 @@ impl<P: Platform> Audit<'_, '_, P> {
     /// Whether the page of `folio` may be mapped: a page of an object must still be in the object,
     /// within its size.
     pub(super) fn may_be_mapped(&self, folio: Folio, page: u32, named: bool) -> bool {
-        let FolioOwner { owner, first } = self.memory.frames.owner(&self.memory.platform, folio);
+        let FolioOwner { owner, first } =
+            self.memory.frames.folio(folio).owner(&self.memory.platform);
         let (Owner::Memory(object) | Owner::File(object)) = owner else { return true };
         let object = object.cast::<ObjectState>();
         // SAFETY: an object has the page, and `name` has compared it with the owner; no object is
@@ -205,6 +206,6 @@ impl<P: Platform> Audit<'_, '_, P> {
 
     /// Whether `folio`, of whose pages objects have `named`, may have that number of them.
     pub(super) fn may_be_named(&self, folio: Folio, named: u32) -> bool {
-        named == 0 || self.memory.frames.is_of_object(folio)
+        named == 0 || self.memory.frames.folio(folio).is_of_object()
     }
 }

@@ -1,7 +1,7 @@
 //! Verifies that the reverse map leads from every folio to the entries that map it.
 
 use crate::addr::VirtAddr;
-use crate::frame::{Folio, FolioIndex, FolioOwner, Owner};
+use crate::folio::{Folio, FolioIndex, FolioOwner, Owner};
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
 use crate::space::{AddressSpace, MappingFlags};
@@ -20,7 +20,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         number: u32,
     ) -> Result<(), Violation> {
         let memory = self.memory;
-        let FolioOwner { owner, first } = memory.frames.owner(&memory.platform, folio);
+        let FolioOwner { owner, first } = memory.frames.folio(folio).owner(&memory.platform);
         let found = match owner {
             Owner::Nobody => false,
             // SAFETY: the folio is mapped, so one of the VMAs below the anon group holds it.

@@ -34,7 +34,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         let frames = &self.memory.frames;
         let Some(frame) = cell.frame() else { return false };
         let Some(folio) = frames.folio_of(frame) else { return false };
-        frames.swap_place(folio).is_some_and(|place| {
+        frames.folio(folio).swap_place().is_some_and(|place| {
             let number = u64::from(frame.0 - folio.head.0);
             (place.area, place.first + number) == (area, slot) && place.cached <= folio.pages()
         })

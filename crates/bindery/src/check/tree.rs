@@ -4,7 +4,8 @@ use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{
     self, Absent, AbsentFormat, Arch, Entry, EntryIndex, Kind, Level, Marker, Permissions,
 };
-use crate::frame::{OwnerKind, pending};
+use crate::folio::OwnerKind;
+use crate::frame::pending;
 use crate::platform::Platform;
 use crate::space::{AddressSpace, Resident};
 use crate::swap::SlotRun;
@@ -236,7 +237,7 @@ impl<P: Platform> Audit<'_, '_, P> {
             return Err(broken);
         }
 
-        *match self.memory.frames.owner_kind(folio) {
+        *match self.memory.frames.folio(folio).owner_kind() {
             OwnerKind::Anonymous => &mut self.resident.anonymous,
             OwnerKind::File => &mut self.resident.file,
             OwnerKind::SharedMemory => &mut self.resident.shared,
@@ -246,7 +247,7 @@ impl<P: Platform> Audit<'_, '_, P> {
                 *count += 1;
             }
         }
-        Ok(self.memory.frames.are_exclusive(folio, number, pages))
+        Ok(self.memory.frames.folio(folio).exclusive().contains_all(number, pages))
     }
 
     /// Whether the contiguous run around `index` is complete: aligned, consecutive, of one folio,

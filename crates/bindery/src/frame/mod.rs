@@ -1,4 +1,4 @@
-//! Physical memory: frames and their users.
+//! Physical memory: the allocator of frames, their metadata, and slabs.
 //!
 //! | file | contents |
 //! |---|---|
@@ -6,69 +6,27 @@
 //! | `range` | [`FrameRange`]: consecutive frames |
 //! | `buddy` | the allocator of blocks of 2^order frames |
 //! | `batch` | frames that are freed together |
-//! | `folio` | [`Folio`]: user memory; fresh folios, anon-exclusive, dirty |
-//! | `aging` | what reclaim makes of what it sees of a folio |
-//! | `count` | the word of references, pins and mappings, and its transitions |
-//! | `mapping` | mappings and pins |
-//! | `alone` | whether one process may have all mappings of a folio |
-//! | `reference` | references, also from a frame number |
-//! | `folio_lock` | the lock of a folio |
-//! | `numbered` | passes over many folios |
-//! | `split` | one folio into several |
-//! | `owner` | the owner of a folio |
 //! | `pending`, `table_meta` | page tables: pending flushes; what else is known of one |
 //! | `slab` | `Slab`: small objects of the core, carved from frames |
-//! | `swap_place` | the swap slots of a folio in the swap cache |
-//! | `unevictable` | folios that reclaim has found locked into memory |
-//! | `view` | the use of each frame |
 //! | `inject` | allocations that fail on purpose, for tests |
 //!
 //! [`Frames`] puts them together. Nothing here sleeps. The free lists have one spin lock, which is
 //! held for a number of steps bounded by [`MAX_ORDER`] and is below every other lock of the core.
 //! The owner of a frame decides the meaning of its metadata: plain stores while it has one owner,
-//! atomic instructions once tables name it.
-//!
-//! # Holds on a folio
-//! | hold | taken by | keeps | under |
-//! |---|---|---|---|
-//! | a fresh folio | the thread that allocated it | everything: nobody else can find it | nothing; plain stores |
-//! | a mapping | the thread that writes the entry; fork and moves, from an existing one | frame, contents, kind of owner | the lock of the entry's table |
-//! | a pin | a thread that keeps a mapping meanwhile | frame, contents | that table's lock |
-//! | a reference | a holder of a mapping or a reference; a page index, one for each page; a walker, from a frame number | frame, order, kind | nothing |
-//! | the lock | a holder of a reference, or one that keeps a mapping | owner and index | nothing; below the invalidate locks, above those of anonymous families; only tried under a table's lock and in a read section |
-//!
-//! The last hold to go frees the folio. A walker may take a reference at any time, so a look at the
-//! count never proves that a thread is the only holder, unless the same step freezes the count
-//! (`count`). After that, all accesses are plain again. A walker with a reference may conclude that
-//! the folio is a folio of this order. With the lock as well, it may rely on the owner. A folio
-//! that is mapped, but of which no entry is found, is busy: entries are moved between tables.
+//! atomic instructions once tables name it. [`crate::folio`] tells what the metadata of user memory
+//! means.
 
-mod aging;
-mod alone;
 mod batch;
 mod buddy;
-mod count;
-pub(crate) mod folio;
-mod folio_lock;
 #[cfg(any(test, feature = "testing"))]
 mod inject;
-#[cfg(all(test, loom))]
-mod loom_model;
-mod mapping;
 pub(crate) mod meta;
-mod numbered;
-pub(crate) mod owner;
 pub(crate) mod pending;
 mod range;
-mod reference;
 pub(crate) mod slab;
-pub(crate) mod split;
-pub(crate) mod swap_place;
 pub(crate) mod table_meta;
 #[cfg(test)]
 pub(crate) mod tests;
-mod unevictable;
-mod view;
 
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -82,23 +40,7 @@ use meta::{FrameMeta, Kind, META_SIZE, MetaArray, NONE};
 
 pub(crate) use batch::FreeBatch;
 pub use buddy::MAX_ORDER;
-#[cfg(all(test, loom))]
-pub(crate) use count::{REFERENCE, publish, refer, take_all};
-pub(crate) use folio::FOLIO_ORDERS;
-pub use folio::MAX_FOLIO_ORDER;
-pub(crate) use folio::{ExclusiveRun, Folio};
-#[cfg(all(test, loom))]
-pub(crate) use folio_lock::{begin_writeback, lock_unless_writeback, take_from_request, unlock};
-pub use owner::OwnerKind;
 pub use range::FrameRange;
-pub use view::{FrameUsage, FrameUse, FrameView};
-#[allow(unused_imports, reason = "the layers above name those that they need")]
-pub(crate) use {
-    aging::Age, aging::Eviction, aging::Turn, count::PinRoom, count::TooManyMappings, folio::Freed,
-    folio_lock::FolioLock, folio_lock::LockedFolio, numbered::Numbered,
-    owner::ALIGN as OWNER_ALIGN, owner::FolioIndex, owner::FolioOwner, owner::Owner,
-    owner::OwnerMark, owner::OwnerRun, reference::Reference, split::SplitError,
-};
 
 /// The reason why the ranges of memory cannot be used.
 ///
@@ -238,6 +180,24 @@ impl<P: Platform> Frames<P> {
     #[inline]
     pub(crate) fn meta(&self, frame: Frame) -> &FrameMeta {
         self.metas.get(frame)
+    }
+
+    /// Whether there is metadata of the frame.
+    #[inline]
+    pub(crate) fn covers(&self, frame: Frame) -> bool {
+        self.metas.covers(frame)
+    }
+
+    /// The metadata of all frames, for a pass over many.
+    #[inline]
+    pub(crate) fn metas(&self) -> MetaArray {
+        self.metas
+    }
+
+    /// The frames that are kept ready for single allocations: free, whatever their metadata says.
+    pub(crate) fn ready(&self) -> FrameRange {
+        let (first, count) = self.buddy.lock().ready();
+        FrameRange { first, count }
     }
 
     /// Whether `frame` is memory that is, was or can be allocated here: in the span, and neither

@@ -4,7 +4,7 @@ use core::fmt;
 use core::sync::atomic::{AtomicU8, AtomicU16, Ordering};
 
 use crate::addr::{Order, Orders};
-use crate::frame::MAX_FOLIO_ORDER;
+use crate::folio::MAX_FOLIO_ORDER;
 
 /// A program's request for a mapping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -3,7 +3,7 @@
 use crate::Memory;
 use crate::addr::Frame;
 use crate::arch::{Arch, Permissions};
-use crate::frame::Folio;
+use crate::folio::Folio;
 use crate::platform::Platform;
 
 impl<P: Platform> Memory<P> {
@@ -32,9 +32,9 @@ impl<P: Platform> Memory<P> {
     #[cold]
     #[inline(never)]
     fn synchronize_instructions(&self, folio: Folio) {
-        if !self.frames.is_fetchable(folio) {
+        if !self.frames.folio(folio).is_fetchable() {
             self.platform.synchronize_instructions(folio.head, folio.pages());
-            self.frames.mark_fetchable(folio);
+            self.frames.folio(folio).mark_fetchable();
         }
     }
 
@@ -45,7 +45,7 @@ impl<P: Platform> Memory<P> {
         if !P::Arch::COHERENT_FETCHES
             && let Some(folio) = self.frames.folio_of(frame)
         {
-            self.frames.clear_fetchable(folio);
+            self.frames.folio(folio).clear_fetchable();
         }
     }
 
@@ -54,7 +54,10 @@ impl<P: Platform> Memory<P> {
     #[inline]
     pub(crate) fn written_for_another(&self, frame: Frame) {
         if !P::Arch::COHERENT_FETCHES
-            && self.frames.folio_of(frame).is_some_and(|folio| self.frames.is_fetchable(folio))
+            && self
+                .frames
+                .folio_of(frame)
+                .is_some_and(|folio| self.frames.folio(folio).is_fetchable())
         {
             self.platform.synchronize_instructions(frame, 1);
         }

@@ -14,10 +14,10 @@ use crate::commit::Commitment;
 use crate::deferred::Deferral;
 use crate::effort::EffortSetting;
 use crate::events::{Events, RareEvents};
+use crate::folio::{FrameUsage, FrameView};
 use crate::frame::meta;
 use crate::frame::{
-    AllocateFor, FrameRange, FrameTraffic, FrameUsage, FrameView, Frames, FramesError, FreeBatch,
-    MAX_ORDER,
+    AllocateFor, FrameRange, FrameTraffic, Frames, FramesError, FreeBatch, MAX_ORDER,
 };
 use crate::huge_zero::HugeZero;
 use crate::platform::Platform;
@@ -212,8 +212,8 @@ impl<P: Platform> Memory<P> {
     pub fn frame_kind(&self, frame: Frame) -> FrameKind {
         match self.frames.folio_of(frame) {
             None if self.is_zero(frame) => FrameKind::Zero,
-            Some(folio) if self.frames.is_anonymous(folio) => FrameKind::Anonymous,
-            Some(folio) if self.frames.is_of_object(folio) => FrameKind::Object,
+            Some(folio) if self.frames.folio(folio).is_anonymous() => FrameKind::Anonymous,
+            Some(folio) if self.frames.folio(folio).is_of_object() => FrameKind::Object,
             _ => FrameKind::Other,
         }
     }
@@ -223,7 +223,7 @@ impl<P: Platform> Memory<P> {
     ///
     /// Context: any. Complexity: constant.
     pub fn frame_view(&self, frame: Frame) -> FrameView {
-        self.frames.view(frame)
+        crate::folio::frame_view(&self.frames, frame)
     }
 
     /// The frames from the lowest to the highest of the memory, holes included.
@@ -238,7 +238,7 @@ impl<P: Platform> Memory<P> {
     ///
     /// Context: spins. Complexity: linear in the blocks of frames.
     pub fn frame_usage(&self) -> FrameUsage {
-        self.frames.usage(self.huge_order())
+        crate::folio::frame_usage(&self.frames, self.huge_order())
     }
 
     /// The order of folios that one entry above level 1 maps.
@@ -442,9 +442,9 @@ impl<P: Platform> Memory<P> {
         // Zero pages, and frames outside of the managed memory, have no counts.
         let Some(folio) = self.frames.folio_of(P::Arch::frame(first)) else { return };
         counts.folios_touched += 1;
-        counts.unmapped(self.frames.owner_kind(folio), pages);
+        counts.unmapped(self.frames.folio(folio).owner_kind(), pages);
         let dirty = || P::Arch::attributes(first).dirty;
-        let freed = self.frames.unmap_into(batch, &self.platform, folio, pages, dirty);
+        let freed = self.frames.folio(folio).unmap_into(batch, &self.platform, pages, dirty);
         self.after_unmapping(batch, folio, freed);
     }
 
@@ -452,11 +452,11 @@ impl<P: Platform> Memory<P> {
         let Some(folio) = self.frames.folio_of(first) else { return };
         if dirty {
             // Before the mapping is dropped: afterwards the folio may be freed and reused.
-            self.frames.mark_dirty(folio);
+            self.frames.folio(folio).mark_dirty();
         }
         counts.folios_touched += 1;
-        counts.unmapped(self.frames.owner_kind(folio), pages);
-        let freed = self.frames.unmap(&self.platform, folio, pages);
+        counts.unmapped(self.frames.folio(folio).owner_kind(), pages);
+        let freed = self.frames.folio(folio).unmap(&self.platform, pages);
         self.after_unmapping(&mut self.free_batch(), folio, freed);
     }
 
@@ -470,10 +470,10 @@ impl<P: Platform> Memory<P> {
         theirs: &mut Counts,
     ) -> Result<(), NoMemory> {
         let Some(folio) = self.frames.folio_of(first) else { return Ok(()) };
-        self.frames.map(folio, pages).map_err(|_| NoMemory)?;
-        self.frames.clear_exclusive(folio, first.0 - folio.head.0, pages);
+        self.frames.folio(folio).map(pages).map_err(|_| NoMemory)?;
+        self.frames.folio(folio).exclusive().clear(first.0 - folio.head.0, pages);
         counts.folios_touched += 1;
-        theirs.mapped(self.frames.owner_kind(folio), pages);
+        theirs.mapped(self.frames.folio(folio).owner_kind(), pages);
         Ok(())
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::Memory;
 use crate::collections::page_tree::PageIndex;
-use crate::frame::Folio;
+use crate::folio::Folio;
 use crate::platform::Platform;
 
 use super::ObjectState;
@@ -31,7 +31,11 @@ impl Arrival {
     /// Sets the age of a folio that has entered the index. The caller holds the folio.
     pub(super) fn note<P: Platform>(&self, memory: &Memory<P>, folio: Folio) {
         if let Some(shadow) = self.shadow {
-            memory.frames.set_age(folio, memory.clock.note_return(shadow, folio.pages()));
+            memory
+                .frames
+                .folio(folio)
+                .reclaim_state()
+                .set_age(memory.clock.note_return(shadow, folio.pages()));
         }
         memory.note_way(folio, self.place);
     }

@@ -2,7 +2,7 @@
 
 use crate::addr::PageRange;
 use crate::error::{Error, Failure, NoMemory};
-use crate::frame::Reference;
+use crate::folio::FolioRef;
 use crate::platform::Platform;
 
 use super::Object;
@@ -29,7 +29,7 @@ impl Awaited {
     pub(crate) fn wait<'m, P: Platform>(
         self,
         object: &Object<'m, P>,
-    ) -> Result<Option<Reference<'m, P>>, Failure> {
+    ) -> Result<Option<FolioRef<'m, P>>, Failure> {
         match self {
             Self::Pages(fetch) => fetch.serve(object),
             Self::End(ticket) => {

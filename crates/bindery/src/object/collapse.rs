@@ -5,7 +5,7 @@ use crate::addr::{Order, Orders, PageRange};
 use crate::arch::Arch;
 use crate::error::{Error, Failure, NoMemory};
 use crate::events::RareEvents;
-use crate::frame::{FOLIO_ORDERS, Folio, FolioIndex, MAX_FOLIO_ORDER};
+use crate::folio::{FOLIO_ORDERS, Folio, FolioIndex, MAX_FOLIO_ORDER};
 use crate::platform::Platform;
 use crate::rmap::{Locking, Seen, for_each_sight};
 use crate::vma::MappingFlags;
@@ -127,15 +127,17 @@ fn collapse_alone<P: Platform>(
         })
     });
     if let Err(failure) = ready {
-        frames.discard(&memory.platform, folio);
+        frames.fresh(folio).discard(&memory.platform);
         return Err(failure);
     }
     mappings::unmap(memory, object, first, count, Copies::Kept, proof);
     // Pins come through mappings, so no pin can be added now.
-    if pages::any_folio(memory, object, first, first + count, |folio| frames.pins(folio) > 0) {
+    if pages::any_folio(memory, object, first, first + count, |folio| {
+        frames.folio(folio).pins() > 0
+    }) {
         object.pages.change(memory, |index, nodes| (index.prune(first, count, nodes), 0));
         object.uncommit(memory, committed);
-        frames.discard(&memory.platform, folio);
+        frames.fresh(folio).discard(&memory.platform);
         return Err(Error::TryAgain.into());
     }
     replace(memory, object, first, folio, proof);
@@ -181,10 +183,10 @@ fn replace<P: Platform>(
 ) {
     let (frames, platform) = (&memory.frames, &memory.platform);
     let end = first + u64::from(folio.pages());
-    frames.set_fresh_owner(folio, object.as_owner(), FolioIndex::new(first));
+    frames.fresh(folio).set_owner(object.as_owner(), FolioIndex::new(first));
     // In one step: only a frozen or fresh folio may have fewer references than the index has for
     // it.
-    frames.publish(folio, folio.pages());
+    frames.fresh(folio).publish(folio.pages());
     let mut from = first;
     while from < end {
         // One folio, so at most the number of pages that ours has.
@@ -205,8 +207,8 @@ fn replace<P: Platform>(
         });
         if let Some((frame, old)) = old {
             let old_first = from - u64::from(frame.0 - old.head.0);
-            if frames.is_dirty(old) {
-                frames.mark_dirty(folio);
+            if frames.folio(old).is_dirty() {
+                frames.folio(folio).mark_dirty();
             }
             pages::let_go(memory, object, old_first, old, count, proof);
         }

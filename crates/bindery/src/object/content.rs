@@ -203,7 +203,7 @@ impl<P: Platform> Object<'_, P> {
         if before != page
             && let Some(folio) = memory.frames.folio_of(frame)
         {
-            memory.frames.note_read(folio, page == before.wrapping_add(1));
+            memory.frames.folio(folio).reclaim_state().note_read(page == before.wrapping_add(1));
         }
         let length = ((count * PAGE_SIZE - inside) as usize).min(left.now);
         // SAFETY: 1. `inside` is in the run of the object's frames, which is of one folio.

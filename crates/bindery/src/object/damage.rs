@@ -51,7 +51,7 @@ pub fn damage_object<P: Platform>(object: &Object<'_, P>, damage: ObjectDamage) 
             if state.accounting() == Accounting::PerPage {
                 state.uncommit(memory, 1);
             }
-            memory.frames.release_pages(&memory.platform, folio, 1);
+            memory.frames.folio(folio).release_pages(&memory.platform, 1);
         }
         ObjectDamage::Saving(runs) => state.pages.ends.set_writes(runs),
     }

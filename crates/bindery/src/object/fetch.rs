@@ -21,7 +21,7 @@ use arrayvec::ArrayVec;
 use crate::Memory;
 use crate::addr::{Frame, Order, Orders, PAGE_SHIFT, PageRange};
 use crate::error::{Error, Failure, NoMemory};
-use crate::frame::{FOLIO_ORDERS, Folio, Reference};
+use crate::folio::{FOLIO_ORDERS, Folio, FolioRef};
 use crate::platform::Platform;
 
 use super::arrival::Arrival;
@@ -266,7 +266,7 @@ impl Fetch {
     pub(super) fn serve<'m, P: Platform>(
         &self,
         object: &Object<'m, P>,
-    ) -> Result<Option<Reference<'m, P>>, Failure> {
+    ) -> Result<Option<FolioRef<'m, P>>, Failure> {
         let (platform, state) = (&object.memory.platform, object.state());
         // Before allocating a folio that may not be needed.
         let busy = state.pages.keeps_from_reading(platform, self.page, self.page + 1);
@@ -286,7 +286,7 @@ impl Fetch {
         &self,
         memory: &'m Memory<P>,
         object: &ObjectState,
-    ) -> Result<Option<Reference<'m, P>>, Failure> {
+    ) -> Result<Option<FolioRef<'m, P>>, Failure> {
         let mut orders = self.orders & FOLIO_ORDERS | Orders::PAGE;
         let mut failure = Failure::NoMemory;
         while let Some(order) = orders.take_largest() {
@@ -311,7 +311,7 @@ impl Fetch {
         object: &ObjectState,
         first: u64,
         order: Order,
-    ) -> Result<Option<Reference<'m, P>>, Failure> {
+    ) -> Result<Option<FolioRef<'m, P>>, Failure> {
         let folio = allocate(memory, object, order, self.reserve)?;
         let mut fresh = ArrayVec::<Fresh, FOLIOS>::new();
         fresh.push(Fresh { first, folio });
@@ -353,7 +353,7 @@ fn enter<'m, P: Platform>(
     fresh: &[Fresh],
     size: u64,
     read: &Record,
-) -> Result<Option<Reference<'m, P>>, Failure> {
+) -> Result<Option<FolioRef<'m, P>>, Failure> {
     if let Err(error) = fill(memory, object, fresh, size) {
         fresh.iter().for_each(|fresh| give_back(memory, object, fresh.folio));
         return Err(error);
@@ -451,7 +451,7 @@ fn allocate<P: Platform>(
 
 /// Undoes [`allocate`].
 pub(super) fn give_back<P: Platform>(memory: &Memory<P>, object: &ObjectState, folio: Folio) {
-    memory.frames.discard(&memory.platform, folio);
+    memory.frames.fresh(folio).discard(&memory.platform);
     object.uncommit(memory, committed(object, folio.order));
 }
 

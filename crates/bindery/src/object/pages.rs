@@ -9,7 +9,7 @@ use arrayvec::ArrayVec;
 
 use crate::Memory;
 use crate::addr::{Frame, Orders, PAGE_SHIFT, PAGE_SIZE, PageRange};
-use crate::frame::{Folio, Freed};
+use crate::folio::{Folio, Freed};
 use crate::platform::Platform;
 
 use super::awaited::Stop;
@@ -250,7 +250,7 @@ pub(crate) fn mark_dirty<P: Platform>(
     }
     // Shared memory has no storage to save to; reclaim checks the folios themselves.
     any_folio(memory, object, page, page.saturating_add(count), |folio| {
-        memory.frames.mark_dirty(folio);
+        memory.frames.folio(folio).mark_dirty();
         false
     });
     Ok(())
@@ -269,7 +269,7 @@ pub(super) fn mark_run_dirty<P: Platform>(
         return mark_dirty(memory, object, run.page, u64::from(run.count));
     }
     for_each_part(memory, run, |_, _, folio, _| {
-        memory.frames.mark_dirty(folio);
+        memory.frames.folio(folio).mark_dirty();
         true
     });
     Ok(())
@@ -299,13 +299,13 @@ pub(super) fn let_go<P: Platform>(
     _: &PagesMayGo,
 ) {
     let (frames, platform) = (&memory.frames, &memory.platform);
-    if frames.release_last(platform, folio, count) == Freed::Yes {
+    if frames.folio(folio).release_last(platform, count) == Freed::Yes {
         return;
     }
     if !names(memory, object, first, folio) {
         memory.lock_folio(folio).let_go();
     }
-    frames.release_pages(platform, folio, count);
+    frames.folio(folio).release_pages(platform, count);
 }
 
 /// Whether the index holds a page of `folio`, whose first page belongs at `first`.
@@ -335,7 +335,10 @@ pub(super) fn drop_untouched<P: Platform>(
         from = run.page + u64::from(run.count);
         for_each_part(memory, run, |page, _, folio, count| {
             let frames = &memory.frames;
-            if frames.mappings(folio) == 0 && frames.pins(folio) == 0 && !frames.is_dirty(folio) {
+            if frames.folio(folio).mappings() == 0
+                && frames.folio(folio).pins() == 0
+                && !frames.folio(folio).is_dirty()
+            {
                 let pages = PageRange::from_count(page, u64::from(count));
                 drop_pages(memory, object, pages, &mut piece, proof);
             }

@@ -32,7 +32,7 @@ use crate::Memory;
 use crate::addr::Frame;
 use crate::addr::{Order, PageRange};
 use crate::collections::page_tree::{PageFlags, PageIndex, PageRun};
-use crate::frame::{Eviction, Folio, FolioLock, FolioOwner, Owner, Reference};
+use crate::folio::{Eviction, Folio, FolioLock, FolioOwner, FolioRef, Owner};
 use crate::platform::Platform;
 use crate::rmap::{HOLD, Locking, RmapHit, Seen, for_each_sight};
 use crate::table::out_batch::OutBatch;
@@ -52,7 +52,7 @@ use super::swap_out::{Leaving, swap_out};
 pub enum ObjectFolio {
     /// No mapping and no page index refers to it any more: its pages, this many, are free.
     Freed(u32),
-    /// It stays: programs have used it recently (`Frames::look`).
+    /// It stays: programs have used it recently (`ReclaimState::update_age`).
     Used,
     /// It stays: it has other holders, or another thread has one of the locks.
     Busy,
@@ -106,10 +106,10 @@ pub enum Spare {
 /// and in the folio's entries there and its slots in the index.
 pub(crate) fn reclaim_folio<P: Platform>(
     memory: &Memory<P>,
-    held: Reference<'_, P>,
+    held: FolioRef<'_, P>,
     spare: Spare,
 ) -> ObjectFolio {
-    let lock = memory.frames.try_lock_folio(&memory.platform, *held);
+    let lock = memory.frames.folio(*held).try_lock(&memory.platform);
     let Some(lock) = lock else { return ObjectFolio::Busy };
     let FolioOwner { owner, first } = lock.owner(&memory.platform);
     let first = first.first();
@@ -204,7 +204,7 @@ fn evict<P: Platform>(
     match dropped {
         Ok(pages) => {
             lock.let_go();
-            memory.frames.release_pages(&memory.platform, folio, pages);
+            memory.frames.folio(folio).release_pages(&memory.platform, pages);
             ObjectFolio::Freed(folio.pages())
         }
         Err(Obstacle::Stays(why)) => why,
@@ -298,10 +298,13 @@ impl<P: Platform> Victim<'_, P> {
             return Err(Obstacle::Stays(ObjectFolio::Dirty));
         }
         // Pins come through mappings: an unmapped folio gets no new pin.
-        if named == 0 || frames.pins(folio) > 0 || frames.references(folio) != named + 1 {
+        if named == 0
+            || frames.folio(folio).pins() > 0
+            || frames.folio(folio).references() != named + 1
+        {
             return Err(Obstacle::Stays(ObjectFolio::Busy));
         }
-        if frames.mappings(folio) > 0 {
+        if frames.folio(folio).mappings() > 0 {
             return Err(Obstacle::Mapped);
         }
         self.look(spare, false).map(|()| named)
@@ -309,7 +312,10 @@ impl<P: Platform> Victim<'_, P> {
 
     /// Whether the folio may be reclaimed, after an update of its age.
     fn look(&self, spare: Spare, used: bool) -> Result<(), Obstacle> {
-        if spare == Spare::Used && self.memory.frames.look(self.folio, used) == Eviction::Later {
+        if spare == Spare::Used
+            && self.memory.frames.folio(self.folio).reclaim_state().update_age(used)
+                == Eviction::Later
+        {
             return Err(Obstacle::Stays(ObjectFolio::Used));
         }
         Ok(())

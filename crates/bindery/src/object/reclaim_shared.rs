@@ -9,7 +9,7 @@ use arrayvec::ArrayVec;
 
 use crate::Memory;
 use crate::addr::PageRange;
-use crate::frame::{FolioOwner, Owner, Reference, Turn};
+use crate::folio::{FolioOwner, FolioRef, Owner, Turn};
 use crate::platform::Platform;
 use crate::table::out_batch::OutBatch;
 
@@ -29,12 +29,12 @@ const WINDOW: u64 = 512;
 /// Complexity: as [`swap_out`].
 pub(crate) fn reclaim_around<P: Platform>(
     memory: &Memory<P>,
-    held: Reference<'_, P>,
+    held: FolioRef<'_, P>,
     turn: Option<Turn>,
     most: u64,
     batch: &mut OutBatch,
 ) -> Looked {
-    let Some(lock) = memory.frames.try_lock_folio(&memory.platform, *held) else {
+    let Some(lock) = memory.frames.folio(*held).try_lock(&memory.platform) else {
         return ObjectFolio::Busy.into();
     };
     let FolioOwner { owner: Owner::Memory(object), first } = lock.owner(&memory.platform) else {
@@ -46,10 +46,10 @@ pub(crate) fn reclaim_around<P: Platform>(
     // last use.
     let object = unsafe { object.as_ref() };
     if let Some(turn) = turn {
-        memory.frames.note_look(*held, turn);
+        memory.frames.folio(*held).reclaim_state().note_look(turn);
     }
     if !object.may_be_swapped() {
-        memory.frames.mark_unevictable(*held);
+        memory.frames.folio(*held).reclaim_state().mark_unevictable();
         // Its neighbors stay as well. An attempt on them now would report that they may be freed
         // later.
         return ObjectFolio::NotReclaimable.into();

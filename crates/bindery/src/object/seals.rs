@@ -191,7 +191,7 @@ impl<P: Platform> Object<'_, P> {
         // made.
         object.invalidate_lock.with_write(&memory.platform, |_| {
             let pinned = pages::any_folio(memory, object, 0, PAGE_LIMIT, |folio| {
-                memory.frames.pins(folio) > 0
+                memory.frames.folio(folio).pins() > 0
             });
             if pinned { Err(Error::Busy) } else { Ok(()) }
         })

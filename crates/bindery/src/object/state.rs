@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::Memory;
 use crate::addr::{Orders, PAGE_SIZE, PageRange};
 use crate::error::Error;
-use crate::frame::{OWNER_ALIGN, Owner};
+use crate::folio::{OWNER_ALIGN, Owner};
 use crate::memory::{Record, RecordKind};
 use crate::platform::Platform;
 use crate::rmap::{ObjectTree, TreeLock};
@@ -111,8 +111,8 @@ pub(super) fn pages_of(bytes: u64) -> u64 {
 const _: () = assert!(align_of::<ObjectState>() as u64 >= OWNER_ALIGN);
 
 impl ObjectState {
-    /// The object as the owner of folios. Only its address counts: [`crate::frame::Frames::owner`]
-    /// makes the pointer that leads back from the direct map.
+    /// The object as the owner of folios. Only its address counts: `FolioHandle::owner` makes
+    /// the pointer that leads back from the direct map.
     pub(crate) fn as_owner(&self) -> Owner {
         let kind = if self.is_file() { Owner::File } else { Owner::Memory };
         kind(NonNull::from(self).cast())

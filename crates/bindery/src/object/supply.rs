@@ -3,7 +3,7 @@
 use crate::Memory;
 use crate::collections::page_tree::PageStretch;
 use crate::error::{Error, Failure, NoMemory};
-use crate::frame::{Folio, FolioIndex, Reference};
+use crate::folio::{Folio, FolioIndex, FolioRef};
 use crate::platform::Platform;
 
 use super::ObjectState;
@@ -18,7 +18,7 @@ pub(super) fn add<'m, P: Platform>(
     object: &ObjectState,
     fresh: &Fresh,
     read: Option<&Record>,
-) -> Result<Option<Reference<'m, P>>, Failure> {
+) -> Result<Option<FolioRef<'m, P>>, Failure> {
     match enter(memory, object, fresh, read) {
         Ok(Some(kept)) => Ok(kept),
         Ok(None) => {
@@ -60,14 +60,14 @@ fn enter<'m, P: Platform>(
     object: &ObjectState,
     fresh: &Fresh,
     read: Option<&Record>,
-) -> Result<Option<Option<Reference<'m, P>>>, NoMemory> {
+) -> Result<Option<Option<FolioRef<'m, P>>>, NoMemory> {
     let frames = &memory.frames;
     let Fresh { first, folio } = *fresh;
     let pages = folio.pages();
     let count = u64::from(pages);
-    frames.set_fresh_owner(folio, object.as_owner(), FolioIndex::new(first));
+    frames.fresh(folio).set_owner(object.as_owner(), FolioIndex::new(first));
     // A userfaultfd fills folios before their destination is known.
-    frames.clear_exclusive(folio, 0, pages);
+    frames.folio(folio).exclusive().clear(0, pages);
     object.pages.change_with_nodes(memory, |index, nodes| {
         // In one step with the check of the index: a call that drops pages has canceled the read
         // before.
@@ -80,10 +80,10 @@ fn enter<'m, P: Platform>(
         }
         // No step can fail any more. Takes one reference for each page that the index will refer
         // to, before another thread finds it there.
-        frames.publish(folio, pages);
+        frames.fresh(folio).publish(pages);
         index.set(first, folio.head, pages);
         // Before another thread can drop the pages.
-        let kept = read.and_then(|_| frames.keep(&memory.platform, folio));
+        let kept = read.and_then(|_| frames.folio(folio).keep(&memory.platform));
         (Ok(Some(kept)), count as i64)
     })
 }

@@ -13,8 +13,8 @@ use crate::Memory;
 use crate::addr::{Order, Orders};
 use crate::collections::page_tree::{PageIndex, SwapSlot, SwappedRun};
 use crate::error::{Error, Failure};
-use crate::frame::swap_place::SwapPlace;
-use crate::frame::{FOLIO_ORDERS, Folio, FolioIndex, FolioLock, Owner};
+use crate::folio::SwapPlace;
+use crate::folio::{FOLIO_ORDERS, Folio, FolioIndex, FolioLock, Owner};
 use crate::platform::Platform;
 use crate::swap::SlotRun;
 use crate::swap::page_set::PageSet;
@@ -56,7 +56,7 @@ pub(super) fn swap_in<P: Platform>(
     };
     // The folio's lock is held while it is written out or read.
     let lock = memory.lock_folio(*cached);
-    if let Some(place) = memory.frames.swap_place(*cached)
+    if let Some(place) = memory.frames.folio(*cached).swap_place()
         && let Some(number) = slot.slot.checked_sub(place.first)
         && number < u64::from(cached.pages())
         && place.area == slot.area
@@ -152,14 +152,14 @@ fn read_folio<P: Platform>(
 ) -> Result<(), Unread> {
     let slots = slots_of(run);
     let (frames, platform) = (&memory.frames, &memory.platform);
-    let Some(lock) = frames.try_lock_folio(platform, folio) else { return Err(Unread::Slots) };
-    frames.set_fresh_owner(folio, Owner::Nobody, FolioIndex::NONE);
+    let Some(lock) = frames.folio(folio).try_lock(platform) else { return Err(Unread::Slots) };
+    frames.fresh(folio).set_owner(Owner::Nobody, FolioIndex::NONE);
     // The cache's reference, and this call's. Published first: a thread that finds the folio by a
     // slot finds it counted.
-    frames.publish_two(folio);
+    frames.fresh(folio).publish_two();
     if memory.claim_slots(folio, slots).is_err() {
         drop(lock);
-        frames.release_pages(platform, folio, 2);
+        frames.folio(folio).release_pages(platform, 2);
         return Err(Unread::Slots);
     }
     let place = SwapPlace { area: slots.area, first: slots.first, cached: slots.count };
@@ -170,7 +170,7 @@ fn read_folio<P: Platform>(
         memory.give_up(folio, place);
     }
     drop(lock);
-    frames.release(platform, folio);
+    frames.folio(folio).release(platform);
     if loaded { Ok(()) } else { Err(Unread::Content) }
 }
 
@@ -202,7 +202,7 @@ fn enter<P: Platform>(
                 lock.set_owner(object.as_owner(), FolioIndex::new(first));
             }
             // Before another thread finds the pages there and can drop them.
-            if memory.frames.add_references(folio, pages).is_err() {
+            if memory.frames.folio(folio).add_references(pages).is_err() {
                 continue;
             }
             index.bring_in(run.page, folio.head.plus(number), pages);

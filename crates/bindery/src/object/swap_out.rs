@@ -34,7 +34,7 @@ use arrayvec::ArrayVec;
 use crate::Memory;
 use crate::addr::{Frame, PAGE_SHIFT, PageRange, VirtAddr};
 use crate::collections::page_tree::{PageFlags, SwapSlot};
-use crate::frame::{Age, Eviction, FolioLock, FolioOwner, LockedFolio, Owner, Reference, Turn};
+use crate::folio::{Age, Eviction, FolioLock, FolioOwner, FolioRef, LockedFolio, Owner, Turn};
 use crate::platform::Platform;
 use crate::rmap::{HOLD, Locking, Seen, for_each_sight};
 use crate::swap::SlotRun;
@@ -52,7 +52,7 @@ pub(crate) const FOLIOS: usize = 32;
 /// A folio of an object that is to be swapped out, locked, with a reference.
 pub(crate) struct Leaving<'m, P: Platform> {
     lock: FolioLock<'m, P>,
-    pub(super) held: Reference<'m, P>,
+    pub(super) held: FolioRef<'m, P>,
     /// The index of its first page.
     pub(crate) first: u64,
     plan: Plan,
@@ -80,24 +80,24 @@ impl<'m, P: Platform> Leaving<'m, P> {
         mappings: u32,
     ) -> Option<Self> {
         let held = memory.frames.try_hold(&memory.platform, frame)?;
-        let lock = memory.frames.try_lock_folio(&memory.platform, *held)?;
+        let lock = memory.frames.folio(*held).try_lock(&memory.platform)?;
         let FolioOwner { owner, first } = lock.owner(&memory.platform);
         let ours = matches!(owner, Owner::Memory(owner) if ptr::addr_eq(owner.as_ptr(), object));
         let first = first.first();
-        let wanted = ours && memory.frames.mappings(*held) <= mappings;
+        let wanted = ours && memory.frames.folio(*held).mappings() <= mappings;
         wanted.then(|| Self::locked(lock, held, first))
     }
 
     /// Whether reclaim has looked at it in this turn. Marks it as looked at.
     pub(super) fn is_looked_at(&self, memory: &Memory<P>, turn: Turn) -> bool {
-        let looked = memory.frames.is_looked_at(*self.held, turn);
-        memory.frames.note_look(*self.held, turn);
+        let looked = memory.frames.folio(*self.held).reclaim_state().is_looked_at(turn);
+        memory.frames.folio(*self.held).reclaim_state().note_look(turn);
         looked
     }
 
     /// Whether it is passing.
     pub(super) fn is_passing(&self, memory: &Memory<P>) -> bool {
-        memory.frames.age(*self.held) == Age::Passing
+        memory.frames.folio(*self.held).reclaim_state().age() == Age::Passing
     }
 
     /// The index of the page after its last.
@@ -106,7 +106,7 @@ impl<'m, P: Platform> Leaving<'m, P> {
     }
 
     /// Makes one from a folio that is locked and known to be the object's.
-    pub(super) fn locked(lock: FolioLock<'m, P>, held: Reference<'m, P>, first: u64) -> Self {
+    pub(super) fn locked(lock: FolioLock<'m, P>, held: FolioRef<'m, P>, first: u64) -> Self {
         Self { lock, held, first, plan: Plan::default() }
     }
 
@@ -198,7 +198,7 @@ pub(crate) fn swap_out<'m, P: Platform>(
             Some(why) => {
                 memory.free_unused_slots(slots);
                 if mapped && why == ObjectFolio::NotReclaimable {
-                    memory.frames.mark_unevictable(*leaving.held);
+                    memory.frames.folio(*leaving.held).reclaim_state().mark_unevictable();
                 }
                 why
             }
@@ -288,7 +288,9 @@ fn unmap<P: Platform>(
         }
         if walked.is_err() {
             plan.stays = Some(ObjectFolio::Busy);
-        } else if spare == Spare::Used && memory.frames.look(**held, plan.used) == Eviction::Later {
+        } else if spare == Spare::Used
+            && memory.frames.folio(**held).reclaim_state().update_age(plan.used) == Eviction::Later
+        {
             plan.stays = Some(ObjectFolio::Used);
         }
     }
@@ -307,7 +309,9 @@ fn fate<P: Platform>(
     }
     plan.used |= mapped.used && recurs;
     match spare {
-        Spare::Used if plan.used || memory.frames.age(mapped.folio) == Age::Hot => {
+        Spare::Used
+            if plan.used || memory.frames.folio(mapped.folio).reclaim_state().age() == Age::Hot =>
+        {
             if mapped.used {
                 Fate::Ages
             } else {
@@ -346,7 +350,7 @@ fn send<P: Platform>(
     lock.let_go();
     // One of the index's references is the swap cache's now. The caller's is the batch's.
     if named > 1 {
-        memory.frames.release_pages(&memory.platform, folio, named - 1);
+        memory.frames.folio(folio).release_pages(&memory.platform, named - 1);
     }
     batch.add(slots, VirtAddr(first << PAGE_SHIFT), InCache::New);
     LockedFolio::new(lock, held).leave_to_batch();

@@ -5,7 +5,7 @@ use crate::Memory;
 use crate::addr::{Orders, PageRange};
 use crate::collections::page_tree::{PageIndex, SwapSlot};
 use crate::error::Failure;
-use crate::frame::FOLIO_ORDERS;
+use crate::folio::FOLIO_ORDERS;
 use crate::platform::Platform;
 use crate::swap::early_read::{Begun, Cause, Source};
 

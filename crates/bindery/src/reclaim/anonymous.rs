@@ -3,8 +3,8 @@
 use crate::Memory;
 use crate::addr::{Frame, Order, PAGE_SHIFT, VirtRange};
 use crate::arch::Arch;
-use crate::frame::swap_place::SwapPlace;
-use crate::frame::{Folio, FolioLock, LockedFolio, Reference};
+use crate::folio::SwapPlace;
+use crate::folio::{Folio, FolioLock, FolioRef, LockedFolio};
 use crate::platform::Platform;
 use crate::rmap::{self, Locking, Seen, Walked};
 use crate::swap::page_set::PageSet;
@@ -37,15 +37,15 @@ impl<P: Platform> Memory<P> {
         batch: &mut Batch<'m, P>,
     ) -> u64 {
         let Some(held) = self.frames.try_hold(&self.platform, frame) else { return 0 };
-        let Some(lock) = self.frames.try_lock_folio(&self.platform, *held) else {
+        let Some(lock) = self.frames.folio(*held).try_lock(&self.platform) else {
             batch.later = true;
             return 0;
         };
-        if self.frames.mappings(*held) == 0 {
+        if self.frames.folio(*held).mappings() == 0 {
             return batch.finish() + self.reclaim_cached(held, lock);
         }
         let folio = *held;
-        let pinned = self.frames.pins(folio) > 0;
+        let pinned = self.frames.folio(folio).pins() > 0;
         let pages = target.min(u64::from(u32::MAX)) as u32;
         let mut victims = match which {
             Which::Cold(turn) => Victims::cold(folio, turn, pages),
@@ -54,7 +54,7 @@ impl<P: Platform> Memory<P> {
         let mapped =
             if pinned { Mapped::Nowhere } else { self.take_around(folio, &mut victims, batch) };
         if mapped == Mapped::Locked {
-            self.frames.mark_unevictable(folio);
+            self.frames.folio(folio).reclaim_state().mark_unevictable();
         }
         if victims.is_held_to_be_cut() {
             return self.cut_held(held, lock, batch);
@@ -70,8 +70,8 @@ impl<P: Platform> Memory<P> {
         }
         // Otherwise a folio that cannot be freed would count as one that may be freed later, in
         // every turn.
-        if !self.frames.is_looked_at(folio, turn) {
-            self.frames.note_look(folio, turn);
+        if !self.frames.folio(folio).reclaim_state().is_looked_at(turn) {
+            self.frames.folio(folio).reclaim_state().note_look(turn);
         }
         0
     }
@@ -82,7 +82,7 @@ impl<P: Platform> Memory<P> {
     #[inline(never)]
     fn cut_held<'m>(
         &'m self,
-        held: Reference<'m, P>,
+        held: FolioRef<'m, P>,
         lock: FolioLock<'m, P>,
         batch: &mut Batch<'m, P>,
     ) -> u64 {
@@ -114,7 +114,7 @@ impl<P: Platform> Memory<P> {
         victims: &mut Victims,
         batch: &mut Batch<'m, P>,
     ) -> Mapped {
-        let mappings = self.frames.mappings(folio);
+        let mappings = self.frames.folio(folio).mappings();
         if mappings > folio.pages() {
             return Mapped::InSeveral;
         }
@@ -142,9 +142,9 @@ impl<P: Platform> Memory<P> {
     }
 
     /// Evicts an unmapped folio of the swap cache once its content is in swap.
-    fn reclaim_cached(&self, held: Reference<'_, P>, lock: FolioLock<'_, P>) -> u64 {
+    fn reclaim_cached(&self, held: FolioRef<'_, P>, lock: FolioLock<'_, P>) -> u64 {
         let folio = *held;
-        let Some(place) = self.frames.swap_place(folio) else { return 0 };
+        let Some(place) = self.frames.folio(folio).swap_place() else { return 0 };
         let Some(stored) = self.prepare_eviction(folio, place) else { return 0 };
         if !self.may_write_out(stored, place) {
             return self.keep_in_cache(folio, place);
@@ -160,7 +160,7 @@ impl<P: Platform> Memory<P> {
     }
 
     fn free_frozen(&self, folio: Folio) -> u64 {
-        self.frames.free_frozen_into(&mut self.free_batch(), folio);
+        self.frames.folio(folio).free_frozen_into(&mut self.free_batch());
         u64::from(folio.pages())
     }
 }

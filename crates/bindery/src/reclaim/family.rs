@@ -10,7 +10,7 @@ use core::sync::atomic::{Ordering, fence};
 
 use crate::Memory;
 use crate::addr::{Order, VirtRange};
-use crate::frame::{Eviction, Folio, FolioLock, LockedFolio, Reference, Turn};
+use crate::folio::{Eviction, Folio, FolioLock, FolioRef, LockedFolio, Turn};
 use crate::platform::Platform;
 use crate::rmap::{self, Locking, RmapHit, Seen, Walked};
 use crate::swap::SlotRun;
@@ -38,14 +38,14 @@ impl<P: Platform> Memory<P> {
     #[inline(never)]
     pub(super) fn reclaim_family<'m>(
         &'m self,
-        held: Reference<'m, P>,
+        held: FolioRef<'m, P>,
         lock: FolioLock<'m, P>,
         turn: Turn,
         target: u64,
         batch: &mut Batch<'m, P>,
     ) -> u64 {
         let freed = batch.finish();
-        self.frames.note_look(*held, turn);
+        self.frames.folio(*held).reclaim_state().note_look(turn);
         let owner = lock.owner(&self.platform);
         let mut folios = SharedFolios::new(LockedFolio::new(lock, held), owner, turn, target);
         self.age_family(&mut folios, turn, batch);
@@ -78,15 +78,16 @@ impl<P: Platform> Memory<P> {
         batch.later |= walked == Walked::Busy || kept == Some(Kept::Busy);
         folios.folios.retain(|shared| {
             let folio = shared.leaving.folio();
-            if !complete || shared.met < self.frames.mappings(folio) {
+            if !complete || shared.met < self.frames.folio(folio).mappings() {
                 if complete && kept == Some(Kept::Locked) {
-                    self.frames.mark_unevictable(folio);
+                    self.frames.folio(folio).reclaim_state().mark_unevictable();
                 }
                 batch.later |= shared.met > 0 && kept != Some(Kept::Locked);
                 return false;
             }
-            self.frames.note_look(folio, turn);
-            let may = self.frames.look(folio, shared.used) == Eviction::May;
+            self.frames.folio(folio).reclaim_state().note_look(turn);
+            let may =
+                self.frames.folio(folio).reclaim_state().update_age(shared.used) == Eviction::May;
             batch.later |= !may;
             may
         });
@@ -116,7 +117,7 @@ impl<P: Platform> Memory<P> {
     /// Makes slots of the folio busy: its own, or new ones, which are also allocated for `left`
     /// more folios. Returns whether it has slots.
     fn prepare_shared<'m>(&'m self, folio: Folio, left: u32, batch: &mut Batch<'m, P>) -> bool {
-        if self.frames.is_swap_cached(folio) {
+        if self.frames.folio(folio).is_swap_cached() {
             if self.send_out_again(folio, 0, 0).is_some() {
                 return true;
             }
@@ -126,7 +127,7 @@ impl<P: Platform> Memory<P> {
         }
         let more = if folio.order == Order::PAGE { left } else { 0 };
         let Some(slots) = batch.idle().slots(self, folio.order, 1 + more) else { return false };
-        if self.frames.add_references(folio, 1).is_err() {
+        if self.frames.folio(folio).add_references(1).is_err() {
             self.free_unused_slots(slots);
             return false;
         }
@@ -150,14 +151,14 @@ impl<P: Platform> Memory<P> {
         let mut batch = self.free_batch();
         for SharedFolio { leaving, .. } in folios.folios.drain(..) {
             let folio = leaving.folio();
-            let Some(place) = self.frames.swap_place(folio) else { continue };
-            if self.frames.mappings(folio) > 0 || self.frames.pins(folio) > 0 {
+            let Some(place) = self.frames.folio(folio).swap_place() else { continue };
+            if self.frames.folio(folio).mappings() > 0 || self.frames.folio(folio).pins() > 0 {
                 self.settle_slots(folio, place, &PageSet::EMPTY);
                 continue;
             }
             let slots = SlotRun { area: place.area, first: place.first, count: folio.pages() };
             if self.write_out_locked(leaving, self.stored_at(slots)) {
-                self.frames.free_frozen_into(&mut batch, folio);
+                self.frames.folio(folio).free_frozen_into(&mut batch);
                 freed += u64::from(folio.pages());
                 if self.free_frame_count() < enough {
                     // The next folio may have to be stored in these frames.

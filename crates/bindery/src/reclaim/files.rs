@@ -2,7 +2,8 @@
 
 use crate::Memory;
 use crate::addr::Frame;
-use crate::frame::{FrameRange, OwnerKind};
+use crate::folio::OwnerKind;
+use crate::frame::FrameRange;
 use crate::object::reclaim::{Looked, ObjectFolio, Spare, reclaim_folio};
 use crate::object::reclaim_shared::reclaim_around;
 use crate::platform::Platform;
@@ -45,11 +46,11 @@ impl<P: Platform> Memory<P> {
         let (mut at, mut freed) = (0, 0);
         while at < count {
             let frame = first.plus(at);
-            at += self.frames.pages_of_block(frame);
+            at += crate::folio::pages_of_block(&self.frames, frame);
             let folio = self.frames.folio_of(frame).filter(|folio| folio.head == frame);
             let of_file = |folio: &_| {
-                self.frames.is_of_object(*folio)
-                    && self.frames.owner_kind(*folio) == OwnerKind::File
+                self.frames.folio(*folio).is_of_object()
+                    && self.frames.folio(*folio).owner_kind() == OwnerKind::File
             };
             if folio.filter(of_file).is_some()
                 && let Some(held) = self.frames.try_hold(&self.platform, frame)

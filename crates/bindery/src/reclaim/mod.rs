@@ -3,7 +3,7 @@
 //! # The policy
 //! A *clock* (Corbató 1968) scans the metadata of all frames, in their order. Without lists, no
 //! other path pays for reclaim. A folio is *cold*, *referenced* or *hot*
-//! ([`Frames::look`](crate::frame::Frames::look)): used twice in a row it is hot, and it must be
+//! (`ReclaimState::update_age`): used twice in a row it is hot, and it must be
 //! found unused twice in a row before it is evicted. An evicted page leaves a *shadow*: the number
 //! of pages evicted until then. If fewer pages were evicted since than are in use, the page comes
 //! back hot: it would have stayed if the hot pages had not displaced it (refault distance; Linux:
@@ -47,7 +47,7 @@ mod sweep;
 
 use crate::Memory;
 use crate::addr::Frame;
-use crate::frame::{Folio, OwnerKind};
+use crate::folio::{Folio, OwnerKind};
 use crate::object::reclaim::Spare;
 use crate::platform::Platform;
 
@@ -146,7 +146,7 @@ impl<P: Platform> Memory<P> {
         let (mut at, mut freed) = (step.begin, 0);
         while at < step.end && freed + batch.pages() < target {
             let frame = self.frames.span().first.plus(at);
-            at += self.frames.pages_of_block(frame);
+            at += crate::folio::pages_of_block(&self.frames, frame);
             let left = target - freed - batch.pages();
             freed += self.reclaim_at(frame, step, left, batch);
             if batch.is_due(search.scanned) {
@@ -171,31 +171,33 @@ impl<P: Platform> Memory<P> {
         let Some(folio) = self.frames.folio_of(frame).filter(|folio| folio.head == frame) else {
             return 0;
         };
-        let anonymous = self.frames.is_anonymous(folio);
-        let cached = self.frames.is_swap_cached(folio);
-        if anonymous && !cached && !self.frames.is_lazy(folio) && !step.room_in_swap {
+        let anonymous = self.frames.folio(folio).is_anonymous();
+        let cached = self.frames.folio(folio).is_swap_cached();
+        if anonymous && !cached && !self.frames.folio(folio).is_lazy() && !step.room_in_swap {
             // Swap has no room for it, so its age is irrelevant.
             return 0;
         }
-        if self.frames.is_unevictable(folio) && self.passes_over(folio, step, batch) {
+        if self.frames.folio(folio).reclaim_state().is_unevictable()
+            && self.passes_over(folio, step, batch)
+        {
             return 0;
         }
-        if anonymous && self.frames.is_looked_at(folio, step.turn) {
+        if anonymous && self.frames.folio(folio).reclaim_state().is_looked_at(step.turn) {
             return batch.leave_to_next_turn();
         }
         if anonymous || cached {
             return self.reclaim_anonymous(frame, Which::Cold(step.turn), target, batch);
         }
-        if !self.frames.is_of_object(folio) {
+        if !self.frames.folio(folio).is_of_object() {
             return 0;
         }
-        if self.frames.owner_kind(folio) != OwnerKind::SharedMemory {
+        if self.frames.folio(folio).owner_kind() != OwnerKind::SharedMemory {
             return batch.note(self.reclaim_of_file(frame, Spare::Used));
         }
         if !step.room_in_swap {
             return 0;
         }
-        if self.frames.is_looked_at(folio, step.turn) {
+        if self.frames.folio(folio).reclaim_state().is_looked_at(step.turn) {
             return batch.leave_to_next_turn();
         }
         self.reclaim_shared_memory(frame, Which::Cold(step.turn), target, batch)
@@ -205,13 +207,13 @@ impl<P: Platform> Memory<P> {
     #[cold]
     fn passes_over(&self, folio: Folio, step: &Step, batch: &mut Batch<'_, P>) -> bool {
         if step.all {
-            self.frames.clear_unevictable(folio);
+            self.frames.folio(folio).reclaim_state().clear_unevictable();
             return false;
         }
         if step.room_in_swap {
             batch.passed_over = true;
         }
-        self.frames.note_pass(folio, step.turn);
+        self.frames.folio(folio).reclaim_state().note_pass(step.turn);
         true
     }
 
@@ -222,10 +224,12 @@ impl<P: Platform> Memory<P> {
         let mut at = from;
         while at < to {
             let frame = self.frames.span().first.plus(at);
-            at += self.frames.pages_of_block(frame);
+            at += crate::folio::pages_of_block(&self.frames, frame);
             let folio = self.frames.folio_of(frame).filter(|folio| folio.head == frame);
-            if let Some(folio) = folio.filter(|folio| self.frames.is_unevictable(*folio)) {
-                self.frames.clear_unevictable(folio);
+            if let Some(folio) =
+                folio.filter(|folio| self.frames.folio(*folio).reclaim_state().is_unevictable())
+            {
+                self.frames.folio(folio).reclaim_state().clear_unevictable();
             }
         }
     }

@@ -10,7 +10,8 @@
 //! ([`crate::frame`], `unevictable`), examines them too for one turn, at most the fifth.
 
 use crate::Memory;
-use crate::frame::{FrameRange, Turn};
+use crate::folio::Turn;
+use crate::frame::FrameRange;
 use crate::platform::Platform;
 use crate::swap::exhausted::Supply;
 

@@ -1,11 +1,11 @@
 //! Sweeps before the clock moves: evicts folios that programs have passed on their way through
-//! memory ([`crate::frame::Age::Passing`]).
+//! memory ([`crate::folio::Age::Passing`]).
 //!
 //! If such pages were missed, the hand first passes the same number of frames (`swap/passing.rs`).
 
 use crate::Memory;
 use crate::addr::Frame;
-use crate::frame::{Age, OwnerKind, Turn};
+use crate::folio::{Age, OwnerKind, Turn};
 use crate::object::reclaim::Spare;
 use crate::platform::Platform;
 
@@ -68,13 +68,15 @@ impl<P: Platform> Memory<P> {
     /// number of pages freed at once.
     fn send_passing<'m>(&'m self, head: Frame, target: u64, batch: &mut Batch<'m, P>) -> u64 {
         let found = self.frames.folio_of(head).filter(|folio| folio.head == head);
-        let Some(folio) = found.filter(|folio| self.frames.age(*folio) == Age::Passing) else {
+        let Some(folio) =
+            found.filter(|folio| self.frames.folio(*folio).reclaim_state().age() == Age::Passing)
+        else {
             return 0;
         };
-        if !self.frames.is_anonymous(folio) && !self.frames.is_of_object(folio) {
+        if !self.frames.folio(folio).is_anonymous() && !self.frames.folio(folio).is_of_object() {
             return 0;
         }
-        match self.frames.owner_kind(folio) {
+        match self.frames.folio(folio).owner_kind() {
             OwnerKind::File => batch.note(self.reclaim_of_file(head, Spare::Nothing)),
             OwnerKind::Anonymous | OwnerKind::SharedMemory if !self.has_room_in_swap() => 0,
             OwnerKind::Anonymous => self.reclaim_anonymous(head, Which::Passing, target, batch),

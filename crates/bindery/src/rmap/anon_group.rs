@@ -10,7 +10,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use crate::Memory;
 use crate::deferred::{Batch, Chain, Linked};
-use crate::frame::{OWNER_ALIGN, Owner};
+use crate::folio::{OWNER_ALIGN, Owner};
 use crate::memory::{Record, RecordKind};
 use crate::platform::Platform;
 use crate::vma::Vma;

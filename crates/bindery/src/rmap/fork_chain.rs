@@ -78,7 +78,7 @@ use core::ptr;
 
 use crate::Memory;
 use crate::deferred::Chain;
-use crate::frame::{FolioOwner, Owner};
+use crate::folio::{FolioOwner, Owner};
 use crate::platform::Platform;
 use crate::table::PageTable;
 use crate::table::look::{MappedRun, Stretch};
@@ -184,14 +184,14 @@ fn take_over<P: Platform>(memory: &Memory<P>, page_table: &PageTable<'_, P>, vma
         let MappedRun::Pages { folio: Some(folio), .. } = stretch.what else { return };
         // Read without the folio's lock ("why no folio is missed"). So a folio whose owner stays
         // does not delay the contraction because a walker has its lock.
-        let FolioOwner { owner, first } = frames.owner(&memory.platform, folio);
+        let FolioOwner { owner, first } = frames.folio(folio).owner(&memory.platform);
         let Owner::Group(owner) = owner else { return };
         let owner = owner.cast::<AnonGroup>();
         // SAFETY: the folio is mapped, so its owner is the VMA's anon group or one above. Those
         // stay: the anon group holds them, and no other survey, which could contract them, runs in
         // the family.
         let Some(heir) = (unsafe { owner.as_ref() }).heir() else { return };
-        match frames.try_lock_folio(&memory.platform, folio) {
+        match frames.folio(folio).try_lock(&memory.platform) {
             Some(lock) => lock.set_owner(AnonGroup::as_owner(Some(heir.node())), first),
             None => complete.set(false),
         }

@@ -58,7 +58,7 @@ use crate::tlb::Gather;
 use crate::vma::Vma;
 use {
     super::anon_group::{AnonGroup, Groups},
-    crate::frame::{Folio, FolioOwner, Owner},
+    crate::folio::{Folio, FolioOwner, Owner},
     crate::table::ReadSection,
     core::ptr::NonNull,
 };
@@ -344,10 +344,10 @@ pub(crate) fn for_each_sight_from<'m, P: Platform>(
     let frames = &memory.frames;
     let (node, first) = {
         let _section = ReadSection::enter(&memory.platform);
-        let FolioOwner { owner, first } = frames.owner(&memory.platform, folio);
+        let FolioOwner { owner, first } = frames.folio(folio).owner(&memory.platform);
         let Owner::Group(node) = owner else { return Walked::NotMapped };
         let node = node.cast::<AnonGroup>();
-        if frames.mappings(folio) == 0 {
+        if frames.folio(folio).mappings() == 0 {
             return Walked::NotMapped;
         }
         // SAFETY: the folio is mapped, so its anon group is freed after this section (2 above).

@@ -45,10 +45,10 @@ impl<P: Platform> AddressSpace<'_, P> {
                         let number = frame.0 - folio.head.0;
                         // What a child has copied since may be nobody else's, and not be known as
                         // such.
-                        let elsewhere = || frames.mappings(folio) > folio.pages();
-                        let exclusive = frames.is_exclusive(folio, number);
+                        let elsewhere = || frames.folio(folio).mappings() > folio.pages();
+                        let exclusive = frames.folio(folio).exclusive().contains(number);
                         census.shared += u32::from(!exclusive && elsewhere());
-                        census.pinned |= frames.pins(folio) > 0;
+                        census.pinned |= frames.folio(folio).pins() > 0;
                     }
                 }
                 Kind::Absent if P::Arch::is_swap(looked.raw) => {

@@ -4,7 +4,7 @@ use crate::addr::{Orders, PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{Absent, Arch, Attributes, Kind, Level, Marker};
 use crate::error::{CallError, Error, Failure, NoMemory};
 use crate::events::RareEvents;
-use crate::frame::MAX_FOLIO_ORDER;
+use crate::folio::MAX_FOLIO_ORDER;
 use crate::interrupt;
 use crate::object;
 use crate::platform::Platform;
@@ -387,7 +387,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         };
         RareEvents::note(&memory.rare.huge_collapses);
         let owner = AnonGroup::as_owner(vma.group_pointer());
-        memory.frames.set_fresh_owner(folio, owner, vma.folio_index_at(range.start()));
+        memory.frames.fresh(folio).set_owner(owner, vma.folio_index_at(range.start()));
         let attributes = Attributes {
             accessed: true,
             dirty: true,
@@ -397,7 +397,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let what = Replacement { base: range.start(), folio, attributes, deposit };
         let done = self.page_table.replace_by_copy(&what, gather);
         if !done {
-            memory.frames.discard(self.platform(), folio);
+            memory.frames.fresh(folio).discard(self.platform());
             // SAFETY: 1. made above; 2. what was not done has not shown it to anybody.
             unsafe { free_table(memory, deposit, &mut counts) };
         }

@@ -7,7 +7,7 @@ use core::sync::atomic::Ordering;
 use crate::addr::{Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Entry, Kind, Level};
 use crate::error::{CallError, Failure};
-use crate::frame::Folio;
+use crate::folio::Folio;
 use crate::platform::Platform;
 use crate::table::EntryAt;
 use crate::table::collapse::JoinError;
@@ -126,7 +126,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             true
         });
         folio.order > Order::PAGE
-            && frames.is_mapped_only(folio, pages)
+            && frames.folio(folio).is_mapped_only(pages)
             && self.split_mapped(folio, range, Order::PAGE).is_ok()
     }
 
@@ -140,13 +140,13 @@ impl<P: Platform> AddressSpace<'_, P> {
         let frames = &self.page_table.memory.frames;
         let mut held = false;
         let hold = || {
-            held = frames.try_get(folio);
+            held = frames.folio(folio).try_get();
             held
         };
         let cut = self.page_table.split_folio(folio, range, order, hold);
         if held {
             let order = if cut.is_ok() { order } else { folio.order };
-            frames.release_parts(self.platform(), folio, order);
+            frames.folio(folio).release_parts(self.platform(), order);
         }
         cut.map_err(|uncut| match uncut {
             Uncut::NotMapped => FolioError::NotMapped.into(),
@@ -199,7 +199,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let EntryAt { node, index, entry: raw } = cursor.entry_at(page);
         let frames = &self.page_table.memory.frames;
         let folio = cursor.folio_at(page);
-        if folio.is_some_and(|(folio, _)| frames.is_dirty(folio)) {
+        if folio.is_some_and(|(folio, _)| frames.folio(folio).is_dirty()) {
             return true;
         }
         match node.level.kind(raw) {

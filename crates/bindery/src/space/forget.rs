@@ -10,7 +10,7 @@
 
 use crate::addr::{Order, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, Kind, Level};
-use crate::frame::{Age, Folio};
+use crate::folio::{Age, Folio};
 use crate::platform::Platform;
 use crate::table::NoMemory;
 use crate::table::rewrite::use_bits::UseBits;
@@ -67,14 +67,14 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Lets a folio forget if these `pages` are all that is mapped of it. Says whether they are.
     fn forget_folio(&self, folio: Folio, pages: u32, forget: UseBits) -> bool {
         let frames = &self.page_table.memory.frames;
-        let whole = frames.mappings(folio) == pages;
+        let whole = frames.folio(folio).mappings() == pages;
         match forget {
             // A pin may write at any moment.
-            UseBits::AccessedAndDirty if whole && frames.pins(folio) == 0 => {
-                frames.mark_lazy(folio)
+            UseBits::AccessedAndDirty if whole && frames.folio(folio).pins() == 0 => {
+                frames.folio(folio).mark_lazy()
             }
-            UseBits::Accessed if whole || !frames.is_anonymous(folio) => {
-                frames.set_age(folio, Age::Cold)
+            UseBits::Accessed if whole || !frames.folio(folio).is_anonymous() => {
+                frames.folio(folio).reclaim_state().set_age(Age::Cold)
             }
             UseBits::Accessed | UseBits::AccessedAndDirty | UseBits::SoftDirty | UseBits::Dirty => {
                 return false;
@@ -98,7 +98,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             let Seen { folio, number, range, pages } = seen;
             at = range.end();
             let unbroken = range.pages() == u64::from(pages);
-            let whole = unbroken && self.page_table.memory.frames.mappings(folio) == pages;
+            let whole = unbroken && self.page_table.memory.frames.folio(folio).mappings() == pages;
             if !whole && !self.split_if_alone(range.start()) {
                 continue;
             }
@@ -123,7 +123,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             let frame = looked.frame();
             let folio = frame
                 .and_then(|frame| frames.folio_of(frame))
-                .filter(|folio| folio.order > Order::PAGE && frames.is_anonymous(*folio));
+                .filter(|folio| folio.order > Order::PAGE && frames.folio(*folio).is_anonymous());
             let pages = looked.range.pages() as u32;
             match (&mut seen, frame.zip(folio)) {
                 (Some(seen), Some((_, folio))) if seen.folio == folio => {
@@ -171,7 +171,8 @@ impl<P: Platform> AddressSpace<'_, P> {
             if level > Level::PTE && level.kind(looked.raw) == Kind::Leaf {
                 let folio = frames.folio_of(P::Arch::frame(looked.entry));
                 let alone = |folio: Folio| {
-                    frames.is_anonymous(folio) && frames.is_mapped_only(folio, folio.pages())
+                    frames.folio(folio).is_anonymous()
+                        && frames.folio(folio).is_mapped_only(folio.pages())
                 };
                 let start = page.align_down(level.span());
                 let leaf = VirtRange::from_len(start, level.span());

@@ -12,7 +12,7 @@ use crate::addr::{Order, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::Level;
 use crate::error::Error;
 use crate::error::{CallError, Failure};
-use crate::frame::{Folio, OwnerMark};
+use crate::folio::{Folio, OwnerMark};
 use crate::interrupt;
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
@@ -226,7 +226,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             .page_table
             .cursor(VirtRange::raw(at.0, at.0 + PAGE_SIZE), Depth::Floor(Level::PTE));
         let (folio, _) = cursor.folio_at(at)?;
-        (frames.pins(folio) == 0 && frames.try_get(folio)).then_some(folio)
+        (frames.folio(folio).pins() == 0 && frames.folio(folio).try_get()).then_some(folio)
     }
 
     /// Waits until nobody has the lock of a folio, to which the caller has a reference that goes.
@@ -234,7 +234,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     fn wait_for_folio(&self, folio: Folio) {
         let memory = self.page_table.memory;
         drop(memory.lock_folio(folio));
-        memory.frames.release(self.platform(), folio);
+        memory.frames.folio(folio).release(self.platform());
     }
 
     /// The VMAs of both addresses, locked for reading.
@@ -393,10 +393,10 @@ pub(crate) mod testing {
     ) -> impl FnOnce() + 'a {
         let memory = space.memory();
         let folio = space.folio_to_wait_for(at).expect("a folio");
-        let lock = memory.frames.try_lock_folio(&memory.platform, folio).expect("the lock");
+        let lock = memory.frames.folio(folio).try_lock(&memory.platform).expect("the lock");
         move || {
             drop(lock);
-            memory.frames.release(&memory.platform, folio);
+            memory.frames.folio(folio).release(&memory.platform);
         }
     }
 }

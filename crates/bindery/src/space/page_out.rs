@@ -5,7 +5,7 @@ use arrayvec::ArrayVec;
 use crate::addr::{PAGE_SHIFT, PageRange, VirtRange};
 use crate::arch::{Arch, Level};
 use crate::error::{Failure, NoMemory};
-use crate::frame::Folio;
+use crate::folio::Folio;
 use crate::interrupt;
 use crate::object::ObjectState;
 use crate::object::reclaim::Spare;
@@ -133,7 +133,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
         let frames = &self.page_table.memory.frames;
         let fate = |mapped: Mapped| {
-            let goes = alone.has(mapped.number) && frames.is_of_object(mapped.folio);
+            let goes = alone.has(mapped.number) && frames.folio(mapped.folio).is_of_object();
             if goes { Fate::Goes } else { Fate::Stays }
         };
         self.page_table.zap_chosen(here, vma.dropped_protection(), gather, fate)?;
@@ -147,14 +147,14 @@ impl<P: Platform> AddressSpace<'_, P> {
         let mut last: Option<Met> = None;
         let decide = |alone: &mut PageSet, last: Option<Met>| {
             if let Some(Met { folio, first, end, count }) = last
-                && frames.mappings(folio) > count
+                && frames.folio(folio).mappings() > count
             {
                 alone.remove(first, end - first);
             }
         };
         self.page_table.look(here, |looked| {
             let folio = looked.frame().and_then(|frame| frames.folio_of(frame));
-            let Some(folio) = folio.filter(|folio| frames.is_of_object(*folio)) else {
+            let Some(folio) = folio.filter(|folio| frames.folio(*folio).is_of_object()) else {
                 return true;
             };
             let first = ((looked.range.start().0 - here.start().0) >> PAGE_SHIFT) as u32;

@@ -7,7 +7,7 @@ use crate::Memory;
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, KeyRights, Kind, Level};
 use crate::error::{FaultError, PinError};
-use crate::frame::Folio;
+use crate::folio::Folio;
 use crate::object::{Object, pages};
 use crate::platform::Platform;
 use crate::table::EntryAt;
@@ -96,12 +96,12 @@ impl<P: Platform> Pinned<'_, P> {
 impl<P: Platform> Drop for Pinned<'_, P> {
     fn drop(&mut self) {
         if self.access == Access::Write {
-            self.memory.frames.mark_dirty(self.folio);
+            self.memory.frames.folio(self.folio).mark_dirty();
         }
         if let Some((file, page)) = &self.file {
             pages::mark_written(file, *page, u64::from(self.pages));
         }
-        self.memory.frames.unpin(&self.memory.platform, self.folio);
+        self.memory.frames.folio(self.folio).unpin(&self.memory.platform);
         self.memory.clock.exhausted.forget();
     }
 }
@@ -194,8 +194,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let Some(folio) = memory.frames.folio_of(first) else { return Ok(Present::ZeroPage) };
         let number = first.0 - folio.head.0;
         let limit = (folio.pages() - number).min(range.pages() as u32);
-        let found = memory.frames.exclusive_run(folio, number, limit);
-        let shared_object = memory.frames.is_of_object(folio) && !own;
+        let found = memory.frames.folio(folio).exclusive().run(number, limit);
+        let shared_object = memory.frames.folio(folio).is_of_object() && !own;
         if !permissions.contains(access.permission()) || own && !found.exclusive {
             return Ok(Present::Other);
         }
@@ -209,7 +209,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             P::Arch::match_leaves(slots, index, wanted, equal, step, 0).0
         };
         let share = self.share_of_pins(count, pages)?;
-        if !memory.frames.pin(folio, share.room) {
+        if !memory.frames.folio(folio).pin(share.room) {
             return Err(PinError::FolioLimit);
         }
         self.record_access(&mut cursor, node, index, access);

@@ -27,7 +27,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use crate::Memory;
 use crate::addr::PAGE_SIZE;
 use crate::error::{Failure, FaultError, NoMemory, PinError};
-use crate::frame::PinRoom;
+use crate::folio::PinRoom;
 use crate::memory::{Record, RecordKind};
 use crate::platform::Platform;
 

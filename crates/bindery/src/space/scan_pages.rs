@@ -410,7 +410,8 @@ impl<P: Platform> AddressSpace<'_, P> {
             MappedRun::Pages { first, folio, attributes } => {
                 let memory = self.page_table.memory;
                 categories |= PageCategories::PRESENT;
-                let of_object = folio.is_some_and(|folio| memory.frames.is_of_object(folio));
+                let of_object =
+                    folio.is_some_and(|folio| memory.frames.folio(folio).is_of_object());
                 categories.set(PageCategories::FILE, of_object);
                 categories.set(PageCategories::ZERO, memory.is_zero(first));
                 categories.set(PageCategories::HUGE, stretch.level > Level::PTE);

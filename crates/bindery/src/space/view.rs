@@ -11,7 +11,7 @@ use crate::addr::{Frame, Order, PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{Absent, Attributes, Level};
 use crate::collections::page_tree::PageFlags;
 use crate::error::{Error, NoMemory};
-use crate::frame::{Folio, OwnerKind};
+use crate::folio::{Folio, OwnerKind};
 use crate::object::{Accounting, ObjectState, pages};
 use crate::platform::Platform;
 use crate::table::look::{MappedRun, Stretch};
@@ -231,32 +231,32 @@ impl<P: Platform> FolioView<'_, P> {
     /// The kind of its owner, or of the last owner if an object has dropped it.
     #[inline]
     pub fn owner(&self) -> OwnerKind {
-        self.memory.frames.owner_kind(self.folio)
+        self.memory.frames.folio(self.folio).owner_kind()
     }
 
     /// Whether an object has it: shared memory or a file.
     #[inline]
     pub fn is_of_object(&self) -> bool {
-        self.memory.frames.is_of_object(self.folio)
+        self.memory.frames.folio(self.folio).is_of_object()
     }
 
     /// Whether it was written since its content was saved, as far as its own state tells: entries
     /// have dirty bits of their own.
     #[inline]
     pub fn is_dirty(&self) -> bool {
-        self.memory.frames.is_dirty(self.folio)
+        self.memory.frames.folio(self.folio).is_dirty()
     }
 
     /// Whether reclaim may drop it unless it is written again (`MADV_FREE`).
     #[inline]
     pub fn is_lazy(&self) -> bool {
-        self.memory.frames.is_lazy(self.folio)
+        self.memory.frames.folio(self.folio).is_lazy()
     }
 
     /// The number of pairs of a page of the folio and an entry that maps it.
     #[inline]
     pub fn mappings(&self) -> u32 {
-        self.memory.frames.mappings(self.folio)
+        self.memory.frames.folio(self.folio).mappings()
     }
 
     /// Whether `page` (an index in the folio) is anon-exclusive, and the number of the `count` pages
@@ -265,7 +265,7 @@ impl<P: Platform> FolioView<'_, P> {
     /// Complexity: in the pages, by 64.
     #[inline]
     pub fn exclusive_run(&self, page: u32, count: u32) -> (bool, u32) {
-        let run = self.memory.frames.exclusive_run(self.folio, page, count);
+        let run = self.memory.frames.folio(self.folio).exclusive().run(page, count);
         (run.exclusive, run.count)
     }
 }

@@ -21,8 +21,9 @@ use super::device::SwapDevice;
 use super::requests::Requests;
 use crate::Memory;
 use crate::addr::{Frame, Order, PAGE_SIZE};
+use crate::folio::MAX_FOLIO_ORDER;
 use crate::frame::meta::{self, NONE, link};
-use crate::frame::{AllocateFor, MAX_FOLIO_ORDER, MAX_ORDER};
+use crate::frame::{AllocateFor, MAX_ORDER};
 use crate::platform::Platform;
 use crate::sync::Mutex;
 

@@ -23,7 +23,7 @@
 use core::sync::atomic::Ordering::Relaxed;
 
 use crate::addr::{Frame, Order};
-use crate::frame::MAX_FOLIO_ORDER;
+use crate::folio::MAX_FOLIO_ORDER;
 use crate::sync::word::Word;
 
 /// The maximum number of entries that may refer to a slot.

@@ -3,7 +3,7 @@
 
 use super::exhausted::Exhausted;
 use super::passing::Passing;
-use crate::frame::{Age, Turn};
+use crate::folio::{Age, Turn};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// A bit of the count of evicted pages, set while passing folios are swapped out, so that their

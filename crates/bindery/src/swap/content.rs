@@ -11,8 +11,8 @@ use super::same_filled;
 use super::writeback::FolioTransfer;
 use crate::Memory;
 use crate::addr::Frame;
-use crate::frame::Folio;
-use crate::frame::swap_place::SwapPlace;
+use crate::folio::Folio;
+use crate::folio::SwapPlace;
 use crate::platform::Platform;
 
 impl<P: Platform> Memory<P> {

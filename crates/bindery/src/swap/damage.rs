@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use super::area::SlotRun;
 use crate::Memory;
 use crate::addr::Frame;
-use crate::frame::PinRoom;
+use crate::folio::PinRoom;
 use crate::platform::Platform;
 
 /// Changes the count of the entries that refer to a slot by `by`. Panics if the area has no such
@@ -23,9 +23,9 @@ pub fn damage_slot<P: Platform>(memory: &Memory<P>, area: u8, slot: u64, by: i16
 pub fn with_pin<P: Platform, R>(memory: &Memory<P>, frame: Frame, f: impl FnOnce() -> R) -> R {
     let reference = memory.frames.try_hold(&memory.platform, frame).expect("a folio");
     let folio = *reference;
-    assert!(memory.frames.pin(folio, PinRoom::All), "too many pins");
+    assert!(memory.frames.folio(folio).pin(PinRoom::All), "too many pins");
     drop(reference);
     let result = f();
-    memory.frames.unpin(&memory.platform, folio);
+    memory.frames.folio(folio).unpin(&memory.platform);
     result
 }

@@ -22,8 +22,8 @@ use super::writeback::FolioTransfer;
 use crate::Memory;
 use crate::addr::Order;
 use crate::events::RareEvents;
-use crate::frame::swap_place::SwapPlace;
-use crate::frame::{Folio, FolioIndex, Owner};
+use crate::folio::SwapPlace;
+use crate::folio::{Folio, FolioIndex, Owner};
 use crate::platform::Platform;
 
 /// The reason of a read.
@@ -91,16 +91,16 @@ impl<P: Platform> Memory<P> {
     /// a fresh folio in the swap cache. Takes no memory from the reserve, and does not wait.
     pub(crate) fn begin_read(&self, run: SlotRun, order: Order, cause: Cause) -> Begun {
         let Some(folio) = self.frames.new_folio(order) else { return Begun::NoRoom };
-        let Some(lock) = self.frames.try_lock_folio(&self.platform, folio) else {
-            self.frames.discard(&self.platform, folio);
+        let Some(lock) = self.frames.folio(folio).try_lock(&self.platform) else {
+            self.frames.fresh(folio).discard(&self.platform);
             return Begun::NoRoom;
         };
-        self.frames.set_fresh_owner(folio, Owner::Nobody, FolioIndex::NONE);
+        self.frames.fresh(folio).set_owner(Owner::Nobody, FolioIndex::NONE);
         // The cache's reference, and the request's.
-        self.frames.publish_two(folio);
+        self.frames.fresh(folio).publish_two();
         if self.claim_slots(folio, run).is_err() {
             drop(lock);
-            self.frames.release_pages(&self.platform, folio, 2);
+            self.frames.folio(folio).release_pages(&self.platform, 2);
             return Begun::Taken;
         }
         let place = SwapPlace { area: run.area, first: run.first, cached: run.count };
@@ -115,7 +115,7 @@ impl<P: Platform> Memory<P> {
             self.rare.pages_swapped_in.fetch_add(u64::from(run.count), Relaxed);
             self.settle_slots(folio, place, &PageSet::EMPTY);
             drop(lock);
-            self.frames.release(&self.platform, folio);
+            self.frames.folio(folio).release(&self.platform);
             return Begun::Yes;
         }
         let device = self.area(run.area).and_then(|area| Some((area, area.device()?)));
@@ -124,7 +124,7 @@ impl<P: Platform> Memory<P> {
         let Some((area, device, Some(number))) = request else {
             self.give_up(folio, place);
             drop(lock);
-            self.frames.release(&self.platform, folio);
+            self.frames.folio(folio).release(&self.platform);
             return if worth { Begun::NoRoom } else { Begun::Taken };
         };
         self.fill_filled_pages(folio, run);
@@ -132,7 +132,7 @@ impl<P: Platform> Memory<P> {
         self.swap.reading.fetch_add(1, Relaxed);
         if cause == Cause::Around {
             RareEvents::note(&self.rare.swap_read_around);
-            self.frames.mark_read_around(folio);
+            self.frames.folio(folio).mark_read_around();
         }
         // From here on, the folio is the request's.
         lock.with_reference().into_request();
@@ -173,9 +173,9 @@ impl<P: Platform> Memory<P> {
     pub(super) fn finish_early_read(&self, area: &Area<P>, number: u32) {
         let read = area.requests.result(number) == Some(true);
         if let Some(folio) = self.frames.folio_of(area.requests.head(number)) {
-            let lock = self.frames.lock_of_request(&self.platform, folio);
+            let lock = self.frames.folio(folio).lock_of_request(&self.platform);
             debug_assert!(lock.is_some(), "a folio that a device reads is not taken back");
-            match self.frames.swap_place(folio) {
+            match self.frames.folio(folio).swap_place() {
                 Some(place) if read => {
                     self.rare.pages_swapped_in.fetch_add(u64::from(folio.pages()), Relaxed);
                     self.settle_slots(folio, place, &PageSet::EMPTY);
@@ -184,7 +184,7 @@ impl<P: Platform> Memory<P> {
                 None => {}
             }
             drop(lock);
-            self.frames.release(&self.platform, folio);
+            self.frames.folio(folio).release(&self.platform);
         }
         area.requests.free(number);
         // Release: the folio is unlocked.

@@ -19,8 +19,8 @@ use loom::thread;
 use super::device::SwapOperation;
 use super::requests::{Completions, Requests};
 use crate::addr::Frame;
+use crate::folio::{begin_writeback, lock_unless_writeback, take_from_request, unlock};
 use crate::frame::meta::{FOLIO_LOCK, WRITEBACK};
-use crate::frame::{begin_writeback, lock_unless_writeback, take_from_request, unlock};
 use crate::sync::parking::model::{SecondLook, Sleepers};
 
 /// The rule that a model leaves out.

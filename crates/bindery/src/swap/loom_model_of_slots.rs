@@ -19,7 +19,7 @@ use loom::thread;
 
 use super::cell::{Cell, MAX_ENTRIES, hold_cached, name_all};
 use crate::addr::{Frame, Order};
-use crate::frame::{REFERENCE, publish, refer, take_all};
+use crate::folio::{REFERENCE, publish, refer, take_all};
 
 const FRAME: Frame = Frame(7);
 /// The page of the slot, and the next owner of its frame or slot.

@@ -23,10 +23,10 @@ use super::cell::Cell;
 use super::device::SwapOperation;
 use super::requests::{Completions, Requests};
 use crate::addr::{Frame, Order};
-use crate::frame::meta::{FOLIO_LOCK, WRITEBACK};
-use crate::frame::{
+use crate::folio::{
     REFERENCE, begin_writeback, lock_unless_writeback, take_all, take_from_request, unlock,
 };
+use crate::frame::meta::{FOLIO_LOCK, WRITEBACK};
 use crate::sync::parking::model::{SecondLook, Sleepers};
 
 const FRAME: Frame = Frame(7);

@@ -4,7 +4,7 @@
 //! A loop over more than fits in memory, or a scan beside other work, needs a page once and then
 //! all the others before it needs that one again. The clock would keep the pages used last, which
 //! the scan has passed, and evict those that it reaches next. So faults in order are detected, and
-//! the pages that they swap in are *passing* ([`crate::frame::Age`]). A ring has the frames of the
+//! the pages that they swap in are *passing* ([`crate::folio::Age`]). A ring has the frames of the
 //! last of these folios, from where reclaim takes them ([`crate::reclaim`]) before the clock moves.
 //!
 //! ```text
@@ -23,7 +23,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use crate::Memory;
 use crate::addr::Frame;
-use crate::frame::{Age, Folio};
+use crate::folio::{Age, Folio};
 use crate::platform::Platform;
 
 /// The number of ways through memory that are followed at once.
@@ -142,7 +142,7 @@ impl<P: Platform> Memory<P> {
     pub(crate) fn note_way(&self, folio: Folio, page: u64) {
         let passing = &self.clock.passing;
         if passing.note_fault(page, folio.pages()) {
-            self.frames.set_age(folio, Age::Passing);
+            self.frames.folio(folio).reclaim_state().set_age(Age::Passing);
             passing.enter(folio.head);
         }
     }

@@ -9,8 +9,8 @@ use super::freed::FreedSlots;
 use super::page_set::PageSet;
 use super::slots::index;
 use crate::Memory;
-use crate::frame::Folio;
-use crate::frame::swap_place::SwapPlace;
+use crate::folio::Folio;
+use crate::folio::SwapPlace;
 use crate::platform::Platform;
 
 impl<P: Platform> Memory<P> {
@@ -47,12 +47,12 @@ impl<P: Platform> Memory<P> {
         let mut freed = FreedSlots::new(area, cluster);
         (freed.first, freed.count) = (index(run.first), run.count);
         freed.give_back(&mut state);
-        self.frames.set_cached_pages(folio, place, 0);
+        self.frames.folio(folio).set_cached_pages(place, 0);
         drop(state);
         freed.relist(run.first);
         // No other copy of the content is left.
-        self.frames.mark_dirty(folio);
-        self.frames.release(&self.platform, folio);
+        self.frames.folio(folio).mark_dirty();
+        self.frames.folio(folio).release(&self.platform);
         true
     }
 
@@ -64,12 +64,12 @@ impl<P: Platform> Memory<P> {
         let Some(folio) = cell.frame().and_then(|frame| self.frames.folio_of(frame)) else {
             return;
         };
-        let Some(place) = self.frames.swap_place(folio) else { return };
-        self.frames.set_cached_pages(folio, place, place.cached - 1);
+        let Some(place) = self.frames.folio(folio).swap_place() else { return };
+        self.frames.folio(folio).set_cached_pages(place, place.cached - 1);
         // No other copy of the content is left.
-        self.frames.mark_dirty(folio);
+        self.frames.folio(folio).mark_dirty();
         if place.cached == 1 {
-            self.frames.release(&self.platform, folio);
+            self.frames.folio(folio).release(&self.platform);
         }
     }
 }

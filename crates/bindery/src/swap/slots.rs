@@ -17,8 +17,8 @@ use super::freed::FreedSlots;
 use super::page_set::PageSet;
 use crate::Memory;
 use crate::addr::{Frame, Order};
-use crate::frame::swap_place::SwapPlace;
-use crate::frame::{Folio, Reference};
+use crate::folio::SwapPlace;
+use crate::folio::{Folio, FolioRef};
 use crate::platform::Platform;
 
 /// The count of a slot is at its maximum; nothing has changed.
@@ -145,7 +145,7 @@ impl<P: Platform> Memory<P> {
             let cell_now = Cell::going_out(folio.head.plus(page), folio.order, entries);
             cell.store(cell_now.0, Relaxed);
         }
-        self.frames.set_swap_place(folio, place);
+        self.frames.folio(folio).set_swap_place(place);
         place
     }
 
@@ -159,7 +159,7 @@ impl<P: Platform> Memory<P> {
                 cell.store(Cell::FREE.0, Relaxed);
             }
         }
-        self.frames.set_cached_pages(folio, place, 0);
+        self.frames.folio(folio).set_cached_pages(place, 0);
     }
 
     /// Counts those of `count` pages of a folio, from page `first` on, that are still in the cache;
@@ -180,7 +180,8 @@ impl<P: Platform> Memory<P> {
         count: u32,
     ) -> u32 {
         // Read after the table's lock: the slot was free before the entry was stored.
-        let all = self.frames.swap_place(folio).is_some_and(|now| now.cached == folio.pages());
+        let all =
+            self.frames.folio(folio).swap_place().is_some_and(|now| now.cached == folio.pages());
         if all { count } else { self.count_in_cache(folio, place, first, count) }
     }
 
@@ -260,7 +261,7 @@ impl<P: Platform> Memory<P> {
     /// an entry with the slot, which may be removed by now, even with its area. The caller holds no
     /// lock of a cluster.
     #[inline(never)]
-    pub(crate) fn find_cached(&self, area: u8, slot: u64) -> Option<Reference<'_, P>> {
+    pub(crate) fn find_cached(&self, area: u8, slot: u64) -> Option<FolioRef<'_, P>> {
         self.while_areas_stay(|| {
             cell::hold_cached(
                 || self.swap_cell(area, slot)?.frame(),
@@ -300,9 +301,12 @@ impl<P: Platform> Memory<P> {
         };
         cell::claim_all(cells, folio.head, folio.order)?;
         let place = SwapPlace { area: run.area, first: run.first, cached: run.count };
-        self.frames.set_swap_place(folio, place);
+        self.frames.folio(folio).set_swap_place(place);
         if let Some(shadow) = shadow {
-            self.frames.set_age(folio, self.clock.note_return(shadow, run.count));
+            self.frames
+                .folio(folio)
+                .reclaim_state()
+                .set_age(self.clock.note_return(shadow, run.count));
         }
         Ok(())
     }
@@ -316,7 +320,7 @@ impl<P: Platform> Memory<P> {
         let cached = self.change_slots(folio, place, || false, done).cached;
         if cached < folio.pages() {
             // No other copy of the content is left.
-            self.frames.mark_dirty(folio);
+            self.frames.folio(folio).mark_dirty();
         }
         cached
     }
@@ -327,7 +331,7 @@ impl<P: Platform> Memory<P> {
         let done = |_: u32, old: Cell| Cell(old.0 & !(Cell::BUSY | Cell::CONTENT));
         if self.change_slots(folio, place, || false, done).cached < folio.pages() {
             // As there.
-            self.frames.mark_dirty(folio);
+            self.frames.folio(folio).mark_dirty();
         }
     }
 
@@ -342,7 +346,7 @@ impl<P: Platform> Memory<P> {
         };
         // With the cluster's lock held: a thread that finds the folio by a slot takes a reference,
         // and reads the slot again.
-        self.change_slots(folio, place, || self.frames.freeze(folio, 2), done).evicted
+        self.change_slots(folio, place, || self.frames.folio(folio).freeze(2), done).evicted
     }
 
     /// Removes a folio whose content could not be read from the cache; entries keep their
@@ -351,8 +355,8 @@ impl<P: Platform> Memory<P> {
         let uncached = |_: u32, old: Cell| old.uncached(0);
         let changed = self.change_slots(folio, place, || false, uncached);
         if changed.cached > 0 {
-            self.frames.set_cached_pages(folio, place, 0);
-            self.frames.release(&self.platform, folio);
+            self.frames.folio(folio).set_cached_pages(place, 0);
+            self.frames.folio(folio).release(&self.platform);
         }
     }
 
@@ -393,7 +397,7 @@ impl<P: Platform> Memory<P> {
             return changed;
         };
         let mut state = cluster.state.lock();
-        if !self.frames.is_swap_cached(folio) {
+        if !self.frames.folio(folio).is_swap_cached() {
             // All pages have left the cache since the caller looked, and the cache's reference with
             // them.
             return changed;
@@ -427,12 +431,12 @@ impl<P: Platform> Memory<P> {
         if changed.evicted {
             self.clock.note_evicted(run.count);
         } else {
-            self.frames.set_cached_pages(folio, place, changed.cached);
+            self.frames.folio(folio).set_cached_pages(place, changed.cached);
         }
         drop(state);
         freed.relist(run.first);
         if !changed.evicted && changed.cached == 0 {
-            self.frames.release(&self.platform, folio);
+            self.frames.folio(folio).release(&self.platform);
         }
         changed
     }

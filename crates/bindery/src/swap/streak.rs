@@ -21,7 +21,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use crate::Memory;
 use crate::addr::{Order, Orders};
-use crate::frame::MAX_FOLIO_ORDER;
+use crate::folio::MAX_FOLIO_ORDER;
 use crate::platform::Platform;
 
 /// The streak that the last fault belongs to.

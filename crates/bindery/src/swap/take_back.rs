@@ -25,8 +25,8 @@ use super::freed::FreedSlots;
 use super::page_set::PageSet;
 use super::slots::index;
 use crate::Memory;
-use crate::frame::swap_place::SwapPlace;
-use crate::frame::{Folio, FolioLock};
+use crate::folio::SwapPlace;
+use crate::folio::{Folio, FolioLock};
 use crate::platform::Platform;
 
 impl<P: Platform> Memory<P> {
@@ -41,7 +41,7 @@ impl<P: Platform> Memory<P> {
 
     /// Takes over the folio's lock and marks its slots, in one step.
     fn take_lock_over(&self, folio: Folio) -> Option<(FolioLock<'_, P>, SwapPlace)> {
-        let place = self.frames.swap_place(folio)?;
+        let place = self.frames.folio(folio).swap_place()?;
         if !self.area(place.area)?.lets_pages_change() {
             return None;
         }
@@ -57,7 +57,7 @@ impl<P: Platform> Memory<P> {
         if !(0..).zip(cells).all(is_written) {
             return None;
         }
-        let lock = self.frames.lock_of_request(&self.platform, folio)?;
+        let lock = self.frames.folio(folio).lock_of_request(&self.platform)?;
         for cell in cells {
             cell.store(load(cell).0 & !Cell::CONTENT | Cell::WRITING, Relaxed);
         }
@@ -67,7 +67,7 @@ impl<P: Platform> Memory<P> {
     /// Ends a device's write of the folio to these slots. Returns the lock, unless the folio was
     /// taken back: then releases the slots.
     pub(super) fn lock_written(&self, folio: Folio, slots: SlotRun) -> Option<FolioLock<'_, P>> {
-        let lock = || self.frames.lock_of_request(&self.platform, folio);
+        let lock = || self.frames.folio(folio).lock_of_request(&self.platform);
         let (Some(area), Some((cluster, cells, values))) =
             (self.area(slots.area), self.cells(slots))
         else {

@@ -8,8 +8,9 @@ use super::cell::Cell;
 use super::page_set::PageSet;
 use super::slots::{Stored, make_busy};
 use crate::Memory;
-use crate::frame::swap_place::SwapPlace;
-use crate::frame::{Folio, FreeBatch, Freed, LockedFolio};
+use crate::folio::SwapPlace;
+use crate::folio::{Folio, Freed, LockedFolio};
+use crate::frame::FreeBatch;
 use crate::platform::Platform;
 
 impl<P: Platform> Memory<P> {
@@ -27,22 +28,22 @@ impl<P: Platform> Memory<P> {
     #[cold]
     #[inline(never)]
     fn evict_unmapped(&self, batch: &mut FreeBatch<'_, P>, folio: Folio) {
-        if !self.frames.is_swap_cached(folio) {
+        if !self.frames.folio(folio).is_swap_cached() {
             return;
         }
         // The caller has no reference any more: the frame may have another owner by now.
         let Some(held) = self.frames.try_hold(&self.platform, folio.head) else { return };
-        let Some(lock) = self.frames.try_lock_folio(&self.platform, *held) else { return };
+        let Some(lock) = self.frames.folio(*held).try_lock(&self.platform) else { return };
         let folio = *held;
         // Mapped only under the lock.
-        if self.frames.mappings(folio) > 0 {
+        if self.frames.folio(folio).mappings() > 0 {
             return;
         }
-        let Some(place) = self.frames.swap_place(folio) else { return };
+        let Some(place) = self.frames.folio(folio).swap_place() else { return };
         if self.prepare_dropping(folio, place)
             && self.write_out_locked(LockedFolio::new(lock, held), Stored::Yes)
         {
-            self.frames.free_frozen_into(batch, folio);
+            self.frames.folio(folio).free_frozen_into(batch);
         }
     }
 
@@ -59,7 +60,7 @@ impl<P: Platform> Memory<P> {
         let ours = || (0..).zip(cells).filter(is_ours).map(|(_, cell)| cell);
         let is_stored =
             |cell: &AtomicU64| load(cell).0 & Cell::CONTENT != 0 && !load(cell).has(Cell::WRITING);
-        let stored = self.frames.is_swap_cached(folio) && ours().all(is_stored);
+        let stored = self.frames.folio(folio).is_swap_cached() && ours().all(is_stored);
         if stored {
             make_busy(ours());
         }
@@ -71,7 +72,7 @@ impl<P: Platform> Memory<P> {
     /// changed, if it has no slots, if the area is stopped, or if a slot's count is at its maximum.
     /// The caller has the folio's lock, and the locks of the tables that get the entries.
     pub(crate) fn send_out_again(&self, folio: Folio, first: u32, named: u32) -> Option<SlotRun> {
-        let place = self.frames.swap_place(folio)?;
+        let place = self.frames.folio(folio).swap_place()?;
         let stored = self.prepare_out(folio, place)?;
         let slots = Self::slots_of(folio, place);
         let run = SlotRun { first: slots.first + u64::from(first), count: named, ..slots };
@@ -87,11 +88,11 @@ impl<P: Platform> Memory<P> {
     /// it did; it does not if the content of a page is missing there. The caller has the folio's
     /// lock, and a reference or mapping that keeps the folio.
     pub(crate) fn leave_cache(&self, folio: Folio) -> bool {
-        let Some(place) = self.frames.swap_place(folio) else { return false };
+        let Some(place) = self.frames.folio(folio).swap_place() else { return false };
         if place.cached == folio.pages() || !self.prepare_dropping(folio, place) {
             return false;
         }
-        self.frames.mark_dirty(folio);
+        self.frames.folio(folio).mark_dirty();
         self.give_up(folio, place);
         true
     }

@@ -22,8 +22,8 @@ use super::slots::Stored;
 use crate::Memory;
 use crate::error::Error;
 use crate::events::RareEvents;
-use crate::frame::swap_place::SwapPlace;
-use crate::frame::{Folio, FolioLock, LockedFolio};
+use crate::folio::SwapPlace;
+use crate::folio::{Folio, FolioLock, LockedFolio};
 use crate::interrupt;
 use crate::platform::Platform;
 
@@ -42,7 +42,7 @@ impl<P: Platform> Memory<P> {
     /// stays.
     pub(crate) fn write_out_locked(&self, leaving: LockedFolio<'_, P>, stored: Stored) -> bool {
         let folio = leaving.folio();
-        let Some(place) = self.frames.swap_place(folio) else { return false };
+        let Some(place) = self.frames.folio(folio).swap_place() else { return false };
         if stored == Stored::Yes {
             return self.finish_write_out(leaving, place, None);
         }
@@ -199,17 +199,17 @@ impl<P: Platform> Memory<P> {
         let mut freed = 0;
         let first = area.requests.first_slot(number);
         let slots = SlotRun { area: area_number, first, count: folio.pages() };
-        match (self.lock_written(folio, slots), self.frames.swap_place(folio)) {
+        match (self.lock_written(folio, slots), self.frames.folio(folio).swap_place()) {
             (None, _) => {
                 let written = if succeeded { pages } else { 0 };
                 self.rare.pages_swapped_out.fetch_add(written, Relaxed);
-                self.frames.release(&self.platform, folio);
+                self.frames.folio(folio).release(&self.platform);
             }
             (Some(lock), Some(place)) if succeeded => {
                 self.rare.pages_swapped_out.fetch_add(pages, Relaxed);
                 let written = self.sorted_pages(folio, place);
                 if self.finish_write_out(lock.with_reference(), place, Some(&written)) {
-                    self.frames.free_frozen_into(&mut self.free_batch(), folio);
+                    self.frames.folio(folio).free_frozen_into(&mut self.free_batch());
                     freed = pages;
                 }
             }
@@ -308,13 +308,13 @@ impl<P: Platform> Memory<P> {
     /// lock of a table, and is in no read section.
     pub(crate) fn lock_folio(&self, folio: Folio) -> FolioLock<'_, P> {
         loop {
-            if let Some(lock) = self.frames.lock_folio_unless_writeback(&self.platform, folio) {
+            if let Some(lock) = self.frames.folio(folio).lock_unless_writeback(&self.platform) {
                 return lock;
             }
             if let Some(lock) = self.take_back(folio) {
                 return lock;
             }
-            self.wait_for_devices(&mut || !self.frames.is_under_writeback(folio));
+            self.wait_for_devices(&mut || !self.frames.folio(folio).is_under_writeback());
         }
     }
 

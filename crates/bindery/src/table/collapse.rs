@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, Attributes, Entry, EntryIndex, Equal, Kind, Level};
-use crate::frame::Folio;
+use crate::folio::Folio;
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::tlb::Gather;
@@ -117,13 +117,13 @@ impl<P: Platform> PageTable<'_, P> {
         let mut cursor = self.cursor(range, Depth::Floor(Level::PMD));
         let EntryAt { node: parent, index, entry: found } = cursor.entry_at(what.base);
         debug_assert!(parent.level == Level::PMD && found.is_empty(), "the table's place is gone");
-        self.memory.frames.first_map(what.folio, what.folio.pages());
+        self.memory.frames.fresh(what.folio).map(what.folio.pages());
         let leaf = P::Arch::page_entry(what.folio.head, Level::PMD, what.attributes);
         self.publish_huge(parent.table, index, leaf);
         self.deposit_table(parent.table, what.deposit);
         cursor.counts.entries_written += 1;
         cursor.counts.folios_touched += 1;
-        cursor.counts.mapped(self.memory.frames.owner_kind(what.folio), what.folio.pages());
+        cursor.counts.mapped(self.memory.frames.folio(what.folio).owner_kind(), what.folio.pages());
     }
 
     /// Makes one leaf of the leaves that fill the level-1 table for `base`, a multiple of its

@@ -7,7 +7,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use crate::Memory;
 use crate::addr::{Frame, Order, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Entry, EntryIndex, Equal, Kind, Level};
-use crate::frame::{Folio, FreeBatch, OwnerKind};
+use crate::folio::{Folio, OwnerKind};
+use crate::frame::FreeBatch;
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::swap::SlotRun;
@@ -181,7 +182,9 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
         self.counts.folios_touched += 1;
         // Nearly all folios of one page end here. So may a page that its object has dropped; it
         // counts as the object's page that it was when it was mapped.
-        if folio.order == Order::PAGE && memory.frames.free_anonymous_into(self.batch, folio, 1) {
+        if folio.order == Order::PAGE
+            && memory.frames.folio(folio).free_anonymous_into(self.batch, 1)
+        {
             // Folios of one page mostly come in a row.
             let rest = &slots[index.slot() + 1..];
             let more = drop_single_pages(memory, rest, missing, self.batch);
@@ -193,9 +196,9 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
         let slots = &slots[..(index + limit).slot()];
         // If these are the folio's only mappings, their accessed and dirty bits are not needed.
         let last = folio.order > Order::PAGE
-            && memory.frames.is_mapped_only(folio, limit)
+            && memory.frames.folio(folio).is_mapped_only(limit)
             && P::Arch::are_leaves(&slots[index.slot()..], index, P::Arch::STEP, missing);
-        if last && memory.frames.free_anonymous_into(self.batch, folio, limit) {
+        if last && memory.frames.folio(folio).free_anonymous_into(self.batch, limit) {
             return limit;
         }
         self.shared(slots, index, folio, entry)
@@ -218,13 +221,14 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
             let (equal, step) = (Equal::empty(), P::Arch::STEP);
             (count, first) = P::Arch::match_leaves(slots, index, limit, equal, step, missing);
         }
-        let owner = memory.frames.owner_kind(folio);
+        let owner = memory.frames.folio(folio).owner_kind();
         if owner != OwnerKind::Anonymous {
             self.counts.mapped(OwnerKind::Anonymous, count);
             self.counts.unmapped(owner, count);
         }
         let dirty = || P::Arch::attributes(first).dirty;
-        let freed = memory.frames.unmap_into(self.batch, &memory.platform, folio, count, dirty);
+        let freed =
+            memory.frames.folio(folio).unmap_into(self.batch, &memory.platform, count, dirty);
         memory.after_unmapping(self.batch, folio, freed);
         count
     }
@@ -250,7 +254,7 @@ fn drop_single_pages<P: Platform>(
         }
         let folio = memory.frames.folio_of(P::Arch::frame(entry));
         let Some(folio) = folio.filter(|folio| folio.order == Order::PAGE) else { break };
-        if !memory.frames.free_anonymous_into(batch, folio, 1) {
+        if !memory.frames.folio(folio).free_anonymous_into(batch, 1) {
             break;
         }
         dropped += 1;

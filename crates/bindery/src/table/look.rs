@@ -8,7 +8,7 @@ use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{
     Absent, AbsentFormat, Arch, Attributes, Entry, EntryIndex, Kind, Level, Permissions,
 };
-use crate::frame::Folio;
+use crate::folio::Folio;
 use crate::platform::Platform;
 use crate::stats::Counts;
 

@@ -4,7 +4,7 @@ use arrayvec::ArrayVec;
 
 use crate::Memory;
 use crate::addr::{Order, PAGE_SHIFT, VirtAddr};
-use crate::frame::Folio;
+use crate::folio::Folio;
 use crate::platform::Platform;
 use crate::swap::SlotRun;
 use crate::swap::page_set::PageSet;
@@ -89,7 +89,7 @@ impl OutBatch {
         let mut dropped = 0;
         let mut batch = memory.free_batch();
         for (folio, pages) in self.lazy.drain(..) {
-            memory.frames.unmap_into(&mut batch, &memory.platform, folio, pages, || false);
+            memory.frames.folio(folio).unmap_into(&mut batch, &memory.platform, pages, || false);
             dropped += u64::from(pages);
         }
         for number in self.settled..self.runs.len() {
@@ -98,8 +98,8 @@ impl OutBatch {
             while done < slots.count {
                 let slot = slots.first + u64::from(done);
                 let Some(folio) = memory.cached_folio(slots.area, slot) else { break };
-                let pages = memory.frames.mappings(folio);
-                if !memory.frames.unmap_all(folio, pages, in_cache.references()) {
+                let pages = memory.frames.folio(folio).mappings();
+                if !memory.frames.folio(folio).unmap_all(pages, in_cache.references()) {
                     self.keep(memory, folio, pages, in_cache);
                 }
                 done += folio.pages();
@@ -121,8 +121,8 @@ impl OutBatch {
     ) {
         self.kept = true;
         // The cache's, and that of `write_out`. Refused, the mappings keep the folio.
-        if memory.frames.add_references(folio, 2 - in_cache.references()).is_ok() {
-            memory.frames.unmap(&memory.platform, folio, pages);
+        if memory.frames.folio(folio).add_references(2 - in_cache.references()).is_ok() {
+            memory.frames.folio(folio).unmap(&memory.platform, pages);
         }
     }
 
@@ -196,12 +196,13 @@ impl OutBatch {
                 let pages = u64::from(folio.pages());
                 slot += pages;
                 // SAFETY: 1. the folios of runs were left to this batch, and each is met once.
-                let leaving = unsafe { memory.frames.folio_of_batch(&memory.platform, folio) };
+                let leaving =
+                    unsafe { memory.frames.folio(folio).folio_of_batch(&memory.platform) };
                 if kept && memory.stays_in_cache(folio) {
                     continue;
                 }
                 if memory.write_out_locked(leaving, stored) {
-                    memory.frames.free_frozen_into(&mut batch, folio);
+                    memory.frames.folio(folio).free_frozen_into(&mut batch);
                     freed += pages;
                     if memory.free_frame_count() < enough {
                         // The next may have to be stored in these.
@@ -227,10 +228,10 @@ impl<P: Platform> Memory<P> {
     /// Whether somebody besides the cache and the caller holds a folio that is leaving: a device may
     /// write to it. Then the entries that name its slots find it in the cache.
     fn stays_in_cache(&self, folio: Folio) -> bool {
-        if self.frames.pins(folio) == 0 && self.frames.references(folio) == 2 {
+        if self.frames.folio(folio).pins() == 0 && self.frames.folio(folio).references() == 2 {
             return false;
         }
-        if let Some(place) = self.frames.swap_place(folio) {
+        if let Some(place) = self.frames.folio(folio).swap_place() {
             self.settle_slots(folio, place, &PageSet::EMPTY);
         }
         true

@@ -4,7 +4,7 @@ use crate::addr::{Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Kind, Level};
 use crate::error::NoMemory;
 use crate::events::RareEvents;
-use crate::frame::{Folio, MAX_FOLIO_ORDER};
+use crate::folio::{Folio, MAX_FOLIO_ORDER};
 use crate::platform::Platform;
 
 use super::cursor::Cursor;
@@ -71,7 +71,7 @@ impl<P: Platform> PageTable<'_, P> {
         if !hold() {
             return Err(Uncut::Busy);
         }
-        frames.split(folio, order, holds).map_err(|_| Uncut::Busy)?;
+        frames.folio(folio).split(order, holds).map_err(|_| Uncut::Busy)?;
         RareEvents::note(&self.memory.rare.folio_splits);
         Ok(())
     }

@@ -4,8 +4,8 @@ use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Equal, Level, Permissions};
-use crate::frame::swap_place::SwapPlace;
-use crate::frame::{Folio, OwnerKind};
+use crate::folio::SwapPlace;
+use crate::folio::{Folio, OwnerKind};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::swap::page_set::PageSet;
@@ -107,7 +107,7 @@ impl<P: Platform> PageTable<'_, P> {
         }
         // Nobody else has the copy, whoever else names the slot.
         let attributes = what.attributes_of(true, soft_dirty, userfault);
-        self.memory.frames.first_map(copy, 1);
+        self.memory.frames.fresh(copy).map(1);
         self.write_swapped_in(&run, copy, 0, attributes);
         cursor.counts.entries_written += 1;
         cursor.counts.bytes_copied += PAGE_SIZE;
@@ -158,11 +158,11 @@ impl<P: Platform> PageTable<'_, P> {
             return None;
         }
         own(exclusive);
-        self.memory.frames.map(folio, pages).ok()?;
+        self.memory.frames.folio(folio).map(pages).ok()?;
         if exclusive {
-            self.memory.frames.set_exclusive(folio, 0, pages);
+            self.memory.frames.folio(folio).exclusive().set(0, pages);
         } else {
-            self.memory.frames.clear_exclusive(folio, 0, pages);
+            self.memory.frames.folio(folio).exclusive().clear(0, pages);
         }
         let first = P::Arch::page_entry(folio.head, Level::PTE, attributes);
         self.write_leaves(table, index, first, pages);
@@ -201,13 +201,13 @@ impl<P: Platform> PageTable<'_, P> {
     ) -> bool {
         let (number, pages) = (what.number_of(run.at), run.pages());
         let frames = &self.memory.frames;
-        if frames.map(what.folio, pages).is_err() {
+        if frames.folio(what.folio).map(pages).is_err() {
             return false;
         }
         if exclusive {
-            frames.set_exclusive(what.folio, number, pages);
+            frames.folio(what.folio).exclusive().set(number, pages);
         } else {
-            frames.clear_exclusive(what.folio, number, pages);
+            frames.folio(what.folio).exclusive().clear(number, pages);
         }
         self.write_swapped_in(run, what.folio, number, attributes);
         counts.entries_written += u64::from(run.count);

@@ -19,7 +19,7 @@ use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, Order, PAGE_SHIFT, VirtAddr};
 use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Entry, EntryIndex, Equal, Kind, Level};
-use crate::frame::{Age, Eviction, ExclusiveRun, Folio, FolioLock, OwnerKind};
+use crate::folio::{Age, Eviction, ExclusiveRun, Folio, FolioLock, OwnerKind};
 use crate::platform::Platform;
 use crate::swap::SlotRun;
 use crate::tlb::Gather;
@@ -131,14 +131,16 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         let memory = self.cursor.page_table.memory;
         let frames = &memory.frames;
         let frame = P::Arch::frame(first);
-        let Some(folio) = frames.folio_of(frame).filter(|folio| frames.is_anonymous(*folio)) else {
+        let Some(folio) =
+            frames.folio_of(frame).filter(|folio| frames.folio(*folio).is_anonymous())
+        else {
             return Next::Run;
         };
         let number = frame.0 - folio.head.0;
         let held = self.victims.held == Some(folio);
         let pages = self.mapped_here(run, folio, number);
-        let only_here = frames.is_mapped_and_held(folio, pages, u32::from(held));
-        if !only_here && frames.is_swap_cached(folio) {
+        let only_here = frames.folio(folio).is_mapped_and_held(pages, u32::from(held));
+        if !only_here && frames.folio(folio).is_swap_cached() {
             return self.store_cached(run, first, folio, pages);
         }
         if !only_here {
@@ -149,11 +151,11 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         }
         // The caller has the guard of a folio that it holds, and leaves it to the batch if the folio
         // goes out.
-        let lock = if held { None } else { frames.try_lock_folio(&memory.platform, folio) };
+        let lock = if held { None } else { frames.folio(folio).try_lock(&memory.platform) };
         if !held && lock.is_none() {
             return Next::Run;
         }
-        if frames.is_lazy(folio) && !frames.is_dirty(folio) {
+        if frames.folio(folio).is_lazy() && !frames.folio(folio).is_dirty() {
             self.drop_lazy(run, folio, pages);
             return Next::Run;
         }
@@ -229,8 +231,8 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         let frames = &page_table.memory.frames;
         let tried = self.victims.choice != Choice::All || self.victims.left_alone == Some(folio);
         // More mappings than pages: others map it, too.
-        let may = frames.mappings(folio) <= folio.pages()
-            && frames.is_mapped_only(folio, frames.mappings(folio));
+        let may = frames.folio(folio).mappings() <= folio.pages()
+            && frames.folio(folio).is_mapped_only(frames.folio(folio).mappings());
         if folio.order > Order::PAGE && !tried && may {
             return Next::Cut(folio);
         }
@@ -283,7 +285,8 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
 
     fn is_chosen(&mut self, run: &Run<P::Arch>, used: bool, folio: Folio) -> bool {
         if self.victims.choice == Choice::Passing {
-            return self.cursor.page_table.memory.frames.age(folio) == Age::Passing;
+            return self.cursor.page_table.memory.frames.folio(folio).reclaim_state().age()
+                == Age::Passing;
         }
         !self.is_used(run, used, folio)
     }
@@ -293,14 +296,14 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
     fn is_used(&mut self, run: &Run<P::Arch>, used: bool, folio: Folio) -> bool {
         let frames = &self.cursor.page_table.memory.frames;
         let turn = self.victims.turn;
-        if frames.is_looked_at(folio, turn) {
+        if frames.folio(folio).reclaim_state().is_looked_at(turn) {
             return true;
         }
         if used {
             clear_accessed(self.cursor, run, self.gather);
         }
-        frames.note_look(folio, turn);
-        let later = frames.look(folio, used) == Eviction::Later;
+        frames.folio(folio).reclaim_state().note_look(turn);
+        let later = frames.folio(folio).reclaim_state().update_age(used) == Eviction::Later;
         self.victims.later |= later;
         later
     }
@@ -328,7 +331,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
             dirty |= P::Arch::attributes(Entry(raw)).dirty;
         }
         if dirty {
-            frames.mark_dirty(folio);
+            frames.folio(folio).mark_dirty();
             for slot in slots {
                 slot.fetch_or(P::Arch::PRESENT, Ordering::Relaxed);
             }
@@ -373,7 +376,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         let mut batch = memory.free_batch();
         for (folio, pages) in self.batch.lazy.drain(..) {
             self.cursor.counts.unmapped(OwnerKind::Anonymous, pages);
-            memory.frames.unmap_into(&mut batch, &memory.platform, folio, pages, || false);
+            memory.frames.folio(folio).unmap_into(&mut batch, &memory.platform, pages, || false);
         }
     }
 
@@ -417,7 +420,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
             let attributes = P::Arch::attributes(leaf);
             let page = number + (done << scale);
             let ExclusiveRun { exclusive, count: same } =
-                page_table.memory.frames.exclusive_run(folio, page, folio.pages() - page);
+                page_table.memory.frames.folio(folio).exclusive().run(page, folio.pages() - page);
             // A huge leaf is exclusive as a whole, or nobody writes to it without a copy.
             let exclusive = exclusive && (scale == 0 || same == folio.pages());
             let first = Absent::Swap {
@@ -481,9 +484,9 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
                 let folio = memory.cached_folio(slots.area, slots.first + u64::from(done));
                 let Some(folio) = folio else { break };
                 let start = VirtAddr(at.0.wrapping_add(u64::from(done) << PAGE_SHIFT));
-                let pages = memory.frames.mappings(folio);
+                let pages = memory.frames.folio(folio).mappings();
                 let held = u32::from(self.victims.held == Some(folio));
-                if memory.frames.unmap_all(folio, pages, held + in_cache.references()) {
+                if memory.frames.folio(folio).unmap_all(pages, held + in_cache.references()) {
                     unmapped += pages;
                 } else if in_cache == InCache::Before {
                     self.batch.keep(memory, folio, pages, in_cache);

@@ -17,7 +17,7 @@ use arrayvec::ArrayVec;
 use crate::Memory;
 use crate::addr::{Frame, PAGE_SHIFT, PageRange, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Entry, Equal, Level};
-use crate::frame::{ExclusiveRun, Folio, FolioOwner, LockedFolio, Owner, OwnerKind, Turn};
+use crate::folio::{ExclusiveRun, Folio, FolioOwner, LockedFolio, Owner, OwnerKind, Turn};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::swap::SlotRun;
@@ -124,14 +124,14 @@ impl<'m, P: Platform> SharedFolios<'m, P> {
         let wanted = follows && index - self.pages().first < self.wanted && !self.folios.is_full();
         let folio = frames.folio_of(frame).filter(|_| wanted)?;
         if folio.head != frame
-            || frames.is_looked_at(folio, self.turn)
-            || frames.mappings(folio) <= pages
-            || frames.pins(folio) > 0
+            || frames.folio(folio).reclaim_state().is_looked_at(self.turn)
+            || frames.folio(folio).mappings() <= pages
+            || frames.folio(folio).pins() > 0
         {
             return None;
         }
         let held = frames.try_hold(&memory.platform, folio.head)?;
-        let lock = frames.try_lock_folio(&memory.platform, *held)?;
+        let lock = frames.folio(*held).try_lock(&memory.platform)?;
         let FolioOwner { owner, first } = lock.owner(&memory.platform);
         if *held != folio || owner != self.owner || first.first() != index {
             return None;
@@ -224,7 +224,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         counts.folios_touched += 1;
         counts.unmapped(OwnerKind::Anonymous, pages);
         counts.swap_pages = counts.swap_pages.wrapping_add(u64::from(pages));
-        self.memory.frames.unmap(&self.memory.platform, folio, pages);
+        self.memory.frames.folio(folio).unmap(&self.memory.platform, pages);
     }
 
     /// Makes swap entries of the run, which maps pages of the folio. Says whether that was possible.
@@ -237,7 +237,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     ) -> bool {
         let memory = self.memory;
         let (number, pages) = (frame.0 - folio.head.0, run.pages());
-        let Some(place) = memory.frames.swap_place(folio) else { return false };
+        let Some(place) = memory.frames.folio(folio).swap_place() else { return false };
         let slots = SlotRun { area: place.area, first: place.first, count: folio.pages() };
         let named = SlotRun { first: slots.first + u64::from(number), count: pages, ..slots };
         if pages > folio.pages() - number || memory.name_slots(named).is_err() {
@@ -268,7 +268,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         while done < run.count {
             let page = number + (done << scale);
             let ExclusiveRun { exclusive, count: same } =
-                self.memory.frames.exclusive_run(folio, page, folio.pages() - page);
+                self.memory.frames.folio(folio).exclusive().run(page, folio.pages() - page);
             let exclusive = exclusive && (scale == 0 || same == folio.pages());
             let mut entry = P::Arch::encode_absent(Absent::Swap {
                 device: slots.area,

@@ -1,7 +1,7 @@
 //! Which folios are to go to swap, and where a look for them stops.
 
 use crate::addr::VirtAddr;
-use crate::frame::{Folio, Turn};
+use crate::folio::{Folio, Turn};
 
 /// Why the entries of a part were not all looked at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -68,7 +68,7 @@ impl Victims {
         Self { choice: Choice::Cold, held: Some(held), turn, left: pages, ..Self::ALL }
     }
 
-    /// Those that are passing ([`crate::frame::Age::Passing`]), up to about `pages` pages. The others
+    /// Those that are passing ([`crate::folio::Age::Passing`]), up to about `pages` pages. The others
     /// stay as they are.
     pub(crate) fn passing(held: Folio, pages: u32) -> Self {
         Self { choice: Choice::Passing, held: Some(held), left: pages, ..Self::ALL }

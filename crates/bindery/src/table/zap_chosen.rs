@@ -5,7 +5,7 @@
 
 use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Equal, Level};
-use crate::frame::Folio;
+use crate::folio::Folio;
 use crate::platform::Platform;
 use crate::swap::page_set::PageSet;
 use crate::tlb::Gather;

@@ -2,7 +2,7 @@
 
 use crate::addr::{VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Equal, Level, Marker};
-use crate::frame::Folio;
+use crate::folio::Folio;
 use crate::platform::Platform;
 use crate::tlb::Gather;
 
@@ -151,7 +151,7 @@ impl<P: Platform> PageTable<'_, P> {
             match spared {
                 Spared::Guards => false,
                 Spared::GuardsAndCopies => {
-                    folio.is_some_and(|folio| self.memory.frames.is_anonymous(folio))
+                    folio.is_some_and(|folio| self.memory.frames.folio(folio).is_anonymous())
                 }
                 Spared::AllBut(dropped) => folio != Some(dropped),
             }

@@ -301,7 +301,7 @@ pub fn is_lazy<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr) -> bool {
     let mut lazy = None;
     space.page_table.survey(page, |stretch| {
         if let MappedRun::Pages { folio: Some(folio), .. } = stretch.what {
-            lazy = Some(space.memory().frames.is_lazy(folio));
+            lazy = Some(space.memory().frames.folio(folio).is_lazy());
         }
     });
     lazy.unwrap_or_else(|| panic!("no folio at {at}"))
@@ -332,10 +332,10 @@ pub fn damage_folio<P: Platform>(memory: &Memory<P>, page: Frame, damage: FolioD
         }
         FolioDamage::ToggleExclusive => {
             let number = page.0 - folio.head.0;
-            if frames.is_exclusive(folio, number) {
-                frames.clear_exclusive(folio, number, 1);
+            if frames.folio(folio).exclusive().contains(number) {
+                frames.folio(folio).exclusive().clear(number, 1);
             } else {
-                frames.set_exclusive(folio, number, 1);
+                frames.folio(folio).exclusive().set(number, 1);
             }
         }
     }
@@ -351,7 +351,7 @@ pub fn with_reference<P: Platform, R>(
     f: impl FnOnce(Frame, u32) -> R,
 ) -> Option<R> {
     let reference = memory.frames.try_hold(&memory.platform, frame)?;
-    let lock = memory.frames.try_lock_folio(&memory.platform, *reference);
+    let lock = memory.frames.folio(*reference).try_lock(&memory.platform);
     if let Some(lock) = &lock {
         core::hint::black_box(lock.owner(&memory.platform));
     }
@@ -430,7 +430,8 @@ pub fn with_folio_locked<P: Platform, R>(
     let folio = memory.frames.folio_of(page).unwrap_or_else(|| panic!("{page:?} is in no folio"));
     let _lock = memory
         .frames
-        .try_lock_folio(&memory.platform, folio)
+        .folio(folio)
+        .try_lock(&memory.platform)
         .expect("a folio that nobody has locked");
     work()
 }

@@ -74,12 +74,12 @@ pub fn walk_anonymous<P: Platform>(
     let mut folio = None;
     space.page_table.survey(page, |stretch| {
         if let MappedRun::Pages { folio: Some(there), .. } = stretch.what {
-            assert!(frames.try_get(there), "too many references");
+            assert!(frames.folio(there).try_get(), "too many references");
             folio = Some(there);
         }
     });
     let folio = folio.unwrap_or_else(|| panic!("no folio at {at}"));
-    let locked = frames.try_lock_folio(&memory.platform, folio);
+    let locked = frames.folio(folio).try_lock(&memory.platform);
     let mut found = 0;
     let walked = locked.as_ref().map(|_| {
         rmap::for_each_anonymous_sight(memory, folio, Locking::Try, |sight, _| {
@@ -91,9 +91,9 @@ pub fn walk_anonymous<P: Platform>(
             Seen { until: sight.range.end(), entries: sight.range.pages() }
         })
     });
-    let mappings = u64::from(frames.mappings(folio));
+    let mappings = u64::from(frames.folio(folio).mappings());
     drop(locked);
-    frames.release(&memory.platform, folio);
+    frames.folio(folio).release(&memory.platform);
     match walked {
         Some(Walked::Visited(visited)) => Some(AnonymousWalk { visited, found, mappings }),
         Some(Walked::NotMapped) => panic!("no anonymous folio is mapped at {at}"),

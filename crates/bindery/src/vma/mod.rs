@@ -17,7 +17,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::deferred::Linked;
-use crate::frame::FolioIndex;
+use crate::folio::FolioIndex;
 use crate::memory::{Record, RecordKind};
 use crate::object::ObjectState;
 use crate::platform::Platform;

@@ -5,8 +5,9 @@ use core::ptr::NonNull;
 
 use super::{PAGE_LIMIT, PageFlags};
 use crate::addr::{Frame, PAGE_SHIFT};
+use crate::folio::MAX_FOLIO_ORDER;
+use crate::frame::Frames;
 use crate::frame::slab::Slab;
-use crate::frame::{Frames, MAX_FOLIO_ORDER};
 use crate::platform::Platform;
 
 /// Base-2 logarithm of [`SLOTS`].

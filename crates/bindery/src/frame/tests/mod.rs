@@ -3,10 +3,7 @@
 
 extern crate std;
 
-mod alone;
 mod buddy;
-mod folio;
-mod reference;
 mod reserve;
 mod slab;
 
@@ -15,7 +12,8 @@ use std::alloc::{Layout, alloc, dealloc};
 use std::sync::Mutex;
 use std::vec::Vec;
 
-use super::{FrameRange, Frames, Kind};
+use super::meta::Kind;
+use super::{FrameRange, Frames};
 use crate::addr::{Frame, Order, PAGE_SIZE};
 use crate::arch::X86_64;
 use crate::platform::{Cpu, CpuSet, Invalidation, Platform};
@@ -42,9 +40,9 @@ pub(crate) struct Machine {
     first: Frame,
     count: u32,
     /// Frames from here on seem to lie one page further on.
-    pub(super) torn_at: Option<Frame>,
+    pub(crate) torn_at: Option<Frame>,
     /// What was released, in order.
-    pub(super) released: Mutex<Vec<(Frame, u32)>>,
+    pub(crate) released: Mutex<Vec<(Frame, u32)>>,
 }
 
 // SAFETY: the memory is used as the platform's contract says.
@@ -58,7 +56,7 @@ impl Machine {
         Layout::from_size_align((count as usize + 1) * page, page).unwrap()
     }
 
-    pub(super) fn new(first: u32, count: u32) -> Self {
+    pub(crate) fn new(first: u32, count: u32) -> Self {
         let layout = Self::layout(count);
         // SAFETY: the layout is not of size 0.
         let memory = NonNull::new(unsafe { alloc(layout) }).unwrap();
@@ -68,7 +66,7 @@ impl Machine {
     }
 
     /// All of its memory as one range.
-    pub(super) fn whole(&self) -> FrameRange {
+    pub(crate) fn whole(&self) -> FrameRange {
         FrameRange { first: self.first, count: self.count }
     }
 }
@@ -145,7 +143,7 @@ pub(crate) fn machine(count: u32) -> (Machine, Frames<Machine>) {
 }
 
 /// All blocks of one kind.
-pub(super) fn blocks(frames: &Frames<Machine>, kind: Kind) -> Vec<(Frame, Order)> {
+pub(crate) fn blocks(frames: &Frames<Machine>, kind: Kind) -> Vec<(Frame, Order)> {
     let mut found = Vec::new();
     frames.for_each_block(|frame, order, is| {
         if is == kind {
@@ -167,7 +165,7 @@ pub(crate) fn assert_all_free(frames: &Frames<Machine>) {
 }
 
 /// Gives a block of a test back.
-pub(super) fn free(frames: &Frames<Machine>, machine: &Machine, first: Frame, order: Order) {
+pub(crate) fn free(frames: &Frames<Machine>, machine: &Machine, first: Frame, order: Order) {
     // SAFETY: 1. and 2. the tests' machine runs nothing that uses the block, and a block that is
     // not allocated is refused.
     unsafe { frames.free(machine, first, order) };

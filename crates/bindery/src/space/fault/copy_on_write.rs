@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 use crate::addr::{Frame, Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Attributes, Entry, Kind, Level, Permissions};
 use crate::error::{Failure, FaultError, NoMemory};
-use crate::frame::{Folio, OwnerKind};
+use crate::folio::{Folio, OwnerKind};
 use crate::object::{Awaited, pages};
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
@@ -23,7 +23,7 @@ use super::{Access, Resolved, Step, Tries};
 impl<P: Platform> AddressSpace<'_, P> {
     pub(super) fn exclusive_whole(&self, folio: Folio) -> bool {
         let pages = folio.pages();
-        self.page_table.memory.frames.are_exclusive(folio, 0, pages)
+        self.page_table.memory.frames.folio(folio).exclusive().contains_all(0, pages)
     }
 
     /// If all mappings of the folio are in `range`, no other process maps it: marks it exclusive,
@@ -32,22 +32,22 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// eight times without success ([`crate::frame`], `alone`).
     pub(super) fn claim(&self, vma: &Vma, range: VirtRange, folio: Folio) -> bool {
         let frames = &self.page_table.memory.frames;
-        if !frames.may_be_mapped_by_one(folio, range.pages() as u32) {
+        if !frames.folio(folio).may_be_mapped_by_one(range.pages() as u32) {
             return false;
         }
         let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
         let ours = mappings_of(&mut cursor, range, folio);
-        let alone = ours > 0 && frames.is_mapped_only(folio, ours);
+        let alone = ours > 0 && frames.folio(folio).is_mapped_only(ours);
         if ours > 0 && !alone {
-            frames.note_other_mappings(folio, ours);
+            frames.folio(folio).note_other_mappings(ours);
         }
         if alone {
-            frames.forget_other_mappings(folio);
-            frames.set_exclusive(folio, 0, folio.pages());
+            frames.folio(folio).forget_other_mappings();
+            frames.folio(folio).exclusive().set(0, folio.pages());
             // The tables are locked, so the folio's lock is only tried. Where somebody has it, the
             // owner stays the anon group above, from where the reverse map comes by here too.
             if let group @ Some(_) = vma.group_pointer()
-                && let Some(lock) = frames.try_lock_folio(self.platform(), folio)
+                && let Some(lock) = frames.folio(folio).try_lock(self.platform())
             {
                 let first = lock.owner(self.platform()).first;
                 lock.set_owner(AnonGroup::as_owner(group), first);
@@ -146,11 +146,11 @@ impl<P: Platform> AddressSpace<'_, P> {
                 Ok(Some(Resolved::Copied))
             }
             Ok(None) => {
-                frames.discard(self.platform(), copy);
+                frames.fresh(copy).discard(self.platform());
                 Ok(None)
             }
             Err(error) => {
-                frames.discard(self.platform(), copy);
+                frames.fresh(copy).discard(self.platform());
                 Err(error)
             }
         }
@@ -203,8 +203,9 @@ impl<P: Platform> AddressSpace<'_, P> {
             }
             frames.folio_of(frame).map(|folio| (folio, frame.0 - folio.head.0))
         };
-        if let Some((folio, number)) = shown.filter(|(folio, _)| frames.is_anonymous(*folio))
-            && (frames.is_exclusive(folio, number)
+        if let Some((folio, number)) =
+            shown.filter(|(folio, _)| frames.folio(*folio).is_anonymous())
+            && (frames.folio(folio).exclusive().contains(number)
                 || self.claim(vma, folio_range(vma, page, number, folio), folio))
         {
             return Ok(());
@@ -218,7 +219,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let frames = &self.page_table.memory.frames;
         let folio = frames.new_exclusive_folio(order)?;
         let owner = AnonGroup::as_owner(vma.group_pointer());
-        frames.set_fresh_owner(folio, owner, vma.folio_index_at(start));
+        frames.fresh(folio).set_owner(owner, vma.folio_index_at(start));
         Some(folio)
     }
 }
@@ -322,7 +323,7 @@ fn replace_page<P: Platform>(
     // Read-only, so nothing but accessed can come in between, and the new entry has that anyway.
     slot.store(0, Ordering::Relaxed);
     page_table.invalidate_now(range, Level::PTE, &mut cursor.counts);
-    page_table.memory.frames.first_map(copy, 1);
+    page_table.memory.frames.fresh(copy).map(1);
     slot.store(P::Arch::page_entry(copy.head, Level::PTE, attributes).0, Ordering::Release);
     cursor.counts.entries_written += 2;
     cursor.counts.mapped(OwnerKind::Anonymous, 1);

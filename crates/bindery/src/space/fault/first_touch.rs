@@ -7,7 +7,7 @@ use crate::arch::{AbsentFormat, Arch, Attributes, Entry, Level};
 use crate::effort::Collecting;
 use crate::error::{Failure, FaultError};
 use crate::events::RareEvents;
-use crate::frame::{Folio, MAX_FOLIO_ORDER, OwnerKind};
+use crate::folio::{Folio, MAX_FOLIO_ORDER, OwnerKind};
 use crate::platform::Platform;
 use crate::space::AddressSpace;
 use crate::stats::Counts;
@@ -73,11 +73,11 @@ impl<P: Platform> AddressSpace<'_, P> {
                 if locked {
                     self.page_table.unlock(table);
                 }
-                memory.frames.discard(self.platform(), folio);
+                memory.frames.fresh(folio).discard(self.platform());
                 return None;
             }
             let entry = P::Arch::page_entry(folio.head, Level::PTE, written_attributes(flags));
-            memory.frames.first_map(folio, folio.pages());
+            memory.frames.fresh(folio).map(folio.pages());
             self.page_table.write_leaves(table, first, entry, folio.pages());
             self.page_table.unlock(table);
             self.page_table.stats.add(&Counts {
@@ -204,7 +204,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             self.page_table.stats.add(&zeroed);
             let step = self.map_folio(range, folio, written_attributes(vma.flags()));
             if !matches!(step, Ok(Step::Done(_))) {
-                self.page_table.memory.frames.discard(self.platform(), folio);
+                self.page_table.memory.frames.fresh(folio).discard(self.platform());
             }
             if matches!(step, Err(Failure::NoMemory)) && order > Order::PAGE {
                 // A smaller one needs no table on deposit.
@@ -285,7 +285,7 @@ fn map_folio_locked<'m, P: Platform>(
     let deposit =
         if level > Level::PTE { Some(pool.take(Level::PTE, &mut cursor.counts)?) } else { None };
     let entry = P::Arch::page_entry(folio.head, level, attributes);
-    page_table.memory.frames.first_map(folio, folio.pages());
+    page_table.memory.frames.fresh(folio).map(folio.pages());
     cursor.counts.folios_touched += 1;
     cursor.counts.mapped(OwnerKind::Anonymous, folio.pages());
     if level == Level::PTE {

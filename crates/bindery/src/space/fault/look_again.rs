@@ -66,14 +66,14 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             Writable::All if change.watched == Watched::SoftDirty => return Ok(Step::Note),
             Writable::All => return Ok(Step::Reuse(range)),
             // What an object has is never a private mapping's to write to.
-            Writable::Exclusive if !self.page_table.memory.frames.is_anonymous(folio) => {
+            Writable::Exclusive if !self.page_table.memory.frames.folio(folio).is_anonymous() => {
                 return Ok(Step::Copy);
             }
             Writable::Exclusive => {}
         }
         let reuse =
             if change.watched == Watched::SoftDirty { Step::Note } else { Step::Reuse(range) };
-        let exclusive = self.page_table.memory.frames.is_exclusive(folio, number);
+        let exclusive = self.page_table.memory.frames.folio(folio).exclusive().contains(number);
         if exclusive && (node.level == Level::PTE || self.exclusive_whole(folio)) {
             return Ok(reuse);
         }

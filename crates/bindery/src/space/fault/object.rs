@@ -6,7 +6,7 @@ use crate::addr::{Frame, Order, Orders, PAGE_SHIFT, PAGE_SIZE, PageRange, VirtAd
 use crate::arch::{Arch, Attributes, Entry, Level, Permissions};
 use crate::collections::page_tree::PageRun;
 use crate::error::{Failure, FaultError};
-use crate::frame::Folio;
+use crate::folio::Folio;
 use crate::object::PagesStay;
 use crate::object::{Awaited, ObjectState, Stop, pages};
 use crate::platform::Platform;
@@ -193,7 +193,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         }
         let holder = cursor.table_at(range.start(), Level::PMD, pool)?;
         let deposit = pool.take(Level::PTE, &mut cursor.counts)?;
-        if self.page_table.memory.frames.map(folio, range.pages() as u32).is_err() {
+        if self.page_table.memory.frames.folio(folio).map(range.pages() as u32).is_err() {
             pool.put(deposit);
             return Ok(Some(Step::Refused(FaultError::OutOfMemory)));
         }
@@ -202,7 +202,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         self.page_table.deposit_table(holder, deposit);
         cursor.counts.entries_written += 1;
         cursor.counts.folios_touched += 1;
-        let owner = self.page_table.memory.frames.owner_kind(folio);
+        let owner = self.page_table.memory.frames.folio(folio).owner_kind();
         cursor.counts.mapped(owner, range.pages() as u32);
         Ok(Some(Step::Done(Resolved::Mapped(range))))
     }
@@ -265,7 +265,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let first = P::Arch::page_entry(first, Level::PTE, attributes);
         let begin = P::Arch::PTE.index_of(range.start());
         let end = begin + range.pages() as u32;
-        let owner = frames.owner_kind(folio);
+        let owner = frames.folio(folio).owner_kind();
         let mut at = begin;
         while at < end {
             let vacant = run::count_empty(&self.page_table.slots(table)[at.slots(end - at)]);
@@ -274,7 +274,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 at += 1;
                 continue;
             }
-            if frames.map(folio, vacant).is_err() {
+            if frames.folio(folio).map(vacant).is_err() {
                 return Step::Refused(FaultError::OutOfMemory);
             }
             counts.folios_touched += 1;
@@ -303,7 +303,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         match step {
             Ok(Step::Done(_)) => Ok(Step::Done(Resolved::Copied)),
             step => {
-                memory.frames.discard(self.platform(), copy);
+                memory.frames.fresh(copy).discard(self.platform());
                 step
             }
         }

@@ -5,8 +5,8 @@ use core::cell::Cell;
 use crate::addr::{Order, Orders, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Level};
 use crate::error::{Failure, FaultError, NoMemory};
-use crate::frame::swap_place::SwapPlace;
-use crate::frame::{Folio, FolioIndex, FolioLock, FolioOwner, Owner};
+use crate::folio::SwapPlace;
+use crate::folio::{Folio, FolioIndex, FolioLock, FolioOwner, Owner};
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
 use crate::space::AddressSpace;
@@ -89,10 +89,10 @@ impl<P: Platform> AddressSpace<'_, P> {
         {
             // Whoever writes the folio out, or reads it, has the lock.
             let lock = memory.lock_folio(*cached);
-            if memory.frames.take_read_around(*cached) {
+            if memory.frames.folio(*cached).take_read_around() {
                 memory.note_hit_of_read_around(page.0 >> PAGE_SHIFT);
             }
-            let place = memory.frames.swap_place(*cached);
+            let place = memory.frames.folio(*cached).swap_place();
             let number = place.map_or(u64::MAX, |place| slot.number.wrapping_sub(place.first));
             if let Some(place) = place
                 && number < u64::from(cached.pages())
@@ -115,7 +115,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// have an index below zero.
     ///
     /// Of a folio that is not mapped, the owner says nothing: the thread that has unmapped it last
-    /// may be about to take the owner away (`frame::folio_lock`), whose memory may be another's by
+    /// may be about to take the owner away (`folio::lock`), whose memory may be another's by
     /// now. It is mapped only under the lock, which is held here.
     fn home_of(
         &self,
@@ -126,7 +126,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     ) -> Option<Home> {
         let index = vma.folio_index_around(page, cached.number)?;
         let frames = &self.page_table.memory.frames;
-        if frames.mappings(cached.folio) == 0 {
+        if frames.folio(cached.folio).mappings() == 0 {
             return Some(Home { index, is_shared: false });
         }
         let FolioOwner { owner, first } = lock.owner(self.platform());
@@ -165,7 +165,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         };
         memory.before_execution(what.attributes.permissions, copy);
         if !self.page_table.swap_in_copy(&what, copy) {
-            memory.frames.discard(self.platform(), copy);
+            memory.frames.fresh(copy).discard(self.platform());
             return Ok(Step::Again);
         }
         let slot = place.first + u64::from(number);
@@ -312,7 +312,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             false
         });
         let held = frame.and_then(|frame| memory.frames.try_hold(self.platform(), frame));
-        if let Some(folio) = held.filter(|held| memory.frames.is_anonymous(**held)) {
+        if let Some(folio) = held.filter(|held| memory.frames.folio(**held).is_anonymous()) {
             memory.note_way(*folio, (page.0 >> PAGE_SHIFT) & !u64::from(order.pages() - 1));
         }
     }
@@ -374,23 +374,23 @@ impl<P: Platform> AddressSpace<'_, P> {
         let page = wanted.page;
         let memory = self.page_table.memory;
         let frames = &memory.frames;
-        let Some(lock) = frames.try_lock_folio(self.platform(), folio) else {
+        let Some(lock) = frames.folio(folio).try_lock(self.platform()) else {
             return Err(Unread::Slots);
         };
-        frames.set_fresh_owner(folio, Owner::Nobody, FolioIndex::NONE);
+        frames.fresh(folio).set_owner(Owner::Nobody, FolioIndex::NONE);
         // The cache's reference, and ours. Published first: a thread that finds the folio by a slot
         // finds it counted.
-        frames.publish_two(folio);
+        frames.fresh(folio).publish_two();
         if let Err(ClaimError::Cached | ClaimError::Gone) = memory.claim_slots(folio, slots) {
             drop(lock);
-            frames.release_pages(self.platform(), folio, 2);
+            frames.folio(folio).release_pages(self.platform(), 2);
             return Err(Unread::Slots);
         }
         let place = SwapPlace { area: slots.area, first: slots.first, cached: slots.count };
         if !memory.load_folio(folio, slots) {
             memory.give_up(folio, place);
             drop(lock);
-            frames.release(self.platform(), folio);
+            frames.folio(folio).release(self.platform());
             return Err(Unread::Content);
         }
         // Below the head there may be pages that the fault does not see: the address tells the
@@ -401,7 +401,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let home = Home { index: vma.folio_index_at(start), is_shared: false };
         let step = self.map_swapped(vma, wanted, cached, home, &lock);
         drop(lock);
-        frames.release(self.platform(), folio);
+        frames.folio(folio).release(self.platform());
         step.map_err(Unread::Refused)
     }
 

@@ -6,7 +6,7 @@ use crate::addr::{Orders, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, Attributes, Kind, Level, Permissions};
 use crate::error::{Failure, FaultError};
 use crate::events::RareEvents;
-use crate::frame::{Folio, OwnerKind};
+use crate::folio::{Folio, OwnerKind};
 use crate::platform::Platform;
 use crate::space::AddressSpace;
 use crate::table::EntryAt;
@@ -110,7 +110,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             self.published(range);
             Ok(Step::Done(Resolved::New(range)))
         } else {
-            memory.frames.discard(self.platform(), folio);
+            memory.frames.fresh(folio).discard(self.platform());
             Ok(Step::Again)
         }
     }
@@ -144,7 +144,7 @@ fn replace_huge_zero<P: Platform>(
     let slot = &page_table.slots(node.table)[index.slot()];
     slot.store(0, Ordering::Relaxed);
     page_table.invalidate_now(range, node.level, &mut cursor.counts);
-    page_table.memory.frames.first_map(folio, folio.pages());
+    page_table.memory.frames.fresh(folio).map(folio.pages());
     RareEvents::note(&page_table.memory.rare.huge_faults);
     let leaf = P::Arch::page_entry(folio.head, node.level, written_attributes(vma.flags()));
     slot.store(leaf.0, Ordering::Release);

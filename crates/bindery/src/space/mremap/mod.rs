@@ -7,7 +7,7 @@ use core::ptr::NonNull;
 
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::error::{Error, Failure};
-use crate::frame::FolioIndex;
+use crate::folio::FolioIndex;
 use crate::platform::Platform;
 use crate::tlb::Gather;
 

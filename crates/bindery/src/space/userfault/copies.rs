@@ -12,7 +12,7 @@ use arrayvec::ArrayVec;
 use crate::addr::{Frame, Order, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, Attributes, Level};
 use crate::error::{Error, FaultError};
-use crate::frame::{Folio, FolioIndex, OwnerKind};
+use crate::folio::{Folio, FolioIndex, OwnerKind};
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
 use crate::space::AddressSpace;
@@ -83,13 +83,13 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             let frames = &self.page_table.memory.frames;
             for (head, index) in folios.iter().zip(vma.page_offset_of(at)..) {
                 let folio = Folio { head: *head, order: Order::PAGE };
-                frames.set_fresh_owner(folio, owner, FolioIndex::new(index));
+                frames.fresh(folio).set_owner(owner, FolioIndex::new(index));
             }
             Ok(self.map_pages(range, &folios, self.fill_attributes(vma, mode))?)
         });
         for head in folios.iter().skip(*mapped.as_ref().unwrap_or(&0)) {
             let folio = Folio { head: *head, order: Order::PAGE };
-            self.page_table.memory.frames.discard(self.platform(), folio);
+            self.page_table.memory.frames.fresh(folio).discard(self.platform());
         }
         match mapped? {
             // What has come between is the next look's.
@@ -107,7 +107,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let folio = self.new_fill_folio(Order::PAGE)?;
         let filled = self.copy_in(folio, |_, bytes| source(page, bytes));
         if filled.is_err() {
-            self.page_table.memory.frames.discard(self.platform(), folio);
+            self.page_table.memory.frames.fresh(folio).discard(self.platform());
             return Err(Error::Fault(page));
         }
         Ok(folio)
@@ -152,7 +152,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let slots = &self.page_table.slots(table)[first.slots(folios.len() as u32)];
         let vacant = run::count_empty(slots);
         for head in &folios[..vacant as usize] {
-            frames.first_map(Folio { head: *head, order: Order::PAGE }, 1);
+            frames.fresh(Folio { head: *head, order: Order::PAGE }).map(1);
         }
         // A CPU that sees a leaf sees the page's contents, and its count.
         fence(Ordering::Release);

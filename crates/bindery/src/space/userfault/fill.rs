@@ -11,7 +11,7 @@ use bitflags::bitflags;
 use crate::addr::{Order, Orders, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Attributes, Level, Marker};
 use crate::error::{Error, Failure, FaultError, NoMemory};
-use crate::frame::Folio;
+use crate::folio::Folio;
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
 use crate::space::AddressSpace;
@@ -174,7 +174,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             let folio = self.new_fill_folio(order)?;
             let filled = self.copy_in(folio, |inside, piece| source(at.0 - to.0 + inside, piece));
             if filled.is_err() {
-                self.page_table.memory.frames.discard(self.platform(), folio);
+                self.page_table.memory.frames.fresh(folio).discard(self.platform());
                 return Err(Error::Fault(at));
             }
             self.fill_folio(userfault, at, end, mode, folio)
@@ -365,7 +365,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             let range = VirtRange::raw(at.0, at.0 + folio.order.bytes());
             self.lift_markers(range)?;
             let owner = AnonGroup::as_owner(vma.group_pointer());
-            self.page_table.memory.frames.set_fresh_owner(folio, owner, vma.folio_index_at(at));
+            self.page_table.memory.frames.fresh(folio).set_owner(owner, vma.folio_index_at(at));
             match self.map_folio(range, folio, self.fill_attributes(vma, mode)) {
                 Ok(Step::Done(_)) => Ok(range.end()),
                 Ok(_) if folio.order > Order::PAGE => Ok(at),
@@ -375,7 +375,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         });
         // Nothing of it is mapped.
         if !supplied.given && (done.is_err() || done == Ok(at)) {
-            self.page_table.memory.frames.discard(self.platform(), folio);
+            self.page_table.memory.frames.fresh(folio).discard(self.platform());
         }
         done
     }

@@ -212,10 +212,10 @@ impl<P: Platform> AddressSpace<'_, P> {
             let table = cursor.table_at(page, Level::PTE, pool)?;
             let index = P::Arch::PTE.index_of(page);
             if let Some(folio) = frame.and_then(|frame| memory.frames.folio_of(frame)) {
-                if memory.frames.map(folio, 1).is_err() {
+                if memory.frames.folio(folio).map(1).is_err() {
                     return Ok(Err(Failure::NoMemory));
                 }
-                cursor.counts.mapped(memory.frames.owner_kind(folio), 1);
+                cursor.counts.mapped(memory.frames.folio(folio).owner_kind(), 1);
             }
             let slot = &self.page_table.slots(table)[index.slot()];
             slot.store(leaf.0, core::sync::atomic::Ordering::Release);

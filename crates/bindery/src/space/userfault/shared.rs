@@ -4,7 +4,7 @@
 use crate::addr::{Frame, Order, PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{Arch, Attributes, Level, Permissions};
 use crate::error::{Error, Failure, FaultError};
-use crate::frame::Folio;
+use crate::folio::Folio;
 use crate::object::{ObjectState, Stop, pages, supply};
 use crate::platform::Platform;
 use crate::space::AddressSpace;
@@ -217,7 +217,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                     };
                 }
                 supplied.given = true;
-                memory.frames.mark_dirty(supplied.folio);
+                memory.frames.folio(supplied.folio).mark_dirty();
             }
             // It was given before there was memory to map it, and may have gone since.
             if pages::resident_run(memory, object, index, pages) == (Some(head), pages) {

@@ -10,9 +10,10 @@ use super::workspace::WORKSPACE_FRAMES;
 use super::*;
 use crate::addr::Order;
 use crate::bytes;
+use crate::folio::FrameUse;
+use crate::frame::AllocateFor;
 use crate::frame::meta::Kind;
 use crate::frame::tests::{Machine, assert_all_free, machine};
-use crate::frame::{AllocateFor, FrameUse};
 
 const PAGE: usize = PAGE_SIZE as usize;
 
@@ -137,7 +138,7 @@ impl Fixture {
             }
         });
         assert_eq!(self.store.frames_held(), found);
-        assert_eq!(self.frames.usage(Order(9)).compressed, found);
+        assert_eq!(crate::folio::frame_usage(&self.frames, Order(9)).compressed, found);
         assert!(self.store.usage().frames_used <= self.store.limit());
     }
 
@@ -374,9 +375,9 @@ fn readers_of_all_frames_see_compressed_memory() {
     let fixture = Fixture::new(64, 8);
     let handle = fixture.store(&text(1)).unwrap();
     let frame = handle.extent().unwrap().frame;
-    assert_eq!(fixture.frames.view(frame).usage, FrameUse::Compressed);
+    assert_eq!(crate::folio::frame_view(&fixture.frames, frame).usage, FrameUse::Compressed);
     fixture.free(handle);
-    assert_eq!(fixture.frames.view(frame).usage, FrameUse::Free);
+    assert_eq!(crate::folio::frame_view(&fixture.frames, frame).usage, FrameUse::Free);
     fixture.finish();
 }
 

@@ -7,8 +7,8 @@ use loom::sync::{Mutex, MutexGuard, RwLock};
 use loom::thread;
 
 use crate::addr::{Frame, Order};
+use crate::folio::{REFERENCE, lock_unless_writeback, publish, refer, unlock};
 use crate::frame::meta::FOLIO_LOCK;
-use crate::frame::{REFERENCE, lock_unless_writeback, publish, refer, unlock};
 use crate::swap::cell::{Cell, ClaimError, claim_all, hold_cached, name_all};
 use crate::sync::parking::model::{SecondLook, Sleepers};
 

@@ -10,7 +10,7 @@ use crate::arch::{
     Absent, AbsentFormat, Arch, Attributes, Entry, Equal, Level, Permissions, ProtectionKey,
 };
 use crate::error::Failure;
-use crate::frame::{Folio, Owner};
+use crate::folio::{Folio, Owner};
 use crate::interrupt;
 use crate::platform::Platform;
 use crate::stats::Counts;
@@ -260,7 +260,7 @@ fn copy_leaves<P: Platform>(
 fn pinned<P: Platform>(source: &Cursor<'_, '_, P>, first: Frame, what: &ForkCopy) -> Option<Folio> {
     let frames = &source.page_table.memory.frames;
     let folio = frames.folio_of(first).filter(|_| what.copied == Copied::Private)?;
-    (frames.pins(folio) > 0 && frames.is_anonymous(folio)).then_some(folio)
+    (frames.folio(folio).pins() > 0 && frames.folio(folio).is_anonymous()).then_some(folio)
 }
 
 /// Takes a reference for the copy, which keeps the pages after the locks are released.
@@ -271,7 +271,7 @@ fn stop_at_pinned<P: Platform>(
     folio: Folio,
     attributes: Attributes,
 ) -> CopyStop {
-    if !source.page_table.memory.frames.try_get(folio) {
+    if !source.page_table.memory.frames.folio(folio).try_get() {
         return CopyStop::Refused;
     }
     CopyStop::Pinned(PinnedRun { range: run.range(), first, folio, attributes })

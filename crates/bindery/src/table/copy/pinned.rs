@@ -23,7 +23,7 @@ use crate::arch::{
     Absent, AbsentFormat, Arch, Attributes, Kind, Level, Permissions, ProtectionKey,
 };
 use crate::error::Failure;
-use crate::frame::{Folio, FolioIndex, OwnerKind};
+use crate::folio::{Folio, FolioIndex, OwnerKind};
 use crate::interrupt;
 use crate::platform::Platform;
 use crate::table::cursor::Cursor;
@@ -71,7 +71,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
             result = copied.and_then(|()| Ok(interrupt::check(&self.memory.platform)?));
             done += count;
         }
-        self.memory.frames.release(&self.memory.platform, run.folio);
+        self.memory.frames.folio(run.folio).release(&self.memory.platform);
         result
     }
 
@@ -110,7 +110,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
             }
         }
         for copy in &copies[installed..] {
-            frames.discard(&memory.platform, *copy);
+            frames.fresh(*copy).discard(&memory.platform);
         }
         copied
     }
@@ -143,9 +143,9 @@ impl<'m, P: Platform> PageTable<'m, P> {
             };
             target.counts.bytes_copied += PAGE_SIZE;
             let index = what.page_offset + ((at.0 - what.range.start().0) >> PAGE_SHIFT);
-            frames.set_fresh_owner(*copy, what.owner, FolioIndex::new(index));
+            frames.fresh(*copy).set_owner(what.owner, FolioIndex::new(index));
             self.memory.before_execution(run.attributes.permissions, *copy);
-            frames.first_map(*copy, 1);
+            frames.fresh(*copy).map(1);
             target.counts.mapped(OwnerKind::Anonymous, 1);
             let entry = P::Arch::page_entry(copy.head, Level::PTE, run.attributes);
             let index = P::Arch::PTE.index_of(at);

@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicU64, Ordering, fence};
 use crate::Memory;
 use crate::addr::{Frame, Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, Entry, EntryIndex, Equal, Level};
-use crate::frame::{Folio, FolioLock};
+use crate::folio::{Folio, FolioLock};
 use crate::platform::Platform;
 use crate::table::run::{self, Slots};
 
@@ -201,13 +201,15 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
             let equal = Equal::WRITABLE | Equal::SOFT_DIRTY;
             P::Arch::match_leaves(whole, first, limit, equal, P::Arch::STEP, 0)
         };
-        if !memory.frames.is_exclusive(folio, number) {
+        if !memory.frames.folio(folio).exclusive().contains(number) {
             return Err(MoveStop::Busy);
         }
-        if memory.frames.mappings(folio) != alike || !run::are_empty(&there[..alike as usize]) {
+        if memory.frames.folio(folio).mappings() != alike
+            || !run::are_empty(&there[..alike as usize])
+        {
             return self.move_scattered(part.page + at, folio, number);
         }
-        if !memory.frames.are_exclusive(folio, number, alike) {
+        if !memory.frames.folio(folio).exclusive().contains_all(number, alike) {
             return Err(MoveStop::Busy);
         }
         self.move_folio(part, at, gathered, FolioRun { folio, number, alike })?;
@@ -233,7 +235,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         // Before the look at the pins: see `is_pinned_since`.
         fence(Ordering::SeqCst);
         let gathered = P::Arch::gather_run(gathered, taken.0, taken.1);
-        if frames.is_pinned_since(folio) {
+        if frames.folio(folio).is_pinned_since() {
             if P::Arch::CONTIG_ENTRIES > 1 {
                 // Pages that were single may be a contiguous run when they are written.
                 let (start, end) = (part.page + at, part.page + at + alike);
@@ -279,7 +281,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
             self.may_move_absent(entry)?;
         } else if !memory.is_zero(P::Arch::frame(entry)) {
             let folio = memory.frames.folio_of(P::Arch::frame(entry)).ok_or(MoveStop::Busy)?;
-            if !memory.frames.is_exclusive(folio, 0) {
+            if !memory.frames.folio(folio).exclusive().contains(0) {
                 return Err(MoveStop::Busy);
             }
         }
@@ -297,9 +299,9 @@ pub(super) fn lock<P: Platform>(
     memory: &Memory<P>,
     folio: Folio,
 ) -> Result<FolioLock<'_, P>, MoveStop> {
-    match memory.frames.try_lock_folio(&memory.platform, folio) {
+    match memory.frames.folio(folio).try_lock(&memory.platform) {
         Some(lock) => Ok(lock),
-        None if memory.frames.try_get(folio) => Err(MoveStop::Locked(folio)),
+        None if memory.frames.folio(folio).try_get() => Err(MoveStop::Locked(folio)),
         None => Err(MoveStop::Busy),
     }
 }

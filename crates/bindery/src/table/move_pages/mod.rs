@@ -37,7 +37,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, Order, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Attributes, Entry, EntryIndex, Kind, Level};
-use crate::frame::{Folio, Numbered, OwnerMark};
+use crate::folio::{Folio, FolioBatch, OwnerMark};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::tlb::Gather;
@@ -309,7 +309,7 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
             page_table.honor_pending(from, &locks, Some(&self.gather), &mut self.counts);
             page_table.honor_pending(to, &locks, Some(&self.gather), &mut self.counts);
         }
-        let (first, numbered) = page_table.memory.frames.numbered();
+        let (first, numbered) = page_table.memory.frames.folio_batch();
         let mut locked = LockSpan {
             page_table,
             what,
@@ -389,7 +389,7 @@ struct LockSpan<'a, 'm, 'p, P: Platform> {
     marks: bool,
     /// The leaf of the machine's first frame that moves to the target without a change.
     unchanged: Entry,
-    numbered: Numbered<'m>,
+    numbered: FolioBatch<'m>,
     _section: ReadSection<'m, P>,
 }
 

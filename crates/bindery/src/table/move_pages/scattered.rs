@@ -9,7 +9,7 @@ use core::sync::atomic::{Ordering, fence};
 
 use crate::addr::{Frame, Order, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Entry, Level, Permissions};
-use crate::frame::{Folio, FolioIndex};
+use crate::folio::{Folio, FolioIndex};
 use crate::platform::Platform;
 use crate::table::{TableSlot, run};
 
@@ -40,10 +40,10 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         let count = (0..rest.min(held))
             .take_while(|page| self.may_come(at + page, folio.head.plus(number + page)))
             .count() as u32;
-        if frames.mappings(folio) != count {
+        if frames.folio(folio).mappings() != count {
             return Err(self.part_of_folio(at, folio, number, count));
         }
-        if !frames.are_exclusive(folio, number, count) {
+        if !frames.folio(folio).exclusive().contains_all(number, count) {
             return Err(MoveStop::Busy);
         }
         let Some(index) = self.index_of_folio(at, number) else {
@@ -59,7 +59,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         }
         fence(Ordering::SeqCst);
         let range = VirtRange::raw(self.source_at(at), self.source_at(at + count));
-        if frames.is_pinned_since(folio) {
+        if frames.folio(folio).is_pinned_since() {
             if P::Arch::CONTIG_ENTRIES > 1 {
                 // Contiguous runs come back as single pages.
                 self.page_table.invalidate_now(range, Level::PTE, self.counts);

@@ -17,7 +17,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, Order, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Entry, EntryIndex, Equal, Kind, Level, Permissions};
-use crate::frame::{Folio, FolioIndex, OwnerRun};
+use crate::folio::{Folio, FolioIndex, OwnerRun};
 use crate::platform::Platform;
 use crate::table::cursor::table_under;
 use crate::table::locking::Node;
@@ -167,7 +167,8 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         };
         let is_own = |folio: Folio| {
             let pages = folio.pages();
-            frames.are_exclusive(folio, 0, pages) && frames.mappings(folio) == pages
+            frames.folio(folio).exclusive().contains_all(0, pages)
+                && frames.folio(folio).mappings() == pages
         };
         let to = self.target_slot()?;
         if !folio.is_none_or(is_own) {
@@ -177,7 +178,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         self.mark_slots(from, &to);
         let slot = &page_table.slots(from.table)[index.slot()];
         let old = Entry(slot.swap(0, Ordering::SeqCst));
-        if folio.is_some_and(|folio| frames.is_pinned_since(folio)) {
+        if folio.is_some_and(|folio| frames.folio(folio).is_pinned_since()) {
             slot.store(old.0, Ordering::Release);
             return Err(MoveStop::Busy);
         }
@@ -363,7 +364,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         let memory = self.page_table.memory;
         let folio = Folio { head: P::Arch::frame(leaf), order };
         // SAFETY: 1. the caller has locked it by its number.
-        drop(unsafe { memory.frames.lock_of_batch(&memory.platform, folio) });
+        drop(unsafe { memory.frames.folio(folio).lock_of_batch(&memory.platform) });
     }
 
     /// Sees to what others have left to do for the folio whose first page the leaf maps, and which
@@ -372,7 +373,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
     pub(super) fn see_to_marks(&self, leaf: Entry, order: Order) {
         let memory = self.page_table.memory;
         let folio = Folio { head: P::Arch::frame(leaf), order };
-        memory.frames.see_to_marks(&memory.platform, folio);
+        memory.frames.folio(folio).see_to_marks(&memory.platform);
     }
 
     /// As [`LockSpan::claim`], for what is not a single page whose leaf moves without a change.
@@ -421,12 +422,14 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
     fn claim_folio(&self, at: EntryIndex, folio: Folio, number: u32, alike: u32) -> bool {
         let memory = self.page_table.memory;
         let frames = &memory.frames;
-        if frames.mappings(folio) != alike || !frames.are_exclusive(folio, number, alike) {
+        if frames.folio(folio).mappings() != alike
+            || !frames.folio(folio).exclusive().contains_all(number, alike)
+        {
             return false;
         }
         let Some(index) = self.index_of_folio(at.number(), number) else { return false };
-        let Some(lock) = frames.try_lock_folio(&memory.platform, folio) else { return false };
-        if frames.is_pinned_since(folio) {
+        let Some(lock) = frames.folio(folio).try_lock(&memory.platform) else { return false };
+        if frames.folio(folio).is_pinned_since() {
             return false;
         }
         lock.give_to(self.what.owner, index);
@@ -456,9 +459,9 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
                 continue;
             };
             // The folio is locked, and so are the tables of all entries that map it.
-            let count = if folio.order == Order::PAGE { 1 } else { frames.mappings(folio) };
+            let count = if folio.order == Order::PAGE { 1 } else { frames.folio(folio).mappings() };
             // SAFETY: 1. `claim` left it locked, and each folio of the table is met once.
-            let lock = unsafe { frames.lock_of_batch(&memory.platform, folio) };
+            let lock = unsafe { frames.folio(folio).lock_of_batch(&memory.platform) };
             if what == Claimed::Back {
                 let index = self.source_index + u64::from(at);
                 let index = FolioIndex::for_folio(index, frame.0 - folio.head.0);

@@ -126,7 +126,7 @@ fn is_writable<P: Platform>(
     }
     let Some(folio) = memory.frames.folio_of(first) else { return false };
     let pages = run.pages();
-    let found = memory.frames.exclusive_run(folio, first.0 - folio.head.0, pages);
+    let found = memory.frames.folio(folio).exclusive().run(first.0 - folio.head.0, pages);
     if run.node.level > Level::PTE {
         // One leaf cannot be writable in part: all of it must be exclusive.
         return found.exclusive && found.count == pages;

@@ -3,7 +3,7 @@
 
 use crate::addr::VirtRange;
 use crate::arch::{self, Absent, AbsentFormat, Arch, Attributes, Entry, Equal, Marker, absent};
-use crate::frame::Folio;
+use crate::folio::Folio;
 use crate::platform::Platform;
 use crate::tlb::Gather;
 

@@ -2,7 +2,7 @@
 //! name these, of a process that has not wanted the page since a fork.
 
 use crate::arch::Entry;
-use crate::frame::Folio;
+use crate::folio::Folio;
 use crate::platform::Platform;
 
 use super::super::out_batch::InCache;
@@ -26,11 +26,11 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         let frames = &memory.frames;
         let held = self.victims.held == Some(folio);
         let references = u32::from(held) + InCache::Before.references();
-        let only_here = frames.is_mapped_and_held(folio, pages, references);
+        let only_here = frames.folio(folio).is_mapped_and_held(pages, references);
         if !only_here || self.stays(run, folio, || P::Arch::attributes(first).accessed) {
             return Next::Run;
         }
-        let lock = if held { None } else { frames.try_lock_folio(&memory.platform, folio) };
+        let lock = if held { None } else { frames.folio(folio).try_lock(&memory.platform) };
         if !held && lock.is_none() {
             return Next::Run;
         }

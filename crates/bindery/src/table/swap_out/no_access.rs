@@ -10,7 +10,7 @@ use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, PAGE_SHIFT, VirtAddr};
 use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Entry, EntryIndex, Level, Permissions};
-use crate::frame::{ExclusiveRun, Folio};
+use crate::folio::{ExclusiveRun, Folio};
 use crate::memory::Memory;
 use crate::platform::Platform;
 use crate::swap::SlotRun;
@@ -50,7 +50,7 @@ fn swap_entry_of<P: Platform>(
         return None;
     };
     // A huge entry is exclusive as a whole, or nobody writes to it without a copy.
-    let ExclusiveRun { exclusive, count } = memory.frames.exclusive_run(folio, page, pages);
+    let ExclusiveRun { exclusive, count } = memory.frames.folio(folio).exclusive().run(page, pages);
     let exclusive = exclusive && count >= pages;
     let (device, slot) = (slots.area, slots.first + u64::from(page));
     Some(P::Arch::encode_absent(Absent::Swap { device, slot, exclusive, soft_dirty, userfault }))
@@ -86,22 +86,25 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         let frames = &memory.frames;
         let found = page_without_access::<P::Arch>(first, self.attributes);
         let Some((frame, used)) = found else { return Next::Run };
-        let Some(folio) = frames.folio_of(frame).filter(|folio| frames.is_anonymous(*folio)) else {
+        let Some(folio) =
+            frames.folio_of(frame).filter(|folio| frames.folio(*folio).is_anonymous())
+        else {
             return Next::Run;
         };
         let number = frame.0 - folio.head.0;
         let pages = self.without_access_here(run, folio, number);
         let run = Run { count: pages >> run.node.level.order().0, ..*run };
         let held = self.victims.held == Some(folio);
-        let in_cache = if frames.is_swap_cached(folio) { InCache::Before } else { InCache::New };
+        let in_cache =
+            if frames.folio(folio).is_swap_cached() { InCache::Before } else { InCache::New };
         let references = u32::from(held) + in_cache.references();
-        if !frames.is_mapped_and_held(folio, pages, references) {
+        if !frames.folio(folio).is_mapped_and_held(pages, references) {
             return self.ask_for_split(folio);
         }
         if self.stays(&run, folio, || used) {
             return Next::Run;
         }
-        let lock = if held { None } else { frames.try_lock_folio(&memory.platform, folio) };
+        let lock = if held { None } else { frames.folio(folio).try_lock(&memory.platform) };
         if !held && lock.is_none() {
             return Next::Run;
         }

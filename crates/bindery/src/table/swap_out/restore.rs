@@ -5,8 +5,8 @@ use core::sync::atomic::Ordering;
 use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Entry, Permissions};
 use crate::events::RareEvents;
-use crate::frame::Folio;
-use crate::frame::swap_place::SwapPlace;
+use crate::folio::Folio;
+use crate::folio::SwapPlace;
 use crate::platform::Platform;
 
 use super::{EntryAt, SwapOut};
@@ -17,7 +17,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
     pub(super) fn restore(&mut self, folio: Folio, start: VirtAddr) {
         let page_table = self.cursor.page_table;
         let memory = page_table.memory;
-        let Some(place) = memory.frames.swap_place(folio) else { return };
+        let Some(place) = memory.frames.folio(folio).swap_place() else { return };
         RareEvents::note(&memory.rare.swap_out_busy);
         let end = start.0.wrapping_add(u64::from(folio.pages()) << PAGE_SHIFT);
         // The first page may belong below address zero, where none is mapped.
@@ -40,7 +40,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
             self.victims.took_held = false;
         } else {
             // SAFETY: 1. `store_run` left it to the batch, which leaves it out from now on.
-            drop(unsafe { memory.frames.lock_of_batch(&memory.platform, folio) });
+            drop(unsafe { memory.frames.folio(folio).lock_of_batch(&memory.platform) });
         }
     }
 

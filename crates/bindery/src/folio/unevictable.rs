@@ -8,33 +8,33 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::meta::{Kind, LOOKED, UNEVICTABLE, is_kind};
-use super::{Folio, Frames, Turn};
-use crate::platform::Platform;
+use super::aging::{ReclaimState, Turn};
+use super::handle::change_flag;
+use crate::frame::meta::{Kind, LOOKED, UNEVICTABLE, is_kind};
 
-impl<P: Platform> Frames<P> {
+impl ReclaimState<'_> {
     /// Whether the folio has the mark.
     #[inline]
-    pub(crate) fn is_unevictable(&self, folio: Folio) -> bool {
-        self.meta(folio.head).state.load(Relaxed) & UNEVICTABLE != 0
+    pub(crate) fn is_unevictable(self) -> bool {
+        self.0.load(Relaxed) & UNEVICTABLE != 0
     }
 
     /// Marks the folio, which the caller holds.
-    pub(crate) fn mark_unevictable(&self, folio: Folio) {
-        self.change_state_flag(folio, UNEVICTABLE, true);
+    pub(crate) fn mark_unevictable(self) {
+        change_flag(self.0, UNEVICTABLE, true);
     }
 
     /// Takes the mark away.
     #[cold]
-    pub(crate) fn clear_unevictable(&self, folio: Folio) {
-        self.change_marked(folio, |state| state & !UNEVICTABLE);
+    pub(crate) fn clear_unevictable(self) {
+        self.change_marked(|state| state & !UNEVICTABLE);
     }
 
     /// Notes that the hand passes over the folio in this turn, or the next turn would take it for one
     /// that has been looked at.
-    pub(crate) fn note_pass(&self, folio: Folio, turn: Turn) {
+    pub(crate) fn note_pass(self, turn: Turn) {
         let looked = if turn == Turn::Odd { LOOKED } else { 0 };
-        self.change_marked(folio, |state| state & !LOOKED | looked);
+        self.change_marked(|state| state & !LOOKED | looked);
     }
 
     /// Changes the state of a folio that has the mark. The hand holds no reference, so each change is
@@ -42,10 +42,10 @@ impl<P: Platform> Frames<P> {
     /// 1. CPU A reads the state of a folio with the mark.
     /// 2. CPU B frees the folio, which becomes a block of the allocator.
     /// 3. CPU A sets a bit in the block's state, and the block never joins its neighbor again.
-    fn change_marked(&self, folio: Folio, change: impl Fn(u32) -> u32) {
+    fn change_marked(self, change: impl Fn(u32) -> u32) {
         let marked = |state: u32| is_kind(state, Kind::Folio) && state & UNEVICTABLE != 0;
         let change = |state: u32| marked(state).then(|| change(state));
         // Where it has been freed meanwhile, there is nothing to change.
-        let _ = self.meta(folio.head).state.fetch_update(Relaxed, Relaxed, change);
+        let _ = self.0.fetch_update(Relaxed, Relaxed, change);
     }
 }

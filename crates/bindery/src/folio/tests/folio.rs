@@ -8,32 +8,34 @@ use std::vec::Vec;
 
 use proptest::prelude::*;
 
+use super::super::LockedFolio;
 use super::super::count::TooManyMappings;
-use super::super::folio::{ExclusiveRun, Folio, Freed, MAX_FOLIO_ORDER};
-use super::super::meta::{EXCLUSIVE, FOLIO_LOCK, state_of};
+use super::super::exclusive::ExclusiveRun;
+use super::super::handle::{Folio, Freed, MAX_FOLIO_ORDER};
 use super::super::owner::FolioIndex;
 use super::super::split::SplitError;
-use super::super::{AllocateFor, Frames, Kind, LockedFolio};
 use super::{Machine, assert_all_free, blocks, free, machine};
 use crate::addr::{Frame, Order};
+use crate::frame::meta::{EXCLUSIVE, FOLIO_LOCK, Kind, state_of};
+use crate::frame::{AllocateFor, Frames};
 
 #[test]
 fn a_fresh_folio_is_its_makers_alone_and_all_or_nothing_of_it_is_exclusive() {
     for order in Order::PAGE.up_to(MAX_FOLIO_ORDER) {
         let (machine, frames) = machine(2048);
         let folio = frames.new_exclusive_folio(order).unwrap();
-        assert_eq!((frames.references(folio), frames.mappings(folio)), (0, 0));
+        assert_eq!((frames.folio(folio).references(), frames.folio(folio).mappings()), (0, 0));
         assert!(frames.try_hold(&machine, folio.head).is_none());
-        assert!(frames.are_exclusive(folio, 0, folio.pages()));
+        assert!(frames.folio(folio).exclusive().contains_all(0, folio.pages()));
         let shared = frames.new_folio(order).unwrap();
         let none = ExclusiveRun { exclusive: false, count: folio.pages() };
-        assert_eq!(frames.exclusive_run(shared, 0, folio.pages()), none);
-        frames.discard(&machine, shared);
-        assert!(!frames.is_dirty(folio));
+        assert_eq!(frames.folio(shared).exclusive().run(0, folio.pages()), none);
+        frames.fresh(shared).discard(&machine);
+        assert!(!frames.folio(folio).is_dirty());
         for page in 0..folio.pages() {
             assert_eq!(frames.folio_of(folio.head.plus(page)), Some(folio));
         }
-        frames.discard(&machine, folio);
+        frames.fresh(folio).discard(&machine);
         assert_all_free(&frames);
         assert_eq!(frames.refused(), 0);
     }
@@ -44,21 +46,21 @@ fn a_fresh_folio_is_its_makers_alone_and_all_or_nothing_of_it_is_exclusive() {
 fn the_last_mapping_or_reference_frees() {
     let (machine, frames) = machine(64);
     let folio = frames.new_exclusive_folio(Order(4)).unwrap();
-    let counts = || (frames.references(folio), frames.mappings(folio));
-    frames.first_map(folio, 16);
+    let counts = || (frames.folio(folio).references(), frames.folio(folio).mappings());
+    frames.fresh(folio).map(16);
     assert_eq!(counts(), (0, 16));
-    frames.map(folio, 16).unwrap();
-    assert!(frames.try_get(folio));
+    frames.folio(folio).map(16).unwrap();
+    assert!(frames.folio(folio).try_get());
     assert_eq!(counts(), (1, 32));
-    assert_eq!(frames.unmap(&machine, folio, 16), Freed::No);
-    assert_eq!(frames.unmap(&machine, folio, 16), Freed::No);
+    assert_eq!(frames.folio(folio).unmap(&machine, 16), Freed::No);
+    assert_eq!(frames.folio(folio).unmap(&machine, 16), Freed::No);
     assert_eq!(counts(), (1, 0));
-    assert_eq!(frames.release(&machine, folio), Freed::Yes);
+    assert_eq!(frames.folio(folio).release(&machine), Freed::Yes);
     assert_eq!(*machine.released.lock().unwrap(), [(folio.head, 16)]);
 
     let folio = frames.new_exclusive_folio(Order::PAGE).unwrap();
-    frames.first_map(folio, 1);
-    assert_eq!(frames.unmap(&machine, folio, 1), Freed::Yes);
+    frames.fresh(folio).map(1);
+    assert_eq!(frames.folio(folio).unmap(&machine, 1), Freed::Yes);
     assert_all_free(&frames);
 }
 
@@ -68,7 +70,7 @@ fn only_pages_of_live_folios_have_a_folio() {
     let folio = frames.new_exclusive_folio(Order(4)).unwrap();
     // From now on this is the only memory.
     while frames.allocate(Order::PAGE, AllocateFor::Use).is_some() {}
-    frames.discard(&machine, folio);
+    frames.fresh(folio).discard(&machine);
     let nothing = |frame: Frame| assert_eq!(frames.folio_of(frame), None, "{frame:?}");
     (0..16).map(|page| folio.head.plus(page)).for_each(nothing);
     nothing(Frame(0));
@@ -96,25 +98,25 @@ fn only_pages_of_live_folios_have_a_folio() {
 fn too_many_mappings_are_refused() {
     let (_machine, frames) = machine(64);
     let folio = frames.new_exclusive_folio(Order(4)).unwrap();
-    frames.first_map(folio, 16);
+    frames.fresh(folio).map(16);
     frames.meta(folio.head).count.store(((1 << 31) - 17) << 32, Relaxed);
-    assert_eq!(frames.map(folio, 16), Ok(()));
-    assert_eq!(frames.map(folio, 1), Err(TooManyMappings));
-    assert_eq!(frames.mappings(folio), (1 << 31) - 1);
+    assert_eq!(frames.folio(folio).map(16), Ok(()));
+    assert_eq!(frames.folio(folio).map(1), Err(TooManyMappings));
+    assert_eq!(frames.folio(folio).mappings(), (1 << 31) - 1);
 }
 
 #[test]
 fn taking_away_what_is_not_there_changes_nothing_and_is_counted() {
     let (machine, frames) = machine(64);
     let folio = frames.new_exclusive_folio(Order(1)).unwrap();
-    frames.publish(folio, 1);
-    assert_eq!(frames.unmap(&machine, folio, 1), Freed::No);
-    frames.map(folio, 2).unwrap();
-    assert_eq!(frames.release(&machine, folio), Freed::No);
-    assert_eq!(frames.release(&machine, folio), Freed::No);
+    frames.fresh(folio).publish(1);
+    assert_eq!(frames.folio(folio).unmap(&machine, 1), Freed::No);
+    frames.folio(folio).map(2).unwrap();
+    assert_eq!(frames.folio(folio).release(&machine), Freed::No);
+    assert_eq!(frames.folio(folio).release(&machine), Freed::No);
     assert_eq!(frames.refused(), 2);
-    assert_eq!((frames.references(folio), frames.mappings(folio)), (0, 2));
-    assert_eq!(frames.unmap(&machine, folio, 2), Freed::Yes);
+    assert_eq!((frames.folio(folio).references(), frames.folio(folio).mappings()), (0, 2));
+    assert_eq!(frames.folio(folio).unmap(&machine, 2), Freed::Yes);
 }
 
 #[test]
@@ -122,14 +124,17 @@ fn of_many_threads_exactly_one_frees() {
     let (machine, frames) = machine(64);
     for _ in 0..200 {
         let folio = frames.new_exclusive_folio(Order(3)).unwrap();
-        frames.first_map(folio, 8);
-        (1..4).for_each(|_| frames.map(folio, 8).unwrap());
+        frames.fresh(folio).map(8);
+        (1..4).for_each(|_| frames.folio(folio).map(8).unwrap());
         let freed = AtomicU32::new(0);
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
-                    assert!(frames.try_get(folio));
-                    let ends = [frames.unmap(&machine, folio, 8), frames.release(&machine, folio)];
+                    assert!(frames.folio(folio).try_get());
+                    let ends = [
+                        frames.folio(folio).unmap(&machine, 8),
+                        frames.folio(folio).release(&machine),
+                    ];
                     freed.fetch_add(
                         ends.iter().filter(|e| **e == Freed::Yes).count() as u32,
                         Relaxed,
@@ -146,18 +151,21 @@ fn of_many_threads_exactly_one_frees() {
 fn dirty_and_the_lock_do_not_disturb_each_other() {
     let (machine, frames) = machine(64);
     let folio = frames.new_exclusive_folio(Order::PAGE).unwrap();
-    frames.publish(folio, 1);
-    let lock = frames.try_lock_folio(&machine, folio).unwrap();
-    assert!(frames.try_lock_folio(&machine, folio).is_none());
-    frames.mark_dirty(folio);
-    frames.clear_exclusive(folio, 0, 1);
+    frames.fresh(folio).publish(1);
+    let lock = frames.folio(folio).try_lock(&machine).unwrap();
+    assert!(frames.folio(folio).try_lock(&machine).is_none());
+    frames.folio(folio).mark_dirty();
+    frames.folio(folio).exclusive().clear(0, 1);
     drop(lock);
-    let lock = frames.try_lock_folio(&machine, folio).unwrap();
-    assert!(frames.is_dirty(folio));
-    frames.clear_dirty(folio);
-    assert!(!frames.is_dirty(folio) && frames.try_lock_folio(&machine, folio).is_none());
+    let lock = frames.folio(folio).try_lock(&machine).unwrap();
+    assert!(frames.folio(folio).is_dirty());
+    frames.folio(folio).clear_dirty();
+    assert!(!frames.folio(folio).is_dirty() && frames.folio(folio).try_lock(&machine).is_none());
     drop(lock);
-    assert_eq!(frames.exclusive_run(folio, 0, 9), ExclusiveRun { exclusive: false, count: 1 });
+    assert_eq!(
+        frames.folio(folio).exclusive().run(0, 9),
+        ExclusiveRun { exclusive: false, count: 1 }
+    );
 }
 
 /// The last mapping goes while the lock is taken, before a device's request has it and after.
@@ -168,20 +176,20 @@ fn the_owner_of_an_unmapped_folio_goes_where_its_lock_is_handed_over() {
     let folio = frames.new_exclusive_folio(Order::PAGE).unwrap();
     let head = frames.meta(folio.head);
     head.word.store(GROUP, Relaxed);
-    frames.first_map(folio, 1);
-    let kept = frames.keep(&machine, folio).unwrap();
-    let lock = frames.try_lock_folio(&machine, folio).unwrap();
-    assert_eq!(frames.unmap(&machine, folio, 1), Freed::Unmapped);
-    assert!(frames.is_anonymous(folio), "it is left to the holder of the lock");
+    frames.fresh(folio).map(1);
+    let kept = frames.folio(folio).keep(&machine).unwrap();
+    let lock = frames.folio(folio).try_lock(&machine).unwrap();
+    assert_eq!(frames.folio(folio).unmap(&machine, 1), Freed::Unmapped);
+    assert!(frames.folio(folio).is_anonymous(), "it is left to the holder of the lock");
     LockedFolio::new(lock, kept).into_request();
-    assert!(!frames.is_anonymous(folio) && frames.is_under_writeback(folio));
+    assert!(!frames.folio(folio).is_anonymous() && frames.folio(folio).is_under_writeback());
     head.word.store(GROUP, Relaxed);
-    frames.orphan(&machine, folio);
-    assert!(frames.is_anonymous(folio));
-    let lock = frames.lock_of_request(&machine, folio).unwrap();
-    assert!(!frames.is_anonymous(folio) && !frames.is_under_writeback(folio));
-    assert!(frames.lock_of_request(&machine, folio).is_none());
-    assert!(frames.try_lock_folio(&machine, folio).is_none());
+    frames.folio(folio).orphan(&machine);
+    assert!(frames.folio(folio).is_anonymous());
+    let lock = frames.folio(folio).lock_of_request(&machine).unwrap();
+    assert!(!frames.folio(folio).is_anonymous() && !frames.folio(folio).is_under_writeback());
+    assert!(frames.folio(folio).lock_of_request(&machine).is_none());
+    assert!(frames.folio(folio).try_lock(&machine).is_none());
     drop(lock.with_reference());
     assert_all_free(&frames);
 }
@@ -201,24 +209,27 @@ fn a_folio_whose_first_page_would_be_below_zero_has_no_index() {
 fn a_split_is_refused_with_the_reason_and_changes_nothing() {
     let (_machine, frames) = machine(64);
     let folio = frames.new_exclusive_folio(Order(3)).unwrap();
-    frames.publish(folio, 1);
-    let split = |order, each| frames.split(folio, order, |_| each);
+    frames.fresh(folio).publish(1);
+    let split = |order, each| frames.folio(folio).split(order, |_| each);
     assert_eq!(split(Order(3), 0), Err(SplitError::Order));
     assert_eq!(split(Order::PAGE, 1), Err(SplitError::Mappings));
-    assert!(frames.try_get(folio));
+    assert!(frames.folio(folio).try_get());
     assert_eq!(split(Order::PAGE, 0), Err(SplitError::References));
     frames.meta(folio.head).count.store(8 << 32, Relaxed);
     assert_eq!(split(Order::PAGE, 1), Err(SplitError::References));
     frames.meta(folio.head).count.store(8 << 32 | 1, Relaxed);
     assert!((0..8).all(|page| frames.folio_of(folio.head.plus(page)) == Some(folio)));
-    assert_eq!(frames.exclusive_run(folio, 0, 8), ExclusiveRun { exclusive: true, count: 8 });
+    assert_eq!(
+        frames.folio(folio).exclusive().run(0, 8),
+        ExclusiveRun { exclusive: true, count: 8 }
+    );
     assert_eq!(split(Order::PAGE, 1), Ok(()));
     assert_eq!(blocks(&frames, Kind::Folio).len(), 8);
 }
 
 /// Everything that can be seen of a folio's bits, page by page.
 fn exclusive_pages(frames: &Frames<Machine>, folio: Folio) -> Vec<bool> {
-    (0..folio.pages()).map(|page| frames.is_exclusive(folio, page)).collect()
+    (0..folio.pages()).map(|page| frames.folio(folio).exclusive().contains(page)).collect()
 }
 
 proptest! {
@@ -236,9 +247,9 @@ proptest! {
             let end = (page + count).min(folio.pages());
             model.get_mut(page as usize..end as usize).into_iter().flatten().for_each(|b| *b = set);
             if set {
-                frames.set_exclusive(folio, page, count);
+                frames.folio(folio).exclusive().set(page, count);
             } else {
-                frames.clear_exclusive(folio, page, count);
+                frames.folio(folio).exclusive().clear(page, count);
             }
         }
         prop_assert_eq!(exclusive_pages(&frames, folio), model.clone());
@@ -247,7 +258,7 @@ proptest! {
         let first = rest.first().copied().unwrap_or(false);
         let count = rest.iter().take_while(|bit| **bit == first).count() as u32;
         let expected = ExclusiveRun { exclusive: first, count };
-        prop_assert_eq!(frames.exclusive_run(folio, from, count), expected);
+        prop_assert_eq!(frames.folio(folio).exclusive().run(from, count), expected);
     }
 
     #[test]
@@ -264,23 +275,23 @@ proptest! {
         let folio = frames.new_exclusive_folio(whole).unwrap();
         let pages = folio.pages();
         for (page, count) in shared {
-            frames.clear_exclusive(folio, page, count);
+            frames.folio(folio).exclusive().clear(page, count);
         }
         let exclusive = exclusive_pages(&frames, folio);
         let mapped = &mapped[..pages as usize];
-        frames.publish(folio, 1);
-        mapped.iter().for_each(|entries| frames.map(folio, *entries).unwrap());
+        frames.fresh(folio).publish(1);
+        mapped.iter().for_each(|entries| frames.folio(folio).map(*entries).unwrap());
         let head = frames.meta(folio.head);
         head.owner.store(77, Relaxed);
         head.word.store(1000, Relaxed);
         head.next.store(5, Relaxed);
         if dirty {
-            frames.mark_dirty(folio);
+            frames.folio(folio).mark_dirty();
         }
         // Held until the parts are released.
-        let lock = locked.then(|| frames.try_lock_folio(&machine, folio).unwrap());
+        let lock = locked.then(|| frames.folio(folio).try_lock(&machine).unwrap());
 
-        prop_assert_eq!(frames.split(folio, part, |page| mapped[page as usize]), Ok(()));
+        prop_assert_eq!(frames.folio(folio).split(part, |page| mapped[page as usize]), Ok(()));
 
         prop_assert_eq!(head.next.load(Relaxed), 5);
         let parts: Vec<Folio> = (0..pages)
@@ -297,9 +308,9 @@ proptest! {
             prop_assert_eq!(exclusive_pages(&frames, *piece), &exclusive[range.clone()]);
             let flag = frames.meta(piece.head).state.load(Relaxed) & EXCLUSIVE != 0;
             prop_assert_eq!(flag, part == Order::PAGE && exclusive[first as usize]);
-            prop_assert_eq!(frames.mappings(*piece), mapped[range].iter().sum::<u32>());
-            prop_assert_eq!(frames.references(*piece), 1);
-            prop_assert_eq!(frames.is_dirty(*piece), dirty);
+            prop_assert_eq!(frames.folio(*piece).mappings(), mapped[range].iter().sum::<u32>());
+            prop_assert_eq!(frames.folio(*piece).references(), 1);
+            prop_assert_eq!(frames.folio(*piece).is_dirty(), dirty);
             let is_locked = frames.meta(piece.head).state.load(Relaxed) & FOLIO_LOCK != 0;
             prop_assert_eq!(is_locked, locked && n == 0);
             prop_assert_eq!(frames.meta(piece.head).owner.load(Relaxed), 77);
@@ -307,11 +318,11 @@ proptest! {
         }
         drop(lock);
         for piece in parts {
-            let mapped = frames.mappings(piece);
-            let kept = frames.release(&machine, piece);
+            let mapped = frames.folio(piece).mappings();
+            let kept = frames.folio(piece).release(&machine);
             prop_assert_eq!(kept, if mapped == 0 { Freed::Yes } else { Freed::No });
             if mapped > 0 {
-                prop_assert_eq!(frames.unmap(&machine, piece, mapped), Freed::Yes);
+                prop_assert_eq!(frames.folio(piece).unmap(&machine, mapped), Freed::Yes);
             }
         }
         assert_all_free(&frames);

@@ -27,7 +27,7 @@
 
 use core::sync::atomic::Ordering;
 
-use super::folio::MAX_FOLIO_ORDER;
+use super::handle::MAX_FOLIO_ORDER;
 use crate::platform::MAX_CPUS;
 use crate::sync::word::Word;
 

@@ -13,9 +13,8 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::Frames;
-use super::folio::Folio;
-use super::meta::SWAP_CACHED;
+use super::handle::FolioHandle;
+use crate::frame::meta::SWAP_CACHED;
 use crate::platform::Platform;
 
 const HIGH_BITS: u32 = 6;
@@ -34,21 +33,21 @@ pub(crate) struct SwapPlace {
     pub(crate) cached: u32,
 }
 
-impl<P: Platform> Frames<P> {
+impl<P: Platform> FolioHandle<'_, P> {
     /// Whether the folio is in the swap cache. Old news unless the caller has the folio's lock.
     #[inline]
-    pub(crate) fn is_swap_cached(&self, folio: Folio) -> bool {
-        self.meta(folio.head).state.load(Relaxed) & SWAP_CACHED != 0
+    pub(crate) fn is_swap_cached(self) -> bool {
+        self.state().load(Relaxed) & SWAP_CACHED != 0
     }
 
     /// The folio's slots, if it is in the swap cache. A guess, unless the caller has the folio's
     /// lock or its cluster's.
     #[inline]
-    pub(crate) fn swap_place(&self, folio: Folio) -> Option<SwapPlace> {
-        if !self.is_swap_cached(folio) {
+    pub(crate) fn swap_place(self) -> Option<SwapPlace> {
+        if !self.is_swap_cached() {
             return None;
         }
-        let head = self.meta(folio.head);
+        let head = self.head();
         let (low, rest) = (head.next.load(Relaxed), head.previous.load(Relaxed));
         let high = u64::from(rest & ((1 << HIGH_BITS) - 1));
         Some(SwapPlace {
@@ -61,25 +60,25 @@ impl<P: Platform> Frames<P> {
     /// Notes the folio's slots, and that it is in the cache. The caller has made the slots name it,
     /// and nobody else has found it by them yet.
     #[inline]
-    pub(crate) fn set_swap_place(&self, folio: Folio, place: SwapPlace) {
-        let head = self.meta(folio.head);
-        self.write_place(folio, place);
+    pub(crate) fn set_swap_place(self, place: SwapPlace) {
+        let head = self.head();
+        self.write_place(place);
         head.state.fetch_or(SWAP_CACHED, Relaxed);
     }
 
     /// Notes that `cached` pages of the folio are left in the cache. The cluster's lock is held.
     #[inline]
-    pub(crate) fn set_cached_pages(&self, folio: Folio, place: SwapPlace, cached: u32) {
+    pub(crate) fn set_cached_pages(self, place: SwapPlace, cached: u32) {
         if cached > 0 {
-            self.write_place(folio, SwapPlace { cached, ..place });
+            self.write_place(SwapPlace { cached, ..place });
         } else {
-            self.meta(folio.head).state.fetch_and(!SWAP_CACHED, Relaxed);
+            self.state().fetch_and(!SWAP_CACHED, Relaxed);
         }
     }
 
     #[inline]
-    fn write_place(&self, folio: Folio, place: SwapPlace) {
-        let head = self.meta(folio.head);
+    fn write_place(self, place: SwapPlace) {
+        let head = self.head();
         let high = (place.first >> 32) as u32;
         head.next.store(place.first as u32, Relaxed);
         let rest = high | u32::from(place.area) << AREA_SHIFT | place.cached << CACHED_SHIFT;

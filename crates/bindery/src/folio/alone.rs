@@ -26,10 +26,9 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::Frames;
 use super::count::mappings_in;
-use super::folio::Folio;
-use super::meta::{SHARED_EIGHTHS, SHARED_SHIFT};
+use super::handle::FolioHandle;
+use crate::frame::meta::{SHARED_EIGHTHS, SHARED_SHIFT};
 use crate::platform::Platform;
 
 /// The most that a note says: no mappings are few enough.
@@ -45,41 +44,41 @@ const fn note_in(state: u32) -> u32 {
     if note < ALL_EIGHTHS { note } else { ALL_EIGHTHS }
 }
 
-impl<P: Platform> Frames<P> {
+impl<P: Platform> FolioHandle<'_, P> {
     /// Whether a process with room for `most` entries of the folio's pages may have all mappings of
     /// it, while nobody holds it. Two loads. If not, a walk over its entries would find others; or
     /// would have, a moment ago.
     #[inline]
-    pub(crate) fn may_be_mapped_by_one(&self, folio: Folio, most: u32) -> bool {
-        let head = self.meta(folio.head);
+    pub(crate) fn may_be_mapped_by_one(self, most: u32) -> bool {
+        let head = self.head();
         let count = head.count.load(Relaxed);
         let mappings = mappings_in(count);
         // The lower half counts references and pins.
         count as u32 == 0
             && mappings <= most
-            && mappings <= allowed(folio.pages(), note_in(head.state.load(Relaxed)))
+            && mappings <= allowed(self.folio.pages(), note_in(head.state.load(Relaxed)))
     }
 
     /// Notes that a process has `ours` mappings of the folio, which it keeps by the locks of their
     /// tables, if there are more.
-    pub(crate) fn note_other_mappings(&self, folio: Folio, ours: u32) {
-        if self.mappings(folio) <= ours {
+    pub(crate) fn note_other_mappings(self, ours: u32) {
+        if self.mappings() <= ours {
             // A reference kept the process from being alone, which says nothing for later.
             return;
         }
-        let pages = folio.pages();
+        let pages = self.folio.pages();
         let note = ALL_EIGHTHS - (ours.min(pages) * ALL_EIGHTHS / pages);
         let raise = |state: u32| {
             let raised = state & !SHARED_EIGHTHS | note << SHARED_SHIFT;
             (note > note_in(state)).then_some(raised)
         };
         // Another process may have noted that already.
-        let _ = self.meta(folio.head).state.fetch_update(Relaxed, Relaxed, raise);
+        let _ = self.state().fetch_update(Relaxed, Relaxed, raise);
     }
 
     /// Takes the note back: a walk has found one process alone. A load if there is none.
-    pub(crate) fn forget_other_mappings(&self, folio: Folio) {
-        let state = &self.meta(folio.head).state;
+    pub(crate) fn forget_other_mappings(self) {
+        let state = self.state();
         if state.load(Relaxed) & SHARED_EIGHTHS != 0 {
             state.fetch_and(!SHARED_EIGHTHS, Relaxed);
         }

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Owner and index are two words. They change and are read under the folio's lock
-//! ([`super::folio_lock`]), except while the folio is fresh. A holder of a mapping or a reference
+//! ([`super::lock`]), except while the folio is fresh. A holder of a mapping or a reference
 //! may read the kind from the second word without the lock: it does not change while the folio is
 //! mapped.
 //!
@@ -17,10 +17,10 @@
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::folio::Folio;
-use super::meta::FrameMeta;
-use super::{Frames, slab};
+use super::handle::FolioHandle;
 use crate::addr::{Frame, PAGE_SIZE};
+use crate::frame::meta::FrameMeta;
+use crate::frame::slab;
 use crate::platform::Platform;
 use crate::stats::Counts;
 
@@ -179,36 +179,22 @@ pub(crate) struct FolioOwner {
     pub(crate) first: FolioIndex,
 }
 
-impl<P: Platform> Frames<P> {
-    /// Records the owner of a fresh folio, and the index of its first page there. The owner
-    /// outlives the folio's mappings. For any other folio, use [`super::FolioLock::set_owner`].
-    #[inline]
-    pub(crate) fn set_fresh_owner(&self, folio: Folio, owner: Owner, index: FolioIndex) {
-        debug_assert_eq!(self.meta(folio.head).count.load(Relaxed), 0, "{folio:?} is not fresh");
-        self.write_owner(folio, owner, index);
-    }
-
+impl<P: Platform> FolioHandle<'_, P> {
     /// The folio is fresh, or the caller has its lock.
-    pub(super) fn write_owner(&self, folio: Folio, owner: Owner, index: FolioIndex) {
-        self.write_owner_mark(folio.head, OwnerMark::of(owner), index);
-    }
-
-    /// As [`Frames::write_owner`], of the folio whose first frame is `head`.
-    #[inline]
-    pub(super) fn write_owner_mark(&self, head: Frame, owner: OwnerMark, index: FolioIndex) {
-        owner.write(self.meta(head), index);
+    pub(super) fn write_owner(self, owner: Owner, index: FolioIndex) {
+        OwnerMark::of(owner).write(self.head(), index);
     }
 
     /// The object that owns the folio refers to no page of it any more: the folio has no owner, and
-    /// the value of [`Frames::owner_kind`] stays. Entries that mapped it may be removed and not yet
+    /// the value of [`FolioHandle::owner_kind`] stays. Entries that mapped it may be removed and not yet
     /// counted down:
     /// 1. CPU A takes a table out of the tree, and releases its locks;
     /// 2. CPU B truncates the object, finds no entry, and drops the pages;
     /// 3. CPU A counts what the table mapped, as pages of shared memory or of a file.
     ///
     /// The caller has the folio's lock.
-    pub(super) fn let_go(&self, folio: Folio) {
-        let head = self.meta(folio.head);
+    pub(super) fn let_go(self) {
+        let head = self.head();
         let kind = head.word.load(Relaxed) & !0 << KIND_SHIFT;
         head.owner.store(0, Relaxed);
         head.word.store(kind | LET_GO, Relaxed);
@@ -216,8 +202,8 @@ impl<P: Platform> Frames<P> {
 
     /// The folio's owner, and the index of its first page there. For the holder of the folio's
     /// lock, and for the auditor of a quiet system; for any other caller the answer is a guess.
-    pub(crate) fn owner(&self, platform: &P, folio: Folio) -> FolioOwner {
-        let head = self.meta(folio.head);
+    pub(crate) fn owner(self, platform: &P) -> FolioOwner {
+        let head = self.head();
         let word = head.word.load(Relaxed);
         let address = || {
             let place = word >> PLACE_SHIFT & (PAGE_SIZE / ALIGN - 1);
@@ -237,22 +223,22 @@ impl<P: Platform> Frames<P> {
     /// Whether the folio is anonymous memory, which only its anon group may map. `false` once the
     /// last mapping is dropped and the owner removed.
     #[inline]
-    pub(crate) fn is_anonymous(&self, folio: Folio) -> bool {
-        is_anonymous(self.meta(folio.head).word.load(Relaxed))
+    pub(crate) fn is_anonymous(self) -> bool {
+        is_anonymous(self.head().word.load(Relaxed))
     }
 
     /// Whether the folio belongs to an object.
     #[inline]
-    pub(crate) fn is_of_object(&self, folio: Folio) -> bool {
-        let word = self.meta(folio.head).word.load(Relaxed);
+    pub(crate) fn is_of_object(self) -> bool {
+        let word = self.head().word.load(Relaxed);
         word >> KIND_SHIFT >= SHARED_MEMORY && word & LET_GO == 0
     }
 
     /// The kind of owner that the folio has, or had when it was mapped. The caller keeps it mapped,
     /// so the answer lasts.
     #[inline]
-    pub(crate) fn owner_kind(&self, folio: Folio) -> OwnerKind {
-        match self.meta(folio.head).word.load(Relaxed) >> KIND_SHIFT {
+    pub(crate) fn owner_kind(self) -> OwnerKind {
+        match self.head().word.load(Relaxed) >> KIND_SHIFT {
             SHARED_MEMORY => OwnerKind::SharedMemory,
             FILE => OwnerKind::File,
             _ => OwnerKind::Anonymous,

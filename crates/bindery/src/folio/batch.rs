@@ -6,40 +6,42 @@
 use core::sync::atomic::Ordering;
 
 use super::count::{MAPPING, REFERENCES};
-use super::folio::WORD_PAGES;
-use super::meta::{
+use super::exclusive::WORD_PAGES;
+use super::lock;
+use super::owner::OwnerRun;
+use crate::addr::{Frame, Order};
+use crate::frame::meta::{
     EXCLUSIVE, FOLIO_LOCK, FrameMeta, KIND_AND_ORDER, Kind, MetaArray, ORDER_MASK, ORDER_SHIFT,
     state_of,
 };
-use super::owner::OwnerRun;
-use super::{FrameRange, Frames, folio_lock};
-use crate::addr::{Frame, Order};
+use crate::frame::{FrameRange, Frames};
 use crate::platform::Platform;
 
 /// All frames, by their numbers.
 #[derive(Clone, Copy)]
-pub(crate) struct Numbered<'a> {
+pub(crate) struct FolioBatch<'a> {
     metas: MetaArray,
     /// Frames that there are.
     count: u64,
     _array: core::marker::PhantomData<&'a FrameMeta>,
 }
 
-/// The lock of a folio. It is not given back when this is dropped: see [`Numbered::unlock`], and
-/// [`Frames::lock_of_batch`].
+/// The lock of a folio. It is not given back when this is dropped: see [`FolioBatch::unlock`], and
+/// [`FolioHandle::lock_of_batch`].
 pub(crate) struct LockedHead<'a>(&'a FrameMeta);
 
 impl<P: Platform> Frames<P> {
     /// The first frame of the machine, and a view of all frames.
     #[inline]
-    pub(crate) fn numbered(&self) -> (Frame, Numbered<'_>) {
-        let FrameRange { first, count } = self.metas.span();
+    pub(crate) fn folio_batch(&self) -> (Frame, FolioBatch<'_>) {
+        let metas = self.metas();
+        let FrameRange { first, count } = metas.span();
         let _array = core::marker::PhantomData;
-        (first, Numbered { metas: self.metas, count: count.into(), _array })
+        (first, FolioBatch { metas, count: count.into(), _array })
     }
 }
 
-impl<'a> Numbered<'a> {
+impl<'a> FolioBatch<'a> {
     // A bare `bool`, and a pointer after it: an `Option` of the pointer would be tested once more.
     #[inline(always)]
     fn has(self, number: u64) -> bool {
@@ -87,7 +89,7 @@ impl<'a> Numbered<'a> {
         (is_large && state & KIND_AND_ORDER == state_of(Kind::Folio, order)).then_some(order)
     }
 
-    /// As [`Numbered::try_lock_single`], of the folio of an order that [`Numbered::large_order`] has
+    /// As [`FolioBatch::try_lock_single`], of the folio of an order that [`FolioBatch::large_order`] has
     /// said.
     #[inline(always)]
     pub(crate) fn try_lock_large(self, number: u64, order: Order) -> Option<LockedHead<'a>> {
@@ -104,21 +106,21 @@ impl<'a> Numbered<'a> {
     }
 
     /// Gives the lock of a folio back. `false` if somebody waits for it or has orphaned
-    /// the folio: then [`Frames::see_to_marks`] is left to do.
+    /// the folio: then [`FolioHandle::see_to_marks`] is left to do.
     ///
     /// # Safety
     /// 1. The caller has got the lock here, by this number, and no guard of the folio exists.
     #[inline(always)]
     #[must_use]
     pub(crate) unsafe fn unlock(self, number: u64) -> bool {
-        folio_lock::unlock_at_once(&self.head(number).state)
+        lock::unlock_at_once(&self.head(number).state)
     }
 }
 
 impl LockedHead<'_> {
     /// Whether exactly `mappings` entries map the folio, and nobody has pinned it, asked by a caller
     /// that has just taken those entries away in a sequentially consistent step: see
-    /// [`Frames::is_pinned_since`].
+    /// [`FolioHandle::is_pinned_since`].
     #[inline(always)]
     pub(crate) fn is_free_to_move(&self, mappings: u32) -> bool {
         self.0.count.load(Ordering::SeqCst) & !REFERENCES == u64::from(mappings) * MAPPING

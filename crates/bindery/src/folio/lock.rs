@@ -23,7 +23,7 @@
 //! 4. CPU A unlocks: it finds the mark, removes the owner, and clears mark and lock together.
 //!
 //! A thread that unlocks many folios clears the lock bit by one subtraction instead
-//! ([`super::Numbered::unlock`]), and the result shows whether a mark was set. If so, it takes the
+//! ([`super::FolioBatch::unlock`]), and the result shows whether a mark was set. If so, it takes the
 //! lock again, and unlocks as above. If another thread holds the lock by then, that thread finds
 //! the mark.
 //!
@@ -41,8 +41,8 @@
 //!
 //! | from guard | to guard | meanwhile, the lock is |
 //! |---|---|---|
-//! | [`FolioLock::leave_to_batch`] | [`Frames::lock_of_batch`] | a batch's, of folios that the same thread goes through once more |
-//! | [`LockedFolio::into_request`] | [`Frames::lock_of_request`] | a device's request's; the thread that ends the request, or takes the folio back, gets it |
+//! | [`FolioLock::leave_to_batch`] | [`FolioHandle::lock_of_batch`] | a batch's, of folios that the same thread goes through once more |
+//! | [`LockedFolio::into_request`] | [`FolioHandle::lock_of_request`] | a device's request's; the thread that ends the request, or takes the folio back, gets it |
 //! | [`LockedFolio::into_frozen`] | none | gone with the folio, which the holder of the lock has frozen |
 //!
 //! A guard of any origin acts on the marks when it is dropped. A request has no guard, perhaps for
@@ -57,11 +57,10 @@
 
 use core::sync::atomic::Ordering;
 
-use super::Frames;
-use super::folio::Folio;
-use super::meta::{FOLIO_LOCK, FOLIO_PARKED, ORPHAN, WRITEBACK};
+use super::handle::{Folio, FolioHandle};
 use super::owner::{FolioIndex, FolioOwner, Owner, OwnerMark};
-use super::reference::Reference;
+use super::reference::FolioRef;
+use crate::frame::meta::{FOLIO_LOCK, FOLIO_PARKED, ORPHAN, WRITEBACK};
 use crate::platform::Platform;
 use crate::sync::parking::{Parking, park_while};
 use crate::sync::word::Word;
@@ -184,9 +183,8 @@ pub(super) fn orphan<W: Word<u32>>(state: &W, parking: &impl Parking<W>, disown:
 /// The lock of a folio; released on drop. Until then, the owner that it reports is the folio's. If
 /// that owner is an object, the object lives: it waits for the lock before it releases the folio.
 pub(crate) struct FolioLock<'a, P: Platform> {
-    frames: &'a Frames<P>,
+    handle: FolioHandle<'a, P>,
     platform: &'a P,
-    folio: Folio,
 }
 
 impl<P: Platform> FolioLock<'_, P> {
@@ -194,28 +192,28 @@ impl<P: Platform> FolioLock<'_, P> {
     /// the folio is mapped, and only in a read section that began before the caller saw the
     /// mapping.
     pub(crate) fn owner(&self, platform: &P) -> FolioOwner {
-        self.frames.owner(platform, self.folio)
+        self.handle.owner(platform)
     }
 
     /// Sets another owner of the folio, and the index of its first page there.
     pub(crate) fn set_owner(&self, owner: Owner, index: FolioIndex) {
-        self.frames.write_owner(self.folio, owner, index);
+        self.handle.write_owner(owner, index);
     }
 
     /// As [`FolioLock::set_owner`], for a caller that gives many folios to one owner.
     #[inline]
     pub(crate) fn give_to(&self, owner: OwnerMark, index: FolioIndex) {
-        self.frames.write_owner_mark(self.folio.head, owner, index);
+        owner.write(self.handle.head(), index);
     }
 
     /// Records that the object that owns the folio no longer refers to any page of it.
     pub(crate) fn let_go(&self) {
-        self.frames.let_go(self.folio);
+        self.handle.let_go();
     }
 }
 
 impl<'a, P: Platform> FolioLock<'a, P> {
-    /// Leaves the folio locked. The batch that has it then owes a [`Frames::lock_of_batch`], whose
+    /// Leaves the folio locked. The batch that has it then owes a [`FolioHandle::lock_of_batch`], whose
     /// guard acts on pending marks.
     pub(crate) fn leave_to_batch(self) {
         core::mem::forget(self);
@@ -224,10 +222,10 @@ impl<'a, P: Platform> FolioLock<'a, P> {
     /// As [`LockedFolio::new`], with a reference that the caller has without a guard.
     #[inline]
     pub(crate) fn with_reference(self) -> LockedFolio<'a, P> {
-        let Self { frames, platform, folio } = self;
-        debug_assert_ne!(frames.references(folio), 0, "{folio:?} has no reference");
+        let Self { handle, platform } = self;
+        debug_assert_ne!(handle.references(), 0, "{:?} has no reference", handle.folio);
         core::mem::forget(self);
-        LockedFolio { frames, platform, folio }
+        LockedFolio { handle, platform }
     }
 }
 
@@ -235,36 +233,34 @@ impl<'a, P: Platform> FolioLock<'a, P> {
 /// dropped, the folio stays.
 #[must_use = "dropping it unlocks and releases the folio"]
 pub(crate) struct LockedFolio<'a, P: Platform> {
-    frames: &'a Frames<P>,
+    handle: FolioHandle<'a, P>,
     platform: &'a P,
-    folio: Folio,
 }
 
 impl<'a, P: Platform> LockedFolio<'a, P> {
     #[inline]
-    pub(crate) fn new(lock: FolioLock<'a, P>, held: Reference<'a, P>) -> Self {
-        debug_assert_eq!(lock.folio, *held);
+    pub(crate) fn new(lock: FolioLock<'a, P>, held: FolioRef<'a, P>) -> Self {
+        debug_assert_eq!(lock.handle.folio, *held);
         held.leave();
         lock.with_reference()
     }
 
     #[inline]
     pub(crate) fn folio(&self) -> Folio {
-        self.folio
+        self.handle.folio
     }
 
-    /// As [`FolioLock::leave_to_batch`], of lock and reference ([`Frames::folio_of_batch`]).
+    /// As [`FolioLock::leave_to_batch`], of lock and reference ([`FolioHandle::folio_of_batch`]).
     #[inline]
     pub(crate) fn leave_to_batch(self) {
         core::mem::forget(self);
     }
 
     /// Hands lock and reference to a device's request until the request is done
-    /// ([`Frames::lock_of_request`]). Acts on pending marks first. The thread that takes the lock
+    /// ([`FolioHandle::lock_of_request`]). Acts on pending marks first. The thread that takes the lock
     /// back from the request acts on marks that are set later.
     pub(crate) fn into_request(self) {
-        let state = &self.frames.meta(self.folio.head).state;
-        begin_writeback(state, self.platform, || self.frames.disown(self.folio));
+        begin_writeback(self.handle.state(), self.platform, || self.handle.disown());
         core::mem::forget(self);
     }
 
@@ -279,117 +275,93 @@ impl<'a, P: Platform> LockedFolio<'a, P> {
 
 impl<P: Platform> Drop for LockedFolio<'_, P> {
     fn drop(&mut self) {
-        let Self { frames, platform, folio } = *self;
-        drop(FolioLock { frames, platform, folio });
+        let Self { handle, platform } = *self;
+        drop(FolioLock { handle, platform });
         // After that: the reference keeps the folio while it is unlocked.
-        frames.release(platform, folio);
+        handle.release(platform);
     }
 }
 
 impl<P: Platform> Drop for FolioLock<'_, P> {
     fn drop(&mut self) {
-        let state = &self.frames.meta(self.folio.head).state;
-        unlock(state, self.platform, || self.frames.disown(self.folio));
+        unlock(self.handle.state(), self.platform, || self.handle.disown());
     }
 }
 
-impl<P: Platform> Frames<P> {
+impl<'a, P: Platform> FolioHandle<'a, P> {
     /// Takes the folio's lock, unless another thread holds it. Never waits. The caller has a
     /// reference, or keeps a mapping, until the lock is dropped.
     #[inline]
-    pub(crate) fn try_lock_folio<'a>(
-        &'a self,
-        platform: &'a P,
-        folio: Folio,
-    ) -> Option<FolioLock<'a, P>> {
-        let locked = try_lock(&self.meta(folio.head).state);
+    pub(crate) fn try_lock(self, platform: &'a P) -> Option<FolioLock<'a, P>> {
+        let locked = try_lock(self.state());
         // Not `then_some`: a lock that was not taken must not be dropped.
-        locked.then(|| FolioLock { frames: self, platform, folio })
+        locked.then(|| FolioLock { handle: self, platform })
     }
 
     /// The lock of a folio that the caller's batch has ([`FolioLock::leave_to_batch`]).
     ///
     /// # Safety
     /// 1. The batch has the lock: its guard was left to it, or it was taken by
-    ///    [`super::Numbered`], and no guard was made of it since. Owner and index, which are
+    ///    [`super::FolioBatch`], and no guard was made of it since. Owner and index, which are
     ///    pointers, rest on that.
-    pub(crate) unsafe fn lock_of_batch<'a>(
-        &'a self,
-        platform: &'a P,
-        folio: Folio,
-    ) -> FolioLock<'a, P> {
-        debug_assert!(self.is_folio_locked(folio), "{folio:?} was not left locked");
-        FolioLock { frames: self, platform, folio }
+    pub(crate) unsafe fn lock_of_batch(self, platform: &'a P) -> FolioLock<'a, P> {
+        let is_locked = self.state().load(Ordering::Relaxed) & FOLIO_LOCK != 0;
+        debug_assert!(is_locked, "{:?} was not left locked", self.folio);
+        FolioLock { handle: self, platform }
     }
 
-    /// As [`Frames::lock_of_batch`], for a folio to which the batch has a reference, too.
+    /// As [`FolioHandle::lock_of_batch`], for a folio to which the batch has a reference, too.
     ///
     /// # Safety
     /// 1. As there.
     #[inline]
-    pub(crate) unsafe fn folio_of_batch<'a>(
-        &'a self,
-        platform: &'a P,
-        folio: Folio,
-    ) -> LockedFolio<'a, P> {
+    pub(crate) unsafe fn folio_of_batch(self, platform: &'a P) -> LockedFolio<'a, P> {
         // SAFETY: 1. passed on.
-        unsafe { self.lock_of_batch(platform, folio) }.with_reference()
+        unsafe { self.lock_of_batch(platform) }.with_reference()
     }
 
     /// Acts on marks that other threads set on a folio that the caller unlocked just before
-    /// ([`super::Numbered::unlock`]). The caller has a mapping of it.
+    /// ([`super::FolioBatch::unlock`]). The caller has a mapping of it.
     #[cold]
-    pub(crate) fn see_to_marks(&self, platform: &P, folio: Folio) {
-        see_to_marks(&self.meta(folio.head).state, platform, || self.disown(folio));
+    pub(crate) fn see_to_marks(self, platform: &P) {
+        see_to_marks(self.state(), platform, || self.disown());
     }
 
-    fn is_folio_locked(&self, folio: Folio) -> bool {
-        self.meta(folio.head).state.load(Ordering::Relaxed) & FOLIO_LOCK != 0
-    }
-
-    /// As [`Frames::try_lock_folio`], but waits for threads; not under a table's lock, and not in a
+    /// As [`FolioHandle::try_lock`], but waits for threads; not under a table's lock, and not in a
     /// read section. `None` if a device writes the folio: a thread that finds the request done
     /// unlocks it ([`Memory::lock_folio`](crate::Memory::lock_folio) waits for that too).
-    pub(crate) fn lock_folio_unless_writeback<'a>(
-        &'a self,
-        platform: &'a P,
-        folio: Folio,
-    ) -> Option<FolioLock<'a, P>> {
-        let locked = lock_unless_writeback(&self.meta(folio.head).state, platform);
-        locked.then(|| FolioLock { frames: self, platform, folio })
+    pub(crate) fn lock_unless_writeback(self, platform: &'a P) -> Option<FolioLock<'a, P>> {
+        let locked = lock_unless_writeback(self.state(), platform);
+        locked.then(|| FolioLock { handle: self, platform })
     }
 
     /// Takes the folio's lock over from a device's request, if the request still holds it. The
     /// caller has a reference, or that of the request.
-    pub(crate) fn lock_of_request<'a>(
-        &'a self,
-        platform: &'a P,
-        folio: Folio,
-    ) -> Option<FolioLock<'a, P>> {
+    pub(crate) fn lock_of_request(self, platform: &'a P) -> Option<FolioLock<'a, P>> {
         // The bit was set when a guard was consumed, and exactly one thread clears it.
-        let state = &self.meta(folio.head).state;
-        let taken = take_from_request(state, || self.disown(folio));
-        taken.then(|| FolioLock { frames: self, platform, folio })
+        let state = self.state();
+        let taken = take_from_request(state, || self.disown());
+        taken.then(|| FolioLock { handle: self, platform })
     }
 
     /// Whether a device's request has the folio's lock.
-    pub(crate) fn is_under_writeback(&self, folio: Folio) -> bool {
-        self.meta(folio.head).state.load(Ordering::Acquire) & WRITEBACK != 0
+    pub(crate) fn is_under_writeback(self) -> bool {
+        self.state().load(Ordering::Acquire) & WRITEBACK != 0
     }
 
     /// The folio is no longer mapped, and the caller has a reference: removes the owner now, or
     /// when the holder of the lock releases it.
     #[cold]
-    pub(super) fn orphan(&self, platform: &P, folio: Folio) {
-        orphan(&self.meta(folio.head).state, platform, || self.disown(folio));
+    pub(super) fn orphan(self, platform: &P) {
+        orphan(self.state(), platform, || self.disown());
     }
 
     /// Removes the owner of an anonymous folio without mappings; the lock is held.
     #[cold]
     #[inline(never)]
-    fn disown(&self, folio: Folio) {
-        if self.mappings(folio) == 0 && self.is_anonymous(folio) {
-            self.write_owner(folio, Owner::Nobody, FolioIndex::NONE);
+    fn disown(self) {
+        if self.mappings() == 0 && self.is_anonymous() {
+            self.write_owner(Owner::Nobody, FolioIndex::NONE);
         }
     }
 }

@@ -1,11 +1,12 @@
 //! References from nothing.
 
 use super::super::count::{ReferencesRefused, TOO_MANY_REFERENCES};
-use super::super::folio::Freed;
-use super::super::slab::Slab;
-use super::super::{AllocateFor, Kind};
+use super::super::handle::Freed;
 use super::{Machine, assert_all_free, free, machine};
 use crate::addr::{Frame, Order};
+use crate::frame::AllocateFor;
+use crate::frame::meta::Kind;
+use crate::frame::slab::Slab;
 
 #[test]
 fn only_a_folio_that_others_may_know_is_referenced_from_nothing() {
@@ -18,10 +19,10 @@ fn only_a_folio_that_others_may_know_is_referenced_from_nothing() {
     assert!((0..64).all(|frame| holds(Frame(0x100 + frame)).is_none()));
     assert_eq!((holds(Frame(0)), holds(Frame(u32::MAX))), (None, None));
 
-    frames.first_map(folio, 4);
+    frames.fresh(folio).map(4);
     assert!((0..4).all(|page| holds(folio.head.plus(page)) == Some(folio)));
     let held = frames.try_hold(&machine, folio.head.plus(3)).unwrap();
-    assert_eq!(frames.unmap(&machine, folio, 4), Freed::No);
+    assert_eq!(frames.folio(folio).unmap(&machine, 4), Freed::No);
     assert_eq!(frames.meta(folio.head).kind(), Kind::Folio);
     drop(held);
     assert_eq!(holds(folio.head), None);
@@ -37,12 +38,15 @@ fn only_a_folio_that_others_may_know_is_referenced_from_nothing() {
 fn references_do_not_overflow_into_pins() {
     let (machine, frames) = machine(64);
     let folio = frames.new_folio(Order::PAGE).unwrap();
-    frames.publish(folio, 1);
-    (1..TOO_MANY_REFERENCES).for_each(|_| assert!(frames.try_get(folio)));
-    assert!(!frames.try_get(folio) && frames.try_hold(&machine, folio.head).is_none());
-    assert_eq!((frames.references(folio), frames.pins(folio)), (TOO_MANY_REFERENCES, 0));
-    assert_eq!(frames.release_last(&machine, folio, 1), Freed::No);
-    assert_eq!(frames.release_last(&machine, folio, TOO_MANY_REFERENCES), Freed::Yes);
+    frames.fresh(folio).publish(1);
+    (1..TOO_MANY_REFERENCES).for_each(|_| assert!(frames.folio(folio).try_get()));
+    assert!(!frames.folio(folio).try_get() && frames.try_hold(&machine, folio.head).is_none());
+    assert_eq!(
+        (frames.folio(folio).references(), frames.folio(folio).pins()),
+        (TOO_MANY_REFERENCES, 0)
+    );
+    assert_eq!(frames.folio(folio).release_last(&machine, 1), Freed::No);
+    assert_eq!(frames.folio(folio).release_last(&machine, TOO_MANY_REFERENCES), Freed::Yes);
     assert_all_free(&frames);
 }
 
@@ -50,12 +54,15 @@ fn references_do_not_overflow_into_pins() {
 fn a_folio_that_many_hold_has_room_for_the_swap_cache() {
     let (machine, frames) = machine(64);
     let folio = frames.new_folio(Order::PAGE).unwrap();
-    frames.publish(folio, 1);
-    (1..TOO_MANY_REFERENCES).for_each(|_| assert!(frames.try_get(folio)));
-    assert_eq!(frames.add_references(folio, 2), Ok(()));
-    assert!(!frames.try_get(folio));
-    assert_eq!((frames.references(folio), frames.pins(folio)), (TOO_MANY_REFERENCES + 2, 0));
-    assert_eq!(frames.release_last(&machine, folio, TOO_MANY_REFERENCES + 2), Freed::Yes);
+    frames.fresh(folio).publish(1);
+    (1..TOO_MANY_REFERENCES).for_each(|_| assert!(frames.folio(folio).try_get()));
+    assert_eq!(frames.folio(folio).add_references(2), Ok(()));
+    assert!(!frames.folio(folio).try_get());
+    assert_eq!(
+        (frames.folio(folio).references(), frames.folio(folio).pins()),
+        (TOO_MANY_REFERENCES + 2, 0)
+    );
+    assert_eq!(frames.folio(folio).release_last(&machine, TOO_MANY_REFERENCES + 2), Freed::Yes);
     assert_all_free(&frames);
 }
 
@@ -63,15 +70,15 @@ fn a_folio_that_many_hold_has_room_for_the_swap_cache() {
 fn references_that_would_reach_the_pins_or_a_free_folio_are_refused() {
     let (machine, frames) = machine(64);
     let folio = frames.new_folio(Order::PAGE).unwrap();
-    assert_eq!(frames.add_references(folio, 1), Err(ReferencesRefused));
-    frames.publish(folio, 1);
+    assert_eq!(frames.folio(folio).add_references(1), Err(ReferencesRefused));
+    frames.fresh(folio).publish(1);
     let room = (1 << 16) - 2;
-    assert_eq!(frames.add_references(folio, room + 1), Err(ReferencesRefused));
-    assert_eq!((frames.references(folio), frames.refused()), (1, 2));
-    assert_eq!(frames.add_references(folio, room), Ok(()));
-    assert_eq!(frames.add_references(folio, 1), Err(ReferencesRefused));
-    assert_eq!((frames.references(folio), frames.pins(folio)), (room + 1, 0));
-    assert_eq!(frames.release_last(&machine, folio, room + 1), Freed::Yes);
+    assert_eq!(frames.folio(folio).add_references(room + 1), Err(ReferencesRefused));
+    assert_eq!((frames.folio(folio).references(), frames.refused()), (1, 2));
+    assert_eq!(frames.folio(folio).add_references(room), Ok(()));
+    assert_eq!(frames.folio(folio).add_references(1), Err(ReferencesRefused));
+    assert_eq!((frames.folio(folio).references(), frames.folio(folio).pins()), (room + 1, 0));
+    assert_eq!(frames.folio(folio).release_last(&machine, room + 1), Freed::Yes);
     assert_eq!(frames.refused(), 3);
 }
 
@@ -79,9 +86,9 @@ fn references_that_would_reach_the_pins_or_a_free_folio_are_refused() {
 fn a_folio_that_is_held_from_nothing_is_not_cut() {
     let (machine, frames) = machine(64);
     let folio = frames.new_folio(Order(1)).unwrap();
-    frames.publish(folio, 1);
+    frames.fresh(folio).publish(1);
     let held = frames.try_hold(&machine, folio.head).unwrap();
-    assert!(frames.split(folio, Order::PAGE, |_| 0).is_err());
+    assert!(frames.folio(folio).split(Order::PAGE, |_| 0).is_err());
     drop(held);
-    assert_eq!(frames.split(folio, Order::PAGE, |_| 0), Ok(()));
+    assert_eq!(frames.folio(folio).split(Order::PAGE, |_| 0), Ok(()));
 }

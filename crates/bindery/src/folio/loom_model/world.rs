@@ -16,13 +16,13 @@ use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, Ordering::Relaxed};
 
 use crate::addr::{Frame, Order};
 use crate::arch::{Level, Tiny};
-use crate::frame::count::{self, Left, MAPPING, PIN, REFERENCE, mappings_in, references_in};
-use crate::frame::folio::Folio;
-use crate::frame::folio_lock;
+use crate::folio::Folio;
+use crate::folio::count::{self, Left, MAPPING, PIN, REFERENCE, mappings_in, references_in};
+use crate::folio::lock;
+use crate::folio::reference::{self, Heads, Mistaken};
 use crate::frame::meta::{
     FOLIO_LOCK, FOLIO_PARKED, Kind, LOCK, ORPHAN, WRITEBACK, state_of, state_of_table,
 };
-use crate::frame::reference::{self, Heads, Mistaken};
 use crate::sync::parking::model::{SecondLook, Sleepers};
 use crate::sync::word::Word;
 
@@ -296,7 +296,7 @@ impl World {
         self.release_some(folio, PIN, count::pins_in)
     }
 
-    /// As `Frames::unmap_into`. Says whether the frames are the caller's now.
+    /// As `FolioHandle::unmap_into`. Says whether the frames are the caller's now.
     pub(super) fn unmap(&self, folio: Folio, pages: u32) -> bool {
         let count = &self.meta(folio.head).count;
         if count::take_all(count, u64::from(pages) * MAPPING) {
@@ -336,7 +336,7 @@ impl World {
         if state.load(Relaxed) & FOLIO_LOCK != 0 {
             note(&self.seen.left_to_the_other);
         }
-        folio_lock::orphan(state, &self.sleepers, || self.disown(folio));
+        lock::orphan(state, &self.sleepers, || self.disown(folio));
     }
 
     /// Calls `f` with the folio's lock, unless somebody has it.
@@ -345,7 +345,7 @@ impl World {
         if self.omit == Omit::LockOwner {
             return f();
         }
-        if !folio_lock::try_lock(state) {
+        if !lock::try_lock(state) {
             return note(&self.seen.busy);
         }
         f();
@@ -356,20 +356,20 @@ impl World {
             state.fetch_and(!(FOLIO_LOCK | ORPHAN), Ordering::Release);
             return;
         }
-        folio_lock::unlock(state, &self.sleepers, || self.disown(folio));
+        lock::unlock(state, &self.sleepers, || self.disown(folio));
     }
 
     /// As [`World::with_lock`], but gives the lock back by one subtraction.
     pub(super) fn with_lock_at_once(&self, folio: Folio, f: impl FnOnce()) {
         let state = &self.meta(folio.head).state;
-        if !folio_lock::try_lock(state) {
+        if !lock::try_lock(state) {
             return note(&self.seen.busy);
         }
         f();
-        if !folio_lock::unlock_at_once(state) {
+        if !lock::unlock_at_once(state) {
             note(&self.seen.marked);
             if self.omit != Omit::MarksLeftBehind {
-                folio_lock::see_to_marks(state, &self.sleepers, || self.disown(folio));
+                lock::see_to_marks(state, &self.sleepers, || self.disown(folio));
             }
         }
     }
@@ -377,9 +377,9 @@ impl World {
     /// Calls `f` with the folio's lock, once it can be had.
     pub(super) fn wait_for_lock(&self, folio: Folio, f: impl FnOnce()) {
         let state = &self.meta(folio.head).state;
-        assert!(folio_lock::lock_unless_writeback(state, &self.sleepers));
+        assert!(lock::lock_unless_writeback(state, &self.sleepers));
         f();
-        folio_lock::unlock(state, &self.sleepers, || self.disown(folio));
+        lock::unlock(state, &self.sleepers, || self.disown(folio));
         self.seen.slept.fetch_add(self.sleepers.sleeps.swap(0, Relaxed), Relaxed);
     }
 
@@ -425,7 +425,7 @@ impl World {
     }
 
     /// Cuts the first folio, of which the caller has all mappings and takes a reference, into
-    /// single pages, as `Frames::split` does. Both are mapped afterwards. Says whether it did.
+    /// single pages, as `FolioHandle::split` does. Both are mapped afterwards. Says whether it did.
     pub(super) fn cut(&self) -> bool {
         let count = &self.meta(FIRST.head).count;
         assert!(count::refer(count));

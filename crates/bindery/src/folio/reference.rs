@@ -25,11 +25,11 @@ use core::mem::ManuallyDrop;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use super::Frames;
 use super::count::{self, NotThere, REFERENCE, ReferencesRefused, references_in};
-use super::folio::{Folio, Freed};
-use super::meta::{Kind, is_kind, order_in};
+use super::handle::{Folio, FolioHandle, Freed};
 use crate::addr::{Frame, Order};
+use crate::frame::Frames;
+use crate::frame::meta::{Kind, is_kind, order_in};
 use crate::platform::Platform;
 use crate::sync::word::Word;
 
@@ -101,7 +101,7 @@ impl<P: Platform> Heads for Frames<P> {
 
     #[inline]
     fn covers(&self, frame: Frame) -> bool {
-        self.metas.covers(frame)
+        Frames::covers(self, frame)
     }
 
     #[inline]
@@ -121,21 +121,20 @@ impl<P: Platform> Heads for Frames<P> {
 }
 
 /// A reference, released when this is dropped; the folio that it keeps is neither freed nor cut.
-pub(crate) struct Reference<'a, P: Platform> {
-    frames: &'a Frames<P>,
+pub(crate) struct FolioRef<'a, P: Platform> {
+    handle: FolioHandle<'a, P>,
     platform: &'a P,
-    folio: Folio,
 }
 
-impl<P: Platform> Deref for Reference<'_, P> {
+impl<P: Platform> Deref for FolioRef<'_, P> {
     type Target = Folio;
 
     fn deref(&self) -> &Folio {
-        &self.folio
+        &self.handle.folio
     }
 }
 
-impl<P: Platform> Reference<'_, P> {
+impl<P: Platform> FolioRef<'_, P> {
     /// Leaves the folio referred to: the caller keeps the reference by other means.
     #[inline]
     pub(super) fn leave(self) {
@@ -143,138 +142,97 @@ impl<P: Platform> Reference<'_, P> {
     }
 }
 
-impl<P: Platform> Reference<'_, P> {
+impl<P: Platform> FolioRef<'_, P> {
     /// The folio was cut into parts of 2^`order` pages, each of which has a reference in the place
     /// of this one: they are released.
     pub(crate) fn release_parts(self, order: Order) {
         let this = ManuallyDrop::new(self);
-        this.frames.release_parts(this.platform, this.folio, order);
+        this.handle.release_parts(this.platform, order);
     }
 }
 
-impl<P: Platform> Drop for Reference<'_, P> {
+impl<P: Platform> Drop for FolioRef<'_, P> {
     fn drop(&mut self) {
-        self.frames.release(self.platform, self.folio);
+        self.handle.release(self.platform);
     }
 }
 
-impl<P: Platform> fmt::Debug for Reference<'_, P> {
+impl<P: Platform> fmt::Debug for FolioRef<'_, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Reference").field(&self.folio).finish()
+        f.debug_tuple("FolioRef").field(&self.handle.folio).finish()
     }
 }
 
-impl<P: Platform> Frames<P> {
-    /// A reference to the folio that `frame` is a page of, whatever the frame is used for
-    /// meanwhile. `None` if it is in no folio, in one that only its maker knows, or in one that has
-    /// too many references. Two loads and an atomic instruction; takes no lock.
-    pub(crate) fn try_hold<'a>(
-        &'a self,
-        platform: &'a P,
-        frame: Frame,
-    ) -> Option<Reference<'a, P>> {
-        match from_nothing(self, frame) {
-            Ok(folio) => folio.map(|folio| Reference { frames: self, platform, folio }),
-            Err(Mistaken(folio)) => {
-                self.release(platform, folio);
-                None
-            }
-        }
-    }
-
-    /// Shows a fresh folio to everybody, with `references` references: one for each page that an
-    /// object keeps of it. One store.
-    #[inline]
-    pub(crate) fn publish(&self, folio: Folio, references: u32) {
-        debug_assert!(references >= 1 && references <= folio.pages());
-        count::publish(&self.meta(folio.head).count, u64::from(references) * REFERENCE);
-    }
-
-    /// As [`Frames::publish`], with two references of one kind and another, whatever the folio's
-    /// size.
-    #[inline]
-    pub(crate) fn publish_two(&self, folio: Folio) {
-        count::publish(&self.meta(folio.head).count, 2 * REFERENCE);
-    }
-
+impl<'a, P: Platform> FolioHandle<'a, P> {
     /// Adds a reference, unless there are too many; says whether it did. The caller has one, or
     /// knows by a table's lock that a mapping stays.
     #[inline]
     #[must_use]
-    pub(crate) fn try_get(&self, folio: Folio) -> bool {
-        debug_assert_ne!(self.meta(folio.head).count.load(Relaxed), 0, "{folio:?} was free");
-        count::refer(&self.meta(folio.head).count)
+    pub(crate) fn try_get(self) -> bool {
+        debug_assert_ne!(self.count().load(Relaxed), 0, "{:?} was free", self.folio);
+        count::refer(self.count())
     }
 
     /// Adds references that do not depend on how many others hold the folio: one for each page that
     /// an object keeps of it from now on, or the swap cache's and that of the thread that writes it
     /// out. The caller has the folio's lock, and a reference or mappings. A refusal is counted in
     /// [`Frames::refused`].
-    pub(crate) fn add_references(
-        &self,
-        folio: Folio,
-        references: u32,
-    ) -> Result<(), ReferencesRefused> {
-        let added = count::refer_locked(&self.meta(folio.head).count, references);
-        added.inspect_err(|_| self.refuse())
+    pub(crate) fn add_references(self, references: u32) -> Result<(), ReferencesRefused> {
+        let added = count::refer_locked(self.count(), references);
+        added.inspect_err(|_| self.frames.refuse())
     }
 
-    /// As [`Frames::try_get`], given back when what is returned is dropped.
-    pub(crate) fn keep<'a>(&'a self, platform: &'a P, folio: Folio) -> Option<Reference<'a, P>> {
-        self.try_get(folio).then(|| Reference { frames: self, platform, folio })
+    /// As [`FolioHandle::try_get`], given back when what is returned is dropped.
+    pub(crate) fn keep(self, platform: &'a P) -> Option<FolioRef<'a, P>> {
+        self.try_get().then(|| FolioRef { handle: self, platform })
     }
 
     /// Takes away a reference; the folio is freed with the last one if nobody maps or pins it. A
     /// reference that the folio does not have is counted in [`Frames::refused`].
     #[inline]
-    pub(crate) fn release(&self, platform: &P, folio: Folio) -> Freed {
-        self.release_pages(platform, folio, 1)
+    pub(crate) fn release(self, platform: &P) -> Freed {
+        self.release_pages(platform, 1)
     }
 
-    /// Takes away `count` references at once, as [`Frames::release`] does with one.
+    /// Takes away `count` references at once, as [`FolioHandle::release`] does with one.
     #[inline]
-    pub(crate) fn release_pages(&self, platform: &P, folio: Folio, count: u32) -> Freed {
+    pub(crate) fn release_pages(self, platform: &P, count: u32) -> Freed {
         let taken = u64::from(count) * REFERENCE;
-        let result = count::take(&self.meta(folio.head).count, taken, references_in);
-        self.after_taking(platform, folio, result)
+        let result = count::take(self.count(), taken, references_in);
+        self.after_taking(platform, result)
     }
 
     /// Frees the folio if `count` references, the caller's, are all that keeps it.
     #[inline]
-    pub(crate) fn release_last(&self, platform: &P, folio: Folio, count: u32) -> Freed {
-        if !count::take_all(&self.meta(folio.head).count, u64::from(count) * REFERENCE) {
+    pub(crate) fn release_last(self, platform: &P, count: u32) -> Freed {
+        if !count::take_all(self.count(), u64::from(count) * REFERENCE) {
             return Freed::No;
         }
         // SAFETY: 1. this step took the count to zero, and no other can; 2. nobody had it besides.
-        unsafe { self.free(platform, folio.head, folio.order) };
+        unsafe { self.frames.free(platform, self.folio.head, self.folio.order) };
         Freed::Yes
     }
 
     /// Freezes the folio if `count` references, the caller's, are all that keeps it: it is the
-    /// caller's alone then, and goes back by [`Frames::free_frozen_into`]. Says whether it is.
+    /// caller's alone then, and goes back by [`FolioHandle::free_frozen_into`]. Says whether it is.
     #[inline]
-    pub(crate) fn freeze(&self, folio: Folio, count: u32) -> bool {
-        count::take_all(&self.meta(folio.head).count, u64::from(count) * REFERENCE)
+    pub(crate) fn freeze(self, count: u32) -> bool {
+        count::take_all(self.count(), u64::from(count) * REFERENCE)
     }
 
     /// Frees the folio after its last was taken away, or counts what was not there.
     #[inline]
-    pub(super) fn after_taking(
-        &self,
-        platform: &P,
-        folio: Folio,
-        result: Result<bool, NotThere>,
-    ) -> Freed {
+    pub(super) fn after_taking(self, platform: &P, result: Result<bool, NotThere>) -> Freed {
         match result {
             Ok(false) => Freed::No,
             Ok(true) => {
                 // SAFETY: 1. this step took the count to zero, and no other can; 2. a thread that
                 // maps, pins or reads the folio is counted, and counts down after the flush.
-                unsafe { self.free(platform, folio.head, folio.order) };
+                unsafe { self.frames.free(platform, self.folio.head, self.folio.order) };
                 Freed::Yes
             }
             Err(NotThere) => {
-                self.refuse();
+                self.frames.refuse();
                 Freed::No
             }
         }
@@ -283,7 +241,22 @@ impl<P: Platform> Frames<P> {
     /// How many hold the folio without mapping or pinning it. Old news unless the caller keeps
     /// others out.
     #[inline]
-    pub(crate) fn references(&self, folio: Folio) -> u32 {
-        references_in(self.meta(folio.head).count.load(Relaxed))
+    pub(crate) fn references(self) -> u32 {
+        references_in(self.count().load(Relaxed))
+    }
+}
+
+impl<P: Platform> Frames<P> {
+    /// A reference to the folio that `frame` is a page of, whatever the frame is used for
+    /// meanwhile. `None` if it is in no folio, in one that only its maker knows, or in one that has
+    /// too many references. Two loads and an atomic instruction; takes no lock.
+    pub(crate) fn try_hold<'a>(&'a self, platform: &'a P, frame: Frame) -> Option<FolioRef<'a, P>> {
+        match from_nothing(self, frame) {
+            Ok(folio) => folio.map(|folio| FolioRef { handle: self.folio(folio), platform }),
+            Err(Mistaken(folio)) => {
+                self.folio(folio).release(platform);
+                None
+            }
+        }
     }
 }

@@ -21,10 +21,10 @@
 //! the others first before it needs this one again, and they are what would have to go in its place.
 //! So passing folios go first ([`crate::reclaim`]), though they were used last.
 
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use super::meta::{HOT, LOOKED, REFERENCED};
-use super::{Folio, Frames};
+use super::handle::{FolioHandle, change_flag};
+use crate::frame::meta::{HOT, LOOKED, REFERENCED};
 use crate::platform::Platform;
 
 /// What reclaim knows of the use of a folio.
@@ -95,15 +95,27 @@ impl Age {
     }
 }
 
-impl<P: Platform> Frames<P> {
+/// The bits of a folio's state that serve the choice of victims.
+#[derive(Clone, Copy)]
+pub(crate) struct ReclaimState<'a>(pub(super) &'a AtomicU32);
+
+impl<'a, P: Platform> FolioHandle<'a, P> {
+    /// The bits that serve the choice of victims.
+    #[inline(always)]
+    pub(crate) fn reclaim_state(self) -> ReclaimState<'a> {
+        ReclaimState(self.state())
+    }
+}
+
+impl ReclaimState<'_> {
     /// What is known of the folio's use.
-    pub(crate) fn age(&self, folio: Folio) -> Age {
-        Age::of(self.meta(folio.head).state.load(Relaxed))
+    pub(crate) fn age(self) -> Age {
+        Age::of(self.0.load(Relaxed))
     }
 
     /// Notes what is known of the folio's use.
-    pub(crate) fn set_age(&self, folio: Folio, age: Age) {
-        let state = &self.meta(folio.head).state;
+    pub(crate) fn set_age(self, age: Age) {
+        let state = self.0;
         let changed = (state.load(Relaxed) & Age::BITS) ^ age.bits();
         if changed != 0 {
             // In one step: each value of the two bits means something. Two threads that do so at
@@ -114,10 +126,10 @@ impl<P: Platform> Frames<P> {
 
     /// What reclaim makes of another look at the folio: used since the last one or not. Says
     /// whether it may be evicted.
-    pub(crate) fn look(&self, folio: Folio, used: bool) -> Eviction {
-        match self.age(folio).after_look(used) {
+    pub(crate) fn update_age(self, used: bool) -> Eviction {
+        match self.age().after_look(used) {
             Some(age) => {
-                self.set_age(folio, age);
+                self.set_age(age);
                 Eviction::Later
             }
             None => Eviction::May,
@@ -128,24 +140,24 @@ impl<P: Platform> Frames<P> {
     /// nothing says so of a copy. So a folio that is read twice between two looks is hot, and one that
     /// is read once goes as if it had not been (Linux: `mark_page_accessed`). A passing one stays so
     /// where the read goes on from the last one.
-    pub(crate) fn note_read(&self, folio: Folio, goes_on: bool) {
-        let age = match self.age(folio) {
+    pub(crate) fn note_read(self, goes_on: bool) {
+        let age = match self.age() {
             Age::Passing if goes_on => Age::Passing,
             Age::Cold | Age::Passing => Age::Referenced,
             Age::Referenced | Age::Hot => Age::Hot,
         };
-        self.set_age(folio, age);
+        self.set_age(age);
     }
 
     /// Whether reclaim has looked at the folio in this turn of its clock already.
-    pub(crate) fn is_looked_at(&self, folio: Folio, turn: Turn) -> bool {
-        let looked = self.meta(folio.head).state.load(Relaxed) & LOOKED != 0;
+    pub(crate) fn is_looked_at(self, turn: Turn) -> bool {
+        let looked = self.0.load(Relaxed) & LOOKED != 0;
         looked == (turn == Turn::Odd)
     }
 
     /// Notes that reclaim looks at the folio in this turn.
-    pub(crate) fn note_look(&self, folio: Folio, turn: Turn) {
-        self.change_state_flag(folio, LOOKED, turn == Turn::Odd);
+    pub(crate) fn note_look(self, turn: Turn) {
+        change_flag(self.0, LOOKED, turn == Turn::Odd);
     }
 }
 

@@ -1,4 +1,4 @@
-//! Folios under loom: the code of [`super::count`], [`super::reference`] and [`super::folio_lock`]
+//! Folios under loom: the code of [`super::count`], [`super::reference`] and [`super::lock`]
 //! itself, over a few frames. Loom answers their metadata with every value that the memory model
 //! allows.
 //!
@@ -30,7 +30,7 @@ use loom::model::Builder;
 use loom::thread;
 
 use super::count::{self, MAPPING};
-use super::folio::Folio;
+use super::handle::Folio;
 use super::reference::Heads;
 use crate::addr::{Frame, Order};
 

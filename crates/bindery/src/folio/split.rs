@@ -2,12 +2,12 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::Frames;
 use super::count::{self, MAPPING, REFERENCE, mappings_in};
-use super::folio::{Folio, MAX_WORDS, WORD_PAGES, bits};
-use super::meta::{DIRTY, EXCLUSIVE, FETCHABLE, Kind, ORDER_MASK, SHARED_EIGHTHS, state_of};
+use super::exclusive::{MAX_WORDS, WORD_PAGES, bits};
+use super::handle::{Folio, FolioHandle};
 use super::owner::is_anonymous;
 use crate::addr::Order;
+use crate::frame::meta::{DIRTY, EXCLUSIVE, FETCHABLE, Kind, ORDER_MASK, SHARED_EIGHTHS, state_of};
 use crate::platform::Platform;
 
 /// Why a folio was not split; it is as it was.
@@ -21,12 +21,13 @@ pub(crate) enum SplitError {
     Mappings,
 }
 
-impl<P: Platform> Frames<P> {
+impl<P: Platform> FolioHandle<'_, P> {
     /// Releases one reference to each of the parts of 2^`order` pages that the folio was cut into; of
     /// the folio's order, that to itself.
-    pub(crate) fn release_parts(&self, platform: &P, folio: Folio, order: Order) {
-        for first in (0..folio.pages()).step_by(order.pages() as usize) {
-            self.release(platform, Folio { head: folio.head.plus(first), order });
+    pub(crate) fn release_parts(self, platform: &P, order: Order) {
+        for first in (0..self.folio.pages()).step_by(order.pages() as usize) {
+            let part = Folio { head: self.folio.head.plus(first), order };
+            self.frames.folio(part).release(platform);
         }
     }
 
@@ -59,20 +60,19 @@ impl<P: Platform> Frames<P> {
     ///
     /// Each case of [`SplitError`], with nothing changed.
     pub(crate) fn split(
-        &self,
-        folio: Folio,
+        self,
         order: Order,
         mappings_of: impl Fn(u32) -> u32,
     ) -> Result<(), SplitError> {
-        if order >= folio.order {
+        if order >= self.folio.order {
             return Err(SplitError::Order);
         }
-        let head = self.meta(folio.head);
+        let head = self.head();
         let count = head.count.load(Relaxed);
         if count as u32 != 1 {
             return Err(SplitError::References);
         }
-        let sum: u64 = (0..folio.pages()).map(|page| u64::from(mappings_of(page))).sum();
+        let sum: u64 = (0..self.folio.pages()).map(|page| u64::from(mappings_of(page))).sum();
         if sum != u64::from(mappings_in(count)) {
             return Err(SplitError::Mappings);
         }
@@ -82,13 +82,13 @@ impl<P: Platform> Frames<P> {
 
         // The parts' words overwrite the folio's.
         let mut exclusive = [0u64; MAX_WORDS];
-        for (index, word) in exclusive.iter_mut().enumerate().take(folio.words()) {
-            *word = self.word(folio, index).load(Relaxed);
+        for (index, word) in exclusive.iter_mut().enumerate().take(self.exclusive().words()) {
+            *word = self.exclusive().word(index).load(Relaxed);
         }
         let inherited = head.state.load(Relaxed) & (DIRTY | FETCHABLE);
         let (owner, index) = (head.owner.load(Relaxed), head.word.load(Relaxed));
-        for first in (0..folio.pages()).step_by(order.pages() as usize) {
-            let part = Folio { head: folio.head.plus(first), order };
+        for first in (0..self.folio.pages()).step_by(order.pages() as usize) {
+            let part = Folio { head: self.folio.head.plus(first), order };
             let mapped: u64 =
                 (first..first + part.pages()).map(|page| u64::from(mappings_of(page))).sum();
             let mine = |word: usize| {
@@ -96,7 +96,8 @@ impl<P: Platform> Frames<P> {
                 exclusive[at] >> (first % WORD_PAGES) & bits(0, part.pages().min(WORD_PAGES))
             };
             let flag = if order == Order::PAGE && mine(0) != 0 { EXCLUSIVE } else { 0 };
-            let meta = self.meta(part.head);
+            let part = self.frames.folio(part);
+            let meta = part.head();
             if first == 0 {
                 // The caller may have the lock.
                 let kept = |state: u32| state & !(ORDER_MASK | SHARED_EIGHTHS);
@@ -112,8 +113,8 @@ impl<P: Platform> Frames<P> {
                 meta.owner.store(0, Relaxed);
                 meta.word.store(0, Relaxed);
             }
-            self.write_tails(part);
-            self.write_words(part, mine);
+            part.write_tails();
+            part.exclusive().write(mine);
             count::publish(&meta.count, mapped * MAPPING + REFERENCE);
         }
         Ok(())

@@ -1,0 +1,74 @@
+//! Flags of a folio's content: written, droppable, visible to instruction fetches, read ahead of use.
+
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use super::handle::{FolioHandle, change_flag};
+use crate::frame::meta::{DIRTY, FETCHABLE, LAZY, READ_AROUND};
+use crate::platform::Platform;
+
+impl<P: Platform> FolioHandle<'_, P> {
+    /// Marks the folio dirty. Only a load if it is dirty already.
+    #[inline]
+    pub(crate) fn mark_dirty(self) {
+        change_flag(self.state(), DIRTY, true);
+    }
+
+    /// Whether the folio was written since [`FolioHandle::clear_dirty`].
+    #[inline]
+    pub(crate) fn is_dirty(self) -> bool {
+        self.state().load(Relaxed) & DIRTY != 0
+    }
+
+    /// Clears the dirty mark: the content is about to be saved, and later writes count as new.
+    #[inline]
+    #[cfg_attr(not(test), expect(dead_code, reason = "reclaim will need it"))]
+    pub(crate) fn clear_dirty(self) {
+        change_flag(self.state(), DIRTY, false);
+    }
+
+    /// Whether instruction fetches see the folio's content.
+    pub(crate) fn is_fetchable(self) -> bool {
+        // Acquire: the synchronization of the thread that set it comes before the caller's entry.
+        self.state().load(Acquire) & FETCHABLE != 0
+    }
+
+    /// Records that instruction fetches see the folio's content.
+    pub(crate) fn mark_fetchable(self) {
+        self.state().fetch_or(FETCHABLE, Release);
+    }
+
+    /// Records that the folio was written since. After the store: a CPU that makes an executable
+    /// entry concurrently either comes after this, or belongs to a program that executes memory
+    /// that another call is writing.
+    pub(crate) fn clear_fetchable(self) {
+        change_flag(self.state(), FETCHABLE, false);
+    }
+
+    /// Records that the folio's content may be dropped unless it is written first (`MADV_FREE`).
+    pub(crate) fn mark_lazy(self) {
+        change_flag(self.state(), DIRTY, false);
+        change_flag(self.state(), LAZY, true);
+    }
+
+    /// Whether the folio's content may be dropped, unless it was written since
+    /// [`FolioHandle::mark_lazy`].
+    pub(crate) fn is_lazy(self) -> bool {
+        self.state().load(Relaxed) & LAZY != 0
+    }
+
+    /// Records that readahead brought the folio in from swap, because another page was wanted.
+    pub(crate) fn mark_read_around(self) {
+        change_flag(self.state(), READ_AROUND, true);
+    }
+
+    /// Returns and clears the mark of [`FolioHandle::mark_read_around`]. The caller has the folio's
+    /// lock.
+    #[inline]
+    pub(crate) fn take_read_around(self) -> bool {
+        let is_noted = self.state().load(Relaxed) & READ_AROUND != 0;
+        if is_noted {
+            change_flag(self.state(), READ_AROUND, false);
+        }
+        is_noted
+    }
+}

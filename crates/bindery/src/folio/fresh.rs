@@ -1,0 +1,132 @@
+//! The life of a folio, and its begin: a fresh folio, which only its maker knows.
+//!
+//! The thread that removes the last mapping, reference or pin frees the folio. The count is one
+//! word ([`super::count`]), so that is exactly one thread, and the thread knows it:
+//!
+//! ```text
+//!            references  mappings
+//! new_folio       0          0      fresh: only the fault that allocated it knows it
+//! FreshFolio::map 0         16      ... and maps all 16 pages
+//! map             0         32      fork: the child maps them too
+//! try_hold        1         32      reclaim found it by its frame number
+//! unmap           1         16      the child exits
+//! unmap           1          0      the parent exits; the folio stays, but loses its owner
+//! release         0          0      freed
+//! ```
+//!
+//! [`FreshFolio::discard`] frees a fresh folio that is not needed. While the count is zero, only its
+//! maker touches the metadata, by plain stores. From then on all accesses are atomic.
+//!
+//! A thread that adds a mapping or a reference has one already, or holds the lock of a table that
+//! has one, or adds to a count that is not zero ([`super::reference`]). So the count rises from
+//! zero only by the one store that publishes a fresh folio. Removing one releases the caller's
+//! accesses to the folio's bytes, and freeing acquires them. So the next owner's writes come after
+//! all of them.
+
+use core::sync::atomic::Ordering::Relaxed;
+
+use super::count::{self, MAPPING, REFERENCE};
+use super::exclusive::{WORD_PAGES, bits};
+use super::handle::{Folio, FolioHandle, MAX_FOLIO_ORDER};
+use super::owner::{FolioIndex, Owner, OwnerMark};
+use crate::addr::Order;
+use crate::frame::meta::{EXCLUSIVE, Kind, state_of};
+use crate::frame::{AllocateFor, Frames};
+use crate::platform::Platform;
+
+/// A folio that only its maker knows: neither mapped nor published.
+pub(crate) struct FreshFolio<'a, P: Platform>(FolioHandle<'a, P>);
+
+impl<P: Platform> Frames<P> {
+    /// The handle of a folio that the caller has made and not shown to other threads yet.
+    #[inline(always)]
+    pub(crate) fn fresh(&self, folio: Folio) -> FreshFolio<'_, P> {
+        FreshFolio(self.folio(folio))
+    }
+
+    /// A fresh folio, which only the caller knows: its count stays zero until it is mapped
+    /// ([`FreshFolio::map`]) or published ([`FreshFolio::publish`]); [`FreshFolio::discard`] frees
+    /// one that is neither. Not dirty, not locked, no page anon-exclusive, contents unspecified.
+    /// `None` if there is no memory, or `order` is above [`MAX_FOLIO_ORDER`].
+    ///
+    /// Does not sleep. O(pages): each tail learns its head.
+    pub(crate) fn new_folio(&self, order: Order) -> Option<Folio> {
+        let folio = self.new_exclusive_folio(order)?;
+        self.folio(folio).exclusive().clear(0, folio.pages());
+        Some(folio)
+    }
+
+    /// As [`Frames::new_folio`], with every page anon-exclusive: for one process's anonymous
+    /// memory.
+    pub(crate) fn new_exclusive_folio(&self, order: Order) -> Option<Folio> {
+        if order > MAX_FOLIO_ORDER {
+            return None;
+        }
+        let folio = Folio { head: self.allocate(order, AllocateFor::Use)?, order };
+        let head = self.meta(folio.head);
+        let exclusive = if order == Order::PAGE { EXCLUSIVE } else { 0 };
+        self.folio(folio).write_tails();
+        self.folio(folio).exclusive().write(|_| bits(0, folio.pages().min(WORD_PAGES)));
+        head.state.store(state_of(Kind::Folio, order) | exclusive, Relaxed);
+        Some(folio)
+    }
+}
+
+impl<P: Platform> FreshFolio<'_, P> {
+    /// Frees the folio.
+    pub(crate) fn discard(self, platform: &P) {
+        let FolioHandle { frames, folio } = self.0;
+        let count = self.0.count().load(Relaxed);
+        debug_assert_eq!(count, 0, "{folio:?} is not fresh");
+        if count == 0 {
+            // SAFETY: 1. and 2. it was never mapped nor published, so only the caller knows it.
+            unsafe { frames.free(platform, folio.head, folio.order) };
+        } else {
+            frames.refuse();
+        }
+    }
+
+    /// Records the owner of the folio, and the index of its first page there. The owner outlives
+    /// the folio's mappings. For any other folio, use [`super::FolioLock::set_owner`].
+    #[inline]
+    pub(crate) fn set_owner(self, owner: Owner, index: FolioIndex) {
+        let folio = self.0.folio;
+        debug_assert_eq!(self.0.count().load(Relaxed), 0, "{folio:?} is not fresh");
+        OwnerMark::of(owner).write(self.0.head(), index);
+    }
+
+    /// Publishes the folio with `pages` mappings. One store.
+    #[inline]
+    pub(crate) fn map(self, pages: u32) {
+        debug_assert!(pages >= 1 && pages <= self.0.folio.pages());
+        count::publish(self.0.count(), u64::from(pages) * MAPPING);
+    }
+
+    /// Publishes the folio with `references` references: one for each page that an object keeps of
+    /// it. One store.
+    #[inline]
+    pub(crate) fn publish(self, references: u32) {
+        debug_assert!(references >= 1 && references <= self.0.folio.pages());
+        count::publish(self.0.count(), u64::from(references) * REFERENCE);
+    }
+
+    /// As [`FreshFolio::publish`], with two references of different kinds, whatever the folio's
+    /// size.
+    #[inline]
+    pub(crate) fn publish_two(self) {
+        count::publish(self.0.count(), 2 * REFERENCE);
+    }
+}
+
+impl<P: Platform> FolioHandle<'_, P> {
+    /// Writes the tails of a folio that only the caller knows.
+    pub(super) fn write_tails(self) {
+        let Folio { head, order } = self.folio;
+        let state = state_of(Kind::Tail, order);
+        for page in 1..order.pages() {
+            let tail = self.frames.meta(head.plus(page));
+            tail.owner.store(head.0, Relaxed);
+            tail.state.store(state, Relaxed);
+        }
+    }
+}

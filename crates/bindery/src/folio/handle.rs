@@ -1,0 +1,112 @@
+//! The name of a folio, and the handle that has its methods.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use super::reference;
+use crate::addr::{Frame, Order, Orders};
+use crate::frame::Frames;
+use crate::frame::meta::FrameMeta;
+use crate::platform::Platform;
+
+/// The largest order of a folio: 512 pages, 2 MiB.
+pub const MAX_FOLIO_ORDER: Order = Order(9);
+
+/// The orders that a folio can have.
+pub(crate) const FOLIO_ORDERS: Orders = Orders::up_to(MAX_FOLIO_ORDER);
+
+/// A block of 2^order pages that users may map. Only a name: it keeps nothing alive.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub(crate) struct Folio {
+    /// The first frame, aligned to the folio's size.
+    pub(crate) head: Frame,
+    /// Base-2 logarithm of the number of pages, at most [`MAX_FOLIO_ORDER`].
+    pub(crate) order: Order,
+}
+
+impl Folio {
+    /// How many pages it has, 1 to 512.
+    #[inline]
+    pub const fn pages(self) -> u32 {
+        self.order.pages()
+    }
+}
+
+/// Whether a call dropped the folio's last holder, so that the folio is free now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Freed {
+    /// Others still map or hold it.
+    No,
+    /// The caller has dropped the last mapping of an anonymous folio, and other holders remain.
+    Unmapped,
+    /// Its frames are back in the allocator.
+    Yes,
+}
+
+/// A folio with the frames that hold its metadata: its methods are in the files of this folder. Two
+/// words that keep nothing alive, so a loop copies it freely. The methods name the hold that each
+/// needs.
+pub(crate) struct FolioHandle<'a, P: Platform> {
+    pub(super) frames: &'a Frames<P>,
+    pub(super) folio: Folio,
+}
+
+impl<P: Platform> Clone for FolioHandle<'_, P> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<P: Platform> Copy for FolioHandle<'_, P> {}
+
+impl<P: Platform> Frames<P> {
+    /// The handle of `folio`.
+    #[inline(always)]
+    pub(crate) fn folio(&self, folio: Folio) -> FolioHandle<'_, P> {
+        FolioHandle { frames: self, folio }
+    }
+
+    /// The folio that `frame` is a page of. `None` for anything else: tables, zero pages, free
+    /// memory, frames outside of the managed memory. O(1).
+    ///
+    /// The answer lasts only while the caller keeps the folio from being freed or split.
+    #[inline]
+    pub(crate) fn folio_of(&self, frame: Frame) -> Option<Folio> {
+        reference::guess(self, frame)
+    }
+}
+
+impl<'a, P: Platform> FolioHandle<'a, P> {
+    /// The metadata of the folio's first frame.
+    #[inline(always)]
+    pub(super) fn head(self) -> &'a FrameMeta {
+        self.frames.meta(self.folio.head)
+    }
+
+    /// The kind, the order, the lock and the flags.
+    #[inline(always)]
+    pub(super) fn state(self) -> &'a AtomicU32 {
+        let head = self.head();
+        &head.state
+    }
+
+    /// References, pins and mappings ([`super::count`]).
+    #[inline(always)]
+    pub(super) fn count(self) -> &'a AtomicU64 {
+        let head = self.head();
+        &head.count
+    }
+}
+
+/// Sets or clears a flag of a folio's state. Only a load if nothing changes.
+#[inline]
+pub(super) fn change_flag(state: &AtomicU32, flag: u32, set: bool) {
+    if (state.load(Relaxed) & flag != 0) == set {
+        return;
+    }
+    if set {
+        state.fetch_or(flag, Relaxed);
+    } else {
+        state.fetch_and(!flag, Relaxed);
+    }
+}

@@ -1,0 +1,177 @@
+//! Mappings and pins of folios.
+//!
+//! A mapping is removed only after the flush that revoked it, so that freed frames are in no TLB
+//! (invariant 1 of `docs/invariants.md`); see `tlb/`.
+
+use core::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+use super::count::{
+    self, Left, MAPPING, PIN, PinRoom, REFERENCE, TooManyMappings, mappings_in, pins_in,
+};
+use super::handle::{FolioHandle, Freed};
+use super::owner::{self, FolioIndex, Owner};
+use crate::addr::{Frame, Order};
+use crate::frame::meta::{KIND_AND_ORDER, Kind, state_of};
+use crate::frame::{Frames, FreeBatch};
+use crate::platform::Platform;
+
+impl<P: Platform> FolioHandle<'_, P> {
+    /// Adds `pages` mappings, at most as many as the folio has pages. One atomic instruction.
+    ///
+    /// # Errors
+    ///
+    /// [`TooManyMappings`] if the folio would have 2^31 or more; nothing has changed.
+    #[inline]
+    pub(crate) fn map(self, pages: u32) -> Result<(), TooManyMappings> {
+        debug_assert!(pages <= self.folio.pages());
+        count::map(self.count(), pages)
+    }
+
+    /// Drops `pages` mappings; frees the folio with the last one if no reference remains. One
+    /// atomic instruction if it stays. Mappings that the folio does not have are not dropped but
+    /// counted in [`Frames::refused`].
+    ///
+    /// An anonymous folio that loses its last mapping while references or pins remain loses its
+    /// owner: nothing keeps the owner alive.
+    #[inline]
+    pub(crate) fn unmap(self, platform: &P, pages: u32) -> Freed {
+        let count = self.count();
+        let result = if self.is_anonymous() {
+            count::unmap_owned(count, pages).map(|left| {
+                if left == Left::Held {
+                    self.orphan(platform);
+                    return None;
+                }
+                Some(left == Left::Nothing)
+            })
+        } else {
+            count::take(count, u64::from(pages) * MAPPING, mappings_in).map(Some)
+        };
+        match result.transpose() {
+            Some(result) => self.after_taking(platform, result),
+            // The caller's mapping is a reference now.
+            None if self.release(platform) == Freed::Yes => Freed::Yes,
+            None => Freed::Unmapped,
+        }
+    }
+
+    /// Frees the folio into the batch, if only the caller's `pages` mappings keep it. Returns
+    /// whether it did; otherwise nothing has changed. One compare-exchange freezes the folio, so
+    /// that no thread can take a reference any more, not even by its frame number.
+    #[inline]
+    pub(crate) fn free_into(self, batch: &mut FreeBatch<'_, P>, pages: u32) -> bool {
+        let freed = count::take_all(self.count(), u64::from(pages) * MAPPING);
+        if freed {
+            self.free_frozen_into(batch);
+        }
+        freed
+    }
+
+    /// As [`FolioHandle::free_into`], but only for anonymous folios: one that an object owns, or owned
+    /// when it was mapped, is left as it is.
+    #[inline]
+    pub(crate) fn free_anonymous_into(self, batch: &mut FreeBatch<'_, P>, pages: u32) -> bool {
+        !owner::is_counted_for_object(self.head().word.load(Relaxed))
+            && self.free_into(batch, pages)
+    }
+
+    /// Frees a folio that [`FolioHandle::freeze`] has made the caller's own, into the batch.
+    #[inline]
+    pub(crate) fn free_frozen_into(self, batch: &mut FreeBatch<'_, P>) {
+        self.state().store(state_of(Kind::Tail, Order::PAGE), Relaxed);
+        batch.push(self.folio.head, self.folio.pages());
+    }
+
+    /// Turns `pages` mappings of an anonymous folio, the only ones, and `held` references, the
+    /// caller's or the swap cache's, into two, one for each of them, and removes the owner. Returns
+    /// `false`, with nothing changed, if there were other holders. The caller has the folio's lock.
+    /// One compare-exchange.
+    #[inline]
+    pub(crate) fn unmap_all(self, pages: u32, held: u32) -> bool {
+        let from = u64::from(pages) * MAPPING + u64::from(held) * REFERENCE;
+        let unmapped = count::exchange(self.count(), from, 2 * REFERENCE);
+        if unmapped {
+            self.write_owner(Owner::Nobody, FolioIndex::NONE);
+        }
+        unmapped
+    }
+
+    /// As [`FolioHandle::unmap`], for a caller that unmaps many folios: one that becomes free is added
+    /// to the batch. With `dirty`, the folio is marked dirty.
+    #[inline]
+    pub(crate) fn unmap_into(
+        self,
+        batch: &mut FreeBatch<'_, P>,
+        platform: &P,
+        pages: u32,
+        dirty: impl FnOnce() -> bool,
+    ) -> Freed {
+        if self.free_into(batch, pages) {
+            return Freed::Yes;
+        }
+        if dirty() {
+            // Before the mapping is dropped: afterwards the folio may be freed and reused.
+            self.mark_dirty();
+        }
+        self.unmap(platform, pages)
+    }
+
+    /// Pins the folio, in that part of its room: it stays in place until it is unpinned. The caller
+    /// keeps it mapped during the call. Returns whether there was room.
+    pub(crate) fn pin(self, room: PinRoom) -> bool {
+        count::pin(self.count(), room)
+    }
+
+    /// Drops a pin; frees the folio with the last one if it has no other holder.
+    pub(crate) fn unpin(self, platform: &P) -> Freed {
+        let result = count::take(self.count(), PIN, pins_in);
+        self.after_taking(platform, result)
+    }
+
+    /// Whether the folio is pinned. For a caller that has just removed the folio's entries in a
+    /// sequentially consistent step. A thread that pins a page counts the pin, and then checks
+    /// whether the entry is still present. So one of the two sees the other.
+    #[inline]
+    pub(crate) fn is_pinned_since(self) -> bool {
+        pins_in(self.count().load(SeqCst)) > 0
+    }
+
+    /// How many pins the folio has.
+    #[inline]
+    pub(crate) fn pins(self) -> u32 {
+        pins_in(self.count().load(Relaxed))
+    }
+
+    /// How many pairs of a page and an entry that maps it. May be stale unless the caller excludes
+    /// changes.
+    #[inline]
+    pub(crate) fn mappings(self) -> u32 {
+        mappings_in(self.count().load(Relaxed))
+    }
+
+    /// Whether exactly `mappings` entries map pages of the folio, and it has no references or pins.
+    /// Another thread may take one at any time, by the frame number.
+    pub(crate) fn is_mapped_only(self, mappings: u32) -> bool {
+        self.count().load(Relaxed) == u64::from(mappings) * MAPPING
+    }
+
+    /// As [`FolioHandle::is_mapped_only`], with `held` references besides, which are the caller's.
+    #[inline]
+    pub(crate) fn is_mapped_and_held(self, mappings: u32, held: u32) -> bool {
+        let count = u64::from(mappings) * MAPPING + u64::from(held) * REFERENCE;
+        self.count().load(Relaxed) == count
+    }
+}
+
+impl<P: Platform> Frames<P> {
+    /// Whether the frame is a folio of one page that several entries map.
+    #[inline]
+    pub(crate) fn is_shared_page(&self, frame: Frame) -> bool {
+        self.covers(frame) && {
+            let meta = self.meta(frame);
+            let state = meta.state.load(Relaxed);
+            state & KIND_AND_ORDER == state_of(Kind::Folio, Order::PAGE)
+                && mappings_in(meta.count.load(Relaxed)) > 1
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! Folios: blocks of 1 to 512 pages of user memory with one reference count.
+//!
+//! Invariants 14 to 21 of `docs/invariants.md` are about folios.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `handle` | [`Folio`], the name of a folio; [`FolioHandle`](handle::FolioHandle), which has the methods of one |
+//! | `fresh` | the life of a folio; [`FreshFolio`](fresh::FreshFolio), which only its maker knows |
+//! | `count` | the word of references, pins and mappings, and its transitions |
+//! | `mapping` | mappings and pins |
+//! | `reference` | [`FolioRef`]: references, also from a frame number |
+//! | `lock` | [`FolioLock`] and [`LockedFolio`] |
+//! | `owner` | the owner of a folio |
+//! | `exclusive` | [`ExclusiveBits`](exclusive::ExclusiveBits): which pages one process has for itself |
+//! | `flags` | dirty, lazy, fetchable, read around |
+//! | `aging`, `unevictable` | [`ReclaimState`](aging::ReclaimState): the age of a folio, and whether it is locked into memory |
+//! | `alone` | whether one process may have all mappings of a folio |
+//! | `swap_place` | the swap slots of a folio in the swap cache |
+//! | `split` | one folio into several |
+//! | `batch` | [`FolioBatch`]: passes over many folios |
+//! | `view` | the use of each frame, for readers of all memory |
+//!
+//! A loop over entries works with [`Folio`]s, which are numbers, and changes counts by runs. Guards
+//! ([`FolioRef`], [`FolioLock`], [`LockedFolio`]) are made at the edges.
+//!
+//! # Holds on a folio
+//! | hold | taken by | keeps | under |
+//! |---|---|---|---|
+//! | a fresh folio | the thread that allocated it | everything: nobody else can find it | nothing; plain stores |
+//! | a mapping | the thread that writes the entry; fork and moves, from an existing one | frame, contents, kind of owner | the lock of the entry's table |
+//! | a pin | a thread that keeps a mapping meanwhile | frame, contents | that table's lock |
+//! | a reference | a holder of a mapping or a reference; a page index, one for each page; a walker, from a frame number | frame, order, kind | nothing |
+//! | the lock | a holder of a reference, or one that keeps a mapping | owner and index | nothing; below the invalidate locks, above those of anonymous families; only tried under a table's lock and in a read section |
+//!
+//! The last hold to go frees the folio. A walker may take a reference at any time, so a look at the
+//! count never proves that a thread is the only holder, unless the same step freezes the count
+//! (`count`). After that, all accesses are plain again. A walker with a reference may conclude that
+//! the folio is a folio of this order. With the lock as well, it may rely on the owner. A folio
+//! that is mapped, but of which no entry is found, is busy: entries are moved between tables.
+
+mod aging;
+mod alone;
+mod batch;
+mod count;
+mod exclusive;
+mod flags;
+mod fresh;
+mod handle;
+mod lock;
+#[cfg(all(test, loom))]
+mod loom_model;
+mod mapping;
+mod owner;
+mod reference;
+mod split;
+mod swap_place;
+#[cfg(test)]
+mod tests;
+mod unevictable;
+mod view;
+
+pub(crate) use aging::{Age, Eviction, Turn};
+pub(crate) use batch::FolioBatch;
+pub(crate) use count::PinRoom;
+#[cfg(all(test, loom))]
+pub(crate) use count::{REFERENCE, publish, refer, take_all};
+pub(crate) use exclusive::ExclusiveRun;
+pub use handle::MAX_FOLIO_ORDER;
+pub(crate) use handle::{FOLIO_ORDERS, Folio, Freed};
+pub(crate) use lock::{FolioLock, LockedFolio};
+#[cfg(all(test, loom))]
+pub(crate) use lock::{begin_writeback, lock_unless_writeback, take_from_request, unlock};
+pub use owner::OwnerKind;
+pub(crate) use owner::{ALIGN as OWNER_ALIGN, FolioIndex, FolioOwner, Owner, OwnerMark, OwnerRun};
+pub(crate) use reference::FolioRef;
+pub(crate) use swap_place::SwapPlace;
+pub use view::{FrameUsage, FrameUse, FrameView};
+pub(crate) use view::{frame_usage, frame_view, pages_of_block};

@@ -1,0 +1,68 @@
+//! Notes of walks that found other mappings of a folio.
+
+use super::super::handle::MAX_FOLIO_ORDER;
+use super::machine;
+use crate::addr::Order;
+
+#[test]
+fn counts_that_are_too_high_and_references_are_answers() {
+    let (machine, frames) = machine(1024);
+    let folio = frames.new_folio(Order(4)).unwrap();
+    frames.fresh(folio).map(16);
+    assert!(frames.folio(folio).may_be_mapped_by_one(16));
+    assert!(!frames.folio(folio).may_be_mapped_by_one(15), "room for 15 entries");
+    frames.folio(folio).map(1).unwrap();
+    assert!(!frames.folio(folio).may_be_mapped_by_one(512), "17 mappings of 16 pages");
+    frames.folio(folio).unmap(&machine, 1);
+    assert!(frames.folio(folio).try_get());
+    assert!(!frames.folio(folio).may_be_mapped_by_one(16), "a reference");
+    frames.folio(folio).note_other_mappings(16);
+    frames.folio(folio).release(&machine);
+    assert!(frames.folio(folio).may_be_mapped_by_one(16), "the reference is not noted");
+}
+
+/// One of two processes gives up its pages one by one while the other keeps `others`.
+fn walks(order: Order, others: u32) -> u32 {
+    let (machine, frames) = machine(2048);
+    let folio = frames.new_folio(order).unwrap();
+    let pages = folio.pages();
+    frames.fresh(folio).map(pages);
+    let mut walks = 0;
+    for left in (others + 1..=pages).rev() {
+        if frames.folio(folio).may_be_mapped_by_one(pages) {
+            walks += 1;
+            frames.folio(folio).note_other_mappings(left - others);
+        }
+        frames.folio(folio).unmap(&machine, 1);
+    }
+    frames.folio(folio).forget_other_mappings();
+    assert!(frames.folio(folio).may_be_mapped_by_one(pages), "the note is forgotten");
+    walks
+}
+
+#[test]
+fn no_more_than_eight_walks_find_others() {
+    for order in Order::PAGE.above().up_to(MAX_FOLIO_ORDER) {
+        let pages = order.pages();
+        for others in [1, pages / 8, pages / 3, pages / 2, pages - 1].map(|count| count.max(1)) {
+            let walks = walks(order, others);
+            assert!((1..=8).contains(&walks), "{order:?}, {others} others: {walks}");
+        }
+    }
+}
+
+#[test]
+fn the_parts_of_a_folio_begin_without_a_note() {
+    let (machine, frames) = machine(1024);
+    let folio = frames.new_folio(Order(4)).unwrap();
+    frames.fresh(folio).map(16);
+    frames.folio(folio).note_other_mappings(1);
+    assert!(!frames.folio(folio).may_be_mapped_by_one(16));
+    assert!(frames.folio(folio).try_get());
+    assert_eq!(frames.folio(folio).split(Order(2), |_| 1), Ok(()));
+    for first in (0..16).step_by(4) {
+        let part = frames.folio_of(folio.head.plus(first)).unwrap();
+        frames.folio(part).release(&machine);
+        assert!(frames.folio(part).may_be_mapped_by_one(4), "the part from page {first} on");
+    }
+}

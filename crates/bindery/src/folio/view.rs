@@ -1,0 +1,293 @@
+//! The use of each frame, for readers of all memory: `/proc/kpageflags`, `vmstat`, debuggers.
+//!
+//! No lock is taken. A change made meanwhile is shown before or after it, and a block that is split
+//! or joined at that moment may be shown with the bounds of either.
+
+use core::sync::atomic::Ordering::Relaxed;
+
+use super::count::{mappings_in, pins_in, references_in};
+use super::handle::Folio;
+use super::owner::OwnerKind;
+use crate::addr::{Frame, Order};
+use crate::frame::meta::{DIRTY, FOLIO_LOCK, Kind, LAZY, kind_in, order_in};
+use crate::frame::{FrameRange, Frames, MAX_ORDER};
+use crate::platform::Platform;
+
+/// What a frame is used for.
+///
+/// ```
+/// use bindery::addr::Frame;
+/// use bindery::{FrameUse, Memory, Platform};
+///
+/// /// Whether a wild physical address would hit a page table.
+/// fn is_table<P: Platform>(memory: &Memory<P>, frame: Frame) -> bool {
+///     memory.frame_view(frame).usage == FrameUse::Table
+/// }
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FrameUse {
+    /// It does not belong to the memory: a hole, the metadata of all frames, or outside of all
+    /// ranges.
+    NotManaged,
+    /// Nobody uses it.
+    Free,
+    /// Taken from the allocator, and nothing more is known yet.
+    Allocated,
+    /// A page of anonymous memory.
+    Anonymous,
+    /// A page of shared memory; also one that was cut off, as long as somebody holds it.
+    SharedMemory,
+    /// A page of a file; also one that was cut off, as long as somebody holds it.
+    File,
+    /// The zero page that all share, or one of the huge zero page.
+    Zero,
+    /// A page table of an address space or a kernel map.
+    Table,
+    /// Small records of the core's: mappings, objects, anon groups.
+    Slab,
+    /// An area of the kernel ([`crate::KernelMap`]).
+    Kernel,
+    /// Frames of the embedder.
+    Embedder,
+    /// Pages that were swapped out to compressed memory, and the tables of their compressors.
+    Compressed,
+    /// The account of swap slots.
+    Swap,
+}
+
+impl FrameUse {
+    /// Whether user programs may map it, the zero page aside.
+    ///
+    /// Context: any.
+    pub fn is_folio(self) -> bool {
+        matches!(self, Self::Anonymous | Self::SharedMemory | Self::File)
+    }
+}
+
+/// The use of one frame ([`crate::Memory::frame_view`]).
+///
+/// ```
+/// use bindery::addr::Frame;
+/// use bindery::{Memory, Platform};
+///
+/// fn is_of_a_folio<P: Platform>(memory: &Memory<P>, frame: Frame) -> bool {
+///     memory.frame_view(frame).usage.is_folio()
+/// }
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FrameView {
+    /// What it is used for.
+    pub usage: FrameUse,
+    /// The block of the frame: a folio, a free block, or a block that was allocated whole. Without
+    /// one, only the frame.
+    pub block: FrameRange,
+    /// How many entries map pages of the folio (a huge leaf counts its pages); 0 if the frame is no
+    /// folio.
+    pub mappings: u32,
+    /// How many holders the folio has that do not map it: references and pins.
+    pub holders: u32,
+    /// Whether the folio is known to have been written since its content was saved. The dirty bits
+    /// of the entries that map it are not read.
+    pub dirty: bool,
+    /// Whether the folio's content may be dropped unless it is written again (`MADV_FREE`).
+    pub lazy: bool,
+    /// Whether the folio is locked.
+    pub locked: bool,
+}
+
+/// The number of frames for each use ([`crate::Memory::frame_usage`]).
+///
+/// ```
+/// use bindery::{Memory, Platform};
+///
+/// fn user_pages<P: Platform>(memory: &Memory<P>) -> u64 {
+///     let usage = memory.frame_usage();
+///     usage.anonymous + usage.shared_memory + usage.file
+/// }
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct FrameUsage {
+    /// Free frames.
+    pub free: u64,
+    /// Pages of anonymous folios that are mapped.
+    pub anonymous: u64,
+    /// Of those, pages of folios as large as a table of level 1 spans.
+    pub anonymous_huge: u64,
+    /// Pages of shared memory, mapped or not.
+    pub shared_memory: u64,
+    /// Pages of files, mapped or not.
+    pub file: u64,
+    /// Pages of shared memory and files whose folios are mapped.
+    pub mapped: u64,
+    /// Page tables, those on deposit included.
+    pub tables: u64,
+    /// Frames with small records of the core.
+    pub slab: u64,
+    /// Frames of kernel areas.
+    pub kernel: u64,
+    /// The embedder's own.
+    pub embedder: u64,
+    /// Compressed memory.
+    pub compressed: u64,
+    /// The account of swap slots.
+    pub swap: u64,
+}
+
+/// The block of that kind and order around a frame.
+struct Block {
+    head: Frame,
+    order: Order,
+    state: u32,
+    kind: Kind,
+}
+
+/// What is known of `frame`, whatever number that is. O([`MAX_ORDER`]).
+pub(crate) fn frame_view<P: Platform>(frames: &Frames<P>, frame: Frame) -> FrameView {
+    let alone = FrameRange { first: frame, count: 1 };
+    let unknown = FrameView {
+        usage: FrameUse::NotManaged,
+        block: alone,
+        mappings: 0,
+        holders: 0,
+        dirty: false,
+        lazy: false,
+        locked: false,
+    };
+    if !frames.covers(frame) {
+        return unknown;
+    }
+    if frames.ready().contains(frame) {
+        return FrameView { usage: FrameUse::Free, ..unknown };
+    }
+    let Some(block) = block_around(frames, frame) else {
+        // Its block is being cut or joined.
+        return FrameView { usage: FrameUse::Allocated, ..unknown };
+    };
+    let range = FrameRange { first: block.head, count: block.order.pages() };
+    let view = FrameView { usage: usage_of(frames, &block), block: range, ..unknown };
+    if block.kind != Kind::Folio {
+        return view;
+    }
+    let count = frames.meta(block.head).count.load(Relaxed);
+    FrameView {
+        mappings: mappings_in(count),
+        holders: references_in(count).saturating_add(pins_in(count)),
+        dirty: block.state & DIRTY != 0,
+        lazy: block.state & LAZY != 0,
+        locked: block.state & FOLIO_LOCK != 0,
+        ..view
+    }
+}
+
+/// The sums over all frames. O(blocks).
+pub(crate) fn frame_usage<P: Platform>(frames: &Frames<P>, huge_order: Order) -> FrameUsage {
+    let mut sums = FrameUsage { free: frames.free_frame_count(), ..FrameUsage::default() };
+    let FrameRange { first, count } = frames.span();
+    let FrameRange { first: ready, count: kept } = frames.ready();
+    let mut at = 0;
+    while at < count {
+        let inside = first.plus(at).0.wrapping_sub(ready.0);
+        if inside < kept {
+            // Free, whatever their metadata says.
+            at += kept - inside;
+            continue;
+        }
+        let block = block_at(frames, first.plus(at));
+        let pages = block.order.pages();
+        at = at.saturating_add(pages);
+        let pages = u64::from(pages);
+        let usage = usage_of(frames, &block);
+        let is_mapped = block.kind == Kind::Folio
+            && mappings_in(frames.meta(block.head).count.load(Relaxed)) > 0;
+        match usage {
+            FrameUse::Anonymous if is_mapped => {
+                sums.anonymous += pages;
+                if block.order >= huge_order {
+                    sums.anonymous_huge += pages;
+                }
+            }
+            FrameUse::SharedMemory => sums.shared_memory += pages,
+            FrameUse::File => sums.file += pages,
+            FrameUse::Table => sums.tables += pages,
+            FrameUse::Slab => sums.slab += pages,
+            FrameUse::Kernel => sums.kernel += pages,
+            FrameUse::Embedder => sums.embedder += pages,
+            FrameUse::Compressed => sums.compressed += pages,
+            FrameUse::Swap => sums.swap += pages,
+            FrameUse::Anonymous
+            | FrameUse::NotManaged
+            | FrameUse::Free
+            | FrameUse::Allocated
+            | FrameUse::Zero => {}
+        }
+        if is_mapped && matches!(usage, FrameUse::SharedMemory | FrameUse::File) {
+            sums.mapped += pages;
+        }
+    }
+    sums
+}
+
+fn usage_of<P: Platform>(frames: &Frames<P>, block: &Block) -> FrameUse {
+    match block.kind {
+        Kind::Reserved => FrameUse::NotManaged,
+        Kind::Free => FrameUse::Free,
+        Kind::Raw | Kind::Tail => FrameUse::Allocated,
+        Kind::Table => FrameUse::Table,
+        Kind::Slab => FrameUse::Slab,
+        Kind::Zero => FrameUse::Zero,
+        Kind::Kernel => FrameUse::Kernel,
+        Kind::Embedder => FrameUse::Embedder,
+        Kind::Compressed => FrameUse::Compressed,
+        Kind::Swap => FrameUse::Swap,
+        Kind::Folio => {
+            let folio = Folio { head: block.head, order: block.order };
+            match frames.folio(folio).owner_kind() {
+                OwnerKind::Anonymous => FrameUse::Anonymous,
+                OwnerKind::SharedMemory => FrameUse::SharedMemory,
+                OwnerKind::File => FrameUse::File,
+            }
+        }
+    }
+}
+
+/// Pages from `frame` on to the next block: those of the block that begins there, or one. A
+/// guess, unless nothing changes meanwhile.
+pub(crate) fn pages_of_block<P: Platform>(frames: &Frames<P>, frame: Frame) -> u32 {
+    block_at(frames, frame).order.pages()
+}
+
+/// The block that begins at `frame`; a single one where none does.
+fn block_at<P: Platform>(frames: &Frames<P>, frame: Frame) -> Block {
+    let state = frames.meta(frame).state.load(Relaxed);
+    let kind = kind_in(state);
+    let order = match kind {
+        // The order field holds the level.
+        Kind::Table | Kind::Reserved | Kind::Tail => Order::PAGE,
+        Kind::Free
+        | Kind::Raw
+        | Kind::Folio
+        | Kind::Slab
+        | Kind::Zero
+        | Kind::Kernel
+        | Kind::Embedder
+        | Kind::Compressed
+        | Kind::Swap => order_in(state).min(MAX_ORDER),
+    };
+    Block { head: frame, order, state, kind }
+}
+
+/// The block with the frame in it. Blocks are aligned to their size, so its head is one of few.
+fn block_around<P: Platform>(frames: &Frames<P>, frame: Frame) -> Option<Block> {
+    for order in Order::PAGE.up_to(MAX_ORDER) {
+        let head = Frame(frame.0 & !(order.pages() - 1));
+        if !frames.covers(head) {
+            return None;
+        }
+        let block = block_at(frames, head);
+        if block.kind != Kind::Tail {
+            let reaches = frame.0 - head.0 < block.order.pages();
+            return reaches.then_some(block);
+        }
+    }
+    None
+}
