@@ -86,6 +86,8 @@ pub enum Error {
     /// The thread is about to be killed ([`crate::Platform::fatal_signal`]). Work done before stays
     /// done, unless the call's documentation says otherwise.
     Interrupted,
+    /// The build leaves the operation out: it takes a feature of the crate.
+    NotBuilt,
 }
 
 /// Error numbers of Linux on all three architectures (`asm-generic/errno-base.h` values).
@@ -270,6 +272,21 @@ impl Error {
             },
             Self::TryAgain => Errno::EAGAIN,
             Self::Interrupted => Errno::EINTR,
+            Self::NotBuilt => match operation {
+                // Advice that the kernel does not know.
+                Operation::Madvise => Errno::EINVAL,
+                Operation::Mmap
+                | Operation::Munmap
+                | Operation::Mprotect
+                | Operation::Mremap
+                | Operation::Brk
+                | Operation::Mlock
+                | Operation::Mincore
+                | Operation::Msync
+                | Operation::Mseal
+                | Operation::Object
+                | Operation::Userfault => Errno::ENOSYS,
+            },
         }
     }
 }
@@ -352,6 +369,7 @@ impl fmt::Display for Error {
             Self::Fault(at) => write!(f, "a touch of {at} would be a signal"),
             Self::TryAgain => write!(f, "the pages cannot be had now"),
             Self::Interrupted => write!(f, "a fatal signal ended the call"),
+            Self::NotBuilt => write!(f, "the build leaves the operation out"),
         }
     }
 }

@@ -81,6 +81,11 @@
 //! | `check` | the auditor |
 
 #![no_std]
+// Code that only a feature calls stays in its module: generic, it takes no text if nothing calls it.
+#![cfg_attr(
+    not(all(feature = "check", feature = "collapse", feature = "compression")),
+    allow(dead_code, unused_imports, reason = "code of features that are left out")
+)]
 #![deny(missing_debug_implementations)]
 #![deny(
     clippy::wildcard_enum_match_arm,
@@ -98,6 +103,7 @@ extern crate std;
 pub mod addr;
 pub mod arch;
 mod bytes;
+#[cfg(feature = "check")]
 pub mod check;
 mod collections;
 mod commit;

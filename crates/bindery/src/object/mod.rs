@@ -64,6 +64,7 @@
 mod arrival;
 mod attachments;
 mod awaited;
+#[cfg(feature = "collapse")]
 mod collapse;
 mod content;
 #[cfg(any(test, feature = "testing"))]
@@ -107,6 +108,8 @@ use state::{Backing, Secrecy};
 pub use attachments::Attachments;
 pub(crate) use attachments::SegmentMark;
 pub(crate) use awaited::{Awaited, Stop};
+#[cfg(feature = "collapse")]
+pub(crate) use collapse::collapse;
 pub(crate) use invalidate::PagesStay;
 pub use pager::{Pager, PagerError};
 pub use quota::Quota;
@@ -116,7 +119,6 @@ pub use seals::{Sealing, Seals};
 pub use state::Accounting;
 pub use stored_bytes::StoredBytes;
 pub(crate) use {
-    collapse::collapse,
     registry::Registry,
     seals::WritableMapping,
     state::{ObjectState, map_removed},

@@ -14,6 +14,9 @@ impl<P: Platform> Memory<P> {
     /// # Errors
     /// See [`SwapError`]; nothing has changed.
     pub fn swap_on(&self, slots: u64, priority: i16) -> Result<SwapArea, SwapError> {
+        if cfg!(not(feature = "compression")) {
+            return Err(SwapError::NotBuilt);
+        }
         self.turn_area_on(slots, priority, None)
     }
 

@@ -17,7 +17,7 @@
 //! | `mmap`, `map_request`, `gap_search` | `mmap(2)`; what a program asks for; where the mapping goes |
 //! | `munmap`, `mprotect`, `mremap`, `madvise`, `mlock`, `mincore`, `msync`, `mseal`, `brk`, `fork`, `remap_file_pages` | the call of that name |
 //! | `pkey`, `shmdt`, `dev_zero` | `pkey_alloc(2)`; `shmdt(2)`; `mmap(2)` of `/dev/zero` |
-//! | `guard_pages`, `collapse` and `census`, `page_out` | the larger operations of `madvise(2)` |
+//! | `guard_pages`, `collapse`, `page_out` | the larger operations of `madvise(2)` |
 //! | `forget` | `MADV_COLD` and `MADV_FREE` |
 //! | `advice` | the kinds of advice and the table of their effects |
 //! | `will_need` | `MADV_WILLNEED` |
@@ -36,7 +36,6 @@
 
 mod advice;
 mod brk;
-mod census;
 mod change;
 mod collapse;
 mod dev_zero;

@@ -20,7 +20,7 @@
 //! | `exhausted` | the record that nothing is left to reclaim |
 //! | `same_filled` | pages that need no store |
 //! | `usage` | counts for listings |
-//! | `compressed` | the store of compressed pages |
+//! | `compressed` | the store of compressed pages; `no_compression` in a build without |
 //!
 //! # The protocol
 //! A page of a folio is in memory, in swap, or in the *swap cache*: in both, or on its way between
@@ -57,7 +57,8 @@ mod bitmap;
 pub(crate) mod cell;
 mod clock;
 mod cluster;
-pub(crate) mod compressed;
+#[cfg(feature = "compression")]
+mod compressed;
 mod content;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod damage;
@@ -74,6 +75,8 @@ mod loom_model_of_faults;
 mod loom_model_of_slots;
 #[cfg(all(test, loom))]
 mod loom_model_of_take_back;
+#[cfg(not(feature = "compression"))]
+mod no_compression;
 pub(crate) mod page_set;
 mod passing;
 mod read_around;
@@ -96,13 +99,15 @@ use crate::platform::Platform;
 use crate::sync::Mutex;
 
 use area::Area;
-pub use compressed::CompressedUsage;
+#[cfg(feature = "compression")]
 use compressed::{CompressedStore, Handle};
 pub use device::{SwapDevice, SwapDeviceError, SwapOperation, SwapRequest};
+#[cfg(not(feature = "compression"))]
+use no_compression::{CompressedStore, Handle};
 use read_around::ReadAround;
 use requests::Completions;
 use streak::Streak;
-pub use usage::SwapUsage;
+pub use usage::{CompressedUsage, SwapUsage};
 
 pub(crate) use area::SlotRun;
 pub(crate) use clock::Clock;
@@ -231,6 +236,8 @@ pub enum SwapError {
     InUse,
     /// A fatal signal came while a device was writing; the area stays, stopped.
     Interrupted,
+    /// The build has no such areas: compressed memory takes the feature `compression`.
+    NotBuilt,
 }
 
 impl CallError for SwapError {

@@ -6,6 +6,7 @@ use super::area::{Area, SlotRun};
 use super::bitmap::CLUSTER_SLOTS;
 use super::cell::Cell;
 use crate::Memory;
+use crate::addr::PAGE_SIZE;
 use crate::platform::Platform;
 
 /// Counts of slots by their content ([`Memory::swap_usage`]).
@@ -29,6 +30,47 @@ pub struct SwapUsage {
     pub cached: u64,
     /// Slots with a page of one repeated word, which takes no store (zram: `same_pages`).
     pub filled: u64,
+}
+
+/// The usage of compressed memory (Linux: `mm_stat` of zram).
+///
+/// ```
+/// use bindery::CompressedUsage;
+///
+/// /// The ratio of compression, in percent.
+/// fn ratio(usage: &CompressedUsage) -> Option<u64> {
+///     (100 * usage.bytes_compressed).checked_div(4096 * usage.pages_stored)
+/// }
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CompressedUsage {
+    /// Stored pages.
+    pub pages_stored: u64,
+    /// Of the stored pages, those stored raw.
+    pub pages_raw: u64,
+    /// Bytes of all objects.
+    pub bytes_compressed: u64,
+    /// Frames with objects.
+    pub frames_used: u64,
+    /// The maximum of `frames_used` so far.
+    pub frames_used_max: u64,
+}
+
+impl CompressedUsage {
+    pub(super) const NONE: Self = Self {
+        pages_stored: 0,
+        pages_raw: 0,
+        bytes_compressed: 0,
+        frames_used: 0,
+        frames_used_max: 0,
+    };
+
+    /// Bytes of the frames that no object uses: holes, and the unused ends of last chunks.
+    ///
+    /// Context: any.
+    pub fn wasted(&self) -> u64 {
+        (self.frames_used * PAGE_SIZE).saturating_sub(self.bytes_compressed)
+    }
 }
 
 impl<P: Platform> Memory<P> {

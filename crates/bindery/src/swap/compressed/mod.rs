@@ -52,6 +52,8 @@ use crate::frame::Frames;
 use crate::platform::Platform;
 use crate::sync::Mutex;
 
+use super::CompressedUsage;
+
 use extent::Extent;
 pub(crate) use extent::Handle;
 use pool::Pool;
@@ -72,47 +74,6 @@ pub(crate) enum StoreError {
 /// The handle refers to nothing that is stored, or the bytes there are not those of a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Corrupt;
-
-/// The usage of a store (Linux: `mm_stat` of zram).
-///
-/// ```
-/// use bindery::CompressedUsage;
-///
-/// /// The ratio of compression, in percent.
-/// fn ratio(usage: &CompressedUsage) -> Option<u64> {
-///     (100 * usage.bytes_compressed).checked_div(4096 * usage.pages_stored)
-/// }
-/// ```
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct CompressedUsage {
-    /// Stored pages.
-    pub pages_stored: u64,
-    /// Of the stored pages, those stored raw.
-    pub pages_raw: u64,
-    /// Bytes of all objects.
-    pub bytes_compressed: u64,
-    /// Frames with objects.
-    pub frames_used: u64,
-    /// The maximum of `frames_used` so far.
-    pub frames_used_max: u64,
-}
-
-impl CompressedUsage {
-    const NONE: Self = Self {
-        pages_stored: 0,
-        pages_raw: 0,
-        bytes_compressed: 0,
-        frames_used: 0,
-        frames_used_max: 0,
-    };
-
-    /// Bytes of the frames that no object uses: holes, and the unused ends of last chunks.
-    ///
-    /// Context: any.
-    pub fn wasted(&self) -> u64 {
-        (self.frames_used * PAGE_SIZE).saturating_sub(self.bytes_compressed)
-    }
-}
 
 /// A store of compressed pages.
 ///

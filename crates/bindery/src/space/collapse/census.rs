@@ -4,7 +4,8 @@ use crate::addr::VirtRange;
 use crate::arch::{AbsentFormat, Arch, Kind, Level};
 use crate::platform::Platform;
 
-use super::{AddressSpace, CollapseLimits};
+use super::super::AddressSpace;
+use super::CollapseLimits;
 
 /// What one entry of level 2 maps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -1,0 +1,107 @@
+//! The store of compressed pages in a build without the feature `compression`: it has no room, so no
+//! page is stored, and areas are on devices only.
+
+use core::marker::PhantomData;
+
+use crate::addr::Frame;
+use crate::error::NoMemory;
+use crate::frame::Frames;
+use crate::platform::Platform;
+
+use super::CompressedUsage;
+
+/// The reason why a page was not stored.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct NoStore;
+
+/// A stored page: none exists.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Handle {}
+
+impl Handle {
+    #[inline]
+    pub(crate) const fn to_raw(self) -> u64 {
+        match self {}
+    }
+
+    #[inline]
+    pub(crate) const fn from_raw(_raw: u64) -> Option<Self> {
+        None
+    }
+}
+
+pub(crate) struct CompressedStore<P: Platform>(PhantomData<fn(P)>);
+
+impl<P: Platform> CompressedStore<P> {
+    pub(crate) const fn new(_limit: u64) -> Self {
+        Self(PhantomData)
+    }
+
+    #[inline]
+    pub(crate) fn prepare(&self, _frames: &Frames<P>, _platform: &P) -> Result<(), NoMemory> {
+        Err(NoMemory)
+    }
+
+    /// # Safety
+    /// None of the caller; the real store has obligations.
+    #[inline]
+    pub(crate) unsafe fn store(
+        &self,
+        _frames: &Frames<P>,
+        _platform: &P,
+        _page: Frame,
+    ) -> Result<Handle, NoStore> {
+        Err(NoStore)
+    }
+
+    /// # Safety
+    /// As [`CompressedStore::store`].
+    #[inline]
+    pub(crate) unsafe fn load(
+        &self,
+        _frames: &Frames<P>,
+        _platform: &P,
+        handle: &Handle,
+        _page: Frame,
+    ) -> Result<(), NoStore> {
+        match *handle {}
+    }
+
+    /// # Safety
+    /// As [`CompressedStore::store`].
+    #[inline]
+    pub(crate) unsafe fn free(&self, _frames: &Frames<P>, _platform: &P, handle: Handle) {
+        match handle {}
+    }
+
+    #[inline]
+    pub(crate) fn release(&self, _frames: &Frames<P>, _platform: &P) {}
+
+    #[inline]
+    pub(crate) fn limit(&self) -> u64 {
+        0
+    }
+
+    #[inline]
+    pub(crate) fn set_limit(&self, _frames: u64) {}
+
+    #[inline]
+    pub(crate) fn may_take(&self, _frames: &Frames<P>) -> bool {
+        false
+    }
+
+    #[inline]
+    pub(crate) fn usage(&self) -> CompressedUsage {
+        CompressedUsage::NONE
+    }
+
+    #[inline]
+    pub(crate) fn frames_held(&self) -> u64 {
+        0
+    }
+
+    #[inline]
+    pub(crate) fn check(&self, _frames: &Frames<P>) -> Result<(), Frame> {
+        Ok(())
+    }
+}
