@@ -262,7 +262,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         let entry = P::Arch::clear_contig(head, first);
         let (limit, step) = self.memory.folio_limit(P::Arch::frame(entry), P::Arch::CONTIG_ENTRIES);
         let equal = arch::Equal::WRITABLE;
-        let (alike, _) = P::Arch::match_leaves(slots, first, limit, equal, step, 0);
+        let (alike, _) = P::Arch::match_leaves(&slots[first.slots(limit)], first, equal, step, 0);
         let contigs = |at| P::Arch::is_contig(run::load(slots, at));
         step != 0
             && alike == P::Arch::CONTIG_ENTRIES

@@ -17,7 +17,10 @@ use crate::platform::Platform;
 use crate::rmap::{RmapGuard, TreeLock, TreeReadGuard};
 use crate::stats::Counts;
 use crate::sync::rw_lock::{RwLock, WriteGuard};
+use crate::table::cursor::Cursor;
+use crate::table::run::Run;
 use crate::table::{PageTable, ReadSection};
+use crate::tlb::Gather;
 use crate::vma::{MappingFlags, Vma, VmaReadGuard, VmaWriteGuard};
 
 use super::change::Removed;
@@ -179,4 +182,46 @@ pub(crate) fn fail<P: Platform>(
     #[cfg(lock_violations = "types")]
     let _ = (memory, attempt()?); //~ E0277
     Ok(())
+}
+
+/// An entry is narrowed with the gather whose flush raises the table's pending count.
+pub(crate) fn narrow<P: Platform>(
+    cursor: &mut Cursor<'_, '_, P>,
+    run: &Run<P::Arch>,
+    gather: &mut Gather,
+) {
+    #[cfg(not(lock_violations = "types"))]
+    cursor.narrow(run, gather).suspend_each();
+    #[cfg(lock_violations = "types")]
+    cursor.narrow(run).suspend_each(); //~ E0061
+    #[cfg(lock_violations = "types")]
+    let _ = gather;
+}
+
+/// An entry that only comes to allow more is not suspended: no flush would follow.
+pub(crate) fn widen<P: Platform>(
+    cursor: &mut Cursor<'_, '_, P>,
+    run: &Run<P::Arch>,
+    gather: &mut Gather,
+) {
+    #[cfg(not(lock_violations = "types"))]
+    cursor.narrow_until_flush(run, gather).suspend_each();
+    #[cfg(lock_violations = "types")]
+    cursor.widen(run).suspend_each(); //~ E0599
+    cursor.flush(gather);
+}
+
+/// No entry is narrowed after the table's lock was released.
+pub(crate) fn narrow_unlocked<P: Platform>(
+    mut cursor: Cursor<'_, '_, P>,
+    run: &Run<P::Arch>,
+    gather: &mut Gather,
+) {
+    let narrowing = cursor.narrow(run, gather);
+    #[cfg(not(lock_violations = "moves"))]
+    narrowing.suspend_each();
+    #[cfg(not(lock_violations = "moves"))]
+    drop(cursor);
+    #[cfg(lock_violations = "moves")]
+    let _ = (drop(cursor), narrowing.suspend_each()); //~ E0505
 }

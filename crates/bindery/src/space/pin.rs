@@ -206,7 +206,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             let slots = self.page_table.slots(node.table);
             let equal = arch::Equal::WRITABLE;
             let step = P::Arch::STEP;
-            P::Arch::match_leaves(slots, index, wanted, equal, step, 0).0
+            P::Arch::match_leaves(&slots[index.slots(wanted)], index, equal, step, 0).0
         };
         let share = self.share_of_pins(count, pages)?;
         if !memory.frames.folio(folio).pin(share.room) {

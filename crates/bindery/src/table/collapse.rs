@@ -12,7 +12,7 @@ use crate::tlb::Gather;
 
 use super::cursor::Cursor;
 use super::locking::Depth;
-use super::run::Slots;
+use super::run::{Run, Slots, What};
 use super::{EntryAt, PageTable, free_table, new_table, run};
 
 /// What becomes of a table of small leaves.
@@ -76,12 +76,11 @@ impl<P: Platform> PageTable<'_, P> {
             return None;
         }
         self.memory.worked(u64::from(entries), 0);
-        // Release: a reader of the empty entry finds its table locked, or the flush done.
-        self.slots(parent.table)[index.slot()].store(0, Ordering::Release);
+        let what = What::Table(node.table);
+        let run = Run { at: base, node: parent, index, count: 1, what };
+        cursor.clear_table_entry(&run, range, gather);
         self.change_entry_count(parent.table, 0, 1);
-        cursor.counts.entries_written += 1;
-        gather.stale_tables(range);
-        self.flush(gather, &mut cursor.counts);
+        cursor.flush(gather);
         self.gather_subtree(node, Level::PTE, gather, &mut cursor.counts);
         Some(node.table)
     }
@@ -174,8 +173,7 @@ fn join_leaves_locked<P: Platform>(
         return false;
     }
     let equal = Equal::WRITABLE | Equal::SOFT_DIRTY;
-    let match_all =
-        || P::Arch::match_leaves(slots, EntryIndex::FIRST, entries, equal, P::Arch::STEP, 0);
+    let match_all = || P::Arch::match_leaves(slots, EntryIndex::FIRST, equal, P::Arch::STEP, 0);
     let (count, _) = match_all();
     cursor.counts.entries_read += u64::from(count);
     if count != entries {
@@ -184,12 +182,9 @@ fn join_leaves_locked<P: Platform>(
     // The table hangs in the table above it, which the cursor holds: the range is its whole slot.
     let Some(above) = cursor.parent_of(base, Level::PTE) else { return false };
     let EntryAt { node: parent, index, .. } = above;
-    let parent_slot = &page_table.slots(parent.table)[index.slot()];
-    // Release: a reader of the empty entry finds its table locked, or the flush done.
-    parent_slot.store(0, Ordering::Release);
-    let range = VirtRange::raw(base.0, base.0 + P::Arch::PMD.span());
-    gather.stale_tables(range);
-    page_table.flush(gather, &mut cursor.counts);
+    let run = Run { at: base, node: parent, index, count: 1, what: What::Table(node.table) };
+    cursor.clear_table_entry(&run, run.range(), gather);
+    cursor.flush(gather);
     // Nobody walks the table any more: what the MMU set until now is final.
     let (_, gathered) = match_all();
     for slot in slots {
@@ -197,9 +192,9 @@ fn join_leaves_locked<P: Platform>(
     }
     page_table.change_entry_count(node.table, 0, entries);
     let leaf = P::Arch::page_entry(frame, Level::PMD, P::Arch::attributes(gathered));
-    parent_slot.store(leaf.0, Ordering::Release);
+    page_table.slots_of(&run)[0].store(leaf.0, Ordering::Release);
     page_table.deposit_table(parent.table, deposit);
-    cursor.counts.entries_written += 2 + u64::from(entries);
+    cursor.counts.entries_written += 1 + u64::from(entries);
     page_table.gather_subtree(node, Level::PTE, gather, &mut cursor.counts);
     true
 }

@@ -231,7 +231,9 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
             let kind = node.level.kind(entry);
             let limit = self.limit(node.level, index);
             if node.level == Level::PTE {
-                if let Some(found) = self.level_one_run(node, index, limit, entry, kind, equal) {
+                if let Some(found) =
+                    self.level_one_run(EntryAt { node, index, entry }, limit, equal)
+                {
                     return Ok(Some(self.pass(found)));
                 }
                 continue;
@@ -296,17 +298,15 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
     #[inline]
     fn level_one_run(
         &mut self,
-        node: Node<P::Arch>,
-        index: EntryIndex,
+        found: EntryAt<P::Arch>,
         limit: u32,
-        entry: Entry,
-        kind: Kind,
         equal: Equal,
     ) -> Option<Run<P::Arch>> {
+        let EntryAt { node, index, entry } = found;
         let page_table = self.page_table;
         let slots = page_table.slots(node.table);
         let limit = limit.min(page_table.longest_run());
-        let (count, what) = match kind {
+        let (count, what) = match P::Arch::PTE.kind(entry) {
             Kind::Empty => (run::count_empty(&slots[index.slots(limit)]), What::Empty),
             Kind::Leaf => {
                 let offset = index.offset_in(P::Arch::CONTIG_ENTRIES);
@@ -323,7 +323,8 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
                 }
                 let frame = P::Arch::frame(single);
                 let (limit, step) = page_table.memory.folio_limit(frame, limit);
-                let (mut count, first) = P::Arch::match_leaves(slots, index, limit, equal, step, 0);
+                let entries = &slots[index.slots(limit)];
+                let (mut count, first) = P::Arch::match_leaves(entries, index, equal, step, 0);
                 if P::Arch::CONTIG_ENTRIES > 1 {
                     // A contiguous run is equal throughout in what the MMU sees, but `equal` may
                     // also ask for software bits, and the range may end inside a contiguous run:

@@ -1,14 +1,13 @@
 //! Detaches tables, with all tables below them, by clearing the one entry that names them.
 //! [`super::locking`] says which tables are marked when.
 
-use core::sync::atomic::Ordering;
-
 use crate::addr::{Frame, VirtAddr, VirtRange};
 use crate::arch::{Arch, EntryIndex, Kind, Level};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::tlb::Gather;
 
+use super::cursor::Cursor;
 use super::locking::{Depth, LockTree, Node};
 use super::run::{Run, What};
 use super::stray::{mark_children, mark_subtree_stray};
@@ -33,47 +32,12 @@ impl<P: Platform> PageTable<'_, P> {
             }
             let what = What::Table(table);
             let run = Run { at: slot.start(), node, index, count: 1, what };
-            self.detach(&run, table, slot, Some(level.below()), gather, &mut cursor.counts);
+            cursor.clear_table_entry(&run, slot, gather);
+            self.change_entry_count(node.table, 0, 1);
+            self.gather_subtree(node.child(table), level.below(), gather, &mut cursor.counts);
             // Under the lock: the neighbor's next fault may install another table in its place,
             // and no walker may then remember the old one.
-            self.flush(gather, &mut cursor.counts);
-        }
-    }
-
-    /// Detaches the table of `run`, in which at most `mapped` was mapped; it is freed when the
-    /// gather is finished. With `held`, tables at that level and above are locked by the caller,
-    /// and all are marked. Otherwise the table of the run alone is, and those below it are later,
-    /// when no lock is held any more but before their entries are dropped: a thread that locks one
-    /// of them until then finds that it is not in the tree, and the present holder of a lock is
-    /// waited for.
-    pub(super) fn detach(
-        &self,
-        run: &Run<P::Arch>,
-        table: Frame,
-        mapped: VirtRange,
-        held: Option<Level<P::Arch>>,
-        gather: &mut Gather,
-        counts: &mut Counts,
-    ) {
-        // Release: a reader of the empty entry finds its table locked, or the flush done.
-        self.slots(run.node.table)[run.index.slot()].store(0, Ordering::Release);
-        counts.entries_written += 1;
-        self.change_entry_count(run.node.table, 0, 1);
-        // Where nothing was mapped, there was no table for a walker to remember.
-        gather.stale_tables(run.range().intersection(mapped));
-        let node = run.node.child(table);
-        if let Some(held) = held {
-            return self.gather_subtree(node, held, gather, counts);
-        }
-        self.lock(table);
-        self.mark_stray(table);
-        self.unlock(table);
-        counts.tables_locked += 1;
-        self.memory.worked(0, 1);
-        if node.level == Level::PTE {
-            gather.detached.push(&self.memory.frames, table);
-        } else {
-            gather.unscanned.push(&self.memory.frames, table);
+            cursor.flush(gather);
         }
     }
 
@@ -129,5 +93,36 @@ impl<P: Platform> PageTable<'_, P> {
             self.change_entry_count(table, 0, children);
             gather.detached.push(&self.memory.frames, table);
         });
+    }
+}
+
+impl<P: Platform> Cursor<'_, '_, P> {
+    /// Detaches the `table` of `run`, in which at most `mapped` was mapped; it is freed when the
+    /// gather is finished. Only this table is marked. Those below it are marked later, when no lock
+    /// is held any more but before their entries are dropped: a thread that locks one of them until
+    /// then finds that it is not in the tree, and the present holder of a lock is waited for.
+    ///
+    /// The caller must flush as after [`Cursor::clear_table_entry`].
+    pub(super) fn detach(
+        &mut self,
+        run: &Run<P::Arch>,
+        table: Frame,
+        mapped: VirtRange,
+        gather: &mut Gather,
+    ) {
+        let page_table = self.page_table;
+        self.clear_table_entry(run, mapped, gather);
+        page_table.change_entry_count(run.node.table, 0, 1);
+        page_table.lock(table);
+        page_table.mark_stray(table);
+        page_table.unlock(table);
+        self.counts.tables_locked += 1;
+        page_table.memory.worked(0, 1);
+        let frames = &page_table.memory.frames;
+        if run.node.level == Level::PMD {
+            gather.detached.push(frames, table);
+        } else {
+            gather.unscanned.push(frames, table);
+        }
     }
 }

@@ -219,7 +219,8 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
         let (mut count, mut first) = (limit, entry);
         if limit > 1 {
             let (equal, step) = (Equal::empty(), P::Arch::STEP);
-            (count, first) = P::Arch::match_leaves(slots, index, limit, equal, step, missing);
+            let entries = &slots[index.slots(limit)];
+            (count, first) = P::Arch::match_leaves(entries, index, equal, step, missing);
         }
         let owner = memory.frames.folio(folio).owner_kind();
         if owner != OwnerKind::Anonymous {

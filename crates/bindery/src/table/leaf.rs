@@ -66,7 +66,8 @@ impl<P: Platform> PageTable<'_, P> {
             counts.entries_written += 1;
             let first = P::Arch::page_entry(P::Arch::frame(old), level, P::Arch::attributes(old));
             if level == Level::PTE {
-                self.fill(table, EntryIndex::FIRST, first, entries, counts);
+                self.write_leaves(table, EntryIndex::FIRST, first, entries);
+                counts.entries_written += u64::from(entries);
             } else {
                 let step = P::Arch::STEP << level.order().0;
                 self.write_steps(table, first, step, counts);

@@ -8,7 +8,8 @@
 //! | call | the flush comes |
 //! |---|---|
 //! | [`Cursor::narrow`] | later: the call has raised the table's pending count |
-//! | [`Cursor::narrow_until_flush`] | before the locks are released; a debug build checks it |
+//! | [`Cursor::narrow_some`] | later: the first store raises the table's pending count |
+//! | [`Cursor::narrow_until_flush`], [`Cursor::clear_table_entry`] | before the locks are released; a debug build checks it |
 //! | [`Cursor::break_run`] | at once, between break and make |
 //! | [`Cursor::widen`] | never; a debug build checks that no store narrows |
 //!
@@ -17,39 +18,53 @@
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use crate::addr::VirtRange;
 use crate::arch::{Arch, Entry, EntryIndex, Equal, Level, Permissions};
 use crate::platform::Platform;
+use crate::stats::Counts;
 use crate::tlb::Gather;
 
+use super::PageTable;
 use super::cursor::Cursor;
 use super::run::{Run, Slots};
 
 /// Entries of one locked table that may be narrowed.
 #[must_use = "the range counts as stale already"]
-pub(super) struct Narrowing<'c, A: Arch> {
+pub(crate) struct Narrowing<'c, A: Arch> {
     /// The entries of the run.
     entries: &'c [AtomicU64],
     _arch: PhantomData<A>,
 }
 
+/// Entries of one locked table, some of which may be narrowed.
+pub(crate) struct LazyNarrowing<'c, 'm, P: Platform> {
+    page_table: &'c PageTable<'m, P>,
+    counts: &'c mut Counts,
+    gather: &'c mut Gather,
+    run: &'c Run<P::Arch>,
+    entries: &'c [AtomicU64],
+    /// How many were narrowed.
+    narrowed: u32,
+}
+
 /// Entries of one locked table that may come to allow more.
-pub(super) struct Widening<'c, A: Arch> {
+pub(crate) struct Widening<'c, A: Arch> {
     entries: &'c [AtomicU64],
     run: Run<A>,
 }
 
 /// Entries that have lost their valid bit, and that no TLB holds.
 #[must_use = "the entries are invalid until they are made again"]
-pub(super) struct Broken<'c, A: Arch> {
+pub(crate) struct Broken<'c, A: Arch> {
     entries: &'c [AtomicU64],
     _arch: PhantomData<A>,
 }
 
-impl<P: Platform> Cursor<'_, '_, P> {
+impl<'m, P: Platform> Cursor<'_, 'm, P> {
     /// The entries of `run`, to be narrowed. Raises the pending count of their table: the flush of
     /// `gather` comes after the lock is released. May flush `gather` first, if it is full.
     #[inline]
-    pub(super) fn narrow(
+    pub(crate) fn narrow(
         &mut self,
         run: &Run<P::Arch>,
         gather: &mut Gather,
@@ -59,10 +74,23 @@ impl<P: Platform> Cursor<'_, '_, P> {
         Narrowing { entries: self.page_table.slots_of(run), _arch: PhantomData }
     }
 
+    /// The entries of `run`, some of which may be narrowed. As [`Cursor::narrow`] from the first
+    /// store on.
+    #[inline(always)]
+    pub(super) fn narrow_some<'c>(
+        &'c mut self,
+        run: &'c Run<P::Arch>,
+        gather: &'c mut Gather,
+    ) -> LazyNarrowing<'c, 'm, P> {
+        let page_table = self.page_table;
+        let entries = page_table.slots_of(run);
+        LazyNarrowing { page_table, counts: &mut self.counts, gather, run, entries, narrowed: 0 }
+    }
+
     /// The entries of `run`, to be narrowed. The caller must call [`Cursor::flush`] with `gather`
     /// before it drops the cursor.
     #[inline]
-    pub(super) fn narrow_until_flush(
+    pub(crate) fn narrow_until_flush(
         &mut self,
         run: &Run<P::Arch>,
         gather: &mut Gather,
@@ -72,8 +100,30 @@ impl<P: Platform> Cursor<'_, '_, P> {
         Narrowing { entries: self.page_table.slots_of(run), _arch: PhantomData }
     }
 
+    /// Clears the entry of `run`, which refers to a table in which at most `mapped` was mapped. The
+    /// caller must call [`Cursor::flush`] with `gather` before it drops the cursor.
+    pub(super) fn clear_table_entry(
+        &mut self,
+        run: &Run<P::Arch>,
+        mapped: VirtRange,
+        gather: &mut Gather,
+    ) {
+        // Release: a reader of the empty entry finds its table locked, or the flush done.
+        self.page_table.slots_of(run)[0].store(0, Ordering::Release);
+        self.counts.entries_written += 1;
+        // No walker can remember a table in which nothing was mapped.
+        gather.stale_tables(run.range().intersection(mapped));
+        self.unflushed.raise();
+    }
+
+    /// Leaves the flush to the end of the operation: no CPU has the root loaded or will load it, and
+    /// no reverse map leads to these tables.
+    pub(super) fn flush_at_end(&mut self) {
+        self.unflushed.lower();
+    }
+
     /// Flushes what is stale, with the locks held.
-    pub(super) fn flush(&mut self, gather: &mut Gather) {
+    pub(crate) fn flush(&mut self, gather: &mut Gather) {
         self.page_table.flush(gather, &mut self.counts);
         self.unflushed.lower();
     }
@@ -81,7 +131,7 @@ impl<P: Platform> Cursor<'_, '_, P> {
     /// The entries of `run`, to be widened: a TLB that holds the old entry raises a fault, which
     /// reads the table again.
     #[inline]
-    pub(super) fn widen(&mut self, run: &Run<P::Arch>) -> Widening<'_, P::Arch> {
+    pub(crate) fn widen(&mut self, run: &Run<P::Arch>) -> Widening<'_, P::Arch> {
         Widening { entries: self.page_table.slots_of(run), run: *run }
     }
 
@@ -120,9 +170,20 @@ impl<A: Arch> Narrowing<'_, A> {
         A::replace_entry(&self.entries[number], old, change)
     }
 
+    /// Stores `first` and what follows it by `step` into `count` entries from that number on. What
+    /// the MMU sets in them at that moment is lost.
+    #[inline]
+    pub(super) fn overwrite(&self, number: u32, count: u32, first: Entry, step: u64) {
+        let mut entry = first;
+        for slot in &self.entries[EntryIndex::new(number).slots(count)] {
+            slot.store(entry.0, Ordering::Relaxed);
+            entry = Entry(entry.0.wrapping_add(step));
+        }
+    }
+
     /// Takes the valid bit from each entry, which keeps all other bits.
     #[inline]
-    pub(super) fn suspend_each(&self) {
+    pub(crate) fn suspend_each(&self) {
         for slot in self.entries {
             let raw = slot.load(Ordering::Relaxed);
             if A::is_saturated(Entry(raw)) {
@@ -143,7 +204,31 @@ impl<A: Arch> Narrowing<'_, A> {
         }
         // A contiguous run begins at a multiple of its length, as a table does.
         let (first, equal) = (EntryIndex::FIRST, Equal::empty());
-        A::match_leaves(entries, first, A::CONTIG_ENTRIES, equal, A::STEP, A::PRESENT).1
+        A::match_leaves(entries, first, equal, A::STEP, A::PRESENT).1
+    }
+}
+
+impl<P: Platform> LazyNarrowing<'_, '_, P> {
+    /// Replaces the entry with that number in the run, just read as `old`, and returns it with
+    /// everything that the MMU added.
+    #[inline(always)]
+    pub(super) fn replace(
+        &mut self,
+        number: usize,
+        old: Entry,
+        change: impl Fn(Entry) -> Entry,
+    ) -> Entry {
+        if self.narrowed == 0 {
+            self.page_table.mark_pending(self.run.node.table, self.gather, self.counts);
+            self.gather.stale(self.run.range(), self.run.node.level);
+        }
+        self.narrowed += 1;
+        P::Arch::replace_entry(&self.entries[number], old, change)
+    }
+
+    /// How many entries were narrowed.
+    pub(super) fn narrowed(&self) -> u32 {
+        self.narrowed
     }
 }
 
@@ -226,5 +311,21 @@ impl Unflushed {
     pub(super) fn assert_none(&self) {
         #[cfg(debug_assertions)]
         assert!(!self.0, "a table lock is released before a narrowing was flushed");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg_attr(debug_assertions, should_panic(expected = "before a narrowing was flushed"))]
+    fn locks_are_not_released_before_the_flush() {
+        let mut unflushed = Unflushed::none();
+        unflushed.raise();
+        unflushed.lower();
+        unflushed.assert_none();
+        unflushed.raise();
+        unflushed.assert_none();
     }
 }

@@ -95,24 +95,25 @@ pub(crate) fn count_empty_ahead(slots: &[AtomicU64]) -> u32 {
 
 /// What is done with the slots of a table whatever the tree: the same for every architecture.
 pub(crate) trait Slots: Arch {
-    /// How many of the `limit` level-1 leaves from `index` on continue the first, `step` more each;
-    /// and the first with accessed and dirty of them all. `restored` is set in every entry before
+    /// How many level-1 leaves at the beginning of `slots` (at least one), which is at `index` of its
+    /// table, continue the first, `step` more each; and the first with accessed and dirty of them
+    /// all. `restored` is set in every entry before
     /// it is looked at (the valid bit, of entries that are being taken out).
     #[inline]
     fn match_leaves(
         slots: &[AtomicU64],
         index: EntryIndex,
-        limit: u32,
         equal: Equal,
         step: u64,
         restored: u64,
     ) -> (u32, Entry) {
         let mask = Self::compare_mask(equal);
-        let first = Self::clear_contig(Entry(load(slots, index).0 | restored), index);
+        let first = slots[0].load(Ordering::Relaxed);
+        let first = Self::clear_contig(Entry(first | restored), index);
         let (mut any, mut all) = (first.0, first.0);
         let mut expected = first.0;
         let mut count = 1;
-        for slot in &slots[(index + 1).slots(limit - 1)] {
+        for slot in &slots[1..] {
             let raw = slot.load(Ordering::Relaxed);
             if raw == 0 {
                 break;

@@ -10,6 +10,7 @@ use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::swap::page_set::PageSet;
 
+use super::cursor::Cursor;
 use super::locking::{Depth, LockTree};
 use super::rewrite::protect::{EntryPolicy, Watched, Writable};
 use super::run::{self, Run, Slots, What};
@@ -74,7 +75,7 @@ impl<P: Platform> PageTable<'_, P> {
                 let part = self.cached_part(&left, what);
                 if part.count > 0 {
                     own(exclusive);
-                    if !self.map_part(&part, what, exclusive, attributes, &mut cursor.counts) {
+                    if !map_part(&mut cursor, &part, what, exclusive, attributes) {
                         done.refused = true;
                         return done;
                     }
@@ -189,34 +190,6 @@ impl<P: Platform> PageTable<'_, P> {
         Run { count: cached >> run.node.level.order().0, ..*run }
     }
 
-    /// Maps a run whose pages are in the cache. Says whether that was possible.
-    #[inline]
-    fn map_part(
-        &self,
-        run: &Run<P::Arch>,
-        what: &SwapIn,
-        exclusive: bool,
-        attributes: Attributes,
-        counts: &mut Counts,
-    ) -> bool {
-        let (number, pages) = (what.number_of(run.at), run.pages());
-        let frames = &self.memory.frames;
-        if frames.folio(what.folio).map(pages).is_err() {
-            return false;
-        }
-        if exclusive {
-            frames.folio(what.folio).exclusive().set(number, pages);
-        } else {
-            frames.folio(what.folio).exclusive().clear(number, pages);
-        }
-        self.write_swapped_in(run, what.folio, number, attributes);
-        counts.entries_written += u64::from(run.count);
-        counts.folios_touched += 1;
-        counts.mapped(OwnerKind::Anonymous, pages);
-        counts.swap_pages = counts.swap_pages.wrapping_sub(u64::from(pages));
-        true
-    }
-
     fn write_swapped_in(
         &self,
         run: &Run<P::Arch>,
@@ -233,6 +206,34 @@ impl<P: Platform> PageTable<'_, P> {
             self.slots(run.node.table)[run.index.slot()].store(first.0, Ordering::Release);
         }
     }
+}
+
+/// Maps a run whose pages are in the cache. Says whether that was possible.
+#[inline]
+fn map_part<P: Platform>(
+    cursor: &mut Cursor<'_, '_, P>,
+    run: &Run<P::Arch>,
+    what: &SwapIn,
+    exclusive: bool,
+    attributes: Attributes,
+) -> bool {
+    let (number, pages) = (what.number_of(run.at), run.pages());
+    let (page_table, counts) = (cursor.page_table, &mut cursor.counts);
+    let frames = &page_table.memory.frames;
+    if frames.folio(what.folio).map(pages).is_err() {
+        return false;
+    }
+    if exclusive {
+        frames.folio(what.folio).exclusive().set(number, pages);
+    } else {
+        frames.folio(what.folio).exclusive().clear(number, pages);
+    }
+    page_table.write_swapped_in(run, what.folio, number, attributes);
+    counts.entries_written += u64::from(run.count);
+    counts.folios_touched += 1;
+    counts.mapped(OwnerKind::Anonymous, pages);
+    counts.swap_pages = counts.swap_pages.wrapping_sub(u64::from(pages));
+    true
 }
 
 impl SwapIn {

@@ -15,7 +15,7 @@
 //! content that the folio has after the flush, and an entry that is restored counts as accessed and
 //! dirty.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, Order, PAGE_SHIFT, VirtAddr};
 use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Entry, EntryIndex, Equal, Kind, Level};
@@ -173,7 +173,6 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
             self.store_page_by_page(run, folio, number, slots);
         } else {
             self.write_entries(run, folio, number, slots);
-            self.gather.stale(run.range(), run.node.level);
         }
         let at = run.at.0.wrapping_sub(u64::from(number) << PAGE_SHIFT);
         self.batch.add(slots, VirtAddr(at), InCache::New);
@@ -270,8 +269,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
             let named = page_table.memory.name_slots(SlotRun { first, count: 1, ..slots });
             debug_assert!(named.is_ok(), "a slot that is new has no entries");
             self.write_entries(&page, folio, number + done, slots);
-            self.gather.stale(page.range(), P::Arch::PTE);
-            page_table.flush(self.gather, &mut self.cursor.counts);
+            self.cursor.flush(self.gather);
         }
     }
 
@@ -372,7 +370,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
     /// Frees the lazy folios, after a flush.
     fn unmap_lazy(&mut self) {
         let memory = self.cursor.page_table.memory;
-        self.cursor.page_table.flush(self.gather, &mut self.cursor.counts);
+        self.cursor.flush(self.gather);
         let mut batch = memory.free_batch();
         for (folio, pages) in self.batch.lazy.drain(..) {
             self.cursor.counts.unmapped(OwnerKind::Anonymous, pages);
@@ -411,6 +409,11 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         let page_table = self.cursor.page_table;
         let slots = page_table.slots(run.node.table);
         let scale = run.node.level.order().0;
+        let uniform = !matches!(run.what, What::Leaf(_)) || self.is_uniform(run);
+        let narrowing = match self.flush {
+            Flush::Here => self.cursor.narrow_until_flush(run, self.gather),
+            Flush::Deferred => self.cursor.narrow(run, self.gather),
+        };
         let mut done = 0;
         while done < run.count {
             let index = run.index + done;
@@ -430,40 +433,18 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
                 soft_dirty: attributes.soft_dirty,
                 userfault: attributes.userfault,
             };
-            let mut entry = P::Arch::encode_absent(first);
-            let step = P::Arch::absent_step(entry);
+            let entry = P::Arch::encode_absent(first);
             let most = (same >> scale).max(1).min(run.count - done);
-            let count = self.equal_software_bits(run, done, most, attributes);
-            for slot in &slots[index.slots(count)] {
-                slot.store(entry.0, Ordering::Relaxed);
-                entry = Entry(entry.0.wrapping_add(step));
-            }
+            let count = if uniform {
+                most
+            } else {
+                equal_software_bits::<P::Arch>(slots, index, most, attributes)
+            };
+            narrowing.overwrite(done, count, entry, P::Arch::absent_step(entry));
             done += count;
         }
         self.cursor.counts.entries_written += u64::from(run.count);
         self.cursor.counts.folios_touched += 1;
-    }
-
-    /// How many of `most` entries agree in what a swap entry keeps.
-    fn equal_software_bits(
-        &self,
-        run: &Run<P::Arch>,
-        done: u32,
-        most: u32,
-        first: Attributes,
-    ) -> u32 {
-        let What::Leaf(_) = run.what else { return most };
-        if self.is_uniform(run) {
-            return most;
-        }
-        let slots = self.cursor.page_table.slots(run.node.table);
-        let agrees = |index: &EntryIndex| {
-            let raw = run::load(slots, *index);
-            let other = P::Arch::attributes(P::Arch::clear_contig(raw, *index));
-            (other.soft_dirty, other.userfault) == (first.soft_dirty, first.userfault)
-        };
-        let start = run.index + done;
-        start.stretch(most).take_while(agrees).count().max(1) as u32
     }
 
     /// Whether the run is one that the cursor has yielded whole: its entries agree.
@@ -502,4 +483,18 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         counts.unmapped(OwnerKind::Anonymous, unmapped);
         counts.swap_pages = counts.swap_pages.wrapping_add(u64::from(unmapped));
     }
+}
+
+/// How many of `most` leaves from `index` on agree with `first` in the bits that a swap entry keeps.
+fn equal_software_bits<A: Arch>(
+    slots: &[AtomicU64],
+    index: EntryIndex,
+    most: u32,
+    first: Attributes,
+) -> u32 {
+    let agrees = |index: &EntryIndex| {
+        let other = A::attributes(A::clear_contig(run::load(slots, *index), *index));
+        (other.soft_dirty, other.userfault) == (first.soft_dirty, first.userfault)
+    };
+    index.stretch(most).take_while(agrees).count().max(1) as u32
 }

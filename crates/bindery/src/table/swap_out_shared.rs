@@ -10,8 +10,6 @@
 //! write out            | all folios, no lock but theirs
 //! ```
 
-use core::sync::atomic::Ordering;
-
 use arrayvec::ArrayVec;
 
 use crate::Memory;
@@ -26,6 +24,7 @@ use crate::tlb::Gather;
 use super::PageTable;
 use super::cursor::Cursor;
 use super::locking::Depth;
+use super::narrowing::Narrowing;
 use super::rewrite::clear_accessed;
 use super::run::{Run, What};
 use super::swap_out::no_access::{page_without_access, write_without_access};
@@ -208,12 +207,12 @@ impl<'m, P: Platform> PageTable<'m, P> {
             let (Some((frame, _)), Some(number)) = (page, number) else { continue };
             next = number + 1;
             let shared = &mut folios.folios[number];
-            if self.name_and_store(&mut cursor, &run, frame, shared.leaving.folio()) {
-                gather.stale(run.range(), run.node.level);
+            let folio = shared.leaving.folio();
+            if dup_slots_and_store(&mut cursor, &run, frame, folio, gather) {
                 shared.met += run.pages();
             }
         }
-        self.flush(gather, &mut cursor.counts);
+        cursor.flush(gather);
         for shared in folios.folios.iter().filter(|shared| shared.met > 0) {
             self.count_down(&mut cursor.counts, shared.leaving.folio(), shared.met);
         }
@@ -226,65 +225,63 @@ impl<'m, P: Platform> PageTable<'m, P> {
         counts.swap_pages = counts.swap_pages.wrapping_add(u64::from(pages));
         self.memory.frames.folio(folio).unmap(&self.memory.platform, pages);
     }
+}
 
-    /// Makes swap entries of the run, which maps pages of the folio. Says whether that was possible.
-    fn name_and_store(
-        &self,
-        cursor: &mut Cursor<'_, 'm, P>,
-        run: &Run<P::Arch>,
-        frame: Frame,
-        folio: Folio,
-    ) -> bool {
-        let memory = self.memory;
-        let (number, pages) = (frame.0 - folio.head.0, run.pages());
-        let Some(place) = memory.frames.folio(folio).swap_place() else { return false };
-        let slots = SlotRun { area: place.area, first: place.first, count: folio.pages() };
-        let named = SlotRun { first: slots.first + u64::from(number), count: pages, ..slots };
-        if pages > folio.pages() - number || memory.name_slots(named).is_err() {
-            return false;
-        }
-        match run.what {
-            What::Leaf(leaf) => self.write_swap_entries(run, leaf, folio, number, slots),
-            What::Absent(_) | What::Empty | What::Table(_) => {
-                write_without_access(self, run, folio, number, slots);
-            }
-        }
-        cursor.counts.entries_written += u64::from(run.count);
-        true
+/// Makes swap entries of the run, which maps pages of the folio from `frame` on. Says whether that
+/// was possible.
+fn dup_slots_and_store<P: Platform>(
+    cursor: &mut Cursor<'_, '_, P>,
+    run: &Run<P::Arch>,
+    frame: Frame,
+    folio: Folio,
+    gather: &mut Gather,
+) -> bool {
+    let page_table = cursor.page_table;
+    let memory = page_table.memory;
+    let (number, pages) = (frame.0 - folio.head.0, run.pages());
+    let Some(place) = memory.frames.folio(folio).swap_place() else { return false };
+    let slots = SlotRun { area: place.area, first: place.first, count: folio.pages() };
+    let named = SlotRun { first: slots.first + u64::from(number), count: pages, ..slots };
+    if pages > folio.pages() - number || memory.name_slots(named).is_err() {
+        return false;
     }
-
-    fn write_swap_entries(
-        &self,
-        run: &Run<P::Arch>,
-        first: Entry,
-        folio: Folio,
-        number: u32,
-        slots: SlotRun,
-    ) {
-        let attributes = P::Arch::attributes(first);
-        let scale = run.node.level.order().0;
-        let table = self.slots(run.node.table);
-        let mut done = 0;
-        while done < run.count {
-            let page = number + (done << scale);
-            let ExclusiveRun { exclusive, count: same } =
-                self.memory.frames.folio(folio).exclusive().run(page, folio.pages() - page);
-            let exclusive = exclusive && (scale == 0 || same == folio.pages());
-            let mut entry = P::Arch::encode_absent(Absent::Swap {
-                device: slots.area,
-                slot: slots.first + u64::from(page),
-                exclusive,
-                soft_dirty: attributes.soft_dirty,
-                userfault: attributes.userfault,
-            });
-            let step = P::Arch::absent_step(entry);
-            let count = (same >> scale).max(1).min(run.count - done);
-            let index = run.index + done;
-            for slot in &table[index.slots(count)] {
-                slot.store(entry.0, Ordering::Relaxed);
-                entry = Entry(entry.0.wrapping_add(step));
-            }
-            done += count;
+    let narrowing = cursor.narrow_until_flush(run, gather);
+    match run.what {
+        What::Leaf(leaf) => write_swap_entries(memory, &narrowing, run, leaf, (folio, slots)),
+        What::Absent(_) | What::Empty | What::Table(_) => {
+            write_without_access(page_table, run, folio, number, slots);
         }
+    }
+    cursor.counts.entries_written += u64::from(run.count);
+    true
+}
+
+/// Stores the swap entries of the run, whose leaves agree with `first`.
+fn write_swap_entries<P: Platform>(
+    memory: &Memory<P>,
+    narrowing: &Narrowing<'_, P::Arch>,
+    run: &Run<P::Arch>,
+    first: Entry,
+    (folio, slots): (Folio, SlotRun),
+) {
+    let attributes = P::Arch::attributes(first);
+    let number = P::Arch::frame(first).0 - folio.head.0;
+    let scale = run.node.level.order().0;
+    let mut done = 0;
+    while done < run.count {
+        let page = number + (done << scale);
+        let ExclusiveRun { exclusive, count: same } =
+            memory.frames.folio(folio).exclusive().run(page, folio.pages() - page);
+        let exclusive = exclusive && (scale == 0 || same == folio.pages());
+        let entry = P::Arch::encode_absent(Absent::Swap {
+            device: slots.area,
+            slot: slots.first + u64::from(page),
+            exclusive,
+            soft_dirty: attributes.soft_dirty,
+            userfault: attributes.userfault,
+        });
+        let count = (same >> scale).max(1).min(run.count - done);
+        narrowing.overwrite(done, count, entry, P::Arch::absent_step(entry));
+        done += count;
     }
 }

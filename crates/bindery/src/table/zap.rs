@@ -88,7 +88,6 @@ fn zap_locked<P: Platform>(
     flush: Flush,
     gather: &mut Gather,
 ) -> Result<(), NoMemory> {
-    let page_table = cursor.page_table;
     let mut suspended = false;
     let mut failed = Ok(());
     loop {
@@ -103,7 +102,7 @@ fn zap_locked<P: Platform>(
         match run.what {
             What::Empty => {}
             What::Table(table) => {
-                page_table.detach(&run, table, mapped, None, gather, &mut cursor.counts);
+                cursor.detach(&run, table, mapped, gather);
             }
             What::Leaf(_) => {
                 suspend(cursor, &run, gather);
@@ -114,6 +113,8 @@ fn zap_locked<P: Platform>(
     }
     if suspended || flush == Flush::BeforeUnlock {
         cursor.flush(gather);
+    } else {
+        cursor.flush_at_end();
     }
     if suspended {
         // What was not reached was not suspended either.

@@ -112,7 +112,7 @@ impl<P: Platform> PageTable<'_, P> {
                     What::Table(table) => {
                         let node = run.node.child(table);
                         if try_mark_stray(self, node, Keep::Guards) {
-                            self.detach(&run, table, range, None, gather, &mut cursor.counts);
+                            cursor.detach(&run, table, range, gather);
                         } else {
                             // Nothing in it is suspended: a stretch must not reach over it.
                             let stretch = from.take().map(|from: VirtAddr| (from, run.at));

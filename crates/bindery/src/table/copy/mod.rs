@@ -19,7 +19,7 @@ use crate::tlb::Gather;
 
 use super::cursor::{Chunks, Cursor};
 use super::locking::Depth;
-use super::run::{Run, Slots, What};
+use super::run::{Run, What};
 use super::{PageTable, TablePool};
 use pinned::{PinnedRun, copy_attributes};
 
@@ -94,7 +94,8 @@ impl<'m, P: Platform> PageTable<'m, P> {
                 let range = source.range();
                 let mut target = child.cursor(range, Depth::Floor(Level::PTE));
                 debug_assert_eq!(target.range(), range, "the child has more than the parent");
-                copy_locked(&mut source, &mut target, what, gather, supplies)
+                let (source, target) = (&mut source, &mut target);
+                CopySpan { source, target, what, gather, supplies }.copy()
             };
             match stopped {
                 Ok(()) => {}
@@ -155,165 +156,161 @@ enum CopyStop {
     Refused,
 }
 
-fn copy_locked<'m, P: Platform>(
-    source: &mut Cursor<'_, 'm, P>,
-    target: &mut Cursor<'_, 'm, P>,
-    what: &ForkCopy,
-    gather: &mut Gather,
-    supplies: &mut Supplies<'m, P>,
-) -> Result<(), CopyStop> {
-    while let Some(run) = source.next_run(Equal::empty()).map_err(|_| CopyStop::Refused)? {
-        if target.counts.tables_allocated >= TABLES_ZEROED && run.what != What::Empty {
-            return Err(CopyStop::Zeroed(run.at));
-        }
-        let is_first_of_table = run.at.is_aligned(P::Arch::PMD.span());
-        if is_first_of_table && !gather.has_room_for_mark() && run.what != What::Empty {
-            return Err(CopyStop::Full(run.at));
-        }
-        match run.what {
-            What::Empty | What::Table(_) => {}
-            What::Leaf(first) if let Some(folio) = pinned(source, P::Arch::frame(first), what) => {
-                let Attributes { permissions, key, .. } = P::Arch::attributes(first);
-                let says = copy_attributes(permissions, key);
-                return Err(stop_at_pinned(source, &run, P::Arch::frame(first), folio, says));
+/// The copy of one lock span: the locked entries of both sides.
+struct CopySpan<'c, 'a, 'm, P: Platform> {
+    source: &'c mut Cursor<'a, 'm, P>,
+    target: &'c mut Cursor<'a, 'm, P>,
+    what: &'c ForkCopy,
+    gather: &'c mut Gather,
+    supplies: &'c mut Supplies<'m, P>,
+}
+
+impl<P: Platform> CopySpan<'_, '_, '_, P> {
+    fn copy(&mut self) -> Result<(), CopyStop> {
+        while let Some(run) = self.source.next_run(Equal::empty()).map_err(|_| CopyStop::Refused)? {
+            if self.target.counts.tables_allocated >= TABLES_ZEROED && run.what != What::Empty {
+                return Err(CopyStop::Zeroed(run.at));
             }
-            What::Leaf(first) => {
-                let table = target_table(target, &run, supplies)?;
-                copy_leaves(source, target, &run, first, table, what, gather)?;
+            let is_first_of_table = run.at.is_aligned(P::Arch::PMD.span());
+            if is_first_of_table && !self.gather.has_room_for_mark() && run.what != What::Empty {
+                return Err(CopyStop::Full(run.at));
             }
-            What::Absent(first) => match P::Arch::decode_absent(first) {
-                Some(Absent::ProtNone { frame, .. })
-                    if let Some(folio) = pinned(source, frame, what) =>
-                {
-                    let says = copy_attributes(Permissions::empty(), ProtectionKey::default());
-                    return Err(stop_at_pinned(source, &run, frame, folio, says));
+            match run.what {
+                What::Empty | What::Table(_) => {}
+                What::Leaf(first) if let Some(folio) = self.pinned(P::Arch::frame(first)) => {
+                    let Attributes { permissions, key, .. } = P::Arch::attributes(first);
+                    let says = copy_attributes(permissions, key);
+                    return Err(self.stop_at_pinned(&run, P::Arch::frame(first), folio, says));
                 }
-                _ if what.absent::<P::Arch>(first).is_empty() => {}
-                _ => {
-                    let table = target_table(target, &run, supplies)?;
-                    copy_absent(source, target, &run, first, table, what)?;
+                What::Leaf(first) => {
+                    let table = self.target_table(&run)?;
+                    self.copy_leaves(&run, first, table)?;
                 }
-            },
+                What::Absent(first) => match P::Arch::decode_absent(first) {
+                    Some(Absent::ProtNone { frame, .. })
+                        if let Some(folio) = self.pinned(frame) =>
+                    {
+                        let says = copy_attributes(Permissions::empty(), ProtectionKey::default());
+                        return Err(self.stop_at_pinned(&run, frame, folio, says));
+                    }
+                    _ if self.what.absent::<P::Arch>(first).is_empty() => {}
+                    _ => {
+                        let table = self.target_table(&run)?;
+                        self.copy_absent(&run, first, table)?;
+                    }
+                },
+            }
         }
+        Ok(())
     }
-    Ok(())
-}
 
-/// The child's table for the run, with a deposit for a huge leaf or a similar entry.
-fn target_table<'m, P: Platform>(
-    target: &mut Cursor<'_, 'm, P>,
-    run: &Run<P::Arch>,
-    supplies: &mut Supplies<'m, P>,
-) -> Result<Frame, CopyStop> {
-    let short = |_| CopyStop::Short(run.at);
-    let table = target.table_at(run.at, run.node.level, &mut supplies.tables).map_err(short)?;
-    if run.node.level > Level::PTE {
-        let deposit = supplies.tables.take(Level::PTE, &mut target.counts).map_err(short)?;
-        target.page_table.deposit_table(table, deposit);
-    }
-    Ok(table)
-}
-
-fn copy_leaves<P: Platform>(
-    source: &mut Cursor<'_, '_, P>,
-    target: &mut Cursor<'_, '_, P>,
-    run: &Run<P::Arch>,
-    first: Entry,
-    table: Frame,
-    what: &ForkCopy,
-    gather: &mut Gather,
-) -> Result<(), CopyStop> {
-    let stripped = if what.userfault { 0 } else { P::Arch::USERFAULT };
-    let memory = source.page_table.memory;
-    let pages = run.pages();
-    let (counts, theirs) = (&mut source.counts, &mut target.counts);
-    if memory.share_frames(P::Arch::frame(first), pages, counts, theirs).is_err() {
-        drop_target_deposit(target, run, table);
-        return Err(CopyStop::Refused);
-    }
-    let ours = source.page_table.slots(run.node.table);
-    let theirs = target.page_table.slots(table);
-    let mut narrowed = false;
-    for index in run.index.slots(run.count) {
-        let raw = Entry(ours[index].load(Ordering::Relaxed));
-        let mut protected =
-            if what.copied == Copied::Private { P::Arch::write_protect(raw) } else { raw };
-        if protected != raw {
-            source.page_table.mark_pending(run.node.table, gather, &mut source.counts);
-            let old = P::Arch::replace_entry(&ours[index], raw, P::Arch::write_protect);
-            protected = P::Arch::write_protect(old);
-            narrowed = true;
+    /// The child's table for the run, with a deposit for a huge leaf or a similar entry.
+    fn target_table(&mut self, run: &Run<P::Arch>) -> Result<Frame, CopyStop> {
+        let Self { target, supplies, .. } = self;
+        let short = |_| CopyStop::Short(run.at);
+        let table = target.table_at(run.at, run.node.level, &mut supplies.tables).map_err(short)?;
+        if run.node.level > Level::PTE {
+            let deposit = supplies.tables.take(Level::PTE, &mut target.counts).map_err(short)?;
+            target.page_table.deposit_table(table, deposit);
         }
-        theirs[index].store(protected.0 & !stripped, Ordering::Relaxed);
+        Ok(table)
     }
-    target.page_table.change_entry_count(table, run.count, 0);
-    target.counts.entries_written += u64::from(run.count);
-    if narrowed {
-        source.counts.entries_written += u64::from(run.count);
-        gather.stale(run.range(), run.node.level);
-    }
-    Ok(())
-}
 
-/// The folio of a run that begins with `first`, if this side maps it privately and the folio is
-/// anonymous and pinned.
-fn pinned<P: Platform>(source: &Cursor<'_, '_, P>, first: Frame, what: &ForkCopy) -> Option<Folio> {
-    let frames = &source.page_table.memory.frames;
-    let folio = frames.folio_of(first).filter(|_| what.copied == Copied::Private)?;
-    (frames.folio(folio).pins() > 0 && frames.folio(folio).is_anonymous()).then_some(folio)
-}
-
-/// Takes a reference for the copy, which keeps the pages after the locks are released.
-fn stop_at_pinned<P: Platform>(
-    source: &Cursor<'_, '_, P>,
-    run: &Run<P::Arch>,
-    first: Frame,
-    folio: Folio,
-    attributes: Attributes,
-) -> CopyStop {
-    if !source.page_table.memory.frames.folio(folio).try_get() {
-        return CopyStop::Refused;
-    }
-    CopyStop::Pinned(PinnedRun { range: run.range(), first, folio, attributes })
-}
-
-fn copy_absent<P: Platform>(
-    source: &mut Cursor<'_, '_, P>,
-    target: &mut Cursor<'_, '_, P>,
-    run: &Run<P::Arch>,
-    first: Entry,
-    table: Frame,
-    what: &ForkCopy,
-) -> Result<(), CopyStop> {
-    let memory = source.page_table.memory;
-    if let Some(Absent::ProtNone { frame, .. }) = P::Arch::decode_absent(first) {
+    fn copy_leaves(
+        &mut self,
+        run: &Run<P::Arch>,
+        first: Entry,
+        table: Frame,
+    ) -> Result<(), CopyStop> {
+        let Self { source, target, what, gather, .. } = self;
+        let stripped = if what.userfault { 0 } else { P::Arch::USERFAULT };
+        let memory = source.page_table.memory;
         let pages = run.pages();
         let (counts, theirs) = (&mut source.counts, &mut target.counts);
-        if memory.share_frames(frame, pages, counts, theirs).is_err() {
+        if memory.share_frames(P::Arch::frame(first), pages, counts, theirs).is_err() {
             drop_target_deposit(target, run, table);
             return Err(CopyStop::Refused);
         }
-    }
-    if let Some(Absent::Swap { device, slot, .. }) = P::Arch::decode_absent(first) {
-        let slots = SlotRun { area: device, first: slot, count: run.pages() };
-        if memory.name_slots(slots).is_err() {
-            drop_target_deposit(target, run, table);
-            return Err(CopyStop::Refused);
+        let ours = source.page_table.slots(run.node.table);
+        let theirs = target.page_table.slots(table);
+        let mut narrowing = source.narrow_some(run, gather);
+        for (number, index) in run.index.slots(run.count).enumerate() {
+            let raw = Entry(ours[index].load(Ordering::Relaxed));
+            let mut protected =
+                if what.copied == Copied::Private { P::Arch::write_protect(raw) } else { raw };
+            if protected != raw {
+                let old = narrowing.replace(number, raw, P::Arch::write_protect);
+                protected = P::Arch::write_protect(old);
+            }
+            theirs[index].store(protected.0 & !stripped, Ordering::Relaxed);
         }
-        target.counts.swap_pages += u64::from(slots.count);
+        if narrowing.narrowed() > 0 {
+            source.counts.entries_written += u64::from(run.count);
+        }
+        target.page_table.change_entry_count(table, run.count, 0);
+        target.counts.entries_written += u64::from(run.count);
+        Ok(())
     }
-    source.page_table.inherit_guards(run.node.table, table);
-    let ours = source.page_table.slots(run.node.table);
-    let theirs = target.page_table.slots(table);
-    for index in run.index.slots(run.count) {
-        let entry = P::Arch::share_absent(Entry(ours[index].load(Ordering::Relaxed)));
-        ours[index].store(entry.0, Ordering::Relaxed);
-        theirs[index].store(what.absent::<P::Arch>(entry).0, Ordering::Relaxed);
+
+    /// The folio of a run that begins with `first`, if this side maps it privately and the folio is
+    /// anonymous and pinned.
+    fn pinned(&self, first: Frame) -> Option<Folio> {
+        let frames = &self.source.page_table.memory.frames;
+        let folio = frames.folio_of(first).filter(|_| self.what.copied == Copied::Private)?;
+        (frames.folio(folio).pins() > 0 && frames.folio(folio).is_anonymous()).then_some(folio)
     }
-    source.counts.entries_written += u64::from(run.count);
-    target.counts.entries_written += u64::from(run.count);
-    target.page_table.change_entry_count(table, run.count, 0);
-    Ok(())
+
+    /// Takes a reference for the copy, which keeps the pages after the locks are released.
+    fn stop_at_pinned(
+        &self,
+        run: &Run<P::Arch>,
+        first: Frame,
+        folio: Folio,
+        attributes: Attributes,
+    ) -> CopyStop {
+        if !self.source.page_table.memory.frames.folio(folio).try_get() {
+            return CopyStop::Refused;
+        }
+        CopyStop::Pinned(PinnedRun { range: run.range(), first, folio, attributes })
+    }
+
+    fn copy_absent(
+        &mut self,
+        run: &Run<P::Arch>,
+        first: Entry,
+        table: Frame,
+    ) -> Result<(), CopyStop> {
+        let Self { source, target, what, .. } = self;
+        let memory = source.page_table.memory;
+        if let Some(Absent::ProtNone { frame, .. }) = P::Arch::decode_absent(first) {
+            let pages = run.pages();
+            let (counts, theirs) = (&mut source.counts, &mut target.counts);
+            if memory.share_frames(frame, pages, counts, theirs).is_err() {
+                drop_target_deposit(target, run, table);
+                return Err(CopyStop::Refused);
+            }
+        }
+        if let Some(Absent::Swap { device, slot, .. }) = P::Arch::decode_absent(first) {
+            let slots = SlotRun { area: device, first: slot, count: run.pages() };
+            if memory.name_slots(slots).is_err() {
+                drop_target_deposit(target, run, table);
+                return Err(CopyStop::Refused);
+            }
+            target.counts.swap_pages += u64::from(slots.count);
+        }
+        source.page_table.inherit_guards(run.node.table, table);
+        let ours = source.page_table.slots(run.node.table);
+        let theirs = target.page_table.slots(table);
+        for index in run.index.slots(run.count) {
+            let entry = P::Arch::share_absent(Entry(ours[index].load(Ordering::Relaxed)));
+            ours[index].store(entry.0, Ordering::Relaxed);
+            theirs[index].store(what.absent::<P::Arch>(entry).0, Ordering::Relaxed);
+        }
+        source.counts.entries_written += u64::from(run.count);
+        target.counts.entries_written += u64::from(run.count);
+        target.page_table.change_entry_count(table, run.count, 0);
+        Ok(())
+    }
 }
 
 fn drop_target_deposit<P: Platform>(

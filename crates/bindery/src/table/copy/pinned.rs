@@ -149,7 +149,8 @@ impl<'m, P: Platform> PageTable<'m, P> {
             target.counts.mapped(OwnerKind::Anonymous, 1);
             let entry = P::Arch::page_entry(copy.head, Level::PTE, run.attributes);
             let index = P::Arch::PTE.index_of(at);
-            target.page_table.fill(table, index, entry, 1, &mut target.counts);
+            target.page_table.write_leaves(table, index, entry, 1);
+            target.counts.entries_written += 1;
             frame = frame.plus(1);
         }
         (copies.len(), Ok(()))

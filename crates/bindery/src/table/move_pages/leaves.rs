@@ -199,7 +199,8 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
             (limit, P::Arch::clear_contig(entry, first))
         } else {
             let equal = Equal::WRITABLE | Equal::SOFT_DIRTY;
-            P::Arch::match_leaves(whole, first, limit, equal, P::Arch::STEP, 0)
+            let entries = &whole[first.slots(limit)];
+            P::Arch::match_leaves(entries, first, equal, P::Arch::STEP, 0)
         };
         if !memory.frames.folio(folio).exclusive().contains(number) {
             return Err(MoveStop::Busy);

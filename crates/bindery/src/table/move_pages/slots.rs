@@ -413,7 +413,8 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
             };
             let equal = Equal::WRITABLE | Equal::SOFT_DIRTY;
             let step = P::Arch::STEP;
-            stays.then(|| P::Arch::match_leaves(slots, at, limit, equal, step, 0).0)?
+            let entries = &slots[at.slots(limit)];
+            stays.then(|| P::Arch::match_leaves(entries, at, equal, step, 0).0)?
         };
         self.claim_folio(at, folio, number, alike).then_some(alike)
     }

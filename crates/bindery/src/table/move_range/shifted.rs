@@ -47,7 +47,8 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         if present && count >= size && P::Arch::may_fold(raw, to) {
             let (limit, step) = self.page_table.memory.folio_limit(P::Arch::frame(raw), size);
             let equal = Equal::WRITABLE;
-            let (alike, _) = P::Arch::match_leaves(slots, index, limit, equal, step, 0);
+            let entries = &slots[index.slots(limit)];
+            let (alike, _) = P::Arch::match_leaves(entries, index, equal, step, 0);
             if alike == size && step != 0 {
                 return self.move_contig(from, target, to);
             }
@@ -132,7 +133,8 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         self.page_table.change_entry_count(table, 0, size);
         self.stale_leaves(from, size);
         let first = Entry(first.0 | P::Arch::SOFT_DIRTY);
-        self.page_table.fill(target_table, to, first, size, self.counts);
+        self.page_table.write_leaves(target_table, to, first, size);
+        self.counts.entries_written += u64::from(size);
         Ok(size)
     }
 
@@ -157,7 +159,8 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
                 debug_assert!(false, "pages were taken before there was a table for them");
                 return;
             };
-            self.page_table.fill(target_table, to, entry, part, self.counts);
+            self.page_table.write_leaves(target_table, to, entry, part);
+            self.counts.entries_written += u64::from(part);
             let step = P::Arch::STEP.wrapping_mul(u64::from(part));
             entry = Entry(entry.0.wrapping_add(step));
             done += part;

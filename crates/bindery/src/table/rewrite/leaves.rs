@@ -50,24 +50,17 @@ fn narrow_changed<P: Platform>(
     change: impl Fn(Entry, EntryIndex) -> Entry,
 ) -> u64 {
     let entries = cursor.page_table.slots_of(run);
-    let indexes = || run.index.stretch(run.count);
-    let changes = |(slot, index): (&AtomicU64, EntryIndex)| {
+    let mut narrowing = cursor.narrow_some(run, gather);
+    for ((number, slot), index) in entries.iter().enumerate().zip(run.index.stretch(run.count)) {
         let raw = Entry(slot.load(Ordering::Relaxed));
-        change(raw, index) != raw
-    };
-    cursor.counts.entries_read += u64::from(run.count);
-    let Some(first) = entries.iter().zip(indexes()).position(changes) else { return 0 };
-    let narrowing = cursor.narrow(run, gather);
-    let mut changed = 0;
-    for (number, index) in indexes().enumerate().skip(first) {
-        let raw = Entry(entries[number].load(Ordering::Relaxed));
         if change(raw, index) != raw {
             narrowing.replace(number, raw, |raw| change(raw, index));
-            changed += 1;
         }
     }
-    cursor.counts.entries_written += changed;
-    changed
+    let narrowed = u64::from(narrowing.narrowed());
+    cursor.counts.entries_read += u64::from(run.count);
+    cursor.counts.entries_written += narrowed;
+    narrowed
 }
 
 /// Clears the accessed bits of a run, of leaves or of `PROT_NONE` entries.

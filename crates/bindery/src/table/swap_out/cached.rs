@@ -44,7 +44,6 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         self.defer(run.node.table, pages, pages);
         let run = Run { count: pages >> run.node.level.order().0, ..*run };
         self.write_entries(&run, folio, number, slots);
-        self.gather.stale(run.range(), run.node.level);
         let at = run.at.0.wrapping_sub(u64::from(number) << PAGE_SHIFT);
         self.batch.add(slots, VirtAddr(at), InCache::Before);
         Next::Run
