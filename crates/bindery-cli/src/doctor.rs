@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_row_shows_a_version_or_what_installs_it() {
+    fn every_row_shows_a_version_or_its_installation() {
         let rows: Vec<Row> = Requirement::all()
             .into_iter()
             .enumerate()

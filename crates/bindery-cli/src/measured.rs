@@ -197,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_longest_hold_counts_and_nested_ones_are_part_of_the_outermost() {
+    fn the_longest_hold_includes_nested_ones() {
         let measured = Measured::new(Machine::<X86_64>::new(Config::default()));
         let (first, _) = measured.machine.frames();
         measured.zero(first, 4);

@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_made_is_a_mistake_of_the_user() {
+    fn an_impossible_file_is_the_users_mistake() {
         let directory = tempfile::tempdir().unwrap();
         assert!(create(&directory.path().join("figures.json")).is_ok());
         let problem = create(&directory.path().join("none/figures.json")).unwrap_err();

@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_folio_size_is_refused_with_examples() {
+    fn a_wrong_folio_size_is_refused_with_examples() {
         for wrong in ["", "k", "3k", "2k", "4m", "-4k", "4 kilo", "99999999999999999999k"] {
             let error = wrong.parse::<FolioSize>().unwrap_err();
             assert!(error.contains("64k") && error.contains(wrong), "{error}");

@@ -95,7 +95,7 @@ fn check_loop(result: &Value, what: &str, has_blocks: bool) {
 }
 
 #[test]
-fn the_loop_of_system_1_counts_the_same_on_every_architecture() {
+fn system_1_counts_the_same_on_every_architecture() {
     let blocks = ["aarch64", "riscv64", "riscv64-sv39"].map(|arch| (arch, true));
     for (arch, has_blocks) in [("x86-64", false), ("x86-64-la57", false)].into_iter().chain(blocks)
     {
@@ -110,7 +110,7 @@ fn the_loop_of_system_1_counts_the_same_on_every_architecture() {
 }
 
 #[test]
-fn tables_fit_into_120_columns_and_say_what_was_compared() {
+fn tables_fit_into_120_columns() {
     let (out, document) = figures("columns", &["remap-1m", "--folio", "4k"]);
     narrow(&out);
     for word in ["page by page", "whole tables", "Linux", "floor", "published", "first touch"] {
@@ -122,7 +122,7 @@ fn tables_fit_into_120_columns_and_say_what_was_compared() {
 }
 
 #[test]
-fn a_gigabyte_moves_by_as_few_entries_as_its_addresses_allow() {
+fn a_gigabyte_moves_by_its_fewest_entries() {
     let (out, document) = figures("gigabyte", &["remap-1g", "--folio", "4k,64k"]);
     narrow(&out);
     for result in results(&document) {
@@ -223,7 +223,7 @@ fn check_kernel_map(result: &Value, what: &str, has_blocks: bool) {
 }
 
 #[test]
-fn the_kernels_mappings_take_no_more_than_their_floor_on_every_architecture() {
+fn kernel_mappings_take_no_more_than_their_floor() {
     let blocks = ["aarch64", "riscv64", "riscv64-sv39"].map(|arch| (arch, true));
     for (arch, has_blocks) in [("x86-64", false), ("x86-64-la57", false)].into_iter().chain(blocks)
     {
@@ -242,7 +242,7 @@ fn the_kernels_mappings_take_no_more_than_their_floor_on_every_architecture() {
 }
 
 #[test]
-fn latency_says_which_calls_go_beyond_the_bounds_and_fails_if_any_does() {
+fn latency_fails_for_calls_beyond_the_bounds() {
     for arch in ["x86-64", "aarch64", "riscv64"] {
         let file = Scratch::new(&format!("latency-{arch}"));
         let arguments = ["latency", "--quick", "--arch", arch, "--json", file.path()];
@@ -272,7 +272,7 @@ fn latency_says_which_calls_go_beyond_the_bounds_and_fails_if_any_does() {
 }
 
 #[test]
-fn scale_shows_that_no_call_grows_faster_than_a_logarithm() {
+fn scale_shows_that_no_call_exceeds_a_logarithm() {
     for arch in ["x86-64", "aarch64"] {
         let file = Scratch::new(&format!("scale-{arch}"));
         let arguments = ["scale", "--quick", "--arch", arch, "--json", file.path()];
@@ -318,7 +318,7 @@ fn refused(arguments: &[&str], words: &[&str]) {
 }
 
 #[test]
-fn a_wrong_command_line_is_refused_with_what_would_be_right() {
+fn a_wrong_command_line_gets_a_correction() {
     refused(&["remap-2m"], &["remap-2m", "remap-1m", "remap-1g", "pageout", "kernel-map"]);
     refused(&["--folio", "3k"], &["3k", "powers of two", "64k"]);
     refused(&["--folio", "4m"], &["4m", "2m"]);
@@ -328,7 +328,7 @@ fn a_wrong_command_line_is_refused_with_what_would_be_right() {
 }
 
 #[test]
-fn a_file_that_cannot_be_written_is_noticed_before_the_work() {
+fn an_unwritable_file_is_noticed_before_the_work() {
     let output = bench(&["remap-1m", "--quick", "--json", "/nowhere/at/all.json"]);
     let err = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{err}");
@@ -337,7 +337,7 @@ fn a_file_that_cannot_be_written_is_noticed_before_the_work() {
 }
 
 #[test]
-fn help_tells_what_the_workloads_do_and_what_the_figures_mean() {
+fn help_explains_the_workloads_and_the_figures() {
     let output = bench(&["--help"]);
     let out = text(&output.stdout);
     assert!(output.status.success());

@@ -71,7 +71,7 @@ fn help() -> String {
 }
 
 #[test]
-fn every_example_of_the_documentation_runs_on_every_architecture() {
+fn every_documented_example_runs_on_every_architecture() {
     let examples = blocks("bindery");
     assert!(examples.len() >= 9);
     for arch in ARCHITECTURES {
@@ -82,7 +82,7 @@ fn every_example_of_the_documentation_runs_on_every_architecture() {
 }
 
 #[test]
-fn every_script_among_the_examples_runs_on_every_architecture() {
+fn every_example_script_runs_on_every_architecture() {
     let scripts = fs::read_dir(docs("examples")).expect("docs/examples is there");
     let scripts: Vec<_> = scripts.map(|entry| entry.expect("it can be read").path()).collect();
     assert!(scripts.len() >= 4);
@@ -106,7 +106,7 @@ fn the_first_example_prints_what_the_documentation_shows() {
 }
 
 #[test]
-fn every_statement_is_in_an_example_and_in_the_help() {
+fn every_statement_is_in_example_and_help() {
     let examples = blocks("bindery").join("\n");
     let tried: HashSet<&str> = examples
         .lines()
@@ -129,7 +129,7 @@ fn every_statement_is_in_an_example_and_in_the_help() {
 }
 
 #[test]
-fn every_advice_can_be_given_for_every_kind_of_memory() {
+fn every_advice_works_on_every_kind_of_memory() {
     let page = fs::read_to_string(docs("script.md")).expect("docs/script.md is there");
     let (_, advice) = page.split_once("\nAdvice: ").expect("the page lists advice");
     let (advice, _) = advice.split_once(".\n").expect("the list ends");
@@ -176,7 +176,7 @@ fn calls_are_shown_as_strace_shows_them() {
 }
 
 #[test]
-fn the_layout_names_what_is_mapped_as_linux_does() {
+fn the_layout_has_names_like_linux() {
     let out = prints(
         "memfd m\ntruncate m 1M\nfile f 64K\nmmap 0x40000000 64K r shared,fixed m 512K\n\
          mmap 0x50000000 4K rx private,fixed f\nmmap 0x60000000 4K rw shared,anonymous,fixed\n",
@@ -193,7 +193,7 @@ fn the_layout_names_what_is_mapped_as_linux_does() {
 }
 
 #[test]
-fn an_expectation_that_fails_says_what_was_and_what_was_expected() {
+fn a_failed_expectation_shows_both_outcomes() {
     let script = "let a = mmap 0x40000000 64K rw private,fixed\n\
                   munmap a+64K 4K expect EINVAL\n\
                   write a 5 expect SIGSEGV\n\
@@ -249,7 +249,7 @@ fn wrong(script: &str, message: &str) {
 }
 
 #[test]
-fn a_wrong_line_is_shown_with_what_was_expected() {
+fn a_wrong_line_is_shown_with_the_expectation() {
     wrong(
         "layout\nmunmap 0x40000000 # all\n",
         "expected a length, but the line ends\n --> standard input:2:18\n  |\n\
@@ -306,7 +306,7 @@ fn what_the_grammar_refuses_is_named_in_words() {
 }
 
 #[test]
-fn words_that_mean_nothing_are_refused_with_those_that_do() {
+fn meaningless_words_are_refused_with_known_ones() {
     let private = "`privat` is no flag of mmap";
     wrong_at("mmap 0 4K rw fixed,privat", private, 20, "did you mean `private`?");
     let letters = "protections are letters of rwx, or none; growsdown, growsup, sem";
@@ -366,7 +366,7 @@ fn numbers_that_do_not_fit_are_refused() {
 }
 
 #[test]
-fn all_wrong_lines_are_shown_at_once_and_none_twice() {
+fn all_wrong_lines_are_shown_once() {
     // The second line would have defined `a`, so its use is no error.
     let (_, err) = fails("mmpa\nlet a = mmap 0 4K\nread a\nread\n", 2);
     let places: Vec<&str> = err.lines().filter(|line| line.starts_with(" -->")).collect();
@@ -401,7 +401,7 @@ fn a_command_line_that_is_wrong_is_refused() {
 }
 
 #[test]
-fn memory_that_runs_out_is_an_outcome_like_any_other() {
+fn out_of_memory_is_an_outcome_like_others() {
     let script = "overcommit always\nlet a = mmap 0x40000000 1M rw private,fixed\n\
                   fill a 1M 1 expect OOM\nmlock a 1M expect EAGAIN\nread a expect 0x0101010101010101\n";
     for arch in ARCHITECTURES {

@@ -87,7 +87,7 @@ fn wrong_options_are_refused_with_what_is_right() {
 }
 
 #[test]
-fn the_doctor_shows_a_row_for_everything_whatever_there_is() {
+fn the_doctor_shows_a_row_for_every_requirement() {
     let directory = tempfile::tempdir().unwrap();
     let output = bindery(&["doctor"]).env("PATH", directory.path()).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
@@ -109,7 +109,7 @@ fn stubs(names: &[&str]) -> tempfile::TempDir {
 }
 
 #[test]
-fn setup_prints_each_command_and_as_root_on_debian_runs_it() {
+fn setup_prints_and_as_root_runs_each_command() {
     let directory = stubs(&["apt-get", "apt-cache"]);
     let output = bindery(&["setup"]).env("PATH", directory.path()).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();

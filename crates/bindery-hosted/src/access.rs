@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn an_invalidation_waits_for_the_access_that_is_under_way() {
+    fn an_invalidation_waits_for_the_running_access() {
         for tlb in [TlbKind::Strict, TlbKind::Plain] {
             let (machine, root) = one_page(tlb);
             let (begun, finished) = (Barrier::new(2), AtomicBool::new(false));

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn every_name_leads_to_the_architecture_that_bears_it() {
+    fn every_name_leads_to_its_architecture() {
         for name in ArchitectureName::ALL {
             assert_eq!(dispatch(name, Name), (name.as_str(), true));
             assert_eq!(name.to_string().parse(), Ok(name));

@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_cut_off_reads_as_zeroes_when_the_file_grows_again() {
+    fn content_cut_off_reads_as_zeroes_later() {
         let files = MemoryFiles::new();
         files.put(7, &[1; 3 * PAGE]);
         files.resize(7, 5000).unwrap();
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_follow_each_other_and_the_last_may_end_inside_a_page() {
+    fn pieces_are_consecutive_and_may_end_mid_page() {
         let files = MemoryFiles::new();
         files.write(1, 2, &[(&[3; PAGE][..]).into(), (&[4; 10][..]).into()]).unwrap();
         let mut page = [9; PAGE];
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_discarded_page_needs_no_storage_and_reads_as_zeroes() {
+    fn a_discarded_page_reads_as_zeroes_without_storage() {
         let files = MemoryFiles::new();
         files.put(1, &[5; 2 * PAGE]);
         files.discard(1, 0, 1).unwrap();

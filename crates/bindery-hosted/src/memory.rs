@@ -260,7 +260,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_store_of_a_few_bytes_leaves_its_neighbors_alone() {
+    fn a_short_store_does_not_change_its_neighbors() {
         let memory = PhysicalMemory::reserve(Frame(100), 2, Contents::Zeroes);
         let direct_map = memory.direct_map();
         direct_map.fill(Frame(101), 0, 32, 0xaa);
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_at_every_offset_and_length_are_cut_into_words() {
+    fn bytes_are_cut_into_words() {
         let memory = PhysicalMemory::reserve(Frame(100), 1, Contents::Zeroes);
         let direct_map = memory.direct_map();
         let pattern: Vec<u8> = (1..=40).collect();
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn the_window_of_consecutive_frames_is_consecutive_and_aligned() {
+    fn the_window_of_frames_is_consecutive_and_aligned() {
         let memory = PhysicalMemory::reserve(Frame(512), 1024, Contents::Zeroes);
         let direct_map = memory.direct_map();
         let first = direct_map.at(Frame(512)).as_ptr() as usize;

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn hot_pages_have_the_visits_that_the_pattern_gives_them() {
+    fn hot_pages_get_the_visits_of_the_pattern() {
         for (pattern, percent) in
             [(Pattern::Random, 20), (Pattern::Hot80, 80), (Pattern::Hot95, 95), (Pattern::Scan, 50)]
         {
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_share_the_visits_by_the_law_of_zipf() {
+    fn ranks_get_visits_by_the_law_of_zipf() {
         let mut visits = visits(Pattern::Zipf);
         visits.sort_unstable_by(|one, other| other.cmp(one));
         // Ranks from 1 to 1000 in ten powers of two: each has a tenth of 200,000 visits.

@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_number_means_another_advice_and_all_advice_has_a_number() {
+    fn advice_and_numbers_correspond() {
         let named: std::vec::Vec<_> = (0..i32::from(u16::MAX)).filter_map(advice).collect();
         assert_eq!(named.len(), Advice::ALL.len());
         assert!(Advice::ALL.iter().all(|advice| named.contains(advice)));

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn the_numbers_are_those_of_the_host_where_it_is_one_of_ours() {
+    fn the_numbers_are_those_of_the_host() {
         use linux_raw_sys::general as host;
         let numbers = if cfg!(target_arch = "x86_64") { Numbers::X86_64 } else { Numbers::Generic };
         let pairs = [

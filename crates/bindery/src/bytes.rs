@@ -164,7 +164,7 @@ mod tests {
     struct Page([u8; 64]);
 
     #[test]
-    fn bytes_go_by_words_from_any_place_and_leave_their_neighbors() {
+    fn bytes_are_copied_by_words_without_neighbors() {
         let mut page = Page(core::array::from_fn(|at| at as u8));
         for start in 0..16 {
             for length in 0..40 {

@@ -481,7 +481,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_set_of_cpus_yields_what_was_put_in_and_no_more() {
+    fn a_set_of_cpus_yields_its_members() {
         let mut set = CpuSet::EMPTY;
         for cpu in [0, 63, 64, 200, 255, 256, 9999] {
             set.insert(Cpu(cpu));

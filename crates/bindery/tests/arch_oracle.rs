@@ -40,7 +40,7 @@ mod x86 {
     }
 
     #[test]
-    fn the_x86_64_crate_reads_the_flags_that_we_wrote() {
+    fn the_x86_64_crate_reads_our_flags() {
         for level in Level::PTE.up_to(Level::PUD) {
             for attributes in all_attributes() {
                 let has = |permission| attributes.permissions.contains(permission);
@@ -89,7 +89,7 @@ mod x86 {
     }
 
     #[test]
-    fn the_x86_64_crate_walks_our_tables_to_our_leaf() {
+    fn the_x86_64_crate_walks_to_our_leaf() {
         type A = X86_64<4>;
         let addr = VirtAddr(0x7654_3210_f123);
         let attributes = Attributes {
@@ -164,7 +164,7 @@ mod arm {
     }
 
     #[test]
-    fn the_aarch64_crate_fills_the_tables_that_we_would_fill() {
+    fn the_aarch64_crate_fills_tables_like_ours() {
         let base = 0x10_0000;
         let addr = VirtAddr(0x7654_4000_0000);
         for attributes in all_attributes() {
@@ -206,7 +206,7 @@ mod arm {
     }
 
     #[test]
-    fn both_crates_demand_a_break_for_the_same_changes() {
+    fn both_crates_require_the_same_breaks() {
         let page = |attributes| AArch64::page_entry(Frame(0x1230), Level::PTE, attributes);
         for old in all_attributes() {
             for new in all_attributes() {
@@ -235,7 +235,7 @@ mod arm {
     }
 
     #[test]
-    fn the_contiguous_bit_is_the_one_of_the_other_crate() {
+    fn the_contiguous_bit_equals_the_other_crates() {
         let leaf = AArch64::page_entry(
             Frame(0x1230),
             Level::PTE,
@@ -293,7 +293,7 @@ mod riscv {
     // Chapter 5, the table of encodings with N set: i = 0, pte.ppn[0] = x xxxx 1000 is a 64 KiB
     // contiguous region.
     #[test]
-    fn a_region_is_written_with_the_low_frame_bits_1000() {
+    fn a_region_has_the_low_frame_bits_1000() {
         for index in 0..16 {
             let single = Sv39::page_entry(Frame(0x1230 + index), Level::PTE, attributes(USER));
             let expected = 1 << 63 | 0x1238 << 10 | 0b0101_0011;
@@ -302,7 +302,7 @@ mod riscv {
     }
 
     #[test]
-    fn the_first_write_sets_accessed_and_dirty_at_bits_6_and_7() {
+    fn the_first_write_sets_bits_6_and_7() {
         let clean = Sv39::page_entry(
             Frame(1),
             Level::PTE,

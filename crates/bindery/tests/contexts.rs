@@ -33,7 +33,7 @@ fn each_public_function_names_its_context() {
 }
 
 #[test]
-fn each_way_to_leave_the_context_out_is_found() {
+fn each_missing_context_is_found() {
     const CODE: &str = "
         //! A module.
         /// Sleeps.

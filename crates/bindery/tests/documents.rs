@@ -58,7 +58,7 @@ fn figures_are_recognized() {
 
 /// Rows of tables are what a reader compares. A paragraph may round, or tell of former figures.
 #[test]
-fn the_figures_of_tables_are_those_of_the_committed_tables() {
+fn table_figures_are_those_of_the_committed_tables() {
     let tables: String =
         files(&root().join("docs/figures"), "txt").iter().map(|path| read(path)).collect();
     let measured: HashSet<_> = figures(&tables).collect();

@@ -70,7 +70,7 @@ fn for_each_source(root: &Path, folder: &Path, visit: &mut impl FnMut(&str, &str
 }
 
 #[test]
-fn each_place_that_hands_a_folio_lock_over_is_documented() {
+fn each_handover_of_a_folio_lock_is_documented() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let page = fs::read_to_string(root.join("../../docs/lock-order.md")).unwrap();
     let mut found = Places::new();
@@ -99,7 +99,7 @@ fn only_files_of_guards_forget_values() {
 }
 
 #[test]
-fn a_call_in_code_is_found_and_one_in_a_comment_is_not() {
+fn a_call_is_found_only_in_code() {
     let source = "// lock.leave_to_batch();\n/// [`FolioLock::into_request`]\nlock.into_frozen();\n\
                   fn lock_of_batch(self) {}\nFolioLock::with_reference(lock);";
     assert_eq!(calls_in(source, &CALLS), BTreeSet::from(["into_frozen", "with_reference"]));

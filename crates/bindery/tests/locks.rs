@@ -18,7 +18,7 @@ fn a_call_without_its_lock_does_not_compile() {
 }
 
 #[test]
-fn a_guard_that_was_given_away_is_not_used_again() {
+fn a_passed_guard_is_not_used_again() {
     assert_eq!(errors("moves"), expected("moves"));
 }
 

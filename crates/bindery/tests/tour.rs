@@ -20,7 +20,7 @@ fn stops(page: &str) -> Vec<(String, String)> {
 }
 
 #[test]
-fn each_stop_of_the_tour_is_where_the_page_says_and_there_are_few() {
+fn the_tours_stops_are_few_and_right() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let page = std::fs::read_to_string(root.join("../../docs/tour.md")).unwrap();
     let stops = stops(&page);

@@ -189,7 +189,7 @@ fn tables_of_files_name_every_file() {
 /// The table of `frame/meta.rs` names each bit of the metadata's state, and calls none spare that a
 /// constant uses.
 #[test]
-fn the_table_of_frame_metadata_has_the_bits_of_the_constants() {
+fn frame_metadata_bits_match_the_constants() {
     let text = read(&crates().join("bindery/src/frame/meta.rs"));
     let row = |start: &str| {
         let line = text

@@ -208,13 +208,13 @@ mod tests {
     }
 
     #[test]
-    fn a_megabyte_that_moves_inside_a_table_is_cleared_and_set_page_by_page() {
+    fn a_move_inside_a_table_moves_by_pages() {
         assert_eq!(moved(MIB, MIB, "4k"), (512, 0, 1));
         assert_eq!(moved(MIB, MIB + 4 * KIB, "64k"), (512, 1, 1), "the last page needs a table");
     }
 
     #[test]
-    fn a_gigabyte_that_stays_congruent_moves_in_its_largest_entries() {
+    fn a_congruent_gigabyte_moves_in_its_largest_entries() {
         assert_eq!(moved(GIB, GIB, "4k"), (2, 0, 1));
         assert_eq!(moved(GIB, 64 * GIB, "2m"), (2, 0, 1));
         assert_eq!(moved(GIB, 64 * GIB + 2 * MIB, "4k"), (1_024, 2, 1));
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gigabyte_that_is_shifted_moves_page_by_page() {
+    fn a_shifted_gigabyte_moves_page_by_page() {
         // 513 tables of level 1 and two of level 2.
         assert_eq!(moved(GIB, 64 * GIB + 64 * KIB, "64k"), (524_288, 515, 1));
         // Huge leaves are cleared as such, and set as pages.
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn edges_of_a_move_are_pages_and_the_middle_is_tables() {
+    fn a_move_has_page_edges_and_whole_tables() {
         let from = range(64 * GIB + 2 * MIB - 8 * KIB, 2 * MIB + 12 * KIB);
         let call = Call::Move { from, to: VirtAddr(from.start().0 + 64 * GIB) };
         // Two pages, one table, one page; each edge needs a table, both hang from a third.
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_first_touch_sets_every_leaf_and_hooks_every_table() {
+    fn a_first_touch_sets_leaves_and_links_tables() {
         let touch = |len| Call::Touch(range(GIB, len));
         assert_eq!(floor(touch(MIB), "4k", FOUR_LEVELS), (256, 3, 0));
         assert_eq!(floor(touch(MIB), "64k", THREE_LEVELS), (256, 2, 0));
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unmap_takes_everything_with_one_entry_of_the_root() {
+    fn an_unmap_writes_one_entry_of_the_root() {
         assert_eq!(floor(Call::Unmap(range(GIB, MIB)), "4k", FOUR_LEVELS), (1, 0, 1));
         let across = Call::Unmap(range(64 * GIB + 2 * MIB, GIB));
         assert_eq!(floor(across, "4k", FOUR_LEVELS), (1, 0, 1));

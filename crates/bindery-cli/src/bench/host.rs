@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folio_size_that_inherits_follows_the_setting_for_all() {
+    fn an_inherited_folio_size_follows_the_global_setting() {
         let huge = "2m".parse().unwrap();
         assert_eq!(available(Some("inherit"), Some("madvise"), huge), HostFolios::Wanted);
         assert_eq!(available(Some("inherit"), Some("never"), huge), HostFolios::Unavailable);

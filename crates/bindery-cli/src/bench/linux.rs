@@ -191,7 +191,7 @@ mod tests {
     use crate::bench::floor::Geometry;
 
     #[test]
-    fn the_loop_runs_and_what_is_not_mapped_is_left_alone() {
+    fn the_loop_runs_and_leaves_other_mappings_unchanged() {
         let geometry = Geometry::FOUR_LEVELS;
         let script = Workload::Remap1m.scripts(FolioSize::BASE, geometry, true).swap_remove(0);
         let mut linux = Linux::new(&script).unwrap();

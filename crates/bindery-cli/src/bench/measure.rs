@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn who_fails_keeps_what_was_measured_and_does_not_stop_the_others() {
+    fn a_failed_subject_keeps_its_figures() {
         // The second round of the five calls ends after its mmap.
         let [failed, fine] = run([5 + 2, u64::MAX]);
         assert_eq!(failed.problem.as_deref(), Some("first touch: tired"));
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_that_differ_from_call_to_call_are_not_steady() {
+    fn differing_counts_are_not_steady() {
         let mut samples = Samples::NONE;
         let tally = |local_invalidations| Some(Tally { local_invalidations, ..Tally::default() });
         samples.push(1, tally(1));

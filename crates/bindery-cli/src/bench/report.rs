@@ -247,7 +247,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_shown_with_three_digits_in_a_unit_that_suits_them() {
+    fn times_have_three_digits_and_a_suitable_unit() {
         assert_eq!(show_time(7, 7), "7 ns");
         assert_eq!(show_time(1_234, 1_234), "1.23 us");
         assert_eq!(show_time(45_678, 45_678), "45.7 us");

@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn every_script_works_on_its_one_mapping_and_leaves_none() {
+    fn every_script_works_on_one_mapping() {
         for script in all() {
             let mut mapped = None;
             let mut areas = None;

@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_is_known_by_its_name_and_by_its_code() {
+    fn a_signal_is_found_by_name_and_code() {
         let fault = Failure::of_fault(FaultError::Protection);
         let matches = |word| Awaited::read(word).map(|awaited| awaited.matches(fault));
         assert_eq!((matches("SIGSEGV"), matches("SEGV_ACCERR")), (Ok(true), Ok(true)));

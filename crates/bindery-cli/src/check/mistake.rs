@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_caret_stands_below_the_mistake_whatever_is_before_it() {
+    fn the_caret_is_below_the_mistake() {
         let source = Source::new("s", "layout\n\tread ä x\n");
         let start = "\tread ä ".len();
         let mistake = Mistake::new(Place { line: 2, start, end: start + 1 }, "no").help("yes");
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mistake_at_the_end_of_a_line_has_a_caret_behind_it() {
+    fn a_mistake_at_the_end_has_a_caret() {
         let source = Source::new("s", "read");
         let shown = source.show(&Mistake::new(Place { line: 1, start: 4, end: 4 }, "more"));
         assert_eq!(shown, "more\n --> s:1:5\n  |\n1 | read\n  |     ^");

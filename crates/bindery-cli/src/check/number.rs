@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn the_parts_of_a_sum_know_where_they_stand() {
+    fn the_parts_of_a_sum_have_places() {
         let value = Value::read("4K+abc-b", PLACE).unwrap();
         let names: Vec<_> = value.names().map(|(name, place)| (name, place.start)).collect();
         assert_eq!(names, [("abc", 13), ("b", 17)]);

@@ -219,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_expectation_that_fails_says_what_was_and_what_was_expected() {
+    fn a_failed_expectation_shows_both_outcomes() {
         let invalid = Expected::Failure(Awaited::read("EINVAL").unwrap());
         let unmet = invalid.unmet(&Outcome::of_call(-12, Style::Decimal)).unwrap();
         assert_eq!(unmet, "expected EINVAL, got -1 ENOMEM (Cannot allocate memory)");

@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_exited_is_not_there_and_the_name_is_free_again() {
+    fn an_exited_process_frees_its_name() {
         let mut scope = Scope::new();
         scope.define("child", Kind::Process, on(1)).unwrap();
         scope.exit("child", 2);
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_name_is_refused_with_what_was_meant() {
+    fn an_unknown_name_gets_a_suggestion() {
         let mut scope = Scope::new();
         scope.define("heap", Kind::Number, on(1)).unwrap();
         let wrong = scope.expect("haep", Kind::Number, on(2)).unwrap_err();

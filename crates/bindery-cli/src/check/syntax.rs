@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn every_statement_of_the_usage_is_one_of_the_grammar() {
+    fn every_usage_matches_the_grammar() {
         for Usage { word, arguments, .. } in usage::all() {
             match arguments.split_whitespace().next() {
                 None | Some("[FLAGS]") => assert!(statement(word, 1).is_ok(), "{word}"),
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named_and_the_usage_is_shown() {
+    fn a_missing_argument_is_named_with_the_usage() {
         let (message, column, help) = wrong("munmap a # all");
         assert_eq!(message, "expected a length, but the line ends");
         assert_eq!((column, help.as_deref()), (9, Some("munmap ADDRESS LENGTH")));

@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_are_joined_by_commas_or_bars_and_may_be_numbers() {
+    fn flags_are_words_or_numbers_joined_by_commas() {
         assert_eq!(read(&MAP, "private,fixed|64"), Ok(2 | 0x10 | 64));
         assert_eq!(MAP.show(2 | 0x10 | 64), "private|fixed|0x40");
         assert_eq!(MAP.show(0), "0");
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_refused_with_what_was_meant() {
+    fn an_unknown_word_gets_a_suggestion() {
         let (at, unknown) = read(&MAP, "shared,privat").unwrap_err();
         assert_eq!((at, &*unknown.message), (7..13, "`privat` is no flag of mmap"));
         assert_eq!(unknown.help, "did you mean `private`?");

@@ -340,7 +340,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_recorded_figure_belongs_to_an_operation_and_is_not_below_its_target() {
+    fn every_recorded_figure_belongs_to_an_operation() {
         for Entry(key, _, recorded, target) in ENTRIES {
             Row::from_key(key).unwrap();
             for (recorded, target) in recorded.iter().zip(target) {
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn no_operation_has_two_entries_for_one_folio_size() {
+    fn no_operation_has_two_entries_for_a_size() {
         let all = |row: &'static Row| {
             row.workload.folios(&FOLIOS).into_iter().map(move |folio| (row, folio))
         };
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_are_looked_up_by_operation_folio_and_architecture() {
+    fn figures_are_found_by_operation_folio_and_architecture() {
         let touch = |architecture| target("touch-1m", Some(FolioSize::KIB_64), architecture);
         let instructions = |figure: Option<Figure>| figure.unwrap().instructions;
         assert_eq!(instructions(touch(Architecture::X86_64)), 25_000);

@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_is_read_back_as_it_was_written() {
+    fn a_record_survives_a_round_trip() {
         let directory = tempfile::tempdir().unwrap();
         let place = directory.path().join("record");
         assert_eq!(read(&place), None);
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_goes_into_a_machine_is_part_of_the_place() {
+    fn the_place_depends_on_all_machine_inputs() {
         let directory = tempfile::tempdir().unwrap();
         let kernel = directory.path().join("kernel");
         fs::write(&kernel, "first").unwrap();

@@ -171,7 +171,7 @@ pub mod tests {
     }
 
     #[test]
-    fn counters_stand_in_the_order_of_the_plugins_columns() {
+    fn counters_have_the_order_of_the_plugins_columns() {
         let plugin = include_str!("../../../../tools/count/counters.h");
         let columns = plugin.lines().filter_map(|line| {
             let (_, column) = line.trim_start().strip_prefix("COUNTER(")?.split_once('"')?;
@@ -181,7 +181,7 @@ pub mod tests {
     }
 
     #[test]
-    fn occurrences_of_a_phase_are_summed_up_apart_from_other_phases() {
+    fn occurrences_are_summed_up_by_phase() {
         let text = header() + &line(4, 100) + &line(5, 1) + &line(4, 300);
         let phases = read(&text).unwrap();
         assert_eq!(phases.keys().copied().collect::<Vec<_>>(), [4, 5]);
@@ -198,7 +198,7 @@ pub mod tests {
     }
 
     #[test]
-    fn what_is_no_output_of_the_plugin_is_refused() {
+    fn other_text_than_the_plugins_is_refused() {
         let cut_off = header() + line(4, 1).trim_end().rsplit_once('\t').unwrap().0;
         for wrong in ["", "phase\tkernel\n", &cut_off, &(header() + "x\t1\n")] {
             assert!(read(wrong).is_err(), "{wrong:?}");

@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_is_read_back_as_it_was_written() {
+    fn a_table_survives_a_round_trip() {
         let all =
             measured(&[("mmap-1m", Some(FolioSize::KIB_64), 2_000), ("vmap-1m", None, 1_234_567)]);
         let mut table = Table::of("QEMU 7, rustc 1".to_owned(), &all);
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_has_reached_its_target_keeps_it() {
+    fn a_row_that_reached_its_target_keeps_it() {
         let key = ("mremap-1m", Some(FolioSize::BASE));
         let table = Table::of(String::new(), &measured(&[(key.0, key.1, 4_990)]));
         let problems = table.check(&measured(&[(key.0, key.1, 5_010)]));
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn growth_needs_a_reason_which_stays_with_the_best() {
+    fn growth_needs_a_reason_kept_with_the_best() {
         let mut table = table(1_000);
         let tools = || "QEMU 7, rustc 1".to_owned();
         assert!(table.update(tools(), &one(1_100), None).is_err());
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn other_tools_are_compared_by_the_commit_of_the_table() {
+    fn other_tools_are_compared_by_the_tables_commit() {
         let mut with_new_tools = table(1_000);
         with_new_tools.adopt(table(1_200));
         assert_eq!(with_new_tools.check(&one(1_230)), [""; 0]);

@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_does_not_make_an_operation_was_not_measured() {
+    fn a_kernel_without_an_operation_was_not_measured() {
         let job = Job { workload: Workload::KernelMap, folio: None };
         let all = ROWS.iter().map(|row| row.phase);
         assert_eq!(measurement(record(all.clone()), job).unwrap().kernel, "Kernel 1");
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn linux_runs_a_workload_if_it_has_the_modules_for_it() {
+    fn linux_runs_a_workload_with_its_modules() {
         let image = PathBuf::from("vmlinuz");
         let modules = BTreeMap::new();
         let mut linux = Kernel::Linux { image: image.clone(), modules, swap: Vec::new() };

@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn phases_that_no_row_shows_are_kept_by_their_number() {
+    fn phases_without_a_row_are_kept_by_number() {
         let phases = other_phases(&pair(9));
         assert_eq!(phases.iter().map(|phase| phase.phase).collect::<Vec<_>>(), [9]);
         assert!(other_phases(&pair(4)).is_empty());

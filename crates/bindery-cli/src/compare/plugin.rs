@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn the_plugin_is_built_without_warnings_for_every_interface() {
+    fn the_plugin_builds_without_warnings_for_every_interface() {
         let tools = workspace::root().unwrap().join("tools/count");
         for interface in [1, 4] {
             let mut compiler = compiler(&tools, &SOURCES);

@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn both_kernels_stand_one_above_the_other_with_ratio_target_and_verdict() {
+    fn the_table_shows_both_kernels_with_the_verdict() {
         let pairs = pairs(Some(80_000));
         let comparisons = Comparison::all(Architecture::X86_64, &pairs);
         let text = table(&comparisons);
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn the_row_that_is_worst_against_linux_is_named() {
+    fn the_worst_row_against_linux_is_named() {
         let pair = |folio, linux| Pair { folio: Some(folio), ..pairs(Some(linux))[0].clone() };
         let pairs = [pair(FolioSize::KIB_64, 80_000), pair(FolioSize::MIB_2, 10_000)];
         let text = conclusion(&Comparison::all(Architecture::X86_64, &pairs));

@@ -156,7 +156,7 @@ pub mod tests {
     }
 
     #[test]
-    fn a_target_is_reached_by_instructions_where_it_says_nothing_of_invalidations() {
+    fn a_target_without_invalidations_needs_only_instructions() {
         assert_eq!(verdict(3, 25_000, Some(50_000)), (Some(Verdict::Reached), Some(2.0)));
         assert_eq!(verdict(3, 25_001, None).0, Some(Verdict::Missed));
     }

@@ -215,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_operation_has_a_phase_and_a_key_of_its_own() {
+    fn every_operation_has_its_own_phase_and_key() {
         for (number, row) in ROWS.iter().enumerate() {
             assert_eq!(Row::from_key(row.key), Ok(*row));
             assert!(ROWS[..number].iter().all(|other| other.phase != row.phase), "{}", row.name);
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_workload_without_folios_runs_once_whatever_their_sizes() {
+    fn a_workload_without_folios_runs_once() {
         assert_eq!(Workload::KernelMap.folios(&FOLIOS), [None]);
         assert_eq!(Workload::Proc.folios(&FOLIOS), [None]);
         assert_eq!(Workload::Copy.folios(&FOLIOS), [None]);

@@ -123,12 +123,12 @@ pub mod tests {
                         compare: status 0\r\n[ 9.9] x compare: status 0\r\n";
 
     #[test]
-    fn a_workload_that_succeeds_every_time_names_its_kernel() {
+    fn a_successful_workload_names_its_kernel() {
         assert_eq!(judge(GOOD, Workload::System1).unwrap(), "Linux 7.2.13 #1 SMP");
     }
 
     #[test]
-    fn anything_less_is_a_failure_that_shows_the_console() {
+    fn a_failure_shows_the_console() {
         let once = GOOD.replacen("status 0", "status 1", 1);
         let short = GOOD.rsplit_once("compare").unwrap().0.to_owned();
         let refused = format!("compare: refused always > x\n{GOOD}");
@@ -142,7 +142,7 @@ pub mod tests {
     }
 
     #[test]
-    fn the_script_is_one_for_a_shell_and_sets_the_folio_size() {
+    fn the_script_parses_and_sets_the_folio_size() {
         let script = text(Workload::System1, Some(FolioSize::KIB_64));
         assert!(script.contains("choose always $sizes/hugepages-64kB/enabled"));
         assert!(!text(Workload::System2, Some(FolioSize::BASE)).contains("always"));
@@ -151,7 +151,7 @@ pub mod tests {
     }
 
     #[test]
-    fn the_workload_that_swaps_has_an_area_before_it_runs() {
+    fn the_swapping_workload_has_an_area_first() {
         let script = text(Workload::System3, Some(FolioSize::KIB_64));
         let place = |word: &str| script.find(word).unwrap_or_else(|| panic!("no {word}"));
         assert!(LOAD_SWAP.contains(SWAP_MODULES) && place("insmod") < place("disksize"));
@@ -161,7 +161,7 @@ pub mod tests {
     }
 
     #[test]
-    fn a_workload_of_the_kernel_is_a_module_where_there_is_one() {
+    fn a_kernel_workload_on_linux_is_a_module() {
         let script = text(Workload::KernelMap, None);
         assert!(script.contains("insmod /workload.ko") && !script.contains("always"), "{script}");
         check(&script);

@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn every_test_has_a_run_whatever_came_out_of_the_console() {
+    fn every_test_has_a_run_whatever_the_console() {
         let tests: Vec<&Test> = TESTS.iter().take(2).collect();
         let console = "conformance: kernel Linux 7\nconformance: begin mremap_test\nok 1 a\n\
                        conformance: end 0\n";
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_test_that_did_not_end_well_says_why() {
+    fn a_badly_ended_test_has_a_reason() {
         let test = &TESTS[0];
         let told = |text: &str, status| Told { text: text.to_owned(), status, seconds: None };
         let why = |told: &Told, outcome: &Outcome| match end(told, test, outcome) {

@@ -195,7 +195,7 @@ mod tests {
     const LINUX: &str = "1..5\nok 1 a\nok 2 b\nnot ok 3 c\nok 4 # SKIP d\nok 5 e\n";
 
     #[test]
-    fn what_passes_on_linux_must_pass_here_and_not_be_skipped() {
+    fn a_case_passing_on_linux_must_pass_here() {
         let (linux, ours) = (run(LINUX), run("1..5\nok 1 a\nok 2 # SKIP b\nok 3 c\n"));
         let comparison = Comparison::new(&TESTS[1], Some(&ours), Some(&linux));
         use Verdict::{Failed, NoWorse, Passed};
@@ -206,14 +206,14 @@ mod tests {
     }
 
     #[test]
-    fn the_same_as_linux_is_good_even_where_both_fail() {
+    fn a_case_failing_on_both_is_good() {
         let linux = ended(LINUX, End::Status(1));
         let comparison = Comparison::new(&TESTS[1], Some(&linux), Some(&linux));
         assert!(comparison.is_good(), "{comparison:?}");
     }
 
     #[test]
-    fn a_test_that_dies_after_its_last_case_is_not_good() {
+    fn a_test_that_dies_after_its_cases_fails() {
         let text = "1..1\nok 1 a\n";
         let problem = |ours: Option<&Run>, linux: &Run| {
             let comparison = Comparison::new(&TESTS[1], ours, Some(linux));
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn cases_that_need_what_is_missing_are_set_apart() {
+    fn cases_with_missing_features_are_set_apart() {
         let text = |outcome: &str| format!("1..1\n{outcome} 1 mmap(NULL, MAP_HUGETLB)\n");
         let (linux, ours) = (run(&text("ok")), run(&text("not ok")));
         let set_apart = [Verdict::SetApart(Reason::Hugetlb)];
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_case_that_is_set_apart_need_not_be_there() {
+    fn a_case_set_apart_may_be_missing() {
         let test = Test::from_name("va_high_addr_switch").unwrap();
         let linux = run("1..3\nok 1 a\nok 2 mmap(NULL, MAP_HUGETLB)\n\
                          not ok 3 mmap(high, MAP_HUGETLB)\n");
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_test_that_is_skipped_as_a_whole_has_failed_only_if_linux_runs_it() {
+    fn a_skipped_test_fails_if_linux_runs_it() {
         let skips = ended("1..0 # SKIP not supported\n", End::Status(4));
         let comparison = Comparison::new(&TESTS[1], Some(&skips), Some(&skips));
         assert!(comparison.is_good(), "{comparison:?}");
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_case_that_is_told_twice_has_failed_if_one_of_them_has() {
+    fn a_case_told_twice_fails_if_either_failed() {
         let ours = run("1..1\nnot ok 1 a\nok 1 a\n");
         let comparison = Comparison::new(&TESTS[1], Some(&ours), None);
         assert_eq!(verdicts(&comparison), [Verdict::Failed]);

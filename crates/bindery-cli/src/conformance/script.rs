@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn the_script_is_one_for_a_shell_and_knows_all_tests() {
+    fn the_script_parses_and_has_all_tests() {
         let script = text();
         for test in &TESTS {
             assert!(script.contains(&format!(" {} {} ", test.name, test.seconds)), "{}", test.name);

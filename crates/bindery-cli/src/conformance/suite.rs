@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn cases_are_set_apart_by_their_test_and_name() {
+    fn cases_are_set_apart_by_test_and_name() {
         let mkdirty = Test::from_name("mkdirty").unwrap();
         let reason = set_apart(mkdirty, "PTRACE write access: THP");
         assert_eq!(reason, Some(Reason::ForcedWrite));

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_case_is_named_with_the_heading_that_it_stands_under() {
+    fn a_case_is_named_with_its_heading() {
         let text = "# [INFO] PTRACE\nok 1 same\n# [RUN] other\n# a remark\nok 2 same\n\
                     ok 3 other\n";
         let names: Vec<String> = read(text).cases.into_iter().map(|case| case.name).collect();
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_test_that_is_skipped_as_a_whole_is_one_case() {
+    fn a_wholly_skipped_test_is_one_case() {
         let text = "TAP version 13\n1..0 # SKIP no such machine\n";
         assert_eq!(outcomes(text), [(1, "no such machine".to_owned(), Outcome::Skipped)]);
         assert_eq!(read(text).planned, None);

@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_steps_that_make_a_list_fail_are_left() {
+    fn only_steps_that_fail_the_list_stay() {
         let pages = |pages| Step::Reclaim { pages };
         let steps: Vec<_> = (0..200).map(pages).collect();
         // Like a defect that needs three steps in order.

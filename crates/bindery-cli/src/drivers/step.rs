@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_step_is_printed_as_the_code_that_makes_it() {
+    fn a_step_is_printed_as_code() {
         let step = Step::Call {
             process: 1,
             call: Call::Mremap,

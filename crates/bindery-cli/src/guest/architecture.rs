@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_architecture_is_refused_with_the_known_ones() {
+    fn an_unknown_architecture_is_refused_with_known_ones() {
         let error = "riscv64".parse::<Architecture>().unwrap_err();
         for part in ["riscv64", "x86-64", "aarch64"] {
             assert!(error.contains(part), "{error}");

@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn every_byte_survives_in_a_word_that_has_no_spaces() {
+    fn every_byte_survives_in_a_word() {
         let bytes: Vec<u8> = (1..=255).collect();
         let mut line = CommandLine::new();
         line.argument(OsString::from_vec(bytes.clone()));

@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn this_test_is_a_dynamic_program_of_the_hosts_architecture() {
+    fn this_test_is_a_dynamic_program() {
         let executable = parse(&own()).unwrap();
         assert_eq!(Some(executable.architecture), Architecture::host());
         let Linkage::Dynamic { interpreter } = executable.linkage else { panic!("it is dynamic") };

@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_entries_in_another_order_give_the_same_bytes() {
+    fn entries_in_another_order_give_equal_bytes() {
         let mut files = Initramfs::new();
         files.file("/a", PLAIN, "").unwrap();
         files.directory("/tmp/deep").unwrap();

@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn the_suite_is_read_from_what_a_debian_says_of_itself() {
+    fn the_suite_comes_from_debians_own_description() {
         let bookworm = "NAME=\"Debian\"\nVERSION_CODENAME=bookworm\nID=debian\n";
         assert_eq!(debian_suite(bookworm), Some("bookworm"));
         assert_eq!(debian_suite("ID=debian\n"), Some("testing"));

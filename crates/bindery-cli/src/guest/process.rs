@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn output_is_given_and_failures_tell_what_the_program_said() {
+    fn output_is_returned_and_failures_show_the_message() {
         assert_eq!(output(Command::new("echo").arg("word")).unwrap(), "word\n");
         let problem = output(Command::new("sh").args(["-c", "echo reason >&2; exit 3"]));
         let text = problem.unwrap_err().to_string();

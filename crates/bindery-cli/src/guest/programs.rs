@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_is_built_again_when_anything_that_it_is_made_from_changes() {
+    fn a_changed_input_rebuilds_a_program() {
         let directory = tempfile::tempdir().unwrap();
         let file = |name: &str, age: u64| {
             let path = directory.path().join(name);

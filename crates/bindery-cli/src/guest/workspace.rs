@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn the_repository_that_the_program_was_built_from_is_found() {
+    fn the_repository_of_the_build_is_found() {
         let root = root().unwrap();
         assert!(root.join("crates/bindery/Cargo.toml").is_file(), "{}", root.display());
     }

@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn added_files_go_to_the_root_or_where_they_are_sent() {
+    fn added_files_go_to_root_or_target() {
         assert_eq!(parse_file("a/b.txt"), Ok(file("a/b.txt", "/b.txt")));
         assert_eq!(parse_file("a/b.txt:/etc/c"), Ok(file("a/b.txt", "/etc/c")));
         assert_eq!(parse_file("a:b"), Ok(file("a:b", "/a:b")), "a colon in a name");

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_and_options_have_a_name_and_a_value() {
+    fn variables_and_options_have_name_and_value() {
         assert_eq!(parse_pair("A=b=c"), Ok("A=b=c".to_owned()));
         assert_eq!(parse_pair("A="), Ok("A=".to_owned()));
         assert!(parse_pair("A").is_err() && parse_pair("=b").is_err());

@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_is_told_what_is_no_terminal_and_how_large_one_is() {
+    fn the_kernel_learns_the_terminals_size() {
         let both = Terminal { is_input: true, is_output: true, size: Some((50, 132)) };
         assert_eq!(words(&both), "terminal=50x132");
         let piped = Terminal { is_input: false, is_output: true, size: None };

@@ -49,7 +49,7 @@ fn random_threads_find_nothing_in_two_seconds() {
 }
 
 #[test]
-fn random_calls_notice_a_tlb_that_is_not_flushed_and_print_a_short_test() {
+fn random_calls_find_an_unflushed_tlb() {
     let arguments = ["calls", "--seed", "1", "--seconds", "60", "--without-invalidation"];
     for architecture in ["x86-64", "riscv64-sv39"] {
         let out = fails(&[&arguments[..], &["--arch", architecture]].concat());
@@ -60,7 +60,7 @@ fn random_calls_notice_a_tlb_that_is_not_flushed_and_print_a_short_test() {
 }
 
 #[test]
-fn random_threads_notice_a_tlb_that_is_not_flushed_and_print_the_last_calls() {
+fn random_threads_find_an_unflushed_tlb() {
     let out = fails(&["threads", "--seed", "1", "--seconds", "60", "--without-invalidation"]);
     // The schedule determines which check fails first.
     assert!(out.contains("random threads, seed "), "{out}");
@@ -70,7 +70,7 @@ fn random_threads_notice_a_tlb_that_is_not_flushed_and_print_the_last_calls() {
 }
 
 #[test]
-fn an_architecture_without_drivers_is_a_mistake_of_the_user() {
+fn an_architecture_without_drivers_is_a_mistake() {
     let output = random(&["calls", "--arch", "tiny"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(text(&output.stderr).contains("riscv64-sv39"), "{}", text(&output.stderr));

@@ -103,7 +103,7 @@ mod tests {
     const BYTES: usize = 3 * 4096;
 
     #[test]
-    fn a_region_of_the_same_length_is_used_again_as_it_was_left() {
+    fn a_region_of_equal_length_is_reused_unchanged() {
         let first = take(BYTES);
         let start = first.start();
         // SAFETY: the region is readable and writable, and this test owns it.

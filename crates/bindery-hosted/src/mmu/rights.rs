@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_is_not_the_users_makes_its_leaves_the_kernels() {
+    fn a_kernel_table_makes_its_leaves_the_kernels() {
         let leaf = Rights { user: Permissions::all(), kernel: Permissions::READ };
         assert_eq!(leaf.permissions(), Permissions::all());
         let table = Rights::same(Permissions::all() - Permissions::USER);

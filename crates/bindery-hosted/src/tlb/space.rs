@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_reaches_to_the_end_of_all_is_named_by_its_pages() {
+    fn a_range_to_the_end_hits_its_pages() {
         assert!(names(&what(LAST_PAGE - PAGE, LAST_PAGE, PAGE), LAST_MIB2, u64::MAX));
         assert!(names(&what(LAST_PAGE, u64::MAX, PAGE), LAST_MIB2, u64::MAX));
         assert!(names(&what(LAST_PAGE, u64::MAX, PAGE), LAST_PAGE, u64::MAX));
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_reaches_to_the_end_of_all_overlaps_what_lies_there() {
+    fn a_range_to_the_end_overlaps_its_translations() {
         let mut space = Space::default();
         let huge = leaf(LAST_MIB2, 9);
         space.leaves.insert(huge.start, huge);

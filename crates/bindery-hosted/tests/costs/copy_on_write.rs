@@ -9,12 +9,12 @@ use bindery_hosted::{Machine, Program, Walk};
 use crate::support::{GIB, MIB, audit, fixed, options, strict, use_order};
 
 on_every_architecture! {
-    after_a_fork_writes_look_at_their_own_entries_alone => plain_fork;
-    the_last_process_that_maps_a_folio_reuses_its_pages => last_process;
-    pages_that_the_other_process_dropped_are_found_in_few_walks => dropped_pages;
+    after_a_fork_writes_read_only_own_entries => plain_fork;
+    the_last_process_of_a_folio_reuses_pages => last_process;
+    pages_dropped_elsewhere_are_found_in_few_walks => dropped_pages;
     grandchildren_count_as_others => grandchildren;
-    a_folio_that_is_held_is_copied_and_reused_afterwards => held;
-    pages_that_were_moved_away_are_never_exclusive_by_mistake => moved;
+    a_held_folio_is_copied_and_later_reused => held;
+    moved_pages_are_never_wrongly_exclusive => moved;
 }
 
 type Space<'m, A> = AddressSpace<'m, Machine<A>>;

@@ -9,8 +9,8 @@ use crate::support::{self, GIB, KIB, MIB, audit, fixed, options, strict, use_ord
 
 on_every_architecture! {
     moving_one_mebibyte_reads_each_entry_once => move_one_mebibyte;
-    moving_one_gibibyte_congruent_by_its_size_moves_one_entry => move_one_gibibyte;
-    moving_one_gibibyte_congruent_by_two_mebibytes_moves_512_entries => move_by_two_mebibytes;
+    a_fully_congruent_gibibyte_moves_one_entry => move_one_gibibyte;
+    a_gibibyte_congruent_by_tables_moves_512_entries => move_by_two_mebibytes;
 }
 
 /// Moves `length` bytes of folios of 2^`order` pages, contents checked, and returns the cost.
@@ -62,14 +62,14 @@ fn move_by_two_mebibytes<A: Walk>() {
 }
 
 #[test]
-fn a_contiguous_block_is_read_sixteen_times_and_stays_folded() {
+fn a_contiguous_block_stays_folded_after_16_reads() {
     let cost = move_touched::<AArch64>(64 * KIB, 4, GIB, GIB + MIB, 4 * KIB);
     assert_eq!((cost.entries_read, cost.entries_written), (16, 32), "{cost:?}");
     assert_eq!(cost.invalidations, 1, "{cost:?}");
 }
 
 #[test]
-fn page_by_page_is_the_same_work_in_smaller_pieces() {
+fn page_by_page_is_equal_work_in_pieces() {
     let (machine, memory) = strict::<AArch64>(64 * MIB);
     use_order(&memory, 4);
     let space = AddressSpace::with_reach(&memory, options(), Reach::Page).unwrap();
@@ -85,7 +85,7 @@ fn page_by_page_is_the_same_work_in_smaller_pieces() {
 }
 
 #[test]
-fn protecting_and_forking_an_empty_reservation_costs_nothing_for_its_size() {
+fn an_empty_reservation_costs_nothing_for_its_size() {
     let (machine, memory) = strict::<bindery::arch::X86_64>(64 * MIB);
     let space = AddressSpace::new(&memory, options()).unwrap();
     let program = Program::new(&machine, &space);

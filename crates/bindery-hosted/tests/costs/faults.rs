@@ -15,7 +15,7 @@ use crate::support::objects::{memfd, use_object_order};
 use crate::support::{GIB, MIB, READ_WRITE, audit, fixed, options, strict, use_order};
 
 on_every_architecture! {
-    each_fault_looks_at_few_entries_beside_those_that_it_changes => faults;
+    each_fault_examines_few_entries_besides_its_own => faults;
 }
 
 type Space<'m, A> = AddressSpace<'m, Machine<A>>;

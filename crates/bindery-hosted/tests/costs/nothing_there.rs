@@ -196,7 +196,7 @@ fn no_call_looks_for_what_is_not_there() {
 }
 
 #[test]
-fn a_page_in_each_gib_costs_what_a_page_costs_and_not_a_gib() {
+fn a_page_per_gib_costs_one_page_each() {
     let each_gib: Vec<_> = (0..LENGTH / GIB).map(|number| VirtAddr(AT.0 + number * GIB)).collect();
     // A table of level 1 and one of level 2 for each page, passed over a few times.
     assert_eq!(too_many(&each_gib, 5 * 1024 * each_gib.len() as u64), []);

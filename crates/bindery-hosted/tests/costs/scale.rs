@@ -38,7 +38,7 @@ fn at(number: u64) -> VirtAddr {
 }
 
 #[test]
-fn a_program_that_unmaps_all_but_flat_towers_slows_no_fault_down() {
+fn keeping_flat_towers_slows_no_fault_down() {
     // As it was when each address space drew the same heights: a program could tell them.
     let mut random = 1_u64;
     let mut height = || {
@@ -92,7 +92,7 @@ fn heights_differ_between_spaces_and_between_seeds() {
 }
 
 #[test]
-fn a_hundred_thousand_mappings_cost_each_call_a_logarithm() {
+fn many_mappings_cost_each_call_a_logarithm() {
     let (machine, memory) = plain(GIB, 3);
     let limits = SpaceOptions { maximum_mappings: 1 << 20, ..options() };
     let mut before = None;
@@ -151,7 +151,7 @@ fn steps<R>(object: &Object<'_, Machine<X>>, work: impl FnOnce() -> R) -> u64 {
 }
 
 #[test]
-fn sync_of_scattered_pages_of_many_mappings_comes_to_each_mapping_once() {
+fn sync_of_scattered_pages_visits_each_mapping_once() {
     for count in [500, 1_000, 2_000, 4_000] {
         let (machine, memory) = plain(256 * MIB, 0);
         let files = MemoryFiles::new();
@@ -174,7 +174,7 @@ fn sync_of_scattered_pages_of_many_mappings_comes_to_each_mapping_once() {
 }
 
 #[test]
-fn ten_thousand_mappings_of_one_object_cost_each_call_a_logarithm() {
+fn an_objects_many_mappings_cost_a_logarithm() {
     let mut before = None;
     for count in [100, 1_000, 10_000] {
         let (machine, memory) = plain(512 * MIB, 0);
@@ -207,7 +207,7 @@ fn ten_thousand_mappings_of_one_object_cost_each_call_a_logarithm() {
 }
 
 #[test]
-fn sync_of_a_clean_file_looks_at_no_page() {
+fn sync_of_a_clean_file_reads_no_page() {
     let mut before = None;
     for pages in [1 << 12, 1 << 14, 1 << 16] {
         let (machine, memory) = plain(512 * MIB, 0);

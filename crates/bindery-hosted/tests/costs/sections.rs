@@ -137,27 +137,27 @@ fn calls_are_bounded<A: Walk>(filling: Filling) {
 }
 
 #[test]
-fn calls_on_base_pages_are_done_in_short_sections() {
+fn calls_on_base_pages_have_short_sections() {
     calls_are_bounded::<X86>(DENSE);
 }
 
 #[test]
-fn calls_on_folios_of_64_kib_are_done_in_short_sections() {
+fn calls_on_64_kib_folios_have_short_sections() {
     calls_are_bounded::<AArch64>(BLOCKS);
 }
 
 #[test]
-fn calls_on_huge_leaves_are_done_in_short_sections() {
+fn calls_on_huge_leaves_have_short_sections() {
     calls_are_bounded::<X86>(HUGE);
 }
 
 #[test]
-fn calls_on_tables_with_one_page_each_are_done_in_short_sections() {
+fn calls_on_sparse_tables_have_short_sections() {
     calls_are_bounded::<X86>(SPARSE);
 }
 
 #[test]
-fn unmapping_what_hangs_in_one_entry_marks_one_table_under_its_lock() {
+fn unmapping_one_entry_marks_one_table_under_lock() {
     let (_, memory) = measured::<X86>(64 * MIB);
     let space = filled(&memory, Filling { size: 16 * GIB, order: 0, step: 32 * MIB });
     let before = space.counts();
@@ -169,7 +169,7 @@ fn unmapping_what_hangs_in_one_entry_marks_one_table_under_its_lock() {
 }
 
 #[test]
-fn relatives_get_the_reverse_map_between_two_pieces_of_a_move() {
+fn relatives_get_the_reverse_map_between_pieces() {
     let (machine, memory) = measured::<X86>(128 * MIB);
     let space = filled(&memory, DENSE);
     let child = space.fork().unwrap();
@@ -216,7 +216,7 @@ fn request(length: u64, sharing: Sharing) -> MapRequest {
 const ACCESS: FileAccess = FileAccess::READ.union(FileAccess::WRITE);
 
 #[test]
-fn asking_what_of_an_object_is_in_memory_asks_for_each_page_once() {
+fn mincore_of_an_object_asks_each_page_once() {
     let (_, memory) = measured::<X86>(320 * MIB);
     // Take all memory and give it back from the highest to the lowest, so that pages are in
     // frames that follow each other, in a folio each.
@@ -248,7 +248,7 @@ fn asking_what_of_an_object_is_in_memory_asks_for_each_page_once() {
 }
 
 #[test]
-fn truncating_and_saving_what_is_mapped_goes_in_short_sections() {
+fn truncating_and_saving_mapped_pages_has_short_sections() {
     let files = MemoryFiles::new();
     let (_, memory) = measured::<X86>(128 * MIB);
     let size = 32 * MIB;

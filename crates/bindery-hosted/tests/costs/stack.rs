@@ -49,7 +49,7 @@ fn fault_that_reclaims<A: Walk>(shared: bool) -> usize {
 }
 
 #[test]
-fn a_fault_that_reclaims_takes_no_more_stack_than_documented() {
+fn a_reclaiming_fault_fits_the_documented_stack() {
     for shared in [false, true] {
         for taken in
             [fault_that_reclaims::<X86_64<4>>(shared), fault_that_reclaims::<AArch64>(shared)]

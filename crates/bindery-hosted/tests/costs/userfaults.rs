@@ -17,7 +17,7 @@ fn asked(userfaults: &[Userfault<'_, Machine<X>>]) -> u64 {
 }
 
 #[test]
-fn a_fork_and_an_unmapping_ask_once_for_each_mapping() {
+fn fork_and_munmap_ask_once_for_each_mapping() {
     for count in [500, 4_000] {
         let config = Config { memory: 256 * MIB, tlb: TlbKind::Plain, ..Config::default() };
         let (machine, memory) = memory_with::<X>(config);

@@ -86,7 +86,7 @@ fn page<A: Arch>(frame: Frame, permissions: Permissions) -> Entry {
 }
 
 #[test]
-fn an_audit_with_too_little_scratch_memory_says_how_much_it_takes() {
+fn an_audit_with_little_scratch_reports_the_size() {
     with_fixture::<X86>(0, |fixture| {
         let needed = check::scratch_words(fixture.memory);
         let mut scratch = vec![0; needed - 1];
@@ -96,7 +96,7 @@ fn an_audit_with_too_little_scratch_memory_says_how_much_it_takes() {
 }
 
 #[test]
-fn an_index_of_mappings_that_missed_a_change_is_found() {
+fn a_stale_index_of_mappings_is_found() {
     two_tables::<X86>(0, |fixture| {
         let shorter = MappingDamage::EndUnseen(VirtAddr(AT.0 + PAGE));
         assert_eq!(mapping_damaged(fixture, shorter), Violation::MappingIndex);
@@ -104,7 +104,7 @@ fn an_index_of_mappings_that_missed_a_change_is_found() {
 }
 
 #[test]
-fn a_mapping_that_ends_inside_a_page_or_beyond_user_space_is_found() {
+fn a_mapping_with_a_bad_end_is_found() {
     two_tables::<X86>(0, |fixture| {
         for end in [NEXT_TABLE.0 + 1, X86::USER_END + PAGE] {
             let found = mapping_damaged(fixture, MappingDamage::End(VirtAddr(end)));
@@ -114,14 +114,14 @@ fn a_mapping_that_ends_inside_a_page_or_beyond_user_space_is_found() {
 }
 
 #[test]
-fn a_table_of_another_level_than_its_place_is_found() {
+fn a_table_of_the_wrong_level_is_found() {
     let (found, table) =
         table_damaged(TableDamage::ToggleLevel, TableDamage::ToggleLevel, Level::PTE);
     assert_eq!(found, Violation::NotATable { table, at: AT });
 }
 
 #[test]
-fn a_user_page_and_a_frame_that_is_no_memory_are_no_tables() {
+fn pages_and_foreign_frames_are_no_tables() {
     two_tables::<X86>(0, |fixture| {
         for table in [fixture.frame(NEXT_TABLE.0), Frame(7), Frame(u32::MAX)] {
             let found = entry_damaged(fixture, AT, Level::PMD, |_| X86::table(table));
@@ -131,14 +131,14 @@ fn a_user_page_and_a_frame_that_is_no_memory_are_no_tables() {
 }
 
 #[test]
-fn a_table_in_the_tree_that_is_marked_stray_is_found() {
+fn a_stray_table_in_the_tree_is_found() {
     let (found, table) =
         table_damaged(TableDamage::ToggleStray, TableDamage::ToggleStray, Level::PTE);
     assert_eq!(found, Violation::StrayTable { table, at: AT });
 }
 
 #[test]
-fn a_table_that_somebody_forgot_to_unlock_is_found() {
+fn a_table_left_locked_is_found() {
     let (found, table) =
         table_damaged(TableDamage::ToggleLock, TableDamage::ToggleLock, Level::PTE);
     assert_eq!(found, Violation::LockedTable { table, at: AT });
@@ -152,7 +152,7 @@ fn a_table_whose_flush_was_forgotten_is_found() {
 }
 
 #[test]
-fn a_guard_of_which_its_table_does_not_know_is_found() {
+fn a_guard_unknown_to_its_table_is_found() {
     two_tables::<X86>(0, |fixture| {
         let guard = VirtAddr(AT.0 + 9 * PAGE);
         fixture.space.madvise(guard, PAGE, Advice::GuardInstall).unwrap();
@@ -163,7 +163,7 @@ fn a_guard_of_which_its_table_does_not_know_is_found() {
 }
 
 #[test]
-fn a_table_that_hangs_in_two_places_is_found_at_the_second() {
+fn a_table_linked_twice_is_found() {
     two_tables::<X86>(0, |fixture| {
         let first = testing::raw_entry(fixture.space, AT, Level::PMD).unwrap();
         let found = entry_damaged(fixture, NEXT_TABLE, Level::PMD, |_| first);
@@ -172,7 +172,7 @@ fn a_table_that_hangs_in_two_places_is_found_at_the_second() {
 }
 
 #[test]
-fn a_table_that_was_left_behind_where_no_mapping_is_is_found() {
+fn a_table_without_a_mapping_is_found() {
     two_tables::<X86>(0, |fixture| {
         let table = testing::table_at(fixture.space, NEXT_TABLE, Level::PTE).unwrap();
         let found = mapping_damaged(fixture, MappingDamage::End(NEXT_TABLE));
@@ -181,7 +181,7 @@ fn a_table_that_was_left_behind_where_no_mapping_is_is_found() {
 }
 
 #[test]
-fn a_live_count_that_is_off_by_one_is_found() {
+fn a_live_count_off_by_one_is_found() {
     for (by, says) in [(1, 2), (-1, 0)] {
         let damage = TableDamage::LiveCount(by);
         let (found, table) = table_damaged(damage, TableDamage::LiveCount(-by), Level::PTE);
@@ -190,7 +190,7 @@ fn a_live_count_that_is_off_by_one_is_found() {
 }
 
 #[test]
-fn an_entry_that_was_cleared_without_counting_it_is_found() {
+fn an_entry_cleared_without_counting_is_found() {
     two_tables::<X86>(0, |fixture| {
         let table = testing::table_at(fixture.space, AT, Level::PTE).unwrap();
         let found = entry_damaged(fixture, AT, Level::PTE, |_| Entry::EMPTY);
@@ -199,7 +199,7 @@ fn an_entry_that_was_cleared_without_counting_it_is_found() {
 }
 
 #[test]
-fn a_huge_leaf_without_its_table_in_reserve_is_found() {
+fn a_huge_leaf_without_its_deposit_is_found() {
     let (found, table) =
         table_damaged(TableDamage::LessDeposit, TableDamage::MoreDeposit, Level::PMD);
     assert_eq!(found, Violation::Deposit { table, says: 1, needs: 2 });
@@ -209,7 +209,7 @@ fn a_huge_leaf_without_its_table_in_reserve_is_found() {
 }
 
 #[test]
-fn a_page_behind_the_end_of_its_mapping_is_found() {
+fn a_page_beyond_its_mapping_is_found() {
     with_fixture::<X86>(0, |fixture| {
         fixture.space.mmap(&fixed(AT.0, 2 * PAGE)).unwrap();
         fixture.fill(AT.0, 2);
@@ -219,7 +219,7 @@ fn a_page_behind_the_end_of_its_mapping_is_found() {
 }
 
 #[test]
-fn an_entry_that_allows_more_than_its_mapping_is_found() {
+fn an_entry_wider_than_its_mapping_is_found() {
     two_tables::<X86>(0, |fixture| {
         let narrower = MappingDamage::Protection(Protection::READ);
         assert_eq!(mapping_damaged(fixture, narrower), Violation::TooWide(AT));
@@ -230,7 +230,7 @@ fn an_entry_that_allows_more_than_its_mapping_is_found() {
 }
 
 #[test]
-fn a_page_of_the_kernel_in_user_space_is_found() {
+fn a_kernel_page_in_user_space_is_found() {
     two_tables::<X86>(0, |fixture| {
         let found = entry_damaged(fixture, AT, Level::PTE, |old| {
             page::<X86>(X86::frame(old), Permissions::READ)
@@ -249,7 +249,7 @@ fn a_leaf_that_allows_nothing_is_found() {
 }
 
 #[test]
-fn a_page_that_shows_where_nothing_is_allowed_is_found() {
+fn a_visible_page_without_permissions_is_found() {
     two_tables::<X86>(0, |fixture| {
         let nothing = MappingDamage::Protection(Protection::empty());
         assert_eq!(mapping_damaged(fixture, nothing), Violation::WrongProtNone(AT));
@@ -257,7 +257,7 @@ fn a_page_that_shows_where_nothing_is_allowed_is_found() {
 }
 
 #[test]
-fn a_page_that_is_prot_none_where_something_is_allowed_is_found() {
+fn a_hidden_page_with_permissions_is_found() {
     two_tables::<X86>(0, |fixture| {
         fixture.space.mprotect(AT, 4 * MIB, Protection::empty()).unwrap();
         let something = MappingDamage::Protection(READ_WRITE);
@@ -290,7 +290,7 @@ fn a_leaf_that_names_no_folio_is_found() {
 }
 
 #[test]
-fn a_huge_leaf_that_begins_inside_its_folio_is_found() {
+fn a_misaligned_huge_leaf_is_found() {
     two_tables::<X86>(9, |fixture| {
         let frame = fixture.frame(AT.0).plus(1);
         let found = entry_damaged(fixture, AT, Level::PMD, |old| Entry(old.0 + X86::STEP));
@@ -299,7 +299,7 @@ fn a_huge_leaf_that_begins_inside_its_folio_is_found() {
 }
 
 #[test]
-fn a_page_that_may_be_written_and_is_not_exclusive_is_found() {
+fn a_writable_shared_page_is_found() {
     for order in [0, 4, 9] {
         two_tables::<X86>(order, |fixture| {
             let frame = fixture.frame(AT.0);
@@ -311,7 +311,7 @@ fn a_page_that_may_be_written_and_is_not_exclusive_is_found() {
 }
 
 #[test]
-fn a_contiguous_block_that_is_not_all_or_nothing_is_found() {
+fn an_incomplete_contiguous_block_is_found() {
     incomplete_blocks::<AArch64>();
     incomplete_blocks::<Riscv64<3>>();
 }
@@ -337,7 +337,7 @@ fn incomplete_blocks<A: Walk>() {
 }
 
 #[test]
-fn a_contiguous_block_that_is_not_aligned_is_found() {
+fn a_misaligned_contiguous_block_is_found() {
     two_tables::<AArch64>(5, |fixture| {
         // All pages eight frames further on: consecutive, of one folio, equal, and no block.
         let shifted: Vec<_> = (0..16)
@@ -356,7 +356,7 @@ fn a_contiguous_block_that_is_not_aligned_is_found() {
 }
 
 #[test]
-fn a_folio_that_counts_other_mappings_than_there_are_is_found() {
+fn a_folios_wrong_mapping_count_is_found() {
     two_tables::<X86>(4, |fixture| {
         let folio = fixture.frame(AT.0);
         for (by, says) in [(1, 17), (-1, 15)] {
@@ -378,7 +378,7 @@ fn a_reference_that_nobody_holds_is_found() {
 }
 
 #[test]
-fn a_page_that_two_address_spaces_map_and_one_calls_its_own_is_found() {
+fn a_shared_page_marked_exclusive_is_found() {
     two_tables::<X86>(4, |fixture| {
         let child = fixture.space.fork().unwrap();
         let frame = fixture.frame(AT.0).plus(3);
@@ -390,7 +390,7 @@ fn a_page_that_two_address_spaces_map_and_one_calls_its_own_is_found() {
 }
 
 #[test]
-fn a_page_of_an_object_that_one_process_calls_its_own_is_found() {
+fn an_exclusive_page_of_an_object_is_found() {
     two_tables::<X86>(0, |fixture| {
         let at = VirtAddr(2 * GIB);
         let request = MapRequest { sharing: Sharing::Shared, ..fixed(at.0, PAGE) };
@@ -404,7 +404,7 @@ fn a_page_of_an_object_that_one_process_calls_its_own_is_found() {
 }
 
 #[test]
-fn an_allocated_frame_that_nobody_can_reach_is_found() {
+fn an_unreachable_frame_is_found() {
     two_tables::<X86>(0, |fixture| {
         let frame = testing::leak_frame(fixture.memory);
         assert_eq!(fixture.broken(&[]), Violation::Leaked(frame));
@@ -414,7 +414,7 @@ fn an_allocated_frame_that_nobody_can_reach_is_found() {
 }
 
 #[test]
-fn a_page_that_left_its_table_and_was_not_freed_is_found() {
+fn a_removed_page_not_freed_is_found() {
     two_tables::<X86>(0, |fixture| {
         let folio = fixture.frame(AT.0);
         testing::damage_table(fixture.space, AT, Level::PTE, TableDamage::LiveCount(-1));
@@ -439,7 +439,7 @@ fn a_wrong_count_of_resident_pages_is_found() {
 }
 
 #[test]
-fn a_table_that_was_detached_and_not_freed_is_found() {
+fn a_detached_table_not_freed_is_found() {
     with_fixture::<X86>(0, |fixture| {
         fixture.space.mmap(&fixed(AT.0, 2 * MIB)).unwrap();
         // The zero page counts nothing, so that the table alone is lost.
@@ -471,12 +471,12 @@ fn beyond_repair(damage: MemoryDamage) -> Violation {
 }
 
 #[test]
-fn a_frame_that_is_freed_twice_is_refused_and_found() {
+fn a_double_free_is_refused_and_found() {
     assert_eq!(beyond_repair(MemoryDamage::DoubleFree), Violation::Refused(1));
 }
 
 #[test]
-fn a_mapping_that_is_in_no_address_space_is_found() {
+fn a_mapping_without_address_space_is_found() {
     let found = beyond_repair(MemoryDamage::LeakMapping);
     assert_eq!(found, Violation::LeakedMappings { allocated: 1, used: 0 });
 }

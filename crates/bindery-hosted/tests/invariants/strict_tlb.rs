@@ -14,11 +14,11 @@ const PAGE: u64 = 4096;
 const AT: VirtAddr = VirtAddr(GIB);
 
 on_every_architecture! {
-    a_page_that_is_revoked_without_a_flush_is_stale => revoke;
-    a_page_that_is_cleaned_without_a_flush_would_lose_a_write => clean;
-    a_frame_is_not_free_while_a_tlb_still_translates_to_it => free_pages_early;
-    a_table_is_not_free_while_a_tlb_still_walks_it => free_tables_early;
-    a_root_is_not_free_while_a_tlb_still_knows_its_address_space => free_a_root_early;
+    a_page_revoked_without_flush_is_stale => revoke;
+    a_page_cleaned_without_flush_loses_a_write => clean;
+    a_frame_in_a_tlb_is_not_free => free_pages_early;
+    a_table_in_a_tlb_is_not_free => free_tables_early;
+    a_root_in_a_tlb_is_not_free => free_a_root_early;
 }
 
 /// Four MiB at `AT`, of which some pages were written.
@@ -107,7 +107,7 @@ fn free_a_root_early<A: Walk>() {
 }
 
 #[test]
-fn a_block_that_was_folded_without_a_break_is_a_conflict() {
+fn a_block_folded_without_break_is_a_conflict() {
     fold_without_break::<AArch64>();
     fold_without_break::<Riscv64<3>>();
 }
@@ -145,7 +145,7 @@ fn fold_without_break<A: Walk>() {
 }
 
 #[test]
-fn a_block_whose_entries_disagree_is_met_by_the_mmu() {
+fn the_mmu_meets_a_block_with_differing_entries() {
     written::<AArch64>(4, |fixture| {
         let seventh = VirtAddr(AT.0 + 7 * PAGE);
         testing::clear_accessed_and_dirty(fixture.space, AT, 16);

@@ -62,7 +62,7 @@ fn an_entry_names_a_slot_that_there_is() {
 }
 
 #[test]
-fn an_exclusive_entry_is_the_only_one_that_names_its_slot() {
+fn an_exclusive_entry_is_its_slots_only_one() {
     swapped(|fixture| {
         let child = fixture.space.fork().unwrap();
         let old = testing::raw_entry(fixture.space, AT, Level::PTE).unwrap();
@@ -83,7 +83,7 @@ fn slots_count_the_entries_that_name_them() {
 }
 
 #[test]
-fn a_child_that_the_auditor_is_not_told_of_is_missed() {
+fn a_child_hidden_from_the_auditor_is_missed() {
     swapped(|fixture| {
         let child = fixture.space.fork().unwrap();
         let mut scratch = vec![0; check::scratch_words(fixture.memory)];

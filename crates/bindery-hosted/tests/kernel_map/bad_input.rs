@@ -16,18 +16,18 @@ use crate::support::kernel::{
 use crate::support::{GIB, MIB, strict};
 
 on_every_architecture! {
-    addresses_that_are_no_start_of_an_area_are_refused => addresses;
+    other_addresses_than_starts_are_refused => addresses;
     what_is_given_back_twice_is_refused => twice;
     areas_of_another_kind_are_refused => kinds;
     sizes_that_nothing_has_are_refused => sizes;
     alignments_that_are_none_are_refused => alignments;
     permissions_that_no_kernel_has_are_refused => permissions;
     ranges_that_leave_their_area_are_not_protected => protect;
-    the_last_physical_addresses_can_be_mapped_and_no_more => last_physical;
-    the_last_frames_can_be_mapped_and_no_more => last_frames;
+    the_last_physical_addresses_can_be_mapped => last_physical;
+    only_frames_up_to_the_last_are_mapped => last_frames;
     windows_that_are_none_are_refused => windows;
-    a_window_can_reach_to_the_last_page_of_all => last_page;
-    an_access_to_what_was_freed_is_forgotten_with_the_map => access_after_purge;
+    a_window_can_reach_the_last_page => last_page;
+    accesses_to_freed_memory_end_with_the_map => access_after_purge;
 }
 
 type Map<'m, A> = KernelMap<'m, Machine<A>>;
@@ -386,7 +386,7 @@ fn last_page<A: Walk>() {
 }
 
 #[test]
-fn a_type_of_memory_that_the_architecture_lacks_is_refused() {
+fn an_unknown_type_of_memory_is_refused() {
     on_map::<Riscv64<3>>(|_, _, map, _| {
         let through = MemoryType::WriteThrough;
         let from = PhysAddr(12 * GIB);
@@ -399,7 +399,7 @@ fn a_type_of_memory_that_the_architecture_lacks_is_refused() {
 }
 
 #[test]
-fn a_window_of_the_tiny_architecture_that_is_full_is_refused() {
+fn a_full_window_of_tiny_is_refused() {
     let (machine, memory) = strict::<Tiny>(16 * MIB);
     let map = KernelMap::new(&memory, pages(VirtAddr(1 << 17), 32)).unwrap();
     let whole = map.vmalloc(31 * PAGE_SIZE, &VmallocOptions::huge()).unwrap();

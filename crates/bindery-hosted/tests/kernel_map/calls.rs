@@ -16,7 +16,7 @@ on_every_architecture! {
     what_was_allocated_can_be_written_and_read => write_and_read;
     a_guard_page_follows_every_area => guard_pages;
     frames_and_addresses_come_back_after_a_purge => purge;
-    a_list_of_frames_is_mapped_in_its_order => lists;
+    a_list_of_frames_keeps_its_order => lists;
     device_registers_are_mapped_with_their_type => devices;
     permissions_of_a_part_change_alone => protect_a_part;
     areas_grow_shrink_and_move_with_their_content => resize;
@@ -225,7 +225,7 @@ fn what_may_not_pause_is_never_cut() {
 }
 
 #[test]
-fn pages_that_are_mapped_page_by_page_are_mapped_all_the_same() {
+fn pages_mapped_one_by_one_are_mapped() {
     let (machine, memory) = strict::<X86_64<4>>(32 * MIB);
     let map = map_with(&memory, 1 << 33, Reach::Page);
     let at = map.vmalloc(4 * MIB, &VmallocOptions::huge()).unwrap();
@@ -241,7 +241,7 @@ fn pages_that_are_mapped_page_by_page_are_mapped_all_the_same() {
 }
 
 #[test]
-fn the_last_frame_of_all_can_be_mapped_page_by_page_too() {
+fn the_last_frame_can_be_mapped_by_pages() {
     let (_, memory) = strict::<X86_64<4>>(16 * MIB);
     for reach in [Reach::Table, Reach::Page] {
         let map = map_with(&memory, 1 << 33, reach);

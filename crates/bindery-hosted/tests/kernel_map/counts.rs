@@ -15,7 +15,7 @@ on_every_architecture! {
     one_purge_invalidates_once_for_many => one_for_many;
     permissions_without_a_cut_cost_one_invalidation => whole_area;
     permissions_that_are_there_already_cost_nothing => same_permissions;
-    the_way_down_is_walked_once_for_a_table => one_walk;
+    the_way_down_is_walked_once_each_table => one_walk;
     a_large_folio_behind_small_ones_is_found => small_then_large;
     a_device_of_a_gibibyte_is_one_entry => gibibyte;
 }
@@ -247,7 +247,7 @@ fn a_mebibyte_of_aarch64_is_sixteen_contiguous_blocks() {
 }
 
 #[test]
-fn thirty_two_mebibytes_of_aarch64_are_one_contiguous_block() {
+fn aarch64_maps_32_mib_as_one_block() {
     let (machine, memory) = strict::<AArch64>(64 * MIB);
     let map = map(&memory);
     let from = PhysAddr(16 * GIB + 32 * MIB);
@@ -266,7 +266,7 @@ fn thirty_two_mebibytes_of_aarch64_are_one_contiguous_block() {
 }
 
 #[test]
-fn a_part_of_thirty_two_mebibytes_is_cut_out_of_its_block() {
+fn a_part_of_32_mib_is_cut_out() {
     let (machine, memory) = strict::<AArch64>(64 * MIB);
     let map = map(&memory);
     let from = PhysAddr(16 * GIB);
@@ -301,7 +301,7 @@ fn a_part_of_thirty_two_mebibytes_is_cut_out_of_its_block() {
 }
 
 #[test]
-fn sixty_four_kibibytes_of_riscv_are_one_napot_region() {
+fn riscv_maps_64_kib_as_one_region() {
     let (machine, memory) = strict::<Riscv64<4>>(64 * MIB);
     let map = map(&memory);
     let at = map.vmalloc(MIB, &VmallocOptions::huge()).unwrap();
@@ -315,7 +315,7 @@ fn sixty_four_kibibytes_of_riscv_are_one_napot_region() {
 }
 
 #[test]
-fn pages_that_are_mapped_one_by_one_cost_a_walk_each() {
+fn pages_mapped_one_by_one_cost_walks() {
     let (machine, memory) = strict::<X86_64<4>>(64 * MIB);
     let map = kernel::map_with(&memory, 1 << 33, bindery::Reach::Page);
     let (at, cost) = cost(&map, || map.vmalloc(4 * MIB, &VmallocOptions::huge()).unwrap());

@@ -19,9 +19,9 @@ on_every_architecture! {
     memory_that_really_runs_out_is_no_different => really_out;
     areas_leave_the_frames_that_reclaim_needs => leaves_the_reserve;
     what_waits_for_a_purge_is_memory => freed_is_memory;
-    a_part_for_which_there_is_no_large_block_alone_is_small => fragmented;
+    only_parts_without_large_blocks_are_small => fragmented;
     a_full_window_says_so => full_window;
-    where_a_large_piece_has_no_place_small_ones_do => no_aligned_place;
+    without_place_for_large_pieces_small_ones_serve => no_aligned_place;
 }
 
 type Map<'m, A> = KernelMap<'m, Machine<A>>;

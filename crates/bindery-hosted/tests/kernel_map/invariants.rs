@@ -20,7 +20,7 @@ on_every_architecture! {
     a_page_that_is_missing_is_found => missing;
     a_page_behind_an_area_is_found => behind;
     a_page_of_a_freed_area_is_found => freed;
-    a_page_that_is_open_to_user_mode_is_found => open_to_users;
+    a_page_open_to_user_mode_is_found => open_to_users;
     an_entry_that_means_nothing_is_found => absent;
     a_table_that_is_none_is_found => no_table;
     a_table_that_hangs_twice_is_found => table_twice;
@@ -253,7 +253,7 @@ fn unseen_map<A: Walk>() {
 }
 
 #[test]
-fn a_contiguous_block_that_is_not_whole_is_found() {
+fn an_incomplete_contiguous_kernel_block_is_found() {
     fn scenario<A: Walk>() {
         with_fixture::<A>(|fixture| {
             let at = fixture.map.vmalloc(MIB, &VmallocOptions::huge()).unwrap();
@@ -288,7 +288,7 @@ fn a_contiguous_block_that_is_not_whole_is_found() {
 }
 
 #[test]
-fn a_change_without_a_flush_is_seen_by_the_strict_tlb() {
+fn the_strict_tlb_sees_an_unflushed_change() {
     with_fixture::<X86_64<4>>(|fixture| {
         let read = |at| kernel::translate(fixture.machine, fixture.map, at);
         read(fixture.vmap).unwrap();

@@ -20,16 +20,16 @@ use crate::support::kernel::{
 use crate::support::{KIB, MIB, memory_with, strict};
 
 on_every_architecture! {
-    one_size_is_allocated_and_freed_again_and_again => fixed_size;
+    one_size_is_allocated_and_freed_repeatedly => fixed_size;
     the_window_is_filled_to_the_last_page => full_fit;
     sizes_at_random_keep_their_contents => random_sizes;
     alignments_at_random_are_kept => random_alignments;
     every_power_of_two_is_an_alignment => powers_of_two;
     pages_are_aligned_far_beyond_their_size => fixed_alignment;
-    frees_by_the_thousand_are_purged_at_every_limit => purge_storms;
+    thousands_of_frees_are_purged_at_every_limit => purge_storms;
     all_cpus_allocate_at_once => many_threads;
     an_area_becomes_larger_and_smaller_and_moves => resizing;
-    frames_that_moved_are_not_released_before_their_old_addresses_are_flushed => moved_frames;
+    moved_frames_wait_for_their_old_addresses_flush => moved_frames;
 }
 
 type Map<'m, A> = KernelMap<'m, Machine<A>>;
@@ -112,7 +112,7 @@ fn full_fit<A: Walk>() {
 /// Tens of thousands of areas: the right places are found, and a call still costs one walk. (That
 /// the search is logarithmic is the index's affair; it counts no steps.)
 #[test]
-fn among_tens_of_thousands_of_areas_a_free_place_is_found() {
+fn a_free_place_among_thousands_is_found() {
     let (machine, memory) = strict::<X86_64<4>>(256 * MIB);
     let map = map(&memory);
     map.set_purge_limit(u64::MAX);
@@ -388,7 +388,7 @@ fn moved_frames<A: Walk>() {
 }
 
 #[test]
-fn lists_of_the_same_frames_are_mapped_as_often_as_asked() {
+fn lists_of_equal_frames_are_mapped_repeatedly() {
     on_map::<AArch64>(1 << 33, |machine, map| {
         let (owner, list) = scattered(map, 64, 1);
         fill(machine, map.root(), pages(owner, 64), 5);

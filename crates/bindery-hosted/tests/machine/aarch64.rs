@@ -41,7 +41,7 @@ fn block_entries(machine: &Machine<AArch64>) -> Vec<u64> {
 }
 
 #[test]
-fn a_page_is_found_and_its_access_flag_and_dirty_state_are_set() {
+fn a_first_write_sets_accessed_and_dirty_state() {
     let machine = four_levels();
     set(&machine, L1, I1, 0x8_0100_000 | PAGE_BASE | CLEAN);
     assert_eq!(go(&machine, L4, VA + 0x123, Read), Ok(0x8_0100_123));
@@ -52,7 +52,7 @@ fn a_page_is_found_and_its_access_flag_and_dirty_state_are_set() {
 }
 
 #[test]
-fn blocks_of_levels_two_and_three_map_two_mebibytes_and_a_gibibyte() {
+fn blocks_of_levels_2_and_3_are_mapped() {
     let machine = four_levels();
     set(&machine, L2, I2, 0x8_0200_000 | BLOCK_BASE | CLEAN);
     set(&machine, L3, I3 + 1, 0xc_0000_000 | BLOCK_BASE | RO);
@@ -109,7 +109,7 @@ fn a_cached_denial_stays_until_it_is_invalidated() {
 }
 
 #[test]
-fn a_whole_contiguous_block_is_cached_by_one_access() {
+fn one_access_caches_a_whole_contiguous_block() {
     let machine = four_levels();
     block(&machine, RO | AF);
     assert_eq!(go(&machine, L4, VA + 5 * PAGE, Read), Ok(0x8_0105_000));
@@ -122,7 +122,7 @@ fn a_whole_contiguous_block_is_cached_by_one_access() {
 }
 
 #[test]
-fn in_a_block_accessed_and_dirty_appear_in_one_entry_often_another() {
+fn a_block_records_uses_in_any_entry() {
     let mut elsewhere = 0;
     for accessed in 0..16 {
         let machine = four_levels();
@@ -143,7 +143,7 @@ fn in_a_block_accessed_and_dirty_appear_in_one_entry_often_another() {
 }
 
 #[test]
-fn a_block_that_is_dirty_anywhere_is_not_marked_again() {
+fn a_partly_dirty_block_is_not_marked_again() {
     let machine = four_levels();
     block(&machine, CLEAN | AF);
     set(&machine, L1, I1 + 9, 0x8_0109_000 | PAGE_BASE | CONT | DBM | UXN | AF);
@@ -154,7 +154,7 @@ fn a_block_that_is_dirty_anywhere_is_not_marked_again() {
 }
 
 #[test]
-fn a_block_that_was_accessed_anywhere_is_not_marked_again() {
+fn a_partly_accessed_block_is_not_marked_again() {
     let machine = four_levels();
     block(&machine, CLEAN);
     set(&machine, L1, I1 + 9, 0x8_0109_000 | PAGE_BASE | CONT | CLEAN | AF);
@@ -182,7 +182,7 @@ fn the_contiguous_bit_works_above_level_one_too() {
 }
 
 #[test]
-fn a_block_with_a_foreign_entry_is_reported_at_once() {
+fn a_block_with_a_foreign_entry_is_reported() {
     for (entry, expected) in [
         (0x8_0107_000 | PAGE_BASE | RO | AF, "not in the block"),
         (0x8_0117_000 | PAGE_BASE | CONT | RO | AF, "frame is not the next"),
@@ -200,7 +200,7 @@ fn a_block_with_a_foreign_entry_is_reported_at_once() {
 }
 
 #[test]
-fn a_block_with_a_hole_or_two_permissions_is_tolerated_until_the_audit() {
+fn a_holed_block_waits_for_the_audit() {
     for (entry, expected) in
         [(0, "invalid"), (0x8_0107_000 | PAGE_BASE | CONT | CLEAN | AF, "permissions differ")]
     {
@@ -237,7 +237,7 @@ fn reserved_descriptors_are_reported() {
 }
 
 #[test]
-fn the_upper_half_is_not_reached_through_this_root() {
+fn the_upper_half_has_another_root() {
     let machine = four_levels();
     set(&machine, L1, I1, 0x8_0100_000 | PAGE_BASE | AF);
     assert_eq!(go(&machine, L4, VA | 0xffff << 48, Read), Err(false));

@@ -9,7 +9,7 @@ use crate::support::kernel::map;
 use crate::support::{memory_with, options};
 
 on_every_architecture! {
-    a_machine_that_is_set_up_has_no_finding => nothing_is_wrong;
+    a_correct_machine_has_no_finding => nothing_is_wrong;
     invalidations_that_do_nothing_are_noticed => invalidations_are_lost;
 }
 

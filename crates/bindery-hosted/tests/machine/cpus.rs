@@ -14,7 +14,7 @@ fn machine(cpus: u16) -> Machine<Tiny> {
 }
 
 #[test]
-fn a_thread_that_was_put_nowhere_is_cpu_zero() {
+fn an_unbound_thread_is_cpu_zero() {
     let machine = machine(2);
     assert_eq!(machine.cpu(), Cpu(0));
     assert_eq!(machine.on_cpu(Cpu(1), || machine.cpu()), Cpu(1));
@@ -24,7 +24,7 @@ fn a_thread_that_was_put_nowhere_is_cpu_zero() {
 }
 
 #[test]
-fn a_thread_is_on_one_cpu_of_each_machine() {
+fn a_thread_has_one_cpu_on_each_machine() {
     let (one, two) = (machine(4), machine(4));
     let _on_one = one.bind(Cpu(1));
     let on_two = two.bind(Cpu(2));
@@ -52,7 +52,7 @@ fn two_threads_are_never_one_cpu() {
 }
 
 #[test]
-fn two_threads_that_were_put_nowhere_cannot_be_in_a_section_at_once() {
+fn two_unbound_threads_cannot_both_be_in_sections() {
     let machine = machine(2);
     machine.enter_read();
     let other = thread::scope(|scope| scope.spawn(|| machine.enter_read()).join());
@@ -67,7 +67,7 @@ fn two_threads_that_were_put_nowhere_cannot_be_in_a_section_at_once() {
 }
 
 #[test]
-fn the_makers_thread_leaves_cpu_zero_to_others_while_it_does_nothing() {
+fn the_makers_idle_thread_leaves_cpu_zero() {
     let machine = machine(3);
     machine.enter_read();
     machine.leave_read();
@@ -109,7 +109,7 @@ fn synchronize_waits_for_the_sections_that_exist() {
 }
 
 #[test]
-fn synchronize_does_not_wait_for_sections_that_come_later() {
+fn synchronize_does_not_wait_for_later_sections() {
     let machine = machine(2);
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -129,7 +129,7 @@ fn synchronize_does_not_wait_for_sections_that_come_later() {
 }
 
 #[test]
-fn a_grace_period_is_over_when_the_sections_of_its_beginning_are() {
+fn a_grace_period_ends_with_its_initial_sections() {
     let machine = machine(3);
     let before = machine.grace_period();
     assert!(machine.is_over(before), "nobody is inside");
@@ -162,7 +162,7 @@ fn a_grace_period_is_over_when_the_sections_of_its_beginning_are() {
 
 #[test]
 #[should_panic(expected = "asked after inside a read section")]
-fn to_ask_inside_a_section_whether_a_grace_period_is_over_is_a_mistake() {
+fn asking_for_a_period_in_a_section_panics() {
     let machine = machine(1);
     let period = machine.grace_period();
     machine.enter_read();
@@ -184,7 +184,7 @@ fn leaving_what_was_not_entered_is_a_mistake() {
 }
 
 #[test]
-fn a_thread_that_panics_in_a_section_blocks_nobody() {
+fn a_panicked_thread_in_a_section_blocks_none() {
     let machine = machine(2);
     let gone = thread::scope(|scope| {
         let panics = || {

@@ -23,7 +23,7 @@ macro_rules! where_fetches_are_not_coherent {
 
 where_fetches_are_not_coherent! {
     a_page_of_a_file_is_synchronized_once => file;
-    a_page_that_a_call_has_written_is_synchronized_again => written;
+    a_page_written_by_a_call_is_synchronized => written;
     a_copy_on_write_is_synchronized => copy_on_write;
     an_anonymous_page_is_synchronized => anonymous;
     memory_that_becomes_executable_is_synchronized_once => protect;
@@ -232,7 +232,7 @@ fn debugger<A: Walk>() {
 }
 
 #[test]
-fn code_that_a_program_writes_and_does_not_synchronize_is_reported() {
+fn unsynchronized_code_of_a_program_is_reported() {
     let (machine, memory) = machine::<AArch64>();
     let space = AddressSpace::new(&memory, options()).unwrap();
     space.mmap(&request(PAGE_SIZE, ALL)).unwrap();
@@ -259,7 +259,7 @@ fn calls<A: Walk>(protection: Protection) -> u64 {
 }
 
 #[test]
-fn only_executable_memory_is_synchronized_and_only_where_fetches_are_not_coherent() {
+fn only_executable_memory_without_coherence_is_synchronized() {
     assert_eq!(calls::<AArch64>(READ), 0);
     assert_eq!(calls::<AArch64>(READ | EXECUTE), 256);
     assert_eq!(calls::<Riscv64<4>>(READ | EXECUTE), 256);

@@ -33,8 +33,8 @@ fn await_sleepers<A: Walk>(machine: &Machine<A>, threads: u32) {
 
 #[test]
 #[cfg_attr(feature = "spurious_wakeups", ignore = "a sleep ends by itself")]
-fn a_thread_that_nothing_wakes_ends_the_process_with_its_name_and_its_word() {
-    let name = "a_thread_that_nothing_wakes_ends_the_process_with_its_name_and_its_word";
+fn a_lost_thread_ends_the_process_with_names() {
+    let name = "a_lost_thread_ends_the_process_with_names";
     let Some(text) = aborted_alone(module_path!(), name) else {
         let machine = machine(4, Duration::from_millis(100));
         let word = AtomicU32::new(0x1234);
@@ -73,8 +73,8 @@ unsafe impl Platform for Deaf {
 
 #[test]
 #[cfg_attr(feature = "spurious_wakeups", ignore = "a sleep ends by itself")]
-fn a_wake_up_that_the_core_loses_ends_the_process() {
-    let name = "a_wake_up_that_the_core_loses_ends_the_process";
+fn a_lost_wake_up_ends_the_process() {
+    let name = "a_lost_wake_up_ends_the_process";
     let Some(text) = aborted_alone(module_path!(), name) else {
         let park_limit = Duration::from_secs(2);
         let machine = Machine::new(Config { cpus: 2, park_limit, ..Config::default() });
@@ -127,7 +127,7 @@ fn a_sleep_lasts_until_the_word_is_unparked() {
 }
 
 #[test]
-fn a_thread_that_is_killed_wakes_up_and_the_others_sleep_on() {
+fn only_the_killed_thread_wakes_up() {
     for _ in 0..100 {
         let (machine, word) = (patient(3), AtomicU32::new(0));
         let (machine, word) = (&machine, &word);

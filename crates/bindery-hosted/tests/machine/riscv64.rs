@@ -34,7 +34,7 @@ fn napot(machine: &Machine<Riscv64<4>>, attributes: u64) {
 }
 
 #[test]
-fn a_page_is_found_and_marked_accessed_then_dirty() {
+fn a_found_page_is_marked_accessed_then_dirty() {
     let machine = sv48();
     set(&machine, L1, I1, ppn(0x8_0100) | RW);
     assert_eq!(go(&machine, L4, VA + 0x123, Read), Ok(0x8_0100_123));
@@ -88,7 +88,7 @@ fn each_permission_is_its_own() {
 }
 
 #[test]
-fn an_invalid_leaf_is_remembered_until_it_is_invalidated() {
+fn an_invalid_leaf_is_cached_until_invalidated() {
     let machine = sv48();
     assert_eq!(go(&machine, L4, VA, Read), Err(false));
     set(&machine, L1, I1, ppn(0x8_0100) | R);
@@ -100,7 +100,7 @@ fn an_invalid_leaf_is_remembered_until_it_is_invalidated() {
 }
 
 #[test]
-fn an_invalid_entry_where_a_table_came_goes_only_with_the_tables() {
+fn an_invalid_table_entry_goes_with_the_tables() {
     let machine = sv48();
     set(&machine, L2, I2, 0);
     assert_eq!(go(&machine, L4, VA, Read), Err(false));
@@ -113,7 +113,7 @@ fn an_invalid_entry_where_a_table_came_goes_only_with_the_tables() {
 }
 
 #[test]
-fn an_invalid_entry_where_a_superpage_came_goes_with_the_leaf() {
+fn an_invalid_superpage_entry_goes_with_the_leaf() {
     let machine = sv48();
     set(&machine, L2, I2, 0);
     assert_eq!(go(&machine, L4, VA, Read), Err(false));
@@ -123,7 +123,7 @@ fn an_invalid_entry_where_a_superpage_came_goes_with_the_leaf() {
 }
 
 #[test]
-fn a_napot_region_is_cached_as_one_and_marked_in_one_entry() {
+fn a_napot_region_is_cached_and_marked_once() {
     let machine = sv48();
     napot(&machine, RW);
     assert_eq!(go(&machine, L4, VA + 5 * PAGE + 7, Write), Ok(0x8_0105_007));
@@ -135,7 +135,7 @@ fn a_napot_region_is_cached_as_one_and_marked_in_one_entry() {
 }
 
 #[test]
-fn a_napot_region_with_a_foreign_entry_is_reported() {
+fn a_region_with_a_foreign_entry_is_reported() {
     let machine = sv48();
     napot(&machine, R | A);
     set(&machine, L1, I1 + 3, ppn(0x8_0103) | R | A);

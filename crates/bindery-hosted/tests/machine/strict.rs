@@ -37,7 +37,7 @@ fn stale(violation: Violation) -> &'static str {
 }
 
 #[test]
-fn an_unmap_without_a_flush_is_found_by_the_audit() {
+fn the_audit_finds_an_unflushed_unmap() {
     let machine = mapped();
     set(&machine, L1, I1, 0);
     assert_eq!(go(&machine, L4, VA, Read), Ok(0x8_0100_000), "the TLB forgets nothing");
@@ -49,7 +49,7 @@ fn an_unmap_without_a_flush_is_found_by_the_audit() {
 }
 
 #[test]
-fn a_write_protection_without_a_flush_is_found_by_the_audit() {
+fn the_audit_finds_an_unflushed_write_protection() {
     let machine = mapped();
     set(&machine, L1, I1, 0x8_0100_000 | RO);
     assert_eq!(go(&machine, L4, VA, Write), Ok(0x8_0100_000));
@@ -58,7 +58,7 @@ fn a_write_protection_without_a_flush_is_found_by_the_audit() {
 }
 
 #[test]
-fn a_cleaned_entry_without_a_flush_is_found_by_the_audit() {
+fn the_audit_finds_an_unflushed_clean_entry() {
     let machine = mapped();
     set(&machine, L1, I1, 0x8_0100_000 | RW);
     machine.audit();
@@ -66,7 +66,7 @@ fn a_cleaned_entry_without_a_flush_is_found_by_the_audit() {
 }
 
 #[test]
-fn a_page_replaced_without_a_flush_is_found_by_the_audit() {
+fn the_audit_finds_an_unflushed_replacement() {
     let machine = mapped();
     set(&machine, L1, I1, 0x8_0200_000 | RW | D);
     machine.audit();
@@ -74,7 +74,7 @@ fn a_page_replaced_without_a_flush_is_found_by_the_audit() {
 }
 
 #[test]
-fn an_accessed_bit_may_be_cleared_without_a_flush() {
+fn accessed_bits_may_be_cleared_without_flush() {
     let machine = mapped();
     set(&machine, L1, I1, (0x8_0100_000 | RW | D) & !0x20);
     machine.assert_clean();
@@ -107,7 +107,7 @@ fn a_frame_released_before_the_flush_is_reported() {
 }
 
 #[test]
-fn a_frame_in_the_middle_of_a_huge_translation_is_reported() {
+fn a_frame_inside_a_huge_translation_is_reported() {
     let machine = mapped();
     set(&machine, L2, I2 + 1, 0x8_0200_000 | RW | 0x80);
     go(&machine, L4, VA + MIB2, Read).unwrap();
@@ -130,14 +130,14 @@ fn a_table_released_before_the_flush_is_reported() {
 }
 
 #[test]
-fn a_root_released_before_its_address_space_is_flushed_is_reported() {
+fn a_root_released_before_its_flush_is_reported() {
     let machine = mapped();
     machine.frames_released(L4, 1);
     assert!(matches!(only(&machine), Violation::ReleasedRoot { leaves: 1, tables: 3, .. }));
 }
 
 #[test]
-fn a_table_taken_out_without_its_flush_is_walked_and_found_by_the_audit() {
+fn the_audit_finds_a_detached_table_in_use() {
     let machine = mapped();
     set(&machine, L1, I1 + 1, 0x8_0101_000 | RW);
     set(&machine, L2, I2, 0);
@@ -153,7 +153,7 @@ fn a_table_taken_out_without_its_flush_is_walked_and_found_by_the_audit() {
 }
 
 #[test]
-fn a_table_moved_to_another_address_is_stale_at_the_old_one() {
+fn a_moved_table_is_stale_at_its_source() {
     let machine = mapped();
     set(&machine, L2, I2 + 1, get(&machine, L2, I2));
     set(&machine, L2, I2, 0);
@@ -167,7 +167,7 @@ fn a_table_moved_to_another_address_is_stale_at_the_old_one() {
 }
 
 #[test]
-fn a_cpu_that_the_flush_forgot_is_found_by_the_audit() {
+fn the_audit_finds_a_forgotten_cpu() {
     let machine = mapped();
     machine.on_cpu(Cpu(1), || go(&machine, L4, VA, Read)).unwrap();
     set(&machine, L1, I1, 0);
@@ -182,7 +182,7 @@ fn a_cpu_that_the_flush_forgot_is_found_by_the_audit() {
 }
 
 #[test]
-fn an_invalidation_is_of_one_address_space_and_one_range() {
+fn an_invalidation_has_one_space_and_range() {
     let machine = mapped();
     let other = Frame(0x8_0044);
     set(&machine, other, I4, 0x8_0003_000 | TABLE);
@@ -196,7 +196,7 @@ fn an_invalidation_is_of_one_address_space_and_one_range() {
 }
 
 #[test]
-fn a_huge_translation_goes_whole_when_a_part_is_invalidated() {
+fn a_partial_invalidation_removes_a_huge_translation() {
     let machine = mapped();
     set(&machine, L2, I2 + 1, 0x8_0200_000 | RW | 0x80);
     go(&machine, L4, VA + MIB2, Read).unwrap();
@@ -205,7 +205,7 @@ fn a_huge_translation_goes_whole_when_a_part_is_invalidated() {
 }
 
 #[test]
-fn a_stride_that_is_too_large_steps_over_translations() {
+fn a_too_large_stride_skips_translations() {
     let machine = mapped();
     let mut coarse = what(VA, KIB64, Tables::Unchanged);
     set(&machine, L1, I1 + 1, 0x8_0101_000 | RW);
@@ -270,7 +270,7 @@ fn a_collapse_over_cached_pages_is_a_conflict() {
 }
 
 #[test]
-fn a_clean_translation_goes_back_to_the_table_for_its_first_write() {
+fn the_first_write_reads_the_table_again() {
     let machine = mapped();
     set(&machine, L1, I1 + 1, 0x8_0101_000 | RW);
     go(&machine, L4, VA + PAGE, Read).unwrap();
@@ -297,7 +297,7 @@ fn counts_tell_hits_walks_and_messages() {
 #[should_panic(expected = "stale translation: CPU 0, root 0x80004, address 0x8080610000: \
     the address is not mapped: cached 0x8080610000..0x8080611000 -> frame 0x80100 rw-u accessed \
     dirty; the tables say nothing")]
-fn a_report_says_who_where_what_and_what_now() {
+fn a_report_has_cpu_place_and_both_states() {
     let machine = mapped();
     set(&machine, L1, I1, 0);
     machine.assert_clean();

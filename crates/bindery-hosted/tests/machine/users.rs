@@ -138,7 +138,7 @@ fn revoke_under_writers(machine: &Machine<X86_64>) {
 }
 
 #[test]
-fn no_access_through_a_revoked_translation_outlives_the_invalidation() {
+fn no_revoked_access_outlives_the_invalidation() {
     for tlb in [TlbKind::Strict, TlbKind::Plain] {
         let machine = with_tables(tlb);
         map(&machine, MmuFault { addr: VirtAddr(VA), access: Write, present: false }).unwrap();

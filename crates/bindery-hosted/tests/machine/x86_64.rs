@@ -25,7 +25,7 @@ fn four_levels() -> Machine<X86_64> {
 }
 
 #[test]
-fn a_page_is_found_through_four_levels_and_marked_accessed_then_dirty() {
+fn a_page_is_found_through_four_levels() {
     let machine = four_levels();
     set(&machine, L1, I1, 0x8_0100_000 | RW);
     assert_eq!(go(&machine, L4, VA + 0x123, Read), Ok(0x8_0100_123));
@@ -85,7 +85,7 @@ fn permissions_are_what_all_levels_allow() {
 }
 
 #[test]
-fn the_access_right_is_checked_before_anything_is_marked() {
+fn rights_are_checked_before_marks_are_set() {
     let machine = four_levels();
     set(&machine, L1, I1, 0x8_0100_000 | RX);
     assert_eq!(go(&machine, L4, VA, Write), Err(true));
@@ -110,7 +110,7 @@ fn addresses_that_are_not_canonical_fault() {
 }
 
 #[test]
-fn a_cached_denial_does_not_outlive_a_wider_entry() {
+fn a_cached_denial_ends_with_a_wider_entry() {
     let machine = four_levels();
     set(&machine, L1, I1, 0x8_0100_000 | RX | A);
     assert_eq!(go(&machine, L4, VA, Read), Ok(0x8_0100_000));
@@ -120,7 +120,7 @@ fn a_cached_denial_does_not_outlive_a_wider_entry() {
 }
 
 #[test]
-fn a_denied_access_forgets_the_tables_on_its_way_too() {
+fn a_denied_access_drops_its_cached_tables() {
     let machine = four_levels();
     set(&machine, L2, I2, 0x8_0001_025);
     set(&machine, L1, I1, 0x8_0100_000 | RW | A);

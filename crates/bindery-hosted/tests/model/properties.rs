@@ -423,7 +423,7 @@ on_every_architecture! {
     // for more to be moved, for which no table had been allocated.
     pages_move_right_behind_themselves => behind;
     // The table of level 2 stayed, empty: nothing stood where its last part was to be moved.
-    a_gibibyte_of_one_page_takes_its_tables_along => one_page;
+    a_gibibyte_with_one_page_moves_tables => one_page;
 }
 
 fn in_front<A: Walk>() {

@@ -173,7 +173,7 @@ fn attributes<A: Walk>(moving: &Moving<'_, '_, A>, at: u64) -> bindery::arch::At
 }
 
 on_every_architecture! {
-    a_page_arrives_as_it_was_but_soft_dirty_and_writable => as_it_was;
+    a_moved_page_is_soft_dirty_and_writable => as_it_was;
 }
 
 fn as_it_was<A: Walk>() {

@@ -10,8 +10,8 @@ use crate::support::{KIB, MIB};
 
 on_every_architecture! {
     a_full_table_is_carried_by_one_entry => carried;
-    an_empty_table_at_the_target_goes_to_the_source => exchanged;
-    a_table_with_a_page_that_cannot_move_stays => stays;
+    an_empty_target_table_goes_to_the_source => exchanged;
+    a_table_with_an_immovable_page_stays => stays;
     a_huge_leaf_is_one_entry => huge;
     huge_leaves_move_eight_at_a_time => huge_together;
     a_huge_swap_entry_is_one_entry => huge_swapped;

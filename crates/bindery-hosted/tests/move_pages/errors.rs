@@ -12,10 +12,10 @@ use crate::support::{GIB, MIB};
 on_every_architecture! {
     bad_arguments_are_invalid => invalid;
     unlike_mappings_are_invalid => unlike;
-    what_is_missing_or_in_the_way_stops_the_move => stopped;
+    a_missing_or_present_page_stops_the_move => stopped;
     holes_are_passed_over_where_they_are_allowed => holes;
     shared_and_pinned_pages_are_busy => busy;
-    a_pinned_folio_that_lies_across_tables_is_put_back => busy_across_tables;
+    a_pinned_folio_across_tables_is_restored => busy_across_tables;
     markers_do_not_move => markers;
 }
 

@@ -9,10 +9,10 @@ use super::fixture::{FROM, Moving, PAGE, with_moving};
 use crate::support::{audit, fixed, use_order};
 
 on_every_architecture! {
-    the_end_of_a_folio_moves_to_the_lowest_addresses_as_pages_of_its_own => moved;
-    the_end_of_a_folio_in_the_swap_cache_comes_to_the_lowest_addresses_as_copies => cached;
-    slots_at_the_lowest_addresses_come_in_as_folios => read_in;
-    the_end_of_a_folio_keeps_its_index_where_mremap_takes_it_to_the_lowest_addresses => remapped;
+    a_folios_end_moves_lowest_as_single_pages => moved;
+    a_cached_folios_end_moves_lowest_as_copies => cached;
+    slots_at_the_lowest_addresses_become_folios => read_in;
+    mremap_to_the_lowest_addresses_keeps_the_index => remapped;
 }
 
 /// Pages of the folio that move.

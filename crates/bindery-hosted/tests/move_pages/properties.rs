@@ -147,7 +147,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
     #[test]
-    fn moves_are_as_those_of_single_pages_x86_64(
+    fn moves_equal_those_of_single_pages_x86_64(
         order in prop_oneof![Just(0u8), Just(4), Just(9)],
         steps in prop::collection::vec(step(), 1..24),
     ) {

@@ -58,17 +58,17 @@ fn allocations_fail<A: Walk>() {
 }
 
 #[test]
-fn where_memory_runs_out_each_page_is_at_one_place_x86_64() {
+fn out_of_memory_keeps_pages_whole_x86_64() {
     allocations_fail::<X86_64<4>>();
 }
 
 #[test]
-fn where_memory_runs_out_each_page_is_at_one_place_aarch64() {
+fn out_of_memory_keeps_pages_whole_aarch64() {
     allocations_fail::<AArch64>();
 }
 
 #[test]
-fn a_fatal_signal_ends_a_move_between_two_holds() {
+fn a_fatal_signal_ends_a_move_between_holds() {
     // One hold serves two tables, or eight huge leaves.
     for (order, shift, pages) in [(0, 0, 3 * 512), (4, PAGE, 1024), (9, 0, 10 * 512)] {
         let mut stopped = 0;

@@ -12,8 +12,8 @@ use crate::support::{MIB, audit};
 on_every_architecture! {
     swap_entries_move_in_runs => runs;
     pages_in_the_swap_cache_move_too => cached;
-    a_folio_in_the_swap_cache_may_come_to_lie_across_tables => across_tables;
-    a_part_of_a_folio_in_the_swap_cache_is_copied_at_the_other_place => parted;
+    a_cached_folio_may_lie_across_tables => across_tables;
+    a_part_of_a_cached_folio_is_copied => parted;
     pages_that_another_process_names_are_busy => shared;
     what_is_partly_in_swap_moves => mixed;
 }

@@ -18,7 +18,7 @@ use crate::support::{MIB, audit, memory_with, strict};
 type Arch = X86_64<4>;
 
 #[test]
-fn what_is_written_is_read_and_holes_are_zeroes_without_memory() {
+fn written_bytes_are_read_and_holes_are_zeroes() {
     in_memory(|memory, audit| {
         let object = memfd(memory, 0);
         assert_eq!((object.size(), object.resident_pages()), (0, 0));
@@ -34,7 +34,7 @@ fn what_is_written_is_read_and_holes_are_zeroes_without_memory() {
 }
 
 #[test]
-fn handles_share_one_object_and_the_last_frees_it() {
+fn the_last_handle_frees_the_object() {
     in_memory(|memory, audit| {
         let first = memfd(memory, 100);
         let second = first.clone();
@@ -49,7 +49,7 @@ fn handles_share_one_object_and_the_last_frees_it() {
 }
 
 #[test]
-fn a_hole_in_a_large_folio_frees_it_with_its_last_page() {
+fn a_holed_folio_is_freed_with_its_rest() {
     in_memory(|memory, audit| {
         use_object_order(memory, 4);
         let object = memfd(memory, 16 * PAGE);
@@ -97,7 +97,7 @@ fn the_largest_folio_that_fits_is_used() {
 }
 
 #[test]
-fn a_size_that_shrinks_and_grows_again_shows_zeroes() {
+fn a_size_regrown_shows_zeroes() {
     in_memory(|memory, audit| {
         for order in [0, 3] {
             use_object_order(memory, order);
@@ -115,7 +115,7 @@ fn a_size_that_shrinks_and_grows_again_shows_zeroes() {
 }
 
 #[test]
-fn pages_allocated_behind_the_end_wait_there_until_the_size_is_set() {
+fn pages_beyond_the_end_wait_for_the_size() {
     in_memory(|memory, audit| {
         let object = memfd(memory, 10 * PAGE);
         object.allocate(20 * PAGE, PAGE, Growth::Forbidden).unwrap();
@@ -131,7 +131,7 @@ fn pages_allocated_behind_the_end_wait_there_until_the_size_is_set() {
 }
 
 #[test]
-fn seals_cannot_be_taken_back_or_added_to_what_forbids_them() {
+fn seals_can_neither_be_removed_nor_bypassed() {
     in_memory(|memory, _| {
         let object = memfd(memory, PAGE);
         assert_eq!(object.add_seals(Seals::from_bits_retain(0x100)), Err(Error::Invalid));
@@ -154,7 +154,7 @@ fn seals_cannot_be_taken_back_or_added_to_what_forbids_them() {
 }
 
 #[test]
-fn a_write_stops_before_the_page_that_a_seal_keeps_from_growing() {
+fn a_write_stops_before_a_sealed_growth() {
     in_memory(|memory, _| {
         let object = memfd(memory, 6144);
         object.add_seals(Seals::GROW).unwrap();
@@ -168,7 +168,7 @@ fn a_write_stops_before_the_page_that_a_seal_keeps_from_growing() {
 }
 
 #[test]
-fn numbers_at_the_ends_of_their_range_are_refused_or_right() {
+fn extreme_numbers_are_refused_or_right() {
     const END: u64 = i64::MAX as u64;
     in_memory(|memory, audit| {
         let object = memfd(memory, 0);
@@ -211,7 +211,7 @@ fn numbers_at_the_ends_of_their_range_are_refused_or_right() {
 }
 
 #[test]
-fn more_pages_than_there_is_memory_are_given_back() {
+fn too_many_pages_are_freed_again() {
     in_memory(|memory, audit| {
         use_object_order(memory, 9);
         let object = memfd(memory, 0);
@@ -320,7 +320,7 @@ proptest! {
 }
 
 #[test]
-fn many_threads_read_write_punch_and_save_at_once() {
+fn many_threads_use_one_object_at_once() {
     const THREADS: u16 = 4;
     let files = MemoryFiles::new();
     let (machine, memory) = memory_with::<Arch>(Config {

@@ -10,7 +10,7 @@ use crate::support::MIB;
 use crate::support::objects::{Failing, PAGE, content, in_memory, use_object_order};
 
 #[test]
-fn a_file_is_read_in_the_largest_pieces_and_only_once() {
+fn a_file_is_read_once_in_large_pieces() {
     let files = MemoryFiles::new();
     files.put(3, &(0..40 * PAGE).map(|at| (at / PAGE) as u8 + 1).collect::<Vec<_>>());
     in_memory(|memory, audit| {
@@ -29,7 +29,7 @@ fn a_file_is_read_in_the_largest_pieces_and_only_once() {
 }
 
 #[test]
-fn what_was_written_to_a_file_is_stored_in_runs_and_ends_with_the_file() {
+fn written_pages_are_stored_in_runs() {
     let files = MemoryFiles::new();
     in_memory(|memory, audit| {
         let file = memory.file(&files, 1, 0).unwrap();
@@ -142,7 +142,7 @@ fn resizing_and_punching_a_file_reach_its_storage() {
 }
 
 #[test]
-fn what_cannot_be_stored_stays_dirty_and_the_rest_is_stored() {
+fn an_unstorable_page_stays_dirty() {
     let pager = Failing::new();
     in_memory(|memory, audit| {
         let file = memory.file(&pager, 1, 0).unwrap();

@@ -53,7 +53,7 @@ fn pattern(length: usize) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_read_in_place_is_the_content_and_steps_are_bounded() {
+fn reads_in_place_have_bounded_steps() {
     in_memory(|memory, _| {
         for order in [0, 4, 9] {
             use_object_order(memory, order);
@@ -89,7 +89,7 @@ fn a_reading_ends_where_a_step_stops() {
 }
 
 #[test]
-fn holes_are_shown_as_zeroes_and_take_no_memory() {
+fn holes_read_in_place_take_no_memory() {
     in_memory(|memory, audit| {
         let object = memfd(memory, 100 * PAGE);
         object.write(50 * PAGE + 10, b"x").unwrap();
@@ -101,7 +101,7 @@ fn holes_are_shown_as_zeroes_and_take_no_memory() {
 }
 
 #[test]
-fn a_write_that_stops_leaves_what_came_before_and_zeroes() {
+fn a_stopped_write_leaves_its_beginning_and_zeroes() {
     for order in [0, 2, 4] {
         in_memory(|memory, audit| {
             use_object_order(memory, order);
@@ -144,7 +144,7 @@ fn a_write_that_stops_at_once_changes_nothing() {
 }
 
 #[test]
-fn what_a_write_does_not_reach_of_a_file_is_what_the_pager_has() {
+fn a_stopped_write_keeps_the_pagers_content() {
     let files = MemoryFiles::new();
     let old = vec![2; 40 * PAGE as usize];
     for (number, limit) in [5 * 4096, 5 * 4096 + 1, 65_535, 100_001].into_iter().enumerate() {
@@ -166,7 +166,7 @@ fn what_a_write_does_not_reach_of_a_file_is_what_the_pager_has() {
 }
 
 #[test]
-fn a_pager_that_fails_ends_a_reading_before_the_first_step() {
+fn a_failing_pager_ends_a_read_first() {
     let pager = Failing::new();
     pager.files.put(1, &[5; 32 * PAGE as usize]);
     in_memory(|memory, _| {

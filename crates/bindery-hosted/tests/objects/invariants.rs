@@ -57,7 +57,7 @@ fn more_is_promised_than_the_object_has() {
 }
 
 #[test]
-fn a_writable_mapping_is_counted_that_is_not_there() {
+fn a_nonexistent_writable_mapping_is_counted() {
     let (more, fewer) = (ObjectDamage::MoreWriters, ObjectDamage::FewerWriters);
     assert_eq!(damaged(more, Some(fewer)), Violation::ObjectMappers(1));
     assert_eq!(damaged(fewer, Some(more)), Violation::ObjectMappers(1));
@@ -82,7 +82,7 @@ fn a_page_is_mapped_that_was_dropped() {
 }
 
 #[test]
-fn a_folio_has_more_references_than_pages_that_an_object_names() {
+fn a_folio_has_more_references_than_pages() {
     mapped(|fixture, _| {
         let frame = fixture.frame(AT);
         testing::damage_folio(fixture.memory, frame, FolioDamage::References(1));

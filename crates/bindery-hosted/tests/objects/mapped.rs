@@ -20,12 +20,12 @@ on_every_architecture! {
     writes_are_seen_from_both_sides => both_sides;
     what_is_cut_off_is_gone_everywhere => cut_off;
     a_hole_is_zeroes_but_for_private_copies => hole;
-    a_hole_in_a_large_folio_stays_a_hole => hole_in_large_folio;
-    pages_that_wait_behind_the_end_are_not_mapped => waiting_pages;
+    a_folios_hole_stays_a_hole => hole_in_large_folio;
+    pages_beyond_the_end_are_not_mapped => waiting_pages;
     a_mapping_outlives_the_handle => outlives;
-    small_folios_become_a_large_one_with_all_they_hold => collapse;
-    a_private_mapping_keeps_what_it_shows_of_the_object_and_is_not_collapsed => collapse_private;
-    pinned_pages_keep_seals_and_collapsing_away_and_outlive_their_place => pinned;
+    small_folios_become_large_with_their_content => collapse;
+    a_private_mapping_keeps_its_copies_and_stays => collapse_private;
+    pinned_pages_block_seals_and_collapsing => pinned;
     sealing_against_writing_needs_writers_to_be_gone => sealing;
     programs_touch_while_the_size_changes => touch_while_resizing;
 }

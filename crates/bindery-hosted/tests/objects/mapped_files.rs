@@ -19,15 +19,15 @@ use crate::support::objects_fixture::{AT, map, with_fixture};
 use crate::support::{MIB, audit, fixed, memory_with, options};
 
 on_every_architecture! {
-    what_is_written_behind_the_end_comes_with_memory_and_not_with_files => behind_the_end;
-    what_the_storage_has_behind_the_end_is_not_seen => garbage;
-    what_a_pager_does_not_fill_is_zeroes_and_not_another_programs_bytes => short;
-    a_file_is_read_in_to_become_one_folio => collapse_file;
-    a_file_is_saved_as_it_was_written_through_a_mapping => saved;
+    bytes_beyond_the_end_stay_in_memory_only => behind_the_end;
+    storage_beyond_the_end_is_not_seen => garbage;
+    unfilled_pages_are_zeroes => short;
+    a_file_is_read_to_become_one_folio => collapse_file;
+    a_file_written_through_a_mapping_is_saved => saved;
     what_is_written_after_saving_is_saved_again => saved_again;
-    a_huge_mapping_of_a_file_is_saved_and_cut => huge_file;
+    a_huge_file_mapping_is_saved_and_cut => huge_file;
     the_last_mapping_saves_what_is_dirty => last_mapping;
-    what_was_written_through_a_pin_is_saved_once_it_is_dropped => saved_after_a_pin;
+    writes_through_a_dropped_pin_are_saved => saved_after_a_pin;
     many_programs_write_while_a_file_is_saved => write_while_saving;
 }
 

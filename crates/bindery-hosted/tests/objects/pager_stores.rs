@@ -13,7 +13,7 @@ use crate::support::READ_WRITE;
 use crate::support::kernel::Finished;
 
 #[test]
-fn a_sync_of_another_range_goes_on_while_one_is_held() {
+fn a_sync_of_another_range_is_not_blocked() {
     with_fixture(|fixture| {
         fixture.space.write_user(at(40), b"other").unwrap();
         let synced = fixture.hold_sync(|| {
@@ -25,7 +25,7 @@ fn a_sync_of_another_range_goes_on_while_one_is_held() {
 }
 
 #[test]
-fn all_that_does_not_write_the_page_goes_on_while_it_is_stored() {
+fn other_calls_continue_while_a_page_is_stored() {
     with_fixture(|fixture| {
         let synced = fixture.hold_sync(|| {
             assert_eq!(fixture.first_byte(SLOW), b'w');
@@ -73,7 +73,7 @@ fn waits_for_the_sync_alone(call: impl Fn(&Fixture<'_>) + Sync, check: impl FnOn
 }
 
 #[test]
-fn a_store_to_a_page_that_is_being_saved_waits_without_a_lock() {
+fn a_store_to_a_saving_page_waits_unlocked() {
     waits_for_the_sync_alone(
         |fixture| fixture.space.write_user(at(SLOW), b"later").unwrap(),
         |fixture| {
@@ -85,7 +85,7 @@ fn a_store_to_a_page_that_is_being_saved_waits_without_a_lock() {
 }
 
 #[test]
-fn a_write_to_a_page_that_is_being_saved_waits_without_a_lock() {
+fn a_write_to_a_saving_page_waits_unlocked() {
     waits_for_the_sync_alone(
         |fixture| assert_eq!(fixture.file.write(SLOW * PAGE, b"later"), Ok(5)),
         |fixture| {
@@ -96,7 +96,7 @@ fn a_write_to_a_page_that_is_being_saved_waits_without_a_lock() {
 }
 
 #[test]
-fn a_hole_in_a_page_that_is_being_saved_waits_without_a_lock() {
+fn a_hole_in_a_saving_page_waits_unlocked() {
     waits_for_the_sync_alone(
         |fixture| fixture.file.punch_hole(SLOW * PAGE, PAGE).unwrap(),
         |fixture| assert_eq!(fixture.first_byte(SLOW), 0),
@@ -104,7 +104,7 @@ fn a_hole_in_a_page_that_is_being_saved_waits_without_a_lock() {
 }
 
 #[test]
-fn a_second_sync_of_a_page_waits_for_the_first_and_does_not_store_it_again() {
+fn a_second_sync_waits_and_stores_nothing() {
     waits_for_the_sync_alone(
         |fixture| fixture.file.sync(SLOW * PAGE, PAGE).unwrap(),
         |fixture| assert_eq!(fixture.pager.times(Io::Write, SLOW), 1),
@@ -112,7 +112,7 @@ fn a_second_sync_of_a_page_waits_for_the_first_and_does_not_store_it_again() {
 }
 
 #[test]
-fn truncation_of_a_page_that_is_being_saved_waits_for_that_alone() {
+fn truncation_waits_only_for_its_saving_page() {
     with_fixture(|fixture| {
         fixture.space.write_user(at(SLOW), b"written").unwrap();
         fixture.pager.hold_next(Io::Write, SLOW);
@@ -136,7 +136,7 @@ fn truncation_of_a_page_that_is_being_saved_waits_for_that_alone() {
 }
 
 #[test]
-fn what_the_pager_refuses_is_dirty_again_and_both_who_saved_are_told() {
+fn a_refused_page_is_dirty_for_both_savers() {
     with_fixture(|fixture| {
         fixture.space.write_user(at(SLOW), b"written").unwrap();
         *fixture.pager.failures.lock().unwrap() = 2;
@@ -159,7 +159,7 @@ fn what_the_pager_refuses_is_dirty_again_and_both_who_saved_are_told() {
 }
 
 #[test]
-fn a_sync_comes_to_its_end_while_others_write_the_page_without_a_pause() {
+fn a_sync_ends_despite_continuous_writes() {
     const WRITES: u64 = 200_000;
     with_fixture(|fixture| {
         let over = AtomicBool::new(false);
@@ -186,7 +186,7 @@ fn a_sync_comes_to_its_end_while_others_write_the_page_without_a_pause() {
 }
 
 #[test]
-fn scattered_pages_are_stored_in_batches_and_neighbors_in_one_call() {
+fn scattered_pages_are_stored_in_batches() {
     with_fixture(|fixture| {
         for page in [0, 2, 4, 5, 6, 9, 63] {
             fixture.space.write_user(at(page), b"written").unwrap();

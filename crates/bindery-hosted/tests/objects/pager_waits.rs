@@ -115,7 +115,7 @@ impl Fixture<'_> {
 }
 
 #[test]
-fn munmap_goes_on_while_a_fault_in_the_mapping_waits_for_the_pager() {
+fn munmap_does_not_wait_for_a_pagers_fault() {
     with_fixture(|fixture| {
         let fault =
             fixture.hold_fault(|| fixture.space.munmap(VirtAddr(AT), PAGES * PAGE).unwrap());
@@ -124,7 +124,7 @@ fn munmap_goes_on_while_a_fault_in_the_mapping_waits_for_the_pager() {
 }
 
 #[test]
-fn mprotect_goes_on_while_a_fault_in_the_mapping_waits_for_the_pager() {
+fn mprotect_does_not_wait_for_a_pagers_fault() {
     with_fixture(|fixture| {
         let none = Protection::empty();
         let fault = fixture
@@ -134,7 +134,7 @@ fn mprotect_goes_on_while_a_fault_in_the_mapping_waits_for_the_pager() {
 }
 
 #[test]
-fn mremap_goes_on_while_a_fault_in_the_mapping_waits_for_the_pager() {
+fn mremap_does_not_wait_for_a_pagers_fault() {
     with_fixture(|fixture| {
         let to = VirtAddr(AT + GIB);
         let length = PAGES * PAGE;
@@ -146,7 +146,7 @@ fn mremap_goes_on_while_a_fault_in_the_mapping_waits_for_the_pager() {
 }
 
 #[test]
-fn mmap_over_the_mapping_goes_on_while_a_fault_in_it_waits_for_the_pager() {
+fn mmap_does_not_wait_for_a_pagers_fault() {
     with_fixture(|fixture| {
         let fault =
             fixture.hold_fault(|| fixture.space.mmap(&support::fixed(AT, PAGES * PAGE)).unwrap());
@@ -155,7 +155,7 @@ fn mmap_over_the_mapping_goes_on_while_a_fault_in_it_waits_for_the_pager() {
 }
 
 #[test]
-fn fork_goes_on_while_a_fault_in_the_mapping_waits_for_the_pager() {
+fn fork_does_not_wait_for_a_pagers_fault() {
     with_fixture(|fixture| {
         let fault = fixture.hold_fault(|| drop(fixture.space.fork().unwrap()));
         assert!(fault.is_ok());
@@ -164,7 +164,7 @@ fn fork_goes_on_while_a_fault_in_the_mapping_waits_for_the_pager() {
 }
 
 #[test]
-fn madvise_and_mlock_and_msync_go_on_while_a_fault_in_the_mapping_waits_for_the_pager() {
+fn advice_and_locks_ignore_a_pagers_fault() {
     with_fixture(|fixture| {
         let fault = fixture.hold_fault(|| {
             fixture.space.madvise(at(0), PAGES * PAGE, Advice::DontNeed).unwrap();
@@ -177,7 +177,7 @@ fn madvise_and_mlock_and_msync_go_on_while_a_fault_in_the_mapping_waits_for_the_
 }
 
 #[test]
-fn a_fault_of_another_page_goes_on_while_one_waits_for_the_pager() {
+fn another_pages_fault_ignores_a_waiting_one() {
     with_fixture(|fixture| {
         let fault = fixture.hold_fault(|| {
             fixture.space.fault(at(SLOW + 1), Access::Read).unwrap();
@@ -191,7 +191,7 @@ fn a_fault_of_another_page_goes_on_while_one_waits_for_the_pager() {
 }
 
 #[test]
-fn truncation_goes_on_while_a_fault_waits_for_the_pager_and_what_it_brings_is_dropped() {
+fn truncation_drops_the_pages_of_a_waiting_fault() {
     with_fixture(|fixture| {
         let fault = fixture.hold_fault(|| fixture.file.set_size(2 * PAGE).unwrap());
         assert_eq!(fault, Err(FaultError::Bus));
@@ -200,7 +200,7 @@ fn truncation_goes_on_while_a_fault_waits_for_the_pager_and_what_it_brings_is_dr
 }
 
 #[test]
-fn a_file_that_is_cut_off_and_grows_again_while_it_is_read_shows_zeroes() {
+fn a_file_regrown_during_a_read_shows_zeroes() {
     with_fixture(|fixture| {
         let fault = fixture.hold_fault(|| {
             fixture.file.set_size(0).unwrap();
@@ -213,7 +213,7 @@ fn a_file_that_is_cut_off_and_grows_again_while_it_is_read_shows_zeroes() {
 }
 
 #[test]
-fn a_page_that_is_cut_in_two_while_it_is_read_ends_in_zeroes() {
+fn a_page_cut_during_a_read_ends_zeroed() {
     with_fixture(|fixture| {
         let fault = fixture.hold_fault(|| {
             fixture.file.set_size(SLOW * PAGE + 100).unwrap();
@@ -228,7 +228,7 @@ fn a_page_that_is_cut_in_two_while_it_is_read_ends_in_zeroes() {
 }
 
 #[test]
-fn a_hole_is_made_while_the_page_is_read() {
+fn a_hole_is_made_during_the_read() {
     with_fixture(|fixture| {
         let fault = fixture.hold_fault(|| fixture.file.punch_hole(SLOW * PAGE, PAGE).unwrap());
         assert!(fault.is_ok());
@@ -237,7 +237,7 @@ fn a_hole_is_made_while_the_page_is_read() {
 }
 
 #[test]
-fn a_page_that_is_overwritten_while_it_is_read_is_what_was_written() {
+fn a_page_overwritten_during_a_read_stays_written() {
     with_fixture(|fixture| {
         let fault = fixture.hold_fault(|| {
             assert_eq!(fixture.file.write(SLOW * PAGE, &[77; PAGE as usize]), Ok(PAGE as usize));
@@ -250,7 +250,7 @@ fn a_page_that_is_overwritten_while_it_is_read_is_what_was_written() {
 }
 
 #[test]
-fn reads_and_writes_of_the_file_go_on_while_a_fault_waits_for_the_pager() {
+fn reads_and_writes_ignore_a_waiting_fault() {
     with_fixture(|fixture| {
         let fault = fixture.hold_fault(|| {
             let mut bytes = [0; 10];
@@ -264,7 +264,7 @@ fn reads_and_writes_of_the_file_go_on_while_a_fault_waits_for_the_pager() {
 }
 
 #[test]
-fn a_write_to_another_page_goes_on_while_a_write_fetches_the_page_that_it_begins_in() {
+fn a_write_elsewhere_ignores_a_fetching_write() {
     with_fixture(|fixture| {
         let write = || fixture.file.write(SLOW * PAGE + 1, &[50; 3 * PAGE as usize]);
         let (written, ()) = fixture.hold(Io::Read, write, || {
@@ -281,7 +281,7 @@ fn a_write_to_another_page_goes_on_while_a_write_fetches_the_page_that_it_begins
 }
 
 #[test]
-fn a_read_of_the_file_that_waits_for_the_pager_keeps_nobody_out() {
+fn a_read_waiting_for_the_pager_blocks_none() {
     with_fixture(|fixture| {
         let mut bytes = [9; 10];
         let read = || fixture.file.read(SLOW * PAGE, &mut bytes);
@@ -315,7 +315,7 @@ fn two_faults_of_one_page_read_it_once() {
 }
 
 #[test]
-fn a_fault_of_a_page_that_is_dropped_again_and_again_comes_back_once_for_each_time() {
+fn a_fault_of_a_dropped_page_fetches_again() {
     const TIMES: usize = 20;
     with_fixture(|fixture| {
         thread::scope(|scope| {

@@ -20,7 +20,7 @@ fn file<'m>(memory: &'m Memory<Machine<Arch>>, quota: &'m Quota) -> Object<'m, M
 }
 
 #[test]
-fn files_together_have_what_the_quota_allows_and_give_it_back() {
+fn files_share_the_pages_of_their_quota() {
     let quota = Quota::new(8);
     let (machine, memory) = strict::<Arch>(32 * MIB);
     let (first, second) = (file(&memory, &quota), file(&memory, &quota));
@@ -62,7 +62,7 @@ fn an_allocation_that_does_not_fit_takes_nothing() {
 }
 
 #[test]
-fn a_fault_that_does_not_fit_is_a_bus_error() {
+fn a_fault_beyond_the_quota_is_sigbus() {
     let quota = Quota::new(2);
     let (machine, memory) = strict::<Arch>(32 * MIB);
     let object = file(&memory, &quota);
@@ -91,7 +91,7 @@ fn a_fault_that_does_not_fit_is_a_bus_error() {
 }
 
 #[test]
-fn writers_leave_the_frames_that_are_kept_for_faults() {
+fn writers_leave_the_frames_of_the_fault_reserve() {
     let quota = Quota::new(u64::MAX);
     let (machine, memory) = strict::<Arch>(16 * MIB);
     let reserve = 64;
@@ -164,7 +164,7 @@ fn writers_reclaim_before_they_are_refused() {
 
 /// A driver's own pages: reclaim leaves them, and the area is empty without them.
 #[test]
-fn an_object_that_is_kept_in_memory_takes_no_slot() {
+fn an_object_kept_in_memory_takes_no_slot() {
     let quota = Quota::new(u64::MAX);
     let (machine, memory) = strict::<Arch>(16 * MIB);
     let area = memory.swap_on(1 << 14, 0).unwrap();

@@ -69,7 +69,7 @@ fn chunk(number: u64) -> VirtAddr {
 }
 
 #[test]
-fn what_is_cut_off_while_it_is_being_prot_none_is_in_no_tlb() {
+fn a_truncated_prot_none_page_leaves_every_tlb() {
     const OBJECT: u64 = 64 * PAGE;
     const MORE: u64 = CHUNKS * CHUNK;
     let (machine, memory) = fixture(2);
@@ -132,7 +132,7 @@ fn fork_against_truncation(sharing: Sharing) {
 }
 
 #[test]
-fn a_child_maps_nothing_that_its_object_has_lost_during_the_fork() {
+fn a_child_maps_nothing_its_object_has_lost() {
     fork_against_truncation(Sharing::Private);
     fork_against_truncation(Sharing::Shared);
 }
@@ -145,7 +145,7 @@ fn stored(files: &MemoryFiles, page: u64) -> u64 {
 }
 
 #[test]
-fn what_a_child_writes_is_saved_though_the_file_was_saved_during_the_fork() {
+fn a_childs_write_during_a_save_is_saved() {
     let files = MemoryFiles::new();
     let (machine, memory) = fixture(2);
     let object = memory.file(&files, 1, CHUNKS * CHUNK).unwrap();
@@ -234,7 +234,7 @@ fn what_was_written_before_an_unmapping_is_saved() {
 }
 
 #[test]
-fn what_was_written_before_another_mapping_took_the_place_is_saved() {
+fn writes_before_a_replacing_mapping_are_saved() {
     saved_while_it_goes(PAGE, crowd, |space| {
         let place = Place::Fixed(VirtAddr(AT));
         let length = 1001 * PAGE;
@@ -244,19 +244,19 @@ fn what_was_written_before_another_mapping_took_the_place_is_saved() {
 }
 
 #[test]
-fn what_was_written_before_a_mapping_lost_its_beginning_is_saved() {
+fn writes_before_a_cut_beginning_are_saved() {
     saved_while_it_goes(8 * MIB, |_| (), |space| space.munmap(VirtAddr(AT), 2 * MIB).unwrap());
 }
 
 #[test]
-fn what_was_written_before_a_page_was_prot_none_is_saved() {
+fn writes_before_prot_none_are_saved() {
     saved_while_it_goes(PAGE, crowd, |space| {
         space.mprotect(VirtAddr(AT), 1001 * PAGE, Protection::empty()).unwrap();
     });
 }
 
 #[test]
-fn what_was_written_before_a_guard_was_installed_is_saved() {
+fn writes_before_a_guard_are_saved() {
     saved_while_it_goes(
         8 * MIB,
         |_| (),

@@ -19,7 +19,7 @@ use crate::support::{MIB, audit, options, strict};
 on_every_architecture! {
     clean_pages_go_and_come_again => clean;
     dirty_pages_stay_until_they_are_saved => dirty;
-    what_programs_have_used_goes_when_they_have_not_used_it_again => used;
+    used_pages_are_reclaimed_when_unused_again => used;
     what_comes_back_soon_is_hot => missed;
     what_is_read_in_order_goes_at_once => sequential;
     what_has_become_prot_none_goes => hidden;
@@ -27,7 +27,7 @@ on_every_architecture! {
     copies_of_private_mappings_stay => copies;
     locked_pages_stay => locked;
     pinned_and_held_pages_stay => held;
-    the_rest_of_a_folio_goes_without_what_came_back_in_another => punched;
+    a_folios_rest_goes_without_its_returned_pages => punched;
     shared_memory_stays => shared;
 }
 
@@ -290,7 +290,7 @@ fn shared<A: Walk>() {
 pub(super) type X = X86_64<4>;
 
 #[test]
-fn a_file_is_read_that_is_larger_than_memory() {
+fn a_file_larger_than_memory_is_read() {
     const SIZE: u64 = 64 * MIB;
     let files = MemoryFiles::new();
     let expected: Vec<u8> = (0..SIZE).map(|n| (n / PAGE % 251) as u8).collect();
@@ -325,7 +325,7 @@ fn a_file_is_read_that_is_larger_than_memory() {
 /// Calls that copy use what they copy: pages that are read again and again stay, while a program
 /// reads a file that is larger than memory once.
 #[test]
-fn the_hot_pages_of_a_file_survive_a_scan_of_another() {
+fn hot_pages_of_a_file_survive_a_scan() {
     const HOT: u64 = 512;
     const SCANNED: u64 = 16 * 1024;
     let (machine, memory) = strict::<X86_64<4>>(16 * MIB);

@@ -50,7 +50,7 @@ fn hold(
 }
 
 #[test]
-fn a_page_stays_that_was_written_while_its_old_content_is_being_read() {
+fn a_page_written_during_its_read_stays() {
     with_held_file(|machine, pager, file| {
         let read = || {
             let mut byte = [0];
@@ -80,7 +80,7 @@ fn a_page_stays_while_it_is_being_saved() {
 }
 
 #[test]
-fn the_pages_at_both_ends_of_a_write_stay_while_it_fetches_one() {
+fn both_ends_of_a_fetching_write_stay() {
     with_held_file(|machine, pager, file| {
         let write = || {
             let bytes = vec![50; 3 * PAGE as usize];
@@ -96,7 +96,7 @@ fn the_pages_at_both_ends_of_a_write_stay_while_it_fetches_one() {
 }
 
 #[test]
-fn programs_and_calls_see_what_they_have_written_while_pages_are_reclaimed() {
+fn programs_and_calls_agree_during_reclaim() {
     const CALLS: u64 = 8;
     let files = MemoryFiles::new();
     files.put(1, &bytes());
@@ -166,7 +166,7 @@ fn programs_and_calls_see_what_they_have_written_while_pages_are_reclaimed() {
 }
 
 #[test]
-fn a_file_is_cut_and_dropped_while_its_pages_are_reclaimed() {
+fn a_file_is_cut_and_dropped_during_reclaim() {
     let files = MemoryFiles::new();
     files.put(1, &bytes());
     let (machine, memory) =

@@ -123,7 +123,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_page_is_missed_whatever_becomes_of_the_mappings(
+    fn walks_miss_no_page_whatever_the_mappings_do(
         before in ops(),
         meanwhile in ops(),
         first in 0..PAGES,
@@ -179,7 +179,7 @@ fn pages_that_move_behind_the_walk_are_unmapped() {
 }
 
 #[test]
-fn a_merge_across_the_place_of_a_walk_hides_nothing() {
+fn a_merge_across_a_walk_hides_nothing() {
     with_fixture::<X>(0, |fixture| {
         let object = memfd(fixture.memory, PAGES * PAGE);
         let space = &two_spaces(fixture, &object)[0];
@@ -197,7 +197,7 @@ fn a_merge_across_the_place_of_a_walk_hides_nothing() {
 }
 
 #[test]
-fn a_walk_ends_though_its_mapping_is_renewed_at_each_step() {
+fn a_walk_ends_despite_constant_renewal() {
     with_fixture::<X>(0, |fixture| {
         let object = memfd(fixture.memory, PAGES * PAGE);
         let spaces = two_spaces(fixture, &object);
@@ -222,7 +222,7 @@ fn a_walk_ends_though_its_mapping_is_renewed_at_each_step() {
 }
 
 #[test]
-fn a_walk_comes_to_the_mappings_of_its_pages_alone() {
+fn a_walk_visits_only_mappings_of_its_pages() {
     with_fixture::<X>(0, |fixture| {
         let count = 1000;
         let object = memfd(fixture.memory, count * PAGE);
@@ -251,7 +251,7 @@ fn a_walk_comes_to_the_mappings_of_its_pages_alone() {
 }
 
 #[test]
-fn walks_go_side_by_side_and_a_change_of_the_mappings_keeps_them_out() {
+fn walks_share_the_lock_and_changes_exclude_them() {
     let config = Config { memory: 64 * MIB, cpus: 2, tlb: TlbKind::Strict, ..Config::default() };
     let (machine, memory) = memory_with::<X>(config);
     let object = memfd(&memory, PAGES * PAGE);

@@ -25,24 +25,24 @@ fn shared(first: u64, count: u64) -> Operation {
 }
 
 #[test]
-fn a_mapping_for_a_stack_wants_no_large_folios() {
+fn a_stacks_mapping_wants_no_large_folios() {
     agrees(&[mmap(page(500), pages(1), RW, PRIVATE | MAP_STACK, NO_FILE, 0)]);
 }
 
 #[test]
-fn the_heap_is_not_joined_with_a_mapping_just_below_its_beginning() {
+fn the_heap_does_not_merge_below_its_beginning() {
     agrees(&[private(501, 35), brk(page(536) + 1)]);
 }
 
 #[test]
-fn sealing_an_executable_file_against_becoming_executable_seals_its_content() {
+fn an_exec_seal_seals_an_executables_content() {
     agrees(&[add_seals(FILES[0], F_SEAL_EXEC)]);
     let map = mmap(page(500), pages(1), RW, MAP_SHARED | MAP_FIXED, FILES[0], 0);
     agrees(&[map, add_seals(FILES[0], F_SEAL_EXEC)]);
 }
 
 #[test]
-fn what_is_mapped_around_a_fault_begins_no_earlier_than_the_mapping_and_is_no_shorter_for_it() {
+fn fault_around_is_bounded_by_the_mapping() {
     agrees(&[
         mmap(page(489), pages(20), RW, MAP_SHARED | MAP_FIXED, FILES[0], 0),
         write_at(FILES[0], pages(7), 1, 1),
@@ -57,7 +57,7 @@ fn what_is_mapped_around_a_fault_begins_no_earlier_than_the_mapping_and_is_no_sh
 }
 
 #[test]
-fn locked_private_memory_that_becomes_writable_is_copied_at_once() {
+fn locked_private_memory_made_writable_is_copied() {
     agrees(&[
         mmap(page(505), pages(1), PROT_READ, PRIVATE | MAP_LOCKED, NO_FILE, 0),
         mprotect(page(505), pages(1), RW),
@@ -83,7 +83,7 @@ fn locked_private_memory_that_becomes_writable_is_copied_at_once() {
 }
 
 #[test]
-fn what_a_move_leaves_behind_is_unlocked_and_stays_by_itself() {
+fn a_moves_remainder_is_unlocked_and_separate() {
     agrees(&[
         private(484, 47),
         mlock(page(522), pages(1)),
@@ -92,7 +92,7 @@ fn what_a_move_leaves_behind_is_unlocked_and_stays_by_itself() {
 }
 
 #[test]
-fn a_copy_of_a_locked_shared_mapping_has_its_pages_at_once() {
+fn a_copied_locked_shared_mapping_is_populated() {
     agrees(&[
         mlockall(MCL_FUTURE),
         shared(513, 10),
@@ -101,7 +101,7 @@ fn a_copy_of_a_locked_shared_mapping_has_its_pages_at_once() {
 }
 
 #[test]
-fn what_a_move_replaces_no_longer_counts_against_the_limit() {
+fn a_replaced_mapping_frees_its_share_of_limits() {
     agrees(&[
         private(480, 40),
         limit(RLIMIT_AS, 0),
@@ -110,14 +110,14 @@ fn what_a_move_replaces_no_longer_counts_against_the_limit() {
 }
 
 #[test]
-fn a_limit_of_no_data_at_all_is_no_limit() {
+fn a_data_limit_of_zero_is_no_limit() {
     agrees(&[limit(RLIMIT_DATA, NOTHING), private(500, 1)]);
     agrees(&[limit(RLIMIT_DATA, NOTHING), brk(page(540))]);
     agrees(&[private(480, 33), limit(RLIMIT_DATA, NOTHING), brk(page(537))]);
 }
 
 #[test]
-fn pages_that_may_only_be_written_cannot_be_populated_for_reading() {
+fn write_only_pages_cannot_be_populated_for_reading() {
     agrees(&[
         mmap(page(501), pages(8), PROT_WRITE, PRIVATE, NO_FILE, 0),
         madvise(page(501), pages(1), MADV_POPULATE_READ),
@@ -134,13 +134,13 @@ fn pages_that_may_only_be_written_cannot_be_populated_for_reading() {
 }
 
 #[test]
-fn shared_memory_is_not_collapsed_where_it_may_have_no_large_folios() {
+fn shared_memory_without_large_folios_is_not_collapsed() {
     agrees(&[shared(2559, 528), madvise(page(2561), pages(511), MADV_COLLAPSE)]);
     agrees(&[shared(2064, 1024), madvise(page(2048), pages(512), MADV_COLLAPSE)]);
 }
 
 #[test]
-fn a_sealed_mapping_of_a_file_may_be_dropped() {
+fn a_sealed_file_mapping_may_be_dropped() {
     let map =
         |protection| mmap(page(500), pages(13), protection, MAP_PRIVATE | MAP_FIXED, FILES[0], 0);
     let seal = mseal(page(500), pages(4), 0);
@@ -151,7 +151,7 @@ fn a_sealed_mapping_of_a_file_may_be_dropped() {
 }
 
 #[test]
-fn ranges_of_no_length_are_not_looked_at_by_process_madvise() {
+fn process_madvise_ignores_empty_ranges() {
     agrees(&[process_madvise(FIRST_PROCESS, &[(page(500) + 1, 0)], MADV_DONTNEED, 0)]);
     agrees(&[process_madvise(FIRST_PROCESS, &[], 5, 0)]);
     let ranges = [(page(2048), pages(1)), (page(500) + 1, 0), (page(2048), pages(1))];
@@ -164,7 +164,7 @@ fn ranges_of_no_length_are_not_looked_at_by_process_madvise() {
 }
 
 #[test]
-fn mmap_looks_for_what_is_mapped_there_before_it_looks_at_the_file() {
+fn mmap_checks_the_place_before_the_file() {
     let there = private(500, 4);
     let no_replace = MAP_SHARED | MAP_FIXED_NOREPLACE;
     agrees(&[there.clone(), mmap(page(500), pages(1), RW, no_replace, READ_ONLY, 0)]);
@@ -188,7 +188,7 @@ fn mmap_refuses_in_the_order_of_linux() {
 }
 
 #[test]
-fn a_file_ends_where_offsets_do_not_fit_in_63_bits() {
+fn a_file_ends_before_63_bit_offsets_do() {
     let map = |offset| mmap(page(500), pages(2), RW, MAP_SHARED | MAP_FIXED, FILES[0], offset);
     agrees(&[map(0x7fff_ffff_ffff_f000)]);
     agrees(&[map(0x8000_0000_0000_0000)]);
@@ -196,7 +196,7 @@ fn a_file_ends_where_offsets_do_not_fit_in_63_bits() {
 }
 
 #[test]
-fn flags_that_are_validated_and_mean_nothing_for_the_file_are_refused_first() {
+fn validated_flags_without_meaning_are_refused_first() {
     let both = MAP_SHARED | MAP_PRIVATE;
     let map = |flags, file| mmap(page(500), pages(1), RW, both | flags, file, 0);
     agrees(&[map(MAP_SYNC | MAP_FIXED, FILES[0])]);
@@ -207,7 +207,7 @@ fn flags_that_are_validated_and_mean_nothing_for_the_file_are_refused_first() {
 }
 
 #[test]
-fn calls_about_nothing_that_is_mapped_say_so_before_anything_else() {
+fn calls_on_unmapped_ranges_report_that_first() {
     agrees(&[mprotect(page(500), pages(1), PROT_READ | PROT_GROWSUP)]);
     agrees(&[msync(page(500), 0xffff_ffff_ffff_f000, 0)]);
     agrees(&[limit(RLIMIT_MEMLOCK, 1), mlock(page(500), 0xffff_ffff_ffff_e000)]);
@@ -215,7 +215,7 @@ fn calls_about_nothing_that_is_mapped_say_so_before_anything_else() {
 }
 
 #[test]
-fn fallocate_looks_at_descriptor_and_range_before_it_looks_at_the_mode() {
+fn fallocate_checks_descriptor_and_range_before_mode() {
     agrees(&[fallocate(READ_ONLY, FALLOC_FL_COLLAPSE_RANGE, 0, pages(1))]);
     agrees(&[fallocate(FILES[0], FALLOC_FL_ZERO_RANGE, 0x7fff_ffff_ffff_ffff, pages(1))]);
 }
@@ -241,7 +241,7 @@ fn a_child_joins_its_own_mappings_only() {
 }
 
 #[test]
-fn a_guard_in_shared_memory_keeps_no_child_from_joining_mappings() {
+fn a_shared_guard_keeps_no_child_from_merging() {
     agrees(&[
         shared(480, 40),
         mprotect(page(501), pages(8), PROT_READ),
@@ -261,7 +261,7 @@ fn a_guard_in_shared_memory_keeps_no_child_from_joining_mappings() {
 }
 
 #[test]
-fn an_unlocked_mapping_joins_both_neighbors_though_only_one_has_pages_of_its_own() {
+fn an_unlocked_mapping_merges_with_both_neighbors() {
     agrees(&[
         mmap(page(480), pages(29), RW, MAP_PRIVATE | MAP_FIXED, FILES[0], 0),
         mlock(page(500), pages(1)),
@@ -271,7 +271,7 @@ fn an_unlocked_mapping_joins_both_neighbors_though_only_one_has_pages_of_its_own
 }
 
 #[test]
-fn guards_over_a_whole_table_are_cut_with_their_mapping() {
+fn guards_over_a_table_are_cut_along() {
     agrees(&[
         private(2048, 512),
         madvise(page(2048), pages(512), MADV_GUARD_INSTALL),
@@ -280,7 +280,7 @@ fn guards_over_a_whole_table_are_cut_with_their_mapping() {
 }
 
 #[test]
-fn mincore_answers_mapping_by_mapping_even_where_its_answer_changes_what_it_is_about() {
+fn mincore_answers_mapping_by_mapping() {
     agrees(&[
         private(480, 28),
         mprotect(page(505), pages(2), PROT_READ),
@@ -289,7 +289,7 @@ fn mincore_answers_mapping_by_mapping_even_where_its_answer_changes_what_it_is_a
 }
 
 #[test]
-fn a_stack_that_may_only_be_written_grows_page_by_page_even_where_it_is_locked() {
+fn a_write_only_stack_grows_page_by_page() {
     agrees(&[
         mmap(page(504), pages(1), PROT_WRITE, PRIVATE | MAP_GROWSDOWN, NO_FILE, 0),
         mlockall(MCL_CURRENT | MCL_FUTURE),
@@ -298,7 +298,7 @@ fn a_stack_that_may_only_be_written_grows_page_by_page_even_where_it_is_locked()
 }
 
 #[test]
-fn pages_taken_in_advance_are_seen_when_they_were_touched() {
+fn preallocated_pages_are_seen_after_their_touch() {
     agrees(&[
         mmap(page(486), pages(20), RW, MAP_SHARED | MAP_FIXED, FILES[0], 0),
         fallocate(FILES[0], 0, pages(13), pages(5)),
@@ -308,7 +308,7 @@ fn pages_taken_in_advance_are_seen_when_they_were_touched() {
 }
 
 #[test]
-fn a_store_into_a_guard_settles_nothing_about_whose_pages_a_mapping_has() {
+fn a_store_into_a_guard_makes_no_group() {
     agrees(&[
         mmap(page(480), pages(39), RW, MAP_PRIVATE | MAP_FIXED, FILES[0], 0),
         madvise(page(508), pages(2), MADV_GUARD_INSTALL),
@@ -319,7 +319,7 @@ fn a_store_into_a_guard_settles_nothing_about_whose_pages_a_mapping_has() {
 }
 
 #[test]
-fn mprotect_populates_what_it_made_writable_and_nothing_between() {
+fn mprotect_populates_only_newly_writable_pages() {
     agrees(&[
         private(480, 26),
         mmap(page(503), pages(1), PROT_READ, PRIVATE, NO_FILE, 0),
@@ -331,7 +331,7 @@ fn mprotect_populates_what_it_made_writable_and_nothing_between() {
 }
 
 #[test]
-fn shared_memory_with_guards_is_collapsed_and_the_call_fails() {
+fn shared_memory_with_guards_collapses_with_an_error() {
     let guarded = madvise(page(2051), pages(1), MADV_GUARD_INSTALL);
     let collapse = madvise(page(2048), pages(512), MADV_COLLAPSE);
     let begin = [shared(2048, 512), store(page(2048), 1), guarded];
@@ -361,7 +361,7 @@ fn shared_memory_without_a_page_is_not_collapsed() {
 }
 
 #[test]
-fn what_may_be_dropped_counts_against_the_limit_of_what_is_locked_in_future() {
+fn droppable_memory_counts_against_the_future_lock_limit() {
     agrees(&[
         mlockall(MCL_CURRENT | MCL_FUTURE | MCL_ONFAULT),
         limit(RLIMIT_MEMLOCK, NOTHING),
@@ -370,7 +370,7 @@ fn what_may_be_dropped_counts_against_the_limit_of_what_is_locked_in_future() {
 }
 
 #[test]
-fn modes_of_a_userfaultfd_that_are_there_already_stay_with_others() {
+fn modes_registered_twice_stay_with_their_userfaultfd() {
     let all = UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_WP | UFFDIO_REGISTER_MODE_MINOR;
     agrees(&[
         agree(UFFD_FEATURE_SIGBUS),
@@ -410,7 +410,7 @@ fn a_child_moves_no_pages_of_its_parent() {
 }
 
 #[test]
-fn nothing_is_supplied_behind_the_end_of_a_file() {
+fn nothing_is_supplied_beyond_a_files_end() {
     agrees(&[
         agree(UFFD_FEATURE_SIGBUS),
         ftruncate(FILES[0], pages(1)),
@@ -422,7 +422,7 @@ fn nothing_is_supplied_behind_the_end_of_a_file() {
 }
 
 #[test]
-fn advice_about_a_part_of_the_huge_zero_page_does_not_cut_it() {
+fn partial_advice_does_not_cut_the_zero_page() {
     for advice in [MADV_PAGEOUT, MADV_COLD] {
         agrees(&[
             swap_to(COMPRESSED_MEMORY),

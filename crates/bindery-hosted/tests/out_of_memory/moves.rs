@@ -28,11 +28,11 @@ on_every_architecture! {
     moving_into_the_same_mapping => move_within;
     moving_whole_tables => move_tables;
     moving_a_huge_leaf => move_huge;
-    moving_a_huge_leaf_to_where_it_does_not_fit => shift_huge;
+    moving_a_huge_leaf_to_a_misaligned_place => shift_huge;
     moving_a_part_of_a_huge_leaf => move_in_huge;
     moving_several_mappings => move_several;
     leaving_across_tables => leave_pages;
-    leaving_for_a_place_that_is_ours_to_choose => leave_anywhere;
+    leaving_for_a_place_of_our_choice => leave_anywhere;
     leaving_the_middle => leave_middle;
     leaving_for_another_mapping => leave_over;
     leaving_whole_tables => leave_tables;

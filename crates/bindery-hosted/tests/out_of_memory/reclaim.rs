@@ -273,7 +273,7 @@ fn exhaust(memory: &Memory<Machine<A>>) {
 }
 
 #[test]
-fn a_move_over_a_mapping_reclaims_before_it_unmaps() {
+fn a_replacing_move_reclaims_before_it_unmaps() {
     let (machine, memory) = strict::<A>(16 * MIB);
     memory.swap_on(1 << 14, 0).unwrap();
     let space = AddressSpace::new(&memory, options()).unwrap();
@@ -293,7 +293,7 @@ fn a_move_over_a_mapping_reclaims_before_it_unmaps() {
 }
 
 #[test]
-fn a_move_over_a_mapping_that_finds_no_memory_changes_nothing() {
+fn a_replacing_move_without_memory_changes_nothing() {
     let (machine, memory) = strict::<A>(16 * MIB);
     let space = AddressSpace::new(&memory, options()).unwrap();
     space.mmap(&fixed(AT.0, 16 * PAGE)).unwrap();
@@ -360,7 +360,7 @@ fn a_scan_that_protects_reclaims() {
 }
 
 #[test]
-fn a_scan_that_finds_no_memory_ends_where_it_has_protected() {
+fn a_scan_without_memory_ends_where_it_protected() {
     with_served(false, |_, space| {
         let mut room = [PageRegion::default(); 8];
         let mut regions = PageRegions::new(&mut room);

@@ -15,16 +15,16 @@ use crate::support::{GIB, MIB, READ_WRITE, audit, fixed, memory_with, options};
 on_every_architecture! {
     only_known_numbers_mean_something => numbers;
     a_store_marks_exactly_its_page => exact;
-    a_store_through_a_huge_leaf_marks_all_of_it => huge;
+    a_store_through_a_huge_leaf_marks_it => huge;
     protections_that_come_and_go_lose_no_mark => protections;
     both_sides_of_a_fork_are_watched => forks;
     pages_that_move_count_as_written => moves;
     contents_that_were_dropped_are_new => dropped;
     what_is_mapped_later_counts_as_written => later;
-    a_mapping_that_joins_a_new_one_counts_as_written => joined;
+    a_mapping_merged_with_a_new_is_written => joined;
     files_are_watched_and_saved => files;
     pages_that_were_used_are_forgotten_by_kind => used;
-    a_block_that_was_used_in_part_counts_as_used => used_block;
+    a_partly_used_block_counts_as_used => used_block;
     watching_splits_no_huge_leaf_and_flushes_once => costs;
     stores_of_other_cpus_are_seen => other_cpus;
 }

@@ -93,11 +93,8 @@ impl Naming for Mirror {
 }
 
 #[test]
-fn a_process_with_the_mappings_of_this_one_has_the_same_listing_to_the_byte() {
-    if ran_alone(
-        module_path!(),
-        "a_process_with_the_mappings_of_this_one_has_the_same_listing_to_the_byte",
-    ) {
+fn this_processes_listing_is_equal_to_the_byte() {
+    if ran_alone(module_path!(), "this_processes_listing_is_equal_to_the_byte") {
         return;
     }
     let text = quiet("/proc/self/maps");
@@ -308,8 +305,8 @@ fn play_here(scenario: &Scenario, at: u64, file: FileId) -> Look {
 }
 
 #[test]
-fn what_programs_do_shows_to_the_byte_as_on_the_linux_below() {
-    if ran_alone(module_path!(), "what_programs_do_shows_to_the_byte_as_on_the_linux_below") {
+fn listings_after_calls_equal_the_hosts_linux() {
+    if ran_alone(module_path!(), "listings_after_calls_equal_the_hosts_linux") {
         return;
     }
     if !is_comparable() {
@@ -328,8 +325,8 @@ fn what_programs_do_shows_to_the_byte_as_on_the_linux_below() {
 const CONFIGURED: [&str; 1] = ["ProtectionKey"];
 
 #[test]
-fn every_line_of_smaps_stands_where_linux_has_it() {
-    if ran_alone(module_path!(), "every_line_of_smaps_stands_where_linux_has_it") {
+fn smaps_has_the_lines_of_linux_in_order() {
+    if ran_alone(module_path!(), "smaps_has_the_lines_of_linux_in_order") {
         return;
     }
     if !is_comparable() {

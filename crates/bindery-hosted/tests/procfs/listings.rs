@@ -17,7 +17,7 @@ on_every_architecture! {
     a_slow_reader_keeps_nobody_waiting => slow_reader;
     a_listing_that_cannot_be_written_ends => failing_reader;
     what_a_fork_shares_counts_in_parts => shared_parts;
-    a_large_folio_that_was_copied_in_part_counts_on_average => partial_copies;
+    a_partly_copied_folio_counts_on_average => partial_copies;
     a_huge_folio_is_told_as_one => huge;
     files_are_dirty_until_they_are_saved => files;
     shared_memory_counts_as_such => shared_memory;

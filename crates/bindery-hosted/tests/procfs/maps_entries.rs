@@ -11,8 +11,8 @@ use crate::support::{GIB, MIB, fixed};
 
 on_every_architecture! {
     a_reader_goes_on_by_address => resumed;
-    resident_pages_are_counted_as_they_come_and_go => counted;
-    a_query_finds_the_mapping_and_tells_of_it => found;
+    resident_pages_are_counted_correctly => counted;
+    a_query_finds_and_describes_the_mapping => found;
     a_query_that_cannot_be_answered_is_refused => refused;
 }
 

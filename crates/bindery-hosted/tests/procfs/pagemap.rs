@@ -17,7 +17,7 @@ use crate::support::kernel::Finished;
 use crate::support::{GIB, MIB, READ_WRITE, audit, fixed, memory_with, options, use_order};
 
 on_every_architecture! {
-    what_is_not_mapped_reads_as_zero_and_what_is_new_as_written => nothing_there;
+    unmapped_reads_as_zero_and_new_as_written => nothing_there;
     anonymous_pages_tell_their_frames => anonymous;
     the_page_of_zeroes_is_present_and_nobodys => zeroes;
     pages_of_objects_are_marked_as_such => objects;

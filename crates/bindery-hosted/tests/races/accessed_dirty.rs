@@ -112,7 +112,7 @@ fn write_down<A: Walk>(
 }
 
 #[test]
-fn writes_to_blocks_that_are_being_prot_none_are_recorded_for_their_pages() {
+fn writes_to_blocks_becoming_prot_none_are_recorded() {
     hide_under_writes::<AArch64>();
     hide_under_writes::<Riscv64<3>>();
 }

@@ -272,7 +272,7 @@ fn scenario<A: Walk>(seed: u64, backed: Backed, order: u8, bytes: u64) {
 }
 
 #[test]
-fn whatever_all_cpus_do_at_once_the_invariants_hold() {
+fn invariants_hold_whatever_all_cpus_do() {
     let deeper = std::env::var_os("BINDERY_DEEPER").is_some();
     for seed in 0..if deeper { 400 } else { 12 } {
         let backed = if seed % 2 == 0 { Backed::ByMemory } else { Backed::ByFile };

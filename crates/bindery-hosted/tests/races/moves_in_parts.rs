@@ -21,9 +21,9 @@ use crate::support::waiting;
 use crate::support::{GIB, KIB, MIB, READ_WRITE, audit, memory_with, options};
 
 on_every_architecture! {
-    a_sync_beside_a_move_leaves_no_store_unsaved => saved_on_the_way;
-    a_truncation_finds_every_page_of_a_mapping_that_moves => truncated_on_the_way;
-    a_hole_in_a_table_that_was_carried_is_a_hole_at_the_old_place_too => punched_on_the_way;
+    a_sync_beside_a_move_saves_all_stores => saved_on_the_way;
+    a_truncation_finds_all_pages_of_moving_mappings => truncated_on_the_way;
+    a_hole_in_a_moved_table_reaches_everywhere => punched_on_the_way;
 }
 
 /// Five tables; neither end lies at the edge of one, and the two places are not congruent.

@@ -98,7 +98,7 @@ unsafe impl Platform for Watching {
 }
 
 #[test]
-fn who_asks_an_object_for_its_pages_while_they_come_and_go_spins() {
+fn look_ups_during_changes_of_an_object_spin() {
     let config = Config { memory: 32 * MIB, cpus: 2, ..Config::default() };
     let machine = Machine::<X86_64<4>>::new(config);
     let (first, count) = machine.frames();

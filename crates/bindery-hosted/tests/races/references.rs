@@ -133,7 +133,7 @@ fn scenario<A: Walk>(seed: u64, order: u8) -> u64 {
 }
 
 #[test]
-fn who_knows_frames_by_number_alone_disturbs_nobody_and_holds_folios_alone() {
+fn references_by_frame_number_hold_only_folios() {
     let mut held = 0;
     for seed in 0..12 {
         let order = [0, 4, 9][seed as usize % 3];
@@ -148,7 +148,7 @@ fn who_knows_frames_by_number_alone_disturbs_nobody_and_holds_folios_alone() {
 }
 
 #[test]
-fn a_pinned_page_that_nobody_maps_or_names_any_more_belongs_to_nobody() {
+fn a_pinned_unmapped_page_has_no_owner() {
     let (machine, memory) = support::strict::<X86_64<4>>(16 * MIB);
     let space = AddressSpace::new(&memory, options()).unwrap();
     let object = memfd(&memory, OBJECT);

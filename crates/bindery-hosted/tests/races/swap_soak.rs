@@ -314,7 +314,7 @@ fn soak_on_devices(stable: bool) {
 }
 
 #[test]
-fn contents_survive_a_device_that_is_slow_and_fails() {
+fn contents_survive_a_slow_and_failing_device() {
     soak_on_devices(true);
 }
 

@@ -19,10 +19,10 @@ on_every_architecture! {
     an_unmapping_that_cannot_be_is_refused => unmap;
     a_discard_that_cannot_be_is_refused => discard;
     a_protection_that_cannot_be_is_refused => protect;
-    a_fault_at_an_address_that_is_none_is_a_segmentation_fault => fault;
-    looking_at_an_address_that_is_none_finds_nothing => look;
-    the_last_page_of_user_space_is_a_page_as_any_other => last_page;
-    a_hint_that_makes_no_sense_is_no_error => hint;
+    a_fault_at_an_invalid_address_is_sigsegv => fault;
+    an_invalid_address_shows_nothing => look;
+    the_last_page_of_user_space_is_ordinary => last_page;
+    a_senseless_hint_is_no_error => hint;
 }
 
 fn map<A: Walk>() {
@@ -173,7 +173,7 @@ fn protect<A: Walk>() {
 }
 
 #[test]
-fn a_protection_of_a_range_with_a_hole_is_refused_behind_what_it_has_done() {
+fn a_protection_stops_at_a_hole() {
     scene::<X86_64<4>>(|fixture, end| {
         let hole = Error::NotMapped(VirtAddr(AT + 32 * PAGE));
         let (at, all) = (VirtAddr(AT), end - AT);
@@ -190,7 +190,7 @@ fn a_protection_of_a_range_with_a_hole_is_refused_behind_what_it_has_done() {
 }
 
 #[test]
-fn what_was_never_written_is_one_mapping_with_what_was_always_read_only() {
+fn never_written_memory_merges_with_read_only() {
     scene::<X86_64<4>>(|fixture, _| {
         let at = AT + 64 * PAGE;
         fixture.space.mmap(&fixed(at, 16 * PAGE)).unwrap();
@@ -288,7 +288,7 @@ fn hint<A: Walk>() {
 }
 
 #[test]
-fn a_mapping_too_many_is_refused_by_every_operation_and_changes_nothing() {
+fn one_mapping_too_many_changes_nothing() {
     let (machine, memory) = strict::<X86_64<4>>(16 * MIB);
     // As on Linux, the first that is too many can be made.
     let few = SpaceOptions { maximum_mappings: 1, ..options() };
@@ -314,7 +314,7 @@ fn a_mapping_too_many_is_refused_by_every_operation_and_changes_nothing() {
 }
 
 #[test]
-fn a_protection_that_could_be_cut_once_and_not_twice_cuts_nothing() {
+fn a_protection_with_one_cut_left_cuts_nothing() {
     let (machine, memory) = strict::<X86_64<4>>(16 * MIB);
     let few = SpaceOptions { maximum_mappings: 2, ..options() };
     let space = AddressSpace::new(&memory, few).unwrap();
@@ -327,7 +327,7 @@ fn a_protection_that_could_be_cut_once_and_not_twice_cuts_nothing() {
 }
 
 #[test]
-fn what_stands_where_a_page_was_answers_a_touch_as_linux_does() {
+fn absent_entries_answer_accesses_like_linux() {
     with_fixture::<X86_64<4>>(0, |fixture| {
         let swap = Absent::Swap {
             device: 1,

@@ -15,9 +15,9 @@ use crate::support::{GIB, MIB, audit, fixed, options, strict};
 on_every_architecture! {
     a_resizing_that_cannot_be_is_refused => resize;
     a_move_that_cannot_be_is_refused => move_to;
-    a_tail_that_cannot_be_is_refused_behind_what_was_at_the_destination => tail;
-    a_move_that_leaves_its_source_and_cannot_be_is_refused => leave;
-    a_source_that_stays_and_has_no_room_elsewhere_keeps_its_contents => no_room;
+    an_impossible_tail_fails_after_the_unmap => tail;
+    an_impossible_move_with_staying_source_is_refused => leave;
+    a_staying_source_without_room_keeps_contents => no_room;
 }
 
 fn resize<A: Walk>() {
@@ -205,7 +205,7 @@ fn no_room<A: Walk>() {
 /// As Linux, a mapping may grow and be duplicated beyond all that an object can have, until the
 /// number of a page does not fit any more.
 #[test]
-fn a_mapping_may_reach_behind_all_that_an_object_can_have() {
+fn a_mapping_may_extend_beyond_an_objects_maximum() {
     const STEP: u64 = 1 << 54;
     let (machine, memory) = strict::<X86_64<5>>(64 * MIB);
     let object = memory.shared_memory(PAGE, Sealing::Allowed, Accounting::PerPage).unwrap();

@@ -50,7 +50,7 @@ fn mappings<A: Walk>(space: &AddressSpace<'_, Machine<A>>) -> Vec<(u64, bool)> {
 }
 
 #[test]
-fn each_entry_of_a_mapping_is_guarded_and_no_tlb_holds_one_that_is_not() {
+fn each_entry_and_tlb_is_guarded() {
     let (machine, memory) = machine::<AArch64>(true);
     let space = AddressSpace::new(&memory, options()).unwrap();
     space.mmap(&code(8)).unwrap();
@@ -126,7 +126,7 @@ fn forks_moves_and_large_leaves_stay_guarded() {
 }
 
 #[test]
-fn the_audit_finds_a_page_that_is_not_guarded() {
+fn the_audit_finds_an_unguarded_page() {
     let (machine, memory) = machine::<AArch64>(true);
     let space = AddressSpace::new(&memory, options()).unwrap();
     space.mmap(&code(1)).unwrap();
@@ -139,7 +139,7 @@ fn the_audit_finds_a_page_that_is_not_guarded() {
 }
 
 #[test]
-fn code_that_may_run_already_may_become_guarded_where_none_may_be_gained() {
+fn code_becomes_guarded_where_none_is_gained() {
     let (_machine, memory) = machine::<AArch64>(true);
     let space = AddressSpace::new(&memory, options()).unwrap();
     space.set_exec_gain(ExecGain::Refused).unwrap();
@@ -181,7 +181,7 @@ fn answers<A: Walk>(checks: bool) -> (i64, i64, bool) {
 }
 
 #[test]
-fn where_nothing_is_checked_mmap_ignores_it_and_mprotect_refuses() {
+fn without_checks_mmap_ignores_and_mprotect_refuses() {
     const EINVAL: i64 = -22;
     assert_eq!(answers::<AArch64>(true), (0, 0, true));
     assert_eq!(answers::<AArch64>(false), (0, EINVAL, false));

@@ -24,7 +24,7 @@ fn a_fork_is_asked_for_mapping_by_mapping() {
 }
 
 #[test]
-fn a_fork_does_not_ask_for_what_the_child_does_not_get() {
+fn fork_commits_only_what_the_child_gets() {
     let (machine, memory) = strict::<A>(64 * MIB);
     memory.commitment().set_mode(Overcommit::Never);
     memory.commitment().set_limit(1000);
@@ -42,7 +42,7 @@ fn a_fork_does_not_ask_for_what_the_child_does_not_get() {
 }
 
 #[test]
-fn what_takes_the_place_of_something_promised_needs_no_second_promise() {
+fn a_replacement_of_committed_memory_commits_nothing_more() {
     let (machine, memory) = strict::<A>(64 * MIB);
     memory.commitment().set_mode(Overcommit::Never);
     memory.commitment().set_limit(1000);

@@ -17,20 +17,20 @@ const TO: u64 = 4 * GIB;
 const SLOT: u64 = 0x1234;
 
 on_every_architecture! {
-    a_run_of_swap_entries_moves_in_order_and_is_soft_dirty => move_swapped;
-    swap_entries_keep_their_order_where_nothing_is_congruent => shift_swapped;
+    swap_entries_move_in_order_as_soft_dirty => move_swapped;
+    incongruent_swap_entries_keep_their_order => shift_swapped;
     markers_move_as_they_are => move_markers;
-    swap_entries_and_markers_are_unmapped_without_a_flush => unmap_absent;
+    swap_entries_and_markers_unmap_without_flush => unmap_absent;
     a_protection_changes_nothing_that_is_not_there => protect_absent;
-    a_forked_swap_entry_is_nobodys_alone_and_a_marker_is_both_sides => fork_absent;
+    forked_swap_entries_are_shared_and_markers_copied => fork_absent;
     a_huge_swap_entry_moves_as_one_entry => move_huge_swap;
-    a_huge_swap_entry_is_cut_into_its_slots => cut_huge_swap;
-    a_huge_swap_entry_is_moved_slot_by_slot_where_it_does_not_fit => shift_huge_swap;
-    a_huge_swap_entry_is_forked_as_one_entry => fork_huge_swap;
+    a_huge_swap_entry_is_cut_into_slots => cut_huge_swap;
+    a_misaligned_huge_swap_entry_moves_by_slots => shift_huge_swap;
+    a_huge_swap_entry_forks_as_one => fork_huge_swap;
     a_huge_marker_is_cut_into_markers => cut_huge_marker;
-    a_prot_none_page_keeps_accessed_dirty_and_content => hide_and_show;
+    a_prot_none_page_keeps_its_state => hide_and_show;
     prot_none_pages_move_and_stay_prot_none => move_prot_none;
-    a_prot_none_huge_leaf_is_cut_and_keeps_all => cut_prot_none_huge;
+    a_cut_prot_none_huge_leaf_keeps_all => cut_prot_none_huge;
     hiding_takes_one_flush_and_showing_none => count_hiding;
 }
 
@@ -388,7 +388,7 @@ fn count_hiding<A: Walk>() {
 }
 
 #[test]
-fn what_was_a_block_before_it_was_prot_none_is_one_afterwards() {
+fn a_block_survives_prot_none() {
     fold_again::<AArch64>();
     fold_again::<Riscv64<4>>();
 }

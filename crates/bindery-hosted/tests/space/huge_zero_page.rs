@@ -22,7 +22,7 @@ on_every_architecture! {
     it_moves_whole_and_in_parts => moves;
     it_is_prot_none_and_shown => hide;
     a_child_shares_it => fork;
-    a_pin_makes_the_memory_the_program_s_own => pins;
+    a_pin_makes_the_page_exclusive => pins;
     it_is_collapsed_as_missing_pages_are => collapse;
     advice_leaves_it_alone => advice;
     others_see_what_it_is => seen;

@@ -35,7 +35,7 @@ fn three_mappings(scene: &Scene<'_>) {
 }
 
 #[test]
-fn populating_stops_before_each_page_and_keeps_those_that_came() {
+fn populating_stops_before_each_page_keeping_others() {
     for advice in [Advice::PopulateRead, Advice::PopulateWrite] {
         let asked = at_every_question(&Case {
             prepare: |scene| _ = scene.space.mmap(&fixed(AT, 16 * PAGE_SIZE)).unwrap(),
@@ -48,7 +48,7 @@ fn populating_stops_before_each_page_and_keeps_those_that_came() {
 }
 
 #[test]
-fn looking_for_what_is_missing_stops_every_two_tables() {
+fn looking_for_missing_pages_stops_every_two_tables() {
     let asked = at_every_question(&Case {
         prepare: |scene| {
             scene.space.mmap(&fixed(AT, 16 * MIB)).unwrap();
@@ -62,7 +62,7 @@ fn looking_for_what_is_missing_stops_every_two_tables() {
 }
 
 #[test]
-fn a_mapping_that_is_populated_stays_with_the_pages_that_came() {
+fn an_interrupted_populate_keeps_its_pages() {
     let asked = at_every_question(&Case {
         prepare: |_| {},
         call: &|scene| {
@@ -79,7 +79,7 @@ fn a_mapping_that_is_populated_stays_with_the_pages_that_came() {
 }
 
 #[test]
-fn mlock_keeps_the_lock_and_the_pages_that_came() {
+fn an_interrupted_mlock_keeps_lock_and_pages() {
     let asked = at_every_question(&Case {
         prepare: |scene| _ = scene.space.mmap(&fixed(AT, 16 * PAGE_SIZE)).unwrap(),
         call: &|scene| scene.space.mlock(VirtAddr(AT), 16 * PAGE_SIZE, LockPages::Now),
@@ -93,7 +93,7 @@ fn mlock_keeps_the_lock_and_the_pages_that_came() {
 }
 
 #[test]
-fn mlockall_keeps_the_locks_and_the_pages_that_came() {
+fn an_interrupted_mlockall_keeps_locks_and_pages() {
     let asked = at_every_question(&Case {
         prepare: three_mappings,
         call: &|scene| scene.space.mlockall(LockAll::CURRENT),
@@ -107,7 +107,7 @@ fn mlockall_keeps_the_locks_and_the_pages_that_came() {
 }
 
 #[test]
-fn collapsing_stops_before_each_span_and_keeps_what_is_large() {
+fn collapsing_stops_before_each_span() {
     let asked = at_every_question(&Case {
         prepare: |scene| {
             scene.space.mmap(&fixed(AT, 6 * MIB)).unwrap();
@@ -148,7 +148,7 @@ fn the_background_collapser_goes_on_where_it_stopped() {
 }
 
 #[test]
-fn fork_gives_the_child_back_and_the_parent_writes_on() {
+fn an_interrupted_fork_frees_the_child() {
     // A page in each of 160 tables, which are more than one piece, and two mappings more.
     const LENGTH: u64 = 160 * 2 * MIB;
     let asked = at_every_question(&Case {
@@ -180,7 +180,7 @@ fn fork_gives_the_child_back_and_the_parent_writes_on() {
 }
 
 #[test]
-fn sync_leaves_what_is_not_saved_to_the_next() {
+fn an_interrupted_sync_leaves_pages_dirty() {
     let asked = at_every_question(&Case {
         prepare: |scene| scene.write_scattered(100),
         call: &|scene| scene.file.sync(0, u64::MAX),
@@ -191,7 +191,7 @@ fn sync_leaves_what_is_not_saved_to_the_next() {
 }
 
 #[test]
-fn msync_leaves_what_is_not_saved_to_the_next() {
+fn an_interrupted_msync_leaves_pages_dirty() {
     let asked = at_every_question(&Case {
         prepare: |scene| {
             scene.map_file(AT, 200);
@@ -205,7 +205,7 @@ fn msync_leaves_what_is_not_saved_to_the_next() {
 }
 
 #[test]
-fn the_last_holder_of_a_file_saves_all_of_it_whatever_signals_wait() {
+fn the_last_holder_saves_despite_signals() {
     on_scene(|scene| {
         let file = scene.memory.file(scene.files, 2, 200 * PAGE_SIZE).unwrap();
         for page in 0..100 {
@@ -219,7 +219,7 @@ fn the_last_holder_of_a_file_saves_all_of_it_whatever_signals_wait() {
 }
 
 #[test]
-fn mincore_tells_what_lies_before_the_mapping_where_it_stopped() {
+fn an_interrupted_mincore_keeps_its_answer() {
     let asked = at_every_question(&Case {
         prepare: three_mappings,
         call: &|scene| {
@@ -296,7 +296,7 @@ fn aging_stops_before_each_mapping() {
 }
 
 #[test]
-fn vmalloc_gives_back_the_blocks_of_frames_that_it_has() {
+fn an_interrupted_vmalloc_frees_its_frames() {
     let (machine, memory) = strict::<X86_64<4>>(64 * MIB);
     let map = kernel::map(&memory);
     let options = VmallocOptions::default();

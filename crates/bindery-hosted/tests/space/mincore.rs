@@ -57,7 +57,7 @@ fn mincore(space: &AddressSpace<'_, Hosted>) -> [u8; PAGES as usize] {
 }
 
 #[test]
-fn a_file_tells_its_residence_to_who_may_write_or_owns_it_alone() {
+fn residence_is_shown_only_to_writers_and_owners() {
     let files = MemoryFiles::new();
     let (machine, memory) = strict::<X86_64<4>>(16 * MIB);
     let file = memory.file(&files, 1, PAGES * PAGE_SIZE).unwrap();

@@ -30,7 +30,7 @@ fn move_sparse<A: Walk>(from: u64, to: u64, length: u64, step: u64) {
 }
 
 #[test]
-fn a_sparse_move_of_hundreds_of_gibibytes_locks_a_bounded_number_of_tables() {
+fn a_huge_sparse_move_locks_few_tables() {
     // One table of level 2 in each GiB; locked all at once they were more than a lock set holds.
     move_sparse::<X86_64<4>>(64 * GIB, 1024 * GIB + 2 * MIB, 200 * GIB, GIB);
     move_sparse::<X86_64<4>>(64 * GIB, 1024 * GIB + 4 * KIB, 200 * GIB, GIB);
@@ -38,7 +38,7 @@ fn a_sparse_move_of_hundreds_of_gibibytes_locks_a_bounded_number_of_tables() {
 }
 
 #[test]
-fn a_move_leaves_no_table_where_the_end_of_the_source_was_empty() {
+fn a_move_leaves_no_empty_source_table() {
     let (machine, memory) = strict::<X86_64<4>>(64 * MIB);
     let space = AddressSpace::new(&memory, options()).unwrap();
     let program = Program::new(&machine, &space);
@@ -57,7 +57,7 @@ fn a_move_leaves_no_table_where_the_end_of_the_source_was_empty() {
 }
 
 #[test]
-fn a_move_that_ends_in_a_whole_gibibyte_frees_the_tables_of_its_beginning() {
+fn a_move_ending_in_a_gibibyte_frees_tables() {
     let (machine, memory) = strict::<AArch64>(64 * MIB);
     let space = AddressSpace::new(&memory, options()).unwrap();
     let program = Program::new(&machine, &space);
@@ -83,7 +83,7 @@ fn a_move_that_ends_in_a_whole_gibibyte_frees_the_tables_of_its_beginning() {
 }
 
 #[test]
-fn a_table_that_is_pruned_is_forgotten_before_a_neighbor_hooks_another() {
+fn a_pruned_table_is_flushed_before_another_follows() {
     let (machine, memory) = strict::<AArch64>(64 * MIB);
     let space = AddressSpace::new(&memory, options()).unwrap();
     let program = Program::new(&machine, &space);
@@ -129,9 +129,9 @@ fn shift_huge<A: Walk>() {
 }
 
 on_every_architecture! {
-    a_huge_leaf_that_is_shifted_is_written_once_as_pages => shift_huge;
-    a_destination_that_is_ours_to_choose_lets_whole_tables_move => choose;
-    huge_leaves_that_part_take_one_deposit_each_along => part_huge;
+    a_shifted_huge_leaf_is_written_as_pages => shift_huge;
+    our_choice_of_destination_moves_whole_tables => choose;
+    parting_huge_leaves_take_a_deposit_each => part_huge;
 }
 
 /// From one table to two. Each half then splits its leaves, without memory for tables.
@@ -189,7 +189,7 @@ fn choose<A: Walk>() {
 }
 
 #[test]
-fn mappings_that_continue_each_other_become_one_without_memory() {
+fn continuing_mappings_merge_without_memory() {
     let (machine, memory) = strict::<X86_64<4>>(16 * MIB);
     let space = AddressSpace::new(&memory, options()).unwrap();
     space.mmap(&anywhere(64 * KIB)).unwrap();

@@ -20,12 +20,12 @@ on_every_architecture! {
     several_mappings_move_with_the_gaps_between_them => gaps;
     mappings_that_fill_tables_take_their_tables_along => tables;
     what_was_moved_before_an_error_stays_there => error_midway;
-    a_source_that_stays_reads_as_zeroes_and_its_locks_are_gone => zeroes_without_locks;
+    a_staying_source_reads_as_zeroes_unlocked => zeroes_without_locks;
     several_sources_that_stay_keep_their_protections => several_stay;
     whole_tables_leave_a_mapping_that_stays => leave_tables;
-    a_gibibyte_leaves_a_mapping_that_stays_by_one_entry => leave_one_entry;
+    a_gibibyte_leaves_a_mapping_by_one_entry => leave_one_entry;
     a_huge_leaf_leaves_a_mapping_that_stays => leave_huge;
-    a_child_keeps_what_its_parent_has_taken_elsewhere => child_keeps;
+    a_child_keeps_pages_its_parent_moved => child_keeps;
 }
 
 /// What is allowed where, page by page, in `pages` pages from `at`; `None` where nothing is mapped.
@@ -324,7 +324,7 @@ fn child_keeps<A: Walk>() {
 }
 
 #[test]
-fn a_mapping_that_was_never_written_is_one_with_what_it_is_moved_to() {
+fn a_never_written_mapping_merges_where_it_moves() {
     for written in [false, true] {
         with_fixture::<X86_64<4>>(0, |fixture| {
             for at in [AT, TO] {
@@ -345,7 +345,7 @@ fn a_mapping_that_was_never_written_is_one_with_what_it_is_moved_to() {
 }
 
 #[test]
-fn a_source_that_stays_whole_is_as_if_it_were_never_written() {
+fn an_unmoved_staying_source_is_never_written() {
     with_fixture::<X86_64<4>>(0, |fixture| {
         map(fixture, AT, 4, READ_WRITE);
         let remap = Remap::LeaveTo(VirtAddr(TO));
@@ -361,7 +361,7 @@ fn a_source_that_stays_whole_is_as_if_it_were_never_written() {
 }
 
 #[test]
-fn a_source_that_stays_is_not_joined_with_a_neighbor_that_is_like_it_now() {
+fn a_staying_source_merges_with_no_new_likeness() {
     with_fixture::<X86_64<4>>(0, |fixture| {
         fixture.space.mmap(&fixed(AT, 8 * PAGE)).unwrap();
         // The lock is all that tells the two apart, and it goes with the contents.

@@ -54,7 +54,7 @@ fn privileged(space: &Space<'_>) {
 }
 
 #[test]
-fn a_process_at_its_limit_is_told_so_and_another_pins_the_same_page() {
+fn one_processes_pin_limit_leaves_another_free() {
     let (machine, memory) = strict::<X86_64<4>>(16 * MIB);
     let object = shared(&memory);
     let (greedy, other) = (process(&object, &memory), process(&object, &memory));
@@ -74,7 +74,7 @@ fn a_process_at_its_limit_is_told_so_and_another_pins_the_same_page() {
 }
 
 #[test]
-fn a_process_without_limit_leaves_half_of_a_folios_room_to_those_who_pin_little() {
+fn an_unlimited_process_leaves_half_the_room() {
     let (machine, memory) = strict::<X86_64<4>>(16 * MIB);
     let object = shared(&memory);
     let greedy = process(&object, &memory);
@@ -97,7 +97,7 @@ fn a_process_without_limit_leaves_half_of_a_folios_room_to_those_who_pin_little(
 }
 
 #[test]
-fn pins_outlive_their_address_space_and_nothing_is_left_of_either() {
+fn pins_outlive_their_address_space_without_leaks() {
     let (machine, memory) = strict::<X86_64<4>>(16 * MIB);
     let free = memory.free_frame_count();
     let object = shared(&memory);
@@ -115,7 +115,7 @@ fn pins_outlive_their_address_space_and_nothing_is_left_of_either() {
 }
 
 #[test]
-fn a_limit_holds_for_what_comes_and_errors_have_linuxs_numbers() {
+fn a_limit_holds_for_later_pins() {
     let (_machine, memory) = strict::<X86_64<4>>(16 * MIB);
     let object = shared(&memory);
     let space = process(&object, &memory);

@@ -12,7 +12,7 @@ use bindery_linux::prctl;
 use crate::support::*;
 
 on_every_architecture! {
-    large_folios_are_used_where_the_address_space_allows => large;
+    large_folios_are_used_where_allowed => large;
     shared_memory_keeps_to_the_same => shared;
     the_background_and_collapse_keep_to_the_same => collapsed;
     memory_does_not_become_executable => refused;

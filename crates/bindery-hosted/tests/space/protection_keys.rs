@@ -88,7 +88,7 @@ fn a_machine_without_keys_has_none_to_give() {
 }
 
 #[test]
-fn each_entry_of_a_mapping_carries_its_key_and_no_tlb_an_older_one() {
+fn each_entry_and_tlb_has_its_key() {
     let (machine, memory) = with_keys::<X86>();
     let space = AddressSpace::new(&memory, options()).unwrap();
     space.mmap(&fixed(AT.0, 8 * PAGE_SIZE)).unwrap();
@@ -164,7 +164,7 @@ fn moves_forks_and_large_leaves_keep_the_key() {
 }
 
 #[test]
-fn a_thread_that_has_shut_itself_off_faults_with_the_key() {
+fn a_thread_without_rights_faults_with_the_key() {
     let (machine, memory) = with_keys::<X86>();
     let space = AddressSpace::new(&memory, options()).unwrap();
     space.mmap(&fixed(AT.0, 4 * PAGE_SIZE)).unwrap();
@@ -197,7 +197,7 @@ fn a_thread_that_has_shut_itself_off_faults_with_the_key() {
 }
 
 #[test]
-fn who_may_not_write_sealed_memory_may_not_throw_it_away() {
+fn sealed_unwritable_memory_may_not_be_dropped() {
     let (_machine, memory) = with_keys::<X86>();
     let space = AddressSpace::new(&memory, options()).unwrap();
     space.mmap(&fixed(AT.0, PAGE_SIZE)).unwrap();

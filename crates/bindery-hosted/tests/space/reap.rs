@@ -118,7 +118,7 @@ fn under_faults<A: Walk>() {
 }
 
 #[test]
-fn who_is_not_about_to_end_keeps_his_memory() {
+fn a_process_not_ending_keeps_its_memory() {
     let (_machine, memory) = strict::<bindery::arch::X86_64>(4 * MIB);
     let space = AddressSpace::new(&memory, options()).unwrap();
     space.mmap(&fixed(AT, PAGE_SIZE)).unwrap();

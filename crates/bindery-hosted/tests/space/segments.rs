@@ -80,7 +80,7 @@ fn attached(segments: &All<'_>, space: &Space<'_>, id: i64) -> Option<u64> {
 }
 
 #[test]
-fn each_mapping_counts_and_the_last_takes_a_destroyed_segment_along() {
+fn the_last_detach_frees_a_destroyed_segment() {
     let (machine, memory) = strict::<X86_64>(32 * MIB);
     let free = memory.free_frame_count();
     on(&memory, 4, |segments| {
@@ -119,7 +119,7 @@ fn each_mapping_counts_and_the_last_takes_a_destroyed_segment_along() {
 }
 
 #[test]
-fn identifiers_and_keys_are_found_and_refused_as_on_linux() {
+fn identifiers_and_keys_behave_like_linux() {
     let (machine, memory) = strict::<X86_64>(32 * MIB);
     on(&memory, 2, |segments| {
         let space = space(&memory);
@@ -194,7 +194,7 @@ fn permissions_bind_those_without_privilege() {
 }
 
 #[test]
-fn locked_segments_count_for_the_user_that_locked_them() {
+fn locked_segments_count_for_their_locker() {
     let (machine, memory) = strict::<X86_64>(32 * MIB);
     let (own, other) = (LockAccount::new(), LockAccount::new());
     let (own, other): (&'static _, &'static _) =
@@ -273,7 +273,7 @@ fn strangers_neither_lock_nor_unlock_segments() {
 }
 
 #[test]
-fn a_segment_that_is_unlocked_is_found_by_reclaim() {
+fn reclaim_finds_an_unlocked_segment() {
     const PAGES: u64 = 64;
     let (machine, memory) = strict::<X86_64>(32 * MIB);
     memory.swap_on(4096, 0).unwrap();
@@ -294,7 +294,7 @@ fn a_segment_that_is_unlocked_is_found_by_reclaim() {
 }
 
 #[test]
-fn a_locked_segment_within_the_limit_is_all_that_reclaim_spares() {
+fn reclaim_spares_only_locked_segments_within_the_limit() {
     let (machine, memory) = strict::<X86_64>(32 * MIB);
     memory.swap_on(4096, 0).unwrap();
     on(&memory, 2, |segments| {

@@ -16,8 +16,8 @@ const AT: u64 = GIB;
 const TO: u64 = 4 * GIB;
 
 on_every_architecture! {
-    a_dirty_huge_leaf_is_dirty_in_all_its_parts => cut_dirty;
-    a_clean_huge_leaf_is_clean_in_all_its_parts => cut_clean;
+    a_dirty_huge_leaf_has_dirty_parts => cut_dirty;
+    a_clean_huge_leaf_has_clean_parts => cut_clean;
     cutting_a_huge_leaf_allocates_nothing => cut_from_reserve;
     a_huge_leaf_moves_with_its_deposit => move_and_cut;
     what_was_cut_can_be_joined_again => join;
@@ -199,15 +199,15 @@ macro_rules! with_blocks {
 }
 
 with_blocks! {
-    unmapping_unfolds_the_two_blocks_at_the_edges_alone => unmap_blocks;
-    protecting_unfolds_the_two_blocks_at_the_edges_alone => protect_blocks;
-    a_part_that_ends_where_blocks_end_unfolds_none => unmap_whole_blocks;
-    a_move_to_another_alignment_unfolds_and_the_move_back_folds => shift_blocks;
-    a_move_to_the_same_alignment_keeps_blocks_and_cuts_two => move_blocks;
-    a_write_recorded_in_any_entry_of_a_block_survives_its_unfolding => dirty_unfolded;
-    a_write_recorded_in_any_entry_of_a_block_survives_a_move => dirty_moved;
-    a_write_recorded_in_any_entry_of_a_block_survives_hiding => dirty_prot_none;
-    a_write_recorded_in_any_entry_of_a_block_survives_a_fork => dirty_forked;
+    unmapping_unfolds_only_the_blocks_at_edges => unmap_blocks;
+    protecting_unfolds_only_the_blocks_at_edges => protect_blocks;
+    a_part_ending_with_blocks_unfolds_none => unmap_whole_blocks;
+    a_misaligned_move_unfolds_and_back_folds => shift_blocks;
+    an_aligned_move_keeps_blocks_and_cuts_two => move_blocks;
+    a_blocks_recorded_write_survives_its_unfolding => dirty_unfolded;
+    a_blocks_recorded_write_survives_a_move => dirty_moved;
+    a_blocks_recorded_write_survives_hiding => dirty_prot_none;
+    a_blocks_recorded_write_survives_a_fork => dirty_forked;
 }
 
 /// Four blocks of 16 pages.

@@ -55,7 +55,7 @@ fn bytes_come_over_as_they_are() {
 }
 
 #[test]
-fn a_fault_of_either_side_ends_the_copy_at_its_byte() {
+fn a_fault_on_either_side_ends_the_copy() {
     with_two::<X86_64>(|one, other| {
         let end = VirtAddr(AT + 64 * PAGE_SIZE - 1500);
         let stopped = Err(PartialCopy { copied: 1500, fault: FaultError::NotMapped });
@@ -93,7 +93,7 @@ fn call<A: Walk>(
 }
 
 #[test]
-fn ranges_of_both_sides_are_used_up_in_order() {
+fn ranges_of_both_sides_are_consumed_in_order() {
     with_two::<X86_64>(|one, other| {
         let data = pattern(300);
         other.write_user(VirtAddr(AT), &data).unwrap();
@@ -121,7 +121,7 @@ fn the_arrays_are_read_before_anything_is_copied() {
 }
 
 #[test]
-fn what_is_refused_is_refused_in_the_order_of_linux() {
+fn refusals_have_the_order_of_linux() {
     with_two::<X86_64>(|one, other| {
         let read = |arguments| call(one, other, CopyDirection::Read, arguments);
         let refused = |errno: Errno| -(errno as i64);
@@ -147,7 +147,7 @@ fn what_is_refused_is_refused_in_the_order_of_linux() {
 }
 
 #[test]
-fn memory_that_runs_out_is_told_apart_from_a_fault() {
+fn out_of_memory_differs_from_a_fault() {
     let (machine, memory) = strict::<X86_64>(2 * MIB);
     let one = AddressSpace::new(&memory, options()).unwrap();
     let length = 4 * MIB;

@@ -130,7 +130,7 @@ fn what_a_write_leaves_goes<A: Walk>() {
 
 /// Pages of a folio whose slots nothing names any more, and that nothing maps, do not keep it.
 #[test]
-fn a_folio_that_is_in_the_cache_in_part_leaves_memory() {
+fn a_partly_cached_folio_leaves_memory() {
     with_swap::<bindery::arch::X86_64<4>>(4, 4096, |swapping| {
         swapping.map(AT, 16);
         swapping.fill(AT, 16);

@@ -199,7 +199,7 @@ fn a_fork_finds_folios_under_writeback() {
 
 /// The entries go while the device writes: the slots are nobody else's until it is done.
 #[test]
-fn a_slot_is_reused_when_its_write_is_done() {
+fn a_slot_is_reused_after_its_write() {
     let device = device(16, SwapService::InOrder);
     with_device::<Amd64>(BYTES, 4, device, |swapping| {
         swapping.map(AT, 32);
@@ -237,7 +237,7 @@ fn more_folios_than_requests_go_out() {
 
 /// The last step of `swapoff` waits for what the device has, unless the caller is killed.
 #[test]
-fn swapoff_waits_for_the_device_and_can_be_interrupted() {
+fn swapoff_waits_for_the_device_interruptibly() {
     let device = device(SLOTS, SwapService::InOrder);
     with_device::<Amd64>(BYTES, 4, device, |swapping| {
         swapping.map(AT, 64);
@@ -323,7 +323,7 @@ fn a_pin_waits_for_the_write() {
 
 /// Nothing is allocated on the way to a device, so the last frame need not be free.
 #[test]
-fn pages_go_to_a_device_without_a_free_frame() {
+fn pages_reach_a_device_without_free_frames() {
     for order in [0, 4, 9] {
         let device = device(SLOTS, SwapService::AtOnce);
         with_device::<Amd64>(BYTES, order, device, |swapping| {

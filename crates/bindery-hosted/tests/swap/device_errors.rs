@@ -114,7 +114,7 @@ fn a_read_error_is_sigbus_for_one_page<A: Walk>() {
 
 /// A process that has a page that cannot be read ends, and its child; the slot is free.
 #[test]
-fn a_page_that_cannot_be_read_can_be_unmapped() {
+fn an_unreadable_page_can_be_unmapped() {
     let device = device(SLOTS, SwapService::AtOnce);
     with_device::<X86_64<4>>(BYTES, 4, device, |swapping| {
         swapping.map(AT, 16);

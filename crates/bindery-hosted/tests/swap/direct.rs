@@ -111,7 +111,7 @@ fn out(memory: Interposing) -> u64 {
 }
 
 #[test]
-fn a_call_that_lacks_a_frame_has_one_round() {
+fn a_call_lacking_a_frame_has_one_round() {
     let (machine, memory, space) = with_cold_pages();
     let others = Others::new(memory);
     memory.collect();
@@ -123,7 +123,7 @@ fn a_call_that_lacks_a_frame_has_one_round() {
 
 /// Other CPUs take what each round has freed, and leave 20 frames. The call fails all the same.
 #[test]
-fn later_rounds_want_more_but_no_more_than_twice_what_was_free() {
+fn later_rounds_want_bounded_amounts() {
     const LEFT: u64 = 20;
     let (machine, memory, space) = with_cold_pages();
     let others = Others::new(memory);
@@ -213,7 +213,7 @@ fn with_writes(pages: u64) -> (Interposing, Space, &'static Slow) {
 /// Another CPU frees what the round wants: no page goes, no device is waited for, and the
 /// embedder is asked for nothing.
 #[test]
-fn a_round_ends_when_another_cpu_has_freed_enough() {
+fn a_round_ends_with_another_cpus_frames() {
     let (memory, space, device) = with_writes(16);
     let others = Others::new(memory);
     // Used just now: the first look at them frees nothing.
@@ -249,7 +249,7 @@ fn a_round_ends_when_another_cpu_has_freed_enough() {
 
 /// Each time that the search waits, a write is done, and another CPU begins one.
 #[test]
-fn a_search_waits_for_the_writes_that_it_found() {
+fn a_search_waits_for_its_initial_writes() {
     const WRITES: u64 = 8;
     let (memory, space, device) = with_writes(WRITES);
     let space: &'static Space = Box::leak(Box::new(space));
@@ -302,7 +302,7 @@ fn log(memory: Interposing) -> Arc<Mutex<Vec<Moment>>> {
 }
 
 #[test]
-fn the_embedder_is_asked_once_for_all_that_it_keeps_and_told_once() {
+fn the_embedder_is_asked_once_for_caches() {
     use Moment::{Allocation, Collection, OutOfMemory};
     let events = order_of_events(|_, _| ());
     assert_eq!(events, [Allocation, Collection, OutOfMemory, Allocation]);
@@ -311,7 +311,7 @@ fn the_embedder_is_asked_once_for_all_that_it_keeps_and_told_once() {
 /// Between two looks another CPU frees a frame, and a third one takes one. So the call is tried exactly
 /// once more before `Platform::out_of_memory`.
 #[test]
-fn the_call_is_tried_once_more_where_another_cpu_has_freed_frames() {
+fn another_cpus_frames_allow_one_more_try() {
     use Moment::{Allocation, Collection, OutOfMemory, Pause};
     let events = order_of_events(|memory, others| {
         let others = others.clone();
@@ -323,7 +323,7 @@ fn the_call_is_tried_once_more_where_another_cpu_has_freed_frames() {
 
 /// Content of files is the exception where frames are kept for faults.
 #[test]
-fn a_write_to_a_file_ends_no_program_where_frames_are_kept_for_faults() {
+fn a_file_write_ends_no_program_with_reserves() {
     use Moment::{Allocation, Collection, OutOfMemory};
     for kept in [0, 1] {
         let memory = memory();

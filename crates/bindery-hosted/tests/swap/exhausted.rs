@@ -142,7 +142,7 @@ fn a_page_whose_pin_ends_is_found() {
 
 /// What others send out is not waited for without end.
 #[test]
-fn a_search_ends_though_another_cpu_goes_on_writing() {
+fn a_search_ends_despite_another_cpus_writes() {
     let device = device(1 << 12, SwapService::InOrder);
     with_device::<X86_64<4>>(64 * MIB, 0, device, |swapping| {
         swapping.map(AT, 64);

@@ -83,7 +83,7 @@ fn a_page_with_too_many_mappings_is_refused<A: Walk>() {
 }
 
 #[test]
-fn a_file_that_the_pager_has_to_read_makes_one_major_fault() {
+fn a_file_read_by_the_pager_faults_majorly() {
     use crate::support::objects_fixture::{map, with_fixture};
     let files = bindery_hosted::MemoryFiles::new();
     files.put(1, &[7; 4096]);

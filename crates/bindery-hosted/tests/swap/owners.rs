@@ -98,7 +98,7 @@ impl<F: FnMut() -> bool> Drop for ServedUntil<F> {
 /// Two VMAs map the folio, so that reclaim takes one entry after the other, with the folio's lock
 /// held: the last leaves the owner to the holder of the lock, which hands it to the device.
 #[test]
-fn a_folio_that_is_taken_back_belongs_to_the_vma_that_maps_it() {
+fn a_taken_back_folio_belongs_to_its_vma() {
     with_child(|swapping, child, device| {
         let half = PAGES / 2 * PAGE;
         child.madvise(VirtAddr(FROM), half, Advice::DontDump).unwrap();
@@ -135,7 +135,7 @@ fn a_folio_that_is_taken_back_belongs_to_the_vma_that_maps_it() {
 
 /// Some pages of the folio are mapped again when others come to the second VMA, of another group.
 #[test]
-fn a_folio_that_two_groups_map_belongs_to_one_above_both() {
+fn a_folio_of_two_groups_has_an_ancestor() {
     for old_first in [true, false] {
         with_child(|swapping, child, device| {
             child.madvise(VirtAddr(FROM), PAGES * PAGE, Advice::PageOut).unwrap();

@@ -109,7 +109,7 @@ fn a_run_that_comes_back_is_folded<A: Walk>() {
 }
 
 #[test]
-fn the_entries_of_64_kib_are_folded_again_on_aarch64() {
+fn entries_of_64_kib_are_refolded_on_aarch64() {
     with_swap::<AArch64>(4, 4096, |swapping| {
         map(swapping, 64);
         swapping.fill(AT, 64);
@@ -340,7 +340,7 @@ fn lazily_freed_pages_vanish_unless_they_were_written_again<A: Walk>() {
 }
 
 #[test]
-fn a_write_through_a_read_only_entry_copies_and_nothing_is_lost() {
+fn a_forced_write_copies_without_loss() {
     with_swap::<X86_64<4>>(4, 4096, |swapping| {
         map(swapping, 16);
         swapping.fill(AT, 16);

@@ -98,7 +98,7 @@ fn shared_memory() {
 /// What a program has behind it goes first, but not forever: pages of others that nobody uses go in
 /// the end, and then the loop has memory enough.
 #[test]
-fn a_loop_gets_the_frames_of_what_is_not_used() {
+fn a_loop_gets_the_frames_of_unused_pages() {
     let loops = (0..10).flat_map(|_| 0..PAGES / 2);
     let trace: Vec<u64> = (0..PAGES).chain(loops).collect();
     // The least recently used page would go in three times the fewest.
@@ -108,7 +108,7 @@ fn a_loop_gets_the_frames_of_what_is_not_used() {
 
 /// Each page is needed again when the program is a hundred pages further.
 #[test]
-fn a_page_that_is_needed_again_soon_is_not_lost_each_time() {
+fn a_page_needed_again_soon_stays() {
     let visits = (0..5 * PAGES).flat_map(|at| [at % PAGES, (at + PAGES - 100) % PAGES]);
     let trace: Vec<u64> = (0..PAGES).chain(visits).collect();
     let ratio = ratio_of(&trace, false);

@@ -103,7 +103,7 @@ fn pages_that_nobody_wants_are_dropped<A: Walk>() {
 
 /// A fault on a page that is being read around another waits for the device, and reads nothing.
 #[test]
-fn a_fault_waits_for_a_page_that_is_read_around_another() {
+fn a_fault_waits_for_a_read_around_page() {
     with_pages::<Amd64>(16, SwapService::InOrder, |swapping, device| {
         let (machine, memory) = (swapping.machine, swapping.memory);
         let load = |cpu: u16, pages: [u64; 2]| {

@@ -131,7 +131,7 @@ fn one_flush_for_each_space_and_batch<A: Walk>() {
 
 /// What is dropped shares the flush.
 #[test]
-fn lazily_freed_folios_of_any_place_are_dropped_with_one_flush() {
+fn lazily_freed_folios_share_one_flush() {
     with_little_memory::<X86_64<4>>(BYTES, 0, 1 << 12, |swapping| {
         let places = || (0..24).map(|folio| VirtAddr(AT + folio * 2 * MIB));
         swapping.space.mmap(&fixed(AT, 48 * MIB)).unwrap();
@@ -150,7 +150,7 @@ fn lazily_freed_folios_of_any_place_are_dropped_with_one_flush() {
 
 /// Hot pages get colder with the turns of the clock, not with the looks at their neighbors.
 #[test]
-fn a_folio_is_looked_at_once_in_a_turn() {
+fn a_folio_is_examined_once_in_a_turn() {
     with_little_memory::<X86_64<4>>(BYTES, 0, 1 << 12, |swapping| {
         swapping.space.mmap(&fixed(AT, 2 * MIB)).unwrap();
         swapping.fill(AT, 512);

@@ -204,12 +204,12 @@ fn a_page_that_reclaim_wanted() {
 }
 
 #[test]
-fn a_page_with_all_its_references_that_reclaim_wanted() {
+fn a_fully_referenced_page_that_reclaim_wanted() {
     a_folio_that_somebody_takes_stays_in_the_cache(0, Taken::AllReferences);
 }
 
 #[test]
-fn a_folio_with_all_its_references_that_reclaim_wanted() {
+fn a_fully_referenced_folio_that_reclaim_wanted() {
     a_folio_that_somebody_takes_stays_in_the_cache(4, Taken::AllReferences);
 }
 
@@ -220,7 +220,7 @@ fn a_folio_that_reclaim_wanted() {
 
 /// The address of the folio's first page would be below zero.
 #[test]
-fn the_end_of_a_folio_at_the_lowest_addresses() {
+fn a_folios_end_at_the_lowest_addresses() {
     const LOW: VirtAddr = VirtAddr(64 * 1024);
     const KEPT: u64 = 8;
     with_pages(5, |machine, memory, space| {

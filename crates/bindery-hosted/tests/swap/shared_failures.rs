@@ -94,7 +94,7 @@ fn allocations_fail_while_pages_come_back() {
 }
 
 #[test]
-fn a_cut_page_that_cannot_come_back_changes_nothing() {
+fn an_unreadable_cut_page_changes_nothing() {
     at_each_point(|shared, fail| {
         let contents = scramble(shared);
         shared.page_out(0, ALL);

@@ -29,7 +29,7 @@ fn touch_all(machine: &Machine<X>, memory: &Memory<Machine<X>>) -> u64 {
 
 /// Areas of the kernel map that were freed, and wait for a purge, are purged by a fault.
 #[test]
-fn a_fault_that_finds_no_memory_has_the_kernel_map_purged() {
+fn a_fault_without_memory_purges_the_kernel_map() {
     let (machine, memory) = strict::<X>(BYTES);
     let memory: &'static _ = Box::leak(Box::new(memory));
     use_order(memory, 0);
@@ -48,7 +48,7 @@ fn a_fault_that_finds_no_memory_has_the_kernel_map_purged() {
 
 /// What the embedder keeps comes back once, and the next call fails.
 #[test]
-fn what_the_embedder_keeps_is_given_back_before_a_call_fails() {
+fn the_embedders_caches_are_freed_before_failing() {
     let (machine, memory) = strict::<X>(BYTES);
     let memory: &'static _ = Box::leak(Box::new(memory));
     use_order(memory, 0);

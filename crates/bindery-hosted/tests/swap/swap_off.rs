@@ -139,7 +139,7 @@ fn a_stopped_area_gets_no_page_again<A: Walk>() {
 /// Pages that were read beside a page that was needed are in the cache, and in swap as they are: a
 /// stopped area lets them go, and nothing is written.
 #[test]
-fn a_stopped_area_lets_pages_go_that_it_has_already() {
+fn a_stopped_area_releases_pages_it_has() {
     let device = device(4096, SwapService::AtOnce);
     with_device::<X86_64<4>>(64 * MIB, 0, device, |swapping| {
         let memory = swapping.memory;

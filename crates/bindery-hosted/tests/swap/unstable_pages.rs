@@ -170,7 +170,7 @@ fn both_sides_of_a_fork_find_the_folio<A: Walk>() {
 /// The folio is back for one side of a fork when the device is done: the cache keeps it for the
 /// other, and it goes out again to the same slots.
 #[test]
-fn a_folio_that_the_cache_keeps_is_written_again() {
+fn a_folio_kept_by_the_cache_is_rewritten() {
     for order in [4, 0] {
         with_writes::<Amd64>(order, SLOTS, |swapping, device| {
             let child = swapping.space.fork().unwrap();
@@ -221,7 +221,7 @@ fn an_error_of_a_write_that_is_not_wanted_is_none<A: Walk>() {
 
 /// Words that fill pages are known, and not submitted: these pages come back with the others.
 #[test]
-fn pages_of_one_word_come_back_with_the_others() {
+fn word_filled_pages_come_back_with_others() {
     let device = device(SLOTS, SwapService::InOrder);
     with_device::<Amd64>(BYTES, 4, device, |swapping| {
         swapping.map(AT, 16);
@@ -305,7 +305,7 @@ fn shared_memory_does_not_wait<A: Walk>() {
 
 /// What a device reads is nobody's before it is there.
 #[test]
-fn an_access_waits_for_a_page_that_is_read_around_another() {
+fn an_access_waits_for_a_read_around_page() {
     with_writes::<Amd64>(0, SLOTS, |swapping, device| {
         serve_all(swapping, device);
         swapping.memory.set_page_cluster(3);

@@ -276,7 +276,7 @@ fn a_device_is_not_waited_for() {
 }
 
 #[test]
-fn shared_memory_on_a_device_is_not_waited_for() {
+fn shared_memory_on_a_device_is_not_awaited() {
     let device = device(4096, SwapService::InOrder);
     with_device::<Amd64>(64 * MIB, 0, device, |swapping| {
         let memory = swapping.memory;
@@ -298,7 +298,7 @@ fn shared_memory_on_a_device_is_not_waited_for() {
 
 /// Two mappings show pages that an early read has brought: none of them is one process's own.
 #[test]
-fn shared_memory_that_a_device_has_read_early_is_mapped_twice() {
+fn early_read_shared_memory_is_mapped_twice() {
     let device = device(4096, SwapService::InOrder);
     with_device::<Amd64>(64 * MIB, 0, device, |swapping| {
         let memory = swapping.memory;
@@ -323,7 +323,7 @@ fn shared_memory_that_a_device_has_read_early_is_mapped_twice() {
 
 /// Pages that one word fills are in no device: with their neighbors, and alone, they come in.
 #[test]
-fn filled_pages_beside_others_come_from_a_device_area() {
+fn filled_pages_beside_others_use_a_device() {
     let device = device(4096, SwapService::InOrder);
     with_device::<Amd64>(64 * MIB, 4, device, |swapping| {
         swapping.map(AT, 32);
@@ -359,7 +359,7 @@ fn pages_on_their_way_out_are_passed_over() {
 
 /// A page that the device cannot read is the error of the access alone.
 #[test]
-fn a_read_that_fails_is_no_error_of_the_call() {
+fn a_failed_read_is_no_error_of_advice() {
     let device = device(4096, SwapService::AtOnce);
     with_device::<Amd64>(64 * MIB, 0, device, |swapping| {
         swapping.map(AT, 16);

@@ -43,7 +43,7 @@ fn changed<'m, T: Send>(
 }
 
 #[test]
-fn a_message_about_a_fork_can_be_left_until_there_is_room() {
+fn a_fork_message_can_wait_for_room() {
     with_features(MONITOR, |fixture| {
         let fork = |space: &Space<'_>| drop(space.fork().unwrap());
         changed(fixture, fork, || {
@@ -134,7 +134,7 @@ fn dropped_contents_are_told() {
 }
 
 #[test]
-fn a_fork_is_told_and_the_child_has_a_userfaultfd() {
+fn a_fork_message_has_the_childs_userfaultfd() {
     with_features(MONITOR, |fixture| {
         fixture.copy(0, PAGE, 5).unwrap();
         let mut theirs = None;
@@ -163,7 +163,7 @@ fn a_fork_is_told_and_the_child_has_a_userfaultfd() {
 }
 
 #[test]
-fn each_of_two_userfaultfds_is_told_once_about_all_its_mappings() {
+fn each_of_two_userfaultfds_hears_once() {
     with_features(MONITOR, |fixture| {
         let space = fixture.space;
         let second = space.userfault(MONITOR, UserfaultScope::All).unwrap();
@@ -194,7 +194,7 @@ fn each_of_two_userfaultfds_is_told_once_about_all_its_mappings() {
 }
 
 #[test]
-fn a_fork_that_is_not_told_leaves_the_child_alone() {
+fn a_fork_without_event_leaves_the_child_unserved() {
     with_fixture(|fixture| {
         let child = fixture.space.fork().unwrap();
         child.fault(at(7), Access::Write).unwrap();
@@ -203,7 +203,7 @@ fn a_fork_that_is_not_told_leaves_the_child_alone() {
 }
 
 #[test]
-fn closing_ends_the_wait_for_the_reader_of_a_fork() {
+fn closing_ends_a_forks_wait() {
     with_fixture(|fixture| {
         let fd = fixture.space.userfault(MONITOR, Default::default()).unwrap();
         fixture.space.unregister_userfault(fixture.fd, at(0), 16 * PAGE).unwrap();

@@ -32,7 +32,7 @@ fn copies_fill_large_folios_where_the_range_allows() {
 }
 
 #[test]
-fn base_pages_are_copied_one_by_one_and_mapped_together() {
+fn base_pages_are_copied_singly_mapped_together() {
     with_fixture(|fixture| {
         fixture.copy(0, PAGE, 9).unwrap();
         let before = fixture.space.counts();
@@ -53,7 +53,7 @@ fn base_pages_are_copied_one_by_one_and_mapped_together() {
 }
 
 #[test]
-fn a_page_that_was_copied_may_be_the_source_of_the_next() {
+fn a_copied_page_may_be_the_next_source() {
     with_fixture(|fixture| {
         fixture.memory.folio_policy().set(Order(4), SizeMode::Always);
         let space = fixture.space;
@@ -86,7 +86,7 @@ fn zeroes_are_the_zero_page_in_runs() {
 }
 
 #[test]
-fn a_call_stops_at_what_is_there_and_says_how_far_it_came() {
+fn a_call_stops_at_a_present_page() {
     with_fixture(|fixture| {
         fixture.copy(4, PAGE, 4).unwrap();
         let zeroes = |page, pages| {

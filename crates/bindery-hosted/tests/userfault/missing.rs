@@ -36,7 +36,7 @@ fn a_fault_waits_until_its_page_is_copied() {
 }
 
 #[test]
-fn a_fault_that_is_woken_without_a_page_asks_again() {
+fn a_fault_woken_without_page_asks_again() {
     with_fixture(|fixture| {
         thread::scope(|scope| {
             let reader = fixture.spawn(scope, 1, |program| program.load(at(3)));
@@ -76,7 +76,7 @@ fn no_lock_is_held_while_a_fault_waits() {
 }
 
 #[test]
-fn a_copy_by_the_kernel_waits_as_the_program_does() {
+fn the_kernels_copy_waits_like_the_program() {
     with_fixture(|fixture| {
         thread::scope(|scope| {
             let kernel = scope.spawn(|| {
@@ -108,7 +108,7 @@ fn who_serves_programs_alone_refuses_the_kernel() {
 }
 
 #[test]
-fn a_fault_is_a_bus_error_with_that_feature() {
+fn a_fault_is_sigbus_with_that_feature() {
     with_features(UserfaultFeatures::SIGBUS, |fixture| {
         let fault = |page| fixture.space.fault(at(page), Access::Read);
         assert_eq!(fault(5), Err(FaultError::Bus));
@@ -119,7 +119,7 @@ fn a_fault_is_a_bus_error_with_that_feature() {
 }
 
 #[test]
-fn a_message_has_the_address_and_the_thread_that_were_asked_for() {
+fn a_message_has_the_requested_address_and_thread() {
     let features = UserfaultFeatures::EXACT_ADDRESS | UserfaultFeatures::THREAD_ID;
     with_features(features, |fixture| {
         thread::scope(|scope| {
@@ -253,7 +253,7 @@ fn unregistering_wakes_who_waits_there() {
 }
 
 #[test]
-fn unregistering_wakes_nobody_where_it_fails_or_beside_it() {
+fn failing_or_distant_unregistering_wakes_none() {
     with_fixture(|fixture| {
         thread::scope(|scope| {
             let reader = fixture.spawn(scope, 1, |program| program.load(at(3)));
@@ -308,7 +308,7 @@ fn registration_refuses_what_linux_refuses() {
 }
 
 #[test]
-fn a_mapping_that_is_not_served_costs_no_message() {
+fn an_unserved_mapping_costs_no_message() {
     with_fixture(|fixture| {
         fixture.space.mmap(&fixed(4 * AT, PAGE)).unwrap();
         fixture.space.fault(VirtAddr(4 * AT), Access::Write).unwrap();

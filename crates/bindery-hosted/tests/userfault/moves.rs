@@ -58,7 +58,7 @@ fn a_fault_waits_until_its_page_is_moved() {
 }
 
 #[test]
-fn what_was_moved_before_an_error_is_told_and_woken() {
+fn pages_moved_before_an_error_are_reported() {
     with_fixture(|fixture| {
         prepare(fixture, 4);
         let errno = |partial: PartialFill| partial.error.errno(Operation::Userfault);

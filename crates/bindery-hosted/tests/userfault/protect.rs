@@ -56,7 +56,7 @@ impl Fixture<'_, '_> {
 }
 
 #[test]
-fn a_write_to_a_protected_page_waits_until_that_is_lifted() {
+fn a_write_to_a_protected_page_waits() {
     with_protection(UserfaultFeatures::empty(), |fixture| {
         fixture.fill_all(8);
         fixture.protect(0, 8, PROTECT).unwrap();
@@ -75,7 +75,7 @@ fn a_write_to_a_protected_page_waits_until_that_is_lifted() {
 }
 
 #[test]
-fn large_folios_are_protected_in_runs_and_in_part() {
+fn large_folios_are_protected_wholly_and_partly() {
     with_protection(UserfaultFeatures::empty(), |fixture| {
         fixture.memory.folio_policy().set(Order(9), SizeMode::Always);
         fixture.memory.folio_policy().set(Order(4), SizeMode::Always);
@@ -90,7 +90,7 @@ fn large_folios_are_protected_in_runs_and_in_part() {
 }
 
 #[test]
-fn only_what_is_there_is_protected_unless_the_rest_was_asked_for() {
+fn absent_pages_are_protected_only_on_request() {
     with_protection(UserfaultFeatures::empty(), |fixture| {
         fixture.protect(0, PAGES, PROTECT).unwrap();
         assert_eq!(fixture.space.inspect(at(1)), Inspection::Empty);
@@ -111,7 +111,7 @@ fn only_what_is_there_is_protected_unless_the_rest_was_asked_for() {
 }
 
 #[test]
-fn a_write_that_nobody_is_told_of_lifts_the_protection_of_its_page() {
+fn an_asynchronous_write_removes_its_pages_protection() {
     let features = UserfaultFeatures::WP_ASYNC | UserfaultFeatures::WP_UNPOPULATED;
     with_protection(features, |fixture| {
         fixture.fill_all(4);
@@ -125,7 +125,7 @@ fn a_write_that_nobody_is_told_of_lifts_the_protection_of_its_page() {
 }
 
 #[test]
-fn a_child_is_not_protected_and_the_parent_stays_so() {
+fn a_child_is_unprotected_and_the_parent_protected() {
     with_protection(UserfaultFeatures::WP_UNPOPULATED, |fixture| {
         fixture.fill_all(4);
         fixture.protect(0, 8, PROTECT).unwrap();
@@ -153,7 +153,7 @@ fn mprotect_keeps_the_protection() {
 }
 
 #[test]
-fn what_moves_to_where_nobody_serves_it_loses_its_protection() {
+fn protection_is_lost_in_unserved_memory() {
     with_protection(UserfaultFeatures::WP_UNPOPULATED, |fixture| {
         fixture.fill_all(1024);
         fixture.protect(0, 512, PROTECT).unwrap();

@@ -70,7 +70,7 @@ fn what_was_written_is_reported_and_protected_again() {
 }
 
 #[test]
-fn what_has_no_entry_counts_as_written_and_gets_a_marker() {
+fn absent_pages_count_as_written_with_marker() {
     with_protected(|fixture| {
         for page in 4..8 {
             fixture.space.write_user(at(page), &[1]).unwrap();
@@ -122,7 +122,7 @@ fn categories_are_asked_for_in_three_ways() {
 }
 
 #[test]
-fn a_huge_leaf_is_one_region_and_is_protected_in_part() {
+fn a_huge_leaf_region_is_protected_partly() {
     with_wish(Wish::default(), |fixture| {
         fixture.memory.folio_policy().set(Order(9), SizeMode::Always);
         let space = fixture.space;
@@ -158,7 +158,7 @@ fn a_huge_leaf_is_one_region_and_is_protected_in_part() {
 }
 
 #[test]
-fn a_scan_stops_at_the_first_page_for_which_there_is_no_room() {
+fn a_scan_stops_at_a_page_without_room() {
     with_protected(|fixture| {
         // More stretches than a scan remembers at once.
         for page in (0..PAGES).step_by(2) {
@@ -182,7 +182,7 @@ fn a_scan_stops_at_the_first_page_for_which_there_is_no_room() {
 }
 
 #[test]
-fn mappings_that_cannot_be_protected_are_passed_over_or_refused() {
+fn unprotectable_mappings_are_skipped_or_refused() {
     with_protected(|fixture| {
         fixture.space.mmap(&fixed(AT + (PAGES + 4) * PAGE, 4 * PAGE)).unwrap();
         fixture.space.write_user(at(PAGES + 4), &[1]).unwrap();

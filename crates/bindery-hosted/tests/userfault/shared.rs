@@ -58,7 +58,7 @@ fn copy(fixture: &Fixture<'_, '_>, page: u64, byte: u8) -> Result<(), PartialFil
 
 /// A zero page in a private mapping of shared memory: a device gets a page that stays.
 #[test]
-fn a_zero_page_that_is_pinned_becomes_one_of_the_program() {
+fn a_pinned_zero_page_becomes_private() {
     with_wish(Wish::default(), |fixture| {
         let object = fixture.memory.shared_memory(LENGTH, Sealing::Allowed, Accounting::PerPage);
         let (object, space) = (object.unwrap(), fixture.space);
@@ -81,7 +81,7 @@ fn a_zero_page_that_is_pinned_becomes_one_of_the_program() {
 }
 
 #[test]
-fn a_page_that_the_object_lacks_is_supplied_to_all_who_map_it() {
+fn a_supplied_shared_page_serves_all_mappings() {
     with_shared(UserfaultFeatures::empty(), UserfaultModes::MISSING, |fixture, object| {
         thread::scope(|scope| {
             let reader = fixture.spawn(scope, 1, |program| program.load(here(3)));
@@ -124,7 +124,7 @@ fn behind_the_end_of_the_object_nothing_waits() {
 }
 
 #[test]
-fn what_the_object_has_is_mapped_when_the_handler_says_so() {
+fn an_objects_page_is_mapped_on_request() {
     with_shared(UserfaultFeatures::empty(), UserfaultModes::MINOR, |fixture, object| {
         object.write(0, &[8; 16 * 4096]).unwrap();
         thread::scope(|scope| {
@@ -286,7 +286,7 @@ fn supplied_pages_are_large_where_the_range_allows() {
 }
 
 #[test]
-fn shared_memory_is_mapped_where_its_folios_fit_whole() {
+fn shared_memory_is_mapped_by_whole_folios() {
     with_wish(Wish::default(), |fixture| {
         use_object_order(fixture.memory, 4);
         let space = fixture.space;
@@ -346,7 +346,7 @@ fn collapsing_leaves_what_a_handler_serves_alone() {
 }
 
 #[test]
-fn a_child_that_is_served_too_inherits_the_protection_of_shared_memory() {
+fn a_served_child_inherits_shared_memorys_protection() {
     let modes = UserfaultModes::WRITE_PROTECT;
     with_shared(UserfaultFeatures::EVENT_FORK, modes, |fixture, _| {
         fixture.space.fault(here(1), Access::Write).unwrap();
@@ -409,7 +409,7 @@ fn is_protected(fixture: &Fixture<'_, '_>, page: u64) -> bool {
 }
 
 #[test]
-fn private_mappings_of_shared_memory_get_pages_of_their_own() {
+fn private_mappings_of_shared_memory_get_copies() {
     with_wish(Wish::default(), |fixture| {
         let object = fixture.memory.shared_memory(LENGTH, Sealing::Allowed, Accounting::PerPage);
         let object = object.unwrap();
@@ -436,7 +436,7 @@ fn private_mappings_of_shared_memory_get_pages_of_their_own() {
 }
 
 #[test]
-fn a_poisoned_page_is_a_bus_error_until_it_is_supplied() {
+fn a_poisoned_page_is_sigbus_until_supplied() {
     with_fixture(|fixture| {
         fixture.copy(8, PAGE, 1).unwrap();
         let poison = |page, pages| {

@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mmu_makes_a_writable_page_dirty_by_clearing_one_bit() {
+    fn the_mmu_dirties_by_clearing_one_bit() {
         let clean = page(USER_READ | Permissions::WRITE, false);
         let written = Entry(clean.0 & !READ_ONLY);
         assert!(!A::is_saturated(clean) && A::is_saturated(written));
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mmu_cannot_make_a_write_protected_page_writable() {
+    fn the_mmu_cannot_unprotect_a_page() {
         // If DBM stayed set, the next write would clear AP[2] and succeed.
         let protected = A::write_protect(page(USER_READ | Permissions::WRITE, true));
         assert_eq!(protected.0 & (DBM | READ_ONLY | SAVED_DIRTY), READ_ONLY | SAVED_DIRTY);
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_and_a_block_differ_in_their_lowest_bits() {
+    fn pages_and_blocks_differ_in_low_bits() {
         let attributes = Attributes { permissions: USER_READ, ..Default::default() };
         assert_eq!(A::page_entry(Frame(0), Level::PTE, attributes).0 & 0b11, 0b11);
         assert_eq!(A::page_entry(Frame(0), Level::PMD, attributes).0 & 0b11, 0b01);
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_may_leave_the_global_ones_in_place_but_not_join_them() {
+    fn an_entry_may_leave_globals_without_break() {
         let user = page(USER_READ, false);
         let kernel = page(Permissions::READ, false);
         assert!(A::needs_break(user, kernel, Level::PTE));

@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn an_execute_only_page_stays_so_until_it_is_made_writable() {
+    fn an_execute_only_page_stays_until_written() {
         let page = page(Frame(7), Permissions::EXECUTE | Permissions::USER);
         assert_eq!(page.0 & LEAF, EXECUTE);
         assert_eq!(A::attributes(page).permissions, Permissions::EXECUTE | Permissions::USER);
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn the_entries_of_a_region_are_alike_as_written() {
+    fn the_entries_of_a_region_are_equal() {
         let user = Permissions::READ | Permissions::USER;
         let first = A::set_contig(page(Frame(0x1230), user), EntryIndex::new(0x40));
         for page_number in 0..CONTIG_ENTRIES {
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn the_middle_page_of_a_region_still_needs_a_break_to_leave_it() {
+    fn a_regions_middle_page_needs_a_break() {
         // The frame bits equal those of a region; only N distinguishes the two.
         let single = page(Frame(0x1238), Permissions::READ | Permissions::USER);
         let contig = A::set_contig(single, EntryIndex::new(8));

@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dirty_page_that_is_write_protected_is_no_shadow_stack() {
+    fn a_protected_dirty_page_is_no_shadow_stack() {
         let user = Permissions::READ | Permissions::USER;
         let dirty =
             A::page_entry(Frame(7), Level::PTE, attributes(user | Permissions::WRITE, true));
@@ -350,13 +350,13 @@ mod tests {
     }
 
     #[test]
-    fn user_space_ends_one_page_below_the_non_canonical_addresses() {
+    fn user_space_ends_before_the_noncanonical_addresses() {
         assert_eq!(X86_64::<4>::USER_END, 0x0000_7fff_ffff_f000);
         assert_eq!(X86_64::<5>::USER_END, 0x00ff_ffff_ffff_f000);
     }
 
     #[test]
-    fn the_fifth_level_is_one_more_table_and_nothing_else() {
+    fn the_fifth_level_is_just_another_table() {
         assert_eq!((X86_64::<4>::LEVELS, X86_64::<5>::LEVELS), (4, 5));
         assert_eq!(X86_64::<5>::NAME, "x86-64-la57");
         assert_eq!(X86_64::<5>::table(Frame(7)), A::table(Frame(7)));
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn no_absent_entry_points_a_speculating_processor_at_low_memory() {
+    fn no_absent_entry_points_at_low_memory() {
         // L1 terminal fault: the processor takes the bits for a frame, regardless of bit 0. All
         // memory with a frame number lies below 2^44.
         let marker = A::encode_absent(Absent::Marker(Marker::Guard));

@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn each_height_is_a_quarter_as_likely_as_the_one_before() {
+    fn each_height_is_a_quarter_as_likely() {
         let heights = Heights::new([3, 4]);
         let drawn: Vec<_> = (0..1 << 20).map(|_| heights.draw()).collect();
         assert!(drawn.iter().all(|height| (1..=HEIGHT).contains(height)));

@@ -257,26 +257,26 @@ fn remove_and_drain(world: &World) {
 }
 
 #[test]
-fn a_reader_beside_a_removal_reads_what_is_not_freed() {
+fn a_reader_beside_a_removal_is_safe() {
     let seen = explore(Omit::Nothing, [remove_first, read_first]);
     assert!(seen.read.load(Relaxed) && seen.put_off.load(Relaxed));
     assert!(seen.freed_at_once.load(Relaxed));
 }
 
 #[test]
-fn readers_of_two_records_beside_their_removals_read_what_is_not_freed() {
+fn readers_beside_their_two_removals_are_safe() {
     let seen = explore(Omit::Nothing, [remove_both, read_twice]);
     assert!(seen.read.load(Relaxed) && seen.put_off.load(Relaxed));
 }
 
 #[test]
-fn two_removals_beside_a_reader_free_each_record_once() {
+fn two_removals_free_each_record_once() {
     let seen = explore(Omit::Nothing, [remove_first, read_twice, remove_second]);
     assert!(seen.read.load(Relaxed) && seen.put_off.load(Relaxed));
 }
 
 #[test]
-fn two_readers_beside_two_removals_read_what_is_not_freed() {
+fn two_readers_beside_two_removals_are_safe() {
     let seen = explore(Omit::Nothing, [remove_both, read_first, read_second]);
     assert!(seen.read.load(Relaxed) && seen.put_off.load(Relaxed));
 }
@@ -289,25 +289,25 @@ fn a_drain_waits_for_the_reader() {
 
 #[test]
 #[should_panic]
-fn a_period_that_begins_before_the_unlinking_misses_a_reader() {
+fn a_period_before_the_unlinking_misses_a_reader() {
     explore(Omit::PeriodAfterUnlinking, [remove_first, read_first]);
 }
 
 #[test]
 #[should_panic]
-fn who_does_not_ask_whether_the_period_is_over_frees_under_a_reader() {
+fn without_the_periods_end_a_reader_loses() {
     explore(Omit::AskWhetherOver, [remove_first, read_first]);
 }
 
 #[test]
 #[should_panic]
-fn a_record_that_joins_an_older_period_is_freed_under_a_reader() {
+fn a_record_in_an_older_period_is_lost() {
     explore(Omit::PeriodOfItsOwn, [remove_both, read_twice]);
 }
 
 #[test]
 #[should_panic]
-fn a_section_that_is_announced_without_release_hides_the_end_of_the_one_before() {
+fn without_release_a_sections_end_is_hidden() {
     explore(Omit::ReleaseAtEntry, [remove_both, read_twice]);
 }
 

@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folio_ages_by_what_two_looks_have_found() {
+    fn a_folio_ages_by_two_looks() {
         let looks =
             |age: Age, used: &[bool]| used.iter().try_fold(age, |age, used| age.after_look(*used));
         assert_eq!(looks(Age::Cold, &[true, true, true]), Some(Age::Hot));

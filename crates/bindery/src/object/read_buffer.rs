@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_that_is_filled_to_the_end_is_not_zeroed() {
+    fn a_full_buffer_is_not_zeroed() {
         assert_eq!(filled(12, |buffer| assert_eq!(buffer.append(&[1; 99]), 12)), ([1; 12], 0));
         assert_eq!(filled(u64::MAX, |buffer| buffer.append_all(1)), ([1; 12], 0));
         let pieces = filled(12, |buffer| {

@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_are_aligned_and_disjoint_until_nothing_is_left() {
+    fn blocks_are_aligned_and_disjoint_until_exhaustion() {
         for order in Order::PAGE.up_to(Order(9)) {
             let mut bitmap = Bitmap::EMPTY;
             for block in 0..CLUSTER_SLOTS >> order.0 {

@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_is_hot_if_less_went_out_since_than_half_of_what_is_used() {
+    fn a_page_missed_soon_is_hot() {
         let clock = Clock::new();
         assert!(!clock.has_reclaimed());
         clock.note_use(200);
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_went_out_in_a_sweep_are_missed() {
+    fn pages_evicted_in_a_sweep_are_missed() {
         let clock = Clock::new();
         clock.note_use(200);
         let before = clock.shadow();

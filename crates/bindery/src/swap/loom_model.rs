@@ -193,7 +193,7 @@ fn two_faults_wait_for_a_device() {
 }
 
 #[test]
-fn a_fault_waits_for_a_thread_and_then_for_its_device() {
+fn a_fault_waits_for_thread_then_device() {
     a_fault_before_the_write(Omit::Nothing);
 }
 
@@ -204,7 +204,7 @@ fn a_folio_is_done_with_its_last_piece() {
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn without_a_note_after_finish_the_other_fault_sleeps_on() {
+fn without_a_later_note_a_fault_sleeps_on() {
     two_faults(Omit::NoteAfterFinish);
 }
 
@@ -216,12 +216,12 @@ fn without_a_note_at_completion_nobody_wakes() {
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn without_the_bit_a_fault_sleeps_where_nobody_unlocks() {
+fn without_the_bit_a_fault_sleeps_forever() {
     a_fault_before_the_write(Omit::WritebackBit);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn without_a_piece_of_its_own_a_folio_is_done_too_early() {
+fn without_its_own_piece_a_folio_ends_early() {
     two_pieces(Omit::OwnPiece);
 }

@@ -230,34 +230,34 @@ fn two_names(omit: Omit) {
 }
 
 #[test]
-fn a_page_that_is_found_in_the_cache_is_the_slots() {
+fn a_page_found_in_the_cache_is_right() {
     eviction(Omit::Nothing);
 }
 
 #[test]
-fn a_busy_slot_is_free_when_its_page_is_written() {
+fn a_busy_slot_is_free_after_its_write() {
     last_entry(Omit::Nothing);
 }
 
 #[test]
-fn a_run_is_named_in_all_or_in_none() {
+fn a_run_gets_all_references_or_none() {
     two_names(Omit::Nothing);
 }
 
 #[test]
 #[should_panic(expected = "another page has the frame")]
-fn without_a_second_look_a_fault_gets_another_page() {
+fn without_a_second_check_another_page_appears() {
     eviction(Omit::SecondLook);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn without_the_busy_bit_a_slot_is_reused_too_early() {
+fn without_the_busy_bit_a_slot_is_reused() {
     last_entry(Omit::Busy);
 }
 
 #[test]
 #[should_panic(expected = "both name the slots")]
-fn without_the_lock_a_slot_is_named_too_often() {
+fn without_the_lock_a_slot_is_overcounted() {
     two_names(Omit::ClusterLock);
 }

@@ -243,6 +243,6 @@ fn without_one_step_nobody_lets_the_slot_go() {
 
 #[test]
 #[should_panic(expected = "Concurrent write accesses")]
-fn without_a_mark_a_slot_is_reused_while_the_device_writes() {
+fn without_a_mark_a_written_slot_is_reused() {
     two_faults(Omit::Mark);
 }

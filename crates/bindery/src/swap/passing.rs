@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn several_ways_are_followed_at_once_beside_faults_anywhere() {
+    fn several_ways_are_followed_among_random_faults() {
         let passing = Passing::new();
         let ways = (0..50).flat_map(|page| [1_000 + page, 2_000 + page, 3_000 + page]);
         assert_eq!(passing_faults(&passing, ways).len(), 3 * 47);
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ring_gives_the_oldest_and_keeps_the_last() {
+    fn the_ring_yields_oldest_and_keeps_latest() {
         let passing = Passing::new();
         assert_eq!(passing.take(), None);
         for frame in 0..20 {
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn missed_pages_are_told_once_and_not_too_many() {
+    fn missed_pages_are_reported_once_in_bounds() {
         let passing = Passing::new();
         passing.note_missed(5);
         assert_eq!((passing.take_missed(), passing.take_missed()), (5, 0));

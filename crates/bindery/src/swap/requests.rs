@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_that_nobody_waits_for_is_for_all() {
+    fn an_unawaited_read_is_for_all() {
         for failed in [false, true] {
             let requests = Requests::new();
             let number = requests.take().unwrap();

@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_streak_grows_with_the_pages_that_it_has_read() {
+    fn a_streak_grows_with_its_pages() {
         let streak = Streak::new();
         assert_eq!(streak.order_at(0), Order::PAGE);
         for page in 32..48 {
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folio_that_comes_back_as_it_went_out_counts_as_a_page() {
+    fn a_folio_of_its_old_size_counts_one() {
         let streak = Streak::new();
         read(&streak, 0, Order(9), Order(9));
         assert_eq!(streak.order_at(512), Order::PAGE);

@@ -94,7 +94,7 @@ impl Interrupts for Flag {
 }
 
 #[test]
-fn the_holder_of_a_spin_lock_has_interrupts_off() {
+fn a_spin_locks_holder_has_interrupts_off() {
     let locks = [const { Mutex::<SpinLock<Flag>, ()>::new(()) }; 2];
     let outer = locks[0].lock();
     assert!(!ENABLED.get());
@@ -142,7 +142,7 @@ impl Parking<AtomicU32> for Spins {
 }
 
 #[test]
-fn overlapping_readers_do_not_keep_a_writer_out_who_has_patience() {
+fn overlapping_readers_do_not_block_patient_writers() {
     let lock = RwLock::<AtomicU32>::new();
     let mut reader = lock.try_read(&Spins);
     assert!(reader.is_some());
@@ -162,7 +162,7 @@ fn overlapping_readers_do_not_keep_a_writer_out_who_has_patience() {
 }
 
 #[test]
-fn a_writer_without_patience_leaves_the_lock_as_it_was() {
+fn an_impatient_writer_leaves_the_lock_unchanged() {
     let lock = RwLock::<AtomicU32>::new();
     let reader = lock.try_read(&Spins);
     let mut left = 3;

@@ -240,12 +240,12 @@ fn two_faults_are_served_by_two_readers() {
 }
 
 #[test]
-fn two_faults_of_one_page_wait_for_one_page() {
+fn two_faults_of_a_page_wait_together() {
     assert!(explore(Omit::Nothing, [fault, fault, fill]));
 }
 
 #[test]
-fn a_fault_finds_the_page_that_was_filled_before_its_message() {
+fn a_fault_finds_a_page_filled_early() {
     assert!(explore(Omit::Nothing, [fault, fill]));
 }
 
@@ -260,59 +260,59 @@ fn a_fault_beside_a_close_goes_on() {
 }
 
 #[test]
-fn two_faults_and_a_change_beside_a_close_go_on() {
+fn faults_and_a_change_survive_a_close() {
     assert!(explore(Omit::Nothing, [fault, World::change, fault_elsewhere, World::close]));
 }
 
 #[test]
-fn a_change_is_over_when_its_thread_goes_on() {
+fn a_change_is_over_before_its_thread_continues() {
     assert!(explore(Omit::Nothing, [World::change, read_event]));
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn without_a_second_look_a_fault_waits_for_a_page_that_is_there() {
+fn without_a_second_look_mapped_pages_are_awaited() {
     explore(Omit::SecondLook, [fault, fill]);
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn a_page_that_is_mapped_after_the_wake_leaves_its_fault_asleep() {
+fn mapping_after_the_wake_leaves_the_fault_asleep() {
     explore(Omit::MapBeforeWake, [fault, fill]);
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn a_message_that_is_queued_after_the_close_waits_forever() {
+fn a_message_queued_after_the_close_waits_forever() {
     explore(Omit::ClosedUnderLock, [fault, World::close]);
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn a_reader_that_counts_after_its_look_sleeps_on_a_message() {
+fn counting_after_the_look_misses_a_message() {
     explore(Omit::CountBeforeLook, [fault, World::serve]);
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn a_message_that_nobody_is_woken_for_is_not_read() {
+fn a_message_without_a_wakeup_is_unread() {
     explore(Omit::Arrival, [fault, World::serve]);
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn a_reader_that_is_woken_before_it_can_read_sleeps_again() {
+fn a_reader_woken_early_sleeps_again() {
     explore(Omit::ReadableBeforeArrival, [fault, World::serve]);
 }
 
 #[test]
 #[should_panic(expected = "try again")]
-fn a_change_that_is_over_too_late_refuses_its_own_thread() {
+fn a_change_over_late_refuses_its_thread() {
     explore(Omit::OverBeforeWake, [World::change, read_event]);
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn a_thread_that_sleeps_without_a_look_is_not_woken() {
+fn a_thread_sleeping_without_a_look_is_lost() {
     explore(Omit::LookBeforeSleep, [fault, fill]);
 }

@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_answers_and_a_third_in_swap_are_good() {
+    fn equal_answers_with_enough_swap_are_good() {
         let sort = Application::from_name("sort").unwrap();
         assert!(good().verdict(sort).is_ok());
         assert!(Runs { linux: None, ..good() }.verdict(sort).is_ok());
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn another_answer_or_too_little_in_swap_is_a_failure() {
+    fn a_wrong_answer_or_little_swap_fails() {
         let sort = Application::from_name("sort").unwrap();
         let other = |told: Told| Told { answer: "other".to_owned(), ..told };
         let Runs { ample, short, linux } = good();

@@ -87,7 +87,7 @@ mod tests {
         memory 29168 kB, swap 1234 kB\r\npages 33 out, 22 in\r\ncompare: status 0\r\n";
 
     #[test]
-    fn a_run_that_succeeds_tells_its_answer_and_its_memory() {
+    fn a_successful_run_reports_answer_and_memory() {
         let expected = Told {
             kernel: "Linux 7.2.13 #1".to_owned(),
             answer: "0123456789abcdef".to_owned(),
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn each_script_is_one_for_a_shell_and_runs_the_application() {
+    fn each_script_parses_and_runs_its_application() {
         for application in &APPLICATIONS {
             let text = script(application);
             check(&text);

@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_script_is_one_for_a_shell_and_runs_each_program_with_its_folios() {
+    fn the_script_parses_and_runs_each_program() {
         let programs: Vec<_> = (0..20).map(grammar::program).collect();
         let script = text(&programs);
         check(&script);
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_get_their_results_and_their_counts_in_order() {
+    fn steps_get_results_and_counts_in_order() {
         let program = grammar::program(1);
         let count = program.steps.len();
         let results: Vec<_> = (0..count).map(|number| number.to_string()).collect();

@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_operation_has_the_reason_of_the_least_bound_that_is_not_exceeded() {
+    fn an_operation_has_the_reason_of_its_bound() {
         assert!(reason("fork", 1.5).is_some());
         assert!(reason("fork", 1_000.0).is_none());
         assert!(reason("mmap", 1.2).is_none());

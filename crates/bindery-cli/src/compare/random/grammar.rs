@@ -523,7 +523,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_have_all_operations_and_fit_into_the_interpreter() {
+    fn programs_have_all_operations_and_fit() {
         let source = include_str!("../../../../../programs/workloads/random.c");
         let limit = |name: &str| -> u64 {
             let line =

@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_above_the_bound_is_unexplained_until_it_is_listed() {
+    fn an_unlisted_step_above_the_bound_is_unexplained() {
         let lines = compared(|step| (0, if step == 2 { 1_101 } else { 1_100 }));
         let unexplained: Vec<_> = lines.iter().filter(|line| line.is_unexplained()).collect();
         assert_eq!(unexplained.len(), 1);
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_without_work_of_the_kernel_are_left_out() {
+    fn steps_without_kernel_work_are_left_out() {
         let program = grammar::program(3);
         let idle = measured(&program, |_| (0, 20));
         assert!(lines(Architecture::X86_64, &[program], &idle, &idle).is_empty());

@@ -322,7 +322,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_case_has_an_operation_and_fits_into_the_interpreter() {
+    fn every_case_has_an_operation_and_fits() {
         for case in all() {
             assert!(case.names.iter().any(Option::is_some));
             assert!(case.steps.len() <= 1024 && case.steps.len() == case.names.len());

@@ -210,7 +210,7 @@ mod tests {
     const WANTED: u64 = 120_000;
 
     #[test]
-    fn the_memory_that_leaves_as_many_frames_is_found() {
+    fn the_memory_for_equal_frames_is_found() {
         // 80 MiB for itself, and a sixteenth of the rest.
         let frames = |memory: u64| (memory - 80 * MIB) / 16 * 15 / FRAME;
         let mut tries = 0;
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn the_closest_of_kernels_that_never_come_close_is_taken() {
+    fn the_closest_of_distant_kernels_is_taken() {
         let mut found =
             [121_500, 119_500, 120_300, 120_700, 119_000, 119_400, 120_500, 121_000].into_iter();
         let mut memory = Vec::new();
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_has_never_enough_ends_the_search() {
+    fn a_kernel_without_enough_ends_the_search() {
         let mut tries = 0;
         let problem = fit(WANTED, 576 * MIB, |_| {
             tries += 1;

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn by_default_each_order_runs_in_one_process_with_five_seeds() {
+    fn by_default_each_order_has_five_seeds() {
         let runs = runs(&parsed(&[]).unwrap());
         assert_eq!(runs.len(), 35);
         let (first, last) = (runs[0], runs[34]);

@@ -242,7 +242,7 @@ mod tests {
         compare: status 0\r\n";
 
     #[test]
-    fn a_run_that_succeeds_tells_how_many_pages_it_moved_in_how_many_frames() {
+    fn a_successful_run_reports_pages_and_frames() {
         let told = judge(GOOD, 1).unwrap();
         assert_eq!(told.kernel, "Linux 7.2.13 #1");
         let [moved] = told.moved[..] else { panic!("{told:?}") };
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn the_script_is_one_for_a_shell_and_makes_all_runs_with_both_lists() {
+    fn the_script_parses_and_makes_all_runs() {
         let wanted = "/bin/working_set --mib 64 --passes 1 --swap --moved --verify \
                       --processes 4 --seed 2 --pattern random\n";
         let text = script(&[RUN], &[Lists::Own]);
@@ -288,7 +288,7 @@ mod tests {
 
     /// Patterns are written separately in C and in Rust.
     #[test]
-    fn the_program_visits_the_pages_that_the_trace_has() {
+    fn the_program_visits_the_pages_of_the_trace() {
         let root = workspace::root().unwrap();
         let directory = tempfile::tempdir().unwrap();
         let program = directory.path().join(WORKLOAD);

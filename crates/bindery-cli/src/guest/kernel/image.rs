@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn segments_stand_at_their_physical_addresses_with_zeros_between() {
+    fn segments_are_at_their_addresses_with_zeros_between() {
         let file = elf(&[(0x4020_0008, b"second"), (0x4020_0000, b"first")]);
         assert_eq!(flat(&file).unwrap(), b"first\0\0\0second");
     }

@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_architectures_of_the_kernel_have_the_same_files() {
+    fn both_architectures_have_the_same_files() {
         let source = workspace::root().unwrap().join("crates").join(PACKAGE).join("src/arch");
         let files = |architecture: &str| {
             let entries = source.join(architecture).read_dir().unwrap();

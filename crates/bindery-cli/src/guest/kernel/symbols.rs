@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_symbols_of_this_test_are_sorted_and_as_in_the_source() {
+    fn symbols_are_sorted_with_names_of_the_source() {
         let elf = std::fs::read(std::env::current_exe().unwrap()).unwrap();
         let text = text(&elf).unwrap();
         let addresses: Vec<u64> = text

@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_is_started_with_the_loader_beside_it_wherever_both_have_been_moved() {
+    fn a_moved_program_starts_with_its_own_loader() {
         let directory = tempfile::tempdir().unwrap();
         let before = directory.path().join("before");
         unpack(&before);
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_dynamic_program_is_left_as_it_is() {
+    fn other_files_than_dynamic_programs_stay_unchanged() {
         let directory = tempfile::tempdir().unwrap();
         unpack(directory.path());
         prepare(directory.path(), &["usr/bin"]).unwrap();

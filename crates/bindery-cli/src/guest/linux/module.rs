@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_compiler_is_the_one_that_built_the_kernel() {
+    fn the_compiler_is_that_of_the_kernel() {
         let configuration = "CONFIG_X=y\n\
             CONFIG_CC_VERSION_TEXT=\"x86_64-linux-gnu-gcc-16 (Debian 16.2.0-4) 16.2.0\"\n";
         let compiler = Compiler::read(configuration).unwrap();
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn the_packages_that_all_flavours_share_are_named_without_one() {
+    fn packages_of_all_flavours_have_no_flavour() {
         assert_eq!(version("7.2.13+deb14-cloud-arm64"), "7.2.13+deb14");
         assert_eq!(version("7.2.13+deb14"), "7.2.13+deb14");
     }

@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_that_ends_well_tells_its_time_and_its_status() {
+    fn a_good_run_reports_time_and_status() {
         let report = read(b"first-user-instruction 52000123\nstatus 3\n");
         assert_eq!(report.status, Some(3));
         assert_eq!(report.first_user_instruction, Some(52_000_123));
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_follows_a_panic_is_part_of_it() {
+    fn all_lines_after_a_panic_belong_to_it() {
         let report = read(b"status 0\npanic a frame leaked\n  at check\nstatus 0\n");
         assert_eq!(report.panic.as_deref(), Some("a frame leaked\n  at check\nstatus 0"));
         assert_eq!(report.status, None, "a panic after the last program is no success");
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_channel_cut_off_in_a_line_or_a_character_is_read_as_far_as_it_goes() {
+    fn a_truncated_channel_is_read_to_its_end() {
         assert_eq!(read(b"").status, None);
         assert_eq!(read(b"status 1").status, Some(1));
         assert_eq!(read(b"panic \xe2\x82").panic.as_deref(), Some("\u{fffd}"));

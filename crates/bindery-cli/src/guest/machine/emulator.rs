@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn every_architecture_has_a_channel_to_the_host_and_a_console() {
+    fn every_architecture_has_a_channel_and_a_console() {
         for architecture in Architecture::ALL {
             let words = words(&Machine::new(architecture, PathBuf::from("kernel")));
             assert!(has(&words, "-chardev", "file,id=control,path=/t/a,,b"), "{words:?}");
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_counted_clock_and_a_plugin_are_asked_for() {
+    fn a_counted_clock_and_a_plugin_are_requested() {
         let mut machine = Machine::new(Architecture::X86_64, PathBuf::from("kernel"));
         machine.clock = Clock::Instructions;
         machine.processors = 2;

@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_says_counts_and_not_the_exit_status_of_the_emulator() {
+    fn the_kernels_report_beats_the_emulators_exit_status() {
         for code in [0, 1, 3] {
             let outcome = judged(ended(code, ""), Some("status 7\n")).unwrap();
             assert_eq!((outcome.status, outcome.console.as_slice()), (Some(7), &b"hello"[..]));
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn an_emulator_that_complains_has_not_started_the_machine() {
+    fn a_complaining_emulator_has_not_started() {
         let complaint = "qemu-system-x86_64: could not load kernel 'kernel'";
         for channel in [None, Some("")] {
             let problem = judged(ended(1, complaint), channel).unwrap_err();
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_whose_time_is_up_keeps_what_it_said() {
+    fn a_stopped_machine_keeps_its_output() {
         let end = End::Stopped(Duration::from_secs(3));
         let stopped = Ended { end, output: Vec::new(), messages: Vec::new() };
         let outcome = judged(stopped, Some("first-user-instruction 5\n")).unwrap();

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_is_ended_when_its_time_is_up_even_if_it_ignores_being_asked() {
+    fn a_child_that_ignores_requests_is_killed() {
         let started = Instant::now();
         let time = Duration::from_millis(200);
         let asked = shell("echo begun; exec sleep 60", Some(time));

@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn debians_rust_serves_where_the_target_is_not_installed() {
+    fn debians_rust_serves_without_the_installed_target() {
         for version in ["1.95.0", "1.96.0", "2.0.0", "1.100.1"] {
             let expected = Toolchain::Debian { version: version.to_owned() };
             assert_eq!(decide(TARGET, &debian(version, Vec::new())), Ok(expected));
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_serves_the_problem_says_what_to_type() {
+    fn without_a_toolchain_the_problem_has_a_command() {
         for (host, part) in [
             (Host::default(), "bindery setup"),
             (debian("1.63.0", Vec::new()), "1.63.0 is too old"),
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_compilers_release_is_read_from_what_it_prints() {
+    fn a_compilers_release_is_parsed() {
         let text = "rustc 1.96.0 (ac68faa20 2026-05-25)\nbinary: rustc\nrelease: 1.96.0\n";
         assert_eq!(release(text), Some("1.96.0"));
         assert_eq!(release("rustc 1.96.0"), None);

@@ -24,16 +24,16 @@ use steps::Kernel;
 
 on_every_architecture! {
     random_calls_agree_with_the_model => random_calls;
-    areas_are_seen_through_a_copy_of_the_root => through_a_copy;
+    a_copied_root_shows_later_areas => through_a_copy;
 }
 
 #[test]
-fn random_calls_agree_with_the_model_on_the_tiny_architecture() {
+fn random_calls_agree_with_the_model_on_tiny() {
     random_calls::<Tiny>();
 }
 
 #[test]
-fn random_calls_agree_with_the_model_page_by_page() {
+fn random_calls_agree_page_by_page() {
     random_calls_of::<AArch64>(Reach::Page, 60);
     random_calls_of::<Riscv64<3>>(Reach::Page, 20);
 }

@@ -27,11 +27,11 @@ use interposed::{Gate, Interposed, interposed};
 
 on_every_architecture! {
     an_area_beside_a_purged_one_never_faults => beside_a_purge;
-    freed_addresses_are_not_used_while_a_purge_flushes => not_reused;
+    freed_addresses_wait_for_the_purges_flush => not_reused;
     a_dump_sees_everything_during_a_cut => dump_during_cut;
-    a_fault_during_a_cut_waits_for_its_end => fault_during_cut;
+    a_fault_waits_for_a_cuts_end => fault_during_cut;
     frames_and_tables_wait_for_whoever_walks => walkers;
-    no_more_than_twice_the_limit_waits_for_a_stopped_purge => bounded_backlog;
+    a_stopped_purge_bounds_the_backlog => bounded_backlog;
     everything_at_once => everything_at_once_on_five_cpus;
 }
 

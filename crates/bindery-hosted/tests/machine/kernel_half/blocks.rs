@@ -22,7 +22,7 @@ fn block_leaf(index: usize, bits: u64) -> u64 {
 }
 
 #[test]
-fn a_block_of_huge_leaves_is_one_translation_until_a_page_of_it_is_invalidated() {
+fn a_block_of_huge_leaves_is_one_translation() {
     let machine = block(AArch64::KERNEL);
     let addr = LAST_BLOCK + 15 * MIB2 + 5 * PAGE;
     assert_eq!(kernel(&machine, addr, Write), Ok(0x8_2000_000 + 15 * MIB2 + 5 * PAGE));
@@ -40,7 +40,7 @@ fn a_block_of_huge_leaves_is_one_translation_until_a_page_of_it_is_invalidated()
 }
 
 #[test]
-fn a_frame_in_the_middle_of_a_block_of_huge_leaves_is_not_released_unseen() {
+fn a_released_frame_in_a_block_is_seen() {
     for frame in [0x8_2000, 0x8_2fff, 0x8_3fff] {
         let machine = block(AArch64::KERNEL);
         kernel(&machine, LAST_BLOCK, Read).unwrap();
@@ -53,7 +53,7 @@ fn a_frame_in_the_middle_of_a_block_of_huge_leaves_is_not_released_unseen() {
 }
 
 #[test]
-fn huge_leaves_that_become_a_block_without_a_break_are_in_conflict() {
+fn a_block_formed_without_break_is_in_conflict() {
     let machine = block(AArch64::KERNEL);
     let alone = |index| AArch64::maps(0x8_2000 + index as u64 * 512, 2, AArch64::KERNEL);
     (0..16).for_each(|index| set(&machine, L2, 496 + index, alone(index)));
@@ -75,7 +75,7 @@ fn huge_leaves_that_become_a_block_without_a_break_are_in_conflict() {
 }
 
 #[test]
-fn a_block_of_huge_leaves_is_marked_in_one_of_them() {
+fn a_block_of_huge_leaves_marks_one() {
     let machine = block((AArch64::CLEAN)(AArch64::KERNEL));
     kernel(&machine, LAST_BLOCK, Write).unwrap();
     let dirty = (0..16).filter(|index| get(&machine, L2, 496 + index) & 1 << 7 == 0).count();
@@ -84,7 +84,7 @@ fn a_block_of_huge_leaves_is_marked_in_one_of_them() {
 }
 
 #[test]
-fn a_block_of_huge_leaves_with_a_foreign_one_is_reported() {
+fn a_huge_block_with_foreign_leaf_is_reported() {
     let kernel_bits = AArch64::KERNEL;
     for (entry, expected) in [
         (AArch64::names(L1), "a table"),
@@ -108,7 +108,7 @@ fn a_block_of_huge_leaves_with_a_foreign_one_is_reported() {
 }
 
 #[test]
-fn a_block_of_huge_leaves_may_be_a_device() {
+fn a_device_may_be_a_huge_block() {
     let machine = fixture::<AArch64>();
     let bits = AArch64::KERNEL | AArch64::DEVICE | CONTIGUOUS;
     for index in 0..16 {
@@ -120,7 +120,7 @@ fn a_block_of_huge_leaves_may_be_a_device() {
 }
 
 #[test]
-fn a_napot_region_of_two_types_of_memory_is_reported() {
+fn a_region_of_two_memory_types_is_reported() {
     type Sv48 = Riscv64<4>;
     let machine = fixture::<Sv48>();
     let region = |bits| Sv48::maps(0x8_0108, 1, Sv48::KERNEL | 1 << 63 | bits);

@@ -329,7 +329,7 @@ fn straddling<A: Format>() {
 }
 
 #[test]
-fn memory_types_that_are_not_set_up_are_reported() {
+fn memory_types_not_set_up_are_reported() {
     fn why<A: Format>(table: Frame, index: usize, entry: u64) -> &'static str {
         let machine = fixture::<A>();
         set(&machine, table, index, entry);
@@ -351,7 +351,7 @@ fn memory_types_that_are_not_set_up_are_reported() {
 }
 
 #[test]
-fn the_other_types_of_memory_have_their_bits_too() {
+fn the_other_memory_types_have_their_bits() {
     fn memory<A: Format>(bits: u64) -> MemoryType {
         let machine = fixture::<A>();
         set(&machine, L1, 510, A::maps(0x8_0100, 1, A::KERNEL | bits));
@@ -365,7 +365,7 @@ fn the_other_types_of_memory_have_their_bits_too() {
 }
 
 #[test]
-fn on_aarch64_each_mode_executes_its_own_code_alone() {
+fn aarch64_modes_execute_only_their_own_code() {
     let why = |bits| {
         let machine = fixture::<AArch64>();
         set(&machine, L1, 510, AArch64::maps(0x8_0100, 1, bits));
@@ -391,7 +391,7 @@ fn on_aarch64_each_mode_executes_its_own_code_alone() {
 }
 
 #[test]
-fn on_x86_64_a_table_of_the_kernel_makes_what_lies_below_the_kernels() {
+fn an_x86_64_kernel_table_restricts_its_leaves() {
     type X86 = X86_64<4>;
     let machine = fixture::<X86>();
     set(&machine, L2, 511, X86::names(L1) & !4);
@@ -402,7 +402,7 @@ fn on_x86_64_a_table_of_the_kernel_makes_what_lies_below_the_kernels() {
 }
 
 #[test]
-fn on_risc_v_the_kernel_too_remembers_what_was_invalid() {
+fn the_risc_v_kernel_caches_invalid_entries() {
     type Sv48 = Riscv64<4>;
     let machine = fixture::<Sv48>();
     assert_eq!(kernel(&machine, NEXT_TO_LAST, Read), Err(false));

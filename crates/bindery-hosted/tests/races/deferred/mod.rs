@@ -104,7 +104,7 @@ fn mappers<'m, A: Walk>(
 }
 
 #[test]
-fn a_thousand_rounds_of_everyday_calls_wait_for_nobody() {
+fn a_thousand_everyday_calls_never_wait() {
     let (_machine, memory) = watched::<Arch>(64 * MIB);
     let space = AddressSpace::new(&memory, options()).unwrap();
     for _ in 0..1000 {
@@ -138,14 +138,14 @@ fn everyday_calls_beside_a_reader<A: Walk>() {
 }
 
 #[test]
-fn everyday_calls_beside_a_reader_wait_for_nobody_and_lose_nothing() {
+fn everyday_calls_beside_a_reader_never_wait() {
     everyday_calls_beside_a_reader::<Arch>();
     everyday_calls_beside_a_reader::<AArch64>();
     everyday_calls_beside_a_reader::<Riscv64<3>>();
 }
 
 #[test]
-fn a_truncation_waits_for_nobody_however_many_map_the_object() {
+fn a_truncation_never_waits_whatever_the_mappings() {
     let (machine, memory) = watched::<Arch>(256 * MIB);
     let object = memory.shared_memory(4 * MIB, Sealing::Allowed, Accounting::PerPage).unwrap();
     let spaces = mappers(&memory, &object, 200);
@@ -166,7 +166,7 @@ fn a_truncation_waits_for_nobody_however_many_map_the_object() {
 }
 
 #[test]
-fn an_object_goes_with_its_last_mapping_whoever_reads() {
+fn an_object_goes_with_its_mapping_despite_readers() {
     let (machine, memory) = watched::<Arch>(64 * MIB);
     let space = AddressSpace::new(&memory, options()).unwrap();
     let object = memory.shared_memory(4 * MIB, Sealing::Allowed, Accounting::PerPage).unwrap();
@@ -186,7 +186,7 @@ fn an_object_goes_with_its_last_mapping_whoever_reads() {
 
 /// A platform that can tell nothing of grace periods lets what waits pile up to the limit.
 #[test]
-fn at_the_limit_one_wait_frees_all_that_has_collected() {
+fn at_the_limit_one_wait_frees_all() {
     let (_machine, memory) = watched::<Arch>(64 * MIB);
     memory.platform().tell_nothing();
     let space = AddressSpace::new(&memory, options()).unwrap();
@@ -217,7 +217,7 @@ fn at_the_limit_one_wait_frees_all_that_has_collected() {
 /// What a truncation leaves goes beyond the limit while the object's gates are held; the wait comes
 /// when they are free.
 #[test]
-fn who_waits_at_the_limit_of_a_truncation_holds_no_gate_of_the_object() {
+fn a_truncation_at_the_limit_waits_without_gates() {
     let (machine, memory) = watched::<Arch>(256 * MIB);
     let object = memory.shared_memory(4 * MIB, Sealing::Allowed, Accounting::PerPage).unwrap();
     let spaces = mappers(&memory, &object, 600);
@@ -308,7 +308,7 @@ fn succeeds_when_memory_waits(
 }
 
 #[test]
-fn a_call_for_which_memory_is_short_takes_what_has_waited() {
+fn a_call_short_of_memory_frees_deferred_items() {
     succeeds_when_memory_waits(
         "fault",
         |_| (),
@@ -393,7 +393,7 @@ fn a_call_for_which_memory_is_short_takes_what_has_waited() {
 
 /// Each piece needs a VMA of its own, until a slab's frame is full.
 #[test]
-fn a_split_for_which_memory_is_short_takes_what_has_waited() {
+fn a_split_short_of_memory_frees_deferred_items() {
     succeeds_when_memory_waits(
         "mprotect",
         |space| {
@@ -435,7 +435,7 @@ fn where_nothing_waits_a_call_fails_at_once() {
 }
 
 #[test]
-fn vfree_at_the_purge_limit_waits_for_nobody_and_its_frames_come_back() {
+fn vfree_at_the_limit_does_not_wait() {
     let (machine, memory) = watched::<Arch>(64 * MIB);
     let arena = VirtRange::from_len(VirtAddr(0xffff_c900_0000_0000), 64 * MIB).unwrap();
     let map = KernelMap::new(&memory, arena).unwrap();

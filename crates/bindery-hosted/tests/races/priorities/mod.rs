@@ -209,7 +209,7 @@ fn run<const SLEEP: bool>(seed: u64) -> End {
 }
 
 #[test]
-fn threads_of_three_priorities_all_come_to_their_end() {
+fn threads_of_three_priorities_all_end() {
     for seed in 0..20 {
         let end = run::<true>(seed);
         assert!(matches!(end, End::Finished(_)), "seed {seed}: {end:?}");
@@ -219,7 +219,7 @@ fn threads_of_three_priorities_all_come_to_their_end() {
 /// The scheduler is one in which spinning for a thread of lower priority is fatal, and the calls do
 /// meet.
 #[test]
-fn waiters_that_spin_keep_those_from_the_cpu_for_whom_they_wait() {
+fn spinning_waiters_starve_those_they_wait_for() {
     let ends: Vec<End> = (0..20).map(run::<false>).collect();
     let livelocks =
         ends.iter().filter(|end| matches!(end, End::Stuck(why) if why.contains("livelock")));

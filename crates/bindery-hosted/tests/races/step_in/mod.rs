@@ -50,12 +50,12 @@ use bindery::arch::{AArch64, Riscv64, X86_64};
 use plan::calls_meet;
 
 #[test]
-fn calls_that_meet_keep_their_promises_on_x86_64() {
+fn concurrent_calls_keep_their_promises_on_x86_64() {
     calls_meet::<X86_64<4>>(0);
 }
 
 #[test]
-fn calls_that_meet_keep_their_promises_on_aarch64_with_folios_of_64_kib() {
+fn concurrent_calls_keep_their_promises_on_aarch64() {
     calls_meet::<AArch64>(4);
 }
 

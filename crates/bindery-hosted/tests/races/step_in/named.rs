@@ -48,7 +48,7 @@ fn meet_everywhere(held: &str, stepped_in: &str) {
 /// 2. a guard is installed in one of them, and the call returns;
 /// 3. the truncation detaches the table, and the guard with it.
 #[test]
-fn a_guard_that_is_installed_while_a_truncation_passes_stands() {
+fn a_guard_installed_during_a_truncation_stays() {
     meet_everywhere("truncate", "guard install in file");
 }
 
@@ -65,7 +65,7 @@ fn no_table_replaces_another_before_its_flush() {
 /// 2. `mremap` moves the table to Y, and returns;
 /// 3. `write_user` gets the lock, and writes: to Y.
 #[test]
-fn a_late_write_user_never_lands_at_the_new_place() {
+fn a_late_write_user_never_reaches_the_target() {
     for held in ["write_user to anon", "write_user to file"] {
         for moved in ["move anon, congruent", "move anon", "move file, congruent", "move file"] {
             meet::<X86_64<4>>(held, moved, 0, Waits::MayAlways);
@@ -83,13 +83,13 @@ fn a_late_write_user_never_lands_at_the_new_place() {
 /// 2. `mprotect` finds an entry that is narrow enough, flushes nothing, and returns;
 /// 3. another CPU stores with what its TLB remembers.
 #[test]
-fn no_store_after_mprotect_read_returned_while_a_sync_runs() {
+fn no_store_succeeds_after_mprotect_read_beside_sync() {
     meet_everywhere("sync", "mprotect read");
 }
 
 /// As with a sync, but the entries are gone: `mprotect` finds nothing there.
 #[test]
-fn no_store_after_mprotect_none_returned_while_a_hole_is_punched() {
+fn no_store_succeeds_after_mprotect_none_beside_punch() {
     for hole in ["punch", "punch all"] {
         meet_everywhere(hole, "mprotect none");
         meet_everywhere(hole, "mprotect none, one table");

@@ -334,16 +334,16 @@ fn triples_meet<A: Walk>() {
 }
 
 #[test]
-fn three_calls_that_meet_lose_no_page_on_x86_64() {
+fn three_calls_lose_no_page_on_x86_64() {
     triples_meet::<X86_64<4>>();
 }
 
 #[test]
-fn three_calls_that_meet_lose_no_page_on_aarch64() {
+fn three_calls_lose_no_page_on_aarch64() {
     triples_meet::<AArch64>();
 }
 
 #[test]
-fn three_calls_that_meet_lose_no_page_on_riscv64() {
+fn three_calls_lose_no_page_on_riscv64() {
     triples_meet::<Riscv64<3>>();
 }

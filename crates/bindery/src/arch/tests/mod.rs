@@ -142,7 +142,7 @@ fn pages_are_guarded_where_they_can_be_and_are_run<A: Arch>() {
 }
 
 #[test]
-fn a_kernel_leaf_has_its_permissions_and_memory_type_and_the_mmu_adds_nothing() {
+fn a_kernel_leaf_is_complete_for_the_mmu() {
     macro_rules! holds {
         ($arch:ty) => {
             for (level, memory) in Level::PTE
@@ -212,7 +212,7 @@ fn a_page_that_nothing_is_allowed_with_is_prot_none_at_every_level<A: Arch>() {
 }
 
 #[test]
-fn a_kernel_leaf_that_allows_nothing_is_no_entry() {
+fn a_kernel_leaf_without_permissions_is_empty() {
     let (frame, nothing, memory) = (Frame(7), Permissions::empty(), MemoryType::Device);
     assert_eq!(X86_64::<4>::kernel_leaf(frame, Level::PTE, nothing, memory), Entry::EMPTY);
     assert_eq!(AArch64::kernel_leaf(frame, Level::PTE, nothing, memory), Entry::EMPTY);

@@ -149,7 +149,7 @@ fn reads(work: impl FnOnce()) -> usize {
 }
 
 #[test]
-fn the_cost_of_each_call_grows_with_the_logarithm_whatever_the_order() {
+fn calls_cost_a_logarithm_whatever_the_order() {
     let orders: [fn(u64, u64) -> u64; 4] = [
         |n, _| n,
         |n, count| count - n,
@@ -190,7 +190,7 @@ fn the_cost_of_each_call_grows_with_the_logarithm_whatever_the_order() {
 }
 
 #[test]
-fn a_walk_that_lets_go_meets_all_that_stay() {
+fn an_interrupted_walk_meets_all_that_stay() {
     let tree = Tree::new();
     let nodes: Vec<_> = (0..100).map(|n| node(n / 4, n / 4 + 3)).collect();
     nodes.iter().for_each(|node| insert(&tree, node));
@@ -214,7 +214,7 @@ fn a_walk_that_lets_go_meets_all_that_stay() {
 }
 
 #[test]
-fn the_auditor_sees_an_interval_that_changed_in_silence() {
+fn the_auditor_finds_a_silently_changed_interval() {
     let tree = Tree::new();
     let nodes: Vec<_> = (0..9).map(|n| node(n, n)).collect();
     nodes.iter().for_each(|node| insert(&tree, node));

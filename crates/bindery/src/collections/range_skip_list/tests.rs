@@ -271,7 +271,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..Default::default() })]
 
     #[test]
-    fn the_index_answers_as_a_btree_map_and_brute_force_do(
+    fn the_index_agrees_with_brute_force(
         seed in any::<u64>(),
         steps in prop::collection::vec(step(), 1..120),
     ) {
@@ -297,7 +297,7 @@ fn an_empty_index_is_one_gap() {
 }
 
 #[test]
-fn a_node_up_to_the_very_top_leaves_no_gap_behind_it() {
+fn a_topmost_node_leaves_no_gap() {
     let world = World::new(3);
     world.add(0x1000, u64::MAX, 0);
     assert!(world.index.check());
@@ -320,7 +320,7 @@ fn check_notices_a_bound_that_nobody_told_of() {
 }
 
 #[test]
-fn a_node_may_come_back_after_a_grace_period() {
+fn a_node_returns_after_a_grace_period() {
     let world = World::new(11);
     let nodes: Vec<_> = (0..32).map(|n| world.add(n * 8, n * 8 + 8, n)).collect();
     world.remove(nodes[3]);
@@ -332,7 +332,7 @@ fn a_node_may_come_back_after_a_grace_period() {
 }
 
 #[test]
-fn every_node_can_be_removed_while_the_index_is_walked() {
+fn every_node_can_be_removed_during_iteration() {
     let world = World::new(5);
     for n in 0..500 {
         world.add(n * 8, n * 8 + 8, n);
@@ -342,7 +342,7 @@ fn every_node_can_be_removed_while_the_index_is_walked() {
 }
 
 #[test]
-fn searches_among_thirty_thousand_nodes_read_few_of_them() {
+fn searches_among_30_000_nodes_read_few() {
     let world = World::new(1);
     let nodes: Vec<_> = (0..30_000).map(|n| world.add(n * 8, n * 8 + 7, n)).collect();
     let cost = |what: &dyn Fn()| {
@@ -411,7 +411,7 @@ impl Drop for Stop<'_> {
 }
 
 #[test]
-fn readers_beside_a_writer_find_what_is_always_there_and_never_leave_the_stretch() {
+fn readers_beside_a_writer_find_permanent_nodes() {
     let world = World::new(42);
     let permanent: Vec<_> = (0..STRETCHES)
         .map(|n| world.add(n * STRETCH, n * STRETCH + 8, n * STRETCH).addr())
@@ -448,7 +448,7 @@ fn readers_beside_a_writer_find_what_is_always_there_and_never_leave_the_stretch
 }
 
 #[test]
-fn whoever_removes_all_tall_towers_makes_no_search_long() {
+fn removing_all_tall_towers_keeps_searches_short() {
     // As if a program could see each tower's height: it keeps the flat ones.
     let world = World::new(5);
     let mut kept = Vec::new();

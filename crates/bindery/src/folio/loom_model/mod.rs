@@ -190,14 +190,14 @@ fn cut(world: &World) {
 }
 
 #[test]
-fn a_reference_from_nothing_and_the_last_unmapping_come_one_after_the_other() {
+fn a_walkers_reference_and_the_unmapping_are_ordered() {
     let seen = hold(nothing, [unmap, walk]);
     assert!(seen.held.load(Relaxed) > 0 && seen.refused.load(Relaxed) > 0);
     hold(nothing, [unmap_by_pages, unmap_by_pages, walk]);
 }
 
 #[test]
-fn a_late_reference_changes_nothing_in_what_the_frames_have_become() {
+fn a_late_reference_does_not_change_reused_frames() {
     let seen = hold(nothing, [reuse_as_table, walk]);
     assert!(seen.mistaken.load(Relaxed) > 0);
     hold(nothing, [reuse_head_as_table, walk]);
@@ -206,20 +206,20 @@ fn a_late_reference_changes_nothing_in_what_the_frames_have_become() {
 }
 
 #[test]
-fn a_mistaken_reference_may_be_the_last_of_the_next_folio() {
+fn a_mistaken_reference_may_free_the_next_folio() {
     let seen = hold(nothing, [live_again, walk]);
     assert!(seen.mistaken.load(Relaxed) > 0);
     hold(nothing, [live_again, walk_to_head]);
 }
 
 #[test]
-fn two_walkers_and_who_frees_agree_on_who_is_the_last() {
+fn two_walkers_and_a_free_agree_on_last() {
     let seen = hold(nothing, [reuse_as_table, walk, walk_to_head]);
     assert!(seen.held.load(Relaxed) > 0);
 }
 
 #[test]
-fn a_cut_fails_where_a_walker_came_first_and_keeps_it_out_where_not() {
+fn a_cut_and_a_walker_exclude_each_other() {
     let seen = hold(nothing, [cut, walk]);
     assert!(seen.busy.load(Relaxed) > 0 && seen.held.load(Relaxed) > 0);
     assert!(seen.mistaken.load(Relaxed) > 0);
@@ -227,13 +227,13 @@ fn a_cut_fails_where_a_walker_came_first_and_keeps_it_out_where_not() {
 }
 
 #[test]
-fn an_owner_is_read_and_changed_one_after_the_other() {
+fn an_owners_reads_and_changes_are_ordered() {
     let seen = hold(nothing, [claim_and_unmap, read_owner]);
     assert!(seen.busy.load(Relaxed) > 0);
 }
 
 #[test]
-fn the_owner_of_a_pinned_folio_goes_with_its_last_mapping() {
+fn a_pinned_folios_owner_ends_with_its_mapping() {
     let seen = hold(pinned, [unmap, read_owner]);
     assert!(seen.left_to_the_other.load(Relaxed) > 0);
     hold(pinned, [unmap_by_pages, claim_and_unmap]);
@@ -242,7 +242,7 @@ fn the_owner_of_a_pinned_folio_goes_with_its_last_mapping() {
 }
 
 #[test]
-fn who_sleeps_for_the_lock_is_woken_by_whoever_gives_it_back() {
+fn an_unlock_wakes_a_sleeper() {
     let seen = hold(nothing, [wait_to_read_owner, wait_to_read_owner]);
     assert!(seen.slept.load(Relaxed) > 0);
     let seen = hold(pinned, [unmap, wait_to_read_owner]);
@@ -250,7 +250,7 @@ fn who_sleeps_for_the_lock_is_woken_by_whoever_gives_it_back() {
 }
 
 #[test]
-fn marks_that_an_unlocking_thread_left_behind_are_seen_to() {
+fn marks_left_by_an_unlock_are_handled() {
     let seen = hold(nothing, [read_owner_at_once, wait_to_read_owner]);
     assert!(seen.marked.load(Relaxed) > 0 && seen.slept.load(Relaxed) > 0);
     let seen = hold(pinned, [unmap, read_owner_at_once]);
@@ -259,7 +259,7 @@ fn marks_that_an_unlocking_thread_left_behind_are_seen_to() {
 }
 
 #[test]
-fn a_folio_that_is_taken_back_from_a_device_has_no_owner_of_before() {
+fn a_taken_back_folio_has_no_old_owner() {
     let seen = hold(pinned, [unmap, take_back]);
     assert!(seen.left_to_the_other.load(Relaxed) > 0);
     let seen = hold(pinned, [unmap, take_back_to_map]);
@@ -271,13 +271,13 @@ fn a_folio_that_is_taken_back_from_a_device_has_no_owner_of_before() {
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn who_publishes_without_release_shows_a_half_made_folio() {
+fn without_release_a_half_made_folio_shows() {
     without(Omit::Release, nothing, [live_again, walk_to_head]);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn who_takes_a_reference_without_acquire_sees_a_half_made_folio() {
+fn without_acquire_a_half_made_folio_shows() {
     without(Omit::Acquire, nothing, [live_again, walk_to_head]);
 }
 
@@ -289,13 +289,13 @@ fn who_adds_to_zero_holds_what_is_freed() {
 
 #[test]
 #[should_panic(expected = "held what is not this folio")]
-fn who_does_not_look_again_takes_a_table_for_a_page() {
+fn without_a_second_check_a_table_is_taken() {
     without(Omit::LookAgain, nothing, [reuse_as_table, walk]);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn who_frees_by_a_plain_store_frees_under_a_holder() {
+fn a_plain_free_frees_under_a_holder() {
     without(Omit::Freeze, nothing, [unmap, walk]);
 }
 
@@ -307,13 +307,13 @@ fn who_does_not_freeze_cuts_under_a_holder() {
 
 #[test]
 #[should_panic(expected = "a table's entries")]
-fn a_table_that_counts_its_entries_there_takes_a_late_reference_for_one() {
+fn a_tables_count_must_not_share_the_word() {
     without(Omit::CountElsewhere, nothing, [reuse_head_as_table, walk_to_head]);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn who_frees_without_acquire_frees_under_one_who_let_go_just_now() {
+fn without_acquire_a_free_races_the_last_user() {
     without(Omit::AcquireLast, nothing, [unmap, walk]);
 }
 
@@ -325,54 +325,54 @@ fn who_locks_without_a_reference_locks_a_table() {
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn who_changes_the_owner_without_the_lock_changes_it_under_a_reader() {
+fn an_unlocked_owner_change_races_a_reader() {
     without(Omit::LockOwner, nothing, [claim_and_unmap, read_owner]);
 }
 
 #[test]
 #[should_panic(expected = "an owner dangles")]
-fn who_unmaps_last_and_leaves_the_owner_lets_it_dangle() {
+fn a_last_unmapping_without_owner_update_dangles() {
     without(Omit::Orphan, pinned, [unmap, walk]);
 }
 
 #[test]
 #[should_panic(expected = "an owner dangles")]
-fn who_asks_for_the_mark_before_unlocking_misses_it() {
+fn a_mark_checked_before_unlocking_is_missed() {
     without(Omit::MarkWithLock, pinned, [unmap, read_owner]);
 }
 
 #[test]
 #[should_panic(expected = "an owner dangles")]
-fn a_lock_that_is_handed_over_without_its_mark_lets_the_owner_dangle() {
+fn a_handover_without_its_mark_dangles() {
     without(Omit::SettleHandOver, pinned, [unmap, take_back]);
 }
 
 #[test]
 #[should_panic(expected = "mapped with the owner of before")]
-fn a_folio_that_is_mapped_by_its_owner_alone_keeps_one_of_before() {
+fn a_folio_mapped_by_its_owner_keeps_it() {
     without(Omit::LookAtMappings, pinned, [unmap, take_back_to_map]);
 }
 
 #[test]
 #[should_panic(expected = "by a stranger")]
-fn who_keeps_no_reference_while_the_owner_goes_locks_a_table() {
+fn without_a_reference_the_owners_walk_locks_tables() {
     without(Omit::KeepToOrphan, pinned, [unmap, unpin_and_reuse]);
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn who_sleeps_for_the_lock_without_a_second_look_sleeps_for_ever() {
+fn without_a_second_check_a_sleeper_sleeps_forever() {
     without(Omit::SecondLook, nothing, [wait_to_read_owner, wait_to_read_owner]);
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn who_leaves_the_mark_of_a_sleeper_behind_lets_it_sleep_for_ever() {
+fn a_sleepers_stale_mark_loses_the_wakeup() {
     without(Omit::MarksLeftBehind, nothing, [read_owner_at_once, wait_to_read_owner]);
 }
 
 #[test]
 #[should_panic(expected = "a folio stays locked")]
-fn who_leaves_the_mark_of_an_orphan_behind_lets_its_owner_dangle() {
+fn an_orphans_stale_mark_lets_owners_dangle() {
     without(Omit::MarksLeftBehind, pinned, [unmap, read_owner_at_once]);
 }

@@ -5,7 +5,7 @@ use super::machine;
 use crate::addr::Order;
 
 #[test]
-fn counts_that_are_too_high_and_references_are_answers() {
+fn excessive_counts_and_references_are_answers() {
     let (machine, frames) = machine(1024);
     let folio = frames.new_folio(Order(4)).unwrap();
     frames.fresh(folio).map(16);
@@ -52,7 +52,7 @@ fn no_more_than_eight_walks_find_others() {
 }
 
 #[test]
-fn the_parts_of_a_folio_begin_without_a_note() {
+fn a_folios_parts_begin_without_a_note() {
     let (machine, frames) = machine(1024);
     let folio = frames.new_folio(Order(4)).unwrap();
     frames.fresh(folio).map(16);

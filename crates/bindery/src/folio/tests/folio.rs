@@ -20,7 +20,7 @@ use crate::frame::meta::{EXCLUSIVE, FOLIO_LOCK, Kind, state_of};
 use crate::frame::{AllocateFor, Frames};
 
 #[test]
-fn a_fresh_folio_is_its_makers_alone_and_all_or_nothing_of_it_is_exclusive() {
+fn a_fresh_folio_is_wholly_exclusive_or_not() {
     for order in Order::PAGE.up_to(MAX_FOLIO_ORDER) {
         let (machine, frames) = machine(2048);
         let folio = frames.new_exclusive_folio(order).unwrap();
@@ -106,7 +106,7 @@ fn too_many_mappings_are_refused() {
 }
 
 #[test]
-fn taking_away_what_is_not_there_changes_nothing_and_is_counted() {
+fn removing_absent_counts_is_counted_only() {
     let (machine, frames) = machine(64);
     let folio = frames.new_exclusive_folio(Order(1)).unwrap();
     frames.fresh(folio).publish(1);
@@ -148,7 +148,7 @@ fn of_many_threads_exactly_one_frees() {
 }
 
 #[test]
-fn dirty_and_the_lock_do_not_disturb_each_other() {
+fn dirty_and_the_lock_are_independent() {
     let (machine, frames) = machine(64);
     let folio = frames.new_exclusive_folio(Order::PAGE).unwrap();
     frames.fresh(folio).publish(1);
@@ -170,7 +170,7 @@ fn dirty_and_the_lock_do_not_disturb_each_other() {
 
 /// The last mapping goes while the lock is taken, before a device's request has it and after.
 #[test]
-fn the_owner_of_an_unmapped_folio_goes_where_its_lock_is_handed_over() {
+fn an_unmapped_folios_owner_goes_at_handover() {
     const GROUP: u64 = 1 << 62;
     let (machine, frames) = machine(64);
     let folio = frames.new_exclusive_folio(Order::PAGE).unwrap();
@@ -195,7 +195,7 @@ fn the_owner_of_an_unmapped_folio_goes_where_its_lock_is_handed_over() {
 }
 
 #[test]
-fn a_folio_whose_first_page_would_be_below_zero_has_no_index() {
+fn a_folio_starting_below_zero_has_no_index() {
     let index = |page, number| FolioIndex::for_folio(page, number).map(FolioIndex::first);
     assert_eq!([index(24, 24), index(23, 24), index(0, 511)], [Some(0), None, None]);
     let last = FolioIndex::END - 1;
@@ -206,7 +206,7 @@ fn a_folio_whose_first_page_would_be_below_zero_has_no_index() {
 }
 
 #[test]
-fn a_split_is_refused_with_the_reason_and_changes_nothing() {
+fn a_refused_split_changes_nothing() {
     let (_machine, frames) = machine(64);
     let folio = frames.new_exclusive_folio(Order(3)).unwrap();
     frames.fresh(folio).publish(1);

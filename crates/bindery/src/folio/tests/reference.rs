@@ -9,7 +9,7 @@ use crate::frame::meta::Kind;
 use crate::frame::slab::Slab;
 
 #[test]
-fn only_a_folio_that_others_may_know_is_referenced_from_nothing() {
+fn only_known_folios_are_referenced_by_number() {
     let (machine, frames) = machine(64);
     let folio = frames.new_folio(Order(2)).unwrap();
     let raw = frames.allocate(Order::PAGE, AllocateFor::Use).unwrap();
@@ -51,7 +51,7 @@ fn references_do_not_overflow_into_pins() {
 }
 
 #[test]
-fn a_folio_that_many_hold_has_room_for_the_swap_cache() {
+fn a_much_held_folio_has_cache_room() {
     let (machine, frames) = machine(64);
     let folio = frames.new_folio(Order::PAGE).unwrap();
     frames.fresh(folio).publish(1);
@@ -67,7 +67,7 @@ fn a_folio_that_many_hold_has_room_for_the_swap_cache() {
 }
 
 #[test]
-fn references_that_would_reach_the_pins_or_a_free_folio_are_refused() {
+fn references_into_pins_or_freed_folios_are_refused() {
     let (machine, frames) = machine(64);
     let folio = frames.new_folio(Order::PAGE).unwrap();
     assert_eq!(frames.folio(folio).add_references(1), Err(ReferencesRefused));
@@ -83,7 +83,7 @@ fn references_that_would_reach_the_pins_or_a_free_folio_are_refused() {
 }
 
 #[test]
-fn a_folio_that_is_held_from_nothing_is_not_cut() {
+fn a_folio_held_by_number_is_not_cut() {
     let (machine, frames) = machine(64);
     let folio = frames.new_folio(Order(1)).unwrap();
     frames.fresh(folio).publish(1);

@@ -20,7 +20,7 @@ fn range(first: u32, count: u32) -> FrameRange {
 }
 
 #[test]
-fn every_frame_is_given_out_once_and_all_join_again() {
+fn every_frame_is_allocated_once_and_rejoins() {
     let (machine, frames) = machine(3000);
     let before = blocks(&frames, Kind::Free);
     let mut got: Vec<Frame> =
@@ -39,7 +39,7 @@ fn every_frame_is_given_out_once_and_all_join_again() {
 }
 
 #[test]
-fn the_metadata_lies_at_the_end_of_the_largest_range_and_holes_are_reserved() {
+fn metadata_ends_the_largest_range_and_holes_stay() {
     let machine = Machine::new(0, 2000);
     let ranges = [range(1900, 100), range(3, 50), range(100, 1500), range(80, 0)];
     // SAFETY: 1. the machine has no other user; 2. it outlives the frames.
@@ -65,7 +65,7 @@ fn the_metadata_lies_at_the_end_of_the_largest_range_and_holes_are_reserved() {
 }
 
 #[test]
-fn ranges_that_cannot_be_used_are_refused_with_the_reason() {
+fn unusable_ranges_are_refused_with_the_reason() {
     let machine = Machine::new(0, 100);
     // SAFETY: 1. the machine has no other user; 2. it outlives the frames.
     let new = |ranges: &[FrameRange]| unsafe { Frames::new(&machine, ranges) }.err();
@@ -86,7 +86,7 @@ fn ranges_that_cannot_be_used_are_refused_with_the_reason() {
 }
 
 #[test]
-fn ranges_that_touch_join_only_if_their_windows_do() {
+fn touching_ranges_join_only_with_their_windows() {
     let mut machine = Machine::new(0, 64);
     let ranges = [range(32, 32), range(0, 32)];
     // SAFETY: 1. the machine has no other user; 2. it outlives the frames.
@@ -116,7 +116,7 @@ fn the_platform_hears_of_every_release() {
 }
 
 #[test]
-fn freeing_what_is_not_allocated_changes_nothing_and_is_counted() {
+fn freeing_free_frames_is_counted_only() {
     let (machine, frames) = machine(256);
     let block = frames.allocate(Order(3), AllocateFor::Use).unwrap();
     let count = frames.free_frame_count();
@@ -136,7 +136,7 @@ fn freeing_what_is_not_allocated_changes_nothing_and_is_counted() {
 }
 
 #[test]
-fn a_table_is_freed_as_one_frame_whatever_its_level() {
+fn a_table_of_any_level_is_one_frame() {
     let (machine, frames) = machine(64);
     let table = frames.allocate(Order::PAGE, AllocateFor::Use).unwrap();
     frames.meta(table).state.store(state_of_table(Level::<X86_64>::PUD), Relaxed);
@@ -218,7 +218,7 @@ fn threads_never_get_the_same_frame() {
 proptest! {
     /// Steps: allocate a block of an order, or free the n-th that we have.
     #[test]
-    fn any_sequence_keeps_blocks_apart_and_the_lists_in_order(
+    fn any_sequence_keeps_blocks_and_lists(
         first in 0u32..40,
         holes in prop::collection::vec((1u32..400, 0u32..40), 1..5),
         steps in prop::collection::vec((any::<bool>(), (0u8..7).prop_map(Order), any::<prop::sample::Index>()), 0..200),

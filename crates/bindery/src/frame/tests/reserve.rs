@@ -33,7 +33,7 @@ fn ordinary_ways<'a>(
 }
 
 #[test]
-fn no_way_but_reclaim_takes_the_frames_that_are_kept_for_it() {
+fn only_reclaim_takes_its_reserved_frames() {
     for first in 0..6 {
         let (machine, frames) = machine(512);
         let slab = Slab::new();
@@ -66,7 +66,7 @@ fn a_large_request_gets_what_the_reserve_leaves() {
 }
 
 #[test]
-fn threads_that_ask_at_once_leave_the_reserve_whole() {
+fn concurrent_allocations_leave_the_reserve_whole() {
     let (_machine, frames) = machine(2048);
     frames.set_reserve(RESERVE);
     thread::scope(|scope| {

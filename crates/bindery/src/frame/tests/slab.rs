@@ -18,7 +18,7 @@ use super::{Machine, assert_all_free, blocks, machine};
 struct Block([u64; 30]);
 
 #[test]
-fn objects_fill_frames_and_empty_frames_go_back_but_one() {
+fn objects_fill_frames_and_keep_one_empty() {
     let (machine, frames) = machine(256);
     let slab: Slab<Block, Machine> = Slab::new();
     let each = usize::from(Slab::<Block, Machine>::PER_FRAME);
@@ -42,7 +42,7 @@ fn objects_fill_frames_and_empty_frames_go_back_but_one() {
 }
 
 #[test]
-fn a_freed_object_is_dropped_and_so_is_one_that_found_no_memory() {
+fn freed_and_refused_objects_are_dropped() {
     let (machine, frames) = machine(16);
     let slab: Slab<Arc<()>, Machine> = Slab::new();
     let counted = Arc::new(());
@@ -60,7 +60,7 @@ fn a_freed_object_is_dropped_and_so_is_one_that_found_no_memory() {
 }
 
 #[test]
-fn a_slab_object_is_one_allocation_for_those_that_fail_on_purpose() {
+fn a_slab_object_is_one_failing_allocation() {
     let (machine, frames) = machine(64);
     let slab: Slab<u64, Machine> = Slab::new();
     frames.fail_after(Some(2));
@@ -85,7 +85,7 @@ fn memory_that_runs_out_leaves_the_slab_usable() {
 }
 
 #[test]
-fn tiny_and_empty_objects_have_addresses_of_their_own() {
+fn tiny_and_empty_objects_have_own_addresses() {
     let (machine, frames) = machine(16);
     let bytes: Slab<u8, Machine> = Slab::new();
     let empty: Slab<(), Machine> = Slab::new();
@@ -123,7 +123,7 @@ fn threads_share_a_slab() {
 
 proptest! {
     #[test]
-    fn any_sequence_keeps_objects_whole_and_returns_every_frame(
+    fn any_sequence_keeps_objects_and_frames(
         steps in prop::collection::vec((0u8..5, any::<prop::sample::Index>()), 0..400),
     ) {
         let (machine, frames) = machine(64);

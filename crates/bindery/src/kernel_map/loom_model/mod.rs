@@ -136,7 +136,7 @@ fn dump_whole(cpu: &Cpu, count: u32) {
 // Installed tables.
 
 #[test]
-fn two_areas_that_miss_the_same_table_get_one_and_none_leaks() {
+fn two_areas_missing_a_table_share_one() {
     let work: [fn(&Cpu); 2] = [|cpu| use_page(cpu, 0, frame(0)), |cpu| use_page(cpu, 1, frame(1))];
     let seen = hold(|_| {}, work);
     assert!(seen.lost.load(Relaxed) > 0);
@@ -152,12 +152,12 @@ fn two_areas_under_two_tables_never_meet() {
 }
 
 #[test]
-fn a_map_that_fails_leaves_the_table_that_its_neighbor_hooks_in() {
+fn a_failed_map_leaves_its_neighbors_table() {
     hold(|_| {}, [|cpu| cpu.fail_to_map(pages(0, 1)), |cpu| use_page(cpu, 1, frame(1))]);
 }
 
 #[test]
-fn a_dump_beside_a_map_sees_nothing_or_what_is_mapped() {
+fn a_dump_beside_a_map_sees_either() {
     hold(|_| {}, [|cpu| use_page(cpu, 1, frame(1)), |cpu| dump(cpu, &[&[0, 1]])]);
     hold(
         |_| {},
@@ -168,13 +168,13 @@ fn a_dump_beside_a_map_sees_nothing_or_what_is_mapped() {
 // Detached tables.
 
 #[test]
-fn a_map_beside_the_purge_of_its_neighbor_has_a_table_that_stays() {
+fn a_map_beside_a_purge_keeps_its_table() {
     let seen = hold(one_area, [give_back, |cpu| use_page(cpu, 1, frame(1))]);
     assert!(seen.waits.load(Relaxed) > 0);
 }
 
 #[test]
-fn an_area_is_there_while_its_neighbor_is_purged() {
+fn an_area_survives_its_neighbors_purge() {
     hold(
         two_areas,
         [give_back, |cpu| {
@@ -185,7 +185,7 @@ fn an_area_is_there_while_its_neighbor_is_purged() {
 }
 
 #[test]
-fn two_neighbors_that_are_given_back_at_once_take_their_table_along() {
+fn two_freed_neighbors_free_their_table() {
     hold(
         two_areas,
         [give_back, |cpu| {
@@ -196,13 +196,13 @@ fn two_neighbors_that_are_given_back_at_once_take_their_table_along() {
 }
 
 #[test]
-fn an_address_that_is_mapped_again_leads_to_the_new_area_alone() {
+fn a_remapped_address_leads_to_the_new_area() {
     let seen = hold(one_area, [give_back, |cpu| use_page(cpu, 0, frame(1))]);
     assert!(seen.refusals.load(Relaxed) > 0);
 }
 
 #[test]
-fn a_cpu_that_guesses_never_touches_what_is_freed() {
+fn a_guessing_cpu_never_touches_freed_memory() {
     hold(one_area, [give_back, |cpu| cpu.guess(0)]);
     hold(
         one_area,
@@ -220,7 +220,7 @@ fn a_dump_never_meets_a_freed_table() {
 }
 
 #[test]
-fn a_huge_leaf_replaces_an_detached_table_under_a_dump() {
+fn a_huge_leaf_replaces_a_dumped_table() {
     let replace = |cpu: &Cpu| {
         give_back(cpu);
         assert!(cpu.map(pages(0, 4), frame(4)));
@@ -231,7 +231,7 @@ fn a_huge_leaf_replaces_an_detached_table_under_a_dump() {
 }
 
 #[test]
-fn purge_map_and_dump_are_in_order_on_three_cpus() {
+fn purge_map_and_dump_agree_on_three_cpus() {
     let work: [fn(&Cpu); 3] =
         [give_back, |cpu| use_page(cpu, 1, frame(1)), |cpu| dump(cpu, &[&[0, 1]])];
     let seen = hold(one_area, work);
@@ -239,7 +239,7 @@ fn purge_map_and_dump_are_in_order_on_three_cpus() {
 }
 
 #[test]
-fn two_maps_beside_the_purge_of_their_neighbor_share_a_table_that_stays() {
+fn two_maps_beside_a_purge_share_a_table() {
     let work: [fn(&Cpu); 3] =
         [give_back, |cpu| use_page(cpu, 1, frame(1)), |cpu| use_page(cpu, 2, frame(2))];
     let seen = hold(one_area, work);
@@ -280,7 +280,7 @@ fn accesses_wait_while_a_cut_pauses_them() {
 }
 
 #[test]
-fn a_dump_sees_no_hole_where_a_cut_pauses() {
+fn a_dump_sees_no_hole_during_a_cut() {
     let seen = hold(huge_area, [|cpu| cpu.cut(1), |cpu| dump_whole(cpu, 4)]);
     assert!(seen.pauses.load(Relaxed) > 0);
     let seen = hold(contig_area, [|cpu| cpu.cut_contig(0), |cpu| dump_whole(cpu, 2)]);
@@ -288,7 +288,7 @@ fn a_dump_sees_no_hole_where_a_cut_pauses() {
 }
 
 #[test]
-fn a_cut_an_access_and_a_dump_are_in_order_on_three_cpus() {
+fn cut_access_and_dump_agree_on_three_cpus() {
     let work: [fn(&Cpu); 3] =
         [|cpu| cpu.cut(1), |cpu| cpu.access_paused(2, frame(2)), |cpu| dump_whole(cpu, 4)];
     let seen = hold(huge_area, work);
@@ -299,54 +299,54 @@ fn a_cut_an_access_and_a_dump_are_in_order_on_three_cpus() {
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn who_does_not_wait_for_readers_frees_a_table_under_a_dump() {
+fn without_waiting_for_readers_a_dump_loses() {
     explore(Omit::Readers, one_area, [give_back, |cpu| dump(cpu, &[&[0]])]);
 }
 
 #[test]
 #[should_panic(expected = "reached what another area had mapped")]
-fn who_gives_addresses_back_before_the_flush_lets_a_cpu_use_the_old_area_for_the_new() {
+fn addresses_freed_before_the_flush_are_misused() {
     let work: [fn(&Cpu); 2] = [give_back, |cpu| use_page(cpu, 0, frame(1))];
     explore(Omit::FlushBeforeAddresses, one_area, work);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn who_frees_before_the_flush_lets_a_cpu_touch_what_is_freed() {
+fn frames_freed_before_the_flush_are_touched() {
     explore(Omit::FlushBeforeFree, one_area, [give_back, |cpu| cpu.guess(0)]);
 }
 
 #[test]
 #[should_panic(expected = "a live page faulted")]
-fn who_makes_a_table_before_the_flush_of_the_last_one_maps_what_a_cpu_does_not_find() {
+fn a_table_made_before_the_flush_is_missed() {
     let work: [fn(&Cpu); 2] = [give_back, |cpu| use_page(cpu, 1, frame(1))];
     explore(Omit::WaitForFlush, one_area, work);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn who_installs_a_table_without_release_shows_it_half_made() {
+fn a_table_installed_without_release_is_half_made() {
     let work: [fn(&Cpu); 2] = [|cpu| use_page(cpu, 0, frame(0)), |cpu| use_page(cpu, 1, frame(1))];
     explore(Omit::Release, |_| {}, work);
 }
 
 #[test]
 #[should_panic]
-fn who_installs_a_table_by_a_plain_store_loses_another() {
+fn a_table_installed_by_store_loses_another() {
     let work: [fn(&Cpu); 2] = [|cpu| use_page(cpu, 0, frame(0)), |cpu| use_page(cpu, 1, frame(1))];
     explore(Omit::Exchange, |_| {}, work);
 }
 
 #[test]
 #[should_panic(expected = "assertion `left == right` failed")]
-fn who_detaches_a_table_that_is_not_free_takes_it_from_a_live_area() {
+fn detaching_a_used_table_breaks_an_area() {
     let work: [fn(&Cpu); 2] = [give_back, |cpu| assert_eq!(cpu.physical(1), Some(frame(1)))];
     explore(Omit::AskWhetherFree, two_areas, work);
 }
 
 #[test]
 #[should_panic]
-fn who_empties_an_empty_entry_once_more_loses_a_table_of_its_neighbor() {
+fn emptying_an_empty_entry_loses_a_table() {
     let work: [fn(&Cpu); 2] =
         [|cpu| cpu.fail_to_map(pages(0, 1)), |cpu| use_page(cpu, 1, frame(1))];
     explore(Omit::LeaveEmpty, |_| {}, work);
@@ -354,24 +354,24 @@ fn who_empties_an_empty_entry_once_more_loses_a_table_of_its_neighbor() {
 
 #[test]
 #[should_panic(expected = "a hole in a live area")]
-fn who_looks_twice_finds_a_hole_where_a_cut_has_installed_a_table() {
+fn a_second_look_finds_a_cuts_hole() {
     explore(Omit::OneLook, huge_area, [|cpu| cpu.cut(1), |cpu| dump_whole(cpu, 4)]);
 }
 
 #[test]
 #[should_panic(expected = "a hole in a live area")]
-fn who_empties_an_entry_to_pause_it_shows_a_hole_to_dumps() {
+fn pausing_by_emptying_shows_dumps_a_hole() {
     explore(Omit::KeepBits, huge_area, [|cpu| cpu.cut(1), |cpu| dump_whole(cpu, 4)]);
 }
 
 #[test]
 #[should_panic(expected = "a hole in a live area")]
-fn who_empties_an_entry_to_pause_it_lets_accesses_fail() {
+fn pausing_by_emptying_lets_accesses_fail() {
     explore(Omit::KeepBits, huge_area, [|cpu| cpu.cut(1), |cpu| cpu.access_paused(2, frame(2))]);
 }
 
 #[test]
 #[should_panic(expected = "a TLB remembers what was replaced")]
-fn who_cuts_without_a_pause_leaves_the_huge_leaf_in_a_tlb() {
+fn a_cut_without_pause_leaves_a_stale_leaf() {
     explore(Omit::Pause, huge_area, [|cpu| cpu.cut(1), |cpu| cpu.access_paused(2, frame(2))]);
 }

@@ -158,7 +158,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn pages_of_all_kinds_come_back_as_they_were(
+    fn pages_of_all_kinds_survive(
         steps in prop::collection::vec((0u8..8, any::<u64>()), 1..300),
         limit in 1u64..120,
     ) {
@@ -263,7 +263,7 @@ fn pages_of_one_awkward_size_leave_no_holes() {
 }
 
 #[test]
-fn mixed_sizes_that_come_and_go_leave_few_holes() {
+fn mixed_sizes_leave_few_holes() {
     let fixture = Fixture::new(2_048, 1_800);
     let mut numbers = Numbers(7);
     let mut page = || page_of(numbers.below(3_000), numbers.next());
@@ -282,7 +282,7 @@ fn mixed_sizes_that_come_and_go_leave_few_holes() {
 }
 
 #[test]
-fn a_store_that_finds_no_memory_leaves_all_as_it_was() {
+fn a_store_without_memory_changes_nothing() {
     let fixture = Fixture::new(64, 64);
     let keep: Vec<_> = (0..6).map(|n| fixture.store(&page_of(2_500, n)).unwrap()).collect();
     for random in [16, 2_900, PAGE] {
@@ -382,7 +382,7 @@ fn readers_of_all_frames_see_compressed_memory() {
 }
 
 #[test]
-fn threads_store_load_and_free_beside_each_other_within_the_limit() {
+fn threads_use_the_store_within_the_limit() {
     const LIMIT: u64 = 60;
     let fixture = Fixture::new(256, LIMIT);
     std::thread::scope(|scope| {

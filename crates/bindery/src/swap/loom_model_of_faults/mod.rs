@@ -86,23 +86,23 @@ fn two_faults_read_a_run_once() {
 }
 
 #[test]
-fn a_run_of_which_another_fault_has_a_part_comes_back_in_pieces() {
+fn a_shared_run_comes_back_in_pieces() {
     assert_eq!(two_faults(Omit::Nothing, [PAGES, 1]), 1 << 1 | 1 << 2, "one folio, or two");
 }
 
 #[test]
-fn a_fork_names_the_slot_that_an_older_child_lets_go() {
+fn a_fork_refers_to_a_slot_being_released() {
     a_fork_beside_another_child(Omit::Nothing);
 }
 
 #[test]
-fn a_child_has_what_was_in_swap_when_it_was_made() {
+fn a_child_gets_the_swap_of_its_fork() {
     assert_eq!(a_fork_beside_a_write(Omit::Nothing), 1 | 2, "one of the outcomes was not seen");
 }
 
 #[test]
 #[should_panic(expected = "freed more than once")]
-fn without_a_claim_of_the_whole_run_a_slot_is_freed_twice() {
+fn without_a_whole_claim_slots_free_twice() {
     two_faults(Omit::WholeClaim, [PAGES, 1]);
 }
 
@@ -114,18 +114,18 @@ fn without_the_lock_two_faults_claim_a_slot() {
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn without_the_folios_lock_a_fault_reads_too_early() {
+fn without_the_folios_lock_a_fault_reads_early() {
     two_faults(Omit::FolioLock, [PAGES, PAGES]);
 }
 
 #[test]
 #[should_panic(expected = "the count of a folio is wrong")]
-fn without_the_lock_a_fork_names_a_slot_that_is_let_go() {
+fn without_the_lock_a_fork_uses_released_slots() {
     a_fork_beside_another_child(Omit::NameUnderLock);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn without_shared_entries_a_child_sees_a_store_of_its_parent() {
+fn without_sharing_a_child_sees_parents_stores() {
     a_fork_beside_a_write(Omit::Shared);
 }

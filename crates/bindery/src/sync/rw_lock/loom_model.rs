@@ -187,7 +187,7 @@ fn writers_wake_each_other() {
 }
 
 #[test]
-fn the_last_reader_wakes_the_writer_and_the_writer_the_readers() {
+fn the_last_holder_wakes_the_next() {
     assert!(explore(Omit::Nothing, [read, write]) > 0);
     assert!(explore(Omit::Nothing, [read, write_twice]) > 0);
     assert!(explore(Omit::Nothing, [read, read, write]) > 0);
@@ -195,7 +195,7 @@ fn the_last_reader_wakes_the_writer_and_the_writer_the_readers() {
 }
 
 #[test]
-fn a_writer_that_gives_up_wakes_those_who_came_meanwhile() {
+fn a_writer_giving_up_wakes_later_readers() {
     assert!(explore(Omit::Nothing, [read, read, write_if_free]) > 0);
     assert!(explore(Omit::Nothing, [read, write, write_if_free]) > 0);
 }
@@ -204,19 +204,19 @@ fn a_writer_that_gives_up_wakes_those_who_came_meanwhile() {
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn who_does_not_look_once_more_sleeps_for_ever() {
+fn without_a_second_look_a_waiter_sleeps_forever() {
     explore(Omit::SecondLook, [write, write]);
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn who_does_not_say_that_it_parks_is_not_woken() {
+fn without_the_parked_bit_no_wakeup_comes() {
     explore(Omit::Parked, [write, write]);
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn a_last_reader_that_wakes_nobody_leaves_the_writer_asleep() {
+fn a_silent_last_reader_strands_the_writer() {
     explore(Omit::LastReader, [read, write]);
 }
 

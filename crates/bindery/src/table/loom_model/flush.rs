@@ -199,7 +199,7 @@ impl Cpu {
 }
 
 #[test]
-fn of_two_who_revoke_the_same_neither_returns_before_the_flush() {
+fn two_equal_revocations_both_wait_for_flushes() {
     hold([|cpu| cpu.narrow(1), |cpu| cpu.narrow(1)], 0);
 }
 
@@ -209,19 +209,19 @@ fn a_flusher_lowers_no_mark_but_its_own() {
 }
 
 #[test]
-fn who_revokes_where_a_table_was_just_detached_waits_for_the_flush() {
+fn a_revocation_at_a_detached_table_waits() {
     hold([|cpu| cpu.punch(), |cpu| cpu.narrow_past(1)], 0);
     hold([|cpu| cpu.punch(), |cpu| cpu.narrow(1)], 0);
 }
 
 #[test]
-fn a_table_that_is_detached_while_a_flush_is_pending_is_freed_once_and_not_before() {
+fn a_detached_pending_table_is_freed_once_later() {
     hold([|cpu| cpu.narrow(1), |cpu| cpu.punch()], 0);
     hold([|cpu| cpu.narrow(1), |cpu| cpu.narrow(2), |cpu| cpu.punch()], 0);
 }
 
 #[test]
-fn a_page_that_is_taken_where_a_move_has_brought_it_is_in_no_tlb_at_its_old_place() {
+fn a_page_taken_after_a_move_is_unmapped() {
     let seen = explore(Omit::Nothing, [|cpu| cpu.shift(1, 5), |cpu| cpu.take(1, 5)], |_| {});
     assert!(seen.restarts.load(Relaxed) > 0);
     // A second move follows at once, whose source is another. With an idle CPU, since the
@@ -242,12 +242,12 @@ fn a_page_that_is_taken_where_a_move_has_brought_it_is_in_no_tlb_at_its_old_plac
 
 #[test]
 #[should_panic(expected = "a TLB still allows what the call has revoked")]
-fn who_flushes_its_own_range_alone_at_the_mark_of_a_move_leaves_the_old_place() {
+fn flushing_only_its_own_range_misses_the_source() {
     without(Omit::OldPlace, [|cpu| cpu.shift(1, 5), |cpu| cpu.take(1, 5)]);
 }
 
 #[test]
-fn two_pending_flushes_that_wait_for_each_others_tables_end() {
+fn two_flushes_waiting_for_tables_both_end() {
     // Each has a mark in one table, and locks the other's before it flushes.
     hold(
         [
@@ -259,7 +259,7 @@ fn two_pending_flushes_that_wait_for_each_others_tables_end() {
 }
 
 #[test]
-fn who_comes_late_to_a_table_that_was_carried_away_starts_again() {
+fn a_late_locker_of_a_moved_table_restarts() {
     let seen = explore(
         Omit::Nothing,
         [|cpu| cpu.operate(pages(1, 1)), |cpu| cpu.carry(pages(0, 4), pages(8, 4))],
@@ -280,43 +280,43 @@ fn who_comes_late_to_a_table_that_was_carried_away_starts_again() {
 
 #[test]
 #[should_panic(expected = "a TLB still allows what the call has revoked")]
-fn who_leaves_no_mark_lets_the_next_return_too_early() {
+fn without_a_mark_the_next_returns_early() {
     without(Omit::Mark, [|cpu| cpu.narrow(1), |cpu| cpu.narrow(1)]);
 }
 
 #[test]
 #[should_panic(expected = "a TLB still allows what the call has revoked")]
-fn who_does_not_honor_a_mark_returns_too_early() {
+fn ignoring_a_mark_returns_too_early() {
     without(Omit::Honor, [|cpu| cpu.narrow(1), |cpu| cpu.narrow(1)]);
 }
 
 #[test]
 #[should_panic(expected = "a TLB still allows what the call has revoked")]
-fn a_flag_instead_of_a_count_is_cleared_by_the_wrong_flusher() {
+fn a_flag_is_cleared_by_the_wrong_flusher() {
     without(Omit::Count, [|cpu| cpu.narrow(1), |cpu| cpu.narrow(2), |cpu| cpu.narrow(1)]);
 }
 
 #[test]
 #[should_panic(expected = "a TLB still allows what the call has revoked")]
-fn who_passes_over_an_empty_entry_unasked_returns_too_early() {
+fn passing_an_empty_entry_unchecked_returns_early() {
     without(Omit::Settle, [|cpu| cpu.punch(), |cpu| cpu.narrow_past(1)]);
 }
 
 #[test]
 #[should_panic(expected = "a TLB still allows what the call has revoked")]
-fn who_clears_an_entry_without_release_hides_that_its_table_is_locked() {
+fn clearing_without_release_hides_the_lock() {
     without(Omit::ReleaseClear, [|cpu| cpu.punch(), |cpu| cpu.narrow_past(1)]);
 }
 
 #[test]
 #[should_panic(expected = "ausality violation")]
-fn who_frees_a_detached_table_with_a_pending_flush_frees_it_under_the_flusher() {
+fn freeing_a_pending_table_races_the_flusher() {
     without(Omit::KeepPending, [|cpu| cpu.narrow(1), |cpu| cpu.punch()]);
 }
 
 #[test]
 #[should_panic(expected = "wrote to an old address")]
-fn who_does_not_descend_again_writes_into_a_carried_table() {
+fn without_a_second_descent_moved_tables_are_written() {
     without(
         Omit::SecondDescent,
         [|cpu| cpu.operate(pages(1, 1)), |cpu| cpu.carry(pages(0, 4), pages(8, 4))],
@@ -325,7 +325,7 @@ fn who_does_not_descend_again_writes_into_a_carried_table() {
 
 #[test]
 #[should_panic(expected = "ausality violation")]
-fn who_does_not_lock_what_it_carries_moves_it_under_an_operation() {
+fn moving_an_unlocked_table_races_an_operation() {
     without(
         Omit::LockCarried,
         [|cpu| cpu.operate(pages(1, 1)), |cpu| cpu.carry(pages(0, 4), pages(8, 4))],

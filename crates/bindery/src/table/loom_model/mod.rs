@@ -89,7 +89,7 @@ fn operations_in_one_table_exclude_each_other() {
 }
 
 #[test]
-fn an_operation_on_a_whole_table_keeps_out_those_that_go_straight_to_it() {
+fn an_operation_on_a_table_excludes_direct_ones() {
     let seen = hold([|cpu| cpu.operate(pages(0, 4)), |cpu| cpu.operate(pages(1, 2))], 4);
     assert!(seen.waits.load(Relaxed) > 0);
 }
@@ -101,7 +101,7 @@ fn operations_in_sister_tables_never_wait() {
 }
 
 #[test]
-fn operations_that_meet_in_several_tables_never_wait_in_a_circle() {
+fn operations_in_several_tables_never_deadlock() {
     let seen = hold(
         [
             |cpu| cpu.operate(pages(3, 2)),
@@ -114,7 +114,7 @@ fn operations_that_meet_in_several_tables_never_wait_in_a_circle() {
 }
 
 #[test]
-fn an_operation_holds_the_tables_of_every_level_that_it_reaches_into() {
+fn an_operation_holds_tables_of_every_level() {
     for work in [
         [(|cpu| cpu.operate(pages(7, 14))) as fn(&Cpu), |cpu| cpu.operate(pages(4, 1))],
         [|cpu| cpu.operate(pages(7, 14)), |cpu| cpu.operate(pages(22, 1))],
@@ -133,13 +133,13 @@ fn an_operation_whose_table_is_detached_starts_again() {
 }
 
 #[test]
-fn an_operation_starts_again_also_if_a_table_above_its_own_is_detached() {
+fn an_operation_restarts_after_a_higher_detach() {
     let seen = hold([|cpu| cpu.operate(pages(1, 1)), |cpu| cpu.zap(pages(0, 16))], 1);
     assert!(seen.restarts.load(Relaxed) > 0);
 }
 
 #[test]
-fn two_operations_whose_table_is_detached_meet_in_the_new_one() {
+fn two_operations_meet_in_the_new_table() {
     let seen = explore(
         Omit::Nothing,
         [
@@ -153,18 +153,18 @@ fn two_operations_whose_table_is_detached_meet_in_the_new_one() {
 }
 
 #[test]
-fn a_lookup_without_locks_never_meets_a_freed_table() {
+fn a_lockless_lookup_meets_no_freed_table() {
     explore(Omit::Nothing, [|cpu| cpu.peek(1), |cpu| cpu.zap(pages(0, 16))], |_| {});
     hold([|cpu| cpu.peek(1), |cpu| cpu.zap(pages(0, 4)), |cpu| cpu.operate(pages(2, 1))], 1);
 }
 
 #[test]
-fn a_table_that_is_detached_on_two_levels_at_once_is_freed_once() {
+fn a_table_detached_twice_is_freed_once() {
     hold([|cpu| cpu.zap(pages(0, 4)), |cpu| cpu.zap(pages(0, 16))], 0);
 }
 
 #[test]
-fn an_empty_table_is_pruned_and_no_operation_gets_lost_with_it() {
+fn pruning_an_empty_table_loses_no_operation() {
     // X alone goes; Z takes RIGHT along; X and two operations.
     let seen =
         explore(Omit::Nothing, [|cpu| cpu.prune(0), |cpu| cpu.operate(pages(1, 1))], |world| {
@@ -184,7 +184,7 @@ fn an_empty_table_is_pruned_and_no_operation_gets_lost_with_it() {
 }
 
 #[test]
-fn unmapping_up_to_a_table_that_stays_meets_operations_on_both_sides() {
+fn unmapping_to_a_table_meets_both_sides() {
     let seen = hold(
         [
             |cpu| cpu.zap(pages(0, 5)),
@@ -199,7 +199,7 @@ fn unmapping_up_to_a_table_that_stays_meets_operations_on_both_sides() {
 // Tables that come.
 
 #[test]
-fn a_table_is_created_once_and_entered_by_both() {
+fn a_table_is_created_once_for_both() {
     let seen = explore(
         Omit::Nothing,
         [|cpu| cpu.operate(pages(9, 1)), |cpu| cpu.operate(pages(10, 1))],
@@ -223,7 +223,7 @@ fn tables_on_two_levels_are_created_once() {
 }
 
 #[test]
-fn a_table_that_is_created_below_one_that_goes_is_freed_with_it() {
+fn a_table_created_below_a_detached_is_freed() {
     let seen = hold([|cpu| cpu.operate(pages(9, 1)), |cpu| cpu.zap(pages(0, 16))], 1);
     assert!(seen.restarts.load(Relaxed) > 0);
 }
@@ -231,7 +231,7 @@ fn a_table_that_is_created_below_one_that_goes_is_freed_with_it() {
 // Moves of pages.
 
 #[test]
-fn moves_in_any_directions_never_wait_in_a_circle() {
+fn moves_in_any_directions_never_deadlock() {
     for work in [
         // Under one parent, in one direction and in both; then under two parents.
         [(|cpu| cpu.transfer(1, 5, 1)) as fn(&Cpu), |cpu| cpu.transfer(2, 6, 1)],
@@ -244,7 +244,7 @@ fn moves_in_any_directions_never_wait_in_a_circle() {
 }
 
 #[test]
-fn three_moves_in_a_ring_never_wait_in_a_circle() {
+fn three_moves_in_a_ring_never_deadlock() {
     let seen = hold(
         [|cpu| cpu.transfer(1, 5, 1), |cpu| cpu.transfer(6, 21, 1), |cpu| cpu.transfer(22, 2, 1)],
         6,
@@ -253,7 +253,7 @@ fn three_moves_in_a_ring_never_wait_in_a_circle() {
 }
 
 #[test]
-fn a_move_whose_ranges_share_a_table_locks_it_once() {
+fn a_move_within_a_table_locks_once() {
     // All in X; from X and Y to Y; from Y to Y and what comes after.
     for work in [
         [(|cpu| cpu.transfer(3, 0, 1)) as fn(&Cpu), |cpu| cpu.operate(pages(1, 1))],
@@ -266,7 +266,7 @@ fn a_move_whose_ranges_share_a_table_locks_it_once() {
 }
 
 #[test]
-fn a_move_across_tables_holds_those_below_both_covers() {
+fn a_move_across_tables_holds_those_below() {
     for work in [
         [(|cpu| cpu.transfer(2, 20, 3)) as fn(&Cpu), |cpu| cpu.operate(pages(1, 1))],
         [|cpu| cpu.transfer(22, 0, 3), |cpu| cpu.operate(pages(21, 1))],
@@ -277,7 +277,7 @@ fn a_move_across_tables_holds_those_below_both_covers() {
 }
 
 #[test]
-fn a_move_whose_target_has_no_table_meets_others_in_that_of_its_source() {
+fn a_move_without_target_table_meets_its_source() {
     // The one range's cover is above the other's: of the higher range, of the lower one, and by
     // two levels.
     for work in [
@@ -291,7 +291,7 @@ fn a_move_whose_target_has_no_table_meets_others_in_that_of_its_source() {
 }
 
 #[test]
-fn a_move_meets_others_in_the_table_that_is_created_for_its_target() {
+fn a_move_meets_others_in_its_new_table() {
     explore(
         Omit::Nothing,
         [|cpu| cpu.transfer(1, 9, 1), |cpu| cpu.operate(pages(10, 2))],
@@ -309,7 +309,7 @@ fn a_move_meets_others_in_the_table_that_is_created_for_its_target() {
 }
 
 #[test]
-fn a_move_whose_source_or_target_is_detached_starts_again() {
+fn a_move_with_a_detached_end_restarts() {
     for work in [
         [(|cpu| cpu.transfer(1, 5, 1)) as fn(&Cpu), |cpu| cpu.zap(pages(4, 4))],
         [|cpu| cpu.transfer(1, 5, 1), |cpu| cpu.zap(pages(0, 4))],
@@ -320,7 +320,7 @@ fn a_move_whose_source_or_target_is_detached_starts_again() {
 }
 
 #[test]
-fn a_move_that_empties_tables_detaches_them_under_the_locks_of_both_ranges() {
+fn a_move_detaches_emptied_tables_under_locks() {
     let seen = hold([|cpu| cpu.empty(pages(0, 4), 5), |cpu| cpu.operate(pages(1, 1))], 2);
     assert!(seen.restarts.load(Relaxed) > 0);
     for work in [
@@ -335,7 +335,7 @@ fn a_move_that_empties_tables_detaches_them_under_the_locks_of_both_ranges() {
 // The VMA's lock: moves of whole tables, and unmapping beside tables that stay.
 
 #[test]
-fn a_fault_never_writes_into_a_moved_table_under_its_old_address() {
+fn a_fault_never_writes_a_moved_tables_source() {
     let seen = explore(
         Omit::Nothing,
         [|cpu| cpu.fault(1), |cpu| cpu.move_table(pages(0, 4), pages(8, 4), Level::PMD)],
@@ -345,7 +345,7 @@ fn a_fault_never_writes_into_a_moved_table_under_its_old_address() {
 }
 
 #[test]
-fn a_fault_never_writes_below_a_moved_table_under_its_old_address() {
+fn a_fault_never_writes_below_a_moved_table() {
     let seen = explore(
         Omit::Nothing,
         [|cpu| cpu.fault(1), |cpu| cpu.move_table(pages(0, 16), pages(32, 16), Level::PUD)],
@@ -355,7 +355,7 @@ fn a_fault_never_writes_below_a_moved_table_under_its_old_address() {
 }
 
 #[test]
-fn faults_before_and_after_the_move_of_a_table_meet_in_it() {
+fn faults_around_a_tables_move_meet_inside() {
     let seen = explore(
         Omit::Nothing,
         [
@@ -384,7 +384,7 @@ fn neighbors_of_a_moved_table_work_on() {
 }
 
 #[test]
-fn unmapping_up_to_a_table_that_stays_keeps_moves_out_by_the_lock_of_the_vma() {
+fn unmapping_to_a_table_excludes_moves() {
     let seen = explore(
         Omit::Nothing,
         [|cpu| cpu.with_vma(1, || cpu.transfer(1, 5, 1)), |cpu| cpu.unmap(pages(0, 5))],
@@ -397,50 +397,50 @@ fn unmapping_up_to_a_table_that_stays_keeps_moves_out_by_the_lock_of_the_vma() {
 
 #[test]
 #[should_panic(expected = "wrote into a stray table")]
-fn who_does_not_ask_for_the_mark_writes_into_a_stray_table() {
+fn ignoring_the_mark_writes_a_stray_table() {
     // A move: an operation on one range would miss the table when it descends again.
     without(Omit::StrayCheck, [|cpu| cpu.transfer(1, 5, 1), |cpu| cpu.zap(pages(0, 4))]);
 }
 
 #[test]
 #[should_panic(expected = "wrote into a stray table")]
-fn who_marks_the_topmost_table_alone_lets_others_write_below_it() {
+fn marking_only_the_top_lets_writes_through() {
     without(Omit::StrayBelow, [|cpu| cpu.transfer(1, 5, 1), |cpu| cpu.zap(pages(0, 16))]);
 }
 
 #[test]
 #[should_panic(expected = "ausality violation")]
-fn who_drops_what_stands_below_without_waiting_drops_it_under_an_operation() {
+fn dropping_without_waiting_races_an_operation() {
     without(Omit::WaitBelow, [|cpu| cpu.operate(pages(1, 1)), |cpu| cpu.zap(pages(0, 16))]);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn who_does_not_wait_for_readers_frees_a_table_under_an_operation() {
+fn without_waiting_for_readers_operations_lose_tables() {
     without(Omit::Readers, [|cpu| cpu.operate(pages(1, 1)), |cpu| cpu.zap(pages(0, 4))]);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn who_does_not_wait_for_readers_frees_a_table_under_a_lookup() {
+fn without_waiting_for_readers_lookups_lose_tables() {
     without(Omit::Readers, [|cpu| cpu.peek(1), |cpu| cpu.zap(pages(0, 4))]);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn who_keeps_a_table_from_one_read_section_to_the_next_finds_it_freed() {
+fn keeping_a_table_across_sections_finds_it_freed() {
     without(Omit::OneSection, [|cpu| cpu.peek(1), |cpu| cpu.prune(0)]);
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn who_locks_the_source_and_then_the_target_waits_in_a_circle() {
+fn locking_source_then_target_deadlocks() {
     without(Omit::OnePass, [|cpu| cpu.transfer(1, 5, 1), |cpu| cpu.transfer(6, 2, 1)]);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn who_moves_a_table_without_the_lock_of_the_vma_moves_it_under_a_fault() {
+fn moving_without_the_vma_lock_races_faults() {
     without(
         Omit::VmaLock,
         [|cpu| cpu.fault(1), |cpu| cpu.move_table(pages(0, 4), pages(8, 4), Level::PMD)],
@@ -455,7 +455,7 @@ fn who_moves_a_table_without_the_lock_of_the_vma_moves_it_under_a_fault() {
 /// An operation on one range cannot do that: it would have to hold LEFT.
 #[test]
 #[should_panic(expected = "deadlock")]
-fn who_unmaps_without_the_lock_of_the_vma_waits_in_a_circle_with_a_move() {
+fn unmapping_without_the_vma_lock_deadlocks() {
     without(
         Omit::VmaLock,
         [|cpu| cpu.with_vma(1, || cpu.transfer(1, 5, 1)), |cpu| cpu.unmap(pages(0, 5))],
@@ -464,12 +464,12 @@ fn who_unmaps_without_the_lock_of_the_vma_waits_in_a_circle_with_a_move() {
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn who_installs_a_table_unlocked_meets_others_in_it() {
+fn installing_a_table_unlocked_meets_others() {
     without(Omit::LockedBirth, [|cpu| cpu.operate(pages(9, 1)), |cpu| cpu.operate(pages(10, 1))]);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn who_installs_a_table_without_release_shows_it_half_made() {
+fn a_table_installed_without_release_is_half_made() {
     without(Omit::Release, [|cpu| cpu.operate(pages(9, 1)), |cpu| cpu.operate(pages(10, 1))]);
 }

@@ -93,7 +93,7 @@ fn nodes_for<'a>(pages: impl Iterator<Item = &'a u64> + Clone) -> u64 {
 }
 
 #[test]
-fn an_index_without_pages_is_empty_without_end_and_has_no_node() {
+fn an_index_without_pages_has_no_node() {
     static INDEX: PageIndex = PageIndex::new();
     assert_eq!(INDEX.run(0, u64::MAX), PageStretch::Empty(u64::MAX));
     assert_eq!(INDEX.run(u64::MAX, 5), PageStretch::Empty(5));
@@ -108,7 +108,7 @@ fn seven_nodes_fit_in_a_frame() {
 }
 
 #[test]
-fn an_index_may_be_shared_and_sent_between_cpus() {
+fn an_index_may_be_shared_and_sent() {
     fn shared<T: Send + Sync>() {}
     shared::<PageIndex>();
 }
@@ -123,7 +123,7 @@ fn a_page_in_frame_zero_is_present() {
 }
 
 #[test]
-fn two_folios_in_adjacent_frames_are_one_run_across_nodes() {
+fn adjacent_folios_are_one_run_across_nodes() {
     let mut world = World::new();
     world.add(512, 0x200, 512);
     world.add(1024, 0x400, 16);
@@ -135,7 +135,7 @@ fn two_folios_in_adjacent_frames_are_one_run_across_nodes() {
 }
 
 #[test]
-fn the_last_page_of_the_largest_file_is_found_at_once_from_the_first() {
+fn the_last_page_is_found_at_once() {
     let mut world = World::new();
     let last = PAGE_LIMIT - 1;
     world.add(0, 7, 1);
@@ -162,7 +162,7 @@ fn pages_beyond_the_limit_are_refused() {
 }
 
 #[test]
-fn a_hole_punched_into_a_folio_leaves_both_its_ends() {
+fn a_hole_in_a_folio_leaves_both_ends() {
     let mut world = World::new();
     world.add(0, 0x1000, 512);
     assert_eq!(world.take(100, 300), Some(run(100, 0x1064, 200)));
@@ -174,7 +174,7 @@ fn a_hole_punched_into_a_folio_leaves_both_its_ends() {
 }
 
 #[test]
-fn a_dirty_part_of_a_run_is_found_and_its_neighbors_are_not() {
+fn a_dirty_part_is_found_without_neighbors() {
     let mut world = World::new();
     world.add(60, 0x100, 100);
     world.add(1 << 40, 0x300, 1);
@@ -193,7 +193,7 @@ fn a_dirty_part_of_a_run_is_found_and_its_neighbors_are_not() {
 }
 
 #[test]
-fn a_page_that_comes_back_has_no_flag_of_the_one_before() {
+fn a_returned_page_has_no_old_flag() {
     let mut world = World::new();
     world.add(5, 0x100, 2);
     world.index.set_flags(0, 100, PageFlags::DIRTY);
@@ -226,7 +226,7 @@ fn clearing_frees_prepared_nodes_too() {
 }
 
 #[test]
-fn memory_that_runs_out_at_any_point_leaves_the_index_as_it_was() {
+fn running_out_of_memory_leaves_the_index_unchanged() {
     // Into an empty index, below, above and beside existing pages.
     let before = [&[][..], &[(0, 1)], &[(1 << 30, 1)], &[(0, 70), (1 << 51, 3)]];
     let new = [(0, 1), (63, 2), (4000, 200), ((1 << 36) - 2, 4), (PAGE_LIMIT - 130, 130)];
@@ -251,7 +251,7 @@ fn memory_that_runs_out_at_any_point_leaves_the_index_as_it_was() {
 }
 
 #[test]
-fn memory_that_is_really_full_is_reported_and_all_of_it_comes_back() {
+fn full_memory_is_reported_and_comes_back() {
     let mut world = World::new();
     world.add(9, 1, 1);
     assert_eq!(world.prepare(0, PAGE_LIMIT), Err(NoMemory));
@@ -269,7 +269,7 @@ fn looked_at<R>(world: &mut World, work: impl FnOnce(&mut PageIndex) -> R) -> (R
 }
 
 #[test]
-fn dirty_pages_are_found_without_a_look_at_the_clean_ones() {
+fn dirty_pages_are_found_without_clean_ones() {
     let mut world = World::new();
     let count = 1 << 16;
     for first in (0..count).step_by(64) {
@@ -312,7 +312,7 @@ fn dirty_pages_are_found_without_a_look_at_the_clean_ones() {
 }
 
 #[test]
-fn a_long_run_is_told_in_pieces_and_counted_once() {
+fn a_long_run_is_counted_in_pieces() {
     let mut world = World::new();
     for first in (0..8192).step_by(64) {
         world.add(first, first as u32, 64);

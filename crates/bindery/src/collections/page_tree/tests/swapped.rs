@@ -176,7 +176,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..Default::default() })]
 
     #[test]
-    fn pages_in_swap_and_in_memory_are_told_apart(
+    fn pages_in_swap_and_memory_are_distinguished(
         turns in prop::collection::vec((turn(), range()), 1..60),
     ) {
         let (model, shadows) = (BTreeMap::new(), BTreeMap::new());
@@ -206,7 +206,7 @@ fn slots_and_areas_of_any_size_are_kept() {
 }
 
 #[test]
-fn swapped_pages_are_found_without_a_look_at_those_in_memory() {
+fn swapped_pages_are_found_without_resident_ones() {
     let mut world = World::new();
     world.add(0, 0, 400);
     world.index.send_out(390, slot(0), 2);
