@@ -15,7 +15,7 @@
 
 int __real_main(int argc, char **argv);
 
-// What Redis listens on: readable as long as the client has not been accepted.
+// The socket on which Redis listens: readable until the client is accepted.
 static int waiting, servers_end;
 
 int __wrap_socket(int domain, int type, int protocol) {

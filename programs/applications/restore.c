@@ -1,7 +1,7 @@
-// Processes come back lazily: their memory is a snapshot in a file, and a page is read when it is touched, by a
-// thread that a userfaultfd asks. The computation goes on meanwhile, each process with a seed of its own, and
-// another thread fetches the rest. Pages of zeroes are not in the snapshot. The arguments are the size of the
-// snapshot in MiB and the number of processes.
+// Processes come back lazily: their memory is a snapshot in a file, and a thread that serves a
+// userfaultfd reads a page when it is touched. The computation runs at the same time, each process
+// with its own seed, and another thread fetches the rest. Pages of zeroes are not in the snapshot.
+// The arguments are the size of the snapshot in MiB and the number of processes.
 
 #include "answer.h"
 #include "userfault.h"
@@ -21,7 +21,7 @@ static void need(int good, const char *what) {
     }
 }
 
-// What the computation has made of a page so far, before the snapshot.
+// The content of a page that the computation has made before the snapshot.
 static void make(uint64_t *words, size_t page) {
     uint64_t seed = page * 0x9e3779b97f4a7c15u + 1;
     memset(words, 0, PAGE);
@@ -40,7 +40,7 @@ static void write_snapshot(void) {
     }
 }
 
-// Fills the page, and some after it, unless they are there.
+// Fills the page, and some after it, unless they are present.
 static void fetch(size_t page, size_t count) {
     static __thread uint64_t words[PAGE_WORDS];
     for (size_t end = page + count; page < end && page < pages; page++) {

@@ -88,7 +88,7 @@ enum phase {
     PHASE_VMALLOC_HUGE_16M = 78,
     PHASE_VFREE_HUGE_16M = 79,
 
-    /* What /proc tells of a process' memory. */
+    /* Files of /proc about a process' memory. */
     PHASE_MAPS = 96,
     PHASE_MAPS_IN_PIECES = 97,
     PHASE_SMAPS = 98,

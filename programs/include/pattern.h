@@ -1,6 +1,7 @@
 /*
- * In which order a program visits the pages of its memory, as numbers that depend on a seed alone. The same is
- * written in Rust, in crates/bindery-hosted/src/working_set.rs, and a test compares both.
+ * The order in which a program visits the pages of its memory, as numbers that depend only on a
+ * seed. The same is written in Rust, in crates/bindery-hosted/src/working_set.rs, and a test
+ * compares both.
  */
 #ifndef BINDERY_PATTERN_H
 #define BINDERY_PATTERN_H

@@ -1,5 +1,5 @@
-// What the programs about shortage of memory share: memory with content that
-// compresses well or not, and a bystander that measures how long it waits.
+// Shared parts of the programs about shortage of memory: memory with content
+// that compresses well or not, and a bystander that measures how long it waits.
 
 #ifndef PRESSURE_H
 #define PRESSURE_H
@@ -9,7 +9,7 @@
 #define MIB ((size_t)1 << 20)
 #define NAP 10000000ull
 
-// What processes tell each other.
+// Memory through which processes communicate.
 struct shared {
     volatile int begins, ends;
     volatile uint64_t naps, worst, writes, forks;

@@ -1,5 +1,5 @@
-// What the programs that change settings of the kernel share: writes to files
-// under /proc and /sys, and fields of /proc/self/smaps.
+// Shared parts of the programs that change settings of the kernel: writes to
+// files under /proc and /sys, and fields of /proc/self/smaps.
 
 #ifndef SETTINGS_H
 #define SETTINGS_H

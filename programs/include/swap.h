@@ -36,7 +36,7 @@ __attribute__((unused)) static int swap_setting(const char *name, unsigned long 
     return written == length ? 0 : -1;
 }
 
-// Writes the header of an area of so many pages, itself included.
+// Writes the header of an area of this number of pages, including itself.
 __attribute__((unused)) static int swap_make(uint32_t pages) {
     struct swap_header header = {.version = 1, .last_page = pages - 1};
     memcpy(header.signature, "SWAPSPACE2", 10);

@@ -1,9 +1,9 @@
-// What the programs under programs/tests share: checks that print one line
+// Shared parts of the programs under programs/tests: checks that print one line
 // each, a watchdog, children whose end is checked, and probes that survive a
 // fault.
 //
 // A program starts with test_start() and ends with `return test_end()`. It
-// prints through write(2) alone, so that a fork never prints a line twice.
+// prints only through write(2), so that a fork never prints a line twice.
 
 #ifndef BINDERY_TEST_H
 #define BINDERY_TEST_H
@@ -190,7 +190,7 @@ UNUSED static int test_fails(long long got, int error, int loud, const char *fil
 #define STEP_FAILS(call, error) \
     (errno = 0, test_fails((long long)(call), error, 0, __FILE__, __LINE__, #call, "a step"))
 
-// What the rest of the program cannot do without.
+// A condition that the rest of the program requires.
 #define NEED(condition)                                                                  \
     do {                                                                                 \
         if (!test_check((condition) != 0, 0, __FILE__, __LINE__, #condition, "needed"))  \

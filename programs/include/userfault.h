@@ -111,7 +111,7 @@ UNUSED static int uf_wake(int fd, void *at, size_t length) {
     return ioctl(fd, UF_WAKE, &range);
 }
 
-// What the structure says of it, which is an errno below 0.
+// The result in the structure: an errno below 0, or a length.
 UNUSED static int64_t uf_copy(int fd, void *to, const void *from, size_t length, uint64_t mode) {
     struct uf_copy request = {(uintptr_t)to, (uintptr_t)from, length, mode, 12345};
     int result = ioctl(fd, UF_COPY, &request);

@@ -1,5 +1,6 @@
 /*
- * What the workloads share: command-line options, failures, and memory contents that can be checked.
+ * Shared parts of the workloads: command-line options, failures, and memory contents that can be
+ * checked.
  *
  * A workload prints nothing unless it fails or is asked to verify, and nothing that depends on a
  * clock, so that its work is the same on every kernel.

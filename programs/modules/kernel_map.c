@@ -1,6 +1,6 @@
 /*
- * System 5 on Linux, as a module: the kernel maps memory for itself, again and again. Each call
- * stands between marks. `bindery-kernel` runs the same operations when its command line has
+ * System 5 on Linux, as a module: the kernel maps memory for itself, repeatedly. Each call is
+ * between marks. `bindery-kernel` runs the same operations when its command line has
  * `workload=kernel-map`.
  *
  * All of the work is done while the module is loaded: insmod returns when it is finished, and fails
@@ -22,13 +22,13 @@
 #define TIMES 100
 #define LARGE_TIMES 10
 
-/* No memory and no device of these machines is there, and nothing ever looks. */
+/* These machines have no memory and no device there, and nothing accesses it. */
 #define DEVICE 0x300000000ULL
 #define OFFSET (64UL << 10)
 
 /*
- * What Linux has put off (frees by RCU, invalidations of many vfree at once) is done before the
- * next operation is looked at.
+ * Work that Linux has deferred (frees by RCU, invalidations of many vfree at once) is done
+ * before the next operation is measured.
  */
 #define SETTLE_MILLISECONDS 50
 

@@ -1,5 +1,5 @@
 // Bad programs: wild jumps, execution of data, writes to code and constants.
-// The process dies of the right signal; its parent works on.
+// The right signal ends the process; its parent continues.
 
 #include "test.h"
 
@@ -86,7 +86,7 @@ int main(void) {
         state ^= state >> 7;
         state ^= state << 17;
         uintptr_t address = state >> (round % 4 * 16) & ~3ul;
-        // Where something executable is mapped, anything may happen.
+        // A jump to executable memory may have any effect.
         int status = test_wait(CHILD({
             alarm(5);
             jump(address);

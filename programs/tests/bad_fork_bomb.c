@@ -51,7 +51,8 @@ int main(void) {
         NEED(bomb > 0);
         test_sleep(200);
         int before = test_failures;
-        // New ones may be born while the others die: until nobody is left.
+        // New ones may be created while the others end: repeat until none is
+        // left.
         int alive = 1;
         for (int attempt = 0; attempt < 2000 && alive; attempt++) {
             alive = kill(-bomb, SIGKILL) == 0;

@@ -1,8 +1,8 @@
 // memory: 64M
 // kernel-only: it eats all memory of the machine
 //
-// Bad programs: memory without end. The largest process dies of SIGKILL, the
-// rest goes on, and the memory comes back.
+// Bad programs: memory without end. SIGKILL ends the largest process, the
+// others continue, and the memory is freed.
 
 #include "test.h"
 
@@ -63,7 +63,7 @@ int main(void) {
     recovered("and again");
 
     test_arm_watchdog();
-    // A small process goes on while the largest dies.
+    // A small process continues while the largest is killed.
     int ready[2];
     NEED(pipe(ready) == 0);
     pid_t large = CHILD({
@@ -83,7 +83,7 @@ int main(void) {
     int status = test_wait(large);
     CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "the largest dies of SIGKILL");
 
-    // Memory that no death gives back: files. The writer is refused.
+    // Memory that no kill frees: files. The writer is refused.
     int file = open("/tmp/eats-memory", O_RDWR | O_CREAT | O_TRUNC, 0600);
     NEED(file >= 0);
     static char block[65536];

@@ -8,7 +8,7 @@
 #include <sched.h>
 #include <sys/resource.h>
 
-// Where the wild pointer goes in a call's arguments.
+// The place of the wild pointer in a call's arguments.
 #define P 0x5eed5eed5eedul
 
 enum {

@@ -1,8 +1,8 @@
 // memory: 64M
 // kernel-only: it uses all memory of the machine
 //
-// Bad programs: calls that need a page of the program at the moment when there
-// is none. Somebody is killed, and nobody waits for ever.
+// Bad programs: calls that need a page of the program when no memory is free. A
+// process is killed, and none waits forever.
 
 #include "test.h"
 
@@ -102,7 +102,8 @@ static void shared_position(void) {
             if (lseek(file, 0, SEEK_SET) < 0 || read(file, memory, 1) < 0)
                 _exit(0);
     });
-    // What processes before it had may come back late: not all of half need be taken.
+    // The memory of earlier processes may be freed late: not all of half need be
+    // taken.
     while (free_pages() > pages / 2 + pages / 8)
         test_sleep(10);
     pid_t reader = CHILD({
@@ -135,7 +136,7 @@ static void populate(void) {
     STEP(WIFSIGNALED(test_wait(idle)));
 }
 
-// The child may be the one that is killed; nobody may hang.
+// The child may be the one that is killed; no process may hang.
 static void comes_back(pid_t child, const char *text) {
     int status = test_wait(child);
     CHECK((WIFEXITED(status) && WEXITSTATUS(status) == 0) ||

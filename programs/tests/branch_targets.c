@@ -1,6 +1,6 @@
 // Branch target identification (PROT_BTI) on AArch64: an indirect branch into a
-// guarded page must meet a landing pad. Where the processor has no such thing,
-// only that it is refused.
+// guarded page must meet a landing pad. On a processor without it, only that it
+// is refused.
 
 #include "test.h"
 
@@ -37,7 +37,7 @@ enum {
 
 // Functions, by the word with which each begins. QEMU before 9.0 keeps its
 // translation of a branch's target when the guard of the page changes, so a
-// target that is refused in one state is used in that state alone.
+// target that is refused in one state is used only in that state.
 enum {
     PLAIN = 0,
     CALLED = 4,

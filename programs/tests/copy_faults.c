@@ -1,5 +1,5 @@
-// Transfers whose memory is not there, or not yet: what is missing is brought
-// in, and where it cannot be, the bytes before count, as on Linux.
+// Transfers whose memory is absent, or not mapped yet: missing pages are
+// faulted in, and if that fails, the bytes before them count, as on Linux.
 
 #include "test.h"
 
@@ -151,7 +151,7 @@ static void onto_itself(void) {
     close(hole);
 }
 
-// What a write that stops early leaves in a new file.
+// The content that a write that stops early leaves in a new file.
 static void new_pages(void) {
     char *memory = test_map(4 * PAGE);
     NEED(munmap(memory + 2 * PAGE, PAGE) == 0);

@@ -1,4 +1,4 @@
-// RLIMIT_FSIZE: what goes beyond is cut, and then refused with a signal.
+// RLIMIT_FSIZE: a write beyond it is cut, and then refused with a signal.
 
 #include "test.h"
 

@@ -40,7 +40,7 @@ static int write_all(int file, const char *from, size_t size) {
     return 0;
 }
 
-// Uses more memory than there is, until it is told to end.
+// Uses more memory than the machine has, until a message ends it.
 static pid_t presses(int *tell) {
     int ready[2], done[2];
     NEED(pipe(ready) == 0 && pipe(done) == 0 && fcntl(done[0], F_SETFL, O_NONBLOCK) == 0);

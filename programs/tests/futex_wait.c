@@ -122,7 +122,7 @@ int main(void) {
     EQUAL(caught, SIGUSR1, "its handler has run");
     test_wait(child);
 
-    // Memory that is not there yet, and memory that the kernel must not write.
+    // Memory that is not mapped yet, and memory that the kernel must not write.
     volatile int *fresh = (volatile int *)test_map(PAGE);
     FAILS(test_futex(fresh, FUTEX_WAIT, 1, 0, 0, 0), EAGAIN, "wait: on a page not touched before");
     NEED(mprotect((void *)fresh, PAGE, PROT_READ) == 0);

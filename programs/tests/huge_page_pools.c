@@ -17,7 +17,7 @@ static long number(const char *path) {
     return test_read_file(path, text, sizeof text) > 0 ? atol(text) : -1;
 }
 
-// A file of the pool of pages of so many kilobytes.
+// A file of the pool of pages of this size in kilobytes.
 static long of_pool(long size, const char *name) {
     char path[100];
     snprintf(path, sizeof path, POOLS "hugepages-%ldkB/%s", size, name);

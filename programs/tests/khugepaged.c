@@ -62,7 +62,7 @@ static char *region(int flags) {
     return memory;
 }
 
-// Small pages, of which every `step`th is there.
+// Small pages, of which every `step`th is present.
 static char *small_pages(int step) {
     char *memory = region(MAP_PRIVATE);
     NEED(madvise(memory, SIZE, MADV_NOHUGEPAGE) == 0);

@@ -1,5 +1,5 @@
-// memfd_secret: memory that nobody reads but the program itself. How it is made,
-// sized and mapped, and who is refused.
+// memfd_secret: memory that only the program itself can read. Its creation, size
+// and mappings, and the refused accesses.
 
 #include "test.h"
 

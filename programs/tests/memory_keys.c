@@ -1,6 +1,6 @@
-// Protection keys: pkey_alloc, pkey_free, pkey_mprotect, what a thread's own
-// rights do to its accesses, and who has which rights. Where there are no keys
-// (AArch64, and a processor without), only that they are refused.
+// Protection keys: pkey_alloc, pkey_free, pkey_mprotect, the effect of a
+// thread's rights on its accesses, and the inheritance of rights. Without keys
+// (AArch64, and processors without them), only that they are refused.
 
 #include "test.h"
 
@@ -74,7 +74,7 @@ static void note(int signal, siginfo_t *info, void *context) {
     siglongjmp(test_fault_return, 1);
 }
 
-// Where the frame has the thread's rights: behind the place that CPUID names.
+// The thread's rights in the signal frame: at the offset that CPUID reports.
 static unsigned *saved_rights(ucontext_t *context) {
     unsigned a = 13, b, c = 9, d;
     __asm__("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
@@ -197,7 +197,7 @@ static void keys(void) {
         STEP_EQUAL(seen.code, SEGV_PKUERR);
         STEP_EQUAL(key_free(key), 0);
     });
-    // The kernel's copies are bound by the mapping alone; see docs/kernel.md.
+    // Only the mapping restricts the kernel's copies; see docs/kernel.md.
     WORKS(key_free(key), "pkey_free");
     FAILS(key_free(key), EINVAL, "pkey_free: twice");
     FAILS(key_protect(moved, PAGE, both, key), EINVAL, "pkey_mprotect: a key that was given back");

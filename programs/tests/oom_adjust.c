@@ -1,7 +1,7 @@
 // memory: 96M
 // kernel-only: it uses all memory of the machine
 //
-// oom_score_adj: who is killed when memory runs out.
+// oom_score_adj: the process that is killed when memory runs out.
 
 #include "settings.h"
 
@@ -19,7 +19,7 @@ static ssize_t set(pid_t process, const char *name, const char *value) {
     return write_setting(path, value);
 }
 
-// A child that has so much memory, says so, and waits.
+// A child that takes this amount of memory, reports that, and waits.
 static pid_t holder(long size) {
     int ends[2];
     char ready;
@@ -41,7 +41,7 @@ static int lives(pid_t process) {
     return waitpid(process, 0, WNOHANG) == 0;
 }
 
-// Whether nothing but its status is left of the process, whoever asks.
+// Whether only the status of the process is left, for any parent.
 static int has_ended(pid_t process) {
     char path[64], text[200], state = 0;
     snprintf(path, sizeof path, "/proc/%d/stat", process);

@@ -1,7 +1,7 @@
 // kernel-only: a host in a container may have no CAP_SYS_RESOURCE
 //
-// oom_score_adj of a process without privileges: it may say that it goes earlier, and take that back,
-// but not go below what root has set.
+// oom_score_adj of a process without privileges: it may raise the value, and lower it again, but
+// not below the value that root has set.
 
 #include "test.h"
 
@@ -11,7 +11,7 @@ static ssize_t set(const char *value) { return pwrite(file, value, strlen(value)
 
 int main(void) {
     test_start();
-    // Opened by root: what counts is who writes.
+    // Opened by root: the writer's privileges count.
     file = open("/proc/self/oom_score_adj", O_RDWR);
     NEED(file >= 0);
     EQUAL(set("-500"), 4, "root goes below 0");

@@ -40,7 +40,8 @@ static void fill(char *memory, size_t size) {
         }
 }
 
-// A child with so much memory. It pages the memory out or locks it when told to, then waits.
+// A child with this amount of memory. It pages the memory out or locks it on request, then
+// waits.
 struct holder {
     pid_t process;
     int answers, orders;

@@ -139,7 +139,7 @@ int main(void) {
     ALL_STEPS(before, "a chain of five processes");
     close(last);
 
-    // The reader goes away while the writer is blocked.
+    // The reader closes its end while the writer is blocked.
     NEED(pipe(pipes) == 0);
     child = CHILD({
         close(pipes[1]);

@@ -46,7 +46,8 @@ static void pressure(const char *text, size_t length, int one_in) {
     end_watch(sleeper, text);
 }
 
-// The last mapping, and the last name of a file: what is large goes in pieces.
+// The last mapping, and the last name of a file: a large one is freed in
+// pieces.
 static void ends(size_t length) {
     pid_t sleeper = watch();
     pid_t taker = CHILD(pressure_take(length, MAP_SHARED, 512));

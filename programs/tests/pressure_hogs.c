@@ -2,10 +2,10 @@
 // clock: instructions
 // kernel-only: it uses all memory of the machine
 //
-// Processes take more memory than there is, of every kind, with swap that is
-// large, full, full of what does not compress, and on its way off. Bystanders
-// sleep, write to a file and fork meanwhile: none is killed, all go on, and
-// what they compute is right.
+// Processes take more memory than the machine has, of every kind, with swap
+// that is large, full, full of incompressible pages, and being turned off. At
+// the same time, bystanders sleep, write to a file and fork: none is killed,
+// all continue, and their results are right.
 
 #include "pressure.h"
 #include "swap.h"
@@ -71,14 +71,14 @@ static void file(void) {
     unlink("/tmp/hog");
 }
 
-// A quarter of memory, of which six children want copies.
+// A quarter of memory, which six children copy.
 static void family(void) {
     char *area = test_map(memory / 4);
     memset(area, 1, memory / 4);
     pid_t children[6];
     for (int number = 0; number < 6; number++)
         children[number] = CHILD({
-            // They end with the hog, of which they are a part.
+            // They belong to the hog, and end with it.
             prctl(PR_SET_PDEATHSIG, SIGKILL);
             for (size_t at = 0; at < memory / 4; at += PAGE)
                 (*(volatile uint64_t *)(area + at))++;
@@ -121,7 +121,7 @@ static void among_bystanders(const char *text, void (*hog)(void)) {
     int status = test_wait(CHILD(hog()));
     int killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
     CHECK(killed || (WIFEXITED(status) && WEXITSTATUS(status) == 0), text);
-    // They go on when it is gone.
+    // They continue after it has ended.
     uint64_t naps = shared->naps, writes = shared->writes, forks = shared->forks;
     test_sleep(100);
     STEP(shared->naps > naps && shared->writes > writes && shared->forks > forks);

@@ -1,5 +1,6 @@
-// /proc/self/maps, smaps and status read in pieces: whole lines whatever comes
-// and goes meanwhile, and the same text whatever the size of the pieces.
+// /proc/self/maps, smaps and status read in pieces: whole lines whatever is
+// mapped and unmapped in between, and the same text whatever the size of the
+// pieces.
 
 #include "test.h"
 
@@ -106,7 +107,8 @@ int main(void) {
     STEP_EQUAL(lseek(file, 0, SEEK_SET), 0);
     CHECK(read(file, pieces, sizeof pieces) < (ssize_t)length, "maps: one read makes a page or so");
 
-    // The reader is in the middle of a line when what was before it goes.
+    // The reader is in the middle of a line when the mappings before it are
+    // unmapped.
     STEP_EQUAL(lseek(file, 0, SEEK_SET), 0);
     char *line = strstr(whole, "20000000a000-");
     NEED(line);
@@ -121,7 +123,7 @@ int main(void) {
     EQUAL(lines_of(pieces, high, high + MANY * PAGE), MANY, "maps: no line is torn when mappings before it go");
     CHECK(strncmp(pieces + middle, whole + middle, 500) == 0, "maps: and the reader goes on where it was");
 
-    // What is ahead of the reader is shown as it is when the reader comes.
+    // Mappings ahead of the reader are shown as they are when it reaches them.
     NEED(test_read_file("/proc/self/maps", whole, sizeof whole) > 0);
     STEP_EQUAL(lseek(file, 0, SEEK_SET), 0);
     middle = strstr(whole, "200000000000-") - whole + 3;
@@ -173,7 +175,7 @@ int main(void) {
     STEP_EQUAL(write(ends[1], "", 1), 1);
     siginfo_t information;
     STEP_EQUAL(waitid(P_PID, child, &information, WEXITED | WNOWAIT), 0);
-    // What was made before its end may still be read.
+    // Mappings made before its end may still be read.
     while ((count = read(file, pieces, 4096)) > 0)
         ;
     EQUAL(count, 0, "maps of a dead child: nothing more");

@@ -1,4 +1,4 @@
-// membarrier: who may use which barrier, and who inherits that.
+// membarrier: the registration that each barrier needs, and its inheritance.
 
 #include "test.h"
 

@@ -94,7 +94,7 @@ static void which_advice(void) {
     struct iovec range = {memory, PAGE};
     for (unsigned index = 0; index < sizeof for_others / sizeof *for_others; index++) {
         long done = advise(other, &range, 1, for_others[index], 0);
-        // A page alone cannot be collapsed.
+        // A single page cannot be collapsed.
         STEP(done == (long)PAGE || for_others[index] == MADV_COLLAPSE);
         STEP(done >= 0 || errno == EINVAL);
     }

@@ -1,5 +1,5 @@
-// process_mrelease: the memory of a process that was killed comes back before
-// the process is gone, and of no other.
+// process_mrelease: frees the memory of a killed process before the process has
+// ended, and of no other.
 
 #include "test.h"
 

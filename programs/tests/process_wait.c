@@ -72,7 +72,7 @@ int main(void) {
     STEP_EQUAL(getrusage(RUSAGE_SELF, &usage), 0);
     CHECK(usage.ru_maxrss >= 8 << 10 && usage.ru_maxrss < 16 << 10, "the process' own peak stays");
 
-    // A grandchild whose parent dies gets another parent.
+    // A grandchild whose parent ends gets another parent.
     int pipes[2];
     NEED(pipe(pipes) == 0);
     child = fork();

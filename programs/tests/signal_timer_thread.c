@@ -1,4 +1,4 @@
-// A timer that tells a thread which has ended tells nobody.
+// A timer for a thread that has ended sends no signal.
 
 #include "test.h"
 
@@ -20,7 +20,7 @@ int main(void) {
     while (number == 0)
         test_sleep(1);
     struct sigevent event = {.sigev_notify = SIGEV_THREAD_ID, .sigev_signo = SIGUSR1};
-    // Where the field with the thread's number stands: behind value, signal and kind.
+    // The offset of the field with the thread's number: after value, signal and kind.
     memcpy((char *)&event + 16, (const int *)&number, sizeof number);
     int timer;
     EQUAL(syscall(SYS_timer_create, CLOCK_MONOTONIC, &event, &timer), 0, "timer_create for a thread");

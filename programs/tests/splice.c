@@ -1,4 +1,4 @@
-// splice, tee and vmsplice: what goes where, what stays, and what is refused.
+// splice, tee and vmsplice: the moved and the kept data, and the refused calls.
 
 #include "test.h"
 
@@ -126,7 +126,7 @@ static void memory(void) {
     fresh(0);
     large.iov_len = 2 * PAGE;
     EQUAL(vmsplice(one[1], &large, 1, 0), PAGE, "up to a hole");
-    // What was given to a pipe is what a reader in another process gets.
+    // A reader in another process gets the pages that were given to a pipe.
     fresh(0);
     char *page = test_map(PAGE);
     strcpy(page, "before");

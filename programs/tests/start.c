@@ -1,7 +1,7 @@
 // arguments: one "two words" three=3 ü
 //
-// What a program finds when it starts: arguments, environment, the auxiliary
-// vector, its stack, thread-local storage, and stdio.
+// The initial state of a program: arguments, environment, the auxiliary vector,
+// its stack, thread-local storage, and stdio.
 
 #include "test.h"
 

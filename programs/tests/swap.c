@@ -1,9 +1,9 @@
 // memory: 256M
 // kernel-only: it needs a swap device that nobody else uses
 //
-// Swap on compressed memory: the device, swapon and swapoff, what is paged out
-// comes back, and what /proc says of it meanwhile. Passes on Linux with zram,
-// as root and without other swap.
+// Swap on compressed memory: the device, swapon and swapoff, paged-out memory
+// comes back, and /proc reports it in between. Passes on Linux with zram, as
+// root and without other swap.
 
 #include "settings.h"
 #include "swap.h"
@@ -176,7 +176,7 @@ static void out_and_in(void) {
     CHECK(holds(memory, SIZE, 1), "contents come back");
     EQUAL(resident(memory, SIZE), SIZE / PAGE, "all pages are back");
     CHECK(vmstat("pswpin") - in >= (long)(SIZE / PAGE / 2), "pswpin");
-    // Of as many pages as the system likes to read at once.
+    // Of any number of pages that the system reads at once.
     CHECK(vmstat("pgmajfault") > major, "pgmajfault");
     CHECK(major_faults() > own, "getrusage: ru_majflt");
     EQUAL(status("VmSwap"), 0, "VmSwap: nothing is out");
@@ -262,7 +262,8 @@ static void off(void) {
     STEP_EQUAL(munmap(memory, SIZE), 0);
 }
 
-// A process that has pages in swap, and children that come and go meanwhile.
+// A process that has pages in swap, and children that start and end at the same
+// time.
 static void come_and_go(uint64_t seed, int ready, int go) {
     char byte = 0, *memory = filled(MIB, seed);
     page_out(memory, MIB);
@@ -273,7 +274,7 @@ static void come_and_go(uint64_t seed, int ready, int go) {
             if (round % 2)
                 STEP(holds(memory, MIB / 4, seed));
         });
-        // Where the area is off already, they stay.
+        // If the area is off already, they stay.
         STEP_EQUAL(madvise(memory + MIB / 2, MIB / 2, MADV_PAGEOUT), 0);
         STEP_EQUAL(test_wait(child), 0);
     }

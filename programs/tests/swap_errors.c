@@ -5,8 +5,8 @@
 //
 // A swap device with errors. A page that cannot be written stays in memory. A
 // page that cannot be read is SIGBUS for the access that needs it, and EFAULT
-// for a call; all others are right. Who touches no such page lives on, and so
-// does who has locked its memory.
+// for a call; all others are right. A process that touches no such page
+// continues, and so does one that has locked its memory.
 
 #include "pressure.h"
 #include "swap.h"
@@ -20,14 +20,14 @@ static volatile struct counts {
 
 static uint64_t content(size_t page) { return page * 0x9e3779b97f4a7c15u | 1; }
 
-// Two words, so that no page is of one word alone.
+// Two words, so that no page repeats only one word.
 static char *filled(size_t size) {
     char *area = mmap(0, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     NEED(area != MAP_FAILED);
     for (size_t page = 0; page < size / PAGE; page++) {
         uint64_t *words = (uint64_t *)(area + page * PAGE);
         struct test_fault fault = test_access(words, STORE);
-        // Of memory that is short, this page may have gone and not come back.
+        // When memory is short, this page may have been swapped out and lost.
         if (fault.signal)
             continue;
         words[0] = content(page);
@@ -134,7 +134,7 @@ int main(void) {
     shared->ends = 1;
     status = test_wait(bystander);
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "and ends as it wants to");
-    // What the process itself has in the area may be lost.
+    // The process's own pages in the area may be lost.
     STEP(swap_end() == 0 || errno == EIO);
     return test_end();
 }

@@ -1,8 +1,8 @@
 // memory: 40M
 // kernel-only: the machine ends with its swap area on
 //
-// Memory gets short, so that all that is cold goes to swap, and the area is
-// still on at the machine's end: what is left in it then is the device's own.
+// Memory gets short, so that all cold pages are swapped out, and the area is
+// still on at the machine's end: the pages left in it belong to the device.
 
 #include "test.h"
 #include "swap.h"
@@ -14,7 +14,7 @@
 
 static uint64_t word(size_t page) { return (page + 1) * 0x9E3779B97F4A7C15u; }
 
-// What a program wrote to the device, behind the header.
+// The bytes that a program wrote to the device, after the header.
 static int holds(int device) {
     uint64_t words[512];
     for (size_t page = 0; page < 16; page++) {

@@ -183,7 +183,7 @@ static void private_copies(void) {
     fill(memory, SIZE, 7);
     for (size_t at = 0; at < SIZE; at += 2 * PAGE)
         own[at] = 1;
-    // What only this process maps, once.
+    // Pages that only this process maps, once.
     page_out(memory, SIZE);
     int good = 1;
     for (size_t at = 0; at < SIZE; at += PAGE) {

@@ -1,5 +1,5 @@
-// What programs ask of the system: uname, limits, processors, random bytes,
-// and unknown calls.
+// Queries about the system: uname, limits, processors, random bytes, and
+// unknown calls.
 
 #include "test.h"
 

@@ -1,5 +1,5 @@
-// System V shared memory: keys and identifiers, attaching at chosen places,
-// what counts as an attachment, what goes when, and /proc/sysvipc/shm.
+// System V shared memory: keys and identifiers, attaching at chosen places, the
+// count of attachments, the time of destruction, and /proc/sysvipc/shm.
 
 #include "test.h"
 

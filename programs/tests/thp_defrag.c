@@ -1,8 +1,8 @@
 // memory: 64M
 // kernel-only: it uses all memory of the machine
 //
-// defrag: what a first touch does where no block for a large folio is free, but
-// would be if what the kernel keeps for later were given back.
+// defrag: the effect of a first touch if no block for a large folio is free,
+// but would be after the kernel's caches were freed.
 
 #include "settings.h"
 
@@ -68,8 +68,8 @@ static char *blocks, *small, *place;
 static int released;
 static long used;
 
-// Leaves exactly one block of 2 MiB free, and little else: if that which was there
-// cannot be had whole, another one. Pages are taken from the smallest blocks.
+// Leaves exactly one block of 2 MiB free, and little else: if the free one cannot
+// be had whole, another one. Pages are taken from the smallest blocks.
 static void one_block(void) {
     STEP(write_thp("defrag", "always") > 0);
     while (touched(place, 0) != SIZE / 1024)
@@ -78,9 +78,9 @@ static void one_block(void) {
         small[PAGE * used++] = 1;
 }
 
-// What one store brings in under the rule `word` when all that a block lacks is
-// kept for later. A block that the kernel has put something lasting into in the
-// meantime is no test of `expected`: then another one.
+// The size that one store maps under the rule `word` when the kernel's caches
+// keep the missing part of a block. A block in which the kernel has since made
+// a lasting allocation is no test of `expected`: then another one.
 static long outcome(const char *word, char *at, int advice, int later, long expected) {
     long result = 0;
     for (int tries = 0; tries < 4; tries++) {

@@ -1,7 +1,7 @@
 // memory: 256M
 //
-// /sys/kernel/mm/transparent_hugepage: what is there can be read, written and
-// read back, and it decides what a first touch brings in.
+// /sys/kernel/mm/transparent_hugepage: its files can be read, written and read
+// back, and determine the size that a first touch maps.
 
 #include "settings.h"
 
@@ -76,7 +76,7 @@ int main(void) {
             continue;
         STEP(size >= 8 && size <= 2048 && (size & (size - 1)) == 0);
         snprintf(path, sizeof path, THP_ROOT "hugepages-%dkB/enabled", size);
-        // The smallest sizes are for shared memory alone.
+        // The smallest sizes are only for shared memory.
         if (access(path, F_OK) != 0)
             continue;
         save(path);

@@ -123,7 +123,7 @@ static int is_in(const char *wanted) {
 int main(int count, char **arguments) {
     (void)arguments;
     if (count > 1) {
-        // What the parent shared with us is ours alone now.
+        // The table that the parent shared with us is only ours now.
         for (int descriptor = 3; descriptor < 100; descriptor++)
             close(descriptor);
         return is_in("/tmp") ? 0 : 1;

@@ -94,7 +94,7 @@ static void *be_signaled(void *argument) {
 }
 
 // A thread without a libc: it writes a word and exits; the kernel clears its
-// tid and wakes who waits there.
+// tid and wakes the waiter there.
 static volatile int word, tid_place;
 static int raw_thread(void *argument) {
     word = (int)(intptr_t)argument;

@@ -1,5 +1,5 @@
-// userfaultfd: what its descriptor's end means for those who wait, and descriptors that are none.
-// Passes on Linux as root.
+// userfaultfd: the effect of closing its descriptor on waiting threads, and descriptors of other
+// files. Passes on Linux as root.
 
 #include "userfault.h"
 
@@ -109,7 +109,7 @@ static void dying(void) {
         struct uf_message message = uf_next(fd);
         char *at = (char *)(uintptr_t)(message.fault.address & ~(PAGE - 1));
         NEED(uf_copy(fd, at, pages, PAGE, 0) == (int64_t)PAGE);
-        // As Linux has it, pages are moved by their own process only.
+        // As on Linux, only their own process can move pages.
         NEED(uf_move(fd, memory + 8 * PAGE, pages, PAGE, 0) == -EINVAL);
         uf_next(fd);
         _exit(0);
@@ -130,7 +130,7 @@ static void no_descriptors(void) {
     NEED(other >= 0 && pipe(ends) == 0);
     char *source = uf_map(4 * PAGE);
     source[0] = 1;
-    // As Linux has it, that may be any of the process's.
+    // As on Linux, that may be any of the process's.
     EQUAL(uf_copy(other, memory + PAGE, source, PAGE, 0), (int64_t)PAGE, "copy: memory of another userfaultfd");
     EQUAL(uf_zero(other, memory + 2 * PAGE, PAGE, 0), (int64_t)PAGE, "zeroes: memory of another userfaultfd");
     EQUAL(uf_copy(other, source + PAGE, source, PAGE, 0), -ENOENT, "copy: memory of none");

@@ -1,5 +1,5 @@
 // userfaultfd: messages about forks, moves, dropped contents and unmapping; signals and kills of
-// those who wait; thread numbers, exact addresses, SIGBUS. Passes on Linux as root.
+// waiting threads; thread numbers, exact addresses, SIGBUS. Passes on Linux as root.
 
 #include "userfault.h"
 
@@ -161,7 +161,7 @@ int main(void) {
     pthread_join(thread, 0);
     close(fd);
 
-    // A child whose fault nobody serves can be killed.
+    // A child whose fault is not served can be killed.
     fd = uf_open(O_NONBLOCK, EXACT_ADDRESS);
     pid_t pid = fork();
     if (pid == 0) {

@@ -115,7 +115,7 @@ int main(void) {
     EQUAL(heap[30 * PAGE] + heap[30 * PAGE + 1], 11, "and written");
     close(fd);
 
-    // Nobody is told of writes; pages that are not there count.
+    // Writes send no messages; absent pages count.
     fd = uf_open(0, ASYNC);
     char *watched = uf_map(PAGES * PAGE);
     memset(watched, 1, 4 * PAGE);

@@ -1,4 +1,4 @@
-// userfaultfd: what fdinfo tells of one, and who may make one by the setting
+// userfaultfd: its fdinfo, and the permission to make one under
 // vm.unprivileged_userfaultfd. Passes on Linux as root.
 
 #include "userfault.h"
@@ -36,7 +36,7 @@ static void set(const char *value) {
     close(file);
 }
 
-// The errno of userfaultfd(2) for somebody without privileges, or 0.
+// The errno of userfaultfd(2) for a process without privileges, or 0.
 static int refusal(int flags) {
     pid_t child = fork();
     if (child == 0) {

@@ -1,4 +1,4 @@
-// userfaultfd: shared memory: missing pages, pages that are there and not mapped, write-protection;
+// userfaultfd: shared memory: missing pages, present pages that are not mapped, write-protection;
 // and poisoned pages. Passes on Linux as root.
 
 #include "userfault.h"

@@ -1,5 +1,5 @@
-// A call that cannot tell the number of a descriptor that it has made takes that descriptor back,
-// and leaves what another thread has opened at the number meanwhile. Passes on Linux as root.
+// A call that cannot report the number of a descriptor that it has made closes that descriptor,
+// but not a file that another thread has since opened at the number. Passes on Linux as root.
 
 #include "userfault.h"
 

@@ -1,4 +1,4 @@
-// Users other than root: who may become whom, and what they may do with
+// Users other than root: the users that they may become, and their rights to
 // processes, limits, memory and files.
 
 #include "test.h"
@@ -335,7 +335,7 @@ static void files(void) {
     });
 }
 
-// What the program does when it has been started anew, as the owner of its file.
+// The program when it was started again, as the owner of its file.
 static int started_as(const char *expected) {
     char found[60];
     uid_t ids[3];

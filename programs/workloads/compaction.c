@@ -1,7 +1,7 @@
 /*
- * A concurrent compactor: the live objects of a heap move together, one range after the other, while
- * two threads read and write them at their new addresses. Who meets a page that is not there yet
- * waits, and the compactor serves its range first.
+ * A concurrent compactor: the live objects of a heap move together, one range after the other,
+ * while two threads read and write them at their new addresses. A thread that accesses an absent
+ * page waits, and the compactor serves its range first.
  *
  *      old   | a . b . . | c . d . | ...       every second object is dead
  *                 gather |
@@ -10,9 +10,9 @@
  *      new           | a b c d | ...           registered for missing pages
  *
  * MOVE takes the buffer's pages themselves. So each range needs another buffer: one of the old heap
- * that has no live objects any more (recycled), or one that nobody has touched (fresh). COPY uses
- * the same buffer always. What is left of the old heap is given back by MADV_DONTNEED as soon as no
- * buffer is needed there (recycled), or kept (fresh).
+ * that has no live objects any more (recycled), or untouched memory (fresh). COPY uses the same
+ * buffer always. The rest of the old heap is freed by MADV_DONTNEED as soon as no buffer is needed
+ * there (recycled), or kept (fresh).
  *
  * --mib N       the size of the old heap (32)
  * --accesses N  how many objects each thread reads and writes (4096)
@@ -41,7 +41,7 @@ struct object {
     uint64_t words[];
 };
 
-/* What is known of live object `number`: where it was, and where it goes. */
+/* The old and the new place of live object `number`. */
 struct place {
     char *from, *to;
 };
@@ -76,7 +76,7 @@ static size_t size_of(size_t number)
     return LEAST + mix(number) % SIZES * 64;
 }
 
-/* Where an object of that size begins that comes after `at`: none lies across pages. */
+/* The start of an object of this size after `at`: none lies across pages. */
 static char *fit(char *at, size_t size)
 {
     size_t room = BASE_PAGE - ((uintptr_t)at & (BASE_PAGE - 1));
@@ -148,7 +148,7 @@ static void deliver(char *buffer, size_t range)
     }
 }
 
-/* The objects of an old range are gone: another range is gathered there, or it is given back. */
+/* The objects of an old range have moved: another range is gathered there, or it is freed. */
 static void empty(size_t range)
 {
     char *start = OLD + range * piece;

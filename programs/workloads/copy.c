@@ -1,7 +1,7 @@
 /*
- * Bytes between a program and what it has open: files in memory and pipes, in large pieces, in pages
- * and in single bytes. Each is a phase; the memory of both sides is there before, but for the file
- * that is written anew.
+ * Bytes between a program and its open files: files in memory and pipes, in large pieces, in pages
+ * and in single bytes. Each is a phase; the memory of both sides exists beforehand, except in the
+ * file that is written anew.
  *
  *      program   [ buffer, 1 MiB ]
  *                  |  ^         |  ^          |  ^

@@ -21,7 +21,7 @@
 #define SOME 2000UL
 #define TOUCHED 1000UL
 
-/* What statm looks at, and the part of it that comes and goes between two looks. */
+/* The memory for statm, and the part of it that is mapped and unmapped between two reads. */
 #define RESIDENT (16 * MIB)
 #define PART (64 * KIB)
 

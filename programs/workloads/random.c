@@ -12,7 +12,7 @@
  *
  * Steps run one after the other, in the order of the file. A process that finds a step of another
  * one wakes it and sleeps: so on every kernel the same process makes the same call at the same
- * moment, and each phase contains one step alone.
+ * moment, and each phase contains only one step.
  *
  * At the end the results are printed: 0 or a number of the call's own, -errno, or -(1000 + signal)
  * of an access that a signal ended.
@@ -33,7 +33,7 @@
 #define FILES 8
 #define FILE_BYTES (256 * KIB)
 
-/* What the cross compilers' headers need not have. */
+/* Definitions that the cross compilers' headers may lack. */
 #ifndef SYS_userfaultfd
 #ifdef __x86_64__
 #define SYS_userfaultfd 323

@@ -2,8 +2,8 @@
  * System 2: a large piece of touched memory is moved to and fro by mremap, then unmapped. Each move,
  * the first touches and the munmap are phases.
  *
- * Four cases, by where the destination lies. All addresses but for the given distance are multiples
- * of 64 GiB:
+ * Four cases, by the place of the destination. All addresses, apart from the given distance, are
+ * multiples of 64 GiB:
  *      1   congruent with the source modulo 1 GiB: tables of the third level can move whole
  *      2   congruent modulo 2 MiB: tables of the last level can move whole
  *      3   off by 64 KiB: single entries move, folios of 64 KiB keep their alignment

@@ -1,7 +1,7 @@
 /*
- * System 3: touched memory is sent to swap by madvise(MADV_PAGEOUT), comes back by being read page by
- * page, and is unmapped while it is in swap. Each is a phase. There must be a swap area with room for
- * the workload (or --swap).
+ * System 3: madvise(MADV_PAGEOUT) swaps touched memory out, reading it page by page swaps it in,
+ * and is unmapped while it is in swap. Each is a phase. There must be a swap area with room for the
+ * workload (or --swap).
  *
  *      touch -> MADV_PAGEOUT -> read each page -> munmap
  *      touch -> MADV_PAGEOUT -> munmap

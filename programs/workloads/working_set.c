@@ -1,9 +1,9 @@
 // memory: 64M
 /*
- * A working set that is larger than memory: each process writes the pages of its part, visits them in the order of
- * a pattern, and reads all; one visit in four writes the page anew. What a page holds is known and checked at each
- * visit, all of it at the end. Pages have 64 random words and zeroes. There must be a swap area with room for the
- * workload (or --swap).
+ * A working set that is larger than memory: each process writes the pages of its part, visits them
+ * in the order of a pattern, and reads all; one visit in four writes the page anew. The content of
+ * a page is known and checked at each visit, and all of it at the end. Pages have 64 random words
+ * and zeroes. There must be a swap area with room for the workload (or --swap).
  *
  * --mib N        how much memory, of all processes together (1024)
  * --processes N  how many processes (1)
@@ -27,7 +27,7 @@
 
 enum { WORDS = 64, MOST_PROCESSES = 16, WRITES = 4, SAMPLES = 8, FEW = 64 };
 
-/* What is done, alike in each process. */
+/* The work, the same in each process. */
 struct task {
     size_t pages;
     unsigned long passes;
@@ -107,7 +107,7 @@ static char *memory_for(struct task task)
     return start;
 }
 
-/* Page N is page N modulo `there`, of so many that there are. */
+/* Page N is page N modulo `there`, the number of existing pages. */
 static struct result work(struct task task, size_t there, uint64_t seed)
 {
     struct result result = {0, 0};

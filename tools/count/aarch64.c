@@ -69,7 +69,7 @@ static enum counter invalidation(uint32_t word)
     return op2 & 1 ? INVALIDATE_PAGE : INVALIDATE_ALL;
 }
 
-/* The block of DC ZVA in QEMU's -cpu max; FEAT_MOPS decides as it goes how much it moves. */
+/* The block of DC ZVA in QEMU's -cpu max; FEAT_MOPS decides during execution how much it moves. */
 #define ZVA_BYTES 64
 
 struct meaning classify_aarch64(uint32_t word)

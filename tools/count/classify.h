@@ -1,5 +1,5 @@
 /*
- * What executing an instruction means to the counters, told from its encoding alone.
+ * The effect of an instruction on the counters, derived only from its encoding.
  */
 #ifndef BINDERY_CLASSIFY_H
 #define BINDERY_CLASSIFY_H

@@ -1,7 +1,7 @@
 /*
- * What is counted. The names are the columns of the plugin's output.
+ * The counters. The names are the columns of the plugin's output.
  *
- * All but the first four and the system calls are counted in the kernel alone. An instruction is the
+ * All but the first four and the system calls are counted only in the kernel. An instruction is the
  * kernel's if bit 63 of its address is set: a kernel whose code lies in the lower half is not seen.
  */
 #ifndef BINDERY_COUNTERS_H

@@ -1,6 +1,6 @@
 /*
- * What this plugin needs of QEMU's plugin interface, declared from its documentation, so that it is
- * built without QEMU's headers: https://www.qemu.org/docs/master/devel/tcg-plugins.html
+ * The part of QEMU's plugin interface that this plugin needs, declared from its documentation, so
+ * that it is built without QEMU's headers: https://www.qemu.org/docs/master/devel/tcg-plugins.html
  *
  * PLUGIN_API is the version of the interface to build for: 1 (QEMU up to 8.1) or 4 (QEMU 9.2 and
  * later, as long as they accept it). QEMU refuses a plugin whose version it does not support.

@@ -1,6 +1,7 @@
 /*
  * x86-64 instructions: prefixes, an optional REX, then one or two bytes of opcode and ModRM. Only
- * what the counters ask for is told apart. (Intel SDM, volume 2; marks: programs/include/mark.h.)
+ * the classes of the counters are distinguished. (Intel SDM, volume 2; marks:
+ * programs/include/mark.h.)
  */
 #include <string.h>
 
@@ -56,7 +57,7 @@ static bool is_string_opcode(uint8_t opcode)
     return (opcode >= 0xA4 && opcode <= 0xA7) || (opcode >= 0xAA && opcode <= 0xAF);
 }
 
-/* What an iteration of MOVS or STOS stores; the others store nothing. */
+/* The bytes that an iteration of MOVS or STOS stores; the others store none. */
 static unsigned stored_bytes(struct decoded decoded)
 {
     if (decoded.opcode == 0xA4 || decoded.opcode == 0xAA)
