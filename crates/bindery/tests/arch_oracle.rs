@@ -1,6 +1,6 @@
-//! Our entries, read by those who know the formats from elsewhere: the `x86_64` crate walks
-//! tables that we filled, the `aarch64-paging` crate fills tables that must equal ours, and for
-//! RISC-V, which has no such crate, the manual's figures stand here as numbers.
+//! Our entries, read by independent implementations of the formats: the `x86_64` crate walks tables
+//! that we filled, the `aarch64-paging` crate fills tables that must equal ours, and for RISC-V,
+//! which has no such crate, the manual's figures are given here as numbers.
 
 #![allow(clippy::disallowed_methods, reason = "tests may use the whole standard library")]
 
@@ -34,7 +34,7 @@ mod x86 {
     use x86_64::structures::paging::{PageTable, PageTableFlags, PhysFrame};
 
     fn theirs(entry: Entry) -> PageTableEntry {
-        // SAFETY: `PageTableEntry` is a transparent wrapper around a u64 of which every value is
+        // SAFETY: `PageTableEntry` is a transparent wrapper around a u64 for which every value is
         // valid; the crate offers no constructor from bits.
         unsafe { core::mem::transmute(entry.0) }
     }
@@ -81,7 +81,7 @@ mod x86 {
 
     struct Pointers(Vec<*mut PageTable>);
 
-    // SAFETY: the pointers are to tables that outlive the walk and are not used meanwhile.
+    // SAFETY: the pointers are to tables that outlive the walk and are not used during it.
     unsafe impl PageTableFrameMapping for Pointers {
         fn frame_to_pointer(&self, frame: PhysFrame) -> *mut PageTable {
             self.0[(frame.start_address().as_u64() >> 12) as usize]

@@ -4,11 +4,11 @@
 //! `mod` items from `lib.rs`, resolves every `use` and every path that begins with `crate`, `super`
 //! or `self` (those in the arguments and bodies of macros too), and names each one that leads from
 //! a module to a higher layer. Other paths begin with a name that a `use` or a child module has
-//! brought, or with another crate. A name that `lib.rs` re-exports counts as what it stands for.
+//! brought, or with another crate. A name that `lib.rs` re-exports counts as the item itself.
 //!
-//! A call of a method names no path. An inherent `impl` may stand in a layer above its type: calling
-//! a method that only such an `impl` defines counts as naming the layer of the `impl`. The test tells
-//! methods apart by name only, and leaves out a list of names of the standard library.
+//! A call of a method names no path. An inherent `impl` may stand in a layer above its type:
+//! calling a method that only such an `impl` defines counts as naming the layer of the `impl`. The
+//! test tells methods apart by name only, and leaves out a list of names of the standard library.
 //!
 //! Code that no product is built of is left out by its `cfg`: tests, models, fault injection. Doc
 //! comments may link up.
@@ -225,7 +225,7 @@ fn follow(items: &[Item], path: &mut Names, folder: &Path, modules: &mut Vec<(Na
     }
 }
 
-/// What the names stand for that the crate's root re-exports.
+/// The items behind the names that the crate's root re-exports.
 fn exports(root: &[Item]) -> HashMap<String, Names> {
     let mut exports = HashMap::new();
     for item in root {
@@ -390,7 +390,7 @@ impl<'a> Visit<'a> for Finder {
         self.tokens(invocation.tokens.clone());
     }
 
-    /// Who may see an item is no path that its code depends on.
+    /// The visibility of an item is no path that its code depends on.
     fn visit_visibility(&mut self, _: &'a syn::Visibility) {}
 
     fn visit_attribute(&mut self, _: &'a Attribute) {}
@@ -520,7 +520,7 @@ impl TemporaryTree {
 
 impl Drop for TemporaryTree {
     fn drop(&mut self) {
-        // What is left lies in the folder for temporary files.
+        // The rest is in the folder for temporary files.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

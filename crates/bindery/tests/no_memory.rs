@@ -1,7 +1,7 @@
-//! Want of memory becomes a public error in one place only, after reclaim.
+//! Lack of memory becomes a public error in one place only, after reclaim.
 //!
-//! `NoMemory` has no conversion into a public error, so `?` makes none. What is left is code that
-//! names the error itself: this test knows all of it.
+//! `NoMemory` has no conversion into a public error, so `?` makes none. Only code that names the
+//! error itself could: this test knows all of it.
 
 #![allow(clippy::disallowed_methods, reason = "tests may use the whole standard library")]
 
@@ -40,7 +40,7 @@ fn only_reclaim_says_that_memory_ran_out() {
     assert_eq!(found, known);
 }
 
-/// Counts the lines that name the error, or make one without reclaim, but for comments and tests.
+/// Counts the lines that name the error, or make one without reclaim, without comments and tests.
 fn count(root: &Path, folder: &Path, found: &mut BTreeMap<String, usize>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();

@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// What a reader is asked to visit at most.
+/// The maximum number of files that a reader is asked to visit.
 const FILES: usize = 15;
 const FUNCTIONS: usize = 30;
 

@@ -120,7 +120,7 @@ fn plain_fork<A: Walk>() {
 fn last_process<A: Walk>() {
     with_folios::<A>(|scene, memory, parent| {
         let child = parent.fork().unwrap();
-        // Some of the pages are copied in both processes while both are there.
+        // Some of the pages are copied in both processes while both live.
         scene.write(&child, (0..scene.pages).step_by(5), CHILD);
         let some = scene.write(parent, (0..scene.pages).step_by(3), CHILD);
         assert_eq!(some.walks, 0, "{some:?}");
@@ -230,7 +230,7 @@ fn moved<A: Walk>() {
         let child = parent.fork().unwrap();
         let half = scene.pages * PAGE_SIZE / 2;
         let folio = scene.pages / FOLIOS;
-        // The upper half of the first folio goes to where the child's second one was, off by a
+        // The upper half of the first folio moves to the place of the child's second one, off by a
         // page; so the child maps the folio at two places that do not belong together.
         let from = VirtAddr(AT + half / 2);
         let to = VirtAddr(AT + half + PAGE_SIZE);
@@ -240,7 +240,7 @@ fn moved<A: Walk>() {
         scene.assert_holds(parent, 0..scene.pages, PARENT);
         audit(scene.machine, memory, &[parent, &child]);
         drop(child);
-        // And in the only process: neither part alone has all mappings.
+        // The same in the only process: neither part has all mappings.
         parent.mremap(from, half / 2, half / 2, Remap::To(to)).unwrap();
         let cost = scene.write(parent, 0..folio / 2, CHILD);
         assert!(cost.walks <= WALKS, "{cost:?}");

@@ -28,7 +28,7 @@ const OWN: u64 = 8;
 /// And for each entry that it writes: the decision, the change, and the look afterwards.
 const EACH: u64 = 3;
 
-/// What faults have done.
+/// The work of faults.
 struct Kinds {
     pages: u64,
     order: u8,
@@ -137,7 +137,7 @@ fn forked<A: Walk>(kinds: &mut Kinds, memory: &Memory<Machine<A>>) {
         drop(child);
         kinds.touch(&space, Access::Write, FOLIOS, "writes after the child has gone");
     }
-    // The other process gives up pages one by one, so counts alone do not tell who is left.
+    // The other process drops pages one by one, so the counts do not show which process is left.
     let child = space.fork().unwrap();
     for number in (0..kinds.pages).step_by(2) {
         space.madvise(kinds.page(number), PAGE_SIZE, Advice::DontNeed).unwrap();

@@ -1,4 +1,4 @@
-//! What is done for a large folio where no block is free for one.
+//! The effort for a large folio if no block is free for one.
 
 use std::sync::{Arc, Mutex};
 
@@ -18,8 +18,8 @@ on_every_architecture! {
 const AT: u64 = GIB;
 const SIZE: u64 = 2 * MIB;
 
-/// A memory of which the embedder keeps all that a large folio could be made of, and gives it back
-/// when it is asked.
+/// A memory whose embedder keeps all frames that could form a large folio, and frees them on
+/// request.
 struct Scene<A: Walk> {
     machine: Machine<A>,
     memory: &'static Memory<Machine<A>>,

@@ -36,7 +36,7 @@ fn with_pages<A: Walk>(
     scenario(&memory, space);
 }
 
-/// The same pages, locked, all of which reclaim has come to.
+/// The same pages, locked, after reclaim has visited all of them.
 fn with_locked<A: Walk>(
     sharing: Sharing,
     scenario: impl FnOnce(&Memory<Measured<A>>, Space<'_, A>),
@@ -62,7 +62,7 @@ fn locked_pages_are_passed_over<A: Walk>(sharing: Sharing) {
     });
 }
 
-/// The mapping that was locked has gone, and no call has unlocked anything.
+/// The locked mapping was removed, and no call has unlocked anything.
 fn what_a_child_keeps_goes<A: Walk>(sharing: Sharing) {
     with_locked::<A>(sharing, |memory, space| {
         let child = space.fork().unwrap();
@@ -106,8 +106,8 @@ fn unlocked_pages_go<A: Walk>(sharing: Sharing) {
     });
 }
 
-/// The mapping that was locked goes. A folio that is pinned may go later in each turn, and others go at
-/// once: the search does not end with them.
+/// The locked mapping is removed. In each turn a pinned folio may be freed later, and others are
+/// freed at once: the search does not end with them.
 fn pages_go_beside_others<A: Walk>(sharing: Sharing) {
     with_locked::<A>(sharing, |memory, space| {
         let child = space.fork().unwrap();

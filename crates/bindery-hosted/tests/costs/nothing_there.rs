@@ -1,5 +1,5 @@
-//! Large mappings of which little is there: what a call looks at grows with the pages, and not with
-//! the addresses. Every call that passes over a range belongs into [`CALLS`].
+//! Large, mostly empty mappings: the work of a call grows with the pages, not with the addresses.
+//! Every call that passes over a range belongs in [`CALLS`].
 
 use bindery::addr::{VirtAddr, VirtRange};
 use bindery::arch::X86_64;
@@ -21,7 +21,7 @@ type Space<'m> = AddressSpace<'m, P>;
 const LENGTH: u64 = 1 << 40;
 const PAGE: u64 = 4096;
 const AT: VirtAddr = VirtAddr(1 << 41);
-/// Free addresses, as many.
+/// Free addresses, the same number.
 const ELSEWHERE: VirtAddr = VirtAddr(1 << 44);
 
 /// Kinds of mappings.

@@ -66,7 +66,7 @@ fn keeping_flat_towers_slows_no_fault_down() {
     audit(&machine, &memory, &[&space]);
 }
 
-/// What faults in each of 200 mappings look at.
+/// The steps of faults in each of 200 mappings.
 fn looked<'m>(space: &Space<'m>) -> Vec<u64> {
     for number in 0..200 {
         space.mmap(&fixed(at(number).0, PAGE_SIZE)).unwrap();
@@ -162,7 +162,7 @@ fn sync_of_scattered_pages_visits_each_mapping_once() {
             map_page(&space, &file, number, 2 * number);
             space.fault(at(number), Access::Write).unwrap();
         }
-        // What another process does that has the file open.
+        // The work of another process that has the file open.
         let sync = steps(&file, || file.sync(0, 2 * count * PAGE_SIZE).unwrap());
         let bound = count * (8 + 8 * u64::from(count.ilog2()));
         println!("{count} mappings: {sync} steps, {bound} are allowed");
@@ -180,7 +180,7 @@ fn an_objects_many_mappings_cost_a_logarithm() {
         let (machine, memory) = plain(512 * MIB, 0);
         let object = objects::memfd(&memory, 4 * PAGE_SIZE);
         let space = AddressSpace::new(&memory, options()).unwrap();
-        // All of page 0, but for one of page 2.
+        // All of page 0, except one of page 2.
         let each = |number| if number == count / 2 { 2 } else { 0 };
         let most = (0..count)
             .map(|number| steps(&object, || map_page(&space, &object, number, each(number))));
@@ -231,7 +231,7 @@ fn sync_of_a_clean_file_reads_no_page() {
 fn pages_in_consecutive_frames_are_counted_once() {
     let pages = 1 << 14;
     let (machine, memory) = plain(256 * MIB, 0);
-    // All memory, given back from the highest frame to the lowest: so folios of one page are in
+    // All memory, freed from the highest frame to the lowest: so folios of one page are in
     // consecutive frames.
     let mut all = Vec::new();
     while let Some(frames) = memory.allocate_frames(Order(10)) {

@@ -26,7 +26,7 @@ fn at_offset(bytes: u64) -> VirtAddr {
     VirtAddr(START.0 + bytes)
 }
 
-/// Where moves go: off the source by so much.
+/// The destination of moves: shifted from the source by this offset.
 fn far(off: u64) -> VirtAddr {
     VirtAddr(32 * GIB + off)
 }
@@ -40,7 +40,7 @@ fn bounded<A: Walk>(memory: &Memory<Measured<A>>, what: &str) -> Section {
     most
 }
 
-/// What a range is filled with.
+/// The content of a range.
 #[derive(Clone, Copy, Debug)]
 struct Filling {
     size: u64,
@@ -203,7 +203,7 @@ fn relatives_get_the_reverse_map_between_pieces() {
             }
         }
     });
-    // Two tables a piece, and at each the reverse map is locked for the entries alone.
+    // Two tables a piece, and at each the reverse map is locked only for the entries.
     let pieces = DENSE.size / (4 * MIB);
     assert!(free >= pieces && busy >= pieces, "free {free} times, busy {busy} times");
 }

@@ -18,7 +18,7 @@ const LOOKS: u64 = 4;
 
 type Space<'m, A> = AddressSpace<'m, Measured<A>>;
 
-/// A space with so many pages, and its children.
+/// A space with this number of pages, and its children.
 fn family<A: Walk>(memory: &Memory<Measured<A>>, pages: u64) -> Vec<Space<'_, A>> {
     let parent = AddressSpace::new(memory, options()).unwrap();
     parent.mmap(&fixed(AT.0, pages * PAGE_SIZE)).unwrap();
@@ -34,7 +34,7 @@ fn invalidations<A: Walk>(spaces: &[Space<'_, A>]) -> u64 {
     spaces.iter().map(|space| space.counts().invalidations).sum()
 }
 
-/// What reclaim does in all, until every page of the family is out.
+/// The total work of reclaim until every page of the family is swapped out.
 fn reclaim<A: Walk>(order: u8, pages: u64) -> u64 {
     let (_, memory) = measured::<A>(64 * MIB);
     if order > 0 {
@@ -75,8 +75,7 @@ fn a_flush_for_each_space_and_stretch<A: Walk>() {
     assert!(flushes <= 2 * stretches * (CHILDREN + 1), "{flushes} flushes");
 }
 
-/// What a child has copied since, of which its pages lie beside those of the others, costs the others
-/// nothing.
+/// Pages that a child has copied since, next to the shared ones, cost the others nothing.
 fn copies_of_a_child_are_looked_at_there<A: Walk>() {
     let (_, memory) = measured::<A>(64 * MIB);
     memory.swap_on(1 << 13, 0).unwrap();
@@ -92,8 +91,8 @@ fn copies_of_a_child_are_looked_at_there<A: Walk>() {
     assert!(each <= LOOKS, "{each} looks at each");
 }
 
-/// What others map too stays under `MADV_PAGEOUT`. All of a table is passed over in one piece, up to what
-/// nobody else maps.
+/// `MADV_PAGEOUT` leaves pages that others map too. It skips all of a table in one piece, up to the
+/// first page that only this process maps.
 fn advice_passes_over_what_others_map<A: Walk>() {
     let (_, memory) = measured::<A>(64 * MIB);
     memory.swap_on(1 << 13, 0).unwrap();

@@ -14,10 +14,10 @@ use crate::support::{GIB, MIB, fixed, options};
 const AT: VirtAddr = VirtAddr(GIB);
 const PAGE: u64 = 4096;
 const BYTES: u64 = 8 * MIB;
-/// What docs/embedding.md says, in bytes: with anonymous memory, and with shared memory.
+/// The bounds of docs/embedding.md, in bytes: with anonymous memory, and with shared memory.
 const MOST: [usize; 2] = [13_800, 17_800];
 
-/// A fault in a full machine, of which `fill` has filled all but what the core needs.
+/// A fault in a full machine: `fill` leaves only the frames that the core needs.
 fn fault_that_reclaims<A: Walk>(shared: bool) -> usize {
     let (_machine, memory) = measured::<A>(BYTES);
     let area = memory.swap_on(4 * BYTES / PAGE, 0).unwrap();

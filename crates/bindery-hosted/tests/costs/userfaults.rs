@@ -9,7 +9,7 @@ use crate::support::{GIB, MIB, audit, fixed, memory_with, options};
 
 type X = X86_64<4>;
 
-/// Each serves so many mappings, which do not lie together.
+/// Each serves this number of mappings, which are not adjacent.
 const EACH: u64 = 2;
 
 fn asked(userfaults: &[Userfault<'_, Machine<X>>]) -> u64 {

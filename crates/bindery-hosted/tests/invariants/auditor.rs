@@ -1,7 +1,7 @@
-//! Every invariant of the design, broken on purpose: the auditor says which one, and where.
+//! Every invariant of the design, broken on purpose: the auditor reports the invariant and the
+//! place.
 //!
-//! What the auditor cannot see, because it is about TLBs and the past, is broken in
-//! `strict_tlb.rs`.
+//! Invariants that the auditor cannot see, about TLBs and the past, are broken in `strict_tlb.rs`.
 
 use bindery::addr::{Frame, VirtAddr};
 use bindery::arch::{
@@ -241,7 +241,7 @@ fn a_kernel_page_in_user_space_is_found() {
 
 #[test]
 fn a_leaf_that_allows_nothing_is_found() {
-    // Of the architectures, RISC-V alone has bits for it.
+    // Of the architectures, only RISC-V has bits for it.
     two_tables::<Riscv64<3>>(0, |fixture| {
         let found = entry_damaged(fixture, AT, Level::PTE, |old| Entry(old.0 & !0b1110));
         assert_eq!(found, Violation::LeafWithoutAccess(AT));
@@ -408,7 +408,7 @@ fn an_unreachable_frame_is_found() {
     two_tables::<X86>(0, |fixture| {
         let frame = testing::leak_frame(fixture.memory);
         assert_eq!(fixture.broken(&[]), Violation::Leaked(frame));
-        // SAFETY: 1. it was leaked above, and nobody else knows it.
+        // SAFETY: 1. it was leaked above, and no other code knows it.
         unsafe { testing::free_frame(fixture.memory, frame) };
     });
 }
@@ -442,7 +442,7 @@ fn a_wrong_count_of_resident_pages_is_found() {
 fn a_detached_table_not_freed_is_found() {
     with_fixture::<X86>(0, |fixture| {
         fixture.space.mmap(&fixed(AT.0, 2 * MIB)).unwrap();
-        // The zero page counts nothing, so that the table alone is lost.
+        // The zero page counts nothing, so that only the table is lost.
         assert_eq!(fixture.program.load(AT), Ok(0));
         let table = testing::table_at(fixture.space, AT, Level::PTE).unwrap();
         testing::damage_table(fixture.space, AT, Level::PMD, TableDamage::LiveCount(-1));

@@ -21,7 +21,7 @@ on_every_architecture! {
     a_root_in_a_tlb_is_not_free => free_a_root_early;
 }
 
-/// Four MiB at `AT`, of which some pages were written.
+/// Four MiB at `AT`, with some written pages.
 fn written<A: Walk>(order: u8, scenario: impl FnOnce(&Fixture<'_, '_, A>)) {
     with_fixture::<A>(order, |fixture| {
         fixture.space.mmap(&fixed(AT.0, 4 * MIB)).unwrap();
@@ -85,7 +85,7 @@ fn free_tables_early<A: Walk>() {
         assert!(found.iter().any(released), "{found:?}");
         let leaves = found.iter().filter(|seen| matches!(seen, Violation::ReleasedLeaf { .. }));
         assert_eq!(leaves.count(), 16);
-        // What is left of the way down is stale, too.
+        // The cached entries of the way down are stale, too.
         fixture.machine.audit();
         fixture.machine.take_violations();
         testing::clear_accessed_and_dirty(fixture.space, AT, 1);

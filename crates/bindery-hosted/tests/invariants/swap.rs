@@ -26,7 +26,7 @@ fn swapped(scenario: impl FnOnce(&Fixture<'_, '_, X86>)) {
     });
 }
 
-/// What the auditor says when `change` is made of the swap entry at `AT`.
+/// The auditor's verdict after `change` of the swap entry at `AT`.
 fn changed(change: impl FnOnce(Absent) -> Absent) -> Violation {
     let mut found = None;
     swapped(|fixture| {

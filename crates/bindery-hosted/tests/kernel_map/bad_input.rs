@@ -1,5 +1,5 @@
-//! What a kernel must not get away with: each wrong call is refused with the error that says why
-//! and names the area, and everything is as it was.
+//! Wrong calls of a kernel: each is refused with the error for its reason and area, and nothing
+//! changes.
 
 use bindery::addr::{Frame, PAGE_SIZE, PhysAddr, VirtAddr, VirtRange};
 use bindery::arch::{MemoryType, Permissions, Riscv64, Tiny};
@@ -195,7 +195,7 @@ fn sizes<A: Walk>() {
         let device = MemoryType::Uncached;
         let registers = || map.ioremap(PhysAddr(12 * GIB), arena - PAGE_SIZE, device);
         refused(map, Problem::OutOfAddresses, registers);
-        // And for this if there were as much memory.
+        // The same with enough memory.
         refused(map, Problem::OutOfMemory, || map.vmalloc(arena - PAGE_SIZE, &options));
         refused(map, Problem::Empty, || map.vmap(&[], &VmapOptions::default()));
         refused(map, Problem::Empty, || map.vmap_ranges(&[], &VmapOptions::default()));
@@ -406,7 +406,7 @@ fn a_full_window_of_tiny_is_refused() {
     let options = VmallocOptions::default();
     refused(&map, Problem::OutOfAddresses, || map.vmalloc(1, &options));
     map.free_vmalloc(whole).unwrap();
-    // What waits for a purge is no obstacle.
+    // Areas that wait for a purge are no obstacle.
     map.vmalloc(31 * PAGE_SIZE, &options).unwrap();
     audit(&machine, &memory, &[&map]);
 }

@@ -22,7 +22,7 @@ on_every_architecture! {
 
 type Map<'m, A> = KernelMap<'m, Machine<A>>;
 
-/// What `work` costs.
+/// The cost of `work`.
 fn cost<A: Walk, R>(map: &Map<'_, A>, work: impl FnOnce() -> R) -> (R, Counts) {
     let before = map.counts();
     let result = work();
@@ -53,7 +53,7 @@ fn leaves_and_tables<A: Walk>() {
             };
             let entries = leaves + behind + cost.tables_allocated;
             assert_eq!(cost.entries_written, entries, "{size:#x} {options:?}");
-            // Of level 1, one where there are pages; and one of each level above, but for the
+            // At level 1, one for each span with pages; and one of each level above, except the
             // first, which hangs in the root.
             let first = behind.div_ceil(512);
             assert!(cost.tables_allocated <= first + u64::from(A::LEVELS) - 3, "{cost:?}");
@@ -77,7 +77,8 @@ fn one_for_many<A: Walk>() {
     map.set_purge_limit(u64::MAX);
     let huge = VmallocOptions::huge();
     let mut tables = map.counts().tables_allocated;
-    // As many as are purged together; and far more, of which some take a flush for their tables.
+    // Up to the number that is purged together; and far more, some of which need a flush for their
+    // tables.
     for (count, most) in [(30, 1), (200, 8), (1000, 33)] {
         let areas: Vec<_> = (0..count)
             .map(|pages| map.vmalloc(pages % 10 * PAGE_SIZE + 1, &huge).unwrap())
@@ -93,7 +94,7 @@ fn one_for_many<A: Walk>() {
         assert_eq!(purge.tables_freed, tables);
         tables = map.counts().tables_allocated;
     }
-    // What is beyond the limit is purged at once.
+    // Areas beyond the limit are purged at once.
     map.set_purge_limit(8);
     let mut waiting = Vec::new();
     for _ in 0..30 {

@@ -1,5 +1,5 @@
-//! Frames and addresses run out for real: nothing has changed, what waits for a purge is found, and
-//! where no large piece can be had small ones do, there alone.
+//! Frames and addresses really run out: nothing has changed, areas that wait for a purge are found,
+//! and small pieces replace only the large ones for which no block is free.
 
 use bindery::addr::{PAGE_SIZE, PhysAddr, VirtAddr};
 use bindery::arch::{MemoryType, Permissions};
@@ -167,7 +167,7 @@ fn fragmented<A: Walk>() {
     assert!(of_size(PAGE_SIZE) > 100, "{found:?}");
     assert_filled(&machine, map.root(), pages(at, 1224), at, 1);
     map.free_vmalloc(at).unwrap();
-    // Only one block is left: the other part alone is small.
+    // Only one block is left: only the other part is small.
     map.purge();
     let keeper = map.vmalloc(2 * MIB, &VmallocOptions::huge()).unwrap();
     let hole = map.vmalloc(2 * MIB, &VmallocOptions::huge()).unwrap();

@@ -32,7 +32,7 @@ struct Fixture<'s, 'm, A: Walk> {
     machine: &'s Machine<A>,
     memory: &'m Memory<Machine<A>>,
     map: &'s KernelMap<'m, Machine<A>>,
-    /// 20 pages of its own, and a view of 20 frames of somebody else.
+    /// 20 pages of its own, and a view of 20 frames of another owner.
     vmalloc: VirtAddr,
     vmap: VirtAddr,
 }
@@ -61,7 +61,7 @@ impl<A: Walk> Fixture<'_, '_, A> {
         check::check_with_kernel(self.memory, &[], &[self.map], &mut scratch).err()
     }
 
-    /// The entry of `level` for `at`, and the table in which it stands.
+    /// The entry of `level` for `at`, and its table.
     fn slot(&self, at: VirtAddr, level: Level<A>) -> (Frame, &AtomicU64) {
         let mut table = self.map.root();
         for above in level.up_to(A::ROOT).rev() {
@@ -80,7 +80,7 @@ impl<A: Walk> Fixture<'_, '_, A> {
         unreachable!("the levels end at {level}");
     }
 
-    /// What the auditor says of another entry in the place of the one of `level` for `at`.
+    /// The auditor's verdict on another entry in place of the one of `level` for `at`.
     #[track_caller]
     fn broken(&self, at: VirtAddr, level: Level<A>, change: impl FnOnce(u64) -> u64) -> Violation {
         let (_, slot) = self.slot(at, level);
@@ -178,7 +178,7 @@ fn open_to_users<A: Walk>() {
 
 fn absent<A: Walk>() {
     with_fixture::<A>(|fixture| {
-        // Where no area is: in one, software takes it for a leaf that is paused.
+        // Outside of areas: in one, software takes it for a paused leaf.
         let at = VirtAddr(fixture.vmalloc.align_down(2 * MIB).0 + 12 * MIB);
         assert_eq!(fixture.broken(at, Level::PMD, |_| 2), Violation::BadAbsent(at));
     });
@@ -277,7 +277,7 @@ fn an_incomplete_contiguous_kernel_block_is_found() {
             }
         });
     }
-    /// What tells a page that can be written from one that cannot.
+    /// The bit that distinguishes a writable page from another.
     fn single_write_bit<A: Arch>(old: u64, index: EntryIndex) -> u64 {
         let single = A::clear_contig(Entry(old), index);
         let other = A::write_protect(single).0;

@@ -1,6 +1,6 @@
-//! What kernels do to their vmalloc when they test it: one size again and again, an arena filled to
-//! the last page, very many areas, sizes and alignments at random, frees by the thousand, all CPUs
-//! at once. Contents are verified, and work is bounded by counts, never by a clock.
+//! Kernels' own tests of vmalloc: one size repeatedly, an arena filled to the last page, very many
+//! areas, random sizes and alignments, frees by the thousand, all CPUs at once. Contents are
+//! verified, and work is bounded by counts, never by a clock.
 
 use std::thread;
 
@@ -139,7 +139,7 @@ fn a_free_place_among_thousands_is_found() {
         assert_eq!(map.vmap(&list, &options), Ok(*hole));
     }
     holes.clear();
-    // What is too large for each hole goes behind all.
+    // An area too large for each hole is placed after all others.
     let large = map.vmalloc(5 * PAGE_SIZE, &VmallocOptions::default()).unwrap();
     assert!(large > last);
     let mut told = 0;
@@ -338,7 +338,7 @@ fn resizing<A: Walk>() {
         fill(machine, map.root(), pages(at, 1), 0);
         for round in 0..rounds(60) {
             let new = numbers.of_any_size(11);
-            // Now and then somebody is in the way.
+            // Occasionally a neighbor is in the way.
             let neighbor = (round % 3 == 0).then(|| map.vmalloc(1, &options).unwrap());
             let moved = map.resize_vmalloc(at, new * PAGE_SIZE, &options).unwrap();
             let kept = new.min(count);

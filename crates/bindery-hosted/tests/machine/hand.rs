@@ -1,5 +1,5 @@
-//! What the scenarios about the machine itself need: tables written by hand, and accesses that must
-//! or must not fault.
+//! Helpers for the scenarios about the machine itself: tables written by hand, and accesses that
+//! must or must not fault.
 use bindery::addr::{Frame, VirtAddr, VirtRange};
 use bindery::platform::{Cpu, CpuSet, Invalidation, Platform, Tables};
 use bindery_hosted::{AccessKind, Config, Machine, MmuFault, Violation, Walk};
@@ -35,7 +35,7 @@ fn slot<A: Walk>(machine: &Machine<A>, table: Frame, index: usize) -> *mut u64 {
 }
 
 pub fn set<A: Walk>(machine: &Machine<A>, table: Frame, index: usize, entry: u64) {
-    // SAFETY: the slot lies in a frame of the machine, which nobody else uses: no other thread
+    // SAFETY: the slot is in a frame of the machine, which no other code uses: no other thread
     // accesses memory through this table now.
     unsafe { slot(machine, table, index).write_volatile(entry) }
 }
@@ -45,7 +45,7 @@ pub fn get<A: Walk>(machine: &Machine<A>, table: Frame, index: usize) -> u64 {
     unsafe { slot(machine, table, index).read_volatile() }
 }
 
-/// Where the access ends up on the thread's CPU: a physical address, or whether a translation was
+/// The result of the access on the thread's CPU: a physical address, or whether a translation was
 /// present.
 pub fn go<A: Walk>(
     machine: &Machine<A>,

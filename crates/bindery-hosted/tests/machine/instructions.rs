@@ -39,7 +39,7 @@ const READ: Protection = Protection::READ;
 const WRITE: Protection = Protection::WRITE;
 const EXECUTE: Protection = Protection::EXECUTE;
 const ALL: Protection = READ.union(WRITE).union(EXECUTE);
-/// The address so many bytes behind [`AT`].
+/// The address this number of bytes after [`AT`].
 fn at(offset: u64) -> VirtAddr {
     VirtAddr(AT.0 + offset)
 }
@@ -116,7 +116,7 @@ fn copy_on_write<A: Walk>() {
     with_file::<A>(1, ALL, |machine, space, _| {
         let program = Program::new(machine, space);
         program.execute(AT).unwrap();
-        // The copy is executable at once; the store comes after, and goes elsewhere.
+        // The copy is executable at once; the store comes later, to another place.
         program.write(at(64), &CODE).unwrap();
         program.execute(AT).unwrap();
     });

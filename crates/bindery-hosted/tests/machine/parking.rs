@@ -53,7 +53,7 @@ fn a_lost_thread_ends_the_process_with_names() {
     assert!(text.contains(&says), "{text}");
 }
 
-/// The hosted machine, but for `unpark`: all wake-ups are lost.
+/// The hosted machine without `unpark`: all wake-ups are lost.
 struct Deaf(Machine<X86_64<4>>);
 
 // SAFETY: all is the machine's doing, which keeps the promises; `park` may last.

@@ -19,7 +19,7 @@ on_every_architecture! {
     faults_after_changes_are_no_repetition => changes;
 }
 
-/// What a kernel says whose processor faults at one address forever.
+/// The panic of a kernel whose processor faults at one address forever.
 #[cfg(debug_assertions)]
 fn faults_for_ever<A: Walk>() -> String {
     let (_machine, memory) = strict::<A>(16 << 20);
@@ -33,7 +33,7 @@ fn faults_for_ever<A: Walk>() -> String {
     };
     let panic = catch_unwind(AssertUnwindSafe(fault)).unwrap_err();
     let text = panic.downcast_ref::<String>().cloned().unwrap_or_default();
-    // What the fault held when it panicked is not given back.
+    // The locks that the fault held when it panicked are never released.
     std::mem::forget(space);
     std::mem::forget(memory);
     text

@@ -1,4 +1,4 @@
-//! What user programs do: accesses that cross pages, fault and are resolved, on several CPUs.
+//! Accesses of user programs: across pages, with faults that are resolved, on several CPUs.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread;
@@ -18,7 +18,7 @@ fn config(tlb: TlbKind) -> Config {
     Config { cpus: 4, memory: 64 << 20, tlb, ..Config::default() }
 }
 
-/// Tables for the 512 pages around `VA`, none of which is mapped.
+/// Tables for the 512 pages around `VA`, none of them mapped.
 fn with_tables(tlb: TlbKind) -> Machine<X86_64> {
     let machine = Machine::new(config(tlb));
     set(&machine, L4, I4, 0x8_0003_000 | TABLE);
@@ -99,8 +99,8 @@ const DATA: Frame = Frame(0x8_0110);
 /// CPUs 1 to 3 fill the page at `VA` again and again, if they can. CPU 0 unmaps it, invalidates,
 /// clears the frame, waits for a while and looks whether it is still clear.
 fn revoke_under_writers(machine: &Machine<X86_64>) {
-    // SAFETY: the entry lies in a frame of the machine, is aligned, and is accessed atomically by
-    // everybody while the threads run.
+    // SAFETY: the entry is in a frame of the machine, is aligned, and all threads access it
+    // atomically while they run.
     let entry = unsafe { machine.direct_map(L1).cast::<AtomicU64>().add(I1).as_ref() };
     let (writes, stop) = (AtomicU32::new(0), AtomicBool::new(false));
     let wait_for_writes = |count| {
@@ -129,7 +129,7 @@ fn revoke_under_writers(machine: &Machine<X86_64>) {
             flush(machine, L4, &[0, 1, 2, 3], what(VA, PAGE, Tables::Unchanged));
             machine.zero(DATA, 1);
             wait_for_writes(6);
-            // SAFETY: the frame is the page's, which nobody can reach any more.
+            // SAFETY: the frame is the page's, which no thread can reach any more.
             let bytes = unsafe { machine.direct_map(DATA).cast::<[u8; 4096]>().read() };
             assert_eq!(bytes, [0; 4096], "somebody wrote after the invalidation");
             entry.store(old, Ordering::SeqCst);

@@ -37,7 +37,7 @@ use crate::support::{READ_WRITE, strict, use_order};
 const MINIMUM: u64 = PAGE_SIZE;
 const PAGES: u64 = Tiny::USER_END / PAGE_SIZE;
 
-/// What can be done next. Whatever is done to the child is done only while there is one.
+/// The next steps. Steps on the child need one to exist.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Step {
     Parent(Op),
@@ -127,11 +127,11 @@ fn operations() -> Vec<Step> {
     parent.chain([Step::Fork, Step::ChildExits]).chain(child).collect()
 }
 
-/// What every sequence begins with.
+/// The beginning of every sequence.
 #[derive(Clone, Copy, Debug)]
 enum Start {
     Nothing,
-    /// A writable mapping of which some pages were written.
+    /// A writable mapping with some written pages.
     Written,
     /// One that begins in the middle of a table, so that it has folios of two sizes.
     Uneven,
@@ -166,7 +166,7 @@ struct Scope {
     steps: Cell<u64>,
 }
 
-/// Where a sequence has led to.
+/// The state after a sequence.
 struct State<'m> {
     parent: AddressSpace<'m, Machine<Tiny>>,
     child: Option<AddressSpace<'m, Machine<Tiny>>>,
@@ -175,7 +175,7 @@ struct State<'m> {
 }
 
 impl State<'_> {
-    /// What the models say of a step.
+    /// The models' expectation of a step.
     fn expect(&mut self, step: Step) -> Option<Outcome> {
         match (step, &mut self.child_model) {
             (Step::Parent(op), _) => return Some(self.model.expect(op)),
@@ -300,9 +300,9 @@ impl Scope {
         Some(state)
     }
 
-    /// Tries `next` behind `sequence` again and again, with ever more allocations that succeed,
-    /// until it does. What fails has changed nothing but what its operation says, and succeeds when
-    /// there is memory again.
+    /// Tries `next` after `sequence` repeatedly, with an increasing number of allocations that
+    /// succeed, until it succeeds. A failure changes only what its operation allows, and the call
+    /// succeeds when memory is free again.
     fn starve(&self, sequence: &[Step], next: Step) -> Option<()> {
         let _trying = Trying(sequence, next);
         for succeed in 0..100 {
@@ -387,8 +387,8 @@ enum Walk {
     Scarce,
 }
 
-/// All sequences of `depth` operations behind `start`; returns how many those were, of all
-/// lengths, and how many states shorter ones led to, where those are told apart.
+/// All sequences of `depth` operations after `start`; returns the number of sequences, of all
+/// lengths, and the number of states of shorter ones, if states are distinguished.
 fn explore(scope: &Scope, start: Start, depth: usize, walk: Walk) -> (u64, usize) {
     let operations = operations();
     let mut seen = HashSet::new();

@@ -32,13 +32,13 @@ enum At {
 #[derive(Clone, Copy, Debug)]
 enum Length {
     Fixed(u64),
-    /// As far as the mapping goes.
+    /// To the end of the mapping.
     Rest,
-    /// As far as the mapping goes that is so many behind it, gaps included.
+    /// To the end of a later mapping, including gaps.
     Through(u8),
 }
 
-/// Where a mapping goes.
+/// The destination of a mapping.
 #[derive(Clone, Copy, Debug)]
 enum Target {
     InPlace,
@@ -50,7 +50,7 @@ enum Target {
     Leaving(Leaving),
 }
 
-/// Where the contents of a mapping go that stays.
+/// The destination of the contents of a mapping that stays.
 #[derive(Clone, Copy, Debug)]
 enum Leaving {
     Anywhere,
@@ -87,7 +87,7 @@ enum Action {
     ChildExits,
 }
 
-/// What happens, and whether to the child where there is one.
+/// An action, and whether it is on the child, if one exists.
 type Step = (Action, bool);
 
 fn address() -> impl Strategy<Value = At> {
@@ -322,7 +322,7 @@ impl<A: Walk> Family<'_, A> {
             };
             let written: Vec<u64> = written.map(|(page, _)| *page).collect();
             assert_eq!(run(self.machine, space, op), model.expect(op), "{op:x?}");
-            // What has gone has gone, above all where the source stays.
+            // Removed contents read as zeroes, above all if the source stays.
             model.compare_zeroes(self.machine, space, written.into_iter());
             return;
         }
@@ -404,7 +404,7 @@ fn random_sequences<A: Walk>() {
     }
 }
 
-/// A mapping of 4 MiB, of which the first pages were written.
+/// A mapping of 4 MiB with its first pages written.
 fn four_mebibytes(pages: u64) -> [Step; 2] {
     let at = At::Fixed(GIB);
     let map = Action::Map(Spot::Fixed(at), 4 * MIB, READ_WRITE);

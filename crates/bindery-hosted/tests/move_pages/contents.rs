@@ -1,4 +1,5 @@
-//! What arrives: contents, frames, attributes; and that the reverse map leads to it afterwards.
+//! The arrived pages: contents, frames, attributes; and the reverse map, which leads to them
+//! afterwards.
 
 use bindery::addr::VirtAddr;
 use bindery::testing;

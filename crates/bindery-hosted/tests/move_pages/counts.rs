@@ -1,4 +1,4 @@
-//! What a move costs: entries, tables, invalidations, and how much one hold of the locks does.
+//! The cost of a move: entries, tables, invalidations, and the work under one hold of the locks.
 
 use bindery::addr::VirtAddr;
 use bindery::testing::{self, PageMove};

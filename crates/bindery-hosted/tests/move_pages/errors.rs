@@ -1,4 +1,4 @@
-//! What is refused, with Linux's errno, and how far a move has come by then.
+//! Refused moves, with Linux's errno, and the progress of a move up to the error.
 
 use bindery::addr::VirtAddr;
 use bindery::arch::{Absent, Marker};

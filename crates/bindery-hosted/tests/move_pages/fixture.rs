@@ -9,13 +9,13 @@ use bindery_hosted::{Machine, Program, Walk};
 use crate::support::{GIB, MIB, audit, fixed, options, strict, use_order};
 
 pub const PAGE: u64 = 4096;
-/// Where the pages are, and where they go: congruent modulo 2 MiB.
+/// The source and the destination of pages: congruent modulo 2 MiB.
 pub const FROM: u64 = 4 * GIB;
 pub const TO: u64 = 8 * GIB;
 /// How much is mapped at either place.
 pub const LENGTH: u64 = 24 * MIB;
 
-/// What a scenario may use.
+/// The parts available to a scenario.
 pub struct Moving<'s, 'm, A: Walk> {
     pub machine: &'m Machine<A>,
     pub memory: &'m Memory<Machine<A>>,
@@ -23,8 +23,8 @@ pub struct Moving<'s, 'm, A: Walk> {
     pub program: Program<'s, 'm, A>,
 }
 
-/// Lets `scenario` have an address space with folios of 2^`order` pages. Afterwards everything is
-/// clean, and after the address space is gone nothing has leaked.
+/// Runs `scenario` with an address space with folios of 2^`order` pages. Afterwards audits
+/// everything, drops the address space, and verifies that nothing has leaked.
 #[track_caller]
 pub fn with_moving<A: Walk>(order: u8, scenario: impl FnOnce(&Moving<'_, '_, A>)) {
     let (machine, memory) = strict::<A>(64 * MIB);
@@ -54,7 +54,7 @@ pub fn from_to(source: u64, destination: u64, length: u64) -> PageMove {
 }
 
 impl<A: Walk> Moving<'_, '_, A> {
-    /// Writes to every page a value that tells it from all others.
+    /// Writes a distinct value to every page.
     pub fn fill(&self, at: u64, pages: u64) {
         for page in 0..pages {
             self.program.store(VirtAddr(at + page * PAGE), at + page).unwrap();

@@ -35,7 +35,7 @@ fn with_end<A: Walk>(scenario: impl Fn(&Moving<'_, '_, A>, u64)) {
     }
 }
 
-/// What [`Moving::fill`] has written at the end of the folio.
+/// The values that [`Moving::fill`] has written at the end of the folio.
 fn written(end: u64) -> u64 {
     FROM + (end - FROM) / PAGE
 }
@@ -70,7 +70,7 @@ fn moved<A: Walk>() {
     }
 }
 
-/// The other pages of the folio stay in swap, come in at their place, or are gone.
+/// The other pages of the folio stay in swap, are swapped in at their place, or were dropped.
 fn cached<A: Walk>() {
     for (low_first, others) in [(true, true), (false, true), (true, false)] {
         with_end::<A>(|moving, end| {

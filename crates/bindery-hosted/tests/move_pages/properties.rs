@@ -11,7 +11,7 @@ use proptest::prelude::*;
 
 use super::fixture::{FROM, LENGTH, Moving, PAGE, TO, with_moving};
 
-/// What a page that is there holds, by its address.
+/// The content of each present page, by its address.
 type Pages = BTreeMap<u64, u64>;
 
 #[derive(Clone, Debug)]
@@ -70,7 +70,7 @@ fn look<A: Walk>(moving: &Moving<'_, '_, A>, pages: &mut Pages) {
     }
 }
 
-/// What a move of single pages does to the pages, and says.
+/// The effect of a move of single pages, and its result.
 fn moved(pages: &mut Pages, what: &PageMove) -> (u64, Result<(), Errno>) {
     let (source, destination) = (what.source.0, what.destination.0);
     let fits = |at: u64| what.length / PAGE <= left_at(at);
@@ -127,7 +127,7 @@ fn run<A: Walk>(order: u8, steps: &[Step]) {
                     };
                     let found = moving.try_move(&what);
                     let expected = moved(&mut pages, &what);
-                    // Where both are wrong, Linux looks at whichever has no table first.
+                    // If both are wrong, Linux checks first the one without a table.
                     let either = found.0 == expected.0
                         && expected.1 == Err(Errno::EEXIST)
                         && found.1 == Err(Errno::ENOENT)

@@ -132,7 +132,7 @@ fn one_hold_is_bounded_aarch64() {
     holds::<AArch64>();
 }
 
-/// A folio that somebody has locked is waited for, and then moves.
+/// The move waits for a folio that another thread has locked, and then moves it.
 #[test]
 fn a_locked_folio_is_waited_for() {
     with_moving::<X86_64<4>>(4, |moving| {

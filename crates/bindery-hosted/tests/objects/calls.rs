@@ -53,7 +53,7 @@ fn a_holed_folio_is_freed_with_its_rest() {
     in_memory(|memory, audit| {
         use_object_order(memory, 4);
         let object = memfd(memory, 16 * PAGE);
-        // What the object needs besides: its state and its index.
+        // The object's other needs: its state and its index.
         object.write(0, &[7; 1]).unwrap();
         assert_eq!(object.resident_pages(), 16);
         let free = memory.free_frame_count();
@@ -89,7 +89,7 @@ fn the_largest_folio_that_fits_is_used() {
         object.write(2 * MIB + 4 * PAGE, &[1]).unwrap();
         assert_eq!(object.resident_pages(), 517);
         assert_eq!(audit().folios, 3);
-        // A write that extends the object may use folios as far as it goes.
+        // A write that extends the object may use folios up to its end.
         object.set_size(0).unwrap();
         assert_eq!(object.write(0, &vec![1; 64 * PAGE as usize]), Ok(64 * PAGE as usize));
         assert_eq!((object.resident_pages(), audit().folios), (64, 4));
@@ -142,7 +142,7 @@ fn seals_can_neither_be_removed_nor_bypassed() {
         assert_eq!(object.punch_hole(0, PAGE), Err(Error::SealForbids));
         assert_eq!(object.set_size(0), Err(Error::SealForbids));
         assert_eq!(object.set_size(2 * PAGE), Ok(()));
-        // As Linux: what is allocated was zeroes before.
+        // As on Linux: allocated pages were zeroes before.
         assert_eq!(object.allocate(0, 3 * PAGE, Growth::Allowed), Ok(()));
         object.add_seals(Seals::SEAL).unwrap();
         assert_eq!(object.add_seals(Seals::empty()), Err(Error::SealForbids));
@@ -270,7 +270,8 @@ fn what_may_not_be_promised_is_refused() {
         assert_eq!(each.allocate(0, 5 * PAGE, Growth::Forbidden), Err(Error::NoSpace));
         assert_eq!(each.resident_pages(), 4);
         assert_eq!(Error::NoSpace.errno(Operation::Object) as i32, 28);
-        // What does not count is not refused, though more is promised than may be.
+        // Memory that does not count is not refused, though the limit of committed memory is
+        // exceeded.
         memory.commitment().set_limit(1);
         let none = memory.shared_memory(PAGE, Sealing::Allowed, Accounting::None).unwrap();
         assert_eq!(none.write(0, &[1; 10]), Ok(10));
@@ -348,7 +349,7 @@ fn many_threads_use_one_object_at_once() {
                             assert_eq!(object.write(at, &[byte; 100]), Ok(100));
                             let mut back = [0; 100];
                             assert_eq!(object.read(at, &mut back), Ok(100));
-                            // All, or zeroes where somebody has cut it off.
+                            // All, or zeroes if another thread has truncated it.
                             assert!(back == [byte; 100] || back == [0; 100] || number != 0);
                         }
                         match (number, round % 10) {

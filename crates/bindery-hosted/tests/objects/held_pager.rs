@@ -6,10 +6,10 @@ use std::time::Duration;
 use bindery::{Pager, PagerError, ReadBuffer, StoredBytes};
 use bindery_hosted::MemoryFiles;
 
-/// How long a held call waits to be let go: beyond, what the test does meanwhile hangs.
+/// The time after which a held call counts as hanging, because of the test's calls in between.
 const HANGS: Duration = Duration::from_secs(60);
 
-/// What a pager is asked to do with pages.
+/// A request to a pager.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Io {
     Read,

@@ -84,7 +84,7 @@ impl Linux {
     }
 }
 
-/// What is beyond the ends of numbers, mostly.
+/// Calls mostly beyond the ends of numbers.
 fn far() -> impl Strategy<Value = Op> {
     const END: u64 = i64::MAX as u64;
     let offset = prop::sample::select(vec![

@@ -215,7 +215,8 @@ fn collapse<A: Walk>() {
                 }
                 assert_eq!(programs[2].load(at(page)), Ok(if page == 100 { 9 } else { value }));
             }
-            // That it was written is known still, though nobody maps it: a failure keeps it.
+            // The object still knows that it was written, though no mapping is left: a failure
+            // keeps that.
             spaces.iter().for_each(|space| space.munmap(VirtAddr(AT), 2 * MIB).unwrap());
             fixture.memory.fail_allocations_after(Some(0));
             let refused = object.allocate(0, 4 * MIB, Growth::Allowed);
@@ -321,7 +322,7 @@ fn sealing<A: Walk>() {
         assert_eq!(object.add_seals(Seals::WRITE), Ok(()));
         let shared = map(&space, &object, AT, 8 * PAGE, Sharing::Shared);
         assert_eq!(shared, Err(Error::SealForbids));
-        // Copies are nobody else's affair, and looking is allowed.
+        // Copies are independent, and reading is allowed.
         let program = Program::new(fixture.machine, &space);
         program.store(VirtAddr(2 * AT), 5).unwrap();
         let request = MapRequest {

@@ -93,7 +93,7 @@ fn garbage<A: Walk>() {
     }
 }
 
-/// Says that it has read all, and has appended so many bytes.
+/// Reports a complete read, but has appended only this number of bytes.
 struct Short(usize);
 
 impl Pager for Short {
@@ -162,7 +162,7 @@ fn collapse_file<A: Walk>() {
         assert_eq!(space.collapse_range(range), Ok(()));
         assert_eq!(fixture.audit(&[&space]).object_pages, 512);
         assert_eq!(program.load(VirtAddr(AT + 7 * PAGE)), Ok(8));
-        // What was dirty still is, and no more.
+        // Dirty pages are still dirty, and no others.
         let pages = pager.files.counts().pages_written;
         file.sync(0, u64::MAX).unwrap();
         assert_eq!(pager.files.counts().pages_written, pages + 1);
@@ -206,7 +206,7 @@ fn saved<A: Walk>() {
     }
 }
 
-/// Counts of which only the reads may have changed.
+/// Counts that may differ only in the reads.
 struct PagerCountsBefore(PagerCounts);
 
 impl PagerCountsBefore {
@@ -296,12 +296,12 @@ fn saved_after_a_pin<A: Walk>() {
         drop(pinned);
         file.sync(0, 2 * PAGE).unwrap();
         assert_eq!(files.content(1)[0], 99);
-        // Who only reads leaves nothing to be saved.
+        // A reader leaves nothing to be saved.
         let writes = files.counts().writes;
         drop(pin(1, Access::Read));
         file.sync(0, 2 * PAGE).unwrap();
         assert_eq!(files.counts().writes, writes);
-        // The file is there until what was written is saved, even without holders.
+        // The file exists until its changes are saved, even without holders.
         let pinned = pin(1, Access::Write);
         file.sync(0, 2 * PAGE).unwrap();
         drop((space, file));
@@ -330,7 +330,7 @@ fn last_mapping<A: Walk>() {
     assert_eq!(files.content(1)[PAGE as usize], 12);
 }
 
-/// Takes its time to store, and looks whether the bytes stand still meanwhile.
+/// Stores slowly, and verifies that the bytes do not change during the call.
 #[derive(Default)]
 struct Slow(MemoryFiles);
 

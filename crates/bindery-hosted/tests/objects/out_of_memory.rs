@@ -33,7 +33,7 @@ enum Backing {
     File,
 }
 
-/// What is done, and what the object should contain then; an operation may do less than that
+/// The operation, and the content of the object afterwards; an operation may do less than that
 /// (write).
 struct Case {
     backing: Backing,
@@ -42,7 +42,7 @@ struct Case {
     after: fn(&[u8], usize) -> Vec<u8>,
 }
 
-/// Pages that are there, holes between them, and what lies far behind.
+/// Present pages, with holes between them, and some far behind.
 fn before() -> Vec<u8> {
     let mut bytes = vec![0; 40 * PAGE as usize + 10];
     for page in [0, 1, 7, 20, 39] {
@@ -122,7 +122,7 @@ fn at_every_point(case: &Case) -> u64 {
     0
 }
 
-/// Writes over pages that are there, holes, and the end.
+/// Writes over present pages, holes, and the end.
 const WRITE: Case = Case {
     backing: Backing::Memory,
     order: 0,
@@ -180,7 +180,7 @@ const SYNC: Case = Case {
 
 #[test]
 fn writing_shared_memory() {
-    // Pages 0 to 48, five of which are there; so is the node of the index that has room for 64.
+    // Pages 0 to 48, five of them present; so is the node of the index with room for 64.
     assert_eq!(at_every_point(&WRITE), 44);
     assert!(at_every_point(&Case { order: 3, ..WRITE }) >= 6);
 }
@@ -194,7 +194,7 @@ fn writing_a_file() {
 
 #[test]
 fn allocating() {
-    // 100 pages, four of which are there; the index needs a second node, and one above the two.
+    // 100 pages, four of them present; the index needs a second node, and one above the two.
     assert_eq!(at_every_point(&ALLOCATE), 96 + 2);
     assert!(at_every_point(&Case { order: 2, ..ALLOCATE }) >= 24 + 2);
 }
@@ -207,7 +207,7 @@ fn reading_a_file() {
 
 #[test]
 fn punching_a_file_in_part() {
-    // The two pages of which a part goes.
+    // The two pages that are removed in part.
     assert_eq!(at_every_point(&Case { backing: Backing::File, ..PUNCH }), 3);
 }
 

@@ -1,5 +1,5 @@
-//! No lock is held while a pager stores pages: what does not write them goes on meanwhile, what does
-//! waits for that alone.
+//! No lock is held while a pager stores pages: calls that do not write them continue, and calls
+//! that do wait only for that.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;

@@ -1,5 +1,5 @@
-//! No lock is held while a pager works: whatever else is done to the same mapping or the same file
-//! goes on meanwhile, and what the pager brings afterwards is put where it belongs, or nowhere.
+//! No lock is held while a pager works: other calls on the same mapping or the same file continue,
+//! and the pager's pages are inserted where they belong afterwards, or discarded.
 
 use std::thread;
 
@@ -72,8 +72,8 @@ pub(super) fn with_fixture(scenario: impl FnOnce(&Fixture<'_>)) {
 }
 
 impl Fixture<'_> {
-    /// Does `slow` on another CPU, holds the pager in it, and lets it go on when `meanwhile` has
-    /// returned. Panics where that waits for the pager.
+    /// Does `slow` on another CPU, holds the pager in it, and releases it when `meanwhile` has
+    /// returned. Panics if that waits for the pager.
     #[track_caller]
     pub(super) fn hold<T: Send, M>(
         &self,

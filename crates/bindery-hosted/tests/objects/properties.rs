@@ -57,7 +57,7 @@ fn step() -> impl Strategy<Value = Step> {
 #[derive(Default)]
 struct Expected {
     object: Model,
-    /// What programs wrote behind the end, to the end of the page.
+    /// Bytes that programs wrote beyond the end, to the end of the page.
     tail: Vec<u8>,
     copies: BTreeMap<u64, Vec<u8>>,
 }
@@ -80,7 +80,7 @@ impl Expected {
         }
     }
 
-    /// What an access by way of the private mapping or another meets.
+    /// The content that an access through the private mapping or another one sees.
     fn seen(&self, space: usize, page: u64) -> Option<Vec<u8>> {
         let copy = self.copies.get(&page).filter(|_| space == PRIVATE);
         copy.cloned().or_else(|| self.page(page))

@@ -29,7 +29,7 @@ fn files_share_the_pages_of_their_quota() {
     assert_eq!(second.write(0, &[2; 5 * PAGE as usize]), Ok(3 * PAGE as usize));
     assert_eq!(second.write(3 * PAGE, &[2; 1]), Err(Error::NoSpace));
     assert_eq!((quota.used(), second.size()), (8, 3 * PAGE));
-    // What is there already can be written.
+    // Existing pages can be written.
     assert_eq!(second.write(0, &[3; 3 * PAGE as usize]), Ok(3 * PAGE as usize));
     audit(&machine, &memory, &[]);
     first.punch_hole(PAGE, 2 * PAGE).unwrap();
@@ -123,7 +123,7 @@ fn writers_leave_the_frames_of_the_fault_reserve() {
     audit(&machine, &memory, &[&space]);
 }
 
-/// Memory is in use and swap is nearly empty: writers wait until pages have gone there. Only the
+/// Memory is in use and swap is nearly empty: writers wait until pages are swapped out. Only the
 /// quota refuses them.
 #[test]
 fn writers_reclaim_before_they_are_refused() {

@@ -95,7 +95,7 @@ fn a_truncated_prot_none_page_leaves_every_tlb() {
     audit(&machine, &memory, &[&space]);
 }
 
-/// A mapping of which `fork` copies the entries.
+/// A mapping whose entries `fork` copies.
 fn copied_mapping<'m>(
     memory: &'m Memory<Machine<A>>,
     machine: &Machine<A>,
@@ -137,7 +137,7 @@ fn a_child_maps_nothing_its_object_has_lost() {
     fork_against_truncation(Sharing::Shared);
 }
 
-/// What the storage has of the first word of a page.
+/// The storage's first word of a page.
 fn stored(files: &MemoryFiles, page: u64) -> u64 {
     let mut bytes = vec![0; PAGE as usize];
     ReadBuffer::over(&mut bytes, |into| files.read(1, page, into)).unwrap();

@@ -1,5 +1,5 @@
-//! Reclaim of files' pages: what is clean and unused goes, and comes again as it was; all else
-//! stays.
+//! Reclaim of files' pages: clean unused pages are dropped, and read again unchanged; all others
+//! stay.
 
 use bindery::addr::VirtAddr;
 use bindery::arch::{Level, X86_64};
@@ -41,7 +41,7 @@ pub(super) fn bytes() -> Vec<u8> {
     (0..PAGES * PAGE).map(|n| (n / PAGE) as u8 + 1).collect()
 }
 
-/// What a program loads from the page.
+/// The value that a program loads from the page.
 pub(super) fn word(page: u64) -> u64 {
     (page + 1) * 0x0101_0101_0101_0101
 }
@@ -126,7 +126,7 @@ fn used<A: Walk>() {
             load(&programs[1]);
             assert_eq!(reclaim(file, 3), ObjectFolio::Used);
             fixture.audit(&[&spaces[0], &spaces[1]]);
-            // Hot by now, it goes when it was unused twice.
+            // The page is hot by now, and dropped after it was found unused twice.
             assert_eq!(reclaim(file, 3), ObjectFolio::Used);
             assert_eq!(reclaim(file, 3), ObjectFolio::Freed(1 << order));
             for space in &spaces {
@@ -138,12 +138,12 @@ fn used<A: Walk>() {
     }
 }
 
-/// How often reclaim looks at the page until it goes.
+/// The number of reclaim attempts until the page is dropped.
 fn looks<A: Walk>(file: &Object<'_, Machine<A>>, page: u64) -> u64 {
     (1..10).find(|_| reclaim(file, page) == ObjectFolio::Freed(1)).expect("it goes in the end")
 }
 
-/// A page that has gone leaves a shadow, as long as one of its neighbors is there.
+/// A dropped page leaves a shadow, as long as one of its neighbors is in memory.
 fn missed<A: Walk>() {
     with_file::<A>(0, |fixture, file, _| {
         let read = |page| assert_eq!(file.read(page * PAGE, &mut [0; 8]), Ok(8));
@@ -310,7 +310,7 @@ fn a_file_larger_than_memory_is_read() {
             assert_eq!(program.load(at(page)), Ok(word));
         }
         audit(&machine, &memory, &[&space]);
-        // What is dirty is not dropped, so the rest has to do.
+        // Dirty pages are not dropped, so the others must be enough.
         for page in (0..SIZE / PAGE).step_by(64) {
             program.store(at(page), page).unwrap();
         }

@@ -1,5 +1,5 @@
-//! Walks over the mappings of an object let the lock go again and again, and others change the
-//! mappings meanwhile. No page that was mapped when the walk began is missed.
+//! Walks over the mappings of an object release the lock repeatedly, and other calls change the
+//! mappings in between. No page that was mapped when the walk began is missed.
 
 use std::thread;
 
@@ -20,13 +20,13 @@ type Space<'m> = AddressSpace<'m, Machine<X>>;
 
 /// Pages of the object.
 const PAGES: u64 = 24;
-/// Where pieces of mappings go.
+/// The destination of pieces of mappings.
 const ELSEWHERE: u64 = AT + 64 * MIB;
 
-/// What is done between two steps of a walk.
+/// The operation between two steps of a walk.
 #[derive(Clone, Copy, Debug)]
 enum Op {
-    /// Pages from the first on, so many, of the space.
+    /// The space, the first page, the number of pages, and whether they become read-only.
     Protect(usize, u64, u64, bool),
     Unmap(usize, u64, u64),
     /// To that page of the other area; and whether it comes from there.
@@ -59,7 +59,7 @@ fn area(elsewhere: bool, page: u64) -> VirtAddr {
     VirtAddr(if elsewhere { ELSEWHERE } else { AT } + page * PAGE)
 }
 
-/// What fails changes nothing, which is as good.
+/// A failed operation changes nothing, which serves as well.
 fn apply<'m>(op: Op, spaces: &mut Vec<Space<'m>>, object: &Object<'m, Machine<X>>) {
     let nth = |n: usize| n % spaces.len();
     match op {
@@ -86,7 +86,7 @@ fn apply<'m>(op: Op, spaces: &mut Vec<Space<'m>>, object: &Object<'m, Machine<X>
     }
 }
 
-/// Where pages of `ranges` are mapped still.
+/// The places where pages of `ranges` are still mapped.
 fn left(space: &Space<'_>, ranges: &[PageRange]) -> Vec<VirtAddr> {
     let mut mappings = Vec::new();
     space.for_each_mapping(|mapping| mappings.push(mapping));
@@ -169,7 +169,7 @@ fn pages_that_move_behind_the_walk_are_unmapped() {
         let ranges = [PageRange::from_count(0, PAGES)];
         let mut walk = UnmapWalk::new(&object, &ranges);
         step_past(&mut walk, area(false, 10));
-        // What is left goes to a lower address in a VMA of its own; then all of it once more.
+        // The rest moves to a lower address in a VMA of its own; then all of it once more.
         for (from, to) in [(area(false, 12), area(true, 40)), (area(true, 40), area(true, 0))] {
             space.mremap(from, 12 * PAGE, 12 * PAGE, Remap::To(to)).unwrap();
         }

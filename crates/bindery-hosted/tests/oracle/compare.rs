@@ -1,4 +1,4 @@
-//! What differs between Linux and another runner of the same sequence, in words.
+//! Differences between Linux and another runner of the same sequence, in words.
 
 use std::fmt::Write;
 
@@ -119,7 +119,7 @@ fn line(before: &str, what: &str, text: &mut String) {
     let _ = writeln!(text, "{before}{what}");
 }
 
-/// What only one of two lists has, in their order.
+/// The elements that only one of two lists has, in their order.
 fn lists<T: PartialEq>(theirs: &[T], ours: &[T], say: fn(&T) -> String, text: &mut String) {
     for one in theirs.iter().filter(|one| !ours.contains(one)) {
         line("  Linux: ", &say(one), text);
@@ -160,7 +160,7 @@ fn data(theirs: &Observation, ours: &Observation, text: &mut String) {
         data.as_chunks::<2>().0.iter().map(|[at, digest]| (*at, *digest)).collect()
     };
     let say = |(at, digest): &(u64, u64)| {
-        // Below the region stand the pages of files.
+        // The pages of files are below the region.
         let at = match *at {
             at if at >= REGION => address(at),
             at => format!("FILES[{}], page {}", at >> 32, (at as u32) / PAGE as u32),

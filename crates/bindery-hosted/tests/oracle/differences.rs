@@ -1,53 +1,53 @@
-//! Where the core differs from Linux by intent, each with its reason. What follows such a
-//! difference stands on other ground, so a sequence is compared up to there.
+//! Intentional differences from Linux, each with its reason. After such a difference the states
+//! differ, so a sequence is compared only up to it.
 //!
 //! # A refused call leaves no trace
 //! Linux cuts mappings at the ends of a range before it knows whether the call will be refused (by
 //! a limit, or by a seal further on), and does not join them again; `mremap` has unmapped its
-//! destination by then. The core looks first, and refuses before it has changed anything.
+//! destination by then. The core checks first, and refuses before it has changed anything.
 //!
 //! Likewise, Linux gives a mapping an anon group of its own before it knows whether a userfaultfd's
 //! request for pages there will be refused. Such a mapping joins none with another anon group, and
 //! stays counted as committed when it becomes read-only.
 //!
-//! # Where it arrives, a mapping joins its neighbors
-//! `mremap` takes a userfaultfd from what it moves. Linux does that when the mapping has arrived,
-//! and does not join it with its neighbors any more. Where it was joined with neighbors that are
-//! registered, Linux takes the userfaultfd from them as well.
+//! # A moved mapping merges with its neighbors
+//! `mremap` takes a userfaultfd from what it moves. Linux does that after the move, and does not
+//! merge the mapping with its neighbors any more. If it was merged with registered neighbors, Linux
+//! takes the userfaultfd from them as well.
 //!
-//! # What was locked is not counted forever
+//! # Unlocked memory does not count as locked
 //! `mremap` with `MREMAP_DONTUNMAP` unlocks the mapping that it leaves behind. Linux forgets to
-//! count its pages down, and counts them as locked until the process ends. Where what arrives was
-//! joined with what is left, Linux unlocks both.
+//! count its pages down, and counts them as locked until the process ends. If the moved part was
+//! merged with the rest, Linux unlocks both.
 //!
-//! # What nobody may access is not collapsed
-//! Linux makes huge pages of memory with no permissions too. No TLB has anything of it, so nothing
-//! is won; the core refuses, as it does where nothing was ever touched.
+//! # Inaccessible memory is not collapsed
+//! Linux makes huge pages of memory with no permissions too. No TLB has entries for it, so nothing
+//! is gained; the core refuses, as for memory that was never touched.
 //!
-//! # What a userfaultfd serves is not collapsed
-//! Linux collapses registered memory of which nothing is missing and nothing is write-protected. It
-//! unmaps pages of shared memory before it finds that one is missing, and looks for mappings that
-//! are registered one page too far. The core refuses, and changes nothing.
+//! # Memory served by a userfaultfd is not collapsed
+//! Linux collapses registered memory without missing and without write-protected pages. It unmaps
+//! pages of shared memory before it finds that one is missing, and looks for mappings that are
+//! registered one page too far. The core refuses, and changes nothing.
 //!
-//! # Advice that there is not is refused
-//! `process_madvise` of no bytes accepts any number on Linux 6.18. Linux 7.2 refuses what it does
-//! not know, and so does the core.
+//! # Unknown advice is refused
+//! `process_madvise` of no bytes accepts any number on Linux 6.18. Linux 7.2 refuses unknown
+//! advice, and so does the core.
 //!
-//! # A huge leaf that is cut leaves small ones
+//! # A cut huge leaf leaves small ones
 //! Linux unmaps a huge page of shared memory as a whole where a part of it is changed, and lets
 //! faults map the rest again. The core leaves the rest mapped.
 //!
-//! # The huge zero page is no memory of one's own
-//! Linux gives a mapping an anon group where it maps the huge zero page. Such a mapping stays
+//! # The huge zero page is not private memory
+//! Linux gives a mapping an anon group when it maps the huge zero page. Such a mapping stays
 //! counted as committed when it becomes read-only. Linux also collapses zeroes that were only read.
 //!
 //! # Pages in swap
-//! What is in memory is the affair of each; [`super::swapped`] says how it is compared.
+//! Each side decides which pages are in memory; [`super::swapped`] compares them.
 //!
-//! # Pages that `fallocate` takes are pages
-//! Linux takes them, counts them (`st_blocks`), and leaves clearing them to the first touch; until
-//! then `mincore` does not see them and no neighbor's fault maps them. The core clears them at
-//! once.
+//! # Pages of `fallocate` are present
+//! Linux allocates them, counts them (`st_blocks`), and leaves clearing them to the first touch;
+//! until then `mincore` does not see them and no neighbor's fault maps them. The core clears them
+//! at once.
 
 use super::names::{ADVICE, FALLOC_FL_PUNCH_HOLE, MADV_COLLAPSE, MADV_HUGEPAGE, MREMAP_DONTUNMAP};
 use super::observation::{
@@ -94,7 +94,7 @@ fn leaves_a_trace(
 ) -> bool {
     let refused = match theirs.outcome {
         Outcome::Returned(-4095..0) => true,
-        // It refuses by returning what was there before.
+        // It refuses by returning the old end.
         Outcome::Returned(end) => {
             operation.operation == OperationKind::Brk && end as u64 != operation.arguments[0]
         }

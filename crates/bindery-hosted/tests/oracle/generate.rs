@@ -1,13 +1,14 @@
-//! Sequences at random. Addresses keep close to each other, so that calls meet; lengths are what
-//! decides between pages, tables and several mappings; arguments are mostly valid.
+//! Random sequences. Addresses are close to each other, so that calls meet; lengths decide between
+//! pages, tables and several mappings; arguments are mostly valid.
 //!
-//! What a sequence must not contain, since it would reach what the process itself needs:
+//! A sequence must not contain the following, which would affect memory that the process itself
+//! needs:
 //! - ranges that begin in the region and end behind it, unless Linux refuses them as a whole
-//!   (`madvise` and `msync` go on behind holes);
+//!   (`madvise` and `msync` continue after holes);
 //! - loads and stores outside of the region.
 //!
-//! `PROT_EXEC` comes with `PROT_READ` or `PROT_WRITE` only: what else one may do where one may
-//! execute is the architecture's affair.
+//! `PROT_EXEC` comes with `PROT_READ` or `PROT_WRITE` only: other rights of an executable page
+//! depend on the architecture.
 
 use proptest::collection::vec;
 use proptest::option::weighted;
@@ -61,7 +62,7 @@ fn odd_range(lengths: impl Strategy<Value = u64>) -> impl Strategy<Value = (u64,
     (at, prop_oneof![1 => lengths, 1 => ordinary])
 }
 
-/// Where a program loads and stores.
+/// The address of a program's load or store.
 fn word() -> impl Strategy<Value = u64> {
     (stretch(), select(vec![0, 0, 8, 2048, PAGE - 8]))
         .prop_map(|((first, _), rest)| page(first) + rest)
@@ -152,11 +153,11 @@ fn mmap() -> impl Strategy<Value = Operation> {
     let odd = (range(), protection(), types, placement(), some_of(MAP_FLAGS), any_file());
     let odd = (odd, odd_offset()).prop_map(
         |(((at, length), protection, kind, place, extra, file), offset)| {
-            // What two types say together is another type.
+            // The combination of two types is another type.
             let mut extra = extra & !(MAP_SHARED | MAP_PRIVATE | MAP_DROPPABLE);
             if kind != MAP_SHARED | MAP_PRIVATE {
-                // Where it is not validated, Linux remembers it, and joins with nothing that has
-                // not asked for it; the core ignores it.
+                // If it is not validated, Linux remembers it, and merges only mappings that have
+                // asked for it; the core ignores it.
                 extra &= !MAP_SYNC;
             }
             op::mmap(at, length, protection, kind | place | extra, file, offset)
@@ -182,7 +183,7 @@ fn mremap() -> impl Strategy<Value = Operation> {
     ];
     let to = prop_oneof![
         6 => stretch().prop_map(|(first, _)| page(first)),
-        // Where the source seldom is.
+        // Places outside of the usual source.
         6 => prop_oneof![LOW.0..496, 524..LOW.0 + LOW.1].prop_map(page),
         1 => odd_range(Just(0)).prop_map(|(at, _)| at),
     ];
@@ -214,7 +215,7 @@ fn advice() -> impl Strategy<Value = u64> {
     ]
 }
 
-/// What decides whether memory of one's own and of others can be collapsed: the whole tables of the
+/// Steps that decide whether private and shared memory can be collapsed: the whole tables of the
 /// high area, and guards in them.
 fn collapse() -> impl Strategy<Value = Operation> {
     let whole = select(vec![(0, 512_u64), (512, 512), (0, 1024)]);
@@ -325,7 +326,7 @@ fn operation() -> impl Strategy<Value = Operation> {
     ]
 }
 
-/// What is asked of a userfaultfd, and what makes a difference to it.
+/// Requests to a userfaultfd, and calls that affect it.
 fn userfaults() -> impl Strategy<Value = Operation> {
     let modes = prop_oneof![
         4 => Just(UFFDIO_REGISTER_MODE_MISSING),
@@ -376,7 +377,7 @@ pub fn sequence_with_userfaults(length: usize) -> impl Strategy<Value = Vec<Oper
     })
 }
 
-/// What sends pages out, and brings them back.
+/// Calls that swap pages out, and in.
 fn swaps() -> impl Strategy<Value = Operation> {
     let outward = || select(vec![MADV_PAGEOUT, MADV_PAGEOUT, MADV_PAGEOUT, MADV_COLD]);
     let before = select(vec![0, 0, MADV_PAGEOUT, MADV_COLD]);
@@ -425,7 +426,7 @@ fn without_chance(operations: Vec<Operation>) -> impl Iterator<Item = Operation>
                 freed = true;
                 return op::free_wiped(a[0], a[1], 0);
             }
-            // What it writes depends on what is in memory.
+            // The written vector depends on the pages in memory.
             OperationKind::Mincore if in_region(a[2]) => operation.arguments[2] = SCRATCH,
             OperationKind::Madvise if freed && a[2] == MADV_COLLAPSE => {
                 operation.arguments[2] = MADV_COLD;
@@ -441,8 +442,8 @@ fn without_chance(operations: Vec<Operation>) -> impl Iterator<Item = Operation>
     })
 }
 
-/// What sequences begin with: something in the files, and mappings that cover most of what calls
-/// will be about.
+/// The beginning of sequences: some content in the files, and mappings that cover most of the
+/// addresses of later calls.
 fn beginning() -> impl Strategy<Value = Vec<Operation>> {
     let sizes =
         FILES.map(|file| (1..=20_u64).prop_map(move |size| op::ftruncate(file, pages(size))));

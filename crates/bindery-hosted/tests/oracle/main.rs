@@ -42,8 +42,8 @@ mod run;
 mod swapped;
 mod words;
 
-/// What the random sequences are compared with: this program is started once more for it, and does
-/// nothing otherwise.
+/// The judge of the random sequences: this program is started once more for it, and does nothing
+/// otherwise.
 #[test]
 fn the_judge() {
     linux::serve();

@@ -24,7 +24,7 @@ macro_rules! names {
 }
 
 names! {
-    /// What may be done with memory.
+    /// Protections of memory.
     PROTECTIONS {
         PROT_READ = 1,
         PROT_WRITE = 2,
@@ -54,7 +54,7 @@ names! {
         MREMAP_FIXED = 2,
         MREMAP_DONTUNMAP = 4,
     }
-    /// What a program says of its memory.
+    /// Advice of a program about its memory.
     ADVICE {
         MADV_NORMAL = 0,
         MADV_RANDOM = 1,
@@ -80,7 +80,7 @@ names! {
         MADV_GUARD_INSTALL = 102,
         MADV_GUARD_REMOVE = 103,
     }
-    /// Where pages go out to.
+    /// The swap area of pages.
     SWAPS {
         NO_SWAP = 0,
         COMPRESSED_MEMORY = 1,
@@ -91,7 +91,7 @@ names! {
     LOCK_FLAGS {
         MLOCK_ONFAULT = 1,
     }
-    /// What of a process is locked.
+    /// The scope of mlockall.
     LOCK_ALL_FLAGS {
         MCL_CURRENT = 1,
         MCL_FUTURE = 2,
@@ -110,25 +110,25 @@ names! {
         FALLOC_FL_COLLAPSE_RANGE = 8,
         FALLOC_FL_ZERO_RANGE = 0x10,
     }
-    /// What is limited.
+    /// Limited resources.
     RESOURCES {
         RLIMIT_DATA = 2,
         RLIMIT_MEMLOCK = 8,
         RLIMIT_AS = 9,
     }
-    /// How much there may be, other than so many pages more than there are.
+    /// Allowances other than a number of additional pages.
     ALLOWANCES {
         UNLIMITED = u64::MAX,
         NOTHING = u64::MAX - 1,
     }
-    /// What a userfaultfd can do if it is asked for. (Without the first, a touch of what is missing
-    /// would wait for ever.)
+    /// Optional features of a userfaultfd. (Without the first, a touch of a missing page would wait
+    /// forever.)
     FEATURES {
         UFFD_FEATURE_SIGBUS = 1 << 7,
         UFFD_FEATURE_WP_UNPOPULATED = 1 << 13,
         UFFD_FEATURE_WP_ASYNC = 1 << 15,
     }
-    /// What a userfaultfd serves.
+    /// Modes of registration with a userfaultfd.
     REGISTER_MODES {
         UFFDIO_REGISTER_MODE_MISSING = 1,
         UFFDIO_REGISTER_MODE_WP = 2,
@@ -149,7 +149,7 @@ names! {
         UFFDIO_WRITEPROTECT_MODE_WP = 1,
         UFFDIO_WRITEPROTECT_MODE_DONTWAKE = 2,
     }
-    /// What may not be done with a file any more.
+    /// Forbidden changes of a file.
     SEALS {
         F_SEAL_SEAL = 1,
         F_SEAL_SHRINK = 2,
@@ -160,7 +160,7 @@ names! {
     }
 }
 
-/// What an argument of a call is, for those who read it.
+/// The kind of an argument, for readers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Argument {
     Address,

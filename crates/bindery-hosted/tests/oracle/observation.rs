@@ -1,4 +1,4 @@
-//! What is seen of a process after an operation: the same type for Linux and for the core.
+//! The visible state of a process after an operation: the same type for Linux and for the core.
 
 use super::place::ALL_FILES;
 use super::words::Source;
@@ -10,7 +10,7 @@ pub enum Signal {
     NotMapped,
     /// `SIGSEGV`, `SEGV_ACCERR`: this access is not allowed.
     Denied,
-    /// `SIGBUS`, `BUS_ADRERR`: the mapping goes beyond the end of its object.
+    /// `SIGBUS`, `BUS_ADRERR`: the mapping extends beyond the end of its object.
     Bus,
     /// Any other: signal and code.
     Other(u16, u16),
@@ -46,14 +46,14 @@ impl Signal {
     }
 }
 
-/// What came of an operation.
+/// The result of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// What a system call returned, errors negative.
+    /// The return value of a system call, negative for errors.
     Returned(i64),
     /// A mapping was put where no sequence looks; it was unmapped again.
     Elsewhere,
-    /// What was loaded; 0 for what was stored.
+    /// The loaded value; 0 for a store.
     Accessed(u64),
     /// The access ended so.
     Signaled(Signal),
@@ -94,7 +94,7 @@ pub fn letter(name: &[u8]) -> u64 {
     LETTERS.iter().position(|known| known.as_bytes() == name).map_or(0, |place| 1 << place)
 }
 
-/// What backs a mapping.
+/// The object behind a mapping.
 pub type Backing = u64;
 
 /// Anonymous memory.
@@ -114,11 +114,11 @@ pub struct Area {
     /// Bits as in [`LETTERS`].
     pub letters: u64,
     pub backing: Backing,
-    /// Where it begins in what backs it, in bytes; 0 for anonymous memory.
+    /// Its offset in its object, in bytes; 0 for anonymous memory.
     pub offset: u64,
 }
 
-/// What stands at a page.
+/// The state of a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Presence {
     /// A page of anonymous memory.
@@ -155,7 +155,7 @@ impl Presence {
     }
 }
 
-/// Neighboring pages at which the same stands.
+/// Neighboring pages in the same state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stretch {
     pub start: u64,
@@ -172,7 +172,7 @@ pub struct FileState {
     pub seals: u64,
 }
 
-/// What is counted of an address space, in pages.
+/// The counters of an address space, in pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counters {
     pub mapped: u64,
@@ -180,7 +180,7 @@ pub struct Counters {
     pub locked: u64,
 }
 
-/// What is seen of a process without touching it.
+/// The state of a process that can be read without touching its memory.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Snapshot {
     pub areas: Vec<Area>,
@@ -189,7 +189,7 @@ pub struct Snapshot {
     pub counters: Counters,
 }
 
-/// What came of one operation, and how things are afterwards.
+/// The result of one operation, and the state afterwards.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Observation {
     /// Which operation of the sequence; its length where the scenario is over.
@@ -197,8 +197,8 @@ pub struct Observation {
     /// 0 for the first process, 1 for its child.
     pub process: u64,
     pub outcome: Outcome,
-    /// What the operation wrote or read: the vector of `mincore`, the bytes of a file, the
-    /// contents of memory.
+    /// The words that the operation wrote or read: the vector of `mincore`, the bytes of a file,
+    /// the contents of memory.
     pub data: Vec<u64>,
     pub snapshot: Snapshot,
 }
@@ -276,7 +276,7 @@ impl Observation {
     }
 }
 
-/// A number that tells a page's contents (0 for zeroes alone), or the signal that reading ends in.
+/// A digest of a page's contents (0 for only zeroes), or the signal that a read raises.
 pub fn digest(mut load: impl FnMut(u64) -> Result<u64, Signal>) -> u64 {
     const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
     let mut sum = 0_u64;
@@ -300,7 +300,8 @@ pub fn digest_of_bytes(page: &[u8]) -> u64 {
     })
 }
 
-/// What `mincore` says in a word of its vector, of which so many bytes are part: one bit of each.
+/// The significant bits of a word of `mincore`'s vector, of which this number of bytes belong to
+/// it: one bit of each.
 pub fn significant(word: u64, bytes: u64) -> u64 {
     let bits = word & 0x0101_0101_0101_0101;
     if bytes < 8 { bits & ((1 << (bytes * 8)) - 1) } else { bits }

@@ -1,5 +1,5 @@
-//! What a sequence is made of. An operation prints as the Rust expression that makes it, so that
-//! what proptest found can be kept as a test.
+//! The operations of a sequence. An operation prints as the Rust expression that makes it, so that
+//! a sequence found by proptest can be kept as a test.
 
 use std::fmt::{self, Debug, Formatter};
 
@@ -13,7 +13,7 @@ use super::words::{Sink, Source};
 
 macro_rules! operations {
     ($($(#[$text:meta])* $operation:ident = $name:ident($($argument:ident: $kind:expr),*);)*) => {
-        /// What an operation does.
+        /// The kind of an operation.
         #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
         pub enum OperationKind {
             $($(#[$text])* $operation,)*
@@ -28,7 +28,7 @@ macro_rules! operations {
                 match self { $(Self::$operation => stringify!($name),)* }.trim_end_matches("_raw")
             }
 
-            /// What its arguments are.
+            /// The kinds of its arguments.
             fn arguments(self) -> &'static [Argument] {
                 match self { $(Self::$operation => &[$($kind),*],)* }
             }
@@ -71,7 +71,7 @@ operations! {
     Mlockall = mlockall(flags: Flags(LOCK_ALL_FLAGS));
     /// System call.
     Munlockall = munlockall();
-    /// System call. What it writes is seen where it writes to [`super::place::SCRATCH`].
+    /// System call. Its output is visible if it is written to [`super::place::SCRATCH`].
     Mincore = mincore(at: Address, length: Length, vector: Address);
     /// System call.
     Msync = msync(at: Address, length: Length, flags: Flags(SYNC_FLAGS));
@@ -90,7 +90,7 @@ operations! {
     ReadAt = read_at(file: Descriptor, offset: Length, length: Length);
     /// `pwrite`, of bytes that `stamp` tells from others.
     WriteAt = write_at(file: Descriptor, offset: Length, length: Length, stamp: Number);
-    /// `setrlimit`: what is used now, and so many pages, or a special allowance.
+    /// `setrlimit`: the current use and this number of pages, or a special allowance.
     Limit = limit(resource: OneOf(RESOURCES), pages: OneOf(ALLOWANCES));
     /// `UFFDIO_API`.
     Agree = agree(features: Flags(FEATURES));
@@ -110,9 +110,9 @@ operations! {
     MovePages = move_pages(to: Address, from: Address, length: Length, mode: Flags(MOVE_MODES));
     /// `UFFDIO_WRITEPROTECT`.
     WriteProtect = write_protect(at: Address, length: Length, mode: Flags(PROTECT_MODES));
-    /// The core's swap area goes (`swapoff`), and another takes its place. Linux stays without swap.
+    /// Removes the core's swap area (`swapoff`), and adds another one. Linux stays without swap.
     SwapTo = swap_to(area: OneOf(SWAPS));
-    /// The core frees so many pages if it can. Linux has enough memory.
+    /// The core frees this number of pages if it can. Linux has enough memory.
     Reclaim = reclaim(pages: Number);
     /// Zeroes in all words that can be written, the first advice if it is not 0, and `MADV_FREE`:
     /// what such a page holds afterwards is the same, whether it was freed yet or not.
@@ -146,8 +146,8 @@ pub fn process_madvise(process: u64, ranges: &[(u64, u64)], advice: u64, flags: 
 }
 
 impl OperationKind {
-    /// The request of `ioctl(2)` on a userfaultfd, and how many words its structure has, of which
-    /// the last gets a result.
+    /// The request of `ioctl(2)` on a userfaultfd, and the number of words of its structure; the
+    /// last one gets a result.
     pub fn userfault_request(self) -> Option<(u32, usize)> {
         Some(match self {
             Self::Agree => (0xc018_aa3f, 3),

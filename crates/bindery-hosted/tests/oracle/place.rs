@@ -1,5 +1,5 @@
-//! Where the sequences run: one region that nothing else of a process is near, and what is
-//! ready beside it.
+//! The place of the sequences: one region far from all other mappings of a process, and prepared
+//! memory beside it.
 //!
 //! ```text
 //! page   0         464   512   560              2048         2560         3072          4096
@@ -14,13 +14,13 @@
 /// The bytes of a page.
 pub const PAGE: u64 = 4096;
 
-/// Where the region begins.
+/// The start of the region.
 pub const REGION: u64 = 0x2000_0000_0000;
 
 /// The pages of the region.
 pub const REGION_PAGES: u64 = 4096;
 
-/// Where the region ends.
+/// The end of the region.
 pub const REGION_END: u64 = REGION + REGION_PAGES * PAGE;
 
 /// The first page and the pages of the low area.
@@ -32,8 +32,8 @@ pub const HIGH: (u64, u64) = (2048, 1024);
 /// The page at which the program break begins.
 pub const BREAK: u64 = 536;
 
-/// Memory beside the region that both sides have: vectors stand there. It is written before the
-/// sequence begins, and no call changes it.
+/// Memory beside the region that both sides have, for vectors. It is written before the sequence
+/// begins, and no call changes it.
 pub const SCRATCH: u64 = 0x1fff_0000_0000;
 
 /// The pages of [`SCRATCH`].
@@ -44,7 +44,7 @@ pub const fn page(number: u64) -> u64 {
     REGION + number * PAGE
 }
 
-/// The length of so many pages.
+/// The length of this number of pages.
 pub const fn pages(count: u64) -> u64 {
     count * PAGE
 }

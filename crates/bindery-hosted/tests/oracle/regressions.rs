@@ -1,5 +1,5 @@
-//! What random sequences found once, in its simplest form: in each of these the core did something
-//! else than Linux.
+//! Findings of random sequences, in their simplest form: in each of these the core once differed
+//! from Linux.
 
 use super::names::*;
 use super::operation::*;
@@ -73,7 +73,7 @@ fn locked_private_memory_made_writable_is_copied() {
         mprotect(page(507), pages(1), RW),
         mprotect(page(502), pages(5), RW),
     ]);
-    // What was writable before stays as it is.
+    // Pages that were writable before do not change.
     agrees(&[
         private(487, 29),
         mmap(page(514), pages(1), PROT_READ, PRIVATE, NO_FILE, 0),

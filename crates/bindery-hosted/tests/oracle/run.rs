@@ -101,7 +101,7 @@ type Trial = fn(&[Operation], &Verdict) -> Option<Difference>;
 
 const ARCHITECTURES: [Trial; 3] = [differs::<X86_64<4>>, differs::<AArch64>, differs::<Riscv64<4>>];
 
-/// What differs from Linux, on the first of the architectures on which something does.
+/// The differences from Linux, on the first of the architectures that has any.
 fn verdict(
     judge: &mut Judge,
     trials: &[Trial],
@@ -134,7 +134,7 @@ pub fn agrees(operations: &[Operation]) {
     }
 }
 
-/// What sequences are made of.
+/// The theme of sequences.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Theme {
     /// Calls of a program about its memory.
@@ -185,7 +185,7 @@ fn simplest(
     (simplest, found)
 }
 
-/// What was found, by kind: the seeds, and the simplest form of the first.
+/// The findings, by kind: the seeds, and the simplest form of the first.
 #[derive(Default)]
 struct Found(BTreeMap<String, (Vec<u64>, String)>);
 

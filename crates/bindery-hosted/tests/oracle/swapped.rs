@@ -48,7 +48,7 @@ pub fn free_wiped(
     result
 }
 
-/// What may have happened so far.
+/// The events that may have happened so far.
 #[derive(Clone, Copy)]
 struct May {
     /// Pages were freed lazily.
@@ -94,7 +94,7 @@ fn level_files(theirs: &Snapshot, now: &mut Snapshot) -> bool {
     fewer
 }
 
-/// What stands at the pages of the core; Linux' where only swap makes it different.
+/// The state of the core's pages, with Linux's where only swap makes them differ.
 fn leveled(theirs: &Snapshot, now: &Snapshot, may: May) -> Vec<Stretch> {
     let mut stretches: Vec<Stretch> = Vec::new();
     let (mut linux, mut ours) = (pages(&theirs.stretches), pages(&now.stretches));
@@ -121,7 +121,7 @@ fn pages(
     all.peekable()
 }
 
-/// Whether a page of Linux and one of the core differ by swap alone.
+/// Whether a page of Linux and one of the core differ only by swap.
 fn alike(theirs: Option<Presence>, ours: Option<Presence>, may: May) -> bool {
     let object = |page: Option<Presence>| page.is_none_or(|page| page == Presence::Object);
     let lazy = |page: Option<Presence>| {

@@ -3,12 +3,12 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Where words are written.
+/// A destination of words.
 pub trait Sink {
     /// Writes one word.
     fn put(&mut self, word: u64);
 
-    /// Writes a count and so many words.
+    /// Writes a count and that number of words.
     fn put_all(&mut self, words: &[u64]) {
         self.put(words.len() as u64);
         for word in words {
@@ -57,7 +57,7 @@ impl Sink for Shared<'_> {
     }
 }
 
-/// Where words are read.
+/// A source of words.
 pub struct Source<'a>(pub &'a [u64]);
 
 impl Source<'_> {
@@ -68,7 +68,7 @@ impl Source<'_> {
         *first
     }
 
-    /// What [`Sink::put_all`] wrote.
+    /// The words that [`Sink::put_all`] wrote.
     pub fn take_all(&mut self) -> Vec<u64> {
         let count = self.take() as usize;
         self.take_many(count, Self::take)

@@ -146,7 +146,7 @@ fn protect_two<A: Walk>() {
         operation: |space| {
             let second = VirtAddr(CROSSING + 2 * PAGE);
             let done = space.mprotect(second, 12 * PAGE, Protection::READ).map(|()| (0, None));
-            // So that what was there can be written whatever became of it.
+            // So that existing pages can be written after any outcome.
             if done.is_err() {
                 space.memory().fail_allocations_after(None);
                 let failures = testing::failed_allocations(space.memory());
@@ -272,7 +272,7 @@ fn the_hooks_count_what_they_refuse() {
         assert_eq!(fixture.space.fork().err(), Some(Error::OutOfMemory));
         assert_eq!(testing::failed_allocations(memory), 1);
         drop(fixture.space.fork().unwrap());
-        // SAFETY: 1. it was leaked above, and nobody else knows it.
+        // SAFETY: 1. it was leaked above, and no other code knows it.
         unsafe { testing::free_frame(memory, frame) };
     });
 }

@@ -202,8 +202,8 @@ fn move_several<A: Walk>() {
         },
         operation: |space| {
             let to = VirtAddr(AT + 64 * MIB);
-            // What went before memory ran out is back where it was, so that the call can be made
-            // again.
+            // The parts that moved before memory ran out are back in place, so that the call can be
+            // repeated.
             let moved = space.mremap(VirtAddr(CROSSING), 16 * PAGE, 16 * PAGE, Remap::To(to));
             if moved.is_err() {
                 put_back(space, to);

@@ -136,7 +136,7 @@ fn move_and_shrink<A: Walk>() {
     assert!(points >= 4, "{points}");
 }
 
-/// What is mapped at the destination is unmapped when nothing can fail any more.
+/// The mapping at the destination is unmapped only when nothing can fail any more.
 fn move_over<A: Walk>() {
     let case = Case {
         set_up: |fixture| {
@@ -313,7 +313,7 @@ fn leave_anywhere<A: Walk>() {
     assert!(points >= 3, "the VMA and the tables: {points}");
 }
 
-/// What stays is one mapping, cut nowhere.
+/// The staying part is one mapping, without cuts.
 fn leave_middle<A: Walk>() {
     let points = to::<A>(
         two_tables(),

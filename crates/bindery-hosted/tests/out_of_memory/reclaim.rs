@@ -27,14 +27,14 @@ const AT: VirtAddr = VirtAddr(GIB + 2 * MIB - 8 * PAGE);
 const OVER: VirtAddr = VirtAddr(1 << 41);
 /// Nothing is mapped here.
 const FREE: VirtAddr = VirtAddr(1 << 42);
-/// Memory of a userfaultfd, of which one page was touched.
+/// Memory of a userfaultfd with one touched page.
 const SERVED: VirtAddr = VirtAddr(1 << 43);
-/// Private memory that nobody has touched.
+/// Untouched private memory.
 const FRESH: VirtAddr = VirtAddr(1 << 44);
 /// Shared memory.
 const SHARED: VirtAddr = VirtAddr(1 << 45);
 
-/// What a call finds.
+/// The state before a call.
 struct World<'s, 'm> {
     memory: &'m Memory<Machine<A>>,
     space: &'s Space<'m>,
@@ -364,13 +364,13 @@ fn a_scan_without_memory_ends_where_it_protected() {
     with_served(false, |_, space| {
         let mut room = [PageRegion::default(); 8];
         let mut regions = PageRegions::new(&mut room);
-        // The first table is there; the next two megabytes would need one.
+        // The first table exists; the next two megabytes would need one.
         let end = up(SERVED, 2 * MIB);
         let scanned = space.scan_pages(&protecting(), Some(&mut regions));
         assert_eq!(scanned, Ok(Scanned { end, pages: 512 }));
         let [region] = regions.found() else { panic!("{:?}", regions.found()) };
         assert_eq!(region.range, VirtRange::from_len(SERVED, 2 * MIB).unwrap());
-        // What was reported is protected, and nothing else is.
+        // The reported pages are protected, and no others.
         let mut room = [PageRegion::default(); 8];
         let mut left = PageRegions::new(&mut room);
         let look = PageScan { protects: false, ..protecting() };

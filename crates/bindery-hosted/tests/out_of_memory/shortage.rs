@@ -8,7 +8,7 @@ use crate::support::fixture::{Fixture, layout};
 use crate::support::{GIB, MIB, audit, fixed, options, strict, use_order};
 
 const PAGE: u64 = 4096;
-/// Where a huge leaf fits.
+/// An address where a huge leaf fits.
 pub const AT: u64 = GIB;
 /// Sixteen pages here lie in two tables.
 pub const CROSSING: u64 = AT + 2 * MIB - 8 * PAGE;
@@ -20,7 +20,7 @@ pub enum Stretch {
     Zero { at: u64, pages: u64 },
 }
 
-/// Pages that still stand where they were filled.
+/// Pages that are still in the place where they were filled.
 pub fn filled(at: u64, pages: u64) -> Stretch {
     Stretch::Filled { at, pages, from: at }
 }
@@ -56,14 +56,14 @@ pub enum Layout {
     MayDiffer,
 }
 
-/// Whether somebody else maps the same folios.
+/// Whether another process maps the same folios.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Folios {
     Own,
     SharedWithChild,
 }
 
-/// What an operation gives: an address (0 if it has none to tell), and a new address space.
+/// The result of an operation: an address (0 if it has none), and a new address space.
 pub type Given<'m, A> = (u64, Option<AddressSpace<'m, Machine<A>>>);
 
 /// An operation with its arguments.
@@ -79,7 +79,7 @@ pub struct Case<A: Walk> {
     pub operation: VerbOf<A>,
     /// The mappings before the operation, which are still there when it has failed.
     pub before: Vec<Stretch>,
-    /// What is there when it has succeeded, given the address that it told.
+    /// The state after success, given the returned address.
     pub after: fn(u64) -> Vec<Stretch>,
     pub layout: Layout,
 }
@@ -188,7 +188,7 @@ fn perform<'m, A: Walk>(
     if failures == 0 { Failed::No } else { Failed::Yes }
 }
 
-/// What could be written can still be written.
+/// Writable pages are still writable.
 fn rewrite<A: Walk>(case: &Case<A>, fixture: &Fixture<'_, '_, A>) {
     for stretch in &case.before {
         if let Stretch::Filled { at, pages, from } = *stretch {
@@ -210,7 +210,7 @@ pub fn no_memory_for_folio(error: FolioError) -> Error {
     Error::OutOfMemory
 }
 
-/// Sixteen pages of this address space alone, in two tables.
+/// Sixteen private pages of this address space, in two tables.
 pub fn two_tables<A: Walk>() -> Case<A> {
     Case {
         order: 0,

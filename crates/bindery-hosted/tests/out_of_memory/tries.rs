@@ -1,9 +1,9 @@
-//! Under a table lock and in a read section an allocation is only tried. Where it fails, the call
-//! lets its locks go, waits for memory outside, and looks again: what could be had there is no
-//! error.
+//! Under a table lock and in a read section an allocation is only tried. If it fails, the call
+//! releases its locks, waits for memory outside, and checks again: memory that is available there
+//! means no error.
 //!
-//! The hosted machine panics where an allocation that may wait is made in a read section
-//! (`Platform::allocation_may_wait`), so every test of the suite looks for that, too.
+//! The hosted machine panics if an allocation that may wait is made in a read section
+//! (`Platform::allocation_may_wait`), so every test of the suite checks that, too.
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::{
@@ -75,7 +75,7 @@ fn guards_wait_for_tables<A: Walk>() {
         &bindery::Error::OutOfMemory,
         |space| {
             space.mmap(&fixed(AT.0, 8 * MIB)).unwrap();
-            // The group is there.
+            // The group exists.
             space.fault(VirtAddr(AT.0 + 6 * MIB), Access::Write).unwrap();
         },
         |space, _| space.madvise(AT, 2 * MIB + PAGE_SIZE, Advice::GuardInstall),

@@ -179,7 +179,7 @@ fn protections<A: Walk>() {
         }
         store(program, 22);
         assert_eq!(written(space, AT, 64), [20, 21, 22, 40]);
-        // What is `PROT_NONE` forgets too, and is watched when it is shown again.
+        // `PROT_NONE` pages are cleared too, and watched when they are shown again.
         space.mprotect(VirtAddr(AT), all, Protection::empty()).unwrap();
         watch(space);
         assert_eq!(written(space, AT, 64), [0; 0]);
@@ -195,7 +195,7 @@ fn forks<A: Walk>() {
         let child = space.fork().unwrap();
         let young = fixture.program(&child);
         for page in 0..PAGES {
-            // What is shared is mapped by touching it.
+            // Shared memory is mapped by touching it.
             young.load(VirtAddr(AT + page * PAGE)).unwrap();
         }
         assert_eq!(written(space, AT, 64), [3]);
@@ -211,7 +211,7 @@ fn forks<A: Walk>() {
         assert_eq!(written(&child, AT, 64), [40]);
         fixture.audit(&[space, &child]);
         drop(child);
-        // Pages that are nobody else's any more are watched all the same.
+        // Pages that belong to no other process any more are watched as well.
         store(program, 41);
         assert_eq!(written(space, AT, 64), [3, 40, 41]);
     });
@@ -365,7 +365,7 @@ fn used<A: Walk>() {
             assert_eq!(used(), [64, 64]);
             proc::clear_refs(&space, what).unwrap();
             assert_eq!(used(), left, "{what:?}");
-            // What was written is not forgotten.
+            // Written pages stay marked.
             assert_eq!(written(&space, AT, 16).len(), 16);
             assert_eq!(area(&space, AT).kib("Private_Dirty"), 64);
             use_all();

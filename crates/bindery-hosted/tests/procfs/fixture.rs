@@ -1,5 +1,5 @@
-//! What the scenarios about `/proc` share: listings as text, a parser for them, words of the page
-//! map.
+//! Shared parts of the scenarios about `/proc`: listings as text, a parser for them, words of the
+//! page map.
 
 use std::fmt::{self, Write};
 
@@ -118,7 +118,7 @@ pub fn rollup<A: Walk>(space: &Space<'_, A>) -> Area {
     parse(&text).remove(0)
 }
 
-/// What `smaps` says of the mapping that begins at `at`.
+/// The section of `smaps` for the mapping that begins at `at`.
 #[track_caller]
 pub fn area<A: Walk>(space: &Space<'_, A>, at: u64) -> Area {
     let areas = parse(&smaps(space, &Unnamed));
@@ -149,7 +149,7 @@ pub fn resident<A: Walk>(space: &Space<'_, A>) -> (u64, u64, u64) {
     (anonymous, file, shared)
 }
 
-/// The mappings, as the core tells them.
+/// The mappings, as the core reports them.
 pub fn mappings<A: Walk>(space: &Space<'_, A>) -> Vec<Mapping> {
     let mut mappings = Vec::new();
     space.for_each_mapping(|mapping| mappings.push(mapping));
@@ -210,7 +210,7 @@ impl Area {
         self.fields.iter().map(|(name, _)| name.as_str()).collect()
     }
 
-    /// The sizes that are not zero, but for those that every mapping has.
+    /// The sizes that are not zero, without those that every mapping has.
     pub fn sizes(&self) -> Vec<(&str, u64)> {
         let usual = ["Size", "KernelPageSize", "MMUPageSize"];
         let sizes = self

@@ -44,7 +44,7 @@ fn is_comparable() -> bool {
     comparable
 }
 
-/// Reads a listing that others do not change meanwhile.
+/// Reads a listing that does not change during the read.
 fn quiet(path: &str) -> String {
     let read = || fs::read_to_string(path).expect("the kernel tells");
     let mut last = read();
@@ -124,7 +124,7 @@ fn this_processes_listing_is_equal_to_the_byte() {
             } else if area.path.is_empty() || area.path == "[stack]" {
                 space.mmap(&request).unwrap();
                 if number % 2 == 0 {
-                    // What Linux keeps apart must not become one.
+                    // Mappings that Linux keeps apart must not merge.
                     space.madvise(start, length, Advice::DontDump).unwrap();
                 }
             } else {
@@ -142,7 +142,7 @@ fn this_processes_listing_is_equal_to_the_byte() {
     });
 }
 
-/// What is done to a mapping of 16 pages, here and on the Linux below.
+/// The calls on a mapping of 16 pages, here and on the Linux below.
 #[derive(Clone, Copy, Debug)]
 struct Scenario {
     protection: Protection,
@@ -201,8 +201,7 @@ const SCENARIOS: [Scenario; 12] = [
     Scenario { locked: Some(LockPages::OnFault), ..PLAIN },
 ];
 
-/// What a mapping looks like from outside: its part of `smaps`, and the words of its pages without
-/// frames.
+/// The outside view of a mapping: its part of `smaps`, and the words of its pages without frames.
 #[derive(PartialEq, Eq, Debug)]
 struct Look {
     area: Area,
@@ -234,8 +233,8 @@ fn play_below(scenario: &Scenario, at: u64) -> Look {
     how.set(mm::MapFlags::NORESERVE, scenario.flags.contains(MapFlags::NO_RESERVE));
     let start = std::ptr::with_exposed_provenance_mut::<c_void>(at as usize);
     let length = LENGTH as usize;
-    // SAFETY: nothing of this process is mapped in the window, which `FIXED_NOREPLACE` makes sure
-    // of; all that follows concerns this mapping alone, to which there is no reference.
+    // SAFETY: this process maps nothing in the window, which `FIXED_NOREPLACE` guarantees; all that
+    // follows concerns only this mapping, to which no reference exists.
     unsafe {
         mm::mmap_anonymous(start, length, flags(scenario.protection), how).unwrap();
         for (_, advice) in scenario.advice {

@@ -131,7 +131,7 @@ fn slow_reader<A: Walk>() {
         let mut out = Busy { text: String::new(), between: &between };
         proc::smaps(&space, &Unnamed, &mut out).unwrap();
         assert_eq!(out.text, smaps(&space, &Unnamed));
-        // What goes before its turn is not shown; what comes behind is.
+        // Mappings removed before their turn are not shown; mappings added behind it are.
         let before = maps(&space, &Unnamed);
         let once = Cell::new(true);
         let between = || {
@@ -148,7 +148,7 @@ fn slow_reader<A: Walk>() {
     });
 }
 
-/// Has room for so many bytes.
+/// Has room for this number of bytes.
 struct Short(usize);
 
 impl Write for Short {
@@ -231,7 +231,7 @@ fn huge<A: Walk>() {
         fixture.program(&space).store(VirtAddr(AT), 1).unwrap();
         assert_eq!(area(&space, AT).kib("AnonHugePages"), 2048);
         assert_eq!(area(&space, AT).kib("Rss"), 2048);
-        // ProtNone pages are there all the same.
+        // ProtNone pages are present nevertheless.
         space.mprotect(VirtAddr(AT), 4 * MIB, Protection::empty()).unwrap();
         let prot_none = area(&space, AT);
         assert_eq!((prot_none.kib("AnonHugePages"), prot_none.kib("Private_Dirty")), (2048, 2048));
@@ -393,7 +393,7 @@ THP_enabled:\t1
 "
         );
         assert_eq!(text, expected);
-        // What was once there is remembered, until it is forgotten on purpose.
+        // The peak is remembered, until it is reset.
         space.munmap(VirtAddr(AT), 2 * PAGE).unwrap();
         let status = |space: &_| {
             let mut text = String::new();
@@ -416,7 +416,7 @@ fn eligible<A: Walk>() {
         assert!(possible(AT) && !possible(AT + 9 * MIB));
         space.madvise(VirtAddr(AT), 2 * MIB, Advice::NoHuge).unwrap();
         assert!(!possible(AT));
-        // The pages of an object stand where its index puts them.
+        // The pages of an object have the order of its index.
         let object = fixture.memfd(8 * MIB);
         map_object(&space, &object, AT + 16 * MIB, 3 * MIB, 2 * MIB, Sharing::Shared);
         map_object(&space, &object, AT + 24 * MIB, 3 * MIB, MIB, Sharing::Shared);

@@ -1,4 +1,4 @@
-//! What `/proc` says of address spaces and frames.
+//! The `/proc` files of address spaces and frames.
 
 #[macro_use]
 extern crate bindery_scenarios as support;

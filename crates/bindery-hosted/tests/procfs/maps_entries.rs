@@ -1,4 +1,4 @@
-//! `/proc/self/maps` entry by entry: readers who come back, and `ioctl(PROCMAP_QUERY)`.
+//! `/proc/self/maps` entry by entry: readers that continue later, and `ioctl(PROCMAP_QUERY)`.
 
 use bindery::Errno;
 use bindery::addr::VirtAddr;
@@ -18,7 +18,7 @@ on_every_architecture! {
 
 const AT: u64 = GIB;
 
-/// Where queries stand.
+/// The address of queries.
 const QUERY: u64 = 2 * GIB;
 
 fn resumed<A: Walk>() {
@@ -36,12 +36,12 @@ fn resumed<A: Walk>() {
         let lines: Vec<_> = whole.split_inclusive('\n').collect();
         let (line, next) = entry(0);
         assert_eq!((&*line, next), (lines[0], AT + 2 * PAGE));
-        // What goes or comes before the reader's place moves nothing.
+        // Changes before the reader's place move nothing.
         space.munmap(VirtAddr(AT), PAGE).unwrap();
         space.mmap(&fixed(AT - MIB, PAGE)).unwrap();
         let (line, next) = entry(next);
         assert_eq!((&*line, next), (lines[1], AT + 0x1_2000));
-        // What went behind it is not shown.
+        // Mappings removed behind it are not shown.
         space.munmap(VirtAddr(AT + 0x2_0000), 2 * PAGE).unwrap();
         let (line, next) = entry(next);
         assert_eq!((&*line, next), (lines[3], AT + 0x3_2000));
@@ -86,7 +86,7 @@ fn counted<A: Walk>() {
         space.madvise(VirtAddr(AT), 10 * PAGE, bindery::Advice::DontNeed).unwrap();
         assert_eq!(resident(&space), (32, of_file - 1, shared));
         assert_eq!(resident(&child), inherited);
-        // What a hole in the object takes from both is counted down in both.
+        // Pages that a hole in the object removes from both are counted down in both.
         space.madvise(VirtAddr(AT + MIB), 8 * PAGE, bindery::Advice::Remove).unwrap();
         assert_eq!(resident(&space), (32, of_file - 1, 0));
         assert_eq!(resident(&child).2, 0);

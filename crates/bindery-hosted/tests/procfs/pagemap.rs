@@ -36,7 +36,7 @@ on_every_architecture! {
 const AT: u64 = GIB;
 const WRITTEN: u64 = PRESENT | SOFT_DIRTY | EXCLUSIVE;
 const WRITE_PROTECTED: u64 = 1 << 57;
-/// Where Linux puts markers: on a device that there is not.
+/// The device number of Linux's markers, which no device has.
 const MARKERS: u64 = 31;
 
 #[track_caller]
@@ -319,7 +319,7 @@ fn readers<A: Walk>() {
             }
         });
         let _on_cpu = machine.bind(Cpu(0));
-        // Invalidations wait for this CPU too, with entries taken out meanwhile.
+        // Invalidations wait for this CPU too, after entries were removed.
         Program::new(&machine, &space).load(VirtAddr(AT)).unwrap();
         let _stop = Finished(&done);
         for _ in 0..150 {

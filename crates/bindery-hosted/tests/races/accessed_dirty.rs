@@ -1,4 +1,4 @@
-//! What the MMU of another CPU records while an operation is under way is not lost.
+//! Records of another CPU's MMU during an operation are not lost.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;

@@ -35,7 +35,7 @@ fn range(chance: &mut Chance) -> (VirtAddr, u64) {
     (at, length)
 }
 
-/// What one CPU has in hand.
+/// The state of one CPU.
 struct Runner<'a, 'm, A: Walk> {
     machine: &'a Machine<A>,
     space: &'a AddressSpace<'m, Machine<A>>,

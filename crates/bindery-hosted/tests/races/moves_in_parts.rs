@@ -1,6 +1,6 @@
-//! Moves that let their locks go between two pieces, beside those who look for the pages meanwhile:
-//! a truncation, a sync, and a program on another CPU, whose TLB forgets both places in the end
-//! alone.
+//! Moves that release their locks between two pieces, concurrent with calls that look for the
+//! pages: a truncation, a sync, and a program on another CPU, whose TLB is flushed for both places
+//! only in the end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -88,9 +88,9 @@ fn truncated_on_the_way<A: Walk>() {
     audit(&machine, &memory, &[]);
 }
 
-/// Whole tables move between edges that go by leaves, so the move has several pieces. At each point
-/// where the mover holds no table, another CPU punches a hole of one page into the first table, and
-/// then loads from the old place with what its TLB remembers. The page is nobody's by then.
+/// Whole tables move between edges that move by leaves, so the move has several pieces. At each
+/// point where the mover holds no table, another CPU punches a hole of one page into the first
+/// table, and then loads from the old place with its TLB's entries. The page has no owner by then.
 fn punched_on_the_way<A: Walk>() {
     const PIECE: u64 = 2 * MIB;
     const EDGE: u64 = 64 * KIB;

@@ -29,7 +29,7 @@ thread_local! {
     static INSIDE: Cell<u32> = const { Cell::new(0) };
 }
 
-/// A spin lock for which everybody takes their time, so that waiters meet.
+/// A spin lock that all holders keep for long, so that waiters meet.
 struct Slow(LockApi05<parking_lot::RawMutex>);
 
 // SAFETY: the lock inside is one.
@@ -107,7 +107,7 @@ fn look_ups_during_changes_of_an_object_spin() {
     let files = MemoryFiles::new();
     // SAFETY: 1. the frames of a machine that has no other memory; 2. it has no table yet.
     let memory = unsafe { Memory::new(watching, &[FrameRange { first, count }]) }.unwrap();
-    // Pages alone, unless the caller chooses.
+    // Only base pages, unless the caller chooses.
     memory.folio_policy().set_global(bindery::SizeMode::Never);
     let file = memory.file(&files, 1, 4 * MIB).unwrap();
     let space = AddressSpace::new(&memory, options()).unwrap();

@@ -51,7 +51,7 @@ fn change<'m, A: Walk>(
         6 => _ = space.split_folio(at, Order(chance.below(4) as u8)),
         7 => _ = object.punch_hole(chance.below(OBJECT), chance.below(OBJECT / 2) + 1),
         8 => {
-            // What was pinned outlives its mapping and its place in the object.
+            // A pinned page outlives its mapping and its place in the object.
             let pin = space.pin(at, 16, Access::Write, PinTime::Long);
             _ = space.munmap(at, length);
             _ = object.set_size(chance.below(2 * OBJECT));
@@ -69,7 +69,7 @@ fn change<'m, A: Walk>(
     }
 }
 
-/// Takes references until the others are done, and counts those that it got. What is held stays a
+/// Takes references until the others are done, and counts those that it got. A held folio stays a
 /// folio, of the same frames.
 fn walk<A: Walk>(
     memory: &Memory<Machine<A>>,
@@ -164,7 +164,7 @@ fn a_pinned_unmapped_page_has_no_owner() {
     let unmapped = [anonymous.first(), of_object.first()];
     space.munmap(VirtAddr(AT), 2 * PAGE).unwrap();
     object.set_size(0).unwrap();
-    // The auditor asks for the owner of what nobody maps.
+    // The auditor checks the owner of unmapped folios.
     audit(&machine, &memory, &[&space]);
     for frame in unmapped {
         assert!(testing::with_reference(&memory, frame, |_, _| ()).is_some(), "the pin keeps it");

@@ -1,9 +1,9 @@
-//! Shared memory that several address spaces map, on several CPUs, in less memory than there is of
-//! it: whatever goes out comes back as it was.
+//! Shared memory that several address spaces map, on several CPUs, in less memory than its size:
+//! all pages survive swap unchanged.
 //!
 //! Each CPU has an address space, and knows the content of its own pages of the object: each third.
-//! It writes and reads them through any mapping, or by calls; it punches holes. All CPUs send pages
-//! to swap, reclaim, and turn the area off. The object's end goes up and down behind the pages.
+//! It writes and reads them through any mapping, or by calls; it punches holes. All CPUs swap pages
+//! out, reclaim, and turn the area off. The object's end moves up and down behind the pages.
 
 use std::thread;
 
@@ -39,7 +39,7 @@ struct Runner<'a, 'm, A: Walk> {
     object: &'a Object<'m, Machine<A>>,
     area: SwapArea,
     cpu: u64,
-    /// What its own pages hold, and what its space's copies do.
+    /// The content of its own pages, and of its space's copies.
     contents: Vec<u64>,
     copies: Vec<Option<u64>>,
     chance: Chance,
@@ -167,7 +167,7 @@ impl<'m, A: Walk> Runner<'_, 'm, A> {
         self.load();
     }
 
-    /// The end moves, in the middle of pages too; nobody has anything there.
+    /// Moves the end, into the middle of pages too; no CPU has content there.
     fn resize(&mut self) {
         let end = PAGES * PAGE + self.chance.below(TAIL * PAGE);
         let _ = self.object.set_size(end);

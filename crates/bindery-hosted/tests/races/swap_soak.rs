@@ -1,9 +1,9 @@
-//! Several address spaces and their children use more memory than there is, on several CPUs:
-//! whatever goes out comes back as it was.
+//! Several address spaces and their children use more memory than the machine has, on several CPUs:
+//! all pages survive swap unchanged.
 //!
 //! Each CPU has an address space whose contents it knows, page by page, and children that it forks.
-//! All CPUs send pages of all spaces to swap, bring them back, and reclaim. `BINDERY_DEEPER` lets
-//! it take minutes.
+//! All CPUs swap pages of all spaces out and in, and reclaim. With `BINDERY_DEEPER` it takes
+//! minutes.
 
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -27,10 +27,10 @@ const PAGE: u64 = 4096;
 const PAGES: u64 = 1024;
 const MEMORY: u64 = 16 * MIB;
 const SLOTS: u64 = 64 * MIB / PAGE;
-/// Where the mapping is first; it moves to the other place and back.
+/// The first place of the mapping, and the other one, between which it moves.
 const PLACES: [u64; 2] = [GIB, 2 * GIB + 5 * PAGE];
 const STEPS: u64 = 3_000;
-/// The same on a device, of which each page takes as long as a thread's sleep.
+/// The same on a device, each page of which takes the time of a thread's sleep.
 const STEPS_ON_DEVICE: u64 = 150;
 
 type Space<'m, A> = AddressSpace<'m, Machine<A>>;

@@ -62,8 +62,8 @@ impl Numbers {
     }
 }
 
-/// Runs `change` on CPU 0 and `touch` on CPUs 1 to 3, with its CPU's number, again and again until
-/// `change` has come to its end. `change` is given a way to wait for so many touches.
+/// Runs `change` on CPU 0, and `touch` on CPUs 1 to 3, with the CPU's number, repeatedly until
+/// `change` has ended. `change` gets a function that waits for a number of touches.
 fn until_changed<A: Walk>(
     machine: &Machine<A>,
     change: impl FnOnce(&dyn Fn(u64)),
@@ -275,13 +275,13 @@ fn while_it_is_replaced<A: Walk>() {
     });
 }
 
-/// The contents of a mapping that stays leave, again and again. What was stored before such a call
-/// began is at the destination when it has returned; at the source there are zeroes, or what came
-/// later. Each page belongs to one CPU, which says which of its stores was over last.
+/// The contents of a staying mapping leave, repeatedly. Values stored before such a call began are
+/// at the destination when it has returned; the source has zeroes, or later values. Each page
+/// belongs to one CPU, which records its last completed store.
 fn while_contents_leave<A: Walk>() {
     const LEFT: u64 = 1100;
     let length = LEFT * PAGE_SIZE;
-    // Congruent, so that a table goes whole; by a block; by a page.
+    // Congruent, so that a table moves whole; by a block; by a page.
     let places = [4 * GIB, 2 * GIB + 64 * KIB, 2 * GIB + 5 * MIB + PAGE_SIZE];
     on_four_cpus::<A>(|machine, _, space| {
         // How many calls have returned.

@@ -1,4 +1,4 @@
-//! What programs say about their memory, and what becomes of it: guards, collapse, forks.
+//! Programs' advice about their memory, and its effects: guards, collapse, forks.
 
 use bindery::addr::{Order, PAGE_SIZE, VirtAddr, VirtRange};
 use bindery::arch::Level;
@@ -33,7 +33,7 @@ fn guards_stand_until_they_are_lifted<A: Walk>() {
         assert_eq!(program.store(page(guarded), 1), Err(FaultError::NotMapped));
     }
     assert_eq!(program.load(page(515)), Ok(0x0707_0707_0707_0707));
-    // Dropping contents leaves guards alone, and so does a child.
+    // Dropping contents leaves guards, and so does a child.
     space.madvise(AT, 4 * MIB, Advice::DontNeed).unwrap();
     assert_eq!(program.load(page(515)), Ok(0));
     let child = space.fork().unwrap();
@@ -49,8 +49,8 @@ fn guards_stand_until_they_are_lifted<A: Walk>() {
     audit(&machine, &memory, &[&space]);
 }
 
-/// What becomes lazy becomes so as a whole folio: the other pages keep their contents, and a page
-/// that a device has written stays dirty.
+/// A folio becomes lazy only as a whole: otherwise its pages keep their contents, and a page that a
+/// device has written stays dirty.
 fn a_folio_is_lazy_as_a_whole_or_not_at_all<A: Walk>() {
     let (machine, memory) = strict::<A>(64 << 20);
     support::use_order(&memory, 4);
@@ -58,7 +58,7 @@ fn a_folio_is_lazy_as_a_whole_or_not_at_all<A: Walk>() {
     space.mmap(&fixed(AT.0, MIB)).unwrap();
     let program = Program::new(&machine, &space);
     program.fill(AT, MIB, 7).unwrap();
-    // Nobody has written since the content was saved, but for a device.
+    // Only a device has written since the content was saved.
     testing::clear_accessed_and_dirty(&space, AT, 16);
     drop(space.pin(page(5), 1, Access::Write, PinTime::Short).unwrap());
     space.madvise(page(3), PAGE_SIZE, Advice::Free).unwrap();

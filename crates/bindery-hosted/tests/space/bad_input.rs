@@ -101,8 +101,8 @@ fn unmap<A: Walk>() {
     });
 }
 
-/// What `mprotect` and `discard` refuse alike, before they change anything. Only a range that wraps
-/// is out of range; any other has a beginning where nothing is.
+/// The common refusals of `mprotect` and `discard`, before any change. Only a range that wraps is
+/// out of range; any other begins in unmapped memory.
 fn not_mapped_ranges(end: u64) -> Vec<(u64, u64, Error)> {
     let mut ranges = vec![
         (AT + 1, PAGE, Error::Unaligned(VirtAddr(AT + 1))),

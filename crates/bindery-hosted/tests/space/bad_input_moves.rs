@@ -107,7 +107,7 @@ fn move_to<A: Walk>() {
     });
 }
 
-/// As Linux: the destination is emptied before the tail is cut off, which reaches beyond user
+/// Like Linux: the destination is emptied before the tail is cut off, which extends beyond user
 /// space.
 fn tail<A: Walk>() {
     scene::<A>(|fixture, end| {
@@ -151,7 +151,7 @@ fn leave<A: Walk>() {
             leave(old, end + 1, end + 1, AT, out_of_range(end));
             leave(old, PAGE, 0, AT + 64 * PAGE, Error::ZeroLength);
             leave(old, u64::MAX, u64::MAX, AT + 64 * PAGE, Error::ZeroLength);
-            // What stays cannot have another length than what goes.
+            // The staying part cannot have another length than the moved one.
             for (old_length, length) in [(PAGE, 2 * PAGE), (2 * PAGE, PAGE), (0, PAGE)] {
                 leave(old, old_length, length, AT + 64 * PAGE, Error::Invalid);
                 leave(old, old_length, length, old, Error::Invalid);
@@ -162,7 +162,7 @@ fn leave<A: Walk>() {
             for to in [old, old + PAGE, old - PAGE] {
                 leave(old, 2 * PAGE, 2 * PAGE, to, Error::Overlap);
             }
-            // As Linux, to which no hint is one to the lowest address.
+            // Like Linux, where no hint is a hint to the lowest address.
             leave(AT, 2 * GIB, 2 * GIB, 0, Error::Overlap);
             for at in nowhere(end).into_iter().chain([0, AT - PAGE, AT + 32 * PAGE]) {
                 leave(at, PAGE, PAGE, AT + 64 * PAGE, Error::NotMapped(VirtAddr(at)));
@@ -202,7 +202,7 @@ fn no_room<A: Walk>() {
     });
 }
 
-/// As Linux, a mapping may grow and be duplicated beyond all that an object can have, until the
+/// As on Linux, a mapping may grow and be duplicated beyond an object's maximum size, until the
 /// number of a page does not fit any more.
 #[test]
 fn a_mapping_may_extend_beyond_an_objects_maximum() {

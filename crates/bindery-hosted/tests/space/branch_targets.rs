@@ -164,7 +164,7 @@ impl<'m, A: Walk> linux::Process<'m, Machine<A>> for Caller<'_, 'm, A> {
     }
 }
 
-/// What `mmap` and `mprotect` with `PROT_BTI` answer, and whether smaps shows it.
+/// The results of `mmap` and `mprotect` with `PROT_BTI`, and whether smaps shows it.
 fn answers<A: Walk>(checks: bool) -> (i64, i64, bool) {
     const PROT_BTI: u64 = 0x10;
     const MAP_FIXED_PRIVATE_ANONYMOUS: u64 = 0x32;

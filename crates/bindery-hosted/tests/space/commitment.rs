@@ -1,4 +1,4 @@
-//! What counts as promised, and what is refused because too much would be.
+//! Committed memory, and refusals because of its limit.
 
 use bindery::addr::VirtAddr;
 use bindery::arch::X86_64;

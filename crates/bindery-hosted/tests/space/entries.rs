@@ -1,6 +1,5 @@
-//! What becomes of entries that the MMU does not see: swapped-out pages, markers, and pages that a
-//! protection of nothing hides. They move, split and fork as runs, keep what they say, and keep
-//! their order.
+//! Entries that the MMU does not see: swapped-out pages, markers, and pages hidden by a protection
+//! without access. They move, split and fork as runs, and keep their content and their order.
 
 use bindery::addr::VirtAddr;
 use bindery::arch::{AArch64, Absent, Level, Marker, Riscv64};
@@ -149,7 +148,7 @@ fn unmap_absent<A: Walk>() {
     with_fixture::<A>(0, |fixture| {
         fixture.space.mmap(&fixed(AT, 4 * MIB)).unwrap();
         testing::plant(fixture.space, VirtAddr(AT), 512, swapped(SLOT));
-        // A table of nothing but swap goes by one entry, with one flush of the way to it.
+        // A table with only swap entries is removed by one entry, with one flush of the way to it.
         let cost = counted(fixture, || fixture.space.munmap(VirtAddr(AT), 2 * MIB).unwrap());
         assert!(cost.entries_written <= u64::from(A::LEVELS), "{cost:?}");
         assert!(cost.invalidations <= 1, "{cost:?}");
@@ -273,7 +272,7 @@ fn cut_huge_marker<A: Walk>() {
     });
 }
 
-/// What a page says of its use.
+/// The accessed and dirty state of a page.
 fn used<A: Walk>(fixture: &Fixture<'_, '_, A>, at: u64) -> (bool, bool) {
     match fixture.space.inspect(VirtAddr(at)) {
         Inspection::Page { attributes, .. } => (attributes.accessed, attributes.dirty),
@@ -282,8 +281,8 @@ fn used<A: Walk>(fixture: &Fixture<'_, '_, A>, at: u64) -> (bool, bool) {
     }
 }
 
-/// Thirty-two pages of which the first is untouched, the second read and the third written since
-/// their content was saved, and so on. Returns what each says.
+/// Thirty-two pages: the first is untouched, the second read and the third written since their
+/// content was saved, and so on. Returns the state of each.
 fn mixed<A: Walk>(fixture: &Fixture<'_, '_, A>, order: u8) -> Vec<(bool, bool)> {
     fixture.space.mmap(&fixed(AT, 32 * PAGE)).unwrap();
     fixture.fill(AT, 32);

@@ -1,4 +1,4 @@
-//! What the scenarios of forking families share.
+//! Shared parts of the scenarios of forking families.
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::testing::{AnonymousWalk, walk_anonymous};
@@ -28,8 +28,8 @@ pub fn new_space<A: Walk>(memory: &Memory<Machine<A>>, pages: u64) -> Space<'_, 
     space
 }
 
-/// The walk for the page finds all entries, and looks at no more than twice as many VMAs as can map
-/// it.
+/// The walk for the page finds all entries, and visits at most twice the number of VMAs that can
+/// map it.
 #[track_caller]
 pub fn assert_walk<A: Walk>(space: &Space<'_, A>, at: VirtAddr, can_map: u64) -> AnonymousWalk {
     let walk = walk_anonymous(space, at).expect("nothing runs");

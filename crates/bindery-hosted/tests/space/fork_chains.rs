@@ -35,7 +35,7 @@ fn plain(bytes: u64) -> (Machine<X>, Memory<Machine<X>>) {
     memory_with(Config { memory: bytes, tlb: TlbKind::Plain, ..Config::default() })
 }
 
-/// The child, after the parent has gone.
+/// The child, after the parent has exited.
 fn next<A: Walk>(space: Space<'_, A>) -> Space<'_, A> {
     space.fork().unwrap()
 }
@@ -130,7 +130,7 @@ fn assert_star<'m, A: Walk>(
     for child in children.iter().step_by(2) {
         assert_eq!(assert_walk(child, page(1), 1).found, 1, "the child's own page");
     }
-    // What the parent writes after its forks is its own by right, but its group is that of all.
+    // Pages that the parent writes after its forks are its own, but its group is that of all.
     let spaces: Vec<_> = std::iter::once(parent).chain(children).collect();
     audit(machine, memory, &spaces);
 }
@@ -152,7 +152,7 @@ fn a_walk_in_a_star_after_a_chain_visits_who_can_map_the_page<A: Walk>() {
     }
     let children = star(&parent, 50);
     assert_star(&machine, &memory, &parent, &children);
-    // The parent's own page can be mapped by nobody else but children to come.
+    // Only future children can map the parent's own page.
     drop(children);
     parent.fault(page(1), Access::Write).unwrap();
     assert_eq!(assert_walk(&parent, page(1), 1).found, 1);
@@ -200,8 +200,8 @@ fn children_that_live_keep_what_the_parent_does_not_map_any_more<A: Walk>() {
     assert!(anon_groups(&memory) <= 16, "{} groups", anon_groups(&memory));
 }
 
-/// Groups that die when a group below has children already: what they own may be mapped by those
-/// children alone.
+/// Groups that die when a group below already has children: only those children may map their
+/// pages.
 fn a_group_with_children_does_not_contract<A: Walk>() {
     let (machine, memory) = strict::<A>(64 * MIB);
     let mut line = vec![new_space(&memory, 4)];
@@ -227,7 +227,7 @@ fn a_group_with_children_does_not_contract<A: Walk>() {
     drop(second);
     assert_eq!(assert_walk(&child, page(0), 1).found, 1);
     assert_eq!(Program::new(&machine, &child).load(page(0)), Ok(6));
-    // As soon as the child is alone, it does.
+    // As soon as the child is the only one, it does.
     let grandchild = child.fork().unwrap();
     drop(child);
     assert_eq!(anon_groups(&memory), 3, "the root, the child's, the grandchild's");
@@ -235,7 +235,7 @@ fn a_group_with_children_does_not_contract<A: Walk>() {
     audit(&machine, &memory, &[&grandchild]);
 }
 
-/// A walker goes by a page that all generations of a chain share, while they come and go.
+/// A walker follows a page that all generations of a chain share, while they start and end.
 fn a_walker_meets_a_chain_that_contracts<A: Walk>() {
     let config = Config { memory: 64 * MIB, cpus: 2, ..Config::default() };
     let (machine, memory) = memory_with::<A>(config);

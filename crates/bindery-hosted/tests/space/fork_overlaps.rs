@@ -112,8 +112,8 @@ fn generations_that_overlap_by_three_take_constant_memory<A: Walk>() {
     assert_overlapping::<A>(3);
 }
 
-/// One VMA, pages of many generations: fewer than 40 groups, and a walk comes by those alone that
-/// can map the page.
+/// One VMA, pages of many generations: fewer than 40 groups, and a walk visits only those that can
+/// map the page.
 fn walks_among_overlapping_generations_visit_who_can_map_the_page<A: Walk>() {
     let (machine, memory) = strict::<A>(64 * MIB);
     for overlap in [1, 3] {
@@ -136,7 +136,7 @@ fn walks_among_overlapping_generations_visit_who_can_map_the_page<A: Walk>() {
                     for number in [0, 5] {
                         assert_eq!(assert_walk(space, page(number), alive).found, alive);
                     }
-                    // Who wrote it, and the younger ones, unless they wrote.
+                    // The writer, and the younger ones, unless they wrote.
                     for number in 1..5 {
                         let walk = walk_anonymous(space, page(number)).unwrap();
                         assert_eq!(walk.found, walk.mappings, "{generation}: {walk:?}");
@@ -151,7 +151,7 @@ fn walks_among_overlapping_generations_visit_who_can_map_the_page<A: Walk>() {
 }
 
 /// Three VMAs of one group, of which a child gets two: all are surveyed, or the page that no child
-/// gets would name a group that is gone.
+/// gets would have a freed group as its owner.
 fn a_vma_that_no_child_gets_is_surveyed<A: Walk>() {
     let (machine, memory) = strict::<A>(64 * MIB);
     let first = new_space(&memory, 8);
@@ -195,7 +195,7 @@ fn an_idle_child_of_a_surveyed_parent_keeps_nothing<A: Walk>() {
     assert!(anon_groups(&memory) < 25, "{} groups", anon_groups(&memory));
 }
 
-/// A child that does not fork keeps what it may map, until it is gone.
+/// A child that does not fork keeps the pages that it may map, until it exits.
 fn a_child_that_never_forks_keeps_what_it_maps<A: Walk>() {
     let (machine, memory) = strict::<A>(64 * MIB);
     let first = new_space(&memory, 4);
@@ -255,7 +255,7 @@ fn a_fork_of_overlapping_generations_may_run_out_of_memory<A: Walk>() {
                 line.back().unwrap().fork().unwrap()
             }
         };
-        // The child has two, and dead ones are freed at once, as nobody reads them.
+        // The child has two, and dead ones are freed at once, as no reader exists.
         contractions += u64::from(anon_groups(&memory) < before + 2);
         assert_eq!(assert_walk(&child, page(1), 3).found, 3);
         line.push_back(child);

@@ -1,6 +1,5 @@
-//! A fatal signal comes at every point at which a long call asks for one: the call stops and says
-//! so, what it has done stays or is taken back as its documentation says, and made again it comes
-//! to its end.
+//! A fatal signal comes at every point at which a long call checks for one: the call stops and
+//! reports it, its work so far stays or is undone as documented, and a repeated call completes.
 
 use bindery::addr::{Order, PAGE_SIZE, VirtAddr};
 use bindery::arch::X86_64;

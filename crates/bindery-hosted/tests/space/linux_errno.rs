@@ -1,5 +1,5 @@
-//! The same bad calls, made to the Linux below us and to an address space: results, errno and what
-//! is mapped afterwards agree.
+//! The same bad calls, made to the Linux below us and to an address space: results, errno and the
+//! mappings afterwards agree.
 //!
 //! Both have the same layout in a window of 64 pages, far from everything else in the process:
 //!
@@ -8,7 +8,7 @@
 //!         | rw     |        | r      | rw     |                            |
 //! ```
 //!
-//! Calls that Linux would carry out elsewhere are left out: the process needs what is there.
+//! Calls that Linux would carry out elsewhere are left out: the process needs its mappings.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
@@ -92,7 +92,7 @@ enum Call {
     Remap { old: u64, old_length: u64, length: u64, remap: Remap },
 }
 
-/// What a call returned: an address (0 where it has none, or may choose it), or an errno.
+/// The result of a call: an address (0 if it has none, or may choose it), or an errno.
 type Outcome = Result<u64, i32>;
 
 /// A stretch of the window and what is allowed there.
@@ -252,7 +252,7 @@ fn free(start: u64, length: u64) -> bool {
     !valid(start, length) || around || low || high
 }
 
-/// What both sides begin with, pages and protection.
+/// The initial mappings of both sides, pages and protection.
 const PARTS: [(u64, u64, Protection); 3] =
     [(0, 8, READ_WRITE), (12, 4, Protection::READ), (16, 4, READ_WRITE)];
 
@@ -314,7 +314,7 @@ fn near(part: &(u64, u64, Protection)) -> bool {
 /// Both sides, compared call by call.
 fn compare(calls: impl Iterator<Item = Call>) {
     let (machine, memory) = strict::<X86_64<4>>(64 << 20);
-    // This thread is nobody special, so that it is refused low addresses.
+    // This thread drops its privileges, so that it is refused low addresses.
     let mut sets = capabilities(None).unwrap();
     sets.effective.remove(CapabilitySet::SYS_RAWIO);
     set_capabilities(None, sets).unwrap();
@@ -362,7 +362,7 @@ fn tidy(call: Call, space: &Space<'_>, ours: Option<u64>, theirs: Option<u64>) {
         space.munmap(VirtAddr(at), length).unwrap();
     }
     if let Some(at) = theirs.filter(elsewhere) {
-        // SAFETY: the call has just mapped this range, and nobody else knows it.
+        // SAFETY: the call has just mapped this range, and no other code knows it.
         unsafe { mm::munmap(pointer(at), length as usize).unwrap() };
     }
 }

@@ -1,4 +1,4 @@
-//! `mincore` of a file tells nothing to who may neither write the file nor owns it.
+//! `mincore` of a file reveals nothing to a caller that may neither write the file nor owns it.
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::arch::X86_64;
@@ -14,7 +14,7 @@ use crate::support::{GIB, MIB, READ_WRITE, audit, fixed, options, strict};
 type Hosted = Machine<X86_64<4>>;
 
 const AT: u64 = GIB;
-/// Where the answers go.
+/// The address of the answers.
 const ANSWERS: u64 = 2 * GIB;
 const PAGES: u64 = 4;
 
@@ -47,7 +47,7 @@ fn map<'m>(
     space.mmap_object(&request, &MapObject { object, offset: 0, access }).unwrap();
 }
 
-/// What the call says about each page.
+/// The call's answer for each page.
 fn mincore(space: &AddressSpace<'_, Hosted>) -> [u8; PAGES as usize] {
     let arguments = [AT, PAGES * PAGE_SIZE, ANSWERS, 0, 0, 0];
     assert_eq!(linux::call(&Caller(space), linux::Call::Mincore, arguments), 0);
@@ -79,7 +79,7 @@ fn residence_is_shown_only_to_writers_and_owners() {
     map(&space, &file, read, (READ_WRITE, Sharing::Private));
     space.fault(VirtAddr(AT), Access::Write).unwrap();
     assert_eq!(mincore(&space), [1; 4]);
-    // A move takes the answer along, and two mappings of which one hides are not one.
+    // A move keeps the answer, and two mappings do not merge if only one hides.
     let half = PAGES / 2 * PAGE_SIZE;
     map(&space, &file, read, (Protection::READ, Sharing::Shared));
     let request = MapRequest {

@@ -28,7 +28,7 @@ on_every_architecture! {
     a_child_keeps_pages_its_parent_moved => child_keeps;
 }
 
-/// What is allowed where, page by page, in `pages` pages from `at`; `None` where nothing is mapped.
+/// The protection of each of `pages` pages from `at`; `None` if not mapped.
 fn allowed<A: Walk>(fixture: &Fixture<'_, '_, A>, at: u64, pages: u64) -> Vec<Option<Protection>> {
     let layout = fixture.layout();
     let of = |page: VirtAddr| layout.iter().find(|mapping| mapping.range.contains(page));
@@ -79,7 +79,7 @@ fn gaps<A: Walk>() {
             pattern(&[
                 (1, read),
                 (6, write),
-                // What was in the gap stays there.
+                // The content of the gap stays there.
                 (2, all),
                 (2, None),
                 (4, read),
@@ -225,8 +225,8 @@ fn several_stay<A: Walk>() {
     });
 }
 
-/// Moves `length` bytes of which a page was touched every `step` bytes, leaves the source, and
-/// returns the cost.
+/// Moves `length` bytes with a touched page every `step` bytes, leaves the source, and returns the
+/// cost.
 fn leave_touched<A: Walk>(order: u8, from: u64, to: u64, length: u64, step: u64) -> Counts {
     let (machine, memory) = strict::<A>(64 * MIB);
     use_order(&memory, order);
@@ -266,7 +266,7 @@ fn leave_tables<A: Walk>() {
     assert_eq!(cost.entries_written - cost.tables_allocated, 64, "{cost:?}");
     assert_eq!(cost.invalidations, 1, "{cost:?}");
     assert_eq!((cost.bytes_copied, cost.folios_touched), (0, 0), "{cost:?}");
-    // The edges go page by page, the tables between them whole. Where these were is looked at once
+    // The edges move page by page, the tables between them whole. Their old place is read once
     // more, for tables that are empty now; all is flushed at once.
     let edges = 2 * 3 * PAGE;
     let cost = leave_touched::<A>(
@@ -364,7 +364,7 @@ fn an_unmoved_staying_source_is_never_written() {
 fn a_staying_source_merges_with_no_new_likeness() {
     with_fixture::<X86_64<4>>(0, |fixture| {
         fixture.space.mmap(&fixed(AT, 8 * PAGE)).unwrap();
-        // The lock is all that tells the two apart, and it goes with the contents.
+        // Only the lock distinguishes the two, and it moves with the contents.
         fixture.space.mlock(VirtAddr(AT), 4 * PAGE, LockPages::OnFault).unwrap();
         fixture.fill(AT + 4 * PAGE, 4);
         let remap = Remap::LeaveTo(VirtAddr(TO));

@@ -31,7 +31,7 @@ fn a_fork_gives_the_child_copies_of_what_is_pinned<A: Walk>() {
     let space = written(&memory, &machine, 64 * KIB);
     let pinned = space.pin(AT, 1, Access::Write, PinTime::Long).unwrap();
     let child = space.fork().unwrap();
-    // The parent's next store goes to the frame that is pinned, without a copy.
+    // The parent's next store reaches the pinned frame, without a copy.
     let before = space.counts();
     Program::new(&machine, &space).store(AT, 77).unwrap();
     assert_eq!((space.counts() - before).bytes_copied, 0);

@@ -1,4 +1,4 @@
-//! What holds for an address space as a whole (`prctl(2)`): large folios, and memory that becomes
+//! Settings of a whole address space (`prctl(2)`): large folios, and memory that becomes
 //! executable.
 
 use bindery::addr::{Order, VirtAddr};
@@ -110,14 +110,14 @@ fn refused<A: Walk>() {
         map(AT + 2 * MIB, read | write).unwrap();
         space.set_exec_gain(ExecGain::Refused).unwrap();
         assert_eq!(map(AT + 3 * MIB, write | execute), Err(Error::AccessDenied));
-        // What is refused has unmapped nothing.
+        // A refused call has unmapped nothing.
         assert_eq!(map(AT + 2 * MIB, write | execute), Err(Error::AccessDenied));
         assert_eq!(space.mapping_count(), 3);
         assert_eq!(map(AT + 3 * MIB, execute), Ok(()));
         assert_eq!(protect(AT + 2 * MIB, 4, execute), Err(Error::AccessDenied));
         assert_eq!(protect(AT + MIB, 2, execute), Ok(()));
         assert_eq!(protect(AT + MIB, 1, read), Ok(()));
-        // What lies before it is changed, as by every refusal of mprotect.
+        // Pages before it are changed, as after every refusal of mprotect.
         assert_eq!(protect(AT, 4, read | execute), Ok(()));
         assert_eq!(protect(AT, 4, read | write | execute), Err(Error::AccessDenied));
         assert_eq!(protect(AT + MIB, 4, read | execute), Err(Error::AccessDenied));
@@ -206,14 +206,14 @@ fn merging<A: Walk>() {
         let shared = MapRequest { sharing: Sharing::Shared, ..fixed(2 * AT, PAGE) };
         space.mmap(&shared).unwrap();
         assert_eq!((call(SET_MERGE, [1, 0, 0, 0]), call(GET_MERGE, [0; 4])), (Ok(0), Ok(1)));
-        // What is there and what comes is of one kind, and so one mapping.
+        // Existing and new memory are of one kind, and so one mapping.
         space.mmap(&fixed(AT + PAGE, PAGE)).unwrap();
         assert_eq!(ends(AT), AT + 2 * PAGE);
         assert!(may_merge(&space, AT));
         assert!(!may_merge(&space, 2 * AT), "shared memory is not merged");
         let child = space.fork().unwrap();
         assert!(child.merging() && may_merge(&child, AT));
-        // One page alone differs from its neighbor, until nothing is said of any.
+        // Only one page differs from its neighbor, until none has the advice.
         space.madvise(VirtAddr(AT), PAGE, Advice::Unmergeable).unwrap();
         assert_eq!((may_merge(&space, AT), ends(AT)), (false, AT + PAGE));
         assert_eq!((call(SET_MERGE, [0; 4]), call(GET_MERGE, [0; 4])), (Ok(0), Ok(0)));

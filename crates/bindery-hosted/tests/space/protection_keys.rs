@@ -23,7 +23,7 @@ fn key(number: u8) -> ProtectionKey {
     ProtectionKey::new(number).unwrap()
 }
 
-/// A machine that heeds as many keys as entries can name.
+/// A machine that supports all keys of the entries.
 fn with_keys<A: Walk>() -> (Machine<A>, Memory<Machine<A>>) {
     memory_with(Config { protection_keys: A::PROTECTION_KEYS, ..Config::default() })
 }
@@ -189,7 +189,7 @@ fn a_thread_without_rights_faults_with_the_key() {
     // Keys say nothing of fetches; the mapping does.
     let fetch = space.fault_with_keys(AT, Access::Execute, none);
     assert!(matches!(fetch, Err(FaultError::Protection) | Ok(_)), "{fetch:?}");
-    // As Linux, a key comes before what the mapping allows.
+    // Like Linux, a key comes before the mapping's permissions.
     space.mprotect(AT, PAGE_SIZE, Protection::empty()).unwrap();
     assert_eq!(space.fault_with_keys(AT, Access::Read, none).map(|_| ()), violation);
     let refused = space.fault_with_keys(AT, Access::Read, KeyRights::ALL);

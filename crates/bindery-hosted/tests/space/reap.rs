@@ -1,5 +1,4 @@
-//! The memory of a process that is about to end: what goes, what stays, and that nothing comes
-//! back.
+//! The memory of a process that is about to end: freed and kept pages, none of which comes back.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -63,7 +62,7 @@ fn comes_back<A: Walk>() {
         assert_eq!(&shared, b"shared");
         assert_eq!(space.reap(), Ok(()), "once more");
         audit(&machine, &memory, &[&space]);
-        // What the process still does to its end.
+        // The last calls of the process.
         space.munmap(VirtAddr(AT + MIB), MIB).unwrap();
         audit(&machine, &memory, &[&space]);
         drop(space);

@@ -12,7 +12,7 @@ pub const AT: u64 = GIB;
 /// The lowest address that may be mapped.
 pub const MINIMUM: VirtAddr = VirtAddr(0x1_0000);
 
-/// Sixteen pages read-write, of which one was written; behind them sixteen read-only.
+/// Sixteen pages read-write, one of them written; after them sixteen read-only.
 pub fn scene<A: Walk>(scenario: impl FnOnce(&Fixture<'_, '_, A>, u64)) {
     with_fixture::<A>(0, |fixture| {
         fixture.space.mmap(&fixed(AT, 16 * PAGE)).unwrap();

@@ -46,7 +46,7 @@ fn a_stretch_shows_other_pages_of_its_object() {
     assert_eq!(remap(page(0), 4, 2), Ok(()), "over several mappings");
     assert_eq!(shown(), [Some(2), Some(3), Some(4), Some(5)]);
     assert_eq!(space.mapping_count(), 1);
-    // What is asked for at once is there at once; protection and locks stay.
+    // Populated pages are present at once; protection and locks stay.
     space.mprotect(page(0), PAGE_SIZE, Protection::READ).unwrap();
     space.mlock(page(0), PAGE_SIZE, LockPages::Now).unwrap();
     space.remap_file_pages(page(0), PAGE_SIZE, 7, MapFlags::POPULATE).unwrap();

@@ -13,14 +13,14 @@ use crate::support::{GIB, MIB, READ_WRITE, audit, options, strict};
 
 type Hosted = Machine<X86_64<4>>;
 
-/// Where a huge leaf fits.
+/// An address where a huge leaf fits.
 pub const AT: u64 = GIB;
 /// The number of the file.
 const FILE: u64 = 1;
 /// Its size, in pages.
 const FILE_PAGES: u64 = 256;
 
-/// What a call may be made on.
+/// The objects of a call.
 pub struct Scene<'m> {
     pub machine: &'m Hosted,
     pub memory: &'m Memory<Hosted>,
@@ -36,13 +36,13 @@ pub struct Scene<'m> {
 pub struct Case<'a> {
     pub prepare: fn(&Scene<'_>),
     pub call: &'a dyn Fn(&Scene<'_>) -> Result<(), Error>,
-    /// What holds after it was stopped, given how often it had asked before.
+    /// The state after it was stopped, given its number of checks before.
     pub stopped: fn(&Scene<'_>, u64),
-    /// What holds when it has come to its end.
+    /// The state after it has completed.
     pub done: fn(&Scene<'_>),
 }
 
-/// Lets `scenario` use a scene, of which nothing is left afterwards.
+/// Runs `scenario` on a scene, and verifies that nothing of it is left afterwards.
 pub fn on_scene(scenario: impl FnOnce(&Scene<'_>)) {
     let files = MemoryFiles::new();
     let (machine, memory) = strict::<X86_64<4>>(64 * MIB);
@@ -142,7 +142,7 @@ impl<'m> Scene<'m> {
         self.space.mmap_object(&request, &source).unwrap();
     }
 
-    /// Writes a byte to every second page of the file, so many times.
+    /// Writes a byte to every second page of the file, `pages` times.
     pub fn write_scattered(&self, pages: u64) {
         for page in 0..pages {
             self.file.write(2 * page * PAGE_SIZE, &[page as u8 + 1]).unwrap();
@@ -158,7 +158,7 @@ impl<'m> Scene<'m> {
         }
     }
 
-    /// What [`Scene::write_scattered`] wrote has been stored.
+    /// The bytes of [`Scene::write_scattered`] were stored.
     pub fn assert_saved(&self, pages: u64) {
         let content = self.files.content(FILE);
         for page in 0..pages {

@@ -1,4 +1,4 @@
-//! System V segments: what counts as an attachment, what goes when, who may do what.
+//! System V segments: the count of attachments, the time of destruction, permissions.
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::arch::X86_64;
@@ -30,14 +30,14 @@ const UNLOCK: u64 = 12;
 const USAGE: u64 = 14;
 const READ_ONLY: u64 = 0o10000;
 const AT: u64 = GIB;
-/// Where buffers stand.
+/// The address of buffers.
 const BUFFER: u64 = 2 * GIB;
 
 fn refused(errno: Errno) -> i64 {
     -(errno as i64)
 }
 
-/// A memory with segments, of which the last handles are gone when `scenario` returns.
+/// A memory with segments; the last handles are dropped when `scenario` returns.
 fn on<'m>(memory: &'m Memory<M>, slots: usize, scenario: impl FnOnce(&'m All<'m>)) {
     let slots: Vec<_> = (0..slots).map(|_| SegmentSlot::new()).collect();
     let clock = IpcClock { now: || 1000, process: || 7 };

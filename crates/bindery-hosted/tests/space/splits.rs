@@ -1,6 +1,5 @@
-//! Huge leaves and contiguous runs that an operation covers in part: cut once, at the edges
-//! alone, from what is on deposit; and nothing that the MMU has recorded is lost, in whichever
-//! entry it did.
+//! Huge leaves and contiguous runs that an operation covers in part: cut once, only at the edges,
+//! with deposited tables; and nothing that the MMU has recorded in any entry is lost.
 
 use bindery::addr::VirtAddr;
 use bindery::arch::{AArch64, Absent, Level, Riscv64};
@@ -30,7 +29,7 @@ fn counted<A: Walk>(fixture: &Fixture<'_, '_, A>, work: impl FnOnce()) -> Counts
     fixture.space.counts() - before
 }
 
-/// What the leaf or `PROT_NONE` leaf of a page says: accessed and dirty.
+/// The accessed and dirty state of a page's leaf or `PROT_NONE` leaf.
 fn used<A: Walk>(fixture: &Fixture<'_, '_, A>, at: u64) -> (bool, bool) {
     match fixture.space.inspect(VirtAddr(at)) {
         Inspection::Page { attributes, .. } => (attributes.accessed, attributes.dirty),
@@ -52,7 +51,8 @@ fn huge<A: Walk>(scenario: impl FnOnce(&Fixture<'_, '_, A>)) {
     });
 }
 
-/// What cuts a huge leaf at `AT`, and where the pages from the hundredth on are afterwards.
+/// An operation that cuts a huge leaf at `AT`, and the place of the pages from the hundredth on
+/// afterwards.
 type Cut<A> = (fn(&Fixture<'_, '_, A>), u64);
 
 fn cuts<A: Walk>() -> [Cut<A>; 4] {
@@ -303,8 +303,8 @@ fn move_blocks<A: Walk>() {
 /// Pages of four blocks, one of each.
 const WRITTEN: [u64; 4] = [3, 20, 44, 63];
 
-/// Blocks that are clean, but for a store to one page of each: the MMU has recorded it in some
-/// entry of the block, each time in another.
+/// Clean blocks, with a store to one page of each: the MMU has recorded it in some entry of the
+/// block, each time in another.
 fn written_blocks<A: Walk>(scenario: impl Fn(&Fixture<'_, '_, A>)) {
     let mut elsewhere = 0;
     for time in 0..16 {

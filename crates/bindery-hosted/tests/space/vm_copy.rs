@@ -11,7 +11,7 @@ use crate::support::{GIB, MIB, audit, fixed, options, strict};
 type Space<'m, A> = AddressSpace<'m, Machine<A>>;
 
 const AT: u64 = GIB;
-/// Where the arrays of ranges stand.
+/// The address of the arrays of ranges.
 const ARRAYS: u64 = 2 * GIB;
 
 fn pattern(length: u64) -> Vec<u8> {

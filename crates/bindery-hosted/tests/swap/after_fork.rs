@@ -148,8 +148,8 @@ fn a_partly_cached_folio_leaves_memory() {
     });
 }
 
-/// A folio of which the parent has dropped some pages goes to slots of its own: by advice, by reclaim
-/// where one process maps it, and where two do.
+/// A folio whose parent has dropped some pages is swapped out to slots of its own: by advice, by
+/// reclaim if one process maps it, and if two do.
 fn what_is_in_the_cache_in_part_goes_out<A: Walk>() {
     for (order, by_advice, readers) in
         [(4, true, 1), (9, true, 1), (4, false, 1), (9, false, 1), (4, false, 2)]

@@ -37,7 +37,7 @@ fn on_demand<A: Walk>() {
     }
 }
 
-/// What a child has in swap too, it keeps there.
+/// A child keeps its pages in swap.
 fn beside_a_child<A: Walk>() {
     with_swap::<A>(0, 4096, |swapping| {
         swapping.map(AT, PAGES);
@@ -53,7 +53,7 @@ fn beside_a_child<A: Walk>() {
     });
 }
 
-/// Where something else stops the collapse, what is in swap stays there.
+/// If something else stops the collapse, its pages stay in swap.
 fn beside_a_guard<A: Walk>() {
     with_swap::<A>(0, 4096, |swapping| {
         swapping.map(AT, PAGES);

@@ -92,7 +92,7 @@ fn a_huge_folio_is_one_run<A: Walk>() {
             let before = swapping.space.counts();
             swapping.page_out(AT, 1024);
             let cost = swapping.space.counts() - before;
-            // The leaf, and of shared memory the table on deposit, which goes.
+            // The leaf, and for shared memory the deposited table, which is freed.
             assert!(cost.entries_written <= 4, "{cost:?}");
             let counts = device.counts();
             assert_eq!((counts.writes, counts.pages_written, swapping.taken()), (2, 1024, 1024));
@@ -197,7 +197,7 @@ fn a_fork_finds_folios_under_writeback() {
     }
 }
 
-/// The entries go while the device writes: the slots are nobody else's until it is done.
+/// The entries are removed while the device writes: the slots get no other owner until it is done.
 #[test]
 fn a_slot_is_reused_after_its_write() {
     let device = device(16, SwapService::InOrder);
@@ -338,7 +338,7 @@ fn pages_reach_a_device_without_free_frames() {
     }
 }
 
-/// Shared memory goes to the device as well, and waits for it.
+/// Shared memory is swapped out to the device as well, and waits for it.
 #[test]
 fn shared_memory_goes_to_a_device() {
     let device = device(SLOTS, SwapService::Shuffled(2, Duration::from_micros(30)));

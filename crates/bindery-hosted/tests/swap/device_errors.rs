@@ -57,7 +57,7 @@ fn a_failed_write_keeps_the_page<A: Walk>() {
     }
 }
 
-/// A folio of which one piece could not be written stays whole, and goes out the next time.
+/// A folio with a piece that could not be written stays whole, and is swapped out the next time.
 fn a_folio_goes_out_again_after_an_error<A: Walk>() {
     let device = device(SLOTS, SwapService::AtOnce);
     with_device::<A>(BYTES, 4, device, |swapping| {

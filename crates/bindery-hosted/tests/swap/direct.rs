@@ -16,7 +16,7 @@ use super::interposed::{Interposed, Moment, audit, interposed};
 use crate::support::{GIB, MIB, fixed, options};
 
 const AT: u64 = GIB;
-/// Where a call finds no memory.
+/// The address of a call that finds no memory.
 const WANTED: VirtAddr = VirtAddr(GIB + GIB / 2);
 const PAGE: u64 = 4096;
 const BYTES: u64 = 8 * MIB;
@@ -29,7 +29,7 @@ const ROUNDS: u64 = 16;
 type Interposing = &'static Memory<Interposed>;
 type Space = AddressSpace<'static, Interposed>;
 
-/// What a test allocates as another CPU.
+/// The allocations of a test as another CPU.
 #[derive(Clone)]
 struct Others {
     memory: Interposing,
@@ -55,7 +55,7 @@ impl Others {
         }
     }
 
-    /// Takes what is free, but for `left`.
+    /// Takes all free frames except `left`.
     fn leave(&self, left: u64) {
         self.take(self.memory.free_frame_count().saturating_sub(left));
     }
@@ -195,7 +195,7 @@ impl SwapDevice<Interposed> for Slow {
     }
 }
 
-/// A memory that swaps to such a device, which has so many pages to write.
+/// A memory that swaps to such a device, which has this number of pages to write.
 fn with_writes(pages: u64) -> (Interposing, Space, &'static Slow) {
     let (memory, device) = (memory(), &*Box::leak(Box::<Slow>::default()));
     memory.swap_on_device(device, 0).unwrap();
@@ -210,8 +210,8 @@ fn with_writes(pages: u64) -> (Interposing, Space, &'static Slow) {
     (memory, space, device)
 }
 
-/// Another CPU frees what the round wants: no page goes, no device is waited for, and the
-/// embedder is asked for nothing.
+/// Another CPU frees the frames that the round wants: no page is evicted, no device is waited for,
+/// and the embedder is not asked.
 #[test]
 fn a_round_ends_with_another_cpus_frames() {
     let (memory, space, device) = with_writes(16);
@@ -271,7 +271,7 @@ fn a_search_waits_for_its_initial_writes() {
     assert!((1..=WRITES + 1).contains(&sleeps), "{sleeps} waits");
 }
 
-/// What happens for a call whose every attempt finds no memory, where nothing can be reclaimed.
+/// The events of a call whose every attempt finds no memory, when nothing can be reclaimed.
 fn order_of_events(with: impl FnOnce(Interposing, &Others)) -> Vec<Moment> {
     let memory = memory();
     let (object, others) = (object(memory), Others::new(memory));

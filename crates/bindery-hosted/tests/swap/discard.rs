@@ -1,4 +1,4 @@
-//! Devices are told which slots are free, and lose nothing that anybody needs.
+//! Devices get discards of free slots, and lose no needed content.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
@@ -14,7 +14,7 @@ use crate::support::{GIB, MIB};
 
 const AT: u64 = GIB;
 const PAGE: u64 = 4096;
-/// Slots that are told together.
+/// Slots of one discard.
 const RUN: u64 = 512;
 
 fn runs_of_free_slots_are_told<A: Walk>() {
@@ -39,7 +39,7 @@ fn runs_of_free_slots_are_told<A: Walk>() {
             assert!(after + RUN <= before, "the file took {before} pages and takes {after}");
         }
         swapping.assert_filled(AT + (RUN + 100) * PAGE, RUN - 100, AT + RUN + 100);
-        // What is free is used again, and told again.
+        // Free slots are used again, and discarded again.
         swapping.fill(AT, 2 * RUN);
         swapping.page_out(AT, 2 * RUN);
         swapping.assert_filled(AT, 2 * RUN, AT);
@@ -50,7 +50,7 @@ fn runs_of_free_slots_are_told<A: Walk>() {
     });
 }
 
-/// Where every run was used, slots are handed out that the device was not told of.
+/// When every run was used, slots are allocated that were not discarded.
 fn what_was_not_told_is_handed_out<A: Walk>() {
     let file = device(RUN + 100, SwapService::AtOnce);
     with_device::<A>(64 * MIB, 0, file, |swapping| {

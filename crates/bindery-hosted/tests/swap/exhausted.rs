@@ -60,7 +60,7 @@ fn swap_is_full<A: Walk>() {
         // A page less in memory: all is looked at once more, and again there is nothing.
         swapping.space.munmap(VirtAddr(AT + (pages - 1) * PAGE), PAGE).unwrap();
         assert_nothing_is_left(swapping);
-        // Slots are free again: as many pages can go.
+        // Slots are free again: the same number of pages can be swapped out.
         let out = (0..pages).find(|page| swapping.swapped(AT + page * PAGE, 1) == 1).unwrap();
         swapping.space.munmap(VirtAddr(AT + out * PAGE), PAGE).unwrap();
         assert_eq!(swapping.memory.reclaim(ALL).freed, 1);
@@ -99,7 +99,7 @@ fn a_full_store_is_tried_once() {
         assert!(swapping.taken() < pages, "slots are free");
         swapping.space.munmap(VirtAddr(AT + (pages - 1) * PAGE), PAGE).unwrap();
         assert_nothing_is_left(swapping);
-        // What the store gives back is room for others.
+        // Frames that the store frees are room for others.
         let out = (0..pages).find(|page| swapping.swapped(AT + page * PAGE, 1) == 1).unwrap();
         swapping.space.munmap(VirtAddr(AT + out * PAGE), PAGE).unwrap();
         assert!(swapping.memory.reclaim(ALL).freed > 0);
@@ -140,7 +140,7 @@ fn a_page_whose_pin_ends_is_found() {
     });
 }
 
-/// What others send out is not waited for without end.
+/// The search does not wait endlessly for pages that others swap out.
 #[test]
 fn a_search_ends_despite_another_cpus_writes() {
     let device = device(1 << 12, SwapService::InOrder);

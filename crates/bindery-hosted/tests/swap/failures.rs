@@ -1,4 +1,4 @@
-//! What fails in the middle of swap: allocations, a full store, a full device. Nothing is lost, and
+//! Failures in the middle of swap: allocations, a full store, a full device. Nothing is lost, and
 //! nothing leaks.
 
 use bindery::addr::VirtAddr;
@@ -132,8 +132,8 @@ fn allocations_fail_during_swapoff<A: Walk>() {
     });
 }
 
-/// Reclaim finds no frame to store pages in, not even of those that are kept for it: nothing goes,
-/// and nothing is lost. With one frame, it goes on by itself.
+/// Reclaim finds no frame to store pages in, not even of its reserve: no page is swapped out, and
+/// none is lost. With one frame, it continues by itself.
 #[test]
 fn an_empty_reserve_keeps_the_pages() {
     with_swap::<X86_64<4>>(0, 4096, |swapping| {

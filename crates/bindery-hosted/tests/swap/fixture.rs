@@ -10,7 +10,7 @@ use bindery_hosted::{Config, Machine, Program, SwapFile, SwapService, Walk};
 
 use crate::support::{MIB, audit, fixed, memory_with, options, use_order};
 
-/// What a scenario may use.
+/// The parts available to a scenario.
 pub struct Swapping<'s, 'm, A: Walk> {
     pub machine: &'m Machine<A>,
     pub memory: &'m Memory<Machine<A>>,
@@ -26,7 +26,7 @@ pub fn with_swap<A: Walk>(order: u8, slots: u64, scenario: impl FnOnce(&Swapping
     with_little_memory(64 * MIB, order, slots, scenario);
 }
 
-/// As [`with_swap`], on a machine of so many bytes.
+/// Like [`with_swap`], on a machine of this size.
 #[track_caller]
 pub fn with_little_memory<A: Walk>(
     bytes: u64,
@@ -101,7 +101,7 @@ impl Drop for StopAtEnd<'_> {
 }
 
 impl<A: Walk> Swapping<'_, '_, A> {
-    /// Writes to every page a value that tells it from all others.
+    /// Writes a distinct value to every page.
     pub fn fill(&self, at: u64, pages: u64) {
         for page in 0..pages {
             self.program.store(VirtAddr(at + page * 4096), at + page).unwrap();

@@ -58,8 +58,8 @@ fn write_protected_pages_stay_protected<A: Walk>() {
     }
 }
 
-/// A child that has gone did not inherit some pages of a folio: these are exclusive, and the others
-/// are not known to be.
+/// An exited child did not inherit some pages of a folio: these are exclusive, and the others are
+/// not known to be.
 fn exclusive_and_other_pages_go_out_together<A: Walk>() {
     with_swap::<A>(4, 4096, |swapping| {
         swapping.map(AT, PAGES);

@@ -15,7 +15,7 @@ use crate::support::{GIB, MIB, fixed, options};
 const AT: VirtAddr = VirtAddr(GIB);
 const PAGES: u64 = 4096;
 
-/// An object all of whose pages were written, some of which are in swap.
+/// An object with all pages written, some of which are in swap.
 fn filled<'m>(
     memory: &'m Memory<Interposed>,
     space: &AddressSpace<'m, Interposed>,

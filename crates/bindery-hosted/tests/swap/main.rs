@@ -1,4 +1,4 @@
-//! Swap: what goes out, comes back, and what becomes of the slots.
+//! Swap: swapping out and in, and the state of the slots.
 
 #[macro_use]
 extern crate bindery_scenarios as support;

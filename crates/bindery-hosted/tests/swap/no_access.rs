@@ -1,5 +1,5 @@
-//! Memory that a program keeps without access: it goes out as any other, and comes back under
-//! `PROT_NONE` with everything that it was.
+//! Memory that a program keeps without access: it is swapped out like any other, and comes back
+//! under `PROT_NONE` with its whole state.
 
 use bindery::addr::{Order, VirtAddr};
 use bindery::arch::{AArch64, Absent, X86_64};
@@ -88,7 +88,7 @@ fn what_was_noted_of_a_page_is_kept<A: Walk>() {
     }
 }
 
-/// Of memory without access, that which was used lately goes later.
+/// Of memory without access, recently used pages are evicted later.
 fn what_was_used_goes_later<A: Walk>() {
     with_swap::<A>(0, 4096, |swapping| {
         // The hand comes to the cold ones between the others.
@@ -179,7 +179,7 @@ fn a_part_of_a_folio_goes<A: Walk>() {
     });
 }
 
-/// A folio that another thread has locked keeps its entries as they are, and goes another time.
+/// A folio that another thread has locked keeps its entries, and is swapped out another time.
 fn a_locked_folio_stays<A: Walk>() {
     for order in [0, 4] {
         with_swap::<A>(order, 4096, |swapping| {
@@ -240,7 +240,7 @@ fn what_a_family_shares_goes<A: Walk>() {
     }
 }
 
-/// Shared memory goes by its object.
+/// Shared memory is swapped out through its object.
 fn shared_memory_goes<A: Walk>() {
     for order in [0, 4, 9] {
         with_swap::<A>(order, 4096, |swapping| {

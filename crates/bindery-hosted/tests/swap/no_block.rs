@@ -19,7 +19,7 @@ fn assert_full<A: Walk>(swapping: &Swapping<'_, '_, A>, slots: u64) {
 }
 
 fn every_slot_is_used<A: Walk>(protection: Protection, send: impl Fn(&Swapping<'_, '_, A>) + Copy) {
-    // With as many slots as one block has, all pages but those of one folio find none.
+    // With only the slots of one block, all pages except those of one folio find none.
     for (order, slots) in [(4, 9), (4, 16 + 7), (9, 100), (9, 512 + 3)] {
         with_swap::<A>(order, slots, |swapping| {
             swapping.map(AT, PAGES);

@@ -125,7 +125,7 @@ fn a_taken_back_folio_belongs_to_its_vma() {
         });
         assert_kept(swapping, child);
         assert_found(child, TO);
-        // The group that the folio had goes, and its memory may be another's.
+        // The folio's old group is freed, and its memory may be reused.
         child.munmap(VirtAddr(FROM), 8 * PAGE).unwrap();
         swapping.memory.drain_deferred();
         assert_kept(swapping, child);

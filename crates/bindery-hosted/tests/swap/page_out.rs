@@ -87,8 +87,8 @@ fn folded<A: Walk>(swapping: &Swapping<'_, '_, A>, pages: u64) -> Vec<bool> {
     (0..pages).map(is_folded).collect()
 }
 
-/// Where the architecture folds entries, those of a folio that comes back are folded as before: of
-/// private memory and of shared.
+/// If the architecture folds entries, those of a folio that is swapped in are folded as before: for
+/// private memory and for shared.
 fn a_run_that_comes_back_is_folded<A: Walk>() {
     for sharing in [Sharing::Private, Sharing::Shared] {
         with_swap::<A>(4, 4096, |swapping| {
@@ -225,8 +225,8 @@ fn what_others_map_or_hold_stays<A: Walk>() {
     }
 }
 
-/// After a fork, what both map stays, and what the child has copied since goes out, wherever it lies
-/// between the others.
+/// After a fork, pages that both map stay, and pages that the child has copied since are swapped
+/// out, wherever they are between the others.
 fn pages_that_are_mapped_twice_are_passed_over<A: Walk>() {
     with_swap::<A>(0, 4096, |swapping| {
         map(swapping, 1024);

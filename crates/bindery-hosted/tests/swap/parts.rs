@@ -1,5 +1,5 @@
-//! Advice about a part of a large folio, and about folios with holes: they are split, or left alone
-//! where others map or hold them.
+//! Advice about a part of a large folio, and about folios with holes: they are split, or kept if
+//! others map or hold them.
 
 use bindery::addr::VirtAddr;
 use bindery::arch::{Absent, Level};
@@ -46,8 +46,8 @@ impl<A: Walk> Swapping<'_, '_, A> {
     }
 }
 
-/// From the middle of one folio to the middle of the third: what is inside goes out, and what is
-/// outside stays.
+/// From the middle of one folio to the middle of the third: pages inside are swapped out, and pages
+/// outside stay.
 fn a_part_of_a_folio_goes_out_alone<A: Walk>() {
     for (order, pages) in [(4, 16), (9, 512)] {
         with_swap::<A>(order, 4096, |swapping| {
@@ -152,7 +152,7 @@ fn a_part_of_a_folio_is_cold<A: Walk>() {
         let accessed = (0..16).filter(|page| swapping.is_accessed(*page)).collect::<Vec<_>>();
         assert_eq!(accessed, [0, 1, 2, 3, 8, 9, 10, 11, 12, 13, 14, 15]);
         assert_eq!(swapping.splits(), 1);
-        // The folio of which the range has all is not split.
+        // A folio entirely in the range is not split.
         swapping.advise(8, 24, Advice::Cold);
         assert!((16..32).all(|page| !swapping.is_accessed(page)));
         assert_eq!(swapping.splits(), 1);
@@ -160,7 +160,7 @@ fn a_part_of_a_folio_is_cold<A: Walk>() {
     });
 }
 
-/// What the range has may vanish, and the rest may not.
+/// Pages in the range may vanish, the others may not.
 fn a_part_of_a_folio_is_lazy<A: Walk>() {
     with_swap::<A>(4, 4096, |swapping| {
         swapping.map(AT, 32);
@@ -183,7 +183,7 @@ fn a_folio_of_several_runs_is_lazy<A: Walk>() {
     with_swap::<A>(4, 4096, |swapping| {
         swapping.map(AT, 48);
         swapping.fill(AT, 48);
-        // A child has come and gone: what was written since is exclusive, and writable.
+        // A child has exited: pages written since are exclusive, and writable.
         drop(swapping.space.fork().unwrap());
         swapping.fill(AT + 3 * PAGE, 2);
         swapping.space.munmap(VirtAddr(AT + 20 * PAGE), 2 * PAGE).unwrap();

@@ -15,12 +15,12 @@ use crate::support::{GIB, MIB, fixed};
 
 const AT: u64 = GIB;
 const PAGE: u64 = 4096;
-/// What the machine has.
+/// The memory of the machine.
 const BYTES: u64 = 16 * MIB;
 /// Pages of the working set: some 3,900 of them are in memory.
 const PAGES: u64 = 6_000;
 
-/// What a program has moved, in as many frames.
+/// The pages that a program has moved, and its number of frames.
 struct Moved {
     pages: u64,
     frames: u64,
@@ -95,8 +95,8 @@ fn shared_memory() {
     patterns_move_few_pages(true);
 }
 
-/// What a program has behind it goes first, but not forever: pages of others that nobody uses go in
-/// the end, and then the loop has memory enough.
+/// Pages that a program has passed are evicted first, but not forever: unused pages of others are
+/// evicted in the end, and then the loop has enough memory.
 #[test]
 fn a_loop_gets_the_frames_of_unused_pages() {
     let loops = (0..10).flat_map(|_| 0..PAGES / 2);

@@ -22,9 +22,9 @@ fn use_orders<A: Walk>(swapping: &Swapping<'_, '_, A>, orders: &[u8]) {
     orders.iter().for_each(|order| use_order(swapping.memory, *order));
 }
 
-/// 1. A folio of 16 pages goes out, and a child names its slots too.
-/// 2. The parent brings one page back: that stays in the swap cache, for the child.
-/// 3. The child's faults get the largest folios whose slots are in swap alone.
+/// 1. A folio of 16 pages is swapped out, and a child refers to its slots too.
+/// 2. The parent swaps one page in: that stays in the swap cache, for the child.
+/// 3. The child's faults get the largest folios whose slots are only in swap.
 fn slots_that_are_partly_cached_come_back_in_pieces<A: Walk>() {
     let device = device(4096, SwapService::AtOnce);
     with_device::<A>(BYTES, 4, device, |swapping| {
@@ -52,9 +52,9 @@ fn slots_that_are_partly_cached_come_back_in_pieces<A: Walk>() {
     });
 }
 
-/// 1. A folio of 16 pages goes out. One thread reads page 5 alone; the device takes its time.
+/// 1. A folio of 16 pages is swapped out. One thread reads only page 5; the device is slow.
 /// 2. Another wants the whole run: 5 is busy, so it gets the largest folio beside it.
-/// 3. When 5 is there, the next fault gets what is left around it.
+/// 3. When 5 is present, the next fault gets the rest around it.
 fn slots_that_two_faults_want_come_back_in_pieces<A: Walk>() {
     let device = device(4096, SwapService::InOrder);
     with_device::<A>(BYTES, 4, device, |swapping| {
@@ -85,7 +85,7 @@ fn slots_that_two_faults_want_come_back_in_pieces<A: Walk>() {
         let back: Vec<_> = (0..16).filter(|page| !out(*page)).collect();
         assert_eq!(back, [0, 1, 2, 3, 5], "one page, and the four before it");
         swapping.served(device, || swapping.assert_filled(AT, 16, AT));
-        // 5; 0 to 3; 4, 6 and 7 alone; 8 to 15.
+        // 5; 0 to 3; 4, 6 and 7 singly; 8 to 15.
         assert_eq!((device.counts().reads, device.counts().pages_read), (6, 16));
     });
 }

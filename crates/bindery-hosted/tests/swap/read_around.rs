@@ -1,4 +1,4 @@
-//! What a fault on a page in swap reads around it, on a device that is not synchronous.
+//! Read-around of a fault on a page in swap, on a device that is not synchronous.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -20,7 +20,7 @@ const AT: u64 = GIB;
 const PAGE: u64 = 4096;
 const BYTES: u64 = 64 * MIB;
 
-/// Pages in swap from [`AT`] on, and eight to a window at the most.
+/// Pages in swap from [`AT`] on, and at most eight to a window.
 fn with_pages<A: Walk>(
     pages: u64,
     service: SwapService,
@@ -82,8 +82,8 @@ fn pages_far_from_each_other_are_read_alone<A: Walk>() {
     });
 }
 
-/// What comes back beside a page is in the cache, unmapped: it goes with its entries, or when memory
-/// is short, without being written again.
+/// Pages read around another are in the cache, unmapped: they are dropped with their entries, or
+/// when memory is short, without being written again.
 fn pages_that_nobody_wants_are_dropped<A: Walk>() {
     with_pages::<A>(64, SwapService::AtOnce, |swapping, device| {
         swapping.assert_filled(AT, 4, AT);
@@ -130,7 +130,7 @@ fn a_fault_waits_for_a_read_around_page() {
     });
 }
 
-/// A page around that cannot be read is nobody's error: its own fault tries again.
+/// A read-around page that cannot be read is no error: its own fault tries again.
 fn an_error_around_is_no_error<A: Walk>() {
     with_pages::<A>(16, SwapService::AtOnce, |swapping, device| {
         swapping.assert_filled(AT, 1, AT);
@@ -169,7 +169,7 @@ fn compressed_memory_and_large_folios_are_read_alone() {
         swapping.page_out(AT, 64);
         swapping.assert_filled(AT, 64, AT);
         assert_eq!(events(swapping), (0, 0, 4));
-        // A page of a run whose first is gone comes back alone.
+        // A page of a run without its first page comes back singly.
         swapping.page_out(AT, 16);
         swapping.space.madvise(VirtAddr(AT), PAGE, Advice::DontNeed).unwrap();
         swapping.assert_filled(AT + PAGE, 15, AT + 1);

@@ -10,10 +10,10 @@ use crate::support::{GIB, MIB, audit, fixed, options, strict, use_order};
 
 const AT: u64 = GIB;
 const PAGE: u64 = 4096;
-/// What the machine has.
+/// The memory of the machine.
 const BYTES: u64 = 16 * MIB;
 
-/// A program that uses twice the memory of the machine, of which compressed memory may have half.
+/// A program that uses twice the memory of the machine, half of which compressed memory may have.
 fn a_working_set_of_twice_the_memory_fits<A: Walk>(order: u8) {
     with_little_memory::<A>(BYTES, order, BYTES / PAGE * 4, |swapping| {
         let pages = 2 * BYTES / PAGE;
@@ -43,7 +43,7 @@ fn folios<A: Walk>() {
     a_working_set_of_twice_the_memory_fits::<A>(4);
 }
 
-/// What a family shares goes as well, and all of them find it again.
+/// Pages that a family shares are swapped out as well, and all of its processes find them again.
 fn shared_pages_go_out_and_come_back<A: Walk>() {
     for order in [0, 4] {
         with_little_memory::<A>(BYTES, order, BYTES / PAGE * 4, |swapping| {
@@ -129,7 +129,7 @@ fn one_flush_for_each_space_and_batch<A: Walk>() {
     });
 }
 
-/// What is dropped shares the flush.
+/// Dropped folios share the flush.
 #[test]
 fn lazily_freed_folios_share_one_flush() {
     with_little_memory::<X86_64<4>>(BYTES, 0, 1 << 12, |swapping| {
@@ -155,7 +155,7 @@ fn a_folio_is_examined_once_in_a_turn() {
         swapping.space.mmap(&fixed(AT, 2 * MIB)).unwrap();
         swapping.fill(AT, 512);
         for _ in 0..3 {
-            // A page goes when all have been looked at.
+            // A page is evicted after all have been examined.
             assert_eq!(swapping.memory.reclaim(1).freed, 1);
             swapping.assert_filled(AT, 512, AT);
         }

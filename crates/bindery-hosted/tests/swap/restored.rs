@@ -30,7 +30,7 @@ fn swapped(space: &AddressSpace<'_, Interposed>) -> u64 {
     (0..PAGES).filter(is_out).count() as u64
 }
 
-/// What the other thread takes.
+/// The reference that the other thread takes.
 #[derive(Clone, Copy)]
 enum Taken {
     Reference,

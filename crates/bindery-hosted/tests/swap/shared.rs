@@ -57,7 +57,7 @@ impl<A: Walk> Shared<'_, '_, A> {
         audit(self.swapping.machine, self.swapping.memory, &[self.swapping.space]);
     }
 
-    /// What a call reads of a page's first word.
+    /// A page's first word as a call reads it.
     pub fn read(&self, page: u64) -> u64 {
         let mut word = [0; 8];
         assert_eq!(self.object.read(page * PAGE, &mut word), Ok(8));
@@ -77,7 +77,7 @@ fn out_and_in<A: Walk>() {
                 // Both huge leaves are in one table.
                 let tables = if order == 9 { 1 } else { pages.div_ceil(512) };
                 assert!(cost.invalidations <= tables, "{cost:?}");
-                // Nothing stands in the tables: the object remembers.
+                // The tables have no entries: the object remembers.
                 assert_eq!(swapping.space.inspect(VirtAddr(AT)), Inspection::Empty);
                 assert_eq!(swapping.space.counts().swap_pages, 0);
                 swapping.assert_filled(AT, pages, AT);
@@ -195,7 +195,8 @@ fn a_private_mapping_goes_on<A: Walk>() {
     }
 }
 
-/// As on Linux, `MADV_PAGEOUT` leaves alone what others map too, and what is not mapped here.
+/// As on Linux, `MADV_PAGEOUT` leaves pages that others map too, and pages that are not mapped
+/// here.
 fn what_others_map_stays<A: Walk>() {
     for order in ORDERS {
         with_shared::<A>(order, 512, |shared| {
@@ -208,7 +209,7 @@ fn what_others_map_stays<A: Walk>() {
             assert_eq!(shared.object.swapped_pages(), 0);
             other.munmap(VirtAddr(AT), 512 * PAGE).unwrap();
             map(&other, &shared.object, AT, 512 * PAGE, Sharing::Shared).unwrap();
-            // Mapped by the first alone.
+            // Mapped only by the first.
             other.madvise(VirtAddr(AT), 512 * PAGE, Advice::PageOut).unwrap();
             assert_eq!(shared.object.swapped_pages(), 0);
             shared.page_out(0, 512);
@@ -252,7 +253,7 @@ fn truncation_and_holes_free_slots<A: Walk>() {
     }
 }
 
-/// A folio with a hole in it goes out, and its other pages come back.
+/// A folio with a hole in it is swapped out, and its other pages are swapped in.
 fn a_folio_with_a_hole_goes_out<A: Walk>() {
     for order in [4, 9] {
         with_shared::<A>(order, 512, |shared| {
@@ -358,7 +359,7 @@ fn secret_memory_stays() {
     });
 }
 
-/// Under pressure, shared memory goes that nobody has used, wherever it is mapped.
+/// Under pressure, unused shared memory is evicted, wherever it is mapped.
 fn reclaim_takes_shared_memory<A: Walk>() {
     for order in [0, 4] {
         with_shared::<A>(order, 512, |shared| {

@@ -49,7 +49,7 @@ fn pages_far_from_each_other_come_back_alone<A: Walk>() {
     });
 }
 
-/// A fault that writes maps its page alone, so nothing else comes back.
+/// A write fault maps only its page, so no other is swapped in.
 fn a_write_brings_its_page_alone<A: Walk>() {
     with_pages_out::<A>(|shared| {
         for page in 0..40 {
@@ -72,7 +72,7 @@ fn nothing_comes_back_behind_the_mapping<A: Walk>() {
     });
 }
 
-/// Where memory is short, each page comes back alone.
+/// If memory is short, each page is swapped in singly.
 fn nothing_comes_back_ahead_where_memory_is_short<A: Walk>() {
     with_pages_out::<A>(|shared| {
         let memory = shared.swapping.memory;

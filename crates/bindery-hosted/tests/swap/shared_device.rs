@@ -75,8 +75,8 @@ fn pages_go_to_a_device_and_come_back<A: Walk>() {
     }
 }
 
-/// One thread reads page 5 alone; the device takes its time. Another wants the whole run, and gets
-/// the largest folio beside that page.
+/// One thread reads only page 5; the device is slow. Another wants the whole run, and gets the
+/// largest folio beside that page.
 fn slots_that_two_faults_want_come_back_in_pieces<A: Walk>() {
     let device = device(SLOTS, SwapService::InOrder);
     with_shared::<A>(4, device, |swapping, object| {
@@ -128,8 +128,8 @@ fn a_failed_write_keeps_the_pages<A: Walk>() {
     }
 }
 
-/// The device cannot read one slot: who touches its page gets SIGBUS, who reads it an error, and all
-/// others come back. When it can read again, that page is as it was.
+/// The device cannot read one slot: an access to its page gets SIGBUS, a read an error, and all
+/// others are swapped in. When it can read again, that page is unchanged.
 fn a_read_error_loses_nothing_else<A: Walk>() {
     const BAD: u64 = 21;
     for order in [0, 4, 9] {

@@ -1,5 +1,5 @@
-//! What fails while shared memory goes to swap and comes back: allocations, a full store, a full
-//! device. Nothing is lost, nothing leaks, and a call that fails has changed nothing.
+//! Failures while shared memory is swapped out and in: allocations, a full store, a full device.
+//! Nothing is lost, nothing leaks, and a failed call has changed nothing.
 
 use bindery::addr::VirtAddr;
 use bindery::arch::X86_64;
@@ -12,7 +12,7 @@ use crate::support::objects::Chance;
 type X86 = X86_64<4>;
 
 const PAGES: u64 = 12;
-/// What the object has.
+/// The size of the object.
 const ALL: u64 = 48;
 
 /// Fills the pages with what cannot be compressed.
@@ -140,7 +140,7 @@ fn allocations_fail_during_swapoff() {
     });
 }
 
-/// The store takes no more: the folios stay in the swap cache, and everybody finds them there.
+/// The store takes no more: the folios stay in the swap cache, where all accesses find them.
 fn a_full_store_keeps_the_pages<A: Walk>() {
     for order in ORDERS {
         for limit in [0, 1, 17] {
@@ -152,7 +152,7 @@ fn a_full_store_keeps_the_pages<A: Walk>() {
                 assert_holds(shared, &contents);
                 shared.swapping.assert_filled(AT + PAGES * PAGE, 512 - PAGES, AT + PAGES);
                 shared.page_out(0, 512);
-                // Folios in the cache, of which parts go.
+                // Folios in the cache that are removed in part.
                 shared.object.punch_hole(5 * PAGE, 9 * PAGE).unwrap();
                 shared.audit();
                 assert_holds(shared, &contents[..5]);

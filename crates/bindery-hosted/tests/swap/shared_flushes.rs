@@ -1,5 +1,5 @@
-//! How often TLBs are flushed while shared memory goes out: once for each table of a range, and for
-//! each address space and batch of 32 folios under pressure, whatever stays in between.
+//! The number of TLB flushes while shared memory is swapped out: one for each table of a range, and
+//! one for each address space and batch of 32 folios under pressure, whatever stays in between.
 
 use bindery::addr::VirtAddr;
 use bindery::{AddressSpace, Advice, LockPages, Residence, Sharing};

@@ -1,4 +1,4 @@
-//! What is freed before a call fails for lack of memory, without any swap.
+//! Memory that is freed before a call fails for lack of it, without any swap.
 
 use std::sync::{Arc, Mutex};
 
@@ -38,7 +38,7 @@ fn a_fault_without_memory_purges_the_kernel_map() {
     let before = touch_all(&machine, memory);
     map.set_purge_limit(u64::MAX);
     let area = map.vmalloc(8 * MIB, &VmallocOptions::default()).unwrap();
-    // SAFETY: 1. the area was allocated above; 2. and 3. nobody uses it.
+    // SAFETY: 1. the area was allocated above; 2. and 3. it is not in use.
     unsafe { map.vfree(area) }.unwrap();
     assert!(map.freed_pages() >= 8 * MIB / PAGE, "nothing waits");
     let after = touch_all(&machine, memory);
@@ -46,7 +46,7 @@ fn a_fault_without_memory_purges_the_kernel_map() {
     assert_eq!(map.freed_pages(), 0);
 }
 
-/// What the embedder keeps comes back once, and the next call fails.
+/// The embedder's caches are freed once, and the next call fails.
 #[test]
 fn the_embedders_caches_are_freed_before_failing() {
     let (machine, memory) = strict::<X>(BYTES);

@@ -52,7 +52,7 @@ fn pages_that_went_out_alone_come_back_alone<A: Walk>() {
     }
 }
 
-/// The first 16 pages come back by as many faults. Then the program seems to want them all.
+/// The first 16 pages are swapped in by single faults. Then the program seems to want them all.
 fn faults_page_after_page_read_larger_folios<A: Walk>() {
     with_swap::<A>(4, 4096, |swapping| {
         send_out(swapping, 1024, 1);

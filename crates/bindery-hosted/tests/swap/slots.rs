@@ -63,10 +63,10 @@ fn holes_serve_single_pages_and_blocks_folios<A: Walk>() {
     });
 }
 
-/// 1. A folio comes back for a parent, and stays in the cache for its child.
+/// 1. A folio is swapped in for a parent, and stays in the cache for its child.
 /// 2. Both drop one of its pages, and the slot is free.
-/// 3. The child writes to a new page there, which goes out to the same slot.
-/// 4. The child's other pages come back: they are the folio's, and the new page is not.
+/// 3. The child writes to a new page there, which is swapped out to the same slot.
+/// 4. The child's other pages are swapped in: they are the folio's, and the new page is not.
 fn a_slot_of_a_cached_folio_that_is_used_again_is_another_page<A: Walk>() {
     with_swap::<A>(4, 16, |swapping| {
         swapping.space.mmap(&fixed(AT, 16 * 4096)).unwrap();
@@ -92,8 +92,8 @@ fn a_slot_of_a_cached_folio_that_is_used_again_is_another_page<A: Walk>() {
     });
 }
 
-/// A fork that would name the slots of a run in two clusters, of which the last cannot be named once
-/// more: it fails, and none of them is. The auditor compares the counts with the entries.
+/// A fork would add references to the slots of a run in two clusters, the last of which is at its
+/// maximum: it fails, and none is added. The auditor compares the counts with the entries.
 fn a_run_across_clusters_is_named_in_all_or_in_none<A: Walk>() {
     with_swap::<A>(0, 1536, |swapping| {
         let before = AT + 64 * MIB;

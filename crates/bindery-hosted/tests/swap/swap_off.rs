@@ -76,8 +76,8 @@ fn a_signal_interrupts_it_in_shared_memory<A: Walk>() {
     });
 }
 
-/// A space that is forked in between has entries that nobody has looked at: the area stays, and the
-/// next round finds them. One that ends takes its entries along.
+/// A space that is forked in between has entries that no call has visited: the area stays, and the
+/// next round finds them. One that ends removes its entries.
 fn forks_and_ends_are_met_again<A: Walk>() {
     for order in [0, 4] {
         with_swap::<A>(order, 4096, |swapping| {

@@ -1,4 +1,4 @@
-//! A device that bears it if pages change while it writes them: nobody waits for its writes.
+//! A device that tolerates changes of pages while it writes them: no access waits for its writes.
 
 use std::thread;
 use std::time::Duration;
@@ -112,7 +112,7 @@ fn what_is_unmapped_meanwhile_is_free_afterwards<A: Walk>() {
     }
 }
 
-/// The cache has the pages for the child, who lets its slots go before the device is done.
+/// The cache has the pages for the child, which releases its slots before the device is done.
 fn what_a_child_unmaps_meanwhile_is_free_afterwards<A: Walk>() {
     for order in [0, 4] {
         with_writes::<A>(order, SLOTS, |swapping, device| {
@@ -167,8 +167,8 @@ fn both_sides_of_a_fork_find_the_folio<A: Walk>() {
     }
 }
 
-/// The folio is back for one side of a fork when the device is done: the cache keeps it for the
-/// other, and it goes out again to the same slots.
+/// The folio is swapped in for one side of a fork when the device is done: the cache keeps it for
+/// the other, and it is swapped out again to the same slots.
 #[test]
 fn a_folio_kept_by_the_cache_is_rewritten() {
     for order in [4, 0] {
@@ -250,7 +250,7 @@ fn a_pin_does_not_wait() {
     });
 }
 
-/// The area goes when the device has let go of what was taken back.
+/// The area is removed when the device has released the taken-back folios.
 #[test]
 fn swapoff_waits_for_the_device() {
     with_writes::<Amd64>(4, SLOTS, |swapping, device| {
@@ -303,7 +303,7 @@ fn shared_memory_does_not_wait<A: Walk>() {
     }
 }
 
-/// What a device reads is nobody's before it is there.
+/// A page being read has no owner before it is present.
 #[test]
 fn an_access_waits_for_a_read_around_page() {
     with_writes::<Amd64>(0, SLOTS, |swapping, device| {

@@ -78,7 +78,7 @@ fn the_range_alone_comes_in<A: Walk>() {
         will_need(swapping, AT + 3 * PAGE, 600).unwrap();
         assert_eq!(swapping.swapped(AT, PAGES), PAGES - 600);
         assert_eq!(swapping.swapped(AT + 3 * PAGE, 600), 0);
-        // What is in memory, and what was never there, stays as it is.
+        // Pages in memory, and absent ones, do not change.
         let before = swapping.space.counts();
         will_need(swapping, AT + 3 * PAGE, 600).unwrap();
         assert_eq!((swapping.space.counts() - before).entries_written, 0);
@@ -155,7 +155,7 @@ fn fill_until_short<A: Walk>(swapping: &Swapping<'_, '_, A>, at: u64) -> u64 {
     pages
 }
 
-/// Where memory is short nothing comes in, and nothing goes for it.
+/// If memory is short, no page is swapped in, and none is evicted for it.
 fn nothing_comes_in_where_memory_is_short<A: Walk>() {
     for order in [0, 4] {
         with_little_memory::<A>(16 * MIB, order, 8192, |swapping| {
@@ -261,7 +261,7 @@ fn a_device_is_not_waited_for() {
             swapping.served(device, || swapping.page_out(AT, PAGES));
             begin(swapping, AT, PAGES).unwrap();
             assert_eq!(device.waiting(), 32);
-            // What is on its way is neither begun again nor waited for.
+            // A read in flight is neither begun again nor waited for.
             begin(swapping, AT, PAGES).unwrap();
             assert_eq!((device.waiting(), swapping.swapped(AT, PAGES)), (32, PAGES));
             end(swapping, device);
@@ -321,7 +321,7 @@ fn early_read_shared_memory_is_mapped_twice() {
     });
 }
 
-/// Pages that one word fills are in no device: with their neighbors, and alone, they come in.
+/// Word-filled pages are on no device: with their neighbors, and singly, they are swapped in.
 #[test]
 fn filled_pages_beside_others_use_a_device() {
     let device = device(4096, SwapService::InOrder);
@@ -357,7 +357,7 @@ fn pages_on_their_way_out_are_passed_over() {
     });
 }
 
-/// A page that the device cannot read is the error of the access alone.
+/// A page that the device cannot read is an error only for its access.
 #[test]
 fn a_failed_read_is_no_error_of_advice() {
     let device = device(4096, SwapService::AtOnce);

@@ -14,11 +14,11 @@ use proptest::test_runner::TestRunner;
 use super::fixture::{AT, Fixture, PAGE, PAGES, Wish, at, with_wish};
 use crate::support::fixed;
 
-/// Of the registered pages, so many are there.
+/// The number of registered pages that are present.
 const FILLED: u64 = 8;
-/// Behind the registered pages, so many are mapped and not registered.
+/// The number of pages after the registered ones that are mapped but not registered.
 const OTHERS: u64 = 8;
-/// As on Linux, the last page of the half is nobody's.
+/// As on Linux, the last page of the half cannot be mapped.
 const END: u64 = (1 << 47) - PAGE;
 const REQUESTS: [UserfaultRequest; 8] = [
     UserfaultRequest::Register,
@@ -91,7 +91,7 @@ fn modes() -> impl Strategy<Value = u64> {
     prop_oneof![select(vec![8, 1 << 8, 1 << 32, 1 << 63, u64::MAX]), 0..8u64, 0..2u64]
 }
 
-/// What Linux says.
+/// Linux's answer.
 fn expected(request: UserfaultRequest, start: u64, length: u64, mode: u64) -> Result<(), Errno> {
     use UserfaultRequest as R;
     let aligned = start.is_multiple_of(PAGE) && length.is_multiple_of(PAGE);
@@ -133,7 +133,7 @@ fn each_field_at_its_edges() {
         let calls = (select(&REQUESTS[..]), addresses(), lengths(), modes());
         let tried = runner.run(&calls, |(request, start, length, mode)| {
             let expected = expected(request, start, length, mode);
-            // What is done is undone here by nobody.
+            // This test does not undo successful calls.
             prop_assume!(expected.is_err() || request == UserfaultRequest::Wake);
             let copies = request == UserfaultRequest::Copy;
             let mut words =

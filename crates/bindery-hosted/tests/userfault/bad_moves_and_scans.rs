@@ -15,16 +15,16 @@ use proptest::test_runner::TestRunner;
 use super::fixture::{A, AT, Fixture, PAGE, PAGES, Space, Wish, at, with_wish};
 use crate::support::{GIB, fixed, options};
 
-/// Mapped, written, and registered with nobody; behind them nothing is mapped.
+/// Mapped, written, and not registered; nothing is mapped behind it.
 const FROM: u64 = 4 * GIB;
 const SOURCES: u64 = 256;
-/// Of the registered pages, and of the sources, so many are there.
+/// The number of present pages among the registered ones, and among the sources.
 const FILLED: u64 = 8;
-/// Behind the registered pages, so many are mapped and not registered.
+/// The number of pages after the registered ones that are mapped but not registered.
 const OTHERS: u64 = 8;
-/// What one table spans.
+/// The span of one table.
 const TABLE: u64 = 512 * PAGE;
-/// As on Linux, the last page of the half is nobody's.
+/// As on Linux, the last page of the half cannot be mapped.
 const END: u64 = (1 << 47) - PAGE;
 
 fn with_scene(wish: Wish, scenario: impl FnOnce(&Fixture<'_, '_>)) {
@@ -110,7 +110,7 @@ fn end_of_mapping(start: u64) -> Option<u64> {
     mappings.iter().find(inside).map(|(first, length)| first + length)
 }
 
-/// What Linux says of the first page of a move; `None` where that moves, or is passed over.
+/// Linux's answer for the first page of a move; `None` if that moves, or is skipped.
 fn refused_move([to, from, length, mode]: [u64; 4], filled: bool) -> Option<Errno> {
     let fits = |start: u64| {
         let end = start.checked_add(length).filter(|end| *end <= END);
@@ -128,7 +128,7 @@ fn refused_move([to, from, length, mode]: [u64; 4], filled: bool) -> Option<Errn
     }
     let in_registered = |page: u64| filled && page < AT + FILLED * PAGE;
     let is_there = |page: u64| in_registered(page) || (FROM..FROM + FILLED * PAGE).contains(&page);
-    // What has no table at the source comes before what is in the way.
+    // A missing table at the source is reported before an occupied destination.
     let has_table = from >= FROM || filled && from < AT + TABLE;
     match mode & 2 == 0 {
         true if !has_table => Some(Errno::ENOENT),
@@ -201,8 +201,8 @@ fn strangers_and_ranges_across_mappings_do_not_move() {
     });
 }
 
-/// What Linux says of a scan that protects nothing. `None` where the scan may end before it comes to
-/// what would stop it.
+/// Linux's answer to a scan that protects nothing. `None` if the scan may end before it reaches the
+/// error.
 fn expected_scan(words: &[u64; SCAN_WORDS]) -> Option<Result<(), Errno>> {
     let [size, flags, start, end, _, room, length, most, categories @ ..] = *words;
     let known = categories.iter().all(|bits| bits & !PageCategories::all().bits() == 0);

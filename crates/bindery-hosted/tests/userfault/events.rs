@@ -1,5 +1,5 @@
-//! Messages about changes: who makes one waits until it is read, and handlers are told to try
-//! again until then.
+//! Messages about changes: a change waits until its message is read, and handlers get "try again"
+//! until then.
 
 use std::thread;
 

@@ -44,7 +44,7 @@ fn base_pages_are_copied_singly_mapped_together() {
         // 32 under one lock, and the rest of each table.
         assert!(cost.tables_locked <= 600 / 32 + 4, "{cost:?}");
         assert_eq!((fixture.byte(0), fixture.byte(1), fixture.byte(600)), (9, 1, 1));
-        // What is in the way ends the call before it.
+        // A present page ends the call before it.
         let over = fixture.copy(590, 40 * PAGE, 2);
         assert_eq!(over, refused(0, Error::Exists(at(590))));
         fixture.copy(620, PAGE, 3).unwrap();

@@ -27,7 +27,7 @@ pub fn at(page: u64) -> VirtAddr {
     VirtAddr(AT + page * PAGE)
 }
 
-/// What a test has.
+/// The parts available to a test.
 pub struct Fixture<'s, 'm> {
     pub machine: &'m Machine<A>,
     pub memory: &'m Memory<Machine<A>>,

@@ -1,4 +1,4 @@
-//! Faults on pages that are not there.
+//! Faults on absent pages.
 
 use std::thread;
 

@@ -14,7 +14,7 @@ use super::fixture::{AT, Fixture, PAGE, PAGES, Wish, at, with_fixture, with_wish
 use crate::support::kernel::Finished;
 use crate::support::{GIB, fixed};
 
-/// Where the handler has its pages, which are not registered.
+/// The address of the handler's pages, which are not registered.
 const FROM: u64 = 4 * GIB;
 
 fn source(page: u64) -> VirtAddr {
@@ -138,7 +138,7 @@ fn programs_use_their_pages_while_these_move() {
         space.register_userfault(fixture.fd, VirtAddr(FROM), PAGES * PAGE, modes).unwrap();
         let over = std::sync::atomic::AtomicBool::new(false);
         let is_over = || over.load(std::sync::atomic::Ordering::Relaxed);
-        // What a program wants is where it is, or on its way there: the handler says so again.
+        // A wanted page is present, or on its way: the handler wakes its waiters again.
         thread::scope(|scope| {
             let finished = Finished(&over);
             for cpu in [1, 2] {
@@ -147,7 +147,7 @@ fn programs_use_their_pages_while_these_move() {
                     while !is_over() {
                         number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                         let page = (number >> 33) % MOVED;
-                        // Its own half of the page: nobody else writes there.
+                        // Its own half of the page: no other thread writes there.
                         let half = u64::from(cpu) * 1024;
                         let base = if number >> 60 & 1 == 0 { AT } else { FROM };
                         let to = VirtAddr(base + page * PAGE + half);
@@ -174,7 +174,7 @@ fn programs_use_their_pages_while_these_move() {
                     let _ = fixture.fd.try_read();
                 }
             });
-            // Who waits for a page that has gone on is let go by its registration's end.
+            // The end of a registration releases threads that wait for a page that has moved on.
             space.unregister_userfault(fixture.fd, VirtAddr(AT), PAGES * PAGE).unwrap();
             space.unregister_userfault(fixture.fd, VirtAddr(FROM), PAGES * PAGE).unwrap();
         });

@@ -1,4 +1,4 @@
-//! A handler fills memory that allows no access: the pages are there, no CPU sees them, and
+//! A handler fills memory that allows no access: the pages are present, no CPU sees them, and
 //! `mprotect` shows them.
 
 use bindery::addr::{Order, VirtAddr};
@@ -141,7 +141,7 @@ impl<'f, 'm, A: Walk> Filled<'f, 'm, A> {
         Program::new(self.machine, self.space)
     }
 
-    /// Each page is there, no CPU sees it, and the kernel refuses it too.
+    /// Each page is present, no CPU sees it, and the kernel refuses it too.
     #[track_caller]
     fn is_hidden(&self, case: Case) {
         for offset in (0..case.length).step_by(PAGE as usize) {

@@ -29,7 +29,7 @@ impl Fixture<'_, '_> {
         self.space.write_protect(self.fd, at(page), pages * PAGE, mode)
     }
 
-    /// Whether a page is there, and protected.
+    /// Whether a page is present, and protected.
     fn is_protected(&self, at: VirtAddr) -> bool {
         match self.space.inspect(at) {
             Inspection::Page { attributes, .. } => attributes.userfault,
@@ -68,7 +68,7 @@ fn a_write_to_a_protected_page_waits() {
             fixture.protect(3, 1, LIFT).unwrap();
         });
         assert!(!fixture.is_protected(at(3)) && fixture.is_protected(at(4)));
-        // What may be written is written without another fault.
+        // Writable pages are written without another fault.
         fixture.protect(0, 8, LIFT).unwrap();
         assert_eq!(fixture.space.fault(at(5), Access::Write), Ok(Resolved::Spurious));
     });

@@ -14,7 +14,7 @@ const WRITTEN: PageCategories = PageCategories::WRITTEN;
 const HERE: PageCategories =
     PageCategories::PROTECTABLE.union(PageCategories::WRITTEN).union(PageCategories::PRESENT);
 
-/// Lets `scenario` use memory whose protection nobody is told of; all of it is protected.
+/// Runs `scenario` with memory whose protection sends no messages; all of it is protected.
 fn with_protected(scenario: impl FnOnce(&Fixture<'_, '_>)) {
     let features = UserfaultFeatures::WP_ASYNC | UserfaultFeatures::WP_UNPOPULATED;
     let wish = Wish { features, modes: UserfaultModes::WRITE_PROTECT, ..Wish::default() };
@@ -97,7 +97,7 @@ fn categories_are_asked_for_in_three_ways() {
             ..written(false)
         };
         let huge = PageScan { required: PageCategories::HUGE, ..all };
-        // The marker of a page alone was lifted: the folio is a small one.
+        // Only the marker of one page was removed: the folio is a small one.
         assert_found(fixture, &huge, &[]);
         let zero = PageScan { required: PageCategories::ZERO, ..all };
         let categories = PageCategories::PROTECTABLE | PageCategories::PRESENT;

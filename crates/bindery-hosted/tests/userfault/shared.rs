@@ -1,4 +1,4 @@
-//! Shared memory: missing pages, pages that are there and not mapped, protection that outlives a
+//! Shared memory: missing pages, present pages that are not mapped, protection that outlives a
 //! mapping; and poison.
 
 use std::thread;
@@ -98,7 +98,7 @@ fn a_supplied_shared_page_serves_all_mappings() {
         let mut byte = [0];
         object.read(3 * PAGE, &mut byte).unwrap();
         assert_eq!(byte, [5]);
-        // What the object has is mapped without a message.
+        // Pages of the object are mapped without a message.
         object.write(4 * PAGE, &[6]).unwrap();
         fixture.space.fault(here(4), Access::Read).unwrap();
         assert!(!fixture.fd.is_readable());
@@ -143,7 +143,7 @@ fn an_objects_page_is_mapped_on_request() {
             let anonymous = fixture.space.fill_present(fixture.fd, at(0), PAGE, FillMode::empty());
             assert_eq!(anonymous, partial(0, Error::Invalid));
         });
-        // What it lacks is no concern of the handler.
+        // Pages that it lacks do not concern the handler.
         fixture.space.fault(here(20), Access::Write).unwrap();
         assert!(!fixture.fd.is_readable());
     });
@@ -168,7 +168,7 @@ fn assert_protected(fixture: &Fixture<'_, '_>, page: u64, byte: u8) {
     });
 }
 
-/// Lets `drop` take the mappings of eight protected pages away, of which four have `8`.
+/// Lets `drop` remove the mappings of eight protected pages, four of which have `8`.
 fn protected_pages_survive(drop: impl FnOnce(&Fixture<'_, '_>, &Object<'_, Machine<A>>), byte: u8) {
     with_shared(UserfaultFeatures::empty(), UserfaultModes::WRITE_PROTECT, |fixture, object| {
         object.write(0, &[8; 4 * 4096]).unwrap();
@@ -180,7 +180,7 @@ fn protected_pages_survive(drop: impl FnOnce(&Fixture<'_, '_>, &Object<'_, Machi
             assert_protected(fixture, page, byte);
         }
         assert_protected(fixture, 6, 0);
-        // What lies beside was never protected.
+        // The pages beside were never protected.
         fixture.space.write_user(here(8), &[1]).unwrap();
         protect(fixture, 0, 8, LIFT);
         fixture.space.write_user(here(0), &[1]).unwrap();

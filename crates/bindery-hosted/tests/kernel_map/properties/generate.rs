@@ -1,4 +1,4 @@
-//! What a kernel may do at random. Sizes and places keep close to where pieces begin and end.
+//! Random calls of a kernel. Sizes and places are close to the bounds of pieces.
 
 use bindery::addr::PAGE_SIZE;
 use bindery::arch::{MemoryType, Permissions};
@@ -24,7 +24,7 @@ pub enum Step {
     /// Which area, pages, alignment.
     Vrealloc(u8, u64, u32),
     Free(u8, UnmapTime),
-    /// Gives something back that is none: at which page of which area, as what.
+    /// A wrong free: the page, its area, and the kind of free.
     FreeWrongly(u8, i16, AreaKind),
     Write(u8, u16),
     Purge,
@@ -47,7 +47,7 @@ impl Limits {
 /// Pages of the pool.
 const POOL: u16 = 1536;
 
-/// Pages of the pool, or what the architecture has for so many.
+/// Pages of the pool, or as many as the architecture allows.
 pub fn pool_pages<A: Walk>() -> u64 {
     if A::INDEX_BITS < 9 { 24 } else { u64::from(POOL) }
 }

@@ -99,13 +99,13 @@ fn random_calls_of<A: Walk>(reach: Reach, cases: u64) {
 /// mapped later is seen through the copy, too.
 fn through_a_copy<A: Walk>() {
     let (machine, memory) = strict::<A>(64 * MIB);
-    // Memory that nobody manages, for roots that nobody knows.
+    // Unmanaged memory, for unknown roots.
     let (first, count) = machine.frames();
     drop(memory);
     let managed = FrameRange { first: first.plus(2), count: count - 2 };
     // SAFETY: 1. the frames of a machine that has no other memory; 2. it has no table yet.
     let memory = unsafe { bindery::Memory::new(machine.clone(), &[managed]) }.unwrap();
-    // Pages alone, unless the caller chooses.
+    // Only base pages, unless the caller chooses.
     memory.folio_policy().set_global(bindery::SizeMode::Never);
     let (root, copy) = (first, first.plus(1));
     let entries = 1_usize << A::INDEX_BITS;
@@ -117,7 +117,7 @@ fn through_a_copy<A: Walk>() {
     };
     let relaxed = std::sync::atomic::Ordering::Relaxed;
     // SAFETY: 1. The frame is a zero page, an empty table, for as long as the machine lives.
-    // 2. The copy below is made later; nobody else knows the frame.
+    // 2. The copy below is made later; no other code knows the frame.
     let map = unsafe { KernelMap::with_root(&memory, root, arena::<A>(1 << 33)) };
     let map = map.unwrap();
     map.set_purge_limit(u64::MAX);

@@ -25,7 +25,7 @@ pub struct Area {
     /// With the guard page, and what a smaller size left over.
     pub end: u64,
     pub pauses: Pauses,
-    /// What the caller was given: of `ioremap`, not always the start.
+    /// The address that the caller got: for `ioremap`, not always the start.
     pub given: VirtAddr,
 }
 
@@ -36,17 +36,17 @@ impl Area {
     }
 }
 
-/// What is known of a kernel map.
+/// The model's knowledge of a kernel map.
 #[derive(Default)]
 pub struct Model {
     pub areas: BTreeMap<u64, Area>,
     /// Areas that wait for a purge, and where they end.
     pub freed: BTreeMap<u64, Area>,
-    /// What frames hold, where that is known.
+    /// The content of frames, if known.
     pub contents: HashMap<u64, u64>,
 }
 
-/// What a leaf says for which this was asked.
+/// The actual attributes of a leaf that was requested with these.
 pub fn as_told<A: Walk>(permissions: Permissions, memory: MemoryType) -> (Permissions, MemoryType) {
     let attributes = Attributes { permissions, accessed: true, ..Attributes::default() };
     let leaf = A::page_entry(Frame(0), Level::PTE, attributes).0;
@@ -73,7 +73,7 @@ impl Model {
         self.areas.insert(start, area);
     }
 
-    /// An area goes; it waits for a purge unless that has come already.
+    /// An area is freed; it waits for a purge unless one has come already.
     pub fn free(&mut self, start: u64) {
         let area = self.areas.remove(&start).expect("an area");
         if area.kind == AreaKind::Vmalloc {
@@ -95,7 +95,7 @@ impl Model {
         assert_eq!(map.freed_pages(), waiting, "pages that wait for a purge");
     }
 
-    /// What a call that wants the start of an area of this kind must say; `None` where it is one.
+    /// The error of a call that needs the start of an area of this kind; `None` if it is one.
     pub fn refusal(&self, at: u64, expected: AreaKind) -> Option<KernelMapError> {
         let around = |areas: &BTreeMap<u64, Area>| {
             let found = areas.range(..=at).next_back().filter(|(_, area)| at < area.end);
@@ -116,7 +116,7 @@ impl Model {
         }
     }
 
-    /// Whether there is a place for so many pages and their guard at this alignment.
+    /// Whether this number of pages and their guard fit at this alignment.
     pub fn has_room(&self, arena: VirtRange, pages: u64, align: u64) -> bool {
         let mut low = arena.start().0;
         let ends = self.areas.iter().map(|(start, area)| (*start, area.end));
@@ -197,7 +197,7 @@ impl Model {
         }
     }
 
-    /// Everything that was freed is free now: nothing is there.
+    /// All freed areas are reusable now, and have no mappings.
     #[track_caller]
     pub fn after_purge<A: Walk>(&mut self, machine: &Machine<A>, map: &KernelMap<'_, Machine<A>>) {
         for (start, area) in std::mem::take(&mut self.freed) {

@@ -134,7 +134,7 @@ impl<'k, 'm, A: Walk> Kernel<'k, 'm, A> {
         }
     }
 
-    /// What must be refused for every caller.
+    /// The errors that every caller must get.
     fn expected(&self, pages: u64, permissions: Permissions) -> Option<KernelMapError> {
         if permissions.is_empty() || permissions.contains(Permissions::USER) {
             Some(KernelMapError::BadPermissions)

@@ -17,7 +17,7 @@ use crate::support::kernel::{
 };
 use crate::support::{MIB, memory_with};
 
-/// What all CPUs know of each other.
+/// The shared knowledge of all CPUs.
 struct Shared {
     finished: AtomicBool,
     /// The area that is being cut; 0 while there is none.
@@ -61,7 +61,7 @@ pub fn everything<A: Walk>() {
                 scope.spawn(move || machine.on_cpu(Cpu(2), || cut(machine, map, shared))),
             ];
             scope.spawn(move || {
-                // If it fails, nobody waits for it.
+                // If it fails, no thread waits for it.
                 let _finished = Finished(&shared.finished);
                 machine.on_cpu(Cpu(3), || dump(machine, map, shared, stays, list));
             });
@@ -113,7 +113,7 @@ fn alternate<A: Walk>(machine: &Machine<A>, map: &KernelMap<'_, Machine<A>>, see
     }
 }
 
-/// Makes huge areas, and cuts them to pieces while somebody else writes to them.
+/// Makes huge areas, and cuts them to pieces while another CPU writes to them.
 fn cut<A: Walk>(machine: &Machine<A>, map: &KernelMap<'_, Machine<A>>, shared: &Shared) {
     let mut numbers = Numbers(7);
     for _ in 0..rounds(25) {
@@ -180,7 +180,7 @@ fn write<A: Walk>(machine: &Machine<A>, map: &KernelMap<'_, Machine<A>>, shared:
     }
 }
 
-/// Looks at everything again and again. What stays is always there, whole; nothing impossible is
+/// Reads everything repeatedly. Permanent areas are always found, whole; nothing impossible is
 /// reported.
 fn dump<A: Walk>(
     machine: &Machine<A>,

@@ -1,5 +1,5 @@
 //! The hosted machine with a gate in front of its invalidations of kernel mappings: at a chosen
-//! one, the caller stands still, and others do what they want to do at just that moment.
+//! one, the caller is held, and others make their calls at just that moment.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
@@ -45,7 +45,7 @@ impl Gate {
         Opens(self)
     }
 
-    /// Whether it stands still.
+    /// Whether it holds its caller.
     pub fn is_shut(&self) -> bool {
         !self.opened.load(SeqCst)
     }
@@ -86,7 +86,7 @@ pub fn interposed<A: Walk>() -> (Interposed<A>, Memory<Interposed<A>>) {
     let platform = Interposed { machine, gate: Arc::default() };
     // SAFETY: 1. the frames of a machine that has no other memory; 2. it has no table yet.
     let memory = unsafe { Memory::new(platform.clone(), &[FrameRange { first, count }]) }.unwrap();
-    // Pages alone, unless the caller chooses.
+    // Only base pages, unless the caller chooses.
     memory.folio_policy().set_global(bindery::SizeMode::Never);
     (platform, memory)
 }

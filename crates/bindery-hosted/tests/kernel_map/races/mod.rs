@@ -37,7 +37,7 @@ on_every_architecture! {
 
 const READ_WRITE: Permissions = Permissions::READ.union(Permissions::WRITE);
 
-/// The same for all who take part in one scenario.
+/// The common parts of one scenario.
 struct Scene<'s, 'm, A: Walk> {
     machine: &'s Machine<A>,
     gate: &'s Gate,
@@ -50,8 +50,8 @@ impl<A: Walk> Scene<'_, '_, A> {
     }
 }
 
-/// Lets CPU 0 do `stopped`, which arms the gate and then stands still at an invalidation until CPU
-/// 1 has done `meanwhile`, or waits for CPU 0 itself. Afterwards all is clean.
+/// Lets CPU 0 do `stopped`, which arms the gate and is then held at an invalidation until CPU 1 has
+/// done `meanwhile`, or waits for CPU 0 itself. Afterwards audits everything.
 fn at_an_invalidation<A: Walk>(
     prepare: impl Fn(&Scene<'_, '_, A>) -> VirtAddr,
     stopped: impl Fn(&Scene<'_, '_, A>, VirtAddr) + Sync,
@@ -81,8 +81,8 @@ fn at_an_invalidation<A: Walk>(
     check::check_with_kernel(&memory, &[], &[&map], &mut scratch).unwrap();
 }
 
-/// The addresses behind a purged area, under a table that is being detached, are free all along.
-/// Who is given them finds another table there, which no CPU may miss.
+/// The addresses behind a purged area, under a table that is being detached, are free all along. A
+/// caller that gets them finds another table there, which no CPU may miss.
 fn beside_a_purge<A: Walk>() {
     let options = VmallocOptions { pauses: Pauses::Never, ..VmallocOptions::default() };
     for count in [1, 100, 700] {
@@ -108,7 +108,7 @@ fn beside_a_purge<A: Walk>() {
     }
 }
 
-/// A CPU that purges stands still while another one frees: what waits for the purge stays bounded.
+/// A CPU that purges is held while another one frees: the backlog of the purge stays bounded.
 fn bounded_backlog<A: Walk>() {
     const LIMIT: u64 = 64;
     const COUNT: u64 = 8;
@@ -134,7 +134,7 @@ fn bounded_backlog<A: Walk>() {
     );
 }
 
-/// With the old area's table still there, nothing waits, and still nobody is given its addresses.
+/// While the old area's table still exists, no call waits, but none gets its addresses either.
 fn not_reused<A: Walk>() {
     let options = VmallocOptions::default();
     at_an_invalidation::<A>(
@@ -237,7 +237,7 @@ fn fault_during_cut<A: Walk>() {
 }
 
 /// A walk that began before a purge may still be about to read a table that the purge has detached.
-/// The addresses and the area's own frames are given back all the same; the tables are not.
+/// The addresses and the area's own frames are freed nevertheless; the tables are not.
 fn walkers<A: Walk>() {
     let (machine, memory) =
         memory_with::<A>(Config { memory: 32 * MIB, cpus: 2, ..Config::default() });

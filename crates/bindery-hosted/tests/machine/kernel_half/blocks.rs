@@ -3,7 +3,7 @@
 
 use super::*;
 
-/// Where the last 32 MiB begin.
+/// The start of the last 32 MiB.
 const LAST_BLOCK: u64 = 0u64.wrapping_sub(16 * MIB2);
 
 const CONTIGUOUS: u64 = 1 << 52;

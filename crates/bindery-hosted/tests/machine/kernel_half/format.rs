@@ -1,4 +1,4 @@
-//! What the entries of a kernel look like on each architecture, written by hand.
+//! The entries of a kernel on each architecture, written by hand.
 
 use bindery::addr::Frame;
 use bindery::arch::{AArch64, MemoryType, Riscv64, X86_64};
@@ -8,7 +8,7 @@ use bindery_hosted::Walk;
 pub trait Format: Walk {
     /// The kernel's: readable, writable, not executable; nothing left to record.
     const KERNEL: u64;
-    /// What turns it into one that may be executed and not written.
+    /// Turns it into an executable entry that is not writable.
     const CODE: fn(u64) -> u64;
     /// User mode's, otherwise alike.
     const USER: u64;
@@ -17,7 +17,7 @@ pub trait Format: Walk {
     /// Memory that is written through write buffers, and devices.
     const WRITE_COMBINING: u64;
     const DEVICE: u64;
-    /// What the device's type is read back as.
+    /// The memory type that the device's bits decode to.
     const STRICTEST: MemoryType;
 
     /// The entry that names the table in `frame`.

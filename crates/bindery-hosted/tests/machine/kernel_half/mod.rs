@@ -1,5 +1,6 @@
-//! The machine under a kernel's own mappings: the upper half up to its last page, who may use what,
-//! contiguous runs of 2 MiB leaves, types of memory, devices, and invalidations for everybody.
+//! The machine under a kernel's own mappings: the upper half up to its last page, the rights of
+//! each mode, contiguous runs of 2 MiB leaves, types of memory, devices, and invalidations for all
+//! CPUs.
 
 mod blocks;
 mod format;
@@ -15,7 +16,7 @@ use format::Format;
 /// The last page but one of all, and the last. Both have index 511 in every table above level 1.
 const NEXT_TO_LAST: u64 = 0xffff_ffff_ffff_e000;
 const LAST: u64 = 0xffff_ffff_ffff_f000;
-/// Where the last 2 MiB begin.
+/// The start of the last 2 MiB.
 const LAST_MIB2: u64 = 0u64.wrapping_sub(MIB2);
 
 /// The name of a test that is the same everywhere, and its body.
@@ -122,7 +123,7 @@ fn last_conflict<A: Format>() {
     set(&machine, L1, 511, A::maps(0x8_0100, 1, A::KERNEL));
     kernel(&machine, LAST, Read).unwrap();
     set(&machine, L2, 511, A::maps(0x8_0200, 2, A::KERNEL));
-    // The way to the old table goes, the page stays.
+    // The cached way to the old table is dropped, the page stays.
     flush_kernel(&machine, LAST_MIB2, Tables::Changed);
     kernel(&machine, LAST_MIB2, Read).unwrap();
     match only(&machine) {
@@ -140,7 +141,7 @@ fn last_stale<A: Format>() {
     set(&machine, L2, 511, A::maps(0x8_0200, 2, A::KERNEL));
     kernel(&machine, LAST, Read).unwrap();
     machine.assert_clean();
-    // All of it is still mapped, but for the last page.
+    // All of it is still mapped, except the last page.
     set(&machine, L2, 511, A::names(L1));
     for page in 0..511 {
         set(&machine, L1, page, A::maps(0x8_0200 + page as u64, 1, A::KERNEL));
@@ -410,7 +411,8 @@ fn the_risc_v_kernel_caches_invalid_entries() {
     assert_eq!(kernel(&machine, NEXT_TO_LAST, Read), Err(false));
     flush_kernel(&machine, NEXT_TO_LAST, Tables::Unchanged);
     assert_eq!(kernel(&machine, NEXT_TO_LAST, Read), Ok(0x8_0100_000));
-    // Where a table came, it goes only with the tables; where a leaf came, with the leaf.
+    // An invalid entry that became a table is dropped only with the tables; one that became a leaf,
+    // with the leaf.
     for (entry, found) in [
         (Sv48::names(L1), Err(false)),
         (Sv48::maps(0x8_0200, 2, Sv48::KERNEL), Ok(0x8_0200_000 + MIB2 - 2 * PAGE)),

@@ -1,4 +1,4 @@
-//! What sequences of calls share: the calls, the model that they are compared with, and looking at
+//! Shared parts of call sequences: the calls, the model that they are compared with, and reads of
 //! memory past the MMU.
 
 mod model;
@@ -36,7 +36,7 @@ pub enum Op {
     Collapse(u64),
 }
 
-/// What came of it.
+/// The result of an operation.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Outcome {
     /// The address of a mapping, the word that was read, 0 for all else.
@@ -91,9 +91,9 @@ pub fn run<A: Walk>(machine: &Machine<A>, space: &AddressSpace<'_, Machine<A>>, 
 }
 
 impl Shadow {
-    /// Learns where one mapping ends and another that allows the same begins, which `mremap` asks:
-    /// whether Linux merges them depends on more than the model knows (`tests/oracle` compares
-    /// that). What is mapped and what is allowed there must be known already.
+    /// Learns the bounds between neighboring mappings with equal permissions, which `mremap`
+    /// depends on: whether Linux merges them depends on more than the model knows (`tests/oracle`
+    /// compares that). The mapped ranges and their permissions must be known already.
     #[track_caller]
     pub fn adopt<A: Walk>(&mut self, space: &AddressSpace<'_, Machine<A>>) {
         let found = areas(space);
@@ -108,7 +108,7 @@ impl Shadow {
         }
     }
 
-    /// Where mappings or contents of `space` are others than the model's.
+    /// The differences of mappings or contents between `space` and the model.
     fn difference<A: Walk>(
         &self,
         machine: &Machine<A>,
@@ -192,8 +192,8 @@ pub fn look<A: Walk>(
     let Some(frame) = frame_of(space.inspect(VirtAddr(page))) else { return Words::default() };
     let window = machine.direct_map(frame).cast::<AtomicU64>();
     let word = |index: usize| {
-        // SAFETY: the frame is one of the machine, whose window shows 512 aligned words that
-        // everybody accesses as atomics; the machine outlives the reference.
+        // SAFETY: the frame is one of the machine, whose window shows 512 aligned words that all
+        // threads access as atomics; the machine outlives the reference.
         unsafe { window.add(index).as_ref() }.load(Ordering::Relaxed)
     };
     Words { first: word(0), last: word(511) }

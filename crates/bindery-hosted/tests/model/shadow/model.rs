@@ -37,7 +37,7 @@ pub struct Words {
     pub last: u64,
 }
 
-/// What the architecture and the options say.
+/// The rules of the architecture and the options.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
     pub minimum: u64,
@@ -79,10 +79,10 @@ fn aligned(at: u64) -> Result<(), Error> {
 #[derive(Clone, Debug)]
 pub struct Shadow {
     rules: Rules,
-    /// Of neighbors that allow the same the model does not know whether they are one mapping; who
-    /// asks for something that depends on it says so before ([`Shadow::adopt`]).
+    /// The model does not know whether neighbors with equal permissions are one mapping; a caller
+    /// of an operation that depends on it calls [`Shadow::adopt`] first.
     pub areas: BTreeMap<u64, Area>,
-    /// What was written, by page; all else is zero.
+    /// Written words, by page; all others are zero.
     pub pages: BTreeMap<u64, Words>,
 }
 
@@ -91,7 +91,7 @@ impl Shadow {
         Self { rules, areas: BTreeMap::new(), pages: BTreeMap::new() }
     }
 
-    /// What `op` must give; the model has done it afterwards.
+    /// The expected result of `op`, which is applied to the model.
     pub fn expect(&mut self, op: Op) -> Outcome {
         match op {
             Op::Map(place, length, protection) => self.map(place, length, protection).into(),
@@ -439,7 +439,7 @@ impl Shadow {
         covered.chain(smaller).find_map(|align| self.highest(length, align, old % align))
     }
 
-    /// Moves contents to a new mapping; what they come from goes, or stays without them.
+    /// Moves contents to a new mapping; their source is removed, or stays without them.
     fn transfer(&mut self, old: u64, kept: u64, target: u64, length: u64, stays: bool) {
         let (_, area) = self.area(old).expect("it is mapped");
         let moved: Vec<_> = self.pages.range(old..old + kept).map(|(p, w)| (*p, *w)).collect();
@@ -452,8 +452,8 @@ impl Shadow {
         self.pages.extend(moved.iter().map(|(page, words)| (page - old + target, *words)));
     }
 
-    /// Where `op` may have come when it ran out of memory: to nothing, or to a part of what its
-    /// operation says it may have done.
+    /// The possible states of `op` after it ran out of memory: unchanged, or a part of the changes
+    /// that its operation allows.
     pub fn half_way(&self, op: Op) -> Vec<Self> {
         let mut states = vec![self.clone()];
         match op {

@@ -1,5 +1,5 @@
-//! Loads and stores that may end in a signal. The handler lets the program go on behind the access,
-//! and tells it the signal's number and code: nothing is jumped over but the access itself.
+//! Loads and stores that may end in a signal. The handler lets the program continue after the
+//! access, and reports the signal's number and code: it skips only the access itself.
 
 use std::arch::asm;
 use std::ffi::{c_int, c_void};
@@ -21,8 +21,8 @@ pub fn load(at: u64) -> Result<u64, Signal> {
     let value: u64;
     let signal: u64;
     // SAFETY: the address is a program's, where this process keeps nothing of its own, or it is
-    // `SCRATCH`, which holds plain words; a load changes nothing. Where it cannot be made, the
-    // handler comes back to the label.
+    // `SCRATCH`, which holds plain words; a load changes nothing. If it faults, the handler returns
+    // to the label.
     unsafe {
         asm!(
             "lea r10, [rip + 2f]",
@@ -57,7 +57,7 @@ fn decode(signal: u64) -> Signal {
     Signal::from_numbers((signal >> 16) as i32, i32::from(signal as u16))
 }
 
-/// What is called for `SIGSEGV` and `SIGBUS`.
+/// The handler of `SIGSEGV` and `SIGBUS`.
 extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel hands over both, to be read and written until the handler returns.
     let (info, context) = unsafe { (&*info, &mut *context.cast::<ucontext_t>()) };
@@ -80,7 +80,7 @@ extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mut c_voi
 pub fn handle_signals() {
     let stack = Box::leak(vec![0_u8; STACK].into_boxed_slice());
     let stack = libc::stack_t { ss_sp: stack.as_mut_ptr().cast(), ss_flags: 0, ss_size: STACK };
-    // SAFETY: the stack lives forever, and nobody else uses it.
+    // SAFETY: the stack lives forever, and no other code uses it.
     let installed = unsafe { libc::sigaltstack(&stack, ptr::null_mut()) };
     assert_eq!(installed, 0, "sigaltstack");
     for signal in [libc::SIGSEGV, libc::SIGBUS] {

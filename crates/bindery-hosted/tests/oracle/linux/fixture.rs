@@ -1,4 +1,4 @@
-//! Where runners come from: everything that a sequence finds when it begins.
+//! The fixture of runners: the initial state of a sequence.
 
 use std::fs;
 use std::slice;
@@ -35,8 +35,8 @@ pub fn unable() -> Option<String> {
     if version < OLDEST {
         return Some(format!("this Linux is {release}, and older than {OLDEST:?}"));
     }
-    // What the core is set to in `ours`. How much may be overcommitted does not matter here, as
-    // long as it is not nothing.
+    // The core's settings in `ours`. The mode of overcommit does not matter here, as long as it
+    // allows some.
     const SETTINGS: [(&str, &str); 2] = [
         ("/sys/kernel/mm/transparent_hugepage/enabled", "[madvise]"),
         ("/sys/kernel/mm/transparent_hugepage/shmem_enabled", "[never]"),
@@ -55,7 +55,7 @@ pub fn unable() -> Option<String> {
     (!able).then(|| "not being limited in what is locked needs to be root".to_owned())
 }
 
-/// What all runners of a judge share.
+/// The common parts of all runners of a judge.
 pub struct Fixture {
     shared: Shared<'static>,
     buffer: Box<[u8]>,
@@ -81,8 +81,8 @@ impl Fixture {
             )
         };
         let room = room.expect("memory that is shared").cast::<AtomicU64>();
-        // SAFETY: the mapping is never undone, and used through this slice alone, by all
-        // processes with atomic accesses.
+        // SAFETY: the mapping is never undone, and used only through this slice, by all processes
+        // with atomic accesses.
         let words = unsafe { slice::from_raw_parts(room, ROOM / 8) };
         let buffer = vec![1; LONGEST as usize].into_boxed_slice();
         Self { shared: Shared(words), buffer, eyes: Some(Eyes::new()) }
@@ -172,7 +172,7 @@ fn rename(file: i32, number: u64) {
     // SAFETY: the descriptors are ours; none of the numbers was in use.
     let renamed = unsafe { libc::dup2(file, number as i32) };
     assert_eq!(renamed as u64, number);
-    // SAFETY: nobody uses this number any more.
+    // SAFETY: this number is not used any more.
     unsafe { libc::close(file) };
 }
 
@@ -189,7 +189,7 @@ fn unmap_what_cannot_be_locked() {
     }
 }
 
-/// What `PR_SET_MM_MAP` sets, as `prctl(2)` has it.
+/// The structure of `PR_SET_MM_MAP`, as in `prctl(2)`.
 #[repr(C)]
 struct MemoryMap {
     start_code: u64,

@@ -57,18 +57,18 @@ const IS_GUARD: u64 = 1 << 8;
 /// The backing of a shared mapping of `/dev/zero` that can never be written.
 const READ_ONLY_ZEROES: Backing = u64::MAX;
 
-/// What is needed to look at the calling process.
+/// The means to observe the calling process.
 pub struct Eyes {
     mappings: i32,
     pagemap: i32,
     status: i32,
-    /// What `/proc` knows the files by.
+    /// The files' inode numbers in `/proc`.
     inodes: [u64; ALL_FILES.len()],
     /// And `/dev/zero`.
     zeroes: u64,
     text: Box<[u8]>,
     regions: Box<[ScanRegion]>,
-    /// What the process used before the scenario.
+    /// The usage of the process before the scenario.
     before: Counters,
 }
 
@@ -121,7 +121,7 @@ impl Eyes {
         self.before
     }
 
-    /// What the process uses, all in all.
+    /// The total usage of the process.
     pub fn usage(&mut self) -> Counters {
         let length = read_until(self.status, &mut self.text, |_| false);
         let text = &self.text[..length];
@@ -155,14 +155,14 @@ impl Eyes {
 
     /// Calls `f` for each mapping in the region, by rising address.
     fn for_each_area(&mut self, mut f: impl FnMut(&Area)) {
-        // What lies behind the region is the program itself, and most of the text.
+        // The mappings behind the region are the program's own, and most of the text.
         let behind = |text: &[u8]| {
             let mut headers = lines(text).filter(|line| is_header(line));
             headers.any(|line| hexadecimal(before(line, b'-')) >= REGION_END)
         };
         let length = read_until(self.mappings, &mut self.text, behind);
         let mut area = None;
-        // Objects that have no descriptor are told from each other by the order of their coming.
+        // Objects without a descriptor are distinguished by their order.
         let mut others = [0_u64; 32];
         for line in lines(&self.text[..length]) {
             if let Some(flags) = line.strip_prefix(b"VmFlags: ") {
@@ -253,7 +253,7 @@ fn in_region(area: &Area) -> bool {
 
 fn presence(categories: u64) -> Presence {
     match categories {
-        // A guard is a marker, which stands where swapped-out pages would.
+        // A guard is a marker, in the place of swapped-out pages.
         guard if guard & IS_GUARD != 0 => Presence::Guard,
         IS_PRESENT => Presence::Anonymous,
         _ if categories == IS_PRESENT | IS_ZERO => Presence::Zero,
@@ -268,7 +268,7 @@ fn is_header(line: &[u8]) -> bool {
     line.first().is_some_and(|byte| byte.is_ascii_digit() || byte.is_ascii_lowercase())
 }
 
-/// A text up to where a byte stands first.
+/// The text before the first occurrence of a byte.
 fn before(text: &[u8], byte: u8) -> &[u8] {
     text.split(|other| *other == byte).next().unwrap_or_default()
 }
@@ -285,7 +285,7 @@ fn header(line: &[u8], inodes: &[u64], zeroes: u64, others: &mut [u64; 32]) -> A
     let _device = field();
     let backing = if in_region(&Area { start, end, letters: 0, backing: 0, offset }) {
         match decimal(field()) {
-            // Where it can be written, it is memory with a number of its own.
+            // Writable memory has a number of its own.
             inode if inode == zeroes => READ_ONLY_ZEROES,
             inode => backing(inode, inodes, others),
         }
@@ -335,7 +335,7 @@ fn read_until(file: i32, into: &mut [u8], enough: impl Fn(&[u8]) -> bool) -> usi
     loop {
         let rest = &mut into[done..];
         assert!(!rest.is_empty(), "/proc says more than there is room for");
-        // SAFETY: the kernel writes at most as many bytes as the rest has.
+        // SAFETY: the kernel writes at most the number of bytes that the rest has.
         let read = unsafe { libc::pread(file, rest.as_mut_ptr().cast(), rest.len(), done as i64) };
         assert!(read >= 0, "/proc cannot be read");
         if read == 0 || enough(&rest[..read as usize]) {

@@ -30,11 +30,11 @@ const ENVIRONMENT: &str = "BINDERY_ORACLE_JUDGE";
 /// The most words of a message: more is nonsense.
 const LONGEST_MESSAGE: u64 = 1 << 24;
 
-/// What Linux says of a sequence.
+/// Linux's answer to a sequence.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Verdict {
-    /// What the process had mapped before, elsewhere; as locked stands the most that may ever be
-    /// locked by who is limited.
+    /// The process' mappings before it, elsewhere; as locked, the maximum that a limited process
+    /// may ever lock.
     pub before: Counters,
     pub observations: Vec<Observation>,
 }
@@ -111,12 +111,12 @@ fn receive(socket: &mut UnixStream) -> io::Result<Option<Vec<u64>>> {
     Ok(Some(words.collect()))
 }
 
-/// Is the judge, if this program was started as one: answers until nobody asks any more.
+/// Acts as the judge, if this program was started as one: answers until the questions end.
 pub fn serve() {
     if std::env::var_os(ENVIRONMENT).is_none() {
         return;
     }
-    // SAFETY: standard input is the socket that `Judge::start` made, and nobody else uses it.
+    // SAFETY: standard input is the socket that `Judge::start` made, and no other code uses it.
     let mut socket = unsafe { <UnixStream as std::os::fd::FromRawFd>::from_raw_fd(0) };
     let mut fixture = fixture::Fixture::new();
     while let Some(question) = receive(&mut socket).expect("a question") {

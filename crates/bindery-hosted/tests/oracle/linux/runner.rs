@@ -30,7 +30,7 @@ pub struct Runner<'a> {
     pub operations: &'a [Operation],
     pub shared: Shared<'a>,
     pub eyes: Eyes,
-    /// What is read from files and written to them.
+    /// The buffer for reads and writes of files.
     pub buffer: &'a mut [u8],
     /// The structure of the last request on the userfaultfd.
     pub words: [u64; 5],
@@ -48,7 +48,7 @@ pub struct Other {
     child: i32,
 }
 
-/// What becomes of the process that acts.
+/// The next state of the acting process.
 enum Next {
     /// It goes on here.
     Step(usize),
@@ -90,7 +90,8 @@ fn number_of(operation: OperationKind) -> libc::c_long {
     }
 }
 
-/// Who may lock memory without limit has a capability, which can be put down and taken up again.
+/// A process that may lock memory without limit has a capability, which can be dropped and
+/// regained.
 fn be_limited(limited: bool) {
     let mut sets = capabilities(None).expect("capabilities");
     sets.effective.set(CapabilitySet::IPC_LOCK, !limited);
@@ -252,7 +253,7 @@ impl Runner<'_> {
         let waited = unsafe { libc::waitpid(other.child, &mut status, 0) };
         assert_eq!((waited, status), (other.child, 0), "the child has failed");
         for end in [other.hear, other.tell] {
-            // SAFETY: nobody uses these ends any more.
+            // SAFETY: these ends are not used any more.
             unsafe { libc::close(end) };
         }
     }

@@ -22,7 +22,7 @@ use super::{Process, Theatre};
 
 type Space<'m, A> = AddressSpace<'m, Machine<A>>;
 
-/// What a mapping outside of the region is for.
+/// The purpose of a mapping outside of the region.
 pub enum Use {
     ReadWrite,
     None,
@@ -96,7 +96,7 @@ pub fn limit<A: Walk>(
     space.set_limits(&limits);
 }
 
-/// What the core sees of the process that calls.
+/// The calling process, as the core sees it.
 struct Caller<'t, 'm, A: Walk>(&'t Theatre<'m, A>);
 
 impl<'m, A: Walk> Caller<'_, 'm, A> {
@@ -194,7 +194,7 @@ pub fn userfault_request<'m, A: Walk>(
     }
 }
 
-/// What is done to a file by its descriptor.
+/// A call on a file by its descriptor.
 fn file_call<A: Walk>(
     file: Option<OpenFile<'_, Machine<A>>>,
     operation: OperationKind,
@@ -222,8 +222,8 @@ fn file_call<A: Walk>(
     }
 }
 
-/// What a kernel adds to a seal of the file's mode, which only it knows: a file that may be
-/// executed, as those of `memfd_create` may, cannot be written any more.
+/// The seals that a kernel adds to a seal of the file's mode, which only it knows: an executable
+/// file, like those of `memfd_create`, cannot be written any more.
 fn with_all_that_follow(seals: u32) -> u32 {
     let follows = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_FUTURE_WRITE;
     if u64::from(seals) & F_SEAL_EXEC != 0 { seals | follows as u32 } else { seals }

@@ -17,7 +17,7 @@ const IS_SWAPPED: u64 = 1 << 4;
 type Space<'m, A> = AddressSpace<'m, Machine<A>>;
 type Files<'m, A> = [Object<'m, Machine<A>>];
 
-/// What the letters of `VmFlags` are called here, in the order of [`LETTERS`].
+/// The flags of the letters of `VmFlags`, in the order of [`LETTERS`].
 const FLAGS: [MappingFlags; LETTERS.len()] = [
     MappingFlags::READ,
     MappingFlags::WRITE,
@@ -83,7 +83,7 @@ fn mappings<A: Walk>(space: &Space<'_, A>) -> Vec<Mapping> {
 
 /// The mappings in the region as `/proc` shows them.
 pub fn areas<A: Walk>(space: &Space<'_, A>, files: &Files<'_, A>) -> Vec<Area> {
-    // Objects that have no descriptor are told from each other by the order of their coming.
+    // Objects without a descriptor are distinguished by their order.
     let mut others = Vec::new();
     let area = |mapping: &Mapping| {
         let backing = match mapping.object {
@@ -128,7 +128,7 @@ fn stretches<A: Walk>(space: &Space<'_, A>) -> Vec<Stretch> {
 
 fn presence<A: Walk>(space: &Space<'_, A>, word: u64) -> Option<Presence> {
     let has = |bit: u32| word >> bit & 1 == 1;
-    // The bits for frames, and soft-dirty, of which the kernel below us may know nothing.
+    // The bits for frames, and soft-dirty, which the kernel below us may lack.
     if word & !(1 << 55) == 0 {
         return None;
     }

@@ -26,7 +26,7 @@ use super::swapped::free_wiped;
 /// The machine's memory in bytes: enough for all that a sequence can touch.
 const MEMORY: u64 = 64 << 20;
 
-/// What stands for all that a process on Linux has besides the region.
+/// The stand-in for all other mappings of a process on Linux.
 const BALLAST: u64 = 0x1000_0000_0000;
 
 /// A process: its address space and what it has open.
@@ -43,9 +43,10 @@ pub struct Theatre<'m, A: Walk> {
     processes: [Option<Process<'m, A>>; 2],
     /// Which of them acts.
     acting: usize,
-    /// What the process had before the scenario, and the most that it may lock if it is limited.
+    /// The process' mappings before the scenario, and the maximum that it may lock if it is
+    /// limited.
     before: Counters,
-    /// What the process had here.
+    /// The usage of the process here.
     base: Usage,
     observations: Vec<Observation>,
     scratch: Vec<u32>,
@@ -53,7 +54,7 @@ pub struct Theatre<'m, A: Walk> {
     userfault: Option<Userfault<'m, Machine<A>>>,
     /// The structure of the last request on it.
     words: [u64; 5],
-    /// Where pages go out to.
+    /// The swap area.
     area: Option<SwapArea>,
     device: &'static SwapFile,
 }
@@ -63,7 +64,7 @@ pub fn scenario<A: Walk>(operations: &[Operation], before: &Counters) -> Vec<Obs
     let config = Config { memory: MEMORY, contents: Contents::Anything, ..Config::default() };
     let machine = Machine::<A>::new(config);
     let memory = machine.memory().expect("memory");
-    // Pages alone, unless the caller chooses.
+    // Only base pages, unless the caller chooses.
     memory.folio_policy().set_global(bindery::SizeMode::Never);
     core::prepare(&memory);
     let free = memory.free_frame_count();
@@ -101,7 +102,7 @@ fn with_device<A: Walk, R>(
     scenario: impl FnOnce(&'static SwapFile) -> R,
 ) -> R {
     thread_local! {
-        /// What the last scenario has left in order.
+        /// The device that the last scenario has left intact.
         static DEVICE: Cell<Option<&'static SwapFile>> = const { Cell::new(None) };
     }
     let device = DEVICE.take().unwrap_or_else(core::device);
@@ -228,7 +229,7 @@ impl<'m, A: Walk> Theatre<'m, A> {
         self.observe(step, Outcome::Looked, data);
     }
 
-    /// What a page holds as the program sees it.
+    /// The content of a page as the program sees it.
     fn digest(&self, at: u64) -> u64 {
         let mut bytes = [0; PAGE as usize];
         match self.program().read(VirtAddr(at), &mut bytes) {

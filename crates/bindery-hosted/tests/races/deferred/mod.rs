@@ -1,5 +1,5 @@
-//! No call waits for readers: what it has unlinked is freed when they have left, and no frame of it
-//! is lost. How often somebody waits is counted.
+//! No call waits for readers: the items that it has unlinked are freed when they have left, and no
+//! frame leaks. Waits are counted.
 
 mod watched;
 
@@ -59,7 +59,7 @@ fn audit<A: Walk>(memory: &Memory<Watched<A>>, spaces: &[&AddressSpace<'_, Watch
     check::check(memory, spaces, &mut scratch).unwrap();
 }
 
-/// What everyday calls do all the time.
+/// A round of everyday calls.
 fn round<A: Walk>(space: &AddressSpace<'_, Watched<A>>) {
     let at = space.mmap(&anywhere(64 * KIB)).unwrap();
     space.fault(at, Access::Write).unwrap();
@@ -127,7 +127,7 @@ fn everyday_calls_beside_a_reader<A: Walk>() {
         audit(&memory, &[&space]);
     });
     assert_eq!(memory.platform().waits(), 0, "nobody waits for the reader");
-    // The reader has gone: the next call frees what has waited.
+    // The reader has left: the next call frees the waiting items.
     for _ in 0..20 {
         round(&space);
     }
@@ -214,8 +214,8 @@ fn at_the_limit_one_wait_frees_all() {
     audit(&memory, &[&space]);
 }
 
-/// What a truncation leaves goes beyond the limit while the object's gates are held; the wait comes
-/// when they are free.
+/// The pages of a truncation exceed the limit while the object's gates are held; the wait comes
+/// after they are free.
 #[test]
 fn a_truncation_at_the_limit_waits_without_gates() {
     let (machine, memory) = watched::<Arch>(256 * MIB);
@@ -235,7 +235,7 @@ fn a_truncation_at_the_limit_waits_without_gates() {
         let machine = &machine;
         scope.spawn(move || {
             machine.on_cpu(Cpu(1), || {
-                // Nobody asks where nobody waits.
+                // Without a wait, no question comes.
                 let Ok(()) = asked.recv() else { return };
                 // Passes the object's gates one after the other.
                 object.write(0, b"free").unwrap();
@@ -261,7 +261,7 @@ fn a_drain_gives_every_frame_back() {
     until_told(&machine, told, || {
         (0..30).for_each(|_| round(&space));
         assert!(waiting(&memory) > 0);
-        // The reader leaves when somebody waits for it, and not before.
+        // The reader leaves only when a thread waits for it.
         let mut leave = Some(leave);
         memory.platform().before_waiting(move || drop(leave.take()));
         memory.drain_deferred();

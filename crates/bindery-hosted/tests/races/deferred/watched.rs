@@ -45,7 +45,7 @@ type Hook = Box<dyn FnMut() + Send>;
 
 pub struct Watched<A: Walk> {
     pub machine: Machine<A>,
-    /// How often somebody waited for readers.
+    /// The number of waits for readers.
     pub waits: AtomicU64,
     /// Whether the machine says that a grace period is over.
     pub tells: AtomicBool,
@@ -85,7 +85,7 @@ pub fn watched<A: Walk>(bytes: u64) -> (Machine<A>, Memory<Watched<A>>) {
     };
     // SAFETY: 1. the frames of a machine that has no other memory; 2. it has no table yet.
     let memory = unsafe { Memory::new(watched, &[FrameRange { first, count }]) }.unwrap();
-    // Pages alone, unless the caller chooses.
+    // Only base pages, unless the caller chooses.
     memory.folio_policy().set_global(bindery::SizeMode::Never);
     memory.commitment().set_mode(Overcommit::Always);
     (machine, memory)

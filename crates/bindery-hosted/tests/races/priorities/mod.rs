@@ -28,7 +28,7 @@ const CALLS: u64 = 60;
 /// Steps that a call may take on average before all count as stuck: each takes a few hundred.
 const STEPS_OF_A_CALL: u64 = 5_000;
 
-/// A machine whose threads a scheduler runs. Where its waiters do not `SLEEP`, they spin.
+/// A machine whose threads a scheduler runs. Without `SLEEP`, its waiters spin.
 struct Prioritized<const SLEEP: bool>(Machine<X86_64<4>>);
 
 // SAFETY: all is the hosted machine's doing, which keeps the promises; both locks are locks.
@@ -116,7 +116,7 @@ impl Pager for Disk {
     }
 }
 
-/// What the threads work on. Never freed: threads that are stuck never end.
+/// The object of the threads' work. Never freed: stuck threads never end.
 struct Shared<const SLEEP: bool> {
     machine: Machine<X86_64<4>>,
     space: AddressSpace<'static, Prioritized<SLEEP>>,
@@ -150,7 +150,7 @@ fn share<const SLEEP: bool>() -> &'static Shared<SLEEP> {
     let memory =
         unsafe { Memory::new(Prioritized(machine.clone()), &[FrameRange { first, count }]) }
             .unwrap();
-    // Pages alone, unless the caller chooses.
+    // Only base pages, unless the caller chooses.
     memory.folio_policy().set_global(bindery::SizeMode::Never);
     memory.commitment().set_mode(Overcommit::Always);
     let memory: &'static Memory<_> = Box::leak(Box::new(memory));
@@ -162,7 +162,7 @@ fn share<const SLEEP: bool>() -> &'static Shared<SLEEP> {
     shared
 }
 
-/// One call, whichever `random` says. What it returns depends on what the others have done before.
+/// One call, chosen by `random`. Its result depends on earlier calls of the others.
 fn call<const SLEEP: bool>(shared: &Shared<SLEEP>, random: u64) {
     let Shared { space, file, .. } = shared;
     let page = random / 16 % (2 * PAGES);

@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex};
 
 use bindery::sync::{LockApi05, RawLock};
 
-/// Rounds that a thread may spin while nobody else runs: the thread that it waits for never will.
+/// Rounds that a thread may spin while no other thread runs: the one that it waits for never will.
 const SPINS: u64 = 10_000;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -15,7 +15,7 @@ enum State {
     Ready,
     /// On the word at this address.
     Parked(usize),
-    /// Until so many steps have passed.
+    /// Until this number of steps has passed.
     Sleeping(u64),
     Finished,
 }
@@ -29,7 +29,7 @@ struct Thread {
 /// How all ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum End {
-    /// All threads have finished, after so many steps.
+    /// All threads have finished, after this number of steps.
     Finished(u64),
     Stuck(String),
 }
@@ -51,7 +51,7 @@ pub struct Scheduler {
 
 thread_local! {
     static HERE: RefCell<Option<(Arc<Scheduler>, usize)>> = const { RefCell::new(None) };
-    /// Read sections and spin locks that this thread is in: nobody preempts it there.
+    /// Read sections and spin locks of this thread, in which it is not preempted.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
@@ -60,7 +60,7 @@ impl Inside {
         self.end.get_or_insert(end);
     }
 
-    /// Chooses who runs.
+    /// Chooses the thread to run.
     fn choose(&mut self) {
         self.spins = 0;
         if self.steps > self.limit {
@@ -146,7 +146,7 @@ fn here<R>(work: impl FnOnce(&Arc<Scheduler>, usize) -> R) -> Option<R> {
     here.map(|(scheduler, me)| work(&scheduler, me))
 }
 
-/// A point where the calling thread may be preempted, unless it is where nobody is.
+/// A point where the calling thread may be preempted, except in such a section.
 pub fn point() {
     if DEPTH.get() == 0 {
         here(|scheduler, me| scheduler.change(me, |inside| inside.steps += 1));
@@ -165,7 +165,7 @@ pub fn leave() {
     point();
 }
 
-/// The calling thread sleeps for so many steps.
+/// The calling thread sleeps for this number of steps.
 pub fn sleep(steps: u64) {
     here(|scheduler, me| {
         scheduler.change(me, |inside| {
@@ -187,7 +187,7 @@ pub fn park(word: usize, unchanged: impl FnOnce() -> bool) {
     });
 }
 
-/// Those who sleep on the word are ready.
+/// Makes the threads that sleep on the word ready.
 pub fn unpark(word: usize) {
     here(|scheduler, _| {
         let mut inside = scheduler.inside.lock().unwrap();
@@ -200,7 +200,7 @@ pub fn unpark(word: usize) {
     point();
 }
 
-/// The calling thread spins one round, and nobody else runs.
+/// The calling thread spins one round, and no other thread runs.
 pub fn spin() {
     here(|scheduler, me| {
         let mut inside = scheduler.inside.lock().unwrap();

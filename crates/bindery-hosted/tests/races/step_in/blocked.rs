@@ -1,8 +1,8 @@
-//! Pairs of calls of which the second is never audited, at whatever step the first is held: it
-//! waits for the first in one part of the steps, and in the others finds what the first has taken
-//! away. A pair that is not listed must be audited at one step at least.
+//! Pairs of calls whose second one is never audited, at whatever step the first is held: it waits
+//! for the first in some of the steps, and in the others finds memory that the first has removed. A
+//! pair that is not listed must be audited at one step at least.
 
-/// Calls that are held, and those that cannot succeed meanwhile.
+/// Held calls, and those that cannot succeed in between.
 const NEVER: &[(&[&str], &[&str])] = &[
     // User copies hold the VMA for reading.
     (&["move anon", "move anon, congruent"], &["read_user", "write_user to anon"]),

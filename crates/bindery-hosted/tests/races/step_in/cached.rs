@@ -1,5 +1,5 @@
-//! What steps into a call that sends pages of the swap cache out once more, or unmaps them, while a
-//! parent's entries name their slots.
+//! Calls that step into one that swaps pages of the swap cache out once more, or unmaps them, while
+//! a parent's entries refer to their slots.
 
 use std::sync::Arc;
 
@@ -47,8 +47,8 @@ fn assert_kept<A: Walk>(space: &Space<'_, A>, dropped: u64) {
     }
 }
 
-/// `held` is held at a step, and `call` runs meanwhile. That is given what lets the first end. Says
-/// whether the first came to that step.
+/// Holds `held` at a step, and runs `call`, which gets the function that lets the first end.
+/// Returns whether the first reached that step.
 fn run<A: Walk>(
     hold_at: HoldAt,
     order: u8,
@@ -94,7 +94,7 @@ fn each_call<A: Walk>(order: u8, dropped: u64, held: impl Fn(&Space<'_, A>) + Sy
     type Call<A> = fn(&Family<'_, '_, A>, &dyn Fn());
     let calls: [Call<A>; 4] = [
         |family, goes_on| {
-            // `None` where it has gone already.
+            // `None` if it was freed already.
             let _ = with_reference(family.child.memory(), family.frame, |_, _| goes_on());
         },
         |family, _| assert_kept(family.parent, family.dropped),

@@ -14,7 +14,7 @@ const PAGE: usize = PAGE_SIZE as usize;
 /// Slots of the device.
 const SLOTS: u64 = 1024;
 
-/// The device. Pages may change while it writes them, so a folio can be taken back meanwhile.
+/// The device. Pages may change while it writes them, so a folio can be taken back during a write.
 #[derive(Default)]
 pub struct LateDevice {
     waiting: Mutex<Vec<SwapRequest>>,
@@ -34,7 +34,7 @@ impl LateDevice {
                 let bytes = slots.entry(slot).or_insert_with(|| vec![0; PAGE]);
                 match request.operation() {
                     // SAFETY: the frame is the request's until that is complete; a program that
-                    // writes to it meanwhile does so by atomics, as this reads.
+                    // writes to it at the same time does so by atomics, like this read.
                     SwapOperation::Write => unsafe {
                         memory.platform().read_bytes(frame, bytes);
                     },

@@ -1,6 +1,6 @@
-//! One call is held at each of its steps, another steps in, and what the second has promised is
-//! looked at when it returns: a third CPU, whose TLB knows every page from before, must not be able
-//! to do what was revoked.
+//! One call is held at each of its steps, another steps in, and the guarantees of the second are
+//! audited when it returns: a third CPU, whose TLB has every page from before, must not be able to
+//! make revoked accesses.
 //!
 //! ```text
 //! CPU 0   A ........ held at step n ............................. goes on ... over
@@ -8,26 +8,26 @@
 //! CPU 1                            B ... returns
 //! ```
 //!
-//! Where B waits for A the run counts as blocked, where B fails as refused: neither has passed.
-//! See [`step_in::stops`] for the steps.
+//! If B waits for A the run counts as blocked, if B fails as refused: neither has passed. See
+//! [`step_in::stops`] for the steps.
 //!
 //! A subset of the runs is made by default, chosen by `BINDERY_STEP_SEED`; with
-//! `BINDERY_STEP_IN=all`, all pairs of calls at all steps. `BINDERY_STEP_HELD` names the one call
-//! that is held then, and `BINDERY_STEP_RUNS` sets the size of the subset.
+//! `BINDERY_STEP_IN=all`, all pairs of calls at all steps. `BINDERY_STEP_HELD` then names the one
+//! call that is held, and `BINDERY_STEP_RUNS` sets the size of the subset.
 //!
-//! | file in `step_in/` | what |
+//! | file in `step_in/` | contents |
 //! |---|---|
 //! | `stops`, `stepped` | the steps, and a platform that passes them |
-//! | `world`, `operations` | what a run begins with, and the calls |
-//! | `promises`, `run` | what is audited; one run |
-//! | `plan`, `blocked` | which runs are made; pairs that never succeed |
-//! | `named` | meetings that went wrong once |
-//! | `reclaim` | what steps into reclaim keeps its page |
-//! | `cached` | pages of the swap cache that go out once more, or lose their last mapping |
-//! | `no_access` | memory without access that goes to swap, and entries of its form that do not |
+//! | `world`, `operations` | the initial state of a run, and the calls |
+//! | `promises`, `run` | the audited guarantees; one run |
+//! | `plan`, `blocked` | the choice of runs; pairs that never succeed |
+//! | `named` | meetings that failed once |
+//! | `reclaim` | calls that step into reclaim and keep their page |
+//! | `cached` | pages of the swap cache that are swapped out once more, or lose their last mapping |
+//! | `no_access` | memory without access that is swapped out, and entries of its form that are not |
 //! | `triples`, `late_device` | three calls: swap areas that stop, folios taken back, fills of `PROT_NONE` |
-//! | `page_moves` | moves of pages between two places, and the calls beside them |
-//! | `userfaults` | faults that wait, beside closes, dying handlers, moves and unread messages |
+//! | `page_moves` | moves of pages between two places, and concurrent calls |
+//! | `userfaults` | waiting faults, with closes, dying handlers, moves and unread messages |
 
 pub mod blocked;
 mod cached;

@@ -52,8 +52,8 @@ fn a_guard_installed_during_a_truncation_stays() {
     meet_everywhere("truncate", "guard install in file");
 }
 
-/// 1. A truncation detaches a table, gives its locks back, and has not flushed yet;
-/// 2. a guard is installed there, which needs a table: it stands where the old one stood;
+/// 1. A truncation detaches a table, releases its locks, and has not flushed yet;
+/// 2. a guard is installed there, which needs a table: it takes the place of the old one;
 /// 3. a TLB still walks the old one.
 #[test]
 fn no_table_replaces_another_before_its_flush() {
@@ -87,7 +87,7 @@ fn no_store_succeeds_after_mprotect_read_beside_sync() {
     meet_everywhere("sync", "mprotect read");
 }
 
-/// As with a sync, but the entries are gone: `mprotect` finds nothing there.
+/// Like with a sync, but the entries were removed: `mprotect` finds none there.
 #[test]
 fn no_store_succeeds_after_mprotect_none_beside_punch() {
     for hole in ["punch", "punch all"] {

@@ -49,7 +49,7 @@ fn protect<A: Walk>(space: &Space<'_, A>, protection: Protection) {
     space.mprotect(VirtAddr(FROM), LENGTH, protection).unwrap();
 }
 
-/// What a page has, here or where it may have moved.
+/// The content of a page, here or where it may have moved.
 fn contents<A: Walk>(space: &Space<'_, A>, page: u64) -> Vec<u64> {
     let places = [FROM, TO].map(|base| VirtAddr(base + page * PAGE_SIZE));
     let is_there = |at: &VirtAddr| !matches!(space.inspect(*at), Inspection::Empty);
@@ -61,8 +61,8 @@ fn contents<A: Walk>(space: &Space<'_, A>, page: u64) -> Vec<u64> {
     places.into_iter().filter(is_there).map(read).collect()
 }
 
-/// One run: `held` at a step, `other` meanwhile. Says whether the first came to the step. Each page is
-/// somewhere in the end, once, unless one of the calls has dropped it.
+/// One run: `held` at a step, with `other` in between. Returns whether the first reached the step.
+/// Each page exists once in the end, unless one of the calls has dropped it.
 fn run<A: Walk>(
     hold_at: HoldAt,
     order: u8,
@@ -114,7 +114,7 @@ fn moves<A: Walk>(space: &Space<'_, A>) {
     let (source, destination) = (VirtAddr(FROM), VirtAddr(TO));
     let what =
         PageMove { source, destination, length: LENGTH, allows_holes: true, ..PageMove::default() };
-    // As far as nobody else has the pages.
+    // If no other process has the pages.
     let _ = move_pages(space, &what);
 }
 
@@ -131,10 +131,11 @@ fn meet<A: Walk>(order: u8, before: Call<A>, pair: [Call<A>; 2], drops: bool) {
 
 fn all<A: Walk>(order: u8) {
     for takes in [reclaim::<A>, page_out::<A>] {
-        // What a mapping without access has goes, and is there when it may be accessed.
+        // The content of a mapping without access is swapped out, and present when access is
+        // allowed again.
         meet::<A>(order, close, [takes, open], false);
         meet::<A>(order, close, [takes, discard], true);
-        // What the others leave for a moment stays theirs.
+        // Pages that the others release temporarily stay theirs.
         meet::<A>(order, |_| (), [takes, close], false);
         meet::<A>(order, |_| (), [takes, discard], true);
         meet::<A>(order, |_| (), [takes, moves], false);
@@ -172,7 +173,7 @@ fn a_locked_folio_keeps_its_entries<A: Walk>(order: u8, takes: Call<A>) {
         let meanwhile = || {
             let was_locked = is_locked.load(Relaxed);
             takes(&space);
-            // Where it waited for readers, the other one was let go, and may be over.
+            // If it waited for readers, the other one was released, and may be over.
             let is_locked = is_locked.load(Relaxed);
             let is_out =
                 |entry: &&Inspection<A>| matches!(entry, Inspection::Absent(Absent::Swap { .. }));

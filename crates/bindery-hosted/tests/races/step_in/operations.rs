@@ -13,7 +13,7 @@ use super::world::{
 };
 use crate::support::{MIB, READ_WRITE, fixed};
 
-/// What nobody may do any more.
+/// A revoked right.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Denied {
     Stores,
@@ -47,7 +47,7 @@ pub struct Move {
 }
 
 impl Move {
-    /// Where what was at `at` is afterwards.
+    /// The new address of the page that was at `at`.
     pub fn image(self, at: u64) -> Option<u64> {
         let inside = at.checked_sub(self.from).filter(|inside| *inside < self.length)?;
         Some(self.to + inside)
@@ -62,7 +62,7 @@ pub struct Operation<A: Walk> {
     pub holds: Holds,
     /// It revokes pages of the file, wherever another call has moved their mapping.
     pub of_the_file: bool,
-    /// Where contents of the space may change.
+    /// Ranges of the space whose contents may change.
     pub loses: Vec<(u64, u64)>,
     pub moves: Option<Move>,
 }
@@ -119,7 +119,7 @@ fn touch<A: Walk>(space: &Space<'_, A>, at: u64, pages: &[u64], access: Access) 
     pages.iter().map(touch).fold(true, |all, one| all & one)
 }
 
-/// Where a guard is put into the file's mapping, which has none before.
+/// The page of a guard in the file's mapping, which has none before.
 const GUARDED: u64 = FILE + 769 * PAGE_SIZE;
 const PART: u64 = FILE + MIB;
 const UNGUARDS: &[&str] = &["guard remove", "munmap", "map over", "move"];
@@ -300,7 +300,7 @@ fn users<A: Walk>() -> Vec<Operation<A>> {
     ]
 }
 
-/// Works on the children that there are, which nobody else finds meanwhile.
+/// Works on the existing children, which no other thread finds in between.
 fn with_children<'m, A: Walk>(
     world: &World<'m, A>,
     work: impl FnOnce(&[Space<'m, A>]) -> bool,
@@ -316,7 +316,7 @@ fn with_children<'m, A: Walk>(
 fn shared_memory<A: Walk>() -> Vec<Operation<A>> {
     let page = |number: u64| SHARED + number * PAGE_SIZE;
     vec![
-        // It maps pages 4 to 7 alone.
+        // It maps only pages 4 to 7.
         Operation::new("page out shared", |w| {
             advise(&w.space, SHARED, SHARED_LENGTH, Advice::PageOut)
         }),

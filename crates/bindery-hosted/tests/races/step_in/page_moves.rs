@@ -1,13 +1,13 @@
-//! Moves of pages between two places of one address space (`UFFDIO_MOVE`) meet the calls that run
-//! beside them: no page is lost or seen twice, and no TLB shows a page at the place that it has left.
+//! Moves of pages between two places of one address space (`UFFDIO_MOVE`) meet concurrent calls: no
+//! page is lost or seen twice, and no TLB shows a page at its old place.
 //!
 //! ```text
 //! FROM   4 MiB   pages 0, 1, 2, 16 to 31, 511, 512, 600 written; 700 to 707 in swap
 //! TO     4 MiB   nothing
 //! ```
 //!
-//! CPU 2 knows every page from before, and stores to it while the first call is held. Where a store
-//! succeeds, what was stored is found in the end, wherever the page has gone.
+//! CPU 2 has every page in its TLB, and stores to it while the first call is held. A value that was
+//! stored successfully is found in the end, wherever the page has moved.
 
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -29,11 +29,11 @@ const FROM: u64 = 4 * GIB;
 const TO: u64 = 8 * GIB;
 const ELSEWHERE: u64 = 12 * GIB;
 const LENGTH: u64 = 4 * MIB;
-/// What is moved in part, and how far it is shifted.
+/// The length of a partial move, and the distance of its shift.
 const PART: u64 = 32 * PAGE_SIZE;
 const SHIFT: u64 = 5 * PAGE_SIZE;
 const SWAPPED: std::ops::Range<u64> = 700..708;
-/// What a fault stores at the beginning of the source.
+/// The value that a fault stores at the beginning of the source.
 const STORED: u64 = 0xface;
 
 fn pages() -> impl Iterator<Item = u64> {
@@ -50,7 +50,7 @@ struct World<'m, A: Walk> {
     children: Mutex<Vec<AddressSpace<'m, Stepped<A>>>>,
 }
 
-/// A call, what it may take away, and whether it leaves nothing at the source.
+/// A call, the pages that it may remove, and whether it leaves none at the source.
 struct Call<A: Walk> {
     name: &'static str,
     call: fn(&World<'_, A>) -> bool,
@@ -66,8 +66,8 @@ fn moves<A: Walk>(world: &World<'_, A>, source: u64, destination: u64, length: u
     let (source, destination) = (VirtAddr(source), VirtAddr(destination));
     let what = PageMove { source, destination, length, allows_holes: true, ..PageMove::default() };
     let (moved, result) = move_pages(&world.space, &what);
-    // What may meet a move: another call has changed a mapping, shared or pinned a page, or filled
-    // the destination.
+    // Errors of a move that meets another call: it has changed a mapping, shared or pinned a page,
+    // or filled the destination.
     let expected = [Errno::EINVAL, Errno::ENOENT, Errno::EBUSY, Errno::EEXIST];
     assert!(result.is_err_and(|errno| expected.contains(&errno)) || moved == length);
     moved == length
@@ -127,7 +127,7 @@ fn calls<A: Walk>() -> Vec<Call<A>> {
 }
 
 impl<A: Walk> World<'_, A> {
-    /// What CPU 2 loads or stores with what its TLB and the tables allow.
+    /// A load or store of CPU 2 with the rights of its TLB and the tables.
     fn load(&self, at: u64) -> Option<u64> {
         self.machine.load_user(self.space.root(), VirtAddr(at), |_| Err(())).ok()
     }
@@ -136,7 +136,7 @@ impl<A: Walk> World<'_, A> {
         self.machine.store_user(self.space.root(), VirtAddr(at), value, |_| Err(())).is_ok()
     }
 
-    /// Where the space has the stamp of a page, of any round.
+    /// The places where the space has the stamp of a page, of any round.
     fn places(&self, space: &AddressSpace<'_, Stepped<A>>, page: u64) -> Vec<(u64, u64)> {
         let places = [FROM, TO, ELSEWHERE];
         let bases = places.iter().flat_map(|base| [*base, base + SHIFT]);
@@ -154,7 +154,7 @@ impl<A: Walk> World<'_, A> {
     }
 }
 
-/// One run: `held` at a step, `other` meanwhile. `None` where the first was never held.
+/// One run: `held` at a step, with `other` in between. `None` if the first was never held.
 fn run<A: Walk>(held: &Call<A>, other: &Call<A>, hold_at: HoldAt, order: u8) -> Option<Phase> {
     let (machine, memory) = stepped::<A>(24 * MIB, Readers::Told);
     if order > 0 {

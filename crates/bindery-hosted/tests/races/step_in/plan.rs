@@ -17,7 +17,7 @@ const ENOUGH_STEPS: u32 = 200;
 /// Runs of one pair whose problems are printed; the others are counted.
 const PRINTED: u64 = 3;
 
-/// What happened to one pair of calls, or to one call.
+/// The results of one pair of calls, or of one call.
 #[derive(Clone, Copy, Default, Debug)]
 struct Tally {
     runs: u64,
@@ -47,7 +47,7 @@ impl Tally {
 /// The runs of one architecture.
 struct Plan<A: Walk> {
     operations: Vec<Operation<A>>,
-    /// How many steps each call passes alone.
+    /// The number of steps of each call by itself.
     steps: Vec<u32>,
     folio_order: u8,
     pairs: BTreeMap<(usize, usize), Tally>,
@@ -75,8 +75,8 @@ impl<A: Walk> Plan<A> {
         problems.iter().for_each(|problem| println!("    {problem}"));
     }
 
-    /// Where a call can be held: at every step, and where it waits for a lock. Of a call that
-    /// passes thousands, one for each page, `at_most` thins the middle out.
+    /// The places where a call can be held: at every step, and where it waits for a lock. For a
+    /// call with thousands of steps, one for each page, `at_most` thins out the middle.
     fn places(&self, held: usize, at_most: u32) -> Vec<At> {
         let steps = self.steps[held];
         let stride = (steps / at_most).max(1);
@@ -145,7 +145,7 @@ impl<A: Walk> Plan<A> {
         table + &format!("{}: {} pairs, {:?}", A::NAME, self.pairs.len(), self.sum(|_| true))
     }
 
-    /// The pairs of which no run was audited.
+    /// The pairs without an audited run.
     fn never_audited(&self) -> Vec<(&'static str, &'static str)> {
         let name = |number: usize| self.operations[number].name;
         let never = self.pairs.iter().filter(|(_, tally)| tally.audited == 0);

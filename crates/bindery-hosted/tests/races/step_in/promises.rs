@@ -1,4 +1,4 @@
-//! What a call has promised, looked at with the eyes of a third CPU.
+//! The guarantees of a call, as a third CPU sees them.
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::platform::Cpu;
@@ -25,7 +25,8 @@ pub struct Audit<'a, 'm, A: Walk> {
     pub problems: Vec<String>,
 }
 
-/// What `write_user` must not have written to, once a move has returned: addresses and contents.
+/// Places that `write_user` must not have written after a move has returned: addresses and
+/// contents.
 pub type Late = Vec<(u64, u64)>;
 
 impl<A: Walk> Audit<'_, '_, A> {
@@ -38,8 +39,8 @@ impl<A: Walk> Audit<'_, '_, A> {
         self.held.name == name || self.stepped_in.name == name
     }
 
-    /// What the call that stepped in has promised, now that it has returned and the other one is
-    /// still held. `stored` is what the watcher stored at the probes before.
+    /// Checks the guarantees of the call that stepped in, after it has returned and while the other
+    /// one is still held. `stored` has the values that the watcher stored at the probes before.
     pub fn on_return(&mut self, stored: &[Option<u64>]) -> Late {
         self.machine_saw_nothing();
         self.revoked(self.stepped_in, "returned");
@@ -50,7 +51,7 @@ impl<A: Walk> Audit<'_, '_, A> {
         self.moved_for_good()
     }
 
-    /// What holds when both are over; `done` says which of them succeeded.
+    /// Checks the guarantees after both are over; `done` tells which of them succeeded.
     pub fn at_the_end(&mut self, done: [bool; 2], late: &Late) {
         // Before anything is touched: on x86-64 a fault makes a stale translation go away.
         self.world.machine.audit();
@@ -128,7 +129,7 @@ impl<A: Walk> Audit<'_, '_, A> {
         !self.involves("drop child")
     }
 
-    /// What the watcher has stored is there, at the old place or the new one.
+    /// Checks that the watcher's values are present, at the old place or the new one.
     fn contents(&mut self, stored: &[Option<u64>]) {
         for (probe, stored) in PROBES.into_iter().zip(stored) {
             if probe.which == Which::Child {
@@ -155,8 +156,9 @@ impl<A: Walk> Audit<'_, '_, A> {
         }
     }
 
-    /// What anonymous and shared memory hold is what they held before the two calls, in memory or in swap.
-    /// `seen` is what the watcher stored or loaded, in rising order of time.
+    /// Checks that anonymous and shared memory have the same content as before the two calls, in
+    /// memory or in swap. `seen` has the values that the watcher stored or loaded, in order of
+    /// time.
     pub fn swapped_contents(&mut self, seen: &[Vec<Option<u64>>]) {
         for (number, probe) in PROBES.into_iter().enumerate() {
             let mut stored = seen.iter().rev().find_map(|round| round[number]);
@@ -255,8 +257,8 @@ impl<A: Walk> Audit<'_, '_, A> {
         }
     }
 
-    /// What stands at the new place of a move that has returned: calls that began before it and
-    /// name the old place write there no more.
+    /// The content at the new place of a move that has returned: calls that began before it with
+    /// the old place must not write there any more.
     fn moved_for_good(&self) -> Late {
         let Some(moves) = self.stepped_in.moves else { return Late::new() };
         if !self.held.name.starts_with("write_user") {
@@ -268,7 +270,7 @@ impl<A: Walk> Audit<'_, '_, A> {
         images.filter_map(|at| Some((at, self.world.load_at(root, at)?))).collect()
     }
 
-    /// Guards that were installed stand.
+    /// Checks that installed guards stay.
     fn guards(&mut self, operation: &Operation<A>) {
         for revoked in &operation.revokes {
             let found = self.world.space.inspect(VirtAddr(revoked.start));
@@ -278,7 +280,7 @@ impl<A: Walk> Audit<'_, '_, A> {
         }
     }
 
-    /// What is in memory is in the file after a sync.
+    /// Checks that the content in memory is in the file after a sync.
     pub fn saved(&mut self, when: &str) {
         let (world, size) = (self.world, self.world.file.size());
         if let Err(error) = world.file.sync(0, u64::MAX) {

@@ -1,4 +1,4 @@
-//! What steps into reclaim keeps its page: `mlock`, and a reference that is taken at any step.
+//! Calls that step into reclaim and keep their page: `mlock`, and a reference taken at any step.
 
 use std::sync::Arc;
 
@@ -20,7 +20,8 @@ const TABLES: u64 = 8;
 
 /// The outcome of one run.
 struct Outcome {
-    /// How far the second call was when the reclaimer was let go; `None` if that was never held.
+    /// The progress of the second call when the reclaimer was released; `None` if that was never
+    /// held.
     phase: Option<Phase>,
     /// Pages in swap when both had returned.
     out: u64,
@@ -36,8 +37,8 @@ fn content(page: VirtAddr) -> [u8; 8] {
     (page.0 | 7).to_le_bytes()
 }
 
-/// A reclaimer is held at a step, and `call` runs meanwhile. That is given the frame of the first
-/// page, and what lets the reclaimer end.
+/// Holds a reclaimer at a step, and runs `call`, which gets the frame of the first page, and the
+/// function that lets the reclaimer end.
 fn run<A: Walk>(
     hold_at: HoldAt,
     order: u8,
@@ -100,7 +101,7 @@ fn what_mlock_has_returned_for_stays<A: Walk>(order: u8) {
 fn what_somebody_holds_stays<A: Walk>(order: u8) {
     for step in 0.. {
         let outcome = run::<A>(HoldAt::Number(step), order, |space, frame, goes_on| {
-            // `None` where it has gone already.
+            // `None` if it was freed already.
             let _ = with_reference(space.memory(), frame, |_, _| goes_on());
         });
         if outcome.phase.is_none() {

@@ -19,11 +19,11 @@ use crate::support::MIB;
 
 const MEMORY: u64 = 32 * MIB;
 
-/// Where call A is held.
+/// The place where call A is held.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum At {
     Step(u32),
-    /// Where it first waits for a table lock that a fault holds, which is let go afterwards.
+    /// Where it first waits for a table lock that a fault holds, which is released afterwards.
     Contended,
     /// Nowhere, to count its steps.
     Nowhere,

@@ -16,7 +16,7 @@ pub struct Stepped<A: Walk>(Machine<A>, Readers);
 /// Whether the machine says when read sections are over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Readers {
-    /// It does, so that what was unlinked is freed at once where nobody is inside.
+    /// It does, so that unlinked items are freed at once if no reader is inside.
     Told,
     /// It never does, so that all that was unlinked waits.
     NotTold,
@@ -37,7 +37,7 @@ pub fn stepped<A: Walk>(bytes: u64, readers: Readers) -> (Machine<A>, Memory<Ste
     let memory =
         unsafe { Memory::new(Stepped(machine.clone(), readers), &[FrameRange { first, count }]) }
             .unwrap();
-    // Pages alone, unless the caller chooses.
+    // Only base pages, unless the caller chooses.
     memory.folio_policy().set_global(bindery::SizeMode::Never);
     memory.commitment().set_mode(Overcommit::Always);
     (machine, memory)
@@ -84,8 +84,8 @@ impl Pager for SteppedFiles {
     }
 }
 
-/// A lock that says when somebody has to wait for it. A call can be held behind a mutex; not behind
-/// a spin lock, which is given back where others are held.
+/// A lock that reports when a thread has to wait for it. A call can be held with a mutex; not with
+/// a spin lock, which is released where calls are held.
 pub struct SteppedLock<const MUTEX: bool>(LockApi05<parking_lot::RawMutex>);
 
 type State = <LockApi05<parking_lot::RawMutex> as RawLock>::State;

@@ -1,12 +1,12 @@
-//! Who stands where: the calls of one run, which of them is held, and which of them waits.
+//! The roles of threads: the calls of one run, the held one, and the waiting one.
 //!
-//! A thread has one of three roles. Its call passes numbered *steps*: every outermost
-//! `enter_read` and `leave_read`, every `invalidate`, every release of a table lock and of a
-//! mutex, every `relax` and every `park`, and every call of the pager. At the chosen one
-//! it is held until the conductor lets it go on.
+//! A thread has one of three roles. Its call passes numbered *steps*: every outermost `enter_read`
+//! and `leave_read`, every `invalidate`, every release of a table lock and of a mutex, every
+//! `relax` and every `park`, and every call of the pager. At the chosen one it is held until the
+//! conductor releases it.
 //!
-//! Whether a call waits for a held one is counted, not timed: while one call is held, the other
-//! one is the only call that runs, so a lock that it does not get is the held call's.
+//! Whether a call waits for a held one is counted, not timed: while one call is held, the other one
+//! is the only call that runs, so a lock that it does not get is the held call's.
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,7 +23,7 @@ const PATIENCE: u32 = 256;
 /// The conductor's patience with calls that neither end nor wait: beyond, they hang.
 const HANGS: Duration = Duration::from_secs(120);
 
-/// What a call passes on its way.
+/// A step of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
     EnterRead,
@@ -36,7 +36,7 @@ pub enum Step {
     Pager,
 }
 
-/// Where a call is held.
+/// The place where a call is held.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum HoldAt {
     Nowhere,
@@ -51,7 +51,7 @@ pub enum HoldAt {
 pub enum Role {
     /// Call A, which is held.
     Held,
-    /// Call B, which runs meanwhile.
+    /// Call B, which runs while A is held.
     Meanwhile,
     /// Call C, which holds a table lock until call A waits for it.
     Obstacle,
@@ -85,7 +85,7 @@ pub struct Stops {
     changed: Condvar,
 }
 
-/// What a thread knows of its role.
+/// A thread's role.
 struct Here {
     stops: Arc<Stops>,
     role: Role,
@@ -120,8 +120,9 @@ impl Stops {
         result.ok()
     }
 
-    /// Makes the call `held` on one CPU, held at a step, and `other` on another one meanwhile. Says
-    /// how far that was when the first was let go; `None` if the first never came to the step.
+    /// Makes the call `held` on one CPU, held at a step, and `other` on another one in between.
+    /// Returns the progress of that when the first was released; `None` if the first never reached
+    /// the step.
     pub fn meet<A: Walk>(
         self: &Arc<Self>,
         machine: &Machine<A>,
@@ -179,7 +180,8 @@ impl Stops {
         });
     }
 
-    /// Where the call was held, and how many steps it passed before or, if it never was, in all.
+    /// The step where the call was held, and the number of steps before it or, if it was never
+    /// held, in all.
     pub fn steps(&self, role: Role) -> (Option<Step>, u32) {
         let actors = self.actors.lock().unwrap_or_else(PoisonError::into_inner);
         (actors[role as usize].step, actors[role as usize].steps)

@@ -150,7 +150,7 @@ fn verbs<A: Walk>() -> Vec<Verb<A>> {
             let touch = |page| w.space.fault(at(FROM, page), Access::Write).is_ok();
             [0, 9, 17, 31].into_iter().map(touch).fold(true, |all, one| all & one)
         }),
-        // Pages 8 to 15 are being written: whoever writes to one takes its folio back.
+        // Pages 8 to 15 are being written: a write to one takes its folio back.
         verb("take back", |w| w.space.fault(at(FROM, 10), Access::Write).is_ok()),
         verb("complete", |w| w.device.complete(w.memory)),
         verb("fork", |w| {
@@ -284,7 +284,7 @@ fn verify<A: Walk>(machine: &Machine<A>, world: &World<'_, A>, calls: [&Verb<A>;
     let mut scratch = vec![0; check::scratch_words(world.memory)];
     let checked = check::check(world.memory, &spaces, &mut scratch);
     checked.unwrap_or_else(|violation| panic!("{names:?}: the auditor found: {violation}"));
-    // What reads the pages waits for the device.
+    // Readers of the pages wait for the device.
     let is_unmapped = names.contains(&"munmap");
     let over = AtomicBool::new(false);
     thread::scope(|scope| {

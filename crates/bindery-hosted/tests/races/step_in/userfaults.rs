@@ -1,5 +1,5 @@
-//! Userfaults meet closes, dying handlers, moves and changes whose messages nobody has read: no
-//! thread waits for a handler that is gone, and no page is lost or seen twice.
+//! Userfaults meet closes, dying handlers, moves and changes with unread messages: no thread waits
+//! for a handler that has ended, and no page is lost or seen twice.
 //!
 //! ```text
 //! FROM   64 pages   registered with the first userfaultfd; pages 0 to 2 and 16 to 31 written
@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Both userfaultfds get all messages about changes. One call is held at each of its steps while
-//! another one runs. Then the first goes on. At the end, both userfaultfds are closed, and both
+//! another one runs. Then the first continues. At the end, both userfaultfds are closed, and both
 //! calls have to return.
 
 use std::sync::{Arc, Mutex};
@@ -32,7 +32,7 @@ const TO: u64 = 8 * GIB;
 const PAGES: u64 = 64;
 const LENGTH: u64 = PAGES * PAGE_SIZE;
 const PLACES: [u64; 2] = [FROM, TO];
-/// Beyond, a call that nobody keeps waiting hangs.
+/// The time after which a call that need not wait counts as hanging.
 const HANGS: Duration = Duration::from_secs(60);
 
 type Fd<'m, A> = Userfault<'m, Stepped<A>>;
@@ -51,7 +51,7 @@ enum Of {
 struct World<'m, A: Walk> {
     machine: Machine<A>,
     space: AddressSpace<'m, Stepped<A>>,
-    /// As descriptors: who uses one keeps it open.
+    /// As descriptors: a thread that uses one keeps it open.
     descriptors: [Mutex<Option<Arc<Fd<'m, A>>>>; 2],
     children: Mutex<Vec<AddressSpace<'m, Stepped<A>>>>,
     /// Of children whose messages were read.
@@ -68,7 +68,7 @@ impl<'m, A: Walk> World<'m, A> {
         result
     }
 
-    /// The last who lets a userfaultfd go closes it.
+    /// The last user of a userfaultfd closes it.
     fn let_go(&self, fd: Arc<Fd<'m, A>>) {
         if let Some(fd) = Arc::into_inner(fd) {
             self.space.close_userfault(fd);
@@ -82,8 +82,8 @@ impl<'m, A: Walk> World<'m, A> {
         was_open
     }
 
-    /// A handler in another process dies: its userfaultfds go, unread messages and all, and nobody
-    /// tells the address space.
+    /// A handler in another process dies: its userfaultfds are closed with unread messages, without
+    /// a word to the address space.
     fn die(&self) -> bool {
         let all = [Of::From, Of::To].map(|of| self.descriptors[of as usize].lock().unwrap().take());
         all.map(|fd| fd.map(drop).is_some()) != [false; 2]
@@ -195,7 +195,7 @@ fn world<'m, A: Walk>(
     }
 }
 
-/// Waits for a call that nobody keeps waiting.
+/// Waits for a call that need not wait for another.
 fn join(thread: ScopedJoinHandle<'_, bool>, name: &str, why: &str) -> bool {
     let begin = Instant::now();
     while !thread.is_finished() {
@@ -209,7 +209,7 @@ fn join(thread: ScopedJoinHandle<'_, bool>, name: &str, why: &str) -> bool {
     thread.join().unwrap()
 }
 
-/// One run: `held` at a step, `other` meanwhile. `None` where the first was never held.
+/// One run: `held` at a step, with `other` in between. `None` if the first was never held.
 fn run<A: Walk>(held: &Call<A>, other: &Call<A>, hold_at: HoldAt, order: u8) -> Option<Phase> {
     let (machine, memory) = stepped::<A>(16 * MIB, Readers::Told);
     if order > 0 {
@@ -309,7 +309,7 @@ fn places<A: Walk>(space: &AddressSpace<'_, Stepped<A>>, page: u64) -> usize {
 /// Each call is held at each of its steps while every other one runs.
 fn meet<A: Walk>(order: u8) {
     let calls = calls::<A>();
-    // Who dies takes no step of the core's.
+    // The death of a handler takes no step of the core.
     for first in calls.iter().filter(|call| call.name != DIE) {
         for second in &calls {
             let mut held = 0;

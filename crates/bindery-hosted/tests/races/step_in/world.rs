@@ -1,5 +1,5 @@
-//! What every run begins with: a file, two address spaces that share it, a child, and a third CPU
-//! that has touched every page.
+//! The initial state of every run: a file, two address spaces that share it, a child, and a third
+//! CPU that has touched every page.
 //!
 //! ```text
 //! space   FILE     4 MiB, shared     pages 0, 1, 513, 769 written
@@ -39,7 +39,7 @@ pub const SHARED_LENGTH: u64 = 16 * PAGE_SIZE;
 const ANCHOR: u64 = ANON + 16 * MIB;
 pub const ELSEWHERE: u64 = 3 * GIB;
 pub const LENGTH: u64 = 4 * MIB;
-/// Where in `ANON` the two stretches begin that are in swap, and how many pages each has.
+/// The first pages of the two stretches in `ANON` that are in swap, and their lengths.
 pub const SWAPPED_PAGES: [u64; 2] = [560, 576];
 pub const SWAPPED: u64 = 8;
 /// Slots of the swap area.
@@ -55,7 +55,7 @@ pub enum Which {
     Child,
 }
 
-/// Where CPU 2 touches.
+/// A place that CPU 2 touches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Probe {
     pub which: Which,
@@ -102,7 +102,7 @@ pub fn is_shared(at: u64) -> bool {
     (SHARED..SHARED + SHARED_LENGTH).contains(&at)
 }
 
-/// What the probe stores in a round: the same at all addresses of one page of an object.
+/// The value that the probe stores in a round: the same at all addresses of one page of an object.
 pub fn value(probe: Probe, round: u64) -> u64 {
     round << 32 | probe.at
 }
@@ -218,7 +218,7 @@ impl<'m, A: Walk> World<'m, A> {
         }
     }
 
-    /// What CPU 2 loads at the probe, if it may.
+    /// The value that CPU 2 loads at the probe, if it may.
     pub fn load(&self, probe: Probe) -> Option<u64> {
         self.load_at(self.root(probe.which), probe.at)
     }
@@ -233,8 +233,8 @@ impl<'m, A: Walk> World<'m, A> {
         self.machine.store_user(root, VirtAddr(probe.at), value, |_| Err(())).is_ok()
     }
 
-    /// Stores at all probes, and says what was stored, or else what is there to be loaded. The
-    /// child is only looked at.
+    /// Stores at all probes, and returns the stored values, or else the loaded ones. The child's
+    /// are only loaded.
     pub fn touch(&self, round: u64, with_child: bool) -> Vec<Option<u64>> {
         let stored = PROBES.map(|probe| {
             let value = value(probe, round);
