@@ -83,7 +83,13 @@
 #![no_std]
 // Code that only a feature calls stays in its module: generic, it takes no text if nothing calls it.
 #![cfg_attr(
-    not(all(feature = "check", feature = "collapse", feature = "compression")),
+    not(all(
+        feature = "check",
+        feature = "collapse",
+        feature = "compression",
+        feature = "swap",
+        feature = "userfault"
+    )),
     allow(dead_code, unused_imports, reason = "code of features that are left out")
 )]
 #![deny(missing_debug_implementations)]

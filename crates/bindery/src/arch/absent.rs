@@ -135,7 +135,8 @@ pub trait AbsentFormat: Arch {
         let number = (plain & TYPE_MASK) >> TYPE_SHIFT;
         let offset = |bits: u32| ((1 << bits) - 1) << OFFSET_SHIFT;
         let (absent, used) = match plain & KIND_MASK {
-            SWAP => {
+            // Without the feature nothing makes such an entry.
+            SWAP if cfg!(feature = "swap") => {
                 let swap = Absent::Swap {
                     device: number as u8,
                     slot: (plain & offset(OFFSET_BITS)) >> OFFSET_SHIFT,
@@ -179,7 +180,7 @@ pub trait AbsentFormat: Arch {
     /// Whether the absent `entry` refers to a swap slot.
     #[inline]
     fn is_swap(entry: Entry) -> bool {
-        (entry.0 ^ Self::ABSENT_FLIP) & KIND_MASK == SWAP
+        cfg!(feature = "swap") && (entry.0 ^ Self::ABSENT_FLIP) & KIND_MASK == SWAP
     }
 
     /// The difference between the absent `entry` and its successor in a run: the next slot or

@@ -143,6 +143,9 @@ impl Pages {
 
     /// The number of pages in swap.
     pub(crate) fn swapped(&self) -> u64 {
+        if cfg!(not(feature = "swap")) {
+            return 0;
+        }
         self.swapped.load(Ordering::Relaxed)
     }
 }

@@ -42,6 +42,9 @@ impl<P: Platform> Memory<P> {
         priority: i16,
         device: Option<&'static dyn SwapDevice<P>>,
     ) -> Result<SwapArea, SwapError> {
+        if cfg!(not(feature = "swap")) {
+            return Err(SwapError::NotBuilt);
+        }
         if slots == 0 || slots > 1 << 30 {
             return Err(SwapError::Size);
         }

@@ -112,8 +112,9 @@ pub use usage::{CompressedUsage, SwapUsage};
 pub(crate) use area::SlotRun;
 pub(crate) use clock::Clock;
 
-/// The maximum number of swap areas at a time.
-pub const MAX_SWAP_AREAS: usize = 8;
+/// The maximum number of swap areas at a time. 0 in a build without the feature `swap`: then the
+/// compiler drops the code that would use one.
+pub const MAX_SWAP_AREAS: usize = if cfg!(feature = "swap") { 8 } else { 0 };
 
 /// Bounds for the number of frames kept for reclaim while a swap area is on.
 const LEAST_RESERVE: u64 = 32;
@@ -236,7 +237,8 @@ pub enum SwapError {
     InUse,
     /// A fatal signal came while a device was writing; the area stays, stopped.
     Interrupted,
-    /// The build has no such areas: compressed memory takes the feature `compression`.
+    /// The build has no such areas: all take the feature `swap`, those in compressed memory the
+    /// feature `compression` too.
     NotBuilt,
 }
 

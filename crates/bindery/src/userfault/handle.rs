@@ -10,7 +10,7 @@ use crate::platform::Platform;
 use super::message::UserfaultMessage;
 use super::queue::{Content, ForkIsNext, Forks};
 use super::state::{UserfaultState, release};
-use super::{UserfaultFeatures, UserfaultScope};
+use super::{Built, UserfaultFeatures, UserfaultScope};
 
 /// A userfaultfd: the queue of the waiting faults of one address space.
 /// [`crate::AddressSpace::userfault`] makes one, and the calls of the address space register memory
@@ -40,6 +40,7 @@ use super::{UserfaultFeatures, UserfaultScope};
 pub struct Userfault<'m, P: Platform> {
     memory: &'m Memory<P>,
     state: NonNull<UserfaultState>,
+    built: Built,
 }
 
 // SAFETY: a handle is a counted reference to a state of atomics and lock-protected fields; the
@@ -51,6 +52,7 @@ unsafe impl<P: Platform> Sync for Userfault<'_, P> {}
 impl<'m, P: Platform> Userfault<'m, P> {
     /// A new userfaultfd of the address space with this number.
     pub(crate) fn new(
+        built: Built,
         memory: &'m Memory<P>,
         space: u64,
         features: UserfaultFeatures,
@@ -58,18 +60,20 @@ impl<'m, P: Platform> Userfault<'m, P> {
     ) -> Option<Self> {
         let make = || UserfaultState::new(space, features, scope);
         let state = memory.slab().allocate_with(&memory.frames, &memory.platform, make)?;
-        Some(Self { memory, state })
+        Some(Self { memory, state, built })
     }
 
     /// A handle to a state that is held for it.
     ///
     /// # Safety
     /// 1. The handle takes over the hold, and is the only one of the state.
-    unsafe fn of_held(memory: &'m Memory<P>, state: NonNull<UserfaultState>) -> Self {
-        Self { memory, state }
+    unsafe fn of_held(&self, state: NonNull<UserfaultState>) -> Self {
+        Self { memory: self.memory, state, built: self.built }
     }
 
+    #[inline]
     pub(crate) fn state(&self) -> &UserfaultState {
+        self.built.assure();
         // SAFETY: the handle holds it.
         unsafe { self.state.as_ref() }
     }
@@ -135,7 +139,7 @@ impl<'m, P: Platform> Userfault<'m, P> {
             Content::Fault(fault) => UserfaultMessage::Fault(fault),
             Content::Fork(child) => {
                 // SAFETY: 1. the hold of the message, which was read once.
-                UserfaultMessage::Fork(unsafe { Self::of_held(self.memory, child) })
+                UserfaultMessage::Fork(unsafe { self.of_held(child) })
             }
             Content::Remap { from, to, length } => UserfaultMessage::Remap { from, to, length },
             Content::Remove(range) => UserfaultMessage::Remove(range),

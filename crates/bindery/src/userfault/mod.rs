@@ -23,6 +23,7 @@
 //! handle is dropped, it is *closed*: all waiting threads are woken, and its VMAs count as not
 //! registered.
 
+mod built;
 mod features;
 mod handle;
 #[cfg(all(test, loom))]
@@ -32,6 +33,7 @@ mod notice;
 mod queue;
 mod state;
 
+pub(crate) use built::Built;
 pub use features::{UserfaultFeatures, UserfaultModes, UserfaultScope};
 pub use handle::{Userfault, WaitingFaults};
 pub use message::{UserfaultFault, UserfaultKind, UserfaultMessage};

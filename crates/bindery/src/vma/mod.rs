@@ -203,11 +203,16 @@ impl Vma {
         self.group.store(raw(group), Ordering::Release);
     }
 
+    #[inline]
     pub(crate) fn userfault_pointer(&self) -> Option<NonNull<UserfaultState>> {
+        if cfg!(not(feature = "userfault")) {
+            return None;
+        }
         NonNull::new(self.userfault.load(Ordering::Relaxed))
     }
 
-    /// The userfaultfd that serves its faults.
+    /// The userfaultfd that serves its faults; `None` in a build without the feature `userfault`.
+    #[inline]
     pub(crate) fn userfault(&self) -> Option<&UserfaultState> {
         // SAFETY: as for the object; it changes with the VMA's lock held for writing, and callers
         // hold that or the mutex.

@@ -28,7 +28,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Whether there was ever a userfaultfd: what most calls ask first.
     #[inline]
     pub(in crate::space) fn has_userfaults(&self) -> bool {
-        self.userfaults.load(Ordering::Relaxed) != 0
+        cfg!(feature = "userfault") && self.userfaults.load(Ordering::Relaxed) != 0
     }
 
     /// Prepares the messages about the unmapping of `range`.

@@ -31,7 +31,7 @@ use core::sync::atomic::Ordering;
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
 use crate::error::{Error, NoMemory};
 use crate::platform::Platform;
-use crate::userfault::{Userfault, UserfaultFeatures, UserfaultScope};
+use crate::userfault::{Built, Userfault, UserfaultFeatures, UserfaultScope};
 use crate::vma::Vma;
 
 use super::AddressSpace;
@@ -42,14 +42,15 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Context: may sleep.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`].
+    /// [`Error::OutOfMemory`]; [`Error::NotBuilt`] in a build without the feature `userfault`.
     pub fn userfault(
         &self,
         features: UserfaultFeatures,
         scope: UserfaultScope,
     ) -> Result<Userfault<'m, P>, Error> {
+        let built = Built::new().ok_or(Error::NotBuilt)?;
         let memory = self.page_table.memory;
-        let make = || Userfault::new(memory, self.userfault_identity(), features, scope);
+        let make = || Userfault::new(built, memory, self.userfault_identity(), features, scope);
         memory.retry(|| Ok(make().ok_or(NoMemory)?))
     }
 
