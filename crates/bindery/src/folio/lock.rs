@@ -188,16 +188,21 @@ pub(crate) struct FolioLock<'a, P: Platform> {
 }
 
 impl<P: Platform> FolioLock<'_, P> {
+    #[inline]
+    pub(crate) fn folio(&self) -> Folio {
+        self.handle.folio
+    }
+
     /// The folio's owner, and the index of its first page there. An anon group is valid only while
     /// the folio is mapped, and only in a read section that began before the caller saw the
     /// mapping.
-    pub(crate) fn owner(&self, platform: &P) -> FolioOwner {
-        self.handle.owner(platform)
+    pub(crate) fn owner(&self) -> FolioOwner {
+        self.handle.owner(self.platform)
     }
 
     /// Sets another owner of the folio, and the index of its first page there.
     pub(crate) fn set_owner(&self, owner: Owner, index: FolioIndex) {
-        self.handle.write_owner(owner, index);
+        OwnerMark::of(owner).write(self.handle.head(), index);
     }
 
     /// As [`FolioLock::set_owner`], for a caller that gives many folios to one owner.
@@ -207,8 +212,8 @@ impl<P: Platform> FolioLock<'_, P> {
     }
 
     /// Records that the object that owns the folio no longer refers to any page of it.
-    pub(crate) fn let_go(&self) {
-        self.handle.let_go();
+    pub(crate) fn detach_from_object(&self) {
+        self.handle.detach_from_object();
     }
 }
 
@@ -248,6 +253,11 @@ impl<'a, P: Platform> LockedFolio<'a, P> {
     #[inline]
     pub(crate) fn folio(&self) -> Folio {
         self.handle.folio
+    }
+
+    /// As [`FolioLock::owner`].
+    pub(crate) fn owner(&self) -> FolioOwner {
+        self.handle.owner(self.platform)
     }
 
     /// As [`FolioLock::leave_to_batch`], of lock and reference ([`FolioHandle::folio_of_batch`]).
@@ -361,7 +371,7 @@ impl<'a, P: Platform> FolioHandle<'a, P> {
     #[inline(never)]
     fn disown(self) {
         if self.mappings() == 0 && self.is_anonymous() {
-            self.write_owner(Owner::Nobody, FolioIndex::NONE);
+            OwnerMark::of(Owner::Nobody).write(self.head(), FolioIndex::NONE);
         }
     }
 }

@@ -9,7 +9,7 @@ use super::count::{
     self, Left, MAPPING, PIN, PinRoom, REFERENCE, TooManyMappings, mappings_in, pins_in,
 };
 use super::handle::{FolioHandle, Freed};
-use super::owner::{self, FolioIndex, Owner};
+use super::owner::{self, FolioIndex, Owner, OwnerMark};
 use crate::addr::{Frame, Order};
 use crate::frame::meta::{KIND_AND_ORDER, Kind, state_of};
 use crate::frame::{Frames, FreeBatch};
@@ -91,7 +91,7 @@ impl<P: Platform> FolioHandle<'_, P> {
         let from = u64::from(pages) * MAPPING + u64::from(held) * REFERENCE;
         let unmapped = count::exchange(self.count(), from, 2 * REFERENCE);
         if unmapped {
-            self.write_owner(Owner::Nobody, FolioIndex::NONE);
+            OwnerMark::of(Owner::Nobody).write(self.head(), FolioIndex::NONE);
         }
         unmapped
     }
@@ -149,13 +149,9 @@ impl<P: Platform> FolioHandle<'_, P> {
         mappings_in(self.count().load(Relaxed))
     }
 
-    /// Whether exactly `mappings` entries map pages of the folio, and it has no references or pins.
-    /// Another thread may take one at any time, by the frame number.
-    pub(crate) fn is_mapped_only(self, mappings: u32) -> bool {
-        self.count().load(Relaxed) == u64::from(mappings) * MAPPING
-    }
-
-    /// As [`FolioHandle::is_mapped_only`], with `held` references besides, which are the caller's.
+    /// Whether exactly `mappings` entries map pages of the folio, and `held` references, which are
+    /// the caller's, are its only other holders. Another thread may take one at any time, by the
+    /// frame number.
     #[inline]
     pub(crate) fn is_mapped_and_held(self, mappings: u32, held: u32) -> bool {
         let count = u64::from(mappings) * MAPPING + u64::from(held) * REFERENCE;

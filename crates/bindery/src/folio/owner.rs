@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! owner (32 bits)  the frame of the slab that holds the owner
-//! word   63..62  61..54                      53      52  51 ................. 0
-//!        kind    where in that frame, by 16  let go      index of the folio's first page
+//! word   63..62  61..54                      53        52  51 ................. 0
+//!        kind    where in that frame, by 16  detached      index of the folio's first page
 //! ```
 //!
 //! Owner and index are two words. They change and are read under the folio's lock
@@ -33,7 +33,7 @@ const SHARED_MEMORY: u64 = 2;
 const FILE: u64 = 3;
 /// In a word: the object refers to no page of the folio any more. The kind stays: entries that are
 /// removed later are subtracted from the count to which they were added.
-const LET_GO: u64 = 1 << 53;
+const DETACHED: u64 = 1 << 53;
 /// The alignment of owners, in bytes.
 pub(crate) const ALIGN: u64 = 16;
 
@@ -180,11 +180,6 @@ pub(crate) struct FolioOwner {
 }
 
 impl<P: Platform> FolioHandle<'_, P> {
-    /// The folio is fresh, or the caller has its lock.
-    pub(super) fn write_owner(self, owner: Owner, index: FolioIndex) {
-        OwnerMark::of(owner).write(self.head(), index);
-    }
-
     /// The object that owns the folio refers to no page of it any more: the folio has no owner, and
     /// the value of [`FolioHandle::owner_kind`] stays. Entries that mapped it may be removed and not yet
     /// counted down:
@@ -193,11 +188,11 @@ impl<P: Platform> FolioHandle<'_, P> {
     /// 3. CPU A counts what the table mapped, as pages of shared memory or of a file.
     ///
     /// The caller has the folio's lock.
-    pub(super) fn let_go(self) {
+    pub(super) fn detach_from_object(self) {
         let head = self.head();
         let kind = head.word.load(Relaxed) & !0 << KIND_SHIFT;
         head.owner.store(0, Relaxed);
-        head.word.store(kind | LET_GO, Relaxed);
+        head.word.store(kind | DETACHED, Relaxed);
     }
 
     /// The folio's owner, and the index of its first page there. For the holder of the folio's
@@ -211,7 +206,7 @@ impl<P: Platform> FolioHandle<'_, P> {
             page.map_addr(|page| page.saturating_add((place * ALIGN) as usize))
         };
         let owner = match word >> KIND_SHIFT {
-            _ if word & LET_GO != 0 => Owner::Nobody,
+            _ if word & DETACHED != 0 => Owner::Nobody,
             1 => Owner::Group(address().cast()),
             SHARED_MEMORY => Owner::Memory(address().cast()),
             FILE => Owner::File(address().cast()),
@@ -231,7 +226,7 @@ impl<P: Platform> FolioHandle<'_, P> {
     #[inline]
     pub(crate) fn is_of_object(self) -> bool {
         let word = self.head().word.load(Relaxed);
-        word >> KIND_SHIFT >= SHARED_MEMORY && word & LET_GO == 0
+        word >> KIND_SHIFT >= SHARED_MEMORY && word & DETACHED == 0
     }
 
     /// The kind of owner that the folio has, or had when it was mapped. The caller keeps it mapped,

@@ -14,7 +14,7 @@
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::handle::FolioHandle;
-use crate::frame::meta::SWAP_CACHED;
+use crate::frame::meta::{FrameMeta, SWAP_CACHED};
 use crate::platform::Platform;
 
 const HIGH_BITS: u32 = 6;
@@ -62,7 +62,7 @@ impl<P: Platform> FolioHandle<'_, P> {
     #[inline]
     pub(crate) fn set_swap_place(self, place: SwapPlace) {
         let head = self.head();
-        self.write_place(place);
+        place.write(head);
         head.state.fetch_or(SWAP_CACHED, Relaxed);
     }
 
@@ -70,18 +70,19 @@ impl<P: Platform> FolioHandle<'_, P> {
     #[inline]
     pub(crate) fn set_cached_pages(self, place: SwapPlace, cached: u32) {
         if cached > 0 {
-            self.write_place(SwapPlace { cached, ..place });
+            SwapPlace { cached, ..place }.write(self.head());
         } else {
             self.state().fetch_and(!SWAP_CACHED, Relaxed);
         }
     }
+}
 
+impl SwapPlace {
     #[inline]
-    fn write_place(self, place: SwapPlace) {
-        let head = self.head();
-        let high = (place.first >> 32) as u32;
-        head.next.store(place.first as u32, Relaxed);
-        let rest = high | u32::from(place.area) << AREA_SHIFT | place.cached << CACHED_SHIFT;
+    fn write(self, head: &FrameMeta) {
+        let high = (self.first >> 32) as u32;
+        head.next.store(self.first as u32, Relaxed);
+        let rest = high | u32::from(self.area) << AREA_SHIFT | self.cached << CACHED_SHIFT;
         head.previous.store(rest, Relaxed);
     }
 }

@@ -37,14 +37,14 @@ impl<'a, P: Platform> FreeBatch<'a, P> {
             self.first = first.0;
             self.count += count;
         } else {
-            self.give_back();
+            self.free_all();
             (self.first, self.count) = (first.0, count);
         }
     }
 
     /// Gives all frames back at once.
     #[inline(never)]
-    pub(crate) fn give_back(&mut self) {
+    pub(crate) fn free_all(&mut self) {
         if self.count > 0 {
             self.frames.free_run(self.platform, Frame(self.first), self.count);
             self.count = 0;
@@ -54,7 +54,7 @@ impl<'a, P: Platform> FreeBatch<'a, P> {
 
 impl<P: Platform> Drop for FreeBatch<'_, P> {
     fn drop(&mut self) {
-        self.give_back();
+        self.free_all();
     }
 }
 
@@ -63,7 +63,7 @@ impl<P: Platform> Frames<P> {
     fn free_run(&self, platform: &P, first: Frame, count: u32) {
         platform.frames_released(first, count);
         let mut buddy = self.buddy.lock();
-        buddy.give_back_run(self.metas, first, count);
+        buddy.free_run(self.metas, first, count);
         self.free.store(buddy.free_frame_count(), Relaxed);
     }
 }

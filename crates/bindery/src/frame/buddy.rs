@@ -75,7 +75,7 @@ impl Buddy {
         for frame in 0..count {
             metas.get(first.plus(frame)).state.store(state_of(Kind::Tail, Order::PAGE), Relaxed);
         }
-        self.give_back_run(metas, first, count);
+        self.free_run(metas, first, count);
     }
 
     /// Keeps so many frames for [`AllocateFor::Reclaim`].
@@ -166,7 +166,7 @@ impl Buddy {
         self.ready.first = end;
         // They counted as free all the while.
         self.free_frames -= u64::from(end - first);
-        self.give_back_run(metas, Frame(first), end - first);
+        self.free_run(metas, Frame(first), end - first);
     }
 
     /// The frames that are ready: the first, and how many.
@@ -226,26 +226,26 @@ impl Buddy {
         if !allocated || order > MAX_ORDER || !first.is_aligned(order) {
             return Err(NotAllocated);
         }
-        self.give_back(metas, first, order);
+        self.insert(metas, first, order);
         Ok(())
     }
 
     /// Puts `count` frames from `first`, all of them [`Kind::Tail`] and without an owner, on the
     /// lists, in the largest blocks that their alignment allows, joined with their buddies.
-    pub(super) fn give_back_run(&mut self, metas: MetaArray, first: Frame, count: u32) {
+    pub(super) fn free_run(&mut self, metas: MetaArray, first: Frame, count: u32) {
         let mut done = 0;
         while done < count {
             let block = first.plus(done);
             let aligned = block.0.trailing_zeros();
             let fits = (count - done).ilog2();
             let order = Order(aligned.min(fits).min(u32::from(MAX_ORDER.0)) as u8);
-            self.give_back(metas, block, order);
+            self.insert(metas, block, order);
             done += order.pages();
         }
     }
 
     /// Puts the block on the lists, joined with its buddies.
-    fn give_back(&mut self, metas: MetaArray, first: Frame, order: Order) {
+    fn insert(&mut self, metas: MetaArray, first: Frame, order: Order) {
         self.free_frames += u64::from(order.pages());
         let (mut first, mut order) = (first, order);
         while order < MAX_ORDER {

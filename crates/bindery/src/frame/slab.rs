@@ -156,7 +156,7 @@ impl<T, P: Platform> Slab<T, P> {
     }
 
     /// Takes memory for one object, for a caller that must not fail once it has begun: it fills the
-    /// memory later ([`Reserved::fill`]), or gives it back ([`Slab::give_back`]). `None` as
+    /// memory later ([`Reserved::fill`]), or gives it back ([`Slab::unreserve`]). `None` as
     /// [`Slab::allocate`]. Does not sleep. O(1).
     #[inline]
     pub(crate) fn reserve(&self, frames: &Frames<P>, platform: &P) -> Option<Reserved<T>> {
@@ -176,7 +176,7 @@ impl<T, P: Platform> Slab<T, P> {
     /// 1. The memory came from [`Slab::reserve`] of this slab, with the same `frames` and
     ///    `platform`.
     #[cold]
-    pub(crate) unsafe fn give_back(&self, frames: &Frames<P>, platform: &P, reserved: Reserved<T>) {
+    pub(crate) unsafe fn unreserve(&self, frames: &Frames<P>, platform: &P, reserved: Reserved<T>) {
         // SAFETY: 1. as the caller promises; 2. there is no object in the slot.
         unsafe { self.free_slot(frames, platform, reserved.slot) };
     }

@@ -16,6 +16,7 @@ use super::in_flight::Reads;
 use super::invalidate::PagesMayGo;
 use super::mappings::{self, Copies};
 use super::pages;
+use super::placed_folio::PlacedFolio;
 use super::state::Accounting;
 use super::swap_in::swap_in;
 use super::{Object, ObjectState};
@@ -37,7 +38,7 @@ pub(crate) fn collapse<P: Platform>(
     most_missing: Option<u32>,
 ) -> Result<(), Failure> {
     let (memory, object) = (handle.memory, handle.state());
-    let order = P::Arch::PMD.order().min(MAX_FOLIO_ORDER);
+    let order = order_of_leaf::<P>();
     let pages = PageRange::from_count(first, u64::from(order.pages()));
     let end = pages.end;
     // Other threads' fetches may continue: with the changes held, all pages are present.
@@ -60,7 +61,7 @@ pub(crate) fn collapse<P: Platform>(
         }
         bring_in(memory, object, pages, most_missing)?;
         let collapse =
-            |proof: &PagesMayGo| collapse_alone(memory, object, first, order, most_missing, proof);
+            |proof: &PagesMayGo| collapse_alone(memory, object, first, most_missing, proof);
         object.invalidate_lock.with_write(&memory.platform, collapse).map_err(Stop::from)
     })
 }
@@ -86,17 +87,23 @@ fn bring_in<P: Platform>(
     Ok(())
 }
 
+/// The order of the pages that a huge leaf maps, as far as one folio has room for them.
+fn order_of_leaf<P: Platform>() -> Order {
+    P::Arch::PMD.order().min(MAX_FOLIO_ORDER)
+}
+
 /// The changes are held; the pager has none of the pages.
 fn collapse_alone<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
     first: u64,
-    order: Order,
     most_missing: Option<u32>,
     proof: &PagesMayGo,
 ) -> Result<(), Failure> {
     let frames = &memory.frames;
+    let order = order_of_leaf::<P>();
     let count = u64::from(order.pages());
+    let pages = PageRange::from_count(first, count);
     let (found, run) = pages::run_at(memory, object, first, count);
     let folio = found.and_then(|frame| frames.folio_of(frame));
     if run == count && folio.is_some_and(|folio| folio.order == order) {
@@ -130,7 +137,7 @@ fn collapse_alone<P: Platform>(
         frames.fresh(folio).discard(&memory.platform);
         return Err(failure);
     }
-    mappings::unmap(memory, object, first, count, Copies::Kept, proof);
+    mappings::unmap(memory, object, pages, Copies::Kept, proof);
     // Pins come through mappings, so no pin can be added now.
     if pages::any_folio(memory, object, first, first + count, |folio| {
         frames.folio(folio).pins() > 0
@@ -210,7 +217,8 @@ fn replace<P: Platform>(
             if frames.folio(old).is_dirty() {
                 frames.folio(folio).mark_dirty();
             }
-            pages::let_go(memory, object, old_first, old, count, proof);
+            let old = PlacedFolio { memory, object, folio: old, first: old_first };
+            old.release_dropped(count, proof);
         }
         from += u64::from(count);
     }

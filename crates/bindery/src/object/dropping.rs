@@ -7,7 +7,8 @@ use crate::swap::SlotRun;
 
 use super::ObjectState;
 use super::invalidate::PagesMayGo;
-use super::pages::{for_each_part, let_go};
+use super::pages::for_each_part;
+use super::placed_folio::PlacedFolio;
 use super::state::Accounting;
 use super::swap_in::slots_of;
 
@@ -38,7 +39,7 @@ pub(super) fn drop_pages<P: Platform>(
         for_each_part(memory, run, |page, frame, folio, count| {
             debug_assert!(frame.0 >= folio.head.0);
             let first = page - u64::from(frame.0 - folio.head.0);
-            let_go(memory, object, first, folio, count, proof);
+            PlacedFolio { memory, object, folio, first }.release_dropped(count, proof);
             piece.add(count);
             true
         });

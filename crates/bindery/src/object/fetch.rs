@@ -269,7 +269,7 @@ impl Fetch {
     ) -> Result<Option<FolioRef<'m, P>>, Failure> {
         let (platform, state) = (&object.memory.platform, object.state());
         // Before allocating a folio that may not be needed.
-        let busy = state.pages.keeps_from_reading(platform, self.page, self.page + 1);
+        let busy = state.pages.keeps_from_reading(platform, PageRange::from_count(self.page, 1));
         if let Some(ticket) = busy {
             state.pages.wait(platform, ticket);
             return Ok(None);

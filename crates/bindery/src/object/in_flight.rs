@@ -93,8 +93,8 @@ impl Record {
         self.canceled.get()
     }
 
-    fn overlaps(&self, first: u64, end: u64) -> bool {
-        self.first.get() < end && first < self.end.get()
+    fn overlaps(&self, pages: PageRange) -> bool {
+        self.first.get() < pages.end && pages.first < self.end.get()
     }
 }
 
@@ -187,27 +187,26 @@ impl InFlight {
 
     fn overlapping(
         &self,
-        first: u64,
-        end: u64,
+        pages: PageRange,
         kinds: &[TransferKind],
     ) -> impl Iterator<Item = &Record> {
         self.iter()
-            .filter(move |record| record.overlaps(first, end) && kinds.contains(&record.kind.get()))
+            .filter(move |record| record.overlaps(pages) && kinds.contains(&record.kind.get()))
     }
 
     /// Whether a record of one of the kinds overlaps the pages.
-    fn overlaps(&self, first: u64, end: u64, kinds: &[TransferKind]) -> bool {
-        self.overlapping(first, end, kinds).next().is_some()
+    fn overlaps(&self, pages: PageRange, kinds: &[TransferKind]) -> bool {
+        self.overlapping(pages, kinds).next().is_some()
     }
 
     /// Whether any record overlaps the pages.
-    pub(super) fn overlaps_any(&self, first: u64, end: u64) -> bool {
-        self.iter().any(|record| record.overlaps(first, end))
+    pub(super) fn overlaps_any(&self, pages: PageRange) -> bool {
+        self.iter().any(|record| record.overlaps(pages))
     }
 
     /// The start of the first change that overlaps the pages and is older than `number`.
-    pub(super) fn first_change(&self, first: u64, end: u64, number: u64) -> Option<u64> {
-        let changes = self.overlapping(first, end, &[TransferKind::Change]);
+    pub(super) fn first_change(&self, pages: PageRange, number: u64) -> Option<u64> {
+        let changes = self.overlapping(pages, &[TransferKind::Change]);
         let older = changes.filter(|change| change.number.get() < number);
         older.map(|change| change.first.get()).min()
     }
@@ -217,12 +216,11 @@ impl InFlight {
     pub(super) fn await_older(
         &self,
         ends: &Ends,
-        first: u64,
-        end: u64,
+        pages: PageRange,
         kinds: &[TransferKind],
         number: u64,
     ) -> Option<Ticket> {
-        let mut records = self.overlapping(first, end, kinds);
+        let mut records = self.overlapping(pages, kinds);
         let record = records.find(|record| record.number.get() < number)?;
         record.wanted.set(true);
         // It changes with the index lock held for writing, so not between the check of the list and
@@ -234,16 +232,15 @@ impl InFlight {
     pub(super) fn awaits(
         &self,
         ends: &Ends,
-        first: u64,
-        end: u64,
+        pages: PageRange,
         kinds: &[TransferKind],
     ) -> Option<Ticket> {
-        self.await_older(ends, first, end, kinds, u64::MAX)
+        self.await_older(ends, pages, kinds, u64::MAX)
     }
 
     /// Cancels the reads that overlap the pages.
-    pub(super) fn cancel_reads(&self, first: u64, end: u64) {
-        let reads = self.overlapping(first, end, &[TransferKind::Read]);
+    pub(super) fn cancel_reads(&self, pages: PageRange) {
+        let reads = self.overlapping(pages, &[TransferKind::Read]);
         reads.for_each(|read| read.canceled.set(true));
     }
 
@@ -257,11 +254,10 @@ impl InFlight {
         ends: &Ends,
         record: &Record,
         kind: TransferKind,
-        first: u64,
-        end: u64,
+        pages: PageRange,
     ) {
-        record.first.set(first);
-        record.end.set(end);
+        record.first.set(pages.first);
+        record.end.set(pages.end);
         record.kind.set(kind);
         record.number.set(self.next_number);
         record.canceled.set(false);
@@ -341,7 +337,7 @@ impl Pages {
     pub(super) fn with_read<P: Platform, R>(
         &self,
         platform: &P,
-        PageRange { first, end }: PageRange,
+        pages: PageRange,
         needed: impl FnOnce(&PageIndex) -> bool,
         work: impl FnOnce(&Record) -> R,
     ) -> Result<R, Refused> {
@@ -351,12 +347,12 @@ impl Pages {
                 return Err(Refused::NotNeeded);
             }
             let obstacles = [TransferKind::Read, TransferKind::Change];
-            if let Some(ticket) = in_flight.awaits(ends, first, end, &obstacles) {
+            if let Some(ticket) = in_flight.awaits(ends, pages, &obstacles) {
                 return Err(Refused::Busy(ticket));
             }
             // SAFETY: the record stays in this frame, and is only borrowed shared; `_listed`
             // removes it before the frame ends.
-            unsafe { in_flight.insert(ends, &record, TransferKind::Read, first, end) };
+            unsafe { in_flight.insert(ends, &record, TransferKind::Read, pages) };
             Ok(())
         })?;
         let _listed = Listed { pages: self, platform, record: &record };
@@ -368,23 +364,23 @@ impl Pages {
     pub(super) fn with_change<P: Platform, R>(
         &self,
         platform: &P,
-        PageRange { first, end }: PageRange,
+        pages: PageRange,
         reads: Reads,
         work: impl FnOnce() -> R,
     ) -> R {
         let record = Record::new();
         let number = self.alone(platform, |_, in_flight, ends| {
             if reads == Reads::Canceled {
-                in_flight.cancel_reads(first, end);
+                in_flight.cancel_reads(pages);
             }
             // SAFETY: as in `with_read`.
-            unsafe { in_flight.insert(ends, &record, TransferKind::Change, first, end) };
+            unsafe { in_flight.insert(ends, &record, TransferKind::Change, pages) };
             record.number.get()
         });
         let _listed = Listed { pages: self, platform, record: &record };
         self.wait_while(platform, |in_flight, ends| {
-            let turn = in_flight.await_older(ends, first, end, &[TransferKind::Turn], number);
-            turn.or_else(|| in_flight.awaits(ends, first, end, &[TransferKind::Write]))
+            let turn = in_flight.await_older(ends, pages, &[TransferKind::Turn], number);
+            turn.or_else(|| in_flight.awaits(ends, pages, &[TransferKind::Write]))
         });
         work()
     }
@@ -394,33 +390,27 @@ impl Pages {
     pub(super) fn with_turn<P: Platform, R>(
         &self,
         platform: &P,
-        PageRange { first, end }: PageRange,
+        pages: PageRange,
         work: impl FnOnce(u64) -> R,
     ) -> R {
         let record = Record::new();
         let number = self.alone(platform, |_, in_flight, ends| {
             // SAFETY: as in `with_read`.
-            unsafe { in_flight.insert(ends, &record, TransferKind::Turn, first, end) };
+            unsafe { in_flight.insert(ends, &record, TransferKind::Turn, pages) };
             record.number.get()
         });
         let _listed = Listed { pages: self, platform, record: &record };
         self.wait_while(platform, |in_flight, ends| {
-            in_flight.await_older(ends, first, end, &[TransferKind::Change], number)
+            in_flight.await_older(ends, pages, &[TransferKind::Change], number)
         });
         work(number)
     }
 
     /// Waits for the writes that overlap the pages and are older than `number`. Called without
     /// locks.
-    pub(super) fn wait_for_writes<P: Platform>(
-        &self,
-        platform: &P,
-        first: u64,
-        end: u64,
-        number: u64,
-    ) {
+    pub(super) fn wait_for_writes<P: Platform>(&self, platform: &P, pages: PageRange, number: u64) {
         self.wait_while(platform, |in_flight, ends| {
-            in_flight.await_older(ends, first, end, &[TransferKind::Write], number)
+            in_flight.await_older(ends, pages, &[TransferKind::Write], number)
         });
     }
 
@@ -447,9 +437,9 @@ impl Pages {
         if self.ends.no_writes() {
             return None;
         }
-        let end = page.saturating_add(count);
+        let pages = PageRange::from_count(page, count);
         self.alone(platform, |_, in_flight, ends| {
-            in_flight.awaits(ends, page, end, &[TransferKind::Write])
+            in_flight.awaits(ends, pages, &[TransferKind::Write])
         })
     }
 
@@ -457,23 +447,21 @@ impl Pages {
     pub(super) fn keeps_from_reading<P: Platform>(
         &self,
         platform: &P,
-        first: u64,
-        end: u64,
+        pages: PageRange,
     ) -> Option<Ticket> {
         let obstacles = [TransferKind::Read, TransferKind::Change];
-        self.alone(platform, |_, in_flight, ends| in_flight.awaits(ends, first, end, &obstacles))
+        self.alone(platform, |_, in_flight, ends| in_flight.awaits(ends, pages, &obstacles))
     }
 
     /// Whether `vacant` is true of the index, and no record blocks a fetch of the pages.
     pub(super) fn is_free_for_reading<P: Platform>(
         &self,
         platform: &P,
-        PageRange { first, end }: PageRange,
+        pages: PageRange,
         vacant: impl FnOnce(&PageIndex) -> bool,
     ) -> bool {
         self.alone(platform, |index, in_flight, _| {
-            vacant(index)
-                && !in_flight.overlaps(first, end, &[TransferKind::Read, TransferKind::Change])
+            vacant(index) && !in_flight.overlaps(pages, &[TransferKind::Read, TransferKind::Change])
         })
     }
 

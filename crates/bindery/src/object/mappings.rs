@@ -24,17 +24,15 @@ pub(crate) enum Copies {
     Kept,
 }
 
-/// Unmaps `count` pages from `first` on everywhere. Guards stay, as on Linux.
+/// Unmaps the pages everywhere. Guards stay, as on Linux.
 pub(super) fn unmap<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
-    first: u64,
-    count: u64,
+    pages: PageRange,
     copies: Copies,
     _: &PagesMayGo,
 ) {
-    let pages = [PageRange::from_count(first, count)];
-    let walked = for_each_sight(memory, object, &pages, Locking::Wait, |sight, gather| {
+    let walked = for_each_sight(memory, object, &[pages], Locking::Wait, |sight, gather| {
         let private = !sight.vma.is_shared();
         let spared = match copies {
             Copies::Kept if private => Spared::GuardsAndCopies,

@@ -12,6 +12,7 @@
 //! | `attachments` | reports of its mappings |
 //! | `pages` | pages found, marked dirty |
 //! | `dropping` | pages dropped |
+//! | `placed_folio` | a folio at its place in an object |
 //! | `fetch`, `supply`, `arrival` | pages brought in; filled folios enter the page index; their age |
 //! | `in_flight` | the pages that the pager works on, and the threads that wait for them |
 //! | `awaited` | waits with all locks released |
@@ -78,6 +79,7 @@ mod mappings;
 mod page_index;
 mod pager;
 pub(crate) mod pages;
+mod placed_folio;
 mod quota;
 mod read_buffer;
 pub(crate) mod reclaim;

@@ -87,7 +87,7 @@ impl Pages {
     ) -> Option<R> {
         let nodes = Self::nodes(memory);
         self.alone(&memory.platform, |index, in_flight, _| {
-            if in_flight.overlaps_any(range.first, range.end) {
+            if in_flight.overlaps_any(range) {
                 return None;
             }
             let (result, by) = work(index, &nodes);

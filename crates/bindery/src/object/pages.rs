@@ -9,7 +9,7 @@ use arrayvec::ArrayVec;
 
 use crate::Memory;
 use crate::addr::{Frame, Orders, PAGE_SHIFT, PAGE_SIZE, PageRange};
-use crate::folio::{Folio, Freed};
+use crate::folio::Folio;
 use crate::platform::Platform;
 
 use super::awaited::Stop;
@@ -138,8 +138,7 @@ pub(crate) fn swapped_pages<P: Platform>(
 }
 
 /// The pages around `page`, which `frame` holds, that follow each other in the same folio without a
-/// gap: at most `below` before it and `above` from it on, by their numbers. Dropped parts of the
-/// folio end the run.
+/// gap, as far as `within` reaches. Dropped parts of the folio end the run.
 ///
 /// ```text
 /// folio    |f0 f1 f2 f3 f4 f5 f6 f7|
@@ -150,11 +149,10 @@ pub(crate) fn run_around<P: Platform>(
     object: &ObjectState,
     page: u64,
     frame: Frame,
-    below: u64,
-    above: u64,
+    within: PageRange,
 ) -> PageRange {
     let inside = memory.frames.folio_of(frame).map_or(0, |folio| frame.0 - folio.head.0);
-    let below = below.min(u64::from(inside)).min(page);
+    let below = u64::from(inside).min(page.saturating_sub(within.first));
     let before = object.pages.look(&memory.platform, |index| {
         let same = |distance: u64| {
             let slot = index.get(page - distance);
@@ -162,7 +160,7 @@ pub(crate) fn run_around<P: Platform>(
         };
         (1..=below).take_while(|distance| same(*distance)).count() as u64
     });
-    let (_, after) = resident_run(memory, object, page, above.max(1));
+    let (_, after) = resident_run(memory, object, page, within.end.saturating_sub(page).max(1));
     PageRange::from_count(page - before, before + after)
 }
 
@@ -284,41 +282,6 @@ pub(crate) fn mark_written<P: Platform>(object: &Object<'_, P>, page: u64, count
     while let Err(ticket) = state.invalidate_lock.with_read(&memory.platform, mark) {
         state.pages.wait(&memory.platform, ticket);
     }
-}
-
-/// Releases the references to `count` pages of `folio` that the index held until now; the folio's
-/// first page belongs at `first`. If the index holds no page of the folio any more and other
-/// references remain, the folio loses its owner. The caller keeps pages of the folio from being
-/// inserted or dropped. May wait for the folio's lock.
-pub(super) fn let_go<P: Platform>(
-    memory: &Memory<P>,
-    object: &ObjectState,
-    first: u64,
-    folio: Folio,
-    count: u32,
-    _: &PagesMayGo,
-) {
-    let (frames, platform) = (&memory.frames, &memory.platform);
-    if frames.folio(folio).release_last(platform, count) == Freed::Yes {
-        return;
-    }
-    if !names(memory, object, first, folio) {
-        memory.lock_folio(folio).let_go();
-    }
-    frames.folio(folio).release_pages(platform, count);
-}
-
-/// Whether the index holds a page of `folio`, whose first page belongs at `first`.
-fn names<P: Platform>(memory: &Memory<P>, object: &ObjectState, first: u64, folio: Folio) -> bool {
-    let (mut from, end) = (first, first + u64::from(folio.pages()));
-    while let Some(run) = object.pages.look(&memory.platform, |index| index.next_run(from, end)) {
-        // A dropped page may have come back in another folio.
-        if run.frame == folio.head.plus((run.page - first) as u32) {
-            return true;
-        }
-        from = run.page + u64::from(run.count);
-    }
-    false
 }
 
 /// Drops those of the pages from `first` to `end` that were neither written nor mapped since they

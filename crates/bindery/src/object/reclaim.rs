@@ -30,9 +30,9 @@ use arrayvec::ArrayVec;
 use crate::Memory;
 #[cfg(any(test, feature = "testing"))]
 use crate::addr::Frame;
-use crate::addr::{Order, PageRange};
-use crate::collections::page_tree::{PageFlags, PageIndex, PageRun};
-use crate::folio::{Eviction, Folio, FolioLock, FolioOwner, FolioRef, Owner};
+use crate::addr::PageRange;
+use crate::collections::page_tree::{PageFlags, PageIndex};
+use crate::folio::{Eviction, FolioLock, FolioOwner, FolioRef, Owner};
 use crate::platform::Platform;
 use crate::rmap::{HOLD, Locking, RmapHit, Seen, for_each_sight};
 use crate::table::out_batch::OutBatch;
@@ -45,6 +45,7 @@ use crate::vma::MappingFlags;
 use super::Object;
 use super::ObjectState;
 use super::invalidate::PagesMayGo;
+use super::placed_folio::PlacedFolio;
 use super::swap_out::{Leaving, swap_out};
 
 /// The result for a folio of an object.
@@ -111,10 +112,10 @@ pub(crate) fn reclaim_folio<P: Platform>(
 ) -> ObjectFolio {
     let lock = memory.frames.folio(*held).try_lock(&memory.platform);
     let Some(lock) = lock else { return ObjectFolio::Busy };
-    let FolioOwner { owner, first } = lock.owner(&memory.platform);
+    let FolioOwner { owner, first } = lock.owner();
     let first = first.first();
     match owner {
-        Owner::File(object) => evict(memory, object.cast(), *held, first, &lock, spare),
+        Owner::File(object) => evict(memory, object.cast(), first, &lock, spare),
         Owner::Memory(object) if memory.has_room_in_swap() => {
             send_to_swap(memory, object.cast(), Leaving::locked(lock, held, first), spare)
         }
@@ -181,7 +182,6 @@ pub fn frame_of_page<P: Platform>(object: &Object<'_, P>, page: u64) -> Option<F
 fn evict<P: Platform>(
     memory: &Memory<P>,
     object: NonNull<ObjectState>,
-    folio: Folio,
     first: u64,
     lock: &FolioLock<'_, P>,
     spare: Spare,
@@ -193,7 +193,8 @@ fn evict<P: Platform>(
     let Some(alone) = object.invalidate_lock.try_write(&memory.platform) else {
         return ObjectFolio::Busy;
     };
-    let victim = Victim { memory, object, folio, first };
+    let folio = lock.folio();
+    let victim = PlacedFolio { memory, object, folio, first };
     let dropped = match victim.take(spare, &alone.proof) {
         Err(Obstacle::Mapped) => victim.unmap(spare, &alone.proof).and_then(|()| {
             // Mappings without an entry are being added or removed.
@@ -203,7 +204,7 @@ fn evict<P: Platform>(
     };
     match dropped {
         Ok(pages) => {
-            lock.let_go();
+            lock.detach_from_object();
             memory.frames.folio(folio).release_pages(&memory.platform, pages);
             ObjectFolio::Freed(folio.pages())
         }
@@ -220,48 +221,10 @@ pub(super) enum Obstacle {
     Stays(ObjectFolio),
 }
 
-/// A folio of an object, with its lock and the invalidate lock held.
-pub(super) struct Victim<'a, P: Platform> {
-    pub(super) memory: &'a Memory<P>,
-    pub(super) object: &'a ObjectState,
-    pub(super) folio: Folio,
-    /// The index of its first page.
-    pub(super) first: u64,
-}
-
-impl<P: Platform> Victim<'_, P> {
-    fn end(&self) -> u64 {
-        self.first + u64::from(self.folio.pages())
-    }
-
-    /// The next pages from `from` on that the index has in the folio. A dropped page may have come
-    /// back in another one.
-    pub(super) fn next_run(
-        &self,
-        index: &PageIndex,
-        flags: PageFlags,
-        from: u64,
-    ) -> Option<PageRun> {
-        if from >= self.end() {
-            return None;
-        }
-        if self.folio.order == Order::PAGE {
-            let slot = index.get(from)?;
-            let here = slot.frame == self.folio.head && slot.flags.contains(flags);
-            return here.then_some(PageRun { page: from, frame: slot.frame, count: 1 });
-        }
-        let mut from = from;
-        loop {
-            let run = index.next_run_with(flags, from, self.end())?;
-            if run.frame == self.folio.head.plus((run.page - self.first) as u32) {
-                return Some(run);
-            }
-            from = run.page + u64::from(run.count);
-        }
-    }
-
+impl<P: Platform> PlacedFolio<'_, P> {
     /// Removes the folio's pages from the index, if they are unused. Returns their number; the
-    /// index's references to them become the caller's.
+    /// index's references to them become the caller's. The folio's lock and the invalidate lock are
+    /// held.
     fn take(&self, spare: Spare, _: &PagesMayGo) -> Result<u32, Obstacle> {
         let memory = self.memory;
         let range = PageRange { first: self.first, end: self.end() };

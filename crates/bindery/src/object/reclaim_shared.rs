@@ -37,7 +37,7 @@ pub(crate) fn reclaim_around<P: Platform>(
     let Some(lock) = memory.frames.folio(*held).try_lock(&memory.platform) else {
         return ObjectFolio::Busy.into();
     };
-    let FolioOwner { owner: Owner::Memory(object), first } = lock.owner(&memory.platform) else {
+    let FolioOwner { owner: Owner::Memory(object), first } = lock.owner() else {
         return Looked::NOTHING;
     };
     let (object, first): (NonNull<ObjectState>, u64) = (object.cast(), first.first());
@@ -59,7 +59,7 @@ pub(crate) fn reclaim_around<P: Platform>(
     let end = (first + 1).next_multiple_of(WINDOW).min(first.saturating_add(most));
     let next = PageRange { first: leaving.end(), end };
     folios.push(leaving);
-    add_folios(memory, object, next, u32::MAX, &mut folios, |leaving| {
+    add_folios(memory, object, next, &mut folios, |leaving| {
         turn.map_or_else(|| leaving.is_passing(memory), |turn| !leaving.is_looked_at(memory, turn))
     });
     let spare = if turn.is_some() { Spare::Used } else { Spare::Nothing };

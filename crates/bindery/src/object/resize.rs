@@ -94,8 +94,8 @@ impl<P: Platform> Object<'_, P> {
             let _ = object.promise_size(memory, bytes);
             object.set_size(bytes);
             let first = pages_of(bytes);
-            mappings::unmap(memory, object, first, PAGE_LIMIT - first, Copies::Dropped, proof);
             let beyond = PageRange { first, end: PAGE_LIMIT };
+            mappings::unmap(memory, object, beyond, Copies::Dropped, proof);
             drop_pages(memory, object, beyond, &mut Piece::first_of(memory), proof);
             pages::zero_part(memory, object, bytes, first << PAGE_SHIFT);
             Ok(())
@@ -182,8 +182,8 @@ impl<P: Platform> Object<'_, P> {
             return;
         }
         if first < after {
-            mappings::unmap(memory, object, first, after - first, Copies::Kept, proof);
             let whole = PageRange { first, end: after };
+            mappings::unmap(memory, object, whole, Copies::Kept, proof);
             drop_pages(memory, object, whole, &mut Piece::first_of(memory), proof);
         }
         pages::zero_part(memory, object, offset, first << PAGE_SHIFT);

@@ -85,7 +85,7 @@ pub(super) fn save<P: Platform>(
         // Pages that other calls were storing when this one began are not dirty, but not stored yet
         // either.
         let number = pages.alone(platform, |_, in_flight, _| in_flight.next_number());
-        pages.wait_for_writes(platform, first, end, number);
+        pages.wait_for_writes(platform, PageRange { first, end }, number);
         if result.is_err() || failures() == before {
             return result;
         }
@@ -204,17 +204,17 @@ impl<P: Platform> Batch<'_, P> {
             let run = self.object.pages.alone(&self.memory.platform, |index, in_flight, ends| {
                 let run = index.next_run_with(PageFlags::DIRTY, from, end)?;
                 let mut count = run.count.min(room);
-                let after = run.page + u64::from(count);
+                let stored = PageRange::from_count(run.page, count.into());
                 // In one step with the check of the list: a change that begins later waits for us.
-                if let Some(change) = in_flight.first_change(run.page, after, turn) {
+                if let Some(change) = in_flight.first_change(stored, turn) {
                     count = change.checked_sub(run.page).filter(|count| *count > 0)? as u32;
                 }
-                let after = run.page + u64::from(count);
+                let stored = PageRange::from_count(run.page, count.into());
                 index.clear_flags(run.page, u64::from(count), PageFlags::DIRTY);
                 // SAFETY: the record is used only for this run, and lies in the frame of
                 // `save_batch`, which has only shared references to it. `end` removes it, at the
                 // latest when the batch is dropped.
-                unsafe { in_flight.insert(ends, record, TransferKind::Write, run.page, after) };
+                unsafe { in_flight.insert(ends, record, TransferKind::Write, stored) };
                 Some(PageRun { count, ..run })
             });
             let Some(run) = run else { break };

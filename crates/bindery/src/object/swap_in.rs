@@ -13,13 +13,12 @@ use crate::Memory;
 use crate::addr::{Order, Orders};
 use crate::collections::page_tree::{PageIndex, SwapSlot, SwappedRun};
 use crate::error::{Error, Failure};
-use crate::folio::SwapPlace;
-use crate::folio::{FOLIO_ORDERS, Folio, FolioIndex, FolioLock, Owner};
+use crate::folio::{FOLIO_ORDERS, Folio, FolioIndex, Owner, SwapPlace};
 use crate::platform::Platform;
 use crate::swap::SlotRun;
-use crate::swap::page_set::PageSet;
 
 use super::ObjectState;
+use super::placed_folio::PlacedFolio;
 
 /// The location of a page before the call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -62,7 +61,7 @@ pub(super) fn swap_in<P: Platform>(
         && place.area == slot.area
         && let Some(first) = page.checked_sub(number)
     {
-        enter(memory, object, *cached, place, first, &lock);
+        PlacedFolio { memory, object, folio: *cached, first }.swap_in(place, &lock);
     }
     Ok(Swapped::Cached)
 }
@@ -165,52 +164,11 @@ fn read_folio<P: Platform>(
     let place = SwapPlace { area: slots.area, first: slots.first, cached: slots.count };
     let loaded = memory.load_folio(folio, slots);
     if loaded {
-        enter(memory, object, folio, place, run.page, &lock);
+        PlacedFolio { memory, object, folio, first: run.page }.swap_in(place, &lock);
     } else {
         memory.give_up(folio, place);
     }
     drop(lock);
     frames.folio(folio).release(platform);
     if loaded { Ok(()) } else { Err(Unread::Content) }
-}
-
-/// Inserts the folio, which is in the cache and complete, and whose first page belongs at `first`,
-/// into the index wherever the index refers to its slots. Frees those slots. The caller has a
-/// reference.
-fn enter<P: Platform>(
-    memory: &Memory<P>,
-    object: &ObjectState,
-    folio: Folio,
-    place: SwapPlace,
-    first: u64,
-    lock: &FolioLock<'_, P>,
-) {
-    let end = first + u64::from(folio.pages());
-    let put = object.pages.change(memory, |index, _| {
-        let (mut put, mut count, mut from) = (PageSet::EMPTY, 0, first);
-        while let Some(run) = index.next_swapped(from, end) {
-            let number = (run.page - first) as u32;
-            let ours =
-                run.first.area == place.area && run.first.slot == place.first + u64::from(number);
-            let pages =
-                if ours { memory.pages_in_cache(folio, place, number, run.count) } else { 0 };
-            from = run.page + u64::from(pages.max(1));
-            if pages == 0 {
-                continue;
-            }
-            if count == 0 {
-                lock.set_owner(object.as_owner(), FolioIndex::new(first));
-            }
-            // Before another thread finds the pages there and can drop them.
-            if memory.frames.folio(folio).add_references(pages).is_err() {
-                continue;
-            }
-            index.bring_in(run.page, folio.head.plus(number), pages);
-            put.add(number, pages);
-            count += i64::from(pages);
-        }
-        object.pages.count_swapped(-count);
-        (put, count)
-    });
-    memory.settle_slots(folio, place, &put);
 }

@@ -44,7 +44,8 @@ use crate::vma::MappingFlags;
 
 use super::ObjectState;
 use super::invalidate::PagesMayGo;
-use super::reclaim::{ObjectFolio, Obstacle, Spare, Victim};
+use super::placed_folio::PlacedFolio;
+use super::reclaim::{ObjectFolio, Obstacle, Spare};
 
 /// The maximum number of folios of one walk, and so of one flush.
 pub(crate) const FOLIOS: usize = 32;
@@ -71,21 +72,18 @@ struct Plan {
 }
 
 impl<'m, P: Platform> Leaving<'m, P> {
-    /// The folio that `frame` is a page of, if it is one of the object's, unlocked, and has at most
-    /// `mappings` mappings.
-    pub(crate) fn new(
-        memory: &'m Memory<P>,
-        object: &ObjectState,
-        frame: Frame,
-        mappings: u32,
-    ) -> Option<Self> {
+    /// The folio that `frame` is a page of, if it is one of the object's and unlocked.
+    pub(crate) fn new(memory: &'m Memory<P>, object: &ObjectState, frame: Frame) -> Option<Self> {
         let held = memory.frames.try_hold(&memory.platform, frame)?;
         let lock = memory.frames.folio(*held).try_lock(&memory.platform)?;
-        let FolioOwner { owner, first } = lock.owner(&memory.platform);
+        let FolioOwner { owner, first } = lock.owner();
         let ours = matches!(owner, Owner::Memory(owner) if ptr::addr_eq(owner.as_ptr(), object));
-        let first = first.first();
-        let wanted = ours && memory.frames.folio(*held).mappings() <= mappings;
-        wanted.then(|| Self::locked(lock, held, first))
+        ours.then(|| Self::locked(lock, held, first.first()))
+    }
+
+    /// The number of entries that map its pages.
+    pub(crate) fn mappings(&self, memory: &Memory<P>) -> u32 {
+        memory.frames.folio(*self.held).mappings()
     }
 
     /// Whether reclaim has looked at it in this turn. Marks it as looked at.
@@ -110,6 +108,11 @@ impl<'m, P: Platform> Leaving<'m, P> {
         Self { lock, held, first, plan: Plan::default() }
     }
 
+    /// The folio at its place in the object.
+    fn placed<'a>(&self, memory: &'a Memory<P>, object: &'a ObjectState) -> PlacedFolio<'a, P> {
+        PlacedFolio { memory, object, folio: *self.held, first: self.first }
+    }
+
     /// Whether it contains one of the pages.
     fn has_any(&self, pages: PageRange) -> bool {
         self.first < pages.end && pages.first < self.end()
@@ -122,7 +125,6 @@ pub(crate) fn add_folios<'m, P: Platform>(
     memory: &'m Memory<P>,
     object: &ObjectState,
     pages: PageRange,
-    mappings: u32,
     folios: &mut ArrayVec<Leaving<'m, P>, FOLIOS>,
     accept: impl Fn(&Leaving<'m, P>) -> bool,
 ) -> u64 {
@@ -137,7 +139,7 @@ pub(crate) fn add_folios<'m, P: Platform>(
         while from < after && !folios.is_full() {
             let frame = run.frame.plus((from - run.page) as u32);
             from += 1;
-            let leaving = Leaving::new(memory, object, frame, mappings);
+            let leaving = Leaving::new(memory, object, frame);
             if let Some(leaving) = leaving.filter(&accept) {
                 from = leaving.end().max(from);
                 folios.push(leaving);
@@ -180,7 +182,7 @@ pub(crate) fn swap_out<'m, P: Platform>(
     };
     let count = folios.len() as u32;
     for (number, leaving) in (0..).zip(folios.iter_mut()) {
-        match plan(memory, object, leaving, spare, batch, count - number) {
+        match plan(&leaving.placed(memory, object), spare, batch, count - number) {
             Ok(plan) => leaving.plan = plan,
             Err(why) => note(why),
         }
@@ -213,22 +215,19 @@ pub(crate) fn swap_out<'m, P: Platform>(
 
 /// Checks whether the folio may be swapped out, and allocates slots for it.
 fn plan<P: Platform>(
-    memory: &Memory<P>,
-    object: &ObjectState,
-    leaving: &Leaving<'_, P>,
+    victim: &PlacedFolio<'_, P>,
     spare: Spare,
     batch: &mut OutBatch,
     left: u32,
 ) -> Result<Plan, ObjectFolio> {
-    let victim = Victim { memory, object, folio: *leaving.held, first: leaving.first };
+    let PlacedFolio { memory, object, folio, .. } = *victim;
     let may = object.pages.look(&memory.platform, |index| victim.may_go(index, spare));
     let mapped = match may {
         Ok(_) => false,
         Err(Obstacle::Mapped) => true,
         Err(Obstacle::Stays(why)) => return Err(why),
     };
-    let order = leaving.held.order;
-    let slots = batch.slots(memory, order, left).ok_or(ObjectFolio::NotReclaimable)?;
+    let slots = batch.slots(memory, folio.order, left).ok_or(ObjectFolio::NotReclaimable)?;
     Ok(Plan { slots: Some(slots), mapped, used: false, stays: None })
 }
 
@@ -331,9 +330,9 @@ fn send<P: Platform>(
     slots: SlotRun,
     batch: &mut OutBatch,
 ) -> Result<u32, ObjectFolio> {
+    let victim = leaving.placed(memory, object);
     let Leaving { lock, held, first, .. } = leaving;
     let folio = *held;
-    let victim = Victim { memory, object, folio, first };
     let place = memory.send_out(folio, slots, 0, 0);
     let sent = enter_slots(&victim, slots);
     let named = match sent {
@@ -347,7 +346,7 @@ fn send<P: Platform>(
             });
         }
     };
-    lock.let_go();
+    lock.detach_from_object();
     // One of the index's references is the swap cache's now. The caller's is the batch's.
     if named > 1 {
         memory.frames.folio(folio).release_pages(&memory.platform, named - 1);
@@ -359,8 +358,8 @@ fn send<P: Platform>(
 
 /// Counts a reference to the slots of the victim's pages and enters the slots into the index. On
 /// failure changes only their counts. Returns the number of pages.
-fn enter_slots<P: Platform>(victim: &Victim<'_, P>, slots: SlotRun) -> Result<u32, Obstacle> {
-    let Victim { memory, object, first, .. } = *victim;
+fn enter_slots<P: Platform>(victim: &PlacedFolio<'_, P>, slots: SlotRun) -> Result<u32, Obstacle> {
+    let PlacedFolio { memory, object, first, .. } = *victim;
     let mut from = first;
     let next = |from| {
         let flags = PageFlags::empty();

@@ -66,7 +66,7 @@ impl<P: Platform> Memory<P> {
         }
         let Which::Cold(turn) = which else { return 0 };
         if mapped == Mapped::InSeveral {
-            return self.reclaim_family(held, lock, turn, target, batch);
+            return self.reclaim_family(LockedFolio::new(lock, held), turn, target, batch);
         }
         // Otherwise a folio that cannot be freed would count as one that may be freed later, in
         // every turn.

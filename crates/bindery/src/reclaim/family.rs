@@ -10,7 +10,7 @@ use core::sync::atomic::{Ordering, fence};
 
 use crate::Memory;
 use crate::addr::{Order, VirtRange};
-use crate::folio::{Eviction, Folio, FolioLock, FolioRef, LockedFolio, Turn};
+use crate::folio::{Eviction, Folio, LockedFolio, Turn};
 use crate::platform::Platform;
 use crate::rmap::{self, Locking, RmapHit, Seen, Walked};
 use crate::swap::SlotRun;
@@ -38,16 +38,15 @@ impl<P: Platform> Memory<P> {
     #[inline(never)]
     pub(super) fn reclaim_family<'m>(
         &'m self,
-        held: FolioRef<'m, P>,
-        lock: FolioLock<'m, P>,
+        first: LockedFolio<'m, P>,
         turn: Turn,
         target: u64,
         batch: &mut Batch<'m, P>,
     ) -> u64 {
         let freed = batch.finish();
-        self.frames.folio(*held).reclaim_state().note_look(turn);
-        let owner = lock.owner(&self.platform);
-        let mut folios = SharedFolios::new(LockedFolio::new(lock, held), owner, turn, target);
+        self.frames.folio(first.folio()).reclaim_state().note_look(turn);
+        let owner = first.owner();
+        let mut folios = SharedFolios::new(first, owner, turn, target);
         self.age_family(&mut folios, turn, batch);
         let mut left = folios.folios.len();
         folios.folios.retain(|shared| {
@@ -162,7 +161,7 @@ impl<P: Platform> Memory<P> {
                 freed += u64::from(folio.pages());
                 if self.free_frame_count() < enough {
                     // The next folio may have to be stored in these frames.
-                    batch.give_back();
+                    batch.free_all();
                 }
             }
         }

@@ -34,7 +34,7 @@ pub(crate) struct AnonGroup {
     /// In an anon group that was found dead and unary: the first anon group below that is not,
     /// which takes over its pages. In the root: the anon group whose VMAs are being surveyed.
     /// Written under the family's lock; see [`super::fork_chain`].
-    heir: AtomicPtr<Self>,
+    new_parent: AtomicPtr<Self>,
     /// In the root: the family's clock. In an anon group that was found dead: the time of that. In
     /// any other: no page in its VMAs belongs to an anon group that was found dead up to then.
     stamp: AtomicU64,
@@ -145,36 +145,36 @@ impl AnonGroup {
     }
 
     /// Whether the anon group was found dead and unary.
-    pub(super) fn has_heir(&self) -> bool {
-        self.is_inherited() && !self.heir.load(Ordering::Relaxed).is_null()
+    pub(super) fn has_new_parent(&self) -> bool {
+        self.is_inherited() && !self.new_parent.load(Ordering::Relaxed).is_null()
     }
 
     /// The anon group that takes over the pages of one that was found dead and unary. The caller
-    /// surveys VMAs below the group. The heir was chosen for that, and is the group of these VMAs
-    /// or one above it.
-    pub(super) fn heir(&self) -> Option<&Self> {
-        if self.is_inherited() { self.follow(&self.heir) } else { None }
+    /// surveys VMAs below the group. The new parent was chosen for that, and is the group of these
+    /// VMAs or one above it.
+    pub(super) fn new_parent(&self) -> Option<&Self> {
+        if self.is_inherited() { self.follow(&self.new_parent) } else { None }
     }
 
     /// Whether the anon group is dead and unary, and stays so. Never the root, which has the lock.
     /// The family lock is held.
     pub(super) fn is_dead(&self) -> bool {
-        self.is_inherited() && (self.has_heir() || self.is_dead_and_unary())
+        self.is_inherited() && (self.has_new_parent() || self.is_dead_and_unary())
     }
 
     /// Records that the anon group was found dead, unless that is known, and which group takes over
     /// its pages. The family lock is held.
-    pub(super) fn bequeath(&self, heir: &Self, now: u64) {
-        if !self.has_heir() {
+    pub(super) fn reparent(&self, new_parent: &Self, now: u64) {
+        if !self.has_new_parent() {
             self.stamp.store(now, Ordering::Relaxed);
         }
-        self.heir.store(heir.node().as_ptr(), Ordering::Relaxed);
+        self.new_parent.store(new_parent.node().as_ptr(), Ordering::Relaxed);
     }
 
     /// Claims the survey of the family for this anon group, unless another has it. The family lock
     /// is held.
     pub(super) fn begin_survey(&self) -> bool {
-        let surveyor = &self.root().heir;
+        let surveyor = &self.root().new_parent;
         let free = surveyor.load(Ordering::Relaxed).is_null();
         if free {
             surveyor.store(self.node().as_ptr(), Ordering::Relaxed);
@@ -184,8 +184,8 @@ impl AnonGroup {
 
     /// Ends the anon group's survey. The family lock is held.
     pub(super) fn end_survey(&self) {
-        debug_assert!(ptr::eq(self.root().heir.load(Ordering::Relaxed), self));
-        self.root().heir.store(ptr::null_mut(), Ordering::Relaxed);
+        debug_assert!(ptr::eq(self.root().new_parent.load(Ordering::Relaxed), self));
+        self.root().new_parent.store(ptr::null_mut(), Ordering::Relaxed);
     }
 
     /// The anon groups forked from this one. The family lock is held.
@@ -200,7 +200,7 @@ impl AnonGroup {
 
     /// How many VMAs and walkers hold the group. Includes VMAs that were removed from the tree but
     /// whose pages may still count as mapped. The family lock is held.
-    pub(super) fn tenants(&self) -> u32 {
+    pub(super) fn active_vmas(&self) -> u32 {
         // Acquire: the earlier holders' changes of the anon group are visible.
         self.holders.load(Ordering::Acquire).saturating_sub(self.children().count() as u32)
     }
@@ -371,7 +371,7 @@ impl Groups {
             next_sibling: null(),
             previous_sibling: null(),
             vmas: GroupTree::new(),
-            heir: null(),
+            new_parent: null(),
             // The root's children too: no anon group above them can be found dead.
             stamp: AtomicU64::new(parent.map_or(0, AnonGroup::stamp)),
             holders: AtomicU32::new(0),

@@ -12,9 +12,9 @@
 //! ```
 //!
 //! 1. *Look.* Under the family lock each dead group gets the family's clock as its *stamp*, and the
-//!    first group below that is not dead and unary as its *heir*.
-//! 2. *Survey.* Each folio in `g`'s VMAs that belongs to a dead group gets its heir as its owner.
-//!    Its index stays: offsets are the family's. If no folio was locked, and none may be counted as
+//!    first group below that is not dead and unary as its *new parent*.
+//! 2. *Survey.* Each folio in `g`'s VMAs that belongs to a dead group gets its new parent as its
+//!    owner. Its index stays: offsets are the family's. If no folio was locked, and none may be counted as
 //!    mapped that the survey did not see, the stamp of `g` becomes the time of step 1: *no page in
 //!    these VMAs belongs to a group that was found dead up to then*. A child inherits the stamp,
 //!    because it maps what its parent maps.
@@ -27,7 +27,7 @@
 //!
 //! # Why a folio may change its owner
 //! A page of a dead and unary group is mapped only below the group's one child, and thus below its
-//! heir: a walk from either comes to the same VMAs. That stays so, because the group gets no
+//! new parent: a walk from either comes to the same VMAs. That stays so, because the group gets no
 //! further VMA and no second child.
 //!
 //! # Why no folio is missed
@@ -122,7 +122,7 @@ pub(crate) fn contract<P: Platform>(
     lock.with_write(&memory.platform, || {
         group.end_survey();
         let listed = group.vmas.iter(Asked::ALL).count() as u32;
-        if !complete || group.tenants() != listed {
+        if !complete || group.active_vmas() != listed {
             return None;
         }
         group.set_stamp(look.now);
@@ -138,9 +138,9 @@ struct Look {
     dead: u32,
 }
 
-/// Finds the dead anon groups above `group`, and sets their heirs. `None` if they are not worth a
-/// survey, another one runs, or the caller's VMA is not the anon group's first. The caller holds
-/// the family lock exclusively.
+/// Finds the dead anon groups above `group`, and sets their new parents. `None` if they are not
+/// worth a survey, another one runs, or the caller's VMA is not the anon group's first. The caller
+/// holds the family lock exclusively.
 fn look(group: &AnonGroup, vma: &Vma) -> Option<Look> {
     if !group.is_first(vma) {
         return None;
@@ -154,12 +154,12 @@ fn look(group: &AnonGroup, vma: &Vma) -> Option<Look> {
         return None;
     }
     let now = group.tick();
-    let mut heir = group;
+    let mut new_parent = group;
     for above in ancestors(group) {
         if above.is_dead() {
-            above.bequeath(heir, now);
+            above.reparent(new_parent, now);
         } else {
-            heir = above;
+            new_parent = above;
         }
     }
     Some(Look { now, dead })
@@ -170,8 +170,8 @@ fn ancestors(group: &AnonGroup) -> impl Iterator<Item = &AnonGroup> {
     core::iter::successors(group.parent(), |above| above.parent())
 }
 
-/// Passes the folios that the VMA maps and that belong to dead anon groups to their heirs. Returns
-/// whether it could lock them all.
+/// Passes the folios that the VMA maps and that belong to dead anon groups to their new parents.
+/// Returns whether it could lock them all.
 fn take_over<P: Platform>(memory: &Memory<P>, page_table: &PageTable<'_, P>, vma: &Vma) -> bool {
     let frames = &memory.frames;
     let complete = Cell::new(true);
@@ -190,9 +190,9 @@ fn take_over<P: Platform>(memory: &Memory<P>, page_table: &PageTable<'_, P>, vma
         // SAFETY: the folio is mapped, so its owner is the VMA's anon group or one above. Those
         // stay: the anon group holds them, and no other survey, which could contract them, runs in
         // the family.
-        let Some(heir) = (unsafe { owner.as_ref() }).heir() else { return };
+        let Some(new_parent) = (unsafe { owner.as_ref() }).new_parent() else { return };
         match frames.folio(folio).try_lock(&memory.platform) {
-            Some(lock) => lock.set_owner(AnonGroup::as_owner(Some(heir.node())), first),
+            Some(lock) => lock.set_owner(AnonGroup::as_owner(Some(new_parent.node())), first),
             None => complete.set(false),
         }
     });
@@ -209,7 +209,7 @@ fn detach_above(group: &AnonGroup, mut left: u32) -> Option<Chain<AnonGroup>> {
     while let Some(since) = clear
         && let Some(above) = at.parent().filter(|above| above.is_inherited())
     {
-        let known = above.has_heir();
+        let known = above.has_new_parent();
         if known && above.stamp() <= since && above.detach(at, &mut retired) {
             continue;
         }
@@ -240,5 +240,5 @@ fn clear_below(group: &AnonGroup, left: &mut u32) -> Option<u64> {
 
 /// Like [`clear_below`], only for the anon group itself.
 fn clear_alone(group: &AnonGroup) -> u64 {
-    if group.has_heir() || group.tenants() == 0 { u64::MAX } else { group.stamp() }
+    if group.has_new_parent() || group.active_vmas() == 0 { u64::MAX } else { group.stamp() }
 }

@@ -67,7 +67,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let memory = self.page_table.memory;
         // SAFETY: 1. an address space has reserved it (`reserve_vma`), of the one slab for VMAs of
         // its memory; memory for VMAs does not pass from one address space to another.
-        unsafe { memory.slab::<Vma>().give_back(&memory.frames, self.platform(), reserved) };
+        unsafe { memory.slab::<Vma>().unreserve(&memory.frames, self.platform(), reserved) };
     }
 
     /// Refuses where `more` VMAs would be too many.

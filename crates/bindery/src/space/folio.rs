@@ -126,7 +126,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             true
         });
         folio.order > Order::PAGE
-            && frames.folio(folio).is_mapped_only(pages)
+            && frames.folio(folio).is_mapped_and_held(pages, 0)
             && self.split_mapped(folio, range, Order::PAGE).is_ok()
     }
 

@@ -172,7 +172,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 let folio = frames.folio_of(P::Arch::frame(looked.entry));
                 let alone = |folio: Folio| {
                     frames.folio(folio).is_anonymous()
-                        && frames.folio(folio).is_mapped_only(folio.pages())
+                        && frames.folio(folio).is_mapped_and_held(folio.pages(), 0)
                 };
                 let start = page.align_down(level.span());
                 let leaf = VirtRange::from_len(start, level.span());

@@ -8,10 +8,10 @@
 use core::ptr::NonNull;
 
 use crate::Memory;
-use crate::addr::VirtAddr;
+use crate::addr::{Order, VirtAddr};
 use crate::error::{Error, NoMemory};
 use crate::folio::{FolioIndex, FolioLock, LockedFolio, Owner};
-use crate::frame::Frames;
+use crate::frame::{AllocateFor, Frames};
 use crate::object::PagesStay;
 use crate::platform::Platform;
 use crate::rmap::{RmapGuard, TreeLock, TreeReadGuard};
@@ -153,6 +153,30 @@ pub(crate) fn tree<'a, P: Platform>(platform: &'a P, lock: &'a TreeLock) {
     let _guard: TreeReadGuard<'a, P> = lock.read(platform);
     #[cfg(lock_violations = "types")]
     let _guard: TreeReadGuard<'a, P> = lock.write(platform); //~ E0308
+}
+
+/// A frame is allocated for a purpose: only reclaim takes the reserve.
+pub(crate) fn allocate<P: Platform>(frames: &Frames<P>) {
+    #[cfg(not(lock_violations = "types"))]
+    let _ = frames.allocate(Order::PAGE, AllocateFor::Use);
+    #[cfg(lock_violations = "types")]
+    let _ = frames.allocate(Order::PAGE); //~ E0061
+}
+
+/// A device's request gets a folio's lock with a reference.
+pub(crate) fn hand_over_lock<P: Platform>(lock: FolioLock<'_, P>) {
+    #[cfg(not(lock_violations = "types"))]
+    lock.with_reference().into_request();
+    #[cfg(lock_violations = "types")]
+    let _ = lock.into_request(); //~ E0599
+}
+
+/// A lock that was left to a batch changes no owner.
+pub(crate) fn leave_to_batch<P: Platform>(lock: FolioLock<'_, P>) {
+    #[cfg(not(lock_violations = "moves"))]
+    let _ = (lock.set_owner(Owner::Nobody, FolioIndex::NONE), lock.leave_to_batch());
+    #[cfg(lock_violations = "moves")]
+    let _ = (lock.leave_to_batch(), lock.set_owner(Owner::Nobody, FolioIndex::NONE)); //~ E0382
 }
 
 /// A device's request gets the only guard of a folio's lock.

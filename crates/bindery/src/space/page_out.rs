@@ -198,7 +198,8 @@ impl<P: Platform> SharedOut<'_, '_, P> {
     /// Adds a folio that a huge leaf maps, if nothing else does.
     fn add_huge(&mut self, folio: Folio) {
         let memory = self.page_table.memory;
-        self.folios.extend(Leaving::new(memory, self.object, folio.head, folio.pages()));
+        let leaving = Leaving::new(memory, self.object, folio.head);
+        self.folios.extend(leaving.filter(|leaving| leaving.mappings(memory) <= folio.pages()));
         if self.folios.is_full() {
             self.send();
         }
@@ -212,14 +213,10 @@ impl<P: Platform> SharedOut<'_, '_, P> {
         while let Some(run) = next {
             let (mut page, end) = (first + u64::from(run.first), first + u64::from(run.end()));
             while page < end {
-                page = add_folios(
-                    memory,
-                    object,
-                    PageRange { first: page, end },
-                    0,
-                    &mut self.folios,
-                    |_| true,
-                );
+                let pages = PageRange { first: page, end };
+                page = add_folios(memory, object, pages, &mut self.folios, |leaving| {
+                    leaving.mappings(memory) == 0
+                });
                 if self.folios.is_full() {
                     self.send();
                 }

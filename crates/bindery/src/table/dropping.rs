@@ -196,7 +196,7 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
         let slots = &slots[..(index + limit).slot()];
         // If these are the folio's only mappings, their accessed and dirty bits are not needed.
         let last = folio.order > Order::PAGE
-            && memory.frames.folio(folio).is_mapped_only(limit)
+            && memory.frames.folio(folio).is_mapped_and_held(limit, 0)
             && P::Arch::are_leaves(&slots[index.slot()..], index, P::Arch::STEP, missing);
         if last && memory.frames.folio(folio).free_anonymous_into(self.batch, limit) {
             return limit;

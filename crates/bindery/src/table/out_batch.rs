@@ -206,7 +206,7 @@ impl OutBatch {
                     freed += pages;
                     if memory.free_frame_count() < enough {
                         // The next may have to be stored in these.
-                        batch.give_back();
+                        batch.free_all();
                     }
                 }
             }

@@ -231,7 +231,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         let tried = self.victims.choice != Choice::All || self.victims.left_alone == Some(folio);
         // More mappings than pages: others map it, too.
         let may = frames.folio(folio).mappings() <= folio.pages()
-            && frames.folio(folio).is_mapped_only(frames.folio(folio).mappings());
+            && frames.folio(folio).is_mapped_and_held(frames.folio(folio).mappings(), 0);
         if folio.order > Order::PAGE && !tried && may {
             return Next::Cut(folio);
         }

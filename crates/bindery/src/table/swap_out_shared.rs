@@ -131,7 +131,7 @@ impl<'m, P: Platform> SharedFolios<'m, P> {
         }
         let held = frames.try_hold(&memory.platform, folio.head)?;
         let lock = frames.folio(*held).try_lock(&memory.platform)?;
-        let FolioOwner { owner, first } = lock.owner(&memory.platform);
+        let FolioOwner { owner, first } = lock.owner();
         if *held != folio || owner != self.owner || first.first() != index {
             return None;
         }

@@ -353,7 +353,7 @@ pub fn with_reference<P: Platform, R>(
     let reference = memory.frames.try_hold(&memory.platform, frame)?;
     let lock = memory.frames.folio(*reference).try_lock(&memory.platform);
     if let Some(lock) = &lock {
-        core::hint::black_box(lock.owner(&memory.platform));
+        core::hint::black_box(lock.owner());
     }
     Some(f(reference.head, reference.pages()))
 }

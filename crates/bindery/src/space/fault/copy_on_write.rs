@@ -37,7 +37,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
         let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
         let ours = mappings_of(&mut cursor, range, folio);
-        let alone = ours > 0 && frames.folio(folio).is_mapped_only(ours);
+        let alone = ours > 0 && frames.folio(folio).is_mapped_and_held(ours, 0);
         if ours > 0 && !alone {
             frames.folio(folio).note_other_mappings(ours);
         }
@@ -49,7 +49,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             if let group @ Some(_) = vma.group_pointer()
                 && let Some(lock) = frames.folio(folio).try_lock(self.platform())
             {
-                let first = lock.owner(self.platform()).first;
+                let first = lock.owner().first;
                 lock.set_owner(AnonGroup::as_owner(group), first);
             }
         }

@@ -132,7 +132,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let below = (page.0 - part.start().0) >> PAGE_SHIFT;
         let above = (part.end().0 - page.0) >> PAGE_SHIFT;
         let index = vma.page_offset_of(page);
-        let run = pages::run_around(self.page_table.memory, object, index, frame, below, above);
+        let within = PageRange { first: index.saturating_sub(below), end: index + above };
+        let run = pages::run_around(self.page_table.memory, object, index, frame, within);
         let at = |number: u64| page.0.wrapping_add(number.wrapping_sub(index) << PAGE_SHIFT);
         VirtRange::raw(at(run.first), at(run.end))
     }

@@ -129,7 +129,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         if frames.folio(cached.folio).mappings() == 0 {
             return Some(Home { index, is_shared: false });
         }
-        let FolioOwner { owner, first } = lock.owner(self.platform());
+        let FolioOwner { owner, first } = lock.owner();
         let group = vma.group().filter(|group| group.is_related(self.platform(), owner))?;
         let is_own = AnonGroup::as_owner(Some(group.node())) == owner;
         (first == index).then_some(Home { index, is_shared: !is_own })

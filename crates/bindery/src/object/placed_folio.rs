@@ -1,0 +1,118 @@
+//! A folio at its place in an object: the pages of it that the index has, in memory or by their
+//! swap slots.
+
+use crate::Memory;
+use crate::addr::Order;
+use crate::collections::page_tree::{PageFlags, PageIndex, PageRun};
+use crate::folio::{Folio, FolioIndex, FolioLock, Freed, SwapPlace};
+use crate::platform::Platform;
+use crate::swap::page_set::PageSet;
+
+use super::ObjectState;
+use super::invalidate::PagesMayGo;
+
+/// A folio that belongs, or may belong, at a place of an object.
+#[derive(Clone, Copy)]
+pub(super) struct PlacedFolio<'a, P: Platform> {
+    pub(super) memory: &'a Memory<P>,
+    pub(super) object: &'a ObjectState,
+    pub(super) folio: Folio,
+    /// The index of its first page.
+    pub(super) first: u64,
+}
+
+impl<P: Platform> PlacedFolio<'_, P> {
+    /// The index of the page after its last.
+    pub(super) fn end(&self) -> u64 {
+        self.first + u64::from(self.folio.pages())
+    }
+
+    /// The next pages from `from` on that the index has in the folio. A dropped page may have come
+    /// back in another one.
+    pub(super) fn next_run(
+        &self,
+        index: &PageIndex,
+        flags: PageFlags,
+        from: u64,
+    ) -> Option<PageRun> {
+        if from >= self.end() {
+            return None;
+        }
+        if self.folio.order == Order::PAGE {
+            let slot = index.get(from)?;
+            let here = slot.frame == self.folio.head && slot.flags.contains(flags);
+            return here.then_some(PageRun { page: from, frame: slot.frame, count: 1 });
+        }
+        let mut from = from;
+        loop {
+            let run = index.next_run_with(flags, from, self.end())?;
+            if run.frame == self.folio.head.plus((run.page - self.first) as u32) {
+                return Some(run);
+            }
+            from = run.page + u64::from(run.count);
+        }
+    }
+
+    /// Whether the index holds a page of the folio.
+    fn is_in_index(&self) -> bool {
+        let (mut from, end) = (self.first, self.end());
+        let platform = &self.memory.platform;
+        while let Some(run) = self.object.pages.look(platform, |index| index.next_run(from, end)) {
+            // A dropped page may have come back in another folio.
+            if run.frame == self.folio.head.plus((run.page - self.first) as u32) {
+                return true;
+            }
+            from = run.page + u64::from(run.count);
+        }
+        false
+    }
+
+    /// Releases the references to `count` pages of the folio that the index held until now. If the
+    /// index holds no page of the folio any more and other references remain, the folio loses its
+    /// owner. The caller keeps pages of the folio from being inserted or dropped. May wait for the
+    /// folio's lock.
+    pub(super) fn release_dropped(&self, count: u32, _: &PagesMayGo) {
+        let (folio, platform) = (self.memory.frames.folio(self.folio), &self.memory.platform);
+        if folio.release_last(platform, count) == Freed::Yes {
+            return;
+        }
+        if !self.is_in_index() {
+            self.memory.lock_folio(self.folio).detach_from_object();
+        }
+        folio.release_pages(platform, count);
+    }
+
+    /// Inserts the folio, which is in the swap cache and complete, into the index wherever the
+    /// index refers to its slots. Frees those slots. The caller has a reference.
+    pub(super) fn swap_in(&self, place: SwapPlace, lock: &FolioLock<'_, P>) {
+        let Self { memory, object, folio, first } = *self;
+        let end = self.end();
+        let put = object.pages.change(memory, |index, _| {
+            let (mut put, mut count, mut from) = (PageSet::EMPTY, 0, first);
+            while let Some(run) = index.next_swapped(from, end) {
+                let number = (run.page - first) as u32;
+                let slot = place.first + u64::from(number);
+                let ours = run.first.area == place.area && run.first.slot == slot;
+                let pages =
+                    if ours { memory.pages_in_cache(folio, place, number, run.count) } else { 0 };
+                from = run.page + u64::from(pages.max(1));
+                if pages == 0 {
+                    continue;
+                }
+                if count == 0 {
+                    lock.set_owner(object.as_owner(), FolioIndex::new(first));
+                }
+                // Before another thread finds the pages there and can drop them.
+                if memory.frames.folio(folio).add_references(pages).is_err() {
+                    continue;
+                }
+                index.bring_in(run.page, folio.head.plus(number), pages);
+                put.add(number, pages);
+                count += i64::from(pages);
+            }
+            object.pages.count_swapped(-count);
+            (put, count)
+        });
+        memory.settle_slots(folio, place, &put);
+    }
+}
