@@ -81,7 +81,9 @@ impl Options {
             .ok()
             .filter(|time| time.as_secs() < 1 << 32)
             .ok_or_else(|| {
-                Problem::Wrong(format!("{seconds} seconds is no time to run; for example 10"))
+                Problem::Wrong(format!(
+                    "cannot run for {seconds} seconds; give a positive number, for example 10"
+                ))
             })
     }
 

@@ -68,8 +68,8 @@ pub fn run(_: &Arguments) -> Result<ExitCode, Problem> {
     }
     if !is_debian() {
         return Err(Problem::Failed(
-            "setup knows Debian alone, and this host runs something else; \
-             `bindery doctor` shows what is missing"
+            "`bindery setup` installs packages on Debian only, and this host is not Debian; \
+             `bindery doctor` lists what to install"
                 .to_owned(),
         ));
     }
@@ -90,7 +90,9 @@ pub fn run(_: &Arguments) -> Result<ExitCode, Problem> {
             println!("Everything is there.");
             Ok(ExitCode::SUCCESS)
         }
-        Some(names) => Err(Problem::Failed(format!("still missing: {names}"))),
+        Some(names) => Err(Problem::Failed(format!(
+            "the packages were installed, but these are still missing: {names}"
+        ))),
     }
 }
 

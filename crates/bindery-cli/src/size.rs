@@ -46,7 +46,7 @@ impl FromStr for FolioSize {
     fn from_str(text: &str) -> Result<Self, String> {
         let refused = || {
             format!(
-                "folio sizes are powers of two from 4k to 2m, for example 4k, 64k or 2m; {text:?} is not"
+                "{text:?} is not a folio size; give a power of two from 4k to 2m, for example 64k"
             )
         };
         let bytes = parse_bytes(text).ok_or_else(refused)?;

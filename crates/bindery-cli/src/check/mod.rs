@@ -85,7 +85,7 @@ pub struct Arguments {
 fn memory_size(text: &str) -> Result<u64, String> {
     let bytes = parse_bytes(text).filter(|bytes| (256 * KIB..=16 * GIB).contains(bytes));
     bytes.ok_or_else(|| {
-        format!("the machine's memory is from 256k to 16g, for example 256m; {text:?} is not")
+        format!("{text:?} is not a memory size; give a size from 256k to 16g, for example 256m")
     })
 }
 
@@ -149,7 +149,7 @@ fn source(path: &Path) -> Result<Source, String> {
         File::open(path).and_then(|mut file| file.read_to_end(&mut bytes))
     };
     read.map_err(|error| format!("cannot read {name}: {error}"))?;
-    let text = String::from_utf8(bytes).map_err(|_| format!("{name} is no text in UTF-8"))?;
+    let text = String::from_utf8(bytes).map_err(|_| format!("{name} is not UTF-8 text"))?;
     Ok(Source::new(name, &text))
 }
 

@@ -130,13 +130,15 @@ pub fn occurrences(text: &str) -> Result<BTreeMap<u16, Vec<Counts<u64>>>, Proble
     let names = lines.next().unwrap_or_default();
     if !names.split('\t').eq(["phase"].iter().chain(NAMES).copied()) {
         return Err(Problem::Failed(format!(
-            "the counting plugin does not fit this program: it counts {names:?}"
+            "the counting plugin is of another version than this program: it counts {names:?}"
         )));
     }
     let mut phases: BTreeMap<u16, Vec<Counts<u64>>> = BTreeMap::new();
     for line in lines {
         let (phase, counts) = read_line(line).ok_or_else(|| {
-            Problem::Failed(format!("the counting plugin wrote {line:?}, which is no counts"))
+            Problem::Failed(format!(
+                "the counting plugin wrote {line:?}, which is not a line of counts"
+            ))
         })?;
         phases.entry(phase).or_default().push(counts);
     }

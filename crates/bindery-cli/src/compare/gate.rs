@@ -121,8 +121,9 @@ fn measure() -> Result<(String, Measured), Problem> {
         Some((comparison.row, comparison.folio, ours.round() as u64))
     });
     let measured: Option<_> = measured.collect();
-    let measured =
-        measured.ok_or_else(|| Problem::Failed("an operation was not counted".into()))?;
+    let measured = measured.ok_or_else(|| {
+        Problem::Failed("the kernel ended before all operations were counted".into())
+    })?;
     Ok((tools, measured))
 }
 
@@ -137,13 +138,13 @@ fn of_commit() -> Result<String, Problem> {
     let commit = process::output(git().args(["log", "-1", "--format=%H", "--", TABLE]))?;
     let commit = commit.trim();
     if commit.is_empty() {
-        return Err(Problem::Failed(format!("no commit of {TABLE} is here to compare with")));
+        return Err(Problem::Failed(format!("Git has no commit of {TABLE} to compare with")));
     }
     let folder = workspace::target("gate")?.join(commit);
     if !folder.join("Cargo.toml").is_file() {
         unpack(&mut git(), commit, &folder)?;
     }
-    eprintln!("bindery: building {commit} with the tools of today, to compare with");
+    eprintln!("bindery: building {commit} with the current tools, to compare with");
     let mut cargo = Command::new("cargo");
     cargo.current_dir(&folder).env_remove("CARGO_TARGET_DIR");
     cargo.args(["run", "--quiet", "-p", "bindery-cli", "--", "compare", "gate", "--print"]);
@@ -211,7 +212,7 @@ impl Table {
 
     fn read(text: &str) -> Result<Self, Problem> {
         let tools = text.lines().find_map(|line| line.strip_prefix(MADE_WITH));
-        let wrong = |line: &str| Problem::Failed(format!("{TABLE}: {line:?} is no row"));
+        let wrong = |line: &str| Problem::Failed(format!("{TABLE}: {line:?} is not a row"));
         let tools = tools.ok_or_else(|| wrong("(the tools)"))?.to_owned();
         let lines = text.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
         let rows = lines.map(|line| {
@@ -317,7 +318,9 @@ impl Table {
         }
         if !grown.is_empty() && reason.is_none() {
             let grown = grown.join(", ");
-            return Err(Problem::Wrong(format!("say by --reason why these grew: {grown}")));
+            return Err(Problem::Wrong(format!(
+                "these operations grew; give the reason with --reason: {grown}"
+            )));
         }
         *self = Self { tools, rows };
         Ok(())

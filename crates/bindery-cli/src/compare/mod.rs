@@ -177,7 +177,8 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
         chosen => chosen.to_vec(),
     };
     if arguments.linux.is_some() && architectures.len() != 1 {
-        let text = "--linux is an image for one architecture; select it with --arch";
+        let text =
+            "--linux names an image for one architecture; select that architecture with --arch";
         return Err(Problem::Wrong(text.to_owned()));
     }
     if let Some(row) = arguments.profile {
@@ -314,7 +315,7 @@ fn theirs(
     };
     let image = image
         .map_err(|problem| {
-            eprintln!("bindery: Linux is not run, and recorded figures are shown: {problem}");
+            eprintln!("bindery: cannot run Linux, so recorded figures are shown: {problem}");
         })
         .ok()?;
     let mut modules = BTreeMap::new();
@@ -322,7 +323,7 @@ fn theirs(
         match module(arguments, architecture, workload) {
             Ok(module) => drop(modules.insert(workload, module)),
             Err(problem) => eprintln!(
-                "bindery: {} is not run on Linux, and recorded figures are shown: {problem}",
+                "bindery: cannot run {} on Linux, so recorded figures are shown: {problem}",
                 workload.name()
             ),
         }
@@ -330,7 +331,7 @@ fn theirs(
     let swap = if workloads.iter().any(|workload| workload.swaps()) {
         swap_modules(arguments, architecture).unwrap_or_else(|problem| {
             eprintln!(
-                "bindery: Linux has no swap device, and recorded figures are shown: {problem}"
+                "bindery: cannot give Linux a swap device, so recorded figures are shown: {problem}"
             );
             Vec::new()
         })
@@ -348,7 +349,7 @@ fn swap_modules(
     match &arguments.linux {
         // They must be of this very kernel.
         Some(image) => Err(Problem::Missing(format!(
-            "zram is a module, and those of {} are not known",
+            "the module zram must be built for {}, whose modules are not known",
             image.display()
         ))),
         None => linux::ready_made::modules(architecture, "zram"),
@@ -364,7 +365,7 @@ fn module(
     match &arguments.linux {
         // It must be built for this very kernel.
         Some(image) => Err(Problem::Missing(format!(
-            "it is a module, and the headers of {} are not known",
+            "the workload is a module, and the headers of {} are not known",
             image.display()
         ))),
         None => linux::module::build(architecture, &workload.name().replace('-', "_")),

@@ -38,7 +38,9 @@ fn by_function<'a>(profile: &str, symbols: &Symbols<'a>) -> Result<Vec<(&'a str,
             Some((u64::from_str_radix(address, 16).ok()?, executions.parse::<u64>().ok()?))
         };
         let (address, executions) = read().ok_or_else(|| {
-            Problem::Failed(format!("the counting plugin wrote {line:?}, which is no profile"))
+            Problem::Failed(format!(
+                "the counting plugin wrote {line:?}, which is not a line of a profile"
+            ))
         })?;
         *functions.entry(symbols.at(address)).or_default() += executions;
     }

@@ -211,7 +211,7 @@ fn linux_to_run(architecture: Architecture) -> Option<(PathBuf, Vec<PathBuf>)> {
     match image.and_then(|image| Ok((image, linux::ready_made::modules(architecture, "zram")?))) {
         Ok(found) => Some(found),
         Err(problem) => {
-            eprintln!("bindery: Linux is not run beside: {problem}");
+            eprintln!("bindery: cannot run Linux beside Bindery: {problem}");
             None
         }
     }

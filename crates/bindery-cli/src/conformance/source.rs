@@ -64,7 +64,7 @@ impl Source {
         let text = fs::read_to_string(&makefile)
             .map_err(|error| Problem::io("read", &makefile, &error))?;
         let release = release(&text).ok_or_else(|| {
-            Problem::Failed(format!("{} does not tell Linux's release", makefile.display()))
+            Problem::Failed(format!("{} does not name Linux's release", makefile.display()))
         })?;
         Ok(Self { directory, release })
     }

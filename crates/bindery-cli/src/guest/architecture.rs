@@ -91,7 +91,7 @@ impl FromStr for Architecture {
         match text.to_ascii_lowercase().as_str() {
             "x86-64" | "x86_64" | "amd64" => Ok(Self::X86_64),
             "aarch64" | "arm64" => Ok(Self::AArch64),
-            _ => Err(format!("architectures are x86-64 and aarch64; {text:?} is neither")),
+            _ => Err(format!("the kernel does not run on {text:?}; give x86-64 or aarch64")),
         }
     }
 }

@@ -109,12 +109,15 @@ impl Directives {
             ("kernel-only", _) => self.kernel_only = Some(value.to_owned()),
             ("library", "glibc") => self.variant.library = CLibrary::Glibc,
             ("link", "static-pie") => self.variant.link = Link::StaticPie,
-            ("memory", _) => self.memory = parse_bytes(value).ok_or("this is no size")?,
+            ("memory", _) => {
+                self.memory =
+                    parse_bytes(value).ok_or("this is not a size; write for example 64M")?
+            }
             ("option", _) => {
                 let (key, value) = value.split_once('=').ok_or("options are KEY=VALUE")?;
                 self.options.push((key.to_owned(), value.to_owned()));
             }
-            _ => return Err("this value is not known".to_owned()),
+            _ => return Err("the directive does not have this value".to_owned()),
         }
         Ok(())
     }

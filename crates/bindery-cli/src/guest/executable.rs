@@ -49,15 +49,15 @@ pub fn read_static(path: &Path) -> Result<Architecture, Problem> {
     match executable.linkage {
         Linkage::Static => Ok(executable.architecture),
         Linkage::Dynamic { interpreter } => Err(Problem::Wrong(format!(
-            "{} is a dynamic program (it asks for {interpreter}), and the kernel starts static \
-             ones: link it with -static",
+            "{} is linked dynamically (its interpreter is {interpreter}), and the kernel starts \
+             only static programs; link it with -static",
             path.display()
         ))),
     }
 }
 
 fn parse(bytes: &[u8]) -> Result<Executable, String> {
-    let no_elf = |_| "is no ELF program of 64 bits".to_owned();
+    let no_elf = |_| "is not a 64-bit ELF program".to_owned();
     let damaged = || "is a damaged ELF file".to_owned();
     let header = FileHeader64::<Endianness>::parse(bytes).map_err(no_elf)?;
     let endian = header.endian().map_err(no_elf)?;
@@ -65,11 +65,13 @@ fn parse(bytes: &[u8]) -> Result<Executable, String> {
         (EM_X86_64, Endianness::Little) => Architecture::X86_64,
         (EM_AARCH64, Endianness::Little) => Architecture::AArch64,
         (other, _) => {
-            return Err(format!("is for a machine (ELF number {other}) that the kernel has not"));
+            return Err(format!(
+                "is built for a machine (ELF number {other}) on which the kernel does not run"
+            ));
         }
     };
     if !matches!(header.e_type(endian), ET_EXEC | ET_DYN) {
-        return Err("is an ELF file, but no program".to_owned());
+        return Err("is an ELF file, but not a program".to_owned());
     }
     let mut linkage = Linkage::Static;
     for segment in header.program_headers(endian, bytes).map_err(|_| damaged())? {
@@ -104,11 +106,11 @@ mod tests {
 
     #[test]
     fn what_is_no_program_is_refused() {
-        assert!(parse(b"").unwrap_err().contains("no ELF"));
-        assert!(parse(b"#!/bin/sh\n").unwrap_err().contains("no ELF"));
+        assert!(parse(b"").unwrap_err().contains("not a 64-bit ELF"));
+        assert!(parse(b"#!/bin/sh\n").unwrap_err().contains("not a 64-bit ELF"));
         let mut object = own();
         object[16] = 1;
-        assert!(parse(&object).unwrap_err().contains("no program"));
+        assert!(parse(&object).unwrap_err().contains("not a program"));
         let mut riscv = own();
         riscv[18] = 243;
         assert!(parse(&riscv).unwrap_err().contains("243"));

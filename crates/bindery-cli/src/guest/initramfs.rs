@@ -65,7 +65,7 @@ impl Initramfs {
         let contents = contents.into();
         if u32::try_from(contents.len()).is_err() {
             return Err(Problem::Wrong(format!(
-                "{path}: an initramfs has no files of 4 GiB or more"
+                "{path} has 4 GiB or more; a file of an initramfs must be smaller"
             )));
         }
         self.add(path, Entry::File { permissions, contents })
@@ -140,7 +140,7 @@ impl Initramfs {
                 Ok(())
             }
             Some(Entry::Directory) => Ok(()),
-            Some(_) => Err(Problem::Wrong(format!("{path}: /{name} is no directory"))),
+            Some(_) => Err(Problem::Wrong(format!("{path}: /{name} is not a directory"))),
         }
     }
 }
@@ -279,7 +279,7 @@ mod tests {
         let twice = files.file("/bin//odd", PLAIN, "x").unwrap_err();
         assert!(twice.to_string().contains("twice"), "{twice}");
         let below = files.file("/a/b", PLAIN, "x").unwrap_err();
-        assert!(below.to_string().contains("/a is no directory"), "{below}");
+        assert!(below.to_string().contains("/a is not a directory"), "{below}");
         assert!(files.directory("/a").is_err());
         assert!(files.directory("/bin").is_ok());
     }

@@ -64,7 +64,7 @@ impl PackageList {
         let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
         let suite = debian_suite(&release).ok_or_else(|| {
             Problem::Missing(
-                "packages of Debian's are fetched with apt-get, and this host is no Debian"
+                "Bindery fetches packages with Debian's apt-get, and this host is not Debian"
                     .to_owned(),
             )
         })?;
@@ -108,7 +108,10 @@ impl PackageList {
             path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&start))
         });
         let archive = archives.next().ok_or_else(|| {
-            Problem::Failed(format!("apt-get fetched no {package} to {}", fetched.display()))
+            Problem::Failed(format!(
+                "apt-get succeeded, but fetched no {package} to {}",
+                fetched.display()
+            ))
         })?;
         fs::create_dir_all(directory).map_err(|error| Problem::io("make", directory, &error))?;
         process::output(Command::new("dpkg").arg("-x").arg(&archive).arg(directory))?;

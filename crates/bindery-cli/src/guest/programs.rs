@@ -115,7 +115,7 @@ pub fn build_variant(
 
 fn place(architecture: Architecture, source: &Path, variant: Variant) -> Result<PathBuf, Problem> {
     let (Some(directory), Some(stem)) = (source.parent(), source.file_stem()) else {
-        return Err(Problem::Wrong(format!("{} is no C file", source.display())));
+        return Err(Problem::Wrong(format!("{} is not a C file", source.display())));
     };
     let programs = workspace::root()?.join("programs");
     let programs = programs.canonicalize().unwrap_or(programs);

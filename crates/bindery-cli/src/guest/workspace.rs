@@ -24,8 +24,8 @@ pub fn root() -> Result<PathBuf, Problem> {
     let candidates = built_from.into_iter().chain(current.iter().flat_map(|path| path.ancestors()));
     candidates.map(Path::to_owned).find(|path| path.join(MARK).is_file()).ok_or_else(|| {
         Problem::Failed(
-            "the kernel is built from source, and Bindery's repository is not here; \
-             run bindery inside of it"
+            "the kernel is built from Bindery's repository, which is not found; \
+             run bindery in a folder of the repository"
                 .to_owned(),
         )
     })

@@ -30,7 +30,7 @@ pub fn parse_file(text: &str) -> Result<AddedFile, String> {
     let source = PathBuf::from(text);
     match source.file_name().and_then(|name| name.to_str()) {
         Some(name) => Ok(AddedFile { target: format!("/{name}"), source }),
-        None => Err("this is no path of a file; PATH:TARGET names both".to_owned()),
+        None => Err("this does not name a file; give PATH, or PATH:TARGET".to_owned()),
     }
 }
 
@@ -105,7 +105,7 @@ impl Program {
         let name = name
             .and_then(|name| name.to_str())
             .map(str::to_owned)
-            .ok_or_else(|| Problem::Wrong(format!("{} is no name of a program", path.display())))?;
+            .ok_or_else(|| Problem::Wrong(format!("{} does not name a program", path.display())))?;
         if is_source {
             let file = programs::build(default, path)?;
             return Ok(Self { architecture: default, file, name });

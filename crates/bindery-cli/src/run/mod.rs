@@ -111,14 +111,14 @@ fn parse_memory(text: &str) -> Result<u64, String> {
     match parse_bytes(text) {
         Some(bytes) if bytes >= KIB && bytes.is_multiple_of(KIB) => Ok(bytes),
         Some(_) => Err("memory must be a multiple of 1 KiB".to_owned()),
-        None => Err("sizes are written as in 256m or 2g".to_owned()),
+        None => Err("this is not a size; write for example 256m or 2g".to_owned()),
     }
 }
 
 fn parse_pair(text: &str) -> Result<String, String> {
     match text.split_once('=') {
         Some((name, _)) if !name.is_empty() => Ok(text.to_owned()),
-        _ => Err("this is written NAME=VALUE".to_owned()),
+        _ => Err("the form is NAME=VALUE".to_owned()),
     }
 }
 
