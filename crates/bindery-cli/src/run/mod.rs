@@ -32,8 +32,8 @@ The program
 
 Keys
   If standard input is a terminal, all keys go to the program: Ctrl-C interrupts it, Ctrl-\\ kills
-  it. Ctrl-A x ends the machine, Ctrl-A Ctrl-A is Ctrl-A. If standard output is no terminal, the
-  program's is none either.
+  it. Ctrl-A x ends the machine, Ctrl-A Ctrl-A is Ctrl-A. If standard output is not a terminal, the
+  program's is not one either.
 
 Exit status
   The program's own; 128 plus the signal's number if a signal killed it; 101 if the kernel died
