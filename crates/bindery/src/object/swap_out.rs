@@ -369,7 +369,7 @@ fn enter_slots<P: Platform>(victim: &PlacedFolio<'_, P>, slots: SlotRun) -> Resu
     while let Some(run) = next(from) {
         from = run.page + u64::from(run.count);
         let named = SlotRun { first: slots.first + (run.page - first), count: run.count, ..slots };
-        if memory.name_slots(named).is_err() {
+        if memory.dup_slots(named).is_err() {
             return Err(Obstacle::Stays(ObjectFolio::Busy));
         }
     }

@@ -157,7 +157,7 @@ impl World {
         }
     }
 
-    /// `Memory::name_slots`, of both.
+    /// `Memory::dup_slots`, of both.
     fn name(&self) -> bool {
         let cluster = (self.omit != Omit::ClusterLock).then(|| self.cluster.lock().unwrap());
         let named = name_all(&self.cells);

@@ -197,7 +197,7 @@ impl<P: Platform> Memory<P> {
 
     /// Adds a reference of an entry to each slot of the run, or to none. The caller holds the lock
     /// of a table with entries that refer to them.
-    pub(crate) fn name_slots(&self, run: SlotRun) -> Result<(), TooManyEntries> {
+    pub(crate) fn dup_slots(&self, run: SlotRun) -> Result<(), TooManyEntries> {
         let (part, rest) = first_part(run);
         if part.count == 0 {
             return Ok(());
@@ -209,7 +209,7 @@ impl<P: Platform> Memory<P> {
                 return Err(TooManyEntries);
             }
         }
-        self.name_slots(rest).inspect_err(|_| self.release_slots(part))
+        self.dup_slots(rest).inspect_err(|_| self.release_slots(part))
     }
 
     /// Drops a reference of an entry from each slot of the run. A slot that nothing holds any more

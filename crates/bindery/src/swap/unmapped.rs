@@ -76,7 +76,7 @@ impl<P: Platform> Memory<P> {
         let stored = self.prepare_out(folio, place)?;
         let slots = Self::slots_of(folio, place);
         let run = SlotRun { first: slots.first + u64::from(first), count: named, ..slots };
-        if self.may_write_out(stored, place) && self.name_slots(run).is_ok() {
+        if self.may_write_out(stored, place) && self.dup_slots(run).is_ok() {
             return Some(slots);
         }
         self.settle_slots(folio, place, &PageSet::EMPTY);

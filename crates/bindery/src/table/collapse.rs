@@ -15,14 +15,14 @@ use super::locking::Depth;
 use super::run::{Run, Slots, What};
 use super::{EntryAt, PageTable, free_table, new_table, run};
 
-/// What becomes of a table of small leaves.
+/// The huge leaf that replaces a table of small leaves.
 pub(crate) struct Replacement {
-    /// Where the table's span begins.
+    /// The beginning of the table's span.
     pub(crate) base: VirtAddr,
     /// A fresh folio of the table's size, with one reference: the caller's, which becomes the
     /// leaf's mappings.
     pub(crate) folio: Folio,
-    /// What the new leaf says.
+    /// The attributes of the new leaf.
     pub(crate) attributes: Attributes,
     /// For a later split of the leaf.
     pub(crate) deposit: Frame,
@@ -43,13 +43,13 @@ impl<P: Platform> PageTable<'_, P> {
     /// whether there was such a table, with nothing in it but leaves; nothing has changed
     /// otherwise. Called without locks on tables and outside of read sections.
     ///
-    /// The caller keeps faults and pins out of the range: nobody may write to a page while it is
+    /// The caller keeps faults and pins out of the range: no page may be written while it is
     /// copied, and no translation of it is left by then:
     /// 1. the entry that names the table is cleared, and flushed, and the table marked;
-    /// 2. with no lock held, the pages are copied: nobody else changes a table that is marked;
+    /// 2. with no lock held, the pages are copied: no other thread changes a table that is marked;
     /// 3. under the parent's lock, the leaf is written.
     ///
-    /// Nobody fills the entry between 1 and 3, since the VMA is held for writing. A walker of
+    /// No thread fills the entry between 1 and 3, since the VMA is held for writing. A walker of
     /// the reverse map then finds the folios busy: they are mapped, and no entry names them.
     pub(crate) fn replace_by_copy(&self, what: &Replacement, gather: &mut Gather) -> bool {
         let Some(table) = self.take_table(what.base, gather) else { return false };
@@ -85,7 +85,7 @@ impl<P: Platform> PageTable<'_, P> {
         Some(node.table)
     }
 
-    /// Copies what the leaves of `table`, which is out of the tree, name into the folio.
+    /// Copies the pages of `table`, which is out of the tree, into the folio.
     fn copy_all(&self, table: Frame, folio: Folio, counts: &mut Counts) {
         let memory = self.memory;
         let slots = self.slots(table);
@@ -140,7 +140,7 @@ impl<P: Platform> PageTable<'_, P> {
         let done = join_leaves_locked(&mut cursor, base, deposit, &mut gather);
         drop(cursor);
         if !done {
-            // SAFETY: 1. made above; 2. what was not done has not shown it to anybody.
+            // SAFETY: 1. made above; 2. a join that failed has put it nowhere.
             unsafe { free_table(memory, deposit, &mut counts) };
         }
         self.stats.add(&counts);
@@ -185,7 +185,7 @@ fn join_leaves_locked<P: Platform>(
     let run = Run { at: base, node: parent, index, count: 1, what: What::Table(node.table) };
     cursor.clear_table_entry(&run, run.range(), gather);
     cursor.flush(gather);
-    // Nobody walks the table any more: what the MMU set until now is final.
+    // No MMU walks the table any more: accessed and dirty are final.
     let (_, gathered) = match_all();
     for slot in slots {
         slot.store(0, Ordering::Relaxed);

@@ -25,14 +25,14 @@ use super::narrowing::Unflushed;
 use super::run::{self, Run, Slots, What};
 use super::{NoMemory, PageTable, ReadSection, TablePool};
 
-/// What a cursor does at a table that its range covers whole.
+/// How a cursor treats a table that its range covers whole.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum WholeTables {
     /// The cursor yields it as one run.
     Yielded,
-    /// It yields those of level 1 so, and goes into all others.
+    /// The cursor yields a table of level 1 as one run, and enters all others.
     LowestYielded,
-    /// It goes into it: the operation concerns every leaf.
+    /// The cursor enters it: the operation concerns every leaf.
     Entered,
 }
 
@@ -53,16 +53,15 @@ pub(crate) struct Cursor<'a, 'm, P: Platform> {
 
 impl<'m, P: Platform> PageTable<'m, P> {
     /// Locks `range`, which is not empty, or its front: one set of locks serves at most
-    /// [`locking::SPAN_ENTRIES`] entries. A range of that many pages is locked whole. Where another
-    /// flush is pending, makes it first, so that the TLBs allow what the entries say and no more.
+    /// [`locking::SPAN_ENTRIES`] entries. A range of that many pages is locked whole. If another
+    /// flush is pending, makes it first, so that no TLB allows more than the entries do.
     // Always: returned from a function of its own, the set of locks would be copied.
     #[inline(always)]
     pub(crate) fn cursor(&self, range: VirtRange, depth: Depth<P::Arch>) -> Cursor<'_, 'm, P> {
         self.cursor_beside(range, depth, None)
     }
 
-    /// As [`PageTable::cursor`]; what is pending for `own` stays so, since its flush is the
-    /// caller's.
+    /// As [`PageTable::cursor`]; flushes that are pending for `own` stay so: the caller makes them.
     #[inline(always)]
     pub(crate) fn cursor_beside(
         &self,
@@ -93,7 +92,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
 
     /// The part of `range` from its first non-empty entry to the next multiple of `size`, a power
     /// of two. Flushes that are pending for `own` stay so. The caller keeps new tables out of the
-    /// range, or does without those that come meanwhile.
+    /// range, or can miss those that are made during the call.
     pub(crate) fn first_part(
         &self,
         range: VirtRange,
@@ -141,8 +140,8 @@ impl<'m, P: Platform> PageTable<'m, P> {
 /// whatever their size. The caller keeps new tables out of the range.
 pub(crate) struct Chunks {
     range: VirtRange,
-    /// Where the locks of the next part end at the latest: with a table of level 2, so that none
-    /// above it is locked but where it is the whole slot.
+    /// The last address at which the locks of the next part may end: the end of a table of level 2,
+    /// so that no table above it is locked unless the part covers it whole.
     stop: u64,
 }
 
@@ -157,7 +156,7 @@ impl Chunks {
         self.range = VirtRange::raw(at.0, self.range.end().0);
     }
 
-    /// Locks the next part. What is pending for `own` stays so, since its flush is the caller's.
+    /// Locks the next part. Flushes that are pending for `own` stay so: the caller makes them.
     // Always: as `PageTable::cursor`.
     #[inline(always)]
     pub(crate) fn next<'a, 'm, P: Platform>(
@@ -340,8 +339,8 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
             Kind::Absent | Kind::Table => {
                 let limit = match P::Arch::decode_absent(entry) {
                     Some(Absent::ProtNone { frame, .. }) => {
-                        // Frames count up in a run of `PROT_NONE` pages, so zero pages make none:
-                        // the frame after the zero page is somebody else's.
+                        // Frames count up in a run of `PROT_NONE` pages, so zero pages form no run:
+                        // the frame after the zero page is not theirs.
                         match page_table.memory.folio_limit(frame, limit) {
                             (_, 0) => 1,
                             (limit, _) => limit,
@@ -357,7 +356,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
         Some(Run { at: VirtAddr(self.at), node, index, count, what })
     }
 
-    /// Splits the huge leaf or the absent entry at `index`, of which the range covers a part.
+    /// Splits the huge leaf or the absent entry at `index`, which the range covers in part.
     fn split(&mut self, node: Node<P::Arch>, index: EntryIndex) -> Result<(), NoMemory> {
         let base = VirtAddr(self.at).align_down(node.level.span());
         let table = self.page_table.split(node, index, base, &mut self.counts)?;
@@ -399,7 +398,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
         }
     }
 
-    /// What is locked: the range, or its front.
+    /// The locked range: all of the caller's, or its front.
     pub(crate) fn range(&self) -> VirtRange {
         self.range
     }
@@ -457,9 +456,9 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
     }
 }
 
-/// The table at `level` that covers `addr`, from `node` down, a locked table that spans it.
-/// What is missing is created, locked; a leaf in the way is split. Fails where the pool is empty
-/// and the allocator has no table at once; what was created until then stays.
+/// The table at `level` that covers `addr`, from `node` down, a locked table that spans it. Missing
+/// tables are created, locked; a leaf in the way is split. Fails if the pool is empty and the
+/// allocator has no table at once; the tables created until then stay.
 pub(crate) fn table_under<'m, P: Platform>(
     page_table: &PageTable<'m, P>,
     locks: &mut LockSet,

@@ -10,7 +10,7 @@ use crate::platform::Platform;
 use super::PageTable;
 use super::locking::Node;
 
-/// Where an entry is.
+/// The place of an entry.
 #[derive(Clone, Copy)]
 pub(crate) struct TableSlot {
     pub(crate) table: Frame,
@@ -24,7 +24,7 @@ pub(crate) struct EntryAt<A: Arch> {
     pub(crate) node: Node<A>,
     /// Its index there.
     pub(crate) index: EntryIndex,
-    /// What was in memory.
+    /// The entry as it is in memory.
     pub(crate) entry: Entry,
 }
 

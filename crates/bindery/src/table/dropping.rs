@@ -235,8 +235,8 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
     }
 }
 
-/// Drops the mappings of single anonymous pages that nobody else has, from the first slot on, until
-/// another entry comes; `missing` is missing in the entries as they are. Returns how many
+/// Drops the mappings of single anonymous pages that have no other user, from the first slot on,
+/// until another entry comes; `missing` is missing in the entries as they are. Returns how many
 /// that were. A loop of its own: it does one thing, all in registers.
 #[inline(never)]
 fn drop_single_pages<P: Platform>(

@@ -58,15 +58,15 @@ impl<P: Platform> PageTable<'_, P> {
     /// meanwhile; the last one frees it then.
     fn lower_pending(&self, table: Frame) {
         if pending::lower(self.meta(table).pending()) == Last::Yes {
-            // It was counted when it was handed over (`take_emptied`). SAFETY: 1. the last one to
-            // lower the count frees the table, and nobody else; 2. it was detached and flushed, and
-            // its readers have left (`release_table` lowered the count then).
+            // It was counted when it was handed over (`take_emptied`). SAFETY: 1. only the last
+            // thread to lower the count frees the table; 2. it was detached and flushed, and its
+            // readers have left (`release_table` lowered the count then).
             unsafe { self.memory.frames.free(&self.memory.platform, table, Order::PAGE) };
         }
     }
 
     /// Flushes `range` for a caller that has locked the tables in `locks` and found one of them
-    /// pending. The marks of `own`, the caller's gather, are its own affair.
+    /// pending. The marks of `own`, the caller's gather, are left to the caller.
     #[cold]
     pub(crate) fn honor_pending(
         &self,
@@ -82,7 +82,7 @@ impl<P: Platform> PageTable<'_, P> {
         let pending = locks.tables().iter().filter(|table| others(table));
         let level: Option<Level<P::Arch>> = pending.map(|table| self.meta(*table).level()).max();
         let Some(level) = level else { return };
-        // What was below one of the table's slots may be anywhere in it.
+        // Translations below an entry of the table may be of any address in the entry's span.
         let span = level.span();
         let start = range.start().align_down(span);
         let end = range.end().0.checked_next_multiple_of(span).unwrap_or(range.end().0);
@@ -106,7 +106,7 @@ impl<P: Platform> PageTable<'_, P> {
     /// tree: for a walk of the reverse map, which holds a tree lock, so that no piece of its VMA
     /// moves meanwhile. Only the tables of both ends are marked, not those that the move carries:
     /// 1. CPU A moves a table from X to Y, and releases the locks without a flush.
-    /// 2. CPU B truncates the file: it locks the table alone, which has no mark, clears an entry,
+    /// 2. CPU B truncates the file: it locks only the table, which has no mark, clears an entry,
     ///    flushes Y, and frees the page.
     /// 3. CPU C still writes through its translation of X.
     pub(crate) fn flush_source_of_move(&self) {
@@ -120,7 +120,7 @@ impl<P: Platform> PageTable<'_, P> {
     }
 
     /// Waits for the flush of what was in the slot of `node` around `at`, which was read as empty
-    /// without a lock, or makes it. What is pending for `own` alone is the caller's affair.
+    /// without a lock, or makes it. Flushes that are pending only for `own` are left to the caller.
     #[cold]
     pub(crate) fn wait_for_pending_flushes(
         &self,

@@ -95,7 +95,7 @@ impl<P: Platform> PageTable<'_, P> {
     }
 }
 
-/// What a leaf of a user mapping says that was made for `permissions` and not used yet.
+/// The attributes of a user leaf that was made for `permissions` and not used yet.
 #[inline]
 pub(crate) fn user_attributes(permissions: Permissions, key: ProtectionKey) -> Attributes {
     Attributes { permissions: permissions | Permissions::USER, key, ..Attributes::default() }

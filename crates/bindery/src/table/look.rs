@@ -153,9 +153,9 @@ impl<P: Platform> PageTable<'_, P> {
     /// Calls `f` for every stretch of `range` that is not empty, in rising order: once for
     /// a run of pages of one folio, a run of equal markers, or a page that is swapped out.
     ///
-    /// The tables are locked meanwhile, a few at a time, so what `f` receives is current, and
-    /// folios stay. `f` takes no lock but those that may be taken inside. The caller keeps moves of
-    /// tables out of the range.
+    /// The tables are locked, a few at a time, so what `f` receives is current, and folios stay.
+    /// `f` takes no lock but those that may be taken inside. The caller keeps moves of tables out
+    /// of the range.
     pub(crate) fn survey(&self, range: VirtRange, f: impl FnMut(&Stretch<P::Arch>)) {
         self.survey_within(range, |work| work(), f);
     }
@@ -204,7 +204,7 @@ impl<P: Platform> PageTable<'_, P> {
         }
     }
 
-    /// What the entry says, its folio apart; `None` if it is empty.
+    /// The content of the entry without its folio; `None` if it is empty.
     fn mapped_run(&self, looked: &Looked<P::Arch>) -> Option<MappedRun> {
         let level = looked.node.level;
         // A huge entry names the first of its pages.

@@ -170,8 +170,8 @@ impl<A: Arch> Narrowing<'_, A> {
         A::replace_entry(&self.entries[number], old, change)
     }
 
-    /// Stores `first` and what follows it by `step` into `count` entries from that number on. What
-    /// the MMU sets in them at that moment is lost.
+    /// Stores `first` and what follows it by `step` into `count` entries from that number on. Bits
+    /// that the MMU sets at that moment are lost.
     #[inline]
     pub(super) fn overwrite(&self, number: u32, count: u32, first: Entry, step: u64) {
         let mut entry = first;
@@ -247,7 +247,7 @@ impl<A: Arch> Widening<'_, A> {
         }
     }
 
-    /// Replaces each absent entry, of which no TLB knows, by the result of `change`.
+    /// Replaces each absent entry, which no TLB holds, by the result of `change`.
     #[inline]
     pub(super) fn replace_absent(&self, mut change: impl FnMut(Entry, EntryIndex) -> Entry) {
         for (slot, index) in self.entries.iter().zip(self.run.index.stretch(self.run.count)) {

@@ -18,10 +18,10 @@ pub(super) struct OutRun {
     pub(super) at: VirtAddr,
 }
 
-/// Since when the swap cache has a folio that goes out.
+/// When a folio that is swapped out came into the swap cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum InCache {
-    /// Since it goes out.
+    /// When its swap-out began.
     New,
     /// Since it came in: entries elsewhere name its slots.
     Before,
@@ -83,8 +83,8 @@ impl OutBatch {
     }
 
     /// After the flush of all address spaces concerned: the folios lose the mappings that their
-    /// entries were. What somebody else holds stays in the swap cache, where the entries lead to
-    /// it. Says how many base pages of lazy folios were let go.
+    /// entries were. A folio with other references stays in the swap cache, to which the entries
+    /// lead. Returns how many base pages of lazy folios were freed.
     pub(crate) fn unmap_deferred<P: Platform>(&mut self, memory: &Memory<P>) -> u64 {
         let mut dropped = 0;
         let mut batch = memory.free_batch();
@@ -165,8 +165,8 @@ impl OutBatch {
         }
     }
 
-    /// Writes the folios out, and frees those that nobody wants meanwhile. May sleep; called
-    /// without locks on tables. Returns how many pages were freed.
+    /// Writes the folios out, and frees those that no fault has asked for by then. May sleep;
+    /// called without locks on tables. Returns how many pages were freed.
     pub(crate) fn write_out<P: Platform>(&mut self, memory: &Memory<P>) -> u64 {
         if let Some(spare) = self.spare.take() {
             memory.free_unused_slots(spare);
@@ -225,8 +225,8 @@ impl<P: Platform> Memory<P> {
         self.frames.folio_of(frame).filter(|folio| folio.head == frame)
     }
 
-    /// Whether somebody besides the cache and the caller holds a folio that is leaving: a device may
-    /// write to it. Then the entries that name its slots find it in the cache.
+    /// Whether a folio that is leaving has references besides those of the cache and the caller: a
+    /// device may write to it. Then the entries that name its slots find it in the cache.
     fn stays_in_cache(&self, folio: Folio) -> bool {
         if self.frames.folio(folio).pins() == 0 && self.frames.folio(folio).references() == 2 {
             return false;

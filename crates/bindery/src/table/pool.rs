@@ -11,14 +11,14 @@ use crate::stats::Counts;
 
 use super::{NoMemory, PageTable, free_table, new_table};
 
-/// Where new tables come from while locks are held: from those that were allocated beforehand, else
-/// from the allocator if it has one at once.
+/// The source of new tables while locks are held: the tables that were allocated beforehand, or the
+/// allocator, if it has one at once.
 ///
 /// Nothing waits for memory under a table lock or in a read section:
 /// 1. CPU A holds a table's lock, finds no free frame, and waits for memory;
 /// 2. CPU B reclaims, chooses a page of that table, and waits for its lock.
 ///
-/// So where the try fails, the operation lets its locks go, fills the pool outside, and looks again
+/// So if the try fails, the operation releases its locks, fills the pool outside, and looks again
 /// ([`PageTable::with_tables`]).
 pub(crate) struct TablePool<'m, P: Platform> {
     memory: &'m Memory<P>,
@@ -37,14 +37,14 @@ impl<'m, P: Platform> TablePool<'m, P> {
     pub(crate) fn fill(memory: &'m Memory<P>, count: u64) -> Result<Self, NoMemory> {
         let mut pool = Self::new(memory);
         if count > 0 {
-            // On failure the pool is dropped, and gives back what it has.
+            // On failure the pool is dropped, and frees its tables.
             pool.add(count)?;
         }
         Ok(pool)
     }
 
-    /// Adds as many tables as one place of the tree can need: one on each level, and one on
-    /// deposit. May wait for memory.
+    /// Adds the tables that one place of the tree can need: one on each level, and one on deposit.
+    /// May wait for memory.
     pub(crate) fn refill(&mut self) -> Result<(), NoMemory> {
         self.add(u64::from(P::Arch::LEVELS))
     }
@@ -59,12 +59,12 @@ impl<'m, P: Platform> TablePool<'m, P> {
         Ok(())
     }
 
-    /// Takes an empty table that nobody else knows.
+    /// Adds an empty table that nothing refers to.
     pub(crate) fn put(&mut self, table: Frame) {
         self.tables.push(&self.memory.frames, table);
     }
 
-    /// A locked, empty table for `level`; counts it where it comes from the allocator.
+    /// A locked, empty table for `level`; counts it if it comes from the allocator.
     #[inline(never)]
     pub(crate) fn take(
         &mut self,
@@ -96,7 +96,7 @@ impl<'m, P: Platform> TablePool<'m, P> {
     #[inline(never)]
     pub(crate) fn give_back(&mut self) {
         while let Some(table) = self.tables.pop(&self.memory.frames) {
-            // SAFETY: 1. and 2. the pool has tables that nobody else knows (`put`).
+            // SAFETY: 1. and 2. nothing refers to the pool's tables (`put`).
             unsafe { free_table(self.memory, table, &mut self.counts) };
         }
     }

@@ -8,7 +8,7 @@ use crate::arch::{AbsentFormat, Arch, Entry, EntryIndex, Equal};
 
 use super::locking::Node;
 
-/// What the entries of a run are.
+/// The content of the entries of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum What {
     /// Empty.
@@ -93,7 +93,7 @@ pub(crate) fn count_empty_ahead(slots: &[AtomicU64]) -> u32 {
     (chunks.iter().take_while(is_empty).count() as u32 * 8).max(1)
 }
 
-/// What is done with the slots of a table whatever the tree: the same for every architecture.
+/// Operations on the entries of a table that are the same for every tree and architecture.
 pub(crate) trait Slots: Arch {
     /// How many level-1 leaves at the beginning of `slots` (at least one), which is at `index` of its
     /// table, continue the first, `step` more each; and the first with accessed and dirty of them
@@ -177,8 +177,8 @@ pub(crate) trait Slots: Arch {
         (count, gathered)
     }
 
-    /// Replaces `old`, just read from `slot`, by what `change` makes of it, and returns what was
-    /// there with everything that the MMU added.
+    /// Replaces `old`, just read from `slot`, by the result of `change`, and returns the old entry
+    /// with everything that the MMU added.
     #[inline]
     fn replace_entry(slot: &AtomicU64, old: Entry, change: impl Fn(Entry) -> Entry) -> Entry {
         if old.0 & Self::PRESENT == 0 || Self::is_saturated(old) {

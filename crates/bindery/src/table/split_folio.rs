@@ -64,7 +64,7 @@ impl<P: Platform> PageTable<'_, P> {
             at = at.offset(PAGE_SIZE);
         }
         if mapped == [0; _] {
-            // It has gone since the look at it.
+            // It was unmapped since the caller looked at it.
             return Err(Uncut::NotMapped);
         }
         let holds = |page: u32| (mapped[page as usize / 64] >> (page % 64) & 1) as u32;

@@ -20,17 +20,17 @@ use super::{NoMemory, PageTable, ReadSection};
 pub(crate) struct SwapIn {
     pub(crate) folio: Folio,
     pub(crate) place: SwapPlace,
-    /// Where its first page belongs; that may be outside of the range.
+    /// The address at which its first page belongs; it may be outside of the range.
     pub(crate) start: VirtAddr,
     /// The part of the folio that is in the VMA.
     pub(crate) range: VirtRange,
-    /// What leaves of the VMA say.
+    /// The attributes of the VMA's leaves.
     pub(crate) attributes: Attributes,
     /// Which of them may allow writes.
     pub(crate) change: EntryPolicy,
 }
 
-/// What was mapped.
+/// The pages that were mapped.
 pub(crate) struct SwappedIn {
     /// Pages of the folio.
     pub(crate) pages: PageSet,
@@ -106,7 +106,7 @@ impl<P: Platform> PageTable<'_, P> {
         if !named || self.memory.pages_in_cache(what.folio, what.place, number, 1) == 0 {
             return false;
         }
-        // Nobody else has the copy, whoever else names the slot.
+        // The copy is exclusive, even if other entries refer to the slot.
         let attributes = what.attributes_of(true, soft_dirty, userfault);
         self.memory.frames.fresh(copy).map(1);
         self.write_swapped_in(&run, copy, 0, attributes);

@@ -9,9 +9,9 @@
 //! ```
 //!
 //! A folio of which all mappings are in the range is found without the reverse map. The entries
-//! change first, and the folio's counts after the flush: whoever pins the folio or refers to it
-//! until then makes the compare-exchange fail, and the entries are restored. A plain store replaces
-//! a leaf, even if the MMU may set accessed or dirty in it at that moment: what is stored is the
+//! change first, and the folio's counts after the flush: a pin or a reference that is taken until
+//! then makes the compare-exchange fail, and the entries are restored. A plain store replaces a
+//! leaf, even if the MMU may set accessed or dirty in it at that moment: what is stored is the
 //! content that the folio has after the flush, and an entry that is restored counts as accessed and
 //! dirty.
 
@@ -35,18 +35,18 @@ mod cached;
 pub(super) mod no_access;
 mod restore;
 
-/// What happens to the leaves of one part.
+/// The swap-out of the leaves of one part.
 struct SwapOut<'c, 'a, 'm, P: Platform> {
-    victims: &'c mut Victims,
+    scan: &'c mut Victims,
     cursor: &'c mut Cursor<'a, 'm, P>,
     batch: &'c mut OutBatch,
     gather: &'c mut Gather,
-    /// What leaves of the VMA say.
+    /// The attributes of the VMA's leaves.
     attributes: Attributes,
     flush: Flush,
 }
 
-/// What comes after a run.
+/// The step after a run.
 enum Next {
     /// The next one.
     Run,
@@ -75,12 +75,12 @@ impl<P: Platform> PageTable<'_, P> {
     pub(crate) fn swap_out(
         cursor: &mut Cursor<'_, '_, P>,
         attributes: Attributes,
-        victims: &mut Victims,
+        scan: &mut Victims,
         batch: &mut OutBatch,
         gather: &mut Gather,
     ) -> Result<SwapOutStop, NoMemory> {
         let flush = Flush::Here;
-        let mut work = SwapOut { victims, cursor, batch, gather, attributes, flush };
+        let mut work = SwapOut { scan, cursor, batch, gather, attributes, flush };
         let stop = work.store_entries();
         work.unmap_lazy();
         work.unmap_folios();
@@ -93,12 +93,12 @@ impl<P: Platform> PageTable<'_, P> {
     pub(crate) fn swap_out_deferred(
         cursor: &mut Cursor<'_, '_, P>,
         attributes: Attributes,
-        victims: &mut Victims,
+        scan: &mut Victims,
         batch: &mut OutBatch,
         gather: &mut Gather,
     ) -> Result<SwapOutStop, NoMemory> {
         let flush = Flush::Deferred;
-        SwapOut { victims, cursor, batch, gather, attributes, flush }.store_entries()
+        SwapOut { scan, cursor, batch, gather, attributes, flush }.store_entries()
     }
 }
 
@@ -137,7 +137,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
             return Next::Run;
         };
         let number = frame.0 - folio.head.0;
-        let held = self.victims.held == Some(folio);
+        let held = self.scan.held == Some(folio);
         let pages = self.mapped_here(run, folio, number);
         let only_here = frames.folio(folio).is_mapped_and_held(pages, u32::from(held));
         if !only_here && frames.folio(folio).is_swap_cached() {
@@ -163,7 +163,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         let Some(slots) = self.batch.slots(memory, folio.order, left.min(512) as u32) else {
             return self.without_slots(folio);
         };
-        self.victims.left = self.victims.left.saturating_sub(pages);
+        self.scan.left = self.scan.left.saturating_sub(pages);
         let by_page = self.is_page_by_page(run);
         memory.send_out(folio, slots, number, if by_page { 0 } else { pages });
         self.leave_to_batch(lock);
@@ -179,8 +179,8 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         Next::Run
     }
 
-    /// The folio finds no slots. Where single pages still do, a large one is cut: it has no block of
-    /// its size.
+    /// No slots are free for the folio. A large folio is cut if slots for single pages are free,
+    /// since only a block of its size is missing.
     #[cold]
     #[inline(never)]
     fn without_slots(&mut self, folio: Folio) -> Next {
@@ -190,13 +190,13 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         if !self.cursor.page_table.memory.has_room_in_swap() {
             return Next::Run;
         }
-        if self.victims.choice == Choice::All {
-            let tried = self.victims.left_alone == Some(folio);
+        if self.scan.choice == Choice::All {
+            let tried = self.scan.unsplittable == Some(folio);
             return if tried { Next::Run } else { Next::Cut(folio) };
         }
-        self.victims.cut_held |= self.victims.held == Some(folio);
+        self.scan.cut_held |= self.scan.held == Some(folio);
         // The hand comes to the others by itself.
-        self.victims.later = true;
+        self.scan.later = true;
         Next::Run
     }
 
@@ -211,15 +211,15 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         if !memory.leave_cache(folio) {
             return Err(Next::Run);
         }
-        self.victims.later = true;
-        Err(if self.victims.choice == Choice::All { Next::Again } else { Next::Run })
+        self.scan.later = true;
+        Err(if self.scan.choice == Choice::All { Next::Again } else { Next::Run })
     }
 
     /// The batch has the folio from now on: the lock of the caller, or that of the held one.
     fn leave_to_batch(&mut self, lock: Option<FolioLock<'_, P>>) {
         match lock {
             Some(lock) => lock.leave_to_batch(),
-            None => self.victims.took_held = true,
+            None => self.scan.took_held = true,
         }
     }
 
@@ -228,7 +228,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
     fn ask_for_split(&mut self, folio: Folio) -> Next {
         let page_table = self.cursor.page_table;
         let frames = &page_table.memory.frames;
-        let tried = self.victims.choice != Choice::All || self.victims.left_alone == Some(folio);
+        let tried = self.scan.choice != Choice::All || self.scan.unsplittable == Some(folio);
         // More mappings than pages: others map it, too.
         let may = frames.folio(folio).mappings() <= folio.pages()
             && frames.folio(folio).is_mapped_and_held(frames.folio(folio).mappings(), 0);
@@ -237,7 +237,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         }
         // After a fork, all pages of a table are mapped twice: one pass instead of a run for each.
         // Reclaim counts the mappings of the folio that it holds, and so has to meet them.
-        if self.victims.choice == Choice::All && frames.is_shared_page(folio.head) {
+        if self.scan.choice == Choice::All && frames.is_shared_page(folio.head) {
             self.cursor.skip_leaves(|frame| frames.is_shared_page(frame));
         }
         Next::Run
@@ -266,23 +266,23 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
             let at = VirtAddr(run.at.0 + (u64::from(done) << PAGE_SHIFT));
             let page = Run { at, index: run.index + done, count: 1, ..*run };
             let first = slots.first + u64::from(number + done);
-            let named = page_table.memory.name_slots(SlotRun { first, count: 1, ..slots });
+            let named = page_table.memory.dup_slots(SlotRun { first, count: 1, ..slots });
             debug_assert!(named.is_ok(), "a slot that is new has no entries");
             self.write_entries(&page, folio, number + done, slots);
             self.cursor.flush(self.gather);
         }
     }
 
-    /// Whether a folio that is mapped here alone stays: enough are on their way, or it was used lately,
-    /// or others are to go.
+    /// Whether a folio that is mapped only here stays: enough pages are on their way, or it was
+    /// used lately, or others are chosen.
     #[inline(always)]
     fn stays(&mut self, run: &Run<P::Arch>, folio: Folio, used: impl FnOnce() -> bool) -> bool {
-        self.victims.choice != Choice::All
-            && (self.victims.left == 0 || !self.is_chosen(run, used(), folio))
+        self.scan.choice != Choice::All
+            && (self.scan.left == 0 || !self.is_chosen(run, used(), folio))
     }
 
     fn is_chosen(&mut self, run: &Run<P::Arch>, used: bool, folio: Folio) -> bool {
-        if self.victims.choice == Choice::Passing {
+        if self.scan.choice == Choice::Passing {
             return self.cursor.page_table.memory.frames.folio(folio).reclaim_state().age()
                 == Age::Passing;
         }
@@ -293,7 +293,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
     /// used lately.
     fn is_used(&mut self, run: &Run<P::Arch>, used: bool, folio: Folio) -> bool {
         let frames = &self.cursor.page_table.memory.frames;
-        let turn = self.victims.turn;
+        let turn = self.scan.turn;
         if frames.folio(folio).reclaim_state().is_looked_at(turn) {
             return true;
         }
@@ -302,7 +302,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         }
         frames.folio(folio).reclaim_state().note_look(turn);
         let later = frames.folio(folio).reclaim_state().update_age(used) == Eviction::Later;
-        self.victims.later |= later;
+        self.scan.later |= later;
         later
     }
 
@@ -324,7 +324,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         self.defer(run.node.table, 0, 0);
         let mut dirty = false;
         for slot in slots {
-            // The valid bit alone: what the MMU sets until then stays to be seen.
+            // Only the valid bit: accessed and dirty that the MMU has set stay visible.
             let raw = slot.fetch_and(!P::Arch::PRESENT, Ordering::Relaxed);
             dirty |= P::Arch::attributes(Entry(raw)).dirty;
         }
@@ -354,9 +354,9 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         let _ = self.batch.lazy.try_push((folio, pages));
     }
 
-    /// Before entries of the table change whose flush comes after its lock is released: they map
-    /// `unmapped` pages less, and name `named` slots. Their folios are unmapped by who flushes, who
-    /// does not know the address space's counts.
+    /// Adjusts the address space's counters before entries change whose flush is deferred past the
+    /// unlock: they map `unmapped` pages less, and refer to `named` slots. The flush comes from a
+    /// thread that does not know these counters.
     #[inline]
     fn defer(&mut self, table: Frame, unmapped: u32, named: u32) {
         if self.flush == Flush::Deferred {
@@ -424,7 +424,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
             let page = number + (done << scale);
             let ExclusiveRun { exclusive, count: same } =
                 page_table.memory.frames.folio(folio).exclusive().run(page, folio.pages() - page);
-            // A huge leaf is exclusive as a whole, or nobody writes to it without a copy.
+            // A huge leaf is exclusive as a whole, or each writer gets a copy.
             let exclusive = exclusive && (scale == 0 || same == folio.pages());
             let first = Absent::Swap {
                 device: place.area,
@@ -452,8 +452,8 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         self.cursor.passed().end() == run.range().end()
     }
 
-    /// After the flush: the folios that nobody else holds lose their mappings, and the entries of
-    /// the others are restored.
+    /// After the flush: folios without other references lose their mappings, and the entries of the
+    /// others are restored.
     fn unmap_folios(&mut self) {
         let memory = self.cursor.page_table.memory;
         let mut unmapped = 0;
@@ -466,7 +466,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
                 let Some(folio) = folio else { break };
                 let start = VirtAddr(at.0.wrapping_add(u64::from(done) << PAGE_SHIFT));
                 let pages = memory.frames.folio(folio).mappings();
-                let held = u32::from(self.victims.held == Some(folio));
+                let held = u32::from(self.scan.held == Some(folio));
                 if memory.frames.folio(folio).unmap_all(pages, held + in_cache.references()) {
                     unmapped += pages;
                 } else if in_cache == InCache::Before {

@@ -4,7 +4,7 @@
 //! ```text
 //! VMA of the parent    | look at all folios | flush |
 //! VMA of a child       |                    | look  | flush |
-//! what nobody has used, all mappings of which were met:
+//! unused folios, all mappings of which were met:
 //! VMA of the parent    | swap entries | flush |
 //! VMA of a child       |              | swap entries | flush |
 //! write out            | all folios, no lock but theirs
@@ -39,7 +39,7 @@ pub(crate) struct SharedFolio<'m, P: Platform> {
     pub(crate) leaving: LockedFolio<'m, P>,
     /// The index of its first page.
     first: u64,
-    /// Mappings that were met, in all VMAs; on the way out, those in one VMA that have gone.
+    /// Mappings that were met, in all VMAs; on the way out, those of one VMA that were removed.
     pub(crate) met: u32,
     /// One of them was used.
     pub(crate) used: bool,
@@ -108,9 +108,9 @@ impl<'m, P: Platform> SharedFolios<'m, P> {
         self.folios.last().map_or(0, SharedFolio::end)
     }
 
-    /// Adds the folio that begins at the frame, which is page `index` of the owner, if it follows the
-    /// last one, which was met, several VMAs map it, and nobody works with it. Says which it is. The
-    /// lock of the table that maps it is held.
+    /// Adds the folio that begins at the frame, which is page `index` of the owner, if it follows
+    /// the last one, which was met, several VMAs map it, and its lock is free. Says which it is.
+    /// The lock of the table that maps it is held.
     fn add(
         &mut self,
         memory: &'m Memory<P>,
@@ -153,9 +153,9 @@ fn mapped_page<A: Arch>(run: &Run<A>, attributes: Attributes) -> Option<(Frame, 
 
 impl<'m, P: Platform> PageTable<'m, P> {
     /// Looks at the leaves of `range` that map pages of the folios, and lets them forget that they
-    /// were used. The stretch grows in the first range in which its first folio is found. `index` is
-    /// that of the range's first page; leaves of the VMA say `attributes`. What is stale is in the
-    /// gather.
+    /// were used. The stretch grows in the first range in which its first folio is found. `index`
+    /// is that of the range's first page; leaves of the VMA have `attributes`. Stale ranges are in
+    /// the gather.
     pub(crate) fn look_at_shared(
         &self,
         range: VirtRange,
@@ -242,7 +242,7 @@ fn dup_slots_and_store<P: Platform>(
     let Some(place) = memory.frames.folio(folio).swap_place() else { return false };
     let slots = SlotRun { area: place.area, first: place.first, count: folio.pages() };
     let named = SlotRun { first: slots.first + u64::from(number), count: pages, ..slots };
-    if pages > folio.pages() - number || memory.name_slots(named).is_err() {
+    if pages > folio.pages() - number || memory.dup_slots(named).is_err() {
         return false;
     }
     let narrowing = cursor.narrow_until_flush(run, gather);

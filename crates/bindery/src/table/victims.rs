@@ -1,35 +1,35 @@
-//! Which folios are to go to swap, and where a look for them stops.
+//! The folios that a scan swaps out, and where the scan stops.
 
 use crate::addr::VirtAddr;
 use crate::folio::{Folio, Turn};
 
-/// Why the entries of a part were not all looked at.
+/// The reason why a scan stopped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum SwapOutStop {
-    /// They were.
+    /// It reached the end of the part.
     End,
     /// The batch is full: it goes on from here when the batch is written out.
     Full(VirtAddr),
     /// The entries from here on map a part of the folio, or map it with holes. It goes on from here
     /// when the folio was split, or with [`Victims::leave`].
     Cut(Folio, VirtAddr),
-    /// There are no slots any more.
+    /// No slots are free.
     NoSlots,
 }
 
-/// Which folios are to go.
+/// The state of one scan for folios to swap out.
 pub(crate) struct Victims {
     pub(super) choice: Choice,
     /// A folio of which the caller has the lock and a reference.
     pub(super) held: Option<Folio>,
-    /// That folio went out: lock and reference are the batch's.
+    /// That folio is swapped out: lock and reference belong to the batch.
     pub(super) took_held: bool,
-    /// The turn of the clock: what was looked at in it stays.
+    /// The turn of the clock: folios that were looked at in it stay.
     pub(super) turn: Turn,
-    /// Pages that may still go.
+    /// Pages that may still be swapped out.
     pub(super) left: u32,
     /// A folio that is mapped here in part and cannot be split.
-    pub(super) left_alone: Option<Folio>,
+    pub(super) unsplittable: Option<Folio>,
     /// A folio stays that another look may find cold. (One that is locked is left to the hand, which
     /// comes to it by itself in the same turn.)
     pub(super) later: bool,
@@ -52,14 +52,14 @@ impl Victims {
         took_held: false,
         turn: Turn::Even,
         left: u32::MAX,
-        left_alone: None,
+        unsplittable: None,
         later: false,
         cut_held: false,
     };
 
-    /// Leaves that folio alone, which could not be split.
+    /// Skips that folio, which could not be split.
     pub(crate) fn leave(&mut self, folio: Folio) {
-        self.left_alone = Some(folio);
+        self.unsplittable = Some(folio);
     }
 
     /// Those that were not used lately, up to about `pages` pages, and that were not looked at in
@@ -79,7 +79,7 @@ impl Victims {
         self.later
     }
 
-    /// Whether the folio that the caller holds could go out in single pages alone.
+    /// Whether the folio that the caller holds could be swapped out only in single pages.
     pub(crate) fn is_held_to_be_cut(&self) -> bool {
         self.cut_held
     }

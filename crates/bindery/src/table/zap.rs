@@ -14,7 +14,7 @@
 //!
 //! At the edges, where the table stays, entries are *suspended*: they lose their valid bit and keep
 //! all others. So the MMU no longer sees them, no memory is needed to remember them, and the second
-//! phase finds in them what to free. All other threads keep out, because the table's lock is held
+//! phase finds the pages in them. All other threads keep out, because the table's lock is held
 //! throughout.
 //!
 //! One lock span serves a bounded number of entries ([`super::locking`]). A longer range, or one
@@ -36,7 +36,7 @@ use super::locking::Depth;
 use super::run::{Run, What};
 use super::{NoMemory, PageTable};
 
-/// When the TLBs forget what is unmapped.
+/// The time of the flush after an unmapping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Flush {
     /// Before the locks of the tables are released.
@@ -48,8 +48,8 @@ pub(crate) enum Flush {
 
 impl<P: Platform> PageTable<'_, P> {
     /// Unmaps everything in `range`, and frees the tables that `freeable` covers, the range with
-    /// what is free around it. They end up in the gather, flushed; the rest is given back already.
-    /// The caller keeps faults out of the range.
+    /// what is free around it. They end up in the gather, flushed; pages and slots are released
+    /// already. The caller keeps faults out of the range.
     ///
     /// Reads the runs of the edges and one entry for each whole table. Fails only where a huge
     /// leaf that must be split has no deposit; the runs before it are unmapped then.
@@ -117,7 +117,7 @@ fn zap_locked<P: Platform>(
         cursor.flush_at_end();
     }
     if suspended {
-        // What was not reached was not suspended either.
+        // Entries that were not reached were not suspended either.
         drop_suspended(cursor, cursor.passed());
     }
     failed
@@ -133,8 +133,8 @@ pub(super) fn suspend<P: Platform>(
     cursor.counts.entries_written += u64::from(run.count);
 }
 
-/// Phase 2: gives back what the suspended entries in a part of the cursor's range name, and clears
-/// them.
+/// Phase 2: releases the pages of the suspended entries in a part of the cursor's range, and clears
+/// the entries.
 pub(super) fn drop_suspended<P: Platform>(cursor: &mut Cursor<'_, '_, P>, part: VirtRange) {
     let (memory, node) = (cursor.page_table.memory, cursor.cover());
     let base = cursor.range().start().align_down(node.level.table_span());
@@ -142,7 +142,7 @@ pub(super) fn drop_suspended<P: Platform>(cursor: &mut Cursor<'_, '_, P>, part: 
     Dropping::suspended(memory, &mut batch, &mut cursor.counts).range(node, base, part);
 }
 
-/// Clears the absent entries of the run, of which no TLB knows, and gives back what they name.
+/// Clears the absent entries of the run, which no TLB holds, and releases what they refer to.
 pub(super) fn clear_absent<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
     run: &Run<P::Arch>,

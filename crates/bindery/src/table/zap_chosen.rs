@@ -24,20 +24,20 @@ use super::{NoMemory, PageTable};
 pub(crate) struct Mapped {
     /// The folio.
     pub(crate) folio: Folio,
-    /// Where the run begins, in pages from the start of the range.
+    /// The start of the run, in pages from the start of the range.
     pub(crate) number: u32,
     /// Whether one of the entries was used lately.
     pub(crate) used: bool,
 }
 
-/// What becomes of a run.
+/// The decision about a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fate {
     /// It stays.
     Stays,
-    /// It stays, and forgets that it was used.
+    /// It stays, and its accessed bits are cleared.
     Ages,
-    /// It goes.
+    /// It is unmapped.
     Goes,
 }
 
@@ -50,8 +50,9 @@ struct Suspended<A: Arch> {
 }
 
 impl<P: Platform> PageTable<'_, P> {
-    /// Unmaps those runs of `range` that `fate` says so of: it is asked about each run that maps
-    /// pages of one folio. At most one flush for each table; what only ages is in the gather.
+    /// Unmaps the runs of `range` that `fate` chooses: it is asked about each run that maps pages
+    /// of one folio. At most one flush for each table; the ranges of runs that only age are in the
+    /// gather.
     pub(crate) fn zap_chosen(
         &self,
         range: VirtRange,

@@ -14,7 +14,7 @@ use super::stray::{Keep, try_mark_stray};
 use super::zap::{clear_absent, drop_suspended, leave_markers, suspend};
 use super::{NoMemory, PageTable};
 
-/// What stays.
+/// The entries that stay.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Spared {
     /// Guard markers.
@@ -25,28 +25,29 @@ pub(crate) enum Spared {
     AllBut(Folio),
 }
 
-/// What becomes of the write-protection of what goes (`userfaultfd(2)`).
+/// The write-protection of unmapped pages (`userfaultfd(2)`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Protected {
-    /// It goes, too.
+    /// It is forgotten.
     Forgotten,
-    /// Markers remember it.
+    /// Markers keep it.
     Marked,
 }
 
-/// What stays when the rest is unmapped.
+/// The exceptions of an unmapping.
 #[derive(Clone, Copy)]
 pub(crate) struct Exceptions {
     pub(crate) spared: Spared,
     pub(crate) protected: Protected,
 }
 
-/// Whether whole tables may go.
+/// Whether whole tables may be detached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Pass {
-    /// Tables that the range covers and that can have no guard markers go whole; others are left.
+    /// Tables that the range covers and that can have no guard markers are detached whole; others
+    /// are left.
     Tables,
-    /// Every entry is looked at.
+    /// Each entry is read.
     Entries,
 }
 
@@ -69,8 +70,8 @@ impl<P: Platform> PageTable<'_, P> {
         self.zap_sparing_in(range, except, Pass::Entries, gather).map(|_| ())
     }
 
-    /// Whether tables may go whole. Not while a move brings entries here: it has laid tables, and
-    /// needs them (`move_range`).
+    /// Whether tables may be detached whole. Not while a move brings entries here: it has
+    /// preallocated tables, and needs them (`move_range`).
     pub(crate) fn takes_tables(&self, Exceptions { spared, protected }: Exceptions) -> bool {
         let moving = self.moving.source().is_some();
         let all = spared == Spared::Guards && protected == Protected::Forgotten;

@@ -1,14 +1,14 @@
 //! Pinned pages of the parent: the child gets copies at once.
 //!
-//! They are copied without locks and outside read sections, so nobody waits for a copy. They are
+//! They are copied without locks and outside read sections, so no thread waits for a copy. They are
 //! put into the child's tables under the locks of both sides, a few at a time:
 //! 1. Under the parent's locks, the run is found and its folio gets a reference.
 //! 2. With no lock, up to [`BATCH`] pages are copied.
 //! 3. Under the locks of both sides, the parent's entries are looked at again, and the child's are
 //!    written where they still name the same pages. This repeats from 2, to the run's end.
 //!
-//! Faults, operations and pins wait meanwhile for the parent's VMA. A truncation does not, and it
-//! removes private copies:
+//! During the copy, faults, operations and pins wait for the parent's VMA. A truncation does not,
+//! and it removes private copies:
 //! 1. CPU A, in a fork, copies a page.
 //! 2. CPU B truncates the file: it removes the page from the parent, and finds nothing in the child
 //!    yet.
@@ -62,29 +62,34 @@ impl<'m, P: Platform> PageTable<'m, P> {
         what: &ForkCopy,
         supplies: &mut Supplies<'m, P>,
     ) -> Result<(), Failure> {
+        let mut copy = PinnedCopy { parent: self, child, run, what, supplies };
         let mut done = 0;
         let mut result = Ok(());
         while result.is_ok() && done < run.range.pages() {
             let count = (run.range.pages() - done).min(BATCH as u64);
-            let copied = self.copy_batch(child, run, done..done + count, what, supplies);
-            let copied = copied.map_err(Failure::from);
+            let copied = copy.copy_batch(done..done + count).map_err(Failure::from);
             result = copied.and_then(|()| Ok(interrupt::check(&self.memory.platform)?));
             done += count;
         }
         self.memory.frames.folio(run.folio).release(&self.memory.platform);
         result
     }
+}
 
+/// The copy of one pinned run.
+struct PinnedCopy<'c, 'm, P: Platform> {
+    parent: &'c PageTable<'m, P>,
+    child: &'c PageTable<'m, P>,
+    run: &'c PinnedRun,
+    what: &'c ForkCopy,
+    supplies: &'c mut Supplies<'m, P>,
+}
+
+impl<P: Platform> PinnedCopy<'_, '_, P> {
     /// Copies pages of the run.
-    fn copy_batch(
-        &self,
-        child: &Self,
-        run: &PinnedRun,
-        pages: Range<u64>,
-        what: &ForkCopy,
-        supplies: &mut Supplies<'m, P>,
-    ) -> Result<(), NoMemory> {
-        let (memory, frames) = (self.memory, &self.memory.frames);
+    fn copy_batch(&mut self, pages: Range<u64>) -> Result<(), NoMemory> {
+        let memory = self.parent.memory;
+        let frames = &memory.frames;
         let mut copies: ArrayVec<Folio, BATCH> = ArrayVec::new();
         let mut installed = 0;
         let mut copied = Ok(());
@@ -94,16 +99,15 @@ impl<'m, P: Platform> PageTable<'m, P> {
                 copied = Err(NoMemory);
                 break;
             };
-            memory.platform.copy(run.first.plus(page as u32), copy.head, 1);
+            memory.platform.copy(self.run.first.plus(page as u32), copy.head, 1);
             copies.push(copy);
         }
         while copied.is_ok() && installed < copies.len() {
             let from = pages.start + installed as u64;
-            let (done, stopped) =
-                self.install(child, run, from, &copies[installed..], what, supplies);
+            let (done, stopped) = self.install(from, &copies[installed..]);
             installed += done;
             if stopped.is_err() {
-                copied = supplies.tables.refill();
+                copied = self.supplies.tables.refill();
             } else if installed < copies.len() {
                 // The parent has no longer what was copied.
                 break;
@@ -116,21 +120,15 @@ impl<'m, P: Platform> PageTable<'m, P> {
     }
 
     /// Maps the copies in the child from page `first` of the run on, as long as the parent maps
-    /// what they were made of. Returns how many were mapped, and whether there were tables for
+    /// the pages that they were made of. Returns how many were mapped, and whether there were tables for
     /// them.
-    fn install(
-        &self,
-        child: &Self,
-        run: &PinnedRun,
-        first: u64,
-        copies: &[Folio],
-        what: &ForkCopy,
-        supplies: &mut Supplies<'m, P>,
-    ) -> (usize, Result<(), NoMemory>) {
-        let frames = &self.memory.frames;
+    fn install(&mut self, first: u64, copies: &[Folio]) -> (usize, Result<(), NoMemory>) {
+        let Self { parent, child, run, what, supplies } = self;
+        let memory = parent.memory;
+        let frames = &memory.frames;
         let start = run.range.start().0 + (first << PAGE_SHIFT);
         let range = VirtRange::raw(start, start + copies.len() as u64 * PAGE_SIZE);
-        let mut source = self.cursor(range, Depth::Floor(Level::PTE));
+        let mut source = parent.cursor(range, Depth::Floor(Level::PTE));
         let mut target = child.cursor(range, Depth::Floor(Level::PTE));
         let mut frame = run.first.plus(first as u32);
         for (done, copy) in copies.iter().enumerate() {
@@ -144,7 +142,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
             target.counts.bytes_copied += PAGE_SIZE;
             let index = what.page_offset + ((at.0 - what.range.start().0) >> PAGE_SHIFT);
             frames.fresh(*copy).set_owner(what.owner, FolioIndex::new(index));
-            self.memory.before_execution(run.attributes.permissions, *copy);
+            memory.before_execution(run.attributes.permissions, *copy);
             frames.fresh(*copy).map(1);
             target.counts.mapped(OwnerKind::Anonymous, 1);
             let entry = P::Arch::page_entry(copy.head, Level::PTE, run.attributes);

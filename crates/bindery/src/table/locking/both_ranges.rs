@@ -9,9 +9,10 @@ use super::{Depth, LockTree, Node, base_of, find_cover, lock_below};
 /// One end of a move.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct End {
-    /// What is locked.
+    /// The range that is locked.
     pub(crate) range: VirtRange,
-    /// What the cover spans: the range, and around it what no table is in but those for the range.
+    /// The span of the cover: the range, and the addresses around it whose tables serve only the
+    /// range.
     pub(crate) freeable: VirtRange,
 }
 
@@ -21,9 +22,9 @@ impl From<VirtRange> for End {
     }
 }
 
-/// Locks what a move between two disjoint ranges needs, in one pass, and returns the cover of
-/// each, in the order of the arguments. The caller holds the VMAs of both for writing. Called
-/// inside a read section.
+/// Locks the tables that a move between two disjoint ranges needs, in one pass, and returns the
+/// cover of each, in the order of the arguments. The caller holds the VMAs of both for writing.
+/// Called inside a read section.
 pub(crate) fn lock_both_ranges<T: LockTree>(
     tree: &T,
     root: Frame,
@@ -53,8 +54,8 @@ pub(crate) fn lock_both_ranges_beside_moves<T: LockTree>(
 }
 
 /// The shortest way for ranges that each lie in one table of level 1, as a page does, and do not
-/// fill it: such a table is the cover. `None` where there is no such table, or it is carried away
-/// at this moment.
+/// fill it: such a table is the cover. `None` if there is no such table, or it is being carried
+/// away.
 #[inline]
 fn lock_leaf_tables<T: LockTree>(
     tree: &T,

@@ -26,7 +26,7 @@ pub(crate) struct LockSet {
     /// How many more entries may be looked at, and tables detached.
     pub(super) entries: u32,
     detached: u32,
-    /// Where the locks end, if they do before their range.
+    /// The end of the locks, if it is before the end of their range.
     pub(super) stop: u64,
 }
 
@@ -43,7 +43,7 @@ impl LockSet {
         }
     }
 
-    /// Up to where the locks serve an operation on `range`.
+    /// The end of the part of `range` that the locks serve.
     #[inline]
     pub(crate) fn end_of(&self, range: VirtRange) -> VirtAddr {
         VirtAddr(range.end().0.min(self.stop))

@@ -81,7 +81,7 @@ use crate::arch::{Arch, Entry, EntryIndex, Level};
 pub(crate) use both_ranges::{End, lock_both_ranges, lock_both_ranges_beside_moves};
 pub(crate) use lock_set::{LockSet, SPAN_ENTRIES};
 
-/// What the protocol needs to know of a tree of tables.
+/// A tree of tables, as the protocol sees it.
 pub(crate) trait LockTree {
     type Arch: Arch;
     /// Waits for the table's lock.
@@ -92,10 +92,10 @@ pub(crate) trait LockTree {
     fn start_again(&self) {}
     /// Whether the table was detached. Asked with its lock held.
     fn is_stray(&self, table: Frame) -> bool;
-    /// Whether somebody holds the table's lock. With acquire.
+    /// Whether the table's lock is held. With acquire.
     fn is_locked(&self, table: Frame) -> bool;
-    /// Whether somebody has narrowed entries of the table and not flushed yet ([`crate::tlb`]).
-    /// With acquire.
+    /// Whether entries of the table were narrowed and not flushed yet ([`crate::tlb`]). With
+    /// acquire.
     fn is_pending(&self, table: Frame) -> bool;
     /// Marks the table as detached. Called with its lock held.
     fn mark_stray(&self, table: Frame);
@@ -155,7 +155,7 @@ pub(crate) enum Depth<A: Arch> {
     /// Overlapping tables that the range covers only in part: those covered whole will be
     /// detached, and are locked one at a time when they are marked.
     Edges,
-    /// As `Edges`, but tables of level 1 alone will be detached: those above are all locked.
+    /// As `Edges`, but only tables of level 1 will be detached: those above are all locked.
     LeafEdges,
 }
 
@@ -167,7 +167,7 @@ impl<A: Arch> Depth<A> {
         }
     }
 
-    /// Whether a table in a slot of `level` that the range covers whole is left alone.
+    /// Whether a table in an entry of `level` that the range covers whole stays unlocked.
     fn spares(self, level: Level<A>) -> bool {
         match self {
             Self::Floor(_) => false,
@@ -240,13 +240,13 @@ fn find_cover<T: LockTree>(
     })
 }
 
-/// Where the span of the node that covers `range` begins.
+/// The beginning of the span of the node that covers `range`.
 fn base_of<A: Arch>(node: Node<A>, range: VirtRange) -> VirtAddr {
     range.start().align_down(node.level.table_span())
 }
 
 /// Locks, in pre-order, the tables below `node` that overlap one of `ranges` (rising, disjoint).
-/// `false` where it stopped because there are enough.
+/// `false` if it stopped because enough entries are locked.
 fn lock_below<T: LockTree>(
     tree: &T,
     node: Node<T::Arch>,
@@ -305,9 +305,9 @@ fn lock_below<T: LockTree>(
     true
 }
 
-/// Locks a table that was found without locks. `false` where it was detached, or moved to where
-/// `is_at` does not find it, in between: it is not locked then, and the descent starts again.
-/// Called inside the read section of the descent.
+/// Locks a table that was found without locks. `false` if it was detached in between, or moved away
+/// from the place that `is_at` tests: it is not locked then, and the descent starts again. Called
+/// inside the read section of the descent.
 #[inline]
 pub(crate) fn lock_found<T: LockTree>(
     tree: &T,
@@ -322,7 +322,7 @@ pub(crate) fn lock_found<T: LockTree>(
     true
 }
 
-/// Locks what an operation on `range` needs, or on the front of it ([`LockSet::end_of`]), and
+/// Locks the tables that an operation on `range` needs, or on its front ([`LockSet::end_of`]), and
 /// returns the cover. Called inside a read section.
 pub(crate) fn lock_range<T: LockTree>(
     tree: &T,

@@ -13,7 +13,7 @@ use crate::table::run::{self, Slots};
 use super::{LockSpan, MoveStop};
 
 impl<P: Platform> LockSpan<'_, '_, '_, P> {
-    /// Whether the entry may move: a page in swap that nobody else names.
+    /// Whether the entry may move: a page in swap whose slot has no other entry.
     pub(super) fn may_move_absent(&self, entry: Entry) -> Result<(), MoveStop> {
         match P::Arch::decode_absent(entry) {
             Some(Absent::Swap { exclusive: true, .. }) => Ok(()),

@@ -22,7 +22,7 @@ pub(super) struct Part<'t> {
     pub(super) there: &'t [AtomicU64],
     /// Pages of the span before this part.
     pub(super) page: u32,
-    /// Entries that have gone from the source, and come to the target, and are not counted yet.
+    /// Entries that have left the source, and arrived at the target, and are not counted yet.
     gone: u32,
     come: u32,
     /// Whether TLBs may know one of them.
@@ -217,7 +217,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         Ok(alike)
     }
 
-    /// Moves a folio, all mappings of which are the `alike` entries at `at`.
+    /// Moves a folio whose mappings are all among the `alike` entries at `at`.
     fn move_folio(
         &mut self,
         part: &mut Part<'_>,
@@ -272,8 +272,8 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         1
     }
 
-    /// Makes entries of level 1 of a huge one, of which the span moves a part, or which cannot
-    /// be at the target.
+    /// Replaces a huge entry by entries of level 1, if the span moves a part of it or the target
+    /// cannot have it.
     #[cold]
     fn break_huge(&mut self, found: EntryAt<P::Arch>, source: u64) -> Result<(), MoveStop> {
         let EntryAt { node, index, entry } = found;

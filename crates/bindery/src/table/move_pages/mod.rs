@@ -12,7 +12,7 @@
 //! pages; forks, `mremap` and unmapping wait. One *span* serves at most one table of the source, two
 //! that move whole, or eight huge leaves:
 //! 1. The tables of both places are locked, in one pass.
-//! 2. The lock of a folio is tried. If somebody has it, everything is let go, and the caller waits.
+//! 2. The lock of a folio is tried. If it is held, all locks are released, and the caller waits.
 //! 3. The entries are cleared, by a sequentially consistent step, and then the pins are looked at.
 //!    A pinned folio gets its entries back.
 //! 4. The folio gets the owner and the index of its new place, its entries are written there, and
@@ -20,7 +20,7 @@
 //! 5. The TLBs forget the old place before the tables are unlocked, or the tables are marked
 //!    ([`crate::tlb`]), and the flush comes after the last span.
 //!
-//! The reverse map goes by the folio's owner and index. A walker has the folio's lock, so it finds
+//! The reverse map follows the folio's owner and index. A walker has the folio's lock, so it finds
 //! the old place with the entries there, or the new one. It may wait for the table of the new place
 //! until the flush is over, or meet the mark.
 //!
@@ -46,7 +46,7 @@ use super::cursor::table_under;
 use super::locking::{self, LockSet, Node, SPAN_ENTRIES};
 use super::{EntryAt, NoMemory, PageTable, ReadSection, TablePool, run};
 
-/// What moves where. The caller holds the VMAs of both places for reading.
+/// A move, from one place to another. The caller holds the VMAs of both places for reading.
 pub(crate) struct MovePlan {
     pub(crate) source: VirtAddr,
     pub(crate) target: VirtAddr,
@@ -54,14 +54,14 @@ pub(crate) struct MovePlan {
     pub(crate) len: u64,
     /// Skip holes in the source.
     pub(crate) allows_holes: bool,
-    /// Who owns the pages of the target.
+    /// The owner of the target's pages.
     pub(crate) owner: OwnerMark,
     /// The index of the page at `target`.
     pub(crate) index: u64,
-    /// Who owns pages of the source that are nobody else's, and the index of the page at `source`.
+    /// The owner of the source's exclusive pages, and the index of the page at `source`.
     pub(crate) source_owner: OwnerMark,
     pub(crate) source_index: u64,
-    /// What leaves say in both VMAs once they were written.
+    /// The attributes of leaves in both VMAs after a store.
     pub(crate) attributes: Attributes,
     /// Whether pages that a userfaultfd has write-protected stay so.
     pub(crate) keeps_protection: bool,
@@ -72,7 +72,7 @@ const SLOTS_TOGETHER: u64 = 8;
 /// Tables that one span marks at most: two of level 2, and two for each slot.
 const MARKS_OF_SPAN: usize = 2 + 2 * SLOTS_TOGETHER as usize;
 
-/// Why a move has stopped before its end. What lies before has moved.
+/// The reason why a move has stopped before its end. The pages before have moved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum MoveStop {
     /// The source's entry is empty, and holes are not allowed.
@@ -95,7 +95,7 @@ pub(crate) enum MoveStop {
     Split(VirtAddr, Order),
 }
 
-/// A move under way. What it has made stale is flushed when this is dropped.
+/// A move under way. Dropping it flushes the stale ranges.
 pub(crate) struct PageMover<'a, 'm, P: Platform> {
     page_table: &'a PageTable<'m, P>,
     what: &'a MovePlan,
@@ -108,7 +108,7 @@ pub(crate) struct PageMover<'a, 'm, P: Platform> {
     done: u64,
     /// The least length of the next span, in bytes.
     least: u64,
-    /// The next span goes page by page.
+    /// The next span moves page by page.
     piecemeal: bool,
 }
 
@@ -192,7 +192,7 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
         table.max(self.least).min(left).min(self.distance())
     }
 
-    /// Whether the next span, of at most `left` bytes, goes by slots of level 2.
+    /// Whether the next span, of at most `left` bytes, moves by entries of level 2.
     fn moves_slots(&self, left: u64) -> bool {
         let span = P::Arch::PTE.table_span();
         let (source, target) = (self.what.source.0 + self.done, self.what.target.0 + self.done);
@@ -230,8 +230,8 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
         slots.iter().take_while(fits).count().max(1) as u64
     }
 
-    /// Passes over what no table is below, without locks, as far as one read section goes. Faults
-    /// fill holes whenever they like, so nothing more is promised of one than that it was there.
+    /// Passes over addresses without tables, without locks, as far as one read section may reach.
+    /// Faults fill holes at any time, so a hole was empty only when it was read.
     fn pass_holes(&mut self) -> Option<MoveStop> {
         let (page_table, what) = (self.page_table, self.what);
         let section = ReadSection::enter(&page_table.memory.platform);
@@ -331,7 +331,7 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
         };
         let (moved, stop) = if by_slots { locked.move_slots() } else { locked.move_leaves() };
         if is_last {
-            // Before anybody gets the locks.
+            // Before another thread gets the locks.
             page_table.flush(locked.gather, locked.counts);
         }
         drop(locked);
@@ -399,7 +399,7 @@ impl<P: Platform> Drop for LockSpan<'_, '_, '_, P> {
     }
 }
 
-/// What is below an address.
+/// The content below an address.
 enum Below<A: Arch> {
     /// A table of level 1.
     Table(Frame),

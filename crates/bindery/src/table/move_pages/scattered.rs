@@ -16,7 +16,7 @@ use crate::table::{TableSlot, run};
 use super::leaves::lock;
 use super::{Below, LockSpan, MoveStop};
 
-/// What a `PROT_NONE` entry of the source says.
+/// The content of a `PROT_NONE` entry of the source.
 struct ProtNoneEntry {
     slot: TableSlot,
     frame: Frame,
@@ -80,8 +80,8 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         Ok(count)
     }
 
-    /// What becomes of a folio that does not move as it is, of which `count` pages from page
-    /// `number` on are at page `at` of the span and could move.
+    /// The stop at a folio that cannot move as it is. Only its `count` pages from page `number` on,
+    /// which are at page `at` of the span, could move.
     fn part_of_folio(&self, at: u32, folio: Folio, number: u32, count: u32) -> MoveStop {
         let after = number + count;
         let held = (self.len / PAGE_SIZE) as u32 - at;
@@ -99,8 +99,8 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         FolioIndex::for_folio(self.index + u64::from(at), number)
     }
 
-    /// The size of the parts into which a folio must be split, of which only the `count` pages from
-    /// page `number` on, at page `at` of the span, can move.
+    /// The size of the parts into which a folio must be split. Only its `count` pages from page
+    /// `number` on, at page `at` of the span, can move.
     pub(super) fn parts_of_folio(
         &self,
         at: u32,
@@ -116,7 +116,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
             Some(order) if order < folio.order => {
                 MoveStop::Split(VirtAddr(self.source_at(at)), order)
             }
-            // All of it is here, and somebody else maps it too.
+            // All of it is mapped here, and elsewhere too.
             _ => MoveStop::Busy,
         }
     }

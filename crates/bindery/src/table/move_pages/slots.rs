@@ -8,10 +8,10 @@
 //!    locked.
 //! 3. The entry is written at the target, and the folios are unlocked.
 //!
-//! If a folio cannot move, those before it get the index of the source back, and the table goes
-//! back to where it was. Then its pages move one by one, up to the one that cannot.
+//! If a folio cannot move, those before it get the index of the source back, and the table returns
+//! to its place. Then its pages move one by one, up to the one that cannot.
 //!
-//! An empty table at the target goes to the source in exchange. So nothing is allocated or freed.
+//! An empty table at the target moves to the source in exchange. So nothing is allocated or freed.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -27,22 +27,22 @@ use crate::table::{NoMemory, run};
 use super::leaves::lock;
 use super::{LockSpan, MoveStop};
 
-/// Where a slot goes.
+/// The target of an entry of level 2.
 struct TargetSlot {
     table: Frame,
     index: EntryIndex,
-    /// The empty table that is there.
+    /// The empty table in its place.
     vacant: Option<Frame>,
 }
 
-/// What was claimed of a table.
+/// The claimed entries of a table.
 struct Claims {
     /// Entries before the first that may not move.
     entries: u32,
     sort: Sort,
 }
 
-/// What claimed entries map.
+/// The mapped pages of claimed entries.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Sort {
     /// Folios of this order, each in the table as a whole, by leaves that move without a change.
@@ -51,7 +51,7 @@ enum Sort {
     Mixed,
 }
 
-/// What becomes of folios that were claimed.
+/// The end of a claim.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Claimed {
     /// They have moved.
@@ -290,9 +290,8 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         Claims { entries: at as u32, sort }
     }
 
-    /// As [`LockSpan::claim`], for large folios of one order, each of which is in the table as a
-    /// whole, at its natural place, by leaves that move without a change. Returns how many entries
-    /// they have.
+    /// As [`LockSpan::claim`], for large folios of one order. Each is in the table as a whole, at
+    /// its natural place, by leaves that move without a change. Returns how many entries they have.
     #[inline(never)]
     fn claim_large(&self, slots: &[AtomicU64], order: Order, owner: OwnerRun) -> usize {
         let (numbered, pages) = (self.numbered, order.pages());
@@ -358,7 +357,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         }
     }
 
-    /// Unlocks the folio whose first page the leaf maps, whoever waits for it.
+    /// Unlocks the folio whose first page the leaf maps, and wakes all waiters.
     #[cold]
     pub(super) fn unlock_head(&self, leaf: Entry, order: Order) {
         let memory = self.page_table.memory;
@@ -419,7 +418,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         self.claim_folio(at, folio, number, alike).then_some(alike)
     }
 
-    /// Locks and renumbers a folio, all mappings of which are `alike` entries from `at` on.
+    /// Locks and renumbers a folio whose mappings are all among the `alike` entries from `at` on.
     fn claim_folio(&self, at: EntryIndex, folio: Folio, number: u32, alike: u32) -> bool {
         let memory = self.page_table.memory;
         let frames = &memory.frames;

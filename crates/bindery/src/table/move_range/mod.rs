@@ -22,15 +22,15 @@
 //!
 //! The destination's VMA is in the trees of the reverse map before the first piece moves, so a
 //! walker finds each page at one place or the other. It visits the destination again if entries
-//! arrived there after it had passed (`rmap`). No table may leave the destination meanwhile:
-//! 1. CPU A lays a table at the destination.
+//! arrived there after it had passed (`rmap`). No table may leave the destination during the move:
+//! 1. CPU A preallocates a table at the destination.
 //! 2. CPU B truncates the file, finds no page in the table, and frees it.
 //! 3. CPU A, half-way, has no memory for another.
 //!
-//! So during a move, a truncation of what is mapped in the tree goes entry by entry (`spare`).
+//! So during a move, a truncation clears the tree's entries one by one (`spare`).
 //!
-//! A move never fails half-way: the tables that the destination needs are laid before the first
-//! entry moves.
+//! A move never fails half-way: the tables that the destination needs are preallocated before the
+//! first entry moves.
 
 mod pair;
 mod parts;
@@ -66,7 +66,7 @@ pub(crate) struct Piece<A: Arch> {
 pub(crate) enum LockSpans<A: Arch> {
     /// Under one set of locks; `None` if nothing is mapped.
     One(Option<Piece<A>>),
-    /// Piece by piece, of which this is the first.
+    /// Piece by piece; this is the first.
     Several(Piece<A>),
 }
 
@@ -96,8 +96,8 @@ impl<'m, P: Platform> PageTable<'m, P> {
         }
     }
 
-    /// The first piece at or after `offset` in which something may be mapped. What is pending for
-    /// `own` alone is not waited for.
+    /// The first piece at or after `offset` in which something may be mapped. Does not wait for
+    /// flushes that are pending only for `own`.
     #[inline]
     fn next_piece(
         &self,
@@ -202,7 +202,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
             done = locked.pool.refill();
         }
         if done.is_err() {
-            self.take_laid(what);
+            self.free_preallocated_tables(what);
         }
         pool.settle(counts);
         done
@@ -224,7 +224,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
 
     /// Takes the empty tables out again that a move has left in its target.
     #[cold]
-    fn take_laid(&self, what: &Move) {
+    fn free_preallocated_tables(&self, what: &Move) {
         let mut gather = Gather::new();
         let span = P::Arch::PMD.span();
         let (start, end) = (what.to.0, what.to.0 + what.source.len());
@@ -255,8 +255,8 @@ impl<'m, P: Platform> PageTable<'m, P> {
         locked.counts.tables_locked += locks.len() as u64;
         self.memory.worked(piece.len >> piece.level.span_shift(), 0);
         if locks.is_pending() {
-            // Before anything is carried away: the flush of this move would name the old place
-            // alone.
+            // Before anything is carried away: the flush of this move would cover only the old
+            // place.
             self.honor_pending(source, &locks, Some(&*locked.gather), locked.counts);
             self.honor_pending(target, &locks, Some(&*locked.gather), locked.counts);
         }
@@ -279,7 +279,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         };
         // A cover of the level that moves is the one table of the target.
         if alone && pair.to.level > piece.level {
-            pair.lay(transfer)?;
+            pair.preallocate_tables(transfer)?;
         }
         let moved = if piece.level > Level::PTE {
             pair.move_slots(transfer)
@@ -296,7 +296,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     }
 }
 
-/// What a piece needs while its tables are locked.
+/// The context of a piece while its tables are locked.
 struct Locked<'a, 'm, P: Platform> {
     pool: &'a mut TablePool<'m, P>,
     gather: &'a mut Gather,
@@ -307,13 +307,13 @@ struct Locked<'a, 'm, P: Platform> {
 /// When the TLBs forget the old places of a piece.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum PieceFlush {
-    /// Before the locks are given back.
+    /// Before the locks are released.
     BeforeUnlock,
     /// Later: the tables of both ends are marked.
     Pending,
 }
 
-/// `len` bytes from `source` on, of which the entries go to `target` and after it.
+/// `len` bytes from `source` on, whose entries move to `target` and after it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Transfer {
     source: u64,
@@ -322,14 +322,14 @@ struct Transfer {
 }
 
 impl Transfer {
-    /// What is left after the first `offset` bytes.
+    /// The rest after the first `offset` bytes.
     #[inline]
     fn after(self, offset: u64) -> Self {
         Self { source: self.source + offset, target: self.target + offset, len: self.len - offset }
     }
 }
 
-/// Calls `f` for an address of each target table that something of the source goes to. `look` finds
+/// Calls `f` for an address of each target table to which a part of the source moves. `look` finds
 /// the entry of the source at an address, of `level` or above it. Stops early where many entries
 /// were looked at, and returns the number of bytes after which the rest begins.
 fn for_each_target<P: Platform>(

@@ -21,7 +21,7 @@ pub(super) struct Pair<'a, 'm, 'p, P: Platform> {
     pub(super) from: Node<P::Arch>,
     pub(super) to: Node<P::Arch>,
     pub(super) from_base: VirtAddr,
-    /// What this piece moves.
+    /// The range that this piece moves.
     pub(super) moved: VirtRange,
     /// The level of the entries that move.
     pub(super) level: Level<P::Arch>,
@@ -97,13 +97,13 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
 
     /// Creates the tables that the target lacks, before anything is taken from the source. Fails
     /// where there is no table at once; what was created stays, empty.
-    pub(super) fn lay(&mut self, what: Transfer) -> Result<(), NoMemory> {
+    pub(super) fn preallocate_tables(&mut self, what: Transfer) -> Result<(), NoMemory> {
         let (page_table, from, level) = (self.page_table, self.from, self.level);
         let look = |at| page_table.entry_below(from, VirtAddr(at), level, Ordering::Acquire);
-        let mut laid = 0;
-        while laid < what.len {
-            let rest = what.after(laid);
-            laid +=
+        let mut covered = 0;
+        while covered < what.len {
+            let rest = what.after(covered);
+            covered +=
                 for_each_target(page_table, rest, level, look, |to| self.target(to).map(|_| ()))?;
         }
         Ok(())
@@ -138,8 +138,8 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         self.target(at).map(|_| ())
     }
 
-    /// Moves entries of level 1. Where there is no table at once, what went before has moved, and
-    /// the rest is as it was.
+    /// Moves entries of level 1. If no table is free at once, the entries before have moved, and
+    /// the rest is unchanged.
     pub(super) fn move_leaves(&mut self, what: Transfer) -> Result<(), NoMemory> {
         let Transfer { source, target, len } = what;
         let contig_mask = (u64::from(P::Arch::CONTIG_ENTRIES) << PAGE_SHIFT) - 1;
@@ -350,7 +350,7 @@ impl Others {
         self.take_each::<A>(rest, rest_there);
     }
 
-    /// Moves as many entries as there are whole chunks, and returns the others.
+    /// Moves the entries that form whole chunks, and returns the others.
     #[inline]
     fn move_chunks<'s, A: Arch, const N: usize>(
         &mut self,

@@ -17,7 +17,7 @@ use crate::tlb::Gather;
 use super::{Locked, Move, Piece, PieceFlush, Transfer, for_each_target};
 
 /// The source of a move of several pieces that is under way in a tree. One at a time: the mover
-/// holds the mutex of the address space. Moves that hold VMAs for reading alone
+/// holds the mutex of the address space. Moves that hold VMAs only for reading
 /// ([`crate::table::move_pages`]) are counted: there may be many.
 pub(crate) struct Moving {
     start: AtomicU64,
@@ -31,8 +31,8 @@ impl Moving {
         Self { start: none(), end: none(), beside_faults: none() }
     }
 
-    /// What TLBs may know pages by that a move under way has carried elsewhere: the source, or
-    /// `everything` where many may be.
+    /// The addresses under which TLBs may know pages that a move under way has carried elsewhere:
+    /// the source, or `everything` if there may be many sources.
     #[cold]
     pub(crate) fn sources(&self, everything: VirtRange) -> Option<VirtRange> {
         let many = self.beside_faults.load(Ordering::Acquire) > 0;
@@ -71,18 +71,18 @@ impl Moving {
     }
 }
 
-/// So many leaf tables are laid under one set of locks; with those above, 64 KiB.
-const LAID_TABLES: u64 = 12;
+/// The most leaf tables that are preallocated under one set of locks; with those above, 64 KiB.
+const PREALLOCATED_TABLES: u64 = 12;
 /// More levels than any architecture has.
 const MAX_LEVELS: u8 = 5;
 
 impl<'m, P: Platform> PageTable<'m, P> {
-    /// Makes a move of several pieces, the first of which is `first`, ready: creates all tables
-    /// that the target lacks. From here on nobody takes a table away from the target. The caller
-    /// holds the VMA of the source for writing, and nobody knows that of the target yet. May wait
-    /// for memory; where there is none, nothing has changed.
+    /// Prepares a move of several pieces, from the piece `first` on: creates all tables that the
+    /// target lacks. From here on no thread removes a table of the target. The caller holds the VMA
+    /// of the source for writing, and no other thread can find the target's yet. May wait for
+    /// memory; if there is none, nothing has changed.
     ///
-    /// Nobody fills what is empty in the source meanwhile, so it is looked at without locks.
+    /// No thread fills an empty entry of the source during the call, so it is read without locks.
     pub(crate) fn lay(
         &self,
         what: &Move,
@@ -90,17 +90,17 @@ impl<'m, P: Platform> PageTable<'m, P> {
         pool: &mut TablePool<'m, P>,
         counts: &mut Counts,
     ) -> Result<(), NoMemory> {
-        let done = self.lay_all(what, first, pool, counts);
+        let done = self.preallocate_all(what, first, pool, counts);
         pool.settle(counts);
         if done.is_ok() {
             self.moving.begin(what.source);
         } else {
-            self.take_laid(what);
+            self.free_preallocated_tables(what);
         }
         done
     }
 
-    fn lay_all(
+    fn preallocate_all(
         &self,
         what: &Move,
         first: Piece<P::Arch>,
@@ -112,14 +112,15 @@ impl<'m, P: Platform> PageTable<'m, P> {
             let span = P::Arch::PMD.span();
             if piece.level == Level::PTE && piece.len > span {
                 // Not congruent, so all that follows is of level 1 too.
-                let longest = (LAID_TABLES * span).min(what.source.len() - piece.offset);
+                let longest = (PREALLOCATED_TABLES * span).min(what.source.len() - piece.offset);
                 piece.len = piece.len.max(longest);
             }
-            let mut laid = 0;
-            while laid < piece.len {
-                let rest = Piece { offset: piece.offset + laid, len: piece.len - laid, ..piece };
-                match self.lay_piece(what, rest, pool) {
-                    Ok(more) => laid += more,
+            let mut covered = 0;
+            while covered < piece.len {
+                let rest =
+                    Piece { offset: piece.offset + covered, len: piece.len - covered, ..piece };
+                match self.preallocate_piece(what, rest, pool) {
+                    Ok(more) => covered += more,
                     Err(NoMemory) => pool.refill()?,
                 }
             }
@@ -129,12 +130,12 @@ impl<'m, P: Platform> PageTable<'m, P> {
     }
 
     /// How many tables the target of a move can lack, whatever is mapped there now. More if a fault
-    /// fills the source meanwhile.
+    /// fills the source before the move.
     #[cold]
     pub(crate) fn tables_to_lay(&self, what: &Move, counts: &mut Counts) -> u64 {
         let root = self.root_node();
         let (mut tables, mut offset) = (0, 0);
-        // Where the last table of each level begins.
+        // The beginning of the last table of each level.
         const { assert!(P::Arch::LEVELS <= MAX_LEVELS) };
         let mut last = [None; MAX_LEVELS as usize + 1];
         while let Some(piece) = self.next_piece(what, offset, None, counts) {
@@ -158,7 +159,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     }
 
     /// Returns how many bytes of the piece it has got tables for.
-    fn lay_piece(
+    fn preallocate_piece(
         &self,
         what: &Move,
         piece: Piece<P::Arch>,
@@ -212,14 +213,14 @@ impl<'m, P: Platform> PageTable<'m, P> {
                 if moved.is_ok() {
                     break;
                 }
-                debug_assert!(false, "a table that was laid is gone");
+                debug_assert!(false, "a preallocated table is missing");
                 // Retry forever rather than leave the mapping half moved; each retry may sleep.
                 let _ = pool.refill();
             }
             next = self.next_piece(what, piece.offset + piece.len, Some(&*gather), counts);
         }
         self.detach_source(what, gather);
-        // Where there was nothing to detach.
+        // If there was nothing to detach, entries may still be stale.
         self.flush(gather, counts);
         self.moving.end();
         pool.settle(counts);

@@ -147,7 +147,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
     }
 
     /// Writes `count` pages that have left the source; the target may lie in two tables, both of
-    /// which are there ([`Pair::targets`]).
+    /// which exist ([`Pair::targets`]).
     pub(super) fn arrive(&mut self, first: Entry, count: u32, target: u64) {
         let mut entry = Entry(first.0 | P::Arch::SOFT_DIRTY);
         let mut done = 0;

@@ -78,8 +78,8 @@ pub(in crate::table) fn clear_accessed<P: Platform>(
     }
 }
 
-/// Gives the leaves of `run`, which agree with `first`, the permissions and the key of `new`. What
-/// is stale afterwards is in the gather.
+/// Gives the leaves of `run`, which agree with `first`, the permissions and the key of `new`. Stale
+/// ranges are in the gather.
 #[inline(always)]
 pub(super) fn permit<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,

@@ -34,7 +34,7 @@ use use_bits::UseBits;
 
 pub(super) use leaves::clear_accessed;
 
-/// What becomes of the entries of a run.
+/// The change of the entries of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Change {
     /// They stay.
@@ -53,15 +53,15 @@ enum Change {
     LiftWriteProtect,
     /// These bits of absent entries are cleared and set.
     AbsentBits { cleared: u64, set: u64 },
-    /// The absent entries become empty. What they refer to is released.
+    /// The absent entries become empty. The slots and pages that they refer to are released.
     Release,
 }
 
 impl<P: Platform> PageTable<'_, P> {
     /// Rewrites the runs of `range`, whose leaves agree in what `equal` names. `decide` says what
     /// becomes of each run that is not empty. It may shorten the run: then the loop asks again for
-    /// the rest. What is stale afterwards is in the gather. Returns how many leaves of
-    /// [`Change::ClearUse`] had such a bit.
+    /// the rest. Stale ranges are in the gather. Returns how many leaves of [`Change::ClearUse`]
+    /// had such a bit.
     ///
     /// Fails only where a huge leaf that must be split has no deposit; the runs before it are
     /// rewritten.

@@ -45,8 +45,8 @@ pub(crate) enum Watched {
 }
 
 impl<P: Platform> PageTable<'_, P> {
-    /// Gives every page in `range` the permissions of `policy`. What is stale afterwards is in the
-    /// gather. The caller keeps faults out of the range.
+    /// Gives every page in `range` the permissions of `policy`. Stale ranges are in the gather. The
+    /// caller keeps faults out of the range.
     pub(crate) fn protect(
         &self,
         range: VirtRange,

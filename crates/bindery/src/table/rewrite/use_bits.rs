@@ -64,8 +64,8 @@ impl UseBits {
 
 impl<P: Platform> PageTable<'_, P> {
     /// Clears bits of use in `range`. `concerns` is asked about each run of one folio, with the
-    /// number of its pages, and says whether its leaves lose them. What is stale afterwards is in
-    /// the gather. Returns how many leaves had such a bit.
+    /// number of its pages, and says whether its leaves lose them. Stale ranges are in the gather.
+    /// Returns how many leaves had such a bit.
     pub(crate) fn clear_use(
         &self,
         range: VirtRange,

@@ -57,8 +57,8 @@ fn lift<A: Arch>(run: &Run<A>) -> Change {
 }
 
 impl<P: Platform> PageTable<'_, P> {
-    /// Write-protects the pages of `range`. What is stale afterwards is in the gather. The caller
-    /// keeps faults out of the range.
+    /// Write-protects the pages of `range`. Stale ranges are in the gather. The caller keeps faults
+    /// out of the range.
     pub(crate) fn userfault_protect(
         &self,
         range: VirtRange,

@@ -24,7 +24,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
     ) -> Next {
         let memory = self.cursor.page_table.memory;
         let frames = &memory.frames;
-        let held = self.victims.held == Some(folio);
+        let held = self.scan.held == Some(folio);
         let references = u32::from(held) + InCache::Before.references();
         let only_here = frames.folio(folio).is_mapped_and_held(pages, references);
         if !only_here || self.stays(run, folio, || P::Arch::attributes(first).accessed) {
@@ -40,7 +40,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
             Err(next) => return next,
         };
         self.leave_to_batch(lock);
-        self.victims.left = self.victims.left.saturating_sub(pages);
+        self.scan.left = self.scan.left.saturating_sub(pages);
         self.defer(run.node.table, pages, pages);
         let run = Run { count: pages >> run.node.level.order().0, ..*run };
         self.write_entries(&run, folio, number, slots);

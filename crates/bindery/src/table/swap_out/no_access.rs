@@ -10,8 +10,7 @@ use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, PAGE_SHIFT, VirtAddr};
 use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Entry, EntryIndex, Level, Permissions};
-use crate::folio::{ExclusiveRun, Folio};
-use crate::memory::Memory;
+use crate::folio::Folio;
 use crate::platform::Platform;
 use crate::swap::SlotRun;
 
@@ -20,8 +19,8 @@ use super::super::out_batch::InCache;
 use super::super::run::{self, Run};
 use super::{Next, SwapOut};
 
-/// What the first of a run of absent entries says, if they are those of a VMA without access, whose
-/// leaves would say `attributes`: the frame, and whether one of them was used.
+/// The frame of the first of a run of absent entries, and whether one of them was used, if they
+/// belong to a VMA without access, whose leaves would have `attributes`.
 pub(in crate::table) fn page_without_access<A: Arch>(
     first: Entry,
     attributes: Attributes,
@@ -35,25 +34,18 @@ pub(in crate::table) fn page_without_access<A: Arch>(
     }
 }
 
-/// The swap entry in the place of `hidden`, a `PROT_NONE` entry of the folio's page `page` and as
-/// many more as it covers.
-fn swap_entry_of<P: Platform>(
-    memory: &Memory<P>,
+/// The swap entry in the place of `hidden`, a `PROT_NONE` entry of the folio's page `page`.
+fn swap_entry_of<A: Arch>(
     hidden: Entry,
-    folio: Folio,
     page: u32,
-    pages: u32,
+    exclusive: bool,
     slots: SlotRun,
 ) -> Option<Entry> {
-    let Some(Absent::ProtNone { soft_dirty, userfault, .. }) = P::Arch::decode_absent(hidden)
-    else {
+    let Some(Absent::ProtNone { soft_dirty, userfault, .. }) = A::decode_absent(hidden) else {
         return None;
     };
-    // A huge entry is exclusive as a whole, or nobody writes to it without a copy.
-    let ExclusiveRun { exclusive, count } = memory.frames.folio(folio).exclusive().run(page, pages);
-    let exclusive = exclusive && count >= pages;
     let (device, slot) = (slots.area, slots.first + u64::from(page));
-    Some(P::Arch::encode_absent(Absent::Swap { device, slot, exclusive, soft_dirty, userfault }))
+    Some(A::encode_absent(Absent::Swap { device, slot, exclusive, soft_dirty, userfault }))
 }
 
 /// Makes swap entries of a run of `PROT_NONE` entries of the folio, from its page `number` on. The
@@ -69,7 +61,10 @@ pub(in crate::table) fn write_without_access<P: Platform>(
     let pages = (number..).step_by(each as usize);
     for (slot, page) in page_table.slots_of(run).iter().zip(pages) {
         let hidden = Entry(slot.load(Ordering::Relaxed));
-        let entry = swap_entry_of(page_table.memory, hidden, folio, page, each, slots);
+        // A huge entry is exclusive as a whole, or each writer gets a copy.
+        let found = page_table.memory.frames.folio(folio).exclusive().run(page, each);
+        let exclusive = found.exclusive && found.count >= each;
+        let entry = swap_entry_of::<P::Arch>(hidden, page, exclusive, slots);
         debug_assert!(entry.is_some(), "a run of such entries has no others");
         if let Some(entry) = entry {
             slot.store(entry.0, Ordering::Relaxed);
@@ -94,7 +89,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         let number = frame.0 - folio.head.0;
         let pages = self.without_access_here(run, folio, number);
         let run = Run { count: pages >> run.node.level.order().0, ..*run };
-        let held = self.victims.held == Some(folio);
+        let held = self.scan.held == Some(folio);
         let in_cache =
             if frames.folio(folio).is_swap_cached() { InCache::Before } else { InCache::New };
         let references = u32::from(held) + in_cache.references();
@@ -123,7 +118,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
             memory.send_out(folio, slots, number, pages);
         }
         self.leave_to_batch(lock);
-        self.victims.left = self.victims.left.saturating_sub(pages);
+        self.scan.left = self.scan.left.saturating_sub(pages);
         self.defer(run.node.table, pages, pages);
         write_without_access(self.cursor.page_table, &run, folio, number, slots);
         self.cursor.counts.entries_written += u64::from(run.count);

@@ -1,4 +1,4 @@
-//! Folios that cannot go after all: their entries map them again.
+//! Folios that cannot be swapped out after all: their entries map them again.
 
 use core::sync::atomic::Ordering;
 
@@ -36,15 +36,16 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
             at = VirtAddr(at.0 + node.level.span());
         }
         memory.call_back(folio, place);
-        if self.victims.held == Some(folio) {
-            self.victims.took_held = false;
+        if self.scan.held == Some(folio) {
+            self.scan.took_held = false;
         } else {
             // SAFETY: 1. `store_run` left it to the batch, which leaves it out from now on.
             drop(unsafe { memory.frames.folio(folio).lock_of_batch(&memory.platform) });
         }
     }
 
-    /// What a leaf says in the place of the entry, if that names the slot of the folio's page.
+    /// The attributes of a leaf in the place of the entry, if the entry refers to the slot of the
+    /// folio's page.
     fn attributes_of(&self, raw: Entry, place: SwapPlace, page: u32) -> Option<Attributes> {
         let slot = place.first + u64::from(page);
         match P::Arch::decode_absent(raw) {
