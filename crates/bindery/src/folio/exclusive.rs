@@ -6,8 +6,9 @@
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use super::handle::{FolioHandle, MAX_FOLIO_ORDER, change_flag};
+use super::handle::{Folio, FolioHandle, MAX_FOLIO_ORDER, change_flag};
 use crate::addr::Order;
+use crate::frame::Frames;
 use crate::frame::meta::EXCLUSIVE;
 use crate::platform::Platform;
 
@@ -57,59 +58,40 @@ impl<'a, P: Platform> ExclusiveBits<'a, P> {
         self.run(page, 1).exclusive
     }
 
-    /// Whether all `count` pages from `page` on are in the folio and
-    /// anon-exclusive. O(words touched).
+    /// Whether all `count` pages from `page` on are in the folio and anon-exclusive. O(words
+    /// touched).
     #[inline]
     pub(crate) fn contains_all(self, page: u32, count: u32) -> bool {
         self.run(page, count) == ExclusiveRun { exclusive: true, count }
     }
 
-    /// Whether `page` is anon-exclusive, and how many of the `count` pages
-    /// from there agree with it, at least 1. Zero pages, not exclusive, if `page` is not in the
-    /// folio or `count` is 0; pages after the folio's end are not counted. O(words touched).
+    /// Whether `page` is anon-exclusive, and how many of the `count` pages from there agree with
+    /// it, at least 1. Zero pages, not exclusive, if `page` is not in the folio or `count` is 0;
+    /// pages after the folio's end are not counted. O(words touched).
+    #[inline(always)]
     pub(crate) fn run(self, page: u32, count: u32) -> ExclusiveRun {
-        let count = count.min(self.0.folio.pages().saturating_sub(page));
-        if count == 0 {
-            return ExclusiveRun { exclusive: false, count: 0 };
-        }
-        if self.0.folio.order == Order::PAGE {
-            let exclusive = self.0.state().load(Relaxed) & EXCLUSIVE != 0;
-            return ExclusiveRun { exclusive, count: 1 };
-        }
-        let mut index = (page / WORD_PAGES) as usize;
-        let mut word = self.word(index).load(Relaxed) >> (page % WORD_PAGES);
-        let exclusive = word & 1 != 0;
-        let mut run = 0;
-        let mut room = WORD_PAGES - page % WORD_PAGES;
-        loop {
-            let equal = if exclusive { word.trailing_ones() } else { word.trailing_zeros() };
-            run += equal.min(room);
-            if equal < room || run >= count {
-                return ExclusiveRun { exclusive, count: run.min(count) };
-            }
-            index += 1;
-            room = WORD_PAGES;
-            word = self.word(index).load(Relaxed);
-        }
+        run(self.0.frames, self.0.folio, page, count)
     }
 
-    /// Marks `count` pages from `page` anon-exclusive; pages after the
-    /// folio's end are ignored. One atomic instruction for each 64 pages, none if they are marked
-    /// already.
+    /// Marks `count` pages from `page` on as anon-exclusive; ignores pages after the folio's end.
+    /// One atomic instruction for each 64 pages, none if they are marked already.
+    #[inline(always)]
     pub(crate) fn set(self, page: u32, count: u32) {
-        self.change(page, count, u64::MAX);
+        set(self.0.frames, self.0.folio, page, count);
     }
 
     /// As [`ExclusiveBits::set`], but the pages are no longer anon-exclusive.
+    #[inline(always)]
     pub(crate) fn clear(self, page: u32, count: u32) {
-        self.change(page, count, 0);
+        clear(self.0.frames, self.0.folio, page, count);
     }
 
     /// `to` is all ones or all zeroes.
     #[inline]
     fn change(self, page: u32, count: u32, to: u64) {
-        let end = page.saturating_add(count).min(self.0.folio.pages());
-        if self.0.folio.order == Order::PAGE {
+        let folio = self.0.folio;
+        let end = page.saturating_add(count).min(folio.pages());
+        if folio.order == Order::PAGE {
             if page < end {
                 change_flag(self.0.state(), EXCLUSIVE, to != 0);
             }
@@ -139,13 +121,14 @@ impl<'a, P: Platform> ExclusiveBits<'a, P> {
         self.0.folio.pages().div_ceil(WORD_PAGES) as usize
     }
 
-    /// The word with the anon-exclusive bits of pages `64 * index` and on; order 1 and above.
+    /// The word with the bits of pages `64 * index` and on; order 1 and above.
     #[inline]
     pub(super) fn word(self, index: usize) -> &'a AtomicU64 {
         &self.0.frames.meta(self.0.folio.head.plus(1 + index as u32)).word
     }
 
-    /// Stores all anon-exclusive words of a folio above order 0 that only the caller knows.
+    /// Stores all words of a folio above order 0 that only the caller knows.
+    #[inline]
     pub(super) fn write(self, value: impl Fn(usize) -> u64) {
         if self.0.folio.order > Order::PAGE {
             for index in 0..self.words() {
@@ -153,4 +136,43 @@ impl<'a, P: Platform> ExclusiveBits<'a, P> {
             }
         }
     }
+}
+
+// Functions that are called rather than inlined take words, not a handle: a handle would be written
+// to the stack for each call.
+
+fn run<P: Platform>(frames: &Frames<P>, folio: Folio, page: u32, count: u32) -> ExclusiveRun {
+    let count = count.min(folio.pages().saturating_sub(page));
+    if count == 0 {
+        return ExclusiveRun { exclusive: false, count: 0 };
+    }
+    let handle = frames.folio(folio);
+    if folio.order == Order::PAGE {
+        let exclusive = handle.state().load(Relaxed) & EXCLUSIVE != 0;
+        return ExclusiveRun { exclusive, count: 1 };
+    }
+    let words = handle.exclusive();
+    let mut index = (page / WORD_PAGES) as usize;
+    let mut word = words.word(index).load(Relaxed) >> (page % WORD_PAGES);
+    let exclusive = word & 1 != 0;
+    let mut run = 0;
+    let mut room = WORD_PAGES - page % WORD_PAGES;
+    loop {
+        let equal = if exclusive { word.trailing_ones() } else { word.trailing_zeros() };
+        run += equal.min(room);
+        if equal < room || run >= count {
+            return ExclusiveRun { exclusive, count: run.min(count) };
+        }
+        index += 1;
+        room = WORD_PAGES;
+        word = words.word(index).load(Relaxed);
+    }
+}
+
+fn set<P: Platform>(frames: &Frames<P>, folio: Folio, page: u32, count: u32) {
+    frames.folio(folio).exclusive().change(page, count, u64::MAX);
+}
+
+fn clear<P: Platform>(frames: &Frames<P>, folio: Folio, page: u32, count: u32) {
+    frames.folio(folio).exclusive().change(page, count, 0);
 }

@@ -65,7 +65,7 @@ impl<P: Platform> Frames<P> {
         let folio = Folio { head: self.allocate(order, AllocateFor::Use)?, order };
         let head = self.meta(folio.head);
         let exclusive = if order == Order::PAGE { EXCLUSIVE } else { 0 };
-        self.folio(folio).write_tails();
+        write_tails(self, folio);
         self.folio(folio).exclusive().write(|_| bits(0, folio.pages().min(WORD_PAGES)));
         head.state.store(state_of(Kind::Folio, order) | exclusive, Relaxed);
         Some(folio)
@@ -118,15 +118,13 @@ impl<P: Platform> FreshFolio<'_, P> {
     }
 }
 
-impl<P: Platform> FolioHandle<'_, P> {
-    /// Writes the tails of a folio that only the caller knows.
-    pub(super) fn write_tails(self) {
-        let Folio { head, order } = self.folio;
-        let state = state_of(Kind::Tail, order);
-        for page in 1..order.pages() {
-            let tail = self.frames.meta(head.plus(page));
-            tail.owner.store(head.0, Relaxed);
-            tail.state.store(state, Relaxed);
-        }
+/// Writes the tails of a folio that only the caller knows.
+pub(super) fn write_tails<P: Platform>(frames: &Frames<P>, folio: Folio) {
+    let Folio { head, order } = folio;
+    let state = state_of(Kind::Tail, order);
+    for page in 1..order.pages() {
+        let tail = frames.meta(head.plus(page));
+        tail.owner.store(head.0, Relaxed);
+        tail.state.store(state, Relaxed);
     }
 }

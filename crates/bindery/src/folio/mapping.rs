@@ -8,7 +8,7 @@ use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use super::count::{
     self, Left, MAPPING, PIN, PinRoom, REFERENCE, TooManyMappings, mappings_in, pins_in,
 };
-use super::handle::{FolioHandle, Freed};
+use super::handle::{Folio, FolioHandle, Freed};
 use super::owner::{self, FolioIndex, Owner, OwnerMark};
 use crate::addr::{Frame, Order};
 use crate::frame::meta::{KIND_AND_ORDER, Kind, state_of};
@@ -33,26 +33,9 @@ impl<P: Platform> FolioHandle<'_, P> {
     ///
     /// An anonymous folio that loses its last mapping while references or pins remain loses its
     /// owner: nothing keeps the owner alive.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn unmap(self, platform: &P, pages: u32) -> Freed {
-        let count = self.count();
-        let result = if self.is_anonymous() {
-            count::unmap_owned(count, pages).map(|left| {
-                if left == Left::Held {
-                    self.orphan(platform);
-                    return None;
-                }
-                Some(left == Left::Nothing)
-            })
-        } else {
-            count::take(count, u64::from(pages) * MAPPING, mappings_in).map(Some)
-        };
-        match result.transpose() {
-            Some(result) => self.after_taking(platform, result),
-            // The caller's mapping is a reference now.
-            None if self.release(platform) == Freed::Yes => Freed::Yes,
-            None => Freed::Unmapped,
-        }
+        unmap(self.frames, platform, self.folio, pages)
     }
 
     /// Frees the folio into the batch, if only the caller's `pages` mappings keep it. Returns
@@ -156,6 +139,30 @@ impl<P: Platform> FolioHandle<'_, P> {
     pub(crate) fn is_mapped_and_held(self, mappings: u32, held: u32) -> bool {
         let count = u64::from(mappings) * MAPPING + u64::from(held) * REFERENCE;
         self.count().load(Relaxed) == count
+    }
+}
+
+/// [`FolioHandle::unmap`], which may be called rather than inlined: it takes words, not a handle.
+#[inline]
+fn unmap<P: Platform>(frames: &Frames<P>, platform: &P, folio: Folio, pages: u32) -> Freed {
+    let folio = frames.folio(folio);
+    let count = folio.count();
+    let result = if folio.is_anonymous() {
+        count::unmap_owned(count, pages).map(|left| {
+            if left == Left::Held {
+                folio.orphan(platform);
+                return None;
+            }
+            Some(left == Left::Nothing)
+        })
+    } else {
+        count::take(count, u64::from(pages) * MAPPING, mappings_in).map(Some)
+    };
+    match result.transpose() {
+        Some(result) => folio.after_taking(platform, result),
+        // The caller's mapping is a reference now.
+        None if folio.release(platform) == Freed::Yes => Freed::Yes,
+        None => Freed::Unmapped,
     }
 }
 

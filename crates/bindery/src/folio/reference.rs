@@ -195,11 +195,9 @@ impl<'a, P: Platform> FolioHandle<'a, P> {
     }
 
     /// Takes away `count` references at once, as [`FolioHandle::release`] does with one.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn release_pages(self, platform: &P, count: u32) -> Freed {
-        let taken = u64::from(count) * REFERENCE;
-        let result = count::take(self.count(), taken, references_in);
-        self.after_taking(platform, result)
+        release(self.frames, platform, self.folio, count)
     }
 
     /// Frees the folio if `count` references, the caller's, are all that keeps it.
@@ -244,6 +242,16 @@ impl<'a, P: Platform> FolioHandle<'a, P> {
     pub(crate) fn references(self) -> u32 {
         references_in(self.count().load(Relaxed))
     }
+}
+
+/// [`FolioHandle::release_pages`], which may be called rather than inlined: it takes words, not a
+/// handle.
+#[inline]
+fn release<P: Platform>(frames: &Frames<P>, platform: &P, folio: Folio, count: u32) -> Freed {
+    let folio = frames.folio(folio);
+    let taken = u64::from(count) * REFERENCE;
+    let result = count::take(folio.count(), taken, references_in);
+    folio.after_taking(platform, result)
 }
 
 impl<P: Platform> Frames<P> {

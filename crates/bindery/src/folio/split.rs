@@ -4,6 +4,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use super::count::{self, MAPPING, REFERENCE, mappings_in};
 use super::exclusive::{MAX_WORDS, WORD_PAGES, bits};
+use super::fresh;
 use super::handle::{Folio, FolioHandle};
 use super::owner::is_anonymous;
 use crate::addr::Order;
@@ -113,7 +114,7 @@ impl<P: Platform> FolioHandle<'_, P> {
                 meta.owner.store(0, Relaxed);
                 meta.word.store(0, Relaxed);
             }
-            part.write_tails();
+            fresh::write_tails(self.frames, part.folio);
             part.exclusive().write(mine);
             count::publish(&meta.count, mapped * MAPPING + REFERENCE);
         }
