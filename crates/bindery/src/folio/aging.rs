@@ -6,7 +6,7 @@
 //! ```text
 //!              cold        referenced   hot        passing
 //! used         referenced  hot          hot        referenced
-//! not used     goes        goes         cold       goes
+//! not used     evicted     evicted      cold       evicted
 //! ```
 //!
 //! | a folio comes into memory | as |
@@ -27,14 +27,14 @@ use super::handle::{FolioHandle, change_flag};
 use crate::frame::meta::{HOT, LOOKED, REFERENCED};
 use crate::platform::Platform;
 
-/// What reclaim knows of the use of a folio.
+/// The use of a folio, as far as reclaim knows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Age {
     /// Nothing says that it was used.
     Cold,
     /// It was used between the last two looks.
     Referenced,
-    /// It was used before each of two looks, or was missed soon after it had gone.
+    /// It was used before each of two looks, or was missed soon after its eviction.
     Hot,
     /// It was needed by a program that goes on from page to page.
     Passing,
@@ -43,7 +43,7 @@ pub(crate) enum Age {
 /// Whether reclaim may evict a folio that it has looked at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Eviction {
-    /// It goes.
+    /// It is evicted.
     May,
     /// It was used, or was hot until now.
     Later,
@@ -77,8 +77,8 @@ impl Age {
         }
     }
 
-    /// Of a folio that comes back after so many pages went out since it did, while so many frames are
-    /// in use: what it is, unless it is passing.
+    /// The age of a folio that comes back, unless it is passing: `distance` pages were evicted since
+    /// it was, and `used` frames are in use.
     pub(crate) const fn of_return(distance: u32, used: u32) -> Self {
         if distance < used / 2 { Self::Hot } else { Self::Cold }
     }
@@ -108,7 +108,7 @@ impl<'a, P: Platform> FolioHandle<'a, P> {
 }
 
 impl ReclaimState<'_> {
-    /// What is known of the folio's use.
+    /// The use of the folio so far.
     pub(crate) fn age(self) -> Age {
         Age::of(self.0.load(Relaxed))
     }
@@ -124,8 +124,8 @@ impl ReclaimState<'_> {
         }
     }
 
-    /// What reclaim makes of another look at the folio: used since the last one or not. Says
-    /// whether it may be evicted.
+    /// Updates the age after another look at the folio, which was used since the last one or not.
+    /// Returns whether the folio may be evicted.
     pub(crate) fn update_age(self, used: bool) -> Eviction {
         match self.age().after_look(used) {
             Some(age) => {
@@ -138,8 +138,8 @@ impl ReclaimState<'_> {
 
     /// Notes that a call has read from the folio. Entries say whether programs use what they map;
     /// nothing says so of a copy. So a folio that is read twice between two looks is hot, and one that
-    /// is read once goes as if it had not been (Linux: `mark_page_accessed`). A passing one stays so
-    /// where the read goes on from the last one.
+    /// is read once is evicted as if it had not been (Linux: `mark_page_accessed`). A passing one stays
+    /// so if the read continues from the last one.
     pub(crate) fn note_read(self, goes_on: bool) {
         let age = match self.age() {
             Age::Passing if goes_on => Age::Passing,

@@ -5,9 +5,9 @@
 //! 512 would do so. Two bounds spare the walk:
 //!
 //! 1. A process has at most one entry for each page that fits into the mapping. More mappings
-//!    than that, a reference or a pin: not alone.
-//! 2. A walk that finds `n` entries of one process among more mappings leaves a note: not alone as
-//!    long as there are more than `n`. The note is in eighths of the folio's pages, rounded down.
+//!    than that, a reference or a pin: others have the folio.
+//! 2. A walk that finds `n` entries of one process among more mappings leaves a note: others have
+//!    the folio as long as it has more than `n`. The note is in eighths of the folio's pages, rounded down.
 //!    A walk needs fewer mappings than the note allows, and leaves one that allows less. So there
 //!    are at most eight walks that find others, whatever the pages that each process gives up.
 //!
@@ -46,7 +46,7 @@ const fn note_in(state: u32) -> u32 {
 
 impl<P: Platform> FolioHandle<'_, P> {
     /// Whether a process with room for `most` entries of the folio's pages may have all mappings of
-    /// it, while nobody holds it. Two loads. If not, a walk over its entries would find others; or
+    /// it, while it has no other holder. Two loads. If not, a walk over its entries would find others; or
     /// would have, a moment ago.
     #[inline]
     pub(crate) fn may_be_mapped_by_one(self, most: u32) -> bool {
@@ -63,7 +63,7 @@ impl<P: Platform> FolioHandle<'_, P> {
     /// tables, if there are more.
     pub(crate) fn note_other_mappings(self, ours: u32) {
         if self.mappings() <= ours {
-            // A reference kept the process from being alone, which says nothing for later.
+            // Only a reference was in the way, which says nothing for later.
             return;
         }
         let pages = self.folio.pages();
@@ -76,7 +76,7 @@ impl<P: Platform> FolioHandle<'_, P> {
         let _ = self.state().fetch_update(Relaxed, Relaxed, raise);
     }
 
-    /// Takes the note back: a walk has found one process alone. A load if there is none.
+    /// Clears the note: a walk has found the mappings of one process only. A load if there is none.
     pub(crate) fn forget_other_mappings(self) {
         let state = self.state();
         if state.load(Relaxed) & SHARED_EIGHTHS != 0 {

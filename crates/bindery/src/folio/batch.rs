@@ -1,5 +1,5 @@
 //! Passes over many folios that entries of one table map: each is locked, given to another owner,
-//! and unlocked, by a few instructions. What needs more is left to the ways for any folio.
+//! and unlocked, by a few instructions. Folios that need more are left to the general functions.
 //!
 //! A frame has a *number* here: its distance from the machine's first frame.
 
@@ -26,7 +26,7 @@ pub(crate) struct FolioBatch<'a> {
     _array: core::marker::PhantomData<&'a FrameMeta>,
 }
 
-/// The lock of a folio. It is not given back when this is dropped: see [`FolioBatch::unlock`], and
+/// The lock of a folio. Dropping this does not release it: see [`FolioBatch::unlock`], and
 /// [`FolioHandle::lock_of_batch`].
 pub(crate) struct LockedHead<'a>(&'a FrameMeta);
 
@@ -55,7 +55,7 @@ impl<'a> FolioBatch<'a> {
     }
 
     /// Takes the lock of the folio of one page at frame `number`, where the page is anon-exclusive
-    /// and nobody has the lock. `None` for all else, and perhaps where somebody else sets a flag.
+    /// and the lock is free. `None` for all else, and perhaps if another thread sets a flag.
     /// The caller keeps a mapping of it until it is unlocked.
     #[inline(always)]
     pub(crate) fn try_lock_single(self, number: u64) -> Option<LockedHead<'a>> {
@@ -66,7 +66,7 @@ impl<'a> FolioBatch<'a> {
         Self::try_lock(self.head(number), KIND_AND_ORDER | EXCLUSIVE, free)
     }
 
-    /// Takes the lock where nobody has it and the bits of `mask` are `free`.
+    /// Takes the lock if it is free and the bits of `mask` are `free`.
     #[inline(always)]
     fn try_lock(head: &'a FrameMeta, mask: u32, free: u32) -> Option<LockedHead<'a>> {
         let seen = head.state.load(Ordering::Relaxed);
@@ -105,7 +105,7 @@ impl<'a> FolioBatch<'a> {
         Self::try_lock(self.head(number), KIND_AND_ORDER, state_of(Kind::Folio, order))
     }
 
-    /// Gives the lock of a folio back. `false` if somebody waits for it or has orphaned
+    /// Releases the lock of a folio. `false` if a thread waits for it or has orphaned
     /// the folio: then [`FolioHandle::see_to_marks`] is left to do.
     ///
     /// # Safety
@@ -118,7 +118,7 @@ impl<'a> FolioBatch<'a> {
 }
 
 impl LockedHead<'_> {
-    /// Whether exactly `mappings` entries map the folio, and nobody has pinned it, asked by a caller
+    /// Whether exactly `mappings` entries map the folio, and it has no pin. Asked by a caller
     /// that has just taken those entries away in a sequentially consistent step: see
     /// [`FolioHandle::is_pinned_since`].
     #[inline(always)]

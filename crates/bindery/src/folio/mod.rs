@@ -35,8 +35,8 @@
 //! The last hold to go frees the folio. A walker may take a reference at any time, so a look at the
 //! count never proves that a thread is the only holder, unless the same step freezes the count
 //! (`count`). After that, all accesses are plain again. A walker with a reference may conclude that
-//! the folio is a folio of this order. With the lock as well, it may rely on the owner. A folio
-//! that is mapped, but of which no entry is found, is busy: entries are moved between tables.
+//! the folio is a folio of this order. With the lock as well, it may rely on the owner. A mapped
+//! folio without an entry that a walk finds is busy: entries are moved between tables.
 
 mod aging;
 mod alone;

@@ -33,14 +33,14 @@ use crate::frame::meta::{Kind, is_kind, order_in};
 use crate::platform::Platform;
 use crate::sync::word::Word;
 
-/// What a reference from nothing looks at: the metadata, or loom's.
+/// The metadata that a reference from nothing reads, or loom's.
 pub(super) trait Heads {
     type Count: Word<u64>;
     /// Whether there is metadata of the frame.
     fn covers(&self, frame: Frame) -> bool;
     /// The `state` of the frame.
     fn state(&self, frame: Frame) -> u32;
-    /// What the metadata of a tail says to be its head.
+    /// The head that the metadata of a tail names.
     fn head(&self, tail: Frame) -> Frame;
     /// The `count` of the frame.
     fn count(&self, frame: Frame) -> &Self::Count;
@@ -182,12 +182,12 @@ impl<'a, P: Platform> FolioHandle<'a, P> {
         added.inspect_err(|_| self.frames.refuse())
     }
 
-    /// As [`FolioHandle::try_get`], given back when what is returned is dropped.
+    /// As [`FolioHandle::try_get`]; dropping the result releases the reference.
     pub(crate) fn keep(self, platform: &'a P) -> Option<FolioRef<'a, P>> {
         self.try_get().then(|| FolioRef { handle: self, platform })
     }
 
-    /// Takes away a reference; the folio is freed with the last one if nobody maps or pins it. A
+    /// Releases a reference; the last one frees the folio if no mapping or pin remains. A
     /// reference that the folio does not have is counted in [`Frames::refused`].
     #[inline]
     pub(crate) fn release(self, platform: &P) -> Freed {
@@ -206,19 +206,19 @@ impl<'a, P: Platform> FolioHandle<'a, P> {
         if !count::take_all(self.count(), u64::from(count) * REFERENCE) {
             return Freed::No;
         }
-        // SAFETY: 1. this step took the count to zero, and no other can; 2. nobody had it besides.
+        // SAFETY: 1. this step took the count to zero, and no other can; 2. the folio had no other holder.
         unsafe { self.frames.free(platform, self.folio.head, self.folio.order) };
         Freed::Yes
     }
 
-    /// Freezes the folio if `count` references, the caller's, are all that keeps it: it is the
-    /// caller's alone then, and goes back by [`FolioHandle::free_frozen_into`]. Says whether it is.
+    /// Freezes the folio if `count` references, the caller's, are all that keeps it: it then is
+    /// the caller's only, which frees it by [`FolioHandle::free_frozen_into`]. Returns whether it did.
     #[inline]
     pub(crate) fn freeze(self, count: u32) -> bool {
         count::take_all(self.count(), u64::from(count) * REFERENCE)
     }
 
-    /// Frees the folio after its last was taken away, or counts what was not there.
+    /// Frees the folio if its last holder was removed; counts a removal that was refused.
     #[inline]
     pub(super) fn after_taking(self, platform: &P, result: Result<bool, NotThere>) -> Freed {
         match result {

@@ -33,7 +33,7 @@ impl<P: Platform> FolioHandle<'_, P> {
     }
 
     /// Cuts the folio into folios of `order`, each of which has one reference, the caller's, so
-    /// that the caller releases every part (and thereby frees those that nobody maps).
+    /// that the caller releases every part (and thereby frees those without mappings).
     ///
     /// ```text
     /// before  | order 4, 1 reference, 16 pages, mappings 4+4+0+0 ...         |
@@ -41,7 +41,7 @@ impl<P: Platform> FolioHandle<'_, P> {
     /// ```
     ///
     /// The caller holds the only reference, and keeps everyone else from mapping, unmapping or
-    /// changing the folio meanwhile (by the locks of all tables that map it). `mappings_of` says
+    /// changing the folio (by the locks of all tables that map it). `mappings_of` says
     /// how many entries map a page, by its index; it is asked twice.
     ///
     /// References from nothing are not kept out by any lock:
@@ -53,8 +53,8 @@ impl<P: Platform> FolioHandle<'_, P> {
     /// comes back part by part, each when all of its metadata is written.
     ///
     /// Each part inherits dirty, whether instructions are synchronized, its pages' anon-exclusive
-    /// bits, and the owner with its own first index; an anonymous part that nobody maps belongs to
-    /// nobody. The first part keeps the folio's lock and place on the LRU list; the others have
+    /// bits, and the owner with its own first index; an anonymous part without mappings has no
+    /// owner. The first part keeps the folio's lock and place on the LRU list; the others have
     /// neither. O(pages).
     ///
     /// # Errors

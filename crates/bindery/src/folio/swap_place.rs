@@ -22,7 +22,7 @@ const AREA_SHIFT: u32 = HIGH_BITS;
 const AREA_BITS: u32 = 5;
 const CACHED_SHIFT: u32 = AREA_SHIFT + AREA_BITS;
 
-/// Where a folio's content is in swap.
+/// The place of a folio's content in swap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SwapPlace {
     /// The swap area, 0 to 31.
@@ -58,7 +58,7 @@ impl<P: Platform> FolioHandle<'_, P> {
     }
 
     /// Notes the folio's slots, and that it is in the cache. The caller has made the slots name it,
-    /// and nobody else has found it by them yet.
+    /// and no other thread has found it by them yet.
     #[inline]
     pub(crate) fn set_swap_place(self, place: SwapPlace) {
         let head = self.head();

@@ -3,7 +3,7 @@
 //! Only a walk through the reverse map finds that out, and a program may lock nearly all of memory.
 //! So the folio has a mark. (Linux keeps such folios on a list of their own.) Nothing else depends on
 //! the mark, and a folio that is unlocked keeps it for a while. The hand takes all marks away for a turn
-//! (`swap/clock.rs`, `look_at_all`) when a mapping that was locked goes or is unlocked, and
+//! (`swap/clock.rs`, `look_at_all`) when a mapping that was locked is removed or unlocked, and
 //! when a search would give up.
 
 use core::sync::atomic::Ordering::Relaxed;
@@ -45,7 +45,7 @@ impl ReclaimState<'_> {
     fn change_marked(self, change: impl Fn(u32) -> u32) {
         let marked = |state: u32| is_kind(state, Kind::Folio) && state & UNEVICTABLE != 0;
         let change = |state: u32| marked(state).then(|| change(state));
-        // Where it has been freed meanwhile, there is nothing to change.
+        // A folio that was freed by now needs no change.
         let _ = self.0.fetch_update(Relaxed, Relaxed, change);
     }
 }

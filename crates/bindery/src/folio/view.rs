@@ -1,6 +1,6 @@
 //! The use of each frame, for readers of all memory: `/proc/kpageflags`, `vmstat`, debuggers.
 //!
-//! No lock is taken. A change made meanwhile is shown before or after it, and a block that is split
+//! No lock is taken. A concurrent change is shown before or after it, and a block that is split
 //! or joined at that moment may be shown with the bounds of either.
 
 use core::sync::atomic::Ordering::Relaxed;
@@ -13,7 +13,7 @@ use crate::frame::meta::{DIRTY, FOLIO_LOCK, Kind, LAZY, kind_in, order_in};
 use crate::frame::{FrameRange, Frames, MAX_ORDER};
 use crate::platform::Platform;
 
-/// What a frame is used for.
+/// The use of a frame.
 ///
 /// ```
 /// use bindery::addr::Frame;
@@ -35,9 +35,9 @@ pub enum FrameUse {
     Allocated,
     /// A page of anonymous memory.
     Anonymous,
-    /// A page of shared memory; also one that was cut off, as long as somebody holds it.
+    /// A page of shared memory; also one that was cut off, as long as it has a holder.
     SharedMemory,
-    /// A page of a file; also one that was cut off, as long as somebody holds it.
+    /// A page of a file; also one that was cut off, as long as it has a holder.
     File,
     /// The zero page that all share, or one of the huge zero page.
     Zero,
@@ -76,7 +76,7 @@ impl FrameUse {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FrameView {
-    /// What it is used for.
+    /// Its use.
     pub usage: FrameUse,
     /// The block of the frame: a folio, a free block, or a block that was allocated whole. Without
     /// one, only the frame.
@@ -141,7 +141,7 @@ struct Block {
     kind: Kind,
 }
 
-/// What is known of `frame`, whatever number that is. O([`MAX_ORDER`]).
+/// The use of `frame`, which may be any number. O([`MAX_ORDER`]).
 pub(crate) fn frame_view<P: Platform>(frames: &Frames<P>, frame: Frame) -> FrameView {
     let alone = FrameRange { first: frame, count: 1 };
     let unknown = FrameView {
@@ -251,7 +251,7 @@ fn usage_of<P: Platform>(frames: &Frames<P>, block: &Block) -> FrameUse {
 }
 
 /// Pages from `frame` on to the next block: those of the block that begins there, or one. A
-/// guess, unless nothing changes meanwhile.
+/// guess, unless nothing changes concurrently.
 pub(crate) fn pages_of_block<P: Platform>(frames: &Frames<P>, frame: Frame) -> u32 {
     block_at(frames, frame).order.pages()
 }

@@ -11,8 +11,7 @@ use super::buddy::MAX_ORDER;
 use crate::addr::Frame;
 use crate::platform::Platform;
 
-/// Frames that nobody has any more, on their way back; they arrive when it is dropped, at the
-/// latest.
+/// Frames without a user, which are freed when this is dropped, or before.
 pub(crate) struct FreeBatch<'a, P: Platform> {
     frames: &'a Frames<P>,
     platform: &'a P,
@@ -20,7 +19,7 @@ pub(crate) struct FreeBatch<'a, P: Platform> {
     count: u32,
 }
 
-/// A batch of this size goes back at once, so that the allocator's lock is held for a few steps.
+/// A batch of this size is freed at once, so that the allocator's lock is held for a few steps.
 const FULL: u32 = MAX_ORDER.pages();
 
 impl<'a, P: Platform> FreeBatch<'a, P> {
@@ -42,7 +41,7 @@ impl<'a, P: Platform> FreeBatch<'a, P> {
         }
     }
 
-    /// Gives all frames back at once.
+    /// Frees all frames at once.
     #[inline(never)]
     pub(crate) fn free_all(&mut self) {
         if self.count > 0 {
@@ -59,7 +58,7 @@ impl<P: Platform> Drop for FreeBatch<'_, P> {
 }
 
 impl<P: Platform> Frames<P> {
-    /// Gives back `count` consecutive frames that are `Kind::Tail` and that nobody has any more.
+    /// Frees `count` consecutive frames that are `Kind::Tail` and have no user.
     fn free_run(&self, platform: &P, first: Frame, count: u32) {
         platform.frames_released(first, count);
         let mut buddy = self.buddy.lock();

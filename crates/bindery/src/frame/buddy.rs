@@ -17,7 +17,7 @@
 //! it: they are *ready*. The rest of it joins its buddies again when a larger block is wanted and
 //! none is free.
 //!
-//! What always holds: a free block's head is [`Kind::Free`] and on the list of its order, and its
+//! Always: a free block's head is [`Kind::Free`] and on the list of its order, and its
 //! other frames are [`Kind::Tail`]; no two buddies are both free; a frame that is `Free` is on a
 //! list; ready frames are `Tail`. Everything here runs under the one lock in [`super::Frames`].
 
@@ -35,7 +35,7 @@ const ORDERS: usize = MAX_ORDER.0 as usize + 1;
 /// The largest block that single frames are counted off: 64 frames.
 const READY_ORDER: Order = Order(6);
 
-/// Why a block was not taken back.
+/// The block is not allocated; it was not freed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct NotAllocated;
 
@@ -51,7 +51,7 @@ pub(super) struct Buddy {
     ready: Ready,
 }
 
-/// What is left of a block that single frames are counted off, by frame number.
+/// The rest of a block that single frames are counted off, by frame number.
 #[derive(Clone, Copy)]
 struct Ready {
     first: u32,
@@ -78,7 +78,7 @@ impl Buddy {
         self.free_run(metas, first, count);
     }
 
-    /// Keeps so many frames for [`AllocateFor::Reclaim`].
+    /// Keeps `frames` frames for [`AllocateFor::Reclaim`].
     pub(super) fn set_reserve(&mut self, frames: u64) {
         self.reserve = frames;
     }
@@ -142,7 +142,7 @@ impl Buddy {
         let most = self.available(purpose).checked_ilog2()? as u8;
         let order = order.min(MAX_ORDER).min(Order(most));
         if self.occupied >> order.0 == 0 {
-            // What is ready may be what is missing.
+            // The ready frames may complete a block.
             self.join_ready(metas);
         }
         let order = match self.occupied {

@@ -55,7 +55,7 @@ pub(crate) fn link(value: u32) -> Option<Frame> {
 }
 
 const KIND_MASK: u32 = 0xf;
-/// Where the order, or a table's level, begins in `state`.
+/// The shift of the order, or a table's level, in `state`.
 pub(crate) const ORDER_SHIFT: u32 = 4;
 /// The bits of `state` that hold the order, or a table's level.
 pub(crate) const ORDER_MASK: u32 = 0xf << ORDER_SHIFT;
@@ -91,7 +91,7 @@ pub(crate) const LOOKED: u32 = 1 << 18;
 
 /// The folio was read from swap since another page was wanted, and no fault has wanted it yet.
 pub(crate) const READ_AROUND: u32 = 1 << 19;
-/// Where [`SHARED_EIGHTHS`] begins in `state`.
+/// The shift of [`SHARED_EIGHTHS`] in `state`.
 pub(crate) const SHARED_SHIFT: u32 = 20;
 /// How many eighths of its pages the folio has to lose in mappings before one process may have
 /// them all: what a walk over the entries of one has found, see [`crate::folio::alone`].
@@ -110,7 +110,7 @@ pub(crate) const ORPHAN: u32 = 1 << 30;
 /// Bit lock of a folio, taken only by a holder of a reference or a mapping. Tables have another.
 pub(crate) const FOLIO_LOCK: u32 = 1 << 31;
 
-/// What a frame is used for.
+/// The use of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(crate) enum Kind {
@@ -190,7 +190,7 @@ pub(crate) const fn level_in<A>(state: u32) -> Level<A> {
     Level::new(order_in(state).0)
 }
 
-/// What is known of one frame. The module's text says what the fields mean for each kind.
+/// The metadata of one frame. The module's text says what the fields mean for each kind.
 #[derive(Debug)]
 #[repr(C, align(32))]
 pub(crate) struct FrameMeta {
@@ -207,7 +207,7 @@ pub(crate) const META_SIZE: usize = 32;
 const _: () = assert!(size_of::<FrameMeta>() == META_SIZE);
 
 impl FrameMeta {
-    /// What the frame is used for.
+    /// The use of the frame.
     #[inline]
     pub(crate) fn kind(&self) -> Kind {
         kind_in(self.state.load(Relaxed))
@@ -234,14 +234,14 @@ impl FrameMeta {
 /// The array of all metadata. Copies name the same array.
 #[derive(Clone, Copy)]
 pub(crate) struct MetaArray {
-    /// Where the entry of frame 0 would be: below the array, mostly, so never used as it is.
+    /// The address that the entry of frame 0 would have: below the array, mostly, so never used as it is.
     bias: *const FrameMeta,
     first: u32,
     count: u32,
 }
 
-// SAFETY: the array holds nothing but atomics, and everybody may share those; that it stays where
-// it is for as long as a copy lives is the promise of the caller of `new`.
+// SAFETY: the array holds nothing but atomics, and any thread may share those; the caller of `new` promises that it
+// does not move while a copy lives.
 unsafe impl Send for MetaArray {}
 // SAFETY: as above.
 unsafe impl Sync for MetaArray {}
@@ -286,7 +286,7 @@ impl MetaArray {
         debug_assert!(number < self.count as usize, "frame {number} has no metadata");
         // Two steps: the first is the same for all frames of a pass.
         let base = self.bias.wrapping_add(self.first as usize);
-        // SAFETY: `Numbered` has compared the number with the count, now or when it locked the frame;
+        // SAFETY: `FolioBatch` has compared the number with the count, now or when it locked the frame;
         // so the address lies in the array that `new` was promised.
         unsafe { &*base.wrapping_add(number) }
     }

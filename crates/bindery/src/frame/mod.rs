@@ -153,7 +153,7 @@ impl<P: Platform> Frames<P> {
         // SAFETY: 1. The direct map's promise: these frames lie in one range, so their bytes are
         // consecutive, `check_ranges` saw that they begin aligned to a page, and they stay while
         // the platform does, which outlives us (2). Nothing else uses them (1). They are zeroed,
-        // and since they are not handed to the buddy allocator below, nobody else ever gets them.
+        // and since they are not handed to the buddy allocator below, no other user ever gets them.
         let metas = unsafe { MetaArray::new(base, first, count) };
 
         let mut buddy = Buddy::new();
@@ -280,7 +280,7 @@ impl<P: Platform> Frames<P> {
 
     /// Gives an allocated block back, whatever it was used for, and tells the platform first.
     ///
-    /// A block that is not allocated, or was allocated with another order, is left alone and
+    /// A block that is not allocated, or was allocated with another order, stays as it is and is
     /// counted in [`Frames::refused`]: of a bug, a leak is the safest outcome. (A second free is
     /// recognized for as long as the block has not been allocated again.)
     ///
@@ -288,7 +288,7 @@ impl<P: Platform> Frames<P> {
     ///
     /// # Safety
     /// If the block is allocated with this order:
-    /// 1. It is the caller's, and nobody else frees it.
+    /// 1. It is the caller's, and no other thread frees it.
     /// 2. Nobody uses its frames any more: no reference, no entry, no TLB, no reader in a read
     ///    section, no device.
     #[inline]

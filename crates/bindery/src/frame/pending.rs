@@ -16,7 +16,7 @@ use core::sync::atomic::Ordering;
 /// In the count: the thread that lowers it to zero frees the table.
 const RELEASED: u32 = 1 << 31;
 
-/// What the protocol needs of an atomic word.
+/// The operations of an atomic word that the protocol uses.
 pub(crate) trait Word {
     fn load(&self, order: Ordering) -> u32;
     fn fetch_add(&self, value: u32, order: Ordering) -> u32;

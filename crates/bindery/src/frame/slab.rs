@@ -29,7 +29,7 @@ use crate::sync::Mutex;
 /// The largest object, in bytes: at least three fit in a frame.
 pub(crate) const MAX_OBJECT: usize = 1024;
 
-/// What a slab's frame begins with.
+/// The first bytes of a slab's frame.
 struct Header {
     frame: u32,
 }
@@ -38,11 +38,11 @@ struct Header {
 pub(crate) fn frame_of(object: NonNull<u8>) -> Frame {
     let page = object.as_ptr().map_addr(|address| address & !(PAGE_SIZE as usize - 1));
     // SAFETY: callers pass live objects of a slab, whose frame begins aligned to a page with a
-    // header that nobody changes while the frame has objects.
+    // header that does not change while the frame has objects.
     Frame(unsafe { page.cast::<Header>().read() }.frame)
 }
 
-/// Memory for an object of a slab, which nobody else uses. Must be filled or given back.
+/// Unused memory for an object of a slab. Must be filled or freed ([`Slab::unreserve`]).
 #[must_use]
 pub(crate) struct Reserved<T> {
     slot: NonNull<T>,
@@ -53,7 +53,7 @@ impl<T> Reserved<T> {
     #[inline]
     pub(crate) fn fill(self, make: impl FnOnce() -> T) -> NonNull<T> {
         // SAFETY: `Slab::reserve` has taken a slot, aligned and large enough for a `T`, that no
-        // object occupies, and that nobody else gets until it is freed.
+        // object occupies, and that is not handed out again until it is freed.
         unsafe { self.slot.write(make()) };
         self.slot
     }
@@ -252,7 +252,7 @@ impl<T, P: Platform> Slab<T, P> {
         if slots.free != NO_SLOT {
             slot = Self::slot(platform, frame, slots.free);
             // SAFETY: a slot on the free list begins with the next one's number, which `free` wrote
-            // there, aligned; nobody else reads or writes free slots without the lock.
+            // there, aligned; free slots are read and written only under the lock.
             slots.free = unsafe { slot.cast::<u16>().read() };
         } else {
             slot = Self::slot(platform, frame, slots.used);
@@ -276,9 +276,9 @@ impl<T, P: Platform> Slab<T, P> {
     ///    was not freed since.
     /// 2. Nobody uses the object any more, and if it is not [`Send`], it was made on this CPU.
     pub(crate) unsafe fn free(&self, frames: &Frames<P>, platform: &P, object: NonNull<T>) {
-        // SAFETY: by 1 and 2 it is a live object that is ours alone.
+        // SAFETY: by 1 and 2 it is a live object that only this call has.
         unsafe { object.drop_in_place() };
-        // SAFETY: 1. as the caller promises; 2. the object is gone.
+        // SAFETY: 1. as the caller promises; 2. the object was dropped.
         unsafe { self.free_slot(frames, platform, object) };
     }
 
@@ -290,7 +290,7 @@ impl<T, P: Platform> Slab<T, P> {
     unsafe fn free_slot(&self, frames: &Frames<P>, platform: &P, object: NonNull<T>) {
         let page = object.as_ptr().map_addr(|address| address & !(PAGE_SIZE as usize - 1));
         // SAFETY: by 1 the object lies in a frame of this slab, which begins aligned to a page
-        // with a header that nobody changes while the frame has objects.
+        // with a header that does not change while the frame has objects.
         let frame = Frame(unsafe { page.cast::<Header>().read() }.frame);
         let offset = object.as_ptr().addr() - page.addr() - Self::FIRST;
         let index = (offset / Self::SLOT) as u16;
@@ -299,7 +299,7 @@ impl<T, P: Platform> Slab<T, P> {
         let mut lists = self.lists.lock();
         let meta = frames.meta(frame);
         let mut slots = Slots::load(meta);
-        // SAFETY: the slot is aligned for the number and, since the object is gone, belongs to us.
+        // SAFETY: the slot is aligned for the number and, since the object was dropped, belongs to us.
         unsafe { Self::slot(platform, frame, index).cast::<u16>().write(slots.free) };
         slots.free = index;
         slots.objects -= 1;
@@ -345,7 +345,7 @@ impl<T, P: Platform> Slab<T, P> {
         self.lists.lock().frames
     }
 
-    /// Where the slot is.
+    /// The address of the slot.
     fn slot(platform: &P, frame: Frame, index: u16) -> NonNull<u8> {
         let offset = Self::FIRST + usize::from(index) * Self::SLOT;
         debug_assert!(offset + Self::SLOT <= PAGE_SIZE as usize);

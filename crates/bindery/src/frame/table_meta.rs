@@ -12,7 +12,7 @@ use super::Frames;
 use super::meta::{FrameMeta, GUARDS, Kind, LOCK, NONE, STRAY, level_in, link, state_of_table};
 use super::pending::{self, Last};
 
-/// What is known of one table.
+/// The metadata of one table.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(crate) struct TableMeta<'a>(&'a FrameMeta);
@@ -44,7 +44,7 @@ impl<'a> TableMeta<'a> {
         level_in(self.0.state.load(Relaxed))
     }
 
-    /// Takes the lock if nobody has it. With acquire.
+    /// Takes the lock if it is free. With acquire.
     #[inline]
     pub(crate) fn try_lock(self) -> bool {
         self.0.state.fetch_or(LOCK, Acquire) & LOCK == 0
@@ -53,12 +53,12 @@ impl<'a> TableMeta<'a> {
     /// Gives the lock back. With release.
     #[inline]
     pub(crate) fn unlock(self) {
-        // A plain store: the holder alone changes the other bits, and those who wait for the lock
-        // set nothing but the lock, which they then do not have.
+        // A plain store: only the holder changes the other bits, and waiting threads set only the
+        // lock bit, which does not give them the lock.
         self.0.state.store(self.0.state.load(Relaxed) & !LOCK, Release);
     }
 
-    /// Whether somebody has the lock. With acquire.
+    /// Whether a thread has the lock. With acquire.
     #[inline]
     pub(crate) fn is_locked(self) -> bool {
         self.0.state.load(Acquire) & LOCK != 0
@@ -100,7 +100,7 @@ impl<'a> TableMeta<'a> {
         self.0.word.load(Relaxed) as u32
     }
 
-    /// Changes the entry count. The caller holds the lock, or nobody else knows the table.
+    /// Changes the entry count. The caller holds the lock, or no other thread knows the table.
     #[inline]
     pub(crate) fn change_entry_count(self, added: u32, removed: u32) {
         let entry_count = self.0.word.load(Relaxed);
@@ -150,7 +150,7 @@ impl<'a> TableMeta<'a> {
 }
 
 impl<P: Platform> Frames<P> {
-    /// What is known of `table`.
+    /// The metadata of `table`.
     #[inline]
     pub(crate) fn table(&self, table: Frame) -> TableMeta<'_> {
         TableMeta(self.meta(table))
