@@ -24,6 +24,7 @@ use crate::tlb::Gather;
 use crate::vma::{MappingFlags, Vma, VmaReadGuard, VmaWriteGuard};
 
 use super::change::Removed;
+use super::fault::Fault;
 use super::{Access, AddressSpace, MmapLocked};
 
 /// The set of VMAs is looked at with the mutex.
@@ -113,9 +114,9 @@ pub(crate) fn map_object<P: Platform>(
 ) {
     let Some(object) = vma.object() else { return };
     #[cfg(not(lock_violations = "types"))]
-    let _ = space.map_object(vma, object, at, Access::Read, stay);
+    let _ = Fault::new(space, vma, at, Access::Read).map_object(object, stay);
     #[cfg(lock_violations = "types")]
-    let _ = (stay, space.map_object(vma, object, at, Access::Read)); //~ E0061
+    let _ = (stay, Fault::new(space, vma, at, Access::Read).map_object(object)); //~ E0061
 }
 
 /// A folio gets another owner with its lock.

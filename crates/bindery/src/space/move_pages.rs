@@ -18,6 +18,7 @@ use crate::platform::Platform;
 use crate::rmap::AnonGroup;
 use crate::table::locking::Depth;
 use crate::table::move_pages::{MovePlan, MoveStop, PageMover};
+use crate::table::publish::publish;
 
 use super::AddressSpace;
 use super::fault::written_attributes;
@@ -158,7 +159,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             };
             *moved += done;
             if done > 0 {
-                self.published(VirtRange::raw(at.0, at.0 + done));
+                publish(&self.page_table, VirtRange::raw(at.0, at.0 + done));
             }
             return result;
         }

@@ -14,7 +14,7 @@ use crate::table::EntryAt;
 use crate::table::locking::Depth;
 use crate::table::run::Slots;
 
-use super::fault::Access;
+use super::fault::{Access, record_access, unshare};
 use super::pin_count::{PinCount, Share};
 use super::vma::{MappingFlags, Vma};
 use super::{AddressSpace, Protection};
@@ -162,7 +162,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             let needed = if own && writable { Access::Write } else { access };
             self.fault_for_kernel(page, needed, KeyRights::ALL)?;
             if own && !writable {
-                self.page_table.memory.retry(|| self.unshare(page))?;
+                self.page_table.memory.retry(|| unshare(self, page))?;
             }
         }
     }
@@ -212,7 +212,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         if !memory.frames.folio(folio).pin(share.room) {
             return Err(PinError::FolioLimit);
         }
-        self.record_access(&mut cursor, node, index, access);
+        record_access(&mut cursor, node, index, access);
         let noticed = vma.object().is_some_and(|object| object.notices_writes());
         let file = if access == Access::Write && shared_object && noticed {
             self.object_of(vma).map(|object| (object, vma.page_offset_of(at)))

@@ -8,7 +8,7 @@ use crate::interrupt;
 use crate::platform::Platform;
 use crate::swap::SwapArea;
 
-use super::fault::{PageAccess, Reading};
+use super::fault::{Fault, Reading, slot_at};
 use super::{Access, AddressSpace};
 
 impl<P: Platform> AddressSpace<'_, P> {
@@ -53,9 +53,9 @@ impl<P: Platform> AddressSpace<'_, P> {
             check(self.platform())?;
             let fault = || {
                 let Some(locked) = self.lock_vma(page) else { return Ok(()) };
-                let Some(slot) = self.slot_at(page) else { return Ok(()) };
-                let wanted = PageAccess { page, access: Access::Read };
-                self.swap_in(locked.vma(), wanted, slot, Reading::SwapOff).map(drop)
+                let Some(slot) = slot_at(&self.page_table, page) else { return Ok(()) };
+                let fault = Fault::new(self, locked.vma(), page, Access::Read);
+                fault.swap_in(slot, Reading::SwapOff).map(drop)
             };
             self.page_table.memory.retry(fault).map_err(|error| {
                 let short = error == FaultError::OutOfMemory;

@@ -9,7 +9,7 @@ use crate::table::EntryAt;
 use crate::table::locking::Depth;
 
 use super::AddressSpace;
-use super::fault::Access;
+use super::fault::{Access, record_access};
 use super::vma::MappingFlags;
 
 /// Bytes that are on the stack between a load and a store.
@@ -191,7 +191,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                     let entry = node.single(raw, index);
                     let allowed = P::Arch::attributes(entry).permissions;
                     if allowed.contains(access.permission()) {
-                        self.record_access(&mut cursor, node, index, access);
+                        record_access(&mut cursor, node, index, access);
                         let span = node.level.span();
                         let inside = at.0 & (span - 1);
                         let frame = P::Arch::frame(entry).plus((inside / PAGE_SIZE) as u32);

@@ -24,7 +24,7 @@ use crate::swap::early_read::{Begun, Cause, Source};
 use crate::vma::Vma;
 
 use super::AddressSpace;
-use super::fault::{Access, PageAccess, Reading, Resolved, Slot, Step};
+use super::fault::{Access, Fault, Next, Reading, Resolved, Slot, slot_at};
 use super::madvise::shared_memory;
 use super::parts::Parts;
 
@@ -137,18 +137,19 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     fn bring_in(&self, vma: &Vma, page: VirtAddr) -> Option<VirtAddr> {
         let memory = self.page_table.memory;
         let next = page.offset(PAGE_SIZE);
-        let mut orders = self.swap_in_orders(vma);
+        let fault = Fault::new(self, vma, page, Access::Read);
+        let mut orders = fault.swap_in_orders();
         if !memory.has_room_for(u64::from(orders.largest().pages())) {
             return None;
         }
-        let Some(slot) = self.slot_at(page) else { return Some(next) };
+        let Some(slot) = slot_at(&self.page_table, page) else { return Some(next) };
         let Some(cell) = slot.cell else { return Some(next) };
         match memory.source_of(slot.area, cell) {
             Source::Cache => Some(next),
-            Source::Memory => self.map_announced(vma, page, slot),
+            Source::Memory => map_announced(&fault, slot),
             Source::Device if !memory.has_free_request(slot.area) => Some(next),
             Source::Device => {
-                while let Some((order, slots)) = self.next_run(vma, page, slot, &mut orders) {
+                while let Some((order, slots)) = fault.next_run(slot, &mut orders) {
                     if memory.begin_read(slots, order, Cause::Advice) == Begun::Yes {
                         let size = PAGE_SIZE << order.0;
                         return Some(page.align_down(size).offset(size));
@@ -156,19 +157,6 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 }
                 Some(next)
             }
-        }
-    }
-
-    /// Maps a page that needs no device, with the run around it. Returns where to go on; `None` if
-    /// there is no memory.
-    fn map_announced(&self, vma: &Vma, page: VirtAddr, slot: Slot) -> Option<VirtAddr> {
-        let next = page.offset(PAGE_SIZE);
-        let wanted = PageAccess { page, access: Access::Read };
-        match self.swap_in(vma, wanted, slot, Reading::Advice) {
-            Ok(Step::Done(Resolved::FromSwap(range))) => Some(range.end().max(next)),
-            // Another thread was faster, or the content is lost.
-            Ok(_) | Err(Failure::Refused(_)) => Some(next),
-            Err(Failure::NoMemory) => None,
         }
     }
 
@@ -184,5 +172,17 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             }
         }
         Ok(Ended::Whole)
+    }
+}
+
+/// Maps a page that needs no device, with the run around it. Returns the address to continue at;
+/// `None` if there is no memory.
+fn map_announced<P: Platform>(fault: &Fault<'_, '_, P>, slot: Slot) -> Option<VirtAddr> {
+    let next = fault.page.offset(PAGE_SIZE);
+    match fault.swap_in(slot, Reading::Advice) {
+        Ok(Next::Done(Resolved::FromSwap(range))) => Some(range.end().max(next)),
+        // Another thread was faster, or the content is lost.
+        Ok(_) | Err(Failure::Refused(_)) => Some(next),
+        Err(Failure::NoMemory) => None,
     }
 }

@@ -20,6 +20,7 @@
 //! | `locking`, `stray` | which locks, in which order; marks of detached tables |
 //! | `flush` | flushes, and marks of those that come after the lock is released |
 //! | `pool` | spare tables while locks are held |
+//! | `publish` | new entries become visible to the walkers |
 //! | `reach` | how far a run may reach, for the baseline of benchmarks |
 //! | `run` | the longest stretch that can be treated as one |
 //! | `cursor` | a locked range that yields runs |
@@ -56,6 +57,7 @@ pub(crate) mod move_range;
 mod narrowing;
 pub(crate) mod out_batch;
 mod pool;
+pub(crate) mod publish;
 mod reach;
 pub(crate) mod rewrite;
 pub(crate) mod run;

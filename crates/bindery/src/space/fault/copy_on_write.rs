@@ -1,41 +1,35 @@
-//! Copy on write: a write to a page that is not writable makes it exclusive, or copies it.
+//! Copy on write: a write to a private page that is not writable claims it, or copies it.
 
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Arch, Attributes, Entry, Kind, Level, Permissions};
+use crate::arch::{Arch, Attributes, Kind, Level, Permissions};
 use crate::error::{Failure, FaultError, NoMemory};
 use crate::folio::{Folio, OwnerKind};
-use crate::object::{Awaited, pages};
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
-use crate::space::AddressSpace;
 use crate::stats::Counts;
 use crate::table::cursor::Cursor;
-use crate::table::locking::{Depth, Node};
-use crate::table::run::Slots;
-use crate::table::{EntryAt, ReadSection, TablePool, run};
-use crate::tlb::Gather;
-use crate::vma::{Protection, Vma};
+use crate::table::locking::Node;
+use crate::table::publish::publish;
+use crate::table::{EntryAt, TablePool, run};
+use crate::vma::Vma;
 
-use super::{Access, Resolved, Step, Tries};
+use super::Resolved;
+use super::first_touch::own_folio;
+use super::slow::{Fault, Next, Stepped};
 
-impl<P: Platform> AddressSpace<'_, P> {
-    pub(super) fn exclusive_whole(&self, folio: Folio) -> bool {
-        let pages = folio.pages();
-        self.page_table.memory.frames.folio(folio).exclusive().contains_all(0, pages)
-    }
-
-    /// If all mappings of the folio are in `range`, no other process maps it: marks it exclusive,
-    /// and lets it belong to this VMA's anon group, so that the reverse map need not look at those
-    /// above any more. The folio's counts answer where they can; the entries are walked at most
-    /// eight times without success ([`crate::frame`], `alone`).
-    pub(super) fn claim(&self, vma: &Vma, range: VirtRange, folio: Folio) -> bool {
-        let frames = &self.page_table.memory.frames;
+impl<P: Platform> Fault<'_, '_, P> {
+    /// If all mappings of the folio are in `range`, no other process maps it: marks it exclusive and
+    /// gives it to this VMA's anon group, so that the reverse map need not visit the groups above
+    /// any more. The folio's counts answer if they can; the entries are walked at most eight times
+    /// without success ([`crate::folio`], `alone`).
+    pub(super) fn claim(&self, range: VirtRange, folio: Folio) -> bool {
+        let frames = &self.memory().frames;
         if !frames.folio(folio).may_be_mapped_by_one(range.pages() as u32) {
             return false;
         }
-        let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
+        let mut cursor = self.cursor_of(range);
         let ours = mappings_of(&mut cursor, range, folio);
         let alone = ours > 0 && frames.folio(folio).is_mapped_and_held(ours, 0);
         if ours > 0 && !alone {
@@ -44,10 +38,11 @@ impl<P: Platform> AddressSpace<'_, P> {
         if alone {
             frames.folio(folio).forget_other_mappings();
             frames.folio(folio).exclusive().set(0, folio.pages());
-            // The tables are locked, so the folio's lock is only tried. Where somebody has it, the
-            // owner stays the anon group above, from where the reverse map comes by here too.
-            if let group @ Some(_) = vma.group_pointer()
-                && let Some(lock) = frames.folio(folio).try_lock(self.platform())
+            // The tables are locked, so the folio's lock is only tried. If the try fails, the owner
+            // stays the anon group above, from which the reverse map reaches this VMA too.
+            let platform = &self.memory().platform;
+            if let group @ Some(_) = self.vma.group_pointer()
+                && let Some(lock) = frames.folio(folio).try_lock(platform)
             {
                 let first = lock.owner().first;
                 lock.set_owner(AnonGroup::as_owner(group), first);
@@ -56,176 +51,38 @@ impl<P: Platform> AddressSpace<'_, P> {
         alone
     }
 
-    /// Gives the exclusive pages in `range` the permissions of the VMA, and records the write to
-    /// `page`.
-    pub(super) fn reuse(
-        &self,
-        vma: &Vma,
-        page: VirtAddr,
-        range: VirtRange,
-    ) -> Result<Resolved, Failure<FaultError>> {
-        let mut gather = Gather::new();
-        let done = self.page_table.protect(range, &vma.entry_policy(), &mut gather);
-        self.page_table.finish(&mut gather);
-        done?;
-        let mut cursor = self
-            .page_table
-            .cursor(VirtRange::raw(page.0, page.0 + PAGE_SIZE), Depth::Floor(Level::PTE));
-        let EntryAt { node, index, entry: raw } = cursor.entry_at(page);
-        let writable = P::Arch::attributes(raw).permissions.contains(Permissions::WRITE);
-        if writable && node.level.kind(raw) == Kind::Leaf {
-            self.record_access(&mut cursor, node, index, Access::Write);
-        }
-        drop(cursor);
-        self.platform().publish_entries();
-        self.forget_locally(range);
-        Ok(Resolved::MadeWritable)
-    }
-
-    /// Lets one page be written, and notes that it is: somebody wants to know of each page's first
-    /// write. A huge leaf is noted whole. Begins again where the page has changed in between.
-    pub(super) fn note_write(&self, vma: &Vma, page: VirtAddr) -> Result<Step, FaultError> {
-        let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
-        let hint = {
-            let section = ReadSection::enter(self.platform());
-            self.page_table.peek(&section, page, &mut Counts::default()).node
-        };
-        let span = hint.level.span();
-        if let Some(object) = vma.object().filter(|object| object.notices_writes()) {
-            let first = vma.page_offset_of(page.align_down(span));
-            let marked =
-                pages::mark_dirty(self.page_table.memory, object, first, span >> PAGE_SHIFT);
-            if let Err(ticket) = marked {
-                return Ok(Step::Await(Awaited::End(ticket)));
-            }
-        }
-        let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
-        let EntryAt { node, index, entry: raw } = cursor.entry_at(page);
-        if node.level != hint.level || node.level.kind(raw) != Kind::Leaf {
-            return Ok(Step::Again);
-        }
-        if node.in_contig(raw) {
-            self.page_table.unfold(node.table, index, page, &mut cursor.counts);
-        }
-        let slot = &self.page_table.slots(node.table)[index.slot()];
-        let entry = Entry(slot.load(Ordering::Relaxed));
-        P::Arch::replace_entry(slot, entry, |entry| {
-            P::Arch::make_writable(entry, arch::Write::Now)
-        });
-        cursor.counts.entries_written += 1;
-        drop(cursor);
-        self.platform().publish_entries();
-        self.forget_locally(VirtRange::raw(
-            page.align_down(span).0,
-            page.align_down(span).0 + span,
-        ));
-        Ok(Step::Done(Resolved::MadeWritable))
-    }
-
-    /// Puts a copy in the place of the page, or a new zero page in the place of the zero
-    /// page. `None` if the page has changed in between.
-    pub(super) fn copy(
-        &self,
-        vma: &Vma,
-        page: VirtAddr,
-    ) -> Result<Option<Resolved>, Failure<FaultError>> {
-        let frames = &self.page_table.memory.frames;
-        self.page_table.memory.may_wait();
-        let copy = self.own_folio(vma, page, Order::PAGE).ok_or(NoMemory)?;
-        let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
+    /// Replaces the page by a copy, or the zero page by a new page of zeroes.
+    pub(super) fn copy(&self) -> Stepped {
+        let memory = self.memory();
+        memory.may_wait();
+        let copy = own_folio(memory, self.vma, self.page, Order::PAGE).ok_or(NoMemory)?;
+        let range = self.range();
         let copied = {
-            let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
-            replace_page(&mut cursor, vma, range, copy)
+            let mut cursor = self.cursor();
+            replace_page(&mut cursor, self.vma, range, copy)
         };
         match copied {
             Ok(Some((old, dirty))) => {
                 let mut counts = Counts::default();
-                self.page_table.memory.unmap_frames(old, 1, dirty, &mut counts);
-                self.page_table.stats.add(&counts);
-                self.published(range);
-                Ok(Some(Resolved::Copied))
+                memory.unmap_frames(old, 1, dirty, &mut counts);
+                self.page_table().stats.add(&counts);
+                publish(self.page_table(), range);
+                Ok(Next::Done(Resolved::Copied))
             }
             Ok(None) => {
-                frames.fresh(copy).discard(self.platform());
-                Ok(None)
+                memory.frames.fresh(copy).discard(&memory.platform);
+                Ok(Next::Again)
             }
             Err(error) => {
-                frames.fresh(copy).discard(self.platform());
+                memory.frames.fresh(copy).discard(&memory.platform);
                 Err(error)
             }
         }
     }
 }
 
-impl<P: Platform> AddressSpace<'_, P> {
-    /// Gives the program its own read-only copy of the page at `page`, in a private read-only
-    /// mapping: a copy of the zero page, of the object's page, or of a page that other processes
-    /// map. Does nothing if the page is the program's own already, or is not mapped any more.
-    /// (Linux: `FAULT_FLAG_UNSHARE`.)
-    pub(in crate::space) fn unshare(&self, page: VirtAddr) -> Result<(), Failure<FaultError>> {
-        loop {
-            let locked = self.lock_vma(page).ok_or(FaultError::NotMapped)?;
-            let vma = locked.vma();
-            if vma.is_shared() || vma.protection().contains(Protection::WRITE) {
-                // It was changed meanwhile.
-                return Ok(());
-            }
-            if vma.group_pointer().is_none() {
-                drop(locked);
-                self.prepare_group(page)?;
-                continue;
-            }
-            let Some(object) = vma.object() else {
-                return self.unshare_locked(vma, page);
-            };
-            // Keeps the object's pages where they are until they are copied.
-            return object
-                .invalidate_lock
-                .with_read(self.platform(), |_| self.unshare_locked(vma, page));
-        }
-    }
-
-    fn unshare_locked(&self, vma: &Vma, page: VirtAddr) -> Result<(), Failure<FaultError>> {
-        let frames = &self.page_table.memory.frames;
-        let shown = {
-            let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
-            let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
-            let EntryAt { node, index, entry: raw } = cursor.entry_at(page);
-            if node.level.kind(raw) != Kind::Leaf {
-                return Ok(());
-            }
-            let entry = node.single(raw, index);
-            let inside = (page.0 & (node.level.span() - 1)) >> PAGE_SHIFT;
-            let frame = P::Arch::frame(entry).plus(inside as u32);
-            if node.level == Level::PMD && self.page_table.memory.is_zero(frame) {
-                drop(cursor);
-                return self.fill_huge(vma, page, Tries::Last).map(|_| ());
-            }
-            frames.folio_of(frame).map(|folio| (folio, frame.0 - folio.head.0))
-        };
-        if let Some((folio, number)) =
-            shown.filter(|(folio, _)| frames.folio(*folio).is_anonymous())
-            && (frames.folio(folio).exclusive().contains(number)
-                || self.claim(vma, folio_range(vma, page, number, folio), folio))
-        {
-            return Ok(());
-        }
-        self.copy(vma, page).map(|_| ())
-    }
-
-    /// A fresh folio of 2^`order` pages that belongs to the VMA's anon group, for the pages from
-    /// `start`.
-    pub(super) fn own_folio(&self, vma: &Vma, start: VirtAddr, order: Order) -> Option<Folio> {
-        let frames = &self.page_table.memory.frames;
-        let folio = frames.new_exclusive_folio(order)?;
-        let owner = AnonGroup::as_owner(vma.group_pointer());
-        frames.fresh(folio).set_owner(owner, vma.folio_index_at(start));
-        Some(folio)
-    }
-}
-
-/// Where the pages of `folio` are mapped around `page`, its page `number`, as far as the VMA
-/// reaches.
+/// The part of the VMA that maps `folio`, if `page` maps its page `number` and the pages are mapped
+/// in order.
 pub(in crate::space) fn folio_range(
     vma: &Vma,
     page: VirtAddr,
@@ -237,7 +94,7 @@ pub(in crate::space) fn folio_range(
     VirtRange::raw(start, page.0.saturating_add(after)).intersection(vma.range())
 }
 
-/// How many mappings of the folio the entries of `range` are, which the cursor has locked.
+/// The number of mappings of the folio in `range`, which the cursor has locked.
 fn mappings_of<P: Platform>(cursor: &mut Cursor<'_, '_, P>, range: VirtRange, folio: Folio) -> u32 {
     let page_table = cursor.page_table;
     let (mut ours, mut one_of_them) = (0, None);
@@ -269,14 +126,14 @@ fn mappings_of<P: Platform>(cursor: &mut Cursor<'_, '_, P>, range: VirtRange, fo
         }
         at = VirtAddr(next);
     }
-    // Asked again, now that a locked entry keeps its folio alive and whole: the one that was seen
-    // before may have been freed, and its frames be several other folios.
+    // Looked up again, now that a locked entry keeps its folio from being freed and split: the folio
+    // that was seen before may have been freed, and its frames belong to other folios.
     let locked = one_of_them.and_then(|frame| page_table.memory.frames.folio_of(frame));
     if locked == Some(folio) { ours } else { 0 }
 }
 
-/// Replaces the read-only page of `range` by `copy`, by break-before-make, and returns the old
-/// frame and whether it is known to be dirty; `None` if no read-only page is mapped there any more.
+/// Replaces the read-only page of `range` by `copy`, by break-before-make. Returns the old frame and
+/// whether it is known to be dirty; `None` if no read-only page is mapped there any more.
 fn replace_page<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
     vma: &Vma,
@@ -316,11 +173,11 @@ fn replace_page<P: Platform>(
         ..vma.flags().attributes()
     };
     if userfault {
-        // The page that is the program's own from now on is as protected as the other was.
+        // The copy is as protected as the page was.
         attributes.permissions -= Permissions::WRITE;
     }
     page_table.memory.before_execution(attributes.permissions, copy);
-    // Read-only, so nothing but accessed can come in between, and the new entry has that anyway.
+    // Read-only, so the MMU can only set accessed in between, which the new entry has anyway.
     slot.store(0, Ordering::Relaxed);
     page_table.invalidate_now(range, Level::PTE, &mut cursor.counts);
     page_table.memory.frames.fresh(copy).map(1);

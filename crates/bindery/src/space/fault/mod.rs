@@ -1,27 +1,44 @@
-//! Page faults: first touches, copies on write, and spurious faults.
+//! Page faults: first touches, copies on write, pages of objects and in swap, and spurious faults.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `slow` | [`Fault`]: a fault in a locked VMA; the loop that locks, resolves, waits and tries again |
+//! | `present`, `decision` | an entry that is not empty; the decision about it, a pure function |
+//! | `first_touch`, `zero_page` | empty entries of anonymous memory |
+//! | `object` | empty entries of mappings of objects |
+//! | `copy_on_write`, `unshare` | private pages: claimed, or copied; copies for pins |
+//! | `swap_in`, `read_in` | swap entries: pages in the swap cache; reads of slots |
+//! | `wait` | the things that a fault waits for without locks |
 
 mod copy_on_write;
+mod decision;
 mod first_touch;
-mod look_again;
 mod object;
+mod present;
+mod read_in;
+mod slow;
 mod swap_in;
+mod unshare;
+mod wait;
 mod zero_page;
 
-use crate::addr::{Orders, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{Absent, AbsentFormat, Arch, KeyRights, Kind, Marker, Permissions};
+use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::{Arch, KeyRights, Permissions};
 use crate::error::{Failure, FaultError};
-use crate::object::Awaited;
-use crate::platform::{Invalidation, Platform, Tables};
-use crate::table::{EntryAt, ReadSection};
+use crate::platform::Platform;
+use crate::table::ReadSection;
 
 use super::AddressSpace;
-use super::userfault::Served;
-use super::vma::{MappingFlags, Protection, Vma, VmaReadGuard};
+use super::vma::{MappingFlags, Protection, VmaReadGuard};
 
 pub(super) use copy_on_write::folio_range;
 pub(super) use first_touch::{Occupant, folio_place, written_attributes};
-pub(super) use object::object_attributes;
-pub(super) use swap_in::{Reading, Slot};
+pub(super) use object::{object_attributes, stopped};
+pub(super) use present::record_access;
+pub(super) use slow::{Fault, Next, Stepped};
+pub(super) use swap_in::{Reading, Slot, slot_at};
+pub(super) use unshare::unshare;
+pub(super) use wait::Wait;
 pub(super) use zero_page::read_attributes;
 
 /// The access that faulted.
@@ -45,8 +62,8 @@ pub enum Access {
 }
 
 impl Access {
-    /// Whether a thread with these rights may do so to memory of a mapping with these flags. Keys
-    /// say nothing of fetches.
+    /// Whether a thread with these rights may access memory of a mapping with these flags.
+    /// Protection keys do not restrict fetches.
     #[inline]
     fn is_allowed(self, rights: KeyRights, flags: MappingFlags) -> bool {
         match self {
@@ -73,30 +90,23 @@ impl Access {
     }
 }
 
-/// Who makes the access that faulted.
+/// The side that makes the access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Origin {
     /// A program.
     Program,
-    /// The kernel, on behalf of one.
+    /// The kernel, on behalf of a program.
     Kernel,
 }
 
-/// A fault.
+/// An access that faulted.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Fault {
+pub(super) struct FaultRequest {
     pub(super) addr: VirtAddr,
     pub(super) page: VirtAddr,
     pub(super) access: Access,
     rights: KeyRights,
     pub(super) origin: Origin,
-}
-
-/// A page, and the access that it is wanted for.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct PageAccess {
-    pub(super) page: VirtAddr,
-    pub(super) access: Access,
 }
 
 /// How a fault was resolved, so that the access can be repeated.
@@ -117,7 +127,7 @@ pub enum Resolved {
     New(VirtRange),
     /// The shared zero page is mapped, or the huge one around the address.
     ZeroPage,
-    /// The page was copied, because others see it too.
+    /// The page was copied, because other mappings show it too.
     Copied,
     /// Pages of the object that backs the mapping are mapped in this range, which holds the
     /// address.
@@ -130,57 +140,6 @@ pub enum Resolved {
     Spurious,
 }
 
-/// What to do about an entry that is not empty.
-pub(super) enum Step {
-    Done(Resolved),
-    /// The page cannot be mapped.
-    Refused(FaultError),
-    /// The entry is empty by now: begin again.
-    Again,
-    /// Every page here that is exclusive, or shared on purpose, may become writable.
-    Reuse(VirtRange),
-    /// This page may become writable, and it has to be noted that it was written.
-    Note,
-    /// The page must be copied.
-    Copy,
-    /// A huge folio must come into the place of the huge zero page.
-    FillHuge,
-    /// The page is write-protected, and no userfaultfd is to be told of a write to it.
-    Lift,
-    /// A page that is not there is write-protected, and is read.
-    MapProtected,
-    /// The object does not have the page, or has it stored at the moment: begin again when this was
-    /// waited for, without locks.
-    Await(Awaited),
-    /// No block for a large folio is free: begin again when memory was collected, without locks.
-    Collect,
-}
-
-impl Step {
-    /// The step, or why there is none.
-    fn accepted(self) -> Result<Self, FaultError> {
-        if let Self::Refused(error) = self { Err(error) } else { Ok(self) }
-    }
-}
-
-/// What came of a fault whose VMA was locked.
-enum Outcome {
-    Resolved(Resolved),
-    /// Let the VMA go, wait, and come again.
-    Await(Awaited),
-    /// Let the VMA go, collect memory, and come again.
-    Collect,
-}
-
-/// How often a fault has looked for a large folio.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Tries {
-    /// Memory may be collected for it.
-    First,
-    /// That was done already.
-    Last,
-}
-
 /// The fault for an object's error.
 pub(super) fn refused(failure: Failure) -> Failure<FaultError> {
     failure.map(|_| FaultError::Bus)
@@ -188,8 +147,8 @@ pub(super) fn refused(failure: Failure) -> Failure<FaultError> {
 
 /// Whether a VMA with these flags allows the access.
 #[inline(always)]
-fn check_access<A: Arch>(fault: &Fault, flags: MappingFlags) -> Result<(), FaultError> {
-    let &Fault { access, rights, .. } = fault;
+fn check_access<A: Arch>(request: &FaultRequest, flags: MappingFlags) -> Result<(), FaultError> {
+    let &FaultRequest { access, rights, .. } = request;
     if !access.is_allowed(rights, flags) {
         return Err(FaultError::ProtectionKey(flags.key()));
     }
@@ -198,7 +157,7 @@ fn check_access<A: Arch>(fault: &Fault, flags: MappingFlags) -> Result<(), Fault
     }
     let allowed = flags.protection();
     if !allowed.contains(access.protection()) {
-        // What the entries of such a mapping say may imply more than was asked for.
+        // The entries of such a mapping may allow more than the protection names.
         let permissions = allowed.permissions() | Permissions::USER;
         if !A::implied(permissions).contains(access.permission()) {
             return Err(FaultError::Protection);
@@ -207,12 +166,12 @@ fn check_access<A: Arch>(fault: &Fault, flags: MappingFlags) -> Result<(), Fault
     Ok(())
 }
 
-impl<'m, P: Platform> AddressSpace<'m, P> {
+impl<P: Platform> AddressSpace<'_, P> {
     /// Resolves a fault at `addr`, so that the access can be repeated.
     ///
     /// A first write takes the largest folio that the policy, the mapping and its neighbors allow.
     /// A first read maps the zero page, the huge one if that is used and fits, or what the object
-    /// has there and around it. A write to a private page that others see too copies it. An access
+    /// has there and around it. A write to a private page that other mappings show too copies it. An access
     /// just below a mapping that grows down extends it. While a file's pager works, no lock is
     /// held, and the mapping may change; then the fault starts again.
     ///
@@ -242,7 +201,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         access: Access,
         rights: KeyRights,
     ) -> Result<Resolved, FaultError> {
-        self.fault_from(addr, access, rights, Origin::Program)
+        handle_fault(self, addr, access, rights, Origin::Program)
     }
 
     /// As [`AddressSpace::fault_with_keys`], of an access that the kernel makes on behalf of the
@@ -260,181 +219,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         access: Access,
         rights: KeyRights,
     ) -> Result<Resolved, FaultError> {
-        self.fault_from(addr, access, rights, Origin::Kernel)
-    }
-
-    fn fault_from(
-        &self,
-        addr: VirtAddr,
-        access: Access,
-        rights: KeyRights,
-        origin: Origin,
-    ) -> Result<Resolved, FaultError> {
-        if addr >= self.limit() {
-            return Err(FaultError::NotMapped);
-        }
-        let page = addr.align_down(PAGE_SIZE);
-        let mut locked = self.try_lock_vma(page);
-        // The commonest fault, in a function that does nothing else.
-        if access == Access::Write
-            && let Some(guard) = locked
-        {
-            let (vma, flags) = (guard.vma(), guard.vma().flags());
-            // Folios for executable mappings are synchronized on the longer way, which costs no
-            // further test here.
-            let asked = MappingFlags::WRITE
-                | MappingFlags::SHARED
-                | MappingFlags::REAPED
-                | MappingFlags::USERFAULT_MISSING;
-            let asked =
-                if P::Arch::COHERENT_FETCHES { asked } else { asked | MappingFlags::EXECUTE };
-            if flags & asked == MappingFlags::WRITE
-                && vma.is_anonymous()
-                && vma.group_pointer().is_some()
-                && access.is_allowed(rights, flags)
-                && let Some(resolved) = self.touch_small(vma, page, flags)
-            {
-                return Ok(resolved);
-            }
-            locked = Some(guard);
-        }
-        let fault = Fault { addr, page, access, rights, origin };
-        self.page_table.memory.retry(|| self.fault_beside(&fault, locked.take()))
-    }
-
-    /// As [`AddressSpace::fault`], of any kind; `locked` may be the VMA of the page, in which the
-    /// commonest fault was tried already.
-    #[inline(never)]
-    fn fault_beside(
-        &self,
-        fault: &Fault,
-        mut locked: Option<VmaReadGuard<'_, P>>,
-    ) -> Result<Resolved, Failure<FaultError>> {
-        let &Fault { page, access, .. } = fault;
-        // What was fetched for the page stays until it is mapped.
-        let mut _kept = None;
-        let mut tries = Tries::First;
-        loop {
-            let touched = locked.is_some();
-            let Some(mut locked) = locked.take().or_else(|| self.lock_vma(page)) else {
-                self.grow_down_to(page)?;
-                continue;
-            };
-            let vma = locked.vma();
-            let flags = vma.flags();
-            check_access::<P::Arch>(fault, flags)?;
-            if flags.intersects(MappingFlags::USERFAULT) {
-                match self.serve_by_userfault(locked, fault) {
-                    Served::GoOn(still) => locked = still,
-                    Served::LookAgain => continue,
-                    Served::Mapped => return Ok(Resolved::Spurious),
-                    Served::Refused(error) => return Err(error.into()),
-                }
-            }
-            let private = !flags.contains(MappingFlags::SHARED);
-            if access == Access::Write && private {
-                if vma.group_pointer().is_none() {
-                    if vma.has(MappingFlags::MAYBE_GUARDS) && self.is_guarded(page) {
-                        // As Linux: a guard leaves no trace of who ran into it.
-                        return Err(FaultError::NotMapped.into());
-                    }
-                    // Once for each mapping: who owns its pages is settled under the mutex.
-                    drop(locked);
-                    self.prepare_group(page)?;
-                    continue;
-                }
-                if !touched
-                    && vma.is_anonymous()
-                    && (P::Arch::COHERENT_FETCHES || !flags.contains(MappingFlags::EXECUTE))
-                    && let Some(resolved) = self.touch_new(vma, page, flags)
-                {
-                    return Ok(resolved);
-                }
-            }
-            let outcome = match vma.object() {
-                None => {
-                    let fill = |orders| self.first_touch(vma, page, access, orders, tries);
-                    self.resolve(vma, PageAccess { page, access }, tries, fill)
-                }
-                // Keeps the object's pages where they are until they are mapped.
-                Some(object) => object.invalidate_lock.with_read(self.platform(), |proof| {
-                    let fill = |_| self.map_object(vma, object, page, access, proof);
-                    self.resolve(vma, PageAccess { page, access }, tries, fill)
-                }),
-            };
-            let awaited = match outcome? {
-                Outcome::Resolved(resolved) => return Ok(resolved),
-                Outcome::Await(awaited) => awaited,
-                Outcome::Collect => {
-                    drop(locked);
-                    self.page_table.memory.collect();
-                    tries = Tries::Last;
-                    continue;
-                }
-            };
-            let object = self.object_of(vma);
-            drop(locked);
-            if let Some(object) = object {
-                _kept = awaited.wait(&object).map_err(refused)?;
-                if _kept.is_some() {
-                    self.page_table.memory.note_major_fault();
-                }
-            }
-        }
-    }
-
-    /// Resolves a fault in a locked VMA; `fill` maps what is missing.
-    fn resolve(
-        &self,
-        vma: &Vma,
-        wanted: PageAccess,
-        tries: Tries,
-        fill: impl Fn(Orders) -> Result<Step, Failure<FaultError>>,
-    ) -> Result<Outcome, Failure<FaultError>> {
-        let PageAccess { page, access } = wanted;
-        loop {
-            let step = match self.vacant_orders(vma, page, access) {
-                Ok(orders) => fill(orders)?,
-                // What it says now counts: it is looked at again where it is replaced.
-                Err(Occupant::Slot(slot)) => self.swap_in(vma, wanted, slot, Reading::Fault)?,
-                Err(Occupant::Entry(..)) => self.look_again(vma, page, access)?,
-            };
-            let step = match step {
-                Step::Reuse(range) => Step::Done(self.reuse(vma, page, range)?),
-                Step::Note => self.note_write(vma, page)?,
-                Step::Copy => self.copy(vma, page)?.map_or(Step::Again, Step::Done),
-                Step::FillHuge => self.fill_huge(vma, page, tries)?,
-                Step::Lift => self.lift_protection(page)?,
-                Step::MapProtected => self.map_protected_page(vma, page)?,
-                step @ (Step::Done(_)
-                | Step::Refused(_)
-                | Step::Again
-                | Step::Await(_)
-                | Step::Collect) => step,
-            };
-            match step {
-                Step::Done(resolved) => return Ok(Outcome::Resolved(resolved)),
-                Step::Refused(error) => return Err(error.into()),
-                Step::Await(awaited) => return Ok(Outcome::Await(awaited)),
-                Step::Collect => return Ok(Outcome::Collect),
-                Step::Again
-                | Step::Reuse(_)
-                | Step::Note
-                | Step::Copy
-                | Step::FillHuge
-                | Step::Lift
-                | Step::MapProtected => {}
-            }
-        }
-    }
-
-    /// Whether `page` has a guard marker, whose VMA is locked.
-    fn is_guarded(&self, page: VirtAddr) -> bool {
-        let section = ReadSection::enter(self.platform());
-        let EntryAt { node, entry, .. } =
-            self.page_table.peek(&section, page, &mut crate::stats::Counts::default());
-        node.level.kind(entry) == Kind::Absent
-            && P::Arch::decode_absent(entry) == Some(Absent::Marker(Marker::Guard))
+        handle_fault(self, addr, access, rights, Origin::Kernel)
     }
 
     /// The VMA that holds `addr`, locked for reading.
@@ -443,7 +228,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         self.try_lock_vma(addr).or_else(|| self.lock_vma_of_writer(addr))
     }
 
-    /// As [`AddressSpace::lock_vma`], unless a writer is at work.
+    /// As [`AddressSpace::lock_vma`], unless a writer has the VMA.
     #[inline(always)]
     pub(super) fn try_lock_vma(&self, addr: VirtAddr) -> Option<VmaReadGuard<'_, P>> {
         let _section = ReadSection::enter(self.platform());
@@ -453,7 +238,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         vma.range().contains(addr).then_some(locked)
     }
 
-    /// A writer is at work, or there is really nothing: the mutex knows.
+    /// As [`AddressSpace::lock_vma`], after a failed try: a writer has the VMA, or there is none. The
+    /// mutex excludes writers.
     #[cold]
     fn lock_vma_of_writer(&self, addr: VirtAddr) -> Option<VmaReadGuard<'_, P>> {
         let mm = self.mmap_lock.lock();
@@ -462,21 +248,43 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         drop(mm);
         locked
     }
+}
 
-    /// New entries are written: the walkers may see them now. Where the MMU may remember that
-    /// there was nothing, this CPU flushes at once; others fault once more.
-    pub(super) fn published(&self, range: VirtRange) {
-        self.platform().publish_entries();
-        if P::Arch::INVALID_MAY_BE_CACHED {
-            self.forget_locally(range);
+/// Resolves a fault at `addr`.
+fn handle_fault<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    addr: VirtAddr,
+    access: Access,
+    rights: KeyRights,
+    origin: Origin,
+) -> Result<Resolved, FaultError> {
+    if addr >= space.limit() {
+        return Err(FaultError::NotMapped);
+    }
+    let page = addr.align_down(PAGE_SIZE);
+    let mut locked = space.try_lock_vma(page);
+    // The commonest fault, in a function that does nothing else.
+    if access == Access::Write
+        && let Some(guard) = locked
+    {
+        let flags = guard.vma().flags();
+        // The slow path synchronizes the folios of executable mappings, which costs no further
+        // test here.
+        let asked = MappingFlags::WRITE
+            | MappingFlags::SHARED
+            | MappingFlags::REAPED
+            | MappingFlags::USERFAULT_MISSING;
+        let asked = if P::Arch::COHERENT_FETCHES { asked } else { asked | MappingFlags::EXECUTE };
+        if flags & asked == MappingFlags::WRITE
+            && guard.vma().is_anonymous()
+            && guard.vma().group_pointer().is_some()
+            && access.is_allowed(rights, flags)
+            && let Some(resolved) = Fault::new(space, guard.vma(), page, access).touch_small(flags)
+        {
+            return Ok(resolved);
         }
+        locked = Some(guard);
     }
-
-    fn forget_locally(&self, range: VirtRange) {
-        // A remembered "nothing there" may concern an entry of any level.
-        let tables =
-            if P::Arch::INVALID_MAY_BE_CACHED { Tables::Changed } else { Tables::Unchanged };
-        let what = Invalidation { range, stride: PAGE_SIZE, tables };
-        self.platform().invalidate_local(self.page_table.root, &what);
-    }
+    let request = FaultRequest { addr, page, access, rights, origin };
+    space.page_table.memory.retry(|| slow::fault_slow(space, &request, locked.take()))
 }

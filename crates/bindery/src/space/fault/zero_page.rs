@@ -1,130 +1,122 @@
-//! Zero pages: mapped where memory is read before it was written, and replaced when it is.
+//! Zero pages: mapped by a read of memory that was never written, replaced by the first write.
 
 use core::sync::atomic::Ordering;
 
-use crate::addr::{Orders, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::addr::{Orders, VirtRange};
 use crate::arch::{Arch, Attributes, Kind, Level, Permissions};
-use crate::error::{Failure, FaultError};
 use crate::events::RareEvents;
 use crate::folio::{Folio, OwnerKind};
 use crate::platform::Platform;
-use crate::space::AddressSpace;
 use crate::table::EntryAt;
 use crate::table::cursor::Cursor;
-use crate::table::locking::Depth;
+use crate::table::publish::publish;
 use crate::vma::{MappingFlags, Vma};
 
-use super::first_touch::{folio_place, written_attributes};
-use super::{Resolved, Step, Tries};
+use super::Resolved;
+use super::first_touch::{folio_place, own_folio, written_attributes};
+use super::slow::{Fault, Next, Stepped, Tries};
 
-impl<P: Platform> AddressSpace<'_, P> {
-    /// The orders of zero pages, one bit for each, that a read may map in a mapping with these
-    /// flags: the huge one where a write might take a huge folio.
-    pub(in crate::space) fn zero_orders(&self, flags: MappingFlags) -> Orders {
-        let memory = self.page_table.memory;
+impl<P: Platform> Fault<'_, '_, P> {
+    /// The orders of zero pages that a read may map: the huge one if a write could take a huge
+    /// folio.
+    pub(in crate::space) fn zero_orders(&self) -> Orders {
+        let (memory, flags) = (self.memory(), self.vma.flags());
         if !memory.uses_huge_zero_page() {
             return Orders::PAGE;
         }
-        let orders = self.used_orders(memory.folio_policy().orders(flags.huge_advice()), flags);
+        let allowed = memory.folio_policy().orders(flags.huge_advice());
+        let orders = self.space.used_orders(allowed, flags);
         Orders::PAGE | orders & Orders::of(memory.huge_order())
     }
 
-    pub(super) fn map_zero_page(
-        &self,
-        vma: &Vma,
-        page: VirtAddr,
-    ) -> Result<Step, Failure<FaultError>> {
-        let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
-        let mapped = self.page_table.with_tables(|pool| {
-            let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
+    /// Maps the zero page.
+    pub(super) fn map_zero_page(&self) -> Stepped {
+        let (page_table, page) = (self.page_table(), self.page);
+        let mapped = page_table.with_tables(|pool| {
+            let mut cursor = self.cursor();
             if !cursor.entry_at(page).entry.is_empty() {
-                // Another CPU was faster; what it mapped may be huge and must not be cut.
-                return Ok(Step::Again);
+                // Another CPU was faster; its entry may be huge and must not be split.
+                return Ok(Next::Again);
             }
             let table = cursor.table_at(page, Level::PTE, pool)?;
             let index = P::Arch::PTE.index_of(page);
-            let attributes = read_attributes(vma.flags());
-            let entry =
-                P::Arch::page_entry(self.page_table.memory.zero_frame, Level::PTE, attributes);
-            self.page_table.fill(table, index, entry, 1, &mut cursor.counts);
-            Ok(Step::Done(Resolved::ZeroPage))
+            let attributes = read_attributes(self.vma.flags());
+            let entry = P::Arch::page_entry(self.memory().zero_frame, Level::PTE, attributes);
+            page_table.fill(table, index, entry, 1, &mut cursor.counts);
+            Ok(Next::Done(Resolved::ZeroPage))
         });
-        self.published(range);
+        publish(page_table, self.range());
         Ok(mapped?)
     }
 
-    /// Maps the huge zero page around `page`, where the entry seemed to be empty. `None` if there
-    /// is no memory for it, or for the tables that it needs: a small one may do without.
-    pub(in crate::space) fn map_huge_zero_page(&self, vma: &Vma, page: VirtAddr) -> Option<Step> {
-        let memory = self.page_table.memory;
-        let range = folio_place(page, memory.huge_order())?;
+    /// Maps the huge zero page around the page, whose entry was empty when it was read. `None` if
+    /// there is no memory for the huge zero page or its tables: the small one needs less.
+    pub(in crate::space) fn map_huge_zero_page(&self) -> Option<Next> {
+        let (memory, page_table) = (self.memory(), self.page_table());
+        let range = folio_place(self.page, memory.huge_order())?;
         let frame = memory.huge_zero_frame()?;
-        let mapped = self.page_table.with_tables(|pool| {
-            let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
-            let EntryAt { node, entry: found, .. } = cursor.entry_at(page);
+        let mapped = page_table.with_tables(|pool| {
+            let mut cursor = self.cursor_of(range);
+            let EntryAt { node, entry: found, .. } = cursor.entry_at(self.page);
             if node.level == Level::PTE || !found.is_empty() {
-                return Ok(Step::Again);
+                return Ok(Next::Again);
             }
             let table = cursor.table_at(range.start(), Level::PMD, pool)?;
             // A later split of the leaf must not fail.
             let deposit = pool.take(Level::PTE, &mut cursor.counts)?;
             let index = P::Arch::PMD.index_of(range.start());
-            let entry = P::Arch::page_entry(frame, Level::PMD, read_attributes(vma.flags()));
-            self.page_table.publish_huge(table, index, entry);
-            self.page_table.deposit_table(table, deposit);
+            let attributes = read_attributes(self.vma.flags());
+            let entry = P::Arch::page_entry(frame, Level::PMD, attributes);
+            page_table.publish_huge(table, index, entry);
+            page_table.deposit_table(table, deposit);
             cursor.counts.entries_written += 1;
-            Ok(Step::Done(Resolved::ZeroPage))
+            Ok(Next::Done(Resolved::ZeroPage))
         });
-        self.published(range);
+        publish(page_table, range);
         mapped.ok()
     }
 
-    /// Puts a huge folio of the program's own in the place of the huge zero page around `page`;
-    /// where none is free, a page in the place of the one page.
-    pub(super) fn fill_huge(
-        &self,
-        vma: &Vma,
-        page: VirtAddr,
-        tries: Tries,
-    ) -> Result<Step, Failure<FaultError>> {
-        let memory = self.page_table.memory;
+    /// Replaces the huge zero page by a huge folio of the program's own. If none is free, only the
+    /// page is replaced.
+    pub(super) fn fill_huge(&self) -> Stepped {
+        let memory = self.memory();
         let order = memory.huge_order();
-        let Some(range) = folio_place(page, order) else { return Ok(Step::Again) };
+        let Some(range) = folio_place(self.page, order) else { return Ok(Next::Again) };
         memory.may_wait();
-        let Some(folio) = self.own_folio(vma, range.start(), order) else {
-            if tries == Tries::First
-                && let Some(step) = self.without_block(vma)
+        let Some(folio) = own_folio(memory, self.vma, range.start(), order) else {
+            if self.tries == Tries::First
+                && let Some(wait) = self.wait_for_block()
             {
-                return Ok(step);
+                return Ok(Next::Wait(wait));
             }
-            return Ok(self.copy(vma, page)?.map_or(Step::Again, Step::Done));
+            return self.copy();
         };
-        self.platform().zero(folio.head, folio.pages());
-        memory.before_execution(vma.flags().attributes().permissions, folio);
+        memory.platform.zero(folio.head, folio.pages());
+        memory.before_execution(self.vma.flags().attributes().permissions, folio);
         let filled = {
-            let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
+            let mut cursor = self.cursor_of(range);
             cursor.counts.bytes_zeroed += range.len();
-            replace_huge_zero(&mut cursor, vma, range, folio)
+            replace_huge_zero(&mut cursor, self.vma, range, folio)
         };
         if filled {
-            self.published(range);
-            Ok(Step::Done(Resolved::New(range)))
+            publish(self.page_table(), range);
+            Ok(Next::Done(Resolved::New(range)))
         } else {
-            memory.frames.fresh(folio).discard(self.platform());
-            Ok(Step::Again)
+            memory.frames.fresh(folio).discard(&memory.platform);
+            Ok(Next::Again)
         }
     }
 }
 
-/// What a leaf says whose page is one of zeroes.
+/// The attributes of a leaf that maps a zero page.
 pub(in crate::space) fn read_attributes(flags: MappingFlags) -> Attributes {
     let mut attributes = Attributes { accessed: true, ..flags.attributes() };
     attributes.permissions -= Permissions::WRITE;
     attributes
 }
 
-/// Puts the folio in the place of the huge zero page in `range`, by break-before-make. Says
-/// whether it is still mapped there.
+/// Replaces the huge zero page in `range` by the folio, by break-before-make. Returns false if it is
+/// not mapped there any more.
 fn replace_huge_zero<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
     vma: &Vma,
@@ -139,7 +131,7 @@ fn replace_huge_zero<P: Platform>(
     {
         return false;
     }
-    // Read-only, so nothing but accessed can come in between, and the new leaf has that anyway. The
+    // Read-only, so the MMU can only set accessed in between, which the new leaf has anyway. The
     // table on deposit stays for the new one.
     let slot = &page_table.slots(node.table)[index.slot()];
     slot.store(0, Ordering::Relaxed);

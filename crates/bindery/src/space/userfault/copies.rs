@@ -17,6 +17,7 @@ use crate::platform::Platform;
 use crate::rmap::AnonGroup;
 use crate::space::AddressSpace;
 use crate::table::locking::Depth;
+use crate::table::publish::publish;
 use crate::table::{NoMemory, ReadSection, TablePool, run};
 use crate::userfault::Userfault;
 use crate::vma::Vma;
@@ -129,7 +130,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let mapped = self
             .page_table
             .with_tables(|pool| self.map_pages_locked(range, folios, attributes, pool));
-        self.published(range);
+        publish(&self.page_table, range);
         mapped
     }
 

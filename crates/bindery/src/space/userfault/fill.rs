@@ -15,7 +15,9 @@ use crate::folio::Folio;
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
 use crate::space::AddressSpace;
-use crate::space::fault::{Access, Occupant, Resolved, Step, folio_place, written_attributes};
+use crate::space::fault::{
+    Access, Fault, Next, Occupant, Resolved, folio_place, written_attributes,
+};
 use crate::stats::Counts;
 use crate::userfault::Userfault;
 use crate::vma::{MappingFlags, Vma, VmaReadGuard};
@@ -209,9 +211,10 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 let vma = locked.vma();
                 let end = self.end_of_object(vma, at, end)?;
                 let huge = folio_place(at, self.page_table.memory.huge_order());
+                let fault = Fault::new(self, vma, at, Access::Read);
                 if let Some(range) = huge.filter(|range| range.start() == at && range.end() <= end)
-                    && self.zero_orders(vma.flags()) != Orders::PAGE
-                    && let Some(Step::Done(Resolved::ZeroPage)) = self.map_huge_zero_page(vma, at)
+                    && fault.zero_orders() != Orders::PAGE
+                    && let Some(Next::Done(Resolved::ZeroPage)) = fault.map_huge_zero_page()
                 {
                     return Ok(range.end());
                 }
@@ -301,7 +304,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         if let Some(object) = memory_of(vma).filter(|_| vma.is_shared()) {
             return self.supplied_order(vma, object, at, end).map(NextFill::Folio);
         }
-        let order = match self.vacant_orders(vma, at, Access::Write) {
+        let order = match Fault::new(self, vma, at, Access::Write).vacant_orders() {
             Err(Occupant::Entry(entry, level)) if level > Level::PTE && self.is_occupied(entry) => {
                 return Err(Error::Exists(at));
             }
@@ -366,8 +369,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             self.lift_markers(range)?;
             let owner = AnonGroup::as_owner(vma.group_pointer());
             self.page_table.memory.frames.fresh(folio).set_owner(owner, vma.folio_index_at(at));
-            match self.map_folio(range, folio, self.fill_attributes(vma, mode)) {
-                Ok(Step::Done(_)) => Ok(range.end()),
+            let fault = Fault::new(self, vma, at, Access::Write);
+            match fault.map_folio(range, folio, self.fill_attributes(vma, mode)) {
+                Ok(Next::Done(_)) => Ok(range.end()),
                 Ok(_) if folio.order > Order::PAGE => Ok(at),
                 Ok(_) => Err(Error::Exists(at).into()),
                 Err(_) => Err(Failure::NoMemory),

@@ -10,6 +10,7 @@ use crate::space::AddressSpace;
 use crate::space::fault::read_attributes;
 use crate::stats::Counts;
 use crate::table::locking::Depth;
+use crate::table::publish::publish;
 use crate::table::{EntryAt, ReadSection, run};
 use crate::vma::Vma;
 
@@ -58,7 +59,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             self.page_table.change_entry_count(table, count, 0);
             Ok(count)
         });
-        self.published(part);
+        publish(&self.page_table, part);
         let count = mapped?;
         if count == 0 {
             return Err(Error::Exists(start).into());

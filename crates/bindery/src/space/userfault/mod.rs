@@ -24,6 +24,7 @@ mod wait;
 pub use fill::{FillMode, FillSource, PartialFill};
 pub use moves::MoveMode;
 pub use protect::WriteProtectMode;
+pub(super) use protect::{lift_protection, map_protected_page};
 pub(super) use wait::Served;
 
 use core::sync::atomic::Ordering;

@@ -2,20 +2,20 @@
 
 use bitflags::bitflags;
 
-use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
+use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Level, Marker};
-use crate::error::{Error, Failure, FaultError};
+use crate::error::{Error, Failure};
 use crate::platform::Platform;
-use crate::space::fault::{Resolved, Step, read_attributes};
+use crate::space::fault::{Fault, Next, Resolved, Stepped, read_attributes, stopped};
 use crate::space::{AddressSpace, MmapLocked};
 use crate::table::NoMemory;
 use crate::table::locking::Depth;
+use crate::table::publish::publish;
 use crate::tlb::Gather;
 use crate::userfault::{Userfault, UserfaultFeatures, UserfaultState};
 use crate::vma::{MappingFlags, Vma};
 
 use super::is_served;
-use super::shared::step_of;
 
 bitflags! {
     /// What becomes of the protection of pages (`UFFDIO_WRITEPROTECT_MODE_*`, with the same bits).
@@ -163,67 +163,55 @@ impl<P: Platform> AddressSpace<'_, P> {
     pub(in crate::space) fn strip_userfault(&self, range: VirtRange) -> Result<(), NoMemory> {
         self.page_table.userfault_lift(range)
     }
+}
 
-    /// A write met a protected page, and nobody is to be told of it: lifts the protection of the
-    /// page.
-    #[cold]
-    pub(in crate::space) fn lift_protection(
-        &self,
-        page: VirtAddr,
-    ) -> Result<Step, Failure<FaultError>> {
-        let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
-        self.page_table.userfault_lift(range)?;
-        Ok(Step::Again)
+/// Lifts the protection of the page of a write, of which no userfaultfd is to be notified.
+#[cold]
+pub(in crate::space) fn lift_protection<P: Platform>(fault: &Fault<'_, '_, P>) -> Stepped {
+    let range = VirtRange::raw(fault.page.0, fault.page.0 + PAGE_SIZE);
+    fault.space.page_table.userfault_lift(range)?;
+    Ok(Next::Again)
+}
+
+/// A read has met a marker of a VMA that is registered: maps the page, protected.
+#[cold]
+pub(in crate::space) fn map_protected_page<P: Platform>(fault: &Fault<'_, '_, P>) -> Stepped {
+    let Some(object) = fault.vma.object() else { return map_protected(fault, None) };
+    // The invalidate lock is held: the page stays until it is mapped.
+    match fault.space.frame_of_object(fault.vma, object, fault.page) {
+        Ok(frame) => map_protected(fault, Some(frame)),
+        Err(stop) => stopped(stop),
     }
+}
 
-    /// A read met a marker of a VMA that is registered: maps the page, protected.
-    #[cold]
-    pub(in crate::space) fn map_protected_page(
-        &self,
-        vma: &Vma,
-        page: VirtAddr,
-    ) -> Result<Step, Failure<FaultError>> {
-        let Some(object) = vma.object() else { return self.map_protected(vma, page, None) };
-        // The invalidate lock is held: the page stays until it is mapped.
-        match self.frame_of_object(vma, object, page) {
-            Ok(frame) => self.map_protected(vma, page, Some(frame)),
-            Err(stop) => step_of(stop),
+/// As [`map_protected_page`], for the object's page in `frame`, or for a zero page.
+fn map_protected<P: Platform>(fault: &Fault<'_, '_, P>, frame: Option<Frame>) -> Stepped {
+    let (space, page) = (fault.space, fault.page);
+    let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
+    let memory = space.page_table.memory;
+    let attributes = Attributes { userfault: true, ..read_attributes(fault.vma.flags()) };
+    let leaf = P::Arch::page_entry(frame.unwrap_or(memory.zero_frame), Level::PTE, attributes);
+    let marker = P::Arch::encode_absent(Absent::Marker(Marker::UserfaultWriteProtect));
+    let mapped = space.page_table.with_tables(|pool| {
+        let mut cursor = space.page_table.cursor(range, Depth::Floor(Level::PTE));
+        if cursor.entry_at(page).entry != marker {
+            return Ok(Ok(Next::Again));
         }
-    }
-
-    /// As [`AddressSpace::map_protected_page`]; `frame` has the page, or it is one of zeroes.
-    fn map_protected(
-        &self,
-        vma: &Vma,
-        page: VirtAddr,
-        frame: Option<crate::addr::Frame>,
-    ) -> Result<Step, Failure<FaultError>> {
-        let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
-        let memory = self.page_table.memory;
-        let attributes = Attributes { userfault: true, ..read_attributes(vma.flags()) };
-        let leaf = P::Arch::page_entry(frame.unwrap_or(memory.zero_frame), Level::PTE, attributes);
-        let marker = P::Arch::encode_absent(Absent::Marker(Marker::UserfaultWriteProtect));
-        let mapped = self.page_table.with_tables(|pool| {
-            let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
-            if cursor.entry_at(page).entry != marker {
-                return Ok(Ok(Step::Again));
+        // Splits a marker of level 2.
+        let table = cursor.table_at(page, Level::PTE, pool)?;
+        let index = P::Arch::PTE.index_of(page);
+        if let Some(folio) = frame.and_then(|frame| memory.frames.folio_of(frame)) {
+            if memory.frames.folio(folio).map(1).is_err() {
+                return Ok(Err(Failure::NoMemory));
             }
-            // Splits a marker of level 2.
-            let table = cursor.table_at(page, Level::PTE, pool)?;
-            let index = P::Arch::PTE.index_of(page);
-            if let Some(folio) = frame.and_then(|frame| memory.frames.folio_of(frame)) {
-                if memory.frames.folio(folio).map(1).is_err() {
-                    return Ok(Err(Failure::NoMemory));
-                }
-                cursor.counts.mapped(memory.frames.folio(folio).owner_kind(), 1);
-            }
-            let slot = &self.page_table.slots(table)[index.slot()];
-            slot.store(leaf.0, core::sync::atomic::Ordering::Release);
-            cursor.counts.entries_written += 1;
-            let resolved = frame.map_or(Resolved::ZeroPage, |_| Resolved::Mapped(range));
-            Ok(Ok(Step::Done(resolved)))
-        });
-        self.published(range);
-        mapped?
-    }
+            cursor.counts.mapped(memory.frames.folio(folio).owner_kind(), 1);
+        }
+        let slot = &space.page_table.slots(table)[index.slot()];
+        slot.store(leaf.0, core::sync::atomic::Ordering::Release);
+        cursor.counts.entries_written += 1;
+        let resolved = frame.map_or(Resolved::ZeroPage, |_| Resolved::Mapped(range));
+        Ok(Ok(Next::Done(resolved)))
+    });
+    publish(&space.page_table, range);
+    mapped?
 }

@@ -3,13 +3,14 @@
 
 use crate::addr::{Frame, Order, PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{Arch, Attributes, Level, Permissions};
-use crate::error::{Error, Failure, FaultError};
+use crate::error::{Error, Failure};
 use crate::folio::Folio;
 use crate::object::{ObjectState, Stop, pages, supply};
 use crate::platform::Platform;
 use crate::space::AddressSpace;
-use crate::space::fault::{Access, Step, folio_place, object_attributes, refused};
+use crate::space::fault::{Access, Fault, Next, folio_place, object_attributes};
 use crate::stats::Counts;
+use crate::table::publish::publish;
 use crate::table::{EntryAt, ReadSection, run};
 use crate::userfault::Userfault;
 use crate::vma::{MappingFlags, Vma};
@@ -152,10 +153,11 @@ impl<P: Platform> AddressSpace<'_, P> {
             let marked = pages::mark_dirty(self.page_table.memory, object, index, count);
             debug_assert!(marked.is_ok());
         }
-        let mapped = self.map_frames_as(part, first, attributes);
-        self.published(part);
+        let fault = Fault::new(self, vma, part.start(), Access::Read);
+        let mapped = fault.map_frames(part, first, attributes);
+        publish(&self.page_table, part);
         match mapped {
-            Ok(Step::Done(_)) => Ok(()),
+            Ok(Next::Done(_)) => Ok(()),
             // Another thread was faster.
             Ok(_) => Err(Error::Exists(part.start()).into()),
             Err(_) => Err(Failure::NoMemory),
@@ -267,14 +269,6 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
         let orders = object.orders(self.page_table.memory, vma.flags());
         pages::get(self.page_table.memory, object, index, orders)
-    }
-}
-
-/// The fault for an error of [`AddressSpace::frame_of_object`].
-pub(super) fn step_of(stop: Stop) -> Result<Step, Failure<FaultError>> {
-    match stop {
-        Stop::Await(awaited) => Ok(Step::Await(awaited)),
-        Stop::Failed(failure) => Err(refused(failure)),
     }
 }
 

@@ -5,7 +5,7 @@ use crate::arch::{Absent, AbsentFormat, Arch, Kind, Marker};
 use crate::error::FaultError;
 use crate::platform::Platform;
 use crate::space::AddressSpace;
-use crate::space::fault::{Access, Fault, Origin};
+use crate::space::fault::{Access, FaultRequest, Origin};
 use crate::stats::Counts;
 use crate::table::{EntryAt, ReadSection};
 use crate::userfault::{
@@ -34,7 +34,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     pub(in crate::space) fn serve_by_userfault<'a>(
         &self,
         locked: VmaReadGuard<'a, P>,
-        fault: &Fault,
+        fault: &FaultRequest,
     ) -> Served<'a, P> {
         let vma = locked.vma();
         let Some(kind) = self.userfault_kind(vma, fault.page, fault.access) else {
@@ -83,7 +83,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     fn message(
         &self,
         state: &UserfaultState,
-        fault: &Fault,
+        fault: &FaultRequest,
         kind: UserfaultKind,
     ) -> UserfaultFault {
         let exact = state.has(UserfaultFeatures::EXACT_ADDRESS);
@@ -98,7 +98,7 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// Whether the entry of a page that was missing allows the access: the MMU remembers
     /// no older one. Where it may remember that nothing was there, the fault looks again.
-    fn is_mapped(&self, fault: &Fault) -> bool {
+    fn is_mapped(&self, fault: &FaultRequest) -> bool {
         if P::Arch::INVALID_MAY_BE_CACHED {
             return false;
         }

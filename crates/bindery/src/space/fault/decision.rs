@@ -1,0 +1,299 @@
+//! The decision about an entry that is not empty: a pure function of the VMA, the access, the entry
+//! and the folio.
+
+use crate::error::FaultError;
+use crate::table::protect::{Watched, Writable};
+
+use super::Access;
+
+/// The properties of the VMA that the decision depends on. The VMA allows the access.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Terms {
+    pub(super) writable: Writable,
+    pub(super) watched: Watched,
+    /// An open userfaultfd write-protects pages of the VMA.
+    pub(super) protects: bool,
+}
+
+/// The entry of the page, as it is under the lock of its table.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Present {
+    /// It is empty by now, or a table.
+    Vacant,
+    /// A leaf that allows the access.
+    Allowed,
+    /// A leaf that does not allow the access, and that a userfaultfd has write-protected.
+    Protected,
+    /// Any other leaf that does not allow the access.
+    Refused,
+    /// A `PROT_NONE` entry.
+    ProtNone,
+    /// A guard.
+    Guard,
+    /// Poison, or an entry of no known format.
+    Poison,
+    /// A marker of write-protection: no page is mapped.
+    ProtectedVacant,
+    /// A reference to a swap slot.
+    Swap,
+}
+
+/// The page that a leaf maps. `F` reads the state of its folio, which few decisions depend on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Content<F> {
+    /// The zero page.
+    Zero,
+    /// A page of the huge zero page, mapped by a huge leaf.
+    HugeZero,
+    /// A page of a folio.
+    Folio(F),
+}
+
+/// The state of the folio that a leaf of a private mapping maps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum FolioState {
+    /// It belongs to an object.
+    OfObject,
+    /// It is anonymous, and no other process maps what the leaf maps of it.
+    Exclusive,
+    /// It is anonymous, and other processes may map it.
+    Shared,
+}
+
+/// The way in which a fault goes on at an entry that is not empty.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Decision {
+    /// Look at the entry again: it was changed, or refers to a swap slot by now.
+    Again,
+    /// The entry allows the access: record it, and flush this CPU's TLB entry.
+    Spurious,
+    /// The fault fails.
+    Fail(FaultError),
+    /// Lift the write-protection, of which no userfaultfd is to be notified.
+    LiftProtection,
+    /// Map a page, write-protected.
+    MapProtected,
+    /// Replace the huge zero page by a huge folio.
+    FillHuge,
+    /// Copy the page.
+    Copy,
+    /// Make the page writable, and record its first write.
+    NotifyWrite,
+    /// Make all pages of the folio writable that are exclusive, or shared on purpose.
+    Reuse,
+    /// If no other process maps the folio, do as the decision for an exclusive one says; otherwise,
+    /// copy the page.
+    Claim,
+}
+
+impl Terms {
+    /// The decision about `entry`. `page` is called for the page of a leaf that refuses a write.
+    #[inline(always)]
+    pub(super) fn decide<F: FnOnce() -> FolioState>(
+        self,
+        access: Access,
+        entry: Present,
+        page: impl FnOnce() -> Content<F>,
+    ) -> Decision {
+        match entry {
+            Present::Vacant | Present::Swap => Decision::Again,
+            Present::Allowed => Decision::Spurious,
+            Present::ProtNone => Decision::Fail(FaultError::Protection),
+            Present::Guard => Decision::Fail(FaultError::NotMapped),
+            Present::Poison => Decision::Fail(FaultError::Bus),
+            // A write that a userfaultfd wants to know of has waited for its handler before.
+            Present::ProtectedVacant if self.protects && access != Access::Write => {
+                Decision::MapProtected
+            }
+            Present::ProtectedVacant => Decision::LiftProtection,
+            // `mprotect` rewrites entries, so a leaf refuses only writes that the VMA allows.
+            Present::Protected | Present::Refused if access != Access::Write => {
+                Decision::Fail(FaultError::Protection)
+            }
+            Present::Protected => Decision::LiftProtection,
+            Present::Refused => self.decide_write(page()),
+        }
+    }
+
+    /// As [`Terms::decide`], for a write to a page that is mapped read-only.
+    #[inline(always)]
+    fn decide_write<F: FnOnce() -> FolioState>(self, page: Content<F>) -> Decision {
+        let state = match page {
+            Content::Zero => return Decision::Copy,
+            Content::HugeZero => return Decision::FillHuge,
+            Content::Folio(state) => state,
+        };
+        match self.writable {
+            Writable::Noticed => Decision::NotifyWrite,
+            Writable::All => self.decide_exclusive(),
+            Writable::Exclusive => match state() {
+                // A private mapping never writes to an object's page.
+                FolioState::OfObject => Decision::Copy,
+                FolioState::Exclusive => self.decide_exclusive(),
+                FolioState::Shared => Decision::Claim,
+            },
+        }
+    }
+
+    /// The decision for a write to a page that may be written in place.
+    #[inline(always)]
+    pub(super) fn decide_exclusive(self) -> Decision {
+        match self.watched {
+            Watched::SoftDirty => Decision::NotifyWrite,
+            Watched::No => Decision::Reuse,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use core::cell::Cell;
+    use std::vec::Vec;
+
+    use super::*;
+
+    const ACCESSES: [Access; 3] = [Access::Read, Access::Write, Access::Execute];
+    const ENTRIES: [Present; 9] = [
+        Present::Vacant,
+        Present::Allowed,
+        Present::Protected,
+        Present::Refused,
+        Present::ProtNone,
+        Present::Guard,
+        Present::Poison,
+        Present::ProtectedVacant,
+        Present::Swap,
+    ];
+    const PAGES: [Content<FolioState>; 5] = [
+        Content::Zero,
+        Content::HugeZero,
+        Content::Folio(FolioState::OfObject),
+        Content::Folio(FolioState::Exclusive),
+        Content::Folio(FolioState::Shared),
+    ];
+
+    fn all_terms() -> Vec<Terms> {
+        let mut all = Vec::new();
+        for writable in [Writable::Exclusive, Writable::All, Writable::Noticed] {
+            for watched in [Watched::No, Watched::SoftDirty] {
+                for protects in [false, true] {
+                    all.push(Terms { writable, watched, protects });
+                }
+            }
+        }
+        all
+    }
+
+    /// The decision, and whether the page and the folio's state were read for it.
+    fn decide(
+        terms: Terms,
+        access: Access,
+        entry: Present,
+        page: Content<FolioState>,
+    ) -> (Decision, bool, bool) {
+        let (page_read, state_read) = (Cell::new(false), Cell::new(false));
+        let state_read_by = &state_read;
+        let content = || {
+            page_read.set(true);
+            let read = move |state| {
+                move || {
+                    state_read_by.set(true);
+                    state
+                }
+            };
+            match page {
+                Content::Zero => Content::Zero,
+                Content::HugeZero => Content::HugeZero,
+                Content::Folio(state) => Content::Folio(read(state)),
+            }
+        };
+        let decision = terms.decide(access, entry, content);
+        (decision, page_read.get(), state_read.get())
+    }
+
+    /// Decisions about entries other than a leaf that refuses a write: for each, those of a read (or
+    /// fetch), a read with write-protection, a write, and a write with write-protection.
+    const WITHOUT_PAGE: [(Present, [Decision; 4]); 8] = {
+        use Decision::{Again, Fail, LiftProtection as Lift, MapProtected, Spurious};
+        use FaultError::{Bus, NotMapped, Protection};
+        [
+            (Present::Vacant, [Again; 4]),
+            (Present::Swap, [Again; 4]),
+            (Present::Allowed, [Spurious; 4]),
+            (Present::ProtNone, [Fail(Protection); 4]),
+            (Present::Guard, [Fail(NotMapped); 4]),
+            (Present::Poison, [Fail(Bus); 4]),
+            (Present::ProtectedVacant, [Lift, MapProtected, Lift, Lift]),
+            (Present::Protected, [Fail(Protection), Fail(Protection), Lift, Lift]),
+        ]
+    };
+
+    /// Decisions about a leaf that refuses a write: for each kind of VMA, those for the zero page, the
+    /// huge zero page, an object's folio, an exclusive folio and a shared one.
+    const WITH_PAGE: [(Writable, Watched, [Decision; 5]); 6] = {
+        use Decision::{Claim, Copy, FillHuge, NotifyWrite as Notify, Reuse};
+        [
+            (Writable::Exclusive, Watched::No, [Copy, FillHuge, Copy, Reuse, Claim]),
+            (Writable::Exclusive, Watched::SoftDirty, [Copy, FillHuge, Copy, Notify, Claim]),
+            (Writable::All, Watched::No, [Copy, FillHuge, Reuse, Reuse, Reuse]),
+            (Writable::All, Watched::SoftDirty, [Copy, FillHuge, Notify, Notify, Notify]),
+            (Writable::Noticed, Watched::No, [Copy, FillHuge, Notify, Notify, Notify]),
+            (Writable::Noticed, Watched::SoftDirty, [Copy, FillHuge, Notify, Notify, Notify]),
+        ]
+    };
+
+    /// The tables' decision for one case.
+    fn expected(
+        terms: Terms,
+        access: Access,
+        entry: Present,
+        page: Content<FolioState>,
+    ) -> Decision {
+        let write = access == Access::Write;
+        if entry == Present::Refused {
+            if !write {
+                return Decision::Fail(FaultError::Protection);
+            }
+            let mut rows = WITH_PAGE.iter();
+            let row = rows.find(|row| (row.0, row.1) == (terms.writable, terms.watched));
+            let column = PAGES.iter().position(|known| *known == page);
+            return row.expect("a row for each VMA").2[column.expect("a column for each page")];
+        }
+        let row = WITHOUT_PAGE.iter().find(|row| row.0 == entry).expect("a row for each entry");
+        row.1[2 * usize::from(write) + usize::from(terms.protects)]
+    }
+
+    #[test]
+    fn every_case_has_the_decision_of_the_tables() {
+        let mut cases = 0;
+        for terms in all_terms() {
+            for access in ACCESSES {
+                for entry in ENTRIES {
+                    for page in PAGES {
+                        let (decision, page_read, state_read) = decide(terms, access, entry, page);
+                        let case = (terms, access, entry, page);
+                        assert_eq!(decision, expected(terms, access, entry, page), "{case:?}");
+                        let refused = entry == Present::Refused && access == Access::Write;
+                        assert_eq!(page_read, refused, "{case:?}");
+                        let private = terms.writable == Writable::Exclusive;
+                        let folio = matches!(page, Content::Folio(_));
+                        assert_eq!(state_read, refused && private && folio, "{case:?}");
+                        cases += 1;
+                    }
+                }
+            }
+        }
+        assert_eq!(cases, 12 * 3 * 9 * 5);
+    }
+
+    #[test]
+    fn a_claimed_page_is_treated_as_an_exclusive_one() {
+        for terms in all_terms() {
+            let exclusive = Content::Folio(FolioState::Exclusive);
+            let (decision, ..) = decide(terms, Access::Write, Present::Refused, exclusive);
+            if terms.writable != Writable::Noticed {
+                assert_eq!(terms.decide_exclusive(), decision);
+            }
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! A fault at an entry that is not empty: decided under the lock of the table, carried out without.
+
+use core::sync::atomic::Ordering;
+
+use crate::addr::{PAGE_SHIFT, VirtRange};
+use crate::arch::{
+    self, Absent, AbsentFormat, Arch, Entry, EntryIndex, Kind, Level, Marker, Permissions,
+};
+use crate::events::Unchanged;
+use crate::folio::Folio;
+use crate::object::{Awaited, pages};
+use crate::platform::Platform;
+use crate::space::userfault::{lift_protection, map_protected_page};
+use crate::stats::Counts;
+use crate::table::cursor::Cursor;
+use crate::table::locking::Node;
+use crate::table::publish::flush_local;
+use crate::table::run::Slots;
+use crate::table::{EntryAt, ReadSection, run};
+use crate::tlb::Gather;
+use crate::vma::MappingFlags;
+
+use super::copy_on_write::folio_range;
+use super::decision::{Content, Decision, FolioState, Present, Terms};
+use super::slow::{Fault, Next, Stepped};
+use super::{Access, Resolved, Wait};
+
+impl<P: Platform> Fault<'_, '_, P> {
+    /// The entry of the page was not empty: decides with the table locked, and carries that out.
+    pub(super) fn handle_present_entry(&self) -> Stepped {
+        let policy = self.vma.entry_policy();
+        let (writable, watched) = (policy.writable, policy.watched);
+        let terms = Terms { writable, watched, protects: self.is_write_protecting() };
+        let mut mapped = None;
+        let mut decision = self.decide(terms, &mut mapped);
+        let whole = || {
+            mapped.map_or(self.range(), |(folio, number)| {
+                folio_range(self.vma, self.page, number, folio)
+            })
+        };
+        if decision == Decision::Claim {
+            let claimed = mapped.is_some_and(|(folio, _)| self.claim(whole(), folio));
+            decision = if claimed { terms.decide_exclusive() } else { Decision::Copy };
+        }
+        match decision {
+            Decision::Again | Decision::Claim => Ok(Next::Again),
+            Decision::Spurious => Ok(Next::Done(Resolved::Spurious)),
+            Decision::Fail(error) => Err(error.into()),
+            Decision::LiftProtection => lift_protection(self),
+            Decision::MapProtected => map_protected_page(self),
+            Decision::FillHuge => self.fill_huge(),
+            Decision::Copy => self.copy(),
+            Decision::NotifyWrite => self.notify_write(),
+            Decision::Reuse => self.reuse(whole()),
+        }
+    }
+
+    /// Decides with the table locked. Stores the folio and the number of the page in it to `mapped`,
+    /// if the decision depends on them. An access that the entry allows is recorded at once.
+    fn decide(&self, terms: Terms, mapped: &mut Option<(Folio, u32)>) -> Decision {
+        let mut cursor = self.cursor();
+        let EntryAt { node, index, entry: raw } = cursor.entry_at(self.page);
+        let entry = node.single(raw, index);
+        let present = match node.level.kind(raw) {
+            Kind::Empty | Kind::Table => Present::Vacant,
+            Kind::Absent => absent_entry(P::Arch::decode_absent(raw)),
+            Kind::Leaf => {
+                let attributes = P::Arch::attributes(entry);
+                if attributes.permissions.contains(self.access.permission()) {
+                    Present::Allowed
+                } else if attributes.userfault {
+                    Present::Protected
+                } else {
+                    Present::Refused
+                }
+            }
+        };
+        let (memory, frames) = (self.memory(), &self.memory().frames);
+        let page = || {
+            let inside = (self.page.0 & (node.level.span() - 1)) >> PAGE_SHIFT;
+            let frame = P::Arch::frame(entry).plus(inside as u32);
+            let Some(folio) = frames.folio_of(frame) else {
+                let huge = node.level == Level::PMD && memory.is_zero(frame);
+                return if huge { Content::HugeZero } else { Content::Zero };
+            };
+            let number = frame.0 - folio.head.0;
+            *mapped = Some((folio, number));
+            Content::Folio(move || {
+                if !frames.folio(folio).is_anonymous() {
+                    FolioState::OfObject
+                } else if frames.folio(folio).exclusive().contains(number)
+                    && (node.level == Level::PTE
+                        || frames.folio(folio).exclusive().contains_all(0, folio.pages()))
+                {
+                    FolioState::Exclusive
+                } else {
+                    FolioState::Shared
+                }
+            })
+        };
+        let decision = terms.decide(self.access, present, page);
+        if decision == Decision::Spurious {
+            self.note_spurious(&mut cursor, node, index);
+        }
+        decision
+    }
+
+    /// The entry allows the access: the TLB had an older one, or the MMU leaves accessed and dirty to
+    /// software.
+    fn note_spurious(
+        &self,
+        cursor: &mut Cursor<'_, '_, P>,
+        node: Node<P::Arch>,
+        index: EntryIndex,
+    ) {
+        let page_table = self.page_table();
+        let written = cursor.counts.entries_written;
+        record_access(cursor, node, index, self.access);
+        if cursor.counts.entries_written == written {
+            let written = page_table.stats.read().entries_written;
+            let fault = Unchanged { root: page_table.root, page: self.page, written };
+            self.memory().rare.repeats.note::<P::Arch>(&fault);
+        }
+        flush_local(page_table, self.range());
+    }
+
+    /// Whether an open userfaultfd write-protects pages of the VMA.
+    fn is_write_protecting(&self) -> bool {
+        self.vma.has(MappingFlags::USERFAULT_WRITE_PROTECT)
+            && self.vma.userfault().is_some_and(|userfault| !userfault.is_closed())
+    }
+
+    /// Gives the exclusive pages in `range` the permissions of the VMA, and records the write to the
+    /// page.
+    fn reuse(&self, range: VirtRange) -> Stepped {
+        let page_table = self.page_table();
+        let mut gather = Gather::new();
+        let done = page_table.protect(range, &self.vma.entry_policy(), &mut gather);
+        page_table.finish(&mut gather);
+        done?;
+        let mut cursor = self.cursor();
+        let EntryAt { node, index, entry: raw } = cursor.entry_at(self.page);
+        let writable = P::Arch::attributes(raw).permissions.contains(Permissions::WRITE);
+        if writable && node.level.kind(raw) == Kind::Leaf {
+            record_access(&mut cursor, node, index, Access::Write);
+        }
+        drop(cursor);
+        self.memory().platform.publish_entries();
+        flush_local(page_table, range);
+        Ok(Next::Done(Resolved::MadeWritable))
+    }
+
+    /// Makes one page writable, and records that: the object or a soft-dirty tracker has to learn of
+    /// the first write to each page. A huge leaf is recorded whole.
+    fn notify_write(&self) -> Stepped {
+        let (memory, page_table, page) = (self.memory(), self.page_table(), self.page);
+        let hint = {
+            let section = ReadSection::enter(&memory.platform);
+            page_table.peek(&section, page, &mut Counts::default()).node
+        };
+        let span = hint.level.span();
+        let start = page.align_down(span);
+        if let Some(object) = self.vma.object().filter(|object| object.notices_writes()) {
+            let first = self.vma.page_offset_of(start);
+            let marked = pages::mark_dirty(memory, object, first, span >> PAGE_SHIFT);
+            if let Err(ticket) = marked {
+                return Ok(Next::Wait(Wait::Object(Awaited::End(ticket))));
+            }
+        }
+        let mut cursor = self.cursor();
+        let EntryAt { node, index, entry: raw } = cursor.entry_at(page);
+        if node.level != hint.level || node.level.kind(raw) != Kind::Leaf {
+            return Ok(Next::Again);
+        }
+        if node.in_contig(raw) {
+            page_table.unfold(node.table, index, page, &mut cursor.counts);
+        }
+        let slot = &page_table.slots(node.table)[index.slot()];
+        let entry = Entry(slot.load(Ordering::Relaxed));
+        P::Arch::replace_entry(slot, entry, |entry| {
+            P::Arch::make_writable(entry, arch::Write::Now)
+        });
+        cursor.counts.entries_written += 1;
+        drop(cursor);
+        memory.platform.publish_entries();
+        flush_local(page_table, VirtRange::raw(start.0, start.0 + span));
+        Ok(Next::Done(Resolved::MadeWritable))
+    }
+}
+
+/// Records an access that the entry allows, for an MMU that leaves accessed and dirty to software. A
+/// contiguous run is answered from any of its entries, so all of them record it.
+pub(in crate::space) fn record_access<P: Platform>(
+    cursor: &mut Cursor<'_, '_, P>,
+    node: Node<P::Arch>,
+    index: EntryIndex,
+    access: Access,
+) {
+    let slots = cursor.page_table.slots(node.table);
+    let contig = node.in_contig(run::load(slots, index));
+    let size = if contig { P::Arch::CONTIG_ENTRIES } else { 1 };
+    let first = index.align_down(size);
+    for slot in &slots[first.slots(size)] {
+        let old = Entry(slot.load(Ordering::Relaxed));
+        let record = |entry| {
+            if access == Access::Write {
+                P::Arch::make_writable(entry, arch::Write::Now)
+            } else {
+                P::Arch::mark_accessed(entry)
+            }
+        };
+        cursor.counts.entries_read += 1;
+        if record(old) != old {
+            P::Arch::replace_entry(slot, old, record);
+            cursor.counts.entries_written += 1;
+        }
+    }
+}
+
+/// The kind of an absent entry.
+fn absent_entry(entry: Option<Absent>) -> Present {
+    match entry {
+        Some(Absent::ProtNone { .. }) => Present::ProtNone,
+        Some(Absent::Marker(Marker::Guard)) => Present::Guard,
+        Some(Absent::Marker(Marker::UserfaultWriteProtect)) => Present::ProtectedVacant,
+        Some(Absent::Swap { .. }) => Present::Swap,
+        Some(Absent::Marker(Marker::Poison)) | None => Present::Poison,
+    }
+}

@@ -1,0 +1,217 @@
+//! Reads of pages in swap: the largest folio that the slots around the page allow.
+
+use crate::addr::{Order, Orders, PAGE_SHIFT, VirtAddr, VirtRange};
+use crate::arch::{Absent, AbsentFormat, Arch, Level};
+use crate::error::{Failure, FaultError};
+use crate::folio::SwapPlace;
+use crate::folio::{Folio, FolioIndex, Owner};
+use crate::platform::Platform;
+use crate::stats::Counts;
+use crate::swap::SlotRun;
+use crate::swap::cell::{self, ClaimError};
+use crate::swap::streak::ReadByFault;
+use crate::table::run::Slots;
+use crate::table::{EntryAt, ReadSection};
+
+use super::first_touch::folio_place;
+use super::slow::{Fault, Next, Stepped};
+use super::swap_in::{CachedPage, Home, Reading, Slot, slot_at};
+
+impl<P: Platform> Fault<'_, '_, P> {
+    /// Reads the content of the slots around the page into a fresh folio, and maps it: the largest
+    /// that the policy allows and whose slots are consecutive. A fault reads no larger folio than
+    /// the one that went out, unless faults have gone on page after page
+    /// ([`Memory::orders_to_read`]).
+    ///
+    /// [`Memory::orders_to_read`]: crate::Memory::orders_to_read
+    pub(super) fn read_in(&self, slot: Slot, reading: Reading) -> Stepped {
+        let (memory, page) = (self.memory(), self.page);
+        let allowed = self.swap_in_orders();
+        let mut orders = allowed;
+        if allowed.has_large() && reading == Reading::Fault {
+            orders = allowed & memory.orders_to_read(page.0 >> PAGE_SHIFT, slot.went_out());
+        }
+        if orders == Orders::PAGE && reading == Reading::Fault && memory.reads_around(slot.area) {
+            self.read_around(allowed);
+        }
+        while let Some((order, slots)) = self.next_run(slot, &mut orders) {
+            memory.may_wait();
+            let Some(folio) = memory.frames.new_exclusive_folio(order) else { continue };
+            match self.read_folio(folio, slots) {
+                Ok(next) => {
+                    if reading == Reading::Fault {
+                        memory.note_major_fault();
+                        if allowed.has_large() {
+                            self.note_streak(slot, order);
+                        }
+                        if memory.clock.has_reclaimed() {
+                            self.note_way(order);
+                        }
+                    }
+                    return Ok(next);
+                }
+                Err(Unread::Slots) => {}
+                Err(Unread::Content) if order > Order::PAGE => {}
+                Err(Unread::Content) => return Err(FaultError::Bus.into()),
+                Err(Unread::Refused(failure)) => return Err(failure),
+            }
+            if order == Order::PAGE {
+                // Another thread reads the page, or has mapped or dropped it.
+                memory.platform.relax();
+                return Ok(Next::Again);
+            }
+        }
+        Err(Failure::NoMemory)
+    }
+
+    /// The orders that folios of the VMA may have when they come back from swap.
+    // Always, and the next: they are part of each fault on a page in swap.
+    #[inline(always)]
+    pub(in crate::space) fn swap_in_orders(&self) -> Orders {
+        let flags = self.vma.flags();
+        let policy = self.memory().folio_policy().orders(flags.huge_advice());
+        self.space.used_orders(policy, flags) | Orders::PAGE
+    }
+
+    /// The largest run around the page, which is in `slot`, that could come back as one folio of an
+    /// order from `orders`, which loses that order and the larger ones. A guess: entries may change.
+    #[inline(always)]
+    pub(in crate::space) fn next_run(
+        &self,
+        slot: Slot,
+        orders: &mut Orders,
+    ) -> Option<(Order, SlotRun)> {
+        while let Some(order) = orders.take_largest() {
+            let Some(range) = folio_place(self.page, order) else { continue };
+            if !self.vma.range().covers(range) || order > P::Arch::PMD.order() {
+                continue;
+            }
+            let before = (self.page.0 - range.start().0) >> PAGE_SHIFT;
+            let Some(first) = slot.number.checked_sub(before) else { continue };
+            if order == Order::PAGE || self.names_run(range, slot.area, first) {
+                return Some((order, SlotRun { area: slot.area, first, count: order.pages() }));
+            }
+        }
+        None
+    }
+
+    /// Notes that the fault has read a folio of that order, for a policy with large folios.
+    // Separate, so that a fault costs no more if the policy has none.
+    #[inline(never)]
+    fn note_streak(&self, slot: Slot, order: Order) {
+        let first = (self.page.0 >> PAGE_SHIFT) & !u64::from(order.pages() - 1);
+        let went_out = slot.went_out();
+        self.memory().note_streak(ReadByFault { first, order, went_out });
+    }
+
+    /// Notes that the fault has read a folio of that order, once memory has been short. The folio may
+    /// have gone out again.
+    #[cold]
+    #[inline(never)]
+    fn note_way(&self, order: Order) {
+        let memory = self.memory();
+        let mut frame = None;
+        self.page_table().look(self.range(), |looked| {
+            frame = looked.frame();
+            false
+        });
+        let held = frame.and_then(|frame| memory.frames.try_hold(&memory.platform, frame));
+        if let Some(folio) = held.filter(|held| memory.frames.folio(**held).is_anonymous()) {
+            memory.note_way(*folio, (self.page.0 >> PAGE_SHIFT) & !u64::from(order.pages() - 1));
+        }
+    }
+
+    /// Begins to read pages of the VMA around the page, of the same table, that are in swap. Pages
+    /// that went out in a larger folio of the `allowed` orders come back in one, and not here.
+    #[cold]
+    fn read_around(&self, allowed: Orders) {
+        let (memory, page) = (self.memory(), self.page);
+        let Some(window) = memory.window_around(page.0 >> PAGE_SHIFT) else { return };
+        let table = page.align_down(P::Arch::PMD.span());
+        let table = VirtRange::from_len(table, P::Arch::PMD.span());
+        let Some(range) = table.map(|table| table.intersection(self.vma.range())) else { return };
+        for number in window.first..window.first + u64::from(window.pages) {
+            let at = VirtAddr(number << PAGE_SHIFT);
+            if at == page || at < range.start() || at >= range.end() {
+                continue;
+            }
+            let comes_back_as_page = |cell: cell::Cell| {
+                let order = cell.order();
+                cell.frame().is_none() && (order == Order::PAGE || !allowed.contains(order))
+            };
+            let is_to_be_read = |slot: &Slot| slot.cell.is_some_and(comes_back_as_page);
+            if let Some(slot) = slot_at(self.page_table(), at).filter(is_to_be_read)
+                && !memory.begin_read_around(slot.area, slot.number)
+            {
+                break;
+            }
+        }
+    }
+
+    /// Whether the entries of `range` seem to refer to consecutive slots, in one table.
+    #[inline(never)]
+    fn names_run(&self, range: VirtRange, area: u8, first: u64) -> bool {
+        let section = ReadSection::enter(&self.memory().platform);
+        let EntryAt { node, index, entry } =
+            self.page_table().peek(&section, range.start(), &mut Counts::default());
+        let inside = (range.start().0 & (node.level.span() - 1)) >> PAGE_SHIFT;
+        let Some(Absent::Swap { device, slot, .. }) = P::Arch::decode_absent(entry) else {
+            return false;
+        };
+        if entry.is_empty() || (device, slot + inside) != (area, first) {
+            return false;
+        }
+        let pages = range.pages() as u32;
+        node.level > Level::PTE
+            || P::Arch::match_absent(&self.page_table().slots(node.table)[index.slots(pages)]).0
+                == pages
+    }
+
+    /// Claims the slots for the folio, reads their content into it, and maps it.
+    fn read_folio(&self, folio: Folio, slots: SlotRun) -> Result<Next, Unread> {
+        let (memory, page) = (self.memory(), self.page);
+        let (frames, platform) = (&memory.frames, &memory.platform);
+        let Some(lock) = frames.folio(folio).try_lock(platform) else {
+            return Err(Unread::Slots);
+        };
+        frames.fresh(folio).set_owner(Owner::Nobody, FolioIndex::NONE);
+        // The cache's reference, and this fault's. Published first: a thread that finds the folio by
+        // a slot finds it counted.
+        frames.fresh(folio).publish_two();
+        if let Err(ClaimError::Cached | ClaimError::Gone) = memory.claim_slots(folio, slots) {
+            drop(lock);
+            frames.folio(folio).release_pages(platform, 2);
+            return Err(Unread::Slots);
+        }
+        let place = SwapPlace { area: slots.area, first: slots.first, cached: slots.count };
+        if !memory.load_folio(folio, slots) {
+            memory.give_up(folio, place);
+            drop(lock);
+            frames.folio(folio).release(platform);
+            return Err(Unread::Content);
+        }
+        // The folio may have pages below the one of the fault: the address tells the number.
+        let inside = (page.0 & ((folio_bytes(folio)) - 1)) >> PAGE_SHIFT;
+        let cached = CachedPage { folio, place, number: inside as u32 };
+        let start = VirtAddr(page.0 - (inside << PAGE_SHIFT));
+        let home = Home { index: self.vma.folio_index_at(start), is_shared: false };
+        let next = self.map_swapped(cached, home, &lock);
+        drop(lock);
+        frames.folio(folio).release(platform);
+        next.map_err(Unread::Refused)
+    }
+}
+
+/// The reason why nothing was read.
+enum Unread {
+    /// The slots are not as the entries said.
+    Slots,
+    /// The device has lost the content.
+    Content,
+    /// The content was read, and the page cannot be mapped.
+    Refused(Failure<FaultError>),
+}
+
+fn folio_bytes(folio: Folio) -> u64 {
+    u64::from(folio.pages()) << PAGE_SHIFT
+}

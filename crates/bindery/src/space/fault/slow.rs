@@ -1,0 +1,185 @@
+//! A fault in a locked VMA, and the loop that locks, resolves, waits and tries again.
+
+use crate::Memory;
+use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::{Absent, AbsentFormat, Arch, Kind, Level, Marker};
+use crate::error::{Failure, FaultError};
+use crate::object::{ObjectState, PagesStay};
+use crate::platform::Platform;
+use crate::space::AddressSpace;
+use crate::space::userfault::Served;
+use crate::stats::Counts;
+use crate::table::cursor::Cursor;
+use crate::table::locking::Depth;
+use crate::table::{EntryAt, PageTable, ReadSection};
+use crate::vma::{MappingFlags, Vma, VmaReadGuard};
+
+use super::{Access, FaultRequest, Occupant, Reading, Resolved, Wait, check_access};
+
+/// A fault on a page of a VMA that is locked, at least for reading, for as long as this lives.
+pub(in crate::space) struct Fault<'f, 'm, P: Platform> {
+    pub(in crate::space) space: &'f AddressSpace<'m, P>,
+    pub(in crate::space) vma: &'f Vma,
+    pub(in crate::space) page: VirtAddr,
+    pub(in crate::space) access: Access,
+    pub(super) tries: Tries,
+}
+
+/// The attempts of a fault to find a large folio.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Tries {
+    /// Memory may be collected for it.
+    First,
+    /// Memory was collected already, or must not be.
+    Last,
+}
+
+/// The result of one step of a fault.
+pub(in crate::space) enum Next {
+    /// The access can be repeated.
+    Done(Resolved),
+    /// The entry has changed since it was read: look at it again.
+    Again,
+    /// Unlock the VMA, wait, and begin again.
+    Wait(Wait),
+}
+
+/// The result of one step of a fault, or the reason why the fault fails.
+pub(in crate::space) type Stepped = Result<Next, Failure<FaultError>>;
+
+/// Resolves a fault of any kind. `locked` may be the VMA of the page, in which the commonest fault
+/// was tried already.
+#[inline(never)]
+pub(super) fn fault_slow<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    request: &FaultRequest,
+    mut locked: Option<VmaReadGuard<'_, P>>,
+) -> Result<Resolved, Failure<FaultError>> {
+    let &FaultRequest { page, access, .. } = request;
+    // The folio that the fault has waited for stays until it is mapped.
+    let mut _kept = None;
+    let mut tries = Tries::First;
+    loop {
+        let touched = locked.is_some();
+        let Some(mut locked) = locked.take().or_else(|| space.lock_vma(page)) else {
+            space.grow_down_to(page)?;
+            continue;
+        };
+        let flags = locked.vma().flags();
+        check_access::<P::Arch>(request, flags)?;
+        if flags.intersects(MappingFlags::USERFAULT) {
+            match space.serve_by_userfault(locked, request) {
+                Served::GoOn(still) => locked = still,
+                Served::LookAgain => continue,
+                Served::Mapped => return Ok(Resolved::Spurious),
+                Served::Refused(error) => return Err(error.into()),
+            }
+        }
+        let fault = Fault { space, vma: locked.vma(), page, access, tries };
+        if access == Access::Write && !flags.contains(MappingFlags::SHARED) {
+            if fault.vma.group_pointer().is_none() {
+                if flags.contains(MappingFlags::MAYBE_GUARDS) && fault.is_guarded() {
+                    // As Linux: an access to a guard gives the mapping no anon group.
+                    return Err(FaultError::NotMapped.into());
+                }
+                // Once for each mapping: the mutex guards its anon group.
+                drop(locked);
+                space.prepare_group(page)?;
+                continue;
+            }
+            if !touched
+                && fault.vma.is_anonymous()
+                && (P::Arch::COHERENT_FETCHES || !flags.contains(MappingFlags::EXECUTE))
+                && let Some(resolved) = fault.touch_new(flags)
+            {
+                return Ok(resolved);
+            }
+        }
+        match fault.resolve()? {
+            Next::Done(resolved) => return Ok(resolved),
+            Next::Again => {}
+            Next::Wait(wait) => {
+                if matches!(wait, Wait::Memory) {
+                    tries = Tries::Last;
+                }
+                _kept = wait.wait(space, locked)?;
+            }
+        }
+    }
+}
+
+impl<'f, 'm, P: Platform> Fault<'f, 'm, P> {
+    /// A fault that collects no memory for a large folio.
+    #[inline(always)]
+    pub(in crate::space) fn new(
+        space: &'f AddressSpace<'m, P>,
+        vma: &'f Vma,
+        page: VirtAddr,
+        access: Access,
+    ) -> Self {
+        Self { space, vma, page, access, tries: Tries::Last }
+    }
+
+    /// Resolves the fault, unless it has to wait.
+    fn resolve(&self) -> Stepped {
+        let Some(object) = self.vma.object() else { return self.resolve_in(None) };
+        // Keeps the object's pages from being dropped until they are mapped.
+        object
+            .invalidate_lock
+            .with_read(&self.memory().platform, |stay| self.resolve_in(Some((object, stay))))
+    }
+
+    /// As [`Fault::resolve`], in anonymous memory, or in an object whose pages stay.
+    fn resolve_in(&self, object: Option<(&ObjectState, &PagesStay)>) -> Stepped {
+        loop {
+            let next = match (self.vacant_orders(), object) {
+                (Ok(orders), None) => self.first_touch(orders)?,
+                (Ok(_), Some((object, stay))) => self.map_object(object, stay)?,
+                // A copy, read without locks: the entry is compared when it is replaced.
+                (Err(Occupant::Slot(slot)), _) => self.swap_in(slot, Reading::Fault)?,
+                (Err(Occupant::Entry(..)), _) => self.handle_present_entry()?,
+            };
+            if !matches!(next, Next::Again) {
+                return Ok(next);
+            }
+        }
+    }
+
+    /// Whether the page has a guard marker.
+    fn is_guarded(&self) -> bool {
+        let section = ReadSection::enter(&self.memory().platform);
+        let EntryAt { node, entry, .. } =
+            self.page_table().peek(&section, self.page, &mut Counts::default());
+        node.level.kind(entry) == Kind::Absent
+            && P::Arch::decode_absent(entry) == Some(Absent::Marker(Marker::Guard))
+    }
+
+    #[inline(always)]
+    pub(super) fn memory(&self) -> &'m Memory<P> {
+        self.space.page_table.memory
+    }
+
+    #[inline(always)]
+    pub(super) fn page_table(&self) -> &'f PageTable<'m, P> {
+        &self.space.page_table
+    }
+
+    /// The page.
+    #[inline(always)]
+    pub(super) fn range(&self) -> VirtRange {
+        VirtRange::raw(self.page.0, self.page.0 + PAGE_SIZE)
+    }
+
+    /// Locks the table of the page. No step waits while the cursor lives, since it borrows the
+    /// fault.
+    #[inline(always)]
+    pub(super) fn cursor(&self) -> Cursor<'_, 'm, P> {
+        self.cursor_of(self.range())
+    }
+
+    /// As [`Fault::cursor`], of a range around the page.
+    #[inline(always)]
+    pub(super) fn cursor_of(&self, range: VirtRange) -> Cursor<'_, 'm, P> {
+        self.page_table().cursor(range, Depth::Floor(Level::PTE))
+    }
+}

@@ -1,0 +1,69 @@
+//! Copies for pins: a private read-only page becomes the program's own without a write.
+
+use crate::addr::{PAGE_SHIFT, VirtAddr};
+use crate::arch::{Arch, Kind, Level};
+use crate::error::{Failure, FaultError};
+use crate::platform::Platform;
+use crate::space::AddressSpace;
+use crate::table::EntryAt;
+use crate::vma::Protection;
+
+use super::Access;
+use super::copy_on_write::folio_range;
+use super::slow::Fault;
+
+/// Gives the program its own read-only copy of the page at `page`, in a private read-only mapping: a
+/// copy of the zero page, of the object's page, or of a page that other processes map. Does nothing
+/// if the page is the program's own already, or is not mapped any more. (Linux:
+/// `FAULT_FLAG_UNSHARE`.)
+pub(in crate::space) fn unshare<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    page: VirtAddr,
+) -> Result<(), Failure<FaultError>> {
+    loop {
+        let locked = space.lock_vma(page).ok_or(FaultError::NotMapped)?;
+        let vma = locked.vma();
+        if vma.is_shared() || vma.protection().contains(Protection::WRITE) {
+            // The mapping was changed meanwhile.
+            return Ok(());
+        }
+        if vma.group_pointer().is_none() {
+            drop(locked);
+            space.prepare_group(page)?;
+            continue;
+        }
+        let fault = Fault::new(space, vma, page, Access::Read);
+        let Some(object) = vma.object() else { return fault.unshare_locked() };
+        // Keeps the object's pages from being dropped until they are copied.
+        return object.invalidate_lock.with_read(space.platform(), |_| fault.unshare_locked());
+    }
+}
+
+impl<P: Platform> Fault<'_, '_, P> {
+    fn unshare_locked(&self) -> Result<(), Failure<FaultError>> {
+        let frames = &self.memory().frames;
+        let shown = {
+            let mut cursor = self.cursor();
+            let EntryAt { node, index, entry: raw } = cursor.entry_at(self.page);
+            if node.level.kind(raw) != Kind::Leaf {
+                return Ok(());
+            }
+            let entry = node.single(raw, index);
+            let inside = (self.page.0 & (node.level.span() - 1)) >> PAGE_SHIFT;
+            let frame = P::Arch::frame(entry).plus(inside as u32);
+            if node.level == Level::PMD && self.memory().is_zero(frame) {
+                drop(cursor);
+                return self.fill_huge().map(|_| ());
+            }
+            frames.folio_of(frame).map(|folio| (folio, frame.0 - folio.head.0))
+        };
+        if let Some((folio, number)) =
+            shown.filter(|(folio, _)| frames.folio(*folio).is_anonymous())
+            && (frames.folio(folio).exclusive().contains(number)
+                || self.claim(folio_range(self.vma, self.page, number, folio), folio))
+        {
+            return Ok(());
+        }
+        self.copy().map(|_| ())
+    }
+}
