@@ -7,6 +7,7 @@ mod after_fork;
 mod collapse;
 mod device;
 mod device_errors;
+mod device_unlocked;
 mod direct;
 mod discard;
 mod exhausted;

@@ -274,6 +274,14 @@ impl<'a, P: Platform> LockedFolio<'a, P> {
         core::mem::forget(self);
     }
 
+    /// Unlocks the folio, and keeps the reference.
+    pub(crate) fn unlock(self) -> FolioRef<'a, P> {
+        let Self { handle, platform } = self;
+        core::mem::forget(self);
+        drop(FolioLock { handle, platform });
+        FolioRef::adopt(handle, platform)
+    }
+
     /// The holder of the lock has frozen the folio, with this reference as one of the last: no
     /// other thread has the folio or waits for its lock, and the freeze has consumed lock and
     /// reference.

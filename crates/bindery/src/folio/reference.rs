@@ -134,6 +134,13 @@ impl<P: Platform> Deref for FolioRef<'_, P> {
     }
 }
 
+impl<'a, P: Platform> FolioRef<'a, P> {
+    /// A guard for a reference that the caller has without one.
+    pub(super) fn adopt(handle: FolioHandle<'a, P>, platform: &'a P) -> Self {
+        Self { handle, platform }
+    }
+}
+
 impl<P: Platform> FolioRef<'_, P> {
     /// Leaves the folio referred to: the caller keeps the reference by other means.
     #[inline]

@@ -10,7 +10,6 @@ use crate::platform::Platform;
 use crate::rmap::{Locking, Seen, for_each_sight};
 use crate::vma::MappingFlags;
 
-use super::awaited::Stop;
 use super::fetch::{Wanted, demand};
 use super::in_flight::Reads;
 use super::invalidate::PagesMayGo;
@@ -18,7 +17,8 @@ use super::mappings::{self, Copies};
 use super::pages;
 use super::placed_folio::PlacedFolio;
 use super::state::Accounting;
-use super::swap_in::swap_in;
+use super::swap_in::swap_in_here;
+use super::wait::Stop;
 use super::{Object, ObjectState};
 
 /// Moves the pages that a huge leaf maps, from `first` on, into one folio; brings in those that are
@@ -82,7 +82,7 @@ fn bring_in<P: Platform>(
         if most_missing.is_some() {
             return Err(Error::Busy.into());
         }
-        swap_in(memory, object, run.page, FOLIO_ORDERS)?;
+        swap_in_here(memory, object, run.page, FOLIO_ORDERS)?;
     }
     Ok(())
 }

@@ -23,11 +23,11 @@ use crate::interrupt;
 use crate::platform::Platform;
 use crate::vma::MappingFlags;
 
-use super::awaited::Stop;
 use super::fetch::{FillSource, Moved, Wanted, Writing, demand, obtain};
 use super::in_flight::Reads;
 use super::seals::Seals;
 use super::state::pages_of;
+use super::wait::Stop;
 use super::{MAX_SIZE, Object, ObjectState, pages};
 use crate::collections::page_tree::{PageRun, PageStretch};
 
@@ -162,7 +162,7 @@ impl<P: Platform> Object<'_, P> {
             match read {
                 Ok(moved) => return Ok(moved),
                 Err(Stop::Failed(failure)) => return Err(failure),
-                Err(Stop::Await(awaited)) => _kept = awaited.wait(self)?,
+                Err(Stop::Wait(wait)) => _kept = wait.wait(self.memory, Some(self))?,
             }
         }
     }

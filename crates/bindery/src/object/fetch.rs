@@ -25,13 +25,13 @@ use crate::folio::{FOLIO_ORDERS, Folio, FolioRef};
 use crate::platform::Platform;
 
 use super::arrival::Arrival;
-use super::awaited::{Awaited, Stop};
 use super::in_flight::{Record, Refused};
 use super::read_buffer::{FOLIOS, ReadBuffer};
 use super::state::{Accounting, pages_of};
 use super::supply::add;
 use super::swap_ahead::swap_in_ahead;
-use super::swap_in::{Swapped, swap_in};
+use super::swap_in::{Swapped, swap_in, swap_in_here};
+use super::wait::{Stop, Wait};
 use super::{Object, ObjectState};
 use crate::collections::page_tree::{PageIndex, PageStretch};
 
@@ -112,7 +112,7 @@ pub(crate) struct Fetch {
 ///
 /// # Errors
 /// [`Error::OutOfMemory`], also if the reserve would be used; [`Error::NoSpace`] if no more may be
-/// committed; [`Error::InputOutput`] if the content is in swap and lost. [`Stop::Await`] if the
+/// committed; [`Error::InputOutput`] if the content is in swap and lost. [`Stop::Wait`] if the
 /// pager has the page.
 pub(super) fn obtain<P: Platform>(
     memory: &Memory<P>,
@@ -126,7 +126,11 @@ pub(super) fn obtain<P: Platform>(
             return Ok(slot.frame);
         }
         if object.pages.swapped() > 0 {
-            let found = swap_in(memory, object, page, wanted.orders)?;
+            let found = if wanted.for_fault {
+                swap_in(memory, object, page, wanted.orders)?
+            } else {
+                swap_in_here(memory, object, page, wanted.orders)?
+            };
             if found == Swapped::Read && wanted.for_fault {
                 memory.note_major_fault();
                 swap_in_ahead(memory, object, page, wanted.ahead, wanted.orders);
@@ -148,7 +152,7 @@ pub(super) fn obtain<P: Platform>(
 /// page is not dropped.
 ///
 /// # Errors
-/// [`Stop::Await`] with the read to wait for.
+/// [`Stop::Wait`] with the read to wait for.
 pub(super) fn demand<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -169,7 +173,7 @@ fn stored_pages(object: &ObjectState) -> u64 {
 
 fn await_page(page: u64, wanted: &Wanted<'_>) -> Stop {
     let Wanted { ahead, orders, end, reserve, .. } = *wanted;
-    Stop::Await(Awaited::Pages(Fetch { page, ahead, orders, end, reserve }))
+    Stop::Wait(Wait::Pages(Fetch { page, ahead, orders, end, reserve }))
 }
 
 /// Brings in a page that the lookup did not find, in the largest folio possible without the pager,

@@ -11,7 +11,7 @@
 //! | change | a thread that drops or replaces pages, or writes them from outside | a fetch or a `sync` of the pages |
 //! | turn | a `sync` that met a change | later changes |
 //!
-//! A waiting thread holds no lock, and tries again afterwards ([`super::Awaited`]).
+//! A waiting thread holds no lock, and tries again afterwards ([`super::Wait`]).
 //!
 //! # Stale content never enters the page index
 //! A change that drops pages *cancels* the reads that overlap it: their folios are discarded, and

@@ -15,7 +15,7 @@
 //! | `placed_folio` | a folio at its place in an object |
 //! | `fetch`, `supply`, `arrival` | pages brought in; filled folios enter the page index; their age |
 //! | `in_flight` | the pages that the pager works on, and the threads that wait for them |
-//! | `awaited` | waits with all locks released |
+//! | `wait` | waits with all locks released |
 //! | `content` | reads and writes from outside mappings |
 //! | `collapse` | one large folio for small ones |
 //! | `holes` | the ranges with and without pages |
@@ -64,7 +64,6 @@
 
 mod arrival;
 mod attachments;
-mod awaited;
 #[cfg(feature = "collapse")]
 mod collapse;
 mod content;
@@ -95,6 +94,7 @@ mod swap_ahead;
 mod swap_in;
 mod swap_off;
 pub(crate) mod swap_out;
+mod wait;
 mod will_need;
 
 use core::fmt;
@@ -109,7 +109,6 @@ use state::{Backing, Secrecy};
 
 pub use attachments::Attachments;
 pub(crate) use attachments::SegmentMark;
-pub(crate) use awaited::{Awaited, Stop};
 #[cfg(feature = "collapse")]
 pub(crate) use collapse::collapse;
 pub(crate) use invalidate::PagesStay;
@@ -120,6 +119,7 @@ pub use resize::Growth;
 pub use seals::{Sealing, Seals};
 pub use state::Accounting;
 pub use stored_bytes::StoredBytes;
+pub(crate) use wait::{Stop, Wait};
 pub(crate) use {
     registry::Registry,
     seals::WritableMapping,

@@ -12,11 +12,10 @@ use crate::addr::{Frame, Orders, PAGE_SHIFT, PAGE_SIZE, PageRange};
 use crate::folio::Folio;
 use crate::platform::Platform;
 
-use super::awaited::Stop;
 use super::dropping::{Piece, drop_pages};
 use super::fetch::{Wanted, obtain};
-use super::in_flight::Ticket;
 use super::invalidate::{PagesMayGo, PagesStay};
+use super::wait::{Stop, Wait};
 use super::{Object, ObjectState};
 use crate::bytes;
 use crate::collections::page_tree::{PageFlags, PageRun, PageStretch, SwapSlot};
@@ -222,17 +221,17 @@ pub(crate) fn get_ahead<P: Platform>(
 /// 3. CPU A lets page 3 be written, and no later `sync` saves the write.
 ///
 /// # Errors
-/// If one of the pages is being stored, the ticket to wait for before retrying. None is marked
+/// If one of the pages is being stored, the end of that, to wait for before retrying. None is marked
 /// then.
 pub(crate) fn mark_dirty<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
     page: u64,
     count: u64,
-) -> Result<(), Ticket> {
+) -> Result<(), Wait> {
     if object.notices_writes() {
         if let Some(ticket) = object.pages.being_stored(&memory.platform, page, count) {
-            return Err(ticket);
+            return Err(Wait::Pager(ticket));
         }
         let known = object.pages.look(&memory.platform, |index| {
             let run = index.next_run_with(PageFlags::DIRTY, page, page.saturating_add(count));
@@ -262,7 +261,7 @@ pub(super) fn mark_run_dirty<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
     run: PageRun,
-) -> Result<(), Ticket> {
+) -> Result<(), Wait> {
     if object.notices_writes() {
         return mark_dirty(memory, object, run.page, u64::from(run.count));
     }
@@ -279,8 +278,9 @@ pub(super) fn mark_run_dirty<P: Platform>(
 pub(crate) fn mark_written<P: Platform>(object: &Object<'_, P>, page: u64, count: u64) {
     let (memory, state) = (object.memory, object.state());
     let mark = |_: &PagesStay| mark_dirty(memory, state, page, count);
-    while let Err(ticket) = state.invalidate_lock.with_read(&memory.platform, mark) {
-        state.pages.wait(&memory.platform, ticket);
+    while let Err(wait) = state.invalidate_lock.with_read(&memory.platform, mark) {
+        // The pager reports an error of its own work to the thread that asked for it.
+        drop(wait.wait(memory, Some(object)));
     }
 }
 

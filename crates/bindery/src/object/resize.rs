@@ -6,7 +6,6 @@ use crate::interrupt;
 use crate::platform::Platform;
 use crate::vma::MappingFlags;
 
-use super::awaited::Stop;
 use super::dropping::{Piece, drop_pages};
 use super::fetch::{Wanted, demand, obtain};
 use super::in_flight::Reads;
@@ -14,7 +13,8 @@ use super::invalidate::PagesMayGo;
 use super::mappings::{self, Copies};
 use super::seals::Seals;
 use super::state::pages_of;
-use super::swap_in::{Swapped, swap_in};
+use super::swap_in::{Swapped, swap_in_here};
+use super::wait::Stop;
 use super::{MAX_SIZE, Object, pages};
 use crate::collections::page_tree::PAGE_LIMIT;
 
@@ -142,7 +142,7 @@ impl<P: Platform> Object<'_, P> {
         for cut in cuts.into_iter().filter(|cut| !cut.is_multiple_of(PAGE_SIZE)) {
             let page = cut >> PAGE_SHIFT;
             while object.pages.swapped() > 0
-                && swap_in(memory, object, page, Orders::PAGE)? != Swapped::No
+                && swap_in_here(memory, object, page, Orders::PAGE)? != Swapped::No
             {}
         }
         Ok(())

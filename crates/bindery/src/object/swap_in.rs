@@ -3,7 +3,7 @@
 //! The caller keeps pages from leaving the index: it holds the invalidate lock for reading, or the
 //! changes. So no page in swap is dropped, and none is swapped out. Two calls that want the same
 //! page meet at its slot: one claims it, the other finds the folio in the swap cache and waits for
-//! its lock.
+//! its lock. A fault waits for a lock or a device only after it has released its own locks.
 //!
 //! A page that is swapped in frees its slot at once, and counts as dirty, as on Linux. So writes to
 //! shared memory need no tracking: no slot ever has content that is older than that of a page in
@@ -12,13 +12,15 @@
 use crate::Memory;
 use crate::addr::{Order, Orders};
 use crate::collections::page_tree::{PageIndex, SwapSlot, SwappedRun};
-use crate::error::{Error, Failure};
+use crate::error::{Error, Failure, NoMemory};
 use crate::folio::{FOLIO_ORDERS, Folio, FolioIndex, Owner, SwapPlace};
 use crate::platform::Platform;
 use crate::swap::SlotRun;
+use crate::swap::device_read::Load;
 
 use super::ObjectState;
 use super::placed_folio::PlacedFolio;
+use super::wait::{Stop, Wait};
 
 /// The location of a page before the call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -31,11 +33,12 @@ pub(super) enum Swapped {
     Read,
 }
 
-/// Swaps in `page` if it is in swap; the caller then looks at the index again. May sleep. `orders`
-/// are those that the folio may have (bit n: order n; order 0 always).
+/// Swaps in `page` if it is in swap; the caller then looks at the index again. `orders` are those
+/// that the folio may have (bit n: order n; order 0 always). May sleep, but not for a device.
 ///
 /// # Errors
-/// [`Error::OutOfMemory`]; [`Error::InputOutput`] if the content is lost. Nothing has changed.
+/// [`Error::OutOfMemory`]; [`Error::InputOutput`] if the content is lost. [`Stop::Wait`] if a device
+/// reads the page, or another thread has the folio's lock. The index has not changed.
 #[cold]
 #[inline(never)]
 pub(super) fn swap_in<P: Platform>(
@@ -43,7 +46,7 @@ pub(super) fn swap_in<P: Platform>(
     object: &ObjectState,
     page: u64,
     orders: Orders,
-) -> Result<Swapped, Failure> {
+) -> Result<Swapped, Stop> {
     let look = |index: &PageIndex| index.swapped(page);
     let Some(slot) = object.pages.look(&memory.platform, look) else { return Ok(Swapped::No) };
     let Some(cached) = memory.find_cached(slot.area, slot.slot) else {
@@ -54,7 +57,9 @@ pub(super) fn swap_in<P: Platform>(
         return Ok(swapped);
     };
     // The folio's lock is held while it is written out or read.
-    let lock = memory.lock_folio(*cached);
+    let Some(lock) = memory.frames.folio(*cached).try_lock(&memory.platform) else {
+        return Err(Stop::Wait(Wait::SwapCache { area: slot.area, slot: slot.slot }));
+    };
     if let Some(place) = memory.frames.folio(*cached).swap_place()
         && let Some(number) = slot.slot.checked_sub(place.first)
         && number < u64::from(cached.pages())
@@ -64,6 +69,29 @@ pub(super) fn swap_in<P: Platform>(
         PlacedFolio { memory, object, folio: *cached, first }.swap_in(place, &lock);
     }
     Ok(Swapped::Cached)
+}
+
+/// Like [`swap_in`], but waits for the device under the caller's locks. The caller holds no VMA's
+/// lock.
+///
+/// # Errors
+/// [`Error::OutOfMemory`]; [`Error::InputOutput`].
+#[cold]
+pub(super) fn swap_in_here<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    page: u64,
+    orders: Orders,
+) -> Result<Swapped, Failure> {
+    // The folio that was read stays until the index has it.
+    let mut _kept = None;
+    loop {
+        match swap_in(memory, object, page, orders) {
+            Ok(swapped) => return Ok(swapped),
+            Err(Stop::Failed(failure)) => return Err(failure),
+            Err(Stop::Wait(wait)) => _kept = wait.wait(memory, None)?,
+        }
+    }
 }
 
 /// Records an access that had `page` read, once memory has been short.
@@ -76,30 +104,34 @@ fn note_way<P: Platform>(memory: &Memory<P>, object: &ObjectState, page: u64) {
     }
 }
 
-/// Reads the content of the slots around the page into a fresh folio.
+/// Reads the content of the slots around the page into a fresh folio, or begins to.
+///
+/// # Errors
+/// As [`swap_in`].
 pub(super) fn read_in<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
     page: u64,
     slot: SwapSlot,
     orders: Orders,
-) -> Result<Swapped, Failure> {
+) -> Result<Swapped, Stop> {
     let mut orders = orders & FOLIO_ORDERS | Orders::PAGE;
     while let Some((order, run)) = next_run(memory, object, page, slot, &mut orders) {
         memory.may_wait();
         let Some(folio) = memory.frames.new_folio(order) else { continue };
-        match read_folio(memory, object, folio, run) {
+        match read_folio(memory, object, folio, run, slot.slot) {
             Ok(()) => return Ok(Swapped::Read),
+            Err(Unread::Wait(wait)) => return Err(Stop::Wait(wait)),
             Err(Unread::Content) if order == Order::PAGE => return Err(Error::InputOutput.into()),
             Err(Unread::Slots) if order == Order::PAGE => {
                 // Another thread reads the page, or has it.
                 memory.platform.relax();
                 return Ok(Swapped::Cached);
             }
-            Err(_) => {}
+            Err(Unread::Slots | Unread::Content) => {}
         }
     }
-    Err(Failure::NoMemory)
+    Err(NoMemory.into())
 }
 
 /// The largest run around `page`, which is in `slot`, that could be read into one folio of an order
@@ -141,6 +173,8 @@ enum Unread {
     Slots,
     /// The content is lost.
     Content,
+    /// The caller has to wait, without locks.
+    Wait(Wait),
 }
 
 fn read_folio<P: Platform>(
@@ -148,6 +182,7 @@ fn read_folio<P: Platform>(
     object: &ObjectState,
     folio: Folio,
     run: SwappedRun,
+    wanted: u64,
 ) -> Result<(), Unread> {
     let slots = slots_of(run);
     let (frames, platform) = (&memory.frames, &memory.platform);
@@ -162,13 +197,28 @@ fn read_folio<P: Platform>(
         return Err(Unread::Slots);
     }
     let place = SwapPlace { area: slots.area, first: slots.first, cached: slots.count };
-    let loaded = memory.load_folio(folio, slots);
-    if loaded {
-        PlacedFolio { memory, object, folio, first: run.page }.swap_in(place, &lock);
+    let lock = if memory.reads_around(slots.area) {
+        match memory.begin_device_read(lock, folio, slots, wanted) {
+            Load::Done(lock) => lock,
+            Load::Lost => return Err(Unread::Content),
+            Load::Full => return Err(Unread::Wait(Wait::SwapRequest { area: slots.area })),
+            Load::Begun(read) => {
+                if memory.clock.has_reclaimed() {
+                    memory.note_way(folio, object.place_of(run.page));
+                }
+                return Err(Unread::Wait(Wait::SwapRead(read)));
+            }
+        }
+    } else if memory.load_folio(folio, slots) {
+        lock
     } else {
         memory.give_up(folio, place);
-    }
+        drop(lock);
+        frames.folio(folio).release(platform);
+        return Err(Unread::Content);
+    };
+    PlacedFolio { memory, object, folio, first: run.page }.swap_in(place, &lock);
     drop(lock);
     frames.folio(folio).release(platform);
-    if loaded { Ok(()) } else { Err(Unread::Content) }
+    Ok(())
 }

@@ -10,7 +10,7 @@ use crate::platform::Platform;
 use crate::swap::SwapArea;
 use crate::vma::MappingFlags;
 
-use super::swap_in::swap_in;
+use super::swap_in::swap_in_here;
 use super::{Object, ObjectState, Registry};
 
 impl<P: Platform> Memory<P> {
@@ -54,7 +54,7 @@ impl<'m, P: Platform> Object<'m, P> {
         while let Some(run) = self.next_in_area(from, area) {
             interrupt::check_any(&memory.platform)?;
             memory.retry(|| {
-                let bring = |_: &_| swap_in(memory, object, run.page, orders);
+                let bring = |_: &_| swap_in_here(memory, object, run.page, orders);
                 object.invalidate_lock.with_read(&memory.platform, bring)
             })?;
             from = run.page;

@@ -10,6 +10,7 @@ use crate::platform::Platform;
 use crate::swap::early_read::{Begun, Cause, Source};
 
 use super::swap_in::{next_run, read_in, slots_of};
+use super::wait::Stop;
 use super::{Object, ObjectState};
 
 impl<P: Platform> Object<'_, P> {
@@ -59,9 +60,14 @@ pub(super) fn bring_in<P: Platform>(
     let Some(slot) = object.pages.look(&memory.platform, look) else { return Some(page + 1) };
     match memory.source_of_slot(slot.area, slot.slot) {
         Some(Source::Memory) => match read_in(memory, object, page, slot, orders) {
-            Err(Failure::NoMemory) => None,
+            Err(Stop::Failed(Failure::NoMemory)) => None,
             // Lost content is an error only for an access that needs it.
-            Ok(_) | Err(Failure::Refused(_)) => Some(page + 1),
+            Ok(_) | Err(Stop::Failed(Failure::Refused(_))) => Some(page + 1),
+            // The area has got a slower device meanwhile.
+            Err(Stop::Wait(wait)) => {
+                drop(wait.wait(memory, None));
+                Some(page + 1)
+            }
         },
         Some(Source::Device) if sources == Sources::Fast => None,
         Some(Source::Device) if memory.has_free_request(slot.area) => {

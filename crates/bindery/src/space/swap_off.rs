@@ -3,12 +3,13 @@
 
 use crate::addr::{VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Kind};
-use crate::error::{Error, FaultError};
+use crate::error::{Error, Failure, FaultError};
 use crate::interrupt;
+use crate::object::Wait;
 use crate::platform::Platform;
 use crate::swap::SwapArea;
 
-use super::fault::{Fault, Reading, slot_at};
+use super::fault::{Fault, Next, Reading, refused, slot_at};
 use super::{Access, AddressSpace};
 
 impl<P: Platform> AddressSpace<'_, P> {
@@ -48,22 +49,36 @@ impl<P: Platform> AddressSpace<'_, P> {
         check: fn(&P) -> Result<(), Error>,
         next: impl Fn(VirtAddr) -> Option<VirtAddr>,
     ) -> Result<(), Error> {
+        let memory = self.page_table.memory;
         let mut at = VirtAddr(0);
+        // The folio that a device has read stays until it is mapped.
+        let mut _kept = None;
         while let Some(page) = next(at) {
             check(self.platform())?;
-            let fault = || {
-                let Some(locked) = self.lock_vma(page) else { return Ok(()) };
-                let Some(slot) = slot_at(&self.page_table, page) else { return Ok(()) };
-                let fault = Fault::new(self, locked.vma(), page, Access::Read);
-                fault.swap_in(slot, Reading::SwapOff).map(drop)
-            };
-            self.page_table.memory.retry(fault).map_err(|error| {
+            let result = memory.retry(|| {
+                if let Some(wait) = self.bring_back_page(page)? {
+                    _kept = wait.wait(memory, None).map_err(refused)?;
+                }
+                Ok(())
+            });
+            result.map_err(|error| {
                 let short = error == FaultError::OutOfMemory;
                 if short { Error::OutOfMemory } else { Error::Fault(page) }
             })?;
             at = page;
         }
         Ok(())
+    }
+
+    /// Brings back a page that is in swap, or returns the thing to wait for before the next attempt.
+    fn bring_back_page(&self, page: VirtAddr) -> Result<Option<Wait>, Failure<FaultError>> {
+        let Some(locked) = self.lock_vma(page) else { return Ok(None) };
+        let Some(slot) = slot_at(&self.page_table, page) else { return Ok(None) };
+        let fault = Fault::new(self, locked.vma(), page, Access::Read);
+        match fault.swap_in(slot, Reading::SwapOff)? {
+            Next::Done(_) | Next::Again => Ok(None),
+            Next::Wait(wait) => Ok(Some(wait)),
+        }
     }
 
     /// The first page from `at` on that has its content in the area.

@@ -181,8 +181,13 @@ fn map_announced<P: Platform>(fault: &Fault<'_, '_, P>, slot: Slot) -> Option<Vi
     let next = fault.page.offset(PAGE_SIZE);
     match fault.swap_in(slot, Reading::Advice) {
         Ok(Next::Done(Resolved::FromSwap(range))) => Some(range.end().max(next)),
+        // The area has got a slower device meanwhile.
+        Ok(Next::Wait(wait)) => {
+            drop(wait.wait(fault.space.memory(), None));
+            Some(next)
+        }
         // Another thread was faster, or the content is lost.
-        Ok(_) | Err(Failure::Refused(_)) => Some(next),
+        Ok(Next::Done(_) | Next::Again) | Err(Failure::Refused(_)) => Some(next),
         Err(Failure::NoMemory) => None,
     }
 }

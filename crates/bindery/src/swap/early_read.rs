@@ -59,7 +59,7 @@ pub(crate) enum Begun {
 
 /// The number of a run's pages that a device has; words fill the others.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Stored {
+pub(super) enum Stored {
     None,
     Some,
 }
@@ -145,7 +145,7 @@ impl<P: Platform> Memory<P> {
 
     /// The number of a run's pages that a device has; the slots are busy. `None` if a slot has no
     /// content.
-    fn content_of(&self, run: SlotRun) -> Option<Stored> {
+    pub(super) fn content_of(&self, run: SlotRun) -> Option<Stored> {
         let has =
             |page: u32, content| self.slot_has(run.area, run.first + u64::from(page), content);
         let stored = (0..run.count).filter(|page| has(*page, Cell::STORED)).count();
@@ -154,12 +154,12 @@ impl<P: Platform> Memory<P> {
         (stored + filled == run.count as usize).then_some(some)
     }
 
-    fn slot_has(&self, area: u8, slot: u64, content: u64) -> bool {
+    pub(super) fn slot_has(&self, area: u8, slot: u64, content: u64) -> bool {
         self.swap_cell(area, slot).is_some_and(|cell| cell.has(content))
     }
 
     /// Fills the pages whose slots hold one repeated word. The slots are busy.
-    fn fill_filled_pages(&self, folio: Folio, run: SlotRun) {
+    pub(super) fn fill_filled_pages(&self, folio: Folio, run: SlotRun) {
         let Some((_, cells, values)) = self.cells(run) else { return };
         for (page, (cell, value)) in (0..).zip(cells.iter().zip(values)) {
             if Cell(cell.load(Relaxed)).has(Cell::FILLED) {

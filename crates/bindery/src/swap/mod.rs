@@ -7,6 +7,7 @@
 //! | `cell` | references to a slot, and the location of its content |
 //! | `slots`, `settle`, `freed` | taking, releasing and caching slots: by runs, under one lock |
 //! | `content`, `page_set` | writing and reading |
+//! | `device_read` | reads that a thread waits for after it has released its locks |
 //! | `device`, `requests` | [`SwapDevice`], and its requests |
 //! | `discard` | discards of free slots on devices |
 //! | `take_back` | folios that are wanted again while a device writes them |
@@ -63,6 +64,7 @@ mod content;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod damage;
 mod device;
+pub(crate) mod device_read;
 mod discard;
 pub(crate) mod early_read;
 pub(crate) mod exhausted;

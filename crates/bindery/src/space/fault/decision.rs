@@ -69,7 +69,7 @@ pub(super) enum Decision {
     Spurious,
     /// The fault fails.
     Fail(FaultError),
-    /// Lift the write-protection, of which no userfaultfd is to be notified.
+    /// Lift the write-protection without notifying a userfaultfd.
     LiftProtection,
     /// Map a page, write-protected.
     MapProtected,

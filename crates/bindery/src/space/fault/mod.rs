@@ -8,7 +8,7 @@
 //! | `object` | empty entries of mappings of objects |
 //! | `copy_on_write`, `unshare` | private pages: claimed, or copied; copies for pins |
 //! | `swap_in`, `read_in` | swap entries: pages in the swap cache; reads of slots |
-//! | `wait` | the things that a fault waits for without locks |
+//! | `wait` | the wait, with the VMA unlocked |
 
 mod copy_on_write;
 mod decision;
@@ -28,6 +28,8 @@ use crate::error::{Failure, FaultError};
 use crate::platform::Platform;
 use crate::table::ReadSection;
 
+use crate::object::Wait;
+
 use super::AddressSpace;
 use super::vma::{MappingFlags, Protection, VmaReadGuard};
 
@@ -38,7 +40,6 @@ pub(super) use present::record_access;
 pub(super) use slow::{Fault, Next, Stepped};
 pub(super) use swap_in::{Reading, Slot, slot_at};
 pub(super) use unshare::unshare;
-pub(super) use wait::Wait;
 pub(super) use zero_page::read_attributes;
 
 /// The access that faulted.

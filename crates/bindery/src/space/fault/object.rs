@@ -7,7 +7,7 @@ use crate::arch::{Arch, Attributes, Entry, Level, Permissions};
 use crate::collections::page_tree::PageRun;
 use crate::error::FaultError;
 use crate::folio::Folio;
-use crate::object::{Awaited, ObjectState, PagesStay, Stop, pages};
+use crate::object::{ObjectState, PagesStay, Stop, pages};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::table::leaf::user_attributes;
@@ -19,7 +19,7 @@ use crate::vma::{MappingFlags, Vma};
 use super::copy_on_write::folio_range;
 use super::first_touch::{own_folio, written_attributes};
 use super::slow::{Fault, Next, Stepped};
-use super::{Access, Resolved, Wait, refused};
+use super::{Access, Resolved, refused};
 
 /// A read maps the object's pages in the part of this size around the address (Linux:
 /// `fault_around_bytes`).
@@ -58,8 +58,8 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
             if noticed {
                 part = self.range();
             }
-            if let Err(ticket) = pages::mark_dirty(memory, object, index, 1) {
-                return Ok(Next::Wait(Wait::Object(Awaited::End(ticket))));
+            if let Err(wait) = pages::mark_dirty(memory, object, index, 1) {
+                return Ok(Next::Wait(wait));
             }
             let attributes = object_attributes(vma, self.access);
             let next = self.map_frames(part, frame_at(frame, page, part), attributes)?;
@@ -210,7 +210,8 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
             let mut mapped = Ok(Next::Again);
             for run in runs {
                 let range = origin.range_of(run);
-                let next = self.fill_run(range, run.frame, attributes, table, &mut cursor.counts);
+                let first = P::Arch::page_entry(run.frame, Level::PTE, attributes);
+                let next = self.fill_run(range, first, table, &mut cursor.counts);
                 if range.contains(page) {
                     mapped = next;
                 }
@@ -220,19 +221,17 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
         Ok(mapped??)
     }
 
-    /// Fills the empty entries of `range` in `table`, which is locked, with frames of one folio from
-    /// `first` on.
+    /// Fills the empty entries of `range` in `table`, which is locked, with pages of one folio from
+    /// that of `first` on.
     fn fill_run(
         &self,
         range: VirtRange,
-        first: Frame,
-        attributes: Attributes,
+        first: Entry,
         table: Frame,
         counts: &mut Counts,
     ) -> Result<Next, FaultError> {
         let (frames, page_table) = (&self.memory().frames, self.page_table());
-        let folio = frames.folio_of(first).ok_or(FaultError::Bus)?;
-        let first = P::Arch::page_entry(first, Level::PTE, attributes);
+        let folio = frames.folio_of(P::Arch::frame(first)).ok_or(FaultError::Bus)?;
         let begin = P::Arch::PTE.index_of(range.start());
         let end = begin + range.pages() as u32;
         let owner = frames.folio(folio).owner_kind();
@@ -275,7 +274,7 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
 /// The step of a fault that has met `stop` in an object.
 pub(in crate::space) fn stopped(stop: Stop) -> Stepped {
     match stop {
-        Stop::Await(awaited) => Ok(Next::Wait(Wait::Object(awaited))),
+        Stop::Wait(wait) => Ok(Next::Wait(wait)),
         Stop::Failed(failure) => Err(refused(failure)),
     }
 }

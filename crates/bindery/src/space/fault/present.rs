@@ -8,7 +8,7 @@ use crate::arch::{
 };
 use crate::events::Unchanged;
 use crate::folio::Folio;
-use crate::object::{Awaited, pages};
+use crate::object::pages;
 use crate::platform::Platform;
 use crate::space::userfault::{lift_protection, map_protected_page};
 use crate::stats::Counts;
@@ -23,10 +23,12 @@ use crate::vma::MappingFlags;
 use super::copy_on_write::folio_range;
 use super::decision::{Content, Decision, FolioState, Present, Terms};
 use super::slow::{Fault, Next, Stepped};
-use super::{Access, Resolved, Wait};
+use super::{Access, Resolved};
 
 impl<P: Platform> Fault<'_, '_, P> {
     /// The entry of the page was not empty: decides with the table locked, and carries that out.
+    // Never: a fault on an empty entry or on a page in swap would pay for the registers.
+    #[inline(never)]
     pub(super) fn handle_present_entry(&self) -> Stepped {
         let policy = self.vma.entry_policy();
         let (writable, watched) = (policy.writable, policy.watched);
@@ -163,8 +165,8 @@ impl<P: Platform> Fault<'_, '_, P> {
         if let Some(object) = self.vma.object().filter(|object| object.notices_writes()) {
             let first = self.vma.page_offset_of(start);
             let marked = pages::mark_dirty(memory, object, first, span >> PAGE_SHIFT);
-            if let Err(ticket) = marked {
-                return Ok(Next::Wait(Wait::Object(Awaited::End(ticket))));
+            if let Err(wait) = marked {
+                return Ok(Next::Wait(wait));
             }
         }
         let mut cursor = self.cursor();

@@ -4,15 +4,17 @@ use crate::addr::{Order, Orders, PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Level};
 use crate::error::{Failure, FaultError};
 use crate::folio::SwapPlace;
-use crate::folio::{Folio, FolioIndex, Owner};
+use crate::folio::{Folio, FolioIndex, FolioLock, Owner};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::swap::SlotRun;
 use crate::swap::cell::{self, ClaimError};
+use crate::swap::device_read::Load;
 use crate::swap::streak::ReadByFault;
 use crate::table::run::Slots;
 use crate::table::{EntryAt, ReadSection};
 
+use super::Wait;
 use super::first_touch::folio_place;
 use super::slow::{Fault, Next, Stepped};
 use super::swap_in::{CachedPage, Home, Reading, Slot, slot_at};
@@ -37,10 +39,15 @@ impl<P: Platform> Fault<'_, '_, P> {
         while let Some((order, slots)) = self.next_run(slot, &mut orders) {
             memory.may_wait();
             let Some(folio) = memory.frames.new_exclusive_folio(order) else { continue };
-            match self.read_folio(folio, slots) {
+            match self.read_folio(folio, slots, slot.number) {
+                // Nothing was read.
+                Ok(next @ Next::Wait(Wait::SwapRequest { .. })) => return Ok(next),
                 Ok(next) => {
                     if reading == Reading::Fault {
-                        memory.note_major_fault();
+                        // The wait for a device counts the fault when the page was read.
+                        if !matches!(next, Next::Wait(_)) {
+                            memory.note_major_fault();
+                        }
                         if allowed.has_large() {
                             self.note_streak(slot, order);
                         }
@@ -168,8 +175,8 @@ impl<P: Platform> Fault<'_, '_, P> {
     }
 
     /// Claims the slots for the folio, reads their content into it, and maps it.
-    fn read_folio(&self, folio: Folio, slots: SlotRun) -> Result<Next, Unread> {
-        let (memory, page) = (self.memory(), self.page);
+    fn read_folio(&self, folio: Folio, slots: SlotRun, wanted: u64) -> Result<Next, Unread> {
+        let memory = self.memory();
         let (frames, platform) = (&memory.frames, &memory.platform);
         let Some(lock) = frames.folio(folio).try_lock(platform) else {
             return Err(Unread::Slots);
@@ -183,6 +190,9 @@ impl<P: Platform> Fault<'_, '_, P> {
             frames.folio(folio).release_pages(platform, 2);
             return Err(Unread::Slots);
         }
+        if memory.reads_around(slots.area) {
+            return self.begin_device_read(lock, folio, slots, wanted);
+        }
         let place = SwapPlace { area: slots.area, first: slots.first, cached: slots.count };
         if !memory.load_folio(folio, slots) {
             memory.give_up(folio, place);
@@ -190,6 +200,45 @@ impl<P: Platform> Fault<'_, '_, P> {
             frames.folio(folio).release(platform);
             return Err(Unread::Content);
         }
+        self.map_loaded(lock, folio, slots)
+    }
+
+    /// Begins to read the folio from a device. It waits for the device with the VMA unlocked.
+    #[cold]
+    fn begin_device_read(
+        &self,
+        lock: FolioLock<'_, P>,
+        folio: Folio,
+        slots: SlotRun,
+        wanted: u64,
+    ) -> Result<Next, Unread> {
+        let memory = self.memory();
+        // Until it is mapped, other entries may refer to the slots of its pages.
+        memory.frames.folio(folio).exclusive().clear(0, folio.pages());
+        match memory.begin_device_read(lock, folio, slots, wanted) {
+            Load::Done(lock) => self.map_loaded(lock, folio, slots),
+            Load::Lost => Err(Unread::Content),
+            Load::Full => Ok(Next::Wait(Wait::SwapRequest { area: slots.area })),
+            Load::Begun(read) => {
+                if memory.clock.has_reclaimed() {
+                    let number = self.page.0 >> PAGE_SHIFT;
+                    memory.note_way(folio, number & !u64::from(folio.pages() - 1));
+                }
+                Ok(Next::Wait(Wait::SwapRead(read)))
+            }
+        }
+    }
+
+    /// Maps a folio that has the content of these slots, and releases it.
+    #[inline(always)]
+    fn map_loaded(
+        &self,
+        lock: FolioLock<'_, P>,
+        folio: Folio,
+        slots: SlotRun,
+    ) -> Result<Next, Unread> {
+        let (memory, page) = (self.memory(), self.page);
+        let place = SwapPlace { area: slots.area, first: slots.first, cached: slots.count };
         // The folio may have pages below the one of the fault: the address tells the number.
         let inside = (page.0 & ((folio_bytes(folio)) - 1)) >> PAGE_SHIFT;
         let cached = CachedPage { folio, place, number: inside as u32 };
@@ -197,7 +246,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         let home = Home { index: self.vma.folio_index_at(start), is_shared: false };
         let next = self.map_swapped(cached, home, &lock);
         drop(lock);
-        frames.folio(folio).release(platform);
+        memory.frames.folio(folio).release(&memory.platform);
         next.map_err(Unread::Refused)
     }
 }

@@ -7,13 +7,14 @@ use crate::error::{Failure, FaultError};
 use crate::object::{ObjectState, PagesStay};
 use crate::platform::Platform;
 use crate::space::AddressSpace;
-use crate::space::userfault::Served;
+use crate::space::userfault::{Served, serve_by_userfault};
 use crate::stats::Counts;
 use crate::table::cursor::Cursor;
 use crate::table::locking::Depth;
 use crate::table::{EntryAt, PageTable, ReadSection};
 use crate::vma::{MappingFlags, Vma, VmaReadGuard};
 
+use super::wait::wait_unlocked;
 use super::{Access, FaultRequest, Occupant, Reading, Resolved, Wait, check_access};
 
 /// A fault on a page of a VMA that is locked, at least for reading, for as long as this lives.
@@ -68,18 +69,17 @@ pub(super) fn fault_slow<P: Platform>(
         let flags = locked.vma().flags();
         check_access::<P::Arch>(request, flags)?;
         if flags.intersects(MappingFlags::USERFAULT) {
-            match space.serve_by_userfault(locked, request) {
-                Served::GoOn(still) => locked = still,
-                Served::LookAgain => continue,
+            match serve_by_userfault(space, locked, request)? {
+                Served::Unserved(still) => locked = still,
+                Served::Again => continue,
                 Served::Mapped => return Ok(Resolved::Spurious),
-                Served::Refused(error) => return Err(error.into()),
             }
         }
         let fault = Fault { space, vma: locked.vma(), page, access, tries };
         if access == Access::Write && !flags.contains(MappingFlags::SHARED) {
             if fault.vma.group_pointer().is_none() {
                 if flags.contains(MappingFlags::MAYBE_GUARDS) && fault.is_guarded() {
-                    // As Linux: an access to a guard gives the mapping no anon group.
+                    // As on Linux, an access to a guard gives the mapping no anon group.
                     return Err(FaultError::NotMapped.into());
                 }
                 // Once for each mapping: the mutex guards its anon group.
@@ -102,7 +102,7 @@ pub(super) fn fault_slow<P: Platform>(
                 if matches!(wait, Wait::Memory) {
                     tries = Tries::Last;
                 }
-                _kept = wait.wait(space, locked)?;
+                _kept = wait_unlocked(space, locked, wait)?;
             }
         }
     }
@@ -121,6 +121,7 @@ impl<'f, 'm, P: Platform> Fault<'f, 'm, P> {
     }
 
     /// Resolves the fault, unless it has to wait.
+    #[inline(always)]
     fn resolve(&self) -> Stepped {
         let Some(object) = self.vma.object() else { return self.resolve_in(None) };
         // Keeps the object's pages from being dropped until they are mapped.
@@ -130,6 +131,8 @@ impl<'f, 'm, P: Platform> Fault<'f, 'm, P> {
     }
 
     /// As [`Fault::resolve`], in anonymous memory, or in an object whose pages stay.
+    // Always, once for each: the result would be copied, which a fault on a page in swap pays for.
+    #[inline(always)]
     fn resolve_in(&self, object: Option<(&ObjectState, &PagesStay)>) -> Stepped {
         loop {
             let next = match (self.vacant_orders(), object) {

@@ -20,7 +20,7 @@ use crate::table::{EntryAt, PageTable, ReadSection};
 use super::copy_on_write::folio_range;
 use super::first_touch::own_folio;
 use super::slow::{Fault, Next, Stepped};
-use super::{Access, Resolved};
+use super::{Access, Resolved, Wait};
 
 /// The reason why a page comes back.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -101,7 +101,7 @@ pub(super) fn slot_of<P: Platform>(
 
 impl<P: Platform> Fault<'_, '_, P> {
     /// Brings back the page whose entry refers to `slot`, with the pages around it that were
-    /// swapped out with it. May sleep.
+    /// swapped out with it. Does not wait for devices.
     #[inline(never)]
     pub(in crate::space) fn swap_in(&self, slot: Slot, reading: Reading) -> Stepped {
         let memory = self.memory();
@@ -110,8 +110,11 @@ impl<P: Platform> Fault<'_, '_, P> {
         if cell.frame().is_some()
             && let Some(cached) = memory.find_cached(slot.area, slot.number)
         {
-            // The thread that writes the folio out, or reads it, has the lock.
-            let lock = memory.lock_folio(*cached);
+            // A thread or a device that writes the folio out, or reads it, has the lock: waiting for
+            // it with the VMA locked would keep changes of the VMA waiting for the device.
+            let Some(lock) = memory.frames.folio(*cached).try_lock(&memory.platform) else {
+                return Ok(Next::Wait(Wait::SwapCache { area: slot.area, slot: slot.number }));
+            };
             if memory.frames.folio(*cached).take_read_around() {
                 memory.note_hit_of_read_around(self.page.0 >> PAGE_SHIFT);
             }

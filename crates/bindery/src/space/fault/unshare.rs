@@ -24,7 +24,7 @@ pub(in crate::space) fn unshare<P: Platform>(
         let locked = space.lock_vma(page).ok_or(FaultError::NotMapped)?;
         let vma = locked.vma();
         if vma.is_shared() || vma.protection().contains(Protection::WRITE) {
-            // The mapping was changed meanwhile.
+            // The mapping has changed.
             return Ok(());
         }
         if vma.group_pointer().is_none() {
@@ -33,37 +33,34 @@ pub(in crate::space) fn unshare<P: Platform>(
             continue;
         }
         let fault = Fault::new(space, vma, page, Access::Read);
-        let Some(object) = vma.object() else { return fault.unshare_locked() };
+        let Some(object) = vma.object() else { return unshare_locked(&fault) };
         // Keeps the object's pages from being dropped until they are copied.
-        return object.invalidate_lock.with_read(space.platform(), |_| fault.unshare_locked());
+        return object.invalidate_lock.with_read(space.platform(), |_| unshare_locked(&fault));
     }
 }
 
-impl<P: Platform> Fault<'_, '_, P> {
-    fn unshare_locked(&self) -> Result<(), Failure<FaultError>> {
-        let frames = &self.memory().frames;
-        let shown = {
-            let mut cursor = self.cursor();
-            let EntryAt { node, index, entry: raw } = cursor.entry_at(self.page);
-            if node.level.kind(raw) != Kind::Leaf {
-                return Ok(());
-            }
-            let entry = node.single(raw, index);
-            let inside = (self.page.0 & (node.level.span() - 1)) >> PAGE_SHIFT;
-            let frame = P::Arch::frame(entry).plus(inside as u32);
-            if node.level == Level::PMD && self.memory().is_zero(frame) {
-                drop(cursor);
-                return self.fill_huge().map(|_| ());
-            }
-            frames.folio_of(frame).map(|folio| (folio, frame.0 - folio.head.0))
-        };
-        if let Some((folio, number)) =
-            shown.filter(|(folio, _)| frames.folio(*folio).is_anonymous())
-            && (frames.folio(folio).exclusive().contains(number)
-                || self.claim(folio_range(self.vma, self.page, number, folio), folio))
-        {
+fn unshare_locked<P: Platform>(fault: &Fault<'_, '_, P>) -> Result<(), Failure<FaultError>> {
+    let frames = &fault.memory().frames;
+    let shown = {
+        let mut cursor = fault.cursor();
+        let EntryAt { node, index, entry: raw } = cursor.entry_at(fault.page);
+        if node.level.kind(raw) != Kind::Leaf {
             return Ok(());
         }
-        self.copy().map(|_| ())
+        let entry = node.single(raw, index);
+        let inside = (fault.page.0 & (node.level.span() - 1)) >> PAGE_SHIFT;
+        let frame = P::Arch::frame(entry).plus(inside as u32);
+        if node.level == Level::PMD && fault.memory().is_zero(frame) {
+            drop(cursor);
+            return fault.fill_huge().map(|_| ());
+        }
+        frames.folio_of(frame).map(|folio| (folio, frame.0 - folio.head.0))
+    };
+    if let Some((folio, number)) = shown.filter(|(folio, _)| frames.folio(*folio).is_anonymous())
+        && (frames.folio(folio).exclusive().contains(number)
+            || fault.claim(folio_range(fault.vma, fault.page, number, folio), folio))
+    {
+        return Ok(());
     }
+    fault.copy().map(|_| ())
 }

@@ -25,7 +25,7 @@ pub use fill::{FillMode, FillSource, PartialFill};
 pub use moves::MoveMode;
 pub use protect::WriteProtectMode;
 pub(super) use protect::{lift_protection, map_protected_page};
-pub(super) use wait::Served;
+pub(super) use wait::{Served, serve_by_userfault};
 
 use core::sync::atomic::Ordering;
 

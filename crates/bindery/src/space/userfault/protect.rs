@@ -165,7 +165,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 }
 
-/// Lifts the protection of the page of a write, of which no userfaultfd is to be notified.
+/// Lifts the protection of the page for a write, without notifying a userfaultfd.
 #[cold]
 pub(in crate::space) fn lift_protection<P: Platform>(fault: &Fault<'_, '_, P>) -> Stepped {
     let range = VirtRange::raw(fault.page.0, fault.page.0 + PAGE_SIZE);

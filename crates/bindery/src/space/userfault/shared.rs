@@ -45,27 +45,43 @@ impl<P: Platform> AddressSpace<'_, P> {
         length: u64,
         mode: FillMode,
     ) -> Result<(), PartialFill> {
+        let memory = self.page_table.memory;
+        // The folio that a device has read stays until it is mapped.
+        let mut _kept = None;
         self.fill(userfault, to, length, mode, |at, end| {
-            self.page_table.memory.retry(|| {
-                let locked = self.lock_fill(userfault, at, end, mode)?;
-                let vma = locked.vma();
-                let object = memory_of(vma).ok_or(Error::Invalid)?;
-                object.invalidate_lock.with_read(self.platform(), |_| {
-                    self.map_present(vma, object, VirtRange::raw(at.0, end.0), mode)
-                })
+            memory.retry(|| {
+                loop {
+                    let locked = self.lock_fill(userfault, at, end, mode)?;
+                    let range = VirtRange::raw(at.0, end.0);
+                    let wait = match self.map_present(locked.vma(), range, mode) {
+                        Ok(end) => return Ok(end),
+                        Err(Stop::Failed(failure)) => return Err(failure),
+                        Err(Stop::Wait(wait)) => wait,
+                    };
+                    drop(locked);
+                    let kept = wait.wait(memory, None);
+                    _kept = kept.map_err(|failure| failure.map(|_| Error::Fault(at)))?;
+                }
             })
         })
     }
 
-    /// Maps a run of what the object has at the beginning of `range`, and returns its end. The
-    /// invalidate lock is held.
-    fn map_present(
+    /// Maps a run of the object's pages at the beginning of `range`, and returns its end.
+    fn map_present(&self, vma: &Vma, range: VirtRange, mode: FillMode) -> Result<VirtAddr, Stop> {
+        let object = memory_of(vma).ok_or(Error::Invalid)?;
+        object
+            .invalidate_lock
+            .with_read(self.platform(), |_| self.map_present_of(vma, object, range, mode))
+    }
+
+    /// Like [`AddressSpace::map_present`], with the object's pages kept from being dropped.
+    fn map_present_of(
         &self,
         vma: &Vma,
         object: &ObjectState,
         range: VirtRange,
         mode: FillMode,
-    ) -> Result<VirtAddr, Failure> {
+    ) -> Result<VirtAddr, Stop> {
         let (memory, at) = (self.page_table.memory, range.start());
         let index = vma.page_offset_of(at);
         if index >= object.size_in_pages() {
@@ -80,8 +96,8 @@ impl<P: Platform> AddressSpace<'_, P> {
             let orders = object.orders(memory, vma.flags());
             match pages::get(memory, object, index, orders) {
                 Ok(_) => (found, count) = pages::resident_run(memory, object, index, vacant),
-                Err(Stop::Failed(Failure::NoMemory)) => return Err(Failure::NoMemory),
-                Err(_) => return Err(Error::Fault(at).into()),
+                Err(Stop::Failed(Failure::Refused(_))) => return Err(Error::Fault(at).into()),
+                Err(stop) => return Err(stop),
             }
         }
         let first = found.ok_or(Error::Fault(at))?;
@@ -92,15 +108,21 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// Maps the folio that collapsing has made in `range`. No handler is asked, as on Linux.
     pub(in crate::space) fn populate_collapsed(&self, range: VirtRange) -> Result<(), Failure> {
-        {
+        // The folio that a device has read stays until it is mapped.
+        let mut _kept = None;
+        loop {
             let locked = self.lock_vma(range.start()).ok_or(Error::NotMapped(range.start()))?;
             let vma = locked.vma();
-            if vma.has(MappingFlags::USERFAULT_MINOR) && vma.range().covers(range) {
-                let object = memory_of(vma).ok_or(Error::Invalid)?;
-                return object.invalidate_lock.with_read(self.platform(), |_| {
-                    self.map_present(vma, object, range, FillMode::empty()).map(|_| ())
-                });
+            if !vma.has(MappingFlags::USERFAULT_MINOR) || !vma.range().covers(range) {
+                break;
             }
+            let wait = match self.map_present(vma, range, FillMode::empty()) {
+                Ok(_) => return Ok(()),
+                Err(Stop::Failed(failure)) => return Err(failure),
+                Err(Stop::Wait(wait)) => wait,
+            };
+            drop(locked);
+            _kept = wait.wait(self.page_table.memory, None)?;
         }
         Ok(self.populate(range)?)
     }

@@ -1,0 +1,157 @@
+//! The things that a call or a fault waits for, with its locks released.
+
+use crate::Memory;
+use crate::addr::PageRange;
+use crate::error::{Error, Failure, NoMemory};
+use crate::folio::FolioRef;
+use crate::platform::Platform;
+use crate::swap::device_read::DeviceRead;
+
+use super::Object;
+use super::fetch::Fetch;
+use super::in_flight::{Reads, Ticket};
+
+/// The reason why a call or a fault cannot continue under its locks: it releases all of them, waits
+/// for this, and tries again. A value, so that a caller that must not wait could pass it on instead.
+#[derive(Debug)]
+#[must_use = "the call would try again at once"]
+pub(crate) enum Wait {
+    /// Pages that must be fetched from the pager.
+    Pages(Fetch),
+    /// Work that the pager does already.
+    Pager(Ticket),
+    /// A page that a swap device reads for the caller.
+    SwapRead(DeviceRead),
+    /// A folio in the swap cache whose lock another thread or a device has.
+    SwapCache {
+        /// The area of one of its slots.
+        area: u8,
+        /// The number of that slot.
+        slot: u64,
+    },
+    /// A request of a swap area, all of which are under way.
+    SwapRequest {
+        /// The area.
+        area: u8,
+    },
+    /// Memory that is kept though unused, collected for a large folio.
+    Memory,
+}
+
+impl Wait {
+    /// Waits, without any lock. Returns a reference to the folio that the caller needs, which keeps
+    /// the folio in memory until the caller has tried again. `None` if there is no folio to keep:
+    /// another thread fetches it, or it was dropped already. `object` is the one whose pages the
+    /// call needs.
+    ///
+    /// # Errors
+    /// The pager's or the device's error; [`Error::OutOfMemory`]; [`Error::NoSpace`] if no more may
+    /// be committed.
+    pub(crate) fn wait<'m, P: Platform>(
+        self,
+        memory: &'m Memory<P>,
+        object: Option<&Object<'m, P>>,
+    ) -> Result<Option<FolioRef<'m, P>>, Failure> {
+        match self {
+            Self::Pages(fetch) => object.map_or(Ok(None), |object| fetch.serve(object)),
+            Self::Pager(ticket) => {
+                if let Some(object) = object {
+                    object.state().pages.wait(&memory.platform, ticket);
+                }
+                Ok(None)
+            }
+            Self::SwapRead(read) => memory.finish_device_read(read),
+            Self::SwapCache { area, slot } => {
+                let cached = memory.find_cached(area, slot);
+                if let Some(cached) = &cached {
+                    drop(memory.lock_folio(**cached));
+                }
+                Ok(cached)
+            }
+            Self::SwapRequest { area } => {
+                memory.wait_for_request(area);
+                Ok(None)
+            }
+            Self::Memory => {
+                memory.collect();
+                Ok(None)
+            }
+        }
+    }
+
+    /// Whether a fault that waits for this counts as major, if it gets a folio.
+    pub(crate) fn is_major(&self) -> bool {
+        match self {
+            Self::Pages(_) | Self::SwapRead(_) => true,
+            Self::Pager(_) | Self::SwapCache { .. } | Self::SwapRequest { .. } | Self::Memory => {
+                false
+            }
+        }
+    }
+}
+
+/// The reason why a call cannot get a page under its locks.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    /// The attempt has failed.
+    Failed(Failure),
+    /// It must wait and try again.
+    Wait(Wait),
+}
+
+impl From<Failure> for Stop {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+impl From<NoMemory> for Stop {
+    fn from(NoMemory: NoMemory) -> Self {
+        Self::Failed(Failure::NoMemory)
+    }
+}
+
+impl From<Wait> for Stop {
+    fn from(wait: Wait) -> Self {
+        Self::Wait(wait)
+    }
+}
+
+impl<P: Platform> Object<'_, P> {
+    /// Runs `work`, which changes the pages, with the object's changes held; for a file, while the
+    /// pager has none of the pages. If `work` must wait, releases all locks for the wait, and runs
+    /// it again. Called without locks.
+    pub(super) fn change_pages<R>(
+        &self,
+        pages: PageRange,
+        reads: Reads,
+        mut work: impl FnMut() -> Result<R, Stop>,
+    ) -> Result<R, Failure> {
+        let (platform, state) = (&self.memory.platform, self.state());
+        // The pages fetched last: the first and the last page of a range may both be needed at
+        // once.
+        let (mut _kept, mut _kept_before) = (None, None);
+        loop {
+            let mut locked = || state.changes.with_write(platform, &mut work);
+            let done = if state.is_file() {
+                state.pages.with_change(platform, pages, reads, locked)
+            } else {
+                locked()
+            };
+            match done {
+                Ok(result) => return Ok(result),
+                Err(Stop::Failed(failure)) => return Err(failure),
+                Err(Stop::Wait(wait)) => {
+                    let fetched = wait.wait(self.memory, Some(self))?;
+                    _kept_before = core::mem::replace(&mut _kept, fetched);
+                }
+            }
+        }
+    }
+}
