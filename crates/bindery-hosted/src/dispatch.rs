@@ -35,7 +35,7 @@ impl ArchitectureName {
         Self::Tiny,
     ];
 
-    /// Its preferred name.
+    /// The preferred name of the architecture.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::X86_64 => "x86-64",

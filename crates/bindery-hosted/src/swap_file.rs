@@ -37,11 +37,11 @@ pub enum SwapService {
 pub struct SwapFileCounts {
     /// Read requests, including failed ones.
     pub reads: u64,
-    /// Their pages.
+    /// Pages that the read requests cover.
     pub pages_read: u64,
     /// Write requests, including failed ones.
     pub writes: u64,
-    /// Their pages.
+    /// Pages that the write requests cover.
     pub pages_written: u64,
     /// Requests that failed.
     pub failed: u64,

@@ -56,7 +56,7 @@ pub struct Table {
 /// One measured call.
 #[derive(Debug, Serialize)]
 pub struct Phase {
-    /// Its name.
+    /// The phase's name.
     pub phase: String,
     /// Calls measured together: times are for one, counts and floor for all.
     pub calls: u64,

@@ -187,7 +187,7 @@ impl From<String> for Halt {
 enum Ending {
     /// To its last line.
     Last,
-    /// It ended early.
+    /// The script ended early.
     Early,
 }
 

@@ -2,7 +2,7 @@
 
 /// The syntax of a statement, and its effect.
 pub struct Usage {
-    /// Its first word.
+    /// The statement's first word.
     pub word: &'static str,
     pub arguments: &'static str,
     pub what: &'static str,

@@ -20,7 +20,7 @@ pub struct Document {
 /// The results of one architecture.
 #[derive(Debug, Serialize)]
 pub struct ArchitectureResults {
-    /// Its name.
+    /// The architecture's name.
     pub architecture: String,
     /// QEMU's version.
     pub qemu: String,
@@ -43,7 +43,7 @@ pub struct Operation {
     pub operation: &'static str,
     /// Its name in the table.
     pub name: &'static str,
-    /// Its workload.
+    /// The workload that executes the operation.
     pub workload: &'static str,
     /// The folio size; null for operations without folios.
     pub folio_bytes: Option<u64>,
@@ -68,9 +68,9 @@ pub struct Operation {
 /// A phase by its number in `programs/include/mark.h`.
 #[derive(Debug, Serialize)]
 pub struct Phase {
-    /// Its number.
+    /// The phase's number.
     pub phase: u16,
-    /// Its workload.
+    /// The workload that executes the operation.
     pub workload: &'static str,
     /// The folio size; null for operations without folios.
     pub folio_bytes: Option<u64>,

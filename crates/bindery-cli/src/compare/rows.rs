@@ -62,7 +62,7 @@ impl Workload {
         }
     }
 
-    /// Its form.
+    /// Whether the workload is a program or a part of the kernel.
     pub fn runner(self) -> Runner {
         Runner::Program(match self {
             Self::System1 => {
@@ -94,7 +94,7 @@ impl Workload {
         self == Self::System3
     }
 
-    /// Its operations.
+    /// The operations of the workload.
     pub fn rows(self) -> impl Iterator<Item = &'static Row> {
         ROWS.iter().filter(move |row| row.workload == self)
     }
@@ -103,7 +103,7 @@ impl Workload {
 /// An operation: a phase of a workload.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Row {
-    /// Its workload.
+    /// The workload that executes the operation.
     pub workload: Workload,
     /// Its number in `programs/include/mark.h`.
     pub phase: u16,

@@ -19,7 +19,7 @@ pub struct Document {
 /// The results on one architecture.
 #[derive(Debug, Serialize)]
 pub struct ArchitectureResults {
-    /// Its name.
+    /// The architecture's name.
     pub architecture: String,
     /// The name of our kernel; null if it did not boot that far.
     pub bindery_kernel: Option<String>,
@@ -32,7 +32,7 @@ pub struct ArchitectureResults {
 /// A test.
 #[derive(Debug, Serialize)]
 pub struct TestResults {
-    /// Its name.
+    /// The test's name.
     pub test: &'static str,
     /// Whether all cases that pass on Linux pass here, except those set apart.
     pub good: bool,
@@ -55,7 +55,7 @@ pub struct TestResults {
 pub struct CaseResults {
     /// Its number in the test.
     pub number: u32,
-    /// Its name.
+    /// The case's name.
     pub name: String,
     /// The outcome on our kernel; null if the test did not reach it.
     pub bindery: Option<Outcome>,

@@ -36,11 +36,11 @@ pub struct Bench {
 pub struct Run {
     /// The test's report.
     pub report: Report,
-    /// Its end.
+    /// How the run ended.
     pub end: End,
     /// The seconds that it ran, if it ended by itself or at its time limit.
     pub seconds: Option<u64>,
-    /// Its whole output.
+    /// The whole output of the test.
     pub text: String,
 }
 

@@ -14,7 +14,7 @@ use super::tap::{Case, Outcome};
 /// The verdict on a case.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// It passes.
+    /// The case passes.
     Passed,
     /// Linux does not pass it either.
     NoWorse,
@@ -44,7 +44,7 @@ pub struct Compared {
 pub struct Comparison {
     /// The test's name.
     pub test: &'static str,
-    /// Its cases.
+    /// The cases of the test.
     pub cases: Vec<Compared>,
     /// The problem of the test as a whole.
     pub problem: Option<String>,

@@ -72,7 +72,7 @@ for test in "$@"; do
 /// The output of one test, and its end.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Told {
-    /// Its whole output.
+    /// The whole output of the test.
     pub text: String,
     /// Its exit status; none if the machine ended before it did.
     pub status: Option<i32>,

@@ -5,11 +5,11 @@ use std::fmt;
 /// One of the programs under `tools/testing/selftests/mm`, and its arguments.
 #[derive(PartialEq, Eq, Debug)]
 pub struct Test {
-    /// Its name.
+    /// The test's name.
     pub name: &'static str,
     /// The name of its source, without the ending; several tests may share one.
     pub program: &'static str,
-    /// Its arguments.
+    /// The arguments of the test's program.
     pub arguments: &'static [&'static str],
     /// The time limit in seconds, after which it has failed.
     pub seconds: u64,

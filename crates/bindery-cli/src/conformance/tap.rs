@@ -30,7 +30,7 @@ pub struct Case {
     pub number: u32,
     /// Its text, after its heading, if it has one.
     pub name: String,
-    /// Its outcome.
+    /// The outcome of the case.
     pub outcome: Outcome,
 }
 

@@ -7,7 +7,7 @@ use bindery_hosted::{Machine, Program, Walk};
 /// The start of its memory.
 const START: u64 = 1 << 30;
 
-/// Its pages.
+/// The number of the bystander's pages.
 const PAGES: usize = 40;
 
 /// The highest 16 bits of each word that it writes, which no other process writes.

@@ -37,11 +37,11 @@ const NAMES: [&str; 9] = [
 /// The directives of a test program.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Directives {
-    /// Its build.
+    /// How the program is built.
     pub variant: Variant,
-    /// Its arguments.
+    /// The program's arguments.
     pub arguments: Vec<String>,
-    /// Its clock.
+    /// The machine's clock.
     pub clock: Clock,
     /// The machine's number of CPUs.
     pub processors: u32,

@@ -25,9 +25,9 @@ pub enum Linkage {
 /// The relevant properties of a program.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Executable {
-    /// Its architecture.
+    /// The architecture that the program is for.
     pub architecture: Architecture,
-    /// Its linkage.
+    /// Whether the program is static or dynamic.
     pub linkage: Linkage,
 }
 

@@ -37,7 +37,7 @@ pub enum Link {
 pub struct Variant {
     /// Its C library.
     pub library: CLibrary,
-    /// Its linkage.
+    /// How the program is linked.
     pub link: Link,
 }
 

@@ -55,7 +55,7 @@ impl Requirement {
         Self::Emulator(architecture)
     }
 
-    /// Its main host program.
+    /// How the requirement is installed.
     #[must_use]
     pub fn program(self) -> &'static str {
         match self {
@@ -133,7 +133,7 @@ impl Requirement {
             && packages::is_debian()
     }
 
-    /// Its installation.
+    /// How the requirement is installed.
     #[must_use]
     pub fn remedy(self) -> Remedy {
         Remedy::Packages(match self {

@@ -27,9 +27,9 @@ pub enum Program {
 
 /// The reason why a trial ends wrongly.
 enum Trouble {
-    /// It cannot run on this host.
+    /// The trial cannot run on this host.
     Missing(String),
-    /// It failed.
+    /// The trial failed.
     Failed(String),
 }
 

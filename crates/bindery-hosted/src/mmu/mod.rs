@@ -106,7 +106,7 @@ pub enum Meaning {
         /// The hardware need not record a use.
         accessed: bool,
     },
-    /// It maps memory.
+    /// The entry maps memory.
     Leaf(Leaf),
     /// The manual calls it reserved, or forbids it; has the broken rule.
     Malformed(&'static str),

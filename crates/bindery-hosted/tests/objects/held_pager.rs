@@ -22,9 +22,9 @@ enum Phase {
     Free,
     /// The next call for this page will be held.
     Chosen(Io, u64),
-    /// It is.
+    /// The chosen call is held.
     Held,
-    /// It may go on.
+    /// The held call may go on.
     Released,
     /// Nobody has let it go on in time.
     HeldForTooLong,

@@ -160,9 +160,9 @@ pub struct RegisterRule {
     pub register: Register,
     /// The bits to compare.
     pub mask: u64,
-    /// Their required value.
+    /// The required value of the bits.
     pub value: u64,
-    /// Their name.
+    /// The name of the bits.
     pub bit: ControlBit,
     /// The effect of another value.
     pub severity: Severity,

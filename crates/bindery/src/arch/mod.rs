@@ -393,7 +393,7 @@ pub trait Arch: Copy + Eq + fmt::Debug + Default + Send + Sync + 'static {
 pub struct Saturated {
     /// The bits to test, including the valid bit.
     pub mask: u64,
-    /// Their values.
+    /// The values of the bits.
     pub value: u64,
 }
 

@@ -45,9 +45,9 @@ impl Bounds {
 /// One call.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Row {
-    /// Its name.
+    /// The call's name.
     pub call: &'static str,
-    /// Its arguments.
+    /// The call's arguments, in words.
     pub arguments: String,
     /// The maximum work that it did at once.
     pub longest: Longest,

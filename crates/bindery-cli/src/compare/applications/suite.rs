@@ -28,7 +28,7 @@ pub enum Build {
 pub struct Application {
     /// Its name for users, and of its source, without the ending.
     pub name: &'static str,
-    /// Its build.
+    /// How the application is built.
     pub build: Build,
     /// A file beside the source that it reads, as the first argument.
     pub reads: Option<&'static str>,

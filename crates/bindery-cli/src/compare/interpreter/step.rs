@@ -13,7 +13,7 @@ pub struct Step {
     pub process: usize,
     /// The operation, by its letter in `programs/workloads/random.c`.
     pub operation: char,
-    /// Its numbers.
+    /// The numbers that the step gets.
     pub arguments: [u64; 6],
     /// The class in which it is counted.
     pub class: Class,

@@ -18,7 +18,7 @@ pub const SYMBOLS_PATH: &str = "/.bindery/symbols";
 /// A kernel that a machine can boot.
 #[derive(Clone, Debug)]
 pub struct Kernel {
-    /// Its architecture.
+    /// The architecture that the kernel is for.
     pub architecture: Architecture,
     /// The image that QEMU boots.
     pub image: PathBuf,

@@ -42,7 +42,7 @@ pub struct Plugin {
 /// A machine, and its inputs.
 #[derive(Clone, Debug)]
 pub struct Machine {
-    /// Its architecture.
+    /// The machine's architecture.
     pub architecture: Architecture,
     /// The model of its CPUs, by QEMU's name; by default with all features of QEMU.
     pub processor: Option<String>,

@@ -33,12 +33,12 @@ const DEBIAN_LINKER: &str = "ld.lld";
 pub enum Toolchain {
     /// The Rust in the search path, which has the target.
     Installed {
-        /// Its version.
+        /// The version of the compiler.
         version: String,
     },
     /// Debian's Rust, with a sysroot of our own.
     Debian {
-        /// Its version.
+        /// The version of the compiler.
         version: String,
     },
 }

@@ -50,9 +50,9 @@ pub struct Other {
 
 /// The next state of the acting process.
 enum Next {
-    /// It goes on here.
+    /// The process goes on here.
     Step(usize),
-    /// It has ended.
+    /// The process has ended.
     Over,
 }
 
