@@ -50,19 +50,30 @@ impl BrokenControl {
     /// refused it.
     pub(crate) fn passes_for(self, access: Access) -> Option<Access> {
         let Access { kind, mode } = access;
-        let other = match (self, kind) {
-            _ if mode == Mode::User => return None,
-            (Self::WriteProtect, AccessKind::Write) => Access { kind: AccessKind::Read, mode },
-            (Self::ExecutableReadable, AccessKind::Read) => {
-                Access { kind: AccessKind::Execute, mode }
+        if mode == Mode::User {
+            return None;
+        }
+        let (refused, other) = match self {
+            Self::WriteProtect => {
+                (kind == AccessKind::Write, Access { kind: AccessKind::Read, mode })
             }
-            (Self::UserExecution, AccessKind::Execute)
-            | (Self::UserAccess, AccessKind::Read | AccessKind::Write) => {
-                Access { kind, mode: Mode::User }
+            Self::ExecutableReadable => {
+                (kind == AccessKind::Read, Access { kind: AccessKind::Execute, mode })
             }
-            _ => return None,
+            Self::UserExecution => (kind == AccessKind::Execute, Access { kind, mode: Mode::User }),
+            Self::UserAccess => (kind != AccessKind::Execute, Access { kind, mode: Mode::User }),
+            Self::NoExecute
+            | Self::GlobalPages
+            | Self::ContextIdentifiers
+            | Self::MemoryTypes
+            | Self::WriteExecuteNever
+            | Self::HardwareAccessed
+            | Self::HardwareDirty
+            | Self::Contiguous
+            | Self::PageBasedTypes
+            | Self::Invalidation => return None,
         };
-        Some(other)
+        refused.then_some(other)
     }
 
     /// Whether an entry has a reserved bit set.
@@ -71,7 +82,17 @@ impl BrokenControl {
             Self::NoExecute => entry >> 63 != 0,
             Self::Contiguous => leaf.block > 0,
             Self::PageBasedTypes => leaf.memory != MemoryType::Normal,
-            _ => false,
+            Self::WriteProtect
+            | Self::GlobalPages
+            | Self::ContextIdentifiers
+            | Self::UserExecution
+            | Self::UserAccess
+            | Self::MemoryTypes
+            | Self::WriteExecuteNever
+            | Self::HardwareAccessed
+            | Self::HardwareDirty
+            | Self::ExecutableReadable
+            | Self::Invalidation => false,
         }
     }
 
@@ -87,7 +108,18 @@ impl BrokenControl {
         match self {
             Self::HardwareAccessed => !found.accessed,
             Self::HardwareDirty => access.is_write() && !found.dirty,
-            _ => false,
+            Self::NoExecute
+            | Self::WriteProtect
+            | Self::GlobalPages
+            | Self::ContextIdentifiers
+            | Self::UserExecution
+            | Self::UserAccess
+            | Self::MemoryTypes
+            | Self::WriteExecuteNever
+            | Self::ExecutableReadable
+            | Self::Contiguous
+            | Self::PageBasedTypes
+            | Self::Invalidation => false,
         }
     }
 }

@@ -37,6 +37,12 @@
 //! # Ok::<(), bindery::FramesError>(())
 //! ```
 
+#![deny(
+    clippy::wildcard_enum_match_arm,
+    clippy::match_wildcard_for_single_variants,
+    reason = "a new variant leads by errors to each place that must decide about it"
+)]
+
 mod access;
 mod collections;
 mod config;

@@ -191,12 +191,14 @@ impl SwapFile {
                     *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                     waiting.remove((*seed >> 33) as usize % waiting.len())
                 }
-                _ => waiting.pop_front(),
+                SwapService::AtOnce | SwapService::InOrder | SwapService::Shuffled(..) => {
+                    waiting.pop_front()
+                }
             };
             let Some(request) = request else { return false };
             let delay = match *service {
                 SwapService::Shuffled(_, delay) => delay,
-                _ => Duration::ZERO,
+                SwapService::AtOnce | SwapService::InOrder => Duration::ZERO,
             };
             queue.begin(&request);
             (request, delay)

@@ -167,7 +167,10 @@ impl fmt::Display for Translation {
         )?;
         match self.memory {
             MemoryType::Normal => Ok(()),
-            other => write!(f, " {other:?}"),
+            other @ (MemoryType::WriteThrough
+            | MemoryType::WriteCombining
+            | MemoryType::Uncached
+            | MemoryType::Device) => write!(f, " {other:?}"),
         }
     }
 }

@@ -58,7 +58,7 @@ impl<'m, A: Walk> Fixture<'_, 'm, A> {
     pub fn frame(&self, at: u64) -> Frame {
         match self.space.inspect(VirtAddr(at)) {
             Inspection::Page { frame, .. } => frame,
-            other => panic!("{at:#x} is {other:?}"),
+            other @ (Inspection::Empty | Inspection::Absent(_)) => panic!("{at:#x} is {other:?}"),
         }
     }
 

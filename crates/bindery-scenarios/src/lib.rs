@@ -4,6 +4,11 @@
 //! Each folder of `crates/bindery-hosted/tests` is a test program that compiles only its own code:
 //! the core is compiled once, with the machines (the feature `instances` of `bindery-hosted`).
 
+#![deny(
+    clippy::wildcard_enum_match_arm,
+    clippy::match_wildcard_for_single_variants,
+    reason = "a new variant leads by errors to each place that must decide about it"
+)]
 #![allow(missing_docs, reason = "scaffolding of tests: names say it, and no user sees it")]
 
 pub mod alone;

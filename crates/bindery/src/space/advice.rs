@@ -11,108 +11,97 @@ use super::merging::mergeable;
 use super::populate::Want;
 use super::vma::{MappingFlags, Vma};
 
-/// Advice of a program about a range of its memory.
-///
-/// ```
-/// use bindery::addr::VirtAddr;
-/// use bindery::{Advice, AddressSpace, Error, Platform};
-///
-/// fn forget<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr) -> Result<(), Error> {
-///     space.madvise(at, 1 << 20, Advice::DontNeed)
-/// }
-/// ```
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
-#[non_exhaustive]
-pub enum Advice {
-    /// Nothing special (`MADV_NORMAL`).
-    Normal,
-    /// Pages are used in no order (`MADV_RANDOM`).
-    Random,
-    /// Pages are used in order (`MADV_SEQUENTIAL`).
-    Sequential,
-    /// Pages are used soon (`MADV_WILLNEED`): those in swap come in, unless memory is short. Pages of
-    /// files do not.
-    WillNeed,
-    /// The contents are not needed any more (`MADV_DONTNEED`).
-    DontNeed,
-    /// As `DontNeed`, of locked memory too (`MADV_DONTNEED_LOCKED`).
-    DontNeedLocked,
-    /// The contents are not needed any more, unless they are written again before memory is short
-    /// (`MADV_FREE`). Those in swap are dropped at once. A large folio that the range covers in part
-    /// is split, unless another process maps it or it is pinned: then nothing happens to it.
-    Free,
-    /// The contents are not used for a while (`MADV_COLD`). Large folios in part: as
-    /// [`Advice::Free`].
-    Cold,
-    /// The contents are not used for a while, and may leave memory now (`MADV_PAGEOUT`). Large
-    /// folios in part: as [`Advice::Free`].
-    PageOut,
-    /// The contents of the object are not needed any more (`MADV_REMOVE`).
-    Remove,
-    /// A child does not inherit it (`MADV_DONTFORK`).
-    DontFork,
-    /// A child inherits it (`MADV_DOFORK`).
-    DoFork,
-    /// A child inherits it empty (`MADV_WIPEONFORK`).
-    WipeOnFork,
-    /// A child inherits it with its contents (`MADV_KEEPONFORK`).
-    KeepOnFork,
-    /// It is not part of a core dump (`MADV_DONTDUMP`).
-    DontDump,
-    /// It is part of a core dump (`MADV_DODUMP`).
-    DoDump,
-    /// Pages with equal contents may be merged (`MADV_MERGEABLE`). They never are, as on a Linux
-    /// whose `ksmd` was not started. No effect on memory that is not private.
-    Mergeable,
-    /// Pages may not be merged (`MADV_UNMERGEABLE`).
-    Unmergeable,
-    /// Large folios are wanted (`MADV_HUGEPAGE`).
-    Huge,
-    /// Large folios are not wanted (`MADV_NOHUGEPAGE`).
-    NoHuge,
-    /// Large folios are wanted now (`MADV_COLLAPSE`).
-    Collapse,
-    /// All pages are to be readable without a fault (`MADV_POPULATE_READ`).
-    PopulateRead,
-    /// All pages are to be writable without a fault (`MADV_POPULATE_WRITE`).
-    PopulateWrite,
-    /// An access raises a signal, whatever the protection allows (`MADV_GUARD_INSTALL`).
-    GuardInstall,
-    /// Guards are removed (`MADV_GUARD_REMOVE`).
-    GuardRemove,
+/// Defines [`Advice`], and the list of all its variants, which a new one cannot be left out of.
+macro_rules! kinds {
+    ($(#[$attribute:meta])* pub enum $name:ident { $($(#[$doc:meta])* $kind:ident,)* }) => {
+        $(#[$attribute])*
+        pub enum $name {
+            $($(#[$doc])* $kind,)*
+        }
+
+        impl $name {
+            /// All of them, for tests of what holds for each.
+            #[cfg(any(test, feature = "testing"))]
+            pub const ALL: &[Self] = &[$(Self::$kind,)*];
+        }
+    };
+}
+
+kinds! {
+    /// Advice of a program about a range of its memory.
+    ///
+    /// ```
+    /// use bindery::addr::VirtAddr;
+    /// use bindery::{Advice, AddressSpace, Error, Platform};
+    ///
+    /// fn forget<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr) -> Result<(), Error> {
+    ///     space.madvise(at, 1 << 20, Advice::DontNeed)
+    /// }
+    /// ```
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+    #[non_exhaustive]
+    pub enum Advice {
+        /// Nothing special (`MADV_NORMAL`).
+        Normal,
+        /// Pages are used in no order (`MADV_RANDOM`).
+        Random,
+        /// Pages are used in order (`MADV_SEQUENTIAL`).
+        Sequential,
+        /// Pages are used soon (`MADV_WILLNEED`): those in swap come in, unless memory is short.
+        /// Pages of files do not.
+        WillNeed,
+        /// The contents are not needed any more (`MADV_DONTNEED`).
+        DontNeed,
+        /// As `DontNeed`, of locked memory too (`MADV_DONTNEED_LOCKED`).
+        DontNeedLocked,
+        /// The contents are not needed any more, unless they are written again before memory is
+        /// short (`MADV_FREE`). Those in swap are dropped at once. A large folio that the range
+        /// covers in part is split, unless another process maps it or it is pinned: then nothing
+        /// happens to it.
+        Free,
+        /// The contents are not used for a while (`MADV_COLD`). Large folios in part: as
+        /// [`Advice::Free`].
+        Cold,
+        /// The contents are not used for a while, and may leave memory now (`MADV_PAGEOUT`). Large
+        /// folios in part: as [`Advice::Free`].
+        PageOut,
+        /// The contents of the object are not needed any more (`MADV_REMOVE`).
+        Remove,
+        /// A child does not inherit it (`MADV_DONTFORK`).
+        DontFork,
+        /// A child inherits it (`MADV_DOFORK`).
+        DoFork,
+        /// A child inherits it empty (`MADV_WIPEONFORK`).
+        WipeOnFork,
+        /// A child inherits it with its contents (`MADV_KEEPONFORK`).
+        KeepOnFork,
+        /// It is not part of a core dump (`MADV_DONTDUMP`).
+        DontDump,
+        /// It is part of a core dump (`MADV_DODUMP`).
+        DoDump,
+        /// Pages with equal contents may be merged (`MADV_MERGEABLE`). They never are, as on a
+        /// Linux whose `ksmd` was not started. No effect on memory that is not private.
+        Mergeable,
+        /// Pages may not be merged (`MADV_UNMERGEABLE`).
+        Unmergeable,
+        /// Large folios are wanted (`MADV_HUGEPAGE`).
+        Huge,
+        /// Large folios are not wanted (`MADV_NOHUGEPAGE`).
+        NoHuge,
+        /// Large folios are wanted now (`MADV_COLLAPSE`).
+        Collapse,
+        /// All pages are to be readable without a fault (`MADV_POPULATE_READ`).
+        PopulateRead,
+        /// All pages are to be writable without a fault (`MADV_POPULATE_WRITE`).
+        PopulateWrite,
+        /// An access raises a signal, whatever the protection allows (`MADV_GUARD_INSTALL`).
+        GuardInstall,
+        /// Guards are removed (`MADV_GUARD_REMOVE`).
+        GuardRemove,
+    }
 }
 
 impl Advice {
-    /// All of them, for tests of what holds for each.
-    #[cfg(any(test, feature = "testing"))]
-    pub const ALL: &[Self] = &[
-        Self::Normal,
-        Self::Random,
-        Self::Sequential,
-        Self::WillNeed,
-        Self::DontNeed,
-        Self::DontNeedLocked,
-        Self::Free,
-        Self::Cold,
-        Self::PageOut,
-        Self::Remove,
-        Self::DontFork,
-        Self::DoFork,
-        Self::WipeOnFork,
-        Self::KeepOnFork,
-        Self::DontDump,
-        Self::DoDump,
-        Self::Mergeable,
-        Self::Unmergeable,
-        Self::Huge,
-        Self::NoHuge,
-        Self::Collapse,
-        Self::PopulateRead,
-        Self::PopulateWrite,
-        Self::GuardInstall,
-        Self::GuardRemove,
-    ];
-
     /// Whether one process may give it about the memory of another (`process_madvise(2)`).
     ///
     /// Context: any.
