@@ -11,6 +11,8 @@
 //!          exchanged       stored          stored          exchanged
 //! ```
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::ops::Range;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};

@@ -12,6 +12,8 @@
 //! a folio, so the pages move, become `PROT_NONE` and fold in runs. The block is allocated when a
 //! read first needs it, and is never freed.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::addr::Frame;

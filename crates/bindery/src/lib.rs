@@ -93,6 +93,10 @@
     allow(dead_code, unused_imports, reason = "code of features that are left out")
 )]
 #![deny(missing_debug_implementations)]
+#![cfg_attr(
+    not(any(test, loom)),
+    deny(unsafe_code, reason = "only rooms of docs/invariants.md have any")
+)]
 #![deny(
     clippy::wildcard_enum_match_arm,
     clippy::match_wildcard_for_single_variants,

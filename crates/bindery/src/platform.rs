@@ -3,6 +3,8 @@
 //! The core never executes an instruction that only one architecture has. It asks the platform
 //! instead. `bindery-hosted` implements the trait in a process, a kernel on the bare machine.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering};
 

@@ -1,8 +1,9 @@
-//! Locks as types: a call without its lock does not compile.
+//! Rules as types: a call without its lock, its purpose or its reclaim does not compile.
 //!
-//! `src/space/lock_violations.rs` has the calls, right and wrong. As they are, they compile with
-//! the crate's tests. Here the crate is built with the wrong ones: the compiler's errors are those
-//! that the comments `//~ CODE` name, at their lines, and no others.
+//! `tests/violations/space.rs` has the calls, right and wrong; it is a module of the crate, so that
+//! it can name private items. The right ones compile with the crate's tests. Here the crate is built
+//! with the wrong ones: the compiler's errors are those that the comments `//~ CODE` name, at their
+//! lines, and no others.
 
 #![allow(clippy::disallowed_methods, reason = "tests may use the whole standard library")]
 
@@ -10,10 +11,10 @@ use std::path::Path;
 use std::process::Command;
 use std::{env, fs};
 
-const FILE: &str = "src/space/lock_violations.rs";
+const FILE: &str = "tests/violations/space.rs";
 
 #[test]
-fn a_call_without_its_lock_does_not_compile() {
+fn a_call_that_breaks_a_rule_does_not_compile() {
     assert_eq!(errors("types"), expected("types"));
 }
 

@@ -1,5 +1,6 @@
 //! The tree of source files checks itself: each file is compiled, tables of files are complete, the
-//! bits of the frame metadata are those of their table, and one page orders the locks.
+//! bits of the frame metadata are those of their table, unsafe code is in its rooms, and one page
+//! orders the locks.
 
 #![allow(clippy::disallowed_methods, reason = "tests may use the whole standard library")]
 
@@ -81,7 +82,7 @@ impl Tree {
                 continue;
             }
             let candidates = match path_of(module) {
-                Some(path) => vec![file.with_file_name(path)],
+                Some(path) => vec![file.with_file_name(path).canonicalize().unwrap()],
                 None => vec![inside.with_extension("rs"), inside.join("mod.rs")],
             };
             let children = self.children.entry(file.to_owned()).or_default();
@@ -233,6 +234,64 @@ fn is_in(bit: u32, range: &str) -> bool {
         Some((high, low)) => (low.parse().unwrap()..=high.parse().unwrap()).contains(&bit),
         None => range.parse() == Ok(bit),
     }
+}
+
+/// The files that the table of `docs/invariants.md` names, with their paths below `src`.
+fn rooms_of_unsafe_code(page: &str) -> BTreeSet<String> {
+    let section = page.split_once("\n## Rooms of unsafe code\n").expect("the section").1;
+    let section = section.split_once("\n## ").map_or(section, |(section, _)| section);
+    let mut files = BTreeSet::new();
+    for row in section.lines().filter(|line| line.starts_with("| `")) {
+        let mut columns = row.split('|').skip(1);
+        let room = columns.next().unwrap().trim().trim_matches('`');
+        match room.strip_suffix('/') {
+            Some(_) => files.extend(
+                columns
+                    .next()
+                    .unwrap()
+                    .split('`')
+                    .skip(1)
+                    .step_by(2)
+                    .map(|file| room.to_owned() + file),
+            ),
+            None => _ = files.insert(room.to_owned()),
+        }
+    }
+    files
+}
+
+/// Whether a line of code, which is no comment, begins something unsafe.
+fn is_unsafe(line: &str) -> bool {
+    let line = line.split_once("//").map_or(line, |(code, _)| code);
+    let begins = ["unsafe {", "unsafe fn", "unsafe impl", "unsafe trait", "unsafe extern"];
+    begins.iter().any(|begin| line.contains(begin))
+}
+
+/// The compiler denies unsafe code outside of files that allow it; children of such a file inherit
+/// that, so the files are compared one by one.
+#[test]
+fn unsafe_code_is_in_its_rooms() {
+    let source = crates().join("bindery/src");
+    let page = read(&crates().join("../docs/invariants.md"));
+    let (mut all, mut allowed, mut used) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+    sources(&source, &mut all);
+    for file in all {
+        let name = file.strip_prefix(&source).unwrap().to_str().unwrap().to_owned();
+        if name.contains("loom_model") || name.contains("/tests/") || name.ends_with("tests.rs") {
+            continue;
+        }
+        let text = read(&file);
+        if text.lines().any(|line| line.starts_with("#![allow(unsafe_code")) {
+            allowed.insert(name.clone());
+        }
+        let product =
+            text.split_once("\n#[cfg(test)]\nmod tests {").map_or(&*text, |(product, _)| product);
+        if product.lines().any(is_unsafe) {
+            used.insert(name);
+        }
+    }
+    assert_eq!(allowed, rooms_of_unsafe_code(&page), "files that allow it, and the table");
+    assert_eq!(allowed, used, "files that allow it, and those that have any");
 }
 
 /// Two lists of the order of locks would differ sooner or later.

@@ -24,6 +24,8 @@
 //! Invariants 1 to 9 are about TLBs and about the past. The hosted machine's strict TLB and the
 //! shadowed contents of the tests verify those.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 mod deferred;
 mod frames;
 mod kernel;

@@ -1,5 +1,7 @@
 //! Verifies that the reverse map leads from every folio to the entries that map it.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use crate::addr::VirtAddr;
 use crate::folio::{Folio, FolioIndex, FolioOwner, Owner};
 use crate::platform::Platform;

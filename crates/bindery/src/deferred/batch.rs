@@ -1,6 +1,8 @@
 //! Lists of items that wait for readers, linked through the items themselves. They need no memory,
 //! and two lists are spliced in constant time.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 

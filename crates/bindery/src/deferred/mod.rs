@@ -33,6 +33,8 @@
 //! | `queue` | the order: unlinked, grace period, freed; the model checker runs it too |
 //! | `batch` | lists of waiting items, linked through the items themselves |
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 mod batch;
 #[cfg(all(test, loom))]
 mod loom_model;

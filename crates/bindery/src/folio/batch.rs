@@ -3,6 +3,8 @@
 //!
 //! A frame has a *number* here: its distance from the machine's first frame.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::sync::atomic::Ordering;
 
 use super::count::{MAPPING, REFERENCES};

@@ -23,6 +23,8 @@
 //! accesses to the folio's bytes, and freeing acquires them. So the next owner's writes come after
 //! all of them.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::count::{self, MAPPING, REFERENCE};

@@ -55,6 +55,8 @@
 //! 3. CPU B takes the lock from the request, and maps the folio.
 //! 4. CPU B unlocks. It finds the mark, and the folio mapped: the old owner would stay.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::sync::atomic::Ordering;
 
 use super::handle::{Folio, FolioHandle};

@@ -20,6 +20,8 @@
 //! split reports that the folio is busy; a write to a page that was shared copies it. Both may
 //! happen at any time anyway.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::fmt;
 use core::mem::ManuallyDrop;
 use core::ops::Deref;

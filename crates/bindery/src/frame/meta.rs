@@ -40,6 +40,8 @@
 //! touches one word of one cache line instead of 16. A folio of order 9 has 512 pages: eight words,
 //! and always enough tails to hold them. Order 0 has no tail, and has its bit in `state`.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use super::FrameRange;

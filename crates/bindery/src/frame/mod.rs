@@ -16,6 +16,8 @@
 //! atomic instructions once tables name it. [`crate::folio`] tells what the metadata of user memory
 //! means.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 mod batch;
 mod buddy;
 #[cfg(any(test, feature = "testing"))]

@@ -16,6 +16,8 @@
 //! Each slab has one spin lock, held for a constant number of steps. The allocator's lock is taken
 //! below it.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::marker::PhantomData;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::Relaxed;

@@ -4,6 +4,8 @@
 //! an address, in logarithmic time. The lock of the freed list is the index's writer lock; a caller
 //! holds it for one search.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use crate::error::Failure;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};

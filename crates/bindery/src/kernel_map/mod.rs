@@ -74,6 +74,8 @@
 //! | `purge` | makes freed areas free |
 //! | `look` | look-ups, faults, dumps |
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 mod area;
 mod blocks;
 mod error;

@@ -12,6 +12,8 @@
 //! documentation. The table that replaces a huge leaf is built beforehand, with the new
 //! permissions, and may have contiguous runs: no walker reaches it yet.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use crate::error::Failure;
 use core::ops::Range;
 use core::sync::atomic::Ordering;

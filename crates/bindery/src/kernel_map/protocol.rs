@@ -8,6 +8,8 @@
 //! a leaf    stored - paused: its valid bit clear - flushed - replaced
 //! ```
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::ops::Range;
 use core::sync::atomic::Ordering;
 

@@ -1,6 +1,8 @@
 //! The purge: detach, flush once, free the addresses, free the frames. The module documentation
 //! explains this order.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 

@@ -6,6 +6,8 @@
 //! moved     |(freed)  |g|    ...    |  the same frames  | new frames |g|
 //! ```
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Level, MemoryType};
 use crate::error::{Failure, NoMemory};

@@ -1,5 +1,7 @@
 //! `vmalloc` and `vfree`: allocate frames and addresses in one call.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use crate::addr::{Frame, Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr};
 use crate::arch::{Arch, Level, MemoryType};
 use crate::error::Failure;

@@ -1,5 +1,7 @@
 //! `vmap`, `vunmap`, `ioremap`, `iounmap`: the caller's frames, and device registers.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, PhysAddr, VirtAddr};
 use crate::arch::{Arch, Level, MemoryType, Permissions};
 use crate::error::Failure;

@@ -1,6 +1,8 @@
 //! [`Memory`]: all physical memory that an embedder hands over, and the state that its address
 //! spaces share.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 mod folio_policy;
 mod instructions;
 mod record;

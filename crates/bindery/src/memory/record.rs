@@ -4,6 +4,8 @@
 //! knows the types only by number ([`RecordKind`]): a layer assigns its type a number ([`Record`]),
 //! and gets that slab with its type.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU64};
 

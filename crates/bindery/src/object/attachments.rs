@@ -1,5 +1,7 @@
 //! Reports of an object's mappings to the registry of a System V segment.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::ptr::NonNull;
 
 /// Follows the mappings of an object, each VMA separately ([`crate::Memory::segment_memory`]).

@@ -10,6 +10,8 @@
 //! A step may stop early: a kernel that copies straight to a program's memory finds a page missing.
 //! It must release everything before it faults that page in.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::cell::{Cell, RefCell};
 use core::ops::Range;
 use core::ptr::NonNull;

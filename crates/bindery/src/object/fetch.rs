@@ -13,6 +13,8 @@
 //! A folio is filled before it is inserted into the page index, so no thread sees it half filled.
 //! If two threads bring in the same page, the later one frees its folio.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::cell::Cell;
 use core::ptr::NonNull;
 

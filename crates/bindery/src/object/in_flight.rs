@@ -37,6 +37,8 @@
 //! change and a turn, the younger one waits, and a `sync` comes to its end however many threads
 //! write the page that it wants to save.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::cell::Cell;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering};

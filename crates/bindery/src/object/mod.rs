@@ -62,6 +62,8 @@
 //! `docs/lock-order.md` has the order of all locks. While the pager reads or stores pages, the call
 //! holds none of them, but has a record in a list ([`in_flight`]).
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 mod arrival;
 mod attachments;
 #[cfg(feature = "collapse")]
@@ -317,7 +319,8 @@ impl<P: Platform> Memory<P> {
             let objects = self.slab::<ObjectState>();
             Ok(objects.allocate(&self.frames, &self.platform, state).ok_or(NoMemory)?)
         })?;
-        Registry::of(self).add(state);
+        // SAFETY: 1. `state::release` frees it after it took it out of the list.
+        unsafe { Registry::of(self).add(state) };
         Ok(Object { memory: self, state, pager: PhantomData })
     }
 }
@@ -328,10 +331,12 @@ impl<'m, P: Platform> Object<'m, P> {
         unsafe { self.state.as_ref() }
     }
 
-    /// Another handle to the object that a VMA maps. The VMA holds the object for as long as the
-    /// caller keeps the VMA.
-    pub(crate) fn of_mapping(memory: &'m Memory<P>, state: NonNull<ObjectState>) -> Self {
-        // SAFETY: the VMA is a holder.
+    /// Another handle to the object that a VMA maps.
+    ///
+    /// # Safety
+    /// 1. The VMA holds the object until this returns.
+    pub(crate) unsafe fn of_mapping(memory: &'m Memory<P>, state: NonNull<ObjectState>) -> Self {
+        // SAFETY: the caller's obligation 1.
         unsafe { state.as_ref() }.hold();
         Self { memory, state, pager: PhantomData }
     }
@@ -416,7 +421,8 @@ impl<P: Platform> Clone for Object<'_, P> {
 
 impl<P: Platform> Drop for Object<'_, P> {
     fn drop(&mut self) {
-        state::release(self.memory, self.state);
+        // SAFETY: 1. the handle's own holder.
+        unsafe { state::release(self.memory, self.state) };
     }
 }
 

@@ -1,5 +1,7 @@
 //! The index of an object's pages, and its lock.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU64, Ordering};
 

@@ -5,6 +5,8 @@
 //! holds the two locks exclusively and has waited for the writes. So a frame that was found keeps
 //! holding the page until the caller releases its lock.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use arrayvec::ArrayVec;
 
 use crate::Memory;

@@ -23,6 +23,8 @@
 //! 3. CPU C reclaims the page.
 //! 4. CPU A enters the old bytes into the index.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::ptr::NonNull;
 
 use arrayvec::ArrayVec;

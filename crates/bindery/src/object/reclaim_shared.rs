@@ -3,6 +3,8 @@
 //! The neighbors are the folios after it in the object that one table could map. They share one
 //! walk through the reverse map, and one flush for each VMA ([`super::swap_out`]).
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::ptr::NonNull;
 
 use arrayvec::ArrayVec;

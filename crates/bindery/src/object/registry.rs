@@ -1,5 +1,7 @@
 //! The list of all objects of a memory, used by the auditor, by `swapoff`, and for unique numbers.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
@@ -36,70 +38,80 @@ impl<'m, P: Platform> Registry<'m, P> {
     }
 
     /// Adds an object that is in no list.
-    pub(super) fn add(&self, node: NonNull<ObjectState>) {
+    ///
+    /// # Safety
+    /// 1. The object lives until [`Registry::take`] has removed it.
+    pub(super) unsafe fn add(&self, node: NonNull<ObjectState>) {
         let list = self.0.first.lock();
-        let links = Self::links(node);
+        // SAFETY: 1. the lock is held, and the caller keeps the object.
+        let links = unsafe { Self::links(node) };
         let first = list.load(Relaxed).cast();
         links.next.store(first, Relaxed);
         links.previous.store(ptr::null_mut(), Relaxed);
         if let Some(first) = NonNull::new(first) {
-            Self::links(first).previous.store(node.as_ptr(), Relaxed);
+            // SAFETY: 1. the lock is held, and the object is in the list.
+            unsafe { Self::links(first) }.previous.store(node.as_ptr(), Relaxed);
         }
         list.store(node.as_ptr().cast(), Relaxed);
     }
 
     /// Removes an object that is in the list.
-    pub(super) fn take(&self, node: NonNull<ObjectState>) {
+    pub(super) fn take(&self, object: &ObjectState) {
         let list = self.0.first.lock();
-        let links = Self::links(node);
+        let links = &object.links;
         let (next, previous) = (links.next.load(Relaxed), links.previous.load(Relaxed));
         match NonNull::new(previous) {
-            Some(previous) => Self::links(previous).next.store(next, Relaxed),
+            // SAFETY: 1. the lock is held, and the object is in the list.
+            Some(previous) => unsafe { Self::links(previous) }.next.store(next, Relaxed),
             None => list.store(next.cast(), Relaxed),
         }
         if let Some(next) = NonNull::new(next) {
-            Self::links(next).previous.store(previous, Relaxed);
+            // SAFETY: 1. as above.
+            unsafe { Self::links(next) }.previous.store(previous, Relaxed);
         }
     }
 
-    /// All objects. For a quiet system: no object is added or removed while the iterator and its
-    /// items are used.
-    pub(crate) fn iter(self) -> impl Iterator<Item = &'m ObjectState> + use<'m, P> {
-        let mut next = self.0.first.lock().load(Relaxed).cast();
+    /// All objects.
+    ///
+    /// # Safety
+    /// 1. No object is added or removed while the iterator and its items are used.
+    pub(crate) unsafe fn iter(self) -> impl Iterator<Item = &'m ObjectState> + use<'m, P> {
+        let mut next: *mut ObjectState = self.0.first.lock().load(Relaxed).cast();
         core::iter::from_fn(move || {
             let node = NonNull::new(next)?;
-            next = Self::links(node).next.load(Relaxed);
-            // SAFETY: objects leave the list before they are freed, and the caller prevents that.
-            Some(unsafe { node.as_ref() })
+            // SAFETY: objects leave the list before they are freed, which does not happen now (the
+            // caller's obligation 1).
+            let object = unsafe { node.as_ref() };
+            next = object.links.next.load(Relaxed);
+            Some(object)
         })
     }
 
     /// The object after `last` in the list, or the first; the caller becomes a holder of it. Skips
-    /// objects that are being freed, and may skip new ones. The caller holds `last`.
-    pub(super) fn next_held(
-        &self,
-        last: Option<NonNull<ObjectState>>,
-    ) -> Option<NonNull<ObjectState>> {
+    /// objects that are being freed, and may skip new ones.
+    pub(super) fn next_held(&self, last: Option<&ObjectState>) -> Option<NonNull<ObjectState>> {
         let list = self.0.first.lock();
         let mut next = match last {
-            Some(last) => Self::links(last).next.load(Relaxed),
+            Some(last) => last.links.next.load(Relaxed),
             None => list.load(Relaxed).cast(),
         };
         while let Some(node) = NonNull::new(next) {
             // SAFETY: objects leave the list, whose lock is held, before they are freed.
-            if unsafe { node.as_ref() }.try_hold() {
+            let object = unsafe { node.as_ref() };
+            if object.try_hold() {
                 return Some(node);
             }
             // Its last holder is about to remove it.
-            next = Self::links(node).next.load(Relaxed);
+            next = object.links.next.load(Relaxed);
         }
         None
     }
 
-    fn links<'a>(node: NonNull<ObjectState>) -> &'a Links {
-        // SAFETY: callers hold the lock (or keep the system quiet) and pass objects that are in the
-        // list, or that their holder adds or removes. So they are not freed before the last use of
-        // the reference, which no caller keeps.
+    /// # Safety
+    /// 1. The list's lock is held until the last use of the reference, and the object is in the list
+    ///    or being added: so it is not freed before.
+    unsafe fn links<'a>(node: NonNull<ObjectState>) -> &'a Links {
+        // SAFETY: the caller's obligation 1.
         unsafe { &node.as_ref().links }
     }
 }

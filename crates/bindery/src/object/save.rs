@@ -15,6 +15,8 @@
 //! because such a page is not dirty. So at its end each call waits for the writes that others had
 //! begun before.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use arrayvec::ArrayVec;
 
 use crate::Memory;

@@ -1,5 +1,7 @@
 //! The state of an object, and its holders.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -334,18 +336,22 @@ fn is_writable(flags: MappingFlags) -> bool {
 
 /// Records the removal of a VMA with these flags. None of its pages is mapped, and no walker knows
 /// it. Frees the object with the last holder; may sleep.
-pub(crate) fn map_removed<P: Platform>(
+///
+/// # Safety
+/// 1. The VMA is one of the holders counted, and gives that up.
+pub(crate) unsafe fn map_removed<P: Platform>(
     memory: &Memory<P>,
     node: NonNull<ObjectState>,
     flags: MappingFlags,
 ) {
-    // SAFETY: the VMA was a holder, and is counted until `release`.
+    // SAFETY: the VMA is counted until `release` (obligation 1).
     let object = unsafe { node.as_ref() };
     if is_writable(flags) {
         object.seals.writable_removed();
     }
     let mark = object.segment();
-    release(memory, node);
+    // SAFETY: 1. the caller's obligation 1.
+    unsafe { release(memory, node) };
     if let Some(mark) = mark {
         mark.told().detached(mark.segment);
     }
@@ -353,15 +359,17 @@ pub(crate) fn map_removed<P: Platform>(
 
 /// Removes a holder. The last one frees the object and all its pages. Dirty pages are saved first;
 /// a failure loses them, as no holder is left to receive the error.
-pub(super) fn release<P: Platform>(memory: &Memory<P>, node: NonNull<ObjectState>) {
-    // SAFETY: the caller's holder is one of those counted, so the object lives until this call
-    // removes it.
+///
+/// # Safety
+/// 1. The caller is one of the holders counted, and gives that up.
+pub(super) unsafe fn release<P: Platform>(memory: &Memory<P>, node: NonNull<ObjectState>) {
+    // SAFETY: the object lives until this call gives up the caller's holder (obligation 1).
     let object = unsafe { node.as_ref() };
     if object.holders.fetch_sub(1, Ordering::AcqRel) != 1 {
         return;
     }
     let _ = save::save(memory, object, 0, PAGE_LIMIT, save::Until::End);
-    Registry::of(memory).take(node);
+    Registry::of(memory).take(object);
     // A reclaimer has no holder, only this lock.
     object.invalidate_lock.with_write(&memory.platform, |proof| {
         let all = PageRange { first: 0, end: PAGE_LIMIT };

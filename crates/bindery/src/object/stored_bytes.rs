@@ -1,5 +1,7 @@
 //! [`StoredBytes`]: bytes of pages that a pager stores.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::fmt;
 use core::marker::PhantomData;
 use core::ptr::NonNull;

@@ -1,5 +1,7 @@
 //! The part of `swapoff(2)` for objects: swaps in the pages that they have in an area.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::ptr::NonNull;
 
 use crate::Memory;
@@ -30,8 +32,10 @@ impl<P: Platform> Memory<P> {
     pub fn swap_in_objects(&self, area: &SwapArea) -> Result<(), Error> {
         let mut last: Option<Object<'_, P>> = None;
         let after = |last: &Option<Object<'_, P>>| {
-            let last = last.as_ref().map(|object| object.state);
-            Registry::of(self).next_held(last).map(|state| Object::of_holder(self, state))
+            let last = last.as_ref().map(Object::state);
+            let next = Registry::of(self).next_held(last);
+            // SAFETY: 1. `next_held` has made us a holder.
+            next.map(|state| unsafe { Object::of_holder(self, state) })
         };
         while let Some(object) = after(&last) {
             object.swap_in_area(area.number)?;
@@ -43,7 +47,10 @@ impl<P: Platform> Memory<P> {
 
 impl<'m, P: Platform> Object<'m, P> {
     /// The handle of a caller that is a holder.
-    pub(super) fn of_holder(memory: &'m Memory<P>, state: NonNull<ObjectState>) -> Self {
+    ///
+    /// # Safety
+    /// 1. The caller is a holder, which the handle becomes in its place.
+    pub(super) unsafe fn of_holder(memory: &'m Memory<P>, state: NonNull<ObjectState>) -> Self {
         Self { memory, state, pager: core::marker::PhantomData }
     }
 

@@ -13,6 +13,8 @@
 //! swap entry waits. The VMAs are locked for reading, so that they and their address spaces stay;
 //! the batch waits for nothing while it holds these locks.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use arrayvec::ArrayVec;
 
 use crate::Memory;

@@ -4,6 +4,8 @@
 //! walk from it must reach the VMAs below. So a process that forks and exits leaves a *dead* group
 //! behind. [`super::fork_chain`] takes dead groups out of the tree and bounds their number.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::ops::ControlFlow;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};

@@ -72,6 +72,8 @@
 //! chain that ends in a parent with 50 children would visit 51 VMAs for a page that one can map. A
 //! contracted group has only pages of its own VMAs.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::cell::Cell;
 use core::ops::ControlFlow;
 use core::ptr;

@@ -53,6 +53,8 @@
 //!
 //! `docs/lock-order.md` has the order of the locks of folios, objects and families.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 mod anon_group;
 mod fork_chain;
 mod tree_lock;

@@ -49,6 +49,8 @@
 //! In a family of anon groups a walk visits a group before those below it. For a group of C's that
 //! is added below one that the walk has passed, or is in, the same holds.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use crate::Memory;
 use crate::addr::{PAGE_SHIFT, PageRange, VirtAddr, VirtRange};
 use crate::object::ObjectState;

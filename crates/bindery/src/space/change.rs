@@ -2,6 +2,8 @@
 //! reverse map and the accounts always agree. Each takes the proof that the mutex is
 //! held ([`MmapLocked`]).
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 

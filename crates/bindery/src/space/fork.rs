@@ -1,5 +1,7 @@
 //! The memory part of `fork(2)`.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::sync::atomic::Ordering;
 
 use crate::error::{Error, Failure, NoMemory};

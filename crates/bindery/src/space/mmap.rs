@@ -1,5 +1,7 @@
 //! `mmap(2)`.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::ptr::NonNull;
 
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};

@@ -34,6 +34,8 @@
 //! | `user_copy` | a program's memory, read and written from outside |
 //! | `inspect`, `resident`, `view` | reading for tests, debuggers and listings as those of `/proc` |
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 mod advice;
 mod brk;
 mod change;
@@ -48,9 +50,6 @@ mod gap_search;
 mod guard_pages;
 mod inspect;
 mod limits;
-#[cfg(any(test, lock_violations = "types", lock_violations = "moves"))]
-#[allow(dead_code, reason = "it is there to be compiled")]
-mod lock_violations;
 mod madvise;
 mod map_request;
 mod merging;
@@ -81,6 +80,10 @@ mod transaction;
 mod user_copy;
 mod userfault;
 mod view;
+#[cfg(any(test, lock_violations = "types", lock_violations = "moves"))]
+#[allow(dead_code, reason = "it only has to compile")]
+#[path = "../../tests/violations/space.rs"]
+mod violations;
 mod will_need;
 
 use core::fmt;
@@ -371,7 +374,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
 
     /// A handle to what backs the VMA, if it is not anonymous.
     pub(crate) fn object_of(&self, vma: &Vma) -> Option<Object<'m, P>> {
-        vma.object_pointer().map(|state| Object::of_mapping(self.page_table.memory, state))
+        let memory = self.page_table.memory;
+        // SAFETY: 1. a VMA holds its object until `finish`, which comes after all references to it.
+        vma.object_pointer().map(|state| unsafe { Object::of_mapping(memory, state) })
     }
 
     /// The VMA around `addr`.
@@ -416,7 +421,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 Groups::release(memory, group, &mut groups);
             }
             if let Some(object) = vma.object_pointer() {
-                object::map_removed(memory, object, vma.flags());
+                // SAFETY: 1. the VMA's own holder, which it gives up here.
+                unsafe { object::map_removed(memory, object, vma.flags()) };
             }
             if let Some(userfault) = vma.userfault_pointer() {
                 // SAFETY: 1. the VMA's own hold, which it gives up here.

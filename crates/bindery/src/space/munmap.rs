@@ -1,5 +1,7 @@
 //! `munmap(2)`.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
 use crate::error::{Error, Failure, NoMemory};
 use crate::frame::slab::Reserved;

@@ -21,6 +21,8 @@
 //! address spaces together can still use a folio up. The embedder limits how many of them a user
 //! may have (`RLIMIT_NPROC`).
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 

@@ -1,5 +1,7 @@
 //! Reads and writes of a program's memory from outside, with the program's permissions.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, KeyRights, Kind, Level};
 use crate::bytes;

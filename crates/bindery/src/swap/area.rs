@@ -9,6 +9,8 @@
 //! thread that frees slots holds the cluster's lock first. So it moves the cluster afterwards, and
 //! chooses the list when it has both.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{
     AtomicBool, AtomicI16, AtomicPtr, AtomicU32, AtomicU64,

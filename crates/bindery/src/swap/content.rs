@@ -1,5 +1,7 @@
 //! The content of slots: written out from the frames of a folio, and read into them.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::area::{Area, SlotRun};

@@ -53,6 +53,8 @@
 //! The lock of a cluster is a spin lock below those of tables and folios, and above those of the
 //! store and the frame allocator. That of an area's lists comes before those of its clusters.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 pub(crate) mod area;
 mod bitmap;
 pub(crate) mod cell;

@@ -1,5 +1,7 @@
 //! Pages of one repeated word, mostly zeroes. They need no store.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

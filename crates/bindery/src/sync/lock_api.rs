@@ -3,6 +3,8 @@
 //! They are types, not blanket implementations: a lock may implement both versions of `lock_api`,
 //! and a platform may still implement [`RawLock`] itself.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::fmt;
 
 use super::RawLock;

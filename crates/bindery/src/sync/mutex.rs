@@ -1,5 +1,7 @@
 //! [`Mutex`]: a value and the lock that guards it.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::cell::UnsafeCell;
 use core::fmt;
 use core::marker::PhantomData;

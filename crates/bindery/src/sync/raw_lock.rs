@@ -1,5 +1,7 @@
 //! [`RawLock`]: the interface that the core needs of a lock.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 /// A lock without a value: a [`Platform`](crate::Platform) supplies it, and [`Mutex`](super::Mutex)
 /// guards a value with it.
 ///

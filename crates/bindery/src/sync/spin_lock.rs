@@ -8,6 +8,8 @@
 //! A waiter turns interrupts off before it tries, and back on between two attempts, so that it
 //! answers other CPUs while it spins.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::fmt;
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicBool, Ordering};

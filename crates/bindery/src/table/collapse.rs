@@ -1,6 +1,8 @@
 //! Collapse: one huge leaf takes the place of a table of small ones. Their pages are copied into one
 //! folio, or are one already.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};

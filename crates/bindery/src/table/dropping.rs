@@ -1,6 +1,8 @@
 //! Gives back what entries name, after the flush: the suspended entries of tables that stay, and
 //! all entries of detached tables.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 

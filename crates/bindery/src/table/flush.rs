@@ -1,5 +1,7 @@
 //! Flushes what was taken out of tables, and frees it afterwards ([`crate::tlb`] has the rule).
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use crate::addr::{Frame, Order, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, Level};
 use crate::deferred::{Batch, Tables as DetachedTables};

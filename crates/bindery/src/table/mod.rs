@@ -39,6 +39,8 @@
 //! | `swap_out`, `swap_out_shared`, `victims`, `out_batch` | leaves become swap entries; of folios that several VMAs map; which folios; those on their way out |
 //! | `swap_in` | swap entries become leaves |
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 pub(crate) mod collapse;
 mod contig;
 pub(crate) mod copy;

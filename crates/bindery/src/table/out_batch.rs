@@ -1,5 +1,7 @@
 //! Folios on their way to swap: what was taken out of tables, until it is written out.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use arrayvec::ArrayVec;
 
 use crate::Memory;

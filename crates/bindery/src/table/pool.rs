@@ -1,5 +1,7 @@
 //! Spare tables for an operation that holds locks.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::mem;
 
 use crate::Memory;

@@ -20,6 +20,8 @@
 //! No other call may run on the address space at the same time. The hooks exist only with the
 //! feature `testing`.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 mod walks;
 
 use core::ptr::NonNull;

@@ -1,5 +1,7 @@
 //! [`Userfault`]: the handle of a userfaultfd.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::fmt;
 use core::ptr::NonNull;
 

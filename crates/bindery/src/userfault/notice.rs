@@ -1,5 +1,7 @@
 //! Messages about changes of an address space: prepared with the mutex held, delivered without.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::cell::Cell;
 use core::ptr::NonNull;
 
@@ -26,8 +28,13 @@ pub(crate) struct Notices {
     last: Option<NonNull<Notice>>,
 }
 
-fn notice<'a>(node: NonNull<Notice>) -> &'a Notice {
-    // SAFETY: a notice lives in its slab until `Notices::end`, and the owner of the list owns it.
+/// A notice of a list.
+///
+/// # Safety
+/// 1. The list is not delivered or canceled before the last use of the reference: a notice lives in
+///    its slab as long.
+unsafe fn notice<'a>(node: NonNull<Notice>) -> &'a Notice {
+    // SAFETY: the caller's obligation 1.
     unsafe { node.as_ref() }
 }
 
@@ -63,7 +70,8 @@ impl Notices {
     /// Appends other messages.
     pub(crate) fn append(&mut self, others: Self) {
         match self.last {
-            Some(last) => notice(last).next.set(others.first),
+            // SAFETY: 1. the last of this list, which is borrowed exclusively.
+            Some(last) => unsafe { notice(last) }.next.set(others.first),
             None => self.first = others.first,
         }
         self.last = others.last.or(self.last);
@@ -96,7 +104,8 @@ impl Notices {
     ) {
         let mut next = self.first;
         while let Some(node) = next {
-            let one = notice(node);
+            // SAFETY: 1. this list's; it is freed below, after the last use.
+            let one = unsafe { notice(node) };
             next = one.next.get();
             // SAFETY: the notice holds it.
             let state = unsafe { one.state.as_ref() };

@@ -1,5 +1,7 @@
 //! The queues of a userfaultfd: messages in the memory of the waiting threads.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::cell::Cell;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -156,9 +158,12 @@ pub(super) struct Queues<W> {
 }
 
 /// A queued waiter.
-fn waiter<'a, W>(node: NonNull<Waiter<W>>) -> &'a Waiter<W> {
-    // SAFETY: waiters are in a queue from `Queues::add` until `Queues::take`, and live that long
-    // (the obligation of `add`). Callers hold the lock of the queues.
+///
+/// # Safety
+/// 1. The waiter is in a queue whose lock is held until the last use of the reference. A waiter
+///    lives from [`Queues::add`] until it is taken out (obligation 1 of that).
+unsafe fn waiter<'a, W>(node: NonNull<Waiter<W>>) -> &'a Waiter<W> {
+    // SAFETY: the caller's obligation 1.
     unsafe { node.as_ref() }
 }
 
@@ -183,7 +188,8 @@ impl<W: Word<u32>> Queues<W> {
         node.next.set(None);
         node.previous.set(list.last);
         match list.last {
-            Some(last) => waiter(last).next.set(Some(pointer)),
+            // SAFETY: 1. the last of a queue of `self`, which the lock's holder borrows exclusively.
+            Some(last) => unsafe { waiter(last) }.next.set(Some(pointer)),
             None => list.first = Some(pointer),
         }
         list.last = Some(pointer);
@@ -194,11 +200,13 @@ impl<W: Word<u32>> Queues<W> {
         let (next, previous) = (node.next.get(), node.previous.get());
         let Some(list) = self.list(node.place.get()) else { return };
         match previous {
-            Some(previous) => waiter(previous).next.set(next),
+            // SAFETY: 1. a neighbor in a queue of `self`, as in `push`.
+            Some(previous) => unsafe { waiter(previous) }.next.set(next),
             None => list.first = next,
         }
         match next {
-            Some(next) => waiter(next).previous.set(previous),
+            // SAFETY: 1. as above.
+            Some(next) => unsafe { waiter(next) }.previous.set(previous),
             None => list.last = previous,
         }
         node.place.set(Place::Nowhere);
@@ -231,13 +239,15 @@ impl<W: Word<u32>> Queues<W> {
         wake: impl FnOnce(*const W),
     ) -> Result<Option<Content>, ForkIsNext> {
         if let Some(first) = self.unread.first {
-            let fault = waiter(first);
+            // SAFETY: 1. the first of a queue of `self`; it stays in one.
+            let fault = unsafe { waiter(first) };
             self.take(fault);
             self.push(fault, Place::ReadFaults);
             return Ok(Some(fault.content));
         }
         let Some(first) = self.events.first else { return Ok(None) };
-        let event = waiter(first);
+        // SAFETY: 1. the first of a queue of `self`, until `end` takes it out, which is the last use.
+        let event = unsafe { waiter(first) };
         let content = event.content;
         if forks == Forks::Left && matches!(content, Content::Fork(_)) {
             return Err(ForkIsNext);
@@ -259,7 +269,8 @@ impl<W: Word<u32>> Queues<W> {
     /// The number of waiting faults.
     pub(super) fn faults(&self) -> WaitingFaults {
         let count = |list: &List<W>| {
-            let next = |node: &NonNull<Waiter<W>>| waiter(*node).next.get();
+            // SAFETY: 1. from a queue of `self`, which does not change during the count.
+            let next = |node: &NonNull<Waiter<W>>| unsafe { waiter(*node) }.next.get();
             core::iter::successors(list.first, next).count() as u64
         };
         let unread = count(&self.unread);
@@ -271,7 +282,8 @@ impl<W: Word<u32>> Queues<W> {
         for first in [self.unread.first, self.read.first] {
             let mut next = first;
             while let Some(node) = next {
-                let fault = waiter(node);
+                // SAFETY: 1. from a queue of `self`, until `end` takes it out, which is the last use.
+                let fault = unsafe { waiter(node) };
                 next = fault.next.get();
                 if fault.concerns(range) {
                     self.end(fault, WOKEN, &mut wake);
@@ -284,7 +296,8 @@ impl<W: Word<u32>> Queues<W> {
     pub(super) fn close(&mut self, mut wake: impl FnMut(*const W)) {
         for place in [Place::UnreadFaults, Place::ReadFaults, Place::Events] {
             while let Some(node) = self.list(place).and_then(|list| list.first) {
-                self.end(waiter(node), CLOSED, &mut wake);
+                // SAFETY: 1. the first of a queue of `self`, as in `wake`.
+                self.end(unsafe { waiter(node) }, CLOSED, &mut wake);
             }
         }
     }

@@ -1,5 +1,7 @@
 //! The shared state of a userfaultfd.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::cell::UnsafeCell;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};

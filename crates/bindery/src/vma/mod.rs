@@ -10,6 +10,8 @@
 //! 2. In between, `munmap` may have removed or split the VMA. So the fault tests whether the VMA is
 //!    still linked and still covers the address, and otherwise looks it up again under the mutex.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 mod flags;
 
 use core::ptr::{self, NonNull};

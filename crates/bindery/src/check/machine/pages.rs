@@ -1,5 +1,7 @@
 //! The pages that the self-test maps, and unmaps when it ends.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, PhysAddr, VirtAddr, VirtRange};
 use crate::arch::Permissions;
 use crate::kernel_map::{KernelMapError, Pieces, VmallocOptions};

@@ -1,5 +1,7 @@
 //! The accesses of the self-test, one function for each property that an access can show.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::marker::PhantomData;
 
 use arrayvec::ArrayVec;

@@ -22,6 +22,8 @@
 //!                   [6, 7] 7       [8, 12] 12
 //! ```
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 mod check;
 
 use core::marker::PhantomData;

@@ -1,5 +1,7 @@
 //! Nodes are made on the way to a page, and freed when empty.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use super::PageIndex;
 use super::node::{Link, Node, Nodes, level_of, slot};
 use crate::platform::Platform;

@@ -35,6 +35,8 @@
 //! Costs are given in slots and in the height h of the tree, at most 9. Nothing sleeps or recurses.
 //! Callers hold a lock for which others spin, so a run is counted only up to [`LONGEST_RUN`].
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 mod growth;
 mod marks;
 mod node;

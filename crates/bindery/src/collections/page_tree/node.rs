@@ -1,5 +1,7 @@
 //! The nodes of a [`super::PageIndex`], and the arithmetic of page numbers and slots.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::ops::Range;
 use core::ptr::NonNull;
 

@@ -76,6 +76,8 @@
 //! under the VMA's own lock whether the VMA is still linked and covers the address, and otherwise
 //! takes the mutex.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 mod gap_search;
 mod measure;
 

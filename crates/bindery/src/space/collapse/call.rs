@@ -1,5 +1,7 @@
 //! The two calls that collapse, and one table span.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use crate::addr::{Orders, PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{Absent, Arch, Attributes, Kind, Level, Marker};
 use crate::error::{CallError, Error, Failure, NoMemory};

@@ -8,6 +8,8 @@
 //! the last call that has prepared a message for it, so a call asks the state in one step, however
 //! many userfaultfds there are: a program can have thousands.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 

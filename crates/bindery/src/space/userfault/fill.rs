@@ -4,6 +4,8 @@
 //! fault, and wait for a handler itself. Then the VMA is locked and looked at again, and the folio
 //! is mapped where the entry is empty.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::fmt;
 
 use bitflags::bitflags;

@@ -1,5 +1,7 @@
 //! Registration: which faults of which VMAs a userfaultfd serves.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::ptr::NonNull;
 
 use crate::addr::{VirtAddr, VirtRange};

@@ -1,5 +1,7 @@
 //! A fault waits for its handler.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use crate::arch::{Absent, AbsentFormat, Arch, Kind, Marker};
 use crate::error::FaultError;
 use crate::platform::Platform;

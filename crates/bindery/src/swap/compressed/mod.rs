@@ -39,6 +39,8 @@
 //! **Stack.** A store takes about 1 KiB, most of it for the compressor; the tables are not on the
 //! stack.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 mod extent;
 mod object;
 mod pool;

@@ -1,5 +1,7 @@
 //! The bytes of stored objects: written before their handle is known, stable until it is freed.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::slice;
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -17,7 +19,8 @@ use crate::platform::Platform;
 ///    knows them.
 pub(super) unsafe fn write<P: Platform>(platform: &P, extents: &[Extent], mut object: &[u8]) {
     for (index, extent) in extents.iter().enumerate() {
-        let start = place_of(platform, *extent);
+        // SAFETY: 1. reserved (obligation 1).
+        let start = unsafe { place_of(platform, *extent) };
         // SAFETY: the direct map shows the chunks, which only the caller uses (its obligation 1).
         let chunks = unsafe { slice::from_raw_parts_mut(start, extent.room()) };
         let (link, mut here) = chunks.split_at_mut(if extent.is_last() { 0 } else { LINK });
@@ -47,9 +50,11 @@ pub(super) fn check<P: Platform>(frames: &Frames<P>, extent: Extent) -> Result<(
 /// 2. It is neither freed nor written for as long as the bytes are used.
 pub(super) unsafe fn bytes_in<P: Platform>(platform: &P, extent: Extent) -> &[u8] {
     let link = if extent.is_last() { 0 } else { LINK };
+    // SAFETY: 1. the caller's obligation 1.
+    let start = unsafe { place_of(platform, extent) };
     // SAFETY: the direct map shows the chunks (obligation 1), which stay as they are (obligation
     // 2).
-    let chunks = unsafe { slice::from_raw_parts(place_of(platform, extent), extent.room()) };
+    let chunks = unsafe { slice::from_raw_parts(start, extent.room()) };
     &chunks[link..link + extent.bytes()]
 }
 
@@ -64,7 +69,8 @@ pub(super) unsafe fn rest<P: Platform>(
     if extent.is_last() {
         return Ok(None);
     }
-    let link = place_of(platform, extent).cast::<u64>();
+    // SAFETY: 1. the caller's obligation 1.
+    let link = unsafe { place_of(platform, extent) }.cast::<u64>();
     // SAFETY: chunks are aligned, and long enough for a link; the rest are the caller's
     // obligations.
     let next = Extent::unpack(unsafe { link.read() }).ok_or(Corrupt)?;
@@ -97,8 +103,11 @@ pub(super) unsafe fn gather<P: Platform>(
 }
 
 /// The address of an extent in a frame of compressed pages.
-fn place_of<P: Platform>(platform: &P, extent: Extent) -> *mut u8 {
-    // SAFETY: 1. an extent lies inside its frame (`Extent::unpack`, `Pool::carve`), and callers
-    // pass extents in frames of the memory.
+///
+/// # Safety
+/// 1. The extent's frame is one of the memory's: the extent has passed [`check`], or was reserved.
+unsafe fn place_of<P: Platform>(platform: &P, extent: Extent) -> *mut u8 {
+    // SAFETY: 1. an extent lies inside its frame (`Extent::unpack`, `Pool::carve`), which is one of
+    // the memory's by the caller's obligation 1.
     unsafe { place(platform, extent.frame, extent.start()) }.as_ptr()
 }

@@ -15,6 +15,8 @@
 //! are nearly full, whatever the sizes: pages that compress to 60 % do not waste 40 % of each
 //! frame. A raw page always has a whole frame, so that it can be copied in one step.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::sync::atomic::Ordering::Relaxed;
 
 use arrayvec::ArrayVec;

@@ -10,6 +10,8 @@
 //! that finds all of them busy makes another if fewer than [`WORKSPACES`] exist, and otherwise
 //! sleeps until one is free. Their users wait for nothing else, so the wait ends.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::mem::needs_drop;
 
 use lz4_flex::block::{

@@ -11,6 +11,8 @@
 //! WRITER  CLOSED  PARKED  readers inside
 //! ```
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::platform::Platform;

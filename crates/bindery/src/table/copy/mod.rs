@@ -18,6 +18,7 @@ use crate::swap::SlotRun;
 use crate::tlb::Gather;
 
 use super::cursor::{Chunks, Cursor};
+use super::dropping::free_deposit;
 use super::locking::Depth;
 use super::run::{Run, What};
 use super::{PageTable, TablePool};
@@ -318,11 +319,7 @@ fn drop_target_deposit<P: Platform>(
     run: &Run<P::Arch>,
     table: Frame,
 ) {
-    if run.node.level > Level::PTE
-        && let Some(deposit) = target.page_table.withdraw_table(table)
-    {
-        // SAFETY: 1. a table on deposit is a table, and the holder's lock is held; 2. no entry and
-        // no TLB ever knew it, and it was just withdrawn.
-        unsafe { super::free_table(target.page_table.memory, deposit, &mut target.counts) };
+    if run.node.level > Level::PTE {
+        free_deposit(target.page_table.memory, table, &mut target.counts);
     }
 }

@@ -1,5 +1,7 @@
 //! Level-1 entries of one span: single pages, and folios whose entries are one run.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::Memory;
@@ -143,7 +145,8 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
                 slot.swap(0, Ordering::SeqCst);
                 if !single.is_free_to_move(1) {
                     slot.store(entry.0, Ordering::Relaxed);
-                    self.unlock_head(entry, Order::PAGE);
+                    // SAFETY: 1. locked above, by its number.
+                    unsafe { self.unlock_head(entry, Order::PAGE) };
                     return (at, Some(MoveStop::Busy));
                 }
                 single.give_to(owner, at.into());

@@ -13,6 +13,8 @@
 //!
 //! An empty table at the target moves to the source in exchange. So nothing is allocated or freed.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, Order, PAGE_SIZE, VirtAddr, VirtRange};
@@ -274,7 +276,8 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
             let entry = Entry(slot.load(Ordering::Relaxed));
             if let Some(single) = numbered.try_lock_single(self.number_of(entry)) {
                 if !single.is_free_to_move(1) {
-                    self.unlock_head(entry, Order::PAGE);
+                    // SAFETY: 1. locked above, by its number.
+                    unsafe { self.unlock_head(entry, Order::PAGE) };
                     break;
                 }
                 single.give_to(owner, at as u64);
@@ -320,7 +323,8 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
                 index += 1;
             }
             if differ != 0 || !large.is_free_to_move(pages) {
-                self.unlock_head(first, order);
+                // SAFETY: 1. locked above, by its number.
+                unsafe { self.unlock_head(first, order) };
                 break;
             }
             large.give_to(owner, at.number().into());
@@ -358,11 +362,14 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
     }
 
     /// Unlocks the folio whose first page the leaf maps, and wakes all waiters.
+    ///
+    /// # Safety
+    /// 1. The span has locked the folio by its number, and no guard of the lock exists.
     #[cold]
-    pub(super) fn unlock_head(&self, leaf: Entry, order: Order) {
+    pub(super) unsafe fn unlock_head(&self, leaf: Entry, order: Order) {
         let memory = self.page_table.memory;
         let folio = Folio { head: P::Arch::frame(leaf), order };
-        // SAFETY: 1. the caller has locked it by its number.
+        // SAFETY: 1. the caller's obligation 1.
         drop(unsafe { memory.frames.folio(folio).lock_of_batch(&memory.platform) });
     }
 

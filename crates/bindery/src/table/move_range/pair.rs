@@ -7,6 +7,7 @@ use crate::arch::{AbsentFormat, Arch, Entry, Level};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::table::cursor::table_under;
+use crate::table::dropping::free_deposit;
 use crate::table::locking::{self, LockSet, Node};
 use crate::table::move_range::{PieceFlush, Transfer, for_each_target};
 use crate::table::run::Slots;
@@ -205,11 +206,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         self.page_table.change_entry_count(holder, 0, 1);
         let range = VirtRange::raw(source, source + P::Arch::PMD.span());
         self.gather.stale(range, P::Arch::PMD);
-        if let Some(deposit) = self.page_table.withdraw_table(holder) {
-            // SAFETY: 1. a table on deposit is a table, and the holder's lock is held; 2. no entry
-            // and no TLB ever knew it, and it was just withdrawn.
-            unsafe { crate::table::free_table(self.page_table.memory, deposit, self.counts) };
-        }
+        free_deposit(self.page_table.memory, holder, self.counts);
         let first = P::Arch::page_entry(P::Arch::frame(old), Level::PTE, P::Arch::attributes(old));
         self.arrive(first, P::Arch::ENTRIES, target);
     }

@@ -1,5 +1,7 @@
 //! Folios that cannot be swapped out after all: their entries map them again.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::sync::atomic::Ordering;
 
 use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};

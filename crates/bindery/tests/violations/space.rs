@@ -1,15 +1,17 @@
-//! Calls without the lock that they need, or without reclaim: none of them compiles.
+//! Calls without the lock that they need, without reclaim, or past a VMA's permissions: none of them
+//! compiles. A module of `space`, which sees the private items that the rules are made of.
 //!
-//! Each pair of lines is one call, as it is right and with the lock left out. `tests/locks.rs`
-//! builds the crate with the wrong lines of one kind, and expects the error that the comment names
-//! at each, and no other. (What the compiler finds by types it reports before it looks at moves and
-//! borrows: two builds.) Nothing here ever runs.
+//! Each pair of lines is one call, as it is right and as it is wrong. `tests/locks.rs` builds the
+//! crate with the wrong lines of one kind, and expects the error that the comment names at each, and
+//! no other. (The compiler reports errors of types before it looks at moves and borrows: two builds.)
+//! Nothing here ever runs.
 
 use core::ptr::NonNull;
 
 use crate::Memory;
-use crate::addr::{Order, VirtAddr};
-use crate::error::{Error, NoMemory};
+use crate::addr::{Frame, Order, VirtAddr};
+use crate::arch::{Arch, Attributes, Entry, Level};
+use crate::error::{Error, Failure, NoMemory};
 use crate::folio::{FolioIndex, FolioLock, LockedFolio, Owner};
 use crate::frame::{AllocateFor, Frames};
 use crate::object::PagesStay;
@@ -249,4 +251,32 @@ pub(crate) fn narrow_unlocked<P: Platform>(
     drop(cursor);
     #[cfg(lock_violations = "moves")]
     let _ = (drop(cursor), narrowing.suspend_each()); //~ E0505
+}
+
+/// An attempt that ran out of memory is no result of a call.
+pub(crate) fn give_up<P: Platform>(
+    memory: &Memory<P>,
+    attempt: impl Fn() -> Result<(), Failure>,
+) -> Result<(), Error> {
+    #[cfg(not(lock_violations = "types"))]
+    return memory.retry(attempt);
+    #[cfg(lock_violations = "types")]
+    return attempt(); //~ E0308
+}
+
+/// The attributes of a VMA without access make no leaf: only `Arch::page_entry` turns attributes into
+/// an entry, and asks whether they allow something.
+pub(crate) fn leaf<P: Platform>(frame: Frame, attributes: Attributes) -> Entry {
+    #[cfg(not(lock_violations = "types"))]
+    return P::Arch::page_entry(frame, Level::PTE, attributes);
+    #[cfg(lock_violations = "types")]
+    return P::Arch::leaf(frame, Level::PTE, attributes); //~ E0308
+}
+
+/// The index of an entry comes from an address or another index, and is no count or address.
+pub(crate) fn index<P: Platform>(entry: Entry, at: VirtAddr) -> Entry {
+    #[cfg(not(lock_violations = "types"))]
+    return P::Arch::clear_contig(entry, Level::<P::Arch>::PTE.index_of(at));
+    #[cfg(lock_violations = "types")]
+    return P::Arch::clear_contig(entry, (at.0 >> 12) as u32); //~ E0308
 }
