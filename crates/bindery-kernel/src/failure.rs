@@ -4,8 +4,7 @@ use core::panic::PanicInfo;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::arch::{self, Ended};
-use crate::files::symbols;
-use crate::{control, log};
+use crate::{control, log, symbols};
 
 static PANICKING: AtomicBool = AtomicBool::new(false);
 

@@ -9,6 +9,29 @@
 //! and nothing is preempted: a thread gives the CPU away where it sleeps ([`process::scheduler`]),
 //! or on its way back to its program. So a read section of the core needs no bookkeeping, and a
 //! fault in the kernel is always a defect of the kernel.
+//!
+//! # Layers
+//! A layer names itself and those before it, in every `use` and every path. The test of the core
+//! reads this table (`crates/bindery/tests/layers.rs`). A lower layer that has to call a higher one
+//! has a trait for it, which the higher one implements and registers at boot (`services`).
+//!
+//! | modules | idea |
+//! |---|---|
+//! | `boot`, `errno`, `options`, `symbols` | boot facts and error numbers |
+//! | `arch`, `console`, `control` | the machine: CPU, tables, clocks, serial line |
+//! | `sync`, `time`, `heap` | locks, timers, the kernel's heap |
+//! | `platform`, `memory`, `memory_functions` | memory management: the core's platform, kernel mappings |
+//! | `user`, `arch::aarch64::signal`, `arch::x86_64::signal`, `arch::aarch64::own_calls`, `arch::x86_64::own_calls`, `arch::aarch64::devices`, `arch::x86_64::devices`, `self_test` | memory of programs; the frames of signals |
+//! | `process::facts`, `process::state`, `process::thread`, `process::scheduler`, `process::parking`, `process::wait_queue`, `process::signal`, `process::kill`, `process::table`, `process::credentials`, `process::limits`, `process::name`, `process::timer`, `process::barriers`, `process::memory_shortage` | processes and threads: scheduler, sleep, signals, credentials, limits, timers |
+//! | `process::futex`, `process::background`, `process::random`, `process::provoke`, `process::properties`, `calls::segments` | single services of the kernel for programs |
+//! | `files::attributes`, `files::inode`, `files::segments`, `files::sequence`, `files::listing`, `files::node`, `files::root`, `files::permission`, `files::descriptor` | files: attributes, nodes, descriptors |
+//! | `files::poll`, `files::manner`, `files::transfer` | transfers and waits for files |
+//! | `files::memory`, `files::generated`, `files::console`, `files::stream`, `files::pipe`, `files::socket`, `files::event`, `files::userfault`, `files::epoll` | kinds of files |
+//! | `files::path`, `files::swap`, `files::huge_pages`, `files::proc`, `files::sys` | from a path to a file; swap; `/proc` and `/sys` |
+//! | `files::device`, `files::tree`, `files::program`, `files::names`, `files::status`, `files::splice`, `files::calls`, `files` | the tree of files, and the calls that use it |
+//! | `process` | life of processes: `clone`, `execve`, `wait`, the end |
+//! | `calls` | system calls by number |
+//! | `trap`, `page_fault`, `services`, `arch::aarch64::exceptions`, `arch::x86_64::exceptions`, `arch::aarch64::entry`, `arch::x86_64::entry`, `arch::aarch64::cpu_check`, `arch::x86_64::cpu_check`, `arch::aarch64::smp`, `arch::x86_64::smp`, `arch::aarch64::boot`, `arch::x86_64::boot`, `workload`, `start`, `failure` | entries from programs, and the kernel's start |
 
 #![no_std]
 #![no_main]
@@ -31,28 +54,11 @@ mod page_fault;
 mod platform;
 mod process;
 mod self_test;
+mod services;
+mod start;
+mod symbols;
 mod sync;
 mod time;
 mod trap;
 mod user;
 mod workload;
-
-use boot::Information;
-
-/// Where every architecture's entry code ends: the MMU is on, the kernel runs where it was linked,
-/// on a stack of its own, with exceptions caught and interrupts off.
-fn start(information: &Information) -> ! {
-    options::read(information.command_line);
-    let information = &information.without_first(options::unused_memory());
-    let taken = heap::begin(information);
-    memory::begin(information, taken);
-    arch::begin_devices();
-    process::prepare_audits();
-    self_test::run();
-    memory::boot_is_over();
-    time::begin();
-    files::begin(information.initramfs);
-    arch::start_other_cpus(information.cpus);
-    workload::run();
-    process::run_first()
-}

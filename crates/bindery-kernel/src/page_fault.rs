@@ -1,29 +1,18 @@
 //! The page-fault handler. `arch/*/exceptions.rs` decodes the fault and calls [`page_fault`]; the core
 //! resolves it, or the program gets a signal.
 
-use core::sync::atomic::{AtomicU64, Ordering};
-
 use bindery::addr::VirtAddr;
 use bindery::{Access, FaultError, Resolved};
 use linux_raw_sys::general::{BUS_ADRERR, SEGV_ACCERR, SEGV_MAPERR, SIGBUS, SIGSEGV};
 
 use crate::arch::{self, Registers};
-use crate::process::{self, signal};
+use crate::process::{self, scheduler, signal};
 use crate::trap::{self, From};
-
-/// How many faults programs have run into.
-static PAGE_FAULTS: AtomicU64 = AtomicU64::new(0);
-
-/// How many faults programs have run into so far.
-pub fn page_faults() -> u64 {
-    PAGE_FAULTS.load(Ordering::Relaxed)
-}
 
 /// A fault at `address` that a program ran into.
 #[inline]
 pub fn page_fault(registers: &mut Registers, address: u64, access: Access) {
-    // Programs run on one CPU, and nothing interrupts the kernel: no atomic addition is needed.
-    PAGE_FAULTS.store(PAGE_FAULTS.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    scheduler::count_page_fault();
     if let Err(problem) = fault(address, access) {
         unresolved(address, access, problem);
     }

@@ -8,10 +8,52 @@ use bindery::addr::Frame;
 use bindery::platform::{Cpu, CpuSet, GracePeriod, Invalidation};
 use bindery::sync::SpinLock;
 
-use crate::files::poll;
-use crate::process::{self, background, parking, scheduler, signal};
-use crate::sync::SleepingLock;
+use spin::Once;
+
+use crate::sync::{self, SleepingLock};
 use crate::{arch, options, time};
+
+/// What memory management asks of the threads of the kernel.
+pub trait Threads: Sync {
+    /// As [`Platform::park_for_handler`].
+    fn park_for_handler(&self, word: &AtomicU32, expected: u32);
+
+    /// As [`Platform::yield_if_due`].
+    fn yield_if_due(&self);
+
+    /// As [`Platform::fatal_signal`].
+    fn fatal_signal(&self) -> bool;
+
+    /// As [`Platform::signal`].
+    fn signal(&self) -> bool;
+
+    /// As [`Platform::thread`].
+    fn thread(&self) -> u32;
+
+    /// As [`Platform::major_fault`].
+    fn major_fault(&self);
+
+    /// As [`Platform::userfault_arrived`].
+    fn userfault_arrived(&self);
+
+    /// As [`Platform::collect_memory`].
+    fn collect_memory(&self);
+
+    /// As [`Platform::collect_memory_later`].
+    fn collect_memory_later(&self);
+}
+
+static THREADS: Once<&'static dyn Threads> = Once::new();
+
+/// Registers the threads. Until then none runs.
+pub fn set_threads(threads: &'static dyn Threads) {
+    THREADS.call_once(|| threads);
+}
+
+#[inline]
+fn threads() -> Option<&'static dyn Threads> {
+    THREADS.get().copied()
+}
 
 /// The machine that the kernel runs on.
 pub struct Machine;
@@ -99,16 +141,18 @@ unsafe impl Platform for Machine {
     }
 
     fn park(&self, word: &AtomicU32, expected: u32) {
-        parking::park(word, expected);
+        sync::park(word, expected);
     }
 
     fn park_for_handler(&self, word: &AtomicU32, expected: u32) {
-        parking::park_for_handler(word, expected);
+        if let Some(threads) = threads() {
+            threads.park_for_handler(word, expected);
+        }
     }
 
     #[inline]
     fn unpark(&self, word: *const AtomicU32) {
-        parking::unpark(word);
+        sync::unpark(word);
     }
 
     #[inline]
@@ -121,7 +165,9 @@ unsafe impl Platform for Machine {
     fn synchronize(&self) {}
 
     fn yield_if_due(&self) {
-        scheduler::yield_if_due();
+        if let Some(threads) = threads() {
+            threads.yield_if_due();
+        }
     }
 
     /// The CPU's own generator; without one, the time, which programs may guess.
@@ -144,31 +190,39 @@ unsafe impl Platform for Machine {
 
     #[inline]
     fn fatal_signal(&self) -> bool {
-        scheduler::is_in_thread() && signal::is_fatal_waiting(&scheduler::current())
+        threads().is_some_and(Threads::fatal_signal)
     }
 
     fn signal(&self) -> bool {
-        scheduler::is_in_thread() && signal::is_waiting(&scheduler::current())
+        threads().is_some_and(Threads::signal)
     }
 
     fn thread(&self) -> u32 {
-        if scheduler::is_in_thread() { scheduler::current().id() } else { 0 }
+        threads().map_or(0, Threads::thread)
     }
 
     fn userfault_arrived(&self) {
-        poll::changed();
+        if let Some(threads) = threads() {
+            threads.userfault_arrived();
+        }
     }
 
     fn collect_memory(&self) {
-        process::give_back_kept();
+        if let Some(threads) = threads() {
+            threads.collect_memory();
+        }
     }
 
     fn major_fault(&self) {
-        scheduler::current().major_faults.fetch_add(1, Ordering::Relaxed);
+        if let Some(threads) = threads() {
+            threads.major_fault();
+        }
     }
 
     fn collect_memory_later(&self) {
-        background::collect();
+        if let Some(threads) = threads() {
+            threads.collect_memory_later();
+        }
     }
 
     #[inline]

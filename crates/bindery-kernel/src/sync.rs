@@ -6,8 +6,7 @@
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use bindery::sync::{RawLock, SpinLock};
-
-use crate::process::parking;
+use spin::Once;
 
 /// Nobody has the lock.
 const FREE: u32 = 0;
@@ -33,7 +32,7 @@ unsafe impl RawLock for SleepingLock {
         }
         // This thread does not know whether others wait, so it marks the lock as contended.
         while self.0.swap(WANTED, Ordering::Acquire) != FREE {
-            parking::park(&self.0, WANTED);
+            park(&self.0, WANTED);
         }
     }
 
@@ -45,8 +44,53 @@ unsafe impl RawLock for SleepingLock {
     #[inline]
     unsafe fn unlock(&self, (): ()) {
         if self.0.swap(FREE, Ordering::Release) == WANTED {
-            parking::unpark(&self.0);
+            unpark(&self.0);
         }
+    }
+}
+
+/// What parks threads. Its functions do not panic.
+pub trait Parking: Sync {
+    /// As [`park`].
+    fn park(&self, word: &AtomicU32, expected: u32);
+
+    /// Wakes all threads that are parked on the word at this address.
+    fn unpark(&self, word: *const AtomicU32);
+}
+
+static PARKING: Once<&'static dyn Parking> = Once::new();
+
+/// How many threads are parked.
+static PARKED: AtomicU32 = AtomicU32::new(0);
+
+/// Registers what parks threads.
+pub fn set_parking(parking: &'static dyn Parking) {
+    PARKING.call_once(|| parking);
+}
+
+/// Called by what parks threads, when their number changes.
+pub fn set_parked(count: u32) {
+    PARKED.store(count, Ordering::Relaxed);
+}
+
+/// Sleeps until [`unpark`] is called for `word`; returns at once where the word is not `expected`.
+/// May return early. In the idle loop and at boot, where no other thread could change the word
+/// while this one sleeps, it always does.
+pub fn park(word: &AtomicU32, expected: u32) {
+    match PARKING.get() {
+        Some(parking) => parking.park(word, expected),
+        None => core::hint::spin_loop(),
+    }
+}
+
+/// Wakes all threads that are parked on the word at this address, which may have been freed.
+#[cold]
+#[inline(never)]
+pub fn unpark(word: *const AtomicU32) {
+    if PARKED.load(Ordering::Relaxed) > 0
+        && let Some(parking) = PARKING.get()
+    {
+        parking.unpark(word);
     }
 }
 

@@ -6,16 +6,21 @@ use alloc::sync::{Arc, Weak};
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::arch;
-use crate::process::{Thread, scheduler};
 use crate::sync::Mutex;
 
 /// Nanoseconds in a second.
 pub const SECOND: u64 = 1_000_000_000;
 
+/// What sleeps until a time.
+pub trait Sleeper: Send + Sync {
+    /// Wakes it, if it sleeps.
+    fn wake(self: Arc<Self>);
+}
+
 /// What happens at a time.
 pub enum Event {
     /// A thread wakes up.
-    Wake(Weak<Thread>),
+    Wake(Weak<dyn Sleeper>),
     /// Anything else; runs with interrupts off, in whatever thread is there.
     Call(Box<dyn FnOnce() + Send>),
 }
@@ -35,6 +40,9 @@ static NEXT: AtomicU64 = AtomicU64::new(u64::MAX);
 
 /// What to add to the time since power-on for the time of day, in nanoseconds.
 static REAL_TIME_OFFSET: AtomicU64 = AtomicU64::new(0);
+
+/// When the running thread's turn ends; `u64::MAX` for never.
+static TURN_ENDS: AtomicU64 = AtomicU64::new(u64::MAX);
 
 /// Reads the time of day.
 pub fn begin() {
@@ -83,7 +91,7 @@ pub fn expired() {
         match event {
             Some((_, Event::Wake(thread))) => {
                 if let Some(thread) = thread.upgrade() {
-                    scheduler::wake(&thread);
+                    thread.wake();
                 }
             }
             Some((_, Event::Call(call))) => call(),
@@ -98,17 +106,28 @@ pub fn is_due() -> bool {
     now() >= NEXT.load(Ordering::Relaxed)
 }
 
+/// When the running thread's turn ends, if other threads wait for it.
+pub fn turn_ends() -> Option<u64> {
+    Some(TURN_ENDS.load(Ordering::Relaxed)).filter(|at| *at != u64::MAX)
+}
+
+/// Sets [`turn_ends`], and the timer.
+pub fn set_turn_end(at: Option<u64>) {
+    TURN_ENDS.store(at.unwrap_or(u64::MAX), Ordering::Relaxed);
+    set_timer();
+}
+
 /// Sets the timer for the next event, or for the end of the running thread's turn. A machine with
 /// one thread and no event gets no interrupt at all.
-pub fn set_timer() {
+fn set_timer() {
     let event = EVENTS.lock().first_key_value().map(|(id, _)| id.at);
-    let turn = scheduler::turn_ends();
+    let turn = turn_ends();
     let next = [event, turn].into_iter().flatten().min();
     NEXT.store(next.unwrap_or(u64::MAX), Ordering::Relaxed);
     arch::set_timer(next);
 }
 
 /// Wakes the thread at `at`.
-pub fn wake_at(at: u64, thread: &Arc<Thread>) -> EventId {
-    schedule(at, Event::Wake(Arc::downgrade(thread)))
+pub fn wake_at(at: u64, thread: Weak<dyn Sleeper>) -> EventId {
+    schedule(at, Event::Wake(thread))
 }

@@ -7,6 +7,8 @@ use core::sync::atomic::Ordering;
 
 use crate::arch::Registers;
 use crate::process::{self, scheduler, signal};
+
+pub use crate::process::From;
 use crate::{calls, time};
 
 /// A system call. The result is in the registers afterwards.
@@ -42,15 +44,6 @@ pub fn interrupt(registers: Option<&mut Registers>) {
     if let Some(registers) = registers {
         leave(registers, From::Exception);
     }
-}
-
-/// Where a thread comes from when it leaves the kernel.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum From {
-    /// From a system call, which may have to be made again.
-    SystemCall,
-    /// From anything else: the registers are the program's own.
-    Exception,
 }
 
 /// Does what a thread has to do before it goes back to its program: give the CPU away, end, or run

@@ -12,12 +12,12 @@ use bindery::addr::VirtAddr;
 use bindery::arch::Arch;
 use bindery::{Access, FaultError};
 use linux_raw_sys::general;
+use spin::Once;
 
 use crate::arch::{self, EntryFormat};
 use crate::errno::Errno;
 use crate::heap;
 use crate::memory::Space;
-use crate::process;
 
 /// A type that any bytes make a valid value of, and that has no padding that matters.
 ///
@@ -39,13 +39,38 @@ plain!(general::pollfd, general::stat, general::statfs64, general::statx, genera
 // SAFETY: each element is.
 unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 
+/// What resolves faults of copies in the name of the running program.
+pub trait Faults: Sync {
+    /// Resolves the fault of an access by the running program.
+    ///
+    /// # Errors
+    /// The core's.
+    fn resolve(&self, at: VirtAddr, access: Access) -> Result<(), FaultError>;
+
+    /// Makes room when a fault found no memory. `true` where the running thread has to end instead.
+    fn make_room(&self) -> bool;
+}
+
+static FAULTS: Once<&'static dyn Faults> = Once::new();
+
+/// Registers what resolves faults.
+pub fn set_faults(faults: &'static dyn Faults) {
+    FAULTS.call_once(|| faults);
+}
+
+/// # Panics
+/// Before the first program runs.
+fn faults() -> &'static dyn Faults {
+    *FAULTS.get().expect("programs run after the handler of faults is registered")
+}
+
 /// Does something that may fault. Where there is no memory for that, room is made, as for a fault
 /// of the program itself.
 fn attempt(mut act: impl FnMut() -> Result<(), FaultError>) -> Result<(), Errno> {
     loop {
         match act() {
             Ok(()) => return Ok(()),
-            Err(FaultError::OutOfMemory) if process::memory_ran_out() => return Err(Errno::ENOMEM),
+            Err(FaultError::OutOfMemory) if faults().make_room() => return Err(Errno::ENOMEM),
             Err(FaultError::OutOfMemory) => {}
             Err(_) => return Err(Errno::EFAULT),
         }
@@ -60,10 +85,7 @@ fn attempt(mut act: impl FnMut() -> Result<(), FaultError>) -> Result<(), Errno>
 /// memory.
 #[cold]
 pub fn fault_in(at: u64, access: Access) -> Result<(), Errno> {
-    let fault = |space: &Space| {
-        space.fault_for_kernel(VirtAddr(at), access, arch::key_rights()).map(|_| ())
-    };
-    process::with_space(|space| attempt(|| fault(space)))
+    attempt(|| faults().resolve(VirtAddr(at), access))
 }
 
 /// How many of `length` bytes from an address on lie where programs have addresses.

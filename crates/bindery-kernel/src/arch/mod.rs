@@ -7,13 +7,15 @@
 //! |---|---|
 //! | `x86_64`, `aarch64` | the two |
 //! | `boot_tables` | for both: the mappings that the kernel makes at boot |
-//! | `boot` | from the boot protocol to `crate::start` |
+//! | `delivery` | for both: what a signal frame is made of |
+//! | `boot` | from the boot protocol to [`crate::start`] |
 //! | `cpu_check` | features without which the kernel cannot run |
 //! | `cpu_features` | features that it uses where they are there; `AT_HWCAP` |
 //! | `machine` | memory, CPUs and devices, by ACPI or the device tree |
 //! | `page_tables` | the kernel's own tables, the direct map |
 //! | `tlb` | the table root that is loaded, TLB invalidation |
-//! | `entry` | entry from a program and return to it; [`Registers`] |
+//! | `registers` | a program's [`Registers`] while it is in the kernel |
+//! | `entry` | entry from a program and return to it |
 //! | `exceptions` | what an exception means |
 //! | `user_copy` | copies from and to programs |
 //! | `probe` | single accesses that may fault, and control registers, for the self-test |
@@ -22,6 +24,8 @@
 //! | `floating_point` | a thread's floating-point state |
 //! | `protection_keys` | a thread's rights to protection keys |
 //! | `per_cpu` | what each CPU has of its own |
+//! | `own_calls` | system calls that only one architecture has |
+//! | `devices` | devices whose registers the kernel map has |
 //! | `smp` | the start of the other CPUs |
 //! | `interrupts` | the local APIC or the GICv3 |
 //! | `time` | clocks and the timer |
@@ -48,7 +52,7 @@
 //! | `kernel_root() -> Option<Frame>` | the table whose upper half new roots copy; `None` with separate roots |
 //! | `own_root() -> Frame` | the root table of the kernel's own addresses |
 //! | `largest_leaf() -> Level<EntryFormat>` | the highest level at which the processor takes a leaf |
-//! | `begin_devices()` | maps and sets up devices once memory can be mapped; time works afterwards |
+//! | `devices::begin()` | maps and sets up devices once memory can be mapped; time works afterwards |
 //! | `load_root(Frame)`, `unload_root()` | loads a program's tables; loads those of no program |
 //! | `invalidate(root, &Invalidation)` | this CPU's TLB (AArch64: all CPUs' TLBs) |
 //! | `invalidate_kernel(&Invalidation)` | all CPUs' TLBs, for addresses of the kernel |
@@ -56,8 +60,8 @@
 //! | `synchronize_instructions(physical, length)` | instruction fetches of all CPUs see what was written |
 //! | `publish_entries()` | makes table writes visible to walkers |
 //! | `cpu() -> u16` | the number of the calling CPU |
-//! | `start_other_cpus(count)` | starts the other CPUs; each reports on the console and idles |
-//! | `wait_for_interrupt()` | interrupts on, sleep, off again: the idle loop |
+//! | `smp::start_other_cpus(count)` | starts the other CPUs; each reports on the console and idles |
+//! | `wait_for_interrupt() -> bool` | interrupts on, sleep, off again: the idle loop; whether the caller serves the timer |
 //! | `nanoseconds() -> u64` | since power-on, monotonic |
 //! | `real_time() -> u64` | seconds since 1970 by the machine's clock, read at boot |
 //! | `set_timer(Option<u64>)` | the next timer interrupt of this CPU, in [`nanoseconds`] |
@@ -75,7 +79,7 @@
 //! | `branch_target_identification() -> bool` | whether branches into guarded pages are checked |
 //! | `key_rights() -> KeyRights`, `set_key_rights` | the running thread's rights to each key |
 //! | `signal` | `push` and `pop` of signal frames as the C libraries know them |
-//! | `call` | system calls that only this architecture has |
+//! | `own_calls::call` | system calls that only this architecture has |
 //! | `hardware_capabilities() -> [u64; 2]`, `PLATFORM_NAME` | `AT_HWCAP`, `AT_HWCAP2`, `AT_PLATFORM` |
 //! | `huge_page_sizes() -> &[u32]` | the sizes of hugetlb pools, as binary logarithms |
 //! | `random_word() -> Option<u64>` | from the CPU's generator, if it has one |
@@ -83,6 +87,7 @@
 //! | `return_addresses(FnMut(u64))` | the return addresses above the caller, for a panic |
 
 mod boot_tables;
+pub mod delivery;
 pub mod probe;
 mod user_copy;
 

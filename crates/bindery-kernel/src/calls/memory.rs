@@ -8,7 +8,7 @@ use linux_raw_sys::general::{MAP_ANONYMOUS, MAP_LOCKED, MAP_POPULATE};
 
 use crate::arch;
 use crate::errno::{Errno, Outcome, from_raw};
-use crate::files::Mappable;
+use crate::files::{Files, Mappable};
 use crate::memory::Space;
 use crate::platform::Machine;
 use crate::process;
@@ -84,7 +84,7 @@ fn with_more(call: Call, arguments: [u64; 6]) -> Outcome {
     let mut refused = Errno::EBADF;
     match call {
         Call::Mmap if arguments[3] as u32 & MAP_ANONYMOUS == 0 => {
-            match process::current().files().mappable(arguments[4] as i32) {
+            match Files::current().mappable(arguments[4] as i32) {
                 Ok(open) => file = Some(open),
                 // The core's own checks of the arguments come first, as on Linux.
                 Err(Errno::EBADF) => {}

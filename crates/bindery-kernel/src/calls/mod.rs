@@ -8,7 +8,7 @@
 //! | `vm_copy` | `process_vm_readv`, `process_vm_writev`, `process_mrelease` |
 //! | [`crate::process::calls`] | processes, threads, signals, time, limits |
 //! | [`crate::files::calls`] | everything with a descriptor or a path |
-//! | [`crate::arch::call`] | calls that only one architecture has |
+//! | [`crate::arch::own_calls`] | calls that only one architecture has |
 
 mod memory;
 mod nodes;
@@ -52,7 +52,7 @@ fn other(number: u64, arguments: [u64; 6], registers: &mut Registers) -> Option<
     let outcome = nodes::call(known, arguments)
         .or_else(|| segments::call(known, arguments))
         .or_else(|| vm_copy::call(known, arguments))
-        .or_else(|| arch::call(known, arguments));
+        .or_else(|| arch::own_calls::call(known, arguments));
     Some(outcome.unwrap_or_else(|| unknown(number)))
 }
 

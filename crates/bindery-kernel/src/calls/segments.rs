@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use core::fmt;
 
 use bindery_linux::{
-    self as linux, IpcClock, LockAccount, SegmentLocking, SegmentSlot, Segments, proc,
+    self as linux, IpcClock, IpcUser, LockAccount, SegmentLocking, SegmentSlot, Segments, proc,
 };
 use linux_raw_sys::general as nr;
 use spin::Once;
@@ -13,7 +13,7 @@ use spin::Once;
 use crate::errno::{Errno, Outcome, from_raw};
 use crate::memory::memory;
 use crate::platform::Machine;
-use crate::process::Capability;
+use crate::process::{Capability, credentials};
 use crate::sync::Mutex;
 use crate::{heap, process, time};
 
@@ -43,7 +43,7 @@ pub fn call(number: u32, [a, b, c, ..]: [u64; 6]) -> Option<Outcome> {
 }
 
 fn one(segments: &'static All, number: u32, arguments: [u64; 3]) -> Outcome {
-    let user = process::ipc_user();
+    let user = ipc_user();
     from_raw(match number {
         nr::__NR_shmget => linux::shmget(segments, &user, arguments),
         nr::__NR_shmat => {
@@ -113,4 +113,11 @@ pub fn end() {
     if let Some(segments) = SEGMENTS.get() {
         segments.clear();
     }
+}
+
+/// The running process, as System V segments have to know it.
+fn ipc_user() -> IpcUser {
+    let who = credentials();
+    let privileged = who.can(Capability::IpcOwner);
+    IpcUser { user: who.user.effective, group: who.group.effective, privileged }
 }

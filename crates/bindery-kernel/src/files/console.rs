@@ -25,8 +25,9 @@ use crate::sync::Mutex;
 use crate::time::{self, Event};
 use crate::{arch, console, user};
 
+use super::attributes::{Attributes, Kind, Patience};
 use super::descriptor::Description;
-use super::node::{Attributes, Kind, Node, Patience, Place};
+use super::node::{Node, Place};
 use super::poll;
 
 /// How often the line is looked at while somebody waits, in nanoseconds.

@@ -6,14 +6,16 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use bindery::FileAccess;
 use bindery_linux::OpenFile;
-use linux_raw_sys::general::{O_APPEND, O_NONBLOCK, O_PATH};
+use linux_raw_sys::general::{O_APPEND, O_CLOEXEC, O_NONBLOCK, O_PATH};
 
 use crate::errno::Errno;
+use crate::heap;
 use crate::platform::Machine;
+use crate::process::{self, Process, Thread};
 use crate::sync::{Mutex, SleepingMutex};
-use crate::{heap, process};
 
-use super::node::{Mappable, Node, Patience, Place, file_access, may_read, may_write};
+use super::attributes::Patience;
+use super::node::{Mappable, Node, Place, file_access, may_read, may_write};
 use super::permission;
 
 /// The most descriptors that a process may ever have.
@@ -142,19 +144,37 @@ pub enum Inherited {
 }
 
 impl Files {
-    /// The descriptors of the first program: 0, 1 and 2 are the console, as the command line says.
+    /// Those of the running thread.
+    ///
+    /// # Panics
+    /// Where the thread is at its end.
+    pub fn current() -> Arc<Self> {
+        Self::of(&process::current()).expect("a running thread has files")
+    }
+
+    /// Those of a thread; `None` once it has ended.
+    pub fn of(thread: &Thread) -> Option<Arc<Self>> {
+        Arc::downcast(thread.files()?).ok()
+    }
+
+    /// Those of the first thread of a process; `None` once it has ended.
+    pub fn of_process(process: &Process) -> Option<Arc<Self>> {
+        Self::of(&*process.first_thread()?)
+    }
+
+    /// Descriptors 0, 1 and 2 with these descriptions, and a directory.
     ///
     /// # Errors
     /// `ENOMEM`.
-    pub fn new() -> Result<Self, Errno> {
+    pub fn new(standard: [Arc<Description>; 3], directory: Arc<Place>) -> Result<Self, Errno> {
         let files = Self {
             descriptors: Arc::default(),
             surroundings: Arc::new(Surroundings {
-                directory: Mutex::new(super::root()),
+                directory: Mutex::new(directory),
                 umask: AtomicU32::new(0o022),
             }),
         };
-        for (at, description) in super::stream::standard()?.into_iter().enumerate() {
+        for (at, description) in standard.into_iter().enumerate() {
             let slot = Slot { description, at_exec: AtExec::Kept };
             let mut table = files.descriptors.table.lock();
             entry(&mut table, at)?.replace(slot);
@@ -364,4 +384,9 @@ fn entry(table: &mut Vec<Option<Slot>>, at: usize) -> Result<&mut Option<Slot>, 
         table.resize(at + 1, None);
     }
     Ok(&mut table[at])
+}
+
+/// What a descriptor's flags say about `exec`.
+pub fn at_exec(flags: u32) -> AtExec {
+    if flags & O_CLOEXEC != 0 { AtExec::Closed } else { AtExec::Kept }
 }

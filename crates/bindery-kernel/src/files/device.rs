@@ -5,9 +5,12 @@ use alloc::sync::Arc;
 use crate::errno::Errno;
 use crate::process;
 
-use super::memory::{Directory, Link, new_number};
-use super::node::{Attributes, Kind, Node, Patience, Place};
-use super::{console, directory_at, swap, userfault};
+use super::attributes::{Attributes, Kind, Patience};
+use super::inode::new_number;
+use super::memory::{self, Directory, Link};
+use super::node::{Node, Place};
+use super::tree::directory_at;
+use super::{console, swap, userfault};
 
 /// A device of memory's family.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -62,7 +65,7 @@ impl Node for Device {
 /// Fills `/dev`.
 pub fn begin(root: &Arc<Place>) -> Result<(), Errno> {
     let place = directory_at(root, b"dev", 0o755)?;
-    let directory = place.node.directory().ok_or(Errno::ENOTDIR)?;
+    let directory = memory::directory(&*place.node).ok_or(Errno::ENOTDIR)?;
     let devices = [
         ("null", Sort::Null, 3),
         ("zero", Sort::Zero, 5),

@@ -4,19 +4,21 @@
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
+use core::any::Any;
 
 use linux_raw_sys::general::{
     EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLONESHOT, O_RDWR, POLLERR, POLLHUP, POLLIN,
 };
 
 use crate::errno::{Errno, Outcome};
-use crate::process::{self, Interrupted};
+use crate::process::Interrupted;
 use crate::sync::Mutex;
 use crate::{heap, user};
 
-use super::descriptor::Description;
-use super::memory::new_number;
-use super::node::{Attributes, Kind, Node, Place, Special};
+use super::attributes::{Attributes, Kind};
+use super::descriptor::{Description, Files};
+use super::inode::new_number;
+use super::node::{Node, Place};
 use super::poll;
 
 /// `struct epoll_event` as the architecture lays it out: x86-64 packs it.
@@ -50,11 +52,8 @@ impl Epoll {
 
     /// `epoll_ctl(2)`.
     pub fn change(&self, operation: u32, descriptor: i32, event: u64) -> Outcome {
-        let description = process::current().files().get(descriptor)?;
-        if !matches!(
-            description.node.special(),
-            Special::None | Special::Pipe(_) | Special::Userfault(_)
-        ) {
+        let description = Files::current().get(descriptor)?;
+        if of(&*description.node).is_some() {
             return Err(Errno::EINVAL);
         }
         if description.node.is_seekable() {
@@ -142,7 +141,12 @@ impl Node for Epoll {
         if self.is_ready() { POLLIN } else { 0 }
     }
 
-    fn special(&self) -> Special<'_> {
-        Special::Epoll(self)
+    fn special(&self) -> Option<&dyn Any> {
+        Some(self)
     }
+}
+
+/// The epoll instance that a node is, if it is one.
+pub fn of(node: &dyn Node) -> Option<&Epoll> {
+    node.special()?.downcast_ref()
 }

@@ -6,50 +6,14 @@
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::fmt::{self, Write};
+use core::fmt;
 
 use crate::errno::Errno;
 
-use super::memory::new_number;
-use super::node::{Attributes, Entry, Kind, Node, Patience, may_read, may_write};
-
-/// A buffer for one read of a longer text: it keeps the part that the read asked for (Linux:
-/// `seq_file`).
-pub struct SequenceBuffer<'a> {
-    /// Bytes still to be left out.
-    skip: u64,
-    into: &'a mut [u8],
-    filled: usize,
-}
-
-impl<'a> SequenceBuffer<'a> {
-    /// The part that begins at `at`, as long as `into`.
-    pub fn new(at: u64, into: &'a mut [u8]) -> Self {
-        Self { skip: at, into, filled: 0 }
-    }
-
-    /// How much of the part there was.
-    pub fn filled(&self) -> usize {
-        self.filled
-    }
-
-    /// Adds bytes; refuses once the part is full, so that no more is made.
-    pub fn push(&mut self, bytes: &[u8]) -> fmt::Result {
-        let skipped = self.skip.min(bytes.len() as u64);
-        self.skip -= skipped;
-        let bytes = &bytes[skipped as usize..];
-        let count = bytes.len().min(self.into.len() - self.filled);
-        self.into[self.filled..self.filled + count].copy_from_slice(&bytes[..count]);
-        self.filled += count;
-        if count < bytes.len() { Err(fmt::Error) } else { Ok(()) }
-    }
-}
-
-impl Write for SequenceBuffer<'_> {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        self.push(text.as_bytes())
-    }
-}
+use super::attributes::{Attributes, Entry, Kind, Patience};
+use super::inode::new_number;
+use super::node::{Node, may_read, may_write};
+use super::sequence::SequenceBuffer;
 
 /// What makes a text. It may stop at the first error of the writer: the part is full then.
 pub type Make = fn(&mut SequenceBuffer<'_>) -> fmt::Result;

@@ -8,9 +8,11 @@ use core::fmt::{self, Write};
 use crate::arch;
 use crate::errno::Errno;
 
-use super::generated::{FixedDirectory, SequenceBuffer, Text};
-use super::memory::new_number;
-use super::node::{Attributes, Kind, Node};
+use super::attributes::{Attributes, Kind};
+use super::generated::{FixedDirectory, Text};
+use super::inode::new_number;
+use super::node::Node;
+use super::sequence::SequenceBuffer;
 
 /// The size of the default pool, as the binary logarithm of bytes.
 const DEFAULT: u32 = 21;

@@ -5,8 +5,9 @@ use linux_raw_sys::general::{O_APPEND, RWF_APPEND, RWF_DSYNC, RWF_HIPRI, RWF_NOW
 use crate::errno::{Errno, Outcome};
 use crate::process;
 
+use super::attributes::{Kind, Patience};
 use super::descriptor::Description;
-use super::node::{Kind, Node, Patience};
+use super::node::Node;
 use super::segments::Segments;
 
 /// Writes at the offset although the file was opened for appending (Linux 6.9).

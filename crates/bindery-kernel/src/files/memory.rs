@@ -4,29 +4,25 @@
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::any::Any;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use bindery::{Access, Accounting, Object, Operation, Quota, Sealing};
 use bindery_linux as linux;
 
 use crate::errno::{Errno, Outcome, from_raw};
+use crate::heap;
 use crate::memory::memory;
 use crate::platform::Machine;
-use crate::process::credentials;
 use crate::sync::{Mutex, SleepingMutex};
-use crate::{heap, time};
 
+use super::attributes::{Attributes, Change, Entry, Kind, Patience};
+use super::inode::{Common, NODE_SIZE, new_number};
 use super::manner::limited;
-use super::node::{Attributes, Change, Entry, Kind, Node, Patience, file_access};
+use super::node::{Node, count_links, file_access};
 use super::segments::Segments;
 use super::transfer::{Step, by_steps};
 use linux_raw_sys::general::{O_RDWR, O_TRUNC};
-
-/// What making a node takes of the heap at most, in bytes.
-const NODE_SIZE: usize = 1024;
-
-/// Regular files have the identity of their object, which counts from 1.
-static NUMBERS: AtomicU64 = AtomicU64::new(1 << 32);
 
 /// What regular files may have together. Without limit while the initramfs is unpacked.
 static QUOTA: Quota = Quota::new(u64::MAX);
@@ -55,72 +51,6 @@ pub fn new_content(size: u64) -> Result<Object<'static, Machine>, Errno> {
     memory()
         .shared_memory_within(&QUOTA, size, Sealing::Forbidden, Accounting::PerPage)
         .map_err(|_| Errno::ENOMEM)
-}
-
-/// A new inode number.
-pub fn new_number() -> u64 {
-    NUMBERS.fetch_add(1, Ordering::Relaxed)
-}
-
-/// What all nodes here have.
-pub struct Common {
-    number: u64,
-    links: AtomicU32,
-    changeable: Mutex<Changeable>,
-}
-
-#[derive(Clone, Copy)]
-struct Changeable {
-    mode: u32,
-    owner: (u32, u32),
-    times: [u64; 3],
-}
-
-impl Common {
-    fn new(number: u64, mode: u32) -> Result<Self, Errno> {
-        heap::room(NODE_SIZE)?;
-        let who = credentials();
-        let owner = (who.user.file, who.group.file);
-        let changeable = Changeable { mode, owner, times: [time::real_time(); 3] };
-        Ok(Self { number, links: AtomicU32::new(1), changeable: Mutex::new(changeable) })
-    }
-
-    fn permissions(&self) -> (u32, (u32, u32)) {
-        let Changeable { mode, owner, .. } = *self.changeable.lock();
-        (mode, owner)
-    }
-
-    fn attributes(&self, size: u64, blocks: u64) -> Attributes {
-        let Changeable { mode, owner, times } = *self.changeable.lock();
-        let links = self.links.load(Ordering::Relaxed);
-        Attributes { number: self.number, mode, links, owner, size, blocks, times, device: (0, 0) }
-    }
-
-    fn change(&self, change: &Change) {
-        let mut changeable = self.changeable.lock();
-        if let Some(mode) = change.mode {
-            changeable.mode = mode & 0o7777;
-        }
-        if let Some(owner) = change.owner.0 {
-            changeable.owner.0 = owner;
-        }
-        if let Some(group) = change.owner.1 {
-            changeable.owner.1 = group;
-        }
-        for (slot, new) in changeable.times.iter_mut().zip(change.times) {
-            if let Some(new) = new {
-                *slot = new;
-            }
-        }
-        changeable.times[2] = time::real_time();
-    }
-
-    fn written(&self) {
-        let now = time::real_time();
-        let mut changeable = self.changeable.lock();
-        changeable.times[1] = now;
-        changeable.times[2] = now;
-    }
 }
 
 /// A regular file.
@@ -352,7 +282,7 @@ impl Directory {
     /// Another name for a node.
     pub fn link(&self, name: &[u8], node: &Arc<dyn Node>) -> Result<(), Errno> {
         self.insert(name, node.clone())?;
-        count_links(node, 1);
+        count_links(&**node, 1);
         Ok(())
     }
 
@@ -370,7 +300,7 @@ impl Directory {
         let node = entries.remove(name);
         drop(entries);
         if let Some(named) = node {
-            count_links(&named.node, -1);
+            count_links(&*named.node, -1);
         }
         self.common.written();
         Ok(())
@@ -429,14 +359,6 @@ impl Directory {
     }
 }
 
-/// Counts a node's names.
-pub fn count_links(node: &Arc<dyn Node>, by: i32) {
-    if let Some(common) = node.links() {
-        common.links.fetch_add(by as u32, Ordering::Relaxed);
-        common.changeable.lock().times[2] = time::real_time();
-    }
-}
-
 impl Node for Directory {
     fn kind(&self) -> Kind {
         Kind::Directory
@@ -479,7 +401,12 @@ impl Node for Directory {
         Ok(entries)
     }
 
-    fn directory(&self) -> Option<&Directory> {
+    fn special(&self) -> Option<&dyn Any> {
         Some(self)
     }
+}
+
+/// The directory in memory that a node is, if it is one.
+pub fn directory(node: &dyn Node) -> Option<&Directory> {
+    node.special()?.downcast_ref()
 }

@@ -10,23 +10,20 @@ use linux_raw_sys::general::{
 };
 
 use crate::errno::{Errno, Outcome};
-use crate::{process, user};
+use crate::user;
 
-use super::descriptor::{AtExec, Description};
-use super::memory::{Directory, Link, Regular, count_links};
-use super::node::{Kind, Node, Place};
+use super::attributes::Kind;
+use super::descriptor::{Description, Files, at_exec};
+use super::memory::{self, Directory, Link, Regular};
+use super::node::{Node, PATH_MAX, Place, count_links};
 use super::path::{self, LastLink, user_name, user_place};
 use super::permission;
 use super::pipe::Pipe;
-
-/// What a descriptor's flags say about `exec`.
-pub fn at_exec(flags: u32) -> AtExec {
-    if flags & O_CLOEXEC != 0 { AtExec::Closed } else { AtExec::Kept }
-}
+use super::root::root;
 
 /// `openat(2)`.
 pub fn open(directory: i32, path: u64, flags: u32, mode: u32) -> Outcome {
-    let files = process::current().files();
+    let files = Files::current();
     let path = path::from_user(path)?;
     let start = path::beginning(&files, directory, &path)?;
     if flags & O_TMPFILE == O_TMPFILE {
@@ -109,7 +106,7 @@ fn create(
             Ok(node) if node.kind() == Kind::Link && last == LastLink::Followed => {
                 links += 1;
                 path = node.target()?;
-                start = if path.first() == Some(&b'/') { super::root() } else { name.above };
+                start = if path.first() == Some(&b'/') { root() } else { name.above };
             }
             Ok(node) => return Ok((name.above.below(node, &name.name), false)),
             Err(_) => {
@@ -128,7 +125,7 @@ fn create(
 /// `mkdirat(2)`.
 pub fn make_directory(directory: i32, path: u64, mode: u32) -> Outcome {
     let name = existing_is_refused(user_name(directory, path))?;
-    let umask = process::current().files().umask();
+    let umask = Files::current().umask();
     if name.above.node.child(&name.name).is_ok() {
         return Err(Errno::EEXIST);
     }
@@ -144,7 +141,7 @@ fn existing_is_refused(name: Result<path::Name, Errno>) -> Result<path::Name, Er
 /// `mknodat(2)`: regular files and pipes.
 pub fn make_node(directory: i32, path: u64, mode: u32) -> Outcome {
     let name = existing_is_refused(user_name(directory, path))?;
-    let umask = process::current().files().umask();
+    let umask = Files::current().umask();
     if name.for_directory {
         return Err(Errno::ENOENT);
     }
@@ -213,7 +210,7 @@ pub fn unlink(directory: i32, path: u64, flags: u32) -> Outcome {
     directory.remove(&name.name, |node| {
         let is_directory = node.kind() == Kind::Directory;
         match (removes_directory, is_directory) {
-            (true, true) => node.directory().ok_or(Errno::EBUSY)?.retire(),
+            (true, true) => memory::directory(node).ok_or(Errno::EBUSY)?.retire(),
             (true, false) => Err(Errno::ENOTDIR),
             (false, true) => Err(Errno::EISDIR),
             (false, false) if name.for_directory => Err(Errno::ENOTDIR),
@@ -274,11 +271,11 @@ pub fn rename(from: (i32, u64), to: (i32, u64), flags: u32) -> Outcome {
                 if is_inside(&source.above, &there) {
                     return Err(Errno::ENOTEMPTY);
                 }
-                there.directory().ok_or(Errno::EBUSY)?.retire()?;
+                memory::directory(&*there).ok_or(Errno::EBUSY)?.retire()?;
             }
             (false, false) => {}
         }
-        count_links(&there, -1);
+        count_links(&*there, -1);
     }
     source_directory.take(&source.name);
     target_directory.replace(&target.name, node);
@@ -293,7 +290,7 @@ fn is_inside(place: &Arc<Place>, directory: &Arc<dyn Node>) -> bool {
         if Arc::ptr_eq(&node, &place.node) {
             return true;
         }
-        if let Some(directory) = node.directory() {
+        if let Some(directory) = memory::directory(&*node) {
             directory.directories_into(&mut left);
         }
     }
@@ -307,7 +304,7 @@ pub fn read_link(directory: i32, path: u64, at: u64, size: i32) -> Outcome {
     }
     let text = path::from_user(path)?;
     let place = if text.is_empty() && directory != AT_FDCWD {
-        process::current().files().get(directory)?.place.clone()
+        Files::current().get(directory)?.place.clone()
     } else {
         user_place(directory, path, LastLink::Taken)?
     };
@@ -319,8 +316,8 @@ pub fn read_link(directory: i32, path: u64, at: u64, size: i32) -> Outcome {
 
 /// `getcwd(2)`.
 pub fn current_directory(at: u64, size: u64) -> Outcome {
-    let directory = process::current().files().directory();
-    if directory.path_length() >= path::PATH_MAX {
+    let directory = Files::current().directory();
+    if directory.path_length() >= PATH_MAX {
         return Err(Errno::ENAMETOOLONG);
     }
     let mut path = directory.path();
@@ -339,7 +336,7 @@ pub fn change_directory(path: u64) -> Outcome {
 
 /// `fchdir(2)`.
 pub fn change_directory_to(descriptor: i32) -> Outcome {
-    enter(process::current().files().get(descriptor)?.place.clone())
+    enter(Files::current().get(descriptor)?.place.clone())
 }
 
 fn enter(place: Arc<Place>) -> Outcome {
@@ -347,14 +344,14 @@ fn enter(place: Arc<Place>) -> Outcome {
         return Err(Errno::ENOTDIR);
     }
     permission::check(&*place.node, X_OK)?;
-    process::current().files().set_directory(place);
+    Files::current().set_directory(place);
     Ok(0)
 }
 
 /// `getdents64(2)`. A position in a directory is the cookie of the last name that was read, so that
 /// names may be taken away meanwhile.
 pub fn read_directory(descriptor: i32, at: u64, size: u64) -> Outcome {
-    let description = process::current().files().get(descriptor)?;
+    let description = Files::current().get(descriptor)?;
     let node = description.readable()?;
     if node.kind() != Kind::Directory {
         return Err(Errno::ENOTDIR);

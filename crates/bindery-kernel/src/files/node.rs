@@ -2,132 +2,23 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::any::Any;
 use core::fmt;
 
 use bindery::{FileAccess, Object};
 use bindery_linux::OpenFile;
-use linux_raw_sys::general::{
-    O_ACCMODE, O_RDONLY, O_RDWR, O_WRONLY, POLLIN, POLLOUT, S_IFBLK, S_IFCHR, S_IFDIR, S_IFIFO,
-    S_IFLNK, S_IFREG, S_IFSOCK,
-};
+use linux_raw_sys::general::{O_ACCMODE, O_RDONLY, O_RDWR, O_WRONLY, POLLIN, POLLOUT};
 
 use crate::errno::{Errno, Outcome};
 use crate::platform::Machine;
 
-use super::generated::SequenceBuffer;
+use super::attributes::{Attributes, Change, Entry, Kind, Patience};
+use super::inode::Common;
 use super::segments::Segments;
+use super::sequence::SequenceBuffer;
 
-/// The kind of a node, as `stat` reports it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
-    /// A regular file.
-    Regular,
-    /// A directory.
-    Directory,
-    /// A symbolic link.
-    Link,
-    /// A device.
-    Device,
-    /// A device that holds blocks.
-    Block,
-    /// A pipe.
-    Pipe,
-    /// A socket.
-    Socket,
-    /// What has a descriptor and no more: eventfd, pidfd, epoll.
-    Anonymous,
-}
-
-impl Kind {
-    /// The type bits of `st_mode`.
-    pub fn mode(self) -> u32 {
-        match self {
-            Self::Regular => S_IFREG,
-            Self::Directory => S_IFDIR,
-            Self::Link => S_IFLNK,
-            Self::Device => S_IFCHR,
-            Self::Block => S_IFBLK,
-            Self::Pipe => S_IFIFO,
-            Self::Socket => S_IFSOCK,
-            Self::Anonymous => 0,
-        }
-    }
-
-    /// The type of a directory's entry (`d_type`).
-    pub fn entry_type(self) -> u8 {
-        (self.mode() >> 12) as u8
-    }
-}
-
-/// Attributes of a node, as `stat` reports them.
-#[derive(Clone, Copy, Debug)]
-pub struct Attributes {
-    /// The inode's number.
-    pub number: u64,
-    /// Permission bits.
-    pub mode: u32,
-    /// How many names it has.
-    pub links: u32,
-    /// Owner and group.
-    pub owner: (u32, u32),
-    /// In bytes.
-    pub size: u64,
-    /// In units of 512 bytes.
-    pub blocks: u64,
-    /// Last access, change of contents, change of attributes: nanoseconds since 1970.
-    pub times: [u64; 3],
-    /// Major and minor number of the device that it is.
-    pub device: (u32, u32),
-}
-
-impl Attributes {
-    /// Attributes of a node that only has a number and permissions.
-    pub fn plain(number: u64, mode: u32) -> Self {
-        Self {
-            number,
-            mode,
-            links: 1,
-            owner: (0, 0),
-            size: 0,
-            blocks: 0,
-            times: [0; 3],
-            device: (0, 0),
-        }
-    }
-}
-
-/// What is changed of a node's attributes.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Change {
-    /// Permission bits.
-    pub mode: Option<u32>,
-    /// Owner, group.
-    pub owner: (Option<u32>, Option<u32>),
-    /// Last access, change of contents.
-    pub times: [Option<u64>; 2],
-}
-
-/// A name in a directory.
-pub struct Entry {
-    /// The name.
-    pub name: Vec<u8>,
-    /// The inode's number.
-    pub number: u64,
-    /// What it is.
-    pub kind: Kind,
-    /// The entry's position in the directory: rising, and the same while the name is there; from 3
-    /// on.
-    pub cookie: u64,
-}
-
-/// Whether a transfer may sleep.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Patience {
-    /// Until there is something.
-    Wait,
-    /// `EAGAIN` instead (`O_NONBLOCK`).
-    None,
-}
+/// The longest path, in bytes, with the zero at its end.
+pub const PATH_MAX: usize = 4096;
 
 /// What `mmap` finds behind a descriptor.
 pub enum Mappable {
@@ -166,13 +57,8 @@ pub trait Node: Send + Sync {
         Err(Errno::ENOTDIR)
     }
 
-    /// The directory, where names can be made and taken away.
-    fn directory(&self) -> Option<&super::memory::Directory> {
-        None
-    }
-
     /// Where its names are counted.
-    fn links(&self) -> Option<&super::memory::Common> {
+    fn links(&self) -> Option<&Common> {
         None
     }
 
@@ -276,22 +162,17 @@ pub trait Node: Send + Sync {
         None
     }
 
-    /// An epoll instance or a pipe, for the calls that need one.
-    fn special(&self) -> Special<'_> {
-        Special::None
+    /// What is ready for an opening with these flags, where that does not follow from
+    /// [`Node::ready`].
+    fn ready_as_opened(&self, _flags: u32) -> Option<u32> {
+        None
     }
-}
 
-/// Nodes that calls of their own work on.
-pub enum Special<'a> {
-    /// None.
-    None,
-    /// A pipe.
-    Pipe(&'a super::pipe::Pipe),
-    /// An epoll instance.
-    Epoll(&'a super::epoll::Epoll),
-    /// A userfaultfd.
-    Userfault(&'a super::userfault::Userfaultfd),
+    /// The node itself, where calls of its own need its type: a directory in memory, a pipe, an
+    /// epoll instance.
+    fn special(&self) -> Option<&dyn Any> {
+        None
+    }
 }
 
 /// A node, and the way that led to it.
@@ -328,7 +209,7 @@ impl Place {
     /// The absolute path; `(unreachable)`, as Linux writes it, where it is longer than paths may
     /// be.
     pub fn path(&self) -> Vec<u8> {
-        if self.path_length() > super::path::PATH_MAX {
+        if self.path_length() > PATH_MAX {
             return b"(unreachable)".to_vec();
         }
         let mut names: Vec<&[u8]> = Vec::new();
@@ -372,4 +253,11 @@ pub fn may_read(flags: u32) -> bool {
 /// Whether flags of `open` allow writing.
 pub fn may_write(flags: u32) -> bool {
     matches!(flags & O_ACCMODE, O_WRONLY | O_RDWR)
+}
+
+/// Counts a node's names, where it has a count of them.
+pub fn count_links(node: &dyn Node, by: i32) {
+    if let Some(common) = node.links() {
+        common.count_links(by);
+    }
 }

@@ -8,15 +8,14 @@ use linux_raw_sys::general::{AT_FDCWD, W_OK, X_OK};
 
 use crate::errno::Errno;
 use crate::process::credentials;
-use crate::{process, user};
+use crate::user;
 
+use super::attributes::Kind;
 use super::descriptor::Files;
-use super::memory::Directory;
-use super::node::{Kind, Place};
+use super::memory::{self, Directory};
+use super::node::{PATH_MAX, Place};
 use super::permission;
-
-/// The longest path, in bytes, with the zero at its end.
-pub const PATH_MAX: usize = 4096;
+use super::root::root;
 
 /// The longest name.
 pub const NAME_MAX: usize = 255;
@@ -51,7 +50,7 @@ impl Name {
     pub fn directory(&self) -> Result<&Directory, Errno> {
         match self.above.node.kind() {
             Kind::Directory => {
-                let directory = self.above.node.directory().ok_or(Errno::EROFS)?;
+                let directory = memory::directory(&*self.above.node).ok_or(Errno::EROFS)?;
                 permission::check(&*self.above.node, W_OK | X_OK)?;
                 Ok(directory)
             }
@@ -74,7 +73,7 @@ pub fn from_user(at: u64) -> Result<Vec<u8>, Errno> {
 /// `EBADF`; `ENOTDIR` where the descriptor names no directory.
 pub fn beginning(files: &Files, directory: i32, path: &[u8]) -> Result<Arc<Place>, Errno> {
     if path.first() == Some(&b'/') {
-        return Ok(super::root());
+        return Ok(root());
     }
     if directory == AT_FDCWD {
         return Ok(files.directory());
@@ -130,14 +129,14 @@ pub fn look_up_name(start: Arc<Place>, path: &[u8]) -> Result<Name, Errno> {
 /// As [`look_up`], with a path in the running program's memory.
 pub fn user_place(directory: i32, at: u64, last: LastLink) -> Result<Arc<Place>, Errno> {
     let path = from_user(at)?;
-    let files = process::current().files();
+    let files = Files::current();
     look_up(beginning(&files, directory, &path)?, &path, last)
 }
 
 /// As [`look_up_name`], with a path in the running program's memory.
 pub fn user_name(directory: i32, at: u64) -> Result<Name, Errno> {
     let path = from_user(at)?;
-    let files = process::current().files();
+    let files = Files::current();
     look_up_name(beginning(&files, directory, &path)?, &path)
 }
 
@@ -184,7 +183,7 @@ fn walk(
         }
         let target = node.target()?;
         if target.first() == Some(&b'/') {
-            place = super::root();
+            place = root();
         }
         let ahead = split(&target);
         if target.is_empty() || names.len() + ahead.len() > PATH_MAX {

@@ -6,7 +6,8 @@ use linux_raw_sys::general::{R_OK, W_OK, X_OK};
 use crate::errno::Errno;
 use crate::process::{Capability, Credentials, credentials};
 
-use super::node::{Attributes, Change, Kind, Node};
+use super::attributes::{Attributes, Change, Kind};
+use super::node::Node;
 
 /// The bit of a directory in which only owners take names away.
 const STICKY: u32 = 0o1000;

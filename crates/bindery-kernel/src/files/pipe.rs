@@ -2,6 +2,7 @@
 
 use alloc::format;
 use alloc::sync::Arc;
+use core::any::Any;
 use core::ptr::NonNull;
 use core::slice;
 
@@ -16,9 +17,10 @@ use crate::memory::Pages;
 use crate::process::{self, Interrupted, WaitQueue, signal};
 use crate::sync::Mutex;
 
+use super::attributes::{Attributes, Kind, Patience};
 use super::descriptor::Description;
-use super::memory::new_number;
-use super::node::{Attributes, Kind, Node, Patience, Place, Special, may_read, may_write};
+use super::inode::new_number;
+use super::node::{Node, Place, may_read, may_write};
 use super::poll;
 use super::segments::Segments;
 use super::transfer::{Step, by_steps};
@@ -419,8 +421,8 @@ impl Node for Pipe {
         ready
     }
 
-    fn special(&self) -> Special<'_> {
-        Special::Pipe(self)
+    fn special(&self) -> Option<&dyn Any> {
+        Some(self)
     }
 }
 
@@ -437,4 +439,9 @@ pub fn both_ends(flags: u32) -> Result<[Arc<Description>; 2], Errno> {
         end.inspect_err(|_| pipe.closed(access))
     };
     Ok([end(O_RDONLY)?, end(O_WRONLY)?])
+}
+
+/// The pipe that a node is, if it is one.
+pub fn of(node: &dyn Node) -> Option<&Pipe> {
+    node.special()?.downcast_ref()
 }

@@ -14,8 +14,8 @@ use crate::errno::{Errno, Outcome};
 use crate::process::{self, Interrupted, WaitQueue};
 use crate::{heap, time, user};
 
-use super::descriptor::{Description, HARD_LIMIT};
-use super::node::{Special, may_read, may_write};
+use super::descriptor::{Description, Files, HARD_LIMIT};
+use super::node::{may_read, may_write};
 
 static CHANGED: WaitQueue = WaitQueue::new();
 
@@ -40,8 +40,8 @@ fn interrupted(deadline: Option<u64>) -> Errno {
 /// What of a description is ready.
 pub fn ready(description: &Description) -> u32 {
     let flags = description.flags();
-    if let Special::Userfault(userfault) = description.node.special() {
-        return userfault.ready_with(flags);
+    if let Some(ready) = description.node.ready_as_opened(flags) {
+        return ready;
     }
     let mut ready = description.node.ready();
     if !may_read(flags) {
@@ -61,7 +61,7 @@ pub fn poll(at: u64, count: u64, deadline: Option<u64>) -> Outcome {
     }
     heap::room(count as usize * 32)?;
     let size = size_of::<pollfd>() as u64;
-    let files = process::current().files();
+    let files = Files::current();
     let mut asked: Vec<pollfd> = Vec::with_capacity(count as usize);
     let mut descriptions: Vec<Option<Arc<Description>>> = Vec::with_capacity(count as usize);
     for index in 0..count {
@@ -109,7 +109,7 @@ pub fn select(count: u64, sets: [u64; 3], deadline: Option<u64>) -> Outcome {
         (0..words as u64).map(word).collect()
     };
     let asked = [read(sets[0])?, read(sets[1])?, read(sets[2])?];
-    let files = process::current().files();
+    let files = Files::current();
     let mut descriptions = Vec::new();
     for descriptor in 0..count {
         let (word, bit) = ((descriptor / 64) as usize, 1 << (descriptor % 64));

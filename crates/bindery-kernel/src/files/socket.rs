@@ -13,9 +13,10 @@ use crate::heap;
 use crate::process::{self, Interrupted, WaitQueue, signal};
 use crate::sync::Mutex;
 
+use super::attributes::{Attributes, Kind, Patience};
 use super::descriptor::Description;
-use super::memory::new_number;
-use super::node::{Attributes, Kind, Node, Patience, Place};
+use super::inode::new_number;
+use super::node::{Node, Place};
 use super::poll;
 
 /// How much one direction holds, in bytes.

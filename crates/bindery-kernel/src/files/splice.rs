@@ -9,9 +9,10 @@ use linux_raw_sys::general::O_APPEND;
 use crate::errno::{Errno, Outcome};
 use crate::{heap, process, user};
 
-use super::descriptor::Description;
-use super::node::{Kind, Node, Patience, Special};
-use super::pipe::{CAPACITY, Pipe};
+use super::attributes::{Kind, Patience};
+use super::descriptor::{Description, Files};
+use super::node::Node;
+use super::pipe::{self, CAPACITY, Pipe};
 use super::segments::Segments;
 use super::transfer::fill;
 
@@ -20,14 +21,11 @@ const FLAGS: u32 = 0xf;
 const NONBLOCK: u32 = 2;
 
 fn description(descriptor: i32) -> Result<Arc<Description>, Errno> {
-    process::current().files().get(descriptor)
+    Files::current().get(descriptor)
 }
 
 fn pipe_of(node: &dyn Node) -> Option<&Pipe> {
-    match node.special() {
-        Special::Pipe(pipe) => Some(pipe),
-        _ => None,
-    }
+    pipe::of(node)
 }
 
 fn check(flags: u32) -> Result<(), Errno> {

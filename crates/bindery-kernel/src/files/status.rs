@@ -10,8 +10,10 @@ use linux_raw_sys::general::{
 use crate::errno::{Errno, Outcome};
 use crate::{process, time, user};
 
+use super::attributes::{Attributes, Change};
+use super::descriptor::Files;
 use super::memory::size_and_free;
-use super::node::{Attributes, Change, Node, Place};
+use super::node::{Node, Place};
 use super::path::{self, LastLink};
 use super::permission;
 
@@ -25,7 +27,7 @@ const BLOCK_SIZE: u32 = 4096;
 fn place_at(directory: i32, path: u64, flags: u32) -> Result<Arc<Place>, Errno> {
     let text =
         if path == 0 && flags & AT_EMPTY_PATH != 0 { [].into() } else { path::from_user(path)? };
-    let files = process::current().files();
+    let files = Files::current();
     if text.is_empty() && flags & AT_EMPTY_PATH != 0 {
         return if directory == AT_FDCWD {
             Ok(files.directory())
@@ -79,7 +81,7 @@ pub fn stat_at(directory: i32, path: u64, at: u64, flags: u32) -> Outcome {
 
 /// `fstat(2)`.
 pub fn stat_of(descriptor: i32, at: u64) -> Outcome {
-    write_stat(at, &*process::current().files().get(descriptor)?.node)
+    write_stat(at, &*Files::current().get(descriptor)?.node)
 }
 
 /// `statx(2)`: the basic facts, whatever is asked for.
@@ -136,7 +138,7 @@ pub fn change_mode(directory: i32, path: u64, mode: u32) -> Outcome {
 
 /// `fchmod(2)`.
 pub fn change_mode_of(descriptor: i32, mode: u32) -> Outcome {
-    set_mode(&*process::current().files().get(descriptor)?.node, mode)
+    set_mode(&*Files::current().get(descriptor)?.node, mode)
 }
 
 fn set_owners(node: &dyn Node, owner: u32, group: u32) -> Outcome {
@@ -151,7 +153,7 @@ pub fn change_owner(directory: i32, path: u64, owner: u32, group: u32, flags: u3
 
 /// `fchown(2)`.
 pub fn change_owner_of(descriptor: i32, owner: u32, group: u32) -> Outcome {
-    set_owners(&*process::current().files().get(descriptor)?.node, owner, group)
+    set_owners(&*Files::current().get(descriptor)?.node, owner, group)
 }
 
 /// `utimensat(2)`.
@@ -185,7 +187,7 @@ pub fn change_times(directory: i32, path: u64, times: u64, flags: u32) -> Outcom
         node.change(&change).map(|()| 0)
     };
     if path == 0 {
-        return set(&*process::current().files().get(directory)?.node);
+        return set(&*Files::current().get(directory)?.node);
     }
     set(&*place_at(directory, path, flags)?.node)
 }
@@ -225,5 +227,5 @@ pub fn statfs(path: u64, at: u64) -> Outcome {
 
 /// `fstatfs(2)`.
 pub fn statfs_of(descriptor: i32, at: u64) -> Outcome {
-    write_statfs(at, &process::current().files().get(descriptor)?.place)
+    write_statfs(at, &Files::current().get(descriptor)?.place)
 }

@@ -9,15 +9,25 @@ use crate::console;
 use crate::errno::Errno;
 use crate::options::{self, Standard};
 
+use super::attributes::{Attributes, Kind, Patience};
 use super::console as terminal;
-use super::descriptor::Description;
-use super::node::{Attributes, Kind, Node, Patience, Place};
+use super::descriptor::{Description, Files};
+use super::node::{Node, Place};
+use super::root::root;
+
+/// The files of the first program: descriptors 0, 1 and 2 are the console, as the command line says.
+///
+/// # Errors
+/// `ENOMEM`.
+pub fn first_files() -> Result<Files, Errno> {
+    Files::new(standard()?, root())
+}
 
 /// Standard input, output and error of the first program.
 ///
 /// # Errors
 /// `ENOMEM`.
-pub fn standard() -> Result<[Arc<Description>; 3], Errno> {
+fn standard() -> Result<[Arc<Description>; 3], Errno> {
     let (input, output) = options::standard();
     let both = terminal::open()?;
     let read = match input {

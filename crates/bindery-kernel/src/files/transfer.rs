@@ -8,11 +8,12 @@ use bindery::Access;
 use linux_raw_sys::general::{SEEK_CUR, SEEK_DATA, SEEK_END, SEEK_HOLE, SEEK_SET};
 
 use crate::errno::{Errno, Outcome};
-use crate::{heap, process, user};
+use crate::{heap, user};
 
-use super::descriptor::Description;
+use super::attributes::{Kind, Patience};
+use super::descriptor::{Description, Files};
 use super::manner::{self, Manner, Start};
-use super::node::{Kind, Node, Patience};
+use super::node::Node;
 use super::segments::{CALL_MAX, Segments};
 
 /// The most memory of the kernel that a call takes, in bytes.
@@ -192,7 +193,7 @@ fn buffer(total: u64) -> Result<Vec<u8>, Errno> {
 }
 
 fn description(descriptor: i32) -> Result<Arc<Description>, Errno> {
-    process::current().files().get(descriptor)
+    Files::current().get(descriptor)
 }
 
 /// `read(2)` and its kin.

@@ -22,13 +22,14 @@ use crate::process::{self, Capability, Interrupted};
 use crate::sync::Mutex;
 use crate::{heap, user};
 
-use super::descriptor::Description;
-use super::generated::SequenceBuffer;
-use super::memory::new_number;
-use super::names::at_exec;
-use super::node::{Attributes, Kind, Node, Patience, Place, Special};
+use super::attributes::{Attributes, Kind, Patience};
+use super::descriptor::at_exec;
+use super::descriptor::{Description, Files};
+use super::inode::new_number;
+use super::node::{Node, Place};
 use super::poll;
 use super::segments::Segments;
+use super::sequence::SequenceBuffer;
 use super::transfer::move_all;
 
 type Handle = Arc<Userfault<'static, Machine>>;
@@ -108,7 +109,7 @@ fn insert(purpose: Purpose, flags: u32) -> Result<Inserted, Errno> {
     let node = Arc::new(Userfaultfd { number: new_number(), flags, purpose: Mutex::new(purpose) });
     let place = Place::alone(node.clone(), b"anon_inode:[userfaultfd]");
     let description = Description::new(place, node.clone(), O_RDONLY | flags & O_NONBLOCK)?;
-    let files = process::current().files();
+    let files = Files::current();
     let descriptor = files.insert(description.clone(), at_exec(flags))?;
     Ok(Inserted { node, description, descriptor })
 }
@@ -216,7 +217,7 @@ impl Userfaultfd {
         });
         if !used {
             // Another reader has the fork.
-            process::current().files().take_back(child.descriptor, &child.description);
+            Files::current().take_back(child.descriptor, &child.description);
         }
         message.transpose()
     }
@@ -256,7 +257,7 @@ impl Userfaultfd {
     }
 
     /// What of it is ready; a descriptor that waits in reads is not to be polled, as on Linux.
-    pub fn ready_with(&self, flags: u32) -> u32 {
+    fn ready_with(&self, flags: u32) -> u32 {
         match self.handle() {
             Ok(handle) if flags & O_NONBLOCK != 0 => {
                 if handle.is_readable() {
@@ -329,8 +330,8 @@ impl Node for Userfaultfd {
         userfault_text(handle.as_deref(), out)
     }
 
-    fn special(&self) -> Special<'_> {
-        Special::Userfault(self)
+    fn ready_as_opened(&self, flags: u32) -> Option<u32> {
+        Some(self.ready_with(flags))
     }
 }
 

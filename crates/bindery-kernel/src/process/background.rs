@@ -17,12 +17,12 @@ use crate::memory::memory;
 use crate::{heap, time};
 
 use super::barriers::Barriers;
+use super::facts::ProgramFacts;
 use super::limits::Limits;
 use super::memory_shortage::Standing;
 use super::signal::Actions;
-use super::{
-    Credentials, Process, ProcessParts, ProgramFacts, State, Thread, WaitQueue, scheduler, table,
-};
+use super::state::{ProcessParts, State};
+use super::{Credentials, Process, Thread, WaitQueue, scheduler, table};
 
 /// What can be set of the thread, as under `/sys/kernel/mm/transparent_hugepage/khugepaged`.
 pub struct Tunables {

@@ -13,12 +13,13 @@ use linux_raw_sys::general::{
 
 use crate::arch::{self, FloatingPoint, Registers};
 use crate::errno::{Errno, Outcome};
-use crate::files::{self, Inherited};
+use crate::files::{self, Files, Inherited};
 use crate::{heap, user};
 
 use super::signal::{Alternate, MAXIMUM, ThreadSignals};
+use super::state::{ProcessParts, State};
 use super::table::{self, Counted};
-use super::{Process, ProcessParts, State, Thread, end, program, scheduler, signal};
+use super::{Process, Thread, end, scheduler, signal};
 
 /// Drops all handlers of the child (`clone3`).
 const CLONE_CLEAR_SIGHAND: u64 = 1 << 32;
@@ -187,7 +188,7 @@ pub(super) fn clone(wanted: Wanted, registers: &Registers) -> Outcome {
     if wanted.has(CLONE_PIDFD) {
         let (descriptor, description) = files::insert_process(id, 0)?;
         if let Err(errno) = user::write(wanted.descriptor_at, &descriptor) {
-            parent.files().take_back(descriptor, &description);
+            Files::current().take_back(descriptor, &description);
             return Err(errno);
         }
         handle = Some((descriptor, description));
@@ -199,7 +200,7 @@ pub(super) fn clone(wanted: Wanted, registers: &Registers) -> Outcome {
     let above = is_alive.then(|| settle_family(&parent.process, &process, &wanted)).flatten();
     let Some(above) = above else {
         if let Some((descriptor, description)) = handle {
-            parent.files().take_back(descriptor, &description);
+            Files::current().take_back(descriptor, &description);
         }
         return Err(if is_alive { Errno::EINVAL } else { Errno::RESTART });
     };
@@ -256,7 +257,7 @@ fn new_process(parent: &Arc<Process>, id: u32, wanted: &Wanted) -> Result<Arc<Pr
     let space = if wanted.has(CLONE_VM) {
         space
     } else {
-        program::known(space.fork().map_err(|error| error.errno(Operation::Mmap))?)?
+        table::known(space.fork().map_err(|error| error.errno(Operation::Mmap))?)?
     };
     let space = Some(space);
     // The fork may have slept: others have taken from the heap meanwhile.
@@ -285,7 +286,7 @@ fn new_thread(
     wanted: &Wanted,
     registers: &Registers,
 ) -> Result<Arc<Thread>, Errno> {
-    let files = parent.files();
+    let files = Files::current();
     let of = |flag| if wanted.has(flag) { Inherited::Shared } else { Inherited::Copied };
     let files = if wanted.has(CLONE_THREAD) && wanted.has(CLONE_FILES) && wanted.has(CLONE_FS) {
         files
@@ -352,17 +353,6 @@ fn begin(parent: &Arc<Thread>, thread: &Arc<Thread>) -> Result<(), Errno> {
     Ok(())
 }
 
-/// The running thread gets descriptors of its own (`close_range` with `CLOSE_RANGE_UNSHARE`).
-///
-/// # Errors
-/// `ENOMEM`.
-pub fn keep_own_descriptors() -> Result<(), Errno> {
-    let thread = scheduler::current();
-    let files = thread.files().inherit(Inherited::Copied, Inherited::Shared)?;
-    thread.set_files(Some(Arc::new(files)));
-    Ok(())
-}
-
 /// `unshare(2)`: the running thread gets descriptors or a directory of its own.
 ///
 /// # Errors
@@ -391,7 +381,7 @@ pub(super) fn unshare(flags: u64) -> Outcome {
     }
     if has(CLONE_FILES | CLONE_FS) {
         let of = |flag| if has(flag) { Inherited::Copied } else { Inherited::Shared };
-        let files = thread.files().inherit(of(CLONE_FILES), of(CLONE_FS))?;
+        let files = Files::current().inherit(of(CLONE_FILES), of(CLONE_FS))?;
         thread.set_files(Some(Arc::new(files)));
     }
     Ok(0)

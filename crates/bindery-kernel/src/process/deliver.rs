@@ -9,39 +9,25 @@ use linux_raw_sys::general::{
     SS_AUTODISARM,
 };
 
+use crate::arch::delivery::Delivery;
 use crate::arch::signal::{pop, push};
 use crate::arch::{FloatingPoint, Registers};
 use crate::errno::Errno;
-use crate::trap::From;
 
 use super::signal::{
     Action, Alternate, DEFAULT, IGNORE, Information, STOPPING, TERMINAL_STOPPING, UNBLOCKABLE, bit,
     code,
 };
 use super::thread::{Thread, work};
-use super::{Process, all, end, program, scheduler, signal};
+use super::{Process, all, end, kill, program, scheduler, signal};
 
-/// The contents of a signal frame: all that the architecture needs to make one.
-pub struct Delivery {
-    /// The signal's number.
-    pub signal: u32,
-    /// The bytes of `siginfo_t`.
-    pub information: [u8; 128],
-    /// The handler's address.
-    pub handler: u64,
-    /// What the handler returns to: `sa_restorer`; 0 if there is none (x86-64), or the address of
-    /// the trampoline (AArch64).
-    pub restorer: u64,
-    /// Whether the handler has asked for `information` (`SA_SIGINFO`).
-    pub with_information: bool,
-    /// The mask of signals to come back to.
-    pub mask: u64,
-    /// The top of the stack to use: the alternate one, or the program's stack pointer.
-    pub stack: u64,
-    /// The alternate stack in `uc_stack`: base, flags, size.
-    pub alternate: (u64, u32, u64),
-    /// The address that the signal is about; 0 where it is about none.
-    pub fault: u64,
+/// Where a thread comes from when it leaves the kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum From {
+    /// From a system call, which may have to be made again.
+    SystemCall,
+    /// From anything else: the registers are the program's own.
+    Exception,
 }
 
 /// The slow part of [`crate::trap::leave`].
@@ -102,7 +88,7 @@ fn act(
         IGNORE => {}
         DEFAULT if bit(number) & TERMINAL_STOPPING != 0 && is_orphaned(process) => {}
         DEFAULT if bit(number) & STOPPING != 0 => signal::stop_process(process, number),
-        DEFAULT if signal::ends_by_default(number) => end::end_group(process, number),
+        DEFAULT if signal::ends_by_default(number) => kill::end_group(process, number),
         DEFAULT => {}
         _ => {
             if action.flags & u64::from(SA_RESETHAND) != 0 {

@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use bindery::VmallocOptions;
-use linux_raw_sys::general::{SA_NOCLDWAIT, SIGCHLD, SIGKILL};
+use linux_raw_sys::general::{SA_NOCLDWAIT, SIGCHLD};
 
 use crate::arch::{self, Ended};
 use crate::calls::segments;
@@ -18,35 +18,16 @@ use crate::memory::{self, Pages, kernel_map, memory};
 use crate::sync::SleepingMutex;
 use crate::{control, files, log, options, time};
 
+use super::facts::ProgramFacts;
 use super::signal::{self, Information, code};
 use super::thread::work;
 use super::{
-    Capability, Process, ProgramFacts, background, credentials, futex, parking, provoke, scheduler,
-    table, thread, timer,
+    Capability, Process, background, credentials, futex, kill, parking, provoke, scheduler, table,
+    thread, timer,
 };
 
 /// How long the processes that are left may take to end with the machine, in nanoseconds.
 const PATIENCE: u64 = 60 * time::SECOND;
-
-/// Ends all threads of a process (`exit_group`, or a deadly signal); the first who does so says
-/// how.
-pub(super) fn end_group(process: &Process, status: u32) {
-    let threads = {
-        let mut state = process.state.lock();
-        state.status.get_or_insert(status);
-        state.stopped = None;
-        state.threads.clone()
-    };
-    for thread in threads {
-        thread.work.fetch_or(work::END, Ordering::Relaxed);
-        scheduler::wake(&thread);
-    }
-}
-
-/// Kills a process (`SIGKILL`).
-pub fn kill_group(process: &Process) {
-    end_group(process, SIGKILL);
-}
 
 /// Ends the other threads of the running thread's process, and waits until they are gone.
 ///
@@ -79,7 +60,7 @@ pub(super) fn exit_thread(code: u64) -> ! {
 /// `exit_group(2)`.
 pub(super) fn exit_group(code: u64) -> ! {
     let process = scheduler::current().process.clone();
-    end_group(&process, status_of(code));
+    kill::end_group(&process, status_of(code));
     drop(process);
     provoke::as_asked();
     end_thread()
@@ -270,9 +251,9 @@ pub(super) fn end_machine_if_due() {
 /// Switches the machine off (`reboot`): as if the first process had ended well.
 pub(super) fn power_off() -> ! {
     if let Some(first) = table::first() {
-        end_group(&first, 0);
+        kill::end_group(&first, 0);
         let this = scheduler::current().process.clone();
-        end_group(&this, 0);
+        kill::end_group(&this, 0);
     }
     end_thread()
 }
@@ -287,7 +268,7 @@ fn end_all_others() {
             if process.state.lock().is_ended {
                 bury(process);
             } else {
-                kill_group(process);
+                kill::kill_group(process);
             }
         }
         drop(others);

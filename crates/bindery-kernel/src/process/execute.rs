@@ -18,8 +18,9 @@ use super::credentials::{self, Credentials};
 use super::memory_shortage::Standing;
 use super::program::{Loaded, Texts, Words, load};
 use super::signal::{Actions, Alternate, ThreadSignals};
+use super::state::{ProcessParts, State};
 use super::table::{self, Counted};
-use super::{Process, ProcessParts, State, Thread, end, futex, limits, scheduler, timer};
+use super::{Process, Thread, end, futex, limits, scheduler, timer};
 
 /// The longest text that a program may be called with, its zero included.
 const LONGEST_TEXT: usize = 128 << 10;
@@ -43,11 +44,11 @@ pub fn run_first() -> ! {
         }
         Err(errno) => panic!("{} cannot be started: {errno:?}", path.escape_ascii()),
     }
-    scheduler::idle()
+    scheduler::idle(end::end_machine_if_due)
 }
 
 fn first_process(path: &[u8]) -> Result<Arc<Thread>, Errno> {
-    let files = Arc::new(Files::new()?);
+    let files = Arc::new(files::first_files()?);
     let mut words =
         Words { path: path.into(), arguments: Texts::default(), environment: Texts::default() };
     options::arguments().iter().try_for_each(|word| words.arguments.push(word))?;
@@ -99,7 +100,7 @@ pub(super) fn execute(
             return Err(Errno::EINVAL);
         }
         let path = user::text(path_at, 4096)?;
-        let files = thread.files();
+        let files = Files::current();
         let program = if path.is_empty() && flags as u32 & AT_EMPTY_PATH != 0 {
             files::program_of(&files, directory)?
         } else {
@@ -117,7 +118,7 @@ pub(super) fn execute(
         let mut words = Words { path, arguments, environment };
         (prepare(&files, program, &mut words, &limits, Some(&process.space()))?, name)
     };
-    let shared = thread.files();
+    let shared = Files::current();
     let files = if shared.are_shared() {
         Arc::new(shared.inherit(Inherited::Copied, Inherited::Shared)?)
     } else {

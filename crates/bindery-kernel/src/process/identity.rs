@@ -2,7 +2,7 @@
 
 use alloc::sync::Arc;
 
-use bindery_linux::{self as linux, IpcUser};
+use bindery_linux as linux;
 use linux_raw_sys::general::{O_NONBLOCK, SCHED_BATCH, SCHED_IDLE, SCHED_NORMAL};
 use linux_raw_sys::prctl::{
     PR_CAPBSET_READ, PR_GET_DUMPABLE, PR_GET_NAME, PR_GET_NO_NEW_PRIVS, PR_GET_PDEATHSIG,
@@ -101,13 +101,6 @@ pub fn space_of(id: u32) -> Result<Arc<Space>, Errno> {
 fn may_use_memory_of(process: &Process) -> bool {
     let who = credentials();
     may_be_looked_into(process, &who, (who.user.real, who.group.real), who.permitted)
-}
-
-/// The running process, as System V segments have to know it.
-pub fn ipc_user() -> IpcUser {
-    let who = credentials();
-    let privileged = who.can(Capability::IpcOwner);
-    IpcUser { user: who.user.effective, group: who.group.effective, privileged }
 }
 
 /// The process of that number, or the running one for 0.

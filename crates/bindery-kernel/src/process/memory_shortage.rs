@@ -10,7 +10,7 @@ use crate::sync::Mutex;
 use crate::{log, time};
 
 use super::credentials::{Capability, credentials};
-use super::{Process, Thread, all, end, scheduler, signal, thread};
+use super::{Process, Thread, all, kill, scheduler, signal, thread};
 
 /// The adjustment of a process that is never killed.
 const NEVER: i32 = -1000;
@@ -163,7 +163,7 @@ fn choose_and_kill() -> Weak<Space> {
         if shares && process.state.lock().status.is_none() {
             let name = process.name();
             log!("memory has run out: process {} ({}) is killed", process.id, name.escape_ascii());
-            end::kill_group(process);
+            kill::kill_group(process);
         }
     }
     let space = Arc::downgrade(&space);

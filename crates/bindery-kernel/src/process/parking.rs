@@ -5,7 +5,7 @@ use alloc::sync::Arc;
 use core::ptr;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use crate::sync::Mutex;
+use crate::sync::{self, Mutex};
 
 use super::scheduler;
 use super::thread::Thread;
@@ -13,16 +13,11 @@ use super::thread::Thread;
 /// The sleeping threads in order of arrival, each with the address of its word.
 static PARKED: Mutex<VecDeque<(usize, Arc<Thread>)>> = Mutex::new(VecDeque::new());
 
-/// How many there are; to be asked without the lock.
-static COUNT: AtomicU32 = AtomicU32::new(0);
-
 /// Threads that have called [`park`], and not come back from it. Without those that wait for the
 /// handler of a userfaultfd.
 static INSIDE: AtomicU32 = AtomicU32::new(0);
 
-/// Sleeps until [`unpark`] is called for `word`; returns at once where the word is not `expected`.
-/// May return early. In the idle loop and at boot, where no other thread could change the word
-/// while this one sleeps, it always does.
+/// As [`sync::park`].
 pub fn park(word: &AtomicU32, expected: u32) {
     sleep_on(word, expected, || {
         INSIDE.fetch_add(1, Ordering::Relaxed);
@@ -65,12 +60,7 @@ pub fn is_parked(thread: &Thread) -> bool {
 }
 
 /// Wakes everybody who sleeps on the word at this address, which may be gone by now.
-#[cold]
-#[inline(never)]
 pub fn unpark(word: *const AtomicU32) {
-    if COUNT.load(Ordering::Relaxed) == 0 {
-        return;
-    }
     let address = word.addr();
     change(|parked| {
         parked.retain(|(at, thread)| {
@@ -86,5 +76,5 @@ pub fn unpark(word: *const AtomicU32) {
 fn change(change: impl FnOnce(&mut VecDeque<(usize, Arc<Thread>)>)) {
     let mut parked = PARKED.lock();
     change(&mut parked);
-    COUNT.store(parked.len() as u32, Ordering::Relaxed);
+    sync::set_parked(parked.len() as u32);
 }

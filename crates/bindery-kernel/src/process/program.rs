@@ -14,7 +14,6 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
-use core::sync::atomic::{AtomicUsize, Ordering};
 
 use bindery::addr::VirtAddr;
 use bindery::arch::Arch;
@@ -44,6 +43,7 @@ use crate::heap;
 use crate::memory::{Space, memory};
 use crate::user;
 
+use super::facts::ProgramFacts;
 use super::limits::Limits;
 use super::properties;
 use super::{Capability, Credentials, credentials};
@@ -79,21 +79,6 @@ pub(super) const SIGNAL_RETURN: u64 =
 
 /// The stack that is mapped at once, besides what the program's words take.
 const FIRST_STACK: u64 = 128 << 10;
-
-/// What is known of the program that a process runs.
-#[derive(Clone, Default)]
-pub struct ProgramFacts {
-    /// The path of the file.
-    pub path: Vec<u8>,
-    /// The addresses of the arguments' texts, one behind the other.
-    pub arguments: Range<u64>,
-    /// The addresses of the environment's texts.
-    pub environment: Range<u64>,
-    /// An address in the stack that the program began with.
-    pub stack: u64,
-    /// The addresses of the program's code.
-    pub code: Range<u64>,
-}
 
 /// Texts, each ended by a zero byte.
 #[derive(Default)]
@@ -174,30 +159,6 @@ fn refused(error: Error) -> Errno {
     Errno::from(error.errno(Operation::Mmap))
 }
 
-/// The most mappings that a process may have (`vm.max_map_count`).
-static MAXIMUM_MAPPINGS: AtomicUsize = AtomicUsize::new(65_530);
-
-/// The most mappings that a process may have.
-pub fn maximum_mappings() -> usize {
-    MAXIMUM_MAPPINGS.load(Ordering::Relaxed)
-}
-
-/// Sets the most mappings that a process may have, for all that there are and those to come.
-pub fn set_maximum_mappings(most: usize) {
-    MAXIMUM_MAPPINGS.store(most, Ordering::Relaxed);
-    for space in table::spaces() {
-        space.set_maximum_mappings(most);
-    }
-}
-
-/// A new address space that the audit knows.
-pub(super) fn known(space: Space) -> Result<Arc<Space>, Errno> {
-    heap::room(4096)?;
-    let space = Arc::new(space);
-    table::add_space(&space);
-    Ok(space)
-}
-
 /// Loads a program into an address space of its own, with the settings of its caller's.
 ///
 /// # Errors
@@ -221,9 +182,9 @@ pub(super) fn load(
         // As Linux with a vm.mmap_min_addr of 0: any address may be mapped.
         minimum_address: VirtAddr(0),
         search_top: Some(VirtAddr((STACK_END - gap) & !(PAGE - 1))),
-        maximum_mappings: maximum_mappings(),
+        maximum_mappings: table::maximum_mappings(),
     };
-    let space = known(AddressSpace::new(memory(), options).map_err(refused)?)?;
+    let space = table::known(AddressSpace::new(memory(), options).map_err(refused)?)?;
     limits.apply(&space, who.can(Capability::LockMemory));
     if let Some(caller) = caller {
         space.inherit_settings(caller);

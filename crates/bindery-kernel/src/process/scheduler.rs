@@ -13,14 +13,13 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use bindery::TlbOnLeave;
 
+use crate::arch;
 use crate::memory::Space;
-use crate::page_fault::page_faults;
 use crate::sync::Mutex;
-use crate::time;
-use crate::{arch, process};
+use crate::time::{self, Sleeper};
 
-use super::end;
 use super::thread::{Saved, Thread, work};
+use super::{Process, timer};
 
 /// How long a turn is while others wait, in nanoseconds.
 const TURN: u64 = 10_000_000;
@@ -33,11 +32,11 @@ static CURRENT: AtomicPtr<Thread> = AtomicPtr::new(ptr::null_mut());
 /// When the running thread began to run.
 static RUNS_SINCE: AtomicU64 = AtomicU64::new(0);
 
+/// How many faults programs have run into.
+static PAGE_FAULTS: AtomicU64 = AtomicU64::new(0);
+
 /// How many faults all programs had run into when it began.
 static FAULTS_AT_SWITCH: AtomicU64 = AtomicU64::new(0);
-
-/// When the running thread's turn ends.
-static TURN_ENDS: AtomicU64 = AtomicU64::new(u64::MAX);
 
 /// Threads that have given the CPU away in the middle of a call of the core ([`yield_if_due`]).
 static YIELDED: AtomicU32 = AtomicU32::new(0);
@@ -111,6 +110,18 @@ pub fn check_stack(address: u64) {
     }
 }
 
+/// How many faults programs have run into so far.
+pub fn page_faults() -> u64 {
+    PAGE_FAULTS.load(Ordering::Relaxed)
+}
+
+/// Counts a fault that the running program has run into.
+#[inline]
+pub fn count_page_fault() {
+    // Programs run on one CPU, and nothing interrupts the kernel: no atomic addition is needed.
+    PAGE_FAULTS.store(PAGE_FAULTS.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+}
+
 /// Nanoseconds since the thread got the CPU; 0 for one that does not have it.
 pub(super) fn time_of_this_run(thread: &Thread) -> u64 {
     if ptr::eq(CURRENT.load(Ordering::Relaxed), thread) {
@@ -130,7 +141,7 @@ pub(super) fn faults_of_this_run(thread: &Thread) -> u64 {
 }
 
 /// Whether a thread of the process runs.
-pub(super) fn is_running(process: &process::Process) -> bool {
+pub(super) fn is_running(process: &Process) -> bool {
     is_in_thread() && ptr::eq(Arc::as_ptr(&current().process), process)
 }
 
@@ -148,29 +159,28 @@ pub fn with_space<T>(use_it: impl FnOnce(&Space) -> T) -> T {
     use_it(space)
 }
 
+impl Sleeper for Thread {
+    fn wake(self: Arc<Self>) {
+        wake(&self);
+    }
+}
+
 /// Makes a thread ready, if it sleeps.
 pub fn wake(thread: &Arc<Thread>) {
     if thread.asleep.swap(false, Ordering::AcqRel) {
         READY.lock().push_back(thread.clone());
         // The running thread had the machine to itself: from now on it has turns.
-        if TURN_ENDS.load(Ordering::Relaxed) == u64::MAX && is_in_thread() {
-            TURN_ENDS.store(time::now() + TURN, Ordering::Relaxed);
-            time::set_timer();
+        if time::turn_ends().is_none() && is_in_thread() {
+            time::set_turn_end(Some(time::now() + TURN));
         }
     }
 }
 
-/// When the running thread's turn ends, if anybody waits for it.
-pub fn turn_ends() -> Option<u64> {
-    Some(TURN_ENDS.load(Ordering::Relaxed)).filter(|at| *at != u64::MAX)
-}
-
 /// Called by the timer's interrupt in a program: a turn that is over is marked.
 pub fn tick() {
-    if turn_ends().is_some_and(|at| at <= time::now()) {
+    if time::turn_ends().is_some_and(|at| at <= time::now()) {
         current().work.fetch_or(work::RESCHEDULE, Ordering::Relaxed);
-        TURN_ENDS.store(u64::MAX, Ordering::Relaxed);
-        time::set_timer();
+        time::set_turn_end(None);
     }
 }
 
@@ -218,7 +228,7 @@ pub fn yield_if_due() {
         return;
     }
     time::expired();
-    if turn_ends().is_some_and(|at| at <= time::now()) {
+    if time::turn_ends().is_some_and(|at| at <= time::now()) {
         if READY.lock().is_empty() {
             // The thread that waited has run meanwhile: this one has the machine to itself.
             begin_turn();
@@ -276,13 +286,15 @@ fn load(space: Option<Arc<Space>>) {
     }
 }
 
-/// The idle loop, on the boot stack of the first CPU; the machine's end too, when nothing is left
-/// of any thread.
-pub fn idle() -> ! {
+/// The idle loop, on the boot stack of the first CPU. Calls `at_rest` each time that no thread is
+/// ready.
+pub fn idle(at_rest: fn()) -> ! {
     loop {
         if READY.lock().is_empty() {
-            end::end_machine_if_due();
-            arch::wait_for_interrupt();
+            at_rest();
+            if arch::wait_for_interrupt() {
+                time::expired();
+            }
         } else {
             switch();
         }
@@ -342,15 +354,14 @@ pub extern "C" fn finish_switch() {
     let previous = unsafe { (*FIRST_CPU.0.get()).previous.take() };
     drop(previous);
     if is_in_thread() {
-        process::arrived();
+        timer::arrived();
     }
 }
 
 fn begin_turn() {
     let contended = !READY.lock().is_empty();
-    let ends = if contended && is_in_thread() { time::now() + TURN } else { u64::MAX };
-    TURN_ENDS.store(ends, Ordering::Relaxed);
-    time::set_timer();
+    let has_turn = contended && is_in_thread();
+    time::set_turn_end(has_turn.then(|| time::now() + TURN));
 }
 
 /// # Safety

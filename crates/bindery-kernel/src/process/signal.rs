@@ -14,8 +14,9 @@ use linux_raw_sys::general::{
 use crate::heap;
 use crate::sync::Mutex;
 
+use super::state::{Process, Report};
 use super::thread::{Thread, work};
-use super::{Process, Report, all, end, scheduler};
+use super::{all, kill, scheduler};
 
 /// The highest signal.
 pub const MAXIMUM: u32 = 64;
@@ -298,7 +299,7 @@ pub(super) fn send_information(
     let threads = process.threads();
     let Some(first) = threads.first() else { return Sent::Done };
     if signal == SIGKILL {
-        end::kill_group(process);
+        kill::kill_group(process);
         return Sent::Done;
     }
     if bit(signal) & STOPPING != 0 {

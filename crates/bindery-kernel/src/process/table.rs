@@ -4,7 +4,7 @@ use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::ops::RangeInclusive;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use crate::errno::Errno;
 use crate::memory::Space;
@@ -154,7 +154,7 @@ pub(super) fn remove_thread(id: u32) {
 }
 
 /// Makes an address space known to the audit.
-pub(super) fn add_space(space: &Arc<Space>) {
+fn add_space(space: &Arc<Space>) {
     let mut table = TABLE.lock();
     table.spaces.retain(|known| known.strong_count() > 0);
     table.spaces.push(Arc::downgrade(space));
@@ -165,4 +165,28 @@ pub(super) fn add_space(space: &Arc<Space>) {
 pub fn spaces() -> impl Iterator<Item = Arc<Space>> {
     let known = TABLE.lock().spaces.clone();
     known.into_iter().filter_map(|space| space.upgrade())
+}
+
+/// The most mappings that a process may have (`vm.max_map_count`).
+static MAXIMUM_MAPPINGS: AtomicUsize = AtomicUsize::new(65_530);
+
+/// The most mappings that a process may have.
+pub fn maximum_mappings() -> usize {
+    MAXIMUM_MAPPINGS.load(Ordering::Relaxed)
+}
+
+/// Sets the most mappings that a process may have, for all that there are and those to come.
+pub fn set_maximum_mappings(most: usize) {
+    MAXIMUM_MAPPINGS.store(most, Ordering::Relaxed);
+    for space in spaces() {
+        space.set_maximum_mappings(most);
+    }
+}
+
+/// A new address space that the audit knows.
+pub(super) fn known(space: Space) -> Result<Arc<Space>, Errno> {
+    heap::room(4096)?;
+    let space = Arc::new(space);
+    add_space(&space);
+    Ok(space)
 }

@@ -1,6 +1,7 @@
 //! A thread: a kernel stack, the registers of its program, and what it waits for.
 
 use alloc::sync::Arc;
+use core::any::Any;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -8,15 +9,16 @@ use bindery::{Pauses, VmallocOptions};
 
 use crate::arch::{self, Registers};
 use crate::errno::Errno;
-use crate::files::Files;
 use crate::heap;
 use crate::memory::Pages;
 use crate::sync::Mutex;
 
+use super::credentials::{self, Credentials};
 use super::limits::Faults;
 use super::name::ShortName;
+use super::scheduler;
 use super::signal::ThreadSignals;
-use super::{Credentials, Process, scheduler};
+use super::state::Process;
 
 /// What a thread has to do before it goes back to its program: bits of [`Thread::work`].
 pub mod work {
@@ -76,6 +78,9 @@ pub(super) struct Saved {
     pub(super) thread_pointer: u64,
 }
 
+/// The files of a thread, which the layer of files knows the type of.
+pub type Attachment = Arc<dyn Any + Send + Sync>;
+
 /// A thread of a program.
 pub struct Thread {
     id: AtomicU32,
@@ -87,7 +92,7 @@ pub struct Thread {
     pub signals: Mutex<ThreadSignals>,
     /// Its descriptors and its directory, until it ends: most often those of all threads of its
     /// process.
-    files: Mutex<Option<Arc<Files>>>,
+    files: Mutex<Option<Attachment>>,
     credentials: Mutex<Credentials>,
     /// Its short name, unless it is the first thread of its process, which has the name of that.
     pub(super) own_name: Mutex<ShortName>,
@@ -124,7 +129,7 @@ impl Thread {
     pub fn new(
         id: u32,
         process: Arc<Process>,
-        files: Arc<Files>,
+        files: Attachment,
         registers: &Registers,
         floating_point: arch::FloatingPoint,
         thread_pointer: u64,
@@ -138,7 +143,7 @@ impl Thread {
             Self::make(id, process, stack, Saved { context, floating_point, thread_pointer });
         *thread.signals.lock() = signals;
         *thread.files.lock() = Some(files);
-        *thread.credentials.lock() = super::credentials();
+        *thread.credentials.lock() = credentials::credentials();
         Ok(thread)
     }
 
@@ -184,21 +189,13 @@ impl Thread {
         self.id.load(Ordering::Relaxed)
     }
 
-    /// Its descriptors and its directory.
-    ///
-    /// # Panics
-    /// Where it has ended; for another thread there is [`Thread::try_files`].
-    pub fn files(&self) -> Arc<Files> {
-        self.try_files().expect("a running thread has files")
-    }
-
-    /// Its descriptors and its directory; `None` once it has ended.
-    pub fn try_files(&self) -> Option<Arc<Files>> {
+    /// Its files; `None` once it has ended.
+    pub fn files(&self) -> Option<Attachment> {
         self.files.lock().clone()
     }
 
     /// Gives it other ones, or none; what it had is closed unless somebody else has it.
-    pub(super) fn set_files(&self, files: Option<Arc<Files>>) {
+    pub fn set_files(&self, files: Option<Attachment>) {
         let old = core::mem::replace(&mut *self.files.lock(), files);
         drop(old);
     }

@@ -11,7 +11,8 @@ use crate::errno::{Errno, Outcome};
 use crate::{files, user};
 
 use super::signal::{Information, code};
-use super::{Process, Report, end, limits, scheduler};
+use super::state::{Process, Report};
+use super::{end, limits, scheduler};
 
 /// Whose news are wanted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

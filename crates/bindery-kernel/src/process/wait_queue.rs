@@ -1,7 +1,7 @@
 //! Wait queues: sleep until an event.
 
 use alloc::collections::VecDeque;
-use alloc::sync::Arc;
+use alloc::sync::{Arc, Weak};
 
 use crate::sync::Mutex;
 use crate::time;
@@ -62,7 +62,10 @@ impl WaitQueue {
             return Ok(value);
         }
         let thread = scheduler::current_thread();
-        let alarm = deadline.map(|at| time::wake_at(at, &thread));
+        let alarm = deadline.map(|at| {
+            let sleeper: Weak<Thread> = Arc::downgrade(&thread);
+            time::wake_at(at, sleeper)
+        });
         let result = loop {
             scheduler::prepare_to_sleep();
             self.0.lock().push_back(thread.clone());

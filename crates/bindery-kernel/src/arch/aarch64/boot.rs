@@ -14,9 +14,13 @@ use core::arch::global_asm;
 use bindery::addr::Frame;
 use bindery::arch::Level;
 
+use crate::start;
+
 use super::super::boot_tables::Mapping;
 use super::page_tables::Table;
-use super::{EntryFormat, entry, machine, page_copy, page_tables, per_cpu, smp, tlb, user_copy};
+use super::{
+    EntryFormat, context, entry, machine, page_copy, page_tables, per_cpu, smp, tlb, user_copy,
+};
 
 /// Tables of pages for the image: 2 MiB each. `link/aarch64.ld` asserts that they suffice.
 const IMAGE_TABLES: usize = 4;
@@ -28,19 +32,10 @@ const STACK_SIZE: usize = 64 << 10;
 struct Stack([u8; STACK_SIZE]);
 
 static mut STACK: Stack = Stack([0; STACK_SIZE]);
-/// The root of the upper half (`TTBR1_EL1`).
-pub static mut ROOT: Table = Table::EMPTY;
 static mut IMAGE_LEVEL_3: Table = Table::EMPTY;
 static mut IMAGE_LEVEL_2: Table = Table::EMPTY;
 static mut IMAGE_PAGES: [Table; IMAGE_TABLES] = [Table::EMPTY; IMAGE_TABLES];
-/// The lower half while no program is there (`TTBR0_EL1`).
-pub static mut NO_PROGRAM: Table = Table::EMPTY;
-
 unsafe extern "C" {
-    /// The first byte of the image.
-    pub static _start: u8;
-    /// One past its last.
-    pub static __image_end: u8;
     /// Where another CPU begins, its stack in `x0`.
     pub fn secondary_start();
 }
@@ -294,8 +289,8 @@ landing:
     tables = const IMAGE_TABLES,
     level_2 = sym IMAGE_LEVEL_2,
     level_3 = sym IMAGE_LEVEL_3,
-    root = sym ROOT,
-    no_program = sym NO_PROGRAM,
+    root = sym page_tables::ROOT,
+    no_program = sym page_tables::NO_PROGRAM,
     stack = sym STACK,
     stack_size = const STACK_SIZE,
     begin = sym begin,
@@ -313,8 +308,9 @@ landing:
 extern "C" fn begin(device_tree: u64, image: u64) -> ! {
     page_tables::begin(image);
     per_cpu::begin(0);
+    context::set_beginning(entry::begin_thread);
     page_copy::begin();
     user_copy::begin();
     tlb::begin();
-    crate::start(&machine::read(device_tree))
+    start::begin(&machine::read(device_tree))
 }

@@ -3,9 +3,9 @@
 use core::arch::global_asm;
 use core::mem::{offset_of, size_of};
 
-use crate::process::scheduler;
+use spin::Once;
 
-use super::entry::{self, Registers};
+use super::registers::Registers;
 
 /// What the kernel keeps of a thread that does not run: its stack pointer, below which lie the
 /// registers that a call preserves.
@@ -23,7 +23,6 @@ impl Context {
 const PRESERVED: usize = 12;
 
 unsafe extern "C" {
-    fn begin_thread();
     /// Stores the kernel's place in `from`, and goes on at `to`.
     ///
     /// # Safety
@@ -56,16 +55,17 @@ switch:
     ldp     x27, x28, [sp, #80]
     ldp     x29, x30, [sp], #{preserved}
     ret
-
-    .global begin_thread
-begin_thread:
-    bl      {arrived}
-    b       {return_to_program}
     "#,
     preserved = const PRESERVED * 8,
-    arrived = sym scheduler::finish_switch,
-    return_to_program = sym entry::return_to_program,
 );
+
+/// The entry code that a thread begins with, on the stack that [`prepare`] has filled.
+static BEGIN: Once<unsafe extern "C" fn()> = Once::new();
+
+/// Names the entry code that threads begin with.
+pub fn set_beginning(begin: unsafe extern "C" fn()) {
+    BEGIN.call_once(|| begin);
+}
 
 /// A thread that begins in its program with `registers`.
 ///
@@ -73,13 +73,14 @@ begin_thread:
 /// 1. `top` is the end of a stack, aligned by 16 bytes, with room for both, that nobody runs
 ///    on.
 pub unsafe fn prepare(top: *mut u8, registers: &Registers) -> Context {
+    let begin = *BEGIN.get().expect("boot names the entry of threads");
     // SAFETY: the caller promises the room. The switch takes x30 from the second word.
     unsafe {
         let program = top.sub(size_of::<Registers>()).cast::<Registers>();
         program.write(registers.clone());
         let preserved = program.cast::<[u64; PRESERVED]>().sub(1);
         let mut values = [0; PRESERVED];
-        values[1] = begin_thread as *const () as u64;
+        values[1] = begin as *const () as u64;
         preserved.write(values);
         Context { stack: preserved.addr() }
     }

@@ -5,15 +5,18 @@
 use core::arch::global_asm;
 use core::mem::{offset_of, size_of};
 
-use crate::errno::Errno;
+use crate::process::scheduler;
 
 use super::exceptions;
+use super::registers::Registers;
 
 unsafe extern "C" {
     /// The vector table.
     pub fn vectors();
     /// Goes back to a program with the [`Registers`] that the stack pointer points at.
     pub fn return_to_program();
+    /// Where a new thread begins: finishes the switch to it and goes to its program.
+    pub fn begin_thread();
 }
 
 const SIZE: usize = size_of::<Registers>();
@@ -123,6 +126,10 @@ run_over:
     bl      {has_run_over}
     brk     #0
 
+    .global begin_thread
+begin_thread:
+    bl      {arrived}
+
     .global return_to_program
 return_to_program:
     ldp     x30, x1, [sp, #240]
@@ -149,6 +156,7 @@ return_to_program:
     eret
     "#,
     size = const SIZE,
+    arrived = sym scheduler::finish_switch,
     synchronous = sym exceptions::synchronous,
     interrupt = sym exceptions::interrupt,
     kernel = sym exceptions::kernel,
@@ -164,90 +172,3 @@ struct LastStack(#[expect(dead_code, reason = "a stack")] [u8; LAST_STACK_SIZE])
 
 /// For the message of a CPU whose stack has run over.
 static mut LAST_STACK: LastStack = LastStack([0; LAST_STACK_SIZE]);
-
-/// A program's registers, as the entry code lays them on the kernel stack.
-#[repr(C, align(16))]
-#[derive(Clone)]
-pub struct Registers {
-    /// x0 to x30.
-    pub(super) general: [u64; 31],
-    pub(super) stack_pointer: u64,
-    pub(super) program_counter: u64,
-    /// PSTATE, in the format of `SPSR_EL1`.
-    pub(super) state: u64,
-    /// x0 when the kernel was entered: the first argument, where the result stands afterwards.
-    pub(super) first_argument: u64,
-    /// `ESR_EL1`: why the kernel was entered.
-    pub(super) syndrome: u64,
-}
-
-/// The length of an instruction.
-const INSTRUCTION: u64 = 4;
-
-impl Registers {
-    /// The registers of a new program.
-    pub fn new(entry: u64, stack: u64) -> Self {
-        Self {
-            general: [0; 31],
-            stack_pointer: stack,
-            program_counter: entry,
-            state: 0, // EL0, nothing masked
-            first_argument: 0,
-            syndrome: 0,
-        }
-    }
-
-    /// The system call's number.
-    #[inline]
-    pub fn number(&self) -> u64 {
-        self.general[8] & 0xffff_ffff // a C `int`
-    }
-
-    /// The system call's arguments.
-    #[inline]
-    pub fn arguments(&self) -> [u64; 6] {
-        let [first, second, third, fourth, fifth, sixth, ..] = self.general;
-        [first, second, third, fourth, fifth, sixth]
-    }
-
-    /// Sets the result.
-    #[inline]
-    pub fn set_result(&mut self, value: i64) {
-        self.general[0] = value as u64;
-    }
-
-    /// The result, unchanged.
-    #[inline]
-    pub fn result(&self) -> i64 {
-        self.general[0] as i64
-    }
-
-    /// Whether the result asks for the call to be made again.
-    #[inline]
-    pub fn is_restart(&self) -> bool {
-        let errno = self.result().wrapping_neg();
-        errno == i64::from(Errno::RESTART.0) || errno == i64::from(Errno::RESTART_WITHOUT_HANDLER.0)
-    }
-
-    /// Goes on behind the instruction, as if it had been executed: BTYPE (bits 11:10) is 0 then.
-    pub(super) fn skip_instruction(&mut self) {
-        self.program_counter += INSTRUCTION;
-        self.state &= !(0b11 << 10);
-    }
-
-    /// Goes back to the system call's instruction, with its number and arguments as they were.
-    pub fn restart(&mut self) {
-        self.general[0] = self.first_argument;
-        self.program_counter -= INSTRUCTION;
-    }
-
-    /// The stack pointer.
-    pub fn stack_pointer(&self) -> u64 {
-        self.stack_pointer
-    }
-
-    /// Sets the stack pointer.
-    pub fn set_stack_pointer(&mut self, at: u64) {
-        self.stack_pointer = at;
-    }
-}

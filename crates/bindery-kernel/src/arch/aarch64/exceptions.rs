@@ -11,7 +11,8 @@ use linux_raw_sys::general::{
 use crate::process::scheduler;
 use crate::{log, memory, page_fault, trap};
 
-use super::{Registers, control, interrupts, probe, user_copy};
+use super::interrupts::{self, Taken};
+use super::{Registers, control, probe, user_copy};
 
 /// Where an exception in the kernel ends that has no place on the stack.
 pub(super) extern "C" fn has_run_over(stack_pointer: u64) -> ! {
@@ -110,7 +111,11 @@ fn floating_point_code(syndrome: u64) -> u32 {
 
 /// An interrupt while a program ran.
 pub(super) extern "C" fn interrupt(registers: &mut Registers) {
-    interrupts::serve(Some(registers));
+    match interrupts::take() {
+        Taken::Timer => trap::timer(Some(registers)),
+        Taken::Other => trap::interrupt(Some(registers)),
+        Taken::None => {}
+    }
 }
 
 /// Whether an abort is a translation or permission fault of a known address. All others (alignment,

@@ -8,10 +8,6 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use aarch64_cpu::registers::{MPIDR_EL1, Readable};
 
-use crate::trap;
-
-use super::Registers;
-
 /// The timer's interrupt.
 static TIMER: AtomicU32 = AtomicU32::new(0);
 /// Where the redistributors are, and their end.
@@ -121,8 +117,19 @@ fn own_redistributor() -> Option<u64> {
     None
 }
 
-/// Serves one interrupt, if there is one: of the program with these registers, or of the idle loop.
-pub fn serve(registers: Option<&mut Registers>) {
+/// An interrupt that was taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Taken {
+    /// The timer's.
+    Timer,
+    /// Any other.
+    Other,
+    /// There was none.
+    None,
+}
+
+/// Takes one interrupt, if there is one.
+pub fn take() -> Taken {
     let number: u64;
     // SAFETY: takes the interrupt, ICC_IAR1_EL1, and says at once that it is served,
     // ICC_EOIR1_EL1: another thread may run before this function returns. The timer goes on asking
@@ -136,15 +143,16 @@ pub fn serve(registers: Option<&mut Registers>) {
         );
     }
     match number as u32 {
-        timer if timer == TIMER.load(Ordering::Relaxed) => trap::timer(registers),
-        NONE.. => {}
-        _ => trap::interrupt(registers),
+        timer if timer == TIMER.load(Ordering::Relaxed) => Taken::Timer,
+        NONE.. => Taken::None,
+        _ => Taken::Other,
     }
 }
 
-/// Sleeps until an interrupt comes, and serves it. It is taken with interrupts off: `WFI` wakes
-/// all the same, so none can slip in between the last look for work and the sleep.
-pub fn wait_for_interrupt() {
+/// Sleeps until an interrupt comes, and takes it. Returns whether it was the timer's, which the
+/// caller has to serve. It is taken with interrupts off: `WFI` wakes all the same, so none can slip
+/// in between the last look for work and the sleep.
+pub fn wait_for_interrupt() -> bool {
     aarch64_cpu::asm::wfi();
-    serve(None);
+    take() == Taken::Timer
 }

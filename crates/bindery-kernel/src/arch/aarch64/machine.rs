@@ -6,17 +6,13 @@ use fdt::node::FdtNode;
 use spin::Once;
 
 use crate::boot::{Information, Stretch};
-use crate::memory::map_device;
 
 use super::super::boot_tables::Mapping;
 use super::control::{self, Conduit};
 use super::page_tables;
-use super::{boot, interrupts, serial, time};
+use super::serial;
 
-static TREE: Once<Fdt<'static>> = Once::new();
-
-/// The number of the first interrupt of a CPU's own (PPI).
-const FIRST_PRIVATE_INTERRUPT: u32 = 16;
+pub(super) static TREE: Once<Fdt<'static>> = Once::new();
 
 /// Reads the tree at a physical address: maps memory and the console, and begins to use both.
 ///
@@ -33,8 +29,8 @@ pub fn read(physical: u64) -> Information {
     begin_console(tree);
     let mut information = Information::EMPTY;
     let image = Stretch {
-        start: page_tables::physical(&raw const boot::_start),
-        end: page_tables::physical(&raw const boot::__image_end),
+        start: page_tables::physical(&raw const page_tables::_start),
+        end: page_tables::physical(&raw const page_tables::__image_end),
     };
     let tree_itself = Stretch { start: physical, end: physical + bytes.len() as u64 };
     information.initramfs = initramfs(tree);
@@ -78,7 +74,7 @@ fn memory(tree: &'static Fdt<'static>) -> impl Iterator<Item = Stretch> {
 }
 
 /// The areas of a node's `reg`.
-fn registers(node: FdtNode<'_, 'static>) -> impl Iterator<Item = Stretch> {
+pub(super) fn registers(node: FdtNode<'_, 'static>) -> impl Iterator<Item = Stretch> {
     node.reg()
         .into_iter()
         .flatten()
@@ -101,7 +97,7 @@ pub fn cpus() -> impl Iterator<Item = u64> {
 }
 
 /// The first area of a device's registers.
-fn device(tree: &'static Fdt<'static>, compatible: &str) -> Option<Stretch> {
+pub(super) fn device(tree: &'static Fdt<'static>, compatible: &str) -> Option<Stretch> {
     registers(tree.find_compatible(&[compatible])?).next()
 }
 
@@ -121,42 +117,4 @@ fn begin_firmware(tree: &'static Fdt<'static>) {
         Some("smc") => Conduit::SecureMonitor,
         _ => Conduit::Hypervisor,
     });
-}
-
-/// Maps the other devices that are used, and begins to use them.
-///
-/// # Panics
-/// Where one is missing that the kernel cannot do without.
-pub fn begin_devices() {
-    let tree = TREE.get().expect("the device tree is read first");
-    let mapped = |area: Stretch| map_device(area.start, area.end - area.start).addr() as u64;
-    time::begin(device(tree, "arm,pl031").map(mapped));
-    let Some(controller) = tree.find_compatible(&["arm,gic-v3"]) else {
-        panic!("the machine has no GICv3 (QEMU: -M virt,gic-version=3)");
-    };
-    let mut areas = registers(controller);
-    let (Some(distributor), Some(redistributors)) = (areas.next(), areas.next()) else {
-        panic!("the interrupt controller has no registers");
-    };
-    let end = redistributors.end - redistributors.start;
-    let redistributors = mapped(redistributors);
-    interrupts::begin(
-        mapped(distributor),
-        (redistributors, redistributors + end),
-        timer_interrupt(tree),
-    );
-}
-
-/// The virtual timer's: the third of the timer's interrupts, which are three numbers each: kind,
-/// number, flags (Linux, Documentation/devicetree/bindings/timer/arm,arch_timer.yaml).
-fn timer_interrupt(tree: &Fdt<'_>) -> u32 {
-    let number = || {
-        let interrupts = tree.find_compatible(&["arm,armv8-timer"])?.property("interrupts")?;
-        let number = interrupts.value.chunks_exact(4).nth(2 * 3 + 1)?;
-        Some(FIRST_PRIVATE_INTERRUPT + u32::from_be_bytes(number.try_into().ok()?))
-    };
-    match number() {
-        Some(number @ FIRST_PRIVATE_INTERRUPT..32) => number,
-        _ => panic!("the device tree has no virtual timer"),
-    }
 }

@@ -13,27 +13,28 @@ mod context;
 mod control;
 mod cpu_check;
 mod cpu_features;
-mod entry;
+pub mod devices;
+pub mod entry;
 mod exceptions;
 mod floating_point;
 mod interrupts;
 mod machine;
 mod marks;
+pub mod own_calls;
 mod page_copy;
 mod page_tables;
 mod per_cpu;
 mod probe;
 mod protection_keys;
+mod registers;
 mod serial;
 pub mod signal;
-mod smp;
+pub mod smp;
 mod time;
 mod tlb;
 mod user_copy;
 
 use aarch64_cpu::registers::{Readable, TPIDR_EL0, Writeable};
-
-use crate::errno::Outcome;
 
 pub use backtrace::return_addresses;
 pub use context::{Context, prepare, prepare_kernel, switch};
@@ -41,18 +42,16 @@ pub use control::{power_off, write_control};
 pub use cpu_features::{
     branch_target_identification, hardware_capabilities, huge_page_sizes, random_word,
 };
-pub use entry::Registers;
 pub use floating_point::FloatingPoint;
 pub use interrupts::wait_for_interrupt;
-pub use machine::begin_devices;
 pub use marks::{mark_begin, mark_end};
 pub use page_copy::{copy, synchronize_instructions, zero};
 pub use page_tables::{direct_map, kernel_root, largest_leaf, own_root};
 pub use per_cpu::{cpu, set_kernel_stack};
 pub use probe::{RETURN, break_control_bit, control_register, told};
 pub use protection_keys::{key_rights, protection_keys, set_key_rights};
+pub use registers::Registers;
 pub use serial::{read_console, write_console};
-pub use smp::start_other_cpus;
 pub use time::{nanoseconds, real_time, set_timer};
 pub use tlb::{
     invalidate, invalidate_kernel, invalidate_local, load_root, publish_entries, unload_root,
@@ -72,9 +71,4 @@ pub fn thread_pointer() -> u64 {
 /// Sets [`thread_pointer`].
 pub fn set_thread_pointer(value: u64) {
     TPIDR_EL0.set(value);
-}
-
-/// AArch64 has no system calls of its own.
-pub fn call(_number: u32, _arguments: [u64; 6]) -> Option<Outcome> {
-    None
 }

@@ -5,7 +5,7 @@
 //! | `0xffff_0000_0000_0000` + physical | memory, the console's registers; never executable |
 //! | `0xffff_c000_0000_0000`, 512 GiB | the arena of [`crate::memory::kernel_map`] |
 //! | `0xffff_ff00_0000_0000` | the device tree, read-only |
-//! | `0xffff_ffff_8000_0000` | the image, by sections (see [`boot`]) |
+//! | `0xffff_ffff_8000_0000` | the image, by sections (see `boot`) |
 //!
 //! Of the image, the direct map has the root table alone. These mappings are made once, at boot,
 //! and stay. The console is one of them, since it is used before there is a kernel map; the kernel
@@ -20,7 +20,7 @@ use bindery::arch::{Arch, Entry, Level};
 use crate::boot::Stretch;
 
 use super::super::boot_tables::{BootTables, Mapping, TableMemory};
-use super::{EntryFormat, boot, tlb};
+use super::{EntryFormat, tlb};
 
 /// Entries of a table.
 const ENTRIES: usize = EntryFormat::ENTRIES as usize;
@@ -32,6 +32,18 @@ pub struct Table([Entry; ENTRIES]);
 impl Table {
     /// A table without entries.
     pub const EMPTY: Self = Self([Entry::EMPTY; ENTRIES]);
+}
+
+/// The root of the upper half (`TTBR1_EL1`).
+pub static mut ROOT: Table = Table::EMPTY;
+/// The lower half while no program is there (`TTBR0_EL1`).
+pub static mut NO_PROGRAM: Table = Table::EMPTY;
+
+unsafe extern "C" {
+    /// The first byte of the image.
+    pub static _start: u8;
+    /// One past its last.
+    pub static __image_end: u8;
 }
 
 /// Where physical memory begins in the upper half.
@@ -49,7 +61,7 @@ static LOAD_OFFSET: AtomicUsize = AtomicUsize::new(0);
 
 /// Takes note of where the image was loaded.
 pub fn begin(image: u64) {
-    let linked = &raw const boot::_start as usize;
+    let linked = &raw const _start as usize;
     LOAD_OFFSET.store((image as usize).wrapping_sub(linked), Ordering::Relaxed);
 }
 
@@ -79,7 +91,7 @@ unsafe impl TableMemory for ImageTables {
 
 /// Maps whole pages around `memory` from the page of `at` on. Boot alone calls it, on one CPU.
 fn map(at: u64, memory: Stretch, mapping: Mapping) {
-    let root = Frame((physical(&raw const boot::ROOT) / PAGE_SIZE) as u32);
+    let root = Frame((physical(&raw const ROOT) / PAGE_SIZE) as u32);
     BootTables { root, memory: ImageTables }.map(VirtAddr(at), memory, mapping);
     // The walker finds the entries from here on.
     tlb::publish_entries();
@@ -92,7 +104,7 @@ pub fn map_direct(memory: Stretch, mapping: Mapping) {
 
 /// The root table of the upper half. It lies in the image; the direct map shows it from here on.
 pub fn own_root() -> Frame {
-    let root = physical(&raw const boot::ROOT);
+    let root = physical(&raw const ROOT);
     map_direct(Stretch { start: root, end: root + PAGE_SIZE }, Mapping::Data);
     Frame((root / PAGE_SIZE) as u32)
 }

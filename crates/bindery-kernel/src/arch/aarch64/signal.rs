@@ -7,8 +7,8 @@
 //! ```
 //! The last two words are a frame record, so that backtraces go on behind the handler.
 
+use crate::arch::delivery::Delivery;
 use crate::errno::Errno;
-use crate::process::Delivery;
 use crate::user::{self, Plain};
 
 use super::{FloatingPoint, Registers, branch_target_identification};

@@ -6,7 +6,8 @@ use aarch64_cpu::registers::{
     CNTFRQ_EL0, CNTKCTL_EL1, CNTV_CTL_EL0, CNTV_CVAL_EL0, CNTVCT_EL0, Readable, Writeable,
 };
 
-use crate::time::SECOND;
+/// Nanoseconds in a second.
+const SECOND: u64 = 1_000_000_000;
 
 /// Bits behind the point of [`NANOSECONDS_PER_TICK`]: enough for frequencies from 1 MHz.
 const NANOSECONDS_SHIFT: u32 = 52;

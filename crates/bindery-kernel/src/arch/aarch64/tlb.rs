@@ -10,7 +10,7 @@ use aarch64_cpu::registers::{ID_AA64ISAR0_EL1, Readable};
 use bindery::addr::Frame;
 use bindery::platform::{Invalidation, Tables};
 
-use super::{boot, page_tables};
+use super::page_tables;
 
 /// Whether the CPU invalidates whole ranges (FEAT_TLBIRANGE).
 static RANGES: AtomicBool = AtomicBool::new(false);
@@ -31,7 +31,7 @@ pub fn load_root(root: Frame) {
 
 /// Loads the tables of no program.
 pub fn unload_root() {
-    load(page_tables::physical(&raw const boot::NO_PROGRAM));
+    load(page_tables::physical(&raw const page_tables::NO_PROGRAM));
 }
 
 fn load(root: u64) {

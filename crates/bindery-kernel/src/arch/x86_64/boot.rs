@@ -12,11 +12,12 @@ use bindery::addr::Frame;
 use bindery::arch::{Level, MemoryType, Permissions};
 
 use crate::boot::{Information, MAX_RANGES, Stretch};
+use crate::start;
 
 use super::per_cpu::Stack;
 use super::{
-    EntryFormat, cpu_check, cpu_features, entry, interrupts, machine, page_tables, per_cpu, serial,
-    smp,
+    EntryFormat, context, cpu_check, cpu_features, entry, interrupts, machine, page_tables,
+    per_cpu, serial, smp,
 };
 
 static mut BOOT_STACK: Stack<65536> = Stack::new();
@@ -155,18 +156,19 @@ extern "C" fn entered(start_info: u64) -> ! {
     serial::begin();
     cpu_check::check_calls();
     interrupts::silence_old_controllers();
-    per_cpu::begin();
+    per_cpu::begin(entry::system_call_entry as *const () as u64, entry::exception_entry);
     // SAFETY: the boot protocol put the structure there, and the boot tables map it.
     let start: StartInfo = unsafe { read(start_info) };
     assert!(start.magic == MAGIC && start.version >= 1, "the kernel was not entered by PVH");
     let mut information = information(&start);
     cpu_features::enable();
     entry::adapt();
+    context::set_beginning(entry::begin_thread);
     let mut tables = page_tables::begin(&mut information);
     let machine = machine::begin(&mut tables, start.rsdp);
     information.cpus = machine.cpus().len();
     smp::begin(&mut tables);
-    crate::start(&information)
+    start::begin(&information)
 }
 
 /// # Safety

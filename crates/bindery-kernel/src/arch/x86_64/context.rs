@@ -2,10 +2,9 @@
 
 use core::arch::naked_asm;
 
-use crate::process::scheduler;
-use crate::trap::{self, From};
+use spin::Once;
 
-use super::entry::{Registers, begin_thread};
+use super::registers::Registers;
 
 /// What the kernel keeps of a thread that does not run: its stack pointer. All else lies there.
 pub struct Context(#[allow(dead_code, reason = "`switch_stacks` reads it")] *mut u64);
@@ -15,18 +14,27 @@ impl Context {
     pub const EMPTY: Self = Self(core::ptr::null_mut());
 }
 
+/// The entry code that a thread begins with, on the stack that [`prepare`] has filled.
+static BEGIN: Once<unsafe extern "C" fn()> = Once::new();
+
+/// Names the entry code that threads begin with.
+pub fn set_beginning(begin: unsafe extern "C" fn()) {
+    BEGIN.call_once(|| begin);
+}
+
 /// A thread that begins in its program with `registers`.
 ///
 /// # Safety
 /// 1. `top` is the aligned top of a stack that nobody uses.
 pub unsafe fn prepare(top: *mut u8, registers: &Registers) -> Context {
+    let begin = *BEGIN.get().expect("boot names the entry of threads");
     // SAFETY: there is room: the registers, and below them what `switch` takes from a stack.
     unsafe {
         let place = top.cast::<Registers>().sub(1);
         place.write(registers.clone());
         let frame = place.cast::<u64>().sub(7);
         frame.write_bytes(0, 6);
-        frame.add(6).write(begin_thread as *const () as u64);
+        frame.add(6).write(begin as *const () as u64);
         Context(frame)
     }
 }
@@ -76,10 +84,4 @@ unsafe extern "C" fn switch_stacks(from: *mut Context, to: *const Context) {
         "pop rbp",
         "ret",
     )
-}
-
-/// The first thing a new thread does.
-pub(super) extern "C" fn begin(registers: &mut Registers) {
-    scheduler::finish_switch();
-    trap::leave(registers, From::Exception);
 }

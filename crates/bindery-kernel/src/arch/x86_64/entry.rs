@@ -8,24 +8,15 @@
 use core::arch::global_asm;
 use core::mem::offset_of;
 
-use crate::errno::Errno;
-use crate::trap;
+use crate::process::scheduler;
+use crate::trap::{self, From};
 
-use super::per_cpu::{USER_CODE, USER_DATA, VECTORS};
-use super::{USER_END, context, cpu_features, exceptions, user_copy};
-
-/// Offsets in the block that GS points to.
-pub(super) const KERNEL_STACK: usize = 0;
-pub(super) const USER_STACK: usize = 8;
-
-/// Takes the place of the vector after the `syscall` instruction.
-const SYSTEM_CALL: u64 = 256;
+use super::per_cpu::{KERNEL_STACK, USER_CODE, USER_DATA, USER_STACK, VECTORS};
+use super::registers::{Registers, SYSTEM_CALL};
+use super::{cpu_features, exceptions, user_copy};
 
 /// Bytes from one exception's entry to the next.
 const ENTRY_SIZE: usize = 16;
-
-/// The flags of a program that begins: interrupts on, and the bit that is always set.
-const FLAGS: u64 = 0x202;
 
 global_asm!(r#"
 .macro save_registers
@@ -134,7 +125,7 @@ exception_entries:
     entry_size = const ENTRY_SIZE,
     vectors = const VECTORS,
     system_call = sym system_call,
-    begin = sym context::begin,
+    begin = sym begin,
     exception = sym exceptions::exception,
     exception_in_kernel = sym exceptions::exception_in_kernel,
 );
@@ -142,7 +133,7 @@ exception_entries:
 unsafe extern "C" {
     /// Where `syscall` leads.
     pub fn system_call_entry();
-    /// Where a new thread begins: calls [`context::begin`] and goes to the program.
+    /// Where a new thread begins: calls [`begin`] and goes to the program.
     pub fn begin_thread();
     static exception_entries: u8;
     static forbid_user_access: u8;
@@ -168,109 +159,8 @@ extern "C" fn system_call(registers: &mut Registers) {
     trap::system_call(registers);
 }
 
-/// A program's registers, as they lie on the thread's kernel stack.
-#[derive(Clone, Default)]
-#[repr(C)]
-pub struct Registers {
-    pub(super) r15: u64,
-    pub(super) r14: u64,
-    pub(super) r13: u64,
-    pub(super) r12: u64,
-    pub(super) rbp: u64,
-    pub(super) rbx: u64,
-    pub(super) r11: u64,
-    pub(super) r10: u64,
-    pub(super) r9: u64,
-    pub(super) r8: u64,
-    pub(super) rax: u64,
-    pub(super) rcx: u64,
-    pub(super) rdx: u64,
-    pub(super) rsi: u64,
-    pub(super) rdi: u64,
-    /// What brought the program into the kernel.
-    pub(super) vector: u64,
-    /// An exception's error code; the number of a system call.
-    pub(super) error: u64,
-    pub(super) rip: u64,
-    pub(super) cs: u64,
-    pub(super) flags: u64,
-    pub(super) rsp: u64,
-    pub(super) ss: u64,
-}
-
-// The stack stays aligned to 16 where the entry code calls.
-const _: () = assert!(size_of::<Registers>().is_multiple_of(16));
-
-impl Registers {
-    /// The registers of a new program.
-    pub fn new(entry: u64, stack: u64) -> Self {
-        let mut registers = Self {
-            cs: u64::from(USER_CODE),
-            ss: u64::from(USER_DATA),
-            flags: FLAGS,
-            rsp: stack,
-            ..Self::default()
-        };
-        registers.set_program_counter(entry);
-        registers
-    }
-
-    /// The system call's number.
-    #[inline]
-    pub fn number(&self) -> u64 {
-        self.error
-    }
-
-    /// The system call's arguments.
-    #[inline]
-    pub fn arguments(&self) -> [u64; 6] {
-        [self.rdi, self.rsi, self.rdx, self.r10, self.r8, self.r9]
-    }
-
-    /// Sets the system call's result.
-    #[inline]
-    pub fn set_result(&mut self, value: i64) {
-        self.rax = value as u64;
-    }
-
-    /// The system call's result.
-    pub fn result(&self) -> i64 {
-        self.rax as i64
-    }
-
-    /// Whether a system call ended with one of the results that no program gets to see.
-    #[inline]
-    pub fn is_restart(&self) -> bool {
-        const RESTART: u64 = -(Errno::RESTART.0 as i64) as u64;
-        const RESTART_WITHOUT_HANDLER: u64 = -(Errno::RESTART_WITHOUT_HANDLER.0 as i64) as u64;
-        (self.rax == RESTART || self.rax == RESTART_WITHOUT_HANDLER) && self.vector == SYSTEM_CALL
-    }
-
-    /// Goes back to the system call's instruction.
-    pub fn restart(&mut self) {
-        self.rax = self.error;
-        self.rip -= 2;
-    }
-
-    /// Sets the next instruction. The processor refuses in the kernel what is no address at all, so
-    /// that and the kernel's half become the first address behind a program's own: there it
-    /// faults.
-    pub fn set_program_counter(&mut self, at: u64) {
-        self.rip = at.min(USER_END);
-    }
-
-    /// The stack pointer.
-    pub fn stack_pointer(&self) -> u64 {
-        self.rsp
-    }
-
-    /// Sets the stack pointer.
-    pub fn set_stack_pointer(&mut self, at: u64) {
-        self.rsp = at;
-    }
-
-    /// Forgets what brought the program here: the registers are no longer those of that moment.
-    pub(super) fn forget_cause(&mut self) {
-        (self.vector, self.error) = (0, 0);
-    }
+/// The first thing a new thread does.
+extern "C" fn begin(registers: &mut Registers) {
+    scheduler::finish_switch();
+    trap::leave(registers, From::Exception);
 }

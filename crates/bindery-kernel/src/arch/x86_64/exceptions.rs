@@ -10,36 +10,25 @@ use linux_raw_sys::general::{
 };
 use x86_64::registers::debug::{Dr6, Dr6Flags};
 
-use crate::files::symbols;
 use crate::process::scheduler;
-use crate::{log, memory, page_fault, trap};
+use crate::{log, memory, page_fault, symbols, trap};
 
-use super::entry::Registers;
 use super::interrupts::{self, FALSE_ALARM, FORGET, TIMER};
-use super::{USER_END, probe, smp, user_copy};
+use super::probe::{PRESENT, RESERVED, fault_address};
+use super::registers::Registers;
+use super::{USER_END, probe, tlb, user_copy};
 
 const DEBUG: u64 = 1;
 const DOUBLE_FAULT: u64 = 8;
 const PAGE_FAULT: u64 = 14;
 
-/// Bits of a page fault's error code.
-pub(super) const PRESENT: u64 = 1 << 0;
+/// Further bits of a page fault's error code.
 const WRITE: u64 = 1 << 1;
 const USER: u64 = 1 << 2;
-pub(super) const RESERVED: u64 = 1 << 3;
 const FETCH: u64 = 1 << 4;
 
 /// `si_code` of a signal that says nothing further.
 const SI_KERNEL: u32 = 0x80;
-
-/// The address that a page fault was about.
-#[inline]
-pub(super) fn fault_address() -> u64 {
-    let address;
-    // SAFETY: reads a register.
-    unsafe { asm!("mov {}, cr2", out(reg) address, options(nomem, nostack, preserves_flags)) };
-    address
-}
 
 /// An exception or an interrupt of a program.
 pub extern "C" fn exception(registers: &mut Registers) {
@@ -94,7 +83,7 @@ pub extern "C" fn exception_in_kernel(registers: &mut Registers) {
         }
         FALSE_ALARM => trap::interrupt(None),
         FORGET => {
-            smp::forget();
+            tlb::forget();
             interrupts::served();
         }
         PAGE_FAULT => {

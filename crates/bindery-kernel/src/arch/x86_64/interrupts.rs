@@ -5,10 +5,6 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use x86_64::instructions::port::Port;
 
-use crate::memory;
-
-use super::machine::Machine;
-
 /// The vector of the timer.
 pub const TIMER: u64 = 32;
 /// The vector by which other CPUs are made to forget what the kernel has unmapped.
@@ -59,9 +55,8 @@ pub fn silence_old_controllers() {
     }
 }
 
-/// Maps the registers and sets up that of the first CPU.
-pub fn begin(machine: &Machine) {
-    let registers = memory::map_device(machine.local_apic, 4096);
+/// Takes note of where the registers are mapped, and sets up those of the first CPU.
+pub fn begin(registers: *mut u8) {
     REGISTERS.store(registers as u64, Ordering::Relaxed);
     begin_here();
 }
@@ -113,9 +108,11 @@ fn send_low(command: u32) {
     }
 }
 
-/// Sleeps until an interrupt has come, and been served.
-pub fn wait_for_interrupt() {
+/// Sleeps until an interrupt has come. Returns whether it was the timer's and the caller has to
+/// serve it; here the entry code has.
+pub fn wait_for_interrupt() -> bool {
     // One after the other: an interrupt that waits already is served behind `hlt`, which then ends.
     x86_64::instructions::interrupts::enable_and_hlt();
     x86_64::instructions::interrupts::disable();
+    false
 }

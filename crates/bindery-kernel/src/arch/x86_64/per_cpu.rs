@@ -3,6 +3,7 @@
 
 use core::arch::asm;
 use core::mem::offset_of;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use x86_64::PrivilegeLevel;
 use x86_64::VirtAddr;
@@ -13,8 +14,6 @@ use x86_64::registers::segmentation::{CS, DS, ES, SS, Segment};
 use x86_64::structures::DescriptorTablePointer;
 use x86_64::structures::gdt::{Descriptor, DescriptorFlags, SegmentSelector};
 use x86_64::structures::tss::TaskStateSegment;
-
-use super::entry;
 
 /// The selectors, where Linux has them: programs see theirs.
 pub const KERNEL_CODE: u16 = 2 << 3;
@@ -28,6 +27,10 @@ const TASK: u16 = 7 << 3;
 /// Vectors that can be taken: 32 exceptions, the timer, one CPU's interrupt of the others, and the
 /// local APIC's false alarm.
 pub const VECTORS: usize = 48;
+
+/// Offsets in the block that GS points to.
+pub(super) const KERNEL_STACK: usize = 0;
+pub(super) const USER_STACK: usize = 8;
 
 /// A stack.
 #[repr(C, align(16))]
@@ -54,8 +57,8 @@ pub struct Local {
     stacks: [Stack<8192>; 2],
 }
 
-const _: () = assert!(offset_of!(Local, kernel_stack) == entry::KERNEL_STACK);
-const _: () = assert!(offset_of!(Local, user_stack) == entry::USER_STACK);
+const _: () = assert!(offset_of!(Local, kernel_stack) == KERNEL_STACK);
+const _: () = assert!(offset_of!(Local, user_stack) == USER_STACK);
 
 static mut FIRST: Local = Local::new(0);
 
@@ -115,7 +118,7 @@ impl Local {
             // SYSRET is not used, so its base stays 0.
             Star::write_raw(0, KERNEL_CODE);
         }
-        LStar::write(VirtAddr::new(entry::system_call_entry as *const () as u64));
+        LStar::write(VirtAddr::new(SYSTEM_CALLS.load(Ordering::Relaxed)));
         SFMask::write(
             RFlags::INTERRUPT_FLAG
                 | RFlags::TRAP_FLAG
@@ -130,8 +133,13 @@ fn pointer<T>(table: *const T) -> DescriptorTablePointer {
     DescriptorTablePointer { limit: (size_of::<T>() - 1) as u16, base: VirtAddr::from_ptr(table) }
 }
 
-/// Makes the gates and sets the first CPU up.
-pub fn begin() {
+/// Where system calls lead, on all CPUs.
+static SYSTEM_CALLS: AtomicU64 = AtomicU64::new(0);
+
+/// Makes the gates and sets the first CPU up. `system_calls` is where those lead, and `exceptions`
+/// gives it for a vector.
+pub fn begin(system_calls: u64, exceptions: impl Fn(usize) -> u64) {
+    SYSTEM_CALLS.store(system_calls, Ordering::Relaxed);
     const BREAKPOINT: usize = 3;
     const DOUBLE_FAULT: usize = 8;
     const NON_MASKABLE: usize = 2;
@@ -144,7 +152,7 @@ pub fn begin() {
             NON_MASKABLE | MACHINE_CHECK => 2,
             _ => 0,
         };
-        gate(entry::exception_entry(vector), stack, privilege)
+        gate(exceptions(vector), stack, privilege)
     });
     // SAFETY: this early nobody else runs.
     unsafe { GATES = gates };
@@ -183,7 +191,7 @@ pub fn set_kernel_stack(top: *mut u8) {
         offset_of!(Local, task) + offset_of!(TaskStateSegment, privilege_stack_table);
     // SAFETY: as in `cpu`; both words are there for this.
     unsafe {
-        asm!("mov gs:[{}], {top}", "mov gs:[{}], {top}", const entry::KERNEL_STACK, const STACK_0,
+        asm!("mov gs:[{}], {top}", "mov gs:[{}], {top}", const KERNEL_STACK, const STACK_0,
             top = in(reg) top, options(nostack, preserves_flags));
     }
 }

@@ -1,6 +1,6 @@
 //! The routines behind [`super::super::probe`], their faults, and the control registers.
 
-use core::arch::global_asm;
+use core::arch::{asm, global_asm};
 
 use bindery::arch::Register;
 use bindery::check::AccessFault;
@@ -9,8 +9,11 @@ use x86_64::registers::model_specific::{Efer, Msr};
 
 use super::super::probe::{FAULTED, is_expected};
 use super::cpu_features::PAGE_ATTRIBUTES;
-use super::entry::Registers;
-use super::exceptions::{PRESENT, RESERVED, fault_address};
+use super::registers::Registers;
+
+/// Bits of a page fault's error code.
+pub(super) const PRESENT: u64 = 1 << 0;
+pub(super) const RESERVED: u64 = 1 << 3;
 
 global_asm!(
     r#"
@@ -33,6 +36,15 @@ probe_call:
 
 /// Instructions that only return: `ret`.
 pub const RETURN: [u8; 1] = [0xc3];
+
+/// The address that a page fault was about.
+#[inline]
+pub(super) fn fault_address() -> u64 {
+    let address;
+    // SAFETY: reads a register.
+    unsafe { asm!("mov {}, cr2", out(reg) address, options(nomem, nostack, preserves_flags)) };
+    address
+}
 
 /// Ends a routine whose fault this is; `false` where it is none's.
 pub(super) fn ends(registers: &mut Registers) -> bool {

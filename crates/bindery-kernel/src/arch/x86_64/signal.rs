@@ -15,14 +15,14 @@ use core::mem::{offset_of, size_of};
 
 use bindery::arch::KeyRights;
 
+use crate::arch::delivery::Delivery;
 use crate::errno::Errno;
-use crate::process::Delivery;
 use crate::user::{self, Plain};
 
-use super::entry::Registers;
 use super::floating_point::{self, FloatingPoint, LEGACY_SIZE};
 use super::per_cpu::{USER_CODE, USER_DATA};
 use super::protection_keys;
+use super::registers::Registers;
 
 /// `struct sigcontext`, the C libraries' `mcontext_t`.
 #[derive(Clone, Copy, Default)]

@@ -7,15 +7,12 @@
 use alloc::boxed::Box;
 use core::arch::global_asm;
 use core::ops::Range;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::boot::Stretch;
 use crate::{log, self_test};
 
-use bindery::platform::MAX_CPUS;
-
-use super::interrupts::FORGET;
-use super::per_cpu::{Local, Stack, cpu};
+use super::per_cpu::{Local, Stack};
 use super::{cpu_features, interrupts, machine, nanoseconds, page_tables, tlb};
 
 /// Where the first page is.
@@ -94,14 +91,6 @@ unsafe extern "C" {
 /// The root that maps the first page where it lies.
 static ROOT: AtomicU64 = AtomicU64::new(0);
 
-/// How many CPUs have come up.
-static UP: AtomicU32 = AtomicU32::new(0);
-
-/// How often the others were made to forget what the kernel has unmapped, and which time each of
-/// them, by number, has done so last.
-static TIMES: AtomicU32 = AtomicU32::new(0);
-static DONE: [AtomicU32; MAX_CPUS] = [const { AtomicU32::new(0) }; MAX_CPUS];
-
 /// Makes the tables that other CPUs begin with.
 pub fn begin(tables: &mut page_tables::Tables) {
     let page = Stretch { start: FIRST_PAGE.start, end: FIRST_PAGE.end };
@@ -141,7 +130,7 @@ fn start(id: u32, number: u32) -> bool {
     // The second time is for processors that miss the first.
     (0..2).any(|_| {
         interrupts::send(id, START_UP);
-        wait(PATIENCE, || UP.load(Ordering::Acquire) >= number)
+        wait(PATIENCE, || tlb::others() >= number)
     })
 }
 
@@ -156,7 +145,7 @@ fn wait(patience: u64, done: impl Fn() -> bool) -> bool {
     let until = nanoseconds() + patience;
     while !done() && nanoseconds() < until {
         super::set_timer(Some(nanoseconds() + PIECE));
-        super::wait_for_interrupt();
+        _ = super::wait_for_interrupt();
     }
     done()
 }
@@ -169,33 +158,8 @@ extern "C" fn arrived(local: *mut Local) -> ! {
     cpu_features::enable();
     interrupts::begin_here();
     self_test::registers();
-    UP.fetch_add(1, Ordering::AcqRel);
-    // What it has looked up before it was counted.
-    tlb::forget_everything();
+    tlb::join();
     loop {
-        super::wait_for_interrupt();
+        _ = super::wait_for_interrupt();
     }
-}
-
-/// Makes the TLBs of the CPUs that are up forget everything, and waits until they have. They are
-/// idle, with interrupts on or about to be.
-pub fn make_forget() {
-    let up = UP.load(Ordering::Acquire) as usize;
-    if up == 0 {
-        return;
-    }
-    let time = TIMES.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
-    interrupts::send_to_others(FORGET);
-    for done in &DONE[1..=up] {
-        while done.load(Ordering::Acquire) != time {
-            core::hint::spin_loop();
-        }
-    }
-}
-
-/// What another CPU does then.
-pub fn forget() {
-    let time = TIMES.load(Ordering::Acquire);
-    tlb::forget_everything();
-    DONE[usize::from(cpu())].store(time, Ordering::Release);
 }

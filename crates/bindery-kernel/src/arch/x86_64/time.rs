@@ -6,10 +6,11 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use x86_64::instructions::port::Port;
 
-use crate::time::SECOND;
-
 use super::interrupts;
 use super::machine::Machine;
+
+/// Nanoseconds in a second.
+const SECOND: u64 = 1_000_000_000;
 
 /// How often the power-management timer counts in a second.
 const TIMER_FREQUENCY: u64 = 3_579_545;

@@ -1,11 +1,14 @@
 //! The table root in CR3, and TLB invalidation.
 
 use core::arch::asm;
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use bindery::addr::Frame;
-use bindery::platform::Invalidation;
+use bindery::platform::{Invalidation, MAX_CPUS};
 
-use super::{page_tables, smp};
+use super::interrupts::{self, FORGET};
+use super::page_tables;
+use super::per_cpu::cpu;
 
 /// Loads a program's tables; the TLB forgets everything that is not the kernel's.
 #[inline]
@@ -29,6 +32,14 @@ pub fn invalidate_local(root: Frame, what: &Invalidation) {
     invalidate(root, what);
 }
 
+/// How many CPUs have come up.
+static UP: AtomicU32 = AtomicU32::new(0);
+
+/// How often the others were made to forget what the kernel has unmapped, and which time each of
+/// them, by number, has done so last.
+static TIMES: AtomicU32 = AtomicU32::new(0);
+static DONE: [AtomicU32; MAX_CPUS] = [const { AtomicU32::new(0) }; MAX_CPUS];
+
 /// How many addresses are invalidated one by one; beyond, everything goes at once.
 const FEW: u64 = 8;
 
@@ -49,7 +60,7 @@ pub fn invalidate_kernel(what: &Invalidation) {
     if !invalidate_one_by_one(what) {
         forget_everything();
     }
-    smp::make_forget();
+    make_forget();
 }
 
 /// Makes this CPU's TLB forget everything, what is global too (Intel SDM volume 3A, section
@@ -86,3 +97,38 @@ fn invalidate_one_by_one(what: &Invalidation) -> bool {
 /// No operation: walkers see writes in program order, at once.
 #[inline]
 pub fn publish_entries() {}
+
+/// How many CPUs there are besides the first.
+pub fn others() -> u32 {
+    UP.load(Ordering::Acquire)
+}
+
+/// Counts the running CPU: from here on it is told what to forget.
+pub fn join() {
+    UP.fetch_add(1, Ordering::AcqRel);
+    // What it has looked up before it was counted.
+    forget_everything();
+}
+
+/// Makes the TLBs of the CPUs that are up forget everything, and waits until they have. They are
+/// idle, with interrupts on or about to be.
+fn make_forget() {
+    let up = UP.load(Ordering::Acquire) as usize;
+    if up == 0 {
+        return;
+    }
+    let time = TIMES.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
+    interrupts::send_to_others(FORGET);
+    for done in &DONE[1..=up] {
+        while done.load(Ordering::Acquire) != time {
+            core::hint::spin_loop();
+        }
+    }
+}
+
+/// What another CPU does then.
+pub fn forget() {
+    let time = TIMES.load(Ordering::Acquire);
+    forget_everything();
+    DONE[usize::from(cpu())].store(time, Ordering::Release);
+}

@@ -9,13 +9,13 @@ use linux_raw_sys::net::{AF_UNIX, SOCK_SEQPACKET, SOCK_STREAM};
 
 use crate::errno::{Errno, Outcome};
 use crate::memory::memory;
-use crate::{heap, process, user};
+use crate::{heap, user};
 
-use super::super::descriptor::{AtExec, Description};
+use super::super::descriptor::at_exec;
+use super::super::descriptor::{AtExec, Description, Files};
 use super::super::event::{EventCounter, ProcessHandle, Reading};
 use super::super::huge_pages;
 use super::super::memory::Regular;
-use super::super::names::at_exec;
 use super::super::node::Place;
 use super::super::pipe::both_ends;
 use super::super::proc;
@@ -54,7 +54,7 @@ pub(super) fn socket_pair(family: u32, kind: u32, protocol: u32, at: u64) -> Out
 
 /// Gives the running process two descriptors, and writes their numbers to `at`.
 fn insert_both(both: [Arc<Description>; 2], at_exec: AtExec, at: u64) -> Outcome {
-    let files = process::current().files();
+    let files = Files::current();
     let [first, second] = &both;
     let one = files.insert(first.clone(), at_exec)?;
     let other = files.insert(second.clone(), at_exec).and_then(|other| {
@@ -113,7 +113,7 @@ pub(super) fn secret(flags: u32) -> Outcome {
 /// `EMFILE`, `ENOMEM`.
 pub fn insert_process(process: u32, flags: u32) -> Result<(i32, Arc<Description>), Errno> {
     let description = ProcessHandle::describe(process, flags & O_NONBLOCK)?;
-    let descriptor = process::current().files().insert(description.clone(), AtExec::Closed)?;
+    let descriptor = Files::current().insert(description.clone(), AtExec::Closed)?;
     Ok((descriptor, description))
 }
 

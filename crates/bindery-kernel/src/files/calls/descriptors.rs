@@ -1,5 +1,7 @@
 //! Descriptors: duplicates, flags, `fcntl`, `ioctl`.
 
+use alloc::sync::Arc;
+
 use bindery_linux as linux;
 use linux_raw_sys::general::{
     F_ADD_SEALS, F_DUPFD, F_DUPFD_CLOEXEC, F_GET_SEALS, F_GETFD, F_GETFL, F_GETLK, F_GETPIPE_SZ,
@@ -10,9 +12,8 @@ use linux_raw_sys::ioctl::{FIOCLEX, FIONBIO, FIONCLEX, FIONREAD};
 use crate::errno::{Errno, Outcome, from_raw};
 use crate::{process, user};
 
-use super::super::descriptor::AtExec;
-use super::super::names::at_exec;
-use super::super::node::Special;
+use super::super::descriptor::at_exec;
+use super::super::descriptor::{AtExec, Files, Inherited};
 use super::super::pipe;
 
 /// Flags of `close_range(2)`.
@@ -26,9 +27,9 @@ pub(super) fn close_range(first: u64, last: u64, flags: u32) -> Outcome {
         return Err(Errno::EINVAL);
     }
     if flags & CLOSE_RANGE_UNSHARE != 0 {
-        process::keep_own_descriptors()?;
+        keep_own_descriptors()?;
     }
-    let files = process::current().files();
+    let files = Files::current();
     for descriptor in files.open_descriptors() {
         if !(first..=last).contains(&(descriptor as u32)) {
             continue;
@@ -44,7 +45,7 @@ pub(super) fn close_range(first: u64, last: u64, flags: u32) -> Outcome {
 
 /// `dup(2)`, and `fcntl(F_DUPFD)` with another first number than 0.
 pub(super) fn duplicate(descriptor: i32, first: u64, at_exec: AtExec) -> Outcome {
-    let files = process::current().files();
+    let files = Files::current();
     Ok(files.insert_from(first, files.get(descriptor)?, at_exec)? as u64)
 }
 
@@ -53,14 +54,14 @@ pub(super) fn duplicate_to(descriptor: i32, to: i32, flags: u32) -> Outcome {
     if descriptor == to || flags & !O_CLOEXEC != 0 {
         return Err(Errno::EINVAL);
     }
-    let files = process::current().files();
+    let files = Files::current();
     files.set(to, files.get(descriptor)?, at_exec(flags))?;
     Ok(to as u64)
 }
 
 /// `fcntl(2)`.
 pub(super) fn fcntl(descriptor: i32, command: u32, argument: u64) -> Outcome {
-    let files = process::current().files();
+    let files = Files::current();
     let description = files.get(descriptor)?;
     match command {
         F_DUPFD | F_DUPFD_CLOEXEC => {
@@ -84,9 +85,9 @@ pub(super) fn fcntl(descriptor: i32, command: u32, argument: u64) -> Outcome {
         // One family of processes, no servers: locks are always free.
         F_GETLK => user::write(argument, &(F_UNLCK as u16)).map(|()| 0),
         F_SETLK | F_SETLKW => Ok(0),
-        F_GETPIPE_SZ | F_SETPIPE_SZ => match description.node.special() {
-            Special::Pipe(_) => Ok(pipe::CAPACITY as u64),
-            _ => Err(Errno::EBADF),
+        F_GETPIPE_SZ | F_SETPIPE_SZ => match pipe::of(&*description.node) {
+            Some(_) => Ok(pipe::CAPACITY as u64),
+            None => Err(Errno::EBADF),
         },
         F_ADD_SEALS => from_raw(linux::add_seals(&description.open_file()?, argument as u32)),
         F_GET_SEALS => from_raw(linux::get_seals(&description.open_file()?)),
@@ -96,7 +97,7 @@ pub(super) fn fcntl(descriptor: i32, command: u32, argument: u64) -> Outcome {
 
 /// `ioctl(2)`.
 pub(super) fn ioctl(descriptor: i32, request: u32, argument: u64) -> Outcome {
-    let files = process::current().files();
+    let files = Files::current();
     let description = files.get(descriptor)?;
     match request {
         FIOCLEX => files.set_at_exec(descriptor, AtExec::Closed).map(|()| 0),
@@ -107,10 +108,20 @@ pub(super) fn ioctl(descriptor: i32, request: u32, argument: u64) -> Outcome {
             description.set_flags(if on { others | O_NONBLOCK } else { others });
             Ok(0)
         }
-        FIONREAD => match description.node.special() {
-            Special::Pipe(pipe) => user::write(argument, &(pipe.waiting() as u32)).map(|()| 0),
-            _ => description.node.control(request, argument),
+        FIONREAD => match pipe::of(&*description.node) {
+            Some(pipe) => user::write(argument, &(pipe.waiting() as u32)).map(|()| 0),
+            None => description.node.control(request, argument),
         },
         _ => description.node.control(request, argument),
     }
+}
+
+/// The running thread gets descriptors of its own (`close_range` with `CLOSE_RANGE_UNSHARE`).
+///
+/// # Errors
+/// `ENOMEM`.
+fn keep_own_descriptors() -> Result<(), Errno> {
+    let files = Files::current().inherit(Inherited::Copied, Inherited::Shared)?;
+    process::current().set_files(Some(Arc::new(files)));
+    Ok(())
 }

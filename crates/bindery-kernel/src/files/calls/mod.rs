@@ -22,11 +22,11 @@ use crate::errno::{Errno, Outcome};
 use crate::process::Capability;
 use crate::{process, user};
 
-use super::descriptor::{AtExec, Description};
-use super::epoll::Epoll;
+use super::attributes::Kind;
+use super::descriptor::{AtExec, Description, Files, at_exec};
+use super::epoll::{self, Epoll};
 use super::manner::Start;
-use super::names::{self, at_exec};
-use super::node::{Kind, Special};
+use super::names;
 use super::path::{LastLink, user_place};
 use super::poll::{self, Fraction, deadline};
 use super::segments::Segments;
@@ -61,7 +61,7 @@ pub fn call(number: u32, arguments: [u64; 6]) -> Option<Outcome> {
         nr::__NR_sendfile => copy((b as i32, c), (descriptor, 0), d),
         nr::__NR_copy_file_range => copy((descriptor, b), (c as i32, d), e),
         nr::__NR_openat => names::open(descriptor, b, c as u32, d as u32),
-        nr::__NR_close => process::current().files().close(descriptor).map(|()| 0),
+        nr::__NR_close => Files::current().close(descriptor).map(|()| 0),
         nr::__NR_close_range => descriptors::close_range(a, b, c as u32),
         nr::__NR_dup => descriptors::duplicate(descriptor, 0, AtExec::Kept),
         nr::__NR_dup3 => descriptors::duplicate_to(descriptor, b as i32, c as u32),
@@ -93,7 +93,7 @@ pub fn call(number: u32, arguments: [u64; 6]) -> Option<Outcome> {
         nr::__NR_syncfs => get(descriptor).map(|_| 0),
         nr::__NR_fadvise64 | nr::__NR_readahead => get(descriptor).map(|_| 0),
         nr::__NR_sync => Ok(0),
-        nr::__NR_umask => Ok(process::current().files().set_umask(a as u32).into()),
+        nr::__NR_umask => Ok(Files::current().set_umask(a as u32).into()),
         nr::__NR_mount => mount(b, c),
         nr::__NR_umount2 => user_place(AT_FDCWD, a, LastLink::Followed).map(|_| 0),
         nr::__NR_swapon => swap::turn_on(a, b as u32),
@@ -169,18 +169,15 @@ fn move_bytes(
 type Opened = alloc::sync::Arc<Description>;
 
 fn get(descriptor: i32) -> Result<Opened, Errno> {
-    process::current().files().get(descriptor)
+    Files::current().get(descriptor)
 }
 
 fn insert(description: Opened, at_exec: AtExec) -> Outcome {
-    Ok(process::current().files().insert(description, at_exec)? as u64)
+    Ok(Files::current().insert(description, at_exec)? as u64)
 }
 
 fn with_epoll(descriptor: i32, act: impl FnOnce(&Epoll) -> Outcome) -> Outcome {
-    match get(descriptor)?.node.special() {
-        Special::Epoll(epoll) => act(epoll),
-        _ => Err(Errno::EINVAL),
-    }
+    act(epoll::of(&*get(descriptor)?.node).ok_or(Errno::EINVAL)?)
 }
 
 /// A timeout in milliseconds as a deadline; a negative one is none.

@@ -8,11 +8,12 @@ use linux_raw_sys::general::{AT_FDCWD, FALLOC_FL_KEEP_SIZE, O_RDWR};
 use crate::errno::{Errno, Outcome, from_raw};
 use crate::platform::Machine;
 
+use super::super::attributes::Kind;
 use super::super::descriptor::Description;
 use super::super::manner::check_growth;
-use super::super::node::{Kind, Special, file_access};
+use super::super::node::file_access;
 use super::super::path::{LastLink, user_place};
-use super::super::permission;
+use super::super::{permission, pipe};
 use super::get;
 
 type OpenFile = linux::OpenFile<'static, Machine>;
@@ -27,7 +28,7 @@ enum Pipes {
 }
 
 fn is_pipe(description: &Description) -> bool {
-    matches!(description.node.special(), Special::Pipe(_))
+    pipe::of(&*description.node).is_some()
 }
 
 /// `fsync(2)`: all contents are in memory anyway.

@@ -8,9 +8,10 @@ use linux_raw_sys::general::O_CLOEXEC;
 use crate::errno::Errno;
 use crate::process;
 
-use super::super::descriptor::{AtExec, Description};
-use super::super::generated::SequenceBuffer;
-use super::super::node::{Attributes, Kind, Node, Patience};
+use super::super::attributes::{Attributes, Kind, Patience};
+use super::super::descriptor::{AtExec, Description, Files};
+use super::super::node::Node;
+use super::super::sequence::SequenceBuffer;
 use super::number;
 
 /// The text about one descriptor of a process.
@@ -25,7 +26,7 @@ impl DescriptorText {
         if !process::may_look_into(&process) {
             return Err(Errno::EACCES);
         }
-        let files = process.try_files().ok_or(Errno::ENOENT)?;
+        let files = Files::of_process(&process).ok_or(Errno::ENOENT)?;
         let description = files.get(self.descriptor).map_err(|_| Errno::ENOENT)?;
         let at_exec = files.at_exec(self.descriptor).map_err(|_| Errno::ENOENT)?;
         Ok((description, at_exec))

@@ -8,8 +8,10 @@ use alloc::vec::Vec;
 use crate::errno::Errno;
 use crate::process::{self, Process};
 
+use super::super::attributes::{Attributes, Entry, Kind};
+use super::super::descriptor::Files;
 use super::super::generated::FixedDirectory;
-use super::super::node::{Attributes, Entry, Kind, Node, Place};
+use super::super::node::{Node, Place};
 use super::descriptors::DescriptorText;
 use super::file::{FILES, File};
 use super::{machine, number};
@@ -154,7 +156,7 @@ impl Node for Directory {
         let id = self.process;
         match self.sort {
             DirectorySort::Descriptors => {
-                let files = process.try_files().ok_or(Errno::ENOENT)?;
+                let files = Files::of_process(&process).ok_or(Errno::ENOENT)?;
                 let descriptor: i32 = text.parse().map_err(|_| Errno::ENOENT)?;
                 let description = files.get(descriptor).map_err(|_| Errno::ENOENT)?;
                 if !process::may_look_into(&process) {
@@ -163,7 +165,7 @@ impl Node for Directory {
                 Ok(Jump::to(description.place.clone()))
             }
             DirectorySort::DescriptorTexts => {
-                let files = process.try_files().ok_or(Errno::ENOENT)?;
+                let files = Files::of_process(&process).ok_or(Errno::ENOENT)?;
                 let descriptor: i32 = text.parse().map_err(|_| Errno::ENOENT)?;
                 files.get(descriptor).map_err(|_| Errno::ENOENT)?;
                 Ok(Arc::new(DescriptorText { process: id, descriptor }))
@@ -186,8 +188,10 @@ impl Node for Directory {
                     path if path.is_empty() => Err(Errno::ENOENT),
                     path => Ok(Arc::new(Jump { target: path, place: None })),
                 },
-                "cwd" => Ok(Jump::to(process.try_files().ok_or(Errno::ENOENT)?.directory())),
-                "root" => Ok(Jump::to(super::super::root())),
+                "cwd" => {
+                    Ok(Jump::to(Files::of_process(&process).ok_or(Errno::ENOENT)?.directory()))
+                }
+                "root" => Ok(Jump::to(super::super::root::root())),
                 _ => {
                     let found = FILES.iter().position(|(known, _)| *known == text);
                     let index = found.ok_or(Errno::ENOENT)?;
@@ -209,7 +213,8 @@ impl Node for Directory {
             DirectorySort::Descriptors | DirectorySort::DescriptorTexts => {
                 let texts = self.sort == DirectorySort::DescriptorTexts;
                 let kind = if texts { Kind::Regular } else { Kind::Link };
-                let open = process.try_files().map_or(Vec::new(), |files| files.open_descriptors());
+                let open = Files::of_process(&process)
+                    .map_or(Vec::new(), |files| files.open_descriptors());
                 open.iter().map(|at| entry(format!("{at}"), kind, *at as usize)).collect()
             }
             DirectorySort::Tasks => {

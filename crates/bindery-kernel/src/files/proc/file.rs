@@ -17,9 +17,10 @@ use crate::memory::Space;
 use crate::process::{self, Capability, Process};
 use crate::user;
 
-use super::super::generated::SequenceBuffer;
+use super::super::attributes::{Attributes, Kind, Patience};
 use super::super::listing::{EntryText, Reader};
-use super::super::node::{Attributes, Kind, Node, Patience};
+use super::super::node::Node;
+use super::super::sequence::SequenceBuffer;
 use super::names::Names;
 use super::{frames, machine, number, texts};
 

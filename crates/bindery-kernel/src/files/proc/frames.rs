@@ -9,8 +9,9 @@ use crate::errno::Errno;
 use crate::memory::memory;
 use crate::platform::Machine;
 
-use super::super::memory::new_number;
-use super::super::node::{Attributes, Kind, Node, Patience};
+use super::super::attributes::{Attributes, Kind, Patience};
+use super::super::inode::new_number;
+use super::super::node::Node;
 
 /// Fills words from a frame's number on, and returns how many; fewer only at the end.
 type Fill = fn(&Memory<Machine>, u64, &mut [u64]) -> usize;

@@ -7,9 +7,11 @@ use bindery_linux::proc::{FaultCounts, vmstat};
 
 use crate::calls::segments;
 use crate::memory::memory;
-use crate::{options, page_fault, process, time};
+use crate::process::{self, scheduler};
+use crate::{options, time};
 
-use super::super::generated::{FixedDirectory, SequenceBuffer, Text};
+use super::super::generated::{FixedDirectory, Text};
+use super::super::sequence::SequenceBuffer;
 use super::super::{huge_pages, swap};
 use super::{frames, sysctl};
 
@@ -92,7 +94,7 @@ fn make_stat(out: &mut SequenceBuffer<'_>) -> fmt::Result {
 fn make_vmstat(out: &mut SequenceBuffer<'_>) -> fmt::Result {
     // Nothing is read from a disk.
     let major = memory().events().major_faults;
-    vmstat(memory(), FaultCounts { all: page_fault::page_faults(), major }, out)
+    vmstat(memory(), FaultCounts { all: scheduler::page_faults(), major }, out)
 }
 
 fn make_uptime(out: &mut SequenceBuffer<'_>) -> fmt::Result {

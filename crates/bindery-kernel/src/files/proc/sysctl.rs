@@ -12,7 +12,8 @@ use crate::errno::Errno;
 use crate::memory::memory;
 use crate::{options, process};
 
-use super::super::generated::{FixedDirectory, SequenceBuffer, Text};
+use super::super::generated::{FixedDirectory, Text};
+use super::super::sequence::SequenceBuffer;
 use super::super::userfault;
 
 /// The largest number of those files that hold an `int` on Linux.

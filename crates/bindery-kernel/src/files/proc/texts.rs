@@ -10,6 +10,7 @@ use crate::memory::Space;
 use crate::process::{ALL_CAPABILITIES, Process};
 use crate::time;
 
+use super::super::descriptor::Files;
 use super::super::listing::EntryText;
 
 /// `status`.
@@ -22,7 +23,7 @@ pub(super) fn status(
     out.write_str("Name:\t")?;
     out.push(&process.name_of(thread))?;
     let (letter, parent) = (process.letter_of(thread), process.parent_id());
-    writeln!(out, "\nUmask:\t{:04o}", process.try_files().map_or(0, |files| files.umask()))?;
+    writeln!(out, "\nUmask:\t{:04o}", Files::of_process(process).map_or(0, |files| files.umask()))?;
     writeln!(out, "State:\t{letter} ({})", state_name(letter))?;
     writeln!(out, "Tgid:\t{}\nNgid:\t0\nPid:\t{thread}\nPPid:\t{parent}", process.id)?;
     let who = process.credentials();

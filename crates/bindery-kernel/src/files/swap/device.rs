@@ -18,8 +18,9 @@ use crate::platform::Machine;
 use crate::sync::SleepingMutex;
 use crate::user;
 
-use super::super::memory::new_number;
-use super::super::node::{Attributes, Kind, Node, Patience, file_access};
+use super::super::attributes::{Attributes, Kind, Patience};
+use super::super::inode::new_number;
+use super::super::node::{Node, file_access};
 use super::content::DeviceContent;
 use super::failing::FAILING;
 use super::header;

@@ -15,10 +15,11 @@ use crate::errno::{Errno, Outcome};
 use crate::memory::memory;
 use crate::process::{self, Capability, scheduler, signal};
 
-use super::generated::SequenceBuffer;
-use super::node::{Kind, Place};
+use super::attributes::Kind;
+use super::node::Place;
 use super::path::{LastLink, user_place};
 use super::proc;
+use super::sequence::SequenceBuffer;
 
 use device::Active;
 pub use device::{DISK, Device, NUMBER, SECTOR, end};

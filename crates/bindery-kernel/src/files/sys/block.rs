@@ -6,8 +6,9 @@ use core::fmt::{self, Write};
 use crate::errno::Errno;
 use crate::memory::memory;
 
-use super::super::generated::{FixedDirectory, SequenceBuffer, Text};
+use super::super::generated::{FixedDirectory, Text};
 use super::super::node::Node;
+use super::super::sequence::SequenceBuffer;
 use super::super::swap::{DISK, NUMBER, SECTOR};
 
 /// `/sys/block`.

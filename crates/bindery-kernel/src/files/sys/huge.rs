@@ -17,8 +17,9 @@ use crate::errno::Errno;
 use crate::memory::memory;
 use crate::process::background::{self, COLLAPSED, FULL_SCANS, TUNABLES};
 
-use super::super::generated::{FixedDirectory, SequenceBuffer, Text};
+use super::super::generated::{FixedDirectory, Text};
 use super::super::node::Node;
+use super::super::sequence::SequenceBuffer;
 use super::setting::{Number, Setting, Value, show_words};
 
 /// The orders that have a directory: 16 KiB to 2 MiB.

@@ -7,7 +7,8 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::errno::Errno;
 
-use super::super::generated::{FixedDirectory, SequenceBuffer, Text};
+use super::super::generated::{FixedDirectory, Text};
+use super::super::sequence::SequenceBuffer;
 use super::setting::{Setting, Value};
 
 /// Whether 2 was written to `run` last, and not 0.

@@ -9,9 +9,10 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::errno::Errno;
 
-use super::super::generated::SequenceBuffer;
-use super::super::memory::new_number;
-use super::super::node::{Attributes, Kind, Node, Patience};
+use super::super::attributes::{Attributes, Kind, Patience};
+use super::super::inode::new_number;
+use super::super::node::Node;
+use super::super::sequence::SequenceBuffer;
 
 /// What a file shows and takes.
 pub trait Value: Send + Sync {

@@ -1,0 +1,50 @@
+//! The devices whose registers the kernel map has.
+
+use fdt::Fdt;
+
+use crate::boot::Stretch;
+use crate::memory::map_device;
+
+use super::machine::{TREE, device, registers};
+use super::{interrupts, time};
+
+/// The number of the first interrupt of a CPU's own (PPI).
+const FIRST_PRIVATE_INTERRUPT: u32 = 16;
+
+/// Maps the other devices that are used, and begins to use them.
+///
+/// # Panics
+/// Where one is missing that the kernel cannot do without.
+pub fn begin() {
+    let tree = TREE.get().expect("the device tree is read first");
+    let mapped = |area: Stretch| map_device(area.start, area.end - area.start).addr() as u64;
+    time::begin(device(tree, "arm,pl031").map(mapped));
+    let Some(controller) = tree.find_compatible(&["arm,gic-v3"]) else {
+        panic!("the machine has no GICv3 (QEMU: -M virt,gic-version=3)");
+    };
+    let mut areas = registers(controller);
+    let (Some(distributor), Some(redistributors)) = (areas.next(), areas.next()) else {
+        panic!("the interrupt controller has no registers");
+    };
+    let end = redistributors.end - redistributors.start;
+    let redistributors = mapped(redistributors);
+    interrupts::begin(
+        mapped(distributor),
+        (redistributors, redistributors + end),
+        timer_interrupt(tree),
+    );
+}
+
+/// The virtual timer's: the third of the timer's interrupts, which are three numbers each: kind,
+/// number, flags (Linux, Documentation/devicetree/bindings/timer/arm,arch_timer.yaml).
+fn timer_interrupt(tree: &Fdt<'_>) -> u32 {
+    let number = || {
+        let interrupts = tree.find_compatible(&["arm,armv8-timer"])?.property("interrupts")?;
+        let number = interrupts.value.chunks_exact(4).nth(2 * 3 + 1)?;
+        Some(FIRST_PRIVATE_INTERRUPT + u32::from_be_bytes(number.try_into().ok()?))
+    };
+    match number() {
+        Some(number @ FIRST_PRIVATE_INTERRUPT..32) => number,
+        _ => panic!("the device tree has no virtual timer"),
+    }
+}

@@ -1,0 +1,88 @@
+//! Inode numbers, and the attributes of a node that is kept in memory.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::errno::Errno;
+use crate::process::credentials;
+use crate::sync::Mutex;
+use crate::{heap, time};
+
+use super::attributes::{Attributes, Change};
+
+/// What making a node takes of the heap at most, in bytes.
+pub const NODE_SIZE: usize = 1024;
+
+/// Regular files have the identity of their object, which counts from 1.
+static NUMBERS: AtomicU64 = AtomicU64::new(1 << 32);
+
+/// A new inode number.
+pub fn new_number() -> u64 {
+    NUMBERS.fetch_add(1, Ordering::Relaxed)
+}
+
+/// The number, the count of names and the changeable attributes of a node in memory.
+pub struct Common {
+    number: u64,
+    links: AtomicU32,
+    changeable: Mutex<Changeable>,
+}
+
+#[derive(Clone, Copy)]
+struct Changeable {
+    mode: u32,
+    owner: (u32, u32),
+    times: [u64; 3],
+}
+
+impl Common {
+    pub fn new(number: u64, mode: u32) -> Result<Self, Errno> {
+        heap::room(NODE_SIZE)?;
+        let who = credentials();
+        let owner = (who.user.file, who.group.file);
+        let changeable = Changeable { mode, owner, times: [time::real_time(); 3] };
+        Ok(Self { number, links: AtomicU32::new(1), changeable: Mutex::new(changeable) })
+    }
+
+    pub fn permissions(&self) -> (u32, (u32, u32)) {
+        let Changeable { mode, owner, .. } = *self.changeable.lock();
+        (mode, owner)
+    }
+
+    pub fn attributes(&self, size: u64, blocks: u64) -> Attributes {
+        let Changeable { mode, owner, times } = *self.changeable.lock();
+        let links = self.links.load(Ordering::Relaxed);
+        Attributes { number: self.number, mode, links, owner, size, blocks, times, device: (0, 0) }
+    }
+
+    pub fn change(&self, change: &Change) {
+        let mut changeable = self.changeable.lock();
+        if let Some(mode) = change.mode {
+            changeable.mode = mode & 0o7777;
+        }
+        if let Some(owner) = change.owner.0 {
+            changeable.owner.0 = owner;
+        }
+        if let Some(group) = change.owner.1 {
+            changeable.owner.1 = group;
+        }
+        for (slot, new) in changeable.times.iter_mut().zip(change.times) {
+            if let Some(new) = new {
+                *slot = new;
+            }
+        }
+        changeable.times[2] = time::real_time();
+    }
+
+    pub fn written(&self) {
+        let now = time::real_time();
+        let mut changeable = self.changeable.lock();
+        changeable.times[1] = now;
+        changeable.times[2] = now;
+    }
+
+    /// Counts its names.
+    pub fn count_links(&self, by: i32) {
+        self.links.fetch_add(by as u32, Ordering::Relaxed);
+        self.changeable.lock().times[2] = time::real_time();
+    }
+}

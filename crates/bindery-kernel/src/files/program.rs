@@ -1,0 +1,64 @@
+//! Programs to be run, found by path or descriptor.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use bindery::Object;
+use linux_raw_sys::general::X_OK;
+
+use crate::errno::Errno;
+use crate::platform::Machine;
+
+use super::attributes::Kind;
+use super::descriptor::Files;
+use super::node::Place;
+use super::path::{self, LastLink};
+use super::{permission, proc};
+
+/// A program to be run.
+pub struct Program {
+    /// Its contents.
+    pub object: Object<'static, Machine>,
+    /// Its absolute path.
+    pub path: Vec<u8>,
+    /// The user that it runs as (set-user-ID), if not its caller.
+    pub set_user: Option<u32>,
+    /// As which group.
+    pub set_group: Option<u32>,
+}
+
+/// Finds a program.
+///
+/// # Errors
+/// As [`path::look_up`]; `EACCES` for what is no regular file or has no execute permission.
+pub fn open_program(files: &Files, directory: i32, path: &[u8]) -> Result<Program, Errno> {
+    let place = path::look_up(path::beginning(files, directory, path)?, path, LastLink::Followed)?;
+    program(place)
+}
+
+/// As [`open_program`], by descriptor (`execveat` with `AT_EMPTY_PATH`).
+///
+/// # Errors
+/// `EBADF`, `EACCES`.
+pub fn program_of(files: &Files, descriptor: i32) -> Result<Program, Errno> {
+    program(files.get(descriptor)?.place.clone())
+}
+
+fn program(place: Arc<Place>) -> Result<Program, Errno> {
+    let (mode, owner) = place.node.permissions();
+    let object = place.node.object().cloned();
+    proc::remember(&place);
+    match object {
+        Some(object) if place.node.kind() == Kind::Regular && mode & 0o111 != 0 => {
+            permission::check(&*place.node, X_OK)?;
+            let sets = |bits: u32, id: u32| Some(id).filter(|_| mode & bits == bits);
+            Ok(Program {
+                object,
+                path: place.path(),
+                set_user: sets(permission::SET_USER, owner.0),
+                set_group: sets(permission::SET_GROUP | 0o010, owner.1),
+            })
+        }
+        _ => Err(Errno::EACCES),
+    }
+}

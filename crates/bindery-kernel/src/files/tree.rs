@@ -1,0 +1,112 @@
+//! The tree of files as the kernel makes it at boot, and its end.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use crate::boot::Stretch;
+use crate::errno::Errno;
+use crate::{arch, log, symbols};
+
+use super::attributes::{Change, Kind, Patience};
+use super::memory::{self, Directory, Link, Regular};
+use super::node::{Node, Place};
+use super::{console, device, proc, root, sys};
+
+/// The path of the kernel's symbols in the initramfs.
+const SYMBOLS: &str = ".bindery/symbols";
+
+/// Unpacks the initramfs into the root file system.
+///
+/// # Panics
+/// Where it does not fit into memory.
+pub fn begin(initramfs: Stretch) {
+    let root = Directory::new(0o755).expect("there is memory for a root");
+    let place = Place::alone(root, b"");
+    root::set(place.clone());
+    let length = (initramfs.end - initramfs.start) as usize;
+    // SAFETY: the boot protocol says that the initramfs lies there; nothing else uses that memory
+    // (`boot::Information::free_memory`).
+    let archive: &'static [u8] =
+        unsafe { core::slice::from_raw_parts(arch::direct_map(initramfs.start).as_ptr(), length) };
+    for entry in cpio_reader::iter_files(archive) {
+        if entry.name() == SYMBOLS {
+            symbols::begin(entry.file());
+        } else if let Err(errno) = unpack(&place, &entry) {
+            panic!("{} of the initramfs cannot be unpacked: {errno:?}", entry.name());
+        }
+    }
+    memory::begin();
+    for (name, mode) in [(&b"dev"[..], 0o755), (b"proc", 0o555), (b"sys", 0o555), (b"tmp", 0o1777)]
+    {
+        directory_at(&place, name, mode).expect("there is memory for a few directories");
+    }
+    device::begin(&place).expect("there is memory for the devices");
+    let top = memory::directory(&*place.node).expect("the root is a directory");
+    top.replace(b"proc", proc::root());
+    top.replace(b"sys", sys::root());
+    console::begin();
+}
+
+/// Drops the whole file system.
+pub fn end() {
+    let Some(root) = root::take() else { return };
+    // Directories in directories are not taken apart by recursion: they may be deep.
+    let mut left: Vec<Arc<dyn Node>> = [root.node.clone()].into();
+    drop(root);
+    while let Some(node) = left.pop() {
+        if let Some(directory) = memory::directory(&*node) {
+            directory.empty_into(&mut left);
+        }
+    }
+}
+
+/// The directory of this name, made if it is not there.
+pub(super) fn directory_at(
+    above: &Arc<Place>,
+    name: &[u8],
+    mode: u32,
+) -> Result<Arc<Place>, Errno> {
+    if let Ok(node) = above.node.child(name) {
+        return if node.kind() == Kind::Directory {
+            Ok(above.below(node, name))
+        } else {
+            Err(Errno::ENOTDIR)
+        };
+    }
+    let directory: Arc<dyn Node> = Directory::new(mode)?;
+    memory::directory(&*above.node).ok_or(Errno::ENOTDIR)?.insert(name, directory.clone())?;
+    Ok(above.below(directory, name))
+}
+
+fn unpack(root: &Arc<Place>, entry: &cpio_reader::Entry<'_>) -> Result<(), Errno> {
+    let mut names: Vec<&[u8]> = entry.name().as_bytes().split(|byte| *byte == b'/').collect();
+    names.retain(|name| !name.is_empty() && name != b".");
+    let Some(last) = names.pop() else { return Ok(()) };
+    let mut above = root.clone();
+    for name in names {
+        above = directory_at(&above, name, 0o755)?;
+    }
+    let mode = entry.mode();
+    let permissions = mode.bits() & 0o7777;
+    let node: Arc<dyn Node> = match mode.bits() & 0o170_000 {
+        0o040_000 => {
+            let change = Change { mode: Some(permissions), ..Change::default() };
+            return directory_at(&above, last, permissions)?.node.change(&change);
+        }
+        0o100_000 => {
+            let file = Regular::new(permissions)?;
+            let content = entry.file();
+            if file.write(0, content, Patience::Wait)? < content.len() {
+                return Err(Errno::ENOMEM);
+            }
+            file
+        }
+        0o120_000 => Link::new(entry.file())?,
+        // Devices are ours; the archive's have no meaning here.
+        _ => {
+            log!("{} of the initramfs is left out: it is a device or a socket", entry.name());
+            return Ok(());
+        }
+    };
+    memory::directory(&*above.node).ok_or(Errno::ENOTDIR)?.insert(last, node)
+}

@@ -1,0 +1,358 @@
+//! A process and what changes in its life.
+
+use alloc::collections::BTreeMap;
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
+use core::ops::Add;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use crate::memory::Space;
+use crate::sync::Mutex;
+use crate::time;
+
+use super::credentials::{Capability, Credentials};
+use super::facts::ProgramFacts;
+use super::limits::{self, Faults, Limit};
+use super::name::{self, ShortName};
+use super::thread::Thread;
+use super::wait_queue::WaitQueue;
+use super::{barriers, memory_shortage, parking, signal, timer};
+
+/// A process (Linux: a thread group).
+pub struct Process {
+    /// Its number (`getpid`).
+    pub id: u32,
+    /// When it began, in nanoseconds since power-on.
+    pub start_time: u64,
+    pub(super) space: Mutex<Option<Arc<Space>>>,
+    pub(super) actions: Mutex<Arc<signal::Actions>>,
+    /// Signals that any of its threads may take.
+    pub(super) pending: Mutex<signal::Pending>,
+    pub(super) state: Mutex<State>,
+    pub(super) facts: Mutex<ProgramFacts>,
+    pub(super) limits: Mutex<limits::Limits>,
+    pub(super) standing: memory_shortage::Standing,
+    pub(super) timers: Mutex<BTreeMap<i32, timer::Timer>>,
+    pub(super) processor_timers: Mutex<timer::ProcessorTimers>,
+    /// The registrations for `membarrier`; processes that share the memory share them.
+    pub(super) barriers: Mutex<barriers::Barriers>,
+    /// The credentials of its first thread.
+    pub(super) credentials: Mutex<Credentials>,
+    /// Whether others of the same user may look into it (`PR_SET_DUMPABLE`).
+    pub(super) dumpable: AtomicBool,
+    /// Those who wait for one of its children.
+    pub(super) children_changed: WaitQueue,
+    /// Set when it no longer uses the memory that `vfork` lent it.
+    pub(super) has_own_memory: AtomicBool,
+    /// Those who wait for it to continue, to let go of memory, or to have one thread.
+    pub(super) life_changed: WaitQueue,
+}
+
+/// What changes in the life of a process.
+pub(super) struct State {
+    pub(super) parent: Weak<Process>,
+    pub(super) children: Vec<Arc<Process>>,
+    pub(super) threads: Vec<Arc<Thread>>,
+    pub(super) group: u32,
+    pub(super) session: u32,
+    /// The short name of its first thread, which outlives that thread.
+    pub(super) name: ShortName,
+    /// The signal that tells its parent of its end; 0 for none.
+    pub(super) exit_signal: u32,
+    /// The signal that it gets when its parent ends; 0 for none.
+    pub(super) parent_end_signal: u32,
+    /// How it ends, as `wait4` tells it; set when the end begins.
+    pub(super) status: Option<u32>,
+    /// The status that its first thread ended with: that of the process, unless all end at once.
+    pub(super) first_thread_status: u32,
+    /// Whether nothing of it is left but its status.
+    pub(super) is_ended: bool,
+    /// The signal that has stopped it.
+    pub(super) stopped: Option<u32>,
+    /// News that `wait4` has not reported yet.
+    pub(super) report: Option<Report>,
+    /// Nanoseconds that the children that were waited for had run.
+    pub(super) children_time: u64,
+    /// Faults of the same children.
+    pub(super) children_faults: Faults,
+    /// Faults of the threads that have ended.
+    pub(super) ended_threads_faults: Faults,
+    /// Nanoseconds that its ended threads have run.
+    pub(super) ended_threads_time: u64,
+    /// The most pages that were resident in memory that it has left: by `execve`, or at its end.
+    pub(super) left_memory_peak: u64,
+    /// The most pages that were resident in one of the children that were waited for, or of theirs.
+    pub(super) children_peak: u64,
+    pub(super) has_executed: bool,
+    /// Whether its parent has ended, so that it became the first process's child.
+    pub(super) is_orphan: bool,
+}
+
+/// News of a process that has not ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Report {
+    Stopped(u32),
+    Continued,
+}
+
+impl Process {
+    /// Its memory.
+    ///
+    /// # Panics
+    /// Where the process has ended; for another process there is [`Process::try_space`].
+    pub fn space(&self) -> Arc<Space> {
+        self.try_space().expect("a running process has memory")
+    }
+
+    /// Its memory; `None` once it has ended.
+    pub fn try_space(&self) -> Option<Arc<Space>> {
+        self.space.lock().clone()
+    }
+
+    /// The program that it runs.
+    pub fn facts(&self) -> ProgramFacts {
+        self.facts.lock().clone()
+    }
+
+    /// Looks at the program that it runs, for what need not be copied.
+    pub fn with_facts<R>(&self, look: impl FnOnce(&ProgramFacts) -> R) -> R {
+        look(&self.facts.lock())
+    }
+
+    /// The short name (`comm`) of its first thread, without the zero.
+    pub fn name(&self) -> Vec<u8> {
+        name::text(self.state.lock().name)
+    }
+
+    /// Changes the short name of its first thread, which is cut to 15 bytes.
+    pub fn set_name(&self, name: &[u8]) {
+        self.state.lock().name = name::cut(name);
+    }
+
+    /// Its parent's number; 0 for the first process.
+    pub fn parent_id(&self) -> u32 {
+        self.parent().map_or(0, |parent| parent.id)
+    }
+
+    /// The number of its group.
+    pub fn group(&self) -> u32 {
+        self.state.lock().group
+    }
+
+    /// The number of its session.
+    pub fn session(&self) -> u32 {
+        self.state.lock().session
+    }
+
+    /// What it does, as `/proc/PID/stat` shows it: `R`, `S`, `T` or `Z`.
+    pub fn letter(&self) -> char {
+        let state = self.state.lock();
+        let sleeps = |thread: &Arc<Thread>| thread.asleep.load(Ordering::Relaxed);
+        match &*state {
+            State { is_ended: true, .. } => 'Z',
+            State { stopped: Some(_), .. } => 'T',
+            State { threads, .. } if threads.iter().all(sleeps) => 'S',
+            _ => 'R',
+        }
+    }
+
+    /// What one of its threads does: `R`, `S`, or `D` where it waits in the core, which a signal may
+    /// not end.
+    pub fn letter_of(&self, id: u32) -> char {
+        let letter = self.letter();
+        let thread = {
+            let state = self.state.lock();
+            state.threads.iter().find(|thread| thread.id() == id).cloned()
+        };
+        match thread {
+            Some(thread) if matches!(letter, 'R' | 'S') => {
+                match (thread.asleep.load(Ordering::Relaxed), parking::is_parked(&thread)) {
+                    (false, _) => 'R',
+                    (true, true) => 'D',
+                    (true, false) => 'S',
+                }
+            }
+            _ => letter,
+        }
+    }
+
+    /// The numbers of its threads.
+    pub fn thread_ids(&self) -> Vec<u32> {
+        self.state.lock().threads.iter().map(|thread| thread.id()).collect()
+    }
+
+    /// Nanoseconds that its threads have run, those that have ended among them.
+    pub fn processor_time(&self) -> u64 {
+        let state = self.state.lock();
+        let running: u64 = state.threads.iter().map(|thread| thread.processor_time()).sum();
+        state.ended_threads_time + running
+    }
+
+    /// As [`Process::processor_time`], of the children that were waited for.
+    pub fn children_time(&self) -> u64 {
+        self.state.lock().children_time
+    }
+
+    /// Faults of its threads, those that have ended among them.
+    pub fn faults(&self) -> Faults {
+        let state = self.state.lock();
+        state
+            .threads
+            .iter()
+            .map(|thread| thread.faults())
+            .fold(state.ended_threads_faults, Faults::add)
+    }
+
+    /// As [`Process::faults`], of the children that were waited for.
+    pub fn children_faults(&self) -> Faults {
+        self.state.lock().children_faults
+    }
+
+    /// The most pages that were resident in its memory, or in memory that it has left.
+    pub fn peak(&self) -> u64 {
+        let now = self.try_space().map_or(0, |space| space.resident_peak());
+        self.state.lock().left_memory_peak.max(now)
+    }
+
+    /// As [`Process::peak`], the largest of the children that were waited for and of theirs.
+    pub fn children_peak(&self) -> u64 {
+        self.state.lock().children_peak
+    }
+
+    /// Keeps the peak of memory that the process leaves.
+    pub(super) fn note_left_memory(&self, space: &Space) {
+        let peak = space.resident_peak();
+        let mut state = self.state.lock();
+        state.left_memory_peak = state.left_memory_peak.max(peak);
+    }
+
+    /// A limit (`RLIMIT_*`).
+    pub fn limit(&self, resource: u32) -> Limit {
+        self.limits.lock().get(resource)
+    }
+
+    /// The credentials of its first thread, also after its end.
+    pub fn credentials(&self) -> Credentials {
+        self.credentials.lock().clone()
+    }
+
+    pub(super) fn set_credentials(&self, new: Credentials) {
+        *self.credentials.lock() = new;
+    }
+
+    /// Whether others of the same user may look into it.
+    pub fn is_dumpable(&self) -> bool {
+        self.dumpable.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_dumpable(&self, dumpable: bool) {
+        self.dumpable.store(dumpable, Ordering::Relaxed);
+    }
+
+    /// Tells its memory the limits that hold for it.
+    pub(super) fn apply_limits(&self) {
+        if let Some(space) = self.try_space() {
+            let unlimited = self.credentials().can(Capability::LockMemory);
+            let limits = self.limits.lock().clone();
+            limits.apply(&space, unlimited);
+        }
+    }
+
+    /// The signals that wait for the process as a whole, are blocked by its first thread, are
+    /// ignored, and are caught.
+    pub fn signal_sets(&self) -> [u64; 4] {
+        let blocked = self.threads().first().map_or(0, |thread| thread.signals.lock().blocked);
+        let (ignored, caught) = self.actions.lock().sets();
+        [self.pending.lock().set(), blocked, ignored, caught]
+    }
+
+    /// The first of its threads that has not ended.
+    pub fn first_thread(&self) -> Option<Arc<Thread>> {
+        self.state.lock().threads.first().cloned()
+    }
+
+    pub(super) fn threads(&self) -> Vec<Arc<Thread>> {
+        self.state.lock().threads.clone()
+    }
+
+    pub(super) fn parent(&self) -> Option<Arc<Process>> {
+        self.state.lock().parent.upgrade()
+    }
+
+    pub(super) fn actions(&self) -> Arc<signal::Actions> {
+        self.actions.lock().clone()
+    }
+
+    /// A process without threads, which nobody knows yet.
+    pub(super) fn new(id: u32, of: ProcessParts) -> Arc<Self> {
+        Arc::new(Self {
+            id,
+            start_time: time::now(),
+            space: Mutex::new(of.space),
+            actions: Mutex::new(of.actions),
+            pending: Mutex::default(),
+            state: Mutex::new(of.state),
+            facts: Mutex::new(of.facts),
+            limits: Mutex::new(of.limits),
+            standing: of.standing,
+            barriers: Mutex::new(of.barriers),
+            credentials: Mutex::new(of.credentials),
+            dumpable: AtomicBool::new(of.dumpable),
+            timers: Mutex::default(),
+            processor_timers: Mutex::default(),
+            children_changed: WaitQueue::new(),
+            has_own_memory: AtomicBool::new(false),
+            life_changed: WaitQueue::new(),
+        })
+    }
+}
+
+/// What a new process is made of.
+pub(super) struct ProcessParts {
+    /// `None` for the kernel's own.
+    pub(super) space: Option<Arc<Space>>,
+    pub(super) actions: Arc<signal::Actions>,
+    pub(super) state: State,
+    pub(super) facts: ProgramFacts,
+    pub(super) limits: limits::Limits,
+    pub(super) standing: memory_shortage::Standing,
+    pub(super) barriers: barriers::Barriers,
+    pub(super) credentials: Credentials,
+    pub(super) dumpable: bool,
+}
+
+impl State {
+    /// The state of a child of `parent`, or of the first process.
+    pub(super) fn new(parent: Option<&Arc<Process>>, exit_signal: u32) -> Self {
+        let (group, session, name) = match parent {
+            Some(parent) => {
+                let state = parent.state.lock();
+                (state.group, state.session, state.name)
+            }
+            None => (1, 1, [0; 16]),
+        };
+        Self {
+            parent: parent.map(Arc::downgrade).unwrap_or_default(),
+            children: Vec::new(),
+            threads: Vec::new(),
+            group,
+            session,
+            name,
+            exit_signal,
+            parent_end_signal: 0,
+            status: None,
+            first_thread_status: 0,
+            is_ended: false,
+            stopped: None,
+            report: None,
+            children_time: 0,
+            children_faults: Faults::default(),
+            left_memory_peak: 0,
+            children_peak: 0,
+            ended_threads_faults: Faults::default(),
+            ended_threads_time: 0,
+            has_executed: false,
+            is_orphan: false,
+        }
+    }
+}

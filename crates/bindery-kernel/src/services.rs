@@ -1,0 +1,83 @@
+//! Requests of lower layers to higher ones: each lower layer has a trait for them, and the one
+//! type here implements all three.
+
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use bindery::addr::VirtAddr;
+use bindery::{Access, FaultError};
+
+use crate::arch;
+use crate::files::poll;
+use crate::platform::{self, Threads};
+use crate::process::{self, background, parking, scheduler, signal};
+use crate::sync::{self, Parking};
+use crate::user::{self, Faults};
+
+/// The kernel as its lower layers see it.
+struct Kernel;
+
+/// Registers it with the lower layers.
+pub fn begin() {
+    sync::set_parking(&Kernel);
+    platform::set_threads(&Kernel);
+    user::set_faults(&Kernel);
+}
+
+impl Parking for Kernel {
+    fn park(&self, word: &AtomicU32, expected: u32) {
+        parking::park(word, expected);
+    }
+
+    fn unpark(&self, word: *const AtomicU32) {
+        parking::unpark(word);
+    }
+}
+
+impl Threads for Kernel {
+    fn park_for_handler(&self, word: &AtomicU32, expected: u32) {
+        parking::park_for_handler(word, expected);
+    }
+
+    fn yield_if_due(&self) {
+        scheduler::yield_if_due();
+    }
+
+    fn fatal_signal(&self) -> bool {
+        scheduler::is_in_thread() && signal::is_fatal_waiting(&scheduler::current())
+    }
+
+    fn signal(&self) -> bool {
+        scheduler::is_in_thread() && signal::is_waiting(&scheduler::current())
+    }
+
+    fn thread(&self) -> u32 {
+        if scheduler::is_in_thread() { scheduler::current().id() } else { 0 }
+    }
+
+    fn major_fault(&self) {
+        scheduler::current().major_faults.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn userfault_arrived(&self) {
+        poll::changed();
+    }
+
+    fn collect_memory(&self) {
+        process::give_back_kept();
+    }
+
+    fn collect_memory_later(&self) {
+        background::collect();
+    }
+}
+
+impl Faults for Kernel {
+    fn resolve(&self, at: VirtAddr, access: Access) -> Result<(), FaultError> {
+        let rights = arch::key_rights();
+        scheduler::with_space(|space| space.fault_for_kernel(at, access, rights).map(drop))
+    }
+
+    fn make_room(&self) -> bool {
+        process::memory_ran_out()
+    }
+}

@@ -1,0 +1,23 @@
+//! The order in which the kernel starts.
+
+use crate::boot::Information;
+use crate::{arch, files, heap, memory, options, process, self_test, services, time, workload};
+
+/// Where every architecture's entry code ends: the MMU is on, the kernel runs where it was linked,
+/// on a stack of its own, with exceptions caught and interrupts off.
+pub fn begin(information: &Information) -> ! {
+    options::read(information.command_line);
+    let information = &information.without_first(options::unused_memory());
+    services::begin();
+    let taken = heap::begin(information);
+    memory::begin(information, taken);
+    arch::devices::begin();
+    process::prepare_audits();
+    self_test::run();
+    memory::boot_is_over();
+    time::begin();
+    files::begin(information.initramfs);
+    arch::smp::start_other_cpus(information.cpus);
+    workload::run();
+    process::run_first()
+}
