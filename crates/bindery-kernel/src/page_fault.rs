@@ -50,7 +50,7 @@ fn unresolved(address: u64, access: Access, mut problem: FaultError) {
             FaultError::ProtectionKey(key) => return signal::key_violation(address, key),
             // The signal is dealt with on the way back, and the program makes the access again.
             FaultError::Interrupted => return,
-            _ => (SIGBUS, BUS_ADRERR),
+            FaultError::Bus | _ => (SIGBUS, BUS_ADRERR),
         };
         return signal::exception(signal, code as i32, address);
     }

@@ -64,7 +64,23 @@ pub fn call(number: u64, arguments: &[u64; 6]) -> Option<Outcome> {
     let more = match call {
         Call::Mmap => arguments[3] as u32 & WITH_MORE != MAP_ANONYMOUS,
         Call::ProcessMadvise => true,
-        _ => false,
+        Call::Mprotect
+        | Call::Munmap
+        | Call::Brk
+        | Call::Mremap
+        | Call::Msync
+        | Call::Mincore
+        | Call::Madvise
+        | Call::Mlock
+        | Call::Munlock
+        | Call::Mlockall
+        | Call::Munlockall
+        | Call::Mlock2
+        | Call::RemapFilePages
+        | Call::PkeyMprotect
+        | Call::PkeyAlloc
+        | Call::PkeyFree
+        | Call::Mseal => false,
     };
     Some(if more { with_more(call, *arguments) } else { make(call, *arguments, None, None) })
 }
@@ -96,7 +112,24 @@ fn with_more(call: Call, arguments: [u64; 6]) -> Outcome {
             // As above, whatever the reason.
             Err(errno) => refused = errno,
         },
-        _ => {}
+        Call::Mmap
+        | Call::Mprotect
+        | Call::Munmap
+        | Call::Brk
+        | Call::Mremap
+        | Call::Msync
+        | Call::Mincore
+        | Call::Madvise
+        | Call::Mlock
+        | Call::Munlock
+        | Call::Mlockall
+        | Call::Munlockall
+        | Call::Mlock2
+        | Call::RemapFilePages
+        | Call::PkeyMprotect
+        | Call::PkeyAlloc
+        | Call::PkeyFree
+        | Call::Mseal => {}
     }
     let outcome = make(call, arguments, file, other.as_deref());
     if call == Call::ProcessMadvise && outcome == Err(Errno::EBADF) {

@@ -59,7 +59,12 @@ pub fn open(directory: i32, path: u64, flags: u32, mode: u32) -> Outcome {
         }
         Kind::Directory => {}
         _ if flags & O_DIRECTORY != 0 => return Err(Errno::ENOTDIR),
-        _ => {}
+        Kind::Regular
+        | Kind::Device
+        | Kind::Block
+        | Kind::Pipe
+        | Kind::Socket
+        | Kind::Anonymous => {}
     }
     // As Linux: also what is opened for reading is truncated, if the caller may write.
     let truncates = flags & O_TRUNC != 0 && kind == Kind::Regular;

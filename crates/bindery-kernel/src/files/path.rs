@@ -54,7 +54,13 @@ impl Name {
                 permission::check(&*self.above.node, W_OK | X_OK)?;
                 Ok(directory)
             }
-            _ => Err(Errno::ENOTDIR),
+            Kind::Regular
+            | Kind::Link
+            | Kind::Device
+            | Kind::Block
+            | Kind::Pipe
+            | Kind::Socket
+            | Kind::Anonymous => Err(Errno::ENOTDIR),
         }
     }
 }

@@ -100,8 +100,19 @@ pub fn give(node: &dyn Node, owner: Option<u32>, group: Option<u32>) -> Result<(
     }
     let lost = match node.kind() {
         Kind::Directory => 0,
-        _ if mode & 0o010 != 0 => SET_USER | SET_GROUP,
-        _ => SET_USER,
+        Kind::Regular
+        | Kind::Link
+        | Kind::Device
+        | Kind::Block
+        | Kind::Pipe
+        | Kind::Socket
+        | Kind::Anonymous => {
+            if mode & 0o010 != 0 {
+                SET_USER | SET_GROUP
+            } else {
+                SET_USER
+            }
+        }
     };
     let mode = Some(mode & !lost).filter(|_| lost & mode != 0);
     node.change(&Change { mode, owner: (owner, group), ..Change::default() })

@@ -148,7 +148,9 @@ impl Userfaultfd {
         let made = agreed.and_then(|features| {
             let (space, scope) = match &*self.purpose.lock() {
                 Purpose::New(space, scope) => (space.clone(), *scope),
-                _ => return Err(Errno::EINVAL),
+                Purpose::Serving(..) | Purpose::Inherited(_) | Purpose::Closed => {
+                    return Err(Errno::EINVAL);
+                }
             };
             let served = space.upgrade().ok_or(Errno::ESRCH)?;
             let handle = served.userfault(features, scope).map_err(|_| Errno::ENOMEM)?;

@@ -63,7 +63,9 @@ pub fn control_register(register: Register) -> Option<u64> {
         Register::SctlrEl1 => SCTLR_EL1.get(),
         Register::TcrEl1 => TCR_EL1.get(),
         Register::MairEl1 => MAIR_EL1.get(),
-        _ => return None,
+        Register::Cr0 | Register::Cr4 | Register::Efer | Register::Pat | Register::Sstatus | _ => {
+            return None;
+        }
     })
 }
 

@@ -193,7 +193,8 @@ pub fn is_mapped(address: u64) -> bool {
         let entry = unsafe { entries.add(index).read_volatile() };
         match level.kind(entry) {
             Kind::Table => table = EntryFormat::frame(entry).start().0,
-            kind => return kind == Kind::Leaf,
+            Kind::Leaf => return true,
+            Kind::Empty | Kind::Absent => return false,
         }
     }
     false

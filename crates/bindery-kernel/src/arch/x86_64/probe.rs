@@ -76,7 +76,9 @@ pub fn control_register(register: Register) -> Option<u64> {
         Register::Efer => Efer::read_raw(),
         // SAFETY: the register exists (`cpu_check`).
         Register::Pat => unsafe { Msr::new(PAGE_ATTRIBUTES).read() },
-        _ => return None,
+        Register::SctlrEl1 | Register::TcrEl1 | Register::MairEl1 | Register::Sstatus | _ => {
+            return None;
+        }
     })
 }
 

@@ -51,7 +51,9 @@ pub(super) fn synchronize_range(descriptor: i32, start: i64, length: i64, flags:
     }
     match description.node.kind() {
         Kind::Regular | Kind::Directory | Kind::Block => Ok(0),
-        _ => Err(Errno::ESPIPE),
+        Kind::Link | Kind::Device | Kind::Pipe | Kind::Socket | Kind::Anonymous => {
+            Err(Errno::ESPIPE)
+        }
     }
 }
 

@@ -110,7 +110,20 @@ impl File {
         let names = Names::of(process);
         let space = match self.sort {
             Sort::Maps | Sort::Smaps | Sort::SmapsRollup => self.space.upgrade(),
-            _ => process.try_space(),
+            Sort::Arguments
+            | Sort::Environment
+            | Sort::Name
+            | Sort::Pagemap
+            | Sort::ClearRefs
+            | Sort::Status
+            | Sort::Stat
+            | Sort::Statm
+            | Sort::Memory
+            | Sort::Limits
+            | Sort::Mounts
+            | Sort::KillAdjustment
+            | Sort::OldKillAdjustment
+            | Sort::KillScore => process.try_space(),
         };
         // Texts of the kernel's own heap refuse nothing.
         let failed = |_| Errno::ENOMEM;
@@ -188,7 +201,16 @@ impl Node for File {
             Sort::ClearRefs => 0o200,
             Sort::Name | Sort::KillAdjustment | Sort::OldKillAdjustment => 0o644,
             Sort::Pagemap | Sort::Environment => 0o400,
-            _ => 0o444,
+            Sort::Arguments
+            | Sort::Maps
+            | Sort::Smaps
+            | Sort::SmapsRollup
+            | Sort::Status
+            | Sort::Stat
+            | Sort::Statm
+            | Sort::Limits
+            | Sort::Mounts
+            | Sort::KillScore => 0o444,
         };
         let owner = super::owner(self.process);
         Attributes { owner, ..Attributes::plain(number(self.process, self.index + 10), mode) }
@@ -243,7 +265,18 @@ impl Node for File {
                 let _ = machine::mounts(&mut buffer);
                 Ok(buffer.filled())
             }
-            _ => self.read_text(&process, at, into),
+            Sort::Name
+            | Sort::Maps
+            | Sort::Smaps
+            | Sort::SmapsRollup
+            | Sort::ClearRefs
+            | Sort::Status
+            | Sort::Stat
+            | Sort::Statm
+            | Sort::Limits
+            | Sort::KillAdjustment
+            | Sort::OldKillAdjustment
+            | Sort::KillScore => self.read_text(&process, at, into),
         }
     }
 
@@ -289,7 +322,20 @@ impl Node for File {
                 process.set_name_of(self.thread, from.strip_suffix(b"\n").unwrap_or(from))?;
             }
             // As Linux, which lets root open them.
-            _ => return Err(Errno::EINVAL),
+            Sort::Arguments
+            | Sort::Environment
+            | Sort::Maps
+            | Sort::Smaps
+            | Sort::SmapsRollup
+            | Sort::Pagemap
+            | Sort::Status
+            | Sort::Stat
+            | Sort::Statm
+            | Sort::Limits
+            | Sort::Mounts
+            | Sort::KillAdjustment
+            | Sort::OldKillAdjustment
+            | Sort::KillScore => return Err(Errno::EINVAL),
         }
         Ok(from.len())
     }

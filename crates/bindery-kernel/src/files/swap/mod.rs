@@ -56,7 +56,11 @@ pub fn turn_on(path: u64, flags: u32) -> Outcome {
         match problem {
             SwapError::OutOfMemory => Errno::ENOMEM,
             SwapError::TooMany => Errno::EPERM,
-            _ => Errno::EINVAL,
+            SwapError::Size
+            | SwapError::NotThere
+            | SwapError::InUse
+            | SwapError::Interrupted
+            | _ => Errno::EINVAL,
         }
     })?;
     disk.active = Some(Active { area, path: place.path(), leaves: false });
@@ -69,7 +73,9 @@ fn check_kind(place: &Place) -> Result<(), Errno> {
     match place.node.kind() {
         Kind::Block => Ok(()),
         Kind::Directory => Err(Errno::EISDIR),
-        _ => Err(Errno::EINVAL),
+        Kind::Regular | Kind::Link | Kind::Device | Kind::Pipe | Kind::Socket | Kind::Anonymous => {
+            Err(Errno::EINVAL)
+        }
     }
 }
 
@@ -106,10 +112,14 @@ pub fn turn_off(path: u64) -> Outcome {
 fn empty(active: &Active) -> Result<(), Errno> {
     let area = &active.area;
     memory().stop_swapping_to(area);
-    let errno = |problem| match problem {
-        Error::OutOfMemory => Errno::ENOMEM,
-        Error::Interrupted => Errno::EINTR,
-        _ => Errno::EIO,
+    let errno = |problem| {
+        if matches!(problem, Error::OutOfMemory) {
+            Errno::ENOMEM
+        } else if matches!(problem, Error::Interrupted) {
+            Errno::EINTR
+        } else {
+            Errno::EIO
+        }
     };
     loop {
         for space in process::spaces() {

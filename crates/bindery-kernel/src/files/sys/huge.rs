@@ -145,7 +145,8 @@ impl Files {
             policy.set(Order(order), mode);
             let is_used = match mode {
                 SizeMode::Inherit => all != Mode(SizeMode::Never),
-                mode => mode != SizeMode::Never,
+                SizeMode::Never => false,
+                SizeMode::Madvise | SizeMode::Always => true,
             };
             used = (used.0 || is_used, used.1 || is_used && order == HUGE);
         }
