@@ -2,25 +2,25 @@
 
 use bindery::FrameRange;
 
-/// The most stretches of memory that are taken from the boot protocol; further ones are left alone.
+/// The most ranges of memory that the boot protocol may name; further ones stay unused.
 pub const MAX_RANGES: usize = 32;
 
 /// A stretch of physical memory, in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Stretch {
-    /// Where it begins.
+    /// Its first byte.
     pub start: u64,
-    /// Where it ends, exclusive.
+    /// One past its last byte.
     pub end: u64,
 }
 
-/// What an architecture's entry code hands to [`crate::start`].
+/// The facts about the machine that the entry code passes to [`crate::start`].
 #[derive(Clone, Copy, Debug)]
 pub struct Information {
     /// Usable memory as the firmware tells; the kernel's image, the initramfs and what else is in
     /// use lie in it and are taken out by [`Information::free_memory`].
     pub memory: [Stretch; MAX_RANGES],
-    /// What of `memory` is in use: the image, the initramfs, boot data that is still read, the
+    /// The parts of `memory` in use: the image, the initramfs, boot data that is still read, the
     /// trampoline.
     pub reserved: [Stretch; 8],
     /// The initramfs; empty where there is none.

@@ -1,4 +1,4 @@
-//! The serial console, and what the kernel prints on it.
+//! The serial console, and the kernel's messages on it.
 
 use core::fmt;
 
@@ -13,7 +13,7 @@ impl fmt::Write for Console {
     }
 }
 
-/// Prints what programs write.
+/// Prints the output of programs.
 pub fn write(bytes: &[u8]) {
     bytes.iter().copied().for_each(arch::write_console);
 }

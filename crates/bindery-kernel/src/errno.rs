@@ -8,7 +8,7 @@ use linux_raw_sys::errno;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Errno(pub u32);
 
-/// What a system call gives: a value for the program, or why not.
+/// The outcome of a system call: a value for the program, or an errno.
 pub type Outcome = Result<u64, Errno>;
 
 macro_rules! names {

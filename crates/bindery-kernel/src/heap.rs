@@ -20,7 +20,7 @@ static HEAP: Heap = Heap(TalcLock::new(Manual));
 /// The allocator, with functions that are not inlined: hundreds of places call them.
 struct Heap(TalcLock<spin::Mutex<()>, Manual>);
 
-// SAFETY: each call goes on, as it is, to an allocator that obeys the trait.
+// SAFETY: each call is forwarded, unchanged, to an allocator that obeys the trait.
 unsafe impl GlobalAlloc for Heap {
     #[inline(never)]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -47,13 +47,13 @@ unsafe impl GlobalAlloc for Heap {
     }
 }
 
-/// What stays free for calls that have begun, in bytes.
+/// Bytes kept free for calls that have begun.
 const MARGIN: usize = 1 << 20;
 
-/// The share of memory: one part in so many, between 8 and 64 MiB.
+/// The heap's share of memory, as a divisor; the result is between 8 and 64 MiB.
 const SHARE: u64 = 16;
 
-/// Takes the heap from the end of the largest free stretch; says what it took.
+/// Takes the heap from the end of the largest free stretch; returns the taken stretch.
 pub fn begin(information: &Information) -> Stretch {
     let mut ranges =
         [bindery::FrameRange { first: bindery::addr::Frame(0), count: 0 }; crate::boot::MAX_RANGES];
@@ -66,8 +66,8 @@ pub fn begin(information: &Information) -> Stretch {
     let end = (u64::from(largest.first.0) + u64::from(largest.count)) << 12;
     assert!(u64::from(largest.count) << 12 > size, "too little memory for a heap");
     let taken = Stretch { start: end - size, end };
-    // SAFETY: the stretch is free memory by the boot information, in the direct map, and
-    // kept out of what the core gets (`memory::begin`).
+    // SAFETY: the stretch is free memory by the boot information, in the direct map, and kept out
+    // of the core's memory (`memory::begin`).
     let claimed =
         unsafe { HEAP.0.lock().claim(arch::direct_map(taken.start).as_ptr(), size as usize) };
     assert!(claimed.is_some(), "the heap cannot be used");
@@ -87,7 +87,7 @@ pub fn room(bytes: usize) -> Result<(), Errno> {
     }
     let block = Layout::from_size_align(bytes.max(LARGEST_GROWTH), 4096);
     let block = block.map_err(|_| Errno::ENOMEM)?;
-    // SAFETY: a layout of some size; the block is given back as it was got.
+    // SAFETY: a layout of some size; the block came from this allocator.
     unsafe {
         let found = heap.allocate(block).ok_or(Errno::ENOMEM)?;
         heap.deallocate(found.as_ptr(), block);

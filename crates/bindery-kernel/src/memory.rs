@@ -22,13 +22,13 @@ use crate::platform::Machine;
 /// An address space of a program.
 pub type Space = AddressSpace<'static, Machine>;
 
-/// Where the kernel map's addresses begin, on all architectures: they are all that one entry of the
-/// root stands for, and no other mapping of the kernel is near.
+/// The first address of the kernel map, on all architectures. The map covers exactly one entry of
+/// the root, and no other mapping of the kernel is near.
 const MAP_START: VirtAddr = VirtAddr(0xffff_c000_0000_0000);
 /// How many there are, in bytes.
 const MAP_SIZE: u64 = 1 << 39;
 
-/// What was unmapped may keep one frame in so many until the TLBs are made to forget it.
+/// Unmapped areas may hold one frame in this many before a purge flushes the TLBs.
 const PURGE_SHARE: u64 = 256;
 
 /// Frames that were free when the boot was over.
@@ -42,7 +42,7 @@ pub fn begin(information: &Information, heap: Stretch) {
     let mut ranges = [FrameRange { first: Frame(0), count: 0 }; MAX_RANGES];
     let count = information.free_memory(heap, &mut ranges);
     // SAFETY: 1. the boot protocol calls this memory free, and image, heap and initial file system
-    // are cut out of it. 2. The boot tables reach it through the direct map alone.
+    // are cut out of it. 2. The boot tables reach it through only the direct map.
     let memory = match unsafe { Memory::new(Machine, &ranges[..count]) } {
         Ok(memory) => *MEMORY.call_once(|| Box::leak(Box::new(memory))),
         Err(problem) => panic!("the core refuses the machine's memory: {problem}"),
@@ -65,8 +65,8 @@ pub fn begin(information: &Information, heap: Stretch) {
     };
 }
 
-/// Notes how many frames are free: as many must be at the end. What the kernel has taken until now,
-/// it keeps.
+/// Records how many frames are free; the same number must be free at the end. Frames that the
+/// kernel has taken until now it keeps.
 pub fn boot_is_over() {
     FREE_AT_BOOT.store(free_frame_count(), Ordering::Relaxed);
 }
@@ -78,13 +78,13 @@ pub fn memory() -> &'static Memory<Machine> {
     MEMORY.get().expect("memory is set up at boot")
 }
 
-/// What the kernel maps for itself.
+/// The kernel's own mappings.
 #[inline]
 pub fn kernel_map() -> &'static KernelMap<'static, Machine> {
     MAP.get().expect("the kernel map is made at boot")
 }
 
-/// How many frames have leaked, if nothing is left of what came after the boot.
+/// How many frames have leaked, once everything allocated after the boot is freed.
 pub fn leaked_frames() -> i64 {
     FREE_AT_BOOT.load(Ordering::Relaxed) as i64 - free_frame_count() as i64
 }
@@ -103,7 +103,7 @@ fn free_frame_count() -> u64 {
 /// Maps the registers of a device, forever.
 ///
 /// # Panics
-/// Where there is no memory for that: at boot, which cannot go on without.
+/// If no memory is left for that: boot cannot go on without the device.
 pub fn map_device(from: u64, length: u64) -> *mut u8 {
     match kernel_map().ioremap(PhysAddr(from), length, MemoryType::Device) {
         Ok(at) => core::ptr::with_exposed_provenance_mut(at.0 as usize),
@@ -111,14 +111,14 @@ pub fn map_device(from: u64, length: u64) -> *mut u8 {
     }
 }
 
-/// Whether an access of the kernel that faulted at `address` is good now: what is mapped there was
-/// being changed.
+/// Whether an access of the kernel that faulted at `address` may be repeated: the mapping was being
+/// changed.
 pub fn is_resolved(address: u64, needed: Permissions) -> bool {
     let resolve = |map: &&KernelMap<'_, Machine>| map.resolve(VirtAddr(address), needed);
     MAP.get().map(resolve) == Some(Resolution::Retry)
 }
 
-/// What the kernel map has at an address, for a message.
+/// A description of an address in the kernel map, for a message.
 pub struct Explained(pub u64);
 
 impl fmt::Display for Explained {
@@ -145,15 +145,15 @@ impl fmt::Display for Explained {
 /// lies in front of it.
 ///
 /// The page in front is unmapped because each area of the kernel map, live or freed, ends with a
-/// guard page that is never mapped. So what lies directly in front of an area is the guard page of
-/// another, free, or in front of the arena; nothing is mapped at free addresses, and nothing in
-/// the stretch of the root's entry in front of the arena.
+/// guard page that is never mapped. So the page in front of an area is the guard page of another,
+/// free, or in front of the arena; nothing is mapped at free addresses, and nothing in the stretch
+/// of the root's entry in front of the arena.
 pub struct Pages {
     start: NonNull<u8>,
     length: usize,
 }
 
-// SAFETY: the memory is the value's alone, and mapped on all CPUs.
+// SAFETY: the value owns the memory, which is mapped on all CPUs.
 unsafe impl Send for Pages {}
 // SAFETY: as above.
 unsafe impl Sync for Pages {}
@@ -183,8 +183,8 @@ impl Pages {
 
     /// The bytes; whatever they held before, at first.
     pub fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: mapped to read and write until the drop, the value's alone, and memory always
-        // holds some bytes.
+        // SAFETY: mapped to read and write until the drop, owned by the value, and any byte is a
+        // valid `u8`.
         unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), self.length) }
     }
 
@@ -198,8 +198,8 @@ impl Pages {
 impl Drop for Pages {
     fn drop(&mut self) {
         let start = VirtAddr(self.start.as_ptr().expose_provenance() as u64);
-        // SAFETY: 1. made in `new`; 2. the value's alone, and dropped; 3. nobody else has its
-        // frames.
+        // SAFETY: 1. made in `new`; 2. owned by the value, which is being dropped; 3. nothing else
+        // refers to its frames.
         if let Err(problem) = unsafe { kernel_map().vfree(start) } {
             panic!("memory of the kernel cannot be given back: {problem}");
         }

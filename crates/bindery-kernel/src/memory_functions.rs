@@ -19,10 +19,10 @@ const PLACES: usize = 8;
 
 type Bytes = [u8; LONGEST + 2 * EDGE];
 
-/// Calls each function as often as it takes.
+/// Verifies each function over many lengths and alignments.
 ///
 /// # Panics
-/// Where a byte is wrong.
+/// If a byte is wrong.
 pub fn verify() {
     for length in 0..=LONGEST {
         copies(length);

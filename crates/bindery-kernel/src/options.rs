@@ -20,7 +20,7 @@ pub static LOG_CALLS: AtomicBool = AtomicBool::new(false);
 /// How many processes there may be.
 pub static PROCESSES: AtomicUsize = AtomicUsize::new(512);
 
-/// What decides the shapes of the core's lists and trees, instead of chance; 0 for chance.
+/// The seed for the shapes of the core's lists and trees; 0 takes a random one.
 pub static SEED: AtomicU64 = AtomicU64::new(0);
 
 /// Reads the command line; called once, before there is a heap.
@@ -67,12 +67,12 @@ fn pairs() -> impl Iterator<Item = (&'static str, &'static str)> {
     parts().0.split_whitespace().filter_map(|word| word.split_once('='))
 }
 
-/// What a standard descriptor of the first program is.
+/// The kind of a standard descriptor of the first program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Standard {
     /// The console, as a terminal.
     Terminal,
-    /// The console, as bytes alone.
+    /// The console as a stream of bytes.
     Stream,
 }
 
@@ -85,7 +85,7 @@ pub fn standard() -> (Standard, Standard) {
     (kind("input"), kind("output"))
 }
 
-/// The size of the terminal that somebody sits at, in rows and columns: `terminal=ROWSxCOLUMNS`.
+/// The size of an interactive terminal, in rows and columns: `terminal=ROWSxCOLUMNS`.
 pub fn terminal() -> Option<(u16, u16)> {
     let (rows, columns) = value("terminal")?.split_once('x')?;
     Some((rows.parse().ok()?, columns.parse().ok()?))
@@ -96,7 +96,7 @@ pub fn first_program() -> Vec<u8> {
     decode(value("init").or(parts().1.split_whitespace().next()).unwrap_or("/init"))
 }
 
-/// What the first program is called with, its own name first.
+/// The arguments of the first program, its own name first.
 pub fn arguments() -> Vec<Vec<u8>> {
     let words: Vec<_> = parts().1.split_whitespace().map(decode).collect();
     if words.is_empty() { [first_program()].into() } else { words }
@@ -107,7 +107,7 @@ pub fn environment() -> Vec<Vec<u8>> {
     pairs().filter(|(key, _)| *key == "env").map(|(_, value)| decode(value)).collect()
 }
 
-/// A word with `%XX` replaced by the byte; what is no such thing stays as it is.
+/// A word with each `%XX` replaced by the byte; all else stays.
 fn decode(word: &str) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(word.len());
     let mut rest = word.as_bytes();

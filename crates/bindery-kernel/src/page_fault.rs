@@ -26,8 +26,7 @@ fn fault(address: u64, access: Access) -> Result<Resolved, FaultError> {
     process::with_space(|space| space.fault_with_keys(VirtAddr(address), access, keys))
 }
 
-/// What a fault comes to that the core has not resolved: room is made, or the program gets a
-/// signal.
+/// Handles a fault that the core has not resolved: makes room, or signals the program.
 #[cold]
 #[inline(never)]
 fn unresolved(address: u64, access: Access, mut problem: FaultError) {

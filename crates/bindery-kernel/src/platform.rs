@@ -13,7 +13,7 @@ use spin::Once;
 use crate::sync::{self, SleepingLock};
 use crate::{arch, options, time};
 
-/// What memory management asks of the threads of the kernel.
+/// The services of threads that memory management needs.
 pub trait Threads: Sync {
     /// As [`Platform::park_for_handler`].
     fn park_for_handler(&self, word: &AtomicU32, expected: u32);
@@ -59,12 +59,12 @@ fn threads() -> Option<&'static dyn Threads> {
 pub struct Machine;
 
 // SAFETY:
-// 1. The direct map covers all memory: the boot code makes it and nothing takes
-//    away; the frames are the free memory of the boot protocol, without image, heap and initramfs.
-// 2. Programs run on the first CPU alone, so its TLB is the only one that can hold a translation of
-//    a program's address; `arch::invalidate` waits until it has forgotten. The kernel's own
-//    addresses are the same for all CPUs, and each may have looked them up ahead of any use:
-//    `arch::invalidate_kernel` makes every CPU forget that runs, idle or not, and waits for all.
+// 1. The direct map covers all memory: the boot code makes it and nothing removes it; the frames
+//    are the free memory of the boot protocol, without image, heap and initramfs.
+// 2. Programs run only on the first CPU, so its TLB is the only one that can hold a translation of
+//    a program's address; `arch::invalidate` waits until it is flushed. The kernel's own addresses
+//    are the same for all CPUs, and each may have walked them speculatively:
+//    `arch::invalidate_kernel` flushes every running CPU, idle or not, and waits for all.
 // 3. No thread is preempted in the kernel, and none sleeps in a read section: the caller of
 //    `synchronize` or `is_over` runs on the only CPU that enters sections, outside of any.
 // 4. `arch::cpu` reads the CPU's own register.
@@ -95,7 +95,7 @@ unsafe impl Platform for Machine {
 
     #[inline]
     unsafe fn read_bytes(&self, from: NonNull<u8>, into: &mut [u8]) {
-        // SAFETY: the core promises that the bytes are there; `into` is another place.
+        // SAFETY: the core promises `from` valid for the length; `into` does not overlap it.
         unsafe { arch::copy_bytes(from.as_ptr(), into.as_mut_ptr(), into.len()) }
     }
 

@@ -20,7 +20,7 @@ struct Probes;
 impl Accesses for Probes {
     fn read(&mut self, at: VirtAddr, by: AccessBy) -> Result<u64, AccessFault> {
         match by {
-            // SAFETY: pages of the self-test alone, at aligned addresses.
+            // SAFETY: pages that only the self-test uses, at aligned addresses.
             AccessBy::Kernel => unsafe { probe::load(at.0) },
             AccessBy::UserCopy => {
                 let mut bytes = [0; WORD];
@@ -48,7 +48,7 @@ impl Accesses for Probes {
         if let Some(code) = kernel_map().physical(at) {
             arch::synchronize_instructions(code.0, PAGE_SIZE);
         }
-        // SAFETY: a page of the self-test alone, which begins with `code`.
+        // SAFETY: a page that only the self-test uses and that begins with `code`.
         unsafe { probe::call(at.0) }
     }
 
@@ -66,11 +66,11 @@ fn whole(copied: usize) -> Result<(), AccessFault> {
     if copied == WORD { Ok(()) } else { Err(AccessFault::Unknown) }
 }
 
-/// Tests the first CPU, before any program has an address space. With `self-test=off`, by its
-/// registers alone: nothing was mapped yet then, so what follows finds the core's lists new.
+/// Tests the first CPU, before any program has an address space. With `self-test=off` it checks
+/// only the registers and maps nothing, so that later work finds the core's lists new.
 ///
 /// # Panics
-/// Where a control bit is wrong, or there is no memory for the test.
+/// If a control bit is wrong, or memory for the test is missing.
 pub fn run() {
     if options::value("provoke") == Some("control-bit") {
         arch::break_control_bit();
@@ -100,7 +100,7 @@ pub fn run() {
 /// tables.
 ///
 /// # Panics
-/// Where a control bit is wrong.
+/// If a control bit is wrong.
 pub fn registers() {
     good(check::machine::<Machine>(None, None, &mut Probes));
 }

@@ -3,8 +3,8 @@
 use crate::boot::Information;
 use crate::{arch, files, heap, memory, options, process, self_test, services, time, workload};
 
-/// Where every architecture's entry code ends: the MMU is on, the kernel runs where it was linked,
-/// on a stack of its own, with exceptions caught and interrupts off.
+/// Continues after the entry code of each architecture: the MMU is on, the kernel runs at its
+/// linked address, on a stack of its own, exceptions are caught and interrupts are off.
 pub fn begin(information: &Information) -> ! {
     options::read(information.command_line);
     let information = &information.without_first(options::unused_memory());

@@ -8,9 +8,9 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use bindery::sync::{RawLock, SpinLock};
 use spin::Once;
 
-/// Nobody has the lock.
+/// No thread has the lock.
 const FREE: u32 = 0;
-/// Somebody has it.
+/// A thread has it.
 const TAKEN: u32 = 1;
 /// Somebody has it, and others may be parked on the word.
 const WANTED: u32 = 2;
@@ -19,7 +19,7 @@ const WANTED: u32 = 2;
 pub struct SleepingLock(AtomicU32);
 
 // SAFETY: 1. the word leaves `FREE` by one exchange at a time, which acquires what the holder
-// released, and the holder alone brings it back. 2. Parking does not panic.
+// released, and only the holder resets it. 2. Parking does not panic.
 unsafe impl RawLock for SleepingLock {
     type State = ();
 
@@ -49,7 +49,7 @@ unsafe impl RawLock for SleepingLock {
     }
 }
 
-/// What parks threads. Its functions do not panic.
+/// The service that parks threads. Its functions do not panic.
 pub trait Parking: Sync {
     /// As [`park`].
     fn park(&self, word: &AtomicU32, expected: u32);
@@ -63,12 +63,12 @@ static PARKING: Once<&'static dyn Parking> = Once::new();
 /// How many threads are parked.
 static PARKED: AtomicU32 = AtomicU32::new(0);
 
-/// Registers what parks threads.
+/// Registers the service that parks threads.
 pub fn set_parking(parking: &'static dyn Parking) {
     PARKING.call_once(|| parking);
 }
 
-/// Called by what parks threads, when their number changes.
+/// Called by the service when the number of parked threads changes.
 pub fn set_parked(count: u32) {
     PARKED.store(count, Ordering::Relaxed);
 }
@@ -94,8 +94,8 @@ pub fn unpark(word: *const AtomicU32) {
     }
 }
 
-/// For what is held for a moment, never across a sleep or a copy to or from a program.
+/// For short sections, never across a sleep or a copy to or from a program.
 pub type Mutex<T> = bindery::sync::Mutex<SpinLock, T>;
 
-/// For what may be held across a sleep.
+/// For sections that may sleep.
 pub type SleepingMutex<T> = bindery::sync::Mutex<SleepingLock, T>;

@@ -11,21 +11,21 @@ use crate::sync::Mutex;
 /// Nanoseconds in a second.
 pub const SECOND: u64 = 1_000_000_000;
 
-/// What sleeps until a time.
+/// A sleeper that a timer wakes.
 pub trait Sleeper: Send + Sync {
     /// Wakes it, if it sleeps.
     fn wake(self: Arc<Self>);
 }
 
-/// What happens at a time.
+/// The action at a time.
 pub enum Event {
     /// A thread wakes up.
     Wake(Weak<dyn Sleeper>),
-    /// Anything else; runs with interrupts off, in whatever thread is there.
+    /// Any other action; it runs with interrupts off, in the context of any thread.
     Call(Box<dyn FnOnce() + Send>),
 }
 
-/// Names an event, so that it can be taken back.
+/// Identifies an event, to cancel it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct EventId {
     at: u64,
@@ -35,10 +35,10 @@ pub struct EventId {
 static EVENTS: Mutex<BTreeMap<EventId, Event>> = Mutex::new(BTreeMap::new());
 static SERIAL: AtomicU64 = AtomicU64::new(0);
 
-/// What the timer is set for; `u64::MAX` for nothing.
+/// The time that the timer is set for; `u64::MAX` for none.
 static NEXT: AtomicU64 = AtomicU64::new(u64::MAX);
 
-/// What to add to the time since power-on for the time of day, in nanoseconds.
+/// The difference between the time of day and the time since power-on, in nanoseconds.
 static REAL_TIME_OFFSET: AtomicU64 = AtomicU64::new(0);
 
 /// When the running thread's turn ends; `u64::MAX` for never.

@@ -14,7 +14,7 @@ use crate::{calls, time};
 /// A system call. The result is in the registers afterwards.
 pub fn system_call(registers: &mut Registers) {
     let Some(outcome) = calls::dispatch(registers) else {
-        // The registers are a program's own: what looks like a result is none.
+        // The registers are a program's own, without a result of the call.
         return leave(registers, From::Exception);
     };
     registers.set_result(match outcome {
@@ -24,7 +24,7 @@ pub fn system_call(registers: &mut Registers) {
     leave(registers, From::SystemCall);
 }
 
-/// Another exception of a program: the signal that tells it, with `si_code` and `si_addr`.
+/// Another exception of a program: sends it a signal with `si_code` and `si_addr`.
 pub fn exception(registers: &mut Registers, signal: u32, code: i32, address: u64) {
     signal::exception(signal, code, address);
     leave(registers, From::Exception);
@@ -39,15 +39,15 @@ pub fn timer(registers: Option<&mut Registers>) {
     }
 }
 
-/// An interrupt that means nothing else: the thread may have to do something before it goes on.
+/// Any other interrupt: the thread may have pending work before it continues.
 pub fn interrupt(registers: Option<&mut Registers>) {
     if let Some(registers) = registers {
         leave(registers, From::Exception);
     }
 }
 
-/// Does what a thread has to do before it goes back to its program: give the CPU away, end, or run
-/// a signal handler.
+/// Does the pending work of a thread on its way to its program: yields the CPU, ends, or runs a
+/// signal handler.
 #[inline(always)]
 pub fn leave(registers: &mut Registers, from: From) {
     if process::current().work.load(Ordering::Relaxed) != 0

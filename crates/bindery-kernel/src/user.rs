@@ -39,7 +39,7 @@ plain!(general::pollfd, general::stat, general::statfs64, general::statx, genera
 // SAFETY: each element is.
 unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 
-/// What resolves faults of copies in the name of the running program.
+/// The handler of faults during copies for the running program.
 pub trait Faults: Sync {
     /// Resolves the fault of an access by the running program.
     ///
@@ -53,7 +53,7 @@ pub trait Faults: Sync {
 
 static FAULTS: Once<&'static dyn Faults> = Once::new();
 
-/// Registers what resolves faults.
+/// Registers the handler of faults.
 pub fn set_faults(faults: &'static dyn Faults) {
     FAULTS.call_once(|| faults);
 }
@@ -64,8 +64,8 @@ fn faults() -> &'static dyn Faults {
     *FAULTS.get().expect("programs run after the handler of faults is registered")
 }
 
-/// Does something that may fault. Where there is no memory for that, room is made, as for a fault
-/// of the program itself.
+/// Runs an action that may fault. When memory is short it makes room, as for a fault of the program
+/// itself.
 fn attempt(mut act: impl FnMut() -> Result<(), FaultError>) -> Result<(), Errno> {
     loop {
         match act() {
@@ -97,7 +97,7 @@ fn within(at: u64, length: usize) -> usize {
 /// locks held.
 ///
 /// # Safety
-/// 1. `from` is valid for reads of `length` bytes, which may change meanwhile.
+/// 1. `from` is valid for reads of `length` bytes, which may change during the copy.
 #[inline]
 pub unsafe fn put(at: u64, from: *const u8, length: usize) -> usize {
     // SAFETY: the caller's promise; addresses of the kernel are left out.
@@ -183,8 +183,8 @@ pub fn write<T: Plain>(at: u64, value: &T) -> Result<(), Errno> {
     write_bytes(at, bytes_of(value))
 }
 
-/// Changes a word of the running program, unless `change` leaves it alone. No other thread runs between
-/// the last look at the word and the write. Returns what the word was.
+/// Changes a word of the running program; `change` returns `None` to leave it. No other thread runs
+/// between the last read and the write. Returns the old word.
 pub fn update(at: u64, mut change: impl FnMut(u32) -> Option<u32>) -> Result<u32, Errno> {
     loop {
         let old = read::<u32>(at)?;
@@ -201,7 +201,7 @@ pub fn update(at: u64, mut change: impl FnMut(u32) -> Option<u32>) -> Result<u32
 
 /// The bytes of a value.
 pub fn bytes_of<T: Plain>(value: &T) -> &[u8] {
-    // SAFETY: a plain value's bytes may be looked at; they live as long as the value.
+    // SAFETY: a plain value's bytes may be read; they live as long as the value.
     unsafe { core::slice::from_raw_parts(core::ptr::from_ref(value).cast(), size_of::<T>()) }
 }
 
@@ -214,7 +214,7 @@ pub fn text(at: u64, limit: usize) -> Result<Vec<u8>, Errno> {
     let mut piece = [0; 256];
     while text.len() < limit {
         let from = at.checked_add(text.len() as u64).ok_or(Errno::EFAULT)?;
-        // Not beyond the page: what lies there may not be mapped.
+        // Not beyond the page: the next one may be unmapped.
         let in_page = 4096 - (from % 4096) as usize;
         let piece = &mut piece[..in_page.min(256).min(limit - text.len())];
         read_bytes(from, piece)?;
@@ -222,7 +222,7 @@ pub fn text(at: u64, limit: usize) -> Result<Vec<u8>, Errno> {
             text.extend_from_slice(&piece[..end]);
             return Ok(text);
         }
-        // After the sleep that reading may be: others have taken from the heap meanwhile.
+        // After the read, which may have slept: other threads may have taken from the heap.
         heap::room(2 * (text.len() + piece.len()))?;
         text.extend_from_slice(piece);
     }

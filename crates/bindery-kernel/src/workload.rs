@@ -23,7 +23,7 @@ const PAGES: usize = 256;
 /// A physical address behind everything that the machines have.
 const NOWHERE: u64 = 0x3_0000_0000;
 
-/// What is to be mapped at a page.
+/// The expected mapping of a page.
 #[derive(Clone, Copy)]
 enum Expected<'a> {
     /// Any memory.
@@ -37,7 +37,7 @@ enum Expected<'a> {
 /// Runs the workload that the command line asks for, if any.
 ///
 /// # Panics
-/// Where the workload is unknown, or an operation fails or does not do what it should.
+/// If the workload is unknown, or an operation fails or has a wrong result.
 pub fn run() {
     match options::value("workload") {
         None => {}
@@ -79,8 +79,8 @@ fn vmalloc<const MAKE: u32, const UNMAKE: u32>(
     iterations: usize,
 ) {
     let make = || good(kernel_map().vmalloc(size, &options));
-    // SAFETY: 1. `make` made it; 2. and 3. what `measure` wrote is verified before, and nobody else
-    // has it.
+    // SAFETY: 1. `make` made it; 2. and 3. `measure` verifies its writes before, and nothing else
+    // uses the memory.
     let unmake = |at| good(unsafe { kernel_map().vfree(at) });
     measure::<MAKE, UNMAKE>(name, iterations, make, unmake, Expected::Memory(size));
 }
@@ -89,7 +89,7 @@ fn vmap<const MAKE: u32, const UNMAKE: u32>(name: &str, frames: &[Frame], piece:
     let runs = frames.chunk_by(|one, next| one.0 + 1 == next.0);
     assert!(frames.len() == PAGES && runs.into_iter().all(|run| run.len() == piece));
     let make = || good(kernel_map().vmap(frames, &VmapOptions::default()));
-    // SAFETY: 1. `make` made it; 2. nobody accesses it.
+    // SAFETY: 1. `make` made it; 2. nothing accesses it.
     let unmake = |at| good(unsafe { kernel_map().vunmap(at, UnmapTime::Later) });
     measure::<MAKE, UNMAKE>(name, ITERATIONS, make, unmake, Expected::Frames(frames));
 }
@@ -97,7 +97,7 @@ fn vmap<const MAKE: u32, const UNMAKE: u32>(name: &str, frames: &[Frame], piece:
 fn ioremap<const MAKE: u32, const UNMAKE: u32>(name: &str, from: u64) {
     let from = PhysAddr(from);
     let make = || good(kernel_map().ioremap(from, MIB, MemoryType::Device));
-    // SAFETY: 1. `make` made it; 2. nobody accesses it.
+    // SAFETY: 1. `make` made it; 2. nothing accesses it.
     let unmake = |at| good(unsafe { kernel_map().iounmap(at) });
     measure::<MAKE, UNMAKE>(name, ITERATIONS, make, unmake, Expected::Nowhere(from, MIB));
 }
@@ -136,8 +136,8 @@ fn measure<const MAKE: u32, const UNMAKE: u32>(
     log!("kernel-map: {name}: ok");
 }
 
-/// Verifies that what is mapped from `at` on is what is to be: what the kernel map says of each
-/// page, and that a page's memory is the same here and in the direct map.
+/// Verifies the mappings from `at` on: that the kernel map reports the expected frame of each page,
+/// and that a page has the same memory here and in the direct map.
 fn verify(at: VirtAddr, expected: Expected<'_>) {
     let size = match expected {
         Expected::Memory(size) | Expected::Nowhere(_, size) => size,
@@ -184,7 +184,7 @@ impl Pool {
         Self { at, frames: frames.map(|at| Frame((at.0 / PAGE_SIZE) as u32)).collect() }
     }
 
-    /// 1 MiB of aligned pieces of 2^`order` frames, of which none follows the one before.
+    /// 1 MiB of aligned pieces of 2^`order` frames, no two of them adjacent.
     fn pieces(&self, order: u8) -> Vec<Frame> {
         let length = 1_usize << order;
         let is_aligned = |place: &usize| self.frames[*place].is_aligned(Order(order));
@@ -196,8 +196,8 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // SAFETY: 1. the pool made it; 2. nobody accesses it; 3. the areas that had its frames are
-        // gone.
+        // SAFETY: 1. the pool made it; 2. nothing accesses it; 3. the areas that mapped its frames
+        // are unmapped.
         good(unsafe { kernel_map().vfree(self.at) });
     }
 }

@@ -1,5 +1,5 @@
-//! The mappings that the kernel makes at boot: its image, the direct map, what the firmware left in
-//! memory. There is no [`bindery::KernelMap`] yet, and these addresses lie outside of its arena.
+//! The mappings that the kernel makes at boot: its image, the direct map, the firmware's tables.
+//! There is no [`bindery::KernelMap`] yet, and these addresses lie outside of its arena.
 //!
 //! Both architectures build these tables here, from the core's entry formats. A stretch of memory
 //! is mapped by the largest leaves that its virtual and physical address allow:
@@ -9,8 +9,8 @@
 //!               | 2 MiB leaves | 1 GiB leaf            | 2 MiB | 4 KiB leaves |
 //! ```
 //!
-//! Only empty entries are filled: what is mapped already stays as it is, so nothing has to be
-//! invalidated and no entry needs break-before-make.
+//! Only empty entries are filled: existing mappings stay, so nothing has to be invalidated and no
+//! entry needs break-before-make.
 
 use bindery::addr::{Frame, PAGE_SIZE, VirtAddr};
 use bindery::arch::{Arch, Entry, Kind, Level, MemoryType, Permissions};
@@ -19,7 +19,7 @@ use crate::boot::Stretch;
 
 use super::{EntryFormat, largest_leaf};
 
-/// What is mapped, and so with which permissions.
+/// The use of a mapping, which decides its permissions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mapping {
     /// Code of the kernel.
@@ -49,9 +49,9 @@ impl Mapping {
 /// The memory that tables lie in.
 ///
 /// # Safety
-/// 1. [`TableMemory::allocate`] returns frames that are zeroed and that nobody else uses.
-/// 2. [`TableMemory::entries`] is where a table that was allocated, or the root, can be read and
-///    written.
+/// 1. [`TableMemory::allocate`] returns frames that are zeroed and unused.
+/// 2. [`TableMemory::entries`] is valid to read and write the entries of the root and of each
+///    allocated table.
 pub unsafe trait TableMemory {
     /// An empty table.
     fn allocate(&mut self) -> Frame;
@@ -64,12 +64,12 @@ pub unsafe trait TableMemory {
 pub struct BootTables<M> {
     /// The table of the highest level.
     pub root: Frame,
-    /// Where further tables come from.
+    /// The source of further tables.
     pub memory: M,
 }
 
 impl<M: TableMemory> BootTables<M> {
-    /// Maps the whole pages around `memory`, of which the first is mapped at the page of `at`.
+    /// Maps the whole pages around `memory`, the first one at the page of `at`.
     pub fn map(&mut self, at: VirtAddr, memory: Stretch, mapping: Mapping) {
         let start = memory.start & !(PAGE_SIZE - 1);
         let end = memory.end.next_multiple_of(PAGE_SIZE);
@@ -77,7 +77,7 @@ impl<M: TableMemory> BootTables<M> {
         let largest = largest_leaf();
         let mut physical = start;
         while physical < end {
-            // The larger leaves are for what is left of `memory`.
+            // A leaf must fit into the rest of `memory`.
             let leaf = |frame, level: Level<_>| {
                 let fits = level <= largest && level.span() <= end - physical;
                 fits.then(|| mapping.leaf(frame, level))
@@ -89,8 +89,8 @@ impl<M: TableMemory> BootTables<M> {
     }
 
     /// Maps `physical` at `at` by the first leaf, from the largest down, that `leaf` makes and that
-    /// both addresses allow. Returns how many bytes from `at` on a leaf maps now, which may be one
-    /// that was there before.
+    /// both addresses allow. Returns how many bytes from `at` on one leaf maps now; it may be an
+    /// older leaf.
     fn map_leaf(
         &mut self,
         at: VirtAddr,

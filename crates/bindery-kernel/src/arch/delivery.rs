@@ -8,8 +8,8 @@ pub struct Delivery {
     pub information: [u8; 128],
     /// The handler's address.
     pub handler: u64,
-    /// What the handler returns to: `sa_restorer`; 0 if there is none (x86-64), or the address of
-    /// the trampoline (AArch64).
+    /// The handler's return address: `sa_restorer`; 0 for none (x86-64), or the address of the
+    /// trampoline (AArch64).
     pub restorer: u64,
     /// Whether the handler has asked for `information` (`SA_SIGINFO`).
     pub with_information: bool,

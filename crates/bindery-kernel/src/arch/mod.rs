@@ -10,7 +10,7 @@
 //! | `delivery` | for both: what a signal frame is made of |
 //! | `boot` | from the boot protocol to [`crate::start`] |
 //! | `cpu_check` | features without which the kernel cannot run |
-//! | `cpu_features` | features that it uses where they are there; `AT_HWCAP` |
+//! | `cpu_features` | optional features that it uses; `AT_HWCAP` |
 //! | `machine` | memory, CPUs and devices, by ACPI or the device tree |
 //! | `page_tables` | the kernel's own tables, the direct map |
 //! | `tlb` | the table root that is loaded, TLB invalidation |

@@ -1,9 +1,9 @@
 //! Single accesses of the kernel that may fault: the self-test at boot makes them
 //! ([`crate::self_test`]).
 //!
-//! Each architecture has a routine for each kind of access. The routines keep nothing on the stack
-//! but what their caller put there. So a fault at the address that is expected, in the routine or
-//! in the fetch that it leads to, ends the routine: the handler of the fault returns to its caller.
+//! Each architecture has a routine for each kind of access. The routines push nothing on the stack.
+//! So a fault at the expected address, in the routine or in the fetch that it leads to, ends the
+//! routine: the handler of the fault returns to its caller.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,15 +11,15 @@ use bindery::check::AccessFault;
 
 use super::told;
 
-/// Set in what a routine returns, beside what the processor says of the fault.
+/// Set in the result of a routine, beside the processor's code of the fault.
 pub(super) const FAULTED: u64 = 1 << 63;
 
-/// What a routine returns, in two registers.
+/// The result of a routine, in two registers.
 #[repr(C)]
 struct Probed {
-    /// What was loaded.
+    /// The loaded value.
     value: u64,
-    /// 0, or [`FAULTED`] and the fault as the architecture tells it.
+    /// 0, or [`FAULTED`] and the architecture's code of the fault.
     fault: u64,
 }
 
@@ -29,8 +29,7 @@ unsafe extern "C" {
     fn probe_call(at: u64) -> Probed;
 }
 
-/// The address of the access that is being made; 0 at all other times. The first CPU alone makes
-/// any.
+/// The address of the access in progress; 0 at all other times. Only the first CPU makes any.
 static EXPECTED: AtomicU64 = AtomicU64::new(0);
 
 /// Whether a fault at `address` is the self-test's.
@@ -48,7 +47,7 @@ fn probe(at: u64, access: impl FnOnce() -> Probed) -> Result<u64, AccessFault> {
 /// Loads eight bytes.
 ///
 /// # Safety
-/// 1. `at` is aligned, and a fault there is the self-test's alone.
+/// 1. `at` is aligned, and only the self-test may fault there.
 pub unsafe fn load(at: u64) -> Result<u64, AccessFault> {
     // SAFETY: the caller's promise: it loads, or nothing.
     probe(at, || unsafe { probe_load(at) })

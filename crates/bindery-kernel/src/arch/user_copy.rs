@@ -16,11 +16,11 @@ unsafe extern "C" {
 /// written.
 ///
 /// # Safety
-/// 1. `from` is valid for reads of `length` bytes, which may change meanwhile.
+/// 1. `from` is valid for reads of `length` bytes, which may change during the copy.
 /// 2. The `length` bytes at `to` lie below the end of programs' addresses.
 #[inline]
 pub unsafe fn copy_to_user(to: u64, from: *const u8, length: usize) -> usize {
-    // SAFETY: the caller's promise. Of a program, nothing but what it may write itself is written.
+    // SAFETY: the caller's promise. Only memory that the program itself may write is written.
     length - unsafe { copy_to_program(to, from, length) }
 }
 
@@ -36,7 +36,7 @@ pub unsafe fn copy_from_user(to: *mut u8, from: u64, length: usize) -> usize {
     length - unsafe { copy_from_program(to, from, length) }
 }
 
-/// Copies bytes of the kernel that may change meanwhile.
+/// Copies bytes of the kernel that may change during the copy.
 ///
 /// # Safety
 /// 1. `from` is valid for reads and `to` for writes of `length` bytes.

@@ -135,8 +135,8 @@ fn with_more(call: Call, arguments: [u64; 6]) -> Outcome {
     if call == Call::ProcessMadvise && outcome == Err(Errno::EBADF) {
         return Err(refused);
     }
-    // As Linux: `mmap` does not tell that there was no memory for pages in advance, but somebody
-    // has to make room.
+    // Like on Linux, `mmap` does not report that memory was short for pages in advance, but room
+    // has to be made.
     if call == Call::Mmap
         && arguments[3] as u32 & (MAP_POPULATE | MAP_LOCKED) != 0
         && let Ok(start) = outcome

@@ -3,7 +3,7 @@
 //! | file | what |
 //! |---|---|
 //! | `memory` | the core's calls, by `bindery_linux` |
-//! | `nodes` | memory nodes, of which there is one |
+//! | `nodes` | memory nodes: there is one |
 //! | [`segments`] | System V shared memory |
 //! | `vm_copy` | `process_vm_readv`, `process_vm_writev`, `process_mrelease` |
 //! | [`crate::process::calls`] | processes, threads, signals, time, limits |

@@ -44,7 +44,7 @@ fn bind(start: u64, length: u64, mode: u32, nodes: u64, count: u64, flags: u32) 
     })
 }
 
-/// Refuses what is no policy, or names other nodes than node 0 alone.
+/// Refuses an unknown policy, or any node besides node 0.
 fn check_policy(mode: u32, nodes: u64, count: u64) -> Result<(), Errno> {
     let (policy, flags) = (mode & !MPOL_MODE_FLAGS, mode & MPOL_MODE_FLAGS);
     let both = MPOL_F_STATIC_NODES | MPOL_F_RELATIVE_NODES;
@@ -63,7 +63,8 @@ fn check_policy(mode: u32, nodes: u64, count: u64) -> Result<(), Errno> {
 
 /// The first 64 of a program's set of nodes; of the others none may be named.
 fn named_nodes(at: u64, count: u64) -> Result<u64, Errno> {
-    // As Linux: the count is one more than the bits that are looked at, and no more than a page's.
+    // Like on Linux, the count is one more than the bits that are read, and at most those of a
+    // page.
     let Some(bits) = count.checked_sub(1).filter(|bits| *bits > 0 && at != 0) else {
         return Ok(0);
     };

@@ -59,7 +59,7 @@ fn one(segments: &'static All, number: u32, arguments: [u64; 3]) -> Outcome {
 
 /// The running thread's rights to lock segments, for a command of `shmctl`.
 fn locking(command: u64) -> Result<SegmentLocking<'static>, Errno> {
-    /// For commands that look at no account.
+    /// For commands that charge no account.
     static NONE: LockAccount = LockAccount::new();
     let who = process::credentials();
     Ok(SegmentLocking {
@@ -103,7 +103,7 @@ fn all() -> Result<&'static All, Errno> {
 pub fn listing(out: &mut dyn fmt::Write) -> fmt::Result {
     match all() {
         Ok(segments) => proc::sysvipc_shm(segments, out),
-        // Where there is no memory for segments, there are none.
+        // Without memory for segments there are none.
         Err(_) => Ok(()),
     }
 }

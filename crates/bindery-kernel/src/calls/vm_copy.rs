@@ -42,7 +42,7 @@ fn release(descriptor: i32, flags: u32) -> Outcome {
     }))
 }
 
-/// The core's name for what is refused about another process.
+/// The core's error for a refusal about another process.
 fn linux_errno(errno: Errno) -> bindery::Errno {
     match errno {
         Errno::EPERM => bindery::Errno::EPERM,

@@ -21,7 +21,7 @@ pub enum Kind {
     Pipe,
     /// A socket.
     Socket,
-    /// What has a descriptor and no more: eventfd, pidfd, epoll.
+    /// A file that only has a descriptor: eventfd, pidfd, epoll.
     Anonymous,
 }
 
@@ -83,7 +83,7 @@ impl Attributes {
     }
 }
 
-/// What is changed of a node's attributes.
+/// A change of a node's attributes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Change {
     /// Permission bits.
@@ -100,10 +100,9 @@ pub struct Entry {
     pub name: Vec<u8>,
     /// The inode's number.
     pub number: u64,
-    /// What it is.
+    /// The kind of the node.
     pub kind: Kind,
-    /// The entry's position in the directory: rising, and the same while the name is there; from 3
-    /// on.
+    /// The entry's position in the directory: rising, fixed while the name exists, from 3 on.
     pub cookie: u64,
 }
 

@@ -1,8 +1,8 @@
 //! The console: the serial line as a terminal.
 //!
-//! Nothing tells the kernel that a byte has come: a thread that waits for one polls the line
-//! every ten milliseconds. Where somebody sits at the terminal (`terminal=` on the command line)
-//! that goes on forever, so that a program that computes can be interrupted.
+//! Nothing tells the kernel that a byte has come: a thread that waits for one polls the line every
+//! ten milliseconds. With an interactive terminal (`terminal=` on the command line) it is polled
+//! all the time, so that a program that computes can be interrupted.
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -30,16 +30,16 @@ use super::descriptor::Description;
 use super::node::{Node, Place};
 use super::poll;
 
-/// How often the line is looked at while somebody waits, in nanoseconds.
+/// The interval of polling while a thread waits, in nanoseconds.
 const INTERVAL: u64 = 10_000_000;
 
-/// The most that is kept of what nobody reads.
+/// The most unread bytes that are kept.
 const TYPED_AHEAD: usize = 4096;
 
-/// What erases besides the character that the settings name.
+/// Erases, besides the character that the settings name.
 const BACKSPACE: u8 = 8;
 
-// Where the settings name the characters that mean something (termios(3)).
+// Indices of the control characters in the settings (termios(3)).
 const INTERRUPT: usize = 0;
 const QUIT: usize = 1;
 const ERASE: usize = 2;
@@ -48,7 +48,7 @@ const END_OF_FILE: usize = 4;
 const SUSPEND: usize = 10;
 
 struct Line {
-    /// What can be read; `None` is an end of file that was typed.
+    /// Bytes to be read; `None` is an end of file that was typed.
     ready: VecDeque<Option<u8>>,
     /// The line that is being typed.
     typing: VecDeque<u8>,
@@ -80,7 +80,7 @@ pub fn begin() {
     *LINE.lock() = Some(Line { ready, typing, settings, size, takes_bytes });
 }
 
-/// From now on the line is looked at again and again, if somebody sits at the terminal.
+/// Polls the line from now on, if it is an interactive terminal.
 pub fn listen() {
     if options::terminal().is_some() {
         time::schedule(time::now() + INTERVAL, Event::Call(Box::new(look_again)));
@@ -166,11 +166,11 @@ impl Line {
     }
 }
 
-/// Takes what has come over the line.
+/// Takes the bytes that the line has received.
 fn pump() {
     let mut line = LINE.lock();
     let Some(line) = &mut *line else { return };
-    // What a stream holds waits in the device, and at its other end.
+    // Further bytes of a stream wait in the device, and at its other end.
     while !(line.takes_bytes && line.ready.len() >= TYPED_AHEAD)
         && let Some(byte) = arch::read_console()
     {
@@ -178,7 +178,7 @@ fn pump() {
     }
 }
 
-/// Has the line looked at, and all of its waiters woken, after a while.
+/// Wakes all waiters after the interval, so that they poll the line.
 fn watch() {
     if IS_WATCHED.swap(true, Ordering::Relaxed) {
         return;
@@ -191,7 +191,7 @@ fn watch() {
     time::schedule(time::now() + INTERVAL, Event::Call(Box::new(look)));
 }
 
-/// Whether there is something to read; if not, the line is looked at again after a while.
+/// Whether there are bytes to read; if not, the line is polled again after the interval.
 pub fn has_input() -> bool {
     pump();
     let some = LINE.lock().as_ref().is_some_and(|line| !line.ready.is_empty());
@@ -201,7 +201,7 @@ pub fn has_input() -> bool {
     some
 }
 
-/// Reads what has come, or waits for it.
+/// Reads received bytes, or waits for them.
 ///
 /// # Errors
 /// `EAGAIN`, or that the call is made again after a signal.

@@ -1,4 +1,4 @@
-//! Descriptors: what a process has open.
+//! Descriptors: the open files of a process.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -21,13 +21,13 @@ use super::permission;
 /// The most descriptors that a process may ever have.
 pub const HARD_LIMIT: u64 = 4096;
 
-/// One opening of a node: what descriptors share after `dup` and `fork`.
+/// One opening of a node, which descriptors share after `dup` and `fork`.
 pub struct Description {
-    /// Where it was found.
+    /// The place at which it was found.
     pub place: Arc<Place>,
-    /// What is read and written.
+    /// The node that is read and written.
     pub node: Arc<dyn Node>,
-    /// Where the next read or write begins; locked for as long as one lasts.
+    /// The position of the next read or write; locked for as long as one lasts.
     pub position: SleepingMutex<u64>,
     flags: AtomicU32,
 }
@@ -51,7 +51,7 @@ impl Description {
         self.flags.load(Ordering::Relaxed)
     }
 
-    /// Changes what can be changed of the flags (`F_SETFL`).
+    /// Changes the changeable flags (`F_SETFL`).
     pub fn set_flags(&self, flags: u32) {
         let kept = self.flags() & !CHANGEABLE;
         self.flags.store(kept | flags & CHANGEABLE, Ordering::Relaxed);
@@ -80,7 +80,7 @@ impl Description {
         if flags & O_PATH == 0 && may_write(flags) { Ok(&*self.node) } else { Err(Errno::EBADF) }
     }
 
-    /// Its object with what may be done to it.
+    /// Its object with the allowed access.
     ///
     /// # Errors
     /// `EINVAL` where it has none.
@@ -100,7 +100,7 @@ impl Drop for Description {
     }
 }
 
-/// What becomes of a descriptor at `exec`.
+/// The fate of a descriptor at `exec`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AtExec {
     /// It stays open.
@@ -122,19 +122,19 @@ pub struct Files {
     surroundings: Arc<Surroundings>,
 }
 
-/// What is shared with `CLONE_FILES`.
+/// The part shared with `CLONE_FILES`.
 #[derive(Default)]
 struct Descriptors {
     table: Mutex<Vec<Option<Slot>>>,
 }
 
-/// What is shared with `CLONE_FS`.
+/// The part shared with `CLONE_FS`.
 struct Surroundings {
     directory: Mutex<Arc<Place>>,
     umask: AtomicU32,
 }
 
-/// Whether a child gets what its parent has, or a copy.
+/// Whether a child shares its parent's, or gets a copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Inherited {
     /// The same.
@@ -147,7 +147,7 @@ impl Files {
     /// Those of the running thread.
     ///
     /// # Panics
-    /// Where the thread is at its end.
+    /// If the thread has closed its files: it is at its end.
     pub fn current() -> Arc<Self> {
         Self::of(&process::current()).expect("a running thread has files")
     }
@@ -211,7 +211,7 @@ impl Files {
         Arc::strong_count(&self.descriptors) > 1
     }
 
-    /// Closes what is to be closed at `exec`.
+    /// Closes the descriptors with `O_CLOEXEC`.
     pub fn close_on_exec(&self) {
         let mut closed = Vec::new();
         for slot in self.descriptors.table.lock().iter_mut() {
@@ -240,7 +240,7 @@ impl Files {
         self.surroundings.umask.swap(umask & 0o777, Ordering::Relaxed)
     }
 
-    /// What a descriptor names.
+    /// The description behind a descriptor.
     ///
     /// # Errors
     /// `EBADF`.
@@ -282,7 +282,7 @@ impl Files {
         Ok(free as i32)
     }
 
-    /// Puts a description at a descriptor; what was there is closed.
+    /// Puts a description at a descriptor; the old one is closed.
     ///
     /// # Errors
     /// `EBADF` beyond the limit, `ENOMEM`.
@@ -314,8 +314,8 @@ impl Files {
         slot.map(drop).ok_or(Errno::EBADF)
     }
 
-    /// Takes a descriptor back that the running call has made, and whose number it could not tell.
-    /// Another thread may have closed it meanwhile, and opened something else there: that stays.
+    /// Closes a descriptor that the running call has made and could not report. Another thread may
+    /// have closed it since and opened another file there: that one stays.
     pub fn take_back(&self, descriptor: i32, description: &Arc<Description>) {
         let made = |slot: &Slot| Arc::ptr_eq(&slot.description, description);
         let slot = {
@@ -327,7 +327,7 @@ impl Files {
         drop(slot);
     }
 
-    /// What becomes of a descriptor at `exec`.
+    /// The fate of a descriptor at `exec`.
     ///
     /// # Errors
     /// `EBADF`.
@@ -339,7 +339,7 @@ impl Files {
         }
     }
 
-    /// Changes what becomes of a descriptor at `exec`.
+    /// Changes the fate of a descriptor at `exec`.
     ///
     /// # Errors
     /// `EBADF`.
@@ -360,10 +360,10 @@ impl Files {
         (0..table.len()).filter(|at| table[*at].is_some()).map(|at| at as i32).collect()
     }
 
-    /// What `mmap` can do with a descriptor.
+    /// The file behind a descriptor, for `mmap`.
     ///
     /// # Errors
-    /// `EBADF`; `ENODEV` for what cannot be mapped.
+    /// `EBADF`; `ENODEV` for files that cannot be mapped.
     pub fn mappable(&self, descriptor: i32) -> Result<Mappable, Errno> {
         let description = self.get(descriptor)?;
         if description.flags() & O_PATH != 0 {
@@ -386,7 +386,7 @@ fn entry(table: &mut Vec<Option<Slot>>, at: usize) -> Result<&mut Option<Slot>, 
     Ok(&mut table[at])
 }
 
-/// What a descriptor's flags say about `exec`.
+/// The fate at `exec` that flags of `open` ask for.
 pub fn at_exec(flags: u32) -> AtExec {
     if flags & O_CLOEXEC != 0 { AtExec::Closed } else { AtExec::Kept }
 }

@@ -34,7 +34,7 @@ struct Watched {
 /// An epoll instance.
 pub struct Epoll {
     number: u64,
-    /// By descriptor and what it named then: the descriptor may name something else by now.
+    /// By descriptor and the description that it named then: since then it may name another one.
     watched: Mutex<BTreeMap<(i32, usize), Watched>>,
 }
 

@@ -15,10 +15,11 @@ use super::inode::new_number;
 use super::node::{Node, may_read, may_write};
 use super::sequence::SequenceBuffer;
 
-/// What makes a text. It may stop at the first error of the writer: the part is full then.
+/// A function that writes a text. It may stop at the first error of the writer: the part is full
+/// then.
 pub type Make = fn(&mut SequenceBuffer<'_>) -> fmt::Result;
 
-/// What takes a text that is written.
+/// A function that takes a written text.
 pub type Take = fn(&str) -> Result<(), Errno>;
 
 /// A file with a text.

@@ -9,7 +9,7 @@ use crate::{heap, time};
 
 use super::attributes::{Attributes, Change};
 
-/// What making a node takes of the heap at most, in bytes.
+/// The most bytes of the heap that making a node takes.
 pub const NODE_SIZE: usize = 1024;
 
 /// Regular files have the identity of their object, which counts from 1.

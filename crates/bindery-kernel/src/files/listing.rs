@@ -7,12 +7,13 @@
 //!                                  next entry: ^ by its key, an address for `maps`
 //! ```
 //!
-//! Each opening has its own [`Reader`]. It keeps what of an entry was not taken yet and the key of
-//! the next one, so that each entry is made once, whatever the size of the pieces it is read in,
-//! and no line is a mixture of two moments. What comes and goes in front of the key moves nothing.
+//! Each opening has its own [`Reader`]. It keeps the unread rest of an entry and the key of the
+//! next one, so that each entry is made once, whatever the size of the pieces it is read in, and no
+//! line is a mixture of two moments. Entries that are inserted or removed in front of the key move
+//! nothing.
 //!
-//! As Linux (`seq_file`), a read from another position than the last one ended at makes everything
-//! anew from the beginning, and leaves out what lies before it. A read from 0 always does.
+//! A read from another position than the end of the last one makes all entries anew from the
+//! beginning, and skips those before the position (Linux: `seq_file`). A read from 0 always does.
 
 use alloc::vec::Vec;
 use core::fmt::{self, Write};
@@ -21,12 +22,12 @@ use crate::errno::Errno;
 use crate::heap;
 use crate::sync::SleepingMutex;
 
-/// One read makes no more entries once it has so many bytes, so that its work is bounded. (Linux
+/// A read stops making entries once it has this many bytes, so that its work is bounded. (Linux
 /// fills a page.)
 const ENOUGH: usize = 4096;
 
-/// What an entry may take of the heap: a path of the longest kind, each byte shown as four, and its
-/// line.
+/// The most bytes of the heap for an entry: a path of maximum length, each byte shown as four, and
+/// its line.
 const LONGEST_ENTRY: usize = 32 << 10;
 
 /// Takes the text of an entry.
@@ -46,7 +47,7 @@ impl Write for EntryText {
     }
 }
 
-/// Where one opening of a text has been read to.
+/// The progress of one opening through a text.
 pub struct Reader(SleepingMutex<Place>);
 
 struct Place {

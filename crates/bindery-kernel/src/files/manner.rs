@@ -1,4 +1,4 @@
-//! Where one transfer begins, and the flags of `preadv2` and `pwritev2`.
+//! The start of one transfer, and the flags of `preadv2` and `pwritev2`.
 
 use linux_raw_sys::general::{O_APPEND, RWF_APPEND, RWF_DSYNC, RWF_HIPRI, RWF_NOWAIT, RWF_SYNC};
 
@@ -13,7 +13,7 @@ use super::segments::Segments;
 /// Writes at the offset although the file was opened for appending (Linux 6.9).
 const RWF_NOAPPEND: u32 = 1 << 5;
 
-/// Where a transfer begins.
+/// The start of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Start {
     /// At the position of the opening, which moves.
@@ -46,7 +46,7 @@ impl Start {
 pub struct Manner {
     /// Whether it may sleep.
     pub patience: Patience,
-    /// Whether what is written goes to the end of the file.
+    /// Whether a write appends to the file.
     pub appends: bool,
 }
 
@@ -66,7 +66,7 @@ impl Manner {
             return Ok(plain);
         }
         let has_object = node.object().is_some();
-        // What is made when it is read.
+        // A file whose text is made by the read.
         let is_generated = node.kind() == Kind::Regular && !has_object;
         if flags & !KNOWN != 0 || is_generated && flags & !RWF_HIPRI != 0 {
             return Err(Errno::EOPNOTSUPP);
@@ -75,7 +75,7 @@ impl Manner {
             return Err(Errno::EINVAL);
         }
         if flags & RWF_NOWAIT != 0 && has_object {
-            // As Linux's tmpfs, which may have to wait for memory.
+            // Linux's tmpfs refuses the flag, too: it may have to wait for memory.
             return Err(Errno::EOPNOTSUPP);
         }
         // All contents are in memory: nothing is left to be done for RWF_SYNC and RWF_DSYNC.
@@ -86,11 +86,11 @@ impl Manner {
     }
 }
 
-/// How much of `count` bytes may be written at `at`: `RLIMIT_FSIZE` cuts what goes to a regular
+/// How many of `count` bytes may be written at `at`: `RLIMIT_FSIZE` bounds writes to a regular
 /// file.
 ///
 /// # Errors
-/// `EFBIG` where `at` is not below the limit; the running thread gets `SIGXFSZ` then.
+/// `EFBIG` if `at` is not below the limit; the running thread gets `SIGXFSZ` then.
 pub fn within_limit(node: &dyn Node, at: u64, count: u64) -> Result<u64, Errno> {
     if count == 0 || node.object().is_none() {
         return Ok(count);
@@ -102,10 +102,10 @@ pub fn within_limit(node: &dyn Node, at: u64, count: u64) -> Result<u64, Errno> 
     }
 }
 
-/// Has `write` write what [`within_limit`] allows of a program's memory at `at`.
+/// Calls `write` with the part of a program's memory that [`within_limit`] allows at `at`.
 ///
 /// # Errors
-/// As [`within_limit`]; what `write` says.
+/// As [`within_limit`]; those of `write`.
 pub fn limited(
     node: &dyn Node,
     at: u64,

@@ -24,26 +24,26 @@ use super::segments::Segments;
 use super::transfer::{Step, by_steps};
 use linux_raw_sys::general::{O_RDWR, O_TRUNC};
 
-/// What regular files may have together. Without limit while the initramfs is unpacked.
+/// The quota of all regular files together. Without limit while the initramfs is unpacked.
 static QUOTA: Quota = Quota::new(u64::MAX);
 
-/// One frame in so many is kept from writers, for faults.
+/// The share of frames that is kept from writers, for faults, as a divisor.
 const FAULT_RESERVE_SHARE: u64 = 64;
 
 /// Gives the file system its size, once the initramfs is unpacked: half of memory (as Linux's
-/// tmpfs), and what it has already.
+/// tmpfs), and its present content.
 pub fn begin() {
     let memory = memory();
     QUOTA.set_limit(QUOTA.used() + memory.total_frames() / 2);
     memory.set_fault_reserve(memory.total_frames() / FAULT_RESERVE_SHARE);
 }
 
-/// The size of the file system, and what of it is free, in pages.
+/// The size of the file system, and its free part, in pages.
 pub fn size_and_free() -> (u64, u64) {
     (QUOTA.limit(), QUOTA.limit().saturating_sub(QUOTA.used()))
 }
 
-/// An object of the file system's share of memory, for what a device holds.
+/// An object within the file system's quota, for the content of a device.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -61,7 +61,7 @@ pub struct Regular {
     writer: SleepingMutex<Object<'static, Machine>>,
 }
 
-/// What an object's refusal is to a program.
+/// The errno of an object's refusal.
 fn refused(error: bindery::Error) -> Errno {
     error.errno(Operation::Object).into()
 }
@@ -99,7 +99,7 @@ impl Regular {
     }
 
     /// Copies a program's memory to `at` in the object of `writer`, which is locked: other writers
-    /// see all of it or nothing, whatever has to be faulted in meanwhile.
+    /// see all of it or nothing, even if the copy has to fault pages in.
     fn copy_in(&self, object: &Object<'static, Machine>, at: u64, from: &Segments) -> Outcome {
         let total = from.total() as usize;
         let step = |done: usize| {
@@ -289,7 +289,7 @@ impl Directory {
     /// Takes a name away that `allowed` agrees to.
     ///
     /// # Errors
-    /// `ENOENT`, or what `allowed` says.
+    /// `ENOENT`, or those of `allowed`.
     pub fn remove(
         &self,
         name: &[u8],
@@ -306,7 +306,7 @@ impl Directory {
         Ok(())
     }
 
-    /// Marks an empty directory as taken away.
+    /// Marks an empty directory as removed.
     ///
     /// # Errors
     /// `ENOTEMPTY`.

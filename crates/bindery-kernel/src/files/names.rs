@@ -66,7 +66,7 @@ pub fn open(directory: i32, path: u64, flags: u32, mode: u32) -> Outcome {
         | Kind::Socket
         | Kind::Anonymous => {}
     }
-    // As Linux: also what is opened for reading is truncated, if the caller may write.
+    // Like on Linux, a file opened for reading is truncated, too, if the caller may write it.
     let truncates = flags & O_TRUNC != 0 && kind == Kind::Regular;
     let flags = if truncates { flags } else { flags & !O_TRUNC };
     if !is_new {
@@ -82,7 +82,7 @@ pub fn open(directory: i32, path: u64, flags: u32, mode: u32) -> Outcome {
     Ok(files.insert(description, at_exec(flags))? as u64)
 }
 
-/// What must be allowed for an opening with these flags.
+/// The permissions that an opening with these flags needs.
 fn wanted_by(flags: u32) -> u32 {
     match flags & O_ACCMODE {
         O_RDONLY => R_OK,
@@ -354,7 +354,7 @@ fn enter(place: Arc<Place>) -> Outcome {
 }
 
 /// `getdents64(2)`. A position in a directory is the cookie of the last name that was read, so that
-/// names may be taken away meanwhile.
+/// names may be removed between two calls.
 pub fn read_directory(descriptor: i32, at: u64, size: u64) -> Outcome {
     let description = Files::current().get(descriptor)?;
     let node = description.readable()?;

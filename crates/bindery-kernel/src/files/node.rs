@@ -20,7 +20,7 @@ use super::sequence::SequenceBuffer;
 /// The longest path, in bytes, with the zero at its end.
 pub const PATH_MAX: usize = 4096;
 
-/// What `mmap` finds behind a descriptor.
+/// A file behind a descriptor, for `mmap`.
 pub enum Mappable {
     /// A file with an object.
     File(OpenFile<'static, Machine>),
@@ -57,12 +57,12 @@ pub trait Node: Send + Sync {
         Err(Errno::ENOTDIR)
     }
 
-    /// Where its names are counted.
+    /// The count of its names.
     fn links(&self) -> Option<&Common> {
         None
     }
 
-    /// Where a symbolic link leads.
+    /// The target of a symbolic link.
     fn target(&self) -> Result<Vec<u8>, Errno> {
         Err(Errno::EINVAL)
     }
@@ -101,8 +101,8 @@ pub trait Node: Send + Sync {
         None
     }
 
-    /// As [`Node::write_from`], at the end, which no other writer moves meanwhile, and within
-    /// `RLIMIT_FSIZE`. Returns where that was, and the count.
+    /// As [`Node::write_from`], at the end, which no other writer moves until the write is done,
+    /// and within `RLIMIT_FSIZE`. Returns the end before, and the count.
     fn append_from(&self, _from: &Segments) -> Option<Result<(u64, u64), Errno>> {
         None
     }
@@ -127,7 +127,7 @@ pub trait Node: Send + Sync {
         false
     }
 
-    /// Where its end is, in bytes, for `lseek`.
+    /// Its length in bytes, for `lseek`.
     fn length(&self) -> u64 {
         self.attributes().size
     }
@@ -142,7 +142,7 @@ pub trait Node: Send + Sync {
         false
     }
 
-    /// What can be done without waiting: bits of `poll(2)`.
+    /// The operations that would not wait: bits of `poll(2)`.
     fn ready(&self) -> u32 {
         POLLIN | POLLOUT
     }
@@ -152,7 +152,7 @@ pub trait Node: Send + Sync {
         Err(Errno::ENOTTY)
     }
 
-    /// What there is to tell of it in `/proc/PID/fdinfo`.
+    /// Writes its lines of `/proc/PID/fdinfo`.
     fn tell(&self, _out: &mut SequenceBuffer<'_>) -> fmt::Result {
         Ok(())
     }
@@ -162,8 +162,7 @@ pub trait Node: Send + Sync {
         None
     }
 
-    /// What is ready for an opening with these flags, where that does not follow from
-    /// [`Node::ready`].
+    /// As [`Node::ready`], for an opening with these flags; `None` if the flags only mask bits.
     fn ready_as_opened(&self, _flags: u32) -> Option<u32> {
         None
     }
@@ -181,7 +180,7 @@ pub struct Place {
     pub node: Arc<dyn Node>,
     /// Its name in the directory above; empty for the root.
     pub name: Vec<u8>,
-    /// The directory above; `None` for the root and for what has no path.
+    /// The directory above; `None` for the root and for files without a path.
     pub above: Option<Arc<Place>>,
 }
 
@@ -235,7 +234,7 @@ impl Drop for Place {
     }
 }
 
-/// What flags of `open` allow to do with an object, for its owner.
+/// The access to an object that flags of `open` allow its owner.
 pub fn file_access(flags: u32) -> FileAccess {
     let opened = match flags & O_ACCMODE {
         O_RDONLY => FileAccess::READ,

@@ -23,16 +23,16 @@ pub const NAME_MAX: usize = 255;
 /// How many symbolic links a path may lead through.
 const LINKS_MAX: usize = 40;
 
-/// What is done with a symbolic link at the end of a path.
+/// The treatment of a symbolic link at the end of a path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LastLink {
     /// It is followed.
     Followed,
-    /// It is what is meant.
+    /// The link itself is meant.
     Taken,
 }
 
-/// Where a name is to be made or taken away.
+/// A name to be made or removed, and its directory.
 pub struct Name {
     /// The directory.
     pub above: Arc<Place>,
@@ -73,10 +73,10 @@ pub fn from_user(at: u64) -> Result<Vec<u8>, Errno> {
     user::text(at, PATH_MAX)
 }
 
-/// Where a path that does not begin with a slash begins.
+/// The place at which a relative path begins.
 ///
 /// # Errors
-/// `EBADF`; `ENOTDIR` where the descriptor names no directory.
+/// `EBADF`; `ENOTDIR` if the descriptor names no directory.
 pub fn beginning(files: &Files, directory: i32, path: &[u8]) -> Result<Arc<Place>, Errno> {
     if path.first() == Some(&b'/') {
         return Ok(root());

@@ -15,7 +15,7 @@ const STICKY: u32 = 0o1000;
 pub const SET_USER: u32 = 0o4000;
 pub const SET_GROUP: u32 = 0o2000;
 
-/// Refuses what the running thread may not do with a node: a set of `R_OK`, `W_OK`, `X_OK`.
+/// Checks that the running thread may access a node: a set of `R_OK`, `W_OK`, `X_OK`.
 ///
 /// # Errors
 /// `EACCES`.
@@ -23,7 +23,7 @@ pub fn check(node: &dyn Node, wanted: u32) -> Result<(), Errno> {
     check_for(&credentials(), node, wanted)
 }
 
-/// As [`check`], for somebody.
+/// As [`check`], with these credentials.
 ///
 /// # Errors
 /// `EACCES`.
@@ -34,12 +34,12 @@ pub fn check_for(who: &Credentials, node: &dyn Node, wanted: u32) -> Result<(), 
         return Ok(());
     }
     if matches!(node.kind(), Kind::Pipe | Kind::Socket | Kind::Anonymous) {
-        // What has no name was handed over by somebody who could use it.
+        // A file without a name was passed on by a process that could use it.
         return Ok(());
     }
     let (mode, (owner, group)) = node.permissions();
     if overrides {
-        // Nobody runs what nobody may run.
+        // Only a file with an execute bit can be run.
         return if mode & 0o111 != 0 { Ok(()) } else { Err(Errno::EACCES) };
     }
     let shift = match () {
@@ -68,7 +68,7 @@ pub fn check_taking(directory: &dyn Node, node: &dyn Node) -> Result<(), Errno> 
     Err(Errno::EPERM)
 }
 
-/// Whether the running thread may do what owners may.
+/// Whether the running thread has the rights of the owner.
 pub fn is_owner(node: &dyn Node) -> bool {
     let who = credentials();
     who.can(Capability::FileOwner) || who.user.file == node.permissions().1.0
@@ -82,8 +82,8 @@ pub fn check_owner(node: &dyn Node) -> Result<(), Errno> {
     if is_owner(node) { Ok(()) } else { Err(Errno::EPERM) }
 }
 
-/// Gives a node to others: the superuser anything to anybody, an owner to one of his groups. The
-/// bits by which a program would run as the owner are lost.
+/// Gives a node to others: the superuser to any user, an owner to one of his groups. The bits by
+/// which a program would run as the owner are cleared.
 ///
 /// # Errors
 /// `EPERM`.

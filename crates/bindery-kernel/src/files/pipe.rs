@@ -46,10 +46,10 @@ struct State {
     bytes: Ring,
     readers: u32,
     writers: u32,
-    /// A call writes the first bytes elsewhere, which may sleep: nobody else may take them.
+    /// A call copies the first bytes to another file, which may sleep: no other call may take them.
     claimed: bool,
     /// How often it was opened for reading, for writing: a thread that waits for the other side may
-    /// wake when that has come and gone.
+    /// wake after that has opened and closed it.
     openings: [u64; 2],
 }
 
@@ -87,7 +87,7 @@ impl Ring {
         step
     }
 
-    /// Takes out as many bytes as there are, at most `count`, for `put`, as in [`Ring::push`].
+    /// Removes at most `count` bytes, and passes them to `put`, as in [`Ring::push`].
     fn pop(
         &mut self,
         count: usize,
@@ -114,7 +114,7 @@ impl Ring {
         if reached == before_end && count > before_end {
             reached += act(before_end, NonNull::from(bytes).cast(), count - before_end);
         }
-        // As Linux: of a page that cannot be copied whole, nothing goes in or out.
+        // Like on Linux, a page is copied whole or not at all.
         if reached < count {
             return Step { count: reached - reached % PIECE, fault: Some(reached) };
         }
@@ -123,7 +123,7 @@ impl Ring {
 }
 
 impl Pipe {
-    /// A pipe that nobody has opened.
+    /// A pipe that is not open.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -141,8 +141,7 @@ impl Pipe {
     /// Waits until there is room, and returns how much.
     ///
     /// # Errors
-    /// `EPIPE` where nobody reads any more, and the signal; `EAGAIN`, or a signal's interruption;
-    /// `ENOMEM`.
+    /// `EPIPE` without readers, and the signal; `EAGAIN`, or a signal's interruption; `ENOMEM`.
     pub fn room(&self, patience: Patience) -> Result<usize, Errno> {
         let room = self.wait(patience, |state| {
             if state.readers == 0 {
@@ -156,8 +155,8 @@ impl Pipe {
         room
     }
 
-    /// Waits until there are bytes, and copies as many as there are, or fit, which stay. 0 where
-    /// nobody writes any more.
+    /// Waits until there are bytes, and copies those that fit; they stay in the pipe. 0 without
+    /// writers.
     ///
     /// # Errors
     /// `EAGAIN`, or a signal's interruption.
@@ -307,7 +306,7 @@ impl Pipe {
         }
     }
 
-    /// Takes the memory of the ring, if nobody has: a write after that allocates nothing.
+    /// Allocates the memory of the ring unless it exists: a write after that allocates nothing.
     ///
     /// # Errors
     /// `ENOMEM`.

@@ -32,12 +32,12 @@ pub fn wait<T>(deadline: Option<u64>, ready: impl FnMut() -> Option<T>) -> Resul
     CHANGED.wait(deadline, ready)
 }
 
-/// What a wait that a signal has ended refuses with.
+/// The errno of a wait that a signal has ended.
 fn interrupted(deadline: Option<u64>) -> Errno {
     deadline.map_or(Errno::RESTART_WITHOUT_HANDLER, process::interrupted_until)
 }
 
-/// What of a description is ready.
+/// The operations on a description that would not wait.
 pub fn ready(description: &Description) -> u32 {
     let flags = description.flags();
     if let Some(ready) = description.node.ready_as_opened(flags) {
@@ -161,7 +161,7 @@ pub fn deadline(at: u64, unit: Fraction) -> Result<Option<u64>, Errno> {
         Fraction::Nanoseconds => (1_000_000_000, 1),
         Fraction::Microseconds => (1_000_000, 1000),
     };
-    // As Linux: `select` takes any number of microseconds, all others are strict.
+    // Like on Linux, `select` takes any number of microseconds; all others are strict.
     if seconds < 0 || fraction < 0 || unit == Fraction::Nanoseconds && fraction >= limit {
         return Err(Errno::EINVAL);
     }
@@ -170,7 +170,7 @@ pub fn deadline(at: u64, unit: Fraction) -> Result<Option<u64>, Errno> {
     Ok(Some(process::deadline_of_call(wait)))
 }
 
-/// What the second half of a time counts.
+/// The unit of the second half of a time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fraction {
     /// `struct timespec`.

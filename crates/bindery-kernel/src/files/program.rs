@@ -30,7 +30,7 @@ pub struct Program {
 /// Finds a program.
 ///
 /// # Errors
-/// As [`path::look_up`]; `EACCES` for what is no regular file or has no execute permission.
+/// As [`path::look_up`]; `EACCES` for a file that is not regular or has no execute permission.
 pub fn open_program(files: &Files, directory: i32, path: &[u8]) -> Result<Program, Errno> {
     let place = path::look_up(path::beginning(files, directory, path)?, path, LastLink::Followed)?;
     program(place)

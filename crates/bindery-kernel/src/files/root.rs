@@ -8,10 +8,10 @@ use super::node::Place;
 
 static ROOT: Mutex<Option<Arc<Place>>> = Mutex::new(None);
 
-/// The root. It is there from boot until the end of the machine.
+/// The root. It exists from boot until the end of the machine.
 ///
 /// # Panics
-/// Before and after.
+/// Before boot has made it, and after the end.
 pub fn root() -> Arc<Place> {
     ROOT.lock().clone().expect("there is a root between boot and the end")
 }

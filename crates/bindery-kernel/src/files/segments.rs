@@ -16,11 +16,11 @@ pub const CALL_MAX: u64 = 0x7fff_f000;
 /// The most pieces of memory that a call can name (`IOV_MAX`).
 const SEGMENTS_MAX: u64 = 1024;
 
-/// Where in a program's memory bytes come from or go to.
+/// The ranges of a program's memory that a call reads or writes.
 pub struct Segments {
     stretches: Stretches,
-    /// Whether some of it lies outside of what a program can have at all. As Linux, that is refused
-    /// before anything is moved.
+    /// Whether a part lies outside of programs' addresses. Like on Linux, that is refused before
+    /// anything is copied.
     outside: bool,
 }
 
@@ -97,7 +97,7 @@ impl Segments {
     /// before one could not be written. May be called with locks held.
     ///
     /// # Safety
-    /// 1. `from` is valid for reads of `length` bytes, which may change meanwhile.
+    /// 1. `from` is valid for reads of `length` bytes, which may change during the copy.
     #[inline]
     pub unsafe fn put(&self, skip: usize, from: NonNull<u8>, length: usize) -> usize {
         self.each(skip, length, |at, done, count| {
@@ -119,8 +119,8 @@ impl Segments {
         })
     }
 
-    /// Resolves what keeps the byte `skip` bytes from the beginning from being used, so that a copy
-    /// can go on. Called with nothing held.
+    /// Resolves the fault of the byte `skip` bytes from the beginning, so that a copy can go on.
+    /// Called with nothing held.
     ///
     /// # Errors
     /// As [`user::fault_in`].
@@ -163,7 +163,7 @@ impl Segments {
         done
     }
 
-    /// Refuses what lies outside of a program's addresses.
+    /// Refuses memory outside of a program's addresses.
     pub fn check(&self) -> Result<(), Errno> {
         if self.outside { Err(Errno::EFAULT) } else { Ok(()) }
     }

@@ -99,7 +99,7 @@ impl State {
             into[done..done + count].copy_from_slice(&message[..count]);
             done += count;
             if boundaries == Boundaries::Kept || count == message.len() {
-                // What of a message does not fit is lost.
+                // The rest of a message that does not fit is lost.
                 self.bytes -= message.len();
                 self.messages.pop_front();
             } else {

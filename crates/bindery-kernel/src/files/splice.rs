@@ -32,7 +32,7 @@ fn check(flags: u32) -> Result<(), Errno> {
     if flags & !FLAGS != 0 { Err(Errno::EINVAL) } else { Ok(()) }
 }
 
-/// How long a call waits for a pipe: the flag counts, and what its ends were opened with.
+/// Whether a call waits for a pipe: by its flag, and the flags of both openings.
 fn patience(flags: u32, ends: &[&Description]) -> Patience {
     let impatient = |end: &&Description| end.patience() == Patience::None;
     let none = flags & NONBLOCK != 0 || ends.iter().any(impatient);
@@ -90,7 +90,7 @@ pub fn splice(from: (i32, u64), to: (i32, u64), count: u64, flags: u32) -> Outco
     }
 }
 
-/// `tee(2)`: what the one pipe has, to the other, and stays.
+/// `tee(2)`: copies the bytes of one pipe to another; they stay in the first.
 pub fn tee(from: i32, to: i32, count: u64, flags: u32) -> Outcome {
     check(flags)?;
     if count == 0 {
@@ -139,8 +139,8 @@ fn from_memory(pipe: &Pipe, segments: &Segments, patience: Patience) -> Outcome 
         let mut done = 0;
         while done < *length && filled < piece.len() {
             let from = at.wrapping_add(done);
-            // By pages, so that what lies before a hole counts. As Linux, which takes hold of
-            // pages: what is secret is refused.
+            // By pages, so that the bytes before a hole count. Like on Linux, which takes hold of
+            // pages, secret memory is refused.
             let in_page = 4096 - (from % 4096);
             let part = in_page.min(length - done).min((piece.len() - filled) as u64) as usize;
             match user::read_bytes_foreign(&space, from, &mut piece[filled..filled + part]) {
@@ -155,8 +155,7 @@ fn from_memory(pipe: &Pipe, segments: &Segments, patience: Patience) -> Outcome 
     Ok(pipe.write(0, &piece[..filled], patience)? as u64)
 }
 
-/// Lets `act` work at the offset that stands at an address, or at the position, and moves either
-/// on.
+/// Lets `act` work at the offset in the program's memory, or at the position, and advances either.
 fn at_offset(description: &Description, offset: u64, act: impl FnOnce(u64) -> Outcome) -> Outcome {
     let seekable = description.node.is_seekable();
     if offset != 0 {
@@ -178,7 +177,7 @@ fn at_offset(description: &Description, offset: u64, act: impl FnOnce(u64) -> Ou
     Ok(moved)
 }
 
-/// Has `write` take what a pipe has, as much as there is; what it has not taken stays.
+/// Passes all bytes of a pipe to `write`; bytes that it does not take stay.
 fn from_pipe(
     pipe: &Pipe,
     count: u64,
@@ -208,20 +207,20 @@ fn from_pipe(
     Ok(done)
 }
 
-/// What becomes of bytes that another pipe gets.
+/// The treatment of bytes that another pipe gets.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kept {
     Yes,
     No,
 }
 
-/// Moves or copies what a pipe has to another, as much as there is and there is room for.
+/// Moves or copies bytes of a pipe to another, as far as it has room.
 fn between(out: &Pipe, into: &Pipe, count: u64, patience: Patience, kept: Kept) -> Outcome {
     let mut piece = buffer(count)?;
     // Now, since an allocation may let others read the pipe between the look and the write.
     into.make_room()?;
     loop {
-        // What is there may be gone when the other side has room.
+        // The bytes may have been taken by the time the other side has room.
         if out.peek(&mut piece[..1], patience)? == 0 {
             return Ok(0);
         }

@@ -17,7 +17,7 @@ use super::node::{Node, Place};
 use super::path::{self, LastLink};
 use super::permission;
 
-/// The device number of the file system in memory, and of what is generated.
+/// The device number of the file system in memory, and of generated files.
 const DEVICE: u64 = 1;
 
 /// The size of a transfer that is good, in bytes.
@@ -112,7 +112,7 @@ pub fn stat_extended(directory: i32, path: u64, flags: u32, at: u64) -> Outcome 
     Ok(0)
 }
 
-/// `faccessat2(2)`: what the real user may do, or with `AT_EACCESS` the effective one.
+/// `faccessat2(2)`: checks the rights of the real user, or with `AT_EACCESS` of the effective one.
 pub fn access(directory: i32, path: u64, wanted: u32, flags: u32) -> Outcome {
     if wanted & !(R_OK | W_OK | X_OK) != 0
         || flags & !(AT_EACCESS | AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW) != 0

@@ -19,7 +19,7 @@ use super::segments::{CALL_MAX, Segments};
 /// The most memory of the kernel that a call takes, in bytes.
 const PIECE: usize = 64 << 10;
 
-/// How long to wait for the next piece: what cannot be found again is not waited for twice.
+/// Whether to wait for the next piece: bytes that cannot be read twice are only waited for once.
 fn next_patience(node: &dyn Node, done: u64, first: Patience) -> Patience {
     if done > 0 && !node.is_seekable() { Patience::None } else { first }
 }
@@ -39,7 +39,7 @@ fn fill_by_pieces(node: &dyn Node, at: u64, segments: &Segments, patience: Patie
     let mut piece = buffer(total)?;
     let mut done = 0;
     if !node.is_seekable() {
-        // What is taken out of a socket cannot be put back.
+        // Bytes taken out of a socket cannot be put back.
         segments.check_first()?;
     }
     loop {
@@ -128,7 +128,7 @@ fn drain_by_pieces(node: &dyn Node, at: u64, segments: &Segments, patience: Pati
     Ok(done)
 }
 
-/// Has `act` move what is left of `length` bytes until all are moved; where it stops, `fault_in`
+/// Calls `act` with the rest of `length` bytes until all are moved; if it stops, `fault_in`
 /// resolves why. Gives how much was moved before that refused, or its refusal where nothing was.
 pub fn move_all(
     length: usize,
@@ -154,7 +154,7 @@ pub fn move_all(
 pub struct Step {
     /// Bytes that were moved.
     pub count: usize,
-    /// Where the program's memory was missing, counted from the step's beginning.
+    /// The first missing byte of the program's memory, from the step's beginning.
     pub fault: Option<usize>,
 }
 
@@ -219,8 +219,8 @@ pub fn read(descriptor: i32, segments: &Segments, start: Start, flags: u32) -> O
     }
 }
 
-/// `write(2)` and its kin. As Linux: a file opened for appending is appended to wherever one asks
-/// to write.
+/// `write(2)` and its kin. Like on Linux, a file opened for appending is appended to, whatever the
+/// offset.
 ///
 /// # Errors
 /// As write(2), and as [`Manner::new`] for the flags of `pwritev2(2)`.
@@ -248,7 +248,7 @@ pub fn write(descriptor: i32, segments: &Segments, start: Start, flags: u32) -> 
     }
 }
 
-/// Refuses to begin elsewhere than at the position of what has none.
+/// Refuses an offset for files without positions.
 fn start_of(description: &Description, start: Start) -> Result<&Description, Errno> {
     if start != Start::Position && !description.node.is_seekable() {
         return Err(Errno::ESPIPE);
@@ -288,7 +288,7 @@ pub fn seek(descriptor: i32, offset: i64, from: u32) -> Outcome {
             let found = match node.object() {
                 Some(object) if data => object.next_data(offset as u64),
                 Some(object) => object.next_hole(offset as u64),
-                // What has no object has no holes.
+                // A file without an object has no holes.
                 None => Some(if data { offset as u64 } else { size }),
             };
             Some(found.ok_or(Errno::ENXIO)? as i64)
@@ -300,8 +300,8 @@ pub fn seek(descriptor: i32, offset: i64, from: u32) -> Outcome {
     Ok(*position)
 }
 
-/// Copies up to `count` bytes from one description to another (`sendfile`, `copy_file_range`).
-/// Where an address of an offset is given, it counts instead of the position, and is moved on.
+/// Copies up to `count` bytes from one description to another (`sendfile`, `copy_file_range`). An
+/// address of an offset replaces the position, and the offset is advanced.
 pub fn copy(from: (&Description, u64), to: (&Description, u64), count: u64) -> Outcome {
     let (source, target) = (from.0.readable()?, to.0.writable()?);
     if source.kind() == Kind::Directory {

@@ -18,7 +18,7 @@ const SYMBOLS: &str = ".bindery/symbols";
 /// Unpacks the initramfs into the root file system.
 ///
 /// # Panics
-/// Where it does not fit into memory.
+/// If it does not fit into memory.
 pub fn begin(initramfs: Stretch) {
     let root = Directory::new(0o755).expect("there is memory for a root");
     let place = Place::alone(root, b"");
@@ -60,7 +60,7 @@ pub fn end() {
     }
 }
 
-/// The directory of this name, made if it is not there.
+/// The directory of this name, made unless it exists.
 pub(super) fn directory_at(
     above: &Arc<Place>,
     name: &[u8],

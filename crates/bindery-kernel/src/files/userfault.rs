@@ -50,13 +50,13 @@ pub fn set_unprivileged(may: bool) {
     UNPRIVILEGED.store(may, Ordering::Relaxed);
 }
 
-/// What a userfaultfd is for.
+/// The state of a userfaultfd.
 enum Purpose {
     /// The address space of its creator. `UFFDIO_API` has not been called yet.
     New(Weak<Space>, UserfaultScope),
     /// It serves this address space.
     Serving(Weak<Space>, Handle),
-    /// It came with a fork, and serves a child, whose address space was not there yet then.
+    /// It came with a fork, and serves a child, whose address space did not exist yet.
     Inherited(Handle),
     /// Closed.
     Closed,
@@ -129,7 +129,7 @@ impl Userfaultfd {
     /// The address space that it serves.
     ///
     /// # Errors
-    /// `ESRCH` where that is gone.
+    /// `ESRCH` if the address space has been dropped.
     fn space(&self, handle: &Handle) -> Result<Arc<Space>, Errno> {
         if let Purpose::Serving(space, _) = &*self.purpose.lock() {
             return space.upgrade().ok_or(Errno::ESRCH);
@@ -160,7 +160,7 @@ impl Userfaultfd {
                 return Ok(0);
             }
             drop(purpose);
-            // The allocation took a yield, and another thread has agreed meanwhile.
+            // The allocation may have yielded, and another thread has agreed.
             served.close_userfault(handle);
             Err(Errno::EINVAL)
         });
@@ -201,8 +201,8 @@ impl Userfaultfd {
         }
     }
 
-    /// As [`Userfaultfd::next`], with a descriptor for a child's userfaultfd. Where there is none,
-    /// the message stays.
+    /// As [`Userfaultfd::next`], with a descriptor for a child's userfaultfd. Without a free
+    /// descriptor the message stays.
     #[cold]
     fn next_with_descriptor(
         &self,
@@ -258,7 +258,8 @@ impl Userfaultfd {
         Ok(done)
     }
 
-    /// What of it is ready; a descriptor that waits in reads is not to be polled, as on Linux.
+    /// The operations that would not wait; like on Linux, a descriptor whose reads wait cannot be
+    /// polled.
     fn ready_with(&self, flags: u32) -> u32 {
         match self.handle() {
             Ok(handle) if flags & O_NONBLOCK != 0 => {
@@ -296,7 +297,7 @@ impl Node for Userfaultfd {
             let put =
                 |moved| unsafe { to.put(done + moved, from.add(moved), message.len() - moved) };
             let fault_in = |moved: usize| to.fault_in((done + moved) as u64, Access::Write);
-            // As on Linux, a message that does not fit into the program's memory is gone.
+            // Like on Linux, a message that does not fit into the program's memory is lost.
             match move_all(message.len(), put, fault_in)? {
                 moved if moved == message.len() => Ok(()),
                 _ => Err(Errno::EFAULT),
@@ -337,7 +338,7 @@ impl Node for Userfaultfd {
     }
 }
 
-/// `/dev/userfaultfd`: who may open it may make userfaultfds.
+/// `/dev/userfaultfd`: a program that may open it may make userfaultfds.
 pub struct Device {
     number: u64,
 }

@@ -24,13 +24,13 @@ use super::signal::Actions;
 use super::state::{ProcessParts, State};
 use super::{Credentials, Process, Thread, WaitQueue, scheduler, table};
 
-/// What can be set of the thread, as under `/sys/kernel/mm/transparent_hugepage/khugepaged`.
+/// The settings of the thread, as under `/sys/kernel/mm/transparent_hugepage/khugepaged`.
 pub struct Tunables {
     /// Milliseconds from one round to the next.
     pub scan_sleep: AtomicU32,
     /// Milliseconds to the next round after one that found no large folio free.
     pub alloc_sleep: AtomicU32,
-    /// Base pages that one round looks at.
+    /// Base pages that one round scans.
     pub pages_to_scan: AtomicU32,
     /// As [`CollapseLimits::missing`].
     pub max_missing: AtomicU32,
@@ -53,14 +53,14 @@ pub static TUNABLES: Tunables = Tunables {
     defrag: AtomicU32::new(1),
 };
 
-/// How often all memory was looked at.
+/// The number of completed scans of all memory.
 pub static FULL_SCANS: AtomicU64 = AtomicU64::new(0);
 /// Large folios made.
 pub static COLLAPSED: AtomicU64 = AtomicU64::new(0);
 
 /// Base pages in one table's span.
 const SPAN_PAGES: u32 = 512;
-/// The shortest sleep, in milliseconds: the timer's interrupt comes while nobody runs.
+/// The shortest sleep, in milliseconds: the timer interrupts only while no thread runs.
 const SHORTEST_SLEEP: u32 = 1;
 
 /// Whether there is a thread, or one is being made.
@@ -84,7 +84,7 @@ pub fn policies_changed(wanted: bool, scanned: bool) -> Result<(), Errno> {
     if WANTED.swap(scanned, Ordering::Relaxed) != scanned {
         SLEEPER.wake_all();
     }
-    // Marked first: the thread's stack takes memory, and others may run meanwhile.
+    // Marked first: the thread's stack takes memory, and other threads may run during that.
     if wanted && !LIVES.swap(true, Ordering::Relaxed) {
         let thread = make().inspect_err(|_| LIVES.store(false, Ordering::Relaxed))?;
         scheduler::wake(&thread);
@@ -98,7 +98,7 @@ pub fn sleep_changed() {
     SLEEPER.wake_all();
 }
 
-/// Has memory collected soon. Waits for nobody.
+/// Has memory collected soon. Does not wait.
 pub fn collect() {
     COLLECT.store(true, Ordering::Relaxed);
     SLEEPER.wake_all();
@@ -174,7 +174,7 @@ fn nanoseconds(milliseconds: u32) -> u64 {
     u64::from(milliseconds.max(SHORTEST_SLEEP)) * (time::SECOND / 1000)
 }
 
-/// Where the next round begins: a process, by number, and an address in it.
+/// The start of the next round: a process, by number, and an address in it.
 struct Position {
     process: u32,
     address: VirtAddr,
@@ -186,7 +186,7 @@ impl Default for Position {
     }
 }
 
-/// What came of a round.
+/// The result of a round.
 struct Round {
     out_of_memory: bool,
 }

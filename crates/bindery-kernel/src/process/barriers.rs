@@ -8,8 +8,8 @@ use crate::errno::{Errno, Outcome};
 
 use super::scheduler;
 
-// The commands, as membarrier(2) numbers them; those of restartable sequences are not there, as
-// there are no such sequences.
+// The commands, by their numbers in membarrier(2). Those of restartable sequences are missing,
+// since the kernel has no such sequences.
 const QUERY: u32 = 0;
 const GLOBAL: u32 = 1 << 0;
 const GLOBAL_EXPEDITED: u32 = 1 << 1;
@@ -20,7 +20,7 @@ const PRIVATE_EXPEDITED_SYNC_CORE: u32 = 1 << 5;
 const REGISTER_PRIVATE_EXPEDITED_SYNC_CORE: u32 = 1 << 6;
 const GET_REGISTRATIONS: u32 = 1 << 9;
 
-/// What `QUERY` gives: every command that works.
+/// The result of `QUERY`: every command that works.
 const KNOWN: u32 = GLOBAL
     | GLOBAL_EXPEDITED
     | REGISTER_GLOBAL_EXPEDITED
@@ -57,8 +57,8 @@ impl Barriers {
 /// `membarrier(2)`.
 ///
 /// # Errors
-/// `EINVAL` for an unknown command or flags; `EPERM` for a private expedited barrier that nobody
-/// with this memory has registered for.
+/// `EINVAL` for an unknown command or flags; `EPERM` for a private expedited barrier that no
+/// process with this memory has registered for.
 pub(super) fn membarrier(command: u64, flags: u64) -> Outcome {
     if flags as u32 != 0 {
         return Err(Errno::EINVAL);
@@ -68,8 +68,8 @@ pub(super) fn membarrier(command: u64, flags: u64) -> Outcome {
         QUERY => return Ok(u64::from(KNOWN)),
         GET_REGISTRATIONS => {
             let registered = barriers.registered();
-            // As Linux: a process with the barrier that synchronizes cores is listed for the plain
-            // one too, and still may not use it.
+            // Like on Linux, a process with the barrier that synchronizes cores is listed for the
+            // plain one too, and still may not use it.
             let synchronized = registered & REGISTER_PRIVATE_EXPEDITED_SYNC_CORE != 0;
             let plain = if synchronized { REGISTER_PRIVATE_EXPEDITED } else { 0 };
             return Ok(u64::from(registered | plain));

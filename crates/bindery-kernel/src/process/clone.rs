@@ -24,7 +24,7 @@ use super::{Process, Thread, end, scheduler, signal};
 /// Drops all handlers of the child (`clone3`).
 const CLONE_CLEAR_SIGHAND: u64 = 1 << 32;
 
-/// What a new thread is to share, and where it begins.
+/// The parts that a new thread shares, and its start.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Wanted {
     pub flags: u64,
@@ -38,7 +38,7 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
-    /// The arguments of `clone(2)`, the last two of which differ in order.
+    /// The arguments of `clone(2)`; the order of the last two depends on the architecture.
     pub(super) fn of_clone(arguments: [u64; 6]) -> Self {
         let [flags, stack, parent_id_at, fourth, fifth, _] = arguments;
         let (child_id_at, thread_pointer) =
@@ -128,12 +128,12 @@ impl Wanted {
     }
 }
 
-/// Reads a structure of `N` words that programs may know a shorter or a longer form of; what a
-/// shorter one lacks is zero.
+/// Reads a structure of `N` words in a shorter or longer version; words that a shorter one lacks
+/// are zero.
 ///
 /// # Errors
-/// `EINVAL` for less than `least` bytes, `E2BIG` for more than a page or where what is not known
-/// here is not zero, `EFAULT`.
+/// `EINVAL` for less than `least` bytes, `E2BIG` for more than a page, or if an unknown word is not
+/// zero, `EFAULT`.
 fn read_growing<const N: usize>(at: u64, size: u64, least: u64) -> Result<[u64; N], Errno> {
     if size > PAGE_SIZE {
         return Err(Errno::E2BIG);
@@ -194,8 +194,8 @@ pub(super) fn clone(wanted: Wanted, registers: &Registers) -> Outcome {
         handle = Some((descriptor, description));
     }
     announce(&thread, &wanted);
-    // Nothing sleeps from here on. What came for the parent while it slept came for both: a signal
-    // to its group, or its end, of which the child would be a copy that lives on.
+    // Nothing sleeps from here on. A signal to the parent's group, or its end, that came while it
+    // slept is the child's too: otherwise the child would be a copy that survives it.
     let is_alive = !signal::is_fatal_waiting(&parent);
     let above = is_alive.then(|| settle_family(&parent.process, &process, &wanted)).flatten();
     let Some(above) = above else {
@@ -260,7 +260,7 @@ fn new_process(parent: &Arc<Process>, id: u32, wanted: &Wanted) -> Result<Arc<Pr
         table::known(space.fork().map_err(|error| error.errno(Operation::Mmap))?)?
     };
     let space = Some(space);
-    // The fork may have slept: others have taken from the heap meanwhile.
+    // The fork may have slept: other threads may have taken from the heap.
     heap::room(16 << 10)?;
     let barriers = parent.barriers.lock().clone();
     let barriers = if wanted.has(CLONE_VM) { barriers } else { barriers.duplicate() };
@@ -325,7 +325,7 @@ fn new_thread(
 /// without a thread could neither run nor end.
 fn announce(thread: &Arc<Thread>, wanted: &Wanted) {
     let id = thread.id();
-    // As Linux: what cannot be written there is not missed.
+    // Like on Linux, a failing write is ignored.
     if wanted.has(CLONE_PARENT_SETTID) {
         let _ = user::write(wanted.parent_id_at, &id);
     }
@@ -356,7 +356,7 @@ fn begin(parent: &Arc<Thread>, thread: &Arc<Thread>) -> Result<(), Errno> {
 /// `unshare(2)`: the running thread gets descriptors or a directory of its own.
 ///
 /// # Errors
-/// `EINVAL` for what is not known, and for what the thread shares and cannot leave (memory,
+/// `EINVAL` for unknown flags, and for parts that the thread shares and cannot leave (memory,
 /// handlers, its process); `ENOMEM`.
 pub(super) fn unshare(flags: u64) -> Outcome {
     let has = |flag: u32| flags as u32 & flag != 0;

@@ -15,7 +15,7 @@ use super::{Process, find, scheduler};
 /// The most supplementary groups of a thread (`NGROUPS_MAX`).
 const GROUPS_MAX: u64 = 65_536;
 
-/// What the superuser may do and others may not, by the number of capabilities(7).
+/// The privileges of the superuser, by the number of capabilities(7).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "the names are those of capabilities(7)")]
 pub enum Capability {
@@ -61,7 +61,7 @@ impl Ids {
         Self { real: id, effective: id, saved: id, file: id }
     }
 
-    /// Whether somebody who goes as `id` on files is all of these.
+    /// Whether a user with the file ID `id` is all of these.
     fn are(&self, id: u32) -> bool {
         [self.real, self.effective, self.saved] == [id; 3]
     }
@@ -102,7 +102,7 @@ impl Credentials {
         self.effective & 1 << what as u32 != 0
     }
 
-    /// Refuses with `EPERM` what it may not do.
+    /// Fails with `EPERM` without the capability.
     ///
     /// # Errors
     /// `EPERM`.
@@ -110,7 +110,7 @@ impl Credentials {
         if self.can(what) { Ok(()) } else { Err(Errno::EPERM) }
     }
 
-    /// Whether it goes as a member of the group on files.
+    /// Whether it accesses files as a member of the group.
     pub fn is_in_group(&self, group: u32) -> bool {
         self.group.file == group || self.groups.contains(&group)
     }
@@ -124,8 +124,8 @@ impl Credentials {
         other
     }
 
-    /// What becomes of them when a program is started that belongs to `owner` and `group` and asks
-    /// to run as theirs (set-user-ID, set-group-ID).
+    /// The credentials after the start of a program that belongs to `owner` and `group` and asks to
+    /// run as them (set-user-ID, set-group-ID).
     pub fn at_exec(&self, owner: Option<u32>, group: Option<u32>) -> Self {
         let mut new = self.clone();
         new.user.effective = owner.unwrap_or(self.user.effective);
@@ -152,7 +152,7 @@ impl Credentials {
             || [own.real, own.effective].iter().any(|id| [other.real, other.saved].contains(id))
     }
 
-    /// What a change of users does to capabilities (capabilities(7), "Effect of user ID changes").
+    /// Adjusts capabilities to a change of users (capabilities(7), "Effect of user ID changes").
     fn users_changed(&mut self, old: &Ids) {
         if old.has(0) && !self.user.has(0) {
             (self.permitted, self.effective) = (0, 0);
@@ -171,7 +171,7 @@ pub fn credentials() -> Credentials {
     if scheduler::is_in_thread() { scheduler::current().credentials() } else { Credentials::root() }
 }
 
-/// Calls `act` as somebody else.
+/// Calls `act` with other credentials.
 pub fn acting_as<R>(who: Credentials, act: impl FnOnce() -> R) -> R {
     let thread = scheduler::current();
     let old = thread.replace_credentials(who);
@@ -189,7 +189,7 @@ pub(super) fn commit(new: Credentials) {
         of(&old.user) == of(&new.user) && of(&old.group) == of(&new.group)
     };
     if !same(|ids| (ids.effective, ids.file)) || new.permitted & !old.permitted != 0 {
-        // As Linux: what a process knows from before is not for its new peers.
+        // Like on Linux: the new peers may not see what the process had access to.
         process.set_dumpable(false);
         process.state.lock().parent_end_signal = 0;
     }
@@ -206,8 +206,8 @@ pub fn may_look_into(process: &Process) -> bool {
     may_be_looked_into(process, &who, (who.user.file, who.group.file), who.effective)
 }
 
-/// Whether a process may be looked into by the running thread, which is `who` and goes as this user
-/// and group, with these capabilities.
+/// Whether the running thread, with the credentials `who`, this user and group and these
+/// capabilities, may look into a process.
 pub(super) fn may_be_looked_into(
     process: &Process,
     who: &Credentials,
@@ -262,7 +262,7 @@ impl Kind {
     }
 }
 
-/// What a call says for "as it is".
+/// The argument of a call for "unchanged".
 const KEPT: u32 = u32::MAX;
 
 fn given(id: u64) -> Option<u32> {
@@ -392,8 +392,8 @@ pub(super) fn set_groups(size: u64, at: u64) -> Outcome {
 /// The versions of the structures of capget(2), and how many words each set has there.
 const VERSIONS: [(u32, usize); 3] = [(0x1998_0330, 1), (0x2007_1026, 2), (0x2008_0522, 2)];
 
-/// The version, in words, of a header of capget(2), and whom it is about; `None` where the version
-/// is not known, which the call answers by writing a known one.
+/// The version, in words, of a header of capget(2), and the thread that it names; `None` for an
+/// unknown version, which the call answers by writing a known one.
 fn header(at: u64) -> Result<(Option<usize>, i32), Errno> {
     let [version, id] = user::read::<[u32; 2]>(at)?;
     let words = VERSIONS.iter().find(|(known, _)| *known == version).map(|(_, words)| *words);
@@ -408,7 +408,7 @@ pub(super) fn capget(header_at: u64, at: u64) -> Outcome {
     let (words, id) = header(header_at)?;
     let words = match words {
         Some(words) => words,
-        // A null pointer asks for the version alone.
+        // A null pointer only asks for the version.
         None if at == 0 => return Ok(0),
         None => return Err(Errno::EINVAL),
     };

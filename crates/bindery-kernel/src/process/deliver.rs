@@ -21,7 +21,7 @@ use super::signal::{
 use super::thread::{Thread, work};
 use super::{Process, all, end, kill, program, scheduler, signal};
 
-/// Where a thread comes from when it leaves the kernel.
+/// The way by which a thread entered the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum From {
     /// From a system call, which may have to be made again.
@@ -73,7 +73,7 @@ pub fn do_work(registers: &mut Registers, mut from: From) {
     }
 }
 
-/// Does what the process wants done about a signal.
+/// Carries out the process's action for a signal.
 fn act(
     thread: &Arc<Thread>,
     registers: &mut Registers,
@@ -105,7 +105,7 @@ fn act(
             *from = From::Exception;
             thread.deadline_of_restart.store(0, Ordering::Relaxed);
             if run_handler(thread, registers, &action, information).is_err() {
-                // A frame that does not fit cannot be told by the handler whose frame it is.
+                // If a frame does not fit, its own handler cannot report that.
                 if number == SIGSEGV {
                     actions.set(SIGSEGV, Action::default());
                 }
@@ -190,7 +190,7 @@ pub(super) fn is_on(alternate: &Alternate, at: u64) -> bool {
     at > alternate.base && at - alternate.base <= alternate.size
 }
 
-/// The flags as `sigaltstack` tells them.
+/// The flags as `sigaltstack` reports them.
 pub(super) fn flags_of(alternate: &Alternate, at: u64) -> u32 {
     match alternate {
         Alternate { size: 0, .. } => DISABLED,
@@ -201,8 +201,8 @@ pub(super) fn flags_of(alternate: &Alternate, at: u64) -> u32 {
     }
 }
 
-/// Whether nobody is there who could continue the group of a process: no member has a parent in
-/// another group of the same session. Terminals do not stop such groups.
+/// Whether no process could continue the group of this one: no member has a parent in another group
+/// of the same session. Terminals do not stop such groups.
 fn is_orphaned(process: &Process) -> bool {
     let group = process.group();
     let is_cared_for = |member: &Arc<Process>| {

@@ -29,10 +29,10 @@ use super::{
 /// How long the processes that are left may take to end with the machine, in nanoseconds.
 const PATIENCE: u64 = 60 * time::SECOND;
 
-/// Ends the other threads of the running thread's process, and waits until they are gone.
+/// Ends the other threads of the running thread's process, and waits until they have ended.
 ///
 /// # Errors
-/// Where the running thread has to end itself.
+/// If the running thread has to end itself.
 pub(super) fn end_other_threads() -> Result<(), super::Interrupted> {
     let this = scheduler::current_thread();
     if signal::must_end(&this) {
@@ -47,7 +47,7 @@ pub(super) fn end_other_threads() -> Result<(), super::Interrupted> {
     process.life_changed.wait_to_the_end(|| (process.threads().len() == 1).then_some(()))
 }
 
-/// `exit(2)`: ends the running thread alone.
+/// `exit(2)`: ends only the running thread.
 pub(super) fn exit_thread(code: u64) -> ! {
     let thread = scheduler::current_thread();
     if thread.id() == thread.process.id {
@@ -189,7 +189,7 @@ pub(super) fn about_end(process: &Process, signal: u32, status: u32) -> Informat
     Information { signal, code, fields: [u64::from(process.id), u64::from(value), time, 0] }
 }
 
-/// Removes what is left of a process that has ended.
+/// Removes the record of a process that has ended.
 pub(super) fn bury(process: &Arc<Process>) {
     if let Some(parent) = process.parent() {
         parent.state.lock().children.retain(|child| !Arc::ptr_eq(child, process));
@@ -216,7 +216,7 @@ pub(super) fn bury_orphans() {
 /// How the machine ends, once the first process has; `u32::MAX` before.
 static MACHINE_STATUS: AtomicU32 = AtomicU32::new(u32::MAX);
 
-/// The first process has ended: the machine ends with this status when its last thread is gone.
+/// The first process has ended: the machine ends with this status after its last thread.
 fn end_machine(status: u32) {
     let code = match status & 0x7f {
         0 => (status >> 8) as u8,
@@ -231,8 +231,8 @@ fn end_machine(status: u32) {
     MACHINE_STATUS.store(code.into(), Ordering::Relaxed);
 }
 
-/// Called by the idle loop: ends the machine if its time has come. Nothing of what came after the
-/// boot may be left then.
+/// Called by the idle loop: ends the machine if its time has come. Everything allocated after the
+/// boot must be freed then.
 pub(super) fn end_machine_if_due() {
     let Ok(code) = u8::try_from(MACHINE_STATUS.load(Ordering::Relaxed)) else { return };
     if options::CHECK_AT_EXIT.load(Ordering::Relaxed) {
@@ -242,7 +242,7 @@ pub(super) fn end_machine_if_due() {
         let leaked = memory::leaked_frames();
         assert!(leaked == 0, "{leaked} frames leaked");
     }
-    // What was measured has freed itself what it had unlinked (`Platform::is_over`).
+    // The measured calls have freed all that they unlinked themselves (`Platform::is_over`).
     let deferred = memory().deferred();
     assert!(deferred.ever == 0, "something waited for readers: {deferred:?}");
     arch::power_off(Ended::Program(code))
@@ -276,7 +276,7 @@ fn end_all_others() {
     }
 }
 
-/// Memory for audits, taken at boot: an audit must not depend on what is free.
+/// Memory for audits, taken at boot: an audit must not depend on free memory.
 static SCRATCH: SleepingMutex<Option<Pages>> = SleepingMutex::new(None);
 
 /// Takes memory for audits, if there are to be any.
@@ -291,7 +291,7 @@ pub fn prepare_audits() {
 /// Has the core verify all its invariants.
 ///
 /// # Panics
-/// Where one is broken.
+/// If one is broken.
 pub fn audit() {
     let spaces: Vec<_> = table::spaces().collect();
     let spaces: Vec<_> = spaces.iter().map(|space| &**space).collect();
@@ -314,7 +314,7 @@ pub(super) fn reboot(first: u64, second: u64, command: u64) -> Outcome {
     }
     credentials().demand(Capability::Boot)?;
     match command as u32 {
-        // What Ctrl-Alt-Del does: there is no such key.
+        // Settings of Ctrl-Alt-Del: the machine has no such key.
         0 | 0x89ab_cdef => Ok(0),
         command if ENDS.contains(&command) => power_off(),
         _ => Err(Errno::EINVAL),

@@ -28,13 +28,13 @@ const LONGEST_TEXT: usize = 128 << 10;
 /// How often `#!` may lead to another program.
 const MAXIMUM_SCRIPTS: usize = 4;
 
-/// The most of a script's first line that is looked at.
+/// The most bytes of a script's first line that are read.
 const SCRIPT_LINE: usize = 256;
 
-/// Starts the first program, and never comes back: the machine ends with it.
+/// Starts the first program, and never returns: the machine ends with it.
 ///
 /// # Panics
-/// Where it cannot be started.
+/// If it cannot be started.
 pub fn run_first() -> ! {
     let path = options::first_program();
     match first_process(&path) {
@@ -110,7 +110,7 @@ pub(super) fn execute(
         let name = base_name(&path).to_vec();
         let mut arguments = read_texts(arguments_at)?;
         if arguments.is_empty() {
-            // As Linux: no program has to live without a name.
+            // Like on Linux: every program gets a name.
             arguments.push(b"")?;
         }
         let environment = read_texts(environment_at)?;
@@ -208,7 +208,7 @@ fn become_program(
     *process.facts.lock() = loaded.facts;
     process.state.lock().has_executed = true;
     *process.barriers.lock() = Barriers::default();
-    // Others who share them keep theirs.
+    // Other processes that share them keep theirs.
     let actions = process.actions().without_handlers();
     *process.actions.lock() = actions;
     timer::cancel_created(process);
@@ -224,7 +224,7 @@ fn become_program(
         let mut signals = thread.signals.lock();
         signals.alternate = Alternate::default();
     }
-    // SAFETY: the running thread's own place; nothing else looks at it while it runs.
+    // SAFETY: the running thread's own place; nothing else reads it while it runs.
     unsafe {
         let saved = thread.saved();
         (*saved).floating_point = FloatingPoint::new();

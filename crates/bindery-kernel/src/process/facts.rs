@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 use core::ops::Range;
 
-/// What is known of the program that a process runs.
+/// The known facts about the program that a process runs.
 #[derive(Clone, Default)]
 pub struct ProgramFacts {
     /// The path of the file.

@@ -26,16 +26,17 @@ use crate::{heap, user};
 
 use super::{Interrupted, Thread, WaitQueue, scheduler, timer};
 
-/// What all who see a word call it.
+/// The name of a word, the same for all processes that can access it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Name {
     /// An object's identity and the offset in it.
     Shared(u64, u64),
-    /// An address space, by where the kernel keeps it, and the address. Who waits keeps it alive.
+    /// An address space, by its address in the kernel, and the word's address. The waiting thread
+    /// keeps the address space alive.
     Private(usize, u64),
 }
 
-/// A thread that waits for a word; who wakes it takes it out of the list.
+/// A thread that waits for a word; the waker removes it from the list.
 struct Waiter {
     bits: u32,
     is_woken: AtomicBool,
@@ -174,7 +175,8 @@ fn forget(waiter: &Arc<Waiter>) {
     }
 }
 
-/// Wakes up to `count` of those who wait with one of `bits`, but one at least; returns how many.
+/// Wakes up to `count`, at least one, of the threads that wait with one of `bits`; returns how
+/// many.
 fn wake(name: Name, count: i32, bits: u32) -> u64 {
     let mut woken = VecDeque::new();
     let mut waiters = WAITERS.lock();
@@ -198,7 +200,7 @@ fn wake(name: Name, count: i32, bits: u32) -> u64 {
     woken.len() as u64
 }
 
-/// Has up to `count` of those who wait for one word wait for another; returns how many.
+/// Moves up to `count` of the threads that wait for one word to another; returns how many.
 fn requeue(from: Name, to: Name, count: usize) -> u64 {
     let mut waiters = WAITERS.lock();
     let Some(mut queue) = waiters.remove(&from) else { return 0 };
@@ -241,7 +243,7 @@ fn change(at: u64, encoded: u32) -> Result<bool, Errno> {
             | FUTEX_OP_CMP_GE
     );
     if changed(0).is_none() || !compares {
-        // Not before the word was found to be there, as on Linux.
+        // Like on Linux, only after the word could be read.
         user::read::<u32>(at)?;
         return Err(Errno::ENOSYS);
     }
@@ -256,8 +258,8 @@ fn change(at: u64, encoded: u32) -> Result<bool, Errno> {
     })
 }
 
-/// What a thread leaves to others when it ends, or runs a new program: its robust futexes, and the
-/// word that says that it lives.
+/// Tells other threads that a thread ends or runs a new program: marks its robust futexes, and
+/// clears the word that says that it lives.
 pub(super) fn thread_ends(thread: &Thread) {
     // A program that has spoilt its own list only hurts itself.
     let _ = let_go_of_robust(thread);
@@ -267,7 +269,7 @@ pub(super) fn thread_ends(thread: &Thread) {
     }
 }
 
-/// The most robust futexes that are looked at: the list may be a ring.
+/// The most robust futexes that are visited: the list may be a ring.
 const ROBUST_LIMIT: usize = 2048;
 
 fn let_go_of_robust(thread: &Thread) -> Result<(), Errno> {

@@ -20,7 +20,7 @@ use super::credentials::may_be_looked_into;
 use super::signal::MAXIMUM;
 use super::{Capability, Process, all, credentials, find, may_look_into, name, scheduler, table};
 
-/// What a pidfd refers to.
+/// The referent of a pidfd.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Handle {
     /// The running thread (`PIDFD_SELF_THREAD`).
@@ -66,7 +66,7 @@ pub fn space_behind(descriptor: i32) -> Result<Arc<Space>, Errno> {
 
 /// Whether the running thread may advise other processes about their memory.
 pub fn may_advise_others() -> bool {
-    // As Linux: that asks for more than to look at them.
+    // Like on Linux, that needs more than the right to look at them.
     credentials().can(Capability::Nice)
 }
 
@@ -74,9 +74,9 @@ pub fn may_advise_others() -> bool {
 /// the same memory.
 ///
 /// # Errors
-/// `EBADF`; `ESRCH` where the process has ended; `EINVAL` where it goes on.
+/// `EBADF`; `ESRCH` where the process has ended; `EINVAL` if it does not end.
 pub fn dying_space_behind(descriptor: i32) -> Result<Arc<Space>, Errno> {
-    // As Linux: the descriptor is permission enough.
+    // Like on Linux, the descriptor is permission enough.
     let space = process_behind(descriptor)?.try_space().ok_or(Errno::ESRCH)?;
     let has_it = |process: &&Arc<Process>| {
         process.try_space().is_some_and(|other| Arc::ptr_eq(&other, &space))
@@ -216,7 +216,7 @@ pub(super) fn sysinfo(at: u64) -> Outcome {
     Ok(0)
 }
 
-/// Whether a thread of that number is there; 0 is the running one.
+/// Checks that a thread of that number exists; 0 is the running one.
 fn thread_is_there(id: u64) -> Result<(), Errno> {
     let id = id as i32;
     let there = id == 0 || id > 0 && table::find_thread(id as u32).is_some();

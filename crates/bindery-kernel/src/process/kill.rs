@@ -8,8 +8,8 @@ use super::scheduler;
 use super::state::Process;
 use super::thread::work;
 
-/// Ends all threads of a process (`exit_group`, or a deadly signal); the first who does so says
-/// how.
+/// Ends all threads of a process (`exit_group`, or a deadly signal); the first caller decides the
+/// status.
 pub(super) fn end_group(process: &Process, status: u32) {
     let threads = {
         let mut state = process.state.lock();

@@ -18,12 +18,12 @@ use super::credentials::{Capability, Ids, credentials};
 use super::signal::{self, Information, code};
 use super::{Process, find, scheduler, table};
 
-/// A limit, in the unit of what it limits.
+/// A limit, in the unit of its resource.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limit {
-    /// What counts; `u64::MAX` means no limit.
+    /// The limit that holds; `u64::MAX` for none.
     pub current: u64,
-    /// What `current` may be raised to.
+    /// The highest value that `current` may be raised to.
     pub maximum: u64,
 }
 
@@ -38,7 +38,8 @@ const NONE: u64 = u64::MAX;
 const DESCRIPTORS: u64 = 4096;
 
 impl Default for Limits {
-    /// Those that Linux gives to the first process, but for what this kernel does not have.
+    /// The limits that Linux gives to the first process, without those of features that this kernel
+    /// lacks.
     fn default() -> Self {
         let mut limits = Self([Limit { current: NONE, maximum: NONE }; COUNT]);
         let both = |value| Limit { current: value, maximum: value };
@@ -164,8 +165,8 @@ impl Add for Faults {
     }
 }
 
-/// `struct rusage` for so much time, and for the most pages that were resident: all time counts as
-/// the program's own.
+/// `struct rusage` with this time, and the most pages that were resident: all time counts as the
+/// program's own.
 pub(super) fn usage(nanoseconds: u64, peak: u64, faults: Faults) -> [u64; 18] {
     let mut usage = [0; 18];
     usage[0] = nanoseconds / time::SECOND;

@@ -14,15 +14,14 @@ use super::{Process, Thread, all, kill, scheduler, signal, thread};
 
 /// The adjustment of a process that is never killed.
 const NEVER: i32 = -1000;
-/// The adjustment of one that goes first.
+/// The adjustment of a process that is killed first.
 const FIRST: i32 = 1000;
 
-/// What a process says about its turn when memory runs out. Children inherit it, and `execve` keeps
-/// it.
+/// A process's rank when memory runs out. Children inherit it, and `execve` keeps it.
 #[derive(Default)]
 pub(super) struct Standing {
     adjustment: AtomicI32,
-    /// What was set last by a thread that may do so freely; others go no lower.
+    /// The last value set by a privileged thread; others may set none below it.
     lowest: AtomicI32,
 }
 
@@ -43,7 +42,7 @@ impl Process {
     /// killing one of them frees nothing.
     ///
     /// # Errors
-    /// `EINVAL` for what is not from -1000 to 1000; `EACCES` for less than what a privileged thread
+    /// `EINVAL` outside of -1000 to 1000; `EACCES` for less than the value that a privileged thread
     /// set last, without `CAP_SYS_RESOURCE`.
     pub fn set_kill_adjustment(&self, adjustment: i32) -> Result<(), Errno> {
         if !(NEVER..=FIRST).contains(&adjustment) {
@@ -86,7 +85,7 @@ impl Process {
     }
 }
 
-/// The memory of the process that was killed last for want of memory. Until it is gone, no other one
+/// The memory of the last process that was killed for memory. Until it is freed, no other process
 /// is killed.
 static DYING: Mutex<Weak<Space>> = Mutex::new(Weak::new());
 
@@ -95,15 +94,15 @@ fn memory_and_swap() -> u64 {
     memory().total_frames() + memory().swap_areas().map(|area| area.slots).sum::<u64>()
 }
 
-/// Gives back frames that are kept for later: spare stacks, and what the kernel has unmapped.
+/// Frees frames that are kept for later: spare stacks, and unmapped areas of the kernel.
 pub fn give_back_kept() {
     thread::forget_spare_stacks();
     kernel_map().purge();
 }
 
-/// Makes room when a fault found no memory: takes back what the kernel has unmapped, and where that
-/// is nothing, ends the process that most speaks against ([`Process::badness`]). `true` where the
-/// running thread is to end itself.
+/// Makes room when a fault found no memory: purges unmapped areas of the kernel, and if there are
+/// none, ends the process with the highest [`Process::badness`]. `true`: the running thread has to
+/// end itself.
 pub fn memory_ran_out() -> bool {
     thread::forget_spare_stacks();
     if kernel_map().freed_pages() > 0 {
@@ -124,8 +123,8 @@ pub fn memory_ran_out() -> bool {
     if space.strong_count() == 0 {
         return true;
     }
-    // The victim may wait for something that the running thread holds: after a while the thread
-    // goes back instead, and tries again from the beginning, with another victim.
+    // The victim may wait for a lock of the running thread: after a while the thread gives up the
+    // fault instead, and tries again from the beginning, with another victim.
     let patience = time::now() + time::SECOND;
     while space.strong_count() > 0 && !signal::must_end(&thread) {
         if time::now() > patience {
@@ -139,8 +138,9 @@ pub fn memory_ran_out() -> bool {
     signal::must_end(&thread)
 }
 
-/// Lets threads finish that were interrupted while they freed memory: reclaim, or the end of a process.
-/// A thread that finds no memory either comes here and is not waited for: the last one goes on.
+/// Lets threads finish that were interrupted while they freed memory: reclaim, or the end of a
+/// process. A thread that finds no memory either comes here and is not waited for: the last one
+/// continues.
 fn wait_for_interrupted(thread: &Thread) {
     let patience = time::now() + time::SECOND;
     while scheduler::yielded() > 0 && !signal::must_end(thread) && time::now() < patience {
@@ -149,9 +149,9 @@ fn wait_for_interrupted(thread: &Thread) {
     }
 }
 
-/// Ends the process that most speaks against, and all that share its memory, unless one with memory
-/// is ending already and only needs the CPU. Gives that memory, which others may hold for a moment
-/// when the process has ended; nothing where no process may be killed.
+/// Ends the process with the highest badness, and all that share its memory, unless one with memory
+/// is ending already and only needs the CPU. Returns that memory, which others may hold for a
+/// moment after the process has ended; nothing if no process may be killed.
 fn choose_and_kill() -> Weak<Space> {
     let living: Vec<_> =
         all().into_iter().filter(|process| process.try_space().is_some()).collect();
@@ -171,7 +171,7 @@ fn choose_and_kill() -> Weak<Space> {
     space
 }
 
-/// The process that most speaks against. Where none may be killed, the first process, whose end is
+/// The process with the highest badness. If none may be killed, the first process, whose end is
 /// that of the machine.
 fn worst(living: &[Arc<Process>]) -> Option<&Arc<Process>> {
     let total = memory_and_swap();

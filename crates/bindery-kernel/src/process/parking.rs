@@ -59,7 +59,7 @@ pub fn is_parked(thread: &Thread) -> bool {
     PARKED.lock().iter().any(|(_, parked)| ptr::eq(&**parked, thread))
 }
 
-/// Wakes everybody who sleeps on the word at this address, which may be gone by now.
+/// Wakes all threads that sleep on the word at this address, which may have been freed.
 pub fn unpark(word: *const AtomicU32) {
     let address = word.addr();
     change(|parked| {

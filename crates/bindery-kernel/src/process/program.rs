@@ -72,12 +72,12 @@ const ABOVE_STACK: u64 = 0x1_0000;
 
 const STACK_END: u64 = EntryFormat::USER_END - ABOVE_STACK;
 
-/// Where programs find the instructions that return from a signal handler, where their C library
-/// leaves them to the kernel.
+/// The address of the instructions that return from a signal handler, for C libraries that leave
+/// them to the kernel.
 pub(super) const SIGNAL_RETURN: u64 =
     if layout::SIGNAL_RETURN.is_some() { EntryFormat::USER_END - PAGE } else { 0 };
 
-/// The stack that is mapped at once, besides what the program's words take.
+/// The stack that is mapped at once, besides the program's words.
 const FIRST_STACK: u64 = 128 << 10;
 
 /// Texts, each ended by a zero byte.
@@ -110,7 +110,8 @@ impl Texts {
         self.count == 0
     }
 
-    /// Those of `first`, then all but the first of these: what `#!` makes of arguments.
+    /// Those of `first`, then all except the first of these: the arguments for an interpreter
+    /// (`#!`).
     pub(super) fn behind(&self, first: &[&[u8]]) -> Result<Self, Errno> {
         let mut texts = Self::default();
         for text in first.iter().copied().chain(self.iter().skip(1)) {
@@ -123,12 +124,12 @@ impl Texts {
         self.bytes.split(|byte| *byte == 0).take(self.count)
     }
 
-    /// What they take in a stack, their addresses included.
+    /// Their size on a stack, with their addresses.
     fn size(&self) -> u64 {
         (self.bytes.len() + 8 * self.count) as u64
     }
 
-    /// Where each is, if the first is at `at`.
+    /// The address of each, if the first is at `at`.
     fn addresses(&self, mut at: u64) -> impl Iterator<Item = u64> {
         self.iter().map(move |text| {
             let this = at;
@@ -138,7 +139,7 @@ impl Texts {
     }
 }
 
-/// What a program is called with.
+/// The arguments that a program is started with.
 pub(super) struct Words {
     pub path: Vec<u8>,
     pub arguments: Texts,
@@ -176,10 +177,10 @@ pub(super) fn load(
         return Err(Errno::E2BIG);
     }
     let (header, segments) = read_headers(program)?;
-    // As Linux: between 128 MiB and five sixths of everything for the stack, and a gap.
+    // Like on Linux, between 128 MiB and five sixths of everything for the stack, and a gap.
     let gap = stack_limit.saturating_add(1 << 20).clamp(128 << 20, STACK_END / 6 * 5);
     let options = SpaceOptions {
-        // As Linux with a vm.mmap_min_addr of 0: any address may be mapped.
+        // Like on Linux with a vm.mmap_min_addr of 0, any address may be mapped.
         minimum_address: VirtAddr(0),
         search_top: Some(VirtAddr((STACK_END - gap) & !(PAGE - 1))),
         maximum_mappings: table::maximum_mappings(),
@@ -339,7 +340,7 @@ fn map_segment(
         let offset = segment.p_offset & !(PAGE - 1);
         let source = MapObject { object: &program.object, offset, access: FileAccess::READ };
         space.mmap_object(&request(first_page, mapped_to), &source).map_err(refused)?;
-        // What follows in the file is not the program's, where it may be seen as zeroes.
+        // The rest of the file's page is not the program's, and must read as zeroes.
         if segment.p_flags & PF_W != 0 && end > file_end {
             let zeroes = [0; PAGE as usize];
             let rest = (mapped_to - file_end) as usize;
@@ -353,7 +354,7 @@ fn map_segment(
     Ok(start..end)
 }
 
-/// Where the program finds its own headers: in the segment that holds that part of the file.
+/// The address of the program's own headers: in the segment that holds that part of the file.
 fn address_of_headers(header: &FileHeader<LittleEndian>, segments: &[ProgramHeader]) -> u64 {
     let holds = |segment: &&ProgramHeader| {
         let inside = header.e_phoff.wrapping_sub(segment.p_offset);
@@ -380,7 +381,7 @@ fn map_signal_return(space: &Space, code: &[u8]) -> Result<(), Errno> {
     space.mprotect(VirtAddr(SIGNAL_RETURN), PAGE, code).map_err(refused)
 }
 
-/// Writes what a program finds on its stack: the words, and what it learns of itself and of the
+/// Writes the initial stack of a program: the words, and the auxiliary vector about itself and the
 /// machine. Gives the stack pointer.
 ///
 /// ```text

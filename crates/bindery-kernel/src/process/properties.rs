@@ -1,5 +1,5 @@
-//! What a program's note of properties says of its code: the section `.note.gnu.property`, to which
-//! the segment `PT_GNU_PROPERTY` leads (System V ABI for AArch64, "Program property").
+//! The properties of a program's code by its note: the section `.note.gnu.property`, to which the
+//! segment `PT_GNU_PROPERTY` leads (System V ABI for AArch64, "Program property").
 //!
 //! ```text
 //! | length of the name | length of what follows it | kind | "GNU\0" | properties |

@@ -35,7 +35,7 @@ fn run_over(depth: usize) -> usize {
     run_over(depth + 1) + black_box(frame)[0]
 }
 
-/// Reads memory that was given back, and was never read before: no TLB knows it.
+/// Reads memory that was freed, and was never read before, so that no TLB has it.
 fn use_after_free() {
     let Ok(mut pages) = Pages::new(4096, &VmallocOptions::default()) else { return };
     let at = pages.bytes().as_ptr();

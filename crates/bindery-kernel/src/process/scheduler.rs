@@ -1,8 +1,8 @@
 //! The scheduler: one run queue, time slices of ten milliseconds, no preemption in the kernel.
 //!
 //! A thread sleeps in three steps, so that no wake-up is lost: it enters a queue or sets a timer,
-//! checks once more whether it has to wait, and sleeps. Interrupts are off meanwhile. A wake-up
-//! before the sleep makes the sleep return at once.
+//! checks once more whether it has to wait, and sleeps. Interrupts are off during all three. A
+//! wake-up before the sleep makes the sleep return at once.
 
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
@@ -41,10 +41,10 @@ static FAULTS_AT_SWITCH: AtomicU64 = AtomicU64::new(0);
 /// Threads that have given the CPU away in the middle of a call of the core ([`yield_if_due`]).
 static YIELDED: AtomicU32 = AtomicU32::new(0);
 
-/// What the first CPU runs, and whose tables it has loaded.
+/// The state of the first CPU: the running thread, and the loaded address space.
 struct Running {
     thread: Option<Arc<Thread>>,
-    /// The last thread, which must not be dropped while we still stand on its stack.
+    /// The last thread; it must not be dropped while the CPU is still on its stack.
     previous: Option<Arc<Thread>>,
     space: Option<Arc<Space>>,
     idle: arch::Context,
@@ -52,7 +52,7 @@ struct Running {
 
 struct FirstCpu(UnsafeCell<Running>);
 
-// SAFETY: touched by the first CPU alone, in the kernel, which nothing preempts.
+// SAFETY: touched only by the first CPU, in the kernel, which nothing preempts.
 unsafe impl Sync for FirstCpu {}
 
 static FIRST_CPU: FirstCpu = FirstCpu(UnsafeCell::new(Running {
@@ -77,13 +77,13 @@ impl Deref for Current {
 /// The running thread.
 ///
 /// # Panics
-/// In the idle loop, where nobody runs.
+/// In the idle loop, which is no thread.
 #[inline]
 pub fn current() -> Current {
     let thread = CURRENT.load(Ordering::Relaxed);
     assert!(!thread.is_null(), "no thread runs");
-    // SAFETY: `FIRST_CPU` holds the thread's `Arc` as long as it runs, and who asks is that thread:
-    // `Current` can be sent to no other.
+    // SAFETY: `FIRST_CPU` holds the thread's `Arc` as long as it runs, and the caller is that
+    // thread: `Current` can be sent to no other.
     Current(unsafe { &*thread }, core::marker::PhantomData)
 }
 
@@ -185,7 +185,7 @@ pub fn tick() {
 }
 
 /// Says that the running thread is about to sleep: from here on [`wake`] counts. Followed by a last
-/// look at what it waits for, and by [`sleep`] or [`stay_awake`].
+/// check of the condition, and by [`sleep`] or [`stay_awake`].
 pub fn prepare_to_sleep() {
     current().asleep.store(true, Ordering::Release);
 }
@@ -213,12 +213,12 @@ pub fn yield_now() {
     }
 }
 
-/// Lets the others go first, if the turn is over: called in the middle of long work of the core. No
-/// interrupt comes in the kernel, so events whose time has come happen here.
+/// Lets other threads run first, if the turn is over: called in the middle of long work of the
+/// core. No interrupt comes in the kernel, so due events happen here.
 ///
 /// # Panics
-/// Where the running thread is about to sleep: also where its turn is not over, so that each call
-/// finds such a defect.
+/// If the running thread is about to sleep: also before its turn is over, so that each call finds
+/// such a defect.
 pub fn yield_if_due() {
     if !is_in_thread() {
         return;
@@ -230,7 +230,7 @@ pub fn yield_if_due() {
     time::expired();
     if time::turn_ends().is_some_and(|at| at <= time::now()) {
         if READY.lock().is_empty() {
-            // The thread that waited has run meanwhile: this one has the machine to itself.
+            // The waiting thread has already run: this one has the machine to itself.
             begin_turn();
         }
         YIELDED.fetch_add(1, Ordering::Relaxed);
@@ -245,8 +245,8 @@ pub fn yielded() -> u32 {
     YIELDED.load(Ordering::Relaxed)
 }
 
-/// Ends the running thread: it is never run again, and freed once nobody else holds it. The caller
-/// holds nothing that would have to be dropped.
+/// Ends the running thread: it never runs again, and its last handle frees it. The caller holds
+/// nothing that would have to be dropped.
 pub fn exit() -> ! {
     current().asleep.store(true, Ordering::Release);
     switch();
@@ -281,7 +281,7 @@ fn load(space: Option<Arc<Space>>) {
     }
     let old = core::mem::replace(loaded, space);
     if let Some(old) = old {
-        // Loading another root makes the TLB forget what was not global (`arch::load_root`).
+        // Loading another root flushes entries that are not global (`arch::load_root`).
         old.leave(TlbOnLeave::Flushed);
     }
 }
@@ -347,8 +347,8 @@ fn switch() {
     finish_switch();
 }
 
-/// What the thread that a switch has led to does first: the thread that ran before may be dropped
-/// now. A new thread calls it from its first instruction in the kernel (`arch::prepare`).
+/// Completes a switch, on the stack of the new thread: the previous thread may be dropped now. A
+/// new thread calls it from its first instruction in the kernel (`arch::prepare`).
 pub extern "C" fn finish_switch() {
     // SAFETY: see `FirstCpu`.
     let previous = unsafe { (*FIRST_CPU.0.get()).previous.take() };

@@ -21,7 +21,7 @@ use super::{all, kill, scheduler};
 /// The highest signal.
 pub const MAXIMUM: u32 = 64;
 
-/// The first signal of which several can wait (`SIGRTMIN` of the kernel).
+/// The first signal that can be pending several times (`SIGRTMIN` of the kernel).
 const FIRST_REAL_TIME: u32 = 32;
 
 /// The most real-time signals that wait, whatever the limit of a process.
@@ -68,12 +68,12 @@ pub(super) const TERMINAL_STOPPING: u64 = STOPPING & !bit(SIGSTOP);
 /// Those that an instruction of the thread itself has caused: they come first.
 const SYNCHRONOUS: u64 = set_of(&[SIGSEGV, SIGBUS, SIGILL, SIGTRAP, SIGFPE, SIGSYS]);
 
-/// What a signal tells: the beginning of `siginfo_t`.
+/// The information of a signal: the beginning of `siginfo_t`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Information {
     pub signal: u32,
     pub code: i32,
-    /// The bytes from offset 16 on: what they mean depends on the signal and the code.
+    /// The bytes from offset 16 on; their meaning depends on the signal and the code.
     pub fields: [u64; 4],
 }
 
@@ -153,7 +153,7 @@ impl Pending {
     }
 }
 
-/// What became of a signal that was sent.
+/// The outcome of sending a signal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub(super) enum Sent {
@@ -162,7 +162,7 @@ pub(super) enum Sent {
     QueueFull,
 }
 
-/// What a process does about a signal (`struct sigaction` of the kernel).
+/// A process's action for a signal (`struct sigaction` of the kernel).
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Action {
     pub handler: u64,
@@ -171,7 +171,7 @@ pub(super) struct Action {
     pub mask: u64,
 }
 
-/// What a process does about all signals; shared with `CLONE_SIGHAND`.
+/// A process's actions for all signals; shared with `CLONE_SIGHAND`.
 pub(super) struct Actions(Mutex<[Action; MAXIMUM as usize]>);
 
 impl Actions {
@@ -184,7 +184,7 @@ impl Actions {
         Arc::new(Self(Mutex::new(*self.0.lock())))
     }
 
-    /// A copy without handlers, as `exec` makes one: what is ignored stays so.
+    /// A copy without handlers, for `exec`: ignored signals stay ignored.
     pub(super) fn without_handlers(&self) -> Arc<Self> {
         let mut actions = *self.0.lock();
         for action in &mut actions {
@@ -229,14 +229,14 @@ pub(super) struct Alternate {
     pub flags: u32,
 }
 
-/// The signals of one thread: blocked, and sent to it alone.
+/// The signals of one thread: the blocked ones, and those sent to this thread.
 #[derive(Default)]
 pub struct ThreadSignals {
     pub(super) blocked: u64,
     pub(super) pending: Pending,
     /// The mask to come back to, where a call has its own for as long as it lasts.
     pub(super) mask_after_call: Option<u64>,
-    /// What `sigtimedwait` waits for although it is blocked.
+    /// The signals that `sigtimedwait` waits for although they are blocked.
     pub(super) awaited: u64,
     pub(super) alternate: Alternate,
 }
@@ -324,7 +324,7 @@ pub(super) fn send_information(
     sent
 }
 
-/// Has the thread look at its signals if it would take one of these; returns whether it would.
+/// Makes the thread check its signals if it would take one of these; returns whether it would.
 fn tell(thread: &Arc<Thread>, set: u64) -> bool {
     let signals = thread.signals.lock();
     let takes = set & (!signals.blocked | signals.awaited) != 0;
@@ -336,8 +336,8 @@ fn tell(thread: &Arc<Thread>, set: u64) -> bool {
     takes
 }
 
-/// Has all threads look whether they take what waits for the process: after the one that was told
-/// has ended, or blocks it now.
+/// Has all threads check for signals that are pending for the process: after the notified thread
+/// has ended, or blocks them.
 pub(super) fn tell_others(process: &Process) {
     let set = process.pending.lock().set;
     if set != 0 {
@@ -345,7 +345,7 @@ pub(super) fn tell_others(process: &Process) {
     }
 }
 
-/// Drops what waits of these, for the process and for its threads.
+/// Drops those of these signals that are pending for the process or its threads.
 pub(super) fn forget(process: &Process, set: u64) {
     process.pending.lock().remove(set);
     for thread in process.threads() {
@@ -359,7 +359,7 @@ pub(super) fn take(thread: &Thread, allowed: u64) -> Option<Information> {
     own.or_else(|| thread.process.pending.lock().take(allowed))
 }
 
-/// Whether the thread has a signal to look at, or has to stop or to end.
+/// Whether the thread has a signal to handle, or has to stop or to end.
 #[inline]
 pub fn is_waiting(thread: &Thread) -> bool {
     thread.work.load(Ordering::Relaxed) & (work::SIGNAL | work::END) != 0 && has_work(thread)

@@ -1,4 +1,4 @@
-//! A process and what changes in its life.
+//! A process and its changing state.
 
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
@@ -40,15 +40,15 @@ pub struct Process {
     pub(super) credentials: Mutex<Credentials>,
     /// Whether others of the same user may look into it (`PR_SET_DUMPABLE`).
     pub(super) dumpable: AtomicBool,
-    /// Those who wait for one of its children.
+    /// Threads that wait for one of its children.
     pub(super) children_changed: WaitQueue,
     /// Set when it no longer uses the memory that `vfork` lent it.
     pub(super) has_own_memory: AtomicBool,
-    /// Those who wait for it to continue, to let go of memory, or to have one thread.
+    /// Threads that wait for it to continue, to leave its memory, or to have one thread.
     pub(super) life_changed: WaitQueue,
 }
 
-/// What changes in the life of a process.
+/// The state of a process that its lock protects.
 pub(super) struct State {
     pub(super) parent: Weak<Process>,
     pub(super) children: Vec<Arc<Process>>,
@@ -61,7 +61,7 @@ pub(super) struct State {
     pub(super) exit_signal: u32,
     /// The signal that it gets when its parent ends; 0 for none.
     pub(super) parent_end_signal: u32,
-    /// How it ends, as `wait4` tells it; set when the end begins.
+    /// Its end as `wait4` reports it; set when the end begins.
     pub(super) status: Option<u32>,
     /// The status that its first thread ended with: that of the process, unless all end at once.
     pub(super) first_thread_status: u32,
@@ -99,7 +99,7 @@ impl Process {
     /// Its memory.
     ///
     /// # Panics
-    /// Where the process has ended; for another process there is [`Process::try_space`].
+    /// If the process has ended; for another process there is [`Process::try_space`].
     pub fn space(&self) -> Arc<Space> {
         self.try_space().expect("a running process has memory")
     }
@@ -114,7 +114,7 @@ impl Process {
         self.facts.lock().clone()
     }
 
-    /// Looks at the program that it runs, for what need not be copied.
+    /// Reads facts about its program without copying them.
     pub fn with_facts<R>(&self, look: impl FnOnce(&ProgramFacts) -> R) -> R {
         look(&self.facts.lock())
     }
@@ -144,7 +144,7 @@ impl Process {
         self.state.lock().session
     }
 
-    /// What it does, as `/proc/PID/stat` shows it: `R`, `S`, `T` or `Z`.
+    /// Its state as `/proc/PID/stat` shows it: `R`, `S`, `T` or `Z`.
     pub fn letter(&self) -> char {
         let state = self.state.lock();
         let sleeps = |thread: &Arc<Thread>| thread.asleep.load(Ordering::Relaxed);
@@ -156,8 +156,8 @@ impl Process {
         }
     }
 
-    /// What one of its threads does: `R`, `S`, or `D` where it waits in the core, which a signal may
-    /// not end.
+    /// The state of one of its threads: `R`, `S`, or `D` while it waits in the core, which a signal
+    /// may not end.
     pub fn letter_of(&self, id: u32) -> char {
         let letter = self.letter();
         let thread = {
@@ -283,7 +283,7 @@ impl Process {
         self.actions.lock().clone()
     }
 
-    /// A process without threads, which nobody knows yet.
+    /// A process without threads, which is in no table yet.
     pub(super) fn new(id: u32, of: ProcessParts) -> Arc<Self> {
         Arc::new(Self {
             id,
@@ -307,7 +307,7 @@ impl Process {
     }
 }
 
-/// What a new process is made of.
+/// The parts of a new process.
 pub(super) struct ProcessParts {
     /// `None` for the kernel's own.
     pub(super) space: Option<Arc<Space>>,

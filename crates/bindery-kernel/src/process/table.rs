@@ -129,7 +129,7 @@ pub(super) fn new_id(what: Counted) -> Result<Number, Errno> {
     Err(Errno::EAGAIN)
 }
 
-/// What a new number is for.
+/// The use of a new number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Counted {
     Process,
@@ -160,7 +160,7 @@ fn add_space(space: &Arc<Space>) {
     table.spaces.push(Arc::downgrade(space));
 }
 
-/// All address spaces, each held for as long as the caller looks at it: the memory of a process that
+/// All address spaces, each held for as long as the caller uses it: the memory of a process that
 /// has ended is free only when nothing holds its address space.
 pub fn spaces() -> impl Iterator<Item = Arc<Space>> {
     let known = TABLE.lock().spaces.clone();

@@ -1,4 +1,4 @@
-//! A thread: a kernel stack, the registers of its program, and what it waits for.
+//! A thread: a kernel stack, the registers of its program, and its signals.
 
 use alloc::sync::Arc;
 use core::any::Any;
@@ -20,7 +20,7 @@ use super::scheduler;
 use super::signal::ThreadSignals;
 use super::state::Process;
 
-/// What a thread has to do before it goes back to its program: bits of [`Thread::work`].
+/// Work of a thread before it returns to its program: bits of [`Thread::work`].
 pub mod work {
     /// A signal may be waiting.
     pub const SIGNAL: u32 = 1 << 0;
@@ -71,7 +71,7 @@ impl Drop for KernelStack {
     }
 }
 
-/// What is saved of a thread while it does not run.
+/// The saved state of a thread that does not run.
 pub(super) struct Saved {
     pub(super) context: arch::Context,
     pub(super) floating_point: arch::FloatingPoint,
@@ -96,7 +96,7 @@ pub struct Thread {
     credentials: Mutex<Credentials>,
     /// Its short name, unless it is the first thread of its process, which has the name of that.
     pub(super) own_name: Mutex<ShortName>,
-    /// Where a zero is written, and a futex woken, when it ends; 0 for nowhere.
+    /// The word that is zeroed, and whose futex is woken, when it ends; 0 for none.
     pub clear_child_id: AtomicU64,
     /// The head of its list of robust futexes; 0 for none.
     pub robust_list: AtomicU64,
@@ -114,8 +114,8 @@ pub struct Thread {
     saved: UnsafeCell<Saved>,
 }
 
-// SAFETY: `saved` is touched by the scheduler alone, while the thread does not run, or by the
-// thread itself about itself; all on one CPU, without preemption.
+// SAFETY: `saved` is touched only by the scheduler, while the thread does not run, or by the thread
+// itself about itself; all on one CPU, without preemption.
 unsafe impl Send for Thread {}
 // SAFETY: as above.
 unsafe impl Sync for Thread {}
@@ -137,7 +137,7 @@ impl Thread {
     ) -> Result<Arc<Self>, Errno> {
         let stack = KernelStack::new()?;
         heap::room(size_of::<Self>())?;
-        // SAFETY: the stack is large enough, and nobody runs on it.
+        // SAFETY: the stack is large enough, and no thread runs on it.
         let context = unsafe { arch::prepare(stack.top(), registers) };
         let thread =
             Self::make(id, process, stack, Saved { context, floating_point, thread_pointer });
@@ -157,7 +157,7 @@ impl Thread {
     ) -> Result<Arc<Self>, Errno> {
         let stack = KernelStack::new()?;
         heap::room(size_of::<Self>())?;
-        // SAFETY: nobody runs on the stack.
+        // SAFETY: no thread runs on the stack.
         let context = unsafe { arch::prepare_kernel(stack.top(), entry) };
         let floating_point = arch::FloatingPoint::new();
         Ok(Self::make(0, process, stack, Saved { context, floating_point, thread_pointer: 0 }))
@@ -194,7 +194,7 @@ impl Thread {
         self.files.lock().clone()
     }
 
-    /// Gives it other ones, or none; what it had is closed unless somebody else has it.
+    /// Replaces or removes its files; the old ones are closed unless another thread has them.
     pub fn set_files(&self, files: Option<Attachment>) {
         let old = core::mem::replace(&mut *self.files.lock(), files);
         drop(old);
@@ -205,7 +205,7 @@ impl Thread {
         self.credentials.lock().clone()
     }
 
-    /// Makes it somebody else; gives who it was.
+    /// Replaces its credentials; returns the old ones.
     pub(super) fn replace_credentials(&self, new: Credentials) -> Credentials {
         core::mem::replace(&mut *self.credentials.lock(), new)
     }
@@ -237,8 +237,8 @@ impl Thread {
     }
 
     /// # Panics
-    /// Where `address`, which cannot be used, says that the kernel stack has run over: a defect of
-    /// the kernel. Takes no lock, since the running thread may hold any.
+    /// If an access at `address` faulted because the kernel stack has run over: a defect of the
+    /// kernel. Takes no lock, since the running thread may hold any.
     pub fn check_stack(&self, address: u64) {
         let runs_over = self.stack.0.as_ref().is_some_and(|stack| stack.is_right_in_front(address));
         assert!(!runs_over, "the kernel stack of thread {} has run over", self.id());

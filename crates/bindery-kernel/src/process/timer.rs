@@ -30,14 +30,14 @@ pub fn deadline_of_call(timeout: u64) -> u64 {
     }
 }
 
-/// What a call with a relative timeout refuses with when a signal ends its wait: it is made again
-/// with the same deadline where no handler runs, and fails with `EINTR` else.
+/// The errno of a call with a relative timeout whose wait a signal has ended: without a handler the
+/// call is restarted with the same deadline, otherwise it fails with `EINTR`.
 pub fn interrupted_until(deadline: u64) -> Errno {
     scheduler::current().deadline_of_restart.store(deadline.max(1), Ordering::Relaxed);
     Errno::RESTART_WITHOUT_HANDLER
 }
 
-/// Reads a `timespec`, in nanoseconds; what is too far away to count is the end of time.
+/// Reads a `timespec`, in nanoseconds; a time that does not fit is the largest.
 pub(super) fn read_time(at: u64) -> Result<u64, Errno> {
     nanoseconds(user::read::<[i64; 2]>(at)?, SECOND)
 }
@@ -59,7 +59,7 @@ pub(super) fn of_real_time(at: u64) -> u64 {
     at.saturating_sub(time::real_time() - time::now())
 }
 
-/// What a clock shows.
+/// The time of a clock.
 fn clock(id: u64) -> Result<u64, Errno> {
     let id = id as i32;
     if id < 0 {
@@ -102,7 +102,7 @@ pub(super) fn clock_getres(id: u64, at: u64) -> Outcome {
     Ok(0)
 }
 
-/// `clock_settime(2)`: of the time of day alone.
+/// `clock_settime(2)`: only sets the time of day.
 pub(super) fn clock_settime(id: u64, at: u64) -> Outcome {
     let time = read_time(at)?;
     if id as u32 != CLOCK_REALTIME {
@@ -192,7 +192,7 @@ pub(super) struct Timer {
 /// The timer of `setitimer` among those of a process, which count from 0.
 const REAL: i32 = -1;
 
-/// Sets a timer that is there.
+/// Sets an existing timer.
 fn arm(process: &Arc<Process>, key: i32, at: u64, interval: u64) {
     let mut timers = process.timers.lock();
     let Some(timer) = timers.get_mut(&key) else { return };
@@ -266,7 +266,7 @@ pub(super) fn cancel_all(process: &Process) {
         .for_each(|event| _ = time::cancel(event));
 }
 
-/// A new program has the timers of `setitimer` alone.
+/// A new program only keeps the timers of `setitimer`.
 pub(super) fn cancel_created(process: &Process) {
     process.timers.lock().retain(|key, timer| {
         if *key != REAL

@@ -9,10 +9,10 @@ use crate::time;
 use super::thread::Thread;
 use super::{scheduler, signal};
 
-/// Why a wait ended before what it was for.
+/// The reason why a wait ended early.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Interrupted {
-    /// A signal that the thread has to look at.
+    /// A signal that the thread has to handle.
     Signal,
     /// The deadline.
     Deadline,
@@ -22,7 +22,7 @@ pub enum Interrupted {
 pub struct WaitQueue(Mutex<VecDeque<Arc<Thread>>>);
 
 impl WaitQueue {
-    /// A queue of nobody.
+    /// An empty queue.
     pub const fn new() -> Self {
         Self(Mutex::new(VecDeque::new()))
     }
@@ -93,7 +93,7 @@ impl WaitQueue {
         result
     }
 
-    /// Wakes everybody.
+    /// Wakes all threads.
     pub fn wake_all(&self) {
         self.wake(usize::MAX);
     }

@@ -14,13 +14,13 @@ pub fn return_addresses(mut each: impl FnMut(u64)) {
     let mut frame: usize;
     // SAFETY: reads a register.
     unsafe { asm!("mov {}, x29", out(reg) frame, options(nomem, nostack, preserves_flags)) };
-    // A frame is two words, and aligned by as much: it lies in one page.
+    // A frame is two words and aligned to their size, so it lies in one page.
     for _ in 0..MOST {
         if !frame.is_multiple_of(16) || !is_readable(frame) {
             break;
         }
         let words = core::ptr::with_exposed_provenance::<[usize; 2]>(frame);
-        // SAFETY: the page is mapped, and only looked at.
+        // SAFETY: the page is mapped, and only read.
         let [next, address] = unsafe { words.read_volatile() };
         if address == 0 {
             break;
@@ -36,7 +36,7 @@ fn is_readable(address: usize) -> bool {
     if (address as u64) < page_tables::DIRECT_MAP {
         return false;
     }
-    // SAFETY: asks the MMU; changes nothing but PAR_EL1, which nobody else uses.
+    // SAFETY: asks the MMU; changes only PAR_EL1, which nothing else uses.
     unsafe { asm!("at s1e1r, {}", "isb", in(reg) address, options(nostack, preserves_flags)) };
     PAR_EL1.get() & FAILED == 0
 }

@@ -1,7 +1,7 @@
 //! From the boot protocol to Rust: the arm64 Image header, out of EL2, the MMU on.
 //!
 //! The code runs where it was loaded until the MMU is on, and so addresses everything relative to
-//! itself. It maps the image alone, page by page with the permissions of its sections, at the
+//! itself. It maps only the image, page by page with the permissions of its sections, at the
 //! address that it was linked for ([`page_tables`] adds the rest). There is no identity mapping:
 //! the first fetch after the MMU is on faults, since the physical address is not mapped. The
 //! exception leads to `landing`, at its linked address, which jumps to the address in `x27`.
@@ -36,7 +36,7 @@ static mut IMAGE_LEVEL_3: Table = Table::EMPTY;
 static mut IMAGE_LEVEL_2: Table = Table::EMPTY;
 static mut IMAGE_PAGES: [Table; IMAGE_TABLES] = [Table::EMPTY; IMAGE_TABLES];
 unsafe extern "C" {
-    /// Where another CPU begins, its stack in `x0`.
+    /// The entry of another CPU, its stack in `x0`.
     pub fn secondary_start();
 }
 
@@ -62,15 +62,16 @@ const SYSTEM_CONTROL: u64 = 1 << 0
 /// register than x16 and x17.
 const STRICT_PADS: u64 = 1 << 35;
 
-/// The same with the MMU and the caches off: the bits that are 1 alone.
+/// The same with the MMU and the caches off: only the bits that are always 1.
 const SYSTEM_CONTROL_OFF: u64 = 1 << 11 | 1 << 20 | 1 << 22 | 1 << 23 | 1 << 28 | 1 << 29;
 
 /// `MAIR_EL1`, as the core's entries have it: attribute 0 normal write-back memory, 1 Device-nGnRE,
 /// 2 normal memory that is not cached, 3 Device-nGnRnE, 4 normal write-through memory.
 const MEMORY_TYPES: u64 = 0xbb_0044_04ff;
 
-/// `TCR_EL1` without what depends on the CPU: 48 bits and 4 KiB pages in both halves, walks inner
-/// shareable and write-back. No tagged addresses (TBI0 is off): a program that uses them faults.
+/// `TCR_EL1` without the bits that depend on the CPU: 48 bits and 4 KiB pages in both halves, walks
+/// inner shareable and write-back. No tagged addresses (TBI0 is off): a program that uses them
+/// faults.
 const TRANSLATION_CONTROL: u64 = 16
     | 0b01 << 8
     | 0b01 << 10
@@ -81,9 +82,9 @@ const TRANSLATION_CONTROL: u64 = 16
     | 0b11 << 28
     | 0b10 << 30;
 
-/// Entries of the image's tables: one that names the table at address 0, and pages at address 0
-/// with the permissions of each section. The assembly adds the addresses, since nothing runs at the
-/// addresses that Rust was linked for before these tables are there.
+/// Entries of the image's tables: one that refers to the table at address 0, and pages at address 0
+/// with the permissions of each section. The assembly adds the addresses, since no code runs at its
+/// linked address before these tables exist.
 const TABLE: u64 = EntryFormat::table_entry(Frame(0)).0;
 const CODE: u64 = Mapping::Code.leaf(Frame(0), Level::PTE).0;
 const CONSTANTS: u64 = Mapping::Constants.leaf(Frame(0), Level::PTE).0;
@@ -118,7 +119,7 @@ primary:
     cmp     x0, x1
     b.lo    1b
 
-    // The pages of the image: code, then what is only read, then the rest.
+    // The pages of the image: code, then constants, then the rest.
     adrp    x20, _start
     adrp    x2, __text_end
     adrp    x3, __rodata_end
@@ -303,7 +304,7 @@ landing:
     vectors = sym entry::vectors,
 );
 
-/// Where the assembly ends: the image runs where it was linked, and nothing else is mapped.
+/// Continues after the assembly: the image runs at its linked address, and nothing else is mapped.
 /// `device_tree` and `image` are physical addresses.
 extern "C" fn begin(device_tree: u64, image: u64) -> ! {
     page_tables::begin(image);

@@ -7,7 +7,7 @@ use spin::Once;
 
 use super::registers::Registers;
 
-/// What the kernel keeps of a thread that does not run: its stack pointer, below which lie the
+/// The kernel's state of a thread that does not run: its stack pointer, below which lie the
 /// registers that a call preserves.
 #[repr(C)]
 pub struct Context {
@@ -23,7 +23,7 @@ impl Context {
 const PRESERVED: usize = 12;
 
 unsafe extern "C" {
-    /// Stores the kernel's place in `from`, and goes on at `to`.
+    /// Stores the running context in `from`, and continues at `to`.
     ///
     /// # Safety
     /// 1. `to` was filled by a switch or by [`prepare`], on a stack that is whole.
@@ -70,8 +70,7 @@ pub fn set_beginning(begin: unsafe extern "C" fn()) {
 /// A thread that begins in its program with `registers`.
 ///
 /// # Safety
-/// 1. `top` is the end of a stack, aligned by 16 bytes, with room for both, that nobody runs
-///    on.
+/// 1. `top` is the end of a stack, aligned by 16 bytes, with room for both, in use by no thread.
 pub unsafe fn prepare(top: *mut u8, registers: &Registers) -> Context {
     let begin = *BEGIN.get().expect("boot names the entry of threads");
     // SAFETY: the caller promises the room. The switch takes x30 from the second word.
@@ -89,7 +88,7 @@ pub unsafe fn prepare(top: *mut u8, registers: &Registers) -> Context {
 /// A thread that begins in the kernel, with `entry`, and has no program.
 ///
 /// # Safety
-/// 1. `top` is the end of a stack, aligned by 16 bytes, that nobody runs on.
+/// 1. `top` is the end of a stack, aligned by 16 bytes, in use by no thread.
 pub unsafe fn prepare_kernel(top: *mut u8, entry: extern "C" fn() -> !) -> Context {
     // SAFETY: a stack has the room. The switch takes x30 from the second word.
     unsafe {

@@ -22,7 +22,7 @@ mod psci {
     pub const CPU_ON: u64 = 0xc400_0003;
 }
 
-/// Whether a semihosting call was refused: nobody listens.
+/// Whether a semihosting call was refused: the emulator does not serve them.
 static ABSENT: AtomicBool = AtomicBool::new(false);
 
 /// How PSCI is called.
@@ -57,8 +57,8 @@ pub fn begin(conduit: Conduit) {
     BY_SECURE_MONITOR.store(conduit == Conduit::SecureMonitor, Ordering::Relaxed);
 }
 
-/// Whether an undefined instruction of the kernel's was a semihosting call that nobody listens to.
-/// It is remembered then, and the registers step over it.
+/// Whether an undefined instruction of the kernel was a semihosting call that the emulator does not
+/// serve. Records that, and makes the registers step over the call.
 pub fn is_absent_semihosting(registers: &mut Registers) -> bool {
     if registers.program_counter != &raw const semihosting_instruction as u64 {
         return false;

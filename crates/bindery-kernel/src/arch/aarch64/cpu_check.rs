@@ -12,13 +12,13 @@ use super::control::semihosting::{APPLICATION_EXIT, EXIT_EXTENDED, WRITE_TEXT};
 /// The PL011 of QEMU's `virt`.
 const CONSOLE: u64 = 0x0900_0000;
 
-/// Prefix of a message on the control channel; the console gets the message alone.
+/// Prefix of a message on the control channel; the console gets only the message.
 const MARK: &str = "panic ";
 
 global_asm!(
     r#"
     .section .text.entry, "ax"
-    // Comes back if all is there; changes x0 to x4.
+    // Returns if no feature is missing; changes x0 to x4.
     .global check_processor
 check_processor:
     mrs     x1, id_aa64isar0_el1

@@ -14,7 +14,7 @@ const FIRST_PRIVATE_INTERRUPT: u32 = 16;
 /// Maps the other devices that are used, and begins to use them.
 ///
 /// # Panics
-/// Where one is missing that the kernel cannot do without.
+/// If a required device is missing.
 pub fn begin() {
     let tree = TREE.get().expect("the device tree is read first");
     let mapped = |area: Stretch| map_device(area.start, area.end - area.start).addr() as u64;

@@ -15,7 +15,7 @@ unsafe extern "C" {
     pub fn vectors();
     /// Goes back to a program with the [`Registers`] that the stack pointer points at.
     pub fn return_to_program();
-    /// Where a new thread begins: finishes the switch to it and goes to its program.
+    /// The entry of a new thread: finishes the switch to it and enters its program.
     pub fn begin_thread();
 }
 
@@ -61,9 +61,10 @@ global_asm!(
     b       return_to_program
     .endm
 
-    // A fault on a stack that has run over would only fault again: first the MMU is asked whether
-    // there is a place right below the stack pointer, which may be the stack's end, and further
-    // down. SP_EL0 is free meanwhile, a program's is saved in its registers; PAR_EL1 is nobody's.
+    // A fault on an overrun stack would only fault again: first the MMU is asked whether the word
+    // right below the stack pointer, which may be the stack's end, is mapped, and then the words
+    // further down. SP_EL0 is free here, since a program's is saved in its registers; nothing else
+    // uses PAR_EL1.
     .macro  from_kernel number
     .balign 128
     msr     sp_el0, x0
@@ -117,7 +118,7 @@ vectors:
     from_kernel_behind \number
     .endr
 
-    // A thread that ran over its stack dies on another one, which the CPUs share.
+    // A thread that ran over its stack panics on another one, which the CPUs share.
 run_over:
     mov     x0, sp
     adrp    x1, {last_stack}

@@ -1,4 +1,4 @@
-//! What an exception means: for a program a fault or a signal, for the kernel its end.
+//! The meaning of an exception: for a program a fault or a signal, for the kernel its end.
 
 use aarch64_cpu::registers::{ELR_EL1, FAR_EL1, Readable};
 use bindery::Access;
@@ -14,7 +14,7 @@ use crate::{log, memory, page_fault, trap};
 use super::interrupts::{self, Taken};
 use super::{Registers, control, probe, user_copy};
 
-/// Where an exception in the kernel ends that has no place on the stack.
+/// Panics for an exception in the kernel that finds no room on the stack.
 pub(super) extern "C" fn has_run_over(stack_pointer: u64) -> ! {
     // The pointer is in the guard page, or right above where nothing fits any more.
     scheduler::check_stack(stack_pointer);
@@ -62,7 +62,7 @@ pub(super) extern "C" fn synchronous(registers: &mut Registers) {
     }
 }
 
-/// A fault at an address; what kind of fault is said by the low bits of the syndrome.
+/// A fault at an address; the low bits of the syndrome give its kind.
 #[inline]
 fn abort(registers: &mut Registers, access: Access) {
     const ALIGNMENT: u64 = 0b10_0001;
@@ -81,7 +81,7 @@ fn abort(registers: &mut Registers, access: Access) {
 fn other(registers: &mut Registers) {
     let at = registers.program_counter;
     let (signal, code, address) = match registers.syndrome >> 26 {
-        // WFI and WFE: somebody else may run, and the program goes on.
+        // WFI and WFE: another thread may run, and the program goes on.
         class::WAIT => {
             registers.skip_instruction();
             scheduler::yield_now();
@@ -136,9 +136,9 @@ fn goes_on_elsewhere(registers: &mut Registers, address: u64) -> bool {
     next.inspect(|next| registers.program_counter = *next).is_some()
 }
 
-/// Any other exception is a defect of the kernel, or of the machine; but for the semihosting call
-/// where nobody listens, and faults where a program's memory was copied, the self-test expects
-/// them, or the kernel map was just changing what is there.
+/// Any other exception. It is a defect of the kernel or the machine, with these exceptions: a
+/// semihosting call that the emulator does not serve, and a fault in a copy of a program's memory,
+/// in the self-test, or at an address that the kernel map was just changing.
 pub(super) extern "C" fn kernel(registers: &mut Registers, number: u64) {
     const KINDS: [&str; 4] = ["exception", "interrupt", "fast interrupt", "system error"];
     const SYNCHRONOUS: u64 = 4;

@@ -10,7 +10,7 @@ use aarch64_cpu::registers::{MPIDR_EL1, Readable};
 
 /// The timer's interrupt.
 static TIMER: AtomicU32 = AtomicU32::new(0);
-/// Where the redistributors are, and their end.
+/// The addresses of the redistributors, and their end.
 static REDISTRIBUTORS: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
 
 /// Of the distributor.
@@ -48,7 +48,7 @@ fn read(at: u64) -> u32 {
 }
 
 fn write(at: u64, value: u32) {
-    // SAFETY: as in `read`; what is written concerns only interrupts, which are off.
+    // SAFETY: as in `read`; the registers concern only interrupts, which are off.
     unsafe { register(at).write_volatile(value) };
 }
 
@@ -64,10 +64,10 @@ pub fn begin(at: u64, redistributors: (u64, u64), timer: u32) {
     begin_cpu();
 }
 
-/// Makes the CPU that asks get its timer's interrupt.
+/// Enables the timer's interrupt on the calling CPU.
 ///
 /// # Panics
-/// Where no redistributor belongs to the CPU.
+/// If no redistributor belongs to the CPU.
 pub fn begin_cpu() {
     use redistributor as r;
     let own = own_redistributor().expect("each CPU has a redistributor");

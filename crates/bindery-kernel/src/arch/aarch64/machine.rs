@@ -17,7 +17,7 @@ pub(super) static TREE: Once<Fdt<'static>> = Once::new();
 /// Reads the tree at a physical address: maps memory and the console, and begins to use both.
 ///
 /// # Panics
-/// Where something is missing that the kernel cannot do without.
+/// If a required node is missing.
 pub fn read(physical: u64) -> Information {
     let Some(bytes) = page_tables::map_device_tree(physical) else {
         panic!("no device tree at {physical:#x}");

@@ -2,7 +2,7 @@
 
 use core::arch::asm;
 
-/// Tells who counts instructions that a phase begins: a move to the zero register
+/// Marks the beginning of a phase for a tool that counts instructions: a move to the zero register
 /// (programs/include/mark.h).
 #[inline(always)]
 pub fn mark_begin<const PHASE: u32>() {

@@ -13,7 +13,7 @@ static BLOCK: AtomicUsize = AtomicUsize::new(0);
 /// Blocks that are zeroed in one round; a frame must be whole rounds.
 const ROUND: usize = 8;
 
-/// Asks the CPU what `DC ZVA` does.
+/// Reads the size of the block that `DC ZVA` zeroes.
 pub fn begin() {
     let identification: usize;
     // SAFETY: reads a register.
@@ -61,8 +61,7 @@ pub unsafe fn zero(at: *mut u8, length: usize) {
 /// Copies.
 ///
 /// # Safety
-/// 1. `length` bytes at `from` may be read, as many at `to` are the caller's to write, and the
-///    two do not overlap.
+/// 1. `from` is valid for reads and `to` for writes of `length` bytes, and the two do not overlap.
 /// 2. All are multiples of 4,096.
 #[inline]
 pub unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
@@ -98,7 +97,7 @@ const DIC: u64 = 1 << 29;
 const DATA_LINE: u32 = 16;
 const INSTRUCTION_LINE: u32 = 0;
 
-/// `CTR_EL0.L1Ip`: an instruction cache that is looked up by physical addresses alone.
+/// `CTR_EL0.L1Ip`: an instruction cache that is looked up only by physical addresses.
 const PIPT: u64 = 0b11;
 
 /// Makes instruction fetches of all CPUs see `length` bytes of memory from `physical` on, both
@@ -113,7 +112,7 @@ pub fn synchronize_instructions(physical: u64, length: u64) {
     let lines = |position: u32| (start..start + length).step_by(4 << (caches >> position & 0xf));
     if caches & IDC == 0 {
         for line in lines(DATA_LINE) {
-            // SAFETY: writes back what memory holds anyway; the direct map has the address.
+            // SAFETY: a write-back changes no content; the direct map has the address.
             unsafe { asm!("dc cvau, {}", in(reg) line, options(nostack, preserves_flags)) };
         }
     }
@@ -122,7 +121,7 @@ pub fn synchronize_instructions(physical: u64, length: u64) {
     if caches & DIC == 0 {
         if caches >> 14 & 0b11 == PIPT {
             for line in lines(INSTRUCTION_LINE) {
-                // SAFETY: forgets copies of what is in memory.
+                // SAFETY: drops cached copies of memory.
                 unsafe { asm!("ic ivau, {}", in(reg) line, options(nostack, preserves_flags)) };
             }
         } else {

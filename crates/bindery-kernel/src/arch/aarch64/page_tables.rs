@@ -7,8 +7,8 @@
 //! | `0xffff_ff00_0000_0000` | the device tree, read-only |
 //! | `0xffff_ffff_8000_0000` | the image, by sections (see `boot`) |
 //!
-//! Of the image, the direct map has the root table alone. These mappings are made once, at boot,
-//! and stay. The console is one of them, since it is used before there is a kernel map; the kernel
+//! Of the image, the direct map shows only the root table. These mappings are made once, at boot,
+//! and stay. The console is one of them, since it is used before the kernel map exists; the kernel
 //! map maps all other devices.
 
 use core::ptr::NonNull;
@@ -36,7 +36,7 @@ impl Table {
 
 /// The root of the upper half (`TTBR1_EL1`).
 pub static mut ROOT: Table = Table::EMPTY;
-/// The lower half while no program is there (`TTBR0_EL1`).
+/// The lower half while no program's is loaded (`TTBR0_EL1`).
 pub static mut NO_PROGRAM: Table = Table::EMPTY;
 
 unsafe extern "C" {
@@ -46,9 +46,9 @@ unsafe extern "C" {
     pub static __image_end: u8;
 }
 
-/// Where physical memory begins in the upper half.
+/// The address of physical memory in the upper half.
 pub const DIRECT_MAP: u64 = 0xffff_0000_0000_0000;
-/// Where the device tree is mapped.
+/// The address of the device tree.
 const DEVICE_TREE: u64 = 0xffff_ff00_0000_0000;
 
 /// Tables for the mappings that are made here.
@@ -56,7 +56,7 @@ const SPARE: usize = 32;
 static mut SPARE_TABLES: [Table; SPARE] = [Table::EMPTY; SPARE];
 static SPARE_USED: AtomicUsize = AtomicUsize::new(0);
 
-/// What to add to a linked address for the physical one (wrapping); set before anything is mapped.
+/// The physical address minus the linked address (wrapping); set before anything is mapped.
 static LOAD_OFFSET: AtomicUsize = AtomicUsize::new(0);
 
 /// Takes note of where the image was loaded.
@@ -89,7 +89,7 @@ unsafe impl TableMemory for ImageTables {
     }
 }
 
-/// Maps whole pages around `memory` from the page of `at` on. Boot alone calls it, on one CPU.
+/// Maps whole pages around `memory` from the page of `at` on. Called only at boot, on one CPU.
 fn map(at: u64, memory: Stretch, mapping: Mapping) {
     let root = Frame((physical(&raw const ROOT) / PAGE_SIZE) as u32);
     BootTables { root, memory: ImageTables }.map(VirtAddr(at), memory, mapping);
@@ -109,7 +109,7 @@ pub fn own_root() -> Frame {
     Frame((root / PAGE_SIZE) as u32)
 }
 
-/// Where the kernel reads and writes physical memory.
+/// The address at which the kernel reads and writes physical memory.
 #[inline]
 pub fn direct_map(physical: u64) -> NonNull<u8> {
     // SAFETY: the direct map does not begin at 0.

@@ -1,4 +1,4 @@
-//! What each CPU has of its own: its number, in `TPIDR_EL1`.
+//! The state of each CPU: its number, in `TPIDR_EL1`.
 
 use aarch64_cpu::registers::{Readable, TPIDR_EL1, Writeable};
 

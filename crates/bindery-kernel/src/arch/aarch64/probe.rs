@@ -47,7 +47,7 @@ pub(super) fn ends(registers: &mut Registers, address: u64) -> bool {
     true
 }
 
-/// What a syndrome says (Arm ARM, D24 "ESR_EL1", the fault status codes).
+/// Decodes a syndrome (Arm ARM, D24 "ESR_EL1", the fault status codes).
 pub fn told(syndrome: u64) -> AccessFault {
     match syndrome >> 2 & 0b1111 {
         0b0001 => AccessFault::NotMapped,
@@ -69,10 +69,10 @@ pub fn control_register(register: Register) -> Option<u64> {
     })
 }
 
-/// Breaks the machine on purpose: with `SCTLR_EL1.WXN` set, what is writable is not executable.
+/// Breaks the machine on purpose: with `SCTLR_EL1.WXN` set, no writable page is executable.
 pub fn break_control_bit() {
     const WRITE_EXECUTE_NEVER: u64 = 1 << 19;
     SCTLR_EL1.set(SCTLR_EL1.get() | WRITE_EXECUTE_NEVER);
-    // SAFETY: TLBs may remember what the bit was.
+    // SAFETY: TLBs may hold translations with the old value of the bit.
     unsafe { asm!("isb", "tlbi vmalle1", "dsb nsh", "isb", options(nostack, preserves_flags)) };
 }

@@ -14,5 +14,5 @@ pub fn key_rights() -> KeyRights {
     KeyRights::ALL
 }
 
-/// Nobody has keys, so nobody asks.
+/// No operation: the architecture has no keys.
 pub fn set_key_rights(_rights: KeyRights) {}

@@ -12,7 +12,7 @@ pub struct Registers {
     pub(super) program_counter: u64,
     /// PSTATE, in the format of `SPSR_EL1`.
     pub(super) state: u64,
-    /// x0 when the kernel was entered: the first argument, where the result stands afterwards.
+    /// x0 when the kernel was entered: the first argument, which the result replaces.
     pub(super) first_argument: u64,
     /// `ESR_EL1`: why the kernel was entered.
     pub(super) syndrome: u64,

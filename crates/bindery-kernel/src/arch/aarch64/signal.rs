@@ -27,7 +27,7 @@ struct FloatingPointRecord {
     vectors: [u128; 32],
 }
 
-/// What each record begins with: its kind and its length.
+/// The head of each record: its kind and its length.
 type Head = [u32; 2];
 
 const FLOATING_POINT: Head = [0x4650_8001, size_of::<FloatingPointRecord>() as u32];
@@ -65,7 +65,7 @@ struct Records {
     padding: u64,
 }
 
-/// The room for records, all of which programs may use.
+/// The room for records; programs may use all of it.
 const RECORDS: u64 = 4096;
 
 const _: () = assert!(size_of::<Frame>() == 128 + 464 && size_of::<FloatingPointRecord>() == 528);
@@ -77,10 +77,10 @@ unsafe impl Plain for Records {}
 // SAFETY: as above.
 unsafe impl Plain for FloatingPointRecord {}
 
-/// What programs may have in PSTATE: N, Z, C, V, TCO, DIT, SSBS and BTYPE. All else is clear in
-/// EL0, which itself is 0.
+/// The bits of PSTATE that programs may set: N, Z, C, V, TCO, DIT, SSBS and BTYPE. All others are
+/// clear in EL0, which itself is 0.
 const PROGRAMS_STATE: u64 = 0b1111 << 28 | 1 << 25 | 1 << 24 | 1 << 12 | 0b11 << 10;
-/// What of it a handler keeps.
+/// The bits of it that a handler keeps.
 const KEPT_STATE: u64 = 0b1111 << 28 | 1 << 24 | 1 << 12;
 
 /// BTYPE of a call through a register (`BLR`), which is how a handler begins: in a guarded page it

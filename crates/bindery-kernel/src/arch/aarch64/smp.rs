@@ -43,7 +43,7 @@ pub fn start_other_cpus(_count: usize) {
     }
 }
 
-/// Where another CPU's entry code ends.
+/// Continues after the entry code of another CPU.
 pub extern "C" fn secondary(number: usize) -> ! {
     per_cpu::begin(number as u64);
     interrupts::begin_cpu();

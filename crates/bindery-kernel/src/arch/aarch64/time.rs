@@ -17,7 +17,7 @@ const TICKS_SHIFT: u32 = 60;
 static NANOSECONDS_PER_TICK: AtomicU64 = AtomicU64::new(0);
 static TICKS_PER_NANOSECOND: AtomicU64 = AtomicU64::new(0);
 
-/// Where the registers of the PL031 are; 0 where there is none.
+/// The address of the registers of the PL031; 0 for none.
 static CALENDAR: AtomicU64 = AtomicU64::new(0);
 
 /// Takes the counter's frequency from the CPU, and `calendar` for the time of day.

@@ -18,7 +18,7 @@ static RANGES: AtomicBool = AtomicBool::new(false);
 /// Single pages that are invalidated one by one, where there are no ranges; more are too dear.
 const MOST_SINGLE: u64 = 64;
 
-/// Asks the CPU what it can do.
+/// Reads the features of the CPU.
 pub fn begin() {
     let tlb = ID_AA64ISAR0_EL1.get() >> 56 & 0xf;
     RANGES.store(tlb >= 2, Ordering::Relaxed);
@@ -54,7 +54,7 @@ fn load(root: u64) {
 #[inline]
 pub fn invalidate(_root: Frame, what: &Invalidation) {
     let (start, end) = (what.range.start().0 >> 12, (what.range.end().0 + 0xfff) >> 12);
-    // SAFETY: barriers: what was written before the call is seen by walks after it.
+    // SAFETY: barriers: walks after it see the writes before the call.
     unsafe { asm!("dsb ishst", options(nostack, preserves_flags)) };
     if what.range.len() <= what.stride {
         one(start, what.tables);
@@ -96,7 +96,7 @@ fn several(start: u64, end: u64, what: &Invalidation) {
         && let Some(operand) = range_operand(start, end - start)
     {
         // SAFETY: as in `one`. The names of these instructions are newer than the target's
-        // baseline, so they stand by number: RVALE1IS and RVAE1IS.
+        // baseline, so they are given by number: RVALE1IS and RVAE1IS.
         unsafe {
             match what.tables {
                 Tables::Unchanged => {
@@ -127,8 +127,8 @@ pub fn invalidate_kernel(what: &Invalidation) {
     const RANGE: u64 = (1 << 37) - 1;
     let (start, end) = (what.range.start().0 >> 12, what.range.end().0 >> 12);
     let range = range_operand(start & RANGE, end - start);
-    // SAFETY: forgetting a translation changes nothing but speed; barriers. RVAALE1IS and RVAAE1IS
-    // stand by number, as above.
+    // SAFETY: dropping a translation changes only speed; barriers. RVAALE1IS and RVAAE1IS are given
+    // by number, as above.
     unsafe {
         asm!("dsb ishst", options(nostack, preserves_flags));
         match (range.filter(|_| RANGES.load(Ordering::Relaxed)), what.tables) {

@@ -6,8 +6,8 @@
 //! routine. It copies the bytes up to the end of the page, if the block reached over that, and
 //! returns how many are left.
 //!
-//! Long copies go by vector registers. Eight of them hold values of the program, which lie on the
-//! stack meanwhile. Nothing interrupts the kernel, and a fault leads back here.
+//! Long copies go by vector registers. Eight of them hold values of the program, which are saved on
+//! the stack during the copy. Nothing interrupts the kernel, and a fault leads back here.
 
 use core::arch::global_asm;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -139,9 +139,10 @@ pub(super) fn begin() {
     HAS_PAN.store(u64::from(ID_AA64MMFR1_EL1.read(ID_AA64MMFR1_EL1::PAN) != 0), Ordering::Relaxed);
 }
 
-/// Where a fault of the kernel at `instruction` leads, if the instruction may have one.
+/// The address that a fault of the kernel at `instruction` continues at, if the instruction may
+/// have one.
 pub(super) fn continuation(instruction: u64) -> Option<u64> {
-    // SAFETY: the table above, which nobody changes.
+    // SAFETY: the table above, which is never written.
     let faults = unsafe { &user_copy_faults };
     let found = faults.iter().find(|[from, to, _]| (*from..*to).contains(&instruction));
     found.map(|[_, _, then]| *then)

@@ -19,7 +19,7 @@ pub fn return_addresses(mut each: impl FnMut(u64)) {
         {
             break;
         }
-        // SAFETY: both words lie in pages that are mapped, and are only looked at.
+        // SAFETY: both words lie in pages that are mapped, and are only read.
         let [next, address] = unsafe { (frame as *const [u64; 2]).read_volatile() };
         if address == 0 {
             break;

@@ -22,9 +22,9 @@ use super::{
 
 static mut BOOT_STACK: Stack<65536> = Stack::new();
 
-/// Entries of the first tables: one that names the table at address 0, and a leaf of 2 MiB at
-/// address 0 that allows everything. The assembly adds the addresses, since nothing runs at the
-/// addresses that Rust was linked for before these tables are there.
+/// Entries of the first tables: one that refers to the table at address 0, and a leaf of 2 MiB at
+/// address 0 that allows everything. The assembly adds the addresses, since no code runs at its
+/// linked address before these tables exist.
 const TABLE: u64 = EntryFormat::table_entry(Frame(0)).0;
 const LEAF: u64 = {
     let everything = Permissions::READ.union(Permissions::WRITE).union(Permissions::EXECUTE);
@@ -114,7 +114,7 @@ boot_level_2: .skip 4096
     leaf = const LEAF,
 );
 
-/// What PVH hands over (`hvm_start_info`, version 1).
+/// The information that PVH passes (`hvm_start_info`, version 1).
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct StartInfo {
@@ -151,7 +151,7 @@ struct MemoryMapEntry {
 const MAGIC: u32 = 0x336e_c578;
 const USABLE: u32 = 1;
 
-/// Where the Rust code begins.
+/// The first Rust code.
 extern "C" fn entered(start_info: u64) -> ! {
     serial::begin();
     cpu_check::check_calls();
@@ -182,7 +182,7 @@ fn information(start: &StartInfo) -> Information {
     let mut information = Information::EMPTY;
     let entries = (start.memory_map_entries as usize).min(MAX_RANGES * 4) as u64;
     let map = (0..entries).map(|index| -> MemoryMapEntry {
-        // SAFETY: the structure says that so many entries are there.
+        // SAFETY: the structure gives this number of entries.
         unsafe { read(start.memory_map + index * size_of::<MemoryMapEntry>() as u64) }
     });
     for (slot, entry) in information.memory.iter_mut().zip(map.filter(|entry| entry.kind == USABLE))
@@ -190,7 +190,7 @@ fn information(start: &StartInfo) -> Information {
         *slot = Stretch { start: entry.start, end: entry.start.saturating_add(entry.size) };
     }
     if start.modules > 0 {
-        // SAFETY: the structure says that it is there.
+        // SAFETY: the structure gives its address.
         let module: Module = unsafe { read(start.module_list) };
         information.initramfs = Stretch { start: module.start, end: module.start + module.size };
     }
@@ -213,8 +213,8 @@ fn command_line(at: u64) -> &'static str {
         return "";
     }
     assert!(!smp::FIRST_PAGE.contains(&at), "the command line lies where CPUs begin");
-    // SAFETY: the boot protocol says that a text which ends with a zero byte is there; it is kept
-    // out of free memory.
+    // SAFETY: the boot protocol puts a text there that ends with a zero byte; it is kept out of
+    // free memory.
     let line = unsafe { core::ffi::CStr::from_ptr(page_tables::direct_map(at).as_ptr().cast()) };
     match line.to_str() {
         Ok(line) => line,

@@ -6,7 +6,7 @@ use spin::Once;
 
 use super::registers::Registers;
 
-/// What the kernel keeps of a thread that does not run: its stack pointer. All else lies there.
+/// The kernel's state of a thread that does not run: its stack pointer. All else lies on the stack.
 pub struct Context(#[allow(dead_code, reason = "`switch_stacks` reads it")] *mut u64);
 
 impl Context {
@@ -25,10 +25,10 @@ pub fn set_beginning(begin: unsafe extern "C" fn()) {
 /// A thread that begins in its program with `registers`.
 ///
 /// # Safety
-/// 1. `top` is the aligned top of a stack that nobody uses.
+/// 1. `top` is the aligned top of an unused stack.
 pub unsafe fn prepare(top: *mut u8, registers: &Registers) -> Context {
     let begin = *BEGIN.get().expect("boot names the entry of threads");
-    // SAFETY: there is room: the registers, and below them what `switch` takes from a stack.
+    // SAFETY: there is room: the registers, and below them the words that `switch` pops.
     unsafe {
         let place = top.cast::<Registers>().sub(1);
         place.write(registers.clone());
@@ -42,10 +42,10 @@ pub unsafe fn prepare(top: *mut u8, registers: &Registers) -> Context {
 /// A thread that begins in the kernel, with `entry`, and has no program.
 ///
 /// # Safety
-/// 1. `top` is the aligned top of a stack that nobody uses.
+/// 1. `top` is the aligned top of an unused stack.
 pub unsafe fn prepare_kernel(top: *mut u8, entry: extern "C" fn() -> !) -> Context {
-    // SAFETY: there is room: what `switch` takes from a stack, and a word in the place of the
-    // return address, so that the stack is aligned as after a call.
+    // SAFETY: there is room: the words that `switch` pops, and a word in the place of the return
+    // address, so that the stack is aligned as after a call.
     unsafe {
         let frame = top.cast::<u64>().sub(8);
         frame.write_bytes(0, 8);
@@ -54,11 +54,11 @@ pub unsafe fn prepare_kernel(top: *mut u8, entry: extern "C" fn() -> !) -> Conte
     }
 }
 
-/// Leaves the running thread and goes on with another, until somebody switches back.
+/// Leaves the running thread and continues another. Returns when a thread switches back.
 ///
 /// # Safety
 /// 1. Both places live.
-/// 2. `to` is what `prepare` or an earlier `switch` has put there, used once.
+/// 2. `to` was filled by `prepare` or an earlier `switch`, and is used once.
 /// 3. Interrupts are off.
 pub unsafe fn switch(from: *mut Context, to: *const Context) {
     // SAFETY: the caller's promise.

@@ -13,7 +13,7 @@ pub fn write_control(byte: u8) {
     unsafe { Port::new(CONTROL).write(byte) };
 }
 
-/// Ends the machine. The status of the first program goes over the control channel.
+/// Ends the machine. The status of the first program is sent over the control channel.
 pub fn power_off(how: Ended) -> ! {
     let value: u32 = match how {
         Ended::Program(_) => 0,
@@ -22,7 +22,7 @@ pub fn power_off(how: Ended) -> ! {
     // SAFETY: as in `write`.
     unsafe { Port::new(POWER_OFF).write(value) };
     loop {
-        // Where there is no such device.
+        // The machine has no such device.
         x86_64::instructions::interrupts::disable();
         x86_64::instructions::hlt();
     }

@@ -8,14 +8,14 @@ use core::arch::global_asm;
 use super::{control, cpu_features, serial};
 use crate::arch::Ended;
 
-/// Prefix of a message on the control channel; the console gets the message alone.
+/// Prefix of a message on the control channel; the console gets only the message.
 const MARK: &str = "panic ";
 
 // Each entry: a leaf of CPUID, a bit of EDX, the message.
 global_asm!(r#"
 .section .boot.text, "ax"
 .code32
-    // Goes on at EBP if all is there; changes all registers but EDI and EBP.
+    // Continues at EBP if no feature is missing; changes all registers except EDI and EBP.
 .global check_processor
 check_processor:
     mov esi, offset required

@@ -1,5 +1,5 @@
-//! Processor features: what CPUID reports, what the kernel enables on each CPU, and what programs
-//! find in `AT_HWCAP`.
+//! Processor features: the ones that CPUID reports, that the kernel enables on each CPU, and that
+//! programs find in `AT_HWCAP`.
 
 use core::arch::asm;
 use core::arch::x86_64::{__cpuid, __cpuid_count, CpuidResult};
@@ -28,12 +28,12 @@ pub fn leaf(number: u32, count: u32) -> CpuidResult {
     unsafe { __cpuid_count(number, count) }
 }
 
-/// Whether supervisor-mode access prevention is there.
+/// Whether the CPU has supervisor-mode access prevention.
 pub fn has_smap() -> bool {
     leaf(7, 0).ebx & 1 << 20 != 0
 }
 
-/// Whether pages of 1 GiB are there.
+/// Whether the CPU has pages of 1 GiB.
 pub fn has_giant_pages() -> bool {
     leaf(0x8000_0001, 0).edx & 1 << 26 != 0
 }

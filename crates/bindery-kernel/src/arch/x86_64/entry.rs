@@ -131,15 +131,15 @@ exception_entries:
 );
 
 unsafe extern "C" {
-    /// Where `syscall` leads.
+    /// The entry of `syscall`.
     pub fn system_call_entry();
-    /// Where a new thread begins: calls [`begin`] and goes to the program.
+    /// The entry of a new thread: calls [`begin`] and enters the program.
     pub fn begin_thread();
     static exception_entries: u8;
     static forbid_user_access: u8;
 }
 
-/// Where an exception or interrupt leads.
+/// The address of an exception's or interrupt's entry.
 pub fn exception_entry(vector: usize) -> u64 {
     &raw const exception_entries as u64 + (vector * ENTRY_SIZE) as u64
 }

@@ -1,4 +1,4 @@
-//! What an exception means: for a program a fault or a signal, for the kernel its end.
+//! The meaning of an exception: for a program a fault or a signal, for the kernel its end.
 
 use core::arch::asm;
 
@@ -39,9 +39,9 @@ pub extern "C" fn exception(registers: &mut Registers) {
             _ => Access::Write,
         };
         if registers.error & (PRESENT | USER) == PRESENT {
-            // QEMU reads what `iretq` of a program pops with the rights of the kernel, and says so;
-            // a processor never tells of a program's access like this. Nothing in a mapping could
-            // allow it.
+            // QEMU reads the words that `iretq` of a program pops with the rights of the kernel,
+            // and reports that; a processor never reports a program's access like this. No mapping
+            // could allow it.
             return trap::exception(registers, SIGSEGV, SI_KERNEL as i32, 0);
         }
         if registers.error & RESERVED != 0 {
@@ -50,7 +50,7 @@ pub extern "C" fn exception(registers: &mut Registers) {
         return page_fault::page_fault(registers, fault_address(), access);
     }
     let here = registers.rip;
-    // As Linux does it; where it gives no address, it says so with `SI_KERNEL`.
+    // The signals that Linux sends; if it gives no address, it says so with `SI_KERNEL`.
     let (signal, code, address) = match registers.vector {
         TIMER => {
             interrupts::served();
@@ -66,15 +66,15 @@ pub extern "C" fn exception(registers: &mut Registers) {
         19 => (SIGFPE, sse_code(), here),
         4 | 5 | 10 | 13 => (SIGSEGV, SI_KERNEL, 0),
         11 | 12 => (SIGBUS, SI_KERNEL, 0),
-        // Double fault, machine check, non-maskable interrupt, and what nobody has asked for.
+        // Double fault, machine check, non-maskable interrupt, and vectors that no device uses.
         _ => die(registers),
     };
     trap::exception(registers, signal, code as i32, address);
 }
 
-/// An exception or an interrupt of the kernel; interrupts come in the idle loop alone. A page fault
-/// is no defect where a program's memory was copied, the self-test expects it, or the kernel map
-/// was just changing what is there.
+/// An exception or an interrupt of the kernel; interrupts come only in the idle loop. A page fault
+/// is no defect in a copy of a program's memory, in the self-test, or at an address that the kernel
+/// map was just changing.
 pub extern "C" fn exception_in_kernel(registers: &mut Registers) {
     match registers.vector {
         TIMER => {
@@ -126,8 +126,8 @@ fn die(registers: &Registers) -> ! {
     log!("cs {cs:#x} flags {flags:#x} cr2 {:016x}", fault_address());
     let has_address = matches!(*vector, DOUBLE_FAULT | PAGE_FAULT);
     let address = if has_address { fault_address() } else { 0 };
-    // Where the stack has run over, the exception has no place there either, and becomes a double
-    // fault, which has a stack of its own.
+    // On an overrun stack the exception finds no room either, and becomes a double fault, which has
+    // a stack of its own.
     scheduler::check_stack(address);
     let (name, offset) = symbols::name(*rip).unwrap_or(("?", 0));
     panic!(
@@ -139,7 +139,7 @@ fn die(registers: &Registers) -> ! {
 /// Why a debug exception came, from a register that the kernel has to clear.
 fn step_or_breakpoint() -> u32 {
     let step = Dr6::read_raw() & Dr6Flags::STEP.bits() != 0;
-    // SAFETY: clears what the processor has noted; the bits above are always set.
+    // SAFETY: clears the processor's flags; the bits above are always set.
     unsafe {
         asm!("mov dr6, {}", in(reg) 0xffff_0ff0_u64, options(nomem, nostack, preserves_flags))
     };

@@ -15,14 +15,14 @@ use x86_64::registers::xcontrol::{XCr0, XCr0Flags};
 
 use super::{cpu_features, protection_keys};
 
-/// What `FXSAVE` stores.
+/// The size of the image of `FXSAVE`.
 pub const LEGACY_SIZE: usize = 512;
 /// The header that `XSAVE` puts behind that.
 pub const HEADER_SIZE: usize = 64;
 /// With AVX: the most that is ever stored.
 pub const MOST: usize = LEGACY_SIZE + HEADER_SIZE + 256;
 
-/// Where the image has the x87 control word, MXCSR, and the bits of MXCSR that may be set.
+/// Offsets in the image: the x87 control word, MXCSR, and the bits of MXCSR that may be set.
 const CONTROL_WORD: usize = 0;
 const MXCSR: usize = 24;
 const MXCSR_MASK: usize = 28;
@@ -32,7 +32,7 @@ const LEGACY_PARTS: u64 = 3;
 /// And AVX: all that `XSAVE` is asked for.
 const ALL_PARTS: u32 = 7;
 
-/// The bits of MXCSR that may be set; this is what a processor has that does not say.
+/// The bits of MXCSR that may be set; this is the value of processors that do not report it.
 static MXCSR_ALLOWED: AtomicU32 = AtomicU32::new(0xffbf);
 
 /// How many bytes this processor stores; [`LEGACY_SIZE`] where it has no `XSAVE`.
@@ -53,7 +53,7 @@ pub fn parts() -> u64 {
     if size() == MOST { LEGACY_PARTS | 4 } else { LEGACY_PARTS }
 }
 
-/// Switches on what there is. Part of [`cpu_features::enable`].
+/// Enables the features that the CPU has. Part of [`cpu_features::enable`].
 pub(super) fn enable() {
     let mut state = FloatingPoint::new();
     // `FXSAVE`, as long as nothing else is known.
@@ -74,13 +74,13 @@ pub(super) fn enable() {
     assert!(size <= MOST, "the processor stores AVX elsewhere than all others do");
     SIZE.store(size, Ordering::Relaxed);
     if protection_keys::protection_keys() > 1 {
-        // For programs that ask what their signal frames have.
-        // SAFETY: as above; `XSAVE` is never asked for the keys.
+        // For programs that ask for the layout of signal frames. SAFETY: as above; `XSAVE` is never
+        // asked for the keys.
         unsafe { XCr0::write(parts | XCr0Flags::MPK) };
     }
 }
 
-/// Floating-point state, as it lies in memory, and what is switched with it: the base of GS and the
+/// Floating-point state in memory, and the registers switched with it: the base of GS and the
 /// rights to protection keys.
 #[derive(Clone)]
 #[repr(C, align(64))]
@@ -125,7 +125,7 @@ impl FloatingPoint {
         protection_keys::set_key_rights(self.key_rights);
     }
 
-    /// As [`FloatingPoint::restore`], but for GS and the rights to keys.
+    /// As [`FloatingPoint::restore`], without GS and the rights to keys.
     pub(super) fn restore_image(&self) {
         let at = self.image.as_ptr();
         // SAFETY: the image came from `save`, `new` or `from_program`, so the processor takes it.
@@ -149,15 +149,16 @@ impl FloatingPoint {
         u64::from_le_bytes(self.word(LEGACY_SIZE))
     }
 
-    /// Takes bytes that a program has written: what the processor would refuse is taken out, so
-    /// that it cannot fault in the kernel. Without `parts` there is no header but the old part
-    /// alone; what the bytes lack is as at the beginning.
+    /// Takes bytes that a program has written, and clears bits that the processor would refuse, so
+    /// that it cannot fault in the kernel. Without `parts` the bytes have no header, only the
+    /// legacy part; missing bytes have their initial value.
     pub(super) fn from_program(bytes: &[u8], parts: Option<u64>) -> Self {
         let mut new = Self::new();
         new.image[..bytes.len()].copy_from_slice(bytes);
         let mxcsr = u32::from_le_bytes(new.word(MXCSR)) & MXCSR_ALLOWED.load(Ordering::Relaxed);
         new.image[MXCSR..][..4].copy_from_slice(&mxcsr.to_le_bytes());
-        // Of the header only the first word, which says what is there, may be other than zero.
+        // In the header only the first word, which names the parts that are present, may be other
+        // than zero.
         let given = u64::from_le_bytes(new.word(LEGACY_SIZE));
         new.image[LEGACY_SIZE..][..HEADER_SIZE].fill(0);
         let present = parts.map_or(LEGACY_PARTS, |parts| given & parts);

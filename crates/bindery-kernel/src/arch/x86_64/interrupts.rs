@@ -7,7 +7,7 @@ use x86_64::instructions::port::Port;
 
 /// The vector of the timer.
 pub const TIMER: u64 = 32;
-/// The vector by which other CPUs are made to forget what the kernel has unmapped.
+/// The vector of a TLB flush on other CPUs.
 pub const FORGET: u64 = 33;
 /// The vector of an interrupt that went away before it could be delivered.
 pub const FALSE_ALARM: u64 = 47;
@@ -29,7 +29,7 @@ const PENDING: u32 = 1 << 12;
 /// In [`DIVISOR`].
 const BY_ONE: u32 = 0b1011;
 
-/// Where the registers are mapped.
+/// The address of the mapped registers.
 static REGISTERS: AtomicU64 = AtomicU64::new(0);
 
 fn register(offset: u64) -> *mut u32 {
@@ -78,7 +78,7 @@ pub fn served() {
     write(END_OF_INTERRUPT, 0);
 }
 
-/// Has the timer interrupt after so many ticks; never after 0.
+/// Makes the timer interrupt after this many ticks; 0 stops it.
 pub fn start_timer(ticks: u32) {
     write(INITIAL_COUNT, ticks);
 }

@@ -11,10 +11,10 @@ use super::page_tables::{Tables, direct_map};
 /// The most CPUs that are taken; the core knows no more.
 const MAX_CPUS: usize = bindery::platform::MAX_CPUS;
 
-/// A table is not longer, in bytes; what says so is broken.
+/// The most bytes of a table; a longer one is broken.
 const LONGEST: u32 = 1 << 20;
 
-/// What the firmware tells.
+/// The machine as the firmware describes it.
 pub struct Machine {
     apic_ids: [u32; MAX_CPUS],
     count: usize,
@@ -41,7 +41,7 @@ impl Machine {
 
 static MACHINE: Once<Machine> = Once::new();
 
-/// What [`begin`] has read.
+/// The machine that [`begin`] has read.
 pub fn get() -> &'static Machine {
     MACHINE.get().expect("read at boot")
 }

@@ -2,7 +2,8 @@
 
 use core::arch::asm;
 
-/// Tells who counts instructions that a phase begins: a long NOP (programs/include/mark.h).
+/// Marks the beginning of a phase for a tool that counts instructions: a long NOP
+/// (programs/include/mark.h).
 #[inline(always)]
 pub fn mark_begin<const PHASE: u32>() {
     // SAFETY: does nothing.

@@ -62,7 +62,7 @@ pub type EntryFormat = bindery::arch::X86_64;
 /// `AT_PLATFORM`.
 pub const PLATFORM_NAME: &str = "x86_64";
 
-/// Where programs' addresses end.
+/// The end of programs' addresses.
 const USER_END: u64 = <EntryFormat as bindery::arch::Arch>::USER_END;
 
 /// The base of FS: where the running program has its thread-local storage.

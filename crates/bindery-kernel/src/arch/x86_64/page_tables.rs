@@ -25,7 +25,7 @@ use super::{EntryFormat, cpu_features, tlb};
 const DIRECT_MAP: u64 = 0xffff_8000_0000_0000;
 const IMAGE: u64 = 0xffff_ffff_8000_0000;
 
-/// What the boot tables reach, and so where new tables have to lie.
+/// The bytes that the boot tables map; new tables have to lie in them.
 const REACH: u64 = 1 << 30;
 
 /// The most memory that the direct map has room for: one entry of the root.
@@ -47,7 +47,7 @@ fn physical(symbol: *const u8) -> u64 {
     symbol as u64 - IMAGE
 }
 
-/// Where the image lies, with its low part.
+/// The memory of the image, with its low part.
 pub fn image() -> Stretch {
     Stretch { start: (&raw const image_start) as u64, end: physical(&raw const image_end) }
 }
@@ -61,7 +61,7 @@ pub fn direct_map(at: u64) -> NonNull<u8> {
     }
 }
 
-/// Free memory that boot tables are taken from, within what is mapped already.
+/// Free memory for boot tables, within the memory that is already mapped.
 pub struct TableFrames(Stretch);
 
 // SAFETY: 1: each frame is taken from the stretch once, and zeroed. 2: the direct map of the boot
@@ -81,11 +81,11 @@ unsafe impl TableMemory for TableFrames {
     }
 }
 
-/// Tables in the making; used at boot alone.
+/// The kernel's tables while boot builds them.
 pub type Tables = BootTables<TableFrames>;
 
 impl Tables {
-    /// Maps whole pages around `memory` in the direct map; what is mapped already stays as it is.
+    /// Maps whole pages around `memory` in the direct map; existing mappings stay.
     pub fn map_direct(&mut self, memory: Stretch, mapping: Mapping) {
         self.map(VirtAddr(DIRECT_MAP + memory.start), memory, mapping);
     }
@@ -94,8 +94,8 @@ impl Tables {
         self.map(VirtAddr(IMAGE + part.start), part, mapping);
     }
 
-    /// A root of its own with the kernel and one page of code where it lies: what a CPU needs that
-    /// switches paging on there.
+    /// A separate root with the kernel and an identity mapping of one page of code, for a CPU that
+    /// enables paging in that page.
     pub fn root_with_identity(&mut self, page: Stretch) -> Frame {
         let kernel = self.root;
         self.root = self.memory.allocate();
@@ -145,7 +145,7 @@ pub fn begin(information: &mut Information) -> Tables {
     tables.map_image(Stretch { start: code, end: constants }, Mapping::Code);
     tables.map_image(Stretch { start: constants, end: data }, Mapping::Constants);
     tables.map_image(Stretch { start: data, end }, Mapping::Data);
-    // First what has to be read-only: it stays so when the memory around it follows.
+    // The read-only parts first: they stay so when the memory around them follows.
     tables.map_direct(Stretch { start: code, end: data }, Mapping::Constants);
     for memory in information.memory {
         tables.map_direct(memory, Mapping::Data);

@@ -1,5 +1,5 @@
-//! What each CPU has of its own: segments, the task state with its stacks, and the block that GS
-//! points to in the kernel.
+//! The state of each CPU: segments, the task state with its stacks, and the block that GS points to
+//! in the kernel.
 
 use core::arch::asm;
 use core::mem::offset_of;
@@ -37,23 +37,24 @@ pub(super) const USER_STACK: usize = 8;
 pub struct Stack<const SIZE: usize>([u8; SIZE]);
 
 impl<const SIZE: usize> Stack<SIZE> {
-    /// One that nobody uses.
+    /// An unused one.
     pub const fn new() -> Self {
         Self([0; SIZE])
     }
 }
 
-/// What GS points to. The entry code knows the first two by their offsets.
+/// The block that GS points to. The entry code knows the first two fields by their offsets.
 #[repr(C)]
 pub struct Local {
-    /// Where the kernel stack of the running thread begins.
+    /// The top of the running thread's kernel stack.
     kernel_stack: u64,
     /// A program's stack pointer, for a moment.
     user_stack: u64,
     number: u64,
     task: TaskStateSegment,
     segments: [u64; 9],
-    /// For a double fault, and for what cannot be masked: the stack pointer may be anything.
+    /// For a double fault and exceptions that cannot be masked: the stack pointer may have any
+    /// value.
     stacks: [Stack<8192>; 2],
 }
 
@@ -81,7 +82,7 @@ impl Local {
     /// Makes the running CPU use it: from here on exceptions are caught, and [`cpu`] works.
     ///
     /// # Safety
-    /// 1. It stays there forever, nobody else uses it, and the gates are made.
+    /// 1. It stays there forever, nothing else uses it, and the gates are made.
     pub unsafe fn load(this: *mut Self) {
         // SAFETY: the caller's promise; the descriptors and stacks belong to the block.
         unsafe {
@@ -93,8 +94,8 @@ impl Local {
                 Descriptor::SystemSegment(low, high) => (low, high),
                 Descriptor::UserSegment(_) => unreachable!("a task state is a system segment"),
             };
-            // Where Linux has the 32-bit code of programs (4) there is nothing: no program gets
-            // into 32-bit mode.
+            // Linux has the 32-bit code of programs at index 4. Here it is empty: no program enters
+            // 32-bit mode.
             (*this).segments = [
                 0,
                 0,
@@ -133,7 +134,7 @@ fn pointer<T>(table: *const T) -> DescriptorTablePointer {
     DescriptorTablePointer { limit: (size_of::<T>() - 1) as u16, base: VirtAddr::from_ptr(table) }
 }
 
-/// Where system calls lead, on all CPUs.
+/// The entry of system calls, on all CPUs.
 static SYSTEM_CALLS: AtomicU64 = AtomicU64::new(0);
 
 /// Makes the gates and sets the first CPU up. `system_calls` is where those lead, and `exceptions`
@@ -154,9 +155,9 @@ pub fn begin(system_calls: u64, exceptions: impl Fn(usize) -> u64) {
         };
         gate(exceptions(vector), stack, privilege)
     });
-    // SAFETY: this early nobody else runs.
+    // SAFETY: no other code runs this early.
     unsafe { GATES = gates };
-    // SAFETY: a static that nobody else uses, and the gates are there.
+    // SAFETY: a static that nothing else uses, and the gates are made.
     unsafe { Local::load(&raw mut FIRST) };
 }
 
@@ -185,11 +186,12 @@ pub fn cpu() -> u16 {
     number as u16
 }
 
-/// Where this CPU enters the kernel from a program: by system calls, and by exceptions.
+/// Sets the stack on which this CPU enters the kernel from a program: by system calls, and by
+/// exceptions.
 pub fn set_kernel_stack(top: *mut u8) {
     const STACK_0: usize =
         offset_of!(Local, task) + offset_of!(TaskStateSegment, privilege_stack_table);
-    // SAFETY: as in `cpu`; both words are there for this.
+    // SAFETY: as in `cpu`; both words exist for this.
     unsafe {
         asm!("mov gs:[{}], {top}", "mov gs:[{}], {top}", const KERNEL_STACK, const STACK_0,
             top = in(reg) top, options(nostack, preserves_flags));

@@ -59,7 +59,7 @@ pub(super) fn ends(registers: &mut Registers) -> bool {
     true
 }
 
-/// What an error code says.
+/// Decodes an error code.
 pub fn told(error: u64) -> AccessFault {
     match error & (PRESENT | RESERVED) {
         PRESENT => AccessFault::Denied,
@@ -82,7 +82,7 @@ pub fn control_register(register: Register) -> Option<u64> {
     })
 }
 
-/// Breaks the machine on purpose: with `CR0.WP` clear, the kernel writes to what is read-only.
+/// Breaks the machine on purpose: with `CR0.WP` clear, the kernel can write read-only pages.
 pub fn break_control_bit() {
     // SAFETY: none. The self-test finds it.
     unsafe { Cr0::update(|flags| flags.remove(Cr0Flags::WRITE_PROTECT)) };

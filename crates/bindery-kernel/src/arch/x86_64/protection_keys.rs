@@ -17,12 +17,11 @@ pub(super) const PART: u64 = 1 << 9;
 /// With how many bytes an image of `XSAVE` has PKRU.
 const SIZE: usize = 8;
 
-/// What a new program and each signal handler begins with, as on Linux: of all keys but key 0, no
-/// access.
+/// The rights at the start of a program and of each signal handler, as on Linux: no access by any
+/// key except key 0.
 pub(super) const INITIAL: KeyRights = KeyRights(0x5555_5554);
 
-/// Where an image of `XSAVE` has PKRU, in the format without gaps squeezed out; 0 where there are
-/// no keys.
+/// The offset of PKRU in the compacted image of `XSAVE`; 0 without keys.
 static OFFSET: AtomicU32 = AtomicU32::new(0);
 
 /// Finds out whether there are keys. CR4 is set by now. Part of [`cpu_features::enable`].
@@ -32,7 +31,7 @@ pub(super) fn enable() {
     }
 }
 
-/// Where an image of `XSAVE` has PKRU, and where it ends with it.
+/// The offset of PKRU in an image of `XSAVE`, and the end of an image that includes it.
 pub(super) fn place() -> Option<(usize, usize)> {
     let offset = OFFSET.load(Ordering::Relaxed) as usize;
     (offset != 0).then_some((offset, offset + SIZE))
@@ -44,7 +43,7 @@ pub fn protection_keys() -> u8 {
     if OFFSET.load(Ordering::Relaxed) == 0 { 1 } else { 16 }
 }
 
-/// What the running thread may do with the memory of each key.
+/// The rights of the running thread to the memory of each key.
 #[inline]
 pub fn key_rights() -> KeyRights {
     if OFFSET.load(Ordering::Relaxed) == 0 {
@@ -66,7 +65,7 @@ pub fn set_key_rights(rights: KeyRights) {
     if key_rights() == rights || protection_keys() == 1 {
         return;
     }
-    // SAFETY: the register is there, as above; the kernel uses no page that it concerns.
+    // SAFETY: the register exists, as above; the kernel uses no page that it concerns.
     unsafe {
         asm!("wrpkru", in("ecx") 0, in("eax") rights.0, in("edx") 0,
             options(nostack, preserves_flags));

@@ -30,7 +30,7 @@ pub struct Registers {
     pub(super) rdx: u64,
     pub(super) rsi: u64,
     pub(super) rdi: u64,
-    /// What brought the program into the kernel.
+    /// The vector by which the program entered the kernel.
     pub(super) vector: u64,
     /// An exception's error code; the number of a system call.
     pub(super) error: u64,
@@ -95,9 +95,9 @@ impl Registers {
         self.rip -= 2;
     }
 
-    /// Sets the next instruction. The processor refuses in the kernel what is no address at all, so
-    /// that and the kernel's half become the first address behind a program's own: there it
-    /// faults.
+    /// Sets the next instruction. In the kernel the processor would refuse an address that is not
+    /// canonical, so such addresses and those of the kernel's half become the first one behind a
+    /// program's own: there the program faults.
     pub fn set_program_counter(&mut self, at: u64) {
         self.rip = at.min(USER_END);
     }
@@ -112,7 +112,7 @@ impl Registers {
         self.rsp = at;
     }
 
-    /// Forgets what brought the program here: the registers are no longer those of that moment.
+    /// Clears the vector and the error code: the registers are no longer those of that entry.
     pub(super) fn forget_cause(&mut self) {
         (self.vector, self.error) = (0, 0);
     }

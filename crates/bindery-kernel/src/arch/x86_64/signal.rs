@@ -76,10 +76,10 @@ struct Frame {
 
 const _: () = assert!(size_of::<Frame>() == 440 && offset_of!(Frame, machine) == 48);
 
-// SAFETY: numbers alone, and no padding between them.
+// SAFETY: only numbers, without padding between them.
 unsafe impl Plain for Frame {}
 
-/// What the program may use below its stack pointer.
+/// The bytes that the program may use below its stack pointer.
 const RED_ZONE: u64 = 128;
 
 /// `uc_flags`: the image is one of `XSAVE`; the stack segment is saved, and restored strictly.
@@ -98,7 +98,7 @@ struct Description {
     reserved: [u32; 7],
 }
 
-// SAFETY: numbers alone, and no padding between them.
+// SAFETY: only numbers, without padding between them.
 unsafe impl Plain for Description {}
 
 const DESCRIPTION: usize = LEGACY_SIZE - size_of::<Description>();
@@ -298,7 +298,7 @@ fn read_image(at: u64) -> Result<FloatingPoint, Errno> {
         Some((offset, _)) if described && given_parts(&bytes) & protection_keys::PART != 0 => {
             KeyRights(user::read(at + offset as u64)?)
         }
-        // What an image does not have is as in a processor that was just switched on.
+        // Parts that an image lacks have their value after power-on.
         _ => KeyRights::ALL,
     };
     Ok(image)
@@ -311,8 +311,8 @@ fn given_parts(bytes: &[u8; floating_point::MOST]) -> u64 {
     u64::from_le_bytes(word)
 }
 
-/// How many bytes of a frame's image have a meaning. Between the floating-point state and the
-/// rights to keys is a gap, which nobody writes or reads.
+/// How many bytes of a frame's image have a meaning. The gap between the floating-point state and
+/// the rights to keys is never written or read.
 fn image_size() -> usize {
     protection_keys::place().map_or(floating_point::size(), |(_, end)| end)
 }

@@ -1,7 +1,7 @@
 //! The start of the other CPUs. They run no programs: each sets itself up, reports, and idles.
 //!
 //! Such a CPU begins in 16-bit mode, in a page below 1 MiB that the first CPU names. The code there
-//! goes straight to 64-bit mode, on tables with an identity mapping of that page. The CPU leaves
+//! enters 64-bit mode at once, on tables with an identity mapping of that page. The CPU leaves
 //! those tables at once, so the identity mapping is in no program's root and not in the kernel's.
 
 use alloc::boxed::Box;
@@ -15,7 +15,7 @@ use crate::{log, self_test};
 use super::per_cpu::{Local, Stack};
 use super::{cpu_features, interrupts, machine, nanoseconds, page_tables, tlb};
 
-/// Where the first page is.
+/// The physical address of the first page.
 pub const FIRST_PAGE: Range<u64> = 0x8000..0x9000;
 
 const STACK_SIZE: usize = 16 << 10;
@@ -138,8 +138,8 @@ fn first_page_end_offset() -> usize {
     &raw const first_page_end as usize - &raw const first_page_code as usize
 }
 
-/// Waits until `done`, for so many nanoseconds; returns whether it is. Sleeps meanwhile: an
-/// emulator that runs one CPU at a time goes on with the others then.
+/// Waits until `done`, at most `patience` nanoseconds; returns whether it is. Sleeps in between, so
+/// that an emulator that runs one CPU at a time runs the others.
 fn wait(patience: u64, done: impl Fn() -> bool) -> bool {
     const PIECE: u64 = 10_000;
     let until = nanoseconds() + patience;
@@ -150,7 +150,7 @@ fn wait(patience: u64, done: impl Fn() -> bool) -> bool {
     done()
 }
 
-/// Where another CPU begins in 64-bit mode.
+/// The entry of another CPU in 64-bit mode.
 extern "C" fn arrived(local: *mut Local) -> ! {
     tlb::unload_root();
     // SAFETY: `start` made the block for this CPU, and the first CPU has made the gates.

@@ -55,7 +55,7 @@ pub fn set_timer(at: Option<u64>) {
     interrupts::start_timer(ticks as u32);
 }
 
-/// One look at all counters, right when the timer of known speed has counted.
+/// A reading of all counters, right after the timer of known speed has counted.
 #[derive(Clone, Copy)]
 struct Moment {
     timer: u32,
@@ -66,7 +66,7 @@ struct Moment {
 impl Moment {
     fn next(port: u16) -> Self {
         let mut port = Port::<u32>::new(port);
-        // SAFETY: the firmware's tables say that the timer is there; reading it changes nothing.
+        // SAFETY: the firmware's tables name the timer's port; reading it changes nothing.
         let mut read = || unsafe { port.read() } & TIMER_MASK;
         let before = read();
         loop {
@@ -78,8 +78,8 @@ impl Moment {
     }
 }
 
-/// Learns how fast the time-stamp counter and the local APIC's timer are. Three short measurements,
-/// of which the middle one counts: one may be spoilt when the host lets the machine wait.
+/// Measures the frequencies of the time-stamp counter and the local APIC's timer. Makes three short
+/// measurements and takes the median: the host may stop the machine during one of them.
 pub fn calibrate(machine: &Machine) {
     interrupts::start_timer(u32::MAX);
     let mut measured = [(); 3].map(|()| {

@@ -27,7 +27,7 @@ fn load(root: u64) {
     unsafe { asm!("mov cr3, {}", in(reg) root, options(nostack, preserves_flags)) };
 }
 
-/// As [`invalidate`]: INVLPG and its kin are about this CPU alone, and about global entries too.
+/// As [`invalidate`]: INVLPG affects only this CPU, and global entries too.
 pub fn invalidate_local(root: Frame, what: &Invalidation) {
     invalidate(root, what);
 }
@@ -35,19 +35,19 @@ pub fn invalidate_local(root: Frame, what: &Invalidation) {
 /// How many CPUs have come up.
 static UP: AtomicU32 = AtomicU32::new(0);
 
-/// How often the others were made to forget what the kernel has unmapped, and which time each of
-/// them, by number, has done so last.
+/// The number of flushes of kernel addresses on the other CPUs, and the last one that each CPU, by
+/// number, has completed.
 static TIMES: AtomicU32 = AtomicU32::new(0);
 static DONE: [AtomicU32; MAX_CPUS] = [const { AtomicU32::new(0) }; MAX_CPUS];
 
-/// How many addresses are invalidated one by one; beyond, everything goes at once.
+/// The most addresses that are invalidated one by one; a longer range flushes everything.
 const FEW: u64 = 8;
 
 /// Makes this CPU's TLB forget. Any one invalidation drops all cached intermediate entries too.
 #[inline]
 pub fn invalidate(_root: Frame, what: &Invalidation) {
     if !invalidate_one_by_one(what) {
-        // SAFETY: loads what is loaded.
+        // SAFETY: reloads the same root.
         unsafe {
             asm!("mov {root}, cr3", "mov cr3, {root}", root = out(reg) _,
                 options(nostack, preserves_flags));
@@ -55,7 +55,7 @@ pub fn invalidate(_root: Frame, what: &Invalidation) {
     }
 }
 
-/// Makes the TLBs of all CPUs forget addresses of the kernel.
+/// Flushes addresses of the kernel from the TLBs of all CPUs.
 pub fn invalidate_kernel(what: &Invalidation) {
     if !invalidate_one_by_one(what) {
         forget_everything();
@@ -63,11 +63,12 @@ pub fn invalidate_kernel(what: &Invalidation) {
     make_forget();
 }
 
-/// Makes this CPU's TLB forget everything, what is global too (Intel SDM volume 3A, section
-/// 4.10.4.1: a change of `CR4.PGE`).
+/// Flushes this CPU's whole TLB, with global entries (Intel SDM volume 3A, section 4.10.4.1: a
+/// change of `CR4.PGE`).
 pub fn forget_everything() {
     const GLOBAL_PAGES: u64 = 1 << 7;
-    // SAFETY: the bit decides what outlives a load of CR3, and is as before in the end.
+    // SAFETY: the bit decides which entries survive a load of CR3, and has its old value
+    // afterwards.
     unsafe {
         asm!("mov {value}, cr4", "xor {value}, {bit}", "mov cr4, {value}", "xor {value}, {bit}",
             "mov cr4, {value}", value = out(reg) _, bit = const GLOBAL_PAGES, options(nostack));
@@ -103,15 +104,15 @@ pub fn others() -> u32 {
     UP.load(Ordering::Acquire)
 }
 
-/// Counts the running CPU: from here on it is told what to forget.
+/// Counts the running CPU: from here on it takes part in flushes.
 pub fn join() {
     UP.fetch_add(1, Ordering::AcqRel);
-    // What it has looked up before it was counted.
+    // Drops translations that it cached before it was counted.
     forget_everything();
 }
 
-/// Makes the TLBs of the CPUs that are up forget everything, and waits until they have. They are
-/// idle, with interrupts on or about to be.
+/// Flushes the TLBs of the other CPUs, and waits until they have done so. They are idle, with
+/// interrupts on or about to be.
 fn make_forget() {
     let up = UP.load(Ordering::Acquire) as usize;
     if up == 0 {
@@ -126,7 +127,7 @@ fn make_forget() {
     }
 }
 
-/// What another CPU does then.
+/// The flush on another CPU.
 pub fn forget() {
     let time = TIMES.load(Ordering::Acquire);
     forget_everything();

@@ -13,7 +13,7 @@ use core::arch::global_asm;
 
 use super::cpu_features;
 
-/// What is shorter goes by bytes: the beginning of a string instruction costs more than it saves.
+/// Shorter copies are made by bytes: the start of a string instruction costs more than it saves.
 const SHORT: usize = 32;
 
 global_asm!(r#"
@@ -83,9 +83,10 @@ unsafe extern "C" {
     static copy_from_program_forbid: u8;
 }
 
-/// Where a page fault of the kernel at `instruction` leads, if the instruction may have one.
+/// The address that a page fault of the kernel at `instruction` continues at, if the instruction
+/// may have one.
 pub(super) fn continuation(instruction: u64) -> Option<u64> {
-    // SAFETY: the table above, which nobody changes.
+    // SAFETY: the table above, which is never written.
     let faults = unsafe { &user_copy_faults };
     faults.iter().find(|[at, _]| *at == instruction).map(|[_, then]| *then)
 }

@@ -107,7 +107,7 @@ pub(super) fn secret(flags: u32) -> Outcome {
     insert(Description::new(place, file, O_RDWR)?, at_exec(flags))
 }
 
-/// A descriptor for a process (`pidfd_open`), and what it names.
+/// A descriptor for a process (`pidfd_open`), and its description.
 ///
 /// # Errors
 /// `EMFILE`, `ENOMEM`.

@@ -1,4 +1,4 @@
-//! Calls that x86-64 alone has. Newer architectures left them out: each is a call of `mod.rs` with
+//! Calls that only x86-64 has. Newer architectures left them out: each is a call of `mod.rs` with
 //! fewer arguments.
 
 use linux_raw_sys::general as nr;

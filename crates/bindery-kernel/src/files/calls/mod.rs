@@ -5,7 +5,7 @@
 //! | `create` | pipes, sockets, event counters, memfds, pidfds |
 //! | `descriptors` | duplicates, flags, `fcntl`, `ioctl` |
 //! | `sizes` | `truncate`, `fallocate`, `fsync`, `sync_file_range` |
-//! | `legacy` | calls that x86-64 alone has, each replaced by a newer one |
+//! | `legacy` | calls that only x86-64 has, each replaced by a newer one |
 //!
 //! The others are in the modules above.
 
@@ -107,7 +107,7 @@ pub fn call(number: u32, arguments: [u64; 6]) -> Option<Outcome> {
     Some(outcome)
 }
 
-/// Makes a call that concerns names, or what they stand for.
+/// Makes a call about names, or the files that they name.
 fn name_call(number: u32, arguments: [u64; 6]) -> Option<Outcome> {
     let [a, b, c, d, e, _] = arguments;
     let descriptor = a as i32;
@@ -205,7 +205,7 @@ fn copy(from: (i32, u64), to: (i32, u64), count: u64) -> Outcome {
     transfer::copy((&source, from.1), (&target, to.1), count)
 }
 
-/// `mount(2)`: what programs want to have mounted at start is there already.
+/// `mount(2)`: the file systems that programs mount at start are already mounted.
 fn mount(target: u64, kind: u64) -> Outcome {
     process::credentials().demand(Capability::Admin)?;
     let kind = user::text(kind, 64)?;

@@ -18,7 +18,7 @@ use super::get;
 
 type OpenFile = linux::OpenFile<'static, Machine>;
 
-/// What a call that needs an object says of pipes.
+/// The answer of a call that needs an object to a pipe.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Pipes {
     /// `EINVAL`.
@@ -82,7 +82,7 @@ fn allocate(file: &OpenFile, mode: u32, start: i64, length: i64) -> Outcome {
         && mode & !FALLOC_FL_KEEP_SIZE == 0
         && file.access.contains(FileAccess::WRITE)
     {
-        // As Linux: also where the size is to be kept.
+        // Like on Linux, the limit holds even if the size is kept.
         check_growth(file.object.size(), end as u64)?;
     }
     from_raw(linux::fallocate(file, mode as i32, start, length))

@@ -1,4 +1,4 @@
-//! `/proc/PID/fdinfo`: what is known of an open descriptor.
+//! `/proc/PID/fdinfo`: the state of an open descriptor.
 
 use alloc::sync::Arc;
 use core::fmt::{self, Write};

@@ -80,7 +80,7 @@ impl Jump {
         Arc::new(Self { target: place.path(), place: Some(place) })
     }
 
-    /// The same link, for somebody who may not look into the process.
+    /// The same link, for a thread that may not look into the process.
     fn to_nowhere() -> Arc<dyn Node> {
         Arc::new(Self { target: Vec::new(), place: None })
     }

@@ -90,8 +90,8 @@ pub(super) struct File {
     thread: u32,
     index: usize,
     sort: Sort,
-    /// The memory that the process had when the file was opened. As on Linux, files about memory
-    /// tell of that, and are empty when it is gone, by `exec` or otherwise.
+    /// The memory of the process when the file was opened. Like on Linux, files about memory
+    /// describe that one, and are empty once it is dropped, by `exec` or otherwise.
     space: Weak<Space>,
     reader: Reader,
 }
@@ -165,11 +165,11 @@ impl File {
     }
 }
 
-/// Reads the texts in a range of a program's memory, as they stand there.
+/// Reads the texts in a range of a program's memory, unchanged.
 fn read_texts(space: &Space, range: &Range<u64>, at: u64, into: &mut [u8]) -> usize {
     let start = range.start.saturating_add(at).min(range.end);
     let length = into.len().min((range.end - start) as usize);
-    // What is not mapped any more reads as nothing.
+    // Unmapped memory reads as nothing.
     read_memory(space, start, &mut into[..length]).unwrap_or(0)
 }
 
@@ -321,7 +321,7 @@ impl Node for File {
             Sort::Name => {
                 process.set_name_of(self.thread, from.strip_suffix(b"\n").unwrap_or(from))?;
             }
-            // As Linux, which lets root open them.
+            // Linux, too, only refuses the call: root may open them.
             Sort::Arguments
             | Sort::Environment
             | Sort::Maps

@@ -15,7 +15,7 @@ use super::super::sequence::SequenceBuffer;
 use super::super::{huge_pages, swap};
 use super::{frames, sysctl};
 
-/// The files and directories of `/proc` that are nobody's.
+/// The files and directories of `/proc` that belong to no process.
 pub fn directory() -> Arc<FixedDirectory> {
     FixedDirectory::of([
         ("cpuinfo", Text::new(|out| out.write_str("processor\t: 0\n\n")) as _),
@@ -60,7 +60,7 @@ fn make_meminfo(out: &mut SequenceBuffer<'_>) -> fmt::Result {
     let lines = [
         ("MemTotal", memory.total_frames()),
         ("MemFree", usage.free),
-        // All files are in memory alone, and leave it only for swap.
+        // All files are only in memory, and leave it only for swap.
         ("MemAvailable", usage.free),
         ("Buffers", 0),
         ("Cached", usage.file + usage.shared_memory),

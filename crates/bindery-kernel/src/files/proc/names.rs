@@ -54,7 +54,7 @@ impl Naming for Names {
         ) {
             return Unnamed.write_path(identity, backing, out);
         }
-        // What may be the last handle of a file is let go without the lock.
+        // The handle may be the last of a file: it is dropped without the lock.
         let known = PATHS.lock().get(&identity).cloned();
         let Some((node, path)) = known else { return out.write_str("/memfd: (deleted)") };
         out.write_str(&String::from_utf8_lossy(&path))?;

@@ -67,7 +67,7 @@ fn number(text: &str, range: RangeInclusive<u64>) -> Result<u64, Errno> {
     if range.contains(&number) { Ok(number) } else { Err(Errno::EINVAL) }
 }
 
-/// 1: clean pages of files. 2: what the kernel keeps for itself. 3: both. 4: neither, silently.
+/// 1: clean pages of files. 2: the kernel's caches. 3: both. 4: neither, silently.
 fn drop_caches(text: &str) -> Result<(), Errno> {
     let what = number(text, 1..=4)?;
     if what & 1 != 0 {
@@ -151,7 +151,7 @@ fn set_commit_limit(ratio: u64, kilobytes: u64) {
     renew_commit_limit();
 }
 
-/// Tells the core the limit: what was written, and all swap.
+/// Passes the limit to the core: the written value, plus all swap.
 pub fn renew_commit_limit() {
     let kilobytes = OVERCOMMIT_KILOBYTES.load(Ordering::Relaxed);
     let ratio = OVERCOMMIT_RATIO.load(Ordering::Relaxed);

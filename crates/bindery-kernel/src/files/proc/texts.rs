@@ -116,7 +116,7 @@ pub(super) fn limits(process: &Process, out: &mut EntryText) -> fmt::Result {
     Ok(())
 }
 
-/// What `oom_adj` and `oom_score_adj` call the extremes.
+/// The extremes of `oom_adj` and `oom_score_adj`.
 const OLD_EXTREMES: (i32, i32) = (-17, 15);
 const EXTREME: i32 = 1000;
 
@@ -136,7 +136,7 @@ pub(super) fn old_kill_adjustment(process: &Process, out: &mut EntryText) -> fmt
 /// The `oom_score_adj` of an `oom_adj`.
 ///
 /// # Errors
-/// `EINVAL` for what is not from -17 to 15.
+/// `EINVAL` outside of -17 to 15.
 pub(super) fn new_adjustment(old: i32) -> Result<i32, Errno> {
     let (lowest, highest) = OLD_EXTREMES;
     match old {

@@ -1,8 +1,8 @@
 //! `/dev/zram0`: a block device in memory, which may be a swap area.
 //!
-//! What programs write to it is kept as it is, in an object of the core. What is swapped to it is
-//! in the core's compressed memory, whatever the device holds. So the pages behind the header keep
-//! what was written there, as long as the device is not reset; they never go to swap.
+//! An object of the core holds the bytes that programs write to it. Swapped pages are in the core's
+//! compressed memory, whatever the device holds. So the pages behind the header keep their bytes
+//! until the device is reset; they are never swapped out.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -39,7 +39,7 @@ pub const NUMBER: (u32, u32) = (252, 0);
 
 /// The device's state.
 pub struct Disk {
-    /// What was written to it, as long as it is; nothing before it has a size.
+    /// The bytes written to it, until a reset; none before it has a size.
     pub content: Option<DeviceContent>,
     /// How often it is open.
     opened: u32,
@@ -180,7 +180,7 @@ impl Node for Device {
     }
 }
 
-/// At the machine's end, when no address space is left: the swap area ends, and the content goes.
+/// Ends the swap area and frees the content, at the machine's end, when no address space is left.
 pub fn end() {
     let mut disk = DISK.lock();
     if let Some(active) = disk.active.take()

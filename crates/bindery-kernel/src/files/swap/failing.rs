@@ -36,7 +36,7 @@ pub static FAILING: Failing = Failing {
 };
 
 impl Failing {
-    /// The device with so many slots, if the command line asks for it.
+    /// The device with `slots` slots, if the command line asks for it.
     ///
     /// # Errors
     /// `ENOMEM`.

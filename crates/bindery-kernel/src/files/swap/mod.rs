@@ -68,7 +68,7 @@ pub fn turn_on(path: u64, flags: u32) -> Outcome {
     Ok(0)
 }
 
-/// What can be a swap area: as on Linux, no file of a file system in memory.
+/// Refuses files that cannot be a swap area: like on Linux, those of a file system in memory.
 fn check_kind(place: &Place) -> Result<(), Errno> {
     match place.node.kind() {
         Kind::Block => Ok(()),
@@ -90,7 +90,7 @@ pub fn turn_off(path: u64) -> Outcome {
         active.leaves = true;
         active.clone()
     };
-    // The device is not locked meanwhile: it takes long, and others look at it.
+    // The device is not locked during this: it takes long, and other calls read the device.
     let outcome = empty(&active);
     let mut disk = DISK.lock();
     match (outcome, &mut disk.active) {
@@ -131,7 +131,7 @@ fn empty(active: &Active) -> Result<(), Errno> {
             Err(SwapError::InUse) => {}
             Err(_) => return Err(Errno::EINVAL),
         }
-        // An address space has been forked meanwhile, or one is ending.
+        // An address space was forked during the pass, or one is ending.
         if signal::is_waiting(&process::current()) {
             return Err(Errno::EINTR);
         }

@@ -1,4 +1,4 @@
-//! `/sys/block/zram0`: the size of the swap device, and what is in it.
+//! `/sys/block/zram0`: the size of the swap device, and its content.
 
 use alloc::sync::Arc;
 use core::fmt::{self, Write};

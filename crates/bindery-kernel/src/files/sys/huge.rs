@@ -29,7 +29,7 @@ const HUGE: u8 = 9;
 /// Base pages in 2 MiB.
 const HUGE_PAGES: u32 = 1 << HUGE;
 
-/// What a word of a file means.
+/// The meaning of a word in a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Meaning {
     /// To the policy.
@@ -160,7 +160,7 @@ impl Files {
     }
 }
 
-/// Tells the core and the kernel's thread what is chosen now.
+/// Passes the settings to the core and the kernel's thread.
 fn apply() -> Result<(), Errno> {
     let anonymous = ANONYMOUS.apply(memory().folio_policy());
     let shared = SHARED.apply(memory().shared_folio_policy());
@@ -270,7 +270,7 @@ fn khugepaged() -> Arc<FixedDirectory> {
 pub fn directory() -> Arc<FixedDirectory> {
     // Nothing is used at first, so there is no thread to be made, which could fail.
     let _ = apply();
-    // As Linux, where large folios are used at all.
+    // Linux does so wherever large folios are used.
     memory().set_huge_zero_page(true);
     let mut entries: Vec<(String, Arc<dyn Node>)> = alloc::vec![
         ("enabled".into(), Setting::file(All(&ANONYMOUS))),

@@ -14,7 +14,7 @@ use super::super::inode::new_number;
 use super::super::node::Node;
 use super::super::sequence::SequenceBuffer;
 
-/// What a file shows and takes.
+/// The value that a file shows and takes.
 pub trait Value: Send + Sync {
     /// Writes the text, without a newline.
     fn show(&self, out: &mut SequenceBuffer<'_>) -> fmt::Result;
@@ -75,7 +75,7 @@ pub struct Number {
 }
 
 impl Number {
-    /// A number that is looked at when it is needed.
+    /// A number that is read on demand.
     pub fn new(cell: &'static AtomicU32, range: RangeInclusive<u32>) -> Self {
         Self { cell, range, changed: || {} }
     }

@@ -21,7 +21,7 @@ pub(super) fn sigaction(signal: u64, new: u64, old: u64, size: u64) -> Outcome {
     if size != 8 || new != 0 && bit(signal) & UNBLOCKABLE != 0 {
         return Err(Errno::EINVAL);
     }
-    // Before the old action is looked at: the copy may let another thread change it.
+    // Before the old action is read: the copy may let another thread change it.
     let new = if new == 0 { None } else { Some(user::read::<[u64; 4]>(new)?) };
     let process = scheduler::current().process.clone();
     let actions = process.actions();
@@ -123,7 +123,7 @@ pub(super) fn sigqueueinfo(process: Option<u64>, target: u64, number: u64, at: u
     let code = bytes[1] as i32;
     let own = scheduler::current().process.id;
     let found = find(target as u32);
-    // Only the kernel speaks as the kernel, but to oneself one may say anything.
+    // Only the kernel may send codes of the kernel, but a process may send itself any code.
     if (code >= 0 || code == code::THREAD) && target as u32 != own && process.is_none() {
         return Err(Errno::EPERM);
     }
