@@ -61,16 +61,19 @@ pub fn begin(information: &Information) -> Stretch {
     let all: u64 = ranges[..count].iter().map(|range| u64::from(range.count) << 12).sum();
     let size = (all / SHARE).clamp(8 << 20, 64 << 20) & !0xfff;
     let Some(largest) = ranges[..count].iter().max_by_key(|range| range.count) else {
-        panic!("the boot information has no free memory");
+        panic!("the boot loader reports no free memory");
     };
     let end = (u64::from(largest.first.0) + u64::from(largest.count)) << 12;
-    assert!(u64::from(largest.count) << 12 > size, "too little memory for a heap");
+    assert!(
+        u64::from(largest.count) << 12 > size,
+        "the machine has too little memory for the kernel's heap: give it more (`--memory`)"
+    );
     let taken = Stretch { start: end - size, end };
     // SAFETY: the stretch is free memory by the boot information, in the direct map, and kept out
     // of the core's memory (`memory::begin`).
     let claimed =
         unsafe { HEAP.0.lock().claim(arch::direct_map(taken.start).as_ptr(), size as usize) };
-    assert!(claimed.is_some(), "the heap cannot be used");
+    assert!(claimed.is_some(), "the allocator refuses the kernel's heap");
     taken
 }
 

@@ -61,7 +61,7 @@ pub fn begin(information: &Information, heap: Stretch) {
             map.set_purge_limit(memory.total_frames() / PURGE_SHARE);
             MAP.call_once(|| Box::leak(Box::new(map)))
         }
-        Err(problem) => panic!("no kernel map: {problem}"),
+        Err(problem) => panic!("the kernel map cannot be made: {problem}"),
     };
 }
 
@@ -201,7 +201,7 @@ impl Drop for Pages {
         // SAFETY: 1. made in `new`; 2. owned by the value, which is being dropped; 3. nothing else
         // refers to its frames.
         if let Err(problem) = unsafe { kernel_map().vfree(start) } {
-            panic!("memory of the kernel cannot be given back: {problem}");
+            panic!("an area of the kernel map cannot be freed: {problem}");
         }
     }
 }

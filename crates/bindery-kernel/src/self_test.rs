@@ -80,7 +80,10 @@ pub fn run() {
     }
     let space: Space = match AddressSpace::new(memory(), SpaceOptions::default()) {
         Ok(space) => space,
-        Err(problem) => panic!("no address space for the self-test: {problem}"),
+        Err(problem) => panic!(
+            "the self-test gets no address space: {problem}; give the machine more memory \
+             (`--memory`), or boot with `self-test=off`"
+        ),
     };
     space.enter();
     arch::load_root(space.root());
@@ -89,7 +92,7 @@ pub fn run() {
     space.leave(TlbOnLeave::Flushed);
     let report = good(found);
     if options::value("log") == Some("machine") {
-        log!("the self-test has found no control bit that is wrong");
+        log!("the self-test has found no wrong control bit");
         for (bit, severity) in report.findings() {
             log!("{bit}: {severity:?}");
         }

@@ -43,7 +43,9 @@ pub fn run() {
         None => {}
         Some("kernel-map") => kernel_mappings(),
         Some("memory-functions") => memory_functions::verify(),
-        Some(other) => panic!("there is no workload {other}"),
+        Some(other) => {
+            panic!("`workload={other}` is unknown: kernel-map and memory-functions exist")
+        }
     }
 }
 

@@ -32,7 +32,11 @@ pub fn begin(initramfs: Stretch) {
         if entry.name() == SYMBOLS {
             symbols::begin(entry.file());
         } else if let Err(errno) = unpack(&place, &entry) {
-            panic!("{} of the initramfs cannot be unpacked: {errno:?}", entry.name());
+            panic!(
+                "{} of the initramfs cannot be unpacked: {errno:?}; with ENOMEM, give the \
+                 machine more memory (`--memory`)",
+                entry.name()
+            );
         }
     }
     memory::begin();
@@ -104,7 +108,10 @@ fn unpack(root: &Arc<Place>, entry: &cpio_reader::Entry<'_>) -> Result<(), Errno
         0o120_000 => Link::new(entry.file())?,
         // Devices are ours; the archive's have no meaning here.
         _ => {
-            log!("{} of the initramfs is left out: it is a device or a socket", entry.name());
+            log!(
+                "{} of the initramfs is skipped: devices and sockets are not supported there",
+                entry.name()
+            );
             return Ok(());
         }
     };

@@ -244,7 +244,10 @@ pub(super) fn end_machine_if_due() {
     }
     // The measured calls have freed all that they unlinked themselves (`Platform::is_over`).
     let deferred = memory().deferred();
-    assert!(deferred.ever == 0, "something waited for readers: {deferred:?}");
+    assert!(
+        deferred.ever == 0,
+        "the core deferred frees, although no reader can run: {deferred:?}"
+    );
     arch::power_off(Ended::Program(code))
 }
 
@@ -263,7 +266,11 @@ fn end_all_others() {
     loop {
         let others: Vec<_> = table::all().into_iter().filter(|process| process.id != 1).collect();
         let Some(left) = others.first() else { return };
-        assert!(time::now() < deadline, "process {} does not end", left.id);
+        assert!(
+            time::now() < deadline,
+            "process {} has not ended one minute after it was killed",
+            left.id
+        );
         for process in &others {
             if process.state.lock().is_ended {
                 bury(process);

@@ -42,7 +42,9 @@ pub fn run_first() -> ! {
             files::listen();
             scheduler::wake(&thread);
         }
-        Err(errno) => panic!("{} cannot be started: {errno:?}", path.escape_ascii()),
+        Err(errno) => {
+            panic!("the first program, {}, cannot be started: {errno:?}", path.escape_ascii())
+        }
     }
     scheduler::idle(end::end_machine_if_due)
 }

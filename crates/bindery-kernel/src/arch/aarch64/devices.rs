@@ -20,11 +20,11 @@ pub fn begin() {
     let mapped = |area: Stretch| map_device(area.start, area.end - area.start).addr() as u64;
     time::begin(device(tree, "arm,pl031").map(mapped));
     let Some(controller) = tree.find_compatible(&["arm,gic-v3"]) else {
-        panic!("the machine has no GICv3 (QEMU: -M virt,gic-version=3)");
+        panic!("the machine has no GICv3, which the kernel needs (QEMU: -M virt,gic-version=3)");
     };
     let mut areas = registers(controller);
     let (Some(distributor), Some(redistributors)) = (areas.next(), areas.next()) else {
-        panic!("the interrupt controller has no registers");
+        panic!("the device tree gives no registers for the GICv3");
     };
     let end = redistributors.end - redistributors.start;
     let redistributors = mapped(redistributors);
@@ -45,6 +45,6 @@ fn timer_interrupt(tree: &Fdt<'_>) -> u32 {
     };
     match number() {
         Some(number @ FIRST_PRIVATE_INTERRUPT..32) => number,
-        _ => panic!("the device tree has no virtual timer"),
+        _ => panic!("the device tree has no virtual timer, which the kernel needs"),
     }
 }

@@ -20,11 +20,14 @@ pub(super) static TREE: Once<Fdt<'static>> = Once::new();
 /// If a required node is missing.
 pub fn read(physical: u64) -> Information {
     let Some(bytes) = page_tables::map_device_tree(physical) else {
-        panic!("no device tree at {physical:#x}");
+        panic!(
+            "the machine passes no device tree at {physical:#x}: boot with QEMU's `virt` \
+             machine, or another loader that passes one"
+        );
     };
     let tree = TREE.call_once(|| match Fdt::new(bytes) {
         Ok(tree) => tree,
-        Err(problem) => panic!("the device tree cannot be read: {problem}"),
+        Err(problem) => panic!("the device tree is damaged: {problem}"),
     });
     begin_console(tree);
     let mut information = Information::EMPTY;
@@ -40,7 +43,10 @@ pub fn read(physical: u64) -> Information {
     for (place, area) in information.reserved.iter_mut().zip(&mut reserved) {
         *place = area;
     }
-    assert!(reserved.next().is_none(), "too many reservations of memory");
+    assert!(
+        reserved.next().is_none(),
+        "the device tree reserves more areas of memory than the kernel has room for"
+    );
     for (place, area) in information.memory.iter_mut().zip(memory(tree)) {
         *place = area;
         // The image has its own mapping, with the permissions of its sections.

@@ -78,7 +78,7 @@ struct ImageTables;
 unsafe impl TableMemory for ImageTables {
     fn allocate(&mut self) -> Frame {
         let next = SPARE_USED.fetch_add(1, Ordering::Relaxed);
-        assert!(next < SPARE, "too few tables for the kernel's mappings");
+        assert!(next < SPARE, "the kernel has too few page tables for the machine's memory map");
         let table = (&raw const SPARE_TABLES).cast::<Table>().wrapping_add(next);
         Frame((physical(table) / PAGE_SIZE) as u32)
     }

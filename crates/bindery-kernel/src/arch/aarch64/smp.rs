@@ -36,7 +36,10 @@ pub fn start_other_cpus(_count: usize) {
                 }
             }
             Err(refused) => {
-                log!("CPU {number} does not start: PSCI says {refused}");
+                log!(
+                    "CPU {number} does not start, PSCI error {refused}: the kernel goes on \
+                     without it and all further ones"
+                );
                 return;
             }
         }

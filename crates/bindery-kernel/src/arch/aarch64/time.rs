@@ -23,7 +23,11 @@ static CALENDAR: AtomicU64 = AtomicU64::new(0);
 /// Takes the counter's frequency from the CPU, and `calendar` for the time of day.
 pub fn begin(calendar: Option<u64>) {
     let frequency = CNTFRQ_EL0.get();
-    assert!((1_000_000..16_000_000_000).contains(&frequency), "a counter of {frequency} Hz");
+    assert!(
+        (1_000_000..16_000_000_000).contains(&frequency),
+        "the counter's frequency of {frequency} Hz is outside of 1 MHz to 16 GHz: firmware has \
+         to set CNTFRQ_EL0"
+    );
     let nanoseconds = (u128::from(SECOND) << NANOSECONDS_SHIFT) / u128::from(frequency);
     let ticks = (u128::from(frequency) << TICKS_SHIFT) / u128::from(SECOND);
     NANOSECONDS_PER_TICK.store(nanoseconds as u64, Ordering::Relaxed);

@@ -159,7 +159,11 @@ extern "C" fn entered(start_info: u64) -> ! {
     per_cpu::begin(entry::system_call_entry as *const () as u64, entry::exception_entry);
     // SAFETY: the boot protocol put the structure there, and the boot tables map it.
     let start: StartInfo = unsafe { read(start_info) };
-    assert!(start.magic == MAGIC && start.version >= 1, "the kernel was not entered by PVH");
+    assert!(
+        start.magic == MAGIC && start.version >= 1,
+        "the kernel was not entered by the PVH protocol: boot it with `bindery run`, or QEMU's \
+         `-kernel`"
+    );
     let mut information = information(&start);
     cpu_features::enable();
     entry::adapt();
@@ -212,7 +216,10 @@ fn command_line(at: u64) -> &'static str {
     if at == 0 {
         return "";
     }
-    assert!(!smp::FIRST_PAGE.contains(&at), "the command line lies where CPUs begin");
+    assert!(
+        !smp::FIRST_PAGE.contains(&at),
+        "the boot loader has put the command line into the page in which other CPUs begin"
+    );
     // SAFETY: the boot protocol puts a text there that ends with a zero byte; it is kept out of
     // free memory.
     let line = unsafe { core::ffi::CStr::from_ptr(page_tables::direct_map(at).as_ptr().cast()) };

@@ -71,7 +71,10 @@ pub(super) fn enable() {
     // SAFETY: the processor has the parts; the kernel uses none.
     unsafe { XCr0::write(parts) };
     let size = cpu_features::leaf(13, 0).ebx as usize;
-    assert!(size <= MOST, "the processor stores AVX elsewhere than all others do");
+    assert!(
+        size <= MOST,
+        "the processor's AVX state of {size} bytes is larger than expected: try another `--cpu`"
+    );
     SIZE.store(size, Ordering::Relaxed);
     if protection_keys::protection_keys() > 1 {
         // For programs that ask for the layout of signal frames. SAFETY: as above; `XSAVE` is never

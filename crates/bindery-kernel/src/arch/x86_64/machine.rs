@@ -66,8 +66,11 @@ fn read(tables: &mut Tables, rsdp: u64) -> Machine {
             _ => {}
         }
     }
-    assert!(machine.count > 0, "the ACPI tables have no CPU");
-    assert!(machine.timer_port != 0, "the ACPI tables have no timer");
+    assert!(machine.count > 0, "the ACPI tables list no CPU");
+    assert!(
+        machine.timer_port != 0,
+        "the ACPI tables list no power-management timer, which the kernel needs"
+    );
     machine
 }
 
@@ -90,7 +93,7 @@ fn read_madt(machine: &mut Machine, table: &[u8]) {
 /// A table, whole; its first 36 bytes are always there.
 fn table(tables: &mut Tables, at: u64) -> &'static [u8] {
     let length = number(bytes(tables, at, 36), 4, 4) as u32;
-    assert!((36..=LONGEST).contains(&length), "a table of the firmware has no proper length");
+    assert!((36..=LONGEST).contains(&length), "an ACPI table is damaged: its length is impossible");
     bytes(tables, at, u64::from(length))
 }
 

@@ -69,7 +69,11 @@ pub struct TableFrames(Stretch);
 unsafe impl TableMemory for TableFrames {
     fn allocate(&mut self) -> Frame {
         let table = self.0.start;
-        assert!(table < self.0.end, "too little memory for the kernel's tables");
+        assert!(
+            table < self.0.end,
+            "the machine has too little memory for the kernel's page tables: give it more \
+             (`--memory`)"
+        );
         self.0.start += PAGE_SIZE;
         // SAFETY: the frame is free memory that was taken for tables, and is mapped.
         unsafe { super::zero(direct_map(table).as_ptr(), PAGE_SIZE as usize) };
@@ -128,7 +132,10 @@ pub fn begin(information: &mut Information) -> Tables {
     });
     let Some(place) = place.into_iter().find(|place| place.start + size <= place.end.min(REACH))
     else {
-        panic!("no room for the kernel's tables");
+        panic!(
+            "the first GiB has no free area for the kernel's page tables: give the machine more \
+             memory (`--memory`)"
+        );
     };
     let free = Stretch { start: place.start, end: place.start + size };
     information.reserved[4] = free;

@@ -104,7 +104,9 @@ pub fn start_other_cpus(count: usize) {
     for (id, number) in others.zip(1..count as u32) {
         if !start(id, number) {
             // Should it come after all, it may find the first page as it is.
-            log!("CPU {number} does not come up; no further one is started");
+            log!(
+                "CPU {number} does not respond: the kernel goes on without it and all further ones"
+            );
             break;
         }
         log!("CPU {number} is up");

@@ -186,7 +186,7 @@ pub fn end() {
     if let Some(active) = disk.active.take()
         && let Err(problem) = memory().swap_off(&active.area)
     {
-        panic!("the swap area does not end: {problem:?}");
+        panic!("the swap area cannot be turned off at the machine's end: {problem:?}");
     }
     FAILING.forget();
     disk.content = None;
