@@ -10,6 +10,7 @@ mod output;
 mod random;
 mod run;
 mod setup;
+mod text;
 
 use std::process::ExitCode;
 
@@ -39,6 +40,7 @@ enum Command {
     Conformance(conformance::Arguments),
     Doctor(doctor::Arguments),
     Setup(setup::Arguments),
+    Size(text::Arguments),
 }
 
 /// The reason for an exit status other than 0.
@@ -71,6 +73,7 @@ fn main() -> ExitCode {
         Command::Conformance(arguments) => conformance::run(&arguments).map_err(Problem::from),
         Command::Doctor(arguments) => doctor::run(&arguments).map_err(Problem::from),
         Command::Setup(arguments) => setup::run(&arguments).map_err(Problem::from),
+        Command::Size(arguments) => text::run(&arguments).map_err(Problem::from),
     };
     let (status, problem) = match result {
         Ok(status) => return status,

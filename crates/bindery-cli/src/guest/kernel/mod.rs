@@ -2,6 +2,7 @@
 
 pub mod image;
 pub mod symbols;
+pub mod text;
 
 use std::fs;
 use std::path::PathBuf;
@@ -35,6 +36,23 @@ pub struct Kernel {
 /// # Errors
 /// If no Rust can build it, or it does not build.
 pub fn build(architecture: Architecture) -> Result<Kernel, Problem> {
+    build_with(architecture, Features::All)
+}
+
+/// The features of the core that a kernel is built with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Features {
+    /// Those that are on by default.
+    All,
+    /// None of them: calls that need one fail.
+    None,
+}
+
+/// As [`build`], with other features. Both builds have the same path: the last one is there.
+///
+/// # Errors
+/// As [`build`].
+pub fn build_with(architecture: Architecture, features: Features) -> Result<Kernel, Problem> {
     let target = architecture.kernel_target();
     let toolchain = toolchain::choose(target)?;
     let directory = workspace::root()?.join("crates").join(PACKAGE);
@@ -46,6 +64,9 @@ pub fn build(architecture: Architecture) -> Result<Kernel, Problem> {
     let built = workspace::target(&format!("kernel/{}", architecture.directory()))?;
     let mut cargo = toolchain.cargo("build", target, &directory)?;
     cargo.args(["--quiet", "--locked", "--target-dir"]).arg(&built);
+    if features == Features::None {
+        cargo.arg("--no-default-features");
+    }
     process::output(&mut cargo)?;
     let elf = built.join(target).join("release").join(PACKAGE);
     let bytes = fs::read(&elf).map_err(|error| Problem::io("read", &elf, &error))?;
