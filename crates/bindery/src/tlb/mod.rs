@@ -28,6 +28,9 @@
 //! is a count, not a flag, so one flusher cannot clear another's mark. The later locker flushes
 //! without help from the first thread, which may be waiting for a lock that the later one holds.
 //!
+//! In tables that a cursor has locked, the stores that narrow are methods of values that obey the
+//! rule (`table::narrowing`). The moves mark their tables themselves.
+//!
 //! | operation | flush |
 //! |---|---|
 //! | unmapping, discarding, truncation | before it releases the locks, so it needs no mark |
