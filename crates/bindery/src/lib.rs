@@ -76,6 +76,7 @@
 //! | `table` | page tables: locks, runs, cursors, moves |
 //! | `userfault` | queues of the faults that programs serve |
 //! | `vma`, `rmap`, `object`, `reclaim` | mappings, the reverse map, shared memory and files; pages leave memory |
+//! | `vmas` | the VMAs of an address space: look-ups, changes, limits |
 //! | `space` | address spaces: the memory calls and faults |
 //! | `kernel_map` | the kernel's own mappings |
 //! | `check` | the auditor |
@@ -141,6 +142,7 @@ pub mod testing;
 mod tlb;
 mod userfault;
 mod vma;
+mod vmas;
 
 pub use commit::{Commitment, Overcommit};
 pub use deferred::Deferred;

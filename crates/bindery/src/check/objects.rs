@@ -15,7 +15,6 @@ use crate::platform::Platform;
 use crate::rmap::Asked;
 use crate::space::{AddressSpace, MappingFlags};
 use crate::swap::SlotRun;
-use crate::vma::Vma;
 
 use super::{Audit, Violation};
 
@@ -49,8 +48,8 @@ impl<P: Platform> Audit<'_, '_, P> {
         }
         // Each VMA is in at most one list, so if the numbers agree, so do the sets.
         let vmas = |space: &&AddressSpace<'_, P>| {
-            let mapping = |node: &NonNull<Vma>| !space.vma(*node).is_anonymous();
-            space.vmas.iter().filter(mapping).count() as u64
+            let vmas = space.vmas.lock();
+            vmas.view().iter().filter(|vma| !vma.is_anonymous()).count() as u64
         };
         let mapping = spaces.iter().map(vmas).sum();
         if listed != mapping {
@@ -163,9 +162,9 @@ impl<P: Platform> Audit<'_, '_, P> {
         for vma in object.mappers.iter(Asked::ALL) {
             let found =
                 spaces.iter().filter(|space| space.page_table.state() == vma.tree()).any(|space| {
-                    space
-                        .first_ending_after(&space.mmap_lock.lock(), vma.start())
-                        .is_some_and(|own| ptr::eq(own, vma))
+                    let vmas = space.vmas.lock();
+                    let own = vmas.view().first_ending_after(vma.start());
+                    own.is_some_and(|own| ptr::eq(own, vma))
                 });
             if !found || vma.object_pointer() != Some(NonNull::from(object)) {
                 return Err(broken);

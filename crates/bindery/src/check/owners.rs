@@ -41,8 +41,8 @@ impl<P: Platform> Audit<'_, '_, P> {
         // The pins of an address space are in no list: the pinning caller keeps them.
         let pinned = space.usage().pinned;
         let mut sums = crate::Usage { pinned, ..crate::Usage::default() };
-        for node in space.vmas.iter() {
-            let vma = space.vma(node);
+        let vmas = space.vmas.lock();
+        for vma in vmas.view().iter() {
             let (flags, pages) = (vma.flags(), vma.pages());
             sums.total += pages;
             sums.data += if flags.is_data() { pages } else { 0 };

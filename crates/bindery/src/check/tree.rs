@@ -12,6 +12,7 @@ use crate::swap::SlotRun;
 use crate::table::locking::Node;
 use crate::table::run::{self, Slots};
 use crate::vma::Vma;
+use crate::vmas::VmaView;
 
 use super::{Audit, Violation};
 
@@ -22,19 +23,26 @@ struct FoundLeaf<A: Arch> {
     frame: Frame,
 }
 
+/// The VMA that contains `range`, which is mapped.
+fn mapping<P: Platform>(vmas: VmaView<'_, P>, range: VirtRange) -> Result<&Vma, Violation> {
+    let vma = vmas.first_ending_after(range.start().0).filter(|vma| vma.range().covers(range));
+    vma.ok_or(Violation::OutsideMappings(range.start()))
+}
+
 impl<P: Platform> Audit<'_, '_, P> {
     pub(super) fn space(&mut self, space: &AddressSpace<'_, P>) -> Result<(), Violation> {
-        if !space.vmas.check() {
+        let vmas = space.vmas.lock();
+        if !vmas.check() {
             return Err(Violation::MappingIndex);
         }
-        for node in space.vmas.iter() {
-            let vma = space.vma(node);
+        for vma in vmas.view().iter() {
             let aligned = (vma.start() | vma.end()).is_multiple_of(PAGE_SIZE);
             if !aligned || vma.start() >= vma.end() || vma.end() > P::Arch::USER_END {
                 return Err(Violation::MappingBounds(VirtAddr(vma.start())));
             }
             self.report.mappings += 1;
         }
+        drop(vmas);
         let root = Node { table: space.page_table.root, level: P::Arch::ROOT };
         self.resident = Resident::default();
         self.table(space, root, VirtAddr(0))?;
@@ -70,7 +78,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         let span = node.level.table_span();
         let last = base.0.saturating_add(span - 1);
         let mapped = |vma: &Vma| vma.start() <= last;
-        if !root && !space.first_ending_after(&space.mmap_lock.lock(), base.0).is_some_and(mapped) {
+        if !root && !space.vmas.lock().view().first_ending_after(base.0).is_some_and(mapped) {
             return Err(Violation::TableOutsideMappings { table, at });
         }
         let (mut holds, mut needs) = (0, 0);
@@ -136,7 +144,8 @@ impl<P: Platform> Audit<'_, '_, P> {
     ) -> Result<(), Violation> {
         let at = range.start();
         let entry = node.single(raw, index);
-        let vma = self.mapping(space, range)?;
+        let vmas = space.vmas.lock();
+        let vma = mapping(vmas.view(), range)?;
         let protection = vma.protection();
         let attributes = P::Arch::attributes(entry);
         if !attributes.permissions.intersects(Permissions::ACCESS) {
@@ -178,7 +187,8 @@ impl<P: Platform> Audit<'_, '_, P> {
         range: VirtRange,
     ) -> Result<(), Violation> {
         let at = range.start();
-        let vma = self.mapping(space, range)?;
+        let vmas = space.vmas.lock();
+        let vma = mapping(vmas.view(), range)?;
         match P::Arch::decode_absent(entry) {
             None => Err(Violation::BadAbsent(at)),
             Some(Absent::ProtNone { frame, .. }) => {
@@ -197,20 +207,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         }
     }
 
-    /// The VMA that contains `range`, which is mapped.
-    fn mapping<'s>(
-        &self,
-        space: &'s AddressSpace<'_, P>,
-        range: VirtRange,
-    ) -> Result<&'s Vma, Violation> {
-        let at = range.start();
-        space
-            .first_ending_after(&space.mmap_lock.lock(), at.0)
-            .filter(|vma| vma.range().covers(range))
-            .ok_or(Violation::OutsideMappings(at))
-    }
-
-    /// Verifies that the reverse map knows the leaf; zero pages have no owner.
+    /// Whether the reverse map knows of the leaf; zero pages are nobody's.
     fn owned(&self, vma: &Vma, found: &FoundLeaf<P::Arch>) -> Result<(), Violation> {
         let Some(folio) = self.memory.frames.folio_of(found.frame) else { return Ok(()) };
         self.owner(vma, found.range.start(), folio, found.frame.0 - folio.head.0)

@@ -1,6 +1,7 @@
 //! Changes of the size of mapped folios, in place: splits a folio into smaller ones, joins its
 //! leaves into a huge one.
 
+use crate::table::PageTable;
 use core::fmt;
 use core::sync::atomic::Ordering;
 
@@ -16,7 +17,7 @@ use crate::table::split_folio::Uncut;
 
 use super::AddressSpace;
 use super::fault::folio_range;
-use super::vma::Vma;
+use crate::vma::Vma;
 
 /// The reason why a folio could not be split, or leaves could not be joined. Nothing that a program
 /// could see has changed.
@@ -74,85 +75,9 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     fn split_once(&self, addr: VirtAddr, order: Order) -> Result<(), Failure<FolioError>> {
         let page = addr.align_down(PAGE_SIZE);
-        let mm = self.mmap_lock.lock();
-        let vma = self
-            .first_ending_after(&mm, page.0)
-            .filter(|vma| vma.start() <= page.0)
-            .ok_or(FolioError::NotMapped)?;
-        self.split_locked(&vma.lock_write(self.platform()), page, order)
-    }
-
-    /// As [`AddressSpace::split_folio`], in a VMA that the caller keeps as it is.
-    pub(super) fn split_locked(
-        &self,
-        vma: &Vma,
-        page: VirtAddr,
-        order: Order,
-    ) -> Result<(), Failure<FolioError>> {
-        let (folio, number) = {
-            let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
-            let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
-            cursor.folio_at(page).ok_or(FolioError::NotMapped)?
-        };
-        if order >= folio.order {
-            return Err(FolioError::Unsuitable.into());
-        }
-        self.split_mapped(folio, folio_range(vma, page, number, folio), order)
-    }
-
-    /// Splits the folio that is mapped at `page` into single pages, if nobody holds it and no other
-    /// address space maps it. Says whether it did; nothing has changed otherwise. The caller has the
-    /// mutex: pages of the folio may be mapped by VMAs beside that of `page`.
-    #[inline(never)]
-    pub(super) fn split_if_alone(&self, page: VirtAddr) -> bool {
-        let frames = &self.page_table.memory.frames;
-        let mut at_page = None;
-        self.page_table.look(VirtRange::raw(page.0, page.0 + PAGE_SIZE), |looked| {
-            at_page = looked.frame();
-            false
-        });
-        let folio = at_page.and_then(|frame| Some((frame, frames.folio_of(frame)?)));
-        let Some((frame, folio)) = folio else { return false };
-        let start = page.0.saturating_sub(u64::from(frame.0 - folio.head.0) << PAGE_SHIFT);
-        let end = start.saturating_add(u64::from(folio.pages()) << PAGE_SHIFT);
-        let range = VirtRange::raw(start, end.min(self.limit().0));
-        // Counted before anything changes: where others map it too, its leaves stay as they are.
-        let mut pages = 0;
-        self.page_table.look(range, |looked| {
-            let frame = looked.frame().map_or(u32::MAX, |frame| frame.0);
-            if frame.wrapping_sub(folio.head.0) < folio.pages() {
-                pages += looked.range.pages() as u32;
-            }
-            true
-        });
-        folio.order > Order::PAGE
-            && frames.folio(folio).is_mapped_and_held(pages, 0)
-            && self.split_mapped(folio, range, Order::PAGE).is_ok()
-    }
-
-    /// Splits a folio whose pages are mapped in `range`, in their order.
-    fn split_mapped(
-        &self,
-        folio: Folio,
-        range: VirtRange,
-        order: Order,
-    ) -> Result<(), Failure<FolioError>> {
-        let frames = &self.page_table.memory.frames;
-        let mut held = false;
-        let hold = || {
-            held = frames.folio(folio).try_get();
-            held
-        };
-        let cut = self.page_table.split_folio(folio, range, order, hold);
-        if held {
-            let order = if cut.is_ok() { order } else { folio.order };
-            frames.folio(folio).release_parts(self.platform(), order);
-        }
-        cut.map_err(|uncut| match uncut {
-            Uncut::NotMapped => FolioError::NotMapped.into(),
-            Uncut::Busy => FolioError::Busy.into(),
-            Uncut::NoMemory => Failure::NoMemory,
-        })
+        let vmas = self.vmas.lock();
+        let vma = vmas.view().at(page).ok_or(FolioError::NotMapped)?;
+        split_locked(&self.page_table, &vma.lock_write(self.platform()), page, order)
     }
 
     /// Replaces the leaves around `addr` by one huge leaf. They must fill a level-1 table with all
@@ -170,8 +95,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     fn join_leaves_locked(&self, addr: VirtAddr) -> Result<(), Failure<FolioError>> {
         let base = addr.align_down(P::Arch::PMD.span());
         let range = VirtRange::from_len(base, P::Arch::PMD.span());
-        let mm = self.mmap_lock.lock();
-        let vma = self.first_ending_after(&mm, base.0).ok_or(FolioError::NotMapped)?;
+        let vmas = self.vmas.lock();
+        let vma = vmas.view().first_ending_after(base.0).ok_or(FolioError::NotMapped)?;
         if !range.is_some_and(|range| vma.range().covers(range)) {
             return Err(FolioError::NotMapped.into());
         }
@@ -192,7 +117,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         if page >= self.limit() {
             return false;
         }
-        let _guard = self.mmap_lock.lock();
+        let _guard = self.vmas.lock();
         let page = page.align_down(PAGE_SIZE);
         let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
         let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
@@ -216,6 +141,79 @@ impl<P: Platform> AddressSpace<'_, P> {
             Kind::Empty | Kind::Table => false,
         }
     }
+}
+
+/// Splits a folio whose pages are mapped in `range`, in their order.
+fn split_mapped<P: Platform>(
+    page_table: &PageTable<'_, P>,
+    folio: Folio,
+    range: VirtRange,
+    order: Order,
+) -> Result<(), Failure<FolioError>> {
+    let frames = &page_table.memory.frames;
+    let mut held = false;
+    let hold = || {
+        held = frames.folio(folio).try_get();
+        held
+    };
+    let cut = page_table.split_folio(folio, range, order, hold);
+    if held {
+        let order = if cut.is_ok() { order } else { folio.order };
+        frames.folio(folio).release_parts(&page_table.memory.platform, order);
+    }
+    cut.map_err(|uncut| match uncut {
+        Uncut::NotMapped => FolioError::NotMapped.into(),
+        Uncut::Busy => FolioError::Busy.into(),
+        Uncut::NoMemory => Failure::NoMemory,
+    })
+}
+
+/// Splits the folio that is mapped at `page` into single pages, if nobody holds it and no other
+/// address space maps it. Says whether it did; nothing has changed otherwise. The caller has the
+/// mutex: pages of the folio may be mapped by VMAs beside that of `page`.
+#[inline(never)]
+pub(super) fn split_if_alone<P: Platform>(page_table: &PageTable<'_, P>, page: VirtAddr) -> bool {
+    let frames = &page_table.memory.frames;
+    let mut at_page = None;
+    page_table.look(VirtRange::raw(page.0, page.0 + PAGE_SIZE), |looked| {
+        at_page = looked.frame();
+        false
+    });
+    let folio = at_page.and_then(|frame| Some((frame, frames.folio_of(frame)?)));
+    let Some((frame, folio)) = folio else { return false };
+    let start = page.0.saturating_sub(u64::from(frame.0 - folio.head.0) << PAGE_SHIFT);
+    let end = start.saturating_add(u64::from(folio.pages()) << PAGE_SHIFT);
+    let range = VirtRange::raw(start, end.min(P::Arch::USER_END));
+    // Counted before anything changes: where others map it too, its leaves stay as they are.
+    let mut pages = 0;
+    page_table.look(range, |looked| {
+        let frame = looked.frame().map_or(u32::MAX, |frame| frame.0);
+        if frame.wrapping_sub(folio.head.0) < folio.pages() {
+            pages += looked.range.pages() as u32;
+        }
+        true
+    });
+    folio.order > Order::PAGE
+        && frames.folio(folio).is_mapped_and_held(pages, 0)
+        && split_mapped(page_table, folio, range, Order::PAGE).is_ok()
+}
+
+/// As [`AddressSpace::split_folio`], in a VMA that the caller keeps as it is.
+pub(super) fn split_locked<P: Platform>(
+    page_table: &PageTable<'_, P>,
+    vma: &Vma,
+    page: VirtAddr,
+    order: Order,
+) -> Result<(), Failure<FolioError>> {
+    let (folio, number) = {
+        let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
+        let mut cursor = page_table.cursor(range, Depth::Floor(Level::PTE));
+        cursor.folio_at(page).ok_or(FolioError::NotMapped)?
+    };
+    if order >= folio.order {
+        return Err(FolioError::Unsuitable.into());
+    }
+    split_mapped(page_table, folio, folio_range(vma, page, number, folio), order)
 }
 
 impl CallError for FolioError {

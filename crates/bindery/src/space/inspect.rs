@@ -8,7 +8,7 @@ use crate::table::EntryAt;
 use crate::table::locking::Depth;
 
 use super::AddressSpace;
-use super::vma::{MappingFlags, Protection, Vma};
+use crate::vma::{MappingFlags, Protection, Vma};
 
 /// The page table's entry for one page.
 ///
@@ -95,7 +95,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             return Inspection::Empty;
         }
         // A table that is on its way to another place would answer for the wrong address.
-        let _guard = self.mmap_lock.lock();
+        let _guard = self.vmas.lock();
         let page = addr.align_down(crate::addr::PAGE_SIZE);
         let range = VirtRange::raw(page.0, page.0 + crate::addr::PAGE_SIZE);
         let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
@@ -131,10 +131,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     ///
     /// Context: may sleep.
     pub fn for_each_mapping(&self, mut f: impl FnMut(Mapping)) {
-        let _guard = self.mmap_lock.lock();
-        for node in self.vmas.iter() {
-            f(Mapping::of(self.vma(node)));
-        }
+        let vmas = self.vmas.lock();
+        vmas.view().iter().for_each(|vma| f(Mapping::of(vma)));
     }
 
     /// How many mappings all searches for an address have looked at so far, in faults and

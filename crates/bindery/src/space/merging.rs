@@ -5,7 +5,7 @@
 use crate::platform::Platform;
 
 use super::AddressSpace;
-use super::vma::MappingFlags;
+use crate::vma::MappingFlags;
 
 /// [`MappingFlags::MERGEABLE`] for a mapping with these flags, or nothing where it does not apply:
 /// only private memory is merged, and none that may vanish.
@@ -23,13 +23,13 @@ impl<P: Platform> AddressSpace<'_, P> {
     ///
     /// Context: may sleep. Complexity: in the mappings.
     pub fn set_merging(&self, merges: bool) {
-        self.transaction(|mm, _, removed| {
+        self.operate(|op| {
             if self.settings.merges() == merges {
                 return;
             }
             self.settings.set_merges(merges);
             let mut at = 0;
-            while let Some(vma) = self.first_ending_after(mm, at) {
+            while let Some(vma) = op.vmas.first_ending_after(at) {
                 at = vma.end();
                 let flags = match merges {
                     true => vma.flags() | mergeable(vma.flags()),
@@ -37,7 +37,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 };
                 if flags != vma.flags() {
                     // Whole mappings are not cut, so nothing can fail.
-                    let done = self.with_flags(mm, vma, vma.range(), flags, removed, |_| Ok(()));
+                    let done = op.vmas.with_flags(vma, vma.range(), flags, |_| Ok(()));
                     debug_assert!(done.is_ok());
                 }
             }

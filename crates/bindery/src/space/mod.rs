@@ -1,8 +1,8 @@
-//! Address spaces: VMAs, and one operation a file.
+//! Address spaces: the memory calls, and page faults.
 //!
 //! # Who locks what
-//! 1. The *mutex* of the address space: every operation that changes VMAs takes it (`mmap`,
-//!    `munmap`, `mprotect`, `mremap`, `fork`). Faults do not.
+//! 1. The *mutex* of the address space ([`crate::vmas`]): every operation that changes VMAs takes it
+//!    (`mmap`, `munmap`, `mprotect`, `mremap`, `fork`). Faults do not.
 //! 2. The lock of each VMA: faults take it for reading, changes of the VMA for writing. It is taken
 //!    after the mutex, in address order.
 //! 3. The table locks (`table::locking`), innermost of these three. `docs/lock-order.md` has all
@@ -14,20 +14,10 @@
 //! # Files
 //! | file | contents |
 //! |---|---|
-//! | `mmap`, `map_request`, `gap_search` | `mmap(2)`; what a program asks for; where the mapping goes |
-//! | `munmap`, `mprotect`, `mremap`, `madvise`, `mlock`, `mincore`, `msync`, `mseal`, `brk`, `fork`, `remap_file_pages` | the call of that name |
-//! | `pkey`, `shmdt`, `dev_zero` | `pkey_alloc(2)`; `shmdt(2)`; `mmap(2)` of `/dev/zero` |
-//! | `guard_pages`, `collapse`, `page_out` | the larger operations of `madvise(2)` |
-//! | `forget` | `MADV_COLD` and `MADV_FREE` |
-//! | `advice` | the kinds of advice and the table of their effects |
-//! | `will_need` | `MADV_WILLNEED` |
-//! | `scan_pages` | `ioctl(PAGEMAP_SCAN)` |
-//! | `populate` | pages that come before the first access (`MAP_POPULATE`, `mlock`) |
+//! | `call/` | the memory calls, one a file |
 //! | `fault`, `stack_growth` | page faults; mappings that grow down |
 //! | `userfault`, `move_pages` | the calls of a userfaultfd; `UFFDIO_MOVE` |
-//! | `swap_off`, `reap` | `swapoff(2)`; the OOM reaper |
-//! | `change`, `transaction`, `parts` | changes of the set of VMAs; one operation from its lock to its last free; the VMAs of a range |
-//! | `freeable` | how far page tables go with an unmapped range |
+//! | `op` | one operation from its lock to its last free |
 //! | `limits`, `settings`, `merging` | limits and usage; `prctl(2)`; the setting of KSM |
 //! | `pin`, `pin_count` | pinned pages, and how many there may be |
 //! | `folio` | splits mapped folios, and joins their leaves |
@@ -36,47 +26,19 @@
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
-mod advice;
-mod brk;
-mod change;
-mod collapse;
-mod dev_zero;
+mod call;
 mod fault;
 mod folio;
-mod forget;
-mod fork;
-mod freeable;
-mod gap_search;
-mod guard_pages;
 mod inspect;
 mod limits;
-mod madvise;
-mod map_request;
 mod merging;
-mod mincore;
-mod mlock;
-mod mmap;
 pub(crate) mod move_pages;
-mod mprotect;
-mod mremap;
-mod mseal;
-mod msync;
-mod munmap;
-mod page_out;
-mod parts;
+mod op;
 mod pin;
 mod pin_count;
-mod pkey;
-mod populate;
-mod reap;
-mod remap_file_pages;
 mod resident;
-mod scan_pages;
 mod settings;
-mod shmdt;
 mod stack_growth;
-mod swap_off;
-mod transaction;
 mod user_copy;
 mod userfault;
 mod view;
@@ -84,61 +46,53 @@ mod view;
 #[allow(dead_code, reason = "it only has to compile")]
 #[path = "../../tests/violations/space.rs"]
 mod violations;
-mod will_need;
 
 use core::fmt;
 use core::marker::PhantomData;
-use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::AtomicU64;
 
 use crate::Memory;
-use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::addr::{Frame, VirtAddr, VirtRange};
 use crate::arch::Arch;
 use crate::error::{Error, NoMemory};
-use crate::object::{self, Object};
+use crate::object::Object;
 use crate::platform::Platform;
-use crate::rmap::Groups;
 use crate::stats::Counts;
-use crate::sync::Mutex;
 #[cfg(feature = "baseline")]
 use crate::table::Reach;
+use crate::table::edit::Edit;
 use crate::table::zap::Flush;
 use crate::table::{PageTable, ReadSection, RunLimit};
 use crate::tlb::{Gather, TlbOnLeave};
-use crate::userfault::release as release_userfault;
 
 pub use self::userfault::{FillMode, FillSource, MoveMode, PartialFill, WriteProtectMode};
 pub use crate::vma::{MappingFlags, Protection};
-pub use advice::Advice;
-pub use collapse::{CollapseLimits, CollapseProgress};
+pub use crate::vmas::place::Place;
+pub use call::advice::Advice;
+pub use call::collapse::{CollapseLimits, CollapseProgress};
+pub use call::map_request::{FileAccess, MapFlags, MapObject, MapRequest, Sharing};
+pub use call::mincore::Residence;
+pub use call::mlock::{LockAll, LockPages};
+pub use call::mprotect::ProtectFrom;
+pub use call::mremap::Remap;
+pub use call::msync::SyncFlags;
+pub use call::scan_pages::{PageCategories, PageRegion, PageRegions, PageScan, Scanned};
 pub use fault::{Access, Resolved};
 pub use folio::FolioError;
 pub use inspect::{Inspection, Mapping};
 pub use limits::{Limits, Locking, Usage};
-pub use map_request::{FileAccess, MapFlags, MapObject, MapRequest, Place, Sharing};
-pub use mincore::Residence;
-pub use mlock::{LockAll, LockPages};
-pub use mprotect::ProtectFrom;
-pub use mremap::Remap;
-pub use msync::SyncFlags;
 pub use pin::{PinTime, Pinned};
 pub use resident::Resident;
-pub use scan_pages::{PageCategories, PageRegion, PageRegions, PageScan, Scanned};
 pub use settings::{ExecGain, LargeFolios};
 pub use user_copy::PartialCopy;
 pub use view::{FolioView, MappingView, ObjectView, PageRun, PageRunContent};
 
-use crate::collections::range_skip_list::Index;
-use crate::vma::{self, Vma};
-use brk::ProgramBreak;
-use change::Removed;
-use limits::Account;
+use crate::vma::Vma;
+use crate::vmas::{Bounds, Removed, VmaIndex};
+use call::brk::ProgramBreak;
+use call::pkey::Keys;
 use pin_count::PinCounts;
-use pkey::Keys;
 use settings::Settings;
-
-/// What a mapping that grows down keeps free below itself, in bytes (Linux: `stack_guard_gap`).
-pub(crate) const STACK_GUARD_GAP: u64 = 256 * PAGE_SIZE;
 
 /// Options of an address space.
 ///
@@ -168,10 +122,11 @@ impl Default for SpaceOptions {
     }
 }
 
-/// The proof that an address space's mutex is held: the set of VMAs, their bounds and flags change
-/// only in functions that take it. The mutex of each address space guards one, and nobody else can
-/// make one.
-pub(crate) struct MmapLocked(());
+/// The bounds of the mappings of an address space with these options.
+fn bounds(options: &SpaceOptions) -> Bounds {
+    let SpaceOptions { minimum_address, search_top, maximum_mappings } = *options;
+    Bounds { minimum: minimum_address, search_top, maximum: maximum_mappings }
+}
 
 /// The memory of one process: its mappings, and the page tables that the MMU walks.
 ///
@@ -193,11 +148,7 @@ pub(crate) struct MmapLocked(());
 /// ```
 pub struct AddressSpace<'m, P: Platform> {
     pub(crate) page_table: PageTable<'m, P>,
-    pub(crate) vmas: Index<Vma>,
-    pub(crate) mmap_lock: Mutex<P::Mutex, MmapLocked>,
-    options: SpaceOptions,
-    maximum_mappings: AtomicUsize,
-    account: Account,
+    pub(crate) vmas: VmaIndex<P>,
     pin_counts: PinCounts,
     program_break: ProgramBreak,
     settings: Settings,
@@ -219,7 +170,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// # Errors
     /// [`Error::OutOfMemory`] if there is no frame for the root table.
     pub fn new(memory: &'m Memory<P>, options: SpaceOptions) -> Result<Self, Error> {
-        Self::with_limit(memory, options, RunLimit::NONE)
+        Self::with_limit(memory, bounds(&options), RunLimit::NONE)
     }
 
     /// As [`AddressSpace::new`], at a reach of the caller's choice: anything but [`Reach::Table`]
@@ -233,23 +184,15 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         options: SpaceOptions,
         reach: Reach,
     ) -> Result<Self, Error> {
-        Self::with_limit(memory, options, RunLimit::of(reach))
+        Self::with_limit(memory, bounds(&options), RunLimit::of(reach))
     }
 
-    fn with_limit(
-        memory: &'m Memory<P>,
-        options: SpaceOptions,
-        reach: RunLimit,
-    ) -> Result<Self, Error> {
+    fn with_limit(memory: &'m Memory<P>, bounds: Bounds, reach: RunLimit) -> Result<Self, Error> {
         let page_table = || Ok(PageTable::new(memory, reach).ok_or(NoMemory)?);
         let page_table = memory.retry::<_, Error>(page_table)?;
         Ok(Self {
             page_table,
-            vmas: Index::new(memory.index_key()),
-            mmap_lock: Mutex::new(MmapLocked(())),
-            options,
-            maximum_mappings: AtomicUsize::new(options.maximum_mappings),
-            account: Account::new(&Limits::default()),
+            vmas: VmaIndex::new(memory.index_key(), bounds),
             pin_counts: PinCounts::default(),
             program_break: ProgramBreak::default(),
             settings: Settings::default(),
@@ -318,7 +261,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     ///
     /// Context: any.
     pub fn set_maximum_mappings(&self, most: usize) {
-        self.maximum_mappings.store(most, Ordering::Relaxed);
+        self.vmas.set_maximum(most);
     }
 
     /// The number of mappings (VMAs).
@@ -340,102 +283,11 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         VirtAddr(P::Arch::USER_END)
     }
 
-    fn search_top(&self) -> u64 {
-        const BELOW_FIVE_LEVELS: u64 = (1 << 47) - PAGE_SIZE;
-        match self.options.search_top {
-            Some(top) => top.0.min(P::Arch::USER_END),
-            None if P::Arch::LEVELS > 4 => P::Arch::USER_END.min(BELOW_FIVE_LEVELS),
-            None => P::Arch::USER_END,
-        }
-    }
-
-    /// The VMA after `node`.
-    ///
-    /// The reference lives as long as `self` is borrowed, which is longer than the VMA may: every
-    /// caller holds the mutex, or the VMA's lock, or is in a read section, and lets go of the
-    /// reference before that.
-    pub(crate) fn vma(&self, node: NonNull<Vma>) -> &Vma {
-        // SAFETY: nodes come from the index, and are freed only after they were taken out of it
-        // with the lock for writing held and a grace period has passed (`AddressSpace::finish`).
-        // The caller keeps that from happening as the text above says.
-        unsafe { node.as_ref() }
-    }
-
-    /// The VMAs that have a part in `range`, in rising order. The VMA that was
-    /// yielded last may be changed.
-    pub(crate) fn vmas_in(&self, _mm: &MmapLocked, range: VirtRange) -> impl Iterator<Item = &Vma> {
-        let mut next = self.vmas.first_ending_after(range.start().0);
-        core::iter::from_fn(move || {
-            let vma = next.map(|node| self.vma(node)).filter(|vma| vma.start() < range.end().0)?;
-            next = self.vmas.next(NonNull::from(vma));
-            Some(vma)
-        })
-    }
-
     /// A handle to what backs the VMA, if it is not anonymous.
     pub(crate) fn object_of(&self, vma: &Vma) -> Option<Object<'m, P>> {
         let memory = self.page_table.memory;
         // SAFETY: 1. a VMA holds its object until `finish`, which comes after all references to it.
         vma.object_pointer().map(|state| unsafe { Object::of_mapping(memory, state) })
-    }
-
-    /// The VMA around `addr`.
-    pub(crate) fn vma_at(&self, mm: &MmapLocked, addr: VirtAddr) -> Option<&Vma> {
-        self.first_ending_after(mm, addr.0).filter(|vma| vma.start() <= addr.0)
-    }
-
-    /// The first VMA that ends after `addr`.
-    pub(crate) fn first_ending_after(&self, _mm: &MmapLocked, addr: u64) -> Option<&Vma> {
-        self.vmas.first_ending_after(addr).map(|node| self.vma(node))
-    }
-
-    /// Makes every TLB forget what is stale, and counts down what was taken from VMAs that stay.
-    /// Called by every operation before it releases the mutex. (No other thread relies on that for
-    /// the flush: a thread that locks a table meets the mark of the pending flush, see
-    /// [`crate::tlb`].)
-    fn flush(&self, gather: &mut Gather) {
-        if gather.is_stale() {
-            let mut counts = Counts::default();
-            self.page_table.flush(gather, &mut counts);
-            self.page_table.stats.add(&counts);
-        }
-        if gather.take_stays() {
-            self.page_table.drop_contents(gather);
-        }
-    }
-
-    /// Flushes, gives back what was unmapped, lets go of what the removed VMAs hold, and frees the
-    /// tables and VMAs when no reader is left. Called without locks on VMAs or tables.
-    ///
-    /// Mappings are counted down before anon groups and objects are let go: a walker of the reverse
-    /// map that is in a read section and sees that a folio is mapped may rely on its owner
-    /// (`rmap`).
-    fn finish(&self, gather: &mut Gather, removed: Removed) {
-        let memory = self.page_table.memory;
-        self.flush(gather);
-        self.page_table.drop_contents_yielding(gather);
-        let Removed { vmas, mut groups, mut unlocked, .. } = removed;
-        for vma in vmas.iter() {
-            unlocked |= vma.has(MappingFlags::LOCKED);
-            if let Some(group) = vma.group_pointer() {
-                Groups::release(memory, group, &mut groups);
-            }
-            if let Some(object) = vma.object_pointer() {
-                // SAFETY: 1. the VMA's own holder, which it gives up here.
-                unsafe { object::map_removed(memory, object, vma.flags()) };
-            }
-            if let Some(userfault) = vma.userfault_pointer() {
-                // SAFETY: 1. the VMA's own hold, which it gives up here.
-                unsafe { release_userfault(memory, userfault) };
-            }
-        }
-        if unlocked {
-            memory.note_unlocked();
-        }
-        let tables = self.page_table.take_emptied(gather);
-        // SAFETY: 1. the VMAs are out of the index and the trees; no VMA and no child holds the
-        // groups.
-        unsafe { memory.free_unlinked(tables, vmas, groups) };
     }
 }
 
@@ -451,28 +303,23 @@ impl<P: Platform> fmt::Debug for AddressSpace<'_, P> {
 
 impl<P: Platform> Drop for AddressSpace<'_, P> {
     fn drop(&mut self) {
-        let mut removed = Removed::default();
-        // Nobody else has it: a drop has the address space for itself.
-        let mm = self.mmap_lock.lock();
-        while let Some(node) = self.vmas.first_ending_after(0) {
-            let vma = self.vma(node);
-            // SAFETY: 1. no handle of the address space is left, so nobody looks a VMA up in it,
-            // and a walker of the reverse map only reads what stays as it is; 2. it is removed at
-            // once.
-            self.remove(&mm, unsafe { vma.written(self.platform()) }, &mut removed);
-            // A reclaimer came by the reverse map before, and goes on without its locks.
-            vma.wait_for_readers(self.platform());
-        }
+        let (mut gather, mut removed) = (Gather::new(), Removed::default());
+        let mut vmas = self.vmas.lock();
+        // SAFETY: 1. both are this address space's.
+        let mut set = unsafe { vmas.set(&self.page_table, &mut removed) };
+        // SAFETY: 1. no handle of the address space is left.
+        unsafe { set.remove_all() };
         // What follows may wait for readers.
-        drop(mm);
-        let mut gather = Gather::new();
+        drop(vmas);
         let end = P::Arch::ROOT.span();
         let everything = VirtRange::raw(0, P::Arch::USER_END.next_multiple_of(end));
-        // No CPU has the root loaded, so what leaves the lists before it leaves the TLBs hurts
-        // nobody. All tables are covered whole, so no leaf has to be split and nothing can fail.
-        let zapped = self.page_table.zap(everything, everything, Flush::AtEnd, &mut gather);
+        // No CPU has the root loaded, so pages may leave the lists before they leave the TLBs. All
+        // tables are covered whole, so no leaf has to be split and nothing can fail.
+        let mut edit = Edit::new(&self.page_table, &mut gather);
+        let zapped = edit.zap(everything, everything, Flush::AtEnd);
         debug_assert!(zapped.is_ok(), "unmapping everything splits no leaf");
-        self.finish(&mut gather, removed);
+        edit.flush();
+        op::finish(&self.page_table, &mut gather, removed);
         self.let_go_of_pins();
         // SAFETY: 1. no CPU has the root, and readers find no VMA that leads to it; 2. no handle is
         // left: the VMAs, by which others made theirs, are out of all lists.

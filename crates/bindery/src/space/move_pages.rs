@@ -8,7 +8,10 @@
 //! If the try fails, the first lock is let go, and both are taken under the mutex, where no writer
 //! is.
 
+use super::folio::split_locked;
+use crate::Memory;
 use crate::addr::{Order, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::Arch;
 use crate::arch::Level;
 use crate::error::Error;
 use crate::error::{CallError, Failure};
@@ -16,6 +19,7 @@ use crate::folio::{Folio, OwnerMark};
 use crate::interrupt;
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
+use crate::table::PageTable;
 use crate::table::locking::Depth;
 use crate::table::move_pages::{MovePlan, MoveStop, PageMover};
 use crate::table::publish::publish;
@@ -23,7 +27,7 @@ use crate::table::publish::publish;
 use super::AddressSpace;
 use super::fault::written_attributes;
 use super::folio::FolioError;
-use super::vma::{MappingFlags, Protection, Vma, VmaReadGuard};
+use crate::vma::{MappingFlags, Protection, Vma, VmaReadGuard};
 
 /// Why pages did not move. What lies before has moved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -111,10 +115,10 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     fn check_move(&self, request: &MoveRequest) -> Result<(), MoveError> {
         let MoveRequest { destination, source, length, .. } = *request;
-        let limit = self.limit().0;
+        let limit = P::Arch::USER_END;
         let fits = |at: VirtAddr| {
             at.is_aligned(PAGE_SIZE)
-                && at >= self.options.minimum_address
+                && at >= self.vmas.minimum()
                 && at.0 < limit
                 && length <= limit - at.0
         };
@@ -155,7 +159,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             };
             let (result, done) = {
                 let mut mover = PageMover::new(&self.page_table, &what);
-                (self.move_between(&mut mover, source), mover.done())
+                (move_between(&self.page_table, &mut mover, source), mover.done())
             };
             *moved += done;
             if done > 0 {
@@ -163,79 +167,6 @@ impl<P: Platform> AddressSpace<'_, P> {
             }
             return result;
         }
-    }
-
-    /// Moves as far as it goes. The source's VMA and the destination's are locked for reading.
-    fn move_between(
-        &self,
-        mover: &mut PageMover<'_, '_, P>,
-        source: &Vma,
-    ) -> Result<(), Failure<MoveError>> {
-        let mut tries = 0;
-        while !mover.is_done() {
-            match mover.step() {
-                None => {}
-                Some(MoveStop::Missing) => return Err(MoveError::Missing.into()),
-                Some(MoveStop::Exists) => return Err(MoveError::Exists.into()),
-                Some(MoveStop::Busy) => return Err(MoveError::Busy.into()),
-                Some(MoveStop::Marked) => return Err(MoveError::Marked.into()),
-                Some(MoveStop::NoMemory) => {
-                    mover.refill()?;
-                }
-                Some(MoveStop::Locked(folio)) => self.wait_for_folio(folio),
-                Some(MoveStop::Split(at, order)) => {
-                    tries += 1;
-                    self.split_to_move(source, at, order, tries)?;
-                }
-                Some(MoveStop::Longer(_) | MoveStop::Piecemeal) => {
-                    debug_assert!(false, "the mover sees to that");
-                }
-            }
-            interrupt::check(self.platform()).map_err(|_| MoveError::Interrupted)?;
-        }
-        Ok(())
-    }
-
-    /// Splits the folio at `at` into parts of 2^`order` pages, so that some of them can move.
-    /// Nothing to do where it has changed meanwhile.
-    #[cold]
-    fn split_to_move(
-        &self,
-        source: &Vma,
-        at: VirtAddr,
-        order: Order,
-        tries: u32,
-    ) -> Result<(), Failure<MoveError>> {
-        match self.split_locked(source, at, order) {
-            Ok(()) => Ok(()),
-            Err(Failure::NoMemory) => Err(Failure::NoMemory),
-            Err(Failure::Refused(FolioError::Busy)) => {
-                // A thread that only reads the folio will release its reference.
-                let looked_at = self.folio_to_wait_for(at).filter(|_| tries < TRIES);
-                self.wait_for_folio(looked_at.ok_or(MoveError::Busy)?);
-                self.platform().relax();
-                Ok(())
-            }
-            Err(Failure::Refused(_)) => Ok(()),
-        }
-    }
-
-    /// The folio at `at`, with a reference, unless it is pinned.
-    fn folio_to_wait_for(&self, at: VirtAddr) -> Option<Folio> {
-        let frames = &self.page_table.memory.frames;
-        let mut cursor = self
-            .page_table
-            .cursor(VirtRange::raw(at.0, at.0 + PAGE_SIZE), Depth::Floor(Level::PTE));
-        let (folio, _) = cursor.folio_at(at)?;
-        (frames.folio(folio).pins() == 0 && frames.folio(folio).try_get()).then_some(folio)
-    }
-
-    /// Waits until nobody has the lock of a folio, to which the caller has a reference that goes.
-    #[cold]
-    fn wait_for_folio(&self, folio: Folio) {
-        let memory = self.page_table.memory;
-        drop(memory.lock_folio(folio));
-        memory.frames.folio(folio).release(self.platform());
     }
 
     /// The VMAs of both addresses, locked for reading.
@@ -262,11 +193,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         destination: VirtAddr,
         source: VirtAddr,
     ) -> Result<BothVmas<'_, P>, MoveError> {
-        let mm = self.mmap_lock.lock();
-        let lock = |at: VirtAddr| {
-            let vma = self.vma_at(&mm, at)?;
-            vma.try_read(self.platform())
-        };
+        let vmas = self.vmas.lock();
+        let lock = |at: VirtAddr| vmas.try_read(self.platform(), at);
         let destination = lock(destination).ok_or(MoveError::Missing)?;
         let source = if destination.vma().range().contains(source) {
             None
@@ -275,6 +203,77 @@ impl<P: Platform> AddressSpace<'_, P> {
         };
         Ok(BothVmas { destination, source })
     }
+}
+
+/// Moves as far as it goes. The source's VMA and the destination's are locked for reading.
+fn move_between<P: Platform>(
+    page_table: &PageTable<'_, P>,
+    mover: &mut PageMover<'_, '_, P>,
+    source: &Vma,
+) -> Result<(), Failure<MoveError>> {
+    let mut tries = 0;
+    while !mover.is_done() {
+        match mover.step() {
+            None => {}
+            Some(MoveStop::Missing) => return Err(MoveError::Missing.into()),
+            Some(MoveStop::Exists) => return Err(MoveError::Exists.into()),
+            Some(MoveStop::Busy) => return Err(MoveError::Busy.into()),
+            Some(MoveStop::Marked) => return Err(MoveError::Marked.into()),
+            Some(MoveStop::NoMemory) => {
+                mover.refill()?;
+            }
+            Some(MoveStop::Locked(folio)) => wait_for_folio(page_table.memory, folio),
+            Some(MoveStop::Split(at, order)) => {
+                tries += 1;
+                split_to_move(page_table, source, at, order, tries)?;
+            }
+            Some(MoveStop::Longer(_) | MoveStop::Piecemeal) => {
+                debug_assert!(false, "the mover sees to that");
+            }
+        }
+        interrupt::check(&page_table.memory.platform).map_err(|_| MoveError::Interrupted)?;
+    }
+    Ok(())
+}
+
+/// Splits the folio at `at` into parts of 2^`order` pages, so that some of them can move.
+/// Nothing to do where it has changed meanwhile.
+#[cold]
+fn split_to_move<P: Platform>(
+    page_table: &PageTable<'_, P>,
+    source: &Vma,
+    at: VirtAddr,
+    order: Order,
+    tries: u32,
+) -> Result<(), Failure<MoveError>> {
+    match split_locked(page_table, source, at, order) {
+        Ok(()) => Ok(()),
+        Err(Failure::NoMemory) => Err(Failure::NoMemory),
+        Err(Failure::Refused(FolioError::Busy)) => {
+            // A thread that only reads the folio will release its reference.
+            let looked_at = folio_to_wait_for(page_table, at).filter(|_| tries < TRIES);
+            wait_for_folio(page_table.memory, looked_at.ok_or(MoveError::Busy)?);
+            page_table.memory.platform.relax();
+            Ok(())
+        }
+        Err(Failure::Refused(_)) => Ok(()),
+    }
+}
+
+/// Waits until nobody has the lock of a folio, to which the caller has a reference that goes.
+#[cold]
+fn wait_for_folio<P: Platform>(memory: &Memory<P>, folio: Folio) {
+    drop(memory.lock_folio(folio));
+    memory.frames.folio(folio).release(&memory.platform);
+}
+
+/// The folio at `at`, with a reference, unless it is pinned.
+fn folio_to_wait_for<P: Platform>(page_table: &PageTable<'_, P>, at: VirtAddr) -> Option<Folio> {
+    let frames = &page_table.memory.frames;
+    let mut cursor =
+        page_table.cursor(VirtRange::raw(at.0, at.0 + PAGE_SIZE), Depth::Floor(Level::PTE));
+    let (folio, _) = cursor.folio_at(at)?;
+    (frames.folio(folio).pins() == 0 && frames.folio(folio).try_get()).then_some(folio)
 }
 
 /// Two VMAs, or one that is both.
@@ -393,7 +392,7 @@ pub(crate) mod testing {
         at: VirtAddr,
     ) -> impl FnOnce() + 'a {
         let memory = space.memory();
-        let folio = space.folio_to_wait_for(at).expect("a folio");
+        let folio = super::folio_to_wait_for(&space.page_table, at).expect("a folio");
         let lock = memory.frames.folio(folio).try_lock(&memory.platform).expect("the lock");
         move || {
             drop(lock);

@@ -16,8 +16,8 @@ use crate::table::run::Slots;
 
 use super::fault::{Access, record_access, unshare};
 use super::pin_count::{PinCount, Share};
-use super::vma::{MappingFlags, Vma};
 use super::{AddressSpace, Protection};
+use crate::vma::{MappingFlags, Vma};
 
 /// The duration of a pin.
 ///

@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::platform::Platform;
 
 use super::AddressSpace;
-use super::vma::MappingFlags;
+use crate::vma::MappingFlags;
 
 /// Where an address space uses large folios (Linux: `PR_SET_THP_DISABLE`).
 ///
@@ -137,7 +137,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             ExecGain::Refused => REFUSED,
             ExecGain::RefusedHere => EXEC_GAIN,
         };
-        let _guard = self.mmap_lock.lock();
+        let _guard = self.vmas.lock();
         let set = self.settings.get() & EXEC_GAIN;
         if set != 0 && set != value {
             return Err(Error::SealForbids);

@@ -12,7 +12,7 @@ use crate::table::locking::Depth;
 
 use super::AddressSpace;
 use super::fault::{Access, record_access};
-use super::vma::MappingFlags;
+use crate::vma::MappingFlags;
 
 /// Bytes that are on the stack between a load and a store.
 const COPIED_AT_ONCE: usize = 1024;

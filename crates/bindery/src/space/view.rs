@@ -4,7 +4,6 @@
 //! stays; a run is lent with its tables locked, so its folio stays mapped.
 
 use core::fmt;
-use core::sync::atomic::Ordering;
 
 use crate::Memory;
 use crate::addr::{Frame, Order, PAGE_SHIFT, VirtAddr, VirtRange};
@@ -16,9 +15,10 @@ use crate::object::{Accounting, ObjectState, pages};
 use crate::platform::Platform;
 use crate::table::look::{MappedRun, Stretch};
 use crate::table::rewrite::use_bits::UseBits;
+use crate::vma::Vma;
 
-use super::vma::Vma;
-use super::{AddressSpace, Mapping, MappingFlags, MmapLocked};
+use super::op::Op;
+use super::{AddressSpace, Mapping, MappingFlags};
 
 /// A mapping that [`AddressSpace::view_mapping`] lends, with the address space's mutex held.
 ///
@@ -364,15 +364,15 @@ impl<P: Platform> AddressSpace<'_, P> {
         at: VirtAddr,
         view: impl FnOnce(&MappingView<'_, '_, P>) -> R,
     ) -> Option<R> {
-        let mm = self.mmap_lock.lock();
-        self.first_ending_after(&mm, at.0).map(|vma| view(&MappingView { space: self, vma }))
+        let vmas = self.vmas.lock();
+        vmas.view().first_ending_after(at.0).map(|vma| view(&MappingView { space: self, vma }))
     }
 
     /// The most pages that all mappings together have had (`VmPeak`).
     ///
     /// Context: any.
     pub fn peak_total(&self) -> u64 {
-        self.account.peak.load(Ordering::Relaxed).max(0) as u64
+        self.vmas.account().peak_total()
     }
 
     /// The most pages that were resident whenever it was noted, or are now (`VmHWM`, and `ru_maxrss`
@@ -381,14 +381,14 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Context: any. Complexity: constant. Takes no lock.
     pub fn resident_peak(&self) -> u64 {
         self.note_resident();
-        self.account.resident_peak.load(Ordering::Relaxed).max(0) as u64
+        self.vmas.account().resident_peak()
     }
 
     /// Lets [`AddressSpace::resident_peak`] begin again with the pages that are resident now.
     ///
     /// Context: any.
     pub fn reset_resident_peak(&self) {
-        self.account.resident_peak.store(0, Ordering::Relaxed);
+        self.vmas.account().reset_resident_peak();
     }
 
     /// Lets all pages of the mappings that `concerned` selects count as not used, until the next
@@ -418,37 +418,26 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     fn clear_use_in(&self, bits: UseBits, concerned: impl Fn(&Vma) -> bool) -> Result<(), Error> {
         // A second try clears the mappings before the failure once more, which changes nothing.
-        self.page_table.memory.outermost(|| Ok(self.clear_use_once(bits, &concerned)?))
+        let clear_once = || self.operate(|op| clear_use_locked(op, bits, &concerned));
+        self.page_table.memory.outermost(|| Ok(clear_once()?))
     }
+}
 
-    fn clear_use_once(
-        &self,
-        bits: UseBits,
-        concerned: &impl Fn(&Vma) -> bool,
-    ) -> Result<(), NoMemory> {
-        self.transaction(|mm, gather, _| self.clear_use_locked(mm, bits, concerned, gather))
-    }
-
-    fn clear_use_locked(
-        &self,
-        mm: &MmapLocked,
-        bits: UseBits,
-        concerned: &impl Fn(&Vma) -> bool,
-        gather: &mut crate::tlb::Gather,
-    ) -> Result<(), NoMemory> {
-        for node in self.vmas.iter() {
-            let vma = self.vma(node);
-            if !concerned(vma) {
-                continue;
-            }
-            let vma = vma.lock_write(self.platform());
-            if bits == UseBits::SoftDirty {
-                self.change_flags(mm, &vma, vma.flags() - MappingFlags::SOFT_DIRTY);
-            }
-            // One flush for up to 64 tables. A store before that flush counts as one before the
-            // call.
-            self.page_table.clear_use(vma.range(), bits, gather, |_, _| true)?;
+fn clear_use_locked<P: Platform>(
+    op: &mut Op<'_, '_, P>,
+    bits: UseBits,
+    concerned: &impl Fn(&Vma) -> bool,
+) -> Result<(), NoMemory> {
+    for vma in op.vmas.iter() {
+        if !concerned(vma) {
+            continue;
         }
-        Ok(())
+        let vma = vma.lock_write(op.platform());
+        if bits == UseBits::SoftDirty {
+            op.vmas.change_flags(&vma, vma.flags() - MappingFlags::SOFT_DIRTY);
+        }
+        // One flush for up to 64 tables. A store before that flush counts as one before the call.
+        op.edit.clear_use(vma.range(), bits, |_, _| true)?;
     }
+    Ok(())
 }

@@ -21,6 +21,7 @@
 //! | `flush` | flushes, and marks of those that come after the lock is released |
 //! | `pool` | spare tables while locks are held |
 //! | `publish` | new entries become visible to the walkers |
+//! | `edit` | the page table and the gather of one call |
 //! | `reach` | how far a run may reach, for the baseline of benchmarks |
 //! | `run` | the longest stretch that can be treated as one |
 //! | `cursor` | a locked range that yields runs |
@@ -48,6 +49,7 @@ pub(crate) mod cursor;
 mod descent;
 mod detach;
 mod dropping;
+pub(crate) mod edit;
 mod flush;
 pub(crate) mod leaf;
 pub(crate) mod locking;

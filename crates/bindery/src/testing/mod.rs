@@ -281,8 +281,8 @@ pub fn damage_mapping<P: Platform>(
     at: VirtAddr,
     damage: MappingDamage,
 ) {
-    let guard = space.mmap_lock.lock();
-    let vma = space.first_ending_after(&guard, at.0).filter(|vma| vma.range().contains(at));
+    let vmas = space.vmas.lock();
+    let vma = vmas.view().at(at);
     let vma: &Vma = vma.unwrap_or_else(|| panic!("no mapping at {at}"));
     match damage {
         MappingDamage::Protection(protection) => {
@@ -290,7 +290,7 @@ pub fn damage_mapping<P: Platform>(
         }
         MappingDamage::End(end) => {
             vma.set_end(end.0, &Rekeyed::unseen());
-            space.vmas.bounds_changed(NonNull::from(vma));
+            vmas.bounds_changed(vma);
         }
         MappingDamage::EndUnseen(end) => vma.set_end(end.0, &Rekeyed::unseen()),
     }

@@ -328,6 +328,12 @@ impl Gather {
         core::mem::replace(&mut self.stays, Stays::No) == Stays::Yes
     }
 
+    /// Whether nothing is left to be freed. Flushed before.
+    #[inline]
+    pub(crate) fn is_done(&self) -> bool {
+        self.unscanned.is_empty() && self.detached.is_empty() && self.emptied.is_empty()
+    }
+
     /// Whether a flush has anything to do.
     pub(crate) fn is_stale(&self) -> bool {
         self.range.is_some() || !self.marks.is_empty()

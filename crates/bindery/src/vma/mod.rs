@@ -2,7 +2,6 @@
 //! with one purpose.
 //!
 //! Faults hold a VMA's lock for reading while they work. A thread that changes or removes the VMA
-//! Faults hold a VMA's lock for reading while they work. A thread that changes or removes the VMA
 //! holds the address space's mutex and then the VMA's lock for writing. A fault takes no other lock
 //! that spans more than its own page tables, so faults in different VMAs never contend.
 //!
@@ -182,7 +181,7 @@ impl Vma {
     /// The object that backs the mapping, if it is not anonymous.
     pub(crate) fn object(&self) -> Option<&ObjectState> {
         // SAFETY: a VMA holds its object from before it is inserted until it is removed and what it
-        // mapped is counted down (`AddressSpace::insert`, `AddressSpace::finish`). Callers prevent
+        // mapped is counted down (`VmaSet::insert`, `Removed::free`). Callers prevent
         // the removal by the VMA's lock, the mutex, or the lock of a list that the VMA is in; a
         // read section does not suffice, because the VMA may have been removed during it.
         self.object_pointer().map(|object| unsafe { object.as_ref() })

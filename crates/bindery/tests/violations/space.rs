@@ -6,8 +6,6 @@
 //! no other. (The compiler reports errors of types before it looks at moves and borrows: two builds.)
 //! Nothing here ever runs.
 
-use core::ptr::NonNull;
-
 use crate::Memory;
 use crate::addr::{Frame, Order, VirtAddr};
 use crate::arch::{Arch, Attributes, Entry, Level};
@@ -24,70 +22,75 @@ use crate::table::run::Run;
 use crate::table::{PageTable, ReadSection};
 use crate::tlb::Gather;
 use crate::vma::{MappingFlags, Vma, VmaReadGuard, VmaWriteGuard};
+use crate::vmas::{NewVma, Removed, VmaIndex, VmaSet, VmaView};
 
-use super::change::Removed;
 use super::fault::Fault;
-use super::{Access, AddressSpace, MmapLocked};
+use super::{Access, AddressSpace};
 
-/// The set of VMAs is looked at with the mutex.
-pub(crate) fn first_ending_after<P: Platform>(space: &AddressSpace<'_, P>, mm: &MmapLocked) {
+/// The set of VMAs is read with the mutex.
+pub(crate) fn look_up<P: Platform>(vmas: &VmaIndex<P>) {
     #[cfg(not(lock_violations = "types"))]
-    let _ = space.first_ending_after(mm, 0);
+    let _ = vmas.lock().view().first_ending_after(0).is_some();
     #[cfg(lock_violations = "types")]
-    let _ = space.first_ending_after(0); //~ E0061
+    let _ = vmas.view().first_ending_after(0).is_some(); //~ E0599
 }
 
-/// A guard of a VMA is no proof of the mutex.
-pub(crate) fn insert<P: Platform>(
-    space: &AddressSpace<'_, P>,
-    mm: &MmapLocked,
-    vma: &VmaReadGuard<'_, P>,
-    node: NonNull<Vma>,
+/// A view does not change the set.
+pub(crate) fn insert<'m, P: Platform>(
+    view: VmaView<'_, P>,
+    set: &mut VmaSet<'_, 'm, P>,
+    new: NewVma<'m, P>,
 ) {
     #[cfg(not(lock_violations = "types"))]
-    let _ = (vma, space.insert(mm, node));
+    let _ = (view, set.insert(new));
     #[cfg(lock_violations = "types")]
-    let _ = (mm, space.insert(vma, node)); //~ E0308
+    let _ = (set, view.insert(new)); //~ E0599
 }
 
 /// Flags change with the VMA locked for writing, not for reading.
-pub(crate) fn change_flags<P: Platform>(
-    space: &AddressSpace<'_, P>,
-    mm: &MmapLocked,
-    read: &VmaReadGuard<'_, P>,
-    write: &VmaWriteGuard<'_, P>,
+pub(crate) fn change_flags<'op, P: Platform>(
+    set: &mut VmaSet<'op, '_, P>,
+    read: &VmaReadGuard<'op, P>,
+    write: &VmaWriteGuard<'op, P>,
 ) {
     let flags = MappingFlags::empty();
     #[cfg(not(lock_violations = "types"))]
-    let _ = (read, space.change_flags(mm, write, flags));
+    let _ = (read, set.change_flags(write, flags));
     #[cfg(lock_violations = "types")]
-    let _ = (write, space.change_flags(mm, read, flags)); //~ E0308
+    let _ = (write, set.change_flags(read, flags)); //~ E0308
 }
 
-/// Removing a VMA consumes its guard: nobody uses it as a locked one afterwards.
-pub(crate) fn remove<P: Platform>(
-    space: &AddressSpace<'_, P>,
-    mm: &MmapLocked,
-    vma: VmaWriteGuard<'_, P>,
-    removed: &mut Removed,
-) {
+/// Removing a VMA consumes its guard: it is not used as a locked one afterwards.
+pub(crate) fn remove<'op, P: Platform>(set: &mut VmaSet<'op, '_, P>, vma: VmaWriteGuard<'op, P>) {
     #[cfg(not(lock_violations = "moves"))]
-    space.change_flags(mm, &vma, MappingFlags::empty());
-    space.remove(mm, vma, removed);
+    set.change_flags(&vma, MappingFlags::empty());
+    set.remove(vma);
     #[cfg(lock_violations = "moves")]
-    space.change_flags(mm, &vma, MappingFlags::empty()); //~ E0382
+    set.change_flags(&vma, MappingFlags::empty()); //~ E0382
 }
 
-/// The mutex is held while its proof is in use.
-pub(crate) fn outlive<P: Platform>(space: &AddressSpace<'_, P>) {
-    let guard = space.mmap_lock.lock();
-    let mm = &*guard;
+/// A VMA that was found is used while the mutex is held.
+pub(crate) fn outlive<P: Platform>(vmas: &VmaIndex<P>) {
+    let guard = vmas.lock();
+    let found = guard.view().first_ending_after(0);
     #[cfg(not(lock_violations = "moves"))]
-    let _ = space.first_ending_after(mm, 0);
+    let _ = found.map(Vma::start);
     #[cfg(not(lock_violations = "moves"))]
     drop(guard);
     #[cfg(lock_violations = "moves")]
-    let _ = (drop(guard), space.first_ending_after(mm, 0)); //~ E0505
+    let _ = (drop(guard), found.map(Vma::start)); //~ E0505
+}
+
+/// What an operation removes is freed after it.
+pub(crate) fn free_too_early<P: Platform>(space: &AddressSpace<'_, P>, mut removed: Removed) {
+    let mut guard = space.vmas.lock();
+    // SAFETY: 1. both are this address space's.
+    let set = unsafe { guard.set(&space.page_table, &mut removed) };
+    let found = set.first_ending_after(0);
+    #[cfg(not(lock_violations = "moves"))]
+    let _ = (found.map(Vma::start), removed.is_empty());
+    #[cfg(lock_violations = "moves")]
+    let _ = (core::mem::take(&mut removed), found.map(Vma::start)); //~ E0499
 }
 
 /// Tables are found without locks in a read section alone.
@@ -138,16 +141,15 @@ pub(crate) fn set_index<P: Platform>(lock: &FolioLock<'_, P>, page: u64, number:
 }
 
 /// A VMA changes its place with its trees locked.
-pub(crate) fn resize<P: Platform>(
-    space: &AddressSpace<'_, P>,
-    mm: &MmapLocked,
-    vma: &VmaWriteGuard<'_, P>,
+pub(crate) fn resize<'op, P: Platform>(
+    set: &mut VmaSet<'op, '_, P>,
+    vma: &VmaWriteGuard<'op, P>,
     held: &RmapGuard<'_, P>,
 ) {
     #[cfg(not(lock_violations = "types"))]
-    space.resize_held(mm, vma, 0, 0, held);
+    set.resize_held(vma, 0, 0, held);
     #[cfg(lock_violations = "types")]
-    let _ = (held, space.resize_held(mm, vma, 0, 0)); //~ E0061
+    let _ = (held, set.resize_held(vma, 0, 0)); //~ E0061
 }
 
 /// A tree's lock that is held for reading does not pass for one that is held for writing.

@@ -26,12 +26,11 @@ use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, KeyRights, Permissions};
 use crate::error::{Failure, FaultError};
 use crate::platform::Platform;
-use crate::table::ReadSection;
 
 use crate::object::Wait;
 
 use super::AddressSpace;
-use super::vma::{MappingFlags, Protection, VmaReadGuard};
+use crate::vma::{MappingFlags, Protection, VmaReadGuard};
 
 pub(super) use copy_on_write::folio_range;
 pub(super) use first_touch::{Occupant, folio_place, written_attributes};
@@ -232,22 +231,14 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// As [`AddressSpace::lock_vma`], unless a writer has the VMA.
     #[inline(always)]
     pub(super) fn try_lock_vma(&self, addr: VirtAddr) -> Option<VmaReadGuard<'_, P>> {
-        let _section = ReadSection::enter(self.platform());
-        // Reading locks the VMA into the index, so it outlives the section.
-        let vma = self.vma(self.vmas.find_at_or_before(addr.0)?);
-        let locked = vma.try_read(self.platform())?;
-        vma.range().contains(addr).then_some(locked)
+        self.vmas.try_read(self.platform(), addr)
     }
 
     /// As [`AddressSpace::lock_vma`], after a failed try: a writer has the VMA, or there is none. The
     /// mutex excludes writers.
     #[cold]
     fn lock_vma_of_writer(&self, addr: VirtAddr) -> Option<VmaReadGuard<'_, P>> {
-        let mm = self.mmap_lock.lock();
-        let vma = self.first_ending_after(&mm, addr.0).filter(|vma| vma.start() <= addr.0);
-        let locked = vma.and_then(|vma| vma.try_read(self.platform()));
-        drop(mm);
-        locked
+        self.vmas.lock().try_read(self.platform(), addr)
     }
 }
 

@@ -16,7 +16,8 @@ use core::sync::atomic::Ordering;
 use crate::addr::{VirtAddr, VirtRange};
 use crate::error::{Error, NoMemory};
 use crate::platform::Platform;
-use crate::space::{AddressSpace, MmapLocked};
+use crate::space::AddressSpace;
+use crate::space::op::Op;
 use crate::userfault::{Content, Notices, UserfaultFeatures, UserfaultState};
 use crate::vma::Vma;
 
@@ -26,97 +27,94 @@ fn told(vma: &Vma, feature: UserfaultFeatures) -> Option<NonNull<UserfaultState>
     if state.has(feature) && !state.is_closed() { vma.userfault_pointer() } else { None }
 }
 
+/// Prepares the messages about the unmapping of `range`.
+#[cold]
+pub(in crate::space) fn prepare_unmap<P: Platform>(
+    op: &Op<'_, '_, P>,
+    range: VirtRange,
+    notices: &mut Notices,
+) -> Result<(), NoMemory> {
+    let memory = op.memory();
+    let call = memory.new_identity();
+    let mut prepared = Notices::default();
+    for vma in op.vmas.overlapping(range) {
+        let Some(state) = told(vma, UserfaultFeatures::EVENT_UNMAP) else { continue };
+        if vma.userfault().is_some_and(|state| state.has_notice_of(call)) {
+            continue;
+        }
+        if prepared.push(memory, call, state, Content::Unmap(range)).is_err() {
+            prepared.cancel(memory);
+            return Err(NoMemory);
+        }
+    }
+    notices.append(prepared);
+    Ok(())
+}
+
+/// Prepares the messages about a move of `source`, a part of the VMA, to `to`. `unmapped`: the
+/// source does not stay mapped. Says whether the destination stays registered.
+#[cold]
+pub(in crate::space) fn prepare_move<P: Platform>(
+    op: &Op<'_, '_, P>,
+    vma: &Vma,
+    (source, to): (VirtRange, VirtAddr),
+    unmapped: bool,
+) -> Result<(Notices, bool), NoMemory> {
+    let mut notices = Notices::default();
+    if source.is_empty() {
+        return Ok((notices, false));
+    }
+    let memory = op.memory();
+    let call = memory.new_identity();
+    let moved = told(vma, UserfaultFeatures::EVENT_REMAP);
+    let unmapped = told(vma, UserfaultFeatures::EVENT_UNMAP).filter(|_| unmapped);
+    let (from, length) = (source.start(), source.len());
+    let contents = [
+        moved.map(|state| (state, Content::Remap { from, to, length })),
+        unmapped.map(|state| (state, Content::Unmap(source))),
+    ];
+    for (state, content) in contents.into_iter().flatten() {
+        if notices.push(memory, call, state, content).is_err() {
+            notices.cancel(memory);
+            return Err(NoMemory);
+        }
+    }
+    Ok((notices, moved.is_some()))
+}
+
+/// The state that serves the child's copy of a VMA, if its userfaultfd subscribed to forks. It
+/// belongs to the message, which is prepared with the first such VMA.
+#[cold]
+pub(in crate::space) fn child_userfault<P: Platform>(
+    child: &AddressSpace<'_, P>,
+    vma: &Vma,
+    notices: &mut Notices,
+) -> Result<Option<NonNull<UserfaultState>>, NoMemory> {
+    let Some(parent) = told(vma, UserfaultFeatures::EVENT_FORK) else { return Ok(None) };
+    let Some(state) = vma.userfault() else { return Ok(None) };
+    // Each attempt of a fork makes an address space, whose number stands for the attempt.
+    let identity = child.userfault_identity();
+    if let Some(found) = state.child_of(identity) {
+        return Ok(Some(found));
+    }
+    let memory = child.page_table.memory;
+    memory.may_wait();
+    let make = || UserfaultState::new(identity, state.features(), state.scope());
+    let made = memory.slab().allocate_with(&memory.frames, &memory.platform, make);
+    let made = made.ok_or(NoMemory)?;
+    if notices.push(memory, identity, parent, Content::Fork(made)).is_err() {
+        // SAFETY: 1. the only hold, which nobody was told of.
+        unsafe { crate::userfault::release(memory, made) };
+        return Err(NoMemory);
+    }
+    Ok(Some(made))
+}
+
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Whether there was ever a userfaultfd: what most calls ask first.
+    /// Whether there was ever a userfaultfd: most calls ask this first.
     #[inline]
     pub(in crate::space) fn has_userfaults(&self) -> bool {
         cfg!(feature = "userfault") && self.userfaults.load(Ordering::Relaxed) != 0
-    }
-
-    /// Prepares the messages about the unmapping of `range`.
-    #[cold]
-    pub(in crate::space) fn tell_of_unmapping(
-        &self,
-        mm: &MmapLocked,
-        range: VirtRange,
-        notices: &mut Notices,
-    ) -> Result<(), NoMemory> {
-        let memory = self.page_table.memory;
-        let call = memory.new_identity();
-        let mut prepared = Notices::default();
-        for vma in self.vmas_in(mm, range) {
-            let Some(state) = told(vma, UserfaultFeatures::EVENT_UNMAP) else { continue };
-            if vma.userfault().is_some_and(|state| state.has_notice_of(call)) {
-                continue;
-            }
-            if prepared.push(memory, call, state, Content::Unmap(range)).is_err() {
-                prepared.cancel(memory);
-                return Err(NoMemory);
-            }
-        }
-        notices.append(prepared);
-        Ok(())
-    }
-
-    /// Prepares the messages about a move of `source`, a part of the VMA. Says whether what moves
-    /// stays registered.
-    #[cold]
-    pub(in crate::space) fn tell_of_move(
-        &self,
-        vma: &Vma,
-        source: VirtRange,
-        to: VirtAddr,
-        unmapped: bool,
-    ) -> Result<(Notices, bool), NoMemory> {
-        let mut notices = Notices::default();
-        if source.is_empty() {
-            return Ok((notices, false));
-        }
-        let memory = self.page_table.memory;
-        let call = memory.new_identity();
-        let moved = told(vma, UserfaultFeatures::EVENT_REMAP);
-        let unmapped = told(vma, UserfaultFeatures::EVENT_UNMAP).filter(|_| unmapped);
-        let (from, length) = (source.start(), source.len());
-        let contents = [
-            moved.map(|state| (state, Content::Remap { from, to, length })),
-            unmapped.map(|state| (state, Content::Unmap(source))),
-        ];
-        for (state, content) in contents.into_iter().flatten() {
-            if notices.push(memory, call, state, content).is_err() {
-                notices.cancel(memory);
-                return Err(NoMemory);
-            }
-        }
-        Ok((notices, moved.is_some()))
-    }
-
-    /// The state that serves the child's copy of a VMA, if it is to be told of forks. It belongs to
-    /// the message, which is prepared with the first such VMA.
-    #[cold]
-    pub(in crate::space) fn child_userfault(
-        &self,
-        child: &Self,
-        vma: &Vma,
-        notices: &mut Notices,
-    ) -> Result<Option<NonNull<UserfaultState>>, NoMemory> {
-        let Some(parent) = told(vma, UserfaultFeatures::EVENT_FORK) else { return Ok(None) };
-        let Some(state) = vma.userfault() else { return Ok(None) };
-        // Each attempt of a fork makes an address space, whose number stands for the attempt.
-        let identity = child.userfault_identity();
-        if let Some(found) = state.child_of(identity) {
-            return Ok(Some(found));
-        }
-        let memory = self.page_table.memory;
-        memory.may_wait();
-        let make = || UserfaultState::new(identity, state.features(), state.scope());
-        let made = memory.slab().allocate_with(&memory.frames, &memory.platform, make);
-        let made = made.ok_or(NoMemory)?;
-        if notices.push(memory, identity, parent, Content::Fork(made)).is_err() {
-            // SAFETY: 1. the only hold, which nobody was told of.
-            unsafe { crate::userfault::release(memory, made) };
-            return Err(NoMemory);
-        }
-        Ok(Some(made))
     }
 
     /// Tells of contents that are about to be dropped in `range`, mapping by mapping, and waits
@@ -141,9 +139,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Prepares the message about the first mapping in `range`, if there is one to be told of it.
     /// Returns where that mapping's part of the range ends; `None` if nothing is mapped.
     fn notice_of_removal(&self, range: VirtRange) -> Result<Option<(VirtAddr, Notices)>, NoMemory> {
-        let mm = self.mmap_lock.lock();
-        let next = self.first_ending_after(&mm, range.start().0);
-        let Some(vma) = next.filter(|vma| vma.start() < range.end().0) else { return Ok(None) };
+        let vmas = self.vmas.lock();
+        let Some(vma) = vmas.view().first_in(range) else { return Ok(None) };
         let part = vma.range().intersection(range);
         let mut notices = Notices::default();
         if let Some(state) = told(vma, UserfaultFeatures::EVENT_REMOVE) {

@@ -12,11 +12,11 @@
 //! | `moves` | pages come from another place |
 
 mod copies;
-mod events;
+pub(in crate::space) mod events;
 mod fill;
 mod install;
 mod moves;
-mod protect;
+pub(in crate::space) mod protect;
 mod register;
 mod shared;
 mod wait;
@@ -101,7 +101,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             return Err(Error::ZeroLength);
         }
         let limit = self.limit();
-        let minimum = self.options.minimum_address;
+        let minimum = self.vmas.minimum();
         VirtRange::from_len(start, length)
             .filter(|range| minimum <= range.start() && range.end() <= limit)
             .ok_or(Error::OutOfRange { limit })

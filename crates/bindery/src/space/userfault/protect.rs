@@ -6,12 +6,13 @@ use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Level, Marker};
 use crate::error::{Error, Failure};
 use crate::platform::Platform;
+use crate::space::AddressSpace;
 use crate::space::fault::{Fault, Next, Resolved, Stepped, read_attributes, stopped};
-use crate::space::{AddressSpace, MmapLocked};
+use crate::space::op::Op;
 use crate::table::NoMemory;
+use crate::table::edit::Edit;
 use crate::table::locking::Depth;
 use crate::table::publish::publish;
-use crate::tlb::Gather;
 use crate::userfault::{Userfault, UserfaultFeatures, UserfaultState};
 use crate::vma::{MappingFlags, Vma};
 
@@ -78,11 +79,11 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
         let protects = mode.contains(WriteProtectMode::PROTECT);
         self.page_table.memory.outermost(|| {
-            self.transaction(|mm, gather, _| {
+            self.operate(|op| {
                 if userfault.state().is_changing() {
                     return Err(Error::TryAgain.into());
                 }
-                self.write_protect_locked(mm, range, protects, gather)
+                write_protect(op, range, protects)
             })
         })?;
         if mode.is_empty() {
@@ -90,79 +91,77 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
         Ok(())
     }
+}
 
-    fn write_protect_locked(
-        &self,
-        mm: &MmapLocked,
-        range: VirtRange,
-        protects: bool,
-        gather: &mut Gather,
-    ) -> Result<(), Failure> {
-        let mut found = false;
-        for vma in self.vmas_in(mm, range) {
-            found = true;
-            let part = vma.range().intersection(range);
-            if !is_served(vma) || !vma.has(MappingFlags::USERFAULT_WRITE_PROTECT) {
-                return Err(Error::NotMapped(part.start()).into());
-            }
-            let locked = vma.lock_write(self.platform());
-            let done = if protects {
-                let marks = locked.userfault().is_some_and(|state| marks_vacant(&locked, state));
-                self.protect_part(part, marks, gather)
-            } else {
-                self.lift_part(&locked, part, gather)
-            };
-            // Before a fault is let in, which relies on what the entries say.
-            self.flush(gather);
-            drop(locked);
-            done?;
+fn write_protect<P: Platform>(
+    op: &mut Op<'_, '_, P>,
+    range: VirtRange,
+    protects: bool,
+) -> Result<(), Failure> {
+    let mut found = false;
+    for vma in op.vmas.overlapping(range) {
+        found = true;
+        let part = vma.range().intersection(range);
+        if !is_served(vma) || !vma.has(MappingFlags::USERFAULT_WRITE_PROTECT) {
+            return Err(Error::NotMapped(part.start()).into());
         }
-        if found { Ok(()) } else { Err(Error::NotMapped(range.start()).into()) }
-    }
-
-    pub(in crate::space) fn protect_part(
-        &self,
-        part: VirtRange,
-        marks: bool,
-        gather: &mut Gather,
-    ) -> Result<(), NoMemory> {
-        self.page_table.userfault_protect(part, gather)?;
-        let mut reached = part.start();
-        if marks { self.page_table.userfault_mark(part, &mut reached) } else { Ok(()) }
-    }
-
-    /// Protects the front of `part`, as far as there is memory, and says where that ends; nothing
-    /// behind it is protected. So the markers come first, which alone take memory.
-    pub(in crate::space) fn protect_front(&self, part: VirtRange, gather: &mut Gather) -> VirtAddr {
-        let mut reached = part.start();
-        let marked = self.page_table.userfault_mark(part, &mut reached);
-        let front = VirtRange::raw(part.start().0, reached.0);
-        let protected = self.page_table.userfault_protect(front, gather);
-        debug_assert!(protected.is_ok(), "a huge leaf has lost its deposit");
-        if marked.is_ok() { part.end() } else { reached }
-    }
-
-    /// Whether the VMA's pages can be protected so that a write lifts that, and nobody is told.
-    pub(in crate::space) fn lifts_unseen(&self, vma: &Vma) -> bool {
-        let lifts = |state: &UserfaultState| {
-            state.has(UserfaultFeatures::WP_ASYNC) && !state.is_closed() && marks_vacant(vma, state)
+        let locked = vma.lock_write(op.platform());
+        let done = if protects {
+            let marks = locked.userfault().is_some_and(|state| marks_vacant(&locked, state));
+            protect_part(&mut op.edit, part, marks)
+        } else {
+            lift_part(&mut op.edit, &locked, part)
         };
-        vma.has(MappingFlags::USERFAULT_WRITE_PROTECT) && vma.userfault().is_some_and(lifts)
+        // Before a fault may run, which relies on the entries.
+        op.edit.flush();
+        drop(locked);
+        done?;
     }
+    if found { Ok(()) } else { Err(Error::NotMapped(range.start()).into()) }
+}
 
-    /// Lifts the protection, and lets pages be written at once that may be.
-    fn lift_part(&self, vma: &Vma, part: VirtRange, gather: &mut Gather) -> Result<(), NoMemory> {
-        self.page_table.userfault_lift(part)?;
-        self.page_table.protect(part, &vma.entry_policy(), gather)?;
-        self.platform().publish_entries();
-        Ok(())
-    }
+fn protect_part<P: Platform>(
+    edit: &mut Edit<'_, '_, P>,
+    part: VirtRange,
+    marks: bool,
+) -> Result<(), NoMemory> {
+    edit.userfault_protect(part)?;
+    let mut reached = part.start();
+    if marks { edit.userfault_mark(part, &mut reached) } else { Ok(()) }
+}
 
-    /// Lifts what a userfaultfd has protected in a VMA that is locked for writing, and that it
-    /// serves no more.
-    pub(in crate::space) fn strip_userfault(&self, range: VirtRange) -> Result<(), NoMemory> {
-        self.page_table.userfault_lift(range)
-    }
+/// Protects the front of `part`, as far as memory is available, and returns the end of that;
+/// nothing behind it is protected. So the markers come first, which alone take memory.
+pub(in crate::space) fn protect_front<P: Platform>(
+    edit: &mut Edit<'_, '_, P>,
+    part: VirtRange,
+) -> VirtAddr {
+    let mut reached = part.start();
+    let marked = edit.userfault_mark(part, &mut reached);
+    let front = VirtRange::raw(part.start().0, reached.0);
+    let protected = edit.userfault_protect(front);
+    debug_assert!(protected.is_ok(), "a huge leaf has lost its deposit");
+    if marked.is_ok() { part.end() } else { reached }
+}
+
+/// Whether the VMA's pages can be protected so that a write lifts that without a message.
+pub(in crate::space) fn lifts_unseen(vma: &Vma) -> bool {
+    let lifts = |state: &UserfaultState| {
+        state.has(UserfaultFeatures::WP_ASYNC) && !state.is_closed() && marks_vacant(vma, state)
+    };
+    vma.has(MappingFlags::USERFAULT_WRITE_PROTECT) && vma.userfault().is_some_and(lifts)
+}
+
+/// Lifts the protection, and makes those pages writable at once that may be.
+fn lift_part<P: Platform>(
+    edit: &mut Edit<'_, '_, P>,
+    vma: &Vma,
+    part: VirtRange,
+) -> Result<(), NoMemory> {
+    edit.userfault_lift(part)?;
+    edit.protect(part, &vma.entry_policy())?;
+    edit.memory.platform.publish_entries();
+    Ok(())
 }
 
 /// Lifts the protection of the page for a write, without notifying a userfaultfd.

@@ -4,14 +4,15 @@
 
 use core::ptr::NonNull;
 
+use crate::Memory;
 use crate::addr::{VirtAddr, VirtRange};
 use crate::error::{Error, Failure};
 use crate::platform::Platform;
-use crate::space::change::Removed;
-use crate::space::parts::Parts;
-use crate::space::{AddressSpace, MmapLocked};
+use crate::space::AddressSpace;
+use crate::space::op::Op;
 use crate::userfault::{self, Userfault, UserfaultFeatures, UserfaultModes, UserfaultState};
 use crate::vma::{MappingFlags, Vma};
+use crate::vmas::{Parts, VmaView};
 
 /// The flags of a VMA that say the same as `modes`.
 fn flags_of(modes: UserfaultModes) -> MappingFlags {
@@ -72,74 +73,11 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
         let range = self.userfault_range(start, length)?;
         self.page_table.memory.outermost(|| {
-            self.transaction(|mm, _, removed| {
-                self.may_register(mm, range, userfault, modes)?;
-                self.register_locked(mm, range, userfault, modes, removed)
+            self.operate(|op| {
+                may_register(*op.vmas, range, userfault, modes)?;
+                register(op, range, userfault, modes)
             })
         })
-    }
-
-    fn may_register(
-        &self,
-        mm: &MmapLocked,
-        range: VirtRange,
-        userfault: &Userfault<'_, P>,
-        modes: UserfaultModes,
-    ) -> Result<(), Error> {
-        let mut found = false;
-        for vma in self.vmas_in(mm, range) {
-            found = true;
-            if !can_be_served(vma, modes, userfault.state()) {
-                return Err(Error::Invalid);
-            }
-            if !vma.has(MappingFlags::MAY_WRITE) {
-                return Err(Error::AccessDenied);
-            }
-            let others = vma.userfault_pointer().filter(|other| *other != userfault.pointer());
-            if others.is_some() && !vma.userfault().is_some_and(UserfaultState::is_closed) {
-                return Err(Error::Busy);
-            }
-        }
-        if found { Ok(()) } else { Err(Error::Invalid) }
-    }
-
-    fn register_locked(
-        &self,
-        mm: &MmapLocked,
-        range: VirtRange,
-        userfault: &Userfault<'_, P>,
-        modes: UserfaultModes,
-        removed: &mut Removed,
-    ) -> Result<(), Failure> {
-        // What was done may have been joined with what lies after the range.
-        let mut parts = Parts::of(range);
-        while let Some((vma, part)) = parts.next(mm, self) {
-            let own = vma.userfault_pointer() == Some(userfault.pointer());
-            // As Linux: modes that are there already stay, and others with them.
-            if own && vma.flags().contains(flags_of(modes)) {
-                continue;
-            }
-            let flags = (vma.flags() - MappingFlags::USERFAULT) | flags_of(modes);
-            self.with_flags(mm, vma, part, flags, removed, |vma| {
-                self.name_userfault(vma, Some(userfault.pointer()));
-                Ok(())
-            })?;
-        }
-        Ok(())
-    }
-
-    /// Lets the VMA, which is locked for writing, name a userfaultfd that the caller holds, or
-    /// none.
-    fn name_userfault(&self, vma: &Vma, new: Option<NonNull<UserfaultState>>) {
-        let old = vma.userfault_pointer();
-        vma.set_userfault(new);
-        if let Some(new) = vma.userfault() {
-            new.hold();
-        }
-        if let Some(old) = old {
-            // SAFETY: 1. the VMA's own hold; it names another one now.
-            unsafe { userfault::release(self.page_table.memory, old) };
-        }
     }
 
     /// Lets the userfaultfd serve nothing any more in `length` bytes at `start`, and the faults
@@ -165,63 +103,14 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
         let mut done = range.start();
         let result = self.page_table.memory.outermost(|| {
-            self.transaction(|mm, _, removed| {
-                self.may_unregister(mm, range, userfault)?;
-                self.unregister_locked(mm, range, userfault, removed, &mut done)
+            self.operate(|op| {
+                may_unregister(*op.vmas, range, userfault)?;
+                unregister(op, range, userfault, &mut done)
             })
         });
         // What is registered still is waited for.
         userfault.state().wake(self.platform(), VirtRange::raw(range.start().0, done.0));
         result
-    }
-
-    fn may_unregister(
-        &self,
-        mm: &MmapLocked,
-        range: VirtRange,
-        userfault: &Userfault<'_, P>,
-    ) -> Result<(), Error> {
-        let mut found = false;
-        for vma in self.vmas_in(mm, range) {
-            found = true;
-            let other = vma.userfault_pointer();
-            let others = other.is_some_and(|other| other != userfault.pointer());
-            if others || !can_be_served(vma, modes_of(vma), userfault.state()) {
-                return Err(Error::Invalid);
-            }
-        }
-        if found { Ok(()) } else { Err(Error::Invalid) }
-    }
-
-    /// Notes in `done` how far it has come.
-    fn unregister_locked(
-        &self,
-        mm: &MmapLocked,
-        range: VirtRange,
-        userfault: &Userfault<'_, P>,
-        removed: &mut Removed,
-        done: &mut VirtAddr,
-    ) -> Result<(), Failure> {
-        // What was done may have been joined with what lies after the range.
-        let mut parts = Parts::of(range);
-        while let Some((vma, part)) = parts.next(mm, self) {
-            *done = part.start();
-            if vma.userfault_pointer() != Some(userfault.pointer()) {
-                continue;
-            }
-            let flags = vma.flags() - MappingFlags::USERFAULT;
-            let protects = vma.has(MappingFlags::USERFAULT_WRITE_PROTECT);
-            self.with_flags(mm, vma, part, flags, removed, |vma| {
-                self.name_userfault(vma, None);
-                if !protects {
-                    return Ok(());
-                }
-                // What cannot be lifted now is lifted by the first write.
-                self.strip_userfault(vma.range())
-            })?;
-        }
-        *done = range.end();
-        Ok(())
     }
 
     /// Closes a userfaultfd of this address space: unregisters all that it serves, and wakes all
@@ -231,15 +120,125 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Context: may sleep. Complexity: in the mappings.
     pub fn close_userfault(&self, userfault: Userfault<'_, P>) {
         if self.owns_userfault(&userfault) {
-            self.transaction(|mm, _, removed| {
+            self.operate(|op| {
                 let everything = VirtRange::raw(0, self.limit().0);
                 // Whole mappings are not cut, so nothing can fail.
                 let done = &mut VirtAddr(0);
-                let result = self.unregister_locked(mm, everything, &userfault, removed, done);
+                let result = unregister(op, everything, &userfault, done);
                 debug_assert!(result.is_ok());
             });
             self.page_table.memory.free_some();
         }
         drop(userfault);
     }
+}
+
+/// Refuses if a VMA of `range` cannot be registered, or none exists.
+fn may_register<P: Platform>(
+    vmas: VmaView<'_, P>,
+    range: VirtRange,
+    userfault: &Userfault<'_, P>,
+    modes: UserfaultModes,
+) -> Result<(), Error> {
+    let mut found = false;
+    for vma in vmas.overlapping(range) {
+        found = true;
+        if !can_be_served(vma, modes, userfault.state()) {
+            return Err(Error::Invalid);
+        }
+        if !vma.has(MappingFlags::MAY_WRITE) {
+            return Err(Error::AccessDenied);
+        }
+        let others = vma.userfault_pointer().filter(|other| *other != userfault.pointer());
+        if others.is_some() && !vma.userfault().is_some_and(UserfaultState::is_closed) {
+            return Err(Error::Busy);
+        }
+    }
+    if found { Ok(()) } else { Err(Error::Invalid) }
+}
+
+fn register<P: Platform>(
+    op: &mut Op<'_, '_, P>,
+    range: VirtRange,
+    userfault: &Userfault<'_, P>,
+    modes: UserfaultModes,
+) -> Result<(), Failure> {
+    // What was done may have been joined with what lies after the range.
+    let mut parts = Parts::of(range);
+    while let Some((vma, part)) = parts.next(*op.vmas) {
+        let own = vma.userfault_pointer() == Some(userfault.pointer());
+        // As Linux: modes that are there already stay, and others with them.
+        if own && vma.flags().contains(flags_of(modes)) {
+            continue;
+        }
+        let flags = (vma.flags() - MappingFlags::USERFAULT) | flags_of(modes);
+        let memory = op.memory();
+        op.vmas.with_flags(vma, part, flags, |vma| {
+            set_userfault(memory, vma, Some(userfault.pointer()));
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+/// Lets the VMA, which is locked for writing, name a userfaultfd that the caller holds, or
+/// none.
+fn set_userfault<P: Platform>(memory: &Memory<P>, vma: &Vma, new: Option<NonNull<UserfaultState>>) {
+    let old = vma.userfault_pointer();
+    vma.set_userfault(new);
+    if let Some(new) = vma.userfault() {
+        new.hold();
+    }
+    if let Some(old) = old {
+        // SAFETY: 1. the VMA's own hold; it names another one now.
+        unsafe { userfault::release(memory, old) };
+    }
+}
+
+/// Refuses if a VMA of `range` belongs to another userfaultfd or cannot be served, or none exists.
+fn may_unregister<P: Platform>(
+    vmas: VmaView<'_, P>,
+    range: VirtRange,
+    userfault: &Userfault<'_, P>,
+) -> Result<(), Error> {
+    let mut found = false;
+    for vma in vmas.overlapping(range) {
+        found = true;
+        let other = vma.userfault_pointer();
+        let others = other.is_some_and(|other| other != userfault.pointer());
+        if others || !can_be_served(vma, modes_of(vma), userfault.state()) {
+            return Err(Error::Invalid);
+        }
+    }
+    if found { Ok(()) } else { Err(Error::Invalid) }
+}
+
+/// Notes in `done` how far it has come.
+fn unregister<P: Platform>(
+    op: &mut Op<'_, '_, P>,
+    range: VirtRange,
+    userfault: &Userfault<'_, P>,
+    done: &mut VirtAddr,
+) -> Result<(), Failure> {
+    // What was done may have been joined with what lies after the range.
+    let mut parts = Parts::of(range);
+    while let Some((vma, part)) = parts.next(*op.vmas) {
+        *done = part.start();
+        if vma.userfault_pointer() != Some(userfault.pointer()) {
+            continue;
+        }
+        let flags = vma.flags() - MappingFlags::USERFAULT;
+        let protects = vma.has(MappingFlags::USERFAULT_WRITE_PROTECT);
+        let Op { space, vmas, edit, .. } = op;
+        vmas.with_flags(vma, part, flags, |vma| {
+            set_userfault(space.page_table.memory, vma, None);
+            if !protects {
+                return Ok(());
+            }
+            // If memory for that runs out, the first write lifts the protection.
+            edit.userfault_lift(vma.range())
+        })?;
+    }
+    *done = range.end();
+    Ok(())
 }

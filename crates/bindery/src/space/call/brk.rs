@@ -1,0 +1,146 @@
+//! `brk(2)`.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::error::{Error, Failure};
+use crate::platform::Platform;
+use crate::vma::{MappingFlags, Purpose};
+use crate::vmas::STACK_GUARD_GAP;
+
+use super::munmap::unmap;
+use crate::space::AddressSpace;
+use crate::space::op::Op;
+
+/// Where the program's heap begins and ends. Both 0 until the embedder says where.
+#[derive(Default)]
+pub(in crate::space) struct ProgramBreak {
+    start: AtomicU64,
+    end: AtomicU64,
+}
+
+impl ProgramBreak {
+    pub(in crate::space) fn copy_from(&self, other: &Self) {
+        self.start.store(other.start.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.end.store(other.end.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+}
+
+impl<P: Platform> AddressSpace<'_, P> {
+    /// Sets the start of the heap, which is then empty. The program loader calls it.
+    ///
+    /// Context: may sleep.
+    pub fn set_break_start(&self, start: VirtAddr) {
+        let _guard = self.vmas.lock();
+        self.program_break.start.store(start.0, Ordering::Relaxed);
+        self.program_break.end.store(start.0, Ordering::Relaxed);
+    }
+
+    /// Where the heap begins and ends (Linux: `start_brk`, `brk`); both 0 until the embedder says
+    /// where. The two agree only while the mutex is held ([`AddressSpace::view_mapping`]).
+    ///
+    /// Context: any.
+    pub fn heap(&self) -> VirtRange {
+        let read = |at: &AtomicU64| at.load(Ordering::Relaxed);
+        VirtRange::raw(read(&self.program_break.start), read(&self.program_break.end))
+    }
+
+    /// Moves the end of the heap to `end`, and returns the end afterwards: `end`, or the old end if
+    /// that is not possible (Linux: `brk(2)`, whose library wrapper makes an error of it).
+    ///
+    /// Context: may sleep. Complexity: as [`AddressSpace::munmap`] if the heap shrinks; logarithmic
+    /// in the mappings if it grows.
+    pub fn set_break(&self, end: VirtAddr) -> VirtAddr {
+        let mut now = end;
+        let moved = self.page_table.memory.outermost(|| {
+            self.operate(|op| {
+                let moved = move_break(op, end);
+                if moved.is_ok() {
+                    self.program_break.end.store(end.0, Ordering::Relaxed);
+                }
+                now = VirtAddr(self.program_break.end.load(Ordering::Relaxed));
+                moved
+            })
+        });
+        if let Ok(Some(range)) = moved {
+            let _ = self.populate(range);
+        }
+        now
+    }
+}
+
+/// Returns what is new and has to be populated.
+fn move_break<P: Platform>(
+    op: &mut Op<'_, '_, P>,
+    end: VirtAddr,
+) -> Result<Option<VirtRange>, Failure> {
+    let limit = op.space.limit();
+    let start = op.space.program_break.start.load(Ordering::Relaxed);
+    let old = op.space.program_break.end.load(Ordering::Relaxed);
+    let round = |addr: u64| addr.checked_next_multiple_of(PAGE_SIZE);
+    if end.0 < start || end.0 - start > op.space.limits().data {
+        return Err(Error::LimitReached.into());
+    }
+    let new_end = round(end.0).ok_or(Error::OutOfRange { limit })?;
+    let old_end = round(old).ok_or(Error::OutOfRange { limit })?;
+    if new_end == old_end {
+        return Ok(None);
+    }
+    if new_end < old_end {
+        let range = VirtRange::raw(new_end, old_end);
+        // As Linux: the heap shrinks only where there is one.
+        op.vmas.first_in(range).ok_or(Error::NotMapped(VirtAddr(new_end)))?;
+        unmap(op, range)?;
+        return Ok(None);
+    }
+    grow_break(op, VirtRange::raw(old_end, new_end))
+}
+
+fn grow_break<P: Platform>(
+    op: &mut Op<'_, '_, P>,
+    range: VirtRange,
+) -> Result<Option<VirtRange>, Failure> {
+    let limit = op.space.limit();
+    if range.end() > limit {
+        return Err(Error::OutOfRange { limit }.into());
+    }
+    let minimum = op.vmas.minimum();
+    if range.start() < minimum {
+        return Err(Error::BelowMinimum { minimum }.into());
+    }
+    // One page stays free above, and what a mapping there needs to grow down.
+    let guard = VirtRange::raw(range.start().0, range.end().0.saturating_add(PAGE_SIZE));
+    if let Some(next) = op.vmas.first_ending_after(range.start().0) {
+        let grows = next.has(MappingFlags::GROWS_DOWN);
+        let gap = if grows { STACK_GUARD_GAP } else { 0 };
+        if guard.end().0 > next.start().saturating_sub(gap) {
+            return Err(Error::Exists(VirtAddr(next.start())).into());
+        }
+    }
+    let flags = MappingFlags::READ
+        | MappingFlags::WRITE
+        | MappingFlags::MAY_ALL
+        | MappingFlags::ACCOUNT
+        | MappingFlags::SOFT_DIRTY
+        | op.space.future_locks();
+    let flags = flags | op.space.future_merging(flags);
+    let locked = flags.contains(MappingFlags::LOCKED);
+    if locked {
+        op.vmas.account().may_lock(range.pages())?;
+    }
+    op.vmas.account().may_expand(flags, range.pages())?;
+    // As Linux, which lets a new mapping be the first that is too many.
+    op.vmas.room_for(0)?;
+    let _reservation = op.memory().commitment().reserve(range.pages())?;
+    let offset = range.start().0 >> PAGE_SHIFT;
+    let purpose = Purpose { flags, ..Purpose::default() };
+    // As Linux: the heap grows by its own last mapping, and is joined with nothing else.
+    let start = op.space.program_break.start.load(Ordering::Relaxed);
+    let heap = VirtRange::raw(start.min(range.start().0), range.start().0);
+    let has_heap = op.vmas.first_in(heap).is_some();
+    if !(has_heap && op.vmas.extend_below(range, &purpose, offset)) {
+        let new = op.vmas.new_vma(range, purpose, offset)?;
+        op.vmas.insert(new);
+    }
+    Ok(locked.then_some(range))
+}

@@ -1,0 +1,63 @@
+//! `mmap(2)` of `/dev/zero`.
+
+use super::mmap::{map_length, may_skip_reserve};
+use crate::addr::VirtAddr;
+use crate::error::Error;
+use crate::object::{Accounting, Sealing};
+use crate::platform::Platform;
+
+use super::map_request::{FileAccess, MapFlags, MapObject, MapRequest, Sharing};
+use super::mmap::Backing;
+use crate::space::AddressSpace;
+use crate::vma::{MappingFlags, Protection};
+
+impl<P: Platform> AddressSpace<'_, P> {
+    /// Maps `/dev/zero`, opened for `access`, from `offset` on (in bytes): anonymous memory that
+    /// keeps to the rules of files.
+    ///
+    /// As on Linux, a shared mapping that can never be written has no memory to share: each page is
+    /// the zero page. (Linux still shows it as shared.)
+    ///
+    /// Context: may sleep. Complexity: as [`AddressSpace::mmap_object`].
+    ///
+    /// # Errors
+    /// As [`AddressSpace::mmap_object`].
+    pub fn mmap_zeroes(
+        &self,
+        request: &MapRequest,
+        offset: u64,
+        access: FileAccess,
+    ) -> Result<VirtAddr, Error> {
+        let shared = request.sharing == Sharing::Shared;
+        let writable = access.contains(FileAccess::WRITE);
+        if shared && writable {
+            let length = map_length::<P>(request)?;
+            let accounting = if may_skip_reserve(self.page_table.memory, request) {
+                Accounting::None
+            } else {
+                Accounting::Whole
+            };
+            // As Linux: as long as the mapping, wherever that begins in it, so that a touch after
+            // its end fails.
+            let object = self.memory().shared_memory(length, Sealing::Forbidden, accounting)?;
+            return self.mmap_object(request, &MapObject { object: &object, offset, access });
+        }
+        let writes = shared && request.protection.contains(Protection::WRITE);
+        let refused = if !access.contains(FileAccess::READ) || writes {
+            Some(Error::AccessDenied)
+        } else if request.flags.contains(MapFlags::GROWS_DOWN) {
+            Some(Error::Invalid)
+        } else {
+            None
+        };
+        if let Some(error) = refused {
+            // As Linux, which looks for a place first.
+            self.check_place(request)?;
+            return Err(error);
+        }
+        let mut may = MappingFlags::MAY_ALL;
+        may.set(MappingFlags::MAY_WRITE, !shared);
+        let request = MapRequest { sharing: Sharing::Private, ..*request };
+        self.map(&request, Backing::anonymous(may))
+    }
+}

@@ -1,0 +1,130 @@
+//! The memory part of `fork(2)`.
+
+use crate::error::{Error, Failure, NoMemory};
+use crate::interrupt;
+use crate::platform::Platform;
+use crate::rmap::{AnonGroup, Groups};
+use crate::table::copy::{Copied, ForkCopy};
+use crate::table::edit::Edit;
+use crate::userfault::Notices;
+use crate::vma::{MappingFlags, Purpose, Vma};
+use crate::vmas::VmaSet;
+
+use crate::space::AddressSpace;
+use crate::space::op::Op;
+use crate::space::userfault::events;
+
+impl<'m, P: Platform> AddressSpace<'m, P> {
+    /// A copy of the address space: the same mappings with the same contents. Private pages are
+    /// shared until one side writes, except that the child gets copies of pinned pages. Shared
+    /// mappings stay shared. The child has no locked memory, none of the `MADV_DONTFORK` mappings,
+    /// and empty mappings for `MADV_WIPEONFORK`.
+    ///
+    /// If a mapping never had a private page or a guard, nothing is copied: the child's faults find
+    /// what the parent's would.
+    ///
+    /// Context: may sleep. Complexity: in the mappings and the runs of those that have private
+    /// pages; one write to a folio's counts for each run, one invalidation for each 64 tables.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], [`Error::Overcommitted`], and [`Error::Interrupted`] if a fatal
+    /// signal came before the end. Then there is no copy, and this address space is as it was,
+    /// except that its next writes may fault once more. (Linux asks for signals at each mapping,
+    /// too, and before it begins, where any signal restarts the call: that is the embedder's part.)
+    pub fn fork(&self) -> Result<Self, Error> {
+        self.page_table.memory.outermost(|| self.fork_once())
+    }
+
+    fn fork_once(&self) -> Result<Self, Failure> {
+        let (memory, reach) = (self.page_table.memory, self.page_table.reach);
+        let child = Self::with_limit(memory, self.vmas.bounds(), reach)?;
+        child.set_limits(&self.limits());
+        child.inherit_settings(self);
+        let result = self.operate(|op| {
+            child.program_break.copy_from(&self.program_break);
+            child.keys.copy_from(&self.keys);
+            child.change_vmas(|vmas| copy_vmas(op, &child, vmas))
+        });
+        // On failure the drop of the child frees what it has.
+        result.map(|()| child)
+    }
+}
+
+/// Copies all VMAs, with their entries, to the child.
+fn copy_vmas<'m, P: Platform>(
+    op: &mut Op<'_, 'm, P>,
+    child: &AddressSpace<'m, P>,
+    child_vmas: &mut VmaSet<'_, 'm, P>,
+) -> Result<(), Failure> {
+    let mut notices = Notices::default();
+    let Op { space, vmas, edit, .. } = op;
+    // All VMAs stay locked until the flush, which is one for up to 64 tables: a fault would meet
+    // the mark of the pending flush, and make one of its own.
+    let result = vmas.with_all_locked(|vmas| {
+        let result = vmas.iter().try_for_each(|vma| {
+            interrupt::check(space.platform())?;
+            if vma.has(MappingFlags::DONT_FORK) {
+                return Ok(());
+            }
+            // As Linux, which asks for each mapping by itself: heuristics refuse what is too much
+            // at once. The mappings before are in the child's account.
+            let committed = if vma.has(MappingFlags::ACCOUNT) { vma.pages() } else { 0 };
+            let _reservation = space.page_table.memory.commitment().reserve(committed)?;
+            copy_vma(edit, vma, child, child_vmas, &mut notices)
+        });
+        edit.flush();
+        result
+    });
+    if result.is_ok() {
+        op.notices.append(notices);
+    } else {
+        notices.cancel(op.memory());
+    }
+    result
+}
+
+fn copy_vma<'m, P: Platform>(
+    edit: &mut Edit<'_, 'm, P>,
+    vma: &Vma,
+    child: &AddressSpace<'m, P>,
+    child_vmas: &mut VmaSet<'_, 'm, P>,
+    notices: &mut Notices,
+) -> Result<(), Failure> {
+    let range = vma.range();
+    // Before the child can run, and before anything else is made that would have to be undone.
+    let userfault = match vma.userfault_pointer() {
+        Some(_) => events::child_userfault(child, vma, notices)?,
+        None => None,
+    };
+    let wiped = vma.has(MappingFlags::WIPE_ON_FORK);
+    let parent = vma.group().filter(|_| !wiped);
+    let group = match parent {
+        None => None,
+        Some(parent) => Some(Groups::create(edit.memory, Some(parent)).ok_or(NoMemory)?),
+    };
+    let flags = vma.flags() - (MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT);
+    let unserved = MappingFlags::USERFAULT;
+    let flags = if userfault.is_some() { flags } else { flags - unserved };
+    let purpose = Purpose { flags, object: vma.object_pointer(), group, userfault };
+    match child_vmas.new_vma(range, purpose, vma.page_offset()) {
+        // Before anything is copied, and after this side's in the trees (`rmap::walk`).
+        Ok(new) => child_vmas.insert(new),
+        Err(error) => {
+            if let Some(group) = group {
+                Groups::discard(edit.memory, group);
+            }
+            return Err(error.into());
+        }
+    };
+    let guarded = vma.has(MappingFlags::MAYBE_GUARDS);
+    // Only the entries of shared memory record its write-protection.
+    let marked = flags.contains(MappingFlags::USERFAULT_WRITE_PROTECT);
+    if wiped || group.is_none() && !guarded && !marked {
+        return Ok(());
+    }
+    let copied = if vma.is_shared() { Copied::Shared } else { Copied::Private };
+    let owner = AnonGroup::as_owner(group);
+    let page_offset = vma.page_offset();
+    let what = ForkCopy { range, copied, owner, page_offset, userfault: userfault.is_some() };
+    edit.copy_to(&child.page_table, &what)
+}

@@ -1,0 +1,45 @@
+//! Guard pages (`MADV_GUARD_INSTALL`, `MADV_GUARD_REMOVE`): an access raises a signal, and no
+//! mapping is split for it.
+
+use crate::addr::VirtRange;
+use crate::arch::Marker;
+use crate::error::{Error, Failure, NoMemory};
+use crate::platform::Platform;
+use crate::table::zap::Flush;
+use crate::vma::{MappingFlags, Vma};
+
+use crate::space::op::Op;
+
+/// Drops the contents of `part` and guards it. A stretch of level 2 that is covered whole is one
+/// entry.
+pub(in crate::space) fn install<'op, P: Platform>(
+    op: &mut Op<'op, '_, P>,
+    vma: &'op Vma,
+    part: VirtRange,
+) -> Result<(), Failure> {
+    if vma.has(MappingFlags::LOCKED) {
+        return Err(Error::Invalid.into());
+    }
+    if vma.is_anonymous() {
+        // As Linux, which joins mappings by it.
+        op.vmas.prepare_group(vma)?;
+    }
+    let vma = vma.lock_write(op.platform());
+    op.edit.vma_stays();
+    op.vmas.change_flags(&vma, vma.flags() | MappingFlags::MAYBE_GUARDS);
+    let zapped = op.edit.zap(part, part, Flush::BeforeUnlock);
+    op.edit.flush();
+    let done = zapped.and_then(|()| op.edit.mark(part, Marker::Guard));
+    drop(vma);
+    Ok(done?)
+}
+
+/// Removes the guards of `part`; pages come with the next access.
+pub(in crate::space) fn remove<P: Platform>(
+    op: &mut Op<'_, '_, P>,
+    vma: &Vma,
+    part: VirtRange,
+) -> Result<(), NoMemory> {
+    let _locked = vma.lock_write(op.platform());
+    op.edit.unmark(part, Marker::Guard)
+}

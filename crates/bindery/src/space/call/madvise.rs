@@ -1,0 +1,241 @@
+//! `madvise(2)`.
+
+use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::KeyRights;
+use crate::error::{Error, Failure, NoMemory};
+use crate::interrupt;
+use crate::object::ObjectState;
+use crate::platform::Platform;
+use crate::table::rewrite::use_bits::UseBits;
+use crate::table::zap::Flush;
+use crate::table::zap_except::{Exceptions, Protected, Spared};
+use crate::vma::{MappingFlags, Protection, Vma};
+use crate::vmas::Parts;
+
+use super::advice::{Advice, Call, Change, EntryChange, Loss, VmaChange};
+use super::forget::forget_contents;
+use super::guard_pages;
+use super::page_out::{page_out, page_out_shared};
+use crate::space::AddressSpace;
+use crate::space::op::Op;
+
+/// Advice to the VMAs of a range, from a thread with `rights` to their protection keys.
+#[derive(Clone, Copy)]
+struct VmaAdvice {
+    change: VmaChange,
+    loss: Loss,
+    rights: KeyRights,
+}
+
+impl<P: Platform> AddressSpace<'_, P> {
+    /// Applies advice to `length` bytes (rounded up to pages) at `start`.
+    ///
+    /// Context: may sleep. Complexity: in the mappings and runs of the range; contents are dropped
+    /// by whole tables.
+    ///
+    /// # Errors
+    /// [`Error::Unaligned`]; [`Error::OutOfRange`] if the range wraps; [`Error::Invalid`] if the
+    /// advice does not apply to a mapping's kind, or the mapping is locked; [`Error::AccessDenied`]
+    /// for [`Advice::Remove`] of memory that may not be written; [`Error::Sealed`];
+    /// [`Error::NotMapped`] if the range has holes, after the mapped parts are done;
+    /// [`Error::TryAgain`] if a mapping cannot be split; those of [`AddressSpace::collapse_range`];
+    /// [`Error::Fault`] and [`Error::OutOfMemory`] if a page is not available;
+    /// [`Error::Interrupted`] if a fatal signal came before all pages of [`Advice::PopulateRead`]
+    /// or [`Advice::PopulateWrite`], before a run of [`Advice::WillNeed`], or before a mapping of
+    /// [`Advice::Free`], [`Advice::Cold`] or [`Advice::PageOut`]. The part before an error is done.
+    pub fn madvise(&self, start: VirtAddr, length: u64, advice: Advice) -> Result<(), Error> {
+        self.madvise_with_keys(start, length, advice, KeyRights::ALL)
+    }
+
+    /// As [`AddressSpace::madvise`], for a thread with these `rights` to the memory of each
+    /// protection key. Of a sealed mapping, it may discard only what it could overwrite.
+    ///
+    /// Context: may sleep.
+    ///
+    /// # Errors
+    /// As [`AddressSpace::madvise`].
+    pub fn madvise_with_keys(
+        &self,
+        start: VirtAddr,
+        length: u64,
+        advice: Advice,
+        rights: KeyRights,
+    ) -> Result<(), Error> {
+        if !start.is_aligned(PAGE_SIZE) {
+            return Err(Error::Unaligned(start));
+        }
+        let limit = self.limit();
+        let rounded = length.checked_next_multiple_of(PAGE_SIZE);
+        let range = rounded
+            .and_then(|length| VirtRange::from_len(start, length))
+            .ok_or(Error::OutOfRange { limit })?;
+        if range.is_empty() {
+            return Ok(());
+        }
+        let effect = advice.effect();
+        if effect.loss == Loss::Contents && self.has_userfaults() {
+            self.tell_of_removal(range)?;
+        }
+        match effect.change {
+            Change::Call(Call::WillNeed) => self.will_need(range),
+            Change::Call(Call::Populate(want)) => self.populate_as(range, want),
+            Change::Call(Call::Remove) => self.remove_contents(range, effect.loss),
+            Change::Call(Call::Collapse) => self.collapse_range(range),
+            Change::Vmas(change) => {
+                let advice = VmaAdvice { change, loss: effect.loss, rights };
+                // The part before an error is done; a second attempt does it again without harm.
+                let advise = || self.operate(|op| advise(op, range, advice));
+                let result = self.page_table.memory.outermost(advise);
+                match change {
+                    VmaChange::Entries(_) => result,
+                    // As Linux: a mapping that cannot be cut now may be cut later.
+                    VmaChange::Flags(_) => result.map_err(|error| {
+                        let later = matches!(error, Error::OutOfMemory | Error::TooManyMappings);
+                        if later { Error::TryAgain } else { error }
+                    }),
+                }
+            }
+        }
+    }
+
+    /// Drops the contents of `length` bytes (rounded up to pages) at `start`: they read as zeroes
+    /// again, or as the object's content. Tables that become empty are freed.
+    ///
+    /// Context: may sleep. Complexity: in the mappings and whole tables, plus the runs of the
+    /// tables at the edges.
+    ///
+    /// # Errors
+    /// As [`AddressSpace::madvise`] with [`Advice::DontNeed`].
+    pub fn discard(&self, start: VirtAddr, length: u64) -> Result<(), Error> {
+        self.madvise(start, length, Advice::DontNeed)
+    }
+
+    /// Punches a hole in the objects behind the range (`MADV_REMOVE`).
+    fn remove_contents(&self, range: VirtRange, loss: Loss) -> Result<(), Error> {
+        let mut parts = Parts::of(range);
+        loop {
+            let (object, offset, length) = {
+                let vmas = self.vmas.lock();
+                let Some((vma, part)) = parts.next(vmas.view()) else { break };
+                if !may_be_advised(vma, loss, KeyRights::ALL) {
+                    return Err(Error::Sealed(part.start()));
+                }
+                if vma.has(MappingFlags::LOCKED) {
+                    return Err(Error::Invalid);
+                }
+                let object = self.object_of(vma).ok_or(Error::Invalid)?;
+                if !vma.has(MappingFlags::SHARED | MappingFlags::MAY_WRITE) {
+                    return Err(Error::AccessDenied);
+                }
+                // Saturated, the offset lies behind the largest object: `Invalid`, as on Linux.
+                let offset = vma.page_offset_of(part.start()).saturating_mul(PAGE_SIZE);
+                (object, offset, part.len())
+            };
+            object.punch_hole(offset, length)?;
+        }
+        parts.end()
+    }
+}
+
+fn advise<P: Platform>(
+    op: &mut Op<'_, '_, P>,
+    range: VirtRange,
+    advice: VmaAdvice,
+) -> Result<(), Failure> {
+    let mut parts = Parts::of(range);
+    while let Some((vma, part)) = parts.next(*op.vmas) {
+        if !may_be_advised(vma, advice.loss, advice.rights) {
+            return Err(Error::Sealed(part.start()).into());
+        }
+        match advice.change {
+            VmaChange::Entries(change) => {
+                if change.is_page_by_page() {
+                    interrupt::check(op.platform())?;
+                }
+                change_entries(op, vma, part, change)?;
+            }
+            VmaChange::Flags(change) => {
+                let flags = change.of(vma)?;
+                if flags != vma.flags() {
+                    op.vmas.with_flags(vma, part, flags, |_| Ok(()))?;
+                }
+            }
+        }
+    }
+    Ok(parts.end()?)
+}
+
+fn change_entries<'op, P: Platform>(
+    op: &mut Op<'op, '_, P>,
+    vma: &'op Vma,
+    part: VirtRange,
+    change: EntryChange,
+) -> Result<(), Failure> {
+    let locked = vma.has(MappingFlags::LOCKED);
+    match change {
+        EntryChange::Drop { locked: false } if locked => Err(Error::Invalid.into()),
+        EntryChange::Drop { .. } => Ok(drop_contents(op, vma, part)?),
+        EntryChange::Free if locked || !vma.is_anonymous() => Err(Error::Invalid.into()),
+        EntryChange::Free => Ok(forget_contents(op, vma, part, UseBits::AccessedAndDirty)?),
+        EntryChange::Cold | EntryChange::PageOut if locked => Err(Error::Invalid.into()),
+        // Droppable pages need no place in swap.
+        EntryChange::PageOut if vma.has(MappingFlags::DROPPABLE) => {
+            Ok(drop_contents(op, vma, part)?)
+        }
+        EntryChange::PageOut
+            if op.memory().has_swap()
+                && (vma.group_pointer().is_some() || shared_memory(vma).is_some()) =>
+        {
+            if vma.group_pointer().is_some() {
+                page_out(op, vma, part)?;
+            }
+            shared_memory(vma).map_or(Ok(()), |object| page_out_shared(op, vma, object, part))
+        }
+        EntryChange::Cold | EntryChange::PageOut => {
+            Ok(forget_contents(op, vma, part, UseBits::Accessed)?)
+        }
+        EntryChange::InstallGuards => guard_pages::install(op, vma, part),
+        EntryChange::RemoveGuards => Ok(guard_pages::remove(op, vma, part)?),
+    }
+}
+
+/// Unmaps the pages of a part of a VMA, which stays.
+pub(in crate::space) fn drop_contents<P: Platform>(
+    op: &mut Op<'_, '_, P>,
+    vma: &Vma,
+    part: VirtRange,
+) -> Result<(), NoMemory> {
+    op.space.note_resident();
+    let locked = vma.lock_write(op.platform());
+    let edit = &mut op.edit;
+    edit.vma_stays();
+    let protected = vma.dropped_protection();
+    let spares = vma.has(MappingFlags::MAYBE_GUARDS) || protected == Protected::Marked;
+    let zapped = if spares {
+        edit.zap_sparing(part, Exceptions { spared: Spared::Guards, protected })
+    } else {
+        let zapped = edit.zap(part, part, Flush::BeforeUnlock);
+        edit.prune(part.start());
+        edit.prune(VirtAddr(part.end().0 - 1));
+        zapped
+    };
+    // Before the VMA is unlocked: a fault would map a new page while stale TLB entries reach the
+    // old one.
+    edit.flush();
+    drop(locked);
+    zapped
+}
+
+/// The object of the mapping, if it is shared memory.
+pub(in crate::space) fn shared_memory(vma: &Vma) -> Option<&ObjectState> {
+    vma.object().filter(|object| !object.is_file())
+}
+
+/// Whether a sealed mapping allows the advice: anonymous contents that the program could not
+/// overwrite anyway must not vanish (mseal(2)).
+fn may_be_advised(vma: &Vma, loss: Loss, rights: KeyRights) -> bool {
+    !vma.has(MappingFlags::SEALED)
+        || loss == Loss::Nothing
+        || !vma.is_anonymous()
+        || vma.protection().contains(Protection::WRITE) && rights.may_store(vma.flags().key())
+}

@@ -1,0 +1,150 @@
+//! What a program asks `mmap(2)` for.
+
+use core::fmt;
+
+use bitflags::bitflags;
+
+use crate::object::Object;
+use crate::platform::Platform;
+
+#[cfg(doc)]
+use crate::space::AddressSpace;
+use crate::vma::Protection;
+use crate::vmas::place::Place;
+
+/// Whether writes are visible to others.
+///
+/// ```
+/// use bindery::addr::VirtAddr;
+/// use bindery::{AddressSpace, Error, MapRequest, Platform, Protection, Sharing};
+///
+/// /// Memory that a program shares with its children.
+/// fn shared<P: Platform>(space: &AddressSpace<'_, P>, length: u64) -> Result<VirtAddr, Error> {
+///     let protection = Protection::READ | Protection::WRITE;
+///     space.mmap(&MapRequest { length, protection, sharing: Sharing::Shared, ..Default::default() })
+/// }
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Sharing {
+    /// Private: they are not (`MAP_PRIVATE`).
+    #[default]
+    Private,
+    /// Shared: they are, to all mappings of the object, those of children included (`MAP_SHARED`).
+    Shared,
+}
+
+bitflags! {
+    /// Further flags of a new mapping.
+    ///
+    /// ```
+    /// use bindery::{MapFlags, MapRequest};
+    ///
+    /// /// A stack that grows, up to its limit.
+    /// let stack = MapRequest {
+    ///     length: 128 << 10,
+    ///     flags: MapFlags::GROWS_DOWN | MapFlags::STACK,
+    ///     ..MapRequest::default()
+    /// };
+    /// ```
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
+    pub struct MapFlags: u8 {
+        /// Its pages are there at once and stay in memory (`MAP_LOCKED`).
+        const LOCKED = 1 << 0;
+        /// It does not count as committed, unless nothing may be overcommitted (`MAP_NORESERVE`).
+        const NO_RESERVE = 1 << 1;
+        /// A touch just below it makes it longer (`MAP_GROWSDOWN`).
+        const GROWS_DOWN = 1 << 2;
+        /// Its pages are there at once (`MAP_POPULATE`).
+        const POPULATE = 1 << 3;
+        /// Its pages may vanish when memory is short (`MAP_DROPPABLE`).
+        const DROPPABLE = 1 << 4;
+        /// It is a stack, for which large folios would mostly be a waste (`MAP_STACK`).
+        const STACK = 1 << 5;
+    }
+}
+
+bitflags! {
+    /// The access with which a file was opened, and whether the opener owns it.
+    ///
+    /// ```
+    /// use bindery::FileAccess;
+    ///
+    /// // open(2) with O_RDWR, by the file's owner.
+    /// let access = FileAccess::READ | FileAccess::WRITE | FileAccess::OWNER;
+    /// assert!(access.contains(FileAccess::WRITE));
+    /// ```
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
+    pub struct FileAccess: u8 {
+        /// For reading.
+        const READ = 1 << 0;
+        /// For writing.
+        const WRITE = 1 << 1;
+        /// By somebody who owns the file, or may write it, however it was opened. Others learn
+        /// nothing of which of a file's pages are in memory, and so of what its other readers have
+        /// read ([`AddressSpace::mincore`]; Linux: `can_do_mincore`).
+        const OWNER = 1 << 2;
+    }
+}
+
+/// A request for a mapping.
+///
+/// ```
+/// use bindery::addr::VirtAddr;
+/// use bindery::{MapRequest, Place, Protection, Sharing};
+///
+/// let stack = MapRequest {
+///     length: 8 << 20,
+///     protection: Protection::READ | Protection::WRITE,
+///     place: Place::Fixed(VirtAddr(0x7000_0000)),
+///     ..MapRequest::default()
+/// };
+/// assert_eq!(stack.sharing, Sharing::Private);
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct MapRequest {
+    /// Length in bytes, rounded up to pages.
+    pub length: u64,
+    /// The permissions of the program.
+    pub protection: Protection,
+    /// The requested address.
+    pub place: Place,
+    /// Whether others see what is written.
+    pub sharing: Sharing,
+    /// Further flags.
+    pub flags: MapFlags,
+}
+
+/// The part of an object to map.
+///
+/// ```
+/// use bindery::addr::VirtAddr;
+/// use bindery::{AddressSpace, Error, FileAccess, MapObject, MapRequest, Object, Platform, Protection};
+///
+/// fn text<'m, P: Platform>(
+///     space: &AddressSpace<'m, P>,
+///     file: &Object<'m, P>,
+/// ) -> Result<VirtAddr, Error> {
+///     let protection = Protection::READ | Protection::EXECUTE;
+///     let request = MapRequest { length: 64 << 10, protection, ..MapRequest::default() };
+///     let access = FileAccess::READ;
+///     space.mmap_object(&request, &MapObject { object: file, offset: 4096, access })
+/// }
+/// ```
+pub struct MapObject<'a, 'm, P: Platform> {
+    /// The object.
+    pub object: &'a Object<'m, P>,
+    /// The offset of the mapping in the object, in bytes; a multiple of the page size.
+    pub offset: u64,
+    /// The access with which the caller has opened it.
+    pub access: FileAccess,
+}
+
+impl<P: Platform> fmt::Debug for MapObject<'_, '_, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MapObject")
+            .field("object", &self.object)
+            .field("offset", &self.offset)
+            .field("access", &self.access)
+            .finish()
+    }
+}

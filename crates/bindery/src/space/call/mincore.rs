@@ -1,0 +1,162 @@
+//! `mincore(2)`.
+
+use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::{Absent, AbsentFormat, Kind};
+use crate::error::Error;
+use crate::interrupt;
+use crate::object::pages;
+use crate::platform::Platform;
+use crate::table::locking::SPAN_ENTRIES;
+
+use crate::space::AddressSpace;
+use crate::vma::{MappingFlags, Vma};
+
+/// Whether a stretch of pages can be accessed without waiting for its content.
+///
+/// ```
+/// use bindery::addr::VirtAddr;
+/// use bindery::{AddressSpace, Error, Platform, Residence};
+///
+/// fn resident<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr) -> Result<u64, Error> {
+///     let mut pages = 0;
+///     space.mincore(at, 1 << 20, |residence, count| match residence {
+///         Residence::Resident => pages += count,
+///         Residence::Absent => {}
+///     })?;
+///     Ok(pages)
+/// }
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Residence {
+    /// It is in memory: mapped, or in the page index of the mapping's object, or in the swap cache.
+    Resident,
+    /// It is not.
+    Absent,
+}
+
+impl<P: Platform> AddressSpace<'_, P> {
+    /// Says which pages of `length` bytes (rounded up) at `start` are in memory: calls `tell` with
+    /// stretches of equal answers and their lengths in pages, in rising order. `tell` may be called
+    /// in a read section: it neither sleeps nor touches the program's memory. A mapping of a file
+    /// that the program could neither write nor owns counts as resident throughout
+    /// ([`crate::FileAccess::OWNER`]).
+    ///
+    /// Context: may sleep. Complexity: in the entries of the range; what has no table costs
+    /// nothing.
+    ///
+    /// # Errors
+    /// [`Error::Unaligned`]; [`Error::OutOfRange`]; [`Error::NotMapped`] at the first hole, and
+    /// [`Error::Interrupted`] before a mapping at which a fatal signal waits, after the stretches
+    /// before it were told. (Linux does not ask for signals.)
+    pub fn mincore(
+        &self,
+        start: VirtAddr,
+        length: u64,
+        mut tell: impl FnMut(Residence, u64),
+    ) -> Result<(), Error> {
+        if !start.is_aligned(PAGE_SIZE) {
+            return Err(Error::Unaligned(start));
+        }
+        let limit = self.limit();
+        let range = length
+            .checked_next_multiple_of(PAGE_SIZE)
+            .and_then(|length| VirtRange::from_len(start, length))
+            .filter(|range| range.end() <= limit)
+            .ok_or(Error::OutOfRange { limit })?;
+        let vmas = self.vmas.lock();
+        let mut at = range.start();
+        while at < range.end() {
+            interrupt::check(self.platform())?;
+            let vma = vmas.view().at(at).ok_or(Error::NotMapped(at))?;
+            let part = VirtRange::raw(at.0, vma.end().min(range.end().0));
+            if vma.has(MappingFlags::HIDES_RESIDENCE) {
+                tell(Residence::Resident, part.pages());
+            } else {
+                self.tell_part(vma, part, &mut tell);
+            }
+            at = part.end();
+        }
+        Ok(())
+    }
+
+    /// Tells about a part of one mapping. What its object may have is asked outside of the read
+    /// sections in which the table is looked at.
+    fn tell_part(&self, vma: &Vma, part: VirtRange, tell: &mut impl FnMut(Residence, u64)) {
+        let mut at = part.start();
+        while at < part.end() {
+            // From `at` on up to here nothing is mapped.
+            let mut vacant = at;
+            self.page_table.look(VirtRange::raw(at.0, part.end().0), |looked| {
+                let stretch = looked.range;
+                let residence = match looked.node.level.kind(looked.raw) {
+                    Kind::Leaf => Some(Residence::Resident),
+                    Kind::Absent => match P::Arch::decode_absent(looked.raw) {
+                        Some(Absent::ProtNone { .. }) => Some(Residence::Resident),
+                        Some(Absent::Marker(_)) => None,
+                        Some(Absent::Swap { device, slot, .. }) => {
+                            // A huge entry names the first of its slots.
+                            let span = looked.node.level.span();
+                            let first = slot + ((stretch.start().0 & (span - 1)) >> PAGE_SHIFT);
+                            let memory = self.page_table.memory;
+                            let mut slots = first..first + stretch.pages();
+                            Some(if slots.all(|slot| memory.is_slot_resident(device, slot)) {
+                                Residence::Resident
+                            } else {
+                                Residence::Absent
+                            })
+                        }
+                        None => Some(Residence::Absent),
+                    },
+                    Kind::Empty | Kind::Table => None,
+                };
+                match residence {
+                    None => vacant = stretch.end(),
+                    Some(_) if vacant > at => return false,
+                    Some(residence) => {
+                        tell(residence, stretch.pages());
+                        (at, vacant) = (stretch.end(), stretch.end());
+                    }
+                }
+                true
+            });
+            if vacant > at {
+                self.tell_object(vma, VirtRange::raw(at.0, vacant.0), tell);
+                at = vacant;
+            }
+        }
+    }
+
+    /// The end of the mapping around `addr`; `None` if `addr` is in no mapping.
+    ///
+    /// Context: may sleep. Complexity: logarithmic in the mappings.
+    pub fn mapping_end(&self, addr: VirtAddr) -> Option<VirtAddr> {
+        self.vmas.lock().view().at(addr).map(|vma| VirtAddr(vma.end()))
+    }
+
+    /// Nothing is mapped in `stretch`: the object may have it all the same.
+    fn tell_object(&self, vma: &Vma, stretch: VirtRange, tell: &mut impl FnMut(Residence, u64)) {
+        let Some(object) = vma.object() else {
+            return tell(Residence::Absent, stretch.pages());
+        };
+        let mut at = stretch.start();
+        while at < stretch.end() {
+            let left = (stretch.end().0 - at.0) >> PAGE_SHIFT;
+            // The index is locked for a bounded time.
+            let limit = left.min(u64::from(SPAN_ENTRIES));
+            let page = vma.page_offset_of(at);
+            let memory = self.page_table.memory;
+            let (found, mut count) = pages::resident_run(memory, object, page, limit);
+            let mut resident = found.is_some();
+            if !resident && let Some(cached) = pages::cached_run(memory, object, page, limit) {
+                (resident, count) = cached;
+            }
+            let mut count = count.clamp(1, limit);
+            if found.is_none() && !resident && count == limit {
+                // A hole as long as that may be much longer.
+                count = pages::hole(memory, object, page, left).max(count);
+            }
+            tell(if resident { Residence::Resident } else { Residence::Absent }, count);
+            at = at.offset(count << PAGE_SHIFT);
+        }
+    }
+}

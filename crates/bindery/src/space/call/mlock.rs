@@ -1,0 +1,242 @@
+//! `mlock(2)`, `mlock2(2)`, `munlock(2)`, `mlockall(2)`, `munlockall(2)`.
+
+use crate::arch::Arch;
+use core::sync::atomic::Ordering;
+
+use bitflags::bitflags;
+
+use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::error::{Error, Failure};
+use crate::platform::Platform;
+
+use crate::vma::{MappingFlags, Vma};
+use crate::vmas::VmaView;
+
+use crate::space::AddressSpace;
+use crate::space::limits::Locking;
+use crate::space::op::Op;
+
+/// When the pages of locked memory are brought in.
+///
+/// ```
+/// use bindery::addr::VirtAddr;
+/// use bindery::{AddressSpace, Error, LockPages, Platform};
+///
+/// /// `mlock2(2)` with `MLOCK_ONFAULT`.
+/// fn lock<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr, size: u64) -> Result<(), Error> {
+///     space.mlock(at, size, LockPages::OnFault)
+/// }
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum LockPages {
+    /// At once.
+    #[default]
+    Now,
+    /// Each at its first access (`MLOCK_ONFAULT`).
+    OnFault,
+}
+
+bitflags! {
+    /// The mappings that `mlockall` locks.
+    ///
+    /// ```
+    /// use bindery::{AddressSpace, Error, LockAll, Platform};
+    ///
+    /// /// What a real-time program does first.
+    /// fn lock<P: Platform>(space: &AddressSpace<'_, P>) -> Result<(), Error> {
+    ///     space.mlockall(LockAll::CURRENT | LockAll::FUTURE)
+    /// }
+    /// ```
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
+    pub struct LockAll: u8 {
+        /// All mappings that there are (`MCL_CURRENT`).
+        const CURRENT = 1 << 0;
+        /// All mappings to come (`MCL_FUTURE`).
+        const FUTURE = 1 << 1;
+        /// Pages come with their first touch (`MCL_ONFAULT`).
+        const ON_FAULT = 1 << 2;
+    }
+}
+
+pub(in crate::space) const LOCKS: MappingFlags =
+    MappingFlags::LOCKED.union(MappingFlags::LOCK_ON_FAULT);
+
+impl<P: Platform> AddressSpace<'_, P> {
+    /// Locks the pages of the range into memory; the range is extended to whole pages. Locks do not
+    /// nest: a second call changes nothing, and one `munlock` undoes both.
+    ///
+    /// Context: may sleep. Complexity: in the mappings, and the folios that are allocated.
+    ///
+    /// # Errors
+    /// [`Error::LockForbidden`] if the process may lock nothing; [`Error::LockLimit`];
+    /// [`Error::OutOfRange`] if the range wraps; [`Error::NotMapped`], after the part before the
+    /// hole is locked; [`Error::TooManyMappings`], [`Error::OutOfMemory`] if a mapping cannot be
+    /// split; [`Error::Fault`] and [`Error::TryAgain`] if the range is locked, but a page is not
+    /// available; [`Error::Interrupted`] if it is locked, and a fatal signal came before all pages
+    /// did.
+    pub fn mlock(&self, start: VirtAddr, length: u64, pages: LockPages) -> Result<(), Error> {
+        self.vmas.account().may_lock_at_all()?;
+        let range = match lock_range::<P>(start, length) {
+            Ok(range) => range,
+            // As Linux, which looks at the limit first.
+            Err(error) => {
+                self.vmas.account().may_lock(length >> PAGE_SHIFT)?;
+                return Err(error);
+            }
+        };
+        let flags = match pages {
+            LockPages::Now => MappingFlags::LOCKED,
+            LockPages::OnFault => LOCKS,
+        };
+        self.page_table.memory.outermost(|| {
+            self.operate(|op| {
+                may_lock_range(*op.vmas, range)?;
+                lock(op, range, flags)
+            })
+        })?;
+        self.populate(range)
+            .map_err(|error| if error == Error::OutOfMemory { Error::TryAgain } else { error })
+    }
+
+    /// Unlocks the range.
+    ///
+    /// Context: may sleep. Complexity: in the mappings.
+    ///
+    /// # Errors
+    /// As [`AddressSpace::mlock`], without those about limits and pages.
+    pub fn munlock(&self, start: VirtAddr, length: u64) -> Result<(), Error> {
+        let range = lock_range::<P>(start, length)?;
+        let unlock = || self.operate(|op| lock(op, range, MappingFlags::empty()));
+        self.page_table.memory.outermost(unlock)
+    }
+
+    /// Locks all existing mappings, all future ones, or both.
+    ///
+    /// Context: may sleep. Complexity: as [`AddressSpace::mlock`] of everything.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if `what` names neither; [`Error::LockForbidden`]; [`Error::LockLimit`].
+    /// As on Linux, mappings that cannot be locked are skipped. [`Error::Interrupted`] as
+    /// [`AddressSpace::mlock`] (on Linux the call succeeds then, in a thread that never sees it).
+    pub fn mlockall(&self, what: LockAll) -> Result<(), Error> {
+        if !what.intersects(LockAll::CURRENT | LockAll::FUTURE) {
+            return Err(Error::Invalid);
+        }
+        self.vmas.account().may_lock_at_all()?;
+        let limits = self.limits();
+        if what.contains(LockAll::CURRENT)
+            && limits.locking == Locking::Limited
+            && self.usage().total > limits.locked / PAGE_SIZE
+        {
+            return Err(Error::LockLimit);
+        }
+        self.lock_all(what);
+        if what.contains(LockAll::CURRENT) {
+            return self.populate_all();
+        }
+        Ok(())
+    }
+
+    /// Unlocks all mappings, and locks no future ones.
+    ///
+    /// Context: may sleep.
+    pub fn munlockall(&self) {
+        self.lock_all(LockAll::empty());
+    }
+
+    fn lock_all(&self, what: LockAll) {
+        let mut locks = MappingFlags::LOCKED;
+        locks.set(MappingFlags::LOCK_ON_FAULT, what.contains(LockAll::ON_FAULT));
+        self.operate(|op| {
+            let future = if what.contains(LockAll::FUTURE) { locks } else { MappingFlags::empty() };
+            self.future.store(future.bits(), Ordering::Relaxed);
+            if what != LockAll::FUTURE && what != LockAll::FUTURE | LockAll::ON_FAULT {
+                let current =
+                    if what.contains(LockAll::CURRENT) { locks } else { MappingFlags::empty() };
+                let mut at = 0;
+                while let Some(vma) = op.vmas.first_ending_after(at) {
+                    at = vma.end();
+                    let flags = lock_flags(vma, current);
+                    if flags == vma.flags() {
+                        continue;
+                    }
+                    // Whole mappings are not cut, so nothing can fail.
+                    let done = op.vmas.with_flags(vma, vma.range(), flags, |_| Ok(()));
+                    debug_assert!(done.is_ok());
+                }
+            }
+        });
+        self.page_table.memory.free_some();
+    }
+
+    /// Populates all mappings, as far as pages can be had, until a fatal signal comes.
+    fn populate_all(&self) -> Result<(), Error> {
+        let mut at = 0;
+        loop {
+            let range = {
+                let vmas = self.vmas.lock();
+                let Some(vma) = vmas.view().first_ending_after(at) else { return Ok(()) };
+                vma.range()
+            };
+            at = range.end().0;
+            if self.populate(range) == Err(Error::Interrupted) {
+                return Err(Error::Interrupted);
+            }
+        }
+    }
+
+    /// The locks of mappings to come.
+    pub(in crate::space) fn future_locks(&self) -> MappingFlags {
+        MappingFlags::from_bits_truncate(self.future.load(Ordering::Relaxed))
+    }
+}
+
+fn lock_range<P: Platform>(start: VirtAddr, length: u64) -> Result<VirtRange, Error> {
+    let inside = start.0 & (PAGE_SIZE - 1);
+    // As Linux: a length that wraps when it is rounded up becomes zero.
+    let length = length.wrapping_add(inside).wrapping_add(PAGE_SIZE - 1) & !(PAGE_SIZE - 1);
+    let limit = VirtAddr(P::Arch::USER_END);
+    VirtRange::from_len(start.align_down(PAGE_SIZE), length).ok_or(Error::OutOfRange { limit })
+}
+
+/// Refuses if the pages of `range` that are not locked yet are more than the process may lock.
+fn may_lock_range<P: Platform>(vmas: VmaView<'_, P>, range: VirtRange) -> Result<(), Error> {
+    if vmas.account().may_lock(range.pages()).is_ok() {
+        return Ok(());
+    }
+    let already: u64 = vmas
+        .overlapping(range)
+        .filter(|vma| vma.has(MappingFlags::LOCKED))
+        .map(|vma| vma.range().intersection(range).pages())
+        .sum();
+    vmas.account().may_lock(range.pages() - already)
+}
+
+/// Gives all mappings of the range these locks and no others. Skips those that have them already,
+/// so that a second attempt is possible.
+fn lock<P: Platform>(
+    op: &mut Op<'_, '_, P>,
+    range: VirtRange,
+    locks: MappingFlags,
+) -> Result<(), Failure> {
+    let mut at = range.start();
+    while at < range.end() {
+        let vma = op.vmas.at(at).ok_or(Error::NotMapped(at))?;
+        let part = vma.range().intersection(range);
+        at = part.end();
+        let flags = lock_flags(vma, locks);
+        if flags != vma.flags() {
+            op.vmas.with_flags(vma, part, flags, |_| Ok(()))?;
+        }
+    }
+    Ok(())
+}
+
+/// The mapping's flags with these locks and no others; what may be dropped is never locked, and
+/// what is secret always.
+fn lock_flags(vma: &Vma, locks: MappingFlags) -> MappingFlags {
+    if vma.flags().intersects(MappingFlags::DROPPABLE | MappingFlags::SECRET) {
+        return vma.flags();
+    }
+    (vma.flags() - LOCKS) | locks
+}

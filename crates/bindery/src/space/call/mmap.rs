@@ -1,0 +1,347 @@
+//! `mmap(2)`.
+
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
+use crate::arch::Arch;
+use core::ptr::NonNull;
+
+use crate::Memory;
+use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::commit::Overcommit;
+use crate::error::{Error, Failure};
+use crate::object::{Accounting, MAX_SIZE, ObjectState, Sealing, WritableMapping};
+use crate::platform::Platform;
+use crate::vma::{MappingFlags, Protection, Purpose};
+use crate::vmas::VmaView;
+
+use super::map_request::{FileAccess, MapFlags, MapObject, MapRequest, Sharing};
+use super::munmap::unmap;
+use crate::space::AddressSpace;
+use crate::space::op::Op;
+
+/// The backing of a new mapping, besides the request.
+pub(in crate::space) struct Backing {
+    pub(in crate::space) object: Option<NonNull<ObjectState>>,
+    /// In pages; `None` for private anonymous memory, whose address determines it.
+    pub(in crate::space) offset: Option<u64>,
+    /// The protection that `mprotect` may set.
+    pub(in crate::space) may: MappingFlags,
+    /// Whether it is secret memory: only the program accesses it.
+    pub(in crate::space) is_secret: bool,
+}
+
+impl Backing {
+    /// Private anonymous memory.
+    pub(in crate::space) fn anonymous(may: MappingFlags) -> Self {
+        Self { object: None, offset: None, may, is_secret: false }
+    }
+}
+
+/// How many pages of a range are mapped.
+struct MappedPages {
+    all: u64,
+    /// The pages that count as committed.
+    committed: u64,
+}
+
+impl<'m, P: Platform> AddressSpace<'m, P> {
+    /// Maps anonymous memory, and returns its address. It reads as zeroes; frames are allocated at
+    /// the first access. (Linux: `mmap(2)` with `MAP_ANONYMOUS`.)
+    ///
+    /// If no address is given, one is chosen downwards from the top. A mapping of at least one
+    /// table's span (2 MiB) begins at a multiple of it if there is room, so that large folios and
+    /// whole-table moves fit. Nothing is put within 1 MiB below a mapping that grows down.
+    ///
+    /// Context: may sleep. Complexity: logarithmic in the mappings; for the mappings that
+    /// [`crate::Place::Fixed`] replaces, as [`AddressSpace::munmap`].
+    ///
+    /// # Errors
+    /// [`Error::ZeroLength`]; [`Error::TooLong`] and [`Error::OutOfRange`] if it would not fit into
+    /// user space; [`Error::Unaligned`] for a fixed address; [`Error::BelowMinimum`];
+    /// [`Error::Exists`] for [`crate::Place::FixedNoReplace`]; [`Error::Invalid`] for flags that
+    /// exclude each other; [`Error::LockForbidden`], [`Error::LockLimit`]; [`Error::Sealed`] if a
+    /// sealed mapping would be replaced; [`Error::LimitReached`]; [`Error::Overcommitted`];
+    /// [`Error::TooManyMappings`]; [`Error::NoRoom`]; [`Error::OutOfMemory`]. An error changes
+    /// nothing.
+    pub fn mmap(&self, request: &MapRequest) -> Result<VirtAddr, Error> {
+        let may = MappingFlags::MAY_ALL;
+        if request.sharing == Sharing::Private {
+            return self.map(request, Backing::anonymous(may));
+        }
+        // Before any allocation for it.
+        let length = map_length::<P>(request)?;
+        let accounting = if may_skip_reserve(self.page_table.memory, request) {
+            Accounting::None
+        } else {
+            Accounting::Whole
+        };
+        let memory = self.page_table.memory;
+        let object = memory.shared_memory(length, Sealing::Forbidden, accounting)?;
+        let backing =
+            Backing { object: Some(object.state), offset: Some(0), may, is_secret: false };
+        self.map(request, backing)
+    }
+
+    /// Maps a part of an object: shared memory or a file. A private mapping shows the object's
+    /// pages until they are written, and copies from then on. Pages beyond the object's end are
+    /// mapped too, and an access to them fails ([`crate::FaultError::Bus`]) until the object grows.
+    /// (Linux: `mmap(2)` with a file descriptor.)
+    ///
+    /// Context: may sleep.
+    ///
+    /// # Errors
+    /// As [`AddressSpace::mmap`]; also [`Error::Unaligned`] and [`Error::TooLarge`] for the offset,
+    /// [`Error::AccessDenied`] if the object was not opened for such access, [`Error::SealForbids`]
+    /// for a shared writable mapping of an object that is sealed against writing, and
+    /// [`Error::Invalid`] for an object of another [`crate::Memory`].
+    pub fn mmap_object(
+        &self,
+        request: &MapRequest,
+        source: &MapObject<'_, 'm, P>,
+    ) -> Result<VirtAddr, Error> {
+        let length = map_length::<P>(request)?;
+        let offset = source.offset >> PAGE_SHIFT;
+        if !source.offset.is_multiple_of(PAGE_SIZE) {
+            return Err(Error::Unaligned(VirtAddr(source.offset)));
+        }
+        // The last page's offset in bytes must fit in 64 bits, as on Linux.
+        if offset.checked_add(length >> PAGE_SHIFT).is_none_or(|end| end > u64::MAX >> PAGE_SHIFT) {
+            return Err(Error::TooLarge);
+        }
+        if !core::ptr::eq(source.object.memory, self.page_table.memory) {
+            return Err(Error::Invalid);
+        }
+        match admit(request, source) {
+            Ok((may, _admitted)) => {
+                let object = Some(source.object.state);
+                let is_secret = source.object.state().is_secret();
+                self.map(request, Backing { object, offset: Some(offset), may, is_secret })
+            }
+            Err(error) => {
+                // Linux looks for a place first.
+                self.check_place(request)?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Whether a place exists for such a mapping: the first half of [`AddressSpace::mmap`].
+    ///
+    /// Context: may sleep. Complexity: as that of the search of `mmap`.
+    ///
+    /// # Errors
+    /// Those of `mmap` for a length, a place and limits.
+    pub fn check_place(&self, request: &MapRequest) -> Result<(), Error> {
+        let length = map_length::<P>(request)?;
+        let vmas = self.vmas.lock();
+        // As on Linux, a new mapping may be the first beyond the limit.
+        vmas.view().room_for(0)?;
+        vmas.view().find_place(length, request.place, PAGE_SIZE)?;
+        let (locked, account) = (request.flags.contains(MapFlags::LOCKED), self.vmas.account());
+        if locked {
+            account.may_lock_at_all()?;
+        }
+        if locked || self.future_locks().contains(MappingFlags::LOCKED) {
+            account.may_lock(length >> PAGE_SHIFT)?;
+        }
+        Ok(())
+    }
+
+    /// The flags of the requested mapping.
+    fn map_flags(&self, request: &MapRequest, backing: &Backing) -> MappingFlags {
+        let asked = request.flags;
+        let mut flags = MappingFlags::of(self.heeded(request.protection)) | backing.may;
+        flags |= MappingFlags::SOFT_DIRTY;
+        flags |= self.future_locks();
+        let shared = request.sharing == Sharing::Shared;
+        flags.set(MappingFlags::SHARED, shared);
+        flags.set(MappingFlags::GROWS_DOWN, asked.contains(MapFlags::GROWS_DOWN));
+        flags.set(MappingFlags::NO_HUGE, asked.contains(MapFlags::STACK));
+        if asked.contains(MapFlags::LOCKED) {
+            flags |= MappingFlags::LOCKED;
+        }
+        if backing.is_secret {
+            flags |= MappingFlags::SECRET | MappingFlags::LOCKED | MappingFlags::DONT_DUMP;
+        }
+        if asked.contains(MapFlags::DROPPABLE) {
+            flags |= MappingFlags::DROPPABLE | MappingFlags::WIPE_ON_FORK | MappingFlags::DONT_DUMP;
+            flags -= MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT;
+        }
+        if may_skip_reserve(self.page_table.memory, request) {
+            flags |= MappingFlags::NO_RESERVE;
+        }
+        if flags.is_accountable() {
+            flags |= MappingFlags::ACCOUNT;
+        }
+        flags | self.future_merging(flags)
+    }
+
+    pub(in crate::space) fn map(
+        &self,
+        request: &MapRequest,
+        backing: Backing,
+    ) -> Result<VirtAddr, Error> {
+        let length = map_length::<P>(request)?;
+        let map = || self.operate(|op| map(op, request, length, &backing));
+        let (range, flags) = self.page_table.memory.outermost(map)?;
+        let locked = flags & (MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT);
+        if request.flags.contains(MapFlags::POPULATE) || locked == MappingFlags::LOCKED {
+            // The mapping stays even if its pages cannot be populated, as on Linux.
+            let _ = self.populate(range);
+        }
+        Ok(range.start())
+    }
+}
+
+pub(in crate::space) fn may_skip_reserve<P: Platform>(
+    memory: &Memory<P>,
+    request: &MapRequest,
+) -> bool {
+    // Droppable memory need not be committed in any mode, as on Linux.
+    request.flags.contains(MapFlags::DROPPABLE)
+        || request.flags.contains(MapFlags::NO_RESERVE)
+            && memory.commitment().mode() != Overcommit::Never
+}
+
+/// The length of a mapping in whole pages.
+pub(in crate::space) fn map_length<P: Platform>(request: &MapRequest) -> Result<u64, Error> {
+    if request.length == 0 {
+        return Err(Error::ZeroLength);
+    }
+    let length = request.length.checked_next_multiple_of(PAGE_SIZE).ok_or(Error::TooLong)?;
+    if length > P::Arch::USER_END {
+        return Err(Error::TooLong);
+    }
+    Ok(length)
+}
+
+/// The alignment at which folios of shared memory are mapped whole: that of the largest folio for
+/// which the mapping has room.
+#[inline(never)]
+fn object_alignment<P: Platform>(
+    memory: &Memory<P>,
+    object: NonNull<ObjectState>,
+    backing: &Backing,
+    (flags, length): (MappingFlags, u64),
+) -> u64 {
+    // SAFETY: the caller of `mmap` holds the object until the mapping does.
+    let object = unsafe { object.as_ref() };
+    let mut orders = object.orders(memory, flags);
+    while let Some(order) = orders.take_largest() {
+        let first = backing.offset.unwrap_or(0);
+        if !object.is_file()
+            && order.bytes() <= length
+            && first.is_multiple_of(u64::from(order.pages()))
+        {
+            return order.bytes();
+        }
+    }
+    PAGE_SIZE
+}
+
+/// Maps `length` bytes as the request says. An error changes nothing.
+pub(in crate::space) fn map<P: Platform>(
+    op: &mut Op<'_, '_, P>,
+    request: &MapRequest,
+    length: u64,
+    backing: &Backing,
+) -> Result<(VirtRange, MappingFlags), Failure> {
+    // As on Linux, a new mapping may be the first beyond the limit.
+    op.vmas.room_for(0)?;
+    let flags = op.space.map_flags(request, backing);
+    let align = match backing.object {
+        Some(object) => object_alignment(op.memory(), object, backing, (flags, length)),
+        None => PAGE_SIZE,
+    };
+    let range = op.vmas.find_place(length, request.place, align)?;
+    let account = op.vmas.account();
+    if request.flags.contains(MapFlags::LOCKED) {
+        account.may_lock_at_all()?;
+    }
+    let asked = request.flags;
+    let grows = asked.contains(MapFlags::GROWS_DOWN);
+    let droppable = asked.contains(MapFlags::DROPPABLE);
+    // Linux checks the limit before it finds that such memory is not locked.
+    let locked = if droppable { op.space.future_locks() } else { flags };
+    if locked.contains(MappingFlags::LOCKED) {
+        account.may_lock(range.pages())?;
+    }
+    if grows && (request.sharing == Sharing::Shared || droppable)
+        || droppable && asked.contains(MapFlags::LOCKED)
+    {
+        return Err(Error::Invalid.into());
+    }
+    op.space.refuse_exec_gain(flags, flags)?;
+    let MappedPages { all: replaced, committed: given_back } = pages_mapped(*op.vmas, range)?;
+    account.may_expand(flags, range.pages() - replaced)?;
+    let committed = if flags.contains(MappingFlags::ACCOUNT) { range.pages() } else { 0 };
+    // The replaced pages were committed already, as on Linux.
+    let kept = given_back.min(committed);
+    let commitment = op.memory().commitment();
+    let _reservation = commitment.reserve(committed - kept)?;
+    let _kept = commitment.keep(kept);
+    let offset = backing.offset.unwrap_or(range.start().0 >> PAGE_SHIFT);
+    let purpose = Purpose { flags, object: backing.object, ..Purpose::default() };
+    if replaced == 0 && op.vmas.extend_neighbor(range, &purpose, offset) {
+        return Ok((range, flags));
+    }
+    let new = op.vmas.new_vma(range, purpose, offset)?;
+    if replaced > 0 {
+        unmap(op, range)?;
+    }
+    op.edit.flush();
+    let vma = op.vmas.insert(new);
+    op.vmas.merge_around(vma);
+    Ok((range, flags))
+}
+
+/// How many pages of `range` are mapped; none of them may be sealed.
+fn pages_mapped<P: Platform>(vmas: VmaView<'_, P>, range: VirtRange) -> Result<MappedPages, Error> {
+    let mut pages = MappedPages { all: 0, committed: 0 };
+    for vma in vmas.overlapping(range) {
+        if vma.has(MappingFlags::SEALED) {
+            return Err(Error::Sealed(VirtAddr(vma.start())));
+        }
+        let part = vma.range().intersection(range).pages();
+        pages.all += part;
+        pages.committed += if vma.has(MappingFlags::ACCOUNT) { part } else { 0 };
+    }
+    Ok(pages)
+}
+
+/// The protection that `mprotect` may set for a mapping of an object, and a guard that blocks seals
+/// until the mapping is inserted and blocks them itself.
+pub(in crate::space) fn admit<'a, P: Platform>(
+    request: &MapRequest,
+    source: &MapObject<'a, '_, P>,
+) -> Result<(MappingFlags, Option<WritableMapping<'a>>), Error> {
+    let mut may = MappingFlags::MAY_ALL;
+    if source.offset.saturating_add(request.length) > MAX_SIZE {
+        return Err(Error::TooLarge);
+    }
+    let shared = request.sharing == Sharing::Shared;
+    let writes = request.protection.contains(Protection::WRITE);
+    let writable = source.access.contains(FileAccess::WRITE);
+    if !source.access.contains(FileAccess::READ) || shared && writes && !writable {
+        return Err(Error::AccessDenied);
+    }
+    if request.flags.intersects(MapFlags::GROWS_DOWN | MapFlags::DROPPABLE)
+        || !shared && source.object.state().is_secret()
+    {
+        return Err(Error::Invalid);
+    }
+    let tells = source.access.intersects(FileAccess::WRITE | FileAccess::OWNER);
+    may.set(MappingFlags::HIDES_RESIDENCE, source.object.state().is_file() && !tells);
+    if !shared {
+        return Ok((may, None));
+    }
+    if !writable {
+        may -= MappingFlags::MAY_WRITE;
+        return Ok((may, None));
+    }
+    match source.object.state().admit_writable() {
+        Ok(admitted) => Ok((may, Some(admitted))),
+        Err(error) if writes => Err(error),
+        Err(_) => Ok((may - MappingFlags::MAY_WRITE, None)),
+    }
+}

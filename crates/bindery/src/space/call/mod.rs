@@ -1,0 +1,43 @@
+//! The memory calls, one a file: functions of the operation ([`super::op::Op`]), or of the parts of
+//! it that they use. The methods of [`crate::AddressSpace`] in these files check the arguments, lend
+//! the operation, and retry after reclaim.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `mmap`, `map_request` | `mmap(2)`; its arguments |
+//! | `munmap`, `mprotect`, `mremap`, `madvise`, `mlock`, `mincore`, `msync`, `mseal`, `brk`, `fork`, `remap_file_pages` | the call of that name |
+//! | `pkey`, `shmdt`, `dev_zero` | `pkey_alloc(2)`; `shmdt(2)`; `mmap(2)` of `/dev/zero` |
+//! | `advice` | the kinds of advice and the table of their effects |
+//! | `guard_pages`, `collapse`, `page_out` | the larger operations of `madvise(2)` |
+//! | `forget` | `MADV_COLD` and `MADV_FREE` |
+//! | `will_need` | `MADV_WILLNEED` |
+//! | `scan_pages` | `ioctl(PAGEMAP_SCAN)` |
+//! | `populate` | pages that come before the first access (`MAP_POPULATE`, `mlock`) |
+//! | `swap_off`, `reap` | `swapoff(2)`; the OOM reaper |
+
+pub(super) mod advice;
+pub(super) mod brk;
+pub(super) mod collapse;
+mod dev_zero;
+mod forget;
+mod fork;
+mod guard_pages;
+pub(super) mod madvise;
+pub(super) mod map_request;
+pub(super) mod mincore;
+pub(super) mod mlock;
+mod mmap;
+pub(super) mod mprotect;
+pub(super) mod mremap;
+mod mseal;
+pub(super) mod msync;
+mod munmap;
+mod page_out;
+pub(super) mod pkey;
+mod populate;
+mod reap;
+mod remap_file_pages;
+pub(super) mod scan_pages;
+mod shmdt;
+mod swap_off;
+mod will_need;

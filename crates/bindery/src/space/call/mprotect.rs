@@ -1,0 +1,285 @@
+//! `mprotect(2)`.
+
+use arrayvec::ArrayVec;
+
+use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::{Arch, ProtectionKey};
+use crate::error::{Error, Failure};
+use crate::platform::Platform;
+use crate::table::protect::{EntryPolicy, Watched, Writable};
+use crate::vma::{MappingFlags, Protection, Vma};
+use crate::vmas::VmaView;
+
+use super::mlock::LOCKS;
+use crate::space::AddressSpace;
+use crate::space::op::Op;
+
+/// The start of a change of protection.
+///
+/// ```
+/// use bindery::addr::VirtAddr;
+/// use bindery::{AddressSpace, Error, Platform, ProtectFrom, Protection};
+///
+/// /// Makes a stack executable, all of it, from any address in it.
+/// fn executable<P: Platform>(space: &AddressSpace<'_, P>, stack: VirtAddr) -> Result<(), Error> {
+///     let all = Protection::READ | Protection::WRITE | Protection::EXECUTE;
+///     space.mprotect_from(stack, 4096, all, ProtectFrom::GrowingStart)
+/// }
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum ProtectFrom {
+    /// The given address.
+    #[default]
+    Address,
+    /// The start of the mapping around it, which must grow down (`PROT_GROWSDOWN`).
+    GrowingStart,
+    /// The given address, up to the end of the mapping, which must grow up (`PROT_GROWSUP`); none
+    /// does on these architectures.
+    GrowingEnd,
+}
+
+/// The permissions and the protection key that a call sets.
+#[derive(Clone, Copy)]
+struct NewProtection {
+    protection: Protection,
+    /// `None`: each mapping keeps its own.
+    key: Option<ProtectionKey>,
+}
+
+impl Vma {
+    /// The permissions and write policy for entries of this mapping.
+    pub(in crate::space) fn entry_policy(&self) -> EntryPolicy {
+        let writable = match self.object() {
+            _ if !self.is_shared() => Writable::Exclusive,
+            Some(object) if object.notices_writes() => Writable::Noticed,
+            _ => Writable::All,
+        };
+        let soft_dirty = self.has(MappingFlags::SOFT_DIRTY);
+        EntryPolicy {
+            permissions: self.protection().permissions(),
+            key: self.flags().key(),
+            writable,
+            watched: if soft_dirty { Watched::No } else { Watched::SoftDirty },
+        }
+    }
+}
+
+impl<P: Platform> AddressSpace<'_, P> {
+    /// Sets the permissions of `length` bytes (rounded up to pages) at `start` to `protection`.
+    ///
+    /// Context: may sleep. Complexity: in the runs of the range. One invalidation for each 64
+    /// tables, none if the range only allows more than before.
+    ///
+    /// # Errors
+    /// [`Error::Unaligned`] and [`Error::OutOfRange`] change nothing. As on Linux, if a part of the
+    /// range is not mapped ([`Error::NotMapped`]), does not allow the protection
+    /// ([`Error::AccessDenied`]), is sealed ([`Error::Sealed`]), would exceed a limit
+    /// ([`Error::LimitReached`], [`Error::Overcommitted`]) or cannot be split
+    /// ([`Error::TooManyMappings`], [`Error::OutOfMemory`]), the part before it is changed.
+    pub fn mprotect(
+        &self,
+        start: VirtAddr,
+        length: u64,
+        protection: Protection,
+    ) -> Result<(), Error> {
+        self.mprotect_from(start, length, protection, ProtectFrom::Address)
+    }
+
+    /// As [`AddressSpace::mprotect`], with the start of the change.
+    ///
+    /// Context: may sleep.
+    ///
+    /// # Errors
+    /// As there; [`Error::Invalid`] if the mapping does not grow down.
+    pub fn mprotect_from(
+        &self,
+        start: VirtAddr,
+        length: u64,
+        protection: Protection,
+        from: ProtectFrom,
+    ) -> Result<(), Error> {
+        self.protect_with(start, length, protection, from, None)
+    }
+
+    /// As [`AddressSpace::mprotect_from`], and gives the mappings a protection key
+    /// (`pkey_mprotect(2)`). The other calls leave mappings the key that they have.
+    ///
+    /// Context: may sleep. Complexity: as there. A change of the key is always invalidated.
+    ///
+    /// # Errors
+    /// As there; [`Error::Invalid`], with nothing changed, if the key is not allocated
+    /// ([`AddressSpace::pkey_alloc`]).
+    pub fn pkey_mprotect(
+        &self,
+        start: VirtAddr,
+        length: u64,
+        protection: Protection,
+        from: ProtectFrom,
+        key: ProtectionKey,
+    ) -> Result<(), Error> {
+        self.protect_with(start, length, protection, from, Some(key))
+    }
+
+    /// Whether branches of programs can be checked for landing pads here ([`Protection::BTI`]).
+    ///
+    /// Context: any.
+    #[inline]
+    pub fn branch_target_identification(&self) -> bool {
+        P::Arch::BTI && self.platform().branch_target_identification()
+    }
+
+    /// What of `protection` means something on this machine.
+    #[inline]
+    pub(in crate::space) fn heeded(&self, protection: Protection) -> Protection {
+        if self.branch_target_identification() { protection } else { protection - Protection::BTI }
+    }
+
+    fn protect_with(
+        &self,
+        start: VirtAddr,
+        length: u64,
+        protection: Protection,
+        from: ProtectFrom,
+        key: Option<ProtectionKey>,
+    ) -> Result<(), Error> {
+        if !start.is_aligned(PAGE_SIZE) {
+            return Err(Error::Unaligned(start));
+        }
+        if length == 0 {
+            return Ok(());
+        }
+        let limit = self.limit();
+        let range = length
+            .checked_next_multiple_of(PAGE_SIZE)
+            .and_then(|length| VirtRange::from_len(start, length))
+            .filter(|range| !range.is_empty())
+            .ok_or(Error::OutOfRange { limit })?;
+        let protection = self.heeded(protection);
+        let new = NewProtection { protection, key };
+        let mut unlocked = ArrayVec::new();
+        // The part before an error is changed, and does not change again in a second attempt.
+        let result = self.page_table.memory.outermost(|| {
+            self.operate(|op| {
+                let allowed = key.is_none_or(|key| self.keys.has(key));
+                let range =
+                    if allowed { start_of(*op.vmas, range, from) } else { Err(Error::Invalid) };
+                protect(op, range?, new, &mut unlocked)
+            })
+        });
+        for range in unlocked {
+            self.populate_writable(range);
+        }
+        result
+    }
+
+    /// Makes the locked mappings in `range` that may be written now have pages of their own, so
+    /// that the first store needs no fault.
+    fn populate_writable(&self, range: VirtRange) {
+        let mut at = range.start();
+        while at < range.end() {
+            let part = {
+                let vmas = self.vmas.lock();
+                let wanted = MappingFlags::LOCKED | MappingFlags::WRITE;
+                let found = vmas
+                    .view()
+                    .overlapping(VirtRange::raw(at.0, range.end().0))
+                    .find(|vma| vma.has(wanted) && !vma.is_shared());
+                let Some(vma) = found else { return };
+                vma.range().intersection(VirtRange::raw(at.0, range.end().0))
+            };
+            // As Linux: the call has succeeded, whether the pages can be had or not.
+            let _ = self.populate(part);
+            at = part.end();
+        }
+    }
+}
+
+/// The range of a call, whose start depends on `from`.
+fn start_of<P: Platform>(
+    vmas: VmaView<'_, P>,
+    range: VirtRange,
+    from: ProtectFrom,
+) -> Result<VirtRange, Error> {
+    if from == ProtectFrom::Address {
+        return Ok(range);
+    }
+    if from == ProtectFrom::GrowingEnd {
+        vmas.at(range.start()).ok_or(Error::NotMapped(range.start()))?;
+        return Err(Error::Invalid);
+    }
+    let vma = vmas.first_in(range).ok_or(Error::NotMapped(range.start()))?;
+    if !vma.has(MappingFlags::GROWS_DOWN) {
+        return Err(Error::Invalid);
+    }
+    Ok(VirtRange::raw(vma.start(), range.end().0))
+}
+
+/// Protects the VMAs of `range`. Adds those parts to `unlocked` whose locked pages may be written
+/// now, and so have to be populated.
+fn protect<P: Platform>(
+    op: &mut Op<'_, '_, P>,
+    range: VirtRange,
+    new: NewProtection,
+    unlocked: &mut ArrayVec<VirtRange, 16>,
+) -> Result<(), Failure> {
+    let NewProtection { protection, key } = new;
+    let mut at = range.start();
+    while at < range.end() {
+        let vma = op.vmas.at(at).ok_or(Error::NotMapped(at))?;
+        let part = vma.range().intersection(range);
+        at = part.end();
+        let wanted = MappingFlags::of(protection);
+        let possible = MappingFlags::from_bits_truncate(
+            (vma.flags() & MappingFlags::MAY_ALL).bits()
+                >> MappingFlags::MAY_READ.bits().trailing_zeros(),
+        );
+        if !possible.contains(wanted & MappingFlags::PROTECTION) {
+            return Err(Error::AccessDenied.into());
+        }
+        op.space.refuse_exec_gain(vma.flags(), wanted)?;
+        if vma.has(MappingFlags::SEALED) {
+            return Err(Error::Sealed(part.start()).into());
+        }
+        let before = vma.flags();
+        let key = key.unwrap_or(before.key());
+        let mut flags = before.with_protection(protection).with_key(key);
+        if flags == before {
+            continue;
+        }
+        let mut committed = 0;
+        if flags.contains(MappingFlags::WRITE) {
+            let account = op.vmas.account();
+            if account.may_expand(flags, part.pages()).is_err()
+                && account.may_expand(before, part.pages()).is_ok()
+            {
+                return Err(Error::LimitReached.into());
+            }
+            if flags.is_accountable() && !flags.contains(MappingFlags::ACCOUNT) {
+                committed = part.pages();
+                flags |= MappingFlags::ACCOUNT;
+            }
+        } else if vma.is_anonymous() && vma.group_pointer().is_none() {
+            // Nothing was written, and nothing will be.
+            flags -= MappingFlags::ACCOUNT;
+        }
+        let _reservation = op.memory().commitment().reserve(committed)?;
+        let Op { vmas, edit, .. } = op;
+        vmas.with_flags(vma, part, flags, |vma| edit.protect(part, &vma.entry_policy()))?;
+        let locked = before & (MappingFlags::WRITE | MappingFlags::SHARED | LOCKS);
+        if locked == MappingFlags::LOCKED && flags.contains(MappingFlags::WRITE) {
+            // The pages come after the call, but their anon group is settled now: it decides which
+            // VMAs are joined.
+            if let Some(vma) = op.vmas.at(part.start()) {
+                let _ = op.vmas.prepare_group(vma);
+            }
+            // If more parts are there than `unlocked` holds, the last one covers the rest.
+            let start = if unlocked.is_full() {
+                unlocked.pop().map_or(part.start(), |last: VirtRange| last.start())
+            } else {
+                part.start()
+            };
+            unlocked.push(VirtRange::raw(start.0, part.end().0));
+        }
+    }
+    Ok(())
+}

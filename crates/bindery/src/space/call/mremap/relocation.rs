@@ -1,0 +1,319 @@
+//! Moves a part of one VMA to a place of its own.
+
+use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::{Arch, Level};
+use crate::error::{Failure, NoMemory};
+use crate::platform::Platform;
+use crate::rmap::RmapGuard;
+use crate::space::op::Op;
+use crate::space::userfault::events;
+use crate::stats::Counts;
+use crate::table::move_range::{LockSpans, Move};
+use crate::vma::{MappingFlags, Purpose, Vma, VmaWriteGuard};
+use crate::vmas::{Between, NewVma, VmaView, freeable_between};
+
+use super::RemapCall;
+
+/// What becomes of the source of a move.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum SourceFate {
+    /// It is unmapped.
+    Goes,
+    /// It stays mapped, empty (`MREMAP_DONTUNMAP`).
+    Stays,
+}
+
+/// A move of `source`, a part of one VMA, to the beginning of `target`, which becomes one VMA. An
+/// empty source is a duplicate: a second view of what a shared mapping shows.
+pub(super) struct Relocation {
+    pub(super) source: VirtRange,
+    pub(super) target: VirtRange,
+    pub(super) fate: SourceFate,
+}
+
+/// The new VMAs of a move.
+struct NewVmas<'m, P: Platform> {
+    moved: NewVma<'m, P>,
+    /// The part above the source, if it is cut out of the middle.
+    upper: Option<NewVma<'m, P>>,
+}
+
+/// The purpose and the page offset that the moved VMA gets.
+#[derive(Clone, Copy)]
+struct Arriving {
+    purpose: Purpose,
+    page_offset: u64,
+}
+
+/// A free range of `length` bytes, congruent with `source` modulo the largest entry span that fits
+/// into it twice (so that at least one slot is covered whole), else modulo the contiguous run.
+pub(super) fn congruent_place<P: Platform>(
+    vmas: VmaView<'_, P>,
+    source: VirtRange,
+    length: u64,
+) -> Option<VirtRange> {
+    let start = source.start().0;
+    let spans = P::Arch::PMD.up_to(P::Arch::ROOT).rev().map(Level::span);
+    let whole = spans.filter(|span| {
+        let first = start.next_multiple_of(*span);
+        first.saturating_add(*span) <= source.end().0
+    });
+    let contig = u64::from(P::Arch::CONTIG_ENTRIES) * PAGE_SIZE;
+    whole
+        .chain([P::Arch::PMD.span(), contig, PAGE_SIZE])
+        .find_map(|align| vmas.find_free(length, align, start & (align - 1)))
+}
+
+/// Moves the pages of the source, a part of `vma`. Nothing is mapped in the target. Everything that
+/// can fail is done before anything is moved.
+pub(super) fn relocate<'op, 'm, P: Platform>(
+    op: &mut Op<'op, 'm, P>,
+    call: &mut RemapCall<'m, P>,
+    vma: &'op Vma,
+    what: &Relocation,
+) -> Result<VirtAddr, Failure> {
+    let (source, target) = (what.source, what.target);
+    let stays = what.fate == SourceFate::Stays || source.is_empty();
+    let committed = match what.fate {
+        SourceFate::Stays | SourceFate::Goes if !vma.has(MappingFlags::ACCOUNT) => 0,
+        SourceFate::Stays => target.pages(),
+        SourceFate::Goes => target.pages() - source.pages(),
+    };
+    let _reservation = op.memory().commitment().reserve(committed)?;
+    // As Linux: a VMA that never had a page may take a new page offset, and merge at its new place.
+    let never_written = vma.is_anonymous() && vma.group_pointer().is_none();
+    let page_offset = if never_written {
+        target.start().0 >> PAGE_SHIFT
+    } else {
+        vma.page_offset_of(source.start())
+    };
+    let mut arriving = Arriving { purpose: vma.purpose(), page_offset };
+    let served = arriving.purpose.userfault.is_some();
+    let locked = MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT;
+    if arriving.purpose.flags & locked == MappingFlags::LOCKED && target.len() > source.len() {
+        let grown = VirtRange::raw(target.start().0 + source.len(), target.end().0);
+        call.progress.grown = Some(grown);
+    }
+    if source.len() >= P::Arch::PMD.span() {
+        // Tables that move whole carry entries along that are not looked at, and all that moves
+        // counts as written.
+        arriving.purpose.flags |= MappingFlags::SOFT_DIRTY;
+    }
+    if !stays && !served && source.covers(vma.range()) {
+        let between = op.vmas.between(vma);
+        if between.free.start <= target.start().0 && target.end().0 <= between.free.end {
+            let place = (target, arriving);
+            if let Some(slid) = slide(op, call, &between, place) {
+                return Ok(slid?);
+            }
+        }
+    }
+    if served {
+        return relocate_served(op, call, vma, what, arriving);
+    }
+    relocate_apart(op, call, vma, what, arriving)
+}
+
+/// As [`relocate`], of a VMA with a userfaultfd: it follows, if it subscribed to moves.
+#[cold]
+fn relocate_served<'op, 'm, P: Platform>(
+    op: &mut Op<'op, 'm, P>,
+    call: &mut RemapCall<'m, P>,
+    vma: &'op Vma,
+    what: &Relocation,
+    mut arriving: Arriving,
+) -> Result<VirtAddr, Failure> {
+    let (to, goes) = (what.target.start(), what.fate == SourceFate::Goes);
+    let (notices, follows) = match call.supplies.told.take() {
+        Some(told) => told,
+        None => events::prepare_move(op, vma, (what.source, to), goes)?,
+    };
+    // A second view of shared memory has no userfaultfd.
+    if !follows || what.source.is_empty() {
+        arriving.purpose.flags -= MappingFlags::USERFAULT;
+        arriving.purpose.userfault = None;
+    }
+    let done = relocate_apart(op, call, vma, what, arriving);
+    if done.is_ok() && arriving.purpose.userfault.is_none() {
+        strip_moved(op, VirtRange::from_len(to, what.source.len()));
+    }
+    match done {
+        Ok(_) => op.notices.append(notices),
+        Err(_) => notices.cancel(op.memory()),
+    }
+    done
+}
+
+/// Lifts the write-protection by a userfaultfd in a range that has moved away from it.
+fn strip_moved<P: Platform>(op: &mut Op<'_, '_, P>, moved: Option<VirtRange>) {
+    let Some(moved) = moved.filter(|moved| !moved.is_empty()) else { return };
+    if let Some(vma) = op.vmas.at(moved.start()) {
+        let locked = vma.lock_write(op.platform());
+        // If memory for that runs out, the first write lifts the protection.
+        let _ = op.edit.userfault_lift(moved);
+        drop(locked);
+    }
+}
+
+/// Moves the source into a VMA of its own.
+fn relocate_apart<'op, 'm, P: Platform>(
+    op: &mut Op<'op, 'm, P>,
+    call: &mut RemapCall<'m, P>,
+    vma: &'op Vma,
+    what: &Relocation,
+    arriving: Arriving,
+) -> Result<VirtAddr, Failure> {
+    let (source, target) = (what.source, what.target);
+    let stays = what.fate == SourceFate::Stays || source.is_empty();
+    let reserved = call.supplies.moved.take().map_or_else(|| op.vmas.reserve(), Ok)?;
+    let moved = op.vmas.new_vma_in(reserved, target, arriving.purpose, arriving.page_offset);
+    // Cut out of the middle, the VMA leaves two parts.
+    let upper = if !stays && vma.start() < source.start().0 && source.end().0 < vma.end() {
+        let range = VirtRange::raw(source.end().0, vma.end());
+        let offset = vma.page_offset_of(source.end());
+        let reserved = call.supplies.upper.take().map_or_else(|| op.vmas.reserve(), Ok)?;
+        Some(op.vmas.new_vma_in(reserved, range, vma.purpose(), offset))
+    } else {
+        None
+    };
+    if source.is_empty() {
+        let moved = op.vmas.insert(moved);
+        op.vmas.merge_around(moved);
+        return Ok(target.start());
+    }
+    let moved = move_apart(op, call, vma, what, NewVmas { moved, upper })?;
+    // As Linux: a source that stays is not joined with its neighbors, though it may fit them now.
+    op.vmas.merge_around(moved);
+    Ok(target.start())
+}
+
+/// The move itself; if it fails, nothing has changed. The trees of the reverse map are locked for
+/// each piece, and name both places meanwhile, so that a walker finds each page at its old or at
+/// its new one. From here on faults in the source wait, and find themselves outside of the VMA
+/// afterwards. Returns the VMA of the target.
+fn move_apart<'op, 'm, P: Platform>(
+    op: &mut Op<'op, 'm, P>,
+    call: &mut RemapCall<'m, P>,
+    vma: &'op Vma,
+    what: &Relocation,
+    new: NewVmas<'m, P>,
+) -> Result<&'op Vma, NoMemory> {
+    let (source, target) = (what.source, what.target);
+    let vma = vma.lock_write(op.platform());
+    let stays = what.fate == SourceFate::Stays;
+    let freeable = if stays { source } else { op.vmas.freeable(source, target) };
+    let mut counts = Counts::default();
+    let span = Move { source, to: target.start(), freeable };
+    let first = match op.edit.lock_spans(&span, &mut counts) {
+        LockSpans::One(piece) => {
+            let held = RmapGuard::new(op.platform(), vma.vma());
+            let tables = &mut call.supplies.tables;
+            let done = op.edit.move_one_piece(&span, piece, tables, &mut counts);
+            op.edit.stats.add(&counts);
+            done?;
+            if stays {
+                let moved = op.vmas.insert_held(new.moved, &held);
+                drop(held);
+                leave_source(op, vma, source);
+                return Ok(moved);
+            }
+            cut_away(op, vma, source, new.upper, &held);
+            return Ok(op.vmas.insert_held(new.moved, &held));
+        }
+        LockSpans::Several(first) => first,
+    };
+    if let Err(error) = op.edit.lay(&span, first, &mut call.supplies.tables, &mut counts) {
+        op.edit.stats.add(&counts);
+        return Err(error);
+    }
+    // Before the first page comes: a walker that does not find it at the source comes here.
+    let linked = op.vmas.link(new.moved);
+    let platform = op.platform();
+    let within = |work: &mut dyn FnMut()| {
+        let held = RmapGuard::new(platform, &vma);
+        work();
+        held.moved(linked.vma());
+    };
+    op.edit.move_in_pieces(&span, first, &mut counts, within);
+    op.edit.stats.add(&counts);
+    if stays {
+        let moved = op.vmas.insert_linked(linked);
+        leave_source(op, vma, source);
+        return Ok(moved);
+    }
+    let held = RmapGuard::new(platform, vma.vma());
+    cut_away(op, vma, source, new.upper, &held);
+    drop(held);
+    Ok(op.vmas.insert_linked(linked))
+}
+
+/// The source stays mapped, empty and not locked into memory.
+fn leave_source<'op, P: Platform>(
+    op: &mut Op<'op, '_, P>,
+    vma: VmaWriteGuard<'op, P>,
+    source: VirtRange,
+) {
+    if source.covers(vma.range()) {
+        // Future pages get a new anon group.
+        op.vmas.leave_group(&vma);
+    }
+    let locked = MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT;
+    op.vmas.change_flags(&vma, vma.flags() - locked);
+}
+
+/// Moves all of a VMA to a place between its neighbors: the index keeps its node where it is. The
+/// locks are those of any other move. `None` if that takes more than one piece: between two of
+/// them, a walker would look at only one of the places.
+fn slide<'op, 'm, P: Platform>(
+    op: &mut Op<'op, 'm, P>,
+    call: &mut RemapCall<'m, P>,
+    between: &Between<'op>,
+    (target, arriving): (VirtRange, Arriving),
+) -> Option<Result<VirtAddr, NoMemory>> {
+    let vma = between.vma;
+    let source = vma.range();
+    let locked = vma.lock_write(op.platform());
+    let freeable = freeable_between::<P::Arch>(source, between.free.clone(), target);
+    let what = Move { source, to: target.start(), freeable };
+    let mut counts = Counts::default();
+    let LockSpans::One(piece) = op.edit.lock_spans(&what, &mut counts) else {
+        return None;
+    };
+    let held = RmapGuard::new(op.platform(), vma);
+    let done = op.edit.move_one_piece(&what, piece, &mut call.supplies.tables, &mut counts);
+    op.edit.stats.add(&counts);
+    if done.is_err() {
+        return Some(Err(NoMemory));
+    }
+    op.vmas.slide_held(between, target, (arriving.purpose.flags, arriving.page_offset), &held);
+    drop(held);
+    drop(locked);
+    if between.free.start == target.start().0 || between.free.end == target.end().0 {
+        op.vmas.merge_around(vma);
+    }
+    Some(Ok(target.start()))
+}
+
+/// Takes `source` out of its VMA, whose trees are locked.
+fn cut_away<'op, 'm, P: Platform>(
+    op: &mut Op<'op, 'm, P>,
+    vma: VmaWriteGuard<'op, P>,
+    source: VirtRange,
+    upper: Option<NewVma<'m, P>>,
+    held: &RmapGuard<'_, P>,
+) {
+    let outer = vma.range();
+    let below = outer.start() < source.start();
+    if source.covers(outer) {
+        op.vmas.remove_held(vma, held);
+    } else if below {
+        op.vmas.resize_held(&vma, outer.start().0, source.start().0, held);
+    } else {
+        op.vmas.resize_held(&vma, source.end().0, outer.end().0, held);
+    }
+    // If the target was all of the VMA before the source, the VMA itself is the part above.
+    if let Some(upper) = upper.filter(|_| below && source.end() < outer.end()) {
+        debug_assert_eq!(upper.end(), outer.end().0);
+        op.vmas.insert_held(upper, held);
+    }
+}

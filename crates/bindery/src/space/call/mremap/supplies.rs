@@ -1,0 +1,81 @@
+//! The memory that a move takes which unmaps something first: had before its first change.
+
+use arrayvec::ArrayVec;
+
+use crate::Memory;
+use crate::error::NoMemory;
+use crate::platform::Platform;
+use crate::space::call::munmap::{UnmapSupplies, supply_unmapping};
+use crate::space::op::Op;
+use crate::space::userfault::events;
+use crate::stats::Counts;
+use crate::table::TablePool;
+use crate::table::move_range::Move;
+use crate::userfault::Notices;
+use crate::vma::Vma;
+use crate::vmas::ReservedVma;
+
+use super::Replacing;
+use super::relocation::SourceFate;
+
+/// Memory for one mapping's move. A step takes what is here first, and allocates the rest.
+pub(super) struct RemapSupplies<'m, P: Platform> {
+    /// For unmapping: in the target first, then the tail of the source.
+    pub(super) unmappings: ArrayVec<UnmapSupplies<'m, P>, 2>,
+    /// For the VMA of the target, and for the part above the source.
+    pub(super) moved: Option<ReservedVma<'m, P>>,
+    pub(super) upper: Option<ReservedVma<'m, P>>,
+    /// The messages about the move, and whether the destination stays registered.
+    pub(super) told: Option<(Notices, bool)>,
+    pub(super) tables: TablePool<'m, P>,
+}
+
+impl<'m, P: Platform> RemapSupplies<'m, P> {
+    #[inline]
+    pub(super) fn none(memory: &'m Memory<P>) -> Self {
+        let tables = TablePool::new(memory);
+        Self { unmappings: ArrayVec::new(), moved: None, upper: None, told: None, tables }
+    }
+
+    /// Gets all memory that it takes to unmap the mappings in the target, and the source's tail,
+    /// and to move the source, a part of `vma`. Must be given back, even if it fails.
+    pub(super) fn fill(
+        &mut self,
+        op: &Op<'_, 'm, P>,
+        vma: &Vma,
+        what: &Replacing,
+    ) -> Result<(), NoMemory> {
+        let &Replacing { source, tail, target, remap } = what;
+        for range in [target, tail] {
+            if !range.is_empty()
+                && let Some(first) = op.vmas.first_in(range)
+            {
+                self.unmappings.push(supply_unmapping(op, range, first)?);
+            }
+        }
+        let to = target.start();
+        if vma.userfault_pointer().is_some() {
+            let goes = remap.fate() == SourceFate::Goes;
+            self.told = Some(events::prepare_move(op, vma, (source, to), goes)?);
+        }
+        self.moved = Some(op.vmas.reserve()?);
+        self.upper = Some(op.vmas.reserve()?);
+        let what = Move { source, to, freeable: source };
+        let mut counts = Counts::default();
+        let tables = op.edit.tables_to_lay(&what, &mut counts);
+        op.edit.stats.add(&counts);
+        self.tables.add(tables)
+    }
+
+    /// Gives back the supplies that the call did not need.
+    pub(super) fn give_back(&mut self, op: &Op<'_, 'm, P>) {
+        self.unmappings.drain(..).for_each(|unmapping| unmapping.give_back(op));
+        if let Some((notices, _)) = self.told.take() {
+            notices.cancel(op.memory());
+        }
+        (self.moved, self.upper) = (None, None);
+        let mut counts = Counts::default();
+        self.tables.settle(&mut counts);
+        op.edit.stats.add(&counts);
+    }
+}

@@ -1,0 +1,60 @@
+//! `mseal(2)`.
+
+use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
+use crate::error::{Error, Failure};
+use crate::platform::Platform;
+use crate::vma::MappingFlags;
+use crate::vmas::VmaView;
+
+use crate::space::AddressSpace;
+use crate::space::op::Op;
+
+impl<P: Platform> AddressSpace<'_, P> {
+    /// Seals the mappings of `length` bytes (rounded up to pages) at `start`. They can no
+    /// longer be unmapped, moved, resized or replaced, their protection cannot change, and contents
+    /// that the program could not overwrite cannot be discarded.
+    ///
+    /// Context: may sleep. Complexity: in the mappings.
+    ///
+    /// # Errors
+    /// [`Error::Unaligned`]; [`Error::OutOfRange`]; [`Error::NotMapped`] if the range has holes,
+    /// and [`Error::TooManyMappings`] or [`Error::OutOfMemory`] if a mapping cannot be split. A
+    /// hole changes nothing; the part before another error is sealed.
+    pub fn mseal(&self, start: VirtAddr, length: u64) -> Result<(), Error> {
+        if !start.is_aligned(PAGE_SIZE) {
+            return Err(Error::Unaligned(start));
+        }
+        let limit = self.limit();
+        let range = length
+            .checked_next_multiple_of(PAGE_SIZE)
+            .and_then(|length| VirtRange::from_len(start, length))
+            .ok_or(Error::OutOfRange { limit })?;
+        self.page_table.memory.outermost(|| self.operate(|op| seal(op, range)))
+    }
+}
+
+/// Seals the mappings of `range`. Skips those that are sealed already.
+fn seal<P: Platform>(op: &mut Op<'_, '_, P>, range: VirtRange) -> Result<(), Failure> {
+    refuse_holes(*op.vmas, range)?;
+    let mut at = range.start();
+    while at < range.end() {
+        let vma = op.vmas.at(at).ok_or(Error::NotMapped(at))?;
+        let part = vma.range().intersection(range);
+        at = part.end();
+        let flags = vma.flags() | MappingFlags::SEALED;
+        if flags != vma.flags() {
+            op.vmas.with_flags(vma, part, flags, |_| Ok(()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a range with holes.
+fn refuse_holes<P: Platform>(vmas: VmaView<'_, P>, range: VirtRange) -> Result<(), Error> {
+    let mut at = range.start();
+    while at < range.end() {
+        let vma = vmas.at(at).ok_or(Error::NotMapped(at))?;
+        at = VirtAddr(vma.end());
+    }
+    Ok(())
+}

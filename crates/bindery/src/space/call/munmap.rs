@@ -1,0 +1,152 @@
+//! `munmap(2)`.
+
+use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::Arch;
+use crate::error::{Error, Failure, NoMemory};
+use crate::platform::Platform;
+use crate::table::zap::Flush;
+use crate::userfault::Notices;
+use crate::vma::Vma;
+use crate::vmas::{ReservedVma, VmaView};
+
+use crate::space::AddressSpace;
+use crate::space::op::Op;
+use crate::space::userfault::events;
+
+/// The memory that unmapping takes: reserved before its first change. Must be used or given back.
+#[must_use]
+pub(in crate::space) struct UnmapSupplies<'m, P: Platform> {
+    /// For the upper part of a VMA that is cut in two.
+    upper: Option<ReservedVma<'m, P>>,
+    /// For the userfaultfds that are told.
+    notices: Notices,
+}
+
+impl<P: Platform> Default for UnmapSupplies<'_, P> {
+    fn default() -> Self {
+        Self { upper: None, notices: Notices::default() }
+    }
+}
+
+impl<'m, P: Platform> UnmapSupplies<'m, P> {
+    /// Takes the messages back; the memory frees itself.
+    #[cold]
+    pub(in crate::space) fn give_back(self, op: &Op<'_, 'm, P>) {
+        self.notices.cancel(op.memory());
+    }
+}
+
+/// Whether the range leaves something of the VMA on both sides.
+fn is_inside(range: VirtRange, vma: &Vma) -> bool {
+    vma.start() < range.start().0 && range.end().0 < vma.end()
+}
+
+/// The pages of a call that unmaps `length` bytes (rounded up to pages) at `start`.
+pub(in crate::space) fn unmap_range<P: Platform>(
+    start: VirtAddr,
+    length: u64,
+) -> Result<VirtRange, Error> {
+    if !start.is_aligned(PAGE_SIZE) {
+        return Err(Error::Unaligned(start));
+    }
+    let limit = VirtAddr(P::Arch::USER_END);
+    if start > limit || length > limit.0 - start.0 {
+        return Err(Error::OutOfRange { limit });
+    }
+    let length = length.next_multiple_of(PAGE_SIZE);
+    if length == 0 {
+        return Err(Error::ZeroLength);
+    }
+    VirtRange::from_len(start, length)
+        .filter(|range| range.end() <= limit)
+        .ok_or(Error::OutOfRange { limit })
+}
+
+/// Takes everything in `range` out of the set and the page table. If it fails, nothing has changed.
+pub(in crate::space) fn unmap<P: Platform>(
+    op: &mut Op<'_, '_, P>,
+    range: VirtRange,
+) -> Result<(), Failure> {
+    let Some(first) = op.vmas.first_in(range) else { return Ok(()) };
+    may_unmap(*op.vmas, range, first)?;
+    let supplies = supply_unmapping(op, range, first)?;
+    Ok(unmap_supplied(op, range, supplies)?)
+}
+
+/// Refuses if a VMA in `range` may not be unmapped. `first` is the first of them.
+pub(in crate::space) fn may_unmap<P: Platform>(
+    vmas: VmaView<'_, P>,
+    range: VirtRange,
+    first: &Vma,
+) -> Result<(), Error> {
+    vmas.refuse_sealed(range)?;
+    if is_inside(range, first) { vmas.room_for(1) } else { Ok(()) }
+}
+
+/// Allocates the memory for unmapping `range`; `first` is the first VMA in it. If no memory is
+/// available, nothing has changed.
+pub(in crate::space) fn supply_unmapping<'m, P: Platform>(
+    op: &Op<'_, 'm, P>,
+    range: VirtRange,
+    first: &Vma,
+) -> Result<UnmapSupplies<'m, P>, NoMemory> {
+    let mut supplies = UnmapSupplies::default();
+    if op.space.has_userfaults() {
+        events::prepare_unmap(op, range, &mut supplies.notices)?;
+    }
+    if is_inside(range, first) {
+        match op.vmas.reserve() {
+            Ok(upper) => supplies.upper = Some(upper),
+            Err(error) => {
+                supplies.give_back(op);
+                return Err(error);
+            }
+        }
+    }
+    Ok(supplies)
+}
+
+/// As [`unmap`], of a range that may be unmapped, with its memory.
+pub(in crate::space) fn unmap_supplied<'m, P: Platform>(
+    op: &mut Op<'_, 'm, P>,
+    range: VirtRange,
+    supplies: UnmapSupplies<'m, P>,
+) -> Result<(), NoMemory> {
+    op.notices.append(supplies.notices);
+    if let Some(upper) = supplies.upper {
+        // Otherwise the caller has unmapped something since.
+        if let Some(first) = op.vmas.first_in(range).filter(|first| is_inside(range, first)) {
+            op.vmas.split_in(first, range.end(), upper);
+        }
+    }
+    op.space.note_resident();
+    let freeable = op.vmas.freeable(range, VirtRange::default());
+    let Op { vmas, edit, .. } = op;
+    // A huge leaf without its deposit cannot be split. That is a broken invariant, which the
+    // auditor reports; pages that could not be unmapped stay in the table.
+    let mut zapped = Ok(());
+    let cut = vmas.cut_out(range, || zapped = edit.zap(range, freeable, Flush::BeforeUnlock));
+    if cut {
+        edit.vma_stays();
+    }
+    zapped
+}
+
+impl<P: Platform> AddressSpace<'_, P> {
+    /// Unmaps `length` bytes (rounded up to pages) at `start`. Mappings that extend beyond the ends
+    /// keep the rest; a range without mappings is left alone.
+    ///
+    /// Context: may sleep. Complexity: in the mappings and tables that are removed, plus the runs
+    /// in the two tables at the edges that other mappings keep. One invalidation for each 1,024
+    /// entries of the kept tables or 512 of the removed ones, usually one in all, and one for each
+    /// contiguous run or huge leaf that an end cuts.
+    ///
+    /// # Errors
+    /// [`Error::Unaligned`], [`Error::ZeroLength`], [`Error::OutOfRange`]; [`Error::Sealed`];
+    /// [`Error::TooManyMappings`] or [`Error::OutOfMemory`] if a mapping would be split in two and
+    /// there is no room for the second. An error changes nothing.
+    pub fn munmap(&self, start: VirtAddr, length: u64) -> Result<(), Error> {
+        let range = unmap_range::<P>(start, length)?;
+        self.page_table.memory.outermost(|| self.operate(|op| unmap(op, range)))
+    }
+}

@@ -1,0 +1,233 @@
+//! `MADV_PAGEOUT`: the anonymous pages of a range go to swap, and shared memory does.
+
+use super::forget::without_shared_huge_edges;
+use crate::space::folio::split_if_alone;
+use arrayvec::ArrayVec;
+
+use crate::addr::{PAGE_SHIFT, PageRange, VirtRange};
+use crate::arch::{Arch, Level};
+use crate::error::{Failure, NoMemory};
+use crate::folio::Folio;
+use crate::interrupt;
+use crate::object::ObjectState;
+use crate::object::reclaim::Spare;
+use crate::object::swap_out::{FOLIOS, Leaving, add_folios, swap_out};
+use crate::platform::Platform;
+use crate::swap::page_set::PageSet;
+use crate::table::PageTable;
+use crate::table::cursor::Chunks;
+use crate::table::locking::Depth;
+use crate::table::out_batch::OutBatch;
+use crate::table::victims::{SwapOutStop, Victims};
+use crate::table::zap_chosen::{Fate, Mapped};
+use crate::vma::Vma;
+
+use crate::space::op::Op;
+
+/// Sends the anonymous folios that only `part` maps to swap, table by table: one flush for each part
+/// that one set of locks serves. The VMA is locked for reading: a fault in it waits for the folio
+/// that it needs, and for no other. Ends early if no slots are left.
+// Not one of the commoner kinds of advice, and long.
+#[inline(never)]
+pub(in crate::space) fn page_out<P: Platform>(
+    op: &mut Op<'_, '_, P>,
+    vma: &Vma,
+    part: VirtRange,
+) -> Result<(), Failure> {
+    let memory = op.memory();
+    let attributes = vma.flags().attributes();
+    let mut chunks = Chunks::of(without_shared_huge_edges(op.edit.table(), part));
+    let mut batch = OutBatch::new();
+    let mut victims = Victims::ALL;
+    // The mutex keeps writers out.
+    let Some(locked) = vma.try_read(op.platform()) else { return Ok(()) };
+    loop {
+        let stop = {
+            let (table, gather) = (op.edit.table(), op.edit.gather());
+            let Some(mut cursor) = chunks.next(table, Depth::Floor(Level::PTE), Some(&*gather))
+            else {
+                break;
+            };
+            PageTable::swap_out(&mut cursor, attributes, &mut victims, &mut batch, gather)
+        };
+        batch.write_out(memory);
+        match stop? {
+            SwapOutStop::End => {}
+            SwapOutStop::Full(at) => chunks.go_on_from(at),
+            SwapOutStop::Cut(folio, at) => {
+                if !split_if_alone(op.edit.table(), at) {
+                    victims.leave(folio);
+                }
+                chunks.go_on_from(at);
+            }
+            SwapOutStop::NoSlots => break,
+        }
+        interrupt::check(op.platform())?;
+    }
+    drop(locked);
+    Ok(())
+}
+
+/// Sends the folios of shared memory that only `part` maps to swap, table by table. As on Linux,
+/// pages that other VMAs map stay, and so do pages that have no entry here. Linear in the entries
+/// of the tables that exist.
+#[inline(never)]
+pub(in crate::space) fn page_out_shared<P: Platform>(
+    op: &mut Op<'_, '_, P>,
+    vma: &Vma,
+    object: &ObjectState,
+    part: VirtRange,
+) -> Result<(), Failure> {
+    if !object.may_be_swapped() {
+        return Ok(());
+    }
+    let page_table = op.edit.table();
+    let mut leaving = SharedOut { page_table, object, folios: ArrayVec::new() };
+    let (mut left, span) = (part, P::Arch::PMD.span());
+    // Stretches without tables are skipped in one step. A page that a fault maps there meanwhile
+    // stays.
+    while let Some(here) = page_table.first_part(left, span, Some(&*op.edit.gather())) {
+        interrupt::check(op.platform())?;
+        if let Some(folio) = huge_folio(page_table, here) {
+            leaving.add_huge(folio);
+        } else {
+            // No folio is locked while another table is.
+            leaving.send();
+            let unmapped = unmap_alone(op, vma, here)?;
+            leaving.send_unmapped(vma.page_offset_of(here.start()), &unmapped);
+        }
+        left = VirtRange::raw(here.end().0, part.end().0);
+    }
+    leaving.send();
+    Ok(())
+}
+
+/// Unmaps the pages of a range in one table whose folios only that range maps, with one flush.
+/// Returns them, counted from its start.
+fn unmap_alone<P: Platform>(
+    op: &mut Op<'_, '_, P>,
+    vma: &Vma,
+    here: VirtRange,
+) -> Result<PageSet, NoMemory> {
+    let alone = mapped_alone(op.edit.table(), here);
+    // The mutex keeps writers out.
+    let Some(_locked) = vma.try_read(op.platform()) else { return Ok(PageSet::EMPTY) };
+    if alone.next_run(0).is_none() {
+        return Ok(PageSet::EMPTY);
+    }
+    let frames = &op.memory().frames;
+    let fate = |mapped: Mapped| {
+        let goes = alone.has(mapped.number) && frames.folio(mapped.folio).is_of_object();
+        if goes { Fate::Goes } else { Fate::Stays }
+    };
+    op.edit.zap_chosen(here, vma.dropped_protection(), fate)?;
+    Ok(alone)
+}
+
+/// Which pages of a range in one table belong to folios of objects that are mapped there alone.
+fn mapped_alone<P: Platform>(page_table: &PageTable<'_, P>, here: VirtRange) -> PageSet {
+    let frames = &page_table.memory.frames;
+    let mut alone = PageSet::EMPTY;
+    let mut last: Option<Met> = None;
+    let decide = |alone: &mut PageSet, last: Option<Met>| {
+        if let Some(Met { folio, first, end, count }) = last
+            && frames.folio(folio).mappings() > count
+        {
+            alone.remove(first, end - first);
+        }
+    };
+    page_table.look(here, |looked| {
+        let folio = looked.frame().and_then(|frame| frames.folio_of(frame));
+        let Some(folio) = folio.filter(|folio| frames.folio(*folio).is_of_object()) else {
+            return true;
+        };
+        let first = ((looked.range.start().0 - here.start().0) >> PAGE_SHIFT) as u32;
+        let pages = looked.range.pages() as u32;
+        alone.add(first, pages);
+        match &mut last {
+            Some(last) if last.folio == folio => {
+                (last.end, last.count) = (first + pages, last.count + pages);
+            }
+            _ => {
+                let met = Met { folio, first, end: first + pages, count: pages };
+                decide(&mut alone, last.replace(met));
+            }
+        }
+        true
+    });
+    decide(&mut alone, last);
+    alone
+}
+
+/// The folio that a huge leaf maps at all of the range.
+fn huge_folio<P: Platform>(page_table: &PageTable<'_, P>, here: VirtRange) -> Option<Folio> {
+    let mut found = None;
+    page_table.look(here, |looked| {
+        if looked.node.level > Level::PTE && looked.range == here {
+            let frames = &page_table.memory.frames;
+            found = looked.frame().and_then(|frame| frames.folio_of(frame));
+        }
+        false
+    });
+    found
+}
+
+/// A folio of which pages are mapped in a range.
+struct Met {
+    folio: Folio,
+    /// The first that is mapped.
+    first: u32,
+    /// The one after the last.
+    end: u32,
+    /// How many are.
+    count: u32,
+}
+
+/// Folios of shared memory on their way out.
+struct SharedOut<'a, 'm, P: Platform> {
+    page_table: &'a PageTable<'m, P>,
+    object: &'a ObjectState,
+    folios: ArrayVec<Leaving<'m, P>, FOLIOS>,
+}
+
+impl<P: Platform> SharedOut<'_, '_, P> {
+    /// Adds a folio that a huge leaf maps, if nothing else does.
+    fn add_huge(&mut self, folio: Folio) {
+        let memory = self.page_table.memory;
+        let leaving = Leaving::new(memory, self.object, folio.head);
+        self.folios.extend(leaving.filter(|leaving| leaving.mappings(memory) <= folio.pages()));
+        if self.folios.is_full() {
+            self.send();
+        }
+    }
+
+    /// Sends the folios of pages to swap that were unmapped just now; the set counts from page
+    /// `first` of the object on.
+    fn send_unmapped(&mut self, first: u64, unmapped: &PageSet) {
+        let (memory, object) = (self.page_table.memory, self.object);
+        let mut next = unmapped.next_run(0);
+        while let Some(run) = next {
+            let (mut page, end) = (first + u64::from(run.first), first + u64::from(run.end()));
+            while page < end {
+                let pages = PageRange { first: page, end };
+                page = add_folios(memory, object, pages, &mut self.folios, |leaving| {
+                    leaving.mappings(memory) == 0
+                });
+                if self.folios.is_full() {
+                    self.send();
+                }
+            }
+            next = unmapped.next_run(run.end());
+        }
+        self.send();
+    }
+
+    fn send(&mut self) {
+        if !self.folios.is_empty() {
+            let mut batch = OutBatch::new();
+            let memory = self.page_table.memory;
+            swap_out(memory, self.object, &mut self.folios, Spare::Nothing, &mut batch);
+            batch.write_out(memory);
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Population: brings pages into memory before the first access.
+
+use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::{Arch, KeyRights};
+use crate::error::{Error, FaultError};
+use crate::interrupt;
+use crate::platform::Platform;
+
+use crate::space::AddressSpace;
+use crate::space::fault::{Access, Resolved};
+use crate::vma::{MappingFlags, Protection, Vma};
+
+/// Level-1 tables searched for missing pages between two checks for a fatal signal.
+const PIECE: u64 = 2;
+
+/// How pages are asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::space) enum Want {
+    /// As `mlock` does: private writable pages so that a write needs no fault any more, others
+    /// readable.
+    Usual,
+    /// Readable (`MADV_POPULATE_READ`).
+    Readable,
+    /// Writable, and as good as written (`MADV_POPULATE_WRITE`).
+    Writable,
+}
+
+impl Want {
+    /// How pages of a mapping are touched; `None` if the mapping does not allow it.
+    fn access(self, vma: &Vma) -> Option<Access> {
+        let protection = vma.protection();
+        let readable = protection.contains(Protection::READ).then_some(Access::Read);
+        let writable = protection.contains(Protection::WRITE).then_some(Access::Write);
+        let executable = protection.contains(Protection::EXECUTE).then_some(Access::Execute);
+        match self {
+            Self::Usual if !vma.is_shared() && writable.is_some() => writable,
+            Self::Usual => readable.or(writable).or(executable),
+            Self::Readable => readable,
+            Self::Writable => writable,
+        }
+    }
+}
+
+impl<P: Platform> AddressSpace<'_, P> {
+    /// Makes all pages of `range` be there, as `mlock` wants them.
+    pub(in crate::space) fn populate(&self, range: VirtRange) -> Result<(), Error> {
+        self.populate_as(range, Want::Usual)
+    }
+
+    /// Makes all pages of `range` be there. What is there already is passed over in runs. Stops at
+    /// the first page that cannot be had, and for a fatal signal: asks before each fault, and
+    /// before each [`PIECE`] tables' span that is looked through.
+    pub(in crate::space) fn populate_as(&self, range: VirtRange, want: Want) -> Result<(), Error> {
+        let mut at = range.start();
+        while at < range.end() {
+            let (part, access) = {
+                let vmas = self.vmas.lock();
+                let Some(vma) = vmas.view().at(at) else { return Err(Error::NotMapped(at)) };
+                if vma.has(MappingFlags::SECRET) {
+                    // As Linux, which takes hold of pages here as a pin does.
+                    return Err(if want == Want::Usual {
+                        Error::Fault(at)
+                    } else {
+                        Error::Invalid
+                    });
+                }
+                let part = VirtRange::raw(at.0, vma.end().min(range.end().0));
+                if want == Want::Usual && vma.has(MappingFlags::LOCK_ON_FAULT) {
+                    at = part.end();
+                    continue;
+                }
+                (part, want.access(vma).ok_or(Error::Invalid))
+            };
+            let access = match (access, want) {
+                (Ok(access), _) => access,
+                (Err(_), Want::Usual) => return Err(Error::Fault(at)),
+                (Err(error), _) => return Err(error),
+            };
+            at = self.populate_part(part, access)?;
+        }
+        Ok(())
+    }
+
+    /// Touches what is missing in `part`, which lay in one mapping just now.
+    fn populate_part(&self, part: VirtRange, access: Access) -> Result<VirtAddr, Error> {
+        let mut at = part.start();
+        while at < part.end() {
+            interrupt::check(self.platform())?;
+            let piece = PIECE * P::Arch::PMD.span();
+            let end = VirtAddr(part.end().0.min(at.0.saturating_add(piece)));
+            at = self.page_table.skip_present(VirtRange::raw(at.0, end.0), access.permission());
+            if at >= end {
+                continue;
+            }
+            at = match self.fault_for_kernel(at, access, KeyRights::ALL) {
+                Ok(Resolved::New(range) | Resolved::Mapped(range)) => range.end().max(at),
+                Ok(_) => at.offset(PAGE_SIZE),
+                Err(FaultError::OutOfMemory) => return Err(Error::OutOfMemory),
+                Err(FaultError::Interrupted) => return Err(Error::Interrupted),
+                Err(FaultError::Bus) => return Err(Error::Fault(at)),
+                Err(
+                    FaultError::NotMapped | FaultError::Protection | FaultError::ProtectionKey(_),
+                ) => {
+                    return Err(Error::Fault(at));
+                }
+            };
+        }
+        Ok(part.end())
+    }
+}

@@ -1,0 +1,119 @@
+//! What an address space has in swap comes back: of an area (its part of `swapoff(2)`), or of a
+//! range.
+
+use crate::addr::{VirtAddr, VirtRange};
+use crate::arch::{Absent, AbsentFormat, Kind};
+use crate::error::{Error, Failure, FaultError};
+use crate::interrupt;
+use crate::object::Wait;
+use crate::platform::Platform;
+use crate::swap::SwapArea;
+use crate::table::PageTable;
+
+use crate::space::fault::{Fault, Next, Reading, refused, slot_at};
+use crate::space::{Access, AddressSpace};
+
+impl<P: Platform> AddressSpace<'_, P> {
+    /// Brings everything back that the address space has in the swap area, run by run, so that
+    /// [`Memory::swap_off`](crate::Memory::swap_off) can remove it. Call
+    /// [`Memory::stop_swapping_to`](crate::Memory::stop_swapping_to) before, or new pages go out
+    /// meanwhile. A fork that runs at the same time may take entries to a child: the child is
+    /// another address space. No lock is held from one run to the next.
+    ///
+    /// Context: may sleep. Complexity: in the runs of swap entries, and the entries of the
+    /// mappings.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`]; [`Error::Fault`] if the area has lost a page, which stays lost;
+    /// [`Error::Interrupted`] for a signal. What has come back stays, and everything can be used as
+    /// before.
+    pub fn swap_in_area(&self, area: &SwapArea) -> Result<(), Error> {
+        self.bring_back(interrupt::check_any, |at| self.next_in_area(at, area.number))
+    }
+
+    /// Brings back what is in swap in a range of one mapping. No lock is held.
+    ///
+    /// # Errors
+    /// As of [`AddressSpace::swap_in_area`], but for fatal signals alone.
+    #[cold]
+    pub(in crate::space) fn swap_in_range(&self, range: VirtRange) -> Result<(), Error> {
+        self.bring_back(interrupt::check, |at| {
+            let _guard = self.vmas.lock();
+            let rest = VirtRange::raw(range.start().max(at).0, range.end().0);
+            first_in_swap(&self.page_table, rest, |_| true)
+        })
+    }
+
+    /// Brings back each page that `next` gives, which gets the page before, until `check` refuses.
+    fn bring_back(
+        &self,
+        check: fn(&P) -> Result<(), Error>,
+        next: impl Fn(VirtAddr) -> Option<VirtAddr>,
+    ) -> Result<(), Error> {
+        let memory = self.page_table.memory;
+        let mut at = VirtAddr(0);
+        // The folio that a device has read stays until it is mapped.
+        let mut _kept = None;
+        while let Some(page) = next(at) {
+            check(self.platform())?;
+            let result = memory.retry(|| {
+                if let Some(wait) = self.bring_back_page(page)? {
+                    _kept = wait.wait(memory, None).map_err(refused)?;
+                }
+                Ok(())
+            });
+            result.map_err(|error| {
+                let short = error == FaultError::OutOfMemory;
+                if short { Error::OutOfMemory } else { Error::Fault(page) }
+            })?;
+            at = page;
+        }
+        Ok(())
+    }
+
+    /// Brings back a page that is in swap, or returns the thing to wait for before the next attempt.
+    fn bring_back_page(&self, page: VirtAddr) -> Result<Option<Wait>, Failure<FaultError>> {
+        let Some(locked) = self.lock_vma(page) else { return Ok(None) };
+        let Some(slot) = slot_at(&self.page_table, page) else { return Ok(None) };
+        let fault = Fault::new(self, locked.vma(), page, Access::Read);
+        match fault.swap_in(slot, Reading::SwapOff)? {
+            Next::Done(_) | Next::Again => Ok(None),
+            Next::Wait(wait) => Ok(Some(wait)),
+        }
+    }
+
+    /// The first page from `at` on that has its content in the area.
+    fn next_in_area(&self, at: VirtAddr, area: u8) -> Option<VirtAddr> {
+        let vmas = self.vmas.lock();
+        let mut at = at;
+        while let Some(vma) = vmas.view().first_ending_after(at.0) {
+            let range = VirtRange::raw(vma.start().max(at.0), vma.end());
+            let found = first_in_swap(&self.page_table, range, |device| device == area);
+            if found.is_some() {
+                return found;
+            }
+            at = VirtAddr(vma.end());
+        }
+        None
+    }
+}
+
+/// The first page of `range` that is in swap, in an area that is `wanted`. The mutex is held.
+fn first_in_swap<P: Platform>(
+    page_table: &PageTable<'_, P>,
+    range: VirtRange,
+    wanted: impl Fn(u8) -> bool,
+) -> Option<VirtAddr> {
+    let mut found = None;
+    page_table.look(range, |looked| {
+        let level = looked.node.level;
+        if level.kind(looked.raw) == Kind::Absent
+            && let Some(Absent::Swap { device, .. }) = P::Arch::decode_absent(looked.raw)
+            && wanted(device)
+        {
+            found = Some(looked.range.start());
+        }
+        found.is_none()
+    });
+    found
+}

@@ -1,0 +1,131 @@
+//! Neighbors become one VMA.
+
+use crate::addr::{VirtAddr, VirtRange};
+use crate::platform::Platform;
+use crate::rmap::{self, RmapGuard};
+use crate::vma::{MappingFlags, Purpose, Vma};
+
+use core::ptr::NonNull;
+
+use super::VmaSet;
+
+/// The flags that must be equal in VMAs that are joined.
+fn essential(flags: MappingFlags) -> MappingFlags {
+    flags - MappingFlags::STICKY
+}
+
+/// Whether `high`, which begins where `low` ends, continues it in every respect (Linux:
+/// `can_vma_merge_after` and its siblings).
+///
+/// A VMA without an anon group of anonymous pages may take over its neighbor's, unless that one is
+/// inherited: the pages of an anon group above would be looked for in places where they cannot be.
+fn continues(low: &Vma, high: &Vma) -> bool {
+    low.end() == high.start()
+        && essential(low.flags()) == essential(high.flags())
+        && low.object_pointer() == high.object_pointer()
+        && low.userfault_pointer() == high.userfault_pointer()
+        // As Linux: each of them counts as an attachment of its own.
+        && low.object().is_none_or(|object| object.segment().is_none())
+        && low.page_offset_of(VirtAddr(low.end())) == high.page_offset()
+        && match (low.group(), high.group()) {
+            (None, None) => true,
+            (Some(group), None) | (None, Some(group)) => !group.is_inherited(),
+            (Some(low), Some(high)) => core::ptr::eq(low, high),
+        }
+}
+
+/// Whether a new mapping with this purpose may become a part of `vma`, which touches it.
+fn continues_new(vma: &Vma, purpose: &Purpose) -> bool {
+    essential(vma.flags()) == essential(purpose.flags)
+        && vma.object_pointer() == purpose.object
+        && vma.group().is_none_or(|group| !group.is_inherited())
+}
+
+impl<'op, P: Platform> VmaSet<'op, '_, P> {
+    /// Joins `vma` with its neighbors if they continue each other in every respect, and returns the
+    /// result.
+    pub(crate) fn merge_around(&mut self, vma: &'op Vma) -> &'op Vma {
+        let mut vma = vma;
+        // As Linux: if both neighbors fit but not to each other, the lower one wins.
+        if let Some(previous) = self.previous(vma)
+            && continues(previous, vma)
+        {
+            self.join(previous, vma);
+            vma = previous;
+        }
+        if let Some(next) = self.next(vma)
+            && continues(vma, next)
+        {
+            self.join(vma, next);
+        }
+        vma
+    }
+
+    fn join(&mut self, low: &'op Vma, high: &'op Vma) {
+        let low = low.lock_write(self.platform());
+        let high = high.lock_write(self.platform());
+        if low.group_pointer().is_none()
+            && let Some(group) = high.group_pointer()
+        {
+            self.adopt(&low, group);
+        }
+        let end = high.end();
+        let pages = high.pages() as i64;
+        low.set_flags(low.flags() | high.flags());
+        RmapGuard::new(self.platform(), low.vma()).resize(low.start(), end);
+        rmap::unlink(self.platform(), &high);
+        self.remove_unlinked(high);
+        self.count(low.flags(), pages);
+        self.vmas.index.bounds_changed(NonNull::from(low.vma()));
+    }
+
+    /// Extends the VMA below or above a free `range` over it, if a new mapping would continue that
+    /// VMA and does not touch a third one. Needs no memory and no grace period.
+    pub(crate) fn extend_neighbor(
+        &mut self,
+        range: VirtRange,
+        purpose: &Purpose,
+        offset: u64,
+    ) -> bool {
+        let next = self.first_ending_after(range.start().0);
+        let previous = self.before(next, range.start().0);
+        let below = previous.filter(|vma| is_below(vma, range, offset, purpose));
+        let above = next.filter(|vma| {
+            vma.start() == range.end().0
+                && vma.page_offset() == offset.wrapping_add(range.pages())
+                && continues_new(vma, purpose)
+        });
+        let vma = match (below, above) {
+            (Some(vma), None) | (None, Some(vma)) => vma,
+            _ => return false,
+        };
+        self.extend_over(vma, range);
+        true
+    }
+
+    /// As [`VmaSet::extend_neighbor`], but only for the VMA below.
+    pub(crate) fn extend_below(
+        &mut self,
+        range: VirtRange,
+        purpose: &Purpose,
+        offset: u64,
+    ) -> bool {
+        let below = self.last_at_or_before(range.start().0);
+        let below = below.filter(|vma| is_below(vma, range, offset, purpose));
+        below.map(|vma| self.extend_over(vma, range)).is_some()
+    }
+
+    fn extend_over(&mut self, vma: &'op Vma, range: VirtRange) {
+        let (start, end) = (vma.start().min(range.start().0), vma.end().max(range.end().0));
+        let vma = vma.lock_write(self.platform());
+        self.change_flags(&vma, vma.flags() | MappingFlags::SOFT_DIRTY);
+        self.resize(&vma, start, end);
+    }
+}
+
+/// Whether `vma` ends where a new mapping begins, which would continue it.
+fn is_below(vma: &Vma, range: VirtRange, offset: u64, purpose: &Purpose) -> bool {
+    vma.end() == range.start().0
+        && vma.page_offset_of(range.start()) == offset
+        && continues_new(vma, purpose)
+}

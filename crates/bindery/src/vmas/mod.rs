@@ -1,0 +1,208 @@
+//! The VMAs of one address space: a set that faults read without a lock, and that one operation at
+//! a time changes.
+//!
+//! [`VmaIndex`] is the set, with the mutex that guards it. Three handles lead to it, and a VMA that
+//! a handle has found lives as long as the handle's lifetime `'op`:
+//!
+//! | handle | the holder | may |
+//! |---|---|---|
+//! | [`VmaReadGuard`] of one VMA | has that VMA's lock for reading, without the mutex | use that VMA |
+//! | [`VmaView`] | has the mutex | look VMAs and free addresses up |
+//! | [`VmaSet`] | has the mutex, and nothing else looks | change the set |
+//!
+//! | file | contents |
+//! |---|---|
+//! | `view` | look-ups with the mutex held |
+//! | `place`, `freeable` | where a new mapping goes; how far page tables go with an unmapped range |
+//! | `parts` | the VMAs of a range, with its holes |
+//! | `limits` | limits, usage and accounts |
+//! | `set`, `merge`, `groups` | changes: inserted, removed, resized, split; joined with neighbors; the owners of anonymous pages |
+//! | `new_vma` | memory for VMAs, and VMAs that are not in the set yet |
+//! | `removed` | what an operation has taken out of the set, until it is freed |
+
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
+mod freeable;
+mod groups;
+pub(crate) mod limits;
+mod merge;
+mod new_vma;
+mod parts;
+pub(crate) mod place;
+mod removed;
+mod set;
+mod view;
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::addr::{PAGE_SIZE, VirtAddr};
+use crate::arch::Arch;
+use crate::collections::range_skip_list::Index;
+use crate::platform::Platform;
+use crate::sync::{Mutex, MutexGuard};
+use crate::table::{PageTable, ReadSection};
+use crate::vma::{Vma, VmaReadGuard};
+
+use limits::Account;
+
+pub(crate) use freeable::freeable_between;
+pub(crate) use new_vma::{LinkedVma, NewVma, ReservedVma};
+pub(crate) use parts::Parts;
+pub(crate) use removed::Removed;
+pub(crate) use set::{Between, VmaSet};
+pub(crate) use view::VmaView;
+
+/// What a mapping that grows down keeps free below itself, in bytes (Linux: `stack_guard_gap`).
+pub(crate) const STACK_GUARD_GAP: u64 = 256 * PAGE_SIZE;
+
+/// The addresses that mappings may have.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Bounds {
+    /// The lowest address that may be mapped.
+    pub(crate) minimum: VirtAddr,
+    /// The address at which the search for free addresses begins, downwards, if the embedder
+    /// chose one.
+    pub(crate) search_top: Option<VirtAddr>,
+    /// The maximum number of VMAs.
+    pub(crate) maximum: usize,
+}
+
+/// The VMAs of an address space, with the mutex that guards changes, and the accounts.
+pub(crate) struct VmaIndex<P: Platform> {
+    index: Index<Vma>,
+    mutex: Mutex<P::Mutex, ()>,
+    minimum: VirtAddr,
+    search_top: Option<VirtAddr>,
+    maximum: AtomicUsize,
+    account: Account,
+}
+
+impl<P: Platform> VmaIndex<P> {
+    /// An empty set. `key` determines the shape of the index.
+    pub(crate) fn new(key: [u64; 2], bounds: Bounds) -> Self {
+        Self {
+            index: Index::new(key),
+            mutex: Mutex::new(()),
+            minimum: bounds.minimum,
+            search_top: bounds.search_top,
+            maximum: AtomicUsize::new(bounds.maximum),
+            account: Account::default(),
+        }
+    }
+
+    /// Takes the mutex.
+    #[inline]
+    pub(crate) fn lock(&self) -> VmasGuard<'_, P> {
+        VmasGuard { vmas: self, _locked: self.mutex.lock() }
+    }
+
+    /// The VMA that contains `addr`, locked for reading, unless a writer is at work on it. Takes no
+    /// mutex: while the set changes, a VMA may be missed.
+    #[inline(always)]
+    pub(crate) fn try_read<'a>(
+        &'a self,
+        platform: &'a P,
+        addr: VirtAddr,
+    ) -> Option<VmaReadGuard<'a, P>> {
+        let _section = ReadSection::enter(platform);
+        let node = self.index.find_at_or_before(addr.0)?;
+        // SAFETY: a VMA that the index leads to is freed only after a grace period (`Removed`), and
+        // the read section delays that. The lock for reading keeps the VMA in the index, so it
+        // outlives the section.
+        let vma: &'a Vma = unsafe { node.as_ref() };
+        let locked = vma.try_read(platform)?;
+        vma.range().contains(addr).then_some(locked)
+    }
+
+    /// How many VMAs exist; exact with the mutex held.
+    pub(crate) fn len(&self) -> usize {
+        self.index.len()
+    }
+
+    /// Limits and usage.
+    pub(crate) fn account(&self) -> &Account {
+        &self.account
+    }
+
+    /// The lowest address that may be mapped.
+    pub(crate) fn minimum(&self) -> VirtAddr {
+        self.minimum
+    }
+
+    /// The bounds of a copy of the address space.
+    pub(crate) fn bounds(&self) -> Bounds {
+        let maximum = self.maximum.load(Ordering::Relaxed);
+        Bounds { minimum: self.minimum, search_top: self.search_top, maximum }
+    }
+
+    /// Sets the maximum number of VMAs; existing ones stay.
+    pub(crate) fn set_maximum(&self, most: usize) {
+        self.maximum.store(most, Ordering::Relaxed);
+    }
+
+    /// How many VMAs all searches have looked at.
+    #[cfg(any(test, feature = "measure"))]
+    pub(crate) fn looked_at(&self) -> u64 {
+        self.index.looked_at()
+    }
+
+    /// The address at which the search for free addresses begins.
+    fn search_top(&self) -> u64 {
+        const BELOW_FIVE_LEVELS: u64 = (1 << 47) - PAGE_SIZE;
+        match self.search_top {
+            Some(top) => top.0.min(P::Arch::USER_END),
+            None if P::Arch::LEVELS > 4 => P::Arch::USER_END.min(BELOW_FIVE_LEVELS),
+            None => P::Arch::USER_END,
+        }
+    }
+}
+
+/// The mutex of an address space's VMAs, held until the guard is dropped.
+#[must_use = "dropping the guard unlocks the set"]
+pub(crate) struct VmasGuard<'a, P: Platform> {
+    vmas: &'a VmaIndex<P>,
+    _locked: MutexGuard<'a, P::Mutex, ()>,
+}
+
+impl<'a, P: Platform> VmasGuard<'a, P> {
+    /// A view of the set, for look-ups.
+    #[inline]
+    pub(crate) fn view(&self) -> VmaView<'_, P> {
+        VmaView { vmas: self.vmas }
+    }
+
+    /// The VMA that contains `addr`, locked for reading. With the mutex held, no writer is at work,
+    /// so no VMA is missed.
+    pub(crate) fn try_read(&self, platform: &'a P, addr: VirtAddr) -> Option<VmaReadGuard<'a, P>> {
+        let node = NonNull::from(self.view().at(addr)?);
+        // SAFETY: the mutex keeps the VMA in the index until it is locked, and the lock for reading
+        // keeps it from then on.
+        let vma: &'a Vma = unsafe { node.as_ref() };
+        vma.try_read(platform)
+    }
+
+    /// The set, for changes. No view exists meanwhile but those that it lends.
+    ///
+    /// # Safety
+    /// 1. Set and page table are those of one address space.
+    #[inline]
+    pub(crate) unsafe fn set<'op, 'm>(
+        &'op mut self,
+        page_table: &'op PageTable<'m, P>,
+        removed: &'op mut Removed,
+    ) -> VmaSet<'op, 'm, P> {
+        VmaSet { view: VmaView { vmas: self.vmas }, page_table, removed }
+    }
+
+    /// Tells the index that the bounds of `vma` have changed. For tests that break invariants.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn bounds_changed(&self, vma: &Vma) {
+        self.vmas.index.bounds_changed(NonNull::from(vma));
+    }
+
+    /// Whether the index keeps its own invariants. For the auditor.
+    pub(crate) fn check(&self) -> bool {
+        self.vmas.index.check()
+    }
+}

@@ -1,0 +1,99 @@
+//! VMAs that are not in the set yet. Each gives its memory back if it is dropped, so an error path
+//! has nothing to undo.
+
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
+use core::mem::ManuallyDrop;
+use core::ptr::{self, NonNull};
+
+use crate::Memory;
+use crate::error::NoMemory;
+use crate::frame::slab::Reserved;
+use crate::platform::Platform;
+use crate::vma::Vma;
+
+/// Memory for one VMA.
+pub(crate) struct ReservedVma<'m, P: Platform> {
+    memory: &'m Memory<P>,
+    reserved: ManuallyDrop<Reserved<Vma>>,
+}
+
+impl<'m, P: Platform> ReservedVma<'m, P> {
+    /// Reserves memory for a VMA.
+    #[inline]
+    pub(super) fn new(memory: &'m Memory<P>) -> Result<Self, NoMemory> {
+        memory.may_wait();
+        let reserved = memory.slab::<Vma>().reserve(&memory.frames, &memory.platform);
+        Ok(Self { memory, reserved: ManuallyDrop::new(reserved.ok_or(NoMemory)?) })
+    }
+
+    /// Builds the VMA in the memory.
+    #[inline]
+    pub(super) fn fill(self, make: impl FnOnce() -> Vma) -> NewVma<'m, P> {
+        let this = ManuallyDrop::new(self);
+        // SAFETY: `this` is not used or dropped afterwards, so the memory has one owner.
+        let reserved = unsafe { ptr::read(&raw const *this.reserved) };
+        NewVma { memory: this.memory, node: reserved.fill(make) }
+    }
+}
+
+impl<P: Platform> Drop for ReservedVma<'_, P> {
+    #[cold]
+    fn drop(&mut self) {
+        let memory = self.memory;
+        // SAFETY: the value is not used again: this is its drop.
+        let reserved = unsafe { ManuallyDrop::take(&mut self.reserved) };
+        // SAFETY: 1. `new` reserved it, of the one slab for VMAs of this memory.
+        unsafe { memory.slab::<Vma>().unreserve(&memory.frames, &memory.platform, reserved) };
+    }
+}
+
+/// A VMA in no list: no other thread knows it, and it holds neither object nor anon group.
+pub(crate) struct NewVma<'m, P: Platform> {
+    memory: &'m Memory<P>,
+    node: NonNull<Vma>,
+}
+
+impl<P: Platform> NewVma<'_, P> {
+    /// The VMA.
+    pub(super) fn vma(&self) -> &Vma {
+        // SAFETY: the slab built it (`ReservedVma::fill`), and only the drop frees it.
+        unsafe { self.node.as_ref() }
+    }
+
+    /// The byte after the last.
+    pub(crate) fn end(&self) -> u64 {
+        self.vma().end()
+    }
+
+    /// Gives the node to the set, which frees it after its removal.
+    #[inline]
+    pub(super) fn into_node(self) -> NonNull<Vma> {
+        ManuallyDrop::new(self).node
+    }
+}
+
+impl<P: Platform> Drop for NewVma<'_, P> {
+    #[cold]
+    fn drop(&mut self) {
+        let memory = self.memory;
+        // SAFETY: the node came from this slab (`ReservedVma::fill`), was never in the index or a
+        // tree, and so is known to no other thread.
+        unsafe { memory.slab::<Vma>().free(&memory.frames, &memory.platform, self.node) };
+    }
+}
+
+/// A VMA that is in the trees of the reverse map, and not in the index yet: walkers of the reverse
+/// map know it, faults do not. Must be inserted; one that is not is never freed.
+#[must_use = "it has to be inserted"]
+pub(crate) struct LinkedVma<'op> {
+    pub(super) vma: &'op Vma,
+    pub(super) node: NonNull<Vma>,
+}
+
+impl<'op> LinkedVma<'op> {
+    /// The VMA.
+    pub(crate) fn vma(&self) -> &'op Vma {
+        self.vma
+    }
+}

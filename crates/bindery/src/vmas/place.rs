@@ -1,0 +1,139 @@
+//! Where a new mapping goes: at the place that is asked for, or in the highest gap that fits.
+
+use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::Arch;
+use crate::error::Error;
+use crate::platform::Platform;
+
+use crate::vma::MappingFlags;
+
+use super::{STACK_GUARD_GAP, VmaView};
+
+/// The requested address of a mapping.
+///
+/// ```
+/// use bindery::addr::VirtAddr;
+/// use bindery::{AddressSpace, Error, MapRequest, Place, Platform};
+///
+/// /// Reserves a range, or fails if something is mapped there.
+/// fn reserve<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr) -> Result<VirtAddr, Error> {
+///     let place = Place::FixedNoReplace(at);
+///     space.mmap(&MapRequest { length: 1 << 20, place, ..MapRequest::default() })
+/// }
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Place {
+    /// Any free address.
+    #[default]
+    Anywhere,
+    /// This address if it is free (rounded down to a page, or up to the lowest address that may be
+    /// mapped), else any. Null means any.
+    Near(VirtAddr),
+    /// Exactly this address; what is mapped there is unmapped (`MAP_FIXED`).
+    Fixed(VirtAddr),
+    /// Exactly this address, or none (`MAP_FIXED_NOREPLACE`).
+    FixedNoReplace(VirtAddr),
+}
+
+impl<P: Platform> VmaView<'_, P> {
+    /// The range of a new mapping. Where the place is free to choose, it begins at a multiple of
+    /// `align`, if there is such a gap.
+    pub(crate) fn find_place(
+        self,
+        length: u64,
+        place: Place,
+        align: u64,
+    ) -> Result<VirtRange, Error> {
+        match place {
+            Place::Fixed(start) => self.fixed_range(start, length),
+            Place::FixedNoReplace(start) => {
+                let range = self.fixed_range(start, length)?;
+                match self.first_ending_after(start.0) {
+                    Some(vma) if vma.start() < range.end().0 => {
+                        Err(Error::Exists(VirtAddr(vma.start().max(start.0))))
+                    }
+                    _ => Ok(range),
+                }
+            }
+            Place::Near(hint) if hint.0 < PAGE_SIZE => self.free_range(length, align),
+            Place::Near(hint) => {
+                // As Linux: what lies too low is tried at the lowest address that may be.
+                let start = hint.align_down(PAGE_SIZE).max(self.lowest());
+                if let Ok(range) = self.fixed_range(start, length)
+                    && self
+                        .first_ending_after(start.0)
+                        .is_none_or(|vma| vma.start() >= range.end().0)
+                    && self.guard_gap_over(range).is_none()
+                {
+                    return Ok(range);
+                }
+                self.free_range(length, align)
+            }
+            Place::Anywhere => self.free_range(length, align),
+        }
+    }
+
+    /// The range at a fixed place; `length` is at most the limit. In Linux's order.
+    fn fixed_range(self, start: VirtAddr, length: u64) -> Result<VirtRange, Error> {
+        let limit = VirtAddr(P::Arch::USER_END);
+        if start.0 > limit.0 - length {
+            return Err(Error::OutOfRange { limit });
+        }
+        if !start.is_aligned(PAGE_SIZE) {
+            return Err(Error::Unaligned(start));
+        }
+        let minimum = self.vmas.minimum;
+        if start < minimum {
+            return Err(Error::BelowMinimum { minimum });
+        }
+        Ok(VirtRange::raw(start.0, start.0 + length))
+    }
+
+    /// The lowest address that the search may choose: never null, whatever may be mapped there.
+    fn lowest(self) -> VirtAddr {
+        let minimum = self.vmas.minimum.0.max(PAGE_SIZE);
+        VirtAddr(minimum.checked_next_multiple_of(PAGE_SIZE).unwrap_or(minimum))
+    }
+
+    fn free_range(self, length: u64, align: u64) -> Result<VirtRange, Error> {
+        let table = P::Arch::PMD.span();
+        let align = if length >= table { table } else { align };
+        let search = || self.find_free(length, align, 0);
+        let aligned = (align > PAGE_SIZE).then(search).flatten();
+        aligned.or_else(|| self.find_free(length, PAGE_SIZE, 0)).ok_or(Error::NoRoom)
+    }
+
+    /// The highest free range of `length` bytes below the top that begins `congruent` bytes after
+    /// a multiple of `align`.
+    pub(crate) fn find_free(self, length: u64, align: u64, congruent: u64) -> Option<VirtRange> {
+        let low = self.lowest().0;
+        let mut high = self.vmas.search_top();
+        loop {
+            let below = self.vmas.index.find_gap_top_down(length, align, congruent, low, high);
+            // As Linux: when all below the chosen top is taken, what lies above is better than
+            // none.
+            let start = match (below, self.vmas.search_top) {
+                (None, Some(_)) => {
+                    let limit = P::Arch::USER_END;
+                    let above = self.vmas.search_top().max(low);
+                    self.vmas.index.find_gap_bottom_up(length, align, congruent, above, limit)?
+                }
+                (below, _) => below?,
+            };
+            let range = VirtRange::from_len(VirtAddr(start), length)?;
+            match self.guard_gap_over(range) {
+                Some(gap) if below.is_some() => high = gap.min(range.end().0 - 1),
+                Some(_) => return None,
+                None => return Some(range),
+            }
+        }
+    }
+
+    /// Where the gap begins that a mapping above `range` keeps free below it to grow into, if the
+    /// range reaches into it.
+    fn guard_gap_over(self, range: VirtRange) -> Option<u64> {
+        let next = self.first_ending_after(range.end().0 - 1)?;
+        let gap = next.start().saturating_sub(STACK_GUARD_GAP);
+        (next.has(MappingFlags::GROWS_DOWN) && range.end().0 > gap).then_some(gap)
+    }
+}

@@ -1,0 +1,355 @@
+//! Changes of the set of VMAs. All of them are methods of [`VmaSet`], so that the index, the trees
+//! of the reverse map and the accounts always agree.
+
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
+use core::ops::{Deref, Range};
+use core::ptr::NonNull;
+
+use crate::Memory;
+use crate::addr::{VirtAddr, VirtRange};
+use crate::collections::range_skip_list::Spot;
+use crate::error::{Failure, NoMemory};
+use crate::platform::Platform;
+use crate::rmap::{self, RmapGuard};
+use crate::table::PageTable;
+use crate::vma::{MappingFlags, Purpose, Vma, VmaWriteGuard};
+
+use super::{LinkedVma, NewVma, Removed, ReservedVma, VmaView};
+
+/// The VMAs of an address space, lent to one operation: the only way to change the set. It is
+/// borrowed from the guard of the mutex ([`super::VmasGuard::set`]).
+pub(crate) struct VmaSet<'op, 'm, P: Platform> {
+    pub(super) view: VmaView<'op, P>,
+    pub(super) page_table: &'op PageTable<'m, P>,
+    pub(super) removed: &'op mut Removed,
+}
+
+impl<'op, P: Platform> Deref for VmaSet<'op, '_, P> {
+    type Target = VmaView<'op, P>;
+
+    #[inline]
+    fn deref(&self) -> &VmaView<'op, P> {
+        &self.view
+    }
+}
+
+/// A whole VMA whose neighbors are known, and that may move between them.
+pub(crate) struct Between<'op> {
+    pub(crate) vma: &'op Vma,
+    spot: Spot<Vma>,
+    /// From the end of the neighbor below to the start of the one above.
+    pub(crate) free: Range<u64>,
+}
+
+impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
+    /// The platform.
+    #[inline]
+    pub(crate) fn platform(&self) -> &'m P {
+        &self.memory().platform
+    }
+
+    /// The memory of the address space.
+    #[inline]
+    pub(crate) fn memory(&self) -> &'m Memory<P> {
+        self.page_table.memory
+    }
+
+    /// Memory for a VMA. May sleep.
+    #[inline]
+    pub(crate) fn reserve(&self) -> Result<ReservedVma<'m, P>, NoMemory> {
+        ReservedVma::new(self.memory())
+    }
+
+    /// A VMA that is in no list yet. May sleep.
+    #[inline]
+    pub(crate) fn new_vma(
+        &self,
+        range: VirtRange,
+        purpose: Purpose,
+        page_offset: u64,
+    ) -> Result<NewVma<'m, P>, NoMemory> {
+        Ok(self.new_vma_in(self.reserve()?, range, purpose, page_offset))
+    }
+
+    /// As [`VmaSet::new_vma`], in memory that was reserved before.
+    #[inline]
+    pub(crate) fn new_vma_in(
+        &self,
+        reserved: ReservedVma<'m, P>,
+        range: VirtRange,
+        purpose: Purpose,
+        page_offset: u64,
+    ) -> NewVma<'m, P> {
+        reserved.fill(|| Vma::new(range, purpose, page_offset, self.page_table.state()))
+    }
+
+    /// Inserts a new VMA into the index, the trees and the accounts. It holds its object, anon
+    /// group and userfaultfd until [`Removed::free`].
+    #[inline]
+    pub(crate) fn insert(&mut self, new: NewVma<'m, P>) -> &'op Vma {
+        let linked = self.link(new);
+        self.insert_linked(linked)
+    }
+
+    /// Inserts a new VMA into the trees only, before [`VmaSet::insert_linked`] does the rest.
+    #[inline]
+    pub(crate) fn link(&mut self, new: NewVma<'m, P>) -> LinkedVma<'op> {
+        let linked = self.hold_for(new);
+        rmap::link(self.platform(), linked.vma);
+        linked
+    }
+
+    /// As [`VmaSet::insert`], with the trees of a VMA of the same purpose locked.
+    pub(crate) fn insert_held(&mut self, new: NewVma<'m, P>, held: &RmapGuard<'_, P>) -> &'op Vma {
+        let linked = self.hold_for(new);
+        held.add(linked.vma);
+        self.insert_linked(linked)
+    }
+
+    /// Inserts a VMA that is in the trees into the index and the accounts.
+    pub(crate) fn insert_linked(&mut self, linked: LinkedVma<'op>) -> &'op Vma {
+        let LinkedVma { vma, node } = linked;
+        self.count(vma.flags(), vma.pages() as i64);
+        // SAFETY: 1. the set is borrowed from the guard of the mutex; 2. and 3. the node is fresh
+        // from the slab, which gets it back only from `Removed::free`, after a grace period; 4. the
+        // index is private to this module, which uses it under the mutex or in a read section.
+        unsafe { self.vmas.index.insert(node) };
+        vma
+    }
+
+    /// Lets the VMA hold its object, anon group and userfaultfd.
+    #[inline]
+    fn hold_for(&mut self, new: NewVma<'m, P>) -> LinkedVma<'op> {
+        let node = new.into_node();
+        let vma = self.vma(node);
+        if let Some(object) = vma.object() {
+            object.map_added(vma.flags());
+        }
+        if let Some(group) = vma.group() {
+            group.hold();
+        }
+        if let Some(userfault) = vma.userfault() {
+            userfault.hold();
+        }
+        LinkedVma { vma, node }
+    }
+
+    /// Takes a VMA out of the set.
+    pub(crate) fn remove(&mut self, vma: VmaWriteGuard<'op, P>) {
+        rmap::unlink(self.platform(), &vma);
+        self.remove_unlinked(vma);
+    }
+
+    /// As [`VmaSet::remove`], with the VMA's trees locked.
+    pub(crate) fn remove_held(&mut self, vma: VmaWriteGuard<'op, P>, held: &RmapGuard<'_, P>) {
+        held.take();
+        self.remove_unlinked(vma);
+    }
+
+    pub(super) fn remove_unlinked(&mut self, vma: VmaWriteGuard<'op, P>) {
+        self.count(vma.flags(), -(vma.pages() as i64));
+        let vma = vma.remove();
+        // SAFETY: 1. the mutex is held; 2. the VMA is in the index, where starts differ; 3. it
+        // returns to the slab only from `Removed::free`, after a grace period.
+        let node = unsafe { self.vmas.index.remove(NonNull::from(vma)) };
+        // SAFETY: 1. the slab gets it back from `Removed::free`, where it leaves the chain; 2. a
+        // VMA is removed once, and nothing else uses the link.
+        unsafe { self.removed.vmas.push(node) };
+    }
+
+    /// Sets the VMA's bounds to `start` and `end`; its pages stay where they are.
+    pub(crate) fn resize(&mut self, vma: &VmaWriteGuard<'op, P>, start: u64, end: u64) {
+        let held = RmapGuard::new(self.platform(), vma.vma());
+        self.resize_held(vma, start, end, &held);
+    }
+
+    /// As [`VmaSet::resize`], with the VMA's trees locked.
+    pub(crate) fn resize_held(
+        &mut self,
+        vma: &VmaWriteGuard<'op, P>,
+        start: u64,
+        end: u64,
+        held: &RmapGuard<'_, P>,
+    ) {
+        let before = vma.pages() as i64;
+        held.resize(start, end);
+        self.vmas.index.bounds_changed(NonNull::from(vma.vma()));
+        self.count(vma.flags(), vma.pages() as i64 - before);
+    }
+
+    /// Looks the neighbors of a VMA up, for [`VmaSet::slide_held`].
+    #[inline]
+    pub(crate) fn between(&self, vma: &'op Vma) -> Between<'op> {
+        let node = NonNull::from(vma);
+        let spot = self.vmas.index.spot(node);
+        let free = self.vmas.index.between_neighbors(&spot, node);
+        Between { vma, spot, free }
+    }
+
+    /// Gives a whole VMA another range between its neighbors, and other flags and another offset;
+    /// its pages have moved along. Its trees are locked.
+    #[inline]
+    pub(crate) fn slide_held(
+        &mut self,
+        between: &Between<'op>,
+        target: VirtRange,
+        (flags, page_offset): (MappingFlags, u64),
+        held: &RmapGuard<'_, P>,
+    ) {
+        let vma = between.vma;
+        let grown = target.pages() as i64 - vma.pages() as i64;
+        held.set_place(target, page_offset);
+        vma.set_flags(flags);
+        self.vmas.index.bounds_changed_at(&between.spot, NonNull::from(vma));
+        if grown != 0 {
+            self.count(flags, grown);
+        }
+    }
+
+    /// Changes the flags of a VMA.
+    pub(crate) fn change_flags(&mut self, vma: &VmaWriteGuard<'op, P>, flags: MappingFlags) {
+        let (before, pages) = (vma.flags(), vma.pages() as i64);
+        self.removed.unlocked |=
+            before.contains(MappingFlags::LOCKED) && !flags.contains(MappingFlags::LOCKED);
+        self.count(before, -pages);
+        vma.set_flags(flags);
+        self.count(flags, pages);
+    }
+
+    /// Cuts a VMA in two at `at`, an address inside, and returns the upper part.
+    pub(crate) fn split(&mut self, vma: &'op Vma, at: VirtAddr) -> Result<&'op Vma, NoMemory> {
+        let upper = self.reserve()?;
+        Ok(self.split_in(vma, at, upper))
+    }
+
+    /// As [`VmaSet::split`], with the memory for the upper part.
+    ///
+    /// The upper part is in the trees before the lower one shrinks, so a walker of the reverse map
+    /// sees the upper pages once or twice, never not at all.
+    pub(crate) fn split_in(
+        &mut self,
+        vma: &'op Vma,
+        at: VirtAddr,
+        upper: ReservedVma<'m, P>,
+    ) -> &'op Vma {
+        let range = VirtRange::raw(at.0, vma.end());
+        let upper = self.new_vma_in(upper, range, vma.purpose(), vma.page_offset_of(at));
+        let vma = vma.lock_write(self.platform());
+        self.page_table.cut(at);
+        let LinkedVma { vma: upper, node } = self.link(upper);
+        RmapGuard::new(self.platform(), vma.vma()).resize(vma.start(), at.0);
+        self.vmas.index.bounds_changed(NonNull::from(vma.vma()));
+        // SAFETY: as in `insert_linked`. The accounts stay: the pages are those of one VMA before.
+        unsafe { self.vmas.index.insert(node) };
+        drop(vma);
+        upper
+    }
+
+    /// Cuts `part` out of `vma`, gives it `flags`, does `work` with its lock held for writing, and
+    /// joins it with its neighbors. If it cannot be cut, nothing has changed.
+    pub(crate) fn with_flags(
+        &mut self,
+        vma: &'op Vma,
+        part: VirtRange,
+        flags: MappingFlags,
+        work: impl FnOnce(&Vma) -> Result<(), NoMemory>,
+    ) -> Result<(), Failure> {
+        let mut vma = vma;
+        if vma.start() < part.start().0 {
+            self.room_for(1)?;
+            vma = self.split(vma, part.start())?;
+        }
+        if part.end().0 < vma.end() {
+            let cut = self.room_for(1).map_err(Failure::from);
+            let cut = cut.and_then(|()| Ok(self.split(vma, part.end())?));
+            if let Err(failure) = cut {
+                // The lower part that was cut off belongs to the VMA again.
+                self.merge_around(vma);
+                return Err(failure);
+            }
+        }
+        let locked = vma.lock_write(self.platform());
+        self.change_flags(&locked, flags);
+        let done = work(&locked);
+        drop(locked);
+        self.merge_around(vma);
+        Ok(done?)
+    }
+
+    /// Locks all VMAs that overlap `range` for writing, does `work`, and lets no VMA reach into
+    /// `range`: removes those inside, and cuts those at the ends. None may extend beyond both ends.
+    /// `work` unmaps the pages of the range, and no TLB holds them afterwards. The other way round,
+    /// a call that saves a file would not find the VMAs:
+    /// 1. CPU A takes a VMA out of the file's list;
+    /// 2. CPU B saves the file, and write-protects it in all VMAs of the list;
+    /// 3. CPU C writes through the VMA's entries, and nothing will save that;
+    /// 4. CPU A clears the entries.
+    ///
+    /// Says whether a VMA was cut, and stays.
+    #[inline]
+    pub(crate) fn cut_out(&mut self, range: VirtRange, work: impl FnOnce()) -> bool {
+        for vma in self.overlapping(range) {
+            vma.lock_write(self.platform()).leave_locked();
+        }
+        work();
+        let mut cut = false;
+        while let Some(vma) = self.first_in(range) {
+            // SAFETY: 1. left locked above, and the set has not changed since; 2. this is its only
+            // guard: a VMA that is cut does not reach into the range any more.
+            let vma = unsafe { vma.written(self.platform()) };
+            if vma.start() < range.start().0 {
+                self.resize(&vma, vma.start(), range.start().0);
+            } else if vma.end() > range.end().0 {
+                self.resize(&vma, range.end().0, vma.end());
+            } else {
+                self.remove(vma);
+                continue;
+            }
+            cut = true;
+        }
+        cut
+    }
+
+    /// Does `work`, which copies the address space, with all VMAs locked for writing. Before, takes
+    /// dead anon groups out of the families if the copy would make their chains too long.
+    #[inline]
+    pub(crate) fn with_all_locked<R>(&mut self, work: impl FnOnce(VmaView<'op, P>) -> R) -> R {
+        let mut chains = false;
+        for vma in self.iter() {
+            vma.lock_write(self.platform()).leave_locked();
+            chains |= rmap::may_contract(vma);
+        }
+        if chains {
+            self.contract_groups();
+        }
+        let result = work(self.view);
+        for vma in self.iter() {
+            // SAFETY: 1. left locked above, and the set has not changed since; 2. no guard was
+            // kept.
+            drop(unsafe { vma.written(self.platform()) });
+        }
+        result
+    }
+
+    /// Removes all VMAs, for the end of the address space.
+    ///
+    /// # Safety
+    /// 1. No other thread uses the address space, except walkers of the reverse map.
+    pub(crate) unsafe fn remove_all(&mut self) {
+        while let Some(vma) = self.first_ending_after(0) {
+            // SAFETY: 1. and 2. the caller's obligation 1; walkers only read what stays as it is.
+            self.remove(unsafe { vma.written(self.platform()) });
+            // A reclaimer that found the VMA before continues without the locks of its trees.
+            vma.wait_for_readers(self.platform());
+        }
+    }
+
+    /// Accounts for `pages` more (or fewer) with these flags.
+    pub(super) fn count(&mut self, flags: MappingFlags, pages: i64) {
+        let committed = self.view.vmas.account.count(flags, pages);
+        if committed {
+            self.page_table.memory.commitment().add(pages);
+        }
+    }
+}

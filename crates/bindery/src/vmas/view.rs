@@ -1,0 +1,119 @@
+//! Look-ups with the mutex held.
+
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
+use core::ptr::NonNull;
+use core::sync::atomic::Ordering;
+
+use crate::addr::{VirtAddr, VirtRange};
+use crate::error::Error;
+use crate::platform::Platform;
+use crate::vma::{MappingFlags, Vma};
+
+use super::VmaIndex;
+use super::limits::Account;
+
+/// The VMAs of an address space whose mutex is held for `'op`. Having one tells you:
+///
+/// - every VMA that it finds stays allocated for `'op`, even one that is removed meanwhile: removed
+///   VMAs are freed after the operation ([`super::Removed`]);
+/// - bounds and flags change only through the one [`super::VmaSet`] that lends the view.
+pub(crate) struct VmaView<'op, P: Platform> {
+    pub(super) vmas: &'op VmaIndex<P>,
+}
+
+impl<P: Platform> Clone for VmaView<'_, P> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<P: Platform> Copy for VmaView<'_, P> {}
+
+impl<'op, P: Platform> VmaView<'op, P> {
+    /// The VMA of a node that the index has given.
+    #[inline]
+    pub(super) fn vma(self, node: NonNull<Vma>) -> &'op Vma {
+        // SAFETY: the functions of this module pass nodes that they read from the index with the
+        // mutex held. A VMA leaves the index only into a `Removed`, which the operation borrows
+        // for `'op`, so that it frees nothing before the end of `'op`.
+        unsafe { node.as_ref() }
+    }
+
+    /// The first VMA that ends after `addr`.
+    pub(crate) fn first_ending_after(self, addr: u64) -> Option<&'op Vma> {
+        self.vmas.index.first_ending_after(addr).map(|node| self.vma(node))
+    }
+
+    /// The VMA that contains `addr`.
+    pub(crate) fn at(self, addr: VirtAddr) -> Option<&'op Vma> {
+        self.first_ending_after(addr.0).filter(|vma| vma.start() <= addr.0)
+    }
+
+    /// The first VMA that overlaps `range`.
+    pub(crate) fn first_in(self, range: VirtRange) -> Option<&'op Vma> {
+        self.first_ending_after(range.start().0).filter(|vma| vma.start() < range.end().0)
+    }
+
+    /// The last VMA that starts at or before `addr`.
+    pub(crate) fn last_at_or_before(self, addr: u64) -> Option<&'op Vma> {
+        self.vmas.index.find_at_or_before(addr).map(|node| self.vma(node))
+    }
+
+    /// The VMAs that overlap `range`, in rising order. The VMA that was yielded last may be changed
+    /// or removed.
+    pub(crate) fn overlapping(self, range: VirtRange) -> impl Iterator<Item = &'op Vma> {
+        let mut next = self.first_ending_after(range.start().0);
+        core::iter::from_fn(move || {
+            let vma = next.filter(|vma| vma.start() < range.end().0)?;
+            next = self.next(vma);
+            Some(vma)
+        })
+    }
+
+    /// All VMAs, in rising order. The VMA that was yielded last may be changed or removed.
+    pub(crate) fn iter(self) -> impl Iterator<Item = &'op Vma> {
+        self.vmas.index.iter().map(move |node| self.vma(node))
+    }
+
+    /// The VMA after `vma`.
+    pub(crate) fn next(self, vma: &Vma) -> Option<&'op Vma> {
+        self.vmas.index.next(NonNull::from(vma)).map(|node| self.vma(node))
+    }
+
+    /// The VMA before `vma`.
+    pub(crate) fn previous(self, vma: &Vma) -> Option<&'op Vma> {
+        self.vmas.index.previous(NonNull::from(vma)).map(|node| self.vma(node))
+    }
+
+    /// The VMA before `next`, which is the first that ends after `addr`.
+    pub(super) fn before(self, next: Option<&Vma>, addr: u64) -> Option<&'op Vma> {
+        next.map_or_else(|| self.last_at_or_before(addr), |next| self.previous(next))
+    }
+
+    /// Limits and usage.
+    pub(crate) fn account(self) -> &'op Account {
+        &self.vmas.account
+    }
+
+    /// The lowest address that may be mapped.
+    pub(crate) fn minimum(self) -> VirtAddr {
+        self.vmas.minimum
+    }
+
+    /// Refuses if `more` VMAs would be too many.
+    pub(crate) fn room_for(self, more: usize) -> Result<(), Error> {
+        if self.vmas.len() + more > self.vmas.maximum.load(Ordering::Relaxed) {
+            return Err(Error::TooManyMappings);
+        }
+        Ok(())
+    }
+
+    /// Refuses a range that overlaps a sealed VMA.
+    pub(crate) fn refuse_sealed(self, range: VirtRange) -> Result<(), Error> {
+        match self.overlapping(range).find(|vma| vma.has(MappingFlags::SEALED)) {
+            Some(vma) => Err(Error::Sealed(VirtAddr(vma.start()))),
+            None => Ok(()),
+        }
+    }
+}
