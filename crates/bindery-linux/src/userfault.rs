@@ -9,9 +9,9 @@ use linux_raw_sys::general as abi;
 
 use bindery::addr::VirtAddr;
 use bindery::{
-    AddressSpace, Errno, Error, FaultError, FillMode, MoveMode, Operation, PartialFill, Platform,
-    Userfault, UserfaultFeatures, UserfaultKind, UserfaultMessage, UserfaultModes, WaitingFaults,
-    WriteProtectMode,
+    AddressSpace, Errno, Error, FaultError, FillMode, FillOrder, MoveMode, Operation, PartialFill,
+    Platform, Userfault, UserfaultFeatures, UserfaultKind, UserfaultMessage, UserfaultModes,
+    WaitingFaults, WriteProtectMode,
 };
 
 use super::Outcome;
@@ -265,12 +265,10 @@ fn copy<P: Platform>(
         (Some(mode), Some(end)) => {
             let mut read = |offset, piece: &mut [u8]| source(VirtAddr(from + offset), piece);
             let overlaps = from < to && to < end;
-            if overlaps {
-                // A page that was copied is the source of a later one.
-                space.fill_copy_page_by_page(userfault, VirtAddr(to), length, mode, &mut read)
-            } else {
-                space.fill_copy(userfault, VirtAddr(to), length, mode, &mut read)
-            }
+            // A page that was copied is the source of a later one. One call serves both orders, so
+            // that the compiler calls the source directly.
+            let order = if overlaps { FillOrder::PageByPage } else { FillOrder::Together };
+            space.fill_copy_by(userfault, VirtAddr(to), length, mode, (order, &mut read))
         }
         _ => Err(Error::Invalid.into()),
     };

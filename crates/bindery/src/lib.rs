@@ -164,11 +164,12 @@ pub use platform::Platform;
 pub use reclaim::Reclaimed;
 pub use space::{
     Access, AddressSpace, Advice, CollapseLimits, CollapseProgress, ExecGain, FileAccess, FillMode,
-    FillSource, FolioError, FolioView, Inspection, LargeFolios, Limits, LockAll, LockPages,
-    Locking, MapFlags, MapObject, MapRequest, Mapping, MappingFlags, MappingView, MoveMode,
-    ObjectView, PageCategories, PageRegion, PageRegions, PageRun, PageRunContent, PageScan,
-    PartialCopy, PartialFill, PinTime, Pinned, Place, ProtectFrom, Protection, Remap, Residence,
-    Resident, Resolved, Scanned, Sharing, SpaceOptions, SyncFlags, Usage, WriteProtectMode,
+    FillOrder, FillSource, FolioError, FolioView, Inspection, LargeFolios, Limits, LockAll,
+    LockPages, Locking, MapFlags, MapObject, MapRequest, Mapping, MappingFlags, MappingView,
+    MoveMode, ObjectView, PageCategories, PageRegion, PageRegions, PageRun, PageRunContent,
+    PageScan, PartialCopy, PartialFill, PinTime, Pinned, Place, ProtectFrom, Protection, Remap,
+    Residence, Resident, Resolved, Scanned, Sharing, SpaceOptions, SyncFlags, Usage,
+    WriteProtectMode,
 };
 pub use stats::Counts;
 pub use swap::{

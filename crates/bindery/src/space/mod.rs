@@ -65,7 +65,9 @@ use crate::table::zap::Flush;
 use crate::table::{PageTable, ReadSection, RunLimit};
 use crate::tlb::{Gather, TlbOnLeave};
 
-pub use self::userfault::{FillMode, FillSource, MoveMode, PartialFill, WriteProtectMode};
+pub use self::userfault::{
+    FillMode, FillOrder, FillSource, MoveMode, PartialFill, WriteProtectMode,
+};
 pub use crate::vma::{MappingFlags, Protection};
 pub use crate::vmas::place::Place;
 pub use call::advice::Advice;

@@ -136,38 +136,27 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         mode: FillMode,
         source: &mut FillSource<'_>,
     ) -> Result<(), PartialFill> {
-        self.fill_copy_by(userfault, to, length, mode, (Batches::Yes, source))
+        self.fill_copy_by(userfault, to, length, mode, (FillOrder::Together, source))
     }
 
-    /// As [`AddressSpace::fill_copy`], but each page is mapped before the next is asked for: `source`
-    /// may read pages that this call has filled.
+    /// As [`AddressSpace::fill_copy`], with a say in how far copying runs ahead of mapping.
     ///
-    /// Context: may sleep. Complexity: in the pages.
+    /// Context: may sleep. Complexity: as [`AddressSpace::fill_copy`] with [`FillOrder::Together`];
+    /// in the pages with [`FillOrder::PageByPage`].
     ///
     /// # Errors
     /// As [`AddressSpace::fill_copy`].
-    pub fn fill_copy_page_by_page(
+    pub fn fill_copy_by(
         &self,
         userfault: &Userfault<'_, P>,
         to: VirtAddr,
         length: u64,
         mode: FillMode,
-        source: &mut FillSource<'_>,
-    ) -> Result<(), PartialFill> {
-        self.fill_copy_by(userfault, to, length, mode, (Batches::No, source))
-    }
-
-    fn fill_copy_by(
-        &self,
-        userfault: &Userfault<'_, P>,
-        to: VirtAddr,
-        length: u64,
-        mode: FillMode,
-        (batches, source): (Batches, &mut FillSource<'_>),
+        (batches, source): (FillOrder, &mut FillSource<'_>),
     ) -> Result<(), PartialFill> {
         self.fill(userfault, to, length, mode, |at, end| {
             let (order, count) = match self.next_fill(userfault, at, end, mode)? {
-                _ if batches == Batches::No => (Order::PAGE, 1),
+                _ if batches == FillOrder::PageByPage => (Order::PAGE, 1),
                 NextFill::Folio(order) => (order, 1),
                 NextFill::Pages(count) => (Order::PAGE, count),
             };
@@ -422,11 +411,14 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 }
 
-/// Whether several pages may be copied before the first is mapped.
+/// How far [`AddressSpace::fill_copy_by`] copies ahead of what it has mapped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Batches {
-    Yes,
-    No,
+pub enum FillOrder {
+    /// Several pages are copied before the first of them is mapped.
+    Together,
+    /// Each page is mapped before the next is copied: the source may read pages that this call has
+    /// filled.
+    PageByPage,
 }
 
 /// What is filled next.

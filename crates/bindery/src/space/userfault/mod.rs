@@ -21,7 +21,7 @@ mod register;
 mod shared;
 mod wait;
 
-pub use fill::{FillMode, FillSource, PartialFill};
+pub use fill::{FillMode, FillOrder, FillSource, PartialFill};
 pub use moves::MoveMode;
 pub use protect::WriteProtectMode;
 pub(super) use protect::{lift_protection, map_protected_page};
