@@ -21,7 +21,7 @@
 //! | `exhausted` | the record that nothing is left to reclaim |
 //! | `same_filled` | pages that need no store |
 //! | `usage` | counts for listings |
-//! | `compressed` | the store of compressed pages; `no_compression` in a build without |
+//! | `compressed`, `no_compression` | the store of compressed pages, and its form in a build without it |
 //!
 //! # The protocol
 //! A page of a folio is in memory, in swap, or in the *swap cache*: in both, or on its way between
