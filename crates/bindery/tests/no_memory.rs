@@ -17,7 +17,7 @@ const NAMED: &[(&str, usize, &str)] = &[
     ("kernel_map/vmalloc.rs", 1, "more frames than the machine has"),
     ("object/pager.rs", 2, "what a pager says, which is no call's error yet"),
     ("reclaim/direct.rs", 1, "the place"),
-    ("space/call/collapse.rs", 1, "the error itself"),
+    ("space/call/collapse/call.rs", 1, "the error itself"),
     ("space/fault/object.rs", 2, "a folio that has the most mappings that can be counted"),
     ("space/folio.rs", 2, "the error itself"),
     ("space/call/madvise.rs", 1, "another error for what a call has said after reclaim"),
