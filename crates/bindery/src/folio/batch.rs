@@ -29,7 +29,7 @@ pub(crate) struct FolioBatch<'a> {
 }
 
 /// The lock of a folio. Dropping this does not release it: see [`FolioBatch::unlock`], and
-/// [`FolioHandle::lock_of_batch`].
+/// [`super::handle::FolioHandle::lock_of_batch`].
 pub(crate) struct LockedHead<'a>(&'a FrameMeta);
 
 impl<P: Platform> Frames<P> {
@@ -108,7 +108,7 @@ impl<'a> FolioBatch<'a> {
     }
 
     /// Releases the lock of a folio. `false` if a thread waits for it or has orphaned
-    /// the folio: then [`FolioHandle::see_to_marks`] is left to do.
+    /// the folio: then [`super::handle::FolioHandle::see_to_marks`] is left to do.
     ///
     /// # Safety
     /// 1. The caller has got the lock here, by this number, and no guard of the folio exists.
@@ -122,7 +122,7 @@ impl<'a> FolioBatch<'a> {
 impl LockedHead<'_> {
     /// Whether exactly `mappings` entries map the folio, and it has no pin. Asked by a caller
     /// that has just taken those entries away in a sequentially consistent step: see
-    /// [`FolioHandle::is_pinned_since`].
+    /// [`super::handle::FolioHandle::is_pinned_since`].
     #[inline(always)]
     pub(crate) fn is_free_to_move(&self, mappings: u32) -> bool {
         self.0.count.load(Ordering::SeqCst) & !REFERENCES == u64::from(mappings) * MAPPING
