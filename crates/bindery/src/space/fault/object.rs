@@ -210,8 +210,7 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
             let mut mapped = Ok(Next::Again);
             for run in runs {
                 let range = origin.range_of(run);
-                let first = P::Arch::page_entry(run.frame, Level::PTE, attributes);
-                let next = self.fill_run(range, first, table, &mut cursor.counts);
+                let next = self.fill_run(range, (run.frame, attributes), table, &mut cursor.counts);
                 if range.contains(page) {
                     mapped = next;
                 }
@@ -222,16 +221,17 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
     }
 
     /// Fills the empty entries of `range` in `table`, which is locked, with pages of one folio from
-    /// that of `first` on.
+    /// that at `frame` on.
     fn fill_run(
         &self,
         range: VirtRange,
-        first: Entry,
+        (frame, attributes): (Frame, Attributes),
         table: Frame,
         counts: &mut Counts,
     ) -> Result<Next, FaultError> {
         let (frames, page_table) = (&self.memory().frames, self.page_table());
-        let folio = frames.folio_of(P::Arch::frame(first)).ok_or(FaultError::Bus)?;
+        let folio = frames.folio_of(frame).ok_or(FaultError::Bus)?;
+        let first = P::Arch::page_entry(frame, Level::PTE, attributes);
         let begin = P::Arch::PTE.index_of(range.start());
         let end = begin + range.pages() as u32;
         let owner = frames.folio(folio).owner_kind();
