@@ -65,6 +65,9 @@ impl<P: Platform> Memory<P> {
         wanted: u64,
     ) -> Load<'a, P> {
         let place = place_of(slots);
+        // A device that is done at once leaves nothing to wait for, so no wait would finish the
+        // reads around the page. That also frees their requests.
+        self.finish_swap_writes();
         // The slots are busy: that keeps the area and their content.
         let content = self.content_of(slots);
         if content == Some(Stored::None) {
