@@ -11,7 +11,7 @@
 //! | Free: block of the buddy allocator | order | the free list of its order | | | |
 //! | Raw: allocated, no meaning yet | order | [`NONE`] | 0 | 0 | 0 |
 //! | Table: node of a page table | level, [`LOCK`], [`STRAY`], [`GUARDS`] | `next`: link in a gather or in the deposit; `previous`: pending flushes, see `frame::pending` | first of the deposit | 0 | entry count |
-//! | Folio: head of user memory | order, [`FOLIO_LOCK`], [`ORPHAN`], [`FOLIO_PARKED`], [`DIRTY`], [`LAZY`], [`FETCHABLE`], [`SWAP_CACHED`], [`REFERENCED`], [`HOT`], [`LOOKED`], [`UNEVICTABLE`], [`WRITEBACK`], [`SHARED_EIGHTHS`], [`EXCLUSIVE`] (order 0) | with [`SWAP_CACHED`]: its swap slots, see [`crate::folio::swap_place`] | with `word`: the anon group or object, see [`crate::folio::owner`] | references, pins, mappings, see [`crate::folio::count`]; 0 while fresh | kind of owner, index of the first page there |
+//! | Folio: head of user memory | order, [`FOLIO_LOCK`], [`ORPHAN`], [`FOLIO_PARKED`], [`DIRTY`], [`LAZY`], [`FETCHABLE`], [`SWAP_CACHED`], [`REFERENCED`], [`HOT`], [`LOOKED`], [`UNEVICTABLE`], [`WRITEBACK`], [`SHARED_EIGHTHS`], [`EXCLUSIVE`] (order 0) | with [`SWAP_CACHED`]: its swap slots, see `folio::swap_place` | with `word`: the anon group or object, see `folio::owner` | references, pins, mappings, see `folio::count`; 0 while fresh | kind of owner, index of the first page there |
 //! | Tail of a folio | order of the head | | number of the head | 0 | of `head + 1` to `head + 8`: anon-exclusive bits |
 //! | Tail of another block | unspecified | | unspecified | | |
 //! | Slab: frame full of small objects | order 0 | list of frames with room | | 0 | free slots and objects in use, see [`super::slab`] |
@@ -79,11 +79,11 @@ pub(crate) const GUARDS: u32 = 1 << 13;
 /// were synchronized.
 pub(crate) const FETCHABLE: u32 = 1 << 14;
 
-/// Slots of a swap area hold the folio: `next` and `previous` name them, see [`crate::folio::swap_place`].
+/// Slots of a swap area hold the folio: `next` and `previous` name them, see `folio::swap_place`.
 pub(crate) const SWAP_CACHED: u32 = 1 << 15;
 
 /// The folio was found used by the last look of reclaim. Together with [`HOT`] it means something
-/// else: see [`crate::folio::aging`].
+/// else: see `folio::aging`.
 pub(crate) const REFERENCED: u32 = 1 << 16;
 /// The folio was found used twice, or came back soon after it was evicted.
 pub(crate) const HOT: u32 = 1 << 17;
@@ -96,9 +96,9 @@ pub(crate) const READ_AROUND: u32 = 1 << 19;
 /// The shift of [`SHARED_EIGHTHS`] in `state`.
 pub(crate) const SHARED_SHIFT: u32 = 20;
 /// How many eighths of its pages the folio has to lose in mappings before one process may have
-/// them all: what a walk over the entries of one has found, see [`crate::folio::alone`].
+/// them all: what a walk over the entries of one has found, see `folio::alone`.
 pub(crate) const SHARED_EIGHTHS: u32 = 0xf << SHARED_SHIFT;
-/// A look of reclaim found the folio locked into memory, see [`crate::folio::unevictable`].
+/// A look of reclaim found the folio locked into memory, see `folio::unevictable`.
 pub(crate) const UNEVICTABLE: u32 = 1 << 24;
 /// The lock of the folio is that of a request which a swap device is writing. Set only beside the
 /// lock, and cleared with it.

@@ -48,7 +48,7 @@ impl Default for CollapseLimits {
     }
 }
 
-/// The progress of [`AddressSpace::collapse_some`].
+/// The progress of [`AddressSpace::collapse_some`](crate::AddressSpace::collapse_some).
 ///
 /// ```
 /// use bindery::addr::VirtAddr;
