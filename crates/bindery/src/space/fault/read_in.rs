@@ -40,12 +40,14 @@ impl<P: Platform> Fault<'_, '_, P> {
             memory.may_wait();
             let Some(folio) = memory.frames.new_exclusive_folio(order) else { continue };
             match self.read_folio(folio, slots, slot.number) {
-                // Nothing was read.
-                Ok(next @ Next::Wait(Wait::SwapRequest { .. })) => return Ok(next),
-                Ok(next) => {
+                // Nothing was read, or the page cannot be mapped.
+                Ok(stepped @ (Err(_) | Ok(Next::Wait(Wait::SwapRequest { .. })))) => {
+                    return stepped;
+                }
+                Ok(stepped) => {
                     if reading == Reading::Fault {
                         // The wait for a device counts the fault when the page was read.
-                        if !matches!(next, Next::Wait(_)) {
+                        if !matches!(stepped, Ok(Next::Wait(_))) {
                             memory.note_major_fault();
                         }
                         if allowed.has_large() {
@@ -55,12 +57,11 @@ impl<P: Platform> Fault<'_, '_, P> {
                             self.note_way(order);
                         }
                     }
-                    return Ok(next);
+                    return stepped;
                 }
                 Err(Unread::Slots) => {}
                 Err(Unread::Content) if order > Order::PAGE => {}
                 Err(Unread::Content) => return Err(FaultError::Bus.into()),
-                Err(Unread::Refused(failure)) => return Err(failure),
             }
             if order == Order::PAGE {
                 // Another thread reads the page, or has mapped or dropped it.
@@ -175,7 +176,7 @@ impl<P: Platform> Fault<'_, '_, P> {
     }
 
     /// Claims the slots for the folio, reads their content into it, and maps it.
-    fn read_folio(&self, folio: Folio, slots: SlotRun, wanted: u64) -> Result<Next, Unread> {
+    fn read_folio(&self, folio: Folio, slots: SlotRun, wanted: u64) -> Result<Stepped, Unread> {
         let memory = self.memory();
         let (frames, platform) = (&memory.frames, &memory.platform);
         let Some(lock) = frames.folio(folio).try_lock(platform) else {
@@ -211,20 +212,20 @@ impl<P: Platform> Fault<'_, '_, P> {
         folio: Folio,
         slots: SlotRun,
         wanted: u64,
-    ) -> Result<Next, Unread> {
+    ) -> Result<Stepped, Unread> {
         let memory = self.memory();
         // Until it is mapped, other entries may refer to the slots of its pages.
         memory.frames.folio(folio).exclusive().clear(0, folio.pages());
         match memory.begin_device_read(lock, folio, slots, wanted) {
             Load::Done(lock) => self.map_loaded(lock, folio, slots),
             Load::Lost => Err(Unread::Content),
-            Load::Full => Ok(Next::Wait(Wait::SwapRequest { area: slots.area })),
+            Load::Full => Ok(Ok(Next::Wait(Wait::SwapRequest { area: slots.area }))),
             Load::Begun(read) => {
                 if memory.clock.has_reclaimed() {
                     let number = self.page.0 >> PAGE_SHIFT;
                     memory.note_way(folio, number & !u64::from(folio.pages() - 1));
                 }
-                Ok(Next::Wait(Wait::SwapRead(read)))
+                Ok(Ok(Next::Wait(Wait::SwapRead(read))))
             }
         }
     }
@@ -236,7 +237,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         lock: FolioLock<'_, P>,
         folio: Folio,
         slots: SlotRun,
-    ) -> Result<Next, Unread> {
+    ) -> Result<Stepped, Unread> {
         let (memory, page) = (self.memory(), self.page);
         let place = SwapPlace { area: slots.area, first: slots.first, cached: slots.count };
         // The folio may have pages below the one of the fault: the address tells the number.
@@ -244,10 +245,10 @@ impl<P: Platform> Fault<'_, '_, P> {
         let cached = CachedPage { folio, place, number: inside as u32 };
         let start = VirtAddr(page.0 - (inside << PAGE_SHIFT));
         let home = Home { index: self.vma.folio_index_at(start), is_shared: false };
-        let next = self.map_swapped(cached, home, &lock);
+        let stepped = self.map_swapped(cached, home, &lock);
         drop(lock);
         memory.frames.folio(folio).release(&memory.platform);
-        next.map_err(Unread::Refused)
+        Ok(stepped)
     }
 }
 
@@ -257,8 +258,6 @@ enum Unread {
     Slots,
     /// The device has lost the content.
     Content,
-    /// The content was read, and the page cannot be mapped.
-    Refused(Failure<FaultError>),
 }
 
 fn folio_bytes(folio: Folio) -> u64 {

@@ -135,15 +135,16 @@ impl<'f, 'm, P: Platform> Fault<'f, 'm, P> {
     #[inline(always)]
     fn resolve_in(&self, object: Option<(&ObjectState, &PagesStay)>) -> Stepped {
         loop {
-            let next = match (self.vacant_orders(), object) {
-                (Ok(orders), None) => self.first_touch(orders)?,
-                (Ok(_), Some((object, stay))) => self.map_object(object, stay)?,
+            // Returned as it is: an unpacked result is moved word by word.
+            let stepped = match (self.vacant_orders(), object) {
+                (Ok(orders), None) => self.first_touch(orders),
+                (Ok(_), Some((object, stay))) => self.map_object(object, stay),
                 // A copy, read without locks: the entry is compared when it is replaced.
-                (Err(Occupant::Slot(slot)), _) => self.swap_in(slot, Reading::Fault)?,
-                (Err(Occupant::Entry(..)), _) => self.handle_present_entry()?,
+                (Err(Occupant::Slot(slot)), _) => self.swap_in(slot, Reading::Fault),
+                (Err(Occupant::Entry(..)), _) => self.handle_present_entry(),
             };
-            if !matches!(next, Next::Again) {
-                return Ok(next);
+            if !matches!(stepped, Ok(Next::Again)) {
+                return stepped;
             }
         }
     }
