@@ -320,7 +320,7 @@ fn refused(arguments: &[&str], words: &[&str]) {
 #[test]
 fn a_wrong_command_line_gets_a_correction() {
     refused(&["remap-2m"], &["remap-2m", "remap-1m", "remap-1g", "pageout", "kernel-map"]);
-    refused(&["--folio", "3k"], &["3k", "powers of two", "64k"]);
+    refused(&["--folio", "3k"], &["3k", "power of two", "64k"]);
     refused(&["--folio", "4m"], &["4m", "2m"]);
     refused(&["--arch", "vax"], &["vax", "aarch64", "riscv64"]);
     refused(&["--arch", "tiny"], &["tiny", "x86-64"]);

@@ -74,7 +74,7 @@ fn what_is_no_program_is_refused() {
 #[test]
 fn wrong_options_are_refused_with_what_is_right() {
     for (option, value, part) in [
-        ("--arch", "vax", "x86-64 and aarch64"),
+        ("--arch", "vax", "x86-64 or aarch64"),
         ("--memory", "much", "256m"),
         ("--cpus", "0", "1..=64"),
         ("--env", "NAME", "NAME=VALUE"),
