@@ -120,6 +120,8 @@ int main(void) {
     CHECK(area[0] == 0 && area[SIZE - 1] == 0, "pages that are given back are fresh");
     munmap(area, SIZE);
 
+    // This process must not lose a page of its own: waitpid(2) stores the status to its stack.
+    NEED(mlockall(MCL_CURRENT) == 0);
     uint64_t naps = shared->naps;
     pid_t hog = CHILD({
         char *large = filled(64 * MIB);
