@@ -9,8 +9,9 @@ use crate::vma::VmaReadGuard;
 
 use super::refused;
 
-/// Unlocks the VMA, and waits. All cursors and proofs of the fault borrow the guard, so none of them
-/// lives any more. The reference keeps the folio that the page needs until the fault has mapped it.
+/// Unlocks the VMA, and waits. Called without a cursor: the types do not check that yet, since a
+/// VMA outlives its guard. The reference keeps the folio that the page needs until the fault has
+/// mapped it.
 ///
 /// # Errors
 /// The fault for the error of the pager or the device.
