@@ -8,7 +8,7 @@ use crate::folio::{Folio, FolioLock, FolioRef, LockedFolio};
 use crate::platform::Platform;
 use crate::rmap::{self, Locking, Seen, Walked};
 use crate::swap::page_set::PageSet;
-use crate::table::victims::Victims;
+use crate::table::swap_out_scan::SwapOutScan;
 
 use super::pressure::Batch;
 use super::sweep::Which;
@@ -47,19 +47,19 @@ impl<P: Platform> Memory<P> {
         let folio = *held;
         let pinned = self.frames.folio(folio).pins() > 0;
         let pages = target.min(u64::from(u32::MAX)) as u32;
-        let mut victims = match which {
-            Which::Cold(turn) => Victims::cold(folio, turn, pages),
-            Which::Passing => Victims::passing(folio, pages),
+        let mut scan = match which {
+            Which::Cold(turn) => SwapOutScan::cold(folio, turn, pages),
+            Which::Passing => SwapOutScan::passing(folio, pages),
         };
         let mapped =
-            if pinned { Mapped::Nowhere } else { self.take_around(folio, &mut victims, batch) };
+            if pinned { Mapped::Nowhere } else { self.take_around(folio, &mut scan, batch) };
         if mapped == Mapped::Locked {
             self.frames.folio(folio).reclaim_state().mark_unevictable();
         }
-        if victims.is_held_to_be_cut() {
+        if scan.is_held_to_be_cut() {
             return self.cut_held(held, lock, batch);
         }
-        if victims.took_held() {
+        if scan.took_held() {
             // The lock is the batch's now, and keeps the folio with its mappings.
             lock.leave_to_batch();
             return 0;
@@ -111,7 +111,7 @@ impl<P: Platform> Memory<P> {
     fn take_around<'m>(
         &'m self,
         folio: Folio,
-        victims: &mut Victims,
+        scan: &mut SwapOutScan,
         batch: &mut Batch<'m, P>,
     ) -> Mapped {
         let mappings = self.frames.folio(folio).mappings();
@@ -129,7 +129,7 @@ impl<P: Platform> Memory<P> {
                 let table = VirtRange::raw(hit.range.start().align_down(span).0, hit.range.end().0);
                 if met >= mappings && table.pages() << PAGE_SHIFT <= span {
                     entries += u64::from(P::Arch::ENTRIES);
-                    let locked = batch.take_window(hit, victims);
+                    let locked = batch.take_window(hit, scan);
                     mapped = if locked { Mapped::Locked } else { Mapped::InOne };
                 } else if met > 0 {
                     mapped = Mapped::InSeveral;

@@ -26,7 +26,7 @@ use crate::stats::Counts;
 use crate::table::PageTable;
 use crate::table::locking::Depth;
 use crate::table::out_batch::OutBatch;
-use crate::table::victims::Victims;
+use crate::table::swap_out_scan::SwapOutScan;
 use crate::tlb::Gather;
 use crate::vma::{MappingFlags, ReadLockedVma};
 use crate::{addr::VirtRange, arch::Level};
@@ -112,7 +112,7 @@ impl<'m, P: Platform> Batch<'m, P> {
 
     /// Makes swap entries of the cold folios in the table around the hit, unless the VMA is locked
     /// into memory, or another thread is changing it. Returns whether it is locked into memory.
-    pub(super) fn take_window(&mut self, hit: &RmapHit<'_, 'm, P>, victims: &mut Victims) -> bool {
+    pub(super) fn take_window(&mut self, hit: &RmapHit<'_, 'm, P>, scan: &mut SwapOutScan) -> bool {
         if !self.vmas.iter().any(|vma| vma.is(hit.vma)) {
             if self.vmas.is_full() {
                 self.unmap();
@@ -137,9 +137,8 @@ impl<'m, P: Platform> Batch<'m, P> {
         let mut cursor =
             hit.page_table.cursor_beside(window(hit), Depth::Floor(Level::PTE), Some(&*gather));
         let attributes = hit.vma.flags().attributes();
-        let _ =
-            PageTable::swap_out_deferred(&mut cursor, attributes, victims, &mut self.out, gather);
-        self.later |= victims.may_find_more();
+        let _ = PageTable::swap_out_deferred(&mut cursor, attributes, scan, &mut self.out, gather);
+        self.later |= scan.may_find_more();
         self.folios += cursor.counts.folios_touched;
         self.pages = self.out.pages();
         false

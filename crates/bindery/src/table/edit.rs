@@ -67,15 +67,15 @@ impl<'op, 'm, P: Platform> Edit<'op, 'm, P> {
             self.page_table.flush(self.gather, &mut counts);
             self.page_table.stats.add(&counts);
         }
-        if self.gather.take_stays() {
+        if self.gather.take_uncharge_before_unlock() {
             self.page_table.drop_contents(self.gather);
         }
     }
 
-    /// Records that pages were unmapped in a VMA that stays.
+    /// As [`Gather::uncharge_before_unlock`].
     #[inline]
-    pub(crate) fn vma_stays(&mut self) {
-        self.gather.vma_stays();
+    pub(crate) fn uncharge_before_unlock(&mut self) {
+        self.gather.uncharge_before_unlock();
     }
 
     /// As [`PageTable::zap`].

@@ -10,8 +10,8 @@ use crate::stats::Counts;
 use crate::tlb::{self, Gather};
 
 use super::PageTable;
-use super::dropping::Dropping;
 use super::locking::{Depth, LockSet, LockTree, Node};
+use super::zap_rmap::RmapZap;
 use crate::frame::pending::{self, Last};
 
 impl<P: Platform> PageTable<'_, P> {
@@ -171,9 +171,9 @@ impl<P: Platform> PageTable<'_, P> {
         let mut counts = Counts::default();
         self.gather_detached(gather, &mut counts);
         let mut batch = self.memory.free_batch();
-        let mut dropping = Dropping::detached(self.memory, &mut batch, &mut counts);
+        let mut zap = RmapZap::detached(self.memory, &mut batch, &mut counts);
         while let Some(table) = gather.detached.pop(&self.memory.frames) {
-            dropping.contents(table);
+            zap.contents(table);
             // SAFETY: 1. a detached table, just taken off its list; 2. flushed, as asserted above.
             unsafe { gather.emptied.push(&self.memory.frames, table) };
             between();

@@ -29,15 +29,16 @@
 //! | `leaf` | huge leaves: split and published |
 //! | `split_folio` | folios that are cut where they are mapped |
 //! | `zap`, `zap_except`, `zap_chosen` | unmapping: whole tables by one entry, the rest in runs; with exceptions; of chosen runs |
+//! | `zap_rmap` | the mappings and swap slots of zapped entries, dropped after the flush |
 //! | `descent` | from a table down to the entry for an address |
-//! | `detach`, `dropping` | tables taken out of the tree; what entries name is given back |
+//! | `detach` | tables taken out of the tree |
 //! | `look` | reads what is mapped, without changing it |
 //! | `collapse` | one huge leaf for a table of small ones: their pages copied, or joined in place |
 //! | `narrowing` | stores that TLBs must be told of |
 //! | `rewrite` | entries that change in place: `mprotect`, aging, write-protection, markers |
 //! | `copy`, `move_range` | `fork` and `mremap` on entries |
 //! | `move_pages` | `UFFDIO_MOVE` on entries: beside running faults |
-//! | `swap_out`, `swap_out_shared`, `victims`, `out_batch` | leaves become swap entries; of folios that several VMAs map; which folios; those on their way out |
+//! | `swap_out`, `swap_out_shared`, `swap_out_scan`, `out_batch` | leaves become swap entries; of folios that several VMAs map; which folios; those on their way out |
 //! | `swap_in` | swap entries become leaves |
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
@@ -48,7 +49,6 @@ pub(crate) mod copy;
 pub(crate) mod cursor;
 mod descent;
 mod detach;
-mod dropping;
 pub(crate) mod edit;
 mod flush;
 pub(crate) mod leaf;
@@ -69,11 +69,12 @@ pub(crate) mod split_folio;
 pub(crate) mod stray;
 pub(crate) mod swap_in;
 pub(crate) mod swap_out;
+pub(crate) mod swap_out_scan;
 pub(crate) mod swap_out_shared;
-pub(crate) mod victims;
 pub(crate) mod zap;
 pub(crate) mod zap_chosen;
 pub(crate) mod zap_except;
+mod zap_rmap;
 
 use core::ops::Deref;
 use core::ptr::NonNull;

@@ -28,7 +28,7 @@ use super::cursor::Cursor;
 use super::out_batch::{InCache, OutBatch, OutRun};
 use super::rewrite::clear_accessed;
 use super::run::{self, Run, What};
-use super::victims::{Choice, SwapOutStop, Victims};
+use super::swap_out_scan::{Choice, SwapOutScan, SwapOutStop};
 use super::{EntryAt, NoMemory, PageTable};
 
 mod cached;
@@ -37,7 +37,7 @@ mod restore;
 
 /// The swap-out of the leaves of one part.
 struct SwapOut<'c, 'a, 'm, P: Platform> {
-    scan: &'c mut Victims,
+    scan: &'c mut SwapOutScan,
     cursor: &'c mut Cursor<'a, 'm, P>,
     batch: &'c mut OutBatch,
     gather: &'c mut Gather,
@@ -75,7 +75,7 @@ impl<P: Platform> PageTable<'_, P> {
     pub(crate) fn swap_out(
         cursor: &mut Cursor<'_, '_, P>,
         attributes: Attributes,
-        scan: &mut Victims,
+        scan: &mut SwapOutScan,
         batch: &mut OutBatch,
         gather: &mut Gather,
     ) -> Result<SwapOutStop, NoMemory> {
@@ -93,7 +93,7 @@ impl<P: Platform> PageTable<'_, P> {
     pub(crate) fn swap_out_deferred(
         cursor: &mut Cursor<'_, '_, P>,
         attributes: Attributes,
-        scan: &mut Victims,
+        scan: &mut SwapOutScan,
         batch: &mut OutBatch,
         gather: &mut Gather,
     ) -> Result<SwapOutStop, NoMemory> {
@@ -341,7 +341,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         }
         page_table.change_entry_count(run.node.table, 0, count);
         if run.node.level > Level::PTE {
-            super::dropping::free_deposit(
+            super::zap_rmap::free_deposit(
                 page_table.memory,
                 run.node.table,
                 &mut self.cursor.counts,

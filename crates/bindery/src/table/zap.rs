@@ -31,9 +31,9 @@ use crate::platform::Platform;
 use crate::tlb::Gather;
 
 use super::cursor::{Chunks, Cursor, WholeTables};
-use super::dropping::{Dropping, drop_absent, release_absent};
 use super::locking::Depth;
 use super::run::{Run, What};
+use super::zap_rmap::{RmapZap, drop_absent, release_absent};
 use super::{NoMemory, PageTable};
 
 /// The time of the flush after an unmapping.
@@ -139,7 +139,7 @@ pub(super) fn drop_suspended<P: Platform>(cursor: &mut Cursor<'_, '_, P>, part: 
     let (memory, node) = (cursor.page_table.memory, cursor.cover());
     let base = cursor.range().start().align_down(node.level.table_span());
     let mut batch = memory.free_batch();
-    Dropping::suspended(memory, &mut batch, &mut cursor.counts).range(node, base, part);
+    RmapZap::suspended(memory, &mut batch, &mut cursor.counts).range(node, base, part);
 }
 
 /// Clears the absent entries of the run, which no TLB holds, and releases what they refer to.

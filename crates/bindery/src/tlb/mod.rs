@@ -180,15 +180,17 @@ pub(crate) struct Gather {
     pub(crate) detached: TableStack,
     /// Detached tables without mapped entries: readers may still be walking through them.
     pub(crate) emptied: DetachedTables,
-    /// Whether the tables' contents must be counted down with the mutex held.
-    stays: Stays,
+    /// When the contents of detached tables are uncharged.
+    uncharge: Uncharge,
 }
 
-/// Whether a VMA outlives the pages that were taken out of it.
+/// When pages of detached tables are counted down, beside the unlock of the mutex.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Stays {
-    No,
-    Yes,
+enum Uncharge {
+    /// The default: the VMA is removed, and keeps its anon group until its pages are counted down.
+    AfterUnlock,
+    /// The VMA outlives its pages.
+    BeforeUnlock,
 }
 
 /// The number of leaf tables that one flush covers.
@@ -210,7 +212,7 @@ impl Gather {
             unscanned: TableStack::new(),
             detached: TableStack::new(),
             emptied: DetachedTables::default(),
-            stays: Stays::No,
+            uncharge: Uncharge::AfterUnlock,
         }
     }
 
@@ -310,22 +312,20 @@ impl Gather {
         }
     }
 
-    /// Records that the VMA whose pages were taken stays. Another operation may remove the VMA, and
-    /// with it the pages' owner, as soon as the mutex is free. So they are counted down before
-    /// that:
+    /// Requires the flush to count down the zapped pages before the mutex is unlocked, because
+    /// their VMA stays in the address space. Otherwise another operation could remove the VMA, and
+    /// with it the owner of the pages, too early:
     /// 1. CPU A discards pages, whose tables are detached, and releases the mutex.
     /// 2. CPU B unmaps the VMA; a grace period later its anon group is freed.
     /// 3. CPU C finds one of the folios by its frame number: it counts as mapped, and points to the
     ///    anon group.
-    ///
-    /// A VMA that is removed keeps its anon group until its pages are counted down.
-    pub(crate) fn vma_stays(&mut self) {
-        self.stays = Stays::Yes;
+    pub(crate) fn uncharge_before_unlock(&mut self) {
+        self.uncharge = Uncharge::BeforeUnlock;
     }
 
-    /// Whether that was recorded since the last call.
-    pub(crate) fn take_stays(&mut self) -> bool {
-        core::mem::replace(&mut self.stays, Stays::No) == Stays::Yes
+    /// Whether [`Gather::uncharge_before_unlock`] was called since the last call of this function.
+    pub(crate) fn take_uncharge_before_unlock(&mut self) -> bool {
+        core::mem::replace(&mut self.uncharge, Uncharge::AfterUnlock) == Uncharge::BeforeUnlock
     }
 
     /// Whether nothing is left to be freed. Flushed before.

@@ -25,7 +25,7 @@ pub(in crate::space) fn install<'op, P: Platform>(
         op.vmas.prepare_group(vma)?;
     }
     let vma = vma.lock_write(op.platform());
-    op.edit.vma_stays();
+    op.edit.uncharge_before_unlock();
     op.vmas.change_flags(&vma, vma.flags() | MappingFlags::MAYBE_GUARDS);
     let zapped = op.edit.zap(part, part, Flush::BeforeUnlock);
     op.edit.flush();

@@ -13,7 +13,7 @@ use crate::vma::{MappingFlags, Protection, Vma};
 use crate::vmas::Parts;
 
 use super::advice::{Advice, Call, Change, EntryChange, Loss, VmaChange};
-use super::forget::forget_contents;
+use super::cold_or_free::cold_or_free;
 use super::guard_pages;
 use super::page_out::{page_out, page_out_shared};
 use crate::space::AddressSpace;
@@ -176,7 +176,7 @@ fn change_entries<'op, P: Platform>(
         EntryChange::Drop { locked: false } if locked => Err(Error::Invalid.into()),
         EntryChange::Drop { .. } => Ok(drop_contents(op, vma, part)?),
         EntryChange::Free if locked || !vma.is_anonymous() => Err(Error::Invalid.into()),
-        EntryChange::Free => Ok(forget_contents(op, vma, part, UseBits::AccessedAndDirty)?),
+        EntryChange::Free => Ok(cold_or_free(op, vma, part, UseBits::AccessedAndDirty)?),
         EntryChange::Cold | EntryChange::PageOut if locked => Err(Error::Invalid.into()),
         // Droppable pages need no place in swap.
         EntryChange::PageOut if vma.has(MappingFlags::DROPPABLE) => {
@@ -192,7 +192,7 @@ fn change_entries<'op, P: Platform>(
             shared_memory(vma).map_or(Ok(()), |object| page_out_shared(op, vma, object, part))
         }
         EntryChange::Cold | EntryChange::PageOut => {
-            Ok(forget_contents(op, vma, part, UseBits::Accessed)?)
+            Ok(cold_or_free(op, vma, part, UseBits::Accessed)?)
         }
         EntryChange::InstallGuards => guard_pages::install(op, vma, part),
         EntryChange::RemoveGuards => Ok(guard_pages::remove(op, vma, part)?),
@@ -208,7 +208,7 @@ pub(in crate::space) fn drop_contents<P: Platform>(
     op.space.note_resident();
     let locked = vma.lock_write(op.platform());
     let edit = &mut op.edit;
-    edit.vma_stays();
+    edit.uncharge_before_unlock();
     let protected = vma.dropped_protection();
     let spares = vma.has(MappingFlags::MAYBE_GUARDS) || protected == Protected::Marked;
     let zapped = if spares {

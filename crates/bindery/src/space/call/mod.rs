@@ -9,7 +9,7 @@
 //! | `pkey`, `shmdt`, `dev_zero` | `pkey_alloc(2)`; `shmdt(2)`; `mmap(2)` of `/dev/zero` |
 //! | `advice` | the kinds of advice and the table of their effects |
 //! | `guard_pages`, `collapse`, `page_out` | the larger operations of `madvise(2)` |
-//! | `forget` | `MADV_COLD` and `MADV_FREE` |
+//! | `cold_or_free` | `MADV_COLD` and `MADV_FREE` |
 //! | `will_need` | `MADV_WILLNEED` |
 //! | `scan_pages` | `ioctl(PAGEMAP_SCAN)` |
 //! | `populate` | pages that come before the first access (`MAP_POPULATE`, `mlock`) |
@@ -17,9 +17,9 @@
 
 pub(super) mod advice;
 pub(super) mod brk;
+mod cold_or_free;
 pub(super) mod collapse;
 mod dev_zero;
-mod forget;
 mod fork;
 mod guard_pages;
 pub(super) mod madvise;

@@ -127,7 +127,7 @@ pub(in crate::space) fn unmap_supplied<'m, P: Platform>(
     let mut zapped = Ok(());
     let cut = vmas.cut_out(range, || zapped = edit.zap(range, freeable, Flush::BeforeUnlock));
     if cut {
-        edit.vma_stays();
+        edit.uncharge_before_unlock();
     }
     zapped
 }

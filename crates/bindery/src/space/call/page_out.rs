@@ -1,6 +1,6 @@
 //! `MADV_PAGEOUT`: the anonymous pages of a range go to swap, and shared memory does.
 
-use super::forget::without_shared_huge_edges;
+use super::cold_or_free::without_shared_huge_edges;
 use crate::space::folio::split_if_alone;
 use arrayvec::ArrayVec;
 
@@ -18,7 +18,7 @@ use crate::table::PageTable;
 use crate::table::cursor::Chunks;
 use crate::table::locking::Depth;
 use crate::table::out_batch::OutBatch;
-use crate::table::victims::{SwapOutStop, Victims};
+use crate::table::swap_out_scan::{SwapOutScan, SwapOutStop};
 use crate::table::zap_chosen::{Fate, Mapped};
 use crate::vma::Vma;
 
@@ -38,7 +38,7 @@ pub(in crate::space) fn page_out<P: Platform>(
     let attributes = vma.flags().attributes();
     let mut chunks = Chunks::of(without_shared_huge_edges(op.edit.table(), part));
     let mut batch = OutBatch::new();
-    let mut victims = Victims::ALL;
+    let mut scan = SwapOutScan::ALL;
     // The mutex keeps writers out.
     let Some(locked) = vma.try_read(op.platform()) else { return Ok(()) };
     loop {
@@ -48,7 +48,7 @@ pub(in crate::space) fn page_out<P: Platform>(
             else {
                 break;
             };
-            PageTable::swap_out(&mut cursor, attributes, &mut victims, &mut batch, gather)
+            PageTable::swap_out(&mut cursor, attributes, &mut scan, &mut batch, gather)
         };
         batch.write_out(memory);
         match stop? {
@@ -56,7 +56,7 @@ pub(in crate::space) fn page_out<P: Platform>(
             SwapOutStop::Full(at) => chunks.go_on_from(at),
             SwapOutStop::Cut(folio, at) => {
                 if !split_if_alone(op.edit.table(), at) {
-                    victims.leave(folio);
+                    scan.leave(folio);
                 }
                 chunks.go_on_from(at);
             }

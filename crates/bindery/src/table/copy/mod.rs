@@ -18,9 +18,9 @@ use crate::swap::SlotRun;
 use crate::tlb::Gather;
 
 use super::cursor::{Chunks, Cursor};
-use super::dropping::free_deposit;
 use super::locking::Depth;
 use super::run::{Run, What};
+use super::zap_rmap::free_deposit;
 use super::{PageTable, TablePool};
 use pinned::{PinnedRun, copy_attributes};
 

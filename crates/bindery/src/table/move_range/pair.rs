@@ -7,10 +7,10 @@ use crate::arch::{AbsentFormat, Arch, Entry, Level};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::table::cursor::table_under;
-use crate::table::dropping::free_deposit;
 use crate::table::locking::{self, LockSet, Node};
 use crate::table::move_range::{PieceFlush, Transfer, for_each_target};
 use crate::table::run::Slots;
+use crate::table::zap_rmap::free_deposit;
 use crate::table::{EntryAt, NoMemory, PageTable, ReadSection, TablePool, TableSlot, run};
 use crate::tlb::Gather;
 

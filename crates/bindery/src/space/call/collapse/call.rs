@@ -19,7 +19,7 @@ use crate::table::{free_table, new_table};
 use crate::vma::{MappingFlags, Vma};
 use crate::vmas::{Parts, VmaView};
 
-use super::census::census;
+use super::scan_pmd::scan_pmd;
 use super::{CollapseLimits, CollapseProgress};
 use crate::space::AddressSpace;
 use crate::space::call::madvise::drop_contents;
@@ -307,7 +307,7 @@ fn collapse<'m, P: Platform>(
         return Ok(Collapsed::OfObject(object, vma.page_offset_of(base)));
     }
     let locked = vma.lock_write(op.platform());
-    op.edit.vma_stays();
+    op.edit.uncharge_before_unlock();
     let result = collapse_anonymous(op, &locked, range, limits);
     op.edit.flush();
     drop(locked);
@@ -320,18 +320,18 @@ fn collapse_anonymous<P: Platform>(
     range: VirtRange,
     limits: Option<&CollapseLimits>,
 ) -> Result<(), Failure<Refusal>> {
-    let census = census(op.edit.table(), range);
-    if census.huge {
+    let scan = scan_pmd(op.edit.table(), range);
+    if scan.huge {
         // Nothing was done, as far as the background is concerned.
         return if limits.is_some() { Err(Error::Busy.into()) } else { Ok(()) };
     }
-    if census.present + census.swapped == 0 || census.absent {
+    if scan.present + scan.swapped == 0 || scan.absent {
         return Err(Error::Invalid.into());
     }
-    if limits.is_some_and(|limits| census.exceeds(limits, range.pages() as u32)) {
+    if limits.is_some_and(|limits| scan.exceeds(limits, range.pages() as u32)) {
         return Err(Error::Busy.into());
     }
-    if census.swapped > 0 {
+    if scan.swapped > 0 {
         return Err(Refusal::InSwap.into());
     }
     match op.edit.join_leaves(range.start()) {
@@ -339,7 +339,7 @@ fn collapse_anonymous<P: Platform>(
         Err(JoinError::NoMemory) => return Err(Failure::NoMemory),
         Err(JoinError::NotUniform) => {}
     }
-    if census.pinned {
+    if scan.pinned {
         return Err(Error::TryAgain.into());
     }
     collapse_by_copy(op, vma, range)

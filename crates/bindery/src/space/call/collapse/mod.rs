@@ -3,15 +3,15 @@
 //! | file | contents |
 //! |---|---|
 //! | `call` | the two calls, and one table span |
-//! | `census` | counts of the entries of a span |
+//! | `scan_pmd` | counts of the entries of a span |
 //! | `left_out` | the calls in a build without the feature `collapse` |
 
 #[cfg(feature = "collapse")]
 mod call;
-#[cfg(feature = "collapse")]
-mod census;
 #[cfg(not(feature = "collapse"))]
 mod left_out;
+#[cfg(feature = "collapse")]
+mod scan_pmd;
 
 use crate::addr::VirtAddr;
 

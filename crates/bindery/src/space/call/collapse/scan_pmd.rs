@@ -1,4 +1,4 @@
-//! What a table span has, counted before it is collapsed.
+//! Counts the entries of a table span before the span is collapsed.
 
 use crate::addr::VirtRange;
 use crate::arch::{AbsentFormat, Arch, Kind, Level};
@@ -7,63 +7,64 @@ use crate::table::PageTable;
 
 use super::CollapseLimits;
 
-/// What one entry of level 2 maps.
+/// Counts of the pages that one level-2 entry covers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(in crate::space) struct Census {
+pub(in crate::space) struct PmdScan {
+    /// A huge leaf maps the span already.
     pub(in crate::space) huge: bool,
     pub(in crate::space) present: u32,
-    /// Of these, mappings of the zero page.
+    /// Those of `present` that map the zero page.
     pub(in crate::space) zero: u32,
     pub(in crate::space) shared: u32,
     pub(in crate::space) pinned: bool,
     /// Pages in swap.
     pub(in crate::space) swapped: u32,
-    /// An entry is neither empty nor a leaf, nor in swap.
+    /// An entry is neither empty, nor a leaf, nor a swap entry.
     pub(in crate::space) absent: bool,
 }
 
-impl Census {
-    /// Whether there is too much of something, in a span of so many pages.
+impl PmdScan {
+    /// Whether one of the counts exceeds its limit, in a span of `pages` pages.
     pub(in crate::space) fn exceeds(&self, limits: &CollapseLimits, pages: u32) -> bool {
         let missing = pages - self.present - self.swapped + self.zero;
         missing > limits.missing || self.swapped > limits.swapped || self.shared > limits.shared
     }
 }
 
-/// The entries of the span; its VMA is locked for writing.
-pub(in crate::space) fn census<P: Platform>(
+/// Counts the entries of the span. The caller holds its VMA's lock for writing.
+pub(in crate::space) fn scan_pmd<P: Platform>(
     page_table: &PageTable<'_, P>,
     range: VirtRange,
-) -> Census {
+) -> PmdScan {
     let frames = &page_table.memory.frames;
-    let mut census = Census::default();
+    let mut scan = PmdScan::default();
     page_table.look(range, |looked| {
         match looked.node.level.kind(looked.raw) {
-            Kind::Leaf if looked.node.level > Level::PTE => census.huge = true,
+            Kind::Leaf if looked.node.level > Level::PTE => scan.huge = true,
             Kind::Leaf => {
                 let frame = P::Arch::frame(looked.entry);
-                census.present += 1;
-                census.zero += u32::from(page_table.memory.is_zero(frame));
+                scan.present += 1;
+                scan.zero += u32::from(page_table.memory.is_zero(frame));
                 if let Some(folio) = frames.folio_of(frame) {
                     let number = frame.0 - folio.head.0;
-                    // What a child has copied since may be nobody else's, and not be known as
-                    // such.
+                    // After a child has copied its pages, the folio may have a single owner without
+                    // the exclusive bit. So its mappings are compared, too.
                     let elsewhere = || frames.folio(folio).mappings() > folio.pages();
                     let exclusive = frames.folio(folio).exclusive().contains(number);
-                    census.shared += u32::from(!exclusive && elsewhere());
-                    census.pinned |= frames.folio(folio).pins() > 0;
+                    scan.shared += u32::from(!exclusive && elsewhere());
+                    scan.pinned |= frames.folio(folio).pins() > 0;
                 }
             }
             Kind::Absent if P::Arch::is_swap(looked.raw) => {
-                census.swapped += looked.range.pages() as u32;
+                scan.swapped += looked.range.pages() as u32;
             }
             Kind::Absent => {
-                census.absent = true;
-                census.present += u32::from(P::Arch::is_prot_none(looked.raw));
+                scan.absent = true;
+                scan.present += u32::from(P::Arch::is_prot_none(looked.raw));
             }
             Kind::Empty | Kind::Table => {}
         }
         true
     });
-    census
+    scan
 }

@@ -1,5 +1,5 @@
-//! Gives back what entries name, after the flush: the suspended entries of tables that stay, and
-//! all entries of detached tables.
+//! Drops the mappings and swap slots of zapped entries after the flush: suspended entries of tables
+//! that stay in the tree, and all entries of detached tables.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -19,18 +19,18 @@ use super::free_table;
 use super::locking::Node;
 use super::run::{self, Slots};
 
-/// Mappings that are being dropped.
-pub(super) struct Dropping<'d, 'm, P: Platform> {
+/// Drops the mappings of zapped entries.
+pub(super) struct RmapZap<'d, 'm, P: Platform> {
     memory: &'m Memory<P>,
     batch: &'d mut FreeBatch<'m, P>,
     counts: &'d mut Counts,
-    /// The bits that the entries lack: the valid bit of suspended ones, which are cleared because
-    /// their table stays; none in a detached table, whose entries stay as they are.
+    /// The bits that the entries lack. Suspended entries lack the valid bit, and are cleared because
+    /// their table stays. Entries of a detached table lack nothing, and are not changed.
     missing: u64,
 }
 
-impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
-    /// Drops suspended entries.
+impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
+    /// Drops and clears suspended entries.
     #[inline]
     pub(super) fn suspended(
         memory: &'m Memory<P>,
@@ -40,7 +40,7 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
         Self { memory, batch, counts, missing: P::Arch::PRESENT }
     }
 
-    /// Drops the entries of detached tables.
+    /// Drops the entries of detached tables, which it does not change.
     #[inline]
     pub(super) fn detached(
         memory: &'m Memory<P>,
@@ -91,8 +91,8 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
         }
     }
 
-    /// Drops all entries of a detached table that do not name tables. Readers may still see the
-    /// entries, and know that they are only hints. The entry count tells when the rest is empty.
+    /// Drops all entries of a detached table that do not refer to tables. Readers may still see the
+    /// entries, and treat them as hints. The entry count says when the remaining entries are empty.
     pub(super) fn contents(&mut self, table: Frame) {
         let meta = self.memory.frames.table(table);
         let level = meta.level();
@@ -127,8 +127,8 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
         self.memory.unmap_pages(leaf, pages, self.batch, self.counts);
     }
 
-    /// Drops the mappings of the level-1 leaves (and absent entries) of `indices`. Returns how many
-    /// entries that were.
+    /// Drops the mappings of the level-1 leaves (and absent entries) of `indices`. Returns the
+    /// number of entries.
     fn leaves(&mut self, table: Frame, indices: Range<EntryIndex>) -> u32 {
         let (memory, missing) = (self.memory, self.missing);
         let entry_count = memory.frames.table(table).entry_count();
@@ -164,13 +164,13 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
             index += count;
         }
         self.counts.entries_read += u64::from(index - indices.start);
-        // Counts all entries as anonymous pages, which most are. `run` has corrected the others.
+        // Counts all entries as anonymous pages, which most are. `run` has compensated for others.
         self.counts.unmapped(OwnerKind::Anonymous, dropped);
         dropped
     }
 
     /// Drops the run of leaves that begins at `index` with `entry`. Returns their number. The
-    /// caller counts every page as anonymous; other kinds are corrected here.
+    /// caller counts every page as anonymous; this function compensates for other kinds.
     #[inline]
     fn run(&mut self, slots: &[AtomicU64], index: EntryIndex, entry: Entry) -> u32 {
         let (memory, missing) = (self.memory, self.missing);
@@ -182,12 +182,12 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
             return 1;
         };
         self.counts.folios_touched += 1;
-        // Nearly all folios of one page end here. So may a page that its object has dropped; it
-        // counts as the object's page that it was when it was mapped.
+        // The common case. A page that its object has dropped may end here too. It still counts as
+        // a page of the object, as it did when it was mapped.
         if folio.order == Order::PAGE
             && memory.frames.folio(folio).free_anonymous_into(self.batch, 1)
         {
-            // Folios of one page mostly come in a row.
+            // Folios of one page mostly follow each other.
             let rest = &slots[index.slot() + 1..];
             let more = drop_single_pages(memory, rest, missing, self.batch);
             self.counts.folios_touched += u64::from(more);
@@ -196,7 +196,7 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
         let left = folio.head.0 + folio.pages() - frame.0;
         let limit = left.min(slots.len() as u32 - index.number());
         let slots = &slots[..(index + limit).slot()];
-        // If these are the folio's only mappings, their accessed and dirty bits are not needed.
+        // The folio is freed if it has no other mappings: its accessed and dirty bits do not matter.
         let last = folio.order > Order::PAGE
             && memory.frames.folio(folio).is_mapped_and_held(limit, 0)
             && P::Arch::are_leaves(&slots[index.slot()..], index, P::Arch::STEP, missing);
@@ -206,8 +206,8 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
         self.shared(slots, index, folio, entry)
     }
 
-    /// Drops the mappings of the pages of `folio` that begin at `index` with `entry`, without the
-    /// contiguous bit, and end with the slots at the latest: others map or hold the folio, too.
+    /// Drops the mappings of `folio` from `index` on, at most to the end of `slots`. The folio has
+    /// other mappings or references. `entry` is the first entry, without the contiguous bit.
     #[inline(never)]
     fn shared(
         &mut self,
@@ -237,9 +237,9 @@ impl<'d, 'm, P: Platform> Dropping<'d, 'm, P> {
     }
 }
 
-/// Drops the mappings of single anonymous pages that have no other user, from the first slot on,
-/// until another entry comes; `missing` is missing in the entries as they are. Returns how many
-/// that were. A loop of its own: it does one thing, all in registers.
+/// Drops the mappings of single anonymous pages without other mappings or references. Stops at the
+/// first entry of another kind. The stored entries lack the bits `missing`. Returns the number of
+/// mappings. A separate function, so that its state stays in registers.
 #[inline(never)]
 fn drop_single_pages<P: Platform>(
     memory: &Memory<P>,
@@ -265,8 +265,8 @@ fn drop_single_pages<P: Platform>(
     dropped
 }
 
-/// How many of the `limit` absent entries from `index` on can be dropped at once: swap entries by
-/// runs of slots, others one by one.
+/// The number of absent entries from `index` on, at most `limit`, that one call can drop: a run of
+/// swap slots, or one entry of another kind.
 #[inline(never)]
 fn absent_run<P: Platform>(slots: &[AtomicU64], index: EntryIndex, limit: u32) -> u32 {
     if P::Arch::is_swap(run::load(slots, index)) {
@@ -276,7 +276,7 @@ fn absent_run<P: Platform>(slots: &[AtomicU64], index: EntryIndex, limit: u32) -
     }
 }
 
-/// Gives back what a run of `count` absent entries of the table of `node` names.
+/// Drops the mappings and swap slots of `count` absent entries in the table of `node`.
 pub(super) fn drop_absent<P: Platform>(
     memory: &Memory<P>,
     node: Node<P::Arch>,
@@ -290,7 +290,7 @@ pub(super) fn drop_absent<P: Platform>(
     }
 }
 
-/// As [`drop_absent`], of entries whose deposits stay.
+/// As [`drop_absent`], but keeps the deposits of the entries.
 pub(super) fn release_absent<P: Platform>(
     memory: &Memory<P>,
     level: Level<P::Arch>,

@@ -1,4 +1,4 @@
-//! The folios that a scan swaps out, and where the scan stops.
+//! A scan for folios to swap out: which folios it takes, and why it stops.
 
 use crate::addr::VirtAddr;
 use crate::folio::{Folio, Turn};
@@ -8,32 +8,32 @@ use crate::folio::{Folio, Turn};
 pub(crate) enum SwapOutStop {
     /// It reached the end of the part.
     End,
-    /// The batch is full: it goes on from here when the batch is written out.
+    /// The batch is full. The scan resumes at this address after the batch is written out.
     Full(VirtAddr),
-    /// The entries from here on map a part of the folio, or map it with holes. It goes on from here
-    /// when the folio was split, or with [`Victims::leave`].
+    /// The entries from this address on map a part of the folio, or map it with holes. The scan
+    /// resumes there after the folio is split, or after [`SwapOutScan::leave`].
     Cut(Folio, VirtAddr),
     /// No slots are free.
     NoSlots,
 }
 
 /// The state of one scan for folios to swap out.
-pub(crate) struct Victims {
+pub(crate) struct SwapOutScan {
     pub(super) choice: Choice,
-    /// A folio of which the caller has the lock and a reference.
+    /// A folio that the caller has locked, and to which it holds a reference.
     pub(super) held: Option<Folio>,
-    /// That folio is swapped out: lock and reference belong to the batch.
+    /// The scan swapped out `held`; its lock and reference belong to the batch.
     pub(super) took_held: bool,
-    /// The turn of the clock: folios that were looked at in it stay.
+    /// The turn of the clock. The scan skips folios that were examined in this turn.
     pub(super) turn: Turn,
     /// Pages that may still be swapped out.
     pub(super) left: u32,
-    /// A folio that is mapped here in part and cannot be split.
+    /// A partly mapped folio that could not be split.
     pub(super) unsplittable: Option<Folio>,
-    /// A folio stays that another look may find cold. (One that is locked is left to the hand, which
-    /// comes to it by itself in the same turn.)
+    /// The scan skipped a folio that a later scan may find cold. (It does not count locked folios:
+    /// the hand reaches them in the same turn.)
     pub(super) later: bool,
-    /// The folio that the caller holds has found no block of slots, where single pages would.
+    /// No block of slots was free for `held`, but single slots may be.
     pub(super) cut_held: bool,
 }
 
@@ -44,8 +44,8 @@ pub(super) enum Choice {
     Passing,
 }
 
-impl Victims {
-    /// All of them (`MADV_PAGEOUT`).
+impl SwapOutScan {
+    /// Takes all folios (`MADV_PAGEOUT`).
     pub(crate) const ALL: Self = Self {
         choice: Choice::All,
         held: None,
@@ -57,34 +57,34 @@ impl Victims {
         cut_held: false,
     };
 
-    /// Skips that folio, which could not be split.
+    /// Makes the scan skip `folio`, which could not be split.
     pub(crate) fn leave(&mut self, folio: Folio) {
         self.unsplittable = Some(folio);
     }
 
-    /// Those that were not used lately, up to about `pages` pages, and that were not looked at in
-    /// this turn of the clock. The others get older.
+    /// Takes folios that were not used recently, up to about `pages` pages. Skips folios that were
+    /// examined in this turn of the clock. Ages the others.
     pub(crate) fn cold(held: Folio, turn: Turn, pages: u32) -> Self {
         Self { choice: Choice::Cold, held: Some(held), turn, left: pages, ..Self::ALL }
     }
 
-    /// Those that are passing ([`crate::folio::Age::Passing`]), up to about `pages` pages. The others
-    /// stay as they are.
+    /// Takes folios that are passing ([`crate::folio::Age::Passing`]), up to about `pages` pages.
+    /// Does not change the age of the others.
     pub(crate) fn passing(held: Folio, pages: u32) -> Self {
         Self { choice: Choice::Passing, held: Some(held), left: pages, ..Self::ALL }
     }
 
-    /// Whether another look may find more.
+    /// Whether a later scan may find more.
     pub(crate) fn may_find_more(&self) -> bool {
         self.later
     }
 
-    /// Whether the folio that the caller holds could be swapped out only in single pages.
+    /// Whether the caller's folio could be swapped out only in single pages.
     pub(crate) fn is_held_to_be_cut(&self) -> bool {
         self.cut_held
     }
 
-    /// Whether the folio that the caller holds went out.
+    /// Whether the scan swapped out the caller's folio.
     pub(crate) fn took_held(&self) -> bool {
         self.took_held
     }

@@ -1,12 +1,13 @@
-//! `MADV_COLD` and `MADV_FREE`: the pages of a range forget that they were used, or written.
+//! `MADV_COLD` and `MADV_FREE`: clear the accessed bits, and the dirty bits, of a range's pages.
 //!
-//! The call names pages, and both kinds of advice concern folios. As on Linux:
+//! The caller passes a range of pages, but both kinds of advice apply to whole folios. Linux behaves
+//! the same:
 //!
-//! | the range has of a folio | what happens |
+//! | the range covers | effect on the folio |
 //! |---|---|
-//! | everything that is mapped of it | all of it forgets |
-//! | a part, and nobody else maps or holds it | it is split, and the pages inside forget |
-//! | a part of what others map or hold, too | nothing |
+//! | all mapped pages of the folio | the bits of the whole folio are cleared |
+//! | a part of a folio without other mappings or references | the folio is split, and the bits of the pages in the range are cleared |
+//! | a part of a folio with other mappings or references | none |
 
 use crate::addr::{Order, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, Kind, Level};
@@ -22,56 +23,56 @@ use crate::vma::Vma;
 use crate::space::fault::folio_range;
 use crate::space::op::Op;
 
-/// A large folio of private memory, and where entries map it.
+/// A large folio of private memory, and the entries that map it.
 struct Seen {
     folio: Folio,
-    /// The number of the first page that is mapped there.
+    /// The number in the folio of the first mapped page.
     number: u32,
-    /// From that page to the last, with holes.
+    /// The addresses from the first mapped page to the last, holes included.
     range: VirtRange,
-    /// How many are mapped there.
+    /// The number of mapped pages in `range`.
     pages: u32,
 }
 
-/// Lets the folios of a part of a VMA forget.
-pub(in crate::space) fn forget_contents<P: Platform>(
+/// Clears the use bits of the folios that a part of a VMA maps.
+pub(in crate::space) fn cold_or_free<P: Platform>(
     op: &mut Op<'_, '_, P>,
     vma: &Vma,
     part: VirtRange,
-    forget: UseBits,
+    bits: UseBits,
 ) -> Result<(), NoMemory> {
     let part = without_shared_huge_edges(op.edit.table(), part);
     let locked = vma.lock_write(op.platform());
-    let done = forget_folios(op, &locked, part, forget);
+    let done = clear_use_of_folios(op, &locked, part, bits);
     op.edit.flush();
     drop(locked);
     done
 }
 
-fn forget_folios<P: Platform>(
+fn clear_use_of_folios<P: Platform>(
     op: &mut Op<'_, '_, P>,
     vma: &Vma,
     part: VirtRange,
-    forget: UseBits,
+    bits: UseBits,
 ) -> Result<(), NoMemory> {
     let (mut cut, frames) = (false, &op.memory().frames);
-    op.edit.clear_use(part, forget, |folio, pages| {
+    op.edit.clear_use(part, bits, |folio, pages| {
         let Some(folio) = folio else { return true };
-        let concerned = forget_folio(frames, folio, pages, forget);
+        let concerned = clear_use_of_folio(frames, folio, pages, bits);
         cut |= !concerned && folio.order > Order::PAGE;
         concerned
     })?;
-    if cut { forget_cut_folios(op, vma, part, forget) } else { Ok(()) }
+    if cut { clear_use_of_cut_folios(op, vma, part, bits) } else { Ok(()) }
 }
 
-/// As [`forget_folios`], of large folios whose pages are not one run.
+/// As [`clear_use_of_folios`], for large folios whose pages are not one run.
 #[cold]
 #[inline(never)]
-fn forget_cut_folios<P: Platform>(
+fn clear_use_of_cut_folios<P: Platform>(
     op: &mut Op<'_, '_, P>,
     vma: &Vma,
     part: VirtRange,
-    forget: UseBits,
+    bits: UseBits,
 ) -> Result<(), NoMemory> {
     let (mut at, frames) = (part.start(), &op.memory().frames);
     while let Some(seen) = first_large_folio(op.edit.table(), VirtRange::raw(at.0, part.end().0)) {
@@ -82,29 +83,29 @@ fn forget_cut_folios<P: Platform>(
         if !whole && !split_if_alone(op.edit.table(), range.start()) {
             continue;
         }
-        // Some of the pages may lie behind those of another folio.
+        // Pages of another folio may lie between pages of this one.
         let all = folio_range(vma, range.start(), number, folio).intersection(part);
-        op.edit.clear_use(all, forget, |found, run| {
+        op.edit.clear_use(all, bits, |found, run| {
             found.is_some_and(|found| {
                 let pages = if whole && found == folio { pages } else { run };
-                forget_folio(frames, found, pages, forget)
+                clear_use_of_folio(frames, found, pages, bits)
             })
         })?;
     }
     Ok(())
 }
 
-/// Lets a folio forget if these `pages` are all that is mapped of it. Says whether they are.
-fn forget_folio<P: Platform>(
+/// Marks a folio as cold or lazy if these `pages` are all its mappings. Says whether they are.
+fn clear_use_of_folio<P: Platform>(
     frames: &Frames<P>,
     folio: Folio,
     pages: u32,
-    forget: UseBits,
+    bits: UseBits,
 ) -> bool {
     let frames = &frames;
     let whole = frames.folio(folio).mappings() == pages;
-    match forget {
-        // A pin may write at any moment.
+    match bits {
+        // The holder of a pin may write at any moment.
         UseBits::AccessedAndDirty if whole && frames.folio(folio).pins() == 0 => {
             frames.folio(folio).mark_lazy()
         }
@@ -118,7 +119,7 @@ fn forget_folio<P: Platform>(
     true
 }
 
-/// The huge leaf that maps `page`, unless an anonymous folio is mapped and held there alone.
+/// The huge leaf that maps `page`, unless that leaf is the only user of an anonymous folio.
 fn shared_huge_leaf<P: Platform>(
     page_table: &PageTable<'_, P>,
     page: VirtAddr,
@@ -142,8 +143,8 @@ fn shared_huge_leaf<P: Platform>(
     found
 }
 
-/// The range without the huge leaves that it covers in part and that stay whole, since others
-/// map or hold their folio.
+/// Shrinks the range by the huge leaves that it covers in part and whose folio has other mappings or
+/// references: such a leaf is not split.
 pub(in crate::space) fn without_shared_huge_edges<P: Platform>(
     page_table: &PageTable<'_, P>,
     part: VirtRange,
@@ -164,7 +165,7 @@ pub(in crate::space) fn without_shared_huge_edges<P: Platform>(
     VirtRange::raw(start.0, end.0)
 }
 
-/// The first large folio of private memory that the range has, up to the first page of another
+/// The first large folio of private memory in the range. The scan stops at the first page of another
 /// folio.
 fn first_large_folio<P: Platform>(page_table: &PageTable<'_, P>, range: VirtRange) -> Option<Seen> {
     let frames = &page_table.memory.frames;
