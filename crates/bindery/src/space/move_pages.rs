@@ -282,8 +282,8 @@ struct BothVmas<'a, P: Platform> {
     source: Option<VmaReadGuard<'a, P>>,
 }
 
-impl<'a, P: Platform> BothVmas<'a, P> {
-    fn vmas(&self) -> (&'a Vma, &'a Vma) {
+impl<P: Platform> BothVmas<'_, P> {
+    fn vmas(&self) -> (&Vma, &Vma) {
         let destination = self.destination.vma();
         (destination, self.source.as_ref().map_or(destination, VmaReadGuard::vma))
     }

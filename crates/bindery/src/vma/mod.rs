@@ -327,14 +327,13 @@ pub(crate) struct VmaReadGuard<'a, P: Platform> {
     _guard: ReadGuard<'a, P>,
 }
 
-impl<'a, P: Platform> VmaReadGuard<'a, P> {
+impl<P: Platform> VmaReadGuard<'_, P> {
+    /// The VMA, for as long as the guard is kept.
     #[inline]
-    pub(crate) fn vma(&self) -> &'a Vma {
+    pub(crate) fn vma(&self) -> &Vma {
         self.vma
     }
-}
 
-impl<P: Platform> VmaReadGuard<'_, P> {
     /// Leaves the VMA locked; the returned value unlocks it.
     pub(crate) fn leave_locked(self) -> ReadLockedVma {
         self._guard.leave_locked();

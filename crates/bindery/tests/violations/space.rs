@@ -81,6 +81,15 @@ pub(crate) fn outlive<P: Platform>(vmas: &VmaIndex<P>) {
     let _ = (drop(guard), found.map(Vma::start)); //~ E0505
 }
 
+/// A fault gives its VMA up before it waits, and does not use the VMA afterwards.
+pub(crate) fn fault_unlocked<P: Platform>(space: &AddressSpace<'_, P>, vma: VmaReadGuard<'_, P>) {
+    let fault = Fault::new(space, vma.vma(), VirtAddr(0), Access::Read);
+    #[cfg(not(lock_violations = "moves"))]
+    let _ = (fault.vma.start(), drop(vma));
+    #[cfg(lock_violations = "moves")]
+    let _ = (drop(vma), fault.vma.start()); //~ E0505
+}
+
 /// What an operation removes is freed after it.
 pub(crate) fn free_too_early<P: Platform>(space: &AddressSpace<'_, P>, mut removed: Removed) {
     let mut guard = space.vmas.lock();

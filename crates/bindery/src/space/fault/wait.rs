@@ -9,8 +9,8 @@ use crate::vma::VmaReadGuard;
 
 use super::refused;
 
-/// Unlocks the VMA, and waits. Called without a cursor: the types do not check that yet, since a
-/// VMA outlives its guard. The reference keeps the folio that the page needs until the fault has
+/// Unlocks the VMA, and waits. No [`Fault`](super::Fault) in the VMA and no cursor lives any more:
+/// both borrow the guard. The reference keeps the folio that the page needs until the fault has
 /// mapped it.
 ///
 /// # Errors

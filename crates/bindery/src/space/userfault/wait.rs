@@ -2,6 +2,8 @@
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
+use core::ptr::NonNull;
+
 use crate::arch::{Absent, AbsentFormat, Arch, Kind, Marker};
 use crate::error::FaultError;
 use crate::platform::Platform;
@@ -25,8 +27,11 @@ pub(in crate::space) enum Served<'a, P: Platform> {
     Mapped,
 }
 
-/// Lets a fault in a registered VMA wait for its handler, if the userfaultfd serves it. The VMA is
-/// unlocked before the wait.
+/// Lets a fault in a registered VMA wait for its handler, if the userfaultfd serves it.
+///
+/// The message is queued with the VMA locked, so that no change of the registration comes between;
+/// then the VMA is unlocked. The message lies in this frame, so this wait is no value that the
+/// caller could wait for ([`crate::object::Wait`]).
 ///
 /// # Errors
 /// [`FaultError::Bus`] if the userfaultfd asks for signals or does not serve the kernel;
@@ -53,18 +58,15 @@ pub(in crate::space) fn serve_by_userfault<'a, P: Platform>(
     }
     let platform = space.platform();
     let waiter = Waiter::new(Content::Fault(message(platform, state, request, kind)));
-    // The VMA may lose the userfaultfd while the fault waits.
     state.hold();
-    let held = Held { space, state, pointer };
+    let held = Held { space, state: pointer };
     // SAFETY: 1. the waiter stays in this frame until `wait` or `withdraw` has returned.
     if !unsafe { state.queue(platform, &waiter) } {
-        drop(held);
         return Ok(Served::Again);
     }
     // Checked again with the message queued: a thread that fills the page from here on finds it.
     if userfault_kind(&fault) != Some(kind) {
         state.withdraw(platform, &waiter);
-        drop(held);
         return Ok(Served::Again);
     }
     drop(locked);
@@ -72,7 +74,7 @@ pub(in crate::space) fn serve_by_userfault<'a, P: Platform>(
         Origin::Program => platform.signal(),
         Origin::Kernel => platform.fatal_signal(),
     };
-    match held.state.wait(platform, &waiter, interrupted) {
+    match held.state().wait(platform, &waiter, interrupted) {
         Ending::Interrupted => Err(FaultError::Interrupted),
         Ending::Woken if kind == UserfaultKind::Missing && is_mapped(space, request) => {
             Ok(Served::Mapped)
@@ -155,16 +157,23 @@ fn kind_of_vacant<P: Platform>(fault: &Fault<'_, '_, P>) -> Option<UserfaultKind
     vma.has(mode).then_some(kind)
 }
 
-/// A hold of a waiting thread.
+/// A waiting thread's hold of a userfaultfd: the VMA may lose the userfaultfd during the wait.
 struct Held<'s, 'm, P: Platform> {
     space: &'s AddressSpace<'m, P>,
-    state: &'s UserfaultState,
-    pointer: core::ptr::NonNull<UserfaultState>,
+    state: NonNull<UserfaultState>,
+}
+
+impl<P: Platform> Held<'_, '_, P> {
+    #[inline(always)]
+    fn state(&self) -> &UserfaultState {
+        // SAFETY: held until this is dropped.
+        unsafe { self.state.as_ref() }
+    }
 }
 
 impl<P: Platform> Drop for Held<'_, '_, P> {
     fn drop(&mut self) {
-        // SAFETY: 1. taken when this was made.
-        unsafe { userfault::release(self.space.page_table.memory, self.pointer) };
+        // SAFETY: 1. the hold was added when this was made, and this is its last use.
+        unsafe { userfault::release(self.space.page_table.memory, self.state) };
     }
 }
