@@ -156,10 +156,12 @@ impl<P: Platform> Audit<'_, '_, P> {
         let broken = Violation::ObjectMappers(object.identity());
         let writable = MappingFlags::SHARED | MappingFlags::MAY_WRITE;
         let (mut listed, mut writers) = (0, 0);
-        if !object.mappers.check() {
+        // SAFETY: 1. no other call runs during an audit.
+        let mappers = unsafe { object.mappers.locked() };
+        if !mappers.check() {
             return Err(broken);
         }
-        for vma in object.mappers.iter(Asked::ALL) {
+        for vma in mappers.iter(Asked::ALL) {
             let found =
                 spaces.iter().filter(|space| space.page_table.state() == vma.tree()).any(|space| {
                     let vmas = space.vmas.lock();

@@ -25,15 +25,18 @@ impl<P: Platform> Audit<'_, '_, P> {
         let FolioOwner { owner, first } = memory.frames.folio(folio).owner(&memory.platform);
         let found = match owner {
             Owner::Nobody => false,
-            // SAFETY: the folio is mapped, so one of the VMAs below the anon group holds it.
-            Owner::Group(group) => unsafe { group.cast::<AnonGroup>().as_ref() }.leads_to(vma),
+            // SAFETY: the folio is mapped, so one of the VMAs below the anon group holds it. 1. No
+            // other call runs during an audit.
+            Owner::Group(group) => unsafe { group.cast::<AnonGroup>().as_ref().leads_to(vma) },
             Owner::Memory(object) | Owner::File(object) => {
                 vma.object_pointer() == Some(object.cast())
             }
         };
         // Compared like in a walk, without wrapping.
         let same = first.page(number) == vma.page_offset_of(at);
-        if found && same && vma.is_listed() { Ok(()) } else { Err(Violation::WrongOwner(at)) }
+        // SAFETY: 1. no other call runs.
+        let listed = unsafe { vma.is_listed() };
+        if found && same && listed { Ok(()) } else { Err(Violation::WrongOwner(at)) }
     }
 
     /// Verifies that the address space's accounts are the sums over its VMAs.
@@ -51,11 +54,14 @@ impl<P: Platform> Audit<'_, '_, P> {
             sums.committed += if flags.contains(MappingFlags::ACCOUNT) { pages } else { 0 };
             // Owners have no room for a higher index.
             let end = vma.page_offset().checked_add(pages);
-            if !vma.is_listed() || end.is_none_or(|end| end > FolioIndex::END) {
+            // SAFETY: 1. no other call runs.
+            if !unsafe { vma.is_listed() } || end.is_none_or(|end| end > FolioIndex::END) {
                 return Err(Violation::WrongOwner(VirtAddr(vma.start())));
             }
-            if let Some(group) = vma.group().filter(|group| group.is_first(vma)) {
-                if !group.vmas.check() {
+            // SAFETY: 1. no other call runs.
+            if let Some(group) = vma.group().filter(|group| unsafe { group.is_first(vma) }) {
+                // SAFETY: 1. as above.
+                if !unsafe { group.vmas.locked() }.check() {
                     return Err(Violation::WrongOwner(VirtAddr(vma.start())));
                 }
                 self.groups += counted_with(group);
@@ -73,7 +79,8 @@ impl<P: Platform> Audit<'_, '_, P> {
 fn counted_with(group: &AnonGroup) -> u64 {
     let mut count = 1;
     let mut at = group;
-    while let Some(parent) = at.parent() {
+    // SAFETY: 1. no other call runs during an audit.
+    while let Some(parent) = unsafe { at.parent() } {
         if !parent.is_traced_by(at) {
             break;
         }

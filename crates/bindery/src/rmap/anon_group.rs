@@ -23,6 +23,9 @@ use crate::collections::interval_tree::Asked;
 
 /// VMAs of one address space whose anonymous pages may belong together: parts of what was one
 /// VMA, or could have been.
+///
+/// Having a reference tells you that the anon group has a holder, unless it was just found by a
+/// folio ([`AnonGroup::try_hold`]): it is in the family's tree, and so are those above it.
 #[repr(align(16))]
 pub(crate) struct AnonGroup {
     /// The root of the family, whose lock guards all trees of the family; null in itself.
@@ -55,22 +58,30 @@ impl AnonGroup {
         NonNull::new(self.node.load(Ordering::Relaxed)).unwrap_or(NonNull::from(self))
     }
 
-    fn follow(&self, link: &AtomicPtr<Self>) -> Option<&Self> {
-        // SAFETY: an anon group holds its parent, and with it the root, for as long as it is in the
-        // tree, and no caller follows the links of one that was contracted; children and siblings
-        // remove themselves from the lists, under the family lock, before they are freed, and
-        // callers that follow those hold the lock.
+    /// The anon group to which a link of this one leads.
+    ///
+    /// # Safety
+    /// 1. That anon group stays in the tree as long as the result is used. All do while the family
+    ///    lock is held: children and siblings leave the lists under it, and a dead group is
+    ///    contracted under it.
+    unsafe fn follow(&self, link: &AtomicPtr<Self>) -> Option<&Self> {
+        // SAFETY: what is in the tree is freed after it has left it (obligation 1).
         NonNull::new(link.load(Ordering::Relaxed)).map(|group| unsafe { group.as_ref() })
     }
 
     /// The lock of all trees of the family.
     pub(crate) fn family_lock(&self) -> &TreeLock {
-        &self.follow(&self.root).unwrap_or(self).lock
+        &self.root().lock
     }
 
     /// The anon group above, whose VMA was forked.
-    pub(crate) fn parent(&self) -> Option<&Self> {
-        self.follow(&self.parent)
+    ///
+    /// # Safety
+    /// 1. The caller holds the family lock as long as the result is used, or the parent is not
+    ///    contracted for another reason.
+    pub(crate) unsafe fn parent(&self) -> Option<&Self> {
+        // SAFETY: 1. the caller's obligation 1.
+        unsafe { self.follow(&self.parent) }
     }
 
     /// Whether pages of an anon group above may be in the VMAs of this one.
@@ -79,26 +90,35 @@ impl AnonGroup {
     }
 
     /// Whether a walk for pages of this anon group reaches `vma`. For the auditor.
-    pub(crate) fn leads_to(&self, vma: &Vma) -> bool {
+    ///
+    /// # Safety
+    /// 1. The family does not change during the call.
+    pub(crate) unsafe fn leads_to(&self, vma: &Vma) -> bool {
         // A walk holds the anon group first, which it cannot do with a contracted one.
         let mut found = false;
         if self.holders.load(Ordering::Relaxed) == 0 {
             return false;
         }
-        self.for_each_below(|group| found |= group.vmas.contains(vma));
+        // SAFETY: 1. of both: the caller's obligation 1.
+        unsafe { self.for_each_below(|group| found |= group.vmas.locked().contains(vma)) };
         found
     }
 
     /// Whether `vma` is the first in the anon group's tree, which refers to one of them.
-    pub(crate) fn is_first(&self, vma: &Vma) -> bool {
-        self.vmas.first(&Asked::ALL).is_some_and(|first| ptr::eq(first, vma))
+    ///
+    /// # Safety
+    /// 1. The caller holds the family lock, or the family does not change during the call.
+    pub(crate) unsafe fn is_first(&self, vma: &Vma) -> bool {
+        // SAFETY: 1. the caller's obligation 1.
+        let vmas = unsafe { self.vmas.locked() };
+        vmas.first(&Asked::ALL).is_some_and(|first| ptr::eq(first, vma))
     }
 
     /// Whether the anon group has no VMA, and `child` is the first of those below it. For the
     /// auditor.
     pub(crate) fn is_traced_by(&self, child: &Self) -> bool {
-        let first = self.follow(&self.first_child).is_some_and(|first| ptr::eq(first, child));
-        self.vmas.is_empty() && first
+        let first = self.first_child.load(Ordering::Relaxed);
+        self.vmas.is_empty() && ptr::eq(first.cast_const(), child)
     }
 
     /// The root of the family, above all others.
@@ -114,12 +134,15 @@ impl AnonGroup {
         }
         let _family = self.family_lock().read(platform);
         let mut found = false;
-        self.root().for_each_below(|group| found |= names(group));
+        // SAFETY: 1. the lock is held.
+        unsafe { self.root().for_each_below(|group| found |= names(group)) };
         found
     }
 
     fn root(&self) -> &Self {
-        self.follow(&self.root).unwrap_or(self)
+        // SAFETY: 1. an anon group holds its parent, and so the root, until it has left the tree;
+        // the root is never contracted.
+        unsafe { self.follow(&self.root) }.unwrap_or(self)
     }
 
     /// The time of the family's clock. It advances when an anon group with children becomes dead,
@@ -151,11 +174,15 @@ impl AnonGroup {
         self.is_inherited() && !self.new_parent.load(Ordering::Relaxed).is_null()
     }
 
-    /// The anon group that takes over the pages of one that was found dead and unary. The caller
-    /// surveys VMAs below the group. The new parent was chosen for that, and is the group of these
-    /// VMAs or one above it.
-    pub(super) fn new_parent(&self) -> Option<&Self> {
-        if self.is_inherited() { self.follow(&self.new_parent) } else { None }
+    /// The anon group that takes over the pages of one that was found dead and unary.
+    ///
+    /// # Safety
+    /// 1. The caller surveys VMAs below the group. The new parent was chosen for that, and is the
+    ///    group of these VMAs or one above it.
+    pub(super) unsafe fn new_parent(&self) -> Option<&Self> {
+        // SAFETY: 1. it stays as long as the VMAs do, and no other survey contracts it (the
+        // caller's obligation 1).
+        if self.is_inherited() { unsafe { self.follow(&self.new_parent) } } else { None }
     }
 
     /// Whether the anon group is dead and unary, and stays so. Never the root, which has the lock.
@@ -190,21 +217,31 @@ impl AnonGroup {
         self.root().new_parent.store(ptr::null_mut(), Ordering::Relaxed);
     }
 
-    /// The anon groups forked from this one. The family lock is held.
-    pub(super) fn children(&self) -> impl Iterator<Item = &Self> {
-        let mut next = self.follow(&self.first_child);
+    /// The anon groups forked from this one.
+    ///
+    /// # Safety
+    /// 1. The caller holds the family lock as long as the iterator and its items are used.
+    pub(super) unsafe fn children(&self) -> impl Iterator<Item = &Self> {
+        // SAFETY: 1. the caller's obligation 1.
+        let mut next = unsafe { self.follow(&self.first_child) };
         core::iter::from_fn(move || {
             let child = next?;
-            next = child.follow(&child.next_sibling);
+            // SAFETY: 1. the caller's obligation 1.
+            next = unsafe { child.follow(&child.next_sibling) };
             Some(child)
         })
     }
 
     /// How many VMAs and walkers hold the group. Includes VMAs that were removed from the tree but
-    /// whose pages may still count as mapped. The family lock is held.
-    pub(super) fn active_vmas(&self) -> u32 {
+    /// whose pages may still count as mapped.
+    ///
+    /// # Safety
+    /// 1. The caller holds the family lock.
+    pub(super) unsafe fn active_vmas(&self) -> u32 {
         // Acquire: the earlier holders' changes of the anon group are visible.
-        self.holders.load(Ordering::Acquire).saturating_sub(self.children().count() as u32)
+        let holders = self.holders.load(Ordering::Acquire);
+        // SAFETY: 1. the caller's obligation 1.
+        holders.saturating_sub(unsafe { self.children() }.count() as u32)
     }
 
     /// Whether one child is the only holder of the anon group: it has no VMA, not even one whose
@@ -227,32 +264,43 @@ impl AnonGroup {
     }
 
     /// Removes this dead anon group, whose one child is `child`, from the tree, unless a walker
-    /// holds it. The caller holds the family lock exclusively.
-    pub(super) fn detach(&self, child: &Self, retired: &mut Chain<Self>) -> bool {
-        let Some(parent) = self.parent() else { return false };
+    /// holds it.
+    ///
+    /// # Safety
+    /// 1. The caller holds the family lock exclusively.
+    pub(super) unsafe fn detach(&self, child: &Self, retired: &mut Chain<Self>) -> bool {
+        // SAFETY: 1. the lock is held.
+        let Some(parent) = (unsafe { self.parent() }) else { return false };
         if !self.is_dead_and_unary() || !self.freeze() {
             return false;
         }
-        child.replace_child(self, parent);
+        // SAFETY: 1. the lock is held.
+        unsafe { child.replace_child(self, parent) };
         // SAFETY: 1. it is frozen, so that no other thread frees it; 2. it is in no list of
         // children any more.
         unsafe { retired.push(self.node()) };
         true
     }
 
-    /// Takes the place of `old` among the children of `parent`. The family lock is held.
-    fn replace_child(&self, old: &Self, parent: &Self) {
+    /// Takes the place of `old` among the children of `parent`.
+    ///
+    /// # Safety
+    /// 1. The caller holds the family lock exclusively.
+    unsafe fn replace_child(&self, old: &Self, parent: &Self) {
         let node = self.node().as_ptr();
         self.parent.store(parent.node().as_ptr(), Ordering::Relaxed);
         let after = old.next_sibling.load(Ordering::Relaxed);
         let before = old.previous_sibling.load(Ordering::Relaxed);
         self.next_sibling.store(after, Ordering::Relaxed);
         self.previous_sibling.store(before, Ordering::Relaxed);
-        match self.follow(&self.previous_sibling) {
+        // SAFETY: 1. of both: the caller's obligation 1.
+        let siblings =
+            unsafe { (self.follow(&self.previous_sibling), self.follow(&self.next_sibling)) };
+        match siblings.0 {
             Some(before) => before.next_sibling.store(node, Ordering::Relaxed),
             None => parent.first_child.store(node, Ordering::Relaxed),
         }
-        if let Some(after) = self.follow(&self.next_sibling) {
+        if let Some(after) = siblings.1 {
             after.previous_sibling.store(node, Ordering::Relaxed);
         }
     }
@@ -270,66 +318,88 @@ impl AnonGroup {
         self.holders.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Makes `vma`, which belongs to no anon group, belong to this one, whose slab pointer is
-    /// `node`.
-    pub(crate) fn join<P: Platform>(&self, platform: &P, vma: &Vma, node: NonNull<Self>) {
+    /// Makes `vma` belong to this anon group.
+    ///
+    /// # Safety
+    /// 1. The VMA is in the trees and belongs to no anon group. It leaves this one before it is
+    ///    freed.
+    /// 2. The VMA was counted as a holder ([`AnonGroup::hold`]).
+    pub(crate) unsafe fn join<P: Platform>(&self, platform: &P, vma: &Vma) {
         self.family_lock().with_write(platform, || {
-            vma.set_group(Some(node));
-            // SAFETY: 1. the lock is held; 2. the VMA was in no anon group's tree, and leaves this
-            // one before it is freed (`RmapGuard::take`, `leave`); 3. what it maps changes through
-            // `RmapGuard`.
+            // SAFETY: 1. it holds the group (obligation 2).
+            unsafe { vma.set_group(Some(self.node())) };
+            // SAFETY: 1. the lock is held; 2. the caller's obligation 1; 3. what the VMA maps
+            // changes only through `RmapGuard`, which renews it (`Rekeyed`).
             unsafe { self.vmas.insert(vma) };
         });
     }
 
     /// Removes `vma` from the anon group. It still counts as a holder.
-    pub(crate) fn leave<P: Platform>(&self, platform: &P, vma: &Vma) {
+    ///
+    /// # Safety
+    /// 1. The VMA belongs to this anon group, and is in its tree.
+    pub(crate) unsafe fn leave<P: Platform>(&self, platform: &P, vma: &Vma) {
         self.family_lock().with_write(platform, || {
-            // SAFETY: 1. the lock is held; 2. the VMA belongs to the anon group, so it is in its
-            // tree.
+            // SAFETY: 1. the lock is held; 2. the caller's obligation 1.
             unsafe { self.vmas.remove(vma) };
-            vma.set_group(None);
+            // SAFETY: 1. there is no group to be held.
+            unsafe { vma.set_group(None) };
         });
     }
 
-    /// Calls `f` for this anon group and all below it. The family lock is held.
+    /// Calls `f` for this anon group and all below it.
     ///
     /// These are one for each mapped VMA that was forked from one of the anon group's, or from a
     /// copy of it, and the dead ones above those; [`super::fork_chain`] leaves a few dead ones for
     /// each.
-    pub(super) fn for_each_below(&self, mut f: impl FnMut(&Self)) {
-        let _ = self.try_for_each_below(|group| {
+    ///
+    /// # Safety
+    /// 1. The caller holds the family lock.
+    pub(super) unsafe fn for_each_below(&self, mut f: impl FnMut(&Self)) {
+        let each = |group: &Self| {
             f(group);
             ControlFlow::Continue(())
-        });
+        };
+        // SAFETY: 1. the caller's obligation 1.
+        let _ = unsafe { self.try_for_each_below(each) };
     }
 
     /// Like [`AnonGroup::for_each_below`], until `f` breaks. Loops instead of recursing: families
     /// may be as deep as programs fork.
-    pub(super) fn try_for_each_below(
+    ///
+    /// # Safety
+    /// 1. The caller holds the family lock.
+    pub(super) unsafe fn try_for_each_below(
         &self,
         mut f: impl FnMut(&Self) -> ControlFlow<()>,
     ) -> ControlFlow<()> {
         let mut next = Some(self);
         while let Some(at) = next {
             f(at)?;
-            next = at.next_below(self);
+            // SAFETY: 1. the caller's obligation 1.
+            next = unsafe { at.next_below(self) };
         }
         ControlFlow::Continue(())
     }
 
     /// The anon group after this one among `top` and those below, parents before their children.
-    /// The family lock is held.
-    pub(super) fn next_below(&self, top: &Self) -> Option<&Self> {
+    ///
+    /// # Safety
+    /// 1. The caller holds the family lock as long as the result is used, or until it holds that
+    ///    group.
+    pub(super) unsafe fn next_below(&self, top: &Self) -> Option<&Self> {
         let mut at = self;
-        if let Some(child) = at.follow(&at.first_child) {
+        // SAFETY: 1. the caller's obligation 1.
+        if let Some(child) = unsafe { at.follow(&at.first_child) } {
             return Some(child);
         }
         while !ptr::eq(at, top) {
-            if let Some(sibling) = at.follow(&at.next_sibling) {
+            // SAFETY: 1. the caller's obligation 1.
+            if let Some(sibling) = unsafe { at.follow(&at.next_sibling) } {
                 return Some(sibling);
             }
-            at = at.parent()?;
+            // SAFETY: 1. the caller's obligation 1.
+            at = unsafe { at.parent() }?;
         }
         None
     }
@@ -363,9 +433,7 @@ impl Groups {
         parent: Option<&AnonGroup>,
     ) -> Option<NonNull<AnonGroup>> {
         let null = || AtomicPtr::new(ptr::null_mut());
-        let root = parent.map_or(ptr::null_mut(), |parent| {
-            parent.follow(&parent.root).unwrap_or(parent).node().as_ptr()
-        });
+        let root = parent.map_or(ptr::null_mut(), |parent| parent.root().node().as_ptr());
         let group = AnonGroup {
             root: AtomicPtr::new(root),
             parent: AtomicPtr::new(parent.map_or(ptr::null_mut(), |p| p.node().as_ptr())),
@@ -390,7 +458,8 @@ impl Groups {
             parent.family_lock().with_write(&memory.platform, || {
                 let first = parent.first_child.load(Ordering::Relaxed);
                 group.next_sibling.store(first, Ordering::Relaxed);
-                if let Some(first) = parent.follow(&parent.first_child) {
+                // SAFETY: 1. the lock is held.
+                if let Some(first) = unsafe { parent.follow(&parent.first_child) } {
                     first.previous_sibling.store(node.as_ptr(), Ordering::Relaxed);
                 }
                 parent.first_child.store(node.as_ptr(), Ordering::Relaxed);
@@ -399,17 +468,14 @@ impl Groups {
         Some(node)
     }
 
-    /// Frees an anon group that was created and not held since.
-    pub(crate) fn discard<P: Platform>(memory: &Memory<P>, node: NonNull<AnonGroup>) {
-        // SAFETY: fresh from `create`; only the caller knows it.
-        unsafe { node.as_ref() }.hold();
-        Self::release_now(memory, node);
-    }
-
     /// Like [`Groups::release`], for a caller that has nothing else to be freed.
-    pub(super) fn release_now<P: Platform>(memory: &Memory<P>, node: NonNull<AnonGroup>) {
+    ///
+    /// # Safety
+    /// 1. As of [`Groups::release`].
+    pub(super) unsafe fn release_now<P: Platform>(memory: &Memory<P>, node: NonNull<AnonGroup>) {
         let mut groups = Chain::default();
-        Self::release(memory, node, &mut groups);
+        // SAFETY: 1. the caller's obligation 1.
+        unsafe { Self::release(memory, node, &mut groups) };
         memory.free_after_readers(Batch::default().with(groups));
     }
 
@@ -418,14 +484,17 @@ impl Groups {
     /// calls this when it is out of the anon group's tree and its pages are counted down, so that a
     /// thread that sees a mapped folio name the anon group in a read section meets one that was not
     /// freed.
-    pub(crate) fn release<P: Platform>(
+    ///
+    /// # Safety
+    /// 1. The caller, or a VMA of its, is one of the holders counted, and gives that up.
+    pub(crate) unsafe fn release<P: Platform>(
         memory: &Memory<P>,
         node: NonNull<AnonGroup>,
         unheld: &mut Chain<AnonGroup>,
     ) {
         let mut next = Some(node);
         while let Some(node) = next.take() {
-            // SAFETY: the caller's holder, or the child's below, is one of those counted, so the
+            // SAFETY: the holder (obligation 1), or the child below, is one of those counted, so the
             // anon group lives until that holder is dropped here.
             let group = unsafe { node.as_ref() };
             if !group.is_childless() && group.vmas.is_empty() {
@@ -435,15 +504,19 @@ impl Groups {
             if group.holders.fetch_sub(1, Ordering::AcqRel) != 1 {
                 return;
             }
-            if let Some(parent) = group.parent() {
+            // SAFETY: 1. this group still counts as a holder of its parent, which is contracted only
+            // if its one holder is a group with VMAs below.
+            if let Some(parent) = unsafe { group.parent() } {
                 parent.family_lock().with_write(&memory.platform, || {
                     let after = group.next_sibling.load(Ordering::Relaxed);
                     let before = group.previous_sibling.load(Ordering::Relaxed);
-                    match group.follow(&group.previous_sibling) {
+                    // SAFETY: 1. the lock is held.
+                    match unsafe { group.follow(&group.previous_sibling) } {
                         Some(before) => before.next_sibling.store(after, Ordering::Relaxed),
                         None => parent.first_child.store(after, Ordering::Relaxed),
                     }
-                    if let Some(after) = group.follow(&group.next_sibling) {
+                    // SAFETY: 1. the lock is held.
+                    if let Some(after) = unsafe { group.follow(&group.next_sibling) } {
                         after.previous_sibling.store(before, Ordering::Relaxed);
                     }
                 });

@@ -108,27 +108,33 @@ pub(crate) fn may_contract(vma: &Vma) -> bool {
 /// group and there are enough of them, and contracts those that have none left. The next fork tries
 /// again if a folio's lock was taken. Allocates nothing.
 ///
-/// The caller holds the mutex of the VMA's address space and all its VMAs for writing.
-pub(crate) fn contract<P: Platform>(
+/// # Safety
+/// 1. The caller holds the mutex of the VMA's address space, and locks all its VMAs for writing.
+pub(crate) unsafe fn contract<P: Platform>(
     page_table: &PageTable<'_, P>,
     vma: &Vma,
 ) -> Option<Chain<AnonGroup>> {
     let group = vma.group().filter(|_| may_contract(vma))?;
     let (memory, lock) = (page_table.memory, group.family_lock());
-    let look = lock.with_write(&memory.platform, || look(group, vma))?;
-    // The tree is this address space's, and its mutex is held.
-    let complete = group
-        .vmas
-        .iter(Asked::ALL)
-        .fold(true, |complete, vma| complete & take_over(memory, page_table, vma));
+    // SAFETY: 1. the lock is held.
+    let look = lock.with_write(&memory.platform, || unsafe { look(group, vma) })?;
+    // SAFETY: 1. only VMAs of this address space are in the tree, and its mutex is held (obligation
+    // 1).
+    let vmas = unsafe { group.vmas.locked() };
+    let complete = vmas.iter(Asked::ALL).fold(true, |complete, vma| {
+        // SAFETY: 1. `look` has begun the survey, which ends below.
+        complete & unsafe { take_over(memory, page_table, vma) }
+    });
     lock.with_write(&memory.platform, || {
         group.end_survey();
-        let listed = group.vmas.iter(Asked::ALL).count() as u32;
-        if !complete || group.active_vmas() != listed {
+        let listed = vmas.iter(Asked::ALL).count() as u32;
+        // SAFETY: 1. the lock is held.
+        if !complete || unsafe { group.active_vmas() } != listed {
             return None;
         }
         group.set_stamp(look.now);
-        detach_above(group, BELOW * look.dead)
+        // SAFETY: 1. the lock is held.
+        unsafe { detach_above(group, BELOW * look.dead) }
     })
 }
 
@@ -141,13 +147,18 @@ struct Look {
 }
 
 /// Finds the dead anon groups above `group`, and sets their new parents. `None` if they are not
-/// worth a survey, another one runs, or the caller's VMA is not the anon group's first. The caller
-/// holds the family lock exclusively.
-fn look(group: &AnonGroup, vma: &Vma) -> Option<Look> {
-    if !group.is_first(vma) {
+/// worth a survey, another one runs, or the caller's VMA is not the anon group's first.
+///
+/// # Safety
+/// 1. The caller holds the family lock exclusively.
+unsafe fn look(group: &AnonGroup, vma: &Vma) -> Option<Look> {
+    // SAFETY: 1. the caller's obligation 1.
+    if !unsafe { group.is_first(vma) } {
         return None;
     }
-    let dead = ancestors(group).filter(|above| above.is_dead()).count() as u32;
+    // SAFETY: 1. the caller's obligation 1.
+    let above = || unsafe { ancestors(group) };
+    let dead = above().filter(|above| above.is_dead()).count() as u32;
     if dead == 0 {
         // No group above has pages that could be in the VMAs.
         group.set_stamp(group.now());
@@ -157,7 +168,7 @@ fn look(group: &AnonGroup, vma: &Vma) -> Option<Look> {
     }
     let now = group.tick();
     let mut new_parent = group;
-    for above in ancestors(group) {
+    for above in above() {
         if above.is_dead() {
             above.reparent(new_parent, now);
         } else {
@@ -167,14 +178,25 @@ fn look(group: &AnonGroup, vma: &Vma) -> Option<Look> {
     Some(Look { now, dead })
 }
 
-/// The anon groups above, from the next one up. The family lock is held.
-fn ancestors(group: &AnonGroup) -> impl Iterator<Item = &AnonGroup> {
-    core::iter::successors(group.parent(), |above| above.parent())
+/// The anon groups above, from the next one up.
+///
+/// # Safety
+/// 1. The caller holds the family lock as long as the iterator and its items are used.
+unsafe fn ancestors(group: &AnonGroup) -> impl Iterator<Item = &AnonGroup> {
+    // SAFETY: 1. of both: the caller's obligation 1.
+    unsafe { core::iter::successors(group.parent(), |above| above.parent()) }
 }
 
 /// Passes the folios that the VMA maps and that belong to dead anon groups to their new parents.
 /// Returns whether it could lock them all.
-fn take_over<P: Platform>(memory: &Memory<P>, page_table: &PageTable<'_, P>, vma: &Vma) -> bool {
+///
+/// # Safety
+/// 1. The VMA's anon group has the survey of its family.
+unsafe fn take_over<P: Platform>(
+    memory: &Memory<P>,
+    page_table: &PageTable<'_, P>,
+    vma: &Vma,
+) -> bool {
     let frames = &memory.frames;
     let complete = Cell::new(true);
     // Taken for each span of table locks, so that no other thread waits for the whole mapping.
@@ -191,8 +213,10 @@ fn take_over<P: Platform>(memory: &Memory<P>, page_table: &PageTable<'_, P>, vma
         let owner = owner.cast::<AnonGroup>();
         // SAFETY: the folio is mapped, so its owner is the VMA's anon group or one above. Those
         // stay: the anon group holds them, and no other survey, which could contract them, runs in
-        // the family.
-        let Some(new_parent) = (unsafe { owner.as_ref() }).new_parent() else { return };
+        // the family (obligation 1).
+        let owner = unsafe { owner.as_ref() };
+        // SAFETY: 1. this survey's VMA is below the owner.
+        let Some(new_parent) = (unsafe { owner.new_parent() }) else { return };
         match frames.folio(folio).try_lock(&memory.platform) {
             Some(lock) => lock.set_owner(AnonGroup::as_owner(Some(new_parent.node())), first),
             None => complete.set(false),
@@ -202,26 +226,35 @@ fn take_over<P: Platform>(memory: &Memory<P>, page_table: &PageTable<'_, P>, vma
 }
 
 /// Removes each dead anon group above `group` from the tree whose pages no group below maps any
-/// more. Gives up after `left` anon groups below. The caller holds the family lock exclusively.
-fn detach_above(group: &AnonGroup, mut left: u32) -> Option<Chain<AnonGroup>> {
+/// more. Gives up after `left` anon groups below.
+///
+/// # Safety
+/// 1. The caller holds the family lock exclusively.
+unsafe fn detach_above(group: &AnonGroup, mut left: u32) -> Option<Chain<AnonGroup>> {
     let mut retired = Chain::default();
     // The time up to which all VMAs below the next anon group are clear of pages of dead groups.
-    let mut clear = clear_below(group, &mut left);
+    // SAFETY: 1. the caller's obligation 1.
+    let mut clear = unsafe { clear_below(group, &mut left) };
     let mut at = group;
     while let Some(since) = clear
-        && let Some(above) = at.parent().filter(|above| above.is_inherited())
+        // SAFETY: 1. the caller's obligation 1.
+        && let Some(above) = unsafe { at.parent() }.filter(|above| above.is_inherited())
     {
         let known = above.has_new_parent();
-        if known && above.stamp() <= since && above.detach(at, &mut retired) {
+        // SAFETY: 1. the caller's obligation 1.
+        if known && above.stamp() <= since && unsafe { above.detach(at, &mut retired) } {
             continue;
         }
         if !known {
-            clear = above
-                .children()
-                .filter(|child| !ptr::eq(*child, at))
-                .try_fold(clear_alone(above).min(since), |clear, child| {
-                    Some(clear.min(clear_below(child, &mut left)?))
-                });
+            // SAFETY: 1. of both: the caller's obligation 1.
+            let (children, alone) = unsafe { (above.children(), clear_alone(above)) };
+            clear = children.filter(|child| !ptr::eq(*child, at)).try_fold(
+                alone.min(since),
+                |clear, child| {
+                    // SAFETY: 1. the caller's obligation 1.
+                    Some(clear.min(unsafe { clear_below(child, &mut left) }?))
+                },
+            );
         }
         at = above;
     }
@@ -230,17 +263,28 @@ fn detach_above(group: &AnonGroup, mut left: u32) -> Option<Chain<AnonGroup>> {
 
 /// The time up to which all VMAs of the anon group and of those below are clear of pages of dead
 /// groups. `None` after `left` groups.
-fn clear_below(group: &AnonGroup, left: &mut u32) -> Option<u64> {
+///
+/// # Safety
+/// 1. The caller holds the family lock.
+unsafe fn clear_below(group: &AnonGroup, left: &mut u32) -> Option<u64> {
     let mut clear = u64::MAX;
-    let seen = group.try_for_each_below(|below| {
-        clear = clear.min(clear_alone(below));
+    let each = |below: &AnonGroup| {
+        // SAFETY: 1. the caller's obligation 1.
+        clear = clear.min(unsafe { clear_alone(below) });
         *left = left.saturating_sub(1);
         if *left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    });
+    };
+    // SAFETY: 1. the caller's obligation 1.
+    let seen = unsafe { group.try_for_each_below(each) };
     seen.is_continue().then_some(clear)
 }
 
 /// Like [`clear_below`], only for the anon group itself.
-fn clear_alone(group: &AnonGroup) -> u64 {
-    if group.has_new_parent() || group.active_vmas() == 0 { u64::MAX } else { group.stamp() }
+///
+/// # Safety
+/// 1. The caller holds the family lock.
+unsafe fn clear_alone(group: &AnonGroup) -> u64 {
+    // SAFETY: 1. the caller's obligation 1.
+    let is_clear = || group.has_new_parent() || unsafe { group.active_vmas() } == 0;
+    if is_clear() { u64::MAX } else { group.stamp() }
 }

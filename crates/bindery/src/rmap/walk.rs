@@ -66,7 +66,7 @@ use {
 };
 
 use super::{TreeLock, TreeReadGuard};
-use crate::collections::interval_tree::{Asked, IntervalPlace, IntervalTree, Member};
+use crate::collections::interval_tree::{Asked, IntervalPlace, IntervalTree, LockedTree, Member};
 
 /// A walk releases a tree's lock after this many entries and VMAs.
 pub(crate) const HOLD: u64 = 1024;
@@ -147,7 +147,9 @@ impl<'a> ObjectWalk<'a> {
     ) -> Result<bool, Busy> {
         let tree_lock = &self.object.mapping_lock;
         let _held = lock(memory, tree_lock, locking)?;
-        Ok(self.walk.hold(memory, &self.object.mappers, &mut { HOLD }, visit))
+        // SAFETY: 1. the lock is held.
+        let mappers = unsafe { self.object.mappers.locked() };
+        Ok(self.walk.hold(memory, mappers, &mut { HOLD }, visit))
     }
 
     /// How many VMAs it has visited; a VMA that was visited twice counts twice.
@@ -205,11 +207,10 @@ impl<'r> Walk<'r> {
     }
 
     /// Continues until `left` entries and VMAs were looked at. Returns whether the walk is done.
-    /// The tree's lock is held.
     fn hold<'m, P: Platform, M: Member<Vma>>(
         &mut self,
         memory: &'m Memory<P>,
-        tree: &IntervalTree<Vma, M>,
+        tree: LockedTree<'_, Vma, M>,
         left: &mut u64,
         visit: &mut impl FnMut(&RmapHit<'_, 'm, P>, &mut Gather) -> Seen,
     ) -> bool {
@@ -225,8 +226,8 @@ impl<'r> Walk<'r> {
             match self.step(tree) {
                 Step::Part(vma, pages) => {
                     let Some(range) = part_of(vma, pages) else { continue };
-                    // SAFETY: the VMA is in a tree whose lock is held, and leaves it before its
-                    // address space is dropped.
+                    // SAFETY: 1. the VMA is in a tree that does not change, and leaves it before
+                    // its address space is dropped.
                     let page_table = || unsafe { PageTable::from_state(memory, vma.tree()) };
                     let hit = hit.get_or_insert_with(|| {
                         let page_table = page_table();
@@ -257,7 +258,7 @@ impl<'r> Walk<'r> {
     }
 
     /// Advances by one part of a range, or by one VMA.
-    fn step<'t, M: Member<Vma>>(&mut self, tree: &'t IntervalTree<Vma, M>) -> Step<'t> {
+    fn step<'t, M: Member<Vma>>(&mut self, tree: LockedTree<'t, Vma, M>) -> Step<'t> {
         let here = self.place.and_then(|place| tree.at(place));
         if let Some(vma) = here
             && let Some(PageRange { first, end }) = self.range_from(self.page)
@@ -361,7 +362,8 @@ pub(crate) fn for_each_sight_from<'m, P: Platform>(
     let ranges = [PageRange::from_count(first.first(), pages)];
     // SAFETY: it is held now.
     let walked = walk_family(memory, unsafe { node.as_ref() }, &ranges, locking, &mut visit);
-    Groups::release_now(memory, node);
+    // SAFETY: 1. `try_hold` above.
+    unsafe { Groups::release_now(memory, node) };
     walked.map_or(Walked::Busy, Walked::Visited)
 }
 
@@ -381,13 +383,15 @@ fn walk_family<'m, P: Platform>(
     let result = loop {
         let locked = lock(memory, tree_lock, locking);
         let before = kept.take();
-        let done = locked.is_err() || walk.hold(memory, visit);
+        // SAFETY: 1. the lock is held, if `locked` is not an error.
+        let done = locked.is_err() || unsafe { walk.hold(memory, visit) };
         if !done {
             kept = Some(NonNull::from(walk.at));
         }
         let locked = locked.map(drop);
         if let Some(node) = before {
-            Groups::release_now(memory, node);
+            // SAFETY: 1. `hold` has held it for its place, which has moved on.
+            unsafe { Groups::release_now(memory, node) };
         }
         if done {
             break locked;
@@ -406,8 +410,11 @@ struct FamilyWalk<'a, 'r> {
 
 impl FamilyWalk<'_, '_> {
     /// Continues for one lock span. Returns whether the walk is done; if not, the anon group of its
-    /// place has been held once more. The family lock is held.
-    fn hold<'m, P: Platform>(
+    /// place has been held once more.
+    ///
+    /// # Safety
+    /// 1. The caller holds the family lock.
+    unsafe fn hold<'m, P: Platform>(
         &mut self,
         memory: &'m Memory<P>,
         visit: &mut impl FnMut(&RmapHit<'_, 'm, P>, &mut Gather) -> Seen,
@@ -419,10 +426,14 @@ impl FamilyWalk<'_, '_> {
             if left == 0 && self.at.try_hold() {
                 return false;
             }
-            if left == 0 || self.walk.hold(memory, &self.at.vmas, &mut left, visit) {
+            // SAFETY: 1. the caller's obligation 1.
+            let vmas = unsafe { self.at.vmas.locked() };
+            if left == 0 || self.walk.hold(memory, vmas, &mut left, visit) {
                 self.visited += self.walk.visited;
                 self.walk = Walk::new(self.walk.ranges);
-                let Some(next) = self.at.next_below(self.top) else { return true };
+                // SAFETY: 1. the caller's obligation 1; `try_hold` keeps the place from then on.
+                let next = unsafe { self.at.next_below(self.top) };
+                let Some(next) = next else { return true };
                 self.at = next;
                 left = left.saturating_sub(1);
             }

@@ -200,7 +200,10 @@ impl Vma {
     }
 
     /// Changes the owner of the anonymous pages. The VMA is in no anon group's tree.
-    pub(crate) fn set_group(&self, group: Option<NonNull<AnonGroup>>) {
+    ///
+    /// # Safety
+    /// 1. The VMA holds `group` from before this call, as [`Vma::new`] demands.
+    pub(crate) unsafe fn set_group(&self, group: Option<NonNull<AnonGroup>>) {
         self.group.store(raw(group), Ordering::Release);
     }
 
@@ -226,9 +229,15 @@ impl Vma {
     }
 
     /// Whether the VMA is in the trees of its object and anon group. For the auditor.
-    pub(crate) fn is_listed(&self) -> bool {
-        self.object().is_none_or(|object| object.mappers.contains(self))
-            && self.group().is_none_or(|group| group.vmas.contains(self))
+    ///
+    /// # Safety
+    /// 1. The trees do not change during the call.
+    pub(crate) unsafe fn is_listed(&self) -> bool {
+        // SAFETY: 1. of both: the caller's obligation 1.
+        unsafe {
+            self.object().is_none_or(|object| object.mappers.locked().contains(self))
+                && self.group().is_none_or(|group| group.vmas.locked().contains(self))
+        }
     }
 
     /// The tree of the address space.

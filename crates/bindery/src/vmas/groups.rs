@@ -2,8 +2,6 @@
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
-use core::ptr::NonNull;
-
 use crate::addr::PAGE_SHIFT;
 use crate::error::NoMemory;
 use crate::platform::Platform;
@@ -26,20 +24,22 @@ impl<'op, P: Platform> VmaSet<'op, '_, P> {
         }
         let group = match group {
             Some(group) => group,
-            None => Groups::create(self.page_table.memory, None).ok_or(NoMemory)?,
+            // SAFETY: it is fresh: no other thread frees it.
+            None => unsafe {
+                Groups::create(self.page_table.memory, None).ok_or(NoMemory)?.as_ref()
+            },
         };
         self.adopt(vma, group);
         Ok(())
     }
 
     /// Lets a VMA without an anon group belong to `group`, one of this address space.
-    pub(super) fn adopt(&mut self, vma: &Vma, group: NonNull<AnonGroup>) {
+    pub(super) fn adopt(&mut self, vma: &Vma, group: &AnonGroup) {
         debug_assert!(vma.group_pointer().is_none(), "a VMA belongs to one group");
-        // SAFETY: this module found the anon group in a VMA of this address space, which holds it,
-        // and the mutex keeps that VMA; or the anon group is fresh, and no other thread knows it.
-        let state = unsafe { group.as_ref() };
-        state.hold();
-        state.join(self.platform(), vma, group);
+        group.hold();
+        // SAFETY: 1. the set has the VMA, and so have the trees; `VmaSet::remove` takes it out of
+        // them; 2. held above.
+        unsafe { group.join(self.platform(), vma) };
     }
 
     /// Lets a VMA belong to no anon group any more; it maps no page of the anon group. Another VMA
@@ -47,16 +47,22 @@ impl<'op, P: Platform> VmaSet<'op, '_, P> {
     pub(crate) fn leave_group(&mut self, vma: &VmaWriteGuard<'op, P>) {
         let Some(group) = vma.group_pointer() else { return };
         if let Some(state) = vma.group() {
-            state.leave(self.platform(), vma);
+            // SAFETY: 1. it is the VMA's own, and the VMA is in the set, so also in the trees.
+            unsafe { state.leave(self.platform(), vma) };
         }
-        Groups::release(self.page_table.memory, group, &mut self.removed.groups);
+        // SAFETY: 1. the VMA's own holder, which does not name the group any more.
+        unsafe { Groups::release(self.page_table.memory, group, &mut self.removed.groups) };
     }
 
-    /// Takes dead anon groups out of the families. All VMAs are locked for writing.
+    /// Takes dead anon groups out of the families.
+    ///
+    /// # Safety
+    /// 1. All VMAs are locked for writing.
     #[cold]
-    pub(super) fn contract_groups(&mut self) {
+    pub(super) unsafe fn contract_groups(&mut self) {
         for vma in self.iter() {
-            if let Some(groups) = rmap::contract(self.page_table, vma) {
+            // SAFETY: 1. the set is borrowed from the guard of the mutex; the caller's obligation 1.
+            if let Some(groups) = unsafe { rmap::contract(self.page_table, vma) } {
                 self.removed.groups.append(groups);
             }
         }
@@ -65,13 +71,12 @@ impl<'op, P: Platform> VmaSet<'op, '_, P> {
 
 /// The anon group of `owner`, one of the two, if `low` and `high` could be one VMA but for their
 /// protection, which may be changed back.
-fn shared_group(low: &Vma, high: &Vma, owner: &Vma) -> Option<NonNull<AnonGroup>> {
+fn shared_group<'v>(low: &Vma, high: &Vma, owner: &'v Vma) -> Option<&'v AnonGroup> {
     let ignored = MappingFlags::PROTECTION | MappingFlags::STICKY;
     let fits = low.end() == high.start()
         && low.flags() - ignored == high.flags() - ignored
         && low.object_pointer() == high.object_pointer()
         && high.page_offset()
             == low.page_offset().wrapping_add((high.start() - low.start()) >> PAGE_SHIFT);
-    let group = owner.group().filter(|group| fits && !group.is_inherited());
-    group.and(owner.group_pointer())
+    owner.group().filter(|group| fits && !group.is_inherited())
 }

@@ -65,7 +65,7 @@ impl<'op, P: Platform> VmaSet<'op, '_, P> {
         let low = low.lock_write(self.platform());
         let high = high.lock_write(self.platform());
         if low.group_pointer().is_none()
-            && let Some(group) = high.group_pointer()
+            && let Some(group) = high.group()
         {
             self.adopt(&low, group);
         }

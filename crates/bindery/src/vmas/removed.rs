@@ -44,7 +44,8 @@ impl Removed {
         for vma in vmas.iter() {
             unlocked |= vma.has(MappingFlags::LOCKED);
             if let Some(group) = vma.group_pointer() {
-                Groups::release(memory, group, &mut groups);
+                // SAFETY: 1. the VMA's own holder, which it gives up here.
+                unsafe { Groups::release(memory, group, &mut groups) };
             }
             if let Some(object) = vma.object_pointer() {
                 // SAFETY: 1. the VMA's own holder, which it gives up here.

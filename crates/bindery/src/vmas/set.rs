@@ -321,7 +321,8 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
             chains |= rmap::may_contract(vma);
         }
         if chains {
-            self.contract_groups();
+            // SAFETY: 1. locked above.
+            unsafe { self.contract_groups() };
         }
         let result = work(self.view);
         for vma in self.iter() {

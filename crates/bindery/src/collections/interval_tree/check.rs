@@ -3,12 +3,12 @@
 use core::ptr;
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::{Asked, Interval, IntervalTree, LEFT, Member, RIGHT};
+use super::{Asked, Interval, IntervalTree, LEFT, LockedTree, Member, RIGHT};
 
-impl<T, M: Member<T>> IntervalTree<T, M> {
+impl<'t, T, M: Member<T>> LockedTree<'t, T, M> {
     /// Verifies order, balance and the summary of each subtree. Reads every node: for tests and the
     /// auditor.
-    pub(crate) fn check(&self) -> bool {
+    pub(crate) fn check(self) -> bool {
         let mut last = None;
         let sound = self.iter(Asked::ALL).all(|node| {
             let children = [LEFT, RIGHT].map(|side| self.child(node, side));
@@ -17,7 +17,7 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
                 .flatten()
                 .all(|child| ptr::eq(M::links(child).parent.load(Relaxed), node));
             let heights = [LEFT, RIGHT].map(|side| self.height(node, side));
-            let place = Self::place(node);
+            let place = IntervalTree::<T, M>::place(node);
             let rising = last.is_none_or(|last| last < place);
             last = Some(place);
             let Interval { first, last: end } = M::interval(node);
@@ -30,11 +30,11 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
         });
         // An iteration that ignores the summaries must meet the same number of nodes as the links
         // contain.
-        sound && self.iter(Asked::ALL).count() == self.count_below(self.node(&self.root))
+        sound && self.iter(Asked::ALL).count() == self.count_below(self.node(&self.tree.root))
     }
 
     /// Counts the nodes from `top` down by the links only.
-    fn count_below(&self, top: Option<&T>) -> usize {
+    fn count_below(self, top: Option<&'t T>) -> usize {
         let (mut count, mut at) = (0, top);
         while let Some(node) = at {
             count += 1;

@@ -129,9 +129,8 @@ impl Asked {
     pub(crate) const ALL: Self = Self { first: 0, last: u64::MAX, since: 0, after: None };
 }
 
-/// Intervals by index. The owner of the tree has a lock for it: methods that change the tree are
-/// called with it held exclusively, all others with it held shared or exclusively. Returned nodes
-/// stay in the tree as long as the lock is held.
+/// Intervals by index. The owner of the tree has a lock for it: the methods that change the tree
+/// demand it exclusively, and look-ups ([`IntervalTree::locked`]) shared.
 pub(crate) struct IntervalTree<T, M> {
     root: AtomicPtr<T>,
     /// The last stamp.
@@ -190,7 +189,8 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
     ///    and [`IntervalTree::renew`] is called before the lock is released.
     pub(crate) unsafe fn insert(&self, node: &T) {
         let stamp = self.tick();
-        self.put(node, stamp);
+        // SAFETY: 1. the caller's obligation 1.
+        unsafe { self.locked() }.put(node, stamp);
     }
 
     /// Removes `node`. O(log n).
@@ -201,7 +201,8 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
     /// 1. It holds the lock exclusively.
     /// 2. The node is in this tree.
     pub(crate) unsafe fn remove(&self, node: &T) {
-        self.take(node);
+        // SAFETY: 1. the caller's obligation 1.
+        unsafe { self.locked() }.take(node);
     }
 
     /// Gives `node`, whose interval may have changed, a new stamp and the corresponding place.
@@ -211,23 +212,66 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
     /// As for [`IntervalTree::remove`].
     pub(crate) unsafe fn renew(&self, node: &T) {
         let stamp = self.tick();
+        // SAFETY: 1. the caller's obligation 1.
+        let tree = unsafe { self.locked() };
         if M::links(node).height() == 1 && ptr::eq(self.root.load(Relaxed), node) {
-            self.alone(node, stamp);
+            tree.alone(node, stamp);
             return;
         }
-        self.take(node);
-        self.put(node, stamp);
+        tree.take(node);
+        tree.put(node, stamp);
+    }
+
+    /// The tree for look-ups.
+    ///
+    /// # Safety
+    /// 1. As long as the result and the nodes that it returns are used, the caller holds the lock,
+    ///    or the tree cannot change for another reason. A caller that holds the lock exclusively
+    ///    may change the tree between two look-ups.
+    #[inline]
+    pub(crate) unsafe fn locked(&self) -> LockedTree<'_, T, M> {
+        LockedTree { tree: self }
+    }
+
+    fn tick(&self) -> u64 {
+        let stamp = self.now() + 1;
+        self.clock.store(stamp, Relaxed);
+        stamp
+    }
+}
+
+/// A tree that does not change. Having one tells you:
+///
+/// - its links lead to nodes that stay in the tree and are valid for `'t`;
+/// - their intervals stay as they are.
+pub(crate) struct LockedTree<'t, T, M> {
+    tree: &'t IntervalTree<T, M>,
+}
+
+impl<T, M> Clone for LockedTree<'_, T, M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T, M> Copy for LockedTree<'_, T, M> {}
+
+impl<'t, T, M: Member<T>> LockedTree<'t, T, M> {
+    /// The last stamp ([`IntervalTree::now`]).
+    pub(crate) fn now(self) -> u64 {
+        self.tree.now()
     }
 
     /// The first node that matches. O(log n), and O(log n) for each node with a matching stamp
     /// whose interval is elsewhere.
-    pub(crate) fn first(&self, asked: &Asked) -> Option<&T> {
+    pub(crate) fn first(self, asked: &Asked) -> Option<&'t T> {
         let may_hold = |node: &&T| {
             let links = M::links(node);
             links.reach.load(Relaxed) >= asked.first && links.newest.load(Relaxed) > asked.since
         };
-        let after = |node: &T| asked.after.is_none_or(|place| Self::place(node) > place);
-        let mut at = self.node(&self.root).filter(may_hold)?;
+        let after =
+            |node: &T| asked.after.is_none_or(|place| IntervalTree::<T, M>::place(node) > place);
+        let mut at = self.node(&self.tree.root).filter(may_hold)?;
         loop {
             // If a node is not after the place, no node before it is.
             while after(at)
@@ -254,20 +298,20 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
     }
 
     /// The nodes that match, in order. O(log n) for each.
-    pub(crate) fn iter(&self, asked: Asked) -> impl Iterator<Item = &T> {
+    pub(crate) fn iter(self, asked: Asked) -> impl Iterator<Item = &'t T> {
         let mut asked = asked;
         core::iter::from_fn(move || {
             let node = self.first(&asked)?;
-            asked.after = Some(Self::place(node));
+            asked.after = Some(IntervalTree::<T, M>::place(node));
             Some(node)
         })
     }
 
     /// The node at `place`, if it exists. O(log n).
-    pub(crate) fn at(&self, place: IntervalPlace) -> Option<&T> {
-        let mut at = self.node(&self.root);
+    pub(crate) fn at(self, place: IntervalPlace) -> Option<&'t T> {
+        let mut at = self.node(&self.tree.root);
         while let Some(node) = at {
-            let here = Self::place(node);
+            let here = IntervalTree::<T, M>::place(node);
             if here == place {
                 break;
             }
@@ -277,18 +321,12 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
     }
 
     /// Whether `node` is in the tree. O(log n).
-    pub(crate) fn contains(&self, node: &T) -> bool {
-        self.at(Self::place(node)).is_some_and(|found| ptr::eq(found, node))
-    }
-
-    fn tick(&self) -> u64 {
-        let stamp = self.now() + 1;
-        self.clock.store(stamp, Relaxed);
-        stamp
+    pub(crate) fn contains(self, node: &T) -> bool {
+        self.at(IntervalTree::<T, M>::place(node)).is_some_and(|found| ptr::eq(found, node))
     }
 
     /// Makes `node` the only one.
-    fn alone(&self, node: &T, stamp: u64) {
+    fn alone(self, node: &T, stamp: u64) {
         let links = M::links(node);
         for link in &links.children {
             link.store(ptr::null_mut(), Relaxed);
@@ -297,12 +335,12 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
         links.own.store(stamp << HEIGHT_BITS | 1, Relaxed);
         links.reach.store(M::interval(node).last, Relaxed);
         links.newest.store(stamp, Relaxed);
-        self.root.store(pointer(node), Relaxed);
+        self.tree.root.store(pointer(node), Relaxed);
     }
 
     /// Links `node`, which is in no tree.
-    fn put(&self, node: &T, stamp: u64) {
-        match self.node(&self.root) {
+    fn put(self, node: &T, stamp: u64) {
+        match self.node(&self.tree.root) {
             None => self.alone(node, stamp),
             Some(root) => self.put_below(root, node, stamp),
         }
@@ -310,16 +348,16 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
 
     /// Separate from the common case, so that it is not inlined with it.
     #[inline(never)]
-    fn put_below<'a>(&'a self, root: &'a T, node: &T, stamp: u64) {
+    fn put_below(self, root: &'t T, node: &T, stamp: u64) {
         let links = M::links(node);
         for link in &links.children {
             link.store(ptr::null_mut(), Relaxed);
         }
         links.own.store(stamp << HEIGHT_BITS, Relaxed);
-        let place = Self::place(node);
+        let place = IntervalTree::<T, M>::place(node);
         let mut above = root;
         let side = loop {
-            let side = usize::from(Self::place(above) < place);
+            let side = usize::from(IntervalTree::<T, M>::place(above) < place);
             match self.child(above, side) {
                 Some(below) => above = below,
                 None => break side,
@@ -331,7 +369,7 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
         self.mend(Some(above));
     }
 
-    fn take(&self, node: &T) {
+    fn take(self, node: &T) {
         let links = M::links(node);
         let (left, right) = (self.child(node, LEFT), self.child(node, RIGHT));
         let (Some(left), Some(right)) = (left, right) else {
@@ -360,7 +398,7 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
     }
 
     /// Balances and measures from `at` upward, until a node's summary does not change.
-    fn mend<'a>(&'a self, mut at: Option<&'a T>) {
+    fn mend(self, mut at: Option<&'t T>) {
         while let Some(node) = at {
             let before = M::links(node).summary();
             let top = self.balance(node);
@@ -373,7 +411,7 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
 
     /// Measures `node`, after a rotation if one of its subtrees is higher by two. Returns the node
     /// in its place.
-    fn balance<'a>(&'a self, node: &'a T) -> &'a T {
+    fn balance(self, node: &'t T) -> &'t T {
         let (left, right) = (self.height(node, LEFT), self.height(node, RIGHT));
         if left.abs_diff(right) > 1 {
             let high = usize::from(right > left);
@@ -398,7 +436,7 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
     ///         /  \           /  \
     ///        b    c         a    b
     /// ```
-    fn rotate<'a>(&'a self, node: &'a T, side: usize) -> &'a T {
+    fn rotate(self, node: &'t T, side: usize) -> &'t T {
         let Some(child) = self.child(node, side) else { return node };
         self.replace(node, Some(child));
         self.adopt(node, side, self.child(child, 1 - side));
@@ -409,14 +447,14 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
     }
 
     /// Makes the parent of `node` link `by` instead.
-    fn replace(&self, node: &T, by: Option<&T>) {
+    fn replace(self, node: &T, by: Option<&T>) {
         match self.node(&M::links(node).parent) {
             Some(parent) => {
                 let right = self.child(parent, RIGHT).is_some_and(|child| ptr::eq(child, node));
                 self.adopt(parent, usize::from(right), by);
             }
             None => {
-                self.root.store(by.map_or(ptr::null_mut(), pointer), Relaxed);
+                self.tree.root.store(by.map_or(ptr::null_mut(), pointer), Relaxed);
                 if let Some(by) = by {
                     M::links(by).parent.store(ptr::null_mut(), Relaxed);
                 }
@@ -425,7 +463,7 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
     }
 
     /// Makes `child` the child of `node` at `side`.
-    fn adopt(&self, node: &T, side: usize, child: Option<&T>) {
+    fn adopt(self, node: &T, side: usize, child: Option<&T>) {
         M::links(node).children[side].store(child.map_or(ptr::null_mut(), pointer), Relaxed);
         if let Some(child) = child {
             M::links(child).parent.store(pointer(node), Relaxed);
@@ -433,7 +471,7 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
     }
 
     /// The summary of `node`, from those of its children.
-    fn measured(&self, node: &T) -> Summary {
+    fn measured(self, node: &T) -> Summary {
         let own =
             Summary { height: 0, reach: M::interval(node).last, newest: M::links(node).stamp() };
         let sides = [LEFT, RIGHT].map(|side| self.child(node, side));
@@ -448,12 +486,12 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
         Summary { height: all.height + 1, ..all }
     }
 
-    fn height(&self, node: &T, side: usize) -> u64 {
+    fn height(self, node: &T, side: usize) -> u64 {
         self.child(node, side).map_or(0, |child| M::links(child).height())
     }
 
     /// The next node above `node` that comes after it.
-    fn parent_after<'a>(&'a self, mut node: &'a T) -> Option<&'a T> {
+    fn parent_after(self, mut node: &'t T) -> Option<&'t T> {
         loop {
             let parent = self.node(&M::links(node).parent)?;
             if self.child(parent, LEFT).is_some_and(|left| ptr::eq(left, node)) {
@@ -463,15 +501,16 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
         }
     }
 
-    fn child(&self, node: &T, side: usize) -> Option<&T> {
+    fn child(self, node: &T, side: usize) -> Option<&'t T> {
         self.node(&M::links(node).children[side])
     }
 
-    fn node(&self, link: &AtomicPtr<T>) -> Option<&T> {
+    fn node(self, link: &AtomicPtr<T>) -> Option<&'t T> {
         #[cfg(any(test, feature = "measure"))]
-        crate::stats::count_roughly(&self.looked_at, 1);
-        // SAFETY: links of the tree point to nodes in it. They are valid until they are removed
-        // (obligation 2 of `insert`), which the lock that the caller holds prevents.
+        crate::stats::count_roughly(&self.tree.looked_at, 1);
+        // SAFETY: only links of the tree are passed in. They point to nodes in it, which are valid
+        // until they are removed (obligation 2 of `insert`), and none is removed as long as this
+        // value lives (obligation 1 of `locked`).
         NonNull::new(link.load(Relaxed)).map(|node| unsafe { node.as_ref() })
     }
 }

@@ -47,6 +47,11 @@ fn insert(tree: &Tree, node: &Node) {
     unsafe { tree.insert(node) };
 }
 
+fn look(tree: &Tree) -> LockedTree<'_, Node, OfTest> {
+    // SAFETY: 1. no other thread knows the tree; nodes stay until the end of the test.
+    unsafe { tree.locked() }
+}
+
 fn remove(tree: &Tree, node: &Node) {
     // SAFETY: 1. no other thread knows the tree; 2. callers know which nodes are in it.
     unsafe { tree.remove(node) };
@@ -100,7 +105,7 @@ proptest! {
                 Step::Remove(which) if !nodes.is_empty() => {
                     let (gone, _) = nodes.swap_remove(which.index(nodes.len()));
                     remove(&tree, &gone);
-                    prop_assert!(!tree.contains(&gone));
+                    prop_assert!(!look(&tree).contains(&gone));
                 }
                 Step::Change(which, first, more) if !nodes.is_empty() => {
                     clock += 1;
@@ -126,16 +131,16 @@ proptest! {
                         .map(|(place, _, _)| place)
                         .collect();
                     model.sort();
-                    let told: Vec<_> = tree.iter(asked).map(Tree::place).collect();
+                    let told: Vec<_> = look(&tree).iter(asked).map(Tree::place).collect();
                     prop_assert_eq!(told, model);
                 }
                 Step::Remove(_) | Step::Change(..) => {}
             }
-            prop_assert!(tree.check());
+            prop_assert!(look(&tree).check());
             prop_assert_eq!(tree.now(), clock);
             let all = nodes
                 .iter()
-                .all(|(node, stamp)| tree.contains(node) && Tree::place(node).stamp == *stamp);
+                .all(|(node, stamp)| look(&tree).contains(node) && Tree::place(node).stamp == *stamp);
             prop_assert!(all);
         }
     }
@@ -169,17 +174,17 @@ fn calls_cost_a_logarithm_whatever_the_order() {
             for node in nodes.iter().step_by(61) {
                 let at = node.first.load(Relaxed);
                 let asked = Asked { first: at, last: at, ..Asked::ALL };
-                let found = reads(|| assert!(tree.first(&asked).is_some()));
+                let found = reads(|| assert!(look(&tree).first(&asked).is_some()));
                 assert!(found <= bound, "a search among {count} reads {found}");
                 // Between two intervals.
                 let asked = Asked { first: at + 1, last: at + 1, ..Asked::ALL };
-                let missed = reads(|| assert!(tree.first(&asked).is_none()));
+                let missed = reads(|| assert!(look(&tree).first(&asked).is_none()));
                 assert!(missed <= bound, "a search in vain among {count} reads {missed}");
                 let renewed = reads(|| set(&tree, node, at, at));
                 assert!(renewed <= 2 * bound, "a renewal among {count} reads {renewed}");
                 // A search for all newer than all but one node does not read the others.
                 let asked = Asked { since: tree.now() - 1, ..Asked::ALL };
-                let newest = reads(|| assert_eq!(tree.iter(asked).count(), 1));
+                let newest = reads(|| assert_eq!(look(&tree).iter(asked).count(), 1));
                 assert!(newest <= 2 * bound, "the newest among {count} takes {newest}");
             }
             let most = nodes.iter().map(|node| reads(|| remove(&tree, node))).max().unwrap_or(0);
@@ -196,12 +201,13 @@ fn an_interrupted_walk_meets_all_that_stay() {
     nodes.iter().for_each(|node| insert(&tree, node));
     let mut asked = Asked::ALL;
     let (mut met, mut gone) = (Vec::new(), Vec::new());
-    while let Some(found) = tree.first(&asked) {
+    while let Some(found) = look(&tree).first(&asked) {
         let place = Tree::place(found);
         asked.after = Some(place);
         met.push(ptr::from_ref(found));
         // In between, the node that the walk has reached is removed, and one far after it.
-        let far = nodes.iter().rev().find(|node| tree.contains(node) && !ptr::eq(&***node, found));
+        let far =
+            nodes.iter().rev().find(|node| look(&tree).contains(node) && !ptr::eq(&***node, found));
         let far = far.map(|node| &**node).filter(|node| Tree::place(node) > place);
         for node in [Some(found), far].into_iter().flatten() {
             remove(&tree, node);
@@ -218,12 +224,12 @@ fn the_auditor_finds_a_silently_changed_interval() {
     let tree = Tree::new();
     let nodes: Vec<_> = (0..9).map(|n| node(n, n)).collect();
     nodes.iter().for_each(|node| insert(&tree, node));
-    assert!(tree.check());
+    assert!(look(&tree).check());
     nodes[8].last.store(99, Relaxed);
-    assert!(!tree.check());
+    assert!(!look(&tree).check());
     set(&tree, &nodes[8], 8, 99);
-    assert!(tree.check());
+    assert!(look(&tree).check());
     nodes[0].first.store(5, Relaxed);
     nodes[0].last.store(5, Relaxed);
-    assert!(!tree.check());
+    assert!(!look(&tree).check());
 }

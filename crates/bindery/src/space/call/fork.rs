@@ -98,6 +98,8 @@ fn copy_vma<'m, P: Platform>(
     };
     let wiped = vma.has(MappingFlags::WIPE_ON_FORK);
     let parent = vma.group().filter(|_| !wiped);
+    // Before the anon group: nothing fails after it is made.
+    let reserved = child_vmas.reserve()?;
     let group = match parent {
         None => None,
         Some(parent) => Some(Groups::create(edit.memory, Some(parent)).ok_or(NoMemory)?),
@@ -106,16 +108,9 @@ fn copy_vma<'m, P: Platform>(
     let unserved = MappingFlags::USERFAULT;
     let flags = if userfault.is_some() { flags } else { flags - unserved };
     let purpose = Purpose { flags, object: vma.object_pointer(), group, userfault };
-    match child_vmas.new_vma(range, purpose, vma.page_offset()) {
-        // Before anything is copied, and after this side's in the trees (`rmap::walk`).
-        Ok(new) => child_vmas.insert(new),
-        Err(error) => {
-            if let Some(group) = group {
-                Groups::discard(edit.memory, group);
-            }
-            return Err(error.into());
-        }
-    };
+    let new = child_vmas.new_vma_in(reserved, range, purpose, vma.page_offset());
+    // Before anything is copied, and after this side's in the trees (`rmap::walk`).
+    child_vmas.insert(new);
     let guarded = vma.has(MappingFlags::MAYBE_GUARDS);
     // Only the entries of shared memory record its write-protection.
     let marked = flags.contains(MappingFlags::USERFAULT_WRITE_PROTECT);
