@@ -8,7 +8,6 @@ use core::ptr::{self, NonNull};
 use crate::addr::{Frame, PAGE_SHIFT, VirtAddr};
 use crate::collections::page_tree::Node;
 use crate::folio::{Folio, FolioOwner, Owner};
-use crate::memory::Memory;
 use crate::object::Registry;
 use crate::object::{Accounting, ObjectState, Quota};
 use crate::platform::Platform;
@@ -21,18 +20,18 @@ use super::{Audit, Violation};
 /// In the tally of a frame: an object's index has it.
 const NAMED: u32 = 1 << 31;
 
-/// All objects, for an audit.
-fn registered<P: Platform>(memory: &Memory<P>) -> impl Iterator<Item = &ObjectState> {
-    // SAFETY: 1. nothing runs during an audit (`check`'s contract).
-    unsafe { Registry::of(memory).iter() }
-}
+impl<'m, P: Platform> Audit<'_, 'm, P> {
+    /// All objects.
+    fn registered(&self) -> impl Iterator<Item = &'m ObjectState> + use<'m, P> {
+        // SAFETY: 1. no other call runs during an audit.
+        unsafe { Registry::of(self.memory).iter() }
+    }
 
-impl<P: Platform> Audit<'_, '_, P> {
     /// Verifies all objects, and marks the frames in their indexes.
     pub(super) fn objects(&mut self, spaces: &[&AddressSpace<'_, P>]) -> Result<(), Violation> {
         let memory = self.memory;
         let (mut used, mut nodes, mut listed, mut object_pages) = (0, 0, 0, 0);
-        for object in registered(memory) {
+        for object in self.registered() {
             used += 1;
             nodes += self.index(object)?;
             listed += self.mappers(object, spaces)?;
@@ -66,7 +65,7 @@ impl<P: Platform> Audit<'_, '_, P> {
     /// Verifies that each quota has given out the number of pages that its objects have committed.
     fn quotas(&self) -> Result<(), Violation> {
         let address = |quota: &Quota| ptr::from_ref(quota).addr();
-        let quotas = || registered(self.memory).filter_map(ObjectState::quota);
+        let quotas = || self.registered().filter_map(ObjectState::quota);
         let mut last = 0;
         // In ascending order of address, so that each is visited once, without a list of them.
         while let Some(quota) =
@@ -74,7 +73,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         {
             last = address(quota);
             let of = |object: &&ObjectState| object.quota().map(address) == Some(last);
-            let holds = registered(self.memory).filter(of).map(ObjectState::committed).sum();
+            let holds = self.registered().filter(of).map(ObjectState::committed).sum();
             if quota.used() != holds {
                 return Err(Violation::Quota { says: quota.used(), holds });
             }

@@ -1,8 +1,6 @@
 //! Reports of an object's mappings to the registry of a System V segment.
 
-#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
-
-use core::ptr::NonNull;
+use super::lent::Lent;
 
 /// Follows the mappings of an object, each VMA separately ([`crate::Memory::segment_memory`]).
 ///
@@ -21,8 +19,8 @@ pub trait Attachments: Send + Sync {
 /// The object's link to the segment whose memory it is.
 #[derive(Clone, Copy)]
 pub(crate) struct SegmentMark {
-    /// The follower. Outlives all holders of the object ([`crate::Memory::segment_memory`]).
-    pub(super) told: NonNull<dyn Attachments>,
+    /// The follower ([`crate::Memory::segment_memory`]).
+    pub(super) follower: Lent<dyn Attachments>,
     /// The follower's number for the segment.
     pub(crate) segment: u64,
     /// The key that the segment was made with.
@@ -30,11 +28,7 @@ pub(crate) struct SegmentMark {
 }
 
 impl SegmentMark {
-    pub(super) fn told(&self) -> &dyn Attachments {
-        // SAFETY: the follower outlives all holders of the object. The caller is a holder, or was
-        // one until a moment ago, in a call whose own caller still holds the lifetime
-        // (`map_removed`): handles and address spaces end before the lifetime for which it was
-        // lent.
-        unsafe { self.told.as_ref() }
+    pub(super) fn follower(&self) -> &dyn Attachments {
+        self.follower.get()
     }
 }

@@ -76,6 +76,7 @@ mod fetch;
 mod holes;
 mod in_flight;
 mod invalidate;
+mod lent;
 mod mappings;
 mod page_index;
 mod pager;
@@ -107,6 +108,7 @@ use crate::Memory;
 use crate::error::{Error, NoMemory};
 use crate::platform::Platform;
 
+use lent::Lent;
 use state::{Backing, Secrecy};
 
 pub use attachments::Attachments;
@@ -201,7 +203,9 @@ impl<P: Platform> Memory<P> {
         sealing: Sealing,
         accounting: Accounting,
     ) -> Result<Object<'m, P>, Error> {
-        let quota = Some(NonNull::from(quota));
+        // SAFETY: 1. it is lent for 'm. Holders of the object (handles and address spaces) have that
+        // lifetime too, and so has the call that releases the last one.
+        let quota = Some(unsafe { Lent::new(NonNull::from(quota)) });
         self.add_shared_memory(
             size,
             sealing,
@@ -244,10 +248,12 @@ impl<P: Platform> Memory<P> {
         accounting: Accounting,
     ) -> Result<Object<'m, P>, Error> {
         let told: NonNull<dyn Attachments + 'm> = NonNull::from(told);
-        // SAFETY: as for a file's pager: the two types differ only in a lifetime, and a thread that
-        // follows the pointer holds the object, with a lifetime that ends before this one does.
+        // SAFETY: the two types differ only in a lifetime, about which a raw pointer promises
+        // nothing.
         let told: NonNull<dyn Attachments> = unsafe { core::mem::transmute(told) };
-        let segment = Some(SegmentMark { told, segment, key });
+        // SAFETY: 1. as for a quota.
+        let follower = unsafe { Lent::new(told) };
+        let segment = Some(SegmentMark { follower, segment, key });
         let backing = Backing::Memory { accounting, quota: None, segment, content: Secrecy::None };
         self.add_shared_memory(size, Sealing::Forbidden, backing)
     }
@@ -297,9 +303,10 @@ impl<P: Platform> Memory<P> {
     ) -> Result<Object<'m, P>, Error> {
         let pager: NonNull<dyn Pager + 'm> = NonNull::from(pager);
         // SAFETY: the two types differ only in a lifetime, about which a raw pointer promises
-        // nothing. Only holders of the object follow it: handles and address spaces with the
-        // lifetime 'm, which end before the pager does.
+        // nothing.
         let pager: NonNull<dyn Pager> = unsafe { core::mem::transmute(pager) };
+        // SAFETY: 1. as for a quota.
+        let pager = unsafe { Lent::new(pager) };
         self.add_object(Backing::File { pager, file }, size, Seals::empty())
     }
 

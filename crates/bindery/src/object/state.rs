@@ -18,6 +18,7 @@ use crate::vma::MappingFlags;
 use super::attachments::SegmentMark;
 use super::dropping::{Piece, drop_pages};
 use super::invalidate::InvalidateLock;
+use super::lent::Lent;
 use super::page_index::Pages;
 use super::pager::Pager;
 use super::quota::Quota;
@@ -63,9 +64,8 @@ pub(super) enum Backing {
     Memory {
         /// How its pages count as committed.
         accounting: Accounting,
-        /// Committed pages are charged to this quota too. It outlives all holders of the object
-        /// (`Memory::shared_memory_within`).
-        quota: Option<NonNull<Quota>>,
+        /// Committed pages are charged to this quota too (`Memory::shared_memory_within`).
+        quota: Option<Lent<Quota>>,
         /// The segment whose memory this object is.
         segment: Option<SegmentMark>,
         /// Restricts access to the content.
@@ -73,8 +73,7 @@ pub(super) enum Backing {
     },
     /// With a pager.
     File {
-        /// Outlives all holders of the object (`Memory::file`).
-        pager: NonNull<dyn Pager>,
+        pager: Lent<dyn Pager>,
         /// The pager's number for it.
         file: u64,
     },
@@ -169,11 +168,9 @@ impl ObjectState {
 
     /// The pager and its number for the file, if the object is one.
     pub(super) fn file(&self) -> Option<(&dyn Pager, u64)> {
-        match self.backing {
+        match &self.backing {
             Backing::Memory { .. } => None,
-            // SAFETY: the pager outlives all holders of the object (`Memory::file`), and a caller
-            // with a reference to the state is or knows a holder.
-            Backing::File { pager, file } => Some((unsafe { pager.as_ref() }, file)),
+            Backing::File { pager, file } => Some((pager.get(), *file)),
         }
     }
 
@@ -209,11 +206,8 @@ impl ObjectState {
 
     /// The quota to which committed pages are also charged.
     pub(crate) fn quota(&self) -> Option<&Quota> {
-        match self.backing {
-            // SAFETY: the quota outlives all holders of the object
-            // (`Memory::shared_memory_within`), and a caller with a reference to the state is or
-            // knows a holder.
-            Backing::Memory { quota, .. } => quota.map(|quota| unsafe { quota.as_ref() }),
+        match &self.backing {
+            Backing::Memory { quota, .. } => quota.as_ref().map(Lent::get),
             Backing::File { .. } => None,
         }
     }
@@ -325,7 +319,7 @@ impl ObjectState {
             self.seals.writable_added();
         }
         if let Some(mark) = self.segment() {
-            mark.told().attached(mark.segment);
+            mark.follower().attached(mark.segment);
         }
     }
 }
@@ -353,7 +347,7 @@ pub(crate) unsafe fn map_removed<P: Platform>(
     // SAFETY: 1. the caller's obligation 1.
     unsafe { release(memory, node) };
     if let Some(mark) = mark {
-        mark.told().detached(mark.segment);
+        mark.follower().detached(mark.segment);
     }
 }
 

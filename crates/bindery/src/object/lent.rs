@@ -1,0 +1,32 @@
+//! A borrow that an object keeps as long as it has holders.
+
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
+use core::ptr::NonNull;
+
+/// A pager, quota or follower that was lent to an object. Having one tells you that it lives: its
+/// lender keeps it longer than any holder of the object, which is longer than any use of this.
+pub(super) struct Lent<T: ?Sized>(NonNull<T>);
+
+impl<T: ?Sized> Clone for Lent<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T: ?Sized> Copy for Lent<T> {}
+
+impl<T: ?Sized> Lent<T> {
+    /// Keeps the pointer of a borrow.
+    ///
+    /// # Safety
+    /// 1. The borrow lasts as long as the result or a copy is used.
+    pub(super) unsafe fn new(lent: NonNull<T>) -> Self {
+        Self(lent)
+    }
+
+    pub(super) fn get(&self) -> &T {
+        // SAFETY: it is borrowed shared as long as this is used (obligation 1 of `new`).
+        unsafe { self.0.as_ref() }
+    }
+}
