@@ -8,6 +8,12 @@
 //! | [`measured`] | the hosted machine, with a meter in its read sections |
 //! | [`size`] | sizes in bytes, as users type and read them |
 
+#![deny(
+    clippy::wildcard_enum_match_arm,
+    clippy::match_wildcard_for_single_variants,
+    reason = "a new variant leads by errors to each place that must decide about it"
+)]
+
 pub mod drivers;
 pub mod guest;
 pub mod measured;

@@ -1,6 +1,12 @@
 //! The program `bindery`: runs workloads and scripts on the engine, in a machine inside this
 //! process or in QEMU, and compares them with Linux.
 
+#![deny(
+    clippy::wildcard_enum_match_arm,
+    clippy::match_wildcard_for_single_variants,
+    reason = "a new variant leads by errors to each place that must decide about it"
+)]
+
 mod bench;
 mod check;
 mod compare;

@@ -34,6 +34,11 @@
 
 #![no_std]
 #![deny(missing_debug_implementations)]
+#![deny(
+    clippy::wildcard_enum_match_arm,
+    clippy::match_wildcard_for_single_variants,
+    reason = "a new variant leads by errors to each place that must decide about it"
+)]
 #![cfg_attr(
     test,
     allow(clippy::disallowed_methods, reason = "tests may use the whole standard library")

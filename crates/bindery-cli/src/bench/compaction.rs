@@ -268,7 +268,9 @@ impl<A: Walk> Compactor<'_, '_, A> {
             fault.map_err(|error| format!("a first touch at {at:#x}: {error}"))?;
             match self.space.inspect(VirtAddr(at)) {
                 Inspection::Page { frame, .. } => Ok(frame),
-                other => Err(format!("{other:?} after a first touch at {at:#x}")),
+                other @ (Inspection::Empty | Inspection::Absent(_)) => {
+                    Err(format!("{other:?} after a first touch at {at:#x}"))
+                }
             }
         };
         (start..start + length).step_by(PAGE_SIZE as usize).map(page).collect()

@@ -30,7 +30,9 @@ pub fn tables(script: &Script, comparison: &Comparison) -> String {
     let outcomes = &comparison.outcomes;
     let (what, linux) = match workload {
         Workload::KernelMap => (String::new(), NO_LINUX.to_owned()),
-        _ => (format!(", folios of {folio}"), describe_folios(*folio)),
+        Workload::Remap1m | Workload::Remap1g | Workload::Pageout => {
+            (format!(", folios of {folio}"), describe_folios(*folio))
+        }
     };
     let mut text = format!(
         "\n{}{what}: {variant}\n\

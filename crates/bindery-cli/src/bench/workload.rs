@@ -79,7 +79,13 @@ impl Call {
     pub fn repetitions(self) -> u64 {
         match self {
             Self::Kernel(call) => call.areas(),
-            _ => 1,
+            Self::Map(_)
+            | Self::Advise(_)
+            | Self::Touch(_)
+            | Self::Write(_)
+            | Self::PageOut(_)
+            | Self::Move { .. }
+            | Self::Unmap(_) => 1,
         }
     }
 }

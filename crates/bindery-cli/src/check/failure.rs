@@ -85,7 +85,7 @@ impl Failure {
             FaultError::NotMapped => NOT_MAPPED,
             FaultError::Protection | FaultError::ProtectionKey(_) => DENIED,
             FaultError::OutOfMemory => OUT_OF_MEMORY,
-            _ => BUS,
+            FaultError::Bus | FaultError::Interrupted | _ => BUS,
         }
     }
 

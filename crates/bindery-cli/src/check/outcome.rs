@@ -109,7 +109,11 @@ impl Outcome {
             Self::Value { value, .. } => Some(*value),
             Self::Bytes { value, .. } => *value,
             Self::Layout { mappings } => Some(mappings.len() as u64),
-            _ => None,
+            Self::Done
+            | Self::Failure(_)
+            | Self::Seals { .. }
+            | Self::Counts { .. }
+            | Self::Audit(_) => None,
         }
     }
 

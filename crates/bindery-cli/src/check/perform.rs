@@ -59,10 +59,7 @@ impl<A: Walk> Fixture<'_, A> {
             Action::Audit => ("audit()".to_owned(), Outcome::Audit(self.audit())),
         };
         if let Some(name) = name {
-            let value = match &outcome {
-                Outcome::Failure(_) => None,
-                outcome => outcome.value(),
-            };
+            let value = outcome.value();
             self.name_number(name, value.ok_or_else(|| ended(place.line, &outcome)));
         }
         Ok(Performed { call, outcome, expected })
@@ -100,10 +97,8 @@ impl<A: Walk> Fixture<'_, A> {
             shown.push(text);
         }
         let result = linux::call(&self.caller(index), *call, raw);
-        let style = match call {
-            Call::Mmap | Call::Mremap | Call::Brk => Style::Hexadecimal,
-            _ => Style::Decimal,
-        };
+        let is_address = matches!(call, Call::Mmap | Call::Mremap | Call::Brk);
+        let style = if is_address { Style::Hexadecimal } else { Style::Decimal };
         let mut outcome = Outcome::of_call(result, style);
         if *call == Call::Mincore && result == 0 {
             outcome = self.residence(index, raw);

@@ -85,7 +85,12 @@ impl Workload {
     pub fn folios(self, chosen: &[FolioSize]) -> Vec<Option<FolioSize>> {
         match self {
             Self::KernelMap | Self::Proc | Self::Copy => vec![None],
-            _ => chosen.iter().copied().map(Some).collect(),
+            Self::System1
+            | Self::System2
+            | Self::System3
+            | Self::System4
+            | Self::Fork
+            | Self::Compaction => chosen.iter().copied().map(Some).collect(),
         }
     }
 

@@ -132,7 +132,7 @@ fn problem(cases: &[Compared], bindery: Option<&Run>, linux: Option<&Run>) -> Op
     };
     let is_missed = |case: &Compared| match case.verdict {
         Verdict::SetApart(_) => false,
-        _ => case.bindery.is_none(),
+        Verdict::Passed | Verdict::NoWorse | Verdict::Failed => case.bindery.is_none(),
     };
     let came_to_all = !cases.is_empty() && !cases.iter().any(is_missed);
     let is_told = cases.iter().any(|case| case.bindery != Some(Outcome::Passed));

@@ -80,12 +80,7 @@ impl Generator {
             self.hot.push((result as u64, length));
         }
         let step = self.planned.pop().unwrap_or_else(|| self.step());
-        self.asked = match step {
-            Step::Call { process, call: Call::Mmap, arguments } => Some((process, arguments[1])),
-            Step::Call { process, call: Call::Mremap, arguments } => Some((process, arguments[2])),
-            Step::Segment { process, call: SegmentCall::Attach, .. } => Some((process, HUGE)),
-            _ => None,
-        };
+        self.asked = asked_length(&step);
         step
     }
 
@@ -382,7 +377,9 @@ impl Generator {
                 [start, length, modes, 0, 0]
             }
             Copy | Move => [self.page(), self.page(), self.length(), self.rng.below(4), 0],
-            _ => [self.page(), self.length(), self.rng.below(4), 0, 0],
+            Api | Unregister | Wake | ZeroPage | WriteProtect | Continue | Poison => {
+                [self.page(), self.length(), self.rng.below(4), 0, 0]
+            }
         };
         if self.rng.once_in(20) {
             words = [self.address(), self.address(), self.length(), self.rng.next() >> 60, 0];
@@ -469,5 +466,20 @@ impl Generator {
             }
             _ => Step::Reclaim { pages: self.rng.one(&[1, 32, 500]) },
         }
+    }
+}
+
+/// The process and the length of a step that asks for a place for a mapping.
+fn asked_length(step: &Step) -> Option<(usize, u64)> {
+    if let Step::Segment { process, call: SegmentCall::Attach, .. } = *step {
+        return Some((process, HUGE));
+    }
+    let Step::Call { process, call, arguments } = *step else { return None };
+    if call == Call::Mmap {
+        Some((process, arguments[1]))
+    } else if call == Call::Mremap {
+        Some((process, arguments[2]))
+    } else {
+        None
     }
 }

@@ -73,7 +73,12 @@ fn raw(result: Result<u64, Errno>) -> i64 {
 fn raw_fault(result: Result<u64, FaultError>) -> i64 {
     raw(result.map_err(|fault| match fault {
         FaultError::OutOfMemory => Errno::ENOMEM,
-        _ => Errno::EFAULT,
+        FaultError::NotMapped
+        | FaultError::Protection
+        | FaultError::ProtectionKey(_)
+        | FaultError::Bus
+        | FaultError::Interrupted
+        | _ => Errno::EFAULT,
     }))
 }
 
@@ -110,7 +115,20 @@ impl<'m, A: Walk> World<'m, A> {
                 self.memory.discard_free_slots();
                 NOTHING
             }
-            _ => {
+            Step::Call { .. }
+            | Step::AdviseOther { .. }
+            | Step::Store { .. }
+            | Step::Load { .. }
+            | Step::Fill { .. }
+            | Step::Pin { .. }
+            | Step::Control { .. }
+            | Step::PagemapScan { .. }
+            | Step::ProcessVm { .. }
+            | Step::Segment { .. }
+            | Step::Proc { .. }
+            | Step::Split { .. }
+            | Step::Limit { .. }
+            | Step::Kill { .. } => {
                 let (Some(process), _) = step.touches() else { return NOTHING };
                 let guard = self.process(process);
                 let perform = |found| self.perform_in(found, process, step);
@@ -226,7 +244,21 @@ impl<'m, A: Walk> World<'m, A> {
                 self.machine.fatal_signal_after(None);
                 result
             }
-            _ => NOTHING,
+            // `World::perform` takes these.
+            Step::Fork { .. }
+            | Step::Exit { .. }
+            | Step::Unpin { .. }
+            | Step::Userfault { .. }
+            | Step::CloseUserfault { .. }
+            | Step::File { .. }
+            | Step::NewFile { .. }
+            | Step::Reclaim { .. }
+            | Step::SwapOn { .. }
+            | Step::SwapOff { .. }
+            | Step::StopSwapping { .. }
+            | Step::ResumeSwapping { .. }
+            | Step::Folios { .. }
+            | Step::Trim => NOTHING,
         }
     }
 

@@ -141,13 +141,13 @@ impl<A: Walk> World<'_, A> {
     /// Verifies that a call that failed for lack of memory did not forget to reclaim: it must not
     /// succeed when it is repeated after some memory was freed.
     fn try_again(&self, step: &Step) {
-        let may_repeat = match step {
-            // A collapse asks for a huge block, and does not compact for it.
-            Step::Call { call: Call::Madvise, arguments, .. } => arguments[2] != 25,
-            Step::Call { .. } | Step::Control { .. } | Step::PagemapScan { .. } => true,
-            _ => false,
-        };
-        if may_repeat
+        let is_call =
+            matches!(step, Step::Call { .. } | Step::Control { .. } | Step::PagemapScan { .. });
+        // A collapse asks for a huge block, and does not compact for it.
+        let collapses =
+            matches!(step, Step::Call { call: Call::Madvise, arguments, .. } if arguments[2] == 25);
+        if is_call
+            && !collapses
             && self.is_short()
             && self.swap_has_room()
             && self.memory.reclaim(64).freed > 0
@@ -176,10 +176,11 @@ impl<A: Walk> World<'_, A> {
 fn needs_memory(step: &Step) -> bool {
     /// `MADV_COLD`, `MADV_PAGEOUT`, `MADV_DONTNEED`, `MADV_FREE`, `MADV_REMOVE`.
     const GIVES_BACK: [u64; 5] = [20, 21, 4, 8, 9];
-    match step {
-        Step::Call { call: Call::Madvise, arguments, .. } => !GIVES_BACK.contains(&arguments[2]),
-        Step::Call { call, .. } => !cuts(step) && *call != Call::Msync,
-        _ => true,
+    let Step::Call { call, arguments, .. } = step else { return true };
+    if *call == Call::Madvise {
+        !GIVES_BACK.contains(&arguments[2])
+    } else {
+        !cuts(step) && *call != Call::Msync
     }
 }
 
@@ -210,7 +211,11 @@ fn judge<A: Walk>(step: &Step, result: i64) {
         | Call::Msync
         | Call::Mseal
         | Call::RemapFilePages => result == 0,
-        _ => true,
+        Call::Brk
+        | Call::PkeyMprotect
+        | Call::PkeyAlloc
+        | Call::PkeyFree
+        | Call::ProcessMadvise => true,
     };
     assert!(fits, "{step:?} returned {result:#x}");
 }

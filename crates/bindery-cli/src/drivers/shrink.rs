@@ -57,17 +57,17 @@ fn simplify(
 
 /// Steps that do less.
 fn simpler(step: &Step) -> Vec<Step> {
-    match *step {
-        Step::Fill { process, at, pages, value } => {
-            let fewer = [1, 4, 16, 64].into_iter().filter(|fewer| *fewer < pages).rev();
-            fewer.map(|pages| Step::Fill { process, at, pages, value }).collect()
-        }
-        Step::Call { process, call, arguments } if process > 0 => {
-            vec![Step::Call { process: 0, call, arguments }]
-        }
-        Step::Reclaim { pages } if pages > 32 => vec![Step::Reclaim { pages: 32 }],
-        _ => Vec::new(),
+    if let Step::Fill { process, at, pages, value } = *step {
+        let fewer = [1, 4, 16, 64].into_iter().filter(|fewer| *fewer < pages).rev();
+        return fewer.map(|pages| Step::Fill { process, at, pages, value }).collect();
     }
+    if let Step::Call { process: 1.., call, arguments } = *step {
+        return vec![Step::Call { process: 0, call, arguments }];
+    }
+    if let Step::Reclaim { pages: 33.. } = *step {
+        return vec![Step::Reclaim { pages: 32 }];
+    }
+    Vec::new()
 }
 
 #[cfg(test)]

@@ -11,9 +11,12 @@ use super::Problem;
 /// If it cannot be started, or it fails: then the problem has its standard error.
 pub fn output(command: &mut Command) -> Result<String, Problem> {
     let program = command.get_program().display().to_string();
-    let output = command.stdin(Stdio::null()).output().map_err(|error| match error.kind() {
-        ErrorKind::NotFound => Problem::Missing(format!("{program} is not installed")),
-        _ => Problem::Failed(format!("cannot start {program}: {error}")),
+    let output = command.stdin(Stdio::null()).output().map_err(|error| {
+        if error.kind() == ErrorKind::NotFound {
+            Problem::Missing(format!("{program} is not installed"))
+        } else {
+            Problem::Failed(format!("cannot start {program}: {error}"))
+        }
     })?;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());

@@ -43,12 +43,14 @@ impl<'m, A: Walk> Frames<'m, A> {
     pub fn take(memory: &'m Memory<Machine<A>>, script: &Script) -> Result<Self, String> {
         let cannot = |error: KernelMapError| format!("frames for the lists: {error}");
         let owner = KernelMap::new(memory, arena::<A>()).map_err(cannot)?;
-        let listed = script.steps.iter().filter_map(|step| match step.call {
-            Call::Kernel(KernelCall { operation: Operation::Map, area }) => match area.source {
+        let listed = script.steps.iter().filter_map(|step| {
+            let Call::Kernel(KernelCall { operation: Operation::Map, area }) = step.call else {
+                return None;
+            };
+            match area.source {
                 Source::Pages { order } | Source::Ranges { order, .. } => Some((area, order)),
                 Source::Device(_) | Source::New(_) => None,
-            },
-            _ => None,
+            }
         });
         let listed: Vec<_> = listed.collect();
         let bytes = listed.iter().map(|(area, _)| area.bytes.next_multiple_of(2 * MIB)).max();

@@ -72,7 +72,9 @@ fn stretches(area: Area) -> Vec<(u64, u64)> {
 fn largest_leaf(area: Area, geometry: Geometry) -> u8 {
     match area.source {
         Source::New(Pieces::Base) | Source::Ranges { pieces: Pieces::Base, .. } => 1,
-        _ => geometry.largest_leaf,
+        Source::Device(_) | Source::New(_) | Source::Pages { .. } | Source::Ranges { .. } => {
+            geometry.largest_leaf
+        }
     }
 }
 
@@ -114,7 +116,7 @@ fn starts(call: KernelCall, geometry: Geometry) -> impl Iterator<Item = u64> {
     let align = match area.source {
         // The rule for devices depends only on the size.
         Source::Device(_) => longest.next_power_of_two().min(geometry.span(geometry.largest_leaf)),
-        _ => {
+        Source::New(_) | Source::Pages { .. } | Source::Ranges { .. } => {
             let levels = 1..=largest_leaf(area, geometry);
             let sizes =
                 levels.flat_map(|level| [geometry.span(level), block(area, level, geometry)]);

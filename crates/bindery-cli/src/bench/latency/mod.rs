@@ -115,7 +115,11 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     let rows = match arguments.arch {
         ArchitectureName::AArch64 => measure::<AArch64>(&extent)?,
         ArchitectureName::Riscv64Sv48 => measure::<Riscv64<4>>(&extent)?,
-        _ => measure::<X86_64<4>>(&extent)?,
+        // `parse_architecture` refuses the others.
+        ArchitectureName::X86_64
+        | ArchitectureName::X86_64La57
+        | ArchitectureName::Riscv64Sv39
+        | ArchitectureName::Tiny => measure::<X86_64<4>>(&extent)?,
     };
     show(&format!("{}{}", report::rows(&rows), report::legend()))?;
     if let Some(file) = file {

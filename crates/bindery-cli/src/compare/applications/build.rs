@@ -48,7 +48,7 @@ pub fn build(
     match application.build {
         Build::Script => return Ok(None),
         Build::C => return programs::build(architecture, &source).map(Some),
-        _ => {}
+        Build::Library { .. } | Build::Go | Build::QuickJs | Build::Redis => {}
     }
     let place = workspace::target("programs")?.join(architecture.directory()).join("applications");
     let built = place.join(application.name);

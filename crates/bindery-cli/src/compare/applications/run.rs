@@ -29,7 +29,9 @@ pub struct Told {
 pub fn script(application: &Application) -> String {
     let program = match application.build {
         Build::Script => format!("$box sh /{}", application.source()),
-        _ => format!("/bin/{}", application.name),
+        Build::C | Build::Library { .. } | Build::Go | Build::QuickJs | Build::Redis => {
+            format!("/bin/{}", application.name)
+        }
     };
     let reads = application.reads.map(|file| format!(" /{file}")).unwrap_or_default();
     let arguments = application.arguments.join(" ");

@@ -54,7 +54,7 @@ impl Application {
         let ending = match self.build {
             Build::Script => "sh",
             Build::Go => "go",
-            _ => "c",
+            Build::C | Build::Library { .. } | Build::QuickJs | Build::Redis => "c",
         };
         format!("{}.{ending}", self.name)
     }

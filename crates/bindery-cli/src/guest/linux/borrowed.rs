@@ -53,14 +53,8 @@ fn prepare_directory(root: &Path, directory: &Path) -> Result<(), Problem> {
 /// The loader of a program for this host.
 fn loader(path: &Path) -> Option<String> {
     let executable = executable::read(path).ok()?;
-    match executable.linkage {
-        Linkage::Dynamic { interpreter }
-            if Some(executable.architecture) == Architecture::host() =>
-        {
-            Some(interpreter)
-        }
-        _ => None,
-    }
+    let Linkage::Dynamic { interpreter } = executable.linkage else { return None };
+    (Some(executable.architecture) == Architecture::host()).then_some(interpreter)
 }
 
 fn replace(root: &Path, program: &Path, loader: &str) -> Result<(), Problem> {
