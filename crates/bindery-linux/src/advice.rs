@@ -54,7 +54,7 @@ pub(super) fn madvise<'m, P: Platform>(
     done.map(|()| 0).map_err(errno(Operation::Madvise))
 }
 
-/// The ranges are in the caller's memory, address and length of 64 bits each.
+/// `process_madvise(2)`: an array of `struct iovec` in the caller's memory lists the ranges.
 pub(super) fn process_madvise<'m, P: Platform>(
     process: &impl Process<'m, P>,
     [pidfd, vector, count, number, flags, _]: [u64; 6],
@@ -66,7 +66,7 @@ pub(super) fn process_madvise<'m, P: Platform>(
         let range = IoRange::read(process.space(), vector, index)?;
         Ok((range.start, range.length))
     };
-    // All of the vector is looked at before anything is done.
+    // Validates the whole array first.
     let (mut left, mut skewed, mut beyond) = (false, false, false);
     for index in 0..count {
         let (addr, length) = range_at(index)?;
@@ -81,7 +81,7 @@ pub(super) fn process_madvise<'m, P: Platform>(
         return Err(Errno::EFAULT);
     }
     let target = process.process(pidfd as i32).ok_or(Errno::EBADF)?;
-    // As Linux 7.2: also where there is nothing to say it of.
+    // Linux 7.2 rejects unknown advice even for an empty array.
     let advice = advice(number as i32).ok_or(Errno::EINVAL)?;
     let own = core::ptr::eq(target, process.space());
     if !own {
@@ -93,7 +93,7 @@ pub(super) fn process_madvise<'m, P: Platform>(
         }
     }
     if left && skewed {
-        // As Linux, which looks at the first range even if there is nothing in it.
+        // Linux checks the alignment of the first range even if that range is empty.
         return Err(Errno::EINVAL);
     }
     let rights = if own { process.key_rights() } else { KeyRights::ALL };
@@ -107,17 +107,17 @@ pub(super) fn process_madvise<'m, P: Platform>(
         match target.madvise_with_keys(VirtAddr(addr), length, advice, rights) {
             Ok(()) => done += length,
             Err(error) if done == 0 => return Err(error.errno(Operation::Madvise)),
-            // Those before were advised: their length is the result.
+            // The result is the length advised so far.
             Err(_) => break,
         }
     }
     Ok(done)
 }
 
-/// `process_mrelease(2)`: takes the memory of a process that is about to end. `find` gives the
-/// memory of the process behind the pidfd, or refuses: `EBADF` where it is none, `ESRCH` where the
-/// process has no memory any more, `EINVAL` where it, or another process with the same memory, is
-/// not about to end. The result is 0 or `-errno`.
+/// `process_mrelease(2)`: frees the memory of a process that is about to exit. `find` returns the
+/// memory of the process behind the pidfd. It fails with `EBADF` if the descriptor is no pidfd,
+/// with `ESRCH` if the process has released its memory, and with `EINVAL` if the process, or
+/// another one with the same memory, is not about to exit. Returns 0 or `-errno`.
 ///
 /// Context: may sleep. Complexity: as [`AddressSpace::reap`].
 pub fn process_mrelease<'m, P: Platform, S: Deref<Target = AddressSpace<'m, P>>>(

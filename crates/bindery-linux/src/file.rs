@@ -8,12 +8,12 @@ use bindery::{
     Accounting, Errno, FileAccess, Growth, Memory, Object, Operation, Platform, Sealing, Seals,
 };
 
-/// Shared memory as `memfd_create(2)` makes it, empty.
+/// Creates empty shared memory for `memfd_create(2)`.
 ///
 /// Context: may sleep.
 ///
 /// # Errors
-/// `EINVAL` for flags that mean nothing or ask for a pool of huge pages; `ENOMEM`.
+/// `EINVAL` for unknown flags, and for `MFD_HUGETLB`; `ENOMEM`.
 pub fn memfd_create<P: Platform>(memory: &Memory<P>, flags: u32) -> Result<Object<'_, P>, Errno> {
     let no_exec = flags & raw::MFD_NOEXEC_SEAL != 0;
     let known = raw::MFD_CLOEXEC | raw::MFD_ALLOW_SEALING | raw::MFD_NOEXEC_SEAL | raw::MFD_EXEC;
@@ -30,12 +30,12 @@ pub fn memfd_create<P: Platform>(memory: &Memory<P>, flags: u32) -> Result<Objec
     Ok(object)
 }
 
-/// Secret memory as `memfd_secret(2)` makes it, empty.
+/// Creates empty secret memory for `memfd_secret(2)`.
 ///
 /// Context: may sleep.
 ///
 /// # Errors
-/// `EINVAL` for flags but `O_CLOEXEC`, which is the embedder's business; `ENOMEM`.
+/// `EINVAL` for flags other than `O_CLOEXEC`, which the embedder implements; `ENOMEM`.
 pub fn memfd_secret<P: Platform>(memory: &Memory<P>, flags: u32) -> Result<Object<'_, P>, Errno> {
     if flags & !raw::O_CLOEXEC != 0 {
         return Err(Errno::EINVAL);
@@ -54,10 +54,10 @@ pub fn ftruncate<P: Platform>(file: &OpenFile<'_, P>, length: i64) -> i64 {
     result(file.object.set_size(length).map(|()| 0).map_err(errno(Operation::Object)))
 }
 
-/// Newer than `linux-raw-sys`.
+/// Missing in `linux-raw-sys`.
 const FALLOC_FL_WRITE_ZEROES: u32 = 0x80;
 
-/// `fallocate(2)`: pages in advance, or a hole.
+/// `fallocate(2)`: allocates pages, or punches a hole.
 ///
 /// Context: may sleep.
 pub fn fallocate<P: Platform>(file: &OpenFile<'_, P>, mode: i32, offset: i64, length: i64) -> i64 {
@@ -86,7 +86,7 @@ pub fn fallocate<P: Platform>(file: &OpenFile<'_, P>, mode: i32, offset: i64, le
     if offset.saturating_add(length) > i64::MAX as u64 {
         return result(Err(Errno::EFBIG));
     }
-    // What means something, but not for shared memory.
+    // Valid modes that shared memory does not support.
     if mode != hole && mode & !raw::FALLOC_FL_KEEP_SIZE != 0 {
         return result(Err(Errno::EOPNOTSUPP));
     }
@@ -112,8 +112,8 @@ pub fn add_seals<P: Platform>(file: &OpenFile<'_, P>, seals: u32) -> i64 {
     }
     let mut seals = Seals::from_bits_retain(seals);
     if seals.contains(Seals::EXECUTE) && !file.object.seals().contains(Seals::EXECUTE) {
-        // What `memfd_create` has made executable stays what it is altogether: nobody shall both
-        // write and run it.
+        // Sealing the executable bit of an executable memfd seals its content too, so that the file
+        // cannot be both writable and executable.
         seals |= Seals::SHRINK | Seals::GROW | Seals::WRITE | Seals::FUTURE_WRITE;
     }
     result(file.object.add_seals(seals).map(|()| 0).map_err(errno(Operation::Object)))
@@ -129,7 +129,7 @@ pub fn get_seals<P: Platform>(file: &OpenFile<'_, P>) -> i64 {
     i64::from(file.object.seals().bits())
 }
 
-/// `pread(2)` into a buffer of the kernel's.
+/// `pread(2)` into a kernel buffer.
 ///
 /// Context: may sleep.
 pub fn pread<P: Platform>(file: &OpenFile<'_, P>, into: &mut [u8], offset: i64) -> i64 {
@@ -140,7 +140,7 @@ pub fn pread<P: Platform>(file: &OpenFile<'_, P>, into: &mut [u8], offset: i64) 
     result(file.object.read(offset, into).map(|n| n as u64).map_err(errno(Operation::Object)))
 }
 
-/// `pwrite(2)` from a buffer of the kernel's.
+/// `pwrite(2)` from a kernel buffer.
 ///
 /// Context: may sleep.
 pub fn pwrite<P: Platform>(file: &OpenFile<'_, P>, from: &[u8], offset: i64) -> i64 {

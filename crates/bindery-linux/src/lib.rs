@@ -1,7 +1,7 @@
-//! The Linux ABI of [Bindery](bindery): system calls as programs make them. Numbers and flags go in; a result or a
-//! negative errno comes out.
+//! The Linux ABI of [Bindery](bindery): memory system calls, from raw numbers and flags to a result
+//! or a negative errno.
 //!
-//! A kernel that runs Linux programs passes the calls about memory on unchanged:
+//! A kernel that runs Linux programs forwards the calls about memory unchanged:
 //!
 //! ```text
 //! program   syscall(number, six arguments)
@@ -102,39 +102,38 @@ impl<P: Platform> Clone for OpenFile<'_, P> {
     }
 }
 
-/// The process that makes a call, as far as the core must know it.
+/// The process that makes a call: its memory, descriptors and rights.
 ///
 /// # Context
-/// Context: may sleep. [`call`] asks on the thread of its caller, without locks of the core.
+/// Context: may sleep. [`call`] uses this trait on its caller's thread, without locks of the core.
 pub trait Process<'m, P: Platform> {
     /// Its memory.
     fn space(&self) -> &AddressSpace<'m, P>;
 
-    /// The file behind a descriptor; `None` if there is none (`EBADF`). A file that cannot be
-    /// mapped is the kernel's own matter: the kernel refuses (`ENODEV`) before it calls.
+    /// The file behind a descriptor; `None` if the descriptor is not open (`EBADF`). The kernel
+    /// itself refuses files that cannot be mapped (`ENODEV`), before it calls [`call`].
     fn file(&self, descriptor: i32) -> Option<OpenFile<'m, P>>;
 
-    /// How `/dev/zero` was opened, if the descriptor is one of it. Called before [`Process::file`];
-    /// by default no descriptor is.
+    /// The access mode of a descriptor of `/dev/zero`; `None` for other descriptors, and by
+    /// default. Called before [`Process::file`].
     fn zeroes(&self, _descriptor: i32) -> Option<FileAccess> {
         None
     }
 
-    /// The memory of the process behind a pidfd; `None` if there is none.
+    /// The memory of the process behind a pidfd; `None` if the descriptor is no pidfd.
     fn process(&self, descriptor: i32) -> Option<&AddressSpace<'m, P>>;
 
-    /// Whether it may give other processes advice about their memory (Linux: `CAP_SYS_NICE`); by
-    /// default it may.
+    /// Whether the process may advise on the memory of other processes (Linux: `CAP_SYS_NICE`). The
+    /// default is `true`.
     fn may_advise_others(&self) -> bool {
         true
     }
 
-    /// Sets the calling thread's rights to a key that was allocated for it: `forbidden` is the two
-    /// bits of [`KeyRights`]. Called only if [`Platform::protection_keys`] says that there are
-    /// keys.
+    /// Sets the calling thread's rights to a newly allocated key: `forbidden` is the two bits of
+    /// [`KeyRights`]. Called only if [`Platform::protection_keys`] reports keys.
     fn set_key_rights(&self, _key: ProtectionKey, _forbidden: u32) {}
 
-    /// The calling thread's rights to the memory of each key; by default all.
+    /// The calling thread's rights to the memory of each key; all rights by default.
     fn key_rights(&self) -> KeyRights {
         KeyRights::ALL
     }

@@ -33,11 +33,11 @@ const LEGACY_FLAGS: u32 = MAP_TYPE & raw::MAP_SHARED_VALIDATE
     | raw::MAP_HUGE_2MB
     | raw::MAP_HUGE_1GB;
 
-/// x86-64 alone has these; elsewhere they mean nothing.
+/// Only x86-64 defines these; other architectures ignore them.
 const MAP_32BIT: u32 = 0x40;
 const MAP_ABOVE4G: u32 = 0x80;
 
-/// What is mapped.
+/// The content of a new mapping.
 enum FileSource<'m, P: Platform> {
     Anonymous,
     /// `/dev/zero`.
@@ -98,7 +98,7 @@ pub(super) fn mmap<'m, P: Platform>(
         raw::MAP_PRIVATE => {}
         raw::MAP_SHARED => request.sharing = Sharing::Shared,
         raw::MAP_SHARED_VALIDATE if is_file && flags & !LEGACY_FLAGS != 0 => {
-            // As Linux, which looks for a place first.
+            // Linux searches for a place first, so errors of the place take precedence.
             space.check_place(&request).map_err(errno(Operation::Mmap))?;
             let beyond = offset.saturating_add(length) > i64::MAX as u64;
             return Err(if beyond { Errno::EOVERFLOW } else { Errno::EOPNOTSUPP });
@@ -106,7 +106,7 @@ pub(super) fn mmap<'m, P: Platform>(
         raw::MAP_SHARED_VALIDATE if is_file => request.sharing = Sharing::Shared,
         raw::MAP_DROPPABLE if !is_file => request.flags |= MapFlags::DROPPABLE,
         _ => {
-            // As Linux, which looks for a place first.
+            // Errors of the place take precedence, as above.
             space.check_place(&request).map_err(errno(Operation::Mmap))?;
             let beyond = offset.saturating_add(length) > i64::MAX as u64;
             return Err(if is_file && beyond { Errno::EOVERFLOW } else { Errno::EINVAL });
@@ -143,14 +143,14 @@ pub(super) fn mremap<P: Platform>(
         (true, true, false) => Remap::To(target),
         (true, false, true) => Remap::Leave(target),
         (true, true, true) => Remap::LeaveTo(target),
-        // All that could be refused before this is refused with the same errno.
+        // Linux has checks before this one, but they return the same errno.
         (false, ..) => return Err(Errno::EINVAL),
     };
     let moved = space.mremap(VirtAddr(old), old_length, length, remap);
     moved.map(|at| at.0).map_err(errno(Operation::Mremap))
 }
 
-/// Of the flags only `MAP_NONBLOCK` means something: without it the pages come at once.
+/// Only `MAP_NONBLOCK` has an effect: without it, the call populates the pages.
 pub(super) fn remap_file_pages<P: Platform>(
     space: &AddressSpace<'_, P>,
     [addr, length, protection, page, flags, _]: [u64; 6],

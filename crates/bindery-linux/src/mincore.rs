@@ -5,7 +5,7 @@ use bindery::{AddressSpace, Errno, Error, Operation, Platform, Residence};
 
 use super::Outcome;
 
-/// Pages answered in one go; the answers are on the stack.
+/// The number of pages whose answers are buffered on the stack.
 const PAGES_AT_ONCE: u64 = 512;
 
 pub(super) fn mincore<P: Platform>(
@@ -31,7 +31,8 @@ pub(super) fn mincore<P: Platform>(
         let mut answers = [0_u8; PAGES_AT_ONCE as usize];
         let mut known = 0;
         let start = VirtAddr(addr + (done << PAGE_SHIFT));
-        // Mapping by mapping, as Linux: the answers themselves may lie in the next one.
+        // One mapping at a time, as on Linux: the vector itself may lie in the next mapping, and
+        // writing to it makes pages there resident.
         let end = space.mapping_end(start).unwrap_or(start);
         let left = ((end.0 - start.0) >> PAGE_SHIFT).max(1);
         let count = (pages - done).min(PAGES_AT_ONCE).min(left);
@@ -40,7 +41,7 @@ pub(super) fn mincore<P: Platform>(
             stretch.fill(u8::from(residence == Residence::Resident));
             known += pages as usize;
         });
-        // What lies before a hole is reported.
+        // The answers before a hole are written even if the call fails at the hole.
         let to = VirtAddr(vector + done);
         space.write_user(to, &answers[..known]).map_err(|_| Errno::EFAULT)?;
         told.map_err(|error| {

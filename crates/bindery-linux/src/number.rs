@@ -44,7 +44,7 @@ macro_rules! calls {
             ///
             /// Context: any.
             pub fn from_number(numbers: Numbers, number: u64) -> Option<Self> {
-                // Written so that the compiler makes a table of it: kernels ask this of every call.
+                // The compiler makes a jump table of this form. Kernels look up every system call.
                 match numbers {
                     Numbers::X86_64 => match number {
                         $($x86 => Some(Self::$name),)*

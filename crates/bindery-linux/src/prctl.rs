@@ -8,13 +8,13 @@ use linux_raw_sys::prctl::{
 use super::Outcome;
 use bindery::{AddressSpace, Errno, ExecGain, LargeFolios, Platform};
 
-/// `PR_THP_DISABLE_EXCEPT_ADVISED`, which Linux has since 6.18.
+/// `PR_THP_DISABLE_EXCEPT_ADVISED`, since Linux 6.18.
 const EXCEPT_ADVISED: u64 = 1 << 1;
 
-/// Makes a `prctl(2)` about memory for the process with that address space: the option, and the
-/// four arguments after it. `None` for options that are not about memory.
+/// Performs a `prctl(2)` about memory for the process of `space`, with the four arguments after the
+/// option. Returns `None` for options that are not about memory.
 ///
-/// | options | what they set and tell |
+/// | options | setting |
 /// |---|---|
 /// | `PR_SET_THP_DISABLE`, `PR_GET_THP_DISABLE` | [`LargeFolios`] |
 /// | `PR_SET_MDWE`, `PR_GET_MDWE` | [`ExecGain`] |
@@ -23,8 +23,8 @@ const EXCEPT_ADVISED: u64 = 1 << 1;
 /// Context: may sleep. Complexity: constant.
 ///
 /// # Errors
-/// [`Errno::EINVAL`] for arguments that mean nothing; [`Errno::EPERM`] for `PR_SET_MDWE` that would
-/// take back what was set.
+/// [`Errno::EINVAL`] for invalid arguments; [`Errno::EPERM`] if `PR_SET_MDWE` would lift a
+/// restriction.
 pub fn prctl<P: Platform>(
     space: &AddressSpace<'_, P>,
     option: u32,
@@ -54,7 +54,7 @@ pub fn prctl<P: Platform>(
     })
 }
 
-/// Unused arguments are zero.
+/// Returns `EINVAL` unless the unused arguments are zero.
 fn nothing_in(arguments: &[u64]) -> Result<(), Errno> {
     if arguments.iter().all(|argument| *argument == 0) { Ok(()) } else { Err(Errno::EINVAL) }
 }

@@ -25,7 +25,7 @@ pub(super) fn mprotect<P: Platform>(
     }
     let named = named(key);
     if bits & !known != 0 || key != NO_KEY && named.is_none() {
-        // As Linux, which looks at the range first.
+        // Linux checks the range first, so its errors take precedence.
         let aligned = addr.is_multiple_of(PAGE_SIZE);
         let end = length.checked_next_multiple_of(PAGE_SIZE).and_then(|n| addr.checked_add(n));
         return match end {
@@ -73,7 +73,7 @@ pub(super) fn pkey_alloc<'m, P: Platform>(
     Ok(u64::from(key.number()))
 }
 
-/// `PKEY_DISABLE_EXECUTE` and `PKEY_DISABLE_READ`, which only AArch64 has.
+/// `PKEY_DISABLE_EXECUTE` and `PKEY_DISABLE_READ`, on AArch64 only.
 const FURTHER_RIGHTS: u32 = 4 | 8;
 
 pub(super) fn pkey_free<P: Platform>(space: &AddressSpace<'_, P>, key: i32) -> Outcome {

@@ -1,7 +1,7 @@
-//! `ioctl_userfaultfd(2)`: the structures of its requests, and the messages that are read.
+//! `ioctl_userfaultfd(2)`: the structures of its requests, and the messages that programs read.
 //!
-//! Each structure is a few 64-bit words. The kernel copies them in, calls, and copies the word back
-//! that the request has for results.
+//! Each structure is a few 64-bit words. The kernel copies the words in, makes the call, and copies
+//! the result word back out.
 
 use core::fmt;
 
@@ -22,9 +22,9 @@ pub const USERFAULT_MESSAGE: usize = 32;
 /// Reads the memory of the program that makes a call.
 pub type UserMemory<'a> = dyn FnMut(VirtAddr, &mut [u8]) -> Result<(), FaultError> + 'a;
 
-/// The features that the core has beside those of [`UserfaultFeatures`], which are about kinds of
-/// memory and calls, and need not be chosen. There is no pool of huge pages; as on a Linux whose
-/// pool is empty, its features are there all the same.
+/// Features that are always on, beside those of [`UserfaultFeatures`]: kinds of memory and
+/// requests. The features of hugetlbfs are among them although no pool of huge pages exists, as on
+/// a Linux whose pool is empty.
 const ALWAYS: u64 = (abi::UFFD_FEATURE_PAGEFAULT_FLAG_WP
     | abi::UFFD_FEATURE_MISSING_HUGETLBFS
     | abi::UFFD_FEATURE_MISSING_SHMEM
@@ -73,11 +73,12 @@ const fn number(direction: u32, size: u32, number: u32) -> u32 {
     direction << 30 | size << 16 | LETTER << 8 | number
 }
 
-/// `_IOC_READ`, and that with `_IOC_WRITE`.
+/// `_IOC_READ`, and `_IOC_READ | _IOC_WRITE`.
 const READ: u32 = 2;
 const BOTH: u32 = 3;
 
-/// Every request: its number, the words of its structure, and the word of its result, if any.
+/// Every request: its number, the count of argument words, and the index of the result word, if
+/// any.
 const REQUESTS: [(u32, UserfaultRequest, usize, Option<usize>); 10] = [
     (number(BOTH, 24, abi::_UFFDIO_API), UserfaultRequest::Api, 3, None),
     (number(BOTH, 32, abi::_UFFDIO_REGISTER), UserfaultRequest::Register, 3, Some(3)),
@@ -104,14 +105,14 @@ impl UserfaultRequest {
         known.map_or((0, None), |known| (known.2, known.3))
     }
 
-    /// How many 64-bit words of its structure are arguments.
+    /// The number of 64-bit words of the structure that are arguments.
     ///
     /// Context: any.
     pub fn arguments(self) -> usize {
         self.layout().0
     }
 
-    /// Which word of its structure gets the result, if any.
+    /// The index of the word that gets the result, if any.
     ///
     /// Context: any.
     pub fn result(self) -> Option<usize> {
@@ -119,7 +120,7 @@ impl UserfaultRequest {
     }
 }
 
-/// The bits of the requests that a range supports, of those in `numbers`.
+/// A mask with the bit of each request in `numbers`.
 const fn bits(numbers: &[u32]) -> u64 {
     let (mut bits, mut index) = (0, 0);
     while index < numbers.len() {
@@ -129,14 +130,16 @@ const fn bits(numbers: &[u32]) -> u64 {
     bits
 }
 
-/// `UFFDIO_API`: what the program asks for, and, in the structure, what there is. On an error the
-/// structure is zeroes, to be copied back, too. `may_follow_forks` says whether the caller may have
-/// the userfaultfds of children (`CAP_SYS_PTRACE`).
+/// `UFFDIO_API`: returns the requested features, and stores the supported features and requests in
+/// the structure. On an error, zeroes the structure; the embedder copies it back then, too.
+/// `may_follow_forks` says whether the caller may receive the userfaultfds of children
+/// (`CAP_SYS_PTRACE`).
 ///
 /// Context: any.
 ///
 /// # Errors
-/// `EINVAL` for another version, or features that there are not; `EPERM`.
+/// `EINVAL` for another version or unknown features; `EPERM` for `UFFD_FEATURE_EVENT_FORK` without
+/// `may_follow_forks`.
 pub fn userfault_api(
     words: &mut [u64; 3],
     may_follow_forks: bool,
@@ -151,7 +154,8 @@ pub fn userfault_api(
     if features.contains(UserfaultFeatures::EVENT_FORK) && !may_follow_forks {
         return Err(Errno::EPERM);
     }
-    // Protection that is lifted without a message cannot tell what was never there.
+    // Asynchronous protection is resolved without a message, so it must cover empty entries too:
+    // otherwise a first write to one would go unnoticed. Linux implies the feature likewise.
     if features.contains(UserfaultFeatures::WP_ASYNC) {
         features |= UserfaultFeatures::WP_UNPOPULATED;
     }
@@ -164,9 +168,10 @@ fn refused(error: Error) -> Errno {
     error.errno(Operation::Userfault)
 }
 
-/// Any other request of `caller`, given the words of its structure, of which one may get the
-/// result. `space` is the address space of the userfaultfd, which may be a child's or a parent's.
-/// `source` reads the caller's memory, for `UFFDIO_COPY`.
+/// Makes any other request for `caller`. Takes the words of its structure, and stores the result in
+/// [`UserfaultRequest::result`], if the request has one. `space` is the address space of the
+/// userfaultfd, which may be a child's or a parent's. `source` reads the caller's memory, for
+/// `UFFDIO_COPY`.
 ///
 /// Context: may sleep.
 ///
@@ -216,7 +221,7 @@ pub fn userfault_control<P: Platform>(
             };
             report(done, length, &mut words[3])
         }
-        // As Linux, nobody moves the pages of others.
+        // Linux moves pages only within the caller's own address space.
         UserfaultRequest::Move if !core::ptr::addr_eq(space, caller) => Err(Errno::EINVAL),
         UserfaultRequest::Move => move_pages(space, userfault, words),
         UserfaultRequest::WriteProtect => {
@@ -265,8 +270,8 @@ fn copy<P: Platform>(
         (Some(mode), Some(end)) => {
             let mut read = |offset, piece: &mut [u8]| source(VirtAddr(from + offset), piece);
             let overlaps = from < to && to < end;
-            // A page that was copied is the source of a later one. One call serves both orders, so
-            // that the compiler calls the source directly.
+            // If the ranges overlap, a copied page may be the source of a later page. Both orders
+            // share one call, so that the compiler calls the source directly.
             let order = if overlaps { FillOrder::PageByPage } else { FillOrder::Together };
             space.fill_copy_by(userfault, VirtAddr(to), length, mode, (order, &mut read))
         }
@@ -289,8 +294,8 @@ fn move_pages<P: Platform>(
     report(done, length, &mut words[4])
 }
 
-/// What a program sees of a call that may have done a part: the bytes or the errno in the
-/// structure, and `EAGAIN` for a part.
+/// The result of a call that may be partial. Stores the bytes or the errno in the structure.
+/// Returns `EAGAIN` if only a part was done.
 fn report(done: Result<(), PartialFill>, length: u64, word: &mut u64) -> Outcome {
     match done {
         Ok(()) => {
@@ -303,7 +308,7 @@ fn report(done: Result<(), PartialFill>, length: u64, word: &mut u64) -> Outcome
         }
         Err(partial) => {
             let errno = refused(partial.error);
-            // As Linux, which looks at the arguments before it writes anything.
+            // Linux validates the arguments before it writes the result word.
             if errno != Errno::EINVAL {
                 *word = (errno as i64).wrapping_neg() as u64;
             }
@@ -312,17 +317,18 @@ fn report(done: Result<(), PartialFill>, length: u64, word: &mut u64) -> Outcome
     }
 }
 
-/// What `/proc/PID/fdinfo` has of a userfaultfd; `None` before `UFFDIO_API`.
+/// Writes the lines of a userfaultfd in `/proc/PID/fdinfo`. `userfault` is `None` before
+/// `UFFDIO_API`.
 ///
-/// Context: may sleep. Complexity: in the faults that wait.
+/// Context: may sleep. Complexity: linear in the waiting faults.
 ///
 /// # Errors
-/// What the writer says.
+/// Only errors of `out`.
 pub fn userfault_text<P: Platform>(
     userfault: Option<&Userfault<'_, P>>,
     out: &mut dyn fmt::Write,
 ) -> fmt::Result {
-    // As Linux: a bit for the handshake.
+    // The top bit says that `UFFDIO_API` was done, as on Linux.
     let agreed = |handle: &Userfault<'_, P>| 1 << 31 | handle.features().bits();
     let features = userfault.map_or(0, agreed);
     let WaitingFaults { unread, all } = userfault.map_or_else(Default::default, Userfault::waiting);
@@ -334,12 +340,12 @@ pub fn userfault_text<P: Platform>(
     writeln!(out, "API:\t{:x}:{features:x}:{requests:x}", abi::UFFD_API)
 }
 
-/// A message as programs read it. `fork` makes a descriptor of a child's userfaultfd.
+/// Encodes a message as `struct uffd_msg`. `fork` makes a descriptor for a child's userfaultfd.
 ///
-/// Context: any, but for `fork`.
+/// Context: any, as far as `fork` allows.
 ///
 /// # Errors
-/// What `fork` says.
+/// Only errors of `fork`.
 pub fn userfault_message<'m, P: Platform, E>(
     message: UserfaultMessage<'m, P>,
     fork: impl FnOnce(Userfault<'m, P>) -> Result<u32, E>,

@@ -5,7 +5,7 @@ use bindery::{AddressSpace, Errno, Platform};
 
 /// The most ranges of one call (`UIO_MAXIOV`).
 pub(super) const MOST_RANGES: u64 = 1024;
-/// The most bytes of one call, as Linux cuts them (`MAX_RW_COUNT`).
+/// The most bytes of one call, truncated as on Linux (`MAX_RW_COUNT`).
 pub(super) const MOST_BYTES: u64 = i32::MAX as u64 & !(PAGE_SIZE - 1);
 
 /// A range of a program's memory: `struct iovec`.

@@ -39,18 +39,18 @@ pub fn process_vm_ranges(arguments: [u64; 6]) -> usize {
     (local.min(MOST_RANGES) + remote.min(MOST_RANGES)) as usize
 }
 
-/// `process_vm_readv(2)` or `process_vm_writev(2)` by a process with the memory `caller`: raw
-/// arguments in, the number of bytes copied or `-errno` out. `ranges` is room for what the two
-/// arrays say, [`process_vm_ranges`] elements at least: they are read once, before anything is
-/// copied. `find` gives the memory of the process with that number, or refuses with `ESRCH` or
-/// `EPERM`; it is asked only where there is something to copy. Both processes may be one.
+/// `process_vm_readv(2)` or `process_vm_writev(2)` by a process with the memory `caller`. Takes raw
+/// arguments, and returns the number of bytes copied or `-errno`. Both processes may be the same.
 ///
-/// Bytes are copied in the arrays' order until one of the two sides ends or cannot be touched; what
-/// was copied by then is the result. Besides the errno of Linux, `ENOMEM` where there was no memory
-/// for the first byte: the embedder may make some and call again. The least room suffices where an
-/// array is refused.
+/// `ranges` is a buffer for both arrays, of at least [`process_vm_ranges`] elements. The arrays are
+/// read once, before the copy. `find` returns the memory of the process with the given number, or
+/// fails with `ESRCH` or `EPERM`. It is called only if there are bytes to copy.
 ///
-/// Context: may sleep. Complexity: in the bytes and ranges.
+/// Copies bytes in the order of the arrays until one side ends or faults. Returns the number of
+/// bytes copied by then. Beside Linux's errors, returns `ENOMEM` if no memory was available for the
+/// first byte; the embedder may free some and call again.
+///
+/// Context: may sleep. Complexity: linear in the bytes and ranges.
 pub fn process_vm<'m, P: Platform, S: Deref<Target = AddressSpace<'m, P>>>(
     caller: &AddressSpace<'_, P>,
     direction: CopyDirection,
@@ -109,7 +109,7 @@ fn copy<'m, P: Platform, S: Deref<Target = AddressSpace<'m, P>>>(
     Ok(done)
 }
 
-/// Reads an array of ranges to the beginning of `into`; the rest is left.
+/// Reads an array of ranges into the front of `into`. Returns the ranges and the unused rest.
 fn fetch<'a, P: Platform>(
     caller: &AddressSpace<'_, P>,
     at: u64,
@@ -129,13 +129,13 @@ fn fetch<'a, P: Platform>(
     Ok((ranges, rest))
 }
 
-/// Whether a range lies outside of what a program can have at all.
+/// Whether a range extends beyond user space.
 fn is_outside<P: Platform>(space: &AddressSpace<'_, P>, range: &IoRange) -> bool {
     range.start.checked_add(range.length).is_none_or(|end| end > space.limit().0)
 }
 
-/// The stretches in which a range of the one side and one of the other go together: two addresses
-/// and a length each.
+/// The copies to make: a local address, a remote address and a length each. A copy ends with the
+/// shorter of its two ranges.
 fn pairs<'a>(
     local: &'a [IoRange],
     remote: &'a [IoRange],

@@ -1,15 +1,15 @@
-//! `/proc/self/clear_refs`: forgets which pages were used or written.
+//! `/proc/self/clear_refs`: clears the record of the pages that were used or written.
 //!
-//! A program that wants to know which pages are written uses two files:
+//! A program tracks its writes with two files:
 //!
 //! ```text
-//! clear_refs <- 4     every page and mapping forgets that it was written, and becomes read-only
+//! clear_refs <- 4     clears the soft-dirty bit of every page and mapping, and write-protects pages
 //! (the program runs)  the first store to each page faults; the fault records it and allows writes
 //! pagemap             bit 55: written since
 //! ```
 //!
-//! A huge leaf is recorded as a whole, a contiguous run by single pages. New mappings, and pages
-//! that a fault made, count as written.
+//! A write to a huge leaf marks the whole leaf; a write to a contiguous run marks one page. New
+//! mappings, and pages created by a fault, count as written.
 
 use bindery::{AddressSpace, Errno, Operation, Platform};
 
@@ -50,12 +50,12 @@ impl ClearRefs {
         }
     }
 
-    /// What the number asks for.
+    /// The request with this number.
     ///
     /// Context: any.
     ///
     /// # Errors
-    /// [`Errno::EINVAL`] if it means nothing.
+    /// [`Errno::EINVAL`] for numbers other than 1 to 5.
     pub fn from_number(number: i32) -> Result<Self, Errno> {
         match number {
             1 => Ok(Self::All),
@@ -68,15 +68,15 @@ impl ClearRefs {
     }
 }
 
-/// Does what a write to `/proc/self/clear_refs` asks for. A store that is under way meanwhile may
-/// count as earlier.
+/// Performs a write to `/proc/self/clear_refs`. A store of another thread during the call may count
+/// as one before the call.
 ///
-/// Context: may sleep. Complexity: in the entries of all mappings concerned, with the address
-/// space's mutex held, as on Linux; one invalidation.
+/// Context: may sleep. Complexity: linear in the entries of all mappings concerned, with the
+/// address space's mutex held, as on Linux; one invalidation.
 ///
 /// # Errors
-/// [`Errno::ENOMEM`] if a huge leaf that two mappings share cannot be split; the mappings before
-/// it have forgotten.
+/// [`Errno::ENOMEM`] if a huge leaf that two mappings share cannot be split. The mappings before it
+/// are cleared.
 pub fn clear_refs<P: Platform>(space: &AddressSpace<'_, P>, what: ClearRefs) -> Result<(), Errno> {
     let done = match what {
         ClearRefs::All => space.clear_accessed(|_| true),

@@ -1,7 +1,7 @@
 //! `/proc/kpageflags` and `/proc/kpagecount`: one word for each frame of physical memory.
 //!
 //! The bits are those of Linux's documentation of both files ("pagemap, from the userspace
-//! perspective"). Bits that Linux knows and the core does not are never set: pages on reclaim
+//! perspective"). The core never sets bits for states that it does not track: pages on reclaim
 //! lists, pages locked into memory, pages that the MMU has marked as referenced.
 
 use bindery::addr::Frame;
@@ -9,11 +9,11 @@ use bindery::{FrameUse, FrameView, Memory, Platform};
 
 /// The page is locked.
 pub const KPF_LOCKED: u32 = 0;
-/// The page has its content.
+/// The page's content is valid.
 pub const KPF_UPTODATE: u32 = 3;
 /// The page was written since its content was saved.
 pub const KPF_DIRTY: u32 = 4;
-/// The frame holds small records of the kernel.
+/// The frame is a slab of the kernel.
 pub const KPF_SLAB: u32 = 7;
 /// Part of a free block.
 pub const KPF_BUDDY: u32 = 10;
@@ -21,34 +21,34 @@ pub const KPF_BUDDY: u32 = 10;
 pub const KPF_MMAP: u32 = 11;
 /// Anonymous memory.
 pub const KPF_ANON: u32 = 12;
-/// No file has the content: anonymous and shared memory.
+/// The page has swap as its backing store: anonymous and shared memory.
 pub const KPF_SWAPBACKED: u32 = 14;
 /// The first page of a block.
 pub const KPF_COMPOUND_HEAD: u32 = 15;
 /// Another page of a block.
 pub const KPF_COMPOUND_TAIL: u32 = 16;
-/// There is no such frame.
+/// No such frame exists.
 pub const KPF_NOPAGE: u32 = 20;
 /// Part of a large folio, or of the huge zero page.
 pub const KPF_THP: u32 = 22;
-/// The zero page, or one of the huge zero page.
+/// The zero page, or a page of the huge zero page.
 pub const KPF_ZERO_PAGE: u32 = 24;
 /// A page table.
 pub const KPF_PGTABLE: u32 = 26;
 
-/// Fills `into` with what `/proc/kpageflags` has for the frames from number `first` on, and returns
-/// for how many: fewer than asked for only after the last frame, where the file ends.
+/// Fills `into` with the words of `/proc/kpageflags` from frame number `first` on. Returns the
+/// number of words, which is less than `into.len()` only after the last frame, where the file ends.
 ///
-/// Context: any. Complexity: in the words that are filled. No lock is held.
+/// Context: any. Complexity: linear in the words, without a lock.
 pub fn kpageflags<P: Platform>(memory: &Memory<P>, first: u64, into: &mut [u64]) -> usize {
     fill(memory, first, into, flags)
 }
 
-/// As [`kpageflags`], for `/proc/kpagecount`: how many entries map the page. The core counts the
-/// mappings of a folio, not of each of its pages, so pages of a large folio have the mean, at least
-/// 1 where any is mapped (as Linux has it without `CONFIG_PAGE_MAPCOUNT`).
+/// As [`kpageflags`], for `/proc/kpagecount`: the number of entries that map each page. The core
+/// counts the mappings of a folio, not of each page. So every page of a large folio gets the mean,
+/// and at least 1 if any page is mapped (as on Linux without `CONFIG_PAGE_MAPCOUNT`).
 ///
-/// Context: any. Complexity: in the words that are filled. No lock is held.
+/// Context: any. Complexity: linear in the words, without a lock.
 pub fn kpagecount<P: Platform>(memory: &Memory<P>, first: u64, into: &mut [u64]) -> usize {
     fill(memory, first, into, |_, view| mean_mappings(view))
 }
@@ -64,7 +64,7 @@ fn fill<P: Platform>(
     let left = end.saturating_sub(first);
     let count = usize::try_from(left).map_or(into.len(), |left| left.min(into.len()));
     for (slot, number) in into[..count].iter_mut().zip(first..) {
-        // Below the end, and numbers of frames have 32 bits.
+        // The number is below the end, and numbers of frames have 32 bits.
         let frame = Frame(number as u32);
         *slot = word(frame, &memory.frame_view(frame));
     }

@@ -1,4 +1,4 @@
-//! Fast formatting of lines: a listing of 30,000 mappings has 150,000 numbers.
+//! Formats lines faster than `core::fmt`: a listing of 30,000 mappings has 150,000 numbers.
 
 use core::fmt::{self, Write};
 use core::mem::MaybeUninit;
@@ -8,11 +8,10 @@ use bindery::addr::VirtRange;
 
 use super::naming::FileId;
 
-/// Bytes of a line before its path, with the space before it. As Linux's: enough for 64-bit
-/// addresses and offset.
+/// The column at which paths begin, as on Linux.
 const PATH_COLUMN: usize = 73;
 
-/// The width of the names in lines that tell a size, and of the numbers after them.
+/// The widths of names and numbers in lines of the form `Size: 4 kB`.
 const NAME_WIDTH: usize = 16;
 const NUMBER_WIDTH: usize = 8;
 
@@ -20,7 +19,7 @@ const NUMBER_WIDTH: usize = 8;
 /// of 8 digits, one of 20, and 9 characters between them.
 const ROOM: usize = 128;
 
-/// The beginning of a line. What does not fit is left out, which callers keep from happening.
+/// The columns of a line before its path. Text beyond [`ROOM`] is dropped; callers stay below it.
 pub(super) struct Columns {
     // Not zeroed: that would cost more than most lines. The first `length` bytes are written.
     bytes: [MaybeUninit<u8>; ROOM],
@@ -33,8 +32,8 @@ impl Columns {
         Self { bytes: [const { MaybeUninit::uninit() }; ROOM], length: 0 }
     }
 
-    /// The next `count` bytes, which the caller writes, all of them and as UTF-8; none if they do
-    /// not fit.
+    /// Reserves the next `count` bytes. The caller must write all of them, as UTF-8. Returns an
+    /// empty slice if they do not fit.
     #[inline]
     fn extend(&mut self, count: usize) -> &mut [MaybeUninit<u8>] {
         let start = self.length;
@@ -49,13 +48,13 @@ impl Columns {
 
     #[inline]
     pub(super) fn push(&mut self, text: &str) {
-        // Texts are short: a call that copies would cost more than the bytes.
+        // The texts are short: a call of `memcpy` would cost more than this loop.
         for (into, byte) in self.extend(text.len()).iter_mut().zip(text.bytes()) {
             into.write(byte);
         }
     }
 
-    /// Goes to a column, and at least `least` further.
+    /// Writes spaces up to `column`, at least `least`.
     fn pad(&mut self, column: usize, least: usize) {
         let end = column.max(self.length + least).min(ROOM);
         for into in self.extend(end.saturating_sub(self.length)) {
@@ -95,7 +94,7 @@ impl Columns {
         let written = &self.bytes[..self.length];
         // SAFETY: 1. The bytes up to `length` are written: the callers of `extend` do so.
         // 2. They are whole texts, spaces and digits in a row, so they are UTF-8. A check would
-        //    cost a tenth of a listing.
+        //    take a tenth of a listing's time.
         unsafe {
             let bytes = core::slice::from_raw_parts(written.as_ptr().cast::<u8>(), written.len());
             core::str::from_utf8_unchecked(bytes)
@@ -106,7 +105,7 @@ impl Columns {
         out.write_str(self.as_str())
     }
 
-    /// All of a mapping's line before its path; `offset` is in bytes.
+    /// The columns of a mapping's line before its path; `offset` is in bytes.
     pub(super) fn of_mapping(
         range: VirtRange,
         flags: MappingFlags,
@@ -136,19 +135,18 @@ impl Columns {
         line
     }
 
-    /// Goes to where paths begin: one space further at least, however long the columns are.
+    /// Writes spaces up to the column of paths, at least one.
     pub(super) fn pad_to_path(&mut self) {
         self.pad(PATH_COLUMN, 1);
     }
 }
 
-/// Writes a line that tells a number of bytes.
+/// Writes a line with a size in KiB.
 pub(super) fn write_size(out: &mut dyn Write, name: &str, bytes: u64) -> fmt::Result {
     write_number(out, name, bytes >> 10, " kB\n")
 }
 
-/// Writes a line that tells a number. Names that are longer than their column take from the
-/// number's.
+/// Writes a line with a number. A name longer than its column shortens the padding of the number.
 pub(super) fn write_number(
     out: &mut dyn Write,
     name: &str,

@@ -13,12 +13,12 @@ use bindery::{AddressSpace, Mapping, MappingView, Platform};
 use super::line::Columns;
 use super::naming::{FileId, NameSource, Naming};
 
-/// Writes what `/proc/self/maps` shows: a line for each mapping, in rising order.
+/// Writes `/proc/self/maps`: one line for each mapping, in ascending order.
 ///
-/// Context: may sleep. Complexity: logarithmic in the mappings, for each of them.
+/// Context: may sleep. Complexity: n log n in the mappings.
 ///
 /// # Errors
-/// Those of `out` alone; nothing more is written then.
+/// Only errors of `out`, which end the listing.
 pub fn maps<P: Platform>(
     space: &AddressSpace<'_, P>,
     naming: &dyn Naming,
@@ -31,17 +31,17 @@ pub fn maps<P: Platform>(
     Ok(())
 }
 
-/// Writes one line of [`maps()`], that of the first mapping that ends after `at`, and returns
-/// where it ends: what a reader has to remember to go on. `None` if there is no such mapping;
-/// nothing is written then.
+/// Writes the line of the first mapping that ends after `at`. Returns the end of that mapping, from
+/// which the next call continues. Returns `None`, and writes nothing, if no mapping follows.
 ///
-/// A reader who is handed whole lines so, and keeps what did not fit, never sees a torn line, and
-/// the mappings before his place may come and go without moving it.
+/// An embedder that keeps this address with the open file, and buffers the part of a line that did
+/// not fit into a read, never shows a torn line. Changes to mappings below the address do not shift
+/// the reader's position.
 ///
 /// Context: may sleep. Complexity: logarithmic in the mappings.
 ///
 /// # Errors
-/// Those of `out` alone; nothing more is written then.
+/// Only errors of `out`, which end the line.
 pub fn maps_entry<P: Platform>(
     space: &AddressSpace<'_, P>,
     naming: &dyn Naming,
@@ -55,7 +55,8 @@ pub fn maps_entry<P: Platform>(
     Ok(Some(shown.mapping.range.end()))
 }
 
-/// What is known of a mapping when its line is written and the mapping may be gone.
+/// The properties of a mapping that its line shows. A copy, since the mapping may be removed before
+/// the line is written.
 #[derive(Clone, Copy)]
 pub(super) struct Shown {
     pub(super) mapping: Mapping,
@@ -77,13 +78,13 @@ impl Shown {
     ) -> Self {
         let heap = space.heap();
         let mapping = view.mapping();
-        // As Linux: whatever of the heap lies in it.
+        // Linux calls every mapping that overlaps the heap `[heap]`.
         let inside = mapping.range.start() < heap.end() && mapping.range.end() > heap.start();
         let place = if inside { MapsPosition::Heap } else { MapsPosition::Elsewhere };
         Self { mapping, backing: view.object().map(NameSource::of), place }
     }
 
-    /// Where the file of the mapping lives; no file has the number 0.
+    /// The device and inode of the mapping's file; all zero without a file.
     pub(super) fn file(&self, naming: &dyn Naming) -> FileId {
         match self.mapping.object.zip(self.backing) {
             Some((identity, backing)) => naming.file_id(identity, backing),
@@ -91,13 +92,13 @@ impl Shown {
         }
     }
 
-    /// Where the mapping begins in its file, in bytes.
+    /// The offset of the mapping in its file, in bytes; 0 without a file.
     pub(super) fn offset(&self) -> u64 {
         let of_file = self.mapping.object.map(|_| self.mapping.page_offset);
         of_file.unwrap_or(0).wrapping_shl(PAGE_SHIFT)
     }
 
-    /// What Linux calls the mapping, if it calls it anything.
+    /// The last column of the line, if Linux shows one.
     pub(super) fn name(&self, naming: &dyn Naming) -> Option<Name> {
         if let Some((identity, backing)) = self.mapping.object.zip(self.backing) {
             return Some(Name::Path(identity, backing));
@@ -135,15 +136,15 @@ impl Shown {
     }
 }
 
-/// What a mapping is called.
+/// The name of a mapping.
 #[derive(Clone, Copy)]
 pub(super) enum Name {
     Known(&'static str),
-    /// By the path of an object, which the embedder knows.
+    /// The path of an object, which [`Naming`] writes.
     Path(u64, NameSource),
 }
 
-/// Shows line feeds as an octal number, so that a file's name cannot pretend to be a line.
+/// Writes line feeds as `\012`, so that a file's name cannot forge a line.
 struct Escaped<'a>(&'a mut dyn Write);
 
 impl Write for Escaped<'_> {

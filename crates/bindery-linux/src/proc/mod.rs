@@ -18,20 +18,20 @@
 //! | `/proc/sysvipc/shm` | `sysvipc_shm`, with the feature `sysv` | `../shm/listing` |
 //! | `/proc/kpageflags`, `/proc/kpagecount` | [`kpageflags`], [`kpagecount`] | `frames` |
 //!
-//! # Nobody waits for a reader
-//! A listing looks at one mapping at a time, with the address space's mutex held, and writes its
-//! text with no lock held. So a slow reader, or one that faults in this very address space while it
-//! copies the text, stops no other thread. The next mapping is the first that ends after the last
-//! one, as in Linux's listings. A change in between is shown before or after it was made, and a
-//! mapping that has grown over its neighbor may be shown again.
+//! # A reader blocks no other thread
+//! A listing examines one mapping at a time with the address space's mutex held, and writes its
+//! text without locks. So a slow reader blocks no other thread, even if its buffer faults in the
+//! same address space. The next mapping is the first that ends after the previous one, as in
+//! Linux's listings. A concurrent change shows either its old or its new state. A mapping that has
+//! grown over its neighbor may be shown twice.
 //!
 //! Page tables are locked for at most 1,024 entries at a time, and their entries are read in runs:
 //! the metadata of a folio is read once for each run, not for each page.
 //!
 //! # Estimates
-//! The core counts the mappings of a folio, not of each of its pages (`sharing` describes how the
-//! rest follows). The figures are exact for folios of one page, for anon-exclusive pages, and for
-//! folios that each process maps whole.
+//! The core counts the mappings of a folio, not of each page; `sharing` derives the other figures.
+//! They are exact for folios of one page, for anon-exclusive pages, and for folios that each
+//! process maps whole.
 //!
 //! # Always zero
 //! KSM and pools of huge pages do not exist here.

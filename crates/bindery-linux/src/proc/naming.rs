@@ -5,7 +5,7 @@ use core::fmt::{self, Write};
 use bindery::addr::VirtAddr;
 use bindery::{Accounting, ObjectView, Platform};
 
-/// The kind of object behind a mapping, as far as the core knows it.
+/// The kind of object behind a mapping.
 ///
 /// ```
 /// use bindery_linux::proc::NameSource;
@@ -18,16 +18,16 @@ use bindery::{Accounting, ObjectView, Platform};
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NameSource {
-    /// Shared memory that counts as committed as a whole, or not at all: what a shared anonymous
-    /// mapping is made of.
+    /// The shared memory of a shared anonymous mapping, which is committed as a whole or not at
+    /// all.
     SharedAnonymous,
-    /// Shared memory that counts page by page: a memfd.
+    /// A memfd: shared memory that is committed page by page.
     SharedMemory,
     /// A segment of System V shared memory ([`Segments`](crate::Segments)).
     Segment {
         /// Its identifier.
         id: u32,
-        /// The key that it was made with.
+        /// The key that it was created with.
         key: u32,
     },
     /// Secret memory ([`Memory::secret_memory`](bindery::Memory::secret_memory)).
@@ -71,8 +71,8 @@ pub struct FileId {
 }
 
 /// The embedder's names of mapped objects, each identified by its
-/// [`identity`](bindery::Object::identity). Every function has a default answer for embedders without
-/// names.
+/// [`identity`](bindery::Object::identity). Every function has a default answer for embedders
+/// without names.
 ///
 /// # Context
 /// Context: may sleep. The functions are called without locks of the core.
@@ -92,8 +92,9 @@ pub struct FileId {
 /// }
 /// ```
 pub trait Naming {
-    /// The device and inode of the object's file. By default shared memory has device 0:1, as on
-    /// Linux, files have none, and the inode is the identity, or a segment's identifier.
+    /// The device and inode of the object's file. By default, shared memory has device 0:1, as on
+    /// Linux, and files have device 0:0. The inode is the identifier of a segment, and the identity
+    /// of other objects.
     fn file_id(&self, identity: u64, backing: NameSource) -> FileId {
         let minor = u32::from(backing != NameSource::File);
         let inode = match backing {
@@ -106,14 +107,16 @@ pub trait Naming {
         FileId { major: 0, minor, inode }
     }
 
-    /// Writes the path of the object's file; Linux adds ` (deleted)` where it has none any more. A
-    /// line feed in it is shown as `\012`. By default shared anonymous memory is
-    /// `/dev/zero (deleted)` as on Linux, a memfd `/memfd: (deleted)`, a segment
-    /// `/SYSV` with its key in eight digits of 16, and ` (deleted)`, secret memory
-    /// `/secretmem (deleted)`, and a file `file:[identity]`.
+    /// Writes the path of the object's file. Linux appends ` (deleted)` to the path of an unlinked
+    /// file. Listings show a line feed as `\012`.
+    ///
+    /// The defaults are Linux's, other than that of files: `/dev/zero (deleted)` for shared
+    /// anonymous memory, `/memfd: (deleted)` for a memfd, `/SYSV01234567 (deleted)` for a segment
+    /// with its key in hexadecimal, `/secretmem (deleted)` for secret memory, and `file:[identity]`
+    /// for a file.
     ///
     /// # Errors
-    /// Those of `out`, which end the listing.
+    /// Only errors of `out`, which end the listing.
     fn write_path(&self, identity: u64, backing: NameSource, out: &mut dyn Write) -> fmt::Result {
         match backing {
             NameSource::SharedAnonymous => out.write_str("/dev/zero (deleted)"),
@@ -124,14 +127,13 @@ pub trait Naming {
         }
     }
 
-    /// An address in the stack that the program began with, if there is one: the mapping around it
-    /// is `[stack]`.
+    /// An address in the program's initial stack. Listings call the mapping around it `[stack]`.
     fn stack(&self) -> Option<VirtAddr> {
         None
     }
 }
 
-/// The names of an embedder that has none.
+/// The default names, for an embedder without names of its own.
 ///
 /// ```
 /// use std::fmt;

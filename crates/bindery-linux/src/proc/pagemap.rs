@@ -17,14 +17,14 @@ const SOFT_DIRTY: u64 = 1 << 55;
 const EXCLUSIVE: u64 = 1 << 56;
 const WRITE_PROTECTED: u64 = 1 << 57;
 const GUARD: u64 = 1 << 58;
-/// Of a file or shared memory.
+/// The page belongs to a file or to shared memory.
 const FILE: u64 = 1 << 61;
 const SWAPPED: u64 = 1 << 62;
 const PRESENT: u64 = 1 << 63;
 
-/// Low bits of the frame that name the device of a swapped page; the slot is above.
+/// The width of the device number in the frame field of a swapped page; the slot number follows.
 const DEVICE_BITS: u32 = 5;
-/// The device that markers pretend to be on.
+/// The device number of markers, which programs see as swapped pages.
 const MARKERS: u64 = 31;
 
 /// Whether programs see the physical addresses of their pages. (Linux: only those with
@@ -55,12 +55,12 @@ impl PhysicalAddresses {
     }
 }
 
-/// Fills `into` with what `/proc/self/pagemap` has for the pages from number `first_page` (an
-/// address divided by 4,096) on, and returns for how many: fewer than asked for only at the end of
-/// user space, where the file ends. Pages in no mapping read as zero.
+/// Fills `into` with the words of `/proc/self/pagemap` from number `first_page` (an address divided
+/// by 4,096) on. Returns the number of words, which is less than `into.len()` only at the end of
+/// user space, where the file ends. Pages outside of mappings read as zero.
 ///
-/// Context: may sleep. Complexity: in the words that are filled; the page table is
-/// read in runs. The address space's mutex is held for 512 pages at a time.
+/// Context: may sleep. Complexity: linear in the words; the page table is read in runs. The address
+/// space's mutex is held for 512 pages at a time.
 pub fn pagemap<P: Platform>(
     space: &AddressSpace<'_, P>,
     first_page: u64,
@@ -89,18 +89,18 @@ pub fn pagemap<P: Platform>(
     count
 }
 
-/// The bits of a page that its entry tells.
+/// The bits of a page that come from its entry.
 fn common_of(attributes: Attributes) -> u64 {
     let flag = |set: bool, bit: u64| if set { bit } else { 0 };
     PRESENT | flag(attributes.soft_dirty, SOFT_DIRTY) | flag(attributes.userfault, WRITE_PROTECTED)
 }
 
-/// The mutex is held for one table of level 1 at most.
+/// The end of the level-1 table that covers `at`. The mutex is held for one such table at most.
 fn next_table<A: Arch>(at: VirtAddr) -> VirtAddr {
     VirtAddr((at.0 | (A::PMD.span() - 1)).saturating_add(1))
 }
 
-/// Nothing is mapped in the first `pages` pages. Returns how many words that are.
+/// Zeroes the words of `pages` unmapped pages. Returns the number of words.
 fn fill_gap(words: &mut [u64], pages: u64) -> usize {
     let count = usize::try_from(pages).map_or(words.len(), |pages| pages.min(words.len()));
     words[..count].fill(0);
@@ -115,9 +115,9 @@ struct Told<'a, 'm, P: Platform> {
 }
 
 impl<P: Platform> Told<'_, '_, P> {
-    /// Fills the words of the part, and returns how many there are.
+    /// Fills the words of the part, and returns their number.
     fn fill(&self, words: &mut [u64]) -> usize {
-        // What is said of the mapping holds for empty entries, too.
+        // A soft-dirty mapping makes all its pages soft-dirty, even those with empty entries.
         let soft_dirty = self.view.flags().contains(MappingFlags::SOFT_DIRTY);
         let everywhere = if soft_dirty { SOFT_DIRTY } else { 0 };
         words.fill(everywhere);
@@ -130,8 +130,8 @@ impl<P: Platform> Told<'_, '_, P> {
                     self.tell_pages(words, first, folio, attributes);
                 }
                 PageRunContent::Pages { first, folio: None, attributes } => {
-                    // The zero page is the same everywhere; of the huge one, each page has its
-                    // frame.
+                    // Every page of a run of zero pages has the same frame. Frames of the huge zero
+                    // page, and frames beyond the core's memory, are consecutive.
                     let step = u64::from(!run.is_zero_page());
                     let common = common_of(attributes);
                     for (page, word) in (0..).zip(words.iter_mut()) {
@@ -177,7 +177,7 @@ impl<P: Platform> Told<'_, '_, P> {
                 }
             }
             Absent::Marker(marker) => {
-                // As Linux numbers its markers.
+                // Linux's numbers of these markers.
                 let (number, flag) = match marker {
                     Marker::UserfaultWriteProtect => (1, WRITE_PROTECTED),
                     Marker::Poison => (2, 0),
@@ -186,7 +186,7 @@ impl<P: Platform> Told<'_, '_, P> {
                 let place = self.addresses.field(MARKERS | number << DEVICE_BITS);
                 words.fill(SWAPPED | flag | place);
             }
-            // A survey tells `PROT_NONE` pages as pages.
+            // `for_each_run` reports `PROT_NONE` pages as pages.
             Absent::ProtNone { .. } => {}
         }
     }

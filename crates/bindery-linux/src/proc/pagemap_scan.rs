@@ -11,7 +11,7 @@ use bindery::{
 pub const PAGEMAP_SCAN: u32 = 3 << 30 | (8 * SCAN_WORDS as u32) << 16 | (b'f' as u32) << 8 | 16;
 /// The 64-bit words of its structure (`struct pm_scan_arg`).
 pub const SCAN_WORDS: usize = 12;
-/// The word that gets the address where the scan has ended.
+/// The index of the word that gets the address at which the scan ended.
 pub const SCAN_END: usize = 4;
 /// The bytes of a region (`struct page_region`).
 const REGION: u64 = 24;
@@ -20,23 +20,23 @@ const REGION: u64 = 24;
 const PROTECT: u64 = 1;
 const REFUSE: u64 = 2;
 
-/// Regions that are on the stack between the core and the program.
+/// The capacity of the buffer on the stack, in regions.
 const AT_ONCE: usize = 32;
 
 /// Writes the memory of the program that makes a call.
 pub type RegionSink<'a> = dyn FnMut(VirtAddr, &[u8]) -> Result<(), FaultError> + 'a;
 
-/// Scans `space` as the words of the structure say, of which [`SCAN_END`] gets the result, on errors
-/// of the scan itself too. `write` writes the caller's memory, and is called without locks. Returns
-/// how many regions there are.
+/// Scans `space` as the words of the structure say, and returns the number of regions. Stores the
+/// end of the scan in [`SCAN_END`], also if the scan itself fails. `write` writes the caller's
+/// memory, and is called without locks.
 ///
 /// Context: may sleep. Complexity: as [`AddressSpace::scan_pages`].
 ///
 /// # Errors
-/// `EINVAL` for another size, unknown flags or categories, an unaligned start, or room for regions
-/// that is nowhere; `EFAULT` for a range or room beyond user space, or room that cannot be written;
-/// `EPERM`, `EINTR`; `ENOMEM` where nothing can be protected: a scan for which the memory runs out
-/// later ends there.
+/// `EINVAL` for another size, unknown flags or categories, an unaligned start, or a null buffer
+/// with a length; `EFAULT` for a range or buffer beyond user space, or a buffer that cannot be
+/// written; `EPERM`, `EINTR`; `ENOMEM` if memory runs out before any page is protected. A scan that
+/// runs out of memory later ends there without an error.
 pub fn pagemap_scan<P: Platform>(
     space: &AddressSpace<'_, P>,
     words: &mut [u64; SCAN_WORDS],
@@ -65,14 +65,14 @@ fn refused(error: Error) -> Errno {
     }
 }
 
-/// Room in the program's memory.
+/// The buffer for regions in the program's memory.
 struct Room {
     start: u64,
     /// In regions.
     length: u64,
 }
 
-/// What the structure asks for.
+/// Decodes and checks the structure.
 fn arguments<P: Platform>(words: &[u64; SCAN_WORDS]) -> Result<(PageScan, Room), Errno> {
     let [size, flags, start, end, _, vec, length, most, inverted, required, any_of, reported] =
         *words;
@@ -109,8 +109,8 @@ fn arguments<P: Platform>(words: &[u64; SCAN_WORDS]) -> Result<(PageScan, Room),
     Ok((scan, Room { start: vec, length }))
 }
 
-/// Scans and writes regions, a few at a time. The last of them stays back, since the next may
-/// lengthen it.
+/// Scans and writes regions, a few at a time. Holds the last region back, because the next scan may
+/// extend it.
 fn report<P: Platform>(
     space: &AddressSpace<'_, P>,
     mut scan: PageScan,
@@ -133,8 +133,7 @@ fn report<P: Platform>(
                 if let Some(region) = last {
                     write_region(room, done, &region, write)?;
                 }
-                // What was protected before the memory ran out is not lost: the next scan returns
-                // the error.
+                // The pages protected so far must be reported. The next scan returns the error.
                 let short = error == Error::OutOfMemory && scan.range.start() > start;
                 return if short { Ok(scan.range.start()) } else { Err(refused(error)) };
             }

@@ -11,17 +11,17 @@ use bindery::{AddressSpace, Errno, MappingFlags, Platform};
 use super::maps::{Name, Shown};
 use super::naming::Naming;
 
-/// The bytes of the structure as it is known here. Callers may have an older one, which is shorter,
-/// or a newer one.
+/// The size in bytes of the structure that this version supports. A caller's structure may be older
+/// and shorter, or newer and longer.
 const SIZE: usize = size_of::<Query>();
 
-/// The least that a query has: its size, its flags and its address.
+/// The minimum size in bytes of a query: its size, flags and address.
 const LEAST: usize = offset_of!(Query, query_addr) + 8;
 
-/// The longest name, with the zero at its end (`PATH_MAX`).
+/// The maximum size of a name in bytes, with its final zero (`PATH_MAX`).
 const NAME_MAX: u64 = 4096;
 
-/// The permissions that a mapping may be asked to have, and that its flags tell.
+/// The permissions that a query can require, and the mapping flags for them.
 const PERMISSIONS: [(Flags, MappingFlags); 4] = [
     (Flags::PROCMAP_QUERY_VMA_READABLE, MappingFlags::READ),
     (Flags::PROCMAP_QUERY_VMA_WRITABLE, MappingFlags::WRITE),
@@ -32,7 +32,7 @@ const PERMISSIONS: [(Flags, MappingFlags); 4] = [
 /// All flags of a query.
 const KNOWN: u64 = 0x3f;
 
-/// The structure as it is in memory: whichever fields the caller's has, the others zero.
+/// The structure in memory. Fields that the caller's version lacks are zero.
 struct Fields([u8; SIZE]);
 
 impl Fields {
@@ -57,9 +57,9 @@ impl Fields {
     }
 }
 
-/// The memory of the program that makes a query. An address space is one, at the price of a walk
-/// for each access; a kernel has a faster one for the running program: its instructions that access
-/// the program's own addresses.
+/// The memory of the program that makes a query. [`AddressSpace`] implements this, with a
+/// page-table walk for each access. A kernel can implement it faster for the running program, by
+/// instructions that access user addresses.
 ///
 /// # Context
 /// Context: may sleep. The functions are called without locks of the core.
@@ -67,13 +67,13 @@ pub trait CallerMemory {
     /// Reads `into.len()` bytes at `at`. May sleep.
     ///
     /// # Errors
-    /// [`Errno::EFAULT`] where the program itself could not read.
+    /// [`Errno::EFAULT`] if the program itself could not read there.
     fn read(&self, at: u64, into: &mut [u8]) -> Result<(), Errno>;
 
     /// Writes `from` to `at`. May sleep.
     ///
     /// # Errors
-    /// [`Errno::EFAULT`] where the program itself could not write.
+    /// [`Errno::EFAULT`] if the program itself could not write there.
     fn write(&self, at: u64, from: &[u8]) -> Result<(), Errno>;
 }
 
@@ -87,18 +87,18 @@ impl<P: Platform> CallerMemory for AddressSpace<'_, P> {
     }
 }
 
-/// Answers the query (`struct procmap_query`) at `argument` in the memory of `caller` about the
-/// mappings of `space`, the process whose `maps` was opened; `None` if its memory is gone. Linux
-/// has this call since 6.11. The build ID of a file is not known, as if it had none.
+/// Answers the query (`struct procmap_query`) at `argument` in the memory of `caller`. The query
+/// asks for a mapping of `space`, the process whose `maps` was opened; `None` if that process has
+/// released its memory. Reports every file as one without a build ID. Linux has this request since
+/// 6.11.
 ///
-/// Context: may sleep. Complexity: logarithmic in the mappings, for each that is passed over.
+/// Context: may sleep. Complexity: logarithmic in the mappings, for each mapping that is skipped.
 ///
 /// # Errors
 /// [`Errno::EFAULT`] if the caller's memory cannot be read or written; [`Errno::E2BIG`] for a
-/// structure that is longer and has something in what is not known here; [`Errno::EINVAL`] for one
-/// that is too short, unknown flags, or a buffer without a size; [`Errno::ESRCH`] without a
-/// `space`; [`Errno::ENOENT`] if there is no such mapping; [`Errno::ENAMETOOLONG`] if the name does
-/// not fit.
+/// longer structure with unknown fields that are not zero; [`Errno::EINVAL`] for a structure that
+/// is too short, unknown flags, or a buffer without a size; [`Errno::ESRCH`] without a `space`;
+/// [`Errno::ENOENT`] if no mapping fits; [`Errno::ENAMETOOLONG`] if the name does not fit.
 pub fn procmap_query<P: Platform>(
     space: Option<&AddressSpace<'_, P>>,
     caller: &impl CallerMemory,
@@ -124,7 +124,7 @@ pub fn procmap_query<P: Platform>(
     {
         let room = u64::from(name_size).min(NAME_MAX);
         let mut length = Length(1);
-        // Counting cannot fail; what a name's author refuses to write is not there.
+        // `Length` never fails. If `naming` does, the name ends there.
         let _ = write_name(name, naming, &mut length);
         if length.0 > room {
             return Err(Errno::ENAMETOOLONG);
@@ -142,7 +142,7 @@ pub fn procmap_query<P: Platform>(
     caller.write(argument, &fields.0[..size])
 }
 
-/// Reads the structure; also gives how much of it the caller has.
+/// Reads the structure. Also returns the number of its bytes that both sides know.
 fn read(caller: &impl CallerMemory, argument: u64) -> Result<(Fields, usize), Errno> {
     let mut size = [0; 8];
     caller.read(argument, &mut size)?;
@@ -154,7 +154,7 @@ fn read(caller: &impl CallerMemory, argument: u64) -> Result<(Fields, usize), Er
     if size < LEAST {
         return Err(Errno::EINVAL);
     }
-    // What is not known here must not be asked.
+    // Unknown fields must be zero.
     let mut rest = [0; 32];
     for start in (SIZE..size).step_by(rest.len()) {
         let rest = &mut rest[..(size - start).min(32)];
@@ -170,8 +170,8 @@ fn read(caller: &impl CallerMemory, argument: u64) -> Result<(Fields, usize), Er
     Ok((fields, known))
 }
 
-/// The mapping around `address` that is as the flags ask, or, if they allow it, the next one
-/// above.
+/// The mapping that contains `address` and has the properties that `flags` require. If `flags`
+/// allow it, the first such mapping above otherwise.
 fn find<P: Platform>(space: &AddressSpace<'_, P>, address: VirtAddr, flags: u64) -> Option<Shown> {
     let asks = |flag: Flags| flags & u64::from(flag as u32) != 0;
     let mut wanted = MappingFlags::empty();
@@ -195,7 +195,7 @@ fn find<P: Platform>(space: &AddressSpace<'_, P>, address: VirtAddr, flags: u64)
     }
 }
 
-/// Fills in the fields of a mapping, but for its name.
+/// Fills in the fields of a mapping, except its name.
 fn tell(found: &Shown, naming: &dyn Naming, fields: &mut Fields) {
     let (mapping, file) = (&found.mapping, found.file(naming));
     let mut flags = 0;
@@ -221,7 +221,7 @@ fn write_name(name: Name, naming: &dyn Naming, out: &mut dyn Write) -> fmt::Resu
     }
 }
 
-/// How long a text is.
+/// Counts the bytes of a text.
 struct Length(u64);
 
 impl Write for Length {
@@ -231,7 +231,7 @@ impl Write for Length {
     }
 }
 
-/// A text in a program's memory. What a name has become longer by since it was measured is cut off.
+/// A text in a program's memory. A name that has grown since it was measured is truncated.
 struct UserText<'a, M: CallerMemory> {
     caller: &'a M,
     at: u64,

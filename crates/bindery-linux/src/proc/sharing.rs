@@ -1,6 +1,6 @@
-//! How many entries map a page, as far as the folio's count tells.
+//! Estimates the number of entries that map a page from its folio's count of mappings.
 //!
-//! A folio counts pairs of a page and an entry, for all its pages together:
+//! The count is the number of (page, entry) pairs, for all pages of the folio together:
 //!
 //! ```text
 //! folio of 4 pages             f0 f1 f2 f3      mappings  a page has, on average
@@ -9,24 +9,24 @@
 //! the child has copied f0, f1   1  1  2  2         6       1.5      shared, each a part of 4/6
 //! ```
 //!
-//! Exact are: folios of one page; folios whose pages are all mapped equally often; anon-exclusive
-//! pages, which have one mapping. Otherwise every page counts as the average. The parts of all
-//! processes still add up to the folio, as long as all its pages are mapped somewhere. An average
-//! up to one counts as private, although a few pages may be shared while others are not mapped at
-//! all. (Linux does the same where it counts per folio: `CONFIG_NO_PAGE_MAPCOUNT`.)
+//! The estimate is exact for folios of one page, for folios whose pages have the same number of
+//! mappings, and for anon-exclusive pages, which have one mapping. Otherwise every page gets the
+//! average. The shares of all processes still add up to the folio if each of its pages is mapped.
+//! An average of at most one counts as private, although a few pages may be shared while others are
+//! unmapped. (Linux does the same if it counts per folio: `CONFIG_NO_PAGE_MAPCOUNT`.)
 
 use bindery::addr::{Frame, PAGE_SIZE};
 use bindery::{FolioView, Platform};
 
-/// Binary places of a part of a byte, as Linux's (`PSS_SHIFT`).
+/// The binary places of a share in bytes (Linux: `PSS_SHIFT`).
 pub(super) const PART_SHIFT: u32 = 12;
 
-/// Consecutive pages of a folio that are shared alike.
+/// Consecutive pages of a folio with the same number of mappings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Shared {
-    /// The first, counted from the first page that was asked about.
+    /// The first page, counted from the `first` of [`for_each_shared`].
     pub(super) first: u64,
-    /// How many there are.
+    /// The number of pages.
     pub(super) pages: u64,
     mappings: u64,
     /// In pages.
@@ -39,7 +39,7 @@ impl Shared {
         self.mappings <= self.folio
     }
 
-    /// The pages' bytes, divided by how many share them, times 2^[`PART_SHIFT`].
+    /// The bytes of the pages, divided by the number of sharers, times 2^[`PART_SHIFT`].
     pub(super) fn part(&self) -> u64 {
         let page = PAGE_SIZE << PART_SHIFT;
         let each = if self.is_private() { page } else { page * self.folio / self.mappings };
@@ -47,8 +47,8 @@ impl Shared {
     }
 }
 
-/// Calls `f` for each stretch of the `pages` pages from `first` on, all of `folio`, that is shared
-/// alike. O(1), and for anonymous memory in the words of exclusive bits.
+/// Calls `f` for each run of pages with the same number of mappings, among the `pages` pages of
+/// `folio` from `first` on. O(1); for anonymous memory, linear in the words of exclusive bits.
 pub(super) fn for_each_shared<P: Platform>(
     folio: FolioView<'_, P>,
     first: Frame,

@@ -10,15 +10,15 @@ use super::maps::Shown;
 use super::naming::{FileId, Naming};
 use super::tally::{Extent, Tally};
 
-/// Writes what `/proc/self/smaps` shows: for each mapping its line of `maps`, and what it has in
-/// memory. [The module](super) says which of the numbers are estimated.
+/// Writes `/proc/self/smaps`: for each mapping its line of `maps`, and its resident memory. [The
+/// module](super) says which numbers are estimates.
 ///
-/// Context: may sleep. Complexity: for each mapping, in its entries; what has no table costs
-/// nothing. Operations of the address space wait while one mapping is looked at; faults wait for
-/// 1,024 entries at most.
+/// Context: may sleep. Complexity: linear in the entries of all mappings; ranges without a page
+/// table cost nothing. Other operations on the address space wait while one mapping is scanned;
+/// faults wait for at most 1,024 entries.
 ///
 /// # Errors
-/// Those of `out` alone; nothing more is written then.
+/// Only errors of `out`, which end the listing.
 pub fn smaps<P: Platform>(
     space: &AddressSpace<'_, P>,
     naming: &dyn Naming,
@@ -33,10 +33,11 @@ pub fn smaps<P: Platform>(
 
 /// Writes one entry of [`smaps()`], as [`maps_entry`](super::maps_entry) writes one of `maps`.
 ///
-/// Context: may sleep. Complexity: logarithmic in the mappings, and in the entries of this one.
+/// Context: may sleep. Complexity: logarithmic in the mappings, and linear in the entries of this
+/// one.
 ///
 /// # Errors
-/// Those of `out` alone; nothing more is written then.
+/// Only errors of `out`, which end the entry.
 pub fn smaps_entry<P: Platform>(
     space: &AddressSpace<'_, P>,
     naming: &dyn Naming,
@@ -65,19 +66,19 @@ pub fn smaps_entry<P: Platform>(
     Ok(Some(shown.mapping.range.end()))
 }
 
-/// Writes what `/proc/self/smaps_rollup` shows: the sums of all mappings.
+/// Writes `/proc/self/smaps_rollup`: the sums of all mappings.
 ///
 /// Context: may sleep. Complexity: as [`smaps()`].
 ///
 /// # Errors
-/// Those of `out` alone.
+/// Only errors of `out`.
 pub fn smaps_rollup<P: Platform>(space: &AddressSpace<'_, P>, out: &mut dyn Write) -> fmt::Result {
     let mut tally = Tally::default();
     let mut whole: Option<VirtRange> = None;
     let mut at = VirtAddr(0);
     let mut look = |at: VirtAddr| {
         space.view_mapping(at, |view| {
-            // A mapping that has grown meanwhile is counted from the end of the last one.
+            // A mapping may have grown downwards since the last look: do not count pages twice.
             let range = super::range(view.range().start().max(at), view.range().end());
             tally.add(view, range);
             range
@@ -102,8 +103,8 @@ const LETTERS: [(MappingFlags, &str); 29] = [
     (MappingFlags::READ, "rd"),
     (MappingFlags::WRITE, "wr"),
     (MappingFlags::EXECUTE, "ex"),
-    // On Linux, that the descriptor could be written; here it shows as what `mprotect` may allow,
-    // so a mapping that only a seal keeps from being written lacks it.
+    // On Linux, the file was opened for writing. Here, `mprotect` may make the mapping writable. So
+    // mappings that only a seal makes read-only lack the letters.
     (MappingFlags::SHARED.union(MappingFlags::MAY_WRITE), "sh"),
     (MappingFlags::MAY_READ, "mr"),
     (MappingFlags::MAY_WRITE, "mw"),

@@ -7,14 +7,14 @@ use bindery::{AddressSpace, LargeFolios, Platform};
 
 use super::line::Columns;
 
-/// Writes what `/proc/self/statm` shows, in base pages: all mappings, resident, resident of files
-/// and shared memory, `text` (which the embedder knows: the pages of the program's code), 0, data
+/// Writes `/proc/self/statm`, in base pages: all mappings, resident pages, resident pages of files
+/// and shared memory, `text` (the pages of the program's code, which the embedder knows), 0, data
 /// and stack, 0.
 ///
 /// Context: any, as far as `out` allows. Complexity: constant.
 ///
 /// # Errors
-/// Those of `out` alone.
+/// Only errors of `out`.
 pub fn statm<P: Platform>(
     space: &AddressSpace<'_, P>,
     text: u64,
@@ -32,15 +32,15 @@ pub fn statm<P: Platform>(
     line.write_to(out)
 }
 
-/// Writes those lines about memory in `/proc/self/status` that the core knows, in Linux's order:
-/// `VmPeak`, `VmSize`, `VmLck`, `VmPin`, `VmHWM`, `VmRSS`, `RssAnon`, `RssFile`, `RssShmem`,
-/// `VmData`, `VmStk`, `VmPTE`, `VmSwap`, `THP_enabled`. `VmHWM` is noted whenever a call of the
-/// address space is about to take pages away, and when this is asked.
+/// Writes the lines about memory of `/proc/self/status`, in Linux's order: `VmPeak`, `VmSize`,
+/// `VmLck`, `VmPin`, `VmHWM`, `VmRSS`, `RssAnon`, `RssFile`, `RssShmem`, `VmData`, `VmStk`,
+/// `VmPTE`, `VmSwap`, `THP_enabled`. `VmHWM` is updated before each call that unmaps pages, and by
+/// this function.
 ///
 /// Context: any, as far as `out` allows. Complexity: constant.
 ///
 /// # Errors
-/// Those of `out` alone.
+/// Only errors of `out`.
 pub fn status<P: Platform>(space: &AddressSpace<'_, P>, out: &mut dyn Write) -> fmt::Result {
     let resident = space.resident();
     let usage = space.usage();

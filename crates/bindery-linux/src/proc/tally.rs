@@ -11,8 +11,8 @@ use bindery::{
 use super::line::write_size;
 use super::sharing::{PART_SHIFT, Shared, for_each_shared};
 
-/// Sums in bytes; those whose name begins with `part` are of the parts that are the process' own
-/// share, times 2^[`PART_SHIFT`].
+/// Sums in bytes. Fields whose name begins with `part` count the process' proportional share of
+/// each page, times 2^[`PART_SHIFT`].
 #[derive(Clone, Copy, Default)]
 pub(super) struct Tally {
     resident: u64,
@@ -57,7 +57,7 @@ impl Tally {
             PageRunContent::Pages { first, folio: Some(folio), attributes } => {
                 self.add_pages(view, run, (first, folio), attributes);
             }
-            // The zero page, and frames beyond the core's memory, have no owner.
+            // The zero page and frames beyond the core's memory are not counted.
             PageRunContent::Pages { folio: None, .. } => {}
             PageRunContent::Absent(Absent::Swap { device, slot, .. }) => {
                 self.swapped += run.range().len();
@@ -71,9 +71,9 @@ impl Tally {
         self.add_swapped_shared(view, range);
     }
 
-    /// Adds the pages of the mapping's shared memory that are in swap, whichever process swapped them
-    /// out. As on Linux, they are not divided among the processes that map them. A private mapping
-    /// counts the pages of which it has no copy.
+    /// Adds the swapped pages of the mapping's shared memory, whichever process swapped them out. A
+    /// private mapping counts only pages without a copy of its own. Linux does not divide these
+    /// pages among the processes that map them either.
     fn add_swapped_shared<P: Platform>(&mut self, view: &MappingView<'_, '_, P>, range: VirtRange) {
         let Some(object) = view.object().filter(ObjectView::is_swapped) else { return };
         let mut add = |range: VirtRange| {
@@ -131,7 +131,7 @@ impl Tally {
                 OwnerKind::SharedMemory => self.part_memory += part,
             }
             if owner == OwnerKind::File && !attributes.dirty {
-                // The file knows which of its pages were written, through any mapping.
+                // The file records writes through all mappings.
                 let at = run.range().start() + (shared.first << PAGE_SHIFT);
                 let dirty = dirty_pages(view, at, shared.pages);
                 self.add_saved(&shared, dirty, Saved::Dirty);
@@ -143,7 +143,7 @@ impl Tally {
         });
     }
 
-    /// Adds `pages` pages of `shared` to those that are alike.
+    /// Adds `pages` pages of `shared` to the sum for their sharing and state.
     fn add_saved(&mut self, shared: &Shared, pages: u64, saved: Saved) {
         let bytes = pages * PAGE_SIZE;
         *match (shared.is_private(), saved) {
@@ -157,7 +157,7 @@ impl Tally {
         }
     }
 
-    /// Writes the lines that listings of one mapping and of all have in common.
+    /// Writes the lines of the sums, in Linux's order.
     pub(super) fn write(&self, extent: Extent, out: &mut dyn Write) -> fmt::Result {
         let whole = |part: u64| part >> PART_SHIFT;
         write_size(out, "Rss:", self.resident)?;
@@ -187,7 +187,7 @@ impl Tally {
     }
 }
 
-/// How many of `pages` pages of the mapping's file from `at` on were written and not saved.
+/// The number of dirty pages among `pages` pages of the mapping's file from `at` on.
 fn dirty_pages<P: Platform>(view: &MappingView<'_, '_, P>, at: VirtAddr, pages: u64) -> u64 {
     let Some(object) = view.object() else { return 0 };
     let first = view.page_offset_of(at);

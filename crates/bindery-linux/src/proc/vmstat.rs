@@ -6,7 +6,7 @@ use super::line::Columns;
 use bindery::arch::Arch;
 use bindery::{Memory, Platform};
 
-/// The faults of all programs, which the embedder counts.
+/// The number of faults of all programs, counted by the embedder.
 ///
 /// ```
 /// use bindery_linux::proc::FaultCounts;
@@ -16,26 +16,27 @@ use bindery::{Memory, Platform};
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FaultCounts {
-    /// All of them (`pgfault`).
+    /// All faults (`pgfault`).
     pub all: u64,
-    /// Those that waited for a page to be read (`pgmajfault`).
+    /// Faults that waited for a page to be read (`pgmajfault`).
     pub major: u64,
 }
 
-/// Writes those lines of `/proc/vmstat` that the core knows, in Linux's order: `nr_free_pages`,
-/// `nr_anon_pages`, `nr_mapped`, `nr_file_pages`, `nr_shmem`, `nr_slab_unreclaimable`,
-/// `nr_page_table_pages`, `nr_anon_transparent_hugepages`, `pswpin`, `pswpout`, `pgalloc_normal`,
-/// `pgfree`, `pgfault`, `pgmajfault`, `thp_fault_alloc`, `thp_collapse_alloc`, `thp_split_page`,
-/// `thp_split_pmd`, `thp_zero_page_alloc`.
+/// Writes the lines of `/proc/vmstat` for which the core has counts, in Linux's order:
+/// `nr_free_pages`, `nr_anon_pages`, `nr_mapped`, `nr_file_pages`, `nr_shmem`,
+/// `nr_slab_unreclaimable`, `nr_page_table_pages`, `nr_anon_transparent_hugepages`, `pswpin`,
+/// `pswpout`, `pgalloc_normal`, `pgfree`, `pgfault`, `pgmajfault`, `thp_fault_alloc`,
+/// `thp_collapse_alloc`, `thp_split_page`, `thp_split_pmd`, `thp_zero_page_alloc`.
 ///
-/// All memory is one zone. The first eight are looked up when this is called, so that nothing has
-/// to keep them. Nothing says of a page that it is locked into memory, so there is no `nr_mlock`.
+/// All memory is one zone. The first eight are counted by this call, so that no hot path has to
+/// maintain them. `nr_mlock` is missing, because pages do not record that they are locked into
+/// memory.
 ///
-/// Context: spins, and as far as `out` allows. Complexity: linear in the blocks of frames; no lock
-/// is held meanwhile.
+/// Context: spins, and as far as `out` allows. Complexity: linear in the blocks of frames, without
+/// a lock.
 ///
 /// # Errors
-/// Those of `out` alone.
+/// Only errors of `out`.
 pub fn vmstat<P: Platform>(
     memory: &Memory<P>,
     faults: FaultCounts,

@@ -17,8 +17,8 @@ const READ_BY_ALL: u32 = 0o444;
 const WRITE_BY_ALL: u32 = 0o222;
 const EXECUTE_BY_ALL: u32 = 0o111;
 
-/// `shmat(2)`: raw arguments (identifier, address, flags) in, the address or `-errno` out. `space`
-/// is the caller's memory.
+/// `shmat(2)`. Takes raw arguments (identifier, address, flags), and returns the address or
+/// `-errno`. `space` is the caller's memory.
 ///
 /// Context: may sleep. Complexity: as [`AddressSpace::mmap_object`].
 pub fn shmat<'m, P: Platform>(
@@ -30,9 +30,9 @@ pub fn shmat<'m, P: Platform>(
     raw(attach(segments, space, user, id as i32, at, flags as u32))
 }
 
-/// `shmdt(2)`: 0 or `-errno`.
+/// `shmdt(2)`. Returns 0 or `-errno`.
 ///
-/// Context: may sleep. Complexity: in the mappings after the address, and as
+/// Context: may sleep. Complexity: linear in the mappings after the address, and as
 /// [`AddressSpace::munmap`].
 pub fn shmdt<P: Platform>(space: &AddressSpace<'_, P>, at: u64) -> i64 {
     let detached = space.detach_segment(VirtAddr(at));
@@ -53,7 +53,7 @@ fn attach<'m, P: Platform>(
     if !rounded.is_multiple_of(PAGE_SIZE) || rounded == 0 && replaces {
         return Err(Errno::EINVAL);
     }
-    // A small address that is rounded to 0 is one that was given.
+    // Only a null argument means any address; one that was rounded down to 0 does not.
     let place = match VirtAddr(rounded) {
         _ if at == 0 => Place::Anywhere,
         at if replaces => Place::Fixed(at),
@@ -89,7 +89,8 @@ fn attach<'m, P: Platform>(
     })
 }
 
-/// Counts as an attachment while it is being mapped: the segment must not go meanwhile.
+/// An attachment for the time of the mapping call, so that the segment is not destroyed before it
+/// is mapped.
 struct Attaching<'m, P: Platform> {
     segments: &'m Segments<'m, P>,
     id: u32,
@@ -115,7 +116,7 @@ impl<'m, P: Platform> Attaching<'m, P> {
 
 impl<P: Platform> Drop for Attaching<'_, P> {
     fn drop(&mut self) {
-        // Where it was cleared away, nobody counts.
+        // `Segments::clear` may have dropped the segment.
         let _ = self.segments.change(self.id, |segment| {
             segment.attached = segment.attached.saturating_sub(1);
             Ok(())

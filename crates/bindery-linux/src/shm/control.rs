@@ -22,14 +22,15 @@ const READ_BY_ALL: u32 = 0o444;
 /// Words of `struct shmid_ds`.
 const STATUS_WORDS: usize = 14;
 
-/// `shmctl(2)`: raw arguments (identifier, command, buffer) in, the result or `-errno` out. `space`
-/// is the caller's memory, which holds the buffer.
+/// `shmctl(2)`. Takes raw arguments (identifier, command, buffer), and returns the result or
+/// `-errno`. `space` is the caller's memory, which holds the buffer.
 ///
-/// A locked segment (`SHM_LOCK`) is not swapped out. Its pages that are in swap already stay there
-/// until a program touches them. It counts in the account of the user that locked it, against the
-/// limit of `locking`: `EPERM` if that is 0, `ENOMEM` if the account would exceed it.
+/// A locked segment (`SHM_LOCK`) is not swapped out. Pages that are in swap already stay there
+/// until a program touches them. The segment is charged to the account of the user that locked it.
+/// `SHM_LOCK` fails with `EPERM` if the limit of `locking` is 0, and with `ENOMEM` if the account
+/// would exceed it.
 ///
-/// Context: may sleep. Complexity: in the slots.
+/// Context: may sleep. Complexity: linear in the slots.
 pub fn shmctl<'m, P: Platform>(
     segments: &Segments<'m, P>,
     space: &AddressSpace<'_, P>,
@@ -95,7 +96,7 @@ fn control<P: Platform>(
         IPC_RMID => segments.change(id, |segment| {
             segment.check_owner(user)?;
             segment.mode |= DESTROYED;
-            // Nobody finds it by its key any more.
+            // `shmget` must no longer find it.
             segment.key = 0;
             Ok(0)
         }),
@@ -103,7 +104,7 @@ fn control<P: Platform>(
     }
 }
 
-/// What all segments take.
+/// The memory of all segments together.
 struct Usage {
     segments: u64,
     pages: u64,
@@ -131,7 +132,7 @@ impl Usage {
     }
 }
 
-/// `IPC_SET`: takes owner and permissions from a `struct shmid_ds`, given in words.
+/// `IPC_SET`: sets owner and permissions from a `struct shmid_ds`, passed as words.
 fn set_owner_and_mode<P: Platform>(
     segments: &Segments<'_, P>,
     user: &IpcUser,

@@ -7,14 +7,13 @@ use bindery::addr::PAGE_SHIFT;
 
 use super::Segments;
 
-/// Writes what `/proc/sysvipc/shm` shows: a line for each segment, those among them that are to be
-/// destroyed.
+/// Writes `/proc/sysvipc/shm`: one line for each segment, including those marked for destruction.
 ///
-/// Context: spins, and as far as `out` allows. Complexity: in the slots. Nobody waits for a slow
-/// reader.
+/// Context: spins, and as far as `out` allows. Complexity: linear in the slots. No lock is held
+/// while `out` writes.
 ///
 /// # Errors
-/// Those of `out` alone; nothing more is written then.
+/// Only errors of `out`, which end the listing.
 pub fn sysvipc_shm<P: Platform>(segments: &Segments<'_, P>, out: &mut dyn Write) -> fmt::Result {
     out.write_str(
         "       key      shmid perms                  size  cpid  lpid nattch   uid   gid  cuid  \
@@ -22,7 +21,7 @@ pub fn sysvipc_shm<P: Platform>(segments: &Segments<'_, P>, out: &mut dyn Write)
     )?;
     let count = segments.slots.lock().slots.len();
     for index in 0..count {
-        // Made while the segment is there, written when the lock is released.
+        // Copies the figures under the lock, and writes them without it.
         let line = segments.slots.lock().by_index(index).map(|(id, segment)| {
             let first = (segment.key, id as i32, segment.mode, segment.size);
             let people = (segment.owner, segment.creator);

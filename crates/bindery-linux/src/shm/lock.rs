@@ -8,12 +8,12 @@ use bindery::{Errno, Platform};
 use super::segment::{LOCKED, Segment};
 use super::{IpcUser, Outcome, Segments, pages_of};
 
-/// The pages of segments that one user keeps in memory by `SHM_LOCK` (Linux: `user_shm_lock`).
+/// The pages of segments that one user has locked by `SHM_LOCK` (Linux: `user_shm_lock`).
 ///
-/// The embedder has an account for each user, and hands over that of the caller
-/// ([`SegmentLocking`]). A segment counts in full, from `SHM_LOCK` until `SHM_UNLOCK` by any
-/// user, or until it is destroyed. It counts in the account of the user that locked it. No segment
-/// refers to an account while [`LockAccount::used`] is 0: it may then become another user's.
+/// The embedder has an account for each user, and passes the caller's account to each call
+/// ([`SegmentLocking`]). A segment is charged in full to the user that locked it. The charge ends
+/// with `SHM_UNLOCK` by any user, or when the segment is destroyed. While [`LockAccount::used`] is
+/// 0, no segment refers to the account, so the embedder may reuse it for another user.
 ///
 /// ```
 /// use bindery_linux::{LockAccount, SegmentLocking};
@@ -43,11 +43,11 @@ impl LockAccount {
         self.pages.load(Relaxed)
     }
 
-    /// Adds `pages`, unless there would be more than `most`. The accounts of all users together
-    /// never wrap, because the segments do not.
+    /// Adds `pages`, unless the sum would exceed `most`. The sum of all accounts cannot overflow,
+    /// because the sum of all segments cannot.
     fn take(&self, pages: u64, most: u64) -> Result<(), Errno> {
-        // One exchange: an addition that is taken back could refuse a smaller request of another
-        // CPU in between.
+        // One exchange. Adding first and undoing a sum that is too large could make a smaller
+        // request of another CPU fail in between.
         let fits = |used: u64| used.checked_add(pages).filter(|after| *after <= most);
         self.pages.fetch_update(Relaxed, Relaxed, fits).map(drop).map_err(|_| Errno::ENOMEM)
     }
@@ -63,27 +63,27 @@ impl LockAccount {
 pub struct SegmentLocking<'m> {
     /// The account of the caller's real user.
     pub account: &'m LockAccount,
-    /// The most that the account may reach by a lock of the caller (`RLIMIT_MEMLOCK`), in bytes;
-    /// `u64::MAX` is no limit.
+    /// The maximum of the account after a lock by the caller (`RLIMIT_MEMLOCK`), in bytes;
+    /// `u64::MAX` means no limit.
     pub limit: u64,
-    /// Whether the caller is exempt from the limit, and may lock and unlock the segments of others
-    /// (`CAP_IPC_LOCK`). What it locks counts as well.
+    /// Whether the caller is exempt from the limit, and may lock and unlock segments of other users
+    /// (`CAP_IPC_LOCK`). Its locks are charged all the same.
     pub privileged: bool,
 }
 
 impl SegmentLocking<'_> {
-    /// The most pages of the account.
+    /// The limit of the account in pages.
     fn most(&self) -> u64 {
         if self.privileged || self.limit == u64::MAX { u64::MAX } else { self.limit >> PAGE_SHIFT }
     }
 
-    /// Refuses a caller that may neither lock nor unlock the segment.
+    /// Returns `EPERM` unless the caller may lock and unlock the segment.
     fn check<P: Platform>(&self, user: &IpcUser, segment: &Segment<'_, P>) -> Result<(), Errno> {
         if self.privileged || segment.is_of(user) { Ok(()) } else { Err(Errno::EPERM) }
     }
 }
 
-/// `SHM_LOCK`. A segment that is locked already stays in the account in which it is.
+/// `SHM_LOCK`. A segment that is locked already stays charged to the same account.
 pub(super) fn lock<'m, P: Platform>(
     segments: &Segments<'m, P>,
     user: &IpcUser,
@@ -121,7 +121,7 @@ pub(super) fn unlock<'m, P: Platform>(
     })
 }
 
-/// Changes the segment of that number, if the caller may lock and unlock it.
+/// Changes a segment if the caller may lock and unlock it.
 fn change<'m, P: Platform>(
     segments: &Segments<'m, P>,
     user: &IpcUser,
@@ -136,7 +136,7 @@ fn change<'m, P: Platform>(
 }
 
 impl<P: Platform> Segment<'_, P> {
-    /// Gives the pages back to the account of the user that has locked the segment.
+    /// Uncharges the pages from the account of the user that locked the segment.
     fn leave_account(&mut self) {
         if let Some(account) = self.locked_by.take() {
             account.give_back(pages_of(self.size));

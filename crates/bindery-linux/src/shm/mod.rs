@@ -44,16 +44,16 @@ const IPC_EXCL: u32 = 0o2000;
 const SHM_HUGETLB: u32 = 0o4000;
 const SHM_NORESERVE: u32 = 0o10000;
 
-/// Bits of an identifier that say which slot it is of; those above count its uses.
+/// The low bits of an identifier are the index of the slot; the bits above count its uses.
 const INDEX_BITS: u32 = 15;
-/// The most slots of which the core makes use.
+/// The maximum number of slots, as many as an identifier can address.
 const MOST_SLOTS: usize = 1 << INDEX_BITS;
 
-/// The largest size of a segment, and of all together, that Linux has by default: no limit, but
-/// that sums do not wrap.
+/// The default limit on Linux of a segment's bytes and of all segments' pages: unlimited, but low
+/// enough that sums do not wrap.
 const UNLIMITED: u64 = u64::MAX - (1 << 24);
 
-/// What the core asks when a segment is made or attached.
+/// The time and the current process, which are recorded when a segment is created or attached.
 ///
 /// ```
 /// use bindery_linux::IpcClock;
@@ -66,23 +66,23 @@ const UNLIMITED: u64 = u64::MAX - (1 << 24);
 pub struct IpcClock {
     /// The time, in seconds since 1970.
     pub now: fn() -> i64,
-    /// The number of the process that runs (`shm_cpid`, `shm_lpid`).
+    /// The number of the current process (`shm_cpid`, `shm_lpid`).
     pub process: fn() -> i32,
 }
 
-/// The right to make a segment: one caller at a time has it, so a slot that it found free stays
-/// free.
+/// The permission to create a segment. One caller at a time holds it, so a slot that it found free
+/// stays free.
 struct Making(());
 
 /// All segments of a machine, or of an IPC namespace. Its functions may be called from several CPUs
-/// at once. A spin lock is held at most for a look at all slots.
+/// at once. A spin lock is held at most while all slots are scanned.
 ///
 /// It outlives the address spaces that map its segments. Dropping it drops the remaining segments.
 /// An embedder that never drops it calls [`Segments::clear`] at the end.
 pub struct Segments<'m, P: Platform> {
     memory: &'m Memory<P>,
     clock: IpcClock,
-    /// Held by the thread that makes a segment: nobody else takes free slots.
+    /// Serializes the creation of segments: only its holder fills free slots.
     making: Mutex<P::Mutex, Making>,
     slots: Mutex<P::SpinLock, Slots<'m, P>>,
 }
@@ -90,7 +90,7 @@ pub struct Segments<'m, P: Platform> {
 struct Slots<'m, P: Platform> {
     slots: &'m mut [SegmentSlot<'m, P>],
     used: u32,
-    /// Pages of all segments.
+    /// The pages of all segments together.
     pages: u64,
 }
 
@@ -117,12 +117,12 @@ impl<'m, P: Platform> Slots<'m, P> {
         self.by_index(index)
     }
 
-    /// The highest index in use; 0 where there is none.
+    /// The highest index in use; 0 without segments.
     fn last_index(&self) -> usize {
         self.slots.iter().rposition(|slot| slot.segment.is_some()).unwrap_or(0)
     }
 
-    /// Takes a segment out. The caller drops it once the lock is released.
+    /// Removes a segment. The caller drops it after releasing the lock.
     fn take(&mut self, id: u32) -> Option<Segment<'m, P>> {
         self.by_id(id)?;
         let slot = self.slots.get_mut(id as usize % MOST_SLOTS)?;
@@ -133,7 +133,7 @@ impl<'m, P: Platform> Slots<'m, P> {
         Some(segment)
     }
 
-    /// As [`Slots::take`], if the segment is to be destroyed and nobody has it attached.
+    /// As [`Slots::take`], if the segment was removed by `IPC_RMID` and has no attachments.
     fn take_if_over(&mut self, id: u32) -> Option<Segment<'m, P>> {
         let segment = self.by_id(id)?;
         let over = segment.mode & DESTROYED != 0 && segment.attached == 0;
@@ -146,8 +146,8 @@ fn pages_of(bytes: u64) -> u64 {
 }
 
 impl<'m, P: Platform> Segments<'m, P> {
-    /// An empty set of segments, with one segment at most for each of `slots` (Linux: `shmmni`), at
-    /// most 32,768.
+    /// An empty set of segments. Each of `slots` has room for one segment (Linux: `shmmni`); slots
+    /// beyond 32,768 are not used.
     ///
     /// Context: any.
     pub fn new(
@@ -161,7 +161,8 @@ impl<'m, P: Platform> Segments<'m, P> {
         Self { memory, clock, making: Mutex::new(Making(())), slots }
     }
 
-    /// Drops all segments, attached or not. Mapped segments stay mapped, and no longer count.
+    /// Drops all segments, attached or not. Mapped segments stay mapped, but their attachments are
+    /// no longer counted.
     ///
     /// Context: may sleep.
     pub fn clear(&self) {
@@ -217,7 +218,8 @@ impl<'m, P: Platform> Segments<'m, P> {
                     if error == Error::TooLarge { Errno::EINVAL } else { Errno::ENOMEM }
                 },
             )?;
-        // As Linux, which makes the memory first.
+        // Linux creates the memory before it looks for a free identifier, so `ENOMEM` takes
+        // precedence.
         let id = id.ok_or(Errno::ENOSPC)?;
         let segment = Segment {
             object,
@@ -241,7 +243,8 @@ impl<'m, P: Platform> Segments<'m, P> {
         Ok(id.into())
     }
 
-    /// Lets `change` alter a segment; where it is over then, it goes.
+    /// Calls `change` on a segment. Then destroys the segment if it was marked for that and has no
+    /// attachments left.
     fn change<R>(
         &self,
         id: u32,
@@ -251,7 +254,7 @@ impl<'m, P: Platform> Segments<'m, P> {
         let result = change(slots.by_id(id).ok_or(Errno::EINVAL)?);
         let over = slots.take_if_over(id);
         drop(slots);
-        // With no lock held: its memory goes.
+        // Frees the memory, without locks.
         drop(over);
         result
     }
@@ -269,7 +272,7 @@ impl<P: Platform> Attachments for Segments<'_, P> {
 
     fn detached(&self, segment: u64) {
         let (now, process) = ((self.clock.now)(), (self.clock.process)());
-        // Where it was cleared away, nobody counts.
+        // `Segments::clear` may have dropped the segment.
         let _ = self.change(segment as u32, |segment| {
             segment.attached = segment.attached.saturating_sub(1);
             segment.detached_at = now;
@@ -292,9 +295,9 @@ impl<P: Platform> fmt::Debug for Segments<'_, P> {
     }
 }
 
-/// `shmget(2)`: raw arguments in, the identifier or `-errno` out.
+/// `shmget(2)`. Takes raw arguments, and returns the identifier or `-errno`.
 ///
-/// Context: may sleep. Complexity: in the slots.
+/// Context: may sleep. Complexity: linear in the slots.
 pub fn shmget<'m, P: Platform>(
     segments: &'m Segments<'m, P>,
     user: &IpcUser,

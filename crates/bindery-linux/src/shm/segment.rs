@@ -5,14 +5,14 @@ use core::fmt;
 use super::{INDEX_BITS, LockAccount};
 use bindery::{Errno, Object, Platform};
 
-/// The bits of a mode that say who may do what.
+/// The permission bits of a mode.
 pub(super) const PERMISSIONS: u32 = 0o777;
-/// It goes with the last attachment (`SHM_DEST`).
+/// The segment is destroyed with its last attachment (`SHM_DEST`).
 pub(super) const DESTROYED: u32 = 0o1000;
-/// Its pages stay in memory (`SHM_LOCKED`).
+/// The segment is not swapped out (`SHM_LOCKED`).
 pub(super) const LOCKED: u32 = 0o2000;
 
-/// The caller, as far as segments must know it.
+/// The credentials of a caller.
 ///
 /// ```
 /// use bindery_linux::IpcUser;
@@ -32,7 +32,8 @@ pub struct IpcUser {
 
 /// Room for one segment ([`super::Segments::new`]).
 pub struct SegmentSlot<'m, P: Platform> {
-    /// How many segments it had before: part of the identifier, so that an old one leads nowhere.
+    /// The number of earlier segments in this slot. A part of the identifier, so that identifiers
+    /// of destroyed segments do not find a new one.
     pub(super) uses: u16,
     pub(super) segment: Option<Segment<'m, P>>,
 }
@@ -47,7 +48,7 @@ impl<P: Platform> fmt::Debug for SegmentSlot<'_, P> {
 }
 
 impl<P: Platform> SegmentSlot<'_, P> {
-    /// An empty one.
+    /// An empty slot.
     ///
     /// Context: any.
     #[must_use]
@@ -55,7 +56,7 @@ impl<P: Platform> SegmentSlot<'_, P> {
         Self { uses: 0, segment: None }
     }
 
-    /// The identifier of the segment that is in it, or comes next.
+    /// The identifier of the slot's segment, or of its next one.
     pub(super) fn id(&self, index: usize) -> u32 {
         u32::from(self.uses) << INDEX_BITS | index as u32
     }
@@ -67,15 +68,15 @@ impl<P: Platform> Default for SegmentSlot<'_, P> {
     }
 }
 
-/// What is known of a segment. Times are in seconds since 1970, 0 for never.
+/// A segment. Times are in seconds since 1970; 0 means never.
 pub(super) struct Segment<'m, P: Platform> {
     pub(super) object: Object<'m, P>,
-    /// By which `shmget` finds it; 0 for by none.
+    /// The key by which `shmget` finds the segment; 0 if it finds it by none.
     pub(super) key: i32,
-    /// In bytes, as it was asked for.
+    /// The requested size in bytes.
     pub(super) size: u64,
     pub(super) mode: u32,
-    /// User and group.
+    /// The owner's user and group.
     pub(super) owner: (u32, u32),
     pub(super) creator: (u32, u32),
     pub(super) attached_at: i64,
@@ -83,14 +84,15 @@ pub(super) struct Segment<'m, P: Platform> {
     pub(super) changed_at: i64,
     pub(super) created_by: i32,
     pub(super) last_process: i32,
-    /// VMAs that map it, and calls that are about to.
+    /// The number of VMAs that map the segment, and of calls that are about to map it.
     pub(super) attached: u64,
-    /// The account in which its pages count; `None` unless it is locked.
+    /// The account that its pages are charged to while it is locked.
     pub(super) locked_by: Option<&'m LockAccount>,
 }
 
 impl<P: Platform> Segment<'_, P> {
-    /// Refuses who may not do what the three times three bits of `wanted` say. (Linux: `ipcperms`.)
+    /// Returns `EACCES` unless the mode grants `user` the permissions in any triple of `wanted`, or
+    /// the user is privileged. (Linux: `ipcperms`.)
     pub(super) fn check(&self, user: &IpcUser, wanted: u32) -> Result<(), Errno> {
         let wanted = wanted >> 6 | wanted >> 3 | wanted;
         let granted = if self.is_of(user) {
@@ -104,12 +106,12 @@ impl<P: Platform> Segment<'_, P> {
         if lacks && !user.privileged { Err(Errno::EACCES) } else { Ok(()) }
     }
 
-    /// Refuses who may not change it.
+    /// Returns `EPERM` unless the user may change the segment.
     pub(super) fn check_owner(&self, user: &IpcUser) -> Result<(), Errno> {
         if self.is_of(user) || user.privileged { Ok(()) } else { Err(Errno::EPERM) }
     }
 
-    /// Whether the caller's user has made it or owns it.
+    /// Whether the user is the owner or the creator.
     pub(super) fn is_of(&self, user: &IpcUser) -> bool {
         user.user == self.owner.0 || user.user == self.creator.0
     }
