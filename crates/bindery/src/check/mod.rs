@@ -38,7 +38,7 @@ mod violation;
 
 use core::sync::atomic::AtomicU64;
 
-use crate::addr::Frame;
+use crate::addr::{Frame, VirtAddr};
 use crate::kernel_map::Area;
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
@@ -182,6 +182,18 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
     fn slots(&self, table: Frame) -> &'m [AtomicU64] {
         // SAFETY: 1. it is a root, or the audit has checked its metadata; 2. no other thread runs.
         unsafe { self.memory.slots(table) }
+    }
+
+    /// The areas of a kernel map, in rising order.
+    fn areas<'k>(map: &'k KernelMap<'_, P>) -> impl Iterator<Item = &'k Area> {
+        // SAFETY: 1. no other call runs during an audit.
+        unsafe { map.areas() }
+    }
+
+    /// The area in use of a kernel map that contains `at`.
+    fn area_of<'k>(map: &'k KernelMap<'_, P>, at: VirtAddr) -> Option<&'k Area> {
+        // SAFETY: 1. as in `areas`.
+        unsafe { map.owner_of(at) }
     }
 
     /// The tally of `frame`, if it belongs to the memory.

@@ -7,6 +7,8 @@
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
 use crate::error::Failure;
+use core::marker::PhantomData;
+use core::ops::Deref;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64};
@@ -18,6 +20,7 @@ use crate::collections::range_skip_list::{Indexed, Links};
 use crate::deferred::Linked;
 use crate::memory::{Record, RecordKind};
 use crate::platform::Platform;
+use crate::table::ReadSection;
 
 use super::blocks::Blocks;
 use super::request::{AreaKind, KernelArea, Pauses, Pieces};
@@ -244,17 +247,63 @@ pub(super) struct Placement {
     pub(super) congruent: u64,
 }
 
-/// A claimed area: no other caller changes or frees it.
-#[derive(Clone, Copy)]
-pub(super) struct Claim(pub(super) NonNull<Area>);
+/// A claimed area. Having one tells you that no other caller changes or frees the area. The claim
+/// ends by [`KernelMap::release`] or [`KernelMap::put_off`], which take it.
+#[must_use = "an area whose claim does not end stays busy"]
+pub(super) struct Claim<'k> {
+    node: NonNull<Area>,
+    map: PhantomData<&'k Area>,
+}
+
+impl Claim<'_> {
+    /// The claim of an area.
+    ///
+    /// # Safety
+    /// 1. No other claim of the area exists, and the area is not freed without this one.
+    pub(super) unsafe fn new(node: NonNull<Area>) -> Self {
+        Self { node, map: PhantomData }
+    }
+}
+
+impl Deref for Claim<'_> {
+    type Target = Area;
+
+    #[inline]
+    fn deref(&self) -> &Area {
+        // SAFETY: a claimed area is not freed (obligation 1 of `new`).
+        unsafe { self.node.as_ref() }
+    }
+}
 
 impl<P: Platform> KernelMap<'_, P> {
+    /// The area of a node of the index or of the freed list.
+    ///
+    /// # Safety
+    /// 1. The area is not freed as long as the result is used. A purge takes areas out of the index
+    ///    under the lock of the freed list, and frees them when the read sections of that time have
+    ///    ended.
     #[inline]
-    pub(super) fn area(&self, area: NonNull<Area>) -> &Area {
-        // SAFETY: areas are freed after a purge has taken them out of the index, and after all read
-        // sections of that time have ended (`Memory::free_after_readers`). Callers hold the lock of
-        // the freed list, are in a read section, have claimed the area, or are the purge.
+    pub(super) unsafe fn area(&self, area: NonNull<Area>) -> &Area {
+        // SAFETY: the caller's obligation 1.
         unsafe { area.as_ref() }
+    }
+
+    /// The area around `at`, guard page included, if there is one.
+    pub(super) fn area_at<'s>(
+        &'s self,
+        _section: &'s ReadSection<'_, P>,
+        at: VirtAddr,
+    ) -> Option<&'s Area> {
+        let node = self.index.find_at_or_before(at.0)?;
+        // SAFETY: 1. the section lasts as long as the result.
+        Some(unsafe { self.area(node) }).filter(|area| at.0 < area.end())
+    }
+
+    /// Calls `f` with the first area that ends after `from`, with the lock of the freed list held.
+    pub(super) fn with_first_after<R>(&self, from: u64, f: impl FnOnce(&Area) -> R) -> Option<R> {
+        let _writer = self.freed.lock();
+        // SAFETY: 1. the lock is held.
+        self.index.first_ending_after(from).map(|node| f(unsafe { self.area(node) }))
     }
 
     /// Reserves free addresses for a new area, which begins busy.
@@ -262,7 +311,7 @@ impl<P: Platform> KernelMap<'_, P> {
         &self,
         placement: Placement,
         make: impl Fn() -> Area,
-    ) -> Result<Claim, Failure<KernelMapError>> {
+    ) -> Result<Claim<'_>, Failure<KernelMapError>> {
         let memory = self.memory;
         let mut area = None;
         // A purge of freed areas may provide missing addresses or memory.
@@ -276,7 +325,8 @@ impl<P: Platform> KernelMap<'_, P> {
             if let Some(area) = area
                 && self.insert(area, &placement)
             {
-                return Ok(Claim(area));
+                // SAFETY: 1. it was made busy.
+                return Ok(unsafe { Claim::new(area) });
             }
         }
         let Some(area) = area else { return Err(Failure::NoMemory) };
@@ -292,7 +342,7 @@ impl<P: Platform> KernelMap<'_, P> {
         best: Placement,
         least: u64,
         make: impl Fn() -> Area,
-    ) -> Result<Claim, Failure<KernelMapError>> {
+    ) -> Result<Claim<'_>, Failure<KernelMapError>> {
         match self.reserve(best, &make) {
             Err(Failure::Refused(KernelMapError::OutOfAddresses)) if best.align > least => {
                 self.reserve(Placement { align: least, congruent: 0, ..best }, make)
@@ -311,7 +361,12 @@ impl<P: Platform> KernelMap<'_, P> {
         // one. (Mostly, areas of one kind are made in a row.)
         let after = freed.last_found.as_ref().and_then(|found| {
             let alike = (found.align, found.congruent) == (align, congruent);
-            let after = || self.index.find_gap_after(found.area, length, align, congruent, high);
+            let after = || {
+                // SAFETY: 1. `give_back` forgets it before it takes an area out of the index, under
+                // the lock that is held.
+                let area = unsafe { self.area(found.area) };
+                self.index.find_gap_after(area, length, align, congruent, high)
+            };
             (alike && found.length <= length).then(after)?
         });
         let anywhere = || self.index.find_gap_bottom_up(length, align, congruent, low, high);
@@ -319,12 +374,14 @@ impl<P: Platform> KernelMap<'_, P> {
             return false;
         };
         freed.last_found = Some(LastFound { area, length, align, congruent });
-        let place = self.area(area);
+        // SAFETY: 1. it is new, and only the caller frees it.
+        let place = unsafe { self.area(area) };
         place.start.store(start, Relaxed);
         place.end.store(start + length, Relaxed);
         place.set_pages(pages);
         // SAFETY: 1. The lock is held. 2. The area is new. 3. It is freed a grace period after a
-        // purge has taken it out. 4. Nothing but what is in this map's index is ever passed to it.
+        // purge has taken it out. 4. The index is private to this module, which uses it with the
+        // lock held, in a read section, or in the purge; it has no spots.
         unsafe { self.index.insert(area) };
         true
     }
@@ -334,19 +391,23 @@ impl<P: Platform> KernelMap<'_, P> {
         &self,
         at: VirtAddr,
         fits: impl Fn(&Area) -> Result<(), KernelMapError>,
-    ) -> Result<Claim, KernelMapError> {
+    ) -> Result<Claim<'_>, KernelMapError> {
         loop {
             let ended = {
                 let _writer = self.freed.lock();
-                let found = self.index.find_at_or_before(at.0);
-                let found = found.filter(|node| at.0 < self.area(*node).end());
-                let node = found.ok_or(KernelMapError::NotAnArea(at))?;
-                let area = self.area(node);
+                let none = KernelMapError::NotAnArea(at);
+                let node = self.index.find_at_or_before(at.0).ok_or(none)?;
+                // SAFETY: 1. the lock is held.
+                let area = unsafe { self.area(node) };
+                if at.0 >= area.end() {
+                    return Err(none);
+                }
                 match area.state() {
                     State::Live => {
                         fits(area)?;
                         area.set_state(State::Busy);
-                        return Ok(Claim(node));
+                        // SAFETY: 1. it was live, and is busy now.
+                        return Ok(unsafe { Claim::new(node) });
                     }
                     State::Busy => {
                         // Read before asking for the wakeup: the end of the claim changes the
@@ -373,7 +434,7 @@ impl<P: Platform> KernelMap<'_, P> {
         &self,
         start: VirtAddr,
         expected: AreaKind,
-    ) -> Result<Claim, KernelMapError> {
+    ) -> Result<Claim<'_>, KernelMapError> {
         self.claim(start, |area| {
             let told = area.describe();
             if area.kind != expected {
@@ -387,9 +448,9 @@ impl<P: Platform> KernelMap<'_, P> {
     }
 
     /// Publishes a claimed area: from here on, its address is valid.
-    pub(super) fn release(&self, claim: Claim) {
+    pub(super) fn release(&self, claim: Claim<'_>) {
         // No lock is needed: only the claimer changes the state of a busy area.
-        if self.area(claim.0).end_claim(State::Live) {
+        if claim.end_claim(State::Live) {
             self.claim_ended();
         }
     }
@@ -402,16 +463,20 @@ impl<P: Platform> KernelMap<'_, P> {
     }
 
     /// Takes the addresses from `end` on away from a claimed area, which has nothing mapped there.
-    /// `rest`, an area outside the index, receives them and waits for the next purge.
-    pub(super) fn put_off_rest(&self, claim: Claim, end: u64, rest: NonNull<Area>) {
-        let (area, tail) = (self.area(claim.0), self.area(rest));
+    /// `rest` receives them and waits for the next purge.
+    ///
+    /// # Safety
+    /// 1. `rest` is an area outside the index, fresh from the slab of areas, and not used again.
+    pub(super) unsafe fn put_off_rest(&self, area: &Claim<'_>, end: u64, rest: NonNull<Area>) {
+        // SAFETY: 1. a purge frees it, which needs the lock below.
+        let tail = unsafe { self.area(rest) };
         let mut freed = self.freed.lock();
         tail.start.store(end, Relaxed);
         tail.end.store(area.end(), Relaxed);
         tail.set_state(State::Freed);
         tail.set_next(freed.first);
         area.set_end(end);
-        self.index.bounds_changed(claim.0);
+        self.index.bounds_changed(area);
         // SAFETY: as in `insert`.
         unsafe { self.index.insert(rest) };
         freed.first = Some(rest);
@@ -419,14 +484,13 @@ impl<P: Platform> KernelMap<'_, P> {
 
     /// Puts a claimed area, whose entries are empty now, on the list for the next purge. Returns
     /// how many pages wait for it.
-    pub(super) fn put_off(&self, claim: Claim) -> u64 {
-        let area = self.area(claim.0);
+    pub(super) fn put_off(&self, area: Claim<'_>) -> u64 {
         let mut freed = self.freed.lock();
         if area.end_claim(State::Freed) {
             self.claim_ended();
         }
         area.set_next(freed.first);
-        freed.first = Some(claim.0);
+        freed.first = Some(area.node);
         freed.pages += area.range().pages();
         freed.pages
     }

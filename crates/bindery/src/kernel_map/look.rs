@@ -10,7 +10,7 @@ use crate::stats::Counts;
 use crate::table::ReadSection;
 
 use super::KernelMap;
-use super::area::State;
+use super::area::{Area, State};
 use super::protocol::{self, Found, Lowest};
 use super::request::{KernelAddress, KernelArea, KernelPiece, Resolution};
 
@@ -55,9 +55,8 @@ impl<P: Platform> KernelMap<'_, P> {
             return KernelAddress::Outside;
         }
         let found: Option<(KernelArea, State)> = {
-            let _section = ReadSection::enter(&self.memory.platform);
-            let node = self.index.find_at_or_before(at.0);
-            let area = node.map(|node| self.area(node)).filter(|area| at.0 < area.end());
+            let section = ReadSection::enter(&self.memory.platform);
+            let area = self.area_at(&section, at);
             area.map(|area| (area.describe(), area.state()))
         };
         match found {
@@ -141,13 +140,8 @@ impl<P: Platform> KernelMap<'_, P> {
     pub fn for_each_area(&self, mut f: impl FnMut(KernelArea)) {
         let mut from = 0;
         loop {
-            let found = {
-                let _writer = self.freed.lock();
-                self.index.first_ending_after(from).map(|node| {
-                    let area = self.area(node);
-                    (area.describe(), area.state(), area.end())
-                })
-            };
+            let describe = |area: &Area| (area.describe(), area.state(), area.end());
+            let found = self.with_first_after(from, describe);
             let Some((area, state, end)) = found else { break };
             // An area that begins before `from` is new: it was made where the last one was freed.
             let is_new = area.range.start().0 < from;

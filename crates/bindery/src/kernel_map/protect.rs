@@ -24,7 +24,7 @@ use crate::platform::{Platform, Tables};
 use crate::stats::Counts;
 use crate::table::TablePool;
 
-use super::area::{Area, Claim};
+use super::area::Area;
 use super::leaves::{Leaves, check_executable};
 use super::protocol::{self, Lowest};
 use super::request::Pauses;
@@ -131,15 +131,14 @@ impl<P: Platform> KernelMap<'_, P> {
                 inside.then_some(()).ok_or_else(crosses)
             })?;
             let change = ProtectionChange { range, permissions: Some(permissions) };
-            let result = self.change(self.area(claim.0), &change);
+            let result = self.change(&claim, &change);
             self.release(claim);
             result
         })
     }
 
     /// Cuts the piece of a claimed area that lies across `at`, if one does.
-    pub(super) fn cut(&self, claim: Claim, at: VirtAddr) -> Result<(), Failure<KernelMapError>> {
-        let area = self.area(claim.0);
+    pub(super) fn cut(&self, area: &Area, at: VirtAddr) -> Result<(), Failure<KernelMapError>> {
         let range = VirtRange::raw(at.0, area.range().end().0);
         self.change(area, &ProtectionChange { range, permissions: None })
     }

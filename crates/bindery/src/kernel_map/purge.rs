@@ -13,7 +13,7 @@ use crate::frame::table_meta::TableStack;
 use crate::platform::{Platform, Tables};
 use crate::stats::Counts;
 
-use super::area::{Area, State};
+use super::area::{Area, Claim, State};
 use super::protocol::{self, Purge};
 use super::walk::Holes;
 use super::{KernelMap, Purging};
@@ -106,8 +106,8 @@ impl<P: Platform> KernelMap<'_, P> {
             freed.first.take()
         };
         let Some(first) = first else { return };
-        // No other CPU uses the list now.
-        let freeable = self.freeable(first);
+        // SAFETY: 1. no other CPU uses the list now: this purge has taken it.
+        let freeable = unsafe { self.freeable(first) };
         {
             let mut freed = self.freed.lock();
             freed.detached = Some(first);
@@ -121,88 +121,115 @@ impl<P: Platform> KernelMap<'_, P> {
     fn take_batch(&self, counts: &mut Counts) -> Option<Batch> {
         let mut freed = self.freed.lock();
         let first = freed.detached?;
-        let mut last = first;
+        // SAFETY: 1. the area waits for this purge, which frees it at its end.
+        let mut last = unsafe { self.area(first) };
         for _ in 1..ROUND {
-            match self.area(last).next() {
-                Some(next) => last = next,
+            match last.next() {
+                // SAFETY: 1. as above.
+                Some(next) => last = unsafe { self.area(next) },
                 None => break,
             }
         }
-        freed.detached = self.area(last).next();
-        self.area(last).set_next(None);
+        freed.detached = last.next();
+        last.set_next(None);
         let freeable = freed.detached_freeable.take();
         let mut batch = Batch { first, freeable, detached: TableStack::new() };
-        self.for_each_in(first, |node| self.area(node).set_state(State::Purging));
-        self.for_each_in(first, |node| {
-            if self.area(node).state() == State::Purging {
-                let Purged { own, free } = self.survey(node);
+        let survey = |area: &Area| {
+            if area.state() == State::Purging {
+                // SAFETY: 1. the lock is held.
+                let Purged { own, free } = unsafe { self.survey(area) };
                 protocol::detach(self, own, free, counts, |table| {
                     batch.detached.push(&self.memory.frames, table);
                 });
             }
-        });
+        };
+        // SAFETY: 1. of both: the areas wait for this purge.
+        unsafe {
+            self.for_each_in(first, |area| area.set_state(State::Purging));
+            self.for_each_in(first, survey);
+        }
         if !batch.detached.is_empty() {
-            batch.freeable = batch.freeable.or(Some(self.freeable(first)));
+            // SAFETY: 1. as above.
+            batch.freeable = batch.freeable.or_else(|| Some(unsafe { self.freeable(first) }));
         }
         Some(batch)
     }
 
     /// From the lowest to the highest address of the areas in a list.
-    fn freeable(&self, first: NonNull<Area>) -> VirtRange {
+    ///
+    /// # Safety
+    /// 1. As of [`KernelMap::for_each_in`].
+    unsafe fn freeable(&self, first: NonNull<Area>) -> VirtRange {
         let (mut low, mut high) = (u64::MAX, 0);
-        self.for_each_in(first, |node| {
-            low = low.min(self.area(node).start());
-            high = high.max(self.area(node).end());
-        });
+        let widen = |area: &Area| {
+            low = low.min(area.start());
+            high = high.max(area.end());
+        };
+        // SAFETY: 1. the caller's obligation 1.
+        unsafe { self.for_each_in(first, widen) };
         VirtRange::raw(low.min(high), high)
     }
 
-    fn for_each_in(&self, first: NonNull<Area>, mut f: impl FnMut(NonNull<Area>)) {
+    /// Calls `f` for the areas of a list.
+    ///
+    /// # Safety
+    /// 1. The areas wait for a purge that the caller does and that frees them later.
+    unsafe fn for_each_in(&self, first: NonNull<Area>, mut f: impl FnMut(&Area)) {
         let mut next = Some(first);
         while let Some(node) = next {
-            next = self.area(node).next();
-            f(node);
+            // SAFETY: 1. the caller's obligation 1.
+            let area = unsafe { self.area(node) };
+            next = area.next();
+            f(area);
         }
     }
 
-    /// Finds the adjacent areas around `node` that are being purged, and marks them surveyed.
-    /// Called with the lock held.
-    fn survey(&self, node: NonNull<Area>) -> Purged {
-        let is_purged = |node: &NonNull<Area>| self.area(*node).state() == State::Purging;
-        let mut first = node;
-        let mut before = self.index.previous(first);
+    /// Finds the adjacent areas around `area` that are being purged, and marks them surveyed.
+    ///
+    /// # Safety
+    /// 1. The caller holds the lock of the freed list.
+    unsafe fn survey(&self, area: &Area) -> Purged {
+        // SAFETY: 1. the caller's obligation 1.
+        let found = |node: Option<NonNull<Area>>| node.map(|node| unsafe { self.area(node) });
+        let is_purged = |area: &&Area| area.state() == State::Purging;
+        let mut first = area;
+        let mut before = found(self.index.previous(first));
         while let Some(other) = before.filter(is_purged) {
             first = other;
-            before = self.index.previous(first);
+            before = found(self.index.previous(first));
         }
         let mut last = first;
         let after = loop {
-            self.area(last).set_state(State::Surveyed);
-            match self.index.next(last) {
+            last.set_state(State::Surveyed);
+            match found(self.index.next(last)) {
                 Some(other) if is_purged(&other) => last = other,
                 after => break after,
             }
         };
-        let own = VirtRange::raw(self.area(first).start(), self.area(last).end());
-        let low = before.map_or(0, |other| self.area(other).end());
-        let high = after.map_or(u64::MAX, |other| self.area(other).start());
+        let own = VirtRange::raw(first.start(), last.end());
+        let low = before.map_or(0, Area::end);
+        let high = after.map_or(u64::MAX, Area::start);
         Purged { own, free: VirtRange::raw(low, high) }
     }
 
     /// Frees a batch after the flush: frames now, tables and areas when readers have left.
-    fn free_batch(&self, batch: &Batch, counts: &mut Counts) {
+    fn free_batch(&self, batch: Batch, counts: &mut Counts) {
         let memory = self.memory;
         let (mut tables, mut areas) = (DetachedTables::default(), Chain::default());
         for table in batch.detached.iter(&memory.frames) {
             self.gather_below(table, memory.frames.table(table).level(), &mut tables);
         }
         counts.tables_freed += u64::from(tables.count());
-        self.for_each_in(batch.first, |node| {
-            self.area(node).blocks.free(memory);
+        let mut next = Some(batch.first);
+        while let Some(node) = next {
+            // SAFETY: 1. the batch has it, which this call takes.
+            let area = unsafe { self.area(node) };
+            next = area.next();
+            area.blocks.free(memory);
             // SAFETY: 1. The slab gets it back when it leaves the chain. 2. It is only in this
             // batch's list, whose next link was read before.
             unsafe { areas.push(node) };
-        });
+        }
         memory.free_after_readers(Unlinked::of(tables).with(areas));
     }
 
@@ -231,11 +258,13 @@ impl<P: Platform> KernelMap<'_, P> {
             // them twice.
             let mut at = Some(node);
             while let Some(node) = at {
-                let area = self.area(node);
-                at = self.index.next(node);
+                // SAFETY: 1. no other thread uses the map, and the purge comes below.
+                let area = unsafe { self.area(node) };
+                at = self.index.next(area);
                 if matches!(area.state(), State::Live | State::Busy) {
                     self.clear(area.range(), Holes::Perhaps, &mut counts);
-                    self.put_off(super::area::Claim(node));
+                    // SAFETY: 1. no other thread uses the map.
+                    self.put_off(unsafe { Claim::new(node) });
                 }
             }
             self.purge_freed();
@@ -247,7 +276,8 @@ impl<P: Platform> KernelMap<'_, P> {
     /// Whether the areas' addresses are correct and no area is busy. For the auditor.
     pub(crate) fn index_is_sound(&self) -> bool {
         let in_arena = |node: NonNull<Area>| {
-            let area = self.area(node);
+            // SAFETY: 1. the lock is held.
+            let area = unsafe { self.area(node) };
             let whole = VirtRange::raw(area.start(), area.end());
             let guarded = area.range().end() < whole.end();
             self.arena.covers(whole) && guarded && area.state() != State::Busy
@@ -256,9 +286,13 @@ impl<P: Platform> KernelMap<'_, P> {
         self.index.check() && self.index.iter().all(in_arena)
     }
 
-    /// The areas, in rising order. For the auditor: no other CPU uses the map.
-    pub(crate) fn areas(&self) -> impl Iterator<Item = &Area> {
-        self.index.iter().map(|node| self.area(node))
+    /// The areas, in rising order. For the auditor.
+    ///
+    /// # Safety
+    /// 1. No other call of the map runs as long as the iterator and its items are used.
+    pub(crate) unsafe fn areas(&self) -> impl Iterator<Item = &Area> {
+        // SAFETY: 1. the caller's obligation 1.
+        self.index.iter().map(|node| unsafe { self.area(node) })
     }
 
     /// Whether the map owns its root. For the auditor.
@@ -268,16 +302,18 @@ impl<P: Platform> KernelMap<'_, P> {
 
     /// Whether any area overlaps the `bytes` from `start` on. For the auditor.
     pub(crate) fn has_area_under(&self, start: VirtAddr, bytes: u64) -> bool {
-        let node = self.index.first_ending_after(start.0);
-        node.is_some_and(|node| {
-            self.area(node).start() - start.0.min(self.area(node).start()) < bytes
-        })
+        let overlaps = |area: &Area| area.start() - start.0.min(area.start()) < bytes;
+        self.with_first_after(start.0, overlaps) == Some(true)
     }
 
     /// The area in use that contains `at`: only there may pages be mapped. For the auditor.
-    pub(crate) fn owner_of(&self, at: VirtAddr) -> Option<&Area> {
+    ///
+    /// # Safety
+    /// 1. No other call of the map runs as long as the result is used.
+    pub(crate) unsafe fn owner_of(&self, at: VirtAddr) -> Option<&Area> {
         let node = self.index.find_at_or_before(at.0)?;
-        let area = self.area(node);
+        // SAFETY: 1. the caller's obligation 1.
+        let area = unsafe { self.area(node) };
         (area.state() == State::Live && area.range().contains(at)).then_some(area)
     }
 }
@@ -303,7 +339,8 @@ impl<P: Platform> Purge for KernelMap<'_, P> {
             freed.last_found = None;
             for _ in 0..CHUNK {
                 let Some(node) = next else { break };
-                next = self.area(node).next();
+                // SAFETY: 1. the batch has it.
+                next = unsafe { self.area(node) }.next();
                 // SAFETY: 1. The lock is held. 2. The area is in the index, since a purge takes it
                 // out once, and no two areas have the same start. 3. It is freed after a
                 // grace period (`free_batch`).
@@ -313,6 +350,6 @@ impl<P: Platform> Purge for KernelMap<'_, P> {
     }
 
     fn free_after_readers(&self, batch: Batch, counts: &mut Counts) {
-        self.free_batch(&batch, counts);
+        self.free_batch(batch, counts);
     }
 }

@@ -59,13 +59,18 @@ impl<P: Platform> KernelMap<'_, P> {
     ) -> Result<VirtAddr, Failure<KernelMapError>> {
         let (pages, _) = self.check_vmalloc(size, options)?;
         let claim = self.claim_start(start, AreaKind::Vmalloc)?;
-        let old = self.area(claim.0).pages();
-        let pieces = self.area(claim.0).pieces;
-        let leaves = self.leaves(options.permissions, MemoryType::Normal, pieces);
-        let leaves = leaves.inspect_err(|_| self.release(claim))?;
+        let old = claim.pages();
+        let leaves = self.leaves(options.permissions, MemoryType::Normal, claim.pieces);
+        let leaves = match leaves {
+            Ok(leaves) => leaves,
+            Err(problem) => {
+                self.release(claim);
+                return Err(problem.into());
+            }
+        };
         let misaligned = !start.is_aligned(options.align);
         if pages < old && !misaligned {
-            let result = self.shrink(claim, pages);
+            let result = self.shrink(&claim, pages);
             self.release(claim);
             return result.map(|()| start);
         }
@@ -74,27 +79,27 @@ impl<P: Platform> KernelMap<'_, P> {
             return Ok(start);
         }
         let result =
-            if misaligned { Ok(None) } else { self.grow_in_place(claim, pages, &leaves, options) };
-        match result {
-            Ok(None) => self.move_area(claim, pages, &leaves, options).inspect_err(|_| {
-                self.release(claim);
-            }),
-            Ok(Some(())) => {
-                self.release(claim);
-                Ok(start)
-            }
-            Err(problem) => {
-                self.release(claim);
-                Err(problem)
-            }
-        }
+            if misaligned { Ok(None) } else { self.grow_in_place(&claim, pages, &leaves, options) };
+        let moved = match result {
+            Ok(None) => self.move_area(&claim, pages, &leaves, options).map(Some),
+            Ok(Some(())) => Ok(None),
+            Err(problem) => Err(problem),
+        };
+        let Ok(Some(moved)) = moved else {
+            self.release(claim);
+            return moved.map(|_| start);
+        };
+        let start = moved.range().start();
+        // The old area is unmapped first, so that no purge frees the new one's frames before it.
+        self.finish_unmap(claim, super::UnmapTime::Later);
+        self.release(moved);
+        Ok(start)
     }
 
-    fn shrink(&self, claim: Claim, pages: u64) -> Result<(), Failure<KernelMapError>> {
-        let area = self.area(claim.0);
+    fn shrink(&self, area: &Claim<'_>, pages: u64) -> Result<(), Failure<KernelMapError>> {
         let range = area.range();
         let cut = VirtAddr(range.start().0 + (pages << PAGE_SHIFT));
-        self.cut(claim, cut)?;
+        self.cut(area, cut)?;
         // If the area was moved, TLBs may hold its frames under the old addresses until a purge.
         self.purge_freed();
         self.drop_tail(area, pages, Holes::None);
@@ -116,12 +121,12 @@ impl<P: Platform> KernelMap<'_, P> {
     /// Grows a claimed area in place. `None` if the addresses after it are taken.
     fn grow_in_place(
         &self,
-        claim: Claim,
+        area: &Claim<'_>,
         pages: u64,
         leaves: &Leaves<P::Arch>,
         options: &VmallocOptions,
     ) -> Result<Option<()>, Failure<KernelMapError>> {
-        let (memory, area) = (self.memory, self.area(claim.0));
+        let memory = self.memory;
         // A spare area, which returns the addresses if memory runs out.
         let make = || Area::new(area.kind, area.pieces, area.pauses, area.memory);
         let areas = &memory.slab::<Area>();
@@ -132,10 +137,10 @@ impl<P: Platform> KernelMap<'_, P> {
         });
         let spare = spare.ok_or(NoMemory)?;
         let (old, end) = (area.pages(), area.end());
-        let grown =
-            self.extend(claim, pages).then(|| self.grow(claim, old, pages, leaves, options));
+        let grown = self.extend(area, pages).then(|| self.grow(area, old, pages, leaves, options));
         if matches!(grown, Some(Err(_))) && area.end() > end {
-            self.put_off_rest(claim, end, spare);
+            // SAFETY: 1. allocated above, and not used again.
+            unsafe { self.put_off_rest(area, end, spare) };
             // Memory is short, and tables may wait for a purge.
             self.purge_freed();
         } else {
@@ -147,33 +152,33 @@ impl<P: Platform> KernelMap<'_, P> {
 
     /// Extends a claimed area to `pages` pages and a guard page, if the addresses after it are
     /// free.
-    fn extend(&self, claim: Claim, pages: u64) -> bool {
-        let area = self.area(claim.0);
+    fn extend(&self, area: &Claim<'_>, pages: u64) -> bool {
         let _writer = self.freed.lock();
         let Some(end) = area.start().checked_add((pages + 1) * PAGE_SIZE) else { return false };
         if end > area.end() {
-            let limit = self.index.next(claim.0).map_or(u64::MAX, |next| self.area(next).start());
+            // SAFETY: 1. the lock is held.
+            let start_of = |next| unsafe { self.area(next) }.start();
+            let limit = self.index.next(area).map_or(u64::MAX, start_of);
             if end > limit.min(self.arena.end().0) {
                 return false;
             }
             area.set_end(end);
-            self.index.bounds_changed(claim.0);
+            self.index.bounds_changed(area);
         }
         true
     }
 
     fn grow(
         &self,
-        claim: Claim,
+        area: &Claim<'_>,
         old: u64,
         pages: u64,
         leaves: &Leaves<P::Arch>,
         options: &VmallocOptions,
     ) -> Result<(), Failure<KernelMapError>> {
-        let area = self.area(claim.0);
         let mut walk = Walk::new(self);
         area.set_pages(pages);
-        let result = self.populate(claim, old, pages, leaves, options.content, &mut walk);
+        let result = self.populate(area, old, pages, leaves, options.content, &mut walk);
         if let Err(stop) = result {
             self.stats.add(&walk.counts);
             self.drop_tail(area, old, Holes::Perhaps);
@@ -186,22 +191,21 @@ impl<P: Platform> KernelMap<'_, P> {
         Ok(())
     }
 
-    /// Moves the frames of a claimed area to other addresses, with more or fewer pages.
+    /// Moves the frames of a claimed area to other addresses, with more or fewer pages. The caller
+    /// unmaps the old area, and then releases the new one.
     fn move_area(
         &self,
-        claim: Claim,
+        old: &Claim<'_>,
         pages: u64,
         leaves: &Leaves<P::Arch>,
         options: &VmallocOptions,
-    ) -> Result<VirtAddr, Failure<KernelMapError>> {
-        let old = self.area(claim.0);
+    ) -> Result<Claim<'_>, Failure<KernelMapError>> {
         // A shrinking area moves if its alignment needs another place.
         let kept = pages.min(old.pages());
         let piece = self.largest_piece(pages, leaves) << PAGE_SHIFT;
         let make = || Area::new(old.kind, old.pieces, old.pauses, old.memory);
         let best = Placement { pages, align: options.align.max(piece), congruent: 0 };
-        let new_claim = self.reserve_at_best(best, options.align, make)?;
-        let new = self.area(new_claim.0);
+        let new = self.reserve_at_best(best, options.align, make)?;
         let range = new.range();
         let mut walk = Walk::new(self);
         let from = old.range().start().0;
@@ -214,14 +218,13 @@ impl<P: Platform> KernelMap<'_, P> {
             let count = piece.range.pages();
             result = result.and_then(|()| self.map_run(&mut walk, at, first, count, &leaves));
         });
-        let result = result.and_then(|()| {
-            self.populate(new_claim, kept, pages, leaves, options.content, &mut walk)
-        });
+        let result = result
+            .and_then(|()| self.populate(&new, kept, pages, leaves, options.content, &mut walk));
         if let Err(stop) = result {
             // The new area's own frames come after the old pages, which still belong to the old
             // area.
             self.stats.add(&walk.counts);
-            self.abandon(new_claim);
+            self.abandon(new);
             return Err(stop.into());
         }
         self.publish(range, &mut walk.counts);
@@ -229,9 +232,6 @@ impl<P: Platform> KernelMap<'_, P> {
         let left = old.blocks.cut(self.memory, kept);
         new.blocks.prepend(self.memory, &old.blocks);
         old.blocks.prepend(self.memory, &left);
-        // The old area is unmapped first, so that no purge frees the new one's frames before it.
-        self.finish_unmap(claim, super::UnmapTime::Later);
-        self.release(new_claim);
-        Ok(range.start())
+        Ok(new)
     }
 }

@@ -59,12 +59,12 @@ impl<P: Platform> KernelMap<'_, P> {
         let best = Placement { pages, align: options.align.max(piece), congruent: 0 };
         let claim = self.reserve_at_best(best, options.align, make)?;
         let mut walk = Walk::new(self);
-        if let Err(stop) = self.populate(claim, 0, pages, &leaves, options.content, &mut walk) {
+        if let Err(stop) = self.populate(&claim, 0, pages, &leaves, options.content, &mut walk) {
             self.stats.add(&walk.counts);
             self.abandon(claim);
             return Err(stop.into());
         }
-        let range = self.area(claim.0).range();
+        let range = claim.range();
         self.publish(range, &mut walk.counts);
         self.stats.add(&walk.counts);
         self.release(claim);
@@ -110,7 +110,7 @@ impl<P: Platform> KernelMap<'_, P> {
     /// The area keeps the part that was mapped.
     pub(super) fn populate(
         &self,
-        claim: Claim,
+        area: &Claim<'_>,
         from: u64,
         until: u64,
         leaves: &Leaves<P::Arch>,
@@ -118,7 +118,6 @@ impl<P: Platform> KernelMap<'_, P> {
         walk: &mut Walk<P::Arch>,
     ) -> Result<(), WalkError> {
         let memory = self.memory;
-        let area = self.area(claim.0);
         let start = area.range().start().0;
         let mut at = from;
         // Blocks that are adjacent in memory are mapped as one.
@@ -162,7 +161,7 @@ impl<P: Platform> KernelMap<'_, P> {
     }
 
     /// Takes an unfinished claimed area apart.
-    pub(super) fn abandon(&self, claim: Claim) {
+    pub(super) fn abandon(&self, claim: Claim<'_>) {
         self.unmap(claim, Holes::Perhaps);
         // Memory or addresses are short.
         self.purge_freed();
@@ -197,7 +196,7 @@ impl<P: Platform> KernelMap<'_, P> {
 
     /// Unmaps a claimed area, and purges if that is due.
     #[inline]
-    pub(super) fn finish_unmap(&self, claim: Claim, time: UnmapTime) {
+    pub(super) fn finish_unmap(&self, claim: Claim<'_>, time: UnmapTime) {
         let waiting = self.unmap(claim, Holes::None);
         match time {
             UnmapTime::Now => self.purge_freed(),
@@ -208,9 +207,9 @@ impl<P: Platform> KernelMap<'_, P> {
 
     /// Empties the entries of a claimed area and leaves it to the next purge; returns how many
     /// pages wait for that.
-    fn unmap(&self, claim: Claim, holes: Holes) -> u64 {
+    fn unmap(&self, claim: Claim<'_>, holes: Holes) -> u64 {
         let mut counts = crate::Counts::default();
-        self.clear(self.area(claim.0).range(), holes, &mut counts);
+        self.clear(claim.range(), holes, &mut counts);
         self.stats.add(&counts);
         self.put_off(claim)
     }

@@ -194,7 +194,7 @@ impl<P: Platform> KernelMap<'_, P> {
     ) -> Result<VirtAddr, Failure<KernelMapError>> {
         let make = || Area::new(kind, options.pieces, options.pauses, options.memory);
         let claim = self.reserve_at_best(place, PAGE_SIZE, make)?;
-        let range = self.area(claim.0).range();
+        let range = claim.range();
         let mut walk = Walk::new(self);
         if let Err(stop) = map(&mut walk, range.start().0) {
             self.stats.add(&walk.counts);

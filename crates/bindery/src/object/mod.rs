@@ -9,6 +9,7 @@
 //! | `state` | `ObjectState`: the object's state, its holders, its committed memory |
 //! | `page_index` | the index of its pages, with its lock |
 //! | `invalidate` | its invalidate lock, and the proofs that it is held |
+//! | `lent` | what was lent to it for as long as it has holders |
 //! | `attachments` | reports of its mappings |
 //! | `pages` | pages found, marked dirty |
 //! | `dropping` | pages dropped |

@@ -5,8 +5,6 @@ use crate::platform::Platform;
 use crate::rmap::{self, RmapGuard};
 use crate::vma::{MappingFlags, Purpose, Vma};
 
-use core::ptr::NonNull;
-
 use super::VmaSet;
 
 /// The flags that must be equal in VMAs that are joined.
@@ -76,7 +74,7 @@ impl<'op, P: Platform> VmaSet<'op, '_, P> {
         rmap::unlink(self.platform(), &high);
         self.remove_unlinked(high);
         self.count(low.flags(), pages);
-        self.vmas.index.bounds_changed(NonNull::from(low.vma()));
+        self.vmas.index.bounds_changed(&low);
     }
 
     /// Extends the VMA below or above a free `range` over it, if a new mapping would continue that

@@ -198,7 +198,7 @@ impl<'a, P: Platform> VmasGuard<'a, P> {
     /// Tells the index that the bounds of `vma` have changed. For tests that break invariants.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn bounds_changed(&self, vma: &Vma) {
-        self.vmas.index.bounds_changed(NonNull::from(vma));
+        self.vmas.index.bounds_changed(vma);
     }
 
     /// Whether the index keeps its own invariants. For the auditor.

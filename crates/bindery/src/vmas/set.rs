@@ -174,16 +174,15 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
     ) {
         let before = vma.pages() as i64;
         held.resize(start, end);
-        self.vmas.index.bounds_changed(NonNull::from(vma.vma()));
+        self.vmas.index.bounds_changed(vma);
         self.count(vma.flags(), vma.pages() as i64 - before);
     }
 
     /// Looks the neighbors of a VMA up, for [`VmaSet::slide_held`].
     #[inline]
     pub(crate) fn between(&self, vma: &'op Vma) -> Between<'op> {
-        let node = NonNull::from(vma);
-        let spot = self.vmas.index.spot(node);
-        let free = self.vmas.index.between_neighbors(&spot, node);
+        let spot = self.vmas.index.spot(vma);
+        let free = self.vmas.index.between_neighbors(&spot, vma);
         Between { vma, spot, free }
     }
 
@@ -201,7 +200,7 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
         let grown = target.pages() as i64 - vma.pages() as i64;
         held.set_place(target, page_offset);
         vma.set_flags(flags);
-        self.vmas.index.bounds_changed_at(&between.spot, NonNull::from(vma));
+        self.vmas.index.bounds_changed_at(&between.spot, vma);
         if grown != 0 {
             self.count(flags, grown);
         }
@@ -239,7 +238,7 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
         self.page_table.cut(at);
         let LinkedVma { vma: upper, node } = self.link(upper);
         RmapGuard::new(self.platform(), vma.vma()).resize(vma.start(), at.0);
-        self.vmas.index.bounds_changed(NonNull::from(vma.vma()));
+        self.vmas.index.bounds_changed(&vma);
         // SAFETY: as in `insert_linked`. The accounts stay: the pages are those of one VMA before.
         unsafe { self.vmas.index.insert(node) };
         drop(vma);

@@ -78,12 +78,12 @@ impl<'op, P: Platform> VmaView<'op, P> {
 
     /// The VMA after `vma`.
     pub(crate) fn next(self, vma: &Vma) -> Option<&'op Vma> {
-        self.vmas.index.next(NonNull::from(vma)).map(|node| self.vma(node))
+        self.vmas.index.next(vma).map(|node| self.vma(node))
     }
 
     /// The VMA before `vma`.
     pub(crate) fn previous(self, vma: &Vma) -> Option<&'op Vma> {
-        self.vmas.index.previous(NonNull::from(vma)).map(|node| self.vma(node))
+        self.vmas.index.previous(vma).map(|node| self.vma(node))
     }
 
     /// The VMA before `next`, which is the first that ends after `addr`.

@@ -67,7 +67,8 @@ impl<T: Indexed> Index<T> {
     /// auditor.
     pub(crate) fn check(&self) -> bool {
         let ordered = self.iter().all(|node| {
-            let (next, node) = (self.next(node), self.node(node));
+            let node = self.node(node);
+            let next = self.next(node);
             let bounded = (1..=self.levels()).contains(&node.links().height());
             bounded && node.start() < node.end() && node.end() <= self.start(next)
         });

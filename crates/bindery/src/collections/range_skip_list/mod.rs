@@ -215,13 +215,13 @@ impl<T: Indexed> Index<T> {
     }
 
     /// Writer: the node after `node`, which may have been removed.
-    pub(crate) fn next(&self, node: NonNull<T>) -> Option<NonNull<T>> {
-        self.links(Some(node)).next(0)
+    pub(crate) fn next(&self, node: &T) -> Option<NonNull<T>> {
+        node.links().next(0)
     }
 
     /// Writer: the node before `node`.
-    pub(crate) fn previous(&self, node: NonNull<T>) -> Option<NonNull<T>> {
-        let start = self.node(node).start();
+    pub(crate) fn previous(&self, node: &T) -> Option<NonNull<T>> {
+        let start = node.start();
         self.last(|other| other.start() < start)
     }
 
@@ -232,7 +232,7 @@ impl<T: Indexed> Index<T> {
 
     /// Writer: all nodes in rising order. The caller may remove the node that it received last.
     pub(crate) fn iter(&self) -> impl Iterator<Item = NonNull<T>> {
-        iter::successors(self.head.next(0), |node| self.next(*node))
+        iter::successors(self.head.next(0), |node| self.next(self.node(*node)))
     }
 
     /// Writer: adds `node`. The starts of all nodes differ. Ends may overlap the next node while
@@ -247,13 +247,14 @@ impl<T: Indexed> Index<T> {
     /// 3. The node is valid for shared access from all CPUs until a grace period has passed since
     ///    its removal, and its [`Indexed::links`] lie inside it.
     /// 4. As long as the index holds a node, its methods are called in read sections or with the
-    ///    writer lock held, and every node passed to them is in it, or was and is not yet freed.
+    ///    writer lock held, and nodes that they return are used no longer. A [`Spot`] is used while
+    ///    no node that it names is freed.
     pub(crate) unsafe fn insert(&self, node: NonNull<T>) {
         let height = self.heights.draw();
         if height > self.levels() {
             self.head.height.store(height as u8, Ordering::Relaxed);
         }
-        let path = self.path_to(node);
+        let path = self.path_to(self.node(node));
         let links = self.links(Some(node));
         links.height.store(height as u8, Ordering::Relaxed);
         for (level, place) in path.iter().enumerate().take(height) {
@@ -282,7 +283,7 @@ impl<T: Indexed> Index<T> {
     /// 3. The node's start does not change, and the node is neither freed nor inserted anywhere,
     ///    until a grace period has passed.
     pub(crate) unsafe fn remove(&self, node: NonNull<T>) -> NonNull<T> {
-        let path = self.path_to(node);
+        let path = self.path_to(self.node(node));
         let links = self.links(Some(node));
         let mut inserted = node;
         for level in (0..links.height()).rev() {
@@ -298,25 +299,25 @@ impl<T: Indexed> Index<T> {
 
     /// Writer: the place of `node`.
     #[inline]
-    pub(crate) fn spot(&self, node: NonNull<T>) -> Spot<T> {
+    pub(crate) fn spot(&self, node: &T) -> Spot<T> {
         Spot { path: self.path_to(node) }
     }
 
     /// Writer: the addresses between the neighbors of `node`, which is at `spot`: from the end of
     /// the one before to the start of the one after.
-    pub(crate) fn between_neighbors(&self, spot: &Spot<T>, node: NonNull<T>) -> Range<u64> {
-        self.end(spot.path[0])..self.start(self.links(Some(node)).next(0))
+    pub(crate) fn between_neighbors(&self, spot: &Spot<T>, node: &T) -> Range<u64> {
+        self.end(spot.path[0])..self.start(node.links().next(0))
     }
 
     /// Writer: updates the gaps after `node`'s start or end has changed in place, without passing a
     /// neighbor's. Searches for gaps are right again after one call for each changed node.
-    pub(crate) fn bounds_changed(&self, node: NonNull<T>) {
+    pub(crate) fn bounds_changed(&self, node: &T) {
         self.bounds_changed_at(&self.spot(node), node);
     }
 
     /// Writer: like [`Index::bounds_changed`], for a node whose spot is known.
-    pub(crate) fn bounds_changed_at(&self, spot: &Spot<T>, node: NonNull<T>) {
-        self.measure_path(&spot.path, Some(node));
+    pub(crate) fn bounds_changed_at(&self, spot: &Spot<T>, node: &T) {
+        self.measure_path(&spot.path, Some(NonNull::from(node)));
     }
 
     /// Writer: the highest address `a` with `a % align == congruent` such that `a..a + len` lies in
@@ -381,15 +382,14 @@ impl<T: Indexed> Index<T> {
     /// Writer: like [`Index::find_gap_bottom_up`], only in the gap right after `node`. O(1).
     pub(crate) fn find_gap_after(
         &self,
-        node: NonNull<T>,
+        node: &T,
         len: u64,
         align: u64,
         congruent: u64,
         high: u64,
     ) -> Option<u64> {
-        let place = Some(node);
-        let wanted = Wanted::new(len, align, congruent, self.end(place), high)?;
-        wanted.lowest_in(self.end(place), self.start(self.links(place).next(0)))
+        let wanted = Wanted::new(len, align, congruent, node.end(), high)?;
+        wanted.lowest_in(node.end(), self.start(node.links().next(0)))
     }
 
     /// The number of levels that a search must read.
@@ -438,8 +438,8 @@ impl<T: Indexed> Index<T> {
     }
 
     /// On each level, the place whose link leads to `node`, or leads or would lead across it.
-    fn path_to(&self, node: NonNull<T>) -> [LinkTarget<T>; HEIGHT] {
-        let start = self.node(node).start();
+    fn path_to(&self, node: &T) -> [LinkTarget<T>; HEIGHT] {
+        let start = node.start();
         self.path(|other| other.start() < start)
     }
 
@@ -490,9 +490,9 @@ impl<T: Indexed> Index<T> {
 
     #[inline]
     fn node(&self, node: NonNull<T>) -> &T {
-        // SAFETY: the pointer was read from a link or passed in. Only `insert` links nodes; its
-        // obligations 3 and 4 guarantee that they are valid for shared access while a caller of any
-        // method can reach them, and that only such nodes are passed in.
+        // SAFETY: the pointer was read from a link, or is the one of `insert` or `remove`. Only
+        // `insert` links nodes; its obligations 3 and 4 guarantee that they are valid for shared
+        // access as long as any method runs.
         unsafe { node.as_ref() }
     }
 }

@@ -49,6 +49,12 @@ impl Node {
     }
 }
 
+/// The node. Nodes live as long as the world, which is longer than any test uses them.
+fn at<'w>(node: NonNull<Node>) -> &'w Node {
+    // SAFETY: it came from `World::add`, and the world lives.
+    unsafe { node.as_ref() }
+}
+
 /// An index with all nodes that it ever held; they are freed after it.
 struct World {
     index: Index<Node>,
@@ -73,8 +79,7 @@ impl World {
     }
 
     fn get(&self, node: NonNull<Node>) -> &Node {
-        // SAFETY: nodes live as long as the world.
-        unsafe { node.as_ref() }
+        at(node)
     }
 
     fn add(&self, start: u64, end: u64, owner: u64) -> NonNull<Node> {
@@ -190,7 +195,7 @@ impl Pair {
                 self.model.remove(&old.0);
                 self.model.insert(start, node);
                 self.world.set(node, start, high.min(start + len));
-                self.world.index.bounds_changed(node);
+                self.world.index.bounds_changed(at(node));
             }
             Step::Split(nth, len, new_is_upper) => {
                 let Some(node) = self.nth(nth) else { return };
@@ -201,11 +206,11 @@ impl Pair {
                 }
                 if new_is_upper {
                     self.world.set(node, start, middle);
-                    self.world.index.bounds_changed(node);
+                    self.world.index.bounds_changed(at(node));
                     self.insert(middle, end);
                 } else {
                     self.world.set(node, middle, end);
-                    self.world.index.bounds_changed(node);
+                    self.world.index.bounds_changed(at(node));
                     self.model.insert(middle, node);
                     self.insert(start, middle);
                 }
@@ -218,12 +223,12 @@ impl Pair {
                 let (kept, gone) = if keep_lower { (lower, upper) } else { (upper, lower) };
                 if bounds_first {
                     self.world.set(kept, start, upper_bounds.1);
-                    self.world.index.bounds_changed(kept);
+                    self.world.index.bounds_changed(at(kept));
                     self.world.remove(gone);
                 } else {
                     self.world.remove(gone);
                     self.world.set(kept, start, upper_bounds.1);
-                    self.world.index.bounds_changed(kept);
+                    self.world.index.bounds_changed(at(kept));
                 }
                 self.model.remove(&upper_bounds.0);
                 self.model.insert(start, kept);
@@ -255,8 +260,8 @@ impl Pair {
         assert_eq!(index.len(), self.model.len());
         assert!(index.iter().eq(self.model.values().copied()));
         for (start, node) in &self.model {
-            assert_eq!(index.next(*node), self.after(start + 1));
-            assert_eq!(index.previous(*node), self.before(*start));
+            assert_eq!(index.next(at(*node)), self.after(start + 1));
+            assert_eq!(index.previous(at(*node)), self.before(*start));
         }
         for addr in 0..=TOP {
             assert_eq!(index.find_at_or_before(addr), self.before(addr + 1));
@@ -313,7 +318,7 @@ fn check_notices_a_bound_that_nobody_told_of() {
     assert!(world.index.check());
     world.set(nodes[20], 160, 161);
     assert!(!world.index.check());
-    world.index.bounds_changed(nodes[20]);
+    world.index.bounds_changed(at(nodes[20]));
     assert!(world.index.check());
     world.set(nodes[21], 160, 164);
     assert!(!world.index.check(), "nodes overlap");
@@ -328,7 +333,7 @@ fn a_node_returns_after_a_grace_period() {
     // SAFETY: 1, 3, 4: as in `World::add`. 2: it was removed, and there are no readers.
     unsafe { world.index.insert(nodes[3]) };
     assert!(world.index.check());
-    assert_eq!(world.index.previous(nodes[3]), Some(nodes[31]));
+    assert_eq!(world.index.previous(at(nodes[3])), Some(nodes[31]));
 }
 
 #[test]
@@ -353,21 +358,21 @@ fn searches_among_30_000_nodes_read_few() {
     // Two gaps that are wide enough, but badly aligned for the request.
     for n in [50, 24_990] {
         world.set(nodes[n], n as u64 * 8 + 4, n as u64 * 8 + 7);
-        world.index.bounds_changed(nodes[n]);
+        world.index.bounds_changed(at(nodes[n]));
     }
     let mut worst = 0;
     for node in nodes.iter().skip(123).step_by(997) {
         let (start, end) = world.bounds(*node);
         worst = worst.max(cost(&|| assert!(world.index.find_at_or_before(end).is_some())));
         world.set(*node, start, start + 4);
-        worst = worst.max(cost(&|| world.index.bounds_changed(*node)));
+        worst = worst.max(cost(&|| world.index.bounds_changed(at(*node))));
         let search = || world.index.find_gap_top_down(3, 8, 5, 2, 200_000);
         let expected = (end <= 200_000).then_some(start + 5);
         worst = worst.max(cost(&|| assert_eq!(search(), expected)));
         let search = || world.index.find_gap_bottom_up(3, 8, 5, 2, 300_000);
         worst = worst.max(cost(&|| assert_eq!(search(), Some(start + 5))));
         world.set(*node, start, end);
-        world.index.bounds_changed(*node);
+        world.index.bounds_changed(at(*node));
         let search = || world.index.find_gap_bottom_up(2, 1, 0, start - 9, start + 9);
         worst = worst.max(cost(&|| assert_eq!(search(), None)));
     }
@@ -386,18 +391,18 @@ fn disturb(world: &World, random: u64) {
     let (low, high) = (base + 8 + random / 64 % 24, base + STRETCH);
     let before = world.index.find_at_or_before(low).unwrap();
     let (start, end) = world.bounds(before);
-    let limit = world.index.next(before).map_or(high, |next| world.bounds(next).0.min(high));
+    let limit = world.index.next(at(before)).map_or(high, |next| world.bounds(next).0.min(high));
     if end <= low {
         world.add(low, limit.min(low + 1 + random / 2048 % 8), base);
     } else if random & 2048 == 0 {
         world.remove(before);
     } else if start < low && random & 4096 == 0 {
         world.set(before, start, low);
-        world.index.bounds_changed(before);
+        world.index.bounds_changed(at(before));
         world.add(low, end, base);
     } else {
         world.set(before, low, limit);
-        world.index.bounds_changed(before);
+        world.index.bounds_changed(at(before));
     }
 }
 
