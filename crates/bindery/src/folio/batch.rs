@@ -50,10 +50,13 @@ impl<'a> FolioBatch<'a> {
         number < self.count
     }
 
+    /// # Safety
+    /// 1. [`FolioBatch::has`] says yes to the number.
     #[inline(always)]
-    fn head(self, number: u64) -> &'a FrameMeta {
+    unsafe fn head(self, number: u64) -> &'a FrameMeta {
         debug_assert!(self.has(number), "no frame has the number {number}");
-        self.metas.nth(number as usize)
+        // SAFETY: 1. the caller's obligation 1; 2. the batch borrows the array for 'a.
+        unsafe { self.metas.nth(number as usize) }
     }
 
     /// Takes the lock of the folio of one page at frame `number`, where the page is anon-exclusive
@@ -65,7 +68,9 @@ impl<'a> FolioBatch<'a> {
             return None;
         }
         let free = state_of(Kind::Folio, Order::PAGE) | EXCLUSIVE;
-        Self::try_lock(self.head(number), KIND_AND_ORDER | EXCLUSIVE, free)
+        // SAFETY: 1. asked above.
+        let head = unsafe { self.head(number) };
+        Self::try_lock(head, KIND_AND_ORDER | EXCLUSIVE, free)
     }
 
     /// Takes the lock if it is free and the bits of `mask` are `free`.
@@ -85,7 +90,8 @@ impl<'a> FolioBatch<'a> {
         if !self.has(number) {
             return None;
         }
-        let state = self.head(number).state.load(Ordering::Relaxed);
+        // SAFETY: 1. asked above.
+        let state = unsafe { self.head(number) }.state.load(Ordering::Relaxed);
         let order = Order((state >> ORDER_SHIFT & ORDER_MASK >> ORDER_SHIFT) as u8);
         let is_large = order > Order::PAGE && order.pages() <= WORD_PAGES;
         (is_large && state & KIND_AND_ORDER == state_of(Kind::Folio, order)).then_some(order)
@@ -99,12 +105,15 @@ impl<'a> FolioBatch<'a> {
             return None;
         }
         // Of up to 64 pages, the bits are in the first tail.
-        let exclusive = self.head(number + 1).word.load(Ordering::Relaxed);
+        // SAFETY: 1. asked above.
+        let exclusive = unsafe { self.head(number + 1) }.word.load(Ordering::Relaxed);
         let all = u64::MAX >> (WORD_PAGES - order.pages());
         if exclusive & all != all {
             return None;
         }
-        Self::try_lock(self.head(number), KIND_AND_ORDER, state_of(Kind::Folio, order))
+        // SAFETY: 1. asked above.
+        let head = unsafe { self.head(number) };
+        Self::try_lock(head, KIND_AND_ORDER, state_of(Kind::Folio, order))
     }
 
     /// Releases the lock of a folio. `false` if a thread waits for it or has orphaned
@@ -115,7 +124,9 @@ impl<'a> FolioBatch<'a> {
     #[inline(always)]
     #[must_use]
     pub(crate) unsafe fn unlock(self, number: u64) -> bool {
-        lock::unlock_at_once(&self.head(number).state)
+        // SAFETY: 1. asked when it was locked (obligation 1).
+        let head = unsafe { self.head(number) };
+        lock::unlock_at_once(&head.state)
     }
 }
 

@@ -281,15 +281,18 @@ impl MetaArray {
         unsafe { &*self.bias.wrapping_add(frame.0 as usize) }
     }
 
-    /// The entry of the frame `number` frames after the first, which the array covers. `'a` is not
-    /// longer than the array's life.
+    /// The entry of the frame `number` frames after the first.
+    ///
+    /// # Safety
+    /// 1. `number` is below the count of [`MetaArray::span`].
+    /// 2. `'a` is not longer than the array's life.
     #[inline(always)]
-    pub(crate) fn nth<'a>(self, number: usize) -> &'a FrameMeta {
+    pub(crate) unsafe fn nth<'a>(self, number: usize) -> &'a FrameMeta {
         debug_assert!(number < self.count as usize, "frame {number} has no metadata");
         // Two steps: the first is the same for all frames of a pass.
         let base = self.bias.wrapping_add(self.first as usize);
-        // SAFETY: `FolioBatch` has compared the number with the count, now or when it locked the frame;
-        // so the address lies in the array that `new` was promised.
+        // SAFETY: by obligation 1 the address lies in the array that `new` was promised, and by 2 it
+        // lasts as long.
         unsafe { &*base.wrapping_add(number) }
     }
 }

@@ -7,6 +7,7 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use super::area::{Area, SlotRun};
 use super::bitmap::CLUSTER_SLOTS;
 use super::cell::Cell;
+use super::cluster::Cluster;
 use super::device::SwapOperation;
 use super::page_set::PageSet;
 use super::same_filled;
@@ -35,7 +36,8 @@ impl<P: Platform> Memory<P> {
                     value.store(word, Relaxed);
                     written.filled.add(page, 1);
                 }
-                None => match self.swap.store(self, frame) {
+                // SAFETY: 1. and 2. as above.
+                None => match unsafe { self.swap.store(self, frame) } {
                     Some(handle) => {
                         value.store(handle, Relaxed);
                         // Compressing a large folio takes longer than other threads may have to
@@ -45,7 +47,10 @@ impl<P: Platform> Memory<P> {
                     None => {
                         let before = (0..page).filter(|page| !written.filled.has(*page));
                         before.for_each(|page| {
-                            self.swap.forget(self, values[page as usize].load(Relaxed));
+                            let handle = values[page as usize].load(Relaxed);
+                            // SAFETY: 1. stored above, and not marked in the cell. 2. Busy for this
+                            // thread, which does not load.
+                            unsafe { self.swap.forget(self, handle) };
                         });
                         return false;
                     }
@@ -102,9 +107,14 @@ impl<P: Platform> Memory<P> {
                 continue;
             }
             if cell.has(Cell::FILLED) {
-                same_filled::fill(self.words(frame), value);
-            } else if !cell.has(Cell::STORED) || !self.swap.load(self, value, frame) {
-                return false;
+                self.fill_page(frame, value);
+            } else {
+                // SAFETY: 1. the slot is busy, and has stored content. 2. Only the caller has the
+                // folio.
+                let load = || unsafe { self.swap.load(self, value, frame) };
+                if !cell.has(Cell::STORED) || !load() {
+                    return false;
+                }
             }
             page += 1;
         }
@@ -124,10 +134,7 @@ impl<P: Platform> Memory<P> {
             return false;
         }
         for page in (0..run.count).filter(|page| has(*page, Cell::FILLED)) {
-            same_filled::fill(
-                self.words(folio.head.plus(page)),
-                self.content(cells, values, page).1,
-            );
+            self.fill_page(folio.head.plus(page), self.content(cells, values, page).1);
         }
         let number = self.take_request(area);
         area.requests.begin(number, folio.head, run.first);
@@ -181,14 +188,42 @@ impl<P: Platform> Memory<P> {
         Written { filled }
     }
 
-    /// The 512 words of a frame.
+    /// Frees the store's content of a slot that is free now. The cluster's lock is held.
+    #[inline(always)]
+    pub(super) fn forget_content(&self, cell: Cell, value: &AtomicU64) {
+        if cell.has(Cell::STORED) {
+            let handle = value.swap(0, Relaxed);
+            // SAFETY: 1. only the thread that exchanges it has it. 2. No entry, folio or request
+            // refers to the slot any more, and a thread that loads is one of these.
+            unsafe { self.swap.forget(self, handle) };
+        }
+    }
+
+    /// The words of the cells and of the values of a cluster.
     #[inline]
-    pub(super) fn words(&self, frame: Frame) -> &[AtomicU64] {
+    pub(super) fn cluster_words(&self, cluster: &Cluster<P>) -> (&[AtomicU64], &[AtomicU64]) {
+        let frames = Frame(cluster.frames.load(Relaxed));
+        // SAFETY: 1. of both: a cluster has its two frames from `turn_on` until it is freed.
+        unsafe { (self.words(frames), self.words(frames.plus(1))) }
+    }
+
+    /// Fills a page of a locked folio that no entry maps with one word.
+    #[inline]
+    pub(super) fn fill_page(&self, page: Frame, word: u64) {
+        // SAFETY: 1. the folio is being filled from swap: its content is accessed by atomics only.
+        same_filled::fill(unsafe { self.words(page) }, word);
+    }
+
+    /// The 512 words of a frame.
+    ///
+    /// # Safety
+    /// 1. The frame is one of a cluster, or of a locked folio that no entry maps: as long as the
+    ///    result is used, it is accessed only as aligned 64-bit atomics.
+    #[inline]
+    unsafe fn words(&self, frame: Frame) -> &[AtomicU64] {
         let start = self.platform.direct_map(frame).cast::<AtomicU64>();
         // SAFETY: the direct map shows all 4,096 bytes of the frame for as long as the platform
-        // lives (obligation 1 of `Platform`), aligned to 4,096. Callers pass frames of a cluster,
-        // which the core accesses only as aligned 64-bit atomics, and pages of locked folios that
-        // no entry maps.
+        // lives (obligation 1 of `Platform`), aligned to 4,096; the caller's obligation 1.
         unsafe { core::slice::from_raw_parts(start.as_ptr(), CLUSTER_SLOTS as usize) }
     }
 

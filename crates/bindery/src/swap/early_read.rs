@@ -17,7 +17,6 @@ use super::area::{Area, SlotRun};
 use super::cell::Cell;
 use super::device::SwapOperation;
 use super::page_set::PageSet;
-use super::same_filled;
 use super::writeback::FolioTransfer;
 use crate::Memory;
 use crate::addr::Order;
@@ -163,7 +162,7 @@ impl<P: Platform> Memory<P> {
         let Some((_, cells, values)) = self.cells(run) else { return };
         for (page, (cell, value)) in (0..).zip(cells.iter().zip(values)) {
             if Cell(cell.load(Relaxed)).has(Cell::FILLED) {
-                same_filled::fill(self.words(folio.head.plus(page)), value.load(Relaxed));
+                self.fill_page(folio.head.plus(page), value.load(Relaxed));
             }
         }
     }

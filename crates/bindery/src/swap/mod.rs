@@ -183,31 +183,42 @@ impl<P: Platform> Swap<P> {
 
     /// Stores the content of a page of a locked folio that no entry maps. `None` if there is no
     /// room. May sleep.
+    ///
+    /// # Safety
+    /// 1. The caller has the folio's lock and a reference.
+    /// 2. No entry maps the folio, and it has no pins.
     // Separate: a page that one word fills must not pay for the registers that this saves.
     #[inline(never)]
-    fn store(&self, memory: &Memory<P>, page: Frame) -> Option<u64> {
-        // SAFETY: 1. the caller's lock and reference keep the folio. 2. No entry maps it, it has no
-        // pins, and the core reads it by atomics.
+    unsafe fn store(&self, memory: &Memory<P>, page: Frame) -> Option<u64> {
+        // SAFETY: 1. the caller's obligation 1. 2. Its obligation 2, and the core reads the page by
+        // atomics.
         let stored = unsafe { self.store.store(&memory.frames, &memory.platform, page) };
         stored.ok().map(|handle| handle.to_raw())
     }
 
     /// Reads the content that [`Swap::store`] has stored. Returns whether that succeeded. May
     /// sleep.
-    fn load(&self, memory: &Memory<P>, handle: u64, page: Frame) -> bool {
+    ///
+    /// # Safety
+    /// 1. `handle` is the value of a busy slot with stored content.
+    /// 2. The page is of a fresh, locked folio, which no entry maps.
+    unsafe fn load(&self, memory: &Memory<P>, handle: u64, page: Frame) -> bool {
         let Some(handle) = Handle::from_raw(handle) else { return false };
         // SAFETY: 1. the slot's value is the handle that `store` returned, and the slot is busy: no
-        // thread frees its content during the load. 2. The folio is fresh and locked, and no entry
-        // maps it.
+        // thread frees its content during the load. 2. The caller's obligation 2.
         unsafe { self.store.load(&memory.frames, &memory.platform, &handle, page) }.is_ok()
     }
 
     /// Frees the content that [`Swap::store`] has stored. Does not sleep.
+    ///
+    /// # Safety
+    /// 1. The caller has removed the handle from the slot's value under the cluster's lock, or has
+    ///    never stored it there.
+    /// 2. The slot is not busy for a thread that loads.
     #[inline(never)]
-    fn forget(&self, memory: &Memory<P>, handle: u64) {
+    unsafe fn forget(&self, memory: &Memory<P>, handle: u64) {
         if let Some(handle) = Handle::from_raw(handle) {
-            // SAFETY: 1. the caller removed the handle from the slot's value under the cluster's
-            // lock, or never stored it there. 2. The slot is not busy, so no thread loads.
+            // SAFETY: 1. and 2. the caller's obligations 1 and 2.
             unsafe { self.store.free(&memory.frames, &memory.platform, handle) };
         }
     }

@@ -16,7 +16,7 @@ use super::content::Written;
 use super::freed::FreedSlots;
 use super::page_set::PageSet;
 use crate::Memory;
-use crate::addr::{Frame, Order};
+use crate::addr::Order;
 use crate::folio::SwapPlace;
 use crate::folio::{Folio, FolioRef};
 use crate::platform::Platform;
@@ -48,11 +48,9 @@ impl<P: Platform> Memory<P> {
     #[inline]
     pub(super) fn cells(&self, run: SlotRun) -> Option<(&Cluster<P>, &[AtomicU64], &[AtomicU64])> {
         let cluster = self.area(run.area)?.cluster(run.first)?;
-        let frames = Frame(cluster.frames.load(Relaxed));
+        let (cells, values) = self.cluster_words(cluster);
         let range = index(run.first) as usize..(index(run.first) + run.count) as usize;
-        let cells = self.words(frames).get(range.clone())?;
-        let values = self.words(frames.plus(1)).get(range)?;
-        Some((cluster, cells, values))
+        Some((cluster, cells.get(range.clone())?, values.get(range)?))
     }
 
     /// A recent copy of a slot's cell.
@@ -247,14 +245,6 @@ impl<P: Platform> Memory<P> {
         freed.give_back(&mut state);
         drop(state);
         freed.relist(run.first);
-    }
-
-    /// Frees the store's content of a slot that is free now.
-    #[inline(always)]
-    pub(super) fn forget_content(&self, cell: Cell, value: &AtomicU64) {
-        if cell.has(Cell::STORED) {
-            self.swap.forget(self, value.swap(0, Relaxed));
-        }
     }
 
     /// The folio of the page that the cache has for a slot, with a reference. The caller has seen

@@ -173,9 +173,12 @@ impl<P: Platform> PageTable<'_, P> {
         let mut batch = self.memory.free_batch();
         let mut zap = RmapZap::detached(self.memory, &mut batch, &mut counts);
         while let Some(table) = gather.detached.pop(&self.memory.frames) {
-            zap.contents(table);
-            // SAFETY: 1. a detached table, just taken off its list; 2. flushed, as asserted above.
-            unsafe { gather.emptied.push(&self.memory.frames, table) };
+            // SAFETY: `contents`: 1. just taken off the list of the detached tables, and flushed, as
+            // asserted above. `push`: 1. and 2. the same.
+            unsafe {
+                zap.contents(table);
+                gather.emptied.push(&self.memory.frames, table);
+            }
             between();
         }
         self.stats.add(&counts);

@@ -33,7 +33,7 @@ use crate::tlb::Gather;
 use super::cursor::{Chunks, Cursor, WholeTables};
 use super::locking::Depth;
 use super::run::{Run, What};
-use super::zap_rmap::{RmapZap, drop_absent, release_absent};
+use super::zap_rmap::{drop_absent, drop_suspended, release_absent};
 use super::{NoMemory, PageTable};
 
 /// The time of the flush after an unmapping.
@@ -131,15 +131,6 @@ pub(super) fn suspend<P: Platform>(
 ) {
     cursor.narrow_until_flush(run, gather).suspend_each();
     cursor.counts.entries_written += u64::from(run.count);
-}
-
-/// Phase 2: releases the pages of the suspended entries in a part of the cursor's range, and clears
-/// the entries.
-pub(super) fn drop_suspended<P: Platform>(cursor: &mut Cursor<'_, '_, P>, part: VirtRange) {
-    let (memory, node) = (cursor.page_table.memory, cursor.cover());
-    let base = cursor.range().start().align_down(node.level.table_span());
-    let mut batch = memory.free_batch();
-    RmapZap::suspended(memory, &mut batch, &mut cursor.counts).range(node, base, part);
 }
 
 /// Clears the absent entries of the run, which no TLB holds, and releases what they refer to.

@@ -15,8 +15,9 @@ use super::locking::{Depth, Node};
 use super::rewrite::clear_accessed;
 use super::rewrite::write_protect::is_protected;
 use super::run::{Run, What};
-use super::zap::{clear_absent, drop_suspended, leave_markers, suspend};
+use super::zap::{clear_absent, leave_markers, suspend};
 use super::zap_except::Protected;
+use super::zap_rmap::drop_suspended;
 use super::{NoMemory, PageTable};
 
 /// A run of entries that map pages of one folio.

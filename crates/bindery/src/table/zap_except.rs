@@ -11,7 +11,8 @@ use super::locking::Depth;
 use super::rewrite::write_protect::is_protected;
 use super::run::{Run, What};
 use super::stray::{Keep, try_mark_stray};
-use super::zap::{clear_absent, drop_suspended, leave_markers, suspend};
+use super::zap::{clear_absent, leave_markers, suspend};
+use super::zap_rmap::drop_suspended;
 use super::{NoMemory, PageTable};
 
 /// The entries that stay.

@@ -15,6 +15,7 @@ use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::swap::SlotRun;
 
+use super::cursor::Cursor;
 use super::free_table;
 use super::locking::Node;
 use super::run::{self, Slots};
@@ -32,7 +33,7 @@ pub(super) struct RmapZap<'d, 'm, P: Platform> {
 impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
     /// Drops and clears suspended entries.
     #[inline]
-    pub(super) fn suspended(
+    fn suspended(
         memory: &'m Memory<P>,
         batch: &'d mut FreeBatch<'m, P>,
         counts: &'d mut Counts,
@@ -52,7 +53,10 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
 
     /// Drops and clears the suspended entries of `range` in the tables from `node`, which begins at
     /// `base`, down.
-    pub(super) fn range(&mut self, node: Node<P::Arch>, base: VirtAddr, range: VirtRange) {
+    ///
+    /// # Safety
+    /// 1. The caller holds the locks of these tables, as far as they are in `range`.
+    unsafe fn range(&mut self, node: Node<P::Arch>, base: VirtAddr, range: VirtRange) {
         let Some(span) = VirtRange::from_len(base, node.level.table_span()) else {
             return;
         };
@@ -64,20 +68,21 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
         let last = node.level.index_of(VirtAddr(part.end().0 - 1));
         let meta = self.memory.frames.table(node.table);
         if node.level == Level::PTE {
-            let dropped = self.leaves(node.table, first..last + 1);
+            // SAFETY: 1. a table of leaves, locked (the caller's obligation 1).
+            let dropped = unsafe { self.leaves(node.table, first..last + 1) };
             meta.change_entry_count(0, dropped);
             return;
         }
         for index in first.up_to(last + 1) {
-            // SAFETY: 1. a table, by the entry above it or its cursor; 2. the caller holds its
-            // lock.
+            // SAFETY: 1. a table, by the entry above it or its cursor; 2. the caller's obligation 1.
             let slot = unsafe { &self.memory.slots(node.table)[index.slot()] };
             let entry = Entry(slot.load(Ordering::Relaxed));
             let start = VirtAddr(base.0 + u64::from(index) * node.level.span());
             match node.level.kind(entry) {
                 Kind::Table => {
                     let child = node.child(P::Arch::frame(entry));
-                    self.range(child, start, range);
+                    // SAFETY: 1. the caller's obligation 1.
+                    unsafe { self.range(child, start, range) };
                 }
                 Kind::Absent => {
                     slot.store(0, Ordering::Relaxed);
@@ -93,16 +98,20 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
 
     /// Drops all entries of a detached table that do not refer to tables. Readers may still see the
     /// entries, and treat them as hints. The entry count says when the remaining entries are empty.
-    pub(super) fn contents(&mut self, table: Frame) {
+    ///
+    /// # Safety
+    /// 1. The table was detached and flushed, and only the caller has it.
+    pub(super) unsafe fn contents(&mut self, table: Frame) {
         let meta = self.memory.frames.table(table);
         let level = meta.level();
         if level == Level::PTE {
             let first = EntryIndex::FIRST;
-            self.leaves(table, first..first + P::Arch::ENTRIES);
+            // SAFETY: 1. a table of leaves; the caller's obligation 1.
+            unsafe { self.leaves(table, first..first + P::Arch::ENTRIES) };
             return;
         }
         let mut entry_count = meta.entry_count();
-        // SAFETY: 1. a table, by its metadata; 2. detached, and on the caller's list.
+        // SAFETY: 1. a table, by its metadata; 2. the caller's obligation 1.
         for slot in unsafe { self.memory.slots(table) } {
             if entry_count == 0 {
                 break;
@@ -129,11 +138,14 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
 
     /// Drops the mappings of the level-1 leaves (and absent entries) of `indices`. Returns the
     /// number of entries.
-    fn leaves(&mut self, table: Frame, indices: Range<EntryIndex>) -> u32 {
+    ///
+    /// # Safety
+    /// 1. It is a table of level 1 that the caller has locked, or that was detached and only the
+    ///    caller has.
+    unsafe fn leaves(&mut self, table: Frame, indices: Range<EntryIndex>) -> u32 {
         let (memory, missing) = (self.memory, self.missing);
         let entry_count = memory.frames.table(table).entry_count();
-        // SAFETY: 1. it has leaves, so it is a table; 2. it is locked, or detached and on the
-        // caller's list.
+        // SAFETY: 1. and 2. the caller's obligation 1.
         let slots = unsafe { &memory.slots(table)[..indices.end.slot()] };
         let (mut index, mut dropped) = (indices.start, 0);
         while dropped < entry_count
@@ -235,6 +247,17 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
         memory.after_unmapping(self.batch, folio, freed);
         count
     }
+}
+
+/// Phase 2: releases the pages of the suspended entries in a part of the cursor's range, and clears
+/// the entries.
+pub(super) fn drop_suspended<P: Platform>(cursor: &mut Cursor<'_, '_, P>, part: VirtRange) {
+    let (memory, node) = (cursor.page_table.memory, cursor.cover());
+    let base = cursor.range().start().align_down(node.level.table_span());
+    let mut batch = memory.free_batch();
+    let mut zap = RmapZap::suspended(memory, &mut batch, &mut cursor.counts);
+    // SAFETY: 1. the cursor holds the locks of the tables of its range, from this one down.
+    unsafe { zap.range(node, base, part) };
 }
 
 /// Drops the mappings of single anonymous pages without other mappings or references. Stops at the
