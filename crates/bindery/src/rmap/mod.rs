@@ -65,7 +65,7 @@ use core::ptr::NonNull;
 
 use crate::addr::VirtRange;
 use crate::platform::Platform;
-use crate::vma::Vma;
+use crate::vma::{Vma, VmaWriteGuard};
 
 pub(crate) use crate::collections::interval_tree::Asked;
 pub(crate) use anon_group::{AnonGroup, Groups};
@@ -103,20 +103,29 @@ pub(crate) struct RmapGuard<'a, P: Platform> {
 }
 
 impl<'a, P: Platform> RmapGuard<'a, P> {
-    /// Waits for the locks.
-    pub(crate) fn new(platform: &'a P, vma: &'a Vma) -> Self {
+    /// Waits for the locks. A VMA that is locked for writing is in the trees: it leaves them when
+    /// it is removed, which consumes its guard.
+    pub(crate) fn new(platform: &'a P, vma: &VmaWriteGuard<'a, P>) -> Self {
+        Self::lock(platform, vma.vma())
+    }
+
+    fn lock(platform: &'a P, vma: &'a Vma) -> Self {
         let mappings = vma.object().map(|object| object.mapping_lock.write(platform));
         let group = vma.group_pointer();
         let family = vma.group().map(|group| group.family_lock().write(platform));
         Self { vma, group, _family: family, _mappings: mappings }
     }
 
-    /// Adds a VMA of the same object and anon group, which is in no tree.
-    pub(crate) fn add(&self, other: &Vma) {
+    /// Adds a VMA to the trees.
+    ///
+    /// # Safety
+    /// 1. It has the same object and anon group.
+    /// 2. It is in no tree, and leaves the trees before it is freed.
+    pub(crate) unsafe fn add(&self, other: &Vma) {
         self.assert_alike(other);
-        // SAFETY: 1. the locks are held; 2. the caller's VMA is in no tree, and is freed after it
-        // was removed from the index, which removes it from the trees; 3. what it maps changes only
-        // through the methods below (`Rekeyed`), which renew it.
+        // SAFETY: 1. the locks are held, which are those of its trees (the caller's obligation 1);
+        // 2. the caller's obligation 2; 3. what it maps changes only through the methods below
+        // (`Rekeyed`), which renew it.
         unsafe {
             if let Some(object) = other.object() {
                 object.mappers.insert(other);
@@ -128,9 +137,11 @@ impl<'a, P: Platform> RmapGuard<'a, P> {
     }
 
     /// Removes the VMA from the trees.
-    pub(crate) fn take(&self) {
-        // SAFETY: 1. the locks are held; 2. it is in its object's and anon group's trees, from
-        // `add` on.
+    ///
+    /// # Safety
+    /// 1. It is in the trees, and is not resized or placed any more.
+    pub(crate) unsafe fn take(&self) {
+        // SAFETY: 1. the locks are held; 2. the caller's obligation 1.
         unsafe {
             if let Some(object) = self.vma.object() {
                 object.mappers.remove(self.vma);
@@ -147,23 +158,26 @@ impl<'a, P: Platform> RmapGuard<'a, P> {
             self.vma.set_start(start, &Rekeyed(()));
         }
         self.vma.set_end(end, &Rekeyed(()));
-        self.moved(self.vma);
+        // SAFETY: 1. it is in the trees (`new`, and obligation 1 of `take`).
+        unsafe { self.moved(self.vma) };
     }
 
     /// Sets the VMA's range to `range` and its offset to `page_offset`; the entries have moved
     /// along.
     pub(crate) fn set_place(&self, range: VirtRange, page_offset: u64) {
         self.vma.set_place(range, page_offset, &Rekeyed(()));
-        self.moved(self.vma);
+        // SAFETY: 1. as in `resize`.
+        unsafe { self.moved(self.vma) };
     }
 
-    /// Records that `other`, a VMA of the same object and anon group that is in their trees, has
-    /// received entries from elsewhere since the locks were taken: walks that are under way visit
-    /// it once more.
-    pub(crate) fn moved(&self, other: &Vma) {
+    /// Records that `other` has received entries from elsewhere since the locks were taken: walks
+    /// that are under way visit it once more.
+    ///
+    /// # Safety
+    /// 1. It has the same object and anon group, and is in their trees.
+    pub(crate) unsafe fn moved(&self, other: &Vma) {
         self.assert_alike(other);
-        // SAFETY: 1. the locks are held; 2. it is in its object's and anon group's trees, from
-        // `add` on.
+        // SAFETY: 1. the locks are held; 2. the caller's obligation 1.
         unsafe {
             if let Some(object) = other.object() {
                 object.mappers.renew(other);
@@ -186,20 +200,28 @@ impl<P: Platform> Drop for RmapGuard<'_, P> {
     }
 }
 
-/// Inserts a VMA into the trees of its object and its group. It is in none yet.
+/// Inserts a VMA into the trees of its object and its group.
+///
+/// # Safety
+/// 1. It is in no tree, and leaves the trees before it is freed.
 #[inline]
-pub(crate) fn link<P: Platform>(platform: &P, vma: &Vma) {
+pub(crate) unsafe fn link<P: Platform>(platform: &P, vma: &Vma) {
     if belongs(vma) {
-        RmapGuard::new(platform, vma).add(vma);
+        // SAFETY: 1. its own locks; 2. the caller's obligation 1.
+        unsafe { RmapGuard::lock(platform, vma).add(vma) };
     }
 }
 
 /// Removes a VMA from the trees. It keeps its hold on object and group until its pages are counted
 /// down.
+///
+/// # Safety
+/// 1. It is in the trees.
 #[inline]
-pub(crate) fn unlink<P: Platform>(platform: &P, vma: &Vma) {
+pub(crate) unsafe fn unlink<P: Platform>(platform: &P, vma: &Vma) {
     if belongs(vma) {
-        RmapGuard::new(platform, vma).take();
+        // SAFETY: 1. the caller's obligation 1.
+        unsafe { RmapGuard::lock(platform, vma).take() };
     }
 }
 

@@ -397,7 +397,8 @@ pub fn damage_memory<P: Platform>(memory: &Memory<P>, damage: MemoryDamage) {
         }
         MemoryDamage::LeakMapping => {
             let range = VirtRange::raw(0, PAGE_SIZE);
-            let vma = Vma::new(range, Purpose::default(), 0, NonNull::dangling());
+            // SAFETY: 1. it names nothing.
+            let vma = unsafe { Vma::new(range, Purpose::default(), 0, NonNull::dangling()) };
             memory.slab::<Vma>().allocate(frames, platform, vma).expect("memory for a VMA");
         }
     }

@@ -46,6 +46,13 @@ pub(crate) struct Purpose {
 
 /// A mapping. All fields but the lock change only while the thread holds the mutex of the address
 /// space and the lock for writing.
+///
+/// Having a reference tells you that the object, the anon group and the userfaultfd that the VMA
+/// names live: it holds them from before its insertion until what it mapped is counted down
+/// (`VmaSet::insert`, `Removed::free`). The functions that make a reference of a pointer see to
+/// that: by the mutex, by the lock of a tree that the VMA is in, or by the VMA's own lock. A read
+/// section does not suffice, since the VMA may have been removed during it; there, only the lock
+/// and the bounds are used (`VmaIndex::try_read`).
 pub(crate) struct Vma {
     links: Links<Self>,
     start: AtomicU64,
@@ -101,8 +108,11 @@ impl Vma {
     }
 
     /// A VMA of the address space whose tree is `tree`. It is in no list yet, and holds nothing.
+    ///
+    /// # Safety
+    /// 1. What `purpose` names lives until the VMA holds it, or is dropped.
     #[inline(always)]
-    pub(crate) fn new(
+    pub(crate) unsafe fn new(
         range: VirtRange,
         purpose: Purpose,
         page_offset: u64,
@@ -180,10 +190,7 @@ impl Vma {
 
     /// The object that backs the mapping, if it is not anonymous.
     pub(crate) fn object(&self) -> Option<&ObjectState> {
-        // SAFETY: a VMA holds its object from before it is inserted until it is removed and what it
-        // mapped is counted down (`VmaSet::insert`, `Removed::free`). Callers prevent
-        // the removal by the VMA's lock, the mutex, or the lock of a list that the VMA is in; a
-        // read section does not suffice, because the VMA may have been removed during it.
+        // SAFETY: it lives as long as a reference to the VMA is used (see the type).
         self.object_pointer().map(|object| unsafe { object.as_ref() })
     }
 
@@ -218,13 +225,15 @@ impl Vma {
     /// The userfaultfd that serves its faults; `None` in a build without the feature `userfault`.
     #[inline]
     pub(crate) fn userfault(&self) -> Option<&UserfaultState> {
-        // SAFETY: as for the object; it changes with the VMA's lock held for writing, and callers
-        // hold that or the mutex.
+        // SAFETY: as for the object.
         self.userfault_pointer().map(|userfault| unsafe { userfault.as_ref() })
     }
 
     /// Changes the userfaultfd that serves its faults. The VMA is locked for writing.
-    pub(crate) fn set_userfault(&self, userfault: Option<NonNull<UserfaultState>>) {
+    ///
+    /// # Safety
+    /// 1. The VMA holds `userfault` from before this call, and the one before until after it.
+    pub(crate) unsafe fn set_userfault(&self, userfault: Option<NonNull<UserfaultState>>) {
         self.userfault.store(raw(userfault), Ordering::Relaxed);
     }
 

@@ -2,7 +2,7 @@
 
 use crate::addr::{VirtAddr, VirtRange};
 use crate::platform::Platform;
-use crate::rmap::{self, RmapGuard};
+use crate::rmap::RmapGuard;
 use crate::vma::{MappingFlags, Purpose, Vma};
 
 use super::VmaSet;
@@ -70,9 +70,8 @@ impl<'op, P: Platform> VmaSet<'op, '_, P> {
         let end = high.end();
         let pages = high.pages() as i64;
         low.set_flags(low.flags() | high.flags());
-        RmapGuard::new(self.platform(), low.vma()).resize(low.start(), end);
-        rmap::unlink(self.platform(), &high);
-        self.remove_unlinked(high);
+        RmapGuard::new(self.platform(), &low).resize(low.start(), end);
+        self.remove(high);
         self.count(low.flags(), pages);
         self.vmas.index.bounds_changed(&low);
     }

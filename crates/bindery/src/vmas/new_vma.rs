@@ -10,6 +10,7 @@ use crate::Memory;
 use crate::error::NoMemory;
 use crate::frame::slab::Reserved;
 use crate::platform::Platform;
+use crate::rmap::RmapGuard;
 use crate::vma::Vma;
 
 /// Memory for one VMA.
@@ -91,9 +92,11 @@ pub(crate) struct LinkedVma<'op> {
     pub(super) node: NonNull<Vma>,
 }
 
-impl<'op> LinkedVma<'op> {
-    /// The VMA.
-    pub(crate) fn vma(&self) -> &'op Vma {
-        self.vma
+impl LinkedVma<'_> {
+    /// Records that the VMA has received entries of another one with the same object and anon
+    /// group, whose trees are locked ([`RmapGuard::moved`]).
+    pub(crate) fn received<P: Platform>(&self, held: &RmapGuard<'_, P>) {
+        // SAFETY: 1. it is in the trees (`VmaSet::link`), and a move keeps object and anon group.
+        unsafe { held.moved(self.vma) };
     }
 }

@@ -81,7 +81,9 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
         purpose: Purpose,
         page_offset: u64,
     ) -> NewVma<'m, P> {
-        reserved.fill(|| Vma::new(range, purpose, page_offset, self.page_table.state()))
+        let tree = self.page_table.state();
+        // SAFETY: 1. a purpose is that of a VMA of the operation, or names what the call holds.
+        reserved.fill(|| unsafe { Vma::new(range, purpose, page_offset, tree) })
     }
 
     /// Inserts a new VMA into the index, the trees and the accounts. It holds its object, anon
@@ -96,14 +98,16 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
     #[inline]
     pub(crate) fn link(&mut self, new: NewVma<'m, P>) -> LinkedVma<'op> {
         let linked = self.hold_for(new);
-        rmap::link(self.platform(), linked.vma);
+        // SAFETY: 1. it was in no list, and `VmaSet::remove` takes it out of the trees.
+        unsafe { rmap::link(self.platform(), linked.vma) };
         linked
     }
 
     /// As [`VmaSet::insert`], with the trees of a VMA of the same purpose locked.
     pub(crate) fn insert_held(&mut self, new: NewVma<'m, P>, held: &RmapGuard<'_, P>) -> &'op Vma {
         let linked = self.hold_for(new);
-        held.add(linked.vma);
+        // SAFETY: 1. the trees are those of a VMA of the same purpose; 2. as in `link`.
+        unsafe { held.add(linked.vma) };
         self.insert_linked(linked)
     }
 
@@ -137,17 +141,20 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
 
     /// Takes a VMA out of the set.
     pub(crate) fn remove(&mut self, vma: VmaWriteGuard<'op, P>) {
-        rmap::unlink(self.platform(), &vma);
+        // SAFETY: 1. a VMA of the set is in the trees.
+        unsafe { rmap::unlink(self.platform(), &vma) };
         self.remove_unlinked(vma);
     }
 
     /// As [`VmaSet::remove`], with the VMA's trees locked.
     pub(crate) fn remove_held(&mut self, vma: VmaWriteGuard<'op, P>, held: &RmapGuard<'_, P>) {
-        held.take();
+        // SAFETY: 1. a VMA of the set is in the trees; a change of it needs its guard, which is
+        // consumed here.
+        unsafe { held.take() };
         self.remove_unlinked(vma);
     }
 
-    pub(super) fn remove_unlinked(&mut self, vma: VmaWriteGuard<'op, P>) {
+    fn remove_unlinked(&mut self, vma: VmaWriteGuard<'op, P>) {
         self.count(vma.flags(), -(vma.pages() as i64));
         let vma = vma.remove();
         // SAFETY: 1. the mutex is held; 2. the VMA is in the index, where starts differ; 3. it
@@ -160,7 +167,7 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
 
     /// Sets the VMA's bounds to `start` and `end`; its pages stay where they are.
     pub(crate) fn resize(&mut self, vma: &VmaWriteGuard<'op, P>, start: u64, end: u64) {
-        let held = RmapGuard::new(self.platform(), vma.vma());
+        let held = RmapGuard::new(self.platform(), vma);
         self.resize_held(vma, start, end, &held);
     }
 
@@ -237,7 +244,7 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
         let vma = vma.lock_write(self.platform());
         self.page_table.cut(at);
         let LinkedVma { vma: upper, node } = self.link(upper);
-        RmapGuard::new(self.platform(), vma.vma()).resize(vma.start(), at.0);
+        RmapGuard::new(self.platform(), &vma).resize(vma.start(), at.0);
         self.vmas.index.bounds_changed(&vma);
         // SAFETY: as in `insert_linked`. The accounts stay: the pages are those of one VMA before.
         unsafe { self.vmas.index.insert(node) };

@@ -2,8 +2,6 @@
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
-use core::ptr::NonNull;
-
 use crate::Memory;
 use crate::addr::{VirtAddr, VirtRange};
 use crate::error::{Error, Failure};
@@ -174,7 +172,7 @@ fn register<P: Platform>(
         let flags = (vma.flags() - MappingFlags::USERFAULT) | flags_of(modes);
         let memory = op.memory();
         op.vmas.with_flags(vma, part, flags, |vma| {
-            set_userfault(memory, vma, Some(userfault.pointer()));
+            set_userfault(memory, vma, Some(userfault));
             Ok(())
         })?;
     }
@@ -183,12 +181,13 @@ fn register<P: Platform>(
 
 /// Lets the VMA, which is locked for writing, name a userfaultfd that the caller holds, or
 /// none.
-fn set_userfault<P: Platform>(memory: &Memory<P>, vma: &Vma, new: Option<NonNull<UserfaultState>>) {
+fn set_userfault<P: Platform>(memory: &Memory<P>, vma: &Vma, new: Option<&Userfault<'_, P>>) {
     let old = vma.userfault_pointer();
-    vma.set_userfault(new);
-    if let Some(new) = vma.userfault() {
-        new.hold();
+    if let Some(new) = new {
+        new.state().hold();
     }
+    // SAFETY: 1. held above; the old one is released below.
+    unsafe { vma.set_userfault(new.map(Userfault::pointer)) };
     if let Some(old) = old {
         // SAFETY: 1. the VMA's own hold; it names another one now.
         unsafe { userfault::release(memory, old) };

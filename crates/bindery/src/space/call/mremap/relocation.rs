@@ -206,7 +206,7 @@ fn move_apart<'op, 'm, P: Platform>(
     let span = Move { source, to: target.start(), freeable };
     let first = match op.edit.lock_spans(&span, &mut counts) {
         LockSpans::One(piece) => {
-            let held = RmapGuard::new(op.platform(), vma.vma());
+            let held = RmapGuard::new(op.platform(), &vma);
             let tables = &mut call.supplies.tables;
             let done = op.edit.move_one_piece(&span, piece, tables, &mut counts);
             op.edit.stats.add(&counts);
@@ -232,7 +232,7 @@ fn move_apart<'op, 'm, P: Platform>(
     let within = |work: &mut dyn FnMut()| {
         let held = RmapGuard::new(platform, &vma);
         work();
-        held.moved(linked.vma());
+        linked.received(&held);
     };
     op.edit.move_in_pieces(&span, first, &mut counts, within);
     op.edit.stats.add(&counts);
@@ -241,7 +241,7 @@ fn move_apart<'op, 'm, P: Platform>(
         leave_source(op, vma, source);
         return Ok(moved);
     }
-    let held = RmapGuard::new(platform, vma.vma());
+    let held = RmapGuard::new(platform, &vma);
     cut_away(op, vma, source, new.upper, &held);
     drop(held);
     Ok(op.vmas.insert_linked(linked))
@@ -279,7 +279,7 @@ fn slide<'op, 'm, P: Platform>(
     let LockSpans::One(piece) = op.edit.lock_spans(&what, &mut counts) else {
         return None;
     };
-    let held = RmapGuard::new(op.platform(), vma);
+    let held = RmapGuard::new(op.platform(), &locked);
     let done = op.edit.move_one_piece(&what, piece, &mut call.supplies.tables, &mut counts);
     op.edit.stats.add(&counts);
     if done.is_err() {
