@@ -2,8 +2,8 @@
 //!
 //! A new kind begins as a variant of [`Advice`]. The compiler then asks for its row in
 //! [`Advice::effect`], for the function in `madvise.rs` that carries out a new [`Call`] or
-//! [`EntryChange`], and for the answer of [`Advice::is_for_others`]. Its number is in `bindery-linux`
-//! (`advice.rs`); a test there finds a kind without one.
+//! [`EntryChange`], and for the answer of [`Advice::is_for_others`]. Its number is in
+//! `bindery-linux` (`advice.rs`); a test there finds a kind without one.
 
 use crate::error::Error;
 
@@ -251,7 +251,7 @@ impl EntryChange {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::space) enum Loss {
     Nothing,
-    /// The contents of the range, of which a userfaultfd is notified.
+    /// The contents of the range, with a notice to a userfaultfd.
     Contents,
     /// Contents of the range or of a child's copy, without a notice to a userfaultfd.
     Unnoticed,

@@ -12,7 +12,7 @@ use super::munmap::unmap;
 use crate::space::AddressSpace;
 use crate::space::op::Op;
 
-/// Where the program's heap begins and ends. Both 0 until the embedder says where.
+/// The start and end of the program's heap; both 0 until [`AddressSpace::set_break_start`].
 #[derive(Default)]
 pub(in crate::space) struct ProgramBreak {
     start: AtomicU64,
@@ -27,7 +27,7 @@ impl ProgramBreak {
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Sets the start of the heap, which is then empty. The program loader calls it.
+    /// Sets the start of an empty heap. The embedder's program loader calls this.
     ///
     /// Context: may sleep.
     pub fn set_break_start(&self, start: VirtAddr) {
@@ -36,8 +36,9 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.program_break.end.store(start.0, Ordering::Relaxed);
     }
 
-    /// Where the heap begins and ends (Linux: `start_brk`, `brk`); both 0 until the embedder says
-    /// where. The two agree only while the mutex is held ([`AddressSpace::view_mapping`]).
+    /// The range of the heap (Linux: `start_brk`, `brk`); null until
+    /// [`AddressSpace::set_break_start`]. Both ends are of the same moment only while the mutex is
+    /// held ([`AddressSpace::view_mapping`]).
     ///
     /// Context: any.
     pub fn heap(&self) -> VirtRange {
@@ -45,8 +46,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         VirtRange::raw(read(&self.program_break.start), read(&self.program_break.end))
     }
 
-    /// Moves the end of the heap to `end`, and returns the end afterwards: `end`, or the old end if
-    /// that is not possible (Linux: `brk(2)`, whose library wrapper makes an error of it).
+    /// Moves the end of the heap to `end`. Returns the new end, or the old one if the call fails
+    /// (Linux: `brk(2)`; the C library turns the old end into an error).
     ///
     /// Context: may sleep. Complexity: as [`AddressSpace::munmap`] if the heap shrinks; logarithmic
     /// in the mappings if it grows.
@@ -69,7 +70,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 }
 
-/// Returns what is new and has to be populated.
+/// Moves the end of the heap. Returns the new range if it must be populated.
 fn move_break<P: Platform>(
     op: &mut Op<'_, '_, P>,
     end: VirtAddr,
@@ -88,7 +89,7 @@ fn move_break<P: Platform>(
     }
     if new_end < old_end {
         let range = VirtRange::raw(new_end, old_end);
-        // As Linux: the heap shrinks only where there is one.
+        // Linux refuses to shrink the heap if the program has unmapped this part of it.
         op.vmas.first_in(range).ok_or(Error::NotMapped(VirtAddr(new_end)))?;
         unmap(op, range)?;
         return Ok(None);
@@ -108,7 +109,7 @@ fn grow_break<P: Platform>(
     if range.start() < minimum {
         return Err(Error::BelowMinimum { minimum }.into());
     }
-    // One page stays free above, and what a mapping there needs to grow down.
+    // Keeps one page free above the heap, and the guard gap of a mapping above that grows down.
     let guard = VirtRange::raw(range.start().0, range.end().0.saturating_add(PAGE_SIZE));
     if let Some(next) = op.vmas.first_ending_after(range.start().0) {
         let grows = next.has(MappingFlags::GROWS_DOWN);
@@ -129,12 +130,13 @@ fn grow_break<P: Platform>(
         op.vmas.account().may_lock(range.pages())?;
     }
     op.vmas.account().may_expand(flags, range.pages())?;
-    // As Linux, which lets a new mapping be the first that is too many.
+    // Linux checks the number of mappings before it counts the new one.
     op.vmas.room_for(0)?;
     let _reservation = op.memory().commitment().reserve(range.pages())?;
     let offset = range.start().0 >> PAGE_SHIFT;
     let purpose = Purpose { flags, ..Purpose::default() };
-    // As Linux: the heap grows by its own last mapping, and is joined with nothing else.
+    // The heap is extended or gets a new mapping; it is never merged with other neighbors, as on
+    // Linux.
     let start = op.space.program_break.start.load(Ordering::Relaxed);
     let heap = VirtRange::raw(start.min(range.start().0), range.start().0);
     let has_heap = op.vmas.first_in(heap).is_some();

@@ -12,11 +12,11 @@ use crate::space::AddressSpace;
 use crate::vma::{MappingFlags, Protection};
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Maps `/dev/zero`, opened for `access`, from `offset` on (in bytes): anonymous memory that
-    /// keeps to the rules of files.
+    /// Maps `/dev/zero`, opened for `access`, from `offset` on (in bytes): anonymous memory with
+    /// the permission checks of a file.
     ///
-    /// As on Linux, a shared mapping that can never be written has no memory to share: each page is
-    /// the zero page. (Linux still shows it as shared.)
+    /// A shared mapping that can never be written needs no shared memory: each page is the zero
+    /// page, as on Linux. (Linux still shows the mapping as shared.)
     ///
     /// Context: may sleep. Complexity: as [`AddressSpace::mmap_object`].
     ///
@@ -37,8 +37,8 @@ impl<P: Platform> AddressSpace<'_, P> {
             } else {
                 Accounting::Whole
             };
-            // As Linux: as long as the mapping, wherever that begins in it, so that a touch after
-            // its end fails.
+            // The object has the length of the mapping even if the offset is not zero, as on Linux.
+            // So accesses beyond its end fail.
             let object = self.memory().shared_memory(length, Sealing::Forbidden, accounting)?;
             return self.mmap_object(request, &MapObject { object: &object, offset, access });
         }
@@ -51,7 +51,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             None
         };
         if let Some(error) = refused {
-            // As Linux, which looks for a place first.
+            // Linux searches for a place first, so errors of the place take precedence.
             self.check_place(request)?;
             return Err(error);
         }

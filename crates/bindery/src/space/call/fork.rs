@@ -45,7 +45,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             child.keys.copy_from(&self.keys);
             child.change_vmas(|vmas| copy_vmas(op, &child, vmas))
         });
-        // On failure the drop of the child frees what it has.
+        // On failure, dropping the child frees its memory.
         result.map(|()| child)
     }
 }
@@ -58,16 +58,16 @@ fn copy_vmas<'m, P: Platform>(
 ) -> Result<(), Failure> {
     let mut notices = Notices::default();
     let Op { space, vmas, edit, .. } = op;
-    // All VMAs stay locked until the flush, which is one for up to 64 tables: a fault would meet
-    // the mark of the pending flush, and make one of its own.
+    // All VMAs stay locked until the flush, and one flush covers up to 64 tables. A fault in
+    // between would find the mark of the pending flush, and flush itself.
     let result = vmas.with_all_locked(|vmas| {
         let result = vmas.iter().try_for_each(|vma| {
             interrupt::check(space.platform())?;
             if vma.has(MappingFlags::DONT_FORK) {
                 return Ok(());
             }
-            // As Linux, which asks for each mapping by itself: heuristics refuse what is too much
-            // at once. The mappings before are in the child's account.
+            // Linux reserves each mapping separately, which matters for the overcommit heuristic: it
+            // refuses a single large request. Earlier mappings are charged to the child already.
             let committed = if vma.has(MappingFlags::ACCOUNT) { vma.pages() } else { 0 };
             let _reservation = space.page_table.memory.commitment().reserve(committed)?;
             copy_vma(edit, vma, child, child_vmas, &mut notices)
@@ -91,14 +91,14 @@ fn copy_vma<'m, P: Platform>(
     notices: &mut Notices,
 ) -> Result<(), Failure> {
     let range = vma.range();
-    // Before the child can run, and before anything else is made that would have to be undone.
+    // First, because nothing has to be undone if it fails.
     let userfault = match vma.userfault_pointer() {
         Some(_) => events::child_userfault(child, vma, notices)?,
         None => None,
     };
     let wiped = vma.has(MappingFlags::WIPE_ON_FORK);
     let parent = vma.group().filter(|_| !wiped);
-    // Before the anon group: nothing fails after it is made.
+    // Reserved before the anon group is created: no step after that may fail.
     let reserved = child_vmas.reserve()?;
     let group = match parent {
         None => None,
@@ -109,7 +109,8 @@ fn copy_vma<'m, P: Platform>(
     let flags = if userfault.is_some() { flags } else { flags - unserved };
     let purpose = Purpose { flags, object: vma.object_pointer(), group, userfault };
     let new = child_vmas.new_vma_in(reserved, range, purpose, vma.page_offset());
-    // Before anything is copied, and after this side's in the trees (`rmap::walk`).
+    // Inserted before any entry is copied, and behind the parent's VMA in the trees of the reverse
+    // map (`rmap::walk`).
     child_vmas.insert(new);
     let guarded = vma.has(MappingFlags::MAYBE_GUARDS);
     // Only the entries of shared memory record its write-protection.

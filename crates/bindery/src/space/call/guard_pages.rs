@@ -21,7 +21,7 @@ pub(in crate::space) fn install<'op, P: Platform>(
         return Err(Error::Invalid.into());
     }
     if vma.is_anonymous() {
-        // As Linux, which joins mappings by it.
+        // Linux creates the anon group here, which decides whether mappings merge.
         op.vmas.prepare_group(vma)?;
     }
     let vma = vma.lock_write(op.platform());

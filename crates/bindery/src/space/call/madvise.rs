@@ -30,8 +30,8 @@ struct VmaAdvice {
 impl<P: Platform> AddressSpace<'_, P> {
     /// Applies advice to `length` bytes (rounded up to pages) at `start`.
     ///
-    /// Context: may sleep. Complexity: in the mappings and runs of the range; contents are dropped
-    /// by whole tables.
+    /// Context: may sleep. Complexity: linear in the mappings and runs of the range; contents are
+    /// dropped by whole tables.
     ///
     /// # Errors
     /// [`Error::Unaligned`]; [`Error::OutOfRange`] if the range wraps; [`Error::Invalid`] if the
@@ -48,7 +48,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// As [`AddressSpace::madvise`], for a thread with these `rights` to the memory of each
-    /// protection key. Of a sealed mapping, it may discard only what it could overwrite.
+    /// protection key. The thread may discard contents of a sealed mapping only if it could
+    /// overwrite them.
     ///
     /// Context: may sleep.
     ///
@@ -88,7 +89,8 @@ impl<P: Platform> AddressSpace<'_, P> {
                 let result = self.page_table.memory.outermost(advise);
                 match change {
                     VmaChange::Entries(_) => result,
-                    // As Linux: a mapping that cannot be cut now may be cut later.
+                    // A mapping that cannot be split now may be split later. Linux returns
+                    // `EAGAIN`.
                     VmaChange::Flags(_) => result.map_err(|error| {
                         let later = matches!(error, Error::OutOfMemory | Error::TooManyMappings);
                         if later { Error::TryAgain } else { error }
@@ -98,11 +100,11 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
     }
 
-    /// Drops the contents of `length` bytes (rounded up to pages) at `start`: they read as zeroes
-    /// again, or as the object's content. Tables that become empty are freed.
+    /// Drops the contents of `length` bytes (rounded up to pages) at `start`. The bytes read as
+    /// zeroes again, or as the object's content. Frees tables that become empty.
     ///
-    /// Context: may sleep. Complexity: in the mappings and whole tables, plus the runs of the
-    /// tables at the edges.
+    /// Context: may sleep. Complexity: linear in the mappings and whole tables, and in the runs of
+    /// the tables at the edges.
     ///
     /// # Errors
     /// As [`AddressSpace::madvise`] with [`Advice::DontNeed`].
@@ -178,7 +180,7 @@ fn change_entries<'op, P: Platform>(
         EntryChange::Free if locked || !vma.is_anonymous() => Err(Error::Invalid.into()),
         EntryChange::Free => Ok(cold_or_free(op, vma, part, UseBits::AccessedAndDirty)?),
         EntryChange::Cold | EntryChange::PageOut if locked => Err(Error::Invalid.into()),
-        // Droppable pages need no place in swap.
+        // Droppable pages are never saved.
         EntryChange::PageOut if vma.has(MappingFlags::DROPPABLE) => {
             Ok(drop_contents(op, vma, part)?)
         }

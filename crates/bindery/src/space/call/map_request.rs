@@ -1,4 +1,4 @@
-//! What a program asks `mmap(2)` for.
+//! The arguments of `mmap(2)`.
 
 use core::fmt;
 
@@ -12,7 +12,7 @@ use crate::space::AddressSpace;
 use crate::vma::Protection;
 use crate::vmas::place::Place;
 
-/// Whether writes are visible to others.
+/// Whether writes are visible to other mappings.
 ///
 /// ```
 /// use bindery::addr::VirtAddr;
@@ -26,10 +26,11 @@ use crate::vmas::place::Place;
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Sharing {
-    /// Private: they are not (`MAP_PRIVATE`).
+    /// Writes change copies of the pages that only this mapping sees (`MAP_PRIVATE`).
     #[default]
     Private,
-    /// Shared: they are, to all mappings of the object, those of children included (`MAP_SHARED`).
+    /// Writes change the object, and so all its mappings, including those of children
+    /// (`MAP_SHARED`).
     Shared,
 }
 
@@ -48,23 +49,24 @@ bitflags! {
     /// ```
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
     pub struct MapFlags: u8 {
-        /// Its pages are there at once and stay in memory (`MAP_LOCKED`).
+        /// The call populates the pages, and locks them into memory (`MAP_LOCKED`).
         const LOCKED = 1 << 0;
-        /// It does not count as committed, unless nothing may be overcommitted (`MAP_NORESERVE`).
+        /// The mapping does not count as committed, unless overcommit is forbidden
+        /// (`MAP_NORESERVE`).
         const NO_RESERVE = 1 << 1;
-        /// A touch just below it makes it longer (`MAP_GROWSDOWN`).
+        /// An access just below the mapping extends it (`MAP_GROWSDOWN`).
         const GROWS_DOWN = 1 << 2;
-        /// Its pages are there at once (`MAP_POPULATE`).
+        /// The call populates the pages (`MAP_POPULATE`).
         const POPULATE = 1 << 3;
-        /// Its pages may vanish when memory is short (`MAP_DROPPABLE`).
+        /// Reclaim may drop the pages without saving them (`MAP_DROPPABLE`).
         const DROPPABLE = 1 << 4;
-        /// It is a stack, for which large folios would mostly be a waste (`MAP_STACK`).
+        /// The mapping is a stack, and does not use large folios (`MAP_STACK`).
         const STACK = 1 << 5;
     }
 }
 
 bitflags! {
-    /// The access with which a file was opened, and whether the opener owns it.
+    /// The access mode of an open file, and whether the caller owns the file.
     ///
     /// ```
     /// use bindery::FileAccess;
@@ -79,9 +81,9 @@ bitflags! {
         const READ = 1 << 0;
         /// For writing.
         const WRITE = 1 << 1;
-        /// By somebody who owns the file, or may write it, however it was opened. Others learn
-        /// nothing of which of a file's pages are in memory, and so of what its other readers have
-        /// read ([`AddressSpace::mincore`]; Linux: `can_do_mincore`).
+        /// The caller owns the file or has permission to write it, whatever the access mode.
+        /// Without this, [`AddressSpace::mincore`] hides the residence of the file's pages, which
+        /// would reveal the reads of other processes (Linux: `can_do_mincore`).
         const OWNER = 1 << 2;
     }
 }
@@ -108,7 +110,7 @@ pub struct MapRequest {
     pub protection: Protection,
     /// The requested address.
     pub place: Place,
-    /// Whether others see what is written.
+    /// Whether other mappings see writes.
     pub sharing: Sharing,
     /// Further flags.
     pub flags: MapFlags,
@@ -135,7 +137,7 @@ pub struct MapObject<'a, 'm, P: Platform> {
     pub object: &'a Object<'m, P>,
     /// The offset of the mapping in the object, in bytes; a multiple of the page size.
     pub offset: u64,
-    /// The access with which the caller has opened it.
+    /// The access mode with which the caller has opened the object.
     pub access: FileAccess,
 }
 

@@ -84,7 +84,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     fn tell_part(&self, vma: &Vma, part: VirtRange, tell: &mut impl FnMut(Residence, u64)) {
         let mut at = part.start();
         while at < part.end() {
-            // From `at` on up to here nothing is mapped.
+            // The end of the unmapped pages from `at` on.
             let mut vacant = at;
             self.page_table.look(VirtRange::raw(at.0, part.end().0), |looked| {
                 let stretch = looked.range;
@@ -94,7 +94,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                         Some(Absent::ProtNone { .. }) => Some(Residence::Resident),
                         Some(Absent::Marker(_)) => None,
                         Some(Absent::Swap { device, slot, .. }) => {
-                            // A huge entry names the first of its slots.
+                            // A huge entry refers to the first of its slots.
                             let span = looked.node.level.span();
                             let first = slot + ((stretch.start().0 & (span - 1)) >> PAGE_SHIFT);
                             let memory = self.page_table.memory;
@@ -141,7 +141,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let mut at = stretch.start();
         while at < stretch.end() {
             let left = (stretch.end().0 - at.0) >> PAGE_SHIFT;
-            // The index is locked for a bounded time.
+            // Bounds the time for which the index is locked.
             let limit = left.min(u64::from(SPAN_ENTRIES));
             let page = vma.page_offset_of(at);
             let memory = self.page_table.memory;
@@ -152,7 +152,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             }
             let mut count = count.clamp(1, limit);
             if found.is_none() && !resident && count == limit {
-                // A hole as long as that may be much longer.
+                // The hole may extend far beyond the limit.
                 count = pages::hole(memory, object, page, left).max(count);
             }
             tell(if resident { Residence::Resident } else { Residence::Absent }, count);

@@ -16,7 +16,7 @@ use crate::space::AddressSpace;
 use crate::space::limits::Locking;
 use crate::space::op::Op;
 
-/// When the pages of locked memory are brought in.
+/// When the pages of locked memory are populated.
 ///
 /// ```
 /// use bindery::addr::VirtAddr;
@@ -49,11 +49,11 @@ bitflags! {
     /// ```
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
     pub struct LockAll: u8 {
-        /// All mappings that there are (`MCL_CURRENT`).
+        /// All existing mappings (`MCL_CURRENT`).
         const CURRENT = 1 << 0;
-        /// All mappings to come (`MCL_FUTURE`).
+        /// All future mappings (`MCL_FUTURE`).
         const FUTURE = 1 << 1;
-        /// Pages come with their first touch (`MCL_ONFAULT`).
+        /// Pages are populated by their first access (`MCL_ONFAULT`).
         const ON_FAULT = 1 << 2;
     }
 }
@@ -65,20 +65,21 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Locks the pages of the range into memory; the range is extended to whole pages. Locks do not
     /// nest: a second call changes nothing, and one `munlock` undoes both.
     ///
-    /// Context: may sleep. Complexity: in the mappings, and the folios that are allocated.
+    /// Context: may sleep. Complexity: linear in the mappings, and in the folios that are
+    /// allocated.
     ///
     /// # Errors
     /// [`Error::LockForbidden`] if the process may lock nothing; [`Error::LockLimit`];
-    /// [`Error::OutOfRange`] if the range wraps; [`Error::NotMapped`], after the part before the
-    /// hole is locked; [`Error::TooManyMappings`], [`Error::OutOfMemory`] if a mapping cannot be
-    /// split; [`Error::Fault`] and [`Error::TryAgain`] if the range is locked, but a page is not
-    /// available; [`Error::Interrupted`] if it is locked, and a fatal signal came before all pages
-    /// did.
+    /// [`Error::OutOfRange`] if the range overflows; [`Error::NotMapped`], after the part before
+    /// the hole is locked; [`Error::TooManyMappings`], [`Error::OutOfMemory`] if a mapping cannot
+    /// be split; [`Error::Fault`] and [`Error::TryAgain`] if the range is locked, but a page is not
+    /// available; [`Error::Interrupted`] if the range is locked, but a fatal signal came before all
+    /// pages were populated.
     pub fn mlock(&self, start: VirtAddr, length: u64, pages: LockPages) -> Result<(), Error> {
         self.vmas.account().may_lock_at_all()?;
         let range = match lock_range::<P>(start, length) {
             Ok(range) => range,
-            // As Linux, which looks at the limit first.
+            // Linux checks the limit first, so its error takes precedence.
             Err(error) => {
                 self.vmas.account().may_lock(length >> PAGE_SHIFT)?;
                 return Err(error);
@@ -160,7 +161,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                     if flags == vma.flags() {
                         continue;
                     }
-                    // Whole mappings are not cut, so nothing can fail.
+                    // A change of a whole mapping needs no split, so it cannot fail.
                     let done = op.vmas.with_flags(vma, vma.range(), flags, |_| Ok(()));
                     debug_assert!(done.is_ok());
                 }
@@ -169,7 +170,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.page_table.memory.free_some();
     }
 
-    /// Populates all mappings, as far as pages can be had, until a fatal signal comes.
+    /// Populates all mappings as far as possible, until a fatal signal comes.
     fn populate_all(&self) -> Result<(), Error> {
         let mut at = 0;
         loop {
@@ -185,7 +186,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
     }
 
-    /// The locks of mappings to come.
+    /// The lock flags of future mappings.
     pub(in crate::space) fn future_locks(&self) -> MappingFlags {
         MappingFlags::from_bits_truncate(self.future.load(Ordering::Relaxed))
     }
@@ -193,13 +194,13 @@ impl<P: Platform> AddressSpace<'_, P> {
 
 fn lock_range<P: Platform>(start: VirtAddr, length: u64) -> Result<VirtRange, Error> {
     let inside = start.0 & (PAGE_SIZE - 1);
-    // As Linux: a length that wraps when it is rounded up becomes zero.
+    // A length that overflows when it is rounded up becomes zero, as on Linux.
     let length = length.wrapping_add(inside).wrapping_add(PAGE_SIZE - 1) & !(PAGE_SIZE - 1);
     let limit = VirtAddr(P::Arch::USER_END);
     VirtRange::from_len(start.align_down(PAGE_SIZE), length).ok_or(Error::OutOfRange { limit })
 }
 
-/// Refuses if the pages of `range` that are not locked yet are more than the process may lock.
+/// Fails if the pages of `range` that are not locked yet exceed the limit of the process.
 fn may_lock_range<P: Platform>(vmas: VmaView<'_, P>, range: VirtRange) -> Result<(), Error> {
     if vmas.account().may_lock(range.pages()).is_ok() {
         return Ok(());
@@ -212,8 +213,8 @@ fn may_lock_range<P: Platform>(vmas: VmaView<'_, P>, range: VirtRange) -> Result
     vmas.account().may_lock(range.pages() - already)
 }
 
-/// Gives all mappings of the range these locks and no others. Skips those that have them already,
-/// so that a second attempt is possible.
+/// Sets the lock flags of all mappings in the range to `locks`. Skips mappings that have these
+/// flags already, so that a second attempt continues.
 fn lock<P: Platform>(
     op: &mut Op<'_, '_, P>,
     range: VirtRange,
@@ -232,8 +233,8 @@ fn lock<P: Platform>(
     Ok(())
 }
 
-/// The mapping's flags with these locks and no others; what may be dropped is never locked, and
-/// what is secret always.
+/// The mapping's flags with `locks` as its lock flags. Droppable mappings are never locked, secret
+/// ones always.
 fn lock_flags(vma: &Vma, locks: MappingFlags) -> MappingFlags {
     if vma.flags().intersects(MappingFlags::DROPPABLE | MappingFlags::SECRET) {
         return vma.flags();

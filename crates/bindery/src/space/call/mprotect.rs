@@ -67,8 +67,8 @@ impl Vma {
 impl<P: Platform> AddressSpace<'_, P> {
     /// Sets the permissions of `length` bytes (rounded up to pages) at `start` to `protection`.
     ///
-    /// Context: may sleep. Complexity: in the runs of the range. One invalidation for each 64
-    /// tables, none if the range only allows more than before.
+    /// Context: may sleep. Complexity: linear in the runs of the range. One invalidation for each
+    /// 64 tables, none if no permission is removed.
     ///
     /// # Errors
     /// [`Error::Unaligned`] and [`Error::OutOfRange`] change nothing. As on Linux, if a part of the
@@ -128,7 +128,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         P::Arch::BTI && self.platform().branch_target_identification()
     }
 
-    /// What of `protection` means something on this machine.
+    /// `protection` without the bits that this machine ignores.
     #[inline]
     pub(in crate::space) fn heeded(&self, protection: Protection) -> Protection {
         if self.branch_target_identification() { protection } else { protection - Protection::BTI }
@@ -157,7 +157,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let protection = self.heeded(protection);
         let new = NewProtection { protection, key };
         let mut unlocked = ArrayVec::new();
-        // The part before an error is changed, and does not change again in a second attempt.
+        // A second attempt finds the part before the error changed already, and skips it.
         let result = self.page_table.memory.outermost(|| {
             self.operate(|op| {
                 let allowed = key.is_none_or(|key| self.keys.has(key));
@@ -187,7 +187,8 @@ impl<P: Platform> AddressSpace<'_, P> {
                 let Some(vma) = found else { return };
                 vma.range().intersection(VirtRange::raw(at.0, range.end().0))
             };
-            // As Linux: the call has succeeded, whether the pages can be had or not.
+            // The protection has changed, so the call succeeds even if this fails. Linux does the
+            // same.
             let _ = self.populate(part);
             at = part.end();
         }
@@ -259,7 +260,7 @@ fn protect<P: Platform>(
                 flags |= MappingFlags::ACCOUNT;
             }
         } else if vma.is_anonymous() && vma.group_pointer().is_none() {
-            // Nothing was written, and nothing will be.
+            // The mapping has no written pages, and will get none.
             flags -= MappingFlags::ACCOUNT;
         }
         let _reservation = op.memory().commitment().reserve(committed)?;
@@ -267,12 +268,12 @@ fn protect<P: Platform>(
         vmas.with_flags(vma, part, flags, |vma| edit.protect(part, &vma.entry_policy()))?;
         let locked = before & (MappingFlags::WRITE | MappingFlags::SHARED | LOCKS);
         if locked == MappingFlags::LOCKED && flags.contains(MappingFlags::WRITE) {
-            // The pages come after the call, but their anon group is settled now: it decides which
-            // VMAs are joined.
+            // The pages are populated after the operation. Their anon group must exist now, because
+            // it decides which VMAs merge.
             if let Some(vma) = op.vmas.at(part.start()) {
                 let _ = op.vmas.prepare_group(vma);
             }
-            // If more parts are there than `unlocked` holds, the last one covers the rest.
+            // If the parts exceed the capacity of `unlocked`, the last one covers the rest.
             let start = if unlocked.is_full() {
                 unlocked.pop().map_or(part.start(), |last: VirtRange| last.start())
             } else {

@@ -12,7 +12,7 @@ use crate::space::AddressSpace;
 use crate::vma::MappingFlags;
 
 bitflags! {
-    /// What `msync` shall do.
+    /// Flags of [`AddressSpace::msync`].
     ///
     /// ```
     /// use bindery::addr::VirtAddr;
@@ -25,11 +25,9 @@ bitflags! {
     /// ```
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
     pub struct SyncFlags: u8 {
-        /// Begin to save (`MS_ASYNC`); since what is written is known to the object anyway, nothing
-        /// is left to do.
+        /// Begin to save (`MS_ASYNC`). Has no effect: the object tracks dirty pages anyway.
         const ASYNC = 1 << 0;
-        /// Other mappings of the object shall see what was written (`MS_INVALIDATE`); they always
-        /// do.
+        /// Make writes visible to other mappings of the object (`MS_INVALIDATE`). They always are.
         const INVALIDATE = 1 << 1;
         /// Save, and wait for it (`MS_SYNC`).
         const SYNC = 1 << 2;
@@ -37,10 +35,10 @@ bitflags! {
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Saves what was written to the shared file mappings in `length` bytes (rounded up to pages)
-    /// at `start`. May wait for storage.
+    /// Saves the dirty pages of shared file mappings in `length` bytes (rounded up to pages) at
+    /// `start`. May wait for storage.
     ///
-    /// Context: may sleep. Complexity: in the runs that were written.
+    /// Context: may sleep. Complexity: linear in the runs of dirty pages.
     ///
     /// # Errors
     /// [`Error::Unaligned`]; [`Error::Invalid`] for both kinds at once; [`Error::OutOfRange`];
@@ -55,7 +53,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             return Err(Error::Invalid);
         }
         let limit = self.limit();
-        // As Linux: a length that wraps when it is rounded up becomes zero.
+        // A length that overflows when it is rounded up becomes zero, as on Linux.
         let length = length.wrapping_add(PAGE_SIZE - 1) & !(PAGE_SIZE - 1);
         let range = VirtRange::from_len(start, length).ok_or(Error::OutOfRange { limit })?;
         let mut parts = Parts::of(range);
@@ -67,7 +65,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                     return Err(Error::Locked(part.start()));
                 }
                 let object = self.object_of(vma).filter(|_| vma.is_shared());
-                // As Linux, `mremap` lets a mapping reach beyond all that an object can have.
+                // `mremap` may extend a mapping beyond the largest offset of an object.
                 let offset = vma.page_offset_of(part.start()).saturating_mul(PAGE_SIZE);
                 (object, offset, part.len())
             };

@@ -13,12 +13,13 @@ use crate::space::AddressSpace;
 use crate::space::op::Op;
 use crate::space::userfault::events;
 
-/// The memory that unmapping takes: reserved before its first change. Must be used or given back.
+/// The memory that an unmapping needs, reserved before its first change. Must be used, or passed to
+/// [`UnmapSupplies::give_back`].
 #[must_use]
 pub(in crate::space) struct UnmapSupplies<'m, P: Platform> {
-    /// For the upper part of a VMA that is cut in two.
+    /// The upper part of a VMA that is split.
     upper: Option<ReservedVma<'m, P>>,
-    /// For the userfaultfds that are told.
+    /// Notices for subscribed userfaultfds.
     notices: Notices,
 }
 
@@ -29,19 +30,19 @@ impl<P: Platform> Default for UnmapSupplies<'_, P> {
 }
 
 impl<'m, P: Platform> UnmapSupplies<'m, P> {
-    /// Takes the messages back; the memory frees itself.
+    /// Cancels the notices; the reserved VMA frees itself.
     #[cold]
     pub(in crate::space) fn give_back(self, op: &Op<'_, 'm, P>) {
         self.notices.cancel(op.memory());
     }
 }
 
-/// Whether the range leaves something of the VMA on both sides.
+/// Whether the VMA extends beyond the range on both sides.
 fn is_inside(range: VirtRange, vma: &Vma) -> bool {
     vma.start() < range.start().0 && range.end().0 < vma.end()
 }
 
-/// The pages of a call that unmaps `length` bytes (rounded up to pages) at `start`.
+/// The range of a call that unmaps `length` bytes (rounded up to pages) at `start`.
 pub(in crate::space) fn unmap_range<P: Platform>(
     start: VirtAddr,
     length: u64,
@@ -62,7 +63,7 @@ pub(in crate::space) fn unmap_range<P: Platform>(
         .ok_or(Error::OutOfRange { limit })
 }
 
-/// Takes everything in `range` out of the set and the page table. If it fails, nothing has changed.
+/// Removes all VMAs in `range`, and their pages. A failure changes nothing.
 pub(in crate::space) fn unmap<P: Platform>(
     op: &mut Op<'_, '_, P>,
     range: VirtRange,
@@ -73,7 +74,7 @@ pub(in crate::space) fn unmap<P: Platform>(
     Ok(unmap_supplied(op, range, supplies)?)
 }
 
-/// Refuses if a VMA in `range` may not be unmapped. `first` is the first of them.
+/// Fails if a VMA in `range` may not be unmapped. `first` is the first VMA in the range.
 pub(in crate::space) fn may_unmap<P: Platform>(
     vmas: VmaView<'_, P>,
     range: VirtRange,
@@ -83,8 +84,8 @@ pub(in crate::space) fn may_unmap<P: Platform>(
     if is_inside(range, first) { vmas.room_for(1) } else { Ok(()) }
 }
 
-/// Allocates the memory for unmapping `range`; `first` is the first VMA in it. If no memory is
-/// available, nothing has changed.
+/// Allocates the memory for unmapping `range`; `first` is the first VMA in it. A failure changes
+/// nothing.
 pub(in crate::space) fn supply_unmapping<'m, P: Platform>(
     op: &Op<'_, 'm, P>,
     range: VirtRange,
@@ -106,7 +107,8 @@ pub(in crate::space) fn supply_unmapping<'m, P: Platform>(
     Ok(supplies)
 }
 
-/// As [`unmap`], of a range that may be unmapped, with its memory.
+/// As [`unmap`], with memory reserved for the range. The caller has checked that the range may be
+/// unmapped.
 pub(in crate::space) fn unmap_supplied<'m, P: Platform>(
     op: &mut Op<'_, 'm, P>,
     range: VirtRange,
@@ -114,7 +116,7 @@ pub(in crate::space) fn unmap_supplied<'m, P: Platform>(
 ) -> Result<(), NoMemory> {
     op.notices.append(supplies.notices);
     if let Some(upper) = supplies.upper {
-        // Otherwise the caller has unmapped something since.
+        // The caller may have unmapped a part of the range since, so that no split is needed.
         if let Some(first) = op.vmas.first_in(range).filter(|first| is_inside(range, first)) {
             op.vmas.split_in(first, range.end(), upper);
         }
@@ -122,8 +124,8 @@ pub(in crate::space) fn unmap_supplied<'m, P: Platform>(
     op.space.note_resident();
     let freeable = op.vmas.freeable(range, VirtRange::default());
     let Op { vmas, edit, .. } = op;
-    // A huge leaf without its deposit cannot be split. That is a broken invariant, which the
-    // auditor reports; pages that could not be unmapped stay in the table.
+    // Zapping fails only if a huge leaf lacks its deposit and cannot be split. That is a broken
+    // invariant, which the auditor reports. The remaining pages stay in the table.
     let mut zapped = Ok(());
     let cut = vmas.cut_out(range, || zapped = edit.zap(range, freeable, Flush::BeforeUnlock));
     if cut {
@@ -133,18 +135,18 @@ pub(in crate::space) fn unmap_supplied<'m, P: Platform>(
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Unmaps `length` bytes (rounded up to pages) at `start`. Mappings that extend beyond the ends
-    /// keep the rest; a range without mappings is left alone.
+    /// Unmaps `length` bytes (rounded up to pages) at `start`. Mappings that extend beyond the
+    /// range keep the rest. A range without mappings is not an error.
     ///
-    /// Context: may sleep. Complexity: in the mappings and tables that are removed, plus the runs
-    /// in the two tables at the edges that other mappings keep. One invalidation for each 1,024
+    /// Context: may sleep. Complexity: linear in the removed mappings and tables, and in the runs
+    /// of the two tables at the edges that other mappings keep. One invalidation for each 1,024
     /// entries of the kept tables or 512 of the removed ones, usually one in all, and one for each
     /// contiguous run or huge leaf that an end cuts.
     ///
     /// # Errors
     /// [`Error::Unaligned`], [`Error::ZeroLength`], [`Error::OutOfRange`]; [`Error::Sealed`];
-    /// [`Error::TooManyMappings`] or [`Error::OutOfMemory`] if a mapping would be split in two and
-    /// there is no room for the second. An error changes nothing.
+    /// [`Error::TooManyMappings`] or [`Error::OutOfMemory`] if a mapping must be split and the
+    /// second part exceeds the limit or the memory. An error changes nothing.
     pub fn munmap(&self, start: VirtAddr, length: u64) -> Result<(), Error> {
         let range = unmap_range::<P>(start, length)?;
         self.page_table.memory.outermost(|| self.operate(|op| unmap(op, range)))

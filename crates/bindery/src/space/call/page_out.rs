@@ -1,4 +1,4 @@
-//! `MADV_PAGEOUT`: the anonymous pages of a range go to swap, and shared memory does.
+//! `MADV_PAGEOUT`: swaps out the anonymous pages and the shared memory of a range.
 
 use super::cold_or_free::without_shared_huge_edges;
 use crate::space::folio::split_if_alone;
@@ -24,10 +24,10 @@ use crate::vma::Vma;
 
 use crate::space::op::Op;
 
-/// Sends the anonymous folios that only `part` maps to swap, table by table: one flush for each part
-/// that one set of locks serves. The VMA is locked for reading: a fault in it waits for the folio
-/// that it needs, and for no other. Ends early if no slots are left.
-// Not one of the commoner kinds of advice, and long.
+/// Swaps out the anonymous folios that only `part` maps, table by table, with one flush for each
+/// set of table locks. Holds the VMA's lock only for reading: a concurrent fault waits at most for
+/// the folio that it needs. Ends early if no slots are free.
+// Long and rare: inlined, it would slow common advice down.
 #[inline(never)]
 pub(in crate::space) fn page_out<P: Platform>(
     op: &mut Op<'_, '_, P>,
@@ -68,9 +68,9 @@ pub(in crate::space) fn page_out<P: Platform>(
     Ok(())
 }
 
-/// Sends the folios of shared memory that only `part` maps to swap, table by table. As on Linux,
-/// pages that other VMAs map stay, and so do pages that have no entry here. Linear in the entries
-/// of the tables that exist.
+/// Swaps out the folios of shared memory that only `part` maps, table by table. Pages with mappings
+/// in other VMAs and pages without an entry here stay in memory, as on Linux. Linear in the entries
+/// of the existing tables.
 #[inline(never)]
 pub(in crate::space) fn page_out_shared<P: Platform>(
     op: &mut Op<'_, '_, P>,
@@ -84,14 +84,14 @@ pub(in crate::space) fn page_out_shared<P: Platform>(
     let page_table = op.edit.table();
     let mut leaving = SharedOut { page_table, object, folios: ArrayVec::new() };
     let (mut left, span) = (part, P::Arch::PMD.span());
-    // Stretches without tables are skipped in one step. A page that a fault maps there meanwhile
-    // stays.
+    // Skips ranges without tables in one step. Pages that a concurrent fault maps there stay in
+    // memory.
     while let Some(here) = page_table.first_part(left, span, Some(&*op.edit.gather())) {
         interrupt::check(op.platform())?;
         if let Some(folio) = huge_folio(page_table, here) {
             leaving.add_huge(folio);
         } else {
-            // No folio is locked while another table is.
+            // Unlocks the collected folios before another table is locked.
             leaving.send();
             let unmapped = unmap_alone(op, vma, here)?;
             leaving.send_unmapped(vma.page_offset_of(here.start()), &unmapped);
@@ -102,8 +102,8 @@ pub(in crate::space) fn page_out_shared<P: Platform>(
     Ok(())
 }
 
-/// Unmaps the pages of a range in one table whose folios only that range maps, with one flush.
-/// Returns them, counted from its start.
+/// Unmaps the pages whose folios only this range of one table maps, with one flush. Returns the
+/// numbers of the pages, counted from the start of the range.
 fn unmap_alone<P: Platform>(
     op: &mut Op<'_, '_, P>,
     vma: &Vma,
@@ -124,7 +124,7 @@ fn unmap_alone<P: Platform>(
     Ok(alone)
 }
 
-/// Which pages of a range in one table belong to folios of objects that are mapped there alone.
+/// The pages of an object's folios that only this range of one table maps.
 fn mapped_alone<P: Platform>(page_table: &PageTable<'_, P>, here: VirtRange) -> PageSet {
     let frames = &page_table.memory.frames;
     let mut alone = PageSet::EMPTY;
@@ -159,7 +159,7 @@ fn mapped_alone<P: Platform>(page_table: &PageTable<'_, P>, here: VirtRange) -> 
     alone
 }
 
-/// The folio that a huge leaf maps at all of the range.
+/// The folio of a huge leaf that covers exactly this range.
 fn huge_folio<P: Platform>(page_table: &PageTable<'_, P>, here: VirtRange) -> Option<Folio> {
     let mut found = None;
     page_table.look(here, |looked| {
@@ -172,18 +172,18 @@ fn huge_folio<P: Platform>(page_table: &PageTable<'_, P>, here: VirtRange) -> Op
     found
 }
 
-/// A folio of which pages are mapped in a range.
+/// A folio with pages mapped in a range.
 struct Met {
     folio: Folio,
-    /// The first that is mapped.
+    /// The first mapped page.
     first: u32,
-    /// The one after the last.
+    /// The page after the last mapped one.
     end: u32,
-    /// How many are.
+    /// The number of mapped pages.
     count: u32,
 }
 
-/// Folios of shared memory on their way out.
+/// Collects folios of shared memory, and swaps them out in batches.
 struct SharedOut<'a, 'm, P: Platform> {
     page_table: &'a PageTable<'m, P>,
     object: &'a ObjectState,
@@ -191,7 +191,7 @@ struct SharedOut<'a, 'm, P: Platform> {
 }
 
 impl<P: Platform> SharedOut<'_, '_, P> {
-    /// Adds a folio that a huge leaf maps, if nothing else does.
+    /// Adds a folio of a huge leaf, if it has no other mappings.
     fn add_huge(&mut self, folio: Folio) {
         let memory = self.page_table.memory;
         let leaving = Leaving::new(memory, self.object, folio.head);
@@ -201,8 +201,8 @@ impl<P: Platform> SharedOut<'_, '_, P> {
         }
     }
 
-    /// Sends the folios of pages to swap that were unmapped just now; the set counts from page
-    /// `first` of the object on.
+    /// Swaps out the folios of pages that were just unmapped. The numbers in the set count from
+    /// page `first` of the object.
     fn send_unmapped(&mut self, first: u64, unmapped: &PageSet) {
         let (memory, object) = (self.page_table.memory, self.object);
         let mut next = unmapped.next_run(0);

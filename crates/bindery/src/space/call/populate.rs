@@ -1,4 +1,4 @@
-//! Population: brings pages into memory before the first access.
+//! Populates ranges: maps pages before the first access.
 
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, KeyRights};
@@ -10,23 +10,22 @@ use crate::space::AddressSpace;
 use crate::space::fault::{Access, Resolved};
 use crate::vma::{MappingFlags, Protection, Vma};
 
-/// Level-1 tables searched for missing pages between two checks for a fatal signal.
+/// The number of level-1 tables searched for missing pages between two checks for a fatal signal.
 const PIECE: u64 = 2;
 
-/// How pages are asked for.
+/// The access that populated pages must allow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::space) enum Want {
-    /// As `mlock` does: private writable pages so that a write needs no fault any more, others
-    /// readable.
+    /// The access that `mlock` prepares: writes to private writable mappings, reads of others.
     Usual,
-    /// Readable (`MADV_POPULATE_READ`).
+    /// Reads (`MADV_POPULATE_READ`).
     Readable,
-    /// Writable, and as good as written (`MADV_POPULATE_WRITE`).
+    /// Writes; pages are mapped as if written (`MADV_POPULATE_WRITE`).
     Writable,
 }
 
 impl Want {
-    /// How pages of a mapping are touched; `None` if the mapping does not allow it.
+    /// The access to fault pages of a mapping with; `None` if the mapping does not allow it.
     fn access(self, vma: &Vma) -> Option<Access> {
         let protection = vma.protection();
         let readable = protection.contains(Protection::READ).then_some(Access::Read);
@@ -42,14 +41,14 @@ impl Want {
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Makes all pages of `range` be there, as `mlock` wants them.
+    /// Populates `range` as `mlock` does.
     pub(in crate::space) fn populate(&self, range: VirtRange) -> Result<(), Error> {
         self.populate_as(range, Want::Usual)
     }
 
-    /// Makes all pages of `range` be there. What is there already is passed over in runs. Stops at
-    /// the first page that cannot be had, and for a fatal signal: asks before each fault, and
-    /// before each [`PIECE`] tables' span that is looked through.
+    /// Populates `range`. Skips present pages in runs. Stops at the first page that cannot be
+    /// mapped. Also stops for a fatal signal, which it checks for before each fault, and before
+    /// each [`PIECE`] tables that it searches.
     pub(in crate::space) fn populate_as(&self, range: VirtRange, want: Want) -> Result<(), Error> {
         let mut at = range.start();
         while at < range.end() {
@@ -57,7 +56,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 let vmas = self.vmas.lock();
                 let Some(vma) = vmas.view().at(at) else { return Err(Error::NotMapped(at)) };
                 if vma.has(MappingFlags::SECRET) {
-                    // As Linux, which takes hold of pages here as a pin does.
+                    // Linux populates by pinning pages, and secret pages cannot be pinned.
                     return Err(if want == Want::Usual {
                         Error::Fault(at)
                     } else {
@@ -81,7 +80,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         Ok(())
     }
 
-    /// Touches what is missing in `part`, which lay in one mapping just now.
+    /// Faults the missing pages of `part` in. `part` lay in one mapping when it was looked up.
     fn populate_part(&self, part: VirtRange, access: Access) -> Result<VirtAddr, Error> {
         let mut at = part.start();
         while at < part.end() {

@@ -13,21 +13,19 @@ use crate::vma::{MappingFlags, Protection};
 use crate::vmas::place::Place;
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Lets `length` bytes at `start` of a shared mapping (both rounded down to pages) show what
-    /// its object has from page `page` on. As Linux since 4.0, it is a new mapping in place of what
-    /// was there: the protection is kept, and locks are. With [`MapFlags::POPULATE`] its pages are
-    /// there at once; other flags mean nothing here.
+    /// Replaces `length` bytes at `start` of a shared mapping (both rounded down to pages) by a
+    /// mapping of the same object from page `page` on, with the same protection and locks (as Linux
+    /// since 4.0). [`MapFlags::POPULATE`] populates the new mapping; other flags are ignored.
     ///
-    /// The range may reach over several mappings that touch, all of one object and with the same
-    /// flags.
+    /// The range may cover several adjacent mappings of one object with the same flags.
     ///
-    /// Context: may sleep. Complexity: as [`AddressSpace::mmap_object`], and in the pages that have
-    /// to be made.
+    /// Context: may sleep. Complexity: as [`AddressSpace::mmap_object`], and linear in the pages to
+    /// populate.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the range is empty or wraps, the page numbers wrap, or what is mapped
-    /// there is not as said above, or its object cannot be written through it; those of
-    /// [`AddressSpace::mmap_object`]. Nothing is changed then.
+    /// [`Error::Invalid`] if the range is empty or overflows, the page numbers overflow, the range
+    /// is not such a mapping, or the mapping can never be written; those of
+    /// [`AddressSpace::mmap_object`]. An error changes nothing.
     pub fn remap_file_pages(
         &self,
         start: VirtAddr,
@@ -42,14 +40,14 @@ impl<P: Platform> AddressSpace<'_, P> {
         page.checked_add(range.pages()).ok_or(Error::Invalid)?;
         let now = self.page_table.memory.outermost(|| self.operate(|op| remap(op, range, page)))?;
         if flags.contains(MapFlags::POPULATE) || now & LOCKS == MappingFlags::LOCKED {
-            // As Linux: the mapping is there, whether its pages could be had or not.
+            // The mapping exists, so the call succeeds even if this fails. Linux does the same.
             let _ = self.populate(range);
         }
         Ok(())
     }
 }
 
-/// If it fails, nothing has changed. Returns the flags of the new mapping.
+/// Replaces the mapping. Returns the flags of the new mapping. A failure changes nothing.
 fn remap<P: Platform>(
     op: &mut Op<'_, '_, P>,
     range: VirtRange,
@@ -79,7 +77,7 @@ fn remap<P: Platform>(
     asked.set(MapFlags::LOCKED, flags.contains(MappingFlags::LOCKED));
     let request = MapRequest {
         length: range.len(),
-        // As Linux, which asks for the accesses alone.
+        // Linux passes only the access bits on to `mmap`.
         protection: flags.protection() - Protection::BTI,
         place: Place::Fixed(range.start()),
         sharing: Sharing::Shared,

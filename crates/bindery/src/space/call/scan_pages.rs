@@ -1,9 +1,9 @@
-//! Scans: which pages of a range are in some categories, and protection of those that are, in one
-//! step (`ioctl(PAGEMAP_SCAN)`).
+//! Scans: find the pages of a range that are in given categories, and optionally write-protect them
+//! in the same step (`ioctl(PAGEMAP_SCAN)`).
 //!
-//! A scan goes run by run, and holds the address space's mutex for a bounded stretch at a time. One
-//! that protects keeps faults out of the stretch: of a page that it reports as written and protects,
-//! each later write is reported by the next scan.
+//! A scan reads the page table run by run, and holds the address space's mutex for a bounded part
+//! of the range at a time. A protecting scan also blocks faults in that part. So no write is lost:
+//! after a scan has reported and protected a page, the next scan reports every later write to it.
 
 use crate::Memory;
 use crate::table::PageTable;
@@ -23,35 +23,36 @@ use crate::space::op::Op;
 use crate::space::userfault::protect;
 
 bitflags! {
-    /// What a scan knows of a page (`PAGE_IS_*`, with the same bits).
+    /// The categories of a page (`PAGE_IS_*`, with the same bits).
     ///
     /// # Context
     /// Context: any.
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
     pub struct PageCategories: u64 {
-        /// A scan may protect it: it is registered with a userfaultfd that lifts the protection of
-        /// written pages ([`crate::UserfaultFeatures::WP_ASYNC`]).
+        /// A scan may protect the page: it is registered with a userfaultfd that lifts the
+        /// protection of written pages ([`crate::UserfaultFeatures::WP_ASYNC`]).
         const PROTECTABLE = 1 << 0;
-        /// It is not protected: it was written since it was, or never was.
+        /// The page is not protected: it was written since its last protection, or was never
+        /// protected.
         const WRITTEN = 1 << 1;
-        /// It is mapped, and of an object.
+        /// The page is mapped, and belongs to an object.
         const FILE = 1 << 2;
-        /// It is mapped.
+        /// The page is mapped.
         const PRESENT = 1 << 3;
-        /// It is in swap, or a marker stands in its place.
+        /// The page is in swap, or its entry is a marker.
         const SWAPPED = 1 << 4;
-        /// It is the zero page.
+        /// The page is the zero page.
         const ZERO = 1 << 5;
-        /// A huge leaf maps it.
+        /// A huge leaf maps the page.
         const HUGE = 1 << 6;
-        /// It was written since soft-dirty was last cleared.
+        /// The page was written since the soft-dirty bits were last cleared.
         const SOFT_DIRTY = 1 << 7;
-        /// It is a guard.
+        /// The page is a guard.
         const GUARD = 1 << 8;
     }
 }
 
-/// What a scan looks for, and what it does (`struct pm_scan_arg`).
+/// A request for a scan (`struct pm_scan_arg`).
 ///
 /// ```
 /// use bindery::addr::VirtRange;
@@ -69,27 +70,28 @@ bitflags! {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PageScan {
-    /// Where: whole pages.
+    /// The range to scan, in whole pages.
     pub range: VirtRange,
-    /// Categories that count where a page does not have them.
+    /// Categories that are inverted before pages are matched.
     pub inverted: PageCategories,
-    /// Categories of which all must count.
+    /// Categories that a matching page must all have, after the inversion.
     pub required: PageCategories,
-    /// Categories of which one must count, if there are any.
+    /// Categories that a matching page must have at least one of, after the inversion; empty for no
+    /// such condition.
     pub any_of: PageCategories,
-    /// Categories that are reported.
+    /// Categories to report.
     pub reported: PageCategories,
-    /// Whether matching pages are write-protected. Mappings that cannot be protected so
-    /// ([`PageCategories::PROTECTABLE`]) are passed over.
+    /// Whether to write-protect matching pages. The scan skips mappings that it cannot protect (see
+    /// [`PageCategories::PROTECTABLE`]).
     pub protects: bool,
-    /// Whether such mappings end the scan instead.
+    /// Whether a mapping that cannot be protected ends the scan with an error instead.
     pub refuses_others: bool,
-    /// How many pages are reported at the most; not looked at where nothing is reported.
+    /// The maximum number of pages to report. Has no effect on a scan without regions.
     pub maximum_pages: u64,
 }
 
 impl PageScan {
-    /// A scan of a range, for all pages.
+    /// A scan that matches all pages of a range.
     ///
     /// Context: any.
     pub fn of(range: VirtRange) -> Self {
@@ -112,16 +114,16 @@ impl PageScan {
     }
 }
 
-/// Matching pages that follow each other and are reported alike (`struct page_region`).
+/// Consecutive matching pages with the same reported categories (`struct page_region`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PageRegion {
-    /// Where.
+    /// The addresses of the pages.
     pub range: VirtRange,
-    /// Those of their categories that are reported.
+    /// The reported categories.
     pub categories: PageCategories,
 }
 
-/// Room for the regions that a scan reports.
+/// A buffer for the regions that a scan reports.
 ///
 /// ```
 /// use bindery::{AddressSpace, Error, PageRegion, PageRegions, PageScan, Platform};
@@ -143,14 +145,14 @@ pub struct PageRegions<'a> {
 }
 
 impl<'a> PageRegions<'a> {
-    /// Room in which there is nothing yet.
+    /// An empty buffer.
     ///
     /// Context: any.
     pub fn new(room: &'a mut [PageRegion]) -> Self {
         Self { room, count: 0 }
     }
 
-    /// Room in which there is one region, which a scan that goes on may lengthen.
+    /// A buffer with one region, which the next scan may extend.
     ///
     /// Context: any.
     pub fn after(room: &'a mut [PageRegion], region: PageRegion) -> Self {
@@ -161,21 +163,21 @@ impl<'a> PageRegions<'a> {
         Self { room, count }
     }
 
-    /// What was reported.
+    /// The reported regions.
     ///
     /// Context: any.
     pub fn found(&self) -> &[PageRegion] {
         &self.room[..self.count]
     }
 
-    /// Whether there is no room left.
+    /// Whether the buffer is full.
     ///
     /// Context: any.
     pub fn is_full(&self) -> bool {
         self.count == self.room.len()
     }
 
-    /// Says whether there was room.
+    /// Adds a region, or extends the last one. Returns `false` if the buffer is full.
     fn add(&mut self, region: PageRegion) -> bool {
         if let Some(last) = self.room[..self.count].last_mut()
             && last.range.end() == region.range.start()
@@ -191,33 +193,33 @@ impl<'a> PageRegions<'a> {
     }
 }
 
-/// How far a scan has come.
+/// The result of a scan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Scanned {
-    /// The end of the range, or the first matching page that was not reported any more; or where
-    /// there was no memory to protect what matches.
+    /// The end of the scanned part: the end of the range, the first matching page that did not fit,
+    /// or the first matching page that could not be protected for lack of memory.
     pub end: VirtAddr,
-    /// Pages that were reported.
+    /// The number of reported pages.
     pub pages: u64,
 }
 
-/// Stretches to be protected that a scan remembers.
+/// The number of ranges that a scan collects before it protects them.
 const MATCHES: usize = 64;
-/// Tables of level 1 that a scan looks at before it lets others go on.
+/// The number of level-1 tables that a scan reads before it releases the mutex.
 const TABLES: u64 = 64;
 
-/// A scan under way.
+/// The state of a scan.
 struct Walk<'a, 'r> {
     scan: &'a PageScan,
     regions: Option<&'a mut PageRegions<'r>>,
     pages: u64,
     /// The first matching page that cannot be reported.
     stopped: Option<VirtAddr>,
-    /// Where to go on.
+    /// The start of the part that was not scanned yet.
     at: VirtAddr,
-    /// What is to be protected before anything else is looked at.
+    /// Matching ranges that must be protected before the scan continues.
     matches: ArrayVec<VirtRange, MATCHES>,
-    /// There was no room for more of them: the scan goes on from here.
+    /// `matches` is full. The scan resumes at this address.
     resumes: Option<VirtAddr>,
 }
 
@@ -226,7 +228,7 @@ impl Walk<'_, '_> {
         self.stopped.is_some() || self.resumes.is_some()
     }
 
-    /// Reports pages that are alike, if they match and there is room.
+    /// Reports pages with the same categories if they match and fit.
     fn report(&mut self, range: VirtRange, categories: PageCategories) {
         if range.is_empty() || self.is_over() || !self.scan.matches(categories) {
             return;
@@ -257,7 +259,7 @@ impl Walk<'_, '_> {
 }
 
 impl PageRegions<'_> {
-    /// Takes back what was reported from `at` on, and says how many pages that was.
+    /// Removes the regions from `at` on. Returns the number of removed pages.
     #[cold]
     fn take_back(&mut self, at: VirtAddr) -> u64 {
         let mut pages = 0;
@@ -277,22 +279,23 @@ impl PageRegions<'_> {
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Looks at the pages of a range, reports those that match, and protects them if that is asked
-    /// for (`ioctl(PAGEMAP_SCAN)`). Ends where there is no room for more. Without `regions`,
-    /// nothing is reported, and nothing limits the scan. Pages in no mapping do not match.
+    /// Reports the matching pages of a range, and protects them if the request says so
+    /// (`ioctl(PAGEMAP_SCAN)`). Ends when `regions` is full. Without `regions`, scans the whole
+    /// range and reports nothing. Unmapped pages do not match.
     ///
-    /// What is protected is reported as [`PageCategories::WRITTEN`] again after its next write.
-    /// Pages without an entry count as written.
+    /// After its next write, a protected page is [`PageCategories::WRITTEN`] again. Pages without
+    /// an entry count as written.
     ///
-    /// Context: may sleep. Complexity: in the runs. The mutex is held for 64 tables at a time; a
-    /// scan that protects makes one invalidation for them.
+    /// Context: may sleep. Complexity: linear in the runs. The mutex is held for 64 tables at a
+    /// time; a protecting scan makes one invalidation for them.
     ///
     /// # Errors
-    /// [`Error::AccessDenied`] for a mapping that cannot be protected, if such are refused;
-    /// [`Error::Interrupted`] for a fatal signal; what was reported before either may be protected.
-    /// [`Error::OutOfMemory`] if nothing can be protected. A scan that could protect something
-    /// before the memory ran out ends there ([`Scanned::end`]): what was protected is reported, and
-    /// nothing behind it is protected.
+    /// [`Error::AccessDenied`] for a mapping that cannot be protected, with
+    /// [`PageScan::refuses_others`]; [`Error::Interrupted`] for a fatal signal. Pages reported
+    /// before either may be protected. [`Error::OutOfMemory`] if memory runs out before any page is
+    /// protected. If memory runs out later, the scan ends there without an error
+    /// ([`Scanned::end`]): every protected page is reported, and no page beyond the end is
+    /// protected.
     pub fn scan_pages(
         &self,
         scan: &PageScan,
@@ -310,7 +313,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         };
         let end = scan.range.end().min(self.limit());
         while walk.at < end {
-            // Part by part: what was protected would not match once more.
+            // Each attempt scans one part only: pages that an attempt has protected would not match
+            // in the next one.
             let scanned = self.page_table.memory.retry(|| {
                 interrupt::check(self.platform())?;
                 self.operate(|op| scan_part(op, end, &mut walk))
@@ -329,8 +333,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 }
 
-/// Goes on up to `end` at most. Where it fails for want of memory, all is as if the walk had
-/// come to where it is, and not looked any further.
+/// Scans the next part, up to `end` at most. If it fails for lack of memory, `walk` ends before the
+/// first page that could not be protected.
 fn scan_part<P: Platform>(
     op: &mut Op<'_, '_, P>,
     end: VirtAddr,
@@ -358,7 +362,7 @@ fn scan_part<P: Platform>(
         walk.at = part.end();
         return Ok(());
     }
-    // Keeps faults out, as `userfault_protect` demands.
+    // Blocks faults, as `protect_front` requires.
     let locked = vma.lock_write(op.platform());
     let end = scan_tables(op.edit.table(), part, common, walk);
     let mut protect = |range: VirtRange| {
@@ -373,7 +377,7 @@ fn scan_part<P: Platform>(
         return Ok(());
     };
     if let Some(regions) = &mut walk.regions {
-        // Never less than nothing, whatever the caller's regions were before.
+        // The caller's buffer may have had regions of other ranges before.
         walk.pages = walk.pages.saturating_sub(regions.take_back(reached));
     }
     walk.stopped = None;
@@ -409,7 +413,8 @@ fn categories<P: Platform>(memory: &Memory<P>, stretch: &Stretch<P::Arch>) -> Pa
     categories
 }
 
-/// Scans the front of a part of a mapping, whose pages have the `common` categories.
+/// Scans the front of a part of a mapping whose pages have the `common` categories. Returns the end
+/// of the scanned front.
 fn scan_tables<P: Platform>(
     page_table: &PageTable<'_, P>,
     part: VirtRange,

@@ -47,7 +47,7 @@ fn detach<P: Platform>(op: &mut Op<'_, '_, P>, at: VirtAddr) -> Result<(), Error
     while let Some(vma) = part {
         let after = vma.end();
         if is_part(vma) && vma.object_pointer() == segment {
-            // As Linux: what is sealed stays, without an error.
+            // A sealed mapping stays, without an error, as on Linux.
             let _ = unmap(op, vma.range());
         }
         part = op.vmas.first_ending_after(after).filter(|vma| vma.end() <= end);

@@ -1,5 +1,4 @@
-//! What an address space has in swap comes back: of an area (its part of `swapoff(2)`), or of a
-//! range.
+//! Swaps in all pages of one swap area (an address space's part of `swapoff(2)`), or of a range.
 
 use crate::addr::{VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Kind};
@@ -14,27 +13,27 @@ use crate::space::fault::{Fault, Next, Reading, refused, slot_at};
 use crate::space::{Access, AddressSpace};
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Brings everything back that the address space has in the swap area, run by run, so that
-    /// [`Memory::swap_off`](crate::Memory::swap_off) can remove it. Call
-    /// [`Memory::stop_swapping_to`](crate::Memory::stop_swapping_to) before, or new pages go out
-    /// meanwhile. A fork that runs at the same time may take entries to a child: the child is
-    /// another address space. No lock is held from one run to the next.
+    /// Swaps in every page that the address space has in the swap area, run by run, so that
+    /// [`Memory::swap_off`](crate::Memory::swap_off) can remove the area. Call
+    /// [`Memory::stop_swapping_to`](crate::Memory::stop_swapping_to) first; otherwise reclaim may
+    /// swap pages out to the area during the call. A concurrent fork may copy entries to a child,
+    /// which needs a call of its own. No lock is held between runs.
     ///
-    /// Context: may sleep. Complexity: in the runs of swap entries, and the entries of the
-    /// mappings.
+    /// Context: may sleep. Complexity: linear in the runs of swap entries, and in the entries of
+    /// the mappings.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`]; [`Error::Fault`] if the area has lost a page, which stays lost;
-    /// [`Error::Interrupted`] for a signal. What has come back stays, and everything can be used as
-    /// before.
+    /// [`Error::Interrupted`] for a signal. Pages that were swapped in before stay in memory, and
+    /// the others stay usable.
     pub fn swap_in_area(&self, area: &SwapArea) -> Result<(), Error> {
         self.bring_back(interrupt::check_any, |at| self.next_in_area(at, area.number))
     }
 
-    /// Brings back what is in swap in a range of one mapping. No lock is held.
+    /// Swaps in the pages of a range of one mapping. The caller holds no lock.
     ///
     /// # Errors
-    /// As of [`AddressSpace::swap_in_area`], but for fatal signals alone.
+    /// As [`AddressSpace::swap_in_area`], but only a fatal signal interrupts it.
     #[cold]
     pub(in crate::space) fn swap_in_range(&self, range: VirtRange) -> Result<(), Error> {
         self.bring_back(interrupt::check, |at| {
@@ -44,7 +43,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         })
     }
 
-    /// Brings back each page that `next` gives, which gets the page before, until `check` refuses.
+    /// Swaps in each page that `next` returns, until it returns `None` or `check` fails. `next`
+    /// gets the previous page.
     fn bring_back(
         &self,
         check: fn(&P) -> Result<(), Error>,
@@ -52,7 +52,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     ) -> Result<(), Error> {
         let memory = self.page_table.memory;
         let mut at = VirtAddr(0);
-        // The folio that a device has read stays until it is mapped.
+        // Keeps the folio that a device has read in the cache until it is mapped.
         let mut _kept = None;
         while let Some(page) = next(at) {
             check(self.platform())?;
@@ -71,7 +71,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         Ok(())
     }
 
-    /// Brings back a page that is in swap, or returns the thing to wait for before the next attempt.
+    /// Swaps in a page, or returns the event to wait for before the next attempt.
     fn bring_back_page(&self, page: VirtAddr) -> Result<Option<Wait>, Failure<FaultError>> {
         let Some(locked) = self.lock_vma(page) else { return Ok(None) };
         let Some(slot) = slot_at(&self.page_table, page) else { return Ok(None) };
@@ -82,7 +82,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
     }
 
-    /// The first page from `at` on that has its content in the area.
+    /// The first page from `at` on whose entry refers to the area.
     fn next_in_area(&self, at: VirtAddr, area: u8) -> Option<VirtAddr> {
         let vmas = self.vmas.lock();
         let mut at = at;
@@ -98,7 +98,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 }
 
-/// The first page of `range` that is in swap, in an area that is `wanted`. The mutex is held.
+/// The first page of `range` that is in swap, in an area that `wanted` accepts. The caller holds
+/// the mutex.
 fn first_in_swap<P: Platform>(
     page_table: &PageTable<'_, P>,
     range: VirtRange,

@@ -1,18 +1,18 @@
-//! `MADV_WILLNEED`: what a range has in swap comes in before it is used.
+//! `MADV_WILLNEED`: swaps pages of a range in before they are used.
 //!
-//! | where the content is | what the call does |
+//! | the content is in | effect |
 //! |---|---|
-//! | compressed memory, or a device as fast | private pages are mapped; shared memory has its pages again |
-//! | another device | the read is begun, into the swap cache; the call waits for none |
-//! | the swap cache, or on its way there or out | nothing |
+//! | compressed memory, or an equally fast device | private pages are mapped; pages of shared memory are swapped in |
+//! | another device | a read into the swap cache begins; the call does not wait for it |
+//! | the swap cache, or a request under way | none |
 //!
-//! Compressed pages are mapped, though Linux leaves them in the swap cache: their content is there
-//! when the call returns, so a fault would only write the entry, for ten times the cost. A mapped
-//! page has also given its slot up, and the compressed copy is freed.
+//! The call maps compressed pages, although Linux leaves them in the swap cache. Their content is
+//! available when the call returns, so a fault would only write the entry, at ten times the cost.
+//! Mapping a page also frees its slot and the compressed copy.
 //!
-//! The call is advice. It ends without an error where memory is short, so it evicts nothing, and
-//! passes over what another thread has locked and what is lost: the access that needs the page
-//! waits, or gets the error. No lock is held from one run to the next.
+//! The call is advice. If memory is short, it ends without an error instead of evicting pages. It
+//! skips pages that another thread has locked, and lost pages: an access that needs such a page
+//! waits, or gets the error. No lock is held between runs.
 
 use crate::addr::{Orders, PAGE_SIZE, PageRange, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Kind};
@@ -30,21 +30,21 @@ use super::madvise::shared_memory;
 use crate::space::AddressSpace;
 use crate::space::fault::{Access, Fault, Next, Reading, Resolved, Slot, slot_at};
 
-/// Entries that are looked at between two checks for a fatal signal.
+/// The number of entries read between two checks for a fatal signal.
 const LOOKS: u32 = 1024;
-/// Pages of an object that are asked for between two checks.
+/// The number of an object's pages requested between two checks.
 const PAGES: u64 = 64;
 
-/// How a part of the range has ended.
+/// The result of one part of the range.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ended {
-    /// All of it was looked at.
+    /// The whole part is done.
     Whole,
-    /// Memory is short.
+    /// The call stopped, because memory is short.
     Short,
 }
 
-/// Pages of shared memory.
+/// Pages of shared memory behind a part of the range.
 struct SharedPart<'m, P: Platform> {
     object: Object<'m, P>,
     pages: PageRange,
@@ -52,15 +52,15 @@ struct SharedPart<'m, P: Platform> {
     orders: Orders,
 }
 
-/// What a search for a page in swap has found.
+/// The result of a search for a page in swap.
 enum Found {
     Page(VirtAddr),
-    /// None before this address.
+    /// No page below this address is in swap.
     NoneBefore(VirtAddr),
 }
 
 impl<'m, P: Platform> AddressSpace<'m, P> {
-    /// Brings in what `range` has in swap. Linear in the entries, and in the runs that come in.
+    /// Swaps in the pages of `range`. Linear in the entries, and in the runs that are swapped in.
     ///
     /// # Errors
     /// [`Error::NotMapped`] if the range has holes, after the mapped parts are done;
@@ -75,7 +75,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 let Some((vma, part)) = parts.next(vmas.view()) else { break };
                 (part, self.shared_part(vma, part))
             };
-            // Holes are reported all the same.
+            // The call reports holes even if memory is short.
             if ended == Ended::Whole && self.counts().swap_pages as i64 > 0 {
                 ended = self.bring_in_private(part)?;
             }
@@ -88,7 +88,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         parts.end()
     }
 
-    /// What a part of a VMA shows of shared memory of which some is in swap.
+    /// The pages of shared memory behind a part of a VMA; `None` if no page of the object is in
+    /// swap.
     fn shared_part(&self, vma: &Vma, part: VirtRange) -> Option<SharedPart<'m, P>> {
         let state = shared_memory(vma).filter(|object| object.pages.swapped() > 0)?;
         let orders = state.orders(self.page_table.memory, vma.flags());
@@ -97,12 +98,12 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         Some(SharedPart { object: self.object_of(vma)?, pages, orders })
     }
 
-    /// Brings in what the entries of a part of one VMA have in swap.
+    /// Swaps in the pages that the entries of a part of one VMA refer to.
     fn bring_in_private(&self, part: VirtRange) -> Result<Ended, Error> {
         let mut at = part.start();
         while at < part.end() {
             interrupt::check(self.platform())?;
-            // What has been unmapped meanwhile needs nothing.
+            // Another thread has unmapped the rest.
             let Some(locked) = self.lock_vma(at) else { break };
             let rest = VirtRange::raw(at.0, part.end().0).intersection(locked.vma().range());
             at = match next_in_swap(&self.page_table, rest) {
@@ -116,8 +117,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         Ok(Ended::Whole)
     }
 
-    /// Brings in the run around `page`, or begins to. Returns where to go on; `None` if memory is
-    /// short. The VMA is locked for reading.
+    /// Swaps in the run around `page`, or begins to read it. Returns the address to continue at;
+    /// `None` if memory is short. The caller holds the VMA's lock for reading.
     fn bring_in(&self, vma: &Vma, page: VirtAddr) -> Option<VirtAddr> {
         let memory = self.page_table.memory;
         let next = page.offset(PAGE_SIZE);
@@ -144,7 +145,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         }
     }
 
-    /// Brings in what an object has in swap of these pages.
+    /// Swaps in an object's pages.
     fn bring_in_shared(&self, shared: &SharedPart<'m, P>) -> Result<Ended, Error> {
         let SharedPart { object, pages, orders } = shared;
         let PageRange { mut first, end } = *pages;
@@ -160,12 +161,12 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
 }
 
 /// Maps a page that needs no device, with the run around it. Returns the address to continue at;
-/// `None` if there is no memory.
+/// `None` if memory is short.
 fn map_announced<P: Platform>(fault: &Fault<'_, '_, P>, slot: Slot) -> Option<VirtAddr> {
     let next = fault.page.offset(PAGE_SIZE);
     match fault.swap_in(slot, Reading::Advice) {
         Ok(Next::Done(Resolved::FromSwap(range))) => Some(range.end().max(next)),
-        // The area has got a slower device meanwhile.
+        // By now, the content needs a slower device.
         Ok(Next::Wait(wait)) => {
             drop(wait.wait(fault.space.memory(), None));
             Some(next)
@@ -176,7 +177,7 @@ fn map_announced<P: Platform>(fault: &Fault<'_, '_, P>, slot: Slot) -> Option<Vi
     }
 }
 
-/// The first page of `range` that is in swap, of as many entries as may be looked at at once.
+/// Finds the first page of `range` that is in swap, in the first [`LOOKS`] entries.
 fn next_in_swap<P: Platform>(page_table: &PageTable<'_, P>, range: VirtRange) -> Found {
     let (mut looks, mut found) = (0, Found::NoneBefore(range.end()));
     page_table.look(range, |looked| {

@@ -1,4 +1,4 @@
-//! The two calls that collapse, and one table span.
+//! The two calls that collapse, and the collapse of one table span.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -27,11 +27,11 @@ use crate::space::op::Op;
 
 /// Why a span was not collapsed.
 enum Refusal {
-    /// The call goes on with the next one, and fails at its end.
+    /// The call continues with the next span, and fails at its end.
     Here(Error),
     /// The call ends, as on Linux.
     Ends(Error),
-    /// Pages are in swap, and no more than may be.
+    /// Some pages are in swap, but not more than the limit.
     InSwap,
 }
 
@@ -46,20 +46,23 @@ impl From<Error> for Failure<Refusal> {
 }
 
 impl<'m, P: Platform> AddressSpace<'m, P> {
-    /// Makes large folios, mapped by huge leaves, of all whole table spans in `range`, whatever the
-    /// policy says (Linux: `madvise(2)` with `MADV_COLLAPSE`).
+    /// Collapses every whole table span in `range` into a large folio that a huge leaf maps,
+    /// regardless of the policy (Linux: `madvise(2)` with `MADV_COLLAPSE`).
     ///
     /// Context: may sleep. Complexity: linear in the pages.
     ///
     /// # Errors
-    /// [`Error::NotMapped`] for holes; [`Error::Invalid`] if a mapping is too small, has said that
-    /// it wants no large folios, or is a private one of an object, or nothing is there to be
-    /// collapsed, or what is there cannot be (guards among it: pages of an object come into one
-    /// folio, but are not mapped large), or a userfaultfd write-protects it; [`Error::Busy`] if a
-    /// userfaultfd serves what is missing; [`Error::TryAgain`] if somebody has pinned a page;
-    /// [`Error::OutOfMemory`] if there is no folio of that size; [`Error::Interrupted`] if a fatal
-    /// signal came first, which is asked for before each span (Linux does not ask). What could be
-    /// collapsed is.
+    /// Spans that were collapsed before an error stay collapsed.
+    ///
+    /// - [`Error::NotMapped`]: the range has holes.
+    /// - [`Error::Invalid`]: a mapping is too small, refuses large folios, is a private mapping of
+    ///   an object, or is write-protected by a userfaultfd. Or a span is empty, or has entries that
+    ///   cannot be collapsed. (Pages of an object around guards are collapsed into one folio, but a
+    ///   huge leaf cannot map it.)
+    /// - [`Error::Busy`]: a userfaultfd serves the missing pages.
+    /// - [`Error::TryAgain`]: a page is pinned.
+    /// - [`Error::OutOfMemory`]: no folio of that size is free.
+    /// - [`Error::Interrupted`]: a fatal signal was pending before a span. (Linux does not check.)
     pub fn collapse_range(&self, range: VirtRange) -> Result<(), Error> {
         let mut parts = Parts::of(range);
         loop {
@@ -83,7 +86,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let first = part.start().0.next_multiple_of(span);
         let end = part.end().0 & !(span - 1);
         if first > end {
-            // As Linux: a range inside of one span is an error, one that touches its edge is not.
+            // A range inside of one span is an error, but a range that ends at the edge of a span
+            // is not. Linux makes the same difference.
             return Err(Error::Invalid);
         }
         let mut result = Ok(());
@@ -101,7 +105,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             match collapsed {
                 Err(Refusal::Ends(error)) => return Err(error),
                 Err(Refusal::Here(error)) => result = Err(error),
-                // It has gone there again.
+                // The pages were swapped out again in the meantime.
                 Err(Refusal::InSwap) => result = Err(Error::TryAgain),
                 Ok(()) => {}
             }
@@ -109,8 +113,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         result
     }
 
-    /// The first table span of a range of whole ones that is not known to be empty: of anonymous
-    /// memory, such a span cannot be collapsed. An object's pages need no table here.
+    /// The start of the first table span in `range` that may have pages. An empty span of anonymous
+    /// memory cannot be collapsed. Pages of an object may exist without a table here.
     fn first_collapsible(&self, range: VirtRange) -> u64 {
         let vmas = self.vmas.lock();
         let vma = vmas.view().at(range.start());
@@ -122,13 +126,13 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         part.map_or(range.end().0, |part| part.start().align_down(span).0)
     }
 
-    /// Looks at up to `spans` table spans from `from` on, and collapses those that the policy and
-    /// `limits` allow: of anonymous memory, and of shared memory, whose pages then come into one
-    /// folio and are mapped large by the next access. It is for a low-priority thread of the
-    /// embedder (Linux: `khugepaged`). If a fatal signal waits for that thread, or no folio is
-    /// free, it stops after one span.
+    /// Examines up to `spans` table spans from `from` on, and collapses those that the policy and
+    /// `limits` allow. Spans of anonymous memory are mapped by a huge leaf at once, spans of shared
+    /// memory at the next access. A low-priority thread of the embedder calls this (Linux:
+    /// `khugepaged`). If a fatal signal is pending for that thread, or no folio is free, the call
+    /// stops after one span.
     ///
-    /// Context: may sleep. Complexity: linear in the entries looked at.
+    /// Context: may sleep. Complexity: linear in the entries of the examined spans.
     pub fn collapse_some(
         &self,
         from: VirtAddr,
@@ -176,7 +180,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         }
     }
 
-    /// The first table span from `at` on that lies whole in a mapping whose policy wants it.
+    /// The start of the first table span from `at` on that lies in one mapping whose policy allows
+    /// large folios.
     fn next_candidate(&self, vmas: VmaView<'_, P>, at: u64) -> Option<u64> {
         let span = P::Arch::PMD.span();
         let order = P::Arch::PMD.order();
@@ -235,7 +240,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         }
     }
 
-    /// Collapses the pages that a shared mapping shows of an object, from page `first` on.
+    /// Collapses the pages of an object behind `range` of a shared mapping, from page `first` on.
     fn collapse_object(
         &self,
         range: VirtRange,
@@ -260,15 +265,17 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             return Ok(());
         }
         if self.has_guards(range) {
-            // As Linux: the pages are in one folio, but a huge leaf cannot map them there.
+            // The pages are in one folio, but a huge leaf would map pages in place of the guards.
+            // Linux fails as well.
             return Err(Error::Invalid.into());
         }
-        // As Linux: the huge leaf is there when the call returns, if it can be had.
+        // Maps the huge leaf before the call returns, as Linux does. The collapse has succeeded
+        // even if this fails.
         let _ = self.populate_collapsed(range);
         Ok(())
     }
 
-    /// Whether `range` has a guard, a part of one mapping.
+    /// Whether `range`, a part of one mapping, has a guard.
     fn has_guards(&self, range: VirtRange) -> bool {
         let vmas = self.vmas.lock();
         let mut found = false;
@@ -285,7 +292,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
 /// The progress of [`collapse`].
 enum Collapsed<'m, P: Platform> {
     Done,
-    /// The span shows shared memory, from this page on, which is collapsed without the mutex.
+    /// The span maps shared memory, from this page of the object on. The caller collapses it
+    /// without the mutex.
     OfObject(Object<'m, P>, u64),
 }
 
@@ -296,7 +304,7 @@ fn collapse<'m, P: Platform>(
 ) -> Result<Collapsed<'m, P>, Failure<Refusal>> {
     let base = range.start();
     let vma = op.vmas.at(base).filter(|vma| vma.range().covers(range));
-    // Asked again: the mutex was free since, and another mapping may be here.
+    // The mutex was released since the last check, so the mapping may have changed.
     let vma = vma.ok_or(Error::NotMapped(base))?;
     let demanded = limits.is_none();
     check_collapsible::<P>(vma)?;
@@ -322,7 +330,7 @@ fn collapse_anonymous<P: Platform>(
 ) -> Result<(), Failure<Refusal>> {
     let scan = scan_pmd(op.edit.table(), range);
     if scan.huge {
-        // Nothing was done, as far as the background is concerned.
+        // The background collapser must not count this span as collapsed.
         return if limits.is_some() { Err(Error::Busy.into()) } else { Ok(()) };
     }
     if scan.present + scan.swapped == 0 || scan.absent {
@@ -356,7 +364,7 @@ fn collapse_by_copy<P: Platform>(
     memory.may_wait();
     let deposit = new_table(memory, Level::PTE, &mut counts).ok_or(NoMemory)?;
     let Some(folio) = memory.frames.new_exclusive_folio(order) else {
-        // SAFETY: 1. made above; 2. nobody else has seen it.
+        // SAFETY: 1. made above; 2. no other thread has seen it.
         unsafe { free_table(memory, deposit, &mut counts) };
         op.edit.stats.add(&counts);
         return Err(Failure::NoMemory);
@@ -370,15 +378,15 @@ fn collapse_by_copy<P: Platform>(
     let done = op.edit.replace_by_copy(&what);
     if !done {
         memory.frames.fresh(folio).discard(op.platform());
-        // SAFETY: 1. made above; 2. what was not done has not shown it to anybody.
+        // SAFETY: 1. made above; 2. a replacement that was not done has not published it.
         unsafe { free_table(memory, deposit, &mut counts) };
     }
     op.edit.stats.add(&counts);
     if done { Ok(()) } else { Err(Error::Invalid.into()) }
 }
 
-/// Unmaps pages of an object that are one folio and mapped one by one, so that the next touch
-/// maps them large. False where nothing was done: other entries are there by now, or none.
+/// Unmaps the small leaves of an object's large folio, so that the next access maps a huge leaf.
+/// Returns `false`, and changes nothing, if the span has no such leaves or also has other entries.
 fn retract<P: Platform>(op: &mut Op<'_, '_, P>, range: VirtRange) -> bool {
     let Some(vma) = op.vmas.at(range.start()).filter(|vma| vma.range().covers(range)) else {
         return false;
@@ -401,20 +409,21 @@ fn retract<P: Platform>(op: &mut Op<'_, '_, P>, range: VirtRange) -> bool {
     small && fits && drop_contents(op, vma, range).is_ok()
 }
 
-/// Whether large folios may be made in a mapping: it has room for one at its end, as Linux asks it,
-/// and a page of its own, and no userfaultfd supplies its pages or guards its writes.
+/// Checks whether a mapping may have large folios. It must cover the last whole table span before
+/// its end (Linux checks the same span), its pages must be of one owner, and no userfaultfd may
+/// supply its pages or write-protect them.
 ///
 /// # Errors
-/// [`Error::Invalid`]; [`Error::Busy`] if a userfaultfd serves what is missing.
+/// [`Error::Invalid`]; [`Error::Busy`] if a userfaultfd serves missing pages.
 fn check_collapsible<P: Platform>(vma: &Vma) -> Result<(), Error> {
     let span = P::Arch::PMD.span();
     let last = vma.end() & !(span - 1);
     let fits = last >= span && last - span >= vma.start();
-    // Pages of an object have to be where huge leaves could map them.
+    // A huge leaf can map pages of an object only if address and offset have the same alignment.
     let skew = (vma.start() >> PAGE_SHIFT).wrapping_sub(vma.page_offset());
     let aligned = vma.is_anonymous() || skew.is_multiple_of(span >> PAGE_SHIFT);
-    // A folio that collapsing makes belongs to the object, or to an anon group of anonymous pages.
-    // What a private mapping shows is a mixture of both, which no large folio can be.
+    // A folio belongs to either an object or an anon group. A private mapping of an object has
+    // pages of both, which cannot share a large folio.
     let uniform = vma.is_anonymous() || vma.is_shared();
     let possible = fits
         && aligned

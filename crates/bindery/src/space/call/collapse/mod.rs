@@ -2,7 +2,7 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `call` | the two calls, and one table span |
+//! | `call` | the two calls, and the collapse of one table span |
 //! | `scan_pmd` | counts of the entries of a span |
 //! | `left_out` | the calls in a build without the feature `collapse` |
 
@@ -15,8 +15,8 @@ mod scan_pmd;
 
 use crate::addr::VirtAddr;
 
-/// Limits of the background collapser in pages of a table's span (Linux: `khugepaged/max_ptes_none`,
-/// `max_ptes_swap`, `max_ptes_shared`), and its effort for a folio.
+/// The limits of the background collapser, in pages of one table span (Linux:
+/// `khugepaged/max_ptes_none`, `max_ptes_swap`, `max_ptes_shared`), and its effort for a folio.
 ///
 /// ```
 /// use bindery::addr::VirtAddr;
@@ -30,12 +30,12 @@ use crate::addr::VirtAddr;
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CollapseLimits {
-    /// The most pages that may be missing, or be the zero page: they would take memory that nobody
-    /// uses.
+    /// The maximum number of pages that are missing or zero pages. The collapse allocates memory for
+    /// them that the program may never use.
     pub missing: u32,
-    /// The most pages that may be in swap: they come back first.
+    /// The maximum number of pages in swap. The collapse swaps them in first.
     pub swapped: u32,
-    /// The most pages that may also be mapped elsewhere: they are copied.
+    /// The maximum number of pages with other mappings. The collapse copies them.
     pub shared: u32,
     /// Whether memory is collected ([`crate::Memory::collect`]) if no folio is free (Linux:
     /// `khugepaged/defrag`).
@@ -69,12 +69,12 @@ impl Default for CollapseLimits {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CollapseProgress {
-    /// Table spans that it has looked at.
+    /// The number of examined table spans.
     pub looked_at: u32,
-    /// Of these, those that it has collapsed.
+    /// The number of collapsed table spans.
     pub collapsed: u32,
-    /// The address at which to go on; null after the last mapping.
+    /// The address at which the next call continues; null after the last mapping.
     pub next: VirtAddr,
-    /// Whether it stopped because no large folio is free.
+    /// Whether the call stopped because no large folio is free.
     pub out_of_memory: bool,
 }
