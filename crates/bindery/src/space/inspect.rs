@@ -31,8 +31,8 @@ pub enum Inspection<A: Arch> {
     Page {
         /// Its frame.
         frame: Frame,
-        /// What the entry says. In a contiguous run, accessed and dirty may be in another
-        /// entry of the contiguous run.
+        /// The attributes of the entry. In a contiguous run, the accessed and dirty bits may be in
+        /// another entry of the run.
         attributes: Attributes,
         /// The level of the leaf: 1 for a base page.
         level: Level<A>,

@@ -53,7 +53,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.settings.merges()
     }
 
-    /// What a new mapping with these flags gets beside them. Must be called with the lock.
+    /// The merging flag that a new mapping with these flags gets. The caller holds the mutex.
     pub(super) fn future_merging(&self, flags: MappingFlags) -> MappingFlags {
         if self.settings.merges() { mergeable(flags) } else { MappingFlags::empty() }
     }

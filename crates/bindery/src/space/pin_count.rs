@@ -1,25 +1,25 @@
-//! How many pages an address space has pinned, and how many it may pin.
+//! Counts and limits the pages that an address space has pinned.
 //!
-//! A folio has room for 2^15 pins in all. Without a limit, a process could pin one page of shared
-//! memory so often that nobody else can. Two limits prevent that:
+//! A folio has room for 2^15 pins. Without a limit, a process could pin one page of shared memory
+//! so often that other processes cannot pin it. Two limits prevent that:
 //!
 //! 1. *Of the address space*: [`super::Limits::pinned`], as Linux counts pinned pages against
 //!    `RLIMIT_MEMLOCK` (`pinned_vm`, `account_locked_vm`). A pin is of at least one page, so the 8
 //!    MiB that a process has by default are 2,048 pins of one folio, a sixteenth of its room.
-//! 2. *Of the folio*: from 2^14 pins on, only an address space with at most 1,024 pinned pages in
-//!    all may pin it. That excludes owners without the first limit, or with a large one. So the
-//!    upper half of the room is left to at least sixteen address spaces that pin little, however
-//!    much one of them has pinned below it.
+//! 2. *Of the folio*: from 2^14 pins on, only address spaces with at most 1,024 pinned pages in all
+//!    may pin it. That excludes address spaces whose first limit is large or absent. So at least
+//!    sixteen address spaces that pin little find room in the upper half, even if the lower half is
+//!    full.
 //!
 //! ```text
 //! pins of a folio   0 ................ 16,384 ................ 32,768
-//!                   |     anybody        |  who pins little      | nobody
+//!                   | any address space  | few pinned pages      | none
 //! ```
 //!
-//! An address space that pins much cannot pin a folio that another has crowded. That is the price
-//! of counting per owner and not per owner and folio, which would need a record for each pair. Many
-//! address spaces together can still use a folio up. The embedder limits how many of them a user
-//! may have (`RLIMIT_NPROC`).
+//! The price: an address space with many pins cannot pin a folio whose lower half is full. Counting
+//! per owner and folio would avoid that, but needs a record for each pair. Many address spaces
+//! together can still exhaust a folio. The embedder limits the number of a user's processes
+//! (`RLIMIT_NPROC`).
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -36,14 +36,15 @@ use crate::platform::Platform;
 use super::AddressSpace;
 use super::limits::Locking;
 
-/// A user with more pages pinned leaves the upper half of a folio's room to others.
+/// The maximum number of pinned pages with which an address space may use the upper half of a
+/// folio's room.
 const FEW: u64 = 1024;
 
-/// The address space has not been dropped.
+/// Set until the address space is dropped.
 const SPACE: u64 = 1 << 63;
 
-/// The pages that one address space has pinned. It outlives the address space as long as there is a
-/// pin: the last to release it frees it.
+/// The number of pages that one address space has pinned. Freed by the last of its owners: the
+/// address space and its pins.
 #[derive(Debug)]
 pub(crate) struct PinCount(AtomicU64);
 
@@ -52,17 +53,17 @@ impl PinCount {
         self.0.load(Ordering::Relaxed) & !SPACE
     }
 
-    /// Adds pages, unless they would be more than `limit`; how many there are then.
+    /// Adds pages, unless the sum would exceed `limit`. Returns the sum.
     fn add(&self, pages: u64, limit: u64) -> Option<u64> {
         let fits = |word: u64| Some(word + pages).filter(|sum| sum & !SPACE <= limit);
         let before = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).ok()?;
         Some((before & !SPACE) + pages)
     }
 
-    /// Takes away what the caller has. The last one frees the count.
+    /// Subtracts the caller's share. The last owner frees the count.
     fn take<P: Platform>(&self, memory: &Memory<P>, taken: u64) {
-        // Release, and acquire for the last: all that others did with the count comes before its
-        // end.
+        // Release, and acquire for the last owner: all accesses of other owners happen before the
+        // free.
         if self.0.fetch_sub(taken, Ordering::AcqRel) == taken {
             // SAFETY: the count came from this slab (`AddressSpace::pin_count`). It is zero, so
             // neither the address space nor a pin knows it any more.
@@ -73,7 +74,7 @@ impl PinCount {
     }
 }
 
-/// Where an address space has its count; null until it pins something.
+/// The pointer of an address space to its count; null before its first pin.
 #[derive(Default)]
 pub(super) struct PinCounts(AtomicPtr<PinCount>);
 
@@ -83,12 +84,12 @@ impl PinCounts {
     }
 }
 
-/// What one pin counts for; given back by the drop.
+/// The share of one pin in the count. Dropping it subtracts the share.
 pub(super) struct Share<'m, P: Platform> {
     memory: &'m Memory<P>,
     count: &'m PinCount,
     pages: u64,
-    /// How far the folio's room is open to the owner.
+    /// The part of a folio's room that the owner may use.
     pub(super) room: PinRoom,
 }
 
@@ -99,7 +100,7 @@ impl<P: Platform> Drop for Share<'_, P> {
 }
 
 impl<'m, P: Platform> AddressSpace<'m, P> {
-    /// The count of the address space, made with its first pin.
+    /// The count of the address space, allocated at its first pin.
     pub(super) fn pin_count(&self) -> Result<&'m PinCount, Failure<FaultError>> {
         let memory = self.page_table.memory;
         let count = match self.pin_counts.get() {
@@ -114,7 +115,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 match self.pin_counts.0.compare_exchange(null, made, order.0, order.1) {
                     Ok(_) => new,
                     Err(other) => {
-                        // SAFETY: the count came from this slab, and nobody else has seen it.
+                        // SAFETY: the count came from this slab, and no other thread has seen it.
                         unsafe {
                             memory.slab::<PinCount>().free(&memory.frames, &memory.platform, new)
                         };
@@ -123,12 +124,12 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 }
             }
         };
-        // SAFETY: the address space is one of those who keep the count, and each pin that takes the
-        // reference along another. It is not followed once they have let go.
+        // SAFETY: the address space owns a share of the count, and so does each pin that keeps the
+        // reference. The reference is not used after their shares are subtracted.
         Ok(unsafe { count.as_ref() })
     }
 
-    /// Counts a pin of `pages` pages.
+    /// Adds the share of a pin of `pages` pages.
     pub(super) fn share_of_pins(
         &self,
         count: &'m PinCount,
@@ -145,16 +146,16 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         Ok(Share { memory: self.page_table.memory, count, pages, room })
     }
 
-    /// The pages that are pinned, each counted once for each pin.
+    /// The number of pinned pages. A page counts once for each of its pins.
     pub(super) fn pinned_pages(&self) -> u64 {
-        // SAFETY: the address space keeps the count.
+        // SAFETY: the address space owns a share of the count.
         self.pin_counts.get().map_or(0, |count| unsafe { count.as_ref() }.pages())
     }
 
-    /// The address space goes: its pins may stay.
+    /// Subtracts the address space's own share when it is dropped. Its pins may outlive it.
     pub(super) fn let_go_of_pins(&self) {
         if let Some(count) = self.pin_counts.get() {
-            // SAFETY: the address space keeps the count until now.
+            // SAFETY: the address space has owned a share of the count until now.
             unsafe { count.as_ref() }.take(self.page_table.memory, SPACE);
         }
     }

@@ -16,7 +16,7 @@ use crate::platform::Platform;
 use super::AddressSpace;
 use crate::vma::MappingFlags;
 
-/// Where an address space uses large folios (Linux: `PR_SET_THP_DISABLE`).
+/// The mappings in which an address space uses large folios (Linux: `PR_SET_THP_DISABLE`).
 ///
 /// ```
 /// use bindery::{AddressSpace, LargeFolios, Platform};
@@ -28,13 +28,13 @@ use crate::vma::MappingFlags;
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum LargeFolios {
-    /// Where the policies and the mappings allow them.
+    /// In all mappings that allow them, subject to the policy.
     #[default]
     Allowed,
-    /// Of that, only where the program has asked for them: in mappings with `MADV_HUGEPAGE`, and by
-    /// `MADV_COLLAPSE` (Linux: `PR_THP_DISABLE_EXCEPT_ADVISED`).
+    /// Only on request of the program: in mappings with `MADV_HUGEPAGE`, and by `MADV_COLLAPSE`
+    /// (Linux: `PR_THP_DISABLE_EXCEPT_ADVISED`).
     Advised,
-    /// Nowhere.
+    /// In no mapping.
     Never,
 }
 
@@ -50,17 +50,17 @@ pub enum LargeFolios {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum ExecGain {
-    /// As the mappings allow.
+    /// Memory may become executable if its mapping allows it.
     #[default]
     Allowed,
-    /// No mapping may be writable and executable, and none that is not executable becomes so
-    /// (`PR_MDWE_REFUSE_EXEC_GAIN`). Children inherit that.
+    /// No mapping may be both writable and executable, and no mapping may become executable
+    /// (`PR_MDWE_REFUSE_EXEC_GAIN`). Children inherit the setting.
     Refused,
-    /// The same, but not for children (`PR_MDWE_NO_INHERIT`).
+    /// As `Refused`, but children do not inherit the setting (`PR_MDWE_NO_INHERIT`).
     RefusedHere,
 }
 
-/// All settings of an address space, in one word: faults read it.
+/// All settings of an address space, in one byte, because faults read them.
 #[derive(Default)]
 pub(super) struct Settings(AtomicU8);
 
@@ -77,13 +77,13 @@ impl Settings {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// What a child has.
+    /// The settings of a child.
     fn inherited(&self) -> u8 {
         let set = self.get();
         if set & NOT_INHERITED == 0 { set } else { set & !EXEC_GAIN }
     }
 
-    /// Whether pages with the same contents may be one in all mappings.
+    /// Whether pages with equal contents may be merged in all mappings.
     pub(super) fn merges(&self) -> bool {
         self.get() & MERGING != 0
     }
@@ -101,7 +101,8 @@ impl Settings {
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Sets where the address space uses large folios from now on. Existing ones stay.
+    /// Sets the mappings in which the address space uses large folios from now on. Existing large
+    /// folios stay.
     ///
     /// Context: any.
     pub fn set_large_folios(&self, large: LargeFolios) {
@@ -113,7 +114,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.settings.change(LARGE_FOLIOS, value);
     }
 
-    /// Where the address space uses large folios.
+    /// The mappings in which the address space uses large folios.
     ///
     /// Context: any.
     pub fn large_folios(&self) -> LargeFolios {
@@ -124,8 +125,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
     }
 
-    /// Refuses from now on that memory becomes executable, if `gain` says so. Existing mappings
-    /// stay as they are.
+    /// Sets whether memory may become executable from now on. Existing mappings do not change.
     ///
     /// Context: may sleep.
     ///

@@ -28,7 +28,7 @@ fn grow_down<P: Platform>(
     let refused = FaultError::NotMapped;
     let vma = vmas.first_ending_after(page.0).ok_or(refused)?;
     if vma.start() <= page.0 {
-        // Mapped meanwhile.
+        // Another thread has mapped the page.
         return Ok(());
     }
     if !vma.has(MappingFlags::GROWS_DOWN) || page < vmas.minimum() {

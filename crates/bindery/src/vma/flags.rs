@@ -1,4 +1,4 @@
-//! What a mapping allows, and how it behaves.
+//! The permissions and flags of a mapping.
 
 use bitflags::bitflags;
 
@@ -24,14 +24,14 @@ bitflags! {
         const WRITE = 1 << 1;
         /// Instruction fetches.
         const EXECUTE = 1 << 2;
-        /// Indirect branches into it must meet a landing pad (`PROT_BTI` of AArch64). Ignored where
-        /// the machine has no such thing ([`Platform::branch_target_identification`]).
+        /// Indirect branches into the mapping must land on a landing pad (`PROT_BTI` of AArch64).
+        /// Ignored on machines without this check ([`Platform::branch_target_identification`]).
         const BTI = 1 << 4;
     }
 }
 
 impl Protection {
-    /// What page-table entries of such a mapping say.
+    /// The permissions of page-table entries with this protection.
     #[inline]
     pub(crate) fn permissions(self) -> Permissions {
         let mut permissions = Permissions::empty();
@@ -42,7 +42,7 @@ impl Protection {
         permissions
     }
 
-    /// Whether the program may do nothing with the mapping (`PROT_NONE`).
+    /// Whether no access is allowed (`PROT_NONE`).
     #[inline]
     pub(crate) fn is_none(self) -> bool {
         !self.intersects(Self::READ | Self::WRITE | Self::EXECUTE)
@@ -73,9 +73,9 @@ bitflags! {
         const WRITE = 1 << 1;
         /// Instruction fetches are allowed (`ex`).
         const EXECUTE = 1 << 2;
-        /// What is written is seen by all who map the same object (`MAP_SHARED`, `ms`).
+        /// Writes are visible in all mappings of the same object (`MAP_SHARED`, `ms`).
         const SHARED = 1 << 3;
-        /// Indirect branches into it must meet a landing pad (`PROT_BTI`, `bt`).
+        /// Indirect branches into the mapping must land on a landing pad (`PROT_BTI`, `bt`).
         const BTI = 1 << 4;
         /// `mprotect` may allow loads (`mr`).
         const MAY_READ = 1 << 5;
@@ -83,74 +83,74 @@ bitflags! {
         const MAY_WRITE = 1 << 6;
         /// `mprotect` may allow fetches (`me`).
         const MAY_EXECUTE = 1 << 7;
-        /// A touch just below makes it longer (`MAP_GROWSDOWN`, `gd`).
+        /// An access just below the mapping extends it (`MAP_GROWSDOWN`, `gd`).
         const GROWS_DOWN = 1 << 8;
         /// Its pages stay in memory (`mlock`, `lo`).
         const LOCKED = 1 << 9;
-        /// Locked, but pages come with their first touch (`MLOCK_ONFAULT`).
+        /// Locked, but pages are populated by their first access (`MLOCK_ONFAULT`).
         const LOCK_ON_FAULT = 1 << 10;
         /// Not counted as committed (`MAP_NORESERVE`, `nr`).
         const NO_RESERVE = 1 << 11;
         /// Counted as committed (`ac`).
         const ACCOUNT = 1 << 12;
-        /// A child does not get it (`MADV_DONTFORK`, `dc`).
+        /// Children do not inherit the mapping (`MADV_DONTFORK`, `dc`).
         const DONT_FORK = 1 << 13;
-        /// A child gets it empty (`MADV_WIPEONFORK`, `wf`).
+        /// Children inherit the mapping without its contents (`MADV_WIPEONFORK`, `wf`).
         const WIPE_ON_FORK = 1 << 14;
-        /// Large folios are wanted (`MADV_HUGEPAGE`, `hg`).
+        /// The program prefers large folios (`MADV_HUGEPAGE`, `hg`).
         const HUGE = 1 << 15;
-        /// Large folios are not wanted (`MADV_NOHUGEPAGE`, `nh`).
+        /// The program refuses large folios (`MADV_NOHUGEPAGE`, `nh`).
         const NO_HUGE = 1 << 16;
-        /// It cannot be changed or removed any more (`mseal`, `sl`).
+        /// The mapping cannot be changed or unmapped (`mseal`, `sl`).
         const SEALED = 1 << 17;
         /// Pages are used in order (`MADV_SEQUENTIAL`, `sr`).
         const SEQUENTIAL = 1 << 18;
         /// Pages are used in no order (`MADV_RANDOM`, `rr`).
         const RANDOM = 1 << 19;
-        /// Not part of a core dump (`MADV_DONTDUMP`, `dd`).
+        /// Excluded from core dumps (`MADV_DONTDUMP`, `dd`).
         const DONT_DUMP = 1 << 20;
-        /// All of it counts as written since soft-dirty was last cleared (`sd`).
+        /// All pages count as written since the soft-dirty bits were last cleared (`sd`).
         const SOFT_DIRTY = 1 << 21;
-        /// Its pages may vanish when memory is short (`MAP_DROPPABLE`, `dp`).
+        /// Reclaim may drop the pages without saving them (`MAP_DROPPABLE`, `dp`).
         const DROPPABLE = 1 << 22;
-        /// There may be guard pages in it (`MADV_GUARD_INSTALL`, `gu`).
+        /// The mapping may have guard pages (`MADV_GUARD_INSTALL`, `gu`).
         const MAYBE_GUARDS = 1 << 23;
-        /// All its pages count as resident for every caller: it maps a file of somebody else's
+        /// `mincore` reports all pages as resident, because the process does not own the file
         /// ([`crate::FileAccess::OWNER`]).
         const HIDES_RESIDENCE = 1 << 32;
-        /// Pages with the same contents may be one (`MADV_MERGEABLE`, `mg`).
+        /// Pages with equal contents may be merged (`MADV_MERGEABLE`, `mg`).
         const MERGEABLE = 1 << 33;
-        /// Its contents were taken because its process is about to end; no page comes any more
+        /// The contents were freed because the process is about to exit. Accesses fail
         /// ([`crate::AddressSpace::reap`]).
         const REAPED = 1 << 26;
-        /// Nobody but the program looks at its pages ([`crate::Memory::secret_memory`]).
+        /// Only the program itself can access the pages ([`crate::Memory::secret_memory`]).
         const SECRET = 1 << 34;
-        /// A userfaultfd serves what is missing (`um`).
+        /// A userfaultfd serves missing pages (`um`).
         const USERFAULT_MISSING = 1 << 24;
         /// A userfaultfd serves writes to pages that it has write-protected (`uw`).
         const USERFAULT_WRITE_PROTECT = 1 << 25;
-        /// A userfaultfd serves pages that the object has and no entry maps (`ui`).
+        /// A userfaultfd serves pages that are in the object but not mapped (`ui`).
         const USERFAULT_MINOR = 1 << 27;
-        /// The number of its protection key ([`MappingFlags::key`]).
+        /// The number of the protection key ([`MappingFlags::key`]).
         const KEY = 0xf << Self::KEY_SHIFT;
     }
 }
 
 impl MappingFlags {
-    /// All three kinds of access may be allowed later.
+    /// `mprotect` may allow all three kinds of access.
     pub const MAY_ALL: Self = Self::MAY_READ.union(Self::MAY_WRITE).union(Self::MAY_EXECUTE);
-    /// The accesses that [`Protection`] allows.
+    /// The access bits of [`Protection`].
     pub const PROTECTION: Self = Self::READ.union(Self::WRITE).union(Self::EXECUTE);
-    /// All that [`Protection`] says.
+    /// All bits of [`Protection`].
     const OF_PROTECTION: Self = Self::PROTECTION.union(Self::BTI);
 
-    /// Some userfaultfd serves faults.
+    /// A userfaultfd serves some kind of fault.
     pub(crate) const USERFAULT: Self =
         Self::USERFAULT_MISSING.union(Self::USERFAULT_WRITE_PROTECT).union(Self::USERFAULT_MINOR);
 
     const KEY_SHIFT: u32 = 28;
 
-    /// What the program has asked for about large folios.
+    /// The program's advice on large folios.
     #[inline(always)]
     pub(crate) fn huge_advice(self) -> HugeAdvice {
         if self.contains(Self::NO_HUGE) {
@@ -162,15 +162,15 @@ impl MappingFlags {
         }
     }
 
-    /// What does not matter when two mappings might be one: what is joined has it if either had.
+    /// Flags that mappings may differ in and still merge. The merged mapping has the flags of both.
     pub(crate) const STICKY: Self = Self::SOFT_DIRTY.union(Self::MAYBE_GUARDS);
 
-    /// The flags that say the same as `protection`.
+    /// The flags for `protection`.
     pub(crate) fn of(protection: Protection) -> Self {
         Self::from_bits_truncate(u64::from(protection.bits()))
     }
 
-    /// The same with what another protection says.
+    /// The same flags with another protection.
     #[inline]
     pub(crate) fn with_protection(self, protection: Protection) -> Self {
         (self - Self::OF_PROTECTION) | Self::of(protection)
@@ -187,13 +187,13 @@ impl MappingFlags {
         ProtectionKey::truncated((self.bits() & Self::KEY.bits()) >> Self::KEY_SHIFT)
     }
 
-    /// The same with another protection key.
+    /// The same flags with another protection key.
     pub(crate) const fn with_key(self, key: ProtectionKey) -> Self {
         let others = self.bits() & !Self::KEY.bits();
         Self::from_bits_truncate(others | (key.number() as u64) << Self::KEY_SHIFT)
     }
 
-    /// What a leaf of such a mapping says that was not used yet.
+    /// The attributes of an unused leaf of the mapping: neither accessed nor dirty.
     #[inline]
     pub(crate) fn attributes(self) -> Attributes {
         user_attributes(self.protection().permissions(), self.key())

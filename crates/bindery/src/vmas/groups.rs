@@ -61,7 +61,8 @@ impl<'op, P: Platform> VmaSet<'op, '_, P> {
     #[cold]
     pub(super) unsafe fn contract_groups(&mut self) {
         for vma in self.iter() {
-            // SAFETY: 1. the set is borrowed from the guard of the mutex; the caller's obligation 1.
+            // SAFETY: 1. the set is borrowed from the guard of the mutex; the caller's obligation
+            // 1.
             if let Some(groups) = unsafe { rmap::contract(self.page_table, vma) } {
                 self.removed.groups.append(groups);
             }
@@ -69,8 +70,8 @@ impl<'op, P: Platform> VmaSet<'op, '_, P> {
     }
 }
 
-/// The anon group of `owner`, one of the two, if `low` and `high` could be one VMA but for their
-/// protection, which may be changed back.
+/// The anon group of `owner`, one of the two VMAs, if only their protection keeps `low` and `high`
+/// from merging. A later change of the protection may let them merge.
 fn shared_group<'v>(low: &Vma, high: &Vma, owner: &'v Vma) -> Option<&'v AnonGroup> {
     let ignored = MappingFlags::PROTECTION | MappingFlags::STICKY;
     let fits = low.end() == high.start()

@@ -151,7 +151,7 @@ impl Account {
         }
     }
 
-    /// The usage, but for pinned pages, which the account does not know.
+    /// The usage. The account does not count pinned pages, so their number is zero.
     pub(crate) fn usage(&self) -> Usage {
         let read = |counter: &AtomicI64| counter.load(Ordering::Relaxed).max(0) as u64;
         Usage {
@@ -189,12 +189,11 @@ impl Account {
         committed
     }
 
-    /// Refuses if `pages` more with these flags are more than the process may have (Linux:
-    /// `may_expand_vm`).
+    /// Fails if `pages` more with these flags would exceed the limits (Linux: `may_expand_vm`).
     pub(crate) fn may_expand(&self, flags: MappingFlags, pages: u64) -> Result<(), Error> {
         let (usage, limits) = (self.usage(), self.limits());
         let exceeds = |used: u64, limit: u64| used.saturating_add(pages) > limit >> PAGE_SHIFT;
-        // As Linux: a limit of zero means no limit: programs that use no heap set it.
+        // A data limit of zero means no limit, as on Linux: programs without a heap set it.
         let limits_data = flags.is_data() && limits.data > 0;
         if exceeds(usage.total, limits.address_space)
             || limits_data && exceeds(usage.data, limits.data)
@@ -204,7 +203,7 @@ impl Account {
         Ok(())
     }
 
-    /// Refuses if `pages` more locked pages are more than the process may have.
+    /// Fails if `pages` more locked pages would exceed the limit.
     pub(crate) fn may_lock(&self, pages: u64) -> Result<(), Error> {
         let limits = self.limits();
         let after = self.usage().locked.saturating_add(pages);

@@ -22,7 +22,7 @@ fn continues(low: &Vma, high: &Vma) -> bool {
         && essential(low.flags()) == essential(high.flags())
         && low.object_pointer() == high.object_pointer()
         && low.userfault_pointer() == high.userfault_pointer()
-        // As Linux: each of them counts as an attachment of its own.
+        // Each VMA of a segment counts as an attachment, so they do not merge. Linux neither.
         && low.object().is_none_or(|object| object.segment().is_none())
         && low.page_offset_of(VirtAddr(low.end())) == high.page_offset()
         && match (low.group(), high.group()) {
@@ -44,7 +44,7 @@ impl<'op, P: Platform> VmaSet<'op, '_, P> {
     /// result.
     pub(crate) fn merge_around(&mut self, vma: &'op Vma) -> &'op Vma {
         let mut vma = vma;
-        // As Linux: if both neighbors fit but not to each other, the lower one wins.
+        // If `vma` continues either neighbor but not both, the lower one wins, as on Linux.
         if let Some(previous) = self.previous(vma)
             && continues(previous, vma)
         {

@@ -53,7 +53,7 @@ pub(crate) use removed::Removed;
 pub(crate) use set::{Between, VmaSet};
 pub(crate) use view::VmaView;
 
-/// What a mapping that grows down keeps free below itself, in bytes (Linux: `stack_guard_gap`).
+/// The guard gap below a mapping that grows down, in bytes (Linux: `stack_guard_gap`).
 pub(crate) const STACK_GUARD_GAP: u64 = 256 * PAGE_SIZE;
 
 /// The addresses that mappings may have.

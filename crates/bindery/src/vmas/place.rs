@@ -1,4 +1,4 @@
-//! Where a new mapping goes: at the place that is asked for, or in the highest gap that fits.
+//! The search for the address of a new mapping: the requested place, or the highest gap that fits.
 
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::Arch;
@@ -36,8 +36,7 @@ pub enum Place {
 }
 
 impl<P: Platform> VmaView<'_, P> {
-    /// The range of a new mapping. Where the place is free to choose, it begins at a multiple of
-    /// `align`, if there is such a gap.
+    /// The range of a new mapping. If the address is free to choose, prefers multiples of `align`.
     pub(crate) fn find_place(
         self,
         length: u64,
@@ -57,7 +56,7 @@ impl<P: Platform> VmaView<'_, P> {
             }
             Place::Near(hint) if hint.0 < PAGE_SIZE => self.free_range(length, align),
             Place::Near(hint) => {
-                // As Linux: what lies too low is tried at the lowest address that may be.
+                // A hint below the minimum means the lowest possible address, as on Linux.
                 let start = hint.align_down(PAGE_SIZE).max(self.lowest());
                 if let Ok(range) = self.fixed_range(start, length)
                     && self
@@ -73,7 +72,7 @@ impl<P: Platform> VmaView<'_, P> {
         }
     }
 
-    /// The range at a fixed place; `length` is at most the limit. In Linux's order.
+    /// The range at a fixed place; `length` is at most the limit. The checks are in Linux's order.
     fn fixed_range(self, start: VirtAddr, length: u64) -> Result<VirtRange, Error> {
         let limit = VirtAddr(P::Arch::USER_END);
         if start.0 > limit.0 - length {
@@ -89,7 +88,7 @@ impl<P: Platform> VmaView<'_, P> {
         Ok(VirtRange::raw(start.0, start.0 + length))
     }
 
-    /// The lowest address that the search may choose: never null, whatever may be mapped there.
+    /// The lowest address that the search may choose. Never null, even if null may be mapped.
     fn lowest(self) -> VirtAddr {
         let minimum = self.vmas.minimum.0.max(PAGE_SIZE);
         VirtAddr(minimum.checked_next_multiple_of(PAGE_SIZE).unwrap_or(minimum))
@@ -110,8 +109,7 @@ impl<P: Platform> VmaView<'_, P> {
         let mut high = self.vmas.search_top();
         loop {
             let below = self.vmas.index.find_gap_top_down(length, align, congruent, low, high);
-            // As Linux: when all below the chosen top is taken, what lies above is better than
-            // none.
+            // If no gap below the embedder's top fits, searches above it, as Linux does.
             let start = match (below, self.vmas.search_top) {
                 (None, Some(_)) => {
                     let limit = P::Arch::USER_END;
@@ -129,8 +127,8 @@ impl<P: Platform> VmaView<'_, P> {
         }
     }
 
-    /// Where the gap begins that a mapping above `range` keeps free below it to grow into, if the
-    /// range reaches into it.
+    /// The start of the guard gap of a mapping above `range` that grows down, if the range reaches
+    /// into the gap.
     fn guard_gap_over(self, range: VirtRange) -> Option<u64> {
         let next = self.first_ending_after(range.end().0 - 1)?;
         let gap = next.start().saturating_sub(STACK_GUARD_GAP);

@@ -1,4 +1,4 @@
-//! What an operation has taken out of the set, until it is freed.
+//! The VMAs and anon groups that an operation has removed from the set, until they are freed.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -10,31 +10,32 @@ use crate::rmap::{AnonGroup, Groups};
 use crate::userfault::release as release_userfault;
 use crate::vma::{MappingFlags, Vma};
 
-/// What an operation has taken out of the set.
+/// The VMAs and anon groups that an operation has removed from the set.
 #[derive(Default)]
 #[must_use = "what was removed has to be freed"]
 pub(crate) struct Removed {
-    /// VMAs that were taken out of the index. Each still holds its object, anon group and
+    /// VMAs that were removed from the index. Each still holds its object, anon group and
     /// userfaultfd.
     pub(super) vmas: Chain<Vma>,
     /// Anon groups without a holder.
     pub(super) groups: Chain<AnonGroup>,
-    /// A VMA that stays is no longer locked into memory.
+    /// Whether a VMA that is still in the set was unlocked (`munlock`).
     pub(super) unlocked: bool,
 }
 
 impl Removed {
-    /// Whether nothing is left to be done.
+    /// Whether nothing has to be freed or reported.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.vmas.is_empty() && self.groups.is_empty() && !self.unlocked
     }
 
-    /// Releases what the removed VMAs hold, and frees the VMAs, and `tables`, when no reader is
-    /// left. May sleep.
+    /// Releases the objects, anon groups and userfaultfds of the removed VMAs. Frees the VMAs and
+    /// `tables` after all readers have left. May sleep.
     ///
-    /// Pages of the VMAs must be counted down before: a walker of the reverse map that is in a read
-    /// section and sees that a folio is mapped relies on its owner ([`crate::rmap`]).
+    /// The pages of the VMAs must be counted down before. Otherwise a walker of the reverse map
+    /// could see, in a read section, a folio that counts as mapped but has a freed owner
+    /// ([`crate::rmap`]).
     ///
     /// # Safety
     /// 1. The VMAs and anon groups were removed by operations on address spaces of `memory`.
