@@ -14,6 +14,7 @@ use crate::errno::{Errno, Outcome, from_raw};
 use crate::heap;
 use crate::memory::memory;
 use crate::platform::Machine;
+use crate::process;
 use crate::sync::{Mutex, SleepingMutex};
 
 use super::attributes::{Attributes, Change, Entry, Kind, Patience};
@@ -66,6 +67,23 @@ fn refused(error: bindery::Error) -> Errno {
     error.errno(Operation::Object).into()
 }
 
+/// Repeats a read of an object that finds no memory, after room was made. A read takes memory only
+/// for a page in swap, and like a fault of that page it waits instead of failing (Linux retries an
+/// allocation of one page until the OOM killer has made room).
+///
+/// # Errors
+/// Those of `read`. `ENOMEM` only if the running thread is about to end, or if the victim may be
+/// waiting for a lock of the running call.
+#[inline]
+fn with_room(mut read: impl FnMut() -> Result<usize, Errno>) -> Result<usize, Errno> {
+    loop {
+        match read() {
+            Err(Errno::ENOMEM) if !process::memory_ran_out() => {}
+            outcome => return outcome,
+        }
+    }
+}
+
 impl Regular {
     /// An empty file.
     pub fn new(mode: u32) -> Result<Arc<Self>, Errno> {
@@ -84,14 +102,16 @@ impl Regular {
         let total = to.total() as usize;
         let step = |done: usize| {
             let mut stopped = false;
-            let copied =
-                self.object.read_with(at + done as u64, total - done, |before, from, length| {
+            let count = with_room(|| {
+                let (at, length) = (at + done as u64, total - done);
+                let copied = self.object.read_with(at, length, |before, from, length| {
                     // SAFETY: the object has the bytes for us to read.
                     let count = unsafe { to.put(done + before, from, length) };
                     stopped = count < length;
                     count
                 });
-            let count = copied.map_err(refused)?;
+                copied.map_err(refused)
+            })?;
             Ok(Step { count, fault: stopped.then_some(count) })
         };
         let fault_in = |done| to.fault_in(done as u64, Access::Write);
@@ -155,7 +175,8 @@ impl Node for Regular {
 
     fn read(&self, at: u64, into: &mut [u8], _: Patience) -> Result<usize, Errno> {
         let at = i64::try_from(at).map_err(|_| Errno::EINVAL)?;
-        Ok(from_raw(linux::pread(&self.opened(O_RDWR), into, at))? as usize)
+        let opened = self.opened(O_RDWR);
+        with_room(|| Ok(from_raw(linux::pread(&opened, into, at))? as usize))
     }
 
     fn write(&self, at: u64, from: &[u8], _: Patience) -> Result<usize, Errno> {
