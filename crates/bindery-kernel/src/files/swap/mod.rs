@@ -56,6 +56,8 @@ pub fn turn_on(path: u64, flags: u32) -> Outcome {
         match problem {
             SwapError::OutOfMemory => Errno::ENOMEM,
             SwapError::TooMany => Errno::EPERM,
+            // As Linux's answer without CONFIG_SWAP.
+            SwapError::NotBuilt => Errno::ENOSYS,
             SwapError::Size
             | SwapError::NotThere
             | SwapError::InUse
