@@ -162,6 +162,21 @@ impl Files {
         Self::of(&*process.first_thread()?)
     }
 
+    /// The description behind a descriptor of the running thread. Unlike `current().get()` it
+    /// counts no reference to the table: a call takes one for the description only.
+    ///
+    /// # Errors
+    /// `EBADF`.
+    ///
+    /// # Panics
+    /// As [`Files::current`].
+    pub fn description(descriptor: i32) -> Result<Arc<Description>, Errno> {
+        process::current().with_files(|files| {
+            let files: Option<&Self> = files.and_then(|files| files.downcast_ref());
+            files.expect("a running thread has files").get(descriptor)
+        })
+    }
+
     /// Descriptors 0, 1 and 2 with these descriptions, and a directory.
     ///
     /// # Errors

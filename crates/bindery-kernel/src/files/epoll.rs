@@ -52,7 +52,7 @@ impl Epoll {
 
     /// `epoll_ctl(2)`.
     pub fn change(&self, operation: u32, descriptor: i32, event: u64) -> Outcome {
-        let description = Files::current().get(descriptor)?;
+        let description = Files::description(descriptor)?;
         if of(&*description.node).is_some() {
             return Err(Errno::EINVAL);
         }

@@ -309,7 +309,7 @@ pub fn read_link(directory: i32, path: u64, at: u64, size: i32) -> Outcome {
     }
     let text = path::from_user(path)?;
     let place = if text.is_empty() && directory != AT_FDCWD {
-        Files::current().get(directory)?.place.clone()
+        Files::description(directory)?.place.clone()
     } else {
         user_place(directory, path, LastLink::Taken)?
     };
@@ -341,7 +341,7 @@ pub fn change_directory(path: u64) -> Outcome {
 
 /// `fchdir(2)`.
 pub fn change_directory_to(descriptor: i32) -> Outcome {
-    enter(Files::current().get(descriptor)?.place.clone())
+    enter(Files::description(descriptor)?.place.clone())
 }
 
 fn enter(place: Arc<Place>) -> Outcome {
@@ -356,7 +356,7 @@ fn enter(place: Arc<Place>) -> Outcome {
 /// `getdents64(2)`. A position in a directory is the cookie of the last name that was read, so that
 /// names may be removed between two calls.
 pub fn read_directory(descriptor: i32, at: u64, size: u64) -> Outcome {
-    let description = Files::current().get(descriptor)?;
+    let description = Files::description(descriptor)?;
     let node = description.readable()?;
     if node.kind() != Kind::Directory {
         return Err(Errno::ENOTDIR);

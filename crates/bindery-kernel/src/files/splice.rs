@@ -21,7 +21,7 @@ const FLAGS: u32 = 0xf;
 const NONBLOCK: u32 = 2;
 
 fn description(descriptor: i32) -> Result<Arc<Description>, Errno> {
-    Files::current().get(descriptor)
+    Files::description(descriptor)
 }
 
 fn pipe_of(node: &dyn Node) -> Option<&Pipe> {

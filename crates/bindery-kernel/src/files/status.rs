@@ -81,7 +81,7 @@ pub fn stat_at(directory: i32, path: u64, at: u64, flags: u32) -> Outcome {
 
 /// `fstat(2)`.
 pub fn stat_of(descriptor: i32, at: u64) -> Outcome {
-    write_stat(at, &*Files::current().get(descriptor)?.node)
+    write_stat(at, &*Files::description(descriptor)?.node)
 }
 
 /// `statx(2)`: the basic facts, whatever is asked for.
@@ -138,7 +138,7 @@ pub fn change_mode(directory: i32, path: u64, mode: u32) -> Outcome {
 
 /// `fchmod(2)`.
 pub fn change_mode_of(descriptor: i32, mode: u32) -> Outcome {
-    set_mode(&*Files::current().get(descriptor)?.node, mode)
+    set_mode(&*Files::description(descriptor)?.node, mode)
 }
 
 fn set_owners(node: &dyn Node, owner: u32, group: u32) -> Outcome {
@@ -153,7 +153,7 @@ pub fn change_owner(directory: i32, path: u64, owner: u32, group: u32, flags: u3
 
 /// `fchown(2)`.
 pub fn change_owner_of(descriptor: i32, owner: u32, group: u32) -> Outcome {
-    set_owners(&*Files::current().get(descriptor)?.node, owner, group)
+    set_owners(&*Files::description(descriptor)?.node, owner, group)
 }
 
 /// `utimensat(2)`.
@@ -187,7 +187,7 @@ pub fn change_times(directory: i32, path: u64, times: u64, flags: u32) -> Outcom
         node.change(&change).map(|()| 0)
     };
     if path == 0 {
-        return set(&*Files::current().get(directory)?.node);
+        return set(&*Files::description(directory)?.node);
     }
     set(&*place_at(directory, path, flags)?.node)
 }
@@ -227,5 +227,5 @@ pub fn statfs(path: u64, at: u64) -> Outcome {
 
 /// `fstatfs(2)`.
 pub fn statfs_of(descriptor: i32, at: u64) -> Outcome {
-    write_statfs(at, &Files::current().get(descriptor)?.place)
+    write_statfs(at, &Files::description(descriptor)?.place)
 }

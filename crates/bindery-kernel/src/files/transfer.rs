@@ -193,7 +193,7 @@ fn buffer(total: u64) -> Result<Vec<u8>, Errno> {
 }
 
 fn description(descriptor: i32) -> Result<Arc<Description>, Errno> {
-    Files::current().get(descriptor)
+    Files::description(descriptor)
 }
 
 /// `read(2)` and its kin.

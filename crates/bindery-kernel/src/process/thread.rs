@@ -194,6 +194,13 @@ impl Thread {
         self.files.lock().clone()
     }
 
+    /// Runs an action on its files, `None` once it has ended. They are locked: the action neither
+    /// sleeps nor drops a description.
+    #[inline]
+    pub fn with_files<R>(&self, act: impl FnOnce(Option<&(dyn Any + Send + Sync)>) -> R) -> R {
+        act(self.files.lock().as_deref())
+    }
+
     /// Replaces or removes its files; the old ones are closed unless another thread has them.
     pub fn set_files(&self, files: Option<Attachment>) {
         let old = core::mem::replace(&mut *self.files.lock(), files);

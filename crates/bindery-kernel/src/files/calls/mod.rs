@@ -169,7 +169,7 @@ fn move_bytes(
 type Opened = alloc::sync::Arc<Description>;
 
 fn get(descriptor: i32) -> Result<Opened, Errno> {
-    Files::current().get(descriptor)
+    Files::description(descriptor)
 }
 
 fn insert(description: Opened, at_exec: AtExec) -> Outcome {
