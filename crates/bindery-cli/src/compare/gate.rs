@@ -9,7 +9,8 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use bindery_cli::guest::{Architecture, Problem, kernel, process, workspace};
+use bindery_cli::guest::kernel::{self, Features};
+use bindery_cli::guest::{Architecture, Problem, process, workspace};
 use clap::ValueEnum;
 
 use super::baseline;
@@ -39,6 +40,7 @@ Exit status
 
 Examples
   bindery compare gate
+  bindery compare gate --without-features
   bindery compare gate --write --reason \"folios are in LRU lists\"";
 
 /// Compare Bindery's instructions for each operation with those of the committed table
@@ -56,6 +58,10 @@ pub struct Arguments {
     /// Print the figures as a table, and compare nothing
     #[arg(long)]
     print: bool,
+
+    /// Measure a kernel whose core is built without features, by the operations that need none
+    #[arg(long, conflicts_with = "write")]
+    without_features: bool,
 }
 
 /// Runs what the arguments ask for.
@@ -63,7 +69,9 @@ pub struct Arguments {
 /// # Errors
 /// If a requirement is missing, a machine failed, or the table cannot be read.
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
-    let (tools, measured) = measure()?;
+    let features = if arguments.without_features { Features::None } else { Features::All };
+    let workloads = workloads(features);
+    let (tools, measured) = measure(features, &workloads)?;
     if arguments.print {
         show(&Table::of(tools, &measured).text())?;
         return Ok(ExitCode::SUCCESS);
@@ -79,6 +87,9 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
         let then = Table::read(&of_commit()?)?;
         table.adopt(then);
     }
+    table.rows.retain(|line| {
+        Row::from_key(&line.operation).map_or(true, |row| workloads.contains(&row.workload))
+    });
     if arguments.write {
         table.update(tools, &measured, arguments.reason.as_deref())?;
         workspace::write_if_changed(&path, table.text().as_bytes())?;
@@ -98,11 +109,17 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
 /// An operation with folios of one size, and its instructions.
 type Measured = Vec<(Row, Option<FolioSize>, u64)>;
 
-/// Runs all workloads on our kernel: returns the tools used, and all operations.
-fn measure() -> Result<(String, Measured), Problem> {
-    let workloads = Workload::value_variants();
+/// The workloads that a kernel with these features can run.
+fn workloads(features: Features) -> Vec<Workload> {
+    let all = Workload::value_variants().iter().copied();
+    all.filter(|workload| features == Features::All || !workload.needs_features()).collect()
+}
+
+/// Runs workloads on our kernel: returns the tools used, and all operations.
+fn measure(features: Features, workloads: &[Workload]) -> Result<(String, Measured), Problem> {
     let (bench, _) = super::prepare(ARCHITECTURE, workloads)?;
-    let kernel::Kernel { image, symbols, toolchain, .. } = kernel::build(ARCHITECTURE)?;
+    let kernel::Kernel { image, symbols, toolchain, .. } =
+        kernel::build_with(ARCHITECTURE, features)?;
     let tools = format!("QEMU {}, {toolchain}", bench.emulator);
     let plan = Plan {
         bindery: Some(Kernel::Bindery { image, symbols }),
@@ -399,6 +416,13 @@ mod tests {
         table.update(tools(), &one(900), None).unwrap();
         let Line { present, best, reason, .. } = &table.rows[0];
         assert_eq!((*present, *best, reason.as_str()), (900, 900, ""));
+    }
+
+    #[test]
+    fn a_build_without_features_runs_neither_swap_nor_userfaultfds() {
+        let without = workloads(Features::None);
+        assert!(without.contains(&Workload::System2) && !without.contains(&Workload::System3));
+        assert_eq!(workloads(Features::All), Workload::value_variants());
     }
 
     #[test]

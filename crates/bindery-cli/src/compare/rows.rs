@@ -99,6 +99,19 @@ impl Workload {
         self == Self::System3
     }
 
+    /// Whether it calls what only some features of the core provide: swap or userfaultfds.
+    pub fn needs_features(self) -> bool {
+        match self {
+            Self::System3 | Self::System4 | Self::Compaction => true,
+            Self::System1
+            | Self::System2
+            | Self::Fork
+            | Self::KernelMap
+            | Self::Proc
+            | Self::Copy => false,
+        }
+    }
+
     /// The operations of the workload.
     pub fn rows(self) -> impl Iterator<Item = &'static Row> {
         ROWS.iter().filter(move |row| row.workload == self)
