@@ -11,7 +11,7 @@ use linux_raw_sys::general::{O_APPEND, O_CLOEXEC, O_NONBLOCK, O_PATH};
 use crate::errno::Errno;
 use crate::heap;
 use crate::platform::Machine;
-use crate::process::{self, Process, Thread};
+use crate::process::{self, Process, Thread, ThreadFiles};
 use crate::sync::{Mutex, SleepingMutex};
 
 use super::attributes::Patience;
@@ -143,6 +143,9 @@ pub enum Inherited {
     Copied,
 }
 
+// SAFETY: 1. no other type implements it.
+unsafe impl ThreadFiles for Files {}
+
 impl Files {
     /// Those of the running thread.
     ///
@@ -154,7 +157,9 @@ impl Files {
 
     /// Those of a thread; `None` once it has ended.
     pub fn of(thread: &Thread) -> Option<Arc<Self>> {
-        Arc::downcast(thread.files()?).ok()
+        let files = Arc::into_raw(thread.files()?);
+        // SAFETY: the pointer is of an `Arc` of the one type that implements the trait.
+        Some(unsafe { Arc::from_raw(files.cast()) })
     }
 
     /// Those of the first thread of a process; `None` once it has ended.
@@ -172,8 +177,9 @@ impl Files {
     /// As [`Files::current`].
     pub fn description(descriptor: i32) -> Result<Arc<Description>, Errno> {
         process::current().with_files(|files| {
-            let files: Option<&Self> = files.and_then(|files| files.downcast_ref());
-            files.expect("a running thread has files").get(descriptor)
+            let files: *const dyn ThreadFiles = files.expect("a running thread has files");
+            // SAFETY: the pointer is of a reference to the one type that implements the trait.
+            unsafe { &*files.cast::<Self>() }.get(descriptor)
         })
     }
 

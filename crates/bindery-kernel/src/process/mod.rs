@@ -81,6 +81,6 @@ pub use table::{
     MAXIMUM_IDS, all, find, maximum_id, maximum_mappings, set_maximum_id, set_maximum_mappings,
     spaces,
 };
-pub use thread::Thread;
+pub use thread::{Thread, ThreadFiles};
 pub use timer::{deadline_of_call, interrupted_until};
 pub use wait_queue::{Interrupted, WaitQueue};

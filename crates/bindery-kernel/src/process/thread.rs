@@ -1,7 +1,6 @@
 //! A thread: a kernel stack, the registers of its program, and its signals.
 
 use alloc::sync::Arc;
-use core::any::Any;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -78,8 +77,11 @@ pub(super) struct Saved {
     pub(super) thread_pointer: u64,
 }
 
-/// The files of a thread, which the layer of files knows the type of.
-pub type Attachment = Arc<dyn Any + Send + Sync>;
+/// The files of a thread. The layer of files has their type, and casts to it without a check.
+///
+/// # Safety
+/// 1. Exactly one type implements the trait.
+pub unsafe trait ThreadFiles: Send + Sync {}
 
 /// A thread of a program.
 pub struct Thread {
@@ -92,7 +94,7 @@ pub struct Thread {
     pub signals: Mutex<ThreadSignals>,
     /// Its descriptors and its directory, until it ends: most often those of all threads of its
     /// process.
-    files: Mutex<Option<Attachment>>,
+    files: Mutex<Option<Arc<dyn ThreadFiles>>>,
     credentials: Mutex<Credentials>,
     /// Its short name, unless it is the first thread of its process, which has the name of that.
     pub(super) own_name: Mutex<ShortName>,
@@ -129,7 +131,7 @@ impl Thread {
     pub fn new(
         id: u32,
         process: Arc<Process>,
-        files: Attachment,
+        files: Arc<dyn ThreadFiles>,
         registers: &Registers,
         floating_point: arch::FloatingPoint,
         thread_pointer: u64,
@@ -190,19 +192,19 @@ impl Thread {
     }
 
     /// Its files; `None` once it has ended.
-    pub fn files(&self) -> Option<Attachment> {
+    pub fn files(&self) -> Option<Arc<dyn ThreadFiles>> {
         self.files.lock().clone()
     }
 
     /// Runs an action on its files, `None` once it has ended. They are locked: the action neither
     /// sleeps nor drops a description.
     #[inline]
-    pub fn with_files<R>(&self, act: impl FnOnce(Option<&(dyn Any + Send + Sync)>) -> R) -> R {
+    pub fn with_files<R>(&self, act: impl FnOnce(Option<&dyn ThreadFiles>) -> R) -> R {
         act(self.files.lock().as_deref())
     }
 
     /// Replaces or removes its files; the old ones are closed unless another thread has them.
-    pub fn set_files(&self, files: Option<Attachment>) {
+    pub fn set_files(&self, files: Option<Arc<dyn ThreadFiles>>) {
         let old = core::mem::replace(&mut *self.files.lock(), files);
         drop(old);
     }

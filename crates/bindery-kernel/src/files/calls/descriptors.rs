@@ -97,11 +97,10 @@ pub(super) fn fcntl(descriptor: i32, command: u32, argument: u64) -> Outcome {
 
 /// `ioctl(2)`.
 pub(super) fn ioctl(descriptor: i32, request: u32, argument: u64) -> Outcome {
-    let files = Files::current();
-    let description = files.get(descriptor)?;
+    let description = Files::description(descriptor)?;
     match request {
-        FIOCLEX => files.set_at_exec(descriptor, AtExec::Closed).map(|()| 0),
-        FIONCLEX => files.set_at_exec(descriptor, AtExec::Kept).map(|()| 0),
+        FIOCLEX => Files::current().set_at_exec(descriptor, AtExec::Closed).map(|()| 0),
+        FIONCLEX => Files::current().set_at_exec(descriptor, AtExec::Kept).map(|()| 0),
         FIONBIO => {
             let on = user::read::<u32>(argument)? != 0;
             let others = description.flags() & !O_NONBLOCK;
