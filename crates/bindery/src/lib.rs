@@ -1,4 +1,4 @@
-//! Bindery: a virtual-memory subsystem with Linux semantics, for people who build kernels.
+//! Bindery: a virtual-memory subsystem with Linux semantics, for kernel developers.
 //!
 //! You supply physical memory and a TLB-invalidation hook ([`Platform`]). Bindery supplies
 //! Linux-compatible address spaces with `mmap`, `munmap`, `mprotect`, `mremap`, `fork` and faults
@@ -6,7 +6,7 @@
 //! ([`arch`]). Everything runs and is tested in an ordinary process (`bindery-hosted`).
 //!
 //! The idea: **every operation works on the largest piece that the page table can name**: a run of
-//! entries, a contiguous (contpte) run, or a whole table. Nothing goes page by page.
+//! entries, a contiguous (contpte) run, or a whole table. No operation works page by page.
 //!
 //! # Terms
 //!
@@ -42,9 +42,10 @@
 //!
 //! # Contexts
 //!
-//! Each public function says where it may be called, by one of three contexts. Where all functions
-//! of a type, trait or module are alike, that says it once, in a section "Context". A test finds
-//! what says nothing (`tests/contexts.rs`).
+//! The documentation of each public function names one of three contexts in which it may be called.
+//! If all functions of a type, trait or module have the same context, a section "Context" of the
+//! type, trait or module names it once. A test finds functions without a context
+//! (`tests/contexts.rs`).
 //!
 //! | context | sleeps | acquires a [`Platform::SpinLock`] | with interrupts off, in an interrupt handler |
 //! |---|---|---|---|
@@ -82,7 +83,8 @@
 //! | `check` | the auditor |
 
 #![no_std]
-// Code that only a feature calls stays in its module: generic, it takes no text if nothing calls it.
+// Code that only a feature calls stays in its module: generic, it takes no text if nothing calls
+// it.
 #![cfg_attr(
     not(all(
         feature = "check",

@@ -207,7 +207,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         }
     }
 
-    /// Whether the reverse map knows of the leaf; zero pages are nobody's.
+    /// Checks that the reverse map finds the leaf. Zero pages have no owner.
     fn owned(&self, vma: &Vma, found: &FoundLeaf<P::Arch>) -> Result<(), Violation> {
         let Some(folio) = self.memory.frames.folio_of(found.frame) else { return Ok(()) };
         self.owner(vma, found.range.start(), folio, found.frame.0 - folio.head.0)

@@ -152,8 +152,8 @@ impl<P: Platform> FolioRef<'_, P> {
 }
 
 impl<P: Platform> FolioRef<'_, P> {
-    /// The folio was cut into parts of 2^`order` pages, each of which has a reference in the place
-    /// of this one: they are released.
+    /// Releases one reference to each part of a folio that was split into parts of 2^`order` pages.
+    /// These references replace this one.
     pub(crate) fn release_parts(self, order: Order) {
         let this = ManuallyDrop::new(self);
         this.handle.release_parts(this.platform, order);
@@ -215,13 +215,14 @@ impl<'a, P: Platform> FolioHandle<'a, P> {
         if !count::take_all(self.count(), u64::from(count) * REFERENCE) {
             return Freed::No;
         }
-        // SAFETY: 1. this step took the count to zero, and no other can; 2. the folio had no other holder.
+        // SAFETY: 1. this step took the count to zero, and no other can; 2. the folio had no other
+        // holder.
         unsafe { self.frames.free(platform, self.folio.head, self.folio.order) };
         Freed::Yes
     }
 
-    /// Freezes the folio if `count` references, the caller's, are all that keeps it: it then is
-    /// the caller's only, which frees it by [`FolioHandle::free_frozen_into`]. Returns whether it did.
+    /// Freezes the folio if `count` references, the caller's, are all that keeps it: it then is the
+    /// caller's only, which frees it by [`FolioHandle::free_frozen_into`]. Returns whether it did.
     #[inline]
     pub(crate) fn freeze(self, count: u32) -> bool {
         count::take_all(self.count(), u64::from(count) * REFERENCE)
@@ -264,8 +265,8 @@ fn release<P: Platform>(frames: &Frames<P>, platform: &P, folio: Folio, count: u
 }
 
 impl<P: Platform> Frames<P> {
-    /// A reference to the folio that `frame` is a page of, whatever the frame is used for
-    /// meanwhile. `None` if it is in no folio, in one that only its maker knows, or in one that has
+    /// A reference to the folio that contains `frame`. The frame may be freed and reused during the
+    /// call. `None` if the frame is in no folio, in one that is not published yet, or in one with
     /// too many references. Two loads and an atomic instruction; takes no lock.
     pub(crate) fn try_hold<'a>(&'a self, platform: &'a P, frame: Frame) -> Option<FolioRef<'a, P>> {
         match from_nothing(self, frame) {

@@ -131,8 +131,8 @@ impl Buddy {
         Some(())
     }
 
-    /// Takes a block of 2^`order` frames, or the largest that there is where none is so large; says
-    /// of which order it is.
+    /// Takes a block of 2^`order` frames, or the largest smaller one if no such block is free.
+    /// Returns the block's order, too.
     pub(super) fn allocate_up_to(
         &mut self,
         metas: MetaArray,

@@ -95,8 +95,8 @@ pub(crate) const LOOKED: u32 = 1 << 18;
 pub(crate) const READ_AROUND: u32 = 1 << 19;
 /// The shift of [`SHARED_EIGHTHS`] in `state`.
 pub(crate) const SHARED_SHIFT: u32 = 20;
-/// How many eighths of its pages the folio has to lose in mappings before one process may have
-/// them all: what a walk over the entries of one has found, see `folio::alone`.
+/// The number of mappings, in eighths of its pages, that the folio must lose before one process may
+/// have all of them. A walk over the entries of one process determines it, see `folio::alone`.
 pub(crate) const SHARED_EIGHTHS: u32 = 0xf << SHARED_SHIFT;
 /// A look of reclaim found the folio locked into memory, see `folio::unevictable`.
 pub(crate) const UNEVICTABLE: u32 = 1 << 24;
@@ -236,20 +236,21 @@ impl FrameMeta {
 /// The array of all metadata. Copies name the same array.
 #[derive(Clone, Copy)]
 pub(crate) struct MetaArray {
-    /// The address that the entry of frame 0 would have: below the array, mostly, so never used as it is.
+    /// The address that the entry of frame 0 would have: below the array, mostly, so never used as
+    /// it is.
     bias: *const FrameMeta,
     first: u32,
     count: u32,
 }
 
-// SAFETY: the array holds nothing but atomics, and any thread may share those; the caller of `new` promises that it
-// does not move while a copy lives.
+// SAFETY: the array holds nothing but atomics, and any thread may share those; the caller of `new`
+// promises that it does not move while a copy lives.
 unsafe impl Send for MetaArray {}
 // SAFETY: as above.
 unsafe impl Sync for MetaArray {}
 
 impl MetaArray {
-    /// The array of `count` entries at `base`, the first of which is that of frame `first`.
+    /// The array of `count` entries at `base`. Its first entry belongs to frame `first`.
     ///
     /// # Safety
     ///
@@ -291,8 +292,8 @@ impl MetaArray {
         debug_assert!(number < self.count as usize, "frame {number} has no metadata");
         // Two steps: the first is the same for all frames of a pass.
         let base = self.bias.wrapping_add(self.first as usize);
-        // SAFETY: by obligation 1 the address lies in the array that `new` was promised, and by 2 it
-        // lasts as long.
+        // SAFETY: by obligation 1 the address lies in the array that `new` was promised, and by 2
+        // it lasts as long.
         unsafe { &*base.wrapping_add(number) }
     }
 }

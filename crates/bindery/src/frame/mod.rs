@@ -177,7 +177,7 @@ impl<P: Platform> Frames<P> {
         })
     }
 
-    /// The metadata of a frame in the span: one that this allocator gave out, or of which
+    /// The metadata of a frame in the span: one that this allocator has allocated, or for which
     /// [`Frames::manages`] is true.
     #[inline]
     pub(crate) fn meta(&self, frame: Frame) -> &FrameMeta {
@@ -272,10 +272,10 @@ impl<P: Platform> Frames<P> {
         self.taken.store(self.taken.load(Relaxed).wrapping_add(frames), Relaxed);
     }
 
-    /// How many frames were taken so far, and how many came back.
+    /// The numbers of frames that were allocated and freed so far.
     pub(crate) fn traffic(&self) -> FrameTraffic {
         let taken = self.taken.load(Relaxed);
-        // What is neither free nor taken now was never there.
+        // Frames in use are `total - free`; all others that were taken have been returned.
         let returned = taken.saturating_sub(self.total.saturating_sub(self.free_frame_count()));
         FrameTraffic { taken, returned }
     }

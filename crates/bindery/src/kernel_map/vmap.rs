@@ -207,8 +207,8 @@ impl<P: Platform> KernelMap<'_, P> {
         Ok(range.start())
     }
 
-    /// Maps a list of frames. Where a large piece can begin, checks whether one does; maps all
-    /// others a table at a time.
+    /// Maps a list of frames. At each address that suits a large piece, checks whether the frames
+    /// form one. Maps the other frames a table at a time.
     ///
     /// ```text
     /// addresses  | 2 MiB           | 2 MiB           | 2 MiB           |

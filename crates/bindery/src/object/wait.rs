@@ -12,7 +12,8 @@ use super::fetch::Fetch;
 use super::in_flight::{Reads, Ticket};
 
 /// The reason why a call or a fault cannot continue under its locks: it releases all of them, waits
-/// for this, and tries again. A value, so that a caller that must not wait could pass it on instead.
+/// for this, and tries again. A value, so that a caller that must not wait could pass it on
+/// instead.
 #[derive(Debug)]
 #[must_use = "the call would try again at once"]
 pub(crate) enum Wait {
@@ -29,7 +30,7 @@ pub(crate) enum Wait {
         /// The number of that slot.
         slot: u64,
     },
-    /// A request of a swap area, all of which are under way.
+    /// A free request of a swap area whose requests are all in use.
     SwapRequest {
         /// The area.
         area: u8,

@@ -63,7 +63,7 @@ pub(super) fn bring_in<P: Platform>(
             Err(Stop::Failed(Failure::NoMemory)) => None,
             // Lost content is an error only for an access that needs it.
             Ok(_) | Err(Stop::Failed(Failure::Refused(_))) => Some(page + 1),
-            // The area has got a slower device meanwhile.
+            // By now, the content needs a slower device.
             Err(Stop::Wait(wait)) => {
                 drop(wait.wait(memory, None));
                 Some(page + 1)

@@ -77,12 +77,12 @@ pub struct Reclaimed {
 impl<P: Platform> Memory<P> {
     /// Frees at least `target` pages if it can: cached tables and slabs, then pages that were not
     /// used recently. Anonymous pages are swapped out; clean pages of files can be read again. An
-    /// embedder calls it from a thread of its own when memory gets short ([`Memory::shortage`]);
+    /// embedder calls it from a dedicated thread when memory gets short ([`Memory::shortage`]);
     /// calls of the core do so when they would fail otherwise. The caller holds no lock of the core
     /// and is in no read section.
     ///
-    /// It waits for at most as many writes as were in flight when it had looked at everything; it
-    /// does not wait for later writes of other threads.
+    /// The call waits for the writes that were in flight when its search ended, and not for later
+    /// writes of other threads.
     ///
     /// Context: may sleep. Complexity: linear in the frames that the clock passes and the runs of
     /// the windows; at most five turns of the clock, two if nothing is left to reclaim, and 64

@@ -14,10 +14,10 @@
 //! 1. *Look.* Under the family lock each dead group gets the family's clock as its *stamp*, and the
 //!    first group below that is not dead and unary as its *new parent*.
 //! 2. *Survey.* Each folio in `g`'s VMAs that belongs to a dead group gets its new parent as its
-//!    owner. Its index stays: offsets are the family's. If no folio was locked, and none may be counted as
-//!    mapped that the survey did not see, the stamp of `g` becomes the time of step 1: *no page in
-//!    these VMAs belongs to a group that was found dead up to then*. A child inherits the stamp,
-//!    because it maps what its parent maps.
+//!    owner. Its index stays: offsets are the family's. If no folio was locked, and none may be
+//!    counted as mapped that the survey did not see, the stamp of `g` becomes the time of step 1:
+//!    *no page in these VMAs belongs to a group that was found dead up to then*. A child inherits
+//!    the stamp, because it maps what its parent maps.
 //! 3. *Detach.* Under the family lock each dead group is removed for which all groups below that
 //!    have VMAs have its stamp, or a later one. A group that a walker holds stays.
 //! 4. *Free*, when no reader is left ([`crate::deferred`]).
@@ -32,7 +32,7 @@
 //!
 //! # Why no folio is missed
 //! `fork` holds the mutex of the address space, and its VMAs for writing: no fault, no fork, and no
-//! move runs there. What may be counted as mapped, and be in no table, is this:
+//! move runs there. Only these pages may count as mapped although no table maps them:
 //! - *A VMA that is being removed.* It holds its group until its pages are counted down. So a group
 //!   that more VMAs hold than its list has gets no stamp, and a group without VMAs in its list, but
 //!   with such holders, counts as one that has VMAs.
@@ -45,8 +45,8 @@
 //! After the survey the VMAs get no page of a dead group. New pages belong to the VMAs' own group,
 //! and so do claimed ones. No survey makes a dead group an owner again, because a family has one
 //! survey at a time. With two:
-//! 1. CPU A surveys, and has decided to give a folio to `p`, which lives.
-//! 2. `p` dies; CPU B finds it dead, surveys, and passes the folio, which is not `p`'s yet.
+//! 1. CPU A surveys, and has decided to give a folio to `p`, which is not dead.
+//! 2. `p` becomes dead; CPU B finds it dead, surveys, and skips the folio, which is not `p`'s yet.
 //! 3. CPU A gives the folio to `p`; CPU B, whose VMAs map it too, has `p` freed.
 //!
 //! For the same reason an owner may be read there without the folio's lock: otherwise only a thread

@@ -165,8 +165,9 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// Calls `work` once with the frame of the page at `at` and the offset in it, after the access
-    /// is allowed and recorded. The table is locked meanwhile, so the page stays; and the VMA is
-    /// held for reading, so the bytes land where the address leads when the call returns:
+    /// is allowed and recorded. During `work` the table is locked, so the page stays mapped. The
+    /// VMA is locked for reading, so that the bytes reach the page that the address maps at the
+    /// return. Otherwise:
     /// 1. CPU A, writing to X, waits for the lock of the page's table;
     /// 2. CPU B moves that table to Y, and `mremap` returns;
     /// 3. CPU A writes to what is at Y now.
@@ -210,8 +211,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 }
 
-/// Lets `copy` have `length` bytes in pieces, none of which crosses a page of either side, so that
-/// a fault leaves nothing of a piece copied.
+/// Calls `copy` for `length` bytes in pieces. No piece crosses a page boundary on either side, so
+/// that a piece that faults is not copied in part.
 fn in_pieces(
     here: VirtAddr,
     there: VirtAddr,
@@ -232,7 +233,7 @@ fn in_pieces(
     Ok(())
 }
 
-/// Where the piece after `done` bytes begins, and how long it is.
+/// The start and the length of the piece after `done` bytes.
 fn step(at: VirtAddr, done: usize, length: usize) -> Result<(VirtAddr, usize), FaultError> {
     let at = at.checked_add(done as u64).ok_or(FaultError::NotMapped)?;
     let inside = (at.0 & (PAGE_SIZE - 1)) as usize;

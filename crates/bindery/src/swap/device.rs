@@ -90,10 +90,10 @@ pub trait SwapDevice<P: Platform>: Send + Sync {
     }
 
     /// Discards the content of `count` slots from `first` on: none of them is read before it is
-    /// written again (Linux: `SWAP_FLAG_DISCARD`; an SSD's TRIM). Runs have 512 slots, except for
-    /// the last of the device. No transfer of these slots is in flight, and none begins before the
-    /// call returns. A failure need not be reported. Called by [`Memory::discard_free_slots`] and
-    /// reclaim, perhaps by several threads, without locks.
+    /// written again (Linux: `SWAP_FLAG_DISCARD`; an SSD's TRIM). Each run has 512 slots; the last
+    /// of the device may be shorter. No transfer of these slots is in flight, and none begins
+    /// before the call returns. A failure need not be reported. Called by
+    /// [`Memory::discard_free_slots`] and reclaim, perhaps by several threads, without locks.
     fn discard(&self, _memory: &Memory<P>, _first: u64, _count: u64) {}
 
     /// Begins a transfer. The device calls [`Memory::complete_swap_request`] exactly once for it:

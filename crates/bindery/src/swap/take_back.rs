@@ -64,8 +64,8 @@ impl<P: Platform> Memory<P> {
         Some((lock, place))
     }
 
-    /// Ends a device's write of the folio to these slots. Returns the lock, unless the folio was
-    /// taken back: then releases the slots.
+    /// Ends a device's write of the folio to these slots. Returns the lock. If another thread has
+    /// taken the lock over ([`Memory::take_back`]), releases the slots and returns `None`.
     pub(super) fn lock_written(&self, folio: Folio, slots: SlotRun) -> Option<FolioLock<'_, P>> {
         let lock = || self.frames.folio(folio).lock_of_request(&self.platform);
         let (Some(area), Some((cluster, cells, values))) =

@@ -303,9 +303,9 @@ impl<P: Platform> Memory<P> {
         self.note_completion();
     }
 
-    /// Locks a folio to which the caller has a reference. Waits for the holder of the lock, even
-    /// for a device that writes the folio, unless the folio can be taken back. The caller holds no
-    /// lock of a table, and is in no read section.
+    /// Locks a folio to which the caller has a reference. Waits for the holder of the lock. From a
+    /// device's write, takes the lock over if the device allows that ([`Memory::take_back`]). The
+    /// caller holds no lock of a table, and is in no read section.
     pub(crate) fn lock_folio(&self, folio: Folio) -> FolioLock<'_, P> {
         loop {
             if let Some(lock) = self.frames.folio(folio).lock_unless_writeback(&self.platform) {

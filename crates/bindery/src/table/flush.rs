@@ -56,8 +56,8 @@ impl<P: Platform> PageTable<'_, P> {
         }
     }
 
-    /// Lowers the pending count of a table after the flush. The table may have been detached
-    /// meanwhile; the last one frees it then.
+    /// Lowers the pending count of a table after the flush. If the table was detached in the
+    /// meantime, the thread that lowers the count to zero frees it.
     fn lower_pending(&self, table: Frame) {
         if pending::lower(self.meta(table).pending()) == Last::Yes {
             // It was counted when it was handed over (`take_emptied`). SAFETY: 1. only the last
@@ -104,9 +104,10 @@ impl<P: Platform> PageTable<'_, P> {
         }
     }
 
-    /// Makes all TLBs forget the source of a move of several pieces, if one is under way in this
-    /// tree: for a walk of the reverse map, which holds a tree lock, so that no piece of its VMA
-    /// moves meanwhile. Only the tables of both ends are marked, not those that the move carries:
+    /// Flushes the source of a move of several pieces, if one is under way in this tree. Walks of
+    /// the reverse map call this. They hold a tree lock, so no piece of their VMA moves during the
+    /// call. The flush is needed because a move marks only the tables at both ends, not those that
+    /// it carries:
     /// 1. CPU A moves a table from X to Y, and releases the locks without a flush.
     /// 2. CPU B truncates the file: it locks only the table, which has no mark, clears an entry,
     ///    flushes Y, and frees the page.
@@ -173,8 +174,8 @@ impl<P: Platform> PageTable<'_, P> {
         let mut batch = self.memory.free_batch();
         let mut zap = RmapZap::detached(self.memory, &mut batch, &mut counts);
         while let Some(table) = gather.detached.pop(&self.memory.frames) {
-            // SAFETY: `contents`: 1. just taken off the list of the detached tables, and flushed, as
-            // asserted above. `push`: 1. and 2. the same.
+            // SAFETY: `contents`: 1. just taken off the list of the detached tables, and flushed,
+            // as asserted above. `push`: 1. and 2. the same.
             unsafe {
                 zap.contents(table);
                 gather.emptied.push(&self.memory.frames, table);

@@ -50,16 +50,15 @@ impl<A: Arch> Looked<A> {
 /// The entries of a stretch of addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum MappedRun {
-    /// Pages that are equal in all that their entries say; those that are mapped with no permission
-    /// are among them.
+    /// Consecutive pages with equal attributes, including pages mapped without permissions.
     Pages {
         /// The frame of the first page.
         first: Frame,
-        /// The folio of which the pages are a run; `None` for the zero page, which may be at
-        /// each address of the stretch, for a huge leaf of the huge zero page, and for single
-        /// pages that are not ours.
+        /// The folio that contains the pages. `None` for the zero page, which may be mapped at each
+        /// address of the stretch, for the huge zero page, and for single pages beyond the core's
+        /// memory.
         folio: Option<Folio>,
-        /// With accessed and dirty of the whole contiguous run, where they are in one.
+        /// The attributes. Accessed and dirty are those of the whole contiguous run, if any.
         attributes: Attributes,
     },
     /// Pages that were swapped out, or markers.

@@ -36,8 +36,8 @@ pub(crate) struct SwappedIn {
     pub(crate) pages: PageSet,
     /// Whether all of them are exclusive.
     pub(crate) exclusive: bool,
-    /// Some pages that are in the cache could not be mapped: the folio has as many mappings as can
-    /// be counted, or the deposit of a huge entry is missing.
+    /// Some cached pages could not be mapped, because the folio's count of mappings is at its
+    /// maximum, or the deposit of a huge entry is missing.
     pub(crate) refused: bool,
 }
 

@@ -16,7 +16,7 @@
 //!
 //! # Pending flushes
 //! From the first narrowing store until the flush, a table's entries allow less than the TLBs do.
-//! During that time no thread may draw a conclusion from such an entry alone:
+//! During that time no thread may conclude from such an entry what the TLBs allow:
 //! 1. CPU A saves a file: it write-protects the entry of a page, and releases the table's lock.
 //! 2. CPU B calls `mprotect(PROT_READ)`, finds the entry read-only, flushes nothing, and returns.
 //! 3. CPU C stores through the writable translation that its TLB still holds.

@@ -15,7 +15,7 @@ use super::limits::Account;
 
 /// The VMAs of an address space whose mutex is held for `'op`. Having one tells you:
 ///
-/// - every VMA that it finds stays allocated for `'op`, even one that is removed meanwhile: removed
+/// - every VMA that it finds stays allocated for `'op`, even if the operation removes it: removed
 ///   VMAs are freed after the operation ([`super::Removed`]);
 /// - bounds and flags change only through the one [`super::VmaSet`] that lends the view.
 pub(crate) struct VmaView<'op, P: Platform> {

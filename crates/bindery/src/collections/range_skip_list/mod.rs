@@ -71,7 +71,7 @@
 //! linked, and does not change its bounds is always found.** Every node on the way was linked at
 //! some moment of that node's life. At that moment it was before that node, so its links led to
 //! that node or to something before it, or past it to something that starts above the address,
-//! where the reader goes down a level instead. A node that is inserted, removed or moved during the
+//! where the reader descends a level instead. A node that is inserted, removed or moved during the
 //! look-up may be missed, and a found node may be unlinked a moment later. So the caller checks
 //! under the VMA's own lock whether the VMA is still linked and covers the address, and otherwise
 //! takes the mutex.

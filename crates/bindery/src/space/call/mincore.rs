@@ -79,8 +79,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         Ok(())
     }
 
-    /// Tells about a part of one mapping. What its object may have is asked outside of the read
-    /// sections in which the table is looked at.
+    /// Reports a part of one mapping. Looks pages up in the object outside of the read sections in
+    /// which it reads the table.
     fn tell_part(&self, vma: &Vma, part: VirtRange, tell: &mut impl FnMut(Residence, u64)) {
         let mut at = part.start();
         while at < part.end() {

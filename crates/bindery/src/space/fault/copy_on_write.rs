@@ -20,10 +20,10 @@ use super::first_touch::own_folio;
 use super::slow::{Fault, Next, Stepped};
 
 impl<P: Platform> Fault<'_, '_, P> {
-    /// If all mappings of the folio are in `range`, no other process maps it: marks it exclusive and
-    /// gives it to this VMA's anon group, so that the reverse map need not visit the groups above
-    /// any more. The folio's counts answer if they can; the entries are walked at most eight times
-    /// without success ([`crate::folio`], `alone`).
+    /// Claims a folio whose mappings are all in `range`: no other process maps it. Marks it
+    /// exclusive and moves it to this VMA's anon group, so that the reverse map need not visit the
+    /// groups above any more. Uses the folio's counts if they suffice; otherwise walks the entries,
+    /// at most eight times without success (module `folio::alone`).
     pub(super) fn claim(&self, range: VirtRange, folio: Folio) -> bool {
         let frames = &self.memory().frames;
         if !frames.folio(folio).may_be_mapped_by_one(range.pages() as u32) {
@@ -126,14 +126,14 @@ fn mappings_of<P: Platform>(cursor: &mut Cursor<'_, '_, P>, range: VirtRange, fo
         }
         at = VirtAddr(next);
     }
-    // Looked up again, now that a locked entry keeps its folio from being freed and split: the folio
-    // that was seen before may have been freed, and its frames belong to other folios.
+    // Looked up again, now that a locked entry keeps its folio from being freed and split: the
+    // folio that was seen before may have been freed, and its frames belong to other folios.
     let locked = one_of_them.and_then(|frame| page_table.memory.frames.folio_of(frame));
     if locked == Some(folio) { ours } else { 0 }
 }
 
-/// Replaces the read-only page of `range` by `copy`, by break-before-make. Returns the old frame and
-/// whether it is known to be dirty; `None` if no read-only page is mapped there any more.
+/// Replaces the read-only page of `range` by `copy`, by break-before-make. Returns the old frame
+/// and whether it is known to be dirty; `None` if no read-only page is mapped there any more.
 fn replace_page<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
     vma: &Vma,

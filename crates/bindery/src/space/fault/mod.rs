@@ -170,14 +170,13 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Resolves a fault at `addr`, so that the access can be repeated.
     ///
     /// A first write takes the largest folio that the policy, the mapping and its neighbors allow.
-    /// A first read maps the zero page, the huge one if that is used and fits, or what the object
-    /// has there and around it. A write to a private page that other mappings show too copies it. An access
-    /// just below a mapping that grows down extends it. While a file's pager works, no lock is
-    /// held, and the mapping may change; then the fault starts again.
+    /// A first read maps the zero page, the huge one if it is in use and fits, or the object's page
+    /// and those around it. A write to a private page with other mappings copies it. An access just
+    /// below a mapping that grows down extends the mapping. No lock is held while a file's pager
+    /// works. If the mapping changes in that time, the fault starts again.
     ///
     /// Context: may sleep. Complexity: logarithmic in the mappings, linear in the pages of the
-    /// folio. For a file, once more for each call on it that drops the page meanwhile, or has it
-    /// stored.
+    /// folio. For a file, once more for each concurrent call that drops the page or stores it.
     ///
     /// # Errors
     /// As [`FaultError`] says; an error changes nothing.
@@ -234,8 +233,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.vmas.try_read(self.platform(), addr)
     }
 
-    /// As [`AddressSpace::lock_vma`], after a failed try: a writer has the VMA, or there is none. The
-    /// mutex excludes writers.
+    /// As [`AddressSpace::lock_vma`], after a failed try: a writer has the VMA, or there is none.
+    /// The mutex excludes writers.
     #[cold]
     fn lock_vma_of_writer(&self, addr: VirtAddr) -> Option<VmaReadGuard<'_, P>> {
         self.vmas.lock().try_read(self.platform(), addr)

@@ -35,7 +35,7 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
         let index = vma.page_offset_of(page);
         if index >= object.size_in_pages() {
             if self.access != Access::Write {
-                // As Linux, which maps the pages around first.
+                // Linux maps the pages around before it fails.
                 self.map_around(object, self.range())?;
             }
             return Err(FaultError::Bus.into());
@@ -298,7 +298,7 @@ impl Origin {
 /// The pages around `page` that a fault on it maps if the object has them.
 #[inline]
 fn window_around<A: Arch>(vma: &Vma, page: VirtAddr) -> VirtRange {
-    // As Linux: the length that the mapping's start cuts off is added at the end.
+    // If the mapping's start cuts the window, Linux moves the window instead of shortening it.
     let table = A::PMD.span();
     let first = page.align_down(FAULT_AROUND).0.max(vma.start());
     let last = (first + FAULT_AROUND).min((page.0 & !(table - 1)).saturating_add(table));

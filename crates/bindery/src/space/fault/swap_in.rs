@@ -110,8 +110,8 @@ impl<P: Platform> Fault<'_, '_, P> {
         if cell.frame().is_some()
             && let Some(cached) = memory.find_cached(slot.area, slot.number)
         {
-            // A thread or a device that writes the folio out, or reads it, has the lock: waiting for
-            // it with the VMA locked would keep changes of the VMA waiting for the device.
+            // A thread or a device that writes the folio out, or reads it, has the lock: waiting
+            // for it with the VMA locked would keep changes of the VMA waiting for the device.
             let Some(lock) = memory.frames.folio(*cached).try_lock(&memory.platform) else {
                 return Ok(Next::Wait(Wait::SwapCache { area: slot.area, slot: slot.number }));
             };
@@ -155,12 +155,12 @@ impl<P: Platform> Fault<'_, '_, P> {
         (first == index).then_some(Home { index, is_shared: !is_own })
     }
 
-    /// Maps a copy of a page that is in the cache, and that is not mapped. A folio has one index, so
-    /// the page itself cannot be mapped here:
-    /// 1. a folio of 16 pages goes out, and stays in the cache;
+    /// Maps a copy of a page that is in the cache, and that is not mapped. A folio has one index,
+    /// so the page itself cannot be mapped here:
+    /// 1. a folio of 16 pages is swapped out, and stays in the cache;
     /// 2. the swap entries of the last eight move (`UFFDIO_MOVE`);
-    /// 3. a fault at the old place maps the first eight. Or the new place begins at index 4, and the
-    ///    first page of the folio would have the index -4.
+    /// 3. a fault at the old place maps the first eight. Or the new place begins at index 4, and
+    ///    the first page of the folio would have the index -4.
     #[cold]
     fn map_copy_of_cached(&self, cached: CachedPage) -> Stepped {
         let CachedPage { folio, place, number } = cached;
@@ -194,8 +194,8 @@ impl<P: Platform> Fault<'_, '_, P> {
     }
 
     /// Maps the folio, which is in the cache and complete, wherever entries of the VMA refer to its
-    /// slots around the page. Fails if the page cannot be mapped though nothing has changed: a fault
-    /// that began again would do so forever.
+    /// slots around the page. Fails if the page cannot be mapped though nothing has changed: a
+    /// fault that began again would do so forever.
     #[inline(never)]
     pub(super) fn map_swapped(
         &self,

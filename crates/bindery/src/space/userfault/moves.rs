@@ -1,4 +1,4 @@
-//! Pages that a handler has already, and moves to where they are missing (`UFFDIO_MOVE`).
+//! Moves a handler's own pages to missing ones (`UFFDIO_MOVE`).
 
 use bitflags::bitflags;
 
@@ -13,7 +13,7 @@ use crate::vma::{MappingFlags, Vma};
 use super::PartialFill;
 
 bitflags! {
-    /// How pages are moved (`UFFDIO_MOVE_MODE_*`).
+    /// Modes of [`AddressSpace::move_pages`] (`UFFDIO_MOVE_MODE_*`).
     ///
     /// # Context
     /// Context: any.
@@ -22,7 +22,7 @@ bitflags! {
     /// use bindery::addr::VirtAddr;
     /// use bindery::{AddressSpace, MoveMode, PartialFill, Platform, Userfault};
     ///
-    /// /// Moves what is there of 2 MiB.
+    /// /// Moves the present pages of 2 MiB.
     /// fn compact<P: Platform>(
     ///     space: &AddressSpace<'_, P>,
     ///     userfault: &Userfault<'_, P>,
@@ -33,14 +33,14 @@ bitflags! {
     /// ```
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
     pub struct MoveMode: u8 {
-        /// The faults that wait for the pages go on waiting.
+        /// Does not wake the faults that wait for the pages.
         const DONT_WAKE = 1 << 0;
-        /// What is not there at the source is passed over, and counts as moved.
+        /// Skips missing pages of the source, and counts them as moved.
         const ALLOW_SOURCE_HOLES = 1 << 1;
     }
 }
 
-/// What a userfaultfd says of a destination.
+/// The conditions of a userfaultfd on a destination.
 struct Permit<'a, 'm, P: Platform>(&'a Userfault<'m, P>);
 
 impl<P: Platform> MovePermit for Permit<'_, '_, P> {
@@ -58,23 +58,23 @@ impl<P: Platform> MovePermit for Permit<'_, '_, P> {
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Moves the pages of `length` bytes at `from`, in one private anonymous mapping, to `to`, where
-    /// nothing is mapped yet, in one of the same protection that is registered, and wakes the faults
-    /// that wait for them (`UFFDIO_MOVE`). Threads run and fault meanwhile. No page is copied: a
-    /// folio moves whole where the range covers it, and a page in swap stays there.
-    /// `docs/userfault.md` has the protocol.
+    /// Moves the pages of `length` bytes at `from` to missing pages at `to`, and wakes the faults
+    /// that wait for them (`UFFDIO_MOVE`). Both ranges lie in private anonymous mappings of the
+    /// same protection; the destination is registered. Other threads may run and fault during the
+    /// call. No page is copied: a folio that the range covers moves as a whole, and a page in swap
+    /// stays there. `docs/userfault.md` has the protocol.
     ///
-    /// Context: may sleep. Complexity: in the runs; of whole tables and single pages, in the folios,
-    /// each of which gets another index. One invalidation for each 64 tables.
+    /// Context: may sleep. Complexity: linear in the runs, and for whole tables and single pages in
+    /// the folios, since each gets another index. One invalidation for each 64 tables.
     ///
     /// # Errors
     /// [`PartialFill`] with the bytes moved, and [`Error::Invalid`] for a bad range, mappings that
     /// cannot exchange pages, a destination that is not registered, or another address space's
-    /// userfaultfd; [`Error::NotMapped`] for no mapping, or a page that is not there;
-    /// [`Error::Exists`] if something is at the destination; [`Error::Busy`] for a page that another
-    /// process shares or somebody has pinned; [`Error::Fault`] for a guard or a poisoned page;
-    /// [`Error::TryAgain`] while the address space changes; [`Error::OutOfMemory`];
-    /// [`Error::Interrupted`] for a fatal signal.
+    /// userfaultfd; [`Error::NotMapped`] for a missing mapping or page; [`Error::Exists`] if a page
+    /// of the destination is present; [`Error::Busy`] for a pinned page, or a page that another
+    /// process shares; [`Error::Fault`] for a guard or a poisoned page; [`Error::TryAgain`] while
+    /// the address space changes; [`Error::OutOfMemory`]; [`Error::Interrupted`] for a fatal
+    /// signal.
     pub fn move_pages(
         &self,
         userfault: &Userfault<'_, P>,

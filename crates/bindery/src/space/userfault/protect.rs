@@ -1,4 +1,4 @@
-//! Write-protection (`UFFDIO_WRITEPROTECT`), and what becomes of it.
+//! Write-protection (`UFFDIO_WRITEPROTECT`): pages are protected, and the protection is lifted.
 
 use bitflags::bitflags;
 
@@ -19,7 +19,7 @@ use crate::vma::{MappingFlags, Vma};
 use super::is_served;
 
 bitflags! {
-    /// What becomes of the protection of pages (`UFFDIO_WRITEPROTECT_MODE_*`, with the same bits).
+    /// Modes of [`AddressSpace::write_protect`] (`UFFDIO_WRITEPROTECT_MODE_*`, with the same bits).
     ///
     /// # Context
     /// Context: any.
@@ -39,30 +39,30 @@ bitflags! {
     /// ```
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
     pub struct WriteProtectMode: u8 {
-        /// They are protected; else the protection is lifted, and the faults that wait are woken.
+        /// Protects the pages. Without this, lifts their protection and wakes waiting faults.
         const PROTECT = 1 << 0;
-        /// The faults go on waiting.
+        /// Does not wake waiting faults.
         const DONT_WAKE = 1 << 1;
     }
 }
 
-/// Whether markers stand for protected pages of the VMA that are not there.
+/// Whether a marker records the protection of a missing page of the VMA.
 fn marks_vacant(vma: &Vma, state: &UserfaultState) -> bool {
     !vma.is_anonymous() || state.has(UserfaultFeatures::WP_UNPOPULATED)
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Write-protects what is mapped of `length` bytes at `start`, or lifts that
-    /// (`UFFDIO_WRITEPROTECT`). A write to a protected page is a message, and waits.
+    /// Write-protects the pages of `length` bytes at `start`, or lifts their protection
+    /// (`UFFDIO_WRITEPROTECT`). A write to a protected page sends a message and waits.
     ///
-    /// Context: may sleep. Complexity: in the runs. One invalidation for each 64 tables.
+    /// Context: may sleep. Complexity: linear in the runs. One invalidation for each 64 tables.
     ///
     /// # Errors
     /// [`Error::TryAgain`] while the address space changes; [`Error::Unaligned`],
     /// [`Error::ZeroLength`], [`Error::OutOfRange`]; [`Error::Invalid`] for both flags at once, or
-    /// another address space's userfaultfd; [`Error::NotMapped`] if nothing is mapped, or a mapping
-    /// is not registered for write-protection; [`Error::OutOfMemory`]. What lies before an error is
-    /// done.
+    /// another address space's userfaultfd; [`Error::NotMapped`] if the range has no mapping, or a
+    /// mapping is not registered for write-protection; [`Error::OutOfMemory`]. The part before an
+    /// error is done.
     pub fn write_protect(
         &self,
         userfault: &Userfault<'_, P>,
@@ -112,7 +112,7 @@ fn write_protect<P: Platform>(
         } else {
             lift_part(&mut op.edit, &locked, part)
         };
-        // Before a fault may run, which relies on the entries.
+        // Before the VMA is unlocked: faults rely on the entries.
         op.edit.flush();
         drop(locked);
         done?;
@@ -130,8 +130,8 @@ fn protect_part<P: Platform>(
     if marks { edit.userfault_mark(part, &mut reached) } else { Ok(()) }
 }
 
-/// Protects the front of `part`, as far as memory is available, and returns the end of that;
-/// nothing behind it is protected. So the markers come first, which alone take memory.
+/// Protects the front of `part` as far as memory suffices, and no page behind it. Returns the end
+/// of the front. Writes the markers first, because only they need memory.
 pub(in crate::space) fn protect_front<P: Platform>(
     edit: &mut Edit<'_, '_, P>,
     part: VirtRange,
@@ -144,7 +144,7 @@ pub(in crate::space) fn protect_front<P: Platform>(
     if marked.is_ok() { part.end() } else { reached }
 }
 
-/// Whether the VMA's pages can be protected so that a write lifts that without a message.
+/// Whether a write lifts the protection of the VMA's pages without a message.
 pub(in crate::space) fn lifts_unseen(vma: &Vma) -> bool {
     let lifts = |state: &UserfaultState| {
         state.has(UserfaultFeatures::WP_ASYNC) && !state.is_closed() && marks_vacant(vma, state)
@@ -152,7 +152,7 @@ pub(in crate::space) fn lifts_unseen(vma: &Vma) -> bool {
     vma.has(MappingFlags::USERFAULT_WRITE_PROTECT) && vma.userfault().is_some_and(lifts)
 }
 
-/// Lifts the protection, and makes those pages writable at once that may be.
+/// Lifts the protection, and makes pages writable at once if the VMA and the page allow it.
 fn lift_part<P: Platform>(
     edit: &mut Edit<'_, '_, P>,
     vma: &Vma,
@@ -172,7 +172,7 @@ pub(in crate::space) fn lift_protection<P: Platform>(fault: &Fault<'_, '_, P>) -
     Ok(Next::Again)
 }
 
-/// A read has met a marker of a VMA that is registered: maps the page, protected.
+/// Resolves a read fault at a marker of a registered VMA: maps the page write-protected.
 #[cold]
 pub(in crate::space) fn map_protected_page<P: Platform>(fault: &Fault<'_, '_, P>) -> Stepped {
     let Some(object) = fault.vma.object() else { return map_protected(fault, None) };

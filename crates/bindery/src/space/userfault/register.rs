@@ -1,4 +1,4 @@
-//! Registration: which faults of which VMAs a userfaultfd serves.
+//! Registration: selects the VMAs, and the kinds of fault, that a userfaultfd serves.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -12,7 +12,7 @@ use crate::userfault::{self, Userfault, UserfaultFeatures, UserfaultModes, Userf
 use crate::vma::{MappingFlags, Vma};
 use crate::vmas::{Parts, VmaView};
 
-/// The flags of a VMA that say the same as `modes`.
+/// The flags of a VMA for `modes`.
 fn flags_of(modes: UserfaultModes) -> MappingFlags {
     let mut flags = MappingFlags::empty();
     flags.set(MappingFlags::USERFAULT_MISSING, modes.contains(UserfaultModes::MISSING));
@@ -22,8 +22,8 @@ fn flags_of(modes: UserfaultModes) -> MappingFlags {
     flags
 }
 
-/// Whether a userfaultfd can serve these faults of the VMA: it is anonymous, or of shared memory.
-/// Protection that nobody is told of can be anywhere.
+/// Whether a userfaultfd can serve these faults of the VMA: the VMA must be anonymous or map shared
+/// memory. Asynchronous write-protection sends no messages, and works for all VMAs.
 fn can_be_served(vma: &Vma, modes: UserfaultModes, state: &UserfaultState) -> bool {
     if vma.has(MappingFlags::DROPPABLE) {
         return false;
@@ -47,18 +47,18 @@ fn modes_of(vma: &Vma) -> UserfaultModes {
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Lets the userfaultfd serve the faults of these `modes` in all that is mapped of `length`
-    /// bytes at `start`, instead of those that it has served there (`UFFDIO_REGISTER`).
+    /// Registers the mappings in `length` bytes at `start`: the userfaultfd serves their faults of
+    /// these `modes`, which replace earlier ones (`UFFDIO_REGISTER`).
     ///
-    /// Context: may sleep. Complexity: in the mappings of the range.
+    /// Context: may sleep. Complexity: linear in the mappings of the range.
     ///
     /// # Errors
     /// [`Error::Unaligned`], [`Error::ZeroLength`], [`Error::OutOfRange`]; [`Error::Invalid`] if
-    /// there are no modes, if it is one of another address space, if nothing is mapped, or if a
-    /// mapping is neither anonymous nor shared memory; [`Error::AccessDenied`] if a mapping can
-    /// never be written; [`Error::Busy`] if a mapping belongs to another userfaultfd;
-    /// [`Error::TooManyMappings`] or [`Error::OutOfMemory`] if a mapping cannot be split. Of the
-    /// last two, the mappings before are registered.
+    /// `modes` is empty, the userfaultfd belongs to another address space, the range has no
+    /// mapping, or a mapping is neither anonymous nor shared memory; [`Error::AccessDenied`] if a
+    /// mapping can never be written; [`Error::Busy`] if a mapping belongs to another userfaultfd;
+    /// [`Error::TooManyMappings`] or [`Error::OutOfMemory`] if a mapping cannot be split. After the
+    /// last two, the mappings before it are registered.
     pub fn register_userfault(
         &self,
         userfault: &Userfault<'_, P>,
@@ -78,17 +78,17 @@ impl<P: Platform> AddressSpace<'_, P> {
         })
     }
 
-    /// Lets the userfaultfd serve nothing any more in `length` bytes at `start`, and the faults
-    /// that wait there go on (`UFFDIO_UNREGISTER`). Mappings that it does not serve are left alone.
+    /// Unregisters the mappings in `length` bytes at `start`, and wakes the faults that wait there
+    /// (`UFFDIO_UNREGISTER`). Skips mappings that the userfaultfd does not serve.
     ///
-    /// Context: may sleep. Complexity: in the mappings of the range, and in the runs of those that
-    /// were registered for write-protection.
+    /// Context: may sleep. Complexity: linear in the mappings of the range, and in the runs of
+    /// those that were registered for write-protection.
     ///
     /// # Errors
     /// [`Error::Unaligned`], [`Error::ZeroLength`], [`Error::OutOfRange`]; [`Error::Invalid`] if
-    /// nothing is mapped, if a mapping is neither anonymous nor shared memory, or if it belongs to
-    /// another userfaultfd; [`Error::TooManyMappings`] or [`Error::OutOfMemory`] if a mapping
-    /// cannot be split. Of the last two, the mappings before are unregistered.
+    /// the range has no mapping, or if a mapping is neither anonymous nor shared memory, or belongs
+    /// to another userfaultfd; [`Error::TooManyMappings`] or [`Error::OutOfMemory`] if a mapping
+    /// cannot be split. After the last two, the mappings before it are unregistered.
     pub fn unregister_userfault(
         &self,
         userfault: &Userfault<'_, P>,
@@ -106,21 +106,21 @@ impl<P: Platform> AddressSpace<'_, P> {
                 unregister(op, range, userfault, &mut done)
             })
         });
-        // What is registered still is waited for.
+        // Faults in mappings that are still registered keep waiting.
         userfault.state().wake(self.platform(), VirtRange::raw(range.start().0, done.0));
         result
     }
 
-    /// Closes a userfaultfd of this address space: unregisters all that it serves, and wakes all
-    /// who wait. Dropping the handle does so too, except that mappings go on to name it, and so
-    /// are not joined with others.
+    /// Closes a userfaultfd of this address space: unregisters all mappings that it serves, and
+    /// wakes all waiting threads. Dropping the handle instead also wakes them, but mappings keep
+    /// referring to the userfaultfd, and so do not merge with others.
     ///
-    /// Context: may sleep. Complexity: in the mappings.
+    /// Context: may sleep. Complexity: linear in the mappings.
     pub fn close_userfault(&self, userfault: Userfault<'_, P>) {
         if self.owns_userfault(&userfault) {
             self.operate(|op| {
                 let everything = VirtRange::raw(0, self.limit().0);
-                // Whole mappings are not cut, so nothing can fail.
+                // A change of a whole mapping needs no split, so it cannot fail.
                 let done = &mut VirtAddr(0);
                 let result = unregister(op, everything, &userfault, done);
                 debug_assert!(result.is_ok());
@@ -131,7 +131,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 }
 
-/// Refuses if a VMA of `range` cannot be registered, or none exists.
+/// Fails if a VMA in `range` cannot be registered, or the range has no VMA.
 fn may_register<P: Platform>(
     vmas: VmaView<'_, P>,
     range: VirtRange,
@@ -165,7 +165,7 @@ fn register<P: Platform>(
     let mut parts = Parts::of(range);
     while let Some((vma, part)) = parts.next(*op.vmas) {
         let own = vma.userfault_pointer() == Some(userfault.pointer());
-        // As Linux: modes that are there already stay, and others with them.
+        // A VMA that has the modes already keeps its other modes too, as on Linux.
         if own && vma.flags().contains(flags_of(modes)) {
             continue;
         }
@@ -179,8 +179,8 @@ fn register<P: Platform>(
     Ok(())
 }
 
-/// Lets the VMA, which is locked for writing, name a userfaultfd that the caller holds, or
-/// none.
+/// Sets the userfaultfd of a VMA to one that the caller holds, or to none. The VMA is locked for
+/// writing.
 fn set_userfault<P: Platform>(memory: &Memory<P>, vma: &Vma, new: Option<&Userfault<'_, P>>) {
     let old = vma.userfault_pointer();
     if let Some(new) = new {
@@ -189,12 +189,13 @@ fn set_userfault<P: Platform>(memory: &Memory<P>, vma: &Vma, new: Option<&Userfa
     // SAFETY: 1. held above; the old one is released below.
     unsafe { vma.set_userfault(new.map(Userfault::pointer)) };
     if let Some(old) = old {
-        // SAFETY: 1. the VMA's own hold; it names another one now.
+        // SAFETY: 1. the VMA's own hold; the VMA refers to another one now.
         unsafe { userfault::release(memory, old) };
     }
 }
 
-/// Refuses if a VMA of `range` belongs to another userfaultfd or cannot be served, or none exists.
+/// Fails if a VMA in `range` belongs to another userfaultfd or cannot be served, or the range has
+/// no VMA.
 fn may_unregister<P: Platform>(
     vmas: VmaView<'_, P>,
     range: VirtRange,
@@ -212,7 +213,7 @@ fn may_unregister<P: Platform>(
     if found { Ok(()) } else { Err(Error::Invalid) }
 }
 
-/// Notes in `done` how far it has come.
+/// Unregisters the VMAs of the range. Keeps the end of the finished part in `done`.
 fn unregister<P: Platform>(
     op: &mut Op<'_, '_, P>,
     range: VirtRange,
@@ -234,7 +235,7 @@ fn unregister<P: Platform>(
             if !protects {
                 return Ok(());
             }
-            // If memory for that runs out, the first write lifts the protection.
+            // If memory runs out here, the first write to the page lifts its protection.
             edit.userfault_lift(vma.range())
         })?;
     }

@@ -12,10 +12,10 @@ pub(crate) const SPAN_ENTRIES: u32 = 1024;
 /// Most tables that an operation detaches in one lock span.
 pub(crate) const SPAN_DETACHED: u32 = 512;
 
-/// Of each level an operation on a range locks at most two tables that lie in it as a whole, each
-/// of which holds 512 of its entries, and two at its edges, that is four on each of five levels; an
-/// edge may split a huge leaf on two levels. A move locks two or three tables at its level for
-/// either side, and on each level above two.
+/// The maximum number of locks of one operation. On each of five levels, an operation on a range
+/// locks at most four tables: two entirely inside the range, with 512 of its entries each, and two
+/// at its edges. An edge may split a huge leaf on two levels. A move locks two or three tables of
+/// its own level for each side, and two on each level above.
 const CAPACITY: usize = 32;
 
 /// The locks that an operation holds.

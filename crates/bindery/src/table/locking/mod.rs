@@ -33,11 +33,11 @@
 //!
 //! The tables below a detached one are locked and marked too, but later: one at a time, with no
 //! other lock held, before their contents are dropped. Until then a thread that locks one of them
-//! finds by a second descent, as below, that the table is not in the tree. A thread that locked one
-//! before is waited for, and may go on meanwhile: no walker comes there any more. So detaching by
-//! one entry costs one entry and one mark under the locks, whatever is below. This does not hold
-//! where no VMA keeps out the threads that fill entries ([`super::stray::try_mark_stray`]): there,
-//! all tables are marked first, and they are of level 1.
+//! finds by a second descent, as below, that the table is not in the tree. The detaching thread
+//! waits for a thread that locked one before, which may finish its work: no walker finds the table
+//! any more. So detaching by one entry costs one entry and one mark under the locks, whatever is
+//! below. This does not hold where no VMA keeps out the threads that fill entries
+//! ([`super::stray::try_mark_stray`]): there, all tables are marked first, and they are of level 1.
 //!
 //! A table that is *moved* is not marked: it stays part of the tree at another address. So a thread
 //! that has locked the cover descends once more, and starts again unless the table is still there:
@@ -54,17 +54,18 @@
 //! A move that holds the VMAs of both places for writing needs no second descent itself. One that
 //! holds them for reading does, for both covers, because another such move may carry one of them
 //! ([`lock_both_ranges_beside_moves`]). The tables below a cover hang in tables that it has locked.
-//! A carried table changes its place in the order of locks, but its carrier waits for nothing any
-//! more, and whoever waits for it lets all locks go when it finds the table elsewhere.
+//! A carried table changes its place in the order of locks. That cannot cause a deadlock: its
+//! carrier waits for no further lock, and a thread that waits for the table releases all its locks
+//! when it finds the table elsewhere.
 //!
 //! # How much is held at once
 //! A *lock span* is the time in which an operation holds one set of locks. Other CPUs spin for a
-//! table's lock. So one span never serves more than [`SPAN_ENTRIES`]
-//! entries or [`lock_set::SPAN_DETACHED`] detached tables. The locks are taken in pre-order anyway,
-//! so they stop there. An operation gets the front of its range, up to [`LockSet::end_of`], and
-//! comes again for the rest. In a range with few tables one span goes far; in a dense one it covers
-//! two tables. No table that the range covers whole is cut in two by that, because its entry counts
-//! as one.
+//! table's lock. So one span never serves more than [`SPAN_ENTRIES`] entries or
+//! [`lock_set::SPAN_DETACHED`] detached tables. The locks are taken in pre-order anyway, so they
+//! stop there. An operation gets the front of its range, up to [`LockSet::end_of`], and locks again
+//! for the rest. In a range with few tables, one span covers a long part; in a dense one, it covers
+//! two tables. A table that the range covers whole counts as one entry, so a span never ends inside
+//! of it.
 //!
 //! # Pending flushes
 //! A thread that takes a lock learns whether the table is pending ([`crate::tlb`]), and flushes its
