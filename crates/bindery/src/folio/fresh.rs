@@ -30,17 +30,21 @@ use core::sync::atomic::Ordering::Relaxed;
 use super::count::{self, MAPPING, REFERENCE};
 use super::exclusive::{WORD_PAGES, bits};
 use super::handle::{Folio, FolioHandle, MAX_FOLIO_ORDER};
+use super::lock::LockedFolio;
 use super::owner::{FolioIndex, Owner, OwnerMark};
 use crate::addr::Order;
 use crate::frame::meta::{EXCLUSIVE, Kind, state_of};
 use crate::frame::{AllocateFor, Frames};
 use crate::platform::Platform;
 
-/// A folio that only its maker knows: neither mapped nor published.
+/// A folio that only its maker knows: neither mapped nor published. Its frames are lost unless it is
+/// mapped, published or discarded.
+#[must_use = "a fresh folio must be mapped, published or discarded"]
 pub(crate) struct FreshFolio<'a, P: Platform>(FolioHandle<'a, P>);
 
 impl<P: Platform> Frames<P> {
-    /// The handle of a folio that the caller has made and not shown to other threads yet.
+    /// The handle of a folio whose number the caller has kept ([`FreshFolio::leave`]) and not shown
+    /// to other threads yet.
     #[inline(always)]
     pub(crate) fn fresh(&self, folio: Folio) -> FreshFolio<'_, P> {
         FreshFolio(self.folio(folio))
@@ -52,15 +56,22 @@ impl<P: Platform> Frames<P> {
     /// `None` if there is no memory, or `order` is above [`MAX_FOLIO_ORDER`].
     ///
     /// Does not sleep. O(pages): each tail learns its head.
-    pub(crate) fn new_folio(&self, order: Order) -> Option<Folio> {
-        let folio = self.new_exclusive_folio(order)?;
-        self.folio(folio).exclusive().clear(0, folio.pages());
-        Some(folio)
+    pub(crate) fn new_folio(&self, order: Order) -> Option<FreshFolio<'_, P>> {
+        let fresh = self.new_exclusive_folio(order)?;
+        fresh.0.exclusive().clear(0, fresh.0.folio.pages());
+        Some(fresh)
     }
 
     /// As [`Frames::new_folio`], with every page anon-exclusive: for one process's anonymous
     /// memory.
-    pub(crate) fn new_exclusive_folio(&self, order: Order) -> Option<Folio> {
+    #[inline(always)]
+    pub(crate) fn new_exclusive_folio(&self, order: Order) -> Option<FreshFolio<'_, P>> {
+        self.allocate_folio(order).map(|folio| self.fresh(folio))
+    }
+
+    /// [`Frames::new_exclusive_folio`], which is called rather than inlined: a number is returned in
+    /// registers, a handle is not.
+    fn allocate_folio(&self, order: Order) -> Option<Folio> {
         if order > MAX_FOLIO_ORDER {
             return None;
         }
@@ -71,6 +82,29 @@ impl<P: Platform> Frames<P> {
         self.folio(folio).exclusive().write(|_| bits(0, folio.pages().min(WORD_PAGES)));
         head.state.store(state_of(Kind::Folio, order) | exclusive, Relaxed);
         Some(folio)
+    }
+}
+
+impl<'a, P: Platform> FreshFolio<'a, P> {
+    /// The number of the folio, for a caller that passes it through calls: [`Frames::fresh`] makes
+    /// the handle again.
+    #[inline(always)]
+    pub(crate) fn leave(self) -> Folio {
+        self.0.folio
+    }
+
+    /// Publishes the folio, without an owner, with two references: one for the swap cache, and that
+    /// of the result, which has the folio's lock. Discards the folio if its lock is held; no thread
+    /// holds the lock of a folio that it cannot find.
+    #[inline(always)]
+    pub(crate) fn publish_for_swap_cache(self, platform: &'a P) -> Option<LockedFolio<'a, P>> {
+        let Some(lock) = self.0.try_lock(platform) else {
+            self.discard(platform);
+            return None;
+        };
+        lock.set_owner(Owner::Nobody, FolioIndex::NONE);
+        count::publish(self.0.count(), 2 * REFERENCE);
+        Some(lock.with_reference())
     }
 }
 
@@ -91,7 +125,7 @@ impl<P: Platform> FreshFolio<'_, P> {
     /// Records the owner of the folio, and the index of its first page there. The owner outlives
     /// the folio's mappings. For any other folio, use [`super::FolioLock::set_owner`].
     #[inline]
-    pub(crate) fn set_owner(self, owner: Owner, index: FolioIndex) {
+    pub(crate) fn set_owner(&self, owner: Owner, index: FolioIndex) {
         let folio = self.0.folio;
         debug_assert_eq!(self.0.count().load(Relaxed), 0, "{folio:?} is not fresh");
         OwnerMark::of(owner).write(self.0.head(), index);
@@ -110,13 +144,6 @@ impl<P: Platform> FreshFolio<'_, P> {
     pub(crate) fn publish(self, references: u32) {
         debug_assert!(references >= 1 && references <= self.0.folio.pages());
         count::publish(self.0.count(), u64::from(references) * REFERENCE);
-    }
-
-    /// As [`FreshFolio::publish`], with two references of different kinds, whatever the folio's
-    /// size.
-    #[inline]
-    pub(crate) fn publish_two(self) {
-        count::publish(self.0.count(), 2 * REFERENCE);
     }
 }
 

@@ -57,6 +57,7 @@
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
+use core::mem::ManuallyDrop;
 use core::sync::atomic::Ordering;
 
 use super::handle::{Folio, FolioHandle};
@@ -229,10 +230,9 @@ impl<'a, P: Platform> FolioLock<'a, P> {
     /// As [`LockedFolio::new`], with a reference that the caller has without a guard.
     #[inline]
     pub(crate) fn with_reference(self) -> LockedFolio<'a, P> {
-        let Self { handle, platform } = self;
+        let handle = self.handle;
         debug_assert_ne!(handle.references(), 0, "{:?} has no reference", handle.folio);
-        core::mem::forget(self);
-        LockedFolio { handle, platform }
+        LockedFolio { lock: ManuallyDrop::new(self) }
     }
 }
 
@@ -240,8 +240,7 @@ impl<'a, P: Platform> FolioLock<'a, P> {
 /// dropped, the folio stays.
 #[must_use = "dropping it unlocks and releases the folio"]
 pub(crate) struct LockedFolio<'a, P: Platform> {
-    handle: FolioHandle<'a, P>,
-    platform: &'a P,
+    lock: ManuallyDrop<FolioLock<'a, P>>,
 }
 
 impl<'a, P: Platform> LockedFolio<'a, P> {
@@ -254,12 +253,18 @@ impl<'a, P: Platform> LockedFolio<'a, P> {
 
     #[inline]
     pub(crate) fn folio(&self) -> Folio {
-        self.handle.folio
+        self.lock.handle.folio
+    }
+
+    /// The lock.
+    #[inline(always)]
+    pub(crate) fn lock(&self) -> &FolioLock<'a, P> {
+        &self.lock
     }
 
     /// As [`FolioLock::owner`].
     pub(crate) fn owner(&self) -> FolioOwner {
-        self.handle.owner(self.platform)
+        self.lock.owner()
     }
 
     /// As [`FolioLock::leave_to_batch`], of lock and reference ([`FolioHandle::folio_of_batch`]).
@@ -272,13 +277,14 @@ impl<'a, P: Platform> LockedFolio<'a, P> {
     /// ([`FolioHandle::lock_of_request`]). Acts on pending marks first. The thread that takes the lock
     /// back from the request acts on marks that are set later.
     pub(crate) fn into_request(self) {
-        begin_writeback(self.handle.state(), self.platform, || self.handle.disown());
+        let FolioLock { handle, platform } = *self.lock();
+        begin_writeback(handle.state(), platform, || handle.disown());
         core::mem::forget(self);
     }
 
     /// Unlocks the folio, and keeps the reference.
     pub(crate) fn unlock(self) -> FolioRef<'a, P> {
-        let Self { handle, platform } = self;
+        let FolioLock { handle, platform } = *self.lock();
         core::mem::forget(self);
         drop(FolioLock { handle, platform });
         FolioRef::adopt(handle, platform)
@@ -294,9 +300,11 @@ impl<'a, P: Platform> LockedFolio<'a, P> {
 }
 
 impl<P: Platform> Drop for LockedFolio<'_, P> {
+    // Always: each fault that reads a page from swap drops one.
+    #[inline(always)]
     fn drop(&mut self) {
-        let Self { handle, platform } = *self;
-        drop(FolioLock { handle, platform });
+        let FolioLock { handle, platform } = *self.lock();
+        unlock(handle.state(), platform, || handle.disown());
         // After that: the reference keeps the folio while it is unlocked.
         handle.release(platform);
     }

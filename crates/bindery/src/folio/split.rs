@@ -23,9 +23,8 @@ pub(crate) enum SplitError {
 }
 
 impl<P: Platform> FolioHandle<'_, P> {
-    /// Releases one reference to each of the parts of 2^`order` pages that the folio was cut into; of
-    /// the folio's order, that to itself.
-    pub(crate) fn release_parts(self, platform: &P, order: Order) {
+    /// Releases one reference to each of the parts of 2^`order` pages that the folio was cut into.
+    pub(super) fn release_parts(self, platform: &P, order: Order) {
         for first in (0..self.folio.pages()).step_by(order.pages() as usize) {
             let part = Folio { head: self.folio.head.plus(first), order };
             self.frames.folio(part).release(platform);

@@ -120,7 +120,7 @@ fn collapse_alone<P: Platform>(
         return Err(Error::Busy.into());
     }
     memory.may_wait();
-    let folio = frames.new_folio(order).ok_or(NoMemory)?;
+    let folio = frames.new_folio(order).ok_or(NoMemory)?.leave();
     RareEvents::note(&memory.rare.huge_collapses);
     let committed = if object.accounting() == Accounting::PerPage { missing } else { 0 };
     let ready = object.commit(memory, committed).map_err(|_| Failure::from(Error::NoSpace));

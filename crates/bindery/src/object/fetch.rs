@@ -448,11 +448,11 @@ fn allocate<P: Platform>(
     let committed = committed(object, order);
     object.commit(memory, committed).map_err(|_| Error::NoSpace)?;
     memory.may_wait();
-    let folio = memory.frames.new_folio(order);
-    if folio.is_none() {
+    let Some(fresh) = memory.frames.new_folio(order) else {
         object.uncommit(memory, committed);
-    }
-    Ok(folio.ok_or(NoMemory)?)
+        return Err(NoMemory.into());
+    };
+    Ok(fresh.leave())
 }
 
 /// Undoes [`allocate`].

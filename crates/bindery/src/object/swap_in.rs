@@ -13,7 +13,7 @@ use crate::Memory;
 use crate::addr::{Order, Orders};
 use crate::collections::page_tree::{PageIndex, SwapSlot, SwappedRun};
 use crate::error::{Error, Failure, NoMemory};
-use crate::folio::{FOLIO_ORDERS, Folio, FolioIndex, Owner, SwapPlace};
+use crate::folio::{FOLIO_ORDERS, FreshFolio};
 use crate::platform::Platform;
 use crate::swap::SlotRun;
 use crate::swap::device_read::Load;
@@ -118,8 +118,8 @@ pub(super) fn read_in<P: Platform>(
     let mut orders = orders & FOLIO_ORDERS | Orders::PAGE;
     while let Some((order, run)) = next_run(memory, object, page, slot, &mut orders) {
         memory.may_wait();
-        let Some(folio) = memory.frames.new_folio(order) else { continue };
-        match read_folio(memory, object, folio, run, slot.slot) {
+        let Some(fresh) = memory.frames.new_folio(order) else { continue };
+        match read_folio(memory, object, fresh, run, slot.slot) {
             Ok(()) => return Ok(Swapped::Read),
             Err(Unread::Wait(wait)) => return Err(Stop::Wait(wait)),
             Err(Unread::Content) if order == Order::PAGE => return Err(Error::InputOutput.into()),
@@ -180,26 +180,16 @@ enum Unread {
 fn read_folio<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
-    folio: Folio,
+    fresh: FreshFolio<'_, P>,
     run: SwappedRun,
     wanted: u64,
 ) -> Result<(), Unread> {
     let slots = slots_of(run);
-    let (frames, platform) = (&memory.frames, &memory.platform);
-    let Some(lock) = frames.folio(folio).try_lock(platform) else { return Err(Unread::Slots) };
-    frames.fresh(folio).set_owner(Owner::Nobody, FolioIndex::NONE);
-    // The cache's reference, and this call's. Published first: a thread that finds the folio by a
-    // slot finds it counted.
-    frames.fresh(folio).publish_two();
-    if memory.claim_slots(folio, slots).is_err() {
-        drop(lock);
-        frames.folio(folio).release_pages(platform, 2);
-        return Err(Unread::Slots);
-    }
-    let place = SwapPlace { area: slots.area, first: slots.first, cached: slots.count };
-    let lock = if memory.reads_around(slots.area) {
-        match memory.begin_device_read(lock, folio, slots, wanted) {
-            Load::Done(lock) => lock,
+    let locked = memory.claim_for_read(fresh, slots).ok_or(Unread::Slots)?;
+    let (folio, place) = (locked.folio(), slots.place());
+    let locked = if memory.reads_around(slots.area) {
+        match memory.begin_device_read(locked, slots, wanted) {
+            Load::Done(locked) => locked,
             Load::Lost => return Err(Unread::Content),
             Load::Full => return Err(Unread::Wait(Wait::SwapRequest { area: slots.area })),
             Load::Begun(read) => {
@@ -210,15 +200,11 @@ fn read_folio<P: Platform>(
             }
         }
     } else if memory.load_folio(folio, slots) {
-        lock
+        locked
     } else {
         memory.give_up(folio, place);
-        drop(lock);
-        frames.folio(folio).release(platform);
         return Err(Unread::Content);
     };
-    PlacedFolio { memory, object, folio, first: run.page }.swap_in(place, &lock);
-    drop(lock);
-    frames.folio(folio).release(platform);
+    PlacedFolio { memory, object, folio, first: run.page }.swap_in(place, locked.lock());
     Ok(())
 }

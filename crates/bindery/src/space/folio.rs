@@ -150,16 +150,15 @@ fn split_mapped<P: Platform>(
     range: VirtRange,
     order: Order,
 ) -> Result<(), Failure<FolioError>> {
-    let frames = &page_table.memory.frames;
-    let mut held = false;
+    let memory = page_table.memory;
+    let mut held = None;
     let hold = || {
-        held = frames.folio(folio).try_get();
-        held
+        held = memory.frames.folio(folio).keep(&memory.platform);
+        held.is_some()
     };
     let cut = page_table.split_folio(folio, range, order, hold);
-    if held {
-        let order = if cut.is_ok() { order } else { folio.order };
-        frames.folio(folio).release_parts(&page_table.memory.platform, order);
+    if let (Some(held), Ok(())) = (held, &cut) {
+        held.release_parts(order);
     }
     cut.map_err(|uncut| match uncut {
         Uncut::NotMapped => FolioError::NotMapped.into(),

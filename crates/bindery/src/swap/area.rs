@@ -23,7 +23,7 @@ use super::device::SwapDevice;
 use super::requests::Requests;
 use crate::Memory;
 use crate::addr::{Frame, Order, PAGE_SIZE};
-use crate::folio::MAX_FOLIO_ORDER;
+use crate::folio::{MAX_FOLIO_ORDER, SwapPlace};
 use crate::frame::meta::{self, NONE, link};
 use crate::frame::{AllocateFor, MAX_ORDER};
 use crate::platform::Platform;
@@ -38,6 +38,14 @@ pub(crate) struct SlotRun {
     pub(crate) first: u64,
     /// The number of slots.
     pub(crate) count: u32,
+}
+
+impl SlotRun {
+    /// The place of a folio that has all of these slots.
+    #[inline]
+    pub(crate) const fn place(self) -> SwapPlace {
+        SwapPlace { area: self.area, first: self.first, cached: self.count }
+    }
 }
 
 /// A cluster that is off all lists and has no taken slots.

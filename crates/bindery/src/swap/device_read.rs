@@ -23,8 +23,7 @@ use super::writeback::FolioTransfer;
 use crate::Memory;
 use crate::addr::Order;
 use crate::error::{Error, Failure};
-use crate::folio::SwapPlace;
-use crate::folio::{Folio, FolioIndex, FolioLock, FolioRef, Owner};
+use crate::folio::{Folio, FolioRef, FreshFolio, LockedFolio};
 use crate::platform::Platform;
 
 /// A read that a device does for this thread. Its folio stays locked until
@@ -42,9 +41,8 @@ pub(crate) struct DeviceRead {
 
 /// The result of an attempt to begin a read.
 pub(crate) enum Load<'a, P: Platform> {
-    /// The folio has the content already: words fill it, or the device was done at once. The caller
-    /// has the lock and its reference again.
-    Done(FolioLock<'a, P>),
+    /// The folio has the content already: words fill it, or the device was done at once.
+    Done(LockedFolio<'a, P>),
     /// The content is lost. The folio is released.
     Lost,
     /// All requests of the area are under way. The folio is released.
@@ -54,17 +52,41 @@ pub(crate) enum Load<'a, P: Platform> {
 }
 
 impl<P: Platform> Memory<P> {
-    /// Begins to read `slots` into the folio for which they are claimed. The caller has the folio's
-    /// lock and, without a guard, a reference; `wanted` is the slot that it needs. Does not wait.
+    /// Puts a fresh folio into the swap cache, for `slots` that are to be read into it. `None` if a
+    /// slot is in the cache or not referred to any more; the folio is freed.
+    // Always: each fault on a page in swap does it.
+    #[inline(always)]
+    pub(crate) fn claim_for_read<'a>(
+        &'a self,
+        fresh: FreshFolio<'a, P>,
+        slots: SlotRun,
+    ) -> Option<LockedFolio<'a, P>> {
+        // Published first: a thread that finds the folio by a slot finds it counted.
+        let locked = fresh.publish_for_swap_cache(&self.platform)?;
+        if self.claim_slots(locked.folio(), slots).is_err() {
+            self.abandon_claim(locked);
+            return None;
+        }
+        Some(locked)
+    }
+
+    /// Frees a folio that has not come into the swap cache.
+    #[cold]
+    fn abandon_claim(&self, locked: LockedFolio<'_, P>) {
+        // The cache's reference; the caller's goes with the lock.
+        self.frames.folio(locked.folio()).release(&self.platform);
+    }
+
+    /// Begins to read `slots` into the folio for which they are claimed; `wanted` is the slot that
+    /// the caller needs. Does not wait.
     #[cold]
     pub(crate) fn begin_device_read<'a>(
         &'a self,
-        lock: FolioLock<'a, P>,
-        folio: Folio,
+        locked: LockedFolio<'a, P>,
         slots: SlotRun,
         wanted: u64,
     ) -> Load<'a, P> {
-        let place = place_of(slots);
+        let (folio, place) = (locked.folio(), slots.place());
         // A device that is done at once leaves nothing to wait for, so no wait would finish the
         // reads around the page. That also frees their requests.
         self.finish_swap_writes();
@@ -73,20 +95,19 @@ impl<P: Platform> Memory<P> {
         if content == Some(Stored::None) {
             self.fill_filled_pages(folio, slots);
             self.rare.pages_swapped_in.fetch_add(u64::from(slots.count), Relaxed);
-            return Load::Done(lock);
+            return Load::Done(locked);
         }
         let device = self.area(slots.area).and_then(|area| Some((area, area.device()?)));
         let device = device.filter(|_| content.is_some());
         let request = device.map(|(area, device)| (area, device, area.requests.take()));
         let Some((area, device, Some(number))) = request else {
             self.give_up(folio, place);
-            drop(lock.with_reference());
             return if device.is_some() { Load::Full } else { Load::Lost };
         };
         self.fill_filled_pages(folio, slots);
         area.requests.begin(number, folio.head, slots.first);
         // From here on, the folio is the request's.
-        lock.with_reference().into_request();
+        locked.into_request();
         let what = FolioTransfer { operation: SwapOperation::Read, number, folio, place };
         self.submit_pieces(area, device, &what, |page| {
             self.slot_has(place.area, place.first + u64::from(page), Cell::STORED)
@@ -96,7 +117,7 @@ impl<P: Platform> Memory<P> {
             return Load::Begun(read);
         }
         match self.end_device_read(&read) {
-            Some(lock) => Load::Done(lock),
+            Some(locked) => Load::Done(locked),
             None => Load::Lost,
         }
     }
@@ -123,10 +144,10 @@ impl<P: Platform> Memory<P> {
     /// Reads one page into the swap cache, as [`Memory::finish_device_read`] does.
     fn read_page(&self, slot: SlotRun) -> Result<Option<FolioRef<'_, P>>, Failure> {
         loop {
-            let folio = self.frames.new_folio(Order::PAGE).ok_or(Failure::NoMemory)?;
-            let Some(lock) = self.claim_for_read(folio, slot) else { return Ok(None) };
-            match self.begin_device_read(lock, folio, slot, slot.first) {
-                Load::Done(lock) => return Ok(Some(self.leave_in_cache(lock, folio, slot))),
+            let fresh = self.frames.new_folio(Order::PAGE).ok_or(Failure::NoMemory)?;
+            let Some(locked) = self.claim_for_read(fresh, slot) else { return Ok(None) };
+            match self.begin_device_read(locked, slot, slot.first) {
+                Load::Done(locked) => return Ok(Some(self.leave_in_cache(locked, slot))),
                 Load::Lost => return Err(Error::InputOutput.into()),
                 Load::Full => self.wait_for_request(slot.area),
                 Load::Begun(read) => {
@@ -139,59 +160,35 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// Claims slots for a fresh folio, which the caller then has locked and with a reference. If a
-    /// slot is in the cache or not referred to any more, the folio is freed.
-    fn claim_for_read(&self, folio: Folio, slots: SlotRun) -> Option<FolioLock<'_, P>> {
-        let Some(lock) = self.frames.folio(folio).try_lock(&self.platform) else {
-            self.frames.fresh(folio).discard(&self.platform);
-            return None;
-        };
-        self.frames.fresh(folio).set_owner(Owner::Nobody, FolioIndex::NONE);
-        // The cache's reference, and the caller's.
-        self.frames.fresh(folio).publish_two();
-        if self.claim_slots(folio, slots).is_err() {
-            drop(lock);
-            self.frames.folio(folio).release_pages(&self.platform, 2);
-            return None;
-        }
-        Some(lock)
-    }
-
     /// Waits until the device is done, and leaves the folio in the cache. `None` if it has failed.
     fn await_device_read(&self, read: &DeviceRead) -> Option<FolioRef<'_, P>> {
         let area = self.area(read.slots.area)?;
         self.wait_for_devices(&mut || area.requests.result(read.number).is_some());
-        let lock = self.end_device_read(read)?;
-        Some(self.leave_in_cache(lock, read.folio, read.slots))
+        let locked = self.end_device_read(read)?;
+        Some(self.leave_in_cache(locked, read.slots))
     }
 
     /// Takes the folio of a request back that is done. If the device has failed, the folio is
     /// released, and the slots have the content as before.
-    fn end_device_read(&self, read: &DeviceRead) -> Option<FolioLock<'_, P>> {
+    fn end_device_read(&self, read: &DeviceRead) -> Option<LockedFolio<'_, P>> {
         let area = self.area(read.slots.area)?;
         let succeeded = area.requests.result(read.number) == Some(true);
         let lock = self.frames.folio(read.folio).lock_of_request(&self.platform);
         debug_assert!(lock.is_some(), "a folio that a device reads is not taken back");
         self.free_request(area, read.number);
-        let lock = lock?;
+        let locked = lock?.with_reference();
         if !succeeded {
-            self.give_up(read.folio, place_of(read.slots));
-            drop(lock.with_reference());
+            self.give_up(read.folio, read.slots.place());
             return None;
         }
         self.rare.pages_swapped_in.fetch_add(u64::from(read.slots.count), Relaxed);
-        Some(lock)
+        Some(locked)
     }
 
     /// Unlocks a folio that is complete and leaves it in the cache, with the caller's reference.
-    fn leave_in_cache<'a>(
-        &'a self,
-        lock: FolioLock<'a, P>,
-        folio: Folio,
-        slots: SlotRun,
-    ) -> FolioRef<'a, P> {
-        self.settle_slots(folio, place_of(slots), &PageSet::EMPTY);
-        lock.with_reference().unlock()
+    fn leave_in_cache<'a>(&'a self, locked: LockedFolio<'a, P>, slots: SlotRun) -> FolioRef<'a, P> {
+        self.settle_slots(locked.folio(), slots.place(), &PageSet::EMPTY);
+        locked.unlock()
     }
 
     /// Waits until a request of the area is free. Called without locks.
@@ -200,9 +197,4 @@ impl<P: Platform> Memory<P> {
             self.wait_for_devices(&mut || area.requests.has_free());
         }
     }
-}
-
-/// The place of a folio that has all of these slots.
-fn place_of(slots: SlotRun) -> SwapPlace {
-    SwapPlace { area: slots.area, first: slots.first, cached: slots.count }
 }

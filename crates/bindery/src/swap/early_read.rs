@@ -21,8 +21,7 @@ use super::writeback::FolioTransfer;
 use crate::Memory;
 use crate::addr::Order;
 use crate::events::RareEvents;
-use crate::folio::SwapPlace;
-use crate::folio::{Folio, FolioIndex, Owner};
+use crate::folio::Folio;
 use crate::platform::Platform;
 
 /// The reason of a read.
@@ -89,20 +88,9 @@ impl<P: Platform> Memory<P> {
     /// Begins to read the slots of a run of 2^`order`, which entries referred to a moment ago, into
     /// a fresh folio in the swap cache. Takes no memory from the reserve, and does not wait.
     pub(crate) fn begin_read(&self, run: SlotRun, order: Order, cause: Cause) -> Begun {
-        let Some(folio) = self.frames.new_folio(order) else { return Begun::NoRoom };
-        let Some(lock) = self.frames.folio(folio).try_lock(&self.platform) else {
-            self.frames.fresh(folio).discard(&self.platform);
-            return Begun::NoRoom;
-        };
-        self.frames.fresh(folio).set_owner(Owner::Nobody, FolioIndex::NONE);
-        // The cache's reference, and the request's.
-        self.frames.fresh(folio).publish_two();
-        if self.claim_slots(folio, run).is_err() {
-            drop(lock);
-            self.frames.folio(folio).release_pages(&self.platform, 2);
-            return Begun::Taken;
-        }
-        let place = SwapPlace { area: run.area, first: run.first, cached: run.count };
+        let Some(fresh) = self.frames.new_folio(order) else { return Begun::NoRoom };
+        let Some(locked) = self.claim_for_read(fresh, run) else { return Begun::Taken };
+        let (folio, place) = (locked.folio(), run.place());
         // The slots are busy, which keeps the area and their content.
         let content = self.content_of(run);
         let worth = match cause {
@@ -113,8 +101,6 @@ impl<P: Platform> Memory<P> {
             self.fill_filled_pages(folio, run);
             self.rare.pages_swapped_in.fetch_add(u64::from(run.count), Relaxed);
             self.settle_slots(folio, place, &PageSet::EMPTY);
-            drop(lock);
-            self.frames.folio(folio).release(&self.platform);
             return Begun::Yes;
         }
         let device = self.area(run.area).and_then(|area| Some((area, area.device()?)));
@@ -122,8 +108,6 @@ impl<P: Platform> Memory<P> {
             device.filter(|_| worth).map(|(area, device)| (area, device, area.requests.take()));
         let Some((area, device, Some(number))) = request else {
             self.give_up(folio, place);
-            drop(lock);
-            self.frames.folio(folio).release(&self.platform);
             return if worth { Begun::NoRoom } else { Begun::Taken };
         };
         self.fill_filled_pages(folio, run);
@@ -134,7 +118,7 @@ impl<P: Platform> Memory<P> {
             self.frames.folio(folio).mark_read_around();
         }
         // From here on, the folio is the request's.
-        lock.with_reference().into_request();
+        locked.into_request();
         let what = FolioTransfer { operation: SwapOperation::Read, number, folio, place };
         self.submit_pieces(area, device, &what, |page| {
             self.slot_has(place.area, place.first + u64::from(page), Cell::STORED)
@@ -174,16 +158,17 @@ impl<P: Platform> Memory<P> {
         if let Some(folio) = self.frames.folio_of(area.requests.head(number)) {
             let lock = self.frames.folio(folio).lock_of_request(&self.platform);
             debug_assert!(lock.is_some(), "a folio that a device reads is not taken back");
-            match self.frames.folio(folio).swap_place() {
-                Some(place) if read => {
-                    self.rare.pages_swapped_in.fetch_add(u64::from(folio.pages()), Relaxed);
-                    self.settle_slots(folio, place, &PageSet::EMPTY);
+            if let Some(lock) = lock {
+                let _locked = lock.with_reference();
+                match self.frames.folio(folio).swap_place() {
+                    Some(place) if read => {
+                        self.rare.pages_swapped_in.fetch_add(u64::from(folio.pages()), Relaxed);
+                        self.settle_slots(folio, place, &PageSet::EMPTY);
+                    }
+                    Some(place) => self.give_up(folio, place),
+                    None => {}
                 }
-                Some(place) => self.give_up(folio, place),
-                None => {}
             }
-            drop(lock);
-            self.frames.folio(folio).release(&self.platform);
         }
         area.requests.free(number);
         // Release: the folio is unlocked.

@@ -7,7 +7,7 @@ use crate::addr::Order;
 #[test]
 fn excessive_counts_and_references_are_answers() {
     let (machine, frames) = machine(1024);
-    let folio = frames.new_folio(Order(4)).unwrap();
+    let folio = frames.new_folio(Order(4)).unwrap().leave();
     frames.fresh(folio).map(16);
     assert!(frames.folio(folio).may_be_mapped_by_one(16));
     assert!(!frames.folio(folio).may_be_mapped_by_one(15), "room for 15 entries");
@@ -24,7 +24,7 @@ fn excessive_counts_and_references_are_answers() {
 /// One of two processes gives up its pages one by one while the other keeps `others`.
 fn walks(order: Order, others: u32) -> u32 {
     let (machine, frames) = machine(2048);
-    let folio = frames.new_folio(order).unwrap();
+    let folio = frames.new_folio(order).unwrap().leave();
     let pages = folio.pages();
     frames.fresh(folio).map(pages);
     let mut walks = 0;
@@ -54,7 +54,7 @@ fn no_more_than_eight_walks_find_others() {
 #[test]
 fn a_folios_parts_begin_without_a_note() {
     let (machine, frames) = machine(1024);
-    let folio = frames.new_folio(Order(4)).unwrap();
+    let folio = frames.new_folio(Order(4)).unwrap().leave();
     frames.fresh(folio).map(16);
     frames.folio(folio).note_other_mappings(1);
     assert!(!frames.folio(folio).may_be_mapped_by_one(16));

@@ -23,11 +23,11 @@ use crate::frame::{AllocateFor, Frames};
 fn a_fresh_folio_is_wholly_exclusive_or_not() {
     for order in Order::PAGE.up_to(MAX_FOLIO_ORDER) {
         let (machine, frames) = machine(2048);
-        let folio = frames.new_exclusive_folio(order).unwrap();
+        let folio = frames.new_exclusive_folio(order).unwrap().leave();
         assert_eq!((frames.folio(folio).references(), frames.folio(folio).mappings()), (0, 0));
         assert!(frames.try_hold(&machine, folio.head).is_none());
         assert!(frames.folio(folio).exclusive().contains_all(0, folio.pages()));
-        let shared = frames.new_folio(order).unwrap();
+        let shared = frames.new_folio(order).unwrap().leave();
         let none = ExclusiveRun { exclusive: false, count: folio.pages() };
         assert_eq!(frames.folio(shared).exclusive().run(0, folio.pages()), none);
         frames.fresh(shared).discard(&machine);
@@ -45,7 +45,7 @@ fn a_fresh_folio_is_wholly_exclusive_or_not() {
 #[test]
 fn the_last_mapping_or_reference_frees() {
     let (machine, frames) = machine(64);
-    let folio = frames.new_exclusive_folio(Order(4)).unwrap();
+    let folio = frames.new_exclusive_folio(Order(4)).unwrap().leave();
     let counts = || (frames.folio(folio).references(), frames.folio(folio).mappings());
     frames.fresh(folio).map(16);
     assert_eq!(counts(), (0, 16));
@@ -58,7 +58,7 @@ fn the_last_mapping_or_reference_frees() {
     assert_eq!(frames.folio(folio).release(&machine), Freed::Yes);
     assert_eq!(*machine.released.lock().unwrap(), [(folio.head, 16)]);
 
-    let folio = frames.new_exclusive_folio(Order::PAGE).unwrap();
+    let folio = frames.new_exclusive_folio(Order::PAGE).unwrap().leave();
     frames.fresh(folio).map(1);
     assert_eq!(frames.folio(folio).unmap(&machine, 1), Freed::Yes);
     assert_all_free(&frames);
@@ -67,7 +67,7 @@ fn the_last_mapping_or_reference_frees() {
 #[test]
 fn only_pages_of_live_folios_have_a_folio() {
     let (machine, frames) = machine(64);
-    let folio = frames.new_exclusive_folio(Order(4)).unwrap();
+    let folio = frames.new_exclusive_folio(Order(4)).unwrap().leave();
     // From now on this is the only memory.
     while frames.allocate(Order::PAGE, AllocateFor::Use).is_some() {}
     frames.fresh(folio).discard(&machine);
@@ -88,7 +88,7 @@ fn only_pages_of_live_folios_have_a_folio() {
     free(&frames, &machine, raw, Order(4));
 
     // A smaller folio at the same place does not get the tails that the larger one left.
-    let small = frames.new_exclusive_folio(Order(2)).unwrap();
+    let small = frames.new_exclusive_folio(Order(2)).unwrap().leave();
     assert_eq!(small.head, folio.head);
     (4..16).map(|page| folio.head.plus(page)).for_each(nothing);
     (0..4).for_each(|page| assert_eq!(frames.folio_of(small.head.plus(page)), Some(small)));
@@ -97,7 +97,7 @@ fn only_pages_of_live_folios_have_a_folio() {
 #[test]
 fn too_many_mappings_are_refused() {
     let (_machine, frames) = machine(64);
-    let folio = frames.new_exclusive_folio(Order(4)).unwrap();
+    let folio = frames.new_exclusive_folio(Order(4)).unwrap().leave();
     frames.fresh(folio).map(16);
     frames.meta(folio.head).count.store(((1 << 31) - 17) << 32, Relaxed);
     assert_eq!(frames.folio(folio).map(16), Ok(()));
@@ -108,7 +108,7 @@ fn too_many_mappings_are_refused() {
 #[test]
 fn removing_absent_counts_is_counted_only() {
     let (machine, frames) = machine(64);
-    let folio = frames.new_exclusive_folio(Order(1)).unwrap();
+    let folio = frames.new_exclusive_folio(Order(1)).unwrap().leave();
     frames.fresh(folio).publish(1);
     assert_eq!(frames.folio(folio).unmap(&machine, 1), Freed::No);
     frames.folio(folio).map(2).unwrap();
@@ -123,7 +123,7 @@ fn removing_absent_counts_is_counted_only() {
 fn of_many_threads_exactly_one_frees() {
     let (machine, frames) = machine(64);
     for _ in 0..200 {
-        let folio = frames.new_exclusive_folio(Order(3)).unwrap();
+        let folio = frames.new_exclusive_folio(Order(3)).unwrap().leave();
         frames.fresh(folio).map(8);
         (1..4).for_each(|_| frames.folio(folio).map(8).unwrap());
         let freed = AtomicU32::new(0);
@@ -150,7 +150,7 @@ fn of_many_threads_exactly_one_frees() {
 #[test]
 fn dirty_and_the_lock_are_independent() {
     let (machine, frames) = machine(64);
-    let folio = frames.new_exclusive_folio(Order::PAGE).unwrap();
+    let folio = frames.new_exclusive_folio(Order::PAGE).unwrap().leave();
     frames.fresh(folio).publish(1);
     let lock = frames.folio(folio).try_lock(&machine).unwrap();
     assert!(frames.folio(folio).try_lock(&machine).is_none());
@@ -173,7 +173,7 @@ fn dirty_and_the_lock_are_independent() {
 fn an_unmapped_folios_owner_goes_at_handover() {
     const GROUP: u64 = 1 << 62;
     let (machine, frames) = machine(64);
-    let folio = frames.new_exclusive_folio(Order::PAGE).unwrap();
+    let folio = frames.new_exclusive_folio(Order::PAGE).unwrap().leave();
     let head = frames.meta(folio.head);
     head.word.store(GROUP, Relaxed);
     frames.fresh(folio).map(1);
@@ -208,7 +208,7 @@ fn a_folio_starting_below_zero_has_no_index() {
 #[test]
 fn a_refused_split_changes_nothing() {
     let (_machine, frames) = machine(64);
-    let folio = frames.new_exclusive_folio(Order(3)).unwrap();
+    let folio = frames.new_exclusive_folio(Order(3)).unwrap().leave();
     frames.fresh(folio).publish(1);
     let split = |order, each| frames.folio(folio).split(order, |_| each);
     assert_eq!(split(Order(3), 0), Err(SplitError::Order));
@@ -241,7 +241,7 @@ proptest! {
         count in 0u32..520,
     ) {
         let (_machine, frames) = machine(1200);
-        let folio = frames.new_exclusive_folio(order).unwrap();
+        let folio = frames.new_exclusive_folio(order).unwrap().leave();
         let mut model = vec![true; folio.pages() as usize];
         for (set, page, count) in steps {
             let end = (page + count).min(folio.pages());
@@ -272,7 +272,7 @@ proptest! {
     ) {
         let (part, whole) = (Order(part % whole), Order(whole));
         let (machine, frames) = machine(1200);
-        let folio = frames.new_exclusive_folio(whole).unwrap();
+        let folio = frames.new_exclusive_folio(whole).unwrap().leave();
         let pages = folio.pages();
         for (page, count) in shared {
             frames.folio(folio).exclusive().clear(page, count);

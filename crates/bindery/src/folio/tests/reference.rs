@@ -11,7 +11,7 @@ use crate::frame::slab::Slab;
 #[test]
 fn only_known_folios_are_referenced_by_number() {
     let (machine, frames) = machine(64);
-    let folio = frames.new_folio(Order(2)).unwrap();
+    let folio = frames.new_folio(Order(2)).unwrap().leave();
     let raw = frames.allocate(Order::PAGE, AllocateFor::Use).unwrap();
     let slab: Slab<u64, Machine> = Slab::new();
     let object = slab.allocate(&frames, &machine, 7).unwrap();
@@ -37,7 +37,7 @@ fn only_known_folios_are_referenced_by_number() {
 #[test]
 fn references_do_not_overflow_into_pins() {
     let (machine, frames) = machine(64);
-    let folio = frames.new_folio(Order::PAGE).unwrap();
+    let folio = frames.new_folio(Order::PAGE).unwrap().leave();
     frames.fresh(folio).publish(1);
     (1..TOO_MANY_REFERENCES).for_each(|_| assert!(frames.folio(folio).try_get()));
     assert!(!frames.folio(folio).try_get() && frames.try_hold(&machine, folio.head).is_none());
@@ -53,7 +53,7 @@ fn references_do_not_overflow_into_pins() {
 #[test]
 fn a_much_held_folio_has_cache_room() {
     let (machine, frames) = machine(64);
-    let folio = frames.new_folio(Order::PAGE).unwrap();
+    let folio = frames.new_folio(Order::PAGE).unwrap().leave();
     frames.fresh(folio).publish(1);
     (1..TOO_MANY_REFERENCES).for_each(|_| assert!(frames.folio(folio).try_get()));
     assert_eq!(frames.folio(folio).add_references(2), Ok(()));
@@ -69,7 +69,7 @@ fn a_much_held_folio_has_cache_room() {
 #[test]
 fn references_into_pins_or_freed_folios_are_refused() {
     let (machine, frames) = machine(64);
-    let folio = frames.new_folio(Order::PAGE).unwrap();
+    let folio = frames.new_folio(Order::PAGE).unwrap().leave();
     assert_eq!(frames.folio(folio).add_references(1), Err(ReferencesRefused));
     frames.fresh(folio).publish(1);
     let room = (1 << 16) - 2;
@@ -85,7 +85,7 @@ fn references_into_pins_or_freed_folios_are_refused() {
 #[test]
 fn a_folio_held_by_number_is_not_cut() {
     let (machine, frames) = machine(64);
-    let folio = frames.new_folio(Order(1)).unwrap();
+    let folio = frames.new_folio(Order(1)).unwrap().leave();
     frames.fresh(folio).publish(1);
     let held = frames.try_hold(&machine, folio.head).unwrap();
     assert!(frames.folio(folio).split(Order::PAGE, |_| 0).is_err());

@@ -236,10 +236,9 @@ pub(super) fn own_folio<P: Platform>(
     start: VirtAddr,
     order: Order,
 ) -> Option<Folio> {
-    let folio = memory.frames.new_exclusive_folio(order)?;
-    let owner = AnonGroup::as_owner(vma.group_pointer());
-    memory.frames.fresh(folio).set_owner(owner, vma.folio_index_at(start));
-    Some(folio)
+    let fresh = memory.frames.new_exclusive_folio(order)?;
+    fresh.set_owner(AnonGroup::as_owner(vma.group_pointer()), vma.folio_index_at(start));
+    Some(fresh.leave())
 }
 
 /// The largest folio that is zeroed inside a read section, which no other thread preempts: 64 KiB, a

@@ -3,12 +3,11 @@
 use crate::addr::{Order, Orders, PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Level};
 use crate::error::{Failure, FaultError};
-use crate::folio::SwapPlace;
-use crate::folio::{Folio, FolioIndex, FolioLock, Owner};
+use crate::folio::{Folio, FreshFolio, LockedFolio};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::swap::SlotRun;
-use crate::swap::cell::{self, ClaimError};
+use crate::swap::cell;
 use crate::swap::device_read::Load;
 use crate::swap::streak::ReadByFault;
 use crate::table::run::Slots;
@@ -38,8 +37,8 @@ impl<P: Platform> Fault<'_, '_, P> {
         }
         while let Some((order, slots)) = self.next_run(slot, &mut orders) {
             memory.may_wait();
-            let Some(folio) = memory.frames.new_exclusive_folio(order) else { continue };
-            match self.read_folio(folio, slots, slot.number) {
+            let Some(fresh) = memory.frames.new_exclusive_folio(order) else { continue };
+            match self.read_folio(fresh, slots, slot.number) {
                 // Nothing was read, or the page cannot be mapped.
                 Ok(stepped @ (Err(_) | Ok(Next::Wait(Wait::SwapRequest { .. })))) => {
                     return stepped;
@@ -176,48 +175,37 @@ impl<P: Platform> Fault<'_, '_, P> {
     }
 
     /// Claims the slots for the folio, reads their content into it, and maps it.
-    fn read_folio(&self, folio: Folio, slots: SlotRun, wanted: u64) -> Result<Stepped, Unread> {
+    fn read_folio(
+        &self,
+        fresh: FreshFolio<'_, P>,
+        slots: SlotRun,
+        wanted: u64,
+    ) -> Result<Stepped, Unread> {
         let memory = self.memory();
-        let (frames, platform) = (&memory.frames, &memory.platform);
-        let Some(lock) = frames.folio(folio).try_lock(platform) else {
-            return Err(Unread::Slots);
-        };
-        frames.fresh(folio).set_owner(Owner::Nobody, FolioIndex::NONE);
-        // The cache's reference, and this fault's. Published first: a thread that finds the folio by
-        // a slot finds it counted.
-        frames.fresh(folio).publish_two();
-        if let Err(ClaimError::Cached | ClaimError::Gone) = memory.claim_slots(folio, slots) {
-            drop(lock);
-            frames.folio(folio).release_pages(platform, 2);
-            return Err(Unread::Slots);
-        }
+        let locked = memory.claim_for_read(fresh, slots).ok_or(Unread::Slots)?;
         if memory.reads_around(slots.area) {
-            return self.begin_device_read(lock, folio, slots, wanted);
+            return self.begin_device_read(locked, slots, wanted);
         }
-        let place = SwapPlace { area: slots.area, first: slots.first, cached: slots.count };
-        if !memory.load_folio(folio, slots) {
-            memory.give_up(folio, place);
-            drop(lock);
-            frames.folio(folio).release(platform);
+        if !memory.load_folio(locked.folio(), slots) {
+            memory.give_up(locked.folio(), slots.place());
             return Err(Unread::Content);
         }
-        self.map_loaded(lock, folio, slots)
+        self.map_loaded(&locked, slots)
     }
 
     /// Begins to read the folio from a device. It waits for the device with the VMA unlocked.
     #[cold]
     fn begin_device_read(
         &self,
-        lock: FolioLock<'_, P>,
-        folio: Folio,
+        locked: LockedFolio<'_, P>,
         slots: SlotRun,
         wanted: u64,
     ) -> Result<Stepped, Unread> {
-        let memory = self.memory();
+        let (memory, folio) = (self.memory(), locked.folio());
         // Until it is mapped, other entries may refer to the slots of its pages.
         memory.frames.folio(folio).exclusive().clear(0, folio.pages());
-        match memory.begin_device_read(lock, folio, slots, wanted) {
-            Load::Done(lock) => self.map_loaded(lock, folio, slots),
+        match memory.begin_device_read(locked, slots, wanted) {
+            Load::Done(locked) => self.map_loaded(&locked, slots),
             Load::Lost => Err(Unread::Content),
             Load::Full => Ok(Ok(Next::Wait(Wait::SwapRequest { area: slots.area }))),
             Load::Begun(read) => {
@@ -230,25 +218,16 @@ impl<P: Platform> Fault<'_, '_, P> {
         }
     }
 
-    /// Maps a folio that has the content of these slots, and releases it.
+    /// Maps a folio that has the content of these slots.
     #[inline(always)]
-    fn map_loaded(
-        &self,
-        lock: FolioLock<'_, P>,
-        folio: Folio,
-        slots: SlotRun,
-    ) -> Result<Stepped, Unread> {
-        let (memory, page) = (self.memory(), self.page);
-        let place = SwapPlace { area: slots.area, first: slots.first, cached: slots.count };
+    fn map_loaded(&self, locked: &LockedFolio<'_, P>, slots: SlotRun) -> Result<Stepped, Unread> {
+        let (folio, place, page) = (locked.folio(), slots.place(), self.page);
         // The folio may have pages below the one of the fault: the address tells the number.
         let inside = (page.0 & ((folio_bytes(folio)) - 1)) >> PAGE_SHIFT;
         let cached = CachedPage { folio, place, number: inside as u32 };
         let start = VirtAddr(page.0 - (inside << PAGE_SHIFT));
         let home = Home { index: self.vma.folio_index_at(start), is_shared: false };
-        let stepped = self.map_swapped(cached, home, &lock);
-        drop(lock);
-        memory.frames.folio(folio).release(&memory.platform);
-        Ok(stepped)
+        Ok(self.map_swapped(cached, home, locked.lock()))
     }
 }
 

@@ -314,10 +314,10 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     pub(super) fn new_fill_folio(&self, order: Order) -> Result<Folio, Error> {
         let memory = self.page_table.memory;
         memory.may_wait();
-        if let Some(folio) = memory.frames.new_exclusive_folio(order) {
-            return Ok(folio);
+        if let Some(fresh) = memory.frames.new_exclusive_folio(order) {
+            return Ok(fresh.leave());
         }
-        memory.retry(|| Ok(memory.frames.new_exclusive_folio(Order::PAGE).ok_or(NoMemory)?))
+        memory.retry(|| Ok(memory.frames.new_exclusive_folio(Order::PAGE).ok_or(NoMemory)?.leave()))
     }
 
     /// Fills a folio that nobody else knows.

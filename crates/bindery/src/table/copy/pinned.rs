@@ -95,10 +95,11 @@ impl<P: Platform> PinnedCopy<'_, '_, P> {
         let mut copied = Ok(());
         for page in pages.clone() {
             memory.may_wait();
-            let Some(copy) = frames.new_exclusive_folio(Order::PAGE) else {
+            let Some(fresh) = frames.new_exclusive_folio(Order::PAGE) else {
                 copied = Err(NoMemory);
                 break;
             };
+            let copy = fresh.leave();
             memory.platform.copy(self.run.first.plus(page as u32), copy.head, 1);
             copies.push(copy);
         }

@@ -363,7 +363,7 @@ fn collapse_by_copy<P: Platform>(
     let mut counts = Counts::default();
     memory.may_wait();
     let deposit = new_table(memory, Level::PTE, &mut counts).ok_or(NoMemory)?;
-    let Some(folio) = memory.frames.new_exclusive_folio(order) else {
+    let Some(fresh) = memory.frames.new_exclusive_folio(order) else {
         // SAFETY: 1. made above; 2. no other thread has seen it.
         unsafe { free_table(memory, deposit, &mut counts) };
         op.edit.stats.add(&counts);
@@ -371,7 +371,8 @@ fn collapse_by_copy<P: Platform>(
     };
     RareEvents::note(&memory.rare.huge_collapses);
     let owner = AnonGroup::as_owner(vma.group_pointer());
-    memory.frames.fresh(folio).set_owner(owner, vma.folio_index_at(range.start()));
+    fresh.set_owner(owner, vma.folio_index_at(range.start()));
+    let folio = fresh.leave();
     let attributes =
         Attributes { accessed: true, dirty: true, soft_dirty: true, ..vma.flags().attributes() };
     let what = Replacement { base: range.start(), folio, attributes, deposit };
