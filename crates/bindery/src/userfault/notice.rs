@@ -45,8 +45,11 @@ impl Notices {
     }
 
     /// Prepares a message of the call with this number. From here on the address space counts as
-    /// changing. The caller keeps the VMA from which the state comes, and has the mutex.
-    pub(crate) fn push<P: Platform>(
+    /// changing. The caller holds the mutex.
+    ///
+    /// # Safety
+    /// 1. `state` is held during the call, by the VMA from which it comes.
+    pub(crate) unsafe fn push<P: Platform>(
         &mut self,
         memory: &Memory<P>,
         call: u64,
@@ -58,7 +61,7 @@ impl Notices {
         let slab = memory.slab::<Notice>();
         let node = slab.allocate_with(&memory.frames, &memory.platform, make);
         let node = node.ok_or(NoMemory)?;
-        // SAFETY: the caller keeps the VMA that holds it.
+        // SAFETY: it is held (the caller's obligation 1).
         let named = unsafe { state.as_ref() };
         named.hold();
         named.begin_change();

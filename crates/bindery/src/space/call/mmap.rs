@@ -2,14 +2,15 @@
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
-use crate::arch::Arch;
+use core::marker::PhantomData;
 use core::ptr::NonNull;
 
 use crate::Memory;
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::Arch;
 use crate::commit::Overcommit;
 use crate::error::{Error, Failure};
-use crate::object::{Accounting, MAX_SIZE, ObjectState, Sealing, WritableMapping};
+use crate::object::{Accounting, MAX_SIZE, Object, ObjectState, Sealing, WritableMapping};
 use crate::platform::Platform;
 use crate::vma::{MappingFlags, Protection, Purpose};
 use crate::vmas::VmaView;
@@ -19,21 +20,39 @@ use super::munmap::unmap;
 use crate::space::AddressSpace;
 use crate::space::op::Op;
 
-/// The backing of a new mapping, besides the request.
-pub(in crate::space) struct Backing {
-    pub(in crate::space) object: Option<NonNull<ObjectState>>,
+/// The backing of a new mapping, besides the request. Having one tells you that its object lives: a
+/// handle is borrowed.
+pub(in crate::space) struct Backing<'o> {
+    object: Option<NonNull<ObjectState>>,
+    handle: PhantomData<&'o ()>,
     /// In pages; `None` for private anonymous memory, whose address determines it.
-    pub(in crate::space) offset: Option<u64>,
+    offset: Option<u64>,
     /// The protection that `mprotect` may set.
-    pub(in crate::space) may: MappingFlags,
+    may: MappingFlags,
     /// Whether it is secret memory: only the program accesses it.
-    pub(in crate::space) is_secret: bool,
+    is_secret: bool,
 }
 
-impl Backing {
+impl<'o> Backing<'o> {
     /// Private anonymous memory.
     pub(in crate::space) fn anonymous(may: MappingFlags) -> Self {
-        Self { object: None, offset: None, may, is_secret: false }
+        Self { object: None, handle: PhantomData, offset: None, may, is_secret: false }
+    }
+
+    /// The object of this handle, from page `offset` on.
+    pub(in crate::space) fn of<P: Platform>(
+        object: &'o Object<'_, P>,
+        offset: u64,
+        may: MappingFlags,
+    ) -> Self {
+        let is_secret = object.state().is_secret();
+        let (object, offset) = (Some(object.state), Some(offset));
+        Self { object, handle: PhantomData, offset, may, is_secret }
+    }
+
+    fn object(&self) -> Option<&'o ObjectState> {
+        // SAFETY: a handle of it is borrowed for 'o.
+        self.object.map(|object| unsafe { object.as_ref() })
     }
 }
 
@@ -77,9 +96,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         };
         let memory = self.page_table.memory;
         let object = memory.shared_memory(length, Sealing::Forbidden, accounting)?;
-        let backing =
-            Backing { object: Some(object.state), offset: Some(0), may, is_secret: false };
-        self.map(request, backing)
+        self.map(request, Backing::of(&object, 0, may))
     }
 
     /// Maps a part of an object: shared memory or a file. A private mapping shows the object's
@@ -112,11 +129,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             return Err(Error::Invalid);
         }
         match admit(request, source) {
-            Ok((may, _admitted)) => {
-                let object = Some(source.object.state);
-                let is_secret = source.object.state().is_secret();
-                self.map(request, Backing { object, offset: Some(offset), may, is_secret })
-            }
+            Ok((may, _admitted)) => self.map(request, Backing::of(source.object, offset, may)),
             Err(error) => {
                 // Linux looks for a place first.
                 self.check_place(request)?;
@@ -148,7 +161,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 
     /// The flags of the requested mapping.
-    fn map_flags(&self, request: &MapRequest, backing: &Backing) -> MappingFlags {
+    fn map_flags(&self, request: &MapRequest, backing: &Backing<'_>) -> MappingFlags {
         let asked = request.flags;
         let mut flags = MappingFlags::of(self.heeded(request.protection)) | backing.may;
         flags |= MappingFlags::SOFT_DIRTY;
@@ -179,7 +192,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     pub(in crate::space) fn map(
         &self,
         request: &MapRequest,
-        backing: Backing,
+        backing: Backing<'_>,
     ) -> Result<VirtAddr, Error> {
         let length = map_length::<P>(request)?;
         let map = || self.operate(|op| map(op, request, length, &backing));
@@ -220,12 +233,10 @@ pub(in crate::space) fn map_length<P: Platform>(request: &MapRequest) -> Result<
 #[inline(never)]
 fn object_alignment<P: Platform>(
     memory: &Memory<P>,
-    object: NonNull<ObjectState>,
-    backing: &Backing,
+    object: &ObjectState,
+    backing: &Backing<'_>,
     (flags, length): (MappingFlags, u64),
 ) -> u64 {
-    // SAFETY: the caller of `mmap` holds the object until the mapping does.
-    let object = unsafe { object.as_ref() };
     let mut orders = object.orders(memory, flags);
     while let Some(order) = orders.take_largest() {
         let first = backing.offset.unwrap_or(0);
@@ -244,12 +255,12 @@ pub(in crate::space) fn map<P: Platform>(
     op: &mut Op<'_, '_, P>,
     request: &MapRequest,
     length: u64,
-    backing: &Backing,
+    backing: &Backing<'_>,
 ) -> Result<(VirtRange, MappingFlags), Failure> {
     // As on Linux, a new mapping may be the first beyond the limit.
     op.vmas.room_for(0)?;
     let flags = op.space.map_flags(request, backing);
-    let align = match backing.object {
+    let align = match backing.object() {
         Some(object) => object_alignment(op.memory(), object, backing, (flags, length)),
         None => PAGE_SIZE,
     };

@@ -87,8 +87,6 @@ fn remap<P: Platform>(
     let access = FileAccess::READ | FileAccess::WRITE;
     let source = MapObject { object: &object, offset, access };
     let (may, _admitted) = admit(&request, &source)?;
-    let is_secret = object.state().is_secret();
-    let offset = Some(offset >> PAGE_SHIFT);
-    let backing = Backing { object: Some(object.state), offset, may, is_secret };
+    let backing = Backing::of(&object, offset >> PAGE_SHIFT, may);
     map(op, &request, range.len(), &backing).map(|(_, flags)| flags)
 }

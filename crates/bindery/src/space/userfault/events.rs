@@ -42,7 +42,9 @@ pub(in crate::space) fn prepare_unmap<P: Platform>(
         if vma.userfault().is_some_and(|state| state.has_notice_of(call)) {
             continue;
         }
-        if prepared.push(memory, call, state, Content::Unmap(range)).is_err() {
+        // SAFETY: 1. the VMA holds it, and the operation the mutex.
+        let pushed = unsafe { prepared.push(memory, call, state, Content::Unmap(range)) };
+        if pushed.is_err() {
             prepared.cancel(memory);
             return Err(NoMemory);
         }
@@ -74,7 +76,8 @@ pub(in crate::space) fn prepare_move<P: Platform>(
         unmapped.map(|state| (state, Content::Unmap(source))),
     ];
     for (state, content) in contents.into_iter().flatten() {
-        if notices.push(memory, call, state, content).is_err() {
+        // SAFETY: 1. the VMA holds it, and the operation the mutex.
+        if unsafe { notices.push(memory, call, state, content) }.is_err() {
             notices.cancel(memory);
             return Err(NoMemory);
         }
@@ -102,7 +105,8 @@ pub(in crate::space) fn child_userfault<P: Platform>(
     let make = || UserfaultState::new(identity, state.features(), state.scope());
     let made = memory.slab().allocate_with(&memory.frames, &memory.platform, make);
     let made = made.ok_or(NoMemory)?;
-    if notices.push(memory, identity, parent, Content::Fork(made)).is_err() {
+    // SAFETY: 1. the VMA holds it, and the fork the mutex.
+    if unsafe { notices.push(memory, identity, parent, Content::Fork(made)) }.is_err() {
         // SAFETY: 1. the only hold, which nobody was told of.
         unsafe { crate::userfault::release(memory, made) };
         return Err(NoMemory);
@@ -145,7 +149,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         let mut notices = Notices::default();
         if let Some(state) = told(vma, UserfaultFeatures::EVENT_REMOVE) {
             let memory = self.page_table.memory;
-            notices.push(memory, memory.new_identity(), state, Content::Remove(part))?;
+            // SAFETY: 1. the VMA holds it, and the mutex is held.
+            unsafe { notices.push(memory, memory.new_identity(), state, Content::Remove(part)) }?;
         }
         Ok(Some((part.end(), notices)))
     }
