@@ -181,6 +181,15 @@ impl<P: Platform> KernelMap<'_, P> {
     /// 2. Its addresses are not used any more: no reference, no access, and no CPU executes there.
     /// 3. Its frames are not used by another way: another area, the direct map, or a device.
     ///
+    /// ```
+    /// fn free<P: bindery::Platform>(map: &bindery::KernelMap<'_, P>, at: bindery::addr::VirtAddr) {
+    ///     // SAFETY: 1. `vmalloc` returned it; 2. and 3. it is not used any more.
+    ///     unsafe { map.vfree(at) }.unwrap();
+    /// }
+    /// ```
+    ///
+    /// Safe code does not free an area:
+    ///
     /// ```compile_fail,E0133
     /// fn free<P: bindery::Platform>(map: &bindery::KernelMap<'_, P>, at: bindery::addr::VirtAddr) {
     ///     map.vfree(at).unwrap();

@@ -281,6 +281,15 @@ impl<P: Platform> Memory<P> {
     ///    table and no TLB names them. (Frames that [`crate::KernelMap::vunmap`] unmaps lazily stay
     ///    named until the next [`crate::KernelMap::purge`].)
     ///
+    /// ```
+    /// fn free<P: bindery::Platform>(memory: &bindery::Memory<P>, frames: bindery::FrameRange) {
+    ///     // SAFETY: 1. `allocate_frames` returned them; 2. they are not used any more.
+    ///     unsafe { memory.free_frames(frames) };
+    /// }
+    /// ```
+    ///
+    /// Safe code does not free frames:
+    ///
     /// ```compile_fail,E0133
     /// fn free<P: bindery::Platform>(memory: &bindery::Memory<P>, frames: bindery::FrameRange) {
     ///     memory.free_frames(frames);

@@ -153,6 +153,30 @@ pub(crate) const MAX_SIZE: u64 = i64::MAX as u64;
 ///     Ok(object.size())
 /// }
 /// ```
+///
+/// A handle is dropped before the memory:
+///
+/// ```
+/// # use bindery::{Accounting, Error, Memory, Platform, Sealing};
+/// fn leave<P: Platform>(memory: Memory<P>) -> Result<u64, Error> {
+///     let object = memory.shared_memory(0, Sealing::Allowed, Accounting::PerPage)?;
+///     let size = object.size();
+///     drop(object);
+///     drop(memory);
+///     Ok(size)
+/// }
+/// ```
+///
+/// It does not outlive it:
+///
+/// ```compile_fail,E0505
+/// # use bindery::{Accounting, Error, Memory, Platform, Sealing};
+/// fn leave<P: Platform>(memory: Memory<P>) -> Result<u64, Error> {
+///     let object = memory.shared_memory(0, Sealing::Allowed, Accounting::PerPage)?;
+///     drop(memory);
+///     Ok(object.size())
+/// }
+/// ```
 pub struct Object<'m, P: Platform> {
     pub(crate) memory: &'m Memory<P>,
     pub(crate) state: NonNull<ObjectState>,
@@ -281,6 +305,16 @@ impl<P: Platform> Memory<P> {
     ///
     /// The pager outlives the object and all its holders: the lifetimes of handles and address
     /// spaces cannot be shortened.
+    ///
+    /// ```
+    /// # use bindery::{AddressSpace, FileAccess, MapObject, MapRequest, Object, Platform};
+    /// fn keep<'long, P: Platform>(space: &AddressSpace<'long, P>, object: &Object<'long, P>) {
+    ///     let source = MapObject { object, offset: 0, access: FileAccess::READ };
+    ///     let _ = space.mmap_object(&MapRequest::default(), &source);
+    /// }
+    /// ```
+    ///
+    /// With an object that lives shorter, the same does not compile:
     ///
     /// ```compile_fail
     /// # use bindery::{AddressSpace, FileAccess, MapObject, MapRequest, Object, Platform};

@@ -67,7 +67,15 @@ impl<'a> ReadBuffer<'a> {
     /// assert_eq!(&bytes, b"ab\0\0\0");
     /// ```
     ///
-    /// The buffer cannot take the place of one that the core gave to a pager:
+    /// A pager may fill the buffer that the core gave to it from the one that `read` gets:
+    ///
+    /// ```
+    /// fn read(into: &mut bindery::ReadBuffer<'_>) {
+    ///     bindery::ReadBuffer::over(&mut [], |other| drop(into.append(&[other.left() as u8])));
+    /// }
+    /// ```
+    ///
+    /// but one cannot take the place of the other:
     ///
     /// ```compile_fail
     /// fn read(into: &mut bindery::ReadBuffer<'_>) {

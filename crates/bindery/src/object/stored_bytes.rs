@@ -32,6 +32,24 @@ use crate::platform::Platform;
 /// assert_eq!(disk, b"page");
 /// ```
 ///
+/// A pager copies the bytes during the call that lends them. It may pass the pieces on:
+///
+/// ```
+/// # use bindery::StoredBytes;
+/// fn pass(pieces: Vec<StoredBytes<'_>>) -> Vec<StoredBytes<'_>> {
+///     pieces
+/// }
+/// ```
+///
+/// but does not keep them:
+///
+/// ```compile_fail
+/// # use bindery::StoredBytes;
+/// fn keep(pieces: Vec<StoredBytes<'_>>) -> Vec<StoredBytes<'static>> {
+///     pieces
+/// }
+/// ```
+///
 /// # Context
 /// Context: any.
 pub struct StoredBytes<'a> {

@@ -148,6 +148,30 @@ fn bounds(options: &SpaceOptions) -> Bounds {
 ///     Ok(space)
 /// }
 /// ```
+///
+/// It ends before its memory does:
+///
+/// ```
+/// # use bindery::{AddressSpace, Error, Memory, Platform, SpaceOptions};
+/// fn end<P: Platform>(memory: Memory<P>) -> Result<(), Error> {
+///     let space = AddressSpace::new(&memory, SpaceOptions::default())?;
+///     drop(space);
+///     drop(memory);
+///     Ok(())
+/// }
+/// ```
+///
+/// The other order does not compile:
+///
+/// ```compile_fail,E0505
+/// # use bindery::{AddressSpace, Error, Memory, Platform, SpaceOptions};
+/// fn end<P: Platform>(memory: Memory<P>) -> Result<(), Error> {
+///     let space = AddressSpace::new(&memory, SpaceOptions::default())?;
+///     drop(memory);
+///     drop(space);
+///     Ok(())
+/// }
+/// ```
 pub struct AddressSpace<'m, P: Platform> {
     pub(crate) page_table: PageTable<'m, P>,
     pub(crate) vmas: VmaIndex<P>,

@@ -64,6 +64,34 @@ pub enum PinTime {
 ///     Ok(()) // dropping it unpins
 /// }
 /// ```
+///
+/// Pinned pages may outlive their address space:
+///
+/// ```
+/// # use bindery::{Access, AddressSpace, Memory, PinTime, Platform, addr::VirtAddr};
+/// fn keep<P: Platform>(memory: Memory<P>, at: VirtAddr) -> Option<()> {
+///     let space = AddressSpace::new(&memory, Default::default()).ok()?;
+///     let pinned = space.pin(at, 1, Access::Read, PinTime::Long).ok()?;
+///     drop(space);
+///     drop(pinned);
+///     drop(memory);
+///     Some(())
+/// }
+/// ```
+///
+/// but not their memory:
+///
+/// ```compile_fail,E0505
+/// # use bindery::{Access, AddressSpace, Memory, PinTime, Platform, addr::VirtAddr};
+/// fn keep<P: Platform>(memory: Memory<P>, at: VirtAddr) -> Option<()> {
+///     let space = AddressSpace::new(&memory, Default::default()).ok()?;
+///     let pinned = space.pin(at, 1, Access::Read, PinTime::Long).ok()?;
+///     drop(space);
+///     drop(memory);
+///     drop(pinned);
+///     Some(())
+/// }
+/// ```
 pub struct Pinned<'m, P: Platform> {
     memory: &'m Memory<P>,
     folio: Folio,

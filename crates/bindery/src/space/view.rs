@@ -40,6 +40,26 @@ use super::{AddressSpace, Mapping, MappingFlags};
 /// }
 /// ```
 ///
+/// The closure may keep what it reads:
+///
+/// ```
+/// # use bindery::{AddressSpace, Platform, addr::VirtAddr};
+/// fn first<P: Platform>(space: &AddressSpace<'_, P>) {
+///     let mut kept = None;
+///     space.view_mapping(VirtAddr(0), |view| kept = Some(view.range()));
+/// }
+/// ```
+///
+/// but not the view, which a later call may make stale:
+///
+/// ```compile_fail,E0521
+/// # use bindery::{AddressSpace, Platform, addr::VirtAddr};
+/// fn first<P: Platform>(space: &AddressSpace<'_, P>) {
+///     let mut kept = None;
+///     space.view_mapping(VirtAddr(0), |view| kept = Some(view));
+/// }
+/// ```
+///
 /// # Context
 /// Context: any, in the closure. Only [`MappingView::for_each_run`] spins.
 pub struct MappingView<'a, 'm, P: Platform> {
