@@ -11,7 +11,7 @@ use super::populate::Want;
 use crate::space::merging::mergeable;
 use crate::vma::{MappingFlags, Vma};
 
-/// Defines [`Advice`], and the list of all its variants, which a new one cannot be left out of.
+/// Defines [`Advice`] and the list of its variants together, so that the list is complete.
 macro_rules! kinds {
     ($(#[$attribute:meta])* pub enum $name:ident { $($(#[$doc:meta])* $kind:ident,)* }) => {
         $(#[$attribute])*
@@ -20,7 +20,7 @@ macro_rules! kinds {
         }
 
         impl $name {
-            /// All of them, for tests of what holds for each.
+            /// All variants, for tests that check each of them.
             #[cfg(any(test, feature = "testing"))]
             pub const ALL: &[Self] = &[$(Self::$kind,)*];
         }
@@ -41,68 +41,68 @@ kinds! {
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
     #[non_exhaustive]
     pub enum Advice {
-        /// Nothing special (`MADV_NORMAL`).
+        /// No particular order of use (`MADV_NORMAL`).
         Normal,
-        /// Pages are used in no order (`MADV_RANDOM`).
+        /// Pages are used in random order (`MADV_RANDOM`).
         Random,
         /// Pages are used in order (`MADV_SEQUENTIAL`).
         Sequential,
-        /// Pages are used soon (`MADV_WILLNEED`): those in swap come in, unless memory is short.
-        /// Pages of files do not.
+        /// Pages will be used soon (`MADV_WILLNEED`). Swaps pages in, unless memory is short. Has
+        /// no effect on pages of files.
         WillNeed,
         /// The contents are not needed any more (`MADV_DONTNEED`).
         DontNeed,
-        /// As `DontNeed`, of locked memory too (`MADV_DONTNEED_LOCKED`).
+        /// As `DontNeed`, but also applies to locked memory (`MADV_DONTNEED_LOCKED`).
         DontNeedLocked,
-        /// The contents are not needed any more, unless they are written again before memory is
-        /// short (`MADV_FREE`). Those in swap are dropped at once. A large folio that the range
-        /// covers in part is split, unless another process maps it or it is pinned: then nothing
-        /// happens to it.
+        /// The contents are not needed any more, unless the program writes them again before memory
+        /// is short (`MADV_FREE`). Drops contents in swap at once. Splits a large folio that the
+        /// range covers in part; skips the folio if another process maps it or it is pinned.
         Free,
-        /// The contents are not used for a while (`MADV_COLD`). Large folios in part: as
-        /// [`Advice::Free`].
+        /// The contents will not be used for a while (`MADV_COLD`). Splits or skips large folios as
+        /// [`Advice::Free`] does.
         Cold,
-        /// The contents are not used for a while, and may leave memory now (`MADV_PAGEOUT`). Large
-        /// folios in part: as [`Advice::Free`].
+        /// The contents will not be used for a while, and can be swapped out now (`MADV_PAGEOUT`).
+        /// Splits or skips large folios as [`Advice::Free`] does.
         PageOut,
         /// The contents of the object are not needed any more (`MADV_REMOVE`).
         Remove,
-        /// A child does not inherit it (`MADV_DONTFORK`).
+        /// Children do not inherit the mapping (`MADV_DONTFORK`).
         DontFork,
-        /// A child inherits it (`MADV_DOFORK`).
+        /// Children inherit the mapping (`MADV_DOFORK`).
         DoFork,
-        /// A child inherits it empty (`MADV_WIPEONFORK`).
+        /// Children inherit the mapping without its contents (`MADV_WIPEONFORK`).
         WipeOnFork,
-        /// A child inherits it with its contents (`MADV_KEEPONFORK`).
+        /// Children inherit the mapping with its contents (`MADV_KEEPONFORK`).
         KeepOnFork,
-        /// It is not part of a core dump (`MADV_DONTDUMP`).
+        /// Core dumps exclude the mapping (`MADV_DONTDUMP`).
         DontDump,
-        /// It is part of a core dump (`MADV_DODUMP`).
+        /// Core dumps include the mapping (`MADV_DODUMP`).
         DoDump,
-        /// Pages with equal contents may be merged (`MADV_MERGEABLE`). They never are, as on a
-        /// Linux whose `ksmd` was not started. No effect on memory that is not private.
+        /// Pages with equal contents may be merged (`MADV_MERGEABLE`). The core never merges them,
+        /// as on a Linux whose `ksmd` was not started. Has no effect on shared mappings.
         Mergeable,
         /// Pages may not be merged (`MADV_UNMERGEABLE`).
         Unmergeable,
-        /// Large folios are wanted (`MADV_HUGEPAGE`).
+        /// Use large folios (`MADV_HUGEPAGE`).
         Huge,
-        /// Large folios are not wanted (`MADV_NOHUGEPAGE`).
+        /// Do not use large folios (`MADV_NOHUGEPAGE`).
         NoHuge,
-        /// Large folios are wanted now (`MADV_COLLAPSE`).
+        /// Collapse the range into large folios now (`MADV_COLLAPSE`).
         Collapse,
-        /// All pages are to be readable without a fault (`MADV_POPULATE_READ`).
+        /// Map all pages, so that reads do not fault (`MADV_POPULATE_READ`).
         PopulateRead,
-        /// All pages are to be writable without a fault (`MADV_POPULATE_WRITE`).
+        /// Map all pages, so that writes do not fault (`MADV_POPULATE_WRITE`).
         PopulateWrite,
-        /// An access raises a signal, whatever the protection allows (`MADV_GUARD_INSTALL`).
+        /// Install guards: accesses raise a signal, regardless of the protection
+        /// (`MADV_GUARD_INSTALL`).
         GuardInstall,
-        /// Guards are removed (`MADV_GUARD_REMOVE`).
+        /// Remove guards (`MADV_GUARD_REMOVE`).
         GuardRemove,
     }
 }
 
 impl Advice {
-    /// Whether one process may give it about the memory of another (`process_madvise(2)`).
+    /// Whether a process may give this advice on the memory of another (`process_madvise(2)`).
     ///
     /// Context: any.
     pub const fn is_for_others(self) -> bool {
@@ -226,7 +226,7 @@ pub(in crate::space) enum Call {
 /// Advice that changes entries.
 #[derive(Clone, Copy)]
 pub(in crate::space) enum EntryChange {
-    /// Contents are dropped; `locked`: of locked VMAs too.
+    /// Drops the contents. `locked`: also those of locked VMAs.
     Drop {
         locked: bool,
     },
@@ -247,7 +247,7 @@ impl EntryChange {
     }
 }
 
-/// The contents that advice takes from the program.
+/// The contents that the program loses by advice.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::space) enum Loss {
     Nothing,
@@ -269,11 +269,11 @@ pub(in crate::space) struct FlagChange {
 #[derive(Clone, Copy)]
 enum AppliesTo {
     All,
-    /// Others refuse it.
+    /// Other VMAs refuse the advice.
     Anonymous,
-    /// Those with [`MappingFlags::DROPPABLE`] refuse it.
+    /// VMAs with [`MappingFlags::DROPPABLE`] refuse the advice.
     NotDroppable,
-    /// Others ignore it.
+    /// Other VMAs ignore the advice.
     Mergeable,
 }
 

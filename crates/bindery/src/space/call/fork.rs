@@ -15,22 +15,23 @@ use crate::space::op::Op;
 use crate::space::userfault::events;
 
 impl<'m, P: Platform> AddressSpace<'m, P> {
-    /// A copy of the address space: the same mappings with the same contents. Private pages are
-    /// shared until one side writes, except that the child gets copies of pinned pages. Shared
-    /// mappings stay shared. The child has no locked memory, none of the `MADV_DONTFORK` mappings,
-    /// and empty mappings for `MADV_WIPEONFORK`.
+    /// Copies the address space: the child has the same mappings with the same contents. Private
+    /// pages are shared until either side writes, but the child gets copies of pinned pages. Shared
+    /// mappings stay shared. The child has no locked memory, no `MADV_DONTFORK` mappings, and empty
+    /// `MADV_WIPEONFORK` mappings.
     ///
-    /// If a mapping never had a private page or a guard, nothing is copied: the child's faults find
-    /// what the parent's would.
+    /// Copies no entries of a mapping that never had a private page or a guard. The child's faults
+    /// there map the same pages as the parent's.
     ///
-    /// Context: may sleep. Complexity: in the mappings and the runs of those that have private
-    /// pages; one write to a folio's counts for each run, one invalidation for each 64 tables.
+    /// Context: may sleep. Complexity: linear in the mappings, and in the runs of mappings with
+    /// private pages; one write to a folio's counts for each run, one invalidation for each 64
+    /// tables.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::Overcommitted`], and [`Error::Interrupted`] if a fatal
-    /// signal came before the end. Then there is no copy, and this address space is as it was,
-    /// except that its next writes may fault once more. (Linux asks for signals at each mapping,
-    /// too, and before it begins, where any signal restarts the call: that is the embedder's part.)
+    /// signal came before the end. An error changes nothing, but the parent's next writes may fault
+    /// once more. (Linux also checks for signals at each mapping. Its check before the copy, at
+    /// which any signal restarts the call, is the embedder's task.)
     pub fn fork(&self) -> Result<Self, Error> {
         self.page_table.memory.outermost(|| self.fork_once())
     }
@@ -66,8 +67,8 @@ fn copy_vmas<'m, P: Platform>(
             if vma.has(MappingFlags::DONT_FORK) {
                 return Ok(());
             }
-            // Linux reserves each mapping separately, which matters for the overcommit heuristic: it
-            // refuses a single large request. Earlier mappings are charged to the child already.
+            // Linux reserves each mapping separately, which matters for the overcommit heuristic:
+            // it refuses a single large request. Earlier mappings are charged to the child already.
             let committed = if vma.has(MappingFlags::ACCOUNT) { vma.pages() } else { 0 };
             let _reservation = space.page_table.memory.commitment().reserve(committed)?;
             copy_vma(edit, vma, child, child_vmas, &mut notices)
@@ -113,7 +114,7 @@ fn copy_vma<'m, P: Platform>(
     // map (`rmap::walk`).
     child_vmas.insert(new);
     let guarded = vma.has(MappingFlags::MAYBE_GUARDS);
-    // Only the entries of shared memory record its write-protection.
+    // The write-protection of shared memory is recorded only in its entries, so they are copied.
     let marked = flags.contains(MappingFlags::USERFAULT_WRITE_PROTECT);
     if wiped || group.is_none() && !guarded && !marked {
         return Ok(());

@@ -1,5 +1,5 @@
-//! Guard pages (`MADV_GUARD_INSTALL`, `MADV_GUARD_REMOVE`): an access raises a signal, and no
-//! mapping is split for it.
+//! Guard pages (`MADV_GUARD_INSTALL`, `MADV_GUARD_REMOVE`): accesses raise a signal. Guards are
+//! entries, so they need no mappings of their own.
 
 use crate::addr::VirtRange;
 use crate::arch::Marker;
@@ -10,8 +10,7 @@ use crate::vma::{MappingFlags, Vma};
 
 use crate::space::op::Op;
 
-/// Drops the contents of `part` and guards it. A stretch of level 2 that is covered whole is one
-/// entry.
+/// Drops the contents of `part` and guards it. A span of level 2 inside `part` takes one entry.
 pub(in crate::space) fn install<'op, P: Platform>(
     op: &mut Op<'op, '_, P>,
     vma: &'op Vma,
@@ -34,7 +33,7 @@ pub(in crate::space) fn install<'op, P: Platform>(
     Ok(done?)
 }
 
-/// Removes the guards of `part`; pages come with the next access.
+/// Removes the guards of `part`. The next access to each page faults it in.
 pub(in crate::space) fn remove<P: Platform>(
     op: &mut Op<'_, '_, P>,
     vma: &Vma,

@@ -11,7 +11,7 @@ use crate::table::locking::SPAN_ENTRIES;
 use crate::space::AddressSpace;
 use crate::vma::{MappingFlags, Vma};
 
-/// Whether a stretch of pages can be accessed without waiting for its content.
+/// Whether pages can be accessed without waiting for their content.
 ///
 /// ```
 /// use bindery::addr::VirtAddr;
@@ -28,26 +28,26 @@ use crate::vma::{MappingFlags, Vma};
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Residence {
-    /// It is in memory: mapped, or in the page index of the mapping's object, or in the swap cache.
+    /// In memory: mapped, in the page index of the mapping's object, or in the swap cache.
     Resident,
-    /// It is not.
+    /// Not in memory.
     Absent,
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Says which pages of `length` bytes (rounded up) at `start` are in memory: calls `tell` with
-    /// stretches of equal answers and their lengths in pages, in rising order. `tell` may be called
-    /// in a read section: it neither sleeps nor touches the program's memory. A mapping of a file
-    /// that the program could neither write nor owns counts as resident throughout
+    /// Reports the pages of `length` bytes (rounded up) at `start` that are in memory. Calls `tell`
+    /// for runs of pages with the same residence, in ascending order, with the length in pages.
+    /// `tell` may run in a read section, so it must neither sleep nor access the program's memory.
+    /// All pages of a file count as resident if the program neither owns the file nor may write it
     /// ([`crate::FileAccess::OWNER`]).
     ///
-    /// Context: may sleep. Complexity: in the entries of the range; what has no table costs
-    /// nothing.
+    /// Context: may sleep. Complexity: linear in the entries of the range; ranges without a table
+    /// cost nothing.
     ///
     /// # Errors
-    /// [`Error::Unaligned`]; [`Error::OutOfRange`]; [`Error::NotMapped`] at the first hole, and
-    /// [`Error::Interrupted`] before a mapping at which a fatal signal waits, after the stretches
-    /// before it were told. (Linux does not ask for signals.)
+    /// [`Error::Unaligned`]; [`Error::OutOfRange`]; [`Error::NotMapped`] at the first hole;
+    /// [`Error::Interrupted`] if a fatal signal is pending before a mapping. Runs before the last
+    /// two are reported. (Linux does not check for signals.)
     pub fn mincore(
         &self,
         start: VirtAddr,
@@ -126,14 +126,14 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
     }
 
-    /// The end of the mapping around `addr`; `None` if `addr` is in no mapping.
+    /// The end of the mapping that contains `addr`; `None` if no mapping does.
     ///
     /// Context: may sleep. Complexity: logarithmic in the mappings.
     pub fn mapping_end(&self, addr: VirtAddr) -> Option<VirtAddr> {
         self.vmas.lock().view().at(addr).map(|vma| VirtAddr(vma.end()))
     }
 
-    /// Nothing is mapped in `stretch`: the object may have it all the same.
+    /// Reports `stretch`, which has no entries. Its pages may be in the object.
     fn tell_object(&self, vma: &Vma, stretch: VirtRange, tell: &mut impl FnMut(Residence, u64)) {
         let Some(object) = vma.object() else {
             return tell(Residence::Absent, stretch.pages());

@@ -1,6 +1,6 @@
 //! The memory calls, one a file: functions of the operation ([`super::op::Op`]), or of the parts of
-//! it that they use. The methods of [`crate::AddressSpace`] in these files check the arguments, lend
-//! the operation, and retry after reclaim.
+//! it that they use. The methods of [`crate::AddressSpace`] in these files check the arguments,
+//! lend the operation, and retry after reclaim.
 //!
 //! | file | contents |
 //! |---|---|
@@ -12,7 +12,7 @@
 //! | `cold_or_free` | `MADV_COLD` and `MADV_FREE` |
 //! | `will_need` | `MADV_WILLNEED` |
 //! | `scan_pages` | `ioctl(PAGEMAP_SCAN)` |
-//! | `populate` | pages that come before the first access (`MAP_POPULATE`, `mlock`) |
+//! | `populate` | maps pages before the first access (`MAP_POPULATE`, `mlock`) |
 //! | `swap_off`, `reap` | `swapoff(2)`; the OOM reaper |
 
 pub(super) mod advice;

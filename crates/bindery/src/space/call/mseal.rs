@@ -10,11 +10,11 @@ use crate::space::AddressSpace;
 use crate::space::op::Op;
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Seals the mappings of `length` bytes (rounded up to pages) at `start`. They can no
-    /// longer be unmapped, moved, resized or replaced, their protection cannot change, and contents
+    /// Seals the mappings of `length` bytes (rounded up to pages) at `start`. Sealed mappings
+    /// cannot be unmapped, moved, resized or replaced, and their protection cannot change. Contents
     /// that the program could not overwrite cannot be discarded.
     ///
-    /// Context: may sleep. Complexity: in the mappings.
+    /// Context: may sleep. Complexity: linear in the mappings.
     ///
     /// # Errors
     /// [`Error::Unaligned`]; [`Error::OutOfRange`]; [`Error::NotMapped`] if the range has holes,
@@ -33,7 +33,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 }
 
-/// Seals the mappings of `range`. Skips those that are sealed already.
+/// Seals the mappings of `range`. Skips mappings that are sealed already.
 fn seal<P: Platform>(op: &mut Op<'_, '_, P>, range: VirtRange) -> Result<(), Failure> {
     refuse_holes(*op.vmas, range)?;
     let mut at = range.start();
@@ -49,7 +49,7 @@ fn seal<P: Platform>(op: &mut Op<'_, '_, P>, range: VirtRange) -> Result<(), Fai
     Ok(())
 }
 
-/// Refuses a range with holes.
+/// Fails if the range has holes.
 fn refuse_holes<P: Platform>(vmas: VmaView<'_, P>, range: VirtRange) -> Result<(), Error> {
     let mut at = range.start();
     while at < range.end() {

@@ -1,8 +1,8 @@
 //! The protection keys of a process: `pkey_alloc(2)`, `pkey_free(2)`.
 //!
-//! The keys belong to the address space; the rights to them belong to each thread. So rights are
-//! the embedder's matter, in a register that it switches with the thread, and the core gets them
-//! only with a fault ([`AddressSpace::fault_with_keys`]).
+//! The keys belong to the address space, but each thread has its own rights to them. The embedder
+//! keeps the rights in a register that it switches with the thread. The core gets them only with a
+//! fault ([`AddressSpace::fault_with_keys`]).
 
 use core::sync::atomic::{AtomicU16, Ordering};
 
@@ -12,11 +12,11 @@ use crate::platform::Platform;
 
 use crate::space::AddressSpace;
 
-/// The keys that are taken, a bit each. Changes with the mutex of the address space held.
+/// The allocated keys, one bit each. Changes only under the mutex of the address space.
 pub(in crate::space) struct Keys(AtomicU16);
 
 impl Keys {
-    /// Key 0 is taken from the beginning.
+    /// Key 0 is allocated from the beginning.
     pub(in crate::space) const fn new() -> Self {
         Self(AtomicU16::new(1))
     }
@@ -31,21 +31,21 @@ impl Keys {
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// How many protection keys a process can have, key 0 included; 1 if the machine or its entries
-    /// have none.
+    /// The number of protection keys of a process, including key 0; 1 if the machine or its entry
+    /// format has none.
     ///
     /// Context: any.
     pub fn protection_keys(&self) -> u8 {
         self.platform().protection_keys().clamp(1, P::Arch::PROTECTION_KEYS)
     }
 
-    /// Allocates the lowest free key (`pkey_alloc(2)`). A fork inherits it. The caller sets the
-    /// thread's rights to the key, which may be those that an earlier owner of the key had.
+    /// Allocates the lowest free key (`pkey_alloc(2)`). Children inherit it. The caller must set
+    /// the thread's rights to the key: they may be left from an earlier use of the key.
     ///
     /// Context: may sleep.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] if all are allocated, and always on a machine without keys.
+    /// [`Error::NoSpace`] if all keys are allocated, and always on a machine without keys.
     pub fn pkey_alloc(&self) -> Result<ProtectionKey, Error> {
         let _guard = self.vmas.lock();
         let free = (0..self.protection_keys())
@@ -56,13 +56,13 @@ impl<P: Platform> AddressSpace<'_, P> {
         Ok(free)
     }
 
-    /// Frees a key (`pkey_free(2)`). As on Linux, mappings that carry the key keep it, and so does
-    /// its next owner; even key 0 can be freed.
+    /// Frees a key (`pkey_free(2)`). As on Linux, mappings keep the key, even after it is allocated
+    /// again, and key 0 can be freed, too.
     ///
     /// Context: may sleep.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if it was not allocated.
+    /// [`Error::Invalid`] if the key is not allocated.
     pub fn pkey_free(&self, key: ProtectionKey) -> Result<(), Error> {
         let _guard = self.vmas.lock();
         if !self.keys.has(key) {

@@ -1,4 +1,4 @@
-//! Takes the memory of a process that is about to end (`process_mrelease(2)`, Linux's OOM reaper).
+//! Frees the memory of a process that is about to exit (`process_mrelease(2)`, Linux's OOM reaper).
 
 use crate::error::{Error, Failure};
 use crate::interrupt;
@@ -10,31 +10,30 @@ use crate::space::AddressSpace;
 use crate::space::op::Op;
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Drops the contents of all private mappings, locked ones too, while threads of the process
-    /// may still run to their end. So the memory is freed now, and not when the last of them
-    /// releases the address space. Shared memory stays. It is for a process that has been killed
-    /// and never returns to its program.
+    /// Drops the contents of all private mappings, including locked ones. Threads of the process
+    /// may still be exiting: the memory is freed now, and not when the last of them releases the
+    /// address space. Shared memory stays. Call this only for a process that was killed and never
+    /// returns to its program.
     ///
-    /// Each mapping is marked ([`MappingFlags::REAPED`]) before its contents are dropped and faults
-    /// may run again. From then on nothing is mapped there: an access fails with
-    /// [`FaultError::Bus`](crate::FaultError::Bus), and so does every copy to or from it. So no
-    /// reader gets the zero page in place of what the program has written. (Linux: `MMF_UNSTABLE`.)
-    /// The mappings themselves stay. A second call finds nothing to do.
+    /// Marks each mapping ([`MappingFlags::REAPED`]) before its contents are dropped. From then on
+    /// no page is mapped there: accesses, and copies to or from the mapping, fail with
+    /// [`FaultError::Bus`](crate::FaultError::Bus). So no reader gets the zero page instead of the
+    /// program's data. (Linux: `MMF_UNSTABLE`.) The mappings themselves stay. A second call has no
+    /// effect.
     ///
-    /// Context: may sleep. Complexity: in the mappings and whole tables, as
+    /// Context: may sleep. Complexity: linear in the mappings and whole tables, as
     /// [`AddressSpace::discard`] of everything.
     ///
     /// # Errors
-    /// [`Error::Interrupted`] for a fatal signal of the caller, [`Error::OutOfMemory`]: work done
-    /// stays done, and another call may go on.
+    /// [`Error::Interrupted`] for a fatal signal of the caller; [`Error::OutOfMemory`]. Contents
+    /// dropped before the error stay dropped, and another call continues.
     pub fn reap(&self) -> Result<(), Error> {
         self.page_table.memory.outermost(|| self.operate(|op| reap(op)))
     }
 }
 
 /// Drops the contents of all private mappings. Sets the flag under the VMA's write lock, before the
-/// contents are unmapped:
-///
+/// contents are unmapped. So a fault sees the flag, or its page is dropped, too:
 /// 1. A fault on CPU A reads the flags under the VMA's read lock.
 /// 2. CPU B waits for that lock to be released, then sets the flag.
 /// 3. CPU B drops the contents, and with them the page that CPU A has mapped.

@@ -10,15 +10,15 @@ use crate::space::AddressSpace;
 use crate::space::op::Op;
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Unmaps the rest of the System V segment that was attached at `at`, all its parts if it was
-    /// cut. As on Linux, parts that were moved away or mapped over do not count.
+    /// Unmaps all remaining parts of the System V segment that was attached at `at`. As on Linux,
+    /// parts that were moved elsewhere stay.
     ///
-    /// Context: may sleep. Complexity: in the mappings from there to the first part, and as
+    /// Context: may sleep. Complexity: linear in the mappings from `at` to the first part, and as
     /// [`AddressSpace::munmap`].
     ///
     /// # Errors
-    /// [`Error::Invalid`] if no part of a segment that was attached there remains, or `at` is no
-    /// multiple of the page size.
+    /// [`Error::Invalid`] if no part of such a segment remains, or `at` is not a multiple of the
+    /// page size.
     pub fn detach_segment(&self, at: VirtAddr) -> Result<(), Error> {
         if !at.is_aligned(PAGE_SIZE) {
             return Err(Error::Invalid);

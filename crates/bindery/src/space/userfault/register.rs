@@ -161,7 +161,7 @@ fn register<P: Platform>(
     userfault: &Userfault<'_, P>,
     modes: UserfaultModes,
 ) -> Result<(), Failure> {
-    // What was done may have been joined with what lies after the range.
+    // A finished part may have merged with the VMA after the range.
     let mut parts = Parts::of(range);
     while let Some((vma, part)) = parts.next(*op.vmas) {
         let own = vma.userfault_pointer() == Some(userfault.pointer());
@@ -220,7 +220,7 @@ fn unregister<P: Platform>(
     userfault: &Userfault<'_, P>,
     done: &mut VirtAddr,
 ) -> Result<(), Failure> {
-    // What was done may have been joined with what lies after the range.
+    // A finished part may have merged with the VMA after the range.
     let mut parts = Parts::of(range);
     while let Some((vma, part)) = parts.next(*op.vmas) {
         *done = part.start();
