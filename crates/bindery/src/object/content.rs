@@ -426,8 +426,8 @@ impl ObjectState {
             // file, as in Linux's file systems. In shared memory they become part of it: Linux 6.18
             // keeps them.
             let size = self.size();
-            self.invalidate_lock.with_read(&memory.platform, |_| {
-                pages::zero_part(memory, self, size, size.next_multiple_of(PAGE_SIZE));
+            self.invalidate_lock.with_read(&memory.platform, |stay| {
+                pages::zero_part(memory, self, size, size.next_multiple_of(PAGE_SIZE), stay);
             });
         }
         Ok(())

@@ -20,7 +20,14 @@ pub(crate) struct InvalidateLock(RwLock);
 pub(crate) struct PagesStay(());
 
 /// Proof that the lock is held for writing.
-pub(crate) struct PagesMayGo(());
+pub(crate) struct PagesMayGo(PagesStay);
+
+impl PagesMayGo {
+    /// The pages that the holder does not drop stay, as for a reader.
+    pub(super) fn rest_stays(&self) -> &PagesStay {
+        &self.0
+    }
+}
 
 /// The lock is held for writing until the guard is dropped.
 #[must_use = "dropping the guard unlocks"]
@@ -51,7 +58,7 @@ impl InvalidateLock {
         platform: &P,
         work: impl FnOnce(&PagesMayGo) -> R,
     ) -> R {
-        self.0.with_write(platform, || work(&PagesMayGo(())))
+        self.0.with_write(platform, || work(&PagesMayGo(PagesStay(()))))
     }
 
     /// Locks for writing, unless another writer has the lock or waits for it. Waits [`PATIENCE`]
@@ -67,6 +74,6 @@ impl InvalidateLock {
             left = left.saturating_sub(1);
             left > 0
         })?;
-        Some(InvalidateGuard { proof: PagesMayGo(()), _guard: guard })
+        Some(InvalidateGuard { proof: PagesMayGo(PagesStay(())), _guard: guard })
     }
 }

@@ -353,14 +353,14 @@ pub(super) fn for_each_part<P: Platform>(
 }
 
 /// Zeroes the bytes from `start` to `end` of the object, which lie in one page. Does nothing if the
-/// page is not present. The page is not in swap. Called with the invalidate lock held and without
-/// locks on tables. The bytes lie after the end of the file, or the caller has a change of the page
-/// in the list.
+/// page is not present. The page is not in swap. Called without locks on tables. The bytes lie after
+/// the end of the file, or the caller has a change of the page in the list.
 pub(super) fn zero_part<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
     start: u64,
     end: u64,
+    _stay: &PagesStay,
 ) {
     let page = start >> PAGE_SHIFT;
     if start >= end {
@@ -369,8 +369,8 @@ pub(super) fn zero_part<P: Platform>(
     let found = object.pages.look(&memory.platform, |index| index.get(page));
     if let Some(slot) = found {
         let inside = |at: u64| (at - (page << PAGE_SHIFT)).min(PAGE_SIZE) as usize;
-        // SAFETY: 1. and 2. the index holds the frame, and the caller keeps the page; 3. a
-        // truncation waits for pagers first.
+        // SAFETY: 1. and 2. the index holds the frame, and the page stays (`_stay`); 3. pagers borrow
+        // no bytes after the end of a file, nor those of a page with a change in the list.
         unsafe { bytes::zero(&memory.platform, slot.frame, inside(start)..inside(end)) };
         memory.written_by_call(slot.frame);
     }

@@ -55,13 +55,17 @@ impl<'m, P: Platform> Registry<'m, P> {
         list.store(node.as_ptr().cast(), Relaxed);
     }
 
-    /// Removes an object that is in the list.
-    pub(super) fn take(&self, object: &ObjectState) {
+    /// Removes an object.
+    ///
+    /// # Safety
+    /// 1. The object is in the list.
+    pub(super) unsafe fn take(&self, object: &ObjectState) {
         let list = self.0.first.lock();
         let links = &object.links;
         let (next, previous) = (links.next.load(Relaxed), links.previous.load(Relaxed));
         match NonNull::new(previous) {
-            // SAFETY: 1. the lock is held, and the object is in the list.
+            // SAFETY: 1. the lock is held, and objects leave the list before they are freed: the
+            // object's neighbors are in it (the caller's obligation 1).
             Some(previous) => unsafe { Self::links(previous) }.next.store(next, Relaxed),
             None => list.store(next.cast(), Relaxed),
         }

@@ -97,7 +97,7 @@ impl<P: Platform> Object<'_, P> {
             let beyond = PageRange { first, end: PAGE_LIMIT };
             mappings::unmap(memory, object, beyond, Copies::Dropped, proof);
             drop_pages(memory, object, beyond, &mut Piece::first_of(memory), proof);
-            pages::zero_part(memory, object, bytes, first << PAGE_SHIFT);
+            pages::zero_part(memory, object, bytes, first << PAGE_SHIFT, proof.rest_stays());
             Ok(())
         })
     }
@@ -178,7 +178,7 @@ impl<P: Platform> Object<'_, P> {
         let (first, after) = (pages_of(offset), end >> PAGE_SHIFT);
         if first > after {
             // Both ends lie in one page.
-            pages::zero_part(memory, object, offset, end);
+            pages::zero_part(memory, object, offset, end, proof.rest_stays());
             return;
         }
         if first < after {
@@ -186,8 +186,9 @@ impl<P: Platform> Object<'_, P> {
             mappings::unmap(memory, object, whole, Copies::Kept, proof);
             drop_pages(memory, object, whole, &mut Piece::first_of(memory), proof);
         }
-        pages::zero_part(memory, object, offset, first << PAGE_SHIFT);
-        pages::zero_part(memory, object, after << PAGE_SHIFT, end);
+        let stay = proof.rest_stays();
+        pages::zero_part(memory, object, offset, first << PAGE_SHIFT, stay);
+        pages::zero_part(memory, object, after << PAGE_SHIFT, end, stay);
     }
 
     /// Brings in all pages of `length` bytes from `offset` on, so that later writes to them need no

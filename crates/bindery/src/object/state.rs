@@ -363,7 +363,8 @@ pub(super) unsafe fn release<P: Platform>(memory: &Memory<P>, node: NonNull<Obje
         return;
     }
     let _ = save::save(memory, object, 0, PAGE_LIMIT, save::Until::End);
-    Registry::of(memory).take(object);
+    // SAFETY: 1. `add_object` has added it, and only the last holder takes it out.
+    unsafe { Registry::of(memory).take(object) };
     // A reclaimer has no holder, only this lock.
     object.invalidate_lock.with_write(&memory.platform, |proof| {
         let all = PageRange { first: 0, end: PAGE_LIMIT };

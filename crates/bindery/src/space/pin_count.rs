@@ -153,7 +153,10 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 
     /// Subtracts the address space's own share when it is dropped. Its pins may outlive it.
-    pub(super) fn let_go_of_pins(&self) {
+    ///
+    /// # Safety
+    /// 1. The address space does not use the count any more, and calls this once.
+    pub(super) unsafe fn let_go_of_pins(&self) {
         if let Some(count) = self.pin_counts.get() {
             // SAFETY: the address space has owned a share of the count until now.
             unsafe { count.as_ref() }.take(self.page_table.memory, SPACE);
