@@ -1,7 +1,7 @@
-//! What a listing of mappings reads: one mapping at a time, its object, its pages in runs.
+//! Views for listings of mappings: one mapping at a time, its object, its pages in runs.
 //!
-//! A view lives in the closure that it is lent to. Meanwhile the mutex is held, so the mapping
-//! stays; a run is lent with its tables locked, so its folio stays mapped.
+//! A view is lent to a closure, with the mutex held, so the mapping stays. A run is lent with its
+//! tables locked, so its folio stays mapped.
 
 use core::fmt;
 
@@ -80,7 +80,7 @@ impl<'a, P: Platform> MappingView<'a, '_, P> {
         self.vma.flags()
     }
 
-    /// A copy of all that describes the mapping.
+    /// A copy of the mapping's description.
     #[inline]
     pub fn mapping(&self) -> Mapping {
         Mapping::of(self.vma)
@@ -100,8 +100,8 @@ impl<'a, P: Platform> MappingView<'a, '_, P> {
         self.vma.page_offset().wrapping_add(addr.0.wrapping_sub(self.vma.start()) >> PAGE_SHIFT)
     }
 
-    /// Whether a fault could use a folio above order 0 somewhere in the mapping: the policy allows
-    /// one that fits (Linux: `THPeligible`).
+    /// Whether the policy allows a folio above order 0 that fits somewhere in the mapping (Linux:
+    /// `THPeligible`).
     pub fn may_use_large_folios(&self) -> bool {
         let (space, vma) = (self.space, self.vma);
         let memory = space.page_table.memory;
@@ -122,14 +122,15 @@ impl<'a, P: Platform> MappingView<'a, '_, P> {
         core::iter::from_fn(|| orders.take_largest()).any(fits)
     }
 
-    /// Calls `f` for each run of pages in `range` that is not empty, in rising order: pages of one
-    /// folio that are mapped alike, equal markers, or one page that is swapped out. Addresses
-    /// outside the mapping are left out.
+    /// Calls `f` for each run of pages in `range` with entries, in ascending order: pages of one
+    /// folio with the same attributes, equal markers, or one swapped page. Skips addresses outside
+    /// of the mapping.
     ///
-    /// Tables are locked meanwhile, for at most 1,024 entries at a time: `f` takes no lock of the
-    /// embedder that is held around a call of the core, and makes no call but those of views.
+    /// Tables are locked during the calls, for at most 1,024 entries at a time. So `f` must not
+    /// take a lock that the embedder holds around calls of the core, and must call only functions
+    /// of views.
     ///
-    /// Complexity: in the entries of the range; what has no table costs nothing.
+    /// Complexity: linear in the entries of the range; ranges without a table cost nothing.
     #[inline]
     pub fn for_each_run(&self, range: VirtRange, mut f: impl FnMut(PageRun<'_, P>)) {
         let page_table = &self.space.page_table;
@@ -139,7 +140,7 @@ impl<'a, P: Platform> MappingView<'a, '_, P> {
     }
 
     /// The number of entries, of all address spaces, that refer to the slot of a swap area; 0 if
-    /// there is no such slot.
+    /// the slot does not exist.
     #[inline]
     pub fn slot_entries(&self, area: u8, slot: u64) -> u32 {
         self.space.page_table.memory.slot_entries(area, slot)
@@ -152,7 +153,7 @@ impl<P: Platform> fmt::Debug for MappingView<'_, '_, P> {
     }
 }
 
-/// A run of pages that are mapped alike ([`MappingView::for_each_run`]).
+/// A run of pages with the same attributes ([`MappingView::for_each_run`]).
 ///
 /// # Context
 /// Context: any.
@@ -164,14 +165,14 @@ pub struct PageRun<'a, P: Platform> {
 /// The content of a [`PageRun`].
 #[derive(Debug)]
 pub enum PageRunContent<'a, P: Platform> {
-    /// Pages, those that are mapped with no permission among them.
+    /// Pages, including those mapped without permissions.
     Pages {
         /// The frame of the first page; the others follow, unless [`PageRun::is_zero_page`].
         first: Frame,
-        /// Their folio; `None` for the zero page, the huge zero page, and frames that are not of the
+        /// Their folio; `None` for the zero page, the huge zero page, and frames beyond the core's
         /// memory.
         folio: Option<FolioView<'a, P>>,
-        /// The state of the entries, with accessed and dirty of the whole contiguous run.
+        /// The attributes of the entries. Accessed and dirty are those of the whole contiguous run.
         attributes: Attributes,
     },
     /// A page in swap, or markers.
@@ -226,7 +227,7 @@ pub struct FolioView<'a, P: Platform> {
     folio: Folio,
 }
 
-// Derived, they would ask the platform for as much.
+// Derived implementations would require `P: Clone` and `P: Copy`.
 impl<P: Platform> Clone for FolioView<'_, P> {
     fn clone(&self) -> Self {
         *self
@@ -248,20 +249,20 @@ impl<P: Platform> FolioView<'_, P> {
         self.folio.pages()
     }
 
-    /// The kind of its owner, or of the last owner if an object has dropped it.
+    /// The kind of its owner, or of its last owner if an object has dropped the folio.
     #[inline]
     pub fn owner(&self) -> OwnerKind {
         self.memory.frames.folio(self.folio).owner_kind()
     }
 
-    /// Whether an object has it: shared memory or a file.
+    /// Whether it belongs to an object: shared memory or a file.
     #[inline]
     pub fn is_of_object(&self) -> bool {
         self.memory.frames.folio(self.folio).is_of_object()
     }
 
-    /// Whether it was written since its content was saved, as far as its own state tells: entries
-    /// have dirty bits of their own.
+    /// Whether its own state says that it was written since it was saved. The dirty bits of entries
+    /// are not considered.
     #[inline]
     pub fn is_dirty(&self) -> bool {
         self.memory.frames.folio(self.folio).is_dirty()
@@ -279,10 +280,10 @@ impl<P: Platform> FolioView<'_, P> {
         self.memory.frames.folio(self.folio).mappings()
     }
 
-    /// Whether `page` (an index in the folio) is anon-exclusive, and the number of the `count` pages
-    /// from there that agree with it: at least 1, or 0 if `page` is not in the folio or `count` is 0.
+    /// Whether `page` (an index in the folio) is anon-exclusive, and the number of pages from there
+    /// on with the same answer, at most `count`. The number is 0 if `page` is not in the folio.
     ///
-    /// Complexity: in the pages, by 64.
+    /// Complexity: linear in the pages, 64 at a time.
     #[inline]
     pub fn exclusive_run(&self, page: u32, count: u32) -> (bool, u32) {
         let run = self.memory.frames.folio(self.folio).exclusive().run(page, count);
@@ -299,7 +300,7 @@ impl<P: Platform> fmt::Debug for FolioView<'_, P> {
 /// The object of a mapping that is lent ([`MappingView::object`]).
 ///
 /// # Context
-/// Context: any. Complexity: constant, but where a function says otherwise.
+/// Context: any. Complexity: constant, unless a function says otherwise.
 pub struct ObjectView<'a, P: Platform> {
     memory: &'a Memory<P>,
     state: &'a ObjectState,
@@ -330,8 +331,8 @@ impl<P: Platform> ObjectView<'_, P> {
         self.state.accounting()
     }
 
-    /// The identifier and the key that [`Memory::segment_memory`] was given, if it has made the
-    /// object.
+    /// The identifier and the key of a segment; `None` unless [`Memory::segment_memory`] has
+    /// created the object.
     #[inline]
     pub fn segment(&self) -> Option<(u64, u32)> {
         self.state.segment().map(|mark| (mark.segment, mark.key))
@@ -374,8 +375,8 @@ impl<P: Platform> fmt::Debug for ObjectView<'_, P> {
 
 impl<P: Platform> AddressSpace<'_, P> {
     /// Lends the first mapping that ends after `at` to `view`, with the mutex held; `None` if no
-    /// mapping does. A listing asks again from the end of the last mapping, so that operations of
-    /// other threads run in between. `view` calls no operation of this address space.
+    /// mapping does. A listing continues at the end of the last mapping, so that operations of
+    /// other threads run in between. `view` must not call operations of this address space.
     ///
     /// Context: may sleep. Complexity: logarithmic in the mappings.
     #[inline]
@@ -388,15 +389,15 @@ impl<P: Platform> AddressSpace<'_, P> {
         vmas.view().first_ending_after(at.0).map(|vma| view(&MappingView { space: self, vma }))
     }
 
-    /// The most pages that all mappings together have had (`VmPeak`).
+    /// The peak of the pages of all mappings together (`VmPeak`).
     ///
     /// Context: any.
     pub fn peak_total(&self) -> u64 {
         self.vmas.account().peak_total()
     }
 
-    /// The most pages that were resident whenever it was noted, or are now (`VmHWM`, and `ru_maxrss`
-    /// of `getrusage`). It is noted whenever a call removes pages.
+    /// The peak of the resident pages (`VmHWM`, and `ru_maxrss` of `getrusage`). Updated before
+    /// each call that removes pages, and by this function.
     ///
     /// Context: any. Complexity: constant. Takes no lock.
     pub fn resident_peak(&self) -> u64 {
@@ -404,29 +405,28 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.vmas.account().resident_peak()
     }
 
-    /// Lets [`AddressSpace::resident_peak`] begin again with the pages that are resident now.
+    /// Resets [`AddressSpace::resident_peak`] to the pages that are resident now.
     ///
     /// Context: any.
     pub fn reset_resident_peak(&self) {
         self.vmas.account().reset_resident_peak();
     }
 
-    /// Lets all pages of the mappings that `concerned` selects count as not used, until the next
-    /// access to each (`clear_refs`). A concurrent access may count as an earlier one.
+    /// Clears the accessed bits of all pages in the mappings that `concerned` selects
+    /// (`clear_refs`). A concurrent access may count as an earlier one.
     ///
-    /// Context: may sleep. Complexity: in the entries of these mappings, with the mutex held; one
-    /// flush for up to 64 tables.
+    /// Context: may sleep. Complexity: linear in the entries of these mappings, with the mutex
+    /// held; one flush for up to 64 tables.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] if a huge leaf that two mappings share cannot be split; the mappings
-    /// before it have forgotten.
+    /// [`Error::OutOfMemory`] if a huge leaf that two mappings share cannot be split. The mappings
+    /// before it are cleared.
     pub fn clear_accessed(&self, concerned: impl Fn(&Mapping) -> bool) -> Result<(), Error> {
         self.clear_use_in(UseBits::Accessed, |vma| concerned(&Mapping::of(vma)))
     }
 
-    /// Lets all pages and mappings count as not written, until the next store to each (soft-dirty,
-    /// `clear_refs`). When it returns, every CPU has forgotten. A concurrent store may count as an
-    /// earlier one.
+    /// Clears the soft-dirty bits of all pages and mappings (`clear_refs`). Every store after the
+    /// return sets them again. A concurrent store may count as an earlier one.
     ///
     /// Context: may sleep. Complexity: as [`AddressSpace::clear_accessed`].
     ///

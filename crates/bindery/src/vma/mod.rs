@@ -110,7 +110,8 @@ impl Vma {
     /// A VMA of the address space whose tree is `tree`. It is in no list yet, and holds nothing.
     ///
     /// # Safety
-    /// 1. What `purpose` names lives until the VMA holds it, or is dropped.
+    /// 1. The object, anon group and userfaultfd of `purpose` live until the VMA holds them, or
+    ///    until it is dropped.
     #[inline(always)]
     pub(crate) unsafe fn new(
         range: VirtRange,
@@ -270,8 +271,8 @@ impl Vma {
         FolioIndex::new(self.page_offset_of(addr))
     }
 
-    /// The index of a folio whose page `number` is at `addr`, in the mapping. `None` if the index of
-    /// its first page, which need not be in the mapping, would be below zero.
+    /// The index of a folio whose page `number` is at `addr`, in the mapping. `None` if the index
+    /// of its first page, which need not be in the mapping, would be below zero.
     pub(crate) fn folio_index_around(&self, addr: VirtAddr, number: u32) -> Option<FolioIndex> {
         FolioIndex::for_folio(self.page_offset_of(addr), number)
     }

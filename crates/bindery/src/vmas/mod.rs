@@ -182,7 +182,7 @@ impl<'a, P: Platform> VmasGuard<'a, P> {
         vma.try_read(platform)
     }
 
-    /// The set, for changes. No view exists meanwhile but those that it lends.
+    /// The set, for changes. All views that exist beside the set are lent by it.
     ///
     /// # Safety
     /// 1. Set and page table are those of one address space.

@@ -75,7 +75,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
         let effect = advice.effect();
         if effect.loss == Loss::Contents && self.has_userfaults() {
-            self.tell_of_removal(range)?;
+            self.notify_removed(range)?;
         }
         match effect.change {
             Change::Call(Call::WillNeed) => self.will_need(range),

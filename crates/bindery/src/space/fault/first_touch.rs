@@ -34,7 +34,7 @@ impl<P: Platform> Fault<'_, '_, P> {
     /// The commonest fault, a first write to anonymous memory whose table exists and that is too
     /// small for a large folio: all in one read section, with one lock. `None` for any other fault.
     ///
-    /// The folio is zeroed before the table is locked, so that faults nearby go on meanwhile.
+    /// The folio is zeroed before the table is locked, so that faults nearby do not wait for it.
     // Always: `handle_fault` does little else.
     #[inline(always)]
     pub(super) fn touch_small(&self, flags: MappingFlags) -> Option<Resolved> {
@@ -101,9 +101,9 @@ impl<P: Platform> Fault<'_, '_, P> {
         self.touch_small(flags)
     }
 
-    /// The orders of folios that fit around the page if its entry is empty: for a write those of the
-    /// policy, for a read those of the zero pages. Otherwise the content of the entry. A hint, read
-    /// without locks: a step that acts on it checks the entry again.
+    /// The orders of folios that fit around the page if its entry is empty: for a write those of
+    /// the policy, for a read those of the zero pages. Otherwise the content of the entry. A hint,
+    /// read without locks: a step that acts on it checks the entry again.
     pub(in crate::space) fn vacant_orders(&self) -> Result<Orders, Occupant<P::Arch>> {
         let mut counts = Counts::default();
         let (memory, page_table, page) = (self.memory(), self.page_table(), self.page);
@@ -241,8 +241,8 @@ pub(super) fn own_folio<P: Platform>(
     Some(fresh.leave())
 }
 
-/// The largest folio that is zeroed inside a read section, which no other thread preempts: 64 KiB, a
-/// few microseconds.
+/// The largest folio that is zeroed inside a read section, which no other thread preempts: 64 KiB,
+/// a few microseconds.
 const ZEROED_IN_SECTION: Order = Order(4);
 
 /// The attributes of a leaf whose page is about to be written.

@@ -1,12 +1,12 @@
 //! Messages about changes of the address space.
 //!
-//! A message is prepared with the mutex held, before anything changes, and delivered when all locks
-//! are gone. From the one to the read of the message, handlers cannot fill or protect anything:
-//! what they were about to do may be about memory that is not there any more.
+//! A call prepares its messages under the mutex, before its first change, and delivers them after
+//! it has released all locks. Until a handler has read the message, it cannot fill or protect
+//! pages: otherwise it could act on memory that the call has unmapped.
 //!
-//! A call sends each userfaultfd one message about all of its VMAs. A state remembers the number of
-//! the last call that has prepared a message for it, so a call asks the state in one step, however
-//! many userfaultfds there are: a program can have thousands.
+//! A call sends each userfaultfd one message for all its VMAs. The state of a userfaultfd records
+//! the last call that prepared a message for it. So the check takes constant time, even if a
+//! program has thousands of userfaultfds.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -21,8 +21,8 @@ use crate::space::op::Op;
 use crate::userfault::{Content, Notices, UserfaultFeatures, UserfaultState};
 use crate::vma::Vma;
 
-/// Who serves the VMA, if that is to be told of such changes.
-fn told(vma: &Vma, feature: UserfaultFeatures) -> Option<NonNull<UserfaultState>> {
+/// The VMA's userfaultfd, if it subscribed to this event.
+fn subscriber(vma: &Vma, feature: UserfaultFeatures) -> Option<NonNull<UserfaultState>> {
     let state = vma.userfault()?;
     if state.has(feature) && !state.is_closed() { vma.userfault_pointer() } else { None }
 }
@@ -38,7 +38,7 @@ pub(in crate::space) fn prepare_unmap<P: Platform>(
     let call = memory.new_identity();
     let mut prepared = Notices::default();
     for vma in op.vmas.overlapping(range) {
-        let Some(state) = told(vma, UserfaultFeatures::EVENT_UNMAP) else { continue };
+        let Some(state) = subscriber(vma, UserfaultFeatures::EVENT_UNMAP) else { continue };
         if vma.userfault().is_some_and(|state| state.has_notice_of(call)) {
             continue;
         }
@@ -68,8 +68,8 @@ pub(in crate::space) fn prepare_move<P: Platform>(
     }
     let memory = op.memory();
     let call = memory.new_identity();
-    let moved = told(vma, UserfaultFeatures::EVENT_REMAP);
-    let unmapped = told(vma, UserfaultFeatures::EVENT_UNMAP).filter(|_| unmapped);
+    let moved = subscriber(vma, UserfaultFeatures::EVENT_REMAP);
+    let unmapped = subscriber(vma, UserfaultFeatures::EVENT_UNMAP).filter(|_| unmapped);
     let (from, length) = (source.start(), source.len());
     let contents = [
         moved.map(|state| (state, Content::Remap { from, to, length })),
@@ -93,9 +93,9 @@ pub(in crate::space) fn child_userfault<P: Platform>(
     vma: &Vma,
     notices: &mut Notices,
 ) -> Result<Option<NonNull<UserfaultState>>, NoMemory> {
-    let Some(parent) = told(vma, UserfaultFeatures::EVENT_FORK) else { return Ok(None) };
+    let Some(parent) = subscriber(vma, UserfaultFeatures::EVENT_FORK) else { return Ok(None) };
     let Some(state) = vma.userfault() else { return Ok(None) };
-    // Each attempt of a fork makes an address space, whose number stands for the attempt.
+    // Each attempt of a fork creates an address space, whose number identifies the attempt.
     let identity = child.userfault_identity();
     if let Some(found) = state.child_of(identity) {
         return Ok(Some(found));
@@ -107,7 +107,7 @@ pub(in crate::space) fn child_userfault<P: Platform>(
     let made = made.ok_or(NoMemory)?;
     // SAFETY: 1. the VMA holds it, and the fork the mutex.
     if unsafe { notices.push(memory, identity, parent, Content::Fork(made)) }.is_err() {
-        // SAFETY: 1. the only hold, which nobody was told of.
+        // SAFETY: 1. the only hold, which no other thread knows of.
         unsafe { crate::userfault::release(memory, made) };
         return Err(NoMemory);
     }
@@ -115,20 +115,20 @@ pub(in crate::space) fn child_userfault<P: Platform>(
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Whether there was ever a userfaultfd: most calls ask this first.
+    /// Whether the address space ever had a userfaultfd. Calls check this first.
     #[inline]
     pub(in crate::space) fn has_userfaults(&self) -> bool {
         cfg!(feature = "userfault") && self.userfaults.load(Ordering::Relaxed) != 0
     }
 
-    /// Tells of contents that are about to be dropped in `range`, mapping by mapping, and waits
-    /// until that is read. Called without locks.
+    /// Notifies userfaultfds before contents in `range` are dropped, mapping by mapping. Waits
+    /// until the messages are read. Called without locks.
     #[cold]
-    pub(in crate::space) fn tell_of_removal(&self, range: VirtRange) -> Result<(), Error> {
+    pub(in crate::space) fn notify_removed(&self, range: VirtRange) -> Result<(), Error> {
         let memory = self.page_table.memory;
         let mut at = range.start();
         while at < range.end() {
-            // Mapping by mapping: what was delivered is not delivered once more.
+            // One mapping at a time, so that a retry does not deliver a message twice.
             let rest = VirtRange::raw(at.0, range.end().0);
             let next = memory.retry::<_, Error>(|| Ok(self.notice_of_removal(rest)?))?;
             let Some((end, notices)) = next else { break };
@@ -140,14 +140,14 @@ impl<P: Platform> AddressSpace<'_, P> {
         Ok(())
     }
 
-    /// Prepares the message about the first mapping in `range`, if there is one to be told of it.
-    /// Returns where that mapping's part of the range ends; `None` if nothing is mapped.
+    /// Prepares the message about the first mapping in `range`, if its userfaultfd subscribed to
+    /// it. Returns the end of that mapping's part of the range; `None` if the range has no mapping.
     fn notice_of_removal(&self, range: VirtRange) -> Result<Option<(VirtAddr, Notices)>, NoMemory> {
         let vmas = self.vmas.lock();
         let Some(vma) = vmas.view().first_in(range) else { return Ok(None) };
         let part = vma.range().intersection(range);
         let mut notices = Notices::default();
-        if let Some(state) = told(vma, UserfaultFeatures::EVENT_REMOVE) {
+        if let Some(state) = subscriber(vma, UserfaultFeatures::EVENT_REMOVE) {
             let memory = self.page_table.memory;
             // SAFETY: 1. the VMA holds it, and the mutex is held.
             unsafe { notices.push(memory, memory.new_identity(), state, Content::Remove(part)) }?;
