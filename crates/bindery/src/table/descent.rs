@@ -28,6 +28,14 @@ pub(crate) struct EntryAt<A: Arch> {
     pub(crate) entry: Entry,
 }
 
+impl<A: Arch> EntryAt<A> {
+    /// The end of the addresses that the entry covers, `at` among them.
+    #[inline]
+    pub(super) fn end(&self, at: u64) -> u64 {
+        (at | (self.node.level.span() - 1)).saturating_add(1)
+    }
+}
+
 impl<P: Platform> PageTable<'_, P> {
     /// The table of `level` for `addr`, from `node` down, which spans it. Where there is none, the
     /// entry above it that names no table, and its place. In a read section, with acquire, or with

@@ -9,15 +9,14 @@ use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::tlb::Gather;
 
+use super::PageTable;
 use super::collapse::Replacement;
 use super::copy::ForkCopy;
-use super::move_range::{Move, Piece};
 use super::rewrite::protect::EntryPolicy;
 use super::rewrite::use_bits::UseBits;
 use super::zap::Flush;
 use super::zap_chosen::{Fate, Mapped};
 use super::zap_except::{Exceptions, Protected};
-use super::{PageTable, TablePool};
 
 /// The page table of an address space, and the gather of one call. What the call makes stale is
 /// flushed once, or by [`Edit::flush`] before a fault may look; its owner flushes and frees the rest
@@ -151,30 +150,6 @@ impl<'op, 'm, P: Platform> Edit<'op, 'm, P> {
         what: &ForkCopy,
     ) -> Result<(), Failure> {
         self.page_table.copy_to(child, what, self.gather)
-    }
-
-    /// As [`PageTable::move_one_piece`].
-    #[inline]
-    pub(crate) fn move_one_piece(
-        &mut self,
-        what: &Move,
-        piece: Option<Piece<P::Arch>>,
-        pool: &mut TablePool<'m, P>,
-        counts: &mut Counts,
-    ) -> Result<(), NoMemory> {
-        self.page_table.move_one_piece(what, piece, pool, self.gather, counts)
-    }
-
-    /// As [`PageTable::move_in_pieces`].
-    #[inline]
-    pub(crate) fn move_in_pieces(
-        &mut self,
-        what: &Move,
-        first: Piece<P::Arch>,
-        counts: &mut Counts,
-        within: impl Fn(&mut dyn FnMut()),
-    ) {
-        self.page_table.move_in_pieces(what, first, self.gather, counts, within);
     }
 
     /// As [`PageTable::replace_by_copy`].

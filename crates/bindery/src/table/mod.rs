@@ -37,6 +37,7 @@
 //! | `narrowing` | stores that TLBs must be told of |
 //! | `rewrite` | entries that change in place: `mprotect`, aging, write-protection, markers |
 //! | `copy`, `move_range` | `fork` and `mremap` on entries |
+//! | `locked_piece` | both places of one piece of a move, locked |
 //! | `move_pages` | `UFFDIO_MOVE` on entries: beside running faults |
 //! | `swap_out`, `swap_out_shared`, `swap_out_scan`, `out_batch` | leaves become swap entries; of folios that several VMAs map; which folios; those on their way out |
 //! | `swap_in` | swap entries become leaves |
@@ -52,6 +53,7 @@ mod detach;
 pub(crate) mod edit;
 mod flush;
 pub(crate) mod leaf;
+mod locked_piece;
 pub(crate) mod locking;
 pub(crate) mod look;
 #[cfg(all(test, loom))]

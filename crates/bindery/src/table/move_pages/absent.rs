@@ -1,6 +1,6 @@
 //! Absent entries: swap entries move in runs, and nothing else does.
 //!
-//! A swap entry names a slot, and neither says where the page belongs. So entries move without a
+//! A swap entry refers to a slot, and neither records the page's address. So entries move without a
 //! look at their folio, whether it is in the swap cache or not. A fault at the new place that finds
 //! it mapped elsewhere takes a copy (`space::fault::swap_in`).
 
@@ -12,7 +12,7 @@ use crate::table::run::{self, Slots};
 
 use super::{LockSpan, MoveStop};
 
-impl<P: Platform> LockSpan<'_, '_, '_, P> {
+impl<P: Platform> LockSpan<'_, '_, P> {
     /// Whether the entry may move: a page in swap whose slot has no other entry.
     pub(super) fn may_move_absent(&self, entry: Entry) -> Result<(), MoveStop> {
         match P::Arch::decode_absent(entry) {
@@ -23,7 +23,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
     }
 
     /// Moves the run of swap entries at the beginning of `slots`, as far as the entries are empty
-    /// in `there`. No TLB knows of it. Returns how many entries that were.
+    /// in `there`. No TLB holds them. Returns the number of entries.
     #[inline(never)]
     pub(super) fn move_absents(
         &mut self,
@@ -44,6 +44,10 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
     /// The entry at the target for a swap entry.
     pub(super) fn arrived_absent(&self, entry: Entry) -> Entry {
         let entry = P::Arch::mark_absent_soft_dirty(entry);
-        if self.what.keeps_protection { entry } else { P::Arch::strip_absent_userfault(entry) }
+        if self.policy.what.keeps_protection {
+            entry
+        } else {
+            P::Arch::strip_absent_userfault(entry)
+        }
     }
 }

@@ -24,10 +24,11 @@ pub(super) struct Part<'t> {
     pub(super) there: &'t [AtomicU64],
     /// Pages of the span before this part.
     pub(super) page: u32,
-    /// Entries that have left the source, and arrived at the target, and are not counted yet.
+    /// Entries that have left the source, and those that have arrived at the target; not counted
+    /// in the tables yet.
     gone: u32,
     come: u32,
-    /// Whether TLBs may know one of them.
+    /// TLBs may hold one of them.
     stale: bool,
 }
 
@@ -40,10 +41,10 @@ struct FolioRun {
     alike: u32,
 }
 
-impl<P: Platform> LockSpan<'_, '_, '_, P> {
-    /// Moves all of the span. Returns how many bytes it has got through.
+impl<P: Platform> LockSpan<'_, '_, P> {
+    /// Moves all of the span. Returns the number of bytes that are done.
     pub(super) fn move_leaves(&mut self) -> (u64, Option<MoveStop>) {
-        let pages = (self.len >> PAGE_SHIFT) as u32;
+        let pages = (self.policy.len >> PAGE_SHIFT) as u32;
         let mut done = 0;
         while done < pages {
             let stop = self.move_part(&mut done, pages);
@@ -51,25 +52,26 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
                 return (u64::from(done) << PAGE_SHIFT, stop);
             }
         }
-        (self.len, None)
+        (self.policy.len, None)
     }
 
-    /// Goes on at page `done`, as far as one table of the source and one of the target reach.
+    /// Continues at page `done`, as far as one table of the source and one of the target reach.
     fn move_part(&mut self, done: &mut u32, pages: u32) -> Option<MoveStop> {
-        let (source, target) = (self.source_at(*done), self.target + u64::from(*done) * PAGE_SIZE);
+        let (source, target) =
+            (self.source_at(*done), self.policy.target + u64::from(*done) * PAGE_SIZE);
         let from = P::Arch::PTE.index_of(VirtAddr(source));
         let to = P::Arch::PTE.index_of(VirtAddr(target));
         let room = from.left::<P::Arch>().min(to.left::<P::Arch>());
         let count = (pages - *done).min(room);
-        let there = match self.below(self.to, target) {
+        let there = match self.below(self.to, target, Level::PTE) {
             Below::Table(table) => Some(table),
-            Below::Nothing => None,
+            Below::Nothing(_) => None,
             Below::Huge(..) => return Some(MoveStop::Exists),
         };
-        let table = match self.below(self.from, source) {
+        let table = match self.below(self.from, source, Level::PTE) {
             Below::Table(table) => table,
-            Below::Nothing if !self.what.allows_holes => return Some(MoveStop::Missing),
-            Below::Nothing => {
+            Below::Nothing(_) if !self.policy.what.allows_holes => return Some(MoveStop::Missing),
+            Below::Nothing(_) => {
                 let vacant = there.map_or(count, |table| {
                     self.counts.entries_read += u64::from(count);
                     run::count_empty(&self.page_table.slots(table)[to.slots(count)])
@@ -85,16 +87,15 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
             let vacant = run::count_empty(slots);
             if vacant > 0 {
                 self.counts.entries_read += u64::from(vacant);
-                if !self.what.allows_holes {
+                if !self.policy.what.allows_holes {
                     return Some(MoveStop::Missing);
                 }
                 *done += vacant;
                 return None;
             }
         }
-        let there = match there.map_or_else(|| self.target_table(target), Ok) {
-            Ok(table) => table,
-            Err(stop) => return Some(stop),
+        let Ok(there) = there.map_or_else(|| self.target_table(target, Level::PTE), Ok) else {
+            return Some(MoveStop::NoMemory);
         };
         self.mark(table);
         self.mark(there);
@@ -124,12 +125,12 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         stop
     }
 
-    /// Moves the entries of a part. Returns how many entries it has got through.
+    /// Moves the entries of a part. Returns the number of entries that are done.
     fn move_entries(&mut self, part: &mut Part<'_>) -> (u32, Option<MoveStop>) {
         let count = part.slots.len() as u32;
-        let numbered = self.numbered;
-        let first_index = self.index + u64::from(part.page);
-        let Some(owner) = self.what.owner.run_from(first_index, count.into()) else {
+        let numbered = self.policy.numbered;
+        let first_index = self.policy.index + u64::from(part.page);
+        let Some(owner) = self.policy.what.owner.run_from(first_index, count.into()) else {
             return (0, Some(MoveStop::Busy));
         };
         let mut at = 0;
@@ -139,7 +140,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
                 return (at, Some(MoveStop::Exists));
             }
             let entry = Entry(slot.load(Ordering::Relaxed));
-            // All that a leaf can say in one comparison: nearly all are as they will be.
+            // One comparison covers all bits of a leaf: nearly all leaves move unchanged.
             let number = self.number_of(entry);
             if let Some(single) = numbered.try_lock_single(number) {
                 slot.swap(0, Ordering::SeqCst);
@@ -169,14 +170,14 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         (at, None)
     }
 
-    /// Moves what is not a single page whose leaf moves without a change. Returns how many entries
-    /// it has got through.
+    /// Moves any entry but a single page whose leaf moves without a change. Returns the number of
+    /// entries that are done.
     #[inline(never)]
     fn move_other(&mut self, part: &mut Part<'_>, at: u32, entry: Entry) -> Result<u32, MoveStop> {
         let (slots, there) = (&part.slots[at as usize..], &part.there[at as usize..]);
         let left = slots.len() as u32;
         if entry.is_empty() {
-            if !self.what.allows_holes {
+            if !self.policy.what.allows_holes {
                 return Err(MoveStop::Missing);
             }
             let hole = run::count_empty(slots) as usize;
@@ -250,7 +251,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
             page_table.write_leaves(part.table, part.first + at, gathered, alike);
             return Err(MoveStop::Busy);
         }
-        lock.give_to(self.what.owner, index);
+        lock.give_to(self.policy.what.owner, index);
         let to = part.target_first + at;
         page_table.write_leaves(part.target, to, self.arrived(gathered), alike);
         part.gone += alike;
@@ -279,7 +280,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
     /// cannot have it.
     #[cold]
     fn break_huge(&mut self, found: EntryAt<P::Arch>, source: u64) -> Result<(), MoveStop> {
-        let EntryAt { node, index, entry } = found;
+        let entry = found.entry;
         let memory = self.page_table.memory;
         if entry.0 & P::Arch::PRESENT == 0 {
             self.may_move_absent(entry)?;
@@ -289,16 +290,13 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
                 return Err(MoveStop::Busy);
             }
         }
-        let base = VirtAddr(source).align_down(node.level.span());
-        let split = self.page_table.split(node, index, base, self.counts);
-        // A huge leaf has its table on deposit, whatever memory there is.
-        let table = split.map_err(|_| MoveStop::NoMemory)?;
-        self.locks.push(table);
+        // A huge leaf has its table on deposit, so this takes no memory.
+        self.split(&found, source)?;
         Ok(())
     }
 }
 
-/// The lock of a folio that the caller keeps mapped, or what it has to wait for.
+/// The lock of a folio that the caller keeps mapped, or the reason to stop.
 pub(super) fn lock<P: Platform>(
     memory: &Memory<P>,
     folio: Folio,

@@ -25,8 +25,8 @@
 //! until the flush is over, or meet the mark.
 //!
 //! A folio moves whole, at any alignment, if all its mappings are in the range. Of any other, the
-//! part must be split off first, because a folio has one index: the caller does that, and comes
-//! again ([`MoveStop::Split`]).
+//! part must be split off first, because a folio has one index: the caller does that, and retries
+//! ([`MoveStop::Split`]).
 
 mod absent;
 mod leaves;
@@ -35,15 +35,15 @@ mod slots;
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::addr::{Frame, Order, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::addr::{Order, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, Attributes, Entry, EntryIndex, Kind, Level};
 use crate::folio::{Folio, FolioBatch, OwnerMark};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::tlb::Gather;
 
-use super::cursor::table_under;
-use super::locking::{self, LockSet, Node, SPAN_ENTRIES};
+use super::locked_piece::{Below, LockedPiece, MovePolicy};
+use super::locking::{LockSet, SPAN_ENTRIES};
 use super::{EntryAt, NoMemory, PageTable, ReadSection, TablePool, run};
 
 /// A move, from one place to another. The caller holds the VMAs of both places for reading.
@@ -85,14 +85,20 @@ pub(crate) enum MoveStop {
     Marked,
     /// No table for the target at once.
     NoMemory,
-    /// Somebody has the folio's lock. The caller has got a reference to it.
+    /// The folio's lock is held. The caller has received a reference to the folio.
     Locked(Folio),
     /// The next folio needs a span of this many bytes.
     Longer(u64),
-    /// The slot does not move as one entry: its pages shall.
+    /// The slot cannot move as one entry: its pages must move one by one.
     Piecemeal,
     /// The folio at this address of the source must be split into folios of this order.
     Split(VirtAddr, Order),
+}
+
+impl From<NoMemory> for MoveStop {
+    fn from(_: NoMemory) -> Self {
+        Self::NoMemory
+    }
 }
 
 /// A move under way. Dropping it flushes the stale ranges.
@@ -137,9 +143,9 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
         self.done == self.what.len
     }
 
-    /// Goes on by one span of the locks. `None` if it met nothing in its way.
+    /// Moves the next span. `None` if nothing stopped it.
     pub(crate) fn step(&mut self) -> Option<MoveStop> {
-        // A hole in one table is as well passed under its lock.
+        // Shorter than one table: skipping the hole under the lock is cheap enough.
         if self.what.len - self.done >= P::Arch::PTE.table_span() {
             let holes = self.pass_holes();
             if holes.is_some() || self.is_done() {
@@ -168,7 +174,7 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
         }
     }
 
-    /// Gets tables for the next span. Called where [`MoveStop::NoMemory`] was returned.
+    /// Allocates tables for the next span, after [`MoveStop::NoMemory`].
     pub(crate) fn refill(&mut self) -> Result<(), NoMemory> {
         self.pool.refill()
     }
@@ -203,8 +209,8 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
             && self.page_table.reach.takes_tables()
     }
 
-    /// How many slots of level 2 the next span serves, in one table on each side: two tables, or
-    /// eight huge leaves, as far as there are such. At least one. A guess.
+    /// The number of slots of level 2 in the next span, in one table on each side: at most two
+    /// tables, or eight huge leaves. At least one. A guess.
     fn slots_ahead(&mut self) -> u64 {
         let _section = ReadSection::enter(&self.page_table.memory.platform);
         let from = VirtAddr(self.what.source.0 + self.done);
@@ -230,7 +236,7 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
         slots.iter().take_while(fits).count().max(1) as u64
     }
 
-    /// Passes over addresses without tables, without locks, as far as one read section may reach.
+    /// Skips addresses without tables, without locks, as far as one read section may reach.
     /// Faults fill holes at any time, so a hole was empty only when it was read.
     fn pass_holes(&mut self) -> Option<MoveStop> {
         let (page_table, what) = (self.page_table, self.what);
@@ -292,54 +298,44 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
                 page_table.flush(&mut self.gather, &mut self.counts);
             }
         }
-        let (from, to) =
-            (VirtRange::raw(source, source + len), VirtRange::raw(target, target + len));
-        let section = ReadSection::enter(&page_table.memory.platform);
-        let mut locks = LockSet::new();
-        let (from_cover, to_cover) = locking::lock_both_ranges_beside_moves(
-            page_table,
-            page_table.root,
-            from,
-            to,
-            Level::PTE,
-            &mut locks,
-        );
-        self.counts.tables_locked += locks.len() as u64;
-        if locks.is_pending() {
-            page_table.honor_pending(from, &locks, Some(&self.gather), &mut self.counts);
-            page_table.honor_pending(to, &locks, Some(&self.gather), &mut self.counts);
-        }
         let (first, numbered) = page_table.memory.frames.folio_batch();
-        let mut locked = LockSpan {
+        let mut locks = LockSet::new();
+        let root = page_table.root_node();
+        let mut locked = LockedPiece {
+            _section: ReadSection::enter(&page_table.memory.platform),
             page_table,
-            what,
             locks: &mut locks,
             pool: &mut self.pool,
             gather: &mut self.gather,
             counts: &mut self.counts,
-            from: from_cover,
-            to: to_cover,
-            source,
-            target,
-            len,
-            index: what.index + self.done / PAGE_SIZE,
-            source_index: what.source_index + self.done / PAGE_SIZE,
+            from: root,
+            to: root,
             marks: !is_last,
-            unchanged: P::Arch::page_entry(first, Level::PTE, what.attributes),
-            numbered,
-            _section: section,
+            policy: BesideFaults {
+                what,
+                source,
+                target,
+                len,
+                index: what.index + self.done / PAGE_SIZE,
+                source_index: what.source_index + self.done / PAGE_SIZE,
+                unchanged: P::Arch::page_entry(first, Level::PTE, what.attributes),
+                numbered,
+            },
         };
+        let (from, to) =
+            (VirtRange::raw(source, source + len), VirtRange::raw(target, target + len));
+        locked.lock(from.into(), to, Level::PTE);
         let (moved, stop) = if by_slots { locked.move_slots() } else { locked.move_leaves() };
         if is_last {
             // Before another thread gets the locks.
-            page_table.flush(locked.gather, locked.counts);
+            locked.flush();
         }
         drop(locked);
         self.done += moved;
         stop
     }
 
-    /// A move to where the page is: the target's entry is not empty.
+    /// A move of a page to its own place: the target's entry is the source's.
     fn stays(&mut self, at: u64) -> Option<MoveStop> {
         let section = ReadSection::enter(&self.page_table.memory.platform);
         let EntryAt { entry, .. } = self.page_table.peek(&section, VirtAddr(at), &mut self.counts);
@@ -368,16 +364,9 @@ impl<P: Platform> Drop for PageMover<'_, '_, P> {
     }
 }
 
-/// One span: both places, locked.
-struct LockSpan<'a, 'm, 'p, P: Platform> {
-    page_table: &'a PageTable<'m, P>,
+/// The state of one span of a move whose VMAs are held for reading.
+struct BesideFaults<'a, 'm> {
     what: &'a MovePlan,
-    locks: &'a mut LockSet,
-    pool: &'p mut TablePool<'m, P>,
-    gather: &'p mut Gather,
-    counts: &'p mut Counts,
-    from: Node<P::Arch>,
-    to: Node<P::Arch>,
     source: u64,
     target: u64,
     len: u64,
@@ -385,64 +374,26 @@ struct LockSpan<'a, 'm, 'p, P: Platform> {
     index: u64,
     /// Of the page at `source`, before it moves.
     source_index: u64,
-    /// The flush comes after the locks are released.
-    marks: bool,
     /// The leaf of the machine's first frame that moves to the target without a change.
     unchanged: Entry,
     numbered: FolioBatch<'m>,
-    _section: ReadSection<'m, P>,
 }
 
-impl<P: Platform> Drop for LockSpan<'_, '_, '_, P> {
-    fn drop(&mut self) {
-        self.locks.release(self.page_table);
-    }
+impl MovePolicy for BesideFaults<'_, '_> {
+    const BESIDE_MOVES: bool = true;
 }
 
-/// The content below an address.
-enum Below<A: Arch> {
-    /// A table of level 1.
-    Table(Frame),
-    /// Nothing, not even a table.
-    Nothing,
-    /// An entry of a higher level.
-    Huge(EntryAt<A>),
-}
+/// One span: the piece of a move whose VMAs are held for reading.
+type LockSpan<'a, 'm, P> = LockedPiece<'a, 'm, P, BesideFaults<'a, 'm>>;
 
-impl<P: Platform> LockSpan<'_, '_, '_, P> {
-    fn below(&mut self, cover: Node<P::Arch>, at: u64) -> Below<P::Arch> {
-        let found = self.page_table.table_below(cover, VirtAddr(at), Level::PTE, Ordering::Relaxed);
-        let lowest = found.map_or_else(|found| found.node.level, |node| node.level);
-        self.counts.entries_descended += cover.level.steps_to(lowest);
-        match found {
-            Ok(node) => Below::Table(node.table),
-            Err(found) if found.entry.is_empty() => Below::Nothing,
-            Err(found) => Below::Huge(found),
-        }
-    }
-
-    /// The table of level 1 of the target for `at`, created where it is missing.
-    fn target_table(&mut self, at: u64) -> Result<Frame, MoveStop> {
-        let (page_table, cover, to) = (self.page_table, self.to, VirtAddr(at));
-        table_under(page_table, self.locks, self.counts, cover, to, Level::PTE, self.pool)
-            .map_err(|NoMemory| MoveStop::NoMemory)
-    }
-
-    /// Notes that entries are about to leave a table, or to come to it, whose flush comes after the
-    /// locks are released.
-    fn mark(&mut self, table: Frame) {
-        if self.marks {
-            self.page_table.mark_moving(table, self.gather);
-        }
-    }
-
+impl<P: Platform> LockSpan<'_, '_, P> {
     /// The frame of a leaf that moves to the target without a change, counted from the machine's
     /// first one. Of any other entry, a number that no frame has: where other bits than those of a
     /// frame differ, the difference is no multiple of the step, or far beyond 2^32 of them.
     #[inline(always)]
     fn number_of(&self, entry: Entry) -> u64 {
         const { assert!(P::Arch::STEP.is_power_of_two()) };
-        entry.0.wrapping_sub(self.unchanged.0).rotate_right(P::Arch::STEP.trailing_zeros())
+        entry.0.wrapping_sub(self.policy.unchanged.0).rotate_right(P::Arch::STEP.trailing_zeros())
     }
 
     /// Whether the `count` entries from `at` on are leaves of consecutive frames that move without
@@ -469,7 +420,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
 
     /// The source address of page `page` of this span.
     fn source_at(&self, page: u32) -> u64 {
-        self.source + u64::from(page) * PAGE_SIZE
+        self.policy.source + u64::from(page) * PAGE_SIZE
     }
 
     /// The entry at the target for `entry`, a leaf that was taken from the source: soft-dirty,
@@ -477,7 +428,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
     fn arrived(&self, entry: Entry) -> Entry {
         let mut entry = Entry(entry.0 | P::Arch::SOFT_DIRTY);
         if entry.0 & P::Arch::USERFAULT != 0 {
-            if self.what.keeps_protection {
+            if self.policy.what.keeps_protection {
                 return entry;
             }
             entry.0 &= !P::Arch::USERFAULT;

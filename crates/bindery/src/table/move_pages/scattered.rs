@@ -1,7 +1,7 @@
 //! A folio whose entries are not one run of one table on each side: it lies across tables, or its
 //! entries differ. Page by page, and rarely.
 //!
-//! The entries of up to 512 pages have to be remembered until the pins are checked, and there is no
+//! The entries of up to 512 pages must be kept until the pins are checked, and the stack has no
 //! room for a copy. So they stay in their places as `PROT_NONE` entries. Permissions and key are
 //! lost; the target's VMA supplies them.
 
@@ -23,9 +23,9 @@ struct ProtNoneEntry {
     attributes: Attributes,
 }
 
-impl<P: Platform> LockSpan<'_, '_, '_, P> {
+impl<P: Platform> LockSpan<'_, '_, P> {
     /// Moves the folio whose page `number` is at page `at` of the span, if all its mappings are the
-    /// entries from there on. Returns how many those were.
+    /// entries from there on. Returns their number.
     #[cold]
     #[inline(never)]
     pub(super) fn move_scattered(
@@ -35,7 +35,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         number: u32,
     ) -> Result<u32, MoveStop> {
         let (memory, frames) = (self.page_table.memory, &self.page_table.memory.frames);
-        let held = (self.len / PAGE_SIZE) as u32 - at;
+        let held = (self.policy.len / PAGE_SIZE) as u32 - at;
         let rest = folio.pages() - number;
         let count = (0..rest.min(held))
             .take_while(|page| self.may_come(at + page, folio.head.plus(number + page)))
@@ -51,7 +51,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         };
         for page in at..at + count {
             // Not in one table, perhaps.
-            self.target_table(self.target + u64::from(page) * PAGE_SIZE)?;
+            self.target_table(self.policy.target + u64::from(page) * PAGE_SIZE, Level::PTE)?;
         }
         let lock = lock(memory, folio)?;
         for page in at..at + count {
@@ -69,7 +69,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
             }
             return Err(MoveStop::Busy);
         }
-        lock.give_to(self.what.owner, index);
+        lock.give_to(self.policy.what.owner, index);
         let mut page = at;
         while page < at + count {
             page += self.restore_run(page, at + count - page);
@@ -84,8 +84,10 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
     /// which are at page `at` of the span, could move.
     fn part_of_folio(&self, at: u32, folio: Folio, number: u32, count: u32) -> MoveStop {
         let after = number + count;
-        let held = (self.len / PAGE_SIZE) as u32 - at;
-        let left = (self.what.target.0 + self.what.len - self.target) / PAGE_SIZE - u64::from(at);
+        let held = (self.policy.len / PAGE_SIZE) as u32 - at;
+        let left = (self.policy.what.target.0 + self.policy.what.len - self.policy.target)
+            / PAGE_SIZE
+            - u64::from(at);
         if after < folio.pages() && count == held && u64::from(held) < left {
             let wanted = u64::from(folio.pages() - number).min(left);
             return MoveStop::Longer(wanted * PAGE_SIZE);
@@ -96,7 +98,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
     /// The index at the target of a folio whose page `number` is at page `at` of the span. `None` if
     /// that of the folio's first page would be below zero.
     pub(super) fn index_of_folio(&self, at: u32, number: u32) -> Option<FolioIndex> {
-        FolioIndex::for_folio(self.index + u64::from(at), number)
+        FolioIndex::for_folio(self.policy.index + u64::from(at), number)
     }
 
     /// The size of the parts into which a folio must be split. Only its `count` pages from page
@@ -124,23 +126,23 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
     /// The level-1 entry of the source for a page of the span.
     fn source_slot(&mut self, page: u32) -> Option<TableSlot> {
         let at = self.source_at(page);
-        match self.below(self.from, at) {
+        match self.below(self.from, at, Level::PTE) {
             Below::Table(table) => {
                 Some(TableSlot { table, index: P::Arch::PTE.index_of(VirtAddr(at)) })
             }
-            Below::Nothing | Below::Huge(..) => None,
+            Below::Nothing(_) | Below::Huge(..) => None,
         }
     }
 
     /// Whether a page of the span is this one, and its new place is empty.
     fn may_come(&mut self, page: u32, frame: Frame) -> bool {
-        let target = self.target + u64::from(page) * PAGE_SIZE;
-        let vacant = match self.below(self.to, target) {
+        let target = self.policy.target + u64::from(page) * PAGE_SIZE;
+        let vacant = match self.below(self.to, target, Level::PTE) {
             Below::Table(table) => {
                 let index = P::Arch::PTE.index_of(VirtAddr(target));
                 run::load(self.page_table.slots(table), index).is_empty()
             }
-            Below::Nothing => true,
+            Below::Nothing(_) => true,
             Below::Huge(..) => false,
         };
         let Some(slot) = self.source_slot(page).filter(|_| vacant) else { return false };
@@ -168,15 +170,21 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         let entry = run::load(self.page_table.slots(slot.table), slot.index);
         match P::Arch::decode_absent(entry)? {
             Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault } => {
-                let attributes =
-                    Attributes { accessed, dirty, soft_dirty, userfault, ..self.what.attributes };
+                let attributes = Attributes {
+                    accessed,
+                    dirty,
+                    soft_dirty,
+                    userfault,
+                    ..self.policy.what.attributes
+                };
                 Some(ProtNoneEntry { slot, frame, attributes })
             }
             Absent::Swap { .. } | Absent::Marker(_) => None,
         }
     }
 
-    /// Lets the page's entry be a leaf again. The next store asks whether it may be written.
+    /// Makes the page's entry a leaf again, without write permission: the next store faults, and the
+    /// fault checks whether it is allowed.
     fn restore_leaf(&mut self, page: u32) {
         let Some(found) = self.prot_none_entry(page) else { return };
         let ProtNoneEntry { slot: TableSlot { table, index }, frame, mut attributes } = found;
@@ -185,10 +193,10 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         self.page_table.slots(table)[index.slot()].store(leaf.0, Ordering::Release);
     }
 
-    /// Moves `PROT_NONE` pages from `page` on, up to `most`, as far as they say the same and lie in
-    /// one table of the target. Returns how many those were.
+    /// Moves `PROT_NONE` pages from `page` on, up to `most`, as far as their attributes are equal and
+    /// they lie in one table of the target. Returns their number.
     fn restore_run(&mut self, page: u32, most: u32) -> u32 {
-        let target = self.target + u64::from(page) * PAGE_SIZE;
+        let target = self.policy.target + u64::from(page) * PAGE_SIZE;
         let to = P::Arch::PTE.index_of(VirtAddr(target));
         let most = most.min(to.left::<P::Arch>());
         let Some(found) = self.prot_none_entry(page) else { return most };
@@ -203,7 +211,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
             self.page_table.change_entry_count(table, 0, 1);
             count += 1;
         }
-        if let Ok(table) = self.target_table(target) {
+        if let Ok(table) = self.target_table(target, Level::PTE) {
             self.mark(table);
             let mut restored = attributes;
             if restored.userfault {

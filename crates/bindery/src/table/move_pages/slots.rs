@@ -2,8 +2,8 @@
 //!
 //! A table is *carried* if every entry in it may move. The folios in it are locked one after the
 //! other and renumbered, with the table out of the tree:
-//! 1. The entry that names the table is cleared. Nobody comes to the table any more; a thread that
-//!    has found it waits for its lock, and then finds it elsewhere.
+//! 1. The entry that refers to the table is cleared. No further thread finds the table; one that
+//!    has found it already waits for its lock, and then sees that it has moved.
 //! 2. Each folio is locked, and its pins are looked at. It gets its new owner and index, and stays
 //!    locked.
 //! 3. The entry is written at the target, and the folios are unlocked.
@@ -21,10 +21,9 @@ use crate::addr::{Frame, Order, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Entry, EntryIndex, Equal, Kind, Level, Permissions};
 use crate::folio::{Folio, FolioIndex, OwnerRun};
 use crate::platform::Platform;
-use crate::table::cursor::table_under;
 use crate::table::locking::Node;
+use crate::table::run;
 use crate::table::run::Slots;
-use crate::table::{NoMemory, run};
 
 use super::leaves::lock;
 use super::{LockSpan, MoveStop};
@@ -62,29 +61,29 @@ enum Claimed {
     Back,
 }
 
-impl<P: Platform> LockSpan<'_, '_, '_, P> {
-    /// Moves the slots of the span, each as one entry. Returns how many bytes it has got through.
+impl<P: Platform> LockSpan<'_, '_, P> {
+    /// Moves the slots of the span, each as one entry. Returns the number of bytes that are done.
     pub(super) fn move_slots(&mut self) -> (u64, Option<MoveStop>) {
-        let (all, slot) = (self.len, P::Arch::PMD.span());
+        let (all, slot) = (self.policy.len, P::Arch::PMD.span());
         let mut moved = 0;
-        self.len = slot;
+        self.policy.len = slot;
         while moved < all {
             if let Err(stop) = self.move_slot() {
                 return (moved, Some(stop));
             }
             moved += slot;
-            self.source += slot;
-            self.target += slot;
-            self.index += slot / PAGE_SIZE;
-            self.source_index += slot / PAGE_SIZE;
+            self.policy.source += slot;
+            self.policy.target += slot;
+            self.policy.index += slot / PAGE_SIZE;
+            self.policy.source_index += slot / PAGE_SIZE;
         }
         (moved, None)
     }
 
-    /// Moves a slot as one entry, if it can. Otherwise says that it must go page by page
-    /// ([`MoveStop::Piecemeal`]).
+    /// Moves a slot as one entry, or returns [`MoveStop::Piecemeal`] if its pages must move one by
+    /// one.
     fn move_slot(&mut self) -> Result<(), MoveStop> {
-        let (page_table, at) = (self.page_table, VirtAddr(self.source));
+        let (page_table, at) = (self.page_table, VirtAddr(self.policy.source));
         let found = page_table.table_below(self.from, at, Level::PMD, Ordering::Relaxed);
         let Ok(from) = found else { return Err(MoveStop::Piecemeal) };
         let index = P::Arch::PMD.index_of(at);
@@ -101,11 +100,9 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
     }
 
     fn target_slot(&mut self) -> Result<TargetSlot, MoveStop> {
-        let (page_table, cover, at) = (self.page_table, self.to, VirtAddr(self.target));
-        let made =
-            table_under(page_table, self.locks, self.counts, cover, at, Level::PMD, self.pool);
-        let table = made.map_err(|NoMemory| MoveStop::NoMemory)?;
-        let index = P::Arch::PMD.index_of(at);
+        let page_table = self.page_table;
+        let table = self.target_table(self.policy.target, Level::PMD)?;
+        let index = P::Arch::PMD.index_of(VirtAddr(self.policy.target));
         let entry = run::load(page_table.slots(table), index);
         let vacant = match P::Arch::PMD.kind(entry) {
             Kind::Empty => None,
@@ -127,10 +124,11 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
     }
 
     fn ranges(&self) -> [VirtRange; 2] {
-        [self.source, self.target].map(|start| VirtRange::raw(start, start + self.len))
+        [self.policy.source, self.policy.target]
+            .map(|start| VirtRange::raw(start, start + self.policy.len))
     }
 
-    /// Writes what has left the source's slot, and is in the gather, into the target's.
+    /// Writes the entry that has left the source's slot, and is in the gather, into the target's.
     fn arrive(&mut self, from: Node<P::Arch>, index: EntryIndex, to: &TargetSlot, entry: u64) {
         let page_table = self.page_table;
         let there = &page_table.slots(to.table)[to.index.slot()];
@@ -187,7 +185,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         self.gather.stale(self.ranges()[0], P::Arch::PMD);
         let arrived = match lock {
             Some(lock) => {
-                lock.give_to(self.what.owner, FolioIndex::new(self.index));
+                lock.give_to(self.policy.what.owner, FolioIndex::new(self.policy.index));
                 self.arrived(old)
             }
             None => old,
@@ -228,7 +226,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
     ) -> Result<(), MoveStop> {
         let (page_table, table) = (self.page_table, P::Arch::frame(named));
         let (entry_count, entries) = (page_table.entry_count(table), P::Arch::ENTRIES);
-        if entry_count == 0 || entry_count < entries && !self.what.allows_holes {
+        if entry_count == 0 || entry_count < entries && !self.policy.what.allows_holes {
             return Err(MoveStop::Piecemeal);
         }
         let to = self.target_slot()?;
@@ -261,8 +259,9 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
     #[inline(never)]
     fn claim(&self, table: Frame) -> Claims {
         let slots = self.page_table.slots(table);
-        let numbered = self.numbered;
-        let Some(owner) = self.what.owner.run_from(self.index, slots.len() as u64) else {
+        let numbered = self.policy.numbered;
+        let Some(owner) = self.policy.what.owner.run_from(self.policy.index, slots.len() as u64)
+        else {
             return Claims { entries: 0, sort: Sort::Mixed };
         };
         let first = P::Arch::clear_contig(run::load(slots, EntryIndex::FIRST), EntryIndex::FIRST);
@@ -297,7 +296,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
     /// its natural place, by leaves that move without a change. Returns how many entries they have.
     #[inline(never)]
     fn claim_large(&self, slots: &[AtomicU64], order: Order, owner: OwnerRun) -> usize {
-        let (numbered, pages) = (self.numbered, order.pages());
+        let (numbered, pages) = (self.policy.numbered, order.pages());
         let mut at = EntryIndex::FIRST;
         for run in slots.chunks_exact(pages as usize) {
             let leaf = |slot: &AtomicU64, index| {
@@ -341,7 +340,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         for run in slots.chunks_exact(order.pages() as usize) {
             let leaf = P::Arch::clear_contig(Entry(run[0].load(Ordering::Relaxed)), at);
             // SAFETY: 1. `claim_large` has locked it by this number, and no guard of it exists.
-            if !unsafe { self.numbered.unlock(self.number_of(leaf)) } {
+            if !unsafe { self.policy.numbered.unlock(self.number_of(leaf)) } {
                 self.see_to_marks(leaf, order);
             }
             at += order.pages();
@@ -355,7 +354,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         for slot in self.page_table.slots(table) {
             let leaf = Entry(slot.load(Ordering::Relaxed));
             // SAFETY: 1. `claim` has locked it by this number, and no guard of it exists.
-            if !unsafe { self.numbered.unlock(self.number_of(leaf)) } {
+            if !unsafe { self.policy.numbered.unlock(self.number_of(leaf)) } {
                 self.see_to_marks(leaf, Order::PAGE);
             }
         }
@@ -373,8 +372,8 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         drop(unsafe { memory.frames.folio(folio).lock_of_batch(&memory.platform) });
     }
 
-    /// Sees to what others have left to do for the folio whose first page the leaf maps, and which
-    /// was unlocked.
+    /// Does the work that other threads have left at the folio whose first page the leaf maps, and
+    /// which was unlocked.
     #[cold]
     pub(super) fn see_to_marks(&self, leaf: Entry, order: Order) {
         let memory = self.page_table.memory;
@@ -382,16 +381,16 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         memory.frames.folio(folio).see_to_marks(&memory.platform);
     }
 
-    /// As [`LockSpan::claim`], for what is not a single page whose leaf moves without a change.
-    /// Returns how many entries that are.
+    /// As [`LockSpan::claim`], for any entry but a single page whose leaf moves without a change.
+    /// Returns the number of claimed entries.
     #[inline(never)]
     fn claim_other(&self, slots: &[AtomicU64], at: EntryIndex, entry: Entry) -> Option<u32> {
         let memory = self.page_table.memory;
         let left = at.left::<P::Arch>();
         if entry.is_empty() {
-            return self.what.allows_holes.then(|| run::count_empty(&slots[at.slot()..]));
+            return self.policy.what.allows_holes.then(|| run::count_empty(&slots[at.slot()..]));
         }
-        let keeps = self.what.keeps_protection;
+        let keeps = self.policy.what.keeps_protection;
         if entry.0 & P::Arch::PRESENT == 0 {
             return match P::Arch::decode_absent(entry)? {
                 Absent::Swap { exclusive: true, userfault, .. } if keeps || !userfault => {
@@ -439,7 +438,7 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
         if frames.folio(folio).is_pinned_since() {
             return false;
         }
-        lock.give_to(self.what.owner, index);
+        lock.give_to(self.policy.what.owner, index);
         lock.leave_to_batch();
         true
     }
@@ -470,11 +469,11 @@ impl<P: Platform> LockSpan<'_, '_, '_, P> {
             // SAFETY: 1. `claim` left it locked, and each folio of the table is met once.
             let lock = unsafe { frames.folio(folio).lock_of_batch(&memory.platform) };
             if what == Claimed::Back {
-                let index = self.source_index + u64::from(at);
+                let index = self.policy.source_index + u64::from(at);
                 let index = FolioIndex::for_folio(index, frame.0 - folio.head.0);
                 debug_assert!(index.is_some(), "the folio was at its index before");
                 if let Some(index) = index {
-                    lock.give_to(self.what.source_owner, index);
+                    lock.give_to(self.policy.what.source_owner, index);
                 }
             } else if entry.0 & P::Arch::SOFT_DIRTY == 0 {
                 for slot in &slots[at.slots(count)] {

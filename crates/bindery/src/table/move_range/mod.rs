@@ -32,10 +32,12 @@
 //! A move never fails half-way: the tables that the destination needs are preallocated before the
 //! first entry moves.
 
-mod pair;
-mod parts;
+mod leaves;
+mod pieces;
 mod shifted;
 mod upper_levels;
+
+use core::sync::atomic::Ordering;
 
 use crate::addr::{VirtAddr, VirtRange};
 use crate::arch::{Arch, Level};
@@ -43,31 +45,41 @@ use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::tlb::Gather;
 
-use super::EntryAt;
-use super::locking::{self, End, LockSet};
+use super::edit::Edit;
+use super::locked_piece::LockedPiece;
+use super::locking::{self, End, LockSet, Node};
 use super::run;
 use super::zap::Flush;
-use super::{NoMemory, PageTable, ReadSection, TablePool};
-use pair::Pair;
+use super::{EntryAt, NoMemory, PageTable, ReadSection, TablePool};
+use leaves::ForWriting;
 
-pub(crate) use parts::Moving;
+pub(crate) use pieces::Moving;
 
-/// A part of a move that is done under one set of locks: entries of one level.
+/// The entries of one level that move under one set of locks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Piece<A: Arch> {
+struct Piece<A: Arch> {
     level: Level<A>,
-    /// Bytes from the beginning of the move.
-    offset: u64,
+    source: u64,
+    target: u64,
+    /// In bytes.
     len: u64,
 }
 
-/// How a move is done.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum LockSpans<A: Arch> {
-    /// Under one set of locks; `None` if nothing is mapped.
-    One(Option<Piece<A>>),
-    /// Piece by piece; this is the first.
-    Several(Piece<A>),
+impl<A: Arch> Piece<A> {
+    /// The rest after the first `offset` bytes.
+    #[inline]
+    fn after(self, offset: u64) -> Self {
+        let (source, target) = (self.source + offset, self.target + offset);
+        Self { source, target, len: self.len - offset, ..self }
+    }
+
+    fn source(&self) -> VirtRange {
+        VirtRange::raw(self.source, self.source + self.len)
+    }
+
+    fn target(&self) -> VirtRange {
+        VirtRange::raw(self.target, self.target + self.len)
+    }
 }
 
 /// Most leaf tables of a piece, and most slots of a higher level.
@@ -79,37 +91,57 @@ const SLOTS: u64 = 512;
 pub(crate) struct Move {
     pub(crate) source: VirtRange,
     pub(crate) to: VirtAddr,
-    /// `source`, and around it what nothing is mapped in: tables inside it are empty afterwards.
+    /// `source`, and the unmapped addresses around it: tables inside it are empty afterwards.
     pub(crate) freeable: VirtRange,
 }
 
-impl<'m, P: Platform> PageTable<'m, P> {
-    /// Looks how `what` is moved.
+/// A move under way. The caller holds the VMAs of both ranges for writing; nothing is mapped in the
+/// target.
+pub(crate) struct Mover<'a, 'm, P: Platform> {
+    page_table: &'a PageTable<'m, P>,
+    what: &'a Move,
+    /// Tables come from here first.
+    pool: &'a mut TablePool<'m, P>,
+    gather: &'a mut Gather,
+    counts: &'a mut Counts,
+    /// The first piece in which something may be mapped.
+    first: Option<Piece<P::Arch>>,
+    /// The move has several pieces, and marks the tables instead of flushing for each piece.
+    marks: bool,
+}
+
+impl<'m, P: Platform> Edit<'_, 'm, P> {
+    /// Begins a move: finds its first piece, and changes nothing.
     #[inline]
-    pub(crate) fn lock_spans(&self, what: &Move, counts: &mut Counts) -> LockSpans<P::Arch> {
-        match self.next_piece(what, 0, None, counts) {
-            None => LockSpans::One(None),
-            Some(piece) if piece.offset == 0 && piece.len == what.source.len() => {
-                LockSpans::One(Some(piece))
-            }
-            Some(piece) => LockSpans::Several(piece),
-        }
+    pub(crate) fn mover<'a>(
+        &'a mut self,
+        what: &'a Move,
+        pool: &'a mut TablePool<'m, P>,
+        counts: &'a mut Counts,
+    ) -> Mover<'a, 'm, P> {
+        let (page_table, gather) = (self.table(), self.gather());
+        let mut mover = Mover { page_table, what, pool, gather, counts, first: None, marks: false };
+        mover.first = mover.next_piece(what.source.start().0);
+        mover
+    }
+}
+
+impl<P: Platform> Mover<'_, '_, P> {
+    /// Whether all that is mapped moves under one set of locks.
+    #[inline]
+    pub(crate) fn is_one_piece(&self) -> bool {
+        let source = self.what.source;
+        self.first.is_none_or(|first| first.source() == source)
     }
 
-    /// The first piece at or after `offset` in which something may be mapped. Does not wait for
-    /// flushes that are pending only for `own`.
+    /// The first piece at or after the address `at` in which something may be mapped. Does not wait
+    /// for flushes that are pending only for this move.
     #[inline]
-    fn next_piece(
-        &self,
-        what: &Move,
-        mut offset: u64,
-        own: Option<&Gather>,
-        counts: &mut Counts,
-    ) -> Option<Piece<P::Arch>> {
-        // Most moves are one piece: that there is no second costs no call.
-        while offset < what.source.len() {
-            let section = ReadSection::enter(&self.memory.platform);
-            let found = self.find_piece(&section, what, &mut offset, own, counts);
+    fn next_piece(&mut self, mut at: u64) -> Option<Piece<P::Arch>> {
+        // Inline, because most moves are one piece: the end of the range needs no call.
+        while at < self.what.source.end().0 {
+            let section = ReadSection::enter(&self.page_table.memory.platform);
+            let found = self.find_piece(&section, &mut at);
             if found.is_some() {
                 return found;
             }
@@ -117,233 +149,167 @@ impl<'m, P: Platform> PageTable<'m, P> {
         None
     }
 
-    /// As [`PageTable::next_piece`]; if nothing is found in a short stretch, the
-    /// offset is where to go on.
+    /// As [`Mover::next_piece`]. Gives up after a short stretch without entries, and advances `at`
+    /// past it.
     #[inline(never)]
     fn find_piece(
-        &self,
+        &mut self,
         section: &ReadSection<'_, P>,
-        what: &Move,
-        offset: &mut u64,
-        own: Option<&Gather>,
-        counts: &mut Counts,
+        next: &mut u64,
     ) -> Option<Piece<P::Arch>> {
-        let (source, delta) = (what.source, what.to.0 ^ what.source.start().0);
+        let (page_table, source) = (self.page_table, self.what.source);
+        let (start, end) = (source.start().0, source.end().0);
+        let (distance, delta) = (self.what.to.0.wrapping_sub(start), self.what.to.0 ^ start);
         for _ in 0..locking::SPAN_ENTRIES / u32::from(P::Arch::LEVELS) {
-            if *offset >= source.len() {
+            let at = *next;
+            if at >= end {
                 break;
             }
-            let at = source.start().0 + *offset;
-            let left = source.len() - *offset;
+            let left = end - at;
             let fits = |level: Level<P::Arch>| {
                 let mask = level.span() - 1;
                 (delta | at) & mask == 0 && left > mask
             };
             let mut level = Level::PTE;
-            while self.reach.takes_tables() && level < P::Arch::ROOT && fits(level.above()) {
+            while page_table.reach.takes_tables() && level < P::Arch::ROOT && fits(level.above()) {
                 level = level.above();
             }
-            let EntryAt { node, entry, .. } = self.peek(section, VirtAddr(at), counts);
-            self.memory.worked(P::Arch::ROOT.steps_to(node.level) + 1, 0);
+            let EntryAt { node, entry, .. } = page_table.peek(section, VirtAddr(at), self.counts);
+            page_table.memory.worked(P::Arch::ROOT.steps_to(node.level) + 1, 0);
             if entry.is_empty() && node.level > level {
-                if !locking::has_no_pending_flush(self, node.table) {
-                    self.wait_for_pending_flushes(node, VirtAddr(at), own);
+                if !locking::has_no_pending_flush(page_table, node.table) {
+                    let own = self.marks.then_some(&*self.gather);
+                    page_table.wait_for_pending_flushes(node, VirtAddr(at), own);
                 }
                 let slot_end = (at | (node.level.span() - 1)).saturating_add(1);
-                *offset += (slot_end - at).min(left);
+                *next = slot_end.min(end);
                 continue;
             }
             let span = level.span();
             // Up to where a higher level may fit, or as much as one set of locks serves.
             let above = level.table_span();
             let len = if level == Level::PTE {
-                let congruent = self.reach.takes_tables() && delta & (above - 1) == 0;
+                let congruent = page_table.reach.takes_tables() && delta & (above - 1) == 0;
                 let tables = if congruent { 1 } else { LEAF_TABLES };
                 (at & !(above - 1)).saturating_add(tables * above) - at
             } else {
                 let next = (at & !(above - 1)).saturating_add(above);
-                let rises = self.reach.takes_tables()
+                let rises = page_table.reach.takes_tables()
                     && level < P::Arch::ROOT
                     && delta & (above - 1) == 0
-                    && source.end().0.saturating_sub(next) >= above;
+                    && end.saturating_sub(next) >= above;
                 let cut = if rises { next - at } else { u64::MAX };
                 (SLOTS * span).min(cut)
             };
             let len = len.min(left) & !(span - 1);
-            return Some(Piece { level, offset: *offset, len });
+            return Some(Piece { level, source: at, target: at.wrapping_add(distance), len });
         }
         None
     }
 
-    /// Moves everything by one piece, or nothing where memory runs out. The caller holds the VMAs
-    /// of both ranges for writing, and the rmap locks of the source; nothing is mapped in the
-    /// target. Tables come from the pool first. May wait for memory.
+    /// Moves everything by one piece ([`Mover::is_one_piece`]), or nothing if memory runs out. The
+    /// caller holds the rmap locks of the source. May wait for memory.
     ///
     /// Reads and writes the entries that are moved: one for each table that moves whole, one for
     /// each base page else. One invalidation, and one for each contiguous run or huge leaf that
     /// the ends cut; emptied tables are in the gather.
-    pub(crate) fn move_one_piece(
-        &self,
-        what: &Move,
-        piece: Option<Piece<P::Arch>>,
-        pool: &mut TablePool<'m, P>,
-        gather: &mut Gather,
-        counts: &mut Counts,
-    ) -> Result<(), NoMemory> {
-        let Some(piece) = piece else {
-            // There may be empty tables.
-            self.detach_source(what, gather);
+    pub(crate) fn move_one_piece(&mut self) -> Result<(), NoMemory> {
+        let Some(piece) = self.first else {
+            // Empty tables may remain.
+            self.detach_source();
             return Ok(());
         };
-        let flush = PieceFlush::BeforeUnlock;
-        let mut locked = Locked { pool: &mut *pool, gather, counts: &mut *counts, flush };
         let mut done = Ok(());
-        while done.is_ok() && self.move_piece(what, piece, &mut locked).is_err() {
-            done = locked.pool.refill();
+        while done.is_ok() && self.move_piece(piece).is_err() {
+            done = self.pool.refill();
         }
         if done.is_err() {
-            self.free_preallocated_tables(what);
+            self.free_preallocated_tables();
         }
-        pool.settle(counts);
+        self.pool.settle(self.counts);
         done
     }
 
     /// Detaches the tables that a move has emptied.
-    fn detach_source(&self, what: &Move, gather: &mut Gather) {
-        // Those at the edges stay, whatever is left in them.
+    fn detach_source(&mut self) {
+        // The tables at the edges also serve addresses beyond the range, so they stay.
         let span = P::Arch::PMD.span();
-        let start = what.freeable.start().0.next_multiple_of(span);
-        let end = what.freeable.end().0 & !(span - 1);
+        let start = self.what.freeable.start().0.next_multiple_of(span);
+        let end = self.what.freeable.end().0 & !(span - 1);
         if start >= end {
             return;
         }
         let freeable = VirtRange::raw(start, end);
-        let emptied = self.zap(what.source, freeable, Flush::BeforeUnlock, gather);
+        let flush = Flush::BeforeUnlock;
+        let emptied = self.page_table.zap(self.what.source, freeable, flush, self.gather);
         debug_assert!(emptied.is_ok(), "an empty range has no leaf to split");
     }
 
-    /// Takes the empty tables out again that a move has left in its target.
+    /// Detaches the empty tables that a failed move has left in its target.
     #[cold]
-    fn free_preallocated_tables(&self, what: &Move) {
+    fn free_preallocated_tables(&self) {
         let mut gather = Gather::new();
         let span = P::Arch::PMD.span();
-        let (start, end) = (what.to.0, what.to.0 + what.source.len());
+        let (start, end) = (self.what.to.0, self.what.to.0 + self.what.source.len());
         let slots = (start & !(span - 1)..end).step_by(span as usize);
-        slots.for_each(|at| self.prune(VirtAddr(at), &mut gather));
-        self.finish(&mut gather);
+        slots.for_each(|at| self.page_table.prune(VirtAddr(at), &mut gather));
+        self.page_table.finish(&mut gather);
     }
 
     #[inline]
-    fn move_piece(
-        &self,
-        what: &Move,
-        piece: Piece<P::Arch>,
-        locked: &mut Locked<'_, 'm, P>,
-    ) -> Result<(), NoMemory> {
-        let (from, to) = (what.source.start().0 + piece.offset, what.to.0 + piece.offset);
-        let transfer = Transfer { source: from, target: to, len: piece.len };
-        let source = VirtRange::raw(from, from + piece.len);
-        let target = VirtRange::raw(to, to + piece.len);
+    fn move_piece(&mut self, piece: Piece<P::Arch>) -> Result<(), NoMemory> {
+        let page_table = self.page_table;
         // One piece takes the tables that it empties along.
-        let alone = locked.flush == PieceFlush::BeforeUnlock;
-        let cleared = if alone { what.freeable } else { source };
-        let section = ReadSection::enter(&self.memory.platform);
+        let cleared = if self.marks { piece.source() } else { self.what.freeable };
         let mut locks = LockSet::new();
-        let end = End { range: source, freeable: cleared };
-        let (source_cover, target_cover) =
-            locking::lock_both_ranges(self, self.root, end, target.into(), piece.level, &mut locks);
-        locked.counts.tables_locked += locks.len() as u64;
-        self.memory.worked(piece.len >> piece.level.span_shift(), 0);
-        if locks.is_pending() {
-            // Before anything is carried away: the flush of this move would cover only the old
-            // place.
-            self.honor_pending(source, &locks, Some(&*locked.gather), locked.counts);
-            self.honor_pending(target, &locks, Some(&*locked.gather), locked.counts);
-        }
-        let from_span = source_cover.level.table_span();
-        let mut pair = Pair {
-            page_table: self,
+        let root = page_table.root_node();
+        let mut locked = LockedPiece {
+            _section: ReadSection::enter(&page_table.memory.platform),
+            page_table,
             locks: &mut locks,
-            counts: &mut *locked.counts,
-            from: source_cover,
-            to: target_cover,
-            from_base: cleared.start().align_down(from_span),
-            moved: source,
-            level: piece.level,
-            source_table: None,
-            target_tables: [None; 2],
-            pool: &mut *locked.pool,
-            gather: &mut *locked.gather,
-            flush: locked.flush,
-            _section: section,
+            pool: self.pool,
+            gather: self.gather,
+            counts: self.counts,
+            from: root,
+            to: root,
+            marks: self.marks,
+            policy: ForWriting { piece, source_table: None, target_tables: [None; 2] },
         };
+        locked.lock(End { range: piece.source(), freeable: cleared }, piece.target(), piece.level);
+        page_table.memory.worked(piece.len >> piece.level.span_shift(), 0);
         // A cover of the level that moves is the one table of the target.
-        if alone && pair.to.level > piece.level {
-            pair.preallocate_tables(transfer)?;
+        if !self.marks && locked.to.level > piece.level {
+            locked.preallocate_tables()?;
         }
-        let moved = if piece.level > Level::PTE {
-            pair.move_slots(transfer)
-        } else {
-            pair.move_leaves(transfer)
-        };
-        if alone {
+        let moved =
+            if piece.level > Level::PTE { locked.move_slots() } else { locked.move_leaves() };
+        if !self.marks {
             if moved.is_ok() {
-                pair.detach_emptied(pair.from, pair.from_base, cleared);
+                let base = cleared.start().align_down(locked.from.level.table_span());
+                locked.detach_emptied(locked.from, base, cleared);
             }
-            self.flush(pair.gather, pair.counts);
+            locked.flush();
         }
         moved
     }
 }
 
-/// The context of a piece while its tables are locked.
-struct Locked<'a, 'm, P: Platform> {
-    pool: &'a mut TablePool<'m, P>,
-    gather: &'a mut Gather,
-    counts: &'a mut Counts,
-    flush: PieceFlush,
-}
-
-/// When the TLBs forget the old places of a piece.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum PieceFlush {
-    /// Before the locks are released.
-    BeforeUnlock,
-    /// Later: the tables of both ends are marked.
-    Pending,
-}
-
-/// `len` bytes from `source` on, whose entries move to `target` and after it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Transfer {
-    source: u64,
-    target: u64,
-    len: u64,
-}
-
-impl Transfer {
-    /// The rest after the first `offset` bytes.
-    #[inline]
-    fn after(self, offset: u64) -> Self {
-        Self { source: self.source + offset, target: self.target + offset, len: self.len - offset }
-    }
-}
-
-/// Calls `f` for an address of each target table to which a part of the source moves. `look` finds
-/// the entry of the source at an address, of `level` or above it. Stops early where many entries
-/// were looked at, and returns the number of bytes after which the rest begins.
+/// Calls `f` for an address of each target table to which a part of the piece moves, with entries
+/// looked up from `from` down. Stops early after many entries, and returns the number of bytes after
+/// which the rest begins.
 fn for_each_target<P: Platform>(
     page_table: &PageTable<'_, P>,
-    Transfer { source, target, len }: Transfer,
-    level: Level<P::Arch>,
-    look: impl Fn(u64) -> EntryAt<P::Arch>,
+    from: Node<P::Arch>,
+    piece: Piece<P::Arch>,
     mut f: impl FnMut(u64) -> Result<(), NoMemory>,
 ) -> Result<u64, NoMemory> {
+    let Piece { level, source, target, len } = piece;
     let span = level.table_span();
     let end = source + len;
     let (mut at, mut looked) = (source, 0);
     while at < end && looked < locking::SPAN_ENTRIES / 2 {
-        let EntryAt { node, entry, .. } = look(at);
+        let found = page_table.entry_below(from, VirtAddr(at), level, Ordering::Acquire);
+        let EntryAt { node, entry, .. } = found;
         if entry.is_empty() && node.level > level {
             let last = at | (node.level.span() - 1);
             at = last.saturating_add(1);

@@ -9,24 +9,24 @@ use crate::platform::Platform;
 use crate::table::run::Slots;
 use crate::table::{NoMemory, TableSlot, run};
 
-use super::Transfer;
-use super::pair::Pair;
+use super::Piece;
+use super::leaves::RangePiece;
 
 /// The most pages that a contiguous run of any architecture has.
 const MOST_PAGES: usize = 16;
 
-impl<P: Platform> Pair<'_, '_, '_, P> {
+impl<P: Platform> RangePiece<'_, '_, P> {
     /// Moves contiguous runs, the pages that become one, or entries up to where the next may begin,
-    /// where source and target are not congruent modulo the contiguous run; returns how many
-    /// entries that was. (Pages that would make a contiguous run but are in two source tables stay
+    /// where source and target are not congruent modulo the contiguous run; returns the number of
+    /// entries. (Pages that would make a contiguous run but are in two source tables stay
     /// single: one contiguous run in 2 MiB.)
     pub(super) fn move_shifted(
         &mut self,
         from: TableSlot,
         count: u32,
-        rest: Transfer,
+        rest: Piece<P::Arch>,
     ) -> Result<u32, NoMemory> {
-        let Transfer { source, target, .. } = rest;
+        let Piece { source, target, .. } = rest;
         let TableSlot { table, index } = from;
         let slots = self.page_table.slots(table);
         let raw = run::load(slots, index);
@@ -64,7 +64,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
 
     /// Moves the contiguous runs from the given entry on as single pages, as long as the MMU has
     /// nothing to add to any of their entries, and as far as the target's table reaches. Returns
-    /// how many entries that were.
+    /// the number of entries.
     fn scatter_contigs(
         &mut self,
         from: TableSlot,
@@ -103,16 +103,14 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         let moved = at - index;
         if moved > 0 {
             self.counts.entries_read += u64::from(moved);
-            self.counts.entries_written += 2 * u64::from(moved);
-            self.page_table.change_entry_count(table, 0, moved);
-            self.page_table.change_entry_count(target_table, moved, 0);
+            self.count_moved(table, target_table, moved);
             self.stale_leaves(from, moved);
         }
         Ok(moved)
     }
 
     /// Moves the pages of a contiguous run, or those that become one, as single pages or as a
-    /// contiguous run, whichever fits. Returns how many they are.
+    /// contiguous run, whichever fits. Returns their number.
     #[inline]
     fn move_contig(
         &mut self,
@@ -138,7 +136,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         Ok(size)
     }
 
-    /// Counts `count` pages out that were taken from the source, and writes them.
+    /// Writes `count` pages that were just taken from the source, and subtracts them there.
     #[inline(never)]
     fn take_along(&mut self, from: TableSlot, first: Entry, count: u32, target: u64) {
         self.page_table.change_entry_count(from.table, 0, count);
@@ -147,7 +145,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
     }
 
     /// Writes `count` pages that have left the source; the target may lie in two tables, both of
-    /// which exist ([`Pair::targets`]).
+    /// which exist ([`RangePiece::targets`]).
     pub(super) fn arrive(&mut self, first: Entry, count: u32, target: u64) {
         let mut entry = Entry(first.0 | P::Arch::SOFT_DIRTY);
         let mut done = 0;

@@ -6,35 +6,36 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use crate::addr::{Frame, VirtAddr, VirtRange};
 use crate::arch::{AbsentFormat, Arch, Entry, Kind, Level};
 use crate::platform::Platform;
-use crate::table::move_range::Transfer;
-use crate::table::move_range::pair::{Pair, SourceLeaves};
-use crate::table::run;
-use crate::table::run::Slots;
+use crate::table::locked_piece::Below;
+use crate::table::run::{self, Slots};
 use crate::table::{NoMemory, TableSlot};
 
-impl<P: Platform> Pair<'_, '_, '_, P> {
+use super::Piece;
+use super::leaves::RangePiece;
+
+impl<P: Platform> RangePiece<'_, '_, P> {
     /// Moves the entries of a level above 1: tables, huge leaves, and absent entries. Fails as
-    /// [`Pair::move_leaves`].
-    pub(super) fn move_slots(&mut self, what: Transfer) -> Result<(), NoMemory> {
-        let Transfer { source, target, len } = what;
-        let span = self.level.span();
+    /// [`RangePiece::move_leaves`].
+    pub(super) fn move_slots(&mut self) -> Result<(), NoMemory> {
+        let piece @ Piece { level, source, target, len } = self.policy.piece;
+        let span = level.span();
         let mut offset = 0;
         while offset < len {
             let table = match self.source(source + offset, source + offset) {
-                SourceLeaves::Table(table) => table,
-                SourceLeaves::EmptyTo(end) => {
-                    offset = end - source;
+                Below::Table(table) => table,
+                Below::Nothing(empty) => {
+                    offset = empty.end(source + offset) - source;
                     continue;
                 }
-                SourceLeaves::Huge(_) => {
-                    // Leaves above the level that moves are not asked for.
+                Below::Huge(_) => {
+                    // Not returned for a move of this level: the source splits such a leaf.
                     offset += span;
                     continue;
                 }
             };
-            let index = self.level.index_of(VirtAddr(source + offset));
+            let index = level.index_of(VirtAddr(source + offset));
             let from = TableSlot { table, index };
-            let moved = self.move_alike(from, what.after(offset))?;
+            let moved = self.move_alike(from, piece.after(offset))?;
             if moved > 0 {
                 offset += moved * span;
                 continue;
@@ -51,12 +52,12 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         Ok(())
     }
 
-    /// Moves the tables, or the huge leaves, of `rest` that are named side by side from the given
-    /// entry on, as far as both tables of this level reach. Returns how many that were; none if the
-    /// entry is neither.
-    fn move_alike(&mut self, from: TableSlot, rest: Transfer) -> Result<u64, NoMemory> {
-        let (TableSlot { table, index }, level) = (from, self.level);
-        let Transfer { source, target, len } = rest;
+    /// Moves the tables, or the huge leaves, of `rest` whose entries lie side by side from the given
+    /// one on, as far as both tables of this level reach. Returns their number; zero if the entry is
+    /// neither.
+    fn move_alike(&mut self, from: TableSlot, rest: Piece<P::Arch>) -> Result<u64, NoMemory> {
+        let TableSlot { table, index } = from;
+        let Piece { level, source, target, len } = rest;
         let left = len >> level.span_shift();
         let first = run::load(self.page_table.slots(table), index);
         let kind = level.kind(first);
@@ -75,9 +76,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
             move_huge_leaves(slots, there, level)
         };
         self.counts.entries_read += moved;
-        self.counts.entries_written += 2 * moved;
-        self.page_table.change_entry_count(table, 0, moved as u32);
-        self.page_table.change_entry_count(to, moved as u32, 0);
+        self.count_moved(table, to, moved as u32);
         let len = moved << level.span_shift();
         let range = VirtRange::raw(source, source + len);
         if kind == Kind::Table {
@@ -94,20 +93,18 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
     fn move_absent(&mut self, from: TableSlot, entry: Entry, to: Frame, target: u64) {
         let TableSlot { table, index } = from;
         let slot = &self.page_table.slots(table)[index.slot()];
-        let there = self.level.index_of(VirtAddr(target));
+        let there = self.policy.piece.level.index_of(VirtAddr(target));
         let there = &self.page_table.slots(to)[there.slot()];
         debug_assert_eq!(there.load(Ordering::Relaxed), 0, "the target is mapped");
         self.page_table.inherit_guards(table, to);
         slot.store(0, Ordering::Relaxed);
         there.store(P::Arch::mark_absent_soft_dirty(entry).0, Ordering::Release);
-        self.counts.entries_written += 2;
-        self.page_table.change_entry_count(table, 0, 1);
-        self.page_table.change_entry_count(to, 1, 0);
+        self.count_moved(table, to, 1);
         self.page_table.move_deposits(table, to, 1);
     }
 }
 
-/// Moves names of tables, up to the first other entry, and returns how many.
+/// Moves entries that refer to tables, up to the first other entry, and returns their number.
 fn move_names<A: Arch>(from: &[AtomicU64], to: &[AtomicU64], level: Level<A>) -> u64 {
     let mut moved = 0;
     for (slot, there) in from.iter().zip(to) {
@@ -124,7 +121,7 @@ fn move_names<A: Arch>(from: &[AtomicU64], to: &[AtomicU64], level: Level<A>) ->
     moved
 }
 
-/// Moves huge leaves, up to the first other entry, and returns how many.
+/// Moves huge leaves, up to the first other entry, and returns their number.
 fn move_huge_leaves<A: Arch>(from: &[AtomicU64], to: &[AtomicU64], level: Level<A>) -> u64 {
     let mut moved = 0;
     for (slot, there) in from.iter().zip(to) {

@@ -8,13 +8,13 @@ use crate::rmap::RmapGuard;
 use crate::space::op::Op;
 use crate::space::userfault::events;
 use crate::stats::Counts;
-use crate::table::move_range::{LockSpans, Move};
+use crate::table::move_range::Move;
 use crate::vma::{MappingFlags, Purpose, Vma, VmaWriteGuard};
 use crate::vmas::{Between, NewVma, VmaView, freeable_between};
 
 use super::RemapCall;
 
-/// What becomes of the source of a move.
+/// The fate of the source of a move.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum SourceFate {
     /// It is unmapped.
@@ -24,7 +24,7 @@ pub(super) enum SourceFate {
 }
 
 /// A move of `source`, a part of one VMA, to the beginning of `target`, which becomes one VMA. An
-/// empty source is a duplicate: a second view of what a shared mapping shows.
+/// empty source makes a duplicate: a second view of a shared mapping's memory.
 pub(super) struct Relocation {
     pub(super) source: VirtRange,
     pub(super) target: VirtRange,
@@ -80,7 +80,8 @@ pub(super) fn relocate<'op, 'm, P: Platform>(
         SourceFate::Goes => target.pages() - source.pages(),
     };
     let _reservation = op.memory().commitment().reserve(committed)?;
-    // As Linux: a VMA that never had a page may take a new page offset, and merge at its new place.
+    // A VMA that never had a page may take a new page offset, and merge at its new place (as on
+    // Linux).
     let never_written = vma.is_anonymous() && vma.group_pointer().is_none();
     let page_offset = if never_written {
         target.start().0 >> PAGE_SHIFT
@@ -95,8 +96,8 @@ pub(super) fn relocate<'op, 'm, P: Platform>(
         call.progress.grown = Some(grown);
     }
     if source.len() >= P::Arch::PMD.span() {
-        // Tables that move whole carry entries along that are not looked at, and all that moves
-        // counts as written.
+        // Tables that move whole carry entries along unread, and each moved page counts as
+        // written.
         arriving.purpose.flags |= MappingFlags::SOFT_DIRTY;
     }
     if !stays && !served && source.covers(vma.range()) {
@@ -182,14 +183,15 @@ fn relocate_apart<'op, 'm, P: Platform>(
         return Ok(target.start());
     }
     let moved = move_apart(op, call, vma, what, NewVmas { moved, upper })?;
-    // As Linux: a source that stays is not joined with its neighbors, though it may fit them now.
+    // A source that stays is not merged with its neighbors, though it may fit them now (as on
+    // Linux).
     op.vmas.merge_around(moved);
     Ok(target.start())
 }
 
 /// The move itself; if it fails, nothing has changed. The trees of the reverse map are locked for
-/// each piece, and name both places meanwhile, so that a walker finds each page at its old or at
-/// its new one. From here on faults in the source wait, and find themselves outside of the VMA
+/// each piece, and contain both places during the move, so that a walker finds each page at its old
+/// or at its new one. From here on faults in the source wait, and look up their VMA again
 /// afterwards. Returns the VMA of the target.
 fn move_apart<'op, 'm, P: Platform>(
     op: &mut Op<'op, 'm, P>,
@@ -198,43 +200,38 @@ fn move_apart<'op, 'm, P: Platform>(
     what: &Relocation,
     new: NewVmas<'m, P>,
 ) -> Result<&'op Vma, NoMemory> {
-    let (source, target) = (what.source, what.target);
-    let vma = vma.lock_write(op.platform());
+    let (source, target, platform) = (what.source, what.target, op.platform());
+    let vma = vma.lock_write(platform);
     let stays = what.fate == SourceFate::Stays;
     let freeable = if stays { source } else { op.vmas.freeable(source, target) };
     let mut counts = Counts::default();
     let span = Move { source, to: target.start(), freeable };
-    let first = match op.edit.lock_spans(&span, &mut counts) {
-        LockSpans::One(piece) => {
-            let held = RmapGuard::new(op.platform(), &vma);
-            let tables = &mut call.supplies.tables;
-            let done = op.edit.move_one_piece(&span, piece, tables, &mut counts);
-            op.edit.stats.add(&counts);
-            done?;
-            if stays {
-                let moved = op.vmas.insert_held(new.moved, &held);
-                drop(held);
-                leave_source(op, vma, source);
-                return Ok(moved);
-            }
-            cut_away(op, vma, source, new.upper, &held);
-            return Ok(op.vmas.insert_held(new.moved, &held));
+    let mut mover = op.edit.mover(&span, &mut call.supplies.tables, &mut counts);
+    if mover.is_one_piece() {
+        let held = RmapGuard::new(platform, &vma);
+        let done = mover.move_one_piece();
+        op.edit.stats.add(&counts);
+        done?;
+        if stays {
+            let moved = op.vmas.insert_held(new.moved, &held);
+            drop(held);
+            leave_source(op, vma, source);
+            return Ok(moved);
         }
-        LockSpans::Several(first) => first,
-    };
-    if let Err(error) = op.edit.lay(&span, first, &mut call.supplies.tables, &mut counts) {
+        cut_away(op, vma, source, new.upper, &held);
+        return Ok(op.vmas.insert_held(new.moved, &held));
+    }
+    if let Err(error) = mover.preallocate_tables() {
         op.edit.stats.add(&counts);
         return Err(error);
     }
-    // Before the first page comes: a walker that does not find it at the source comes here.
+    // Before the first page arrives: a walker that misses it at the source looks here.
     let linked = op.vmas.link(new.moved);
-    let platform = op.platform();
-    let within = |work: &mut dyn FnMut()| {
+    mover.move_in_pieces(|work| {
         let held = RmapGuard::new(platform, &vma);
         work();
         linked.received(&held);
-    };
-    op.edit.move_in_pieces(&span, first, &mut counts, within);
+    });
     op.edit.stats.add(&counts);
     if stays {
         let moved = op.vmas.insert_linked(linked);
@@ -276,11 +273,13 @@ fn slide<'op, 'm, P: Platform>(
     let freeable = freeable_between::<P::Arch>(source, between.free.clone(), target);
     let what = Move { source, to: target.start(), freeable };
     let mut counts = Counts::default();
-    let LockSpans::One(piece) = op.edit.lock_spans(&what, &mut counts) else {
+    let platform = op.platform();
+    let mut mover = op.edit.mover(&what, &mut call.supplies.tables, &mut counts);
+    if !mover.is_one_piece() {
         return None;
-    };
-    let held = RmapGuard::new(op.platform(), &locked);
-    let done = op.edit.move_one_piece(&what, piece, &mut call.supplies.tables, &mut counts);
+    }
+    let held = RmapGuard::new(platform, &locked);
+    let done = mover.move_one_piece();
     op.edit.stats.add(&counts);
     if done.is_err() {
         return Some(Err(NoMemory));

@@ -1,4 +1,4 @@
-//! The memory that a move takes which unmaps something first: had before its first change.
+//! The memory for a move that unmaps mappings first: allocated before its first change.
 
 use arrayvec::ArrayVec;
 
@@ -18,7 +18,7 @@ use crate::vmas::ReservedVma;
 use super::Replacing;
 use super::relocation::SourceFate;
 
-/// Memory for one mapping's move. A step takes what is here first, and allocates the rest.
+/// Memory for one mapping's move. A step uses these supplies first, and allocates the rest.
 pub(super) struct RemapSupplies<'m, P: Platform> {
     /// For unmapping: in the target first, then the tail of the source.
     pub(super) unmappings: ArrayVec<UnmapSupplies<'m, P>, 2>,
@@ -37,11 +37,11 @@ impl<'m, P: Platform> RemapSupplies<'m, P> {
         Self { unmappings: ArrayVec::new(), moved: None, upper: None, told: None, tables }
     }
 
-    /// Gets all memory that it takes to unmap the mappings in the target, and the source's tail,
-    /// and to move the source, a part of `vma`. Must be given back, even if it fails.
+    /// Allocates all memory for unmapping the mappings in the target and the source's tail, and for
+    /// the move of the source, a part of `vma`. The supplies must be given back, even on failure.
     pub(super) fn fill(
         &mut self,
-        op: &Op<'_, 'm, P>,
+        op: &mut Op<'_, 'm, P>,
         vma: &Vma,
         what: &Replacing,
     ) -> Result<(), NoMemory> {
@@ -62,9 +62,9 @@ impl<'m, P: Platform> RemapSupplies<'m, P> {
         self.upper = Some(op.vmas.reserve()?);
         let what = Move { source, to, freeable: source };
         let mut counts = Counts::default();
-        let tables = op.edit.tables_to_lay(&what, &mut counts);
+        let done = op.edit.mover(&what, &mut self.tables, &mut counts).supply_tables();
         op.edit.stats.add(&counts);
-        self.tables.add(tables)
+        done
     }
 
     /// Gives back the supplies that the call did not need.

@@ -1,122 +1,87 @@
-//! One piece of a move, with the tables of both ranges locked.
+//! Level-1 entries of one piece, moved in runs.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{AbsentFormat, Arch, Entry, Level};
 use crate::platform::Platform;
-use crate::stats::Counts;
-use crate::table::cursor::table_under;
-use crate::table::locking::{self, LockSet, Node};
-use crate::table::move_range::{PieceFlush, Transfer, for_each_target};
+use crate::table::locked_piece::{Below, LockedPiece, MovePolicy};
+use crate::table::locking::{LockTree, Node};
 use crate::table::run::Slots;
 use crate::table::zap_rmap::free_deposit;
-use crate::table::{EntryAt, NoMemory, PageTable, ReadSection, TablePool, TableSlot, run};
-use crate::tlb::Gather;
+use crate::table::{EntryAt, NoMemory, TableSlot, run};
 
-/// Both ranges of a piece, locked.
-pub(super) struct Pair<'a, 'm, 'p, P: Platform> {
-    pub(super) page_table: &'a PageTable<'m, P>,
-    pub(super) locks: &'a mut LockSet,
-    pub(super) counts: &'p mut Counts,
-    pub(super) from: Node<P::Arch>,
-    pub(super) to: Node<P::Arch>,
-    pub(super) from_base: VirtAddr,
-    /// The range that this piece moves.
-    pub(super) moved: VirtRange,
-    /// The level of the entries that move.
-    pub(super) level: Level<P::Arch>,
-    /// The tables of `level` in use: where they begin, and which; the last first.
+use super::{Piece, for_each_target};
+
+/// The state of one piece of a move whose VMAs are held for writing.
+pub(super) struct ForWriting<A: Arch> {
+    pub(super) piece: Piece<A>,
+    /// The tables of the piece's level in use: where they begin, and which; the last first.
     pub(super) source_table: Option<(u64, Frame)>,
     pub(super) target_tables: [Option<(u64, Frame)>; 2],
-    pub(super) pool: &'p mut TablePool<'m, P>,
-    pub(super) gather: &'p mut Gather,
-    pub(super) flush: PieceFlush,
-    pub(super) _section: ReadSection<'m, P>,
 }
 
-impl<P: Platform> Drop for Pair<'_, '_, '_, P> {
-    fn drop(&mut self) {
-        self.locks.release(self.page_table);
-    }
+impl<A: Arch> MovePolicy for ForWriting<A> {
+    const BESIDE_MOVES: bool = false;
 }
 
-impl<P: Platform> Pair<'_, '_, '_, P> {
-    /// The entry of the source at `at`; a huge leaf, or a huge absent entry, is yielded if it ends
-    /// at `end` or before, and else split.
-    pub(super) fn source(&mut self, at: u64, end: u64) -> SourceLeaves<P::Arch> {
-        let base = at & !(self.level.table_span() - 1);
-        if let Some((start, table)) = self.source_table
+/// One piece of a move whose VMAs are held for writing.
+pub(super) type RangePiece<'a, 'm, P> = LockedPiece<'a, 'm, P, ForWriting<<P as Platform>::Arch>>;
+
+impl<P: Platform> RangePiece<'_, '_, P> {
+    /// The content of the source at `at`. A huge leaf that ends at `end` or before is returned; any
+    /// other huge entry is split.
+    pub(super) fn source(&mut self, at: u64, end: u64) -> Below<P::Arch> {
+        let level = self.policy.piece.level;
+        let base = at & !(level.table_span() - 1);
+        if let Some((start, table)) = self.policy.source_table
             && start == base
         {
-            return SourceLeaves::Table(table);
+            return Below::Table(table);
         }
         let mut from = self.from;
-        let node = loop {
-            let found =
-                self.page_table.table_below(from, VirtAddr(at), self.level, Ordering::Relaxed);
-            let found = match found {
-                Ok(node) => {
-                    self.counts.entries_descended += from.level.steps_to(node.level);
-                    break node;
-                }
-                Err(found) => found,
+        let table = loop {
+            let huge = match self.below(from, at, level) {
+                Below::Table(table) => break table,
+                Below::Nothing(found) => return Below::Nothing(found),
+                Below::Huge(huge) => huge,
             };
-            let EntryAt { node, index, entry } = found;
-            self.counts.entries_descended += from.level.steps_to(node.level) + 1;
-            let span = node.level.span();
-            let after = (at | (span - 1)).saturating_add(1);
-            if entry.is_empty() {
-                return SourceLeaves::EmptyTo(after);
-            }
+            let EntryAt { node, entry, .. } = huge;
             let leaf = entry.0 & P::Arch::PRESENT != 0;
-            if leaf && node.level == Level::PMD && at == base && end - at >= span {
+            if leaf && node.level == Level::PMD && at == base && end - at >= node.level.span() {
                 self.mark(node.table);
-                return SourceLeaves::Huge(found);
+                return Below::Huge(huge);
             }
-            let start = VirtAddr(at).align_down(span);
-            let Ok(table) = self.page_table.split(node, index, start, self.counts) else {
+            let Ok(table) = self.split(&huge, at) else {
                 debug_assert!(false, "a huge leaf has lost its deposit");
-                return SourceLeaves::EmptyTo(after);
+                return Below::Nothing(huge);
             };
-            self.locks.push(table);
             from = node.child(table);
         };
-        self.source_table = Some((base, node.table));
-        self.mark(node.table);
-        SourceLeaves::Table(node.table)
-    }
-
-    /// Notes that the flush of what is about to leave the table, or to come to it, comes after its
-    /// lock is released, if so.
-    #[inline]
-    fn mark(&mut self, table: Frame) {
-        if self.flush == PieceFlush::Pending {
-            self.page_table.mark_moving(table, self.gather);
-        }
+        self.policy.source_table = Some((base, table));
+        self.mark(table);
+        Below::Table(table)
     }
 
     /// Creates the tables that the target lacks, before anything is taken from the source. Fails
-    /// where there is no table at once; what was created stays, empty.
-    pub(super) fn preallocate_tables(&mut self, what: Transfer) -> Result<(), NoMemory> {
-        let (page_table, from, level) = (self.page_table, self.from, self.level);
-        let look = |at| page_table.entry_below(from, VirtAddr(at), level, Ordering::Acquire);
+    /// if no table is free at once; the tables created until then stay, empty.
+    pub(super) fn preallocate_tables(&mut self) -> Result<(), NoMemory> {
+        let (page_table, from, piece) = (self.page_table, self.from, self.policy.piece);
         let mut covered = 0;
-        while covered < what.len {
-            let rest = what.after(covered);
-            covered +=
-                for_each_target(page_table, rest, level, look, |to| self.target(to).map(|_| ()))?;
+        while covered < piece.len {
+            let rest = piece.after(covered);
+            covered += for_each_target(page_table, from, rest, |to| self.target(to).map(|_| ()))?;
         }
         Ok(())
     }
 
-    /// The target table for `at`, created where it is missing. Asked before anything is taken that
-    /// shall go there; fails where there is no table at once.
+    /// The target table for `at`, created where it is missing. Called before the entries that go
+    /// there are taken; fails if no table is free at once.
     #[inline]
     pub(super) fn target(&mut self, at: u64) -> Result<Frame, NoMemory> {
-        let base = at & !(self.level.table_span() - 1);
+        let base = at & !(self.policy.piece.level.table_span() - 1);
         // Two are in use where the ends are not congruent.
-        let [last, before] = self.target_tables;
+        let [last, before] = self.policy.target_tables;
         match (last, before) {
             (Some((start, table)), _) | (_, Some((start, table))) if start == base => Ok(table),
             _ => self.new_target(at, base),
@@ -125,15 +90,13 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
 
     #[inline(never)]
     fn new_target(&mut self, at: u64, base: u64) -> Result<Frame, NoMemory> {
-        let (page_table, level, to) = (self.page_table, self.level, VirtAddr(at));
-        let table =
-            table_under(page_table, self.locks, self.counts, self.to, to, level, &mut *self.pool)?;
-        self.target_tables = [Some((base, table)), self.target_tables[0]];
+        let table = self.target_table(at, self.policy.piece.level)?;
+        self.policy.target_tables = [Some((base, table)), self.policy.target_tables[0]];
         self.mark(table);
         Ok(table)
     }
 
-    /// Makes sure of the one or two target tables for `count` pages from `at` on.
+    /// Ensures the one or two target tables for `count` pages from `at` on.
     pub(super) fn targets(&mut self, at: u64, count: u32) -> Result<(), NoMemory> {
         self.target(at + u64::from(count - 1) * PAGE_SIZE)?;
         self.target(at).map(|_| ())
@@ -141,8 +104,8 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
 
     /// Moves entries of level 1. If no table is free at once, the entries before have moved, and
     /// the rest is unchanged.
-    pub(super) fn move_leaves(&mut self, what: Transfer) -> Result<(), NoMemory> {
-        let Transfer { source, target, len } = what;
+    pub(super) fn move_leaves(&mut self) -> Result<(), NoMemory> {
+        let piece @ Piece { source, target, len, .. } = self.policy.piece;
         let contig_mask = (u64::from(P::Arch::CONTIG_ENTRIES) << PAGE_SHIFT) - 1;
         let congruent = (source ^ target) & contig_mask == 0;
         let mut offset = 0;
@@ -150,19 +113,19 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
             let whole = self.page_table.longest_run() > 1;
             let end = if whole { source + len } else { source + offset };
             let table = match self.source(source + offset, end) {
-                SourceLeaves::Table(table) if self.page_table.entry_count(table) > 0 => table,
-                SourceLeaves::Table(_) => {
+                Below::Table(table) if self.page_table.entry_count(table) > 0 => table,
+                Below::Table(_) => {
                     let last = (source + offset) | (P::Arch::PMD.span() - 1);
                     offset = last + 1 - source;
                     continue;
                 }
-                SourceLeaves::EmptyTo(end) => {
-                    offset = end - source;
+                Below::Nothing(empty) => {
+                    offset = empty.end(source + offset) - source;
                     continue;
                 }
-                SourceLeaves::Huge(leaf) => {
+                Below::Huge(leaf) => {
                     self.targets(target + offset, P::Arch::ENTRIES)?;
-                    self.move_huge(leaf, what.after(offset));
+                    self.move_huge(leaf, piece.after(offset));
                     offset += P::Arch::PMD.span();
                     continue;
                 }
@@ -171,8 +134,8 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
             let to = P::Arch::PTE.index_of(VirtAddr(target + offset));
             let left = (len - offset) >> PAGE_SHIFT;
             let count = u64::from(from.left::<P::Arch>()).min(left) as u32;
-            // For empty entries, no target table was counted: what lives in this table may
-            // have arrived with this very move, whose target can end in the source's last table.
+            // No target table was preallocated for empty entries: the other entries of this table
+            // may have arrived with this very move, whose target can end in the source's last table.
             let vacant = run::count_empty(&self.page_table.slots(table)[from.slots(count)]);
             if vacant > 0 {
                 self.counts.entries_read += u64::from(vacant);
@@ -187,7 +150,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
                 count
             } else {
                 let count = count.min(self.page_table.longest_run());
-                self.move_shifted(from, count, what.after(offset))?
+                self.move_shifted(from, count, piece.after(offset))?
             };
             offset += u64::from(moved) * PAGE_SIZE;
         }
@@ -196,8 +159,8 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
 
     /// Moves a huge leaf to where no huge leaf is possible: as single pages, written at their new
     /// place at once. Nothing is broken and made, since the old place stays empty.
-    fn move_huge(&mut self, leaf: EntryAt<P::Arch>, rest: Transfer) {
-        let Transfer { source, target, .. } = rest;
+    fn move_huge(&mut self, leaf: EntryAt<P::Arch>, rest: Piece<P::Arch>) {
+        let Piece { source, target, .. } = rest;
         let holder = leaf.node.table;
         let slot = &self.page_table.slots(holder)[leaf.index.slot()];
         let old = P::Arch::replace_entry(slot, leaf.entry, |_| Entry::EMPTY);
@@ -222,7 +185,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         for (index, cut) in edges {
             if cut
                 && P::Arch::is_contig(run::load(self.page_table.slots(table), index))
-                && let Some((base, _)) = self.source_table
+                && let Some((base, _)) = self.policy.source_table
             {
                 let at = VirtAddr(base + u64::from(index) * PAGE_SIZE);
                 self.page_table.unfold(table, index, at, self.counts);
@@ -250,10 +213,8 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         }
         let moved = count - others.empty;
         self.counts.entries_read += u64::from(count);
-        self.counts.entries_written += 2 * u64::from(moved);
         if moved > 0 {
-            self.page_table.change_entry_count(source.table, 0, moved);
-            self.page_table.change_entry_count(target.table, moved, 0);
+            self.count_moved(source.table, target.table, moved);
         }
         if moved > others.absent {
             self.stale_leaves(source, count);
@@ -261,7 +222,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
     }
 
     pub(super) fn stale_leaves(&mut self, from: TableSlot, count: u32) {
-        if let Some((base, known)) = self.source_table
+        if let Some((base, known)) = self.policy.source_table
             && known == from.table
         {
             let start = base + u64::from(from.index) * PAGE_SIZE;
@@ -277,7 +238,8 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         base: VirtAddr,
         cleared: VirtRange,
     ) {
-        if node.level <= self.level {
+        let piece = self.policy.piece;
+        if node.level <= piece.level {
             return;
         }
         let page_table = self.page_table;
@@ -285,8 +247,8 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
         let Some(own) = VirtRange::from_len(base, node.level.table_span()) else {
             return;
         };
-        // No table lies in what is cleared but those of what has moved.
-        let part = own.intersection(self.moved);
+        // In the cleared range, only the moved part has tables.
+        let part = own.intersection(piece.source());
         if part.is_empty() {
             return;
         }
@@ -296,8 +258,7 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
             if page_table.entry_count(node.table) == 0 {
                 break;
             }
-            let Some(table) = locking::LockTree::child(page_table, node.table, node.level, index)
-            else {
+            let Some(table) = LockTree::child(page_table, node.table, node.level, index) else {
                 continue;
             };
             let start = base.offset(u64::from(index) * span);
@@ -310,21 +271,11 @@ impl<P: Platform> Pair<'_, '_, '_, P> {
             page_table.slots(node.table)[index.slot()].store(0, Ordering::Release);
             page_table.change_entry_count(node.table, 0, 1);
             self.counts.entries_written += 1;
-            // Beyond the source nothing was mapped, so no walker has been below this table there.
-            self.gather.stale_tables(slot.intersection(self.moved));
-            page_table.gather_subtree(child, self.level, self.gather, self.counts);
+            // Beyond the source nothing was mapped, so no walker holds anything below this table.
+            self.gather.stale_tables(slot.intersection(piece.source()));
+            page_table.gather_subtree(child, piece.level, self.gather, self.counts);
         }
     }
-}
-
-/// An entry of the source of a move.
-pub(super) enum SourceLeaves<A: Arch> {
-    /// A table of the level that moves.
-    Table(Frame),
-    /// Nothing, up to this address.
-    EmptyTo(u64),
-    /// A leaf of level 2 in a move of single pages.
-    Huge(EntryAt<A>),
 }
 
 /// Entries of a run that are not plain saturated leaves.
@@ -335,8 +286,7 @@ struct Others {
 }
 
 impl Others {
-    /// Moves a run: nothing has to be known of its entries but whether the MMU may still write to
-    /// them.
+    /// Moves a run. Only whether the MMU may still write to an entry matters.
     #[inline]
     fn move_run<A: Arch>(&mut self, from: &[AtomicU64], to: &[AtomicU64]) {
         if from.len() < 4 {

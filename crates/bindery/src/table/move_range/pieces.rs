@@ -9,12 +9,10 @@ use loom::sync::atomic::AtomicU64;
 use crate::addr::{VirtAddr, VirtRange};
 use crate::arch::{Arch, Level};
 use crate::platform::Platform;
-use crate::stats::Counts;
 use crate::table::locking::Depth;
-use crate::table::{NoMemory, PageTable, ReadSection, TablePool};
-use crate::tlb::Gather;
+use crate::table::{NoMemory, ReadSection};
 
-use super::{Locked, Move, Piece, PieceFlush, Transfer, for_each_target};
+use super::{Mover, Piece, for_each_target};
 
 /// The source of a move of several pieces that is under way in a tree. One at a time: the mover
 /// holds the mutex of the address space. Moves that hold VMAs only for reading
@@ -76,74 +74,57 @@ const PREALLOCATED_TABLES: u64 = 12;
 /// More levels than any architecture has.
 const MAX_LEVELS: u8 = 5;
 
-impl<'m, P: Platform> PageTable<'m, P> {
-    /// Prepares a move of several pieces, from the piece `first` on: creates all tables that the
-    /// target lacks. From here on no thread removes a table of the target. The caller holds the VMA
-    /// of the source for writing, and no other thread can find the target's yet. May wait for
-    /// memory; if there is none, nothing has changed.
+impl<P: Platform> Mover<'_, '_, P> {
+    /// Prepares a move of several pieces: creates all tables that the target lacks. From here on no
+    /// thread removes a table of the target, and no other thread can find the target's VMA yet. May
+    /// wait for memory; without memory, nothing has changed.
     ///
     /// No thread fills an empty entry of the source during the call, so it is read without locks.
-    pub(crate) fn lay(
-        &self,
-        what: &Move,
-        first: Piece<P::Arch>,
-        pool: &mut TablePool<'m, P>,
-        counts: &mut Counts,
-    ) -> Result<(), NoMemory> {
-        let done = self.preallocate_all(what, first, pool, counts);
-        pool.settle(counts);
+    pub(crate) fn preallocate_tables(&mut self) -> Result<(), NoMemory> {
+        let done = self.preallocate_all();
+        self.pool.settle(self.counts);
         if done.is_ok() {
-            self.moving.begin(what.source);
+            self.page_table.moving.begin(self.what.source);
         } else {
-            self.free_preallocated_tables(what);
+            self.free_preallocated_tables();
         }
         done
     }
 
-    fn preallocate_all(
-        &self,
-        what: &Move,
-        first: Piece<P::Arch>,
-        pool: &mut TablePool<'m, P>,
-        counts: &mut Counts,
-    ) -> Result<(), NoMemory> {
-        let mut next = Some(first);
+    fn preallocate_all(&mut self) -> Result<(), NoMemory> {
+        let mut next = self.first;
         while let Some(mut piece) = next {
             let span = P::Arch::PMD.span();
             if piece.level == Level::PTE && piece.len > span {
                 // Not congruent, so all that follows is of level 1 too.
-                let longest = (PREALLOCATED_TABLES * span).min(what.source.len() - piece.offset);
-                piece.len = piece.len.max(longest);
+                let left = self.what.source.end().0 - piece.source;
+                piece.len = piece.len.max((PREALLOCATED_TABLES * span).min(left));
             }
             let mut covered = 0;
             while covered < piece.len {
-                let rest =
-                    Piece { offset: piece.offset + covered, len: piece.len - covered, ..piece };
-                match self.preallocate_piece(what, rest, pool) {
+                match self.preallocate_piece(piece.after(covered)) {
                     Ok(more) => covered += more,
-                    Err(NoMemory) => pool.refill()?,
+                    Err(NoMemory) => self.pool.refill()?,
                 }
             }
-            next = self.next_piece(what, piece.offset + piece.len, None, counts);
+            next = self.next_piece(piece.source + piece.len);
         }
         Ok(())
     }
 
-    /// How many tables the target of a move can lack, whatever is mapped there now. More if a fault
-    /// fills the source before the move.
+    /// Fills the pool with the tables that the target can lack, whatever is mapped there now. More
+    /// may be needed if a fault fills the source before the move. May wait for memory.
     #[cold]
-    pub(crate) fn tables_to_lay(&self, what: &Move, counts: &mut Counts) -> u64 {
-        let root = self.root_node();
-        let (mut tables, mut offset) = (0, 0);
+    pub(crate) fn supply_tables(&mut self) -> Result<(), NoMemory> {
+        let page_table = self.page_table;
+        let mut tables = 0;
         // The beginning of the last table of each level.
         const { assert!(P::Arch::LEVELS <= MAX_LEVELS) };
         let mut last = [None; MAX_LEVELS as usize + 1];
-        while let Some(piece) = self.next_piece(what, offset, None, counts) {
-            let (from, to) = (what.source.start().0 + piece.offset, what.to.0 + piece.offset);
-            let section = ReadSection::enter(&self.memory.platform);
-            let look = |at| self.entry_below(root, VirtAddr(at), piece.level, Ordering::Acquire);
-            let transfer = Transfer { source: from, target: to, len: piece.len };
-            let looked = for_each_target(self, transfer, piece.level, look, |to| {
+        let mut next = self.first;
+        while let Some(piece) = next {
+            let section = ReadSection::enter(&page_table.memory.platform);
+            let looked = for_each_target(page_table, page_table.root_node(), piece, |to| {
                 let below_root = |level: &Level<P::Arch>| *level < P::Arch::ROOT;
                 for level in piece.level.up_to(P::Arch::ROOT).filter(below_root) {
                     let base = Some(to & !(level.table_span() - 1));
@@ -153,31 +134,22 @@ impl<'m, P: Platform> PageTable<'m, P> {
                 Ok(())
             });
             drop(section);
-            offset = piece.offset + looked.unwrap_or(piece.len);
+            next = self.next_piece(piece.source + looked.unwrap_or(piece.len));
         }
-        tables
+        self.pool.add(tables)
     }
 
-    /// Returns how many bytes of the piece it has got tables for.
-    fn preallocate_piece(
-        &self,
-        what: &Move,
-        piece: Piece<P::Arch>,
-        pool: &mut TablePool<'m, P>,
-    ) -> Result<u64, NoMemory> {
-        let (source, target) = (what.source.start().0 + piece.offset, what.to.0 + piece.offset);
-        let range = VirtRange::raw(target, target + piece.len);
-        let mut cursor = self.unlocked_cursor(range);
-        cursor.lock(Depth::Floor(piece.level), None);
-        let len = cursor.range().len();
-        let root = self.root_node();
-        let look = |at| self.entry_below(root, VirtAddr(at), piece.level, Ordering::Acquire);
+    /// Returns the number of bytes of the piece that have tables now.
+    fn preallocate_piece(&mut self, mut piece: Piece<P::Arch>) -> Result<u64, NoMemory> {
+        let (page_table, level) = (self.page_table, piece.level);
+        let mut cursor = page_table.unlocked_cursor(piece.target());
+        cursor.lock(Depth::Floor(level), None);
+        piece.len = cursor.range().len();
         let mut last = None;
-        let transfer = Transfer { source, target, len };
-        for_each_target(self, transfer, piece.level, look, |to| {
-            let base = to & !(piece.level.table_span() - 1);
+        for_each_target(page_table, page_table.root_node(), piece, |to| {
+            let base = to & !(level.table_span() - 1);
             if last != Some(base) {
-                cursor.table_at(VirtAddr(to), piece.level, pool)?;
+                cursor.table_at(VirtAddr(to), level, self.pool)?;
                 last = Some(base);
             }
             Ok(())
@@ -185,44 +157,35 @@ impl<'m, P: Platform> PageTable<'m, P> {
     }
 
     /// Moves everything, piece by piece, each by a call of `within`, which does what it is given
-    /// with the rmap locks of the source held. [`PageTable::lay`] has made it ready, and the VMAs
-    /// of both ends are in those trees. Cannot fail.
+    /// with the rmap locks of the source held. [`Mover::preallocate_tables`] has succeeded, and the
+    /// VMAs of both ends are in those trees. Cannot fail.
     ///
     /// Reads and writes the entries that are moved: one for each table that moves whole, one for
     /// each base page else. One invalidation for 64 tables, and one for each contiguous run or huge
     /// leaf that the ends cut; emptied tables are in the gather.
-    pub(crate) fn move_in_pieces(
-        &self,
-        what: &Move,
-        first: Piece<P::Arch>,
-        gather: &mut Gather,
-        counts: &mut Counts,
-        within: impl Fn(&mut dyn FnMut()),
-    ) {
-        let mut pool = TablePool::new(self.memory);
-        let mut next = Some(first);
+    pub(crate) fn move_in_pieces(&mut self, within: impl Fn(&mut dyn FnMut())) {
+        self.marks = true;
+        let mut next = self.first;
         while let Some(piece) = next {
-            if !gather.has_room_for_piece() {
-                self.flush(gather, counts);
+            if !self.gather.has_room_for_piece() {
+                self.page_table.flush(self.gather, self.counts);
             }
             loop {
-                let flush = PieceFlush::Pending;
-                let mut locked = Locked { pool: &mut pool, gather, counts, flush };
                 let mut moved = Ok(());
-                within(&mut || moved = self.move_piece(what, piece, &mut locked));
+                within(&mut || moved = self.move_piece(piece));
                 if moved.is_ok() {
                     break;
                 }
                 debug_assert!(false, "a preallocated table is missing");
                 // Retry forever rather than leave the mapping half moved; each retry may sleep.
-                let _ = pool.refill();
+                let _ = self.pool.refill();
             }
-            next = self.next_piece(what, piece.offset + piece.len, Some(&*gather), counts);
+            next = self.next_piece(piece.source + piece.len);
         }
-        self.detach_source(what, gather);
+        self.detach_source();
         // If there was nothing to detach, entries may still be stale.
-        self.flush(gather, counts);
-        self.moving.end();
-        pool.settle(counts);
+        self.page_table.flush(self.gather, self.counts);
+        self.page_table.moving.end();
+        self.pool.settle(self.counts);
     }
 }
