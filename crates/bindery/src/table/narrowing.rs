@@ -10,6 +10,7 @@
 //! | [`Cursor::narrow`] | later: the call has raised the table's pending count |
 //! | [`Cursor::narrow_some`] | later: the first store raises the table's pending count |
 //! | [`Cursor::narrow_until_flush`], [`Cursor::clear_table_entry`] | before the locks are released; a debug build checks it |
+//! | [`Cursor::suspend`] | as for one of the first two, if the entries are cleared; never, if they are restored |
 //! | [`Cursor::break_run`] | at once, between break and make |
 //! | [`Cursor::widen`] | never; a debug build checks that no store narrows |
 //!
@@ -58,6 +59,28 @@ pub(crate) struct Widening<'c, A: Arch> {
 pub(crate) struct Broken<'c, A: Arch> {
     entries: &'c [AtomicU64],
     _arch: PhantomData<A>,
+}
+
+/// Entries of one locked table that have lost their valid bit, and that TLBs may still hold.
+#[must_use = "the entries are invalid until they are restored or cleared"]
+pub(super) struct Suspended<'c, 'a, 'm, P: Platform> {
+    cursor: &'c mut Cursor<'a, 'm, P>,
+    run: &'c Run<P::Arch>,
+    /// One of the entries was dirty.
+    pub(super) dirty: bool,
+}
+
+impl<'a, 'm, P: Platform> Cursor<'a, 'm, P> {
+    /// Takes the valid bit from the entries of `run`, for a caller that clears or restores them
+    /// under the same lock. Accessed and dirty that the MMU has set stay visible.
+    pub(super) fn suspend<'c>(&'c mut self, run: &'c Run<P::Arch>) -> Suspended<'c, 'a, 'm, P> {
+        let mut dirty = false;
+        for entry in self.page_table.slots_of(run) {
+            let raw = entry.fetch_and(!P::Arch::PRESENT, Ordering::Relaxed);
+            dirty |= P::Arch::attributes(Entry(raw)).dirty;
+        }
+        Suspended { cursor: self, run, dirty }
+    }
 }
 
 impl<'m, P: Platform> Cursor<'_, 'm, P> {
@@ -148,7 +171,37 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
     }
 }
 
+impl<P: Platform> Suspended<'_, '_, '_, P> {
+    /// Sets the valid bit again: a TLB that holds an entry holds it as it is.
+    pub(super) fn restore(self) {
+        for entry in self.cursor.page_table.slots_of(self.run) {
+            entry.fetch_or(P::Arch::PRESENT, Ordering::Relaxed);
+        }
+    }
+
+    /// Clears the entries, which the table then has fewer. As [`Cursor::narrow`].
+    pub(super) fn clear(self, gather: &mut Gather) {
+        let cursor = self.cursor;
+        cursor.narrow(self.run, gather).clear_each();
+        cursor.page_table.change_entry_count(self.run.node.table, 0, self.run.count);
+    }
+
+    /// As [`Suspended::clear`], and as [`Cursor::narrow_until_flush`].
+    pub(super) fn clear_until_flush(self, gather: &mut Gather) {
+        let cursor = self.cursor;
+        cursor.narrow_until_flush(self.run, gather).clear_each();
+        cursor.page_table.change_entry_count(self.run.node.table, 0, self.run.count);
+    }
+}
+
 impl<A: Arch> Narrowing<'_, A> {
+    /// Clears each entry. Bits that the MMU sets at that moment are lost.
+    fn clear_each(&self) {
+        for entry in self.entries {
+            entry.store(0, Ordering::Relaxed);
+        }
+    }
+
     /// Replaces each entry by the result of `change`. The entries stay valid throughout.
     #[inline]
     pub(super) fn replace_each(&self, change: impl Fn(Entry) -> Entry) {

@@ -15,7 +15,7 @@
 //! content that the folio has after the flush, and an entry that is restored counts as accessed and
 //! dirty.
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::AtomicU64;
 
 use crate::addr::{Frame, Order, PAGE_SHIFT, VirtAddr};
 use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Entry, EntryIndex, Equal, Kind, Level};
@@ -316,40 +316,25 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
             }
             self.unmap_lazy();
         }
-        let page_table = self.cursor.page_table;
-        let frames = &page_table.memory.frames;
-        let count = pages >> run.node.level.order().0;
-        let slots = page_table.slots(run.node.table);
-        let slots = &slots[run.index.slots(count)];
-        self.defer(run.node.table, 0, 0);
-        let mut dirty = false;
-        for slot in slots {
-            // Only the valid bit: accessed and dirty that the MMU has set stay visible.
-            let raw = slot.fetch_and(!P::Arch::PRESENT, Ordering::Relaxed);
-            dirty |= P::Arch::attributes(Entry(raw)).dirty;
-        }
-        if dirty {
-            frames.folio(folio).mark_dirty();
-            for slot in slots {
-                slot.fetch_or(P::Arch::PRESENT, Ordering::Relaxed);
-            }
+        let memory = self.cursor.page_table.memory;
+        let part = Run { count: pages >> run.node.level.order().0, ..*run };
+        let suspended = self.cursor.suspend(&part);
+        if suspended.dirty {
+            memory.frames.folio(folio).mark_dirty();
+            suspended.restore();
             return;
         }
-        self.defer(run.node.table, pages, 0);
-        for slot in slots {
-            slot.store(0, Ordering::Relaxed);
+        match self.flush {
+            Flush::Here => suspended.clear_until_flush(self.gather),
+            Flush::Deferred => suspended.clear(self.gather),
         }
-        page_table.change_entry_count(run.node.table, 0, count);
+        if self.flush == Flush::Deferred {
+            self.cursor.counts.unmapped(OwnerKind::Anonymous, pages);
+        }
         if run.node.level > Level::PTE {
-            super::zap_rmap::free_deposit(
-                page_table.memory,
-                run.node.table,
-                &mut self.cursor.counts,
-            );
+            super::zap_rmap::free_deposit(memory, run.node.table, &mut self.cursor.counts);
         }
-        self.cursor.counts.entries_written += u64::from(count);
-        let range = Run { count, ..*run }.range();
-        self.gather.stale(range, run.node.level);
+        self.cursor.counts.entries_written += u64::from(part.count);
         // There is room: it was asked above.
         let _ = self.batch.lazy.try_push((folio, pages));
     }
