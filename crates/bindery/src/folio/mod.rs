@@ -5,7 +5,7 @@
 //! | file | contents |
 //! |---|---|
 //! | `handle` | [`Folio`], the name of a folio; [`FolioHandle`](handle::FolioHandle), which has the methods of one |
-//! | `fresh` | the life of a folio; [`FreshFolio`](fresh::FreshFolio), which only its maker knows |
+//! | `fresh` | the life of a folio; [`FreshFolio`], which only its maker knows |
 //! | `count` | the word of references, pins and mappings, and its transitions |
 //! | `mapping` | mappings and pins |
 //! | `reference` | [`FolioRef`]: references, also from a frame number |
