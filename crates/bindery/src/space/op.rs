@@ -1,4 +1,12 @@
 //! One operation on an address space, from its lock to its last free.
+//!
+//! | operation | holds | may |
+//! |---|---|---|
+//! | [`Op`] | the mutex | change VMAs and entries, unmap, free tables |
+//! | [`VmaOp`] | one VMA's lock, for reading | fill empty entries of that VMA |
+//!
+//! Both are lent to a closure, so that the locks are released, and what follows the unlock is done,
+//! when the closure returns. A fault builds neither: it borrows its VMA from the guard.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -11,6 +19,7 @@ use crate::table::PageTable;
 use crate::table::edit::Edit;
 use crate::tlb::Gather;
 use crate::userfault::Notices;
+use crate::vma::{Vma, VmaReadGuard};
 use crate::vmas::{Removed, VmaSet};
 
 use super::AddressSpace;
@@ -28,6 +37,20 @@ pub(in crate::space) struct Op<'op, 'm, P: Platform> {
     pub(in crate::space) edit: Edit<'op, 'm, P>,
     /// Messages for userfaultfds, delivered at the end.
     pub(in crate::space) notices: &'op mut Notices,
+}
+
+/// An operation in one VMA, which is locked for reading, beside faults and other operations of this
+/// kind. [`AddressSpace::operate_in`] lends it to a closure.
+///
+/// Having one means:
+/// - the VMA stays, and so do its bounds, flags and tables;
+/// - the mutex is not held: other VMAs may change;
+/// - nothing is gathered: the operation narrows no entry and frees no table.
+pub(in crate::space) struct VmaOp<'op, 'm, P: Platform> {
+    /// The page table, settings and counters.
+    pub(in crate::space) space: &'op AddressSpace<'m, P>,
+    /// The VMA.
+    pub(in crate::space) vma: &'op Vma,
 }
 
 impl<'m, P: Platform> Op<'_, 'm, P> {
@@ -77,6 +100,17 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             notices.deliver(self.page_table.memory);
         }
         result
+    }
+
+    /// Does `work` in the locked VMA, and unlocks the VMA. What the work has to wait for is its
+    /// result, and is waited for afterwards.
+    #[inline(always)]
+    pub(in crate::space) fn operate_in<R>(
+        &self,
+        locked: VmaReadGuard<'_, P>,
+        work: impl FnOnce(&VmaOp<'_, 'm, P>) -> R,
+    ) -> R {
+        work(&VmaOp { space: self, vma: locked.vma() })
     }
 
     /// Does `work` on the set of VMAs, with the mutex held, for a caller that changes no entries:

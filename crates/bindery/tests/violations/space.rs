@@ -90,6 +90,15 @@ pub(crate) fn fault_unlocked<P: Platform>(space: &AddressSpace<'_, P>, vma: VmaR
     let _ = (drop(vma), fault.vma.start()); //~ E0505
 }
 
+/// An operation in a VMA does not outlive the closure to which it is lent with the VMA locked.
+pub(crate) fn vma_op_outlived<P: Platform>(space: &AddressSpace<'_, P>, vma: VmaReadGuard<'_, P>) {
+    let mut _kept = None;
+    #[cfg(not(lock_violations = "moves"))]
+    space.operate_in(vma, |op| _kept = Some(op.vma.end()));
+    #[cfg(lock_violations = "moves")]
+    space.operate_in(vma, |op| _kept = Some(op.vma)); //~ E0521
+}
+
 /// What an operation removes is freed after it.
 pub(crate) fn free_too_early<P: Platform>(space: &AddressSpace<'_, P>, mut removed: Removed) {
     let mut guard = space.vmas.lock();

@@ -1,7 +1,7 @@
 //! Base pages that a handler supplies: copied one after the other, and mapped together.
 //!
 //! ```text
-//! no locks     | copy | copy | copy | .....  into folios that nobody else knows
+//! no locks     | copy | copy | copy | .....  into fresh folios
 //! one lock     | the entries of all of them, as far as they are empty |
 //! ```
 
@@ -16,24 +16,24 @@ use crate::folio::{Folio, FolioIndex, OwnerKind};
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
 use crate::space::AddressSpace;
+use crate::space::op::VmaOp;
 use crate::table::locking::Depth;
 use crate::table::publish::publish;
 use crate::table::{NoMemory, ReadSection, TablePool, run};
-use crate::userfault::Userfault;
-use crate::vma::Vma;
 
-use super::fill::FillMode;
+use super::fill::Fill;
 
 /// Pages that are copied before the first of them is mapped: 128 KiB, some ten microseconds.
 const TOGETHER: usize = 32;
 
-impl<'m, P: Platform> AddressSpace<'m, P> {
+impl<P: Platform> VmaOp<'_, '_, P> {
     /// How many base pages may be supplied together, of those between `at` and `end`: as far as the
     /// entries of one table are empty, and before the next place where a large folio could begin.
     /// A guess: nothing is locked but the VMA.
-    pub(super) fn pages_together(&self, vma: &Vma, at: VirtAddr, end: VirtAddr) -> u32 {
-        let policy = self.page_table.memory.folio_policy().orders(vma.flags().huge_advice());
-        let mut larger = self.used_orders(policy, vma.flags());
+    pub(super) fn pages_together(&self, at: VirtAddr, end: VirtAddr) -> u32 {
+        let (space, flags) = (self.space, self.vma.flags());
+        let policy = space.page_table.memory.folio_policy().orders(flags.huge_advice());
+        let mut larger = space.used_orders(policy, flags);
         let mut step = P::Arch::PMD.order();
         while let Some(order) = larger.take_largest() {
             step = if order > Order::PAGE { order.min(step) } else { step };
@@ -41,12 +41,14 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let bytes = PAGE_SIZE << step.0;
         let end = end.0.min(at.align_down(bytes).0.saturating_add(bytes));
         let pages = ((end - at.0) / PAGE_SIZE).min(TOGETHER as u64) as u32;
-        let section = ReadSection::enter(self.platform());
-        let Some(found) = self.page_table.leaf_table(&section, at) else { return pages };
+        let section = ReadSection::enter(space.platform());
+        let Some(found) = space.page_table.leaf_table(&section, at) else { return pages };
         let first = P::Arch::PTE.index_of(at);
-        run::count_empty(&self.page_table.slots(found.table)[first.slots(pages)])
+        run::count_empty(&space.page_table.slots(found.table)[first.slots(pages)])
     }
+}
 
+impl<P: Platform> Fill<'_, '_, P> {
     /// Fills `count` base pages from `at` on, as far as the source and memory suffice, and maps
     /// them as far as the entries are empty. Returns the end of that.
     ///
@@ -54,10 +56,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// As [`AddressSpace::fill_copy`], of the first page.
     pub(super) fn copy_pages(
         &self,
-        userfault: &Userfault<'_, P>,
         at: VirtAddr,
         count: u32,
-        mode: FillMode,
         mut source: impl FnMut(VirtAddr, &mut [u8]) -> Result<(), FaultError>,
     ) -> Result<VirtAddr, Error> {
         let mut folios = ArrayVec::<Frame, TOGETHER>::new();
@@ -77,43 +77,46 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             return Err(error);
         }
         let range = VirtRange::raw(at.0, at.0 + folios.len() as u64 * PAGE_SIZE);
-        let mapped: Result<_, Error> = self.page_table.memory.retry(|| {
-            let locked = self.lock_fill(userfault, at, range.end(), mode)?;
-            let vma = locked.vma();
-            let owner = AnonGroup::as_owner(vma.group_pointer());
-            let frames = &self.page_table.memory.frames;
-            for (head, index) in folios.iter().zip(vma.page_offset_of(at)..) {
-                let folio = Folio { head: *head, order: Order::PAGE };
-                frames.fresh(folio).set_owner(owner, FolioIndex::new(index));
-            }
-            Ok(self.map_pages(range, &folios, self.fill_attributes(vma, mode))?)
+        let (space, memory) = (self.space, self.space.page_table.memory);
+        let mapped: Result<_, Error> = memory.retry(|| {
+            self.in_vma(at, range.end(), |op| {
+                let owner = AnonGroup::as_owner(op.vma.group_pointer());
+                for (head, index) in folios.iter().zip(op.vma.page_offset_of(at)..) {
+                    let folio = Folio { head: *head, order: Order::PAGE };
+                    memory.frames.fresh(folio).set_owner(owner, FolioIndex::new(index));
+                }
+                Ok(space.map_pages(range, &folios, op.fill_attributes(self.mode))?)
+            })
         });
         for head in folios.iter().skip(*mapped.as_ref().unwrap_or(&0)) {
             let folio = Folio { head: *head, order: Order::PAGE };
-            self.page_table.memory.frames.fresh(folio).discard(self.platform());
+            memory.frames.fresh(folio).discard(space.platform());
         }
         match mapped? {
-            // What has come between is the next look's.
+            // An entry was filled in between: the next look decides.
             0 => Ok(at),
             pages => Ok(at.offset(pages as u64 * PAGE_SIZE)),
         }
     }
 
-    /// A fresh page with what the source has for `page`.
+    /// A fresh page with the source's content for `page`.
     fn copied_page(
         &self,
         page: VirtAddr,
         source: &mut impl FnMut(VirtAddr, &mut [u8]) -> Result<(), FaultError>,
     ) -> Result<Folio, Error> {
-        let folio = self.new_fill_folio(Order::PAGE)?;
-        let filled = self.copy_in(folio, |_, bytes| source(page, bytes));
+        let space = self.space;
+        let folio = space.new_fill_folio(Order::PAGE)?;
+        let filled = space.copy_in(folio, |_, bytes| source(page, bytes));
         if filled.is_err() {
-            self.page_table.memory.frames.fresh(folio).discard(self.platform());
+            space.page_table.memory.frames.fresh(folio).discard(space.platform());
             return Err(Error::Fault(page));
         }
         Ok(folio)
     }
+}
 
+impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Maps fresh folios of one page at the beginning of `range`, which lies in one table, as far as
     /// the entries are empty. Returns how many it has mapped.
     fn map_pages(

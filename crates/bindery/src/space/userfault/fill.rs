@@ -1,8 +1,8 @@
 //! Pages that a handler supplies: copies (`UFFDIO_COPY`) and zeroes (`UFFDIO_ZEROPAGE`).
 //!
-//! A copy is made before anything is locked, into folios that nobody else knows: the source may
-//! fault, and wait for a handler itself. Then the VMA is locked and looked at again, and the folio
-//! is mapped where the entry is empty.
+//! A copy is made before anything is locked, into fresh folios: the source may fault, and wait for a
+//! handler itself. Then the VMA is locked and looked at again, and the folio is mapped where the
+//! entry is empty.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -20,9 +20,10 @@ use crate::space::AddressSpace;
 use crate::space::fault::{
     Access, Fault, Next, Occupant, Resolved, folio_place, written_attributes,
 };
+use crate::space::op::VmaOp;
 use crate::stats::Counts;
 use crate::userfault::Userfault;
-use crate::vma::{MappingFlags, Vma, VmaReadGuard};
+use crate::vma::{MappingFlags, VmaReadGuard};
 
 use super::is_served;
 use super::shared::{Supply, memory_of, protected};
@@ -154,15 +155,16 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         mode: FillMode,
         (batches, source): (FillOrder, &mut FillSource<'_>),
     ) -> Result<(), PartialFill> {
-        self.fill(userfault, to, length, mode, |at, end| {
-            let (order, count) = match self.next_fill(userfault, at, end, mode)? {
+        let fill = Fill { space: self, userfault, mode };
+        fill.pages(to, length, |at, end| {
+            let (order, count) = match fill.in_vma(at, end, |op| op.next_fill(at, end))? {
                 _ if batches == FillOrder::PageByPage => (Order::PAGE, 1),
                 NextFill::Folio(order) => (order, 1),
                 NextFill::Pages(count) => (Order::PAGE, count),
             };
             if count > 1 {
                 let source = |page: VirtAddr, bytes: &mut [u8]| source(page.0 - to.0, bytes);
-                return self.copy_pages(userfault, at, count, mode, source);
+                return fill.copy_pages(at, count, source);
             }
             let folio = self.new_fill_folio(order)?;
             let filled = self.copy_in(folio, |inside, piece| source(at.0 - to.0 + inside, piece));
@@ -170,7 +172,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 self.page_table.memory.frames.fresh(folio).discard(self.platform());
                 return Err(Error::Fault(at));
             }
-            self.fill_folio(userfault, at, end, mode, folio)
+            fill.map_folio(at, end, folio)
         })
     }
 
@@ -189,190 +191,17 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         length: u64,
         mode: FillMode,
     ) -> Result<(), PartialFill> {
-        self.fill(userfault, to, length, mode, |at, end| {
-            let shared = self.lock_fill(userfault, at, end, mode)?.vma().is_shared();
-            if shared {
-                let next = self.next_fill(userfault, at, end, mode)?;
+        let fill = Fill { space: self, userfault, mode };
+        fill.pages(to, length, |at, end| {
+            let is_shared = |op: &VmaOp<'_, 'm, P>| Ok::<_, Error>(op.vma.is_shared());
+            if fill.in_vma(at, end, is_shared)? {
+                let next = fill.in_vma(at, end, |op| op.next_fill(at, end))?;
                 let folio = self.new_fill_folio(next.order())?;
                 self.platform().zero(folio.head, folio.pages());
-                return self.fill_folio(userfault, at, end, mode, folio);
+                return fill.map_folio(at, end, folio);
             }
-            self.page_table.memory.retry(|| {
-                let locked = self.lock_fill(userfault, at, end, mode)?;
-                let vma = locked.vma();
-                let end = self.end_of_object(vma, at, end)?;
-                let huge = folio_place(at, self.page_table.memory.huge_order());
-                let fault = Fault::new(self, vma, at, Access::Read);
-                if let Some(range) = huge.filter(|range| range.start() == at && range.end() <= end)
-                    && fault.zero_orders() != Orders::PAGE
-                    && let Some(Next::Done(Resolved::ZeroPage)) = fault.map_huge_zero_page()
-                {
-                    return Ok(range.end());
-                }
-                self.install(VirtRange::raw(at.0, end.0), self.zero_entry(vma))
-            })
+            self.page_table.memory.retry(|| fill.in_vma(at, end, |op| op.map_zeroes(at, end)))
         })
-    }
-
-    /// Lets `work` fill from an address on, up to an end at most, until all is done, and wakes who
-    /// waits for what was done.
-    pub(super) fn fill(
-        &self,
-        userfault: &Userfault<'_, P>,
-        to: VirtAddr,
-        length: u64,
-        mode: FillMode,
-        mut work: impl FnMut(VirtAddr, VirtAddr) -> Result<VirtAddr, Error>,
-    ) -> Result<(), PartialFill> {
-        if userfault.state().is_changing() {
-            return Err(Error::TryAgain.into());
-        }
-        let range = self.userfault_range(to, length)?;
-        let mut at = range.start();
-        let mut result = Ok(());
-        while at < range.end() {
-            let next =
-                crate::interrupt::check(self.platform()).and_then(|()| work(at, range.end()));
-            match next {
-                Ok(next) => at = next,
-                Err(error) => {
-                    result = Err(PartialFill { done: at.0 - to.0, error });
-                    break;
-                }
-            }
-        }
-        if at > range.start() && !mode.contains(FillMode::DONT_WAKE) {
-            userfault.state().wake(self.platform(), VirtRange::raw(to.0, at.0));
-        }
-        result
-    }
-
-    /// The VMA of the range, locked for reading, if it is registered and may be filled. As on Linux,
-    /// it may be registered with another userfaultfd of the address space.
-    pub(super) fn lock_fill(
-        &self,
-        userfault: &Userfault<'_, P>,
-        at: VirtAddr,
-        end: VirtAddr,
-        mode: FillMode,
-    ) -> Result<VmaReadGuard<'_, P>, Error> {
-        if !self.owns_userfault(userfault) {
-            return Err(Error::Invalid);
-        }
-        loop {
-            let locked = self.lock_vma(at).ok_or(Error::NotMapped(at))?;
-            let vma = locked.vma();
-            // With the VMA locked: a change that has begun before is seen, another one waits.
-            if userfault.state().is_changing() {
-                return Err(Error::TryAgain);
-            }
-            if vma.end() < end.0 || !is_served(vma) {
-                return Err(Error::NotMapped(at));
-            }
-            let protects = vma.has(MappingFlags::USERFAULT_WRITE_PROTECT);
-            if mode.contains(FillMode::WRITE_PROTECT) && !protects {
-                return Err(Error::Invalid);
-            }
-            if vma.is_shared() || vma.group_pointer().is_some() {
-                return Ok(locked);
-            }
-            drop(locked);
-            self.page_table.memory.retry::<_, Error>(|| Ok(self.prepare_group(at)?))?;
-        }
-    }
-
-    /// What shall be mapped at `at`: the largest folio that fits, or base pages.
-    fn next_fill(
-        &self,
-        userfault: &Userfault<'_, P>,
-        at: VirtAddr,
-        end: VirtAddr,
-        mode: FillMode,
-    ) -> Result<NextFill, Error> {
-        let locked = self.lock_fill(userfault, at, end, mode)?;
-        let vma = locked.vma();
-        let end = self.end_of_object(vma, at, end)?;
-        if let Some(object) = memory_of(vma).filter(|_| vma.is_shared()) {
-            return self.supplied_order(vma, object, at, end).map(NextFill::Folio);
-        }
-        let order = match Fault::new(self, vma, at, Access::Write).vacant_orders() {
-            Err(Occupant::Entry(entry, level)) if level > Level::PTE && self.is_occupied(entry) => {
-                return Err(Error::Exists(at));
-            }
-            // As on Linux, an error of the source comes before a page that is in the way.
-            Err(_) => return Ok(NextFill::Folio(Order::PAGE)),
-            Ok(orders) if vma.is_anonymous() => largest_at(orders, at, end),
-            Ok(_) => Order::PAGE,
-        };
-        if order > Order::PAGE {
-            return Ok(NextFill::Folio(order));
-        }
-        Ok(NextFill::Pages(self.pages_together(vma, at, end)))
-    }
-
-    /// A fresh folio of this order, or of the smallest.
-    pub(super) fn new_fill_folio(&self, order: Order) -> Result<Folio, Error> {
-        let memory = self.page_table.memory;
-        memory.may_wait();
-        if let Some(fresh) = memory.frames.new_exclusive_folio(order) {
-            return Ok(fresh.leave());
-        }
-        memory.retry(|| Ok(memory.frames.new_exclusive_folio(Order::PAGE).ok_or(NoMemory)?.leave()))
-    }
-
-    /// Fills a folio that nobody else knows.
-    pub(super) fn copy_in(
-        &self,
-        folio: Folio,
-        mut source: impl FnMut(u64, &mut [u8]) -> Result<(), FaultError>,
-    ) -> Result<(), FaultError> {
-        let length = u64::from(folio.pages()) * PAGE_SIZE;
-        let bytes = self.platform().direct_map(folio.head).as_ptr();
-        // SAFETY: the direct map shows the bytes of the folio's frames, which are consecutive
-        // (obligation 1 of `Platform`, and `Frames::new` looked where two ranges touch); memory
-        // always holds some bytes. The folio is fresh: until it is mapped or supplied, nobody else
-        // has a way to them.
-        let bytes = unsafe { core::slice::from_raw_parts_mut(bytes, length as usize) };
-        for (offset, page) in (0..).step_by(PAGE).zip(bytes.chunks_mut(PAGE)) {
-            source(offset, page)?;
-        }
-        self.page_table.stats.add(&Counts { bytes_copied: length, ..Counts::default() });
-        Ok(())
-    }
-
-    /// Maps a filled folio, or gives it back. Returns its end; `at` if a smaller one may fit.
-    fn fill_folio(
-        &self,
-        userfault: &Userfault<'_, P>,
-        at: VirtAddr,
-        end: VirtAddr,
-        mode: FillMode,
-        folio: Folio,
-    ) -> Result<VirtAddr, Error> {
-        let mut supplied = Supply { folio, given: false };
-        let done = self.page_table.memory.retry(|| {
-            let locked = self.lock_fill(userfault, at, end, mode)?;
-            let vma = locked.vma();
-            if let Some(object) = memory_of(vma).filter(|_| vma.is_shared()) {
-                return self.fill_shared(vma, object, at, mode, &mut supplied);
-            }
-            let range = VirtRange::raw(at.0, at.0 + folio.order.bytes());
-            self.lift_markers(range)?;
-            let owner = AnonGroup::as_owner(vma.group_pointer());
-            self.page_table.memory.frames.fresh(folio).set_owner(owner, vma.folio_index_at(at));
-            let fault = Fault::new(self, vma, at, Access::Write);
-            match fault.map_folio(range, folio, self.fill_attributes(vma, mode)) {
-                Ok(Next::Done(_)) => Ok(range.end()),
-                Ok(_) if folio.order > Order::PAGE => Ok(at),
-                Ok(_) => Err(Error::Exists(at).into()),
-                Err(_) => Err(Failure::NoMemory),
-            }
-        });
-        // Nothing of it is mapped.
-        if !supplied.given && (done.is_err() || done == Ok(at)) {
-            self.page_table.memory.frames.fresh(folio).discard(self.platform());
-        }
-        done
     }
 
     /// Lets accesses to `length` bytes at `to`, where nothing is mapped yet, fail with
@@ -392,18 +221,218 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         mode: FillMode,
     ) -> Result<(), PartialFill> {
         let poison = P::Arch::encode_absent(Absent::Marker(Marker::Poison));
-        self.fill(userfault, to, length, mode, |at, end| {
+        let fill = Fill { space: self, userfault, mode };
+        fill.pages(to, length, |at, end| {
             self.page_table.memory.retry(|| {
-                let locked = self.lock_fill(userfault, at, end, mode)?;
-                let inside = self.end_of_object(locked.vma(), at, end)?;
-                self.install(VirtRange::raw(at.0, inside.0), poison)
+                fill.in_vma(at, end, |op| {
+                    let inside = op.end_of_object(at, end)?;
+                    self.install(VirtRange::raw(at.0, inside.0), poison)
+                })
             })
         })
     }
 
-    /// What the entries of filled pages say.
-    pub(super) fn fill_attributes(&self, vma: &Vma, mode: FillMode) -> Attributes {
-        let mut attributes = written_attributes(vma.flags());
+    /// A fresh folio of this order, or of the smallest.
+    pub(super) fn new_fill_folio(&self, order: Order) -> Result<Folio, Error> {
+        let memory = self.page_table.memory;
+        memory.may_wait();
+        if let Some(fresh) = memory.frames.new_exclusive_folio(order) {
+            return Ok(fresh.leave());
+        }
+        memory.retry(|| Ok(memory.frames.new_exclusive_folio(Order::PAGE).ok_or(NoMemory)?.leave()))
+    }
+
+    /// Fills a fresh folio.
+    pub(super) fn copy_in(
+        &self,
+        folio: Folio,
+        mut source: impl FnMut(u64, &mut [u8]) -> Result<(), FaultError>,
+    ) -> Result<(), FaultError> {
+        let length = u64::from(folio.pages()) * PAGE_SIZE;
+        let bytes = self.platform().direct_map(folio.head).as_ptr();
+        // SAFETY: the direct map shows the bytes of the folio's frames, which are consecutive
+        // (obligation 1 of `Platform`, and `Frames::new` looked where two ranges touch); memory
+        // always holds some bytes. The folio is fresh: until it is mapped or supplied, nobody else
+        // has a way to them.
+        let bytes = unsafe { core::slice::from_raw_parts_mut(bytes, length as usize) };
+        for (offset, page) in (0..).step_by(PAGE).zip(bytes.chunks_mut(PAGE)) {
+            source(offset, page)?;
+        }
+        self.page_table.stats.add(&Counts { bytes_copied: length, ..Counts::default() });
+        Ok(())
+    }
+}
+
+/// One call that fills pages, for a userfaultfd.
+pub(super) struct Fill<'f, 'm, P: Platform> {
+    pub(super) space: &'f AddressSpace<'m, P>,
+    pub(super) userfault: &'f Userfault<'f, P>,
+    pub(super) mode: FillMode,
+}
+
+impl<'m, P: Platform> Fill<'_, 'm, P> {
+    /// Lets `work` fill from an address on, up to an end at most, until all `length` bytes at `to`
+    /// are done, and wakes the faults that wait for what was done.
+    pub(super) fn pages(
+        &self,
+        to: VirtAddr,
+        length: u64,
+        mut work: impl FnMut(VirtAddr, VirtAddr) -> Result<VirtAddr, Error>,
+    ) -> Result<(), PartialFill> {
+        let state = self.userfault.state();
+        if state.is_changing() {
+            return Err(Error::TryAgain.into());
+        }
+        let range = self.space.userfault_range(to, length)?;
+        let platform = self.space.platform();
+        let mut at = range.start();
+        let mut result = Ok(());
+        while at < range.end() {
+            let next = crate::interrupt::check(platform).and_then(|()| work(at, range.end()));
+            match next {
+                Ok(next) => at = next,
+                Err(error) => {
+                    result = Err(PartialFill { done: at.0 - to.0, error });
+                    break;
+                }
+            }
+        }
+        if at > range.start() && !self.mode.contains(FillMode::DONT_WAKE) {
+            state.wake(platform, VirtRange::raw(to.0, at.0));
+        }
+        result
+    }
+
+    /// Does `work` in the VMA of the range, locked for reading.
+    ///
+    /// # Errors
+    /// As [`Fill::lock`]; those of `work`.
+    #[inline(always)]
+    pub(super) fn in_vma<R, E: From<Error>>(
+        &self,
+        at: VirtAddr,
+        end: VirtAddr,
+        work: impl FnOnce(&VmaOp<'_, 'm, P>) -> Result<R, E>,
+    ) -> Result<R, E> {
+        let locked = self.lock(at, end)?;
+        self.space.operate_in(locked, work)
+    }
+
+    /// Locks the VMA of the range for reading, if it is registered and may be filled. As on Linux,
+    /// it may be registered with another userfaultfd of the address space.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], [`Error::NotMapped`] and [`Error::TryAgain`], as
+    /// [`AddressSpace::fill_copy`].
+    fn lock(&self, at: VirtAddr, end: VirtAddr) -> Result<VmaReadGuard<'_, P>, Error> {
+        let space = self.space;
+        if !space.owns_userfault(self.userfault) {
+            return Err(Error::Invalid);
+        }
+        loop {
+            let locked = space.lock_vma(at).ok_or(Error::NotMapped(at))?;
+            let vma = locked.vma();
+            // With the VMA locked: a change that has begun before is seen, another one waits.
+            if self.userfault.state().is_changing() {
+                return Err(Error::TryAgain);
+            }
+            if vma.end() < end.0 || !is_served(vma) {
+                return Err(Error::NotMapped(at));
+            }
+            let protects = vma.has(MappingFlags::USERFAULT_WRITE_PROTECT);
+            if self.mode.contains(FillMode::WRITE_PROTECT) && !protects {
+                return Err(Error::Invalid);
+            }
+            if vma.is_shared() || vma.group_pointer().is_some() {
+                return Ok(locked);
+            }
+            drop(locked);
+            space.page_table.memory.retry::<_, Error>(|| Ok(space.prepare_group(at)?))?;
+        }
+    }
+
+    /// Maps a filled folio, or discards it. Returns its end; `at` if a smaller one may fit.
+    fn map_folio(&self, at: VirtAddr, end: VirtAddr, folio: Folio) -> Result<VirtAddr, Error> {
+        let memory = self.space.page_table.memory;
+        let mut supplied = Supply { folio, given: false };
+        let done = memory.retry(|| {
+            self.in_vma(at, end, |op| match memory_of(op.vma).filter(|_| op.vma.is_shared()) {
+                Some(object) => op.fill_shared(object, at, self.mode, &mut supplied),
+                None => op.fill_private(at, self.mode, folio),
+            })
+        });
+        // Nothing of it is mapped.
+        if !supplied.given && (done.is_err() || done == Ok(at)) {
+            memory.frames.fresh(folio).discard(self.space.platform());
+        }
+        done
+    }
+}
+
+impl<P: Platform> VmaOp<'_, '_, P> {
+    /// The next batch at `at`: the largest folio that fits, or base pages.
+    fn next_fill(&self, at: VirtAddr, end: VirtAddr) -> Result<NextFill, Error> {
+        let (space, vma) = (self.space, self.vma);
+        let end = self.end_of_object(at, end)?;
+        if let Some(object) = memory_of(vma).filter(|_| vma.is_shared()) {
+            return self.supplied_order(object, at, end).map(NextFill::Folio);
+        }
+        let order = match Fault::new(space, vma, at, Access::Write).vacant_orders() {
+            Err(Occupant::Entry(entry, level))
+                if level > Level::PTE && space.is_occupied(entry) =>
+            {
+                return Err(Error::Exists(at));
+            }
+            // As on Linux, an error of the source comes before a page that is in the way.
+            Err(_) => return Ok(NextFill::Folio(Order::PAGE)),
+            Ok(orders) if vma.is_anonymous() => largest_at(orders, at, end),
+            Ok(_) => Order::PAGE,
+        };
+        if order > Order::PAGE {
+            return Ok(NextFill::Folio(order));
+        }
+        Ok(NextFill::Pages(self.pages_together(at, end)))
+    }
+
+    /// Maps a fresh folio, which is filled. Returns its end; `at` if a smaller one may fit.
+    fn fill_private(
+        &self,
+        at: VirtAddr,
+        mode: FillMode,
+        folio: Folio,
+    ) -> Result<VirtAddr, Failure> {
+        let (space, vma) = (self.space, self.vma);
+        let range = VirtRange::raw(at.0, at.0 + folio.order.bytes());
+        space.lift_markers(range)?;
+        let owner = AnonGroup::as_owner(vma.group_pointer());
+        space.page_table.memory.frames.fresh(folio).set_owner(owner, vma.folio_index_at(at));
+        let fault = Fault::new(space, vma, at, Access::Write);
+        match fault.map_folio(range, folio, self.fill_attributes(mode)) {
+            Ok(Next::Done(_)) => Ok(range.end()),
+            Ok(_) if folio.order > Order::PAGE => Ok(at),
+            Ok(_) => Err(Error::Exists(at).into()),
+            Err(_) => Err(Failure::NoMemory),
+        }
+    }
+
+    /// Maps zero pages from `at` on, or the huge one where it fits. Returns the end of that.
+    fn map_zeroes(&self, at: VirtAddr, end: VirtAddr) -> Result<VirtAddr, Failure> {
+        let space = self.space;
+        let end = self.end_of_object(at, end)?;
+        let huge = folio_place(at, space.page_table.memory.huge_order());
+        let fault = Fault::new(space, self.vma, at, Access::Read);
+        if let Some(range) = huge.filter(|range| range.start() == at && range.end() <= end)
+            && fault.zero_orders() != Orders::PAGE
+            && let Some(Next::Done(Resolved::ZeroPage)) = fault.map_huge_zero_page()
+        {
+            return Ok(range.end());
+        }
+        space.install(VirtRange::raw(at.0, end.0), space.zero_entry(self.vma))
+    }
+
+    /// The attributes of the entries of filled pages.
+    pub(super) fn fill_attributes(&self, mode: FillMode) -> Attributes {
+        let mut attributes = written_attributes(self.vma.flags());
         if mode.contains(FillMode::WRITE_PROTECT) {
             attributes = protected(attributes);
         }
@@ -421,11 +450,11 @@ pub enum FillOrder {
     PageByPage,
 }
 
-/// What is filled next.
+/// The next batch of a fill.
 enum NextFill {
     /// A folio of this order.
     Folio(Order),
-    /// So many base pages, perhaps none: something has come between.
+    /// This number of base pages, zero if an entry was filled in between.
     Pages(u32),
 }
 

@@ -9,13 +9,14 @@ use crate::object::{ObjectState, Stop, pages, supply};
 use crate::platform::Platform;
 use crate::space::AddressSpace;
 use crate::space::fault::{Access, Fault, Next, folio_place, object_attributes};
+use crate::space::op::VmaOp;
 use crate::stats::Counts;
 use crate::table::publish::publish;
 use crate::table::{EntryAt, ReadSection, run};
 use crate::userfault::Userfault;
 use crate::vma::{MappingFlags, Vma};
 
-use super::fill::{FillMode, PartialFill};
+use super::fill::{Fill, FillMode, PartialFill};
 
 /// A folio that is filled, on its way to an object.
 pub(super) struct Supply {
@@ -45,20 +46,18 @@ impl<P: Platform> AddressSpace<'_, P> {
         length: u64,
         mode: FillMode,
     ) -> Result<(), PartialFill> {
-        let memory = self.page_table.memory;
+        let (memory, fill) = (self.page_table.memory, Fill { space: self, userfault, mode });
         // The folio that a device has read stays until it is mapped.
         let mut _kept = None;
-        self.fill(userfault, to, length, mode, |at, end| {
+        fill.pages(to, length, |at, end| {
             memory.retry(|| {
                 loop {
-                    let locked = self.lock_fill(userfault, at, end, mode)?;
                     let range = VirtRange::raw(at.0, end.0);
-                    let wait = match self.map_present(locked.vma(), range, mode) {
+                    let wait = match fill.in_vma(at, end, |op| op.map_present(range, mode)) {
                         Ok(end) => return Ok(end),
                         Err(Stop::Failed(failure)) => return Err(failure),
                         Err(Stop::Wait(wait)) => wait,
                     };
-                    drop(locked);
                     let kept = wait.wait(memory, None);
                     _kept = kept.map_err(|failure| failure.map(|_| Error::Fault(at)))?;
                 }
@@ -66,47 +65,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         })
     }
 
-    /// Maps a run of the object's pages at the beginning of `range`, and returns its end.
-    fn map_present(&self, vma: &Vma, range: VirtRange, mode: FillMode) -> Result<VirtAddr, Stop> {
-        let object = memory_of(vma).ok_or(Error::Invalid)?;
-        object
-            .invalidate_lock
-            .with_read(self.platform(), |_| self.map_present_of(vma, object, range, mode))
-    }
-
-    /// Like [`AddressSpace::map_present`], with the object's pages kept from being dropped.
-    fn map_present_of(
-        &self,
-        vma: &Vma,
-        object: &ObjectState,
-        range: VirtRange,
-        mode: FillMode,
-    ) -> Result<VirtAddr, Stop> {
-        let (memory, at) = (self.page_table.memory, range.start());
-        let index = vma.page_offset_of(at);
-        if index >= object.size_in_pages() {
-            return Err(Error::Invalid.into());
-        }
-        let vacant = self.vacant_pages(range)?;
-        if vacant == 0 {
-            return Err(Error::Exists(at).into());
-        }
-        let (mut found, mut count) = pages::resident_run(memory, object, index, vacant);
-        if found.is_none() && pages::has(memory, object, index) {
-            let orders = object.orders(memory, vma.flags());
-            match pages::get(memory, object, index, orders) {
-                Ok(_) => (found, count) = pages::resident_run(memory, object, index, vacant),
-                Err(Stop::Failed(Failure::Refused(_))) => return Err(Error::Fault(at).into()),
-                Err(stop) => return Err(stop),
-            }
-        }
-        let first = found.ok_or(Error::Fault(at))?;
-        let part = VirtRange::raw(at.0, at.0 + (count.min(vacant) << PAGE_SHIFT));
-        self.map_supplied(vma, object, part, first, mode)?;
-        Ok(part.end())
-    }
-
-    /// Maps the folio that collapsing has made in `range`. No handler is asked, as on Linux.
+    /// Maps the folio that collapsing has made in `range`. As on Linux, without a handler.
     pub(in crate::space) fn populate_collapsed(&self, range: VirtRange) -> Result<(), Failure> {
         // The folio that a device has read stays until it is mapped.
         let mut _kept = None;
@@ -116,12 +75,12 @@ impl<P: Platform> AddressSpace<'_, P> {
             if !vma.has(MappingFlags::USERFAULT_MINOR) || !vma.range().covers(range) {
                 break;
             }
-            let wait = match self.map_present(vma, range, FillMode::empty()) {
+            let map = |op: &VmaOp<'_, '_, P>| op.map_present(range, FillMode::empty());
+            let wait = match self.operate_in(locked, map) {
                 Ok(_) => return Ok(()),
                 Err(Stop::Failed(failure)) => return Err(failure),
                 Err(Stop::Wait(wait)) => wait,
             };
-            drop(locked);
             _kept = wait.wait(self.page_table.memory, None)?;
         }
         Ok(self.populate(range)?)
@@ -154,121 +113,6 @@ impl<P: Platform> AddressSpace<'_, P> {
         Ok(u64::from(run::count_empty(slots)))
     }
 
-    /// Maps pages of the object, consecutive ones of a folio from `first` on.
-    fn map_supplied(
-        &self,
-        vma: &Vma,
-        object: &ObjectState,
-        part: VirtRange,
-        first: Frame,
-        mode: FillMode,
-    ) -> Result<(), Failure> {
-        self.lift_markers(part)?;
-        let mut attributes =
-            object_attributes(vma, if vma.is_shared() { Access::Write } else { Access::Read });
-        if mode.contains(FillMode::WRITE_PROTECT) {
-            attributes = protected(attributes);
-        }
-        if attributes.permissions.contains(Permissions::WRITE) {
-            let (index, count) = (vma.page_offset_of(part.start()), part.pages());
-            // Shared memory is stored by nobody, so nobody is to be waited for.
-            let marked = pages::mark_dirty(self.page_table.memory, object, index, count);
-            debug_assert!(marked.is_ok());
-        }
-        let fault = Fault::new(self, vma, part.start(), Access::Read);
-        let mapped = fault.map_frames(part, first, attributes);
-        publish(&self.page_table, part);
-        match mapped {
-            Ok(Next::Done(_)) => Ok(()),
-            // Another thread was faster.
-            Ok(_) => Err(Error::Exists(part.start()).into()),
-            Err(_) => Err(Failure::NoMemory),
-        }
-    }
-
-    /// The order of the folio that the object shall get at `at`: the largest that fits into the
-    /// range, the mapping, the entries and the object.
-    pub(super) fn supplied_order(
-        &self,
-        vma: &Vma,
-        object: &ObjectState,
-        at: VirtAddr,
-        end: VirtAddr,
-    ) -> Result<Order, Error> {
-        let memory = self.page_table.memory;
-        let vacant = self.vacant_pages(VirtRange::raw(at.0, end.0))?;
-        let index = vma.page_offset_of(at);
-        let left = object.size_in_pages().saturating_sub(index).min(vacant);
-        let mut orders = self.used_orders(object.orders(memory, vma.flags()), vma.flags());
-        while let Some(order) = orders.take_largest() {
-            let count = u64::from(order.pages());
-            let aligned = folio_place(at, order).is_some_and(|range| range.start() == at)
-                && index.is_multiple_of(count);
-            if aligned && count <= left && pages::lacks(memory, object, index, count) {
-                return Ok(order);
-            }
-        }
-        Ok(Order::PAGE)
-    }
-
-    /// Gives a filled folio to the object behind `at`, and maps it. Returns its end; `at` if a
-    /// smaller one may fit.
-    pub(super) fn fill_shared(
-        &self,
-        vma: &Vma,
-        object: &ObjectState,
-        at: VirtAddr,
-        mode: FillMode,
-        supplied: &mut Supply,
-    ) -> Result<VirtAddr, Failure> {
-        let memory = self.page_table.memory;
-        let Folio { head, order } = supplied.folio;
-        let part = VirtRange::raw(at.0, at.0 + order.bytes());
-        let index = vma.page_offset_of(at);
-        let pages = u64::from(order.pages());
-        object.invalidate_lock.with_read(self.platform(), |_| {
-            if index >= object.size_in_pages() {
-                return Err(Error::Fault(at).into());
-            }
-            if !supplied.given {
-                let vacant = self.vacant_pages(part)?;
-                let fits = vacant >= pages && pages <= object.size_in_pages() - index;
-                if !fits || !supply::supply(memory, object, index, supplied.folio)? {
-                    return if order > Order::PAGE {
-                        Ok(at)
-                    } else {
-                        Err(Error::Exists(at).into())
-                    };
-                }
-                supplied.given = true;
-                memory.frames.folio(supplied.folio).mark_dirty();
-            }
-            // It was given before there was memory to map it, and may have gone since.
-            if pages::resident_run(memory, object, index, pages) == (Some(head), pages) {
-                self.map_supplied(vma, object, part, head, mode)?;
-            }
-            Ok(part.end())
-        })
-    }
-
-    /// The part of a range in the VMA that ends with its object, or before.
-    ///
-    /// # Errors
-    /// [`Error::Fault`] if nothing is left.
-    pub(super) fn end_of_object(
-        &self,
-        vma: &Vma,
-        at: VirtAddr,
-        end: VirtAddr,
-    ) -> Result<VirtAddr, Error> {
-        let Some(object) = vma.object() else { return Ok(end) };
-        let left = object.size_in_pages().saturating_sub(vma.page_offset_of(at));
-        if left == 0 {
-            return Err(Error::Fault(at));
-        }
-        Ok(at.offset(left << PAGE_SHIFT).min(end))
-    }
-
     /// Whether the object behind the VMA has a page there, in memory or in swap; `None` beyond its
     /// end.
     pub(super) fn object_has(&self, vma: &Vma, page: VirtAddr) -> Option<bool> {
@@ -291,6 +135,158 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
         let orders = object.orders(self.page_table.memory, vma.flags());
         pages::get(self.page_table.memory, object, index, orders)
+    }
+}
+
+impl<P: Platform> VmaOp<'_, '_, P> {
+    /// Maps a run of the object's pages at the beginning of `range`, and returns its end.
+    fn map_present(&self, range: VirtRange, mode: FillMode) -> Result<VirtAddr, Stop> {
+        let object = memory_of(self.vma).ok_or(Error::Invalid)?;
+        object
+            .invalidate_lock
+            .with_read(self.space.platform(), |_| self.map_present_of(object, range, mode))
+    }
+
+    /// As [`VmaOp::map_present`], with the object's pages kept from being dropped.
+    fn map_present_of(
+        &self,
+        object: &ObjectState,
+        range: VirtRange,
+        mode: FillMode,
+    ) -> Result<VirtAddr, Stop> {
+        let (space, vma, at) = (self.space, self.vma, range.start());
+        let memory = space.page_table.memory;
+        let index = vma.page_offset_of(at);
+        if index >= object.size_in_pages() {
+            return Err(Error::Invalid.into());
+        }
+        let vacant = space.vacant_pages(range)?;
+        if vacant == 0 {
+            return Err(Error::Exists(at).into());
+        }
+        let (mut found, mut count) = pages::resident_run(memory, object, index, vacant);
+        if found.is_none() && pages::has(memory, object, index) {
+            let orders = object.orders(memory, vma.flags());
+            match pages::get(memory, object, index, orders) {
+                Ok(_) => (found, count) = pages::resident_run(memory, object, index, vacant),
+                Err(Stop::Failed(Failure::Refused(_))) => return Err(Error::Fault(at).into()),
+                Err(stop) => return Err(stop),
+            }
+        }
+        let first = found.ok_or(Error::Fault(at))?;
+        let part = VirtRange::raw(at.0, at.0 + (count.min(vacant) << PAGE_SHIFT));
+        self.map_supplied(object, part, first, mode)?;
+        Ok(part.end())
+    }
+
+    /// Maps pages of the object, consecutive ones of a folio from `first` on.
+    fn map_supplied(
+        &self,
+        object: &ObjectState,
+        part: VirtRange,
+        first: Frame,
+        mode: FillMode,
+    ) -> Result<(), Failure> {
+        let (space, vma) = (self.space, self.vma);
+        space.lift_markers(part)?;
+        let mut attributes =
+            object_attributes(vma, if vma.is_shared() { Access::Write } else { Access::Read });
+        if mode.contains(FillMode::WRITE_PROTECT) {
+            attributes = protected(attributes);
+        }
+        if attributes.permissions.contains(Permissions::WRITE) {
+            let (index, count) = (vma.page_offset_of(part.start()), part.pages());
+            // No pager stores shared memory, so there is no store to wait for.
+            let marked = pages::mark_dirty(space.page_table.memory, object, index, count);
+            debug_assert!(marked.is_ok());
+        }
+        let fault = Fault::new(space, vma, part.start(), Access::Read);
+        let mapped = fault.map_frames(part, first, attributes);
+        publish(&space.page_table, part);
+        match mapped {
+            Ok(Next::Done(_)) => Ok(()),
+            // Another thread was faster.
+            Ok(_) => Err(Error::Exists(part.start()).into()),
+            Err(_) => Err(Failure::NoMemory),
+        }
+    }
+
+    /// The order of the folio that the object shall get at `at`: the largest that fits into the
+    /// range, the mapping, the entries and the object.
+    pub(super) fn supplied_order(
+        &self,
+        object: &ObjectState,
+        at: VirtAddr,
+        end: VirtAddr,
+    ) -> Result<Order, Error> {
+        let (space, vma) = (self.space, self.vma);
+        let memory = space.page_table.memory;
+        let vacant = space.vacant_pages(VirtRange::raw(at.0, end.0))?;
+        let index = vma.page_offset_of(at);
+        let left = object.size_in_pages().saturating_sub(index).min(vacant);
+        let mut orders = space.used_orders(object.orders(memory, vma.flags()), vma.flags());
+        while let Some(order) = orders.take_largest() {
+            let count = u64::from(order.pages());
+            let aligned = folio_place(at, order).is_some_and(|range| range.start() == at)
+                && index.is_multiple_of(count);
+            if aligned && count <= left && pages::lacks(memory, object, index, count) {
+                return Ok(order);
+            }
+        }
+        Ok(Order::PAGE)
+    }
+
+    /// Gives a filled folio to the object behind `at`, and maps it. Returns its end; `at` if a
+    /// smaller one may fit.
+    pub(super) fn fill_shared(
+        &self,
+        object: &ObjectState,
+        at: VirtAddr,
+        mode: FillMode,
+        supplied: &mut Supply,
+    ) -> Result<VirtAddr, Failure> {
+        let (space, vma) = (self.space, self.vma);
+        let memory = space.page_table.memory;
+        let Folio { head, order } = supplied.folio;
+        let part = VirtRange::raw(at.0, at.0 + order.bytes());
+        let index = vma.page_offset_of(at);
+        let pages = u64::from(order.pages());
+        object.invalidate_lock.with_read(space.platform(), |_| {
+            if index >= object.size_in_pages() {
+                return Err(Error::Fault(at).into());
+            }
+            if !supplied.given {
+                let vacant = space.vacant_pages(part)?;
+                let fits = vacant >= pages && pages <= object.size_in_pages() - index;
+                if !fits || !supply::supply(memory, object, index, supplied.folio)? {
+                    return if order > Order::PAGE {
+                        Ok(at)
+                    } else {
+                        Err(Error::Exists(at).into())
+                    };
+                }
+                supplied.given = true;
+                memory.frames.folio(supplied.folio).mark_dirty();
+            }
+            // It was given before there was memory to map it, and may have been dropped since.
+            if pages::resident_run(memory, object, index, pages) == (Some(head), pages) {
+                self.map_supplied(object, part, head, mode)?;
+            }
+            Ok(part.end())
+        })
+    }
+
+    /// The part of a range in the VMA that ends with its object, or before.
+    ///
+    /// # Errors
+    /// [`Error::Fault`] if nothing is left.
+    pub(super) fn end_of_object(&self, at: VirtAddr, end: VirtAddr) -> Result<VirtAddr, Error> {
+        let Some(object) = self.vma.object() else { return Ok(end) };
+        let left = object.size_in_pages().saturating_sub(self.vma.page_offset_of(at));
+        if left == 0 {
+            return Err(Error::Fault(at));
+        }
+        Ok(at.offset(left << PAGE_SHIFT).min(end))
     }
 }
 
