@@ -118,13 +118,15 @@ impl<'a, P: Platform> RmapGuard<'a, P> {
 
     /// Adds a VMA to the trees.
     ///
+    /// # Panics
+    /// If it has another object or anon group.
+    ///
     /// # Safety
-    /// 1. It has the same object and anon group.
-    /// 2. It is in no tree, and leaves the trees before it is freed.
+    /// 1. It is in no tree, and leaves the trees before it is freed.
     pub(crate) unsafe fn add(&self, other: &Vma) {
         self.assert_alike(other);
-        // SAFETY: 1. the locks are held, which are those of its trees (the caller's obligation 1);
-        // 2. the caller's obligation 2; 3. what it maps changes only through the methods below
+        // SAFETY: 1. the locks are held, which are those of its trees (`assert_alike`); 2. the
+        // caller's obligation 1; 3. what it maps changes only through the methods below
         // (`Rekeyed`), which renew it.
         unsafe {
             if let Some(object) = other.object() {
@@ -139,7 +141,8 @@ impl<'a, P: Platform> RmapGuard<'a, P> {
     /// Removes the VMA from the trees.
     ///
     /// # Safety
-    /// 1. It is in the trees, and is not resized or placed any more.
+    /// 1. It is in the trees. Its guard is consumed afterwards: [`RmapGuard::resize`] and
+    ///    [`RmapGuard::set_place`] need the guard, and a VMA in the trees.
     pub(crate) unsafe fn take(&self) {
         // SAFETY: 1. the locks are held; 2. the caller's obligation 1.
         unsafe {
@@ -153,18 +156,26 @@ impl<'a, P: Platform> RmapGuard<'a, P> {
     }
 
     /// Sets the VMA's bounds to `start` and `end`; the entries stay where they are.
-    pub(crate) fn resize(&self, start: u64, end: u64) {
+    ///
+    /// # Panics
+    /// If the guard is another VMA's.
+    pub(crate) fn resize(&self, vma: &VmaWriteGuard<'_, P>, start: u64, end: u64) {
+        self.assert_of(vma);
         if self.vma.start() != start {
             self.vma.set_start(start, &Rekeyed(()));
         }
         self.vma.set_end(end, &Rekeyed(()));
-        // SAFETY: 1. it is in the trees (`new`, and obligation 1 of `take`).
+        // SAFETY: 1. it is in the trees: its guard is not consumed yet (obligation 1 of `take`).
         unsafe { self.moved(self.vma) };
     }
 
     /// Sets the VMA's range to `range` and its offset to `page_offset`; the entries have moved
     /// along.
-    pub(crate) fn set_place(&self, range: VirtRange, page_offset: u64) {
+    ///
+    /// # Panics
+    /// If the guard is another VMA's.
+    pub(crate) fn set_place(&self, vma: &VmaWriteGuard<'_, P>, range: VirtRange, page_offset: u64) {
+        self.assert_of(vma);
         self.vma.set_place(range, page_offset, &Rekeyed(()));
         // SAFETY: 1. as in `resize`.
         unsafe { self.moved(self.vma) };
@@ -173,8 +184,11 @@ impl<'a, P: Platform> RmapGuard<'a, P> {
     /// Records that `other` has received entries from elsewhere since the locks were taken: walks
     /// that are under way visit it once more.
     ///
+    /// # Panics
+    /// If it has another object or anon group.
+    ///
     /// # Safety
-    /// 1. It has the same object and anon group, and is in their trees.
+    /// 1. It is in the trees of its object and anon group.
     pub(crate) unsafe fn moved(&self, other: &Vma) {
         self.assert_alike(other);
         // SAFETY: 1. the locks are held; 2. the caller's obligation 1.
@@ -188,9 +202,16 @@ impl<'a, P: Platform> RmapGuard<'a, P> {
         }
     }
 
+    /// Checked in all builds, as [`RmapGuard::assert_alike`].
+    pub(crate) fn assert_of(&self, vma: &VmaWriteGuard<'_, P>) {
+        assert!(core::ptr::eq(vma.vma(), self.vma), "the guard is another VMA's");
+    }
+
+    /// Checked in all builds: safe functions of `vmas` take any VMA and any guard.
     fn assert_alike(&self, other: &Vma) {
-        debug_assert_eq!(other.object_pointer(), self.vma.object_pointer());
-        debug_assert_eq!(other.group_pointer(), self.group);
+        let alike = other.object_pointer() == self.vma.object_pointer()
+            && other.group_pointer() == self.group;
+        assert!(alike, "the locked trees are another VMA's");
     }
 }
 
@@ -207,7 +228,7 @@ impl<P: Platform> Drop for RmapGuard<'_, P> {
 #[inline]
 pub(crate) unsafe fn link<P: Platform>(platform: &P, vma: &Vma) {
     if belongs(vma) {
-        // SAFETY: 1. its own locks; 2. the caller's obligation 1.
+        // SAFETY: 1. the caller's obligation 1.
         unsafe { RmapGuard::lock(platform, vma).add(vma) };
     }
 }
@@ -216,7 +237,7 @@ pub(crate) unsafe fn link<P: Platform>(platform: &P, vma: &Vma) {
 /// down.
 ///
 /// # Safety
-/// 1. It is in the trees.
+/// 1. It is in the trees. Its guard, if it has one, is consumed afterwards.
 #[inline]
 pub(crate) unsafe fn unlink<P: Platform>(platform: &P, vma: &Vma) {
     if belongs(vma) {

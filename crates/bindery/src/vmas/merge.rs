@@ -70,7 +70,7 @@ impl<'op, P: Platform> VmaSet<'op, '_, P> {
         let end = high.end();
         let pages = high.pages() as i64;
         low.set_flags(low.flags() | high.flags());
-        RmapGuard::new(self.platform(), &low).resize(low.start(), end);
+        RmapGuard::new(self.platform(), &low).resize(&low, low.start(), end);
         self.remove(high);
         self.count(low.flags(), pages);
         self.vmas.index.bounds_changed(&low);

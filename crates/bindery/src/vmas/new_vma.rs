@@ -94,9 +94,9 @@ pub(crate) struct LinkedVma<'op> {
 
 impl LinkedVma<'_> {
     /// Records that the VMA has received entries of another one with the same object and anon
-    /// group, whose trees are locked ([`RmapGuard::moved`]).
+    /// group, whose trees are locked ([`RmapGuard::moved`], which panics otherwise).
     pub(crate) fn received<P: Platform>(&self, held: &RmapGuard<'_, P>) {
-        // SAFETY: 1. it is in the trees (`VmaSet::link`), and a move keeps object and anon group.
+        // SAFETY: 1. it is in the trees (`VmaSet::link`).
         unsafe { held.moved(self.vma) };
     }
 }

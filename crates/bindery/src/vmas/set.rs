@@ -106,7 +106,7 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
     /// As [`VmaSet::insert`], with the trees of a VMA of the same purpose locked.
     pub(crate) fn insert_held(&mut self, new: NewVma<'m, P>, held: &RmapGuard<'_, P>) -> &'op Vma {
         let linked = self.hold_for(new);
-        // SAFETY: 1. the trees are those of a VMA of the same purpose; 2. as in `link`.
+        // SAFETY: 1. as in `link`.
         unsafe { held.add(linked.vma) };
         self.insert_linked(linked)
     }
@@ -148,8 +148,8 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
 
     /// As [`VmaSet::remove`], with the VMA's trees locked.
     pub(crate) fn remove_held(&mut self, vma: VmaWriteGuard<'op, P>, held: &RmapGuard<'_, P>) {
-        // SAFETY: 1. a VMA of the set is in the trees; a change of it needs its guard, which is
-        // consumed here.
+        held.assert_of(&vma);
+        // SAFETY: 1. a VMA of the set is in the trees; its guard is consumed here.
         unsafe { held.take() };
         self.remove_unlinked(vma);
     }
@@ -180,7 +180,7 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
         held: &RmapGuard<'_, P>,
     ) {
         let before = vma.pages() as i64;
-        held.resize(start, end);
+        held.resize(vma, start, end);
         self.vmas.index.bounds_changed(vma);
         self.count(vma.flags(), vma.pages() as i64 - before);
     }
@@ -194,18 +194,18 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
     }
 
     /// Gives a whole VMA another range between its neighbors, and other flags and another offset;
-    /// its pages have moved along. Its trees are locked.
+    /// its pages have moved along. It is locked, and so are its trees.
     #[inline]
     pub(crate) fn slide_held(
         &mut self,
-        between: &Between<'op>,
+        (between, locked): (&Between<'op>, &VmaWriteGuard<'op, P>),
         target: VirtRange,
         (flags, page_offset): (MappingFlags, u64),
         held: &RmapGuard<'_, P>,
     ) {
         let vma = between.vma;
         let grown = target.pages() as i64 - vma.pages() as i64;
-        held.set_place(target, page_offset);
+        held.set_place(locked, target, page_offset);
         vma.set_flags(flags);
         self.vmas.index.bounds_changed_at(&between.spot, vma);
         if grown != 0 {
@@ -244,7 +244,7 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
         let vma = vma.lock_write(self.platform());
         self.page_table.cut(at);
         let LinkedVma { vma: upper, node } = self.link(upper);
-        RmapGuard::new(self.platform(), &vma).resize(vma.start(), at.0);
+        RmapGuard::new(self.platform(), &vma).resize(&vma, vma.start(), at.0);
         self.vmas.index.bounds_changed(&vma);
         // SAFETY: as in `insert_linked`. The accounts stay: the pages are those of one VMA before.
         unsafe { self.vmas.index.insert(node) };

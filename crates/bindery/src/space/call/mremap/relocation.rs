@@ -284,7 +284,12 @@ fn slide<'op, 'm, P: Platform>(
     if done.is_err() {
         return Some(Err(NoMemory));
     }
-    op.vmas.slide_held(between, target, (arriving.purpose.flags, arriving.page_offset), &held);
+    op.vmas.slide_held(
+        (between, &locked),
+        target,
+        (arriving.purpose.flags, arriving.page_offset),
+        &held,
+    );
     drop(held);
     drop(locked);
     if between.free.start == target.start().0 || between.free.end == target.end().0 {
