@@ -18,7 +18,7 @@ impl<P: Platform> Audit<'_, '_, P> {
             return Err(Violation::MappingIndex);
         }
         let mut areas = 0;
-        for area in Self::areas(map) {
+        for area in self.areas(map) {
             areas += 1;
             let mut at = area.range().start();
             for (head, order) in area.frames(self.memory) {
@@ -133,7 +133,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         let single = P::Arch::clear_contig(entry, index);
         let span = level.span();
         let whole = VirtRange::raw(at.0, at.0 + span);
-        let Some(area) = Self::area_of(map, at).filter(|area| area.range().covers(whole)) else {
+        let Some(area) = self.area_of(map, at).filter(|area| area.range().covers(whole)) else {
             return Err(Violation::OutsideMappings(at));
         };
         if !area.allows(level, P::Arch::is_contig(entry), P::Arch::memory_type_of(single)) {

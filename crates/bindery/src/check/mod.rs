@@ -185,13 +185,13 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
     }
 
     /// The areas of a kernel map, in rising order.
-    fn areas<'k>(map: &'k KernelMap<'_, P>) -> impl Iterator<Item = &'k Area> {
+    fn areas<'k>(&self, map: &'k KernelMap<'_, P>) -> impl Iterator<Item = &'k Area> + use<'k, P> {
         // SAFETY: 1. no other call runs during an audit.
         unsafe { map.areas() }
     }
 
     /// The area in use of a kernel map that contains `at`.
-    fn area_of<'k>(map: &'k KernelMap<'_, P>, at: VirtAddr) -> Option<&'k Area> {
+    fn area_of<'k>(&self, map: &'k KernelMap<'_, P>, at: VirtAddr) -> Option<&'k Area> {
         // SAFETY: 1. as in `areas`.
         unsafe { map.owner_of(at) }
     }

@@ -236,8 +236,8 @@ impl<'a, P: Platform> FolioLock<'a, P> {
     }
 }
 
-/// A folio with its lock and a reference, on its way out of memory. Passed on by value; if it is
-/// dropped, the folio stays.
+/// A folio with its lock and a reference, on its way out of memory or back from swap. Passed on by
+/// value. Dropping it unlocks the folio and drops the reference: a folio with others stays.
 #[must_use = "dropping it unlocks and releases the folio"]
 pub(crate) struct LockedFolio<'a, P: Platform> {
     lock: ManuallyDrop<FolioLock<'a, P>>,

@@ -81,8 +81,8 @@ impl<P: Platform> Memory<P> {
     /// calls of the core do so when they would fail otherwise. The caller holds no lock of the core
     /// and is in no read section.
     ///
-    /// The call waits for the writes that were in flight when its search ended, and not for later
-    /// writes of other threads.
+    /// Once its search has ended, the call waits for at most as many writes as were in flight then:
+    /// a steady writer does not hold it.
     ///
     /// Context: may sleep. Complexity: linear in the frames that the clock passes and the runs of
     /// the windows; at most five turns of the clock, two if nothing is left to reclaim, and 64

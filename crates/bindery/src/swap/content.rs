@@ -188,13 +188,14 @@ impl<P: Platform> Memory<P> {
         Written { filled }
     }
 
-    /// Frees the store's content of a slot that is free now. The cluster's lock is held.
+    /// Frees the store's content of a slot that becomes free under the cluster's lock. The busy bit
+    /// is clear, or the caller's.
     #[inline(always)]
     pub(super) fn forget_content(&self, cell: Cell, value: &AtomicU64) {
         if cell.has(Cell::STORED) {
             let handle = value.swap(0, Relaxed);
-            // SAFETY: 1. only the thread that exchanges it has it. 2. No entry, folio or request
-            // refers to the slot any more, and a thread that loads is one of these.
+            // SAFETY: 1. only the thread that exchanges it has it. 2. a thread that loads has the busy
+            // bit, which is clear or the caller's, and the caller does not load.
             unsafe { self.swap.forget(self, handle) };
         }
     }

@@ -72,7 +72,8 @@ pub(super) struct Suspended<'c, 'a, 'm, P: Platform> {
 
 impl<'a, 'm, P: Platform> Cursor<'a, 'm, P> {
     /// Takes the valid bit from the entries of `run`, for a caller that clears or restores them
-    /// under the same lock. Accessed and dirty that the MMU has set stay visible.
+    /// under the same lock. Accessed and dirty that the MMU has set stay visible. The entries are
+    /// not empty, so a walker without the lock does not take the range for unmapped.
     pub(super) fn suspend<'c>(&'c mut self, run: &'c Run<P::Arch>) -> Suspended<'c, 'a, 'm, P> {
         let mut dirty = false;
         for entry in self.page_table.slots_of(run) {
