@@ -57,7 +57,9 @@
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
+use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
+use core::ops::Deref;
 use core::sync::atomic::Ordering;
 
 use super::handle::{Folio, FolioHandle};
@@ -190,10 +192,33 @@ pub(crate) struct FolioLock<'a, P: Platform> {
     platform: &'a P,
 }
 
+/// The number of a folio whose lock the caller has, for functions that rely on the lock. Borrowed
+/// from the guard: the lock is neither released nor handed over before the last use.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FolioLocked<'l> {
+    folio: Folio,
+    _guard: PhantomData<&'l ()>,
+}
+
+impl Deref for FolioLocked<'_> {
+    type Target = Folio;
+
+    #[inline(always)]
+    fn deref(&self) -> &Folio {
+        &self.folio
+    }
+}
+
 impl<P: Platform> FolioLock<'_, P> {
     #[inline]
     pub(crate) fn folio(&self) -> Folio {
         self.handle.folio
+    }
+
+    /// The folio, as a proof that it is locked.
+    #[inline(always)]
+    pub(crate) fn locked(&self) -> FolioLocked<'_> {
+        FolioLocked { folio: self.handle.folio, _guard: PhantomData }
     }
 
     /// The folio's owner, and the index of its first page there. An anon group is valid only while
@@ -260,6 +285,12 @@ impl<'a, P: Platform> LockedFolio<'a, P> {
     #[inline(always)]
     pub(crate) fn lock(&self) -> &FolioLock<'a, P> {
         &self.lock
+    }
+
+    /// As [`FolioLock::locked`].
+    #[inline(always)]
+    pub(crate) fn locked(&self) -> FolioLocked<'_> {
+        self.lock.locked()
     }
 
     /// As [`FolioLock::owner`].

@@ -9,7 +9,7 @@
 //! | `count` | the word of references, pins and mappings, and its transitions |
 //! | `mapping` | mappings and pins |
 //! | `reference` | [`FolioRef`]: references, also from a frame number |
-//! | `lock` | [`FolioLock`] and [`LockedFolio`] |
+//! | `lock` | [`FolioLock`] and [`LockedFolio`]; [`FolioLocked`], a proof of the lock |
 //! | `owner` | the owner of a folio |
 //! | `exclusive` | [`ExclusiveBits`](exclusive::ExclusiveBits): which pages one process has for itself |
 //! | `flags` | dirty, lazy, fetchable, read around |
@@ -68,7 +68,7 @@ pub(crate) use exclusive::ExclusiveRun;
 pub(crate) use fresh::FreshFolio;
 pub use handle::MAX_FOLIO_ORDER;
 pub(crate) use handle::{FOLIO_ORDERS, Folio, Freed};
-pub(crate) use lock::{FolioLock, LockedFolio};
+pub(crate) use lock::{FolioLock, FolioLocked, LockedFolio};
 #[cfg(all(test, loom))]
 pub(crate) use lock::{begin_writeback, lock_unless_writeback, take_from_request, unlock};
 pub use owner::OwnerKind;

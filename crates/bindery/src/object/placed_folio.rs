@@ -85,8 +85,9 @@ impl<P: Platform> PlacedFolio<'_, P> {
     /// Inserts the folio, which is in the swap cache and complete, into the index wherever the
     /// index refers to its slots. Frees those slots. The caller has a reference.
     pub(super) fn swap_in(&self, place: SwapPlace, lock: &FolioLock<'_, P>) {
-        let Self { memory, object, folio, first } = *self;
-        let end = self.end();
+        let Self { memory, object, first, .. } = *self;
+        let (locked, folio, end) = (lock.locked(), lock.folio(), self.end());
+        debug_assert_eq!(folio, self.folio);
         let put = object.pages.change(memory, |index, _| {
             let (mut put, mut count, mut from) = (PageSet::EMPTY, 0, first);
             while let Some(run) = index.next_swapped(from, end) {
@@ -94,7 +95,7 @@ impl<P: Platform> PlacedFolio<'_, P> {
                 let slot = place.first + u64::from(number);
                 let ours = run.first.area == place.area && run.first.slot == slot;
                 let pages =
-                    if ours { memory.pages_in_cache(folio, place, number, run.count) } else { 0 };
+                    if ours { memory.pages_in_cache(locked, place, number, run.count) } else { 0 };
                 from = run.page + u64::from(pages.max(1));
                 if pages == 0 {
                     continue;
@@ -113,6 +114,6 @@ impl<P: Platform> PlacedFolio<'_, P> {
             object.pages.count_swapped(-count);
             (put, count)
         });
-        memory.settle_slots(folio, place, &put);
+        memory.settle_slots(locked, place, &put);
     }
 }

@@ -185,10 +185,10 @@ fn read_folio<P: Platform>(
     wanted: u64,
 ) -> Result<(), Unread> {
     let slots = slots_of(run);
-    let locked = memory.claim_for_read(fresh, slots).ok_or(Unread::Slots)?;
-    let (folio, place) = (locked.folio(), slots.place());
+    let claimed = memory.claim_for_read(fresh, slots).ok_or(Unread::Slots)?;
+    let folio = claimed.folio();
     let locked = if memory.reads_around(slots.area) {
-        match memory.begin_device_read(locked, slots, wanted) {
+        match memory.begin_device_read(claimed, wanted) {
             Load::Done(locked) => locked,
             Load::Lost => return Err(Unread::Content),
             Load::Full => return Err(Unread::Wait(Wait::SwapRequest { area: slots.area })),
@@ -199,12 +199,9 @@ fn read_folio<P: Platform>(
                 return Err(Unread::Wait(Wait::SwapRead(read)));
             }
         }
-    } else if memory.load_folio(folio, slots) {
-        locked
     } else {
-        memory.give_up(folio, place);
-        return Err(Unread::Content);
+        claimed.load(memory).ok_or(Unread::Content)?
     };
-    PlacedFolio { memory, object, folio, first: run.page }.swap_in(place, locked.lock());
+    PlacedFolio { memory, object, folio, first: run.page }.swap_in(slots.place(), locked.lock());
     Ok(())
 }

@@ -333,12 +333,12 @@ fn send<P: Platform>(
     let victim = leaving.placed(memory, object);
     let Leaving { lock, held, first, .. } = leaving;
     let folio = *held;
-    let place = memory.send_out(folio, slots, 0, 0);
+    let place = memory.send_out(lock.locked(), slots, 0, 0);
     let sent = enter_slots(&victim, slots);
     let named = match sent {
         Ok(named) => named,
         Err(obstacle) => {
-            memory.call_back(folio, place);
+            memory.call_back(lock.locked(), place);
             memory.free_unused_slots(slots);
             return Err(match obstacle {
                 Obstacle::Stays(why) => why,

@@ -3,8 +3,7 @@
 use crate::Memory;
 use crate::addr::{Frame, Order, PAGE_SHIFT, VirtRange};
 use crate::arch::Arch;
-use crate::folio::SwapPlace;
-use crate::folio::{Folio, FolioLock, FolioRef, LockedFolio};
+use crate::folio::{Folio, FolioLock, FolioLocked, FolioRef, LockedFolio, SwapPlace};
 use crate::platform::Platform;
 use crate::rmap::{self, Locking, Seen, Walked};
 use crate::swap::page_set::PageSet;
@@ -48,8 +47,8 @@ impl<P: Platform> Memory<P> {
         let pinned = self.frames.folio(folio).pins() > 0;
         let pages = target.min(u64::from(u32::MAX)) as u32;
         let mut scan = match which {
-            Which::Cold(turn) => SwapOutScan::cold(folio, turn, pages),
-            Which::Passing => SwapOutScan::passing(folio, pages),
+            Which::Cold(turn) => SwapOutScan::cold(lock.locked(), turn, pages),
+            Which::Passing => SwapOutScan::passing(lock.locked(), pages),
         };
         let mapped =
             if pinned { Mapped::Nowhere } else { self.take_around(folio, &mut scan, batch) };
@@ -111,7 +110,7 @@ impl<P: Platform> Memory<P> {
     fn take_around<'m>(
         &'m self,
         folio: Folio,
-        scan: &mut SwapOutScan,
+        scan: &mut SwapOutScan<'_>,
         batch: &mut Batch<'m, P>,
     ) -> Mapped {
         let mappings = self.frames.folio(folio).mappings();
@@ -145,16 +144,16 @@ impl<P: Platform> Memory<P> {
     fn reclaim_cached(&self, held: FolioRef<'_, P>, lock: FolioLock<'_, P>) -> u64 {
         let folio = *held;
         let Some(place) = self.frames.folio(folio).swap_place() else { return 0 };
-        let Some(stored) = self.prepare_eviction(folio, place) else { return 0 };
+        let Some(stored) = self.prepare_eviction(lock.locked(), place) else { return 0 };
         if !self.may_write_out(stored, place) {
-            return self.keep_in_cache(folio, place);
+            return self.keep_in_cache(lock.locked(), place);
         }
         let leaving = LockedFolio::new(lock, held);
         if self.write_out_locked(leaving, stored) { self.free_frozen(folio) } else { 0 }
     }
 
     /// Keeps a folio in the swap cache that had been prepared for eviction. Frees nothing.
-    fn keep_in_cache(&self, folio: Folio, place: SwapPlace) -> u64 {
+    fn keep_in_cache(&self, folio: FolioLocked<'_>, place: SwapPlace) -> u64 {
         self.settle_slots(folio, place, &PageSet::EMPTY);
         0
     }

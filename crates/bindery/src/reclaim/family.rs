@@ -10,7 +10,7 @@ use core::sync::atomic::{Ordering, fence};
 
 use crate::Memory;
 use crate::addr::{Order, VirtRange};
-use crate::folio::{Eviction, Folio, LockedFolio, Turn};
+use crate::folio::{Eviction, FolioLocked, LockedFolio, Turn};
 use crate::platform::Platform;
 use crate::rmap::{self, Locking, RmapHit, Seen, Walked};
 use crate::swap::SlotRun;
@@ -51,7 +51,7 @@ impl<P: Platform> Memory<P> {
         let mut left = folios.folios.len();
         folios.folios.retain(|shared| {
             left -= 1;
-            self.prepare_shared(shared.leaving.folio(), left as u32, batch)
+            self.prepare_shared(shared.leaving.locked(), left as u32, batch)
         });
         freed + self.send_family(folios) + batch.finish()
     }
@@ -115,8 +115,13 @@ impl<P: Platform> Memory<P> {
 
     /// Makes slots of the folio busy: its own, or new ones, which are also allocated for `left`
     /// more folios. Returns whether it has slots.
-    fn prepare_shared<'m>(&'m self, folio: Folio, left: u32, batch: &mut Batch<'m, P>) -> bool {
-        if self.frames.folio(folio).is_swap_cached() {
+    fn prepare_shared<'m>(
+        &'m self,
+        folio: FolioLocked<'_>,
+        left: u32,
+        batch: &mut Batch<'m, P>,
+    ) -> bool {
+        if self.frames.folio(*folio).is_swap_cached() {
             if self.send_out_again(folio, 0, 0).is_some() {
                 return true;
             }
@@ -126,7 +131,7 @@ impl<P: Platform> Memory<P> {
         }
         let more = if folio.order == Order::PAGE { left } else { 0 };
         let Some(slots) = batch.idle().slots(self, folio.order, 1 + more) else { return false };
-        if self.frames.folio(folio).add_references(1).is_err() {
+        if self.frames.folio(*folio).add_references(1).is_err() {
             self.free_unused_slots(slots);
             return false;
         }
@@ -152,7 +157,7 @@ impl<P: Platform> Memory<P> {
             let folio = leaving.folio();
             let Some(place) = self.frames.folio(folio).swap_place() else { continue };
             if self.frames.folio(folio).mappings() > 0 || self.frames.folio(folio).pins() > 0 {
-                self.settle_slots(folio, place, &PageSet::EMPTY);
+                self.settle_slots(leaving.locked(), place, &PageSet::EMPTY);
                 continue;
             }
             let slots = SlotRun { area: place.area, first: place.first, count: folio.pages() };

@@ -112,7 +112,11 @@ impl<'m, P: Platform> Batch<'m, P> {
 
     /// Makes swap entries of the cold folios in the table around the hit, unless the VMA is locked
     /// into memory, or another thread is changing it. Returns whether it is locked into memory.
-    pub(super) fn take_window(&mut self, hit: &RmapHit<'_, 'm, P>, scan: &mut SwapOutScan) -> bool {
+    pub(super) fn take_window(
+        &mut self,
+        hit: &RmapHit<'_, 'm, P>,
+        scan: &mut SwapOutScan<'_>,
+    ) -> bool {
         if !self.vmas.iter().any(|vma| vma.is(hit.vma)) {
             if self.vmas.is_full() {
                 self.unmap();

@@ -9,28 +9,35 @@ use super::bitmap::CLUSTER_SLOTS;
 use super::cell::Cell;
 use super::cluster::Cluster;
 use super::device::SwapOperation;
+use super::freed::FreedCell;
 use super::page_set::PageSet;
 use super::same_filled;
 use super::writeback::FolioTransfer;
 use crate::Memory;
 use crate::addr::Frame;
-use crate::folio::Folio;
-use crate::folio::SwapPlace;
+use crate::folio::{Folio, FolioLocked, FreshFolio, LockedFolio, SwapPlace};
 use crate::platform::Platform;
 
 impl<P: Platform> Memory<P> {
-    /// Writes the content of the folio, whose slots are busy, to the area's store. The caller has
-    /// the folio's lock, and no thread writes to the folio. Returns whether all pages were stored;
-    /// none is stored if one does not fit. `written` is empty.
+    /// Writes the content of the folio, whose slots are busy, to the area's store. Returns whether
+    /// all pages were stored; none is stored if one does not fit, or an entry maps the folio.
+    /// `written` is empty.
     // An out parameter: the set would be copied for each folio.
-    pub(crate) fn write_out(&self, folio: Folio, place: SwapPlace, written: &mut Written) -> bool {
-        let run = SlotRun { area: place.area, first: place.first, count: folio.pages() };
+    pub(super) fn write_out(
+        &self,
+        folio: FolioLocked<'_>,
+        place: SwapPlace,
+        written: &mut Written,
+    ) -> bool {
+        let run = Self::slots_of(*folio, place);
         let Some((_, _, values)) = self.cells(run) else { return false };
+        if !self.is_unmapped(folio) {
+            return false;
+        }
         for (page, value) in (0..).zip(values) {
             let frame = folio.head.plus(page);
-            // SAFETY: 1. No entry maps the folio, it has no pins, and the caller has its lock and
-            // the only reference but the cache's: no thread writes to it. The slot is busy, so no
-            // other thread uses the value.
+            // SAFETY: 1. No entry maps the folio, and none comes to map it, since it is locked: no
+            // thread writes to it.
             match unsafe { same_filled::word_of(self.platform.direct_map(frame)) } {
                 Some(word) => {
                     value.store(word, Relaxed);
@@ -61,9 +68,11 @@ impl<P: Platform> Memory<P> {
         true
     }
 
-    /// Reads the content of the folio's slots into its frames. The slots are busy, and only the
-    /// caller has the folio.
-    pub(crate) fn load_folio(&self, folio: Folio, run: SlotRun) -> bool {
+    /// Reads the content of the folio's slots into its frames. Returns whether it could be read.
+    ///
+    /// # Safety
+    /// 1. The slots are claimed for the folio, which no entry maps: a [`ClaimedFolio`] has both.
+    unsafe fn load_folio(&self, folio: FolioLocked<'_>, run: SlotRun) -> bool {
         let Some((_, cells, values)) = self.cells(run) else { return false };
         let filled = |cell: &AtomicU64| Cell(cell.load(Relaxed)).has(Cell::FILLED);
         // A base page is the commonest folio: the loops cost it more than the checks.
@@ -81,15 +90,20 @@ impl<P: Platform> Memory<P> {
         if let Some(area) = self.area(run.area)
             && area.has_device()
         {
-            return self.read_from_device(area, folio, run);
+            // SAFETY: 1. passed on.
+            return unsafe { self.read_from_device(area, folio, run) };
         }
-        self.load_pages(folio, run)
+        // SAFETY: 1. passed on.
+        unsafe { self.load_pages(folio, run) }
     }
 
     /// Like [`Memory::load_folio`], from compressed memory, page by page.
+    ///
+    /// # Safety
+    /// 1. As there.
     // Separate: a page of zeroes must not pay for the registers that this saves.
     #[inline(never)]
-    fn load_pages(&self, folio: Folio, run: SlotRun) -> bool {
+    unsafe fn load_pages(&self, folio: FolioLocked<'_>, run: SlotRun) -> bool {
         let Some((_, cells, values)) = self.cells(run) else { return false };
         let mut page = 0;
         while page < run.count {
@@ -107,10 +121,11 @@ impl<P: Platform> Memory<P> {
                 continue;
             }
             if cell.has(Cell::FILLED) {
-                self.fill_page(frame, value);
+                // SAFETY: 1. of the folio, which is claimed (obligation 1).
+                unsafe { self.fill_page(frame, value) };
             } else {
-                // SAFETY: 1. the slot is busy, and has stored content. 2. Only the caller has the
-                // folio.
+                // SAFETY: 1. the slot is busy, and has stored content. 2. The folio is claimed
+                // (obligation 1).
                 let load = || unsafe { self.swap.load(self, value, frame) };
                 if !cell.has(Cell::STORED) || !load() {
                     return false;
@@ -123,9 +138,17 @@ impl<P: Platform> Memory<P> {
     }
 
     /// Like [`Memory::load_folio`], from a device: submits all runs, then waits for them.
+    ///
+    /// # Safety
+    /// 1. As there.
     #[cold]
     #[inline(never)]
-    fn read_from_device(&self, area: &Area<P>, folio: Folio, run: SlotRun) -> bool {
+    unsafe fn read_from_device(
+        &self,
+        area: &Area<P>,
+        folio: FolioLocked<'_>,
+        run: SlotRun,
+    ) -> bool {
         let (Some((_, cells, values)), Some(device)) = (self.cells(run), area.device()) else {
             return false;
         };
@@ -134,12 +157,13 @@ impl<P: Platform> Memory<P> {
             return false;
         }
         for page in (0..run.count).filter(|page| has(*page, Cell::FILLED)) {
-            self.fill_page(folio.head.plus(page), self.content(cells, values, page).1);
+            // SAFETY: 1. of the folio, which is claimed (obligation 1).
+            unsafe { self.fill_page(folio.head.plus(page), self.content(cells, values, page).1) };
         }
         let number = self.take_request(area);
         area.requests.begin(number, folio.head, run.first);
         let place = SwapPlace { area: run.area, first: run.first, cached: run.count };
-        let what = FolioTransfer { operation: SwapOperation::Read, number, folio, place };
+        let what = FolioTransfer { operation: SwapOperation::Read, number, folio: *folio, place };
         self.submit_pieces(area, device, &what, |page| has(page, Cell::STORED));
         let mut result = None;
         self.wait_for_devices(&mut || {
@@ -155,12 +179,15 @@ impl<P: Platform> Memory<P> {
     }
 
     /// Finds the pages of the folio that one repeated word fills, and stores the words and marks in
-    /// their slots, which are busy. No thread writes to the folio, not even the caller.
-    pub(super) fn sort_pages(&self, folio: Folio, place: SwapPlace) -> Written {
+    /// their slots, which are busy. Finds none if an entry maps the folio.
+    pub(super) fn sort_pages(&self, folio: FolioLocked<'_>, place: SwapPlace) -> Written {
         let mut written = Written::NOTHING;
-        let Some((cluster, cells, values)) = self.cells(Self::slots_of(folio, place)) else {
+        let Some((cluster, cells, values)) = self.cells(Self::slots_of(*folio, place)) else {
             return written;
         };
+        if !self.is_unmapped(folio) {
+            return written;
+        }
         for (page, value) in (0..).zip(values) {
             // SAFETY: 1. as in `write_out`.
             let word =
@@ -177,6 +204,14 @@ impl<P: Platform> Memory<P> {
         written
     }
 
+    /// Whether no entry maps the folio, nor comes to map it while it is locked.
+    #[inline]
+    fn is_unmapped(&self, folio: FolioLocked<'_>) -> bool {
+        let unmapped = self.frames.folio(*folio).mappings() == 0;
+        debug_assert!(unmapped, "{folio:?} is written out, and mapped");
+        unmapped
+    }
+
     /// The result of the last [`Memory::sort_pages`].
     pub(super) fn sorted_pages(&self, folio: Folio, place: SwapPlace) -> Written {
         let mut filled = PageSet::EMPTY;
@@ -188,14 +223,13 @@ impl<P: Platform> Memory<P> {
         Written { filled }
     }
 
-    /// Frees the store's content of a slot that becomes free under the cluster's lock. The busy bit
-    /// is clear, or the caller's.
+    /// Frees the store's content of a slot that was freed; `value` is the slot's.
     #[inline(always)]
-    pub(super) fn forget_content(&self, cell: Cell, value: &AtomicU64) {
-        if cell.has(Cell::STORED) {
+    pub(super) fn forget_content(&self, freed: FreedCell<'_>, value: &AtomicU64) {
+        if freed.was().has(Cell::STORED) {
             let handle = value.swap(0, Relaxed);
-            // SAFETY: 1. only the thread that exchanges it has it. 2. a thread that loads has the busy
-            // bit, which is clear or the caller's, and the caller does not load.
+            // SAFETY: 1. only the thread that exchanges it has it, and the cluster's lock is held.
+            // 2. No thread loads the content of a freed slot.
             unsafe { self.swap.forget(self, handle) };
         }
     }
@@ -208,10 +242,25 @@ impl<P: Platform> Memory<P> {
         unsafe { (self.words(frames), self.words(frames.plus(1))) }
     }
 
-    /// Fills a page of a locked folio that no entry maps with one word.
+    /// Fills the pages whose slots hold one repeated word.
+    pub(super) fn fill_filled_pages(&self, claimed: &ClaimedFolio<'_, P>) {
+        let Some((_, cells, values)) = self.cells(claimed.slots) else { return };
+        for (page, (cell, value)) in (0..).zip(cells.iter().zip(values)) {
+            if Cell(cell.load(Relaxed)).has(Cell::FILLED) {
+                let frame = claimed.locked.folio().head.plus(page);
+                // SAFETY: 1. the folio is claimed, for one slot a page.
+                unsafe { self.fill_page(frame, value.load(Relaxed)) };
+            }
+        }
+    }
+
+    /// Fills a page with one word.
+    ///
+    /// # Safety
+    /// 1. It is one of a claimed folio.
     #[inline]
-    pub(super) fn fill_page(&self, page: Frame, word: u64) {
-        // SAFETY: 1. the folio is being filled from swap: its content is accessed by atomics only.
+    unsafe fn fill_page(&self, page: Frame, word: u64) {
+        // SAFETY: 1. no entry maps a claimed folio, and its content is accessed by atomics only.
         same_filled::fill(unsafe { self.words(page) }, word);
     }
 
@@ -231,6 +280,78 @@ impl<P: Platform> Memory<P> {
     #[inline]
     fn content(&self, cells: &[AtomicU64], values: &[AtomicU64], page: u32) -> (Cell, u64) {
         (Cell(cells[page as usize].load(Relaxed)), values[page as usize].load(Relaxed))
+    }
+}
+
+/// A folio in the swap cache, locked and fresh, for whose pages the slots are claimed: busy, one for
+/// each page. A thread that finds the folio waits for its lock, so that no entry maps the folio before
+/// its content is read. Dropping it leaves the slots busy.
+#[must_use = "the slots stay busy until the content is read or given up"]
+pub(crate) struct ClaimedFolio<'a, P: Platform> {
+    locked: LockedFolio<'a, P>,
+    slots: SlotRun,
+}
+
+impl<'a, P: Platform> ClaimedFolio<'a, P> {
+    /// The folio.
+    pub(crate) fn folio(&self) -> Folio {
+        self.locked.folio()
+    }
+
+    /// The slots, which have the content.
+    pub(super) fn slots(&self) -> SlotRun {
+        self.slots
+    }
+
+    /// Reads the content. If it is lost, the folio leaves the cache and is released.
+    // Always: each fault on a page in swap does it.
+    #[inline(always)]
+    pub(crate) fn load(self, memory: &Memory<P>) -> Option<LockedFolio<'a, P>> {
+        let Self { locked, slots } = self;
+        // SAFETY: 1. `claim_for_read` has claimed them, and `self` was the only handle.
+        if unsafe { memory.load_folio(locked.locked(), slots) } {
+            return Some(locked);
+        }
+        memory.give_up(locked.locked(), slots.place());
+        None
+    }
+
+    /// The locked folio, once its content is complete, or a device's request is to read it.
+    pub(super) fn into_locked(self) -> LockedFolio<'a, P> {
+        self.locked
+    }
+
+    /// Takes the folio out of the cache, and releases it; the slots keep their content.
+    #[cold]
+    pub(super) fn give_up(self, memory: &Memory<P>) {
+        memory.give_up(self.locked.locked(), self.slots.place());
+    }
+}
+
+impl<P: Platform> Memory<P> {
+    /// Puts a fresh folio into the swap cache, for `slots` that are to be read into it. `None` if a
+    /// slot is in the cache or not referred to any more; the folio is freed.
+    // Always: each fault on a page in swap does it.
+    #[inline(always)]
+    pub(crate) fn claim_for_read<'a>(
+        &'a self,
+        fresh: FreshFolio<'a, P>,
+        slots: SlotRun,
+    ) -> Option<ClaimedFolio<'a, P>> {
+        // Published first: a thread that finds the folio by a slot finds it counted.
+        let locked = fresh.publish_for_swap_cache(&self.platform)?;
+        if self.claim_slots(locked.locked(), slots).is_err() {
+            self.abandon_claim(locked);
+            return None;
+        }
+        Some(ClaimedFolio { locked, slots })
+    }
+
+    /// Frees a folio that has not come into the swap cache.
+    #[cold]
+    fn abandon_claim(&self, locked: LockedFolio<'_, P>) {
+        // The cache's reference; the caller's is dropped with the lock.
+        self.frames.folio(locked.folio()).release(&self.platform);
     }
 }
 

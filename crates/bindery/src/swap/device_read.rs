@@ -16,6 +16,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use super::area::SlotRun;
 use super::cell::Cell;
+use super::content::ClaimedFolio;
 use super::device::SwapOperation;
 use super::early_read::Stored;
 use super::page_set::PageSet;
@@ -23,7 +24,7 @@ use super::writeback::FolioTransfer;
 use crate::Memory;
 use crate::addr::Order;
 use crate::error::{Error, Failure};
-use crate::folio::{Folio, FolioRef, FreshFolio, LockedFolio};
+use crate::folio::{Folio, FolioRef, LockedFolio};
 use crate::platform::Platform;
 
 /// A read that a device does for this thread. Its folio stays locked until
@@ -52,62 +53,37 @@ pub(crate) enum Load<'a, P: Platform> {
 }
 
 impl<P: Platform> Memory<P> {
-    /// Puts a fresh folio into the swap cache, for `slots` that are to be read into it. `None` if a
-    /// slot is in the cache or not referred to any more; the folio is freed.
-    // Always: each fault on a page in swap does it.
-    #[inline(always)]
-    pub(crate) fn claim_for_read<'a>(
-        &'a self,
-        fresh: FreshFolio<'a, P>,
-        slots: SlotRun,
-    ) -> Option<LockedFolio<'a, P>> {
-        // Published first: a thread that finds the folio by a slot finds it counted.
-        let locked = fresh.publish_for_swap_cache(&self.platform)?;
-        if self.claim_slots(locked.folio(), slots).is_err() {
-            self.abandon_claim(locked);
-            return None;
-        }
-        Some(locked)
-    }
-
-    /// Frees a folio that has not come into the swap cache.
-    #[cold]
-    fn abandon_claim(&self, locked: LockedFolio<'_, P>) {
-        // The cache's reference; the caller's goes with the lock.
-        self.frames.folio(locked.folio()).release(&self.platform);
-    }
-
-    /// Begins to read `slots` into the folio for which they are claimed; `wanted` is the slot that
-    /// the caller needs. Does not wait.
+    /// Begins to read the content of a claimed folio; `wanted` is the slot that the caller needs.
+    /// Does not wait.
     #[cold]
     pub(crate) fn begin_device_read<'a>(
         &'a self,
-        locked: LockedFolio<'a, P>,
-        slots: SlotRun,
+        claimed: ClaimedFolio<'a, P>,
         wanted: u64,
     ) -> Load<'a, P> {
-        let (folio, place) = (locked.folio(), slots.place());
+        let (folio, slots) = (claimed.folio(), claimed.slots());
+        let place = slots.place();
         // A device that is done at once leaves nothing to wait for, so no wait would finish the
         // reads around the page. That also frees their requests.
         self.finish_swap_writes();
         // The slots are busy: that keeps the area and their content.
         let content = self.content_of(slots);
         if content == Some(Stored::None) {
-            self.fill_filled_pages(folio, slots);
+            self.fill_filled_pages(&claimed);
             self.rare.pages_swapped_in.fetch_add(u64::from(slots.count), Relaxed);
-            return Load::Done(locked);
+            return Load::Done(claimed.into_locked());
         }
         let device = self.area(slots.area).and_then(|area| Some((area, area.device()?)));
         let device = device.filter(|_| content.is_some());
         let request = device.map(|(area, device)| (area, device, area.requests.take()));
         let Some((area, device, Some(number))) = request else {
-            self.give_up(folio, place);
+            claimed.give_up(self);
             return if device.is_some() { Load::Full } else { Load::Lost };
         };
-        self.fill_filled_pages(folio, slots);
+        self.fill_filled_pages(&claimed);
         area.requests.begin(number, folio.head, slots.first);
         // From here on, the folio is the request's.
-        locked.into_request();
+        claimed.into_locked().into_request();
         let what = FolioTransfer { operation: SwapOperation::Read, number, folio, place };
         self.submit_pieces(area, device, &what, |page| {
             self.slot_has(place.area, place.first + u64::from(page), Cell::STORED)
@@ -145,8 +121,8 @@ impl<P: Platform> Memory<P> {
     fn read_page(&self, slot: SlotRun) -> Result<Option<FolioRef<'_, P>>, Failure> {
         loop {
             let fresh = self.frames.new_folio(Order::PAGE).ok_or(Failure::NoMemory)?;
-            let Some(locked) = self.claim_for_read(fresh, slot) else { return Ok(None) };
-            match self.begin_device_read(locked, slot, slot.first) {
+            let Some(claimed) = self.claim_for_read(fresh, slot) else { return Ok(None) };
+            match self.begin_device_read(claimed, slot.first) {
                 Load::Done(locked) => return Ok(Some(self.leave_in_cache(locked, slot))),
                 Load::Lost => return Err(Error::InputOutput.into()),
                 Load::Full => self.wait_for_request(slot.area),
@@ -178,7 +154,7 @@ impl<P: Platform> Memory<P> {
         self.free_request(area, read.number);
         let locked = lock?.with_reference();
         if !succeeded {
-            self.give_up(read.folio, read.slots.place());
+            self.give_up(locked.locked(), read.slots.place());
             return None;
         }
         self.rare.pages_swapped_in.fetch_add(u64::from(read.slots.count), Relaxed);
@@ -187,7 +163,7 @@ impl<P: Platform> Memory<P> {
 
     /// Unlocks a folio that is complete and leaves it in the cache, with the caller's reference.
     fn leave_in_cache<'a>(&'a self, locked: LockedFolio<'a, P>, slots: SlotRun) -> FolioRef<'a, P> {
-        self.settle_slots(locked.folio(), slots.place(), &PageSet::EMPTY);
+        self.settle_slots(locked.locked(), slots.place(), &PageSet::EMPTY);
         locked.unlock()
     }
 

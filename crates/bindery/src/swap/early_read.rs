@@ -21,7 +21,6 @@ use super::writeback::FolioTransfer;
 use crate::Memory;
 use crate::addr::Order;
 use crate::events::RareEvents;
-use crate::folio::Folio;
 use crate::platform::Platform;
 
 /// The reason of a read.
@@ -89,8 +88,8 @@ impl<P: Platform> Memory<P> {
     /// a fresh folio in the swap cache. Takes no memory from the reserve, and does not wait.
     pub(crate) fn begin_read(&self, run: SlotRun, order: Order, cause: Cause) -> Begun {
         let Some(fresh) = self.frames.new_folio(order) else { return Begun::NoRoom };
-        let Some(locked) = self.claim_for_read(fresh, run) else { return Begun::Taken };
-        let (folio, place) = (locked.folio(), run.place());
+        let Some(claimed) = self.claim_for_read(fresh, run) else { return Begun::Taken };
+        let (folio, place) = (claimed.folio(), run.place());
         // The slots are busy, which keeps the area and their content.
         let content = self.content_of(run);
         let worth = match cause {
@@ -98,19 +97,19 @@ impl<P: Platform> Memory<P> {
             Cause::Advice => content.is_some(),
         };
         if worth && content == Some(Stored::None) {
-            self.fill_filled_pages(folio, run);
+            self.fill_filled_pages(&claimed);
             self.rare.pages_swapped_in.fetch_add(u64::from(run.count), Relaxed);
-            self.settle_slots(folio, place, &PageSet::EMPTY);
+            self.settle_slots(claimed.into_locked().locked(), place, &PageSet::EMPTY);
             return Begun::Yes;
         }
         let device = self.area(run.area).and_then(|area| Some((area, area.device()?)));
         let request =
             device.filter(|_| worth).map(|(area, device)| (area, device, area.requests.take()));
         let Some((area, device, Some(number))) = request else {
-            self.give_up(folio, place);
+            claimed.give_up(self);
             return if worth { Begun::NoRoom } else { Begun::Taken };
         };
-        self.fill_filled_pages(folio, run);
+        self.fill_filled_pages(&claimed);
         area.requests.begin_around(number, folio.head);
         self.swap.reading.fetch_add(1, Relaxed);
         if cause == Cause::Around {
@@ -118,7 +117,7 @@ impl<P: Platform> Memory<P> {
             self.frames.folio(folio).mark_read_around();
         }
         // From here on, the folio is the request's.
-        locked.into_request();
+        claimed.into_locked().into_request();
         let what = FolioTransfer { operation: SwapOperation::Read, number, folio, place };
         self.submit_pieces(area, device, &what, |page| {
             self.slot_has(place.area, place.first + u64::from(page), Cell::STORED)
@@ -141,16 +140,6 @@ impl<P: Platform> Memory<P> {
         self.swap_cell(area, slot).is_some_and(|cell| cell.has(content))
     }
 
-    /// Fills the pages whose slots hold one repeated word. The slots are busy.
-    pub(super) fn fill_filled_pages(&self, folio: Folio, run: SlotRun) {
-        let Some((_, cells, values)) = self.cells(run) else { return };
-        for (page, (cell, value)) in (0..).zip(cells.iter().zip(values)) {
-            if Cell(cell.load(Relaxed)).has(Cell::FILLED) {
-                self.fill_page(folio.head.plus(page), value.load(Relaxed));
-            }
-        }
-    }
-
     /// Completes a read for which no thread waits. Lock and reference are the caller's now. If the
     /// read failed, the slots keep their content.
     pub(super) fn finish_early_read(&self, area: &Area<P>, number: u32) {
@@ -159,13 +148,13 @@ impl<P: Platform> Memory<P> {
             let lock = self.frames.folio(folio).lock_of_request(&self.platform);
             debug_assert!(lock.is_some(), "a folio that a device reads is not taken back");
             if let Some(lock) = lock {
-                let _locked = lock.with_reference();
+                let locked = lock.with_reference();
                 match self.frames.folio(folio).swap_place() {
                     Some(place) if read => {
                         self.rare.pages_swapped_in.fetch_add(u64::from(folio.pages()), Relaxed);
-                        self.settle_slots(folio, place, &PageSet::EMPTY);
+                        self.settle_slots(locked.locked(), place, &PageSet::EMPTY);
                     }
-                    Some(place) => self.give_up(folio, place),
+                    Some(place) => self.give_up(locked.locked(), place),
                     None => {}
                 }
             }

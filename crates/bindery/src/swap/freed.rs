@@ -1,9 +1,15 @@
-//! Slots that are freed together.
+//! Freed slots: the proof that one is free, and those that are freed together.
 
-use core::sync::atomic::Ordering::Release;
+use core::marker::PhantomData;
+use core::sync::atomic::{
+    AtomicU64,
+    Ordering::{Relaxed, Release},
+};
 
 use super::area::Area;
+use super::cell::Cell;
 use super::cluster::{Cluster, ClusterState};
+use crate::folio::FolioLocked;
 use crate::platform::Platform;
 
 /// Slots of one cluster whose cells are free, to be freed in the bitmap by stretches.
@@ -47,5 +53,62 @@ impl<'a, P: Platform> FreedSlots<'a, P> {
         if self.relist {
             self.area.relist(slot);
         }
+    }
+}
+
+/// The last value of a cell that the caller has freed under the lock of its cluster: no thread reads
+/// the slot's content, and none begins to.
+pub(super) struct FreedCell<'s> {
+    was: Cell,
+    _state: PhantomData<&'s ClusterState>,
+}
+
+impl<'s> FreedCell<'s> {
+    /// Drops a reference of an entry, and frees the cell if that was the last holder but the cache.
+    #[inline(always)]
+    pub(super) fn drop_entry(state: &'s ClusterState, cell: &AtomicU64) -> Option<Self> {
+        let now = Cell(cell.load(Relaxed)).let_go();
+        debug_assert_ne!(now.entries(), 0xffff, "a slot was let go that no entry named");
+        Self::if_let_go(state, cell, now)
+    }
+
+    /// Ends a device's write to the slot, and frees the cell if that was the last holder but the
+    /// cache.
+    pub(super) fn end_writing(state: &'s ClusterState, cell: &AtomicU64) -> Option<Self> {
+        let now = Cell(cell.load(Relaxed) & !Cell::WRITING);
+        Self::if_let_go(state, cell, now)
+    }
+
+    /// Frees the cell if `now` has no holder but the cache; otherwise stores `now`, which differs
+    /// from the cell's value in no bit of the lock's holder.
+    #[inline(always)]
+    fn if_let_go(_: &'s ClusterState, cell: &AtomicU64, now: Cell) -> Option<Self> {
+        let is_free = now.is_let_go();
+        cell.store(if is_free { Cell::FREE } else { now }.0, Relaxed);
+        is_free.then_some(Self { was: now, _state: PhantomData })
+    }
+
+    /// Frees the cell of a page of a cached folio, whose value was to become `now`: the holder of
+    /// the folio's lock, for which the slot is busy, does not read its content.
+    #[inline(always)]
+    pub(super) fn end_work(
+        _: &'s ClusterState,
+        folio: FolioLocked<'_>,
+        (page, cell): (u32, &AtomicU64),
+        now: Cell,
+    ) -> Self {
+        debug_assert_eq!(
+            Cell(cell.load(Relaxed)).frame(),
+            Some(folio.head.plus(page)),
+            "the slot is not one of the folio's"
+        );
+        cell.store(Cell::FREE.0, Relaxed);
+        Self { was: now, _state: PhantomData }
+    }
+
+    /// The value of the cell before it was freed.
+    #[inline(always)]
+    pub(super) fn was(&self) -> Cell {
+        self.was
     }
 }

@@ -62,7 +62,7 @@ mod clock;
 mod cluster;
 #[cfg(feature = "compression")]
 mod compressed;
-mod content;
+pub(crate) mod content;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod damage;
 mod device;

@@ -5,18 +5,17 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::area::SlotRun;
 use super::cell::Cell;
-use super::freed::FreedSlots;
+use super::freed::{FreedCell, FreedSlots};
 use super::page_set::PageSet;
 use super::slots::index;
 use crate::Memory;
-use crate::folio::Folio;
-use crate::folio::SwapPlace;
+use crate::folio::{FolioLocked, SwapPlace};
 use crate::platform::Platform;
 
 impl<P: Platform> Memory<P> {
     /// Like [`Memory::settle_slots`], for a folio whose pages have each lost an entry. The slots
     /// are busy.
-    pub(crate) fn settle_all_slots(&self, folio: Folio, place: SwapPlace) {
+    pub(crate) fn settle_all_slots(&self, folio: FolioLocked<'_>, place: SwapPlace) {
         if !self.free_all_slots(folio, place) {
             let mut all = PageSet::EMPTY;
             all.add(0, folio.pages());
@@ -26,7 +25,7 @@ impl<P: Platform> Memory<P> {
 
     /// Removes the folio from the cache and frees its slots, if only one entry referred to each of
     /// them and is removed. Returns whether that was so; otherwise nothing has changed.
-    fn free_all_slots(&self, folio: Folio, place: SwapPlace) -> bool {
+    fn free_all_slots(&self, folio: FolioLocked<'_>, place: SwapPlace) -> bool {
         let run = SlotRun { area: place.area, first: place.first, count: folio.pages() };
         let (Some(area), Some((cluster, cells, values))) = (self.area(run.area), self.cells(run))
         else {
@@ -40,27 +39,29 @@ impl<P: Platform> Memory<P> {
         if !cells.iter().all(is_last) {
             return false;
         }
-        for (cell, value) in cells.iter().zip(values) {
-            self.forget_content(Cell(cell.load(Relaxed)), value);
-            cell.store(Cell::FREE.0, Relaxed);
+        for (page, (cell, value)) in (0..).zip(cells.iter().zip(values)) {
+            let now = Cell(cell.load(Relaxed));
+            let last = FreedCell::end_work(&state, folio, (page, cell), now);
+            self.forget_content(last, value);
         }
         let mut freed = FreedSlots::new(area, cluster);
         (freed.first, freed.count) = (index(run.first), run.count);
         freed.give_back(&mut state);
-        self.frames.folio(folio).set_cached_pages(place, 0);
+        self.frames.folio(*folio).set_cached_pages(place, 0);
         drop(state);
         freed.relist(run.first);
         // No other copy of the content is left.
-        self.frames.folio(folio).mark_dirty();
-        self.frames.folio(folio).release(&self.platform);
+        self.frames.folio(*folio).mark_dirty();
+        self.frames.folio(*folio).release(&self.platform);
         true
     }
 
-    /// Frees the slot: the store frees its content, and its page leaves the cache, and with the
-    /// last page the folio. The cluster's lock is held.
+    /// Ends the use of a freed cell's slot: the store frees its content, and its page leaves the
+    /// cache, and with the last page the folio.
     #[inline(never)]
-    pub(super) fn empty_slot(&self, cell: Cell, value: &AtomicU64) {
-        self.forget_content(cell, value);
+    pub(super) fn empty_slot(&self, freed: FreedCell<'_>, value: &AtomicU64) {
+        let cell = freed.was();
+        self.forget_content(freed, value);
         let Some(folio) = cell.frame().and_then(|frame| self.frames.folio_of(frame)) else {
             return;
         };

@@ -13,12 +13,11 @@ use super::bitmap::CLUSTER_SLOTS;
 use super::cell::{self, Cell, ClaimError};
 use super::cluster::{Cluster, ClusterState, LiveCluster};
 use super::content::Written;
-use super::freed::FreedSlots;
+use super::freed::{FreedCell, FreedSlots};
 use super::page_set::PageSet;
 use crate::Memory;
 use crate::addr::Order;
-use crate::folio::SwapPlace;
-use crate::folio::{Folio, FolioRef};
+use crate::folio::{Folio, FolioLocked, FolioRef, SwapPlace};
 use crate::platform::Platform;
 
 /// The count of a slot is at its maximum; nothing has changed.
@@ -126,10 +125,10 @@ impl<P: Platform> Memory<P> {
     }
 
     /// Puts the folio into the swap cache, at slots that the caller has allocated for it. `named`
-    /// of its pages, from page `first` on, get an entry each. The caller has the folio's lock.
+    /// of its pages, from page `first` on, get an entry each.
     pub(crate) fn send_out(
         &self,
-        folio: Folio,
+        folio: FolioLocked<'_>,
         slots: SlotRun,
         first: u32,
         named: u32,
@@ -143,13 +142,13 @@ impl<P: Platform> Memory<P> {
             let cell_now = Cell::going_out(folio.head.plus(page), folio.order, entries);
             cell.store(cell_now.0, Relaxed);
         }
-        self.frames.folio(folio).set_swap_place(place);
+        self.frames.folio(*folio).set_swap_place(place);
         place
     }
 
     /// Undoes [`Memory::send_out`]: the slots are the caller's again, to be used or freed, and the
-    /// folio has left the cache. No entry refers to them any more. The caller has the folio's lock.
-    pub(crate) fn call_back(&self, folio: Folio, place: SwapPlace) {
+    /// folio has left the cache. No entry refers to them any more.
+    pub(crate) fn call_back(&self, folio: FolioLocked<'_>, place: SwapPlace) {
         let slots = SlotRun { area: place.area, first: place.first, count: folio.pages() };
         if let Some((_, cells, _)) = self.cells(slots) {
             for cell in cells {
@@ -157,7 +156,7 @@ impl<P: Platform> Memory<P> {
                 cell.store(Cell::FREE.0, Relaxed);
             }
         }
-        self.frames.folio(folio).set_cached_pages(place, 0);
+        self.frames.folio(*folio).set_cached_pages(place, 0);
     }
 
     /// Counts those of `count` pages of a folio, from page `first` on, that are still in the cache;
@@ -167,20 +166,18 @@ impl<P: Platform> Memory<P> {
     /// 2. the first process drops a page of its part, and the slot is free if the other has dropped
     ///    it too;
     /// 3. it writes to a new page at that address, which is swapped out to the same slot.
-    ///
-    /// The caller has the folio's lock.
     #[inline]
     pub(crate) fn pages_in_cache(
         &self,
-        folio: Folio,
+        folio: FolioLocked<'_>,
         place: SwapPlace,
         first: u32,
         count: u32,
     ) -> u32 {
         // Read after the table's lock: the slot was free before the entry was stored.
         let all =
-            self.frames.folio(folio).swap_place().is_some_and(|now| now.cached == folio.pages());
-        if all { count } else { self.count_in_cache(folio, place, first, count) }
+            self.frames.folio(*folio).swap_place().is_some_and(|now| now.cached == folio.pages());
+        if all { count } else { self.count_in_cache(*folio, place, first, count) }
     }
 
     #[cold]
@@ -230,15 +227,9 @@ impl<P: Platform> Memory<P> {
         let mut state = cluster.state.lock();
         let mut freed = FreedSlots::new(area, cluster);
         for (at, (cell, value)) in (index(run.first)..).zip(cells.iter().zip(values)) {
-            let now = Cell(cell.load(Relaxed)).let_go();
-            debug_assert_ne!(now.entries(), 0xffff, "a slot was let go that nobody named");
-            if !now.is_let_go() {
-                cell.store(now.0, Relaxed);
-                continue;
-            }
-            cell.store(Cell::FREE.0, Relaxed);
-            if now.0 & (Cell::STORED | Cell::CACHED) != 0 {
-                self.empty_slot(now, value);
+            let Some(last) = FreedCell::drop_entry(&state, cell) else { continue };
+            if last.was().0 & (Cell::STORED | Cell::CACHED) != 0 {
+                self.empty_slot(last, value);
             }
             freed.add(&mut state, at);
         }
@@ -269,18 +260,24 @@ impl<P: Platform> Memory<P> {
         result
     }
 
-    /// Claims the slots of the run, whose content is to be read into `folio`, which is fresh and
-    /// locked by the caller: the cache refers to it from now on, and the slots are busy, which
-    /// keeps their area. Claims all or none. The slots are those of entries that the caller has
-    /// seen, as for [`Memory::find_cached`].
-    pub(crate) fn claim_slots(&self, folio: Folio, run: SlotRun) -> Result<(), ClaimError> {
+    /// Claims the slots of the run, whose content is to be read into `folio`, which is fresh: the
+    /// cache refers to it from now on, and the slots are busy, which keeps their area. Claims all or
+    /// none. The slots are those of entries that the caller has seen, as for
+    /// [`Memory::find_cached`].
+    pub(super) fn claim_slots(
+        &self,
+        folio: FolioLocked<'_>,
+        run: SlotRun,
+    ) -> Result<(), ClaimError> {
         self.while_areas_stay(|| self.claim_if_named(folio, run))
     }
 
-    fn claim_if_named(&self, folio: Folio, run: SlotRun) -> Result<(), ClaimError> {
+    fn claim_if_named(&self, folio: FolioLocked<'_>, run: SlotRun) -> Result<(), ClaimError> {
         debug_assert_eq!(run.count, folio.pages());
         let (part, rest) = first_part(run);
-        let (0, Some((cluster, cells, _))) = (rest.count, self.cells(part)) else {
+        let (0, true, Some((cluster, cells, _))) =
+            (rest.count, part.count == folio.pages(), self.cells(part))
+        else {
             return Err(ClaimError::Gone);
         };
         let _state = cluster.state.lock();
@@ -291,10 +288,10 @@ impl<P: Platform> Memory<P> {
         };
         cell::claim_all(cells, folio.head, folio.order)?;
         let place = SwapPlace { area: run.area, first: run.first, cached: run.count };
-        self.frames.folio(folio).set_swap_place(place);
+        self.frames.folio(*folio).set_swap_place(place);
         if let Some(shadow) = shadow {
             self.frames
-                .folio(folio)
+                .folio(*folio)
                 .reclaim_state()
                 .set_age(self.clock.note_return(shadow, run.count));
         }
@@ -305,68 +302,81 @@ impl<P: Platform> Memory<P> {
     /// that referred to their slots. Pages without references to their slots leave the cache; the
     /// others stay, no longer busy. Returns the number that stay. The caller has a reference
     /// besides the cache's.
-    pub(crate) fn settle_slots(&self, folio: Folio, place: SwapPlace, put: &PageSet) -> u32 {
+    pub(crate) fn settle_slots(
+        &self,
+        folio: FolioLocked<'_>,
+        place: SwapPlace,
+        put: &PageSet,
+    ) -> u32 {
         let done = |page: u32, old: Cell| Cell((old.0 & !Cell::BUSY) - u64::from(put.has(page)));
         let cached = self.change_slots(folio, place, || false, done).cached;
         if cached < folio.pages() {
             // No other copy of the content is left.
-            self.frames.folio(folio).mark_dirty();
+            self.frames.folio(*folio).mark_dirty();
         }
         cached
     }
 
     /// Like [`Memory::settle_slots`], after a failed write: the slots have no content, and are no
     /// longer busy.
-    pub(super) fn settle_unwritten(&self, folio: Folio, place: SwapPlace) {
+    pub(super) fn settle_unwritten(&self, folio: FolioLocked<'_>, place: SwapPlace) {
         let done = |_: u32, old: Cell| Cell(old.0 & !(Cell::BUSY | Cell::CONTENT));
         if self.change_slots(folio, place, || false, done).cached < folio.pages() {
             // As there.
-            self.frames.folio(folio).mark_dirty();
+            self.frames.folio(*folio).mark_dirty();
         }
     }
 
     /// Evicts a folio whose content is in swap: as `written` says, or from before. If only the
     /// caller's reference and the cache's are left, the folio is the caller's, frozen, and the
     /// result is true. Otherwise it stays in the cache, its slots are no longer busy, and the
-    /// caller keeps its reference. The caller has the folio's lock.
-    pub(crate) fn evict(&self, folio: Folio, place: SwapPlace, written: Option<&Written>) -> bool {
+    /// caller keeps its reference.
+    pub(super) fn evict(
+        &self,
+        folio: FolioLocked<'_>,
+        place: SwapPlace,
+        written: Option<&Written>,
+    ) -> bool {
         let done = |page: u32, old: Cell| {
             let content = written.map_or(0, |written| written.content(page));
             Cell(old.0 & !Cell::BUSY | content)
         };
         // With the cluster's lock held: a thread that finds the folio by a slot takes a reference,
         // and reads the slot again.
-        self.change_slots(folio, place, || self.frames.folio(folio).freeze(2), done).evicted
+        self.change_slots(folio, place, || self.frames.folio(*folio).freeze(2), done).evicted
     }
 
     /// Removes a folio whose content could not be read from the cache; entries keep their
-    /// references to its slots. The caller has the folio's lock and a reference.
-    pub(crate) fn give_up(&self, folio: Folio, place: SwapPlace) {
+    /// references to its slots. The caller has a reference.
+    pub(crate) fn give_up(&self, folio: FolioLocked<'_>, place: SwapPlace) {
         let uncached = |_: u32, old: Cell| old.uncached(0);
         let changed = self.change_slots(folio, place, || false, uncached);
         if changed.cached > 0 {
-            self.frames.folio(folio).set_cached_pages(place, 0);
-            self.frames.folio(folio).release(&self.platform);
+            self.frames.folio(*folio).set_cached_pages(place, 0);
+            self.frames.folio(*folio).release(&self.platform);
         }
     }
 
     /// Makes the slots of a cached folio busy, so that they stay its own: to be written out, or to
     /// get more references. `None`, with nothing changed, if the area is stopped, if some of its
     /// pages have left the cache or came from another folio, or if a device still writes their old
-    /// content. Returns whether all content is in swap already. The caller has the folio's lock,
-    /// and a reference.
-    pub(crate) fn prepare_out(&self, folio: Folio, place: SwapPlace) -> Option<Stored> {
+    /// content. Returns whether all content is in swap already. The caller has a reference.
+    pub(crate) fn prepare_out(&self, folio: FolioLocked<'_>, place: SwapPlace) -> Option<Stored> {
         let run = SlotRun { area: place.area, first: place.first, count: folio.pages() };
         let (cluster, cells, _) = self.cells(run)?;
         let live = LiveCluster::lock(self.area(place.area)?, cluster)?;
-        let stored = stored_of(live.state(), folio, cells)?;
+        let stored = stored_of(live.state(), *folio, cells)?;
         make_busy(cells);
         Some(stored)
     }
 
     /// Like [`Memory::prepare_out`], for an unmapped folio: it may leave memory even if the area is
     /// stopped, unless something must be written to the area for that.
-    pub(crate) fn prepare_eviction(&self, folio: Folio, place: SwapPlace) -> Option<Stored> {
+    pub(crate) fn prepare_eviction(
+        &self,
+        folio: FolioLocked<'_>,
+        place: SwapPlace,
+    ) -> Option<Stored> {
         let prepared = self.prepare_out(folio, place);
         prepared.or_else(|| self.prepare_dropping(folio, place).then_some(Stored::Yes))
     }
@@ -375,7 +385,7 @@ impl<P: Platform> Memory<P> {
     /// decides whether the folio leaves memory.
     fn change_slots(
         &self,
-        folio: Folio,
+        folio: FolioLocked<'_>,
         place: SwapPlace,
         freeze: impl FnOnce() -> bool,
         change: impl Fn(u32, Cell) -> Cell,
@@ -387,7 +397,7 @@ impl<P: Platform> Memory<P> {
             return changed;
         };
         let mut state = cluster.state.lock();
-        if !self.frames.folio(folio).is_swap_cached() {
+        if !self.frames.folio(*folio).is_swap_cached() {
             // All pages have left the cache since the caller looked, and the cache's reference with
             // them.
             return changed;
@@ -413,20 +423,20 @@ impl<P: Platform> Memory<P> {
                 changed.cached += 1;
                 continue;
             }
-            cell.store(Cell::FREE.0, Relaxed);
-            self.forget_content(now, value);
+            let last = FreedCell::end_work(&state, folio, (page, cell), now);
+            self.forget_content(last, value);
             freed.add(&mut state, index(run.first) + page);
         }
         freed.give_back(&mut state);
         if changed.evicted {
             self.clock.note_evicted(run.count);
         } else {
-            self.frames.folio(folio).set_cached_pages(place, changed.cached);
+            self.frames.folio(*folio).set_cached_pages(place, changed.cached);
         }
         drop(state);
         freed.relist(run.first);
         if !changed.evicted && changed.cached == 0 {
-            self.frames.folio(folio).release(&self.platform);
+            self.frames.folio(*folio).release(&self.platform);
         }
         changed
     }

@@ -21,12 +21,11 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::area::SlotRun;
 use super::cell::Cell;
-use super::freed::FreedSlots;
+use super::freed::{FreedCell, FreedSlots};
 use super::page_set::PageSet;
 use super::slots::index;
 use crate::Memory;
-use crate::folio::SwapPlace;
-use crate::folio::{Folio, FolioLock};
+use crate::folio::{Folio, FolioLock, SwapPlace};
 use crate::platform::Platform;
 
 impl<P: Platform> Memory<P> {
@@ -35,7 +34,7 @@ impl<P: Platform> Memory<P> {
     #[cold]
     pub(super) fn take_back(&self, folio: Folio) -> Option<FolioLock<'_, P>> {
         let (lock, place) = self.while_areas_stay(|| self.take_lock_over(folio))?;
-        self.settle_slots(folio, place, &PageSet::EMPTY);
+        self.settle_slots(lock.locked(), place, &PageSet::EMPTY);
         Some(lock)
     }
 
@@ -83,14 +82,9 @@ impl<P: Platform> Memory<P> {
         }
         let mut freed = FreedSlots::new(area, cluster);
         for (at, (cell, value)) in (index(slots.first)..).zip(cells.iter().zip(values)) {
-            let now = Cell(load(cell).0 & !Cell::WRITING);
-            if !now.is_let_go() {
-                cell.store(now.0, Relaxed);
-                continue;
-            }
-            cell.store(Cell::FREE.0, Relaxed);
+            let Some(last) = FreedCell::end_writing(&state, cell) else { continue };
             // Its last entry was removed during the write.
-            self.empty_slot(now, value);
+            self.empty_slot(last, value);
             freed.add(&mut state, at);
         }
         freed.give_back(&mut state);

@@ -8,8 +8,7 @@ use super::cell::Cell;
 use super::page_set::PageSet;
 use super::slots::{Stored, make_busy};
 use crate::Memory;
-use crate::folio::SwapPlace;
-use crate::folio::{Folio, Freed, LockedFolio};
+use crate::folio::{Folio, FolioLocked, Freed, LockedFolio, SwapPlace};
 use crate::frame::FreeBatch;
 use crate::platform::Platform;
 
@@ -40,7 +39,7 @@ impl<P: Platform> Memory<P> {
             return;
         }
         let Some(place) = self.frames.folio(folio).swap_place() else { return };
-        if self.prepare_dropping(folio, place)
+        if self.prepare_dropping(lock.locked(), place)
             && self.write_out_locked(LockedFolio::new(lock, held), Stored::Yes)
         {
             self.frames.folio(folio).free_frozen_into(batch);
@@ -49,8 +48,8 @@ impl<P: Platform> Memory<P> {
 
     /// Like [`Memory::prepare_out`], for an unmapped folio, if swap has the content of all pages
     /// that are still in the cache: the others are not needed. Returns whether that is so.
-    pub(super) fn prepare_dropping(&self, folio: Folio, place: SwapPlace) -> bool {
-        let Some((cluster, cells, _)) = self.cells(Self::slots_of(folio, place)) else {
+    pub(super) fn prepare_dropping(&self, folio: FolioLocked<'_>, place: SwapPlace) -> bool {
+        let Some((cluster, cells, _)) = self.cells(Self::slots_of(*folio, place)) else {
             return false;
         };
         let _state = cluster.state.lock();
@@ -60,7 +59,7 @@ impl<P: Platform> Memory<P> {
         let ours = || (0..).zip(cells).filter(is_ours).map(|(_, cell)| cell);
         let is_stored =
             |cell: &AtomicU64| load(cell).0 & Cell::CONTENT != 0 && !load(cell).has(Cell::WRITING);
-        let stored = self.frames.folio(folio).is_swap_cached() && ours().all(is_stored);
+        let stored = self.frames.folio(*folio).is_swap_cached() && ours().all(is_stored);
         if stored {
             make_busy(ours());
         }
@@ -70,11 +69,16 @@ impl<P: Platform> Memory<P> {
     /// Lets a folio be swapped out again to the slots that it has: makes them busy, and adds a
     /// reference of an entry to those of `named` pages from page `first` on. `None`, with nothing
     /// changed, if it has no slots, if the area is stopped, or if a slot's count is at its maximum.
-    /// The caller has the folio's lock, and the locks of the tables that get the entries.
-    pub(crate) fn send_out_again(&self, folio: Folio, first: u32, named: u32) -> Option<SlotRun> {
-        let place = self.frames.folio(folio).swap_place()?;
+    /// The caller has the locks of the tables that get the entries.
+    pub(crate) fn send_out_again(
+        &self,
+        folio: FolioLocked<'_>,
+        first: u32,
+        named: u32,
+    ) -> Option<SlotRun> {
+        let place = self.frames.folio(*folio).swap_place()?;
         let stored = self.prepare_out(folio, place)?;
-        let slots = Self::slots_of(folio, place);
+        let slots = Self::slots_of(*folio, place);
         let run = SlotRun { first: slots.first + u64::from(first), count: named, ..slots };
         if self.may_write_out(stored, place) && self.dup_slots(run).is_ok() {
             return Some(slots);
@@ -85,14 +89,14 @@ impl<P: Platform> Memory<P> {
 
     /// Removes a partly cached folio from the cache: some of its slots have no references any more,
     /// so it cannot be swapped out to them. Other entries find the content in swap. Returns whether
-    /// it did; it does not if the content of a page is missing there. The caller has the folio's
-    /// lock, and a reference or mapping that keeps the folio.
-    pub(crate) fn leave_cache(&self, folio: Folio) -> bool {
-        let Some(place) = self.frames.folio(folio).swap_place() else { return false };
+    /// it did; it does not if the content of a page is missing there. The caller has a reference or
+    /// mapping that keeps the folio.
+    pub(crate) fn leave_cache(&self, folio: FolioLocked<'_>) -> bool {
+        let Some(place) = self.frames.folio(*folio).swap_place() else { return false };
         if place.cached == folio.pages() || !self.prepare_dropping(folio, place) {
             return false;
         }
-        self.frames.folio(folio).mark_dirty();
+        self.frames.folio(*folio).mark_dirty();
         self.give_up(folio, place);
         true
     }

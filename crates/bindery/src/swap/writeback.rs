@@ -52,8 +52,8 @@ impl<P: Platform> Memory<P> {
             return self.send_to_device(area, leaving, place);
         }
         let mut written = Written::NOTHING;
-        if !self.write_out(folio, place, &mut written) {
-            self.settle_unwritten(folio, place);
+        if !self.write_out(leaving.locked(), place, &mut written) {
+            self.settle_unwritten(leaving.locked(), place);
             return false;
         }
         self.finish_write_out(leaving, place, Some(&written))
@@ -66,7 +66,7 @@ impl<P: Platform> Memory<P> {
         place: SwapPlace,
         written: Option<&Written>,
     ) -> bool {
-        let evicted = self.evict(leaving.folio(), place, written);
+        let evicted = self.evict(leaving.locked(), place, written);
         if evicted {
             leaving.into_frozen();
         }
@@ -83,7 +83,7 @@ impl<P: Platform> Memory<P> {
         place: SwapPlace,
     ) -> bool {
         let folio = leaving.folio();
-        let written = self.sort_pages(folio, place);
+        let written = self.sort_pages(leaving.locked(), place);
         let Some(device) = area.device().filter(|_| written.in_store(folio) > 0) else {
             self.rare.pages_swapped_out.fetch_add(u64::from(folio.pages()), Relaxed);
             return self.finish_write_out(leaving, place, Some(&written));
@@ -215,7 +215,7 @@ impl<P: Platform> Memory<P> {
             }
             (Some(lock), place) => {
                 if let Some(place) = place {
-                    self.settle_unwritten(folio, place);
+                    self.settle_unwritten(lock.locked(), place);
                 }
                 drop(lock.with_reference());
             }

@@ -6,7 +6,7 @@ use arrayvec::ArrayVec;
 
 use crate::Memory;
 use crate::addr::{Order, PAGE_SHIFT, VirtAddr};
-use crate::folio::Folio;
+use crate::folio::{Folio, FolioLocked};
 use crate::platform::Platform;
 use crate::swap::SlotRun;
 use crate::swap::page_set::PageSet;
@@ -200,7 +200,7 @@ impl OutBatch {
                 // SAFETY: 1. the folios of runs were left to this batch, and each is met once.
                 let leaving =
                     unsafe { memory.frames.folio(folio).folio_of_batch(&memory.platform) };
-                if kept && memory.stays_in_cache(folio) {
+                if kept && memory.stays_in_cache(leaving.locked()) {
                     continue;
                 }
                 if memory.write_out_locked(leaving, stored) {
@@ -229,11 +229,11 @@ impl<P: Platform> Memory<P> {
 
     /// Whether a folio that is leaving has references besides those of the cache and the caller: a
     /// device may write to it. Then the entries that name its slots find it in the cache.
-    fn stays_in_cache(&self, folio: Folio) -> bool {
-        if self.frames.folio(folio).pins() == 0 && self.frames.folio(folio).references() == 2 {
+    fn stays_in_cache(&self, folio: FolioLocked<'_>) -> bool {
+        if self.frames.folio(*folio).pins() == 0 && self.frames.folio(*folio).references() == 2 {
             return false;
         }
-        if let Some(place) = self.frames.folio(folio).swap_place() {
+        if let Some(place) = self.frames.folio(*folio).swap_place() {
             self.settle_slots(folio, place, &PageSet::EMPTY);
         }
         true

@@ -4,8 +4,7 @@ use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Equal, Level, Permissions};
-use crate::folio::SwapPlace;
-use crate::folio::{Folio, OwnerKind};
+use crate::folio::{Folio, FolioLocked, OwnerKind, SwapPlace};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::swap::page_set::PageSet;
@@ -17,8 +16,8 @@ use super::run::{self, Run, Slots, What};
 use super::{NoMemory, PageTable, ReadSection};
 
 /// A folio whose content is complete, and where its pages belong.
-pub(crate) struct SwapIn {
-    pub(crate) folio: Folio,
+pub(crate) struct SwapIn<'l> {
+    pub(crate) folio: FolioLocked<'l>,
     pub(crate) place: SwapPlace,
     /// The address at which its first page belongs; it may be outside of the range.
     pub(crate) start: VirtAddr,
@@ -43,11 +42,11 @@ pub(crate) struct SwappedIn {
 
 impl<P: Platform> PageTable<'_, P> {
     /// Maps the pages of the folio where entries of the range name their slots. `own` is called
-    /// before each run, and told whether that is exclusive. The caller has the folio's lock and a
-    /// reference, and keeps the VMA from being changed.
+    /// before each run, and told whether that is exclusive. The caller has a reference to the folio,
+    /// and keeps the VMA from being changed.
     ///
     /// Ends early where pages cannot be mapped ([`SwappedIn::refused`]).
-    pub(crate) fn swap_in(&self, what: &SwapIn, mut own: impl FnMut(bool)) -> SwappedIn {
+    pub(crate) fn swap_in(&self, what: &SwapIn<'_>, mut own: impl FnMut(bool)) -> SwappedIn {
         let mut done = SwappedIn { pages: PageSet::EMPTY, exclusive: true, refused: false };
         let mut cursor = self.cursor(what.range, Depth::Floor(Level::PTE));
         loop {
@@ -92,7 +91,7 @@ impl<P: Platform> PageTable<'_, P> {
     /// is all of the range, still names its slot. Says whether it does. The caller has the folio's
     /// lock, lets the slot go afterwards, and keeps the VMA from being changed.
     #[cold]
-    pub(crate) fn swap_in_copy(&self, what: &SwapIn, copy: Folio) -> bool {
+    pub(crate) fn swap_in_copy(&self, what: &SwapIn<'_>, copy: Folio) -> bool {
         let mut cursor = self.cursor(what.range, Depth::Floor(Level::PTE));
         let Ok(Some(run)) = cursor.next_run(Equal::empty()) else { return false };
         let What::Absent(first) = run.what else { return false };
@@ -121,7 +120,7 @@ impl<P: Platform> PageTable<'_, P> {
     /// As [`PageTable::swap_in`], where the folio is one run of one table of level 1, as it is
     /// when its slots were claimed for it. Says whether all pages are exclusive. `None` if
     /// something differs; then no entry has changed.
-    pub(crate) fn swap_in_whole(&self, what: &SwapIn, own: impl FnOnce(bool)) -> Option<bool> {
+    pub(crate) fn swap_in_whole(&self, what: &SwapIn<'_>, own: impl FnOnce(bool)) -> Option<bool> {
         let pages = u64::from(what.folio.pages());
         // A folio in the cache whose entries have moved may lie across tables.
         if what.range.start() != what.start
@@ -142,7 +141,7 @@ impl<P: Platform> PageTable<'_, P> {
 
     /// Maps the folio, which ends in the table that holds its first page and is locked.
     #[inline(always)]
-    fn map_whole(&self, table: Frame, what: &SwapIn, own: impl FnOnce(bool)) -> Option<bool> {
+    fn map_whole(&self, table: Frame, what: &SwapIn<'_>, own: impl FnOnce(bool)) -> Option<bool> {
         let index = P::Arch::PTE.index_of(what.start);
         let (folio, place, pages) = (what.folio, what.place, what.folio.pages());
         let entry = run::load(self.slots(table), index);
@@ -159,11 +158,11 @@ impl<P: Platform> PageTable<'_, P> {
             return None;
         }
         own(exclusive);
-        self.memory.frames.folio(folio).map(pages).ok()?;
+        self.memory.frames.folio(*folio).map(pages).ok()?;
         if exclusive {
-            self.memory.frames.folio(folio).exclusive().set(0, pages);
+            self.memory.frames.folio(*folio).exclusive().set(0, pages);
         } else {
-            self.memory.frames.folio(folio).exclusive().clear(0, pages);
+            self.memory.frames.folio(*folio).exclusive().clear(0, pages);
         }
         let first = P::Arch::page_entry(folio.head, Level::PTE, attributes);
         self.write_leaves(table, index, first, pages);
@@ -184,7 +183,7 @@ impl<P: Platform> PageTable<'_, P> {
 
     /// The front of the run, as far as the cache has its pages.
     #[inline]
-    fn cached_part(&self, run: &Run<P::Arch>, what: &SwapIn) -> Run<P::Arch> {
+    fn cached_part(&self, run: &Run<P::Arch>, what: &SwapIn<'_>) -> Run<P::Arch> {
         let (number, pages) = (what.number_of(run.at), run.pages());
         let cached = self.memory.pages_in_cache(what.folio, what.place, number, pages);
         Run { count: cached >> run.node.level.order().0, ..*run }
@@ -213,22 +212,22 @@ impl<P: Platform> PageTable<'_, P> {
 fn map_part<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
     run: &Run<P::Arch>,
-    what: &SwapIn,
+    what: &SwapIn<'_>,
     exclusive: bool,
     attributes: Attributes,
 ) -> bool {
     let (number, pages) = (what.number_of(run.at), run.pages());
     let (page_table, counts) = (cursor.page_table, &mut cursor.counts);
     let frames = &page_table.memory.frames;
-    if frames.folio(what.folio).map(pages).is_err() {
+    if frames.folio(*what.folio).map(pages).is_err() {
         return false;
     }
     if exclusive {
-        frames.folio(what.folio).exclusive().set(number, pages);
+        frames.folio(*what.folio).exclusive().set(number, pages);
     } else {
-        frames.folio(what.folio).exclusive().clear(number, pages);
+        frames.folio(*what.folio).exclusive().clear(number, pages);
     }
-    page_table.write_swapped_in(run, what.folio, number, attributes);
+    page_table.write_swapped_in(run, *what.folio, number, attributes);
     counts.entries_written += u64::from(run.count);
     counts.folios_touched += 1;
     counts.mapped(OwnerKind::Anonymous, pages);
@@ -236,7 +235,7 @@ fn map_part<P: Platform>(
     true
 }
 
-impl SwapIn {
+impl SwapIn<'_> {
     /// Which page of the folio belongs at `at`.
     #[inline]
     fn number_of(&self, at: VirtAddr) -> u32 {

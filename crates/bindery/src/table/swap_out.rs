@@ -19,7 +19,7 @@ use core::sync::atomic::AtomicU64;
 
 use crate::addr::{Frame, Order, PAGE_SHIFT, VirtAddr};
 use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Entry, EntryIndex, Equal, Kind, Level};
-use crate::folio::{Age, Eviction, ExclusiveRun, Folio, FolioLock, OwnerKind};
+use crate::folio::{Age, Eviction, ExclusiveRun, Folio, FolioLock, FolioLocked, OwnerKind};
 use crate::platform::Platform;
 use crate::swap::SlotRun;
 use crate::tlb::Gather;
@@ -36,8 +36,8 @@ pub(super) mod no_access;
 mod restore;
 
 /// The swap-out of the leaves of one part.
-struct SwapOut<'c, 'a, 'm, P: Platform> {
-    scan: &'c mut SwapOutScan,
+struct SwapOut<'c, 'l, 'a, 'm, P: Platform> {
+    scan: &'c mut SwapOutScan<'l>,
     cursor: &'c mut Cursor<'a, 'm, P>,
     batch: &'c mut OutBatch,
     gather: &'c mut Gather,
@@ -58,6 +58,23 @@ enum Next {
     Again,
 }
 
+/// The lock of a folio that goes out.
+enum OutLock<'l, P: Platform> {
+    Taken(FolioLock<'l, P>),
+    /// The caller of the scan has the guard, and leaves it to the batch if the folio goes out.
+    OfCaller(FolioLocked<'l>),
+}
+
+impl<P: Platform> OutLock<'_, P> {
+    #[inline(always)]
+    fn locked(&self) -> FolioLocked<'_> {
+        match self {
+            Self::Taken(lock) => lock.locked(),
+            Self::OfCaller(locked) => *locked,
+        }
+    }
+}
+
 /// When what is stale is flushed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Flush {
@@ -75,7 +92,7 @@ impl<P: Platform> PageTable<'_, P> {
     pub(crate) fn swap_out(
         cursor: &mut Cursor<'_, '_, P>,
         attributes: Attributes,
-        scan: &mut SwapOutScan,
+        scan: &mut SwapOutScan<'_>,
         batch: &mut OutBatch,
         gather: &mut Gather,
     ) -> Result<SwapOutStop, NoMemory> {
@@ -93,7 +110,7 @@ impl<P: Platform> PageTable<'_, P> {
     pub(crate) fn swap_out_deferred(
         cursor: &mut Cursor<'_, '_, P>,
         attributes: Attributes,
-        scan: &mut SwapOutScan,
+        scan: &mut SwapOutScan<'_>,
         batch: &mut OutBatch,
         gather: &mut Gather,
     ) -> Result<SwapOutStop, NoMemory> {
@@ -102,7 +119,7 @@ impl<P: Platform> PageTable<'_, P> {
     }
 }
 
-impl<P: Platform> SwapOut<'_, '_, '_, P> {
+impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
     fn store_entries(&mut self) -> Result<SwapOutStop, NoMemory> {
         while let Some(mut run) = self.cursor.next_run(Equal::SOFT_DIRTY)? {
             let (What::Leaf(first) | What::Absent(first)) = run.what else { continue };
@@ -137,7 +154,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
             return Next::Run;
         };
         let number = frame.0 - folio.head.0;
-        let held = self.scan.held == Some(folio);
+        let held = self.scan.holds(folio);
         let pages = self.mapped_here(run, folio, number);
         let only_here = frames.folio(folio).is_mapped_and_held(pages, u32::from(held));
         if !only_here && frames.folio(folio).is_swap_cached() {
@@ -149,12 +166,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         if self.stays(run, folio, || P::Arch::attributes(first).accessed) {
             return Next::Run;
         }
-        // The caller has the guard of a folio that it holds, and leaves it to the batch if the folio
-        // goes out.
-        let lock = if held { None } else { frames.folio(folio).try_lock(&memory.platform) };
-        if !held && lock.is_none() {
-            return Next::Run;
-        }
+        let Some(lock) = self.lock(folio) else { return Next::Run };
         if frames.folio(folio).is_lazy() && !frames.folio(folio).is_dirty() {
             self.drop_lazy(run, folio, pages);
             return Next::Run;
@@ -165,7 +177,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         };
         self.scan.left = self.scan.left.saturating_sub(pages);
         let by_page = self.is_page_by_page(run);
-        memory.send_out(folio, slots, number, if by_page { 0 } else { pages });
+        memory.send_out(lock.locked(), slots, number, if by_page { 0 } else { pages });
         self.leave_to_batch(lock);
         self.defer(run.node.table, pages, pages);
         run.count = pages >> run.node.level.order().0;
@@ -194,7 +206,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
             let tried = self.scan.unsplittable == Some(folio);
             return if tried { Next::Run } else { Next::Cut(folio) };
         }
-        self.scan.cut_held |= self.scan.held == Some(folio);
+        self.scan.cut_held |= self.scan.holds(folio);
         // The hand comes to the others by itself.
         self.scan.later = true;
         Next::Run
@@ -203,7 +215,12 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
     /// The slots that a folio of the cache has, of which entries name `pages` once more, from page
     /// `number` on. If it cannot go there, since some of its pages have left the cache, it leaves the
     /// cache, to go to slots of its own.
-    fn slots_again(&mut self, folio: Folio, number: u32, pages: u32) -> Result<SlotRun, Next> {
+    fn slots_again(
+        &mut self,
+        folio: FolioLocked<'_>,
+        number: u32,
+        pages: u32,
+    ) -> Result<SlotRun, Next> {
         let memory = self.cursor.page_table.memory;
         if let Some(slots) = memory.send_out_again(folio, number, pages) {
             return Ok(slots);
@@ -215,11 +232,26 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         Err(if self.scan.choice == Choice::All { Next::Again } else { Next::Run })
     }
 
-    /// The batch has the folio from now on: the lock of the caller, or that of the held one.
-    fn leave_to_batch(&mut self, lock: Option<FolioLock<'_, P>>) {
+    /// The lock of a folio that is to go out. `None` if another thread has it.
+    #[inline(always)]
+    fn lock<'k>(&self, folio: Folio) -> Option<OutLock<'k, P>>
+    where
+        'm: 'k,
+        'l: 'k,
+    {
+        let memory = self.cursor.page_table.memory;
+        match self.scan.held {
+            Some(held) if *held == folio => Some(OutLock::OfCaller(held)),
+            _ => memory.frames.folio(folio).try_lock(&memory.platform).map(OutLock::Taken),
+        }
+    }
+
+    /// The batch has the folio from now on: the lock of the scan, or that of the held one.
+    #[inline(always)]
+    fn leave_to_batch(&mut self, lock: OutLock<'_, P>) {
         match lock {
-            Some(lock) => lock.leave_to_batch(),
-            None => self.scan.took_held = true,
+            OutLock::Taken(lock) => lock.leave_to_batch(),
+            OutLock::OfCaller(_) => self.scan.took_held = true,
         }
     }
 
@@ -451,7 +483,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
                 let Some(folio) = folio else { break };
                 let start = VirtAddr(at.0.wrapping_add(u64::from(done) << PAGE_SHIFT));
                 let pages = memory.frames.folio(folio).mappings();
-                let held = u32::from(self.scan.held == Some(folio));
+                let held = u32::from(self.scan.holds(folio));
                 if memory.frames.folio(folio).unmap_all(pages, held + in_cache.references()) {
                     unmapped += pages;
                 } else if in_cache == InCache::Before {

@@ -1,7 +1,7 @@
 //! A scan for folios to swap out: which folios it takes, and why it stops.
 
 use crate::addr::VirtAddr;
-use crate::folio::{Folio, Turn};
+use crate::folio::{Folio, FolioLocked, Turn};
 
 /// The reason why a scan stopped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -18,10 +18,10 @@ pub(crate) enum SwapOutStop {
 }
 
 /// The state of one scan for folios to swap out.
-pub(crate) struct SwapOutScan {
+pub(crate) struct SwapOutScan<'l> {
     pub(super) choice: Choice,
-    /// A folio that the caller has locked, and to which it holds a reference.
-    pub(super) held: Option<Folio>,
+    /// A folio of the caller, to which it also holds a reference.
+    pub(super) held: Option<FolioLocked<'l>>,
     /// The scan swapped out `held`; its lock and reference belong to the batch.
     pub(super) took_held: bool,
     /// The turn of the clock. The scan skips folios that were examined in this turn.
@@ -44,7 +44,7 @@ pub(super) enum Choice {
     Passing,
 }
 
-impl SwapOutScan {
+impl<'l> SwapOutScan<'l> {
     /// Takes all folios (`MADV_PAGEOUT`).
     pub(crate) const ALL: Self = Self {
         choice: Choice::All,
@@ -64,14 +64,20 @@ impl SwapOutScan {
 
     /// Takes folios that were not used recently, up to about `pages` pages. Skips folios that were
     /// examined in this turn of the clock. Ages the others.
-    pub(crate) fn cold(held: Folio, turn: Turn, pages: u32) -> Self {
+    pub(crate) fn cold(held: FolioLocked<'l>, turn: Turn, pages: u32) -> Self {
         Self { choice: Choice::Cold, held: Some(held), turn, left: pages, ..Self::ALL }
     }
 
     /// Takes folios that are passing ([`crate::folio::Age::Passing`]), up to about `pages` pages.
     /// Does not change the age of the others.
-    pub(crate) fn passing(held: Folio, pages: u32) -> Self {
+    pub(crate) fn passing(held: FolioLocked<'l>, pages: u32) -> Self {
         Self { choice: Choice::Passing, held: Some(held), left: pages, ..Self::ALL }
+    }
+
+    /// Whether the folio is the caller's.
+    #[inline]
+    pub(super) fn holds(&self, folio: Folio) -> bool {
+        self.held.is_some_and(|held| *held == folio)
     }
 
     /// Whether a later scan may find more.

@@ -10,12 +10,14 @@ use crate::Memory;
 use crate::addr::{Frame, Order, VirtAddr};
 use crate::arch::{Arch, Attributes, Entry, Level};
 use crate::error::{Error, Failure, NoMemory};
-use crate::folio::{FolioIndex, FolioLock, LockedFolio, Owner};
+use crate::folio::{FolioIndex, FolioLock, LockedFolio, Owner, SwapPlace};
 use crate::frame::{AllocateFor, Frames};
 use crate::object::PagesStay;
 use crate::platform::Platform;
 use crate::rmap::{RmapGuard, TreeLock, TreeReadGuard};
 use crate::stats::Counts;
+use crate::swap::content::ClaimedFolio;
+use crate::swap::page_set::PageSet;
 use crate::sync::rw_lock::{RwLock, WriteGuard};
 use crate::table::cursor::Cursor;
 use crate::table::run::Run;
@@ -200,6 +202,39 @@ pub(crate) fn leave_to_batch<P: Platform>(lock: FolioLock<'_, P>) {
     let _ = (lock.set_owner(Owner::Nobody, FolioIndex::NONE), lock.leave_to_batch());
     #[cfg(lock_violations = "moves")]
     let _ = (lock.leave_to_batch(), lock.set_owner(Owner::Nobody, FolioIndex::NONE)); //~ E0382
+}
+
+/// Work on the slots of a folio ends with the folio locked: its number is no proof of that.
+pub(crate) fn settle<P: Platform>(memory: &Memory<P>, lock: &FolioLock<'_, P>, place: SwapPlace) {
+    #[cfg(not(lock_violations = "types"))]
+    memory.settle_slots(lock.locked(), place, &PageSet::EMPTY);
+    #[cfg(lock_violations = "types")]
+    memory.settle_slots(lock.folio(), place, &PageSet::EMPTY); //~ E0308
+}
+
+/// Content is read into a folio for which the slots are claimed.
+pub(crate) fn load<P: Platform>(
+    memory: &Memory<P>,
+    claimed: ClaimedFolio<'_, P>,
+    locked: LockedFolio<'_, P>,
+) {
+    #[cfg(not(lock_violations = "types"))]
+    let _ = (locked, claimed.load(memory));
+    #[cfg(lock_violations = "types")]
+    let _ = (claimed, locked.load(memory)); //~ E0599
+}
+
+/// The proof that a folio is locked ends before the lock does.
+pub(crate) fn settle_unlocked<P: Platform>(
+    memory: &Memory<P>,
+    lock: FolioLock<'_, P>,
+    place: SwapPlace,
+) {
+    let locked = lock.locked();
+    #[cfg(not(lock_violations = "moves"))]
+    let _ = (memory.settle_slots(locked, place, &PageSet::EMPTY), drop(lock));
+    #[cfg(lock_violations = "moves")]
+    let _ = (drop(lock), memory.settle_slots(locked, place, &PageSet::EMPTY)); //~ E0505
 }
 
 /// A device's request gets the only guard of a folio's lock.

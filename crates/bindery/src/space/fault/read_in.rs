@@ -8,6 +8,7 @@ use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::swap::SlotRun;
 use crate::swap::cell;
+use crate::swap::content::ClaimedFolio;
 use crate::swap::device_read::Load;
 use crate::swap::streak::ReadByFault;
 use crate::table::run::Slots;
@@ -182,14 +183,11 @@ impl<P: Platform> Fault<'_, '_, P> {
         wanted: u64,
     ) -> Result<Stepped, Unread> {
         let memory = self.memory();
-        let locked = memory.claim_for_read(fresh, slots).ok_or(Unread::Slots)?;
+        let claimed = memory.claim_for_read(fresh, slots).ok_or(Unread::Slots)?;
         if memory.reads_around(slots.area) {
-            return self.begin_device_read(locked, slots, wanted);
+            return self.begin_device_read(claimed, slots, wanted);
         }
-        if !memory.load_folio(locked.folio(), slots) {
-            memory.give_up(locked.folio(), slots.place());
-            return Err(Unread::Content);
-        }
+        let locked = claimed.load(memory).ok_or(Unread::Content)?;
         self.map_loaded(&locked, slots)
     }
 
@@ -197,14 +195,14 @@ impl<P: Platform> Fault<'_, '_, P> {
     #[cold]
     fn begin_device_read(
         &self,
-        locked: LockedFolio<'_, P>,
+        claimed: ClaimedFolio<'_, P>,
         slots: SlotRun,
         wanted: u64,
     ) -> Result<Stepped, Unread> {
-        let (memory, folio) = (self.memory(), locked.folio());
+        let (memory, folio) = (self.memory(), claimed.folio());
         // Until it is mapped, other entries may refer to the slots of its pages.
         memory.frames.folio(folio).exclusive().clear(0, folio.pages());
-        match memory.begin_device_read(locked, slots, wanted) {
+        match memory.begin_device_read(claimed, wanted) {
             Load::Done(locked) => self.map_loaded(&locked, slots),
             Load::Lost => Err(Unread::Content),
             Load::Full => Ok(Ok(Next::Wait(Wait::SwapRequest { area: slots.area }))),
@@ -224,7 +222,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         let (folio, place, page) = (locked.folio(), slots.place(), self.page);
         // The folio may have pages below the one of the fault: the address tells the number.
         let inside = (page.0 & ((folio_bytes(folio)) - 1)) >> PAGE_SHIFT;
-        let cached = CachedPage { folio, place, number: inside as u32 };
+        let cached = CachedPage { folio: locked.locked(), place, number: inside as u32 };
         let start = VirtAddr(page.0 - (inside << PAGE_SHIFT));
         let home = Home { index: self.vma.folio_index_at(start), is_shared: false };
         Ok(self.map_swapped(cached, home, locked.lock()))

@@ -6,8 +6,7 @@ use core::cell::Cell;
 use crate::addr::{Order, PAGE_SHIFT, VirtAddr};
 use crate::arch::{Absent, AbsentFormat};
 use crate::error::{Failure, FaultError, NoMemory};
-use crate::folio::SwapPlace;
-use crate::folio::{Folio, FolioIndex, FolioLock, FolioOwner};
+use crate::folio::{FolioIndex, FolioLock, FolioLocked, FolioOwner, SwapPlace};
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
 use crate::stats::Counts;
@@ -35,8 +34,8 @@ pub(in crate::space) enum Reading {
 
 /// A page of a folio that is in the swap cache.
 #[derive(Clone, Copy)]
-pub(super) struct CachedPage {
-    pub(super) folio: Folio,
+pub(super) struct CachedPage<'l> {
+    pub(super) folio: FolioLocked<'l>,
     pub(super) place: SwapPlace,
     /// Its number in the folio.
     pub(super) number: u32,
@@ -125,7 +124,7 @@ impl<P: Platform> Fault<'_, '_, P> {
                 && place.area == slot.area
             {
                 let number = number as u32;
-                let found = CachedPage { folio: *cached, place, number };
+                let found = CachedPage { folio: lock.locked(), place, number };
                 return match self.home_of(&lock, found) {
                     Some(home) => self.map_swapped(found, home, &lock),
                     None => self.map_copy_of_cached(found),
@@ -143,10 +142,10 @@ impl<P: Platform> Fault<'_, '_, P> {
     /// The owner of a folio without mappings is stale: the thread that has unmapped it last may be
     /// about to remove the owner (`folio::lock`), whose memory may be another's by now. It is
     /// mapped only under the lock, which the caller holds.
-    fn home_of(&self, lock: &FolioLock<'_, P>, cached: CachedPage) -> Option<Home> {
+    fn home_of(&self, lock: &FolioLock<'_, P>, cached: CachedPage<'_>) -> Option<Home> {
         let (memory, vma) = (self.memory(), self.vma);
         let index = vma.folio_index_around(self.page, cached.number)?;
-        if memory.frames.folio(cached.folio).mappings() == 0 {
+        if memory.frames.folio(*cached.folio).mappings() == 0 {
             return Some(Home { index, is_shared: false });
         }
         let FolioOwner { owner, first } = lock.owner();
@@ -162,7 +161,7 @@ impl<P: Platform> Fault<'_, '_, P> {
     /// 3. a fault at the old place maps the first eight. Or the new place begins at index 4, and
     ///    the first page of the folio would have the index -4.
     #[cold]
-    fn map_copy_of_cached(&self, cached: CachedPage) -> Stepped {
+    fn map_copy_of_cached(&self, cached: CachedPage<'_>) -> Stepped {
         let CachedPage { folio, place, number } = cached;
         let memory = self.memory();
         memory.may_wait();
@@ -199,7 +198,7 @@ impl<P: Platform> Fault<'_, '_, P> {
     #[inline(never)]
     pub(super) fn map_swapped(
         &self,
-        cached: CachedPage,
+        cached: CachedPage<'_>,
         home: Home,
         lock: &FolioLock<'_, P>,
     ) -> Stepped {
@@ -210,11 +209,11 @@ impl<P: Platform> Fault<'_, '_, P> {
             folio,
             place,
             start,
-            range: folio_range(vma, self.page, number, folio),
+            range: folio_range(vma, self.page, number, *folio),
             attributes: vma.flags().attributes(),
             change: vma.entry_policy(),
         };
-        memory.before_execution(what.attributes.permissions, folio);
+        memory.before_execution(what.attributes.permissions, *folio);
         let is_shared = Cell::new(home.is_shared);
         let own = |exclusive: bool| {
             // Entries of other processes may refer to the slots of pages that are not exclusive, or
@@ -249,7 +248,7 @@ impl<P: Platform> Fault<'_, '_, P> {
     #[inline(never)]
     fn map_in_runs(
         &self,
-        what: &SwapIn,
+        what: &SwapIn<'_>,
         number: u32,
         own: &dyn Fn(bool),
     ) -> Result<(bool, bool), Failure<FaultError>> {

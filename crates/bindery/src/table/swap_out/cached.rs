@@ -10,7 +10,7 @@ use super::super::run::Run;
 use super::{Arch, Next, SwapOut};
 use crate::addr::{PAGE_SHIFT, VirtAddr};
 
-impl<P: Platform> SwapOut<'_, '_, '_, P> {
+impl<P: Platform> SwapOut<'_, '_, '_, '_, P> {
     /// Makes swap entries of the run, which maps `pages` pages of a folio in the swap cache, if it is
     /// all that maps the folio. As a rule the content is in swap, and nothing is written.
     #[cold]
@@ -24,18 +24,15 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
     ) -> Next {
         let memory = self.cursor.page_table.memory;
         let frames = &memory.frames;
-        let held = self.scan.held == Some(folio);
+        let held = self.scan.holds(folio);
         let references = u32::from(held) + InCache::Before.references();
         let only_here = frames.folio(folio).is_mapped_and_held(pages, references);
         if !only_here || self.stays(run, folio, || P::Arch::attributes(first).accessed) {
             return Next::Run;
         }
-        let lock = if held { None } else { frames.folio(folio).try_lock(&memory.platform) };
-        if !held && lock.is_none() {
-            return Next::Run;
-        }
+        let Some(lock) = self.lock(folio) else { return Next::Run };
         let number = P::Arch::frame(first).0 - folio.head.0;
-        let slots = match self.slots_again(folio, number, pages) {
+        let slots = match self.slots_again(lock.locked(), number, pages) {
             Ok(slots) => slots,
             Err(next) => return next,
         };

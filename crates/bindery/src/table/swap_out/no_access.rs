@@ -72,7 +72,7 @@ pub(in crate::table) fn write_without_access<P: Platform>(
     }
 }
 
-impl<P: Platform> SwapOut<'_, '_, '_, P> {
+impl<P: Platform> SwapOut<'_, '_, '_, '_, P> {
     /// As [`SwapOut::store_run`], of absent entries.
     #[cold]
     #[inline(never)]
@@ -89,7 +89,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         let number = frame.0 - folio.head.0;
         let pages = self.without_access_here(run, folio, number);
         let run = Run { count: pages >> run.node.level.order().0, ..*run };
-        let held = self.scan.held == Some(folio);
+        let held = self.scan.holds(folio);
         let in_cache =
             if frames.folio(folio).is_swap_cached() { InCache::Before } else { InCache::New };
         let references = u32::from(held) + in_cache.references();
@@ -99,12 +99,9 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
         if self.stays(&run, folio, || used) {
             return Next::Run;
         }
-        let lock = if held { None } else { frames.folio(folio).try_lock(&memory.platform) };
-        if !held && lock.is_none() {
-            return Next::Run;
-        }
+        let Some(lock) = self.lock(folio) else { return Next::Run };
         let slots = match in_cache {
-            InCache::Before => self.slots_again(folio, number, pages),
+            InCache::Before => self.slots_again(lock.locked(), number, pages),
             InCache::New => {
                 let slots = self.batch.slots(memory, folio.order, 1);
                 slots.ok_or_else(|| self.without_slots(folio))
@@ -115,7 +112,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
             Err(next) => return next,
         };
         if in_cache == InCache::New {
-            memory.send_out(folio, slots, number, pages);
+            memory.send_out(lock.locked(), slots, number, pages);
         }
         self.leave_to_batch(lock);
         self.scan.left = self.scan.left.saturating_sub(pages);

@@ -13,7 +13,7 @@ use crate::platform::Platform;
 
 use super::{EntryAt, SwapOut};
 
-impl<P: Platform> SwapOut<'_, '_, '_, P> {
+impl<P: Platform> SwapOut<'_, '_, '_, '_, P> {
     /// Lets the entries of a folio, whose first page belongs at `start`, map it again.
     #[cold]
     pub(super) fn restore(&mut self, folio: Folio, start: VirtAddr) {
@@ -37,12 +37,16 @@ impl<P: Platform> SwapOut<'_, '_, '_, P> {
             }
             at = VirtAddr(at.0 + node.level.span());
         }
-        memory.call_back(folio, place);
-        if self.scan.held == Some(folio) {
-            self.scan.took_held = false;
-        } else {
-            // SAFETY: 1. `store_run` left it to the batch, which leaves it out from now on.
-            drop(unsafe { memory.frames.folio(folio).lock_of_batch(&memory.platform) });
+        match self.scan.held {
+            Some(held) if *held == folio => {
+                memory.call_back(held, place);
+                self.scan.took_held = false;
+            }
+            _ => {
+                // SAFETY: 1. `store_run` left it to the batch, which leaves it out from now on.
+                let lock = unsafe { memory.frames.folio(folio).lock_of_batch(&memory.platform) };
+                memory.call_back(lock.locked(), place);
+            }
         }
     }
 
