@@ -197,8 +197,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
     #[inline(always)]
     pub(super) fn lock(&mut self, depth: Depth<P::Arch>, own: Option<&Gather>) {
         let (page_table, range) = (self.page_table, self.range);
-        self.cover =
-            locking::lock_range(page_table, page_table.root, range, depth, &mut self.locks);
+        self.cover = locking::lock_range(page_table, range, depth, &mut self.locks);
         let range = VirtRange::raw(range.start().0, self.locks.end_of(range).0);
         self.range = range;
         self.counts.tables_locked = self.locks.len() as u64;

@@ -56,14 +56,12 @@ impl<'m, P: Platform, S: MovePolicy> LockedPiece<'_, 'm, P, S> {
     /// pending there: the flush of this move would cover only the old place. Called once.
     #[inline(always)]
     pub(super) fn lock(&mut self, source: End, target: VirtRange, floor: Level<P::Arch>) {
-        let (page_table, root) = (self.page_table, self.page_table.root);
-        (self.from, self.to) = if S::BESIDE_MOVES {
-            let source = source.range;
-            locking::lock_both_ranges_beside_moves(
-                page_table, root, source, target, floor, self.locks,
-            )
+        let page_table = self.page_table;
+        [self.from, self.to] = if S::BESIDE_MOVES {
+            let ranges = [source.range, target];
+            locking::lock_both_ranges_beside_moves(page_table, ranges, floor, self.locks)
         } else {
-            locking::lock_both_ranges(page_table, root, source, target.into(), floor, self.locks)
+            locking::lock_both_ranges(page_table, [source, target.into()], floor, self.locks)
         };
         self.counts.tables_locked += self.locks.len() as u64;
         if self.locks.is_pending() {

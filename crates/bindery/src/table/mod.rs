@@ -370,6 +370,11 @@ impl<P: Platform> LockTree for PageTable<'_, P> {
     type Arch = P::Arch;
 
     #[inline]
+    fn root(&self) -> Frame {
+        self.root
+    }
+
+    #[inline]
     fn lock(&self, table: Frame) {
         let meta = self.meta(table);
         while !meta.try_lock() {

@@ -1,10 +1,10 @@
 //! The locks of a move: the tables of both its ranges, in one pass.
 
-use crate::addr::{Frame, VirtRange};
+use crate::addr::VirtRange;
 use crate::arch::Level;
 
 use super::lock_set::LockSet;
-use super::{Depth, LockTree, Node, base_of, find_cover, lock_below};
+use super::{Depth, LockPass, LockTree, Node, base_of, find_cover};
 
 /// One end of a move.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,45 +23,39 @@ impl From<VirtRange> for End {
 }
 
 /// Locks the tables that a move between two disjoint ranges needs, in one pass, and returns the
-/// cover of each, in the order of the arguments. The caller holds the VMAs of both for writing.
-/// Called inside a read section.
+/// cover of each, in the order of the ends. The caller holds the VMAs of both for writing. Called
+/// inside a read section.
 pub(crate) fn lock_both_ranges<T: LockTree>(
     tree: &T,
-    root: Frame,
-    one: End,
-    other: End,
+    ends: [End; 2],
     floor: Level<T::Arch>,
     set: &mut LockSet,
-) -> (Node<T::Arch>, Node<T::Arch>) {
-    lock_two_covers(tree, root, one, other, floor, set, Covers::Stay)
+) -> [Node<T::Arch>; 2] {
+    lock_two_covers(tree, ends, floor, set, Covers::Stay)
 }
 
 /// As [`lock_both_ranges`], for a caller that holds the VMAs of both for reading.
 pub(crate) fn lock_both_ranges_beside_moves<T: LockTree>(
     tree: &T,
-    root: Frame,
-    one: VirtRange,
-    other: VirtRange,
+    ranges: [VirtRange; 2],
     floor: Level<T::Arch>,
     set: &mut LockSet,
-) -> (Node<T::Arch>, Node<T::Arch>) {
+) -> [Node<T::Arch>; 2] {
     if floor == Level::PTE
-        && let Some([first, second]) = lock_leaf_tables(tree, root, one, other, set)
+        && let Some(tables) = lock_leaf_tables(tree, ranges, set)
     {
-        return (first, second);
+        return tables;
     }
-    lock_two_covers(tree, root, one.into(), other.into(), floor, set, Covers::MayBeCarried)
+    lock_two_covers(tree, ranges.map(End::from), floor, set, Covers::MayBeCarried)
 }
 
 /// The shortest way for ranges that each lie in one table of level 1, as a page does, and do not
-/// fill it: such a table is the cover. `None` if there is no such table, or it is being carried
+/// fill it: such a table is the cover. `None` if no such table exists, or another move carries it
 /// away.
 #[inline]
 fn lock_leaf_tables<T: LockTree>(
     tree: &T,
-    root: Frame,
-    one: VirtRange,
-    other: VirtRange,
+    [one, other]: [VirtRange; 2],
     set: &mut LockSet,
 ) -> Option<[Node<T::Arch>; 2]> {
     let span = Level::<T::Arch>::PTE.table_span();
@@ -72,7 +66,7 @@ fn lock_leaf_tables<T: LockTree>(
         return None;
     }
     let leaf_table = |range: VirtRange| {
-        let node = tree.descend(root, range.start(), |node| node.level > Level::PTE);
+        let node = tree.descend(range.start(), |node| node.level > Level::PTE);
         (node.level == Level::PTE).then_some(node)
     };
     let (first, second) = (leaf_table(one)?, leaf_table(other)?);
@@ -80,7 +74,7 @@ fn lock_leaf_tables<T: LockTree>(
     let [low, high] = if one.start() < other.start() { ends } else { [ends[1], ends[0]] };
     let mut lock = |(node, range): (Node<T::Arch>, VirtRange)| {
         set.acquire(tree, node.table);
-        !tree.is_stray(node.table) && tree.is_at(root, node, range.start())
+        !tree.is_stray(node.table) && tree.is_at(node, range.start())
     };
     if !lock(low) || high.0 != low.0 && !lock(high) {
         set.release(tree);
@@ -101,18 +95,16 @@ enum Covers {
 
 fn lock_two_covers<T: LockTree>(
     tree: &T,
-    root: Frame,
-    one: End,
-    other: End,
+    ends: [End; 2],
     floor: Level<T::Arch>,
     set: &mut LockSet,
     covers: Covers,
-) -> (Node<T::Arch>, Node<T::Arch>) {
-    if one.freeable.start() > other.freeable.start() {
-        let (low, high) = lock_two_covers(tree, root, other, one, floor, set, covers);
-        return (high, low);
+) -> [Node<T::Arch>; 2] {
+    let [End { range: first, freeable: low }, End { range: second, freeable: high }] = ends;
+    if low.start() > high.start() {
+        let [low, high] = lock_two_covers(tree, [ends[1], ends[0]], floor, set, covers);
+        return [high, low];
     }
-    let (End { range: first, freeable: low }, End { range: second, freeable: high }) = (one, other);
     let depth = Depth::Floor(floor);
     // The mover has cut its piece to size.
     set.entries = u32::MAX;
@@ -120,13 +112,13 @@ fn lock_two_covers<T: LockTree>(
         VirtRange::from_len(base_of::<T::Arch>(node, own), node.level.table_span())
             .is_some_and(|span| span.covers(range))
     };
-    let is_gone = |cover: Node<T::Arch>, range: VirtRange| {
+    let is_moved = |cover: Node<T::Arch>, range: VirtRange| {
         tree.is_stray(cover.table)
-            || covers == Covers::MayBeCarried && !tree.is_at(root, cover, range.start())
+            || covers == Covers::MayBeCarried && !tree.is_at(cover, range.start())
     };
     loop {
-        let mut low_cover = find_cover(tree, root, low, floor);
-        let mut high_cover = find_cover(tree, root, high, floor);
+        let mut low_cover = find_cover(tree, low, floor);
+        let mut high_cover = find_cover(tree, high, floor);
         // One cover may be above the other, or be the same: then it is the cover of both.
         if spans(low_cover, low, high) && low_cover.level >= high_cover.level {
             high_cover = low_cover;
@@ -134,25 +126,26 @@ fn lock_two_covers<T: LockTree>(
             low_cover = high_cover;
         }
         set.acquire(tree, low_cover.table);
-        if is_gone(low_cover, low) {
+        if is_moved(low_cover, low) {
             set.release(tree);
             tree.start_again();
             continue;
         }
         let base = base_of::<T::Arch>(low_cover, low);
         if low_cover == high_cover {
-            lock_below(tree, low_cover, base, &[first, second], depth, set);
-            return (low_cover, high_cover);
+            let ranges = &[first, second];
+            LockPass { tree, ranges, depth, set }.lock_below(low_cover, base);
+            return [low_cover, high_cover];
         }
-        lock_below(tree, low_cover, base, &[first], depth, set);
+        LockPass { tree, ranges: &[first], depth, set }.lock_below(low_cover, base);
         set.acquire(tree, high_cover.table);
-        if is_gone(high_cover, high) {
+        if is_moved(high_cover, high) {
             set.release(tree);
             tree.start_again();
             continue;
         }
         let base = base_of::<T::Arch>(high_cover, high);
-        lock_below(tree, high_cover, base, &[second], depth, set);
-        return (low_cover, high_cover);
+        LockPass { tree, ranges: &[second], depth, set }.lock_below(high_cover, base);
+        return [low_cover, high_cover];
     }
 }

@@ -85,6 +85,8 @@ pub(crate) use lock_set::{LockSet, SPAN_ENTRIES};
 /// A tree of tables, as the protocol sees it.
 pub(crate) trait LockTree {
     type Arch: Arch;
+    /// The table of the highest level.
+    fn root(&self) -> Frame;
     /// Waits for the table's lock.
     fn lock(&self, table: Frame);
     /// Gives the table's lock back.
@@ -114,19 +116,18 @@ pub(crate) trait LockTree {
     fn child(&self, table: Frame, level: Level<Self::Arch>, index: EntryIndex) -> Option<Frame>;
     /// Whether `node` is the table of its level that covers `addr`. Called inside a read
     /// section.
-    fn is_at(&self, root: Frame, node: Node<Self::Arch>, addr: VirtAddr) -> bool {
-        self.descend(root, addr, |above| above.level > node.level) == node
+    fn is_at(&self, node: Node<Self::Arch>, addr: VirtAddr) -> bool {
+        self.descend(addr, |above| above.level > node.level) == node
     }
     /// Goes from the root by the tables for `addr` down as long as there are any and `goes_on` says
     /// so. Called inside a read section.
     #[inline]
     fn descend(
         &self,
-        root: Frame,
         addr: VirtAddr,
         goes_on: impl Fn(Node<Self::Arch>) -> bool,
     ) -> Node<Self::Arch> {
-        let mut node = Node { table: root, level: Self::Arch::ROOT };
+        let mut node = Node { table: self.root(), level: Self::Arch::ROOT };
         while goes_on(node) {
             let index = node.level.index_of(addr);
             match self.child(node.table, node.level, index) {
@@ -227,13 +228,8 @@ fn slot_range<A: Arch>(base: VirtAddr, level: Level<A>, index: EntryIndex) -> Vi
 }
 
 /// Descends without locks to the cover of `range`, not below `floor`.
-fn find_cover<T: LockTree>(
-    tree: &T,
-    root: Frame,
-    range: VirtRange,
-    floor: Level<T::Arch>,
-) -> Node<T::Arch> {
-    tree.descend(root, range.start(), |node| {
+fn find_cover<T: LockTree>(tree: &T, range: VirtRange, floor: Level<T::Arch>) -> Node<T::Arch> {
+    tree.descend(range.start(), |node| {
         let slot = range.start().align_down(node.level.span());
         let end = slot.0.wrapping_add(node.level.span());
         let strictly_inside = range.end().0 < end || range.end().0 == end && slot < range.start();
@@ -246,64 +242,69 @@ fn base_of<A: Arch>(node: Node<A>, range: VirtRange) -> VirtAddr {
     range.start().align_down(node.level.table_span())
 }
 
-/// Locks, in pre-order, the tables below `node` that overlap one of `ranges` (rising, disjoint).
-/// `false` if it stopped because enough entries are locked.
-fn lock_below<T: LockTree>(
-    tree: &T,
-    node: Node<T::Arch>,
-    base: VirtAddr,
-    ranges: &[VirtRange],
+/// A pass in pre-order over the tables below a cover: it locks those that overlap one of the ranges
+/// (rising, disjoint), down to the depth.
+struct LockPass<'a, T: LockTree> {
+    tree: &'a T,
+    ranges: &'a [VirtRange],
     depth: Depth<T::Arch>,
-    set: &mut LockSet,
-) -> bool {
-    let floor = depth.floor();
-    if node.level <= floor {
-        return true;
-    }
-    let mut next = EntryIndex::FIRST;
-    for range in ranges {
-        let Some(slots) = overlapped_slots(base, node.level, *range) else { continue };
-        let (first, last) = slots.into_inner();
-        // Two ranges may share a slot: it is visited once, with both.
-        let mut index = first.max(next);
-        while index <= last {
-            next = index + 1;
-            let slot = slot_range(base, node.level, index);
-            if depth.spares(node.level) && range.covers(slot) {
-                // So does the range all that follow, but perhaps the last.
-                let end = slot_range(base, node.level, last).end();
-                let count = last + u32::from(end <= range.end()) - index;
-                let admitted = set.admit_detached(count);
-                if admitted < count {
-                    let span = node.level.span();
-                    set.stop = slot.start().0 + u64::from(admitted) * span;
-                    return false;
-                }
-                index += count;
-                continue;
-            }
-            let part = range.intersection(slot);
-            let child = tree.child(node.table, node.level, index);
-            let entries = match child {
-                Some(_) if node.level.below() > floor => 0,
-                None if part == slot => 1,
-                // Of a leaf that the range covers in part, those into which it is split.
-                _ => (part.len() >> node.level.below().span_shift()) as u32,
-            };
-            if !set.admit_entries(entries, part.start()) {
-                return false;
-            }
-            if let Some(table) = child {
-                set.acquire(tree, table);
-                let child = node.child(table);
-                if !lock_below(tree, child, slot.start(), ranges, depth, set) {
-                    return false;
-                }
-            }
-            index += 1;
+    set: &'a mut LockSet,
+}
+
+impl<T: LockTree> LockPass<'_, T> {
+    /// Locks the tables below `node`, whose span begins at `base`. `false` if it stopped because
+    /// enough entries are locked.
+    fn lock_below(&mut self, node: Node<T::Arch>, base: VirtAddr) -> bool {
+        let Self { tree, ranges, depth, .. } = *self;
+        let floor = depth.floor();
+        if node.level <= floor {
+            return true;
         }
+        let mut next = EntryIndex::FIRST;
+        for range in ranges {
+            let Some(slots) = overlapped_slots(base, node.level, *range) else { continue };
+            let (first, last) = slots.into_inner();
+            // Two ranges may share a slot: it is visited once, with both.
+            let mut index = first.max(next);
+            while index <= last {
+                next = index + 1;
+                let slot = slot_range(base, node.level, index);
+                if depth.spares(node.level) && range.covers(slot) {
+                    // So does the range all that follow, but perhaps the last.
+                    let end = slot_range(base, node.level, last).end();
+                    let count = last + u32::from(end <= range.end()) - index;
+                    let admitted = self.set.admit_detached(count);
+                    if admitted < count {
+                        let span = node.level.span();
+                        self.set.stop = slot.start().0 + u64::from(admitted) * span;
+                        return false;
+                    }
+                    index += count;
+                    continue;
+                }
+                let part = range.intersection(slot);
+                let child = tree.child(node.table, node.level, index);
+                let entries = match child {
+                    Some(_) if node.level.below() > floor => 0,
+                    None if part == slot => 1,
+                    // Of a leaf that the range covers in part, those into which it is split.
+                    _ => (part.len() >> node.level.below().span_shift()) as u32,
+                };
+                if !self.set.admit_entries(entries, part.start()) {
+                    return false;
+                }
+                if let Some(table) = child {
+                    self.set.acquire(tree, table);
+                    let child = node.child(table);
+                    if !self.lock_below(child, slot.start()) {
+                        return false;
+                    }
+                }
+                index += 1;
+            }
+        }
+        true
     }
-    true
 }
 
 /// Locks a table that was found without locks. `false` if it was detached in between, or moved away
@@ -327,17 +328,18 @@ pub(crate) fn lock_found<T: LockTree>(
 /// returns the cover. Called inside a read section.
 pub(crate) fn lock_range<T: LockTree>(
     tree: &T,
-    root: Frame,
     range: VirtRange,
     depth: Depth<T::Arch>,
     set: &mut LockSet,
 ) -> Node<T::Arch> {
     loop {
-        let cover = find_cover(tree, root, range, depth.floor());
-        if lock_found(tree, cover.table, || tree.is_at(root, cover, range.start())) {
+        let cover = find_cover(tree, range, depth.floor());
+        if lock_found(tree, cover.table, || tree.is_at(cover, range.start())) {
             set.admit(tree, cover.table);
-            let base = base_of(cover, range);
-            lock_below(tree, cover, base, &[range], depth, set);
+            if cover.level > depth.floor() {
+                let base = base_of(cover, range);
+                LockPass { tree, ranges: &[range], depth, set }.lock_below(cover, base);
+            }
             return cover;
         }
         tree.start_again();

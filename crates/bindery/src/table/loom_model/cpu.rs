@@ -30,6 +30,10 @@ pub(super) struct Cpu {
 impl LockTree for Cpu {
     type Arch = Tiny;
 
+    fn root(&self) -> Frame {
+        ROOT
+    }
+
     fn lock(&self, table: Frame) {
         while self.table(table).state.fetch_or(LOCK, Ordering::Acquire) & LOCK != 0 {
             count(&self.world.seen.waits);
@@ -70,11 +74,11 @@ impl LockTree for Cpu {
         pending::count(&self.table(table).pending) != 0
     }
 
-    fn is_at(&self, root: Frame, node: Node<Tiny>, addr: VirtAddr) -> bool {
+    fn is_at(&self, node: Node<Tiny>, addr: VirtAddr) -> bool {
         if self.world.omit == Omit::SecondDescent {
             return true;
         }
-        let mut found = Some(root);
+        let mut found = Some(self.root());
         for level in node.level.above().up_to(Tiny::ROOT).rev() {
             found = found.and_then(|table| self.child(table, level, level.index_of(addr)));
         }
@@ -268,7 +272,7 @@ impl Cpu {
     /// An operation on `range`: as a cursor, with the first page and the last visited.
     pub(super) fn operate(&self, range: VirtRange) {
         self.in_section(|locks| {
-            let cover = locking::lock_range(self, ROOT, range, Depth::Floor(Level::PTE), locks);
+            let cover = locking::lock_range(self, range, Depth::Floor(Level::PTE), locks);
             assert!(
                 cover.level > Level::PTE || locks.len() == 1,
                 "kept a lock when it started again"
@@ -305,11 +309,11 @@ impl Cpu {
     pub(super) fn transfer(&self, from: u64, to: u64, count: u64) {
         let (from, to) = (pages(from, count), pages(to, count));
         self.in_section(|locks| {
-            let (source, target) = if self.world.omit == Omit::OnePass {
-                let source = locking::lock_range(self, ROOT, from, Depth::Floor(Level::PTE), locks);
-                (source, locking::lock_range(self, ROOT, to, Depth::Floor(Level::PTE), locks))
+            let [source, target] = if self.world.omit == Omit::OnePass {
+                let source = locking::lock_range(self, from, Depth::Floor(Level::PTE), locks);
+                [source, locking::lock_range(self, to, Depth::Floor(Level::PTE), locks)]
             } else {
-                locking::lock_both_ranges(self, ROOT, from.into(), to.into(), Level::PTE, locks)
+                locking::lock_both_ranges(self, [from.into(), to.into()], Level::PTE, locks)
             };
             self.visit(source, from.start(), locks);
             self.visit(target, VirtAddr(to.end().0 - PAGE_SIZE), locks);
@@ -321,7 +325,7 @@ impl Cpu {
     pub(super) fn zap(&self, range: VirtRange) {
         let (mut detached, mut gathered) = (Vec::new(), Vec::new());
         self.in_section(|locks| {
-            let cover = locking::lock_range(self, ROOT, range, Depth::Edges, locks);
+            let cover = locking::lock_range(self, range, Depth::Edges, locks);
             let span = cover.level.span();
             let mut at = range.start();
             while at < range.end() {
@@ -354,8 +358,7 @@ impl Cpu {
             let start = page(number).align_down(span);
             let slot = VirtRange::raw(start.0, start.0 + span);
             let pruned = self.in_section(|locks| {
-                let cover =
-                    locking::lock_range(self, ROOT, slot, Depth::Floor(level.below()), locks);
+                let cover = locking::lock_range(self, slot, Depth::Floor(level.below()), locks);
                 // No test prunes where a table above is missing.
                 assert_eq!(cover.level, level);
                 let index = level.index_of(start);
@@ -381,14 +384,8 @@ impl Cpu {
     pub(super) fn empty(&self, freeable: VirtRange, to: u64) {
         let mut gathered = Vec::new();
         self.in_section(|locks| {
-            let (source, target) = locking::lock_both_ranges(
-                self,
-                ROOT,
-                freeable.into(),
-                pages(to, 1).into(),
-                Level::PTE,
-                locks,
-            );
+            let ends = [freeable.into(), pages(to, 1).into()];
+            let [source, target] = locking::lock_both_ranges(self, ends, Level::PTE, locks);
             self.visit(target, page(to), locks);
             if let Some(table) = self.detach(source, freeable.start()) {
                 let node = source.child(table);
@@ -412,8 +409,8 @@ impl Cpu {
     pub(super) fn move_table(&self, from: VirtRange, to: VirtRange, level: Level<Tiny>) {
         self.change_vma(to, || {
             self.in_section(|locks| {
-                let (source, target) =
-                    locking::lock_both_ranges(self, ROOT, from.into(), to.into(), level, locks);
+                let [source, target] =
+                    locking::lock_both_ranges(self, [from.into(), to.into()], level, locks);
                 assert_eq!((source.level, target.level), (level, level));
                 let Some(table) = self.detach(source, from.start()) else { return };
                 self.tell_place(table, to.start());

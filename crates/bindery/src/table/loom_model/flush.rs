@@ -37,7 +37,7 @@ impl Cpu {
         let (omit, mut marked) = (self.world.omit, None);
         self.in_section(|locks| {
             let cover =
-                locking::lock_range(self, ROOT, pages(number, 1), Depth::Floor(Level::PTE), locks);
+                locking::lock_range(self, pages(number, 1), Depth::Floor(Level::PTE), locks);
             if locks.is_pending() && omit != Omit::Honor {
                 self.flush(number, number + 1);
             }
@@ -97,7 +97,7 @@ impl Cpu {
                 let span = node.level.span();
                 let start = page(number).align_down(span);
                 let slot = VirtRange::raw(start.0, start.0 + span);
-                locking::lock_range(self, ROOT, slot, Depth::Floor(node.level), locks);
+                locking::lock_range(self, slot, Depth::Floor(node.level), locks);
                 if locks.is_pending() {
                     self.flush(number, number + 1);
                 }
@@ -117,7 +117,7 @@ impl Cpu {
         let mut gathered = Vec::new();
         self.in_section(|locks| {
             let range = pages(0, 4);
-            let cover = locking::lock_range(self, ROOT, range, Depth::Edges, locks);
+            let cover = locking::lock_range(self, range, Depth::Edges, locks);
             if let Some(table) = self.detach(cover, range.start()) {
                 let node = cover.child(table);
                 self.gather_subtree(node, Level::new(u8::MAX), &mut gathered);
@@ -136,8 +136,7 @@ impl Cpu {
         let mut marked = Vec::new();
         self.in_section(|locks| {
             let (one, other) = (source.into(), pages(to, 1).into());
-            let (source, target) =
-                locking::lock_both_ranges(self, ROOT, one, other, Level::PTE, locks);
+            let [source, target] = locking::lock_both_ranges(self, [one, other], Level::PTE, locks);
             assert_eq!((source.level, target.level), (Level::PTE, Level::PTE));
             for node in [source, target] {
                 pending::raise(&self.table(node.table).pending);
@@ -158,8 +157,7 @@ impl Cpu {
     /// no TLB leads to it then, not from its old place either.
     fn take(&self, from: u64, to: u64) {
         let taken = self.in_section(|locks| {
-            let cover =
-                locking::lock_range(self, ROOT, pages(to, 1), Depth::Floor(Level::PTE), locks);
+            let cover = locking::lock_range(self, pages(to, 1), Depth::Floor(Level::PTE), locks);
             if locks.is_pending() {
                 self.flush(to, to + 1);
                 let moving = self.world.moving.source();
@@ -185,8 +183,8 @@ impl Cpu {
     fn carry(&self, from: VirtRange, to: VirtRange) {
         self.in_section(|locks| {
             let floor = if self.world.omit == Omit::LockCarried { Level::PMD } else { Level::PTE };
-            let (source, target) =
-                locking::lock_both_ranges(self, ROOT, from.into(), to.into(), floor, locks);
+            let [source, target] =
+                locking::lock_both_ranges(self, [from.into(), to.into()], floor, locks);
             let index = target.level.index_of(to.start());
             if self.child(target.table, target.level, index).is_some() {
                 return;
