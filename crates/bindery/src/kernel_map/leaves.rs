@@ -96,36 +96,63 @@ impl<P: Platform> KernelMap<'_, P> {
         Entry(entry.0 | leaves.memory)
     }
 
+    /// Adds to the count of a level 1 table before its entries `slots` are filled. Fails, and adds
+    /// nothing, if one of them is in use.
+    ///
+    /// A table with a count of zero need not be read: a call empties entries before it takes them
+    /// off the count.
+    #[inline]
+    fn count_in(&self, table: Frame, slots: &[AtomicU64], counts: &mut Counts) -> bool {
+        let meta = self.memory.frames.table(table);
+        let entries = slots.len() as u64;
+        let before = meta.count_in(entries);
+        let is_empty = |slot: &AtomicU64| slot.load(Ordering::Relaxed) == 0;
+        let free = if self.reach.is_page() {
+            slots.iter().all(is_empty)
+        } else if before == 0 {
+            return true;
+        } else {
+            run::are_empty(slots)
+        };
+        counts.entries_read += entries;
+        if !free {
+            meta.count_out(entries);
+        }
+        free
+    }
+}
+
+impl<P: Platform> Walk<'_, '_, P> {
     /// Writes leaves into empty entries of one table, as contiguous runs where they fit.
     pub(super) fn write_run(
-        &self,
-        walk: &mut Walk<P::Arch>,
+        &mut self,
         run: &LeafRun<P::Arch>,
         leaves: &Leaves<P::Arch>,
     ) -> Result<(), ()> {
+        let map = self.map;
         let LeafRun { table, level, index, entries, first } = *run;
-        let slots = &self.slots(table)[index.slots(entries)];
+        let slots = &map.slots(table)[index.slots(entries)];
         let free = if level == Level::PTE {
-            self.count_in(table, slots, &mut walk.counts)
+            map.count_in(table, slots, &mut self.counts)
         } else {
-            walk.counts.entries_read += u64::from(entries);
+            self.counts.entries_read += u64::from(entries);
             run::are_empty(slots)
         };
         if !free {
             return Err(());
         }
-        if self.reach.is_page() {
+        if map.reach.is_page() {
             // Each entry is checked, made and stored by itself.
             for (slot, ahead) in slots.iter().zip(0..) {
-                slot.store(self.leaf(first.plus(ahead), level, leaves).0, Ordering::Relaxed);
+                slot.store(map.leaf(first.plus(ahead), level, leaves).0, Ordering::Relaxed);
             }
-            walk.counts.entries_written += u64::from(entries);
+            self.counts.entries_written += u64::from(entries);
             return Ok(());
         }
-        let leaf = self.leaf(first, level, leaves).0;
+        let leaf = map.leaf(first, level, leaves).0;
         let order = level.order();
         let step = P::Arch::STEP << order.0;
-        walk.counts.entries_written += u64::from(entries);
+        self.counts.entries_written += u64::from(entries);
         let contig = P::Arch::CONTIG_ENTRIES;
         let congruent = (first.0 >> order.0 ^ index.number()) & (contig - 1) == 0;
         if contig == 1 || level > leaves.largest_contig || !congruent || entries < contig {
@@ -152,20 +179,20 @@ impl<P: Platform> KernelMap<'_, P> {
     /// Maps pages into one table of level 1: contiguous runs where they fit, single pages
     /// otherwise.
     pub(super) fn map_pages(
-        &self,
-        walk: &mut Walk<P::Arch>,
+        &mut self,
         at: u64,
         pages: &[Frame],
         leaves: &Leaves<P::Arch>,
     ) -> Result<(), WalkError> {
-        let table = walk.table(self, at, Level::PTE)?;
+        let map = self.map;
+        let table = self.table(at, Level::PTE)?;
         let index = P::Arch::PTE.index_of(VirtAddr(at));
-        let slots = &self.slots(table)[index.slot()..][..pages.len()];
-        if !self.count_in(table, slots, &mut walk.counts) {
+        let slots = &map.slots(table)[index.slot()..][..pages.len()];
+        if !map.count_in(table, slots, &mut self.counts) {
             return Err(WalkError::Occupied(at));
         }
-        walk.counts.entries_written += pages.len() as u64;
-        let base = self.leaf(Frame(0), Level::PTE, leaves).0;
+        self.counts.entries_written += pages.len() as u64;
+        let base = map.leaf(Frame(0), Level::PTE, leaves).0;
         let leaf = |frame: Frame| base + P::Arch::STEP * u64::from(frame.0);
         let singles = |slots: &[AtomicU64], pages: &[Frame]| {
             for (slot, frame) in slots.iter().zip(pages) {
@@ -198,31 +225,6 @@ impl<P: Platform> KernelMap<'_, P> {
             store_contig::<P::Arch>(slots, at, leaf(Frame(first)), P::Arch::STEP);
         }
         Ok(())
-    }
-
-    /// Adds to the count of a level 1 table before its entries `slots` are filled. Fails, and adds
-    /// nothing, if one of them is in use.
-    ///
-    /// A table with a count of zero need not be read: a call empties entries before it takes them
-    /// off the count.
-    #[inline]
-    fn count_in(&self, table: Frame, slots: &[AtomicU64], counts: &mut Counts) -> bool {
-        let meta = self.memory.frames.table(table);
-        let entries = slots.len() as u64;
-        let before = meta.count_in(entries);
-        let is_empty = |slot: &AtomicU64| slot.load(Ordering::Relaxed) == 0;
-        let free = if self.reach.is_page() {
-            slots.iter().all(is_empty)
-        } else if before == 0 {
-            return true;
-        } else {
-            run::are_empty(slots)
-        };
-        counts.entries_read += entries;
-        if !free {
-            meta.count_out(entries);
-        }
-        free
     }
 }
 

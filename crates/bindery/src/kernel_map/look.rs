@@ -7,11 +7,12 @@ use crate::arch::{Arch, Entry, EntryIndex, Kind, Level, Permissions};
 use crate::events::Unchanged;
 use crate::platform::{Invalidation, Platform, Tables};
 use crate::stats::Counts;
-use crate::table::ReadSection;
+use crate::table::locking::Node;
+use crate::table::{EntryAt, ReadSection};
 
 use super::KernelMap;
 use super::area::{Area, State};
-use super::protocol::{self, Found, Lowest};
+use super::protocol::{self, Found};
 use super::request::{KernelAddress, KernelArea, KernelPiece, Resolution};
 
 impl<P: Platform> KernelMap<'_, P> {
@@ -188,7 +189,7 @@ impl<P: Platform> KernelMap<'_, P> {
     fn next_piece(&self, at: VirtAddr, end: VirtAddr) -> (Option<VirtAddr>, Option<KernelPiece>) {
         let _section = ReadSection::enter(&self.memory.platform);
         let lowest = protocol::descend(self, at, &mut Counts::default());
-        let Lowest { table, level, mut index, mut entry } = lowest;
+        let EntryAt { node: Node { table, level }, mut index, mut entry } = lowest;
         let span = level.span();
         let (mut at, mut joined) = (at, None::<KernelPiece>);
         loop {

@@ -22,11 +22,12 @@ use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, Entry, EntryIndex, Kind, Level, Permissions};
 use crate::platform::{Platform, Tables};
 use crate::stats::Counts;
-use crate::table::TablePool;
+use crate::table::locking::Node;
+use crate::table::{EntryAt, TablePool};
 
 use super::area::Area;
 use super::leaves::{Leaves, check_executable};
-use super::protocol::{self, Lowest};
+use super::protocol::{self, Rewrite};
 use super::request::Pauses;
 use super::{KernelMap, KernelMapError};
 
@@ -71,6 +72,32 @@ struct Cut {
 
 /// The cuts at both bounds.
 type Cuts = [Option<Cut>; 2];
+
+impl<A: Arch> LeafStretch<A> {
+    /// The addresses of an entry.
+    fn range_of(&self, index: EntryIndex) -> VirtRange {
+        let shift = self.level.span_shift();
+        let start = self.base + (u64::from(index - self.from) << shift);
+        VirtRange::raw(start, start + (1 << shift))
+    }
+
+    /// The entries that lie across the bounds of the change. One that lies across both bounds
+    /// appears once.
+    fn across(&self, change: &ProtectionChange) -> [Option<EntryIndex>; 2] {
+        let shift = self.level.span_shift();
+        let last = VirtAddr(change.range.end().0 - 1);
+        let at = |at: VirtAddr| {
+            let ahead = at.0.checked_sub(self.base)? >> shift;
+            let ahead = u32::try_from(ahead).ok()?;
+            let inside = ahead < self.until - self.from;
+            let index = self.from + ahead;
+            let across = |index| change.position(self.range_of(index)) == Position::Across;
+            (inside && across(index)).then_some(index)
+        };
+        let (first, last) = (at(change.range.start()), at(last));
+        [first, last.filter(|last| first != Some(*last))]
+    }
+}
 
 impl ProtectionChange {
     fn position(&self, range: VirtRange) -> Position {
@@ -162,17 +189,18 @@ impl<P: Platform> KernelMap<'_, P> {
         let mut pool = pool?;
         let mut plain = None;
         self.for_each_stretch(change, &mut counts, |stretch, counts| {
-            let mut cuts = Cuts::default();
-            for (cut, index) in cuts.iter_mut().zip(self.across(stretch, change)) {
+            let mut part = StretchChange { map: self, stretch, change, cuts: Cuts::default() };
+            for (cut, index) in part.cuts.iter_mut().zip(stretch.across(change)) {
                 let Some(index) = index else { continue };
                 let single = P::Arch::clear_contig(self.entry(stretch, index), index);
-                let base = self.range_of(stretch, index).start();
-                let table = self.build(&mut pool, single, stretch.level, base, change, counts);
+                let base = stretch.range_of(index).start();
+                let mut tables = TableBuilder { map: self, change, pool: &mut pool, counts };
+                let table = tables.build(single, stretch.level, base);
                 *cut = table.map(|table| Cut { index, entry: P::Arch::table(table) });
             }
-            if self.needs_pause(stretch, change, &cuts) {
-                self.change_paused(stretch, change, &cuts, counts);
-            } else if self.store(stretch, change, &cuts, counts) {
+            if part.needs_pause() {
+                part.apply_paused(counts);
+            } else if protocol::write(self, &part, counts) {
                 plain =
                     Some(plain.map_or(stretch.level, |level: Level<_>| level.min(stretch.level)));
             }
@@ -196,7 +224,7 @@ impl<P: Platform> KernelMap<'_, P> {
     ) {
         let (mut at, end) = (change.range.start(), change.range.end());
         while at < end {
-            let Lowest { table, level, index, .. } = self.lowest(at, counts);
+            let EntryAt { node: Node { table, level }, index, .. } = self.lowest(at, counts);
             let shift = level.span_shift();
             let base = at.align_down(1 << shift).0;
             let left = (end.0 - base).div_ceil(1 << shift);
@@ -216,7 +244,7 @@ impl<P: Platform> KernelMap<'_, P> {
                 let mut stretch =
                     LeafStretch { table, level, from, until, base, inside: from..from, new: None };
                 let inside = |index: &EntryIndex| {
-                    change.position(self.range_of(&stretch, *index)) == Position::Inside
+                    change.position(stretch.range_of(*index)) == Position::Inside
                 };
                 let first = index.up_to(until).find(inside).unwrap_or(until);
                 let after = first.up_to(index + count).rev().find(inside);
@@ -243,42 +271,81 @@ impl<P: Platform> KernelMap<'_, P> {
         protocol::whole::<P::Arch>(self.raw(stretch.table, index))
     }
 
-    fn range_of(&self, stretch: &LeafStretch<P::Arch>, index: EntryIndex) -> VirtRange {
-        let shift = stretch.level.span_shift();
-        let start = stretch.base + (u64::from(index - stretch.from) << shift);
-        VirtRange::raw(start, start + (1 << shift))
+    /// Whether any stretch would need a pause; checked before the change begins.
+    fn would_pause(&self, change: &ProtectionChange, counts: &mut Counts) -> bool {
+        let mut pauses = false;
+        self.for_each_stretch(change, counts, |stretch, _| {
+            pauses |= stretch.across(change).iter().any(Option::is_some)
+                || StretchChange { map: self, stretch, change, cuts: Cuts::default() }
+                    .needs_pause();
+        });
+        pauses
     }
 
-    /// The entries of a stretch that lie across the bounds of the change. One that lies across both
-    /// bounds appears once.
-    fn across(
-        &self,
-        stretch: &LeafStretch<P::Arch>,
-        change: &ProtectionChange,
-    ) -> [Option<EntryIndex>; 2] {
-        let shift = stretch.level.span_shift();
-        let last = VirtAddr(change.range.end().0 - 1);
-        let at = |at: VirtAddr| {
-            let ahead = at.0.checked_sub(stretch.base)? >> shift;
-            let ahead = u32::try_from(ahead).ok()?;
-            let inside = ahead < stretch.until - stretch.from;
-            let index = stretch.from + ahead;
-            let across = |index| change.position(self.range_of(stretch, index)) == Position::Across;
-            (inside && across(index)).then_some(index)
+    /// The number of tables that the cuts may need: for a leaf of level n, one of each level below.
+    fn tables_for(&self, change: &ProtectionChange, counts: &mut Counts) -> u64 {
+        let mut needed = 0;
+        self.for_each_stretch(change, counts, |stretch, _| {
+            let across = stretch.across(change).into_iter().flatten().count() as u64;
+            needed += 2 * across * u64::from(stretch.level.below().number());
+        });
+        needed
+    }
+}
+
+/// The change of one stretch.
+struct StretchChange<'a, 'm, P: Platform> {
+    map: &'a KernelMap<'m, P>,
+    stretch: &'a LeafStretch<P::Arch>,
+    change: &'a ProtectionChange,
+    cuts: Cuts,
+}
+
+impl<P: Platform> StretchChange<'_, '_, P> {
+    /// Whether an entry has to be paused.
+    fn needs_pause(&self) -> bool {
+        let stretch = self.stretch;
+        stretch.from.up_to(stretch.until).any(|index| {
+            let old = self.map.entry(stretch, index);
+            self.breaks(old, self.new_entry(index))
+        })
+    }
+
+    /// The addresses of the stretch.
+    fn range(&self) -> VirtRange {
+        let first = self.stretch.range_of(self.stretch.from).start();
+        let last = self.stretch.range_of(self.stretch.until - 1).end();
+        VirtRange::raw(first.0, last.0)
+    }
+
+    /// Pauses the entries that need it, invalidates every TLB, and writes the new entries.
+    fn apply_paused(&self, counts: &mut Counts) {
+        let map = self.map;
+        // No CPU waits for the lock with interrupts off: a CPU that the invalidation interrupts
+        // must be able to answer.
+        let _pausing = loop {
+            if let Some(pausing) = map.pausing.try_lock() {
+                break pausing;
+            }
+            map.memory.platform.relax();
         };
-        let (first, last) = (at(change.range.start()), at(last));
-        [first, last.filter(|last| first != Some(*last))]
+        protocol::replace(map, self, counts);
+        map.publish(self.range(), counts);
+    }
+}
+
+impl<P: Platform> Rewrite for StretchChange<'_, '_, P> {
+    fn table(&self) -> Frame {
+        self.stretch.table
     }
 
-    /// The entry at a position after the change.
-    fn new_entry(
-        &self,
-        stretch: &LeafStretch<P::Arch>,
-        index: EntryIndex,
-        change: &ProtectionChange,
-        cuts: &Cuts,
-    ) -> Entry {
-        let old = self.entry(stretch, index);
+    fn indices(&self) -> Range<EntryIndex> {
+        self.stretch.from..self.stretch.until
+    }
+
+    #[inline]
+    fn new_entry(&self, index: EntryIndex) -> Entry {
+        let (stretch, old) = (self.stretch, self.map.entry(self.stretch, index));
         let single = P::Arch::clear_contig(old, index);
         if stretch.inside.contains(&index) {
             let new = match stretch.new {
@@ -291,151 +358,79 @@ impl<P: Platform> KernelMap<'_, P> {
             let whole_contig = P::Arch::is_contig(old) && inside;
             return if whole_contig { P::Arch::set_contig(new, index) } else { new };
         }
-        if change.position(self.range_of(stretch, index)) == Position::Outside {
+        if self.change.position(stretch.range_of(index)) == Position::Outside {
             return single;
         }
-        let cut = cuts.iter().flatten().find(|cut| cut.index == index);
+        let cut = self.cuts.iter().flatten().find(|cut| cut.index == index);
         // Every piece across a bound has its table: else the change would not have begun.
         cut.map_or(old, |cut| cut.entry)
     }
 
-    /// A leaf with other permissions.
-    fn changed(
-        &self,
-        leaf: Entry,
-        level: Level<P::Arch>,
-        permissions: Option<Permissions>,
-    ) -> Entry {
-        match permissions {
+    fn breaks(&self, old: Entry, new: Entry) -> bool {
+        let level = self.stretch.level;
+        old != new && (P::Arch::is_contig(old) || P::Arch::needs_break(old, new, level))
+    }
+
+    fn flush(&self, counts: &mut Counts) {
+        self.map.invalidate(self.range(), self.stretch.level, Tables::Unchanged, counts);
+    }
+}
+
+/// Builds tables that replace huge leaves, with the change applied.
+struct TableBuilder<'a, 'm, P: Platform> {
+    map: &'a KernelMap<'m, P>,
+    change: &'a ProtectionChange,
+    pool: &'a mut TablePool<'m, P>,
+    counts: &'a mut Counts,
+}
+
+impl<P: Platform> TableBuilder<'_, '_, P> {
+    /// A leaf with the permissions of the change.
+    fn changed(&self, leaf: Entry, level: Level<P::Arch>) -> Entry {
+        match self.change.permissions {
             None => leaf,
             Some(permissions) => {
                 let memory = P::Arch::memory_type_of(leaf);
                 let leaves = Leaves::of(permissions, memory);
-                self.leaf(P::Arch::frame(leaf), level, &leaves)
+                self.map.leaf(P::Arch::frame(leaf), level, &leaves)
             }
         }
     }
 
-    /// Whether a change of the entry needs a pause.
-    fn breaks(old: Entry, new: Entry, level: Level<P::Arch>) -> bool {
-        old != new && (P::Arch::is_contig(old) || P::Arch::needs_break(old, new, level))
-    }
-
-    fn needs_pause(
-        &self,
-        stretch: &LeafStretch<P::Arch>,
-        change: &ProtectionChange,
-        cuts: &Cuts,
-    ) -> bool {
-        stretch.from.up_to(stretch.until).any(|index| {
-            let old = self.entry(stretch, index);
-            Self::breaks(old, self.new_entry(stretch, index, change, cuts), stretch.level)
-        })
-    }
-
-    /// Whether any stretch would need a pause; checked before the change begins.
-    fn would_pause(&self, change: &ProtectionChange, counts: &mut Counts) -> bool {
-        let mut pauses = false;
-        self.for_each_stretch(change, counts, |stretch, _| {
-            pauses |= self.across(stretch, change).iter().any(Option::is_some)
-                || self.needs_pause(stretch, change, &Cuts::default());
-        });
-        pauses
-    }
-
-    /// The number of tables that the cuts may need: for a leaf of level n, one of each level below.
-    fn tables_for(&self, change: &ProtectionChange, counts: &mut Counts) -> u64 {
-        let mut needed = 0;
-        self.for_each_stretch(change, counts, |stretch, _| {
-            let across = self.across(stretch, change).into_iter().flatten().count() as u64;
-            needed += 2 * across * u64::from(stretch.level.below().number());
-        });
-        needed
-    }
-
-    /// Stores the new entry; returns whether anything changed.
-    fn store(
-        &self,
-        stretch: &LeafStretch<P::Arch>,
-        change: &ProtectionChange,
-        cuts: &Cuts,
-        counts: &mut Counts,
-    ) -> bool {
-        let new = |index| self.new_entry(stretch, index, change, cuts);
-        protocol::write(self, stretch.table, stretch.from..stretch.until, &new, counts)
-    }
-
-    /// Pauses the entries that need it, invalidates every TLB, and writes the new entries.
-    fn change_paused(
-        &self,
-        stretch: &LeafStretch<P::Arch>,
-        change: &ProtectionChange,
-        cuts: &Cuts,
-        counts: &mut Counts,
-    ) {
-        let first = self.range_of(stretch, stretch.from).start();
-        let last = self.range_of(stretch, stretch.until - 1).end();
-        let range = VirtRange::raw(first.0, last.0);
-        // No CPU waits for the lock with interrupts off: a CPU that the invalidation interrupts
-        // must be able to answer.
-        let _pausing = loop {
-            if let Some(pausing) = self.pausing.try_lock() {
-                break pausing;
-            }
-            self.memory.platform.relax();
-        };
-        let indices = stretch.from..stretch.until;
-        let new = |index| self.new_entry(stretch, index, change, cuts);
-        let breaks = |old, new| Self::breaks(old, new, stretch.level);
-        let flush = |counts: &mut Counts| {
-            self.invalidate(range, stretch.level, Tables::Unchanged, counts);
-        };
-        protocol::replace(self, stretch.table, indices, &new, breaks, flush, counts);
-        self.publish(range, counts);
-    }
-
-    /// Builds a table to replace the huge `leaf` of `level` at `base`, with the change applied.
-    fn build(
-        &self,
-        pool: &mut TablePool<'_, P>,
-        leaf: Entry,
-        level: Level<P::Arch>,
-        base: VirtAddr,
-        change: &ProtectionChange,
-        counts: &mut Counts,
-    ) -> Option<Frame> {
-        let below = level.below();
-        let table = pool.take(below, counts).ok()?;
-        self.memory.frames.table(table).unlock();
+    /// Builds the table for the huge `leaf` of `level` at `base`.
+    fn build(&mut self, leaf: Entry, level: Level<P::Arch>, base: VirtAddr) -> Option<Frame> {
+        let (map, change, below) = (self.map, self.change, level.below());
+        let table = self.pool.take(below, self.counts).ok()?;
+        map.memory.frames.table(table).unlock();
         let (shift, order) = (below.span_shift(), below.order());
         let leaves =
             Leaves::of(P::Arch::attributes(leaf).permissions, P::Arch::memory_type_of(leaf));
-        let slots = self.slots(table);
+        let slots = map.slots(table);
         let part = |index: EntryIndex, count: u32| {
             let start = base.0 + (u64::from(index) << shift);
             VirtRange::raw(start, start + (u64::from(count) << shift))
         };
         for index in EntryIndex::all::<P::Arch>() {
             let frame = P::Arch::frame(leaf).plus(index.number() << order.0);
-            let old = self.leaf(frame, below, &leaves);
+            let old = map.leaf(frame, below, &leaves);
             let entry = match change.position(part(index, 1)) {
                 Position::Outside => old,
-                Position::Inside => self.changed(old, below, change.permissions),
+                Position::Inside => self.changed(old, below),
                 Position::Across => {
                     let start = part(index, 1).start();
-                    P::Arch::table(self.build(pool, old, below, start, change, counts)?)
+                    P::Arch::table(self.build(old, below, start)?)
                 }
             };
             let contig = P::Arch::CONTIG_ENTRIES;
-            let folds = below <= self.largest_contig
+            let folds = below <= map.largest_contig
                 && change.position(part(index.align_down(contig), contig)) != Position::Across;
             let entry = if folds { P::Arch::set_contig(entry, index) } else { entry };
             slots[index.slot()].store(entry.0, Ordering::Relaxed);
         }
         let entries = P::Arch::ENTRIES;
-        counts.entries_written += u64::from(entries);
+        self.counts.entries_written += u64::from(entries);
         if below == Level::PTE {
-            self.memory.frames.table(table).change_entry_count(entries, 0);
+            map.memory.frames.table(table).change_entry_count(entries, 0);
         }
         Some(table)
     }

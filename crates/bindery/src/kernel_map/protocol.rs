@@ -17,7 +17,8 @@ use crate::addr::{Frame, VirtAddr, VirtRange};
 use crate::arch::{Arch, Entry, EntryIndex, Kind, Level};
 use crate::platform::Platform;
 use crate::stats::Counts;
-use crate::table::free_table;
+use crate::table::locking::Node;
+use crate::table::{EntryAt, free_table};
 
 use super::KernelMap;
 use super::walk::WalkError;
@@ -46,15 +47,6 @@ pub(super) trait KernelTree {
     fn park_while_unflushed(&self);
 }
 
-/// The lowest table that exists for an address.
-pub(super) struct Lowest<A: Arch> {
-    pub(super) table: Frame,
-    pub(super) level: Level<A>,
-    pub(super) index: EntryIndex,
-    /// The entry as read; a second read may return another.
-    pub(super) entry: Entry,
-}
-
 /// The result of a walk without a claim.
 pub(super) struct Found<A: Arch> {
     /// Empty or a leaf; for a paused leaf, with its valid bit.
@@ -64,23 +56,23 @@ pub(super) struct Found<A: Arch> {
     pub(super) paused: bool,
 }
 
-/// The table below the entry for `at` in `table`, of `level`; if the entry is empty, makes one.
+/// The table below the entry for `at` in the table of `node`; if the entry is empty, makes one.
 /// Called by the owner of an address under the entry.
 #[inline]
 pub(super) fn child<T: KernelTree>(
     tree: &T,
-    table: Frame,
-    level: Level<T::Arch>,
+    node: Node<T::Arch>,
     at: VirtAddr,
     counts: &mut Counts,
 ) -> Result<Frame, WalkError> {
+    let Node { table, level } = node;
     // Acquire: we see the table as empty, or as others have filled it since.
     let index = level.index_of(at);
     let entry = tree.load(table, index, Ordering::Acquire);
     counts.entries_descended += 1;
     match level.kind(entry) {
         Kind::Table => Ok(T::Arch::frame(entry)),
-        Kind::Empty => make_child(tree, table, level, at, counts),
+        Kind::Empty => make_child(tree, node, at, counts),
         Kind::Leaf | Kind::Absent => Err(WalkError::Occupied(at.0)),
     }
 }
@@ -88,8 +80,7 @@ pub(super) fn child<T: KernelTree>(
 #[inline(never)]
 fn make_child<T: KernelTree>(
     tree: &T,
-    table: Frame,
-    level: Level<T::Arch>,
+    Node { table, level }: Node<T::Arch>,
     at: VirtAddr,
     counts: &mut Counts,
 ) -> Result<Frame, WalkError> {
@@ -125,24 +116,24 @@ fn wait_for_flush<T: KernelTree>(tree: &T) {
     }
 }
 
-/// Goes down to the lowest table that exists for `at`. Called by the owner of the address, or in a
+/// The entry for `at` in the lowest table that exists for it. A second read of the entry may return
+/// another. Called by the owner of the address, or in a
 /// read section.
 #[inline]
 pub(super) fn descend<T: KernelTree>(
     tree: &T,
     at: VirtAddr,
     counts: &mut Counts,
-) -> Lowest<T::Arch> {
-    let (mut table, mut level) = (tree.top(), T::Arch::ROOT);
+) -> EntryAt<T::Arch> {
+    let mut node = Node { table: tree.top(), level: T::Arch::ROOT };
     loop {
-        let index = level.index_of(at);
-        let entry = tree.load(table, index, Ordering::Acquire);
+        let index = node.level.index_of(at);
+        let entry = tree.load(node.table, index, Ordering::Acquire);
         counts.entries_descended += 1;
-        if level.kind(entry) != Kind::Table {
-            return Lowest { table, level, index, entry };
+        if node.level.kind(entry) != Kind::Table {
+            return EntryAt { node, index, entry };
         }
-        table = T::Arch::frame(entry);
-        level = level.below();
+        node = node.child(T::Arch::frame(entry));
     }
 }
 
@@ -153,9 +144,9 @@ pub(super) fn descend<T: KernelTree>(
 /// 2. a cut replaces the leaf by a table;
 /// 3. the dump reads the entry again, finds no leaf, and goes on after the table: a hole.
 pub(super) fn find<T: KernelTree>(tree: &T, at: VirtAddr) -> Found<T::Arch> {
-    let Lowest { level, index, entry, .. } = descend(tree, at, &mut Counts::default());
+    let EntryAt { node, index, entry } = descend(tree, at, &mut Counts::default());
     let paused = !entry.is_empty() && entry.0 & T::Arch::PRESENT == 0;
-    Found { entry: whole::<T::Arch>(entry), level, index, paused }
+    Found { entry: whole::<T::Arch>(entry), level: node.level, index, paused }
 }
 
 /// An entry as it was before a pause.
@@ -164,8 +155,8 @@ pub(super) fn whole<A: Arch>(entry: Entry) -> Entry {
     Entry(if entry.is_empty() { 0 } else { entry.0 | A::PRESENT })
 }
 
-/// Empties the leaves of `count` entries from `first` on, up to a table; returns the number of
-/// entries processed, at least one. Called by the owner of an address under each of them.
+/// Empties the leaves of the entries at `indices`, up to a table; returns the number of entries
+/// processed, at least one. Called by the owner of an address under each of them.
 ///
 /// An empty entry is not written: it may cover addresses of other areas too, and the store could
 /// remove the entry for their table:
@@ -174,14 +165,12 @@ pub(super) fn whole<A: Arch>(entry: Entry) -> Entry {
 /// 3. A stores an empty entry.
 pub(super) fn clear_leaves<T: KernelTree>(
     tree: &T,
-    table: Frame,
-    level: Level<T::Arch>,
-    first: EntryIndex,
-    count: u32,
+    Node { table, level }: Node<T::Arch>,
+    indices: Range<EntryIndex>,
     counts: &mut Counts,
 ) -> u32 {
     let mut passed = 0;
-    for index in first.stretch(count) {
+    for index in indices.start.up_to(indices.end) {
         let entry = tree.load(table, index, Ordering::Relaxed);
         match level.kind(entry) {
             Kind::Table => break,
@@ -265,17 +254,25 @@ pub(super) fn purge<T: Purge>(tree: &T, counts: &mut Counts) {
     }
 }
 
-/// Stores the new entries at `indices`; returns whether anything changed.
-pub(super) fn write<T: KernelTree>(
-    tree: &T,
-    table: Frame,
-    indices: Range<EntryIndex>,
-    new: &impl Fn(EntryIndex) -> Entry,
-    counts: &mut Counts,
-) -> bool {
+/// New entries for a part of one table.
+pub(super) trait Rewrite {
+    fn table(&self) -> Frame;
+    /// The entries that change.
+    fn indices(&self) -> Range<EntryIndex>;
+    /// The new entry at a position. The valid bit of the old entry has no influence on it.
+    fn new_entry(&self, index: EntryIndex) -> Entry;
+    /// Whether the change of an entry needs break-before-make.
+    fn breaks(&self, old: Entry, new: Entry) -> bool;
+    /// Invalidates the old entries in all TLBs.
+    fn flush(&self, counts: &mut Counts);
+}
+
+/// Stores the new entries; returns whether anything changed.
+pub(super) fn write<T: KernelTree>(tree: &T, rewrite: &impl Rewrite, counts: &mut Counts) -> bool {
+    let (table, indices) = (rewrite.table(), rewrite.indices());
     let mut changed = false;
     for index in indices.start.up_to(indices.end) {
-        let new = new(index);
+        let new = rewrite.new_entry(index);
         if tree.load(table, index, Ordering::Relaxed) != new {
             // Release: a table's entries are visible before the table.
             tree.store(table, index, new, Ordering::Release);
@@ -286,31 +283,23 @@ pub(super) fn write<T: KernelTree>(
     changed
 }
 
-/// Like [`fn@write`], for entries that may need break-before-make: `breaks` decides from the old
-/// and the new entry. `new` ignores the valid bit of the old entry.
-pub(super) fn replace<T: KernelTree>(
-    tree: &T,
-    table: Frame,
-    indices: Range<EntryIndex>,
-    new: &impl Fn(EntryIndex) -> Entry,
-    breaks: impl Fn(Entry, Entry) -> bool,
-    flush: impl FnOnce(&mut Counts),
-    counts: &mut Counts,
-) {
+/// Like [`fn@write`], for entries that may need break-before-make.
+pub(super) fn replace<T: KernelTree>(tree: &T, rewrite: &impl Rewrite, counts: &mut Counts) {
+    let (table, indices) = (rewrite.table(), rewrite.indices());
     for index in indices.start.up_to(indices.end) {
         let old = whole::<T::Arch>(tree.load(table, index, Ordering::Relaxed));
-        let new = new(index);
+        let new = rewrite.new_entry(index);
         // Entries that need no break are written at once, so that one invalidation covers both
         // kinds. A paused entry keeps all its other bits, so software still sees the mapping.
         let paused = Entry(old.0 & !T::Arch::PRESENT);
-        let now = if breaks(old, new) { paused } else { new };
+        let now = if rewrite.breaks(old, new) { paused } else { new };
         if old != now {
             tree.store(table, index, now, Ordering::Release);
             counts.entries_written += 1;
         }
     }
-    flush(counts);
-    write(tree, table, indices, new, counts);
+    rewrite.flush(counts);
+    write(tree, rewrite, counts);
 }
 
 impl<P: Platform> KernelTree for KernelMap<'_, P> {

@@ -136,8 +136,8 @@ impl<P: Platform> KernelMap<'_, P> {
             allocate()
         });
         let spare = spare.ok_or(NoMemory)?;
-        let (old, end) = (area.pages(), area.end());
-        let grown = self.extend(area, pages).then(|| self.grow(area, old, pages, leaves, options));
+        let end = area.end();
+        let grown = self.extend(area, pages).then(|| self.grow(area, pages, leaves, options));
         if matches!(grown, Some(Err(_))) && area.end() > end {
             // SAFETY: 1. allocated above, and not used again.
             unsafe { self.put_off_rest(area, end, spare) };
@@ -171,14 +171,14 @@ impl<P: Platform> KernelMap<'_, P> {
     fn grow(
         &self,
         area: &Claim<'_>,
-        old: u64,
         pages: u64,
         leaves: &Leaves<P::Arch>,
         options: &VmallocOptions,
     ) -> Result<(), Failure<KernelMapError>> {
         let mut walk = Walk::new(self);
+        let old = area.pages();
         area.set_pages(pages);
-        let result = self.populate(area, old, pages, leaves, options.content, &mut walk);
+        let result = walk.populate(area, old..pages, leaves, options.content);
         if let Err(stop) = result {
             self.stats.add(&walk.counts);
             self.drop_tail(area, old, Holes::Perhaps);
@@ -216,10 +216,10 @@ impl<P: Platform> KernelMap<'_, P> {
             let at = range.start().0 + (piece.range.start().0 - from);
             let first = Frame((piece.to.0 >> PAGE_SHIFT) as u32);
             let count = piece.range.pages();
-            result = result.and_then(|()| self.map_run(&mut walk, at, first, count, &leaves));
+            result = result.and_then(|()| walk.map_run(at, first, count, &leaves));
         });
-        let result = result
-            .and_then(|()| self.populate(&new, kept, pages, leaves, options.content, &mut walk));
+        let result =
+            result.and_then(|()| walk.populate(&new, kept..pages, leaves, options.content));
         if let Err(stop) = result {
             // The new area's own frames come after the old pages, which still belong to the old
             // area.

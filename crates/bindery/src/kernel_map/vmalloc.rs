@@ -2,6 +2,8 @@
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
+use core::ops::Range;
+
 use crate::addr::{Frame, Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr};
 use crate::arch::{Arch, Level, MemoryType};
 use crate::error::Failure;
@@ -59,7 +61,7 @@ impl<P: Platform> KernelMap<'_, P> {
         let best = Placement { pages, align: options.align.max(piece), congruent: 0 };
         let claim = self.reserve_at_best(best, options.align, make)?;
         let mut walk = Walk::new(self);
-        if let Err(stop) = self.populate(&claim, 0, pages, &leaves, options.content, &mut walk) {
+        if let Err(stop) = walk.populate(&claim, 0..pages, &leaves, options.content) {
             self.stats.add(&walk.counts);
             self.abandon(claim);
             return Err(stop.into());
@@ -102,62 +104,6 @@ impl<P: Platform> KernelMap<'_, P> {
     pub(super) fn largest_piece(&self, pages: u64, leaves: &Leaves<P::Arch>) -> u64 {
         let fits = |piece: &u64| *piece <= pages;
         self.piece_sizes(leaves).find(fits).unwrap_or(1)
-    }
-
-    /// Allocates frames for pages `from..until` of a claimed area, and maps them.
-    ///
-    /// # Errors
-    /// The area keeps the part that was mapped.
-    pub(super) fn populate(
-        &self,
-        area: &Claim<'_>,
-        from: u64,
-        until: u64,
-        leaves: &Leaves<P::Arch>,
-        content: Content,
-        walk: &mut Walk<P::Arch>,
-    ) -> Result<(), WalkError> {
-        let memory = self.memory;
-        let start = area.range().start().0;
-        let mut at = from;
-        // Blocks that are adjacent in memory are mapped as one.
-        let mut run = FrameRun { at, first: Frame(0), count: 0 };
-        let mut pause = at + PAGES_AT_ONCE;
-        while at < until {
-            if at >= pause {
-                if memory.platform.fatal_signal() {
-                    return Err(WalkError::Interrupted);
-                }
-                pause = at + PAGES_AT_ONCE;
-            }
-            let mut order = Order((until - at).ilog2().min(u32::from(MAX_ORDER.0)) as u8);
-            if area.pieces == Pieces::Largest && at > 0 {
-                // A large block at an address not aligned to it would be mapped by single pages.
-                order = order.min(Order(at.trailing_zeros() as u8));
-            }
-            if self.reach.is_page() {
-                order = Order::PAGE;
-            }
-            let block = memory.frames.allocate_up_to(order, AllocateFor::Use).or_else(|| {
-                // Freed areas may hold memory until a purge.
-                self.purge_freed();
-                memory.frames.allocate_up_to(order, AllocateFor::Use)
-            });
-            let (head, order) = block.ok_or(WalkError::NoMemory)?;
-            area.blocks.push(memory, head, order);
-            let pages = u64::from(order.pages());
-            if content == Content::Zeroes {
-                memory.platform.zero(head, order.pages());
-                walk.counts.bytes_zeroed += pages << PAGE_SHIFT;
-            }
-            if u64::from(run.first.0) + run.count != u64::from(head.0) {
-                self.map_run(walk, start + (run.at << PAGE_SHIFT), run.first, run.count, leaves)?;
-                run = FrameRun { at, first: head, count: 0 };
-            }
-            run.count += pages;
-            at += pages;
-        }
-        self.map_run(walk, start + (run.at << PAGE_SHIFT), run.first, run.count, leaves)
     }
 
     /// Takes an unfinished claimed area apart.
@@ -235,5 +181,61 @@ impl<P: Platform> KernelMap<'_, P> {
                 (level <= largest_contig).then_some(pages * u64::from(P::Arch::CONTIG_ENTRIES));
             block.into_iter().chain((level > Level::PTE).then_some(pages))
         })
+    }
+}
+
+impl<P: Platform> Walk<'_, '_, P> {
+    /// Allocates frames for these pages of a claimed area, and maps them.
+    ///
+    /// # Errors
+    /// The area keeps the part that was mapped.
+    pub(super) fn populate(
+        &mut self,
+        area: &Claim<'_>,
+        pages: Range<u64>,
+        leaves: &Leaves<P::Arch>,
+        content: Content,
+    ) -> Result<(), WalkError> {
+        let (map, memory) = (self.map, self.map.memory);
+        let start = area.range().start().0;
+        let Range { start: mut at, end: until } = pages;
+        // Blocks that are adjacent in memory are mapped as one.
+        let mut run = FrameRun { at, first: Frame(0), count: 0 };
+        let mut pause = at + PAGES_AT_ONCE;
+        while at < until {
+            if at >= pause {
+                if memory.platform.fatal_signal() {
+                    return Err(WalkError::Interrupted);
+                }
+                pause = at + PAGES_AT_ONCE;
+            }
+            let mut order = Order((until - at).ilog2().min(u32::from(MAX_ORDER.0)) as u8);
+            if area.pieces == Pieces::Largest && at > 0 {
+                // A large block at an address not aligned to it would be mapped by single pages.
+                order = order.min(Order(at.trailing_zeros() as u8));
+            }
+            if map.reach.is_page() {
+                order = Order::PAGE;
+            }
+            let block = memory.frames.allocate_up_to(order, AllocateFor::Use).or_else(|| {
+                // Freed areas may hold memory until a purge.
+                map.purge_freed();
+                memory.frames.allocate_up_to(order, AllocateFor::Use)
+            });
+            let (head, order) = block.ok_or(WalkError::NoMemory)?;
+            area.blocks.push(memory, head, order);
+            let pages = u64::from(order.pages());
+            if content == Content::Zeroes {
+                memory.platform.zero(head, order.pages());
+                self.counts.bytes_zeroed += pages << PAGE_SHIFT;
+            }
+            if u64::from(run.first.0) + run.count != u64::from(head.0) {
+                self.map_run(start + (run.at << PAGE_SHIFT), run.first, run.count, leaves)?;
+                run = FrameRun { at, first: head, count: 0 };
+            }
+            run.count += pages;
+            at += pages;
+        }
+        self.map_run(start + (run.at << PAGE_SHIFT), run.first, run.count, leaves)
     }
 }

@@ -14,7 +14,7 @@ use super::request::{AreaKind, Pauses, Pieces, UnmapTime, VmapOptions};
 use super::walk::{Walk, WalkError};
 use super::{KernelMap, KernelMapError};
 
-impl<P: Platform> KernelMap<'_, P> {
+impl<'m, P: Platform> KernelMap<'m, P> {
     /// Maps single frames at consecutive addresses, in the order of the list (Linux: `vmap`).
     /// Returns the first address.
     ///
@@ -39,9 +39,7 @@ impl<P: Platform> KernelMap<'_, P> {
         let leaves = self.leaves(options.permissions, options.memory, options.pieces)?;
         let count = self.pages((pages.len() as u64) << PAGE_SHIFT)?;
         let place = self.place_of_list(pages, count, &leaves);
-        self.map_at(AreaKind::Vmap, place, options, |walk, at| {
-            self.map_list(walk, at, pages, &leaves)
-        })
+        self.map_at(AreaKind::Vmap, place, options, |walk, at| walk.map_list(at, pages, &leaves))
     }
 
     /// Like [`KernelMap::vmap`], for ranges of frames: folios of any orders. Ranges that are
@@ -78,7 +76,7 @@ impl<P: Platform> KernelMap<'_, P> {
             Placement { pages, align: piece << PAGE_SHIFT, congruent: congruent << PAGE_SHIFT };
         self.map_at(AreaKind::Vmap, place, options, |walk, mut at| {
             for (first, count) in joined(ranges) {
-                self.map_run(walk, at, first, count, &leaves)?;
+                walk.map_run(at, first, count, &leaves)?;
                 at += count << PAGE_SHIFT;
             }
             Ok(())
@@ -150,7 +148,7 @@ impl<P: Platform> KernelMap<'_, P> {
         let place = Placement { pages, align, congruent: base & (align - 1) };
         let first = Frame((base >> PAGE_SHIFT) as u32);
         let start = self.map_at(AreaKind::Ioremap, place, &options, |walk, at| {
-            self.map_run(walk, at, first, pages, &leaves)
+            walk.map_run(at, first, pages, &leaves)
         })?;
         Ok(start.offset(offset))
     }
@@ -180,7 +178,7 @@ impl<P: Platform> KernelMap<'_, P> {
         kind: AreaKind,
         place: Placement,
         options: &VmapOptions,
-        mut map: impl FnMut(&mut Walk<P::Arch>, u64) -> Result<(), WalkError>,
+        mut map: impl FnMut(&mut Walk<'_, 'm, P>, u64) -> Result<(), WalkError>,
     ) -> Result<VirtAddr, KernelMapError> {
         self.memory.outermost(|| self.map_at_once(kind, place, options, &mut map))
     }
@@ -190,7 +188,7 @@ impl<P: Platform> KernelMap<'_, P> {
         kind: AreaKind,
         place: Placement,
         options: &VmapOptions,
-        map: &mut impl FnMut(&mut Walk<P::Arch>, u64) -> Result<(), WalkError>,
+        map: &mut impl FnMut(&mut Walk<'_, 'm, P>, u64) -> Result<(), WalkError>,
     ) -> Result<VirtAddr, Failure<KernelMapError>> {
         let make = || Area::new(kind, options.pieces, options.pauses, options.memory);
         let claim = self.reserve_at_best(place, PAGE_SIZE, make)?;
@@ -205,53 +203,6 @@ impl<P: Platform> KernelMap<'_, P> {
         self.stats.add(&walk.counts);
         self.release(claim);
         Ok(range.start())
-    }
-
-    /// Maps a list of frames. At each address that suits a large piece, checks whether the frames
-    /// form one. Maps the other frames a table at a time.
-    ///
-    /// ```text
-    /// addresses  | 2 MiB           | 2 MiB           | 2 MiB           |
-    ///            ^ a run?          ^ a run?          ^ a run?            one comparison each
-    ///             64 KiB? 64 KiB? ...                                    and here
-    /// ```
-    /// So a list of small pieces costs one comparison for each place where a large piece could
-    /// begin, and a later large piece is still found.
-    fn map_list(
-        &self,
-        walk: &mut Walk<P::Arch>,
-        mut at: u64,
-        mut pages: &[Frame],
-        leaves: &Leaves<P::Arch>,
-    ) -> Result<(), WalkError> {
-        while !pages.is_empty() {
-            let large = self.large_run(at, pages, leaves);
-            let count = if large > 0 {
-                self.map_run(walk, at, pages[0], large as u64, leaves)?;
-                large
-            } else {
-                let index = P::Arch::PTE.index_of(VirtAddr(at));
-                let room = index.left::<P::Arch>() as usize;
-                let count = room.min(pages.len());
-                self.map_pages(walk, at, &pages[..count], leaves)?;
-                count
-            };
-            at += (count as u64) << PAGE_SHIFT;
-            pages = &pages[count..];
-        }
-        Ok(())
-    }
-
-    /// The number of pages, from `at` on, that form whole huge leaves.
-    fn large_run(&self, at: u64, pages: &[Frame], leaves: &Leaves<P::Arch>) -> usize {
-        let huge = P::Arch::ENTRIES as usize;
-        let first = pages[0].0;
-        let may_be = leaves.largest() > Level::PTE
-            && (at >> PAGE_SHIFT | u64::from(first)) & (huge as u64 - 1) == 0
-            && pages
-                .get(huge - 1)
-                .is_some_and(|last| last.0.wrapping_sub(first) as usize == huge - 1);
-        if may_be { run_length(pages) & !(huge - 1) } else { 0 }
     }
 
     /// The alignment for the start of a list of `count` pages: chosen so that the first complete
@@ -282,6 +233,52 @@ impl<P: Platform> KernelMap<'_, P> {
         }
         Placement { pages: count, align: PAGE_SIZE, congruent: 0 }
     }
+}
+
+impl<P: Platform> Walk<'_, '_, P> {
+    /// Maps a list of frames. At each address that suits a large piece, checks whether the frames
+    /// form one. Maps the other frames a table at a time.
+    ///
+    /// ```text
+    /// addresses  | 2 MiB           | 2 MiB           | 2 MiB           |
+    ///            ^ a run?          ^ a run?          ^ a run?            one comparison each
+    ///             64 KiB? 64 KiB? ...                                    and here
+    /// ```
+    /// So a list of small pieces costs one comparison for each place where a large piece could
+    /// begin, and a later large piece is still found.
+    fn map_list(
+        &mut self,
+        mut at: u64,
+        mut pages: &[Frame],
+        leaves: &Leaves<P::Arch>,
+    ) -> Result<(), WalkError> {
+        while !pages.is_empty() {
+            let large = large_run(at, pages, leaves);
+            let count = if large > 0 {
+                self.map_run(at, pages[0], large as u64, leaves)?;
+                large
+            } else {
+                let index = P::Arch::PTE.index_of(VirtAddr(at));
+                let room = index.left::<P::Arch>() as usize;
+                let count = room.min(pages.len());
+                self.map_pages(at, &pages[..count], leaves)?;
+                count
+            };
+            at += (count as u64) << PAGE_SHIFT;
+            pages = &pages[count..];
+        }
+        Ok(())
+    }
+}
+
+/// The number of pages, from `at` on, that form whole huge leaves.
+fn large_run<A: Arch>(at: u64, pages: &[Frame], leaves: &Leaves<A>) -> usize {
+    let huge = A::ENTRIES as usize;
+    let first = pages[0].0;
+    let may_be = leaves.largest() > Level::PTE
+        && (at >> PAGE_SHIFT | u64::from(first)) & (huge as u64 - 1) == 0
+        && pages.get(huge - 1).is_some_and(|last| last.0.wrapping_sub(first) as usize == huge - 1);
+    if may_be { run_length(pages) & !(huge - 1) } else { 0 }
 }
 
 /// The ranges, with adjacent ones joined: first frames and counts.

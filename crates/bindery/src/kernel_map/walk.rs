@@ -17,20 +17,22 @@ use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{Arch, Level};
 use crate::platform::{Invalidation, Platform, Tables};
 use crate::stats::Counts;
-use crate::table::new_table;
+use crate::table::locking::Node;
+use crate::table::{EntryAt, new_table};
 
 use super::leaves::{LeafRun, Leaves};
-use super::protocol::{self, Lowest};
+use super::protocol;
 use super::{KernelMap, KernelMapError};
 
 /// The most table levels that an architecture has.
 const MAX_LEVELS: usize = 5;
 
-/// A walk: the tables from the root down to `level` that lead to `at`.
-pub(super) struct Walk<A: Arch> {
+/// A walk of a map: the tables from the root down to `level` that lead to `at`.
+pub(super) struct Walk<'k, 'm, P: Platform> {
+    pub(super) map: &'k KernelMap<'m, P>,
     tables: [Frame; MAX_LEVELS + 1],
     at: u64,
-    level: Level<A>,
+    level: Level<P::Arch>,
     pub(super) counts: Counts,
 }
 
@@ -62,34 +64,29 @@ impl From<WalkError> for Failure<KernelMapError> {
     }
 }
 
-impl<A: Arch> Walk<A> {
-    pub(super) fn new<P: Platform<Arch = A>>(map: &KernelMap<'_, P>) -> Self {
+impl<'k, 'm, P: Platform> Walk<'k, 'm, P> {
+    pub(super) fn new(map: &'k KernelMap<'m, P>) -> Self {
         let mut tables = [Frame(0); MAX_LEVELS + 1];
-        tables[usize::from(A::LEVELS)] = map.root;
-        Self { tables, at: 0, level: A::ROOT, counts: Counts::default() }
+        tables[usize::from(P::Arch::LEVELS)] = map.root;
+        Self { map, tables, at: 0, level: P::Arch::ROOT, counts: Counts::default() }
     }
 
     /// The table of `level` that covers `at`; makes missing tables.
     #[inline]
-    pub(super) fn table<P: Platform<Arch = A>>(
-        &mut self,
-        map: &KernelMap<'_, P>,
-        at: u64,
-        level: Level<A>,
-    ) -> Result<Frame, WalkError> {
+    pub(super) fn table(&mut self, at: u64, level: Level<P::Arch>) -> Result<Frame, WalkError> {
         let mut have = self.level.max(level);
         // The table of `have` covers both addresses if they agree in all bits above its span.
         let covers = |have: Level<_>| {
-            let top = have.span_shift() + A::INDEX_BITS;
+            let top = have.span_shift() + P::Arch::INDEX_BITS;
             (self.at ^ at).checked_shr(top).unwrap_or(0) == 0
         };
-        while have < A::ROOT && !covers(have) {
+        while have < P::Arch::ROOT && !covers(have) {
             have = have.above();
         }
         self.at = at;
         while have > level {
-            let parent = self.tables[usize::from(have.number())];
-            let child = protocol::child(map, parent, have, VirtAddr(at), &mut self.counts);
+            let parent = Node { table: self.tables[usize::from(have.number())], level: have };
+            let child = protocol::child(self.map, parent, VirtAddr(at), &mut self.counts);
             have = have.below();
             match child {
                 Ok(child) => self.tables[usize::from(have.number())] = child,
@@ -102,27 +99,13 @@ impl<A: Arch> Walk<A> {
         self.level = level;
         Ok(self.tables[usize::from(level.number())])
     }
-}
-
-impl<P: Platform> KernelMap<'_, P> {
-    /// An empty table, not locked by any CPU: see the protocol.
-    pub(super) fn new_table(&self, level: Level<P::Arch>, counts: &mut Counts) -> Option<Frame> {
-        let table = new_table(self.memory, level, counts).or_else(|| {
-            // Freed areas may hold memory until a purge.
-            self.purge();
-            new_table(self.memory, level, counts)
-        })?;
-        self.memory.frames.table(table).unlock();
-        Some(table)
-    }
 
     /// Maps `count` consecutive frames at `at`, in the largest pieces.
     ///
     /// # Errors
     /// A part may have been mapped: the caller clears the range.
     pub(super) fn map_run(
-        &self,
-        walk: &mut Walk<P::Arch>,
+        &mut self,
         mut at: u64,
         mut first: Frame,
         mut count: u64,
@@ -131,13 +114,13 @@ impl<P: Platform> KernelMap<'_, P> {
         while count > 0 {
             let level = Self::level_of_piece(at, first, count, leaves.largest());
             let order = level.order();
-            let table = walk.table(self, at, level)?;
+            let table = self.table(at, level)?;
             let index = level.index_of(VirtAddr(at));
             let room = index.left::<P::Arch>();
             let entries = (count >> order.0).min(u64::from(room)) as u32;
             let run = LeafRun { table, level, index, entries, first };
-            if self.write_run(walk, &run, leaves).is_err() {
-                self.map_among_tables(walk, at, &run, leaves)?;
+            if self.write_run(&run, leaves).is_err() {
+                self.map_among_tables(at, &run, leaves)?;
             }
             let pages = entries << order.0;
             at = at.wrapping_add(u64::from(pages) << PAGE_SHIFT);
@@ -153,8 +136,7 @@ impl<P: Platform> KernelMap<'_, P> {
     /// flush.
     #[cold]
     fn map_among_tables(
-        &self,
-        walk: &mut Walk<P::Arch>,
+        &mut self,
         at: u64,
         run: &LeafRun<P::Arch>,
         leaves: &Leaves<P::Arch>,
@@ -168,11 +150,11 @@ impl<P: Platform> KernelMap<'_, P> {
         for entry in 0..entries {
             let pages = entry << order.0;
             let (at, first) = (at + (u64::from(pages) << PAGE_SHIFT), first.plus(pages));
-            let table = walk.table(self, at, level)?;
+            let table = self.table(at, level)?;
             let index = level.index_of(VirtAddr(at));
             let run = LeafRun { table, level, index, entries: 1, first };
-            if self.write_run(walk, &run, leaves).is_err() {
-                self.map_run(walk, at, first, u64::from(order.pages()), &smaller)?;
+            if self.write_run(&run, leaves).is_err() {
+                self.map_run(at, first, u64::from(order.pages()), &smaller)?;
             }
         }
         Ok(())
@@ -195,6 +177,19 @@ impl<P: Platform> KernelMap<'_, P> {
             level = level.below();
         }
         level
+    }
+}
+
+impl<P: Platform> KernelMap<'_, P> {
+    /// An empty table, not locked by any CPU: see the protocol.
+    pub(super) fn new_table(&self, level: Level<P::Arch>, counts: &mut Counts) -> Option<Frame> {
+        let table = new_table(self.memory, level, counts).or_else(|| {
+            // Freed areas may hold memory until a purge.
+            self.purge();
+            new_table(self.memory, level, counts)
+        })?;
+        self.memory.frames.table(table).unlock();
+        Some(table)
     }
 
     /// Makes the entries of `range` visible to all walkers.
@@ -226,7 +221,8 @@ impl<P: Platform> KernelMap<'_, P> {
     pub(super) fn clear(&self, range: VirtRange, holes: Holes, counts: &mut Counts) {
         let (mut at, end) = (range.start().0, range.end().0);
         while at < end {
-            let Lowest { table, level, index, .. } = self.lowest(VirtAddr(at), counts);
+            let EntryAt { node, index, .. } = self.lowest(VirtAddr(at), counts);
+            let Node { table, level } = node;
             let shift = level.span_shift();
             let left = (end - at).div_ceil(1 << shift);
             let room = u64::from(index.left::<P::Arch>()).min(left);
@@ -246,7 +242,7 @@ impl<P: Platform> KernelMap<'_, P> {
                 slots.len()
             } else {
                 // The next round descends into a table next to a huge leaf.
-                protocol::clear_leaves(self, table, level, index, room as u32, counts) as usize
+                protocol::clear_leaves(self, node, index..index + room as u32, counts) as usize
             };
             let next = (at >> shift) + passed as u64;
             if next >> (u64::BITS - shift) != 0 {
@@ -259,7 +255,7 @@ impl<P: Platform> KernelMap<'_, P> {
 
     /// The lowest entry that exists for `at`.
     #[inline]
-    pub(super) fn lowest(&self, at: VirtAddr, counts: &mut Counts) -> Lowest<P::Arch> {
+    pub(super) fn lowest(&self, at: VirtAddr, counts: &mut Counts) -> EntryAt<P::Arch> {
         protocol::descend(self, at, counts)
     }
 }

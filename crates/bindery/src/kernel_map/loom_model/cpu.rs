@@ -1,5 +1,6 @@
 //! The CPUs of the models, which work like `vmap`, `protect`, `purge` and `look`, and their MMUs.
 
+use core::ops::Range;
 use std::rc::Rc;
 use std::vec::Vec;
 
@@ -7,9 +8,10 @@ use loom::sync::atomic::Ordering;
 
 use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{Arch, Attributes, Entry, EntryIndex, Kind, Level, Permissions, Tiny};
-use crate::kernel_map::protocol::{self, KernelTree, Purge};
+use crate::kernel_map::protocol::{self, KernelTree, Purge, Rewrite};
 use crate::platform::Tables;
 use crate::stats::Counts;
+use crate::table::locking::Node;
 
 use super::world::{Area, Life, Omit, ROOT, State, Tlb, World, count, page, pages};
 
@@ -262,8 +264,9 @@ impl Cpu {
             let level = if huge { Level::PMD } else { Level::PTE };
             let (mut table, mut have) = (ROOT, Tiny::ROOT);
             while have > level {
-                let child = protocol::child(self, table, have, at, &mut Counts::default());
-                (table, have) = (child.expect("somebody else's leaf"), have.below());
+                let node = Node { table, level: have };
+                let child = protocol::child(self, node, at, &mut Counts::default());
+                (table, have) = (child.expect("another area's leaf"), have.below());
             }
             let index = level.index_of(at);
             let old = self.load(table, index, Ordering::Relaxed);
@@ -288,13 +291,14 @@ impl Cpu {
         let (mut at, counts) = (range.start(), &mut Counts::default());
         while at < range.end() {
             let lowest = protocol::descend(self, at, counts);
-            let (table, level, index) = (lowest.table, lowest.level, lowest.index);
+            let (node, index) = (lowest.node, lowest.index);
+            let Node { table, level } = node;
             let span = level.span();
             let passed = if level == Level::PTE || self.world.omit == Omit::LeaveEmpty {
                 self.store(table, index, Entry::EMPTY, Ordering::Relaxed);
                 1
             } else {
-                protocol::clear_leaves(self, table, level, index, 1, counts)
+                protocol::clear_leaves(self, node, index..index + 1, counts)
             };
             at = VirtAddr(at.align_down(span).0 + u64::from(passed) * span);
         }
@@ -317,30 +321,35 @@ impl Cpu {
         let first = page(number).align_down(Tiny::PMD.span());
         let counts = &mut Counts::default();
         let parent = protocol::descend(self, first, counts);
-        assert_eq!(parent.level, Level::PMD);
+        assert_eq!(parent.node.level, Level::PMD);
         let below = self.make_table(Level::PTE, counts).expect("the model has tables enough");
         for index in EntryIndex::all::<Tiny>() {
             let at = first.offset(u64::from(index) << PAGE_SHIFT);
             let single = self.part(parent.entry, index.number(), at == page(number));
             self.store(below, index, single, Ordering::Relaxed);
         }
-        self.replace(
-            parent.table,
-            parent.index,
-            1,
-            pages(first.0 >> PAGE_SHIFT, 4),
-            Level::PMD,
-            &|_| Tiny::table(below),
-        );
+        self.replace(&Replacement {
+            cpu: self,
+            node: parent.node,
+            indices: parent.index..parent.index + 1,
+            range: pages(first.0 >> PAGE_SHIFT, 4),
+            new: |_| Tiny::table(below),
+        });
     }
 
     /// Cuts a contiguous run of two by write-protecting its first page.
     pub(super) fn cut_contig(&self, number: u64) {
         let lowest = protocol::descend(self, page(number), &mut Counts::default());
-        assert!(lowest.level == Level::PTE && Tiny::is_contig(lowest.entry));
+        assert!(lowest.node.level == Level::PTE && Tiny::is_contig(lowest.entry));
         let first = Tiny::clear_contig(lowest.entry, lowest.index);
         let new = |index: EntryIndex| self.part(first, index - lowest.index, index == lowest.index);
-        self.replace(lowest.table, lowest.index, 2, pages(number, 2), Level::PTE, &new);
+        self.replace(&Replacement {
+            cpu: self,
+            node: lowest.node,
+            indices: lowest.index..lowest.index + 2,
+            range: pages(number, 2),
+            new,
+        });
     }
 
     /// The leaf of level 1 for a part of a larger one.
@@ -349,23 +358,9 @@ impl Cpu {
         leaf(Tiny::frame(whole).plus(offset), Level::PTE, permissions)
     }
 
-    fn replace(
-        &self,
-        table: Frame,
-        index: EntryIndex,
-        entries: u32,
-        range: VirtRange,
-        level: Level<Tiny>,
-        new: &impl Fn(EntryIndex) -> Entry,
-    ) {
-        let breaks =
-            |old, new| old != new && (Tiny::is_contig(old) || Tiny::needs_break(old, new, level));
+    fn replace(&self, replacement: &impl Rewrite) {
         self.world.with(&self.world.pausing, |()| {
-            let (flush, counts) = (
-                |_: &mut Counts| self.invalidate(range, Tables::Unchanged),
-                &mut Counts::default(),
-            );
-            protocol::replace(self, table, index..index + entries, new, breaks, flush, counts);
+            protocol::replace(self, replacement, &mut Counts::default());
         });
     }
 
@@ -374,8 +369,39 @@ impl Cpu {
         for number in [number, number + 1] {
             let lowest = protocol::descend(self, page(number), &mut Counts::default());
             let contig = Tiny::set_contig(lowest.entry, lowest.index);
-            self.store(lowest.table, lowest.index, contig, Ordering::Relaxed);
+            self.store(lowest.node.table, lowest.index, contig, Ordering::Relaxed);
         }
+    }
+}
+
+/// Entries of one table that a CPU replaces; they map `range`.
+struct Replacement<'a, F> {
+    cpu: &'a Cpu,
+    node: Node<Tiny>,
+    indices: Range<EntryIndex>,
+    range: VirtRange,
+    new: F,
+}
+
+impl<F: Fn(EntryIndex) -> Entry> Rewrite for Replacement<'_, F> {
+    fn table(&self) -> Frame {
+        self.node.table
+    }
+
+    fn indices(&self) -> Range<EntryIndex> {
+        self.indices.clone()
+    }
+
+    fn new_entry(&self, index: EntryIndex) -> Entry {
+        (self.new)(index)
+    }
+
+    fn breaks(&self, old: Entry, new: Entry) -> bool {
+        old != new && (Tiny::is_contig(old) || Tiny::needs_break(old, new, self.node.level))
+    }
+
+    fn flush(&self, _counts: &mut Counts) {
+        self.cpu.invalidate(self.range, Tables::Unchanged);
     }
 }
 
