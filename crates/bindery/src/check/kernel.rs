@@ -3,10 +3,11 @@
 use core::sync::atomic::Ordering;
 
 use crate::KernelMap;
-use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
+use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{Arch, Entry, EntryIndex, Kind, Level, Permissions};
 use crate::frame::meta;
 use crate::platform::Platform;
+use crate::table::locking::Node;
 use crate::table::run;
 
 use super::{Audit, Violation};
@@ -75,7 +76,8 @@ impl<P: Platform> Audit<'_, '_, P> {
             if level.kind(entry) != Kind::Table {
                 return Err(Violation::NotATable { table: root, at });
             }
-            self.kernel_table(map, P::Arch::frame(entry), level.below(), at)?;
+            let child = Node { table: root, level }.child(P::Arch::frame(entry));
+            self.kernel_table(map, child, at)?;
             let Some(next) = at.checked_add(span) else { break };
             at = next;
         }
@@ -85,10 +87,10 @@ impl<P: Platform> Audit<'_, '_, P> {
     fn kernel_table(
         &mut self,
         map: &KernelMap<'_, P>,
-        table: Frame,
-        level: Level<P::Arch>,
+        node: Node<P::Arch>,
         base: VirtAddr,
     ) -> Result<(), Violation> {
+        let Node { table, level } = node;
         let frames = &self.memory.frames;
         let known = frames.manages(table) && frames.table(table).is_table_of(level);
         if !known {
@@ -112,9 +114,9 @@ impl<P: Platform> Audit<'_, '_, P> {
             let entry = run::load(self.slots(table), index);
             match level.kind(entry) {
                 Kind::Empty => {}
-                Kind::Table => self.kernel_table(map, P::Arch::frame(entry), level.below(), at)?,
+                Kind::Table => self.kernel_table(map, node.child(P::Arch::frame(entry)), at)?,
                 Kind::Absent => return Err(Violation::BadAbsent(at)),
-                Kind::Leaf => self.kernel_leaf(map, table, level, index, at)?,
+                Kind::Leaf => self.kernel_leaf(map, node, at)?,
             }
         }
         Ok(())
@@ -123,12 +125,10 @@ impl<P: Platform> Audit<'_, '_, P> {
     fn kernel_leaf(
         &mut self,
         map: &KernelMap<'_, P>,
-        table: Frame,
-        level: Level<P::Arch>,
-        index: EntryIndex,
+        Node { table, level }: Node<P::Arch>,
         at: VirtAddr,
     ) -> Result<(), Violation> {
-        let slots = self.slots(table);
+        let (slots, index) = (self.slots(table), level.index_of(at));
         let entry = run::load(slots, index);
         let single = P::Arch::clear_contig(entry, index);
         let span = level.span();

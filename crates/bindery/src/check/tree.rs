@@ -1,14 +1,13 @@
 //! Verifies the tables and entries of one address space.
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{
-    self, Absent, AbsentFormat, Arch, Entry, EntryIndex, Kind, Level, Marker, Permissions,
-};
+use crate::arch::{self, Absent, AbsentFormat, Arch, EntryIndex, Kind, Level, Marker, Permissions};
 use crate::folio::OwnerKind;
 use crate::frame::pending;
 use crate::platform::Platform;
 use crate::space::{AddressSpace, Resident};
 use crate::swap::SlotRun;
+use crate::table::EntryAt;
 use crate::table::locking::Node;
 use crate::table::run::{self, Slots};
 use crate::vma::Vma;
@@ -103,13 +102,13 @@ impl<P: Platform> Audit<'_, '_, P> {
                     let child = node.child(P::Arch::frame(entry));
                     self.table(space, child, start)?;
                 }
-                Kind::Leaf => self.leaf(space, node, index, entry, range)?,
+                Kind::Leaf => self.leaf(space, EntryAt { node, index, entry }, range)?,
                 Kind::Absent => {
                     let guard = Some(Absent::Marker(Marker::Guard));
                     if P::Arch::decode_absent(entry) == guard && !meta.has_guards() {
                         return Err(Violation::UnknownGuard(start));
                     }
-                    self.absent(space, node.level, entry, range)?;
+                    self.absent(space, EntryAt { node, index, entry }, range)?;
                 }
             }
         }
@@ -137,9 +136,7 @@ impl<P: Platform> Audit<'_, '_, P> {
     fn leaf(
         &mut self,
         space: &AddressSpace<'_, P>,
-        node: Node<P::Arch>,
-        index: EntryIndex,
-        raw: Entry,
+        EntryAt { node, index, entry: raw }: EntryAt<P::Arch>,
         range: VirtRange,
     ) -> Result<(), Violation> {
         let at = range.start();
@@ -182,8 +179,7 @@ impl<P: Platform> Audit<'_, '_, P> {
     fn absent(
         &mut self,
         space: &AddressSpace<'_, P>,
-        level: Level<P::Arch>,
-        entry: Entry,
+        EntryAt { node, entry, .. }: EntryAt<P::Arch>,
         range: VirtRange,
     ) -> Result<(), Violation> {
         let at = range.start();
@@ -195,12 +191,12 @@ impl<P: Platform> Audit<'_, '_, P> {
                 if !vma.protection().is_none() {
                     return Err(Violation::WrongProtNone(at));
                 }
-                let found = FoundLeaf { range, level, frame };
+                let found = FoundLeaf { range, level: node.level, frame };
                 self.page(&found)?;
                 self.owned(vma, &found)
             }
             Some(Absent::Swap { device, slot, exclusive, .. }) => {
-                let count = level.order().pages();
+                let count = node.level.order().pages();
                 self.swap_entry(at, SlotRun { area: device, first: slot, count }, exclusive)
             }
             Some(Absent::Marker(_)) => Ok(()),
