@@ -34,15 +34,15 @@ pub(super) fn mprotect<P: Platform>(
             _ => Err(Errno::EINVAL),
         };
     }
-    let from = match (bits & down != 0, bits & up != 0) {
-        (true, _) => ProtectFrom::GrowingStart,
-        (_, true) => ProtectFrom::GrowingEnd,
-        _ => ProtectFrom::Address,
-    };
     let (at, protection) = (VirtAddr(addr), protection(bits));
+    let from = match (bits & down != 0, bits & up != 0) {
+        (true, _) => ProtectFrom::GrowingStart(at),
+        (_, true) => ProtectFrom::GrowingEnd(at),
+        _ => ProtectFrom::Address(at),
+    };
     let done = match named {
-        None => space.mprotect_from(at, length, protection, from),
-        Some(key) => space.pkey_mprotect(at, length, protection, from, key),
+        None => space.mprotect_from(from, length, protection),
+        Some(key) => space.pkey_mprotect(from, length, protection, key),
     };
     done.map(|()| 0).map_err(errno(Operation::Mprotect))
 }

@@ -34,7 +34,7 @@ fn protect<A: Walk>(
     pages: u64,
     number: u8,
 ) -> Result<(), Error> {
-    space.pkey_mprotect(at, pages * PAGE_SIZE, READ_WRITE, ProtectFrom::Address, key(number))
+    space.pkey_mprotect(ProtectFrom::Address(at), pages * PAGE_SIZE, READ_WRITE, key(number))
 }
 
 /// The key of the entry at an address.

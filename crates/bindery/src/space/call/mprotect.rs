@@ -14,7 +14,7 @@ use super::mlock::LOCKS;
 use crate::space::AddressSpace;
 use crate::space::op::Op;
 
-/// The start of a change of protection.
+/// The start of a change of protection. The length of the change counts from the address.
 ///
 /// ```
 /// use bindery::addr::VirtAddr;
@@ -23,19 +23,27 @@ use crate::space::op::Op;
 /// /// Makes a stack executable, all of it, from any address in it.
 /// fn executable<P: Platform>(space: &AddressSpace<'_, P>, stack: VirtAddr) -> Result<(), Error> {
 ///     let all = Protection::READ | Protection::WRITE | Protection::EXECUTE;
-///     space.mprotect_from(stack, 4096, all, ProtectFrom::GrowingStart)
+///     space.mprotect_from(ProtectFrom::GrowingStart(stack), 4096, all)
 /// }
 /// ```
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ProtectFrom {
-    /// The given address.
-    #[default]
-    Address,
-    /// The start of the mapping around it, which must grow down (`PROT_GROWSDOWN`).
-    GrowingStart,
-    /// The given address, up to the end of the mapping, which must grow up (`PROT_GROWSUP`); none
+    /// The address itself.
+    Address(VirtAddr),
+    /// The start of the mapping around the address, which must grow down (`PROT_GROWSDOWN`).
+    GrowingStart(VirtAddr),
+    /// The address, up to the end of the mapping, which must grow up (`PROT_GROWSUP`). No mapping
     /// does on these architectures.
-    GrowingEnd,
+    GrowingEnd(VirtAddr),
+}
+
+impl ProtectFrom {
+    /// The address that the call names.
+    fn address(self) -> VirtAddr {
+        match self {
+            Self::Address(at) | Self::GrowingStart(at) | Self::GrowingEnd(at) => at,
+        }
+    }
 }
 
 /// The permissions and the protection key that a call sets.
@@ -82,7 +90,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         length: u64,
         protection: Protection,
     ) -> Result<(), Error> {
-        self.mprotect_from(start, length, protection, ProtectFrom::Address)
+        self.mprotect_from(ProtectFrom::Address(start), length, protection)
     }
 
     /// As [`AddressSpace::mprotect`], with the start of the change.
@@ -93,12 +101,11 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// As there; [`Error::Invalid`] if the mapping does not grow down.
     pub fn mprotect_from(
         &self,
-        start: VirtAddr,
+        from: ProtectFrom,
         length: u64,
         protection: Protection,
-        from: ProtectFrom,
     ) -> Result<(), Error> {
-        self.protect_with(start, length, protection, from, None)
+        self.protect_with(from, length, NewProtection { protection, key: None })
     }
 
     /// As [`AddressSpace::mprotect_from`], and gives the mappings a protection key
@@ -111,13 +118,12 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// ([`AddressSpace::pkey_alloc`]).
     pub fn pkey_mprotect(
         &self,
-        start: VirtAddr,
+        from: ProtectFrom,
         length: u64,
         protection: Protection,
-        from: ProtectFrom,
         key: ProtectionKey,
     ) -> Result<(), Error> {
-        self.protect_with(start, length, protection, from, Some(key))
+        self.protect_with(from, length, NewProtection { protection, key: Some(key) })
     }
 
     /// Whether branches of programs can be checked for landing pads here ([`Protection::BTI`]).
@@ -136,12 +142,11 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     fn protect_with(
         &self,
-        start: VirtAddr,
-        length: u64,
-        protection: Protection,
         from: ProtectFrom,
-        key: Option<ProtectionKey>,
+        length: u64,
+        new: NewProtection,
     ) -> Result<(), Error> {
+        let start = from.address();
         if !start.is_aligned(PAGE_SIZE) {
             return Err(Error::Unaligned(start));
         }
@@ -154,13 +159,12 @@ impl<P: Platform> AddressSpace<'_, P> {
             .and_then(|length| VirtRange::from_len(start, length))
             .filter(|range| !range.is_empty())
             .ok_or(Error::OutOfRange { limit })?;
-        let protection = self.heeded(protection);
-        let new = NewProtection { protection, key };
+        let new = NewProtection { protection: self.heeded(new.protection), ..new };
         let mut unlocked = ArrayVec::new();
         // A second attempt finds the part before the error changed already, and skips it.
         let result = self.page_table.memory.outermost(|| {
             self.operate(|op| {
-                let allowed = key.is_none_or(|key| self.keys.has(key));
+                let allowed = new.key.is_none_or(|key| self.keys.has(key));
                 let range =
                     if allowed { start_of(*op.vmas, range, from) } else { Err(Error::Invalid) };
                 protect(op, range?, new, &mut unlocked)
@@ -201,18 +205,20 @@ fn start_of<P: Platform>(
     range: VirtRange,
     from: ProtectFrom,
 ) -> Result<VirtRange, Error> {
-    if from == ProtectFrom::Address {
-        return Ok(range);
+    match from {
+        ProtectFrom::Address(_) => Ok(range),
+        ProtectFrom::GrowingStart(start) => {
+            let vma = vmas.first_in(range).ok_or(Error::NotMapped(start))?;
+            if !vma.has(MappingFlags::GROWS_DOWN) {
+                return Err(Error::Invalid);
+            }
+            Ok(VirtRange::raw(vma.start(), range.end().0))
+        }
+        ProtectFrom::GrowingEnd(start) => {
+            vmas.at(start).ok_or(Error::NotMapped(start))?;
+            Err(Error::Invalid)
+        }
     }
-    if from == ProtectFrom::GrowingEnd {
-        vmas.at(range.start()).ok_or(Error::NotMapped(range.start()))?;
-        return Err(Error::Invalid);
-    }
-    let vma = vmas.first_in(range).ok_or(Error::NotMapped(range.start()))?;
-    if !vma.has(MappingFlags::GROWS_DOWN) {
-        return Err(Error::Invalid);
-    }
-    Ok(VirtRange::raw(vma.start(), range.end().0))
 }
 
 /// Protects the VMAs of `range`. Adds those parts to `unlocked` whose locked pages may be written
