@@ -16,7 +16,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64};
 use crate::Memory;
 use crate::addr::{Frame, Order, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Level, MemoryType};
-use crate::collections::range_skip_list::{Indexed, Links};
+use crate::collections::range_skip_list::{GapShape, Indexed, Links};
 use crate::deferred::Linked;
 use crate::memory::{Record, RecordKind};
 use crate::platform::Platform;
@@ -222,9 +222,7 @@ pub(super) struct FreedList {
 /// The gap that the last search found. No lower gap satisfied that request.
 pub(super) struct LastFound {
     area: NonNull<Area>,
-    length: u64,
-    align: u64,
-    congruent: u64,
+    shape: GapShape,
 }
 
 // SAFETY: the pointers lead to an `Area`, whose fields are atomic or never change; the areas belong
@@ -354,30 +352,29 @@ impl<P: Platform> KernelMap<'_, P> {
     /// Inserts the area at the lowest gap that satisfies `placement`.
     fn insert(&self, area: NonNull<Area>, placement: &Placement) -> bool {
         let Placement { pages, align, congruent } = *placement;
-        let length = (pages + 1) * PAGE_SIZE;
+        let shape = GapShape { len: (pages + 1) * PAGE_SIZE, align, congruent };
         let (low, high) = (self.arena.start().0, self.arena.end().0);
         let mut freed = self.freed.lock();
         // A gap that was too small or unaligned for the last request is so for an equal or larger
         // one. (Mostly, areas of one kind are made in a row.)
         let after = freed.last_found.as_ref().and_then(|found| {
-            let alike = (found.align, found.congruent) == (align, congruent);
             let after = || {
                 // SAFETY: 1. `give_back` forgets it before it takes an area out of the index, under
                 // the lock that is held.
                 let area = unsafe { self.area(found.area) };
-                self.index.find_gap_after(area, length, align, congruent, high)
+                self.index.find_gap_after(area, shape, high)
             };
-            (alike && found.length <= length).then(after)?
+            shape.covers(found.shape).then(after)?
         });
-        let anywhere = || self.index.find_gap_bottom_up(length, align, congruent, low, high);
+        let anywhere = || self.index.find_gap_bottom_up(shape, low, high);
         let Some(start) = after.or_else(anywhere) else {
             return false;
         };
-        freed.last_found = Some(LastFound { area, length, align, congruent });
+        freed.last_found = Some(LastFound { area, shape });
         // SAFETY: 1. it is new, and only the caller frees it.
         let place = unsafe { self.area(area) };
         place.start.store(start, Relaxed);
-        place.end.store(start + length, Relaxed);
+        place.end.store(start + shape.len, Relaxed);
         place.set_pages(pages);
         // SAFETY: 1. The lock is held. 2. The area is new. 3. It is freed a grace period after a
         // purge has taken it out. 4. The index is private to this module, which uses it with the

@@ -2,6 +2,7 @@
 
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::Arch;
+use crate::collections::range_skip_list::GapShape;
 use crate::error::Error;
 use crate::platform::Platform;
 
@@ -105,16 +106,17 @@ impl<P: Platform> VmaView<'_, P> {
     /// The highest free range of `length` bytes below the top that begins `congruent` bytes after
     /// a multiple of `align`.
     pub(crate) fn find_free(self, length: u64, align: u64, congruent: u64) -> Option<VirtRange> {
+        let shape = GapShape { len: length, align, congruent };
         let low = self.lowest().0;
         let mut high = self.vmas.search_top();
         loop {
-            let below = self.vmas.index.find_gap_top_down(length, align, congruent, low, high);
+            let below = self.vmas.index.find_gap_top_down(shape, low, high);
             // If no gap below the embedder's top fits, searches above it, as Linux does.
             let start = match (below, self.vmas.search_top) {
                 (None, Some(_)) => {
                     let limit = P::Arch::USER_END;
                     let above = self.vmas.search_top().max(low);
-                    self.vmas.index.find_gap_bottom_up(length, align, congruent, above, limit)?
+                    self.vmas.index.find_gap_bottom_up(shape, above, limit)?
                 }
                 (below, _) => below?,
             };

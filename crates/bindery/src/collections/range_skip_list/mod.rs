@@ -87,6 +87,7 @@ use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 use super::heights::Heights;
+pub(crate) use gap_search::GapShape;
 use gap_search::Wanted;
 
 /// The height of the tallest tower. One node in four reaches each further level, which keeps
@@ -320,16 +321,13 @@ impl<T: Indexed> Index<T> {
         self.measure_path(&spot.path, Some(NonNull::from(node)));
     }
 
-    /// Writer: the highest address `a` with `a % align == congruent` such that `a..a + len` lies in
-    /// `low..high` and no node overlaps it. `align` is a power of two above `congruent`.
+    /// Writer: the highest address of the shape in `low..high` that no node overlaps.
     ///
-    /// Logarithmic, times the number of gaps that are wide enough but badly aligned. A `len` of 0
+    /// Logarithmic, times the number of gaps that are wide enough but badly aligned. A length of 0
     /// finds nothing.
     pub(crate) fn find_gap_top_down(
         &self,
-        len: u64,
-        align: u64,
-        congruent: u64,
+        shape: GapShape,
         low: u64,
         mut high: u64,
     ) -> Option<u64> {
@@ -337,7 +335,7 @@ impl<T: Indexed> Index<T> {
         // level, if a link leads across `low` or `high` and its widest gap lies outside, and for
         // each gap that is wide enough but badly aligned.
         loop {
-            let wanted = Wanted::new(len, align, congruent, low, high)?;
+            let wanted = Wanted::new(shape, low, high)?;
             let place = self.last_candidate(&wanted);
             let next = self.links(place).next(0);
             let found = wanted.highest_in(self.end(place), self.start(next));
@@ -349,15 +347,8 @@ impl<T: Indexed> Index<T> {
     }
 
     /// Writer: like [`Index::find_gap_top_down`], for the lowest address.
-    pub(crate) fn find_gap_bottom_up(
-        &self,
-        len: u64,
-        align: u64,
-        congruent: u64,
-        low: u64,
-        high: u64,
-    ) -> Option<u64> {
-        let wanted = Wanted::new(len, align, congruent, low, high)?;
+    pub(crate) fn find_gap_bottom_up(&self, shape: GapShape, low: u64, high: u64) -> Option<u64> {
+        let wanted = Wanted::new(shape, low, high)?;
         let mut place = None;
         let mut level = self.levels() - 1;
         while self.end(place) <= wanted.last {
@@ -380,15 +371,8 @@ impl<T: Indexed> Index<T> {
     }
 
     /// Writer: like [`Index::find_gap_bottom_up`], only in the gap right after `node`. O(1).
-    pub(crate) fn find_gap_after(
-        &self,
-        node: &T,
-        len: u64,
-        align: u64,
-        congruent: u64,
-        high: u64,
-    ) -> Option<u64> {
-        let wanted = Wanted::new(len, align, congruent, node.end(), high)?;
+    pub(crate) fn find_gap_after(&self, node: &T, shape: GapShape, high: u64) -> Option<u64> {
+        let wanted = Wanted::new(shape, node.end(), high)?;
         wanted.lowest_in(node.end(), self.start(node.links().next(0)))
     }
 
@@ -469,7 +453,7 @@ impl<T: Indexed> Index<T> {
     /// Whether a gap below the link of `place` at `level` may be wide enough and inside the bounds.
     /// The caller has checked the upper bound.
     fn is_candidate(&self, place: LinkTarget<T>, level: usize, wanted: &Wanted) -> bool {
-        self.widest(place, level) >= wanted.len
+        self.widest(place, level) >= wanted.shape.len
             && self.start(self.links(place).next(level)) > wanted.low
     }
 

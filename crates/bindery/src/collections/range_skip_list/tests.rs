@@ -246,9 +246,9 @@ impl Pair {
                 };
                 let lasts = low..(high + 1).saturating_sub(len);
                 let index = &self.world.index;
-                let found = index.find_gap_top_down(len, align, congruent, low, high);
+                let found = index.find_gap_top_down(shape(len, align, congruent), low, high);
                 assert_eq!(found, lasts.clone().rev().find(fits));
-                let found = index.find_gap_bottom_up(len, align, congruent, low, high);
+                let found = index.find_gap_bottom_up(shape(len, align, congruent), low, high);
                 assert_eq!(found, lasts.clone().find(fits));
             }
         }
@@ -294,11 +294,11 @@ fn an_empty_index_is_one_gap() {
     assert!(index.check() && index.len() == 0 && index.iter().next().is_none());
     assert_eq!(index.find_at_or_before(u64::MAX), None);
     assert_eq!(index.first_ending_after(0), None);
-    assert_eq!(index.find_gap_top_down(0x1000, 0x1000, 0, 0x10000, 0x20000), Some(0x1f000));
-    assert_eq!(index.find_gap_bottom_up(0x1000, 0x1000, 0, 0x10001, 0x20000), Some(0x11000));
-    assert_eq!(index.find_gap_bottom_up(0x1000, 0x20_0000, 0x5000, 0, 0x5fff), None);
-    assert_eq!(index.find_gap_top_down(1, 1, 0, 0, u64::MAX), Some(u64::MAX - 1));
-    assert_eq!(index.find_gap_top_down(0x1000, 0x1000, 0, 0x2000, 0x1000), None);
+    assert_eq!(index.find_gap_top_down(shape(0x1000, 0x1000, 0), 0x10000, 0x20000), Some(0x1f000));
+    assert_eq!(index.find_gap_bottom_up(shape(0x1000, 0x1000, 0), 0x10001, 0x20000), Some(0x11000));
+    assert_eq!(index.find_gap_bottom_up(shape(0x1000, 0x20_0000, 0x5000), 0, 0x5fff), None);
+    assert_eq!(index.find_gap_top_down(shape(1, 1, 0), 0, u64::MAX), Some(u64::MAX - 1));
+    assert_eq!(index.find_gap_top_down(shape(0x1000, 0x1000, 0), 0x2000, 0x1000), None);
 }
 
 #[test]
@@ -306,9 +306,9 @@ fn a_topmost_node_leaves_no_gap() {
     let world = World::new(3);
     world.add(0x1000, u64::MAX, 0);
     assert!(world.index.check());
-    let found = world.index.find_gap_top_down(0x800, 0x800, 0, 0, u64::MAX);
+    let found = world.index.find_gap_top_down(shape(0x800, 0x800, 0), 0, u64::MAX);
     assert_eq!(found, Some(0x800));
-    assert_eq!(world.index.find_gap_bottom_up(0x1001, 1, 0, 0, u64::MAX), None);
+    assert_eq!(world.index.find_gap_bottom_up(shape(0x1001, 1, 0), 0, u64::MAX), None);
 }
 
 #[test]
@@ -366,14 +366,14 @@ fn searches_among_30_000_nodes_read_few() {
         worst = worst.max(cost(&|| assert!(world.index.find_at_or_before(end).is_some())));
         world.set(*node, start, start + 4);
         worst = worst.max(cost(&|| world.index.bounds_changed(at(*node))));
-        let search = || world.index.find_gap_top_down(3, 8, 5, 2, 200_000);
+        let search = || world.index.find_gap_top_down(shape(3, 8, 5), 2, 200_000);
         let expected = (end <= 200_000).then_some(start + 5);
         worst = worst.max(cost(&|| assert_eq!(search(), expected)));
-        let search = || world.index.find_gap_bottom_up(3, 8, 5, 2, 300_000);
+        let search = || world.index.find_gap_bottom_up(shape(3, 8, 5), 2, 300_000);
         worst = worst.max(cost(&|| assert_eq!(search(), Some(start + 5))));
         world.set(*node, start, end);
         world.index.bounds_changed(at(*node));
-        let search = || world.index.find_gap_bottom_up(2, 1, 0, start - 9, start + 9);
+        let search = || world.index.find_gap_bottom_up(shape(2, 1, 0), start - 9, start + 9);
         worst = worst.max(cost(&|| assert_eq!(search(), None)));
     }
     assert!(world.index.check());
@@ -486,4 +486,8 @@ fn removing_all_tall_towers_keeps_searches_short() {
     // 20,000 is less than 32^3, and the search reads one more on each level.
     let bound = 3 * (LINKS_BENEATH as u64 + 1) + HEIGHT as u64;
     assert!(most <= bound, "a search looks at {most} nodes of {}", kept.len());
+}
+
+fn shape(len: u64, align: u64, congruent: u64) -> GapShape {
+    GapShape { len, align, congruent }
 }
