@@ -1,6 +1,6 @@
 //! The tree of source files checks itself: each file is compiled, tables of files are complete, the
-//! bits of the frame metadata are those of their table, unsafe code is in its rooms, and one page
-//! orders the locks.
+//! bits of the frame metadata are those of their table, unsafe code is in its rooms, a trait whose
+//! type is assumed has one, and one page orders the locks.
 
 #![allow(clippy::disallowed_methods, reason = "tests may use the whole standard library")]
 
@@ -295,6 +295,36 @@ fn unsafe_code_is_in_its_rooms() {
 }
 
 /// Two lists of the order of locks would differ sooner or later.
+/// The types that implement a trait, by any path, in the sources of a crate.
+fn implementations(of: &str, folder: &Path) -> Vec<String> {
+    let mut files = BTreeSet::new();
+    sources(folder, &mut files);
+    let mut found = Vec::new();
+    for file in &files {
+        // As words: an implementation may be generic, and on several lines.
+        let text = read(file);
+        let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+        let code: Vec<_> = code.flat_map(str::split_whitespace).collect();
+        for pair in code.windows(3) {
+            let name = pair[0].rsplit("::").next().unwrap();
+            if name.split('<').next() == Some(of) && pair[1] == "for" {
+                found.push(pair[2].to_owned());
+            }
+        }
+        // A macro could implement it without the words.
+        let hidden = |line: &&str| line.contains(of) && line.contains('$');
+        assert_eq!(text.lines().find(hidden), None, "{}", file.display());
+    }
+    found
+}
+
+/// `Files::of` and `Files::description` cast the files of a thread without a check.
+#[test]
+fn one_type_is_the_files_of_a_thread() {
+    let kernel = crates().join("bindery-kernel/src");
+    assert_eq!(implementations("ThreadFiles", &kernel), ["Files"]);
+}
+
 #[test]
 fn only_one_page_orders_the_locks() {
     let mut orders = Vec::new();

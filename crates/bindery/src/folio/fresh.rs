@@ -33,7 +33,7 @@ use super::handle::{Folio, FolioHandle, MAX_FOLIO_ORDER};
 use super::lock::LockedFolio;
 use super::owner::{FolioIndex, Owner, OwnerMark};
 use crate::addr::Order;
-use crate::frame::meta::{EXCLUSIVE, Kind, state_of};
+use crate::frame::meta::{EXCLUSIVE, KIND_AND_ORDER, Kind, state_of};
 use crate::frame::{AllocateFor, Frames};
 use crate::platform::Platform;
 
@@ -109,13 +109,15 @@ impl<'a, P: Platform> FreshFolio<'a, P> {
 }
 
 impl<P: Platform> FreshFolio<'_, P> {
-    /// Frees the folio.
+    /// Frees the folio. A number that names no fresh folio is counted in [`Frames::refused`].
     pub(crate) fn discard(self, platform: &P) {
         let FolioHandle { frames, folio } = self.0;
         let count = self.0.count().load(Relaxed);
         debug_assert_eq!(count, 0, "{folio:?} is not fresh");
-        if count == 0 {
-            // SAFETY: 1. and 2. it was never mapped nor published, so only the caller knows it.
+        let state = self.0.state().load(Relaxed) & KIND_AND_ORDER;
+        if count == 0 && state == state_of(Kind::Folio, folio.order) {
+            // SAFETY: 1. and 2. it is a folio that was never mapped nor published, so that only its
+            // maker knows it, which gives it up here.
             unsafe { frames.free(platform, folio.head, folio.order) };
         } else {
             frames.refuse();

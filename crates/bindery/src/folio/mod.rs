@@ -26,7 +26,7 @@
 //! # Holds on a folio
 //! | hold | taken by | keeps | under |
 //! |---|---|---|---|
-//! | a fresh folio | the thread that allocated it | everything: nobody else can find it | nothing; plain stores |
+//! | a fresh folio | the thread that allocated it | everything: no other thread can find it | nothing; plain stores |
 //! | a mapping | the thread that writes the entry; fork and moves, from an existing one | frame, contents, kind of owner | the lock of the entry's table |
 //! | a pin | a thread that keeps a mapping meanwhile | frame, contents | that table's lock |
 //! | a reference | a holder of a mapping or a reference; a page index, one for each page; a walker, from a frame number | frame, order, kind | nothing |

@@ -364,7 +364,8 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
             self.cursor.counts.unmapped(OwnerKind::Anonymous, pages);
         }
         if run.node.level > Level::PTE {
-            super::zap_rmap::free_deposit(memory, run.node.table, &mut self.cursor.counts);
+            let Cursor { locks, counts, .. } = &mut *self.cursor;
+            super::zap_rmap::free_deposit(memory, locks, run.node.table, counts);
         }
         self.cursor.counts.entries_written += u64::from(part.count);
         // There is room: it was asked above.

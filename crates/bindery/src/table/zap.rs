@@ -33,7 +33,7 @@ use crate::tlb::Gather;
 use super::cursor::{Chunks, Cursor, WholeTables};
 use super::locking::Depth;
 use super::run::{Run, What};
-use super::zap_rmap::{drop_absent, drop_suspended, release_absent};
+use super::zap_rmap::{drop_suspended, free_deposit, release_absent};
 use super::{NoMemory, PageTable};
 
 /// The time of the flush after an unmapping.
@@ -140,7 +140,11 @@ pub(super) fn clear_absent<P: Platform>(
     first: Entry,
 ) {
     let page_table = cursor.page_table;
-    drop_absent(page_table.memory, run.node, first, run.count, &mut cursor.counts);
+    let Cursor { locks, counts, .. } = &mut *cursor;
+    release_absent(page_table.memory, run.node.level, first, run.count, counts);
+    if run.node.level > Level::PTE {
+        free_deposit(page_table.memory, locks, run.node.table, counts);
+    }
     for slot in page_table.slots_of(run) {
         slot.store(0, Ordering::Relaxed);
     }

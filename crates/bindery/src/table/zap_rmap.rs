@@ -17,7 +17,7 @@ use crate::swap::SlotRun;
 
 use super::cursor::Cursor;
 use super::free_table;
-use super::locking::Node;
+use super::locking::{LockSet, Node};
 use super::run::{self, Slots};
 
 /// Drops the mappings of zapped entries.
@@ -88,7 +88,8 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
                     slot.store(0, Ordering::Relaxed);
                     self.counts.entries_written += 1;
                     meta.change_entry_count(0, 1);
-                    free_deposit(self.memory, node.table, self.counts);
+                    // SAFETY: 1. the caller's obligation 1.
+                    unsafe { free_deposit_held(self.memory, node.table, self.counts) };
                     self.huge(Entry(entry.0 | self.missing), node.level);
                 }
                 Kind::Empty | Kind::Leaf => {}
@@ -121,13 +122,13 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
             match level.kind(entry) {
                 Kind::Empty | Kind::Table => continue,
                 Kind::Leaf => self.huge(entry, level),
-                Kind::Absent => {
-                    drop_absent(self.memory, Node { table, level }, entry, 1, self.counts);
-                }
+                // All of the deposit is freed below.
+                Kind::Absent => release_absent(self.memory, level, entry, 1, self.counts),
             }
             entry_count -= 1;
         }
-        while free_deposit(self.memory, table, self.counts) {}
+        // SAFETY: 1. the caller's obligation 1.
+        while unsafe { free_deposit_held(self.memory, table, self.counts) } {}
     }
 
     /// Drops the mapping of a huge leaf.
@@ -163,7 +164,7 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
                 let limit = (slots.len() as u32 - index.number()).min(entry_count - dropped);
                 let count = absent_run::<P>(slots, index, limit);
                 self.counts.mapped(OwnerKind::Anonymous, count);
-                drop_absent(memory, Node { table, level: Level::PTE }, entry, count, self.counts);
+                release_absent(memory, Level::PTE, entry, count, self.counts);
                 count
             };
             if missing != 0 {
@@ -299,21 +300,7 @@ fn absent_run<P: Platform>(slots: &[AtomicU64], index: EntryIndex, limit: u32) -
     }
 }
 
-/// Drops the mappings and swap slots of `count` absent entries in the table of `node`.
-pub(super) fn drop_absent<P: Platform>(
-    memory: &Memory<P>,
-    node: Node<P::Arch>,
-    first: Entry,
-    count: u32,
-    counts: &mut Counts,
-) {
-    release_absent(memory, node.level, first, count, counts);
-    if node.level > Level::PTE {
-        free_deposit(memory, node.table, counts);
-    }
-}
-
-/// As [`drop_absent`], but keeps the deposits of the entries.
+/// Drops the mappings and swap slots of `count` absent entries. The deposits of the entries stay.
 pub(super) fn release_absent<P: Platform>(
     memory: &Memory<P>,
     level: Level<P::Arch>,
@@ -334,15 +321,33 @@ pub(super) fn release_absent<P: Platform>(
     }
 }
 
-/// Frees a table of the deposit of `holder`, if there is one.
+/// Frees a table of the deposit of `holder`, if it has one. `holder` is one of the tables of `locks`.
 pub(super) fn free_deposit<P: Platform>(
+    memory: &Memory<P>,
+    locks: &LockSet,
+    holder: Frame,
+    counts: &mut Counts,
+) {
+    if !locks.tables().contains(&holder) {
+        debug_assert!(false, "{holder:?} is not locked");
+        return;
+    }
+    // SAFETY: 1. asked above.
+    unsafe { free_deposit_held(memory, holder, counts) };
+}
+
+/// Frees a table of the deposit of `holder`. Returns whether it has one.
+///
+/// # Safety
+/// 1. The caller has locked the holder, or has detached it and is the only one to have it.
+unsafe fn free_deposit_held<P: Platform>(
     memory: &Memory<P>,
     holder: Frame,
     counts: &mut Counts,
 ) -> bool {
     let Some(table) = memory.frames.withdraw_table(holder) else { return false };
-    // SAFETY: 1. a table on deposit is a table, and the holder's lock is held; 2. no entry and no
-    // TLB ever knew it, and it was just withdrawn.
+    // SAFETY: 1. a table on deposit is a table, and no other thread withdraws it (obligation 1).
+    // 2. No entry and no TLB ever knew it.
     unsafe { free_table(memory, table, counts) };
     true
 }

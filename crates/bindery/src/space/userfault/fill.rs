@@ -252,8 +252,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let bytes = self.platform().direct_map(folio.head).as_ptr();
         // SAFETY: the direct map shows the bytes of the folio's frames, which are consecutive
         // (obligation 1 of `Platform`, and `Frames::new` looked where two ranges touch); memory
-        // always holds some bytes. The folio is fresh: until it is mapped or supplied, nobody else
-        // has a way to them.
+        // always holds some bytes. The folio is fresh: until it is mapped or supplied, no other
+        // thread finds it.
         let bytes = unsafe { core::slice::from_raw_parts_mut(bytes, length as usize) };
         for (offset, page) in (0..).step_by(PAGE).zip(bytes.chunks_mut(PAGE)) {
             source(offset, page)?;

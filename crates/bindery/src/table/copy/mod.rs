@@ -320,6 +320,6 @@ fn drop_target_deposit<P: Platform>(
     table: Frame,
 ) {
     if run.node.level > Level::PTE {
-        free_deposit(target.page_table.memory, table, &mut target.counts);
+        free_deposit(target.page_table.memory, &target.locks, table, &mut target.counts);
     }
 }

@@ -169,7 +169,7 @@ impl<P: Platform> RangePiece<'_, '_, P> {
         self.page_table.change_entry_count(holder, 0, 1);
         let range = VirtRange::raw(source, source + P::Arch::PMD.span());
         self.gather.stale(range, P::Arch::PMD);
-        free_deposit(self.page_table.memory, holder, self.counts);
+        free_deposit(self.page_table.memory, self.locks, holder, self.counts);
         let first = P::Arch::page_entry(P::Arch::frame(old), Level::PTE, P::Arch::attributes(old));
         self.arrive(first, P::Arch::ENTRIES, target);
     }
