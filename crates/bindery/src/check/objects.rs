@@ -135,7 +135,7 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
         let folio = frames.folio_of(frame).ok_or(broken)?;
         let FolioOwner { owner, first } = frames.folio(folio).owner(&self.memory.platform);
         let place = first.page(frame.0 - folio.head.0);
-        if owner != object.as_owner() || place != page {
+        if owner != object.as_owner().owner() || place != page {
             return Err(broken);
         }
         match self.count(frame) {

@@ -31,7 +31,7 @@ use super::count::{self, MAPPING, REFERENCE};
 use super::exclusive::{WORD_PAGES, bits};
 use super::handle::{Folio, FolioHandle, MAX_FOLIO_ORDER};
 use super::lock::LockedFolio;
-use super::owner::{FolioIndex, Owner, OwnerMark};
+use super::owner::{FolioIndex, LiveOwner, OwnerMark};
 use crate::addr::Order;
 use crate::frame::meta::{EXCLUSIVE, KIND_AND_ORDER, Kind, state_of};
 use crate::frame::{AllocateFor, Frames};
@@ -102,7 +102,7 @@ impl<'a, P: Platform> FreshFolio<'a, P> {
             self.discard(platform);
             return None;
         };
-        lock.set_owner(Owner::Nobody, FolioIndex::NONE);
+        lock.set_owner(LiveOwner::NOBODY, FolioIndex::NONE);
         count::publish(self.0.count(), 2 * REFERENCE);
         Some(lock.with_reference())
     }
@@ -127,7 +127,7 @@ impl<P: Platform> FreshFolio<'_, P> {
     /// Records the owner of the folio, and the index of its first page there. The owner outlives
     /// the folio's mappings. For any other folio, use [`super::FolioLock::set_owner`].
     #[inline]
-    pub(crate) fn set_owner(&self, owner: Owner, index: FolioIndex) {
+    pub(crate) fn set_owner(&self, owner: LiveOwner<'_>, index: FolioIndex) {
         let folio = self.0.folio;
         debug_assert_eq!(self.0.count().load(Relaxed), 0, "{folio:?} is not fresh");
         OwnerMark::of(owner).write(self.0.head(), index);

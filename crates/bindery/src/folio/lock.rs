@@ -63,7 +63,7 @@ use core::ops::Deref;
 use core::sync::atomic::Ordering;
 
 use super::handle::{Folio, FolioHandle};
-use super::owner::{FolioIndex, FolioOwner, Owner, OwnerMark};
+use super::owner::{FolioIndex, FolioOwner, LiveOwner, OwnerMark};
 use super::reference::FolioRef;
 use crate::frame::meta::{FOLIO_LOCK, FOLIO_PARKED, ORPHAN, WRITEBACK};
 use crate::platform::Platform;
@@ -229,7 +229,7 @@ impl<P: Platform> FolioLock<'_, P> {
     }
 
     /// Sets another owner of the folio, and the index of its first page there.
-    pub(crate) fn set_owner(&self, owner: Owner, index: FolioIndex) {
+    pub(crate) fn set_owner(&self, owner: LiveOwner<'_>, index: FolioIndex) {
         OwnerMark::of(owner).write(self.handle.head(), index);
     }
 
@@ -420,7 +420,7 @@ impl<'a, P: Platform> FolioHandle<'a, P> {
     #[inline(never)]
     fn disown(self) {
         if self.mappings() == 0 && self.is_anonymous() {
-            OwnerMark::of(Owner::Nobody).write(self.head(), FolioIndex::NONE);
+            OwnerMark::of(LiveOwner::NOBODY).write(self.head(), FolioIndex::NONE);
         }
     }
 }

@@ -9,7 +9,7 @@ use super::count::{
     self, Left, MAPPING, PIN, PinRoom, REFERENCE, TooManyMappings, mappings_in, pins_in,
 };
 use super::handle::{Folio, FolioHandle, Freed};
-use super::owner::{self, FolioIndex, Owner, OwnerMark};
+use super::owner::{self, FolioIndex, LiveOwner, OwnerMark};
 use crate::addr::{Frame, Order};
 use crate::frame::meta::{KIND_AND_ORDER, Kind, state_of};
 use crate::frame::{Frames, FreeBatch};
@@ -74,7 +74,7 @@ impl<P: Platform> FolioHandle<'_, P> {
         let from = u64::from(pages) * MAPPING + u64::from(held) * REFERENCE;
         let unmapped = count::exchange(self.count(), from, 2 * REFERENCE);
         if unmapped {
-            OwnerMark::of(Owner::Nobody).write(self.head(), FolioIndex::NONE);
+            OwnerMark::of(LiveOwner::NOBODY).write(self.head(), FolioIndex::NONE);
         }
         unmapped
     }

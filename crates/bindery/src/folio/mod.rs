@@ -72,7 +72,9 @@ pub(crate) use lock::{FolioLock, FolioLocked, LockedFolio};
 #[cfg(all(test, loom))]
 pub(crate) use lock::{begin_writeback, lock_unless_writeback, take_from_request, unlock};
 pub use owner::OwnerKind;
-pub(crate) use owner::{ALIGN as OWNER_ALIGN, FolioIndex, FolioOwner, Owner, OwnerMark, OwnerRun};
+pub(crate) use owner::{
+    ALIGN as OWNER_ALIGN, FolioIndex, FolioOwner, LiveOwner, Owner, OwnerMark, OwnerRun,
+};
 pub(crate) use reference::FolioRef;
 pub(crate) use swap_place::SwapPlace;
 pub use view::{FrameUsage, FrameUse, FrameView};

@@ -14,6 +14,9 @@
 //! An index is a [`FolioIndex`], which has 52 bits and no sign. The last pages of a folio may be
 //! wanted where the first would have an index below zero: then they become folios of their own.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
+use core::marker::PhantomData;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -93,6 +96,34 @@ pub(crate) enum Owner {
     File(NonNull<()>),
 }
 
+/// An owner that lives as long as what it is borrowed from: the group or the object itself, or a VMA
+/// that holds it. A folio gets no other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct LiveOwner<'o> {
+    owner: Owner,
+    _lives: PhantomData<&'o ()>,
+}
+
+impl LiveOwner<'_> {
+    /// No owner.
+    pub(crate) const NOBODY: Self = Self { owner: Owner::Nobody, _lives: PhantomData };
+
+    /// An owner that the caller keeps alive.
+    ///
+    /// # Safety
+    /// 1. The record that `owner` names is in a slab, and lives as long as the result is used.
+    #[inline(always)]
+    pub(crate) const unsafe fn new(owner: Owner) -> Self {
+        Self { owner, _lives: PhantomData }
+    }
+
+    /// The owner, which may outlive the record.
+    #[inline(always)]
+    pub(crate) const fn owner(self) -> Owner {
+        self.owner
+    }
+}
+
 /// An owner in the form that a folio's metadata holds, for a caller that gives many folios to one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct OwnerMark {
@@ -102,17 +133,18 @@ pub(crate) struct OwnerMark {
 }
 
 impl OwnerMark {
-    /// The mark of this owner, which is alive.
-    pub(crate) fn of(owner: Owner) -> Self {
-        let (kind, address) = match owner {
+    /// The mark of this owner.
+    pub(crate) fn of(owner: LiveOwner<'_>) -> Self {
+        let (kind, address) = match owner.owner() {
             Owner::Nobody => (0, None),
-            Owner::Group(group) => (1, Some(group.cast::<u8>())),
-            Owner::Memory(object) => (SHARED_MEMORY, Some(object.cast::<u8>())),
-            Owner::File(object) => (FILE, Some(object.cast::<u8>())),
+            Owner::Group(group) => (1, Some(group)),
+            Owner::Memory(object) => (SHARED_MEMORY, Some(object)),
+            Owner::File(object) => (FILE, Some(object)),
         };
         let (frame, place) = address.map_or((0, 0), |address| {
             let inside = address.addr().get() as u64 & (PAGE_SIZE - 1);
-            (slab::frame_of(address).0, inside / ALIGN)
+            // SAFETY: 1. that of `LiveOwner::new`.
+            (unsafe { slab::frame_of(address) }.0, inside / ALIGN)
         });
         Self { frame, word: kind << KIND_SHIFT | place << PLACE_SHIFT }
     }

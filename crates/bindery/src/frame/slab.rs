@@ -19,7 +19,7 @@
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
 use core::marker::PhantomData;
-use core::ptr::NonNull;
+use core::ptr::{self, NonNull};
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::meta::{FrameMeta, Kind, NONE};
@@ -36,12 +36,17 @@ struct Header {
     frame: u32,
 }
 
-/// The frame in which an object of a slab lies.
-pub(crate) fn frame_of(object: NonNull<u8>) -> Frame {
-    let page = object.as_ptr().map_addr(|address| address & !(PAGE_SIZE as usize - 1));
-    // SAFETY: callers pass live objects of a slab, whose frame begins aligned to a page with a
-    // header that does not change while the frame has objects.
-    Frame(unsafe { page.cast::<Header>().read() }.frame)
+/// The frame in which an object of a slab lies. Only the address of `object` counts: a pointer made
+/// of a reference may reach no further than the object.
+///
+/// # Safety
+/// 1. A live object of a slab has the address.
+pub(crate) unsafe fn frame_of<T>(object: NonNull<T>) -> Frame {
+    let page = object.addr().get() & !(PAGE_SIZE as usize - 1);
+    let header = ptr::with_exposed_provenance::<Header>(page);
+    // SAFETY: the object lies in a slab's frame (obligation 1), which begins aligned to a page with a
+    // header that does not change while the frame has objects. `Slab::make_empty` has exposed it.
+    Frame(unsafe { header.read() }.frame)
 }
 
 /// Unused memory for an object of a slab. Must be filled or freed ([`Slab::unreserve`]).
@@ -218,6 +223,8 @@ impl<T, P: Platform> Slab<T, P> {
         // SAFETY: the direct map's promise lets us write the frame's bytes, which are aligned to a
         // page (`Frames::new` checked it), and the frame is fresh from the allocator.
         unsafe { header.write(Header { frame: frame.0 }) };
+        // For `frame_of`.
+        let _ = header.as_ptr().expose_provenance();
     }
 
     fn take_spare(lists: &mut Lists, frames: &Frames<P>) -> Option<Frame> {

@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::Memory;
 use crate::addr::{Orders, PAGE_SIZE, PageRange};
 use crate::error::Error;
-use crate::folio::{OWNER_ALIGN, Owner};
+use crate::folio::{LiveOwner, OWNER_ALIGN, Owner};
 use crate::memory::{Record, RecordKind};
 use crate::platform::Platform;
 use crate::rmap::{ObjectTree, TreeLock};
@@ -114,9 +114,10 @@ const _: () = assert!(align_of::<ObjectState>() as u64 >= OWNER_ALIGN);
 impl ObjectState {
     /// The object as the owner of folios. Only its address counts: `FolioHandle::owner` makes
     /// the pointer that leads back from the direct map.
-    pub(crate) fn as_owner(&self) -> Owner {
+    pub(crate) fn as_owner(&self) -> LiveOwner<'_> {
         let kind = if self.is_file() { Owner::File } else { Owner::Memory };
-        kind(NonNull::from(self).cast())
+        // SAFETY: 1. all objects are in a slab; this one is borrowed.
+        unsafe { LiveOwner::new(kind(NonNull::from(self).cast())) }
     }
 
     /// The number of a page among those of all memory, for users that follow the order of faults:

@@ -12,7 +12,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use crate::Memory;
 use crate::deferred::{Batch, Chain, Linked};
-use crate::folio::{OWNER_ALIGN, Owner};
+use crate::folio::{LiveOwner, OWNER_ALIGN, Owner};
 use crate::memory::{Record, RecordKind};
 use crate::platform::Platform;
 use crate::vma::Vma;
@@ -46,8 +46,8 @@ pub(crate) struct AnonGroup {
     /// VMAs, children, and walkers; 0 in an anon group that was contracted.
     holders: AtomicU32,
     lock: TreeLock,
-    /// The pointer that the slab gave for the anon group. Freeing it, or asking the slab for its
-    /// frame, needs this one: a pointer made of a reference may reach no further than the group.
+    /// The pointer that the slab gave for the anon group. Freeing it needs this one: a pointer made
+    /// of a reference may reach no further than the group.
     node: AtomicPtr<Self>,
 }
 
@@ -121,14 +121,9 @@ impl AnonGroup {
         self.vmas.is_empty() && ptr::eq(first.cast_const(), child)
     }
 
-    /// The root of the family, above all others.
-    pub(crate) fn root_pointer(&self) -> NonNull<Self> {
-        self.root().node()
-    }
-
     /// Whether `owner` is an anon group of the same family.
     pub(crate) fn is_related<P: Platform>(&self, platform: &P, owner: Owner) -> bool {
-        let names = |group: &Self| Self::as_owner(Some(group.node())) == owner;
+        let names = |group: &Self| Self::as_owner(Some(group)).owner() == owner;
         if names(self) || names(self.root()) {
             return true;
         }
@@ -139,7 +134,8 @@ impl AnonGroup {
         found
     }
 
-    fn root(&self) -> &Self {
+    /// The root of the family, above all others.
+    pub(crate) fn root(&self) -> &Self {
         // SAFETY: 1. an anon group holds its parent, and so the root, until it has left the tree;
         // the root is never contracted.
         unsafe { self.follow(&self.root) }.unwrap_or(self)
@@ -410,8 +406,10 @@ const _: () = assert!(align_of::<AnonGroup>() as u64 >= OWNER_ALIGN);
 impl AnonGroup {
     /// The anon group as the owner of folios, or no owner.
     #[inline]
-    pub(crate) fn as_owner(group: Option<NonNull<Self>>) -> Owner {
-        group.map_or(Owner::Nobody, |group| Owner::Group(group.cast()))
+    pub(crate) fn as_owner(group: Option<&Self>) -> LiveOwner<'_> {
+        let Some(group) = group else { return LiveOwner::NOBODY };
+        // SAFETY: 1. `Groups::create` makes all groups, in a slab; this one is borrowed.
+        unsafe { LiveOwner::new(Owner::Group(NonNull::from(group).cast())) }
     }
 }
 

@@ -218,7 +218,7 @@ unsafe fn take_over<P: Platform>(
         // SAFETY: 1. this survey's VMA is below the owner.
         let Some(new_parent) = (unsafe { owner.new_parent() }) else { return };
         match frames.folio(folio).try_lock(&memory.platform) {
-            Some(lock) => lock.set_owner(AnonGroup::as_owner(Some(new_parent.node())), first),
+            Some(lock) => lock.set_owner(AnonGroup::as_owner(Some(new_parent)), first),
             None => complete.set(false),
         }
     });

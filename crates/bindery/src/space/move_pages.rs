@@ -138,7 +138,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             let locked = self.lock_both_vmas(request.destination, request.source)?;
             let (destination, source) = locked.vmas();
             check_vmas(request, destination, source, permit)?;
-            let Some(group) = destination.group_pointer() else {
+            let Some(group) = destination.group() else {
                 // Whose the pages will be is settled under the mutex.
                 drop(locked);
                 self.prepare_group(request.destination)?;
@@ -152,7 +152,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 allows_holes: request.allows_holes,
                 owner: OwnerMark::of(AnonGroup::as_owner(Some(group))),
                 index: destination.page_offset_of(at),
-                source_owner: OwnerMark::of(AnonGroup::as_owner(source.group_pointer())),
+                source_owner: OwnerMark::of(AnonGroup::as_owner(source.group())),
                 source_index: source.page_offset_of(VirtAddr(request.source.0 + *moved)),
                 attributes: written_attributes(destination.flags()),
                 keeps_protection: permit.keeps_protection(destination),

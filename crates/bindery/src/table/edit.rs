@@ -147,7 +147,7 @@ impl<'op, 'm, P: Platform> Edit<'op, 'm, P> {
     pub(crate) fn copy_to(
         &mut self,
         child: &PageTable<'m, P>,
-        what: &ForkCopy,
+        what: &ForkCopy<'_>,
     ) -> Result<(), Failure> {
         self.page_table.copy_to(child, what, self.gather)
     }

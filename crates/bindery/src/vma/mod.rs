@@ -136,6 +136,11 @@ impl Vma {
         }
     }
 
+    /// Whether it was removed ([`VmaWriteGuard::remove`]). Stays so.
+    pub(crate) fn is_removed(&self) -> bool {
+        self.lock.is_closed()
+    }
+
     pub(crate) fn range(&self) -> VirtRange {
         VirtRange::raw(self.start(), self.end().max(self.start()))
     }

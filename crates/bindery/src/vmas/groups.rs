@@ -2,6 +2,8 @@
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
+use core::ptr;
+
 use crate::addr::PAGE_SHIFT;
 use crate::error::NoMemory;
 use crate::platform::Platform;
@@ -13,7 +15,10 @@ use super::VmaSet;
 impl<'op, P: Platform> VmaSet<'op, '_, P> {
     /// Gives a VMA an anon group for its anonymous pages: that of a neighbor with which it could be
     /// one VMA, or a new one (Linux: `anon_vma_prepare`). May sleep.
-    pub(crate) fn prepare_group(&mut self, vma: &Vma) -> Result<(), NoMemory> {
+    ///
+    /// # Panics
+    /// If the set does not have the VMA.
+    pub(crate) fn prepare_group(&mut self, vma: &'op Vma) -> Result<(), NoMemory> {
         if vma.group_pointer().is_some() {
             return Ok(());
         }
@@ -34,24 +39,38 @@ impl<'op, P: Platform> VmaSet<'op, '_, P> {
     }
 
     /// Lets a VMA without an anon group belong to `group`, one of this address space.
-    pub(super) fn adopt(&mut self, vma: &Vma, group: &AnonGroup) {
-        debug_assert!(vma.group_pointer().is_none(), "a VMA belongs to one group");
+    pub(super) fn adopt(&mut self, vma: &'op Vma, group: &AnonGroup) {
+        self.assert_has(vma);
+        assert!(vma.group_pointer().is_none(), "a VMA belongs to one group");
         group.hold();
         // SAFETY: 1. the set has the VMA, and so have the trees; `VmaSet::remove` takes it out of
         // them; 2. held above.
         unsafe { group.join(self.platform(), vma) };
     }
 
-    /// Lets a VMA belong to no anon group any more; it maps no page of the anon group. Another VMA
-    /// of this address space belongs to the group.
-    pub(crate) fn leave_group(&mut self, vma: &VmaWriteGuard<'op, P>) {
+    /// Lets a VMA belong to no anon group any more; it maps no page of the anon group, to which
+    /// `moved` belongs too.
+    ///
+    /// # Panics
+    /// If the set does not have the VMAs, or they do not belong to one group.
+    pub(crate) fn leave_group(&mut self, vma: &VmaWriteGuard<'op, P>, moved: &'op Vma) {
         let Some(group) = vma.group_pointer() else { return };
+        self.assert_has(vma.vma());
+        self.assert_has(moved);
+        let stays = moved.group_pointer() == Some(group) && !ptr::eq(moved, vma.vma());
+        assert!(stays, "no other VMA has the group of the one that leaves it");
         if let Some(state) = vma.group() {
             // SAFETY: 1. it is the VMA's own, and the VMA is in the set, so also in the trees.
             unsafe { state.leave(self.platform(), vma) };
         }
         // SAFETY: 1. the VMA's own holder, which does not name the group any more.
         unsafe { Groups::release(self.page_table.memory, group, &mut self.removed.groups) };
+    }
+
+    /// Checked in all builds: a VMA that the set has is one of this address space, and not removed.
+    fn assert_has(&self, vma: &'op Vma) {
+        let has = vma.tree() == self.page_table.state() && !vma.is_removed();
+        assert!(has, "the set does not have the VMA");
     }
 
     /// Takes dead anon groups out of the families.

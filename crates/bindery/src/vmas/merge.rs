@@ -65,7 +65,7 @@ impl<'op, P: Platform> VmaSet<'op, '_, P> {
         if low.group_pointer().is_none()
             && let Some(group) = high.group()
         {
-            self.adopt(&low, group);
+            self.adopt(low.vma(), group);
         }
         let end = high.end();
         let pages = high.pages() as i64;

@@ -10,7 +10,7 @@ use crate::Memory;
 use crate::addr::{Frame, Order, VirtAddr};
 use crate::arch::{Arch, Attributes, Entry, Level};
 use crate::error::{Error, Failure, NoMemory};
-use crate::folio::{FolioIndex, FolioLock, LockedFolio, Owner, SwapPlace};
+use crate::folio::{FolioIndex, FolioLock, LiveOwner, LockedFolio, SwapPlace};
 use crate::frame::{AllocateFor, Frames};
 use crate::object::PagesStay;
 use crate::platform::Platform;
@@ -147,17 +147,18 @@ pub(crate) fn map_object<P: Platform>(
 /// A folio gets another owner with its lock.
 pub(crate) fn set_owner<P: Platform>(frames: &Frames<P>, lock: &FolioLock<'_, P>) {
     #[cfg(not(lock_violations = "types"))]
-    let _ = (frames, lock.set_owner(Owner::Nobody, FolioIndex::NONE));
+    let _ = (frames, lock.set_owner(LiveOwner::NOBODY, FolioIndex::NONE));
     #[cfg(lock_violations = "types")]
-    let _ = (lock, frames.set_owner(Owner::Nobody, FolioIndex::NONE)); //~ E0599
+    let _ = (lock, frames.set_owner(LiveOwner::NOBODY, FolioIndex::NONE)); //~ E0599
 }
 
 /// The index of a folio has room for its first page.
 pub(crate) fn set_index<P: Platform>(lock: &FolioLock<'_, P>, page: u64, number: u32) {
     #[cfg(not(lock_violations = "types"))]
-    let _ = FolioIndex::for_folio(page, number).map(|index| lock.set_owner(Owner::Nobody, index));
+    let _ =
+        FolioIndex::for_folio(page, number).map(|index| lock.set_owner(LiveOwner::NOBODY, index));
     #[cfg(lock_violations = "types")]
-    let _ = lock.set_owner(Owner::Nobody, page.wrapping_sub(number.into())); //~ E0308
+    let _ = lock.set_owner(LiveOwner::NOBODY, page.wrapping_sub(number.into())); //~ E0308
 }
 
 /// A VMA changes its place with its trees locked.
@@ -199,9 +200,9 @@ pub(crate) fn hand_over_lock<P: Platform>(lock: FolioLock<'_, P>) {
 /// A lock that was left to a batch changes no owner.
 pub(crate) fn leave_to_batch<P: Platform>(lock: FolioLock<'_, P>) {
     #[cfg(not(lock_violations = "moves"))]
-    let _ = (lock.set_owner(Owner::Nobody, FolioIndex::NONE), lock.leave_to_batch());
+    let _ = (lock.set_owner(LiveOwner::NOBODY, FolioIndex::NONE), lock.leave_to_batch());
     #[cfg(lock_violations = "moves")]
-    let _ = (lock.leave_to_batch(), lock.set_owner(Owner::Nobody, FolioIndex::NONE)); //~ E0382
+    let _ = (lock.leave_to_batch(), lock.set_owner(LiveOwner::NOBODY, FolioIndex::NONE)); //~ E0382
 }
 
 /// Work on the slots of a folio ends with the folio locked: its number is no proof of that.

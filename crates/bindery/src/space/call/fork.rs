@@ -112,7 +112,7 @@ fn copy_vma<'m, P: Platform>(
     let new = child_vmas.new_vma_in(reserved, range, purpose, vma.page_offset());
     // Inserted before any entry is copied, and behind the parent's VMA in the trees of the reverse
     // map (`rmap::walk`).
-    child_vmas.insert(new);
+    let inserted = child_vmas.insert(new);
     let guarded = vma.has(MappingFlags::MAYBE_GUARDS);
     // The write-protection of shared memory is recorded only in its entries, so they are copied.
     let marked = flags.contains(MappingFlags::USERFAULT_WRITE_PROTECT);
@@ -120,7 +120,7 @@ fn copy_vma<'m, P: Platform>(
         return Ok(());
     }
     let copied = if vma.is_shared() { Copied::Shared } else { Copied::Private };
-    let owner = AnonGroup::as_owner(group);
+    let owner = AnonGroup::as_owner(inserted.group());
     let page_offset = vma.page_offset();
     let what = ForkCopy { range, copied, owner, page_offset, userfault: userfault.is_some() };
     edit.copy_to(&child.page_table, &what)

@@ -41,7 +41,7 @@ impl<P: Platform> Fault<'_, '_, P> {
             // The tables are locked, so the folio's lock is only tried. If the try fails, the owner
             // stays the anon group above, from which the reverse map reaches this VMA too.
             let platform = &self.memory().platform;
-            if let group @ Some(_) = self.vma.group_pointer()
+            if let group @ Some(_) = self.vma.group()
                 && let Some(lock) = frames.folio(folio).try_lock(platform)
             {
                 let first = lock.owner().first;

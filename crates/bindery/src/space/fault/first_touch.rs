@@ -237,7 +237,7 @@ pub(super) fn own_folio<P: Platform>(
     order: Order,
 ) -> Option<Folio> {
     let fresh = memory.frames.new_exclusive_folio(order)?;
-    fresh.set_owner(AnonGroup::as_owner(vma.group_pointer()), vma.folio_index_at(start));
+    fresh.set_owner(AnonGroup::as_owner(vma.group()), vma.folio_index_at(start));
     Some(fresh.leave())
 }
 

@@ -150,7 +150,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         }
         let FolioOwner { owner, first } = lock.owner();
         let group = vma.group().filter(|group| group.is_related(&memory.platform, owner))?;
-        let is_own = AnonGroup::as_owner(Some(group.node())) == owner;
+        let is_own = AnonGroup::as_owner(Some(group)).owner() == owner;
         (first == index).then_some(Home { index, is_shared: !is_own })
     }
 
@@ -219,11 +219,8 @@ impl<P: Platform> Fault<'_, '_, P> {
             // Entries of other processes may refer to the slots of pages that are not exclusive, or
             // map other pages of the folio: all of them are below the root.
             is_shared.set(is_shared.get() || !exclusive);
-            let group = if is_shared.get() {
-                vma.group().map(AnonGroup::root_pointer)
-            } else {
-                vma.group_pointer()
-            };
+            let group =
+                if is_shared.get() { vma.group().map(AnonGroup::root) } else { vma.group() };
             lock.set_owner(AnonGroup::as_owner(group), home.index);
         };
         // Whether the page is mapped now, and whether all pages that are mapped are exclusive.

@@ -80,7 +80,7 @@ impl<P: Platform> Fill<'_, '_, P> {
         let (space, memory) = (self.space, self.space.page_table.memory);
         let mapped: Result<_, Error> = memory.retry(|| {
             self.in_vma(at, range.end(), |op| {
-                let owner = AnonGroup::as_owner(op.vma.group_pointer());
+                let owner = AnonGroup::as_owner(op.vma.group());
                 for (head, index) in folios.iter().zip(op.vma.page_offset_of(at)..) {
                     let folio = Folio { head: *head, order: Order::PAGE };
                     memory.frames.fresh(folio).set_owner(owner, FolioIndex::new(index));

@@ -404,7 +404,7 @@ impl<P: Platform> VmaOp<'_, '_, P> {
         let (space, vma) = (self.space, self.vma);
         let range = VirtRange::raw(at.0, at.0 + folio.order.bytes());
         space.lift_markers(range)?;
-        let owner = AnonGroup::as_owner(vma.group_pointer());
+        let owner = AnonGroup::as_owner(vma.group());
         space.page_table.memory.frames.fresh(folio).set_owner(owner, vma.folio_index_at(at));
         let fault = Fault::new(space, vma, at, Access::Write);
         match fault.map_folio(range, folio, self.fill_attributes(mode)) {

@@ -157,6 +157,11 @@ impl<W: Word<u32>> RwLock<W> {
         self.0.load(Ordering::Acquire) & READERS != 0
     }
 
+    /// Whether the lock was closed.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.0.load(Ordering::Relaxed) & CLOSED != 0
+    }
+
     /// Adds a reader, unless a writer has the lock or the lock is closed.
     #[inline]
     fn enter_read(&self) -> bool {

@@ -10,7 +10,7 @@ use crate::arch::{
     Absent, AbsentFormat, Arch, Attributes, Entry, Equal, Level, Permissions, ProtectionKey,
 };
 use crate::error::Failure;
-use crate::folio::{Folio, Owner};
+use crate::folio::{Folio, LiveOwner};
 use crate::interrupt;
 use crate::platform::Platform;
 use crate::stats::Counts;
@@ -35,17 +35,17 @@ pub(crate) enum Copied {
 
 /// The child's copy of one mapping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct ForkCopy {
+pub(crate) struct ForkCopy<'o> {
     pub(crate) range: VirtRange,
     pub(crate) copied: Copied,
     /// The owner of pages that are copied at once, and the offset of the first page in it.
-    pub(crate) owner: Owner,
+    pub(crate) owner: LiveOwner<'o>,
     pub(crate) page_offset: u64,
     /// Whether the child's copy has a userfaultfd, which knows what is write-protected.
     pub(crate) userfault: bool,
 }
 
-impl ForkCopy {
+impl ForkCopy<'_> {
     /// The child's form of the absent entry.
     fn absent<A: Arch>(&self, entry: Entry) -> Entry {
         if self.userfault { entry } else { A::strip_absent_userfault(entry) }
@@ -65,7 +65,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     pub(crate) fn copy_to(
         &self,
         child: &Self,
-        what: &ForkCopy,
+        what: &ForkCopy<'_>,
         gather: &mut Gather,
     ) -> Result<(), Failure> {
         let mut supplies = Supplies { tables: TablePool::new(self.memory) };
@@ -81,7 +81,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     fn copy_parts(
         &self,
         child: &Self,
-        what: &ForkCopy,
+        what: &ForkCopy<'_>,
         gather: &mut Gather,
         supplies: &mut Supplies<'m, P>,
     ) -> Result<(), Failure> {
@@ -161,7 +161,7 @@ enum CopyStop {
 struct CopySpan<'c, 'a, 'm, P: Platform> {
     source: &'c mut Cursor<'a, 'm, P>,
     target: &'c mut Cursor<'a, 'm, P>,
-    what: &'c ForkCopy,
+    what: &'c ForkCopy<'c>,
     gather: &'c mut Gather,
     supplies: &'c mut Supplies<'m, P>,
 }

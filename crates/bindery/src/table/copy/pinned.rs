@@ -59,7 +59,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         &self,
         child: &Self,
         run: &PinnedRun,
-        what: &ForkCopy,
+        what: &ForkCopy<'_>,
         supplies: &mut Supplies<'m, P>,
     ) -> Result<(), Failure> {
         let mut copy = PinnedCopy { parent: self, child, run, what, supplies };
@@ -81,7 +81,7 @@ struct PinnedCopy<'c, 'm, P: Platform> {
     parent: &'c PageTable<'m, P>,
     child: &'c PageTable<'m, P>,
     run: &'c PinnedRun,
-    what: &'c ForkCopy,
+    what: &'c ForkCopy<'c>,
     supplies: &'c mut Supplies<'m, P>,
 }
 

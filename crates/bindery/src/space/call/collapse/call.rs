@@ -370,7 +370,7 @@ fn collapse_by_copy<P: Platform>(
         return Err(Failure::NoMemory);
     };
     RareEvents::note(&memory.rare.huge_collapses);
-    let owner = AnonGroup::as_owner(vma.group_pointer());
+    let owner = AnonGroup::as_owner(vma.group());
     fresh.set_owner(owner, vma.folio_index_at(range.start()));
     let folio = fresh.leave();
     let attributes =

@@ -215,7 +215,7 @@ fn move_apart<'op, 'm, P: Platform>(
         if stays {
             let moved = op.vmas.insert_held(new.moved, &held);
             drop(held);
-            leave_source(op, vma, source);
+            leave_source(op, vma, source, moved);
             return Ok(moved);
         }
         cut_away(op, vma, source, new.upper, &held);
@@ -235,7 +235,7 @@ fn move_apart<'op, 'm, P: Platform>(
     op.edit.stats.add(&counts);
     if stays {
         let moved = op.vmas.insert_linked(linked);
-        leave_source(op, vma, source);
+        leave_source(op, vma, source, moved);
         return Ok(moved);
     }
     let held = RmapGuard::new(platform, &vma);
@@ -249,10 +249,11 @@ fn leave_source<'op, P: Platform>(
     op: &mut Op<'op, '_, P>,
     vma: VmaWriteGuard<'op, P>,
     source: VirtRange,
+    moved: &'op Vma,
 ) {
     if source.covers(vma.range()) {
         // Future pages get a new anon group.
-        op.vmas.leave_group(&vma);
+        op.vmas.leave_group(&vma, moved);
     }
     let locked = MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT;
     op.vmas.change_flags(&vma, vma.flags() - locked);
