@@ -37,15 +37,24 @@ struct qemu_plugin_tb;
 struct qemu_plugin_insn;
 
 enum qemu_plugin_cb_flags { QEMU_PLUGIN_CB_NO_REGS };
-enum qemu_plugin_mem_rw { QEMU_PLUGIN_MEM_R = 1, QEMU_PLUGIN_MEM_W = 2 };
+enum qemu_plugin_mem_rw { QEMU_PLUGIN_MEM_R = 1, QEMU_PLUGIN_MEM_W = 2, QEMU_PLUGIN_MEM_RW = 3 };
 enum qemu_plugin_op { QEMU_PLUGIN_INLINE_ADD_U64 };
 
 typedef void translation_callback(qemu_plugin_id_t, struct qemu_plugin_tb *);
 typedef void execution_callback(unsigned int cpu, void *data);
 
+/* One access to memory. */
+typedef uint32_t qemu_plugin_meminfo_t;
+typedef void memory_callback(unsigned int cpu, qemu_plugin_meminfo_t, uint64_t address, void *data);
+
 void qemu_plugin_register_vcpu_tb_trans_cb(qemu_plugin_id_t, translation_callback *);
 void qemu_plugin_register_vcpu_insn_exec_cb(struct qemu_plugin_insn *, execution_callback *,
                                             enum qemu_plugin_cb_flags, void *data);
+void qemu_plugin_register_vcpu_mem_cb(struct qemu_plugin_insn *, memory_callback *,
+                                      enum qemu_plugin_cb_flags, enum qemu_plugin_mem_rw,
+                                      void *data);
+bool qemu_plugin_mem_is_store(qemu_plugin_meminfo_t);
+unsigned int qemu_plugin_mem_size_shift(qemu_plugin_meminfo_t);
 size_t qemu_plugin_tb_n_insns(const struct qemu_plugin_tb *);
 struct qemu_plugin_insn *qemu_plugin_tb_get_insn(const struct qemu_plugin_tb *, size_t index);
 size_t qemu_plugin_insn_size(const struct qemu_plugin_insn *);

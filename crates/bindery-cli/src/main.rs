@@ -13,6 +13,7 @@ mod compare;
 mod conformance;
 mod doctor;
 mod output;
+mod plugin;
 mod random;
 mod run;
 mod setup;

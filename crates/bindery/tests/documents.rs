@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// Lines of README that a newcomer is asked to read.
 const README_LINES: usize = 180;
 /// Lines that all committed tables have together.
-const TABLE_LINES: usize = 3_000;
+const TABLE_LINES: usize = 3_100;
 
 /// Figures in tables of a page that no committed table has, and why.
 const ELSEWHERE: &[(&str, &str)] = &[];

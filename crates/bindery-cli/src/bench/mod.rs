@@ -9,6 +9,7 @@
 //! | `kernel` | the same for `kernel-map`, whose calls are of another kind |
 //! | `pageout` | the same for `pageout`, which needs a swap device |
 //! | `compaction` | `bindery bench compaction`: a heap by MOVE and by COPY |
+//! | `conflicts` | `bindery bench conflicts`: cache lines that two CPUs share |
 //! | `latency` | `bindery bench latency`: the maximum work of each call in one section |
 //! | `scale` | `bindery bench scale`: calls among very many mappings |
 //! | `measure` | running a list of calls, and the cost of each |
@@ -17,6 +18,7 @@
 //! | `report`, `json` | the figures in readable and machine-readable form |
 
 mod compaction;
+mod conflicts;
 mod engine;
 mod floor;
 mod host;
@@ -135,6 +137,7 @@ enum Counts {
     Latency(latency::Arguments),
     Compaction(compaction::Arguments),
     Scale(scale::Arguments),
+    Conflicts(conflicts::Arguments),
 }
 
 fn parse_architecture(name: &str) -> Result<ArchitectureName, String> {
@@ -157,6 +160,7 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
         Some(Counts::Latency(arguments)) => return latency::run(arguments),
         Some(Counts::Compaction(arguments)) => return compaction::run(arguments),
         Some(Counts::Scale(arguments)) => return scale::run(arguments),
+        Some(Counts::Conflicts(arguments)) => return conflicts::run(arguments),
         None => {}
     }
     // Before the work, so that a wrong name is reported at once.

@@ -34,7 +34,6 @@ mod interpreter;
 mod json;
 mod measure;
 mod parallel;
-mod plugin;
 mod profile;
 mod programs;
 mod random;
@@ -53,10 +52,10 @@ use bindery_cli::guest::{Architecture, Problem, busybox, kernel, linux};
 use clap::ValueEnum;
 
 use crate::output::{JsonFile, show};
+use crate::plugin::{self, Emulator, Plugin};
 use crate::size::FolioSize;
 use guests::{Bench, Kernel, Repeat};
 use measure::Plan;
-use plugin::Emulator;
 use results::Comparison;
 use rows::{Row, Runner, Workload};
 
@@ -270,7 +269,7 @@ fn prepare(
     }
     let bench = Bench {
         architecture,
-        plugin: plugin::build(&emulator)?,
+        plugin: plugin::build(Plugin::Count, &emulator)?,
         emulator: emulator.version,
         busybox: busybox::program(architecture)?,
         programs,

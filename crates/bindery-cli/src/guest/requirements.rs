@@ -22,6 +22,8 @@ pub enum Requirement {
     Make,
     /// Valgrind.
     Valgrind,
+    /// QEMU for programs of x86-64.
+    ProgramEmulator,
 }
 
 /// The installation of a requirement.
@@ -45,7 +47,7 @@ impl Requirement {
         for kind in kinds {
             all.extend(Architecture::ALL.map(kind));
         }
-        all.extend([Self::Make, Self::Valgrind]);
+        all.extend([Self::Make, Self::Valgrind, Self::ProgramEmulator]);
         all
     }
 
@@ -67,6 +69,7 @@ impl Requirement {
             Self::BusyBox(_) => "busybox",
             Self::Make => "make",
             Self::Valgrind => "valgrind",
+            Self::ProgramEmulator => "qemu-x86_64",
         }
     }
 
@@ -82,6 +85,7 @@ impl Requirement {
             Self::BusyBox(architecture) => format!("static BusyBox for {architecture}"),
             Self::Make => "GNU make".to_owned(),
             Self::Valgrind => "Valgrind".to_owned(),
+            Self::ProgramEmulator => "QEMU for programs of x86-64".to_owned(),
         }
     }
 
@@ -97,6 +101,7 @@ impl Requirement {
             Self::BusyBox(_) => "run busybox, compare",
             Self::Make => "compare kernel-map on Linux",
             Self::Valgrind => "scripts/callgrind",
+            Self::ProgramEmulator => "bench conflicts",
         }
     }
 
@@ -104,7 +109,9 @@ impl Requirement {
     #[must_use]
     pub fn version(self) -> Option<String> {
         match self {
-            Self::Emulator(_) | Self::Make | Self::Valgrind => first_line(self.program()),
+            Self::Emulator(_) | Self::Make | Self::Valgrind | Self::ProgramEmulator => {
+                first_line(self.program())
+            }
             Self::CCompiler(_) | Self::GlibcCompiler(_) => {
                 has_static_library(self.program()).then(|| first_line(self.program())).flatten()
             }
@@ -151,6 +158,7 @@ impl Requirement {
             Self::BusyBox(_) => return Remedy::OnDebian,
             Self::Make => &["make"],
             Self::Valgrind => &["valgrind"],
+            Self::ProgramEmulator => &["qemu-user"],
         })
     }
 
@@ -163,7 +171,9 @@ impl Requirement {
             Self::Rust(architecture) => {
                 return toolchain::choose(architecture.kernel_target()).map(drop);
             }
-            Self::Emulator(_) | Self::Make | Self::Valgrind => which::which(self.program()).is_ok(),
+            Self::Emulator(_) | Self::Make | Self::Valgrind | Self::ProgramEmulator => {
+                which::which(self.program()).is_ok()
+            }
             Self::CCompiler(_) | Self::GlibcCompiler(_) => has_static_library(self.program()),
             Self::BusyBox(_) => self.version().is_some(),
         };

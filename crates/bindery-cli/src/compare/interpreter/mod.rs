@@ -12,8 +12,8 @@ pub mod step;
 use bindery_cli::guest::{Architecture, Problem, busybox, linux};
 
 use super::guests::Kernel;
-use super::plugin::{self, Emulator};
 use super::{parallel, programs};
+use crate::plugin::{self, Emulator, Plugin};
 use crate::size::FolioSize;
 use machines::{Bench, Measured};
 use step::Step;
@@ -59,7 +59,7 @@ pub fn prepare(architecture: Architecture) -> Result<(Bench, String), Problem> {
     let workload = programs::build(architecture, machines::WORKLOAD)?;
     let bench = Bench {
         architecture,
-        plugin: plugin::build(&emulator)?,
+        plugin: plugin::build(Plugin::Count, &emulator)?,
         emulator: emulator.version,
         busybox: busybox::program(architecture)?,
         program: workload.path,

@@ -21,9 +21,9 @@ use std::process::ExitCode;
 use bindery_cli::guest::{Architecture, Problem, busybox, linux};
 
 use super::guests::Kernel;
-use super::plugin::Emulator;
 use super::{ours, parallel, programs};
 use crate::output::show;
+use crate::plugin::Emulator;
 use crate::size::{GIB, MIB, parse_bytes};
 use machines::{Bench, Booted};
 use report::Line;

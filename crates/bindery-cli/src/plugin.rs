@@ -1,5 +1,4 @@
-//! The counting plugin under `tools/count`: built with the host's C compiler for the QEMU that is
-//! installed.
+//! The plugins under `tools`: built with the host's C compiler for the QEMU that is installed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +6,39 @@ use std::process::Command;
 
 use bindery_cli::guest::{Architecture, Problem, process, requirements::Requirement, workspace};
 
-const SOURCES: [&str; 5] = ["plugin.c", "phases.c", "profile.c", "x86_64.c", "aarch64.c"];
+/// A plugin of the project.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Plugin {
+    /// Counts instructions of a kernel.
+    Count,
+    /// Finds cache lines that two operations share.
+    Conflicts,
+}
+
+impl Plugin {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Count => "count",
+            Self::Conflicts => "conflicts",
+        }
+    }
+
+    /// Its files under `tools`.
+    fn sources(self) -> &'static [&'static str] {
+        match self {
+            Self::Count => &[
+                "count/plugin.c",
+                "count/phases.c",
+                "count/profile.c",
+                "count/x86_64.c",
+                "count/aarch64.c",
+            ],
+            Self::Conflicts => {
+                &["conflicts/plugin.c", "conflicts/lines.c", "count/x86_64.c", "count/aarch64.c"]
+            }
+        }
+    }
+}
 
 /// The C compiler of the host.
 const COMPILER: &str = "cc";
@@ -22,19 +53,33 @@ pub struct Emulator {
 }
 
 impl Emulator {
-    /// The installed one for an architecture.
+    /// The installed one that emulates machines of an architecture.
     ///
     /// # Errors
-    /// If none is installed, or its plugins cannot count.
+    /// If none is installed, or it has no plugins of a known kind.
     pub fn installed(architecture: Architecture) -> Result<Self, Problem> {
-        Requirement::emulator(architecture).demand()?;
-        let printed = process::output(Command::new(architecture.emulator()).arg("--version"))?;
+        Self::of(Requirement::emulator(architecture))
+    }
+
+    /// The installed one that runs programs of x86-64.
+    ///
+    /// # Errors
+    /// As for [`Emulator::installed`].
+    pub fn of_programs() -> Result<Self, Problem> {
+        Self::of(Requirement::ProgramEmulator)
+    }
+
+    fn of(requirement: Requirement) -> Result<Self, Problem> {
+        requirement.demand()?;
+        let printed = process::output(Command::new(requirement.program()).arg("--version"))?;
         let line = printed.lines().next().unwrap_or_default();
-        let version = line.split_whitespace().nth(3).unwrap_or_default().to_owned();
+        // The two kinds of QEMU name themselves by two words or by three.
+        let version = line.split_whitespace().skip_while(|word| *word != "version").nth(1);
+        let version = version.unwrap_or_default().to_owned();
         let interface = interface(&version).ok_or_else(|| {
             Problem::Failed(format!(
-                "the counting plugin is for QEMU 7.2 to 8.1 and from 9.2 on, and {} is {line:?}",
-                architecture.emulator()
+                "the plugins are for QEMU 7.2 to 8.1 and from 9.2 on, and {} is {line:?}",
+                requirement.program()
             ))
         })?;
         Ok(Self { version, interface })
@@ -52,23 +97,24 @@ fn interface(version: &str) -> Option<u32> {
     }
 }
 
-/// Builds the plugin; a file name that no other build uses is its own.
+/// Builds a plugin; a file name that no other build uses is its own.
 ///
 /// # Errors
 /// If there is no C compiler, or it rejects the sources.
-pub fn build(emulator: &Emulator) -> Result<PathBuf, Problem> {
-    let directory = workspace::target("guest/count")?;
-    let plugin = directory.join(format!("count-{}.so", emulator.interface));
+pub fn build(plugin: Plugin, emulator: &Emulator) -> Result<PathBuf, Problem> {
+    let name = plugin.name();
+    let directory = workspace::target(&format!("guest/{name}"))?;
+    let file = directory.join(format!("{name}-{}.so", emulator.interface));
     let aside = tempfile::NamedTempFile::new_in(&directory)
         .map_err(|error| Problem::io("write to", &directory, &error))?;
-    let mut compiler = compiler(&workspace::root()?.join("tools/count"), &SOURCES);
+    let mut compiler = compiler(&workspace::root()?.join("tools"), plugin.sources());
     compiler.args(["-O2", "-fPIC", "-shared", "-fvisibility=hidden"]);
     compiler.arg(format!("-DPLUGIN_API={}", emulator.interface));
     process::output(compiler.arg("-o").arg(aside.path()))?;
     let built =
         fs::read(aside.path()).map_err(|error| Problem::io("read", aside.path(), &error))?;
-    workspace::write_if_changed(&plugin, &built)?;
-    Ok(plugin)
+    workspace::write_if_changed(&file, &built)?;
+    Ok(file)
 }
 
 fn compiler(directory: &Path, sources: &[&str]) -> Command {
@@ -111,12 +157,14 @@ mod tests {
     }
 
     #[test]
-    fn the_plugin_builds_without_warnings_for_every_interface() {
-        let tools = workspace::root().unwrap().join("tools/count");
-        for interface in [1, 4] {
-            let mut compiler = compiler(&tools, &SOURCES);
-            compiler.args(["-Werror", "-fsyntax-only", &format!("-DPLUGIN_API={interface}")]);
-            process::output(&mut compiler).unwrap();
+    fn the_plugins_build_without_warnings_for_every_interface() {
+        let tools = workspace::root().unwrap().join("tools");
+        for plugin in [Plugin::Count, Plugin::Conflicts] {
+            for interface in [1, 4] {
+                let mut compiler = compiler(&tools, plugin.sources());
+                compiler.args(["-Werror", "-fsyntax-only", &format!("-DPLUGIN_API={interface}")]);
+                process::output(&mut compiler).unwrap();
+            }
         }
     }
 }

@@ -1,0 +1,51 @@
+//! Builds the program of the operations and the plugin, and runs both under QEMU.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use bindery_cli::guest::requirements::Requirement;
+use bindery_cli::guest::{Problem, process, workspace};
+
+use crate::plugin::{self, Emulator, Plugin};
+
+/// What one run has left.
+pub struct Outputs {
+    /// The program, with debug information.
+    pub program: PathBuf,
+    /// What it printed.
+    pub printed: String,
+    /// What the plugin wrote.
+    pub pairs: String,
+}
+
+/// Builds and runs.
+///
+/// # Errors
+/// If QEMU or a compiler is missing, or a step failed.
+pub fn run() -> Result<Outputs, Problem> {
+    let emulator = Emulator::of_programs()?;
+    let plugin = plugin::build(Plugin::Conflicts, &emulator)?;
+    let program = build()?;
+    let failed = |error| Problem::io("write to", &std::env::temp_dir(), &error);
+    let pairs = tempfile::NamedTempFile::new().map_err(failed)?;
+    let argument = format!("{},out={}", plugin.display(), pairs.path().display());
+    let mut command = Command::new(Requirement::ProgramEmulator.program());
+    let printed = process::output(command.arg("-plugin").arg(argument).arg(&program))?;
+    let pairs = fs::read_to_string(pairs.path())
+        .map_err(|error| Problem::io("read", pairs.path(), &error))?;
+    Ok(Outputs { program, printed, pairs })
+}
+
+/// Builds the program apart: with the features of the rest of the workspace, the core would have
+/// counters for tests.
+fn build() -> Result<PathBuf, Problem> {
+    let target = workspace::target("conflicts")?;
+    let mut cargo = Command::new("cargo");
+    process::without_cargo_settings(&mut cargo);
+    cargo.args(["build", "--release", "--locked", "--package", "bindery-conflicts"]);
+    cargo.arg("--manifest-path").arg(workspace::root()?.join("Cargo.toml"));
+    cargo.arg("--target-dir").arg(&target);
+    process::output(&mut cargo)?;
+    Ok(target.join("release/bindery-conflicts"))
+}

@@ -1,0 +1,119 @@
+//! One of the two CPUs of a pair: its addresses, and the calls that operations consist of.
+
+use std::cell::{Cell, RefCell};
+
+use bindery::addr::{PAGE_SIZE, VirtAddr};
+use bindery::{
+    Access, AddressSpace, Advice, FileAccess, MapObject, MapRequest, Object, Place, Protection,
+    Sharing,
+};
+
+use crate::platform::TwoCpus;
+
+/// An address space of the machine.
+pub type Space = AddressSpace<'static, TwoCpus>;
+
+/// 1 KiB.
+pub const KIB: u64 = 1 << 10;
+/// 1 MiB: the addresses of 256 pages.
+pub const MIB: u64 = 1 << 20;
+/// 1 GiB.
+pub const GIB: u64 = 1 << 30;
+/// Addresses that both sides use. They end with the last address of a table.
+pub const COMMON: u64 = 0x3000_0000_0000;
+
+/// One CPU of a pair.
+pub struct Side<'a> {
+    /// 0 or 1.
+    pub number: u64,
+    /// Its address space, which may be the other side's as well.
+    pub space: &'a Space,
+    /// Whether the other side has another address space.
+    pub has_own_space: bool,
+    /// Shared memory of both sides.
+    pub object: &'a Object<'static, TwoCpus>,
+    /// The address that the operation returned.
+    pub result: Cell<u64>,
+    /// The child of a fork.
+    pub child: RefCell<Option<Space>>,
+}
+
+impl Side<'_> {
+    /// The first of the addresses that only this side uses. No table is the other side's as well.
+    pub fn own(&self) -> u64 {
+        0x1000_0000_0000 + self.number * 64 * GIB
+    }
+
+    /// The 64 KiB that most operations are about: not at the first addresses of the side's own.
+    pub fn piece(&self) -> u64 {
+        self.own() + 128 * KIB
+    }
+
+    /// Whether this side prepares and removes what both sides use: in a common address space only
+    /// one of them does.
+    pub fn is_in_charge(&self) -> bool {
+        self.has_own_space || self.number == 0
+    }
+
+    /// mmap(2) at `at`.
+    pub fn map(&self, at: u64, length: u64) {
+        self.space.mmap(&request(Place::Fixed(VirtAddr(at)), length)).expect("addresses are free");
+    }
+
+    /// Maps the shared memory at `at`.
+    pub fn map_object(&self, at: u64, length: u64) {
+        let place = Place::Fixed(VirtAddr(at));
+        let request = MapRequest { sharing: Sharing::Shared, ..request(place, length) };
+        let access = FileAccess::READ | FileAccess::WRITE;
+        let source = MapObject { object: self.object, offset: 0, access };
+        self.space.mmap_object(&request, &source).expect("addresses are free");
+    }
+
+    /// munmap(2).
+    pub fn unmap(&self, at: u64, length: u64) {
+        self.space.munmap(VirtAddr(at), length).expect("the range is valid");
+    }
+
+    /// A fault of a write to `at`.
+    pub fn touch(&self, at: u64) {
+        self.space.fault(VirtAddr(at), Access::Write).expect("memory is mapped and free");
+    }
+
+    /// Faults of writes to each page.
+    pub fn touch_all(&self, at: u64, length: u64) {
+        (0..length / PAGE_SIZE).for_each(|page| self.touch(at + page * PAGE_SIZE));
+    }
+
+    /// madvise(2) for the piece.
+    pub fn advise(&self, advice: Advice) {
+        self.space.madvise(VirtAddr(self.piece()), 64 * KIB, advice).expect("the range is mapped");
+    }
+
+    /// Maps and touches a page of the table of the piece, so that the table stays.
+    pub fn keep_table(&self) {
+        self.map(self.own(), PAGE_SIZE);
+        self.touch(self.own());
+    }
+
+    /// Maps the piece.
+    pub fn map_piece(&self) {
+        self.map(self.piece(), 64 * KIB);
+    }
+
+    /// Maps the piece, and writes to each page.
+    pub fn fill_piece(&self) {
+        self.map_piece();
+        self.touch_all(self.piece(), 64 * KIB);
+    }
+
+    /// Unmaps the piece.
+    pub fn unmap_piece(&self) {
+        self.unmap(self.piece(), 64 * KIB);
+    }
+}
+
+/// A request for private memory.
+pub fn request(place: Place, length: u64) -> MapRequest {
+    let protection = Protection::READ | Protection::WRITE;
+    MapRequest { length, protection, place, ..MapRequest::default() }
+}
