@@ -11,6 +11,7 @@ use crate::folio::Folio;
 use crate::object::{Object, pages};
 use crate::platform::Platform;
 use crate::table::EntryAt;
+use crate::table::cursor::Cursor;
 use crate::table::locking::Depth;
 use crate::table::run::Slots;
 
@@ -177,13 +178,19 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 .map_or(VirtRange::raw(page.0, page.0 + PAGE_SIZE), |range| {
                     range.intersection(vma.range())
                 });
-            let own = match self.pin_present(vma, range, access, own, count)? {
-                Present::Pinned(pinned) => return Ok(pinned),
+            // One table at a time: the run ends with the table or before.
+            let table = P::Arch::PMD.span();
+            let end = range.end().0.min((page.0 | (table - 1)).saturating_add(1));
+            let range = VirtRange::raw(page.0, end);
+            let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
+            let own = match pages_to_pin(&mut cursor, access, own) {
+                Present::Pages(found) => return self.pin_pages(&mut cursor, vma, found, count),
                 Present::Other => own,
                 // A private mapping of an object may have it too (`UFFDIO_ZEROPAGE`), and a read
                 // would leave it in place.
                 Present::ZeroPage => true,
             };
+            drop(cursor);
             // A write fault gives the program a page of its own, if writes are allowed.
             let writable = vma.protection().contains(Protection::WRITE);
             drop(locked);
@@ -195,67 +202,87 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         }
     }
 
-    /// Pins the pages mapped from the beginning of `range` on, if the mapping allows the access
-    /// and, with `own`, no other process maps it. The VMA is locked.
-    fn pin_present(
+    /// Pins pages that the cursor's tables map, in a VMA that is locked.
+    fn pin_pages(
         &self,
+        cursor: &mut Cursor<'_, 'm, P>,
         vma: &Vma,
-        range: VirtRange,
-        access: Access,
-        own: bool,
+        found: PagesToPin<P::Arch>,
         count: &'m PinCount,
-    ) -> Result<Present<'m, P>, PinError> {
+    ) -> Result<Pinned<'m, P>, PinError> {
         let memory = self.page_table.memory;
-        let at = range.start();
-        // One table at a time: the run ends with the table or before.
-        let table = P::Arch::PMD.span();
-        let range = VirtRange::raw(at.0, range.end().0.min((at.0 | (table - 1)).saturating_add(1)));
-        let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
-        let EntryAt { node, index, entry: raw } = cursor.entry_at(at);
-        if node.level.kind(raw) != Kind::Leaf {
-            return Ok(Present::Other);
-        }
-        let entry = node.single(raw, index);
-        let permissions = P::Arch::attributes(entry).permissions;
-        let inside = (at.0 & (node.level.span() - 1)) >> PAGE_SHIFT;
-        let first = P::Arch::frame(entry).plus(inside as u32);
-        let Some(folio) = memory.frames.folio_of(first) else { return Ok(Present::ZeroPage) };
-        let number = first.0 - folio.head.0;
-        let limit = (folio.pages() - number).min(range.pages() as u32);
-        let found = memory.frames.folio(folio).exclusive().run(number, limit);
-        let shared_object = memory.frames.folio(folio).is_of_object() && !own;
-        if !permissions.contains(access.permission()) || own && !found.exclusive {
-            return Ok(Present::Other);
-        }
-        let wanted = if shared_object { limit } else { found.count };
-        let pages = if node.level > Level::PTE {
-            wanted
-        } else {
-            let slots = self.page_table.slots(node.table);
-            let equal = arch::Equal::WRITABLE;
-            let step = P::Arch::STEP;
-            P::Arch::match_leaves(&slots[index.slots(wanted)], index, equal, step, 0).0
-        };
+        let PagesToPin { leaf, folio, first, pages, access, shared } = found;
         let share = self.share_of_pins(count, pages)?;
         if !memory.frames.folio(folio).pin(share.room) {
             return Err(PinError::FolioLimit);
         }
-        record_access(&mut cursor, node, index, access);
+        record_access(cursor, leaf.node, leaf.index, access);
         let noticed = vma.object().is_some_and(|object| object.notices_writes());
-        let file = if access == Access::Write && shared_object && noticed {
+        let file = if access == Access::Write && shared && noticed {
+            let at = cursor.range().start();
             self.object_of(vma).map(|object| (object, vma.page_offset_of(at)))
         } else {
             None
         };
-        Ok(Present::Pinned(Pinned { memory, folio, first, pages, access, file, _share: share }))
+        Ok(Pinned { memory, folio, first, pages, access, file, _share: share })
     }
 }
 
+/// The pages mapped from the beginning of the cursor's range on, if the mapping allows the access
+/// and, with `own`, no other process maps them.
+fn pages_to_pin<P: Platform>(
+    cursor: &mut Cursor<'_, '_, P>,
+    access: Access,
+    own: bool,
+) -> Present<P::Arch> {
+    let (page_table, range) = (cursor.page_table, cursor.range());
+    let (memory, at) = (page_table.memory, range.start());
+    let leaf = cursor.entry_at(at);
+    let EntryAt { node, index, entry: raw } = leaf;
+    if node.level.kind(raw) != Kind::Leaf {
+        return Present::Other;
+    }
+    let entry = node.single(raw, index);
+    let permissions = P::Arch::attributes(entry).permissions;
+    let inside = (at.0 & (node.level.span() - 1)) >> PAGE_SHIFT;
+    let first = P::Arch::frame(entry).plus(inside as u32);
+    let Some(folio) = memory.frames.folio_of(first) else { return Present::ZeroPage };
+    let number = first.0 - folio.head.0;
+    let limit = (folio.pages() - number).min(range.pages() as u32);
+    let found = memory.frames.folio(folio).exclusive().run(number, limit);
+    let shared = memory.frames.folio(folio).is_of_object() && !own;
+    if !permissions.contains(access.permission()) || own && !found.exclusive {
+        return Present::Other;
+    }
+    let wanted = if shared { limit } else { found.count };
+    let pages = if node.level > Level::PTE {
+        wanted
+    } else {
+        let slots = page_table.slots(node.table);
+        let equal = arch::Equal::WRITABLE;
+        let step = P::Arch::STEP;
+        P::Arch::match_leaves(&slots[index.slots(wanted)], index, equal, step, 0).0
+    };
+    Present::Pages(PagesToPin { leaf, folio, first, pages, access, shared })
+}
+
 /// The page that a pin finds.
-enum Present<'m, P: Platform> {
-    Pinned(Pinned<'m, P>),
+enum Present<A: Arch> {
+    Pages(PagesToPin<A>),
     /// A zero page, or a page of the huge one: only private mappings have them.
     ZeroPage,
     /// No page, or an unsuitable one.
     Other,
+}
+
+/// Mapped pages of one folio that allow the access of a pin.
+struct PagesToPin<A: Arch> {
+    /// The entry that maps the first.
+    leaf: EntryAt<A>,
+    folio: Folio,
+    first: Frame,
+    pages: u32,
+    access: Access,
+    /// They are an object's own.
+    shared: bool,
 }
