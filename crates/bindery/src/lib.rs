@@ -160,7 +160,7 @@ pub use kernel_map::{
 pub use memory::{FolioPolicy, FrameKind, Memory, SizeMode};
 pub use object::{
     Accounting, Attachments, Growth, Object, Pager, PagerError, Quota, ReadBuffer, Sealing, Seals,
-    StoredBytes,
+    SegmentId, StoredBytes,
 };
 pub use platform::Platform;
 pub use reclaim::Reclaimed;

@@ -3,7 +3,7 @@
 use core::fmt::{self, Write};
 
 use bindery::addr::VirtAddr;
-use bindery::{Accounting, ObjectView, Platform};
+use bindery::{Accounting, ObjectView, Platform, SegmentId};
 
 /// The kind of object behind a mapping.
 ///
@@ -42,8 +42,8 @@ impl NameSource {
             Self::File
         } else if object.is_secret() {
             Self::Secret
-        } else if let Some((id, key)) = object.segment() {
-            Self::Segment { id: id as u32, key }
+        } else if let Some(SegmentId { segment, key }) = object.segment() {
+            Self::Segment { id: segment as u32, key }
         } else if object.accounting() == Accounting::PerPage {
             Self::SharedMemory
         } else {

@@ -26,7 +26,7 @@ use core::fmt;
 
 use bindery::addr::{PAGE_SHIFT, PAGE_SIZE};
 use bindery::sync::Mutex;
-use bindery::{Accounting, Attachments, Errno, Error, Memory, Platform};
+use bindery::{Accounting, Attachments, Errno, Error, Memory, Platform, SegmentId};
 
 use super::{Outcome, raw};
 
@@ -210,8 +210,8 @@ impl<'m, P: Platform> Segments<'m, P> {
         drop(slots);
         let accounting =
             if flags & SHM_NORESERVE == 0 { Accounting::Whole } else { Accounting::PerPage };
-        let named = u64::from(id.unwrap_or(0));
-        let memory = self.memory.segment_memory(self, named, key as u32, size, accounting);
+        let named = SegmentId { segment: u64::from(id.unwrap_or(0)), key: key as u32 };
+        let memory = self.memory.segment_memory(self, named, size, accounting);
         let object =
             memory.map_err(
                 |error| {

@@ -21,10 +21,25 @@ pub trait Attachments: Send + Sync {
 pub(crate) struct SegmentMark {
     /// The follower ([`crate::Memory::segment_memory`]).
     pub(super) follower: Lent<dyn Attachments>,
-    /// The follower's number for the segment.
-    pub(crate) segment: u64,
+    pub(crate) id: SegmentId,
+}
+
+/// The identity of a System V segment.
+///
+/// ```
+/// use bindery::{ObjectView, Platform};
+///
+/// /// The inode number that `/proc` shows for a mapping of the segment.
+/// fn inode<P: Platform>(object: &ObjectView<'_, P>) -> Option<u64> {
+///     object.segment().map(|id| id.segment)
+/// }
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SegmentId {
+    /// The number by which [`Attachments`] knows the segment.
+    pub segment: u64,
     /// The key that the segment was made with.
-    pub(crate) key: u32,
+    pub key: u32,
 }
 
 impl SegmentMark {

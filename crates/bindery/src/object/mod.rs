@@ -112,8 +112,8 @@ use crate::platform::Platform;
 use lent::Lent;
 use state::{Backing, Secrecy};
 
-pub use attachments::Attachments;
 pub(crate) use attachments::SegmentMark;
+pub use attachments::{Attachments, SegmentId};
 #[cfg(feature = "collapse")]
 pub(crate) use collapse::collapse;
 pub(crate) use invalidate::PagesStay;
@@ -256,9 +256,9 @@ impl<P: Platform> Memory<P> {
         self.add_shared_memory(0, Sealing::Forbidden, backing)
     }
 
-    /// The memory of a System V segment of `size` bytes: `told` follows its mappings, under the
-    /// number `segment`. Both `segment` and `key` show in [`crate::ObjectView::segment`]. `told`
-    /// outlives the object and all its holders.
+    /// The memory of a System V segment of `size` bytes: `follower` follows its mappings, under the
+    /// number of `id`, which [`crate::ObjectView::segment`] returns. `follower` outlives the object
+    /// and all its holders.
     ///
     /// Context: may sleep.
     ///
@@ -266,19 +266,18 @@ impl<P: Platform> Memory<P> {
     /// As [`Memory::shared_memory`].
     pub fn segment_memory<'m>(
         &'m self,
-        told: &'m dyn Attachments,
-        segment: u64,
-        key: u32,
+        follower: &'m dyn Attachments,
+        id: SegmentId,
         size: u64,
         accounting: Accounting,
     ) -> Result<Object<'m, P>, Error> {
-        let told: NonNull<dyn Attachments + 'm> = NonNull::from(told);
+        let follower: NonNull<dyn Attachments + 'm> = NonNull::from(follower);
         // SAFETY: the two types differ only in a lifetime, about which a raw pointer promises
         // nothing.
-        let told: NonNull<dyn Attachments> = unsafe { core::mem::transmute(told) };
+        let follower: NonNull<dyn Attachments> = unsafe { core::mem::transmute(follower) };
         // SAFETY: 1. as for a quota.
-        let follower = unsafe { Lent::new(told) };
-        let segment = Some(SegmentMark { follower, segment, key });
+        let follower = unsafe { Lent::new(follower) };
+        let segment = Some(SegmentMark { follower, id });
         let backing = Backing::Memory { accounting, quota: None, segment, content: Secrecy::None };
         self.add_shared_memory(size, Sealing::Forbidden, backing)
     }

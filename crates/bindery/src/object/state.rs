@@ -320,7 +320,7 @@ impl ObjectState {
             self.seals.writable_added();
         }
         if let Some(mark) = self.segment() {
-            mark.follower().attached(mark.segment);
+            mark.follower().attached(mark.id.segment);
         }
     }
 }
@@ -348,7 +348,7 @@ pub(crate) unsafe fn map_removed<P: Platform>(
     // SAFETY: 1. the caller's obligation 1.
     unsafe { release(memory, node) };
     if let Some(mark) = mark {
-        mark.follower().detached(mark.segment);
+        mark.follower().detached(mark.id.segment);
     }
 }
 

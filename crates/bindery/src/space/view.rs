@@ -11,7 +11,7 @@ use crate::arch::{Absent, Attributes, Level};
 use crate::collections::page_tree::PageFlags;
 use crate::error::{Error, NoMemory};
 use crate::folio::{Folio, OwnerKind};
-use crate::object::{Accounting, ObjectState, pages};
+use crate::object::{Accounting, ObjectState, SegmentId, pages};
 use crate::platform::Platform;
 use crate::table::look::{MappedRun, Stretch};
 use crate::table::rewrite::use_bits::UseBits;
@@ -331,11 +331,11 @@ impl<P: Platform> ObjectView<'_, P> {
         self.state.accounting()
     }
 
-    /// The identifier and the key of a segment; `None` unless [`Memory::segment_memory`] has
+    /// The identity of a segment; `None` unless [`Memory::segment_memory`] has
     /// created the object.
     #[inline]
-    pub fn segment(&self) -> Option<(u64, u32)> {
-        self.state.segment().map(|mark| (mark.segment, mark.key))
+    pub fn segment(&self) -> Option<SegmentId> {
+        self.state.segment().map(|mark| mark.id)
     }
 
     /// The number of its pages from `first` to `end` that are in swap.
