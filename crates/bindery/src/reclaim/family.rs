@@ -9,13 +9,13 @@
 use core::sync::atomic::{Ordering, fence};
 
 use crate::Memory;
-use crate::addr::{Order, VirtRange};
+use crate::addr::Order;
 use crate::folio::{Eviction, FolioLocked, LockedFolio, Turn};
 use crate::platform::Platform;
 use crate::rmap::{self, Locking, RmapHit, Seen, Walked};
 use crate::swap::SlotRun;
 use crate::swap::page_set::PageSet;
-use crate::table::swap_out_shared::{SharedFolio, SharedFolios};
+use crate::table::swap_out_shared::{SharedFolio, SharedFolios, StretchPart};
 use crate::tlb::Gather;
 use crate::vma::{MappingFlags, Vma};
 
@@ -64,11 +64,10 @@ impl<P: Platform> Memory<P> {
         batch: &mut Batch<'m, P>,
     ) {
         let mut kept = None;
-        let walked = self.walk_stretch(folios, |hit, range, folios, gather| {
-            let index = hit.vma.page_offset_of(range.start());
+        let walked = self.walk_stretch(folios, |hit, part, folios, gather| {
             let looked = self.unless_locked(hit.vma, || {
                 let attributes = hit.vma.flags().attributes();
-                hit.page_table.look_at_shared(range, attributes, index, folios, gather);
+                hit.page_table.look_at_shared(part, attributes, folios, gather);
             });
             kept = kept.or(looked.err());
         });
@@ -96,7 +95,7 @@ impl<P: Platform> Memory<P> {
     fn walk_stretch<'m>(
         &'m self,
         folios: &mut SharedFolios<'m, P>,
-        mut visit: impl FnMut(&RmapHit<'_, 'm, P>, VirtRange, &mut SharedFolios<'m, P>, &mut Gather),
+        mut visit: impl FnMut(&RmapHit<'_, 'm, P>, StretchPart, &mut SharedFolios<'m, P>, &mut Gather),
     ) -> Walked {
         let Some(first) = folios.folios.first() else { return Walked::NotMapped };
         let folio = first.leaving.folio();
@@ -105,9 +104,9 @@ impl<P: Platform> Memory<P> {
         rmap::for_each_sight_from(self, folio, count, Locking::Try, |hit, gather| {
             let mut entries = 0;
             let index = hit.vma.page_offset_of(hit.range.start());
-            if let Some(range) = folios.part_of(index, hit.range) {
-                entries = range.pages();
-                visit(hit, range, folios, gather);
+            if let Some(part) = folios.part_of(index, hit.range) {
+                entries = part.range.pages();
+                visit(hit, part, folios, gather);
             }
             Seen { until: hit.range.end(), entries }
         })
@@ -141,10 +140,10 @@ impl<P: Platform> Memory<P> {
 
     /// Swaps out the folios, whose slots are busy. Returns the number of pages freed.
     fn send_family<'m>(&'m self, mut folios: SharedFolios<'m, P>) -> u64 {
-        let _ = self.walk_stretch(&mut folios, |hit, range, folios, gather| {
+        let _ = self.walk_stretch(&mut folios, |hit, part, folios, gather| {
             let _ = self.unless_locked(hit.vma, || {
                 let attributes = hit.vma.flags().attributes();
-                hit.page_table.swap_out_shared(range, attributes, folios, gather);
+                hit.page_table.swap_out_shared(part.range, attributes, folios, gather);
             });
         });
         // After clearing the entries, which lead to the folios, and before reading their content: a

@@ -17,20 +17,12 @@ use super::{PageTable, run};
 impl<P: Platform> PageTable<'_, P> {
     /// Writes the entries of `count` pages that continue `first`, leaves or `PROT_NONE` entries,
     /// into empty entries from `index` on, folding leaves where alignment allows. All belong to one
-    /// folio.
-    pub(crate) fn fill(
-        &self,
-        table: Frame,
-        index: EntryIndex,
-        first: Entry,
-        count: u32,
-        counts: &mut Counts,
-    ) {
+    /// folio. The caller counts the entries.
+    pub(crate) fn fill(&self, table: Frame, index: EntryIndex, first: Entry, count: u32) {
         self.write_leaves(table, index, first, count);
-        counts.entries_written += u64::from(count);
     }
 
-    /// As [`PageTable::fill`], for a caller that counts itself.
+    /// As [`PageTable::fill`], inlined into a loop over runs.
     #[inline]
     pub(crate) fn write_leaves(&self, table: Frame, index: EntryIndex, first: Entry, count: u32) {
         // A CPU that sees a leaf must see what was written to the page before, not what the frame

@@ -258,7 +258,9 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
                     self.counts.entries_descended += 1;
                     self.position = Some(node.child(table));
                 }
-                Kind::Leaf | Kind::Absent if !whole => self.split(node, index)?,
+                Kind::Leaf | Kind::Absent if !whole => {
+                    self.split(&EntryAt { node, index, entry })?;
+                }
                 Kind::Leaf => {
                     self.counts.entries_read += 1;
                     return Ok(Some(self.pass(found(1, What::Leaf(entry)))));
@@ -355,10 +357,9 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
         Some(Run { at: VirtAddr(self.at), node, index, count, what })
     }
 
-    /// Splits the huge leaf or the absent entry at `index`, which the range covers in part.
-    fn split(&mut self, node: Node<P::Arch>, index: EntryIndex) -> Result<(), NoMemory> {
-        let base = VirtAddr(self.at).align_down(node.level.span());
-        let table = self.page_table.split(node, index, base, &mut self.counts)?;
+    /// Splits the huge leaf or the absent entry at the position, which the range covers in part.
+    fn split(&mut self, huge: &EntryAt<P::Arch>) -> Result<(), NoMemory> {
+        let table = self.page_table.split(huge, VirtAddr(self.at), &mut self.counts)?;
         self.locks.push(table);
         Ok(())
     }
@@ -372,7 +373,12 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
         pool: &mut TablePool<'m, P>,
     ) -> Result<Frame, NoMemory> {
         let (page_table, cover) = (self.page_table, self.cover);
-        table_under(page_table, &mut self.locks, &mut self.counts, cover, addr, level, pool)
+        self.counts.entries_descended += cover.level.steps_to(level);
+        page_table.table_under(cover, addr, level, |missing| {
+            let table = page_table.put_table(&missing, addr, &mut self.counts, pool)?;
+            self.locks.push(table);
+            Ok(table)
+        })
     }
 
     /// Passes over the level-1 leaves from the position on that map a frame which `skips` names, up to
@@ -452,44 +458,5 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
         self.counts.entries_read += 1;
         self.page_table.memory.worked(1, 0);
         found
-    }
-}
-
-/// The table at `level` that covers `addr`, from `node` down, a locked table that spans it. Missing
-/// tables are created, locked; a leaf in the way is split. Fails if the pool is empty and the
-/// allocator has no table at once; the tables created until then stay.
-pub(crate) fn table_under<'m, P: Platform>(
-    page_table: &PageTable<'m, P>,
-    locks: &mut LockSet,
-    counts: &mut Counts,
-    mut node: Node<P::Arch>,
-    addr: VirtAddr,
-    level: Level<P::Arch>,
-    pool: &mut TablePool<'m, P>,
-) -> Result<Frame, NoMemory> {
-    loop {
-        let found = match page_table.table_below(node, addr, level, Ordering::Relaxed) {
-            Ok(found) => {
-                counts.entries_descended += node.level.steps_to(found.level);
-                return Ok(found.table);
-            }
-            Err(found) => found,
-        };
-        let EntryAt { node: at, index, entry } = found;
-        counts.entries_descended += node.level.steps_to(at.level) + 1;
-        let table = if entry.is_empty() {
-            let table = pool.take(at.level.below(), counts)?;
-            // Release: a reader that finds the table by this entry sees it empty.
-            let slot = &page_table.slots(at.table)[index.slot()];
-            slot.store(P::Arch::table(table).0, Ordering::Release);
-            counts.entries_written += 1;
-            page_table.change_entry_count(at.table, 1, 0);
-            table
-        } else {
-            let base = addr.align_down(at.level.span());
-            page_table.split(at, index, base, counts)?
-        };
-        locks.push(table);
-        node = at.child(table);
     }
 }

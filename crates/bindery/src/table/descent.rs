@@ -7,8 +7,8 @@ use crate::addr::{Frame, VirtAddr};
 use crate::arch::{Arch, Entry, EntryIndex, Kind, Level};
 use crate::platform::Platform;
 
-use super::PageTable;
 use super::locking::Node;
+use super::{NoMemory, PageTable};
 
 /// The place of an entry.
 #[derive(Clone, Copy)]
@@ -56,6 +56,24 @@ impl<P: Platform> PageTable<'_, P> {
             node = node.child(P::Arch::frame(found.entry));
         }
         Ok(node)
+    }
+
+    /// The table of `level` for `addr`, from `node` down, a locked table that spans it. `put` makes
+    /// a table, locked, in each entry on the way that names none.
+    #[inline(always)]
+    pub(super) fn table_under(
+        &self,
+        mut node: Node<P::Arch>,
+        addr: VirtAddr,
+        level: Level<P::Arch>,
+        mut put: impl FnMut(EntryAt<P::Arch>) -> Result<Frame, NoMemory>,
+    ) -> Result<Frame, NoMemory> {
+        loop {
+            match self.table_below(node, addr, level, Ordering::Relaxed) {
+                Ok(found) => return Ok(found.table),
+                Err(missing) => node = missing.node.child(put(missing)?),
+            }
+        }
     }
 
     /// The entry for `addr` at `level`, or the one above it that has no table below it, and its

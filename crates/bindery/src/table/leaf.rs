@@ -14,7 +14,7 @@ use crate::events::RareEvents;
 use crate::platform::Platform;
 use crate::stats::Counts;
 
-use super::locking::{Depth, Node};
+use super::locking::Depth;
 use super::run::Slots;
 use super::{EntryAt, NoMemory, PageTable, ReadSection, TablePool};
 
@@ -42,15 +42,39 @@ impl<P: Platform> PageTable<'_, P> {
         self.change_entry_count(table, 1, 0);
     }
 
-    /// Replaces the huge leaf or the absent entry at `index` of `node`, whose slot begins at
-    /// `base`, by a table of smaller ones, and returns the table, locked.
+    /// Puts a table into the entry for `addr`, a locked one, and returns the table, locked. The
+    /// entry is empty and gets a table of the pool, or it is split. Fails if the pool is empty and
+    /// the allocator has no table at once.
+    pub(crate) fn put_table(
+        &self,
+        missing: &EntryAt<P::Arch>,
+        addr: VirtAddr,
+        counts: &mut Counts,
+        pool: &mut TablePool<'_, P>,
+    ) -> Result<Frame, NoMemory> {
+        let EntryAt { node, index, entry } = *missing;
+        if !entry.is_empty() {
+            return self.split(missing, addr, counts);
+        }
+        let table = pool.take(node.level.below(), counts)?;
+        // Release: a reader that finds the table by this entry sees it empty.
+        let slot = &self.slots(node.table)[index.slot()];
+        slot.store(P::Arch::table(table).0, Ordering::Release);
+        counts.entries_written += 1;
+        self.change_entry_count(node.table, 1, 0);
+        Ok(table)
+    }
+
+    /// Replaces the huge leaf or the absent entry for `addr` by a table of smaller ones, and
+    /// returns the table, locked.
     pub(crate) fn split(
         &self,
-        node: Node<P::Arch>,
-        index: EntryIndex,
-        base: VirtAddr,
+        huge: &EntryAt<P::Arch>,
+        addr: VirtAddr,
         counts: &mut Counts,
     ) -> Result<Frame, NoMemory> {
+        let EntryAt { node, index, .. } = *huge;
+        let base = addr.align_down(node.level.span());
         let table = self.withdraw_table(node.table).ok_or(NoMemory)?;
         let level = node.level.below();
         self.meta(table).init(level);

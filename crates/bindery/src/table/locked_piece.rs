@@ -9,7 +9,6 @@ use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::tlb::Gather;
 
-use super::cursor::table_under;
 use super::locking::{self, End, LockSet, Node};
 use super::{EntryAt, NoMemory, PageTable, ReadSection, TablePool};
 
@@ -107,13 +106,17 @@ impl<'m, P: Platform, S: MovePolicy> LockedPiece<'_, 'm, P, S> {
         level: Level<P::Arch>,
     ) -> Result<Frame, NoMemory> {
         let (page_table, cover, at) = (self.page_table, self.to, VirtAddr(at));
-        table_under(page_table, self.locks, self.counts, cover, at, level, self.pool)
+        self.counts.entries_descended += cover.level.steps_to(level);
+        page_table.table_under(cover, at, level, |missing| {
+            let table = page_table.put_table(&missing, at, self.counts, self.pool)?;
+            self.locks.push(table);
+            Ok(table)
+        })
     }
 
     /// Replaces a huge entry by a table of entries one level below, which it returns locked.
     pub(super) fn split(&mut self, huge: &EntryAt<P::Arch>, at: u64) -> Result<Frame, NoMemory> {
-        let base = VirtAddr(at).align_down(huge.node.level.span());
-        let table = self.page_table.split(huge.node, huge.index, base, self.counts)?;
+        let table = self.page_table.split(huge, VirtAddr(at), self.counts)?;
         self.locks.push(table);
         Ok(table)
     }

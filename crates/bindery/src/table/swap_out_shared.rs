@@ -51,6 +51,14 @@ impl<P: Platform> SharedFolio<'_, P> {
     }
 }
 
+/// A part of a VMA that may map pages of a stretch.
+#[derive(Clone, Copy)]
+pub(crate) struct StretchPart {
+    pub(crate) range: VirtRange,
+    /// The index of its first page.
+    index: u64,
+}
+
 /// Folios of one owner whose indexes follow each other, locked.
 pub(crate) struct SharedFolios<'m, P: Platform> {
     pub(crate) folios: ArrayVec<SharedFolio<'m, P>, FOLIOS>,
@@ -85,10 +93,10 @@ impl<'m, P: Platform> SharedFolios<'m, P> {
     }
 
     /// The front of `range`, whose first page has that index, that may map pages of the stretch.
-    pub(crate) fn part_of(&self, index: u64, range: VirtRange) -> Option<VirtRange> {
+    pub(crate) fn part_of(&self, index: u64, range: VirtRange) -> Option<StretchPart> {
         let pages = self.pages().end.saturating_sub(index).min(range.pages());
         let end = range.start().0 + (pages << PAGE_SHIFT);
-        (pages > 0).then(|| VirtRange::raw(range.start().0, end))
+        (pages > 0).then(|| StretchPart { range: VirtRange::raw(range.start().0, end), index })
     }
 
     /// The number of the folio in the stretch that has the frame; as a rule it is `next`.
@@ -152,18 +160,17 @@ fn mapped_page<A: Arch>(run: &Run<A>, attributes: Attributes) -> Option<(Frame, 
 }
 
 impl<'m, P: Platform> PageTable<'m, P> {
-    /// Looks at the leaves of `range` that map pages of the folios, and lets them forget that they
-    /// were used. The stretch grows in the first range in which its first folio is found. `index`
-    /// is that of the range's first page; leaves of the VMA have `attributes`. Stale ranges are in
-    /// the gather.
+    /// Looks at the leaves of `part` that map pages of the folios, and clears that they were used.
+    /// The stretch grows in the first part in which its first folio is found. Leaves of the VMA
+    /// have `attributes`. Stale ranges are in the gather.
     pub(crate) fn look_at_shared(
         &self,
-        range: VirtRange,
+        part: StretchPart,
         attributes: Attributes,
-        index: u64,
         folios: &mut SharedFolios<'m, P>,
         gather: &mut Gather,
     ) {
+        let StretchPart { range, index } = part;
         let mut cursor = self.cursor_beside(range, Depth::Floor(Level::PTE), Some(&*gather));
         let mut next = 0;
         while let Ok(Some(run)) = cursor.next_run(Equal::empty()) {

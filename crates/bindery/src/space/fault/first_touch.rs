@@ -286,7 +286,8 @@ fn map_folio_locked<'m, P: Platform>(
     cursor.counts.folios_touched += 1;
     cursor.counts.mapped(OwnerKind::Anonymous, folio.pages());
     if level == Level::PTE {
-        page_table.fill(table, index, entry, count, &mut cursor.counts);
+        page_table.fill(table, index, entry, count);
+        cursor.counts.entries_written += u64::from(count);
     } else {
         let slot = &page_table.slots(table)[index.slot()];
         slot.store(entry.0, Ordering::Release);

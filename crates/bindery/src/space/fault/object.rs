@@ -247,7 +247,8 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
             counts.folios_touched += 1;
             counts.mapped(owner, vacant);
             let entry = P::Arch::nth_page(first, at - begin);
-            page_table.fill(table, at, entry, vacant, counts);
+            page_table.fill(table, at, entry, vacant);
+            counts.entries_written += u64::from(vacant);
             at += vacant;
         }
         Ok(Next::Done(Resolved::Mapped(range)))

@@ -42,7 +42,8 @@ impl<P: Platform> Fault<'_, '_, P> {
             let index = P::Arch::PTE.index_of(page);
             let attributes = read_attributes(self.vma.flags());
             let entry = P::Arch::page_entry(self.memory().zero_frame, Level::PTE, attributes);
-            page_table.fill(table, index, entry, 1, &mut cursor.counts);
+            page_table.fill(table, index, entry, 1);
+            cursor.counts.entries_written += 1;
             Ok(Next::Done(Resolved::ZeroPage))
         });
         publish(page_table, self.range());

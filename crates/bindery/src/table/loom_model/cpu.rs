@@ -142,7 +142,7 @@ impl Cpu {
     }
 
     /// Goes down from `node`, a locked table, to page `at`, and counts the visit there. What is
-    /// missing is created, as `cursor::table_under` does.
+    /// missing is created, as `PageTable::table_under` does.
     fn visit(&self, mut node: Node<Tiny>, at: VirtAddr, locks: &mut LockSet) {
         while node.level > Level::PTE {
             let index = node.level.index_of(at);
